@@ -1,0 +1,245 @@
+// The k-sparse kernels; see jaxgnn/ops/reference/maxk_spmm.py for the maths.
+#include "jaxgnn_ffi/graph_args.h"
+
+namespace jaxgnn {
+namespace {
+
+namespace ffi = xla::ffi;
+
+// What the three kernels share: a graph, its coefficients, the compressed rows and a dense matrix.
+template <typename T, typename Column, typename Offset>
+struct Args {
+  const Batch& batch;
+  const GraphArgs<Offset>& graph;
+  const ffi::AnyBuffer &weights, &row_scale, &col_scale;
+  int64_t k, dim;
+
+  JAXGNN_INLINE inline Coefficients<Offset> Coefficient(int64_t member) const {
+    return {batch.Item<const float>(weights, member), batch.Item<const float>(row_scale, member),
+            batch.Item<const float>(col_scale, member)};
+  }
+};
+
+// y_i = r_i Σ_j w_ij c_j x_j: each neighbour adds its k values at their columns.
+template <typename T, typename Column, typename Offset>
+struct ForwardKernel {
+  Args<T, Column, Offset> args;
+  const ffi::AnyBuffer &values, &columns;
+  ffi::Result<ffi::AnyBuffer> y;
+
+  JAXGNN_INLINE inline void Accumulate(int64_t member, int64_t, Offset begin, Offset end,
+                                       float* __restrict sums) const {
+    const Coefficients<Offset> coefficients = args.Coefficient(member);
+    const int32_t* indices = args.graph.Indices(member);
+    const T* all_values = args.batch.template Item<const T>(values, member);
+    const Column* all_columns = args.batch.template Item<const Column>(columns, member);
+    const int64_t k = args.k;
+    for (Offset edge = begin; edge < end; ++edge) {
+      const int64_t ahead = indices[std::min<Offset>(edge + kPrefetchEdges, end - 1)];
+      PrefetchBytes(all_values + ahead * k, k * sizeof(T));
+      PrefetchBytes(all_columns + ahead * k, k * sizeof(Column));
+      const int64_t neighbour = indices[edge];
+      const float factor = coefficients.Edge(edge, indices[edge]);
+      const T* value = all_values + neighbour * k;
+      const Column* column = all_columns + neighbour * k;
+      for (int64_t i = 0; i < k; ++i) sums[column[i]] += factor * ToFloat(value[i]);
+    }
+  }
+
+  JAXGNN_INLINE inline void Finish(int64_t member, int64_t row, const float* sums) const {
+    const float scale = args.Coefficient(member).Row(row);
+    T* out = args.batch.template Item<T>(*y, member) + row * args.dim;
+    for (int64_t i = 0; i < args.dim; ++i) out[i] = FromFloat<T>(scale * sums[i]);
+  }
+};
+
+// dvalues_jt = c_j Σ_i w_ij r_i dy_i[column_jt]: rows of the transposed graph gather dense rows.
+template <typename T, typename Column, typename Offset>
+struct GradValuesKernel {
+  Args<T, Column, Offset> args;
+  const ffi::AnyBuffer &columns, &dy;
+  ffi::Result<ffi::AnyBuffer> dvalues;
+
+  JAXGNN_INLINE inline void Accumulate(int64_t member, int64_t row, Offset begin, Offset end,
+                                       float* __restrict sums) const {
+    const Coefficients<Offset> coefficients = args.Coefficient(member);
+    const int32_t* indices = args.graph.Indices(member);
+    const Column* column = args.batch.template Item<const Column>(columns, member) + row * args.k;
+    const T* gradients = args.batch.template Item<const T>(dy, member);
+    const int64_t k = args.k, dim = args.dim;
+    for (Offset edge = begin; edge < end; ++edge) {
+      const int64_t ahead = indices[std::min<Offset>(edge + kPrefetchEdges, end - 1)];
+      PrefetchBytes(gradients + ahead * dim, dim * sizeof(T));
+      const float factor = coefficients.Edge(edge, indices[edge]);
+      const T* gradient = gradients + indices[edge] * dim;
+      for (int64_t i = 0; i < k; ++i) sums[i] += factor * ToFloat(gradient[column[i]]);
+    }
+  }
+
+  JAXGNN_INLINE inline void Finish(int64_t member, int64_t row, const float* sums) const {
+    const float scale = args.Coefficient(member).Row(row);
+    T* out = args.batch.template Item<T>(*dvalues, member) + row * args.k;
+    for (int64_t i = 0; i < args.k; ++i) out[i] = FromFloat<T>(scale * sums[i]);
+  }
+};
+
+// Calls `body` with tags for the three types that the kernels are compiled for.
+template <typename Body>
+ffi::Error SwitchTypes(ffi::DataType value, ffi::DataType column, ffi::DataType offset,
+                       const Body& body) {
+  return SwitchOffset(offset, [&](auto offset_type) {
+    return SwitchColumn(column, [&](auto column_type) {
+      return SwitchFloat(value,
+                         [&](auto value_type) { return body(value_type, column_type, offset_type); });
+    });
+  });
+}
+
+ffi::Error Forward(ffi::ThreadPool pool, ffi::AnyBuffer unit_rows, ffi::AnyBuffer unit_offsets,
+                   ffi::AnyBuffer indices, ffi::AnyBuffer weights, ffi::AnyBuffer row_scale,
+                   ffi::AnyBuffer col_scale, ffi::AnyBuffer values, ffi::AnyBuffer columns,
+                   ffi::Result<ffi::AnyBuffer> y) {
+  const Batch batch(y->dimensions(), 2);
+  const int64_t num_rows = y->dimensions()[batch.rank()], dim = y->dimensions().back();
+  return SwitchTypes(
+      values.element_type(), columns.element_type(), unit_offsets.element_type(),
+      [&](auto value, auto column, auto offset) {
+        using T = typename decltype(value)::type;
+        using Column = typename decltype(column)::type;
+        using Offset = typename decltype(offset)::type;
+        const GraphArgs<Offset> graph(batch, num_rows, unit_rows, unit_offsets, indices);
+        const ForwardKernel<T, Column, Offset> kernel{
+            {batch, graph, weights, row_scale, col_scale, values.dimensions().back(), dim},
+            values,
+            columns,
+            y};
+        AccumulateRows<Offset>(
+            pool, batch.size(), dim, [&](int64_t member) { return graph.UnitsOf(member); }, kernel);
+        return ffi::Error::Success();
+      });
+}
+
+ffi::Error GradValues(ffi::ThreadPool pool, ffi::AnyBuffer unit_rows, ffi::AnyBuffer unit_offsets,
+                      ffi::AnyBuffer indices, ffi::AnyBuffer weights, ffi::AnyBuffer row_scale,
+                      ffi::AnyBuffer col_scale, ffi::AnyBuffer columns, ffi::AnyBuffer dy,
+                      ffi::Result<ffi::AnyBuffer> dvalues) {
+  const Batch batch(dvalues->dimensions(), 2);
+  const int64_t num_rows = dvalues->dimensions()[batch.rank()], k = dvalues->dimensions().back();
+  return SwitchTypes(
+      dy.element_type(), columns.element_type(), unit_offsets.element_type(),
+      [&](auto value, auto column, auto offset) {
+        using T = typename decltype(value)::type;
+        using Column = typename decltype(column)::type;
+        using Offset = typename decltype(offset)::type;
+        const GraphArgs<Offset> graph(batch, num_rows, unit_rows, unit_offsets, indices);
+        const GradValuesKernel<T, Column, Offset> kernel{
+            {batch, graph, weights, row_scale, col_scale, k, dy.dimensions().back()},
+            columns,
+            dy,
+            dvalues};
+        AccumulateRows<Offset>(
+            pool, batch.size(), k, [&](int64_t member) { return graph.UnitsOf(member); }, kernel);
+        return ffi::Error::Success();
+      });
+}
+
+// dw_ij = r_i c_j Σ_t dy_i[column_jt] value_jt.
+ffi::Error GradWeights(ffi::ThreadPool pool, ffi::AnyBuffer unit_rows, ffi::AnyBuffer unit_offsets,
+                       ffi::AnyBuffer indices, ffi::AnyBuffer row_scale, ffi::AnyBuffer col_scale,
+                       ffi::AnyBuffer values, ffi::AnyBuffer columns, ffi::AnyBuffer dy,
+                       ffi::Result<ffi::AnyBuffer> dweights) {
+  const Batch batch(dweights->dimensions(), 1);
+  const int64_t num_rows = dy.dimensions()[batch.rank()];
+  const int64_t dim = dy.dimensions().back(), k = values.dimensions().back();
+  return SwitchTypes(
+      values.element_type(), columns.element_type(), unit_offsets.element_type(),
+      [&](auto value, auto column, auto offset) {
+        using T = typename decltype(value)::type;
+        using Column = typename decltype(column)::type;
+        using Offset = typename decltype(offset)::type;
+        const GraphArgs<Offset> graph(batch, num_rows, unit_rows, unit_offsets, indices);
+        ForUnits(pool, batch.size(), graph.UnitsOf(0).count,
+                 [&](int64_t member, int64_t begin, int64_t end) {
+                   const Units<Offset> units = graph.UnitsOf(member);
+                   const int32_t* neighbours = graph.Indices(member);
+                   const Coefficients<Offset> coefficients{
+                       nullptr, batch.Item<const float>(row_scale, member),
+                       batch.Item<const float>(col_scale, member)};
+                   const T* all_values = batch.Item<const T>(values, member);
+                   const Column* all_columns = batch.Item<const Column>(columns, member);
+                   const T* gradients = batch.Item<const T>(dy, member);
+                   T* out = batch.Item<T>(*dweights, member);
+                   WithWidestIsa([&]() JAXGNN_INLINE {
+                     for (int64_t unit = begin; unit < end; ++unit) {
+                       const int64_t row = units.rows[unit];
+                       if (row >= num_rows) break;
+                       const T* gradient = gradients + row * dim;
+                       const float scale = coefficients.Row(row);
+                       for (Offset edge = units.offsets[unit]; edge < units.offsets[unit + 1];
+                            ++edge) {
+                         const int64_t neighbour = neighbours[edge];
+                         const T* value = all_values + neighbour * k;
+                         const Column* column = all_columns + neighbour * k;
+                         float sum = 0.0f;
+                         for (int64_t i = 0; i < k; ++i) {
+                           sum += ToFloat(gradient[column[i]]) * ToFloat(value[i]);
+                         }
+                         out[edge] = FromFloat<T>(
+                             scale * coefficients.Edge(edge, neighbours[edge]) * sum);
+                       }
+                     }
+                   });
+                 });
+        for (int64_t member = 0; member < batch.size(); ++member) {
+          ZeroPaddingEdges(graph.UnitsOf(member), batch.Item<T>(*dweights, member),
+                           graph.num_edges());
+        }
+        return ffi::Error::Success();
+      });
+}
+
+}  // namespace
+}  // namespace jaxgnn
+
+#pragma GCC visibility push(default)
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_maxk_spmm, jaxgnn::Forward,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::AnyBuffer>()  // unit rows
+                                  .Arg<xla::ffi::AnyBuffer>()  // unit offsets
+                                  .Arg<xla::ffi::AnyBuffer>()  // indices
+                                  .Arg<xla::ffi::AnyBuffer>()  // weights or empty
+                                  .Arg<xla::ffi::AnyBuffer>()  // row scale or empty
+                                  .Arg<xla::ffi::AnyBuffer>()  // column scale or empty
+                                  .Arg<xla::ffi::AnyBuffer>()  // kept values
+                                  .Arg<xla::ffi::AnyBuffer>()  // kept columns
+                                  .Ret<xla::ffi::AnyBuffer>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_maxk_spmm_grad_values, jaxgnn::GradValues,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::AnyBuffer>()  // unit rows of the transpose
+                                  .Arg<xla::ffi::AnyBuffer>()  // unit offsets of the transpose
+                                  .Arg<xla::ffi::AnyBuffer>()  // indices of the transpose
+                                  .Arg<xla::ffi::AnyBuffer>()  // weights or empty
+                                  .Arg<xla::ffi::AnyBuffer>()  // row scale or empty
+                                  .Arg<xla::ffi::AnyBuffer>()  // column scale or empty
+                                  .Arg<xla::ffi::AnyBuffer>()  // kept columns
+                                  .Arg<xla::ffi::AnyBuffer>()  // dy
+                                  .Ret<xla::ffi::AnyBuffer>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_maxk_spmm_grad_weights, jaxgnn::GradWeights,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::AnyBuffer>()  // unit rows
+                                  .Arg<xla::ffi::AnyBuffer>()  // unit offsets
+                                  .Arg<xla::ffi::AnyBuffer>()  // indices
+                                  .Arg<xla::ffi::AnyBuffer>()  // row scale or empty
+                                  .Arg<xla::ffi::AnyBuffer>()  // column scale or empty
+                                  .Arg<xla::ffi::AnyBuffer>()  // kept values
+                                  .Arg<xla::ffi::AnyBuffer>()  // kept columns
+                                  .Arg<xla::ffi::AnyBuffer>()  // dy
+                                  .Ret<xla::ffi::AnyBuffer>());
+
+#pragma GCC visibility pop

@@ -1,0 +1,119 @@
+// Row-wise accumulation over the units of a row schedule (see jaxgnn/graph/_schedule.py).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "jaxgnn_ffi/isa.h"
+#include "jaxgnn_ffi/parallel.h"
+
+namespace jaxgnn {
+
+// Units of one graph; padding units have row == num_rows.
+template <typename Offset>
+struct Units {
+  const int32_t* rows;
+  const Offset* offsets;
+  int64_t count;
+  int64_t num_rows;
+
+  bool Continues(int64_t unit) const {
+    return unit > 0 && unit < count && rows[unit] < num_rows && rows[unit] == rows[unit - 1];
+  }
+};
+
+// The coefficient of an edge, each factor one if its array is null.
+template <typename Offset>
+struct Coefficients {
+  const float* weights;
+  const float* row_scale;
+  const float* col_scale;
+
+  JAXGNN_INLINE inline float Edge(Offset edge, int32_t column) const {
+    const float weight = weights ? weights[edge] : 1.0f;
+    return col_scale ? weight * col_scale[column] : weight;
+  }
+  JAXGNN_INLINE inline float Row(int64_t row) const { return row_scale ? row_scale[row] : 1.0f; }
+};
+
+inline float* ScratchFloats(int64_t size) {
+  static thread_local std::vector<float> scratch;
+  if (static_cast<int64_t>(scratch.size()) < size) scratch.resize(size);
+  return scratch.data();
+}
+
+// Fixed, so that the order of summation depends neither on the machine nor on its load.
+constexpr int64_t kUnitsPerTask = 64;
+
+// Computes every row of every batch member: for a row's edges [begin, end), in one or more pieces,
+// `kernel.Accumulate(member, row, begin, end, sums)` adds to `width` floats that start at zero, and
+// `kernel.Finish(member, row, sums)` stores them. Rows whose units fall to one task are stored from
+// there; the others leave partial sums, added up in order afterwards. Each row is written once and
+// none needs zeroing.
+template <typename Offset, typename UnitsOf, typename Kernel>
+void AccumulateRows(xla::ffi::ThreadPool pool, int64_t members, int64_t width,
+                    const UnitsOf& units_of, const Kernel& kernel) {
+  const int64_t units_each = units_of(0).count;
+  const int64_t tasks_each = (units_each + kUnitsPerTask - 1) / kUnitsPerTask;
+  const int64_t tasks = members * tasks_each;
+
+  // A task may hold a piece of the row it begins with and of the row it ends with.
+  constexpr int64_t kWhole = -1;
+  std::vector<int64_t> head_slot(tasks, kWhole), tail_slot(tasks, kWhole);
+  int64_t slots = 0;
+  for (int64_t task = 0; task < tasks; ++task) {
+    const Units<Offset> units = units_of(task / tasks_each);
+    const int64_t begin = task % tasks_each * kUnitsPerTask;
+    const int64_t end = std::min(begin + kUnitsPerTask, units.count);
+    const bool continued = units.Continues(begin);
+    if (continued) head_slot[task] = slots++;
+    const bool one_row = continued && units.rows[begin] == units.rows[end - 1];
+    if (units.Continues(end) && !one_row) tail_slot[task] = slots++;
+  }
+  std::vector<float> partial(slots * width);
+
+  ParallelFor(pool, tasks, [&](int64_t task) {
+    const int64_t member = task / tasks_each;
+    const Units<Offset> units = units_of(member);
+    const int64_t begin = task % tasks_each * kUnitsPerTask;
+    const int64_t end = std::min(begin + kUnitsPerTask, units.count);
+    float* sums = ScratchFloats(width);
+    WithWidestIsa([&]() JAXGNN_INLINE {
+      for (int64_t unit = begin; unit < end;) {
+        const int32_t row = units.rows[unit];
+        if (row >= units.num_rows) break;
+        int64_t last = unit + 1;
+        while (last < end && units.rows[last] == row) ++last;
+        for (int64_t i = 0; i < width; ++i) sums[i] = 0.0f;
+        kernel.Accumulate(member, row, units.offsets[unit], units.offsets[last], sums);
+        int64_t slot = kWhole;
+        if (unit == begin) slot = head_slot[task];
+        if (last == end && slot == kWhole) slot = tail_slot[task];
+        if (slot == kWhole) {
+          kernel.Finish(member, row, sums);
+        } else {
+          for (int64_t i = 0; i < width; ++i) partial[slot * width + i] = sums[i];
+        }
+        unit = last;
+      }
+    });
+  });
+
+  for (int64_t task = 0; task < tasks; ++task) {
+    if (tail_slot[task] == kWhole) continue;
+    const int64_t member = task / tasks_each;
+    const Units<Offset> units = units_of(member);
+    const int64_t end = (task % tasks_each + 1) * kUnitsPerTask;
+    const int32_t row = units.rows[end - 1];
+    float* sums = partial.data() + tail_slot[task] * width;
+    for (int64_t next = task + 1; next < (member + 1) * tasks_each; ++next) {
+      const int64_t begin = next % tasks_each * kUnitsPerTask;
+      if (head_slot[next] == kWhole || units.rows[begin] != row) break;
+      const float* more = partial.data() + head_slot[next] * width;
+      for (int64_t i = 0; i < width; ++i) sums[i] += more[i];
+    }
+    kernel.Finish(member, row, sums);
+  }
+}
+
+}  // namespace jaxgnn

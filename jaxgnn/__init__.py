@@ -1,0 +1,1 @@
+"""Graph-neural-network layers for JAX that run at the hardware's limit."""

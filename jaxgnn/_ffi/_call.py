@@ -1,0 +1,86 @@
+"""How every wrapper calls its target."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jaxgnn._ffi._library import why_missing
+from jaxgnn.graph import CSRGraph
+
+
+def call(target: str, shapes: dict | tuple, *operands: Array | None, **attributes: Any):
+    """Calls an FFI target on arrays without batch dimensions.
+
+    An operand of None is passed as an array of no elements. Under ``vmap`` the handler sees all
+    operands with extra leading dimensions, of size one where an operand is shared: a shared graph
+    is never tiled.
+
+    Args:
+      target: name in the table of targets.
+      shapes: ``(shape, dtype)``, or a list of such pairs.
+      *operands: arrays of which all vary over the same mesh axes.
+      **attributes: static numpy scalars or strings.
+    """
+    like = next(o for o in operands if o is not None)
+    pairs = shapes if isinstance(shapes, list) else [shapes]
+    results = [_result(shape, dtype, like) for shape, dtype in pairs]
+    arrays = [_empty(like) if o is None else o for o in operands]
+    function = jax.ffi.ffi_call(
+        target,
+        results if isinstance(shapes, list) else results[0],
+        vmap_method="expand_dims",
+    )
+    return function(*arrays, **attributes)
+
+
+def _result(shape, dtype, like) -> jax.ShapeDtypeStruct:
+    kind = jax.typeof(like)
+    if not kind.mat.varying:
+        return jax.ShapeDtypeStruct(shape, dtype)
+    # Inside shard_map the result varies over the mesh as the operands do.
+    return jax.ShapeDtypeStruct(
+        shape, dtype, sharding=kind.sharding, manual_axis_type=kind.mat
+    )
+
+
+def _empty(like: Array) -> Array:
+    empty = jnp.zeros((0,), jnp.float32)
+    varying = tuple(jax.typeof(like).mat.varying)
+    return jax.lax.pcast(empty, varying, to="varying") if varying else empty
+
+
+def structure(graph: CSRGraph) -> tuple[Array, Array, Array]:
+    """The operands that every sparse kernel starts with: unit rows, unit offsets, indices."""
+    schedule = graph.prepared().plan.schedule
+    return schedule.rows, schedule.offsets, graph.indices
+
+
+def coefficients(graph: CSRGraph) -> tuple[Array | None, ...]:
+    """Weights and scales in float32, None where the graph has none."""
+    return as_float32(graph.weights), graph.row_scale, graph.col_scale
+
+
+def as_float32(array: Array | None) -> Array | None:
+    """Casts, leaving None alone."""
+    return None if array is None else array.astype(jnp.float32)
+
+
+def needs(*dtypes: str):
+    """An ``unsupported`` for kernels whose float arguments must have one of ``dtypes``."""
+
+    def unsupported(*args: Any, **options: Any) -> str | None:
+        missing = why_missing("cpu")
+        if missing is not None:
+            return missing
+        for leaf in jax.tree.leaves(args):
+            is_weight = leaf.dtype == jnp.float32
+            if jnp.issubdtype(leaf.dtype, jnp.floating) and not is_weight:
+                if leaf.dtype.name not in dtypes:
+                    return f"needs {' or '.join(dtypes)} values, got {leaf.dtype.name}"
+        return None
+
+    return unsupported

@@ -1,0 +1,81 @@
+"""Finds the compiled libraries and registers their targets with XLA, on first use.
+
+Registering a broken target would stop a whole JAX backend from starting, so nothing is registered
+at import, and a library that can not be loaded is reported as a reason, not as an exception.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import warnings
+from pathlib import Path
+
+import jax
+
+# XLA target -> the symbol of that name in the library of each platform that has it.
+TARGETS: dict[str, tuple[str, ...]] = {
+    "jaxgnn_maxk": ("cpu",),
+    "jaxgnn_todense": ("cpu",),
+    "jaxgnn_gather_columns": ("cpu",),
+    "jaxgnn_spmm": ("cpu",),
+    "jaxgnn_sddmm": ("cpu",),
+    "jaxgnn_maxk_spmm": ("cpu",),
+    "jaxgnn_maxk_spmm_grad_values": ("cpu",),
+    "jaxgnn_maxk_spmm_grad_weights": ("cpu",),
+    "jaxgnn_segment_softmax": ("cpu",),
+    "jaxgnn_segment_softmax_grad": ("cpu",),
+}
+
+_XLA_PLATFORM = {"cpu": "cpu", "cuda": "CUDA"}
+
+
+def library_path(platform: str) -> Path | None:
+    """Where the library for ``platform`` lies, or None if it was not built."""
+    import jaxgnn._ffi
+
+    # An editable install keeps compiled files apart from the sources: the package has two folders.
+    for folder in jaxgnn._ffi.__path__:
+        candidate = Path(folder) / f"libjaxgnn_{platform}.so"
+        if candidate.exists():
+            return candidate
+    return None
+
+
+@functools.cache
+def load(platform: str) -> ctypes.CDLL | None:
+    """Loads and registers the library for ``platform``; None if ``why_missing`` has a reason."""
+    path = library_path(platform)
+    if path is None:
+        return None
+    try:
+        library = ctypes.CDLL(os.fspath(path))
+    except OSError as error:
+        warnings.warn(f"jaxgnn: can not load {path.name}: {error}", stacklevel=2)
+        return None
+    jax.devices("cpu")  # a registration before the backends exist would be queued, unchecked
+    for target, platforms in TARGETS.items():
+        if platform in platforms:
+            symbol = getattr(library, target)
+            jax.ffi.register_ffi_target(
+                target, jax.ffi.pycapsule(symbol), platform=_XLA_PLATFORM[platform]
+            )
+    return library
+
+
+@functools.cache
+def why_missing(platform: str) -> str | None:
+    """Why the compiled kernels of ``platform`` can not be used; None if they can."""
+    if not any(platform in platforms for platforms in TARGETS.values()):
+        return f"needs compiled kernels for {platform}, got a release that has none"
+    if load(platform) is not None:
+        return None
+    reason = "can not be loaded" if library_path(platform) else "was not built"
+    message = (
+        f"needs the compiled library libjaxgnn_{platform}.so, which {reason}; reinstall jaxgnn "
+        "with a C++ compiler and without JAXGNN_PURE_PYTHON"
+    )
+    if platform == "cpu":
+        warnings.warn(f"jaxgnn: slow path: {message}", stacklevel=2)
+    return message

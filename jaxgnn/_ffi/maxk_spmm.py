@@ -1,0 +1,50 @@
+"""Typed calls of the k-sparse kernels."""
+
+from __future__ import annotations
+
+from jaxtyping import Array, Float
+
+from jaxgnn._ffi._call import call, coefficients, structure
+from jaxgnn.graph import CBSR, CSRGraph
+
+
+def maxk_spmm(graph: CSRGraph, cbsr: CBSR) -> Float[Array, "rows dim"]:
+    """See ``jaxgnn.ops.maxk_spmm``."""
+    return call(
+        "jaxgnn_maxk_spmm",
+        ((graph.num_rows, cbsr.dim), cbsr.dtype),
+        *structure(graph),
+        *coefficients(graph),
+        cbsr.values,
+        cbsr.indices,
+    )
+
+
+def grad_values(
+    transposed: CSRGraph, cbsr: CBSR, dy: Float[Array, "rows dim"]
+) -> Float[Array, "cols k"]:
+    """Gradient to the kept values; the rows of ``transposed`` are the rows of ``cbsr``."""
+    return call(
+        "jaxgnn_maxk_spmm_grad_values",
+        (cbsr.values.shape, cbsr.dtype),
+        *structure(transposed),
+        *coefficients(transposed),
+        cbsr.indices,
+        dy,
+    )
+
+
+def grad_weights(
+    graph: CSRGraph, cbsr: CBSR, dy: Float[Array, "rows dim"]
+) -> Float[Array, " edges"]:
+    """Gradient to the edge weights."""
+    return call(
+        "jaxgnn_maxk_spmm_grad_weights",
+        ((graph.num_edges,), dy.dtype),
+        *structure(graph),
+        graph.row_scale,
+        graph.col_scale,
+        cbsr.values,
+        cbsr.indices,
+        dy,
+    )

@@ -1,0 +1,23 @@
+"""Typed calls of the softmax over the edges of each row."""
+
+from __future__ import annotations
+
+from jaxtyping import Array, Float
+
+from jaxgnn._ffi._call import call
+from jaxgnn.graph import CSRGraph
+
+
+def segment_softmax(
+    graph: CSRGraph, logits: Float[Array, "edges heads"]
+) -> Float[Array, "edges heads"]:
+    """See ``jaxgnn.ops.segment_softmax``."""
+    return call("jaxgnn_segment_softmax", (logits.shape, logits.dtype), graph.indptr, logits)
+
+
+def grad_logits(
+    graph: CSRGraph, probabilities: Float[Array, "edges heads"], dy: Float[Array, "edges heads"]
+) -> Float[Array, "edges heads"]:
+    """Gradient to the logits."""
+    shape = dy.shape, dy.dtype
+    return call("jaxgnn_segment_softmax_grad", shape, graph.indptr, probabilities, dy)

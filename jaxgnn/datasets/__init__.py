@@ -1,0 +1,16 @@
+"""Data sets for node classification: readers of published files, embedded data, generators.
+
+Nothing is downloaded. Every function returns a `NodeDataset` of numpy arrays; `synthetic` alone can
+leave its arrays on the device.
+"""
+
+from jaxgnn.datasets._digits import digits as digits
+from jaxgnn.datasets._graphsaint import read_graphsaint as read_graphsaint
+from jaxgnn.datasets._node_dataset import NodeDataset as NodeDataset
+from jaxgnn.datasets._ogb import read_ogb as read_ogb
+from jaxgnn.datasets._readers import READERS as READERS
+from jaxgnn.datasets._readers import read as read
+from jaxgnn.datasets._reddit import read_reddit as read_reddit
+from jaxgnn.datasets._synthetic import SCALES as SCALES
+from jaxgnn.datasets._synthetic import SyntheticScale as SyntheticScale
+from jaxgnn.datasets._synthetic import synthetic as synthetic

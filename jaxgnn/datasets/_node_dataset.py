@@ -1,0 +1,145 @@
+"""The one record that every reader and generator returns."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike
+from typing import Never
+
+import numpy as np
+
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class NodeDataset:
+    """One graph whose nodes are to be classified, with its published split.
+
+    Attributes:
+        name: what the data set is called.
+        senders: [edges] int32, node that each edge starts from.
+        receivers: [edges] int32, node that each edge points to. The list is directed; an
+            undirected graph lists both directions of each edge.
+        features: [nodes, features] float32.
+        labels: [nodes] int32 class ids, or [nodes, tasks] float32 zeros and ones.
+        train: [train nodes] int32, sorted node ids.
+        validation: [validation nodes] int32, sorted node ids.
+        test: [test nodes] int32, sorted node ids.
+        num_classes: classes, or tasks when `multilabel`.
+    """
+
+    name: str
+    senders: np.ndarray
+    receivers: np.ndarray
+    features: np.ndarray
+    labels: np.ndarray
+    train: np.ndarray
+    validation: np.ndarray
+    test: np.ndarray
+    num_classes: int
+
+    @property
+    def num_nodes(self) -> int:
+        return self.features.shape[0]
+
+    @property
+    def num_edges(self) -> int:
+        return self.senders.shape[0]
+
+    @property
+    def multilabel(self) -> bool:
+        """Whether a node may have any number of the labels, rather than exactly one."""
+        return self.labels.ndim == 2
+
+    def validate(self, files: Mapping[str, str | PathLike[str]] | None = None) -> None:
+        """Checks that the arrays fit each other and hold what their fields promise.
+
+        Args:
+            files: for a field's name, the file that it came from; errors then name the file.
+
+        Raises:
+            ValueError: for the first field at fault: data set, field, file, what was expected,
+                what came and at which position.
+        """
+        check = _Check(self, files or {})
+        check.features()
+        check.edges()
+        check.labels()
+        for split in SPLITS:
+            check.split(split)
+        check.splits_are_disjoint()
+
+
+class _Check:
+    """One method a property; each raises through `_fail`, which words the message."""
+
+    def __init__(self, data: NodeDataset, files: Mapping[str, str | PathLike[str]]):
+        self._data = data
+        self._files = files
+
+    def features(self) -> None:
+        self._array("features", ndim=2, dtype=np.float32)
+        self._every("features", np.isfinite(self._data.features), "finite numbers")
+
+    def edges(self) -> None:
+        self._array("senders", ndim=1, dtype=np.int32)
+        self._array("receivers", ndim=1, dtype=np.int32)
+        if self._data.senders.size != self._data.receivers.size:
+            expected = f"as many as senders ({self._data.senders.size})"
+            self._fail("receivers", expected, f"{self._data.receivers.size}")
+        self._in_range("senders", self._data.num_nodes, "node ids")
+        self._in_range("receivers", self._data.num_nodes, "node ids")
+
+    def labels(self) -> None:
+        labels, nodes = self._data.labels, self._data.num_nodes
+        if self._data.multilabel:
+            self._array("labels", ndim=2, dtype=np.float32)
+            expected_shape = (nodes, self._data.num_classes)
+        else:
+            self._array("labels", ndim=1, dtype=np.int32)
+            expected_shape = (nodes,)
+        if labels.shape != expected_shape:
+            self._fail("labels", f"shape {expected_shape}", f"shape {labels.shape}")
+        if self._data.multilabel:
+            self._every("labels", (labels == 0) | (labels == 1), "zeros and ones")
+        else:
+            self._in_range("labels", self._data.num_classes, "class ids")
+
+    def split(self, field: str) -> None:
+        self._array(field, ndim=1, dtype=np.int32)
+        ids = getattr(self._data, field)
+        if not ids.size:
+            self._fail(field, "at least one node", "none")
+        self._in_range(field, self._data.num_nodes, "node ids")
+        self._every(field, np.diff(ids, prepend=-1) > 0, "sorted node ids without repeats")
+
+    def splits_are_disjoint(self) -> None:
+        owner = np.full(self._data.num_nodes, -1, np.int8)
+        for number, field in enumerate(SPLITS):
+            ids = getattr(self._data, field)
+            taken = owner[ids]
+            if (taken >= 0).any():
+                first = int(np.argmax(taken >= 0))
+                other = SPLITS[taken[first]]
+                self._fail(field, f"nodes outside {other}", f"node {ids[first]} at [{first}]")
+            owner[ids] = number
+
+    def _array(self, field: str, *, ndim: int, dtype: type) -> None:
+        array = getattr(self._data, field)
+        if array.ndim != ndim or array.dtype != dtype:
+            expected = f"a {ndim}-d {np.dtype(dtype)} array"
+            self._fail(field, expected, f"{array.ndim}-d {array.dtype}")
+
+    def _in_range(self, field: str, limit: int, what: str) -> None:
+        values = getattr(self._data, field)
+        self._every(field, (values >= 0) & (values < limit), f"{what} in [0, {limit})")
+
+    def _every(self, field: str, good: np.ndarray, expected: str) -> None:
+        if good.all():
+            return
+        position = np.unravel_index(int(np.argmin(good)), good.shape)
+        value = getattr(self._data, field)[position]
+        self._fail(field, expected, f"{value} at [{', '.join(map(str, position))}]")
+
+    def _fail(self, field: str, expected: str, got: str) -> Never:
+        source = f" (from {self._files[field]})" if field in self._files else ""
+        raise ValueError(f"{self._data.name}.{field}{source}: expected {expected}, got {got}")

@@ -1,0 +1,40 @@
+"""The table of published data sets."""
+
+from collections.abc import Callable
+from functools import partial
+from os import PathLike
+from typing import Any
+
+from jaxgnn.datasets._graphsaint import read_graphsaint
+from jaxgnn.datasets._node_dataset import NodeDataset
+from jaxgnn.datasets._ogb import read_ogb
+from jaxgnn.datasets._reddit import read_reddit
+
+READERS: dict[str, Callable[..., NodeDataset]] = {
+    "reddit": read_reddit,
+    "flickr": partial(read_graphsaint, name="flickr"),
+    "yelp": partial(read_graphsaint, name="yelp"),
+    "ogbn-products": partial(read_ogb, name="ogbn-products"),
+    "ogbn-proteins": partial(read_ogb, name="ogbn-proteins"),
+    "ogbn-arxiv": partial(read_ogb, name="ogbn-arxiv"),
+}
+
+
+def read(name: str, path: str | PathLike[str], **options: Any) -> NodeDataset:
+    """Reads a published data set, in its published files, from a folder.
+
+    Args:
+        name: a key of `READERS`.
+        path: the folder.
+        **options: passed to the reader, such as `standardize=True` for flickr.
+
+    Returns:
+        The validated data set.
+
+    Raises:
+        FileNotFoundError: the folder or a file in it is missing.
+        ValueError: unknown name, or a file that is not what it should be.
+    """
+    if name not in READERS:
+        raise ValueError(f"datasets.read: name: expected one of {sorted(READERS)}, got {name!r}")
+    return READERS[name](path, **options)

@@ -1,0 +1,49 @@
+"""Small questions about arrays that the graph structures ask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgnn._errors import bad_input
+
+MAX_INT32 = np.iinfo(np.int32).max
+
+
+def is_concrete(*arrays: Any) -> bool:
+    """True where every array has values that the host can read now (None counts as one)."""
+    return not any(isinstance(a, jax.core.Tracer) for a in arrays)
+
+
+def offset_dtype(num_edges: int) -> type[np.signedinteger]:
+    """int32 while edge offsets fit, int64 beyond 2^31 - 1 edges."""
+    return np.int32 if num_edges <= MAX_INT32 else np.int64
+
+
+def to_device(array: np.ndarray) -> jax.Array:
+    """Puts a host array on the default device without narrowing its dtype in silence."""
+    if array.dtype == np.int64 and not jax.config.jax_enable_x64:
+        raise bad_input(
+            "CSRGraph",
+            "jax_enable_x64",
+            "True for a graph of more than 2^31 - 1 edges, whose offsets are int64",
+            "False",
+        )
+    # Under an enclosing trace the graph is still a constant: it must not become a tracer.
+    with jax.ensure_compile_time_eval():
+        return jnp.asarray(array)
+
+
+def require_integers(where: str, argument: str, array: Any) -> None:
+    """Raises ValueError unless ``array`` has an integer dtype."""
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise bad_input(where, argument, "of an integer dtype", array.dtype)
+
+
+def require_length(where: str, argument: str, array: Any, length: int, what: str) -> None:
+    """Raises ValueError unless ``array`` is one-dimensional with ``length`` entries."""
+    if array.ndim != 1 or array.shape[0] != length:
+        raise bad_input(where, argument, f"of shape ({length},), one entry {what}", array.shape)

@@ -1,0 +1,89 @@
+"""CBSR: the compressed rows that MaxK leaves behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, UInt
+
+from jaxgnn._errors import bad_input
+from jaxgnn.graph._arrays import is_concrete
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class CBSR:
+    """Compressed balanced sparse rows: ``k`` values and their column ids per row.
+
+    Column ids are distinct and ascending within a row. They are stored in the smallest unsigned
+    type that holds ``dim - 1``: uint8 up to 256 columns, uint16 up to 65,536, uint32 beyond.
+    See "MaxK-GNN: Extremely Fast GPU Kernel Design for Accelerating Graph Neural Networks
+    Training" (https://arxiv.org/abs/2312.08656).
+
+    Attributes:
+      values: kept entries.
+      indices: column of each kept entry.
+      dim: number of columns of the dense matrix.
+    """
+
+    values: Float[Array, "*batch rows k"]
+    indices: UInt[Array, "*batch rows k"]
+    dim: int = field(metadata={"static": True})
+
+    @property
+    def k(self) -> int:
+        """Kept entries per row."""
+        return self.values.shape[-1]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the dense matrix."""
+        return (*self.values.shape[:-1], self.dim)
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Dtype of the values."""
+        return self.values.dtype
+
+    def todense(self) -> Float[Array, "*batch rows dim"]:
+        """The dense matrix, zeros where nothing was kept."""
+        flat_values = self.values.reshape(-1, self.k)
+        flat_columns = self.indices.reshape(-1, self.k).astype(jnp.int32)
+        rows = jnp.arange(flat_values.shape[0])[:, None]
+        dense = jnp.zeros((flat_values.shape[0], self.dim), self.dtype)
+        dense = dense.at[rows, flat_columns].set(flat_values, unique_indices=True)
+        return dense.reshape(self.shape)
+
+    def validate(self) -> CBSR:
+        """Checks values that shapes cannot show; call it outside ``jit``.
+
+        Returns:
+          Itself.
+
+        Raises:
+          ValueError: if a column id is not below ``dim``, or the ids of a row are not strictly
+            ascending. Names the first bad entry.
+        """
+        if not is_concrete(self.values, self.indices):
+            raise bad_input("CBSR.validate", "self", "concrete; call it outside jit", "a tracer")
+        columns = np.asarray(self.indices).astype(np.int64)
+        outside = columns >= self.dim
+        if outside.any():
+            at = tuple(int(i) for i in np.argwhere(outside)[0])
+            raise bad_input("CBSR", f"indices{list(at)}", f"below dim = {self.dim}", columns[at])
+        unordered = np.diff(columns, axis=-1) <= 0
+        if unordered.any():
+            at = tuple(int(i) for i in np.argwhere(unordered)[0])
+            row = columns[at[:-1]].tolist()
+            raise bad_input("CBSR", f"indices{list(at[:-1])}", "strictly ascending", row)
+        return self
+
+
+def column_dtype(dim: int) -> np.dtype:
+    """Smallest unsigned dtype that holds every column id below ``dim``."""
+    if dim <= 2**8:
+        return np.dtype(np.uint8)
+    return np.dtype(np.uint16) if dim <= 2**16 else np.dtype(np.uint32)

@@ -1,0 +1,422 @@
+"""CSRGraph: a sparse adjacency in compressed rows, as a pytree."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+from jaxtyping import Array, ArrayLike, Bool, Float, Int
+
+from jaxgnn._errors import bad_input
+from jaxgnn.graph._arrays import (
+    is_concrete,
+    offset_dtype,
+    require_integers,
+    require_length,
+    to_device,
+)
+from jaxgnn.graph._schedule import RowSchedule, make_schedule
+from jaxgnn.graph._sorting import inverse_permutation, row_ids, sort_edges
+from jaxgnn.graph._validate import validate_graph
+
+Normalization = Literal["mean", "sym"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class GraphPlan:
+    """What kernels need beside the graph itself; made once, see ``CSRGraph.prepared``.
+
+    Attributes:
+      schedule: work units over the rows.
+      transposed_indptr: row offsets of the transposed graph.
+      transposed_indices: its column indices.
+      permutation: edge ``e`` of the transposed graph is edge ``permutation[e]`` of the graph.
+      transposed_schedule: work units over the rows of the transposed graph.
+    """
+
+    schedule: RowSchedule
+    transposed_indptr: Int[Array, " cols+1"]
+    transposed_indices: Int[Array, " edges"]
+    permutation: Int[Array, " edges"]
+    transposed_schedule: RowSchedule
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class CSRGraph:
+    """A sparse adjacency in compressed sparse rows: ``y_i = r_i Σ_j w_ij c_j x_j``.
+
+    Row ``i`` is the receiver, ``indices[indptr[i]:indptr[i + 1]]`` are its senders. Repeated
+    edges are allowed and count as often as they occur. Slots of ``indices`` behind
+    ``indptr[-1]`` are padding: nothing reads them, so graphs of different edge counts can share
+    one shape and one compilation.
+
+    An unweighted graph has ``weights=None`` and no weight array is read from memory. The scales
+    hold a degree normalisation that the kernels apply (``normalized``); they are constants of
+    the structure, and no gradient flows to them.
+
+    The constructors (``from_edges``, ``from_scipy``, ``from_graphs_tuple``) sort the edges and,
+    on concrete input, also make the ``plan``. A graph built directly gets its plan on demand:
+    once if concrete, inside every step if traced.
+
+    Attributes:
+      indptr: row offsets, int32 (int64 beyond 2^31 - 1 edges).
+      indices: sender of each edge, int32.
+      weights: edge weights, or None for ones.
+      num_cols: number of senders; defaults to the number of rows.
+      row_scale: ``r_i``, float32, or None for ones.
+      col_scale: ``c_j``, float32, or None for ones.
+      plan: transpose and work schedules, or None.
+    """
+
+    indptr: Int[Array, " rows+1"]
+    indices: Int[Array, " edges"]
+    weights: Float[Array, " edges"] | None = None
+    num_cols: int | None = dataclasses.field(default=None, metadata={"static": True})
+    row_scale: Float[Array, " rows"] | None = None
+    col_scale: Float[Array, " cols"] | None = None
+    plan: GraphPlan | None = None
+
+    def __post_init__(self):
+        if self.num_cols is None:
+            object.__setattr__(self, "num_cols", self.indptr.shape[-1] - 1)
+
+    # -- constructors ------------------------------------------------------------------------
+
+    @classmethod
+    def from_edges(
+        cls,
+        senders: Int[ArrayLike, " edges"],
+        receivers: Int[ArrayLike, " edges"],
+        num_nodes: int,
+        weights: Float[ArrayLike, " edges"] | None = None,
+        *,
+        num_senders: int | None = None,
+        edge_mask: Bool[ArrayLike, " edges"] | None = None,
+    ) -> CSRGraph:
+        """Builds a graph from an edge list; edges of one receiver keep their order.
+
+        On concrete input the result is validated and has its plan. Under ``jit`` it is an XLA
+        sort, and nothing is validated.
+
+        Args:
+          senders: node that each edge leaves.
+          receivers: node that each edge enters: the row.
+          num_nodes: number of receivers, and of senders unless ``num_senders`` says otherwise.
+          weights: edge weights; None for an unweighted graph.
+          num_senders: number of senders of a bipartite graph.
+          edge_mask: False for padding edges, which are moved behind ``indptr[-1]``.
+
+        Raises:
+          ValueError: on indices out of range, NaN weights, mismatched lengths or wrong dtypes.
+        """
+        senders, receivers = _array(senders), _array(receivers)
+        weights = None if weights is None else _array(weights)
+        num_cols = num_nodes if num_senders is None else num_senders
+        _check_edge_list(senders, receivers, weights, edge_mask, num_nodes, num_cols)
+        indptr, permutation = sort_edges(receivers, num_nodes, edge_mask)
+        if is_concrete(senders, receivers, edge_mask):
+            indptr, permutation = to_device(indptr), to_device(permutation)
+        graph = cls(
+            indptr=indptr,
+            indices=jnp.asarray(senders)[permutation].astype(jnp.int32),
+            weights=None if weights is None else jnp.asarray(weights)[permutation],
+            num_cols=num_cols,
+        )
+        return graph.validate().prepared() if is_concrete(*jax.tree.leaves(graph)) else graph
+
+    @classmethod
+    def from_scipy(cls, matrix: Any, *, weighted: bool | None = None) -> CSRGraph:
+        """Builds a graph from a scipy.sparse matrix or array: row i receives from column j.
+
+        Args:
+          matrix: any scipy.sparse format; stored zeros count as edges.
+          weighted: keep the stored values as weights. None keeps them unless they are all one.
+
+        Raises:
+          ValueError: if ``matrix`` is not two-dimensional and sparse, or holds a NaN.
+        """
+        if not scipy.sparse.issparse(matrix) or matrix.ndim != 2:
+            raise bad_input(
+                "CSRGraph.from_scipy",
+                "matrix",
+                "a two-dimensional scipy.sparse matrix or array",
+                type(matrix).__name__,
+            )
+        csr = matrix.tocsr()
+        if weighted is None:
+            weighted = bool(np.any(csr.data != 1))
+        weights = None
+        if weighted:
+            is_float = np.issubdtype(csr.dtype, np.floating)
+            weights = jnp.asarray(csr.data if is_float else csr.data.astype(np.float32))
+        graph = cls(
+            indptr=to_device(csr.indptr.astype(offset_dtype(csr.nnz))),
+            indices=to_device(csr.indices.astype(np.int32)),
+            weights=weights,
+            num_cols=csr.shape[1],
+        )
+        return graph.validate().prepared()
+
+    @classmethod
+    def from_graphs_tuple(
+        cls,
+        graphs: Any,
+        weights: Float[ArrayLike, " edges"] | None = None,
+        *,
+        padded: bool = False,
+    ) -> CSRGraph:
+        """Builds a graph from a jraph ``GraphsTuple``, batched or not. Works under ``jit``.
+
+        Args:
+          graphs: the tuple; node ids run through the batch, so the graphs stay apart.
+          weights: edge weights in the tuple's edge order.
+          padded: True if the tuple went through ``jraph.pad_with_graphs``. The edges of the
+            padding graphs are then left out; without it they stay among the padding nodes.
+
+        Raises:
+          ValueError: if the tuple lacks senders or receivers, or as ``from_edges`` does.
+        """
+        from jaxgnn.graph._jraph import edge_list
+
+        senders, receivers, num_nodes, edge_mask = edge_list(graphs, padded=padded)
+        return cls.from_edges(senders, receivers, num_nodes, weights, edge_mask=edge_mask)
+
+    # -- shape -------------------------------------------------------------------------------
+
+    @property
+    def num_rows(self) -> int:
+        """Receivers."""
+        return self.indptr.shape[-1] - 1
+
+    @property
+    def num_edges(self) -> int:
+        """Edge slots, padding included."""
+        return self.indices.shape[-1]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """``(num_rows, num_cols)``."""
+        return self.num_rows, self.num_cols
+
+    def degrees(self) -> Int[Array, " rows"]:
+        """Number of edges that enter each row."""
+        return self.indptr[1:] - self.indptr[:-1]
+
+    def receivers(self) -> Int[Array, " edges"]:
+        """Row of each edge; padding slots get ``num_rows``, which is no row."""
+        return row_ids(self.indptr, self.num_edges)
+
+    # -- derived graphs ----------------------------------------------------------------------
+
+    def prepared(self) -> CSRGraph:
+        """This graph with its plan; made on the host and kept if the graph is concrete."""
+        if self.plan is not None:
+            return self
+        if not is_concrete(self.indptr, self.indices):
+            return dataclasses.replace(self, plan=_make_plan(self))
+        plan = self.__dict__.get("_host_plan")
+        if plan is None:
+            plan = jax.tree.map(to_device, _make_plan(self))
+            self.__dict__["_host_plan"] = plan
+        return dataclasses.replace(self, plan=plan)
+
+    def transpose(self) -> CSRGraph:
+        """The graph with senders and receivers exchanged."""
+        graph = self.prepared()
+        plan = graph.plan
+        weights = None if self.weights is None else self.weights[plan.permutation]
+        transposed_plan = GraphPlan(
+            schedule=plan.transposed_schedule,
+            transposed_indptr=self.indptr,
+            transposed_indices=self.indices,
+            permutation=inverse_permutation(plan.permutation),
+            transposed_schedule=plan.schedule,
+        )
+        return CSRGraph(
+            indptr=plan.transposed_indptr,
+            indices=plan.transposed_indices,
+            weights=weights,
+            num_cols=self.num_rows,
+            row_scale=self.col_scale,
+            col_scale=self.row_scale,
+            plan=transposed_plan,
+        )
+
+    def with_weights(self, weights: Float[Array, " edges"] | None) -> CSRGraph:
+        """The same edges with other weights, in the graph's edge order."""
+        if weights is not None:
+            what = "per edge slot"
+            require_length("CSRGraph.with_weights", "weights", weights, self.num_edges, what)
+        return dataclasses.replace(self, weights=weights)
+
+    def normalized(self, kind: Normalization | None) -> CSRGraph:
+        """Normalises by degree. Rows (and columns) without edges get scale zero.
+
+        ``"mean"`` is D⁻¹ A. ``"sym"`` is D_r^-½ A D_c^-½ with the degrees of rows and of columns,
+        the two being equal on an undirected graph. An unweighted graph stays without weights and
+        carries the scales for the kernels to apply. On a weighted graph degrees are sums of
+        weights, and the result is folded into the weights, so gradients see it; nonpositive sums
+        count as no edges.
+
+        Raises:
+          ValueError: if ``kind`` is unknown or the graph is normalised already.
+        """
+        if kind is None:
+            return self
+        if kind not in ("mean", "sym"):
+            raise bad_input("CSRGraph.normalized", "kind", "'mean', 'sym' or None", repr(kind))
+        if self.row_scale is not None or self.col_scale is not None:
+            raise bad_input("CSRGraph.normalized", "self", "not normalised yet", "scales")
+        return _normalize_counts(self, kind) if self.weights is None else _normalize(self, kind)
+
+    def with_self_loops(self, weight: float = 1.0, *, duplicates: bool = False) -> CSRGraph:
+        """Adds an edge from each node to itself where there is none yet.
+
+        Args:
+          weight: weight of the new edges; ignored on an unweighted graph.
+          duplicates: add the edge even where the node has one.
+
+        Raises:
+          ValueError: if the graph is not square, or is normalised already.
+        """
+        if self.num_rows != self.num_cols:
+            raise bad_input("CSRGraph.with_self_loops", "self", "square", f"shape {self.shape}")
+        if self.row_scale is not None or self.col_scale is not None:
+            raise bad_input("CSRGraph.with_self_loops", "self", "not normalised yet", "scales")
+        receivers = self.receivers()
+        real = receivers < self.num_rows
+        nodes = jnp.arange(self.num_rows, dtype=jnp.int32)
+        is_loop = real & (self.indices == receivers)
+        missing = jnp.ones(self.num_rows, bool)
+        if not duplicates:
+            looped = jnp.where(is_loop, receivers, self.num_rows)
+            missing = missing.at[looped].set(False, mode="drop")
+        weights = None
+        if self.weights is not None:
+            new = jnp.full(self.num_rows, weight, self.weights.dtype)
+            weights = jnp.concatenate([self.weights, new])
+        senders = jnp.concatenate([self.indices, nodes])
+        receivers = jnp.concatenate([receivers, nodes])
+        mask = jnp.concatenate([real, missing])
+        if is_concrete(mask, senders, receivers):
+            kept = np.flatnonzero(np.asarray(mask))
+            senders, receivers, mask = senders[kept], receivers[kept], None
+            weights = None if weights is None else weights[kept]
+        return CSRGraph.from_edges(senders, receivers, self.num_rows, weights, edge_mask=mask)
+
+    def validate(self) -> CSRGraph:
+        """Checks what shapes cannot show, on the host; call it outside ``jit``.
+
+        On a validated graph no kernel reads out of bounds.
+
+        Returns:
+          Itself.
+
+        Raises:
+          ValueError: names the first bad entry: offsets that fall or leave the edge list, a
+            sender out of range, a weight or scale that is not a number, a wrong dtype or length.
+        """
+        validate_graph(self)
+        return self
+
+
+def _array(values: Any) -> Any:
+    return values if isinstance(values, jax.Array) else np.asarray(values)
+
+
+def _check_edge_list(senders, receivers, weights, edge_mask, num_nodes, num_cols):
+    where = "CSRGraph.from_edges"
+    if num_nodes < 0 or num_cols < 0:
+        raise bad_input(where, "num_nodes", "nonnegative", min(num_nodes, num_cols))
+    if senders.size == 0 and not jnp.issubdtype(senders.dtype, jnp.integer):
+        senders, receivers = senders.astype(np.int32), receivers.astype(np.int32)
+    require_integers(where, "senders", senders)
+    require_integers(where, "receivers", receivers)
+    require_length(where, "receivers", receivers, receivers.size, "per edge")
+    require_length(where, "senders", senders, receivers.shape[0], "per receiver")
+    for name, values in (("weights", weights), ("edge_mask", edge_mask)):
+        if values is not None:
+            require_length(where, name, values, receivers.shape[0], "per edge")
+    for name, ids, bound in (("senders", senders, num_cols), ("receivers", receivers, num_nodes)):
+        if is_concrete(ids, edge_mask):
+            _check_range(where, name, ids, edge_mask, bound)
+
+
+def _check_range(where, name, ids, edge_mask, bound):
+    ids = np.asarray(ids)
+    outside = (ids < 0) | (ids >= bound)
+    if edge_mask is not None:
+        outside &= np.asarray(edge_mask)
+    if outside.any():
+        at = int(np.flatnonzero(outside)[0])
+        raise bad_input(where, f"{name}[{at}]", f"in [0, {bound})", int(ids[at]))
+
+
+def _make_plan(graph: CSRGraph) -> GraphPlan:
+    """The plan, in numpy if the graph is concrete, traced otherwise."""
+    indptr, indices, num_edges = graph.indptr, graph.indices, graph.num_edges
+    if is_concrete(indptr, indices):
+        indptr, indices = np.asarray(indptr), np.asarray(indices)
+        slots = np.full(num_edges, graph.num_rows, np.int32)
+        slots[: indptr[-1]] = np.repeat(
+            np.arange(graph.num_rows, dtype=np.int32), np.diff(indptr)
+        )
+    else:
+        slots = graph.receivers()
+    transposed_indptr, permutation = sort_edges(indices, graph.num_cols, slots < graph.num_rows)
+    # The slots of padding edges name no row; the transposed tail must stay readable.
+    rows = slots[permutation].clip(0, max(graph.num_rows - 1, 0))
+    return GraphPlan(
+        schedule=make_schedule(indptr, num_edges),
+        transposed_indptr=transposed_indptr,
+        transposed_indices=rows.astype(np.int32),
+        permutation=permutation,
+        transposed_schedule=make_schedule(transposed_indptr, num_edges),
+    )
+
+
+def _column_degrees(graph: CSRGraph) -> Int[Array, " cols"]:
+    if graph.plan is not None:
+        offsets = graph.plan.transposed_indptr
+        return offsets[1:] - offsets[:-1]
+    real = graph.receivers() < graph.num_rows
+    columns = jnp.where(real, graph.indices, graph.num_cols)
+    return jnp.zeros(graph.num_cols, jnp.int32).at[columns].add(1, mode="drop")
+
+
+def _normalize_counts(graph: CSRGraph, kind: Normalization) -> CSRGraph:
+    degrees = graph.degrees().astype(jnp.float32)
+    if kind == "mean":
+        return dataclasses.replace(graph, row_scale=_power_or_zero(degrees, -1.0))
+    column_degrees = _column_degrees(graph).astype(jnp.float32)
+    return dataclasses.replace(
+        graph,
+        row_scale=_power_or_zero(degrees, -0.5),
+        col_scale=_power_or_zero(column_degrees, -0.5),
+    )
+
+
+def _normalize(graph: CSRGraph, kind: Normalization) -> CSRGraph:
+    weights, rows = graph.weights, graph.receivers()
+    real = rows < graph.num_rows
+    row_sums = jax.ops.segment_sum(weights, rows, graph.num_rows)
+    if kind == "mean":
+        scale = _power_or_zero(row_sums, -1.0)[rows]
+    else:
+        columns = jnp.where(real, graph.indices, graph.num_cols)
+        column_sums = jax.ops.segment_sum(weights, columns, graph.num_cols)
+        scale = _power_or_zero(row_sums, -0.5)[rows] * _power_or_zero(column_sums, -0.5)[columns]
+    return graph.with_weights(jnp.where(real, weights * scale, 0))
+
+
+def _power_or_zero(degrees: Float[Array, " n"], exponent: float) -> Float[Array, " n"]:
+    """``degrees ** exponent`` where positive, else zero, with finite gradients in both cases."""
+    positive = degrees > 0
+    return jnp.where(positive, jnp.where(positive, degrees, 1) ** exponent, 0)

@@ -1,0 +1,41 @@
+"""The bridge to jraph, and the only module that imports it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jraph
+from jaxtyping import Array, Bool, Int
+
+from jaxgnn._errors import bad_input
+from jaxgnn.graph._arrays import is_concrete
+
+
+def edge_list(
+    graphs: Any, *, padded: bool
+) -> tuple[Int[Array, " edges"], Int[Array, " edges"], int, Bool[Array, " edges"] | None]:
+    """Reads ``(senders, receivers, num_nodes, edge_mask)`` off a ``GraphsTuple``.
+
+    The mask is None unless ``padded``, and else False on the edges of the padding graphs.
+
+    Raises:
+      ValueError: if ``graphs`` is no ``GraphsTuple`` with senders and receivers, or its number
+        of nodes can not be told from its shapes.
+    """
+    where = "CSRGraph.from_graphs_tuple"
+    if not isinstance(graphs, jraph.GraphsTuple):
+        raise bad_input(where, "graphs", "a jraph.GraphsTuple", type(graphs).__name__)
+    if graphs.senders is None or graphs.receivers is None:
+        raise bad_input(where, "graphs.senders and graphs.receivers", "arrays", None)
+    mask = jraph.get_edge_padding_mask(graphs) if padded else None
+    return graphs.senders, graphs.receivers, _num_nodes(where, graphs), mask
+
+
+def _num_nodes(where: str, graphs: jraph.GraphsTuple) -> int:
+    nodes = graphs.nodes
+    if nodes is not None:
+        return jax.tree.leaves(nodes)[0].shape[0]
+    if not is_concrete(graphs.n_node):
+        raise bad_input(where, "graphs.nodes", "given under jit, to tell the number of nodes", None)
+    return int(graphs.n_node.sum())

@@ -1,0 +1,55 @@
+"""What ops ask of their arguments at trace time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxgnn._errors import bad_input
+from jaxgnn.graph import CBSR, CSRGraph, check_shapes, column_dtype
+
+
+def check_graph(op: str, graph: Any) -> None:
+    """Raises ValueError unless ``graph`` is a CSRGraph of sound shapes with at least one node."""
+    if not isinstance(graph, CSRGraph):
+        raise bad_input(op, "graph", "a jaxgnn.graph.CSRGraph", type(graph).__name__)
+    check_shapes(op, graph)
+    if 0 in graph.shape:
+        raise bad_input(op, "graph", "of at least one node", f"shape {graph.shape}")
+
+
+def check_float(op: str, argument: str, array: Any, min_ndim: int) -> None:
+    """Raises ValueError unless ``array`` is a floating array with enough, nonempty, axes."""
+    if not isinstance(array, jax.Array) and not hasattr(array, "dtype"):
+        raise bad_input(op, argument, "an array", type(array).__name__)
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise bad_input(op, argument, "of a floating dtype", array.dtype)
+    if array.ndim < min_ndim:
+        raise bad_input(op, argument, f"of at least {min_ndim} axes", f"shape {array.shape}")
+    if array.shape[-1] == 0:
+        raise bad_input(op, argument, "of at least one feature", f"shape {array.shape}")
+
+
+def check_rows(op: str, argument: str, array: Any, rows: int, what: str) -> None:
+    """Raises ValueError unless ``array`` [..., rows, features] has one row for each ``what``."""
+    check_float(op, argument, array, 2)
+    if array.shape[-2] != rows:
+        expected = f"of shape [..., {rows}, features], one row for each {what} of the graph"
+        raise bad_input(op, argument, expected, f"shape {array.shape}")
+
+
+def check_cbsr(op: str, cbsr: Any) -> None:
+    """Raises ValueError unless ``cbsr`` is a CBSR of sound shapes and dtypes."""
+    if not isinstance(cbsr, CBSR):
+        raise bad_input(op, "cbsr", "a jaxgnn.graph.CBSR, as ops.maxk gives", type(cbsr).__name__)
+    check_float(op, "cbsr.values", cbsr.values, 2)
+    if cbsr.indices.shape != cbsr.values.shape:
+        expected = f"of the shape of the values, {cbsr.values.shape}"
+        raise bad_input(op, "cbsr.indices", expected, cbsr.indices.shape)
+    if not 0 < cbsr.k <= cbsr.dim:
+        raise bad_input(op, "cbsr.values", f"of 1 to dim = {cbsr.dim} columns", cbsr.k)
+    if cbsr.indices.dtype != column_dtype(cbsr.dim):
+        expected = f"{column_dtype(cbsr.dim)} for dim = {cbsr.dim}"
+        raise bad_input(op, "cbsr.indices", expected, cbsr.indices.dtype)

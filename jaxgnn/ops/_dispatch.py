@@ -1,0 +1,202 @@
+"""Which implementation runs: the only dispatch code of the library.
+
+An op consists of kernels (a forward, and what its backward needs). Each ``Kernel`` is a table of
+implementations. A named implementation runs or raises; ``None`` takes, per platform, the first of
+the kernel's preference that supports the arguments, and always works.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import jax
+from jax import lax
+
+from jaxgnn._errors import bad_input
+
+Name = Literal["xla", "pallas", "ffi"]
+Platform = Literal["cpu", "cuda"]
+
+_default_implementation = jax.make_user_context(default_value=None)
+_deterministic = jax.make_user_context(default_value=False)
+
+
+def default_implementation(name: Name | None):
+    """Context manager: the implementation that ops use when they are given ``None``.
+
+    As with the argument of an op, a name never falls back. The setting is part of ``jax.jit``'s
+    cache key: a function traced under another setting is traced again.
+
+    Args:
+      name: ``"xla"``, ``"pallas"``, ``"ffi"``, or None for the fastest that was measured.
+
+    Raises:
+      ValueError: if there is no such implementation.
+    """
+    _require_name("default_implementation", name)
+    return _default_implementation(name)
+
+
+def deterministic(enabled: bool = True):
+    """Context manager: results and gradients are equal to the last bit from run to run.
+
+    An implementation that can not promise that on the platform at hand is passed over by
+    ``None`` and refused by name. On CPU every implementation is deterministic.
+    """
+    return _deterministic(bool(enabled))
+
+
+def resolve(op: str, implementation: Name | None) -> Name | None:
+    """The implementation an op was asked for: its argument, else the session default."""
+    _require_name(op, implementation)
+    return _default_implementation.value if implementation is None else implementation
+
+
+def _require_name(where: str, name: str | None) -> None:
+    if name is not None and name not in get_args(Name):
+        expected = "None or one of " + ", ".join(get_args(Name))
+        raise bad_input(where, "implementation", expected, repr(name))
+
+
+def _always(*args: Any, **options: Any) -> None:
+    """Supports everything."""
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way to run a kernel.
+
+    Attributes:
+      run: ``run(*args, **options)``; args are pytrees of arrays, options are static.
+      platforms: where it runs.
+      unsupported: same arguments; the reason why it can not run them, or None. Asked before
+        tracing ``run``.
+      deterministic_on: platforms where two runs give equal bits.
+    """
+
+    run: Callable[..., Any]
+    platforms: tuple[Platform, ...] = ("cpu", "cuda")
+    unsupported: Callable[..., str | None] = _always
+    deterministic_on: tuple[Platform, ...] = ("cpu", "cuda")
+
+
+def xla(run: Callable[..., Any], *, scatters: bool = True) -> Implementation:
+    """The reference as an implementation; a scatter has no fixed order of summation on a GPU."""
+    return Implementation(run, deterministic_on=("cpu",) if scatters else ("cpu", "cuda"))
+
+
+_PREFERENCE: Mapping[Platform, tuple[Name, ...]] = {
+    "cpu": ("ffi", "xla"),
+    "cuda": ("pallas", "ffi", "xla"),
+}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A named computation and the table of its implementations.
+
+    Attributes:
+      name: as in error messages, for example ``"spmm"``.
+      implementations: by name; ``"xla"`` is always there.
+      preference: the order in which ``None`` tries them on each platform.
+    """
+
+    name: str
+    implementations: Mapping[Name, Implementation]
+    preference: Mapping[Platform, tuple[Name, ...]] = field(default_factory=lambda: _PREFERENCE)
+
+    def __call__(self, implementation: Name | None, *args: Any, **options: Any) -> Any:
+        """Runs ``implementation``, or for None what suits the platform and the arguments."""
+        if implementation is not None:
+            reason = self.why_not(implementation, current_platform(), *args, **options)
+            if reason is not None:
+                raise NotImplementedError(f"{self.name}[{implementation}]: {reason}")
+            return self._bind(implementation, options)(*args)
+        chosen = {p: self.choose(p, *args, **options) for p in ("cpu", "cuda")}
+        branches = {p: self._bind(n, options) for p, n in chosen.items() if n != "xla"}
+        fallback = self._bind("xla", options)
+        if not branches:
+            return fallback(*args)
+        return lax.platform_dependent(*args, default=fallback, **branches)
+
+    def choose(self, platform: Platform, *args: Any, **options: Any) -> Name:
+        """The implementation that ``None`` takes on ``platform`` for these arguments."""
+        reasons = {}
+        for name in self.preference[platform]:
+            reason = self.why_not(name, platform, *args, **options)
+            if reason is None:
+                return name
+            reasons[name] = reason
+        if platform == current_platform():
+            listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+            raise NotImplementedError(f"{self.name}: no implementation applies: {listed}")
+        return "xla"
+
+    def why_not(
+        self, name: Name, platform: Platform, *args: Any, **options: Any
+    ) -> str | None:
+        """Why ``name`` can not run these arguments on ``platform``; None if it can."""
+        entry = self.implementations.get(name)
+        if entry is None:
+            listed = ", ".join(self.implementations)
+            return f"needs one of the implementations {listed}, got {name}"
+        if platform not in entry.platforms:
+            return f"needs platform {' or '.join(entry.platforms)}, got {platform}"
+        if _deterministic.value and not _is_deterministic(entry, platform):
+            return (
+                "needs a fixed order of summation under jaxgnn.deterministic(), got scatters on "
+                "a GPU; XLA_FLAGS=--xla_gpu_deterministic_ops=true gives XLA one"
+            )
+        return entry.unsupported(*args, **options)
+
+    def _bind(self, name: Name, options: Mapping[str, Any]) -> Callable[..., Any]:
+        run = self.implementations[name].run
+
+        def bound(*args):
+            with jax.named_scope(f"{self.name}[{name}]"):
+                return run(*args, **options)
+
+        return bound
+
+
+def _is_deterministic(entry: Implementation, platform: Platform) -> bool:
+    flags = os.environ.get("XLA_FLAGS", "").lower().split()
+    forced = "--xla_gpu_deterministic_ops=true" in flags or "--xla_gpu_deterministic_ops" in flags
+    return platform in entry.deterministic_on or forced
+
+
+def current_platform() -> Platform:
+    """Where an eager op or a ``jit`` without further instructions would run."""
+    device = jax.config.jax_default_device
+    if device is None:
+        name = jax.default_backend()
+    else:
+        name = device if isinstance(device, str) else device.platform
+    return "cuda" if name in ("gpu", "cuda") else "cpu"
+
+
+def match_varying(*trees: Any) -> tuple[Any, ...]:
+    """Inside ``shard_map``, lets all arrays vary over the same mesh axes.
+
+    A kernel needs that of its operands. Done outside of an op's ``custom_vjp``, so that
+    differentiating the cast sums the gradients of shared operands over the mesh.
+    """
+    leaves, structure = jax.tree.flatten(trees)
+    varying = [jax.typeof(leaf).mat.varying for leaf in leaves]
+    union = frozenset().union(*varying)
+    if union:
+        leaves = [
+            lax.pcast(leaf, tuple(union - own), to="varying") if union - own else leaf
+            for leaf, own in zip(leaves, varying, strict=True)
+        ]
+    return jax.tree.unflatten(structure, leaves)
+
+
+def vmap_leading(function: Callable[..., Any], batch_dims: int, in_axes: Any):
+    """``function`` mapped over ``batch_dims`` leading axes of the arguments that have them."""
+    for _ in range(batch_dims):
+        function = jax.vmap(function, in_axes=in_axes)
+    return function

@@ -1,0 +1,174 @@
+"""The MaxK nonlinearity: the k largest entries of each row, compressed."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxgnn import _ffi
+from jaxgnn._errors import bad_input
+from jaxgnn._ffi import maxk as ffi
+from jaxgnn.graph import CBSR
+from jaxgnn.ops import _dispatch as dispatch
+from jaxgnn.ops._checks import check_cbsr, check_float
+from jaxgnn.ops.reference import maxk as reference
+
+_ffi_unsupported = _ffi.needs("float32", "bfloat16", "float16")
+
+
+def _kernel(name: str) -> dispatch.Kernel:
+    return dispatch.Kernel(
+        name,
+        {
+            # Rows have distinct columns, so even the scatter of todense has one possible result.
+            "xla": dispatch.xla(getattr(reference, name), scatters=False),
+            "ffi": dispatch.Implementation(getattr(ffi, name), ("cpu",), _ffi_unsupported),
+        },
+    )
+
+
+MAXK = _kernel("maxk")
+TODENSE = _kernel("todense")
+GATHER_COLUMNS = _kernel("gather_columns")
+
+
+def maxk(
+    x: Float[Array, "*batch dim"],
+    k: int,
+    *,
+    by: Literal["value", "magnitude"] = "value",
+    early_stop: int | None = None,
+    implementation: dispatch.Name | None = None,
+) -> CBSR:
+    """Keeps the ``k`` largest entries of each row; the rest becomes zero.
+
+    The nonlinearity of MaxK-GNN (https://arxiv.org/abs/2312.08656). Exact for float32, bfloat16
+    and float16. Ties go to the lowest column, -0 equals +0, and NaN ranks with +inf, so that it
+    is kept and seen. The gradient passes through at the kept columns and is zero elsewhere.
+
+    Args:
+      x: dense rows, any leading axes.
+      k: entries kept per row, 1 to ``dim``.
+      by: rank by signed ``"value"``, as the paper does, or by ``"magnitude"``.
+      early_stop: None for the exact result. A number of steps bisects that often, between the
+        smallest and the largest rank of a row, for a threshold which at least ``k`` entries
+        reach, and keeps the first ``k`` columns that do (RTop-K, https://arxiv.org/abs/2409.00822).
+      implementation: ``"xla"``, ``"ffi"``, or None for what was measured to be fastest.
+
+    Returns:
+      The kept values and their columns, ascending.
+
+    Raises:
+      ValueError: if ``k`` is not in 1..dim, or another argument is not as above.
+      NotImplementedError: if the named implementation can not run these arguments here.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxgnn import ops
+      >>> kept = ops.maxk(jnp.array([[3.0, -5.0, 1.0, 2.0]]), k=2)
+      >>> kept.values.tolist(), kept.indices.tolist()
+      ([[3.0, 2.0]], [[0, 3]])
+    """
+    check_float("maxk", "x", x, 1)
+    _check_k(k, x.shape[-1])
+    if by not in ("value", "magnitude"):
+        raise bad_input("maxk", "by", "'value' or 'magnitude'", repr(by))
+    if early_stop is not None and early_stop < 0:
+        raise bad_input("maxk", "early_stop", "None or a nonnegative number of steps", early_stop)
+    options = (("k", int(k)), ("by", by), ("early_stop", early_stop))
+    name = dispatch.resolve("maxk", implementation)
+    if name == "xla":
+        return MAXK("xla", x, **dict(options))
+    return CBSR(*_maxk(name, options, x), x.shape[-1])
+
+
+def todense(
+    cbsr: CBSR, *, implementation: dispatch.Name | None = None
+) -> Float[Array, "*batch rows dim"]:
+    """Expands compressed rows. Differentiable in the values.
+
+    Args:
+      cbsr: as ``maxk`` gives.
+      implementation: as in ``maxk``.
+
+    Returns:
+      The dense matrix, zeros where nothing was kept.
+
+    Raises:
+      ValueError: if ``cbsr`` is malformed.
+      NotImplementedError: if the named implementation can not run these arguments here.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxgnn import ops
+      >>> ops.todense(ops.maxk(jnp.array([[3.0, -5.0, 1.0, 2.0]]), k=2)).tolist()
+      [[3.0, 0.0, 0.0, 2.0]]
+    """
+    check_cbsr("todense", cbsr)
+    name = dispatch.resolve("todense", implementation)
+    if name == "xla":
+        return TODENSE("xla", cbsr)
+    return _todense(name, cbsr.dim, *dispatch.match_varying(cbsr.values, cbsr.indices))
+
+
+def _check_k(k, dim):
+    if isinstance(k, bool) or not isinstance(k, int | np.integer):
+        raise bad_input("maxk", "k", "an int", repr(k))
+    if not 1 <= k <= dim:
+        raise bad_input("maxk", "k", f"in 1..{dim}, the number of columns of x", k)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _maxk(name, options, x):
+    kept = MAXK(name, x, **dict(options))
+    return kept.values, kept.indices
+
+
+def _maxk_forward(name, options, x):
+    values, indices = _maxk(name, options, x)
+    return (values, indices), (indices, x.shape[-1])
+
+
+def _maxk_backward(name, options, residuals, cotangents):
+    indices, dim = residuals
+    return (_todense(name, dim, cotangents[0], indices),)
+
+
+_maxk.defvjp(_maxk_forward, _maxk_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _todense(name, dim, values, indices):
+    return TODENSE(name, CBSR(values, indices, dim))
+
+
+def _todense_forward(name, dim, values, indices):
+    return _todense(name, dim, values, indices), indices
+
+
+def _todense_backward(name, dim, indices, dy):
+    return _gather_columns(name, dy, indices), None
+
+
+_todense.defvjp(_todense_forward, _todense_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _gather_columns(name, dense, indices):
+    return GATHER_COLUMNS(name, dense, indices)
+
+
+def _gather_columns_forward(name, dense, indices):
+    return _gather_columns(name, dense, indices), (indices, dense.shape[-1])
+
+
+def _gather_columns_backward(name, residuals, dvalues):
+    indices, dim = residuals
+    return _todense(name, dim, dvalues, indices), None
+
+
+_gather_columns.defvjp(_gather_columns_forward, _gather_columns_backward)

@@ -1,0 +1,112 @@
+"""Sparse times k-sparse: aggregation of MaxK-compressed features."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+from jaxtyping import Array, Float
+
+from jaxgnn import _ffi
+from jaxgnn._errors import bad_input
+from jaxgnn._ffi import maxk_spmm as ffi
+from jaxgnn.graph import CBSR, CSRGraph
+from jaxgnn.ops import _dispatch as dispatch
+from jaxgnn.ops._checks import check_cbsr, check_graph
+from jaxgnn.ops.maxk import todense
+from jaxgnn.ops.reference import maxk_spmm as reference
+from jaxgnn.ops.spmm import spmm
+
+_ffi_unsupported = _ffi.needs("float32", "bfloat16")
+
+
+def _kernel(name: str) -> dispatch.Kernel:
+    return dispatch.Kernel(
+        name if name == "maxk_spmm" else f"maxk_spmm.{name}",
+        {
+            "xla": dispatch.xla(getattr(reference, name)),
+            "ffi": dispatch.Implementation(getattr(ffi, name), ("cpu",), _ffi_unsupported),
+        },
+    )
+
+
+FORWARD = _kernel("maxk_spmm")
+GRAD_VALUES = _kernel("grad_values")
+GRAD_WEIGHTS = _kernel("grad_weights")
+
+# Largest k / dim at which the k-sparse kernels beat todense + spmm, forward and backward together,
+# as `python -m experiments.benchmarks.maxk_spmm --break-even` measures it. XLA has no k-sparse
+# kernel, so where it is the only implementation the two are the same.
+BREAK_EVEN: dict[dispatch.Platform, float] = {"cpu": 0.5, "cuda": 0.0}
+
+
+def maxk_spmm(
+    graph: CSRGraph, cbsr: CBSR, *, implementation: dispatch.Name | None = None
+) -> Float[Array, "*batch rows dim"]:
+    """Aggregates compressed neighbours: ``y_i = r_i Σ_j w_ij c_j x_j``, ``x_j`` with k entries.
+
+    The SpGEMM forward and SSpMM backward of MaxK-GNN (https://arxiv.org/abs/2312.08656), for any
+    ``k`` and any number of columns. Accumulates in float32 and rounds once; rows without edges are
+    zero. Differentiable in ``cbsr.values`` and in ``graph.weights``; the gradients of the values
+    are computed at the kept columns only.
+
+    Args:
+      graph: rows are receivers, columns are senders.
+      cbsr: compressed features of the senders, leading axes share the graph.
+      implementation: ``"xla"`` (expands and multiplies), ``"ffi"``, or None, which takes the
+        k-sparse kernels up to the measured break-even of ``k / dim`` and dense ``spmm`` beyond.
+
+    Returns:
+      Dense features of the receivers, of the dtype of the values.
+
+    Raises:
+      ValueError: if ``cbsr`` does not have one row for each column of the graph.
+      NotImplementedError: if the named implementation can not run these arguments here.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxgnn import ops
+      >>> from jaxgnn.graph import CSRGraph
+      >>> graph = CSRGraph.from_edges(senders=[0, 1], receivers=[1, 1], num_nodes=2)
+      >>> ops.maxk_spmm(graph, ops.maxk(jnp.array([[1.0, 2.0], [4.0, 3.0]]), k=1)).tolist()
+      [[0.0, 0.0], [4.0, 2.0]]
+    """
+    check_graph("maxk_spmm", graph)
+    check_cbsr("maxk_spmm", cbsr)
+    if cbsr.values.shape[-2] != graph.num_cols:
+        expected = f"of {graph.num_cols} rows, one for each column of the graph"
+        raise bad_input("maxk_spmm", "cbsr", expected, f"{cbsr.values.shape[-2]} rows")
+    name = dispatch.resolve("maxk_spmm", implementation)
+    if name is None and cbsr.k > BREAK_EVEN[dispatch.current_platform()] * cbsr.dim:
+        return spmm(graph, todense(cbsr))
+    graph, cbsr = dispatch.match_varying(graph, cbsr)
+
+    def run(kept):
+        if name == "xla":
+            return FORWARD("xla", graph, kept)
+        return _maxk_spmm(name, graph.with_weights(None), graph.weights, kept)
+
+    return dispatch.vmap_leading(run, cbsr.values.ndim - 2, 0)(cbsr)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _maxk_spmm(name, structure, weights, cbsr):
+    return FORWARD(name, structure.with_weights(weights), cbsr)
+
+
+def _maxk_spmm_forward(name, structure, weights, cbsr):
+    return _maxk_spmm(name, structure, weights, cbsr), (structure, weights, cbsr)
+
+
+def _maxk_spmm_backward(name, residuals, dy):
+    structure, weights, cbsr = residuals
+    transposed = structure.with_weights(weights).transpose()
+    dvalues = GRAD_VALUES(name, transposed, cbsr, dy)
+    dcbsr = CBSR(dvalues, None, cbsr.dim)
+    if weights is None:
+        return None, None, dcbsr
+    dweights = GRAD_WEIGHTS(name, structure, cbsr, dy)
+    return None, dweights.astype(weights.dtype), dcbsr
+
+
+_maxk_spmm.defvjp(_maxk_spmm_forward, _maxk_spmm_backward)

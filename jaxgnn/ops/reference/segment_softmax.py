@@ -1,0 +1,41 @@
+"""Softmax over the edges of each row, in plain JAX."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from jaxgnn.graph import CSRGraph
+from jaxgnn.ops.reference._dtypes import accumulation_dtype
+
+
+def segment_softmax(
+    graph: CSRGraph, logits: Float[Array, "edges heads"]
+) -> Float[Array, "edges heads"]:
+    """``exp(l_e) / Σ exp(l_e')`` over the edges of a row; zero in padding slots."""
+    rows, num_rows = graph.receivers(), graph.num_rows
+    real = (rows < num_rows)[:, None]
+    values = logits.astype(accumulation_dtype(logits.dtype))
+    # The shift leaves the result as it is, so it need not be differentiated.
+    peaks = jax.ops.segment_max(
+        lax.stop_gradient(values), rows, num_rows, indices_are_sorted=True
+    )
+    # A row of only -inf would give inf - inf: shifted by zero it is 0 / 0, as jax.nn.softmax has.
+    peaks = jnp.where(peaks == -jnp.inf, 0, peaks)
+    shifted = values - peaks.at[rows].get(mode="fill", fill_value=0)
+    exponentials = jnp.where(real, jnp.exp(jnp.where(real, shifted, 0)), 0)
+    sums = jax.ops.segment_sum(exponentials, rows, num_rows, indices_are_sorted=True)
+    return (exponentials / sums.at[rows].get(mode="fill", fill_value=1)).astype(logits.dtype)
+
+
+def grad_logits(
+    graph: CSRGraph, probabilities: Float[Array, "edges heads"], dy: Float[Array, "edges heads"]
+) -> Float[Array, "edges heads"]:
+    """``p_e (dy_e - Σ p_e' dy_e')`` over the edges of a row."""
+    rows, accumulator = graph.receivers(), accumulation_dtype(dy.dtype)
+    weighted = probabilities.astype(accumulator) * dy.astype(accumulator)
+    sums = jax.ops.segment_sum(weighted, rows, graph.num_rows, indices_are_sorted=True)
+    spread = sums.at[rows].get(mode="fill", fill_value=0)
+    return (weighted - probabilities.astype(accumulator) * spread).astype(dy.dtype)

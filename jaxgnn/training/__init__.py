@@ -1,0 +1,17 @@
+"""What every experiment shares: the training loop, run folders, checkpoints, metrics, plots.
+
+Generic over Flax NNX modules and pytrees: nothing here knows about graphs.
+"""
+
+from ._checkpoints import load_model as load_model
+from ._log import read_rows as read_rows
+from ._loop import Best as Best
+from ._loop import FitResult as FitResult
+from ._loop import LoopConfig as LoopConfig
+from ._loop import fit as fit
+from ._metrics import accuracy as accuracy
+from ._metrics import micro_f1 as micro_f1
+from ._metrics import roc_auc as roc_auc
+from ._plots import plot_curves as plot_curves
+from ._run import RunFolder as RunFolder
+from ._step import jit_apply as jit_apply

@@ -1,0 +1,217 @@
+"""Checkpoints of a run: whole on disk or not there at all, restored exactly as they were."""
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from flax import nnx
+from orbax.checkpoint import checkpoint_managers
+
+from ._step import ModelState, TrainState, merge_model, split_model
+from ._trees import PyTree, first_difference, is_key, named, types
+
+# One of orbax's items each, so that a model can be loaded without an optimizer.
+_MODEL, _OPTIMIZER, _BEST, _INFO = "model", "optimizer", "best", "info"
+
+
+class Restored(NamedTuple):
+    """The content of a checkpoint. `best` is None if no best model had been found yet."""
+
+    state: TrainState
+    best: ModelState | None
+    info: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints in one folder; a context manager.
+
+    A save returns when its folder is complete and has been renamed to its step number, so a
+    process killed at any moment leaves the previous checkpoints as they were, and at worst a
+    temporary folder, which the next start removes.
+
+    Args:
+        folder: Absolute path, made if missing.
+        keep: How many of the newest checkpoints to keep; None opens the folder for reading alone,
+            which leaves another process that writes there undisturbed.
+    """
+
+    def __init__(self, folder: Path, keep: int | None):
+        self.folder = folder
+        if keep is None:
+            policy = {"read_only": True, "create": False, "save_interval_steps": 0}
+        else:
+            policy = {
+                "preservation_policy": checkpoint_managers.LatestN(keep),
+                "cleanup_tmp_directories": True,
+            }
+        options = ocp.CheckpointManagerOptions(enable_async_checkpointing=False, **policy)
+        self._manager = ocp.CheckpointManager(folder, options=options)
+
+    @property
+    def latest_step(self) -> int | None:
+        """Step of the newest complete checkpoint."""
+        return self._manager.latest_step()
+
+    def save(
+        self, step: int, state: TrainState, best: ModelState | None, info: dict[str, Any]
+    ) -> None:
+        """Writes a checkpoint and removes those that are too old.
+
+        Args:
+            step: Its number.
+            state: Arrays of the training state.
+            best: Arrays of the best model so far.
+            info: Anything JSON can hold.
+
+        Raises:
+            RuntimeError: The checkpoint was not written.
+        """
+        trees = _items(state, best)
+        items: dict[str, ocp.args.CheckpointArgs] = {
+            item: ocp.args.StandardSave(named(tree)) for item, tree in trees.items()
+        }
+        # What was saved, in our own words: a mismatch can then be named before orbax reads.
+        saved = {item: types(tree) for item, tree in trees.items()}
+        items[_INFO] = ocp.args.JsonSave({"types": saved, "info": info})
+        if not self._manager.save(step, args=ocp.args.Composite(**items)):
+            raise RuntimeError(f"checkpoint {self.folder / str(step)} was not written")
+
+    def restore(self, like: TrainState) -> Restored:
+        """Reads the newest checkpoint.
+
+        Args:
+            like: A state with the structure, shapes, dtypes and placement to restore to.
+
+        Raises:
+            ValueError: There is none, it cannot be read, or its arrays are not those of `like`;
+                the message names the folder and the first field.
+        """
+        step, saved, info = self._read_info(None)
+        best_like = like.model if _BEST in saved else None
+        found = self._read_arrays(step, _items(like, best_like), saved)
+        state = TrainState(found[_MODEL], *found[_OPTIMIZER])
+        return Restored(state, found.get(_BEST), info)
+
+    def restore_model(self, like: ModelState, item: str, step: int | None) -> ModelState:
+        """Reads the arrays of a model; arguments and errors as in `load_model`."""
+        step, saved, _ = self._read_info(step)
+        if item not in saved:
+            raise ValueError(f"checkpoint {self.folder / str(step)} holds no {item} model")
+        return self._read_arrays(step, {item: like}, saved)[item]
+
+    def close(self) -> None:
+        """Releases orbax's threads."""
+        self._manager.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _read_info(self, step: int | None) -> tuple[int, dict[str, dict[str, str]], dict[str, Any]]:
+        steps = self._manager.all_steps()
+        if not steps or step not in (None, *steps):
+            wanted = "checkpoint" if step is None else f"checkpoint of step {step}"
+            raise ValueError(f"no {wanted} in {self.folder}; steps there: {sorted(steps)}")
+        step = max(steps) if step is None else step
+        content = self._read(step, {_INFO: ocp.args.JsonRestore()})[_INFO]
+        return step, content["types"], content["info"]
+
+    def _read_arrays(
+        self, step: int, like: dict[str, PyTree], saved: dict[str, dict[str, str]]
+    ) -> dict[str, PyTree]:
+        for item, tree in like.items():
+            _check_types(self.folder / str(step) / item, saved[item], types(tree))
+        requests = {
+            item: ocp.args.StandardRestore(jax.tree.map(_abstract, named(tree)))
+            for item, tree in like.items()
+        }
+        found = self._read(step, requests)
+        return {item: _unnamed(found[item], tree) for item, tree in like.items()}
+
+    def _read(self, step: int, requests: dict[str, Any]) -> Any:
+        try:
+            return self._manager.restore(step, args=ocp.args.Composite(**requests))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"checkpoint {self.folder / str(step)} cannot be read ({', '.join(requests)}): "
+                f"{error}"
+            ) from error
+
+
+def load_model[M: nnx.Module](
+    path: str | os.PathLike[str],
+    model: M,
+    *,
+    which: Literal["last", "best"] = "last",
+    step: int | None = None,
+) -> M:
+    """Loads a trained model from a run's folder, without its optimizer.
+
+    Args:
+        path: The run's folder, `RunFolder.path`.
+        model: A model with the structure of the trained one; it is not changed.
+        which: The model as it was at the checkpoint, or the best one found up to there.
+        step: The checkpoint; the newest if None.
+
+    Returns:
+        A new model. Its arrays lie where those of `model` lie.
+
+    Raises:
+        ValueError: There is no such checkpoint, or its arrays are not those of `model`.
+    """
+    items = {"last": _MODEL, "best": _BEST}
+    if which not in items:
+        raise ValueError(f"load_model: which: expected 'last' or 'best', got {which!r}")
+    folder = Path(path).absolute() / "checkpoints"
+    if not folder.is_dir():
+        raise ValueError(f"load_model: no checkpoint in {folder}")
+    graphdef, like = split_model(model)
+    with Checkpoints(folder, keep=None) as checkpoints:
+        return merge_model(graphdef, checkpoints.restore_model(like, items[which], step))
+
+
+def _items(state: TrainState, best: ModelState | None) -> dict[str, PyTree]:
+    items = {_MODEL: state.model, _OPTIMIZER: (state.optimizer, state.step)}
+    return items if best is None else {**items, _BEST: best}
+
+
+def _unnamed(found: dict[str, jax.Array], like: PyTree) -> PyTree:
+    leaves = [_placed_like(found[name], leaf) for name, leaf in named(like).items()]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def _check_types(place: Path, saved: dict[str, str], expected: dict[str, str]) -> None:
+    difference = first_difference(saved, expected)
+    if difference:
+        name, found, wanted = difference
+        raise ValueError(f"{place} does not fit: {name} is {found} there, expected {wanted}")
+
+
+def _abstract(array: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
+
+
+def _placed_like(array: jax.Array, like: jax.Array) -> jax.Array:
+    """Frees `array` from its device if `like` is free.
+
+    Orbax ties every array to a device. JAX moves a free one to where the batch lies; a tied one
+    beside a batch on several devices is an error that would come up only after a resume.
+    """
+    if like.committed:
+        return array
+    if is_key(array):
+        data = jnp.array(np.asarray(jax.random.key_data(array)))
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
+    return jnp.array(np.asarray(array))

@@ -1,0 +1,74 @@
+"""JSON lines: one object a row, append only, readable after a kill in the middle of a write."""
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from ._files import write_text
+
+Row = dict[str, float]
+
+
+def read_rows(path: str | os.PathLike[str]) -> list[Row]:
+    """Reads the rows of a JSONL file, such as a run's `metrics.jsonl`.
+
+    Args:
+        path: The file. A missing file has no rows.
+
+    Returns:
+        One dict a row, in order. `null` comes back as NaN. A last line without its newline was
+        being written when the process died, and is left out.
+
+    Raises:
+        ValueError: A complete line is not a JSON object.
+    """
+    path = Path(path)
+    if not path.exists():
+        return []
+    # What follows the last newline is empty, or the half-written line.
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+    return [_parse(path, number, line) for number, line in enumerate(lines, start=1)]
+
+
+class RowLog:
+    """An append-only list of rows, kept in memory and, if it has a path, in a JSONL file.
+
+    Args:
+        path: The file, or None to keep the rows in memory alone. Rows already there are read.
+    """
+
+    def __init__(self, path: Path | None):
+        self.path = path
+        self.rows: list[Row] = [] if path is None else read_rows(path)
+
+    def append(self, rows: Iterable[Row]) -> None:
+        """Adds rows and hands them to the operating system, so that a kill loses none of them."""
+        rows = list(rows)
+        self.rows += rows
+        if self.path is not None and rows:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write("".join(map(_format, rows)))
+
+    def truncate(self, last_step: int) -> None:
+        """Drops the rows after `last_step`, and any half-written line, in one atomic step."""
+        self.rows = [row for row in self.rows if row["step"] <= last_step]
+        if self.path is not None and self.path.exists():
+            write_text(self.path, "".join(map(_format, self.rows)))
+
+
+def _format(row: Mapping[str, float]) -> str:
+    # JSON has no NaN or infinity.
+    finite = {name: value if math.isfinite(value) else None for name, value in row.items()}
+    return json.dumps(finite, allow_nan=False) + "\n"
+
+
+def _parse(path: Path, number: int, line: str) -> Row:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}, line {number}: not JSON: {line[:80]!r}") from error
+    if not isinstance(row, dict):
+        raise ValueError(f"{path}, line {number}: expected an object, got {line[:80]!r}")
+    return {name: math.nan if value is None else value for name, value in row.items()}

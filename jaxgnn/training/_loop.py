@@ -1,0 +1,356 @@
+"""The training loop: deterministic, resumable, and quiet towards the device."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import ExitStack
+from typing import Any, Literal
+
+import jax
+import optax
+from flax import nnx
+
+from ._checkpoints import Checkpoints
+from ._log import Row, RowLog
+from ._progress import Progress
+from ._run import RunFolder
+from ._step import (
+    LossFn,
+    ModelState,
+    TrainState,
+    make_step,
+    merge_model,
+    split_model,
+    start_state,
+)
+from ._trees import PyTree, all_finite, copy_arrays
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopConfig:
+    """How long to train, and what to do when. Steps count from 1.
+
+    Attributes:
+        steps: Updates in the whole run, those before a resume included.
+        eval_every: Steps between evaluations; 0 evaluates after the last step alone.
+        checkpoint_every: Steps between checkpoints; 0 saves after the last step alone.
+        log_every: Steps between reads of the device. Every step has its row in the log all the
+            same; a small value stalls the device, a large one delays progress and errors.
+        keep_checkpoints: How many of the newest checkpoints stay on disk.
+        seed: Of the random numbers that `loss_fn` gets.
+        select: The evaluation metric that finds the best model; None keeps no best model.
+        select_mode: Whether the best is the largest or the smallest value. The first of equals
+            wins, and NaN never does.
+    """
+
+    steps: int
+    eval_every: int = 0
+    checkpoint_every: int = 0
+    log_every: int = 10
+    keep_checkpoints: int = 2
+    seed: int = 0
+    select: str | None = None
+    select_mode: Literal["max", "min"] = "max"
+
+    def __post_init__(self):
+        lowest = {
+            "steps": 1,
+            "eval_every": 0,
+            "checkpoint_every": 0,
+            "log_every": 1,
+            "keep_checkpoints": 1,
+        }
+        for name, bound in lowest.items():
+            if getattr(self, name) < bound:
+                raise ValueError(
+                    f"LoopConfig.{name}: expected at least {bound}, got {getattr(self, name)}"
+                )
+        if self.select_mode not in ("max", "min"):
+            raise ValueError(
+                f"LoopConfig.select_mode: expected 'max' or 'min', got {self.select_mode!r}"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """The best evaluation of a run: its step, and all metrics of that evaluation."""
+
+    step: int
+    metrics: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class FitResult[M: nnx.Module]:
+    """What `fit` found.
+
+    Attributes:
+        model: The model after the last step.
+        best_model: The model at the best evaluation; None without `LoopConfig.select`.
+        best: That evaluation; None without `LoopConfig.select`.
+        history: One row a step: `step`, `loss`, the metrics of `loss_fn`, and at evaluations
+            those of `evaluate`. Equal to the run's `metrics.jsonl`.
+        compile_seconds: Time of the first step and of each first step with a new static value,
+            in this call of `fit`.
+        ms_per_step: Mean milliseconds of the other steps, batches included, evaluations and
+            checkpoints not; None if there were none.
+    """
+
+    model: M
+    best_model: M | None
+    best: Best | None
+    history: list[Row]
+    compile_seconds: float
+    ms_per_step: float | None
+
+
+def fit[M: nnx.Module](
+    model: M,
+    optimizer: optax.GradientTransformation,
+    loss_fn: LossFn,
+    batches: Callable[[int], PyTree],
+    *,
+    config: LoopConfig,
+    evaluate: Callable[..., Mapping[str, float]] | None = None,
+    static: Callable[[int], Hashable] | None = None,
+    run: RunFolder | None = None,
+    resume: bool = True,
+    progress: bool = True,
+) -> FitResult[M]:
+    """Trains a model.
+
+    A run is a function of its arguments: random numbers come from `config.seed` and the step,
+    batches from the step. So a process killed at any moment and started again in the same folder
+    goes on from its last checkpoint, and ends with the same parameters, bit for bit, and the same
+    `metrics.jsonl` as one that was left alone, if the device's arithmetic is deterministic.
+
+    Args:
+        model: The model, in the mode to train in. It is not changed. All its `nnx.Param` are
+            trained; its other state (batch statistics, random streams) is carried along.
+        optimizer: Any optax transformation of the parameters, as nested dicts.
+        loss_fn: `loss_fn(model, batch, rngs) -> (loss, metrics)`: a scalar, and a dict of scalars
+            for the log. `rngs` is an `nnx.Rngs` of this step alone, for
+            `nnx.Dropout.__call__(..., rngs=rngs)`. It is traced: arrays it needs belong in the
+            batch, since those it captures are compiled in as constants.
+        batches: The batch of a step, a pytree of arrays. Where it is always the same, return the
+            same arrays on the device, and nothing is copied. New shapes compile anew.
+        config: Lengths and intervals.
+        evaluate: `evaluate(model) -> {name: value}`; the model is in evaluation mode
+            (`model.eval()`), and its arrays are gone after the next step. `jit_apply` compiles
+            what it calls.
+        static: A hashable value for a step, such as a scheduled `k`. `loss_fn` and `evaluate`
+            then get it as one more argument; `loss_fn` is compiled once for each value, and may
+            set static attributes of its model from it, for that call alone.
+        run: The folder for checkpoints and logs; None writes nothing.
+        resume: Whether to go on from what `run` holds. False refuses a folder that holds a run.
+        progress: Whether to report on stderr.
+
+    Returns:
+        The trained model, the best one, and the history.
+
+    Raises:
+        ValueError: The run's checkpoint does not fit the model, the optimizer or `config.steps`;
+            there is something to resume but `resume` is False; `config.select` is not among the
+            metrics; names clash; or `loss_fn` changes the shape of the model's state.
+        FloatingPointError: A loss, or a parameter about to be saved, is NaN or infinite. The
+            message names the step and the last checkpoint.
+    """
+    if config.select is not None and evaluate is None:
+        raise ValueError(f"fit: config.select is {config.select!r}, but there is no evaluate")
+    graphdef, arrays = split_model(model)
+    with ExitStack() as stack:
+        checkpoints = None
+        if run is not None:
+            checkpoints = Checkpoints(run.checkpoints_path, config.keep_checkpoints)
+            stack.callback(checkpoints.close)
+        session = _Session(
+            config=config,
+            graphdef=graphdef,
+            state=start_state(arrays, optimizer),
+            update=make_step(graphdef, optimizer, loss_fn, config.seed),
+            batches=batches,
+            evaluate=evaluate,
+            static=static,
+            checkpoints=checkpoints,
+            log=RowLog(None if run is None else run.metrics_path),
+            timing=RowLog(None if run is None else run.timing_path),
+        )
+        done = session.restore(resume)
+        bar = stack.enter_context(Progress(done, config.steps, enabled=progress))
+        for step in range(done + 1, config.steps + 1):
+            session.advance(step, bar)
+    return session.result()
+
+
+@dataclasses.dataclass
+class _Session:
+    """One call of `fit`: what it was given, and what changes from step to step."""
+
+    config: LoopConfig
+    graphdef: nnx.GraphDef
+    state: TrainState
+    update: Callable[..., tuple[TrainState, dict[str, jax.Array]]]
+    batches: Callable[[int], PyTree]
+    evaluate: Callable[..., Mapping[str, float]] | None
+    static: Callable[[int], Hashable] | None
+    checkpoints: Checkpoints | None
+    log: RowLog
+    timing: RowLog
+    best: Best | None = None
+    best_arrays: ModelState | None = None
+    # Steps whose values are still on the device, and when the first of them began.
+    pending: list[tuple[int, dict[str, jax.Array]]] = dataclasses.field(default_factory=list)
+    started: float = 0.0
+    compiled: set[tuple[Hashable, ...]] = dataclasses.field(default_factory=set)
+    compile_seconds: float = 0.0
+    timed_seconds: float = 0.0
+    timed_steps: int = 0
+
+    def restore(self, resume: bool) -> int:
+        """Goes back to the last checkpoint, if there is one; returns the steps done."""
+        if self.checkpoints is None:
+            return 0
+        done = self.checkpoints.latest_step or 0
+        if not resume and (done or self.log.rows):
+            raise ValueError(
+                f"fit: {self.checkpoints.folder.parent} already holds a run; resume it, or use "
+                "another folder"
+            )
+        if done > self.config.steps:
+            raise ValueError(
+                f"fit: the checkpoint in {self.checkpoints.folder} is of step {done}, beyond "
+                f"config.steps = {self.config.steps}"
+            )
+        if done:
+            self.state, self.best_arrays, info = self.checkpoints.restore(self.state)
+            self.best = None if info["best"] is None else Best(**info["best"])
+        self.log.truncate(done)
+        if len(self.log.rows) != done:
+            raise ValueError(
+                f"fit: {self.log.path} has {len(self.log.rows)} rows up to step {done} of the "
+                f"checkpoint, expected {done}"
+            )
+        return done
+
+    def advance(self, step: int, bar: Progress) -> None:
+        """Does one step, and what is due after it."""
+        static = () if self.static is None else (self.static(step),)
+        compiling = static not in self.compiled
+        if compiling and self.pending:
+            self.log.append(self.collect())
+        if not self.pending:
+            self.started = time.perf_counter()
+        self.state, values = self.update(self.state, self.batches(step), static)
+        self.pending.append((step, values))
+        self.compiled.add(static)
+
+        evaluating = self.evaluate is not None and self.is_due(step, self.config.eval_every)
+        saving = self.checkpoints is not None and self.is_due(step, self.config.checkpoint_every)
+        reading = self.is_due(step, self.config.log_every)
+        if not (compiling or evaluating or saving or reading):
+            return
+        rows = self.collect(compiling=compiling)
+        # An evaluation may take long or fail: what came before it is written first.
+        self.log.append(rows[:-1])
+        if evaluating:
+            self.add_evaluation(rows[-1], static)
+        self.log.append(rows[-1:])
+        if saving:
+            self.save(step)
+        bar.update(step, rows[-1], self.ms_per_step)
+
+    def is_due(self, step: int, every: int) -> bool:
+        """Whether something done every so many steps, and at the end, is due after `step`."""
+        return step == self.config.steps or (every > 0 and step % every == 0)
+
+    def collect(self, *, compiling: bool = False) -> list[Row]:
+        """Waits for the pending steps and returns their rows; keeps the time."""
+        steps = [step for step, _ in self.pending]
+        values = jax.device_get([values for _, values in self.pending])
+        seconds = time.perf_counter() - self.started
+        self.pending.clear()
+        if compiling:
+            self.compile_seconds += seconds
+            timing = {"compile_seconds": seconds}
+        else:
+            self.timed_seconds += seconds
+            self.timed_steps += len(steps)
+            timing = {"ms_per_step": 1e3 * seconds / len(steps)}
+        self.timing.append([{"step": steps[-1], **timing}])
+        rows = [
+            {"step": step, **{name: float(value) for name, value in row.items()}}
+            for step, row in zip(steps, values, strict=True)
+        ]
+        self.check_losses(rows)
+        return rows
+
+    def check_losses(self, rows: list[Row]) -> None:
+        """Raises at the first loss that is not finite, after logging the rows before it."""
+        for index, row in enumerate(rows):
+            if not math.isfinite(row["loss"]):
+                self.log.append(rows[:index])
+                raise FloatingPointError(
+                    f"fit: the loss is {row['loss']} at step {row['step']}; {self.last_checkpoint}"
+                )
+
+    def add_evaluation(self, row: Row, static: tuple[Hashable, ...]) -> None:
+        """Evaluates the model into `row`, and keeps it if it is the best so far."""
+        assert self.evaluate is not None
+        model = merge_model(self.graphdef, self.state.model)
+        model.eval()
+        metrics = {name: float(value) for name, value in self.evaluate(model, *static).items()}
+        clash = row.keys() & metrics.keys()
+        if clash:
+            raise ValueError(f"fit: evaluate and loss_fn both return {sorted(clash)}")
+        row |= metrics
+        if self.config.select is not None and self.is_best(metrics):
+            self.best = Best(int(row["step"]), metrics)
+            self.best_arrays = copy_arrays(self.state.model)
+
+    def is_best(self, metrics: Row) -> bool:
+        """Whether an evaluation is the best so far by `config.select`."""
+        name = self.config.select
+        assert name is not None
+        if name not in metrics:
+            raise ValueError(f"fit: config.select is {name!r}, evaluate returned {list(metrics)}")
+        if math.isnan(metrics[name]):
+            return False
+        if self.best is None:
+            return True
+        sign = 1 if self.config.select_mode == "max" else -1
+        return sign * metrics[name] > sign * self.best.metrics[name]
+
+    def save(self, step: int) -> None:
+        """Writes a checkpoint, unless the parameters are broken."""
+        assert self.checkpoints is not None
+        # The loss of a step is computed before its update, and cannot vouch for the result.
+        if not all_finite(self.state.model.params):
+            raise FloatingPointError(
+                f"fit: a parameter is NaN or infinite after step {step}; {self.last_checkpoint}"
+            )
+        best = None if self.best is None else dataclasses.asdict(self.best)
+        self.checkpoints.save(step, self.state, self.best_arrays, {"best": best})
+
+    @property
+    def last_checkpoint(self) -> str:
+        """Where one can go back to, in words."""
+        if self.checkpoints is None or self.checkpoints.latest_step is None:
+            return "there is no checkpoint"
+        return f"last checkpoint: {self.checkpoints.folder / str(self.checkpoints.latest_step)}"
+
+    @property
+    def ms_per_step(self) -> float | None:
+        """Mean milliseconds of the steps that did not compile."""
+        return 1e3 * self.timed_seconds / self.timed_steps if self.timed_steps else None
+
+    def result(self) -> FitResult[Any]:
+        """The result after the last step."""
+        best = self.best_arrays
+        return FitResult(
+            model=merge_model(self.graphdef, self.state.model),
+            best_model=None if best is None else merge_model(self.graphdef, best),
+            best=self.best,
+            history=self.log.rows,
+            compile_seconds=self.compile_seconds,
+            ms_per_step=self.ms_per_step,
+        )

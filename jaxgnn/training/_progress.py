@@ -1,0 +1,59 @@
+"""Progress of a loop on stderr: a bar on a terminal, now and then a line elsewhere."""
+
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+from tqdm import tqdm
+
+from ._log import Row
+
+_SECONDS_BETWEEN_LINES = 30.0
+
+
+class Progress:
+    """Shows steps, loss, metrics and milliseconds a step; a context manager.
+
+    Args:
+        done: Steps done before this start.
+        total: Steps of the whole run.
+        enabled: False shows nothing.
+    """
+
+    def __init__(self, done: int, total: int, *, enabled: bool):
+        on_terminal = enabled and sys.stderr.isatty()
+        self._total = total
+        self._bar = tqdm(initial=done, total=total, disable=not on_terminal, dynamic_ncols=True)
+        self._lines = enabled and not on_terminal
+        self._last_line = 0.0
+
+    def update(self, step: int, row: Row, ms_per_step: float | None) -> None:
+        """Reports that `step` is done, with its row of metrics."""
+        text = _format(row, ms_per_step)
+        if not self._bar.disable:
+            self._bar.set_postfix_str(text, refresh=False)
+            self._bar.update(step - self._bar.n)
+        now = time.monotonic()
+        quiet = now - self._last_line < _SECONDS_BETWEEN_LINES and step < self._total
+        if self._lines and not quiet:
+            print(f"step {step}/{self._total}: {text}", file=sys.stderr, flush=True)
+            self._last_line = now
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._bar.close()
+
+
+def _format(row: Row, ms_per_step: float | None) -> str:
+    parts = [f"{name} {value:.4g}" for name, value in row.items() if name != "step"]
+    if ms_per_step is not None:
+        parts.append(f"{ms_per_step:.3g} ms/step")
+    return ", ".join(parts)

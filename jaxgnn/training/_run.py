@@ -1,0 +1,170 @@
+"""The folder of one run: its configuration, what it ran on, its metrics and checkpoints."""
+
+import dataclasses
+import enum
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ._files import write_json
+from ._log import Row, read_rows
+
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "jaxgnn")
+
+
+class RunFolder:
+    """Opens the folder of a run, and makes it if it is new.
+
+    | file | content |
+    |---|---|
+    | `config.json` | the configuration the run was first started with, or last changed to |
+    | `versions.json` | a list: versions, devices, git commit and time of each start |
+    | `metrics.jsonl` | one row a training step; does not depend on where the run was interrupted |
+    | `timing.jsonl` | milliseconds a step and compile seconds, as they came |
+    | `checkpoints/` | one folder a checkpoint |
+
+    Args:
+        path: The folder, usually `runs/<name>`.
+        config: A dataclass; its fields are dataclasses, mappings, sequences, paths, enums,
+            strings, numbers, bools or None.
+        may_change: Fields that may differ when the run is resumed, as dotted names
+            (`"loop.steps"`); a name covers everything below it.
+
+    Raises:
+        ValueError: The folder belongs to a run with another configuration; the message names the
+            fields. Or it holds checkpoints but no configuration.
+        TypeError: `config` is no dataclass, or has a field that JSON cannot hold.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], config: Any, *, may_change: Iterable[str] = ()
+    ):
+        # Orbax wants absolute paths.
+        self.path = Path(path).absolute()
+        self.metrics_path = self.path / "metrics.jsonl"
+        self.timing_path = self.path / "timing.jsonl"
+        self.checkpoints_path = self.path / "checkpoints"
+        values = _config_to_json(config)
+        self._check_config(values, tuple(may_change))
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.write_json("config.json", values)
+        self._record_start()
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Writes `value` as JSON to the file `name` of this folder, in one atomic step."""
+        write_json(self.path / name, value)
+
+    def read_metrics(self) -> list[Row]:
+        """The rows of `metrics.jsonl` so far."""
+        return read_rows(self.metrics_path)
+
+    def _check_config(self, values: dict[str, Any], may_change: tuple[str, ...]) -> None:
+        file = self.path / "config.json"
+        if not file.exists():
+            if self.checkpoints_path.exists():
+                raise ValueError(f"{self.path} holds checkpoints but no config.json")
+            return
+        before, now = _flatten(json.loads(file.read_text())), _flatten(values)
+        differing = [
+            f"{name}: {_show(before, name)} before, {_show(now, name)} now"
+            for name in sorted(before.keys() | now.keys())
+            if _show(before, name) != _show(now, name) and not _is_below(name, may_change)
+        ]
+        if differing:
+            raise ValueError(
+                f"{self.path} was started with another configuration ({'; '.join(differing)}); "
+                "use another folder, or the same configuration to resume"
+            )
+
+    def _record_start(self) -> None:
+        file = self.path / "versions.json"
+        starts = json.loads(file.read_text()) if file.exists() else []
+        self.write_json("versions.json", [*starts, _describe_start()])
+
+
+def _config_to_json(config: Any) -> dict[str, Any]:
+    if not dataclasses.is_dataclass(config) or isinstance(config, type):
+        raise TypeError(f"config: expected a dataclass instance, got {type(config).__name__}")
+    return _to_json(config, "config")
+
+
+def _to_json(value: Any, name: str) -> Any:
+    """Turns `value` into what the json module writes; `name` is its place, for the error."""
+    # Before the plain types: an enum may also be a string or an integer.
+    if isinstance(value, enum.Enum):
+        return value.name
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _to_json(item, f"{name}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_json(item, f"{name}.{index}") for index, item in enumerate(value)]
+    raise TypeError(f"{name}: cannot write a {type(value).__name__} to config.json")
+
+
+def _flatten(value: Any, name: str = "") -> dict[str, Any]:
+    """Dotted name -> leaf. A list is a leaf: its length is part of its value."""
+    if not isinstance(value, dict) or not value:
+        return {name: value}
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        flat |= _flatten(item, f"{name}.{key}" if name else key)
+    return flat
+
+
+def _show(flat: dict[str, Any], name: str) -> str:
+    return json.dumps(flat[name]) if name in flat else "absent"
+
+
+def _is_below(name: str, parents: tuple[str, ...]) -> bool:
+    return any(name == parent or name.startswith(parent + ".") for parent in parents)
+
+
+def _describe_start() -> dict[str, Any]:
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "packages": {name: _package_version(name) for name in _PACKAGES},
+        "devices": [
+            {"platform": device.platform, "kind": device.device_kind} for device in jax.devices()
+        ],
+        "git": _git_state(),
+    }
+
+
+def _package_version(name: str) -> str | None:
+    """The installed version; None where the package is used from a checkout, uninstalled."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git_state() -> dict[str, Any] | None:
+    """Commit and cleanliness of the checkout that the process was started in, if it is one."""
+    commit = _git("rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return {"commit": commit, "dirty": bool(_git("status", "--porcelain"))}
+
+
+def _git(*arguments: str) -> str | None:
+    if shutil.which("git") is None:
+        return None
+    # Without the option, `git status` takes a lock that gets in the way of the user's own git.
+    command = ["git", "--no-optional-locks", *arguments]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    return answer.stdout.strip() if answer.returncode == 0 else None

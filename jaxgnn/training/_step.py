@@ -1,0 +1,151 @@
+"""One training step as a pure, compiled function of the model's arrays."""
+
+import functools
+from collections.abc import Callable, Hashable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from ._trees import PyTree, first_difference, strong, types
+
+LossFn = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
+
+
+class ModelState(NamedTuple):
+    """The arrays of a model, as nested dicts: what is trained, and the rest.
+
+    Plain dicts and not `nnx.State`: JAX flattens them without calling Python, which small models
+    notice at every step, and a checkpoint of them does not depend on Flax's classes.
+    """
+
+    params: PyTree
+    other: PyTree
+
+
+class TrainState(NamedTuple):
+    """All that a step changes. `step` int32 [] counts the updates done."""
+
+    model: ModelState
+    optimizer: PyTree
+    step: jax.Array
+
+
+def split_model[M: nnx.Module](model: M) -> tuple[nnx.GraphDef[M], ModelState]:
+    """Splits a model into its static structure and its arrays; `merge_model` is the inverse."""
+    graphdef, params, other = nnx.split(model, nnx.Param, ...)
+    return graphdef, ModelState(nnx.to_pure_dict(params), nnx.to_pure_dict(other))
+
+
+def merge_model[M: nnx.Module](graphdef: nnx.GraphDef[M], state: ModelState) -> M:
+    """Builds a model from its structure and arrays. The arrays are shared, not copied."""
+    return nnx.merge(graphdef, state.params, state.other)
+
+
+def start_state(model: ModelState, optimizer: optax.GradientTransformation) -> TrainState:
+    """The state before the first step, on copies of the arrays: steps donate what they get."""
+    model = jax.tree.map(_strong_copy, model)
+    # Some optimizers keep the initial parameters as they are: an array may not be donated twice.
+    optimizer_state = jax.tree.map(_strong_copy, optimizer.init(model.params))
+    return TrainState(model, optimizer_state, jnp.zeros((), jnp.int32))
+
+
+def make_step(
+    graphdef: nnx.GraphDef,
+    optimizer: optax.GradientTransformation,
+    loss_fn: LossFn,
+    seed: int,
+) -> Callable[[TrainState, PyTree, tuple[Hashable, ...]], tuple[TrainState, dict[str, jax.Array]]]:
+    """Compiles `step(state, batch, static) -> (state, values)`, which donates `state`.
+
+    `static` is a tuple of hashable values, handed on to `loss_fn`; each new one retraces.
+    `values` are the loss and the metrics of `loss_fn`, computed before the update.
+    """
+
+    def step(
+        state: TrainState, batch: PyTree, static: tuple[Hashable, ...]
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        number = state.step + 1
+        key = jax.random.fold_in(jax.random.key(seed), number)
+
+        def loss_of(params: PyTree, other: PyTree) -> tuple[jax.Array, tuple[PyTree, PyTree]]:
+            model = merge_model(graphdef, ModelState(params, other))
+            loss, metrics = loss_fn(model, batch, nnx.Rngs(key), *static)
+            values = _named_scalars(loss, metrics)
+            return loss, (values, split_model(model)[1].other)
+
+        gradient_of = jax.value_and_grad(loss_of, has_aux=True)
+        (_, (values, other)), grads = gradient_of(*state.model)
+        updates, optimizer_state = optimizer.update(grads, state.optimizer, state.model.params)
+        params = optax.apply_updates(state.model.params, updates)
+        new = TrainState(ModelState(params, other), optimizer_state, number)
+        return _like(new, state), values
+
+    return jax.jit(step, static_argnames="static", donate_argnames="state")
+
+
+def jit_apply[T](fn: Callable[..., T]) -> Callable[..., T]:
+    """Compiles `fn(model, *arrays, **static)` once, for a model whose parameters change.
+
+    Args:
+        fn: A function of an NNX module, pytrees of arrays (positional, traced) and hashable
+            values (by keyword, static). It must not capture large arrays: pass them.
+
+    Returns:
+        A function with the same arguments. It retraces when the model's structure changes
+        (`model.eval()` counts), when a shape or dtype changes, or with a new static value. What
+        `fn` changes in the model is dropped.
+
+    Example:
+        >>> predict = jit_apply(lambda model, x: model(x).argmax(-1))
+        >>> model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+        >>> predict(model, jnp.ones((5, 3))).shape
+        (5,)
+    """
+
+    @functools.partial(jax.jit, static_argnames=("graphdef", "static"))
+    def compiled(
+        graphdef: nnx.GraphDef,
+        state: ModelState,
+        arrays: tuple[PyTree, ...],
+        static: tuple[tuple[str, Hashable], ...],
+    ) -> T:
+        return fn(merge_model(graphdef, state), *arrays, **dict(static))
+
+    @functools.wraps(fn)
+    def apply(model: nnx.Module, *arrays: PyTree, **static: Hashable) -> T:
+        graphdef, state = split_model(model)
+        return compiled(graphdef, state, arrays, tuple(sorted(static.items())))
+
+    return apply
+
+
+def _strong_copy(array: jax.Array) -> jax.Array:
+    # Weakly typed parameters (`jnp.full((3,), 0.5)`) turn strong in the first update, and the
+    # second step would be traced again.
+    return jnp.copy(strong(jnp.asarray(array)))
+
+
+def _like(new: TrainState, old: TrainState) -> TrainState:
+    """Returns `new`, after checking that it has the structure, shapes and dtypes of `old`."""
+    difference = first_difference(types(new), types(old))
+    if difference:
+        name, found, expected = difference
+        raise ValueError(
+            f"fit: a step turned {name} from {expected} into {found}; it must keep its place, "
+            "shape and dtype"
+        )
+    return jax.tree.map(strong, new)
+
+
+def _named_scalars(loss: jax.Array, metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    reserved = {"loss", "step"} & metrics.keys()
+    if reserved:
+        raise ValueError(f"fit: loss_fn returned a metric under the reserved name {reserved.pop()}")
+    values = {"loss": loss, **metrics}
+    for name, value in values.items():
+        if jnp.shape(value) != ():
+            raise ValueError(f"fit: loss_fn's {name}: expected a scalar, got {jnp.shape(value)}")
+    return values

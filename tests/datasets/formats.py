@@ -1,0 +1,140 @@
+"""Writes a small data set to disk in each published format, as the publishers lay it out."""
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import scipy.sparse
+
+from jaxgnn.datasets import NodeDataset
+
+NODES, FEATURES, CLASSES, TASKS, EDGE_FEATURES = 12, 3, 4, 112, 8
+OGB_SPLITS = {
+    "ogbn-products": "sales_ranking",
+    "ogbn-proteins": "species",
+    "ogbn-arxiv": "time",
+}
+
+
+def small_dataset(*, tasks: int | None = None, seed: int = 0) -> NodeDataset:
+    """Random undirected graph; every class and split occurs, and the last node is isolated."""
+    rng = np.random.default_rng(seed)
+    low, high = np.triu_indices(NODES - 1, k=1)
+    kept = rng.random(low.size) < 0.3
+    low, high = low[kept].astype(np.int32), high[kept].astype(np.int32)
+    classes = rng.permutation(np.arange(NODES, dtype=np.int32) % CLASSES)
+    order = rng.permutation(NODES).astype(np.int32)
+    return NodeDataset(
+        name="small",
+        senders=np.concatenate([low, high]),
+        receivers=np.concatenate([high, low]),
+        features=rng.normal(size=(NODES, FEATURES)).astype(np.float32),
+        labels=rng.integers(0, 2, (NODES, tasks)).astype(np.float32) if tasks else classes,
+        train=np.sort(order[:6]),
+        validation=np.sort(order[6:9]),
+        test=np.sort(order[9:]),
+        num_classes=tasks or CLASSES,
+    )
+
+
+def adjacency(data: NodeDataset) -> scipy.sparse.coo_matrix:
+    ones = np.ones(data.num_edges)
+    return scipy.sparse.coo_matrix((ones, (data.senders, data.receivers)), (data.num_nodes,) * 2)
+
+
+def write_reddit(folder: Path, data: NodeDataset) -> None:
+    node_types = np.zeros(data.num_nodes, np.int64)
+    for code, split in enumerate((data.train, data.validation, data.test), start=1):
+        node_types[split] = code
+    np.savez(
+        folder / "reddit_data.npz",
+        feature=data.features,
+        label=data.labels.astype(np.int64),
+        node_types=node_types,
+        node_ids=np.arange(data.num_nodes),
+    )
+    scipy.sparse.save_npz(folder / "reddit_graph.npz", adjacency(data))
+
+
+def write_graphsaint(folder: Path, data: NodeDataset, *, stored_format: bool = True) -> None:
+    csr = adjacency(data).tocsr()
+    if stored_format:
+        scipy.sparse.save_npz(folder / "adj_full.npz", csr)
+    else:
+        np.savez(
+            folder / "adj_full.npz",
+            data=csr.data,
+            indices=csr.indices,
+            indptr=csr.indptr,
+            shape=csr.shape,
+        )
+    np.save(folder / "feats.npy", data.features.astype(np.float64))
+    labels = data.labels.astype(int).tolist()
+    # Backwards: the order of the keys carries no meaning.
+    class_map = {str(node): labels[node] for node in reversed(range(data.num_nodes))}
+    (folder / "class_map.json").write_text(json.dumps(class_map))
+    splits = {"tr": data.train, "va": data.validation, "te": data.test}
+    roles = {role: ids[::-1].tolist() for role, ids in splits.items()}
+    (folder / "role.json").write_text(json.dumps(roles))
+
+
+def write_ogb(
+    folder: Path,
+    data: NodeDataset,
+    name: str,
+    *,
+    edge_features: np.ndarray | None = None,
+    compressed: bool = True,
+) -> None:
+    """Lists each edge once, low id first; `edge_features` [edges / 2, d] replace the nodes'."""
+    once = data.senders < data.receivers
+    edges = np.stack([data.senders[once], data.receivers[once]], axis=1)
+    raw = {
+        "edge": edges,
+        "num-node-list": [[data.num_nodes]],
+        "num-edge-list": [[len(edges)]],
+        "node-label": data.labels.astype(int).reshape(data.num_nodes, -1),
+    }
+    if edge_features is None:
+        raw["node-feat"] = data.features
+    else:
+        raw["edge-feat"] = edge_features
+        raw["node_species"] = np.full((data.num_nodes, 1), 9606)
+    for file, table in raw.items():
+        write_csv(folder / "raw" / f"{file}.csv", table, compressed)
+    splits = {"train": data.train, "valid": data.validation, "test": data.test}
+    for file, ids in splits.items():
+        path = folder / "split" / OGB_SPLITS[name] / f"{file}.csv"
+        write_csv(path, ids[::-1, None], compressed)
+
+
+def write_csv(path: Path, table: np.ndarray | list[list[int]], compressed: bool) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = "".join(",".join(map(str, row)) + "\n" for row in np.asarray(table).tolist())
+    if compressed:
+        Path(f"{path}.gz").write_bytes(gzip.compress(text.encode()))
+    else:
+        path.write_text(text)
+
+
+def edge_features(data: NodeDataset) -> np.ndarray:
+    """[undirected edges, 8] float32, in the order in which `write_ogb` lists the edges."""
+    rng = np.random.default_rng(7)
+    return rng.random((data.num_edges // 2, EDGE_FEATURES)).astype(np.float32)
+
+
+def _write_proteins(folder: Path) -> None:
+    data = small_dataset(tasks=TASKS)
+    write_ogb(folder, data, "ogbn-proteins", edge_features=edge_features(data))
+
+
+WRITERS: dict[str, Callable[[Path], None]] = {
+    "reddit": lambda folder: write_reddit(folder, small_dataset()),
+    "flickr": lambda folder: write_graphsaint(folder, small_dataset()),
+    "yelp": lambda folder: write_graphsaint(folder, small_dataset(tasks=5)),
+    "ogbn-products": lambda folder: write_ogb(folder, small_dataset(), "ogbn-products"),
+    "ogbn-arxiv": lambda folder: write_ogb(folder, small_dataset(), "ogbn-arxiv"),
+    "ogbn-proteins": _write_proteins,
+}

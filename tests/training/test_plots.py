@@ -1,0 +1,61 @@
+"""Plots: the file is a picture with curves in it, without pyplot's global state."""
+
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxgnn.training import plot_curves
+
+
+def rows(seed: int, steps: int = 200):
+    noise = np.random.default_rng(seed).normal(size=steps) * 0.02
+    history = []
+    for step in range(1, steps + 1):
+        row = {"step": step, "loss": float(np.exp(-step / 50) + noise[step - 1])}
+        if step % 20 == 0:
+            row |= {"validation accuracy": 1 - row["loss"], "test accuracy": 0.9 - row["loss"]}
+        history.append(row)
+    return history
+
+
+def colours(path) -> int:
+    """How many colours the picture has besides greys."""
+    with Image.open(path) as image:
+        assert image.format == "PNG"
+        pixels = np.asarray(image.convert("RGB")).reshape(-1, 3).astype(int)
+    coloured = pixels[np.ptp(pixels, axis=1) > 60]
+    assert len(coloured) > 500
+    return len(np.unique(coloured, axis=0))
+
+
+def test_curves_of_one_run_and_of_several_are_drawn(tmp_path):
+    plot_curves({"run": rows(0)}, tmp_path / "one.png")
+    plot_curves({f"k = {k}": rows(k) for k in (8, 16, 32)}, tmp_path / "three.png")
+    assert colours(tmp_path / "one.png") > 2
+    assert colours(tmp_path / "three.png") > colours(tmp_path / "one.png")
+
+
+def test_a_panel_holds_the_fields_that_end_in_the_same_word(tmp_path):
+    def width(fields):
+        plot_curves({"run": rows(0)}, tmp_path / "curves.png", fields=fields)
+        with Image.open(tmp_path / "curves.png") as image:
+            return image.width
+
+    one = width(["loss"])
+    assert width(["validation accuracy", "test accuracy"]) == one
+    assert width(["loss", "test accuracy"]) == 2 * one
+
+
+def test_an_unknown_field_and_an_empty_history_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"no \['f1'\] in the histories; they have \['loss'"):
+        plot_curves({"run": rows(0)}, tmp_path / "curves.png", fields=["f1"])
+    with pytest.raises(ValueError, match="no fields in the histories"):
+        plot_curves({"run": []}, tmp_path / "curves.png")
+    assert not (tmp_path / "curves.png").exists()
+
+
+def test_pyplot_is_not_imported(tmp_path):
+    plot_curves({"run": rows(0)}, tmp_path / "curves.png")
+    assert "matplotlib.pyplot" not in sys.modules
