@@ -168,7 +168,7 @@ ffi::Error GradWeights(ffi::ThreadPool pool, ffi::AnyBuffer unit_rows, ffi::AnyB
                    const T* all_values = batch.Item<const T>(values, member);
                    const Column* all_columns = batch.Item<const Column>(columns, member);
                    const T* gradients = batch.Item<const T>(dy, member);
-                   T* out = batch.Item<T>(*dweights, member);
+                   float* out = batch.Item<float>(*dweights, member);
                    WithWidestIsa([&]() JAXGNN_INLINE {
                      for (int64_t unit = begin; unit < end; ++unit) {
                        const int64_t row = units.rows[unit];
@@ -184,14 +184,13 @@ ffi::Error GradWeights(ffi::ThreadPool pool, ffi::AnyBuffer unit_rows, ffi::AnyB
                          for (int64_t i = 0; i < k; ++i) {
                            sum += ToFloat(gradient[column[i]]) * ToFloat(value[i]);
                          }
-                         out[edge] = FromFloat<T>(
-                             scale * coefficients.Edge(edge, neighbours[edge]) * sum);
+                         out[edge] = scale * coefficients.Edge(edge, neighbours[edge]) * sum;
                        }
                      }
                    });
                  });
         for (int64_t member = 0; member < batch.size(); ++member) {
-          ZeroPaddingEdges(graph.UnitsOf(member), batch.Item<T>(*dweights, member),
+          ZeroPaddingEdges(graph.UnitsOf(member), batch.Item<float>(*dweights, member),
                            graph.num_edges());
         }
         return ffi::Error::Success();

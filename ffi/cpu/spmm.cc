@@ -124,7 +124,7 @@ ffi::Error Sddmm(ffi::ThreadPool pool, ffi::AnyBuffer unit_rows, ffi::AnyBuffer 
                      batch.Item<const float>(col_scale, member)};
                  const T* left = batch.Item<const T>(a, member);
                  const T* right = batch.Item<const T>(b, member);
-                 T* out = batch.Item<T>(*edges, member);
+                 float* out = batch.Item<float>(*edges, member);
                  WithWidestIsa([&]() JAXGNN_INLINE {
                    for (int64_t unit = begin; unit < end; ++unit) {
                      const int64_t row = units.rows[unit];
@@ -137,14 +137,14 @@ ffi::Error Sddmm(ffi::ThreadPool pool, ffi::AnyBuffer unit_rows, ffi::AnyBuffer 
                                      dim * sizeof(T));
                        const float product = Dot(left + row * dim,
                                                  right + static_cast<int64_t>(column) * dim, dim);
-                       out[edge] = FromFloat<T>(coefficients.Row(row) *
-                                                coefficients.Edge(edge, column) * product);
+                       out[edge] = coefficients.Row(row) * coefficients.Edge(edge, column) * product;
                      }
                    }
                  });
                });
       for (int64_t member = 0; member < batch.size(); ++member) {
-        ZeroPaddingEdges(graph.UnitsOf(member), batch.Item<T>(*edges, member), graph.num_edges());
+        ZeroPaddingEdges(graph.UnitsOf(member), batch.Item<float>(*edges, member),
+                         graph.num_edges());
       }
       return ffi::Error::Success();
     });

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgnn._ffi._call import call, coefficients, structure
@@ -37,10 +38,10 @@ def grad_values(
 def grad_weights(
     graph: CSRGraph, cbsr: CBSR, dy: Float[Array, "rows dim"]
 ) -> Float[Array, " edges"]:
-    """Gradient to the edge weights."""
+    """Gradient to the edge weights, float32."""
     return call(
         "jaxgnn_maxk_spmm_grad_weights",
-        ((graph.num_edges,), dy.dtype),
+        ((graph.num_edges,), jnp.float32),
         *structure(graph),
         graph.row_scale,
         graph.col_scale,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgnn._ffi._call import call, coefficients, structure
@@ -17,7 +18,7 @@ def spmm(graph: CSRGraph, x: Float[Array, "cols dim"]) -> Float[Array, "rows dim
 def sddmm(
     graph: CSRGraph, a: Float[Array, "rows dim"], b: Float[Array, "cols dim"]
 ) -> Float[Array, " edges"]:
-    """See ``jaxgnn.ops.sddmm``."""
+    """See ``jaxgnn.ops.sddmm``; the result is float32."""
     shape = (graph.num_edges,)
     scales = graph.row_scale, graph.col_scale
-    return call("jaxgnn_sddmm", (shape, a.dtype), *structure(graph), *scales, a, b)
+    return call("jaxgnn_sddmm", (shape, jnp.float32), *structure(graph), *scales, a, b)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import jax
@@ -18,29 +19,63 @@ def is_concrete(*arrays: Any) -> bool:
     return not any(isinstance(a, jax.core.Tracer) for a in arrays)
 
 
+def evaluated_if_concrete(*arrays: Any) -> contextlib.AbstractContextManager:
+    """Inside, JAX computes on concrete ``arrays`` at once, even under an enclosing trace.
+
+    What is derived from constants stays a constant. Where one of ``arrays`` is a tracer this does
+    nothing; the code inside must touch no other tracer.
+    """
+    return jax.ensure_compile_time_eval() if is_concrete(*arrays) else contextlib.nullcontext()
+
+
+def take(array: Any, positions: Any) -> jax.Array:
+    """``array[positions]``, a constant if both are."""
+    with evaluated_if_concrete(array, positions):
+        return jnp.asarray(array)[positions]
+
+
 def offset_dtype(num_edges: int) -> type[np.signedinteger]:
     """int32 while edge offsets fit, int64 beyond 2^31 - 1 edges."""
     return np.int32 if num_edges <= MAX_INT32 else np.int64
 
 
-def to_device(array: np.ndarray) -> jax.Array:
+def to_device(array: np.ndarray | jax.Array) -> jax.Array:
     """Puts a host array on the default device without narrowing its dtype in silence."""
-    if array.dtype == np.int64 and not jax.config.jax_enable_x64:
+    if array.dtype == np.int64 and array.size and array.max() > MAX_INT32:
+        require_x64()
+    # Under an enclosing trace the graph is still a constant: it must not become a tracer.
+    with jax.ensure_compile_time_eval():
+        return jnp.asarray(array)
+
+
+def require_x64() -> None:
+    """Raises ValueError unless JAX has int64."""
+    if not jax.config.jax_enable_x64:
         raise bad_input(
             "CSRGraph",
             "jax_enable_x64",
             "True for a graph of more than 2^31 - 1 edges, whose offsets are int64",
             "False",
         )
-    # Under an enclosing trace the graph is still a constant: it must not become a tracer.
-    with jax.ensure_compile_time_eval():
-        return jnp.asarray(array)
+
+
+def require_size(where: str, argument: str, size: Any) -> None:
+    """Raises ValueError unless ``size`` is a number of nodes that int32 ids can name."""
+    is_integer = isinstance(size, int | np.integer) and not isinstance(size, bool)
+    if not is_integer or not 0 <= size <= MAX_INT32:
+        raise bad_input(where, argument, "an integer in [0, 2^31)", repr(size))
 
 
 def require_integers(where: str, argument: str, array: Any) -> None:
     """Raises ValueError unless ``array`` has an integer dtype."""
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise bad_input(where, argument, "of an integer dtype", array.dtype)
+
+
+def require_floats(where: str, argument: str, array: Any) -> None:
+    """Raises ValueError unless ``array`` has a floating dtype."""
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise bad_input(where, argument, "of a floating dtype", array.dtype)
 
 
 def require_length(where: str, argument: str, array: Any, length: int, what: str) -> None:

@@ -58,17 +58,26 @@ class CBSR:
         return dense.reshape(self.shape)
 
     def validate(self) -> CBSR:
-        """Checks values that shapes cannot show; call it outside ``jit``.
+        """Checks shapes, dtypes, and what they cannot show; call it outside ``jit``.
 
         Returns:
           Itself.
 
         Raises:
-          ValueError: if a column id is not below ``dim``, or the ids of a row are not strictly
-            ascending. Names the first bad entry.
+          ValueError: if ``indices`` has not the shape of ``values`` or not the dtype for ``dim``,
+            a column id is not below ``dim``, or the ids of a row are not strictly ascending. Names
+            the first bad entry.
         """
         if not is_concrete(self.values, self.indices):
             raise bad_input("CBSR.validate", "self", "concrete; call it outside jit", "a tracer")
+        if self.indices.shape != self.values.shape or self.values.ndim < 2:
+            expected = f"of the shape [..., rows, k] of the values, {self.values.shape}"
+            raise bad_input("CBSR", "indices", expected, self.indices.shape)
+        if not jnp.issubdtype(self.values.dtype, jnp.floating):
+            raise bad_input("CBSR", "values", "of a floating dtype", self.values.dtype)
+        if self.indices.dtype != column_dtype(self.dim):
+            expected = f"{column_dtype(self.dim)} for dim = {self.dim}"
+            raise bad_input("CBSR", "indices", expected, self.indices.dtype)
         columns = np.asarray(self.indices).astype(np.int64)
         outside = columns >= self.dim
         if outside.any():

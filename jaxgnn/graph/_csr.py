@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -14,15 +14,19 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph._arrays import (
+    evaluated_if_concrete,
     is_concrete,
     offset_dtype,
+    require_floats,
     require_integers,
     require_length,
+    require_size,
+    take,
     to_device,
 )
 from jaxgnn.graph._schedule import RowSchedule, make_schedule
 from jaxgnn.graph._sorting import inverse_permutation, row_ids, sort_edges
-from jaxgnn.graph._validate import validate_graph
+from jaxgnn.graph._validate import validate_graph, validate_structure
 
 Normalization = Literal["mean", "sym"]
 
@@ -78,7 +82,7 @@ class CSRGraph:
     indptr: Int[Array, " rows+1"]
     indices: Int[Array, " edges"]
     weights: Float[Array, " edges"] | None = None
-    num_cols: int | None = dataclasses.field(default=None, metadata={"static": True})
+    num_cols: int = dataclasses.field(default=cast(int, None), metadata={"static": True})
     row_scale: Float[Array, " rows"] | None = None
     col_scale: Float[Array, " cols"] | None = None
     plan: GraphPlan | None = None
@@ -102,8 +106,8 @@ class CSRGraph:
     ) -> CSRGraph:
         """Builds a graph from an edge list; edges of one receiver keep their order.
 
-        On concrete input the result is validated and has its plan. Under ``jit`` it is an XLA
-        sort, and nothing is validated.
+        On concrete input the result is validated and has its plan, also under ``jit``. Of traced
+        edges it is an XLA sort, and nothing but shapes and dtypes is checked.
 
         Args:
           senders: node that each edge leaves.
@@ -116,46 +120,60 @@ class CSRGraph:
         Raises:
           ValueError: on indices out of range, NaN weights, mismatched lengths or wrong dtypes.
         """
-        senders, receivers = _array(senders), _array(receivers)
+        senders, receivers = _array(senders, np.int32), _array(receivers, np.int32)
         weights = None if weights is None else _array(weights)
+        edge_mask = None if edge_mask is None else _array(edge_mask, np.bool)
         num_cols = num_nodes if num_senders is None else num_senders
         _check_edge_list(senders, receivers, weights, edge_mask, num_nodes, num_cols)
         indptr, permutation = sort_edges(receivers, num_nodes, edge_mask)
-        if is_concrete(senders, receivers, edge_mask):
+        if is_concrete(receivers, edge_mask):
             indptr, permutation = to_device(indptr), to_device(permutation)
+        with evaluated_if_concrete(senders, permutation):
+            indices = jnp.asarray(senders)[permutation].astype(jnp.int32)
         graph = cls(
             indptr=indptr,
-            indices=jnp.asarray(senders)[permutation].astype(jnp.int32),
-            weights=None if weights is None else jnp.asarray(weights)[permutation],
+            indices=indices,
+            weights=None if weights is None else take(weights, permutation),
             num_cols=num_cols,
         )
-        return graph.validate().prepared() if is_concrete(*jax.tree.leaves(graph)) else graph
+        if is_concrete(*jax.tree.leaves(graph)):
+            graph.validate()
+        # Weights may be traced where the structure is not.
+        return graph.prepared() if is_concrete(graph.indptr, graph.indices) else graph
 
     @classmethod
     def from_scipy(cls, matrix: Any, *, weighted: bool | None = None) -> CSRGraph:
         """Builds a graph from a scipy.sparse matrix or array: row i receives from column j.
 
         Args:
-          matrix: any scipy.sparse format; stored zeros count as edges.
+          matrix: any scipy.sparse format, boolean, integer or floating. Stored zeros count as
+            edges. Repeated entries of a CSR or CSC matrix are repeated edges; of a COO matrix
+            scipy adds them up.
           weighted: keep the stored values as weights. None keeps them unless they are all one.
 
         Raises:
-          ValueError: if ``matrix`` is not two-dimensional and sparse, or holds a NaN.
+          ValueError: if ``matrix`` is not two-dimensional, sparse and real, or holds a NaN.
         """
+        where = "CSRGraph.from_scipy"
         if not scipy.sparse.issparse(matrix) or matrix.ndim != 2:
             raise bad_input(
-                "CSRGraph.from_scipy",
+                where,
                 "matrix",
                 "a two-dimensional scipy.sparse matrix or array",
                 type(matrix).__name__,
             )
+        if not np.can_cast(matrix.dtype, np.float64):
+            expected = "of a boolean, integer or floating dtype up to 64 bits"
+            raise bad_input(where, "matrix", expected, matrix.dtype)
+        for axis, size in enumerate(matrix.shape):
+            require_size(where, f"matrix.shape[{axis}]", size)
         csr = matrix.tocsr()
         if weighted is None:
             weighted = bool(np.any(csr.data != 1))
         weights = None
         if weighted:
             is_float = np.issubdtype(csr.dtype, np.floating)
-            weights = jnp.asarray(csr.data if is_float else csr.data.astype(np.float32))
+            weights = to_device(csr.data if is_float else csr.data.astype(np.float32))
         graph = cls(
             indptr=to_device(csr.indptr.astype(offset_dtype(csr.nnz))),
             indices=to_device(csr.indices.astype(np.int32)),
@@ -216,22 +234,29 @@ class CSRGraph:
     # -- derived graphs ----------------------------------------------------------------------
 
     def prepared(self) -> CSRGraph:
-        """This graph with its plan; made on the host and kept if the graph is concrete."""
+        """This graph with its plan; made on the host and kept if the graph is concrete.
+
+        Raises:
+          ValueError: if a concrete graph has offsets or senders that ``validate`` refuses.
+        """
+        return self if self.plan is not None else dataclasses.replace(self, plan=self._plan())
+
+    def _plan(self) -> GraphPlan:
         if self.plan is not None:
-            return self
+            return self.plan
         if not is_concrete(self.indptr, self.indices):
-            return dataclasses.replace(self, plan=_make_plan(self))
+            return _make_plan(self)
         plan = self.__dict__.get("_host_plan")
         if plan is None:
+            validate_structure(self)
             plan = jax.tree.map(to_device, _make_plan(self))
             self.__dict__["_host_plan"] = plan
-        return dataclasses.replace(self, plan=plan)
+        return plan
 
     def transpose(self) -> CSRGraph:
         """The graph with senders and receivers exchanged."""
-        graph = self.prepared()
-        plan = graph.plan
-        weights = None if self.weights is None else self.weights[plan.permutation]
+        plan = self._plan()
+        weights = None if self.weights is None else take(self.weights, plan.permutation)
         transposed_plan = GraphPlan(
             schedule=plan.transposed_schedule,
             transposed_indptr=self.indptr,
@@ -249,11 +274,12 @@ class CSRGraph:
             plan=transposed_plan,
         )
 
-    def with_weights(self, weights: Float[Array, " edges"] | None) -> CSRGraph:
+    def with_weights(self, weights: Float[ArrayLike, " edges"] | None) -> CSRGraph:
         """The same edges with other weights, in the graph's edge order."""
         if weights is not None:
-            what = "per edge slot"
-            require_length("CSRGraph.with_weights", "weights", weights, self.num_edges, what)
+            where, weights = "CSRGraph.with_weights", _array(weights)
+            require_length(where, "weights", weights, self.num_edges, "per edge slot")
+            require_floats(where, "weights", weights)
         return dataclasses.replace(self, weights=weights)
 
     def normalized(self, kind: Normalization | None) -> CSRGraph:
@@ -274,7 +300,9 @@ class CSRGraph:
             raise bad_input("CSRGraph.normalized", "kind", "'mean', 'sym' or None", repr(kind))
         if self.row_scale is not None or self.col_scale is not None:
             raise bad_input("CSRGraph.normalized", "self", "not normalised yet", "scales")
-        return _normalize_counts(self, kind) if self.weights is None else _normalize(self, kind)
+        if self.weights is None:
+            return _normalize_counts(self, kind)
+        return self.with_weights(_normalize(self, self.weights, kind))
 
     def with_self_loops(self, weight: float = 1.0, *, duplicates: bool = False) -> CSRGraph:
         """Adds an edge from each node to itself where there is none yet.
@@ -290,25 +318,27 @@ class CSRGraph:
             raise bad_input("CSRGraph.with_self_loops", "self", "square", f"shape {self.shape}")
         if self.row_scale is not None or self.col_scale is not None:
             raise bad_input("CSRGraph.with_self_loops", "self", "not normalised yet", "scales")
-        receivers = self.receivers()
-        real = receivers < self.num_rows
-        nodes = jnp.arange(self.num_rows, dtype=jnp.int32)
-        is_loop = real & (self.indices == receivers)
-        missing = jnp.ones(self.num_rows, bool)
-        if not duplicates:
-            looped = jnp.where(is_loop, receivers, self.num_rows)
-            missing = missing.at[looped].set(False, mode="drop")
+        with evaluated_if_concrete(self.indptr, self.indices):
+            receivers = self.receivers()
+            real = receivers < self.num_rows
+            nodes = jnp.arange(self.num_rows, dtype=jnp.int32)
+            is_loop = real & (self.indices == receivers)
+            missing = jnp.ones(self.num_rows, bool)
+            if not duplicates:
+                looped = jnp.where(is_loop, receivers, self.num_rows)
+                missing = missing.at[looped].set(False, mode="drop")
+            senders = jnp.concatenate([self.indices, nodes])
+            receivers = jnp.concatenate([receivers, nodes])
+            mask = jnp.concatenate([real, missing])
         weights = None
-        if self.weights is not None:
-            new = jnp.full(self.num_rows, weight, self.weights.dtype)
-            weights = jnp.concatenate([self.weights, new])
-        senders = jnp.concatenate([self.indices, nodes])
-        receivers = jnp.concatenate([receivers, nodes])
-        mask = jnp.concatenate([real, missing])
+        with evaluated_if_concrete(self.weights, weight):
+            if self.weights is not None:
+                new = jnp.full(self.num_rows, weight, self.weights.dtype)
+                weights = jnp.concatenate([self.weights, new])
         if is_concrete(mask, senders, receivers):
             kept = np.flatnonzero(np.asarray(mask))
-            senders, receivers, mask = senders[kept], receivers[kept], None
-            weights = None if weights is None else weights[kept]
+            senders, receivers, mask = take(senders, kept), take(receivers, kept), None
+            weights = None if weights is None else take(weights, kept)
         return CSRGraph.from_edges(senders, receivers, self.num_rows, weights, edge_mask=mask)
 
     def validate(self) -> CSRGraph:
@@ -327,16 +357,16 @@ class CSRGraph:
         return self
 
 
-def _array(values: Any) -> Any:
-    return values if isinstance(values, jax.Array) else np.asarray(values)
+def _array(values: Any, empty_dtype: Any = None) -> Any:
+    """An array; of no elements it gets ``empty_dtype``, because numpy makes floats of []."""
+    array = values if hasattr(values, "dtype") else np.asarray(values)
+    return array if array.size or empty_dtype is None else np.zeros(array.shape, empty_dtype)
 
 
 def _check_edge_list(senders, receivers, weights, edge_mask, num_nodes, num_cols):
     where = "CSRGraph.from_edges"
-    if num_nodes < 0 or num_cols < 0:
-        raise bad_input(where, "num_nodes", "nonnegative", min(num_nodes, num_cols))
-    if senders.size == 0 and not jnp.issubdtype(senders.dtype, jnp.integer):
-        senders, receivers = senders.astype(np.int32), receivers.astype(np.int32)
+    require_size(where, "num_nodes", num_nodes)
+    require_size(where, "num_senders", num_cols)
     require_integers(where, "senders", senders)
     require_integers(where, "receivers", receivers)
     require_length(where, "receivers", receivers, receivers.size, "per edge")
@@ -344,6 +374,10 @@ def _check_edge_list(senders, receivers, weights, edge_mask, num_nodes, num_cols
     for name, values in (("weights", weights), ("edge_mask", edge_mask)):
         if values is not None:
             require_length(where, name, values, receivers.shape[0], "per edge")
+    if weights is not None:
+        require_floats(where, "weights", weights)
+    if edge_mask is not None and edge_mask.dtype != bool:
+        raise bad_input(where, "edge_mask", "of dtype bool", edge_mask.dtype)
     for name, ids, bound in (("senders", senders, num_cols), ("receivers", receivers, num_nodes)):
         if is_concrete(ids, edge_mask):
             _check_range(where, name, ids, edge_mask, bound)
@@ -365,9 +399,7 @@ def _make_plan(graph: CSRGraph) -> GraphPlan:
     if is_concrete(indptr, indices):
         indptr, indices = np.asarray(indptr), np.asarray(indices)
         slots = np.full(num_edges, graph.num_rows, np.int32)
-        slots[: indptr[-1]] = np.repeat(
-            np.arange(graph.num_rows, dtype=np.int32), np.diff(indptr)
-        )
+        slots[: indptr[-1]] = np.repeat(np.arange(graph.num_rows, dtype=np.int32), np.diff(indptr))
     else:
         slots = graph.receivers()
     transposed_indptr, permutation = sort_edges(indices, graph.num_cols, slots < graph.num_rows)
@@ -403,17 +435,27 @@ def _normalize_counts(graph: CSRGraph, kind: Normalization) -> CSRGraph:
     )
 
 
-def _normalize(graph: CSRGraph, kind: Normalization) -> CSRGraph:
-    weights, rows = graph.weights, graph.receivers()
+def _normalize(
+    graph: CSRGraph, stored: Float[Array, " edges"], kind: Normalization
+) -> Float[Array, " edges"]:
+    rows = graph.receivers()
     real = rows < graph.num_rows
+    # Padding slots may hold anything. Sums need more bits than half-precision weights have.
+    weights = jnp.where(real, stored, 0).astype(jnp.promote_types(stored.dtype, jnp.float32))
     row_sums = jax.ops.segment_sum(weights, rows, graph.num_rows)
     if kind == "mean":
-        scale = _power_or_zero(row_sums, -1.0)[rows]
+        scale = _of_nodes(_power_or_zero(row_sums, -1.0), rows)
     else:
         columns = jnp.where(real, graph.indices, graph.num_cols)
         column_sums = jax.ops.segment_sum(weights, columns, graph.num_cols)
-        scale = _power_or_zero(row_sums, -0.5)[rows] * _power_or_zero(column_sums, -0.5)[columns]
-    return graph.with_weights(jnp.where(real, weights * scale, 0))
+        scale = _of_nodes(_power_or_zero(row_sums, -0.5), rows)
+        scale = scale * _of_nodes(_power_or_zero(column_sums, -0.5), columns)
+    return (weights * scale).astype(stored.dtype)
+
+
+def _of_nodes(scales: Float[Array, " n"], nodes: Int[Array, " edges"]) -> Float[Array, " edges"]:
+    """The scale of each edge's node, zero where a padding slot names no node."""
+    return scales.at[nodes].get(mode="fill", fill_value=0)
 
 
 def _power_or_zero(degrees: Float[Array, " n"], exponent: float) -> Float[Array, " n"]:

@@ -6,10 +6,11 @@ from typing import Any
 
 import jax
 import jraph
+import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from jaxgnn._errors import bad_input
-from jaxgnn.graph._arrays import is_concrete
+from jaxgnn.graph._arrays import evaluated_if_concrete, is_concrete
 
 
 def edge_list(
@@ -28,14 +29,21 @@ def edge_list(
         raise bad_input(where, "graphs", "a jraph.GraphsTuple", type(graphs).__name__)
     if graphs.senders is None or graphs.receivers is None:
         raise bad_input(where, "graphs.senders and graphs.receivers", "arrays", None)
-    mask = jraph.get_edge_padding_mask(graphs) if padded else None
+    mask = _edge_mask(graphs) if padded else None
     return graphs.senders, graphs.receivers, _num_nodes(where, graphs), mask
 
 
+def _edge_mask(graphs: jraph.GraphsTuple) -> Bool[Array, " edges"]:
+    counts = graphs.n_node, graphs.n_edge
+    with evaluated_if_concrete(*counts):
+        # It reads the counts, and of the edges their number alone.
+        return jraph.get_edge_padding_mask(graphs)  # pyrefly: ignore[bad-return]
+
+
 def _num_nodes(where: str, graphs: jraph.GraphsTuple) -> int:
-    nodes = graphs.nodes
-    if nodes is not None:
-        return jax.tree.leaves(nodes)[0].shape[0]
+    leaves = jax.tree.leaves(graphs.nodes)
+    if leaves:
+        return leaves[0].shape[0]
     if not is_concrete(graphs.n_node):
         raise bad_input(where, "graphs.nodes", "given under jit, to tell the number of nodes", None)
-    return int(graphs.n_node.sum())
+    return int(np.asarray(graphs.n_node).sum())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +35,12 @@ class RowSchedule:
     offsets: Int[Array, " units+1"]
 
 
-def make_schedule(indptr: Int[Array, " rows+1"], num_edges: int) -> RowSchedule:
+def units(num_rows: int, num_edges: int) -> int:
+    """Number of units that suffices for any graph of this shape."""
+    return num_rows + num_edges // MAX_EDGES_PER_UNIT
+
+
+def make_schedule(indptr: Int[Array, " rows+1"] | np.ndarray, num_edges: int) -> RowSchedule:
     """Cuts the rows of a CSR structure into work units.
 
     Args:
@@ -42,13 +48,13 @@ def make_schedule(indptr: Int[Array, " rows+1"], num_edges: int) -> RowSchedule:
       num_edges: edge slots of the graph, padding included.
     """
     num_rows = indptr.shape[0] - 1
-    num_units = num_rows + num_edges // MAX_EDGES_PER_UNIT
-    xp = np if is_concrete(indptr) else jnp
+    num_units = units(num_rows, num_edges)
+    xp: Any = np if is_concrete(indptr) else jnp
     indptr = xp.asarray(indptr)
     degrees = xp.diff(indptr)
     units_per_row = xp.maximum(1, -(-degrees // MAX_EDGES_PER_UNIT))
     first_unit = xp.concatenate([xp.zeros(1, units_per_row.dtype), xp.cumsum(units_per_row)])
-    rows = _repeat_rows(xp, num_rows, units_per_row, num_units)
+    rows: Any = _repeat_rows(xp, num_rows, units_per_row, num_units)
     # Padding units look up row num_rows, whose offset is the end of the last edge.
     within_row = xp.arange(num_units, dtype=indptr.dtype) - first_unit[rows].astype(indptr.dtype)
     starts = indptr[rows] + xp.where(rows < num_rows, within_row * MAX_EDGES_PER_UNIT, 0)

@@ -8,7 +8,8 @@ import numpy as np
 import scipy.sparse
 from jaxtyping import Array, Bool, Int
 
-from jaxgnn.graph._arrays import is_concrete, offset_dtype
+from jaxgnn._errors import bad_input
+from jaxgnn.graph._arrays import is_concrete, offset_dtype, require_x64
 
 
 def sort_edges(
@@ -29,6 +30,9 @@ def sort_edges(
     Returns:
       ``(indptr, permutation)``: row offsets, and for each sorted edge its position in the input.
       numpy arrays from concrete input, traced arrays otherwise.
+
+    Raises:
+      ValueError: if a concrete receiver that is not masked is out of range.
     """
     if is_concrete(receivers, edge_mask):
         mask = None if edge_mask is None else np.asarray(edge_mask)
@@ -37,7 +41,16 @@ def sort_edges(
 
 
 def _sort_on_host(receivers, num_rows, mask):
-    keys = receivers if mask is None else np.where(mask, receivers, num_rows)
+    outside = (receivers < 0) | (receivers >= num_rows)
+    if mask is not None:
+        outside &= mask
+    if outside.any():  # scipy would write past its arrays
+        at = int(np.flatnonzero(outside)[0])
+        expected = f"in [0, {num_rows})"
+        raise bad_input("sort_edges", f"receivers[{at}]", expected, int(receivers[at]))
+    keys = receivers.astype(np.int32)
+    if mask is not None:
+        keys = np.where(mask, keys, np.int32(num_rows))
     num_edges = len(keys)
     dtype = offset_dtype(num_edges)
     # One entry per sparse row and one sparse row per edge: converting that matrix to CSC is
@@ -51,8 +64,13 @@ def _sort_on_host(receivers, num_rows, mask):
 
 
 def _sort_traced(receivers, num_rows, mask):
-    keys = receivers if mask is None else jnp.where(mask, receivers, num_rows)
+    # Narrower types could not hold num_rows.
+    keys = receivers.astype(jnp.int32)
+    if mask is not None:
+        keys = jnp.where(mask, keys, num_rows)
     dtype = offset_dtype(receivers.shape[0])
+    if dtype == np.int64:
+        require_x64()
     permutation = jnp.argsort(keys, stable=True).astype(dtype)
     rows = jnp.arange(num_rows + 1, dtype=keys.dtype)
     indptr = jnp.searchsorted(keys[permutation], rows, side="left", method="sort")

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgnn._errors import bad_input
-from jaxgnn.graph._arrays import is_concrete, require_integers, require_length
+from jaxgnn.graph._arrays import is_concrete, require_floats, require_length, require_size
+from jaxgnn.graph._schedule import MAX_EDGES_PER_UNIT, units
 
 if TYPE_CHECKING:
     from jaxgnn.graph._csr import CSRGraph
@@ -19,17 +20,23 @@ def validate_graph(graph: CSRGraph) -> None:
     """Raises ValueError naming the first entry that would mislead a kernel."""
     if not is_concrete(*jax.tree.leaves(graph)):
         raise bad_input("CSRGraph.validate", "self", "concrete; call it outside jit", "a tracer")
-    check_shapes("CSRGraph", graph)
-    indptr, indices = np.asarray(graph.indptr), np.asarray(graph.indices)
-    _check_offsets("CSRGraph", "indptr", indptr, graph.num_edges)
-    _check_ids("CSRGraph", "indices", indices[: indptr[-1]], graph.num_cols)
+    validate_structure(graph)
+    indptr = np.asarray(graph.indptr)
     for name in ("weights", "row_scale", "col_scale"):
         values = getattr(graph, name)
         if values is not None:
             used = values[: indptr[-1]] if name == "weights" else values
             _check_finite("CSRGraph", name, used)
     if graph.plan is not None:
-        _check_plan(graph, indptr)
+        _check_plan(graph, graph.plan, indptr)
+
+
+def validate_structure(graph: CSRGraph) -> None:
+    """The part of ``validate_graph`` that the plan is made from: offsets and senders."""
+    check_shapes("CSRGraph", graph)
+    indptr, indices = np.asarray(graph.indptr), np.asarray(graph.indices)
+    _check_offsets("CSRGraph", "indptr", indptr, graph.num_edges)
+    _check_ids("CSRGraph", "indices", indices[: indptr[-1]], graph.num_cols)
 
 
 def check_shapes(where: str, graph: CSRGraph) -> None:
@@ -37,7 +44,11 @@ def check_shapes(where: str, graph: CSRGraph) -> None:
     if graph.indptr.ndim != 1 or graph.indptr.shape[0] < 1:
         expected = "one-dimensional with at least one entry"
         raise bad_input(where, "graph.indptr", expected, f"shape {graph.indptr.shape}")
-    require_integers(where, "graph.indptr", graph.indptr)
+    if graph.indptr.dtype not in (jnp.int32, jnp.int64):
+        raise bad_input(
+            where, "graph.indptr", "of integer dtype int32 or int64", graph.indptr.dtype
+        )
+    require_size(where, "graph.num_cols", graph.num_cols)
     require_length(where, "graph.indices", graph.indices, graph.indices.size, "per edge")
     if graph.indices.dtype != jnp.int32:
         raise bad_input(where, "graph.indices", "int32", graph.indices.dtype)
@@ -51,8 +62,29 @@ def check_shapes(where: str, graph: CSRGraph) -> None:
         if values is None:
             continue
         require_length(where, f"graph.{name}", values, length, what)
-        if not jnp.issubdtype(values.dtype, jnp.floating):
-            raise bad_input(where, f"graph.{name}", "of a floating dtype", values.dtype)
+        require_floats(where, f"graph.{name}", values)
+    if graph.plan is not None:
+        _check_plan_shapes(where, graph, graph.plan)
+
+
+def _check_plan_shapes(where, graph, plan):
+    num_edges, offsets, ids = graph.num_edges, (jnp.int32, jnp.int64), (jnp.int32,)
+    arrays = [
+        ("transposed_indptr", plan.transposed_indptr, graph.num_cols + 1, offsets),
+        ("transposed_indices", plan.transposed_indices, num_edges, ids),
+        ("permutation", plan.permutation, num_edges, offsets),
+    ]
+    for side, num_rows in (("schedule", graph.num_rows), ("transposed_schedule", graph.num_cols)):
+        schedule, length = getattr(plan, side), units(num_rows, num_edges)
+        arrays.append((f"{side}.rows", schedule.rows, length, ids))
+        arrays.append((f"{side}.offsets", schedule.offsets, length + 1, offsets))
+    for name, array, length, dtypes in arrays:
+        if array.shape != (length,):
+            expected = f"of shape ({length},), as this graph has it"
+            raise bad_input(where, f"graph.plan.{name}", expected, array.shape)
+        if array.dtype not in dtypes:
+            expected = " or ".join(np.dtype(dtype).name for dtype in dtypes)
+            raise bad_input(where, f"graph.plan.{name}", expected, array.dtype)
 
 
 def _check_offsets(where, name, indptr, num_edges):
@@ -81,34 +113,51 @@ def _check_finite(where, name, values):
         raise bad_input(where, f"{name}[{at}]", "finite", float(values[at]))
 
 
-def _check_plan(graph, indptr):
-    """A plan from elsewhere must fit this graph, or kernels would read past its arrays."""
-    plan, num_edges = graph.plan, graph.num_edges
-    transposed = np.asarray(plan.transposed_indptr)
-    require_length("CSRGraph", "plan.transposed_indptr", transposed, graph.num_cols + 1, "more")
-    _check_offsets("CSRGraph", "plan.transposed_indptr", transposed, num_edges)
-    for name, bound in (("transposed_indices", graph.num_rows), ("permutation", num_edges)):
-        ids = np.asarray(getattr(plan, name))
-        require_length("CSRGraph", f"plan.{name}", ids, num_edges, "per edge slot")
-        _check_ids("CSRGraph", f"plan.{name}", ids[: indptr[-1]], bound)
-    schedules = (
-        ("schedule", plan.schedule, indptr),
-        ("transposed_schedule", plan.transposed_schedule, transposed),
-    )
-    for name, schedule, row_offsets in schedules:
-        _check_schedule(f"plan.{name}", schedule, row_offsets)
+def _check_plan(graph, plan, indptr):
+    """A plan must belong to its graph: another would mislead kernels, or gradients alone."""
+    transposed, num_edges = np.asarray(plan.transposed_indptr), int(indptr[-1])
+    _check_offsets("CSRGraph", "plan.transposed_indptr", transposed, graph.num_edges)
+    if transposed[-1] != num_edges:
+        name = f"plan.transposed_indptr[{graph.num_cols}]"
+        raise bad_input("CSRGraph", name, f"the number of edges, {num_edges}", int(transposed[-1]))
+    receivers = np.asarray(plan.transposed_indices)[:num_edges]
+    permutation = np.asarray(plan.permutation)[:num_edges]
+    _check_ids("CSRGraph", "plan.transposed_indices", receivers, graph.num_rows)
+    _check_ids("CSRGraph", "plan.permutation", permutation, num_edges)
+    if num_edges and np.bincount(permutation).max() > 1:
+        twice = int(np.bincount(permutation).argmax())
+        raise bad_input("CSRGraph", "plan.permutation", "a permutation", f"edge {twice} repeatedly")
+    senders = np.repeat(np.arange(graph.num_cols), np.diff(transposed))
+    rows = np.repeat(np.arange(graph.num_rows), np.diff(indptr))[permutation]
+    columns = np.asarray(graph.indices)[permutation]
+    wrong = (rows != receivers) | (columns != senders)
+    if wrong.any():
+        at = int(np.flatnonzero(wrong)[0])
+        expected = f"the position of an edge from {senders[at]} to {receivers[at]}"
+        got = f"{permutation[at]}, an edge from {columns[at]} to {rows[at]}"
+        raise bad_input("CSRGraph", f"plan.permutation[{at}]", expected, got)
+    _check_schedule("plan.schedule", plan.schedule, indptr)
+    _check_schedule("plan.transposed_schedule", plan.transposed_schedule, transposed)
 
 
 def _check_schedule(name, schedule, indptr):
     rows, offsets = np.asarray(schedule.rows), np.asarray(schedule.offsets)
-    require_length("CSRGraph", f"{name}.offsets", offsets, len(rows) + 1, "more than units")
     num_rows = len(indptr) - 1
     _check_ids("CSRGraph", f"{name}.rows", rows, num_rows + 1)
+    steps = np.diff(rows, prepend=-1, append=num_rows)
+    if ((steps < 0) | (steps > 1)).any():
+        at = int(np.flatnonzero((steps < 0) | (steps > 1))[0])
+        got = f"{[-1, *rows.tolist(), num_rows][at + 1]} at {at}"
+        raise bad_input("CSRGraph", f"{name}.rows", "every row in ascending order", got)
+    for at, edge in ((0, 0), (len(rows), int(indptr[-1]))):
+        if offsets[at] != edge:
+            raise bad_input("CSRGraph", f"{name}.offsets[{at}]", f"{edge}", int(offsets[at]))
     bounds = np.append(indptr, indptr[-1])
-    inside = (offsets[:-1] >= bounds[rows]) & (offsets[1:] <= bounds[rows + 1])
-    if not inside.all():
-        at = int(np.flatnonzero(~inside)[0])
-        got = [int(offsets[at]), int(offsets[at + 1])]
-        raise bad_input("CSRGraph", f"{name} unit {at}", f"within row {rows[at]}", got)
-    if not np.array_equal(np.unique(rows[rows < num_rows]), np.arange(num_rows)):
-        raise bad_input("CSRGraph", f"{name}.rows", "covering every row", "a row without a unit")
+    starts, ends = offsets[:-1], offsets[1:]
+    fits = (bounds[rows] <= starts) & (starts <= ends) & (ends <= bounds[rows + 1])
+    fits &= ends - starts <= MAX_EDGES_PER_UNIT
+    if not fits.all():
+        at = int(np.flatnonzero(~fits)[0])
+        expected = f"at most {MAX_EDGES_PER_UNIT} edges of row {rows[at]}"
+        got = f"edges {starts[at]} to {ends[at]}"
+        raise bad_input("CSRGraph", f"{name} unit {at}", expected, got)

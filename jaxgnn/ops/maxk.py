@@ -57,6 +57,7 @@ def maxk(
       early_stop: None for the exact result. A number of steps bisects that often, between the
         smallest and the largest rank of a row, for a threshold which at least ``k`` entries
         reach, and keeps the first ``k`` columns that do (RTop-K, https://arxiv.org/abs/2409.00822).
+        Infinities count as the largest finite number there, and make the range a wide one.
       implementation: ``"xla"``, ``"ffi"``, or None for what was measured to be fastest.
 
     Returns:

@@ -89,6 +89,23 @@ def maxk_spmm(
     return dispatch.vmap_leading(run, cbsr.values.ndim - 2, 0)(cbsr)
 
 
+def sparse_implementation(graph: CSRGraph, cbsr: CBSR) -> dispatch.Name:
+    """The k-sparse implementation that runs here, whatever the break-even says.
+
+    Raises:
+      NotImplementedError: if there is none, with the reason of each.
+    """
+    platform = dispatch.current_platform()
+    reasons = []
+    for name in FORWARD.preference[platform]:
+        if name != "xla":
+            reason = FORWARD.why_not(name, platform, graph, cbsr)
+            if reason is None:
+                return name
+            reasons.append(f"{name}: {reason}")
+    raise NotImplementedError(f"maxk_spmm: no k-sparse kernel runs here: {'; '.join(reasons)}")
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _maxk_spmm(name, structure, weights, cbsr):
     return FORWARD(name, structure.with_weights(weights), cbsr)

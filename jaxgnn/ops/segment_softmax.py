@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import jax
@@ -72,7 +73,7 @@ def segment_softmax(
         raise bad_input("segment_softmax", "logits", expected, f"shape {logits.shape}")
     name = dispatch.resolve("segment_softmax", implementation)
     graph, logits = dispatch.match_varying(graph.with_weights(None), logits)
-    heads = logits.reshape(graph.num_edges, -1)
+    heads = logits.reshape(graph.num_edges, math.prod(logits.shape[1:]))
     if name == "xla":
         return FORWARD("xla", graph, heads).reshape(logits.shape)
     return _segment_softmax(name, graph, heads).reshape(logits.shape)

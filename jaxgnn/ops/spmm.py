@@ -124,7 +124,8 @@ def sddmm(
     graph, a, b = dispatch.match_varying(graph.with_weights(None), a, b)
 
     def run(left, right):
-        return SDDMM("xla", graph, left, right) if name == "xla" else _sddmm(name, graph, left, right)
+        products = SDDMM if name == "xla" else _sddmm
+        return products(name, graph, left, right).astype(left.dtype)
 
     return dispatch.vmap_leading(run, a.ndim - 2, (0, 0))(a, b)
 

@@ -43,7 +43,7 @@ class Checkpoints:
     def __init__(self, folder: Path, keep: int | None):
         self.folder = folder
         if keep is None:
-            policy = {"read_only": True, "create": False, "save_interval_steps": 0}
+            policy: dict[str, Any] = {"create": False}
         else:
             policy = {
                 "preservation_policy": checkpoint_managers.LatestN(keep),

@@ -278,7 +278,7 @@ class _Session:
             timing = {"ms_per_step": 1e3 * seconds / len(steps)}
         self.timing.append([{"step": steps[-1], **timing}])
         rows = [
-            {"step": step, **{name: float(value) for name, value in row.items()}}
+            {"step": step, **{name: float(row[name]) for name in sorted(row, key=_loss_first)}}
             for step, row in zip(steps, values, strict=True)
         ]
         self.check_losses(rows)
@@ -354,3 +354,8 @@ class _Session:
             compile_seconds=self.compile_seconds,
             ms_per_step=self.ms_per_step,
         )
+
+
+def _loss_first(name: str) -> tuple[bool, str]:
+    """Sort key for the names in a row, which come out of jit in alphabetical order."""
+    return name != "loss", name

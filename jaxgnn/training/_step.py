@@ -57,7 +57,7 @@ def make_step(
     optimizer: optax.GradientTransformation,
     loss_fn: LossFn,
     seed: int,
-) -> Callable[[TrainState, PyTree, tuple[Hashable, ...]], tuple[TrainState, dict[str, jax.Array]]]:
+) -> jax.stages.Wrapped:
     """Compiles `step(state, batch, static) -> (state, values)`, which donates `state`.
 
     `static` is a tuple of hashable values, handed on to `loss_fn`; each new one retraces.
@@ -78,8 +78,10 @@ def make_step(
 
         gradient_of = jax.value_and_grad(loss_of, has_aux=True)
         (_, (values, other)), grads = gradient_of(*state.model)
-        updates, optimizer_state = optimizer.update(grads, state.optimizer, state.model.params)
-        params = optax.apply_updates(state.model.params, updates)
+        # Optax mixes dtypes (Adam's decay ** count), which a strict JAX would refuse.
+        with jax.numpy_dtype_promotion("standard"):
+            updates, optimizer_state = optimizer.update(grads, state.optimizer, state.model.params)
+            params = optax.apply_updates(state.model.params, updates)
         new = TrainState(ModelState(params, other), optimizer_state, number)
         return _like(new, state), values
 

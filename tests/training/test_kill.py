@@ -1,25 +1,31 @@
 """A process killed at any moment, also while it saves, ends where an undisturbed one ends."""
 
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 SCRIPT = Path(__file__).with_name("tiny_run.py")
 ROOT = SCRIPT.parents[2]
-SECONDS_A_STEP = 0.02
 
 
-def start(folder: Path, seconds_a_step: float = 0.0) -> subprocess.Popen[str]:
-    # -W error: the script has the tests' warning policy.
-    command = [sys.executable, "-W", "error", str(SCRIPT), str(folder), str(seconds_a_step)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+@pytest.fixture(autouse=True)
+def environment(monkeypatch, compilation_cache_folder):
+    """What the processes inherit: this checkout, the CPU, and the tests' compiled programs."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(compilation_cache_folder))
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    # The processes have the tests' policy on warnings.
+    command = [sys.executable, "-W", "error", str(SCRIPT), str(folder), *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def finish(process: subprocess.Popen[str]) -> str:
@@ -28,46 +34,41 @@ def finish(process: subprocess.Popen[str]) -> str:
     return output
 
 
-def kill_when(folder: Path, moment: Callable[[], bool]) -> None:
-    """Starts the run and sends SIGKILL as soon as `moment()` is true."""
-    process = start(folder, SECONDS_A_STEP)
+def wait_until_killed(process: subprocess.Popen[str]) -> None:
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGKILL, errors
+
+
+def wait_for_rows(process: subprocess.Popen[str], log: Path, count: int) -> None:
     deadline = time.monotonic() + 120
-    while not moment():
+    while not log.exists() or log.read_bytes().count(b"\n") < count:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
-        time.sleep(0.0005)
-    process.kill()
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+        time.sleep(0.01)
 
 
-def saving(folder: Path, step: int, inside: str = "") -> bool:
-    """Whether the checkpoint of `step` is being written, and has got as far as `inside`."""
-    return (folder / "checkpoints" / f"{step}.orbax-checkpoint-tmp" / inside).exists()
-
-
-def rows(folder: Path) -> int:
-    log = folder / "metrics.jsonl"
-    return log.read_bytes().count(b"\n") if log.exists() else 0
-
-
-def test_a_run_killed_while_saving_and_between_equals_an_undisturbed_one(tmp_path):
+def test_a_run_killed_again_and_again_equals_an_undisturbed_one(tmp_path):
     folder, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
-    reference = start(undisturbed)
+    log, checkpoints = folder / "metrics.jsonl", folder / "checkpoints"
+    reference = start(undisturbed, "0")
 
-    # In the first save, when there is nothing to go back to.
-    kill_when(folder, lambda: saving(folder, 4))
-    assert not (folder / "checkpoints" / "4").exists()
-    # Among the steps after a checkpoint: the log is ahead of it.
-    kill_when(folder, lambda: rows(folder) >= 10)
-    assert (folder / "checkpoints" / "8").exists()
-    # Late in a save, when part of its items is complete.
-    kill_when(folder, lambda: saving(folder, 16, "info"))
-    # Out of step with anything: as the last start begins to save.
-    kill_when(folder, lambda: saving(folder, 20, "optimizer.orbax-checkpoint-tmp"))
+    # In the first save, when there is nothing to go back to: one of its items is in place.
+    wait_until_killed(start(folder, "0", "6.orbax-checkpoint-tmp/model"))
+    assert [path.name for path in checkpoints.iterdir()] == ["6.orbax-checkpoint-tmp"]
 
-    assert finish(start(folder)) == finish(reference)
-    killed_log = (folder / "metrics.jsonl").read_bytes()
-    assert killed_log == (undisturbed / "metrics.jsonl").read_bytes()
-    assert killed_log.count(b"\n") == 24
-    assert not list((folder / "checkpoints").glob("*tmp*"))
+    # From outside, somewhere among the steps between two checkpoints: the log is
+    # ahead of the checkpoint.
+    process = start(folder, "0.1")
+    wait_for_rows(process, log, 8)
+    process.kill()
+    wait_until_killed(process)
+    assert (checkpoints / "6").exists() and not (checkpoints / "12").exists()
+
+    # At the last moment of a save: all is written, and only the name is missing.
+    wait_until_killed(start(folder, "0", "checkpoints/12"))
+    assert not (checkpoints / "12").exists()
+
+    assert finish(start(folder, "0")) == finish(reference)
+    assert log.read_bytes() == (undisturbed / "metrics.jsonl").read_bytes()
+    assert log.read_bytes().count(b"\n") == 18
+    assert not list(checkpoints.glob("*tmp*"))

@@ -11,24 +11,27 @@ from jaxgnn.training._log import RowLog
 
 def test_rows_come_back_exactly(tmp_path):
     rows = [{"step": 1, "loss": 0.1 + 0.2}, {"step": 2, "loss": 1e-30, "validation accuracy": 1.0}]
-    log = RowLog(tmp_path / "log.jsonl")
+    path = tmp_path / "log.jsonl"
+    log = RowLog(path)
     log.append(rows[:1])
     log.append(rows[1:])
-    assert read_rows(log.path) == rows == RowLog(log.path).rows == log.rows
+    assert read_rows(path) == rows == RowLog(path).rows == log.rows
 
 
 def test_every_line_is_strict_json_and_nan_comes_back_as_nan(tmp_path):
-    log = RowLog(tmp_path / "log.jsonl")
+    path = tmp_path / "log.jsonl"
+    log = RowLog(path)
     log.append([{"step": 1, "auc": math.nan, "loss": math.inf}])
-    row = json.loads(log.path.read_text(), parse_constant=pytest.fail)
+    row = json.loads(path.read_text(), parse_constant=pytest.fail)
     assert row == {"step": 1, "auc": None, "loss": None}
-    assert math.isnan(read_rows(log.path)[0]["auc"])
+    assert math.isnan(read_rows(path)[0]["auc"])
 
 
 def test_a_log_cut_at_any_byte_reads_its_whole_rows(tmp_path):
-    log = RowLog(tmp_path / "log.jsonl")
+    path = tmp_path / "log.jsonl"
+    log = RowLog(path)
     log.append({"step": step, "loss": step / 3} for step in range(1, 4))
-    data = log.path.read_bytes()
+    data = path.read_bytes()
     cut = tmp_path / "cut.jsonl"
     for length in range(len(data) + 1):
         cut.write_bytes(data[:length])
@@ -36,15 +39,16 @@ def test_a_log_cut_at_any_byte_reads_its_whole_rows(tmp_path):
 
 
 def test_truncate_drops_later_rows_and_a_half_written_one(tmp_path):
-    log = RowLog(tmp_path / "log.jsonl")
+    path = tmp_path / "log.jsonl"
+    log = RowLog(path)
     log.append({"step": step} for step in range(1, 7))
-    with log.path.open("a") as file:
+    with path.open("a") as file:
         file.write('{"step": 7, "l')
-    log = RowLog(log.path)
+    log = RowLog(path)
     log.truncate(4)
     log.append([{"step": 5}])
-    assert read_rows(log.path) == [{"step": step} for step in range(1, 6)]
-    assert list(tmp_path.iterdir()) == [log.path]
+    assert read_rows(path) == [{"step": step} for step in range(1, 6)]
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_missing_file_has_no_rows(tmp_path):

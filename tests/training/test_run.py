@@ -21,7 +21,7 @@ class Colour(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    loop: LoopConfig = LoopConfig(steps=10)
+    loop: LoopConfig = dataclasses.field(default_factory=lambda: LoopConfig(steps=10))
     widths: tuple[int, ...] = (64, 32)
     data: Path = Path("data/reddit")
     colour: Colour = Colour.RED
@@ -96,7 +96,9 @@ def test_another_configuration_is_refused_and_its_fields_are_named(tmp_path):
 
 def test_a_field_that_came_or_went_is_named(tmp_path):
     RunFolder(tmp_path, Config(extra={"a": 1}))
-    with pytest.raises(ValueError, match=r"extra\.a: 1 before, absent now.*extra\.b: absent before"):
+    with pytest.raises(
+        ValueError, match=r"extra\.a: 1 before, absent now.*extra\.b: absent before"
+    ):
         RunFolder(tmp_path, Config(extra={"b": 1}))
 
 

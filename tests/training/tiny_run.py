@@ -1,14 +1,19 @@
 """A small run with dropout, batch statistics, momentum and a best model: all there is to resume.
 
 Imported by the tests, and run by `test_kill.py` as a process of its own:
-`python tiny_run.py FOLDER [SECONDS_A_STEP]` prints a digest of the final and the best parameters.
+`python tiny_run.py FOLDER SECONDS_A_STEP [NAME]` prints a digest of the final and the best
+parameters. With NAME, it kills itself just before it renames a file or folder to a path that ends
+in NAME.
 """
 
 import dataclasses
 import hashlib
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +24,9 @@ from flax import nnx
 from jaxgnn.training import FitResult, LoopConfig, RunFolder, fit, jit_apply
 
 LOOP = LoopConfig(
-    steps=24,
-    eval_every=3,
-    checkpoint_every=4,
+    steps=18,
+    eval_every=4,
+    checkpoint_every=6,
     log_every=5,
     seed=7,
     select="validation accuracy",
@@ -78,7 +83,7 @@ def train(
     model: nnx.Module | None = None,
     loss=loss_fn,
     before_step: Callable[[int], None] = lambda step: None,
-    **options,
+    **options: Any,
 ) -> FitResult:
     """Trains a fresh classifier on batches that depend on the step alone.
 
@@ -95,12 +100,18 @@ def train(
         hits = predict(model, held_out["x"]) == held_out["y"]
         return {"validation accuracy": hits[:64].mean(), "test accuracy": hits[64:].mean()}
 
+    defaults: dict[str, Any] = {
+        "config": config.loop,
+        "evaluate": evaluate,
+        "run": run,
+        "progress": False,
+    }
     return fit(
         Classifier(config.width, rngs=nnx.Rngs(0)) if model is None else model,
         optax.adamw(config.learning_rate),
         loss,
         batches,
-        **{"config": config.loop, "evaluate": evaluate, "run": run, "progress": False, **options},
+        **defaults | options,
     )
 
 
@@ -114,11 +125,22 @@ def digest(model: nnx.Module | None) -> str:
     return hashlib.sha256(b"".join(np.asarray(a).tobytes() for a in plain)).hexdigest()
 
 
+def kill_before_rename_to(name: str) -> None:
+    """Lets this process send itself SIGKILL: the moment is exact, and nothing can clean up."""
+
+    def hook(event: str, arguments: tuple) -> None:
+        if event == "os.rename" and os.fsdecode(arguments[1]).endswith(name):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+
+
 def main() -> None:
-    config = Config()
-    run = RunFolder(sys.argv[1], config)
-    seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
-    result = train(run, config, before_step=lambda step: time.sleep(seconds))
+    folder, seconds, *kill = sys.argv[1:]
+    for name in kill:
+        kill_before_rename_to(name)
+    run = RunFolder(folder, Config())
+    result = train(run, Config(), before_step=lambda step: time.sleep(float(seconds)))
     print(digest(result.model), digest(result.best_model), result.best)
 
 

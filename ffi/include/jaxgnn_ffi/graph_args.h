@@ -57,9 +57,9 @@ void ForUnits(xla::ffi::ThreadPool pool, int64_t members, int64_t units, const B
 }
 
 // Sets the entries of padding slots, those behind the last unit's end, to zero.
-template <typename T, typename Offset>
-void ZeroPaddingEdges(const Units<Offset>& units, T* edges, int64_t num_edges) {
-  for (int64_t edge = units.offsets[units.count]; edge < num_edges; ++edge) edges[edge] = T{};
+template <typename Offset>
+void ZeroPaddingEdges(const Units<Offset>& units, float* edges, int64_t num_edges) {
+  for (int64_t edge = units.offsets[units.count]; edge < num_edges; ++edge) edges[edge] = 0.0f;
 }
 
 }  // namespace jaxgnn

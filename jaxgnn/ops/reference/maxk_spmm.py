@@ -24,5 +24,5 @@ def grad_values(
 def grad_weights(
     graph: CSRGraph, cbsr: CBSR, dy: Float[Array, "rows dim"]
 ) -> Float[Array, " edges"]:
-    """Gradient to the edge weights: ``r_i c_j ⟨dy_i, x_j⟩``."""
+    """Gradient to the edge weights: ``r_i c_j ⟨dy_i, x_j⟩``, in the accumulation dtype."""
     return sddmm(graph, dy, todense(cbsr))

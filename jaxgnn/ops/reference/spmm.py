@@ -28,14 +28,18 @@ def spmm(graph: CSRGraph, x: Float[Array, "cols dim"]) -> Float[Array, "rows dim
 def sddmm(
     graph: CSRGraph, a: Float[Array, "rows dim"], b: Float[Array, "cols dim"]
 ) -> Float[Array, " edges"]:
-    """``e_ij = r_i c_j ⟨a_i, b_j⟩`` for each edge; zero in padding slots. Weights are ignored."""
+    """``e_ij = r_i c_j ⟨a_i, b_j⟩`` for each edge; zero in padding slots. Weights are ignored.
+
+    The result stays in the accumulation dtype: the gradient of float32 weights must not be rounded
+    to that of the features.
+    """
     accumulator = accumulation_dtype(a.dtype)
     row_scale, col_scale = _scales(graph, accumulator)
     rows = graph.receivers()
     left = (a.astype(accumulator) * row_scale[:, None]).at[rows].get(mode="fill", fill_value=0)
     right = (b.astype(accumulator) * col_scale[:, None])[graph.indices]
     products = jnp.sum(left * right, axis=-1)
-    return jnp.where(rows < graph.num_rows, products, 0).astype(a.dtype)
+    return jnp.where(rows < graph.num_rows, products, 0)
 
 
 def _scales(graph: CSRGraph, dtype) -> tuple[Array, Array]:

@@ -1,0 +1,1 @@
+"""Everything that uses the library: training runs and benchmarks."""

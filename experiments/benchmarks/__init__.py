@@ -1,0 +1,1 @@
+"""Benchmarks, one module an op: ``python -m experiments.benchmarks`` runs them all."""

@@ -1,0 +1,90 @@
+"""The same computations in scipy, and in torch where it is installed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+
+from experiments.benchmarks._cases import Candidate
+from jaxgnn.graph import CSRGraph
+
+
+def scipy_spmm(graph: CSRGraph, inputs: Sequence[tuple], direction: str) -> dict[str, Candidate]:
+    """CSR times dense on one core of a CPU; nothing elsewhere, in bfloat16, or both ways at once.
+
+    Args:
+      graph: of the forward direction.
+      inputs: sets of ``(graph, x, dy)``.
+      direction: ``"forward"`` or ``"backward"``, which multiplies by a transpose made before.
+    """
+    one_way = direction in ("forward", "backward")
+    if jax.default_backend() != "cpu" or not one_way or inputs[0][1].dtype != jnp.float32:
+        return {}
+    graph = graph if direction == "forward" else graph.transpose()
+    data = np.ones(graph.num_edges, np.float32)
+    parts = data, np.asarray(graph.indices), np.asarray(graph.indptr)
+    matrix = scipy.sparse.csr_array(parts, shape=graph.shape)
+    dense = [(np.asarray(x if direction == "forward" else dy),) for _, x, dy in inputs]
+    return {"scipy": Candidate(lambda x: matrix @ x, dense, jit=False)}
+
+
+def torch_spmm(graph: CSRGraph, inputs: Sequence[tuple], direction: str) -> dict[str, Candidate]:
+    """``torch.sparse.mm`` of a CSR matrix, which is cuSPARSE on a GPU; arguments as above."""
+    torch = _torch()
+    if torch is None or direction not in ("forward", "backward"):
+        return {}
+    graph = graph if direction == "forward" else graph.transpose()
+    dense = [(_to_torch(x if direction == "forward" else dy),) for _, x, dy in inputs]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # "sparse CSR support is in beta"
+        matrix = torch.sparse_csr_tensor(
+            _to_torch(graph.indptr),
+            _to_torch(graph.indices),
+            torch.ones(graph.num_edges, dtype=dense[0][0].dtype, device=dense[0][0].device),
+            size=graph.shape,
+        )
+    run = torch.inference_mode()(lambda x: torch.sparse.mm(matrix, x))
+    return {"torch.sparse.mm": Candidate(run, dense, jit=False, wait=_wait)}
+
+
+def torch_top_k(inputs: Sequence[tuple], k: int, direction: str) -> dict[str, Candidate]:
+    """``torch.topk`` over rows, forward only.
+
+    Args:
+      inputs: sets of ``(context, x, dy)``.
+      k: entries a row.
+      direction: anything but ``"forward"`` has no candidate.
+    """
+    torch = _torch()
+    if torch is None or direction != "forward":
+        return {}
+    rows = [(_to_torch(x),) for _, x, _ in inputs]
+    run = torch.inference_mode()(lambda x: torch.topk(x, k, dim=-1))
+    return {"torch.topk": Candidate(run, rows, jit=False, wait=_wait)}
+
+
+def _torch() -> Any:
+    """The module, or None where it is missing or has no such device."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    torch = importlib.import_module("torch")
+    usable = jax.default_backend() == "cpu" or torch.cuda.is_available()
+    return torch if usable else None
+
+
+def _to_torch(array: jax.Array) -> Any:
+    return importlib.import_module("torch").from_dlpack(array)
+
+
+def _wait(result: Any) -> None:
+    torch = importlib.import_module("torch")
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -1,0 +1,124 @@
+"""Up to which k / dim the k-sparse product beats the dense one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import get_args
+
+from experiments.benchmarks import _products
+from experiments.benchmarks._cases import implementations
+from experiments.benchmarks._report import Column, Row, append_rows, header, line
+from experiments.benchmarks._session import Session
+from experiments.benchmarks._workloads import Workload
+from jaxgnn import ops
+
+_32NDS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32)
+_DIMS = (64, 256)
+
+_COLUMNS = (
+    Column("workload", "workload", 12),
+    Column("dtype", "dtype", 8),
+    Column("dim", "dim", 4, "d"),
+    Column("k", "k", 4, "d"),
+    Column("k/dim", "ratio", 6, ".3f"),
+    Column("k-sparse", "sparse", 9),
+    Column("ms", "sparse_ms", 9, ".3f"),
+    Column("dense", "dense", 9),
+    Column("ms", "dense_ms", 9, ".3f"),
+)
+
+
+def run(session: Session, *, dims: Sequence[int] = _DIMS) -> list[Row]:
+    """Measures forward and backward together; prints the break-even of every workload, and all.
+
+    Args:
+      session: its workloads' graphs and dtypes are used, not their widths and k.
+      dims: widths.
+    """
+    rows: list[Row] = []
+    print(header(_COLUMNS), flush=True)
+    for workload in session.workloads:
+        for dim in dims:
+            for dtype in workload.dtypes:
+                rows += _sweep(session, _with_width(workload, dim), dtype)
+    for kind in dict.fromkeys((row["workload"], row["dtype"], row["dim"]) for row in rows):
+        same = [row for row in rows if (row["workload"], row["dtype"], row["dim"]) == kind]
+        print(f"{kind[0]} {kind[1]} dim {kind[2]}: break-even at k/dim = {break_even(same):g}")
+    if rows:
+        print(f"all of them: BREAK_EVEN = {least_break_even(rows):g}")
+    return rows
+
+
+def break_even(rows: Iterable[Mapping]) -> float:
+    """The largest k / dim up to which the k-sparse product wins everywhere; 0 if nowhere.
+
+    Args:
+      rows: of one workload, dtype and width, k ascending.
+    """
+    largest = 0.0
+    for row in rows:
+        if not row["sparse_ms"] < row["dense_ms"]:
+            break
+        largest = row["ratio"]
+    return largest
+
+
+def least_break_even(rows: Sequence[Mapping]) -> float:
+    """The largest k / dim that is safe on every workload, dtype and width measured."""
+    kinds = {(row["workload"], row["dtype"], row["dim"]) for row in rows}
+    return min(
+        break_even(row for row in rows if (row["workload"], row["dtype"], row["dim"]) == kind)
+        for kind in kinds
+    )
+
+
+def _with_width(workload: Workload, dim: int) -> Workload:
+    ks = tuple(dict.fromkeys(max(1, dim * part // 32) for part in _32NDS))
+    return Workload(workload.name, workload.nodes, workload.edges, dim, ks, workload.dtypes)
+
+
+def _sweep(session: Session, workload: Workload, dtype: str) -> list[Row]:
+    """One workload, width and dtype, k ascending."""
+    rows: list[Row] = []
+    dense_names = get_args(ops.Implementation)
+    for k in workload.ks:
+        inputs = _products.kept_inputs(workload, dtype, k)
+        try:
+            sparse_name = ops.sparse_implementation(*inputs[0][0])
+        except NotImplementedError as error:
+            print(error)
+            return rows
+        sparse_ms = _ms(session, _products.maxk_spmm, sparse_name, inputs)
+        dense = {n: _ms(session, _products.todense_and_spmm, n, inputs) for n in dense_names}
+        dense_name = min(dense, key=dense.__getitem__)
+        # Which dense product is best hardly depends on k, so it is decided at the first.
+        dense_names = (dense_name,)
+        sparse = {"sparse": sparse_name, "sparse_ms": sparse_ms}
+        row = _row(workload, dtype, k) | sparse | session.device
+        row |= {"dense": dense_name, "dense_ms": dense[dense_name]}
+        print(line(row, _COLUMNS), flush=True)
+        append_rows(session.out / "maxk_spmm_break_even.jsonl", [row])
+        rows.append(row)
+    return rows
+
+
+def _row(workload: Workload, dtype: str, k: int) -> Row:
+    return {
+        "op": "maxk_spmm_break_even",
+        "workload": workload.name,
+        "nodes": workload.nodes,
+        "edges": workload.graph().num_edges,
+        "dim": workload.dim,
+        "dtype": dtype,
+        "direction": "forward+backward",
+        "k": k,
+        "ratio": k / workload.dim,
+    }
+
+
+def _ms(session: Session, build: Callable, name: ops.Implementation, inputs: list[tuple]) -> float:
+    """Milliseconds of both directions; infinite where the implementation or memory is missing."""
+    usable = implementations(build, "forward+backward", inputs)
+    timing = session.time(usable[name]) if name in usable else None
+    return math.inf if timing is None else timing.median_ms

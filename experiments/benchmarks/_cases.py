@@ -1,0 +1,109 @@
+"""From an op to things that can be timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import jax
+
+from experiments.benchmarks._workloads import Workload
+from jaxgnn import ops
+
+# f(context, x) -> (y, whatever else is computed and has no gradient)
+Differentiable = Callable[[Any, Any], tuple[Any, Any]]
+
+
+def forward(f: Differentiable) -> Callable:
+    """``(context, x, dy) -> y``."""
+    return lambda context, x, dy: f(context, x)
+
+
+def backward(f: Differentiable) -> Callable:
+    """``(context, x, dy) -> dx``; for a linear op XLA drops the forward, whose result none uses."""
+    return lambda context, x, dy: _pull(f, context, x)[1](dy)[0]
+
+
+def forward_and_backward(f: Differentiable) -> Callable:
+    """``(context, x, dy) -> (y, dx)``."""
+
+    def both(context, x, dy):
+        result, pull, rest = _pull(f, context, x)
+        return result, rest, pull(dy)[0]
+
+    return both
+
+
+def _pull(f, context, x):
+    return jax.vjp(lambda x: f(context, x), x, has_aux=True)
+
+
+DIRECTIONS: dict[str, Callable[[Differentiable], Callable]] = {
+    "forward": forward,
+    "backward": backward,
+    "forward+backward": forward_and_backward,
+}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to compute a case.
+
+    Attributes:
+      run: the function.
+      inputs: sets of its arguments, which the timing takes in turns.
+      jit: whether JAX is to compile it.
+      wait: blocks until a result is there.
+    """
+
+    run: Callable
+    inputs: Sequence[tuple]
+    jit: bool = True
+    wait: Callable[[Any], Any] = jax.block_until_ready
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a row of the table is about.
+
+    Attributes:
+      op: name of the op.
+      workload: graph and width.
+      direction: a key of ``DIRECTIONS``.
+      dtype: of the features.
+      nbytes: bytes that the op's model says must move.
+      candidates: ways to compute it, by name.
+      k: entries a row, of the ops that have it.
+      edges: edges of the graph as it came out.
+    """
+
+    op: str
+    workload: Workload
+    direction: str
+    dtype: str
+    nbytes: int
+    candidates: Mapping[str, Candidate]
+    k: int | None = None
+    edges: int | None = None
+
+
+def implementations(
+    build: Callable[[ops.Implementation], Differentiable], direction: str, inputs: Sequence[tuple]
+) -> dict[str, Candidate]:
+    """The implementations of an op that run here, in this direction, on this input.
+
+    Args:
+      build: implementation -> the op as ``f(context, x)``.
+      direction: a key of ``DIRECTIONS``.
+      inputs: sets of ``(context, x, dy)``.
+    """
+    usable = {}
+    for name in get_args(ops.Implementation):
+        function = DIRECTIONS[direction](build(name))
+        try:
+            jax.eval_shape(function, *inputs[0])
+        except NotImplementedError:
+            continue
+        usable[name] = Candidate(function, inputs)
+    return usable

@@ -1,0 +1,74 @@
+"""Rows of a benchmark: printed as a table, kept as JSON lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a printed table.
+
+    Attributes:
+      title: the heading.
+      key: of the row.
+      width: characters; the text of the first columns is flush left.
+      format: of a number, as in ``format``.
+    """
+
+    title: str
+    key: str
+    width: int
+    format: str = ""
+
+
+def header(columns: Sequence[Column]) -> str:
+    """The first line of a table."""
+    return _line((column.title for column in columns), columns)
+
+
+def line(row: Row, columns: Sequence[Column]) -> str:
+    """One row of a table; what the row lacks is a dash."""
+    return _line((_text(row.get(column.key), column.format) for column in columns), columns)
+
+
+def _line(texts: Iterable[str], columns: Sequence[Column]) -> str:
+    cells = (
+        text.rjust(column.width) if column.format else text.ljust(column.width)
+        for text, column in zip(texts, columns, strict=True)
+    )
+    return "  ".join(cells).rstrip()
+
+
+def _text(value: Any, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def markdown(rows: Iterable[Row], columns: Sequence[Column]) -> str:
+    """A Markdown table."""
+    lines = [
+        [column.title for column in columns],
+        ["---:" if column.format else "---" for column in columns],
+        *([_text(row.get(c.key), c.format) for c in columns] for row in rows),
+    ]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def append_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Appends one JSON object a line; makes the folder if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Reads what ``append_rows`` wrote."""
+    return [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]

@@ -1,0 +1,158 @@
+"""One run of the benchmarks: its settings, its device, and the loop that times every case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import jax
+
+from experiments.benchmarks import _bars
+from experiments.benchmarks._cases import Candidate, Case
+from experiments.benchmarks._report import RESULTS, Column, Row, append_rows, header, line
+from experiments.benchmarks._workloads import WORKLOADS, Scale, Workload
+from jaxgnn.testing.timing import Timing, copy_bandwidth, device_description, measure
+
+COLUMNS = (
+    Column("op", "op", 15),
+    Column("workload", "workload", 12),
+    Column("dtype", "dtype", 8),
+    Column("direction", "direction", 16),
+    Column("k", "k", 3, "d"),
+    Column("implementation", "implementation", 15),
+    Column("ms", "ms", 9, ".3f"),
+    Column("least", "min_ms", 9, ".3f"),
+    Column("x xla", "speedup_over_xla", 6, ".2f"),
+    Column("GB/s", "gb_per_s", 7, ".1f"),
+    Column("of copy", "fraction_of_copy", 7, ".2f"),
+    Column("H200 ms of", "peer", 10),
+    Column("are", "peer_ms", 7, ".3f"),
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Settings of a run.
+
+    Attributes:
+      scale: ``full`` is the table that results are published from, ``small`` a quick look, and
+        ``tiny`` shows only that everything runs.
+      out: folder of the JSONL files.
+      only: names of workloads; all of the scale's if empty.
+    """
+
+    scale: Scale = "full"
+    out: Path = RESULTS
+    only: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Session:
+    """What the rows of a run share.
+
+    Attributes:
+      workloads: what to run on.
+      out: folder of the JSONL files.
+      timing: further arguments of ``measure``.
+      device: as ``device_description`` gives.
+      copy_gb_per_s: as ``copy_bandwidth`` gives.
+    """
+
+    workloads: tuple[Workload, ...]
+    out: Path
+    timing: Mapping[str, float] = field(default_factory=dict)
+    device: Mapping[str, str | int] = field(default_factory=device_description)
+    copy_gb_per_s: float = field(default_factory=copy_bandwidth)
+
+    @classmethod
+    def start(cls, options: Options) -> Session:
+        """Picks the workloads for this device and scale, measures the copy, says where it is."""
+        tiny = options.scale == "tiny"
+        platform = "cpu" if jax.default_backend() == "cpu" else "gpu"
+        table = WORKLOADS[platform, options.scale]
+        session = cls(
+            workloads=tuple(w for w in table if not options.only or w.name in options.only),
+            out=options.out,
+            timing={"repeats": 3, "batch_ms": 0.0} if tiny else {},
+            copy_gb_per_s=copy_bandwidth(2**20 if tiny else None),
+        )
+        device = ", ".join(f"{key} {value}" for key, value in session.device.items())
+        print(f"{device}; element-wise pass {session.copy_gb_per_s:.1f} GB/s")
+        return session
+
+    def time(self, candidate: Candidate) -> Timing | None:
+        """Times a candidate; None if the device has too little memory for it."""
+        first, *rotate = candidate.inputs
+        try:
+            return measure(
+                candidate.run,
+                *first,
+                rotate=rotate,
+                jit=candidate.jit,
+                wait=candidate.wait,
+                **self.timing,  # pyrefly: ignore
+            )
+        except RuntimeError as error:  # jax.errors.JaxRuntimeError and torch.OutOfMemoryError
+            if not _is_out_of_memory(error):
+                raise
+            return None
+
+    def run(self, cases: Iterable[Case]) -> list[Row]:
+        """Times every candidate of every case; prints and appends each row as it comes.
+
+        A case without a candidate of XLA is compared with the last of its op, workload, dtype
+        and direction that had one.
+        """
+        rows: list[Row] = []
+        xla: dict[tuple, Timing | None] = {}
+        print(header(COLUMNS), flush=True)
+        for case in cases:
+            timings = {name: self.time(candidate) for name, candidate in case.candidates.items()}
+            kind = case.op, case.workload, case.dtype, case.direction
+            xla[kind] = timings.get("xla", xla.get(kind))
+            new = [self.row(case, name, timing, xla[kind]) for name, timing in timings.items()]
+            for row in new:
+                print(line(row, COLUMNS), flush=True)
+            append_rows(self.out / f"{case.op}.jsonl", new)
+            rows += new
+        for text in _bars.compare_with_bars(rows):
+            print(text)
+        return rows
+
+    def row(self, case: Case, name: str, timing: Timing | None, xla: Timing | None) -> Row:
+        """One line of the JSONL file; times are None where memory ran out."""
+        ms = None if timing is None else timing.median_ms
+        rate = None if ms is None else case.nbytes / ms / 1e6
+        row: Row = {
+            "op": case.op,
+            "workload": case.workload.name,
+            "nodes": case.workload.nodes,
+            "edges": case.edges,
+            "dim": case.workload.dim,
+            "dtype": case.dtype,
+            "direction": case.direction,
+            "k": case.k,
+            "implementation": name,
+            "ms": ms,
+            "min_ms": None if timing is None else timing.min_ms,
+            "repeats": None if timing is None else timing.repeats,
+            "speedup_over_xla": None if xla is None or ms is None else xla.median_ms / ms,
+            "bytes": case.nbytes,
+            "gb_per_s": rate,
+            "fraction_of_copy": None if rate is None else rate / self.copy_gb_per_s,
+            "copy_gb_per_s": self.copy_gb_per_s,
+            **self.device,
+        }
+        peer, peer_ms = _bars.published(row) or (None, None)
+        return {**row, "peer": peer, "peer_ms": peer_ms}
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    text = str(error)
+    return "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower()
+
+
+def run_op(cases: Callable[[Workload], Iterable[Case]], session: Session) -> list[Row]:
+    """Times an op on every workload of the session."""
+    return session.run(case for workload in session.workloads for case in cases(workload))

@@ -1,0 +1,117 @@
+"""What the benchmarks run on: a table of graphs, widths, k and dtypes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgnn.datasets import SCALES, synthetic
+from jaxgnn.graph import CSRGraph
+
+Scale = Literal["tiny", "small", "full"]
+Platform = Literal["cpu", "gpu"]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A graph and the features on it.
+
+    Attributes:
+      name: as in the tables; the key of a scale of ``jaxgnn.datasets`` has that graph's size and
+        power law of degrees, any other graph is uniformly random.
+      nodes: number of nodes.
+      edges: edges to draw; the power-law graphs meet it to 1 %.
+      dim: width of the features.
+      ks: entries that MaxK keeps of each row.
+      dtypes: of the features.
+      heads: attention heads of segment_softmax.
+    """
+
+    name: str
+    nodes: int
+    edges: int
+    dim: int = 256
+    ks: tuple[int, ...] = (16, 32, 64)
+    dtypes: tuple[str, ...] = ("float32", "bfloat16")
+    heads: int = 4
+
+    def graph(self) -> CSRGraph:
+        """The unweighted graph with its transpose and schedules, made once a process."""
+        return _graph(self.name, self.nodes, self.edges)
+
+
+def _like(name: str, **options) -> Workload:
+    return Workload(name, SCALES[name].nodes, SCALES[name].edges, **options)
+
+
+_SMALL_ON_GPU = {"ks": (32,), "dtypes": ("float32",)}
+
+WORKLOADS: dict[tuple[Platform, Scale], tuple[Workload, ...]] = {
+    ("cpu", "tiny"): (Workload("uniform-tiny", 64, 300, 16, (4,), ("float32",)),),
+    ("cpu", "small"): (Workload("uniform-200k", 20_000, 200_000, 256, (32,), ("float32",)),),
+    ("cpu", "full"): (
+        Workload("uniform-1M", 20_000, 1_000_000, 256, (1, 8, 16, 32, 64, 96, 128)),
+    ),
+    ("gpu", "tiny"): (Workload("uniform-tiny", 64, 300, 16, (4,), ("float32",)),),
+    ("gpu", "small"): (_like("flickr", **_SMALL_ON_GPU), _like("reddit", **_SMALL_ON_GPU)),
+    ("gpu", "full"): tuple(map(_like, ("reddit", "products", "proteins", "flickr"))),
+}
+
+# The workload that pictures and break-even are drawn from, where it was measured.
+HEADLINE: dict[Platform, str] = {"cpu": "uniform-1M", "gpu": "reddit"}
+
+# Calls take turns over inputs of this size together: several times the last cache.
+_ROTATION_BYTES = 2**28
+_MOST_INPUTS = 8
+
+
+@cache
+def _graph(name: str, nodes: int, edges: int) -> CSRGraph:
+    if name in SCALES:
+        # Features of width one, since only the edges are wanted.
+        sizes = dataclasses.replace(SCALES[name], features=1, tasks=None)
+        data = synthetic(sizes, on_device=jax.default_backend() != "cpu")
+        return build_graph(data.senders, data.receivers, nodes)
+    return uniform_graph(nodes, edges)
+
+
+def uniform_graph(nodes: int, edges: int, seed: int = 0) -> CSRGraph:
+    """``edges`` edges whose ends are drawn independently; repeats stay in."""
+    if jax.default_backend() == "cpu":
+        ends = np.random.default_rng(seed).integers(nodes, size=(2, edges), dtype=np.int32)
+    else:
+        ends = jax.random.randint(jax.random.key(seed), (2, edges), 0, nodes, jnp.int32)
+    return build_graph(ends[0], ends[1], nodes)
+
+
+def build_graph(senders, receivers, nodes: int) -> CSRGraph:
+    """Sorts where the edges are: on the host, or on the device without a way through the host."""
+    if jax.default_backend() == "cpu":
+        return CSRGraph.from_edges(senders, receivers, nodes)
+    return _build_on_device(senders, receivers, nodes)
+
+
+def _build_on_device(senders, receivers, nodes: int) -> CSRGraph:
+    build = jax.jit(lambda s, r: CSRGraph.from_edges(s, r, nodes).prepared())
+    return build(senders, receivers)
+
+
+def input_sets(make: Callable[[jax.Array], tuple], least: int = 1) -> list[tuple]:
+    """Enough random inputs that no cache holds them all.
+
+    Args:
+      make: key -> one set of arguments.
+      least: sets to make in any case.
+    """
+    make = jax.jit(make)
+    sets = [make(jax.random.key(0))]
+    nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(sets[0]))
+    count = max(least, min(_MOST_INPUTS, -(-_ROTATION_BYTES // nbytes)))
+    return sets + [make(jax.random.key(seed)) for seed in range(1, count)]

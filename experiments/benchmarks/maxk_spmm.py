@@ -1,0 +1,93 @@
+"""Times ``ops.maxk_spmm`` against the dense product, XLA's and the best there is.
+
+Run ``python -m experiments.benchmarks.maxk_spmm``; ``--break-even`` measures instead how large k
+may be before the dense product is faster. Bytes: offsets and senders once; for each edge the k
+values and columns of a sender forward, and backward the k entries of the gradient at a sender's
+columns; the columns, and what is written, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import tyro
+
+from experiments.benchmarks import _break_even, _products, spmm
+from experiments.benchmarks._cases import DIRECTIONS, Candidate, Case, implementations
+from experiments.benchmarks._session import Options, Session, run_op
+from experiments.benchmarks._workloads import Workload
+from jaxgnn import ops
+from jaxgnn.graph import CSRGraph, column_dtype
+
+
+@dataclass(frozen=True)
+class MaxkSpmmOptions(Options):
+    """Settings of a run.
+
+    Attributes:
+      break_even: measure the largest k / dim at which the k-sparse kernels are the faster ones.
+    """
+
+    break_even: bool = False
+
+
+def bytes_moved(graph: CSRGraph, dim: int, k: int, itemsize: int, direction: str) -> int:
+    """As the module says."""
+    structure, column = spmm.structure_bytes(graph), column_dtype(dim).itemsize
+    forward = structure + graph.num_edges * k * (itemsize + column)
+    forward += graph.num_rows * dim * itemsize
+    backward = structure + graph.num_edges * k * itemsize
+    backward += graph.num_cols * k * (column + itemsize)
+    ways = {"forward": forward, "backward": backward, "forward+backward": forward + backward}
+    return ways[direction]
+
+
+def cases(workload: Workload) -> Iterator[Case]:
+    """Every dtype and direction: first the dense product, for which k is the same, then every k.
+
+    XLA has no k-sparse kernel, so its time is that of the dense product, without the expansion.
+    """
+    graph = workload.graph()
+    for dtype in workload.dtypes:
+        dense = _products.dense_inputs(workload, dtype)
+        for direction in DIRECTIONS:
+            names: dict[str, ops.Implementation | None] = {"xla": "xla", "spmm": None}
+            candidates = {
+                label: Candidate(DIRECTIONS[direction](_products.spmm(name)), dense)
+                for label, name in names.items()
+            }
+            size = jnp.dtype(dtype).itemsize
+            nbytes = spmm.bytes_moved(graph, workload.dim, size, direction)
+            yield _case(workload, direction, dtype, None, nbytes, candidates)
+        for k in workload.ks:
+            yield from _cases_of_k(workload, dtype, k)
+
+
+def _cases_of_k(workload: Workload, dtype: str, k: int) -> Iterator[Case]:
+    graph, inputs = workload.graph(), _products.kept_inputs(workload, dtype, k)
+    for direction in DIRECTIONS:
+        size = jnp.dtype(dtype).itemsize
+        nbytes = bytes_moved(graph, workload.dim, k, size, direction)
+        candidates = implementations(_products.maxk_spmm, direction, inputs)
+        candidates.pop("xla", None)
+        yield _case(workload, direction, dtype, k, nbytes, candidates)
+
+
+def _case(workload, direction, dtype, k, nbytes, candidates) -> Case:
+    edges = workload.graph().num_edges
+    return Case("maxk_spmm", workload, direction, dtype, nbytes, candidates, k, edges)
+
+
+def main(options: MaxkSpmmOptions) -> None:
+    """Times the op, or looks for the break-even."""
+    session = Session.start(options)
+    if options.break_even:
+        _break_even.run(session)
+    else:
+        run_op(cases, session)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(MaxkSpmmOptions, description=__doc__))

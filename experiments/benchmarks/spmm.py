@@ -1,0 +1,59 @@
+"""Times ``ops.spmm`` against scipy and ``torch.sparse.mm``.
+
+Run ``python -m experiments.benchmarks.spmm``. Bytes: offsets and senders once, one row of features
+gathered for each edge, the result once. Gathered rows that a cache holds make more than the
+bandwidth of the memory possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax.numpy as jnp
+import tyro
+
+from experiments.benchmarks import _products
+from experiments.benchmarks._baselines import scipy_spmm, torch_spmm
+from experiments.benchmarks._cases import DIRECTIONS, Case, implementations
+from experiments.benchmarks._session import Options, Session, run_op
+from experiments.benchmarks._workloads import Workload
+from jaxgnn.graph import CSRGraph
+
+
+def bytes_moved(graph: CSRGraph, dim: int, itemsize: int, direction: str) -> int:
+    """One way each; the backward is the same on the transposed graph."""
+    rows, cols = graph.shape
+    shared = structure_bytes(graph) + graph.num_edges * dim * itemsize
+    ways = {"forward": [rows], "backward": [cols], "forward+backward": [rows, cols]}
+    return sum(shared + written * dim * itemsize for written in ways[direction])
+
+
+def structure_bytes(graph: CSRGraph) -> int:
+    """Row offsets, senders, and weights if there are any, once."""
+    arrays = (graph.indptr, graph.indices, graph.weights)
+    return sum(array.nbytes for array in arrays if array is not None)
+
+
+def cases(workload: Workload) -> Iterator[Case]:
+    """Every dtype and direction."""
+    graph = workload.graph()
+    for dtype in workload.dtypes:
+        inputs = _products.dense_inputs(workload, dtype)
+        for direction in DIRECTIONS:
+            yield Case(
+                op="spmm",
+                workload=workload,
+                direction=direction,
+                dtype=dtype,
+                nbytes=bytes_moved(graph, workload.dim, jnp.dtype(dtype).itemsize, direction),
+                candidates={
+                    **implementations(_products.spmm, direction, inputs),
+                    **scipy_spmm(graph, inputs, direction),
+                    **torch_spmm(graph, inputs, direction),
+                },
+                edges=graph.num_edges,
+            )
+
+
+if __name__ == "__main__":
+    run_op(cases, Session.start(tyro.cli(Options, description=__doc__)))

@@ -1,0 +1,3 @@
+"""Whole networks."""
+
+from jaxgnn.models._maxk_gnn import MaxKGNN as MaxKGNN

@@ -1,0 +1,8 @@
+"""Flax NNX layers: parameters and ops, nothing else."""
+
+from jaxgnn.nn._convolutions import GCNConv as GCNConv
+from jaxgnn.nn._convolutions import GINConv as GINConv
+from jaxgnn.nn._convolutions import SAGEConv as SAGEConv
+from jaxgnn.nn._maxk import Activation as Activation
+from jaxgnn.nn._maxk import KernelMode as KernelMode
+from jaxgnn.nn._maxk import MaxK as MaxK

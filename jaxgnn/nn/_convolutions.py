@@ -1,0 +1,271 @@
+"""Graph convolutions, each with a MaxK or ReLU activation in front of the aggregation."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from jaxgnn import ops
+from jaxgnn._errors import bad_input
+from jaxgnn.graph import CBSR, CSRGraph
+from jaxgnn.nn._maxk import (
+    Activation,
+    Features,
+    KernelMode,
+    aggregate,
+    dropout,
+    linear,
+    make_activation,
+)
+
+
+class _Convolution(nnx.Module):
+    """What the convolutions share: activation, dropout, and the choice of kernels."""
+
+    def __init__(self, activation, k, dropout, kernel_mode, implementation):
+        name = type(self).__name__
+        if kernel_mode not in ("auto", "maxk", "dense"):
+            raise bad_input(name, "kernel_mode", "'auto', 'maxk' or 'dense'", repr(kernel_mode))
+        if not 0.0 <= dropout < 1.0:
+            raise bad_input(name, "dropout", "in [0, 1)", dropout)
+        self.activation = activation
+        self.maxk = make_activation(name, activation, k, implementation)
+        self.dropout_rate = dropout
+        self.kernel_mode = kernel_mode
+        self.implementation = implementation
+
+    def _activate(self, x: Array, rngs: nnx.Rngs | None, k: int | None) -> Features:
+        if self.maxk is not None:
+            activated = self.maxk(x, k)
+        else:
+            activated = jax.nn.relu(x) if self.activation == "relu" else x
+        return dropout(activated, self.dropout_rate, rngs)
+
+    def _aggregate(self, graph: CSRGraph, x: Features) -> Array:
+        return aggregate(
+            graph, x, kernel_mode=self.kernel_mode, implementation=self.implementation
+        )
+
+
+def _normalized(graph: CSRGraph, kind: str) -> CSRGraph:
+    """Normalises unless the caller has done so, once for all layers."""
+    is_normalized = graph.row_scale is not None or graph.col_scale is not None
+    return graph if is_normalized else graph.normalized(kind)
+
+
+class SAGEConv(_Convolution):
+    """GraphSAGE with mean aggregation: ``y = W_self h + b + W_neigh mean_j h_j``, ``h = act(x)``.
+
+    See https://arxiv.org/abs/1706.02216. With ``activation="maxk"`` the activated features exist
+    only compressed between MaxK and aggregation.
+
+    Args:
+      in_features: width of the input.
+      out_features: width of the output.
+      activation: ``"maxk"``, ``"relu"`` or None, applied to the input.
+      k: kept entries per row, for ``"maxk"``.
+      dropout: probability of zeroing an activated entry in training.
+      kernel_mode: ``"auto"``, ``"maxk"`` (insist on a k-sparse kernel) or ``"dense"``.
+      implementation: passed to the ops.
+      dtype: of the computation; None for that of the input.
+      param_dtype: of the parameters.
+      rngs: for the initial parameters.
+
+    Raises:
+      ValueError: if an option is not as above.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn import nn
+      >>> from jaxgnn.graph import CSRGraph
+      >>> graph = CSRGraph.from_edges(senders=[0, 1, 2], receivers=[1, 2, 2], num_nodes=3)
+      >>> layer = nn.SAGEConv(8, 4, activation="maxk", k=2, rngs=nnx.Rngs(0))
+      >>> layer(graph, jnp.ones((3, 8))).shape
+      (3, 4)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        activation: Activation | None = None,
+        k: int | None = None,
+        dropout: float = 0.0,
+        kernel_mode: KernelMode = "auto",
+        implementation: ops.Implementation | None = None,
+        dtype: jnp.dtype | None = None,
+        param_dtype: jnp.dtype = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        super().__init__(activation, k, dropout, kernel_mode, implementation)
+        options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        self.self_linear = nnx.Linear(in_features, out_features, **options)
+        self.neighbor_linear = nnx.Linear(in_features, out_features, use_bias=False, **options)
+
+    def __call__(
+        self,
+        graph: CSRGraph,
+        x: Float[Array, "*batch nodes in"],
+        *,
+        rngs: nnx.Rngs | None = None,
+        k: int | None = None,
+    ) -> Float[Array, "*batch nodes out"]:
+        """Convolves.
+
+        Args:
+          graph: the mean is over the edges that enter a node; weights make it a weighted mean. A
+            graph that is normalised already is used as it is.
+          x: node features.
+          rngs: a ``dropout`` stream in training, None in evaluation.
+          k: overrides the layer's ``k``, for schedules.
+        """
+        h = self._activate(x, rngs, k)
+        neighbors = self._aggregate(_normalized(graph, "mean"), h)
+        return linear(self.self_linear, h, self.implementation) + self.neighbor_linear(neighbors)
+
+
+class GCNConv(_Convolution):
+    """Graph convolution: ``y_i = Σ_j h_j / √(d_i d_j) + b``, ``h = act(W x)``.
+
+    See https://arxiv.org/abs/1609.02907. Self loops are the graph's business
+    (``graph.with_self_loops()``). With ``activation=None`` it is the layer of the paper.
+
+    Args:
+      in_features: width of the input.
+      out_features: width of the output.
+      activation: ``"maxk"``, ``"relu"`` or None, between the product and the aggregation.
+      k: kept entries per row, for ``"maxk"``.
+      dropout: probability of zeroing an activated entry in training.
+      use_linear_bias: a bias inside the activation as well, as MaxK-GNN's stack has it.
+      kernel_mode: ``"auto"``, ``"maxk"`` (insist on a k-sparse kernel) or ``"dense"``.
+      implementation: passed to the ops.
+      dtype: of the computation; None for that of the input.
+      param_dtype: of the parameters.
+      rngs: for the initial parameters.
+
+    Raises:
+      ValueError: if an option is not as above.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn import nn
+      >>> from jaxgnn.graph import CSRGraph
+      >>> graph = CSRGraph.from_edges(senders=[0, 1], receivers=[1, 0], num_nodes=2)
+      >>> layer = nn.GCNConv(8, 4, rngs=nnx.Rngs(0))
+      >>> layer(graph.with_self_loops(), jnp.ones((2, 8))).shape
+      (2, 4)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        activation: Activation | None = None,
+        k: int | None = None,
+        dropout: float = 0.0,
+        use_linear_bias: bool = False,
+        kernel_mode: KernelMode = "auto",
+        implementation: ops.Implementation | None = None,
+        dtype: jnp.dtype | None = None,
+        param_dtype: jnp.dtype = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        super().__init__(activation, k, dropout, kernel_mode, implementation)
+        self.linear = nnx.Linear(
+            in_features,
+            out_features,
+            use_bias=use_linear_bias,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            rngs=rngs,
+        )
+        self.bias = nnx.Param(jnp.zeros(out_features, param_dtype))
+
+    def __call__(
+        self,
+        graph: CSRGraph,
+        x: Float[Array, "*batch nodes in"],
+        *,
+        rngs: nnx.Rngs | None = None,
+        k: int | None = None,
+    ) -> Float[Array, "*batch nodes out"]:
+        """Convolves; arguments as in ``SAGEConv``."""
+        h = self._activate(self.linear(x), rngs, k)
+        aggregated = self._aggregate(_normalized(graph, "sym"), h)
+        return aggregated + self.bias[...].astype(aggregated.dtype)
+
+
+class GINConv(_Convolution):
+    """Graph isomorphism convolution: ``y_i = mlp((1 + ε) h_i + Σ_j h_j)``, ``h = act(W x + b)``.
+
+    See https://arxiv.org/abs/1810.00826. ε is learnt, from zero.
+
+    Args:
+      in_features: width of the input.
+      out_features: width of the output.
+      activation: ``"maxk"``, ``"relu"`` or None, applied in front of the aggregation.
+      k: kept entries per row, for ``"maxk"``.
+      dropout: probability of zeroing an activated entry in training.
+      mlp: applied to the sum, as the paper has it; None leaves the sum, as MaxK-GNN has it.
+      kernel_mode: ``"auto"``, ``"maxk"`` (insist on a k-sparse kernel) or ``"dense"``.
+      implementation: passed to the ops.
+      dtype: of the computation; None for that of the input.
+      param_dtype: of the parameters.
+      rngs: for the initial parameters.
+
+    Raises:
+      ValueError: if an option is not as above.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn import nn
+      >>> from jaxgnn.graph import CSRGraph
+      >>> graph = CSRGraph.from_edges(senders=[0, 1], receivers=[1, 0], num_nodes=2)
+      >>> layer = nn.GINConv(8, 4, activation="relu", rngs=nnx.Rngs(0))
+      >>> layer(graph, jnp.ones((2, 8))).shape
+      (2, 4)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        activation: Activation | None = None,
+        k: int | None = None,
+        dropout: float = 0.0,
+        mlp: nnx.Module | None = None,
+        kernel_mode: KernelMode = "auto",
+        implementation: ops.Implementation | None = None,
+        dtype: jnp.dtype | None = None,
+        param_dtype: jnp.dtype = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        super().__init__(activation, k, dropout, kernel_mode, implementation)
+        self.linear = nnx.Linear(
+            in_features, out_features, dtype=dtype, param_dtype=param_dtype, rngs=rngs
+        )
+        self.epsilon = nnx.Param(jnp.zeros((), param_dtype))
+        self.mlp = mlp
+
+    def __call__(
+        self,
+        graph: CSRGraph,
+        x: Float[Array, "*batch nodes in"],
+        *,
+        rngs: nnx.Rngs | None = None,
+        k: int | None = None,
+    ) -> Float[Array, "*batch nodes out"]:
+        """Convolves; arguments as in ``SAGEConv``. The sum is not normalised."""
+        h = self._activate(self.linear(x), rngs, k)
+        own = ops.todense(h, implementation=self.implementation) if isinstance(h, CBSR) else h
+        neighbors = self._aggregate(graph, h)
+        total = (1 + self.epsilon[...].astype(neighbors.dtype)) * own + neighbors
+        return total if self.mlp is None else self.mlp(total)

@@ -1,0 +1,134 @@
+"""MaxK as a layer, and what convolutions do with features that may be compressed."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from jaxgnn import ops
+from jaxgnn._errors import bad_input
+from jaxgnn.graph import CBSR, CSRGraph
+
+Activation = Literal["maxk", "relu"]
+KernelMode = Literal["auto", "maxk", "dense"]
+Features = Float[Array, "*batch nodes dim"] | CBSR
+
+
+class MaxK(nnx.Module):
+    """Keeps the ``k`` largest entries of each row, compressed: see ``jaxgnn.ops.maxk``.
+
+    Args:
+      k: entries kept per row.
+      by: rank by ``"value"`` or ``"magnitude"``.
+      early_stop: None for the exact result, or a number of bisection steps.
+      implementation: passed to the op.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxgnn import nn
+      >>> nn.MaxK(k=1)(jnp.array([[1.0, 3.0, 2.0]])).todense().tolist()
+      [[0.0, 3.0, 0.0]]
+    """
+
+    def __init__(
+        self,
+        k: int,
+        *,
+        by: Literal["value", "magnitude"] = "value",
+        early_stop: int | None = None,
+        implementation: ops.Implementation | None = None,
+    ):
+        self.k = k
+        self.by = by
+        self.early_stop = early_stop
+        self.implementation = implementation
+
+    def __call__(self, x: Float[Array, "*batch dim"], k: int | None = None) -> CBSR:
+        """Compresses the rows of ``x``; ``k`` overrides the layer's, for schedules.
+
+        Raises:
+          ValueError: if ``k`` is not in 1..dim.
+        """
+        return ops.maxk(
+            x,
+            self.k if k is None else k,
+            by=self.by,
+            early_stop=self.early_stop,
+            implementation=self.implementation,
+        )
+
+
+def make_activation(
+    where: str,
+    activation: Activation | None,
+    k: int | None,
+    implementation: ops.Implementation | None,
+) -> MaxK | None:
+    """The MaxK layer of a convolution, None for ReLU or no activation; checks both arguments."""
+    if activation not in ("maxk", "relu", None):
+        raise bad_input(where, "activation", "'maxk', 'relu' or None", repr(activation))
+    if activation != "maxk":
+        return None
+    if k is None:
+        raise bad_input(where, "k", "given for activation='maxk'", None)
+    return MaxK(k, implementation=implementation)
+
+
+def dropout(x: Features, rate: float, rngs: nnx.Rngs | None) -> Features:
+    """Zeroes entries with probability ``rate`` and scales the rest up; off if ``rngs`` is None.
+
+    On compressed rows it works on the kept entries, so a row keeps at most ``k``.
+    """
+    if rngs is None or rate == 0.0:
+        return x
+    values = x.values if isinstance(x, CBSR) else x
+    kept = jax.random.bernoulli(rngs.dropout(), 1.0 - rate, values.shape)
+    values = jnp.where(kept, values / (1.0 - rate), 0)
+    return CBSR(values, x.indices, x.dim) if isinstance(x, CBSR) else values
+
+
+def aggregate(
+    graph: CSRGraph,
+    x: Features,
+    *,
+    kernel_mode: KernelMode,
+    implementation: ops.Implementation | None,
+) -> Float[Array, "*batch nodes dim"]:
+    """Sums neighbours by the op that suits ``x``; ``kernel_mode`` decides for compressed rows.
+
+    ``"auto"`` leaves it to ``ops.maxk_spmm``, ``"maxk"`` insists on a k-sparse kernel, ``"dense"``
+    expands the rows.
+
+    Raises:
+      NotImplementedError: for ``"maxk"`` where no k-sparse kernel runs.
+    """
+    if not isinstance(x, CBSR):
+        return ops.spmm(graph, x, implementation=implementation)
+    if kernel_mode == "dense":
+        dense = ops.todense(x, implementation=implementation)
+        return ops.spmm(graph, dense, implementation=implementation)
+    if kernel_mode == "maxk" and implementation is None:
+        implementation = ops.sparse_implementation(graph, x)
+    return ops.maxk_spmm(graph, x, implementation=implementation)
+
+
+def linear(
+    layer: nnx.Linear, x: Features, implementation: ops.Implementation | None
+) -> Float[Array, "*batch nodes out"]:
+    """Applies a linear layer; compressed rows are expanded for the product, and again backward.
+
+    Recomputing the expansion is what keeps the dense activations out of the saved residuals.
+    """
+    if not isinstance(x, CBSR):
+        return layer(x)
+    graphdef, state = nnx.split(layer)
+
+    @jax.checkpoint
+    def expand_and_apply(state, kept):
+        return nnx.merge(graphdef, state)(ops.todense(kept, implementation=implementation))
+
+    return expand_and_apply(state, x)

@@ -1,0 +1,199 @@
+"""maxk, todense and what they promise about ties, NaN and tails."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxgnn import ops
+from jaxgnn.graph import CBSR
+from jaxgnn.ops.maxk import MAXK, TODENSE
+from jaxgnn.ops.reference import maxk as reference
+from jaxgnn.testing import (
+    MAXK_SHAPES,
+    assert_bit_equal,
+    check_against_float64,
+    check_numerical_gradients,
+    random_array,
+)
+from tests.ops._table import usable
+
+IMPLEMENTATIONS = usable(MAXK)
+FLOATS = ("float32", "bfloat16", "float16")
+
+
+def _oracle(x: np.ndarray, k: int, by: str) -> np.ndarray:
+    """Columns of the k largest, by numpy's stable sort: ties to the lowest column."""
+    wide = x.astype(np.float64)
+    rank = np.abs(wide) if by == "magnitude" else wide
+    rank = np.where(np.isnan(rank), np.inf, rank)
+    order = np.argsort(-rank, axis=-1, kind="stable")
+    return np.sort(order[..., :k], axis=-1)
+
+
+def _check(x, k, by, implementation):
+    kept = jax.jit(lambda x: ops.maxk(x, k, by=by, implementation=implementation))(x)
+    expected = _oracle(np.asarray(x), k, by)
+    np.testing.assert_array_equal(np.asarray(kept.indices), expected)
+    assert_bit_equal(kept.values, jnp.take_along_axis(x, jnp.asarray(expected), axis=-1))
+    assert kept.dim == x.shape[-1]
+    assert kept.values.dtype == x.dtype
+
+
+@pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS, None])
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("dim", "k"), MAXK_SHAPES)
+def test_keeps_exactly_the_largest_entries(dim, k, dtype, implementation):
+    x = random_array((37, dim), dtype, seed=dim + k, scale=3.0)
+    for by in ("value", "magnitude"):
+        _check(x, k, by, implementation)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_ties_go_to_the_lowest_column(dtype, implementation):
+    x = jnp.asarray(np.random.default_rng(0).integers(-2, 3, (64, 40))).astype(dtype)
+    for k in (1, 7, 39, 40):
+        for by in ("value", "magnitude"):
+            _check(x, k, by, implementation)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_special_values_have_the_documented_rank(dtype, implementation):
+    special = [jnp.nan, -jnp.nan, jnp.inf, -jnp.inf, 0.0, -0.0, 1.0, -1.0, 1e-7, -1e-7]
+    rng = np.random.default_rng(1)
+    rows = np.stack([rng.permutation(special) for _ in range(50)])
+    x = jnp.asarray(rows, jnp.float32).astype(dtype)
+    for k in range(1, 11):
+        for by in ("value", "magnitude"):
+            _check(x, k, by, implementation)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_extreme_magnitudes_do_not_confuse_the_search(implementation):
+    tiny, huge = np.finfo(np.float32).smallest_subnormal, np.finfo(np.float32).max
+    values = np.array([huge, -huge, tiny, -tiny, 2 * tiny, 1.0, -1.0, 0.0], np.float32)
+    x = jnp.asarray(np.stack([np.roll(values, i) for i in range(8)]))
+    if implementation == "xla" and jax.default_backend() == "cpu":
+        x = jnp.where(jnp.abs(x) < 1e-30, 0, x)  # XLA on CPU flushes subnormals to zero
+    for k in range(1, 9):
+        _check(x, k, "value", implementation)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_all_equal_rows_keep_the_first_columns(implementation):
+    kept = ops.maxk(jnp.full((3, 20), 2.5), 6, implementation=implementation)
+    np.testing.assert_array_equal(kept.indices, np.tile(np.arange(6), (3, 1)))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(("dim", "dtype"), [(256, "uint8"), (257, "uint16"), (70_000, "uint32")])
+def test_column_ids_use_the_smallest_type(dim, dtype, implementation):
+    x = random_array((2, dim), "float32", seed=2)
+    kept = ops.maxk(x, 5, implementation=implementation).validate()
+    assert kept.indices.dtype == dtype
+    np.testing.assert_array_equal(kept.indices, _oracle(np.asarray(x), 5, "value"))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("steps", [0, 1, 4, 40])
+def test_early_stop_is_the_documented_bisection(steps, implementation):
+    x = np.asarray(random_array((50, 64), "float32", seed=3))
+    for by in ("value", "magnitude"):
+        kept = ops.maxk(
+            jnp.asarray(x), 8, by=by, early_stop=steps, implementation=implementation
+        ).validate()
+        rank = np.abs(x) if by == "magnitude" else x
+        for row, columns in zip(rank, np.asarray(kept.indices), strict=True):
+            low, high = row.min(), row.max()
+            for _ in range(steps):
+                middle = np.float32(0.5) * low + np.float32(0.5) * high
+                if (row >= middle).sum() >= 8:
+                    low = middle
+                else:
+                    high = middle
+            np.testing.assert_array_equal(columns, np.flatnonzero(row >= low)[:8])
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_early_stop_with_many_steps_is_exact_without_ties(implementation):
+    x = random_array((40, 100), "float32", seed=4)
+    early = ops.maxk(x, 10, early_stop=64, implementation=implementation)
+    assert_bit_equal(early, ops.maxk(x, 10, implementation=implementation))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_early_stop_keeps_k_entries_of_rows_with_infinities_and_nan(implementation):
+    x = random_array((4, 12), "float32", seed=5)
+    x = x.at[0, 3].set(jnp.inf).at[1, 4].set(-jnp.inf).at[2, 5].set(jnp.nan)
+    # With the range that wide a few steps cut nothing off: the first columns that are finite.
+    few = ops.maxk(x, 4, early_stop=6, implementation=implementation).validate()
+    np.testing.assert_array_equal(few.indices[0], [0, 1, 2, 3])
+    np.testing.assert_array_equal(few.indices[1], [0, 1, 2, 3])
+    # With many it is the exact result.
+    many = ops.maxk(x, 4, early_stop=400, implementation=implementation)
+    assert_bit_equal(many, ops.maxk(x, 4, implementation=implementation))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradient_passes_through_the_kept_columns_only(dtype, implementation):
+    x = random_array((9, 30), dtype, seed=6)
+    check_against_float64(
+        lambda x: ops.maxk(x, 4, implementation=implementation).values,
+        lambda x: reference.maxk(x, k=4, by="value", early_stop=None).values,
+        x,
+        reduction_length=1,
+    )
+
+
+@pytest.mark.parametrize("implementation", usable(TODENSE))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_todense_inverts_maxk_and_its_gradient_gathers(dtype, implementation):
+    x = random_array((9, 300), dtype, seed=7)
+    kept = ops.maxk(x, 300, implementation=implementation)
+    assert_bit_equal(ops.todense(kept, implementation=implementation), x)
+    few = ops.maxk(x, 5, implementation=implementation)
+    assert_bit_equal(ops.todense(few, implementation=implementation), few.todense())
+    check_against_float64(
+        lambda v: ops.todense(CBSR(v, few.indices, 300), implementation=implementation),
+        lambda v: reference.todense(CBSR(v, few.indices, 300)),
+        few.values,
+        reduction_length=1,
+    )
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_agrees_with_finite_differences_away_from_ties(implementation):
+    x = jnp.asarray(np.random.default_rng(8).permutation(24).reshape(3, 8).astype(np.float32))
+    check_numerical_gradients(
+        lambda x: ops.todense(ops.maxk(x, 3, implementation=implementation)) ** 2 / 10, x
+    )
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("shape", [(12,), (2, 3, 12), (0, 12)])
+def test_any_leading_axes_and_vmap_give_the_rows_one_by_one(shape, implementation):
+    x = random_array(shape, "float32", seed=9)
+    kept = ops.maxk(x, 3, implementation=implementation)
+    np.testing.assert_array_equal(kept.indices, _oracle(np.asarray(x), 3, "value"))
+    if len(shape) > 1 and shape[0]:
+        mapped = jax.vmap(lambda x: ops.maxk(x, 3, implementation=implementation))(x)
+        assert_bit_equal(mapped, kept)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_vmap_of_grad_over_values_with_shared_columns(implementation):
+    x = random_array((5, 12), "float32", seed=10)
+    kept = ops.maxk(x, 3, implementation=implementation)
+    values = jnp.stack([kept.values, 2 * kept.values])
+
+    def gradient(values):
+        def loss(values):
+            dense = ops.todense(CBSR(values, kept.indices, 12), implementation=implementation)
+            return jnp.sum(dense**3)
+
+        return jax.grad(loss)(values)
+
+    np.testing.assert_allclose(jax.vmap(gradient)(values), 3 * values**2, rtol=1e-6)

@@ -1,0 +1,161 @@
+"""maxk_spmm against the dense product of the expanded features."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxgnn import ops
+from jaxgnn.graph import CBSR, CSRGraph
+from jaxgnn.ops._dispatch import current_platform
+from jaxgnn.ops.maxk_spmm import BREAK_EVEN, FORWARD
+from jaxgnn.ops.reference import maxk_spmm as reference
+from jaxgnn.testing import (
+    DTYPES,
+    MAXK_SHAPES,
+    assert_bit_equal,
+    check_against_float64,
+    check_numerical_gradients,
+    random_array,
+)
+from tests.ops._table import BUILT, longest_row, usable
+
+IMPLEMENTATIONS = usable(FORWARD)
+
+
+def _kept(num_nodes, dim, k, dtype, seed=0) -> CBSR:
+    return ops.maxk(random_array((num_nodes, dim), dtype, seed=seed, scale=3.0), k)
+
+
+def _check(graph, dim, k, dtype, implementation):
+    kept = _kept(graph.num_cols, dim, k, dtype)
+    weights = jnp.zeros(()) if graph.weights is None else graph.weights
+
+    def arguments(weights, values):
+        weighted = graph if graph.weights is None else graph.with_weights(weights)
+        return weighted, CBSR(values, kept.indices, dim)
+
+    check_against_float64(
+        lambda w, v: ops.maxk_spmm(*arguments(w, v), implementation=implementation),
+        lambda w, v: reference.maxk_spmm(*arguments(w, v)),
+        weights,
+        kept.values,
+        reduction_length=max(longest_row(graph), dim),
+    )
+
+
+@pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS, None])
+@pytest.mark.parametrize("name", BUILT)
+def test_value_and_gradients_equal_float64_on_every_graph(name, implementation):
+    _check(BUILT[name], 24, 5, "float32", implementation)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dim", "k"), MAXK_SHAPES)
+def test_value_and_gradients_equal_float64_at_every_k(dim, k, dtype, implementation):
+    _check(BUILT["padding_edges"], dim, k, dtype, implementation)
+
+
+@pytest.mark.parametrize("implementation", [n for n in IMPLEMENTATIONS if n != "xla"])
+def test_bfloat16_is_accumulated_in_float32(implementation):
+    graph = BUILT["one_row_has_all_edges"]
+    kept = _kept(graph.num_cols, 32, 8, "bfloat16")
+    y = ops.maxk_spmm(graph, kept, implementation=implementation)
+    with jax.enable_x64(True):
+        wide = CBSR(kept.values.astype(jnp.float64), kept.indices, 32)
+        exact = np.asarray(reference.maxk_spmm(graph, wide))
+    # 700 terms summed in bfloat16 would be off by several per cent.
+    error = np.linalg.norm(np.asarray(y).astype(np.float64) - exact) / np.linalg.norm(exact)
+    assert error < 3e-3
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradients_agree_with_finite_differences(implementation):
+    graph = BUILT["repeated_edges"].with_weights(random_array((12,), "float32", seed=3))
+    kept = _kept(3, 6, 2, "float32")
+    check_numerical_gradients(
+        lambda w, v: ops.maxk_spmm(
+            graph.with_weights(w), CBSR(v, kept.indices, 6), implementation=implementation
+        ),
+        graph.weights,
+        kept.values,
+    )
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_leading_axes_share_the_graph(implementation):
+    graph = BUILT["weighted"]
+    x = random_array((2, 2, graph.num_cols, 12), "float32", seed=6)
+    kept = ops.maxk(x, 4)
+    batched = ops.maxk_spmm(graph, kept, implementation=implementation)
+    for i in range(2):
+        for j in range(2):
+            alone = ops.maxk_spmm(graph, ops.maxk(x[i, j], 4), implementation=implementation)
+            np.testing.assert_allclose(batched[i, j], alone, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_vmap_of_grad_equals_one_by_one(implementation):
+    graph = BUILT["sym_weighted"]
+    x = random_array((3, graph.num_cols, 12), "float32", seed=7)
+
+    def gradients(x):
+        def loss(weights, x):
+            kept = ops.maxk(x, 4)
+            y = ops.maxk_spmm(graph.with_weights(weights), kept, implementation=implementation)
+            return jnp.sum(y**2)
+
+        return jax.grad(loss, argnums=(0, 1))(graph.weights, x)
+
+    batched = jax.jit(jax.vmap(gradients))(x)
+    for i in range(3):
+        for together, alone in zip(batched, gradients(x[i]), strict=True):
+            np.testing.assert_allclose(together[i], alone, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("forward", IMPLEMENTATIONS)
+def test_repeated_runs_are_equal_to_the_bit(forward):
+    if current_platform() != "cpu":
+        pytest.skip("reason: on a GPU only jaxgnn.deterministic() promises this, see test_dispatch")
+    graph = BUILT["hub_row_spans_tasks"]
+    kept = _kept(graph.num_cols, 32, 4, "float32")
+
+    def run():
+        def loss(values):
+            y = ops.maxk_spmm(graph, CBSR(values, kept.indices, 32), implementation=forward)
+            return jnp.sum(jnp.sin(y))
+
+        return jax.value_and_grad(loss)(kept.values)
+
+    first = run()
+    for _ in range(3):
+        assert_bit_equal(first, run())
+
+
+def test_none_falls_through_to_dense_spmm_beyond_the_break_even():
+    graph = BUILT["weighted"]
+    limit = BREAK_EVEN[current_platform()]
+
+    def kernels(k):
+        kept = _kept(graph.num_cols, 64, k, "float32")
+        text = jax.jit(lambda kept: ops.maxk_spmm(graph, kept)).lower(kept).as_text()
+        return "jaxgnn_maxk_spmm" in text, "jaxgnn_spmm" in text
+
+    if limit == 0.0:
+        assert kernels(1) == (False, False)
+        return
+    below, above = int(limit * 64), int(limit * 64) + 1
+    assert kernels(below) == (True, False)
+    if above <= 64:
+        assert kernels(above) == (False, True)
+
+
+def test_rows_without_edges_are_zero_not_left_over_memory():
+    graph = CSRGraph.from_edges([0], [1], 600)
+    kept = _kept(600, 256, 32, "float32")
+    for implementation in IMPLEMENTATIONS:
+        for _ in range(3):  # a fresh buffer may hold anything
+            jnp.full((600, 256), jnp.nan).block_until_ready()
+            y = np.asarray(ops.maxk_spmm(graph, kept, implementation=implementation))
+            assert not np.delete(y, 1, axis=0).any()

@@ -1,0 +1,84 @@
+"""segment_softmax against float64 and against jax.nn.softmax."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxgnn import ops
+from jaxgnn.graph import CSRGraph
+from jaxgnn.ops.reference import segment_softmax as reference
+from jaxgnn.ops.segment_softmax import FORWARD
+from jaxgnn.testing import (
+    DTYPES,
+    check_against_float64,
+    check_numerical_gradients,
+    random_array,
+)
+from tests.ops._table import BUILT, longest_row, usable
+
+IMPLEMENTATIONS = usable(FORWARD)
+
+
+@pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS, None])
+@pytest.mark.parametrize("name", BUILT)
+def test_value_and_gradient_equal_float64_on_every_graph(name, implementation):
+    graph = BUILT[name]
+    check_against_float64(
+        lambda logits: ops.segment_softmax(graph, logits, implementation=implementation),
+        lambda logits: reference.segment_softmax(graph, logits),
+        random_array((graph.num_edges, 3), "float32", seed=1, scale=2.0),
+        reduction_length=longest_row(graph),
+    )
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_each_row_is_jax_nn_softmax(dtype, implementation):
+    graph = BUILT["padding_edges"]
+    logits = random_array((graph.num_edges,), dtype, seed=2, scale=30.0)
+    p = np.asarray(ops.segment_softmax(graph, logits, implementation=implementation))
+    indptr = np.asarray(graph.indptr)
+    for begin, end in zip(indptr[:-1], indptr[1:], strict=True):
+        expected = jax.nn.softmax(logits[begin:end].astype(jnp.float32)).astype(dtype)
+        np.testing.assert_allclose(
+            p[begin:end].astype(np.float32), expected.astype(jnp.float32), rtol=1e-2, atol=1e-6
+        )
+    assert not p[indptr[-1] :].any()
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_large_logits_neither_overflow_nor_lose_the_sum(implementation):
+    graph = CSRGraph.from_edges([0, 1, 2, 0], [0, 0, 0, 1], 3)
+    p = ops.segment_softmax(graph, jnp.array([1e30, -1e30, 1e30, 5.0]), implementation=implementation)
+    np.testing.assert_allclose(p, [0.5, 0.0, 0.5, 1.0])
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_infinities_and_nan_behave_as_in_jax_nn_softmax(implementation):
+    graph = CSRGraph.from_edges([0, 1, 0, 1, 0, 1], [0, 0, 1, 1, 2, 2], 3)
+    logits = jnp.array([-jnp.inf, -jnp.inf, jnp.nan, 1.0, -jnp.inf, 1.0])
+    p = np.asarray(ops.segment_softmax(graph, logits, implementation=implementation))
+    expected = np.concatenate([np.asarray(jax.nn.softmax(pair)) for pair in logits.reshape(3, 2)])
+    np.testing.assert_allclose(p, expected)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_agrees_with_finite_differences(implementation):
+    graph = BUILT["repeated_edges"]
+    check_numerical_gradients(
+        lambda logits: ops.segment_softmax(graph, logits, implementation=implementation) ** 2,
+        random_array((12, 2), "float32", seed=3),
+    )
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_vmap_over_logits_shares_the_graph(implementation):
+    graph = BUILT["padding_edges"]
+    logits = random_array((4, graph.num_edges, 2), "float32", seed=4)
+
+    def apply(logits):
+        return ops.segment_softmax(graph, logits, implementation=implementation)
+
+    for together, alone in zip(jax.vmap(apply)(logits), logits, strict=True):
+        np.testing.assert_allclose(together, apply(alone), rtol=1e-5, atol=1e-7)
