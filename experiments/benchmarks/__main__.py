@@ -2,7 +2,7 @@
 
 import tyro
 
-from experiments.benchmarks.run_all import main
 from experiments.benchmarks._session import Options
+from experiments.benchmarks.run_all import main
 
 main(tyro.cli(Options, description=__doc__))

@@ -38,42 +38,47 @@ def run(session: Session, *, dims: Sequence[int] = _DIMS) -> list[Row]:
     """
     rows: list[Row] = []
     print(header(_COLUMNS), flush=True)
-    for workload in session.workloads:
+    for of_session in session.workloads:
         for dim in dims:
-            for dtype in workload.dtypes:
-                rows += _sweep(session, _with_width(workload, dim), dtype)
-    for kind in dict.fromkeys((row["workload"], row["dtype"], row["dim"]) for row in rows):
-        same = [row for row in rows if (row["workload"], row["dtype"], row["dim"]) == kind]
-        print(f"{kind[0]} {kind[1]} dim {kind[2]}: break-even at k/dim = {break_even(same):g}")
+            for dtype in of_session.dtypes:
+                rows += _sweep(session, _of_width(of_session, dim), dtype)
+    for (workload, dtype, dim), same in _by_kind(rows).items():
+        print(f"{workload} {dtype} dim {dim}: break-even at k/dim = {break_even(same):g}")
     if rows:
-        print(f"all of them: BREAK_EVEN = {least_break_even(rows):g}")
+        print(f"safe on all of them: BREAK_EVEN = {least_break_even(rows):g}")
     return rows
 
 
 def break_even(rows: Iterable[Mapping]) -> float:
-    """The largest k / dim up to which the k-sparse product wins everywhere; 0 if nowhere.
+    """The largest k / dim up to which the k-sparse product pays; 0 if it never does.
+
+    It is where the product of ``sparse_ms / dense_ms`` from the smallest k up to there is least:
+    without noise the last k that wins, and one noisy measurement does not move it far.
 
     Args:
       rows: of one workload, dtype and width, k ascending.
     """
-    largest = 0.0
+    best, total, least = 0.0, 0.0, 0.0
     for row in rows:
-        if not row["sparse_ms"] < row["dense_ms"]:
-            break
-        largest = row["ratio"]
-    return largest
+        total += math.log(row["sparse_ms"] / row["dense_ms"])
+        if total < least:
+            best, least = row["ratio"], total
+    return best
 
 
 def least_break_even(rows: Sequence[Mapping]) -> float:
-    """The largest k / dim that is safe on every workload, dtype and width measured."""
-    kinds = {(row["workload"], row["dtype"], row["dim"]) for row in rows}
-    return min(
-        break_even(row for row in rows if (row["workload"], row["dtype"], row["dim"]) == kind)
-        for kind in kinds
-    )
+    """The least break-even of every workload, dtype and width measured."""
+    return min(break_even(same) for same in _by_kind(rows).values())
 
 
-def _with_width(workload: Workload, dim: int) -> Workload:
+def _by_kind(rows: Iterable[Mapping]) -> dict[tuple, list[Mapping]]:
+    kinds: dict[tuple, list[Mapping]] = {}
+    for row in rows:
+        kinds.setdefault((row["workload"], row["dtype"], row["dim"]), []).append(row)
+    return kinds
+
+
+def _of_width(workload: Workload, dim: int) -> Workload:
     ks = tuple(dict.fromkeys(max(1, dim * part // 32) for part in _32NDS))
     return Workload(workload.name, workload.nodes, workload.edges, dim, ks, workload.dtypes)
 

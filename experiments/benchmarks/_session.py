@@ -26,9 +26,8 @@ COLUMNS = (
     Column("x xla", "speedup_over_xla", 6, ".2f"),
     Column("GB/s", "gb_per_s", 7, ".1f"),
     Column("of copy", "fraction_of_copy", 7, ".2f"),
-    Column("H200 ms of", "peer", 10),
-    Column("are", "peer_ms", 7, ".3f"),
 )
+PEER_COLUMNS = (Column("peer", "peer", 9), Column("its ms", "peer_ms", 7, ".3f"))
 
 
 @dataclass(frozen=True)
@@ -106,14 +105,15 @@ class Session:
         """
         rows: list[Row] = []
         xla: dict[tuple, Timing | None] = {}
-        print(header(COLUMNS), flush=True)
+        columns = COLUMNS + PEER_COLUMNS if "H200" in str(self.device["device"]) else COLUMNS
+        print(header(columns), flush=True)
         for case in cases:
             timings = {name: self.time(candidate) for name, candidate in case.candidates.items()}
             kind = case.op, case.workload, case.dtype, case.direction
             xla[kind] = timings.get("xla", xla.get(kind))
             new = [self.row(case, name, timing, xla[kind]) for name, timing in timings.items()]
             for row in new:
-                print(line(row, COLUMNS), flush=True)
+                print(line(row, columns), flush=True)
             append_rows(self.out / f"{case.op}.jsonl", new)
             rows += new
         for text in _bars.compare_with_bars(rows):

@@ -56,9 +56,7 @@ _SMALL_ON_GPU = {"ks": (32,), "dtypes": ("float32",)}
 WORKLOADS: dict[tuple[Platform, Scale], tuple[Workload, ...]] = {
     ("cpu", "tiny"): (Workload("uniform-tiny", 64, 300, 16, (4,), ("float32",)),),
     ("cpu", "small"): (Workload("uniform-200k", 20_000, 200_000, 256, (32,), ("float32",)),),
-    ("cpu", "full"): (
-        Workload("uniform-1M", 20_000, 1_000_000, 256, (1, 8, 16, 32, 64, 96, 128)),
-    ),
+    ("cpu", "full"): (Workload("uniform-1M", 20_000, 1_000_000, 256, (1, 8, 16, 32, 64, 96, 128)),),
     ("gpu", "tiny"): (Workload("uniform-tiny", 64, 300, 16, (4,), ("float32",)),),
     ("gpu", "small"): (_like("flickr", **_SMALL_ON_GPU), _like("reddit", **_SMALL_ON_GPU)),
     ("gpu", "full"): tuple(map(_like, ("reddit", "products", "proteins", "flickr"))),

@@ -1,6 +1,5 @@
 """XLA custom calls: the compiled libraries and typed wrappers around their targets."""
 
-from jaxgnn._ffi._call import needs as needs
 from jaxgnn._ffi._library import TARGETS as TARGETS
 from jaxgnn._ffi._library import library_path as library_path
 from jaxgnn._ffi._library import load as load

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxgnn._ffi._library import why_missing
 from jaxgnn.graph import CSRGraph
 
 
@@ -42,9 +41,7 @@ def _result(shape, dtype, like) -> jax.ShapeDtypeStruct:
     if not kind.mat.varying:
         return jax.ShapeDtypeStruct(shape, dtype)
     # Inside shard_map the result varies over the mesh as the operands do.
-    return jax.ShapeDtypeStruct(
-        shape, dtype, sharding=kind.sharding, manual_axis_type=kind.mat
-    )
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=kind.sharding, manual_axis_type=kind.mat)
 
 
 def _empty(like: Array) -> Array:
@@ -67,20 +64,3 @@ def coefficients(graph: CSRGraph) -> tuple[Array | None, ...]:
 def as_float32(array: Array | None) -> Array | None:
     """Casts, leaving None alone."""
     return None if array is None else array.astype(jnp.float32)
-
-
-def needs(*dtypes: str):
-    """An ``unsupported`` for kernels whose float arguments must have one of ``dtypes``."""
-
-    def unsupported(*args: Any, **options: Any) -> str | None:
-        missing = why_missing("cpu")
-        if missing is not None:
-            return missing
-        for leaf in jax.tree.leaves(args):
-            is_weight = leaf.dtype == jnp.float32
-            if jnp.issubdtype(leaf.dtype, jnp.floating) and not is_weight:
-                if leaf.dtype.name not in dtypes:
-                    return f"needs {' or '.join(dtypes)} values, got {leaf.dtype.name}"
-        return None
-
-    return unsupported

@@ -441,7 +441,8 @@ def _normalize(
     rows = graph.receivers()
     real = rows < graph.num_rows
     # Padding slots may hold anything. Sums need more bits than half-precision weights have.
-    weights = jnp.where(real, stored, 0).astype(jnp.promote_types(stored.dtype, jnp.float32))
+    accumulator = jnp.float64 if stored.dtype == jnp.float64 else jnp.float32
+    weights = jnp.where(real, stored, 0).astype(accumulator)
     row_sums = jax.ops.segment_sum(weights, rows, graph.num_rows)
     if kind == "mean":
         scale = _of_nodes(_power_or_zero(row_sums, -1.0), rows)

@@ -25,8 +25,8 @@ def validate_graph(graph: CSRGraph) -> None:
     for name in ("weights", "row_scale", "col_scale"):
         values = getattr(graph, name)
         if values is not None:
-            used = values[: indptr[-1]] if name == "weights" else values
-            _check_finite("CSRGraph", name, used)
+            values = np.asarray(values)
+            _check_finite("CSRGraph", name, values[: indptr[-1]] if name == "weights" else values)
     if graph.plan is not None:
         _check_plan(graph, graph.plan, indptr)
 
@@ -107,7 +107,7 @@ def _check_ids(where, name, ids, bound):
 
 
 def _check_finite(where, name, values):
-    bad = np.flatnonzero(~np.isfinite(np.asarray(values).astype(np.float64)))
+    bad = np.flatnonzero(~np.isfinite(values.astype(np.float64)))
     if bad.size:
         at = int(bad[0])
         raise bad_input(where, f"{name}[{at}]", "finite", float(values[at]))

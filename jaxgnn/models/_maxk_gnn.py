@@ -108,8 +108,7 @@ class MaxKGNN(nnx.Module):
         )
         norms = num_layers if norm else 0
         self.norms = nnx.List(
-            nnx.LayerNorm(hidden_features, epsilon=1e-5, **dtypes, rngs=rngs)
-            for _ in range(norms)
+            nnx.LayerNorm(hidden_features, epsilon=1e-5, **dtypes, rngs=rngs) for _ in range(norms)
         )
         self.lin_out = nnx.Linear(hidden_features, out_features, **dtypes, rngs=rngs)
 

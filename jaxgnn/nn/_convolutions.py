@@ -44,9 +44,7 @@ class _Convolution(nnx.Module):
         return dropout(activated, self.dropout_rate, rngs)
 
     def _aggregate(self, graph: CSRGraph, x: Features) -> Array:
-        return aggregate(
-            graph, x, kernel_mode=self.kernel_mode, implementation=self.implementation
-        )
+        return aggregate(graph, x, kernel_mode=self.kernel_mode, implementation=self.implementation)
 
 
 def _normalized(graph: CSRGraph, kind: str) -> CSRGraph:

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
+from jaxgnn import _ffi
 from jaxgnn._errors import bad_input
 
 Name = Literal["xla", "pallas", "ffi"]
@@ -75,12 +77,33 @@ class Implementation:
       unsupported: same arguments; the reason why it can not run them, or None. Asked before
         tracing ``run``.
       deterministic_on: platforms where two runs give equal bits.
+      missing: the reason why it can not run anything here (not compiled, say), or None.
     """
 
     run: Callable[..., Any]
     platforms: tuple[Platform, ...] = ("cpu", "cuda")
     unsupported: Callable[..., str | None] = _always
     deterministic_on: tuple[Platform, ...] = ("cpu", "cuda")
+    missing: Callable[[], str | None] = _always
+
+
+def ffi(
+    run: Callable[..., Any], *, platforms: tuple[Platform, ...] = ("cpu",), dtypes: tuple[str, ...]
+) -> Implementation:
+    """A compiled kernel for features of ``dtypes``, where its library was built."""
+
+    def unsupported(*args: Any, **options: Any) -> str | None:
+        for leaf in jax.tree.leaves(args):
+            # float32 is what the coefficients of a graph are cast to, whatever the features are.
+            known = leaf.dtype.name in (*dtypes, "float32")
+            if jnp.issubdtype(leaf.dtype, jnp.floating) and not known:
+                return f"needs {' or '.join(dtypes)} values, got {leaf.dtype.name}"
+        return None
+
+    def missing() -> str | None:
+        return _ffi.why_missing("cpu")
+
+    return Implementation(run, platforms, unsupported, missing=missing)
 
 
 def xla(run: Callable[..., Any], *, scatters: bool = True) -> Implementation:
@@ -135,14 +158,11 @@ class Kernel:
             raise NotImplementedError(f"{self.name}: no implementation applies: {listed}")
         return "xla"
 
-    def why_not(
-        self, name: Name, platform: Platform, *args: Any, **options: Any
-    ) -> str | None:
-        """Why ``name`` can not run these arguments on ``platform``; None if it can."""
+    def unavailable(self, name: Name, platform: Platform) -> str | None:
+        """Why ``name`` runs nothing at all on ``platform``; None if it depends on the arguments."""
         entry = self.implementations.get(name)
         if entry is None:
-            listed = ", ".join(self.implementations)
-            return f"needs one of the implementations {listed}, got {name}"
+            return f"needs one of the implementations {', '.join(self.implementations)}, got {name}"
         if platform not in entry.platforms:
             return f"needs platform {' or '.join(entry.platforms)}, got {platform}"
         if _deterministic.value and not _is_deterministic(entry, platform):
@@ -150,7 +170,14 @@ class Kernel:
                 "needs a fixed order of summation under jaxgnn.deterministic(), got scatters on "
                 "a GPU; XLA_FLAGS=--xla_gpu_deterministic_ops=true gives XLA one"
             )
-        return entry.unsupported(*args, **options)
+        return entry.missing()
+
+    def why_not(self, name: Name, platform: Platform, *args: Any, **options: Any) -> str | None:
+        """Why ``name`` can not run these arguments on ``platform``; None if it can."""
+        reason = self.unavailable(name, platform)
+        if reason is not None:
+            return reason
+        return self.implementations[name].unsupported(*args, **options)
 
     def _bind(self, name: Name, options: Mapping[str, Any]) -> Callable[..., Any]:
         run = self.implementations[name].run

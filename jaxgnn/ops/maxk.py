@@ -9,7 +9,6 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxgnn import _ffi
 from jaxgnn._errors import bad_input
 from jaxgnn._ffi import maxk as ffi
 from jaxgnn.graph import CBSR
@@ -17,7 +16,7 @@ from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops._checks import check_cbsr, check_float
 from jaxgnn.ops.reference import maxk as reference
 
-_ffi_unsupported = _ffi.needs("float32", "bfloat16", "float16")
+_DTYPES = ("float32", "bfloat16", "float16")
 
 
 def _kernel(name: str) -> dispatch.Kernel:
@@ -26,7 +25,7 @@ def _kernel(name: str) -> dispatch.Kernel:
         {
             # Rows have distinct columns, so even the scatter of todense has one possible result.
             "xla": dispatch.xla(getattr(reference, name), scatters=False),
-            "ffi": dispatch.Implementation(getattr(ffi, name), ("cpu",), _ffi_unsupported),
+            "ffi": dispatch.ffi(getattr(ffi, name), dtypes=_DTYPES),
         },
     )
 

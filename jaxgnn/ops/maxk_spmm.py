@@ -7,7 +7,6 @@ from functools import partial
 import jax
 from jaxtyping import Array, Float
 
-from jaxgnn import _ffi
 from jaxgnn._errors import bad_input
 from jaxgnn._ffi import maxk_spmm as ffi
 from jaxgnn.graph import CBSR, CSRGraph
@@ -17,7 +16,7 @@ from jaxgnn.ops.maxk import todense
 from jaxgnn.ops.reference import maxk_spmm as reference
 from jaxgnn.ops.spmm import spmm
 
-_ffi_unsupported = _ffi.needs("float32", "bfloat16")
+_DTYPES = ("float32", "bfloat16")
 
 
 def _kernel(name: str) -> dispatch.Kernel:
@@ -25,7 +24,7 @@ def _kernel(name: str) -> dispatch.Kernel:
         name if name == "maxk_spmm" else f"maxk_spmm.{name}",
         {
             "xla": dispatch.xla(getattr(reference, name)),
-            "ffi": dispatch.Implementation(getattr(ffi, name), ("cpu",), _ffi_unsupported),
+            "ffi": dispatch.ffi(getattr(ffi, name), dtypes=_DTYPES),
         },
     )
 

@@ -8,7 +8,6 @@ from functools import partial
 import jax
 from jaxtyping import Array, Float
 
-from jaxgnn import _ffi
 from jaxgnn._errors import bad_input
 from jaxgnn._ffi import segment_softmax as ffi
 from jaxgnn.graph import CSRGraph
@@ -16,15 +15,15 @@ from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops._checks import check_float, check_graph
 from jaxgnn.ops.reference import segment_softmax as reference
 
-_ffi_unsupported = _ffi.needs("float32", "bfloat16")
+_DTYPES = ("float32", "bfloat16")
 
 
 def _kernel(name: str) -> dispatch.Kernel:
     return dispatch.Kernel(
-        name,
+        name if name == "segment_softmax" else f"segment_softmax.{name}",
         {
             "xla": dispatch.xla(getattr(reference, name)),
-            "ffi": dispatch.Implementation(getattr(ffi, name), ("cpu",), _ffi_unsupported),
+            "ffi": dispatch.ffi(getattr(ffi, name), dtypes=_DTYPES),
         },
     )
 

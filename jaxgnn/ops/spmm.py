@@ -7,7 +7,6 @@ from functools import partial
 import jax
 from jaxtyping import Array, Float
 
-from jaxgnn import _ffi
 from jaxgnn._errors import bad_input
 from jaxgnn._ffi import spmm as ffi
 from jaxgnn.graph import CSRGraph
@@ -15,20 +14,20 @@ from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops._checks import check_graph, check_rows
 from jaxgnn.ops.reference import spmm as reference
 
-_ffi_unsupported = _ffi.needs("float32", "bfloat16")
+_DTYPES = ("float32", "bfloat16")
 
 SPMM = dispatch.Kernel(
     "spmm",
     {
         "xla": dispatch.xla(reference.spmm),
-        "ffi": dispatch.Implementation(ffi.spmm, ("cpu",), _ffi_unsupported),
+        "ffi": dispatch.ffi(ffi.spmm, dtypes=_DTYPES),
     },
 )
 SDDMM = dispatch.Kernel(
     "sddmm",
     {
         "xla": dispatch.xla(reference.sddmm, scatters=False),
-        "ffi": dispatch.Implementation(ffi.sddmm, ("cpu",), _ffi_unsupported),
+        "ffi": dispatch.ffi(ffi.sddmm, dtypes=_DTYPES),
     },
 )
 

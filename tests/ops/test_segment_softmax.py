@@ -50,7 +50,9 @@ def test_each_row_is_jax_nn_softmax(dtype, implementation):
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_large_logits_neither_overflow_nor_lose_the_sum(implementation):
     graph = CSRGraph.from_edges([0, 1, 2, 0], [0, 0, 0, 1], 3)
-    p = ops.segment_softmax(graph, jnp.array([1e30, -1e30, 1e30, 5.0]), implementation=implementation)
+    p = ops.segment_softmax(
+        graph, jnp.array([1e30, -1e30, 1e30, 5.0]), implementation=implementation
+    )
     np.testing.assert_allclose(p, [0.5, 0.0, 0.5, 1.0])
 
 

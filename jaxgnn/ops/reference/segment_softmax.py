@@ -19,9 +19,7 @@ def segment_softmax(
     real = (rows < num_rows)[:, None]
     values = logits.astype(accumulation_dtype(logits.dtype))
     # The shift leaves the result as it is, so it need not be differentiated.
-    peaks = jax.ops.segment_max(
-        lax.stop_gradient(values), rows, num_rows, indices_are_sorted=True
-    )
+    peaks = jax.ops.segment_max(lax.stop_gradient(values), rows, num_rows, indices_are_sorted=True)
     # A row of only -inf would give inf - inf: shifted by zero it is 0 / 0, as jax.nn.softmax has.
     peaks = jnp.where(peaks == -jnp.inf, 0, peaks)
     shifted = values - peaks.at[rows].get(mode="fill", fill_value=0)

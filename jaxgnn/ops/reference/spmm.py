@@ -19,9 +19,7 @@ def spmm(graph: CSRGraph, x: Float[Array, "cols dim"]) -> Float[Array, "rows dim
     messages = sources[graph.indices]
     if graph.weights is not None:
         messages = messages * graph.weights.astype(accumulator)[:, None]
-    sums = jax.ops.segment_sum(
-        messages, graph.receivers(), graph.num_rows, indices_are_sorted=True
-    )
+    sums = jax.ops.segment_sum(messages, graph.receivers(), graph.num_rows, indices_are_sorted=True)
     return (sums * row_scale[:, None]).astype(x.dtype)
 
 

@@ -1,0 +1,65 @@
+# Everything a fresh checkout needs: each target makes the virtual environment it runs in.
+#
+#   make demo          train a MaxK-GraphSAGE on the embedded data
+#   make test          all tests that need no GPU
+#   make lint          formatting, lint, types
+#   make bench         benchmark tables of this machine's CPU, small sizes
+#   make gpu-check     on a GPU box: build, all tests, benchmark tables; no network needed
+#   make bench-report  the README's picture and table from the committed results
+
+VENV ?= .venv
+# The oldest supported release, or `latest`.
+JAX ?= 0.11.2
+# Test processes; GPU boxes have one GPU, so gpu-check uses one.
+JOBS ?= 2
+# The Python of a GPU box that has JAX for its GPU already.
+GPU_PYTHON ?= python3
+
+PYTHON ?= $(shell tools/find_python.sh)
+BIN := $(VENV)/bin
+JAX_REQUIREMENT := $(if $(filter latest,$(JAX)),--upgrade jax,jax==$(JAX) jaxlib==$(JAX))
+SOURCES := pyproject.toml $(wildcard ffi/CMakeLists.txt ffi/*/*.cc ffi/*/*.cu ffi/include/*/*.h)
+
+.PHONY: demo test lint bench bench-report gpu-check cuda-check wheel-check clean
+.DELETE_ON_ERROR:
+
+$(VENV)/installed: $(SOURCES)
+	@test -n "$(PYTHON)"
+	"$(PYTHON)" -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(JAX_REQUIREMENT) --editable '.[dev]'
+	@touch $@
+
+demo: $(VENV)/installed
+	JAX_PLATFORMS=cpu $(BIN)/python -m experiments.maxk train --run runs/demo --fresh
+
+test: $(VENV)/installed
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -m 'not gpu' --numprocesses $(JOBS)
+
+lint: $(VENV)/installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/clang-format --dry-run --Werror $(filter %.cc %.cu %.h,$(SOURCES))
+	$(BIN)/pyrefly check
+
+bench: $(VENV)/installed
+	JAX_PLATFORMS=cpu $(BIN)/python -m experiments.benchmarks --scale small
+
+bench-report: $(VENV)/installed
+	$(BIN)/python -m experiments.benchmarks.report
+
+gpu-check:
+	$(GPU_PYTHON) -m pip install --quiet --no-build-isolation --no-deps --no-index --editable .
+	$(GPU_PYTHON) -m jaxgnn._info
+	$(GPU_PYTHON) -m pytest -q tests/ops tests/nn tests/models tests/gpu
+	$(GPU_PYTHON) -m experiments.benchmarks --scale full
+
+# Compiles the CUDA library for every architecture; needs nvcc, but no GPU.
+cuda-check: $(VENV)/installed
+	$(BIN)/python tools/compile_cuda.py
+
+# The wheel and the sdist install and work away from the checkout.
+wheel-check: $(VENV)/installed
+	sh tools/check_wheel.sh "$(abspath $(BIN))/python"
+
+clean:
+	rm -rf build dist .venv* runs

@@ -1,0 +1,162 @@
+"""Shows that the sparse products cost the same for each edge, whatever the size of the graph.
+
+Run ``python -m experiments.benchmarks.scaling``, with ``--max-edges 1e8`` where memory allows. Times
+``spmm`` and ``maxk_spmm``, as ``implementation=None`` picks them, on uniformly random graphs of one
+average degree, and draws ``scaling_<platform>.png`` beside the results.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import tyro
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from experiments.benchmarks import _products, maxk_spmm, spmm
+from experiments.benchmarks._cases import DIRECTIONS, Candidate
+from experiments.benchmarks._report import RESULTS, Column, Row, append_rows, header, line
+from experiments.benchmarks._session import Session
+from experiments.benchmarks._workloads import Workload
+
+_DEGREE = 50
+_POINTS_PER_DECADE = 2
+_DTYPE = "float32"
+
+_COLUMNS = (
+    Column("op", "op", 10),
+    Column("direction", "direction", 16),
+    Column("edges", "edges", 11, "d"),
+    Column("ms", "ms", 10, ".3f"),
+    Column("ns/edge", "ns_per_edge", 8, ".3f"),
+    Column("at copy speed", "limit_ms", 13, ".3f"),
+)
+
+
+@dataclass(frozen=True)
+class ScalingOptions:
+    """Settings of a run.
+
+    Attributes:
+      min_edges: edges of the smallest graph.
+      max_edges: edges of the largest graph.
+      dim: width of the features.
+      k: entries that MaxK keeps of each row.
+      out: folder of ``scaling.jsonl`` and of the picture.
+    """
+
+    min_edges: float = 1e4
+    max_edges: float = 1e7
+    dim: int = 256
+    k: int = 32
+    out: Path = RESULTS
+
+
+def main(options: ScalingOptions, session: Session | None = None) -> list[Row]:
+    """Times, prints, appends to ``scaling.jsonl`` and draws."""
+    session = session or Session((), options.out)
+    rows: list[Row] = []
+    print(header(_COLUMNS), flush=True)
+    for edges in edge_counts(options.min_edges, options.max_edges):
+        workload = Workload("uniform", max(1, edges // _DEGREE), edges, options.dim, (options.k,))
+        for op, direction, nbytes, candidate in _cases(workload):
+            row = _row(session, workload, op, direction, nbytes, candidate)
+            print(line(row, _COLUMNS), flush=True)
+            append_rows(session.out / "scaling.jsonl", [row])
+            rows.append(row)
+    path = session.out / f"scaling_{session.device['platform']}.png"
+    draw(rows, path)
+    print(path)
+    return rows
+
+
+def edge_counts(least: float, most: float) -> list[int]:
+    """Equally spaced on a logarithmic axis, both ends included."""
+    steps = max(1, round(math.log10(most / least) * _POINTS_PER_DECADE))
+    return [round(least * (most / least) ** (step / steps)) for step in range(steps + 1)]
+
+
+def _cases(workload: Workload) -> Iterator[tuple[str, str, int, Candidate]]:
+    graph, dim, (k,) = workload.graph(), workload.dim, workload.ks
+    size = jnp.dtype(_DTYPE).itemsize
+    ops: list[tuple[str, Any, list[tuple], Callable[[str], int]]] = [
+        (
+            "spmm",
+            _products.spmm(None),
+            _products.dense_inputs(workload, _DTYPE),
+            lambda direction: spmm.bytes_moved(graph, dim, size, direction),
+        ),
+        (
+            "maxk_spmm",
+            _products.maxk_spmm(None),
+            _products.kept_inputs(workload, _DTYPE, k),
+            lambda direction: maxk_spmm.bytes_moved(graph, dim, k, size, direction),
+        ),
+    ]
+    for name, function, inputs, nbytes in ops:
+        for direction in ("forward", "forward+backward"):
+            yield (
+                name,
+                direction,
+                nbytes(direction),
+                Candidate(DIRECTIONS[direction](function), inputs),
+            )
+
+
+def _row(session, workload, op, direction, nbytes, candidate) -> Row:
+    timing, edges = session.time(candidate), workload.graph().num_edges
+    ms = None if timing is None else timing.median_ms
+    return {
+        "op": op,
+        "direction": direction,
+        "workload": workload.name,
+        "nodes": workload.nodes,
+        "edges": edges,
+        "dim": workload.dim,
+        "dtype": _DTYPE,
+        "k": workload.ks[0] if op == "maxk_spmm" else None,
+        "ms": ms,
+        "ns_per_edge": None if ms is None else 1e6 * ms / edges,
+        "bytes": nbytes,
+        "limit_ms": nbytes / session.copy_gb_per_s / 1e6,
+        "copy_gb_per_s": session.copy_gb_per_s,
+        **session.device,
+    }
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Time against edges on logarithmic axes; dashed, what the bytes take at copy speed."""
+    figure = Figure(figsize=(6.4, 4.4), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    series = dict.fromkeys((row["op"], row["direction"]) for row in rows)
+    for number, (op, direction) in enumerate(series):
+        same = [r for r in rows if (r["op"], r["direction"]) == (op, direction) and r["ms"]]
+        _draw_series(axes, same, f"{op}, {direction}", f"C{number}")
+    axes.plot([], [], "--", color="0.5", label="bytes at copy speed")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("edges")
+    axes.set_ylabel("ms")
+    axes.set_title(f"{rows[0]['device']}, {_DTYPE}, width {rows[0]['dim']}", fontsize="medium")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize="small")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def _draw_series(axes: Axes, rows: Sequence[Row], label: str, color: str) -> None:
+    edges = [row["edges"] for row in rows]
+    axes.plot(edges, [row["ms"] for row in rows], "o-", color=color, markersize=3, label=label)
+    axes.plot(edges, [row["limit_ms"] for row in rows], "--", color=color, linewidth=0.9, alpha=0.7)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(ScalingOptions, description=__doc__))

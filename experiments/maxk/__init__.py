@@ -1,0 +1,1 @@
+"""MaxK-GNN: training, comparison with ReLU, and sweeps over k."""

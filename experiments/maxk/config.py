@@ -1,0 +1,130 @@
+"""Command-line options of the MaxK experiments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Literal
+
+from experiments.maxk.recipes import Activation, Dataset, Model, Recipe, recipe
+from jaxgnn._errors import bad_input
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Options of one training run; those left out come from the dataset's recipe.
+
+    Attributes:
+      dataset: what to train on.
+      data: folder with the dataset's raw files; unused by digits and synthetic.
+      scale: size of the synthetic graph: tiny, flickr, reddit, products or proteins.
+      model: architecture.
+      activation: nonlinearity in front of the aggregation.
+      k: kept entries per row: one number, or one for each layer.
+      k_schedule: k from an epoch on, as EPOCH:K pairs, for example 1:64 50:32.
+      num_layers: convolutions.
+      hidden_features: width.
+      dropout: after the activation.
+      learning_rate: of Adam.
+      epochs: full-batch steps.
+      self_loops: edges added from each node to itself: 0, 1 (where missing), 2 (one more).
+      norm: LayerNorm after each convolution.
+      dtype: of the computation; parameters are float32.
+      kernel_mode: auto takes what is fastest, maxk insists on a k-sparse kernel, dense expands.
+      implementation: of the ops; left out, what is fastest.
+      validate_kernels: before the first step, compare the kernels with the reference on this graph.
+      fallback_threshold: relative error beyond which validation falls back to dense XLA.
+      profile_kernels: report the milliseconds an epoch spends in aggregation, forward and backward.
+      seed: of parameters, dropout and the synthetic graph.
+      eval_every: epochs between evaluations of the whole graph.
+      checkpoint_every: epochs between checkpoints; 0 for only the last.
+      run: folder of the run; left out, a name made from the options below runs/maxk.
+      fresh: discard what the run folder holds, rather than resume from it.
+      progress: show a progress bar.
+    """
+
+    dataset: Dataset = "digits"
+    data: Path | None = None
+    scale: str = "tiny"
+    model: Model = "sage"
+    activation: Activation = "maxk"
+    k: tuple[int, ...] | None = None
+    k_schedule: tuple[str, ...] = ()
+    num_layers: int | None = None
+    hidden_features: int | None = None
+    dropout: float | None = None
+    learning_rate: float | None = None
+    epochs: int | None = None
+    self_loops: int | None = None
+    norm: bool = True
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    kernel_mode: Literal["auto", "maxk", "dense"] = "auto"
+    implementation: Literal["xla", "pallas", "ffi"] | None = None
+    validate_kernels: bool = False
+    fallback_threshold: float = 1e-3
+    profile_kernels: bool = False
+    seed: int = 97
+    eval_every: int = 1
+    checkpoint_every: int = 50
+    run: Path | None = None
+    fresh: bool = False
+    progress: bool = True
+
+    def recipe(self) -> Recipe:
+        """The dataset's recipe with the options that were given."""
+        base = recipe(self.dataset, self.model, self.activation)
+        given = {
+            field.name: getattr(self, field.name)
+            for field in fields(Recipe)
+            if field.name not in ("k", "metric") and getattr(self, field.name) is not None
+        }
+        return replace(base, **given)
+
+    def layer_ks(self) -> tuple[int, ...] | None:
+        """``k`` of each layer; None for ReLU.
+
+        Raises:
+          ValueError: if ``k`` has neither one entry nor one for each layer.
+        """
+        if self.activation == "relu":
+            return None
+        settings = self.recipe()
+        k = (settings.k,) if self.k is None else self.k
+        if len(k) == 1:
+            return k * settings.num_layers
+        if len(k) != settings.num_layers:
+            expected = f"one number, or one for each of {settings.num_layers} layers"
+            raise bad_input("train", "--k", expected, k)
+        return k
+
+    def scheduled_k(self, epoch: int) -> int | None:
+        """The schedule's ``k`` at an epoch, counted from 1; None if it says nothing yet.
+
+        Raises:
+          ValueError: if a pair is not EPOCH:K.
+        """
+        current = None
+        for start, k in sorted(map(_parse_pair, self.k_schedule)):
+            if epoch >= start:
+                current = k
+        return current
+
+    def run_folder(self) -> Path:
+        """Where the run is kept."""
+        if self.run is not None:
+            return self.run
+        ks = self.layer_ks()
+        k = "" if ks is None else "-".join(map(str, sorted(set(ks), reverse=True)))
+        name = f"{self.dataset}-{self.model}-{self.activation}{k}-seed{self.seed}"
+        return Path("runs") / "maxk" / name
+
+
+def _parse_pair(text: str) -> tuple[int, int]:
+    try:
+        start, k = (int(part) for part in text.split(":"))
+    except ValueError:
+        expected = "EPOCH:K pairs, for example 1:64 50:32"
+        raise bad_input("train", "--k-schedule", expected, repr(text)) from None
+    if start < 1 or k < 1:
+        raise bad_input("train", "--k-schedule", "pairs of positive numbers", repr(text))
+    return start, k

@@ -1,0 +1,201 @@
+"""One training run, from options to a picture of its curves."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from experiments.maxk import kernels
+from experiments.maxk.config import TrainConfig
+from experiments.maxk.data import Batch, load, make_batch, split_mask
+from jaxgnn._errors import bad_input
+from jaxgnn.datasets import NodeDataset
+from jaxgnn.models import MaxKGNN
+from jaxgnn.training import (
+    FitResult,
+    LoopConfig,
+    RunFolder,
+    accuracy,
+    fit,
+    jit_apply,
+    micro_f1,
+    plot_curves,
+    roc_auc,
+)
+
+_SCORES = {"accuracy": accuracy, "micro F1": micro_f1, "ROC-AUC": roc_auc}
+_NORMALIZATIONS = {"sage": "mean", "gcn": "sym", "gin": None}
+# What may differ when a run is resumed: where and how far, not what.
+_MAY_CHANGE = ("epochs", "run", "fresh", "progress", "profile_kernels", "data", "checkpoint_every")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run reached.
+
+    Attributes:
+      label: names the run in tables and pictures.
+      test: the metric on the test nodes at the best validation epoch.
+      validation: the metric on the validation nodes there.
+      epoch: that epoch.
+      ms_per_epoch: mean time of a training step; None if the run had been complete already.
+      history: a row for each epoch.
+      curves: the picture.
+    """
+
+    label: str
+    test: float
+    validation: float
+    epoch: int
+    ms_per_epoch: float | None
+    history: list[dict[str, float]]
+    curves: Path
+
+
+def train(config: TrainConfig, dataset: NodeDataset | None = None) -> Outcome:
+    """Trains one model and writes its curves, metrics and checkpoints to the run folder.
+
+    Args:
+      config: the options.
+      dataset: the data, if it is loaded already.
+
+    Raises:
+      ValueError: if an option or a data file is at fault.
+    """
+    settings, ks = config.recipe(), config.layer_ks()
+    config.scheduled_k(1)  # complains about a bad schedule before any data is read
+    if dataset is None:
+        dataset = load(config.dataset, config.data, scale=config.scale, seed=config.seed)
+    batch = make_batch(
+        dataset,
+        normalization=_NORMALIZATIONS[config.model],
+        self_loops=settings.self_loops,
+        dtype=config.dtype,
+    )
+    folder = config.run_folder()
+    if config.fresh:
+        _discard(folder)
+    run = RunFolder(folder, config, may_change=_MAY_CHANGE)
+    running = config
+    if config.validate_kernels:
+        running = kernels.validated(config, batch.graph, settings.hidden_features)
+    model = _make_model(running, dataset, ks)
+    result = _fit(running, model, dataset, batch, run)
+    outcome = _report(running, result, run, settings.metric)
+    if config.profile_kernels:
+        times = kernels.profile(running, batch.graph, settings.hidden_features)
+        run.write_json("kernels.json", times)
+        print("aggregation an epoch: " + ", ".join(f"{n} {t:.3f}" for n, t in times.items()))
+    return outcome
+
+
+def _discard(folder: Path) -> None:
+    """Removes an earlier run, and nothing that does not look like one."""
+    if not folder.exists():
+        return
+    if not (folder / "config.json").exists():
+        raise bad_input("train", "--run", "a folder of a run when --fresh is given", folder)
+    shutil.rmtree(folder)
+
+
+def _make_model(config: TrainConfig, dataset: NodeDataset, ks) -> MaxKGNN:
+    settings = config.recipe()
+    return MaxKGNN(
+        dataset.features.shape[1],
+        settings.hidden_features,
+        dataset.num_classes,
+        num_layers=settings.num_layers,
+        kind=config.model,
+        activation=config.activation,
+        k=ks,
+        dropout=settings.dropout,
+        norm=config.norm,
+        kernel_mode=config.kernel_mode,
+        implementation=config.implementation,
+        dtype=jnp.dtype(config.dtype),
+        rngs=nnx.Rngs(config.seed),
+    )
+
+
+def _loss(model: MaxKGNN, batch: Batch, rngs: nnx.Rngs, k: int | None):
+    """Cross entropy over the training nodes, binary where labels are tasks."""
+    logits = model(batch.graph, batch.features, rngs=rngs, k=k).astype(jnp.float32)
+    if batch.labels.ndim == 2:
+        losses = optax.sigmoid_binary_cross_entropy(logits, batch.labels).mean(axis=-1)
+    else:
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels)
+    return jnp.mean(losses, where=batch.train), {}
+
+
+def _fit(
+    config: TrainConfig, model: MaxKGNN, dataset: NodeDataset, batch: Batch, run: RunFolder
+) -> FitResult[MaxKGNN]:
+    settings = config.recipe()
+    score = _SCORES[settings.metric]
+    splits = {name: split_mask(dataset, getattr(dataset, name)) for name in ("validation", "test")}
+    predict = jit_apply(
+        lambda model, batch, *, k: model(batch.graph, batch.features, k=k).astype(jnp.float32)
+    )
+
+    def evaluate(model, k):
+        logits = predict(model, batch, k=k)
+        return {
+            f"{name} {settings.metric}": score(logits, dataset.labels, mask)
+            for name, mask in splits.items()
+        }
+
+    loop = LoopConfig(
+        steps=settings.epochs,
+        eval_every=config.eval_every,
+        checkpoint_every=config.checkpoint_every,
+        seed=config.seed,
+        select=f"validation {settings.metric}",
+    )
+    optimizer = optax.adam(settings.learning_rate)
+    return fit(
+        model,
+        optimizer,
+        _loss,
+        lambda step: batch,
+        config=loop,
+        evaluate=evaluate,
+        static=config.scheduled_k,
+        run=run,
+        progress=config.progress,
+    )
+
+
+def _report(config: TrainConfig, result: FitResult, run: RunFolder, metric: str) -> Outcome:
+    ks = config.layer_ks()
+    label = "ReLU" if ks is None else "MaxK k = " + ", ".join(map(str, sorted(set(ks))))
+    curves = run.path / "curves.png"
+    plot_curves({label: result.history}, curves)
+    outcome = Outcome(
+        label=label,
+        test=result.best.metrics[f"test {metric}"],
+        validation=result.best.metrics[f"validation {metric}"],
+        epoch=result.best.step,
+        ms_per_epoch=result.ms_per_step,
+        history=result.history,
+        curves=curves,
+    )
+    summary = {name: getattr(outcome, name) for name in ("test", "validation", "epoch")}
+    run.write_json("result.json", {"metric": metric, **summary})
+    pace = "" if outcome.ms_per_epoch is None else f", {outcome.ms_per_epoch:.1f} ms an epoch"
+    print(
+        f"{config.dataset} {config.model} {label}: best validation at epoch {outcome.epoch}{pace}"
+    )
+    print(f"test {metric}: {outcome.test:.4f}")
+    print(f"curves: {_shown(curves)}")
+    return outcome
+
+
+def _shown(path: Path) -> Path:
+    """A path as short as it can be said from here."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path

@@ -1,0 +1,75 @@
+"""``jaxgnn info``: what runs here, and why the rest does not."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+import jax
+
+from jaxgnn import _ffi
+from jaxgnn._version import __version__
+from jaxgnn.ops import _dispatch as dispatch
+from jaxgnn.ops import maxk, maxk_spmm, segment_softmax, spmm  # noqa: F401  loads the modules
+
+
+def kernels() -> list[dispatch.Kernel]:
+    """Every kernel of every op."""
+    import sys
+
+    modules = (sys.modules[f"jaxgnn.ops.{name}"] for name in _OPS)
+    return [
+        v for module in modules for v in vars(module).values() if isinstance(v, dispatch.Kernel)
+    ]
+
+
+_OPS = ("maxk", "spmm", "maxk_spmm", "segment_softmax")
+_PACKAGES = ("jax", "jaxlib", "flax", "jraph", "numpy", "scipy", "optax", "orbax-checkpoint")
+
+
+def report() -> str:
+    """Versions, devices, and for each op which implementations are usable on each platform."""
+    lines = [f"jaxgnn {__version__}, Python {platform.python_version()}"]
+    lines.append(", ".join(f"{name} {_version(name)}" for name in _PACKAGES))
+    for device in jax.devices():
+        lines.append(f"device {device.id}: {device.platform}, {device.device_kind}")
+    for name in ("cpu", "cuda"):
+        path = _ffi.library_path(name)
+        lines.append(f"compiled kernels for {name}: {'none' if path is None else path}")
+    here = dispatch.current_platform()
+    lines.append(f"implementations on {here}:")
+    seen = set()
+    for kernel in kernels():
+        if kernel.name not in seen:
+            seen.add(kernel.name)
+            lines.extend(_describe(kernel, here))
+    return "\n".join(lines)
+
+
+def _describe(kernel: dispatch.Kernel, here: dispatch.Platform) -> list[str]:
+    lines = []
+    for name in ("xla", "pallas", "ffi"):
+        reason = kernel.unavailable(name, here)
+        lines.append(f"  {kernel.name:24} {name:7} {'usable' if reason is None else reason}")
+    return lines
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def main() -> None:
+    """The ``jaxgnn`` command."""
+    parser = argparse.ArgumentParser(prog="jaxgnn", description="GNN layers for JAX")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("info", help="versions, devices, usable implementations")
+    parser.parse_args()
+    print(report())
+
+
+if __name__ == "__main__":
+    print(report())

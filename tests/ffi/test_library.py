@@ -1,0 +1,87 @@
+"""The compiled libraries: every symbol is there, loading is lazy, a missing one is explained."""
+
+import ctypes
+import re
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+
+from jaxgnn import CSRGraph, _ffi, ops
+from jaxgnn._ffi import _library
+from jaxgnn.ops import maxk_spmm as maxk_spmm_op
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.mark.parametrize("target", _ffi.TARGETS)
+def test_every_target_has_its_symbol(target):
+    path = _ffi.library_path("cpu")
+    assert path is not None, "the CPU library is not built"
+    assert ctypes.CDLL(str(path))[target]
+
+
+def test_the_table_lists_exactly_the_handlers_of_the_sources():
+    for platform, pattern in (("cpu", "*.cc"), ("cuda", "*.c*")):
+        defined = set()
+        for source in (ROOT / "ffi" / platform).glob(pattern):
+            text = source.read_text()
+            defined |= set(re.findall(r"XLA_FFI_DEFINE_HANDLER_SYMBOL\(\s*(\w+)", text))
+        listed = {target for target, platforms in _ffi.TARGETS.items() if platform in platforms}
+        assert defined == listed
+
+
+def test_the_library_depends_on_nothing_but_the_c_and_cxx_runtime():
+    data = _ffi.library_path("cpu").read_bytes()
+    needed = set(re.findall(rb"lib[a-z_+]+\.so(?:\.\d+)?", data))
+    assert needed <= {b"libstdc++.so.6", b"libm.so.6", b"libgcc_s.so.1", b"libc.so.6"}
+
+
+@pytest.fixture
+def without_library(monkeypatch):
+    monkeypatch.setattr(_library, "library_path", lambda platform: None)
+    for cached in (_library.load, _library.why_missing):
+        cached.cache_clear()
+    yield
+    for cached in (_library.load, _library.why_missing):
+        cached.cache_clear()
+
+
+def test_a_missing_library_warns_once_and_none_still_works(without_library):
+    graph = CSRGraph.from_edges([0, 1], [1, 0], 2)
+    with pytest.warns(UserWarning, match=r"slow path.*libjaxgnn_cpu\.so.*was not built"):
+        y = ops.spmm(graph, jnp.eye(2))
+    assert y.tolist() == [[0.0, 1.0], [1.0, 0.0]]
+    ops.maxk_spmm(graph, ops.maxk(jnp.eye(2), 1))  # a second warning would be an error here
+
+
+def test_a_missing_library_refuses_by_name(without_library):
+    graph = CSRGraph.from_edges([0, 1], [1, 0], 2)
+    with (
+        pytest.warns(UserWarning, match="slow path"),
+        pytest.raises(NotImplementedError, match=r"spmm\[ffi\]: needs the compiled library"),
+    ):
+        ops.spmm(graph, jnp.eye(2), implementation="ffi")
+
+
+def test_insisting_on_a_sparse_kernel_without_one_lists_the_reasons(without_library):
+    graph = CSRGraph.from_edges([0, 1], [1, 0], 2)
+    with pytest.warns(UserWarning, match="slow path"):
+        kept = ops.maxk(jnp.eye(2), 1)
+    with pytest.raises(NotImplementedError, match=r"no k-sparse kernel runs here: ffi: needs"):
+        ops.sparse_implementation(graph, kept)
+    assert maxk_spmm_op is ops.maxk_spmm
+
+
+def test_a_broken_library_is_reported_not_registered(tmp_path, monkeypatch):
+    broken = tmp_path / "libjaxgnn_cpu.so"
+    broken.write_bytes(b"not a library")
+    monkeypatch.setattr(_library, "library_path", lambda platform: broken)
+    for cached in (_library.load, _library.why_missing):
+        cached.cache_clear()
+    with pytest.warns(UserWarning) as warnings:
+        reason = _library.why_missing("cpu")
+    assert "can not be loaded" in reason
+    assert any("can not load libjaxgnn_cpu.so" in str(w.message) for w in warnings)
+    for cached in (_library.load, _library.why_missing):
+        cached.cache_clear()

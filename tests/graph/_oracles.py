@@ -1,0 +1,105 @@
+"""What graphs mean, said in a few lines of numpy, and random edge lists to try it on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import hypothesis.strategies as st
+import jax
+import numpy as np
+
+from jaxgnn.graph import CSRGraph
+
+
+@dataclass(frozen=True)
+class EdgeList:
+    """A multigraph: senders, receivers, weights, and a mask that is False on padding edges."""
+
+    senders: np.ndarray
+    receivers: np.ndarray
+    weights: np.ndarray
+    mask: np.ndarray
+    num_rows: int
+    num_cols: int
+
+    def graph(self, *, weighted: bool = True, masked: bool = True) -> CSRGraph:
+        """The graph, built eagerly."""
+        return CSRGraph.from_edges(
+            self.senders,
+            self.receivers,
+            self.num_rows,
+            self.weights if weighted else None,
+            num_senders=self.num_cols,
+            edge_mask=self.mask if masked else None,
+        )
+
+    def dense(self, *, weighted: bool = True, masked: bool = True) -> np.ndarray:
+        """The adjacency that the graph stands for, straight from the list."""
+        values = self.weights if weighted else np.ones_like(self.weights)
+        matrix = np.zeros((self.num_rows, self.num_cols))
+        kept = self.mask if masked else np.ones_like(self.mask)
+        np.add.at(matrix, (self.receivers[kept], self.senders[kept]), values[kept])
+        return matrix
+
+
+def random_edges(
+    seed: int, num_rows: int, num_cols: int, num_edges: int, *, hub: bool = False
+) -> EdgeList:
+    """Edges with uniform ends, about a third of them padding; a hub receives all of them.
+
+    With few edges some nodes are isolated, with many some edges are repeated.
+    """
+    rng = np.random.default_rng(seed)
+    receivers = rng.integers(0, num_rows, num_edges)
+    if hub:
+        receivers[:] = rng.integers(num_rows)
+    return EdgeList(
+        senders=rng.integers(0, num_cols, num_edges),
+        receivers=receivers,
+        weights=rng.uniform(0.5, 2, num_edges).astype(np.float32),
+        mask=rng.random(num_edges) < 0.7,
+        num_rows=num_rows,
+        num_cols=num_cols,
+    )
+
+
+def edge_lists(square: bool = False) -> st.SearchStrategy[EdgeList]:
+    """Random edge lists of few shapes, so that JAX compiles little."""
+    nodes = st.sampled_from([(1, 1), (6, 6)] if square else [(1, 1), (6, 9)])
+    return st.builds(
+        lambda seed, sizes, num_edges, hub: random_edges(seed, *sizes, num_edges, hub=hub),
+        st.integers(0, 2**32 - 1),
+        nodes,
+        st.sampled_from([0, 5, 900]),
+        st.booleans(),
+    )
+
+
+def dense(graph: CSRGraph) -> np.ndarray:
+    """The matrix that multiplies features: ``r_i Σ w_ij c_j``, in float64."""
+    indptr = np.asarray(graph.indptr)
+    edges = slice(0, indptr[-1])
+    rows = np.repeat(np.arange(graph.num_rows), np.diff(indptr))
+    weights = np.ones(indptr[-1])
+    if graph.weights is not None:
+        weights = np.asarray(graph.weights).astype(np.float64)[edges]
+    matrix = np.zeros(graph.shape)
+    np.add.at(matrix, (rows, np.asarray(graph.indices)[edges]), weights)
+    if graph.row_scale is not None:
+        matrix *= np.asarray(graph.row_scale, np.float64)[:, None]
+    if graph.col_scale is not None:
+        matrix *= np.asarray(graph.col_scale, np.float64)
+    return matrix
+
+
+def assert_same_tree(actual, expected):
+    """Same structure, static fields, dtypes and bits."""
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for one, other in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+
+def holds_tracer(tree) -> bool:
+    """True if a tracer is among the leaves."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))

@@ -1,0 +1,149 @@
+"""MaxKGNN: the three architectures, gradients, and jraph batches."""
+
+import jax
+import jax.numpy as jnp
+import jraph
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxgnn import CSRGraph
+from jaxgnn.models import MaxKGNN
+from jaxgnn.testing import random_array
+from tests.ops._table import BUILT
+
+GRAPH = BUILT["unweighted"]
+X = random_array((GRAPH.num_rows, 10), "float32", seed=0)
+KINDS = ("sage", "gcn", "gin")
+
+
+def _model(kind="sage", **options) -> MaxKGNN:
+    options = {"num_layers": 2, "k": 4, "dropout": 0.0, "rngs": nnx.Rngs(0)} | options
+    return MaxKGNN(10, 16, 3, kind=kind, **options)
+
+
+def _parameters(model) -> set[str]:
+    flat = nnx.to_flat_state(nnx.state(model, nnx.Param))
+    return {".".join(map(str, path)) for path, _ in flat}
+
+
+def test_sage_has_the_published_parameters():
+    assert _parameters(_model("sage", num_layers=1)) == {
+        "lin_in.kernel",
+        "lin_in.bias",
+        "convolutions.0.self_linear.kernel",
+        "convolutions.0.self_linear.bias",
+        "convolutions.0.neighbor_linear.kernel",
+        "norms.0.scale",
+        "norms.0.bias",
+        "lin_out.kernel",
+        "lin_out.bias",
+    }
+
+
+@pytest.mark.parametrize(("kind", "own"), [("gcn", "bias"), ("gin", "epsilon")])
+def test_gcn_and_gin_have_the_published_parameters(kind, own):
+    assert _parameters(_model(kind, num_layers=1)) == {
+        "lin_in.kernel",
+        "lin_in.bias",
+        "convolutions.0.linear.kernel",
+        "convolutions.0.linear.bias",
+        f"convolutions.0.{own}",
+        "norms.0.scale",
+        "norms.0.bias",
+        "lin_out.kernel",
+        "lin_out.bias",
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_network_is_the_published_sequence(kind):
+    model = _model(kind, activation="relu", k=None)
+    normalized = GRAPH.normalized({"sage": "mean", "gcn": "sym", "gin": None}[kind])
+    h = model.lin_in(X)
+    h = h if kind == "sage" else jax.nn.relu(h)
+    for convolution, norm in zip(model.convolutions, model.norms, strict=True):
+        h = norm(convolution(normalized, h))
+    np.testing.assert_allclose(model(GRAPH, X), model.lin_out(h), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_parameter_gets_a_gradient_and_all_implementations_agree(kind):
+    def gradients(**options):
+        model = _model(kind, **options)
+        return nnx.grad(lambda model: jnp.sum(model(GRAPH, X) ** 2))(model)
+
+    expected = jax.tree.leaves(gradients(implementation="xla"))
+    assert all(float(jnp.abs(g).max()) > 0 for g in expected)
+    for options in ({}, {"kernel_mode": "dense"}):
+        for actual, oracle in zip(jax.tree.leaves(gradients(**options)), expected, strict=True):
+            scale = float(jnp.abs(oracle).max())
+            np.testing.assert_allclose(actual, oracle, rtol=1e-3, atol=1e-4 * scale)
+
+
+def test_k_may_differ_by_layer_and_be_overridden():
+    model = _model(k=(8, 2))
+    assert [c.maxk.k for c in model.convolutions] == [8, 2]
+    np.testing.assert_allclose(model(GRAPH, X, k=4), _model(k=4)(GRAPH, X), rtol=1e-6)
+    np.testing.assert_allclose(model(GRAPH, X, k=(4, 2)), _model(k=(4, 2))(GRAPH, X), rtol=1e-6)
+
+
+def test_maxk_with_k_of_the_full_width_is_the_identity():
+    def linear_only(model):
+        for convolution in model.convolutions:
+            convolution.maxk, convolution.activation = None, None
+        return model
+
+    np.testing.assert_allclose(
+        _model(k=16)(GRAPH, X), linear_only(_model(k=16))(GRAPH, X), rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_padded_jraph_batch_gives_each_graph_what_it_gets_alone(kind):
+    model = _model(kind)
+    rng = np.random.default_rng(0)
+    graphs = []
+    for nodes, edges in ((5, 12), (1, 0), (7, 20)):
+        graphs.append(
+            jraph.GraphsTuple(
+                nodes=rng.normal(size=(nodes, 10)).astype(np.float32),
+                edges=None,
+                senders=rng.integers(0, nodes, edges).astype(np.int32),
+                receivers=rng.integers(0, nodes, edges).astype(np.int32),
+                n_node=np.array([nodes]),
+                n_edge=np.array([edges]),
+                globals=None,
+            )
+        )
+    padded = jraph.pad_with_graphs(jraph.batch(graphs), n_node=20, n_edge=50, n_graph=5)
+
+    @jax.jit
+    def apply(padded):
+        return model(CSRGraph.from_graphs_tuple(padded, padded=True), padded.nodes)
+
+    together = apply(padded)
+    start = 0
+    for graph in graphs:
+        alone = model(CSRGraph.from_graphs_tuple(graph), jnp.asarray(graph.nodes))
+        np.testing.assert_allclose(
+            together[start : start + len(alone)], alone, rtol=1e-4, atol=1e-5
+        )
+        start += len(alone)
+
+
+BAD = {
+    "kind": ({"kind": "gat"}, "kind must be one of sage, gcn, gin"),
+    "k zero": ({"k": 0}, r"k must be in 1\.\.16, got 0"),
+    "k too large": ({"k": 17}, r"k must be in 1\.\.16, got 17"),
+    "k length": ({"k": (1, 2, 3)}, "one for each of 2 layers"),
+    "k missing": ({"k": None}, "k must be given"),
+    "no layers": ({"num_layers": 0}, "num_layers must be at least 1"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_options_are_named(name):
+    options, message = BAD[name]
+    with pytest.raises(ValueError, match=message):
+        _model(**options)

@@ -1,0 +1,184 @@
+"""The convolutions against their formulae, and what exists between MaxK and aggregation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxgnn import CBSR, nn
+from jaxgnn.nn import _maxk as shared
+from jaxgnn.testing import random_array
+from tests.ops._table import BUILT
+
+GRAPH = BUILT["unweighted"]
+NODES = GRAPH.num_rows
+X = random_array((NODES, 12), "float32", seed=0)
+LAYERS = {"sage": nn.SAGEConv, "gcn": nn.GCNConv, "gin": nn.GINConv}
+
+
+def _adjacency(graph) -> np.ndarray:
+    dense = np.zeros(graph.shape)
+    np.add.at(dense, (np.asarray(graph.receivers()), np.asarray(graph.indices)), 1.0)
+    return dense
+
+
+def _activated(x: np.ndarray, activation: str | None, k: int) -> np.ndarray:
+    if activation == "relu":
+        return np.maximum(x, 0)
+    if activation is None:
+        return x
+    smallest_kept = np.sort(x, axis=1)[:, -k, None]
+    return np.where(x >= smallest_kept, x, 0)
+
+
+def _inverse(degrees: np.ndarray, power: float) -> np.ndarray:
+    return np.where(degrees > 0, np.maximum(degrees, 1) ** -power, 0)
+
+
+@pytest.mark.parametrize("kernel_mode", ["auto", "maxk", "dense"])
+@pytest.mark.parametrize("activation", ["maxk", "relu", None])
+def test_sage_is_its_formula(activation, kernel_mode):
+    layer = nn.SAGEConv(
+        12, 6, activation=activation, k=4, kernel_mode=kernel_mode, rngs=nnx.Rngs(1)
+    )
+    a = _adjacency(GRAPH)
+    h = _activated(np.asarray(X), activation, 4)
+    mean = (_inverse(a.sum(axis=1), 1.0)[:, None] * a) @ h
+    own = h @ layer.self_linear.kernel[...] + layer.self_linear.bias[...]
+    expected = own + mean @ layer.neighbor_linear.kernel[...]
+    np.testing.assert_allclose(layer(GRAPH, X), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("activation", ["maxk", "relu", None])
+def test_gcn_is_its_formula(activation):
+    layer = nn.GCNConv(12, 6, activation=activation, k=2, use_linear_bias=True, rngs=nnx.Rngs(2))
+    layer.bias[...] = jnp.arange(6.0)
+    a = _adjacency(GRAPH)
+    h = np.asarray(X) @ layer.linear.kernel[...] + layer.linear.bias[...]
+    h = _activated(h, activation, 2)
+    rows, columns = _inverse(a.sum(axis=1), 0.5), _inverse(a.sum(axis=0), 0.5)
+    expected = rows[:, None] * (a @ (columns[:, None] * h)) + np.arange(6.0)
+    np.testing.assert_allclose(layer(GRAPH, X), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("activation", ["maxk", "relu", None])
+def test_gin_is_its_formula_with_and_without_an_mlp(activation):
+    a = _adjacency(GRAPH)
+    for mlp in (None, nnx.Linear(6, 3, rngs=nnx.Rngs(4))):
+        layer = nn.GINConv(12, 6, activation=activation, k=2, mlp=mlp, rngs=nnx.Rngs(3))
+        layer.epsilon[...] = jnp.float32(0.25)
+        h = np.asarray(X) @ layer.linear.kernel[...] + layer.linear.bias[...]
+        h = _activated(h, activation, 2)
+        expected = 1.25 * h + a @ h
+        if mlp is not None:
+            expected = expected @ mlp.kernel[...] + mlp.bias[...]
+        np.testing.assert_allclose(layer(GRAPH, X), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_weighted_graphs_use_their_weights(kind):
+    layer = LAYERS[kind](12, 6, rngs=nnx.Rngs(5))
+    doubled = GRAPH.with_weights(2 * jnp.ones(GRAPH.num_edges))
+    plain, weighted = layer(GRAPH, X), layer(doubled, X)
+    if kind == "gin":  # a sum doubles
+        h = layer.linear(X)
+        np.testing.assert_allclose(weighted - h, 2 * (plain - h), rtol=1e-4, atol=1e-4)
+    else:  # normalisation cancels a common factor
+        np.testing.assert_allclose(weighted, plain, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_between_maxk_and_aggregation_features_are_compressed(kind, monkeypatch):
+    seen = []
+    original = shared.ops.maxk_spmm
+
+    def spy(graph, x, **options):
+        seen.append(x)
+        return original(graph, x, **options)
+
+    monkeypatch.setattr(shared.ops, "maxk_spmm", spy)
+    LAYERS[kind](12, 8, activation="maxk", k=3, dropout=0.5, rngs=nnx.Rngs(6))(
+        GRAPH, X, rngs=nnx.Rngs(dropout=0)
+    )
+    (kept,) = seen
+    assert isinstance(kept, CBSR)
+    assert kept.values.shape == (NODES, 3)
+
+
+def test_no_dense_activation_is_saved_for_the_backward_pass():
+    layer = nn.SAGEConv(256, 64, activation="maxk", k=8, rngs=nnx.Rngs(7))
+    graphdef, state = nnx.split(layer)
+    x = random_array((NODES, 256), "float32", seed=1)
+
+    def apply(state, x):
+        return nnx.merge(graphdef, state)(GRAPH, x)
+
+    saved = jax.tree.leaves(jax.vjp(apply, state, x)[1])
+    # The aggregated neighbours are dense and needed; the activation is not among them.
+    dense = [leaf for leaf in saved if getattr(leaf, "shape", None) == (NODES, 256)]
+    assert len(dense) == 1
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_dropout_follows_maxk_and_is_off_without_rngs(kind):
+    layer = LAYERS[kind](12, 8, activation="maxk", k=4, dropout=0.5, rngs=nnx.Rngs(8))
+    np.testing.assert_array_equal(layer(GRAPH, X), layer(GRAPH, X))
+    first, same = (layer(GRAPH, X, rngs=nnx.Rngs(dropout=1)) for _ in range(2))
+    other = layer(GRAPH, X, rngs=nnx.Rngs(dropout=2))
+    np.testing.assert_array_equal(first, same)
+    assert float(jnp.abs(first - other).max()) > 1e-3
+
+
+def test_dropout_keeps_the_expected_value_and_at_most_k_entries():
+    kept = nn.MaxK(5)(random_array((400, 20), "float32", seed=2))
+    dropped = shared.dropout(kept, 0.3, nnx.Rngs(dropout=0))
+    zero = float(jnp.mean(dropped.values == 0))
+    assert abs(zero - 0.3) < 0.05
+    survivors = dropped.values != 0
+    np.testing.assert_allclose(
+        dropped.values[survivors], kept.values[survivors] / np.float32(0.7), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_k_can_be_overridden_for_a_schedule(kind):
+    small = LAYERS[kind](12, 8, activation="maxk", k=2, rngs=nnx.Rngs(9))
+    large = LAYERS[kind](12, 8, activation="maxk", k=6, rngs=nnx.Rngs(9))
+    np.testing.assert_allclose(small(GRAPH, X, k=6), large(GRAPH, X), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_bfloat16_computation_with_float32_parameters(kind):
+    layer = LAYERS[kind](12, 8, activation="maxk", k=4, dtype=jnp.bfloat16, rngs=nnx.Rngs(10))
+    y = layer(GRAPH, X.astype(jnp.bfloat16))
+    assert y.dtype == jnp.bfloat16
+    assert all(p.dtype == jnp.float32 for p in jax.tree.leaves(nnx.state(layer, nnx.Param)))
+    exact = LAYERS[kind](12, 8, activation="maxk", k=4, rngs=nnx.Rngs(10))(GRAPH, X)
+    assert float(jnp.mean(jnp.abs(y.astype(jnp.float32) - exact))) < 0.1
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_vmap_over_a_batch_of_features_equals_one_by_one(kind):
+    layer = LAYERS[kind](12, 8, activation="maxk", k=4, rngs=nnx.Rngs(11))
+    batch = random_array((3, NODES, 12), "float32", seed=3)
+    together = jax.vmap(lambda x: layer(GRAPH, x))(batch)
+    as_leading_axis = layer(GRAPH, batch)
+    for i in range(3):
+        np.testing.assert_allclose(together[i], layer(GRAPH, batch[i]), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(as_leading_axis[i], together[i], rtol=1e-4, atol=1e-5)
+
+
+BAD = {
+    "activation": ({"activation": "gelu"}, "activation must be 'maxk', 'relu' or None"),
+    "missing k": ({"activation": "maxk"}, "k must be given"),
+    "dropout": ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
+    "kernel mode": ({"kernel_mode": "cusparse"}, "kernel_mode must be 'auto', 'maxk' or 'dense'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_options_are_named(name):
+    options, message = BAD[name]
+    with pytest.raises(ValueError, match=f"SAGEConv: {message}"):
+        nn.SAGEConv(4, 4, rngs=nnx.Rngs(0), **options)

@@ -1,0 +1,194 @@
+"""Choosing implementations: names never fall back, None always works, settings retrace."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+
+from jaxgnn import CSRGraph, default_implementation, deterministic, ops
+from jaxgnn.ops import _dispatch as dispatch
+from jaxgnn.testing import assert_bit_equal, random_array
+from tests.ops._table import BUILT
+
+GRAPH = BUILT["weighted"]
+X = random_array((GRAPH.num_cols, 8), "float32", seed=0)
+ON_CPU = dispatch.current_platform() == "cpu"
+
+
+def _targets(function, *args) -> str:
+    return jax.jit(function).lower(*args).as_text()
+
+
+def test_a_named_implementation_is_the_one_that_runs():
+    assert "jaxgnn_spmm" not in _targets(lambda x: ops.spmm(GRAPH, x, implementation="xla"), X)
+    if ON_CPU:
+        assert "jaxgnn_spmm" in _targets(lambda x: ops.spmm(GRAPH, x, implementation="ffi"), X)
+
+
+def test_none_takes_the_compiled_kernel_on_cpu_and_lowers_for_cuda_too():
+    lowered = jax.jit(lambda x: ops.spmm(GRAPH, x)).trace(X)
+    assert "jaxgnn_spmm" in lowered.lower(lowering_platforms=("cpu",)).as_text()
+    assert "jaxgnn_spmm" not in lowered.lower(lowering_platforms=("cuda",)).as_text()
+
+
+def test_a_name_without_an_implementation_says_what_it_needs():
+    with pytest.raises(NotImplementedError, match=r"spmm\[pallas\]: needs .*xla.*got pallas"):
+        ops.spmm(GRAPH, X, implementation="pallas")
+
+
+def test_a_name_with_an_unsupported_dtype_says_what_it_needs():
+    with pytest.raises(NotImplementedError, match=r"spmm\[ffi\]: needs .*float32.*got float16"):
+        ops.spmm(GRAPH, X.astype(jnp.float16), implementation="ffi")
+
+
+def test_none_falls_back_to_xla_for_an_unsupported_dtype():
+    half = X.astype(jnp.float16)
+    y = ops.spmm(GRAPH, half)
+    assert y.dtype == jnp.float16
+    assert_bit_equal(y, ops.spmm(GRAPH, half, implementation="xla"))
+
+
+def test_float64_runs_in_float64():
+    with jax.enable_x64(True):
+        wide = X.astype(jnp.float64) * (1 + 1e-12)
+        dense = np.zeros(GRAPH.shape)
+        np.add.at(dense, (np.asarray(GRAPH.receivers()), GRAPH.indices), np.asarray(GRAPH.weights))
+        np.testing.assert_allclose(ops.spmm(GRAPH, wide), dense @ np.asarray(wide), rtol=1e-12)
+
+
+def test_session_default_applies_and_never_falls_back():
+    with default_implementation("xla"):
+        assert "jaxgnn_spmm" not in _targets(lambda x: ops.spmm(GRAPH, x), X)
+        with default_implementation(None):
+            assert ("jaxgnn_spmm" in _targets(lambda x: ops.spmm(GRAPH, x), X)) == ON_CPU
+    with default_implementation("pallas"), pytest.raises(NotImplementedError, match="pallas"):
+        ops.spmm(GRAPH, X)
+
+
+def test_an_argument_beats_the_session_default():
+    with default_implementation("pallas"):
+        ops.spmm(GRAPH, X, implementation="xla")
+
+
+def test_changing_the_session_default_traces_a_jitted_function_again():
+    traces = []
+
+    @jax.jit
+    def function(x):
+        traces.append(dispatch.resolve("test", None))
+        return ops.spmm(GRAPH, x)
+
+    function(X)
+    with default_implementation("xla"):
+        function(X)
+        function(X)
+    function(X)
+    assert traces == [None, "xla"]
+
+
+def test_forward_and_backward_of_different_implementations_mix():
+    def gradient(forward, backward):
+        with default_implementation(forward):
+            y, pull_back = jax.vjp(lambda x: ops.spmm(GRAPH, x), X)
+        with default_implementation(backward):
+            return pull_back(y)[0]
+
+    if ON_CPU:
+        mixed = gradient(None, "xla")
+        np.testing.assert_allclose(mixed, gradient("xla", "xla"), rtol=1e-5, atol=1e-5)
+
+
+def test_deterministic_mode_gives_equal_bits_or_refuses():
+    def gradient(x):
+        return jax.grad(lambda x: jnp.sum(ops.spmm(GRAPH, x) ** 2))(x)
+
+    with deterministic():
+        if ON_CPU:
+            first = gradient(X)
+            for _ in range(3):
+                assert_bit_equal(first, gradient(X))
+        else:
+            with pytest.raises(NotImplementedError, match="deterministic"):
+                ops.spmm(GRAPH, X, implementation="xla")
+
+
+def test_deterministic_mode_refuses_xla_scatters_on_a_gpu():
+    from jaxgnn.ops.spmm import SPMM
+
+    with deterministic():
+        assert SPMM.unavailable("xla", "cpu") is None
+        assert "xla_gpu_deterministic_ops" in SPMM.unavailable("xla", "cuda")
+    assert SPMM.unavailable("xla", "cuda") is None
+
+
+@pytest.mark.parametrize("implementation", ["xla", "ffi"] if ON_CPU else ["xla"])
+def test_shard_map_over_features_gives_the_whole_and_sums_weight_gradients(implementation):
+    if len(jax.devices()) < 4:
+        pytest.skip(f"reason: needs 4 devices, got {len(jax.devices())}")
+    mesh = Mesh(np.array(jax.devices()[:4]), ("features",))
+    spec = PartitionSpec(None, "features")
+
+    def loss(weights, x, wrap):
+        def apply(weights, x):
+            return ops.spmm(GRAPH.with_weights(weights), x, implementation=implementation)
+
+        return jnp.sum(wrap(apply)(weights, x) ** 2)
+
+    sharded = functools.partial(
+        jax.shard_map, mesh=mesh, in_specs=(PartitionSpec(), spec), out_specs=spec
+    )
+    expected = jax.value_and_grad(loss, argnums=(0, 1))(GRAPH.weights, X, lambda f: f)
+    actual = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)), static_argnums=2)(
+        GRAPH.weights, X, sharded
+    )
+    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("implementation", ["xla", "ffi"] if ON_CPU else ["xla"])
+def test_shard_map_over_a_batch_of_features_runs_every_op(implementation):
+    if len(jax.devices()) < 4:
+        pytest.skip(f"reason: needs 4 devices, got {len(jax.devices())}")
+    mesh = Mesh(np.array(jax.devices()[:4]), ("batch",))
+    batch = random_array((4, GRAPH.num_cols, 8), "float32", seed=1)
+
+    def network(x):
+        kept = ops.maxk(x, 3, implementation=implementation)
+        y = ops.maxk_spmm(GRAPH, kept, implementation=implementation)
+        scores = jax.vmap(lambda a: ops.sddmm(GRAPH, a, a, implementation=implementation))(y)
+        attention = jax.vmap(
+            lambda s: ops.segment_softmax(GRAPH, s, implementation=implementation)
+        )(scores / 100)
+        return y + jnp.sum(attention)
+
+    spec = PartitionSpec("batch")
+    sharded = jax.shard_map(network, mesh=mesh, in_specs=spec, out_specs=spec)
+
+    def loss(function):
+        return lambda x: jnp.sum(function(x) ** 2)
+
+    one_by_one = jax.vmap(lambda x: network(x[None])[0])
+    actual = jax.jit(jax.grad(loss(sharded)))(batch)
+    expected = jax.grad(loss(one_by_one))(batch)
+    np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-2)
+
+
+def test_graph_is_a_pytree_that_jit_takes_without_retracing_for_other_edges():
+    traces = []
+
+    @jax.jit
+    def function(graph, x):
+        traces.append(graph.shape)
+        return ops.spmm(graph, x)
+
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        mask = rng.random(100) < 0.7
+        graph = CSRGraph.from_edges(
+            rng.integers(0, 20, 100), rng.integers(0, 20, 100), 20, edge_mask=mask
+        )
+        function(graph, jnp.ones((20, 3)))
+    assert traces == [(20, 20)]

@@ -1,0 +1,143 @@
+"""The import arrows of the library, and the rule that an op has one name in every layer."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# What a module may import of this project, by the longest prefix of its name that stands here.
+ALLOWED = {
+    "jaxgnn": {"jaxgnn._version", "jaxgnn.graph", "jaxgnn.ops"},
+    "jaxgnn._errors": set(),
+    "jaxgnn._version": set(),
+    "jaxgnn._info": {"jaxgnn"},
+    "jaxgnn.graph": {"jaxgnn._errors", "jaxgnn.graph"},
+    "jaxgnn._ffi": {"jaxgnn.graph", "jaxgnn._ffi"},
+    "pallas_kernels": {"pallas_kernels"},
+    "jaxgnn.ops.reference": {"jaxgnn.graph", "jaxgnn.ops.reference"},
+    "jaxgnn.ops": {"jaxgnn._errors", "jaxgnn.graph", "jaxgnn._ffi", "jaxgnn.ops", "pallas_kernels"},
+    "jaxgnn.nn": {"jaxgnn._errors", "jaxgnn.graph", "jaxgnn.ops", "jaxgnn.nn"},
+    "jaxgnn.models": {
+        "jaxgnn._errors",
+        "jaxgnn.graph",
+        "jaxgnn.ops",
+        "jaxgnn.nn",
+        "jaxgnn.models",
+    },
+    "jaxgnn.datasets": {"jaxgnn._errors", "jaxgnn.datasets"},
+    "jaxgnn.training": {"jaxgnn._errors", "jaxgnn.training"},
+    "jaxgnn.testing": {"jaxgnn._version", "jaxgnn.graph", "jaxgnn.ops", "jaxgnn.testing"},
+    "experiments": {"jaxgnn", "experiments"},
+}
+
+# Third-party packages with one home.
+HOMES = {
+    "jraph": {"jaxgnn.graph._jraph"},
+    "flax": {"jaxgnn.nn", "jaxgnn.models", "jaxgnn.training", "experiments"},
+    "optax": {"jaxgnn.training", "experiments"},
+    "orbax": {"jaxgnn.training"},
+    "sklearn": {"jaxgnn.datasets"},
+    "torch": {"experiments.benchmarks"},
+    "jax._src": set(),
+}
+
+
+def _modules():
+    for folder in ("jaxgnn", "pallas_kernels", "experiments"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            yield name, path
+
+
+def _imports(name: str, path: Path) -> set[str]:
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, base]) if base else ".".join(above)
+            # `from package import module` imports either; both are checked.
+            found |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def _is_below(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(prefix + ".")
+
+
+def _rule_of(name: str) -> set[str]:
+    prefixes = [p for p in ALLOWED if _is_below(name, p)]
+    if name.count(".") == 1 and name.startswith("jaxgnn._") and name not in ALLOWED:
+        return ALLOWED["jaxgnn._info"] if name == "jaxgnn._info" else set()
+    return ALLOWED[max(prefixes, key=len)]
+
+
+MODULES = dict(_modules())
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_point_down(name):
+    allowed = _rule_of(name)
+    for imported in _imports(name, MODULES[name]):
+        top = imported.partition(".")[0]
+        if top not in ("jaxgnn", "pallas_kernels", "experiments", "tests", "ffi"):
+            continue
+        if imported == "jaxgnn" and any(p.startswith("jaxgnn.") for p in allowed):
+            continue  # `from jaxgnn import graph`: the submodule is checked beside it
+        assert any(_is_below(imported, prefix) for prefix in allowed), (
+            f"{name} imports {imported}; it may import {sorted(allowed)}"
+        )
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_third_party_packages_stay_in_their_homes(name):
+    for imported in _imports(name, MODULES[name]):
+        for package, homes in HOMES.items():
+            if _is_below(imported, package):
+                assert any(_is_below(name, home) for home in homes), f"{name} imports {imported}"
+
+
+def test_pallas_kernels_import_only_jax():
+    for name, path in MODULES.items():
+        if _is_below(name, "pallas_kernels"):
+            for imported in _imports(name, path):
+                top = imported.partition(".")[0]
+                known = top in ("jax", "jaxlib", "pallas_kernels") or top in sys.stdlib_module_names
+                assert known, f"{name} imports {imported}"
+
+
+def test_an_op_has_the_same_file_name_in_every_layer():
+    def stems(folder, pattern):
+        return {p.stem for p in (ROOT / folder).glob(pattern) if not p.stem.startswith("_")}
+
+    ops = stems("jaxgnn/ops", "*.py")
+    assert ops == stems("jaxgnn/ops/reference", "*.py")
+    assert ops == stems("jaxgnn/_ffi", "*.py")
+    assert ops == stems("ffi/cpu", "*.cc")
+    assert stems("ffi/cuda", "*.cu") <= ops
+    assert stems("pallas_kernels", "*.py") <= ops
+    assert ops <= stems("experiments/benchmarks", "*.py")
+    assert ops == {p.stem for p in (ROOT / "docs/ops").glob("*.md")}
+    assert {f"test_{op}" for op in ops} <= stems("tests/ops", "test_*.py")
+
+
+def test_importing_the_library_registers_and_loads_nothing():
+    code = (
+        "import jaxgnn, jaxgnn.nn, sys\n"
+        "from jaxgnn._ffi import _library\n"
+        "assert _library.load.cache_info().currsize == 0\n"
+        "from jax._src import xla_bridge\n"
+        "assert not xla_bridge.backends_are_initialized()\n"
+        "assert 'jraph' not in sys.modules and 'sklearn' not in sys.modules\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
