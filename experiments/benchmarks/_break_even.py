@@ -29,19 +29,22 @@ _COLUMNS = (
 )
 
 
-def run(session: Session, *, dims: Sequence[int] = _DIMS) -> list[Row]:
+def run(
+    session: Session, *, dims: Sequence[int] = _DIMS, parts: Sequence[int] = _32NDS
+) -> list[Row]:
     """Measures forward and backward together; prints the break-even of every workload, and all.
 
     Args:
       session: its workloads' graphs and dtypes are used, not their widths and k.
       dims: widths.
+      parts: k in 32nds of the width, ascending.
     """
     rows: list[Row] = []
     print(header(_COLUMNS), flush=True)
     for of_session in session.workloads:
         for dim in dims:
             for dtype in of_session.dtypes:
-                rows += _sweep(session, _of_width(of_session, dim), dtype)
+                rows += _sweep(session, _of_width(of_session, dim, parts), dtype)
     for (workload, dtype, dim), same in _by_kind(rows).items():
         print(f"{workload} {dtype} dim {dim}: break-even at k/dim = {break_even(same):g}")
     if rows:
@@ -78,8 +81,8 @@ def _by_kind(rows: Iterable[Mapping]) -> dict[tuple, list[Mapping]]:
     return kinds
 
 
-def _of_width(workload: Workload, dim: int) -> Workload:
-    ks = tuple(dict.fromkeys(max(1, dim * part // 32) for part in _32NDS))
+def _of_width(workload: Workload, dim: int, parts: Sequence[int]) -> Workload:
+    ks = tuple(dict.fromkeys(max(1, dim * part // 32) for part in parts))
     return Workload(workload.name, workload.nodes, workload.edges, dim, ks, workload.dtypes)
 
 
@@ -99,16 +102,21 @@ def _sweep(session: Session, workload: Workload, dtype: str) -> list[Row]:
         dense_name = min(dense, key=dense.__getitem__)
         # Which dense product is best hardly depends on k, so it is decided at the first.
         dense_names = (dense_name,)
-        sparse = {"sparse": sparse_name, "sparse_ms": sparse_ms}
-        row = _row(workload, dtype, k) | sparse | session.device
-        row |= {"dense": dense_name, "dense_ms": dense[dense_name]}
+        row = {
+            **_labels(workload, dtype, k),
+            "sparse": sparse_name,
+            "sparse_ms": sparse_ms,
+            "dense": dense_name,
+            "dense_ms": dense[dense_name],
+            **session.device,
+        }
         print(line(row, _COLUMNS), flush=True)
         append_rows(session.out / "maxk_spmm_break_even.jsonl", [row])
         rows.append(row)
     return rows
 
 
-def _row(workload: Workload, dtype: str, k: int) -> Row:
+def _labels(workload: Workload, dtype: str, k: int) -> Row:
     return {
         "op": "maxk_spmm_break_even",
         "workload": workload.name,

@@ -52,7 +52,7 @@ def cases(workload: Workload) -> Iterator[Case]:
     graph = workload.graph()
     for dtype in workload.dtypes:
         dense = _products.dense_inputs(workload, dtype)
-        for direction in DIRECTIONS:
+        for direction in workload.directions:
             names: dict[str, ops.Implementation | None] = {"xla": "xla", "spmm": None}
             candidates = {
                 label: Candidate(DIRECTIONS[direction](_products.spmm(name)), dense)
@@ -67,7 +67,7 @@ def cases(workload: Workload) -> Iterator[Case]:
 
 def _cases_of_k(workload: Workload, dtype: str, k: int) -> Iterator[Case]:
     graph, inputs = workload.graph(), _products.kept_inputs(workload, dtype, k)
-    for direction in DIRECTIONS:
+    for direction in workload.directions:
         size = jnp.dtype(dtype).itemsize
         nbytes = bytes_moved(graph, workload.dim, k, size, direction)
         candidates = implementations(_products.maxk_spmm, direction, inputs)

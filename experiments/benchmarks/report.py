@@ -15,6 +15,7 @@ import tyro
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from experiments.benchmarks._report import RESULTS, Column, Row, markdown, read_rows
 from experiments.benchmarks._workloads import HEADLINE
@@ -22,6 +23,7 @@ from experiments.benchmarks._workloads import HEADLINE
 _K = 32
 _DTYPE = "float32"
 _BAR = 0.8
+_ORDER = ("maxk", "spmm", "maxk_spmm", "segment_softmax")
 
 _COLUMNS = (
     Column("op", "op", 0),
@@ -110,12 +112,13 @@ def select(rows: Sequence[Row], options: ReportOptions) -> list[Row]:
     ks = {row["k"] for row in rows} - {None}
     k = options.k if options.k in ks else max(ks, default=None)
     apart = {row["op"] for row in rows if row["direction"] == "backward"}
-    return [
+    shown = [
         row
         for row in rows
         if row["k"] in (k, None)
         and not (row["op"] in apart and row["direction"] == "forward+backward")
     ]
+    return sorted(shown, key=lambda row: _ORDER.index(row["op"]))
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
@@ -160,9 +163,8 @@ def _finish(figure: Figure, panels: Sequence[Axes], names: Sequence[str], row: R
         axes.grid(axis="x", alpha=0.25)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-    for number, name in enumerate(names):
-        panels[1].barh([], [], color=f"C{number % 10}", label=name)
-    panels[1].legend(frameon=False, fontsize="small")
+    patches = [Patch(color=f"C{number % 10}", label=name) for number, name in enumerate(names)]
+    panels[1].legend(handles=patches, frameon=False, fontsize="small")
     figure.suptitle(_caption(row), fontsize="medium")
 
 

@@ -1,8 +1,8 @@
 """Shows that the sparse products cost the same for each edge, whatever the size of the graph.
 
-Run ``python -m experiments.benchmarks.scaling``, with ``--max-edges 1e8`` where memory allows. Times
-``spmm`` and ``maxk_spmm``, as ``implementation=None`` picks them, on uniformly random graphs of one
-average degree, and draws ``scaling_<platform>.png`` beside the results.
+Run ``python -m experiments.benchmarks.scaling``, with ``--max-edges 1e8`` where memory allows.
+Times ``spmm`` and ``maxk_spmm``, as ``implementation=None`` picks them, on uniformly random graphs
+of one average degree, and draws ``scaling_<platform>.png`` beside the results.
 """
 
 from __future__ import annotations
@@ -78,8 +78,9 @@ def main(options: ScalingOptions, session: Session | None = None) -> list[Row]:
 
 def edge_counts(least: float, most: float) -> list[int]:
     """Equally spaced on a logarithmic axis, both ends included."""
-    steps = max(1, round(math.log10(most / least) * _POINTS_PER_DECADE))
-    return [round(least * (most / least) ** (step / steps)) for step in range(steps + 1)]
+    steps = math.ceil(math.log10(most / least) * _POINTS_PER_DECADE)
+    between = [least * (most / least) ** (step / steps) for step in range(steps)]
+    return [round(edges) for edges in (*between, most)]
 
 
 def _cases(workload: Workload) -> Iterator[tuple[str, str, int, Candidate]]:

@@ -27,7 +27,7 @@ def bytes_moved(graph: CSRGraph, heads: int, itemsize: int, direction: str) -> i
 
 
 def cases(workload: Workload) -> Iterator[Case]:
-    """Every dtype and direction; the backward needs the probabilities, so the forward is with it."""
+    """Every dtype and direction; the backward needs the forward's result, so is with it."""
     graph = workload.graph()
     for dtype in workload.dtypes:
         inputs = _inputs(workload, dtype)

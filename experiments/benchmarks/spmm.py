@@ -14,7 +14,7 @@ import tyro
 
 from experiments.benchmarks import _products
 from experiments.benchmarks._baselines import scipy_spmm, torch_spmm
-from experiments.benchmarks._cases import DIRECTIONS, Case, implementations
+from experiments.benchmarks._cases import Case, implementations
 from experiments.benchmarks._session import Options, Session, run_op
 from experiments.benchmarks._workloads import Workload
 from jaxgnn.graph import CSRGraph
@@ -39,7 +39,7 @@ def cases(workload: Workload) -> Iterator[Case]:
     graph = workload.graph()
     for dtype in workload.dtypes:
         inputs = _products.dense_inputs(workload, dtype)
-        for direction in DIRECTIONS:
+        for direction in workload.directions:
             yield Case(
                 op="spmm",
                 workload=workload,

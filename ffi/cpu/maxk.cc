@@ -61,8 +61,26 @@ JAXGNN_INLINE inline int64_t CountAtLeast(const int32_t* rank, int64_t dim, int3
   return count;
 }
 
-// Bisects over the integers for the k-th largest rank.
-JAXGNN_INLINE inline Cut ExactCut(const int32_t* rank, int64_t dim, int64_t k) {
+// A rank of float32 as the value it stands for, and back.
+JAXGNN_INLINE inline float ValueOfRank(int64_t rank) {
+  const uint32_t sign = rank < 0 ? 0x80000000u : 0u;
+  return BitCast<float>(sign | static_cast<uint32_t>(rank < 0 ? -rank : rank));
+}
+
+// Where to cut (low, high) next. The values of a row are spread more evenly than their bits, so
+// the middle of the values finds the cut in fewer steps; only the middle of the bits is sure to.
+constexpr int kValueSteps = 12;
+
+JAXGNN_INLINE inline int64_t Middle(int64_t low, int64_t high, bool by_value) {
+  if (by_value) {
+    const int64_t middle = Rank(0.5f * ValueOfRank(low) + 0.5f * ValueOfRank(high), false);
+    if (low < middle && middle < high) return middle;
+  }
+  return low + (high - low) / 2;
+}
+
+// Bisects for the k-th largest rank. Ranks of a float32 can be cut by value.
+JAXGNN_INLINE inline Cut ExactCut(const int32_t* rank, int64_t dim, int64_t k, bool is_float32) {
   int32_t smallest = rank[0], largest = rank[0];
   for (int64_t i = 1; i < dim; ++i) {
     smallest = std::min(smallest, rank[i]);
@@ -70,8 +88,8 @@ JAXGNN_INLINE inline Cut ExactCut(const int32_t* rank, int64_t dim, int64_t k) {
   }
   // At least k entries reach `low`; fewer than k reach `high`.
   int64_t low = smallest, high = static_cast<int64_t>(largest) + 1;
-  while (high - low > 1) {
-    const int64_t middle = low + (high - low) / 2;
+  for (int step = 0; high - low > 1; ++step) {
+    const int64_t middle = Middle(low, high, is_float32 && step < kValueSteps);
     const int64_t count = CountAtLeast(rank, dim, static_cast<int32_t>(middle));
     if (count == k) return {static_cast<int32_t>(middle - 1), 0};
     (count > k ? low : high) = middle;
@@ -103,63 +121,60 @@ JAXGNN_INLINE inline float EarlyThreshold(const T* x, int64_t dim, int64_t k, bo
   return low;
 }
 
-// Writes the kept entries in column order. The buffers have a spare entry, so that each column is
-// written without asking, and only a kept one moves on.
-template <typename T, typename Column, typename Keep>
-JAXGNN_INLINE inline void Compact(const T* x, int64_t dim, int64_t k, const Keep& keep,
-                                  T* kept_values, Column* kept_columns, T* values,
-                                  Column* columns) {
-  int64_t kept = 0;
-  for (int64_t i = 0; i < dim && kept < k; ++i) {
-    kept_values[kept] = x[i];
-    kept_columns[kept] = static_cast<Column>(i);
-    kept += keep(i);
-  }
-  for (int64_t i = 0; i < k; ++i) {
-    values[i] = kept_values[i];
-    columns[i] = kept_columns[i];
-  }
-}
-
-template <typename T, typename Column>
 struct Scratch {
   std::vector<int32_t> ranks;
   std::vector<float> bounded;
-  std::vector<T> values;
-  std::vector<Column> columns;
+  std::vector<uint64_t> flags;  // a byte for each entry, 1 if it may be kept
 
-  static Scratch& Get(int64_t dim, int64_t k) {
+  static Scratch& Get(int64_t dim) {
     static thread_local Scratch scratch;
     scratch.ranks.resize(dim);
     scratch.bounded.resize(dim);
-    scratch.values.resize(k + 1);
-    scratch.columns.resize(k + 1);
+    scratch.flags.assign((dim + 7) / 8, 0);
     return scratch;
   }
 };
 
+// Writes the first k flagged entries that `wanted` agrees to, eight flags at a look.
+template <typename T, typename Column, typename Wanted>
+JAXGNN_INLINE inline void Compact(const T* x, const uint64_t* flags, int64_t k,
+                                  const Wanted& wanted, T* values, Column* columns) {
+  int64_t kept = 0;
+  for (int64_t block = 0; kept < k; ++block) {
+    for (uint64_t word = flags[block]; word != 0 && kept < k; word &= word - 1) {
+      const int64_t i = block * 8 + __builtin_ctzll(word) / 8;
+      if (!wanted(i)) continue;
+      values[kept] = x[i];
+      columns[kept] = static_cast<Column>(i);
+      ++kept;
+    }
+  }
+}
+
 template <typename T, typename Column>
-JAXGNN_INLINE inline void MaxkRow(const T* x, int64_t dim, int64_t k, bool by_magnitude,
-                                  int64_t early_stop, int32_t* rank, float* bounded,
-                                  T* kept_values, Column* kept_columns, T* values,
-                                  Column* columns) {
+JAXGNN_INLINE inline void MaxkRow(const T* __restrict x, int64_t dim, int64_t k, bool by_magnitude,
+                                  int64_t early_stop, int32_t* __restrict rank,
+                                  float* __restrict bounded, uint64_t* __restrict flags,
+                                  T* __restrict values, Column* __restrict columns) {
+  uint8_t* flag = reinterpret_cast<uint8_t*>(flags);
+  const auto all = [](int64_t) JAXGNN_INLINE { return true; };
   if (early_stop >= 0) {
     const float threshold = EarlyThreshold(x, dim, k, by_magnitude, early_stop, bounded);
-    const auto keep = [&](int64_t i) JAXGNN_INLINE { return bounded[i] >= threshold; };
-    Compact(x, dim, k, keep, kept_values, kept_columns, values, columns);
+    for (int64_t i = 0; i < dim; ++i) flag[i] = bounded[i] >= threshold;
+    Compact(x, flags, k, all, values, columns);
     return;
   }
   for (int64_t i = 0; i < dim; ++i) rank[i] = Rank(x[i], by_magnitude);
-  Cut cut = ExactCut(rank, dim, k);
+  Cut cut = ExactCut(rank, dim, k, std::is_same_v<T, float>);
   if (cut.ties == 0) {
-    const auto keep = [&](int64_t i) JAXGNN_INLINE { return rank[i] > cut.threshold; };
-    Compact(x, dim, k, keep, kept_values, kept_columns, values, columns);
-  } else {
-    const auto keep = [&](int64_t i) JAXGNN_INLINE {
-      return rank[i] > cut.threshold || (rank[i] == cut.threshold && cut.ties-- > 0);
-    };
-    Compact(x, dim, k, keep, kept_values, kept_columns, values, columns);
+    for (int64_t i = 0; i < dim; ++i) flag[i] = rank[i] > cut.threshold;
+    Compact(x, flags, k, all, values, columns);
+    return;
   }
+  for (int64_t i = 0; i < dim; ++i) flag[i] = rank[i] >= cut.threshold;
+  const auto above_or_first = [&](int64_t i)
+                                  JAXGNN_INLINE { return rank[i] > cut.threshold || cut.ties-- > 0; };
+  Compact(x, flags, k, above_or_first, values, columns);
 }
 
 ffi::Error Maxk(ffi::ThreadPool pool, ffi::AnyBuffer x, bool by_magnitude, int64_t early_stop,
@@ -174,16 +189,15 @@ ffi::Error Maxk(ffi::ThreadPool pool, ffi::AnyBuffer x, bool by_magnitude, int64
       T* out_values = static_cast<T*>(values->untyped_data());
       Column* out_columns = static_cast<Column*>(columns->untyped_data());
       ParallelFor(pool, (rows + kRowsPerTask - 1) / kRowsPerTask, [&](int64_t task) {
-        auto& scratch = Scratch<T, Column>::Get(dim, k);
+        Scratch& scratch = Scratch::Get(dim);
         int32_t* rank = scratch.ranks.data();
         float* bounded = scratch.bounded.data();
-        T* kept_values = scratch.values.data();
-        Column* kept_columns = scratch.columns.data();
+        uint64_t* flags = scratch.flags.data();
         WithWidestIsa([&]() JAXGNN_INLINE {
           const int64_t end = std::min(rows, (task + 1) * kRowsPerTask);
           for (int64_t row = task * kRowsPerTask; row < end; ++row) {
-            MaxkRow(in + row * dim, dim, k, by_magnitude, early_stop, rank, bounded, kept_values,
-                    kept_columns, out_values + row * k, out_columns + row * k);
+            MaxkRow(in + row * dim, dim, k, by_magnitude, early_stop, rank, bounded, flags,
+                    out_values + row * k, out_columns + row * k);
           }
         });
       });

@@ -22,14 +22,16 @@ def maxk_spmm(graph: CSRGraph, cbsr: CBSR) -> Float[Array, "rows dim"]:
 
 
 def grad_values(
-    transposed: CSRGraph, cbsr: CBSR, dy: Float[Array, "rows dim"]
+    graph: CSRGraph, cbsr: CBSR, dy: Float[Array, "rows dim"]
 ) -> Float[Array, "cols k"]:
-    """Gradient to the kept values; the rows of ``transposed`` are the rows of ``cbsr``."""
+    """Gradient to the kept values."""
+    graph = graph.prepared()
     return call(
         "jaxgnn_maxk_spmm_grad_values",
         (cbsr.values.shape, cbsr.dtype),
-        *structure(transposed),
-        *coefficients(transposed),
+        *structure(graph),
+        *coefficients(graph),
+        graph.plan.transposed_indptr,
         cbsr.indices,
         dy,
     )

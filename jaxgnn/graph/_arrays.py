@@ -29,9 +29,10 @@ def evaluated_if_concrete(*arrays: Any) -> contextlib.AbstractContextManager:
 
 
 def take(array: Any, positions: Any) -> jax.Array:
-    """``array[positions]``, a constant if both are."""
-    with evaluated_if_concrete(array, positions):
-        return jnp.asarray(array)[positions]
+    """``array[positions]``; on the host if both are there, where no length needs compiling."""
+    if is_concrete(array, positions):
+        return to_device(np.asarray(array)[np.asarray(positions)])
+    return jnp.asarray(array)[positions]
 
 
 def offset_dtype(num_edges: int) -> type[np.signedinteger]:

@@ -128,11 +128,12 @@ class CSRGraph:
         indptr, permutation = sort_edges(receivers, num_nodes, edge_mask)
         if is_concrete(receivers, edge_mask):
             indptr, permutation = to_device(indptr), to_device(permutation)
-        with evaluated_if_concrete(senders, permutation):
-            indices = jnp.asarray(senders)[permutation].astype(jnp.int32)
+        as_int32 = (
+            np.asarray(senders, np.int32) if is_concrete(senders) else senders.astype("int32")
+        )
         graph = cls(
             indptr=indptr,
-            indices=indices,
+            indices=take(as_int32, permutation),
             weights=None if weights is None else take(weights, permutation),
             num_cols=num_cols,
         )
@@ -256,7 +257,7 @@ class CSRGraph:
     def transpose(self) -> CSRGraph:
         """The graph with senders and receivers exchanged."""
         plan = self._plan()
-        weights = None if self.weights is None else take(self.weights, plan.permutation)
+        weights = None if self.weights is None else jnp.asarray(self.weights)[plan.permutation]
         transposed_plan = GraphPlan(
             schedule=plan.transposed_schedule,
             transposed_indptr=self.indptr,

@@ -65,9 +65,7 @@ def make_schedule(indptr: Int[Array, " rows+1"] | np.ndarray, num_edges: int) ->
 def _repeat_rows(xp, num_rows, repeats, total):
     """Each row number ``repeats`` times, then ``num_rows`` up to ``total`` entries."""
     row_numbers = xp.arange(num_rows + 1, dtype=np.int32)
-    repeats = xp.concatenate(
-        [repeats, total - xp.sum(repeats, dtype=repeats.dtype, keepdims=True)]
-    )
+    repeats = xp.concatenate([repeats, total - xp.sum(repeats, dtype=repeats.dtype, keepdims=True)])
     if xp is np:
         return np.repeat(row_numbers, repeats)
     return jnp.repeat(row_numbers, repeats, total_repeat_length=total)

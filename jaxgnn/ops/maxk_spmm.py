@@ -116,8 +116,7 @@ def _maxk_spmm_forward(name, structure, weights, cbsr):
 
 def _maxk_spmm_backward(name, residuals, dy):
     structure, weights, cbsr = residuals
-    transposed = structure.with_weights(weights).transpose()
-    dvalues = GRAD_VALUES(name, transposed, cbsr, dy)
+    dvalues = GRAD_VALUES(name, structure.with_weights(weights), cbsr, dy)
     dcbsr = CBSR(dvalues, None, cbsr.dim)
     if weights is None:
         return None, None, dcbsr

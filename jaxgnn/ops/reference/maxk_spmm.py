@@ -15,10 +15,10 @@ def maxk_spmm(graph: CSRGraph, cbsr: CBSR) -> Float[Array, "rows dim"]:
 
 
 def grad_values(
-    transposed: CSRGraph, cbsr: CBSR, dy: Float[Array, "rows dim"]
+    graph: CSRGraph, cbsr: CBSR, dy: Float[Array, "rows dim"]
 ) -> Float[Array, "cols k"]:
     """Gradient to the kept values: the dense gradient ``Aᵀ dY``, read at the kept columns."""
-    return gather_columns(spmm(transposed, dy), cbsr.indices)
+    return gather_columns(spmm(graph.transpose(), dy), cbsr.indices)
 
 
 def grad_weights(

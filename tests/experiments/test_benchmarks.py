@@ -1,0 +1,343 @@
+"""The benchmarks run, count bytes rightly, and leave rows that the report can read."""
+
+import json
+import re
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.benchmarks import (
+    _bars,
+    _break_even,
+    maxk,
+    maxk_spmm,
+    report,
+    run_all,
+    scaling,
+    segment_softmax,
+    spmm,
+)
+from experiments.benchmarks._report import Column, append_rows, header, line, markdown, read_rows
+from experiments.benchmarks._session import Options, Session, run_op
+from experiments.benchmarks._workloads import (
+    WORKLOADS,
+    Workload,
+    _build_on_device,
+    input_sets,
+    uniform_graph,
+)
+from jaxgnn.graph import CSRGraph
+from jaxgnn.testing import timing
+
+QUICK = {"repeats": 3, "batch_ms": 0.0}
+TINY = (Workload("uniform-48", 48, 200, 16, (4,), ("float32",), directions=("forward",)),)
+DEVICE_KEYS = {"device", "platform", "jax", "jaxlib", "jaxgnn", "cpus", "date"}
+
+
+@pytest.fixture
+def session(tmp_path):
+    return Session(TINY, tmp_path, timing=QUICK, copy_gb_per_s=10.0)
+
+
+@pytest.fixture(scope="module")
+def rows_of_all(tmp_path_factory):
+    """The folder and the rows of one run of everything."""
+    folder = tmp_path_factory.mktemp("results")
+    return folder, run_all.main(Options("tiny", folder))
+
+
+# -- timing ------------------------------------------------------------------------------------
+
+
+def test_measure_tells_how_long_a_call_takes():
+    short = timing.measure(lambda: time.sleep(0.001), jit=False, repeats=3)
+    long = timing.measure(lambda: time.sleep(0.01), jit=False, repeats=3)
+    assert short.median_ms >= short.min_ms >= 1
+    assert long.min_ms >= 10
+    assert short.launches > long.launches >= 1
+    assert short.repeats == long.repeats == 3
+
+
+def test_measure_takes_turns_over_all_inputs():
+    seen = []
+    timing.measure(seen.append, 0, rotate=[(1,), (2,)], jit=False, repeats=4, batch_ms=0.0)
+    assert seen[:6] == [0, 1, 2, 0, 1, 2]
+
+
+def test_measure_stops_at_its_budget():
+    slow = timing.measure(lambda: time.sleep(0.01), jit=False, repeats=50, budget_ms=5.0)
+    assert slow.repeats == 3
+
+
+def test_measure_compiles_once():
+    traced = []
+
+    def double(x):
+        traced.append(x.shape)
+        return 2 * x
+
+    result = timing.measure(double, jnp.ones(8), repeats=3, batch_ms=0.1)
+    assert traced == [(8,)]
+    assert result.median_ms > 0
+
+
+@pytest.mark.parametrize("wrong", [{"repeats": 0}, {"batch_ms": -1.0}])
+def test_measure_refuses_nonsense(wrong):
+    with pytest.raises(ValueError, match=r"timing\.measure"):
+        timing.measure(jnp.sin, jnp.ones(2), **wrong)
+
+
+def test_copy_bandwidth_is_positive():
+    assert 0 < timing.copy_bandwidth(2**16, repeats=3) < np.inf
+
+
+def test_device_description_names_device_and_versions():
+    description = timing.device_description()
+    assert set(description) == DEVICE_KEYS
+    assert description["jax"] == jax.__version__
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", str(description["date"]))
+
+
+# -- bytes, by hand ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def three_by_five():
+    """Three rows, five columns, seven edges: 4 * 4 + 7 * 4 = 44 bytes of structure."""
+    senders, receivers = np.arange(7) % 5, np.arange(7) % 3
+    return CSRGraph.from_edges(senders, receivers, 3, num_senders=5)
+
+
+def test_bytes_of_maxk():
+    # 10 rows of 16 floats, and of 4 floats with one byte for the column.
+    assert maxk.bytes_moved(10, 16, 4, 4, "forward") == 640 + 200
+    assert maxk.bytes_moved(10, 16, 4, 4, "forward+backward") == 2 * 840
+    # Beyond 256 columns an index takes two bytes.
+    assert maxk.bytes_moved(1, 512, 4, 2, "forward") == 1024 + 4 * (2 + 2)
+
+
+def test_bytes_of_spmm(three_by_five):
+    gathered = 7 * 8 * 4
+    assert spmm.bytes_moved(three_by_five, 8, 4, "forward") == 44 + gathered + 3 * 8 * 4
+    assert spmm.bytes_moved(three_by_five, 8, 4, "backward") == 44 + gathered + 5 * 8 * 4
+    both = 2 * (44 + gathered) + 8 * 8 * 4
+    assert spmm.bytes_moved(three_by_five, 8, 4, "forward+backward") == both
+    weighted = three_by_five.with_weights(jnp.ones(7))
+    assert spmm.bytes_moved(weighted, 8, 4, "forward") == 44 + 28 + gathered + 96
+
+
+def test_bytes_of_maxk_spmm(three_by_five):
+    forward = 44 + 7 * 2 * (4 + 1) + 3 * 8 * 4
+    backward = 44 + 7 * 2 * 4 + 5 * 2 * (1 + 4)
+    assert maxk_spmm.bytes_moved(three_by_five, 8, 2, 4, "forward") == forward
+    assert maxk_spmm.bytes_moved(three_by_five, 8, 2, 4, "backward") == backward
+    assert maxk_spmm.bytes_moved(three_by_five, 8, 2, 4, "forward+backward") == forward + backward
+
+
+def test_bytes_of_segment_softmax(three_by_five):
+    tensor = 7 * 2 * 4
+    assert segment_softmax.bytes_moved(three_by_five, 2, 4, "forward") == 16 + 2 * tensor
+    assert segment_softmax.bytes_moved(three_by_five, 2, 4, "forward+backward") == 32 + 5 * tensor
+
+
+# -- workloads ---------------------------------------------------------------------------------
+
+
+def test_every_workload_has_its_own_name():
+    for table in WORKLOADS.values():
+        names = [workload.name for workload in table]
+        assert len(set(names)) == len(names)
+
+
+def test_a_graph_is_the_same_whether_sorted_on_the_host_or_on_the_device():
+    ends = np.random.default_rng(0).integers(20, size=(2, 90), dtype=np.int32)
+    on_host = CSRGraph.from_edges(ends[0], ends[1], 20)
+    on_device = _build_on_device(ends[0], ends[1], 20)
+    assert jax.tree.structure(on_host) == jax.tree.structure(on_device)
+    jax.tree.map(np.testing.assert_array_equal, on_host, on_device)
+
+
+def test_uniform_graph_is_reproducible():
+    one, two = uniform_graph(10, 30), uniform_graph(10, 30)
+    np.testing.assert_array_equal(one.indices, two.indices)
+    assert one.num_edges == 30
+
+
+def test_input_sets_outgrow_caches_within_reason():
+    small = input_sets(lambda key: (jax.random.normal(key, (4,)),))
+    assert len(small) == 8
+    assert not np.array_equal(small[0][0], small[1][0])
+
+
+# -- benchmarks --------------------------------------------------------------------------------
+
+
+def test_all_rows_carry_device_and_versions(rows_of_all):
+    folder, rows = rows_of_all
+    files = sorted(path.name for path in folder.iterdir())
+    assert files == ["maxk.jsonl", "maxk_spmm.jsonl", "segment_softmax.jsonl", "spmm.jsonl"]
+    written = [row for path in sorted(folder.iterdir()) for row in read_rows(path)]
+    assert len(written) == len(rows)
+    for row in written:
+        assert set(row) >= DEVICE_KEYS
+        assert row["ms"] >= row["min_ms"] > 0
+        assert row["gb_per_s"] == pytest.approx(row["bytes"] / row["ms"] / 1e6)
+    assert len({row["date"] for row in written}) == 1
+
+
+def test_every_op_is_compared_with_xla(rows_of_all):
+    _, rows = rows_of_all
+    for op in ("maxk", "spmm", "maxk_spmm", "segment_softmax"):
+        same = [row for row in rows if row["op"] == op]
+        assert "xla" in {row["implementation"] for row in same}
+        assert all(row["speedup_over_xla"] > 0 for row in same)
+    assert "scipy" in {row["implementation"] for row in rows if row["op"] == "spmm"}
+    assert "lax.top_k" in {row["implementation"] for row in rows if row["op"] == "maxk"}
+
+
+def test_one_op_alone(session, capsys):
+    rows = run_op(spmm.cases, session)
+    printed = capsys.readouterr().out
+    assert printed.count("uniform-48") >= len(rows) > 0
+    assert printed.startswith("op ")
+
+
+def test_too_little_memory_is_a_row_without_a_time(session):
+    def fail(x):
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    case = next(iter(spmm.cases(TINY[0])))
+    candidate = next(iter(case.candidates.values()))
+    assert session.time(type(candidate)(fail, [(1,)], jit=False)) is None
+    assert session.row(case, "xla", None, None)["ms"] is None
+    with pytest.raises(RuntimeError, match="else"):
+        session.time(type(candidate)(_raise_else, [(1,)], jit=False))
+
+
+def _raise_else(x):
+    raise RuntimeError("something else")
+
+
+def test_options_choose_workloads(tmp_path):
+    assert Session.start(Options("tiny", tmp_path, only=("nothing",))).workloads == ()
+
+
+def test_bars_are_printed_beside_the_ratios():
+    common = {"op": "maxk_spmm", "direction": "forward", "platform": "cpu", "dtype": "float32"}
+    rows = [
+        {**common, "workload": "uniform-1M", "k": None, "implementation": "xla", "ms": 30.0},
+        {**common, "workload": "uniform-1M", "k": 32, "implementation": "ffi", "ms": 1.0},
+        {**common, "workload": "other", "k": None, "implementation": "xla", "ms": 30.0},
+        {**common, "workload": "other", "k": 32, "implementation": "ffi", "ms": 3.0},
+    ]
+    met, missed = _bars.compare_with_bars(rows)
+    assert "ffi is 30.0x xla (bar: 15x): met" in met
+    assert "NOT met" in missed
+    assert "uniform-1M" in missed
+
+
+def test_others_are_quoted_on_their_device_only():
+    row = {"op": "maxk_spmm", "workload": "reddit", "direction": "backward", "k": 32}
+    row |= {"dtype": "float32", "dim": 256, "device": "NVIDIA H200"}
+    assert _bars.published(row) == ("MaxK-GNN", 6.63)
+    assert _bars.published({**row, "op": "spmm", "direction": "forward"}) == ("cuSPARSE", 16.95)
+    assert _bars.published({**row, "device": "NVIDIA A100"}) is None
+    assert _bars.published({**row, "k": 7}) is None
+
+
+# -- break-even --------------------------------------------------------------------------------
+
+
+def _sweep(*speedups):
+    return [
+        {"workload": "w", "dtype": "float32", "dim": 64, "ratio": (i + 1) / len(speedups)}
+        | {"sparse_ms": 1.0, "dense_ms": speedup}
+        for i, speedup in enumerate(speedups)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("speedups", "expected"),
+    [
+        ((4, 2, 1.5, 0.5), 0.75),
+        ((0.5, 0.4, 0.3, 0.2), 0.0),
+        ((4, 3, 2, 1.1), 1.0),
+        ((4, 0.99, 2, 0.5), 0.75),  # a noisy loss amid wins
+    ],
+)
+def test_break_even_is_where_the_sparse_product_stops_paying(speedups, expected):
+    assert _break_even.break_even(_sweep(*speedups)) == expected
+
+
+def test_break_even_run(session):
+    rows = _break_even.run(session, dims=(32,), parts=(8, 32))
+    assert [row["k"] for row in rows] in ([], [8, 32])
+    written = read_rows(session.out / "maxk_spmm_break_even.jsonl") if rows else []
+    assert written == rows
+    for row in written:
+        assert set(row) >= DEVICE_KEYS
+        assert row["ratio"] == row["k"] / 32
+
+
+# -- scaling and report ------------------------------------------------------------------------
+
+
+def test_edge_counts_are_spaced_logarithmically():
+    assert scaling.edge_counts(1e2, 1e4) == [100, 316, 1000, 3162, 10000]
+    assert scaling.edge_counts(1e3, 1e3) == [1000]
+
+
+def test_scaling_draws(session):
+    options = scaling.ScalingOptions(100, 100, dim=8, k=2, out=session.out)
+    rows = scaling.main(options, session)
+    assert read_rows(session.out / "scaling.jsonl") == rows
+    assert all(row["ns_per_edge"] > 0 for row in rows)
+    assert _is_png(session.out / f"scaling_{jax.default_backend()}.png")
+
+
+def test_report_draws_and_prints(rows_of_all, tmp_path, capsys):
+    folder, rows = rows_of_all
+    (picture,) = report.main(report.ReportOptions(folder, tmp_path))
+    assert picture.name == f"speed_{rows[0]['platform']}.png"
+    assert _is_png(picture)
+    printed = capsys.readouterr().out
+    assert "| op | direction | k | implementation |" in printed
+    assert f"jax {jax.__version__}" in printed
+
+
+def test_report_takes_the_newest_of_equal_measurements(rows_of_all):
+    _, rows = rows_of_all
+    later = [{**row, "date": "2999-01-01T00:00:00+00:00"} for row in rows]
+    assert {row["date"] for row in report.newest(later + rows)} == {later[0]["date"]}
+    assert len(report.newest(rows + later)) == len(rows)
+
+
+def test_report_without_results(tmp_path):
+    with pytest.raises(ValueError, match="run the benchmarks first"):
+        report.main(report.ReportOptions(tmp_path, tmp_path))
+
+
+def test_tables():
+    columns = (Column("name", "name", 5), Column("ms", "ms", 6, ".2f"))
+    assert header(columns) == "name       ms"
+    assert line({"name": "a", "ms": 1.234}, columns) == "a        1.23"
+    assert line({"name": "a", "ms": None}, columns) == "a           -"
+    assert markdown([{"name": "a", "ms": 1}], columns).splitlines() == [
+        "| name | ms |",
+        "| --- | ---: |",
+        "| a | 1.00 |",
+    ]
+
+
+def test_rows_are_appended(tmp_path):
+    path = tmp_path / "new" / "op.jsonl"
+    append_rows(path, [{"a": 1}])
+    append_rows(path, [{"a": None}])
+    assert [json.loads(text) for text in path.read_text().splitlines()] == [{"a": 1}, {"a": None}]
+
+
+def _is_png(path):
+    return path.read_bytes().startswith(b"\x89PNG")

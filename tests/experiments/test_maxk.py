@@ -1,0 +1,233 @@
+"""The MaxK experiments, from the command line to the picture."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.maxk import kernels
+from experiments.maxk.compare import compare
+from experiments.maxk.config import TrainConfig
+from experiments.maxk.recipes import recipe
+from experiments.maxk.train import train
+from jaxgnn import datasets
+
+ROOT = Path(__file__).parent.parent.parent
+TINY = datasets.SyntheticScale(
+    nodes=300, edges=3000, features=12, communities=4, exponent=0.5, train=0.6, validation=0.2
+)
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return datasets.synthetic(TINY, seed=0)
+
+
+def _config(folder: Path, **options) -> TrainConfig:
+    defaults = {
+        "dataset": "synthetic",
+        "hidden_features": 16,
+        "num_layers": 2,
+        "k": (4,),
+        "epochs": 3,
+        "run": folder / "run",
+        "progress": False,
+    }
+    return TrainConfig(**(defaults | options))
+
+
+def test_digits_reach_96_per_cent_and_maxk_is_within_half_a_point_of_relu(tmp_path):
+    relu, maxk = compare(TrainConfig(run=tmp_path, progress=False), ())
+    assert maxk.test >= 0.96
+    assert maxk.test >= relu.test - 0.005
+    assert (tmp_path / "compare-digits-sage-seed97.png").stat().st_size > 5000
+    assert maxk.curves.exists()
+
+
+@pytest.mark.parametrize("activation", ["maxk", "relu"])
+@pytest.mark.parametrize("model", ["sage", "gcn", "gin"])
+def test_every_model_trains_and_its_loss_falls(model, activation, tiny, tmp_path):
+    config = _config(tmp_path, model=model, activation=activation, k=None, epochs=12)
+    if activation == "maxk":
+        config = replace(config, k=(4,))
+    outcome = train(config, tiny)
+    assert outcome.history[-1]["loss"] < 0.8 * outcome.history[0]["loss"]
+    assert outcome.test > 0.3  # of four classes
+
+
+def test_a_multilabel_set_trains_with_its_own_metric(tmp_path):
+    scale = replace(TINY, tasks=5)
+    config = _config(tmp_path, dataset="ogbn-proteins", epochs=8)
+    outcome = train(config, datasets.synthetic(scale, seed=0))
+    assert "test ROC-AUC" in outcome.history[-1]
+    assert outcome.test > 0.5
+    assert json.loads((tmp_path / "run/result.json").read_text())["metric"] == "ROC-AUC"
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(tiny, tmp_path):
+    def losses(seed, name):
+        config = _config(tmp_path, seed=seed, run=tmp_path / name)
+        return [row["loss"] for row in train(config, tiny).history]
+
+    assert losses(1, "a") == losses(1, "b")
+    assert losses(1, "a") != losses(2, "c")
+
+
+def test_kernel_modes_and_implementations_train_alike(tiny, tmp_path):
+    def losses(**options):
+        config = _config(tmp_path, run=tmp_path / str(options), **options)
+        return [row["loss"] for row in train(config, tiny).history]
+
+    expected = losses(implementation="xla")
+    for options in ({"kernel_mode": "maxk"}, {"kernel_mode": "dense"}, {"implementation": "ffi"}):
+        np.testing.assert_allclose(losses(**options), expected, rtol=1e-3)
+
+
+def test_k_by_layer_and_by_schedule_is_what_the_model_runs(tiny, tmp_path, monkeypatch):
+    from jaxgnn.nn import _maxk
+
+    seen = []
+    original = _maxk.ops.maxk
+    monkeypatch.setattr(
+        _maxk.ops, "maxk", lambda x, k, **options: seen.append(k) or original(x, k, **options)
+    )
+    train(_config(tmp_path, k=(8, 2), run=tmp_path / "layers"), tiny)
+    assert set(seen) == {8, 2}
+    seen.clear()
+    train(_config(tmp_path, k_schedule=("2:8", "3:1"), run=tmp_path / "schedule"), tiny)
+    assert list(dict.fromkeys(seen)) == [4, 8, 1]
+
+
+def test_validation_accepts_right_kernels_and_reports_the_error(tiny, tmp_path, capsys):
+    train(_config(tmp_path, validate_kernels=True), tiny)
+    assert "kernel validation: forward error" in capsys.readouterr().out
+
+
+def test_validation_falls_back_to_dense_xla_above_the_threshold(tiny, tmp_path, monkeypatch):
+    used = []
+    original = kernels.validated
+    monkeypatch.setattr(
+        kernels, "validated", lambda *args: used.append(original(*args)) or used[-1]
+    )
+    config = _config(tmp_path, validate_kernels=True, fallback_threshold=1e-12)
+    with pytest.warns(UserWarning, match="an error exceeds 1.0e-12; training with dense XLA"):
+        train(config, tiny)
+    assert (used[0].kernel_mode, used[0].implementation) == ("dense", "xla")
+
+
+def test_validation_does_not_let_nan_pass(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(kernels, "relative_errors", lambda *args: {"forward": float("nan")})
+    with pytest.warns(UserWarning, match="dense XLA"):
+        train(_config(tmp_path, validate_kernels=True), tiny)
+
+
+def test_profiling_writes_forward_and_backward_milliseconds(tiny, tmp_path, capsys):
+    train(_config(tmp_path, k=(4, 2), profile_kernels=True), tiny)
+    times = json.loads((tmp_path / "run/kernels.json").read_text())
+    assert times["forward ms"] > 0
+    assert times["backward ms"] >= 0
+    assert "aggregation an epoch: forward ms" in capsys.readouterr().out
+
+
+def test_a_finished_run_resumes_to_the_same_result_and_fresh_starts_over(tiny, tmp_path):
+    config = _config(tmp_path)
+    first = train(config, tiny)
+    again = train(config, tiny)
+    assert again.history == first.history
+    assert again.ms_per_epoch is None
+    fresh = train(replace(config, fresh=True), tiny)
+    assert fresh.history == first.history
+    assert fresh.ms_per_epoch is not None
+
+
+def test_fresh_refuses_to_delete_what_is_not_a_run(tiny, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/thesis.tex").write_text("precious")
+    with pytest.raises(ValueError, match="a folder of a run"):
+        train(_config(tmp_path, fresh=True), tiny)
+    assert (tmp_path / "run/thesis.tex").exists()
+
+
+def test_bfloat16_trains(tiny, tmp_path):
+    with jax.numpy_dtype_promotion("standard"):  # flax's LayerNorm promotes by itself
+        outcome = train(_config(tmp_path, dtype="bfloat16", epochs=12), tiny)
+    assert outcome.history[-1]["loss"] < 0.9 * outcome.history[0]["loss"]
+
+
+def test_recipes_are_those_of_the_published_scripts():
+    reddit = recipe("reddit", "sage", "maxk")
+    assert (reddit.num_layers, reddit.hidden_features, reddit.dropout) == (4, 256, 0.5)
+    assert (reddit.learning_rate, reddit.epochs, reddit.self_loops, reddit.k) == (0.01, 3000, 1, 32)
+    assert recipe("yelp", "gin", "relu").hidden_features == 384
+    assert recipe("yelp", "gin", "relu").metric == "micro F1"
+    assert recipe("flickr", "gcn", "maxk").self_loops == 2
+    assert recipe("ogbn-products", "sage", "maxk").self_loops == 0
+    assert recipe("ogbn-products", "gin", "maxk").self_loops == 1
+    assert recipe("ogbn-proteins", "sage", "maxk").metric == "ROC-AUC"
+
+
+BAD = {
+    "k length": ({"k": (4, 4, 4)}, "--k must be one number, or one for each of 2 layers"),
+    "k too large": ({"k": (17,)}, r"k must be in 1\.\.16, got 17"),
+    "schedule": ({"k_schedule": ("ten:4",)}, "--k-schedule must be EPOCH:K pairs"),
+    "schedule zero": ({"k_schedule": ("1:0",)}, "--k-schedule must be pairs of positive numbers"),
+    "self loops": ({"self_loops": 3}, "--self-loops must be 0, 1 or 2, got 3"),
+    "dropout": ({"dropout": 1.5}, r"dropout must be in \[0, 1\)"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_options_are_named(name, tiny, tmp_path):
+    options, message = BAD[name]
+    with pytest.raises(ValueError, match=message):
+        train(_config(tmp_path, **options), tiny)
+
+
+def _command(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "experiments.maxk", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "sweep"])
+def test_help_lists_the_options_of_every_command(command):
+    result = _command(command, "--help")
+    assert result.returncode == 0
+    for option in ("--dataset", "--k-schedule", "--kernel-mode", "--validate-kernels"):
+        assert option in result.stdout
+
+
+def test_the_command_line_trains_from_a_folder_of_raw_files(tmp_path):
+    from tests.datasets import formats
+
+    folder = tmp_path / "flickr"
+    folder.mkdir()
+    formats.write_graphsaint(folder, formats.small_dataset())
+    options = ["--dataset", "flickr", "--data", str(folder), "--run", str(tmp_path / "run")]
+    options += ["--epochs", "2", "--hidden-features", "8", "--k", "2", "--no-progress"]
+    result = _command("train", *options)
+    assert result.returncode == 0, result.stderr
+    assert "test accuracy: " in result.stdout
+
+
+def test_the_command_line_ends_a_bad_folder_with_one_line(tmp_path):
+    result = _command("train", "--dataset", "reddit", "--data", str(tmp_path / "nowhere"))
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: ")
+    assert "nowhere" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_the_command_line_asks_for_the_folder(tmp_path):
+    result = _command("train", "--dataset", "yelp", "--run", str(tmp_path / "run"))
+    assert result.returncode == 1
+    assert "--data must be the folder with the raw files of yelp" in result.stderr
