@@ -72,10 +72,7 @@ def why_missing(platform: str) -> str | None:
     if load(platform) is not None:
         return None
     reason = "can not be loaded" if library_path(platform) else "was not built"
-    message = (
+    return (
         f"needs the compiled library libjaxgnn_{platform}.so, which {reason}; reinstall jaxgnn "
         "with a C++ compiler and without JAXGNN_PURE_PYTHON"
     )
-    if platform == "cpu":
-        warnings.warn(f"jaxgnn: slow path: {message}", stacklevel=2)
-    return message

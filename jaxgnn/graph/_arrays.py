@@ -40,13 +40,17 @@ def offset_dtype(num_edges: int) -> type[np.signedinteger]:
     return np.int32 if num_edges <= MAX_INT32 else np.int64
 
 
-def to_device(array: np.ndarray | jax.Array) -> jax.Array:
-    """Puts a host array on the default device without narrowing its dtype in silence."""
+def to_device(array: np.ndarray) -> jax.Array:
+    """Puts a host array on the default device without narrowing its dtype in silence.
+
+    It may alias ``array``, which must not be written to afterwards.
+    """
     if array.dtype == np.int64 and array.size and array.max() > MAX_INT32:
         require_x64()
-    # Under an enclosing trace the graph is still a constant: it must not become a tracer.
+    # Under an enclosing trace the graph is still a constant: it must not become a tracer. Unlike
+    # asarray, device_put compiles nothing for a new shape.
     with jax.ensure_compile_time_eval():
-        return jnp.asarray(array)
+        return jax.device_put(array)
 
 
 def require_x64() -> None:

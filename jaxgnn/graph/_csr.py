@@ -128,12 +128,10 @@ class CSRGraph:
         indptr, permutation = sort_edges(receivers, num_nodes, edge_mask)
         if is_concrete(receivers, edge_mask):
             indptr, permutation = to_device(indptr), to_device(permutation)
-        as_int32 = (
-            np.asarray(senders, np.int32) if is_concrete(senders) else senders.astype("int32")
-        )
+        ids = np.asarray(senders, np.int32) if is_concrete(senders) else senders.astype(np.int32)
         graph = cls(
             indptr=indptr,
-            indices=take(as_int32, permutation),
+            indices=take(ids, permutation),
             weights=None if weights is None else take(weights, permutation),
             num_cols=num_cols,
         )
@@ -173,8 +171,8 @@ class CSRGraph:
             weighted = bool(np.any(csr.data != 1))
         weights = None
         if weighted:
-            is_float = np.issubdtype(csr.dtype, np.floating)
-            weights = to_device(csr.data if is_float else csr.data.astype(np.float32))
+            dtype = csr.dtype if np.issubdtype(csr.dtype, np.floating) else np.float32
+            weights = to_device(csr.data.astype(dtype))
         graph = cls(
             indptr=to_device(csr.indptr.astype(offset_dtype(csr.nnz))),
             indices=to_device(csr.indices.astype(np.int32)),

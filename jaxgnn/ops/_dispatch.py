@@ -7,7 +7,9 @@ the kernel's preference that supports the arguments, and always works.
 
 from __future__ import annotations
 
+import functools
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -153,6 +155,8 @@ class Kernel:
             if reason is None:
                 return name
             reasons[name] = reason
+            if platform == current_platform() and name in self.implementations:
+                _warn_if_not_installed(self.implementations[name])
         if platform == current_platform():
             listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
             raise NotImplementedError(f"{self.name}: no implementation applies: {listed}")
@@ -187,6 +191,18 @@ class Kernel:
                 return run(*args, **options)
 
         return bound
+
+
+def _warn_if_not_installed(entry: Implementation) -> None:
+    """Tells, once, that a fast path is passed over for want of a compiled library."""
+    reason = entry.missing()
+    if reason is not None:
+        _warn_once(reason)
+
+
+@functools.cache
+def _warn_once(reason: str) -> None:
+    warnings.warn(f"jaxgnn: slow path: {reason}", stacklevel=2)
 
 
 def _is_deterministic(entry: Implementation, platform: Platform) -> bool:

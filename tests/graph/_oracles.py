@@ -94,6 +94,7 @@ def dense(graph: CSRGraph) -> np.ndarray:
 
 # Shared, so that each shape is compiled once for all the tests.
 prepare = jax.jit(lambda graph: graph.prepared())
+receivers = jax.jit(lambda graph: graph.receivers())
 normalize = jax.jit(lambda graph, kind: graph.normalized(kind), static_argnums=1)
 
 

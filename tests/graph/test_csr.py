@@ -19,6 +19,7 @@ from tests.graph._oracles import (
     holds_tracer,
     prepare,
     random_edges,
+    receivers,
 )
 
 PROPERTY = settings(max_examples=15, deadline=None, derandomize=True)
@@ -44,7 +45,7 @@ class TestShape:
         kept = edges.receivers[edges.mask]
         np.testing.assert_array_equal(graph.degrees(), np.bincount(kept, minlength=6))
         padding = [edges.num_rows] * int(np.sum(~edges.mask))
-        np.testing.assert_array_equal(graph.receivers(), [*sorted(kept), *padding])
+        np.testing.assert_array_equal(receivers(graph), [*sorted(kept), *padding])
 
 
 class TestTranspose:
@@ -61,7 +62,7 @@ class TestTranspose:
     @given(edges=edge_lists())
     def test_keeps_the_order_of_the_edges_of_each_sender(self, edges):
         graph = edges.graph()
-        rows = np.asarray(graph.receivers())
+        rows = np.asarray(receivers(graph))
         real = int(graph.indptr[-1])
         order = np.argsort(np.asarray(graph.indices)[:real], kind="stable")
         permutation = np.asarray(graph.plan.permutation)
@@ -91,9 +92,8 @@ class TestTranspose:
     def test_carries_gradients_of_the_weights(self):
         graph = random_edges(1, 6, 9, 5).graph()
         factors = np.arange(5, dtype=np.float32)
-        gradient = jax.grad(lambda w: graph.with_weights(w).transpose().weights @ factors)(
-            graph.weights
-        )
+        loss = jax.jit(lambda w: graph.with_weights(w).transpose().weights @ factors)
+        gradient = jax.grad(loss)(graph.weights)
         expected = np.zeros(5)
         expected[np.asarray(graph.plan.permutation)] = factors
         np.testing.assert_array_equal(gradient, expected)
@@ -152,7 +152,6 @@ class TestPlan:
     def test_of_other_weights_is_shared(self):
         graph = random_edges(2, 6, 9, 5).graph()
         assert graph.with_weights(None).plan is graph.plan
-        assert graph.normalized("sym").plan is graph.plan
 
 
 def with_loops(matrix, existing, weight, duplicates):
@@ -181,8 +180,11 @@ class TestSelfLoops:
 
     @pytest.mark.parametrize("duplicates", [False, True])
     def test_new_loops_follow_the_edges_of_their_node(self, duplicates):
-        graph = CSRGraph.from_edges([1, 0, 0], [0, 0, 1], 2).with_self_loops(duplicates=duplicates)
-        assert graph.indices.tolist() == ([1, 0, 0, 0, 1] if duplicates else [1, 0, 0, 1])
+        graph = CSRGraph.from_edges([1, 0, 0, 3, 4], [0, 0, 1, 4, 4], 6)
+        looped = graph.with_self_loops(duplicates=duplicates)
+        assert looped.indices.tolist() == (
+            [1, 0, 0, 0, 1, 2, 3, 3, 4, 4, 5] if duplicates else [1, 0, 0, 1, 2, 3, 3, 4, 5]
+        )
 
     @pytest.mark.parametrize("weighted", [False, True])
     def test_traced_it_is_the_same_matrix(self, weighted):
@@ -209,7 +211,7 @@ class TestSelfLoops:
         assert_same_tree(plans[0], looped.plan)
         real = int(graph.indptr[-1])
         y = dense(looped) @ x
-        rows, columns = np.asarray(graph.receivers())[:real], np.asarray(graph.indices)[:real]
+        rows, columns = np.asarray(receivers(graph))[:real], np.asarray(graph.indices)[:real]
         np.testing.assert_allclose(gradient[:real], 2 * np.sum(y[rows] * x[columns], 1), rtol=1e-4)
         assert not np.asarray(gradient)[real:].any()
 
@@ -265,7 +267,7 @@ class TestPytree:
         assert_same_tree(doubled, graph.with_weights(8 * graph.weights))
 
     def test_can_be_donated(self):
-        graph = jax.tree.map(jnp.copy, random_edges(4, 6, 9, 5).graph())
+        graph = random_edges(4, 6, 9, 5).graph()
         expected = jax.tree.map(np.asarray, graph.with_weights(2 * graph.weights))
         doubled = jax.jit(lambda g: g.with_weights(2 * g.weights), donate_argnums=0)(graph)
         assert_same_tree(doubled, expected)

@@ -8,7 +8,14 @@ from hypothesis import given, settings
 
 from jaxgnn import ops
 from jaxgnn.graph import CSRGraph
-from tests.graph._oracles import assert_same_tree, dense, edge_lists, normalize, random_edges
+from tests.graph._oracles import (
+    assert_same_tree,
+    dense,
+    edge_lists,
+    normalize,
+    random_edges,
+    receivers,
+)
 
 KINDS = ["mean", "sym"]
 PROPERTY = settings(max_examples=15, deadline=None, derandomize=True)
@@ -66,7 +73,7 @@ def test_none_changes_nothing():
 def test_mean_rows_add_up_to_one_or_have_no_edges():
     edges = random_edges(3, 6, 9, 5)
     for weighted in (False, True):
-        sums = dense(edges.graph(weighted=weighted).normalized("mean")).sum(1)
+        sums = dense(normalize(edges.graph(weighted=weighted), "mean")).sum(1)
         has_edges = edges.dense().sum(1) > 0
         assert 0 < has_edges.sum() < 6
         np.testing.assert_allclose(sums, has_edges, rtol=1e-6)
@@ -81,7 +88,7 @@ def test_sym_of_an_undirected_graph_is_symmetric():
         CSRGraph.from_edges(senders, receivers, 6),
         CSRGraph.from_edges(senders, receivers, 6, weights),
     ):
-        matrix = dense(graph.normalized("sym"))
+        matrix = dense(normalize(graph, "sym"))
         np.testing.assert_allclose(matrix, matrix.T, rtol=1e-5)
         assert np.abs(np.linalg.eigvalsh(matrix)).max() == pytest.approx(1, rel=1e-5)
 
@@ -111,7 +118,7 @@ def test_gradients_flow_through_the_folded_degrees(kind):
     graph = edges.graph()
     real = int(graph.indptr[-1])
     factors = np.random.default_rng(0).normal(size=(6, 9)).astype(np.float32)
-    rows, columns = np.asarray(graph.receivers())[:real], np.asarray(graph.indices)[:real]
+    rows, columns = np.asarray(receivers(graph))[:real], np.asarray(graph.indices)[:real]
 
     def sparse_loss(weights):
         result = graph.with_weights(weights).normalized(kind)
@@ -128,9 +135,9 @@ def test_gradients_flow_through_the_folded_degrees(kind):
         return jnp.sum(factors * matrix / jnp.sqrt(row_sums * column_sums))
 
     # What lies in the padding slots must reach neither the value nor the gradient.
-    weights = graph.weights.at[real:].set(jnp.nan)
+    weights = np.where(np.arange(5) < real, graph.weights, np.nan)
     value, gradient = jax.jit(jax.value_and_grad(sparse_loss))(weights)
-    expected_value, expected_gradient = jax.value_and_grad(dense_loss)(graph.weights)
+    expected_value, expected_gradient = jax.jit(jax.value_and_grad(dense_loss))(graph.weights)
     np.testing.assert_allclose(value, expected_value, rtol=1e-5)
     np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-4, atol=1e-6)
     assert 0 < real < 5
@@ -141,11 +148,13 @@ def test_gradients_flow_through_the_folded_degrees(kind):
 def test_gradients_are_finite_where_weights_cancel_out(kind):
     graph = CSRGraph.from_edges([0, 1, 2], [0, 0, 1], 3)
 
+    @jax.jit
+    @jax.value_and_grad
     def total(weights):
         return graph.with_weights(weights).normalized(kind).weights.sum()
 
     for weights in ([1.0, -1.0, 0.0], [-2.0, -1.0, -1.0]):
-        value, gradient = jax.value_and_grad(total)(jnp.array(weights))
+        value, gradient = total(jnp.array(weights))
         assert value == 0, "nonpositive sums count as no edges"
         assert np.isfinite(gradient).all()
 
@@ -159,12 +168,13 @@ def test_degrees_of_half_precision_weights_are_summed_in_float32(kind, dtype):
     graph = CSRGraph.from_edges(edges.senders, edges.receivers, 6, weights, num_senders=9)
     exact = np.zeros((6, 9))
     np.add.at(exact, (edges.receivers, edges.senders), weights.astype(np.float64))
-    actual = dense(graph.normalized(kind))
+    actual = dense(normalize(graph, kind))
     np.testing.assert_allclose(actual, normalized(exact, kind), rtol=float(jnp.finfo(dtype).eps))
 
 
 def test_scales_are_constants_without_gradient():
     """They are made from integer offsets; the gradient to the features passes through them."""
     graph = random_edges(6, 6, 9, 5).graph(weighted=False).normalized("sym")
-    gradient = jax.grad(lambda x: ops.spmm(graph, x, implementation="xla").sum())(jnp.ones((9, 1)))
+    total = jax.jit(lambda x: ops.spmm(graph, x, implementation="xla").sum())
+    gradient = np.asarray(jax.grad(total)(np.ones((9, 1), np.float32)))
     np.testing.assert_allclose(gradient[:, 0], dense(graph).sum(0), rtol=1e-5)

@@ -18,10 +18,12 @@ from jaxgnn.graph import CBSR, CSRGraph, sort_edges
 from tests.graph._oracles import assert_same_tree, random_edges
 
 NAN, INF = float("nan"), float("inf")
-INDPTR = jnp.array([0, 1, 3], jnp.int32)
-INDICES = jnp.array([1, 0, 1], jnp.int32)
+INDPTR = np.array([0, 1, 3], np.int32)
+INDICES = np.array([1, 0, 1], np.int32)
 EDGES = CSRGraph(INDPTR, INDICES)
-PLANNED = random_edges(0, 6, 9, 600).graph()
+PLANNED = jax.tree.map(np.asarray, random_edges(0, 6, 9, 600).graph())
+PLAN = PLANNED.plan
+SCHEDULE = PLAN.schedule
 REAL = int(PLANNED.indptr[-1])
 
 
@@ -29,17 +31,27 @@ def graph(indptr=INDPTR, indices=INDICES, **fields):
     return CSRGraph(indptr, indices, **fields)
 
 
+def ones(shape, dtype=np.float32):
+    return np.ones(shape, dtype)
+
+
 def int32(*values):
-    return jnp.array(values, jnp.int32)
+    return np.array(values, np.int32)
 
 
 def planned(**changes):
     """A sound graph whose plan is not."""
-    return dataclasses.replace(PLANNED, plan=dataclasses.replace(PLANNED.plan, **changes))
+    return dataclasses.replace(PLANNED, plan=dataclasses.replace(PLAN, **changes))
+
+
+def changed(array, at, value):
+    array = array.copy()
+    array[at] = value
+    return array
 
 
 def scheduled(**changes):
-    return planned(schedule=dataclasses.replace(PLANNED.plan.schedule, **changes))
+    return planned(schedule=dataclasses.replace(SCHEDULE, **changes))
 
 
 def edges(senders=(0, 1), receivers=(1, 0), num_nodes=2, *args, **kwargs):
@@ -60,8 +72,8 @@ def graphs_tuple(**changes):
 
 
 def cbsr(ids=((0, 2), (1, 3)), values=None, dim=4, dtype=jnp.uint8):
-    ids = jnp.array(ids, dtype)
-    return CBSR(jnp.ones(ids.shape) if values is None else values, ids, dim)
+    ids = np.array(ids, dtype)
+    return CBSR(ones(ids.shape) if values is None else values, ids, dim)
 
 
 def sparse(*entries, shape=(2, 2)):
@@ -191,7 +203,7 @@ BAD_INPUT = {
         ["CSRGraph: graph.indptr", "int32 or int64", "float32"],
     ),
     "offsets unsigned, whose fall shows no sign": (
-        lambda: graph(jnp.array([0, 3, 1], jnp.uint32)).validate(),
+        lambda: graph(np.array([0, 3, 1], jnp.uint32)).validate(),
         ["CSRGraph: graph.indptr", "int32 or int64", "uint32"],
     ),
     "sender too large in indices": (
@@ -203,15 +215,15 @@ BAD_INPUT = {
         ["CSRGraph: indices[2]", "in [0, 2)", "got -4"],
     ),
     "indices float": (
-        lambda: graph(indices=jnp.zeros(3)).validate(),
+        lambda: graph(indices=np.zeros(3, np.float32)).validate(),
         ["CSRGraph: graph.indices", "int32", "float32"],
     ),
     "indices narrow": (
-        lambda: graph(indices=jnp.zeros(3, jnp.uint8)).validate(),
+        lambda: graph(indices=np.zeros(3, jnp.uint8)).validate(),
         ["CSRGraph: graph.indices", "int32", "uint8"],
     ),
     "indices of two axes": (
-        lambda: graph(indices=jnp.zeros((3, 1), jnp.int32)).validate(),
+        lambda: graph(indices=np.zeros((3, 1), jnp.int32)).validate(),
         ["CSRGraph: graph.indices", "(3,)", "(3, 1)"],
     ),
     "num_cols negative": (
@@ -228,15 +240,15 @@ BAD_INPUT = {
     ),
     # validate: weights and scales
     "weights nan": (
-        lambda: graph(weights=jnp.array([1.0, 2.0, NAN])).validate(),
+        lambda: graph(weights=np.array([1.0, 2.0, NAN])).validate(),
         ["CSRGraph: weights[2]", "finite", "nan"],
     ),
     "bfloat16 weights nan": (
-        lambda: graph(weights=jnp.array([1.0, NAN, 1.0], jnp.bfloat16)).validate(),
+        lambda: graph(weights=np.array([1.0, NAN, 1.0], jnp.bfloat16)).validate(),
         ["CSRGraph: weights[1]", "finite", "nan"],
     ),
     "weights short": (
-        lambda: graph(weights=jnp.ones(2)).validate(),
+        lambda: graph(weights=ones(2)).validate(),
         ["CSRGraph: graph.weights", "(3,)", "(2,)"],
     ),
     "weights of integers": (
@@ -244,15 +256,15 @@ BAD_INPUT = {
         ["CSRGraph: graph.weights", "floating", "int32"],
     ),
     "row_scale short": (
-        lambda: graph(row_scale=jnp.ones(1)).validate(),
+        lambda: graph(row_scale=ones(1)).validate(),
         ["CSRGraph: graph.row_scale", "(2,)", "(1,)"],
     ),
     "col_scale long": (
-        lambda: graph(col_scale=jnp.ones(3)).validate(),
+        lambda: graph(col_scale=ones(3)).validate(),
         ["CSRGraph: graph.col_scale", "(2,)", "(3,)"],
     ),
     "row_scale infinite": (
-        lambda: graph(row_scale=jnp.array([1.0, INF])).validate(),
+        lambda: graph(row_scale=np.array([1.0, INF])).validate(),
         ["CSRGraph: row_scale[1]", "finite", "inf"],
     ),
     "col_scale of integers": (
@@ -262,69 +274,67 @@ BAD_INPUT = {
     # validate: the plan
     "plan of a graph with other edges": (
         lambda: dataclasses.replace(
-            PLANNED, indices=PLANNED.indices.at[3].set((PLANNED.indices[3] + 1) % 9)
+            PLANNED, indices=changed(PLANNED.indices, 3, (PLANNED.indices[3] + 1) % 9)
         ).validate(),
         ["CSRGraph: plan.permutation", "position of an edge from", "got 3, an edge from"],
     ),
     "plan of a graph with other offsets": (
-        lambda: dataclasses.replace(PLANNED, indptr=PLANNED.indptr.at[6].add(-1)).validate(),
+        lambda: dataclasses.replace(
+            PLANNED, indptr=changed(PLANNED.indptr, 6, REAL - 1)
+        ).validate(),
         ["CSRGraph: plan.transposed_indptr[9]", f"number of edges, {REAL - 1}", f"got {REAL}"],
     ),
     "plan of a graph of other length": (
-        lambda: planned(permutation=PLANNED.plan.permutation[:-1]).validate(),
+        lambda: planned(permutation=PLAN.permutation[:-1]).validate(),
         ["CSRGraph: graph.plan.permutation", "(600,)", "(599,)"],
     ),
     "plan with unsigned ids": (
-        lambda: planned(
-            transposed_indices=PLANNED.plan.transposed_indices.astype(jnp.uint32)
-        ).validate(),
+        lambda: planned(transposed_indices=PLAN.transposed_indices.astype(jnp.uint32)).validate(),
         ["CSRGraph: graph.plan.transposed_indices", "int32", "uint32"],
     ),
     "plan with a receiver out of range": (
-        lambda: planned(transposed_indices=PLANNED.plan.transposed_indices.at[7].set(6)).validate(),
+        lambda: planned(transposed_indices=changed(PLAN.transposed_indices, 7, 6)).validate(),
         ["CSRGraph: plan.transposed_indices[7]", "in [0, 6)", "got 6"],
     ),
     "plan that reads padding": (
-        lambda: planned(permutation=PLANNED.plan.permutation.at[5].set(REAL)).validate(),
+        lambda: planned(permutation=changed(PLAN.permutation, 5, REAL)).validate(),
         ["CSRGraph: plan.permutation[5]", f"in [0, {REAL})", f"got {REAL}"],
     ),
     "plan that takes an edge twice": (
-        lambda: planned(
-            permutation=PLANNED.plan.permutation.at[5].set(PLANNED.plan.permutation[6])
-        ).validate(),
+        lambda: planned(permutation=changed(PLAN.permutation, 5, PLAN.permutation[6])).validate(),
         ["CSRGraph: plan.permutation", "a permutation", "repeatedly"],
     ),
     "plan with falling offsets": (
-        lambda: planned(transposed_indptr=PLANNED.plan.transposed_indptr.at[4].set(600)).validate(),
+        lambda: planned(transposed_indptr=changed(PLAN.transposed_indptr, 4, 600)).validate(),
         ["CSRGraph: plan.transposed_indptr[5]", "at least 600", "got"],
     ),
     "units out of order": (
-        lambda: scheduled(rows=PLANNED.plan.schedule.rows[::-1]).validate(),
+        lambda: scheduled(rows=SCHEDULE.rows[::-1]).validate(),
         ["CSRGraph: plan.schedule.rows", "every row in ascending order", "got 6 at 0"],
     ),
     "units of no row": (
-        lambda: scheduled(rows=PLANNED.plan.schedule.rows.at[0].set(7)).validate(),
+        lambda: scheduled(rows=changed(SCHEDULE.rows, 0, 7)).validate(),
         ["CSRGraph: plan.schedule.rows[0]", "in [0, 7)", "got 7"],
     ),
     "units that skip the first edge": (
-        lambda: scheduled(offsets=PLANNED.plan.schedule.offsets.at[0].set(1)).validate(),
+        lambda: scheduled(offsets=changed(SCHEDULE.offsets, 0, 1)).validate(),
         ["CSRGraph: plan.schedule.offsets[0]", "0", "got 1"],
     ),
     "units that stop early": (
-        lambda: scheduled(offsets=PLANNED.plan.schedule.offsets.at[-1].add(-1)).validate(),
+        lambda: scheduled(offsets=changed(SCHEDULE.offsets, -1, REAL - 1)).validate(),
         ["CSRGraph: plan.schedule.offsets[8]", f"{REAL}", f"got {REAL - 1}"],
     ),
     "units across rows": (
-        lambda: scheduled(offsets=PLANNED.plan.schedule.offsets.at[2].add(1)).validate(),
+        lambda: scheduled(offsets=changed(SCHEDULE.offsets, 2, SCHEDULE.offsets[2] + 1)).validate(),
         ["CSRGraph: plan.schedule unit 1", "256 edges of row 1", "got edges"],
     ),
     "too few units": (
-        lambda: scheduled(rows=PLANNED.plan.schedule.rows[1:]).validate(),
+        lambda: scheduled(rows=SCHEDULE.rows[1:]).validate(),
         ["CSRGraph: graph.plan.schedule.rows", "(8,)", "(7,)"],
     ),
     # derived graphs
     "other weights short": (
-        lambda: EDGES.with_weights(jnp.ones(2)),
+        lambda: EDGES.with_weights(ones(2)),
         ["CSRGraph.with_weights: weights", "(3,)", "(2,)"],
     ),
     "other weights of integers": (
@@ -348,11 +358,11 @@ BAD_INPUT = {
         ["CSRGraph.with_self_loops: self", "not normalised yet"],
     ),
     "self loops of nan": (
-        lambda: EDGES.with_weights(jnp.ones(3)).with_self_loops(NAN),
+        lambda: random_edges(0, 6, 6, 5).graph().with_self_loops(NAN),
         ["CSRGraph: weights[", "finite", "nan"],
     ),
     "empty graph in an op": (
-        lambda: ops.spmm(edges([], [], 0), jnp.ones((0, 1))),
+        lambda: ops.spmm(edges([], [], 0), ones((0, 1))),
         ["spmm: graph", "at least one node", "(0, 0)"],
     ),
     # CBSR
@@ -377,12 +387,12 @@ BAD_INPUT = {
         ["CBSR: indices", "uint16 for dim = 257", "uint8"],
     ),
     "fewer values than columns": (
-        lambda: cbsr(values=jnp.ones((2, 1))).validate(),
+        lambda: cbsr(values=ones((2, 1))).validate(),
         ["CBSR: indices", "(2, 1)", "got (2, 2)"],
     ),
     "no rows axis": (lambda: cbsr((0, 2)).validate(), ["CBSR: indices", "[..., rows, k]", "(2,)"]),
     "values of integers": (
-        lambda: cbsr(values=jnp.ones((2, 2), jnp.int32)).validate(),
+        lambda: cbsr(values=ones((2, 2), jnp.int32)).validate(),
         ["CBSR: values", "floating", "int32"],
     ),
 }
@@ -471,12 +481,12 @@ BAD_AT_TRACE_TIME = {
         ["CBSR.validate: self", "concrete", "a tracer"],
     ),
     "graph of wrong offsets in an op": (
-        lambda indptr: ops.spmm(CSRGraph(indptr, INDICES), jnp.ones((1, 1))),
+        lambda indptr: ops.spmm(CSRGraph(indptr, INDICES), ones((1, 1))),
         (FLOATS,),
         ["spmm: graph.indptr", "int32 or int64", "float32"],
     ),
     "graph of wrong weights in an op": (
-        lambda weights: ops.spmm(graph(weights=weights), jnp.ones((2, 1))),
+        lambda weights: ops.spmm(graph(weights=weights), ones((2, 1))),
         (FLOATS,),
         ["spmm: graph.weights", "(3,)", "(2,)"],
     ),
@@ -507,7 +517,7 @@ def test_what_lies_in_padding_slots_is_not_validated():
     padding = graph(
         int32(0, 1, 2),
         int32(1, 0, 99),
-        weights=jnp.array([1.0, 2.0, NAN]),
+        weights=np.array([1.0, 2.0, NAN]),
     ).validate()
     assert_same_tree(padding.prepared().validate().transpose().indices[:2], int32(1, 0))
     masked = edges([0, -5], [1, 77], weights=[1.0, NAN], edge_mask=[True, False])
@@ -520,10 +530,7 @@ def test_the_values_of_traced_edges_are_found_by_validate_afterwards():
         bad.validate()
 
 
-@pytest.mark.parametrize("kind", ["mean", "sym", None])
-def test_every_derived_graph_is_sound(kind):
-    base = random_edges(1, 6, 6, 600).graph(weighted=kind is None)
-    for derived in (base, base.with_self_loops(), base.with_self_loops(duplicates=True)):
-        normal = derived.normalized(kind).prepared()
-        assert normal.validate() is normal
-        normal.transpose().validate().transpose().validate()
+def test_normalised_graphs_with_self_loops_are_sound():
+    base = random_edges(1, 6, 6, 5).graph(weighted=False)
+    normal = base.with_self_loops().normalized("sym").validate()
+    normal.transpose().validate().transpose().validate()

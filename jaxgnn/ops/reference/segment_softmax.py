@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops.reference._dtypes import accumulation_dtype
@@ -22,10 +22,10 @@ def segment_softmax(
     peaks = jax.ops.segment_max(lax.stop_gradient(values), rows, num_rows, indices_are_sorted=True)
     # A row of only -inf would give inf - inf: shifted by zero it is 0 / 0, as jax.nn.softmax has.
     peaks = jnp.where(peaks == -jnp.inf, 0, peaks)
-    shifted = values - peaks.at[rows].get(mode="fill", fill_value=0)
+    shifted = values - _spread(peaks, rows, 0)
     exponentials = jnp.where(real, jnp.exp(jnp.where(real, shifted, 0)), 0)
     sums = jax.ops.segment_sum(exponentials, rows, num_rows, indices_are_sorted=True)
-    return (exponentials / sums.at[rows].get(mode="fill", fill_value=1)).astype(logits.dtype)
+    return (exponentials / _spread(sums, rows, 1)).astype(logits.dtype)
 
 
 def grad_logits(
@@ -35,5 +35,9 @@ def grad_logits(
     rows, accumulator = graph.receivers(), accumulation_dtype(dy.dtype)
     weighted = probabilities.astype(accumulator) * dy.astype(accumulator)
     sums = jax.ops.segment_sum(weighted, rows, graph.num_rows, indices_are_sorted=True)
-    spread = sums.at[rows].get(mode="fill", fill_value=0)
-    return (weighted - probabilities.astype(accumulator) * spread).astype(dy.dtype)
+    return (weighted - probabilities.astype(accumulator) * _spread(sums, rows, 0)).astype(dy.dtype)
+
+
+def _spread(per_row: Float[Array, "rows heads"], rows: Int[Array, " edges"], padding: float):
+    """Each edge's entry of its row. Rows ascend, which keeps the gradient a sorted sum."""
+    return per_row.at[rows].get(mode="fill", fill_value=padding, indices_are_sorted=True)

@@ -34,7 +34,8 @@ def sddmm(
     accumulator = accumulation_dtype(a.dtype)
     row_scale, col_scale = _scales(graph, accumulator)
     rows = graph.receivers()
-    left = (a.astype(accumulator) * row_scale[:, None]).at[rows].get(mode="fill", fill_value=0)
+    scaled = a.astype(accumulator) * row_scale[:, None]
+    left = scaled.at[rows].get(mode="fill", fill_value=0, indices_are_sorted=True)
     right = (b.astype(accumulator) * col_scale[:, None])[graph.indices]
     products = jnp.sum(left * right, axis=-1)
     return jnp.where(rows < graph.num_rows, products, 0)

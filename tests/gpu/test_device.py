@@ -1,0 +1,75 @@
+"""What only a GPU can show: where arrays live, float64 agreement at size, determinism."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxgnn import CBSR, CSRGraph, deterministic, ops
+from jaxgnn.testing import assert_bit_equal, random_array
+
+pytestmark = pytest.mark.gpu
+
+NODES, EDGES, DIM, K = 20_000, 400_000, 256, 32
+
+
+@pytest.fixture(scope="module", autouse=True)
+def needs_gpu():
+    if jax.default_backend() != "gpu":
+        pytest.skip(f"reason: needs a CUDA device, got {jax.default_backend()}")
+
+
+@pytest.fixture(scope="module")
+def graph():
+    rng = np.random.default_rng(0)
+    weight = np.arange(1, NODES + 1) ** -0.6
+    ends = rng.choice(NODES, size=(2, EDGES), p=weight / weight.sum())
+    return CSRGraph.from_edges(ends[0], ends[1], NODES)
+
+
+def test_a_graph_and_its_plan_live_on_the_gpu(graph):
+    for leaf in jax.tree.leaves(graph):
+        assert leaf.devices() == {jax.devices("gpu")[0]}
+
+
+def test_a_graph_is_built_under_jit_as_on_the_host(graph):
+    rng = np.random.default_rng(1)
+    senders, receivers = rng.integers(0, NODES, (2, EDGES)).astype(np.int32)
+    build = jax.jit(lambda s, r: CSRGraph.from_edges(s, r, NODES).prepared())
+    traced = build(jnp.asarray(senders), jnp.asarray(receivers))
+    assert_bit_equal(traced, CSRGraph.from_edges(senders, receivers, NODES))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_skewed_graph_agrees_with_float64(graph, dtype):
+    x = random_array((NODES, DIM), dtype, seed=2)
+    kept = ops.maxk(x, K)
+    for actual, dense in (
+        (ops.spmm(graph, x), x),
+        (ops.maxk_spmm(graph, kept), kept.todense()),
+    ):
+        exact = np.zeros((NODES, DIM))
+        rows = np.repeat(np.arange(NODES), np.diff(np.asarray(graph.indptr)))
+        wide = np.asarray(dense).astype(np.float64)
+        np.add.at(exact, rows, wide[np.asarray(graph.indices)])
+        error = np.linalg.norm(np.asarray(actual).astype(np.float64) - exact)
+        assert error / np.linalg.norm(exact) < (1e-6 if dtype == "float32" else 3e-3)
+
+
+def test_deterministic_mode_repeats_to_the_bit_or_says_why_not(graph):
+    kept = ops.maxk(random_array((NODES, DIM), "float32", seed=3), K)
+
+    def gradient(values):
+        def loss(values):
+            return jnp.sum(ops.maxk_spmm(graph, CBSR(values, kept.indices, DIM)) ** 2)
+
+        return jax.grad(loss)(values)
+
+    with deterministic():
+        try:
+            first = gradient(kept.values)
+        except NotImplementedError as refusal:
+            assert "xla_gpu_deterministic_ops" in str(refusal)
+            return
+        for _ in range(3):
+            assert_bit_equal(first, gradient(kept.values))
