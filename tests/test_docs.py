@@ -12,7 +12,11 @@ import jaxgnn
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-MODULES = [m.name for m in pkgutil.walk_packages(jaxgnn.__path__, "jaxgnn.")]
+MODULES = [
+    module.name
+    for module in pkgutil.walk_packages(jaxgnn.__path__, "jaxgnn.")
+    if not module.name.rpartition(".")[2].startswith("lib")  # the compiled libraries
+]
 OPS = ("maxk", "todense", "spmm", "sddmm", "maxk_spmm", "segment_softmax")
 
 

@@ -89,7 +89,7 @@ def _of_width(workload: Workload, dim: int, parts: Sequence[int]) -> Workload:
 def _sweep(session: Session, workload: Workload, dtype: str) -> list[Row]:
     """One workload, width and dtype, k ascending."""
     rows: list[Row] = []
-    dense_names = get_args(ops.Implementation)
+    dense_names = get_args(ops.Name)
     for k in workload.ks:
         inputs = _products.kept_inputs(workload, dtype, k)
         try:
@@ -130,7 +130,7 @@ def _labels(workload: Workload, dtype: str, k: int) -> Row:
     }
 
 
-def _ms(session: Session, build: Callable, name: ops.Implementation, inputs: list[tuple]) -> float:
+def _ms(session: Session, build: Callable, name: ops.Name, inputs: list[tuple]) -> float:
     """Milliseconds of both directions; infinite where the implementation or memory is missing."""
     usable = implementations(build, "forward+backward", inputs)
     timing = session.time(usable[name]) if name in usable else None

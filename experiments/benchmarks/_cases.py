@@ -89,7 +89,7 @@ class Case:
 
 
 def implementations(
-    build: Callable[[ops.Implementation], Differentiable], direction: str, inputs: Sequence[tuple]
+    build: Callable[[ops.Name], Differentiable], direction: str, inputs: Sequence[tuple]
 ) -> dict[str, Candidate]:
     """The implementations of an op that run here, in this direction, on this input.
 
@@ -99,7 +99,7 @@ def implementations(
       inputs: sets of ``(context, x, dy)``.
     """
     usable = {}
-    for name in get_args(ops.Implementation):
+    for name in get_args(ops.Name):
         function = DIRECTIONS[direction](build(name))
         try:
             jax.eval_shape(function, *inputs[0])

@@ -35,12 +35,12 @@ def kept_inputs(workload: Workload, dtype: str, k: int) -> list[tuple]:
     return [((graph, kept), kept.values, dy) for kept, dy in input_sets(make)]
 
 
-def spmm(name: ops.Implementation | None) -> Differentiable:
+def spmm(name: ops.Name | None) -> Differentiable:
     """``ops.spmm`` as ``f(graph, x)``."""
     return lambda graph, x: (ops.spmm(graph, x, implementation=name), None)
 
 
-def maxk_spmm(name: ops.Implementation | None) -> Differentiable:
+def maxk_spmm(name: ops.Name | None) -> Differentiable:
     """``ops.maxk_spmm`` as ``f((graph, kept), values)``."""
 
     def product(context, values):
@@ -51,7 +51,7 @@ def maxk_spmm(name: ops.Implementation | None) -> Differentiable:
     return product
 
 
-def todense_and_spmm(name: ops.Implementation | None) -> Differentiable:
+def todense_and_spmm(name: ops.Name | None) -> Differentiable:
     """The same product the dense way, ``name`` being the implementation of ``spmm``."""
 
     def product(context, values):

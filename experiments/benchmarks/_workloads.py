@@ -114,8 +114,8 @@ def input_sets(make: Callable[[jax.Array], tuple]) -> list[tuple]:
     Args:
       make: key -> one set of arguments.
     """
-    make = jax.jit(make)
-    sets = [make(jax.random.key(0))]
+    compiled: Callable[[jax.Array], tuple] = jax.jit(make)
+    sets = [compiled(jax.random.key(0))]
     nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(sets[0]))
     count = min(_MOST_INPUTS, -(-_ROTATION_BYTES // nbytes))
-    return sets + [make(jax.random.key(seed)) for seed in range(1, count)]
+    return sets + [compiled(jax.random.key(seed)) for seed in range(1, count)]

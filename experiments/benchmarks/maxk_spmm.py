@@ -53,7 +53,7 @@ def cases(workload: Workload) -> Iterator[Case]:
     for dtype in workload.dtypes:
         dense = _products.dense_inputs(workload, dtype)
         for direction in workload.directions:
-            names: dict[str, ops.Implementation | None] = {"xla": "xla", "spmm": None}
+            names: dict[str, ops.Name | None] = {"xla": "xla", "spmm": None}
             candidates = {
                 label: Candidate(DIRECTIONS[direction](_products.spmm(name)), dense)
                 for label, name in names.items()

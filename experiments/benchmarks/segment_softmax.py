@@ -55,7 +55,7 @@ def _inputs(workload: Workload, dtype: str) -> list[tuple]:
     return [(graph, logits, dy) for logits, dy in input_sets(make)]
 
 
-def _build(name: ops.Implementation):
+def _build(name: ops.Name):
     return lambda graph, logits: (ops.segment_softmax(graph, logits, implementation=name), None)
 
 

@@ -175,11 +175,14 @@ def _report(config: TrainConfig, result: FitResult, run: RunFolder, metric: str)
     label = "ReLU" if ks is None else "MaxK k = " + ", ".join(map(str, sorted(set(ks))))
     curves = run.path / "curves.png"
     plot_curves({label: result.history}, curves)
+    best = result.best
+    if best is None:
+        raise FloatingPointError("train: every evaluation was NaN; no epoch is the best")
     outcome = Outcome(
         label=label,
-        test=result.best.metrics[f"test {metric}"],
-        validation=result.best.metrics[f"validation {metric}"],
-        epoch=result.best.step,
+        test=best.metrics[f"test {metric}"],
+        validation=best.metrics[f"validation {metric}"],
+        epoch=best.step,
         ms_per_epoch=result.ms_per_step,
         history=result.history,
         curves=curves,

@@ -172,8 +172,9 @@ JAXGNN_INLINE inline void MaxkRow(const T* __restrict x, int64_t dim, int64_t k,
     return;
   }
   for (int64_t i = 0; i < dim; ++i) flag[i] = rank[i] >= cut.threshold;
-  const auto above_or_first = [&](int64_t i)
-                                  JAXGNN_INLINE { return rank[i] > cut.threshold || cut.ties-- > 0; };
+  const auto above_or_first = [&](int64_t i) JAXGNN_INLINE {
+    return rank[i] > cut.threshold || cut.ties-- > 0;
+  };
   Compact(x, flags, k, above_or_first, values, columns);
 }
 
@@ -255,9 +256,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_maxk, jaxgnn::Maxk,
                                   .Ctx<xla::ffi::ThreadPool>()
                                   .Arg<xla::ffi::AnyBuffer>()  // x
                                   .Attr<bool>("by_magnitude")
-                                  .Attr<int64_t>("early_stop")  // steps, negative for exact
-                                  .Ret<xla::ffi::AnyBuffer>()   // values
-                                  .Ret<xla::ffi::AnyBuffer>()); // columns
+                                  .Attr<int64_t>("early_stop")   // steps, negative for exact
+                                  .Ret<xla::ffi::AnyBuffer>()    // values
+                                  .Ret<xla::ffi::AnyBuffer>());  // columns
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_todense, jaxgnn::Todense,
                               xla::ffi::Ffi::Bind()

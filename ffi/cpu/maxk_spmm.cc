@@ -61,8 +61,8 @@ ffi::Error SwitchTypes(ffi::DataType value, ffi::DataType column, ffi::DataType 
                        const Body& body) {
   return SwitchOffset(offset, [&](auto offset_type) {
     return SwitchColumn(column, [&](auto column_type) {
-      return SwitchFloat(value,
-                         [&](auto value_type) { return body(value_type, column_type, offset_type); });
+      return SwitchFloat(
+          value, [&](auto value_type) { return body(value_type, column_type, offset_type); });
     });
   });
 }
@@ -228,37 +228,37 @@ ffi::Error GradWeights(ffi::ThreadPool pool, ffi::AnyBuffer unit_rows, ffi::AnyB
         using Column = typename decltype(column)::type;
         using Offset = typename decltype(offset)::type;
         const GraphArgs<Offset> graph(batch, num_rows, unit_rows, unit_offsets, indices);
-        ForUnits(pool, batch.size(), graph.UnitsOf(0).count,
-                 [&](int64_t member, int64_t begin, int64_t end) {
-                   const Units<Offset> units = graph.UnitsOf(member);
-                   const int32_t* neighbours = graph.Indices(member);
-                   const Coefficients<Offset> coefficients{
-                       nullptr, batch.Item<const float>(row_scale, member),
-                       batch.Item<const float>(col_scale, member)};
-                   const T* all_values = batch.Item<const T>(values, member);
-                   const Column* all_columns = batch.Item<const Column>(columns, member);
-                   const T* gradients = batch.Item<const T>(dy, member);
-                   float* out = batch.Item<float>(*dweights, member);
-                   WithWidestIsa([&]() JAXGNN_INLINE {
-                     for (int64_t unit = begin; unit < end; ++unit) {
-                       const int64_t row = units.rows[unit];
-                       if (row >= num_rows) break;
-                       const T* gradient = gradients + row * dim;
-                       const float scale = coefficients.Row(row);
-                       for (Offset edge = units.offsets[unit]; edge < units.offsets[unit + 1];
-                            ++edge) {
-                         const int64_t neighbour = neighbours[edge];
-                         const T* value = all_values + neighbour * k;
-                         const Column* column = all_columns + neighbour * k;
-                         float sum = 0.0f;
-                         for (int64_t i = 0; i < k; ++i) {
-                           sum += ToFloat(gradient[column[i]]) * ToFloat(value[i]);
-                         }
-                         out[edge] = scale * coefficients.Edge(edge, neighbours[edge]) * sum;
-                       }
-                     }
-                   });
-                 });
+        ForUnits(
+            pool, batch.size(), graph.UnitsOf(0).count,
+            [&](int64_t member, int64_t begin, int64_t end) {
+              const Units<Offset> units = graph.UnitsOf(member);
+              const int32_t* neighbours = graph.Indices(member);
+              const Coefficients<Offset> coefficients{nullptr,
+                                                      batch.Item<const float>(row_scale, member),
+                                                      batch.Item<const float>(col_scale, member)};
+              const T* all_values = batch.Item<const T>(values, member);
+              const Column* all_columns = batch.Item<const Column>(columns, member);
+              const T* gradients = batch.Item<const T>(dy, member);
+              float* out = batch.Item<float>(*dweights, member);
+              WithWidestIsa([&]() JAXGNN_INLINE {
+                for (int64_t unit = begin; unit < end; ++unit) {
+                  const int64_t row = units.rows[unit];
+                  if (row >= num_rows) break;
+                  const T* gradient = gradients + row * dim;
+                  const float scale = coefficients.Row(row);
+                  for (Offset edge = units.offsets[unit]; edge < units.offsets[unit + 1]; ++edge) {
+                    const int64_t neighbour = neighbours[edge];
+                    const T* value = all_values + neighbour * k;
+                    const Column* column = all_columns + neighbour * k;
+                    float sum = 0.0f;
+                    for (int64_t i = 0; i < k; ++i) {
+                      sum += ToFloat(gradient[column[i]]) * ToFloat(value[i]);
+                    }
+                    out[edge] = scale * coefficients.Edge(edge, neighbours[edge]) * sum;
+                  }
+                }
+              });
+            });
         for (int64_t member = 0; member < batch.size(); ++member) {
           ZeroPaddingEdges(graph.UnitsOf(member), batch.Item<float>(*dweights, member),
                            graph.num_edges());

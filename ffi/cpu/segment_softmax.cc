@@ -68,15 +68,14 @@ ffi::Error SegmentSoftmax(ffi::ThreadPool pool, ffi::AnyBuffer indptr, ffi::AnyB
     return SwitchFloat(logits.element_type(), [&](auto type) {
       using T = typename decltype(type)::type;
       T* result = static_cast<T*>(probabilities->untyped_data());
-      ForRowEdges<T, Offset>(
-          pool, batch, indptr, result, num_edges, heads,
-          [&](int64_t member, Offset begin, Offset end) JAXGNN_INLINE {
-            const T* in = batch.Item<const T>(logits, member);
-            T* out = result + member * num_edges * heads;
-            for (int64_t head = 0; head < heads; ++head) {
-              SoftmaxOfRow(in, out, begin, end, heads, head);
-            }
-          });
+      ForRowEdges<T, Offset>(pool, batch, indptr, result, num_edges, heads,
+                             [&](int64_t member, Offset begin, Offset end) JAXGNN_INLINE {
+                               const T* in = batch.Item<const T>(logits, member);
+                               T* out = result + member * num_edges * heads;
+                               for (int64_t head = 0; head < heads; ++head) {
+                                 SoftmaxOfRow(in, out, begin, end, heads, head);
+                               }
+                             });
       return ffi::Error::Success();
     });
   });
@@ -94,23 +93,23 @@ ffi::Error SegmentSoftmaxGrad(ffi::ThreadPool pool, ffi::AnyBuffer indptr,
     return SwitchFloat(gradient.element_type(), [&](auto type) {
       using T = typename decltype(type)::type;
       T* result = static_cast<T*>(dlogits->untyped_data());
-      ForRowEdges<T, Offset>(
-          pool, batch, indptr, result, num_edges, heads,
-          [&](int64_t member, Offset begin, Offset end) JAXGNN_INLINE {
-            const T* p = batch.Item<const T>(probabilities, member);
-            const T* dp = batch.Item<const T>(gradient, member);
-            T* out = result + member * num_edges * heads;
-            for (int64_t head = 0; head < heads; ++head) {
-              float sum = 0.0f;
-              for (Offset edge = begin; edge < end; ++edge) {
-                sum += ToFloat(p[edge * heads + head]) * ToFloat(dp[edge * heads + head]);
-              }
-              for (Offset edge = begin; edge < end; ++edge) {
-                const int64_t at = edge * heads + head;
-                out[at] = FromFloat<T>(ToFloat(p[at]) * (ToFloat(dp[at]) - sum));
-              }
-            }
-          });
+      ForRowEdges<T, Offset>(pool, batch, indptr, result, num_edges, heads,
+                             [&](int64_t member, Offset begin, Offset end) JAXGNN_INLINE {
+                               const T* p = batch.Item<const T>(probabilities, member);
+                               const T* dp = batch.Item<const T>(gradient, member);
+                               T* out = result + member * num_edges * heads;
+                               for (int64_t head = 0; head < heads; ++head) {
+                                 float sum = 0.0f;
+                                 for (Offset edge = begin; edge < end; ++edge) {
+                                   sum += ToFloat(p[edge * heads + head]) *
+                                          ToFloat(dp[edge * heads + head]);
+                                 }
+                                 for (Offset edge = begin; edge < end; ++edge) {
+                                   const int64_t at = edge * heads + head;
+                                   out[at] = FromFloat<T>(ToFloat(p[at]) * (ToFloat(dp[at]) - sum));
+                                 }
+                               }
+                             });
       return ffi::Error::Success();
     });
   });

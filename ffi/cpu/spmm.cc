@@ -18,8 +18,8 @@ JAXGNN_INLINE inline void AddRows4(const float* a, const T* const* x, int64_t di
   const T *x0 = x[0], *x1 = x[1], *x2 = x[2], *x3 = x[3];
   const float a0 = a[0], a1 = a[1], a2 = a[2], a3 = a[3];
   for (int64_t i = 0; i < dim; ++i) {
-    sums[i] += (a0 * ToFloat(x0[i]) + a1 * ToFloat(x1[i])) +
-               (a2 * ToFloat(x2[i]) + a3 * ToFloat(x3[i]));
+    sums[i] +=
+        (a0 * ToFloat(x0[i]) + a1 * ToFloat(x1[i])) + (a2 * ToFloat(x2[i]) + a3 * ToFloat(x3[i]));
   }
 }
 
@@ -78,8 +78,7 @@ ffi::Error Spmm(ffi::ThreadPool pool, ffi::AnyBuffer unit_rows, ffi::AnyBuffer u
     const GraphArgs<Offset> graph(batch, num_rows, unit_rows, unit_offsets, indices);
     return SwitchFloat(x.element_type(), [&](auto type) {
       using T = typename decltype(type)::type;
-      const SpmmKernel<T, Offset> kernel{batch,     graph, weights, row_scale,
-                                         col_scale, x,     y,       dim};
+      const SpmmKernel<T, Offset> kernel{batch, graph, weights, row_scale, col_scale, x, y, dim};
       AccumulateRows<Offset>(
           pool, batch.size(), dim, [&](int64_t member) { return graph.UnitsOf(member); }, kernel);
       return ffi::Error::Success();
@@ -135,9 +134,10 @@ ffi::Error Sddmm(ffi::ThreadPool pool, ffi::AnyBuffer unit_rows, ffi::AnyBuffer 
                        const Offset ahead = std::min<Offset>(edge + kPrefetchEdges, last - 1);
                        PrefetchBytes(right + static_cast<int64_t>(columns[ahead]) * dim,
                                      dim * sizeof(T));
-                       const float product = Dot(left + row * dim,
-                                                 right + static_cast<int64_t>(column) * dim, dim);
-                       out[edge] = coefficients.Row(row) * coefficients.Edge(edge, column) * product;
+                       const float product =
+                           Dot(left + row * dim, right + static_cast<int64_t>(column) * dim, dim);
+                       out[edge] =
+                           coefficients.Row(row) * coefficients.Edge(edge, column) * product;
                      }
                    }
                  });

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,9 +11,13 @@ from jax import Array
 
 from jaxgnn.graph import CSRGraph
 
+Shape = tuple[int, ...]
 
-def call(target: str, shapes: dict | tuple, *operands: Array | None, **attributes: Any):
-    """Calls an FFI target on arrays without batch dimensions.
+
+def call(
+    target: str, result: tuple[Shape, Any], *operands: Array | None, **attributes: Any
+) -> Array:
+    """Calls an FFI target of one result on arrays without batch dimensions.
 
     An operand of None is passed as an array of no elements. Under ``vmap`` the handler sees all
     operands with extra leading dimensions, of size one where an operand is shared: a shared graph
@@ -20,20 +25,22 @@ def call(target: str, shapes: dict | tuple, *operands: Array | None, **attribute
 
     Args:
       target: name in the table of targets.
-      shapes: ``(shape, dtype)``, or a list of such pairs.
-      *operands: arrays of which all vary over the same mesh axes.
+      result: shape and dtype.
+      *operands: arrays, all varying over the same mesh axes.
       **attributes: static numpy scalars or strings.
     """
+    return call_many(target, [result], *operands, **attributes)[0]
+
+
+def call_many(
+    target: str, results: Sequence[tuple[Shape, Any]], *operands: Array | None, **attributes: Any
+) -> Sequence[Array]:
+    """Calls an FFI target of several results; see ``call``."""
     like = next(o for o in operands if o is not None)
-    pairs = shapes if isinstance(shapes, list) else [shapes]
-    results = [_result(shape, dtype, like) for shape, dtype in pairs]
     arrays = [_empty(like) if o is None else o for o in operands]
-    function = jax.ffi.ffi_call(
-        target,
-        results if isinstance(shapes, list) else results[0],
-        vmap_method="expand_dims",
-    )
-    return function(*arrays, **attributes)
+    structs = [_result(shape, dtype, like) for shape, dtype in results]
+    function = jax.ffi.ffi_call(target, structs, vmap_method="expand_dims")
+    return list(function(*arrays, **attributes))
 
 
 def _result(shape, dtype, like) -> jax.ShapeDtypeStruct:
@@ -52,7 +59,7 @@ def _empty(like: Array) -> Array:
 
 def structure(graph: CSRGraph) -> tuple[Array, Array, Array]:
     """The operands that every sparse kernel starts with: unit rows, unit offsets, indices."""
-    schedule = graph.prepared().plan.schedule
+    schedule = graph.made_plan().schedule
     return schedule.rows, schedule.offsets, graph.indices
 
 

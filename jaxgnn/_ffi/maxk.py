@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Array, Float, UInt
 
-from jaxgnn._ffi._call import call
+from jaxgnn._ffi._call import call, call_many
 from jaxgnn.graph import CBSR, column_dtype
 
 
@@ -13,7 +13,7 @@ def maxk(x: Float[Array, "*batch dim"], *, k: int, by: str, early_stop: int | No
     """See ``jaxgnn.ops.maxk``."""
     dim = x.shape[-1]
     shape = (*x.shape[:-1], k)
-    values, indices = call(
+    values, indices = call_many(
         "jaxgnn_maxk",
         [(shape, x.dtype), (shape, column_dtype(dim))],
         x,

@@ -25,13 +25,12 @@ def grad_values(
     graph: CSRGraph, cbsr: CBSR, dy: Float[Array, "rows dim"]
 ) -> Float[Array, "cols k"]:
     """Gradient to the kept values."""
-    graph = graph.prepared()
     return call(
         "jaxgnn_maxk_spmm_grad_values",
         (cbsr.values.shape, cbsr.dtype),
         *structure(graph),
         *coefficients(graph),
-        graph.plan.transposed_indptr,
+        graph.made_plan().transposed_indptr,
         cbsr.indices,
         dy,
     )

@@ -40,7 +40,7 @@ def offset_dtype(num_edges: int) -> type[np.signedinteger]:
     return np.int32 if num_edges <= MAX_INT32 else np.int64
 
 
-def to_device(array: np.ndarray) -> jax.Array:
+def to_device(array: np.ndarray | jax.Array) -> jax.Array:
     """Puts a host array on the default device without narrowing its dtype in silence.
 
     It may alias ``array``, which must not be written to afterwards.

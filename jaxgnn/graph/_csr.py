@@ -9,8 +9,9 @@ from typing import Any, Literal, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 import scipy.sparse
-from jaxtyping import Array, ArrayLike, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph._arrays import (
@@ -96,13 +97,13 @@ class CSRGraph:
     @classmethod
     def from_edges(
         cls,
-        senders: Int[ArrayLike, " edges"],
-        receivers: Int[ArrayLike, " edges"],
+        senders: npt.ArrayLike,
+        receivers: npt.ArrayLike,
         num_nodes: int,
-        weights: Float[ArrayLike, " edges"] | None = None,
+        weights: npt.ArrayLike | None = None,
         *,
         num_senders: int | None = None,
-        edge_mask: Bool[ArrayLike, " edges"] | None = None,
+        edge_mask: npt.ArrayLike | None = None,
     ) -> CSRGraph:
         """Builds a graph from an edge list; edges of one receiver keep their order.
 
@@ -110,8 +111,8 @@ class CSRGraph:
         edges it is an XLA sort, and nothing but shapes and dtypes is checked.
 
         Args:
-          senders: node that each edge leaves.
-          receivers: node that each edge enters: the row.
+          senders: node that each edge leaves, integers [edges].
+          receivers: node that each edge enters, the row, integers [edges].
           num_nodes: number of receivers, and of senders unless ``num_senders`` says otherwise.
           weights: edge weights; None for an unweighted graph.
           num_senders: number of senders of a bipartite graph.
@@ -127,7 +128,7 @@ class CSRGraph:
         _check_edge_list(senders, receivers, weights, edge_mask, num_nodes, num_cols)
         indptr, permutation = sort_edges(receivers, num_nodes, edge_mask)
         if is_concrete(receivers, edge_mask):
-            indptr, permutation = to_device(indptr), to_device(permutation)
+            indptr, permutation = to_device(np.asarray(indptr)), to_device(np.asarray(permutation))
         ids = np.asarray(senders, np.int32) if is_concrete(senders) else senders.astype(np.int32)
         graph = cls(
             indptr=indptr,
@@ -185,7 +186,7 @@ class CSRGraph:
     def from_graphs_tuple(
         cls,
         graphs: Any,
-        weights: Float[ArrayLike, " edges"] | None = None,
+        weights: npt.ArrayLike | None = None,
         *,
         padded: bool = False,
     ) -> CSRGraph:
@@ -252,6 +253,12 @@ class CSRGraph:
             self.__dict__["_host_plan"] = plan
         return plan
 
+    def made_plan(self) -> GraphPlan:
+        """The plan, made now if there is none; see ``prepared``."""
+        plan = self.prepared().plan
+        assert plan is not None
+        return plan
+
     def transpose(self) -> CSRGraph:
         """The graph with senders and receivers exchanged."""
         plan = self._plan()
@@ -273,7 +280,7 @@ class CSRGraph:
             plan=transposed_plan,
         )
 
-    def with_weights(self, weights: Float[ArrayLike, " edges"] | None) -> CSRGraph:
+    def with_weights(self, weights: npt.ArrayLike | None) -> CSRGraph:
         """The same edges with other weights, in the graph's edge order."""
         if weights is not None:
             where, weights = "CSRGraph.with_weights", _array(weights)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +18,7 @@ def sort_edges(
     receivers: Int[Array, " edges"] | np.ndarray,
     num_rows: int,
     edge_mask: Bool[Array, " edges"] | np.ndarray | None = None,
-) -> tuple[Int[Array, " rows+1"], Int[Array, " edges"]]:
+) -> tuple[Any, Any]:
     """Orders edges by receiver, keeping the given order among the edges of one receiver.
 
     Linear time on the host; an XLA sort when traced. Masked edges go to the tail, behind
@@ -28,7 +30,7 @@ def sort_edges(
       edge_mask: False for edges that do not exist (padding).
 
     Returns:
-      ``(indptr, permutation)``: row offsets, and for each sorted edge its position in the input.
+      ``(indptr, permutation)``: row offsets [rows + 1], and for each sorted edge its position in the input.
       numpy arrays from concrete input, traced arrays otherwise.
 
     Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +12,13 @@ from jaxtyping import Array, Float
 
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
-from jaxgnn.graph import CSRGraph
+from jaxgnn.graph import CSRGraph, Normalization
 from jaxgnn.nn import Activation, GCNConv, GINConv, KernelMode, SAGEConv
 
 Kind = Literal["sage", "gcn", "gin"]
 
 _CONVOLUTIONS = {"sage": SAGEConv, "gcn": GCNConv, "gin": GINConv}
-_NORMALIZATIONS = {"sage": "mean", "gcn": "sym", "gin": None}
+_NORMALIZATIONS: dict[str, Normalization | None] = {"sage": "mean", "gcn": "sym", "gin": None}
 
 
 class MaxKGNN(nnx.Module):
@@ -52,7 +52,7 @@ class MaxKGNN(nnx.Module):
     Example:
       >>> import jax.numpy as jnp
       >>> from flax import nnx
-      >>> from jaxgnn.graph import CSRGraph
+      >>> from jaxgnn.graph import CSRGraph, Normalization
       >>> from jaxgnn.models import MaxKGNN
       >>> graph = CSRGraph.from_edges(senders=[0, 1, 2], receivers=[1, 2, 2], num_nodes=3)
       >>> model = MaxKGNN(8, 32, 5, kind="sage", activation="maxk", k=4, rngs=nnx.Rngs(0))
@@ -73,7 +73,7 @@ class MaxKGNN(nnx.Module):
         dropout: float = 0.5,
         norm: bool = True,
         kernel_mode: KernelMode = "auto",
-        implementation: ops.Implementation | None = None,
+        implementation: ops.Name | None = None,
         dtype: jnp.dtype | None = None,
         param_dtype: jnp.dtype = jnp.float32,
         rngs: nnx.Rngs,
@@ -87,7 +87,7 @@ class MaxKGNN(nnx.Module):
             if layer_k is not None and not 1 <= layer_k <= hidden_features:
                 raise bad_input("MaxKGNN", "k", f"in 1..{hidden_features}", layer_k)
         dtypes = {"dtype": dtype, "param_dtype": param_dtype}
-        extra = {"use_linear_bias": True} if kind == "gcn" else {}
+        extra: dict[str, Any] = {"use_linear_bias": True} if kind == "gcn" else {}
         self.kind = kind
         self.num_layers = num_layers
         self.lin_in = nnx.Linear(in_features, hidden_features, **dtypes, rngs=rngs)

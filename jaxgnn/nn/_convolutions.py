@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
-from jaxgnn.graph import CBSR, CSRGraph
+from jaxgnn.graph import CBSR, CSRGraph, Normalization
 from jaxgnn.nn._maxk import (
     Activation,
     Features,
@@ -24,7 +24,14 @@ from jaxgnn.nn._maxk import (
 class _Convolution(nnx.Module):
     """What the convolutions share: activation, dropout, and the choice of kernels."""
 
-    def __init__(self, activation, k, dropout, kernel_mode, implementation):
+    def __init__(
+        self,
+        activation: Activation | None,
+        k: int | None,
+        dropout: float,
+        kernel_mode: KernelMode,
+        implementation: ops.Name | None,
+    ):
         name = type(self).__name__
         if kernel_mode not in ("auto", "maxk", "dense"):
             raise bad_input(name, "kernel_mode", "'auto', 'maxk' or 'dense'", repr(kernel_mode))
@@ -33,7 +40,7 @@ class _Convolution(nnx.Module):
         self.activation = activation
         self.maxk = make_activation(name, activation, k, implementation)
         self.dropout_rate = dropout
-        self.kernel_mode = kernel_mode
+        self.kernel_mode: KernelMode = kernel_mode
         self.implementation = implementation
 
     def _activate(self, x: Array, rngs: nnx.Rngs | None, k: int | None) -> Features:
@@ -47,7 +54,7 @@ class _Convolution(nnx.Module):
         return aggregate(graph, x, kernel_mode=self.kernel_mode, implementation=self.implementation)
 
 
-def _normalized(graph: CSRGraph, kind: str) -> CSRGraph:
+def _normalized(graph: CSRGraph, kind: Normalization) -> CSRGraph:
     """Normalises unless the caller has done so, once for all layers."""
     is_normalized = graph.row_scale is not None or graph.col_scale is not None
     return graph if is_normalized else graph.normalized(kind)
@@ -94,7 +101,7 @@ class SAGEConv(_Convolution):
         k: int | None = None,
         dropout: float = 0.0,
         kernel_mode: KernelMode = "auto",
-        implementation: ops.Implementation | None = None,
+        implementation: ops.Name | None = None,
         dtype: jnp.dtype | None = None,
         param_dtype: jnp.dtype = jnp.float32,
         rngs: nnx.Rngs,
@@ -169,7 +176,7 @@ class GCNConv(_Convolution):
         dropout: float = 0.0,
         use_linear_bias: bool = False,
         kernel_mode: KernelMode = "auto",
-        implementation: ops.Implementation | None = None,
+        implementation: ops.Name | None = None,
         dtype: jnp.dtype | None = None,
         param_dtype: jnp.dtype = jnp.float32,
         rngs: nnx.Rngs,
@@ -241,7 +248,7 @@ class GINConv(_Convolution):
         dropout: float = 0.0,
         mlp: nnx.Module | None = None,
         kernel_mode: KernelMode = "auto",
-        implementation: ops.Implementation | None = None,
+        implementation: ops.Name | None = None,
         dtype: jnp.dtype | None = None,
         param_dtype: jnp.dtype = jnp.float32,
         rngs: nnx.Rngs,

@@ -40,7 +40,7 @@ class MaxK(nnx.Module):
         *,
         by: Literal["value", "magnitude"] = "value",
         early_stop: int | None = None,
-        implementation: ops.Implementation | None = None,
+        implementation: ops.Name | None = None,
     ):
         self.k = k
         self.by = by
@@ -66,7 +66,7 @@ def make_activation(
     where: str,
     activation: Activation | None,
     k: int | None,
-    implementation: ops.Implementation | None,
+    implementation: ops.Name | None,
 ) -> MaxK | None:
     """The MaxK layer of a convolution, None for ReLU or no activation; checks both arguments."""
     if activation not in ("maxk", "relu", None):
@@ -96,7 +96,7 @@ def aggregate(
     x: Features,
     *,
     kernel_mode: KernelMode,
-    implementation: ops.Implementation | None,
+    implementation: ops.Name | None,
 ) -> Float[Array, "*batch nodes dim"]:
     """Sums neighbours by the op that suits ``x``; ``kernel_mode`` decides for compressed rows.
 
@@ -117,7 +117,7 @@ def aggregate(
 
 
 def linear(
-    layer: nnx.Linear, x: Features, implementation: ops.Implementation | None
+    layer: nnx.Linear, x: Features, implementation: ops.Name | None
 ) -> Float[Array, "*batch nodes out"]:
     """Applies a linear layer; compressed rows are expanded for the product, and again backward.
 

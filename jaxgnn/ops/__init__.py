@@ -1,6 +1,6 @@
 """Functional ops: each with a reference in plain JAX and faster implementations beside it."""
 
-from jaxgnn.ops._dispatch import Name as Implementation
+from jaxgnn.ops._dispatch import Name as Name
 from jaxgnn.ops._dispatch import default_implementation as default_implementation
 from jaxgnn.ops._dispatch import deterministic as deterministic
 from jaxgnn.ops.maxk import maxk as maxk

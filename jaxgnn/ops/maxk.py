@@ -83,7 +83,8 @@ def maxk(
     name = dispatch.resolve("maxk", implementation)
     if name == "xla":
         return MAXK("xla", x, **dict(options))
-    return CBSR(*_maxk(name, options, x), x.shape[-1])
+    values, indices = _maxk(name, options, x)
+    return CBSR(values, indices, x.shape[-1])
 
 
 def todense(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -117,7 +118,8 @@ def _maxk_spmm_forward(name, structure, weights, cbsr):
 def _maxk_spmm_backward(name, residuals, dy):
     structure, weights, cbsr = residuals
     dvalues = GRAD_VALUES(name, structure.with_weights(weights), cbsr, dy)
-    dcbsr = CBSR(dvalues, None, cbsr.dim)
+    # None: integers have no gradient.
+    dcbsr = dataclasses.replace(cbsr, values=dvalues, indices=None)
     if weights is None:
         return None, None, dcbsr
     dweights = GRAD_WEIGHTS(name, structure, cbsr, dy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -32,7 +33,7 @@ def _random(
     hub: int = 0,
     weighted: bool = False,
     masked: float = 0.0,
-    dtype: np.dtype = np.dtype(np.float32),
+    dtype: Any = "float32",
 ) -> CSRGraph:
     """A multigraph with uniformly random ends; the first ``hub`` edges all enter the middle row.
 
@@ -78,6 +79,7 @@ GRAPHS = (
 
 
 def _positive(graph: CSRGraph) -> CSRGraph:
+    assert graph.weights is not None
     return graph.with_weights(jnp.abs(graph.weights) + 0.1)
 
 

@@ -98,17 +98,16 @@ def test_the_transposed_rows_have_a_schedule_too(num_rows, num_edges, hub):
     check(plan.transposed_schedule, out_degrees, num_edges)
 
 
-@pytest.mark.parametrize("dtype", [jnp.int32, jnp.int64])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
 def test_a_traced_schedule_has_the_bits_of_the_host_schedule(dtype):
-    with jax.enable_x64(dtype == jnp.int64):
+    with jax.enable_x64(dtype == np.int64):
         for seed in range(4):
             edges = random_edges(seed, 6, 9, 900, hub=seed % 2 == 0)
             graph = edges.graph(weighted=False)
-            graph = CSRGraph(graph.indptr.astype(dtype), graph.indices, num_cols=9)
+            graph = CSRGraph(np.asarray(graph.indptr, dtype), graph.indices, num_cols=9)
             host = graph.prepared()
-            assert host.plan is not None
             assert host.plan.schedule.offsets.dtype == dtype
-            assert_same_tree(prepare(graph), host)
+            assert_same_tree(prepare(graph).plan, host.plan)
 
 
 def test_a_graph_of_nothing_has_a_schedule_of_nothing():

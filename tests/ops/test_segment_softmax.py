@@ -1,5 +1,7 @@
 """segment_softmax against float64 and against jax.nn.softmax."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,7 +41,7 @@ def test_each_row_is_jax_nn_softmax(dtype, implementation):
     logits = random_array((graph.num_edges,), dtype, seed=2, scale=30.0)
     p = np.asarray(ops.segment_softmax(graph, logits, implementation=implementation))
     indptr = np.asarray(graph.indptr)
-    for begin, end in zip(indptr[:-1], indptr[1:], strict=True):
+    for begin, end in itertools.pairwise(indptr):
         expected = jax.nn.softmax(logits[begin:end].astype(jnp.float32)).astype(dtype)
         np.testing.assert_allclose(
             p[begin:end].astype(np.float32), expected.astype(jnp.float32), rtol=1e-2, atol=1e-6

@@ -17,8 +17,7 @@ namespace jaxgnn {
 
 template <typename F>
 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi,bmi2,lzcnt,popcnt"),
-               noinline)) void
-RunAvx512(F& work) {
+               noinline)) void RunAvx512(F& work) {
   work();
 }
 
