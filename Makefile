@@ -10,8 +10,9 @@
 VENV ?= .venv
 # The oldest supported release, or `latest`.
 JAX ?= 0.11.2
-# Test processes; GPU boxes have one GPU, so gpu-check uses one.
+# Test processes on the CPU, and on a GPU box, where they share the GPU.
 JOBS ?= 2
+GPU_JOBS ?= 6
 # The Python of a GPU box that has JAX for its GPU already.
 GPU_PYTHON ?= python3
 
@@ -50,7 +51,8 @@ bench-report: $(VENV)/installed
 gpu-check:
 	$(GPU_PYTHON) -m pip install --quiet --no-build-isolation --no-deps --no-index --editable .
 	$(GPU_PYTHON) -m jaxgnn._info
-	$(GPU_PYTHON) -m pytest -q tests/ops tests/nn tests/models tests/gpu
+	XLA_PYTHON_CLIENT_PREALLOCATE=false $(GPU_PYTHON) -m pytest -q -p no:benchmark \
+	  --numprocesses $(GPU_JOBS) tests/ops tests/nn tests/models tests/graph tests/gpu
 	$(GPU_PYTHON) -m experiments.benchmarks --scale full
 
 # Compiles the CUDA library for every architecture; needs nvcc, but no GPU.

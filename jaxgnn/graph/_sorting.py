@@ -30,8 +30,8 @@ def sort_edges(
       edge_mask: False for edges that do not exist (padding).
 
     Returns:
-      ``(indptr, permutation)``: row offsets [rows + 1], and for each sorted edge its position in the input.
-      numpy arrays from concrete input, traced arrays otherwise.
+      ``(indptr, permutation)``: row offsets [rows + 1], and for each sorted edge its position in
+      the input [edges]. numpy arrays from concrete input, traced arrays otherwise.
 
     Raises:
       ValueError: if a concrete receiver that is not masked is out of range.

@@ -141,6 +141,8 @@ def test_gradients_flow_through_the_folded_degrees(kind):
     np.testing.assert_allclose(value, expected_value, rtol=1e-5)
     np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-4, atol=1e-6)
     assert 0 < real < 5
+    result = normalize(graph.with_weights(weights), kind)
+    assert not np.asarray(result.weights)[real:].any(), "not even NaN stays in padding slots"
     assert not np.asarray(gradient)[real:].any()
 
 

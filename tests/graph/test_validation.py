@@ -22,6 +22,7 @@ INDPTR = np.array([0, 1, 3], np.int32)
 INDICES = np.array([1, 0, 1], np.int32)
 EDGES = CSRGraph(INDPTR, INDICES)
 PLANNED = jax.tree.map(np.asarray, random_edges(0, 6, 9, 600).graph())
+HUB = random_edges(0, 1, 9, 600).graph(masked=False)
 PLAN = PLANNED.plan
 SCHEDULE = PLAN.schedule
 REAL = int(PLANNED.indptr[-1])
@@ -42,6 +43,13 @@ def int32(*values):
 def planned(**changes):
     """A sound graph whose plan is not."""
     return dataclasses.replace(PLANNED, plan=dataclasses.replace(PLAN, **changes))
+
+
+def hub_plan(first_offset):
+    """The plan of one row of 600 edges, the first unit of which ends where told."""
+    schedule = HUB.plan.schedule
+    offsets = changed(np.asarray(schedule.offsets), 1, first_offset)
+    return dataclasses.replace(HUB.plan, schedule=dataclasses.replace(schedule, offsets=offsets))
 
 
 def changed(array, at, value):
@@ -327,6 +335,10 @@ BAD_INPUT = {
     "units across rows": (
         lambda: scheduled(offsets=changed(SCHEDULE.offsets, 2, SCHEDULE.offsets[2] + 1)).validate(),
         ["CSRGraph: plan.schedule unit 1", "256 edges of row 1", "got edges"],
+    ),
+    "a unit of too many edges": (
+        lambda: dataclasses.replace(HUB, plan=hub_plan(300)).validate(),
+        ["CSRGraph: plan.schedule unit 0", "at most 256 edges of row 0", "edges 0 to 300"],
     ),
     "too few units": (
         lambda: scheduled(rows=SCHEDULE.rows[1:]).validate(),

@@ -84,8 +84,9 @@ def test_every_parameter_gets_a_gradient_and_all_implementations_agree(kind):
 def test_k_may_differ_by_layer_and_be_overridden():
     model = _model(k=(8, 2))
     assert [c.maxk.k for c in model.convolutions] == [8, 2]
-    np.testing.assert_allclose(model(GRAPH, X, k=4), _model(k=4)(GRAPH, X), rtol=1e-6)
-    np.testing.assert_allclose(model(GRAPH, X, k=(4, 2)), _model(k=(4, 2))(GRAPH, X), rtol=1e-6)
+    np.testing.assert_allclose(model(GRAPH, X, k=4), _model(k=4)(GRAPH, X), rtol=1e-5, atol=1e-6)
+    mixed = _model(k=(4, 2))(GRAPH, X)
+    np.testing.assert_allclose(model(GRAPH, X, k=(4, 2)), mixed, rtol=1e-5, atol=1e-6)
 
 
 def test_maxk_with_k_of_the_full_width_is_the_identity():

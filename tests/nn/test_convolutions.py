@@ -1,5 +1,7 @@
 """The convolutions against their formulae, and what exists between MaxK and aggregation."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,8 +10,9 @@ from flax import nnx
 
 from jaxgnn import CBSR, nn
 from jaxgnn.nn import _maxk as shared
+from jaxgnn.ops.maxk_spmm import FORWARD
 from jaxgnn.testing import random_array
-from tests.ops._table import BUILT
+from tests.ops._table import BUILT, usable
 
 GRAPH = BUILT["unweighted"]
 NODES = GRAPH.num_rows
@@ -36,7 +39,11 @@ def _inverse(degrees: np.ndarray, power: float) -> np.ndarray:
     return np.where(degrees > 0, np.maximum(degrees, 1) ** -power, 0)
 
 
-@pytest.mark.parametrize("kernel_mode", ["auto", "maxk", "dense"])
+# Insisting on a k-sparse kernel is for platforms that have one.
+SPARSE_MODES = ["maxk"] if [n for n in usable(FORWARD) if n != "xla"] else []
+
+
+@pytest.mark.parametrize("kernel_mode", ["auto", "dense", *SPARSE_MODES])
 @pytest.mark.parametrize("activation", ["maxk", "relu", None])
 def test_sage_is_its_formula(activation, kernel_mode):
     layer = nn.SAGEConv(
@@ -123,10 +130,12 @@ def test_no_dense_activation_is_saved_for_the_backward_pass():
 @pytest.mark.parametrize("kind", LAYERS)
 def test_dropout_follows_maxk_and_is_off_without_rngs(kind):
     layer = LAYERS[kind](12, 8, activation="maxk", k=4, dropout=0.5, rngs=nnx.Rngs(8))
-    np.testing.assert_array_equal(layer(GRAPH, X), layer(GRAPH, X))
+    # A GPU's scatters may sum in another order each time.
+    same_up_to_rounding = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+    same_up_to_rounding(layer(GRAPH, X), layer(GRAPH, X))
     first, same = (layer(GRAPH, X, rngs=nnx.Rngs(dropout=1)) for _ in range(2))
     other = layer(GRAPH, X, rngs=nnx.Rngs(dropout=2))
-    np.testing.assert_array_equal(first, same)
+    same_up_to_rounding(first, same)
     assert float(jnp.abs(first - other).max()) > 1e-3
 
 
@@ -145,7 +154,7 @@ def test_dropout_keeps_the_expected_value_and_at_most_k_entries():
 def test_k_can_be_overridden_for_a_schedule(kind):
     small = LAYERS[kind](12, 8, activation="maxk", k=2, rngs=nnx.Rngs(9))
     large = LAYERS[kind](12, 8, activation="maxk", k=6, rngs=nnx.Rngs(9))
-    np.testing.assert_allclose(small(GRAPH, X, k=6), large(GRAPH, X), rtol=1e-6)
+    np.testing.assert_allclose(small(GRAPH, X, k=6), large(GRAPH, X), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", LAYERS)

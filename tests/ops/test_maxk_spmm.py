@@ -57,7 +57,7 @@ def test_value_and_gradients_equal_float64_at_every_k(dim, k, dtype, implementat
     _check(BUILT["padding_edges"], dim, k, dtype, implementation)
 
 
-@pytest.mark.parametrize("implementation", [n for n in IMPLEMENTATIONS if n != "xla"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_bfloat16_is_accumulated_in_float32(implementation):
     graph = BUILT["one_row_has_all_edges"]
     kept = _kept(graph.num_cols, 32, 8, "bfloat16")
