@@ -15,6 +15,8 @@ JOBS ?= 2
 GPU_JOBS ?= 6
 # The Python of a GPU box that has JAX for its GPU already.
 GPU_PYTHON ?= python3
+# Where benchmarks append their results.
+RESULTS ?= experiments/benchmarks/results
 
 PYTHON ?= $(shell tools/find_python.sh)
 BIN := $(VENV)/bin
@@ -43,7 +45,7 @@ lint: $(VENV)/installed
 	$(BIN)/pyrefly check
 
 bench: $(VENV)/installed
-	JAX_PLATFORMS=cpu $(BIN)/python -m experiments.benchmarks --scale small
+	JAX_PLATFORMS=cpu $(BIN)/python -m experiments.benchmarks --scale small --out $(RESULTS)
 
 bench-report: $(VENV)/installed
 	$(BIN)/python -m experiments.benchmarks.report
@@ -53,7 +55,7 @@ gpu-check:
 	$(GPU_PYTHON) -m jaxgnn._info
 	XLA_PYTHON_CLIENT_PREALLOCATE=false $(GPU_PYTHON) -m pytest -q -p no:benchmark \
 	  --numprocesses $(GPU_JOBS) tests/ops tests/nn tests/models tests/graph tests/gpu
-	$(GPU_PYTHON) -m experiments.benchmarks --scale full
+	$(GPU_PYTHON) -m experiments.benchmarks --scale full --out $(RESULTS)
 
 # Compiles the CUDA library for every architecture; needs nvcc, but no GPU.
 cuda-check: $(VENV)/installed
