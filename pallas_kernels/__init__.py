@@ -1,0 +1,1 @@
+"""Mosaic GPU kernels, one module an op. Private to jaxgnn; imports only JAX."""
