@@ -112,16 +112,14 @@ class GradValuesTile {
 
   // Writes dvalues of the nodes [begin, end).
   void Run(int64_t begin, int64_t end, T* dvalues) const {
-    std::vector<float> sums((end - begin) * k_), gradient(dim_);
+    std::vector<float> sums((end - begin) * k_), widened(dim_);
     WithWidestIsa([&]() JAXGNN_INLINE {
       Offset selected[kEdgesPerUnit];
       for (int64_t unit = 0; unit < units_.count && units_.rows[unit] < units_.num_rows; ++unit) {
         const int64_t count = Select(unit, begin, end, selected);
         if (count == 0) continue;
-        const T* row = dy_ + units_.rows[unit] * dim_;
-        for (int64_t i = 0; i < dim_; ++i) gradient[i] = ToFloat(row[i]);
-        Add(selected, count, coefficients_.Row(units_.rows[unit]), gradient.data(), begin,
-            sums.data());
+        const float* gradient = AsFloats(dy_ + units_.rows[unit] * dim_, widened.data());
+        Add(selected, count, coefficients_.Row(units_.rows[unit]), gradient, begin, sums.data());
       }
       for (int64_t i = 0; i < (end - begin) * k_; ++i) {
         dvalues[begin * k_ + i] = FromFloat<T>(sums[i]);
@@ -131,6 +129,16 @@ class GradValuesTile {
 
  private:
   static constexpr int64_t kEdgesPerUnit = 256;  // MAX_EDGES_PER_UNIT of the schedule
+
+  // One dense row as floats, in `widened` if they are stored as something else.
+  JAXGNN_INLINE inline const float* AsFloats(const T* row, float* widened) const {
+    if constexpr (std::is_same_v<T, float>) {
+      return row;
+    } else {
+      for (int64_t i = 0; i < dim_; ++i) widened[i] = ToFloat(row[i]);
+      return widened;
+    }
+  }
 
   // Lists the edges of a unit whose node lies in [begin, end), without a branch on where it lies.
   JAXGNN_INLINE inline int64_t Select(int64_t unit, int64_t begin, int64_t end,

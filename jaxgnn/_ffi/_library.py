@@ -17,8 +17,8 @@ import jax
 # XLA target -> the symbol of that name in the library of each platform that has it.
 TARGETS: dict[str, tuple[str, ...]] = {
     "jaxgnn_maxk": ("cpu",),
-    "jaxgnn_todense": ("cpu",),
-    "jaxgnn_gather_columns": ("cpu",),
+    "jaxgnn_todense": ("cpu", "cuda"),
+    "jaxgnn_gather_columns": ("cpu", "cuda"),
     "jaxgnn_spmm": ("cpu",),
     "jaxgnn_sddmm": ("cpu",),
     "jaxgnn_maxk_spmm": ("cpu",),
@@ -29,6 +29,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
 }
 
 _XLA_PLATFORM = {"cpu": "cpu", "cuda": "CUDA"}
+_COMPILERS = {"cpu": "a C++ compiler", "cuda": "nvcc"}
 
 
 def library_path(platform: str) -> Path | None:
@@ -67,12 +68,10 @@ def load(platform: str) -> ctypes.CDLL | None:
 @functools.cache
 def why_missing(platform: str) -> str | None:
     """Why the compiled kernels of ``platform`` can not be used; None if they can."""
-    if not any(platform in platforms for platforms in TARGETS.values()):
-        return f"needs compiled kernels for {platform}, got a release that has none"
     if load(platform) is not None:
         return None
     reason = "can not be loaded" if library_path(platform) else "was not built"
     return (
         f"needs the compiled library libjaxgnn_{platform}.so, which {reason}; reinstall jaxgnn "
-        "with a C++ compiler and without JAXGNN_PURE_PYTHON"
+        f"with {_COMPILERS[platform]} and without JAXGNN_PURE_PYTHON"
     )

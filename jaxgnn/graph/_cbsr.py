@@ -14,7 +14,7 @@ from jaxgnn.graph._arrays import is_concrete
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CBSR:
     """Compressed balanced sparse rows: ``k`` values and their column ids per row.
 

@@ -33,7 +33,7 @@ Normalization = Literal["mean", "sym"]
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GraphPlan:
     """What kernels need beside the graph itself; made once, see ``CSRGraph.prepared``.
 
@@ -53,7 +53,7 @@ class GraphPlan:
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CSRGraph:
     """A sparse adjacency in compressed sparse rows: ``y_i = r_i Σ_j w_ij c_j x_j``.
 

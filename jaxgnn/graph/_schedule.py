@@ -16,7 +16,7 @@ MAX_EDGES_PER_UNIT = 256
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RowSchedule:
     """Rows cut into work units of at most ``MAX_EDGES_PER_UNIT`` edges each, in row order.
 

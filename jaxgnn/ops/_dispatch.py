@@ -79,14 +79,14 @@ class Implementation:
       unsupported: same arguments; the reason why it can not run them, or None. Asked before
         tracing ``run``.
       deterministic_on: platforms where two runs give equal bits.
-      missing: the reason why it can not run anything here (not compiled, say), or None.
+      missing: the reason why it can not run anything on a platform (not compiled, say), or None.
     """
 
     run: Callable[..., Any]
     platforms: tuple[Platform, ...] = ("cpu", "cuda")
     unsupported: Callable[..., str | None] = _always
     deterministic_on: tuple[Platform, ...] = ("cpu", "cuda")
-    missing: Callable[[], str | None] = _always
+    missing: Callable[[Platform], str | None] = _always
 
 
 def ffi(
@@ -102,10 +102,7 @@ def ffi(
                 return f"needs {' or '.join(dtypes)} values, got {leaf.dtype.name}"
         return None
 
-    def missing() -> str | None:
-        return _ffi.why_missing("cpu")
-
-    return Implementation(run, platforms, unsupported, missing=missing)
+    return Implementation(run, platforms, unsupported, missing=_ffi.why_missing)
 
 
 def xla(run: Callable[..., Any], *, scatters: bool = True) -> Implementation:
@@ -155,7 +152,8 @@ class Kernel:
             if reason is None:
                 return name
             reasons[name] = reason
-            if platform == current_platform() and name in self.implementations:
+            # A CPU install without its library is a mishap; nvcc is optional on a GPU.
+            if platform == current_platform() == "cpu" and name in self.implementations:
                 _warn_if_not_installed(self.implementations[name])
         if platform == current_platform():
             listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
@@ -174,7 +172,7 @@ class Kernel:
                 "needs a fixed order of summation under jaxgnn.deterministic(), got scatters on "
                 "a GPU; XLA_FLAGS=--xla_gpu_deterministic_ops=true gives XLA one"
             )
-        return entry.missing()
+        return entry.missing(platform)
 
     def why_not(self, name: Name, platform: Platform, *args: Any, **options: Any) -> str | None:
         """Why ``name`` can not run these arguments on ``platform``; None if it can."""
@@ -195,7 +193,7 @@ class Kernel:
 
 def _warn_if_not_installed(entry: Implementation) -> None:
     """Tells, once, that a fast path is passed over for want of a compiled library."""
-    reason = entry.missing()
+    reason = entry.missing("cpu") if "cpu" in entry.platforms else None
     if reason is not None:
         _warn_once(reason)
 

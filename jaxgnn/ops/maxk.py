@@ -19,20 +19,24 @@ from jaxgnn.ops.reference import maxk as reference
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
-def _kernel(name: str) -> dispatch.Kernel:
+def _kernel(
+    name: str, *platforms: dispatch.Platform, on_cuda: tuple[dispatch.Name, ...]
+) -> dispatch.Kernel:
     return dispatch.Kernel(
         name,
         {
             # Rows have distinct columns, so even the scatter of todense has one possible result.
             "xla": dispatch.xla(getattr(reference, name), scatters=False),
-            "ffi": dispatch.ffi(getattr(ffi, name), dtypes=_DTYPES),
+            "ffi": dispatch.ffi(getattr(ffi, name), platforms=platforms, dtypes=_DTYPES),
         },
+        preference={"cpu": ("ffi", "xla"), "cuda": on_cuda},
     )
 
 
-MAXK = _kernel("maxk")
-TODENSE = _kernel("todense")
-GATHER_COLUMNS = _kernel("gather_columns")
+# On an H200 the compiled todense takes 0.6 of XLA's time, and XLA's gather 0.8 of the compiled one.
+MAXK = _kernel("maxk", "cpu", on_cuda=("pallas", "ffi", "xla"))
+TODENSE = _kernel("todense", "cpu", "cuda", on_cuda=("ffi", "xla"))
+GATHER_COLUMNS = _kernel("gather_columns", "cpu", "cuda", on_cuda=("xla",))
 
 
 def maxk(

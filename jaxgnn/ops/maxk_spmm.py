@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
@@ -34,10 +36,27 @@ FORWARD = _kernel("maxk_spmm")
 GRAD_VALUES = _kernel("grad_values")
 GRAD_WEIGHTS = _kernel("grad_weights")
 
-# Largest k / dim at which the k-sparse kernels beat todense + spmm, forward and backward together,
-# as `python -m experiments.benchmarks.maxk_spmm --break-even` measures it. XLA has no k-sparse
-# kernel, so where it is the only implementation the two are the same.
-BREAK_EVEN: dict[dispatch.Platform, float] = {"cpu": 0.5, "cuda": 0.0}
+# Largest k / dim at which the k-sparse kernels beat todense + spmm, forward and backward together:
+# rows of (dtype, smallest dim, k / dim), the first that fits counts, as measured by
+# `python -m experiments.benchmarks.maxk_spmm --break-even`. XLA has no k-sparse kernel, so where it
+# is the only implementation the two are the same and the table is empty.
+BREAK_EVEN: dict[dispatch.Platform, tuple[tuple[str, int, float], ...]] = {
+    "cpu": (
+        ("float32", 128, 0.25),
+        ("float32", 1, 0.0625),
+        ("bfloat16", 128, 0.0625),
+        ("bfloat16", 1, 0.03125),
+    ),
+    "cuda": (),
+}
+
+
+def break_even(platform: dispatch.Platform, dtype: Any, dim: int) -> float:
+    """Largest ``k / dim`` for which ``maxk_spmm`` takes k-sparse kernels when left to choose."""
+    for name, smallest_dim, ratio in BREAK_EVEN[platform]:
+        if jnp.dtype(dtype).name == name and dim >= smallest_dim:
+            return ratio
+    return 0.0
 
 
 def maxk_spmm(
@@ -77,7 +96,8 @@ def maxk_spmm(
         expected = f"of {graph.num_cols} rows, one for each column of the graph"
         raise bad_input("maxk_spmm", "cbsr", expected, f"{cbsr.values.shape[-2]} rows")
     name = dispatch.resolve("maxk_spmm", implementation)
-    if name is None and cbsr.k > BREAK_EVEN[dispatch.current_platform()] * cbsr.dim:
+    ratio = break_even(dispatch.current_platform(), cbsr.dtype, cbsr.dim)
+    if name is None and cbsr.k > ratio * cbsr.dim:
         return spmm(graph, todense(cbsr))
     graph, cbsr = dispatch.match_varying(graph, cbsr)
 

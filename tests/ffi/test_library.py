@@ -2,6 +2,7 @@
 
 import ctypes
 import re
+import shutil
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -22,8 +23,19 @@ def test_every_target_has_its_symbol(target):
     assert ctypes.CDLL(str(path))[target]
 
 
+def test_where_nvcc_is_the_cuda_library_was_built_with_all_its_symbols():
+    path = _ffi.library_path("cuda")
+    if path is None and shutil.which("nvcc") is None:
+        pytest.skip("reason: needs nvcc to build the CUDA library, got none on PATH")
+    assert path is not None, "nvcc is on PATH, but the CUDA library is not built"
+    library = ctypes.CDLL(str(path))
+    for target, platforms in _ffi.TARGETS.items():
+        if "cuda" in platforms:
+            assert library[target]
+
+
 def test_the_table_lists_exactly_the_handlers_of_the_sources():
-    for platform, pattern in (("cpu", "*.cc"), ("cuda", "*.c*")):
+    for platform, pattern in (("cpu", "*.cc"), ("cuda", "*.cu")):
         defined = set()
         for source in (ROOT / "ffi" / platform).glob(pattern):
             text = source.read_text()
@@ -33,7 +45,9 @@ def test_the_table_lists_exactly_the_handlers_of_the_sources():
 
 
 def test_the_library_depends_on_nothing_but_the_c_and_cxx_runtime():
-    data = _ffi.library_path("cpu").read_bytes()
+    path = _ffi.library_path("cpu")
+    assert path is not None
+    data = path.read_bytes()
     needed = set(re.findall(rb"lib[a-z_+]+\.so(?:\.\d+)?", data))
     assert needed <= {b"libstdc++.so.6", b"libm.so.6", b"libgcc_s.so.1", b"libc.so.6"}
 

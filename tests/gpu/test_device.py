@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxgnn import CBSR, CSRGraph, deterministic, ops
+from jaxgnn.ops.maxk import TODENSE
 from jaxgnn.testing import assert_bit_equal, random_array
 
 pytestmark = pytest.mark.gpu
@@ -54,6 +55,42 @@ def test_skewed_graph_agrees_with_float64(graph, dtype):
         np.add.at(exact, rows, wide[np.asarray(graph.indices)])
         error = np.linalg.norm(np.asarray(actual).astype(np.float64) - exact)
         assert error / np.linalg.norm(exact) < (1e-6 if dtype == "float32" else 3e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(("dim", "k"), [(1, 1), (256, 1), (256, 33), (300, 31), (70_000, 5)])
+def test_compiled_moves_write_every_entry_over_poisoned_memory(dim, k, dtype):
+    if TODENSE.unavailable("ffi", "cuda"):
+        pytest.skip(f"reason: {TODENSE.unavailable('ffi', 'cuda')}")
+    x = random_array((777, dim), dtype, seed=4)
+    kept = ops.maxk(x, k)
+    for _ in range(3):  # what the allocator hands out next holds NaN
+        jnp.full((777, dim), jnp.nan, dtype).block_until_ready()
+        dense = ops.todense(kept, implementation="ffi")
+        assert_bit_equal(dense, kept.todense())
+
+    def expand(values):
+        return ops.todense(CBSR(values, kept.indices, dim), implementation="ffi")
+
+    assert_bit_equal(jax.vjp(expand, kept.values)[1](dense)[0], kept.values)
+    batch = jax.vmap(expand)(jnp.stack([kept.values, kept.values]))  # shares the columns
+    assert_bit_equal(batch[1], dense)
+
+
+def test_compiled_moves_run_inside_a_captured_graph_of_many_calls():
+    if TODENSE.unavailable("ffi", "cuda"):
+        pytest.skip(f"reason: {TODENSE.unavailable('ffi', 'cuda')}")
+    kept = ops.maxk(random_array((100, 64), "float32", seed=5), 4)
+
+    @jax.jit
+    def many(values):
+        for _ in range(12):
+            dense = ops.todense(CBSR(values, kept.indices, 64), implementation="ffi")
+            values = jnp.take_along_axis(dense, kept.indices.astype(jnp.int32), axis=1) * 2
+        return values
+
+    for _ in range(5):
+        np.testing.assert_allclose(many(kept.values), kept.values * 2**12)
 
 
 def test_deterministic_mode_repeats_to_the_bit_or_says_why_not(graph):

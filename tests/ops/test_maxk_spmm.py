@@ -8,7 +8,7 @@ import pytest
 from jaxgnn import ops
 from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.ops._dispatch import current_platform
-from jaxgnn.ops.maxk_spmm import BREAK_EVEN, FORWARD
+from jaxgnn.ops.maxk_spmm import BREAK_EVEN, FORWARD, break_even
 from jaxgnn.ops.reference import maxk_spmm as reference
 from jaxgnn.testing import (
     DTYPES,
@@ -135,20 +135,26 @@ def test_repeated_runs_are_equal_to_the_bit(forward):
 
 def test_none_falls_through_to_dense_spmm_beyond_the_break_even():
     graph = BUILT["weighted"]
-    limit = BREAK_EVEN[current_platform()]
+    dim = 128
+    limit = break_even(current_platform(), "float32", dim)
 
     def kernels(k):
-        kept = _kept(graph.num_cols, 64, k, "float32")
+        kept = _kept(graph.num_cols, dim, k, "float32")
         text = jax.jit(lambda kept: ops.maxk_spmm(graph, kept)).lower(kept).as_text()
         return "jaxgnn_maxk_spmm" in text, "jaxgnn_spmm" in text
 
     if limit == 0.0:
         assert kernels(1) == (False, False)
         return
-    below, above = int(limit * 64), int(limit * 64) + 1
-    assert kernels(below) == (True, False)
-    if above <= 64:
-        assert kernels(above) == (False, True)
+    assert kernels(int(limit * dim)) == (True, False)
+    assert kernels(int(limit * dim) + 1) == (False, True)
+
+
+def test_break_even_takes_the_first_row_that_fits_and_is_zero_for_unknown_dtypes():
+    assert break_even("cpu", "float32", 128) == BREAK_EVEN["cpu"][0][2]
+    assert break_even("cpu", "float32", 127) == BREAK_EVEN["cpu"][1][2]
+    assert break_even("cpu", "float16", 256) == 0.0
+    assert break_even("cuda", "float32", 256) == 0.0
 
 
 def test_rows_without_edges_are_zero_not_left_over_memory():
