@@ -5,6 +5,7 @@ python=$1
 root=$(pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+export JAXGNN_CUDA=0 # the install of the test environment compiles it already
 "$python" -m pip wheel --quiet --no-deps --wheel-dir "$work/from-tree" "$root"
 "$python" -m build --sdist --outdir "$work/sdist" "$root" >"$work/sdist.log" || {
   cat "$work/sdist.log"

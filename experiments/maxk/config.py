@@ -33,7 +33,8 @@ class TrainConfig:
       kernel_mode: auto takes what is fastest, maxk insists on a k-sparse kernel, dense expands.
       implementation: of the ops; left out, what is fastest.
       validate_kernels: before the first step, compare the kernels with the reference on this graph.
-      fallback_threshold: relative error beyond which validation falls back to dense XLA.
+      fallback_threshold: relative error beyond which validation falls back to dense XLA; left out,
+        1e-3 for float32 and 2e-2, a few roundings, for bfloat16.
       profile_kernels: report the milliseconds an epoch spends in aggregation, forward and backward.
       seed: of parameters, dropout and the synthetic graph.
       eval_every: epochs between evaluations of the whole graph.
@@ -61,7 +62,7 @@ class TrainConfig:
     kernel_mode: Literal["auto", "maxk", "dense"] = "auto"
     implementation: Literal["xla", "pallas", "ffi"] | None = None
     validate_kernels: bool = False
-    fallback_threshold: float = 1e-3
+    fallback_threshold: float | None = None
     profile_kernels: bool = False
     seed: int = 97
     eval_every: int = 1
@@ -108,6 +109,31 @@ class TrainConfig:
             if epoch >= start:
                 current = k
         return current
+
+    def all_ks(self) -> set[int]:
+        """Every ``k`` that some layer uses at some epoch; empty for ReLU.
+
+        Raises:
+          ValueError: if the schedule is malformed, repeats an epoch, goes beyond the last epoch,
+            or is given for ReLU.
+        """
+        pairs = [_parse_pair(pair) for pair in self.k_schedule]
+        starts = [start for start, _ in pairs]
+        if pairs and self.activation == "relu":
+            raise bad_input("train", "--k-schedule", "left out for relu", self.k_schedule)
+        if len(set(starts)) < len(starts):
+            raise bad_input("train", "--k-schedule", "one k for each epoch", self.k_schedule)
+        if pairs and max(starts) > self.recipe().epochs:
+            expected = f"within the {self.recipe().epochs} epochs"
+            raise bad_input("train", "--k-schedule", expected, self.k_schedule)
+        ks = () if self.scheduled_k(1) is not None else self.layer_ks() or ()
+        return {*ks, *(k for _, k in pairs)}
+
+    def threshold(self) -> float:
+        """``fallback_threshold``, or what suits the dtype."""
+        if self.fallback_threshold is not None:
+            return self.fallback_threshold
+        return 1e-3 if self.dtype == "float32" else 2e-2
 
     def run_folder(self) -> Path:
         """Where the run is kept."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
@@ -68,7 +70,7 @@ def train(config: TrainConfig, dataset: NodeDataset | None = None) -> Outcome:
       ValueError: if an option or a data file is at fault.
     """
     settings, ks = config.recipe(), config.layer_ks()
-    config.scheduled_k(1)  # complains about a bad schedule before any data is read
+    config.all_ks()  # complains about a bad schedule before any data is read
     if dataset is None:
         dataset = load(config.dataset, config.data, scale=config.scale, seed=config.seed)
     batch = make_batch(
@@ -77,6 +79,9 @@ def train(config: TrainConfig, dataset: NodeDataset | None = None) -> Outcome:
         self_loops=settings.self_loops,
         dtype=config.dtype,
     )
+    loop = _loop(config)
+    _trace(config, _make_model(config, dataset, ks), batch)
+    # All options have been found good: only now is anything written, or thrown away.
     folder = config.run_folder()
     if config.fresh:
         _discard(folder)
@@ -85,7 +90,7 @@ def train(config: TrainConfig, dataset: NodeDataset | None = None) -> Outcome:
     if config.validate_kernels:
         running = kernels.validated(config, batch.graph, settings.hidden_features)
     model = _make_model(running, dataset, ks)
-    result = _fit(running, model, dataset, batch, run)
+    result = _fit(running, loop, model, dataset, batch, run)
     outcome = _report(running, result, run, settings.metric)
     if config.profile_kernels:
         times = kernels.profile(running, batch.graph, settings.hidden_features)
@@ -132,8 +137,36 @@ def _loss(model: MaxKGNN, batch: Batch, rngs: nnx.Rngs, k: int | None):
     return jnp.mean(losses, where=batch.train), {}
 
 
+def _loop(config: TrainConfig) -> LoopConfig:
+    settings = config.recipe()
+    return LoopConfig(
+        steps=settings.epochs,
+        eval_every=config.eval_every,
+        checkpoint_every=config.checkpoint_every,
+        seed=config.seed,
+        select=f"validation {settings.metric}",
+    )
+
+
+def _trace(config: TrainConfig, model: MaxKGNN, batch: Batch) -> None:
+    """Traces the loss with each scheduled ``k``, which finds what can not run."""
+    graphdef, state = nnx.split(model)
+
+    def loss(state, batch, k):
+        return _loss(nnx.merge(graphdef, state), batch, nnx.Rngs(dropout=0), k)[0]
+
+    epochs = range(1, config.recipe().epochs + 1) if config.k_schedule else [1]
+    for k in {config.scheduled_k(epoch) for epoch in epochs}:
+        jax.eval_shape(functools.partial(loss, k=k), state, batch)
+
+
 def _fit(
-    config: TrainConfig, model: MaxKGNN, dataset: NodeDataset, batch: Batch, run: RunFolder
+    config: TrainConfig,
+    loop: LoopConfig,
+    model: MaxKGNN,
+    dataset: NodeDataset,
+    batch: Batch,
+    run: RunFolder,
 ) -> FitResult[MaxKGNN]:
     settings = config.recipe()
     score = _SCORES[settings.metric]
@@ -149,13 +182,6 @@ def _fit(
             for name, mask in splits.items()
         }
 
-    loop = LoopConfig(
-        steps=settings.epochs,
-        eval_every=config.eval_every,
-        checkpoint_every=config.checkpoint_every,
-        seed=config.seed,
-        select=f"validation {settings.metric}",
-    )
     optimizer = optax.adam(settings.learning_rate)
     return fit(
         model,

@@ -29,15 +29,15 @@ struct ForwardKernel {
   const ffi::AnyBuffer &values, &columns;
   ffi::Result<ffi::AnyBuffer> y;
 
-  JAXGNN_INLINE inline void Accumulate(int64_t member, int64_t, Offset begin, Offset end,
+  JAXGNN_INLINE inline void Accumulate(int64_t member, int64_t, int64_t begin, int64_t end,
                                        float* __restrict sums) const {
     const Coefficients<Offset> coefficients = args.Coefficient(member);
     const int32_t* indices = args.graph.Indices(member);
     const T* all_values = args.batch.template Item<const T>(values, member);
     const Column* all_columns = args.batch.template Item<const Column>(columns, member);
     const int64_t k = args.k;
-    for (Offset edge = begin; edge < end; ++edge) {
-      const int64_t ahead = indices[std::min<Offset>(edge + kPrefetchEdges, end - 1)];
+    for (int64_t edge = begin; edge < end; ++edge) {
+      const int64_t ahead = indices[std::min<int64_t>(edge + kPrefetchEdges, end - 1)];
       PrefetchBytes(all_values + ahead * k, k * sizeof(T));
       PrefetchBytes(all_columns + ahead * k, k * sizeof(Column));
       const int64_t neighbour = indices[edge];
@@ -145,7 +145,7 @@ class GradValuesTile {
                                       Offset* selected) const {
     int64_t count = 0;
     const uint32_t size = static_cast<uint32_t>(end - begin);
-    for (Offset edge = units_.offsets[unit]; edge < units_.offsets[unit + 1]; ++edge) {
+    for (int64_t edge = units_.offsets[unit]; edge < units_.offsets[unit + 1]; ++edge) {
       selected[count] = edge;
       count += static_cast<uint32_t>(indices_[edge] - begin) < size;
     }
@@ -254,7 +254,7 @@ ffi::Error GradWeights(ffi::ThreadPool pool, ffi::AnyBuffer unit_rows, ffi::AnyB
                   if (row >= num_rows) break;
                   const T* gradient = gradients + row * dim;
                   const float scale = coefficients.Row(row);
-                  for (Offset edge = units.offsets[unit]; edge < units.offsets[unit + 1]; ++edge) {
+                  for (int64_t edge = units.offsets[unit]; edge < units.offsets[unit + 1]; ++edge) {
                     const int64_t neighbour = neighbours[edge];
                     const T* value = all_values + neighbour * k;
                     const Column* column = all_columns + neighbour * k;

@@ -1,5 +1,4 @@
 // Softmax over the edges of each row; see jaxgnn/ops/reference/segment_softmax.py for the maths.
-#include <cmath>
 #include <limits>
 
 #include "jaxgnn_ffi/batch.h"
@@ -36,25 +35,63 @@ void ForRowEdges(ffi::ThreadPool pool, const Batch& batch, const ffi::AnyBuffer&
   }
 }
 
+// exp(x) for x <= 0 or NaN, without branches or calls, so that loops over it vectorise. Errs by
+// about one unit in the last place; what would be subnormal is zero.
+JAXGNN_INLINE inline float ExpOfNegative(float x) {
+  constexpr float kLog2e = 1.44269504f, kLn2High = 0.693359375f, kLn2Low = -2.12194440e-4f;
+  constexpr float kSmallest = -87.0f;
+  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  const float clamped = x > kSmallest ? x : kSmallest;
+  const float shifted = clamped * kLog2e + kRound;
+  const float n = shifted - kRound;
+  const float r = clamped - n * kLn2High - n * kLn2Low;
+  float p = 1.0f / 5040.0f;
+  p = p * r + 1.0f / 720.0f;
+  p = p * r + 1.0f / 120.0f;
+  p = p * r + 1.0f / 24.0f;
+  p = p * r + 1.0f / 6.0f;
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  const float power = BitCast<float>((static_cast<int32_t>(n) + 127) << 23);
+  const float value = x < kSmallest ? 0.0f : p * power;
+  return x == x ? value : x;
+}
+
+// `peaks` and `sums` hold a number a head, `exponentials` one for each edge and head of the row.
 template <typename T, typename Offset>
 JAXGNN_INLINE inline void SoftmaxOfRow(const T* logits, T* probabilities, Offset begin, Offset end,
-                                       int64_t heads, int64_t head) {
-  float peak = -std::numeric_limits<float>::infinity();
-  bool has_nan = false;
-  for (Offset edge = begin; edge < end; ++edge) {
-    const float logit = ToFloat(logits[edge * heads + head]);
-    peak = logit > peak ? logit : peak;
-    has_nan |= logit != logit;
+                                       int64_t heads, float* peaks, float* sums,
+                                       float* exponentials) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const int64_t edges = end - begin;
+  const T* in = logits + begin * heads;
+  T* out = probabilities + begin * heads;
+  for (int64_t head = 0; head < heads; ++head) peaks[head] = -kInfinity, sums[head] = 0.0f;
+  for (int64_t edge = 0; edge < edges; ++edge) {
+    for (int64_t head = 0; head < heads; ++head) {
+      const float logit = ToFloat(in[edge * heads + head]);
+      // NaN, once met, stays: it compares false with everything.
+      peaks[head] =
+          logit <= peaks[head] ? peaks[head] : (peaks[head] != peaks[head] ? peaks[head] : logit);
+    }
   }
-  if (has_nan) peak = std::numeric_limits<float>::quiet_NaN();
-  if (peak == -std::numeric_limits<float>::infinity()) peak = 0.0f;
-  float sum = 0.0f;
-  for (Offset edge = begin; edge < end; ++edge) {
-    sum += std::exp(ToFloat(logits[edge * heads + head]) - peak);
+  for (int64_t head = 0; head < heads; ++head) {
+    if (peaks[head] == -kInfinity) peaks[head] = 0.0f;
   }
-  for (Offset edge = begin; edge < end; ++edge) {
-    const float exponential = std::exp(ToFloat(logits[edge * heads + head]) - peak);
-    probabilities[edge * heads + head] = FromFloat<T>(exponential / sum);
+  for (int64_t edge = 0; edge < edges; ++edge) {
+    for (int64_t head = 0; head < heads; ++head) {
+      exponentials[edge * heads + head] = ToFloat(in[edge * heads + head]) - peaks[head];
+    }
+  }
+  for (int64_t i = 0; i < edges * heads; ++i) exponentials[i] = ExpOfNegative(exponentials[i]);
+  for (int64_t edge = 0; edge < edges; ++edge) {
+    for (int64_t head = 0; head < heads; ++head) sums[head] += exponentials[edge * heads + head];
+  }
+  for (int64_t edge = 0; edge < edges; ++edge) {
+    for (int64_t head = 0; head < heads; ++head) {
+      out[edge * heads + head] = FromFloat<T>(exponentials[edge * heads + head] / sums[head]);
+    }
   }
 }
 
@@ -72,9 +109,9 @@ ffi::Error SegmentSoftmax(ffi::ThreadPool pool, ffi::AnyBuffer indptr, ffi::AnyB
                              [&](int64_t member, Offset begin, Offset end) JAXGNN_INLINE {
                                const T* in = batch.Item<const T>(logits, member);
                                T* out = result + member * num_edges * heads;
-                               for (int64_t head = 0; head < heads; ++head) {
-                                 SoftmaxOfRow(in, out, begin, end, heads, head);
-                               }
+                               float* scratch = ScratchFloats((end - begin + 2) * heads);
+                               SoftmaxOfRow(in, out, begin, end, heads, scratch, scratch + heads,
+                                            scratch + 2 * heads);
                              });
       return ffi::Error::Success();
     });
@@ -100,11 +137,11 @@ ffi::Error SegmentSoftmaxGrad(ffi::ThreadPool pool, ffi::AnyBuffer indptr,
                                T* out = result + member * num_edges * heads;
                                for (int64_t head = 0; head < heads; ++head) {
                                  float sum = 0.0f;
-                                 for (Offset edge = begin; edge < end; ++edge) {
+                                 for (int64_t edge = begin; edge < end; ++edge) {
                                    sum += ToFloat(p[edge * heads + head]) *
                                           ToFloat(dp[edge * heads + head]);
                                  }
-                                 for (Offset edge = begin; edge < end; ++edge) {
+                                 for (int64_t edge = begin; edge < end; ++edge) {
                                    const int64_t at = edge * heads + head;
                                    out[at] = FromFloat<T>(ToFloat(p[at]) * (ToFloat(dp[at]) - sum));
                                  }

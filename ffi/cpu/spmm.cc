@@ -36,12 +36,12 @@ struct SpmmKernel {
             batch.Item<const float>(col_scale, member)};
   }
 
-  JAXGNN_INLINE inline void Accumulate(int64_t member, int64_t, Offset begin, Offset end,
+  JAXGNN_INLINE inline void Accumulate(int64_t member, int64_t, int64_t begin, int64_t end,
                                        float* __restrict sums) const {
     const Coefficients<Offset> coefficients = Coefficient(member);
     const int32_t* indices = graph.Indices(member);
     const T* features = batch.Item<const T>(x, member);
-    Offset edge = begin;
+    int64_t edge = begin;
     for (; edge + 4 <= end; edge += 4) {
       const T* rows[4];
       float factors[4];
@@ -49,7 +49,7 @@ struct SpmmKernel {
         const int32_t column = indices[edge + i];
         rows[i] = features + static_cast<int64_t>(column) * dim;
         factors[i] = coefficients.Edge(edge + i, column);
-        const Offset ahead = std::min<Offset>(edge + i + kPrefetchEdges, end - 1);
+        const int64_t ahead = std::min<int64_t>(edge + i + kPrefetchEdges, end - 1);
         PrefetchBytes(features + static_cast<int64_t>(indices[ahead]) * dim, dim * sizeof(T));
       }
       AddRows4(factors, rows, dim, sums);
@@ -128,10 +128,10 @@ ffi::Error Sddmm(ffi::ThreadPool pool, ffi::AnyBuffer unit_rows, ffi::AnyBuffer 
                    for (int64_t unit = begin; unit < end; ++unit) {
                      const int64_t row = units.rows[unit];
                      if (row >= num_rows) break;
-                     const Offset last = units.offsets[unit + 1];
-                     for (Offset edge = units.offsets[unit]; edge < last; ++edge) {
+                     const int64_t last = units.offsets[unit + 1];
+                     for (int64_t edge = units.offsets[unit]; edge < last; ++edge) {
                        const int32_t column = columns[edge];
-                       const Offset ahead = std::min<Offset>(edge + kPrefetchEdges, last - 1);
+                       const int64_t ahead = std::min<int64_t>(edge + kPrefetchEdges, last - 1);
                        PrefetchBytes(right + static_cast<int64_t>(columns[ahead]) * dim,
                                      dim * sizeof(T));
                        const float product =

@@ -65,7 +65,12 @@ def structure(graph: CSRGraph) -> tuple[Array, Array, Array]:
 
 def coefficients(graph: CSRGraph) -> tuple[Array | None, ...]:
     """Weights and scales in float32, None where the graph has none."""
-    return as_float32(graph.weights), graph.row_scale, graph.col_scale
+    return as_float32(graph.weights), *scales(graph)
+
+
+def scales(graph: CSRGraph) -> tuple[Array | None, Array | None]:
+    """The scales of a normalised graph in float32, None where it has none."""
+    return as_float32(graph.row_scale), as_float32(graph.col_scale)
 
 
 def as_float32(array: Array | None) -> Array | None:

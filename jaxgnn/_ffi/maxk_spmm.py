@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxgnn._ffi._call import call, coefficients, structure
+from jaxgnn._ffi._call import call, coefficients, scales, structure
 from jaxgnn.graph import CBSR, CSRGraph
 
 
@@ -25,12 +25,15 @@ def grad_values(
     graph: CSRGraph, cbsr: CBSR, dy: Float[Array, "rows dim"]
 ) -> Float[Array, "cols k"]:
     """Gradient to the kept values."""
+    unit_rows, unit_offsets, indices = structure(graph)
     return call(
         "jaxgnn_maxk_spmm_grad_values",
         (cbsr.values.shape, cbsr.dtype),
-        *structure(graph),
+        unit_rows,
+        unit_offsets,
+        indices,
         *coefficients(graph),
-        graph.made_plan().transposed_indptr,
+        graph.made_plan().transposed_indptr.astype(unit_offsets.dtype),
         cbsr.indices,
         dy,
     )
@@ -44,8 +47,7 @@ def grad_weights(
         "jaxgnn_maxk_spmm_grad_weights",
         ((graph.num_edges,), jnp.float32),
         *structure(graph),
-        graph.row_scale,
-        graph.col_scale,
+        *scales(graph),
         cbsr.values,
         cbsr.indices,
         dy,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxgnn._ffi._call import call, coefficients, structure
+from jaxgnn._ffi._call import call, coefficients, scales, structure
 from jaxgnn.graph import CSRGraph
 
 
@@ -20,5 +20,4 @@ def sddmm(
 ) -> Float[Array, " edges"]:
     """See ``jaxgnn.ops.sddmm``; the result is float32."""
     shape = (graph.num_edges,)
-    scales = graph.row_scale, graph.col_scale
-    return call("jaxgnn_sddmm", (shape, jnp.float32), *structure(graph), *scales, a, b)
+    return call("jaxgnn_sddmm", (shape, jnp.float32), *structure(graph), *scales(graph), a, b)

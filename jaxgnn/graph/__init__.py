@@ -1,5 +1,6 @@
 """Graphs and compressed features as pytrees."""
 
+from jaxgnn.graph._arrays import is_concrete as is_concrete
 from jaxgnn.graph._cbsr import CBSR as CBSR
 from jaxgnn.graph._cbsr import column_dtype as column_dtype
 from jaxgnn.graph._csr import CSRGraph as CSRGraph

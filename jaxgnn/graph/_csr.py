@@ -78,6 +78,7 @@ class CSRGraph:
       row_scale: ``r_i``, float32, or None for ones.
       col_scale: ``c_j``, float32, or None for ones.
       plan: transpose and work schedules, or None.
+      normalization: how ``normalized`` has normalised it, or None.
     """
 
     indptr: Int[Array, " rows+1"]
@@ -87,6 +88,7 @@ class CSRGraph:
     row_scale: Float[Array, " rows"] | None = None
     col_scale: Float[Array, " cols"] | None = None
     plan: GraphPlan | None = None
+    normalization: Normalization | None = dataclasses.field(default=None, metadata={"static": True})
 
     def __post_init__(self):
         if self.num_cols is None:
@@ -223,6 +225,12 @@ class CSRGraph:
         """``(num_rows, num_cols)``."""
         return self.num_rows, self.num_cols
 
+    @property
+    def is_normalized(self) -> bool:
+        """Whether degrees have been divided out already, by scales or in the weights."""
+        has_scales = self.row_scale is not None or self.col_scale is not None
+        return has_scales or self.normalization is not None
+
     def degrees(self) -> Int[Array, " rows"]:
         """Number of edges that enter each row."""
         return self.indptr[1:] - self.indptr[:-1]
@@ -278,6 +286,7 @@ class CSRGraph:
             row_scale=self.col_scale,
             col_scale=self.row_scale,
             plan=transposed_plan,
+            normalization=self.normalization,
         )
 
     def with_weights(self, weights: npt.ArrayLike | None) -> CSRGraph:
@@ -286,7 +295,10 @@ class CSRGraph:
             where, weights = "CSRGraph.with_weights", _array(weights)
             require_length(where, "weights", weights, self.num_edges, "per edge slot")
             require_floats(where, "weights", weights)
-        return dataclasses.replace(self, weights=weights)
+        # Other weights undo a normalisation that was folded into the old ones.
+        has_scales = self.row_scale is not None
+        kind = self.normalization if has_scales else None
+        return dataclasses.replace(self, weights=weights, normalization=kind)
 
     def normalized(self, kind: Normalization | None) -> CSRGraph:
         """Normalises by degree. Rows (and columns) without edges get scale zero.
@@ -304,11 +316,15 @@ class CSRGraph:
             return self
         if kind not in ("mean", "sym"):
             raise bad_input("CSRGraph.normalized", "kind", "'mean', 'sym' or None", repr(kind))
-        if self.row_scale is not None or self.col_scale is not None:
-            raise bad_input("CSRGraph.normalized", "self", "not normalised yet", "scales")
+        if self.is_normalized:
+            raise bad_input(
+                "CSRGraph.normalized", "self", "not normalised yet", repr(self.normalization)
+            )
         if self.weights is None:
-            return _normalize_counts(self, kind)
-        return self.with_weights(_normalize(self, self.weights, kind))
+            graph = _normalize_counts(self, kind)
+        else:
+            graph = self.with_weights(_normalize(self, self.weights, kind))
+        return dataclasses.replace(graph, normalization=kind)
 
     def with_self_loops(self, weight: float = 1.0, *, duplicates: bool = False) -> CSRGraph:
         """Adds an edge from each node to itself where there is none yet.
@@ -322,8 +338,10 @@ class CSRGraph:
         """
         if self.num_rows != self.num_cols:
             raise bad_input("CSRGraph.with_self_loops", "self", "square", f"shape {self.shape}")
-        if self.row_scale is not None or self.col_scale is not None:
-            raise bad_input("CSRGraph.with_self_loops", "self", "not normalised yet", "scales")
+        if self.is_normalized:
+            raise bad_input(
+                "CSRGraph.with_self_loops", "self", "not normalised yet", repr(self.normalization)
+            )
         with evaluated_if_concrete(self.indptr, self.indices):
             receivers = self.receivers()
             real = receivers < self.num_rows

@@ -88,6 +88,8 @@ def inverse_permutation(permutation: Int[Array, " n"]) -> Int[Array, " n"]:
 def row_ids(indptr: Int[Array, " rows+1"], num_edges: int) -> Int[Array, " edges"]:
     """Row of each CSR edge slot; slots behind ``indptr[-1]`` get ``num_rows``, an invalid row."""
     num_rows = indptr.shape[0] - 1
+    # XLA would fold the sum for a constant graph, at compile time and very slowly.
+    indptr = jax.lax.optimization_barrier(indptr)
     # Counting row starts at each slot and summing them up is linear, unlike a binary search.
     starts = jnp.zeros(num_edges + 1, jnp.int32).at[indptr[1:]].add(1, mode="drop")
     return jnp.minimum(jax.lax.cumsum(starts)[:num_edges], num_rows)

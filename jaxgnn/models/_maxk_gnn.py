@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
@@ -51,6 +52,7 @@ class MaxKGNN(nnx.Module):
 
     Example:
       >>> import jax.numpy as jnp
+    import numpy as np
       >>> from flax import nnx
       >>> from jaxgnn.graph import CSRGraph, Normalization
       >>> from jaxgnn.models import MaxKGNN
@@ -128,7 +130,7 @@ class MaxKGNN(nnx.Module):
           rngs: a ``dropout`` stream in training, None in evaluation.
           k: overrides the layers' ``k``, one number or one for each, for schedules.
         """
-        if graph.row_scale is None and graph.col_scale is None:
+        if not graph.is_normalized:
             graph = graph.normalized(_NORMALIZATIONS[self.kind])
         h = self.lin_in(x)
         if self.kind != "sage":
@@ -148,7 +150,7 @@ def layer_ks(k: int | Sequence[int] | None, num_layers: int) -> tuple[int | None
     Raises:
       ValueError: if a sequence does not have one entry for each layer.
     """
-    if k is None or isinstance(k, int):
+    if k is None or isinstance(k, int | np.integer):
         return (k,) * num_layers
     if len(k) != num_layers:
         raise bad_input("MaxKGNN", "k", f"one number, or one for each of {num_layers} layers", k)

@@ -6,3 +6,4 @@ from jaxgnn.nn._convolutions import SAGEConv as SAGEConv
 from jaxgnn.nn._maxk import Activation as Activation
 from jaxgnn.nn._maxk import KernelMode as KernelMode
 from jaxgnn.nn._maxk import MaxK as MaxK
+from jaxgnn.nn._maxk import aggregate as aggregate

@@ -56,8 +56,7 @@ class _Convolution(nnx.Module):
 
 def _normalized(graph: CSRGraph, kind: Normalization) -> CSRGraph:
     """Normalises unless the caller has done so, once for all layers."""
-    is_normalized = graph.row_scale is not None or graph.col_scale is not None
-    return graph if is_normalized else graph.normalized(kind)
+    return graph if graph.is_normalized else graph.normalized(kind)
 
 
 class SAGEConv(_Convolution):

@@ -111,8 +111,10 @@ def aggregate(
     if kernel_mode == "dense":
         dense = ops.todense(x, implementation=implementation)
         return ops.spmm(graph, dense, implementation=implementation)
-    if kernel_mode == "maxk" and implementation is None:
-        implementation = ops.sparse_implementation(graph, x)
+    if kernel_mode == "maxk":
+        if implementation == "xla":
+            raise NotImplementedError("kernel_mode='maxk': needs a k-sparse kernel, got xla")
+        implementation = implementation or ops.sparse_implementation(graph, x)
     return ops.maxk_spmm(graph, x, implementation=implementation)
 
 

@@ -8,16 +8,22 @@ import jax
 import jax.numpy as jnp
 
 from jaxgnn._errors import bad_input
-from jaxgnn.graph import CBSR, CSRGraph, check_shapes, column_dtype
+from jaxgnn.graph import CBSR, CSRGraph, check_shapes, column_dtype, is_concrete
 
 
-def check_graph(op: str, graph: Any) -> None:
-    """Raises ValueError unless ``graph`` is a CSRGraph of sound shapes with at least one node."""
+def check_graph(op: str, graph: Any) -> CSRGraph:
+    """The graph, with its plan if it is concrete.
+
+    Raises:
+      ValueError: unless ``graph`` is a CSRGraph of sound shapes with at least one node. A concrete
+        graph without a plan gets one, kept for the next call, which checks its indices too.
+    """
     if not isinstance(graph, CSRGraph):
         raise bad_input(op, "graph", "a jaxgnn.graph.CSRGraph", type(graph).__name__)
     check_shapes(op, graph)
     if 0 in graph.shape:
         raise bad_input(op, "graph", "of at least one node", f"shape {graph.shape}")
+    return graph.prepared() if is_concrete(graph.indptr, graph.indices) else graph
 
 
 def check_float(op: str, argument: str, array: Any, min_ndim: int) -> None:

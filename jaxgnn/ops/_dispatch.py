@@ -12,7 +12,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -53,10 +53,23 @@ def deterministic(enabled: bool = True):
     return _deterministic(bool(enabled))
 
 
-def resolve(op: str, implementation: Name | None) -> Name | None:
-    """The implementation an op was asked for: its argument, else the session default."""
+class Request(NamedTuple):
+    """What an op was asked for; goes from its forward to its backward pass.
+
+    Attributes:
+      name: the implementation, None for the fastest.
+      deterministic: whether results have to repeat to the bit.
+    """
+
+    name: Name | None
+    deterministic: bool
+
+
+def resolve(op: str, implementation: Name | None) -> Request:
+    """What an op was asked for: its argument, else the session default; and the mode."""
     _require_name(op, implementation)
-    return _default_implementation.value if implementation is None else implementation
+    name = _default_implementation.value if implementation is None else implementation
+    return Request(name, _deterministic.value)
 
 
 def _require_name(where: str, name: str | None) -> None:
@@ -130,8 +143,12 @@ class Kernel:
     implementations: Mapping[Name, Implementation]
     preference: Mapping[Platform, tuple[Name, ...]] = field(default_factory=lambda: _PREFERENCE)
 
-    def __call__(self, implementation: Name | None, *args: Any, **options: Any) -> Any:
-        """Runs ``implementation``, or for None what suits the platform and the arguments."""
+    def __call__(self, request: Request, *args: Any, **options: Any) -> Any:
+        """Runs the named implementation, or for None what suits platform and arguments."""
+        with _deterministic(request.deterministic):
+            return self._run(request.name, *args, **options)
+
+    def _run(self, implementation: Name | None, *args: Any, **options: Any) -> Any:
         if implementation is not None:
             reason = self.why_not(implementation, current_platform(), *args, **options)
             if reason is not None:

@@ -84,10 +84,10 @@ def maxk(
     if early_stop is not None and early_stop < 0:
         raise bad_input("maxk", "early_stop", "None or a nonnegative number of steps", early_stop)
     options = (("k", int(k)), ("by", by), ("early_stop", early_stop))
-    name = dispatch.resolve("maxk", implementation)
-    if name == "xla":
-        return MAXK("xla", x, **dict(options))
-    values, indices = _maxk(name, options, x)
+    request = dispatch.resolve("maxk", implementation)
+    if request.name == "xla":
+        return MAXK(request, x, **dict(options))
+    values, indices = _maxk(request, options, x)
     return CBSR(values, indices, x.shape[-1])
 
 
@@ -114,10 +114,10 @@ def todense(
       [[3.0, 0.0, 0.0, 2.0]]
     """
     check_cbsr("todense", cbsr)
-    name = dispatch.resolve("todense", implementation)
-    if name == "xla":
-        return TODENSE("xla", cbsr)
-    return _todense(name, cbsr.dim, *dispatch.match_varying(cbsr.values, cbsr.indices))
+    request = dispatch.resolve("todense", implementation)
+    if request.name == "xla":
+        return TODENSE(request, cbsr)
+    return _todense(request, cbsr.dim, *dispatch.match_varying(cbsr.values, cbsr.indices))
 
 
 def _check_k(k, dim):
@@ -128,52 +128,52 @@ def _check_k(k, dim):
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _maxk(name, options, x):
-    kept = MAXK(name, x, **dict(options))
+def _maxk(request, options, x):
+    kept = MAXK(request, x, **dict(options))
     return kept.values, kept.indices
 
 
-def _maxk_forward(name, options, x):
-    values, indices = _maxk(name, options, x)
+def _maxk_forward(request, options, x):
+    values, indices = _maxk(request, options, x)
     return (values, indices), (indices, x.shape[-1])
 
 
-def _maxk_backward(name, options, residuals, cotangents):
+def _maxk_backward(request, options, residuals, cotangents):
     indices, dim = residuals
-    return (_todense(name, dim, cotangents[0], indices),)
+    return (_todense(request, dim, cotangents[0], indices),)
 
 
 _maxk.defvjp(_maxk_forward, _maxk_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _todense(name, dim, values, indices):
-    return TODENSE(name, CBSR(values, indices, dim))
+def _todense(request, dim, values, indices):
+    return TODENSE(request, CBSR(values, indices, dim))
 
 
-def _todense_forward(name, dim, values, indices):
-    return _todense(name, dim, values, indices), indices
+def _todense_forward(request, dim, values, indices):
+    return _todense(request, dim, values, indices), indices
 
 
-def _todense_backward(name, dim, indices, dy):
-    return _gather_columns(name, dy, indices), None
+def _todense_backward(request, dim, indices, dy):
+    return _gather_columns(request, dy, indices), None
 
 
 _todense.defvjp(_todense_forward, _todense_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _gather_columns(name, dense, indices):
-    return GATHER_COLUMNS(name, dense, indices)
+def _gather_columns(request, dense, indices):
+    return GATHER_COLUMNS(request, dense, indices)
 
 
-def _gather_columns_forward(name, dense, indices):
-    return _gather_columns(name, dense, indices), (indices, dense.shape[-1])
+def _gather_columns_forward(request, dense, indices):
+    return _gather_columns(request, dense, indices), (indices, dense.shape[-1])
 
 
-def _gather_columns_backward(name, residuals, dvalues):
+def _gather_columns_backward(request, residuals, dvalues):
     indices, dim = residuals
-    return _todense(name, dim, dvalues, indices), None
+    return _todense(request, dim, dvalues, indices), None
 
 
 _gather_columns.defvjp(_gather_columns_forward, _gather_columns_backward)

@@ -90,21 +90,21 @@ def maxk_spmm(
       >>> ops.maxk_spmm(graph, ops.maxk(jnp.array([[1.0, 2.0], [4.0, 3.0]]), k=1)).tolist()
       [[0.0, 0.0], [4.0, 2.0]]
     """
-    check_graph("maxk_spmm", graph)
+    graph = check_graph("maxk_spmm", graph)
     check_cbsr("maxk_spmm", cbsr)
     if cbsr.values.shape[-2] != graph.num_cols:
         expected = f"of {graph.num_cols} rows, one for each column of the graph"
         raise bad_input("maxk_spmm", "cbsr", expected, f"{cbsr.values.shape[-2]} rows")
-    name = dispatch.resolve("maxk_spmm", implementation)
+    request = dispatch.resolve("maxk_spmm", implementation)
     ratio = break_even(dispatch.current_platform(), cbsr.dtype, cbsr.dim)
-    if name is None and cbsr.k > ratio * cbsr.dim:
+    if request.name is None and cbsr.k > ratio * cbsr.dim:
         return spmm(graph, todense(cbsr))
     graph, cbsr = dispatch.match_varying(graph, cbsr)
 
     def run(kept):
-        if name == "xla":
-            return FORWARD("xla", graph, kept)
-        return _maxk_spmm(name, graph.with_weights(None), graph.weights, kept)
+        if request.name == "xla":
+            return FORWARD(request, graph, kept)
+        return _maxk_spmm(request, graph.with_weights(None), graph.weights, kept)
 
     return dispatch.vmap_leading(run, cbsr.values.ndim - 2, 0)(cbsr)
 
@@ -127,22 +127,22 @@ def sparse_implementation(graph: CSRGraph, cbsr: CBSR) -> dispatch.Name:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _maxk_spmm(name, structure, weights, cbsr):
-    return FORWARD(name, structure.with_weights(weights), cbsr)
+def _maxk_spmm(request, structure, weights, cbsr):
+    return FORWARD(request, structure.with_weights(weights), cbsr)
 
 
-def _maxk_spmm_forward(name, structure, weights, cbsr):
-    return _maxk_spmm(name, structure, weights, cbsr), (structure, weights, cbsr)
+def _maxk_spmm_forward(request, structure, weights, cbsr):
+    return _maxk_spmm(request, structure, weights, cbsr), (structure, weights, cbsr)
 
 
-def _maxk_spmm_backward(name, residuals, dy):
+def _maxk_spmm_backward(request, residuals, dy):
     structure, weights, cbsr = residuals
-    dvalues = GRAD_VALUES(name, structure.with_weights(weights), cbsr, dy)
+    dvalues = GRAD_VALUES(request, structure.with_weights(weights), cbsr, dy)
     # None: integers have no gradient.
     dcbsr = dataclasses.replace(cbsr, values=dvalues, indices=None)
     if weights is None:
         return None, None, dcbsr
-    dweights = GRAD_WEIGHTS(name, structure, cbsr, dy)
+    dweights = GRAD_WEIGHTS(request, structure, cbsr, dy)
     return None, dweights.astype(weights.dtype), dcbsr
 
 

@@ -65,32 +65,32 @@ def segment_softmax(
       >>> ops.segment_softmax(graph, jnp.array([5.0, 1.0, 1.0])).tolist()
       [1.0, 0.5, 0.5]
     """
-    check_graph("segment_softmax", graph)
+    graph = check_graph("segment_softmax", graph)
     check_float("segment_softmax", "logits", logits[..., None], 2)
     if logits.shape[0] != graph.num_edges:
         expected = f"of shape [{graph.num_edges}, ...], one entry for each edge slot"
         raise bad_input("segment_softmax", "logits", expected, f"shape {logits.shape}")
-    name = dispatch.resolve("segment_softmax", implementation)
+    request = dispatch.resolve("segment_softmax", implementation)
     graph, logits = dispatch.match_varying(graph.with_weights(None), logits)
     heads = logits.reshape(graph.num_edges, math.prod(logits.shape[1:]))
-    if name == "xla":
-        return FORWARD("xla", graph, heads).reshape(logits.shape)
-    return _segment_softmax(name, graph, heads).reshape(logits.shape)
+    if request.name == "xla":
+        return FORWARD(request, graph, heads).reshape(logits.shape)
+    return _segment_softmax(request, graph, heads).reshape(logits.shape)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _segment_softmax(name, structure, logits):
-    return FORWARD(name, structure, logits)
+def _segment_softmax(request, structure, logits):
+    return FORWARD(request, structure, logits)
 
 
-def _segment_softmax_forward(name, structure, logits):
-    probabilities = _segment_softmax(name, structure, logits)
+def _segment_softmax_forward(request, structure, logits):
+    probabilities = _segment_softmax(request, structure, logits)
     return probabilities, (structure, probabilities)
 
 
-def _segment_softmax_backward(name, residuals, dy):
+def _segment_softmax_backward(request, residuals, dy):
     structure, probabilities = residuals
-    return None, BACKWARD(name, structure, probabilities, dy)
+    return None, BACKWARD(request, structure, probabilities, dy)
 
 
 _segment_softmax.defvjp(_segment_softmax_forward, _segment_softmax_backward)

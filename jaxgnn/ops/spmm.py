@@ -66,15 +66,15 @@ def spmm(
       >>> ops.spmm(graph, jnp.array([[1.0], [2.0], [4.0]])).tolist()
       [[0.0], [1.0], [6.0]]
     """
-    check_graph("spmm", graph)
+    graph = check_graph("spmm", graph)
     check_rows("spmm", "x", x, graph.num_cols, "column")
-    name = dispatch.resolve("spmm", implementation)
+    request = dispatch.resolve("spmm", implementation)
     graph, x = dispatch.match_varying(graph, x)
 
     def run(features):
-        if name == "xla":
-            return SPMM("xla", graph, features)
-        return _spmm(name, graph.with_weights(None), graph.weights, features)
+        if request.name == "xla":
+            return SPMM(request, graph, features)
+        return _spmm(request, graph.with_weights(None), graph.weights, features)
 
     return dispatch.vmap_leading(run, x.ndim - 2, 0)(x)
 
@@ -113,18 +113,18 @@ def sddmm(
       >>> ops.sddmm(graph, x, x).tolist()
       [2.0, 8.0, 16.0]
     """
-    check_graph("sddmm", graph)
+    graph = check_graph("sddmm", graph)
     check_rows("sddmm", "a", a, graph.num_rows, "row")
     check_rows("sddmm", "b", b, graph.num_cols, "column")
     if (a.dtype, a.shape[-1], a.shape[:-2]) != (b.dtype, b.shape[-1], b.shape[:-2]):
         expected = f"{a.dtype}[{', '.join(map(str, (*a.shape[:-2], graph.num_cols, a.shape[-1])))}]"
         raise bad_input("sddmm", "b", f"like a, {expected}", f"{b.dtype}{list(b.shape)}")
-    name = dispatch.resolve("sddmm", implementation)
+    request = dispatch.resolve("sddmm", implementation)
     graph, a, b = dispatch.match_varying(graph.with_weights(None), a, b)
 
     def run(left, right):
-        products = SDDMM if name == "xla" else _sddmm
-        return products(name, graph, left, right).astype(left.dtype)
+        products = SDDMM if request.name == "xla" else _sddmm
+        return products(request, graph, left, right).astype(left.dtype)
 
     return dispatch.vmap_leading(run, a.ndim - 2, (0, 0))(a, b)
 
@@ -134,41 +134,41 @@ def sddmm(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _spmm(name, structure, weights, x):
-    return SPMM(name, structure.with_weights(weights), x)
+def _spmm(request, structure, weights, x):
+    return SPMM(request, structure.with_weights(weights), x)
 
 
-def _spmm_forward(name, structure, weights, x):
+def _spmm_forward(request, structure, weights, x):
     kept = None if weights is None else x
-    return _spmm(name, structure, weights, x), (structure, weights, kept)
+    return _spmm(request, structure, weights, x), (structure, weights, kept)
 
 
-def _spmm_backward(name, residuals, dy):
+def _spmm_backward(request, residuals, dy):
     structure, weights, x = residuals
     transposed = structure.with_weights(weights).transpose()
-    dx = _spmm(name, transposed.with_weights(None), transposed.weights, dy)
+    dx = _spmm(request, transposed.with_weights(None), transposed.weights, dy)
     if weights is None:
         return None, None, dx
-    return None, _sddmm(name, structure, dy, x).astype(weights.dtype), dx
+    return None, _sddmm(request, structure, dy, x).astype(weights.dtype), dx
 
 
 _spmm.defvjp(_spmm_forward, _spmm_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _sddmm(name, structure, a, b):
-    return SDDMM(name, structure, a, b)
+def _sddmm(request, structure, a, b):
+    return SDDMM(request, structure, a, b)
 
 
-def _sddmm_forward(name, structure, a, b):
-    return _sddmm(name, structure, a, b), (structure, a, b)
+def _sddmm_forward(request, structure, a, b):
+    return _sddmm(request, structure, a, b), (structure, a, b)
 
 
-def _sddmm_backward(name, residuals, de):
+def _sddmm_backward(request, residuals, de):
     structure, a, b = residuals
     transposed = structure.with_weights(de).transpose()
-    da = _spmm(name, structure, de, b)
-    db = _spmm(name, transposed.with_weights(None), transposed.weights, a)
+    da = _spmm(request, structure, de, b)
+    db = _spmm(request, transposed.with_weights(None), transposed.weights, a)
     return None, da, db
 
 

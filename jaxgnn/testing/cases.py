@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -71,6 +72,7 @@ GRAPHS = (
     GraphCase("mean", lambda: _random(41, 300, hub=60).normalized("mean")),
     GraphCase("sym", lambda: _random(41, 300, hub=60).normalized("sym")),
     GraphCase("sym_weighted", lambda: _positive(_random(41, 300, weighted=True)).normalized("sym")),
+    GraphCase("bfloat16_scales", lambda: _bfloat16(_random(41, 300).normalized("sym"))),
     GraphCase("padding_and_sym", lambda: _random(29, 200, masked=0.3).normalized("sym")),
     # Longer than one work unit (256 edges), and than the run of units that one CPU task takes.
     GraphCase("one_row_has_all_edges", lambda: _random(9, 700, hub=700, weighted=True)),
@@ -81,6 +83,16 @@ GRAPHS = (
 def _positive(graph: CSRGraph) -> CSRGraph:
     assert graph.weights is not None
     return graph.with_weights(jnp.abs(graph.weights) + 0.1)
+
+
+def _bfloat16(graph: CSRGraph) -> CSRGraph:
+    """As casting a whole model's arrays does it."""
+    assert graph.row_scale is not None and graph.col_scale is not None
+    return dataclasses.replace(
+        graph,
+        row_scale=graph.row_scale.astype(jnp.bfloat16),
+        col_scale=graph.col_scale.astype(jnp.bfloat16),
+    )
 
 
 # Feature widths: one, odd, a vector, no power of two, the last with 8-bit ids and beyond.

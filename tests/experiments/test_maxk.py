@@ -175,6 +175,9 @@ BAD = {
     "k length": ({"k": (4, 4, 4)}, "--k must be one number, or one for each of 2 layers"),
     "k too large": ({"k": (17,)}, r"k must be in 1\.\.16, got 17"),
     "schedule": ({"k_schedule": ("ten:4",)}, "--k-schedule must be EPOCH:K pairs"),
+    "schedule beyond": ({"k_schedule": ("9:2",)}, "--k-schedule must be within the 3 epochs"),
+    "schedule twice": ({"k_schedule": ("2:2", "2:3")}, "one k for each epoch"),
+    "schedule k": ({"k_schedule": ("2:99",)}, r"k must be in 1\.\.16"),
     "schedule zero": ({"k_schedule": ("1:0",)}, "--k-schedule must be pairs of positive numbers"),
     "self loops": ({"self_loops": 3}, "--self-loops must be 0, 1 or 2, got 3"),
     "dropout": ({"dropout": 1.5}, r"dropout must be in \[0, 1\)"),
@@ -186,6 +189,14 @@ def test_bad_options_are_named(name, tiny, tmp_path):
     options, message = BAD[name]
     with pytest.raises(ValueError, match=message):
         train(_config(tmp_path, **options), tiny)
+    assert not (tmp_path / "run").exists(), "a bad option must not leave a run folder"
+
+
+def test_a_bad_option_with_fresh_leaves_the_finished_run_alone(tiny, tmp_path):
+    train(_config(tmp_path), tiny)
+    with pytest.raises(NotImplementedError, match="pallas"):
+        train(_config(tmp_path, fresh=True, implementation="pallas"), tiny)
+    assert (tmp_path / "run/result.json").exists()
 
 
 def _command(*arguments: str) -> subprocess.CompletedProcess:

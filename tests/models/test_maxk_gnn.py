@@ -81,6 +81,16 @@ def test_every_parameter_gets_a_gradient_and_all_implementations_agree(kind):
             np.testing.assert_allclose(actual, oracle, rtol=1e-3, atol=1e-4 * scale)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_of_one_change_nothing_so_nothing_is_normalised_twice(kind):
+    model = _model(kind)
+    weighted = GRAPH.with_weights(jnp.ones(GRAPH.num_edges))
+    expected = model(GRAPH, X)
+    kind_of = {"sage": "mean", "gcn": "sym", "gin": None}[kind]
+    for graph in (weighted, weighted.normalized(kind_of), GRAPH.normalized(kind_of)):
+        np.testing.assert_allclose(model(graph, X), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_k_may_differ_by_layer_and_be_overridden():
     model = _model(k=(8, 2))
     assert [c.maxk.k for c in model.convolutions] == [8, 2]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxgnn import CSRGraph, default_implementation, deterministic, ops
+from jaxgnn import CBSR, CSRGraph, default_implementation, deterministic, ops
 from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.testing import assert_bit_equal, random_array
 from tests.ops._table import BUILT
@@ -79,7 +79,7 @@ def test_changing_the_session_default_traces_a_jitted_function_again():
 
     @jax.jit
     def function(x):
-        traces.append(dispatch.resolve("test", None))
+        traces.append(dispatch.resolve("test", None).name)
         return ops.spmm(GRAPH, x)
 
     function(X)
@@ -88,18 +88,6 @@ def test_changing_the_session_default_traces_a_jitted_function_again():
         function(X)
     function(X)
     assert traces == [None, "xla"]
-
-
-def test_forward_and_backward_of_different_implementations_mix():
-    def gradient(forward, backward):
-        with default_implementation(forward):
-            y, pull_back = jax.vjp(lambda x: ops.spmm(GRAPH, x), X)
-        with default_implementation(backward):
-            return pull_back(y)[0]
-
-    if ON_CPU:
-        mixed = gradient(None, "xla")
-        np.testing.assert_allclose(mixed, gradient("xla", "xla"), rtol=1e-5, atol=1e-5)
 
 
 def test_deterministic_mode_gives_equal_bits_or_refuses():
@@ -114,6 +102,53 @@ def test_deterministic_mode_gives_equal_bits_or_refuses():
         else:
             with pytest.raises(NotImplementedError, match="deterministic"):
                 ops.spmm(GRAPH, X, implementation="xla")
+
+
+def test_the_backward_pass_keeps_the_mode_of_its_forward_pass(monkeypatch):
+    from jaxgnn.ops.spmm import SPMM
+
+    seen = []
+    original = dispatch.Kernel.choose
+
+    def spy(self, *args, **options):
+        if self is SPMM:
+            seen.append(dispatch._deterministic.value)
+        return original(self, *args, **options)
+
+    monkeypatch.setattr(dispatch.Kernel, "choose", spy)
+    if ON_CPU:
+        with deterministic():
+            _, pull_back = jax.vjp(lambda x: ops.spmm(GRAPH, x), X)
+        pull_back(X)
+        assert len(seen) >= 4
+        assert all(seen)
+
+
+def test_a_bare_concrete_graph_is_checked_and_planned_once():
+    bare = CSRGraph(GRAPH.indptr, GRAPH.indices, GRAPH.weights)
+    first = ops.spmm(bare, X)
+    plan = bare.prepared().plan
+    assert_bit_equal(first, ops.spmm(bare, X))
+    assert bare.prepared().plan is plan
+    outside = CSRGraph(GRAPH.indptr, GRAPH.indices.at[3].set(99))
+    for implementation in ("xla", None):
+        with pytest.raises(ValueError, match=r"indices\[3\].*99"):
+            ops.spmm(outside, X, implementation=implementation)
+
+
+def test_int64_offsets_give_the_same_values_and_gradients():
+    def run(graph, x):
+        kept = ops.maxk(x, 3)
+        return jax.value_and_grad(
+            lambda v: jnp.sum(ops.maxk_spmm(graph, CBSR(v, kept.indices, 8)) ** 2)
+        )(kept.values)
+
+    expected = run(GRAPH, X)
+    with jax.enable_x64(True):
+        wide = CSRGraph(GRAPH.indptr.astype(jnp.int64), GRAPH.indices, GRAPH.weights)
+        for graph in (wide, wide.prepared().validate()):
+            for actual, oracle in zip(run(graph, X), expected, strict=True):
+                np.testing.assert_allclose(actual, oracle, rtol=1e-5, atol=1e-5)
 
 
 def test_deterministic_mode_refuses_xla_scatters_on_a_gpu():

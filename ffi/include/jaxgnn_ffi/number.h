@@ -40,9 +40,13 @@ struct Float16 {
     const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16;
     const uint32_t magnitude = bits & 0x7fff;
     if (magnitude >= 0x7c00) return BitCast<float>(sign | 0x7f800000 | (magnitude << 13));
-    // Moved to float's exponent field a half is 2^112 too small; subnormals come out right too.
-    const float scaled = BitCast<float>(magnitude << 13) * BitCast<float>(uint32_t{0x77800000});
-    return BitCast<float>(sign | BitCast<uint32_t>(scaled));
+    // A subnormal is a multiple of 2^-24. Nothing here may be a subnormal float: XLA's threads
+    // take those for zero.
+    if (magnitude < 0x400) {
+      const float value = static_cast<float>(magnitude) * 5.9604644775390625e-8f;
+      return BitCast<float>(sign | BitCast<uint32_t>(value));
+    }
+    return BitCast<float>(sign | ((magnitude << 13) + (uint32_t{112} << 23)));
   }
 };
 

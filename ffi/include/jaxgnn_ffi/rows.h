@@ -29,7 +29,7 @@ struct Coefficients {
   const float* row_scale;
   const float* col_scale;
 
-  JAXGNN_INLINE inline float Edge(Offset edge, int32_t column) const {
+  JAXGNN_INLINE inline float Edge(int64_t edge, int32_t column) const {
     const float weight = weights ? weights[edge] : 1.0f;
     return col_scale ? weight * col_scale[column] : weight;
   }
