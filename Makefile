@@ -5,7 +5,7 @@
 #   make lint          formatting, lint, types
 #   make bench         benchmark tables of this machine's CPU, small sizes
 #   make gpu-check     on a GPU box: build, all tests, benchmark tables; no network needed
-#   make bench-report  the README's picture and table from the committed results
+#   make bench-report  draws the README's picture and prints its table, from the results
 
 VENV ?= .venv
 # The oldest supported release, or `latest`.

@@ -50,7 +50,10 @@ def report() -> str:
 def _describe(kernel: dispatch.Kernel, here: dispatch.Platform) -> list[str]:
     lines = []
     for name in ("xla", "pallas", "ffi"):
-        reason = kernel.unavailable(name, here)
+        if name not in kernel.implementations:
+            reason = "not in this release"
+        else:
+            reason = kernel.unavailable(name, here)
         lines.append(f"  {kernel.name:24} {name:7} {'usable' if reason is None else reason}")
     return lines
 
