@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, Normalization
-from jaxgnn.nn import Activation, GCNConv, GINConv, KernelMode, SAGEConv
+from jaxgnn.nn import Activation, GCNConv, GINConv, KernelMode, SAGEConv, check_widths
 
 Kind = Literal["sage", "gcn", "gin"]
 
@@ -82,6 +82,7 @@ class MaxKGNN(nnx.Module):
     ):
         if kind not in _CONVOLUTIONS:
             raise bad_input("MaxKGNN", "kind", f"one of {', '.join(_CONVOLUTIONS)}", repr(kind))
+        check_widths("MaxKGNN", in_features, hidden_features, out_features)
         if num_layers < 1:
             raise bad_input("MaxKGNN", "num_layers", "at least 1", num_layers)
         ks = layer_ks(k if activation == "maxk" else None, num_layers)

@@ -7,3 +7,4 @@ from jaxgnn.nn._maxk import Activation as Activation
 from jaxgnn.nn._maxk import KernelMode as KernelMode
 from jaxgnn.nn._maxk import MaxK as MaxK
 from jaxgnn.nn._maxk import aggregate as aggregate
+from jaxgnn.nn._maxk import check_widths as check_widths

@@ -15,6 +15,7 @@ from jaxgnn.nn._maxk import (
     Features,
     KernelMode,
     aggregate,
+    check_widths,
     dropout,
     linear,
     make_activation,
@@ -42,6 +43,16 @@ class _Convolution(nnx.Module):
         self.dropout_rate = dropout
         self.kernel_mode: KernelMode = kernel_mode
         self.implementation = implementation
+
+    def _check(self, graph: CSRGraph, x: Array, layer: nnx.Linear) -> None:
+        """Raises ValueError unless graph and features fit each other and the layer."""
+        name = type(self).__name__
+        if not isinstance(graph, CSRGraph):
+            raise bad_input(name, "graph", "a jaxgnn.graph.CSRGraph", type(graph).__name__)
+        expected = (graph.num_cols, layer.in_features)
+        if x.ndim < 2 or x.shape[-2:] != expected:
+            shape = f"of shape [..., {expected[0]}, {expected[1]}], nodes by features"
+            raise bad_input(name, "x", shape, f"shape {x.shape}")
 
     def _activate(self, x: Array, rngs: nnx.Rngs | None, k: int | None) -> Features:
         if self.maxk is not None:
@@ -105,6 +116,7 @@ class SAGEConv(_Convolution):
         param_dtype: jnp.dtype = jnp.float32,
         rngs: nnx.Rngs,
     ):
+        check_widths(type(self).__name__, in_features, out_features)
         super().__init__(activation, k, dropout, kernel_mode, implementation)
         options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         self.self_linear = nnx.Linear(in_features, out_features, **options)
@@ -127,6 +139,7 @@ class SAGEConv(_Convolution):
           rngs: a ``dropout`` stream in training, None in evaluation.
           k: overrides the layer's ``k``, for schedules.
         """
+        self._check(graph, x, self.self_linear)
         h = self._activate(x, rngs, k)
         neighbors = self._aggregate(_normalized(graph, "mean"), h)
         return linear(self.self_linear, h, self.implementation) + self.neighbor_linear(neighbors)
@@ -180,6 +193,7 @@ class GCNConv(_Convolution):
         param_dtype: jnp.dtype = jnp.float32,
         rngs: nnx.Rngs,
     ):
+        check_widths(type(self).__name__, in_features, out_features)
         super().__init__(activation, k, dropout, kernel_mode, implementation)
         self.linear = nnx.Linear(
             in_features,
@@ -200,6 +214,7 @@ class GCNConv(_Convolution):
         k: int | None = None,
     ) -> Float[Array, "*batch nodes out"]:
         """Convolves; arguments as in ``SAGEConv``."""
+        self._check(graph, x, self.linear)
         h = self._activate(self.linear(x), rngs, k)
         aggregated = self._aggregate(_normalized(graph, "sym"), h)
         return aggregated + self.bias[...].astype(aggregated.dtype)
@@ -252,6 +267,7 @@ class GINConv(_Convolution):
         param_dtype: jnp.dtype = jnp.float32,
         rngs: nnx.Rngs,
     ):
+        check_widths(type(self).__name__, in_features, out_features)
         super().__init__(activation, k, dropout, kernel_mode, implementation)
         self.linear = nnx.Linear(
             in_features, out_features, dtype=dtype, param_dtype=param_dtype, rngs=rngs
@@ -268,6 +284,7 @@ class GINConv(_Convolution):
         k: int | None = None,
     ) -> Float[Array, "*batch nodes out"]:
         """Convolves; arguments as in ``SAGEConv``. The sum is not normalised."""
+        self._check(graph, x, self.linear)
         h = self._activate(self.linear(x), rngs, k)
         own = ops.todense(h, implementation=self.implementation) if isinstance(h, CBSR) else h
         neighbors = self._aggregate(graph, h)

@@ -62,6 +62,13 @@ class MaxK(nnx.Module):
         )
 
 
+def check_widths(where: str, *widths: int) -> None:
+    """Raises ValueError unless every number of features is positive."""
+    for width in widths:
+        if width < 1:
+            raise bad_input(where, "the number of features", "at least 1", width)
+
+
 def make_activation(
     where: str,
     activation: Activation | None,

@@ -26,7 +26,9 @@ def check_graph(op: str, graph: Any) -> CSRGraph:
     return graph.prepared() if is_concrete(graph.indptr, graph.indices) else graph
 
 
-def check_float(op: str, argument: str, array: Any, min_ndim: int) -> None:
+def check_float(
+    op: str, argument: str, array: Any, min_ndim: int, *, may_be_empty: bool = False
+) -> None:
     """Raises ValueError unless ``array`` is a floating array with enough, nonempty, axes."""
     if not isinstance(array, jax.Array) and not hasattr(array, "dtype"):
         raise bad_input(op, argument, "an array", type(array).__name__)
@@ -34,7 +36,7 @@ def check_float(op: str, argument: str, array: Any, min_ndim: int) -> None:
         raise bad_input(op, argument, "of a floating dtype", array.dtype)
     if array.ndim < min_ndim:
         raise bad_input(op, argument, f"of at least {min_ndim} axes", f"shape {array.shape}")
-    if array.shape[-1] == 0:
+    if array.shape[-1] == 0 and not may_be_empty:
         raise bad_input(op, argument, "of at least one feature", f"shape {array.shape}")
 
 
@@ -51,6 +53,8 @@ def check_cbsr(op: str, cbsr: Any) -> None:
     if not isinstance(cbsr, CBSR):
         raise bad_input(op, "cbsr", "a jaxgnn.graph.CBSR, as ops.maxk gives", type(cbsr).__name__)
     check_float(op, "cbsr.values", cbsr.values, 2)
+    if not isinstance(cbsr.dim, int):
+        raise bad_input(op, "cbsr.dim", "an int", repr(cbsr.dim))
     if cbsr.indices.shape != cbsr.values.shape:
         expected = f"of the shape of the values, {cbsr.values.shape}"
         raise bad_input(op, "cbsr.indices", expected, cbsr.indices.shape)

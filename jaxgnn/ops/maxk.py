@@ -81,8 +81,8 @@ def maxk(
     _check_k(k, x.shape[-1])
     if by not in ("value", "magnitude"):
         raise bad_input("maxk", "by", "'value' or 'magnitude'", repr(by))
-    if early_stop is not None and early_stop < 0:
-        raise bad_input("maxk", "early_stop", "None or a nonnegative number of steps", early_stop)
+    if early_stop is not None:
+        _check_steps(early_stop)
     options = (("k", int(k)), ("by", by), ("early_stop", early_stop))
     request = dispatch.resolve("maxk", implementation)
     if request.name == "xla":
@@ -118,6 +118,13 @@ def todense(
     if request.name == "xla":
         return TODENSE(request, cbsr)
     return _todense(request, cbsr.dim, *dispatch.match_varying(cbsr.values, cbsr.indices))
+
+
+def _check_steps(steps):
+    is_integer = isinstance(steps, int | np.integer) and not isinstance(steps, bool)
+    if not is_integer or not 0 <= steps < 2**31:
+        expected = "None or a number of steps from 0 to 2^31 - 1"
+        raise bad_input("maxk", "early_stop", expected, repr(steps))
 
 
 def _check_k(k, dim):

@@ -66,7 +66,7 @@ def segment_softmax(
       [1.0, 0.5, 0.5]
     """
     graph = check_graph("segment_softmax", graph)
-    check_float("segment_softmax", "logits", logits[..., None], 2)
+    check_float("segment_softmax", "logits", logits, 1, may_be_empty=True)
     if logits.shape[0] != graph.num_edges:
         expected = f"of shape [{graph.num_edges}, ...], one entry for each edge slot"
         raise bad_input("segment_softmax", "logits", expected, f"shape {logits.shape}")

@@ -186,6 +186,20 @@ BAD = {
 }
 
 
+@pytest.mark.parametrize("kind", LAYERS)
+def test_graph_and_features_that_do_not_fit_are_named(kind):
+    layer = LAYERS[kind](12, 6, rngs=nnx.Rngs(0))
+    name = type(layer).__name__
+    with pytest.raises(ValueError, match=rf"{name}: x must be of shape \[..., {NODES}, 12\]"):
+        layer(GRAPH, X[:, :5])
+    with pytest.raises(ValueError, match=rf"{name}: x must be of shape"):
+        layer(GRAPH, X[:7])
+    with pytest.raises(ValueError, match=f"{name}: graph must be a jaxgnn.graph.CSRGraph"):
+        layer(X, GRAPH)
+    with pytest.raises(ValueError, match=f"{name}: the number of features must be at least 1"):
+        LAYERS[kind](0, 6, rngs=nnx.Rngs(0))
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_bad_options_are_named(name):
     options, message = BAD[name]

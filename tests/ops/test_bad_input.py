@@ -27,6 +27,9 @@ CASES = {
     "maxk k bool": (lambda: ops.maxk(X, True), ["maxk: k", "an int", "True"]),
     "maxk by": (lambda: ops.maxk(X, 2, by="size"), ["maxk: by", "'magnitude'", "'size'"]),
     "maxk early_stop": (lambda: ops.maxk(X, 2, early_stop=-3), ["maxk: early_stop", "-3"]),
+    "maxk early_stop text": (lambda: ops.maxk(X, 2, early_stop="4"), ["maxk: early_stop", "'4'"]),
+    "maxk early_stop float": (lambda: ops.maxk(X, 2, early_stop=2.5), ["early_stop", "2.5"]),
+    "maxk early_stop huge": (lambda: ops.maxk(X, 2, early_stop=2**70), ["early_stop", "2^31"]),
     "maxk int": (lambda: ops.maxk(X.astype(int), 2), ["maxk: x", "floating", "int32"]),
     "maxk scalar": (lambda: ops.maxk(jnp.ones(()), 1), ["maxk: x", "1 axes", "()"]),
     "maxk no features": (lambda: ops.maxk(jnp.ones((3, 0)), 1), ["maxk: x", "feature", "(3, 0)"]),
@@ -43,6 +46,10 @@ CASES = {
     "todense shapes": (
         lambda: ops.todense(CBSR(KEPT.values, KEPT.indices[:2], 4)),
         ["todense: cbsr.indices", "(3, 2)", "(2, 2)"],
+    ),
+    "todense dim": (
+        lambda: ops.todense(CBSR(KEPT.values, KEPT.indices, 4.0)),
+        ["todense: cbsr.dim", "an int", "4.0"],
     ),
     "todense k beyond dim": (
         lambda: ops.todense(CBSR(KEPT.values, KEPT.indices, 1)),
@@ -91,6 +98,14 @@ CASES = {
     "segment_softmax length": (
         lambda: ops.segment_softmax(GRAPH, jnp.ones(4)),
         ["segment_softmax: logits", "[3, ...]", "(4,)"],
+    ),
+    "segment_softmax list": (
+        lambda: ops.segment_softmax(GRAPH, [1.0, 2.0, 3.0]),
+        ["segment_softmax: logits", "an array", "list"],
+    ),
+    "segment_softmax scalar": (
+        lambda: ops.segment_softmax(GRAPH, jnp.ones(())),
+        ["segment_softmax: logits", "1 axes", "()"],
     ),
     "segment_softmax int": (
         lambda: ops.segment_softmax(GRAPH, jnp.ones(3, int)),
