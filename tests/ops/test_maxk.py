@@ -117,6 +117,20 @@ def test_early_stop_is_the_documented_bisection(steps, implementation):
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    ("dtype", "scale"), [("bfloat16", 1.0), ("float16", 1.0), ("float16", 1e-6)]
+)
+def test_early_stop_of_half_precision_ranks_subnormals_by_value(dtype, scale, implementation):
+    x = random_array((50, 64), dtype, seed=11, scale=scale)
+    early = ops.maxk(x, 8, early_stop=60, implementation=implementation)
+    exact = ops.maxk(x, 8, implementation=implementation)
+    # Enough steps part all but equal values, of which both keep the first.
+    kept = np.asarray(early.values).astype(np.float64).min(axis=-1)
+    best = np.asarray(exact.values).astype(np.float64).min(axis=-1)
+    np.testing.assert_array_equal(kept, best)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_early_stop_with_many_steps_is_exact_without_ties(implementation):
     x = random_array((40, 100), "float32", seed=4)
     early = ops.maxk(x, 10, early_stop=64, implementation=implementation)
