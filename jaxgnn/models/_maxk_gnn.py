@@ -52,7 +52,6 @@ class MaxKGNN(nnx.Module):
 
     Example:
       >>> import jax.numpy as jnp
-    import numpy as np
       >>> from flax import nnx
       >>> from jaxgnn.graph import CSRGraph, Normalization
       >>> from jaxgnn.models import MaxKGNN
