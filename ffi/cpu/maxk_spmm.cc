@@ -1,6 +1,8 @@
 // The k-sparse kernels; see jaxgnn/ops/reference/maxk_spmm.py for the maths.
+#include <memory>
 #include <vector>
 
+#include "jaxgnn_ffi/edge_tiles.h"
 #include "jaxgnn_ffi/graph_args.h"
 
 namespace jaxgnn {
@@ -91,44 +93,82 @@ ffi::Error Forward(ffi::ThreadPool pool, ffi::AnyBuffer unit_rows, ffi::AnyBuffe
       });
 }
 
-// dvalues_jt = c_j Σ_i w_ij r_i dy_i[column_jt], for the nodes j of one tile.
+// dvalues_jt = c_j Σ_i w_ij r_i dy_i[column_jt], for one batch member.
 //
-// Gathering the rows dy_i of each node would read a dense row an edge. Instead each task owns a
-// tile of nodes and reads the whole graph by rows: a row dy_i stays in the nearest cache while all
-// its edges into the tile add to their k sums. Sums are added in edge order, whatever the tiles.
-template <typename T, typename Column, typename Offset>
-class GradValuesTile {
+// Gathering the rows dy_i of each node would read a dense row an edge. Instead the edges are
+// grouped by tile of nodes: the sums of a tile stay in the second-level cache, and a row dy_i in
+// the first while all its edges into the tile add to their k sums. A tile that has many edges for
+// its nodes, because of a hub, is cut into pieces whose partial sums are added in order.
+template <typename T, typename Column>
+class GradValuesOfMember {
  public:
-  GradValuesTile(const Units<Offset>& units, const int32_t* indices,
-                 const Coefficients<Offset>& coefficients, const Column* columns, const T* dy,
-                 int64_t k, int64_t dim)
-      : units_(units),
-        indices_(indices),
-        coefficients_(coefficients),
-        columns_(columns),
-        dy_(dy),
-        k_(k),
-        dim_(dim) {}
+  GradValuesOfMember(const EdgeTiles& tiles, const Column* columns, const T* dy, int64_t k,
+                     int64_t dim, T* dvalues)
+      : tiles_(tiles), columns_(columns), dy_(dy), k_(k), dim_(dim), dvalues_(dvalues) {
+    for (int64_t tile = 0; tile < tiles_.size(); ++tile) {
+      first_piece_.push_back(pieces_.size());
+      const int64_t begin = tiles_.FirstEdge(tile), edges = tiles_.FirstEdge(tile + 1) - begin;
+      const int64_t cuts =
+          std::max<int64_t>(1, edges / std::max(kEdgesPerNode * NodesOf(tile), kEdgesPerPiece));
+      for (int64_t cut = 0; cut < cuts; ++cut) {
+        pieces_.push_back({tile, begin + edges * cut / cuts, begin + edges * (cut + 1) / cuts,
+                           cuts == 1 ? kWhole : partial_size_});
+        if (cuts > 1) partial_size_ += NodesOf(tile) * k_;
+      }
+    }
+    first_piece_.push_back(pieces_.size());
+  }
 
-  // Writes dvalues of the nodes [begin, end).
-  void Run(int64_t begin, int64_t end, T* dvalues) const {
-    std::vector<float> sums((end - begin) * k_), widened(dim_);
-    WithWidestIsa([&]() JAXGNN_INLINE {
-      Offset selected[kEdgesPerUnit];
-      for (int64_t unit = 0; unit < units_.count && units_.rows[unit] < units_.num_rows; ++unit) {
-        const int64_t count = Select(unit, begin, end, selected);
-        if (count == 0) continue;
-        const float* gradient = AsFloats(dy_ + units_.rows[unit] * dim_, widened.data());
-        Add(selected, count, coefficients_.Row(units_.rows[unit]), gradient, begin, sums.data());
-      }
-      for (int64_t i = 0; i < (end - begin) * k_; ++i) {
-        dvalues[begin * k_ + i] = FromFloat<T>(sums[i]);
-      }
-    });
+  template <typename Pool>
+  void Run(Pool pool) {
+    partial_.reset(new float[partial_size_]);
+    ParallelFor(pool, pieces_.size(), [&](int64_t piece) { Sum(pieces_[piece]); });
+    if (partial_size_ == 0) return;
+    ParallelFor(pool, tiles_.size(), [&](int64_t tile) { AddPieces(tile); });
   }
 
  private:
-  static constexpr int64_t kEdgesPerUnit = 256;  // MAX_EDGES_PER_UNIT of the schedule
+  // Below these a partial sum costs more than it shares out.
+  static constexpr int64_t kEdgesPerNode = 16, kEdgesPerPiece = 1 << 14;
+  static constexpr int64_t kWhole = -1;
+
+  struct Piece {
+    int64_t tile, first_edge, last_edge;
+    int64_t partial;  // where its sums begin in partial_, or kWhole if it is all of its tile
+  };
+
+  int64_t NodesOf(int64_t tile) const {
+    return tiles_.FirstNode(tile + 1) - tiles_.FirstNode(tile);
+  }
+
+  void Sum(const Piece& piece) const {
+    const int64_t first_node = tiles_.FirstNode(piece.tile), size = NodesOf(piece.tile) * k_;
+    float* scratch = ScratchFloats(size + dim_);
+    float* sums = piece.partial == kWhole ? scratch + dim_ : partial_.get() + piece.partial;
+    WithWidestIsa([&]() JAXGNN_INLINE {
+      for (int64_t i = 0; i < size; ++i) sums[i] = 0.0f;
+      AddEdges(piece, first_node, scratch, sums);
+      if (piece.partial == kWhole) Store(sums, first_node * k_, size);
+    });
+  }
+
+  JAXGNN_INLINE inline void AddEdges(const Piece& piece, int64_t first_node, float* widened,
+                                     float* sums) const {
+    const TiledEdge* edges = tiles_.edges();
+    const float* gradient = nullptr;
+    for (int64_t e = piece.first_edge; e < piece.last_edge; ++e) {
+      const TiledEdge& ahead = edges[std::min(e + kPrefetchEdges, piece.last_edge - 1)];
+      PrefetchBytes(columns_ + ahead.node * k_, k_ * sizeof(Column));
+      PrefetchBytes(sums + (ahead.node - first_node) * k_, k_ * sizeof(float));
+      const TiledEdge edge = edges[e];
+      if (e == piece.first_edge || edge.row != edges[e - 1].row) {
+        gradient = AsFloats(dy_ + edge.row * dim_, widened);
+      }
+      const Column* __restrict column = columns_ + edge.node * k_;
+      float* __restrict sum = sums + (edge.node - first_node) * k_;
+      for (int64_t t = 0; t < k_; ++t) sum[t] += edge.factor * gradient[column[t]];
+    }
+  }
 
   // One dense row as floats, in `widened` if they are stored as something else.
   JAXGNN_INLINE inline const float* AsFloats(const T* row, float* widened) const {
@@ -140,64 +180,46 @@ class GradValuesTile {
     }
   }
 
-  // Lists the edges of a unit whose node lies in [begin, end), without a branch on where it lies.
-  JAXGNN_INLINE inline int64_t Select(int64_t unit, int64_t begin, int64_t end,
-                                      Offset* selected) const {
-    int64_t count = 0;
-    const uint32_t size = static_cast<uint32_t>(end - begin);
-    for (int64_t edge = units_.offsets[unit]; edge < units_.offsets[unit + 1]; ++edge) {
-      selected[count] = edge;
-      count += static_cast<uint32_t>(indices_[edge] - begin) < size;
-    }
-    return count;
+  void AddPieces(int64_t tile) const {
+    const int64_t first = first_piece_[tile], last = first_piece_[tile + 1];
+    if (last - first == 1) return;
+    const int64_t size = NodesOf(tile) * k_;
+    WithWidestIsa([&]() JAXGNN_INLINE {
+      float* __restrict sums = partial_.get() + pieces_[first].partial;
+      for (int64_t piece = first + 1; piece < last; ++piece) {
+        const float* __restrict more = partial_.get() + pieces_[piece].partial;
+        for (int64_t i = 0; i < size; ++i) sums[i] += more[i];
+      }
+      Store(sums, tiles_.FirstNode(tile) * k_, size);
+    });
   }
 
-  JAXGNN_INLINE inline void Add(const Offset* selected, int64_t count, float scale,
-                                const float* __restrict gradient, int64_t begin,
-                                float* sums) const {
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t ahead = indices_[selected[std::min(i + kPrefetchEdges, count - 1)]];
-      PrefetchBytes(columns_ + ahead * k_, k_ * sizeof(Column));
-      PrefetchBytes(sums + (ahead - begin) * k_, k_ * sizeof(float));
-      const int32_t node = indices_[selected[i]];
-      const float factor = scale * coefficients_.Edge(selected[i], node);
-      const Column* __restrict column = columns_ + node * k_;
-      float* __restrict sum = sums + (node - begin) * k_;
-      for (int64_t t = 0; t < k_; ++t) sum[t] += factor * gradient[column[t]];
-    }
+  JAXGNN_INLINE inline void Store(const float* sums, int64_t first, int64_t size) const {
+    for (int64_t i = 0; i < size; ++i) dvalues_[first + i] = FromFloat<T>(sums[i]);
   }
 
-  const Units<Offset> units_;
-  const int32_t* indices_;
-  const Coefficients<Offset> coefficients_;
+  const EdgeTiles& tiles_;
   const Column* columns_;
   const T* dy_;
   const int64_t k_, dim_;
+  T* dvalues_;
+  std::vector<Piece> pieces_;
+  std::vector<int64_t> first_piece_;
+  int64_t partial_size_ = 0;
+  std::unique_ptr<float[]> partial_;
 };
 
-// First node of tile `tile` of `tiles`: an equal share of edges and nodes lies before each.
-template <typename Offset>
-int64_t TileBegin(const Offset* transposed_indptr, int64_t num_nodes, int64_t tile, int64_t tiles) {
-  const int64_t target = (transposed_indptr[num_nodes] + num_nodes) / tiles * tile;
-  if (tile == tiles) return num_nodes;
-  int64_t low = 0, high = num_nodes;
-  while (low < high) {
-    const int64_t middle = (low + high) / 2;
-    (transposed_indptr[middle] + middle < target) ? low = middle + 1 : high = middle;
-  }
-  return low;
-}
+// Graphs below this many edges are one thread's work, so that a batch of them runs in parallel.
+constexpr int64_t kEdgesToShare = 1 << 14;
 
 ffi::Error GradValues(ffi::ThreadPool pool, ffi::AnyBuffer unit_rows, ffi::AnyBuffer unit_offsets,
                       ffi::AnyBuffer indices, ffi::AnyBuffer weights, ffi::AnyBuffer row_scale,
-                      ffi::AnyBuffer col_scale, ffi::AnyBuffer transposed_indptr,
-                      ffi::AnyBuffer columns, ffi::AnyBuffer dy,
+                      ffi::AnyBuffer col_scale, ffi::AnyBuffer columns, ffi::AnyBuffer dy,
                       ffi::Result<ffi::AnyBuffer> dvalues) {
   const Batch batch(dvalues->dimensions(), 2);
   const int64_t num_nodes = dvalues->dimensions()[batch.rank()], k = dvalues->dimensions().back();
   const int64_t num_rows = dy.dimensions()[batch.rank()], dim = dy.dimensions().back();
-  // Every tile reads all edges, so there are only as many as balance the load.
-  const int64_t tiles = std::max<int64_t>(1, std::min(num_nodes, 2 * pool.num_threads()));
+  if (num_nodes == 0) return ffi::Error::Success();
   return SwitchTypes(
       dy.element_type(), columns.element_type(), unit_offsets.element_type(),
       [&](auto value, auto column, auto offset) {
@@ -205,18 +227,22 @@ ffi::Error GradValues(ffi::ThreadPool pool, ffi::AnyBuffer unit_rows, ffi::AnyBu
         using Column = typename decltype(column)::type;
         using Offset = typename decltype(offset)::type;
         const GraphArgs<Offset> graph(batch, num_rows, unit_rows, unit_offsets, indices);
-        ParallelFor(pool, batch.size() * tiles, [&](int64_t task) {
-          const int64_t member = task / tiles, tile = task % tiles;
-          const Offset* offsets = batch.Item<const Offset>(transposed_indptr, member);
-          const GradValuesTile<T, Column, Offset> kernel(
-              graph.UnitsOf(member), graph.Indices(member),
-              {batch.Item<const float>(weights, member), batch.Item<const float>(row_scale, member),
-               batch.Item<const float>(col_scale, member)},
-              batch.Item<const Column>(columns, member), batch.Item<const T>(dy, member), k, dim);
-          kernel.Run(TileBegin(offsets, num_nodes, tile, tiles),
-                     TileBegin(offsets, num_nodes, tile + 1, tiles),
-                     batch.Item<T>(*dvalues, member));
-        });
+        auto run_member = [&](auto threads, int64_t member) {
+          const EdgeTiles tiles(threads, graph.UnitsOf(member), graph.Indices(member),
+                                Coefficients<Offset>{batch.Item<const float>(weights, member),
+                                                     batch.Item<const float>(row_scale, member),
+                                                     batch.Item<const float>(col_scale, member)},
+                                num_nodes, k);
+          GradValuesOfMember<T, Column>(tiles, batch.Item<const Column>(columns, member),
+                                        batch.Item<const T>(dy, member), k, dim,
+                                        batch.Item<T>(*dvalues, member))
+              .Run(threads);
+        };
+        if (graph.num_edges() < kEdgesToShare) {
+          ParallelFor(pool, batch.size(), [&](int64_t member) { run_member(OneThread{}, member); });
+        } else {
+          for (int64_t member = 0; member < batch.size(); ++member) run_member(pool, member);
+        }
         return ffi::Error::Success();
       });
 }
@@ -302,7 +328,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_maxk_spmm_grad_values, jaxgnn::GradValues,
                                   .Arg<xla::ffi::AnyBuffer>()  // weights or empty
                                   .Arg<xla::ffi::AnyBuffer>()  // row scale or empty
                                   .Arg<xla::ffi::AnyBuffer>()  // column scale or empty
-                                  .Arg<xla::ffi::AnyBuffer>()  // indptr of the transpose
                                   .Arg<xla::ffi::AnyBuffer>()  // kept columns
                                   .Arg<xla::ffi::AnyBuffer>()  // dy
                                   .Ret<xla::ffi::AnyBuffer>());

@@ -25,15 +25,11 @@ def grad_values(
     graph: CSRGraph, cbsr: CBSR, dy: Float[Array, "rows dim"]
 ) -> Float[Array, "cols k"]:
     """Gradient to the kept values."""
-    unit_rows, unit_offsets, indices = structure(graph)
     return call(
         "jaxgnn_maxk_spmm_grad_values",
         (cbsr.values.shape, cbsr.dtype),
-        unit_rows,
-        unit_offsets,
-        indices,
+        *structure(graph),
         *coefficients(graph),
-        graph.made_plan().transposed_indptr.astype(unit_offsets.dtype),
         cbsr.indices,
         dy,
     )

@@ -77,6 +77,7 @@ GRAPHS = (
     # Longer than one work unit (256 edges), and than the run of units that one CPU task takes.
     GraphCase("one_row_has_all_edges", lambda: _random(9, 700, hub=700, weighted=True)),
     GraphCase("hub_row_spans_tasks", lambda: _random(300, 40_000, hub=39_000).normalized("mean")),
+    GraphCase("hub_sender_spans_tasks", lambda: _random(300, 40_001, hub=39_000).transpose()),
 )
 
 

@@ -46,4 +46,12 @@ void ParallelFor(xla::ffi::ThreadPool pool, int64_t tasks, const Body& body) {
   progress->all_done.wait(lock, [&] { return progress->done.load() >= tasks; });
 }
 
+// In place of a pool, where the caller is itself one of many tasks.
+struct OneThread {};
+
+template <typename Body>
+void ParallelFor(OneThread, int64_t tasks, const Body& body) {
+  for (int64_t task = 0; task < tasks; ++task) body(task);
+}
+
 }  // namespace jaxgnn
