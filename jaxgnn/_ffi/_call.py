@@ -7,9 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
-from jaxgnn.graph import CSRGraph
+from jaxgnn.graph import MAX_EDGES_PER_PIECE, CSRGraph
 
 Shape = tuple[int, ...]
 
@@ -61,6 +62,30 @@ def structure(graph: CSRGraph) -> tuple[Array, Array, Array]:
     """The operands that every sparse kernel starts with: unit rows, unit offsets, indices."""
     schedule = graph.made_plan().schedule
     return schedule.rows, schedule.offsets, graph.indices
+
+
+def pieces(graph: CSRGraph) -> tuple[Array, ...]:
+    """What every sparse CUDA kernel starts with: indptr, the schedule with its pieces, indices."""
+    schedule = graph.made_plan().schedule
+    offsets = schedule.offsets
+    return (
+        graph.indptr.astype(offsets.dtype),
+        schedule.rows,
+        offsets,
+        schedule.pieces,
+        schedule.piece_counts,
+        graph.indices,
+    )
+
+
+def partial_sums(graph: CSRGraph, dim: int) -> tuple[Shape, Any]:
+    """Shape and dtype of the workspace for rows of several pieces: full ones, and last ones."""
+    if graph.num_edges <= MAX_EDGES_PER_PIECE:
+        return (0, dim), jnp.float32
+    return (2 * (graph.num_edges // MAX_EDGES_PER_PIECE + 1), dim), jnp.float32
+
+
+EDGES_PER_PIECE = np.int64(MAX_EDGES_PER_PIECE)
 
 
 def coefficients(graph: CSRGraph) -> tuple[Array | None, ...]:

@@ -16,14 +16,14 @@ import jax
 
 # XLA target -> the symbol of that name in the library of each platform that has it.
 TARGETS: dict[str, tuple[str, ...]] = {
-    "jaxgnn_maxk": ("cpu",),
+    "jaxgnn_maxk": ("cpu", "cuda"),
     "jaxgnn_todense": ("cpu", "cuda"),
     "jaxgnn_gather_columns": ("cpu", "cuda"),
-    "jaxgnn_spmm": ("cpu",),
-    "jaxgnn_sddmm": ("cpu",),
-    "jaxgnn_maxk_spmm": ("cpu",),
-    "jaxgnn_maxk_spmm_grad_values": ("cpu",),
-    "jaxgnn_maxk_spmm_grad_weights": ("cpu",),
+    "jaxgnn_spmm": ("cpu", "cuda"),
+    "jaxgnn_sddmm": ("cpu", "cuda"),
+    "jaxgnn_maxk_spmm": ("cpu", "cuda"),
+    "jaxgnn_maxk_spmm_grad_values": ("cpu", "cuda"),
+    "jaxgnn_maxk_spmm_grad_weights": ("cpu", "cuda"),
     "jaxgnn_segment_softmax": ("cpu",),
     "jaxgnn_segment_softmax_grad": ("cpu",),
 }

@@ -23,6 +23,19 @@ def maxk(x: Float[Array, "*batch dim"], *, k: int, by: str, early_stop: int | No
     return CBSR(values, indices, dim)
 
 
+def maxk_cuda(x: Float[Array, "*batch dim"], *, k: int, by: str, early_stop: None) -> CBSR:
+    """See ``jaxgnn.ops.maxk``; exact only."""
+    dim = x.shape[-1]
+    shape = (*x.shape[:-1], k)
+    values, indices = call_many(
+        "jaxgnn_maxk",
+        [(shape, x.dtype), (shape, column_dtype(dim))],
+        x,
+        by_magnitude=by == "magnitude",
+    )
+    return CBSR(values, indices, dim)
+
+
 def todense(cbsr: CBSR) -> Float[Array, "*batch rows dim"]:
     """Spreads the kept values out over rows of zeros."""
     return call("jaxgnn_todense", (cbsr.shape, cbsr.dtype), cbsr.values, cbsr.indices)

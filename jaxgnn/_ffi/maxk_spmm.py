@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
-from jaxgnn._ffi._call import call, coefficients, scales, structure
+from jaxgnn._ffi._call import (
+    EDGES_PER_PIECE,
+    call,
+    call_many,
+    coefficients,
+    partial_sums,
+    pieces,
+    scales,
+    structure,
+)
 from jaxgnn.graph import CBSR, CSRGraph
 
 
@@ -47,4 +60,126 @@ def grad_weights(
         cbsr.values,
         cbsr.indices,
         dy,
+    )
+
+
+@dataclass(frozen=True)
+class RecordShape:
+    """How the CUDA kernel wants a compressed row; see ``MakeRecords`` in ffi/cuda/maxk_spmm.cu.
+
+    Attributes:
+      lanes: lanes that share a neighbour, 4, or all 32 where sums are too wide for 8 rows a warp.
+      chunks: loads of values a lane makes at once.
+      entries: values of one load.
+      size: entries of a record, padding included.
+      id_dtype: of the columns, of which padding has one a lane behind the real ones.
+    """
+
+    lanes: int
+    chunks: int
+    entries: int
+    size: int
+    id_dtype: Any
+
+    @classmethod
+    def choose(cls, k: int, dim: int, dtype: Any) -> RecordShape:
+        """The one heuristic: few padded entries, few passes over the edges, wide loads."""
+        if dim > _MOST_COLUMNS_OF_GROUPS:
+            lanes, chunks, entries = 32, 1, 1
+        else:
+            wide = 16 // jnp.dtype(dtype).itemsize
+            lanes, entries = 4, 4 if k <= 16 else wide
+            options = (1,) if entries < wide else (1, 2, 16 // wide)
+            chunks = min(options, key=lambda c: (_cost(k, lanes * entries * c), -c))
+        block = lanes * chunks * entries
+        size = -(-k // block) * block
+        fits_byte = (dim if size == k else dim + lanes) <= 256
+        return cls(lanes, chunks, entries, size, jnp.uint8 if fits_byte else jnp.uint16)
+
+
+# Eight rows of sums a warp then take 32 KiB of shared memory.
+_MOST_COLUMNS_OF_GROUPS = 1024
+# Sums that stay in a second-level cache while they are added to. Each pass reads dy anew.
+_CACHED_BYTES = 36 * 2**20
+_MOST_TILES = 3
+# One row a warp has to fit the shared memory of a block.
+_MOST_COLUMNS = 16384
+
+
+def _cost(k: int, block: int) -> int:
+    """Entries read for a neighbour, and what a pass over the edges costs beside them."""
+    entries_a_pass_costs = 8
+    passes = -(-k // block)
+    return passes * (block + entries_a_pass_costs)
+
+
+def cuda_limits(graph: CSRGraph, cbsr: CBSR, dy: Any = None) -> str | None:
+    """Why the CUDA kernels can not take these arguments, or None."""
+    if cbsr.dim > _MOST_COLUMNS:
+        return f"needs at most {_MOST_COLUMNS} columns, got {cbsr.dim}"
+    return None
+
+
+def maxk_spmm_cuda(graph: CSRGraph, cbsr: CBSR) -> Float[Array, "rows dim"]:
+    """See ``jaxgnn.ops.maxk_spmm``."""
+    shape = RecordShape.choose(cbsr.k, cbsr.dim, cbsr.dtype)
+    record = (graph.num_cols, shape.size)
+    return call_many(
+        "jaxgnn_maxk_spmm",
+        [
+            ((graph.num_rows, cbsr.dim), cbsr.dtype),
+            (record, cbsr.dtype),
+            (record, shape.id_dtype),
+            partial_sums(graph, cbsr.dim),
+        ],
+        *pieces(graph),
+        *coefficients(graph),
+        cbsr.values,
+        cbsr.indices,
+        edges_per_piece=EDGES_PER_PIECE,
+        lanes=np.int64(shape.lanes),
+        chunks=np.int64(shape.chunks),
+        entries=np.int64(shape.entries),
+    )[0]
+
+
+def grad_values_cuda(
+    graph: CSRGraph, cbsr: CBSR, dy: Float[Array, "rows dim"]
+) -> Float[Array, "cols k"]:
+    """Gradient to the kept values; atomic, so its last bits change from run to run."""
+    shape = cbsr.values.shape
+    return call_many(
+        "jaxgnn_maxk_spmm_grad_values",
+        [
+            (shape, cbsr.dtype),
+            ((0,) if cbsr.dtype == jnp.float32 else shape, jnp.float32),
+        ],
+        *pieces(graph),
+        *coefficients(graph),
+        cbsr.indices,
+        dy,
+        edges_per_piece=EDGES_PER_PIECE,
+        tiles=np.int64(_tiles(graph.num_cols * cbsr.k * 4)),
+    )[0]
+
+
+def _tiles(nbytes: int) -> int:
+    """Passes over the edges, each for the sums of some senders that stay in cache."""
+    return max(1, min(_MOST_TILES, -(-nbytes // _CACHED_BYTES)))
+
+
+def grad_weights_cuda(
+    graph: CSRGraph, cbsr: CBSR, dy: Float[Array, "rows dim"]
+) -> Float[Array, " edges"]:
+    """Gradient to the edge weights, float32."""
+    return call(
+        "jaxgnn_maxk_spmm_grad_weights",
+        ((graph.num_edges,), jnp.float32),
+        *pieces(graph),
+        None,
+        *scales(graph),
+        cbsr.values,
+        cbsr.indices,
+        dy,
+        edges_per_piece=EDGES_PER_PIECE,
     )

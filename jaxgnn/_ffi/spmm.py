@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
-from jaxgnn._ffi._call import call, coefficients, scales, structure
+from jaxgnn._ffi._call import (
+    EDGES_PER_PIECE,
+    call,
+    call_many,
+    coefficients,
+    partial_sums,
+    pieces,
+    scales,
+    structure,
+)
 from jaxgnn.graph import CSRGraph
+
+# A narrow slice of x, 8 lanes of 16 bytes, stays in a second-level cache of this size. Where it is
+# larger or rows have few edges, wide slices make fewer passes over the rows.
+_CACHED_BYTES = 40 * 2**20
+_FEW_EDGES = 64
+_NARROW, _WIDE = 8, 32
 
 
 def spmm(graph: CSRGraph, x: Float[Array, "cols dim"]) -> Float[Array, "rows dim"]:
@@ -21,3 +37,35 @@ def sddmm(
     """See ``jaxgnn.ops.sddmm``; the result is float32."""
     shape = (graph.num_edges,)
     return call("jaxgnn_sddmm", (shape, jnp.float32), *structure(graph), *scales(graph), a, b)
+
+
+def spmm_cuda(graph: CSRGraph, x: Float[Array, "cols dim"]) -> Float[Array, "rows dim"]:
+    """See ``jaxgnn.ops.spmm``."""
+    dim = x.shape[-1]
+    fits = graph.num_cols * _NARROW * 16 <= _CACHED_BYTES
+    narrow = fits and graph.num_edges >= _FEW_EDGES * graph.num_rows
+    return call_many(
+        "jaxgnn_spmm",
+        [((graph.num_rows, dim), x.dtype), partial_sums(graph, dim)],
+        *pieces(graph),
+        *coefficients(graph),
+        x,
+        edges_per_piece=EDGES_PER_PIECE,
+        lanes=np.int64(_NARROW if narrow else _WIDE),
+    )[0]
+
+
+def sddmm_cuda(
+    graph: CSRGraph, a: Float[Array, "rows dim"], b: Float[Array, "cols dim"]
+) -> Float[Array, " edges"]:
+    """See ``jaxgnn.ops.sddmm``; the result is float32."""
+    return call(
+        "jaxgnn_sddmm",
+        ((graph.num_edges,), jnp.float32),
+        *pieces(graph),
+        None,
+        *scales(graph),
+        a,
+        b,
+        edges_per_piece=EDGES_PER_PIECE,
+    )

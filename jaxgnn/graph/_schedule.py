@@ -13,6 +13,17 @@ from jaxtyping import Array, Int
 from jaxgnn.graph._arrays import is_concrete
 
 MAX_EDGES_PER_UNIT = 256
+UNITS_PER_PIECE = 16
+MAX_EDGES_PER_PIECE = UNITS_PER_PIECE * MAX_EDGES_PER_UNIT
+
+
+def long_piece(num_edges: int) -> int:
+    """From how many edges on a warp of a GPU takes a piece alone, rather than one of eight.
+
+    Sharing a warp costs less for each piece; but the longest shared piece must be a small part of
+    what a warp has to do in all, which on a large GPU is about ``num_edges >> 14``.
+    """
+    return min(max(num_edges >> 17, 64), 1024)
 
 
 @jax.tree_util.register_dataclass
@@ -26,13 +37,21 @@ class RowSchedule:
     (rows + edges // MAX_EDGES_PER_UNIT), so graphs of equal shape share compiled code; unused
     units at the end have ``rows[u] == num_rows`` and no edges.
 
+    A GPU takes larger bites: pieces of at most ``MAX_EDGES_PER_PIECE`` edges of one row, longest
+    first, so that neighbouring warps have equal work.
+
     Attributes:
       rows: row of each unit, int32.
       offsets: first edge of each unit, and the end of the last.
+      pieces: first unit of each piece, int32; behind the last piece, units that begin none.
+      piece_counts: how many pieces have ``long_piece(edges)`` edges or more, and how many there
+        are, int32.
     """
 
     rows: Int[Array, " units"]
     offsets: Int[Array, " units+1"]
+    pieces: Int[Array, " units"]
+    piece_counts: Int[Array, "2"]
 
 
 def units(num_rows: int, num_edges: int) -> int:
@@ -59,7 +78,19 @@ def make_schedule(indptr: Int[Array, " rows+1"] | np.ndarray, num_edges: int) ->
     within_row = xp.arange(num_units, dtype=indptr.dtype) - first_unit[rows].astype(indptr.dtype)
     starts = indptr[rows] + xp.where(rows < num_rows, within_row * MAX_EDGES_PER_UNIT, 0)
     offsets = xp.concatenate([starts, indptr[-1:]]).astype(indptr.dtype)
-    return RowSchedule(rows.astype(np.int32), offsets)
+    to_row_end = indptr[xp.minimum(rows + 1, num_rows)] - starts
+    begins = (rows < num_rows) & (within_row % UNITS_PER_PIECE == 0)
+    lengths = xp.minimum(to_row_end, MAX_EDGES_PER_PIECE)
+    pieces, counts = _sort_pieces(xp, begins, lengths, long_piece(num_edges))
+    return RowSchedule(rows.astype(np.int32), offsets, pieces, counts)
+
+
+def _sort_pieces(xp, begins, lengths, long):
+    """The units that begin a piece, longest piece first, and the two counts."""
+    lengths = xp.where(begins, lengths, -1).astype(np.int16)
+    order = xp.argsort(-lengths, stable=True).astype(np.int32)
+    counts = xp.stack([xp.sum(lengths >= long), xp.sum(begins)]).astype(np.int32)
+    return order, counts
 
 
 def _repeat_rows(xp, num_rows, repeats, total):

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph._arrays import is_concrete, require_floats, require_length, require_size
-from jaxgnn.graph._schedule import MAX_EDGES_PER_UNIT, units
+from jaxgnn.graph._schedule import MAX_EDGES_PER_UNIT, make_schedule, units
 
 if TYPE_CHECKING:
     from jaxgnn.graph._csr import CSRGraph
@@ -78,6 +78,8 @@ def _check_plan_shapes(where, graph, plan):
         schedule, length = getattr(plan, side), units(num_rows, num_edges)
         arrays.append((f"{side}.rows", schedule.rows, length, ids))
         arrays.append((f"{side}.offsets", schedule.offsets, length + 1, offsets))
+        arrays.append((f"{side}.pieces", schedule.pieces, length, ids))
+        arrays.append((f"{side}.piece_counts", schedule.piece_counts, 2, ids))
     for name, array, length, dtypes in arrays:
         if array.shape != (length,):
             expected = f"of shape ({length},), as this graph has it"
@@ -136,11 +138,13 @@ def _check_plan(graph, plan, indptr):
         expected = f"the position of an edge from {senders[at]} to {receivers[at]}"
         got = f"{permutation[at]}, an edge from {columns[at]} to {rows[at]}"
         raise bad_input("CSRGraph", f"plan.permutation[{at}]", expected, got)
-    _check_schedule("plan.schedule", plan.schedule, indptr)
-    _check_schedule("plan.transposed_schedule", plan.transposed_schedule, transposed)
+    _check_schedule("plan.schedule", plan.schedule, indptr, graph.num_edges)
+    _check_schedule(
+        "plan.transposed_schedule", plan.transposed_schedule, transposed, graph.num_edges
+    )
 
 
-def _check_schedule(name, schedule, indptr):
+def _check_schedule(name, schedule, indptr, num_edges):
     rows, offsets = np.asarray(schedule.rows), np.asarray(schedule.offsets)
     num_rows = len(indptr) - 1
     _check_ids("CSRGraph", f"{name}.rows", rows, num_rows + 1)
@@ -161,3 +165,12 @@ def _check_schedule(name, schedule, indptr):
         expected = f"at most {MAX_EDGES_PER_UNIT} edges of row {rows[at]}"
         got = f"edges {starts[at]} to {ends[at]}"
         raise bad_input("CSRGraph", f"{name} unit {at}", expected, got)
+    _check_pieces(name, schedule, make_schedule(indptr, num_edges))
+
+
+def _check_pieces(name, schedule, expected):
+    for field in ("pieces", "piece_counts", "offsets"):
+        given, wanted = np.asarray(getattr(schedule, field)), getattr(expected, field)
+        if (given != wanted).any():
+            at = int(np.flatnonzero(given != wanted)[0])
+            raise bad_input("CSRGraph", f"{name}.{field}[{at}]", f"{wanted[at]}", int(given[at]))

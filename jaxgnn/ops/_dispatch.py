@@ -87,40 +87,64 @@ class Implementation:
     """One way to run a kernel.
 
     Attributes:
-      run: ``run(*args, **options)``; args are pytrees of arrays, options are static.
-      platforms: where it runs.
-      unsupported: same arguments; the reason why it can not run them, or None. Asked before
-        tracing ``run``.
+      runs: ``run(*args, **options)`` for each platform where it runs; args are pytrees of arrays,
+        options are static.
+      unsupported: ``unsupported(platform, *args, **options)``: the reason why it can not run
+        these, or None. Asked before tracing ``run``.
       deterministic_on: platforms where two runs give equal bits.
       missing: the reason why it can not run anything on a platform (not compiled, say), or None.
     """
 
-    run: Callable[..., Any]
-    platforms: tuple[Platform, ...] = ("cpu", "cuda")
+    runs: Mapping[Platform, Callable[..., Any]]
     unsupported: Callable[..., str | None] = _always
     deterministic_on: tuple[Platform, ...] = ("cpu", "cuda")
     missing: Callable[[Platform], str | None] = _always
 
+    @property
+    def platforms(self) -> tuple[Platform, ...]:
+        """Where it runs."""
+        return tuple(self.runs)
+
 
 def ffi(
-    run: Callable[..., Any], *, platforms: tuple[Platform, ...] = ("cpu",), dtypes: tuple[str, ...]
+    *,
+    dtypes: tuple[str, ...],
+    cpu: Callable[..., Any],
+    cuda: Callable[..., Any] | None = None,
+    cuda_limits: Callable[..., str | None] = _always,
 ) -> Implementation:
-    """A compiled kernel for features of ``dtypes``, where its library was built."""
+    """Compiled kernels for features of ``dtypes``, where their libraries were built.
 
-    def unsupported(*args: Any, **options: Any) -> str | None:
+    Args:
+      dtypes: names of the dtypes of features.
+      cpu: runs the kernel of the CPU library.
+      cuda: runs that of the CUDA library, if it has one.
+      cuda_limits: the reason why that one can not run these arguments, or None.
+    """
+
+    def unsupported(platform: Platform, *args: Any, **options: Any) -> str | None:
         for leaf in jax.tree.leaves(args):
             # float32 is what the coefficients of a graph are cast to, whatever the features are.
             known = leaf.dtype.name in (*dtypes, "float32")
             if jnp.issubdtype(leaf.dtype, jnp.floating) and not known:
                 return f"needs {' or '.join(dtypes)} values, got {leaf.dtype.name}"
-        return None
+        return cuda_limits(*args, **options) if platform == "cuda" else None
 
-    return Implementation(run, platforms, unsupported, missing=_ffi.why_missing)
+    runs: dict[Platform, Callable[..., Any]] = {"cpu": cpu}
+    if cuda is not None:
+        runs["cuda"] = cuda
+    return Implementation(runs, unsupported, missing=_ffi.why_missing)
 
 
 def xla(run: Callable[..., Any], *, scatters: bool = True) -> Implementation:
     """The reference as an implementation; a scatter has no fixed order of summation on a GPU."""
-    return Implementation(run, deterministic_on=("cpu",) if scatters else ("cpu", "cuda"))
+    runs: dict[Platform, Callable[..., Any]] = {"cpu": run, "cuda": run}
+    return Implementation(runs, deterministic_on=("cpu",) if scatters else ("cpu", "cuda"))
+
+
+def is_deterministic() -> bool:
+    """Whether the op that is being traced was asked to repeat to the bit."""
+    return _deterministic.value
 
 
 _PREFERENCE: Mapping[Platform, tuple[Name, ...]] = {
@@ -149,14 +173,15 @@ class Kernel:
             return self._run(request.name, *args, **options)
 
     def _run(self, implementation: Name | None, *args: Any, **options: Any) -> Any:
+        here = current_platform()
         if implementation is not None:
-            reason = self.why_not(implementation, current_platform(), *args, **options)
+            reason = self.why_not(implementation, here, *args, **options)
             if reason is not None:
                 raise NotImplementedError(f"{self.name}[{implementation}]: {reason}")
-            return self._bind(implementation, options)(*args)
-        chosen = {p: self.choose(p, *args, **options) for p in ("cpu", "cuda")}
-        branches = {p: self._bind(n, options) for p, n in chosen.items() if n != "xla"}
-        fallback = self._bind("xla", options)
+            return self._bind(implementation, here, options)(*args)
+        chosen = {p: self.choose(p, *args, **options) for p in get_args(Platform)}
+        branches = {p: self._bind(n, p, options) for p, n in chosen.items() if n != "xla"}
+        fallback = self._bind("xla", here, options)
         if not branches:
             return fallback(*args)
         return lax.platform_dependent(*args, default=fallback, **branches)
@@ -196,10 +221,12 @@ class Kernel:
         reason = self.unavailable(name, platform)
         if reason is not None:
             return reason
-        return self.implementations[name].unsupported(*args, **options)
+        return self.implementations[name].unsupported(platform, *args, **options)
 
-    def _bind(self, name: Name, options: Mapping[str, Any]) -> Callable[..., Any]:
-        run = self.implementations[name].run
+    def _bind(
+        self, name: Name, platform: Platform, options: Mapping[str, Any]
+    ) -> Callable[..., Any]:
+        run = self.implementations[name].runs[platform]
 
         def bound(*args):
             with jax.named_scope(f"{self.name}[{name}]"):

@@ -19,24 +19,42 @@ from jaxgnn.ops.reference import maxk as reference
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
+# Entries of a row that a warp holds in registers.
+_MOST_COLUMNS_CUDA = 1024
+
+
+def _cuda_limits(x, *, k, by, early_stop):
+    if early_stop is not None:
+        return f"needs early_stop None on a GPU, got {early_stop}"
+    if x.shape[-1] > _MOST_COLUMNS_CUDA:
+        return f"needs at most {_MOST_COLUMNS_CUDA} columns, got {x.shape[-1]}"
+    return None
+
+
 def _kernel(
-    name: str, *platforms: dispatch.Platform, on_cuda: tuple[dispatch.Name, ...]
+    name: str,
+    compiled: dispatch.Implementation,
+    on_cuda: tuple[dispatch.Name, ...] = ("pallas", "ffi", "xla"),
 ) -> dispatch.Kernel:
     return dispatch.Kernel(
         name,
-        {
-            # Rows have distinct columns, so even the scatter of todense has one possible result.
-            "xla": dispatch.xla(getattr(reference, name), scatters=False),
-            "ffi": dispatch.ffi(getattr(ffi, name), platforms=platforms, dtypes=_DTYPES),
-        },
+        # Rows have distinct columns, so even the scatter of todense has one possible result.
+        {"xla": dispatch.xla(getattr(reference, name), scatters=False), "ffi": compiled},
         preference={"cpu": ("ffi", "xla"), "cuda": on_cuda},
     )
 
 
-# On an H200 the compiled todense takes 0.6 of XLA's time, and XLA's gather 0.8 of the compiled one.
-MAXK = _kernel("maxk", "cpu", on_cuda=("pallas", "ffi", "xla"))
-TODENSE = _kernel("todense", "cpu", "cuda", on_cuda=("ffi", "xla"))
-GATHER_COLUMNS = _kernel("gather_columns", "cpu", "cuda", on_cuda=("xla",))
+def _same(run) -> dispatch.Implementation:
+    return dispatch.ffi(dtypes=_DTYPES, cpu=run, cuda=run)
+
+
+MAXK = _kernel(
+    "maxk",
+    dispatch.ffi(dtypes=_DTYPES, cpu=ffi.maxk, cuda=ffi.maxk_cuda, cuda_limits=_cuda_limits),
+)
+TODENSE = _kernel("todense", _same(ffi.todense))
+# On an H200 XLA's gather takes 0.8 of the time of the compiled one.
+GATHER_COLUMNS = _kernel("gather_columns", _same(ffi.gather_columns), on_cuda=("xla",))
 
 
 def maxk(

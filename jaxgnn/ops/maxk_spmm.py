@@ -12,29 +12,40 @@ from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
 from jaxgnn._ffi import maxk_spmm as ffi
+from jaxgnn._ffi.spmm import spmm_cuda
 from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops._checks import check_cbsr, check_graph
 from jaxgnn.ops.maxk import todense
 from jaxgnn.ops.reference import maxk_spmm as reference
+from jaxgnn.ops.reference.maxk import gather_columns
 from jaxgnn.ops.spmm import spmm
 
 _DTYPES = ("float32", "bfloat16")
 
 
-def _kernel(name: str) -> dispatch.Kernel:
+def _kernel(name: str, cuda) -> dispatch.Kernel:
     return dispatch.Kernel(
         name if name == "maxk_spmm" else f"maxk_spmm.{name}",
         {
             "xla": dispatch.xla(getattr(reference, name)),
-            "ffi": dispatch.ffi(getattr(ffi, name), dtypes=_DTYPES),
+            "ffi": dispatch.ffi(
+                dtypes=_DTYPES, cpu=getattr(ffi, name), cuda=cuda, cuda_limits=ffi.cuda_limits
+            ),
         },
     )
 
 
-FORWARD = _kernel("maxk_spmm")
-GRAD_VALUES = _kernel("grad_values")
-GRAD_WEIGHTS = _kernel("grad_weights")
+def _grad_values_cuda(graph, cbsr, dy):
+    """Atomic additions, or where bits have to repeat, the dense product read at the columns."""
+    if dispatch.is_deterministic():
+        return gather_columns(spmm_cuda(graph.transpose(), dy), cbsr.indices)
+    return ffi.grad_values_cuda(graph, cbsr, dy)
+
+
+FORWARD = _kernel("maxk_spmm", ffi.maxk_spmm_cuda)
+GRAD_VALUES = _kernel("grad_values", _grad_values_cuda)
+GRAD_WEIGHTS = _kernel("grad_weights", ffi.grad_weights_cuda)
 
 # Largest k / dim at which the k-sparse kernels beat todense + spmm, forward and backward together:
 # rows of (dtype, smallest dim, k / dim), the first that fits counts, as measured by
@@ -48,7 +59,7 @@ BREAK_EVEN: dict[dispatch.Platform, tuple[tuple[str, int, float], ...]] = {
         ("bfloat16", 128, 0.0625),
         ("bfloat16", 1, 0.03125),
     ),
-    "cuda": (),
+    "cuda": (("float32", 1, 0.5), ("bfloat16", 1, 0.5)),
 }
 
 

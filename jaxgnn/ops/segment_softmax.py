@@ -23,7 +23,7 @@ def _kernel(name: str) -> dispatch.Kernel:
         name if name == "segment_softmax" else f"segment_softmax.{name}",
         {
             "xla": dispatch.xla(getattr(reference, name)),
-            "ffi": dispatch.ffi(getattr(ffi, name), dtypes=_DTYPES),
+            "ffi": dispatch.ffi(dtypes=_DTYPES, cpu=getattr(ffi, name)),
         },
     )
 

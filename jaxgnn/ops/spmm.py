@@ -20,14 +20,14 @@ SPMM = dispatch.Kernel(
     "spmm",
     {
         "xla": dispatch.xla(reference.spmm),
-        "ffi": dispatch.ffi(ffi.spmm, dtypes=_DTYPES),
+        "ffi": dispatch.ffi(dtypes=_DTYPES, cpu=ffi.spmm, cuda=ffi.spmm_cuda),
     },
 )
 SDDMM = dispatch.Kernel(
     "sddmm",
     {
         "xla": dispatch.xla(reference.sddmm, scatters=False),
-        "ffi": dispatch.ffi(ffi.sddmm, dtypes=_DTYPES),
+        "ffi": dispatch.ffi(dtypes=_DTYPES, cpu=ffi.sddmm, cuda=ffi.sddmm_cuda),
     },
 )
 

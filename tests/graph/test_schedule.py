@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxgnn.graph import MAX_EDGES_PER_UNIT, CSRGraph, RowSchedule
+from jaxgnn.graph import MAX_EDGES_PER_PIECE, MAX_EDGES_PER_UNIT, CSRGraph, RowSchedule
+from jaxgnn.graph._schedule import long_piece
 from tests.graph._oracles import assert_same_tree, prepare, random_edges
 
 PROPERTY = settings(max_examples=25, deadline=None, derandomize=True)
@@ -46,6 +47,39 @@ def check(schedule, degrees, num_edges):
         begin, end = offsets[unit], offsets[unit + 1]
         assert end - begin <= MAX_EDGES_PER_UNIT
         assert (owners[begin:end] == rows[unit]).all()
+
+
+def check_pieces(schedule, degrees, num_edges=None):
+    """Pieces cut each row at multiples of their size, longest first."""
+    starts = np.concatenate([[0], np.cumsum(degrees)])
+    wanted = {
+        (start + at, row): min(MAX_EDGES_PER_PIECE, degree - at)
+        for row, (start, degree) in enumerate(zip(starts, degrees, strict=False))
+        for at in range(0, max(degree, 1), MAX_EDGES_PER_PIECE)
+    }
+    num_long, number = np.asarray(schedule.piece_counts).tolist()
+    units = np.asarray(schedule.pieces)
+    assert sorted(units.tolist()) == list(range(len(units))), "a permutation of the units"
+    rows, offsets = np.asarray(schedule.rows), np.asarray(schedule.offsets)
+    begun = [(int(offsets[unit]), int(rows[unit])) for unit in units[:number]]
+    assert sorted(begun) == sorted(wanted)
+    lengths = [wanted[piece] for piece in begun]
+    assert lengths == sorted(lengths, reverse=True)
+    assert num_long == sum(length >= long_piece(num_edges or sum(degrees)) for length in lengths)
+
+
+@PROPERTY
+@given(degrees=st.lists(st.sampled_from([0, 1, 63, 64, 4095, 4096, 4097, 8192, 9000]), min_size=1))
+def test_pieces_cover_every_row_longest_first(degrees):
+    check_pieces(schedule_of(degrees), degrees)
+
+
+def test_longer_rows_share_warps_where_there_are_many_edges():
+    degrees, padding = [100, 2000, 0], 2**24
+    schedule = schedule_of(degrees, padding)
+    check_pieces(schedule, degrees, sum(degrees) + padding)
+    assert schedule.piece_counts.tolist() == [1, 3]
+    assert schedule_of(degrees).piece_counts.tolist() == [2, 3]
 
 
 @PROPERTY

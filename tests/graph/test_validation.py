@@ -340,6 +340,20 @@ BAD_INPUT = {
         lambda: dataclasses.replace(HUB, plan=hub_plan(300)).validate(),
         ["CSRGraph: plan.schedule unit 0", "at most 256 edges of row 0", "edges 0 to 300"],
     ),
+    "pieces in another order": (
+        lambda: scheduled(pieces=np.asarray(SCHEDULE.pieces)[::-1]).validate(),
+        ["CSRGraph: plan.schedule.pieces[0]", "got"],
+    ),
+    "more pieces than there are": (
+        lambda: scheduled(
+            piece_counts=changed(np.asarray(SCHEDULE.piece_counts), 1, 99)
+        ).validate(),
+        ["CSRGraph: plan.schedule.piece_counts[1]", "got 99"],
+    ),
+    "too few pieces": (
+        lambda: scheduled(pieces=SCHEDULE.pieces[1:]).validate(),
+        ["CSRGraph: graph.plan.schedule.pieces", "(8,)", "(7,)"],
+    ),
     "too few units": (
         lambda: scheduled(rows=SCHEDULE.rows[1:]).validate(),
         ["CSRGraph: graph.plan.schedule.rows", "(8,)", "(7,)"],

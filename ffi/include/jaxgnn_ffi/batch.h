@@ -40,6 +40,13 @@ class Batch {
     return offset;
   }
 
+  // The item for `member` of a buffer of any type.
+  template <typename Buffer>
+  const void* Bytes(const Buffer& buffer, int64_t member) const {
+    return static_cast<const char*>(buffer.untyped_data()) +
+           Offset(buffer.dimensions(), member) * xla::ffi::ByteWidth(buffer.element_type());
+  }
+
   // The item for `member` of a buffer of T; null if items are empty, which stands for None.
   template <typename T, typename Buffer>
   T* Item(Buffer&& buffer, int64_t member) const {

@@ -1,0 +1,706 @@
+// The k-sparse kernels on the GPU; see jaxgnn/ops/reference/maxk_spmm.py for the maths.
+#include "jaxgnn_ffi/pieces.h"
+
+namespace jaxgnn {
+namespace {
+
+namespace ffi = xla::ffi;
+
+// -- records ---------------------------------------------------------------------------------
+
+// How the forward kernel wants a compressed row. `lanes` lanes share it; each owns `blocks` blocks
+// of chunks * entries entries. Which entry goes to which lane is free, and chosen so that the lanes
+// meet different banks of shared memory: those of lane l should have columns that are l modulo
+// `lanes`. All but `blocks` are powers of two.
+struct RecordShape {
+  int lanes, chunks, entries, blocks, k, dim;
+
+  JAXGNN_INLINE int PerBlock() const { return chunks * entries; }
+  JAXGNN_INLINE int PerLane() const { return blocks * PerBlock(); }
+  JAXGNN_INLINE int Size() const { return PerLane() * lanes; }
+  // Slots of a lane that hold real entries; those behind them are padding.
+  JAXGNN_INLINE int Capacity(int lane) const {
+    const int padding = Size() - k;
+    return PerLane() - padding / lanes - (lane < padding % lanes);
+  }
+};
+
+template <int kLanes, int kChunks, int kEntries>
+struct Shape {
+  static constexpr int lanes = kLanes, chunks = kChunks, entries = kEntries;
+};
+
+// Where a slot of a lane lies in a record: values of a chunk together for all lanes, ids of a block
+// for each lane.
+template <typename S>
+struct RecordPlace {
+  static __device__ __forceinline__ int Value(int lane, int slot) {
+    return (slot / S::entries * S::lanes + lane) * S::entries + slot % S::entries;
+  }
+  static __device__ __forceinline__ int Id(int lane, int slot) {
+    constexpr int kPerBlock = S::chunks * S::entries;
+    return (slot / kPerBlock * S::lanes + lane) * kPerBlock + slot % kPerBlock;
+  }
+};
+
+// A warp a row: places the entries, first those that find room in the lane of their column, then
+// the others in the room that is left. Padding has value zero and a column of its lane's own,
+// behind the real ones. `scale` multiplies float values; narrower ones would be rounded twice.
+template <typename S, typename T, typename Column, typename Id>
+__global__ void __launch_bounds__(256)
+    MakeRecords(RecordShape shape, const T* values, const Column* columns, const float* scale,
+                int64_t rows, T* record_values, Id* record_ids) {
+  // With as many lanes as banks there is nothing to choose.
+  constexpr int kClasses = S::lanes == kWarp ? 1 : S::lanes;
+  const int lane = threadIdx.x;
+  const unsigned before = (1u << lane) - 1;
+  for (int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; row < rows;
+       row += int64_t{gridDim.x} * blockDim.y) {
+    const T* value = values + row * shape.k;
+    const Column* column = columns + row * shape.k;
+    const float factor = scale ? scale[row] : 1.0f;
+    T* out_values = record_values + row * shape.Size();
+    Id* out_ids = record_ids + row * shape.Size();
+
+    int wanted[kClasses] = {}, room[kClasses];
+    for (int i = lane; i - lane < shape.k; i += kWarp) {
+      const int own = i < shape.k ? column[i] % kClasses : -1;
+#pragma unroll
+      for (int c = 0; c < kClasses; ++c) wanted[c] += __popc(__ballot_sync(kAllLanes, own == c));
+    }
+#pragma unroll
+    for (int c = 0; c < kClasses; ++c) room[c] = max(shape.Capacity(c) - wanted[c], 0);
+
+    int seen[kClasses] = {}, homeless = 0;
+    for (int i = lane; i - lane < shape.k; i += kWarp) {
+      const bool real = i < shape.k;
+      int to = real ? column[i] % kClasses : -1, slot = 0;
+      bool fits = false;
+#pragma unroll
+      for (int c = 0; c < kClasses; ++c) {
+        const unsigned members = __ballot_sync(kAllLanes, to == c);
+        if (to == c) {
+          slot = seen[c] + __popc(members & before);
+          fits = kClasses == 1 || slot < shape.Capacity(c);
+        }
+        seen[c] += __popc(members);
+      }
+      const unsigned waiting = __ballot_sync(kAllLanes, real && !fits);
+      int rank = homeless + __popc(waiting & before);
+      homeless += __popc(waiting);
+#pragma unroll
+      for (int c = 0; c < kClasses; ++c) {
+        if (!fits && rank >= 0 && rank < room[c]) {
+          to = c;
+          slot = shape.Capacity(c) - room[c] + rank;
+        }
+        rank -= room[c];
+      }
+      if (kClasses == 1) {
+        to = i % S::lanes;
+        slot = i / S::lanes;
+      }
+      if (real) {
+        T entry = value[i];
+        if constexpr (std::is_same_v<T, float>) entry *= factor;
+        out_values[RecordPlace<S>::Value(to, slot)] = entry;
+        out_ids[RecordPlace<S>::Id(to, slot)] = static_cast<Id>(column[i]);
+      }
+    }
+    for (int i = lane; i < shape.Size() - shape.k; i += kWarp) {
+      // Behind the real entries, each lane's or where lanes have no say, the record's.
+      const int to = kClasses == 1 ? (shape.k + i) % S::lanes : i % S::lanes;
+      const int slot =
+          kClasses == 1 ? (shape.k + i) / S::lanes : shape.PerLane() - 1 - i / S::lanes;
+      out_values[RecordPlace<S>::Value(to, slot)] = T{0};
+      out_ids[RecordPlace<S>::Id(to, slot)] = static_cast<Id>(shape.dim + to);
+    }
+  }
+}
+
+// -- forward ---------------------------------------------------------------------------------
+
+// y_i = r_i Σ_j w_ij c_j x_j. The lanes of a group add one neighbour's entries to sums in shared
+// memory, where the sums of a warp's groups lie side by side: [column][group]. A long piece is
+// walked by all groups of a warp, short ones by a group each. Adding needs no atomics: the lanes of
+// a group hold different columns, and a warp's accesses are in order.
+template <typename T, typename Id, typename S, bool kFactors>
+struct ForwardWarp {
+  static constexpr int kLanes = S::lanes, kGroups = kWarp / kLanes;
+  static constexpr int kOwn = S::chunks * S::entries;  // entries of a lane in one block
+  static constexpr int kAhead = kOwn >= 16 ? 2 : 4;
+  static constexpr int kChunkWords = (S::entries * sizeof(T) + 3) / 4;
+  static constexpr int kIdWords = (kOwn * sizeof(Id) + 3) / 4;
+
+  const PieceGraph& graph;
+  const T* values;
+  const Id* ids;
+  int blocks, dim;
+  float* sums;
+  int lane;
+
+  __device__ __forceinline__ int Group() const { return lane / kLanes; }
+
+  __device__ __forceinline__ void Clear() const {
+    for (int i = lane; i < dim * kGroups; i += kWarp) sums[i] = 0.0f;
+    __syncwarp();
+  }
+
+  // This lane's group adds the edges first, first + stride, ... `count` of them; the warp goes
+  // on for `most`, the largest count of its groups.
+  __device__ __forceinline__ void Add(int64_t first, int stride, int count, int most) const {
+    const int32_t* index = graph.indices + first;
+    const float* weight = graph.weights ? graph.weights + first : nullptr;
+    for (int block = 0; block < blocks; ++block)
+      AddBlock(block, index, weight, stride, count, most);
+  }
+
+  __device__ __forceinline__ void AddBlock(int block, const int32_t* index, const float* weight,
+                                           int stride, int count, int most) const {
+    const int record = blocks * kLanes * kOwn;
+    const T* from_values = values + block * kLanes * kOwn + lane % kLanes * S::entries;
+    const Id* from_ids = ids + block * kLanes * kOwn + lane % kLanes * kOwn;
+    int32_t node[kAhead];
+#pragma unroll
+    for (int s = 0; s < kAhead; ++s) node[s] = s < count ? __ldg(index + s * stride) : 0;
+    for (int t = 0; t < most; t += kAhead) {
+      uint32_t value[kAhead][S::chunks * kChunkWords], id[kAhead][kIdWords];
+      float factor[kAhead];
+#pragma unroll
+      for (int s = 0; s < kAhead; ++s) {
+        if (t + s >= count) continue;
+        const int64_t at = int64_t{node[s]} * record;
+#pragma unroll
+        for (int m = 0; m < S::chunks; ++m) {
+          LoadWords<S::entries * sizeof(T)>(value[s] + m * kChunkWords,
+                                            from_values + at + m * kLanes * S::entries);
+        }
+        LoadWords<kOwn * sizeof(Id)>(id[s], from_ids + at);
+        factor[s] = 1.0f;
+        if (kFactors) {
+          if (weight) factor[s] = __ldg(weight + (t + s) * stride);
+          factor[s] *= graph.ColScale(node[s]);
+        }
+      }
+#pragma unroll
+      for (int s = 0; s < kAhead; ++s) {
+        const int next = t + kAhead + s;
+        node[s] = next < count ? __ldg(index + next * stride) : 0;
+      }
+#pragma unroll
+      for (int s = 0; s < kAhead; ++s) {
+        if (t + s < count) AddNeighbour(value[s], id[s], factor[s]);
+        __syncwarp();
+      }
+    }
+  }
+
+  __device__ __forceinline__ void AddNeighbour(const uint32_t* value, const uint32_t* id,
+                                               float factor) const {
+    float sum[kOwn];
+    uint32_t at[kOwn];
+#pragma unroll
+    for (int e = 0; e < kOwn; ++e) {
+      at[e] = IdAt<Id>(id, e) * kGroups + Group();
+      sum[e] = sums[at[e]];
+    }
+#pragma unroll
+    for (int e = 0; e < kOwn; ++e) {
+      const float x = FloatAt<T>(value + e / S::entries * kChunkWords, e % S::entries);
+      sum[e] = kFactors ? sum[e] + factor * x : sum[e] + x;
+    }
+#pragma unroll
+    for (int e = 0; e < kOwn; ++e) sums[at[e]] = sum[e];
+  }
+
+  // The sum over groups, for a long piece.
+  template <typename Out>
+  __device__ __forceinline__ void StoreSum(Out* out, float scale) const {
+    __syncwarp();
+    for (int column = lane; column < dim; column += kWarp) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) sum += sums[column * kGroups + g];
+      out[column] = FromFloat<Out>(scale * sum);
+    }
+    __syncwarp();
+  }
+
+  // Unscaled sums of this lane's group.
+  __device__ __forceinline__ void StorePartial(float* out) const {
+    for (int column = lane % kLanes; column < dim; column += kLanes) {
+      out[column] = sums[column * kGroups + Group()];
+    }
+  }
+
+  // Each group's own row; `out` and `scale` are those of this lane's group, null for none.
+  __device__ __forceinline__ void StoreRows(T* out, float scale) const {
+    __syncwarp();
+    constexpr int kColumns = 32 / sizeof(T);  // a sector of global memory
+    constexpr int kRows = kWarp / kColumns;
+#pragma unroll
+    for (int g0 = 0; g0 < kGroups; g0 += kRows) {
+      const int g = g0 + lane / kColumns;
+      const uint64_t address =
+          __shfl_sync(kAllLanes, reinterpret_cast<uint64_t>(out), g % kGroups * kLanes);
+      const float s = __shfl_sync(kAllLanes, scale, g % kGroups * kLanes);
+      T* row = reinterpret_cast<T*>(address);
+      if (row == nullptr || g >= kGroups) continue;
+      for (int column = lane % kColumns; column < dim; column += kColumns) {
+        row[column] = FromFloat<T>(s * sums[column * kGroups + g]);
+      }
+    }
+    __syncwarp();
+  }
+};
+
+template <typename T, typename Id, typename S, bool kFactors>
+__global__ void __launch_bounds__(128)
+    ForwardKernel(PieceGraph graph, const T* values, const Id* ids, int blocks, int dim, T* y,
+                  float* partial) {
+  extern __shared__ float shared[];
+  using Warp = ForwardWarp<T, Id, S, kFactors>;
+  constexpr int kGroups = Warp::kGroups;
+  const Warp warp{graph,
+                  values,
+                  ids,
+                  blocks,
+                  dim,
+                  shared + threadIdx.y * (dim + S::lanes) * kGroups,
+                  static_cast<int>(threadIdx.x)};
+  const int64_t num_long = graph.NumLong(), num_pieces = graph.NumPieces();
+  const int64_t tasks = num_long + (num_pieces - num_long + kGroups - 1) / kGroups;
+  for (int64_t task = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; task < tasks;
+       task += int64_t{gridDim.x} * blockDim.y) {
+    const bool is_long = task < num_long;
+    const int64_t number = is_long ? task : num_long + (task - num_long) * kGroups + warp.Group();
+    const bool exists = number < num_pieces;
+    const Piece piece = exists ? graph.Get(number) : Piece{0, 0, 0, -1};
+    const int edges = static_cast<int>(piece.end - piece.begin);
+    const int skipped = is_long ? warp.Group() : 0, stride = is_long ? kGroups : 1;
+    const int count = (edges - skipped + stride - 1) / stride;
+    warp.Clear();
+    // The first group has the most edges: of a long piece, and of short ones sorted by length.
+    warp.Add(piece.begin + skipped, stride, count, __shfl_sync(kAllLanes, count, 0));
+    const float scale = graph.RowScale(piece.row);
+    if (is_long && piece.slot < 0) {
+      warp.StoreSum(y + piece.row * int64_t{dim}, scale);
+    } else if (is_long) {
+      warp.StoreSum(partial + piece.slot * dim, 1.0f);
+    } else {
+      warp.StoreRows(exists && piece.slot < 0 ? y + piece.row * int64_t{dim} : nullptr, scale);
+      // The short end of a row of several pieces.
+      if (piece.slot >= 0) warp.StorePartial(partial + piece.slot * dim);
+      __syncwarp();
+    }
+  }
+}
+
+// Calls `body` with tags for the kernel that takes records of this shape, if there is one.
+template <typename T, typename Body>
+bool SwitchShape(const RecordShape& shape, const Body& body) {
+  auto matches = [&](int lanes, int chunks, int entries) {
+    return shape.lanes == lanes && shape.chunks == chunks && shape.entries == entries;
+  };
+  constexpr int kWide = 16 / sizeof(T);
+  if (matches(4, 1, 4)) return body(Shape<4, 1, 4>{}), true;
+  if (matches(4, 1, kWide)) return body(Shape<4, 1, kWide>{}), true;
+  if (matches(4, 2, kWide)) return body(Shape<4, 2, kWide>{}), true;
+  if (matches(4, 16 / kWide, kWide)) return body(Shape<4, 16 / kWide, kWide>{}), true;
+  if (matches(32, 1, 1)) return body(Shape<32, 1, 1>{}), true;
+  return false;
+}
+
+// Calls `body(values type, id type)`: 8-bit ids where they can name the column behind the last.
+template <typename Body>
+ffi::Error SwitchRecord(ffi::DataType value, ffi::DataType id, const Body& body) {
+  return SwitchFloat(value, [&](auto value_type) {
+    return id == ffi::U8 ? body(value_type, Type<uint8_t>{}) : body(value_type, Type<uint16_t>{});
+  });
+}
+
+template <typename S, typename T, typename Id>
+void LaunchRecords(cudaStream_t stream, const RecordShape& shape, const T* values,
+                   const void* columns, ffi::DataType column, const float* scale, int64_t rows,
+                   T* record_values, Id* record_ids) {
+  constexpr int kWarps = 8;
+  const unsigned blocks = StridingBlocks(rows, kWarps);
+  const dim3 block(kWarp, kWarps);
+  if (column == ffi::U8) {
+    MakeRecords<S><<<blocks, block, 0, stream>>>(shape, values,
+                                                 static_cast<const uint8_t*>(columns), scale, rows,
+                                                 record_values, record_ids);
+  } else {
+    MakeRecords<S><<<blocks, block, 0, stream>>>(shape, values,
+                                                 static_cast<const uint16_t*>(columns), scale, rows,
+                                                 record_values, record_ids);
+  }
+}
+
+template <typename T, typename Id, typename S>
+void LaunchForward(S, cudaStream_t stream, const PieceGraph& graph, const RecordShape& shape,
+                   const T* values, const Id* ids, T* y, float* partial) {
+  const bool factors = graph.weights != nullptr || graph.col_scale != nullptr;
+  auto* kernel = factors ? ForwardKernel<T, Id, S, true> : ForwardKernel<T, Id, S, false>;
+  // Half of a multiprocessor's memory stays first-level cache: hub records are read from there.
+  constexpr int kSharedPercent = 50;
+  const int64_t warp_bytes = int64_t{shape.dim + S::lanes} * (kWarp / S::lanes) * sizeof(float);
+  const int64_t warps = std::clamp<int64_t>(MaxSharedBytes() / warp_bytes, 1, 4);
+  const int bytes = static_cast<int>(warps * warp_bytes);
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, kSharedPercent);
+  kernel<<<StridingBlocks(graph.max_pieces, warps), dim3(kWarp, warps), bytes, stream>>>(
+      graph, values, ids, shape.blocks, shape.dim, y, partial);
+}
+
+ffi::Error Forward(cudaStream_t stream, ffi::AnyBuffer indptr, ffi::AnyBuffer unit_rows,
+                   ffi::AnyBuffer unit_offsets, ffi::AnyBuffer pieces, ffi::AnyBuffer counts,
+                   ffi::AnyBuffer indices, ffi::AnyBuffer weights, ffi::AnyBuffer row_scale,
+                   ffi::AnyBuffer col_scale, ffi::AnyBuffer values, ffi::AnyBuffer columns,
+                   ffi::Result<ffi::AnyBuffer> y, ffi::Result<ffi::AnyBuffer> record_values,
+                   ffi::Result<ffi::AnyBuffer> record_ids, ffi::Result<ffi::AnyBuffer> partial,
+                   int64_t edges_per_piece, int64_t lanes, int64_t chunks, int64_t entries) {
+  const Batch batch(y->dimensions(), 2);
+  const int64_t num_nodes = values.dimensions()[batch.rank()], dim = y->dimensions().back();
+  if (y->element_count() == 0) return ffi::Error::Success();
+  const PieceGraphs graphs(batch, indptr, unit_rows, unit_offsets, pieces, counts, indices, weights,
+                           row_scale, col_scale, edges_per_piece);
+  const int64_t blocks = record_values->dimensions().back() / (lanes * chunks * entries);
+  const RecordShape shape{static_cast<int>(lanes),
+                          static_cast<int>(chunks),
+                          static_cast<int>(entries),
+                          static_cast<int>(blocks),
+                          static_cast<int>(values.dimensions().back()),
+                          static_cast<int>(dim)};
+  return SwitchRecord(
+      values.element_type(), record_ids->element_type(), [&](auto value, auto id_type) {
+        using T = typename decltype(value)::type;
+        using Id = typename decltype(id_type)::type;
+        bool known = true;
+        for (int64_t member = 0; member < batch.size() && known; ++member) {
+          PieceGraph graph = graphs.Of(member);
+          const float* scale = std::is_same_v<T, float> ? graph.col_scale : nullptr;
+          if (scale != nullptr) graph.col_scale = nullptr;
+          T* records = batch.Item<T>(*record_values, member);
+          Id* ids = batch.Item<Id>(*record_ids, member);
+          T* out = batch.Item<T>(*y, member);
+          float* sums = batch.Item<float>(*partial, member);
+          known = SwitchShape<T>(shape, [&](auto tags) {
+            LaunchRecords<decltype(tags)>(stream, shape, batch.Item<const T>(values, member),
+                                          batch.Bytes(columns, member), columns.element_type(),
+                                          scale, num_nodes, records, ids);
+            LaunchForward(tags, stream, graph, shape, records, ids, out, sums);
+          });
+          LaunchAddPieces(stream, graph, sums, out, dim);
+        }
+        if (!known) return ffi::Error::InvalidArgument("jaxgnn: maxk_spmm: no such record shape");
+        return LastError();
+      });
+}
+
+// -- backward --------------------------------------------------------------------------------
+
+// Adds four neighbouring floats, 16-byte aligned.
+__device__ __forceinline__ void AddFour(float* to, const float* values) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(values[0]),
+               "f"(values[1]), "f"(values[2]), "f"(values[3])
+               : "memory");
+#else
+#pragma unroll
+  for (int i = 0; i < 4; ++i) atomicAdd(to + i, values[i]);
+#endif
+}
+
+// The four entries of a compressed row that a lane works on, from entry `at`; `kAligned` if rows
+// of the columns and sums are whole groups of four.
+template <typename Column, bool kAligned>
+__device__ __forceinline__ void LoadFour(const Column* columns, int at, int k, uint32_t* four) {
+  if constexpr (kAligned) {
+    uint32_t words[sizeof(Column)];
+    LoadWords<4 * sizeof(Column)>(words, columns + at);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) four[i] = IdAt<Column>(words, i);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) four[i] = at + i < k ? columns[at + i] : 0;
+  }
+}
+
+// Edges of a piece whose sender lies in the tile at hand: a short list in shared memory.
+struct EdgeList {
+  static constexpr int kSize = 4 * kWarp;
+  int32_t node[kSize];
+  int32_t edge[kSize];  // from the piece's first
+};
+
+// sums_jt += Σ_i w_ij r_i dy_i[column_jt] for the senders of one tile: a warp a piece, whose row
+// dy_i it holds in shared memory; `lanes` lanes a neighbour, four entries each. Tiles come one
+// after another (blockIdx.y), so that the sums of a tile stay in the second-level cache.
+template <typename T, typename Column, bool kAligned>
+struct GradValuesWarp {
+  static constexpr int kAhead = 4;
+
+  const PieceGraph& graph;
+  const Column* columns;
+  const T* dy;
+  int k, dim, lanes;
+  float* sums;
+  float* row;
+  EdgeList* list;
+  int lane;
+
+  __device__ __forceinline__ void Run(const Piece& piece, int32_t first_node, int32_t last_node) {
+    const unsigned before = (1u << lane) - 1;
+    bool has_row = false;
+    int listed = 0;
+    for (int64_t begin = piece.begin; begin < piece.end; begin += kWarp) {
+      const int64_t edge = begin + lane;
+      const int32_t node = edge < piece.end ? __ldcs(graph.indices + edge) : -1;
+      const bool mine = node >= first_node && node < last_node;
+      const unsigned found = __ballot_sync(kAllLanes, mine);
+      if (mine) {
+        const int at = listed + __popc(found & before);
+        list->node[at] = node;
+        list->edge[at] = static_cast<int32_t>(edge - piece.begin);
+      }
+      listed += __popc(found);
+      const bool is_last = begin + kWarp >= piece.end;
+      if (listed == 0 || (listed <= EdgeList::kSize - kWarp && !is_last)) continue;
+      if (!has_row) LoadRow(piece.row);
+      has_row = true;
+      __syncwarp();
+      AddListed(piece, listed);
+      __syncwarp();
+      listed = 0;
+    }
+  }
+
+  __device__ __forceinline__ void LoadRow(int64_t number) const {
+    const float scale = graph.RowScale(number);
+    const T* from = dy + number * dim;
+    for (int i = lane; i < dim; i += kWarp) row[i] = scale * ToFloat(from[i]);
+  }
+
+  __device__ __forceinline__ void AddListed(const Piece& piece, int listed) const {
+    const int neighbours = kWarp / lanes, which = lane / lanes, four = lane % lanes * 4;
+    const float* weights = graph.weights ? graph.weights + piece.begin : nullptr;
+    for (int first = which; first < listed; first += kAhead * neighbours) {
+      int32_t node[kAhead];
+#pragma unroll
+      for (int s = 0; s < kAhead; ++s) {
+        const int at = first + s * neighbours;
+        node[s] = at < listed ? list->node[at] : -1;
+      }
+      for (int at = four; at < k; at += 4 * lanes) {
+        uint32_t column[kAhead][4];
+#pragma unroll
+        for (int s = 0; s < kAhead; ++s) {
+          if (node[s] >= 0) {
+            LoadFour<Column, kAligned>(columns + int64_t{node[s]} * k, at, k, column[s]);
+          }
+        }
+#pragma unroll
+        for (int s = 0; s < kAhead; ++s) {
+          if (node[s] < 0) continue;
+          const float weight = weights ? weights[list->edge[first + s * neighbours]] : 1.0f;
+          AddEntries(sums + int64_t{node[s]} * k, at, column[s], weight);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void AddEntries(float* to, int at, const uint32_t* column,
+                                             float weight) const {
+    float value[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) value[i] = weight * row[column[i]];
+    if constexpr (kAligned) {
+      AddFour(to + at, value);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (at + i < k) atomicAdd(to + at + i, value[i]);
+      }
+    }
+  }
+};
+
+template <typename T, typename Column, bool kAligned>
+__global__ void __launch_bounds__(256)
+    GradValuesKernel(PieceGraph graph, const Column* columns, const T* dy, int64_t nodes, int k,
+                     int dim, int lanes, float* sums) {
+  extern __shared__ float shared[];
+  __shared__ EdgeList lists[8];
+  GradValuesWarp<T, Column, kAligned> warp{graph,
+                                           columns,
+                                           dy,
+                                           k,
+                                           dim,
+                                           lanes,
+                                           sums,
+                                           shared + threadIdx.y * dim,
+                                           lists + threadIdx.y,
+                                           static_cast<int>(threadIdx.x)};
+  const int32_t first_node = static_cast<int32_t>(nodes * blockIdx.y / gridDim.y);
+  const int32_t last_node = static_cast<int32_t>(nodes * (blockIdx.y + 1) / gridDim.y);
+  const int64_t num_pieces = graph.NumPieces();
+  for (int64_t number = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; number < num_pieces;
+       number += int64_t{gridDim.x} * blockDim.y) {
+    warp.Run(graph.Get(number), first_node, last_node);
+  }
+}
+
+// dvalues_jt = c_j sums_jt, in place if the types are equal.
+template <typename T>
+__global__ void ScaleRows(PieceGraph graph, const float* sums, int64_t nodes, int64_t k,
+                          T* dvalues) {
+  const int64_t stride = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < nodes * k; i += stride) {
+    dvalues[i] = FromFloat<T>(graph.ColScale(i / k) * sums[i]);
+  }
+}
+
+// Lanes that share a neighbour of k entries, four each: a power of two.
+int LanesFor(int64_t k) {
+  int lanes = 1;
+  while (lanes < kWarp && lanes * 4 < k) lanes *= 2;
+  return lanes;
+}
+
+ffi::Error GradValues(cudaStream_t stream, ffi::AnyBuffer indptr, ffi::AnyBuffer unit_rows,
+                      ffi::AnyBuffer unit_offsets, ffi::AnyBuffer pieces, ffi::AnyBuffer counts,
+                      ffi::AnyBuffer indices, ffi::AnyBuffer weights, ffi::AnyBuffer row_scale,
+                      ffi::AnyBuffer col_scale, ffi::AnyBuffer columns, ffi::AnyBuffer dy,
+                      ffi::Result<ffi::AnyBuffer> dvalues, ffi::Result<ffi::AnyBuffer> workspace,
+                      int64_t edges_per_piece, int64_t tiles) {
+  const Batch batch(dvalues->dimensions(), 2);
+  const int64_t nodes = dvalues->dimensions()[batch.rank()], k = dvalues->dimensions().back();
+  const int64_t dim = dy.dimensions().back();
+  if (dvalues->element_count() == 0) return ffi::Error::Success();
+  const PieceGraphs graphs(batch, indptr, unit_rows, unit_offsets, pieces, counts, indices, weights,
+                           row_scale, col_scale, edges_per_piece);
+  return SwitchFloat(dy.element_type(), [&](auto value) {
+    using T = typename decltype(value)::type;
+    return SwitchColumn(columns.element_type(), [&](auto column_type) {
+      using Column = typename decltype(column_type)::type;
+      for (int64_t member = 0; member < batch.size(); ++member) {
+        const PieceGraph graph = graphs.Of(member);
+        T* out = batch.Item<T>(*dvalues, member);
+        float* sums = batch.Item<float>(*workspace, member);
+        if constexpr (std::is_same_v<T, float>) sums = out;
+        cudaMemsetAsync(sums, 0, nodes * k * sizeof(float), stream);
+        auto* kernel =
+            k % 4 == 0 ? GradValuesKernel<T, Column, true> : GradValuesKernel<T, Column, false>;
+        LaunchPieces(kernel, stream, graph, dim, tiles, batch.Item<const Column>(columns, member),
+                     batch.Item<const T>(dy, member), nodes, static_cast<int>(k),
+                     static_cast<int>(dim), LanesFor(k), sums);
+        if (!std::is_same_v<T, float> || graph.col_scale != nullptr) {
+          ScaleRows<T>
+              <<<StridingBlocks(nodes * k, 256), 256, 0, stream>>>(graph, sums, nodes, k, out);
+        }
+      }
+      return LastError();
+    });
+  });
+}
+
+// dw_ij = r_i c_j Σ_t dy_i[column_jt] value_jt.
+template <typename T, typename Column>
+__global__ void __launch_bounds__(256)
+    GradWeightsKernel(PieceGraph graph, const T* values, const Column* columns, const T* dy,
+                      int64_t k, int64_t dim, int lanes, float* dweights) {
+  extern __shared__ float shared[];
+  float* row = shared + threadIdx.y * dim;
+  const int lane = threadIdx.x, neighbours = kWarp / lanes;
+  const int64_t num_pieces = graph.NumPieces();
+  for (int64_t number = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; number < num_pieces;
+       number += int64_t{gridDim.x} * blockDim.y) {
+    const Piece piece = graph.Get(number);
+    const float scale = graph.RowScale(piece.row);
+    __syncwarp();
+    for (int64_t i = lane; i < dim; i += kWarp) row[i] = scale * ToFloat(dy[piece.row * dim + i]);
+    __syncwarp();
+    for (int64_t first = piece.begin; first < piece.end; first += neighbours) {
+      const int64_t edge = first + lane / lanes;
+      float sum = 0.0f;
+      int32_t node = 0;
+      if (edge < piece.end) {
+        node = graph.indices[edge];
+        for (int64_t t = lane % lanes; t < k; t += lanes) {
+          sum += row[columns[node * k + t]] * ToFloat(values[node * k + t]);
+        }
+      }
+      sum = SumLanes(sum, lanes);
+      if (edge < piece.end && lane % lanes == 0) dweights[edge] = graph.ColScale(node) * sum;
+    }
+  }
+}
+
+ffi::Error GradWeights(cudaStream_t stream, ffi::AnyBuffer indptr, ffi::AnyBuffer unit_rows,
+                       ffi::AnyBuffer unit_offsets, ffi::AnyBuffer pieces, ffi::AnyBuffer counts,
+                       ffi::AnyBuffer indices, ffi::AnyBuffer weights, ffi::AnyBuffer row_scale,
+                       ffi::AnyBuffer col_scale, ffi::AnyBuffer values, ffi::AnyBuffer columns,
+                       ffi::AnyBuffer dy, ffi::Result<ffi::AnyBuffer> dweights,
+                       int64_t edges_per_piece) {
+  const Batch batch(dweights->dimensions(), 1);
+  const int64_t dim = dy.dimensions().back(), k = values.dimensions().back();
+  if (dweights->element_count() == 0) return ffi::Error::Success();
+  const PieceGraphs graphs(batch, indptr, unit_rows, unit_offsets, pieces, counts, indices, weights,
+                           row_scale, col_scale, edges_per_piece);
+  return SwitchFloat(dy.element_type(), [&](auto value) {
+    using T = typename decltype(value)::type;
+    return SwitchColumn(columns.element_type(), [&](auto column_type) {
+      using Column = typename decltype(column_type)::type;
+      for (int64_t member = 0; member < batch.size(); ++member) {
+        const PieceGraph graph = graphs.Of(member);
+        float* out = batch.Item<float>(*dweights, member);
+        LaunchZeroPadding(stream, graph, out);
+        LaunchPieces(GradWeightsKernel<T, Column>, stream, graph, dim, 1,
+                     batch.Item<const T>(values, member), batch.Item<const Column>(columns, member),
+                     batch.Item<const T>(dy, member), k, dim, LanesFor(k), out);
+      }
+      return LastError();
+    });
+  });
+}
+
+}  // namespace
+}  // namespace jaxgnn
+
+#pragma GCC visibility push(default)
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_maxk_spmm, jaxgnn::Forward,
+                              JAXGNN_BIND_PIECES()
+                                  .Arg<xla::ffi::AnyBuffer>()  // kept values
+                                  .Arg<xla::ffi::AnyBuffer>()  // kept columns
+                                  .Ret<xla::ffi::AnyBuffer>()  // y
+                                  .Ret<xla::ffi::AnyBuffer>()  // values of the records
+                                  .Ret<xla::ffi::AnyBuffer>()  // ids of the records
+                                  .Ret<xla::ffi::AnyBuffer>()  // partial sums
+                                  .Attr<int64_t>("edges_per_piece")
+                                  .Attr<int64_t>("lanes")
+                                  .Attr<int64_t>("chunks")
+                                  .Attr<int64_t>("entries"),
+                              {xla::ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_maxk_spmm_grad_values, jaxgnn::GradValues,
+                              JAXGNN_BIND_PIECES()
+                                  .Arg<xla::ffi::AnyBuffer>()  // kept columns
+                                  .Arg<xla::ffi::AnyBuffer>()  // dy
+                                  .Ret<xla::ffi::AnyBuffer>()  // gradient
+                                  .Ret<xla::ffi::AnyBuffer>()  // its sums, if not float32
+                                  .Attr<int64_t>("edges_per_piece")
+                                  .Attr<int64_t>("tiles"),
+                              {xla::ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_maxk_spmm_grad_weights, jaxgnn::GradWeights,
+                              JAXGNN_BIND_PIECES()
+                                  .Arg<xla::ffi::AnyBuffer>()  // kept values
+                                  .Arg<xla::ffi::AnyBuffer>()  // kept columns
+                                  .Arg<xla::ffi::AnyBuffer>()  // dy
+                                  .Ret<xla::ffi::AnyBuffer>()
+                                  .Attr<int64_t>("edges_per_piece"),
+                              {xla::ffi::Traits::kCmdBufferCompatible});
+
+#pragma GCC visibility pop
