@@ -62,11 +62,23 @@ __global__ void __launch_bounds__(256)
     T* out_values = record_values + row * shape.Size();
     Id* out_ids = record_ids + row * shape.Size();
 
-    int wanted[kClasses] = {}, room[kClasses];
-    for (int i = lane; i - lane < shape.k; i += kWarp) {
-      const int own = i < shape.k ? column[i] % kClasses : -1;
+    // Entries are dealt with in batches of a warp's width; most rows are one, read once.
+    const int first_column = lane < shape.k ? column[lane] : 0;
+    const T first_value = lane < shape.k ? value[lane] : T{0};
+    // Which lanes hold an entry of each class.
+    unsigned members[kClasses];
+    auto vote = [&](int i) {
+      const int own = i < shape.k ? (i < kWarp ? first_column : column[i]) % kClasses : -1;
 #pragma unroll
-      for (int c = 0; c < kClasses; ++c) wanted[c] += __popc(__ballot_sync(kAllLanes, own == c));
+      for (int c = 0; c < kClasses; ++c) members[c] = __ballot_sync(kAllLanes, own == c);
+      return own;
+    };
+    int wanted[kClasses] = {}, room[kClasses];
+    int to = -1;
+    for (int i = lane; i - lane < shape.k; i += kWarp) {
+      to = vote(i);
+#pragma unroll
+      for (int c = 0; c < kClasses; ++c) wanted[c] += __popc(members[c]);
     }
 #pragma unroll
     for (int c = 0; c < kClasses; ++c) room[c] = max(shape.Capacity(c) - wanted[c], 0);
@@ -74,16 +86,21 @@ __global__ void __launch_bounds__(256)
     int seen[kClasses] = {}, homeless = 0;
     for (int i = lane; i - lane < shape.k; i += kWarp) {
       const bool real = i < shape.k;
-      int to = real ? column[i] % kClasses : -1, slot = 0;
-      bool fits = false;
+      if (shape.k > kWarp) to = vote(i);
+      unsigned mine = 0;
+      int first = 0, capacity = 0;
 #pragma unroll
       for (int c = 0; c < kClasses; ++c) {
-        const unsigned members = __ballot_sync(kAllLanes, to == c);
-        if (to == c) {
-          slot = seen[c] + __popc(members & before);
-          fits = kClasses == 1 || slot < shape.Capacity(c);
-        }
-        seen[c] += __popc(members);
+        if (to != c) continue;
+        mine = members[c];
+        first = seen[c];
+        capacity = kClasses == 1 ? shape.k : shape.Capacity(c);
+      }
+      int slot = first + __popc(mine & before);
+      const bool fits = slot < capacity;
+      if (shape.k > kWarp) {
+#pragma unroll
+        for (int c = 0; c < kClasses; ++c) seen[c] += __popc(members[c]);
       }
       const unsigned waiting = __ballot_sync(kAllLanes, real && !fits);
       int rank = homeless + __popc(waiting & before);
@@ -101,10 +118,11 @@ __global__ void __launch_bounds__(256)
         slot = i / S::lanes;
       }
       if (real) {
-        T entry = value[i];
+        T entry = i < kWarp ? first_value : value[i];
         if constexpr (std::is_same_v<T, float>) entry *= factor;
         out_values[RecordPlace<S>::Value(to, slot)] = entry;
-        out_ids[RecordPlace<S>::Id(to, slot)] = static_cast<Id>(column[i]);
+        out_ids[RecordPlace<S>::Id(to, slot)] =
+            static_cast<Id>(i < kWarp ? first_column : column[i]);
       }
     }
     for (int i = lane; i < shape.Size() - shape.k; i += kWarp) {

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxgnn.graph import MAX_EDGES_PER_PIECE, CSRGraph
+from jaxgnn.graph import CSRGraph, edges_per_piece
 
 Shape = tuple[int, ...]
 
@@ -78,14 +78,16 @@ def pieces(graph: CSRGraph) -> tuple[Array, ...]:
     )
 
 
+def piece_size(graph: CSRGraph) -> dict[str, np.int64]:
+    """The attribute that goes with ``pieces``."""
+    return {"edges_per_piece": np.int64(edges_per_piece(graph.num_edges))}
+
+
 def partial_sums(graph: CSRGraph, dim: int) -> tuple[Shape, Any]:
     """Shape and dtype of the workspace for rows of several pieces: full ones, and last ones."""
-    if graph.num_edges <= MAX_EDGES_PER_PIECE:
-        return (0, dim), jnp.float32
-    return (2 * (graph.num_edges // MAX_EDGES_PER_PIECE + 1), dim), jnp.float32
-
-
-EDGES_PER_PIECE = np.int64(MAX_EDGES_PER_PIECE)
+    size = edges_per_piece(graph.num_edges)
+    slots = 0 if graph.num_edges <= size else 2 * (graph.num_edges // size + 1)
+    return (slots, dim), jnp.float32
 
 
 def coefficients(graph: CSRGraph) -> tuple[Array | None, ...]:

@@ -10,11 +10,11 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxgnn._ffi._call import (
-    EDGES_PER_PIECE,
     call,
     call_many,
     coefficients,
     partial_sums,
+    piece_size,
     pieces,
     scales,
     structure,
@@ -136,7 +136,7 @@ def maxk_spmm_cuda(graph: CSRGraph, cbsr: CBSR) -> Float[Array, "rows dim"]:
         *coefficients(graph),
         cbsr.values,
         cbsr.indices,
-        edges_per_piece=EDGES_PER_PIECE,
+        **piece_size(graph),
         lanes=np.int64(shape.lanes),
         chunks=np.int64(shape.chunks),
         entries=np.int64(shape.entries),
@@ -158,7 +158,7 @@ def grad_values_cuda(
         *coefficients(graph),
         cbsr.indices,
         dy,
-        edges_per_piece=EDGES_PER_PIECE,
+        **piece_size(graph),
         tiles=np.int64(_tiles(graph.num_cols * cbsr.k * 4)),
     )[0]
 
@@ -181,5 +181,5 @@ def grad_weights_cuda(
         cbsr.values,
         cbsr.indices,
         dy,
-        edges_per_piece=EDGES_PER_PIECE,
+        **piece_size(graph),
     )

@@ -7,22 +7,22 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxgnn._ffi._call import (
-    EDGES_PER_PIECE,
     call,
     call_many,
     coefficients,
     partial_sums,
+    piece_size,
     pieces,
     scales,
     structure,
 )
 from jaxgnn.graph import CSRGraph
 
-# A narrow slice of x, 8 lanes of 16 bytes, stays in a second-level cache of this size. Where it is
-# larger or rows have few edges, wide slices make fewer passes over the rows.
+# Lanes of 16 bytes that read a neighbour. A narrow slice of x stays in a second-level cache of this
+# size; where it is larger, or rows have few edges, wide slices make fewer passes over the rows.
+_NARROW, _WIDE = 8, 32
 _CACHED_BYTES = 40 * 2**20
 _FEW_EDGES = 64
-_NARROW, _WIDE = 8, 32
 
 
 def spmm(graph: CSRGraph, x: Float[Array, "cols dim"]) -> Float[Array, "rows dim"]:
@@ -43,14 +43,15 @@ def spmm_cuda(graph: CSRGraph, x: Float[Array, "cols dim"]) -> Float[Array, "row
     """See ``jaxgnn.ops.spmm``."""
     dim = x.shape[-1]
     fits = graph.num_cols * _NARROW * 16 <= _CACHED_BYTES
-    narrow = fits and graph.num_edges >= _FEW_EDGES * graph.num_rows
+    few_passes = dim * x.dtype.itemsize <= 2 * _NARROW * 16
+    narrow = few_passes or (fits and graph.num_edges >= _FEW_EDGES * graph.num_rows)
     return call_many(
         "jaxgnn_spmm",
         [((graph.num_rows, dim), x.dtype), partial_sums(graph, dim)],
         *pieces(graph),
         *coefficients(graph),
         x,
-        edges_per_piece=EDGES_PER_PIECE,
+        **piece_size(graph),
         lanes=np.int64(_NARROW if narrow else _WIDE),
     )[0]
 
@@ -67,5 +68,5 @@ def sddmm_cuda(
         *scales(graph),
         a,
         b,
-        edges_per_piece=EDGES_PER_PIECE,
+        **piece_size(graph),
     )

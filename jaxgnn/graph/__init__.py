@@ -6,8 +6,8 @@ from jaxgnn.graph._cbsr import column_dtype as column_dtype
 from jaxgnn.graph._csr import CSRGraph as CSRGraph
 from jaxgnn.graph._csr import GraphPlan as GraphPlan
 from jaxgnn.graph._csr import Normalization as Normalization
-from jaxgnn.graph._schedule import MAX_EDGES_PER_PIECE as MAX_EDGES_PER_PIECE
 from jaxgnn.graph._schedule import MAX_EDGES_PER_UNIT as MAX_EDGES_PER_UNIT
 from jaxgnn.graph._schedule import RowSchedule as RowSchedule
+from jaxgnn.graph._schedule import edges_per_piece as edges_per_piece
 from jaxgnn.graph._sorting import sort_edges as sort_edges
 from jaxgnn.graph._validate import check_shapes as check_shapes

@@ -13,8 +13,17 @@ from jaxtyping import Array, Int
 from jaxgnn.graph._arrays import is_concrete
 
 MAX_EDGES_PER_UNIT = 256
-UNITS_PER_PIECE = 16
-MAX_EDGES_PER_PIECE = UNITS_PER_PIECE * MAX_EDGES_PER_UNIT
+MAX_UNITS_PER_PIECE = 16
+
+
+def units_per_piece(num_edges: int) -> int:
+    """How many units a piece has at most: a warp walks it alone, so it must not take for ever."""
+    return min(max(num_edges >> 20, 1), MAX_UNITS_PER_PIECE)
+
+
+def edges_per_piece(num_edges: int) -> int:
+    """How many edges a piece of a graph of this many edge slots has at most."""
+    return units_per_piece(num_edges) * MAX_EDGES_PER_UNIT
 
 
 def long_piece(num_edges: int) -> int:
@@ -37,8 +46,8 @@ class RowSchedule:
     (rows + edges // MAX_EDGES_PER_UNIT), so graphs of equal shape share compiled code; unused
     units at the end have ``rows[u] == num_rows`` and no edges.
 
-    A GPU takes larger bites: pieces of at most ``MAX_EDGES_PER_PIECE`` edges of one row, longest
-    first, so that neighbouring warps have equal work.
+    A GPU takes pieces of at most ``edges_per_piece(edges)`` edges of one row, longest first, so
+    that neighbouring warps have equal work.
 
     Attributes:
       rows: row of each unit, int32.
@@ -79,8 +88,8 @@ def make_schedule(indptr: Int[Array, " rows+1"] | np.ndarray, num_edges: int) ->
     starts = indptr[rows] + xp.where(rows < num_rows, within_row * MAX_EDGES_PER_UNIT, 0)
     offsets = xp.concatenate([starts, indptr[-1:]]).astype(indptr.dtype)
     to_row_end = indptr[xp.minimum(rows + 1, num_rows)] - starts
-    begins = (rows < num_rows) & (within_row % UNITS_PER_PIECE == 0)
-    lengths = xp.minimum(to_row_end, MAX_EDGES_PER_PIECE)
+    begins = (rows < num_rows) & (within_row % units_per_piece(num_edges) == 0)
+    lengths = xp.minimum(to_row_end, edges_per_piece(num_edges))
     pieces, counts = _sort_pieces(xp, begins, lengths, long_piece(num_edges))
     return RowSchedule(rows.astype(np.int32), offsets, pieces, counts)
 

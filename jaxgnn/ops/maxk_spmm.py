@@ -49,9 +49,9 @@ GRAD_WEIGHTS = _kernel("grad_weights", ffi.grad_weights_cuda)
 
 # Largest k / dim at which the k-sparse kernels beat todense + spmm, forward and backward together:
 # rows of (dtype, smallest dim, k / dim), the first that fits counts, as measured by
-# `python -m experiments.benchmarks.maxk_spmm --break-even` and on a graph of 200,000 nodes, whose
-# dense features leave every cache and where the k-sparse kernels win up to twice these. XLA has no
-# k-sparse kernel, so where it is the only implementation the table is empty.
+# `python -m experiments.benchmarks.maxk_spmm --break-even`. On a CPU it depends on whether the
+# dense features fit the last cache: on a graph of 200,000 nodes, whose features do not, the k-sparse
+# kernels win up to twice these. On a GPU it is that of the reddit-like graph, the least of all.
 BREAK_EVEN: dict[dispatch.Platform, tuple[tuple[str, int, float], ...]] = {
     "cpu": (
         ("float32", 128, 0.125),
@@ -59,7 +59,12 @@ BREAK_EVEN: dict[dispatch.Platform, tuple[tuple[str, int, float], ...]] = {
         ("bfloat16", 128, 0.0625),
         ("bfloat16", 1, 0.03125),
     ),
-    "cuda": (("float32", 1, 0.5), ("bfloat16", 1, 0.5)),
+    "cuda": (
+        ("float32", 128, 0.375),
+        ("float32", 1, 0.25),
+        ("bfloat16", 128, 0.25),
+        ("bfloat16", 1, 0.125),
+    ),
 }
 
 

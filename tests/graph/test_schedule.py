@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxgnn.graph import MAX_EDGES_PER_PIECE, MAX_EDGES_PER_UNIT, CSRGraph, RowSchedule
+from jaxgnn.graph import MAX_EDGES_PER_UNIT, CSRGraph, RowSchedule, edges_per_piece
 from jaxgnn.graph._schedule import long_piece
 from tests.graph._oracles import assert_same_tree, prepare, random_edges
 
@@ -52,10 +52,12 @@ def check(schedule, degrees, num_edges):
 def check_pieces(schedule, degrees, num_edges=None):
     """Pieces cut each row at multiples of their size, longest first."""
     starts = np.concatenate([[0], np.cumsum(degrees)])
+    num_edges = num_edges or sum(degrees)
+    size = edges_per_piece(num_edges)
     wanted = {
-        (start + at, row): min(MAX_EDGES_PER_PIECE, degree - at)
+        (start + at, row): min(size, degree - at)
         for row, (start, degree) in enumerate(zip(starts, degrees, strict=False))
-        for at in range(0, max(degree, 1), MAX_EDGES_PER_PIECE)
+        for at in range(0, max(degree, 1), size)
     }
     num_long, number = np.asarray(schedule.piece_counts).tolist()
     units = np.asarray(schedule.pieces)
@@ -65,21 +67,21 @@ def check_pieces(schedule, degrees, num_edges=None):
     assert sorted(begun) == sorted(wanted)
     lengths = [wanted[piece] for piece in begun]
     assert lengths == sorted(lengths, reverse=True)
-    assert num_long == sum(length >= long_piece(num_edges or sum(degrees)) for length in lengths)
+    assert num_long == sum(length >= long_piece(num_edges) for length in lengths)
 
 
 @PROPERTY
-@given(degrees=st.lists(st.sampled_from([0, 1, 63, 64, 4095, 4096, 4097, 8192, 9000]), min_size=1))
+@given(degrees=st.lists(st.sampled_from([0, 1, 63, 64, 255, 256, 257, 512, 900]), min_size=1))
 def test_pieces_cover_every_row_longest_first(degrees):
     check_pieces(schedule_of(degrees), degrees)
 
 
 def test_longer_rows_share_warps_where_there_are_many_edges():
-    degrees, padding = [100, 2000, 0], 2**24
+    degrees, padding = [100, 2000, 4096, 4097, 0], 2**24
     schedule = schedule_of(degrees, padding)
     check_pieces(schedule, degrees, sum(degrees) + padding)
-    assert schedule.piece_counts.tolist() == [1, 3]
-    assert schedule_of(degrees).piece_counts.tolist() == [2, 3]
+    assert schedule.piece_counts.tolist() == [3, 6]
+    assert schedule_of(degrees).piece_counts.tolist() == [1 + 8 + 16 + 16, 1 + 8 + 16 + 17 + 1]
 
 
 @PROPERTY

@@ -99,10 +99,12 @@ class PieceGraphs {
 
 #ifdef __CUDACC__
 
-// Rows of several pieces: adds their partial sums in order, scales and stores.
+// Rows of several pieces: adds their partial sums in order, scales and stores. A warp looks through
+// its share of the rows for them and takes 32 columns (blockIdx.y) of each.
 template <typename T>
 __global__ void AddPieces(PieceGraph graph, const float* partial, T* y, int64_t dim) {
   const int lane = threadIdx.x;
+  const int64_t column = int64_t{blockIdx.y} * kWarp + lane;
   const int64_t warps = int64_t{gridDim.x} * blockDim.y;
   const int64_t warp = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
   for (int64_t first = warp * kWarp; first < graph.num_rows; first += warps * kWarp) {
@@ -114,15 +116,14 @@ __global__ void AddPieces(PieceGraph graph, const float* partial, T* y, int64_t 
       const int64_t row = first + __ffs(left) - 1;
       const int64_t row_begin = graph.Offset(graph.indptr, row);
       const int64_t row_end = graph.Offset(graph.indptr, row + 1);
-      const float scale = graph.RowScale(row);
-      for (int64_t column = lane; column < dim; column += kWarp) {
-        float sum = 0.0f;
-        for (int64_t begin = row_begin; begin < row_end; begin += graph.edges_per_piece) {
-          const int64_t full = begin + graph.edges_per_piece;
-          sum += partial[graph.Slot(begin, full < row_end ? full : row_end) * dim + column];
-        }
-        y[row * dim + column] = FromFloat<T>(scale * sum);
+      if (column >= dim) continue;
+      float sum = 0.0f;
+#pragma unroll 4
+      for (int64_t begin = row_begin; begin < row_end; begin += graph.edges_per_piece) {
+        const int64_t full = begin + graph.edges_per_piece;
+        sum += partial[graph.Slot(begin, full < row_end ? full : row_end) * dim + column];
       }
+      y[row * dim + column] = FromFloat<T>(graph.RowScale(row) * sum);
     }
   }
 }
@@ -132,8 +133,9 @@ void LaunchAddPieces(cudaStream_t stream, const PieceGraph& graph, const float* 
                      int64_t dim) {
   if (graph.num_edges <= graph.edges_per_piece) return;
   constexpr int kWarps = 8;
-  const unsigned blocks = StridingBlocks((graph.num_rows + kWarp - 1) / kWarp, kWarps);
-  AddPieces<T><<<blocks, dim3(kWarp, kWarps), 0, stream>>>(graph, partial, y, dim);
+  const dim3 grid(StridingBlocks((graph.num_rows + kWarp - 1) / kWarp, kWarps),
+                  static_cast<unsigned>((dim + kWarp - 1) / kWarp));
+  AddPieces<T><<<grid, dim3(kWarp, kWarps), 0, stream>>>(graph, partial, y, dim);
 }
 
 // Sets the entries of padding slots to zero.
