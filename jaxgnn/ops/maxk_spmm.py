@@ -50,8 +50,8 @@ GRAD_WEIGHTS = _kernel("grad_weights", ffi.grad_weights_cuda)
 # Largest k / dim at which the k-sparse kernels beat todense + spmm, forward and backward together:
 # rows of (dtype, smallest dim, k / dim), the first that fits counts, as measured by
 # `python -m experiments.benchmarks.maxk_spmm --break-even`. On a CPU it depends on whether the
-# dense features fit the last cache: on a graph of 200,000 nodes, whose features do not, the k-sparse
-# kernels win up to twice these. On a GPU it is that of the reddit-like graph, the least of all.
+# dense features fit the last cache: on a graph of 200,000 nodes, whose features do not, the
+# k-sparse kernels win up to twice these. On a GPU it is that of the reddit-like graph, the least.
 BREAK_EVEN: dict[dispatch.Platform, tuple[tuple[str, int, float], ...]] = {
     "cpu": (
         ("float32", 128, 0.125),
