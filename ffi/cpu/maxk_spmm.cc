@@ -108,8 +108,8 @@ class GradValuesOfMember {
     for (int64_t tile = 0; tile < tiles_.size(); ++tile) {
       first_piece_.push_back(pieces_.size());
       const int64_t begin = tiles_.FirstEdge(tile), edges = tiles_.FirstEdge(tile + 1) - begin;
-      const int64_t cuts =
-          std::max<int64_t>(1, edges / std::max(kEdgesPerNode * NodesOf(tile), kEdgesPerPiece));
+      const int64_t wanted = edges / std::max(kEdgesPerNode * NodesOf(tile), kEdgesPerPiece);
+      const int64_t cuts = std::clamp<int64_t>(wanted, 1, 1 + kMostPieces / tiles_.size());
       for (int64_t cut = 0; cut < cuts; ++cut) {
         pieces_.push_back({tile, begin + edges * cut / cuts, begin + edges * (cut + 1) / cuts,
                            cuts == 1 ? kWhole : partial_size_});
@@ -130,6 +130,8 @@ class GradValuesOfMember {
  private:
   // Below these a partial sum costs more than it shares out.
   static constexpr int64_t kEdgesPerNode = 16, kEdgesPerPiece = 1 << 14;
+  // Each takes the memory of its tile's sums.
+  static constexpr int64_t kMostPieces = 64;
   static constexpr int64_t kWhole = -1;
 
   struct Piece {
@@ -143,12 +145,13 @@ class GradValuesOfMember {
 
   void Sum(const Piece& piece) const {
     const int64_t first_node = tiles_.FirstNode(piece.tile), size = NodesOf(piece.tile) * k_;
-    float* scratch = ScratchFloats(size + dim_);
-    float* sums = piece.partial == kWhole ? scratch + dim_ : partial_.get() + piece.partial;
+    const bool whole = piece.partial == kWhole;
+    float* scratch = ScratchFloats(whole ? size + dim_ : dim_);
+    float* sums = whole ? scratch + dim_ : partial_.get() + piece.partial;
     WithWidestIsa([&]() JAXGNN_INLINE {
       for (int64_t i = 0; i < size; ++i) sums[i] = 0.0f;
       AddEdges(piece, first_node, scratch, sums);
-      if (piece.partial == kWhole) Store(sums, first_node * k_, size);
+      if (whole) Store(sums, first_node * k_, size);
     });
   }
 

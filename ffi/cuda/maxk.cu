@@ -9,10 +9,10 @@ namespace {
 namespace ffi = xla::ffi;
 
 constexpr int kWarpsPerBlock = 8;
-constexpr int64_t kMaxBlocks = 1 << 20;
 
-// A warp a row, blocks striding over the rows.
+// A warp a row, for kernels that keep nothing from row to row.
 struct RowLaunch {
+  static constexpr int64_t kMaxBlocks = 1 << 20;
   dim3 grid, block{kWarp, kWarpsPerBlock};
 
   explicit RowLaunch(int64_t rows)
@@ -404,6 +404,17 @@ ffi::Error Maxk(cudaStream_t stream, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffe
 }  // namespace jaxgnn
 
 #pragma GCC visibility push(default)
+
+// Why this library has nothing that runs on the current device, or null: it was compiled for other
+// architectures, or with a toolkit that the driver does not know.
+extern "C" const char* jaxgnn_cuda_problem() {
+  cudaFuncAttributes attributes;
+  const cudaError_t error =
+      cudaFuncGetAttributes(&attributes, jaxgnn::TodenseKernel<uint32_t, uint8_t>);
+  if (error == cudaSuccess) return nullptr;
+  cudaGetLastError();  // or a later launch would report it
+  return cudaGetErrorString(error);
+}
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_maxk, jaxgnn::Maxk,
                               xla::ffi::Ffi::Bind()

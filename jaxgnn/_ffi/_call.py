@@ -14,6 +14,9 @@ from jaxgnn.graph import CSRGraph, edges_per_piece
 
 Shape = tuple[int, ...]
 
+# CUDA kernels that hold a row of floats in shared memory, of which a block has 99 KiB at least.
+MOST_COLUMNS_IN_SHARED = 16384
+
 
 def call(
     target: str, result: tuple[Shape, Any], *operands: Array | None, **attributes: Any

@@ -68,10 +68,24 @@ def load(platform: str) -> ctypes.CDLL | None:
 @functools.cache
 def why_missing(platform: str) -> str | None:
     """Why the compiled kernels of ``platform`` can not be used; None if they can."""
-    if load(platform) is not None:
-        return None
+    library = load(platform)
+    if library is not None:
+        return _cuda_problem(library) if platform == "cuda" else None
     reason = "can not be loaded" if library_path(platform) else "was not built"
     return (
         f"needs the compiled library libjaxgnn_{platform}.so, which {reason}; reinstall jaxgnn "
         f"with {_COMPILERS[platform]} and without JAXGNN_PURE_PYTHON"
+    )
+
+
+def _cuda_problem(library: ctypes.CDLL) -> str | None:
+    """Why nothing of the CUDA library runs on the GPU at hand; None if it does or there is none."""
+    if jax.default_backend() != "gpu":
+        return None
+    library.jaxgnn_cuda_problem.restype = ctypes.c_char_p
+    problem = library.jaxgnn_cuda_problem()
+    if problem is None:
+        return None
+    return (
+        f"needs a GPU and a driver that libjaxgnn_cuda.so was compiled for, got: {problem.decode()}"
     )

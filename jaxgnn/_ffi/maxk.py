@@ -11,29 +11,20 @@ from jaxgnn.graph import CBSR, column_dtype
 
 def maxk(x: Float[Array, "*batch dim"], *, k: int, by: str, early_stop: int | None) -> CBSR:
     """See ``jaxgnn.ops.maxk``."""
-    dim = x.shape[-1]
-    shape = (*x.shape[:-1], k)
-    values, indices = call_many(
-        "jaxgnn_maxk",
-        [(shape, x.dtype), (shape, column_dtype(dim))],
-        x,
-        by_magnitude=by == "magnitude",
-        early_stop=np.int64(-1 if early_stop is None else early_stop),
-    )
-    return CBSR(values, indices, dim)
+    steps = np.int64(-1 if early_stop is None else early_stop)
+    return _maxk(x, k, by_magnitude=by == "magnitude", early_stop=steps)
 
 
 def maxk_cuda(x: Float[Array, "*batch dim"], *, k: int, by: str, early_stop: None) -> CBSR:
     """See ``jaxgnn.ops.maxk``; exact only."""
-    dim = x.shape[-1]
+    return _maxk(x, k, by_magnitude=by == "magnitude")
+
+
+def _maxk(x, k, **attributes):
     shape = (*x.shape[:-1], k)
-    values, indices = call_many(
-        "jaxgnn_maxk",
-        [(shape, x.dtype), (shape, column_dtype(dim))],
-        x,
-        by_magnitude=by == "magnitude",
-    )
-    return CBSR(values, indices, dim)
+    results = [(shape, x.dtype), (shape, column_dtype(x.shape[-1]))]
+    values, indices = call_many("jaxgnn_maxk", results, x, **attributes)
+    return CBSR(values, indices, x.shape[-1])
 
 
 def todense(cbsr: CBSR) -> Float[Array, "*batch rows dim"]:

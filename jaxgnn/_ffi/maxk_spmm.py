@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxgnn._ffi._call import (
+    MOST_COLUMNS_IN_SHARED,
     call,
     call_many,
     coefficients,
@@ -102,8 +103,6 @@ _MOST_COLUMNS_OF_GROUPS = 1024
 # Sums that stay in a second-level cache while they are added to. Each pass reads dy anew.
 _CACHED_BYTES = 36 * 2**20
 _MOST_TILES = 3
-# One row a warp has to fit the shared memory of a block.
-_MOST_COLUMNS = 16384
 
 
 def _cost(k: int, block: int) -> int:
@@ -115,8 +114,8 @@ def _cost(k: int, block: int) -> int:
 
 def cuda_limits(graph: CSRGraph, cbsr: CBSR, dy: Any = None) -> str | None:
     """Why the CUDA kernels can not take these arguments, or None."""
-    if cbsr.dim > _MOST_COLUMNS:
-        return f"needs at most {_MOST_COLUMNS} columns, got {cbsr.dim}"
+    if cbsr.dim > MOST_COLUMNS_IN_SHARED:
+        return f"needs at most {MOST_COLUMNS_IN_SHARED} columns, got {cbsr.dim}"
     return None
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from jaxgnn._ffi._call import (
+    MOST_COLUMNS_IN_SHARED,
     call,
     call_many,
     coefficients,
@@ -54,6 +55,13 @@ def spmm_cuda(graph: CSRGraph, x: Float[Array, "cols dim"]) -> Float[Array, "row
         **piece_size(graph),
         lanes=np.int64(_NARROW if narrow else _WIDE),
     )[0]
+
+
+def sddmm_limits(graph: CSRGraph, a: Array, b: Array) -> str | None:
+    """Why the CUDA kernel can not take these arguments, or None."""
+    if a.shape[-1] > MOST_COLUMNS_IN_SHARED:
+        return f"needs at most {MOST_COLUMNS_IN_SHARED} columns, got {a.shape[-1]}"
+    return None
 
 
 def sddmm_cuda(

@@ -27,7 +27,7 @@ def edges_per_piece(num_edges: int) -> int:
 
 
 def long_piece(num_edges: int) -> int:
-    """From how many edges on a warp of a GPU takes a piece alone, rather than one of eight.
+    """From how many edges on a warp of a GPU takes a piece alone, rather than one of several.
 
     Sharing a warp costs less for each piece; but the longest shared piece must be a small part of
     what a warp has to do in all, which on a large GPU is about ``num_edges >> 14``.

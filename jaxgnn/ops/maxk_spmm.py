@@ -70,6 +70,8 @@ BREAK_EVEN: dict[dispatch.Platform, tuple[tuple[str, int, float], ...]] = {
 
 def break_even(platform: dispatch.Platform, dtype: Any, dim: int) -> float:
     """Largest ``k / dim`` for which ``maxk_spmm`` takes k-sparse kernels when left to choose."""
+    if platform == "cuda" and dim > ffi.MOST_COLUMNS_IN_SHARED:
+        return 0.0
     for name, smallest_dim, ratio in BREAK_EVEN[platform]:
         if jnp.dtype(dtype).name == name and dim >= smallest_dim:
             return ratio

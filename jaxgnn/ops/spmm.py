@@ -27,7 +27,9 @@ SDDMM = dispatch.Kernel(
     "sddmm",
     {
         "xla": dispatch.xla(reference.sddmm, scatters=False),
-        "ffi": dispatch.ffi(dtypes=_DTYPES, cpu=ffi.sddmm, cuda=ffi.sddmm_cuda),
+        "ffi": dispatch.ffi(
+            dtypes=_DTYPES, cpu=ffi.sddmm, cuda=ffi.sddmm_cuda, cuda_limits=ffi.sddmm_limits
+        ),
     },
 )
 

@@ -98,3 +98,21 @@ def test_a_broken_library_is_reported_not_registered(tmp_path, monkeypatch):
         reason = _library.why_missing("cpu")
     assert "can not be loaded" in reason
     _forget()
+
+
+def test_a_gpu_that_the_cuda_library_was_not_compiled_for_is_told_and_passed_over(monkeypatch):
+    def problem():
+        return b"no kernel image is available"
+
+    class Library:
+        jaxgnn_cuda_problem = staticmethod(problem)
+
+    monkeypatch.setattr(_library, "load", lambda platform: Library)
+    monkeypatch.setattr(_library.jax, "default_backend", lambda: "gpu")
+    _library.why_missing.cache_clear()
+    reason = _library.why_missing("cuda")
+    assert "compiled for, got: no kernel image" in reason
+    monkeypatch.setattr(_library.jax, "default_backend", lambda: "cpu")
+    _library.why_missing.cache_clear()
+    assert _library.why_missing("cuda") is None
+    _library.why_missing.cache_clear()

@@ -17,8 +17,8 @@ from tests.ops._table import longest_row
 pytestmark = pytest.mark.gpu
 
 TAILS = (1, 2, 3, 5, 8, 16, 31, 33, 96, 255)
-# Eight rows a warp, one row a warp, ids of one and of two bytes.
-WIDTHS = (256, 255, 300, 1024, 1030, 4096)
+# Eight rows a warp, one row a warp, ids of one and of two bytes, nearly all shared memory.
+WIDTHS = (256, 255, 300, 1024, 1030, 4096, 7100, 8192)
 compiled = functools.partial(ops.maxk_spmm, implementation="ffi")
 
 
@@ -103,8 +103,11 @@ def test_every_width_agrees_with_float64(dim, k, dtype):
     x = random_array((graph.num_cols, dim), dtype, seed=2)
     kept = ops.maxk(x, k)
     length = longest_row(graph)
-    y = compiled(graph, kept)
+    y, pull_back = jax.vjp(lambda v: compiled(graph, CBSR(v, kept.indices, dim)), kept.values)
     assert_close(y, _aggregate(graph, kept.todense()), reduction_length=length)
+    exact = _aggregate(graph, x, transposed=True)
+    exact = np.take_along_axis(exact, np.asarray(kept.indices).astype(np.int64), axis=1)
+    assert_close(pull_back(x)[0], exact, reduction_length=length)
     y = ops.spmm(graph, x, implementation="ffi")
     assert_close(y, _aggregate(graph, x), reduction_length=length)
 
@@ -187,7 +190,14 @@ def test_many_calls_inside_one_captured_graph():
             x = ops.maxk_spmm(graph.normalized("mean"), ops.maxk(x, 16))
         return x
 
-    x = random_array((graph.num_cols, 64), "float32", seed=9)
-    first = network(x)
+    # Widths that take different amounts of shared memory, in one graph too.
+    @jax.jit
+    def both(wide, narrow):
+        return network(wide), network(narrow), network(wide)
+
+    wide = random_array((graph.num_cols, 1024), "float32", seed=9)
+    narrow = random_array((graph.num_cols, 64), "float32", seed=9)
+    first = network(narrow)
     for _ in range(5):
-        assert_bit_equal(first, network(x))
+        assert_bit_equal(first, network(narrow))
+        assert_bit_equal(first, both(wide, narrow)[1])

@@ -45,6 +45,28 @@ def test_a_name_with_an_unsupported_dtype_says_what_it_needs():
         ops.spmm(GRAPH, X.astype(jnp.float16), implementation="ffi")
 
 
+def test_what_a_cuda_kernel_does_not_take_is_told_before_it_is_launched():
+    from jaxgnn.ops.maxk import MAXK
+    from jaxgnn.ops.maxk_spmm import FORWARD, GRAD_VALUES
+    from jaxgnn.ops.spmm import SDDMM, SPMM
+
+    def reason(kernel, *args, **options):
+        return kernel.implementations["ffi"].unsupported("cuda", *args, **options)
+
+    exact = {"k": 3, "by": "value", "early_stop": None}
+    wide = jnp.zeros((GRAPH.num_cols, 20_000))
+    kept = CBSR(wide[:, :3], jnp.zeros((GRAPH.num_cols, 3), jnp.uint16), 20_000)
+    assert "at most 1024 columns, got 20000" in reason(MAXK, wide, **exact)
+    assert "early_stop None" in reason(MAXK, X, **(exact | {"early_stop": 2}))
+    assert "at most 16384 columns, got 20000" in reason(FORWARD, GRAPH, kept)
+    assert "at most 16384 columns, got 20000" in reason(GRAD_VALUES, GRAPH, kept, wide)
+    assert "at most 16384 columns, got 20000" in reason(SDDMM, GRAPH, wide, wide)
+    assert reason(SPMM, GRAPH, wide) is None
+    assert reason(MAXK, X, **exact) is None
+    cpu = MAXK.implementations["ffi"].unsupported("cpu", wide, **(exact | {"early_stop": 2}))
+    assert cpu is None
+
+
 def test_none_falls_back_to_xla_for_an_unsupported_dtype():
     half = X.astype(jnp.float16)
     y = ops.spmm(GRAPH, half)

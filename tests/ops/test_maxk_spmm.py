@@ -155,6 +155,7 @@ def test_break_even_takes_the_first_row_that_fits_and_is_zero_for_unknown_dtypes
     assert break_even("cpu", "float32", 127) == BREAK_EVEN["cpu"][1][2]
     assert break_even("cpu", "float16", 256) == 0.0
     assert break_even("cuda", "float16", 256) == 0.0
+    assert break_even("cuda", "float32", 16384) > break_even("cuda", "float32", 16385) == 0.0
 
 
 def test_rows_without_edges_are_zero_not_left_over_memory():

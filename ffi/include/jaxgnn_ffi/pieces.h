@@ -6,7 +6,7 @@
 
 namespace jaxgnn {
 
-// At most kEdges consecutive edges of one row.
+// At most edges_per_piece consecutive edges of one row.
 struct Piece {
   int32_t row;
   int64_t begin, end;
@@ -21,10 +21,9 @@ struct PieceGraph {
   const float *weights, *row_scale, *col_scale;
   int64_t edges_per_piece, num_rows, num_edges, max_pieces;
 
-  // Partial sums of rows of several pieces, at most. Full pieces lie apart by their length, so the
-  // quotient of their first edge names them; what is left of such rows is named likewise.
+  // Partial sums of rows of several pieces. Full pieces lie apart by their length, so the quotient
+  // of their first edge names them; what is left of such rows is named likewise.
   JAXGNN_INLINE int64_t SlotsOfAKind() const { return num_edges / edges_per_piece + 1; }
-  JAXGNN_INLINE int64_t Slots() const { return 2 * SlotsOfAKind(); }
   JAXGNN_INLINE int64_t Slot(int64_t begin, int64_t end) const {
     const bool full = end - begin == edges_per_piece;
     return begin / edges_per_piece + (full ? 0 : SlotsOfAKind());
@@ -153,24 +152,14 @@ inline void LaunchZeroPadding(cudaStream_t stream, const PieceGraph& graph, floa
   ZeroPadding<<<StridingBlocks(graph.num_edges, kThreads), kThreads, 0, stream>>>(graph, edges);
 }
 
-// Shared memory for one dense row of floats for each warp of a block.
-struct RowsInShared {
-  int64_t warps;
-  int bytes;
-
-  explicit RowsInShared(int64_t dim)
-      : warps(std::clamp<int64_t>(MaxSharedBytes() / (dim * 4), 1, 8)),
-        bytes(static_cast<int>(warps * dim * 4)) {}
-};
-
-// A warp a piece with a dense row in shared memory, `passes` times over all pieces.
+// A warp a piece with a dense row of floats in shared memory, `passes` times over all pieces.
 template <typename Kernel, typename... Args>
 void LaunchPieces(Kernel* kernel, cudaStream_t stream, const PieceGraph& graph, int64_t dim,
                   int64_t passes, Args... args) {
-  const RowsInShared rows(dim);
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, rows.bytes);
-  const dim3 grid(StridingBlocks(graph.max_pieces, rows.warps), static_cast<unsigned>(passes));
-  kernel<<<grid, dim3(kWarp, rows.warps), rows.bytes, stream>>>(graph, args...);
+  const int64_t row_bytes = dim * static_cast<int64_t>(sizeof(float));
+  const int64_t warps = std::clamp<int64_t>(AllowSharedBytes(kernel) / row_bytes, 1, 8);
+  const dim3 grid(StridingBlocks(graph.max_pieces, warps), static_cast<unsigned>(passes));
+  kernel<<<grid, dim3(kWarp, warps), warps * row_bytes, stream>>>(graph, args...);
 }
 
 #endif  // __CUDACC__

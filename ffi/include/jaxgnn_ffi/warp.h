@@ -31,11 +31,18 @@ inline unsigned StridingBlocks(int64_t tasks, int64_t tasks_per_block) {
       std::clamp<int64_t>(needed, 1, int64_t{multiprocessors} * kBlocksPerMultiprocessor));
 }
 
-// Bytes of dynamic shared memory that a block of the current device may have.
-inline int64_t MaxSharedBytes() {
+// Lets launches of a kernel have all the shared memory that a block may have beside what the kernel
+// declares, and returns how much that is. The same at every call, whatever a launch takes of it, so
+// that calls from several threads or in one graph agree.
+template <typename Kernel>
+int64_t AllowSharedBytes(Kernel* kernel) {
   int device = 0, bytes = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  cudaFuncAttributes attributes{};
+  cudaFuncGetAttributes(&attributes, kernel);
+  bytes -= static_cast<int>(attributes.sharedSizeBytes);
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   return bytes;
 }
 
