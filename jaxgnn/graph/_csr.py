@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -25,31 +25,10 @@ from jaxgnn.graph._arrays import (
     take,
     to_device,
 )
-from jaxgnn.graph._schedule import RowSchedule, make_schedule
-from jaxgnn.graph._sorting import inverse_permutation, row_ids, sort_edges
+from jaxgnn.graph._normalization import Normalization, degree_scales, normalized_weights
+from jaxgnn.graph._plan import GraphPlan, make_plan
+from jaxgnn.graph._sorting import row_ids, sort_edges
 from jaxgnn.graph._validate import validate_graph, validate_structure
-
-Normalization = Literal["mean", "sym"]
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, eq=False)
-class GraphPlan:
-    """What kernels need beside the graph itself; made once, see ``CSRGraph.prepared``.
-
-    Attributes:
-      schedule: work units over the rows.
-      transposed_indptr: row offsets of the transposed graph.
-      transposed_indices: its column indices.
-      permutation: edge ``e`` of the transposed graph is edge ``permutation[e]`` of the graph.
-      transposed_schedule: work units over the rows of the transposed graph.
-    """
-
-    schedule: RowSchedule
-    transposed_indptr: Int[Array, " cols+1"]
-    transposed_indices: Int[Array, " edges"]
-    permutation: Int[Array, " edges"]
-    transposed_schedule: RowSchedule
 
 
 @jax.tree_util.register_dataclass
@@ -253,11 +232,12 @@ class CSRGraph:
         if self.plan is not None:
             return self.plan
         if not is_concrete(self.indptr, self.indices):
-            return _make_plan(self)
+            return make_plan(self.indptr, self.indices, self.num_cols)
         plan = self.__dict__.get("_host_plan")
         if plan is None:
             validate_structure(self)
-            plan = jax.tree.map(to_device, _make_plan(self))
+            made = make_plan(self.indptr, self.indices, self.num_cols)
+            plan = jax.tree.map(to_device, made)
             self.__dict__["_host_plan"] = plan
         return plan
 
@@ -271,13 +251,6 @@ class CSRGraph:
         """The graph with senders and receivers exchanged."""
         plan = self._plan()
         weights = None if self.weights is None else jnp.asarray(self.weights)[plan.permutation]
-        transposed_plan = GraphPlan(
-            schedule=plan.transposed_schedule,
-            transposed_indptr=self.indptr,
-            transposed_indices=self.indices,
-            permutation=inverse_permutation(plan.permutation),
-            transposed_schedule=plan.schedule,
-        )
         return CSRGraph(
             indptr=plan.transposed_indptr,
             indices=plan.transposed_indices,
@@ -285,7 +258,7 @@ class CSRGraph:
             num_cols=self.num_rows,
             row_scale=self.col_scale,
             col_scale=self.row_scale,
-            plan=transposed_plan,
+            plan=plan.transposed(self.indptr, self.indices),
             normalization=self.normalization,
         )
 
@@ -321,9 +294,12 @@ class CSRGraph:
                 "CSRGraph.normalized", "self", "not normalised yet", repr(self.normalization)
             )
         if self.weights is None:
-            graph = _normalize_counts(self, kind)
+            columns = _column_degrees(self) if kind == "sym" else None
+            row_scale, col_scale = degree_scales(self.degrees(), columns)
+            graph = dataclasses.replace(self, row_scale=row_scale, col_scale=col_scale)
         else:
-            graph = self.with_weights(_normalize(self, self.weights, kind))
+            ends = self.receivers(), self.indices
+            graph = self.with_weights(normalized_weights(kind, self.weights, *ends, self.shape))
         return dataclasses.replace(graph, normalization=kind)
 
     def with_self_loops(self, weight: float = 1.0, *, duplicates: bool = False) -> CSRGraph:
@@ -417,27 +393,6 @@ def _check_range(where, name, ids, edge_mask, bound):
         raise bad_input(where, f"{name}[{at}]", f"in [0, {bound})", int(ids[at]))
 
 
-def _make_plan(graph: CSRGraph) -> GraphPlan:
-    """The plan, in numpy if the graph is concrete, traced otherwise."""
-    indptr, indices, num_edges = graph.indptr, graph.indices, graph.num_edges
-    if is_concrete(indptr, indices):
-        indptr, indices = np.asarray(indptr), np.asarray(indices)
-        slots = np.full(num_edges, graph.num_rows, np.int32)
-        slots[: indptr[-1]] = np.repeat(np.arange(graph.num_rows, dtype=np.int32), np.diff(indptr))
-    else:
-        slots = graph.receivers()
-    transposed_indptr, permutation = sort_edges(indices, graph.num_cols, slots < graph.num_rows)
-    # The slots of padding edges name no row; the transposed tail must stay readable.
-    rows = slots[permutation].clip(0, max(graph.num_rows - 1, 0))
-    return GraphPlan(
-        schedule=make_schedule(indptr, num_edges),
-        transposed_indptr=transposed_indptr,
-        transposed_indices=rows.astype(np.int32),
-        permutation=permutation,
-        transposed_schedule=make_schedule(transposed_indptr, num_edges),
-    )
-
-
 def _column_degrees(graph: CSRGraph) -> Int[Array, " cols"]:
     if graph.plan is not None:
         offsets = graph.plan.transposed_indptr
@@ -445,45 +400,3 @@ def _column_degrees(graph: CSRGraph) -> Int[Array, " cols"]:
     real = graph.receivers() < graph.num_rows
     columns = jnp.where(real, graph.indices, graph.num_cols)
     return jnp.zeros(graph.num_cols, jnp.int32).at[columns].add(1, mode="drop")
-
-
-def _normalize_counts(graph: CSRGraph, kind: Normalization) -> CSRGraph:
-    degrees = graph.degrees().astype(jnp.float32)
-    if kind == "mean":
-        return dataclasses.replace(graph, row_scale=_power_or_zero(degrees, -1.0))
-    column_degrees = _column_degrees(graph).astype(jnp.float32)
-    return dataclasses.replace(
-        graph,
-        row_scale=_power_or_zero(degrees, -0.5),
-        col_scale=_power_or_zero(column_degrees, -0.5),
-    )
-
-
-def _normalize(
-    graph: CSRGraph, stored: Float[Array, " edges"], kind: Normalization
-) -> Float[Array, " edges"]:
-    rows = graph.receivers()
-    real = rows < graph.num_rows
-    # Padding slots may hold anything. Sums need more bits than half-precision weights have.
-    accumulator = jnp.float64 if stored.dtype == jnp.float64 else jnp.float32
-    weights = jnp.where(real, stored, 0).astype(accumulator)
-    row_sums = jax.ops.segment_sum(weights, rows, graph.num_rows)
-    if kind == "mean":
-        scale = _of_nodes(_power_or_zero(row_sums, -1.0), rows)
-    else:
-        columns = jnp.where(real, graph.indices, graph.num_cols)
-        column_sums = jax.ops.segment_sum(weights, columns, graph.num_cols)
-        scale = _of_nodes(_power_or_zero(row_sums, -0.5), rows)
-        scale = scale * _of_nodes(_power_or_zero(column_sums, -0.5), columns)
-    return (weights * scale).astype(stored.dtype)
-
-
-def _of_nodes(scales: Float[Array, " n"], nodes: Int[Array, " edges"]) -> Float[Array, " edges"]:
-    """The scale of each edge's node, zero where a padding slot names no node."""
-    return scales.at[nodes].get(mode="fill", fill_value=0)
-
-
-def _power_or_zero(degrees: Float[Array, " n"], exponent: float) -> Float[Array, " n"]:
-    """``degrees ** exponent`` where positive, else zero, with finite gradients in both cases."""
-    positive = degrees > 0
-    return jnp.where(positive, jnp.where(positive, degrees, 1) ** exponent, 0)

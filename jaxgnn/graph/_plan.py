@@ -1,0 +1,68 @@
+"""What kernels need beside the graph itself: its transpose and its work schedules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from jaxtyping import Array, Int
+
+from jaxgnn.graph._arrays import is_concrete
+from jaxgnn.graph._schedule import RowSchedule, make_schedule
+from jaxgnn.graph._sorting import inverse_permutation, row_ids, sort_edges
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class GraphPlan:
+    """What kernels need beside the graph itself; made once, see ``CSRGraph.prepared``.
+
+    Attributes:
+      schedule: work units over the rows.
+      transposed_indptr: row offsets of the transposed graph.
+      transposed_indices: its column indices.
+      permutation: edge ``e`` of the transposed graph is edge ``permutation[e]`` of the graph.
+      transposed_schedule: work units over the rows of the transposed graph.
+    """
+
+    schedule: RowSchedule
+    transposed_indptr: Int[Array, " cols+1"]
+    transposed_indices: Int[Array, " edges"]
+    permutation: Int[Array, " edges"]
+    transposed_schedule: RowSchedule
+
+    def transposed(self, indptr: Int[Array, " rows+1"], indices: Int[Array, " edges"]) -> GraphPlan:
+        """The plan of the transposed graph, of this graph's ``indptr`` and ``indices``."""
+        return GraphPlan(
+            schedule=self.transposed_schedule,
+            transposed_indptr=indptr,
+            transposed_indices=indices,
+            permutation=inverse_permutation(self.permutation),
+            transposed_schedule=self.schedule,
+        )
+
+
+def make_plan(
+    indptr: Int[Array, " rows+1"] | np.ndarray,
+    indices: Int[Array, " edges"] | np.ndarray,
+    num_cols: int,
+) -> GraphPlan:
+    """The plan, in numpy if the graph is concrete, traced otherwise."""
+    num_rows, num_edges = indptr.shape[0] - 1, indices.shape[0]
+    if is_concrete(indptr, indices):
+        indptr, indices = np.asarray(indptr), np.asarray(indices)
+        slots = np.full(num_edges, num_rows, np.int32)
+        slots[: indptr[-1]] = np.repeat(np.arange(num_rows, dtype=np.int32), np.diff(indptr))
+    else:
+        slots = row_ids(indptr, num_edges)
+    transposed_indptr, permutation = sort_edges(indices, num_cols, slots < num_rows)
+    # The slots of padding edges name no row; the transposed tail must stay readable.
+    rows = slots[permutation].clip(0, max(num_rows - 1, 0))
+    return GraphPlan(
+        schedule=make_schedule(indptr, num_edges),
+        transposed_indptr=transposed_indptr,
+        transposed_indices=rows.astype(np.int32),
+        permutation=permutation,
+        transposed_schedule=make_schedule(transposed_indptr, num_edges),
+    )
