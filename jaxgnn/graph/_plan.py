@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
@@ -55,7 +56,7 @@ def make_plan(
         slots = np.full(num_edges, num_rows, np.int32)
         slots[: indptr[-1]] = np.repeat(np.arange(num_rows, dtype=np.int32), np.diff(indptr))
     else:
-        slots = row_ids(indptr, num_edges)
+        slots = row_ids(jnp.asarray(indptr), num_edges)
     transposed_indptr, permutation = sort_edges(indices, num_cols, slots < num_rows)
     # The slots of padding edges name no row; the transposed tail must stay readable.
     rows = slots[permutation].clip(0, max(num_rows - 1, 0))
