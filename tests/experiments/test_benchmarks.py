@@ -19,6 +19,7 @@ from experiments.benchmarks import (
     scaling,
     segment_softmax,
     spmm,
+    training_step,
 )
 from experiments.benchmarks._report import Column, append_rows, header, line, markdown, read_rows
 from experiments.benchmarks._session import Options, Session, run_op
@@ -288,6 +289,26 @@ def test_break_even_run(session):
 def test_edge_counts_are_spaced_logarithmically():
     assert scaling.edge_counts(1e2, 1e4) == [100, 316, 1000, 3162, 10000]
     assert scaling.edge_counts(1e3, 1e3) == [1000]
+
+
+def test_a_training_step_is_timed_with_relu_and_every_k_and_learns(session):
+    options = training_step.TrainingStepOptions("tiny", 2, 16, (2, 4), out=session.out)
+    rows = training_step.main(options, session)
+    assert read_rows(session.out / "training_step.jsonl") == rows
+    assert [(row["activation"], row["k"]) for row in rows] == [
+        ("relu", None),
+        ("maxk", 2),
+        ("maxk", 4),
+    ]
+    assert rows[0]["speedup_over_relu"] == 1
+    assert all(row["ms"] > 0 and row["memory_mib"] > 0 for row in rows)
+    data = training_step._load(options)
+    state, step = training_step.make_step(options, data, 4)
+    losses = []
+    for _ in range(20):
+        state, loss = jax.jit(step)(state, data)
+        losses.append(float(loss))
+    assert losses[-1] < 0.7 * losses[0]
 
 
 def test_scaling_draws(session):

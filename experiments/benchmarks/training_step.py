@@ -1,0 +1,153 @@
+"""Times a whole training step: the same MaxK-GraphSAGE with ReLU, and with MaxK at every k.
+
+Run ``python -m experiments.benchmarks.training_step``. A step is forward, backward and Adam, on a
+synthetic graph of published size; kernels are those that ``implementation=None`` picks. Memory is
+what XLA plans for the compiled step: its temporaries, arguments and results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import optax
+import tyro
+from flax import nnx
+
+from experiments.benchmarks._report import RESULTS, Column, Row, append_rows, header, line
+from experiments.benchmarks._session import Session
+from experiments.benchmarks._workloads import build_graph
+from jaxgnn.datasets import SCALES, synthetic
+from jaxgnn.graph import CSRGraph
+from jaxgnn.models import MaxKGNN
+from jaxgnn.testing.timing import measure
+
+_COLUMNS = (
+    Column("graph", "workload", 9),
+    Column("activation", "activation", 10),
+    Column("k", "k", 3, "d"),
+    Column("ms", "ms", 10, ".2f"),
+    Column("x relu", "speedup_over_relu", 6, ".2f"),
+    Column("MiB", "memory_mib", 9, ".0f"),
+)
+_MEMORY = ("temp_size_in_bytes", "argument_size_in_bytes", "output_size_in_bytes")
+
+
+@dataclass(frozen=True)
+class TrainingStepOptions:
+    """Settings of a run.
+
+    Attributes:
+      scale: a synthetic graph of ``jaxgnn.datasets``.
+      layers: convolutions.
+      hidden: width of the hidden layers.
+      ks: entries that MaxK keeps of each row.
+      dtype: of the features and activations.
+      out: folder of ``training_step.jsonl``.
+    """
+
+    scale: str = "reddit"
+    layers: int = 4
+    hidden: int = 256
+    ks: tuple[int, ...] = (16, 32, 64)
+    dtype: str = "float32"
+    out: Path = RESULTS
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Data:
+    """One graph with its features and labels."""
+
+    graph: CSRGraph
+    features: jax.Array
+    labels: jax.Array
+
+
+def main(options: TrainingStepOptions, session: Session | None = None) -> list[Row]:
+    """Times, prints, and appends to ``training_step.jsonl``."""
+    session = session or Session((), options.out)
+    data = _load(options)
+    rows: list[Row] = []
+    print(header(_COLUMNS), flush=True)
+    for k in (None, *options.ks):
+        row = {**_measured(options, session, data, k), **session.device}
+        row["speedup_over_relu"] = (rows or [row])[0]["ms"] / row["ms"]
+        print(line(row, _COLUMNS), flush=True)
+        append_rows(session.out / "training_step.jsonl", [row])
+        rows.append(row)
+    return rows
+
+
+def _load(options: TrainingStepOptions) -> Data:
+    data = synthetic(options.scale, on_device=jax.default_backend() != "cpu")
+    graph = build_graph(data.senders, data.receivers, SCALES[options.scale].nodes)
+    features = jnp.asarray(data.features).astype(options.dtype)
+    return Data(graph.normalized("mean"), features, jnp.asarray(data.labels))
+
+
+def _measured(options: TrainingStepOptions, session: Session, data: Data, k: int | None) -> Row:
+    state, step = make_step(options, data, k)
+    compiled = jax.jit(step).lower(state, data).compile()
+    planned = compiled.memory_analysis()
+    nbytes = None if planned is None else sum(getattr(planned, name) for name in _MEMORY)
+    timing = measure(compiled, state, data, jit=False, **session.timing)  # pyrefly: ignore
+    return {
+        "op": "training_step",
+        "workload": options.scale,
+        "nodes": data.graph.num_rows,
+        "edges": data.graph.num_edges,
+        "layers": options.layers,
+        "dim": options.hidden,
+        "dtype": options.dtype,
+        "activation": "relu" if k is None else "maxk",
+        "k": k,
+        "ms": timing.median_ms,
+        "min_ms": timing.min_ms,
+        "memory_mib": None if nbytes is None else nbytes / 2**20,
+    }
+
+
+def make_step(options: TrainingStepOptions, data: Data, k: int | None) -> tuple[tuple, Callable]:
+    """The state before a step, and the step ``(state, data) -> (state, loss)``; ReLU if no k."""
+    model = MaxKGNN(
+        data.features.shape[1],
+        options.hidden,
+        int(data.labels.max()) + 1,
+        num_layers=options.layers,
+        kind="sage",
+        activation="relu" if k is None else "maxk",
+        k=k,
+        dropout=0.5,
+        kernel_mode="auto",
+        dtype=jnp.dtype(options.dtype),
+        rngs=nnx.Rngs(0),
+    )
+    graphdef, params, other = nnx.split(model, nnx.Param, ...)
+    optimizer = optax.adam(0.01)
+
+    def loss_of(params, other, data, count):
+        key = jax.random.fold_in(jax.random.key(0), count)
+        network = nnx.merge(graphdef, params, other)
+        logits = network(data.graph, data.features, rngs=nnx.Rngs(dropout=key))
+        return optax.softmax_cross_entropy_with_integer_labels(
+            logits.astype(jnp.float32), data.labels
+        ).mean()
+
+    def step(state, data):
+        params, other, optimizer_state, count = state
+        loss, gradient = jax.value_and_grad(loss_of)(params, other, data, count)
+        # Optax mixes dtypes, which a strict JAX would refuse.
+        with jax.numpy_dtype_promotion("standard"):
+            updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
+            params = optax.apply_updates(params, updates)
+        return (params, other, optimizer_state, count + 1), loss
+
+    return (params, other, optimizer.init(params), jnp.zeros((), jnp.int32)), step
+
+
+if __name__ == "__main__":
+    main(tyro.cli(TrainingStepOptions, description=__doc__))
