@@ -65,11 +65,19 @@ class Session:
     copy_gb_per_s: float = field(default_factory=copy_bandwidth)
 
     @classmethod
-    def start(cls, options: Options) -> Session:
-        """Picks the workloads for this device and scale, measures the copy, says where it is."""
+    def start(cls, options: Options, also: Mapping[tuple, tuple[Workload, ...]] | None = None):
+        """Picks the workloads for this device and scale, measures the copy, says where it is.
+
+        Args:
+          options: the settings.
+          also: further workloads by platform and scale, beside those of ``WORKLOADS``.
+        """
         tiny = options.scale == "tiny"
         platform = "cpu" if jax.default_backend() == "cpu" else "gpu"
-        table = WORKLOADS[platform, options.scale]
+        table = (
+            *WORKLOADS[platform, options.scale],
+            *(also or {}).get((platform, options.scale), ()),
+        )
         session = cls(
             workloads=tuple(w for w in table if not options.only or w.name in options.only),
             out=options.out,

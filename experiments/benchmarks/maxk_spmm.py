@@ -17,7 +17,7 @@ import tyro
 from experiments.benchmarks import _break_even, _products, spmm
 from experiments.benchmarks._cases import DIRECTIONS, Candidate, Case, implementations
 from experiments.benchmarks._session import Options, Session, run_op
-from experiments.benchmarks._workloads import Workload
+from experiments.benchmarks._workloads import BREAK_EVEN_TOO, Workload
 from jaxgnn import ops
 from jaxgnn.graph import CSRGraph, column_dtype
 
@@ -82,11 +82,10 @@ def _case(workload, direction, dtype, k, nbytes, candidates) -> Case:
 
 def main(options: MaxkSpmmOptions) -> None:
     """Times the op, or looks for the break-even."""
-    session = Session.start(options)
     if options.break_even:
-        _break_even.run(session)
+        _break_even.run(Session.start(options, also=BREAK_EVEN_TOO))
     else:
-        run_op(cases, session)
+        run_op(cases, Session.start(options))
 
 
 if __name__ == "__main__":

@@ -48,32 +48,31 @@ GRAD_VALUES = _kernel("grad_values", _grad_values_cuda)
 GRAD_WEIGHTS = _kernel("grad_weights", ffi.grad_weights_cuda)
 
 # Largest k / dim at which the k-sparse kernels beat todense + spmm, forward and backward together:
-# rows of (dtype, smallest dim, k / dim), the first that fits counts, as measured by
-# `python -m experiments.benchmarks.maxk_spmm --break-even`. On a CPU it depends on whether the
-# dense features fit the last cache: on a graph of 200,000 nodes, whose features do not, the
-# k-sparse kernels win up to twice these. On a GPU it is that of the reddit-like graph, the least.
-BREAK_EVEN: dict[dispatch.Platform, tuple[tuple[str, int, float], ...]] = {
+# rows of (dtype, smallest dim, smallest MiB of the dense features, k / dim), the first that fits
+# counts, as measured by `python -m experiments.benchmarks.maxk_spmm --break-even`. On a CPU the
+# features of one graph fitted the last cache of 32 MiB and those of the other did not. On a GPU it
+# is the lesser of the reddit- and the flickr-like graph.
+BREAK_EVEN: dict[dispatch.Platform, tuple[tuple[str, int, int, float], ...]] = {
     "cpu": (
-        ("float32", 128, 0.125),
-        ("float32", 1, 0.0625),
-        ("bfloat16", 128, 0.0625),
-        ("bfloat16", 1, 0.03125),
+        ("float32", 1, 32, 0.25),
+        ("bfloat16", 1, 32, 0.125),
+        ("float32", 128, 0, 0.125),
+        ("float32", 1, 0, 0.03125),
     ),
     "cuda": (
-        ("float32", 128, 0.375),
-        ("float32", 1, 0.25),
-        ("bfloat16", 128, 0.25),
-        ("bfloat16", 1, 0.125),
+        ("float32", 128, 0, 0.375),
+        ("float32", 1, 0, 0.25),
+        ("bfloat16", 128, 0, 0.25),
+        ("bfloat16", 1, 0, 0.125),
     ),
 }
 
 
-def break_even(platform: dispatch.Platform, dtype: Any, dim: int) -> float:
+def break_even(platform: dispatch.Platform, dtype: Any, nodes: int, dim: int) -> float:
     """Largest ``k / dim`` for which ``maxk_spmm`` takes k-sparse kernels when left to choose."""
-    if platform == "cuda" and dim > ffi.MOST_COLUMNS_IN_SHARED:
-        return 0.0
-    for name, smallest_dim, ratio in BREAK_EVEN[platform]:
-        if jnp.dtype(dtype).name == name and dim >= smallest_dim:
+    mib = nodes * dim * jnp.dtype(dtype).itemsize / 2**20
+    for name, smallest_dim, smallest_mib, ratio in BREAK_EVEN[platform]:
+        if jnp.dtype(dtype).name == name and dim >= smallest_dim and mib >= smallest_mib:
             return ratio
     return 0.0
 
@@ -115,8 +114,7 @@ def maxk_spmm(
         expected = f"of {graph.num_cols} rows, one for each column of the graph"
         raise bad_input("maxk_spmm", "cbsr", expected, f"{cbsr.values.shape[-2]} rows")
     request = dispatch.resolve("maxk_spmm", implementation)
-    ratio = break_even(dispatch.current_platform(), cbsr.dtype, cbsr.dim)
-    if request.name is None and cbsr.k > ratio * cbsr.dim:
+    if request.name is None and not _is_worth_it(graph, cbsr):
         return spmm(graph, todense(cbsr))
     graph, cbsr = dispatch.match_varying(graph, cbsr)
 
@@ -128,21 +126,31 @@ def maxk_spmm(
     return dispatch.vmap_leading(run, cbsr.values.ndim - 2, 0)(cbsr)
 
 
+def _is_worth_it(graph: CSRGraph, cbsr: CBSR) -> bool:
+    """Whether a k-sparse kernel runs here, and faster than the dense product."""
+    ratio = break_even(dispatch.current_platform(), cbsr.dtype, *cbsr.shape[-2:])
+    return cbsr.k <= ratio * cbsr.dim and None in _sparse_kernels(graph, cbsr).values()
+
+
+def _sparse_kernels(graph: CSRGraph, cbsr: CBSR) -> dict[dispatch.Name, str | None]:
+    """By name, why a k-sparse kernel does not run here, None if it does; the fastest first."""
+    platform = dispatch.current_platform()
+    names = [name for name in FORWARD.preference[platform] if name != "xla"]
+    return {name: FORWARD.why_not(name, platform, graph, cbsr) for name in names}
+
+
 def sparse_implementation(graph: CSRGraph, cbsr: CBSR) -> dispatch.Name:
     """The k-sparse implementation that runs here, whatever the break-even says.
 
     Raises:
       NotImplementedError: if there is none, with the reason of each.
     """
-    platform = dispatch.current_platform()
-    reasons = []
-    for name in FORWARD.preference[platform]:
-        if name != "xla":
-            reason = FORWARD.why_not(name, platform, graph, cbsr)
-            if reason is None:
-                return name
-            reasons.append(f"{name}: {reason}")
-    raise NotImplementedError(f"maxk_spmm: no k-sparse kernel runs here: {'; '.join(reasons)}")
+    kernels = _sparse_kernels(graph, cbsr)
+    for name, reason in kernels.items():
+        if reason is None:
+            return name
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in kernels.items())
+    raise NotImplementedError(f"maxk_spmm: no k-sparse kernel runs here: {reasons}")
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import hypothesis.strategies as st
@@ -109,3 +110,12 @@ def assert_same_tree(actual, expected):
 def holds_tracer(tree) -> bool:
     """True if a tracer is among the leaves."""
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+
+
+def check_message(message, fragments):
+    """The message of a ValueError: where, what it must be, what came; fragments in this order."""
+    assert re.fullmatch(r"[\w.]+: .+ must be .+, got .+", message), message
+    position = 0
+    for fragment in fragments:
+        position = message.find(fragment, position)
+        assert position >= 0, f"{fragment!r} is missing, or out of order, in: {message}"

@@ -22,14 +22,18 @@ from tests.ops._table import usable
 IMPLEMENTATIONS = usable(MAXK)
 
 
-def supported(*shape, early_stop=None) -> list[str]:
-    """Of the usable implementations those that take such an input."""
-    x, platform = jnp.zeros(shape), dispatch.current_platform()
+def if_supported(*shape, early_stop=None) -> list:
+    """The usable implementations as parameters, skipped where they do not take such an input."""
     options = {"k": 1, "by": "value", "early_stop": early_stop}
-    return [n for n in IMPLEMENTATIONS if MAXK.why_not(n, platform, x, **options) is None]
+    parameters = []
+    for name in IMPLEMENTATIONS:
+        reason = MAXK.why_not(name, dispatch.current_platform(), jnp.zeros(shape), **options)
+        skips = [pytest.mark.skip(reason=f"reason: {reason}")] if reason else []
+        parameters.append(pytest.param(name, marks=skips))
+    return parameters
 
 
-EARLY = supported(1, 8, early_stop=1)
+EARLY = if_supported(1, 8, early_stop=1)
 FLOATS = ("float32", "bfloat16", "float16")
 
 
@@ -101,9 +105,9 @@ def test_all_equal_rows_keep_the_first_columns(implementation):
 @pytest.mark.parametrize(
     ("dim", "dtype", "implementation"),
     [
-        (dim, dtype, name)
+        pytest.param(dim, dtype, *named.values, marks=named.marks)
         for dim, dtype in ((256, "uint8"), (257, "uint16"), (70_000, "uint32"))
-        for name in supported(2, dim)
+        for named in if_supported(2, dim)
     ],
 )
 def test_column_ids_use_the_smallest_type(dim, dtype, implementation):

@@ -136,7 +136,7 @@ def test_repeated_runs_are_equal_to_the_bit(forward):
 def test_none_falls_through_to_dense_spmm_beyond_the_break_even():
     graph = BUILT["weighted"]
     dim = 128
-    limit = break_even(current_platform(), "float32", dim)
+    limit = break_even(current_platform(), "float32", graph.num_cols, dim)
 
     def kernels(k):
         kept = _kept(graph.num_cols, dim, k, "float32")
@@ -150,12 +150,36 @@ def test_none_falls_through_to_dense_spmm_beyond_the_break_even():
     assert kernels(int(limit * dim) + 1) == (False, True)
 
 
-def test_break_even_takes_the_first_row_that_fits_and_is_zero_for_unknown_dtypes():
-    assert break_even("cpu", "float32", 128) == BREAK_EVEN["cpu"][0][2]
-    assert break_even("cpu", "float32", 127) == BREAK_EVEN["cpu"][1][2]
-    assert break_even("cpu", "float16", 256) == 0.0
-    assert break_even("cuda", "float16", 256) == 0.0
-    assert break_even("cuda", "float32", 16384) > break_even("cuda", "float32", 16385) == 0.0
+def test_none_takes_the_dense_product_where_no_k_sparse_kernel_runs(monkeypatch):
+    graph = BUILT["weighted"]
+    kept = _kept(graph.num_cols, 128, 1, "float32")
+    monkeypatch.setattr(type(FORWARD), "why_not", _refuse(type(FORWARD).why_not))
+    text = jax.jit(lambda kept: ops.maxk_spmm(graph, kept)).lower(kept).as_text()
+    assert "jaxgnn_maxk_spmm" not in text
+    assert "jaxgnn_spmm" in text
+
+
+def _refuse(original):
+    """``why_not`` as it would be without the kernels of ``FORWARD``."""
+
+    def why_not(self, name, *args, **options):
+        if self is FORWARD and name != "xla":
+            return "does not run here"
+        return original(self, name, *args, **options)
+
+    return why_not
+
+
+def test_break_even_takes_the_first_row_that_fits_and_is_zero_for_unknown_dtypes(monkeypatch):
+    rows = (("float32", 128, 1, 0.5), ("float32", 128, 0, 0.25), ("float32", 1, 0, 0.125))
+    monkeypatch.setitem(BREAK_EVEN, "cpu", rows)
+    mib = 2**20 // (4 * 128)  # rows of 128 floats
+    assert break_even("cpu", "float32", mib, 128) == 0.5
+    assert break_even("cpu", "float32", mib - 1, 128) == 0.25
+    assert break_even("cpu", "float32", 10 * mib, 127) == 0.125
+    assert break_even("cpu", "float16", mib, 128) == 0.0
+    for platform in ("cpu", "cuda"):
+        assert break_even(platform, "float16", mib, 256) == 0.0
 
 
 def test_rows_without_edges_are_zero_not_left_over_memory():
