@@ -66,7 +66,7 @@ def grad_weights(
 
 @dataclass(frozen=True)
 class RecordShape:
-    """How the CUDA kernel wants a compressed row; see ``MakeRecords`` in ffi/cuda/maxk_spmm.cu.
+    """How the CUDA kernel wants a compressed row; see ffi/include/jaxgnn_ffi/records.h.
 
     Attributes:
       lanes: lanes that share a neighbour, 4, or all 32 where sums are too wide for 8 rows a warp.
