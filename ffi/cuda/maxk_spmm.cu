@@ -1,5 +1,8 @@
 // The k-sparse kernels on the GPU; see jaxgnn/ops/reference/maxk_spmm.py for the maths.
+#include "jaxgnn_ffi/edge_blocks.h"
 #include "jaxgnn_ffi/forward_warp.h"
+#include "jaxgnn_ffi/four_entries.h"
+#include "jaxgnn_ffi/grad_values_warp.h"
 #include "jaxgnn_ffi/pieces.h"
 #include "jaxgnn_ffi/records.h"
 
@@ -132,132 +135,6 @@ ffi::Error Forward(cudaStream_t stream, ffi::AnyBuffer indptr, ffi::AnyBuffer un
       });
 }
 
-// Adds four neighbouring floats, 16-byte aligned.
-__device__ __forceinline__ void AddFour(float* to, const float* values) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(values[0]),
-               "f"(values[1]), "f"(values[2]), "f"(values[3])
-               : "memory");
-#else
-#pragma unroll
-  for (int i = 0; i < 4; ++i) atomicAdd(to + i, values[i]);
-#endif
-}
-
-// The four entries of a compressed row that a lane works on, from entry `at`; `kAligned` if rows
-// of the columns and sums are whole groups of four.
-template <typename Column, bool kAligned>
-__device__ __forceinline__ void LoadFour(const Column* columns, int at, int k, uint32_t* four) {
-  if constexpr (kAligned) {
-    uint32_t words[sizeof(Column)];
-    LoadWords<4 * sizeof(Column)>(words, columns + at);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) four[i] = IdAt<Column>(words, i);
-  } else {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) four[i] = at + i < k ? columns[at + i] : 0;
-  }
-}
-
-// Edges of a piece whose sender lies in the tile at hand: a short list in shared memory.
-struct EdgeList {
-  static constexpr int kSize = 4 * kWarp;
-  int32_t node[kSize];
-  int32_t edge[kSize];  // from the piece's first
-};
-
-// sums_jt += Σ_i w_ij r_i dy_i[column_jt] for the senders of one tile: a warp a piece, whose row
-// dy_i it holds in shared memory; `lanes` lanes a neighbour, four entries each. Tiles come one
-// after another (blockIdx.y), so that the sums of a tile stay in the second-level cache.
-template <typename T, typename Column, bool kAligned>
-struct GradValuesWarp {
-  static constexpr int kAhead = 4;
-
-  const PieceGraph& graph;
-  const Column* columns;
-  const T* dy;
-  int k, dim, lanes;
-  float* sums;
-  float* row;
-  EdgeList* list;
-  int lane;
-
-  __device__ __forceinline__ void Run(const Piece& piece, int32_t first_node, int32_t last_node) {
-    const unsigned before = (1u << lane) - 1;
-    bool has_row = false;
-    int listed = 0;
-    for (int64_t begin = piece.begin; begin < piece.end; begin += kWarp) {
-      const int64_t edge = begin + lane;
-      const int32_t node = edge < piece.end ? __ldcs(graph.indices + edge) : -1;
-      const bool mine = node >= first_node && node < last_node;
-      const unsigned found = __ballot_sync(kAllLanes, mine);
-      if (mine) {
-        const int at = listed + __popc(found & before);
-        list->node[at] = node;
-        list->edge[at] = static_cast<int32_t>(edge - piece.begin);
-      }
-      listed += __popc(found);
-      const bool is_last = begin + kWarp >= piece.end;
-      if (listed == 0 || (listed <= EdgeList::kSize - kWarp && !is_last)) continue;
-      if (!has_row) LoadRow(piece.row);
-      has_row = true;
-      __syncwarp();
-      AddListed(piece, listed);
-      __syncwarp();
-      listed = 0;
-    }
-  }
-
-  __device__ __forceinline__ void LoadRow(int64_t number) const {
-    const float scale = graph.RowScale(number);
-    const T* from = dy + number * dim;
-    for (int i = lane; i < dim; i += kWarp) row[i] = scale * ToFloat(from[i]);
-  }
-
-  __device__ __forceinline__ void AddListed(const Piece& piece, int listed) const {
-    const int neighbours = kWarp / lanes, which = lane / lanes, four = lane % lanes * 4;
-    const float* weights = graph.weights ? graph.weights + piece.begin : nullptr;
-    for (int first = which; first < listed; first += kAhead * neighbours) {
-      int32_t node[kAhead];
-#pragma unroll
-      for (int s = 0; s < kAhead; ++s) {
-        const int at = first + s * neighbours;
-        node[s] = at < listed ? list->node[at] : -1;
-      }
-      for (int at = four; at < k; at += 4 * lanes) {
-        uint32_t column[kAhead][4];
-#pragma unroll
-        for (int s = 0; s < kAhead; ++s) {
-          if (node[s] >= 0) {
-            LoadFour<Column, kAligned>(columns + int64_t{node[s]} * k, at, k, column[s]);
-          }
-        }
-#pragma unroll
-        for (int s = 0; s < kAhead; ++s) {
-          if (node[s] < 0) continue;
-          const float weight = weights ? weights[list->edge[first + s * neighbours]] : 1.0f;
-          AddEntries(sums + int64_t{node[s]} * k, at, column[s], weight);
-        }
-      }
-    }
-  }
-
-  __device__ __forceinline__ void AddEntries(float* to, int at, const uint32_t* column,
-                                             float weight) const {
-    float value[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) value[i] = weight * row[column[i]];
-    if constexpr (kAligned) {
-      AddFour(to + at, value);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (at + i < k) atomicAdd(to + at + i, value[i]);
-      }
-    }
-  }
-};
-
 template <typename T, typename Column, bool kAligned>
 __global__ void __launch_bounds__(256)
     GradValuesKernel(PieceGraph graph, const Column* columns, const T* dy, int64_t nodes, int k,
@@ -285,19 +162,25 @@ __global__ void __launch_bounds__(256)
 
 // dvalues_jt = c_j sums_jt, in place if the types are equal.
 template <typename T>
-__global__ void ScaleRows(PieceGraph graph, const float* sums, int64_t nodes, int64_t k,
+__global__ void ScaleRows(const float* scale, const float* sums, int64_t nodes, int64_t k,
                           T* dvalues) {
   const int64_t stride = int64_t{gridDim.x} * blockDim.x;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < nodes * k; i += stride) {
-    dvalues[i] = FromFloat<T>(graph.ColScale(i / k) * sums[i]);
+    dvalues[i] = FromFloat<T>(scale ? scale[i / k] * sums[i] : sums[i]);
   }
 }
 
-// Lanes that share a neighbour of k entries, four each: a power of two.
-int LanesFor(int64_t k) {
-  int lanes = 1;
-  while (lanes < kWarp && lanes * 4 < k) lanes *= 2;
-  return lanes;
+// Sums that begin at zero, are added to by `launch(sums)`, then scaled and rounded. They lie where
+// the result will, or if that is narrower, in `workspace`.
+template <typename T, typename Launch>
+void WithSums(cudaStream_t stream, int64_t nodes, int64_t k, const float* scale, float* workspace,
+              T* dvalues, const Launch& launch) {
+  float* sums = workspace;
+  if constexpr (std::is_same_v<T, float>) sums = dvalues;
+  cudaMemsetAsync(sums, 0, nodes * k * sizeof(float), stream);
+  launch(sums);
+  if (std::is_same_v<T, float> && scale == nullptr) return;
+  ScaleRows<T><<<StridingBlocks(nodes * k, 256), 256, 0, stream>>>(scale, sums, nodes, k, dvalues);
 }
 
 ffi::Error GradValues(cudaStream_t stream, ffi::AnyBuffer indptr, ffi::AnyBuffer unit_rows,
@@ -318,19 +201,101 @@ ffi::Error GradValues(cudaStream_t stream, ffi::AnyBuffer indptr, ffi::AnyBuffer
       using Column = typename decltype(column_type)::type;
       for (int64_t member = 0; member < batch.size(); ++member) {
         const PieceGraph graph = graphs.Of(member);
-        T* out = batch.Item<T>(*dvalues, member);
-        float* sums = batch.Item<float>(*workspace, member);
-        if constexpr (std::is_same_v<T, float>) sums = out;
-        cudaMemsetAsync(sums, 0, nodes * k * sizeof(float), stream);
-        auto* kernel =
-            k % 4 == 0 ? GradValuesKernel<T, Column, true> : GradValuesKernel<T, Column, false>;
-        LaunchPieces(kernel, stream, graph, dim, tiles, batch.Item<const Column>(columns, member),
-                     batch.Item<const T>(dy, member), nodes, static_cast<int>(k),
-                     static_cast<int>(dim), LanesFor(k), sums);
-        if (!std::is_same_v<T, float> || graph.col_scale != nullptr) {
-          ScaleRows<T>
-              <<<StridingBlocks(nodes * k, 256), 256, 0, stream>>>(graph, sums, nodes, k, out);
-        }
+        const auto launch = [&](float* sums) {
+          auto* kernel =
+              k % 4 == 0 ? GradValuesKernel<T, Column, true> : GradValuesKernel<T, Column, false>;
+          LaunchPieces(kernel, stream, graph, dim, tiles, batch.Item<const Column>(columns, member),
+                       batch.Item<const T>(dy, member), nodes, static_cast<int>(k),
+                       static_cast<int>(dim), LanesFor(k), sums);
+        };
+        WithSums(stream, nodes, k, graph.col_scale, batch.Item<float>(*workspace, member),
+                 batch.Item<T>(*dvalues, member), launch);
+      }
+      return LastError();
+    });
+  });
+}
+
+// The same by blocks of rows. A thread block a task, `most_held` rows of dy at a time in shared
+// memory.
+template <typename T, typename Column, int kLanes, bool kAligned, bool kWeights>
+__global__ void __launch_bounds__(1024)
+    GradValuesBlocksKernel(EdgeBlocks graph, const Column* columns, const T* dy, int k, int dim,
+                           int most_held, float* sums) {
+  extern __shared__ uint4 shared_words[];
+  const BlockTask task = graph.Task(blockIdx.x);
+  if (task.begin >= task.end) return;
+  const HeldRows<T> held(shared_words, most_held, dim, graph.row_scale != nullptr);
+  for (int first = 0; first < task.rows; first += most_held) {
+    const int64_t row = task.first_row + first, sender = task.first_sender;
+    const int count = min(most_held, task.rows - first);
+    __syncthreads();
+    held.Load(dy + row * dim, graph.row_scale ? graph.row_scale + row : nullptr, count);
+    __syncthreads();
+    const BlockRuns<T, Column, kLanes, kAligned, kWeights> runs{
+        graph, task, held, columns + sender * k, sums + sender * k, k, first, count};
+    for (int at = threadIdx.x % kLanes * 4; at < k; at += 4 * kLanes) runs.Run(at);
+  }
+}
+
+template <typename T, typename Column, int kLanes, bool kAligned>
+void LaunchBlocks(cudaStream_t stream, const EdgeBlocks& graph, int64_t tasks,
+                  const Column* columns, const T* dy, int64_t k, int64_t dim, float* sums) {
+  auto* kernel = graph.weights ? GradValuesBlocksKernel<T, Column, kLanes, kAligned, true>
+                               : GradValuesBlocksKernel<T, Column, kLanes, kAligned, false>;
+  const int64_t row_bytes = HeldRows<T>::Bytes(1, dim);
+  const int64_t fitting = (AllowSharedBytes(kernel) - 16) / row_bytes;
+  const int64_t held = std::clamp<int64_t>(fitting, 1, graph.rows_per_block);
+  // Blocks of few rows leave room for others on a multiprocessor.
+  const int threads = graph.rows_per_block > 128 ? 1024 : 256;
+  kernel<<<static_cast<unsigned>(tasks), threads, HeldRows<T>::Bytes(held, dim), stream>>>(
+      graph, columns, dy, static_cast<int>(k), static_cast<int>(dim), static_cast<int>(held), sums);
+}
+
+// Calls `launch(lanes that share a neighbour, whether k is in whole fours)`.
+template <typename Launch>
+void SwitchLanes(int64_t k, const Launch& launch) {
+  constexpr std::true_type kAligned{};
+  if (k % 4 != 0) return launch(std::integral_constant<int, 8>{}, std::false_type{});
+  if (k <= 16) return launch(std::integral_constant<int, 4>{}, kAligned);
+  if (k <= 32) return launch(std::integral_constant<int, 8>{}, kAligned);
+  if (k <= 64) return launch(std::integral_constant<int, 16>{}, kAligned);
+  return launch(std::integral_constant<int, 32>{}, kAligned);
+}
+
+ffi::Error GradValuesBlocks(cudaStream_t stream, ffi::AnyBuffer entries, ffi::AnyBuffer edges,
+                            ffi::AnyBuffer blocks, ffi::AnyBuffer offsets, ffi::AnyBuffer weights,
+                            ffi::AnyBuffer row_scale, ffi::AnyBuffer col_scale,
+                            ffi::AnyBuffer columns, ffi::AnyBuffer dy,
+                            ffi::Result<ffi::AnyBuffer> dvalues,
+                            ffi::Result<ffi::AnyBuffer> workspace, int64_t rows_per_block,
+                            int64_t senders_per_tile) {
+  const Batch batch(dvalues->dimensions(), 2);
+  const int64_t nodes = dvalues->dimensions()[batch.rank()], k = dvalues->dimensions().back();
+  const int64_t rows = dy.dimensions()[batch.rank()], dim = dy.dimensions().back();
+  const int64_t tasks = blocks.dimensions().back();
+  if (dvalues->element_count() == 0) return ffi::Error::Success();
+  return SwitchFloat(dy.element_type(), [&](auto value) {
+    using T = typename decltype(value)::type;
+    return SwitchNarrowColumn(columns.element_type(), [&](auto column_type) {
+      using Column = typename decltype(column_type)::type;
+      for (int64_t member = 0; member < batch.size(); ++member) {
+        const EdgeBlocks graph{
+            batch.Item<const uint32_t>(entries, member), batch.Bytes(edges, member),
+            batch.Item<const int32_t>(blocks, member),   batch.Bytes(offsets, member),
+            offsets.element_type() == ffi::S64,          batch.Item<const float>(weights, member),
+            batch.Item<const float>(row_scale, member),  static_cast<int>(rows_per_block),
+            static_cast<int>(senders_per_tile),          static_cast<int>(rows)};
+        const auto launch = [&](float* sums) {
+          if (graph.entries == nullptr || rows == 0) return;
+          SwitchLanes(k, [&](auto lanes, auto aligned) {
+            LaunchBlocks<T, Column, lanes(), aligned()>(
+                stream, graph, tasks, batch.Item<const Column>(columns, member),
+                batch.Item<const T>(dy, member), k, dim, sums);
+          });
+        };
+        WithSums(stream, nodes, k, batch.Item<const float>(col_scale, member),
+                 batch.Item<float>(*workspace, member), batch.Item<T>(*dvalues, member), launch);
       }
       return LastError();
     });
@@ -424,6 +389,24 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_maxk_spmm_grad_values, jaxgnn::GradValues,
                                   .Ret<xla::ffi::AnyBuffer>()  // its sums, if not float32
                                   .Attr<int64_t>("edges_per_piece")
                                   .Attr<int64_t>("tiles"),
+                              {xla::ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_maxk_spmm_grad_values_blocks, jaxgnn::GradValuesBlocks,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
+                                  .Arg<xla::ffi::AnyBuffer>()  // entries
+                                  .Arg<xla::ffi::AnyBuffer>()  // edges
+                                  .Arg<xla::ffi::AnyBuffer>()  // blocks of the tasks
+                                  .Arg<xla::ffi::AnyBuffer>()  // offsets of the tasks
+                                  .Arg<xla::ffi::AnyBuffer>()  // weights or empty
+                                  .Arg<xla::ffi::AnyBuffer>()  // row scale or empty
+                                  .Arg<xla::ffi::AnyBuffer>()  // column scale or empty
+                                  .Arg<xla::ffi::AnyBuffer>()  // kept columns
+                                  .Arg<xla::ffi::AnyBuffer>()  // dy
+                                  .Ret<xla::ffi::AnyBuffer>()  // gradient
+                                  .Ret<xla::ffi::AnyBuffer>()  // its sums, if not float32
+                                  .Attr<int64_t>("rows_per_block")
+                                  .Attr<int64_t>("senders_per_tile"),
                               {xla::ffi::Traits::kCmdBufferCompatible});
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_maxk_spmm_grad_weights, jaxgnn::GradWeights,

@@ -23,6 +23,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "jaxgnn_sddmm": ("cpu", "cuda"),
     "jaxgnn_maxk_spmm": ("cpu", "cuda"),
     "jaxgnn_maxk_spmm_grad_values": ("cpu", "cuda"),
+    "jaxgnn_maxk_spmm_grad_values_blocks": ("cuda",),
     "jaxgnn_maxk_spmm_grad_weights": ("cpu", "cuda"),
     "jaxgnn_segment_softmax": ("cpu",),
     "jaxgnn_segment_softmax_grad": ("cpu",),

@@ -20,7 +20,7 @@ from jaxgnn._ffi._call import (
     scales,
     structure,
 )
-from jaxgnn.graph import CBSR, CSRGraph
+from jaxgnn.graph import CBSR, BlockShape, CSRGraph
 
 
 def maxk_spmm(graph: CSRGraph, cbsr: CBSR) -> Float[Array, "rows dim"]:
@@ -103,6 +103,9 @@ _MOST_COLUMNS_OF_GROUPS = 1024
 # Sums that stay in a second-level cache while they are added to. Each pass reads dy anew.
 _CACHED_BYTES = 36 * 2**20
 _MOST_TILES = 3
+# Rows of dy that a thread block holds, in one pass on an H100, in a few on smaller chips. Wider
+# rows are walked one by one.
+_MOST_BLOCK_BYTES = 448 * 1024
 
 
 def _cost(k: int, block: int) -> int:
@@ -147,12 +150,26 @@ def grad_values_cuda(
 ) -> Float[Array, "cols k"]:
     """Gradient to the kept values; atomic, so its last bits change from run to run."""
     shape = cbsr.values.shape
+    results = [(shape, cbsr.dtype), ((0,) if cbsr.dtype == jnp.float32 else shape, jnp.float32)]
+    block = BlockShape.choose(graph.num_rows, graph.num_cols, graph.num_edges)
+    blocks = graph.made_plan().edge_blocks
+    if blocks is not None and block.rows * dy.shape[-1] * dy.dtype.itemsize <= _MOST_BLOCK_BYTES:
+        return call_many(
+            "jaxgnn_maxk_spmm_grad_values_blocks",
+            results,
+            blocks.entries,
+            None if graph.weights is None else blocks.edges,
+            blocks.blocks,
+            blocks.offsets,
+            *coefficients(graph),
+            cbsr.indices,
+            dy,
+            rows_per_block=np.int64(block.rows),
+            senders_per_tile=np.int64(block.senders),
+        )[0]
     return call_many(
         "jaxgnn_maxk_spmm_grad_values",
-        [
-            (shape, cbsr.dtype),
-            ((0,) if cbsr.dtype == jnp.float32 else shape, jnp.float32),
-        ],
+        results,
         *pieces(graph),
         *coefficients(graph),
         cbsr.indices,

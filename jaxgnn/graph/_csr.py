@@ -223,29 +223,32 @@ class CSRGraph:
     def prepared(self) -> CSRGraph:
         """This graph with its plan; made on the host and kept if the graph is concrete.
 
+        Where the default device is a GPU the plan has ``edge_blocks``, with which the backward of
+        ``maxk_spmm`` is faster.
+
         Raises:
           ValueError: if a concrete graph has offsets or senders that ``validate`` refuses.
         """
-        return self if self.plan is not None else dataclasses.replace(self, plan=self._plan())
+        if self.plan is not None:
+            return self
+        return dataclasses.replace(self, plan=self._plan(edge_blocks=_on_gpu()))
 
-    def _plan(self) -> GraphPlan:
+    def _plan(self, *, edge_blocks: bool = False) -> GraphPlan:
         if self.plan is not None:
             return self.plan
         if not is_concrete(self.indptr, self.indices):
-            return make_plan(self.indptr, self.indices, self.num_cols)
+            return make_plan(self.indptr, self.indices, self.num_cols, edge_blocks=edge_blocks)
         plan = self.__dict__.get("_host_plan")
         if plan is None:
             validate_structure(self)
-            made = make_plan(self.indptr, self.indices, self.num_cols)
+            made = make_plan(self.indptr, self.indices, self.num_cols, edge_blocks=_on_gpu())
             plan = jax.tree.map(to_device, made)
             self.__dict__["_host_plan"] = plan
         return plan
 
     def made_plan(self) -> GraphPlan:
-        """The plan, made now if there is none; see ``prepared``."""
-        plan = self.prepared().plan
-        assert plan is not None
-        return plan
+        """The plan, made now if there is none, traced ones without ``edge_blocks``."""
+        return self._plan()
 
     def transpose(self) -> CSRGraph:
         """The graph with senders and receivers exchanged."""
@@ -355,6 +358,10 @@ class CSRGraph:
         """
         validate_graph(self)
         return self
+
+
+def _on_gpu() -> bool:
+    return jax.default_backend() == "gpu"
 
 
 def _array(values: Any, empty_dtype: Any = None) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from jaxgnn.graph._arrays import is_concrete
+from jaxgnn.graph._edge_blocks import EdgeBlocks, make_edge_blocks
 from jaxgnn.graph._schedule import RowSchedule, make_schedule
 from jaxgnn.graph._sorting import inverse_permutation, row_ids, sort_edges
 
@@ -25,6 +26,7 @@ class GraphPlan:
       transposed_indices: its column indices.
       permutation: edge ``e`` of the transposed graph is edge ``permutation[e]`` of the graph.
       transposed_schedule: work units over the rows of the transposed graph.
+      edge_blocks: the edges once more, for the backward of ``maxk_spmm`` on a GPU, or None.
     """
 
     schedule: RowSchedule
@@ -32,6 +34,7 @@ class GraphPlan:
     transposed_indices: Int[Array, " edges"]
     permutation: Int[Array, " edges"]
     transposed_schedule: RowSchedule
+    edge_blocks: EdgeBlocks | None = None
 
     def transposed(self, indptr: Int[Array, " rows+1"], indices: Int[Array, " edges"]) -> GraphPlan:
         """The plan of the transposed graph, of this graph's ``indptr`` and ``indices``."""
@@ -48,8 +51,17 @@ def make_plan(
     indptr: Int[Array, " rows+1"] | np.ndarray,
     indices: Int[Array, " edges"] | np.ndarray,
     num_cols: int,
+    *,
+    edge_blocks: bool = False,
 ) -> GraphPlan:
-    """The plan, in numpy if the graph is concrete, traced otherwise."""
+    """The plan, in numpy if the graph is concrete, traced otherwise.
+
+    Args:
+      indptr: row offsets.
+      indices: sender of each edge.
+      num_cols: senders.
+      edge_blocks: whether to make those too, at the cost of another sort.
+    """
     num_rows, num_edges = indptr.shape[0] - 1, indices.shape[0]
     if is_concrete(indptr, indices):
         indptr, indices = np.asarray(indptr), np.asarray(indices)
@@ -59,11 +71,15 @@ def make_plan(
         slots = row_ids(jnp.asarray(indptr), num_edges)
     transposed_indptr, permutation = sort_edges(indices, num_cols, slots < num_rows)
     # The slots of padding edges name no row; the transposed tail must stay readable.
-    rows = slots[permutation].clip(0, max(num_rows - 1, 0))
+    rows = slots[permutation].clip(0, max(num_rows - 1, 0)).astype(np.int32)
+    blocks = None
+    if edge_blocks:
+        blocks = make_edge_blocks(transposed_indptr, rows, permutation, num_rows)
     return GraphPlan(
         schedule=make_schedule(indptr, num_edges),
         transposed_indptr=transposed_indptr,
-        transposed_indices=rows.astype(np.int32),
+        transposed_indices=rows,
         permutation=permutation,
         transposed_schedule=make_schedule(transposed_indptr, num_edges),
+        edge_blocks=blocks,
     )

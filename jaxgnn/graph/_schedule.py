@@ -63,35 +63,54 @@ class RowSchedule:
     piece_counts: Int[Array, "2"]
 
 
-def units(num_rows: int, num_edges: int) -> int:
-    """Number of units that suffices for any graph of this shape."""
-    return num_rows + num_edges // MAX_EDGES_PER_UNIT
+def units(num_rows: int, num_edges: int, most: int = MAX_EDGES_PER_UNIT) -> int:
+    """Number of units of at most ``most`` edges that suffices for any graph of this shape."""
+    return num_rows + num_edges // most
+
+
+def cut_rows(
+    indptr: Int[Array, " rows+1"] | np.ndarray, num_edges: int, most: int
+) -> tuple[Any, Any]:
+    """Cuts the rows of a CSR structure into units of at most ``most`` edges; see ``RowSchedule``.
+
+    Args:
+      indptr: row offsets; numpy on the host, or traced.
+      num_edges: edge slots of the graph, padding included.
+      most: edges of a unit.
+
+    Returns:
+      ``(rows, offsets)`` of the units.
+    """
+    num_rows = indptr.shape[0] - 1
+    num_units = units(num_rows, num_edges, most)
+    xp: Any = np if is_concrete(indptr) else jnp
+    indptr = xp.asarray(indptr)
+    units_per_row = xp.maximum(1, -(-xp.diff(indptr) // most))
+    first_unit = xp.concatenate([xp.zeros(1, units_per_row.dtype), xp.cumsum(units_per_row)])
+    rows: Any = _repeat_rows(xp, num_rows, units_per_row, num_units)
+    # Padding units look up row num_rows, whose offset is the end of the last edge.
+    within_row = xp.arange(num_units, dtype=indptr.dtype) - first_unit[rows].astype(indptr.dtype)
+    starts = indptr[rows] + xp.where(rows < num_rows, within_row * most, 0)
+    offsets = xp.concatenate([starts, indptr[-1:]]).astype(indptr.dtype)
+    return rows.astype(np.int32), offsets
 
 
 def make_schedule(indptr: Int[Array, " rows+1"] | np.ndarray, num_edges: int) -> RowSchedule:
-    """Cuts the rows of a CSR structure into work units.
+    """The schedule of a CSR structure.
 
     Args:
       indptr: row offsets; numpy on the host, or traced.
       num_edges: edge slots of the graph, padding included.
     """
     num_rows = indptr.shape[0] - 1
-    num_units = units(num_rows, num_edges)
     xp: Any = np if is_concrete(indptr) else jnp
     indptr = xp.asarray(indptr)
-    degrees = xp.diff(indptr)
-    units_per_row = xp.maximum(1, -(-degrees // MAX_EDGES_PER_UNIT))
-    first_unit = xp.concatenate([xp.zeros(1, units_per_row.dtype), xp.cumsum(units_per_row)])
-    rows: Any = _repeat_rows(xp, num_rows, units_per_row, num_units)
-    # Padding units look up row num_rows, whose offset is the end of the last edge.
-    within_row = xp.arange(num_units, dtype=indptr.dtype) - first_unit[rows].astype(indptr.dtype)
-    starts = indptr[rows] + xp.where(rows < num_rows, within_row * MAX_EDGES_PER_UNIT, 0)
-    offsets = xp.concatenate([starts, indptr[-1:]]).astype(indptr.dtype)
-    to_row_end = indptr[xp.minimum(rows + 1, num_rows)] - starts
-    begins = (rows < num_rows) & (within_row % units_per_piece(num_edges) == 0)
+    rows, offsets = cut_rows(indptr, num_edges, MAX_EDGES_PER_UNIT)
+    row_begins, to_row_end = indptr[rows], indptr[xp.minimum(rows + 1, num_rows)] - offsets[:-1]
+    begins = (rows < num_rows) & ((offsets[:-1] - row_begins) % edges_per_piece(num_edges) == 0)
     lengths = xp.minimum(to_row_end, edges_per_piece(num_edges))
     pieces, counts = _sort_pieces(xp, begins, lengths, long_piece(num_edges))
-    return RowSchedule(rows.astype(np.int32), offsets, pieces, counts)
+    return RowSchedule(rows, offsets, pieces, counts)
 
 
 def _sort_pieces(xp, begins, lengths, long):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph._arrays import is_concrete, require_floats, require_length, require_size
+from jaxgnn.graph._edge_blocks import make_edge_blocks
 from jaxgnn.graph._schedule import MAX_EDGES_PER_UNIT, make_schedule, units
 
 if TYPE_CHECKING:
@@ -142,6 +144,10 @@ def _check_plan(graph, plan, indptr):
     _check_schedule(
         "plan.transposed_schedule", plan.transposed_schedule, transposed, graph.num_edges
     )
+    if plan.edge_blocks is not None:
+        ends = plan.transposed_indices, plan.permutation
+        expected = make_edge_blocks(transposed, *map(np.asarray, ends), graph.num_rows)
+        _check_equal("plan.edge_blocks", plan.edge_blocks, expected)
 
 
 def _check_schedule(name, schedule, indptr, num_edges):
@@ -165,12 +171,16 @@ def _check_schedule(name, schedule, indptr, num_edges):
         expected = f"at most {MAX_EDGES_PER_UNIT} edges of row {rows[at]}"
         got = f"edges {starts[at]} to {ends[at]}"
         raise bad_input("CSRGraph", f"{name} unit {at}", expected, got)
-    _check_pieces(name, schedule, make_schedule(indptr, num_edges))
+    _check_equal(name, schedule, make_schedule(indptr, num_edges))
 
 
-def _check_pieces(name, schedule, expected):
-    for field in ("pieces", "piece_counts", "offsets"):
-        given, wanted = np.asarray(getattr(schedule, field)), getattr(expected, field)
-        if (given != wanted).any():
-            at = int(np.flatnonzero(given != wanted)[0])
-            raise bad_input("CSRGraph", f"{name}.{field}[{at}]", f"{wanted[at]}", int(given[at]))
+def _check_equal(name, given, expected):
+    """What is made from the rest of a plan must be what would be made."""
+    for field in dataclasses.fields(expected):
+        wanted, got = (np.asarray(getattr(made, field.name)) for made in (expected, given))
+        where = f"{name}.{field.name}"
+        if wanted.shape != got.shape:
+            raise bad_input("CSRGraph", where, f"of shape {wanted.shape}", got.shape)
+        if (wanted != got).any():
+            at = int(np.flatnonzero(wanted != got)[0])
+            raise bad_input("CSRGraph", f"{where}[{at}]", f"{wanted[at]}", int(got[at]))

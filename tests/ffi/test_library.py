@@ -17,8 +17,8 @@ from jaxgnn.ops import maxk_spmm as maxk_spmm_op
 ROOT = Path(__file__).parent.parent.parent
 
 
-@pytest.mark.parametrize("target", _ffi.TARGETS)
-def test_every_target_has_its_symbol(target):
+@pytest.mark.parametrize("target", [t for t, where in _ffi.TARGETS.items() if "cpu" in where])
+def test_every_cpu_target_has_its_symbol(target):
     path = _ffi.library_path("cpu")
     assert path is not None, "the CPU library is not built"
     assert ctypes.CDLL(str(path))[target]

@@ -1,4 +1,4 @@
-"""The compiled GPU kernels: every tail of k and width, over poisoned memory, against float64."""
+"""The GPU kernels: every tail of k and width, over poisoned memory, against float64."""
 
 import functools
 
@@ -19,15 +19,24 @@ pytestmark = pytest.mark.gpu
 TAILS = (1, 2, 3, 5, 8, 16, 31, 33, 96, 255)
 # Eight rows a warp, one row a warp, ids of one and of two bytes, nearly all shared memory.
 WIDTHS = (256, 255, 300, 1024, 1030, 4096, 7100, 8192)
-compiled = functools.partial(ops.maxk_spmm, implementation="ffi")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def needs_gpu():
     if jax.default_backend() != "gpu":
         pytest.skip(f"reason: needs a CUDA device, got {jax.default_backend()}")
-    if FORWARD.unavailable("ffi", "cuda"):
-        pytest.skip(f"reason: {FORWARD.unavailable('ffi', 'cuda')}")
+
+
+@pytest.fixture(scope="module", params=["ffi", "pallas"])
+def implementation(request):
+    if FORWARD.unavailable(request.param, "cuda"):
+        pytest.skip(f"reason: {FORWARD.unavailable(request.param, 'cuda')}")
+    return request.param
+
+
+@pytest.fixture
+def maxk_spmm(implementation):
+    return functools.partial(ops.maxk_spmm, implementation=implementation)
 
 
 def _power_law(nodes, edges, exponent, seed=0, weighted=False) -> CSRGraph:
@@ -55,16 +64,18 @@ def _graph(name) -> CSRGraph:
 
 
 def _edges(graph) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Receivers, senders and coefficients of the edges, the last in float64."""
-    rows = np.asarray(graph.receivers())
-    coefficients = np.ones(graph.num_edges)
-    if graph.weights is not None:
-        coefficients = coefficients * np.asarray(graph.weights, np.float64)
-    if graph.row_scale is not None:
-        coefficients = coefficients * np.asarray(graph.row_scale, np.float64)[rows]
-    if graph.col_scale is not None:
-        coefficients = coefficients * np.asarray(graph.col_scale, np.float64)[graph.indices]
-    return rows, np.asarray(graph.indices), coefficients
+    """Receivers, senders and coefficients of the edges, padding left out, the last in float64."""
+    count = int(graph.indptr[-1])
+    rows, columns = np.asarray(graph.receivers())[:count], np.asarray(graph.indices)[:count]
+    coefficients = np.ones(count)
+    for factors, at in (
+        (graph.weights, np.arange(count)),
+        (graph.row_scale, rows),
+        (graph.col_scale, columns),
+    ):
+        if factors is not None:
+            coefficients = coefficients * np.asarray(factors).astype(np.float64)[at]
+    return rows, columns, coefficients
 
 
 def _aggregate(graph, x, transposed=False) -> np.ndarray:
@@ -81,12 +92,12 @@ def _poison(*shape_dtypes):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("k", TAILS)
-def test_forward_and_backward_agree_with_float64_at_every_tail(k, name, dtype):
+def test_forward_and_backward_agree_with_float64_at_every_tail(k, name, dtype, maxk_spmm):
     graph, dim = _graph(name), 256
     kept = ops.maxk(random_array((graph.num_cols, dim), dtype, seed=k), k)
     dy = random_array((graph.num_rows, dim), dtype, seed=1)
     _poison(((graph.num_rows, dim), dtype), (kept.values.shape, dtype))
-    y, pull_back = jax.vjp(lambda v: compiled(graph, CBSR(v, kept.indices, dim)), kept.values)
+    y, pull_back = jax.vjp(lambda v: maxk_spmm(graph, CBSR(v, kept.indices, dim)), kept.values)
     (dvalues,) = pull_back(dy)
     length = longest_row(graph)
     assert_close(y, _aggregate(graph, kept.todense()), reduction_length=length)
@@ -98,29 +109,29 @@ def test_forward_and_backward_agree_with_float64_at_every_tail(k, name, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("k", [5, 32, 200])
 @pytest.mark.parametrize("dim", WIDTHS)
-def test_every_width_agrees_with_float64(dim, k, dtype):
+def test_every_width_agrees_with_float64(dim, k, dtype, maxk_spmm, implementation):
     graph = _graph("proteins")
     x = random_array((graph.num_cols, dim), dtype, seed=2)
     kept = ops.maxk(x, k)
     length = longest_row(graph)
-    y, pull_back = jax.vjp(lambda v: compiled(graph, CBSR(v, kept.indices, dim)), kept.values)
+    y, pull_back = jax.vjp(lambda v: maxk_spmm(graph, CBSR(v, kept.indices, dim)), kept.values)
     assert_close(y, _aggregate(graph, kept.todense()), reduction_length=length)
     exact = _aggregate(graph, x, transposed=True)
     exact = np.take_along_axis(exact, np.asarray(kept.indices).astype(np.int64), axis=1)
     assert_close(pull_back(x)[0], exact, reduction_length=length)
-    y = ops.spmm(graph, x, implementation="ffi")
+    y = ops.spmm(graph, x, implementation=implementation)
     assert_close(y, _aggregate(graph, x), reduction_length=length)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_gradients_to_weights_agree_with_float64(dtype):
+def test_gradients_to_weights_agree_with_float64(dtype, maxk_spmm, implementation):
     graph, dim = _graph("products"), 256
     x, dy = (random_array((graph.num_cols, dim), dtype, seed=seed) for seed in (3, 4))
     kept = ops.maxk(x, 32)
     rows, columns, _ = _edges(graph)
     for op, features, dense in (
-        (compiled, kept, kept.todense()),
-        (functools.partial(ops.spmm, implementation="ffi"), x, x),
+        (maxk_spmm, kept, kept.todense()),
+        (functools.partial(ops.spmm, implementation=implementation), x, x),
     ):
 
         def of_weights(weights, op=op, features=features):
@@ -134,7 +145,7 @@ def test_gradients_to_weights_agree_with_float64(dtype):
 
 @pytest.mark.parametrize("dtype", [*DTYPES, "float16"])
 @pytest.mark.parametrize("dim", [1, 7, 64, 255, 256, 300, 600, 1001, 1024])
-def test_maxk_has_the_bits_of_the_reference(dim, dtype):
+def test_maxk_has_the_bits_of_the_reference(dim, dtype, implementation):
     x = np.array(random_array((500, dim), "float32", seed=5, scale=10.0))
     x[0] = 0.0
     x[1] = np.where(np.arange(dim) % 2, -0.0, 0.0)
@@ -146,17 +157,17 @@ def test_maxk_has_the_bits_of_the_reference(dim, dtype):
     for k in sorted({1, (dim + 2) // 3, dim}):
         for by in ("value", "magnitude"):
             _poison(((500, k), dtype))
-            kept = ops.maxk(x, k, by=by, implementation="ffi")
+            kept = ops.maxk(x, k, by=by, implementation=implementation)
             assert_bit_equal(kept, maxk_reference.maxk(x, k=k, by=by, early_stop=None))
 
 
-def test_deterministic_gradients_repeat_to_the_bit_and_agree_with_the_atomic_ones():
+def test_deterministic_gradients_repeat_to_the_bit_and_agree_with_the_atomic_ones(maxk_spmm):
     graph = _graph("reddit")
     kept = ops.maxk(random_array((graph.num_cols, 64), "float32", seed=6), 8)
 
     def gradient():
         def loss(values):
-            return jnp.sum(jnp.sin(compiled(graph, CBSR(values, kept.indices, 64))))
+            return jnp.sum(jnp.sin(maxk_spmm(graph, CBSR(values, kept.indices, 64))))
 
         return jax.grad(loss)(kept.values)
 
@@ -167,27 +178,28 @@ def test_deterministic_gradients_repeat_to_the_bit_and_agree_with_the_atomic_one
     np.testing.assert_allclose(gradient(), first, rtol=1e-3, atol=1e-4)
 
 
-def test_what_a_kernel_does_not_take_is_named_and_none_still_works():
+def test_what_a_kernel_does_not_take_is_named_and_none_still_works(maxk_spmm, implementation):
     graph = _graph("proteins")
     wide = ops.maxk(random_array((graph.num_cols, 20_000), "float32", seed=7), 3)
     with pytest.raises(NotImplementedError, match="at most 16384 columns, got 20000"):
-        compiled(graph, wide)
+        maxk_spmm(graph, wide)
     assert ops.maxk_spmm(graph, wide).shape == (graph.num_rows, 20_000)
     x = random_array((4, 2000), "float32", seed=8)
     with pytest.raises(NotImplementedError, match="at most 1024 columns, got 2000"):
-        ops.maxk(x, 3, implementation="ffi")
+        ops.maxk(x, 3, implementation=implementation)
     with pytest.raises(NotImplementedError, match="early_stop None on a GPU, got 4"):
-        ops.maxk(x[:, :64], 3, early_stop=4, implementation="ffi")
+        ops.maxk(x[:, :64], 3, early_stop=4, implementation=implementation)
     assert ops.maxk(x, 3, early_stop=4).k == 3
 
 
-def test_many_calls_inside_one_captured_graph():
+def test_many_calls_inside_one_captured_graph(implementation):
     graph = _graph("reddit")
 
     @jax.jit
     def network(x):
         for _ in range(8):
-            x = ops.maxk_spmm(graph.normalized("mean"), ops.maxk(x, 16))
+            kept = ops.maxk(x, 16, implementation=implementation)
+            x = ops.maxk_spmm(graph.normalized("mean"), kept, implementation=implementation)
         return x
 
     # Widths that take different amounts of shared memory, in one graph too.

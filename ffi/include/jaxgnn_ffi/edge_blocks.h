@@ -1,0 +1,194 @@
+// Edges grouped by block of rows (jaxgnn/graph/_edge_blocks.py), and the work on one of them.
+#pragma once
+
+#include "jaxgnn_ffi/four_entries.h"
+
+namespace jaxgnn {
+
+// Entries begin .. end of the block of `rows` rows from first_row on; their senders count from
+// first_sender on.
+struct BlockTask {
+  int64_t begin, end;
+  int first_row, first_sender, rows;
+};
+
+struct EdgeBlocks {
+  static constexpr int kRowBits = 8;
+
+  const uint32_t* entries;
+  const void* edges;
+  const int32_t* blocks;
+  const void* offsets;
+  bool wide;  // edges and offsets are int64
+  const float *weights, *row_scale;
+  int rows_per_block, senders_per_tile, num_rows;
+
+#ifdef __CUDACC__
+  __device__ int64_t At(const void* array, int64_t i) const {
+    return wide ? static_cast<const int64_t*>(array)[i] : static_cast<const int32_t*>(array)[i];
+  }
+
+  // A task is short, so its 32-bit divisions count.
+  __device__ BlockTask Task(int64_t number) const {
+    const unsigned row_blocks = (num_rows - 1u) / rows_per_block + 1u, block = blocks[number];
+    const unsigned tile = block / row_blocks;
+    const int first_row = static_cast<int>(block - tile * row_blocks) * rows_per_block;
+    return {At(offsets, number), At(offsets, number + 1), first_row,
+            static_cast<int>(tile) * senders_per_tile, min(rows_per_block, num_rows - first_row)};
+  }
+
+  static __device__ int RowOf(uint32_t entry) { return entry & ((1u << kRowBits) - 1); }
+  static __device__ int SenderOf(uint32_t entry) { return entry >> kRowBits; }
+#endif
+};
+
+#ifdef __CUDACC__
+
+// Rows of dy in shared memory. Scales are multiplied into floats; narrower types would be rounded
+// twice, so theirs lie behind the rows.
+template <typename T>
+struct HeldRows {
+  static constexpr bool kScalesApart = !std::is_same_v<T, float>;
+
+  T* rows;
+  int dim;
+  float* scales;
+  bool scaled;
+
+  // Bytes of `count` rows.
+  static JAXGNN_INLINE int64_t Bytes(int64_t count, int64_t dim) {
+    return (count * dim * sizeof(T) + 15) / 16 * 16 + (kScalesApart ? count * sizeof(float) : 0);
+  }
+
+  __device__ HeldRows(void* shared, int most, int dim, bool scaled)
+      : rows(static_cast<T*>(shared)),
+        dim(dim),
+        scales(reinterpret_cast<float*>(static_cast<char*>(shared) + Bytes(most, dim)) -
+               (kScalesApart ? most : 0)),
+        scaled(scaled) {}
+
+  // By all threads of a block, between barriers.
+  __device__ __forceinline__ void Load(const T* from, const float* row_scale, int count) const {
+    constexpr int kWide = 16 / sizeof(T);
+    const float* multiplied = kScalesApart ? nullptr : row_scale;
+    if (dim % kWide == 0) {
+      LoadWide(reinterpret_cast<const uint4*>(from), multiplied, count * dim / kWide);
+    } else {
+      for (int i = threadIdx.x; i < count * dim; i += blockDim.x) {
+        rows[i] = from[i];
+        if constexpr (!kScalesApart) rows[i] *= multiplied ? multiplied[i / dim] : 1.0f;
+      }
+    }
+    if constexpr (kScalesApart) {
+      for (int i = threadIdx.x; scaled && i < count; i += blockDim.x) scales[i] = row_scale[i];
+    }
+  }
+
+  // Several loads in flight before the first store.
+  __device__ __forceinline__ void LoadWide(const uint4* from, const float* multiplied,
+                                           int count) const {
+    constexpr int kAhead = 4, kWide = 16 / sizeof(T);
+    uint4* to = reinterpret_cast<uint4*>(rows);
+    for (int first = threadIdx.x; first < count; first += kAhead * blockDim.x) {
+      uint4 words[kAhead];
+#pragma unroll
+      for (int s = 0; s < kAhead; ++s) {
+        const int i = first + s * blockDim.x;
+        words[s] = i < count ? __ldcs(from + i) : uint4{};
+      }
+#pragma unroll
+      for (int s = 0; s < kAhead; ++s) {
+        const int i = first + s * blockDim.x;
+        if (i >= count) continue;
+        if constexpr (!kScalesApart) {
+          const float scale = multiplied ? multiplied[i * kWide / dim] : 1.0f;
+          float4& x = reinterpret_cast<float4&>(words[s]);
+          x = {scale * x.x, scale * x.y, scale * x.z, scale * x.w};
+        }
+        to[i] = words[s];
+      }
+    }
+  }
+
+  __device__ __forceinline__ const T* Row(int row) const { return rows + row * dim; }
+  __device__ __forceinline__ float Scale(int row) const {
+    return kScalesApart && scaled ? scales[row] : 1.0f;
+  }
+};
+
+// A group of kLanes lanes takes runs of a task's entries. Neighbouring entries that share their
+// sender are added up before they go to its sums.
+template <typename T, typename Column, int kLanes, bool kAligned, bool kWeights>
+struct BlockRuns {
+  using Four = FourEntries<Column, kAligned>;
+  static constexpr int kBatch = 4, kLongestRun = 64;
+
+  const EdgeBlocks& graph;
+  const BlockTask& task;
+  const HeldRows<T>& held;
+  const Column* columns;  // of the tile's first sender
+  float* sums;
+  int k;
+  int first_held, num_held;  // rows of the block
+
+  // The entries `at` .. at + 3 of every sender.
+  __device__ __forceinline__ void Run(int at) const {
+    const int groups = blockDim.x / kLanes, group = threadIdx.x / kLanes;
+    const int64_t aligned = task.begin / kBatch * kBatch;
+    const int begin = static_cast<int>(task.begin - aligned);
+    const int end = static_cast<int>(task.end - aligned);
+    const int share = ((end + groups - 1) / groups + kBatch - 1) / kBatch * kBatch;
+    const int length = min(share, kLongestRun);
+    for (int first = group * length; first < end; first += groups * length) {
+      AddRun(aligned, max(first, begin), first, min(first + length, end), at);
+    }
+  }
+
+  // Entries begin .. end, `first` being the multiple of kBatch before `begin`.
+  __device__ __forceinline__ void AddRun(int64_t aligned, int begin, int first, int end,
+                                         int at) const {
+    const uint32_t* entries = graph.entries + aligned;
+    float sum[4];
+    int sender = -1;
+    uint4 next = __ldcs(reinterpret_cast<const uint4*>(entries + first));
+    for (int batch = first; batch < end; batch += kBatch) {
+      const uint32_t entry[kBatch] = {next.x, next.y, next.z, next.w};
+      if (batch + kBatch < end) {
+        next = __ldcs(reinterpret_cast<const uint4*>(entries + batch + kBatch));
+      }
+      Four column[kBatch] = {};
+      float factor[kBatch];
+#pragma unroll
+      for (int s = 0; s < kBatch; ++s) {
+        if (batch + s < begin || batch + s >= end) continue;
+        const int64_t of = EdgeBlocks::SenderOf(entry[s]);
+        column[s].Load(columns + of * k, at, k);
+        if (kWeights) factor[s] = graph.weights[graph.At(graph.edges, aligned + batch + s)];
+      }
+#pragma unroll
+      for (int s = 0; s < kBatch; ++s) {
+        const int row = EdgeBlocks::RowOf(entry[s]) - first_held;
+        if (batch + s < begin || batch + s >= end || row < 0 || row >= num_held) continue;
+        const int of = EdgeBlocks::SenderOf(entry[s]);
+        if (of != sender) {
+          if (sender >= 0) Four::Add(sums + int64_t{sender} * k, at, k, sum);
+          sender = of;
+          sum[0] = sum[1] = sum[2] = sum[3] = 0.0f;
+        }
+        const T* dy = held.Row(row);
+        const float scale = kWeights ? factor[s] * held.Scale(row) : held.Scale(row);
+        constexpr bool kScaled = kWeights || HeldRows<T>::kScalesApart;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float x = ToFloat(dy[column[s][i]]);
+          sum[i] = kScaled ? sum[i] + scale * x : sum[i] + x;
+        }
+      }
+    }
+    if (sender >= 0) Four::Add(sums + int64_t{sender} * k, at, k, sum);
+  }
+};
+
+#endif  // __CUDACC__
+
+}  // namespace jaxgnn

@@ -1,0 +1,56 @@
+"""Both kernels of the backward to kept values: by blocks of rows, and row by row."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from jaxgnn import CBSR, CSRGraph, ops
+from jaxgnn.testing import DTYPES, GRAPHS, assert_close, random_array
+from tests.gpu.test_kernels import _aggregate, _poison, _power_law
+from tests.gpu.test_kernels import needs_gpu as needs_gpu
+from tests.ops._table import longest_row
+
+pytestmark = pytest.mark.gpu
+
+# Many senders in several tiles; a row of several tasks; rows of many edges, in blocks of 208 rows.
+LARGE = {
+    "several_tiles": lambda: CSRGraph.from_edges(
+        np.random.default_rng(0).integers(0, 900_000, 30_000),
+        np.random.default_rng(1).integers(0, 500, 30_000),
+        500,
+        num_senders=900_000,
+    ).normalized("sym"),
+    "large_blocks": lambda: _power_law(512 * 208, 512 * 208 * 130, 0.6).normalized("mean"),
+}
+CASES = [pytest.param(case.build, id=case.name) for case in GRAPHS]
+CASES += [pytest.param(build, id=name) for name, build in LARGE.items()]
+
+
+def _row_by_row(graph):
+    return dataclasses.replace(graph, plan=dataclasses.replace(graph.plan, edge_blocks=None))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dim", "k"), [(24, 5), (33, 4), (256, 16), (256, 33), (300, 96)])
+@pytest.mark.parametrize("build", CASES)
+def test_blocks_and_rows_agree_with_float64(build, dim, k, dtype):
+    graph = build()
+    graph = dataclasses.replace(graph, plan=None).prepared()  # a transpose has no blocks
+    if graph.num_rows > 10**5 and (dim, k) != (256, 16):
+        pytest.skip("reason: one shape of a graph of 14 M edges is enough")
+    assert graph.plan.edge_blocks is not None
+    kept = ops.maxk(random_array((graph.num_cols, dim), dtype, seed=k), k)
+    dy = random_array((graph.num_rows, dim), dtype, seed=1)
+    exact = _aggregate(graph, dy, transposed=True)
+    exact = np.take_along_axis(exact, np.asarray(kept.indices).astype(np.int64), axis=1)
+    length = longest_row(graph.transpose())
+    for walked in (graph, _row_by_row(graph)):
+
+        def product(values, walked=walked):
+            return ops.maxk_spmm(walked, CBSR(values, kept.indices, dim), implementation="ffi")
+
+        _poison((kept.values.shape, dtype), (kept.values.shape, "float32"))
+        (dvalues,) = jax.vjp(product, kept.values)[1](dy)
+        assert_close(dvalues, exact, reduction_length=length)
