@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import jax
 
 from experiments.benchmarks import _bars
+from experiments.benchmarks._cache import cache_bandwidth
 from experiments.benchmarks._cases import Candidate, Case
 from experiments.benchmarks._report import RESULTS, Column, Row, append_rows, header, line
 from experiments.benchmarks._workloads import WORKLOADS, Scale, Workload
@@ -88,6 +90,11 @@ class Session:
         print(f"{device}; element-wise pass {session.copy_gb_per_s:.1f} GB/s")
         return session
 
+    @cached_property
+    def cache_gb_per_s(self) -> float:
+        """As ``cache_bandwidth`` gives; measured when it is first asked for."""
+        return cache_bandwidth(**self.timing)  # pyrefly: ignore
+
     def time(self, candidate: Candidate) -> Timing | None:
         """Times a candidate; None if the device has too little memory for it."""
         first, *rotate = candidate.inputs
@@ -101,7 +108,7 @@ class Session:
                 **self.timing,  # pyrefly: ignore
             )
         except RuntimeError as error:  # jax.errors.JaxRuntimeError and torch.OutOfMemoryError
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             return None
 
@@ -156,7 +163,8 @@ class Session:
         return {**row, "peer": peer, "peer_ms": peer_ms}
 
 
-def _is_out_of_memory(error: RuntimeError) -> bool:
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether JAX or torch raised it for want of the device's memory."""
     text = str(error)
     return "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower()
 

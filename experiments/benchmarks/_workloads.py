@@ -77,6 +77,9 @@ BREAK_EVEN_TOO: dict[tuple[Platform, Scale], tuple[Workload, ...]] = {
 # The workload that pictures and break-even are drawn from, where it was measured.
 HEADLINE: dict[Platform, str] = {"cpu": "uniform-1M", "gpu": "reddit"}
 
+# The host sorts so few faster than XLA compiles a sort of just that many.
+_EDGES_FOR_THE_HOST = 2**20
+
 # Calls take turns over inputs of this size together: several times the last cache.
 _ROTATION_BYTES = 2**28
 _MOST_INPUTS = 8
@@ -92,6 +95,11 @@ def _graph(name: str, nodes: int, edges: int) -> CSRGraph:
     return uniform_graph(nodes, edges)
 
 
+def forget_graphs() -> None:
+    """Frees the graphs made so far."""
+    _graph.cache_clear()
+
+
 def uniform_graph(nodes: int, edges: int, seed: int = 0) -> CSRGraph:
     """``edges`` edges whose ends are drawn independently; repeats stay in."""
     if jax.default_backend() == "cpu":
@@ -102,8 +110,8 @@ def uniform_graph(nodes: int, edges: int, seed: int = 0) -> CSRGraph:
 
 
 def build_graph(senders, receivers, nodes: int) -> CSRGraph:
-    """Sorts where the edges are: on the host, or on the device without a way through the host."""
-    if jax.default_backend() == "cpu":
+    """Sorts on the device, without a way through the host, but for CPUs and for few edges."""
+    if jax.default_backend() == "cpu" or len(senders) <= _EDGES_FOR_THE_HOST:
         return CSRGraph.from_edges(senders, receivers, nodes)
     return _build_on_device(senders, receivers, nodes)
 

@@ -44,6 +44,16 @@ def bytes_moved(graph: CSRGraph, dim: int, k: int, itemsize: int, direction: str
     return ways[direction]
 
 
+def bytes_once(graph: CSRGraph, dim: int, k: int, itemsize: int, direction: str) -> int:
+    """With every array once, as ``spmm.bytes_once`` counts: the kept entries, and the dense rows.
+
+    One of them is read and the other written; backward reads the columns and writes the values.
+    """
+    kept = graph.num_cols * k * (itemsize + column_dtype(dim).itemsize)
+    one_way = spmm.structure_bytes(graph) + kept + graph.num_rows * dim * itemsize
+    return 2 * one_way if direction == "forward+backward" else one_way
+
+
 def cases(workload: Workload) -> Iterator[Case]:
     """Every dtype and direction: first the dense product, for which k is the same, then every k.
 

@@ -3,15 +3,19 @@
 Run ``python -m experiments.benchmarks.scaling``, with ``--max-edges 1e8`` where memory allows.
 Times ``spmm`` and ``maxk_spmm``, as ``implementation=None`` picks them, on uniformly random graphs
 of one average degree, and draws ``scaling_<platform>.png`` beside the results.
+
+Two limits stand beside each time, and are drawn in: every array once at the speed of an
+element-wise pass over memory; and what all edges request, a row of features or k values and
+columns each, at the speed of the last cache. No launch is counted, which is what small graphs pay.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import tyro
@@ -23,11 +27,12 @@ from experiments.benchmarks import _products, maxk_spmm, spmm
 from experiments.benchmarks._cases import DIRECTIONS, Candidate
 from experiments.benchmarks._report import RESULTS, Column, Row, append_rows, header, line
 from experiments.benchmarks._session import Session
-from experiments.benchmarks._workloads import Workload
+from experiments.benchmarks._workloads import Workload, forget_graphs
 
 _DEGREE = 50
 _POINTS_PER_DECADE = 2
 _DTYPE = "float32"
+_WAYS = ("forward", "forward+backward")
 
 _COLUMNS = (
     Column("op", "op", 10),
@@ -36,6 +41,22 @@ _COLUMNS = (
     Column("ms", "ms", 10, ".3f"),
     Column("ns/edge", "ns_per_edge", 8, ".3f"),
     Column("at copy speed", "limit_ms", 13, ".3f"),
+    Column("at cache speed", "cache_limit_ms", 14, ".3f"),
+)
+
+
+class _Limit(NamedTuple):
+    """A line of the picture: the keys of its milliseconds and of its speed, and its look."""
+
+    key: str
+    speed: str
+    style: str
+    label: str
+
+
+_LIMITS = (
+    _Limit("limit_ms", "copy_gb_per_s", "--", "every array once at copy speed"),
+    _Limit("cache_limit_ms", "cache_gb_per_s", ":", "all requests at last-cache speed"),
 )
 
 
@@ -62,17 +83,26 @@ def main(options: ScalingOptions, session: Session | None = None) -> list[Row]:
     """Times, prints, appends to ``scaling.jsonl`` and draws."""
     session = session or Session((), options.out)
     rows: list[Row] = []
+    print(f"memory {session.copy_gb_per_s:.1f} GB/s, last cache {session.cache_gb_per_s:.1f} GB/s")
     print(header(_COLUMNS), flush=True)
     for edges in edge_counts(options.min_edges, options.max_edges):
         workload = Workload("uniform", max(1, edges // _DEGREE), edges, options.dim, (options.k,))
-        for op, direction, nbytes, candidate in _cases(workload):
-            row = _row(session, workload, op, direction, nbytes, candidate)
-            print(line(row, _COLUMNS), flush=True)
-            append_rows(session.out / "scaling.jsonl", [row])
-            rows.append(row)
+        rows += _measure(session, workload)
+        forget_graphs()
     path = session.out / f"scaling_{session.device['platform']}.png"
     draw(rows, path)
     print(path)
+    return rows
+
+
+def _measure(session: Session, workload: Workload) -> list[Row]:
+    """The rows of one size; nothing of it stays on the device."""
+    rows = []
+    for case in _cases(workload):
+        row = _row(session, workload, case)
+        print(line(row, _COLUMNS), flush=True)
+        append_rows(session.out / "scaling.jsonl", [row])
+        rows.append(row)
     return rows
 
 
@@ -83,56 +113,66 @@ def edge_counts(least: float, most: float) -> list[int]:
     return [round(edges) for edges in (*between, most)]
 
 
-def _cases(workload: Workload) -> Iterator[tuple[str, str, int, Candidate]]:
+@dataclass(frozen=True)
+class _Case:
+    """One op in one direction.
+
+    Attributes:
+      op: its name.
+      direction: a key of ``DIRECTIONS``.
+      requested: bytes, a row of features counted for every edge.
+      once: bytes, every array counted once.
+      candidate: the op as ``implementation=None`` picks it.
+    """
+
+    op: str
+    direction: str
+    requested: int
+    once: int
+    candidate: Candidate
+
+
+def _cases(workload: Workload) -> Iterator[_Case]:
     graph, dim, (k,) = workload.graph(), workload.dim, workload.ks
     size = jnp.dtype(_DTYPE).itemsize
-    ops: list[tuple[str, Any, list[tuple], Callable[[str], int]]] = [
-        (
-            "spmm",
-            _products.spmm(None),
-            _products.dense_inputs(workload, _DTYPE),
-            lambda direction: spmm.bytes_moved(graph, dim, size, direction),
-        ),
-        (
-            "maxk_spmm",
-            _products.maxk_spmm(None),
-            _products.kept_inputs(workload, _DTYPE, k),
-            lambda direction: maxk_spmm.bytes_moved(graph, dim, k, size, direction),
-        ),
-    ]
-    for name, function, inputs, nbytes in ops:
-        for direction in ("forward", "forward+backward"):
-            yield (
-                name,
-                direction,
-                nbytes(direction),
-                Candidate(DIRECTIONS[direction](function), inputs),
-            )
+    function, inputs = _products.spmm(None), _products.dense_inputs(workload, _DTYPE)
+    for way in _WAYS:
+        requested = spmm.bytes_moved(graph, dim, size, way)
+        once = spmm.bytes_once(graph, dim, size, way)
+        yield _Case("spmm", way, requested, once, Candidate(DIRECTIONS[way](function), inputs))
+    function, inputs = _products.maxk_spmm(None), _products.kept_inputs(workload, _DTYPE, k)
+    for way in _WAYS:
+        requested = maxk_spmm.bytes_moved(graph, dim, k, size, way)
+        once = maxk_spmm.bytes_once(graph, dim, k, size, way)
+        yield _Case("maxk_spmm", way, requested, once, Candidate(DIRECTIONS[way](function), inputs))
 
 
-def _row(session, workload, op, direction, nbytes, candidate) -> Row:
-    timing, edges = session.time(candidate), workload.graph().num_edges
+def _row(session: Session, workload: Workload, case: _Case) -> Row:
+    timing, edges = session.time(case.candidate), workload.graph().num_edges
     ms = None if timing is None else timing.median_ms
     return {
-        "op": op,
-        "direction": direction,
+        "op": case.op,
+        "direction": case.direction,
         "workload": workload.name,
         "nodes": workload.nodes,
         "edges": edges,
         "dim": workload.dim,
         "dtype": _DTYPE,
-        "k": workload.ks[0] if op == "maxk_spmm" else None,
+        "k": workload.ks[0] if case.op == "maxk_spmm" else None,
         "ms": ms,
         "ns_per_edge": None if ms is None else 1e6 * ms / edges,
-        "bytes": nbytes,
-        "limit_ms": nbytes / session.copy_gb_per_s / 1e6,
+        "bytes": case.requested,
+        "bytes_once": case.once,
+        "limit_ms": case.once / session.copy_gb_per_s / 1e6,
+        "cache_limit_ms": case.requested / session.cache_gb_per_s / 1e6,
         "copy_gb_per_s": session.copy_gb_per_s,
+        "cache_gb_per_s": session.cache_gb_per_s,
         **session.device,
     }
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Time against edges on logarithmic axes; dashed, what the bytes take at copy speed."""
+    """Time against edges on logarithmic axes, with both limits in the colour of their op."""
     figure = Figure(figsize=(6.4, 4.4), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
@@ -140,7 +180,9 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     for number, (op, direction) in enumerate(series):
         same = [r for r in rows if (r["op"], r["direction"]) == (op, direction) and r["ms"]]
         _draw_series(axes, same, f"{op}, {direction}", f"C{number}")
-    axes.plot([], [], "--", color="0.5", label="bytes at copy speed")
+    for limit in _LIMITS:
+        speed = f"{rows[0][limit.speed]:,.0f} GB/s"
+        axes.plot([], [], limit.style, color="0.5", label=f"{limit.label}, {speed}")
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("edges")
@@ -156,7 +198,9 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 def _draw_series(axes: Axes, rows: Sequence[Row], label: str, color: str) -> None:
     edges = [row["edges"] for row in rows]
     axes.plot(edges, [row["ms"] for row in rows], "o-", color=color, markersize=3, label=label)
-    axes.plot(edges, [row["limit_ms"] for row in rows], "--", color=color, linewidth=0.9, alpha=0.7)
+    for limit in _LIMITS:
+        least = [row[limit.key] for row in rows]
+        axes.plot(edges, least, limit.style, color=color, linewidth=0.9, alpha=0.7)
 
 
 if __name__ == "__main__":

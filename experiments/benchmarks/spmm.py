@@ -28,6 +28,15 @@ def bytes_moved(graph: CSRGraph, dim: int, itemsize: int, direction: str) -> int
     return sum(shared + written * dim * itemsize for written in ways[direction])
 
 
+def bytes_once(graph: CSRGraph, dim: int, itemsize: int, direction: str) -> int:
+    """With every array once: what must move even where a cache serves all repeated rows.
+
+    Each way reads the features of one side and writes those of the other.
+    """
+    one_way = structure_bytes(graph) + sum(graph.shape) * dim * itemsize
+    return 2 * one_way if direction == "forward+backward" else one_way
+
+
 def structure_bytes(graph: CSRGraph) -> int:
     """Row offsets, senders, and weights if there are any, once."""
     arrays = (graph.indptr, graph.indices, graph.weights)

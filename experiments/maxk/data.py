@@ -50,9 +50,28 @@ def load(name: str, path: Path | None, *, scale: str, seed: int) -> NodeDataset:
     return datasets.read(name, path)
 
 
-def make_batch(dataset: NodeDataset, *, normalization: Any, self_loops: int, dtype: str) -> Batch:
-    """Puts a dataset on the device, its graph with self loops and normalised."""
-    graph = CSRGraph.from_edges(dataset.senders, dataset.receivers, dataset.num_nodes)
+def make_batch(
+    dataset: NodeDataset,
+    graph: CSRGraph | None = None,
+    *,
+    normalization: Any,
+    self_loops: int,
+    dtype: str,
+) -> Batch:
+    """Puts a dataset on the device, its graph with self loops and normalised.
+
+    Args:
+      dataset: the data.
+      graph: of the dataset's edges, if it is made already.
+      normalization: as ``CSRGraph.normalized`` takes it.
+      self_loops: 0, 1 (where missing) or 2 (one more).
+      dtype: of the features.
+
+    Raises:
+      ValueError: if ``self_loops`` is none of these.
+    """
+    if graph is None:
+        graph = CSRGraph.from_edges(dataset.senders, dataset.receivers, dataset.num_nodes)
     if self_loops not in (0, 1, 2):
         raise bad_input("train", "--self-loops", "0, 1 or 2", self_loops)
     if self_loops:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from flax import nnx
 from experiments.maxk import kernels
 from experiments.maxk.config import TrainConfig
 from experiments.maxk.data import Batch, load, make_batch, split_mask
+from jaxgnn import CSRGraph
 from jaxgnn._errors import bad_input
 from jaxgnn.datasets import NodeDataset
 from jaxgnn.models import MaxKGNN
@@ -48,6 +51,8 @@ class Outcome:
       ms_per_epoch: mean time of a training step; None if the run had been complete already.
       history: a row for each epoch.
       curves: the picture.
+      epoch_ms: of each epoch that was run now, but the last: the time from its start to that of
+        the next, so with its evaluation, and with its checkpoint if it had one.
     """
 
     label: str
@@ -57,14 +62,18 @@ class Outcome:
     ms_per_epoch: float | None
     history: list[dict[str, float]]
     curves: Path
+    epoch_ms: tuple[float, ...]
 
 
-def train(config: TrainConfig, dataset: NodeDataset | None = None) -> Outcome:
+def train(
+    config: TrainConfig, dataset: NodeDataset | None = None, graph: CSRGraph | None = None
+) -> Outcome:
     """Trains one model and writes its curves, metrics and checkpoints to the run folder.
 
     Args:
       config: the options.
       dataset: the data, if it is loaded already.
+      graph: of the dataset's edges, without self loops and normalisation, if it is made already.
 
     Raises:
       ValueError: if an option or a data file is at fault.
@@ -75,6 +84,7 @@ def train(config: TrainConfig, dataset: NodeDataset | None = None) -> Outcome:
         dataset = load(config.dataset, config.data, scale=config.scale, seed=config.seed)
     batch = make_batch(
         dataset,
+        graph,
         normalization=_NORMALIZATIONS[config.model],
         self_loops=settings.self_loops,
         dtype=config.dtype,
@@ -90,8 +100,9 @@ def train(config: TrainConfig, dataset: NodeDataset | None = None) -> Outcome:
     if config.validate_kernels:
         running = kernels.validated(config, batch.graph, settings.hidden_features)
     model = _make_model(running, dataset, ks)
-    result = _fit(running, loop, model, dataset, batch, run)
-    outcome = _report(running, result, run, settings.metric)
+    epochs = _Epochs(batch)
+    result = _fit(running, loop, model, dataset, epochs, run)
+    outcome = _report(running, result, run, settings.metric, epochs)
     if config.profile_kernels:
         times = kernels.profile(running, batch.graph, settings.hidden_features)
         run.write_json("kernels.json", times)
@@ -160,15 +171,31 @@ def _trace(config: TrainConfig, model: MaxKGNN, batch: Batch) -> None:
         jax.eval_shape(functools.partial(loss, k=k), state, batch)
 
 
+class _Epochs:
+    """Hands out the batch of every epoch, and notes when it was asked for."""
+
+    def __init__(self, batch: Batch):
+        self.batch = batch
+        self._starts: list[float] = []
+
+    def __call__(self, epoch: int) -> Batch:
+        self._starts.append(time.perf_counter())
+        return self.batch
+
+    def ms(self) -> tuple[float, ...]:
+        """From each start to the next."""
+        return tuple(1e3 * (end - start) for start, end in itertools.pairwise(self._starts))
+
+
 def _fit(
     config: TrainConfig,
     loop: LoopConfig,
     model: MaxKGNN,
     dataset: NodeDataset,
-    batch: Batch,
+    epochs: _Epochs,
     run: RunFolder,
 ) -> FitResult[MaxKGNN]:
-    settings = config.recipe()
+    settings, batch = config.recipe(), epochs.batch
     score = _SCORES[settings.metric]
     splits = {name: split_mask(dataset, getattr(dataset, name)) for name in ("validation", "test")}
     predict = jit_apply(
@@ -187,7 +214,7 @@ def _fit(
         model,
         optimizer,
         _loss,
-        lambda step: batch,
+        epochs,
         config=loop,
         evaluate=evaluate,
         static=config.scheduled_k,
@@ -196,7 +223,9 @@ def _fit(
     )
 
 
-def _report(config: TrainConfig, result: FitResult, run: RunFolder, metric: str) -> Outcome:
+def _report(
+    config: TrainConfig, result: FitResult, run: RunFolder, metric: str, epochs: _Epochs
+) -> Outcome:
     ks = config.layer_ks()
     label = "ReLU" if ks is None else "MaxK k = " + ", ".join(map(str, sorted(set(ks))))
     curves = run.path / "curves.png"
@@ -212,6 +241,7 @@ def _report(config: TrainConfig, result: FitResult, run: RunFolder, metric: str)
         ms_per_epoch=result.ms_per_step,
         history=result.history,
         curves=curves,
+        epoch_ms=epochs.ms(),
     )
     summary = {name: getattr(outcome, name) for name in ("test", "validation", "epoch")}
     run.write_json("result.json", {"metric": metric, **summary})

@@ -1,5 +1,6 @@
 """The benchmarks run, count bytes rightly, and leave rows that the report can read."""
 
+import dataclasses
 import json
 import re
 import time
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from experiments.benchmarks import (
     _bars,
@@ -19,18 +21,24 @@ from experiments.benchmarks import (
     scaling,
     segment_softmax,
     spmm,
+    training,
     training_step,
 )
+from experiments.benchmarks._cache import cache_bandwidth
 from experiments.benchmarks._report import Column, append_rows, header, line, markdown, read_rows
 from experiments.benchmarks._session import Options, Session, run_op
 from experiments.benchmarks._workloads import (
     WORKLOADS,
     Workload,
     _build_on_device,
+    forget_graphs,
     input_sets,
     uniform_graph,
 )
+from experiments.maxk.recipes import recipe
+from jaxgnn.datasets import synthetic
 from jaxgnn.graph import CSRGraph
+from jaxgnn.models import MaxKGNN
 from jaxgnn.testing import timing
 
 QUICK = {"repeats": 3, "batch_ms": 0.0}
@@ -95,6 +103,10 @@ def test_copy_bandwidth_is_positive():
     assert 0 < timing.copy_bandwidth(2**16, repeats=3) < np.inf
 
 
+def test_cache_bandwidth_is_positive():
+    assert 0 < cache_bandwidth(2**16, **QUICK) < np.inf
+
+
 def test_device_description_names_device_and_versions():
     description = timing.device_description()
     assert set(description) == DEVICE_KEYS
@@ -138,6 +150,16 @@ def test_bytes_of_maxk_spmm(three_by_five):
     assert maxk_spmm.bytes_moved(three_by_five, 8, 2, 4, "forward+backward") == forward + backward
 
 
+def test_bytes_with_every_array_once(three_by_five):
+    dense = 44 + (3 + 5) * 8 * 4
+    assert spmm.bytes_once(three_by_five, 8, 4, "forward") == dense
+    assert spmm.bytes_once(three_by_five, 8, 4, "backward") == dense
+    assert spmm.bytes_once(three_by_five, 8, 4, "forward+backward") == 2 * dense
+    kept = 44 + 5 * 2 * (4 + 1) + 3 * 8 * 4
+    assert maxk_spmm.bytes_once(three_by_five, 8, 2, 4, "forward") == kept
+    assert maxk_spmm.bytes_once(three_by_five, 8, 2, 4, "forward+backward") == 2 * kept
+
+
 def test_bytes_of_segment_softmax(three_by_five):
     tensor = 7 * 2 * 4
     assert segment_softmax.bytes_moved(three_by_five, 2, 4, "forward") == 16 + 2 * tensor
@@ -165,6 +187,13 @@ def test_uniform_graph_is_reproducible():
     one, two = uniform_graph(10, 30), uniform_graph(10, 30)
     np.testing.assert_array_equal(one.indices, two.indices)
     assert one.num_edges == 30
+
+
+def test_a_workload_keeps_its_graph_until_told_to_forget():
+    graph = TINY[0].graph()
+    assert TINY[0].graph() is graph
+    forget_graphs()
+    assert TINY[0].graph() is not graph
 
 
 def test_input_sets_outgrow_caches_within_reason():
@@ -311,11 +340,85 @@ def test_a_training_step_is_timed_with_relu_and_every_k_and_learns(session):
     assert losses[-1] < 0.7 * losses[0]
 
 
+def test_training_measures_every_activation_in_a_process_of_its_own(tmp_path, capsys):
+    options = training.TrainingOptions("tiny", 3, (4,), torch=False, out=tmp_path)
+    rows = training.main(options)
+    assert read_rows(tmp_path / "training.jsonl") == rows
+    assert [(row["activation"], row["k"]) for row in rows] == [("relu", None), ("maxk", 4)]
+    assert rows[0]["speedup_over_relu"] == 1
+    for row in rows:
+        assert set(row) >= DEVICE_KEYS
+        assert row["library"] == "jaxgnn"
+        assert row["epoch_ms"] > row["ms"] > 0
+        assert 0 <= row["test"] <= 1
+        assert 1 <= row["best_epoch"] <= 3
+    assert capsys.readouterr().out.count("jaxgnn  ") == 2
+
+
+def test_training_says_why_torch_is_left_out(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(training, "_TORCH_MODULES", ("no_such_module",))
+    assert training._torch_runs(training.TrainingOptions("tiny"), "cpu", tmp_path) == []
+    assert "no rows of torch-geometric: no_such_module not installed" in capsys.readouterr().out
+
+
+def test_the_median_is_taken_after_a_warm_up():
+    assert training._steady_median([100.0] * 5 + [1.0, 2.0, 3.0]) == 2.0
+    assert training._steady_median([100.0, 2.0]) == 2.0
+    assert training._steady_median([]) is None
+
+
+@pytest.mark.parametrize("k", [None, 4])
+@pytest.mark.filterwarnings("ignore")  # torch's, about its sparse tensors
+def test_torch_geometric_has_the_same_network(k):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("torch_geometric")
+    from experiments.benchmarks import _pyg
+
+    settings = dataclasses.replace(recipe("synthetic", "sage", "relu"), hidden_features=16)
+    data = synthetic("tiny")
+    graph = CSRGraph.from_edges(data.senders, data.receivers, data.num_nodes)
+    activation = "relu" if k is None else "maxk"
+    sizes = data.features.shape[1], 16, data.num_classes
+    ours = MaxKGNN(*sizes, num_layers=4, activation=activation, k=k, rngs=nnx.Rngs(0))
+    theirs = _pyg.SageNet(data.features.shape[1], settings, data.num_classes, k).eval()
+    _copy_parameters(torch, ours, theirs)
+    for convolution in theirs.convolutions:
+        convolution.message = None  # a row an edge would have to be gathered for it
+
+    def loss(x):
+        return jnp.sum(jnp.sin(ours(graph, x)))
+
+    x = torch.tensor(data.features, requires_grad=True)
+    edges = _pyg.make_edges(data.senders, data.receivers, data.num_nodes, "cpu")
+    y = theirs(edges, x)
+    y.sin().sum().backward()
+    np.testing.assert_allclose(y.detach(), ours(graph, data.features), rtol=1e-4, atol=1e-4)
+    gradient = jax.grad(loss)(jnp.asarray(data.features))
+    np.testing.assert_allclose(x.grad, gradient, rtol=1e-3, atol=1e-3)
+
+
+def _copy_parameters(torch, ours, theirs):
+    def copy(source, target):
+        target.weight.data = torch.tensor(np.asarray(source.kernel[...]).T)
+        if source.bias is not None:
+            target.bias.data = torch.tensor(np.asarray(source.bias[...]))
+
+    copy(ours.lin_in, theirs.lin_in)
+    copy(ours.lin_out, theirs.lin_out)
+    for source, target in zip(ours.convolutions, theirs.convolutions, strict=True):
+        copy(source.neighbor_linear, target.lin_rel)
+        target.lin_root.weight.data = torch.tensor(np.asarray(source.self_linear.kernel[...]).T)
+        target.lin_rel.bias.data = torch.tensor(np.asarray(source.self_linear.bias[...]))
+
+
 def test_scaling_draws(session):
     options = scaling.ScalingOptions(100, 100, dim=8, k=2, out=session.out)
     rows = scaling.main(options, session)
     assert read_rows(session.out / "scaling.jsonl") == rows
     assert all(row["ns_per_edge"] > 0 for row in rows)
+    for row in rows:
+        assert row["limit_ms"] == pytest.approx(row["bytes_once"] / 10.0 / 1e6)
+        assert row["cache_limit_ms"] == pytest.approx(row["bytes"] / session.cache_gb_per_s / 1e6)
     assert _is_png(session.out / f"scaling_{jax.default_backend()}.png")
 
 

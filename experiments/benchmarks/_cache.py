@@ -1,0 +1,55 @@
+"""How fast the last cache of the device is: the limit of gathers, as copy speed is of passes."""
+
+from __future__ import annotations
+
+import functools
+import operator
+
+import jax
+import jax.numpy as jnp
+
+from jaxgnn.testing.timing import measure
+
+_CPU_BYTES = 2**23
+_GPU_BYTES = 2**24
+_TIMES = 64
+
+
+def cache_bandwidth(nbytes: int | None = None, **timing: float) -> float:
+    """Measures what the last cache of the current device gives to element-wise reads and writes.
+
+    Two functions go over an array that the cache holds many times. One passes over it in place,
+    launch by launch; that is faster on a CPU. The other sums up overlapping windows, reads far
+    enough apart that no smaller cache still has what was read, in one launch; on a GPU a single
+    pass takes hardly longer than its launch. Requests count, and the faster of the two does,
+    since this is a limit that others are measured against.
+
+    Args:
+      nbytes: size of the array; by default 8 MiB on a CPU and 16 MiB elsewhere, less than the last
+        cache and more than those before it.
+      **timing: further arguments of ``measure``.
+
+    Returns:
+      GB/s, 10^9 bytes a second.
+    """
+    if nbytes is None:
+        nbytes = _CPU_BYTES if jax.default_backend() == "cpu" else _GPU_BYTES
+    array = jnp.zeros(max(2 * _TIMES, nbytes // 4), jnp.float32)
+    # Each window is half the array, and their sum is written once.
+    requested = {_passes: 2 * _TIMES * array.nbytes, _windows: (_TIMES + 1) * array.nbytes // 2}
+    return max(
+        count / measure(function, array, **timing).min_ms / 1e6  # pyrefly: ignore
+        for function, count in requested.items()
+    )
+
+
+def _passes(array: jax.Array) -> jax.Array:
+    return jax.lax.fori_loop(0, _TIMES, lambda _, x: x + 1, array)
+
+
+def _windows(array: jax.Array) -> jax.Array:
+    """XLA fuses the slices and the sums."""
+    length = array.size // 2
+    shift = length // _TIMES
+    windows = (array[number * shift :][:length] for number in range(_TIMES))
+    return functools.reduce(operator.add, windows)

@@ -1,0 +1,260 @@
+"""Trains ``experiments.maxk`` on synthetic data: pace, memory and accuracy of ReLU and of every k.
+
+Run ``python -m experiments.benchmarks.training``. MaxK-GraphSAGE by the recipe of
+``experiments.maxk``, and the same network in torch-geometric, with ReLU and the recipe's k, where
+that is installed.
+
+- ms a step: forward, backward and Adam, until the host has the loss. Median after a warm-up.
+- ms an epoch: that and the evaluation of the whole graph, until the host has the scores.
+- peak: most memory of the device in use at once, data, graph and evaluation included. Every row is
+  trained in a process of its own, on a graph that another process has made, so that neither a
+  larger run nor the sorting of the edges hides it. Not known on a CPU.
+- test: accuracy on the test nodes at the first best validation, and its epoch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import io
+import os
+import pickle
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import tyro
+
+from experiments.benchmarks._report import (
+    RESULTS,
+    Column,
+    Row,
+    append_rows,
+    header,
+    line,
+    read_rows,
+)
+from experiments.benchmarks._session import is_out_of_memory
+from experiments.benchmarks._workloads import build_graph
+from experiments.maxk.config import TrainConfig
+from experiments.maxk.train import train
+from jaxgnn.datasets import NodeDataset, synthetic
+from jaxgnn.graph import CSRGraph
+from jaxgnn.testing.timing import device_description
+
+_COLUMNS = (
+    Column("graph", "workload", 8),
+    Column("library", "library", 15),
+    Column("activation", "activation", 10),
+    Column("k", "k", 3, "d"),
+    Column("ms a step", "ms", 9, ".2f"),
+    Column("x relu", "speedup_over_relu", 6, ".2f"),
+    Column("ms an epoch", "epoch_ms", 11, ".2f"),
+    Column("peak MiB", "peak_mib", 9, ".0f"),
+    Column("test", "test", 6, ".4f"),
+    Column("at epoch", "best_epoch", 8, "d"),
+)
+_WARM_UP = 5
+_TORCH_MODULES = ("torch", "torch_geometric")
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """Settings of a run.
+
+    Attributes:
+      scale: a synthetic graph of ``jaxgnn.datasets``.
+      epochs: training steps, each followed by an evaluation.
+      ks: entries that MaxK keeps of each row.
+      learning_rate: of Adam; the recipe's if None.
+      torch: train in torch-geometric as well.
+      out: folder of ``training.jsonl``.
+    """
+
+    scale: Literal["tiny", "flickr", "reddit", "products"] = "reddit"
+    epochs: int = 100
+    ks: tuple[int, ...] = (16, 32, 64)
+    learning_rate: float | None = None
+    torch: bool = True
+    out: Path = RESULTS
+
+
+def main(options: TrainingOptions) -> list[Row]:
+    """Trains, prints, and appends to ``training.jsonl``.
+
+    This process leaves the device alone, so that each of the others has it to itself.
+    """
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "data.pickle"
+        configs = [_config(options, k, Path(folder)) for k in (None, *options.ks)]
+        common = _in_new_process(_make_data, data, configs[0])
+        print(", ".join(f"{key} {value}" for key, value in common.items()))
+        runs: list[tuple[Callable, TrainConfig]] = [(_train_jaxgnn, config) for config in configs]
+        runs += _torch_runs(options, common["platform"], Path(folder))
+        print(header(_COLUMNS), flush=True)
+        for worker, config in runs:
+            row = _row(config, common, _in_new_process(worker, data, config))
+            row["speedup_over_relu"] = _ratio((rows or [row])[0]["ms"], row["ms"])
+            print(line(row, _COLUMNS), flush=True)
+            append_rows(options.out / "training.jsonl", [row])
+            rows.append(row)
+    return rows
+
+
+def _config(options: TrainingOptions, k: int | None, folder: Path) -> TrainConfig:
+    """Of one run; ReLU if no k."""
+    return TrainConfig(
+        dataset="synthetic",
+        scale=options.scale,
+        model="sage",
+        activation="relu" if k is None else "maxk",
+        k=None if k is None else (k,),
+        epochs=options.epochs,
+        learning_rate=options.learning_rate,
+        checkpoint_every=0,
+        run=folder / f"run-{k}",
+        progress=False,
+    )
+
+
+def _torch_runs(
+    options: TrainingOptions, platform: str, folder: Path
+) -> list[tuple[Callable, TrainConfig]]:
+    """ReLU and the recipe's k in torch-geometric; none, with the reason printed, if it can not."""
+    if not options.torch:
+        return []
+    device = "cpu" if platform == "cpu" else "cuda"
+    reason = _why_no_torch(device)
+    if reason is not None:
+        print(f"no rows of torch-geometric: {reason}")
+        return []
+    relu = _config(options, None, folder)
+    worker = functools.partial(_train_torch, device=device)
+    return [(worker, relu), (worker, _config(options, relu.recipe().k, folder))]
+
+
+def _why_no_torch(device: str) -> str | None:
+    missing = [name for name in _TORCH_MODULES if importlib.util.find_spec(name) is None]
+    if missing:
+        return f"{' and '.join(missing)} not installed"
+    return _in_new_process(_torch_unavailable, device)
+
+
+def _k(config: TrainConfig) -> int | None:
+    """The k of all layers; None for ReLU."""
+    ks = config.layer_ks()
+    return None if ks is None else ks[0]
+
+
+def _row(config: TrainConfig, common: Row, trained: Row) -> Row:
+    """One line of the JSONL file, from what a process has measured."""
+    settings, peak = config.recipe(), trained.pop("peak_bytes")
+    step_ms, epoch_ms = trained.pop("step_ms"), trained.pop("epoch_ms")
+    return {
+        "op": "training",
+        "workload": config.scale,
+        "layers": settings.num_layers,
+        "dim": settings.hidden_features,
+        "dtype": config.dtype,
+        "activation": config.activation,
+        "k": _k(config),
+        "epochs": settings.epochs,
+        "learning_rate": settings.learning_rate,
+        "ms": _steady_median(step_ms),
+        "epoch_ms": _steady_median(epoch_ms),
+        "peak_mib": None if peak is None else peak / 2**20,
+        **trained,
+        **common,
+    }
+
+
+def _steady_median(times: Sequence[float]) -> float | None:
+    """The median without the warm-up; of a short run, of what there is."""
+    return statistics.median(times[min(_WARM_UP, len(times) - 1) :]) if times else None
+
+
+def _ratio(reference: float | None, value: float | None) -> float | None:
+    return None if reference is None or value is None else reference / value
+
+
+# -- what runs in processes of their own -------------------------------------------------------
+
+
+def _in_new_process(function: Callable, *args: Any) -> Any:
+    """The result of a call in a fresh process, which hands the device back when it ends."""
+    spawn = get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn, initializer=_allocate_on_demand) as pool:
+        return pool.submit(function, *args).result()
+
+
+def _allocate_on_demand() -> None:
+    # JAX would else reserve most of the device; it reads this when it first touches one.
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+
+
+def _make_data(path: Path, config: TrainConfig) -> Row:
+    """Writes dataset and graph to a file; returns what all rows have in common."""
+    on_device = jax.default_backend() != "cpu"
+    dataset = synthetic(config.scale, seed=config.seed, on_device=on_device)
+    graph = build_graph(dataset.senders, dataset.receivers, dataset.num_nodes)
+    dataset = NodeDataset(**jax.device_get(vars(dataset)))
+    with path.open("wb") as file:
+        pickle.dump((dataset, jax.device_get(graph)), file, protocol=5)
+    return {"nodes": graph.num_rows, "edges": graph.num_edges, **device_description()}
+
+
+def _read_data(path: Path) -> tuple[NodeDataset, CSRGraph]:
+    with path.open("rb") as file:
+        return pickle.load(file)
+
+
+def _train_jaxgnn(path: Path, config: TrainConfig) -> Row:
+    """Trains by ``experiments.maxk``."""
+    dataset, graph = _read_data(path)
+    with contextlib.redirect_stdout(io.StringIO()):
+        outcome = train(config, dataset, jax.device_put(graph))
+    assert config.run is not None
+    timing = read_rows(config.run / "timing.jsonl")
+    memory = jax.local_devices()[0].memory_stats() or {}
+    return {
+        "library": "jaxgnn",
+        # Without the first step, which compiles.
+        "step_ms": [row["ms_per_step"] for row in timing if "ms_per_step" in row],
+        "epoch_ms": outcome.epoch_ms,
+        "peak_bytes": memory.get("peak_bytes_in_use"),
+        "test": outcome.test,
+        "validation": outcome.validation,
+        "best_epoch": outcome.epoch,
+    }
+
+
+def _train_torch(path: Path, config: TrainConfig, device: str) -> Row:
+    """Trains in torch-geometric; nothing but its versions if the device has too little memory."""
+    from experiments.benchmarks import _pyg
+
+    dataset, _ = _read_data(path)
+    trained: Row = {"step_ms": [], "epoch_ms": [], "peak_bytes": None}
+    try:
+        trained = _pyg.train(dataset, config.recipe(), _k(config), device=device, seed=config.seed)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+    return {"library": "torch_geometric", **trained, **_pyg.VERSIONS}
+
+
+def _torch_unavailable(device: str) -> str | None:
+    from experiments.benchmarks import _pyg
+
+    return _pyg.unavailable(device)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(TrainingOptions, description=__doc__))
