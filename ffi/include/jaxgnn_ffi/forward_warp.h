@@ -40,42 +40,65 @@ struct ForwardWarp {
       AddBlock(block, index, weight, stride, count, most);
   }
 
+  // Some neighbours of a group in flight: their numbers, then their entries.
+  struct Ahead {
+    int32_t node[kAhead];
+    uint32_t value[kAhead][S::chunks * kChunkWords], id[kAhead][kIdWords];
+    float factor[kAhead];
+  };
+
+  // Two sets of neighbours take turns: one is loaded while the other is added.
   __device__ __forceinline__ void AddBlock(int block, const int32_t* index, const float* weight,
                                            int stride, int count, int most) const {
-    const int record = blocks * kLanes * kOwn;
     const T* from_values = values + block * kLanes * kOwn + lane % kLanes * S::entries;
     const Id* from_ids = ids + block * kLanes * kOwn + lane % kLanes * kOwn;
-    int32_t node[kAhead];
-#pragma unroll
-    for (int s = 0; s < kAhead; ++s) node[s] = s < count ? __ldg(index + s * stride) : 0;
-    for (int t = 0; t < most; t += kAhead) {
-      uint32_t value[kAhead][S::chunks * kChunkWords], id[kAhead][kIdWords];
-      float factor[kAhead];
+    Ahead even, odd;
+    auto number = [&](Ahead& ahead, int t) {
 #pragma unroll
       for (int s = 0; s < kAhead; ++s) {
-        if (t + s >= count) continue;
-        const int64_t at = int64_t{node[s]} * record;
-#pragma unroll
-        for (int m = 0; m < S::chunks; ++m) {
-          LoadWords<S::entries * sizeof(T)>(value[s] + m * kChunkWords,
-                                            from_values + at + m * kLanes * S::entries);
-        }
-        LoadWords<kOwn * sizeof(Id)>(id[s], from_ids + at);
-        factor[s] = 1.0f;
-        if (kFactors) {
-          if (weight) factor[s] = __ldg(weight + (t + s) * stride);
-          factor[s] *= graph.ColScale(node[s]);
-        }
+        ahead.node[s] = t + s < count ? __ldg(index + (t + s) * stride) : 0;
       }
+    };
+    auto load = [&](Ahead& ahead, int t) {
+      LoadAhead(ahead, from_values, from_ids, weight, stride, t, count);
+      number(ahead, t + 2 * kAhead);
+    };
+    auto add = [&](const Ahead& ahead, int t) {
 #pragma unroll
       for (int s = 0; s < kAhead; ++s) {
-        const int next = t + kAhead + s;
-        node[s] = next < count ? __ldg(index + next * stride) : 0;
-      }
-#pragma unroll
-      for (int s = 0; s < kAhead; ++s) {
-        if (t + s < count) AddNeighbour(value[s], id[s], factor[s]);
+        if (t + s < count) AddNeighbour(ahead.value[s], ahead.id[s], ahead.factor[s]);
         __syncwarp();
+      }
+    };
+    number(even, 0);
+    number(odd, kAhead);
+    load(even, 0);
+    for (int t = 0; t < most; t += 2 * kAhead) {
+      load(odd, t + kAhead);
+      add(even, t);
+      load(even, t + 2 * kAhead);
+      add(odd, t + kAhead);
+    }
+  }
+
+  __device__ __forceinline__ void LoadAhead(Ahead& ahead, const T* from_values, const Id* from_ids,
+                                            const float* weight, int stride, int t,
+                                            int count) const {
+    const int record = blocks * kLanes * kOwn;
+#pragma unroll
+    for (int s = 0; s < kAhead; ++s) {
+      if (t + s >= count) continue;
+      const int64_t at = int64_t{ahead.node[s]} * record;
+#pragma unroll
+      for (int m = 0; m < S::chunks; ++m) {
+        LoadWords<S::entries * sizeof(T)>(ahead.value[s] + m * kChunkWords,
+                                          from_values + at + m * kLanes * S::entries);
+      }
+      LoadWords<kOwn * sizeof(Id)>(ahead.id[s], from_ids + at);
+      ahead.factor[s] = 1.0f;
+      if (kFactors) {
+        if (weight) ahead.factor[s] = __ldg(weight + (t + s) * stride);
+        ahead.factor[s] *= graph.ColScale(ahead.node[s]);
       }
     }
   }
