@@ -121,6 +121,8 @@ ffi::Error Spmm(cudaStream_t stream, ffi::AnyBuffer indptr, ffi::AnyBuffer unit_
         LaunchSpmm<T, kWarp, 1>(stream, graph, features, dim, out, sums);
       } else if (lanes == 8) {
         LaunchSpmm<T, 8, kWide>(stream, graph, features, dim, out, sums);
+      } else if (lanes == 16) {
+        LaunchSpmm<T, 16, kWide>(stream, graph, features, dim, out, sums);
       } else {
         LaunchSpmm<T, kWarp, kWide>(stream, graph, features, dim, out, sums);
       }

@@ -19,9 +19,9 @@ from jaxgnn._ffi._call import (
 )
 from jaxgnn.graph import CSRGraph
 
-# Lanes of 16 bytes that read a neighbour. A narrow slice of x stays in a second-level cache of this
-# size; where it is larger, or rows have few edges, wide slices make fewer passes over the rows.
-_NARROW, _WIDE = 8, 32
+# Lanes of 16 bytes that read a neighbour, widest first: fewer passes over the edges. But the slice of
+# x that they read stays in a second-level cache of this size if it can.
+_LANES = (32, 16, 8)
 _CACHED_BYTES = 40 * 2**20
 _FEW_EDGES = 64
 
@@ -43,9 +43,6 @@ def sddmm(
 def spmm_cuda(graph: CSRGraph, x: Float[Array, "cols dim"]) -> Float[Array, "rows dim"]:
     """See ``jaxgnn.ops.spmm``."""
     dim = x.shape[-1]
-    fits = graph.num_cols * _NARROW * 16 <= _CACHED_BYTES
-    few_passes = dim * x.dtype.itemsize <= 2 * _NARROW * 16
-    narrow = few_passes or (fits and graph.num_edges >= _FEW_EDGES * graph.num_rows)
     return call_many(
         "jaxgnn_spmm",
         [((graph.num_rows, dim), x.dtype), partial_sums(graph, dim)],
@@ -53,8 +50,18 @@ def spmm_cuda(graph: CSRGraph, x: Float[Array, "cols dim"]) -> Float[Array, "row
         *coefficients(graph),
         x,
         **piece_size(graph),
-        lanes=np.int64(_NARROW if narrow else _WIDE),
+        lanes=np.int64(_lanes(graph, dim * x.dtype.itemsize)),
     )[0]
+
+
+def _lanes(graph: CSRGraph, row_bytes: int) -> int:
+    """The one heuristic: how many lanes read a neighbour."""
+    if row_bytes <= 2 * _LANES[-1] * 16:
+        return _LANES[-1]
+    if graph.num_edges < _FEW_EDGES * graph.num_rows:
+        return _LANES[0]  # a pass over the rows costs as much as their edges
+    fitting = (lanes for lanes in _LANES if graph.num_cols * lanes * 16 <= _CACHED_BYTES)
+    return next(fitting, _LANES[0])
 
 
 def sddmm_limits(graph: CSRGraph, a: Array, b: Array) -> str | None:
