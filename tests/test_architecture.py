@@ -116,6 +116,15 @@ def test_pallas_kernels_import_only_jax():
                 assert known, f"{name} imports {imported}"
 
 
+def test_the_unstable_builders_of_mosaic_have_one_home():
+    unstable = ("jaxlib", "jax.experimental.mosaic", "jax.experimental.pallas")
+    for name, path in MODULES.items():
+        if name != "pallas_kernels._simt":
+            for imported in _imports(name, path):
+                known = not any(_is_below(imported, package) for package in unstable)
+                assert known or imported == "jaxlib", f"{name} imports {imported}"
+
+
 def test_an_op_has_the_same_file_name_in_every_layer():
     def stems(folder, pattern):
         return {p.stem for p in (ROOT / folder).glob(pattern) if not p.stem.startswith("_")}

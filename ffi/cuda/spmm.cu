@@ -39,36 +39,56 @@ __device__ __forceinline__ void StoreFloats(T* to, const float* values, float sc
 // y_i = r_i Σ_j w_ij c_j x_j for a slice of the columns: kLanes lanes read one neighbour, kEntries
 // columns each, and the groups of a warp take turns at the edges of its piece. Slices come one
 // after another (blockIdx.y), so that a narrow slice of x stays in the second-level cache.
-template <typename T, int kLanes, int kEntries>
+template <typename T, int kLanes, int kEntries, bool kFactors>
+struct SpmmWarp {
+  static constexpr int kGroups = kWarp / kLanes, kAhead = 4, kBytes = kEntries * sizeof(T);
+
+  const PieceGraph& graph;
+  const T* x;  // from the lane's columns on
+  int64_t dim;
+
+  // Adds kAhead edges from `first` on, kGroups apart; if `kCut`, those before `end`.
+  template <bool kCut>
+  __device__ __forceinline__ void Add(int64_t first, int64_t end, float* sum) const {
+    uint32_t words[kAhead][(kBytes + 3) / 4] = {};
+    float factor[kAhead];
+#pragma unroll
+    for (int s = 0; s < kAhead; ++s) {
+      const int64_t edge = first + s * kGroups;
+      factor[s] = 0.0f;
+      if (kCut && edge >= end) continue;
+      const int64_t node = graph.indices[edge];
+      LoadWords<kBytes>(words[s], x + node * dim);
+      factor[s] = kFactors ? graph.Weight(edge) * graph.ColScale(node) : 1.0f;
+    }
+#pragma unroll
+    for (int s = 0; s < kAhead; ++s) {
+#pragma unroll
+      for (int i = 0; i < kEntries; ++i) sum[i] += factor[s] * FloatAt<T>(words[s], i);
+    }
+  }
+};
+
+template <typename T, int kLanes, int kEntries, bool kFactors>
 __global__ void __launch_bounds__(256)
     SpmmKernel(PieceGraph graph, const T* x, int64_t dim, T* y, float* partial) {
-  constexpr int kGroups = kWarp / kLanes, kAhead = 4, kBytes = kEntries * sizeof(T);
+  using Warp = SpmmWarp<T, kLanes, kEntries, kFactors>;
+  constexpr int kGroups = Warp::kGroups, kStep = Warp::kAhead * kGroups;
   const int group = threadIdx.x / kLanes;
   const int64_t column = (int64_t{blockIdx.y} * kLanes + threadIdx.x % kLanes) * kEntries;
   const bool inside = column < dim;
+  // Lanes behind the last column read the first ones, and store nothing.
+  const Warp warp{graph, x + (inside ? column : 0), dim};
   const int64_t num_pieces = graph.NumPieces();
   for (int64_t number = int64_t{blockIdx.x} * blockDim.y + threadIdx.y; number < num_pieces;
        number += int64_t{gridDim.x} * blockDim.y) {
     const Piece piece = graph.Get(number);
     float sum[kEntries] = {};
-    for (int64_t first = piece.begin + group; first < piece.end; first += kAhead * kGroups) {
-      uint32_t words[kAhead][(kBytes + 3) / 4] = {};
-      float factor[kAhead];
-#pragma unroll
-      for (int s = 0; s < kAhead; ++s) {
-        const int64_t edge = first + s * kGroups;
-        factor[s] = 0.0f;
-        if (edge >= piece.end || !inside) continue;
-        const int64_t node = graph.indices[edge];
-        LoadWords<kBytes>(words[s], x + node * dim + column);
-        factor[s] = graph.Weight(edge) * graph.ColScale(node);
-      }
-#pragma unroll
-      for (int s = 0; s < kAhead; ++s) {
-#pragma unroll
-        for (int i = 0; i < kEntries; ++i) sum[i] += factor[s] * FloatAt<T>(words[s], i);
-      }
+    int64_t first = piece.begin;
+    for (; first + kStep <= piece.end; first += kStep) {
+      warp.template Add<false>(first + group, piece.end, sum);
     }
+    if (first < piece.end) warp.template Add<true>(first + group, piece.end, sum);
 #pragma unroll
     for (int i = 0; i < kEntries; ++i) {
 #pragma unroll
@@ -94,8 +114,10 @@ void LaunchSpmm(cudaStream_t stream, const PieceGraph& graph, const T* x, int64_
   constexpr int64_t kColumns = kLanes * kEntries;
   const dim3 grid(StridingBlocks(graph.max_pieces, kWarpsPerBlock),
                   static_cast<unsigned>((dim + kColumns - 1) / kColumns));
-  SpmmKernel<T, kLanes, kEntries>
-      <<<grid, dim3(kWarp, kWarpsPerBlock), 0, stream>>>(graph, x, dim, y, partial);
+  const bool factors = graph.weights != nullptr || graph.col_scale != nullptr;
+  auto* kernel =
+      factors ? SpmmKernel<T, kLanes, kEntries, true> : SpmmKernel<T, kLanes, kEntries, false>;
+  kernel<<<grid, dim3(kWarp, kWarpsPerBlock), 0, stream>>>(graph, x, dim, y, partial);
   LaunchAddPieces(stream, graph, partial, y, dim);
 }
 

@@ -19,8 +19,8 @@ from jaxgnn._ffi._call import (
 )
 from jaxgnn.graph import CSRGraph
 
-# Lanes of 16 bytes that read a neighbour, widest first: fewer passes over the edges. But the slice of
-# x that they read stays in a second-level cache of this size if it can.
+# Lanes of 16 bytes that read a neighbour, widest first: fewer passes over the edges. The slice of
+# x that they read should stay in a second-level cache, of which this much is left for it.
 _LANES = (32, 16, 8)
 _CACHED_BYTES = 40 * 2**20
 _FEW_EDGES = 64

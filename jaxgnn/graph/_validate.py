@@ -145,8 +145,8 @@ def _check_plan(graph, plan, indptr):
         "plan.transposed_schedule", plan.transposed_schedule, transposed, graph.num_edges
     )
     if plan.edge_blocks is not None:
-        ends = plan.transposed_indices, plan.permutation
-        expected = make_edge_blocks(transposed, *map(np.asarray, ends), graph.num_rows)
+        receivers, permutation = np.asarray(plan.transposed_indices), np.asarray(plan.permutation)
+        expected = make_edge_blocks(transposed, receivers, permutation, graph.num_rows)
         _check_equal("plan.edge_blocks", plan.edge_blocks, expected)
 
 

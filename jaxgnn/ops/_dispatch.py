@@ -123,17 +123,57 @@ def ffi(
     """
 
     def unsupported(platform: Platform, *args: Any, **options: Any) -> str | None:
-        for leaf in jax.tree.leaves(args):
-            # float32 is what the coefficients of a graph are cast to, whatever the features are.
-            known = leaf.dtype.name in (*dtypes, "float32")
-            if jnp.issubdtype(leaf.dtype, jnp.floating) and not known:
-                return f"needs {' or '.join(dtypes)} values, got {leaf.dtype.name}"
-        return cuda_limits(*args, **options) if platform == "cuda" else None
+        reason = _other_dtype(dtypes, args)
+        if reason is None and platform == "cuda":
+            reason = cuda_limits(*args, **options)
+        return reason
 
     runs: dict[Platform, Callable[..., Any]] = {"cpu": cpu}
     if cuda is not None:
         runs["cuda"] = cuda
     return Implementation(runs, unsupported, missing=_ffi.why_missing)
+
+
+def pallas(
+    run: Callable[..., Any],
+    *,
+    dtypes: tuple[str, ...],
+    limits: Callable[..., str | None] = _always,
+) -> Implementation:
+    """Mosaic GPU kernels for features of ``dtypes``, which need nothing compiled at install time.
+
+    Args:
+      run: calls the kernel.
+      dtypes: names of the dtypes of features.
+      limits: the reason why it can not run these arguments, or None.
+    """
+
+    def unsupported(platform: Platform, *args: Any, **options: Any) -> str | None:
+        reason = _other_dtype(dtypes, args)
+        return limits(*args, **options) if reason is None else reason
+
+    return Implementation({"cuda": run}, unsupported, missing=_too_old_a_gpu)
+
+
+def _other_dtype(dtypes: tuple[str, ...], args: Any) -> str | None:
+    """The reason if features are of none of these dtypes."""
+    for leaf in jax.tree.leaves(args):
+        # float32 is what the coefficients of a graph are cast to, whatever the features are.
+        known = leaf.dtype.name in (*dtypes, "float32")
+        if jnp.issubdtype(leaf.dtype, jnp.floating) and not known:
+            return f"needs {' or '.join(dtypes)} values, got {leaf.dtype.name}"
+    return None
+
+
+def _too_old_a_gpu(platform: Platform) -> str | None:
+    """Why Mosaic GPU kernels do not run on the GPU at hand; None if they do or there is none."""
+    if jax.default_backend() != "gpu":
+        return None
+    found = str(getattr(jax.local_devices()[0], "compute_capability", "none"))
+    major = found.partition(".")[0]
+    if major.isdigit() and int(major) >= 9:
+        return None
+    return f"needs a GPU of compute capability 9.0 or higher, got {found}"
 
 
 def xla(run: Callable[..., Any], *, scatters: bool = True) -> Implementation:
@@ -149,7 +189,7 @@ def is_deterministic() -> bool:
 
 _PREFERENCE: Mapping[Platform, tuple[Name, ...]] = {
     "cpu": ("ffi", "xla"),
-    "cuda": ("pallas", "ffi", "xla"),
+    "cuda": ("ffi", "pallas", "xla"),
 }
 
 

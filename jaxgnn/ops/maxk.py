@@ -13,6 +13,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn._ffi import maxk as ffi
 from jaxgnn.graph import CBSR
 from jaxgnn.ops import _dispatch as dispatch
+from jaxgnn.ops import _pallas as pallas
 from jaxgnn.ops._checks import check_cbsr, check_float
 from jaxgnn.ops.reference import maxk as reference
 
@@ -34,12 +35,17 @@ def _cuda_limits(x, *, k, by, early_stop):
 def _kernel(
     name: str,
     compiled: dispatch.Implementation,
-    on_cuda: tuple[dispatch.Name, ...] = ("pallas", "ffi", "xla"),
+    mosaic: dispatch.Implementation,
+    on_cuda: tuple[dispatch.Name, ...] = ("ffi", "pallas", "xla"),
 ) -> dispatch.Kernel:
     return dispatch.Kernel(
         name,
         # Rows have distinct columns, so even the scatter of todense has one possible result.
-        {"xla": dispatch.xla(getattr(reference, name), scatters=False), "ffi": compiled},
+        {
+            "xla": dispatch.xla(getattr(reference, name), scatters=False),
+            "pallas": mosaic,
+            "ffi": compiled,
+        },
         preference={"cpu": ("ffi", "xla"), "cuda": on_cuda},
     )
 
@@ -48,13 +54,20 @@ def _same(run) -> dispatch.Implementation:
     return dispatch.ffi(dtypes=_DTYPES, cpu=run, cuda=run)
 
 
+def _mosaic(run, **limits) -> dispatch.Implementation:
+    return dispatch.pallas(run, dtypes=_DTYPES, **limits)
+
+
 MAXK = _kernel(
     "maxk",
     dispatch.ffi(dtypes=_DTYPES, cpu=ffi.maxk, cuda=ffi.maxk_cuda, cuda_limits=_cuda_limits),
+    _mosaic(pallas.maxk, limits=_cuda_limits),
 )
-TODENSE = _kernel("todense", _same(ffi.todense))
+TODENSE = _kernel("todense", _same(ffi.todense), _mosaic(pallas.todense))
 # On an H200 XLA's gather takes 0.8 of the time of the compiled one.
-GATHER_COLUMNS = _kernel("gather_columns", _same(ffi.gather_columns), on_cuda=("xla",))
+GATHER_COLUMNS = _kernel(
+    "gather_columns", _same(ffi.gather_columns), _mosaic(pallas.gather_columns), on_cuda=("xla",)
+)
 
 
 def maxk(
@@ -79,7 +92,8 @@ def maxk(
         smallest and the largest rank of a row, for a threshold which at least ``k`` entries
         reach, and keeps the first ``k`` columns that do (RTop-K, https://arxiv.org/abs/2409.00822).
         Infinities count as the largest finite number there, and make the range a wide one.
-      implementation: ``"xla"``, ``"ffi"``, or None for what was measured to be fastest.
+      implementation: ``"xla"``, ``"ffi"``, ``"pallas"``, or None for what was measured to be
+        fastest.
 
     Returns:
       The kept values and their columns, ascending.

@@ -15,6 +15,7 @@ from jaxgnn._ffi import maxk_spmm as ffi
 from jaxgnn._ffi.spmm import spmm_cuda
 from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.ops import _dispatch as dispatch
+from jaxgnn.ops import _pallas as pallas
 from jaxgnn.ops._checks import check_cbsr, check_graph
 from jaxgnn.ops.maxk import todense
 from jaxgnn.ops.reference import maxk_spmm as reference
@@ -24,11 +25,12 @@ from jaxgnn.ops.spmm import spmm
 _DTYPES = ("float32", "bfloat16")
 
 
-def _kernel(name: str, cuda) -> dispatch.Kernel:
+def _kernel(name: str, cuda, mosaic) -> dispatch.Kernel:
     return dispatch.Kernel(
         name if name == "maxk_spmm" else f"maxk_spmm.{name}",
         {
             "xla": dispatch.xla(getattr(reference, name)),
+            "pallas": dispatch.pallas(mosaic, dtypes=_DTYPES, limits=ffi.cuda_limits),
             "ffi": dispatch.ffi(
                 dtypes=_DTYPES, cpu=getattr(ffi, name), cuda=cuda, cuda_limits=ffi.cuda_limits
             ),
@@ -43,9 +45,16 @@ def _grad_values_cuda(graph, cbsr, dy):
     return ffi.grad_values_cuda(graph, cbsr, dy)
 
 
-FORWARD = _kernel("maxk_spmm", ffi.maxk_spmm_cuda)
-GRAD_VALUES = _kernel("grad_values", _grad_values_cuda)
-GRAD_WEIGHTS = _kernel("grad_weights", ffi.grad_weights_cuda)
+def _grad_values_pallas(graph, cbsr, dy):
+    """As ``_grad_values_cuda``."""
+    if dispatch.is_deterministic():
+        return pallas.gather_columns(pallas.spmm(graph.transpose(), dy), cbsr.indices)
+    return pallas.grad_values(graph, cbsr, dy)
+
+
+FORWARD = _kernel("maxk_spmm", ffi.maxk_spmm_cuda, pallas.maxk_spmm)
+GRAD_VALUES = _kernel("grad_values", _grad_values_cuda, _grad_values_pallas)
+GRAD_WEIGHTS = _kernel("grad_weights", ffi.grad_weights_cuda, pallas.grad_weights)
 
 # Largest k / dim at which the k-sparse kernels beat todense + spmm, forward and backward together:
 # rows of (dtype, smallest dim, smallest MiB of the dense features, k / dim), the first that fits
@@ -90,8 +99,9 @@ def maxk_spmm(
     Args:
       graph: rows are receivers, columns are senders.
       cbsr: compressed features of the senders, leading axes share the graph.
-      implementation: ``"xla"`` (expands and multiplies), ``"ffi"``, or None, which takes the
-        k-sparse kernels up to the measured break-even of ``k / dim`` and dense ``spmm`` beyond.
+      implementation: ``"xla"`` (expands and multiplies), ``"ffi"``, ``"pallas"``, or None, which
+        takes the k-sparse kernels up to the measured break-even of ``k / dim`` and dense ``spmm``
+        beyond.
 
     Returns:
       Dense features of the receivers, of the dtype of the values.

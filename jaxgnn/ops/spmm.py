@@ -11,6 +11,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn._ffi import spmm as ffi
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops import _dispatch as dispatch
+from jaxgnn.ops import _pallas as pallas
 from jaxgnn.ops._checks import check_graph, check_rows
 from jaxgnn.ops.reference import spmm as reference
 
@@ -20,13 +21,16 @@ SPMM = dispatch.Kernel(
     "spmm",
     {
         "xla": dispatch.xla(reference.spmm),
+        "pallas": dispatch.pallas(pallas.spmm, dtypes=_DTYPES),
         "ffi": dispatch.ffi(dtypes=_DTYPES, cpu=ffi.spmm, cuda=ffi.spmm_cuda),
     },
+    preference={"cpu": ("ffi", "xla"), "cuda": ("pallas", "ffi", "xla")},
 )
 SDDMM = dispatch.Kernel(
     "sddmm",
     {
         "xla": dispatch.xla(reference.sddmm, scatters=False),
+        "pallas": dispatch.pallas(pallas.sddmm, dtypes=_DTYPES, limits=ffi.sddmm_limits),
         "ffi": dispatch.ffi(
             dtypes=_DTYPES, cpu=ffi.sddmm, cuda=ffi.sddmm_cuda, cuda_limits=ffi.sddmm_limits
         ),
@@ -51,7 +55,8 @@ def spmm(
     Args:
       graph: rows are receivers, columns are senders.
       x: features of the senders.
-      implementation: ``"xla"``, ``"ffi"``, or None for what was measured to be fastest.
+      implementation: ``"xla"``, ``"ffi"``, ``"pallas"``, or None for what was measured to be
+        fastest.
 
     Returns:
       Features of the receivers, of the dtype of ``x``.

@@ -28,14 +28,24 @@ def test_a_named_implementation_is_the_one_that_runs():
 
 
 def test_none_takes_the_compiled_kernel_on_cpu_and_lowers_for_cuda_too():
-    lowered = jax.jit(lambda x: ops.spmm(GRAPH, x)).trace(X)
-    assert "jaxgnn_spmm" in lowered.lower(lowering_platforms=("cpu",)).as_text()
-    on_cuda = lowered.lower(lowering_platforms=("cuda",)).as_text()
-    assert ("jaxgnn_spmm" in on_cuda) == (_ffi.library_path("cuda") is not None)
+    is_built = _ffi.library_path("cuda") is not None
+    for op, target, on_cuda in (
+        (lambda x: ops.spmm(GRAPH, x), "jaxgnn_spmm", "mosaic_gpu"),
+        (lambda x: ops.maxk(x, 3), "jaxgnn_maxk", "jaxgnn_maxk" if is_built else "mosaic_gpu"),
+    ):
+        traced = jax.jit(op).trace(X)
+        assert target in traced.lower(lowering_platforms=("cpu",)).as_text()
+        assert on_cuda in traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
 def test_a_name_without_an_implementation_says_what_it_needs():
-    with pytest.raises(NotImplementedError, match=r"spmm\[pallas\]: needs .*xla.*got pallas"):
+    needs = r"segment_softmax\[pallas\]: needs .*xla.*got pallas"
+    with pytest.raises(NotImplementedError, match=needs):
+        ops.segment_softmax(GRAPH, jnp.ones(GRAPH.num_edges), implementation="pallas")
+
+
+def test_a_name_on_the_wrong_platform_says_what_it_needs():
+    with pytest.raises(NotImplementedError, match=r"spmm\[pallas\]: needs platform cuda, got cpu"):
         ops.spmm(GRAPH, X, implementation="pallas")
 
 

@@ -1,0 +1,116 @@
+"""Calls of the Mosaic GPU kernels: graphs and compressed rows taken apart into arrays.
+
+The kernels are imported when the first of them is called: Mosaic GPU would slow down the import of
+the library, and is not there on every platform. Calls outside of ``jit`` are compiled once for each
+shape by a ``jit`` of their own, which Pallas does not do.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax import lax
+from jaxtyping import Array, Float, UInt
+
+from jaxgnn._ffi import _call
+from jaxgnn.graph import CBSR, CSRGraph, column_dtype, edges_per_piece
+
+if TYPE_CHECKING:
+    from pallas_kernels._pieces import Pieces
+
+_compiled = partial(jax.jit, inline=True)
+
+
+@_compiled
+def spmm(graph: CSRGraph, x: Float[Array, "cols dim"]) -> Float[Array, "rows dim"]:
+    """See ``jaxgnn.ops.spmm``."""
+    from pallas_kernels import spmm as kernels
+
+    return _vary_like(x, kernels.spmm(_pieces(graph), x))
+
+
+@_compiled
+def sddmm(
+    graph: CSRGraph, a: Float[Array, "rows dim"], b: Float[Array, "cols dim"]
+) -> Float[Array, " edges"]:
+    """See ``jaxgnn.ops.sddmm``; the result is float32."""
+    from pallas_kernels import spmm as kernels
+
+    return _vary_like(a, kernels.sddmm(_pieces(graph.with_weights(None)), a, b))
+
+
+@partial(_compiled, static_argnames=("k", "by", "early_stop"))
+def maxk(x: Float[Array, "*batch dim"], *, k: int, by: str, early_stop: None) -> CBSR:
+    """See ``jaxgnn.ops.maxk``; exact only."""
+    from pallas_kernels import maxk as kernels
+
+    dim = x.shape[-1]
+    made = kernels.maxk(x.reshape(-1, dim), k, by, column_dtype(dim))
+    values, indices = (_vary_like(x, part.reshape(*x.shape[:-1], k)) for part in made)
+    return CBSR(values, indices, dim)
+
+
+@_compiled
+def todense(cbsr: CBSR) -> Float[Array, "*batch rows dim"]:
+    """Spreads the kept values out over rows of zeros."""
+    from pallas_kernels import maxk as kernels
+
+    values, indices = (part.reshape(-1, cbsr.k) for part in (cbsr.values, cbsr.indices))
+    dense = kernels.todense(values, indices, cbsr.dim)
+    return _vary_like(cbsr.values, dense.reshape(cbsr.shape))
+
+
+@_compiled
+def gather_columns(
+    dense: Float[Array, "*batch rows dim"], indices: UInt[Array, "*batch rows k"]
+) -> Float[Array, "*batch rows k"]:
+    """Picks the entries of each row that ``indices`` names."""
+    from pallas_kernels import maxk as kernels
+
+    flat = (part.reshape(-1, part.shape[-1]) for part in (dense, indices))
+    return _vary_like(dense, kernels.gather_columns(*flat).reshape(indices.shape))
+
+
+@_compiled
+def maxk_spmm(graph: CSRGraph, cbsr: CBSR) -> Float[Array, "rows dim"]:
+    """See ``jaxgnn.ops.maxk_spmm``."""
+    from pallas_kernels import maxk_spmm as kernels
+
+    y = kernels.maxk_spmm(_pieces(graph), cbsr.values, cbsr.indices, cbsr.dim)
+    return _vary_like(cbsr.values, y)
+
+
+@_compiled
+def grad_values(
+    graph: CSRGraph, cbsr: CBSR, dy: Float[Array, "rows dim"]
+) -> Float[Array, "cols k"]:
+    """Gradient to the kept values; atomic, so its last bits change from run to run."""
+    from pallas_kernels import maxk_spmm as kernels
+
+    return _vary_like(dy, kernels.grad_values(_pieces(graph), cbsr.indices, dy))
+
+
+@_compiled
+def grad_weights(
+    graph: CSRGraph, cbsr: CBSR, dy: Float[Array, "rows dim"]
+) -> Float[Array, " edges"]:
+    """Gradient to the edge weights, float32."""
+    from pallas_kernels import maxk_spmm as kernels
+
+    pieces = _pieces(graph.with_weights(None))
+    return _vary_like(dy, kernels.grad_weights(pieces, cbsr.values, cbsr.indices, dy))
+
+
+def _pieces(graph: CSRGraph) -> Pieces:
+    from pallas_kernels._pieces import Pieces
+
+    size = edges_per_piece(graph.num_edges)
+    return Pieces(*_call.pieces(graph), *_call.coefficients(graph), edges_per_piece=size)
+
+
+def _vary_like(operand: Any, result: jax.Array) -> jax.Array:
+    """Inside ``shard_map``, lets the result of a kernel vary over the mesh as the operands do."""
+    missing = jax.typeof(operand).mat.varying - jax.typeof(result).mat.varying
+    return lax.pcast(result, tuple(missing), to="varying") if missing else result

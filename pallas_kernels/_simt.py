@@ -1,0 +1,439 @@
+"""Runs kernels written in the vocabulary of ``_warp`` on a GPU, through Mosaic GPU.
+
+The only module that knows the builders of Mosaic GPU and MLIR, which change between releases of
+JAX. A whole kernel is one ``inline_mgpu`` body: Pallas gives it its buffers, shared memory and
+place in the grid; the rest are plain LLVM, ``scf`` and ``arith`` operations.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental.mosaic.gpu import utils
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm, nvvm, scf
+
+from pallas_kernels._warp import LANES, Array, Shared, Value, Warp
+
+_WARPS_PER_WARPGROUP = 4
+# Of a block, on sm_90: 227 KiB, some of which Mosaic GPU may want for itself.
+MOST_SHARED_BYTES = 224 * 1024
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How many warps run a kernel.
+
+    Attributes:
+      blocks: blocks of a slice.
+      warps: warps of a block.
+      slices: passes, one after another.
+    """
+
+    blocks: int
+    warps: int
+    slices: int = 1
+
+
+def launch(
+    kernel: Callable[..., None],
+    inputs: Any,
+    outputs: Sequence[jax.ShapeDtypeStruct],
+    *,
+    name: str,
+    grid: Grid,
+    shared: Mapping[str, tuple[str, int]] | None = None,
+    updated: Sequence[jax.Array] = (),
+) -> tuple[jax.Array, ...]:
+    """Runs ``kernel(warp, inputs, *updated, *outputs, **shared)`` in every warp of the grid.
+
+    Under ``vmap`` all slices run for each member of the batch; what is shared is not copied.
+
+    Args:
+      kernel: written in the vocabulary of ``_warp``.
+      inputs: a pytree of arrays, None allowed; the kernel gets it with an ``Array`` in each leaf.
+      outputs: what it writes; all of it, since the memory is not initialised.
+      name: of the kernel in profiles.
+      grid: how many warps.
+      shared: names, each with the kind (f32 or i32) and the number of words for each warp.
+      updated: arrays that it changes in place, returned after the outputs.
+    """
+    leaves, tree = jax.tree.flatten(inputs)
+    changing = [*updated, *outputs]
+    forms = [(a.shape, a.dtype, True) for a in leaves] + [
+        (a.shape, a.dtype, False) for a in changing
+    ]
+    shared = dict(shared or {})
+    words = sum(count for _, count in shared.values())
+
+    def record(_, block, slice_number, memory, *buffers):
+        warp = MosaicWarp(grid, block, slice_number)
+        arrays = [
+            Array(warp, _global_pointer(buffer), *form)
+            for buffer, form in zip(buffers, forms, strict=True)
+        ]
+        given, rest = tree.unflatten(arrays[: len(leaves)]), arrays[len(leaves) :]
+        scratch = _divide_shared(warp, memory, shared, words) if words else {}
+        run = functools.partial(kernel, warp, given, *rest, **scratch)
+        if grid.warps % _WARPS_PER_WARPGROUP == 0:
+            run()
+        else:
+            warp.when(warp.in_block < grid.warps, run)
+
+    # A kernel of no outputs would be no computation: it gets one that it does not see.
+    results = [*outputs] or [jax.ShapeDtypeStruct((1,), jnp.int32)]
+    call = _pallas_kernel(record, results, len(forms), max(words, 1), name, grid)
+    references = [jax.new_ref(array) for array in updated]
+    made = call(*leaves, *references)
+    return (*made[: len(outputs)], *(jax.freeze(reference) for reference in references))
+
+
+def _pallas_kernel(record, results, count, words, name, grid):
+    """A Pallas kernel whose body ``record`` writes, given the first ``count`` buffers."""
+    splat, reference = plgpu.Layout.WG_SPLAT, plgpu.RefType()
+    inline = plgpu.inline_mgpu(arg_types=(splat, splat, *[reference] * (count + 1)))
+
+    def body(*buffers, memory):
+        place = lax.axis_index("block"), lax.axis_index("slice")
+        inline(record)(*place, memory, *buffers[:count])
+
+    body.__name__ = name
+    return plgpu.kernel(
+        body,
+        out_type=results,
+        grid=(grid.slices, grid.blocks),
+        grid_names=("slice", "block"),
+        num_threads=-(-grid.warps // _WARPS_PER_WARPGROUP),
+        thread_name="warpgroup",
+        scratch_types={"memory": plgpu.SMEM((words * grid.warps,), jnp.float32)},
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Lane, reduction_scratch_bytes=0
+        ),
+    )
+
+
+def _global_pointer(memref: ir.Value) -> ir.Value:
+    return llvm.addrspacecast(llvm.PointerType.get(1), utils.memref_ptr(memref))
+
+
+def _divide_shared(warp, memory, shared, words) -> dict[str, Shared]:
+    """Each warp's part of shared memory, one name after another."""
+    parts, first = {}, warp.in_block * words
+    base = utils.memref_ptr(memory)
+    for name, (kind, count) in shared.items():
+        parts[name] = Shared(warp, warp.offset(base, first, 4), kind)
+        first = first + count
+    return parts
+
+
+def _integer(width: int) -> ir.Type:
+    return ir.IntegerType.get_signless(width)
+
+
+def _type_of(kind: str) -> ir.Type:
+    widths = {"bool": 1, "i32": 32, "u32": 32, "i64": 64}
+    return ir.F32Type.get() if kind == "f32" else _integer(widths[kind])
+
+
+_FLOAT_OPS = {
+    "add": arith.addf,
+    "sub": arith.subf,
+    "mul": arith.mulf,
+    "min": arith.minnumf,
+    "max": arith.maxnumf,
+}
+_SIGNED_OPS = {
+    "add": arith.addi,
+    "sub": arith.subi,
+    "mul": arith.muli,
+    "div": arith.divsi,
+    "rem": arith.remsi,
+    "and": arith.andi,
+    "or": arith.ori,
+    "xor": arith.xori,
+    "shl": arith.shli,
+    "shr": arith.shrsi,
+    "min": arith.minsi,
+    "max": arith.maxsi,
+}
+_UNSIGNED_OPS = _SIGNED_OPS | {
+    "div": arith.divui,
+    "rem": arith.remui,
+    "shr": arith.shrui,
+    "min": arith.minui,
+    "max": arith.maxui,
+}
+_OPS = {
+    "f32": _FLOAT_OPS,
+    "i32": _SIGNED_OPS,
+    "i64": _SIGNED_OPS,
+    "u32": _UNSIGNED_OPS,
+    "bool": _UNSIGNED_OPS,
+}
+
+
+class MosaicWarp(Warp):
+    """Records instructions where MLIR's insertion point is."""
+
+    def __init__(self, grid: Grid, block, slice_number):
+        thread = Value(self, "i32", utils.thread_idx())
+        self.lane, self.in_block = thread % LANES, thread // LANES
+        self.slice = Value(self, "i32", slice_number.registers.item())
+        self.slices, self.count = grid.slices, grid.blocks * grid.warps
+        self.number = Value(self, "i32", block.registers.item()) * grid.warps + self.in_block
+
+    # -- control flow --------------------------------------------------------------------------
+
+    def when(self, condition, body):
+        """See ``Warp``."""
+        branch = scf.IfOp(condition.data)
+        with ir.InsertionPoint(branch.then_block):
+            body()
+            scf.yield_([])
+
+    def change(self, condition, carry, body):
+        """See ``Warp``."""
+        leaves, tree = jax.tree.flatten(carry)
+        kinds = [leaf.kind for leaf in leaves]
+        branch = scf.IfOp(condition.data, [_type_of(kind) for kind in kinds], has_else=True)
+        otherwise = branch.else_block
+        assert otherwise is not None
+        with ir.InsertionPoint(branch.then_block):
+            self._yield(body(carry), kinds)
+        with ir.InsertionPoint(otherwise):
+            self._yield(carry, kinds)
+        return self._values(tree, kinds, branch.results)
+
+    def loop(self, start, stop, step, carry, body):
+        """See ``Warp``."""
+        start, stop = self.alike(start, stop) if isinstance(start, Value) else (start, stop)
+        stop = self.integer(stop)
+        start = start if isinstance(start, Value) else self.constant(stop.kind, start)
+        leaves, tree = jax.tree.flatten(carry)
+        kinds = [leaf.kind for leaf in leaves]
+        by = self.constant(stop.kind, step).data
+        op = scf.ForOp(start.data, stop.data, by, [leaf.data for leaf in leaves])
+        with ir.InsertionPoint(op.body):
+            inner = self._values(tree, kinds, op.inner_iter_args)
+            self._yield(body(Value(self, stop.kind, op.induction_variable), inner), kinds)
+        return self._values(tree, kinds, op.results)
+
+    def repeat(self, condition, body, carry):
+        """See ``Warp``."""
+        leaves, tree = jax.tree.flatten(carry)
+        kinds = [leaf.kind for leaf in leaves]
+        types = [_type_of(kind) for kind in kinds]
+        op = scf.WhileOp(types, [leaf.data for leaf in leaves])
+        before = op.before.blocks.append(*types)
+        after = op.after.blocks.append(*types)
+        with ir.InsertionPoint(before):
+            arguments = [*before.arguments]
+            scf.condition(condition(self._values(tree, kinds, arguments)).data, arguments)
+        with ir.InsertionPoint(after):
+            self._yield(body(self._values(tree, kinds, after.arguments)), kinds)
+        return self._values(tree, kinds, op.results)
+
+    def _values(self, tree, kinds, data):
+        return tree.unflatten(Value(self, *pair) for pair in zip(kinds, data, strict=True))
+
+    @staticmethod
+    def _yield(results, kinds):
+        leaves = jax.tree.leaves(results)
+        if [leaf.kind for leaf in leaves] != kinds:
+            raise TypeError(f"expected {kinds}, got {[leaf.kind for leaf in leaves]}")
+        scf.yield_([leaf.data for leaf in leaves])
+
+    # -- arithmetic ----------------------------------------------------------------------------
+
+    def constant(self, kind, x):
+        """See ``Warp``."""
+        mlir_type = _type_of(kind)
+        if kind == "f32":
+            attribute = ir.FloatAttr.get(mlir_type, float(x))
+        else:
+            width = {"bool": 1, "i64": 64}.get(kind, 32)
+            # Attributes of signless types hold signed numbers.
+            x = int(x) % 2**width
+            attribute = ir.IntegerAttr.get(mlir_type, x - (x >> (width - 1) << width))
+        return Value(self, kind, arith.constant(mlir_type, attribute))
+
+    def binary(self, op, a, b):
+        """See ``Warp``."""
+        return Value(self, a.kind, _OPS[a.kind][op](a.data, b.data))
+
+    def compare(self, op, a, b):
+        """See ``Warp``."""
+        if a.kind == "f32":
+            # Nothing is equal to, or ordered with, a NaN.
+            name = "UNE" if op == "ne" else "O" + op.upper()
+            data = arith.cmpf(getattr(arith.CmpFPredicate, name), a.data, b.data)
+        else:
+            sign = "s" if a.kind in ("i32", "i64") else "u"
+            name = op if op in ("eq", "ne") else sign + op
+            data = arith.cmpi(getattr(arith.CmpIPredicate, name), a.data, b.data)
+        return Value(self, "bool", data)
+
+    def select(self, condition, a, b):
+        """See ``Warp``."""
+        a, b = self.alike(a, b)
+        return Value(self, a.kind, arith.select(condition.data, a.data, b.data))
+
+    def fma(self, a, b, c):
+        """See ``Warp``."""
+        return Value(self, "f32", llvm.intr_fma(a.data, b.data, c.data))
+
+    def convert(self, value, kind):
+        """See ``Warp``."""
+        target = _type_of(kind)
+        if {value.kind, kind} == {"i32", "u32"}:
+            data = value.data
+        elif value.kind == "bool" or (value.kind == "u32" and kind == "i64"):
+            data = arith.extui(target, value.data)
+        elif value.kind == "i32" and kind == "i64":
+            data = arith.extsi(target, value.data)
+        elif value.kind == "i32" and kind == "f32":
+            data = arith.sitofp(target, value.data)
+        elif value.kind == "i64":
+            data = arith.trunci(target, value.data)
+        else:
+            raise NotImplementedError(f"{value.kind} to {kind}")
+        return Value(self, kind, data)
+
+    def bitcast(self, value, kind):
+        """See ``Warp``."""
+        target = _type_of(kind)
+        data = value.data if value.data.type == target else arith.bitcast(target, value.data)
+        return Value(self, kind, data)
+
+    def half_to_float(self, bits):
+        """See ``Warp``."""
+        half = arith.bitcast(ir.F16Type.get(), arith.trunci(_integer(16), bits.data))
+        return Value(self, "f32", arith.extf(ir.F32Type.get(), half))
+
+    def to_bfloat16(self, value):
+        """See ``Warp``."""
+        narrow = arith.truncf(ir.BF16Type.get(), value.data)
+        data = arith.extui(_integer(32), arith.bitcast(_integer(16), narrow))
+        return Value(self, "u32", data)
+
+    def population(self, bits):
+        """See ``Warp``."""
+        return Value(self, "i32", llvm.intr_ctpop(bits.data))
+
+    def first_bit(self, bits):
+        """See ``Warp``."""
+        return Value(self, "i32", llvm.intr_cttz(bits.data, True))
+
+    # -- between the lanes ---------------------------------------------------------------------
+
+    def _all_lanes(self) -> ir.Value:
+        return self.constant("u32", 0xFFFFFFFF).data
+
+    def sync(self):
+        """See ``Warp``."""
+        nvvm.bar_warp_sync(self._all_lanes())
+
+    def _shuffle(self, value, lane, kind):
+        clamp = self.i32(LANES - 1).data
+        data = nvvm.shfl_sync(self._all_lanes(), value.data, lane.data, clamp, kind)
+        return Value(self, value.kind, data)
+
+    def shuffle(self, value, lane):
+        """See ``Warp``."""
+        return self._shuffle(value, self.integer(lane), nvvm.ShflKind.idx)
+
+    def shuffle_xor(self, value, mask):
+        """See ``Warp``."""
+        return self._shuffle(value, self.i32(mask), nvvm.ShflKind.bfly)
+
+    def ballot(self, condition):
+        """See ``Warp``."""
+        kind = nvvm.VoteSyncKind.ballot
+        mask = self._all_lanes()
+        data = nvvm.vote_sync(mask, condition.data, kind, results=[_integer(32)])
+        return Value(self, "u32", data)
+
+    def reduce(self, op, value):
+        """See ``Warp``."""
+        names = {"add": "ADD", "min": "MIN", "max": "MAX"}
+        prefix = "U" if value.kind == "u32" and op != "add" else ""
+        kind = getattr(nvvm.ReductionKind, prefix + names[op])
+        return Value(self, value.kind, nvvm.redux_sync(value.data, kind, self._all_lanes()))
+
+    # -- memory --------------------------------------------------------------------------------
+
+    def offset(self, pointer, index, itemsize):
+        """A pointer ``index`` entries on."""
+        flags, dynamic = llvm.GEPNoWrapFlags.none, -(2**31)
+        unit = _integer(8 * itemsize)
+        return llvm.getelementptr(pointer.type, pointer, [index.data], [dynamic], unit, flags)
+
+    def advance(self, pointer, number, nbytes):
+        """See ``Warp``."""
+        return self.offset(pointer, number.to("i64") * nbytes, 1)
+
+    def read(self, pointer, index, itemsize, nbytes, constant):
+        """See ``Warp``."""
+        address = self.offset(pointer, index, itemsize)
+        words = []
+        for first, size in _pieces_of_words(nbytes):
+            at = self.offset(address, self.i32(first), 1)
+            kind = (
+                _integer(8 * size) if size <= 4 else ir.VectorType.get((size // 4,), _integer(32))
+            )
+            loaded = llvm.load(kind, at, alignment=size, invariant=constant or None)
+            if size < 4:
+                words.append(arith.extui(_integer(32), loaded))
+            elif size == 4:
+                words.append(loaded)
+            else:
+                places = [self.i32(i).data for i in range(size // 4)]
+                words += [llvm.extractelement(loaded, place) for place in places]
+        return [Value(self, "u32", word) for word in words]
+
+    def write(self, pointer, index, itemsize, words, nbytes):
+        """See ``Warp``."""
+        address = self.offset(pointer, index, itemsize)
+        if nbytes < 4:
+            data = arith.trunci(_integer(8 * nbytes), words[0].data)
+        elif nbytes == 4:
+            data = words[0].data
+        else:
+            data = llvm.mlir_undef(ir.VectorType.get((len(words),), _integer(32)))
+            for i, word in enumerate(words):
+                data = llvm.insertelement(data, word.data, self.i32(i).data)
+        llvm.store(data, address, alignment=nbytes)
+
+    def atomic_add(self, pointer, index, values):
+        """See ``Warp``."""
+        address = self.offset(pointer, index, 4)
+        if len(values) == 1:
+            ptx, constraints = "red.global.add.f32 [$0], $1;", "l,f"
+        else:
+            ptx, constraints = "red.global.add.v4.f32 [$0], {$1, $2, $3, $4};", "l,f,f,f,f"
+        operands = [address, *(value.data for value in values)]
+        void = ir.Type.parse("!llvm.void")
+        llvm.inline_asm(void, operands, ptx, constraints, has_side_effects=True)
+
+    def read_shared(self, pointer, index, kind):
+        """See ``Warp``."""
+        address = self.offset(pointer, index, 4)
+        return Value(self, kind, llvm.load(_type_of(kind), address, alignment=4))
+
+    def write_shared(self, pointer, index, value):
+        """See ``Warp``."""
+        llvm.store(value.data, self.offset(pointer, index, 4), alignment=4)
+
+
+def _pieces_of_words(nbytes: int) -> list[tuple[int, int]]:
+    """Offsets and sizes of the widest loads that divide ``nbytes``."""
+    size = math.gcd(nbytes, 16)
+    return [(first, size) for first in range(0, nbytes, size)]

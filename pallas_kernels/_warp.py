@@ -1,0 +1,422 @@
+"""The vocabulary that the kernels are written in: SIMT code of one warp.
+
+A kernel is a function of a ``Warp`` and of the arrays in its reach. It runs once, and what it calls
+is recorded as instructions; a ``Value`` is a number that each lane has of its own. What Python's
+``if`` and ``for`` see is static; ``Warp.when``, ``change``, ``loop`` and ``repeat`` are control
+flow on the device. ``_simt`` records for Mosaic GPU; the tests have an implementation in NumPy.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+LANES = 32
+# What a Value can be; uint8 and uint16 arrays are read as i32, floats of 16 bits as f32.
+KINDS = ("bool", "i32", "u32", "i64", "f32")
+_KIND_OF_DTYPE = {
+    "int32": "i32",
+    "int64": "i64",
+    "uint8": "i32",
+    "uint16": "i32",
+    "uint32": "u32",
+    "float32": "f32",
+    "bfloat16": "f32",
+    "float16": "f32",
+}
+
+
+class Value:
+    """A number in each lane, with the operators of its kind; mixes with Python numbers."""
+
+    __slots__ = ("data", "kind", "warp")
+
+    def __init__(self, warp: Warp, kind: str, data: Any):
+        self.warp, self.kind, self.data = warp, kind, data
+
+    def __bool__(self):
+        raise TypeError("a Value is known on the device only: use Warp.when or select")
+
+    def _binary(self, op: str, other: Any, swapped: bool = False) -> Value:
+        a, b = self.warp.alike(self, other)
+        return self.warp.binary(op, *((b, a) if swapped else (a, b)))
+
+    def _compare(self, op: str, other: Any) -> Value:
+        return self.warp.compare(op, *self.warp.alike(self, other))
+
+    def __add__(self, other):
+        return self._binary("add", other)
+
+    def __sub__(self, other):
+        return self._binary("sub", other)
+
+    def __rsub__(self, other):
+        return self._binary("sub", other, swapped=True)
+
+    def __mul__(self, other):
+        return self._binary("mul", other)
+
+    def __and__(self, other):
+        return self._binary("and", other)
+
+    def __or__(self, other):
+        return self._binary("or", other)
+
+    def __xor__(self, other):
+        return self._binary("xor", other)
+
+    def __lshift__(self, other):
+        return self._binary("shl", other)
+
+    def __rlshift__(self, other):
+        return self._binary("shl", other, swapped=True)
+
+    def __rshift__(self, other):
+        return self._binary("shr", other)
+
+    def __floordiv__(self, other):
+        """The quotient of integers that are not negative."""
+        if isinstance(other, int) and other & (other - 1) == 0:
+            return self >> (other.bit_length() - 1)
+        return self._binary("div", other)
+
+    def __mod__(self, other):
+        """The remainder of integers that are not negative."""
+        if isinstance(other, int) and other & (other - 1) == 0:
+            return self & (other - 1)
+        return self._binary("rem", other)
+
+    __radd__, __rmul__, __rand__, __ror__ = __add__, __mul__, __and__, __or__
+
+    def __invert__(self):
+        return self ^ (True if self.kind == "bool" else -1)
+
+    def __lt__(self, other):
+        return self._compare("lt", other)
+
+    def __le__(self, other):
+        return self._compare("le", other)
+
+    def __gt__(self, other):
+        return self._compare("gt", other)
+
+    def __ge__(self, other):
+        return self._compare("ge", other)
+
+    # Equality is elementwise, as of arrays; a Value is no key of a dictionary.
+    def __eq__(self, other):  # pyrefly: ignore[bad-override]
+        return self._compare("eq", other)
+
+    def __ne__(self, other):  # pyrefly: ignore[bad-override]
+        return self._compare("ne", other)
+
+    __hash__ = None  # pyrefly: ignore[bad-override]
+
+    def least(self, other) -> Value:
+        """The lesser of two."""
+        return self._binary("min", other)
+
+    def most(self, other) -> Value:
+        """The greater of two."""
+        return self._binary("max", other)
+
+    def to(self, kind: str) -> Value:
+        """Converted: numbers by their value, ``bool`` to 0 and 1."""
+        return self if kind == self.kind else self.warp.convert(self, kind)
+
+    def bits(self, kind: str) -> Value:
+        """The same 32 bits as another kind."""
+        return self if kind == self.kind else self.warp.bitcast(self, kind)
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array in global memory, or a row of one; indices count its entries.
+
+    Attributes:
+      warp: whose lanes read and write.
+      pointer: its first entry.
+      shape: of the array.
+      dtype: of its entries.
+      constant: whether nothing writes it while the kernel runs.
+    """
+
+    warp: Warp
+    pointer: Any
+    shape: tuple[int, ...]
+    dtype: Any
+    constant: bool
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an entry."""
+        return jnp.dtype(self.dtype).itemsize
+
+    @property
+    def kind(self) -> str:
+        """Kind of the loaded values."""
+        return _KIND_OF_DTYPE[jnp.dtype(self.dtype).name]
+
+    def row(self, number: Value) -> Array:
+        """One row of a matrix; offsets are of 64 bits."""
+        nbytes = self.itemsize
+        for size in self.shape[1:]:
+            nbytes *= size
+        pointer = self.warp.advance(self.pointer, number, nbytes)
+        return Array(self.warp, pointer, self.shape[1:], self.dtype, self.constant)
+
+    def load_words(self, index: Any, entries: int = 1) -> list[Value]:
+        """``entries`` neighbours, whose bytes are aligned together, packed in words of 32 bits."""
+        index = self.warp.integer(index)
+        nbytes = entries * self.itemsize
+        return self.warp.read(self.pointer, index, self.itemsize, nbytes, self.constant)
+
+    def load(self, index: Any) -> Value:
+        """One entry."""
+        return self.unpack(self.load_words(index), 0)
+
+    def unpack(self, words: Sequence[Value], entry: int) -> Value:
+        """Entry ``entry`` of what ``load_words`` read."""
+        if self.itemsize == 8:
+            low, high = words[2 * entry].to("i64"), words[2 * entry + 1].to("i64")
+            return high << 32 | low
+        if self.itemsize == 4:
+            return words[entry].bits(self.kind)
+        per_word = 4 // self.itemsize
+        word, width = words[entry // per_word], 8 * self.itemsize
+        at = entry % per_word
+        if jnp.dtype(self.dtype) == jnp.bfloat16:
+            return (word << 16 if at == 0 else word & 0xFFFF0000).bits("f32")
+        part = (word >> (width * at) if at else word) & ((1 << width) - 1)
+        return self.warp.half_to_float(part) if self.kind == "f32" else part.bits("i32")
+
+    def store_words(self, index: Any, words: Sequence[Value], entries: int = 1) -> None:
+        """Writes neighbours as ``load_words`` reads them."""
+        index = self.warp.integer(index)
+        self.warp.write(self.pointer, index, self.itemsize, words, entries * self.itemsize)
+
+    def store(self, index: Any, *values: Value) -> None:
+        """Writes neighbouring entries, whose bytes are aligned together, floats rounded."""
+        words = [self._pack(value) for value in values]
+        if self.itemsize == 2 and len(words) > 1:
+            pairs = zip(words[::2], words[1::2], strict=True)
+            words = [low | high << 16 for low, high in pairs]
+        self.store_words(index, words, len(values))
+
+    def _pack(self, value: Value) -> Value:
+        if self.kind == "f32" and self.itemsize == 2:
+            if jnp.dtype(self.dtype) != jnp.bfloat16:
+                raise NotImplementedError(f"stores of {self.dtype}")
+            return self.warp.to_bfloat16(value)
+        return value.bits("u32")
+
+    def add(self, index: Any, *values: Value) -> None:
+        """Adds to one float32 entry, or to four that are aligned together, atomically."""
+        self.warp.atomic_add(self.pointer, self.warp.integer(index), values)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Words of shared memory that one warp has for itself.
+
+    Attributes:
+      warp: the warp.
+      pointer: its first word.
+      kind: of the values, f32 or i32.
+    """
+
+    warp: Warp
+    pointer: Any
+    kind: str
+
+    def load(self, index: Any) -> Value:
+        """One entry."""
+        return self.warp.read_shared(self.pointer, self.warp.integer(index), self.kind)
+
+    def store(self, index: Any, value: Value) -> None:
+        """Writes one entry."""
+        self.warp.write_shared(self.pointer, self.warp.integer(index), value)
+
+
+class Warp(abc.ABC):
+    """The lanes of a warp, what they say to each other, and their control flow.
+
+    Attributes:
+      lane: 0 to 31.
+      number: of this warp among those of its slice, i32.
+      count: how many warps that are, static.
+      slice: i32, of ``slices``, which come one after another.
+      slices: how many passes there are, static.
+    """
+
+    lane: Value
+    number: Value
+    count: int
+    slice: Value
+    slices: int
+
+    # -- what every implementation shares ------------------------------------------------------
+
+    def i32(self, x: int) -> Value:
+        """A constant."""
+        return self.constant("i32", x)
+
+    def f32(self, x: float) -> Value:
+        """A constant."""
+        return self.constant("f32", x)
+
+    def integer(self, x: Any) -> Value:
+        """An index that may be a Python number."""
+        return x if isinstance(x, Value) else self.i32(x)
+
+    def alike(self, a: Any, b: Any) -> tuple[Value, Value]:
+        """Two operands of one kind: Python numbers take the other's, i32 widens to i64."""
+        if not isinstance(a, Value):
+            return self.constant(b.kind, a), b
+        if not isinstance(b, Value):
+            return a, self.constant(a.kind, b)
+        if a.kind == b.kind:
+            return a, b
+        if {a.kind, b.kind} != {"i32", "i64"}:
+            raise TypeError(f"operands of kinds {a.kind} and {b.kind}")
+        return a.to("i64"), b.to("i64")
+
+    def sum_lanes(self, value: Value, lanes: int) -> Value:
+        """The sum over groups of ``lanes`` neighbouring lanes, in all of them."""
+        step = lanes // 2
+        while step:
+            value = value + self.shuffle_xor(value, step)
+            step //= 2
+        return value
+
+    def sum_groups(self, value: Value, lanes: int) -> Value:
+        """The sum over lanes of equal place in the groups of ``lanes``, in all of them."""
+        while lanes < LANES:
+            value = value + self.shuffle_xor(value, lanes)
+            lanes *= 2
+        return value
+
+    def strided(self, stop: Any, body: Callable[[Value], None]) -> None:
+        """``body(i)`` for i below ``stop``, the lanes side by side."""
+        stop = self.integer(stop)
+        self.loop(self.lane.to(stop.kind), stop, LANES, (), lambda i, _: body(i))
+
+    # -- control flow --------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def when(self, condition: Value, body: Callable[[], None]) -> None:
+        """Runs ``body`` in the lanes where the condition holds."""
+
+    @abc.abstractmethod
+    def change(self, condition: Value, carry: Any, body: Callable[[Any], Any]) -> Any:
+        """``body(carry)`` in the lanes where the condition holds, in others the carry as it is."""
+
+    @abc.abstractmethod
+    def loop(self, start: Any, stop: Any, step: int, carry: Any, body: Callable[..., Any]) -> Any:
+        """``carry = body(i, carry)`` for i from ``start`` below ``stop``; the last carry."""
+
+    @abc.abstractmethod
+    def repeat(self, condition: Callable[[Any], Value], body: Callable[[Any], Any], carry: Any):
+        """``carry = body(carry)`` while the condition holds; the last carry."""
+
+    # -- arithmetic ----------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def constant(self, kind: str, x: Any) -> Value:
+        """A constant of a kind."""
+
+    @abc.abstractmethod
+    def binary(self, op: str, a: Value, b: Value) -> Value:
+        """``add sub mul div rem and or xor shl shr min max`` of two of a kind."""
+
+    @abc.abstractmethod
+    def compare(self, op: str, a: Value, b: Value) -> Value:
+        """``lt le gt ge eq ne`` of two of a kind."""
+
+    @abc.abstractmethod
+    def select(self, condition: Value, a: Any, b: Any) -> Value:
+        """``a`` where the condition holds, else ``b``; at least one is a Value."""
+
+    @abc.abstractmethod
+    def fma(self, a: Value, b: Value, c: Value) -> Value:
+        """``a b + c``, rounded once."""
+
+    @abc.abstractmethod
+    def convert(self, value: Value, kind: str) -> Value:
+        """See ``Value.to``."""
+
+    @abc.abstractmethod
+    def bitcast(self, value: Value, kind: str) -> Value:
+        """See ``Value.bits``."""
+
+    @abc.abstractmethod
+    def half_to_float(self, bits: Value) -> Value:
+        """f32 of a float16 in the low bits of a word."""
+
+    @abc.abstractmethod
+    def to_bfloat16(self, value: Value) -> Value:
+        """Bits of the nearest bfloat16 in the low bits of a word."""
+
+    @abc.abstractmethod
+    def population(self, bits: Value) -> Value:
+        """How many bits of a u32 are set, i32."""
+
+    @abc.abstractmethod
+    def first_bit(self, bits: Value) -> Value:
+        """The lowest set bit of a u32 that is not zero, i32."""
+
+    # -- between the lanes: all of them take part ----------------------------------------------
+
+    @abc.abstractmethod
+    def sync(self) -> None:
+        """Orders what lanes wrote to memory before it with what others read after it."""
+
+    @abc.abstractmethod
+    def shuffle(self, value: Value, lane: Any) -> Value:
+        """The value that another lane has."""
+
+    @abc.abstractmethod
+    def shuffle_xor(self, value: Value, mask: int) -> Value:
+        """The value of the lane whose number differs in the bits of ``mask``."""
+
+    @abc.abstractmethod
+    def ballot(self, condition: Value) -> Value:
+        """The lanes where the condition holds, as bits of a u32."""
+
+    @abc.abstractmethod
+    def reduce(self, op: str, value: Value) -> Value:
+        """``add``, ``min`` or ``max`` over all lanes, of integers of 32 bits."""
+
+    # -- memory --------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def advance(self, pointer: Any, number: Value, nbytes: int) -> Any:
+        """A pointer ``number`` times ``nbytes`` on."""
+
+    @abc.abstractmethod
+    def read(
+        self, pointer: Any, index: Value, itemsize: int, nbytes: int, constant: bool
+    ) -> list[Value]:
+        """u32 words; a single one for less than four bytes. See ``Array.load_words``."""
+
+    @abc.abstractmethod
+    def write(
+        self, pointer: Any, index: Value, itemsize: int, words: Sequence[Value], nbytes: int
+    ) -> None:
+        """See ``Array.store_words``."""
+
+    @abc.abstractmethod
+    def atomic_add(self, pointer: Any, index: Value, values: Sequence[Value]) -> None:
+        """See ``Array.add``."""
+
+    @abc.abstractmethod
+    def read_shared(self, pointer: Any, index: Value, kind: str) -> Value:
+        """See ``Shared.load``."""
+
+    @abc.abstractmethod
+    def write_shared(self, pointer: Any, index: Value, value: Value) -> None:
+        """See ``Shared.store``."""

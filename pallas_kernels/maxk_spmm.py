@@ -1,0 +1,526 @@
+"""Sparse times k-sparse: the forward, and the gradients to the values and to the edge weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import _simt
+from pallas_kernels._pieces import (
+    Piece,
+    Pieces,
+    add_pieces,
+    lanes_before,
+    load_row,
+    warps_with_rows,
+)
+from pallas_kernels._records import RecordShape, make_records
+from pallas_kernels._warp import LANES, Array, Shared, Value, Warp
+
+# Sums that stay in a second-level cache while they are added to. Each pass reads dy anew.
+_CACHED_BYTES = 36 * 2**20
+_MOST_PASSES = 3
+
+
+@dataclass(frozen=True)
+class ForwardTile:
+    """How the warps share the work of ``maxk_spmm``.
+
+    Attributes:
+      shape: of the records.
+      ahead: neighbours that a lane reads before it adds them.
+      warps: warps of a block.
+    """
+
+    shape: RecordShape
+    ahead: int
+    warps: int
+
+    @classmethod
+    def choose(cls, k: int, dim: int, itemsize: int) -> ForwardTile:
+        """The one heuristic: as many neighbours ahead as there are registers for."""
+        shape = RecordShape.choose(k, dim, itemsize)
+        tile = cls(shape, 2 if shape.per_block >= 16 else 4, 1)
+        return dataclasses.replace(tile, warps=warps_with_rows(4 * tile.words, 4))
+
+    @property
+    def groups(self) -> int:
+        """Groups of lanes in a warp."""
+        return LANES // self.shape.lanes
+
+    @property
+    def words(self) -> int:
+        """Sums of a warp, those of padding included."""
+        return (self.shape.dim + self.shape.lanes) * self.groups
+
+
+@dataclass(frozen=True)
+class GradTile:
+    """How the warps share the work of the gradients.
+
+    Attributes:
+      lanes: lanes that share a neighbour.
+      ahead: neighbours whose columns a lane reads before it works on them.
+      warps: warps of a block.
+      passes: over the edges, each for the sums of some senders that stay in cache.
+    """
+
+    lanes: int
+    ahead: int
+    warps: int
+    passes: int
+
+    @classmethod
+    def choose(cls, nodes: int, k: int, dim: int, lists: int = 0) -> GradTile:
+        """The one heuristic: four entries a lane.
+
+        Args:
+          nodes: compressed rows.
+          k: entries of each.
+          dim: columns.
+          lists: words of shared memory that a warp needs beside its row.
+        """
+        lanes = 1
+        while lanes < LANES and lanes * 4 < k:
+            lanes *= 2
+        passes = max(1, min(_MOST_PASSES, -(-nodes * k * 4 // _CACHED_BYTES)))
+        return cls(lanes, 4, warps_with_rows(4 * (dim + lists), 8), passes)
+
+
+def maxk_spmm(
+    graph: Pieces, values: jax.Array, columns: jax.Array, dim: int, tile: ForwardTile | None = None
+) -> jax.Array:
+    """``y_i = r_i Σ_j w_ij c_j x_j`` where ``x_j`` has k entries, accumulated in float32.
+
+    Args:
+      graph: of ``rows`` rows.
+      values: [cols, k], float32 or bfloat16.
+      columns: [cols, k], uint8 or uint16, distinct in each row.
+      dim: columns of ``x``, at most ``_pieces.MOST_COLUMNS``.
+      tile: by default what suits the shapes.
+
+    Returns:
+      [rows, dim], of the dtype of the values.
+    """
+    rows = graph.num_rows
+    if rows == 0 or values.size == 0 or graph.num_edges == 0:
+        return jnp.zeros((rows, dim), values.dtype)
+    tile = tile or ForwardTile.choose(values.shape[-1], dim, values.dtype.itemsize)
+    scale = None
+    if values.dtype == jnp.float32:
+        scale, graph = graph.col_scale, dataclasses.replace(graph, col_scale=None)
+    records = make_records(tile.shape, values, columns, scale)
+    y, *partial = _simt.launch(
+        _Forward(tile),
+        (graph, *records),
+        [jax.ShapeDtypeStruct((rows, dim), values.dtype), *graph.partial_sums(dim)],
+        name="maxk_spmm",
+        grid=_simt.Grid(graph.blocks(tile.warps), tile.warps),
+        shared={"sums": ("f32", tile.words)},
+    )
+    return add_pieces(graph, partial[0], y) if partial else y
+
+
+@dataclass(frozen=True)
+class _Forward:
+    """The lanes of a group add one neighbour's entries to sums in shared memory.
+
+    The sums of a warp's groups lie side by side: [column][group]. A long piece is walked by all
+    groups of a warp, short ones by a group each. Adding needs no atomics: the lanes of a group hold
+    different columns.
+    """
+
+    tile: ForwardTile
+
+    def __call__(
+        self, warp: Warp, inputs, y: Array, partial: Array | None = None, *, sums: Shared
+    ) -> None:
+        graph, values, ids = inputs
+        group = warp.lane // self.tile.shape.lanes
+        part = _ForwardWarp(self.tile, warp, graph, values, ids, sums, group)
+        groups = self.tile.groups
+        num_long, num_pieces = graph.counts.load(0), graph.counts.load(1)
+
+        def add_piece(piece, skipped, stride, exists):
+            edges = (piece.end - piece.begin).to("i32")
+            count = warp.select(exists, (edges - skipped + (stride - 1)) // stride, 0)
+            part.clear()
+            part.add(piece.begin + skipped, stride, count)
+
+        def take_long(number, _):
+            piece = graph.get(warp, number)
+            add_piece(piece, group, groups, warp.lane >= 0)
+            part.store_sum(piece, y, partial)
+
+        def take_short(first, _):
+            # Behind the last piece there are units that begin none, so this one is read again.
+            number = first + group
+            exists = number < num_pieces
+            piece = graph.get(warp, number.least(num_pieces - 1))
+            add_piece(piece, warp.i32(0), 1, exists)
+            part.store_rows(piece, exists, y)
+            if partial is not None:
+                # The short end of a row of several pieces.
+                warp.when(exists & (piece.slot >= 0), lambda: part.store_partial(piece, partial))
+            warp.sync()
+
+        warp.loop(warp.number, num_long, warp.count, (), take_long)
+        first = num_long + warp.number * groups
+        warp.loop(first, num_pieces, warp.count * groups, (), take_short)
+
+
+@dataclass(frozen=True)
+class _ForwardWarp:
+    """What a warp of ``_Forward`` does for the pieces that it has at hand."""
+
+    tile: ForwardTile
+    warp: Warp
+    graph: Pieces
+    values: Array
+    ids: Array
+    sums: Shared
+    group: Value
+
+    def clear(self) -> None:
+        """Sets the sums to zero."""
+        zero = self.warp.f32(0.0)
+        words = self.tile.shape.dim * self.tile.groups
+        self.warp.strided(words, lambda i: self.sums.store(i, zero))
+        self.warp.sync()
+
+    def add(self, first: Value, stride: int, count: Value) -> None:
+        """This lane's group adds ``count`` edges: first, first + stride, ..."""
+        # Groups have ever fewer edges: of a long piece, and of short ones sorted by length.
+        most, least = self.warp.shuffle(count, 0), self.warp.shuffle(count, LANES - 1)
+        for block in range(self.tile.shape.blocks):
+            self._add_block(block, first, stride, count, most, least)
+
+    def _add_block(self, block, first, stride, count, most, least) -> None:
+        warp, ahead = self.warp, self.tile.ahead
+
+        def edge(t):
+            # Any edge will do for a group that is done.
+            return warp.select(t < count, first + t * stride, 0)
+
+        def nodes_from(t):
+            return [self.graph.indices.load(edge(t + s)) for s in range(ahead)]
+
+        def step(t, nodes, is_full):
+            read = [self._read(block, node) for node in nodes]
+            factors = [self.graph.factor(edge(t + s), node) for s, node in enumerate(nodes)]
+            following = nodes_from(t + ahead)
+            for s in range(ahead):
+                self._add_neighbour(*read[s], factors[s], None if is_full else t + s < count)
+            return following
+
+        full = least - least % ahead
+        nodes = warp.loop(0, full, ahead, nodes_from(warp.i32(0)), lambda t, n: step(t, n, True))
+        warp.loop(full, most, ahead, nodes, lambda t, n: step(t, n, False))
+
+    def _read(self, block, node) -> tuple[list[Value], list[Value]]:
+        """This lane's values and columns of a block of a neighbour's record."""
+        shape = self.tile.shape
+        lane = self.warp.lane % shape.lanes
+        first = block * shape.lanes * shape.per_block
+        values, ids = self.values.row(node), self.ids.row(node)
+        own_values = []
+        for chunk in range(shape.chunks):
+            at = lane * shape.entries + (first + chunk * shape.lanes * shape.entries)
+            words = values.load_words(at, shape.entries)
+            own_values += [values.unpack(words, i) for i in range(shape.entries)]
+        words = ids.load_words(lane * shape.per_block + first, shape.per_block)
+        return own_values, [ids.unpack(words, i) for i in range(shape.per_block)]
+
+    def _add_neighbour(self, values, columns, factor, exists) -> None:
+        warp, groups = self.warp, self.tile.groups
+
+        def add():
+            places = [column * groups + self.group for column in columns]
+            sums = [self.sums.load(place) for place in places]
+            for place, total, value in zip(places, sums, values, strict=True):
+                added = total + value if factor is None else warp.fma(factor, value, total)
+                self.sums.store(place, added)
+
+        if exists is None:
+            add()
+        else:
+            warp.when(exists, add)
+        warp.sync()
+
+    def store_sum(self, piece: Piece, y: Array, partial: Array | None) -> None:
+        """The sum over groups, for a long piece."""
+        warp, groups = self.warp, self.tile.groups
+        warp.sync()
+
+        def store_to(row, scale):
+            def store(column):
+                total = warp.f32(0.0)
+                for g in range(groups):
+                    total = total + self.sums.load(column * groups + g)
+                row.store(column, total if scale is None else scale * total)
+
+            warp.strided(self.tile.shape.dim, store)
+
+        def store_row():
+            scales = self.graph.row_scale
+            store_to(y.row(piece.row), None if scales is None else scales.load(piece.row))
+
+        if partial is None:
+            store_row()
+        else:
+            warp.when(piece.slot < 0, store_row)
+            warp.when(piece.slot >= 0, lambda: store_to(partial.row(piece.slot), None))
+        warp.sync()
+
+    def store_partial(self, piece: Piece, partial: Array) -> None:
+        """Unscaled sums of this lane's group."""
+        lanes, row = self.tile.shape.lanes, partial.row(piece.slot)
+
+        def store(column, _):
+            row.store(column, self.sums.load(column * self.tile.groups + self.group))
+
+        self.warp.loop(self.warp.lane % lanes, self.tile.shape.dim, lanes, (), store)
+
+    def store_rows(self, piece: Piece, exists: Value, y: Array) -> None:
+        """Each group's own row, all lanes together for one after another."""
+        warp, shape, groups = self.warp, self.tile.shape, self.tile.groups
+        warp.sync()
+        one = warp.f32(1.0)
+        scales = self.graph.row_scale
+        scale = one if scales is None else scales.load(piece.row)
+        mine = warp.select(exists & (piece.slot < 0), piece.row, -1)
+        columns = 32 // y.itemsize  # a sector of global memory
+        rows = LANES // columns
+        for first in range(0, groups, rows):
+            g = warp.lane // columns + first
+            from_lane = (g % groups) * shape.lanes
+            number, factor = warp.shuffle(mine, from_lane), warp.shuffle(scale, from_lane)
+
+            def store(g=g, number=number, factor=factor):
+                row = y.row(number)
+
+                def store_column(column, _):
+                    row.store(column, factor * self.sums.load(column * groups + g))
+
+                warp.loop(warp.lane % columns, shape.dim, columns, (), store_column)
+
+            warp.when((number >= 0) & (g < groups), store)
+        warp.sync()
+
+
+# Edges of a piece whose sender lies in the slice at hand: a short list in shared memory.
+_LIST = 4 * LANES
+
+
+def grad_values(
+    graph: Pieces, columns: jax.Array, dy: jax.Array, tile: GradTile | None = None
+) -> jax.Array:
+    """``dvalues_jt = c_j Σ_i w_ij r_i dy_i[column_jt]``; atomic, so its last bits vary.
+
+    Args:
+      graph: of ``rows`` rows.
+      columns: [cols, k], uint8 or uint16.
+      dy: [rows, dim], float32 or bfloat16, dim at most ``_pieces.MOST_COLUMNS``.
+      tile: by default what suits the shapes.
+
+    Returns:
+      [cols, k], of the dtype of ``dy``.
+    """
+    (nodes, k), dim = columns.shape, dy.shape[-1]
+    if graph.num_edges == 0 or dy.size == 0 or columns.size == 0:
+        return jnp.zeros((nodes, k), dy.dtype)
+    tile = tile or GradTile.choose(nodes, k, dim, lists=2 * _LIST)
+    scale, graph = graph.col_scale, dataclasses.replace(graph, col_scale=None)
+    sums = _simt.launch(
+        _GradValues(tile),
+        (graph, columns, dy),
+        [],
+        name="maxk_spmm_grad_values",
+        grid=_simt.Grid(graph.blocks(tile.warps), tile.warps, tile.passes),
+        shared={"row": ("f32", dim), "list_nodes": ("i32", _LIST), "list_edges": ("i32", _LIST)},
+        updated=[jnp.zeros((nodes, k), jnp.float32)],
+    )[0]
+    scaled = sums if scale is None else sums * scale[:, None]
+    return scaled.astype(dy.dtype)
+
+
+@dataclass(frozen=True)
+class _GradValues:
+    """A warp a piece, whose row of dy it holds in shared memory, for the senders of one slice.
+
+    Slices come one after another, so that their sums stay in the second-level cache.
+    """
+
+    tile: GradTile
+
+    def __call__(
+        self,
+        warp: Warp,
+        inputs,
+        sums: Array,
+        row: Shared,
+        list_nodes: Shared,
+        list_edges: Shared,
+    ) -> None:
+        graph, columns, dy = inputs
+        nodes = columns.shape[0]
+        first, last = (
+            (warp.slice.to("i64") * nodes + extra) // warp.slices for extra in (0, nodes)
+        )
+        first, last = first.to("i32"), last.to("i32")
+        before = lanes_before(warp)
+
+        def add_listed(piece, listed):
+            warp.sync()
+            self._add_listed(
+                warp, graph, columns, piece, listed, sums, (row, list_nodes, list_edges)
+            )
+            warp.sync()
+
+        def take(piece):
+            def take_edges(begin, carry):
+                listed, has_row = carry
+                edge = begin + warp.lane
+                node = graph.indices.load(edge.least(piece.end - 1))
+                mine = (edge < piece.end) & (node >= first) & (node < last)
+                found = warp.ballot(mine)
+                at = listed + warp.population(found & before)
+
+                def note():
+                    list_nodes.store(at, node)
+                    list_edges.store(at, (edge - piece.begin).to("i32"))
+
+                warp.when(mine, note)
+                listed = listed + warp.population(found)
+                is_last = begin + LANES >= piece.end
+                is_full = (listed > 0) & ((listed > _LIST - LANES) | is_last)
+                needs_row = is_full & (has_row == 0)
+                warp.when(needs_row, lambda: load_row(warp, graph, piece.row, dy, row))
+                warp.when(is_full, lambda: add_listed(piece, listed))
+                return warp.select(is_full, 0, listed), has_row | is_full.to("i32")
+
+            start = warp.i32(0), warp.i32(0)
+            warp.loop(piece.begin, piece.end, LANES, start, take_edges)
+
+        graph.for_each(warp, take)
+
+    def _add_listed(self, warp, graph, columns, piece, listed, sums, shared) -> None:
+        row, list_nodes, list_edges = shared
+        lanes, ahead = self.tile.lanes, self.tile.ahead
+        neighbours, k = LANES // lanes, columns.shape[1]
+        is_aligned = k % 4 == 0
+
+        def four_columns(node, at):
+            of_node = columns.row(node)
+            if is_aligned:
+                words = of_node.load_words(at, 4)
+                return [of_node.unpack(words, i) for i in range(4)]
+            return [of_node.load((at + i).least(k - 1)) for i in range(4)]
+
+        def add(node, at, four, weight):
+            values = [row.load(column) for column in four]
+            if weight is not None:
+                values = [weight * value for value in values]
+            to = sums.row(node)
+            if is_aligned:
+                return to.add(at, *values)
+            for i, value in enumerate(values):
+                warp.when(at + i < k, lambda i=i, value=value: to.add(at + i, value))
+
+        def take(first, _):
+            places = [first + s * neighbours for s in range(ahead)]
+            # Behind the end of the list, the last is read again and nothing is added.
+            inner = [place.least(listed - 1) for place in places]
+            nodes = [list_nodes.load(place) for place in inner]
+            weights = [
+                None
+                if graph.weights is None
+                else graph.weights.load(piece.begin + list_edges.load(place))
+                for place in inner
+            ]
+
+            def take_entries(at, _):
+                found = [four_columns(node, at) for node in nodes]
+                for s in range(ahead):
+                    warp.when(
+                        places[s] < listed, lambda s=s: add(nodes[s], at, found[s], weights[s])
+                    )
+
+            warp.loop(warp.lane % lanes * 4, k, 4 * lanes, (), take_entries)
+
+        warp.loop(warp.lane // lanes, listed, ahead * neighbours, (), take)
+
+
+def grad_weights(
+    graph: Pieces,
+    values: jax.Array,
+    columns: jax.Array,
+    dy: jax.Array,
+    tile: GradTile | None = None,
+) -> jax.Array:
+    """``dw_ij = r_i c_j Σ_t dy_i[column_jt] value_jt``; the weights play no part.
+
+    Args:
+      graph: of ``rows`` rows.
+      values: [cols, k], float32 or bfloat16.
+      columns: [cols, k], uint8 or uint16.
+      dy: [rows, dim], like the values, dim at most ``_pieces.MOST_COLUMNS``.
+      tile: by default what suits the shapes.
+
+    Returns:
+      [edges] float32, zero in padding slots.
+    """
+    (nodes, k), dim = values.shape, dy.shape[-1]
+    if graph.num_edges == 0 or dy.size == 0 or values.size == 0:
+        return jnp.zeros((graph.num_edges,), jnp.float32)
+    tile = tile or GradTile.choose(nodes, k, dim)
+    return _simt.launch(
+        _GradWeights(tile),
+        (graph, values, columns, dy),
+        [jax.ShapeDtypeStruct((graph.num_edges,), jnp.float32)],
+        name="maxk_spmm_grad_weights",
+        grid=_simt.Grid(graph.blocks(tile.warps), tile.warps),
+        shared={"row": ("f32", dim)},
+    )[0]
+
+
+@dataclass(frozen=True)
+class _GradWeights:
+    """A warp has the row of its piece in shared memory; each group takes a neighbour."""
+
+    tile: GradTile
+
+    def __call__(self, warp: Warp, inputs, edges: Array, row: Shared) -> None:
+        graph, values, columns, dy = inputs
+        lanes, k = self.tile.lanes, values.shape[1]
+
+        def inner_product(node):
+            value, column = values.row(node), columns.row(node)
+
+            def add(t, total):
+                return warp.fma(row.load(column.load(t)), value.load(t), total)
+
+            return warp.loop(warp.lane % lanes, k, lanes, warp.f32(0.0), add)
+
+        def take(piece):
+            load_row(warp, graph, piece.row, dy, row)
+
+            def take_neighbours(first, _):
+                edge = first + warp.lane // lanes
+                # Groups behind the end repeat the last edge and store nothing.
+                node = graph.indices.load(edge.least(piece.end - 1))
+                product = warp.sum_lanes(inner_product(node), lanes)
+
+                def store():
+                    scale = None if graph.col_scale is None else graph.col_scale.load(node)
+                    edges.store(edge, product if scale is None else scale * product)
+
+                warp.when((edge < piece.end) & (warp.lane % lanes == 0), store)
+
+            warp.loop(piece.begin, piece.end, LANES // lanes, (), take_neighbours)
+
+        graph.for_each(warp, take)
+        graph.zero_padding(warp, edges)

@@ -1,0 +1,264 @@
+"""Runs kernels written in the vocabulary of ``pallas_kernels._warp`` in NumPy, all warps at once.
+
+Stricter than a GPU: reads and writes outside of an array, vectors that are not aligned, and shared
+memory that a lane reads before the lane that wrote it was waited for are errors; memory that was
+not written holds NaN.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels import _simt
+from pallas_kernels._warp import LANES, Array, Shared, Value, Warp
+
+_DTYPES = {"bool": np.bool_, "i32": np.int32, "u32": np.uint32, "i64": np.int64, "f32": np.float32}
+_OPS: dict[str, Any] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.floor_divide,
+    "rem": np.remainder,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "shl": np.left_shift,
+    "shr": np.right_shift,
+    "min": np.fmin,
+    "max": np.fmax,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+}
+
+
+def launch(kernel, inputs, outputs, *, name, grid, shared=None, updated=()):
+    """Takes the place of ``pallas_kernels._simt.launch``."""
+    leaves, tree = jax.tree.flatten(inputs)
+    made = [np.full(s.shape, 0xFF, np.uint8).repeat(s.dtype.itemsize, -1) for s in outputs]
+    made = [m.view(s.dtype).reshape(s.shape) for m, s in zip(made, outputs, strict=True)]
+    changed = [np.array(array) for array in updated]
+    for slice_number in range(grid.slices):
+        warp = NumpyWarp(grid, slice_number)
+        arrays = [warp.array(np.asarray(leaf), True) for leaf in leaves]
+        written = [warp.array(array, False) for array in (*changed, *made)]
+        scratch = {n: warp.shared(kind, count) for n, (kind, count) in (shared or {}).items()}
+        with np.errstate(all="ignore"):
+            kernel(warp, tree.unflatten(arrays), *written, **scratch)
+    return tuple(jnp.asarray(array) for array in (*made, *changed))
+
+
+class NumpyWarp(Warp):
+    """All warps of a slice, [warps, lanes], of which some lanes are active."""
+
+    def __init__(self, grid, slice_number):
+        self.count, self.slices = grid.blocks * grid.warps, grid.slices
+        shape = (self.count, LANES)
+        self.lane = Value(self, "i32", np.broadcast_to(np.arange(LANES, dtype=np.int32), shape))
+        numbers = np.arange(self.count, dtype=np.int32)[:, None]
+        self.number = Value(self, "i32", np.broadcast_to(numbers, shape))
+        self.slice = self.i32(slice_number)
+        self.active, self.epoch = np.ones(shape, bool), 0
+
+    def array(self, data, constant):
+        memory = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        assert np.shares_memory(memory, data) or constant
+        return Array(self, (memory, np.int64(0)), data.shape, data.dtype, constant)
+
+    def shared(self, kind, count):
+        shape = (self.count, count)
+        words = np.full(shape, np.nan if kind == "f32" else 2**30, _DTYPES[kind])
+        return Shared(self, (words, np.full(shape, -1), np.full(shape, -1)), kind)
+
+    def _value(self, kind, data):
+        return Value(self, kind, np.asarray(data).astype(_DTYPES[kind], copy=False))
+
+    # -- control flow
+
+    def when(self, condition, body):
+        outer = self.active
+        self.active = outer & condition.data
+        if self.active.any():
+            body()
+        self.active = outer
+
+    def change(self, condition, carry, body):
+        outer, mask = self.active, self.active & condition.data
+        if not mask.any():
+            return carry
+        self.active = mask
+        after = body(carry)
+        self.active = outer
+        return self._where(mask, after, carry)
+
+    def _where(self, mask, new, old):
+        def choose(new, old):
+            return self._value(new.kind, np.where(mask, new.data, old.data))
+
+        return jax.tree.map(choose, new, old)
+
+    def loop(self, start, stop, step, carry, body):
+        start, stop = self.alike(start, stop) if isinstance(start, Value) else (start, stop)
+        stop = self.integer(stop)
+        number = start if isinstance(start, Value) else self.constant(stop.kind, start)
+
+        def advance(state):
+            number, carry = state
+            return number + step, () if (made := body(number, carry)) is None else made
+
+        return self.repeat(lambda state: state[0] < stop, advance, (number, carry))[1]
+
+    def repeat(self, condition, body, carry):
+        outer = self.active
+        while True:
+            self.active = outer & condition(carry).data
+            if not self.active.any():
+                break
+            mask = self.active
+            carry = self._where(mask, body(carry), carry)
+        self.active = outer
+        return carry
+
+    # -- arithmetic
+
+    def constant(self, kind, x):
+        if kind in ("u32", "i32") and not isinstance(x, bool):
+            x = int(x) % 2**32
+            x = x - 2**32 if kind == "i32" and x >= 2**31 else x
+        return self._value(kind, np.full((self.count, LANES), x, _DTYPES[kind]))
+
+    def binary(self, op, a, b):
+        return self._value(a.kind, _OPS[op](a.data, b.data))
+
+    def compare(self, op, a, b):
+        return self._value("bool", _OPS[op](a.data, b.data))
+
+    def select(self, condition, a, b):
+        a, b = self.alike(a, b)
+        return self._value(a.kind, np.where(condition.data, a.data, b.data))
+
+    def fma(self, a, b, c):
+        return self._value("f32", a.data.astype(np.float64) * b.data + c.data)
+
+    def convert(self, value, kind):
+        return self._value(kind, value.data)
+
+    def bitcast(self, value, kind):
+        return self._value(kind, np.ascontiguousarray(value.data).view(_DTYPES[kind]))
+
+    def half_to_float(self, bits):
+        return self._value("f32", bits.data.astype(np.uint16).view(np.float16))
+
+    def to_bfloat16(self, value):
+        return self._value("u32", value.data.astype(jnp.bfloat16).view(np.uint16))
+
+    def population(self, bits):
+        return self._value("i32", np.bitwise_count(bits.data))
+
+    def first_bit(self, bits):
+        return self._value("i32", np.bitwise_count((bits.data & -bits.data) - np.uint32(1)))
+
+    # -- between the lanes
+
+    def _all_take_part(self):
+        assert (self.active.all(1) | ~self.active.any(1)).all(), "a warp is divided"
+
+    def sync(self):
+        self._all_take_part()
+        self.epoch += 1
+
+    def shuffle(self, value, lane):
+        self._all_take_part()
+        lanes = np.broadcast_to(self.integer(lane).data % LANES, value.data.shape)
+        return self._value(value.kind, np.take_along_axis(value.data, lanes, 1))
+
+    def shuffle_xor(self, value, mask):
+        return self.shuffle(value, self.lane ^ mask)
+
+    def ballot(self, condition):
+        self._all_take_part()
+        bits = (condition.data.astype(np.uint64) << np.arange(LANES, dtype=np.uint64)).sum(1)
+        return self._value("u32", np.repeat(bits[:, None], LANES, 1))
+
+    def reduce(self, op, value):
+        self._all_take_part()
+        reduced = getattr(value.data, {"add": "sum"}.get(op, op))(1, keepdims=True)
+        return self._value(value.kind, np.repeat(reduced, LANES, 1))
+
+    # -- memory
+
+    def advance(self, pointer, number, nbytes):
+        return pointer[0], pointer[1] + number.data.astype(np.int64) * nbytes
+
+    def _bytes(self, pointer, index, itemsize, nbytes):
+        """Active lanes' byte places, [active, nbytes], checked."""
+        memory, start = pointer
+        places = (start + index.data.astype(np.int64) * itemsize)[self.active]
+        assert (places >= 0).all() and (places + nbytes <= memory.size).all(), "outside of an array"
+        return places[:, None] + np.arange(nbytes)
+
+    def read(self, pointer, index, itemsize, nbytes, constant):
+        places = self._bytes(pointer, index, itemsize, nbytes)
+        assert (places[:, 0] % np.gcd(nbytes, 16) == 0).all(), "not aligned"
+        read = pointer[0][places]
+        read = np.pad(read, ((0, 0), (0, -nbytes % 4)))
+        words = np.ascontiguousarray(read).view(np.uint32)
+        result = np.zeros((words.shape[1], self.count, LANES), np.uint32)
+        result[:, self.active] = words.T
+        return [self._value("u32", word) for word in result]
+
+    def write(self, pointer, index, itemsize, words, nbytes):
+        places = self._bytes(pointer, index, itemsize, nbytes)
+        assert (places[:, 0] % nbytes == 0).all(), "not aligned"
+        assert len(np.unique(places)) == places.size, "two lanes write one place"
+        data = np.stack([word.data[self.active] for word in words], 1).astype(np.uint32)
+        pointer[0][places] = np.ascontiguousarray(data).view(np.uint8)[:, :nbytes]
+
+    def atomic_add(self, pointer, index, values):
+        places = self._bytes(pointer, index, 4, 4 * len(values))
+        assert (places[:, 0] % (4 * len(values)) == 0).all(), "not aligned"
+        for i, value in enumerate(values):
+            at = places[:, 4 * i] // 4
+            np.add.at(pointer[0].view(np.float32), at, value.data[self.active])
+
+    def _place(self, pointer, index):
+        warps, lanes = np.nonzero(self.active)
+        index = np.broadcast_to(index.data, self.active.shape)[self.active]
+        assert (index >= 0).all() and (index < pointer[0].shape[1]).all(), (
+            "outside of shared memory"
+        )
+        return warps, index, lanes
+
+    def read_shared(self, pointer, index, kind):
+        words, writers, epochs = pointer
+        warps, at, lanes = self._place(pointer, index)
+        seen = (writers[warps, at] == lanes) | (epochs[warps, at] < self.epoch)
+        assert seen.all(), "read before the writer was waited for"
+        result = np.zeros(self.active.shape, _DTYPES[kind])
+        result[self.active] = words[warps, at]
+        return self._value(kind, result)
+
+    def write_shared(self, pointer, index, value):
+        words, writers, epochs = pointer
+        warps, at, lanes = self._place(pointer, index)
+        assert len(set(zip(warps.tolist(), at.tolist(), strict=True))) == len(at), (
+            "two lanes write one place"
+        )
+        words[warps, at] = value.data[self.active]
+        writers[warps, at], epochs[warps, at] = lanes, self.epoch
+
+
+@contextlib.contextmanager
+def emulated():
+    """Lets all kernels run here, on concrete arrays."""
+    with mock.patch.object(_simt, "launch", launch), jax.disable_jit():
+        yield

@@ -1,0 +1,181 @@
+"""Every Mosaic GPU kernel lowers for CUDA at real shapes, without a GPU."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import AxisType, PartitionSpec
+
+from jaxgnn import CBSR, CSRGraph, deterministic, ops
+from jaxgnn.graph import GraphPlan, RowSchedule
+from jaxgnn.ops import _dispatch as dispatch
+from jaxgnn.testing import DTYPES
+
+DIM, NODES, EDGES = 256, 232_965, 111_400_000  # Reddit
+struct = jax.ShapeDtypeStruct
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(dispatch, "current_platform", lambda: "cuda")
+
+
+def _graph(nodes=NODES, edges=EDGES, *, factors=True, offsets=jnp.int32, batch=()) -> CSRGraph:
+    """The shapes of a prepared graph, square."""
+
+    def array(size, dtype=jnp.int32):
+        return struct((*batch, size), dtype)
+
+    units = nodes + edges // 256
+    schedule = RowSchedule(array(units), array(units + 1, offsets), array(units), array(2))
+    indptr, indices = array(nodes + 1, offsets), array(edges)
+    plan = GraphPlan(schedule, indptr, indices, indices, schedule)
+    weights, scale = (array(n, jnp.float32) if factors else None for n in (edges, nodes))
+    return CSRGraph(
+        indptr, indices, weights, num_cols=nodes, row_scale=scale, col_scale=scale, plan=plan
+    )
+
+
+def _lower(function, *args) -> str:
+    lowered = jax.jit(function).trace(*args).lower(lowering_platforms=("cuda",))
+    return lowered.as_text()
+
+
+def _kernels(text: str) -> int:
+    return text.count("mosaic_gpu_v2")
+
+
+def _kept(k, dtype, dim=DIM, nodes=NODES, batch=()):
+    ids = jnp.uint8 if dim <= 256 else jnp.uint16
+    return CBSR(struct((*batch, nodes, k), dtype), struct((*batch, nodes, k), ids), dim)
+
+
+GRAPHS = {
+    "plain": lambda: _graph(factors=False),
+    "weighted": _graph,
+    "wide offsets": lambda: _graph(offsets=jnp.int64),
+    "short rows": lambda: _graph(nodes=700, edges=200),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_products_lower_with_their_gradients(name, dtype):
+    def spmm(graph, weights, x):
+        return ops.spmm(graph.with_weights(weights), x, implementation="pallas")
+
+    def maxk_spmm(graph, weights, kept):
+        return ops.maxk_spmm(graph.with_weights(weights), kept, implementation="pallas")
+
+    with jax.enable_x64(name == "wide offsets"):
+        graph = GRAPHS[name]()
+        features = struct((graph.num_rows, DIM), dtype)
+        kept = _kept(32, dtype, nodes=graph.num_rows)
+        for op, x in ((spmm, features), (maxk_spmm, kept)):
+
+            def both(graph, weights, x, dy, op=op):
+                y, pull_back = jax.vjp(lambda w, x: op(graph, w, x), weights, x)
+                return y, pull_back(dy)
+
+            text = _lower(both, graph, graph.weights, x, features)
+            assert _kernels(text) >= (2 if graph.weights is None else 3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "dim, k", [(256, 16), (256, 64), (256, 5), (300, 31), (1024, 96), (4096, 40)]
+)
+def test_every_record_lowers(dim, k, dtype):
+    def loss(graph, values, indices):
+        y = ops.maxk_spmm(graph, CBSR(values, indices, dim), implementation="pallas")
+        return jnp.sum(y.astype(jnp.float32) ** 2)
+
+    kept = _kept(k, dtype, dim)
+    text = _lower(jax.grad(loss, 1), _graph(factors=False), kept.values, kept.indices)
+    assert _kernels(text) == 4  # records, forward, long rows, gradient
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "float16"])
+@pytest.mark.parametrize("dim", [1, 16, 255, 256, 600, 1024])
+def test_maxk_lowers_with_its_gradient(dim, dtype):
+    def loss(x):
+        kept = ops.maxk(x, min(dim, 32), implementation="pallas")
+        return jnp.sum(kept.values.astype(jnp.float32) ** 2)
+
+    assert _kernels(_lower(jax.value_and_grad(loss), struct((NODES, dim), dtype))) == 2
+
+
+def test_sddmm_and_its_gradients_lower():
+    def loss(graph, a, b):
+        return jnp.sum(ops.sddmm(graph, a, b, implementation="pallas") ** 2)
+
+    x = struct((NODES, DIM), jnp.float32)
+    assert _kernels(_lower(jax.value_and_grad(loss, (1, 2)), _graph(), x, x)) >= 3
+
+
+def _network(graph, x):
+    for _ in range(2):
+        x = ops.maxk_spmm(graph, ops.maxk(x, 8, implementation="pallas"), implementation="pallas")
+    return ops.spmm(graph, x, implementation="pallas")
+
+
+def _gradient(graph, x):
+    return jax.value_and_grad(lambda x: jnp.sum(_network(graph, x) ** 2))(x)
+
+
+def test_batched_features_share_the_graph_and_batched_graphs_lower():
+    small = {"nodes": 1000, "edges": 9000}
+    x = struct((3, 1000, 64), jnp.float32)
+    shared = _lower(jax.vmap(_gradient, (None, 0)), _graph(**small), x)
+    assert "tensor<3x9000xi32>" not in shared
+    batched = _lower(jax.vmap(_gradient), _graph(**small, batch=(3,)), x)
+    assert "tensor<3x9000xi32>" in batched
+    _lower(_gradient, _graph(**small), x)
+    _lower(lambda g, x: lax.map(lambda x: _gradient(g, x), x), _graph(**small), x)
+
+
+def test_it_lowers_inside_shard_map_and_checkpoint():
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+    rows, shared = PartitionSpec("data"), PartitionSpec()
+
+    def gradient(graph, x):
+        network = jax.checkpoint(_network)
+        return jax.grad(lambda x: jnp.sum(network(graph, x) ** 2))(x)
+
+    sharded = jax.shard_map(
+        lambda graph, x: jax.vmap(gradient, (None, 0))(graph, x),
+        mesh=mesh,
+        in_specs=(shared, rows),
+        out_specs=rows,
+    )
+    graph = _graph(nodes=1000, edges=9000)
+    assert _kernels(_lower(sharded, graph, struct((8, 1000, 64), jnp.float32))) > 0
+
+
+def test_the_deterministic_mode_does_not_add_atomically():
+    def gradient(graph, values, indices):
+        def loss(values):
+            y = ops.maxk_spmm(graph, CBSR(values, indices, DIM), implementation="pallas")
+            return jnp.sum(y**2)
+
+        return jax.grad(loss)(values)
+
+    kept = _kept(32, jnp.float32)
+    arguments = _graph(), kept.values, kept.indices
+    assert "maxk_spmm_grad_values" in _lower(gradient, *arguments)
+    with deterministic():
+        assert "maxk_spmm_grad_values" not in _lower(gradient, *arguments)
+
+
+def test_nothing_is_launched_for_no_edges_or_no_rows():
+    def products(graph, x, kept):
+        return (
+            ops.spmm(graph, x, implementation="pallas"),
+            ops.sddmm(graph, x, x, implementation="pallas"),
+            ops.maxk_spmm(graph, kept, implementation="pallas"),
+        )
+
+    x, kept = struct((5, DIM), jnp.float32), _kept(3, jnp.float32, nodes=5)
+    assert _kernels(_lower(products, _graph(nodes=5, edges=0), x, kept)) == 0
+    empty = struct((0, DIM), jnp.float32)
+    assert _kernels(_lower(lambda x: ops.maxk(x, 3, implementation="pallas"), empty)) == 0

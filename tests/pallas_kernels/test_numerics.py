@@ -1,0 +1,129 @@
+"""What the Mosaic GPU kernels compute, on the emulator: bounds, alignment and order included."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxgnn import CBSR, CSRGraph
+from jaxgnn.ops import _pallas as pallas
+from jaxgnn.ops.reference import maxk as maxk_reference
+from jaxgnn.ops.reference import maxk_spmm as maxk_spmm_reference
+from jaxgnn.ops.reference import spmm as spmm_reference
+from jaxgnn.testing import DTYPES, assert_bit_equal, assert_close, random_array
+from tests.pallas_kernels._emulator import emulated
+
+ROWS, COLS, EDGES, PADDING, HUB = 50, 60, 1400, 7, 800
+
+
+@pytest.fixture(autouse=True)
+def emulator():
+    with emulated():
+        yield
+
+
+@functools.cache
+def _graph(name) -> CSRGraph:
+    """Empty rows, padding, and a hub of several pieces, of which the last is short."""
+    rng = np.random.default_rng(0)
+    receivers = rng.integers(0, ROWS, EDGES)
+    receivers[:HUB] = 7
+    receivers[receivers % 10 == 3] = 5
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(receivers, minlength=ROWS))])
+    slots = EDGES + PADDING
+    weights = None if name == "plain" else jnp.asarray(rng.normal(size=slots), jnp.float32)
+    graph = CSRGraph(
+        jnp.asarray(indptr, jnp.int32),
+        jnp.asarray(rng.integers(0, COLS, slots), jnp.int32),
+        weights,
+        num_cols=COLS,
+    )
+    if name == "scaled":
+        scales = [jnp.asarray(rng.uniform(0.5, 2.0, n), jnp.float32) for n in (ROWS, COLS)]
+        graph = dataclasses.replace(graph, row_scale=scales[0], col_scale=scales[1])
+    return graph.prepared()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name, dim", [("plain", 64), ("scaled", 255), ("weighted", 256)])
+def test_spmm_and_sddmm(name, dim, dtype):
+    graph = _graph(name)
+    a, b = random_array((ROWS, dim), dtype, seed=0), random_array((COLS, dim), dtype, seed=1)
+    assert_close(pallas.spmm(graph, b), spmm_reference.spmm(graph, b), reduction_length=EDGES)
+    exact = spmm_reference.sddmm(graph, a, b)
+    assert_close(pallas.sddmm(graph, a, b), exact, reduction_length=dim)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "name, dim, k",
+    [("plain", 64, 8), ("scaled", 256, 31), ("weighted", 300, 40), ("scaled", 1100, 5)],
+)
+def test_maxk_spmm_and_its_gradients(name, dim, k, dtype):
+    graph = _graph(name)
+    x, dy = random_array((COLS, dim), dtype, seed=0), random_array((ROWS, dim), dtype, seed=1)
+    kept = maxk_reference.maxk(x, k=k, by="value", early_stop=None)
+    y = maxk_spmm_reference.maxk_spmm(graph, kept)
+    assert_close(pallas.maxk_spmm(graph, kept), y, reduction_length=EDGES)
+    dvalues = maxk_spmm_reference.grad_values(graph, kept, dy)
+    assert_close(pallas.grad_values(graph, kept, dy), dvalues, reduction_length=EDGES)
+    dweights = maxk_spmm_reference.grad_weights(graph, kept, dy)
+    assert_close(pallas.grad_weights(graph, kept, dy), dweights, reduction_length=k)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "float16"])
+@pytest.mark.parametrize("dim", [1, 7, 64, 255, 256, 1024])
+def test_maxk_has_the_bits_of_the_reference(dim, dtype):
+    x = np.array(random_array((20, dim), "float32", seed=5, scale=10.0))
+    x[0], x[1] = 0.0, np.where(np.arange(dim) % 2, -0.0, 0.0)
+    x[2] = np.round(x[2])  # ties
+    x[3, ::2], x[4], x[5, ::3] = np.nan, np.inf, -np.inf
+    x = jnp.asarray(x).astype(dtype)
+    for k in sorted({1, (dim + 2) // 3, dim}):
+        for by in ("value", "magnitude"):
+            exact = maxk_reference.maxk(x, k=k, by=by, early_stop=None)
+            assert_bit_equal(pallas.maxk(x, k=k, by=by, early_stop=None), exact)
+        dense = maxk_reference.todense(exact)
+        assert_bit_equal(pallas.todense(exact), dense)
+        assert_bit_equal(pallas.gather_columns(dense, exact.indices), exact.values)
+
+
+def test_offsets_of_64_bits():
+    with jax.enable_x64(True):
+        graph = _graph("weighted")
+        plan = graph.made_plan()
+        schedule = dataclasses.replace(
+            plan.schedule, offsets=plan.schedule.offsets.astype(jnp.int64)
+        )
+        plan = dataclasses.replace(plan, schedule=schedule)
+        wide = dataclasses.replace(graph, indptr=graph.indptr.astype(jnp.int64), plan=plan)
+        x = random_array((COLS, 16), "float32", seed=0)
+        assert_bit_equal(pallas.spmm(wide, x), pallas.spmm(graph, x))
+        kept = maxk_reference.maxk(x, k=3, by="value", early_stop=None)
+        assert_bit_equal(pallas.maxk_spmm(wide, kept), pallas.maxk_spmm(graph, kept))
+        dy = random_array((ROWS, 16), "float32", seed=1)
+        assert_bit_equal(pallas.grad_weights(wide, kept, dy), pallas.grad_weights(graph, kept, dy))
+
+
+def test_what_is_not_finite_stays_with_its_neighbours():
+    graph = _graph("plain")
+    x = jnp.zeros((COLS, 64)).at[5].set(jnp.inf).at[0].set(jnp.nan)
+    np.testing.assert_array_equal(pallas.spmm(graph, x), spmm_reference.spmm(graph, x))
+    columns = jnp.broadcast_to(jnp.arange(8, dtype=jnp.uint8), (COLS, 8))
+    kept = CBSR(x[:, :8], columns, 64)
+    exact = maxk_spmm_reference.maxk_spmm(graph, kept)
+    np.testing.assert_array_equal(pallas.maxk_spmm(graph, kept), exact)
+
+
+@pytest.mark.parametrize("k, dim, itemsize", [(1, 16, 4), (5, 64, 2), (33, 256, 4), (256, 256, 2)])
+def test_records_have_a_place_for_each_entry(k, dim, itemsize):
+    from pallas_kernels._records import RecordShape
+
+    shape = RecordShape.choose(k, dim, itemsize)
+    places = [(lane, slot) for lane in range(shape.lanes) for slot in range(shape.per_lane)]
+    for place in (shape.value_place, shape.id_place):
+        assert sorted(place(*at) for at in places) == list(range(shape.size))
+    assert sum(shape.capacity(lane) for lane in range(shape.lanes)) == k
