@@ -177,7 +177,7 @@ def load_row(warp: Warp, graph: Pieces, number: Value, rows: Array, shared) -> N
 
 def warps_with_rows(row_bytes: int, most: int) -> int:
     """Warps of a block that have shared memory for a row of their own each."""
-    return max(1, min(_simt.MOST_SHARED_BYTES // row_bytes, most))
+    return max(1, min(_simt.most_shared_bytes() // row_bytes, most))
 
 
 def add_pieces(graph: Pieces, partial: jax.Array, y: jax.Array) -> jax.Array:

@@ -19,13 +19,16 @@ from jax import lax
 from jax.experimental.mosaic.gpu import utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, nvvm, scf
+from jaxlib.mlir.dialects import arith, gpu, llvm, nvvm, scf
 
 from pallas_kernels._warp import LANES, Array, Shared, Value, Warp
 
 _WARPS_PER_WARPGROUP = 4
-# Of a block, on sm_90: 227 KiB, some of which Mosaic GPU may want for itself.
-MOST_SHARED_BYTES = 224 * 1024
+# Shared memory of a block: 227 KiB on the chips of data centres, 99 KiB on others, some of which
+# Mosaic GPU may want for itself.
+_MUCH_SHARED, _LITTLE_SHARED = 224 * 1024, 96 * 1024
+_DATA_CENTRE = ("9", "10")
+_SHARED_SPACE = 3  # of addresses, in LLVM
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,14 @@ class Grid:
     slices: int = 1
 
 
+def most_shared_bytes() -> int:
+    """Shared memory that a block may ask for on the GPU at hand, or on an H100 if there is none."""
+    if jax.default_backend() != "gpu":
+        return _MUCH_SHARED
+    capability = str(getattr(jax.local_devices()[0], "compute_capability", ""))
+    return _MUCH_SHARED if capability.partition(".")[0] in _DATA_CENTRE else _LITTLE_SHARED
+
+
 def launch(
     kernel: Callable[..., None],
     inputs: Any,
@@ -51,9 +62,10 @@ def launch(
     name: str,
     grid: Grid,
     shared: Mapping[str, tuple[str, int]] | None = None,
+    block_shared: Mapping[str, jax.ShapeDtypeStruct] | None = None,
     updated: Sequence[jax.Array] = (),
 ) -> tuple[jax.Array, ...]:
-    """Runs ``kernel(warp, inputs, *updated, *outputs, **shared)`` in every warp of the grid.
+    """Runs ``kernel(warp, inputs, *updated, *outputs, **shared, **block_shared)`` in all warps.
 
     Under ``vmap`` all slices run for each member of the batch; what is shared is not copied.
 
@@ -64,6 +76,7 @@ def launch(
       name: of the kernel in profiles.
       grid: how many warps.
       shared: names, each with the kind (f32 or i32) and the number of words for each warp.
+      block_shared: names of arrays in shared memory that the warps of a block have together.
       updated: arrays that it changes in place, returned after the outputs.
     """
     leaves, tree = jax.tree.flatten(inputs)
@@ -71,8 +84,7 @@ def launch(
     forms = [(a.shape, a.dtype, True) for a in leaves] + [
         (a.shape, a.dtype, False) for a in changing
     ]
-    shared = dict(shared or {})
-    words = sum(count for _, count in shared.values())
+    scratch = _Scratch(grid, dict(shared or {}), dict(block_shared or {}))
 
     def record(_, block, slice_number, memory, *buffers):
         warp = MosaicWarp(grid, block, slice_number)
@@ -81,8 +93,7 @@ def launch(
             for buffer, form in zip(buffers, forms, strict=True)
         ]
         given, rest = tree.unflatten(arrays[: len(leaves)]), arrays[len(leaves) :]
-        scratch = _divide_shared(warp, memory, shared, words) if words else {}
-        run = functools.partial(kernel, warp, given, *rest, **scratch)
+        run = functools.partial(kernel, warp, given, *rest, **scratch.divide(warp, memory))
         if grid.warps % _WARPS_PER_WARPGROUP == 0:
             run()
         else:
@@ -90,7 +101,7 @@ def launch(
 
     # A kernel of no outputs would be no computation: it gets one that it does not see.
     results = [*outputs] or [jax.ShapeDtypeStruct((1,), jnp.int32)]
-    call = _pallas_kernel(record, results, len(forms), max(words, 1), name, grid)
+    call = _pallas_kernel(record, results, len(forms), scratch.words, name, grid)
     references = [jax.new_ref(array) for array in updated]
     made = call(*leaves, *references)
     return (*made[: len(outputs)], *(jax.freeze(reference) for reference in references))
@@ -113,7 +124,7 @@ def _pallas_kernel(record, results, count, words, name, grid):
         grid_names=("slice", "block"),
         num_threads=-(-grid.warps // _WARPS_PER_WARPGROUP),
         thread_name="warpgroup",
-        scratch_types={"memory": plgpu.SMEM((words * grid.warps,), jnp.float32)},
+        scratch_types={"memory": plgpu.SMEM((words,), jnp.float32)},
         compiler_params=plgpu.CompilerParams(
             lowering_semantics=plgpu.LoweringSemantics.Lane, reduction_scratch_bytes=0
         ),
@@ -124,14 +135,47 @@ def _global_pointer(memref: ir.Value) -> ir.Value:
     return llvm.addrspacecast(llvm.PointerType.get(1), utils.memref_ptr(memref))
 
 
-def _divide_shared(warp, memory, shared, words) -> dict[str, Shared]:
-    """Each warp's part of shared memory, one name after another."""
-    parts, first = {}, warp.in_block * words
-    base = utils.memref_ptr(memory)
-    for name, (kind, count) in shared.items():
-        parts[name] = Shared(warp, warp.offset(base, first, 4), kind)
-        first = first + count
-    return parts
+@dataclass(frozen=True)
+class _Scratch:
+    """Shared memory of a block: arrays that its warps have together, then each warp's own words.
+
+    Attributes:
+      grid: whose warps they are.
+      own: names, each with the kind and the number of words for each warp.
+      together: names, each with shape and dtype; their first entries are aligned to 16 bytes.
+    """
+
+    grid: Grid
+    own: dict[str, tuple[str, int]]
+    together: dict[str, jax.ShapeDtypeStruct]
+
+    @property
+    def words(self) -> int:
+        """Words of a block; there is no empty shared memory."""
+        own = sum(count for _, count in self.own.values())
+        together = sum(map(_words_of, self.together.values()))
+        return max(1, together + own * self.grid.warps)
+
+    def divide(self, warp: MosaicWarp, memory: ir.Value) -> dict[str, Array | Shared]:
+        """A warp's parts, one name after another."""
+        if not self.own and not self.together:
+            return {}
+        parts: dict[str, Array | Shared] = {}
+        base, first = utils.memref_ptr(memory), 0
+        for name, form in self.together.items():
+            pointer = warp.offset(base, warp.i32(first), 4)
+            parts[name] = Array(warp, pointer, form.shape, form.dtype, False)
+            first += _words_of(form)
+        at = warp.in_block * sum(count for _, count in self.own.values()) + first
+        for name, (kind, count) in self.own.items():
+            parts[name] = Shared(warp, warp.offset(base, at, 4), kind)
+            at = at + count
+        return parts
+
+
+def _words_of(form: jax.ShapeDtypeStruct) -> int:
+    """Words of an array that the warps of a block share, in whole 16 bytes."""
+    return -(-math.prod(form.shape) * form.dtype.itemsize // 16) * 4
 
 
 def _integer(width: int) -> ir.Type:
@@ -184,11 +228,12 @@ class MosaicWarp(Warp):
     """Records instructions where MLIR's insertion point is."""
 
     def __init__(self, grid: Grid, block, slice_number):
-        thread = Value(self, "i32", utils.thread_idx())
-        self.lane, self.in_block = thread % LANES, thread // LANES
+        self.thread, self.threads = Value(self, "i32", utils.thread_idx()), grid.warps * LANES
+        self.lane, self.in_block = self.thread % LANES, self.thread // LANES
         self.slice = Value(self, "i32", slice_number.registers.item())
         self.slices, self.count = grid.slices, grid.blocks * grid.warps
-        self.number = Value(self, "i32", block.registers.item()) * grid.warps + self.in_block
+        self.block = Value(self, "i32", block.registers.item())
+        self.number = self.block * grid.warps + self.in_block
 
     # -- control flow --------------------------------------------------------------------------
 
@@ -368,6 +413,14 @@ class MosaicWarp(Warp):
         kind = getattr(nvvm.ReductionKind, prefix + names[op])
         return Value(self, value.kind, nvvm.redux_sync(value.data, kind, self._all_lanes()))
 
+    # -- between the warps of a block ----------------------------------------------------------
+
+    def barrier(self):
+        """See ``Warp``."""
+        if self.threads % (_WARPS_PER_WARPGROUP * LANES):
+            raise ValueError("the barrier also waits for warps that make up a warpgroup")
+        gpu.barrier()
+
     # -- memory --------------------------------------------------------------------------------
 
     def offset(self, pointer, index, itemsize):
@@ -378,11 +431,15 @@ class MosaicWarp(Warp):
 
     def advance(self, pointer, number, nbytes):
         """See ``Warp``."""
-        return self.offset(pointer, number.to("i64") * nbytes, 1)
+        # Addresses of shared memory have 32 bits.
+        wide = number if _is_shared(pointer) else number.to("i64")
+        return self.offset(pointer, wide * nbytes, 1)
 
-    def read(self, pointer, index, itemsize, nbytes, constant):
+    def read(self, pointer, index, itemsize, nbytes, constant, streamed):
         """See ``Warp``."""
         address = self.offset(pointer, index, itemsize)
+        if streamed and nbytes == 16:
+            return self._read_streamed(address)
         words = []
         for first, size in _pieces_of_words(nbytes):
             at = self.offset(address, self.i32(first), 1)
@@ -398,6 +455,20 @@ class MosaicWarp(Warp):
                 places = [self.i32(i).data for i in range(size // 4)]
                 words += [llvm.extractelement(loaded, place) for place in places]
         return [Value(self, "u32", word) for word in words]
+
+    def _read_streamed(self, address):
+        """Four words, the first to leave the caches."""
+        word = _integer(32)
+        # Of no side effects it would be moved to where the words are used, after other reads.
+        read = llvm.inline_asm(
+            llvm.StructType.get_literal([word] * 4),
+            [address],
+            "ld.global.cs.v4.b32 {$0, $1, $2, $3}, [$4];",
+            "=r,=r,=r,=r,l",
+            has_side_effects=True,
+        )
+        assert isinstance(read, ir.Value)
+        return [Value(self, "u32", llvm.extractvalue(word, read, [i])) for i in range(4)]
 
     def write(self, pointer, index, itemsize, words, nbytes):
         """See ``Warp``."""
@@ -431,6 +502,10 @@ class MosaicWarp(Warp):
     def write_shared(self, pointer, index, value):
         """See ``Warp``."""
         llvm.store(value.data, self.offset(pointer, index, 4), alignment=4)
+
+
+def _is_shared(pointer: ir.Value) -> bool:
+    return pointer.type == llvm.PointerType.get(_SHARED_SPACE)
 
 
 def _pieces_of_words(nbytes: int) -> list[tuple[int, int]]:

@@ -9,6 +9,7 @@ flow on the device. ``_simt`` records for Mosaic GPU; the tests have an implemen
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -135,7 +136,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Array:
-    """An array in global memory, or a row of one; indices count its entries.
+    """An array in global memory, or one that a block shares, or a row; indices count its entries.
 
     Attributes:
       warp: whose lanes read and write.
@@ -143,6 +144,7 @@ class Array:
       shape: of the array.
       dtype: of its entries.
       constant: whether nothing writes it while the kernel runs.
+      streamed: whether caches need not keep what is read of it; of constant arrays.
     """
 
     warp: Warp
@@ -150,6 +152,7 @@ class Array:
     shape: tuple[int, ...]
     dtype: Any
     constant: bool
+    streamed: bool = False
 
     @property
     def itemsize(self) -> int:
@@ -167,13 +170,19 @@ class Array:
         for size in self.shape[1:]:
             nbytes *= size
         pointer = self.warp.advance(self.pointer, number, nbytes)
-        return Array(self.warp, pointer, self.shape[1:], self.dtype, self.constant)
+        return dataclasses.replace(self, pointer=pointer, shape=self.shape[1:])
+
+    def shifted(self, entries: Value) -> Array:
+        """The array as if it began so many entries later; its rows keep their length."""
+        pointer = self.warp.advance(self.pointer, entries, self.itemsize)
+        return dataclasses.replace(self, pointer=pointer)
 
     def load_words(self, index: Any, entries: int = 1) -> list[Value]:
         """``entries`` neighbours, whose bytes are aligned together, packed in words of 32 bits."""
         index = self.warp.integer(index)
         nbytes = entries * self.itemsize
-        return self.warp.read(self.pointer, index, self.itemsize, nbytes, self.constant)
+        access = (self.constant, self.streamed)
+        return self.warp.read(self.pointer, index, self.itemsize, nbytes, *access)
 
     def load(self, index: Any) -> Value:
         """One entry."""
@@ -249,6 +258,9 @@ class Warp(abc.ABC):
       lane: 0 to 31.
       number: of this warp among those of its slice, i32.
       count: how many warps that are, static.
+      block: of this warp among those of its slice, i32; a block has several warps.
+      thread: of this lane among those of its block, i32.
+      threads: lanes of a block, static.
       slice: i32, of ``slices``, which come one after another.
       slices: how many passes there are, static.
     """
@@ -256,6 +268,9 @@ class Warp(abc.ABC):
     lane: Value
     number: Value
     count: int
+    block: Value
+    thread: Value
+    threads: int
     slice: Value
     slices: int
 
@@ -391,6 +406,12 @@ class Warp(abc.ABC):
     def reduce(self, op: str, value: Value) -> Value:
         """``add``, ``min`` or ``max`` over all lanes, of integers of 32 bits."""
 
+    # -- between the warps of a block: all of them take part -----------------------------------
+
+    @abc.abstractmethod
+    def barrier(self) -> None:
+        """Waits for the whole block: as ``sync``, for what its warps share."""
+
     # -- memory --------------------------------------------------------------------------------
 
     @abc.abstractmethod
@@ -399,7 +420,13 @@ class Warp(abc.ABC):
 
     @abc.abstractmethod
     def read(
-        self, pointer: Any, index: Value, itemsize: int, nbytes: int, constant: bool
+        self,
+        pointer: Any,
+        index: Value,
+        itemsize: int,
+        nbytes: int,
+        constant: bool,
+        streamed: bool,
     ) -> list[Value]:
         """u32 words; a single one for less than four bytes. See ``Array.load_words``."""
 

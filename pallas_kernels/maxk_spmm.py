@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import _simt
+from pallas_kernels._edge_blocks import BlocksTile, EdgeBlocks, add_to_sums
 from pallas_kernels._pieces import (
     Piece,
     Pieces,
@@ -343,8 +344,23 @@ def grad_values(
         shared={"row": ("f32", dim), "list_nodes": ("i32", _LIST), "list_edges": ("i32", _LIST)},
         updated=[jnp.zeros((nodes, k), jnp.float32)],
     )[0]
+    return _scaled(sums, scale, dy.dtype)
+
+
+def grad_values_blocks(
+    graph: EdgeBlocks, columns: jax.Array, dy: jax.Array, tile: BlocksTile | None = None
+) -> jax.Array:
+    """``grad_values`` of a graph whose edges are grouped by block of rows."""
+    if graph.entries.size == 0 or dy.size == 0 or columns.size == 0:
+        return jnp.zeros(columns.shape, dy.dtype)
+    scale, graph = graph.col_scale, dataclasses.replace(graph, col_scale=None)
+    return _scaled(add_to_sums(graph, columns, dy, tile), scale, dy.dtype)
+
+
+def _scaled(sums: jax.Array, scale: jax.Array | None, dtype) -> jax.Array:
+    """``sums`` by rows times ``scale``, rounded."""
     scaled = sums if scale is None else sums * scale[:, None]
-    return scaled.astype(dy.dtype)
+    return scaled.astype(dtype)
 
 
 @dataclass(frozen=True)

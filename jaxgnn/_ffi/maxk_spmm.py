@@ -14,13 +14,14 @@ from jaxgnn._ffi._call import (
     call,
     call_many,
     coefficients,
+    edge_blocks,
     partial_sums,
     piece_size,
     pieces,
     scales,
     structure,
 )
-from jaxgnn.graph import CBSR, BlockShape, CSRGraph
+from jaxgnn.graph import CBSR, CSRGraph
 
 
 def maxk_spmm(graph: CSRGraph, cbsr: CBSR) -> Float[Array, "rows dim"]:
@@ -103,9 +104,6 @@ _MOST_COLUMNS_OF_GROUPS = 1024
 # Sums that stay in a second-level cache while they are added to. Each pass reads dy anew.
 _CACHED_BYTES = 36 * 2**20
 _MOST_TILES = 3
-# Rows of dy that a thread block holds, in one pass on an H100, in a few on smaller chips. Wider
-# rows are walked one by one.
-_MOST_BLOCK_BYTES = 448 * 1024
 
 
 def _cost(k: int, block: int) -> int:
@@ -151,9 +149,9 @@ def grad_values_cuda(
     """Gradient to the kept values; atomic, so its last bits change from run to run."""
     shape = cbsr.values.shape
     results = [(shape, cbsr.dtype), ((0,) if cbsr.dtype == jnp.float32 else shape, jnp.float32)]
-    block = BlockShape.choose(graph.num_rows, graph.num_cols, graph.num_edges)
-    blocks = graph.made_plan().edge_blocks
-    if blocks is not None and block.rows * dy.shape[-1] * dy.dtype.itemsize <= _MOST_BLOCK_BYTES:
+    by_block = edge_blocks(graph, dy)
+    if by_block is not None:
+        blocks, block = by_block
         return call_many(
             "jaxgnn_maxk_spmm_grad_values_blocks",
             results,

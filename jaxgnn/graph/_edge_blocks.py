@@ -64,7 +64,13 @@ class BlockShape:
         """Blocks in all; block ``tile * row_blocks + rows`` comes after those before it."""
         return self.tiles * self.row_blocks
 
+    def can_hold(self, row_bytes: int) -> bool:
+        """Whether shared memory holds the rows of a block in a few passes."""
+        return self.rows * row_bytes <= _MOST_BLOCK_BYTES
 
+
+# At most two passes on an H100. Wider rows are walked one by one.
+_MOST_BLOCK_BYTES = 448 * 1024
 _MANY_ROWS, _FEW_ROWS = 208, 64
 
 

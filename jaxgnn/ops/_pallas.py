@@ -18,6 +18,7 @@ from jaxgnn._ffi import _call
 from jaxgnn.graph import CBSR, CSRGraph, column_dtype, edges_per_piece
 
 if TYPE_CHECKING:
+    from pallas_kernels._edge_blocks import EdgeBlocks
     from pallas_kernels._pieces import Pieces
 
 _compiled = partial(jax.jit, inline=True)
@@ -89,7 +90,12 @@ def grad_values(
     """Gradient to the kept values; atomic, so its last bits change from run to run."""
     from pallas_kernels import maxk_spmm as kernels
 
-    return _vary_like(dy, kernels.grad_values(_pieces(graph), cbsr.indices, dy))
+    blocks = _edge_blocks(graph, dy)
+    if blocks is None:
+        dvalues = kernels.grad_values(_pieces(graph), cbsr.indices, dy)
+    else:
+        dvalues = kernels.grad_values_blocks(blocks, cbsr.indices, dy)
+    return _vary_like(dy, dvalues)
 
 
 @_compiled
@@ -108,6 +114,24 @@ def _pieces(graph: CSRGraph) -> Pieces:
 
     size = edges_per_piece(graph.num_edges)
     return Pieces(*_call.pieces(graph), *_call.coefficients(graph), edges_per_piece=size)
+
+
+def _edge_blocks(graph: CSRGraph, dy: Array) -> EdgeBlocks | None:
+    from pallas_kernels._edge_blocks import EdgeBlocks
+
+    by_block = _call.edge_blocks(graph, dy)
+    if by_block is None:
+        return None
+    blocks, shape = by_block
+    return EdgeBlocks(
+        blocks.entries,
+        None if graph.weights is None else blocks.edges,
+        blocks.blocks,
+        blocks.offsets,
+        *_call.coefficients(graph),
+        rows=shape.rows,
+        senders=shape.senders,
+    )
 
 
 def _vary_like(operand: Any, result: jax.Array) -> jax.Array:

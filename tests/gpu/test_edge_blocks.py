@@ -9,6 +9,7 @@ import pytest
 from jaxgnn import CBSR, CSRGraph, ops
 from jaxgnn.testing import DTYPES, GRAPHS, assert_close, random_array
 from tests.gpu.test_kernels import _aggregate, _poison, _power_law
+from tests.gpu.test_kernels import implementation as implementation
 from tests.gpu.test_kernels import needs_gpu as needs_gpu
 from tests.ops._table import longest_row
 
@@ -35,7 +36,7 @@ def _row_by_row(graph):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("dim", "k"), [(24, 5), (33, 4), (256, 16), (256, 33), (300, 96)])
 @pytest.mark.parametrize("build", CASES)
-def test_blocks_and_rows_agree_with_float64(build, dim, k, dtype):
+def test_blocks_and_rows_agree_with_float64(implementation, build, dim, k, dtype):
     graph = build()
     graph = dataclasses.replace(graph, plan=None).prepared()  # a transpose has no blocks
     if graph.num_rows > 10**5 and (dim, k) != (256, 16):
@@ -49,7 +50,8 @@ def test_blocks_and_rows_agree_with_float64(build, dim, k, dtype):
     for walked in (graph, _row_by_row(graph)):
 
         def product(values, walked=walked):
-            return ops.maxk_spmm(walked, CBSR(values, kept.indices, dim), implementation="ffi")
+            kept_now = CBSR(values, kept.indices, dim)
+            return ops.maxk_spmm(walked, kept_now, implementation=implementation)
 
         _poison((kept.values.shape, dtype), (kept.values.shape, "float32"))
         (dvalues,) = jax.vjp(product, kept.values)[1](dy)

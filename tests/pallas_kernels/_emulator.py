@@ -1,8 +1,8 @@
 """Runs kernels written in the vocabulary of ``pallas_kernels._warp`` in NumPy, all warps at once.
 
-Stricter than a GPU: reads and writes outside of an array, vectors that are not aligned, and shared
-memory that a lane reads before the lane that wrote it was waited for are errors; memory that was
-not written holds NaN.
+Stricter than a GPU: reads and writes outside of an array, vectors that are not aligned, shared
+memory that a lane reads before the lane that wrote it was waited for, and barriers that not all of
+a block reach are errors; memory that was not written holds NaN.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _OPS: dict[str, Any] = {
 }
 
 
-def launch(kernel, inputs, outputs, *, name, grid, shared=None, updated=()):
+def launch(kernel, inputs, outputs, *, name, grid, shared=None, block_shared=None, updated=()):
     """Takes the place of ``pallas_kernels._simt.launch``."""
     leaves, tree = jax.tree.flatten(inputs)
     made = [np.full(s.shape, 0xFF, np.uint8).repeat(s.dtype.itemsize, -1) for s in outputs]
@@ -52,9 +52,52 @@ def launch(kernel, inputs, outputs, *, name, grid, shared=None, updated=()):
         arrays = [warp.array(np.asarray(leaf), True) for leaf in leaves]
         written = [warp.array(array, False) for array in (*changed, *made)]
         scratch = {n: warp.shared(kind, count) for n, (kind, count) in (shared or {}).items()}
+        scratch |= {n: warp.block_shared(form) for n, form in (block_shared or {}).items()}
         with np.errstate(all="ignore"):
             kernel(warp, tree.unflatten(arrays), *written, **scratch)
     return tuple(jnp.asarray(array) for array in (*made, *changed))
+
+
+class BlockMemory:
+    """An array that each block has in shared memory, one block after another.
+
+    Attributes:
+      bytes: of all blocks.
+      size: bytes of a block.
+    """
+
+    def __init__(self, blocks, size):
+        self.bytes, self.size = np.full(blocks * size, 0xFF, np.uint8), size
+        # Threads that wrote and read each byte since the last barrier of its block.
+        self._writer = np.full(blocks * size, -1)
+        self._first_reader = np.full(blocks * size, 2**30)
+        self._last_reader = np.full(blocks * size, -1)
+
+    def forget(self, blocks):
+        """All of these blocks see what was written."""
+        for array, start in (
+            (self._writer, -1),
+            (self._first_reader, 2**30),
+            (self._last_reader, -1),
+        ):
+            array.reshape(-1, self.size)[blocks] = start
+
+    def read(self, places, threads):
+        """Bytes of each thread, [threads, bytes]."""
+        threads = np.broadcast_to(threads[:, None], places.shape)
+        seen = (self._writer[places] == -1) | (self._writer[places] == threads)
+        assert seen.all(), "read before the writer was waited for"
+        np.minimum.at(self._first_reader, places, threads)
+        np.maximum.at(self._last_reader, places, threads)
+        return self.bytes[places]
+
+    def write(self, places, threads, data):
+        """Stores ``data``, [threads, bytes]."""
+        threads = np.broadcast_to(threads[:, None], places.shape)
+        alone = (self._writer[places] == -1) | (self._writer[places] == threads)
+        alone &= (self._first_reader[places] >= threads) & (self._last_reader[places] <= threads)
+        assert alone.all(), "written before another's use was waited for"
+        self.bytes[places], self._writer[places] = data, threads
 
 
 class NumpyWarp(Warp):
@@ -66,6 +109,9 @@ class NumpyWarp(Warp):
         self.lane = Value(self, "i32", np.broadcast_to(np.arange(LANES, dtype=np.int32), shape))
         numbers = np.arange(self.count, dtype=np.int32)[:, None]
         self.number = Value(self, "i32", np.broadcast_to(numbers, shape))
+        self.block, self.threads = self.number // grid.warps, grid.warps * LANES
+        self.thread = self.number % grid.warps * LANES + self.lane
+        self.block_memories: list[BlockMemory] = []
         self.slice = self.i32(slice_number)
         self.active, self.epoch = np.ones(shape, bool), 0
 
@@ -78,6 +124,12 @@ class NumpyWarp(Warp):
         shape = (self.count, count)
         words = np.full(shape, np.nan if kind == "f32" else 2**30, _DTYPES[kind])
         return Shared(self, (words, np.full(shape, -1), np.full(shape, -1)), kind)
+
+    def block_shared(self, form):
+        memory = BlockMemory(self.count * LANES // self.threads, form.dtype.itemsize * form.size)
+        self.block_memories.append(memory)
+        start = self.block.data.astype(np.int64) * memory.size
+        return Array(self, (memory, start), form.shape, form.dtype, False)
 
     def _value(self, kind, data):
         return Value(self, kind, np.asarray(data).astype(_DTYPES[kind], copy=False))
@@ -194,6 +246,15 @@ class NumpyWarp(Warp):
         reduced = getattr(value.data, {"add": "sum"}.get(op, op))(1, keepdims=True)
         return self._value(value.kind, np.repeat(reduced, LANES, 1))
 
+    # -- between the warps of a block
+
+    def barrier(self):
+        active = self.active.reshape(-1, self.threads)
+        assert (active.all(1) | ~active.any(1)).all(), "a block is divided"
+        for memory in self.block_memories:
+            memory.forget(active.any(1))
+        self.sync()
+
     # -- memory
 
     def advance(self, pointer, number, nbytes):
@@ -203,13 +264,19 @@ class NumpyWarp(Warp):
         """Active lanes' byte places, [active, nbytes], checked."""
         memory, start = pointer
         places = (start + index.data.astype(np.int64) * itemsize)[self.active]
-        assert (places >= 0).all() and (places + nbytes <= memory.size).all(), "outside of an array"
+        first = self.block.data[self.active] * memory.size if _is_shared(pointer) else 0
+        inside = (places >= first) & (places + nbytes <= first + memory.size)
+        assert inside.all(), "outside of an array"
         return places[:, None] + np.arange(nbytes)
 
-    def read(self, pointer, index, itemsize, nbytes, constant):
+    def read(self, pointer, index, itemsize, nbytes, constant, streamed):
+        assert constant or not streamed
         places = self._bytes(pointer, index, itemsize, nbytes)
         assert (places[:, 0] % np.gcd(nbytes, 16) == 0).all(), "not aligned"
-        read = pointer[0][places]
+        if _is_shared(pointer):
+            read = pointer[0].read(places, self.thread.data[self.active])
+        else:
+            read = pointer[0][places]
         read = np.pad(read, ((0, 0), (0, -nbytes % 4)))
         words = np.ascontiguousarray(read).view(np.uint32)
         result = np.zeros((words.shape[1], self.count, LANES), np.uint32)
@@ -221,7 +288,11 @@ class NumpyWarp(Warp):
         assert (places[:, 0] % nbytes == 0).all(), "not aligned"
         assert len(np.unique(places)) == places.size, "two lanes write one place"
         data = np.stack([word.data[self.active] for word in words], 1).astype(np.uint32)
-        pointer[0][places] = np.ascontiguousarray(data).view(np.uint8)[:, :nbytes]
+        data = np.ascontiguousarray(data).view(np.uint8)[:, :nbytes]
+        if _is_shared(pointer):
+            pointer[0].write(places, self.thread.data[self.active], data)
+        else:
+            pointer[0][places] = data
 
     def atomic_add(self, pointer, index, values):
         places = self._bytes(pointer, index, 4, 4 * len(values))
@@ -255,6 +326,10 @@ class NumpyWarp(Warp):
         )
         words[warps, at] = value.data[self.active]
         writers[warps, at], epochs[warps, at] = lanes, self.epoch
+
+
+def _is_shared(pointer) -> bool:
+    return isinstance(pointer[0], BlockMemory)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxgnn import CBSR, CSRGraph, deterministic, ops
-from jaxgnn.graph import GraphPlan, RowSchedule
+from jaxgnn.graph import BlockShape, EdgeBlocks, GraphPlan, RowSchedule
 from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.testing import DTYPES
 
@@ -20,8 +20,10 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(dispatch, "current_platform", lambda: "cuda")
 
 
-def _graph(nodes=NODES, edges=EDGES, *, factors=True, offsets=jnp.int32, batch=()) -> CSRGraph:
-    """The shapes of a prepared graph, square."""
+def _graph(
+    nodes=NODES, edges=EDGES, *, factors=True, offsets=jnp.int32, batch=(), blocks=False
+) -> CSRGraph:
+    """The shapes of a prepared graph, square; with ``blocks``, as where there is a GPU."""
 
     def array(size, dtype=jnp.int32):
         return struct((*batch, size), dtype)
@@ -29,7 +31,17 @@ def _graph(nodes=NODES, edges=EDGES, *, factors=True, offsets=jnp.int32, batch=(
     units = nodes + edges // 256
     schedule = RowSchedule(array(units), array(units + 1, offsets), array(units), array(2))
     indptr, indices = array(nodes + 1, offsets), array(edges)
-    plan = GraphPlan(schedule, indptr, indices, indices, schedule)
+    by_block = None
+    if blocks:
+        shape = BlockShape.choose(nodes, nodes, edges)
+        tasks = shape.num_blocks + edges // shape.edges_per_task
+        by_block = EdgeBlocks(
+            array(-(-edges // 4) * 4, jnp.uint32),
+            array(edges, offsets),
+            array(tasks),
+            array(tasks + 1, offsets),
+        )
+    plan = GraphPlan(schedule, indptr, indices, indices, schedule, by_block)
     weights, scale = (array(n, jnp.float32) if factors else None for n in (edges, nodes))
     return CSRGraph(
         indptr, indices, weights, num_cols=nodes, row_scale=scale, col_scale=scale, plan=plan
@@ -95,6 +107,34 @@ def test_every_record_lowers(dim, k, dtype):
     assert _kernels(text) == 4  # records, forward, long rows, gradient
 
 
+BLOCKS = {
+    "reddit": lambda: _graph(factors=False, blocks=True),  # blocks of 208 rows
+    "weighted": lambda: _graph(blocks=True),
+    "wide offsets": lambda: _graph(offsets=jnp.int64, blocks=True),
+    "products": lambda: _graph(nodes=2_449_029, edges=123_718_280, blocks=True),  # of 64 rows
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim, k", [(256, 16), (256, 32), (256, 5), (300, 96), (551, 129)])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_the_gradient_by_blocks_lowers(name, dim, k, dtype):
+    def gradient(graph, values, indices, dy):
+        def product(values):
+            return ops.maxk_spmm(graph, CBSR(values, indices, dim), implementation="pallas")
+
+        return jax.vjp(product, values)[1](dy)
+
+    with jax.enable_x64(name == "wide offsets"):
+        graph = BLOCKS[name]()
+        kept, dy = _kept(k, dtype, dim, graph.num_rows), struct((graph.num_rows, dim), dtype)
+        text = _lower(gradient, graph, kept.values, kept.indices, dy)
+    rows = 64 if name == "products" else 208
+    fits = rows * dim * jnp.dtype(dtype).itemsize <= 448 * 1024
+    assert "maxk_spmm_grad_values" in text
+    assert ("maxk_spmm_grad_values_blocks" in text) == fits
+
+
 @pytest.mark.parametrize("dtype", [*DTYPES, "float16"])
 @pytest.mark.parametrize("dim", [1, 16, 255, 256, 600, 1024])
 def test_maxk_lowers_with_its_gradient(dim, dtype):
@@ -124,7 +164,7 @@ def _gradient(graph, x):
 
 
 def test_batched_features_share_the_graph_and_batched_graphs_lower():
-    small = {"nodes": 1000, "edges": 9000}
+    small = {"nodes": 1000, "edges": 9000, "blocks": True}
     x = struct((3, 1000, 64), jnp.float32)
     shared = _lower(jax.vmap(_gradient, (None, 0)), _graph(**small), x)
     assert "tensor<3x9000xi32>" not in shared
@@ -148,7 +188,7 @@ def test_it_lowers_inside_shard_map_and_checkpoint():
         in_specs=(shared, rows),
         out_specs=rows,
     )
-    graph = _graph(nodes=1000, edges=9000)
+    graph = _graph(nodes=1000, edges=9000, blocks=True)
     assert _kernels(_lower(sharded, graph, struct((8, 1000, 64), jnp.float32))) > 0
 
 

@@ -1,0 +1,152 @@
+"""The backward by blocks of rows, on the emulator: what it adds, and in which memory."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxgnn import CBSR, CSRGraph
+from jaxgnn.graph import BlockShape
+from jaxgnn.graph._edge_blocks import make_edge_blocks
+from jaxgnn.ops import _pallas as pallas
+from jaxgnn.ops.reference import maxk as maxk_reference
+from jaxgnn.ops.reference import maxk_spmm as maxk_spmm_reference
+from jaxgnn.testing import DTYPES, assert_close, random_array
+from pallas_kernels import _simt, maxk_spmm
+from pallas_kernels._edge_blocks import BlocksTile
+from tests.pallas_kernels._emulator import emulated
+
+ROWS, COLS, EDGES, PADDING, HUB = 50, 60, 1400, 6, 400
+SHAPES = {
+    # Tiles of which the last has fewer senders, blocks of which the last has fewer rows.
+    "small": BlockShape(rows=16, senders=25, edges_per_task=90, row_blocks=4, tiles=3),
+    "one": BlockShape(rows=64, senders=60, edges_per_task=1000, row_blocks=1, tiles=1),
+    "all_threads": BlockShape(rows=208, senders=60, edges_per_task=2000, row_blocks=1, tiles=1),
+}
+
+
+@pytest.fixture(autouse=True)
+def emulator():
+    with emulated():
+        yield
+
+
+def _graph(monkeypatch, name, shape) -> CSRGraph:
+    """Empty rows, padding, a hub among the receivers and one among the senders, edge blocks."""
+    monkeypatch.setattr(BlockShape, "choose", lambda *sizes: SHAPES[shape])
+    rng = np.random.default_rng(0)
+    receivers, slots = rng.integers(0, ROWS, EDGES), EDGES + PADDING
+    receivers[:HUB] = 7
+    receivers[receivers % 10 == 3] = 5
+    senders = rng.integers(0, COLS, slots)
+    senders[rng.permutation(slots)[:HUB]] = 30
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(receivers, minlength=ROWS))])
+    weights, scales = None, [None, None]
+    if name != "plain":
+        weights = jnp.asarray(rng.normal(size=slots), jnp.float32)
+    if name == "scaled":
+        scales = [jnp.asarray(rng.uniform(0.5, 2.0, n), jnp.float32) for n in (ROWS, COLS)]
+    graph = CSRGraph(
+        jnp.asarray(indptr, jnp.int32),
+        jnp.asarray(senders, jnp.int32),
+        weights,
+        num_cols=COLS,
+        row_scale=scales[0],
+        col_scale=scales[1],
+    ).prepared()
+    return _with_blocks(graph)
+
+
+def _with_blocks(graph: CSRGraph) -> CSRGraph:
+    plan = graph.made_plan()
+    ends = plan.transposed_indptr, plan.transposed_indices, plan.permutation
+    made = make_edge_blocks(*map(np.asarray, ends), graph.num_rows)
+    plan = dataclasses.replace(plan, edge_blocks=jax.tree.map(jnp.asarray, made))
+    return dataclasses.replace(graph, plan=plan)
+
+
+def _kept(dim, k, dtype) -> CBSR:
+    x = random_array((COLS, dim), dtype, seed=0)
+    return maxk_reference.maxk(x, k=k, by="value", early_stop=None)
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """What the kernels have in shared memory, by the names of kernels."""
+    shared, launch = {}, _simt.launch
+
+    def note(*args, name, block_shared=None, **options):
+        shared[name] = block_shared
+        return launch(*args, name=name, block_shared=block_shared, **options)
+
+    monkeypatch.setattr(_simt, "launch", note)
+    return shared
+
+
+@pytest.mark.parametrize("held", [None, 5])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "name, shape, dim, k",
+    [
+        ("plain", "small", 64, 8),
+        ("scaled", "small", 300, 40),
+        ("weighted", "small", 33, 4),
+        ("scaled", "one", 255, 5),
+        ("plain", "one", 300, 160),
+        ("weighted", "all_threads", 64, 32),
+    ],
+)
+def test_blocks_agree_with_the_reference(monkeypatch, launched, name, shape, dim, k, dtype, held):
+    graph, kept = _graph(monkeypatch, name, shape), _kept(dim, k, dtype)
+    dy = random_array((ROWS, dim), dtype, seed=1)
+    if held is not None:
+        row_bytes = dim * dy.dtype.itemsize + 4
+        monkeypatch.setattr(_simt, "most_shared_bytes", lambda: 32 + (held + 1) * row_bytes)
+    exact = maxk_spmm_reference.grad_values(graph, kept, dy)
+    assert_close(pallas.grad_values(graph, kept, dy), exact, reduction_length=EDGES)
+    shared = launched["maxk_spmm_grad_values_blocks"]
+    assert shared["held_rows"].shape[0] - 1 == (SHAPES[shape].rows if held is None else held)
+
+
+@pytest.mark.parametrize("held", [16, 3])
+def test_what_is_not_finite_stays_with_its_senders(monkeypatch, held):
+    graph, kept = _graph(monkeypatch, "weighted", "small"), _kept(64, 8, "float32")
+    graph = graph.with_weights(graph.weights.at[::97].set(jnp.inf).at[5].set(jnp.nan))
+    dy = random_array((ROWS, 64), "float32", seed=1).at[20].set(jnp.nan).at[21].set(jnp.inf)
+    blocks = pallas._edge_blocks(graph, dy)
+    got = maxk_spmm.grad_values_blocks(blocks, kept.indices, dy, BlocksTile(4, 8, held))
+    exact = np.asarray(maxk_spmm_reference.grad_values(graph, kept, dy))
+    assert 0 < np.isfinite(exact).sum() < exact.size
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(exact))
+    np.testing.assert_allclose(got, exact, rtol=2e-4, atol=2e-4)
+
+
+def test_offsets_of_64_bits(monkeypatch):
+    with jax.enable_x64(True):
+        graph, kept = _graph(monkeypatch, "weighted", "small"), _kept(64, 8, "float32")
+        dy = random_array((ROWS, 64), "float32", seed=1)
+        blocks = graph.plan.edge_blocks
+        wide = {part: getattr(blocks, part).astype(jnp.int64) for part in ("edges", "offsets")}
+        plan = dataclasses.replace(graph.plan, edge_blocks=dataclasses.replace(blocks, **wide))
+        graph = dataclasses.replace(graph, plan=plan)
+        exact = maxk_spmm_reference.grad_values(graph, kept, dy)
+        assert_close(pallas.grad_values(graph, kept, dy), exact, reduction_length=EDGES)
+
+
+def test_rows_that_are_too_wide_are_walked_one_by_one(monkeypatch, launched):
+    graph = _graph(monkeypatch, "plain", "all_threads")
+    dy = random_array((ROWS, 600), "float32", seed=1)
+    pallas.grad_values(graph, _kept(600, 8, "float32"), dy)
+    assert [*launched] == ["maxk_spmm_grad_values"]
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("rows, dim", [(208, 256), (208, 551), (64, 256), (64, 1000), (64, 3584)])
+def test_what_a_block_holds_fits_shared_memory(rows, dim, itemsize):
+    dtype = {2: jnp.bfloat16, 4: jnp.float32}[itemsize]
+    tile = BlocksTile.choose(rows, 32, dim, itemsize)
+    scratch = _simt._Scratch(_simt.Grid(1, tile.warps), {}, tile.shared(dim, jnp.dtype(dtype)))
+    assert 4 * scratch.words <= _simt.most_shared_bytes()
+    assert 1 <= tile.held <= rows < 256
