@@ -24,7 +24,6 @@ SPMM = dispatch.Kernel(
         "pallas": dispatch.pallas(pallas.spmm, dtypes=_DTYPES),
         "ffi": dispatch.ffi(dtypes=_DTYPES, cpu=ffi.spmm, cuda=ffi.spmm_cuda),
     },
-    preference={"cpu": ("ffi", "xla"), "cuda": ("pallas", "ffi", "xla")},
 )
 SDDMM = dispatch.Kernel(
     "sddmm",
