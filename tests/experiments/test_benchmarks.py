@@ -349,7 +349,8 @@ def test_training_measures_every_activation_in_a_process_of_its_own(tmp_path, ca
     for row in rows:
         assert set(row) >= DEVICE_KEYS
         assert row["library"] == "jaxgnn"
-        assert row["epoch_ms"] > row["ms"] > 0
+        assert row["epoch_ms"] > 0
+        assert row["ms"] > 0
         assert 0 <= row["test"] <= 1
         assert 1 <= row["best_epoch"] <= 3
     assert capsys.readouterr().out.count("jaxgnn  ") == 2
