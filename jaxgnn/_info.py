@@ -11,7 +11,6 @@ import jax
 from jaxgnn import _ffi
 from jaxgnn._version import __version__
 from jaxgnn.ops import _dispatch as dispatch
-from jaxgnn.ops import maxk, maxk_spmm, segment_softmax, spmm  # noqa: F401  loads the modules
 
 
 def kernels() -> list[dispatch.Kernel]:
@@ -24,7 +23,17 @@ def kernels() -> list[dispatch.Kernel]:
     ]
 
 
-_OPS = ("maxk", "spmm", "maxk_spmm", "segment_softmax")
+_OPS = (
+    "maxk",
+    "spmm",
+    "maxk_spmm",
+    "segment_softmax",
+    "mhc_pre",
+    "sinkhorn",
+    "mhc_post",
+    "mhc_post_pre",
+    "mhc_head",
+)
 _PACKAGES = ("jax", "jaxlib", "flax", "jraph", "numpy", "scipy", "optax", "orbax-checkpoint")
 
 
@@ -54,7 +63,7 @@ def _describe(kernel: dispatch.Kernel, here: dispatch.Platform) -> list[str]:
             reason = "not in this release"
         else:
             reason = kernel.unavailable(name, here)
-        lines.append(f"  {kernel.name:24} {name:7} {'usable' if reason is None else reason}")
+        lines.append(f"  {kernel.name:29} {name:7} {'usable' if reason is None else reason}")
     return lines
 
 

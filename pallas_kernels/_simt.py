@@ -335,6 +335,14 @@ class MosaicWarp(Warp):
         """See ``Warp``."""
         return Value(self, "f32", llvm.intr_fma(a.data, b.data, c.data))
 
+    def special(self, op, x):
+        """See ``Warp``."""
+        # By the PTX manual: rcp.rn is correctly rounded, ex2.approx has an error of at most 2^-22.5
+        # and rsqrt.approx of at most 2^-22.9 of the result.
+        ptx = {"rcp": "rcp.rn.f32", "rsqrt": "rsqrt.approx.f32", "ex2": "ex2.approx.ftz.f32"}[op]
+        float_type = ir.F32Type.get()
+        return Value(self, "f32", llvm.inline_asm(float_type, [x.data], f"{ptx} $0, $1;", "=f,f"))
+
     def convert(self, value, kind):
         """See ``Warp``."""
         target = _type_of(kind)
@@ -412,6 +420,20 @@ class MosaicWarp(Warp):
         prefix = "U" if value.kind == "u32" and op != "add" else ""
         kind = getattr(nvvm.ReductionKind, prefix + names[op])
         return Value(self, value.kind, nvvm.redux_sync(value.data, kind, self._all_lanes()))
+
+    def mma(self, a, b, c):
+        """See ``Warp``."""
+        float_type = ir.F32Type.get()
+        made = llvm.inline_asm(
+            llvm.StructType.get_literal([float_type] * 4),
+            [value.data for value in (*a, *b, *c)],
+            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+            "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};",
+            "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f",
+            convergent=True,  # all lanes take part: it must not be moved behind a branch
+        )
+        assert isinstance(made, ir.Value)
+        return [Value(self, "f32", llvm.extractvalue(float_type, made, [i])) for i in range(4)]
 
     # -- between the warps of a block ----------------------------------------------------------
 

@@ -30,6 +30,15 @@ _KIND_OF_DTYPE = {
     "float16": "f32",
 }
 
+# log2(e) in two parts, and 1.5 * 2^23, to which a small number is added to round it.
+_LOG2_E, _LOG2_E_REST = 1.4426950216293335, 1.9259629911266175e-08
+_ROUND, _ROUND_BITS = 12582912.0, 0x4B400000
+# log(1 + m) = m - m²/2 + ..., minimax from -1/3 to 1/3: even and odd powers from the highest on.
+_TWO_THIRDS_BITS, _LOG_2 = 0x3F2AAAAB, 0.6931471805599453
+_LOG_EVEN = (-0.130310059, -0.121483512, -0.166846126, -0.249996200)
+_LOG_ODD = (0.140869141, 0.139814854, 0.200120345)
+_LOG_LAST = (0.333331972, -0.5)
+
 
 class Value:
     """A number in each lane, with the operators of its kind; mixes with Python numbers."""
@@ -315,6 +324,76 @@ class Warp(abc.ABC):
             lanes *= 2
         return value
 
+    def sum_each(self, values: Sequence[Value], lanes: int) -> list[tuple[Value, Value]]:
+        """The sums of several values over groups of ``lanes`` neighbours, dealt out to those.
+
+        Returns:
+          What a lane gets: pairs of a number, i32, and the sum of the value of that number, which
+          is zero for numbers behind the last value. A group has each number once.
+        """
+        parts = [*values, *[self.f32(0.0)] * (-len(values) % lanes)]
+        first, step = self.i32(0), lanes // 2
+        while step:
+            # Half of the lanes go on with half of the values, and give the others away.
+            half, upper = len(parts) // 2, (self.lane & step) != 0
+            parts = [
+                self.select(upper, b, a) + self.shuffle_xor(self.select(upper, a, b), step)
+                for a, b in zip(parts[:half], parts[half:], strict=True)
+            ]
+            first, step = first + self.select(upper, half, self.i32(0)), step // 2
+        return [(first + i, part) for i, part in enumerate(parts)]
+
+    def pack_bfloat16(self, low: Value, high: Value) -> Value:
+        """A word with the nearest bfloat16 of two numbers."""
+        return self.to_bfloat16(low) | self.to_bfloat16(high) << 16
+
+    def exp(self, x: Value) -> Value:
+        """e^x, within 2 units in the last place; of NaN, NaN."""
+        # Outside of these it is zero, or infinite.
+        x = self.select(x < -104.0, -104.0, x)
+        x = self.select(x > 89.0, 89.0, x)
+        # 2^(whole + rest): the sum with 1.5 * 2^23 has the whole part in its lowest bits.
+        rounded = self.fma(x, self.f32(_LOG2_E), self.f32(_ROUND))
+        whole = rounded - _ROUND
+        rest = self.fma(x, self.f32(_LOG2_E), whole * -1.0)
+        rest = self.fma(x, self.f32(_LOG2_E_REST), rest)
+        power = rounded.bits("i32") - _ROUND_BITS
+        # Two factors, since 2^whole alone may be too large or too small.
+        half = power >> 1
+        factors = [(part + 127 << 23).bits("f32") for part in (half, power - half)]
+        return self.special("ex2", rest) * factors[0] * factors[1]
+
+    def log(self, x: Value) -> Value:
+        """The logarithm of a positive normal number, within 1 unit in the last place; or NaN."""
+        bits = x.bits("i32")
+        power = (bits - _TWO_THIRDS_BITS) & -(2**23)
+        # 2^power (1 + m), m from -1/3 to 1/3; the two halves of the polynomial go side by side.
+        m = (bits - power).bits("f32") - 1.0
+        square = m * m
+        even, odd = self.f32(_LOG_EVEN[0]), self.f32(_LOG_ODD[0])
+        for coefficient in _LOG_EVEN[1:]:
+            even = self.fma(even, square, self.f32(coefficient))
+        for coefficient in _LOG_ODD[1:]:
+            odd = self.fma(odd, square, self.f32(coefficient))
+        log = self.fma(odd, m, even)
+        for coefficient in _LOG_LAST:
+            log = self.fma(log, m, self.f32(coefficient))
+        log = self.fma(log, square, m)
+        log = self.fma((power >> 23).to("f32"), self.f32(_LOG_2), log)
+        return self.select(x == x, log, x)
+
+    def sigmoid(self, x: Value) -> Value:
+        """1 / (1 + e^-x)."""
+        return self.reciprocal(self.exp(x * -1.0) + 1.0)
+
+    def reciprocal(self, x: Value) -> Value:
+        """1 / x, rounded to nearest."""
+        return self.special("rcp", x)
+
+    def rsqrt(self, x: Value) -> Value:
+        """1 / √x, within 2 units in the last place."""
+        return self.special("rsqrt", x)
+
     def strided(self, stop: Any, body: Callable[[Value], None]) -> None:
         """``body(i)`` for i below ``stop``, the lanes side by side."""
         stop = self.integer(stop)
@@ -361,6 +440,10 @@ class Warp(abc.ABC):
         """``a b + c``, rounded once."""
 
     @abc.abstractmethod
+    def special(self, op: str, x: Value) -> Value:
+        """``rcp`` rounded to nearest; ``rsqrt``; ``ex2``, two to the power of -1 to 1."""
+
+    @abc.abstractmethod
     def convert(self, value: Value, kind: str) -> Value:
         """See ``Value.to``."""
 
@@ -405,6 +488,21 @@ class Warp(abc.ABC):
     @abc.abstractmethod
     def reduce(self, op: str, value: Value) -> Value:
         """``add``, ``min`` or ``max`` over all lanes, of integers of 32 bits."""
+
+    @abc.abstractmethod
+    def mma(self, a: Sequence[Value], b: Sequence[Value], c: Sequence[Value]) -> list[Value]:
+        """``c + a b`` of matrices of 16 x 16 and 16 x 8 bfloat16, summed in float32.
+
+        With ``g = lane // 4`` and ``q = 2 (lane % 4)``, a lane has, in words of two neighbours:
+
+        Args:
+          a: ``a[g, q:]``, ``a[g + 8, q:]``, ``a[g, q + 8:]`` and ``a[g + 8, q + 8:]``.
+          b: ``b[q:, g]`` and ``b[q + 8:, g]``.
+          c: ``c[g, q]``, ``c[g, q + 1]``, ``c[g + 8, q]`` and ``c[g + 8, q + 1]``, f32.
+
+        Returns:
+          As ``c``.
+        """
 
     # -- between the warps of a block: all of them take part -----------------------------------
 

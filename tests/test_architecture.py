@@ -47,6 +47,10 @@ HOMES = {
 }
 
 
+# Ops without native sources. So far they have no GPU kernels to be timed beside XLA either.
+WITHOUT_COMPILED_KERNELS = {"mhc_pre", "mhc_post", "mhc_post_pre", "mhc_head", "sinkhorn"}
+
+
 def _modules():
     for folder in ("jaxgnn", "pallas_kernels", "experiments"):
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -131,11 +135,12 @@ def test_an_op_has_the_same_file_name_in_every_layer():
 
     ops = stems("jaxgnn/ops", "*.py")
     assert ops == stems("jaxgnn/ops/reference", "*.py")
-    assert ops == stems("jaxgnn/_ffi", "*.py")
-    assert ops == stems("ffi/cpu", "*.cc")
-    assert stems("ffi/cuda", "*.cu") <= ops
+    compiled = ops - WITHOUT_COMPILED_KERNELS
+    assert compiled == stems("jaxgnn/_ffi", "*.py")
+    assert compiled == stems("ffi/cpu", "*.cc")
+    assert stems("ffi/cuda", "*.cu") <= compiled
     assert stems("pallas_kernels", "*.py") <= ops
-    assert ops <= stems("experiments/benchmarks", "*.py")
+    assert compiled <= stems("experiments/benchmarks", "*.py")
     assert ops == {p.stem for p in (ROOT / "docs/ops").glob("*.md")}
     assert {f"test_{op}" for op in ops} <= stems("tests/ops", "test_*.py")
 

@@ -17,7 +17,21 @@ MODULES = [
     for module in pkgutil.walk_packages(jaxgnn.__path__, "jaxgnn.")
     if not module.name.rpartition(".")[2].startswith("lib")  # the compiled libraries
 ]
-OPS = ("maxk", "todense", "spmm", "sddmm", "maxk_spmm", "segment_softmax")
+OPS = (
+    "maxk",
+    "todense",
+    "spmm",
+    "sddmm",
+    "maxk_spmm",
+    "segment_softmax",
+    "mhc_pre",
+    "sinkhorn",
+    "permutation_mixture",
+    "mhc_post",
+    "mhc_post_pre",
+    "mhc_expand",
+    "mhc_head",
+)
 
 
 @pytest.mark.parametrize("name", MODULES)

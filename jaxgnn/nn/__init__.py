@@ -3,6 +3,10 @@
 from jaxgnn.nn._convolutions import GCNConv as GCNConv
 from jaxgnn.nn._convolutions import GINConv as GINConv
 from jaxgnn.nn._convolutions import SAGEConv as SAGEConv
+from jaxgnn.nn._hyper_connection import HyperConnection as HyperConnection
+from jaxgnn.nn._hyper_connection import HyperHead as HyperHead
+from jaxgnn.nn._hyper_stack import HyperStack as HyperStack
+from jaxgnn.nn._hyper_stack import recompute_interval as recompute_interval
 from jaxgnn.nn._maxk import Activation as Activation
 from jaxgnn.nn._maxk import KernelMode as KernelMode
 from jaxgnn.nn._maxk import MaxK as MaxK

@@ -7,15 +7,18 @@ shape by a ``jit`` of their own, which Pallas does not do.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, UInt
 
 from jaxgnn._ffi import _call
 from jaxgnn.graph import CBSR, CSRGraph, column_dtype, edges_per_piece
+from jaxgnn.ops.reference.mhc_pre import Saved
 
 if TYPE_CHECKING:
     from pallas_kernels._edge_blocks import EdgeBlocks
@@ -107,6 +110,161 @@ def grad_weights(
 
     pieces = _pieces(graph.with_weights(None))
     return _vary_like(dy, kernels.grad_weights(pieces, cbsr.values, cbsr.indices, dy))
+
+
+@partial(_compiled, static_argnames=("transposed",))
+def mhc_post(
+    x: Float[Array, "*batch n dim"],
+    f: Float[Array, "*batch dim"],
+    h_post: Float[Array, "*batch n"],
+    h_res: Float[Array, "*batch n n"],
+    *,
+    transposed: bool,
+) -> Float[Array, "*batch n dim"]:
+    """See ``jaxgnn.ops.mhc_post``."""
+    from pallas_kernels import mhc_post as kernels
+
+    tokens = _flat_tokens(x.ndim - 2, x, f, h_post, h_res)
+    return _vary_like(x, kernels.mhc_post(*tokens, transposed=transposed).reshape(x.shape))
+
+
+@partial(_compiled, static_argnames=("transposed",))
+def mhc_post_backward(
+    x: Float[Array, "*batch n dim"],
+    f: Float[Array, "*batch dim"],
+    h_post: Float[Array, "*batch n"],
+    h_res: Float[Array, "*batch n n"],
+    dy: Float[Array, "*batch n dim"],
+    *,
+    transposed: bool,
+) -> tuple[Array, Array, Array, Array]:
+    """Gradients to ``x``, ``f``, ``h_post`` and ``h_res``."""
+    from pallas_kernels import mhc_post as kernels
+
+    inputs = (x, f, h_post, h_res)
+    tokens = _flat_tokens(x.ndim - 2, *inputs, dy)
+    made = kernels.mhc_post_backward(*tokens, transposed=transposed)
+    dx, df, dh_post, dh_res = (
+        _vary_like(x, gradient.reshape(a.shape)) for gradient, a in zip(made, inputs, strict=True)
+    )
+    return dx, df, dh_post, dh_res
+
+
+@partial(_compiled, static_argnames=("iterations", "eps", "last"))
+def sinkhorn(
+    logits: Float[Array, "*batch n n"], *, iterations: int, eps: float, last: str
+) -> Float[Array, "*batch n n"]:
+    """See ``jaxgnn.ops.sinkhorn``."""
+    from pallas_kernels import sinkhorn as kernels
+
+    (flat,) = _flat_tokens(logits.ndim - 2, logits)
+    h = kernels.sinkhorn(flat, iterations=iterations, eps=eps, last=last)
+    return _vary_like(logits, h.reshape(logits.shape))
+
+
+@partial(_compiled, static_argnames=("iterations", "eps", "last"))
+def sinkhorn_backward(
+    logits: Float[Array, "*batch n n"],
+    dh: Float[Array, "*batch n n"],
+    *,
+    iterations: int,
+    eps: float,
+    last: str,
+) -> Float[Array, "*batch n n"]:
+    """The exact gradient to ``logits``."""
+    from pallas_kernels import sinkhorn as kernels
+
+    flat = _flat_tokens(logits.ndim - 2, logits, dh)
+    dlogits = kernels.sinkhorn_backward(*flat, iterations=iterations, eps=eps, last=last)
+    return _vary_like(logits, dlogits.reshape(logits.shape))
+
+
+def most_sinkhorn_iterations(n: int) -> int:
+    """Iterations that ``sinkhorn_backward`` can undo."""
+    from pallas_kernels import sinkhorn as kernels
+
+    return kernels.most_iterations(n)
+
+
+@partial(_compiled, static_argnames=("norm_eps", "pre_eps", "post_scale"))
+def mhc_pre(
+    x: Float[Array, "*batch n dim"],
+    phi: Float[Array, "rows n*dim"],
+    alpha: Float[Array, "3"],
+    bias: Float[Array, " rows"],
+    gamma: Float[Array, "n dim"] | None,
+    *,
+    norm_eps: float,
+    pre_eps: float,
+    post_scale: float,
+) -> tuple[tuple[Array, Array, Array], Saved]:
+    """See ``jaxgnn.ops.mhc_pre``: ``(h_in, h_post, h_res)`` and what the backward pass needs."""
+    from pallas_kernels import mhc_pre as kernels
+
+    (flat,) = _flat_tokens(x.ndim - 2, x)
+    made = kernels.mhc_pre(
+        flat,
+        _scaled(phi, gamma),
+        alpha,
+        bias,
+        norm_eps=norm_eps,
+        pre_eps=pre_eps,
+        post_scale=post_scale,
+    )
+    h_in, h_post, h_res, inv_rms, h_mix = (
+        _vary_like(x, a.reshape(*x.shape[:-2], *a.shape[1:])) for a in made
+    )
+    return (h_in, h_post, h_res), Saved(inv_rms, h_mix)
+
+
+@partial(_compiled, static_argnames=("norm_eps", "pre_eps", "post_scale"))
+def mhc_pre_backward(
+    x: Float[Array, "*batch n dim"],
+    phi: Float[Array, "rows n*dim"],
+    alpha: Float[Array, "3"],
+    bias: Float[Array, " rows"],
+    gamma: Float[Array, "n dim"] | None,
+    saved: Saved,
+    cotangents: tuple[Array, Array, Array],
+    *,
+    norm_eps: float,
+    pre_eps: float,
+    post_scale: float,
+) -> tuple[Array, Array, Array, Array, Array | None]:
+    """Gradients to ``x``, ``phi``, ``alpha``, ``bias`` and ``gamma``."""
+    del norm_eps  # in saved.inv_rms
+    from pallas_kernels import mhc_pre as kernels
+
+    flat, *rest = _flat_tokens(x.ndim - 2, x, *saved, *cotangents)
+    made = kernels.mhc_pre_backward(
+        flat,
+        _scaled(phi, gamma),
+        alpha,
+        bias,
+        rest[:2],
+        rest[2:],
+        pre_eps=pre_eps,
+        post_scale=post_scale,
+    )
+    dx, g, dalpha, dbias = (_vary_like(x, gradient) for gradient in made)
+    dx = dx.reshape(x.shape)
+    if gamma is None:
+        return dx, g, dalpha, dbias, None
+    dgamma = jnp.sum(phi * g, axis=0).reshape(gamma.shape)
+    return dx, g * gamma.reshape(-1), dalpha, dbias, dgamma
+
+
+def _scaled(phi: Array, gamma: Array | None) -> Array:
+    """``phi`` times ``gamma``."""
+    return phi if gamma is None else phi * gamma.reshape(-1)
+
+
+def _flat_tokens(batch_dims: int, *arrays: Array) -> list[Array]:
+    """The arrays with their leading axes, one number of them for all, as one."""
+    return [
+        array.reshape(math.prod(array.shape[:batch_dims]), *array.shape[batch_dims:])
+        for array in arrays
+    ]
 
 
 def _pieces(graph: CSRGraph) -> Pieces:

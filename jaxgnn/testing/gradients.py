@@ -13,8 +13,8 @@ from jaxgnn.testing.numerics import assert_close, random_array, to_float64
 
 
 def check_against_float64(
-    function: Callable[..., jax.Array],
-    reference: Callable[..., jax.Array],
+    function: Callable[..., Any],
+    reference: Callable[..., Any],
     *args: Any,
     reduction_length: int,
     gradient_length: int | None = None,
@@ -22,20 +22,25 @@ def check_against_float64(
     """Compares value and every gradient with plain autodiff of the reference in float64.
 
     Args:
-      function: what is tested, one array out; runs under ``jit``.
+      function: what is tested, a pytree of arrays out; runs under ``jit``.
       reference: the same maths; gets the arguments in float64.
       *args: floating arrays, all differentiated.
       reduction_length: terms in the longest sum of the value.
       gradient_length: terms in the longest sum of a gradient; default ``reduction_length``.
     """
     value, pull_back = jax.vjp(jax.jit(function), *args)
-    cotangent = random_array(value.shape, value.dtype, seed=99)
-    gradients = pull_back(cotangent)
+    leaves, structure = jax.tree.flatten(value)
+    cotangents = [random_array(v.shape, v.dtype, seed=99 + i) for i, v in enumerate(leaves)]
+    gradients = pull_back(jax.tree.unflatten(structure, cotangents))
     with jax.enable_x64(True):
         wide_value, wide_pull_back = jax.vjp(reference, *to_float64(args))
-        wide_gradients = wide_pull_back(to_float64(cotangent))
-        assert wide_value.dtype == jnp.float64
-    assert_close(value, wide_value, reduction_length=reduction_length, err_msg="value")
+        wide_leaves = jax.tree.leaves(wide_value)
+        wide_cotangents = jax.tree.unflatten(jax.tree.structure(wide_value), cotangents)
+        wide_gradients = wide_pull_back(to_float64(wide_cotangents))
+        assert all(leaf.dtype == jnp.float64 for leaf in wide_leaves)
+    for i, (actual, expected) in enumerate(zip(leaves, wide_leaves, strict=True)):
+        err_msg = "value" if len(leaves) == 1 else f"value {i}"
+        assert_close(actual, expected, reduction_length=reduction_length, err_msg=err_msg)
     length = reduction_length if gradient_length is None else gradient_length
     for i, (actual, expected, arg) in enumerate(zip(gradients, wide_gradients, args, strict=True)):
         assert actual.dtype == arg.dtype, f"gradient {i} is {actual.dtype} for a {arg.dtype}"

@@ -201,6 +201,15 @@ class NumpyWarp(Warp):
     def fma(self, a, b, c):
         return self._value("f32", a.data.astype(np.float64) * b.data + c.data)
 
+    def special(self, op, x):
+        exact = {
+            "rcp": np.reciprocal,
+            "rsqrt": lambda x: 1 / np.sqrt(x),
+            "ex2": lambda x: np.exp2(x),
+        }[op]
+        assert op != "ex2" or not (np.abs(x.data[self.active]) > 1).any(), "outside of -1 to 1"
+        return self._value("f32", exact(x.data.astype(np.float64)))
+
     def convert(self, value, kind):
         return self._value(kind, value.data)
 
@@ -245,6 +254,23 @@ class NumpyWarp(Warp):
         self._all_take_part()
         reduced = getattr(value.data, {"add": "sum"}.get(op, op))(1, keepdims=True)
         return self._value(value.kind, np.repeat(reduced, LANES, 1))
+
+    def mma(self, a, b, c):
+        self._all_take_part()
+        lanes = np.arange(LANES)
+        g, q = lanes // 4, 2 * (lanes % 4)
+        left, right = (np.zeros((self.count, *shape)) for shape in ((16, 16), (16, 8)))
+        total = np.zeros((self.count, 16, 8))
+        for half in range(2):
+            for i, word in enumerate(a):
+                left[:, g + i % 2 * 8, q + i // 2 * 8 + half] = _half_of_word(word, half)
+            for i, word in enumerate(b):
+                right[:, q + i * 8 + half, g] = _half_of_word(word, half)
+            for i in range(2):
+                total[:, g + i * 8, q + half] = c[2 * i + half].data
+        total += left @ right
+        places = [(g + i * 8, q + half) for i in range(2) for half in range(2)]
+        return [self._value("f32", total[:, row, column]) for row, column in places]
 
     # -- between the warps of a block
 
@@ -326,6 +352,11 @@ class NumpyWarp(Warp):
         )
         words[warps, at] = value.data[self.active]
         writers[warps, at], epochs[warps, at] = lanes, self.epoch
+
+
+def _half_of_word(word, half):
+    bits = (word.data >> np.uint32(16 * half) & np.uint32(0xFFFF)).astype(np.uint32)
+    return (bits << np.uint32(16)).view(np.float32).astype(np.float64)
 
 
 def _is_shared(pointer) -> bool:

@@ -1,0 +1,132 @@
+"""Successive hyper-connections: fused boundaries, and x stored only every few layers."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float
+
+from jaxgnn._errors import bad_input
+from jaxgnn.nn._hyper_connection import LAYER_OUTPUT, HyperConnection
+
+
+class HyperStack(nnx.Module):
+    """Runs hyper-connections one after the other, with ``ops.mhc_post_pre`` between them.
+
+    Streams are n times as wide as features, so that what the backward pass keeps of them is what
+    fills the memory. With ``recompute_every=k`` it keeps the streams in front of every k-th layer
+    and the layers' outputs; the backward pass makes the rest again, k layers at a time, what goes
+    on inside of the layers included.
+
+    Args:
+      layers: all of the same features, streams and ``features_argument``.
+      recompute_every: None to keep everything, a number of layers, or ``"auto"`` for
+        ``recompute_interval``.
+      keep_outputs: whether layers' outputs are kept too, so that the streams are made again from
+        them, without running the layers first.
+
+    Raises:
+      ValueError: if an option is not as above.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn import nn, ops
+      >>> rngs = nnx.Rngs(0)
+      >>> layers = [nn.HyperConnection(nnx.Linear(8, 8, rngs=rngs), 8, rngs=rngs) for _ in "abcd"]
+      >>> stack = nn.HyperStack(layers, recompute_every=2)
+      >>> stack(ops.mhc_expand(jnp.ones((3, 8)), 4)).shape
+      (3, 4, 8)
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[HyperConnection],
+        *,
+        recompute_every: int | Literal["auto"] | None = None,
+        keep_outputs: bool = True,
+    ):
+        layers = list(layers)
+        if not layers or not all(isinstance(layer, HyperConnection) for layer in layers):
+            got = [type(layer).__name__ for layer in layers]
+            raise bad_input("HyperStack", "layers", "one or more HyperConnection", got)
+        shapes = {(c.num_streams, c.features, c.features_argument) for c in layers}
+        if len(shapes) > 1:
+            expected = "of one (num_streams, features, features_argument)"
+            raise bad_input("HyperStack", "layers", expected, sorted(shapes))
+        if recompute_every == "auto":
+            recompute_every = recompute_interval(len(layers), layers[0].num_streams)
+        if recompute_every is not None and not _is_positive(recompute_every):
+            expected = "None, 'auto' or an int of at least 1"
+            raise bad_input("HyperStack", "recompute_every", expected, repr(recompute_every))
+        self.layers = nnx.List(layers)
+        self.recompute_every = recompute_every
+        self.keep_outputs = keep_outputs
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Float[Array, "*batch n features"]:
+        """The streams behind the last layer; arguments as for each ``HyperConnection``."""
+        x = self.layers[0].streams(args)
+        layers = tuple(self.layers)
+        if self.recompute_every is None:
+            return _run(layers, x, args, kwargs)
+        for begin in range(0, len(layers), self.recompute_every):
+            segment = layers[begin : begin + self.recompute_every]
+            x = _run_and_forget(segment, x, args, kwargs, self.keep_outputs)
+        return x
+
+
+def recompute_interval(num_layers: int, num_streams: int) -> int:
+    """About the number of layers between stored streams that keeps least at any time.
+
+    ``n ⌈L / k⌉`` stored arrays and ``(n + 2) k`` made again at a time: ``k ≈ √(n L / (n + 2))``
+    (https://arxiv.org/abs/2512.24880).
+
+    Args:
+      num_layers: L.
+      num_streams: n.
+
+    Example:
+      >>> from jaxgnn import nn
+      >>> nn.recompute_interval(24, 4)
+      4
+    """
+    return max(1, round(math.sqrt(num_streams * num_layers / (num_streams + 2))))
+
+
+def _run(layers: tuple[HyperConnection, ...], x: Array, args: tuple[Any, ...], kwargs) -> Array:
+    h_in, h_post, h_res = layers[0].pre(x)
+    for layer, following in itertools.pairwise(layers):
+        f = layer.apply(h_in, args, kwargs)
+        x, h_in, h_post, h_res = layer.post_pre(x, f, h_post, h_res, following)
+    return layers[-1].post(x, layers[-1].apply(h_in, args, kwargs), h_post, h_res)
+
+
+def _run_and_forget(
+    layers: tuple[HyperConnection, ...], x: Array, args: tuple[Any, ...], kwargs, keep_outputs: bool
+) -> Array:
+    """``_run`` that keeps ``x`` and perhaps the layers' outputs for its backward pass.
+
+    Modules and random streams among the arguments have state, which ``nnx.remat`` has to see, so
+    they go in as arguments. Anything else may not be an array, and is closed over.
+    """
+    stateful_args = {i: a for i, a in enumerate(args) if isinstance(a, nnx.Pytree)}
+    stateful_kwargs = {k: a for k, a in kwargs.items() if isinstance(a, nnx.Pytree)}
+    save = jax.checkpoint_policies.save_only_these_names(LAYER_OUTPUT)
+
+    def segment(layers, stateful_args, stateful_kwargs, x):
+        all_args = tuple(stateful_args.get(i, a) for i, a in enumerate(args))
+        return _run(layers, x, all_args, kwargs | stateful_kwargs)
+
+    remat = nnx.remat(segment, policy=save if keep_outputs else None)
+    return remat(layers, stateful_args, stateful_kwargs, x)
+
+
+def _is_positive(number: Any) -> bool:
+    is_integer = isinstance(number, int | np.integer) and not isinstance(number, bool)
+    return is_integer and bool(number >= 1)

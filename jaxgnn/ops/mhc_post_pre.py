@@ -1,0 +1,120 @@
+"""The boundary of two layers with hyper-connections as one op: x is read and written once."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+from jaxtyping import Array, Float
+
+from jaxgnn.ops import _dispatch as dispatch
+from jaxgnn.ops._mhc_checks import check_choice, check_post, check_pre
+from jaxgnn.ops.mhc_post import for_each_token, mhc_post
+from jaxgnn.ops.mhc_pre import mhc_pre, pre_options
+from jaxgnn.ops.reference import mhc_post_pre as reference
+
+MHC_POST_PRE = dispatch.Kernel(
+    "mhc_post_pre", {"xla": dispatch.xla(reference.mhc_post_pre, scatters=False)}
+)
+BACKWARD = dispatch.Kernel(
+    "mhc_post_pre.backward", {"xla": dispatch.xla(reference.mhc_post_pre_backward, scatters=False)}
+)
+
+
+def mhc_post_pre(
+    x: Float[Array, "*batch n dim"],
+    f: Float[Array, "*batch dim"],
+    h_post: Float[Array, "*batch n"],
+    h_res: Float[Array, "*batch n n"],
+    phi: Float[Array, "rows n*dim"] | None,
+    alpha: Float[Array, "3"] | None,
+    bias: Float[Array, " rows"],
+    gamma: Float[Array, "n dim"] | None = None,
+    *,
+    transposed: bool = False,
+    norm_eps: float = 1e-6,
+    pre_eps: float = 1e-6,
+    post_scale: float = 2.0,
+    implementation: dispatch.Name | None = None,
+) -> tuple[
+    Float[Array, "*batch n dim"],
+    Float[Array, "*batch dim"],
+    Float[Array, "*batch n"],
+    Float[Array, "*batch n n"],
+]:
+    """``mhc_post`` of one layer and ``mhc_pre`` of the next, one after the other.
+
+    The boundary of two layers in https://arxiv.org/abs/2512.24880::
+
+        y                     = mhc_post(x, f, h_post, h_res)
+        h_in, h_post', h_res' = mhc_pre(y, phi, alpha, bias, gamma)
+
+    The value is that of the two ops. In the backward pass the two gradients
+    that meet at ``y`` are added in float32, and only the gradient to ``x`` is rounded.
+
+    Args:
+      x: the streams in front of the layer that gave ``f``.
+      f: its output.
+      h_post: its float32 weights, as in ``mhc_post``.
+      h_res: its float32 mixing matrix, as in ``mhc_post``.
+      phi: of the next layer, as in ``mhc_pre``; None for static coefficients.
+      alpha: of the next layer.
+      bias: of the next layer.
+      gamma: of the next layer.
+      transposed: as in ``mhc_post``.
+      norm_eps: as in ``mhc_pre``.
+      pre_eps: as in ``mhc_pre``.
+      post_scale: as in ``mhc_pre``.
+      implementation: ``"xla"``, or None for what was measured to be fastest.
+
+    Returns:
+      ``(y, h_in, h_post, h_res)``, the latter three for the next layer.
+
+    Raises:
+      ValueError: if shapes or dtypes do not match, or a constant is negative.
+      NotImplementedError: if the named implementation can not run these arguments here.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxgnn import ops
+      >>> x, f = jnp.array([[[1.0], [5.0]]]), jnp.array([[10.0]])
+      >>> h_post, h_res = jnp.ones((1, 2)), jnp.eye(2)[None]
+      >>> phi, alpha, bias = jnp.zeros((8, 2)), jnp.ones(3), jnp.zeros(8)
+      >>> y, h_in, *_ = ops.mhc_post_pre(x, f, h_post, h_res, phi, alpha, bias, pre_eps=0.0)
+      >>> y.tolist(), h_in.tolist()
+      ([[[11.0], [15.0]]], [[13.0]])
+    """
+    check_post("mhc_post_pre", x, f, h_post, h_res)
+    check_pre("mhc_post_pre", x, phi, alpha, bias, gamma)
+    check_choice("mhc_post_pre", "transposed", transposed, True, False)
+    request = dispatch.resolve("mhc_post_pre", implementation)
+    if phi is None:  # without a projection there is little to fuse
+        y = mhc_post(x, f, h_post, h_res, transposed=transposed, implementation=request.name)
+        constants = {"norm_eps": norm_eps, "pre_eps": pre_eps, "post_scale": post_scale}
+        return y, *mhc_pre(y, None, None, bias, None, **constants, implementation=request.name)
+    per_token = for_each_token(x, h_post, h_res)
+    arguments = dispatch.match_varying(x, f, *per_token, phi, alpha, bias, gamma)
+    constants = pre_options("mhc_post_pre", norm_eps, pre_eps, post_scale)
+    options = (("transposed", transposed), *constants)
+    if request.name == "xla":
+        return MHC_POST_PRE(request, *arguments, **dict(options))[0]
+    return _mhc_post_pre(request, options, *arguments)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _mhc_post_pre(request, options, x, f, h_post, h_res, phi, alpha, bias, gamma):
+    arguments = (x, f, h_post, h_res, phi, alpha, bias, gamma)
+    return MHC_POST_PRE(request, *arguments, **dict(options))[0]
+
+
+def _mhc_post_pre_forward(request, options, *inputs):
+    outputs, saved = MHC_POST_PRE(request, *inputs, **dict(options))
+    return outputs, (inputs, outputs[0], saved)
+
+
+def _mhc_post_pre_backward(request, options, residuals, cotangents):
+    inputs, y, saved = residuals
+    return BACKWARD(request, *inputs, y, saved, cotangents, **dict(options))
+
+
+_mhc_post_pre.defvjp(_mhc_post_pre_forward, _mhc_post_pre_backward)

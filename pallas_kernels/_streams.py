@@ -1,0 +1,31 @@
+"""What the kernels of hyper-connections share: columns of a token's streams, and small matrices."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from pallas_kernels._warp import Array, Value, Warp
+
+READ_BYTES = 16  # the most that a lane reads at once
+
+
+def read_once(array: Array, token: Value, at: Value, entries: int) -> list[Value]:
+    """Words of ``entries`` neighbours of a token; they are not needed again."""
+    streamed = entries * array.itemsize == READ_BYTES
+    return dataclasses.replace(array, streamed=streamed).row(token).load_words(at, entries)
+
+
+def load_floats(array: Array) -> list[Value]:
+    """All of a small array."""
+    size = math.prod(array.shape)
+    words = array.load_words(0, size)
+    return [array.unpack(words, i) for i in range(size)]
+
+
+def combine(warp: Warp, factors: list[Value], streams: list[list[Value]]) -> list[Value]:
+    """``Σ_i factors_i streams_i`` of several columns."""
+    totals = [factors[0] * column for column in streams[0]]
+    for factor, stream in zip(factors[1:], streams[1:], strict=True):
+        totals = [warp.fma(factor, c, total) for c, total in zip(stream, totals, strict=True)]
+    return totals

@@ -1,0 +1,153 @@
+"""The GPU kernels of hyper-connections against float64, over poisoned memory."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxgnn import deterministic, ops
+from jaxgnn.ops.mhc_pre import MHC_PRE
+from jaxgnn.ops.reference import mhc_post as post_reference
+from jaxgnn.ops.reference import mhc_pre as pre_reference
+from jaxgnn.ops.reference import sinkhorn as sinkhorn_reference
+from jaxgnn.testing import DTYPES, assert_bit_equal, assert_close, random_array, to_float64
+from tests.ops._mhc import outputs, parameters, streams
+
+pytestmark = pytest.mark.gpu
+
+PALLAS = {"implementation": "pallas"}
+PRE = {"norm_eps": 1e-6, "pre_eps": 1e-3, "post_scale": 2.0}
+# (tokens, n, dim): the last have blocks of many tokens, that take turns, and the widest streams.
+SHAPES = [
+    (1, 4, 64),
+    (17, 2, 192),
+    (100, 8, 512),
+    (333, 4, 320),
+    (9001, 4, 64),
+    (300, 4, 8192),
+    (3100, 8, 128),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def needs_gpu():
+    if jax.default_backend() != "gpu":
+        pytest.skip(f"reason: needs a CUDA device, got {jax.default_backend()}")
+    if MHC_PRE.unavailable("pallas", "cuda"):
+        pytest.skip(f"reason: {MHC_PRE.unavailable('pallas', 'cuda')}")
+
+
+def _poison(*shape_dtypes):
+    """What the allocator hands out next holds NaN."""
+    jax.block_until_ready([jnp.full(shape, jnp.nan, dtype) for shape, dtype in shape_dtypes])
+
+
+def _exactly(function, *arguments, **options):
+    with jax.enable_x64(True):
+        return jax.jit(functools.partial(function, **options))(*to_float64(arguments))
+
+
+def _with_gradients(function, inputs, cotangent):
+    @jax.jit
+    def both(inputs, cotangent):
+        y, pull_back = jax.vjp(function, *inputs)
+        return y, pull_back(cotangent)
+
+    return both(inputs, cotangent)
+
+
+def _assert_all_close(actual, expected, length):
+    for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
+        assert_close(a, e, reduction_length=length, err_msg=f"result {i}")
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 3.0])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens, n, dim", SHAPES)
+def test_pre_agrees_with_float64(tokens, n, dim, dtype, scale):
+    inputs = streams((tokens,), n, dim, dtype, scale), *parameters(n, dim)
+    cotangents = outputs((tokens,), n, dim, dtype)
+    (exact, saved) = _exactly(pre_reference.mhc_pre, *inputs, **PRE)
+    exact_gradients = _exactly(pre_reference.mhc_pre_backward, *inputs, saved, cotangents, **PRE)
+    _poison(((tokens, n, dim), dtype), ((tokens, n, n), "float32"))
+    pre = functools.partial(ops.mhc_pre, **PRE, **PALLAS)
+    made, gradients = _with_gradients(pre, inputs, cotangents)
+    _assert_all_close(made, exact, n * dim)
+    _assert_all_close(gradients, exact_gradients, max(n, tokens) * dim)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens, n, dim", SHAPES)
+def test_post_agrees_with_float64(tokens, n, dim, dtype, transposed):
+    inputs = streams((tokens,), n, dim, dtype, 3.0), *outputs((tokens,), n, dim, dtype, 0.5)
+    dy = random_array((tokens, n, dim), dtype, seed=9)
+    options = {"transposed": transposed}
+    exact = _exactly(post_reference.mhc_post, *inputs, **options)
+    exact_gradients = _exactly(post_reference.mhc_post_backward, *inputs, dy, **options)
+    _poison(((tokens, n, dim), dtype), ((tokens, n, n), "float32"))
+    post = functools.partial(ops.mhc_post, **options, **PALLAS)
+    y, gradients = _with_gradients(post, inputs, dy)
+    assert_close(y, exact, reduction_length=n + 1)
+    _assert_all_close(gradients, exact_gradients, dim)
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-6])
+@pytest.mark.parametrize("last", ["rows", "columns"])
+@pytest.mark.parametrize("n, count", [(2, 1), (4, 5000), (8, 1001)])
+def test_sinkhorn_agrees_with_float64(n, count, last, eps):
+    logits, dh = (random_array((count, n, n), "float32", seed=s) for s in (1, 2))
+    options = {"iterations": 20, "eps": eps, "last": last}
+    exact = _exactly(sinkhorn_reference.sinkhorn, logits, **options)
+    exact_gradient = _exactly(sinkhorn_reference.sinkhorn_backward, logits, dh, **options)
+    _poison(((count, n, n), "float32"))
+    h, (dlogits,) = _with_gradients(
+        functools.partial(ops.sinkhorn, **options, **PALLAS), (logits,), dh
+    )
+    assert_close(h, exact, reduction_length=40 * n)
+    assert_close(dlogits, exact_gradient, reduction_length=40 * n)
+
+
+def _layer(x, *parameters):
+    h_in, h_post, logits = ops.mhc_pre(x, *parameters, **PALLAS)
+    return ops.mhc_post(x, jnp.sin(h_in), h_post, ops.sinkhorn(logits, **PALLAS), **PALLAS)
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_what_is_not_finite_stays_with_its_token(n):
+    x, weights = streams((65,), n, 128, "bfloat16"), parameters(n, 128)
+    bad = x.at[3, 0, 1].set(jnp.nan).at[64, 1, 127].set(jnp.inf)
+    kept = np.delete(np.arange(65), [3, 64])
+    layer = jax.jit(_layer)
+    good, made = (np.asarray(layer(x, *weights)).astype(np.float32) for x in (x, bad))
+    np.testing.assert_array_equal(made[kept], good[kept])
+    assert np.isnan(made[3]).all() and np.isnan(made[64]).any()
+
+
+def test_gradients_repeat_to_the_bit():
+    inputs = streams((5000,), 4, 256, "bfloat16"), *parameters(4, 256)
+
+    def loss(*inputs):
+        return jnp.sum(_layer(*inputs).astype(jnp.float32) ** 2)
+
+    gradient = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3, 4)))
+    with deterministic():
+        first = gradient(*inputs)
+        for _ in range(5):
+            assert_bit_equal(gradient(*inputs), first)
+
+
+def test_batches_and_captured_graphs_of_many_layers():
+    x, weights = streams((3, 40), 4, 64, "bfloat16"), parameters(4, 64)
+
+    @jax.jit
+    def network(x):
+        for _ in range(6):
+            x = _layer(x, *weights)
+        return x
+
+    together = network(x)
+    assert_bit_equal(jax.jit(jax.vmap(network))(x), together)
+    assert_bit_equal(network(x), together)

@@ -1,0 +1,342 @@
+"""The kernels of hyper-connections: on the emulator against float64, and lowered at real shapes."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+from jaxgnn import ops
+from jaxgnn.ops import _dispatch as dispatch
+from jaxgnn.ops import _pallas as pallas
+from jaxgnn.ops.reference import mhc_post as post_reference
+from jaxgnn.ops.reference import mhc_pre as pre_reference
+from jaxgnn.ops.reference import sinkhorn as sinkhorn_reference
+from jaxgnn.testing import DTYPES, assert_close, random_array, to_float64
+from pallas_kernels import _pieces, _simt, mhc_pre
+from pallas_kernels._bfloat16_parts import products, split
+from pallas_kernels._mhc_pre_backward import MhcPreBackwardTile
+from tests.ops._mhc import outputs, parameters, streams
+from tests.pallas_kernels._emulator import emulated
+
+# (tokens, n, dim): every number of streams, narrow and wide, few and odd tokens.
+SHAPES = [
+    (1, 4, 64),
+    (3, 2, 192),
+    (17, 4, 512),
+    (17, 8, 64),
+    (3, 8, 512),
+    (100, 2, 64),
+    (100, 4, 192),
+]
+# Of issue 4: tokens and width, four streams.
+REAL = [(16384, 512), (16384, 1280), (8192, 2560), (8192, 7168)]
+
+
+def _exactly(function, *arguments, **options):
+    """In float64; None stays None."""
+    with jax.enable_x64(True):
+        return jax.jit(functools.partial(function, **options))(*to_float64(arguments))
+
+
+def _assert_all_close(actual, expected, length):
+    assert len(actual) == len(expected)
+    for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
+        assert_close(a, e, reduction_length=length, err_msg=f"result {i}")
+
+
+def _post_inputs(tokens, n, dim, dtype, scale=1.0):
+    return streams((tokens,), n, dim, dtype, scale), *outputs((tokens,), n, dim, dtype, scale)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens, n, dim", SHAPES)
+def test_post_and_its_gradients(tokens, n, dim, dtype, transposed):
+    for scale in (0.1, 3.0):
+        inputs = _post_inputs(tokens, n, dim, dtype, scale)
+        dy = random_array(inputs[0].shape, dtype, seed=9)
+        with emulated():
+            y = pallas.mhc_post(*inputs, transposed=transposed)
+            gradients = pallas.mhc_post_backward(*inputs, dy, transposed=transposed)
+        exact = _exactly(post_reference.mhc_post, *inputs, transposed=transposed)
+        assert_close(y, exact, reduction_length=n + 1)
+        exact = _exactly(post_reference.mhc_post_backward, *inputs, dy, transposed=transposed)
+        _assert_all_close(gradients, exact, dim)
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_what_is_not_finite_in_post_stays_with_its_token(n):
+    inputs = _post_inputs(9, n, 64, "float32")
+    x, f, h_post, h_res = inputs
+    bad = x.at[2, 1, 5].set(jnp.nan), f.at[8].set(jnp.inf), h_post, h_res.at[4, 0, 1].set(jnp.nan)
+    with emulated():
+        good = pallas.mhc_post_backward(*inputs, x, transposed=False)
+        made = pallas.mhc_post_backward(*bad, x, transposed=False)
+        good += (pallas.mhc_post(*inputs, transposed=False),)
+        made += (pallas.mhc_post(*bad, transposed=False),)
+    kept = np.array([0, 1, 3, 5, 6, 7])
+    for a, b in zip(made, good, strict=True):
+        np.testing.assert_array_equal(np.asarray(a)[kept], np.asarray(b)[kept])
+    assert np.isnan(made[-1][2]).any() and np.isnan(made[-1][4]).any()
+
+
+SINKHORN = {"rows": {"last": "rows", "eps": 1e-6}, "columns": {"last": "columns", "eps": 1e-6}}
+SINKHORN |= {f"{last}, logarithms": {"last": last, "eps": 0.0} for last in ("rows", "columns")}
+
+
+@pytest.mark.parametrize("options", SINKHORN.values(), ids=SINKHORN)
+@pytest.mark.parametrize("n, count", [(2, 1), (4, 100), (8, 17)])
+def test_sinkhorn_and_its_gradient(n, count, options):
+    for iterations, scale in ((1, 1.0), (2, 3.0), (20, 1.0)):
+        options = {**options, "iterations": iterations}
+        logits = random_array((count, n, n), "float32", seed=1, scale=scale)
+        dh = random_array((count, n, n), "float32", seed=2)
+        with emulated():
+            h = pallas.sinkhorn(logits, **options)
+            dlogits = pallas.sinkhorn_backward(logits, dh, **options)
+        exact = _exactly(sinkhorn_reference.sinkhorn, logits, **options)
+        assert_close(h, exact, reduction_length=2 * n * iterations)
+        exact = _exactly(sinkhorn_reference.sinkhorn_backward, logits, dh, **options)
+        assert_close(dlogits, exact, reduction_length=2 * n * iterations)
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-6])
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_what_is_not_finite_in_sinkhorn_stays_with_its_matrix(n, eps):
+    logits, dh = (random_array((40, n, n), "float32", seed=s) for s in (1, 2))
+    bad = logits.at[3, 0, 1].set(jnp.nan).at[20, 1, 1].set(jnp.inf).at[39, 0, 0].set(-jnp.inf)
+    options = {"iterations": 3, "eps": eps, "last": "rows"}
+    kept = np.delete(np.arange(40), [3, 20, 39])
+    with emulated():
+        for run in (
+            lambda x: pallas.sinkhorn(x, **options),
+            lambda x: pallas.sinkhorn_backward(x, dh, **options),
+        ):
+            good, made = np.asarray(run(logits)), np.asarray(run(bad))
+            np.testing.assert_array_equal(made[kept], good[kept])
+            assert np.isnan(made[[3, 20, 39]]).all()
+
+
+def test_sinkhorn_does_not_underflow_in_logarithms():
+    logits = jnp.asarray([[[0.0, -90.0], [-300.0, 0.0]], [[400.0, 0.0], [0.0, -400.0]]])
+    options = {"iterations": 20, "eps": 0.0, "last": "rows"}
+    with emulated():
+        h = pallas.sinkhorn(logits, **options)
+        dlogits = pallas.sinkhorn_backward(logits, logits / 100, **options)
+    exact = _exactly(sinkhorn_reference.sinkhorn, logits, **options)
+    np.testing.assert_allclose(h, exact, rtol=1e-4, atol=1e-30)
+    assert np.isfinite(np.asarray(dlogits)).all()
+
+
+def _pre_inputs(tokens, n, dim, dtype, scale=1.0):
+    return streams((tokens,), n, dim, dtype, scale), *parameters(n, dim)
+
+
+PRE = {"norm_eps": 1e-6, "pre_eps": 1e-3, "post_scale": 2.0}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens, n, dim", SHAPES)
+def test_pre(tokens, n, dim, dtype):
+    for scale in (0.1, 1.0, 3.0):
+        inputs = _pre_inputs(tokens, n, dim, dtype, scale)
+        with emulated():
+            made, saved = pallas.mhc_pre(*inputs, **PRE)
+        exact, exactly_saved = _exactly(pre_reference.mhc_pre, *inputs, **PRE)
+        _assert_all_close([*made, *saved], [*exact, *exactly_saved], n * dim)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens, n, dim", SHAPES)
+def test_the_gradients_of_pre(tokens, n, dim, dtype):
+    for scale in (0.1, 1.0, 3.0):
+        inputs = _pre_inputs(tokens, n, dim, dtype, scale)
+        _, saved = pre_reference.mhc_pre(*inputs, **PRE)
+        cotangents = outputs((tokens,), n, dim, dtype)
+        with emulated():
+            made = pallas.mhc_pre_backward(*inputs, saved, cotangents, **PRE)
+        exact = _exactly(pre_reference.mhc_pre_backward, *inputs, saved, cotangents, **PRE)
+        _assert_all_close(made, exact, max(n, tokens) * dim)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_blocks_of_many_tokens_that_take_turns(monkeypatch, dtype):
+    monkeypatch.setattr(_pieces, "MOST_BLOCKS", 2)
+    x, *parameters = _pre_inputs(150, 4, 64, dtype)
+    exact, exactly_saved = _exactly(pre_reference.mhc_pre, x, *parameters, **PRE)
+    phi, alpha, bias, gamma = parameters
+    for fragments, warps in ((4, 4), (2, 8)):
+        with emulated():
+            tile = mhc_pre.MhcPreTile(fragments, warps)
+            weight = phi * gamma.reshape(-1)
+            made = mhc_pre.mhc_pre(x, weight, alpha, bias, **PRE, tile=tile)
+        _assert_all_close(made, [*exact, *exactly_saved], 4 * 64)
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_what_is_not_finite_in_pre_stays_with_its_token(n):
+    x, *parameters = _pre_inputs(33, n, 64, "bfloat16")
+    bad = x.at[3, 0, 1].set(jnp.nan).at[32, 1, 63].set(jnp.inf)
+    cotangents = outputs((33,), n, 64, "bfloat16")
+    kept = np.delete(np.arange(33), [3, 32])
+
+    def run(x):
+        with emulated():
+            made, saved = pallas.mhc_pre(x, *parameters, **PRE)
+            dx, *_ = pallas.mhc_pre_backward(x, *parameters, saved, cotangents, **PRE)
+        return [np.asarray(a).astype(np.float64) for a in (*made, *saved, dx)]
+
+    for a, b in zip(run(bad), run(x), strict=True):
+        np.testing.assert_array_equal(a[kept], b[kept])
+    h_in, *_, dx = run(bad)
+    assert np.isnan(h_in[3]).all() and np.isnan(dx[3]).all() and np.isnan(h_in[32]).any()
+
+
+def test_three_bfloat16_parts_are_a_float32():
+    x = random_array((1000,), "float32", seed=1)
+    parts = np.asarray(split(x)).astype(np.float64)
+    np.testing.assert_array_equal(parts.sum(0), x)
+    assert products(1, 3) == [(0, 2), (0, 1), (0, 0)]
+    assert products(2, 2) == [(0, 1), (1, 0), (0, 0)]
+    assert len(products(3, 3)) == 6
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("n", [2, 4, 8])
+@pytest.mark.parametrize("tokens, dim", [*REAL, (1, 64), (100_000, 64), (100, 8192)])
+def test_tiles_cover_all_tokens_within_bounds(tokens, dim, n, itemsize):
+    tile = mhc_pre.MhcPreTile.choose(tokens, n, dim, itemsize)
+    scratch = _simt._Scratch(_simt.Grid(1, tile.warps), {}, tile.shared(n))
+    assert 4 * scratch.words <= _simt.most_shared_bytes()
+    tile = MhcPreBackwardTile.choose(tokens, n, dim, itemsize)
+    assert (tile.ranges - 1) * tile.tokens < tokens <= tile.ranges * tile.tokens
+    assert 4 * tile.ranges * (8 // n) * (n * n + 2 * n) * n * dim <= 48 * 2**20
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(dispatch, "current_platform", lambda: "cuda")
+
+
+def _structs(*shape_dtypes):
+    return [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shape_dtypes]
+
+
+def _kernels(function, *arguments) -> list[str]:
+    """Names of the kernels that it lowers to, in order."""
+    lowered = jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",))
+    text = lowered.as_text()
+    return [line for line in text.splitlines() if "mosaic_gpu_v2" in line]
+
+
+def _with_gradients(function):
+    """The value and the gradients to all arguments but the last, a cotangent."""
+
+    def both(*arguments):
+        y, pull_back = jax.vjp(function, *arguments[:-1])
+        return y, pull_back(arguments[-1])
+
+    return both
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [2, 4, 8])
+@pytest.mark.parametrize("tokens, dim", REAL)
+def test_post_lowers_with_its_gradients(tokens, dim, n, dtype):
+    shape, f32 = (2, tokens // 2, n, dim), "float32"
+    inputs = _structs(
+        (shape, dtype), ((*shape[:2], dim), dtype), (shape[:3], f32), ((*shape[:3], n), f32)
+    )
+    post = functools.partial(ops.mhc_post, implementation="pallas")
+    assert len(_kernels(_with_gradients(post), *inputs, inputs[0])) == 2
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("eps", [0.0, 1e-6])
+@pytest.mark.parametrize("n", [2, 4, 8])
+@pytest.mark.parametrize("tokens", [8192, 16384])
+def test_sinkhorn_lowers_with_its_gradient(tokens, n, eps):
+    (logits,) = _structs(((2, tokens // 2, n, n), "float32"))
+    sinkhorn = functools.partial(ops.sinkhorn, eps=eps, implementation="pallas")
+    assert len(_kernels(_with_gradients(sinkhorn), logits, logits)) == 2
+
+
+def _pre_structs(batch, n, dim, dtype):
+    rows, f32 = n * n + 2 * n, "float32"
+    shapes = [(rows, n * dim), (3,), (rows,), (n, dim)]
+    return _structs(((*batch, n, dim), dtype), *((shape, f32) for shape in shapes))
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [2, 4, 8])
+@pytest.mark.parametrize("tokens, dim", REAL)
+def test_pre_lowers_with_its_gradients(tokens, dim, n, dtype):
+    batch = (2, tokens // 2)
+    inputs = _pre_structs(batch, n, dim, dtype)
+    shapes = ((dim,), dtype), ((n,), "float32"), ((n, n), "float32")
+    cotangents = tuple(_structs(*(((*batch, *shape), kind) for shape, kind in shapes)))
+    pre = functools.partial(ops.mhc_pre, implementation="pallas")
+    assert len(_kernels(_with_gradients(pre), *inputs, cotangents)) == 3
+
+
+def _layer_loss(x, *parameters):
+    named = {"implementation": "pallas"}
+    h_in, h_post, logits = ops.mhc_pre(x, *parameters, **named)
+    y = ops.mhc_post(x, jnp.sin(h_in), h_post, ops.sinkhorn(logits, **named), **named)
+    return jnp.sum(y.astype(jnp.float32) ** 2)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_a_layer_lowers_under_vmap_checkpoint_and_shard_map():
+    x, *parameters = _pre_structs((8, 3), 4, 64, "bfloat16")
+    gradient = jax.grad(jax.checkpoint(_layer_loss), argnums=(0, 1, 2, 3, 4))
+    batched = jax.vmap(gradient, (0, None, None, None, None))
+    assert len(_kernels(batched, x, *parameters)) == 3 + 4
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+    rows, shared = PartitionSpec("data"), PartitionSpec()
+    sharded = jax.shard_map(
+        gradient, mesh=mesh, in_specs=(rows, *[shared] * 4), out_specs=(rows, *[shared] * 4)
+    )
+    assert _kernels(sharded, x, *parameters)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_nothing_is_launched_for_no_tokens():
+    x, *parameters = _pre_structs((0,), 4, 64, "bfloat16")
+    gradient = jax.value_and_grad(_layer_loss, argnums=(0, 1, 2, 3, 4))
+    assert not _kernels(gradient, x, *parameters)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_none_does_not_take_what_was_not_measured():
+    x, phi, alpha, bias, _ = _pre_inputs(2, 4, 64, "float32")
+    assert not _kernels(lambda x: ops.mhc_pre(x, phi, alpha, bias), x)
+    assert not _kernels(lambda x: ops.mhc_post(x, x[:, 0], x[:, :, 0], x[:, :, :4]), x)
+    assert not _kernels(lambda x: ops.sinkhorn(x[:, :, :4]), x)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_what_the_kernels_do_not_take_is_named():
+    post = functools.partial(ops.mhc_post, implementation="pallas")
+
+    def refused(message, function, *arguments):
+        with pytest.raises(NotImplementedError, match=message):
+            jax.eval_shape(function, *arguments)
+
+    refused("2, 4 or 8 streams, got 3", post, *_post_inputs(2, 3, 64, "float32"))
+    refused("multiple of 64 up to 8192, got 96", post, *_post_inputs(2, 4, 96, "float32"))
+    refused("float32 or bfloat16 values, got float16", post, *_post_inputs(2, 4, 64, "float16"))
+    pre = functools.partial(ops.mhc_pre, implementation="pallas")
+    lite = parameters(4, 64, rows=32)
+    refused("phi of 24 rows for 4 streams, got 32", pre, streams((2,), 4, 64), *lite)
+    refused("multiple of 64 up to 8192, got 65", pre, *_pre_inputs(2, 4, 65, "float32"))
+    sinkhorn = functools.partial(ops.sinkhorn, implementation="pallas")
+    refused("2, 4 or 8 streams, got 5", sinkhorn, jnp.zeros((2, 5, 5)))
+    refused("float32 values, got bfloat16", sinkhorn, jnp.zeros((2, 4, 4), "bfloat16"))
+    long = jax.grad(lambda x: jnp.sum(ops.sinkhorn(x, iterations=999, implementation="pallas")))
+    refused("needs at most 224 iterations of 4 streams, got 999", long, jnp.zeros((2, 4, 4)))
