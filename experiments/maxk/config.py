@@ -29,6 +29,9 @@ class TrainConfig:
       epochs: full-batch steps.
       self_loops: edges added from each node to itself: 0, 1 (where missing), 2 (one more).
       norm: LayerNorm after each convolution.
+      hyper_connections: streams of hyper-connections between the layers; left out, the published
+        network, which has no residual connections.
+      scan_layers: compile one layer and run it as often as there are layers; for deep networks.
       dtype: of the computation; parameters are float32.
       kernel_mode: auto takes what is fastest, maxk insists on a k-sparse kernel, dense expands.
       implementation: of the ops; left out, what is fastest.
@@ -58,6 +61,8 @@ class TrainConfig:
     epochs: int | None = None
     self_loops: int | None = None
     norm: bool = True
+    hyper_connections: int | None = None
+    scan_layers: bool = False
     dtype: Literal["float32", "bfloat16"] = "float32"
     kernel_mode: Literal["auto", "maxk", "dense"] = "auto"
     implementation: Literal["xla", "pallas", "ffi"] | None = None
@@ -141,7 +146,8 @@ class TrainConfig:
             return self.run
         ks = self.layer_ks()
         k = "" if ks is None else "-".join(map(str, sorted(set(ks), reverse=True)))
-        name = f"{self.dataset}-{self.model}-{self.activation}{k}-seed{self.seed}"
+        n = "" if self.hyper_connections is None else f"-mhc{self.hyper_connections}"
+        name = f"{self.dataset}-{self.model}-{self.activation}{k}{n}-seed{self.seed}"
         return Path("runs") / "maxk" / name
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +13,11 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from experiments._runs import discard, shown
 from experiments.maxk import kernels
 from experiments.maxk.config import TrainConfig
 from experiments.maxk.data import Batch, load, make_batch, split_mask
 from jaxgnn import CSRGraph
-from jaxgnn._errors import bad_input
 from jaxgnn.datasets import NodeDataset
 from jaxgnn.models import MaxKGNN
 from jaxgnn.training import (
@@ -94,7 +93,7 @@ def train(
     # All options have been found good: only now is anything written, or thrown away.
     folder = config.run_folder()
     if config.fresh:
-        _discard(folder)
+        discard(folder)
     run = RunFolder(folder, config, may_change=_MAY_CHANGE)
     running = config
     if config.validate_kernels:
@@ -110,15 +109,6 @@ def train(
     return outcome
 
 
-def _discard(folder: Path) -> None:
-    """Removes an earlier run, and nothing that does not look like one."""
-    if not folder.exists():
-        return
-    if not (folder / "config.json").exists():
-        raise bad_input("train", "--run", "a folder of a run when --fresh is given", folder)
-    shutil.rmtree(folder)
-
-
 def _make_model(config: TrainConfig, dataset: NodeDataset, ks) -> MaxKGNN:
     settings = config.recipe()
     return MaxKGNN(
@@ -131,6 +121,8 @@ def _make_model(config: TrainConfig, dataset: NodeDataset, ks) -> MaxKGNN:
         k=ks,
         dropout=settings.dropout,
         norm=config.norm,
+        hyper_connections=config.hyper_connections,
+        scan_layers=config.scan_layers,
         kernel_mode=config.kernel_mode,
         implementation=config.implementation,
         dtype=jnp.dtype(config.dtype),
@@ -250,11 +242,5 @@ def _report(
         f"{config.dataset} {config.model} {label}: best validation at epoch {outcome.epoch}{pace}"
     )
     print(f"test {metric}: {outcome.test:.4f}")
-    print(f"curves: {_shown(curves)}")
+    print(f"curves: {shown(curves)}")
     return outcome
-
-
-def _shown(path: Path) -> Path:
-    """A path as short as it can be said from here."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path

@@ -1,13 +1,15 @@
 """Data sets for node classification: readers of published files, embedded data, generators.
 
-Nothing is downloaded. Every function returns a `NodeDataset` of numpy arrays; `synthetic` alone can
-leave its arrays on the device.
+Nothing is downloaded. Functions return a `NodeDataset` of numpy arrays; `synthetic` alone can leave
+its arrays on the device. `pydoc_text` is a text for language models.
 """
 
 from jaxgnn.datasets._digits import digits as digits
 from jaxgnn.datasets._graphsaint import read_graphsaint as read_graphsaint
 from jaxgnn.datasets._node_dataset import NodeDataset as NodeDataset
 from jaxgnn.datasets._ogb import read_ogb as read_ogb
+from jaxgnn.datasets._pydoc_text import TextDataset as TextDataset
+from jaxgnn.datasets._pydoc_text import pydoc_text as pydoc_text
 from jaxgnn.datasets._readers import READERS as READERS
 from jaxgnn.datasets._readers import read as read
 from jaxgnn.datasets._reddit import read_reddit as read_reddit

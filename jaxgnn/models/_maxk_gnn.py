@@ -14,7 +14,18 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, Normalization
-from jaxgnn.nn import Activation, GCNConv, GINConv, KernelMode, SAGEConv, check_widths
+from jaxgnn.models._layer_scan import LayerScan
+from jaxgnn.nn import (
+    Activation,
+    GCNConv,
+    GINConv,
+    HyperConnection,
+    HyperHead,
+    HyperStack,
+    KernelMode,
+    SAGEConv,
+    check_widths,
+)
 
 Kind = Literal["sage", "gcn", "gin"]
 
@@ -31,6 +42,12 @@ class MaxKGNN(nnx.Module):
     - ``"gcn"``: linear, act, dropout, symmetric normalised sum, bias. ReLU after ``lin_in``.
     - ``"gin"``: linear, act, dropout, ``(1 + ε) h`` plus the sum. ReLU after ``lin_in``.
 
+    As published it has no residual connections, and deep ones lose what tells nodes apart. With
+    ``hyper_connections=n`` LayerNorm and convolution, in this order, are the branch of an
+    ``nn.HyperConnection`` over n streams (as in https://arxiv.org/abs/2601.02451); an
+    ``nn.HyperHead`` and one more LayerNorm stand in front of ``lin_out``. One stream is a residual
+    connection with a gate on either side of the branch.
+
     Args:
       in_features: width of the node features.
       hidden_features: width of the layers.
@@ -40,7 +57,10 @@ class MaxKGNN(nnx.Module):
       activation: ``"maxk"`` or ``"relu"``.
       k: for ``"maxk"``: kept entries per row, one number or one for each layer.
       dropout: probability of zeroing an activated entry in training.
-      norm: LayerNorm after each convolution.
+      norm: LayerNorm after each convolution, or in front of it with ``hyper_connections``.
+      hyper_connections: streams, or None for the published network.
+      scan_layers: run the layers by ``lax.scan``: compiled once however many there are, parameters
+        stacked, one ``k`` for all.
       kernel_mode: ``"auto"``, ``"maxk"`` or ``"dense"``, see ``jaxgnn.nn.SAGEConv``.
       implementation: passed to the ops.
       dtype: of the computation; None for that of the input.
@@ -73,6 +93,8 @@ class MaxKGNN(nnx.Module):
         k: int | Sequence[int] | None = 32,
         dropout: float = 0.5,
         norm: bool = True,
+        hyper_connections: int | None = None,
+        scan_layers: bool = False,
         kernel_mode: KernelMode = "auto",
         implementation: ops.Name | None = None,
         dtype: jnp.dtype | None = None,
@@ -84,16 +106,17 @@ class MaxKGNN(nnx.Module):
         check_widths("MaxKGNN", in_features, hidden_features, out_features)
         if num_layers < 1:
             raise bad_input("MaxKGNN", "num_layers", "at least 1", num_layers)
+        if hyper_connections is not None and hyper_connections < 1:
+            raise bad_input("MaxKGNN", "hyper_connections", "None or at least 1", hyper_connections)
         ks = layer_ks(k if activation == "maxk" else None, num_layers)
-        for layer_k in ks:
-            if layer_k is not None and not 1 <= layer_k <= hidden_features:
-                raise bad_input("MaxKGNN", "k", f"in 1..{hidden_features}", layer_k)
+        _check_ks(ks, hidden_features, scan_layers)
         dtypes = {"dtype": dtype, "param_dtype": param_dtype}
         extra: dict[str, Any] = {"use_linear_bias": True} if kind == "gcn" else {}
         self.kind = kind
         self.num_layers = num_layers
+        self.scan_layers = scan_layers
         self.lin_in = nnx.Linear(in_features, hidden_features, **dtypes, rngs=rngs)
-        self.convolutions = nnx.List(
+        convolutions = [
             _CONVOLUTIONS[kind](
                 hidden_features,
                 hidden_features,
@@ -107,11 +130,22 @@ class MaxKGNN(nnx.Module):
                 rngs=rngs,
             )
             for layer_k in ks
-        )
-        norms = num_layers if norm else 0
-        self.norms = nnx.List(
-            nnx.LayerNorm(hidden_features, epsilon=1e-5, **dtypes, rngs=rngs) for _ in range(norms)
-        )
+        ]
+        norms = [
+            nnx.LayerNorm(hidden_features, epsilon=1e-5, **dtypes, rngs=rngs)
+            # Branches begin with theirs, so that one more ends the network.
+            for _ in range(num_layers + (hyper_connections is not None) if norm else 0)
+        ]
+        if hyper_connections is None and not scan_layers:
+            self.convolutions, self.norms = nnx.List(convolutions), nnx.List(norms)
+            self.body = None
+        elif hyper_connections is None:
+            self.body = LayerScan(_layers(convolutions, norms, scan=True, norm_first=False))
+        else:
+            layers = _layers(convolutions, norms, scan=scan_layers, norm_first=True)
+            options = {"num_streams": hyper_connections, "implementation": implementation}
+            options |= {"features": hidden_features, "rngs": rngs}
+            self.body = _HyperBody(layers, norms[-1] if norm else None, scan_layers, options)
         self.lin_out = nnx.Linear(hidden_features, out_features, **dtypes, rngs=rngs)
 
     def __call__(
@@ -135,13 +169,76 @@ class MaxKGNN(nnx.Module):
         h = self.lin_in(x)
         if self.kind != "sage":
             h = jax.nn.relu(h)
-        for i, (convolution, layer_k) in enumerate(
-            zip(self.convolutions, layer_ks(k, self.num_layers), strict=True)
-        ):
+        ks = layer_ks(k, self.num_layers)
+        if self.body is not None:
+            _check_scan(self.scan_layers, ks)
+            return self.lin_out(self.body(graph, h, rngs=rngs, ks=ks))
+        for i, (convolution, layer_k) in enumerate(zip(self.convolutions, ks, strict=True)):
             h = convolution(graph, h, rngs=rngs, k=layer_k)
             if self.norms:
                 h = self.norms[i](h)
         return self.lin_out(h)
+
+
+class _HyperBody(nnx.Module):
+    """Layers between streams, one stream out of them, and a norm."""
+
+    def __init__(
+        self, layers: list[_Layer], norm: nnx.Module | None, scan: bool, options: dict[str, Any]
+    ):
+        connections = [
+            HyperConnection(layer, layer_index=i, features_argument=1, **options)
+            for i, layer in enumerate(layers)
+        ]
+        self.num_streams = connections[0].num_streams
+        self.stack = LayerScan(connections) if scan else HyperStack(connections)
+        self.head = HyperHead(**options)
+        self.norm = norm
+
+    def __call__(
+        self, graph: CSRGraph, h: Float[Array, "*batch nodes d"], **options: Any
+    ) -> Float[Array, "*batch nodes d"]:
+        h = self.head(self.stack(graph, ops.mhc_expand(h, self.num_streams), **options))
+        return h if self.norm is None else self.norm(h)
+
+
+class _Layer(nnx.Module):
+    """A convolution and its norm, before or behind it; takes its ``k`` from that of all layers."""
+
+    def __init__(
+        self, convolution: nnx.Module, norm: nnx.Module | None, place: int, norm_first: bool
+    ):
+        self.convolution = convolution
+        self.norm = norm
+        self.place = place
+        self.norm_first = norm_first
+
+    def __call__(
+        self,
+        graph: CSRGraph,
+        h: Float[Array, "*batch nodes d"],
+        *,
+        rngs: nnx.Rngs | None,
+        ks: tuple[int | None, ...],
+    ) -> Float[Array, "*batch nodes d"]:
+        if self.norm is not None and self.norm_first:
+            h = self.norm(h)
+        h = self.convolution(graph, h, rngs=rngs, k=ks[self.place])
+        return h if self.norm is None or self.norm_first else self.norm(h)
+
+
+def _layers(
+    convolutions: Sequence[nnx.Module],
+    norms: Sequence[nnx.Module],
+    *,
+    scan: bool,
+    norm_first: bool,
+) -> list[_Layer]:
+    return [
+        # Layers to be scanned may not know their place.
+        _Layer(convolution, norms[i] if norms else None, 0 if scan else i, norm_first)
+        for i, convolution in enumerate(convolutions)
+    ]
 
 
 def layer_ks(k: int | Sequence[int] | None, num_layers: int) -> tuple[int | None, ...]:
@@ -155,3 +252,15 @@ def layer_ks(k: int | Sequence[int] | None, num_layers: int) -> tuple[int | None
     if len(k) != num_layers:
         raise bad_input("MaxKGNN", "k", f"one number, or one for each of {num_layers} layers", k)
     return tuple(k)
+
+
+def _check_ks(ks: tuple[int | None, ...], hidden_features: int, scan_layers: bool) -> None:
+    for layer_k in ks:
+        if layer_k is not None and not 1 <= layer_k <= hidden_features:
+            raise bad_input("MaxKGNN", "k", f"in 1..{hidden_features}", layer_k)
+    _check_scan(scan_layers, ks)
+
+
+def _check_scan(scan_layers: bool, ks: tuple[int | None, ...]) -> None:
+    if scan_layers and len(set(ks)) > 1:
+        raise bad_input("MaxKGNN", "k", "one number for scanned layers", ks)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxgnn import CSRGraph
+from jaxgnn import CSRGraph, ops
 from jaxgnn.models import MaxKGNN
 from jaxgnn.testing import random_array
 from tests.ops._table import BUILT
@@ -143,12 +143,85 @@ def test_a_padded_jraph_batch_gives_each_graph_what_it_gets_alone(kind):
         start += len(alone)
 
 
+@nnx.jit(static_argnames="k")
+def _apply(model, graph, x, k=None):
+    return model(graph, x, k=k)
+
+
+HYPER = {
+    "sage, one stream": ("sage", {"hyper_connections": 1}),
+    "gcn, two streams scanned": ("gcn", {"hyper_connections": 2, "scan_layers": True}),
+}
+
+
+@pytest.mark.parametrize("name", HYPER)
+def test_with_streams_or_scanned_every_parameter_gets_a_gradient(name):
+    kind, options = HYPER[name]
+    model = _model(kind, dropout=0.3, **options)
+
+    @nnx.jit
+    def gradients(model):
+        def loss(model):
+            return jnp.sum(model(GRAPH, X, rngs=nnx.Rngs(dropout=1)) ** 2)
+
+        return nnx.grad(loss)(model)
+
+    for path, gradient in nnx.to_flat_state(gradients(model)):
+        assert float(jnp.abs(gradient[...]).max()) > 0, path
+
+
+@pytest.mark.parametrize("streams", [None, 2])
+def test_a_scan_over_layers_equals_a_loop(streams):
+    loop = _model(hyper_connections=streams)
+    scan = _model(hyper_connections=streams, scan_layers=True)
+    expected = _apply(loop, GRAPH, X, k=2)
+    np.testing.assert_allclose(_apply(scan, GRAPH, X, k=2), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_with_streams_it_is_norm_and_convolution_between_them():
+    model = _model("gcn", activation="relu", k=None, hyper_connections=2)
+
+    @nnx.jit
+    def by_hand(model):
+        x = ops.mhc_expand(jax.nn.relu(model.lin_in(X)), 2)
+        for connection in model.body.stack.layers:
+            h_in, h_post, h_res = connection.pre(x)
+            layer = connection.layer
+            branch = layer.convolution(GRAPH.normalized("sym"), layer.norm(h_in))
+            x = connection.post(x, branch, h_post, h_res)
+        return model.lin_out(model.body.norm(model.body.head(x)))
+
+    np.testing.assert_allclose(_apply(model, GRAPH, X), by_hand(model), rtol=1e-4, atol=1e-5)
+
+
+def test_with_streams_k_may_differ_by_layer_and_be_overridden():
+    expected = _apply(_model(k=(4, 2), hyper_connections=2), GRAPH, X)
+    overridden = _apply(_model(k=(8, 8), hyper_connections=2), GRAPH, X, k=(4, 2))
+    np.testing.assert_allclose(overridden, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_without_streams_depth_makes_all_nodes_alike_and_with_streams_it_does_not():
+    graph = GRAPH.with_self_loops()
+
+    def spread(**options):
+        model = _model("gcn", num_layers=48, scan_layers=True, **options)
+        y = np.asarray(_apply(model, graph, X))
+        return y.std(axis=0).mean() / np.abs(y).mean()
+
+    assert spread(hyper_connections=2) > 3 * spread()
+
+
 BAD = {
     "kind": ({"kind": "gat"}, "kind must be one of sage, gcn, gin"),
     "k zero": ({"k": 0}, r"k must be in 1\.\.16, got 0"),
     "k too large": ({"k": 17}, r"k must be in 1\.\.16, got 17"),
     "k length": ({"k": (1, 2, 3)}, "one for each of 2 layers"),
     "k missing": ({"k": None}, "k must be given"),
+    "no streams": ({"hyper_connections": 0}, "hyper_connections must be None or at least 1, got 0"),
+    "k of a scan": (
+        {"k": (4, 2), "scan_layers": True},
+        r"one number for scanned layers, got \(4, 2",
+    ),
     "no layers": ({"num_layers": 0}, "num_layers must be at least 1"),
 }
 

@@ -1,0 +1,168 @@
+"""One training run of the language model, from options to a picture of its curves."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from experiments._runs import discard, shown
+from experiments.mhc.config import TrainConfig
+from experiments.mhc.data import Batch, all_pieces, random_pieces
+from jaxgnn.datasets import TextDataset, pydoc_text
+from jaxgnn.models import CausalLM
+from jaxgnn.training import FitResult, LoopConfig, RunFolder, fit, jit_apply, plot_curves
+
+_BYTES = 256
+# What may differ when a run is resumed: where, not what. Not `steps`: the learning rate's schedule
+# ends with them.
+_MAY_CHANGE = ("run", "fresh", "progress", "checkpoint_every")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run reached.
+
+    Attributes:
+      label: names the run in tables and pictures.
+      validation: mean cross entropy on the validation text behind the last step, nats a byte.
+      train: mean of the training loss over the last tenth of the steps.
+      parameters: trained numbers.
+      ms_per_step: mean time of a step; None if the run had been complete already.
+      history: a row for each step.
+      curves: the picture.
+    """
+
+    label: str
+    validation: float
+    train: float
+    parameters: int
+    ms_per_step: float | None
+    history: list[dict[str, float]]
+    curves: Path
+
+
+def train(config: TrainConfig, dataset: TextDataset | None = None) -> Outcome:
+    """Trains one model and writes its curves, metrics and checkpoints to the run folder.
+
+    Args:
+      config: the options.
+      dataset: the text, if it is read already.
+
+    Raises:
+      ValueError: if an option is at fault.
+    """
+    config.check()
+    if dataset is None:
+        dataset = pydoc_text(seed=config.seed)
+    batches = random_pieces(dataset.train, config.context, config.batch_size, config.seed)
+    validation = all_pieces(dataset.validation, config.context, config.batch_size)
+    loop = LoopConfig(
+        steps=config.steps,
+        eval_every=config.eval_every,
+        checkpoint_every=config.checkpoint_every,
+        seed=config.seed,
+    )
+    model = _make_model(config)
+    nnx.eval_shape(lambda model: _loss(model, batches(1), nnx.Rngs(0))[0], model)
+    # All options have been found good: only now is anything written, or thrown away.
+    folder = config.run_folder()
+    if config.fresh:
+        discard(folder)
+    run = RunFolder(folder, config, may_change=_MAY_CHANGE)
+    result = fit(
+        model,
+        _optimizer(config),
+        _loss,
+        batches,
+        config=loop,
+        evaluate=_Evaluation(validation),
+        run=run,
+        progress=config.progress,
+    )
+    return _report(config, result, run)
+
+
+class _Evaluation:
+    """Mean cross entropy over ``pieces [batches, batch, context + 1]``."""
+
+    def __init__(self, pieces: np.ndarray):
+        self._pieces = pieces
+        self._loss = jit_apply(_cross_entropy)
+
+    def __call__(self, model: CausalLM) -> dict[str, float]:
+        losses = [self._loss(model, batch) for batch in self._pieces]
+        return {"validation loss": float(np.mean(jax.device_get(losses)))}
+
+
+def _make_model(config: TrainConfig) -> CausalLM:
+    return CausalLM(
+        _BYTES,
+        config.features,
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        hyper_connections=config.hyper_connections or None,
+        recompute_every=config.recompute_every,
+        implementation=config.implementation,
+        dtype=jnp.dtype(config.dtype),
+        rngs=nnx.Rngs(config.seed),
+    )
+
+
+def _cross_entropy(model: CausalLM, batch: Batch | jax.Array) -> jax.Array:
+    batch = jnp.asarray(batch)
+    logits = model(batch[:, :-1]).astype(jnp.float32)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, batch[:, 1:]).mean()
+
+
+def _loss(model: CausalLM, batch: Batch, rngs: nnx.Rngs) -> tuple[jax.Array, dict[str, jax.Array]]:
+    return _cross_entropy(model, batch), {}
+
+
+def _optimizer(config: TrainConfig) -> optax.GradientTransformation:
+    rate = optax.warmup_cosine_decay_schedule(
+        init_value=0.0,
+        peak_value=config.learning_rate,
+        warmup_steps=config.steps // 10,
+        decay_steps=max(config.steps, 1),
+        end_value=0.1 * config.learning_rate,
+    )
+    return optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.adamw(
+            rate,
+            b2=0.95,
+            weight_decay=config.weight_decay,
+            # Scales, gates and biases have a value of their own to stay at.
+            mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params),
+        ),
+    )
+
+
+def _report(config: TrainConfig, result: FitResult[CausalLM], run: RunFolder) -> Outcome:
+    curves = run.path / "curves.png"
+    plot_curves({config.label(): result.history}, curves)
+    last = result.history[-max(1, config.steps // 10) :]
+    outcome = Outcome(
+        label=config.label(),
+        validation=last[-1]["validation loss"],
+        train=float(np.mean([row["loss"] for row in last])),
+        parameters=sum(p.size for p in jax.tree.leaves(nnx.state(result.model, nnx.Param))),
+        ms_per_step=result.ms_per_step,
+        history=result.history,
+        curves=curves,
+    )
+    summary = {name: getattr(outcome, name) for name in ("validation", "train", "parameters")}
+    run.write_json("result.json", {"metric": "cross entropy, nats a byte", **summary})
+    pace = "" if outcome.ms_per_step is None else f", {outcome.ms_per_step:.0f} ms a step"
+    bits = outcome.validation / math.log(2)
+    print(f"{outcome.label}: {outcome.parameters:,} parameters{pace}")
+    print(f"validation loss: {outcome.validation:.4f} ({bits:.3f} bits a byte)")
+    print(f"curves: {shown(curves)}")
+    return outcome

@@ -1,0 +1,72 @@
+"""Text that every Python carries: the help on its keywords and topics."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class TextDataset:
+    """Text as bytes, in two parts without a paragraph in common.
+
+    Attributes:
+        name: what the data set is called.
+        train: [bytes] uint8.
+        validation: [bytes] uint8.
+    """
+
+    name: str
+    train: np.ndarray
+    validation: np.ndarray
+
+
+def pydoc_text(validation: float = 0.1, *, seed: int = 0) -> TextDataset:
+    """The language reference that `help("topics")` reads, split by topic, without any download.
+
+    About 400 kB of English and code, in UTF-8. Topics quote each other: a paragraph that several
+    have stays with the first by name, since the same one in both parts would be a test of memory.
+    The text differs a little between versions of Python.
+
+    Args:
+        validation: fraction of the topics' bytes that is kept from training, between 0 and 1.
+        seed: of the choice of topics.
+
+    Returns:
+        The text. Each topic begins with its name.
+
+    Raises:
+        ValueError: `validation` leaves no topic to one of the parts.
+    """
+    from pydoc_data.topics import topics
+
+    if not 0 < validation < 1:
+        raise ValueError(f"datasets.pydoc_text: validation: expected in (0, 1), got {validation}")
+    documents = [text.encode() for text in _without_repeats(topics)]
+    room = validation * sum(map(len, documents))
+    parts: dict[str, list[bytes]] = {"train": [], "validation": []}
+    for i in np.random.default_rng(seed).permutation(len(documents)):
+        # Topics differ in size a hundredfold: one that is too large leaves room for others.
+        fits = len(documents[i]) <= room
+        room -= len(documents[i]) if fits else 0
+        parts["validation" if fits else "train"].append(documents[i])
+    if not all(parts.values()):
+        expected = "a fraction that leaves topics to both parts"
+        raise ValueError(f"datasets.pydoc_text: validation: expected {expected}, got {validation}")
+    arrays = {name: np.frombuffer(b"".join(texts), np.uint8) for name, texts in parts.items()}
+    return TextDataset(name="pydoc", **arrays)
+
+
+def _without_repeats(topics: dict[str, str]) -> list[str]:
+    """The topics by name, each paragraph where it comes first; spaces make no difference."""
+    seen: set[str] = set()
+    documents = []
+    for name, text in sorted(topics.items()):
+        fresh = []
+        for paragraph in text.split("\n\n"):
+            words = " ".join(paragraph.split())
+            if words and words not in seen:
+                seen.add(words)
+                fresh.append(paragraph.strip("\n"))
+        if fresh:
+            documents.append("\n\n".join([name, *fresh]) + "\n\n\n")
+    return documents

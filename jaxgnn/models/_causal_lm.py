@@ -1,0 +1,177 @@
+"""A causal language model, with residual connections or hyper-connections."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from jaxgnn import ops
+from jaxgnn._errors import bad_input
+from jaxgnn.nn import HyperConnection, HyperHead, HyperStack, check_widths
+
+# Slowest rotation of a pair of features, in tokens: far beyond any text that is seen in training.
+_ROTARY_BASE = 10_000.0
+
+
+class CausalLM(nnx.Module):
+    """Decoder-only transformer: what comes next, from what came before.
+
+    Embedding, then ``num_layers`` times attention and a gated MLP, each behind an RMSNorm, then an
+    RMSNorm and the transposed embedding. Positions are rotary (https://arxiv.org/abs/2104.09864),
+    so that any length will do. A branch is added to its input, or with ``hyper_connections=n``
+    wrapped in an ``nn.HyperConnection`` over n streams; all else is the same.
+
+    Args:
+      vocabulary: number of different tokens; 256 for bytes.
+      features: width.
+      num_layers: attentions, and as many MLPs.
+      num_heads: of attention; ``features`` is divided by it, into even parts.
+      hidden_features: width inside the MLPs; None for ``8/3 features``, rounded up to 8.
+      hyper_connections: streams, or None for residual connections.
+      recompute_every: branches between stored streams, see ``nn.HyperStack``.
+      implementation: passed to the ops.
+      dtype: of the computation; None for that of the parameters.
+      param_dtype: of the parameters.
+      rngs: for the initial parameters.
+
+    Raises:
+      ValueError: if an option is not as above.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn.models import CausalLM
+      >>> model = CausalLM(256, 32, num_layers=2, num_heads=4, rngs=nnx.Rngs(0))
+      >>> model(jnp.zeros((3, 10), jnp.int32)).shape
+      (3, 10, 256)
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        features: int,
+        *,
+        num_layers: int,
+        num_heads: int,
+        hidden_features: int | None = None,
+        hyper_connections: int | None = None,
+        recompute_every: int | None = None,
+        implementation: ops.Name | None = None,
+        dtype: jnp.dtype | None = None,
+        param_dtype: jnp.dtype = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        hidden = -(-features // 3) * 8 if hidden_features is None else hidden_features
+        check_widths("CausalLM", vocabulary, features, hidden)
+        if num_layers < 1:
+            raise bad_input("CausalLM", "num_layers", "at least 1", num_layers)
+        if num_heads < 1 or features % (2 * num_heads):
+            expected = f"a divisor of {features} that leaves heads of even width"
+            raise bad_input("CausalLM", "num_heads", expected, num_heads)
+        if hyper_connections is None and recompute_every is not None:
+            raise bad_input(
+                "CausalLM", "recompute_every", "None without hyper_connections", recompute_every
+            )
+        options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        # Logits of order one from a normalised state.
+        small = nnx.initializers.normal(features**-0.5)
+        self.embedding = nnx.Embed(vocabulary, features, embedding_init=small, **options)
+        branches: list[nnx.Module] = []
+        for _ in range(num_layers):
+            branches.append(_Attention(features, num_heads, **options))
+            branches.append(_GatedMLP(features, hidden, **options))
+        if hyper_connections is None:
+            self.body = _Residuals(branches)
+        else:
+            streams = {"num_streams": hyper_connections, "implementation": implementation}
+            self.body = _HyperConnections(branches, features, recompute_every, streams, rngs)
+        self.norm = nnx.RMSNorm(features, **options)
+
+    def __call__(self, tokens: Int[Array, "*batch time"]) -> Float[Array, "*batch time vocabulary"]:
+        """Logits of the token behind each token, from those up to it."""
+        h = self.body(self.embedding(tokens))
+        return self.embedding.attend(self.norm(h))
+
+
+class _Residuals(nnx.Module):
+    """Adds each branch to its input."""
+
+    def __init__(self, branches: list[nnx.Module]):
+        self.branches = nnx.List(branches)
+
+    def __call__(self, h: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
+        for branch in self.branches:
+            h = h + branch(h)
+        return h
+
+
+class _HyperConnections(nnx.Module):
+    """Each branch between streams, of which the head makes one again."""
+
+    def __init__(
+        self,
+        branches: list[nnx.Module],
+        features: int,
+        recompute_every: int | None,
+        options: dict[str, Any],
+        rngs: nnx.Rngs,
+    ):
+        connections = [
+            HyperConnection(branch, features, layer_index=i, **options, rngs=rngs)
+            for i, branch in enumerate(branches)
+        ]
+        self.num_streams = connections[0].num_streams
+        self.stack = HyperStack(connections, recompute_every=recompute_every)
+        self.head = HyperHead(features, **options, rngs=rngs)
+
+    def __call__(self, h: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
+        return self.head(self.stack(ops.mhc_expand(h, self.num_streams)))
+
+
+class _Attention(nnx.Module):
+    """Norm, then attention to the past."""
+
+    def __init__(self, features: int, num_heads: int, *, dtype, param_dtype, rngs: nnx.Rngs):
+        options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        self.num_heads = num_heads
+        self.norm = nnx.RMSNorm(features, **options)
+        self.query_key_value = nnx.Linear(features, 3 * features, use_bias=False, **options)
+        self.out = nnx.Linear(features, features, use_bias=False, **options)
+
+    def __call__(self, h: Float[Array, "*batch time d"]) -> Float[Array, "*batch time d"]:
+        projected = self.query_key_value(self.norm(h))
+        split = projected.reshape(*h.shape[:-1], 3, self.num_heads, -1)
+        query, key, value = (split[..., i, :, :] for i in range(3))  # [*batch, time, heads, width]
+        y = jax.nn.dot_product_attention(rotate(query), rotate(key), value, is_causal=True)
+        return self.out(y.reshape(h.shape))
+
+
+class _GatedMLP(nnx.Module):
+    """Norm, then ``W_out (silu(W_gate h) * W_in h)``."""
+
+    def __init__(self, features: int, hidden: int, *, dtype, param_dtype, rngs: nnx.Rngs):
+        options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        self.norm = nnx.RMSNorm(features, **options)
+        self.gate_in = nnx.Linear(features, 2 * hidden, use_bias=False, **options)
+        self.out = nnx.Linear(hidden, features, use_bias=False, **options)
+
+    def __call__(self, h: Float[Array, "*batch time d"]) -> Float[Array, "*batch time d"]:
+        gate, value = jnp.split(self.gate_in(self.norm(h)), 2, axis=-1)
+        return self.out(jax.nn.silu(gate) * value)
+
+
+def rotate(x: Float[Array, "*batch time heads width"]) -> Float[Array, "*batch time heads width"]:
+    """Turns pairs of features by angles in proportion to the position, each pair at its own rate.
+
+    Inner products of rotated vectors depend on how far apart they are, not on where.
+    """
+    time, width = x.shape[-3], x.shape[-1]
+    rates = _ROTARY_BASE ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width)
+    angles = jnp.arange(time, dtype=jnp.float32)[:, None, None] * rates  # [time, 1, width / 2]
+    cos, sin = jnp.cos(angles).astype(x.dtype), jnp.sin(angles).astype(x.dtype)
+    first, second = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
