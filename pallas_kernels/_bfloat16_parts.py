@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels._warp import Value, Warp
+from pallas_kernels._values import Value
+from pallas_kernels._warp import Warp
 
 PARTS = 3
 # Exponent and mantissa bits of bfloat16.

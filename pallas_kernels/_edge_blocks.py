@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import _simt
-from pallas_kernels._warp import Array, Value, Warp
+from pallas_kernels._values import Array, Value
+from pallas_kernels._warp import Warp
 
 # Bits of an entry that name its row; the others name its sender.
 _ROW_BITS = 8

@@ -14,7 +14,8 @@ from pallas_kernels import _simt
 from pallas_kernels._bfloat16_parts import PARTS, add_products, split, split_words
 from pallas_kernels._pieces import striding_blocks
 from pallas_kernels._streams import READ_BYTES, read_once
-from pallas_kernels._warp import LANES, Array, Value, Warp
+from pallas_kernels._values import Array, Value
+from pallas_kernels._warp import LANES, Warp
 
 _FRAGMENT = 16  # tokens that a warp takes at once; also rows of phi are padded to so many
 _GROUP = 8  # rows of phi of a fragment

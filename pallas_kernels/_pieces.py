@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import _simt
-from pallas_kernels._warp import LANES, Array, Value, Warp
+from pallas_kernels._values import Array, Value
+from pallas_kernels._warp import LANES, Warp
 
 # The grid does not depend on the device at hand, so that lowering needs none: enough blocks for the
 # multiprocessors of an H200, each of which has room for up to 32.

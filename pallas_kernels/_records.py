@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from pallas_kernels import _simt
 from pallas_kernels._pieces import lanes_before, striding_blocks
-from pallas_kernels._warp import LANES, Array, Warp
+from pallas_kernels._values import Array
+from pallas_kernels._warp import LANES, Warp
 
 # Sums of more columns are too many for eight rows a warp, which take 32 KiB of shared memory.
 _MOST_COLUMNS_OF_GROUPS = 1024

@@ -21,7 +21,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, gpu, llvm, nvvm, scf
 
-from pallas_kernels._warp import LANES, Array, Shared, Value, Warp
+from pallas_kernels._values import Array, Shared, Value
+from pallas_kernels._warp import LANES, Warp
 
 _WARPS_PER_WARPGROUP = 4
 # Shared memory of a block: 227 KiB on the chips of data centres, 99 KiB on others, some of which

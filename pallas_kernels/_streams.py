@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from pallas_kernels._warp import Array, Value, Warp
+from pallas_kernels._values import Array, Value
+from pallas_kernels._warp import Warp
 
 READ_BYTES = 16  # the most that a lane reads at once
 

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from pallas_kernels import _simt
 from pallas_kernels._pieces import lanes_before, striding_blocks
-from pallas_kernels._warp import LANES, Array, Shared, Value, Warp
+from pallas_kernels._values import Array, Shared, Value
+from pallas_kernels._warp import LANES, Warp
 
 # Of a row, which a warp holds in registers.
 MOST_COLUMNS = 1024

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from pallas_kernels import _simt
 from pallas_kernels._pieces import striding_blocks
 from pallas_kernels._streams import READ_BYTES, combine, load_floats, read_once
-from pallas_kernels._warp import LANES, Array, Value, Warp
+from pallas_kernels._values import Array, Value
+from pallas_kernels._warp import LANES, Warp
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from pallas_kernels._bfloat16_parts import PARTS, add_products, split, split_wor
 from pallas_kernels._mhc_pre_backward import mhc_pre_backward
 from pallas_kernels._pieces import striding_blocks
 from pallas_kernels._streams import READ_BYTES, combine, read_once
-from pallas_kernels._warp import LANES, Array, Value, Warp
+from pallas_kernels._values import Array, Value
+from pallas_kernels._warp import LANES, Warp
 
 __all__ = ["MhcPreTile", "mhc_pre", "mhc_pre_backward"]
 

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from pallas_kernels import _simt
 from pallas_kernels._pieces import striding_blocks, warps_with_rows
-from pallas_kernels._warp import LANES, Array, Shared, Value, Warp
+from pallas_kernels._values import Array, Shared, Value
+from pallas_kernels._warp import LANES, Warp
 
 Matrix = list[list[Value]]  # [row][column], the rows that a lane has
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 
 from pallas_kernels import _simt
 from pallas_kernels._pieces import Pieces, add_pieces, load_row, warps_with_rows
-from pallas_kernels._warp import LANES, Array, Shared, Warp
+from pallas_kernels._values import Array, Shared
+from pallas_kernels._warp import LANES, Warp
 
 # Lanes of 16 bytes that read a neighbour, widest first: fewer passes over the edges. The slice of
 # x that they read should stay in a second-level cache, of which this much is left for it.

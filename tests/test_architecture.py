@@ -47,7 +47,7 @@ HOMES = {
 }
 
 
-# Ops without native sources. So far they have no GPU kernels to be timed beside XLA either.
+# Ops without native sources, and so far without a benchmark.
 WITHOUT_COMPILED_KERNELS = {"mhc_pre", "mhc_post", "mhc_post_pre", "mhc_head", "sinkhorn"}
 
 

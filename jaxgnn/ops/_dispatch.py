@@ -152,7 +152,7 @@ def pallas(
         reason = _other_dtype(dtypes, args)
         return limits(*args, **options) if reason is None else reason
 
-    return Implementation({"cuda": run}, unsupported, missing=_too_old_a_gpu)
+    return Implementation({"cuda": run}, unsupported, missing=_no_mosaic_gpu)
 
 
 def _other_dtype(dtypes: tuple[str, ...], args: Any) -> str | None:
@@ -165,8 +165,13 @@ def _other_dtype(dtypes: tuple[str, ...], args: Any) -> str | None:
     return None
 
 
-def _too_old_a_gpu(platform: Platform) -> str | None:
-    """Why Mosaic GPU kernels do not run on the GPU at hand; None if they do or there is none."""
+@functools.cache
+def _no_mosaic_gpu(platform: Platform) -> str | None:
+    """Why Mosaic GPU kernels do not run here; None if they do, or would if there were a GPU."""
+    try:
+        import pallas_kernels._simt  # noqa: F401
+    except ImportError as error:
+        return f"needs a jaxlib with Mosaic GPU: {error}"
     if jax.default_backend() != "gpu":
         return None
     found = str(getattr(jax.local_devices()[0], "compute_capability", "none"))

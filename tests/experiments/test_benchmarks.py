@@ -371,8 +371,9 @@ def test_the_median_is_taken_after_a_warm_up():
 @pytest.mark.parametrize("k", [None, 4])
 @pytest.mark.filterwarnings("ignore")  # torch's, about its sparse tensors
 def test_torch_geometric_has_the_same_network(k):
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("torch_geometric")
+    needs = "reason: needs {}, which this project does not install"
+    torch = pytest.importorskip("torch", reason=needs.format("torch"))
+    pytest.importorskip("torch_geometric", reason=needs.format("torch-geometric"))
     from experiments.benchmarks import _pyg
 
     settings = dataclasses.replace(recipe("synthetic", "sage", "relu"), hidden_features=16)

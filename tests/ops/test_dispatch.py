@@ -1,6 +1,7 @@
 """Choosing implementations: names never fall back, None always works, settings retrace."""
 
 import functools
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +45,19 @@ def test_a_name_without_an_implementation_says_what_it_needs():
     needs = r"segment_softmax\[pallas\]: needs .*xla.*got pallas"
     with pytest.raises(NotImplementedError, match=needs):
         ops.segment_softmax(GRAPH, jnp.ones(GRAPH.num_edges), implementation="pallas")
+
+
+def test_without_mosaic_gpu_the_pallas_kernels_are_passed_over(monkeypatch):
+    from jaxgnn.ops.maxk_spmm import FORWARD
+
+    dispatch._no_mosaic_gpu.cache_clear()
+    monkeypatch.setitem(sys.modules, "pallas_kernels._simt", None)
+    try:
+        assert "Mosaic GPU" in str(FORWARD.unavailable("pallas", "cuda"))
+        assert FORWARD.choose("cuda", GRAPH, ops.maxk(X, 1)) != "pallas"
+        assert ops.maxk_spmm(GRAPH, ops.maxk(X, 1)).shape == (GRAPH.num_rows, 8)
+    finally:
+        dispatch._no_mosaic_gpu.cache_clear()
 
 
 @pytest.mark.skipif(not ON_CPU, reason="reason: Pallas kernels run on a GPU")

@@ -133,17 +133,21 @@ def test_repeated_runs_are_equal_to_the_bit(forward):
         assert_bit_equal(first, run())
 
 
+# What None takes of maxk_spmm and of spmm, where all that can be compiled was.
+COMPILED = {"cpu": ("ffi", "ffi"), "cuda": ("pallas", "ffi")}
+
+
 @pytest.fixture
 def called(monkeypatch):
-    """Names of the kernels that ops ask for, in order."""
-    names, call = [], type(FORWARD).__call__
+    """The kernels that ops ask for, and which implementation ``None`` takes here of each."""
+    chosen, call = {}, type(FORWARD).__call__
 
-    def record(self, *args, **options):
-        names.append(self.name)
-        return call(self, *args, **options)
+    def record(self, request, *args, **options):
+        chosen[self.name] = self.choose(current_platform(), *args, **options)
+        return call(self, request, *args, **options)
 
     monkeypatch.setattr(type(FORWARD), "__call__", record)
-    return names
+    return chosen
 
 
 def test_none_falls_through_to_dense_spmm_beyond_the_break_even(called):
@@ -155,10 +159,11 @@ def test_none_falls_through_to_dense_spmm_beyond_the_break_even(called):
         called.clear()
         kept = _kept(graph.num_cols, dim, k, "float32")
         jax.jit(lambda kept: ops.maxk_spmm(graph, kept)).trace(kept)
-        return "maxk_spmm" in called, "spmm" in called
+        return called.get("maxk_spmm"), called.get("spmm")
 
-    assert kernels(int(limit * dim)) == (True, False)
-    assert kernels(int(limit * dim) + 1) == (False, True)
+    sparse, dense = COMPILED[current_platform()]
+    assert kernels(int(limit * dim)) == (sparse, None)
+    assert kernels(int(limit * dim) + 1) == (None, dense)
 
 
 def test_none_takes_the_dense_product_where_no_k_sparse_kernel_runs(monkeypatch, called):
@@ -168,7 +173,7 @@ def test_none_takes_the_dense_product_where_no_k_sparse_kernel_runs(monkeypatch,
     called.clear()
     jax.jit(lambda kept: ops.maxk_spmm(graph, kept)).trace(kept)
     assert "maxk_spmm" not in called
-    assert "spmm" in called
+    assert called["spmm"] == COMPILED[current_platform()][1]
 
 
 def _refuse(original):

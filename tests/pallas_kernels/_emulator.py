@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels import _simt
-from pallas_kernels._warp import LANES, Array, Shared, Value, Warp
+from pallas_kernels._values import Array, Shared, Value
+from pallas_kernels._warp import LANES, Warp
 
 _DTYPES = {"bool": np.bool_, "i32": np.int32, "u32": np.uint32, "i64": np.int64, "f32": np.float32}
 _OPS: dict[str, Any] = {

@@ -1,0 +1,249 @@
+"""What a kernel computes with: a number in each lane, and arrays in global and shared memory.
+
+They say what is meant; the ``Warp`` that they belong to does it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+
+if TYPE_CHECKING:
+    from pallas_kernels._warp import Warp
+
+# What a Value can be; uint8 and uint16 arrays are read as i32, floats of 16 bits as f32.
+KINDS = ("bool", "i32", "u32", "i64", "f32")
+_KIND_OF_DTYPE = {
+    "int32": "i32",
+    "int64": "i64",
+    "uint8": "i32",
+    "uint16": "i32",
+    "uint32": "u32",
+    "float32": "f32",
+    "bfloat16": "f32",
+    "float16": "f32",
+}
+
+
+class Value:
+    """A number in each lane, with the operators of its kind; mixes with Python numbers."""
+
+    __slots__ = ("data", "kind", "warp")
+
+    def __init__(self, warp: Warp, kind: str, data: Any):
+        self.warp, self.kind, self.data = warp, kind, data
+
+    def __bool__(self):
+        raise TypeError("a Value is known on the device only: use Warp.when or select")
+
+    def _binary(self, op: str, other: Any, swapped: bool = False) -> Value:
+        a, b = self.warp.alike(self, other)
+        return self.warp.binary(op, *((b, a) if swapped else (a, b)))
+
+    def _compare(self, op: str, other: Any) -> Value:
+        return self.warp.compare(op, *self.warp.alike(self, other))
+
+    def __add__(self, other):
+        return self._binary("add", other)
+
+    def __sub__(self, other):
+        return self._binary("sub", other)
+
+    def __rsub__(self, other):
+        return self._binary("sub", other, swapped=True)
+
+    def __mul__(self, other):
+        return self._binary("mul", other)
+
+    def __and__(self, other):
+        return self._binary("and", other)
+
+    def __or__(self, other):
+        return self._binary("or", other)
+
+    def __xor__(self, other):
+        return self._binary("xor", other)
+
+    def __lshift__(self, other):
+        return self._binary("shl", other)
+
+    def __rlshift__(self, other):
+        return self._binary("shl", other, swapped=True)
+
+    def __rshift__(self, other):
+        return self._binary("shr", other)
+
+    def __floordiv__(self, other):
+        """The quotient of integers that are not negative."""
+        if isinstance(other, int) and other & (other - 1) == 0:
+            return self >> (other.bit_length() - 1)
+        return self._binary("div", other)
+
+    def __mod__(self, other):
+        """The remainder of integers that are not negative."""
+        if isinstance(other, int) and other & (other - 1) == 0:
+            return self & (other - 1)
+        return self._binary("rem", other)
+
+    __radd__, __rmul__, __rand__, __ror__ = __add__, __mul__, __and__, __or__
+
+    def __invert__(self):
+        return self ^ (True if self.kind == "bool" else -1)
+
+    def __lt__(self, other):
+        return self._compare("lt", other)
+
+    def __le__(self, other):
+        return self._compare("le", other)
+
+    def __gt__(self, other):
+        return self._compare("gt", other)
+
+    def __ge__(self, other):
+        return self._compare("ge", other)
+
+    # Equality is elementwise, as of arrays; a Value is no key of a dictionary.
+    def __eq__(self, other):  # pyrefly: ignore[bad-override]
+        return self._compare("eq", other)
+
+    def __ne__(self, other):  # pyrefly: ignore[bad-override]
+        return self._compare("ne", other)
+
+    __hash__ = None  # pyrefly: ignore[bad-override]
+
+    def least(self, other) -> Value:
+        """The lesser of two."""
+        return self._binary("min", other)
+
+    def most(self, other) -> Value:
+        """The greater of two."""
+        return self._binary("max", other)
+
+    def to(self, kind: str) -> Value:
+        """Converted: numbers by their value, ``bool`` to 0 and 1."""
+        return self if kind == self.kind else self.warp.convert(self, kind)
+
+    def bits(self, kind: str) -> Value:
+        """The same 32 bits as another kind."""
+        return self if kind == self.kind else self.warp.bitcast(self, kind)
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array in global memory, or one that a block shares, or a row; indices count its entries.
+
+    Attributes:
+      warp: whose lanes read and write.
+      pointer: its first entry.
+      shape: of the array.
+      dtype: of its entries.
+      constant: whether nothing writes it while the kernel runs.
+      streamed: whether caches need not keep what is read of it; of constant arrays.
+    """
+
+    warp: Warp
+    pointer: Any
+    shape: tuple[int, ...]
+    dtype: Any
+    constant: bool
+    streamed: bool = False
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an entry."""
+        return jnp.dtype(self.dtype).itemsize
+
+    @property
+    def kind(self) -> str:
+        """Kind of the loaded values."""
+        return _KIND_OF_DTYPE[jnp.dtype(self.dtype).name]
+
+    def row(self, number: Value) -> Array:
+        """One row of a matrix; offsets are of 64 bits."""
+        nbytes = self.itemsize
+        for size in self.shape[1:]:
+            nbytes *= size
+        pointer = self.warp.advance(self.pointer, number, nbytes)
+        return dataclasses.replace(self, pointer=pointer, shape=self.shape[1:])
+
+    def shifted(self, entries: Value) -> Array:
+        """The array as if it began so many entries later; its rows keep their length."""
+        pointer = self.warp.advance(self.pointer, entries, self.itemsize)
+        return dataclasses.replace(self, pointer=pointer)
+
+    def load_words(self, index: Any, entries: int = 1) -> list[Value]:
+        """``entries`` neighbours, whose bytes are aligned together, packed in words of 32 bits."""
+        index = self.warp.integer(index)
+        nbytes = entries * self.itemsize
+        access = (self.constant, self.streamed)
+        return self.warp.read(self.pointer, index, self.itemsize, nbytes, *access)
+
+    def load(self, index: Any) -> Value:
+        """One entry."""
+        return self.unpack(self.load_words(index), 0)
+
+    def unpack(self, words: Sequence[Value], entry: int) -> Value:
+        """Entry ``entry`` of what ``load_words`` read."""
+        if self.itemsize == 8:
+            low, high = words[2 * entry].to("i64"), words[2 * entry + 1].to("i64")
+            return high << 32 | low
+        if self.itemsize == 4:
+            return words[entry].bits(self.kind)
+        per_word = 4 // self.itemsize
+        word, width = words[entry // per_word], 8 * self.itemsize
+        at = entry % per_word
+        if jnp.dtype(self.dtype) == jnp.bfloat16:
+            return (word << 16 if at == 0 else word & 0xFFFF0000).bits("f32")
+        part = (word >> (width * at) if at else word) & ((1 << width) - 1)
+        return self.warp.half_to_float(part) if self.kind == "f32" else part.bits("i32")
+
+    def store_words(self, index: Any, words: Sequence[Value], entries: int = 1) -> None:
+        """Writes neighbours as ``load_words`` reads them."""
+        index = self.warp.integer(index)
+        self.warp.write(self.pointer, index, self.itemsize, words, entries * self.itemsize)
+
+    def store(self, index: Any, *values: Value) -> None:
+        """Writes neighbouring entries, whose bytes are aligned together, floats rounded."""
+        words = [self._pack(value) for value in values]
+        if self.itemsize == 2 and len(words) > 1:
+            pairs = zip(words[::2], words[1::2], strict=True)
+            words = [low | high << 16 for low, high in pairs]
+        self.store_words(index, words, len(values))
+
+    def _pack(self, value: Value) -> Value:
+        if self.kind == "f32" and self.itemsize == 2:
+            if jnp.dtype(self.dtype) != jnp.bfloat16:
+                raise NotImplementedError(f"stores of {self.dtype}")
+            return self.warp.to_bfloat16(value)
+        return value.bits("u32")
+
+    def add(self, index: Any, *values: Value) -> None:
+        """Adds to one float32 entry, or to four that are aligned together, atomically."""
+        self.warp.atomic_add(self.pointer, self.warp.integer(index), values)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Words of shared memory that one warp has for itself.
+
+    Attributes:
+      warp: the warp.
+      pointer: its first word.
+      kind: of the values, f32 or i32.
+    """
+
+    warp: Warp
+    pointer: Any
+    kind: str
+
+    def load(self, index: Any) -> Value:
+        """One entry."""
+        return self.warp.read_shared(self.pointer, self.warp.integer(index), self.kind)
+
+    def store(self, index: Any, value: Value) -> None:
+        """Writes one entry."""
+        self.warp.write_shared(self.pointer, self.warp.integer(index), value)
