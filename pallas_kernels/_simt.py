@@ -30,6 +30,7 @@ _WARPS_PER_WARPGROUP = 4
 _MUCH_SHARED, _LITTLE_SHARED = 224 * 1024, 96 * 1024
 _DATA_CENTRE = ("9", "10")
 _SHARED_SPACE = 3  # of addresses, in LLVM
+_OWN_BARRIER = 15  # of the 16 that a block has; Mosaic GPU numbers its own from 0
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,13 @@ class Grid:
       blocks: blocks of a slice.
       warps: warps of a block.
       slices: passes, one after another.
+      cluster: neighbouring blocks that run side by side; it divides their number.
     """
 
     blocks: int
     warps: int
     slices: int = 1
+    cluster: int = 1
 
 
 def most_shared_bytes() -> int:
@@ -87,8 +90,8 @@ def launch(
     ]
     scratch = _Scratch(grid, dict(shared or {}), dict(block_shared or {}))
 
-    def record(_, block, slice_number, memory, *buffers):
-        warp = MosaicWarp(grid, block, slice_number)
+    def record(_, cluster, rank, slice_number, memory, *buffers):
+        warp = MosaicWarp(grid, cluster, rank, slice_number)
         arrays = [
             Array(warp, _global_pointer(buffer), *form)
             for buffer, form in zip(buffers, forms, strict=True)
@@ -111,18 +114,20 @@ def launch(
 def _pallas_kernel(record, results, count, words, name, grid):
     """A Pallas kernel whose body ``record`` writes, given the first ``count`` buffers."""
     splat, reference = plgpu.Layout.WG_SPLAT, plgpu.RefType()
-    inline = plgpu.inline_mgpu(arg_types=(splat, splat, *[reference] * (count + 1)))
+    inline = plgpu.inline_mgpu(arg_types=(*[splat] * 3, *[reference] * (count + 1)))
 
     def body(*buffers, memory):
-        place = lax.axis_index("block"), lax.axis_index("slice")
+        place = (lax.axis_index(axis) for axis in ("cluster", "rank", "slice"))
         inline(record)(*place, memory, *buffers[:count])
 
     body.__name__ = name
     return plgpu.kernel(
         body,
         out_type=results,
-        grid=(grid.slices, grid.blocks),
-        grid_names=("slice", "block"),
+        grid=(grid.slices, grid.blocks // grid.cluster),
+        grid_names=("slice", "cluster"),
+        cluster=(grid.cluster,),
+        cluster_names=("rank",),
         num_threads=-(-grid.warps // _WARPS_PER_WARPGROUP),
         thread_name="warpgroup",
         scratch_types={"memory": plgpu.SMEM((words,), jnp.float32)},
@@ -228,12 +233,14 @@ _OPS = {
 class MosaicWarp(Warp):
     """Records instructions where MLIR's insertion point is."""
 
-    def __init__(self, grid: Grid, block, slice_number):
+    def __init__(self, grid: Grid, cluster, rank, slice_number):
         self.thread, self.threads = Value(self, "i32", utils.thread_idx()), grid.warps * LANES
         self.lane, self.in_block = self.thread % LANES, self.thread // LANES
         self.slice = Value(self, "i32", slice_number.registers.item())
         self.slices, self.count = grid.slices, grid.blocks * grid.warps
-        self.block = Value(self, "i32", block.registers.item())
+        self.rank, self.cluster = Value(self, "i32", rank.registers.item()), grid.cluster
+        first = Value(self, "i32", cluster.registers.item()) * grid.cluster
+        self.block = first if grid.cluster == 1 else first + self.rank
         self.number = self.block * grid.warps + self.in_block
 
     # -- control flow --------------------------------------------------------------------------
@@ -440,11 +447,50 @@ class MosaicWarp(Warp):
 
     def barrier(self):
         """See ``Warp``."""
-        if self.threads % (_WARPS_PER_WARPGROUP * LANES):
-            raise ValueError("the barrier also waits for warps that make up a warpgroup")
-        gpu.barrier()
+        if self.threads % (_WARPS_PER_WARPGROUP * LANES) == 0:
+            gpu.barrier()
+        else:  # warps that only make up a warpgroup do not come here
+            self._order(f"bar.sync {_OWN_BARRIER}, {self.threads};")
+
+    # -- between the blocks of a cluster -------------------------------------------------------
+
+    def cluster_arrive(self):
+        """See ``Warp``."""
+        if self.cluster > 1:
+            self._order("barrier.cluster.arrive.release;")
+
+    def cluster_wait(self):
+        """See ``Warp``."""
+        if self.cluster > 1:
+            self._order("barrier.cluster.wait.acquire;")
+
+    def of_block(self, pointer, rank):
+        """See ``Warp``."""
+        generic = llvm.PointerType.get()
+        operands = [llvm.addrspacecast(generic, pointer), rank.data]
+        return llvm.inline_asm(generic, operands, "mapa.u64 $0, $1, $2;", "=l,l,r")
+
+    def _order(self, ptx: str, operands: Sequence[ir.Value] = (), constraints: str = "") -> None:
+        """An instruction that no access to memory may be moved across."""
+        clobber = ",".join(filter(None, (constraints, "~{memory}")))
+        void = ir.Type.parse("!llvm.void")
+        llvm.inline_asm(void, operands, ptx, clobber, has_side_effects=True, convergent=True)
 
     # -- memory --------------------------------------------------------------------------------
+
+    def copy(self, target, to, source, at):
+        """See ``Warp``."""
+        shared = llvm.ptrtoint(_integer(32), self.offset(target, to, 16))
+        operands = [shared, self.offset(source, at.to("i64"), 16)]
+        self._order("cp.async.cg.shared.global [$0], [$1], 16;", operands, "r,l")
+
+    def end_copies(self):
+        """See ``Warp``."""
+        self._order("cp.async.commit_group;")
+
+    def wait_for_copies(self, groups):
+        """See ``Warp``."""
+        self._order(f"cp.async.wait_group {groups};")
 
     def offset(self, pointer, index, itemsize):
         """A pointer ``index`` entries on."""

@@ -175,6 +175,23 @@ class Array:
         pointer = self.warp.advance(self.pointer, entries, self.itemsize)
         return dataclasses.replace(self, pointer=pointer)
 
+    def of_block(self, rank: Any) -> Array:
+        """The array that another block of the cluster has in this one's place, to be read."""
+        pointer = self.warp.of_block(self.pointer, self.warp.integer(rank))
+        return dataclasses.replace(self, pointer=pointer)
+
+    def copy_from(self, number: Value, source: Array, at: Value) -> None:
+        """Begins to copy 16 bytes of an array in global memory to an array that a block shares.
+
+        Only this lane sees the copy once it has waited for it; others after a barrier.
+
+        Args:
+          number: of the 16 bytes among those of this array.
+          source: what is copied.
+          at: number of the 16 bytes.
+        """
+        self.warp.copy(self.pointer, number, source.pointer, at)
+
     def load_words(self, index: Any, entries: int = 1) -> list[Value]:
         """``entries`` neighbours, whose bytes are aligned together, packed in words of 32 bits."""
         index = self.warp.integer(index)
@@ -208,11 +225,15 @@ class Array:
 
     def store(self, index: Any, *values: Value) -> None:
         """Writes neighbouring entries, whose bytes are aligned together, floats rounded."""
+        self.store_words(index, self.pack(*values), len(values))
+
+    def pack(self, *values: Value) -> list[Value]:
+        """Words of neighbouring entries, as ``load_words`` would read them; floats are rounded."""
         words = [self._pack(value) for value in values]
         if self.itemsize == 2 and len(words) > 1:
             pairs = zip(words[::2], words[1::2], strict=True)
             words = [low | high << 16 for low, high in pairs]
-        self.store_words(index, words, len(values))
+        return words
 
     def _pack(self, value: Value) -> Value:
         if self.kind == "f32" and self.itemsize == 2:

@@ -38,6 +38,8 @@ class Warp(abc.ABC):
       threads: lanes of a block, static.
       slice: i32, of ``slices``, which come one after another.
       slices: how many passes there are, static.
+      rank: of this block among those of its cluster, i32; they are neighbours.
+      cluster: blocks of a cluster, static: they run side by side and read each other's memory.
     """
 
     lane: Value
@@ -48,6 +50,8 @@ class Warp(abc.ABC):
     threads: int
     slice: Value
     slices: int
+    rank: Value
+    cluster: int
 
     # -- what every implementation shares ------------------------------------------------------
 
@@ -272,7 +276,33 @@ class Warp(abc.ABC):
     def barrier(self) -> None:
         """Waits for the whole block: as ``sync``, for what its warps share."""
 
+    # -- between the blocks of a cluster: all of them take part --------------------------------
+
+    @abc.abstractmethod
+    def cluster_arrive(self) -> None:
+        """Says that this block is so far: others may read what it wrote until then."""
+
+    @abc.abstractmethod
+    def cluster_wait(self) -> None:
+        """Waits until all blocks have arrived as often as this one. No barrier of the block."""
+
+    @abc.abstractmethod
+    def of_block(self, pointer: Any, rank: Any) -> Any:
+        """See ``Array.of_block``."""
+
     # -- memory --------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def copy(self, target: Any, to: Value, source: Any, at: Value) -> None:
+        """See ``Array.copy_from``; indices count 16 bytes."""
+
+    @abc.abstractmethod
+    def end_copies(self) -> None:
+        """What this lane has begun to copy since the last such call is one group."""
+
+    @abc.abstractmethod
+    def wait_for_copies(self, groups: int) -> None:
+        """Waits until no more groups than so many are under way."""
 
     @abc.abstractmethod
     def advance(self, pointer: Any, number: Value, nbytes: int) -> Any:

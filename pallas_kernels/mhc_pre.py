@@ -10,12 +10,14 @@ import jax.numpy as jnp
 from pallas_kernels import _simt
 from pallas_kernels._bfloat16_parts import PARTS, add_products, split, split_words
 from pallas_kernels._mhc_pre_backward import mhc_pre_backward
+from pallas_kernels._mhc_pre_clusters import Forward as _ForwardByClusters
+from pallas_kernels._mhc_pre_clusters import MhcPreClusterTile
 from pallas_kernels._pieces import striding_blocks
 from pallas_kernels._streams import READ_BYTES, combine, read_once
 from pallas_kernels._values import Array, Value
 from pallas_kernels._warp import LANES, Warp
 
-__all__ = ["MhcPreTile", "mhc_pre", "mhc_pre_backward"]
+__all__ = ["MhcPreClusterTile", "MhcPreTile", "mhc_pre", "mhc_pre_backward"]
 
 _ROWS = 16  # tokens of a fragment of Warp.mma
 _COLUMNS = 8  # rows of phi of a fragment, and columns of x that a lane has of one
@@ -64,7 +66,7 @@ def mhc_pre(
     norm_eps: float,
     pre_eps: float,
     post_scale: float,
-    tile: MhcPreTile | None = None,
+    tile: MhcPreTile | MhcPreClusterTile | None = None,
 ) -> tuple[jax.Array, ...]:
     """Projects the streams to coefficients and adds them up: see ``jaxgnn.ops.mhc_pre``.
 
@@ -89,13 +91,20 @@ def mhc_pre(
     outputs = [jax.ShapeDtypeStruct(*form) for form in zip(shapes, dtypes, strict=True)]
     if tokens == 0:
         return tuple(jnp.zeros(form.shape, form.dtype) for form in outputs)
+    tile = tile or MhcPreClusterTile.choose(tokens, n, dim, x.dtype)
     tile = tile or MhcPreTile.choose(tokens, n, dim, x.dtype.itemsize)
+    constants = norm_eps, pre_eps, post_scale
+    if isinstance(tile, MhcPreClusterTile):
+        kernel, grid = _ForwardByClusters(tile, n, *constants), tile.grid
+    else:
+        kernel, weight = _Forward(tile, n, *constants), split(weight)
+        grid = _simt.Grid(striding_blocks(tokens, tile.tokens), tile.warps)
     return _simt.launch(
-        _Forward(tile, n, norm_eps, pre_eps, post_scale),
-        (x.reshape(tokens, n * dim), split(weight), alpha, bias),
+        kernel,
+        (x.reshape(tokens, n * dim), weight, alpha, bias),
         outputs,
         name="mhc_pre",
-        grid=_simt.Grid(striding_blocks(tokens, tile.tokens), tile.warps),
+        grid=grid,
         block_shared=tile.shared(n),
     )
 

@@ -1,8 +1,9 @@
 """Runs kernels written in the vocabulary of ``pallas_kernels._warp`` in NumPy, all warps at once.
 
 Stricter than a GPU: reads and writes outside of an array, vectors that are not aligned, shared
-memory that a lane reads before the lane that wrote it was waited for, and barriers that not all of
-a block reach are errors; memory that was not written holds NaN.
+memory that a lane reads before the lane that wrote it was waited for, also of another block of the
+cluster, and barriers that not all of a block reach are errors; memory that was not written, or
+whose copy was not waited for, holds NaN.
 """
 
 from __future__ import annotations
@@ -73,6 +74,10 @@ class BlockMemory:
         self._writer = np.full(blocks * size, -1)
         self._first_reader = np.full(blocks * size, 2**30)
         self._last_reader = np.full(blocks * size, -1)
+        # How often warps had synchronised then.
+        self._write_epoch, self._read_epoch = np.full((2, blocks * size), -1)
+        # How often its block had arrived when a byte was written, and another's when it read it.
+        self._written, self._read_by_others = np.full((2, blocks * size), -1)
 
     def forget(self, blocks):
         """All of these blocks see what was written."""
@@ -83,22 +88,39 @@ class BlockMemory:
         ):
             array.reshape(-1, self.size)[blocks] = start
 
-    def read(self, places, threads):
+    def read(self, places, threads, epoch):
         """Bytes of each thread, [threads, bytes]."""
         threads = np.broadcast_to(threads[:, None], places.shape)
-        seen = (self._writer[places] == -1) | (self._writer[places] == threads)
+        writer = self._writer[places]
+        synchronised = (writer // LANES == threads // LANES) & (self._write_epoch[places] < epoch)
+        seen = (writer == -1) | (writer == threads) | synchronised
         assert seen.all(), "read before the writer was waited for"
         np.minimum.at(self._first_reader, places, threads)
         np.maximum.at(self._last_reader, places, threads)
+        self._read_epoch[places] = epoch
         return self.bytes[places]
 
-    def write(self, places, threads, data):
+    def read_of_others(self, places, arrived, waited):
+        """Bytes that threads read of other blocks; these have arrived and waited so often."""
+        assert (self._written[places] < waited[:, None]).all(), "read before its block arrived"
+        np.maximum.at(self._read_by_others, places, np.broadcast_to(arrived[:, None], places.shape))
+        return self.bytes[places]
+
+    def write(self, places, threads, data, epoch, arrived, waited):
         """Stores ``data``, [threads, bytes]."""
+        assert (self._read_by_others[places] < waited[:, None]).all(), "another block may read it"
+        self._written[places] = arrived[:, None]
         threads = np.broadcast_to(threads[:, None], places.shape)
-        alone = (self._writer[places] == -1) | (self._writer[places] == threads)
-        alone &= (self._first_reader[places] >= threads) & (self._last_reader[places] <= threads)
+        writer, warp = self._writer[places], threads // LANES
+        first, last = self._first_reader[places], self._last_reader[places]
+        written = (writer // LANES == warp) & (self._write_epoch[places] < epoch)
+        read = (first // LANES == warp) & (last // LANES == warp)
+        read &= self._read_epoch[places] < epoch
+        alone = (writer == -1) | (writer == threads) | written
+        alone &= ((first >= threads) & (last <= threads)) | read
         assert alone.all(), "written before another's use was waited for"
         self.bytes[places], self._writer[places] = data, threads
+        self._write_epoch[places] = epoch
 
 
 class NumpyWarp(Warp):
@@ -113,6 +135,10 @@ class NumpyWarp(Warp):
         self.block, self.threads = self.number // grid.warps, grid.warps * LANES
         self.thread = self.number % grid.warps * LANES + self.lane
         self.block_memories: list[BlockMemory] = []
+        self.rank, self.cluster = self.block % grid.cluster, grid.cluster
+        assert grid.blocks % grid.cluster == 0
+        self.arrived, self.waited = np.zeros((2, grid.blocks), int)
+        self.copies: list[list[Any]] = [[]]
         self.slice = self.i32(slice_number)
         self.active, self.epoch = np.ones(shape, bool), 0
 
@@ -130,7 +156,7 @@ class NumpyWarp(Warp):
         memory = BlockMemory(self.count * LANES // self.threads, form.dtype.itemsize * form.size)
         self.block_memories.append(memory)
         start = self.block.data.astype(np.int64) * memory.size
-        return Array(self, (memory, start), form.shape, form.dtype, False)
+        return Array(self, (memory, start, self.block.data), form.shape, form.dtype, False)
 
     def _value(self, kind, data):
         return Value(self, kind, np.asarray(data).astype(_DTYPES[kind], copy=False))
@@ -282,16 +308,59 @@ class NumpyWarp(Warp):
             memory.forget(active.any(1))
         self.sync()
 
+    # -- between the blocks of a cluster
+
+    def _whole_clusters(self):
+        """Which blocks are here, [blocks]."""
+        active = self.active.reshape(len(self.arrived), -1)
+        by_cluster = active.reshape(-1, self.cluster * self.threads)
+        assert (by_cluster.all(1) | ~by_cluster.any(1)).all(), "a cluster is divided"
+        return active.any(1)
+
+    def cluster_arrive(self):
+        here = self._whole_clusters()
+        assert (self.arrived == self.waited)[here].all(), "arrived twice"
+        self.arrived[here] += 1
+
+    def cluster_wait(self):
+        here = self._whole_clusters()
+        assert (self.arrived == self.waited + 1)[here].all(), "waited without having arrived"
+        self.waited[here] += 1
+
+    def of_block(self, pointer, rank):
+        memory, start, block = pointer
+        other = block - self.rank.data + rank.data
+        return memory, start + (other - block).astype(np.int64) * memory.size, other
+
     # -- memory
 
+    def copy(self, target, to, source, at):
+        places = self._bytes(target, to, 16, 16)
+        data = source[0][self._bytes(source, at, 16, 16)]
+        threads = self.thread.data[self.active]
+        blocks = self.block.data[self.active]
+        # Until it is waited for there is nothing to be seen.
+        counts = self.arrived[blocks], self.waited[blocks]
+        target[0].write(places, threads, np.full_like(data, 0xFF), self.epoch, *counts)
+        self.copies[-1].append((target[0], places, threads, data, counts))
+
+    def end_copies(self):
+        self.copies.append([])
+
+    def wait_for_copies(self, groups):
+        for group in self.copies[: len(self.copies) - 1 - groups]:
+            for memory, *copy, counts in group:
+                memory.write(*copy, self.epoch, *counts)
+            group.clear()
+
     def advance(self, pointer, number, nbytes):
-        return pointer[0], pointer[1] + number.data.astype(np.int64) * nbytes
+        return pointer[0], pointer[1] + number.data.astype(np.int64) * nbytes, *pointer[2:]
 
     def _bytes(self, pointer, index, itemsize, nbytes):
         """Active lanes' byte places, [active, nbytes], checked."""
-        memory, start = pointer
+        memory, start = pointer[:2]
         places = (start + index.data.astype(np.int64) * itemsize)[self.active]
-        first = self.block.data[self.active] * memory.size if _is_shared(pointer) else 0
+        first = pointer[2][self.active].astype(np.int64) * memory.size if pointer[2:] else 0
         inside = (places >= first) & (places + nbytes <= first + memory.size)
         assert inside.all(), "outside of an array"
         return places[:, None] + np.arange(nbytes)
@@ -300,15 +369,23 @@ class NumpyWarp(Warp):
         assert constant or not streamed
         places = self._bytes(pointer, index, itemsize, nbytes)
         assert (places[:, 0] % np.gcd(nbytes, 16) == 0).all(), "not aligned"
-        if _is_shared(pointer):
-            read = pointer[0].read(places, self.thread.data[self.active])
-        else:
-            read = pointer[0][places]
+        shared = _is_shared(pointer)
+        read = self._read_of_block(pointer, places) if shared else pointer[0][places]
         read = np.pad(read, ((0, 0), (0, -nbytes % 4)))
         words = np.ascontiguousarray(read).view(np.uint32)
         result = np.zeros((words.shape[1], self.count, LANES), np.uint32)
         result[:, self.active] = words.T
         return [self._value("u32", word) for word in result]
+
+    def _read_of_block(self, pointer, places):
+        memory, _, owner = pointer
+        block = self.block.data[self.active]
+        own = owner[self.active] == block
+        read = np.empty(places.shape, np.uint8)
+        read[own] = memory.read(places[own], self.thread.data[self.active][own], self.epoch)
+        counts = self.arrived[block][~own], self.waited[block][~own]
+        read[~own] = memory.read_of_others(places[~own], *counts)
+        return read
 
     def write(self, pointer, index, itemsize, words, nbytes):
         places = self._bytes(pointer, index, itemsize, nbytes)
@@ -317,7 +394,10 @@ class NumpyWarp(Warp):
         data = np.stack([word.data[self.active] for word in words], 1).astype(np.uint32)
         data = np.ascontiguousarray(data).view(np.uint8)[:, :nbytes]
         if _is_shared(pointer):
-            pointer[0].write(places, self.thread.data[self.active], data)
+            block = self.block.data[self.active]
+            assert (pointer[2][self.active] == block).all(), "written to another block"
+            counts = self.epoch, self.arrived[block], self.waited[block]
+            pointer[0].write(places, self.thread.data[self.active], data, *counts)
         else:
             pointer[0][places] = data
 
