@@ -478,11 +478,13 @@ class MosaicWarp(Warp):
 
     # -- memory --------------------------------------------------------------------------------
 
-    def copy(self, target, to, source, at):
+    def copy(self, target, to, source, at, nbytes):
         """See ``Warp``."""
-        shared = llvm.ptrtoint(_integer(32), self.offset(target, to, 16))
-        operands = [shared, self.offset(source, at.to("i64"), 16)]
-        self._order("cp.async.cg.shared.global [$0], [$1], 16;", operands, "r,l")
+        shared = llvm.ptrtoint(_integer(32), self.offset(target, to, nbytes))
+        operands = [shared, self.offset(source, at.to("i64"), nbytes)]
+        caches = "cg" if nbytes == 16 else "ca"  # only whole 16 bytes can bypass the first one
+        ptx = f"cp.async.{caches}.shared.global [$0], [$1], {nbytes};"
+        self._order(ptx, operands, "r,l")
 
     def end_copies(self):
         """See ``Warp``."""

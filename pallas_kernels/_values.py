@@ -180,17 +180,18 @@ class Array:
         pointer = self.warp.of_block(self.pointer, self.warp.integer(rank))
         return dataclasses.replace(self, pointer=pointer)
 
-    def copy_from(self, number: Value, source: Array, at: Value) -> None:
-        """Begins to copy 16 bytes of an array in global memory to an array that a block shares.
+    def copy_from(self, number: Value, source: Array, at: Value, nbytes: int = 16) -> None:
+        """Begins to copy some bytes of an array in global memory to one that a block shares.
 
         Only this lane sees the copy once it has waited for it; others after a barrier.
 
         Args:
-          number: of the 16 bytes among those of this array.
+          number: where to, counted in such copies.
           source: what is copied.
-          at: number of the 16 bytes.
+          at: where from, likewise.
+          nbytes: 4, 8 or 16.
         """
-        self.warp.copy(self.pointer, number, source.pointer, at)
+        self.warp.copy(self.pointer, number, source.pointer, at, nbytes)
 
     def load_words(self, index: Any, entries: int = 1) -> list[Value]:
         """``entries`` neighbours, whose bytes are aligned together, packed in words of 32 bits."""

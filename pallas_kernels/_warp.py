@@ -293,8 +293,8 @@ class Warp(abc.ABC):
     # -- memory --------------------------------------------------------------------------------
 
     @abc.abstractmethod
-    def copy(self, target: Any, to: Value, source: Any, at: Value) -> None:
-        """See ``Array.copy_from``; indices count 16 bytes."""
+    def copy(self, target: Any, to: Value, source: Any, at: Value, nbytes: int) -> None:
+        """See ``Array.copy_from``."""
 
     @abc.abstractmethod
     def end_copies(self) -> None:

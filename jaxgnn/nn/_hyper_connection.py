@@ -30,8 +30,8 @@ class HyperConnection(nnx.Module):
     weighted sum of them; they are mixed by a doubly stochastic matrix, and the layer's output is
     added to each with a weight of its own. Weights and matrix depend on the token::
 
-        h_in, h_post, logits = ops.mhc_pre(x, phi, alpha, bias, gamma)
-        x'                   = ops.mhc_post(x, layer(h_in), h_post, ops.sinkhorn(logits))
+        x, h_in, h_post, logits = ops.mhc_pre(x, phi, alpha, bias, gamma, return_streams=True)
+        x'                      = ops.mhc_post(x, layer(h_in), h_post, ops.sinkhorn(logits))
 
     It begins close to a plain residual connection: while the streams are equal, ``layer`` reads
     what one of them holds, and each becomes ``x + layer(x)``, up to the size of ``alpha_init``.
@@ -131,8 +131,7 @@ class HyperConnection(nnx.Module):
           *args: for the layer, with the streams ``x [..., n, features]`` in the place of features.
           **kwargs: for the layer.
         """
-        x = self.streams(args)
-        h_in, h_post, h_res = self.pre(x)
+        x, h_in, h_post, h_res = self.pre(self.streams(args))
         return self.post(x, self.apply(h_in, args, kwargs), h_post, h_res)
 
     def streams(self, args: tuple[Any, ...]) -> Float[Array, "*batch n features"]:
@@ -155,13 +154,20 @@ class HyperConnection(nnx.Module):
     def pre(
         self, x: Float[Array, "*batch n features"]
     ) -> tuple[
-        Float[Array, "*batch features"], Float[Array, "*batch n"], Float[Array, "*batch n n"]
+        Float[Array, "*batch n features"],
+        Float[Array, "*batch features"],
+        Float[Array, "*batch n"],
+        Float[Array, "*batch n n"],
     ]:
-        """Input of the layer, weights of its output, and the mixing matrix."""
-        h_in, h_post, logits = ops.mhc_pre(
-            x, *self._parameters(), **self.convention.pre, implementation=self.implementation
+        """The streams for ``post``, input of the layer, weights of its output, mixing matrix."""
+        x, h_in, h_post, logits = ops.mhc_pre(
+            x,
+            *self._parameters(),
+            **self.convention.pre,
+            return_streams=True,
+            implementation=self.implementation,
         )
-        return h_in, h_post, self._mix(logits)
+        return x, h_in, h_post, self._mix(logits)
 
     def apply(
         self, h_in: Float[Array, "*batch features"], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -175,7 +181,7 @@ class HyperConnection(nnx.Module):
         return checkpoint_name(f.astype(h_in.dtype), LAYER_OUTPUT)
 
     def post(self, x: Array, f: Array, h_post: Array, h_res: Array) -> Array:
-        """The new streams from the old, the layer's output and what ``pre`` gave."""
+        """The new streams from the layer's output and what ``pre`` gave."""
         return ops.mhc_post(
             x, f, h_post, h_res, **self.convention.post, implementation=self.implementation
         )

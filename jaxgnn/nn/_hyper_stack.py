@@ -100,7 +100,7 @@ def recompute_interval(num_layers: int, num_streams: int) -> int:
 
 
 def _run(layers: tuple[HyperConnection, ...], x: Array, args: tuple[Any, ...], kwargs) -> Array:
-    h_in, h_post, h_res = layers[0].pre(x)
+    x, h_in, h_post, h_res = layers[0].pre(x)
     for layer, following in itertools.pairwise(layers):
         f = layer.apply(h_in, args, kwargs)
         x, h_in, h_post, h_res = layer.post_pre(x, f, h_post, h_res, following)

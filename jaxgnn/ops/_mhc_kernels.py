@@ -36,6 +36,15 @@ def stream_limits(x: Any) -> str | None:
     return count_limits(n) or width_limits(dim)
 
 
+def projection_limits(x: Any, phi: Any) -> str | None:
+    """Why kernels do not take the streams ``x`` and their projection ``phi``, [rows, n dim]."""
+    n = x.shape[-2]
+    reason, rows = stream_limits(x), n * n + 2 * n
+    if reason is None and phi.shape[0] != rows:
+        reason = f"needs phi of {rows} rows for {n} streams, got {phi.shape[0]}"
+    return reason
+
+
 def count_limits(n: int) -> str | None:
     """Why kernels do not take ``n`` streams."""
     return None if n in _STREAMS else f"needs 2, 4 or 8 streams, got {n}"

@@ -124,7 +124,7 @@ def mhc_post(
     """See ``jaxgnn.ops.mhc_post``."""
     from pallas_kernels import mhc_post as kernels
 
-    tokens = _flat_tokens(x.ndim - 2, x, f, h_post, h_res)
+    tokens = _flat_tokens(x.ndim - 2, (x, f, h_post, h_res))
     return _vary_like(x, kernels.mhc_post(*tokens, transposed=transposed).reshape(x.shape))
 
 
@@ -142,7 +142,7 @@ def mhc_post_backward(
     from pallas_kernels import mhc_post as kernels
 
     inputs = (x, f, h_post, h_res)
-    tokens = _flat_tokens(x.ndim - 2, *inputs, dy)
+    tokens = _flat_tokens(x.ndim - 2, (*inputs, dy))
     made = kernels.mhc_post_backward(*tokens, transposed=transposed)
     dx, df, dh_post, dh_res = (
         _vary_like(x, gradient.reshape(a.shape)) for gradient, a in zip(made, inputs, strict=True)
@@ -157,7 +157,7 @@ def sinkhorn(
     """See ``jaxgnn.ops.sinkhorn``."""
     from pallas_kernels import sinkhorn as kernels
 
-    (flat,) = _flat_tokens(logits.ndim - 2, logits)
+    flat = _flat_tokens(logits.ndim - 2, logits)
     h = kernels.sinkhorn(flat, iterations=iterations, eps=eps, last=last)
     return _vary_like(logits, h.reshape(logits.shape))
 
@@ -174,7 +174,7 @@ def sinkhorn_backward(
     """The exact gradient to ``logits``."""
     from pallas_kernels import sinkhorn as kernels
 
-    flat = _flat_tokens(logits.ndim - 2, logits, dh)
+    flat = _flat_tokens(logits.ndim - 2, (logits, dh))
     dlogits = kernels.sinkhorn_backward(*flat, iterations=iterations, eps=eps, last=last)
     return _vary_like(logits, dlogits.reshape(logits.shape))
 
@@ -201,7 +201,7 @@ def mhc_pre(
     """See ``jaxgnn.ops.mhc_pre``: ``(h_in, h_post, h_res)`` and what the backward pass needs."""
     from pallas_kernels import mhc_pre as kernels
 
-    (flat,) = _flat_tokens(x.ndim - 2, x)
+    flat = _flat_tokens(x.ndim - 2, x)
     made = kernels.mhc_pre(
         flat,
         _scaled(phi, gamma),
@@ -226,6 +226,7 @@ def mhc_pre_backward(
     gamma: Float[Array, "n dim"] | None,
     saved: Saved,
     cotangents: tuple[Array, Array, Array],
+    dx_streams: Float[Array, "*batch n dim"] | None = None,
     *,
     norm_eps: float,
     pre_eps: float,
@@ -235,23 +236,104 @@ def mhc_pre_backward(
     del norm_eps  # in saved.inv_rms
     from pallas_kernels import mhc_pre as kernels
 
-    flat, *rest = _flat_tokens(x.ndim - 2, x, *saved, *cotangents)
+    flat, saved, cotangents, dx_streams = _flat_tokens(
+        x.ndim - 2, (x, saved, cotangents, dx_streams)
+    )
     made = kernels.mhc_pre_backward(
         flat,
         _scaled(phi, gamma),
         alpha,
         bias,
-        rest[:2],
-        rest[2:],
+        saved,
+        cotangents,
+        dx_streams,
         pre_eps=pre_eps,
         post_scale=post_scale,
     )
     dx, g, dalpha, dbias = (_vary_like(x, gradient) for gradient in made)
-    dx = dx.reshape(x.shape)
-    if gamma is None:
-        return dx, g, dalpha, dbias, None
-    dgamma = jnp.sum(phi * g, axis=0).reshape(gamma.shape)
-    return dx, g * gamma.reshape(-1), dalpha, dbias, dgamma
+    dphi, dgamma = _unscaled(g, phi, gamma)
+    return dx.reshape(x.shape), dphi, dalpha, dbias, dgamma
+
+
+@partial(_compiled, static_argnames=("transposed", "norm_eps", "pre_eps", "post_scale"))
+def mhc_post_pre(
+    x: Float[Array, "*batch n dim"],
+    f: Float[Array, "*batch dim"],
+    h_post: Float[Array, "*batch n"],
+    h_res: Float[Array, "*batch n n"],
+    phi: Float[Array, "rows n*dim"],
+    alpha: Float[Array, "3"],
+    bias: Float[Array, " rows"],
+    gamma: Float[Array, "n dim"] | None,
+    *,
+    transposed: bool,
+    norm_eps: float,
+    pre_eps: float,
+    post_scale: float,
+) -> tuple[tuple[Array, Array, Array, Array], Saved]:
+    """See ``jaxgnn.ops.mhc_post_pre``: its results, and what the backward pass needs."""
+    from pallas_kernels import mhc_post_pre as kernels
+
+    made = kernels.mhc_post_pre(
+        *_flat_tokens(x.ndim - 2, (x, f, h_post, h_res)),
+        _scaled(phi, gamma),
+        alpha,
+        bias,
+        transposed=transposed,
+        norm_eps=norm_eps,
+        pre_eps=pre_eps,
+        post_scale=post_scale,
+    )
+    y, h_in, h_post, h_res, inv_rms, h_mix = (
+        _vary_like(x, a.reshape(*x.shape[:-2], *a.shape[1:])) for a in made
+    )
+    return (y, h_in, h_post, h_res), Saved(inv_rms, h_mix)
+
+
+@partial(_compiled, static_argnames=("transposed", "norm_eps", "pre_eps", "post_scale"))
+def mhc_post_pre_backward(
+    x: Float[Array, "*batch n dim"],
+    f: Float[Array, "*batch dim"],
+    h_post: Float[Array, "*batch n"],
+    h_res: Float[Array, "*batch n n"],
+    phi: Float[Array, "rows n*dim"],
+    alpha: Float[Array, "3"],
+    bias: Float[Array, " rows"],
+    gamma: Float[Array, "n dim"] | None,
+    y: Float[Array, "*batch n dim"],
+    saved: Saved,
+    cotangents: tuple[Array, Array, Array, Array],
+    *,
+    transposed: bool,
+    norm_eps: float,
+    pre_eps: float,
+    post_scale: float,
+) -> tuple[Array | None, ...]:
+    """Gradients to the first eight arguments."""
+    del norm_eps  # in saved.inv_rms
+    from pallas_kernels import mhc_post_pre as kernels
+
+    inputs = (x, f, h_post, h_res)
+    flat, flat_y, saved, cotangents = _flat_tokens(x.ndim - 2, (inputs, y, saved, cotangents))
+    through_post, (g, dalpha, dbias) = kernels.mhc_post_pre_backward(
+        *flat,
+        _scaled(phi, gamma),
+        alpha,
+        bias,
+        flat_y,
+        saved,
+        cotangents,
+        transposed=transposed,
+        pre_eps=pre_eps,
+        post_scale=post_scale,
+    )
+    through_post = [
+        _vary_like(x, gradient.reshape(a.shape))
+        for gradient, a in zip(through_post, inputs, strict=True)
+    ]
+    g, dalpha, dbias = (_vary_like(x, gradient) for gradient in (g, dalpha, dbias))
+    dphi, dgamma = _unscaled(g, phi, gamma)
+    return *through_post, dphi, dalpha, dbias, dgamma
 
 
 def _scaled(phi: Array, gamma: Array | None) -> Array:
@@ -259,12 +341,20 @@ def _scaled(phi: Array, gamma: Array | None) -> Array:
     return phi if gamma is None else phi * gamma.reshape(-1)
 
 
-def _flat_tokens(batch_dims: int, *arrays: Array) -> list[Array]:
-    """The arrays with their leading axes, one number of them for all, as one."""
-    return [
-        array.reshape(math.prod(array.shape[:batch_dims]), *array.shape[batch_dims:])
-        for array in arrays
-    ]
+def _unscaled(g: Array, phi: Array, gamma: Array | None) -> tuple[Array, Array | None]:
+    """Gradients to ``phi`` and ``gamma`` from ``g``, that to ``_scaled(phi, gamma)``."""
+    if gamma is None:
+        return g, None
+    return g * gamma.reshape(-1), jnp.sum(phi * g, axis=0).reshape(gamma.shape)
+
+
+def _flat_tokens[T](batch_dims: int, arrays: T) -> T:
+    """A pytree of arrays, their leading axes, one number of them for all, as one."""
+
+    def flatten(array):
+        return array.reshape(math.prod(array.shape[:batch_dims]), *array.shape[batch_dims:])
+
+    return jax.tree.map(flatten, arrays)
 
 
 def _pieces(graph: CSRGraph) -> Pieces:

@@ -41,7 +41,7 @@ def mhc_post(
     every array.
 
     Args:
-      x: the streams, any leading axes.
+      x: the streams, any leading axes; best those that ``mhc_pre`` returns.
       f: output of the layer, of the dtype of ``x``.
       h_post: float32 weights of ``f``, one for each stream; without leading axes, the same for
         every token.

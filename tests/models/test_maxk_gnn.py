@@ -185,7 +185,7 @@ def test_with_streams_it_is_norm_and_convolution_between_them():
     def by_hand(model):
         x = ops.mhc_expand(jax.nn.relu(model.lin_in(X)), 2)
         for connection in model.body.stack.layers:
-            h_in, h_post, h_res = connection.pre(x)
+            x, h_in, h_post, h_res = connection.pre(x)
             layer = connection.layer
             branch = layer.convolution(GRAPH.normalized("sym"), layer.norm(h_in))
             x = connection.post(x, branch, h_post, h_res)

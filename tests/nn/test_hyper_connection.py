@@ -146,8 +146,8 @@ def test_wraps_a_graph_convolution():
     graph = CSRGraph.from_edges([0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 0], TOKENS)
     convolution = nn.SAGEConv(DIM, DIM, activation="maxk", k=3, dropout=0.5, rngs=nnx.Rngs(0))
     connection = _connection(layer=convolution, features_argument=1)
-    h_in, h_post, h_res = connection.pre(X)
-    expected = connection.post(X, convolution(graph, h_in, k=2), h_post, h_res)
+    x, h_in, h_post, h_res = connection.pre(X)
+    expected = connection.post(x, convolution(graph, h_in, k=2), h_post, h_res)
     np.testing.assert_allclose(connection(graph, X, k=2), expected, rtol=1e-5, atol=1e-6)
     stack = nn.HyperStack([connection, connection], recompute_every=1)
     assert stack(graph, X, rngs=nnx.Rngs(dropout=0), k=2).shape == X.shape

@@ -56,6 +56,10 @@ CASES = {
     "norm_eps": (_pre(norm_eps=-1.0), ["mhc_pre: norm_eps", "not negative", "-1.0"]),
     "pre_eps": (_pre(pre_eps="0"), ["mhc_pre: pre_eps", "number", "'0'"]),
     "post_scale": (_pre(post_scale=float("nan")), ["mhc_pre: post_scale", "finite", "nan"]),
+    "return_streams": (
+        _pre(return_streams="x"),
+        ["mhc_pre: return_streams", "True or False", "'x'"],
+    ),
     "implementation": (_pre(implementation="cuda"), ["mhc_pre: implementation", "'cuda'"]),
     "f shape": (_post(f=F[:4]), ["mhc_post: f", "(5, 8)", "(4, 8)"]),
     "f dtype": (_post(f=F.astype(jnp.bfloat16)), ["mhc_post: f", "float32", "bfloat16"]),

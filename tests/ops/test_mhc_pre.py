@@ -18,20 +18,25 @@ IMPLEMENTATIONS = [*usable(MHC_PRE), None]
 CONSTANTS = {"norm_eps": 1e-3, "pre_eps": 1e-2, "post_scale": 1.7}
 
 
-@jax.jit
-def _oracle(x, phi, alpha, bias, gamma=None):
-    return reference.mhc_pre(x, phi, alpha, bias, gamma, **CONSTANTS)[0]
+@functools.cache  # one function for each, so that JAX compiles it once
+def _oracle(return_streams):
+    def apply(x, phi, alpha, bias, gamma=None):
+        outputs = reference.mhc_pre(x, phi, alpha, bias, gamma, **CONSTANTS)[0]
+        return (x, *outputs) if return_streams else outputs
+
+    return jax.jit(apply)
 
 
-@functools.cache  # one function for each implementation, so that JAX compiles it once
-def _op(implementation):
-    return functools.partial(ops.mhc_pre, **CONSTANTS, implementation=implementation)
+@functools.cache
+def _op(return_streams, implementation):
+    options = {"return_streams": return_streams, "implementation": implementation}
+    return functools.partial(ops.mhc_pre, **CONSTANTS, **options)
 
 
-def _check(x, *params, implementation):
+def _check(x, *params, implementation, return_streams=False):
     check_against_float64(
-        _op(implementation),
-        _oracle,
+        _op(return_streams, implementation),
+        _oracle(return_streams),
         x,
         *params,
         reduction_length=length(x.shape[:-2], *x.shape[-2:]),
@@ -40,10 +45,13 @@ def _check(x, *params, implementation):
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("return_streams", [False, True])
 @pytest.mark.parametrize("scale", [0.1, 1.0, 3.0])
-def test_value_and_every_gradient_equal_float64_at_every_scale_of_x(scale, dtype, implementation):
-    x = streams((6,), 4, 24, dtype, scale)
-    _check(x, *parameters(4, 24), implementation=implementation)
+def test_value_and_every_gradient_equal_float64_at_every_scale_of_x(
+    scale, return_streams, dtype, implementation
+):
+    x, options = streams((6,), 4, 24, dtype, scale), {"return_streams": return_streams}
+    _check(x, *parameters(4, 24), implementation=implementation, **options)
 
 
 @pytest.mark.parametrize(("batch", "n", "dim"), SHAPES)
@@ -84,26 +92,25 @@ def test_dtypes_of_the_results():
     assert (h_in.dtype, h_post.dtype, h_res.dtype) == (jnp.bfloat16, jnp.float32, jnp.float32)
 
 
-def test_backward_keeps_the_inputs_and_a_few_numbers_a_token():
+@pytest.mark.parametrize("return_streams", [False, True])
+def test_backward_keeps_the_inputs_and_a_few_numbers_a_token(return_streams):
     x, params = streams((32,), 4, 64, "bfloat16"), parameters(4, 64)
-    saved = jax.tree.leaves(jax.vjp(ops.mhc_pre, x, *params)[1])
+    saved = jax.tree.leaves(jax.vjp(_op(return_streams, None), x, *params)[1])
     inputs = x.nbytes + sum(p.nbytes for p in params)
     assert sum(leaf.nbytes for leaf in saved) <= inputs + 32 * 4 * (24 + 1)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_static_coefficients_are_those_of_a_projection_of_zero(implementation):
-    x, (phi, _, bias, _) = streams((5,), 3, 8), parameters(3, 8)
+    x, (phi, _, bias, _) = streams((5,), 3, 8, "bfloat16"), parameters(3, 8)
 
     def static(x, bias):
-        h_in, h_post, h_res = ops.mhc_pre(
-            x, None, None, bias, implementation=implementation, **CONSTANTS
-        )
+        x, h_in, h_post, h_res = _op(True, implementation)(x, None, None, bias)
         assert (h_post.shape, h_res.shape) == ((3,), (3, 3))
-        return h_in, jnp.broadcast_to(h_post, (5, 3)), jnp.broadcast_to(h_res, (5, 3, 3))
+        return x, h_in, jnp.broadcast_to(h_post, (5, 3)), jnp.broadcast_to(h_res, (5, 3, 3))
 
     def oracle(x, bias):
-        return _oracle(x, jnp.zeros(phi.shape, x.dtype), jnp.ones(3, x.dtype), bias)
+        return _oracle(True)(x, jnp.zeros(phi.shape, x.dtype), jnp.ones(3, x.dtype), bias)
 
     check_against_float64(static, oracle, x, bias, reduction_length=5 * 24)
 

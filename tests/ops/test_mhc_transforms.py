@@ -21,7 +21,7 @@ def _layer(x, params, implementation, fused=True):
     """Two sublayers through every op, with cheap functions in the place of layers."""
     phi, alpha, bias, gamma = params
     named = {"implementation": implementation}
-    h_in, h_post, logits = ops.mhc_pre(x, *params, **named)
+    x, h_in, h_post, logits = ops.mhc_pre(x, *params, return_streams=True, **named)
     h_res = ops.sinkhorn(logits, iterations=2, **named)
     between = (x, jnp.tanh(h_in), h_post, h_res)
     if fused:

@@ -334,9 +334,10 @@ class NumpyWarp(Warp):
 
     # -- memory
 
-    def copy(self, target, to, source, at):
-        places = self._bytes(target, to, 16, 16)
-        data = source[0][self._bytes(source, at, 16, 16)]
+    def copy(self, target, to, source, at, nbytes):
+        places = self._bytes(target, to, nbytes, nbytes)
+        data = source[0][self._bytes(source, at, nbytes, nbytes)]
+        assert (places[:, 0] % nbytes == 0).all(), "not aligned"
         threads = self.thread.data[self.active]
         blocks = self.block.data[self.active]
         # Until it is waited for there is nothing to be seen.

@@ -12,12 +12,13 @@ from jaxgnn import ops
 from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops import _pallas as pallas
 from jaxgnn.ops.reference import mhc_post as post_reference
+from jaxgnn.ops.reference import mhc_post_pre as post_pre_reference
 from jaxgnn.ops.reference import mhc_pre as pre_reference
 from jaxgnn.ops.reference import sinkhorn as sinkhorn_reference
-from jaxgnn.testing import DTYPES, assert_close, random_array, to_float64
+from jaxgnn.testing import DTYPES, assert_close, random_array, to_float64, tolerances
 from pallas_kernels import _pieces, _simt, mhc_pre
 from pallas_kernels._bfloat16_parts import products, split
-from pallas_kernels._mhc_pre_backward import MhcPreBackwardTile
+from pallas_kernels._mhc_streams_tile import Form, StreamsTile
 from tests.ops._mhc import outputs, parameters, streams
 from tests.pallas_kernels._emulator import emulated
 
@@ -35,10 +36,15 @@ SHAPES = [
 REAL = [(16384, 512), (16384, 1280), (8192, 2560), (8192, 7168)]
 
 
+@functools.cache  # one function for each, so that JAX compiles it once
+def _compiled(function, options):
+    return jax.jit(functools.partial(function, **dict(options)))
+
+
 def _exactly(function, *arguments, **options):
     """In float64; None stays None."""
     with jax.enable_x64(True):
-        return jax.jit(functools.partial(function, **options))(*to_float64(arguments))
+        return _compiled(function, tuple(options.items()))(*to_float64(arguments))
 
 
 def _assert_all_close(actual, expected, length):
@@ -152,13 +158,14 @@ def test_pre(tokens, n, dim, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tokens, n, dim", SHAPES)
 def test_the_gradients_of_pre(tokens, n, dim, dtype):
-    for scale in (0.1, 1.0, 3.0):
+    for scale, return_streams in ((0.1, True), (1.0, False), (3.0, True)):
         inputs = _pre_inputs(tokens, n, dim, dtype, scale)
         _, saved = pre_reference.mhc_pre(*inputs, **PRE)
-        cotangents = outputs((tokens,), n, dim, dtype)
+        dx_streams = random_array(inputs[0].shape, dtype, seed=9) if return_streams else None
+        given = (*inputs, saved, outputs((tokens,), n, dim, dtype), dx_streams)
         with emulated():
-            made = pallas.mhc_pre_backward(*inputs, saved, cotangents, **PRE)
-        exact = _exactly(pre_reference.mhc_pre_backward, *inputs, saved, cotangents, **PRE)
+            made = pallas.mhc_pre_backward(*given, **PRE)
+        exact = _exactly(pre_reference.mhc_pre_backward, *given, **PRE)
         _assert_all_close(made, exact, max(n, tokens) * dim)
 
 
@@ -186,13 +193,54 @@ def test_what_is_not_finite_in_pre_stays_with_its_token(n):
     def run(x):
         with emulated():
             made, saved = pallas.mhc_pre(x, *parameters, **PRE)
-            dx, *_ = pallas.mhc_pre_backward(x, *parameters, saved, cotangents, **PRE)
+            dx, *_ = pallas.mhc_pre_backward(x, *parameters, saved, cotangents, x, **PRE)
         return [np.asarray(a).astype(np.float64) for a in (*made, *saved, dx)]
 
     for a, b in zip(run(bad), run(x), strict=True):
         np.testing.assert_array_equal(a[kept], b[kept])
     h_in, *_, dx = run(bad)
     assert np.isnan(h_in[3]).all() and np.isnan(dx[3]).all() and np.isnan(h_in[32]).any()
+
+
+def _size_of_terms(x, f, h_post, h_res, *rest, transposed, **constants):
+    """The gradients of ``mhc_post``, had none of the terms that they sum been negative."""
+    *parameters, y, saved, (dy, *cotangents) = rest
+    dy, *_ = pre_reference.mhc_pre_backward(y, *parameters, saved, cotangents, dy, **constants)
+    sizes = map(jnp.abs, (x, f, h_post, h_res, dy))
+    return post_reference.mhc_post_backward(*sizes, transposed=transposed)
+
+
+@pytest.mark.parametrize(
+    "tokens, n, dim, dtype, transposed",
+    [
+        (17, 4, 64, "bfloat16", False),
+        (70, 4, 192, "bfloat16", True),
+        (33, 4, 64, "float32", True),
+        (3, 2, 192, "float32", True),
+        (2, 8, 64, "bfloat16", True),
+    ],
+)
+def test_post_pre_and_its_gradients(tokens, n, dim, dtype, transposed):
+    """What lies between is rounded: ``y``, and where kernels meet the gradient to it."""
+    inputs = *_post_inputs(tokens, n, dim, dtype), *parameters(n, dim)
+    cotangents = random_array((tokens, n, dim), dtype, seed=9), *outputs((tokens,), n, dim, dtype)
+    options = {"transposed": transposed, **PRE}
+    with emulated():
+        (y, *made), saved = pallas.mhc_post_pre(*inputs, **options)
+        given = (*inputs, y, saved, cotangents)
+        gradients = pallas.mhc_post_pre_backward(*given, **options)
+    exact = _exactly(post_reference.mhc_post, *inputs[:4], transposed=transposed)
+    assert_close(y, exact, reduction_length=n + 1)
+    exact, exactly_saved = _exactly(pre_reference.mhc_pre, y, *inputs[4:], **PRE)
+    _assert_all_close([*made, *saved], [*exact, *exactly_saved], n * dim)
+    exact = _exactly(post_pre_reference.mhc_post_pre_backward, *given, **options)
+    _assert_all_close(gradients[4:], exact[4:], max(n, tokens) * dim)
+    sizes, half_a_place = _exactly(_size_of_terms, *given, **options), jnp.finfo(dtype).eps / 2
+    for actual, expected, size in zip(gradients[:4], exact[:4], sizes, strict=True):
+        storage, accumulation = tolerances(actual.dtype, max(n, tokens) * dim)
+        actual, expected, size = (np.asarray(a).astype(float) for a in (actual, expected, size))
+        allowed = storage * np.abs(expected) + accumulation * np.abs(expected).max()
+        assert (np.abs(actual - expected) <= allowed + half_a_place * size).all()
 
 
 def test_three_bfloat16_parts_are_a_float32():
@@ -211,9 +259,13 @@ def test_tiles_cover_all_tokens_within_bounds(tokens, dim, n, itemsize):
     tile = mhc_pre.MhcPreTile.choose(tokens, n, dim, itemsize)
     scratch = _simt._Scratch(_simt.Grid(1, tile.warps), {}, tile.shared(n))
     assert 4 * scratch.words <= _simt.most_shared_bytes()
-    tile = MhcPreBackwardTile.choose(tokens, n, dim, itemsize)
-    assert (tile.ranges - 1) * tile.tokens < tokens <= tile.ranges * tile.tokens
-    assert 4 * tile.ranges * (8 // n) * (n * n + 2 * n) * n * dim <= 48 * 2**20
+    for adds, posts in ((False, False), (True, False), (True, n == 4)):
+        form = Form(n, dim, itemsize, adds, posts)
+        tile = StreamsTile.choose(tokens, form)
+        assert (tile.ranges - 1) * tile.tokens < tokens <= tile.ranges * tile.tokens
+        assert tile.tokens % form.step == 0 and dim % (8 * tile.entries) == 0
+        assert 4 * tile.ranges * form.shares * form.rows * n * dim <= 48 * 2**20
+        assert form.shared_bytes(tile.entries, tile.ahead) <= _simt.most_shared_bytes()
 
 
 @pytest.fixture
@@ -225,11 +277,15 @@ def _structs(*shape_dtypes):
     return [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shape_dtypes]
 
 
-def _kernels(function, *arguments) -> list[str]:
-    """Names of the kernels that it lowers to, in order."""
+def _lines(function, *arguments) -> list[str]:
+    """What it lowers to."""
     lowered = jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",))
-    text = lowered.as_text()
-    return [line for line in text.splitlines() if "mosaic_gpu_v2" in line]
+    return lowered.as_text().splitlines()
+
+
+def _kernels(function, *arguments) -> list[str]:
+    """The kernels that it lowers to, in order."""
+    return [line for line in _lines(function, *arguments) if "mosaic_gpu_v2" in line]
 
 
 def _with_gradients(function):
@@ -274,19 +330,43 @@ def _pre_structs(batch, n, dim, dtype):
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", [2, 4, 8])
-@pytest.mark.parametrize("tokens, dim", REAL)
-def test_pre_lowers_with_its_gradients(tokens, dim, n, dtype):
+@pytest.mark.parametrize(
+    "tokens, dim, return_streams", [(*size, i % 2 == 0) for i, size in enumerate(REAL)]
+)
+def test_pre_lowers_with_its_gradients(tokens, dim, return_streams, n, dtype):
     batch = (2, tokens // 2)
     inputs = _pre_structs(batch, n, dim, dtype)
     shapes = ((dim,), dtype), ((n,), "float32"), ((n, n), "float32")
     cotangents = tuple(_structs(*(((*batch, *shape), kind) for shape, kind in shapes)))
     pre = functools.partial(ops.mhc_pre, implementation="pallas")
+    if return_streams:
+        pre, cotangents = functools.partial(pre, return_streams=True), (inputs[0], *cotangents)
     assert len(_kernels(_with_gradients(pre), *inputs, cotangents)) == 3
 
 
-def _layer_loss(x, *parameters):
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize(
+    "tokens, n, dim, dtype, kernels",
+    [
+        (16384, 2, 1280, "float32", 5),
+        (8192, 4, 2560, "bfloat16", 3),
+        (8192, 4, 2560, "float32", 4),
+        (8192, 8, 7168, "bfloat16", 5),
+    ],
+)
+def test_post_pre_lowers_with_its_gradients(tokens, n, dim, dtype, kernels):
+    f32 = "float32"
+    x, *parameters = _pre_structs((tokens,), n, dim, dtype)
+    between = _structs(((tokens, dim), dtype), ((tokens, n), f32), ((tokens, n, n), f32))
+    post_pre = functools.partial(ops.mhc_post_pre, implementation="pallas")
+    cotangents = (x, *between)
+    assert len(_kernels(_with_gradients(post_pre), x, *between, *parameters, cotangents)) == kernels
+
+
+def _layer_loss(x, *parameters, return_streams=True):
     named = {"implementation": "pallas"}
-    h_in, h_post, logits = ops.mhc_pre(x, *parameters, **named)
+    returned, h_in, h_post, logits = ops.mhc_pre(x, *parameters, return_streams=True, **named)
+    x = returned if return_streams else x
     y = ops.mhc_post(x, jnp.sin(h_in), h_post, ops.sinkhorn(logits, **named), **named)
     return jnp.sum(y.astype(jnp.float32) ** 2)
 
@@ -306,6 +386,15 @@ def test_a_layer_lowers_under_vmap_checkpoint_and_shard_map():
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("return_streams", [False, True])
+def test_no_pass_of_its_own_adds_the_gradients_of_returned_streams(return_streams):
+    x, *parameters = _pre_structs((8,), 4, 64, "bfloat16")
+    gradient = jax.grad(functools.partial(_layer_loss, return_streams=return_streams))
+    sums = [line for line in _lines(gradient, x, *parameters) if "stablehlo.add" in line]
+    assert any("tensor<8x4x64xbf16>" in line for line in sums) != return_streams
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
 def test_nothing_is_launched_for_no_tokens():
     x, *parameters = _pre_structs((0,), 4, 64, "bfloat16")
     gradient = jax.value_and_grad(_layer_loss, argnums=(0, 1, 2, 3, 4))
@@ -316,6 +405,8 @@ def test_nothing_is_launched_for_no_tokens():
 def test_none_does_not_take_what_was_not_measured():
     x, phi, alpha, bias, _ = _pre_inputs(2, 4, 64, "float32")
     assert not _kernels(lambda x: ops.mhc_pre(x, phi, alpha, bias), x)
+    between = x[:, 0], x[:, :, 0], x[:, :, :4]
+    assert not _kernels(lambda x: ops.mhc_post_pre(x, *between, phi, alpha, bias), x)
     assert not _kernels(lambda x: ops.mhc_post(x, x[:, 0], x[:, :, 0], x[:, :, :4]), x)
     assert not _kernels(lambda x: ops.sinkhorn(x[:, :, :4]), x)
 
@@ -335,6 +426,13 @@ def test_what_the_kernels_do_not_take_is_named():
     lite = parameters(4, 64, rows=32)
     refused("phi of 24 rows for 4 streams, got 32", pre, streams((2,), 4, 64), *lite)
     refused("multiple of 64 up to 8192, got 65", pre, *_pre_inputs(2, 4, 65, "float32"))
+    post_pre = functools.partial(ops.mhc_post_pre, implementation="pallas")
+    refused(
+        "phi of 24 rows for 4 streams, got 32", post_pre, *_post_inputs(2, 4, 64, "float32"), *lite
+    )
+    refused(
+        "2, 4 or 8 streams, got 3", post_pre, *_post_inputs(2, 3, 64, "float32"), *parameters(3, 64)
+    )
     sinkhorn = functools.partial(ops.sinkhorn, implementation="pallas")
     refused("2, 4 or 8 streams, got 5", sinkhorn, jnp.zeros((2, 5, 5)))
     refused("float32 values, got bfloat16", sinkhorn, jnp.zeros((2, 4, 4), "bfloat16"))

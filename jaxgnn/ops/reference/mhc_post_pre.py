@@ -19,12 +19,14 @@ def mhc_post_pre(
     gamma: Float[Array, "n dim"] | None,
     *,
     transposed: bool,
-    **options: float,
-) -> tuple[tuple[Array, Array, Array, Array], pre.Saved]:
+    norm_eps: float,
+    pre_eps: float,
+    post_scale: float,
+) -> tuple[tuple[Array, ...], pre.Saved]:
     """``(y, h_in, h_post, h_res)`` of ``y = mhc_post(...)``, as stored, and ``mhc_pre(y, ...)``."""
     y = mhc_post(x, f, h_post, h_res, transposed=transposed)
-    outputs, saved = pre.mhc_pre(y, phi, alpha, bias, gamma, **options)
-    return (y, *outputs), saved
+    constants = {"norm_eps": norm_eps, "pre_eps": pre_eps, "post_scale": post_scale}
+    return pre.mhc_pre(y, phi, alpha, bias, gamma, **constants, return_streams=True)
 
 
 def mhc_post_pre_backward(
@@ -50,9 +52,8 @@ def mhc_post_pre_backward(
     """
     del norm_eps  # in saved.inv_rms
     dy, *pre_cotangents = cotangents
-    dy_pre, *parameters = pre.gradients(
-        y, phi, alpha, bias, gamma, saved, tuple(pre_cotangents), **options
+    dy, *parameters = pre.gradients(
+        y, phi, alpha, bias, gamma, saved, pre_cotangents, dy, **options
     )
-    dy = dy_pre + dy.astype(dy_pre.dtype)
     through_post = mhc_post_backward(x, f, h_post, h_res, dy, transposed=transposed)
     return *through_post, *parameters

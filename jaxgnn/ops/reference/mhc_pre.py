@@ -34,14 +34,15 @@ def mhc_pre(
     norm_eps: float,
     pre_eps: float,
     post_scale: float,
-) -> tuple[tuple[Array, Array, Array], Saved]:
+    return_streams: bool = False,
+) -> tuple[tuple[Array, ...], Saved]:
     """``(h_in, h_post, h_res)`` and what the backward pass needs: see ``jaxgnn.ops.mhc_pre``."""
     v = widened(x, phi, alpha, bias, gamma)
     saved = project(v, phi, gamma, norm_eps)
     normed, alphas, biases = _parts(saved, alpha, bias, x.shape[-2])
     logits = [a * t + b for a, t, b in zip(alphas, normed, biases, strict=True)]
-    h_in, h_post, h_res = _apply(v, logits, pre_eps, post_scale)
-    return (h_in.astype(x.dtype), h_post, h_res), saved
+    outputs = _apply(v, logits, pre_eps, post_scale)
+    return _stored(v, outputs, x.dtype, return_streams), saved
 
 
 def mhc_pre_static(
@@ -50,12 +51,13 @@ def mhc_pre_static(
     *,
     pre_eps: float,
     post_scale: float,
-) -> tuple[Array, Array, Array]:
+    return_streams: bool = False,
+) -> tuple[Array, ...]:
     """The same with coefficients that do not depend on ``x``: they have no leading axes."""
     v = widened(x, bias)
     logits = split_rows(bias.astype(v.dtype), x.shape[-2])
-    h_in, h_post, h_res = _apply(v, logits, pre_eps, post_scale)
-    return h_in.astype(x.dtype), h_post, h_res
+    outputs = _apply(v, logits, pre_eps, post_scale)
+    return _stored(v, outputs, x.dtype, return_streams)
 
 
 def mhc_pre_backward(
@@ -66,20 +68,35 @@ def mhc_pre_backward(
     gamma: Float[Array, "n dim"] | None,
     saved: Saved,
     cotangents: tuple[Array, Array, Array],
+    dx_streams: Float[Array, "*batch n dim"] | None = None,
     *,
     norm_eps: float,
     pre_eps: float,
     post_scale: float,
 ) -> tuple[Array, Array, Array, Array, Array | None]:
-    """Gradients to ``x``, ``phi``, ``alpha``, ``bias`` and ``gamma``."""
+    """Gradients to ``x``, ``phi``, ``alpha``, ``bias`` and ``gamma``.
+
+    ``dx_streams`` is the cotangent of the streams where they were returned; it is added to ``dx``
+    before that is rounded.
+    """
     del norm_eps  # in saved.inv_rms
     options = {"pre_eps": pre_eps, "post_scale": post_scale}
-    made = gradients(x, phi, alpha, bias, gamma, saved, cotangents, **options)
+    made = gradients(x, phi, alpha, bias, gamma, saved, cotangents, dx_streams, **options)
     return made[0].astype(x.dtype), *made[1:]
 
 
 def gradients(
-    x, phi, alpha, bias, gamma, saved: Saved, cotangents, *, pre_eps: float, post_scale: float
+    x,
+    phi,
+    alpha,
+    bias,
+    gamma,
+    saved: Saved,
+    cotangents,
+    dx_streams,
+    *,
+    pre_eps: float,
+    post_scale: float,
 ) -> tuple[Array, Array, Array, Array, Array | None]:
     """As ``mhc_pre_backward``, with ``dx`` not yet rounded to the dtype of ``x``.
 
@@ -88,7 +105,8 @@ def gradients(
         dlogits = (dh_pre s (1 - s), dh_post post_scale s (1 - s), dh_res),  dh_pre_i = ⟨dh_in, x_i⟩
         dalpha  = Σ dlogits t  over tokens and rows of a part,  dbias = Σ dlogits  over tokens
         dt      = alpha dlogits
-        dx_i    = h_pre_i dh_in + the gradient of the projection, see project_backward
+        dx_i    = h_pre_i dh_in + the gradient of the projection, see project_backward,
+                  + dx_streams_i
     """
     v, dh_in, dh_post, dh_res = (a.astype(saved.h_mix.dtype) for a in (x, *cotangents))
     normed, alphas, biases = _parts(saved, alpha, bias, x.shape[-2])
@@ -104,6 +122,8 @@ def gradients(
     dt = jnp.concatenate([a * d for a, d in zip(alphas, dlogits, strict=True)], axis=-1)
     dx, dphi, dgamma = project_backward(v, phi, gamma, saved, dt)
     dx = dx + (s_pre + pre_eps)[..., None] * dh_in[..., None, :]
+    if dx_streams is not None:
+        dx = dx + dx_streams.astype(dx.dtype)
     return dx, dphi, dalpha.astype(alpha.dtype), dbias.astype(bias.dtype), dgamma
 
 
@@ -176,6 +196,16 @@ def _apply(v, logits, pre_eps: float, post_scale: float):
         res = res.reshape(*res.shape[:-1], n, n)
     h_in = aggregate(v, jnp.broadcast_to(h_pre, v.shape[:-1]))
     return h_in, post_scale * jax.nn.sigmoid(post), res
+
+
+def _stored(v, outputs, dtype, return_streams: bool) -> tuple[Array, ...]:
+    """The results as they are stored, the streams before them if they are wanted.
+
+    Streams made of the widened ones, so that their gradient is added before it is rounded.
+    """
+    h_in, *coefficients = outputs
+    streams = (v.astype(dtype),) if return_streams else ()
+    return *streams, h_in.astype(dtype), *coefficients
 
 
 def _weight(phi, gamma, v):

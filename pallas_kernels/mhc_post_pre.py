@@ -1,0 +1,131 @@
+"""The boundary of two layers with hyper-connections: ``mhc_post`` of one, ``mhc_pre`` of the next.
+
+Four streams have kernels of this op alone where ``_mhc_post_pre_clusters``, forward, and
+``_mhc_streams_backward`` have a tile. Otherwise the kernels of the two ops run one after the other,
+and what lies between them is in memory, in the dtype of the streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import _simt
+from pallas_kernels._mhc_post_pre_clusters import BoundaryForward, MhcPostPreClusterTile
+from pallas_kernels._mhc_pre_backward import token_backward
+from pallas_kernels._mhc_streams_backward import streams_backward
+from pallas_kernels._mhc_streams_columns import Post
+from pallas_kernels._mhc_streams_tile import Form, StreamsTile
+from pallas_kernels.mhc_post import mhc_post, mhc_post_backward
+from pallas_kernels.mhc_pre import mhc_pre, mhc_pre_backward
+
+
+def mhc_post_pre(
+    x: jax.Array,
+    f: jax.Array,
+    h_post: jax.Array,
+    h_res: jax.Array,
+    weight: jax.Array,
+    alpha: jax.Array,
+    bias: jax.Array,
+    *,
+    transposed: bool,
+    norm_eps: float,
+    pre_eps: float,
+    post_scale: float,
+) -> tuple[jax.Array, ...]:
+    """New streams, and the next layer's input and coefficients: see ``jaxgnn.ops.mhc_post_pre``.
+
+    Args:
+      x: as in ``mhc_post``.
+      f: as in ``mhc_post``.
+      h_post: as in ``mhc_post``.
+      h_res: as in ``mhc_post``.
+      weight: as in ``mhc_pre``.
+      alpha: as in ``mhc_pre``.
+      bias: as in ``mhc_pre``.
+      transposed: as in ``mhc_post``.
+      norm_eps: as in ``mhc_pre``.
+      pre_eps: as in ``mhc_pre``.
+      post_scale: as in ``mhc_pre``.
+
+    Returns:
+      ``y``, like ``x``, and what ``mhc_pre`` makes of it: ``h_in``, ``h_post`` and ``h_res``, then
+      ``inv_rms`` and ``h_mix`` for the backward pass.
+    """
+    tokens, n, dim = x.shape
+    tile = MhcPostPreClusterTile.choose(tokens, n, dim, x.dtype)
+    if tokens == 0 or tile is None:
+        y = mhc_post(x, f, h_post, h_res, transposed=transposed)
+        constants = {"norm_eps": norm_eps, "pre_eps": pre_eps, "post_scale": post_scale}
+        return y, *mhc_pre(y, weight, alpha, bias, **constants)
+    f32 = jnp.dtype(jnp.float32)
+    of_token = [(n,), (n, n), (), (n * n + 2 * n,)]
+    outputs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, f)]
+    outputs += [jax.ShapeDtypeStruct((tokens, *shape), f32) for shape in of_token]
+    flat = x.reshape(tokens, n * dim), f, h_post, h_res.reshape(tokens, n * n)
+    return _simt.launch(
+        BoundaryForward(tile, n, norm_eps, pre_eps, post_scale, transposed),
+        (*flat, weight, alpha, bias),
+        outputs,
+        name="mhc_post_pre",
+        grid=tile.grid,
+        block_shared=tile.shared(n),
+    )
+
+
+def mhc_post_pre_backward(
+    x: jax.Array,
+    f: jax.Array,
+    h_post: jax.Array,
+    h_res: jax.Array,
+    weight: jax.Array,
+    alpha: jax.Array,
+    bias: jax.Array,
+    y: jax.Array,
+    saved: Sequence[jax.Array],
+    cotangents: Sequence[jax.Array],
+    *,
+    transposed: bool,
+    pre_eps: float,
+    post_scale: float,
+) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+    """Gradients; all sums in a fixed order.
+
+    The two that meet at ``y`` are added in float32. Where the kernels of the two ops run one
+    after the other, their sum goes through memory, rounded once to the dtype of ``y``.
+
+    Args:
+      x: as in ``mhc_post``.
+      f: as in ``mhc_post``.
+      h_post: as in ``mhc_post``.
+      h_res: as in ``mhc_post``.
+      weight: as in ``mhc_pre``.
+      alpha: as in ``mhc_pre``.
+      bias: as in ``mhc_pre``.
+      y: the new streams.
+      saved: ``inv_rms`` and ``h_mix``.
+      cotangents: of ``y``, ``h_in``, ``h_post`` and ``h_res``.
+      transposed: as in ``mhc_post``.
+      pre_eps: as in ``mhc_pre``.
+      post_scale: as in ``mhc_pre``.
+
+    Returns:
+      Gradients to the first four arguments, and to ``weight``, ``alpha`` and ``bias``.
+    """
+    dy, *of_pre = cotangents
+    constants = {"pre_eps": pre_eps, "post_scale": post_scale}
+    tokens, n, dim = x.shape
+    tile = StreamsTile.choose(tokens, Form(n, dim, x.dtype.itemsize, adds=True, posts=True))
+    if tile is None:
+        dy, *parameters = mhc_pre_backward(y, weight, alpha, bias, saved, of_pre, dy, **constants)
+        through_post = mhc_post_backward(x, f, h_post, h_res, dy, transposed=transposed)
+        return through_post, tuple(parameters)
+    token, dalpha, dbias = token_backward(y, alpha, bias, saved, of_pre, **constants)
+    post = Post(x, f, h_post, h_res)
+    dweight, *through_post = streams_backward(
+        y, of_pre[0], dy, weight, token, post, transposed=transposed, tile=tile
+    )
+    return tuple(through_post), (dweight, dalpha, dbias)
