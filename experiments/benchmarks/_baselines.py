@@ -38,21 +38,21 @@ def scipy_spmm(graph: CSRGraph, inputs: Sequence[tuple], direction: str) -> dict
 
 def torch_spmm(graph: CSRGraph, inputs: Sequence[tuple], direction: str) -> dict[str, Candidate]:
     """``torch.sparse.mm`` of a CSR matrix, which is cuSPARSE on a GPU; arguments as above."""
-    torch = _torch()
+    torch = torch_here()
     if torch is None or direction not in ("forward", "backward"):
         return {}
     graph = graph if direction == "forward" else graph.transpose()
-    dense = [(_to_torch(x if direction == "forward" else dy),) for _, x, dy in inputs]
+    dense = [(to_torch(x if direction == "forward" else dy),) for _, x, dy in inputs]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # "sparse CSR support is in beta"
         matrix = torch.sparse_csr_tensor(
-            _to_torch(graph.indptr),
-            _to_torch(graph.indices),
+            to_torch(graph.indptr),
+            to_torch(graph.indices),
             torch.ones(graph.num_edges, dtype=dense[0][0].dtype, device=dense[0][0].device),
             size=graph.shape,
         )
     run = torch.inference_mode()(lambda x: torch.sparse.mm(matrix, x))
-    return {"torch.sparse.mm": Candidate(run, dense, jit=False, wait=_wait)}
+    return {"torch.sparse.mm": Candidate(run, dense, jit=False, wait=wait_for_torch)}
 
 
 def torch_top_k(inputs: Sequence[tuple], k: int, direction: str) -> dict[str, Candidate]:
@@ -63,15 +63,15 @@ def torch_top_k(inputs: Sequence[tuple], k: int, direction: str) -> dict[str, Ca
       k: entries a row.
       direction: anything but ``"forward"`` has no candidate.
     """
-    torch = _torch()
+    torch = torch_here()
     if torch is None or direction != "forward":
         return {}
-    rows = [(_to_torch(x),) for _, x, _ in inputs]
+    rows = [(to_torch(x),) for _, x, _ in inputs]
     run = torch.inference_mode()(lambda x: torch.topk(x, k, dim=-1))
-    return {"torch.topk": Candidate(run, rows, jit=False, wait=_wait)}
+    return {"torch.topk": Candidate(run, rows, jit=False, wait=wait_for_torch)}
 
 
-def _torch() -> Any:
+def torch_here() -> Any:
     """The module, or None where it is missing or has no such device."""
     if importlib.util.find_spec("torch") is None:
         return None
@@ -80,11 +80,13 @@ def _torch() -> Any:
     return torch if usable else None
 
 
-def _to_torch(array: jax.Array) -> Any:
+def to_torch(array: jax.Array) -> Any:
+    """The same memory as a tensor of torch."""
     return importlib.import_module("torch").from_dlpack(array)
 
 
-def _wait(result: Any) -> None:
+def wait_for_torch(result: Any) -> None:
+    """Blocks until all that torch has queued is done."""
     torch = importlib.import_module("torch")
     if torch.cuda.is_available():
         torch.cuda.synchronize()

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import jax
 
-from experiments.benchmarks._workloads import Workload
+from experiments.benchmarks._workloads import Streams, Workload
 from jaxgnn import ops
 
 # f(context, x) -> (y, whatever else is computed and has no gradient)
@@ -69,7 +69,7 @@ class Case:
 
     Attributes:
       op: name of the op.
-      workload: graph and width.
+      workload: graph and width, or tokens and width.
       direction: a key of ``DIRECTIONS``.
       dtype: of the features.
       nbytes: bytes that the op's model says must move.
@@ -79,7 +79,7 @@ class Case:
     """
 
     op: str
-    workload: Workload
+    workload: Workload | Streams
     direction: str
     dtype: str
     nbytes: int

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -13,7 +15,7 @@ from experiments.benchmarks import _bars
 from experiments.benchmarks._cache import cache_bandwidth
 from experiments.benchmarks._cases import Candidate, Case
 from experiments.benchmarks._report import RESULTS, Column, Row, append_rows, header, line
-from experiments.benchmarks._workloads import WORKLOADS, Scale, Workload
+from experiments.benchmarks._workloads import WORKLOADS, Scale
 from jaxgnn.testing.timing import Timing, copy_bandwidth, device_description, measure
 
 COLUMNS = (
@@ -29,7 +31,12 @@ COLUMNS = (
     Column("GB/s", "gb_per_s", 7, ".1f"),
     Column("of copy", "fraction_of_copy", 7, ".2f"),
 )
-PEER_COLUMNS = (Column("peer", "peer", 9), Column("its ms", "peer_ms", 7, ".3f"))
+# On a device whose memory speed is published, and others' times.
+PEER_COLUMNS = (
+    Column("of limit", "fraction_of_limit", 8, ".2f"),
+    Column("peer", "peer", 9),
+    Column("its ms", "peer_ms", 7, ".3f"),
+)
 
 
 @dataclass(frozen=True)
@@ -53,35 +60,36 @@ class Session:
     """What the rows of a run share.
 
     Attributes:
-      workloads: what to run on.
+      workloads: what to run on, each a ``Workload`` or ``Streams``.
       out: folder of the JSONL files.
       timing: further arguments of ``measure``.
       device: as ``device_description`` gives.
       copy_gb_per_s: as ``copy_bandwidth`` gives.
     """
 
-    workloads: tuple[Workload, ...]
+    workloads: tuple[Any, ...]
     out: Path
     timing: Mapping[str, float] = field(default_factory=dict)
     device: Mapping[str, str | int] = field(default_factory=device_description)
     copy_gb_per_s: float = field(default_factory=copy_bandwidth)
 
     @classmethod
-    def start(cls, options: Options, also: Mapping[tuple, tuple[Workload, ...]] | None = None):
+    def start(cls, options: Options, *tables: Mapping[tuple, tuple[Any, ...]]):
         """Picks the workloads for this device and scale, measures the copy, says where it is.
 
         Args:
           options: the settings.
-          also: further workloads by platform and scale, beside those of ``WORKLOADS``.
+          *tables: workloads by platform and scale, ``WORKLOADS`` if none are given.
         """
         tiny = options.scale == "tiny"
         platform = "cpu" if jax.default_backend() == "cpu" else "gpu"
-        table = (
-            *WORKLOADS[platform, options.scale],
-            *(also or {}).get((platform, options.scale), ()),
-        )
+        of_scale = (table.get((platform, options.scale), ()) for table in tables or (WORKLOADS,))
         session = cls(
-            workloads=tuple(w for w in table if not options.only or w.name in options.only),
+            workloads=tuple(
+                workload
+                for workload in itertools.chain.from_iterable(of_scale)
+                if not options.only or workload.name in options.only
+            ),
             out=options.out,
             timing={"repeats": 3, "batch_ms": 0.0} if tiny else {},
             copy_gb_per_s=copy_bandwidth(2**20 if tiny else None),
@@ -160,7 +168,9 @@ class Session:
             **self.device,
         }
         peer, peer_ms = _bars.published(row) or (None, None)
-        return {**row, "peer": peer, "peer_ms": peer_ms}
+        limit = _bars.limit_ms(row)
+        fraction = None if limit is None or ms is None else limit / ms
+        return {**row, "fraction_of_limit": fraction, "peer": peer, "peer_ms": peer_ms}
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
@@ -169,6 +179,6 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     return "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower()
 
 
-def run_op(cases: Callable[[Workload], Iterable[Case]], session: Session) -> list[Row]:
+def run_op(cases: Callable[[Any], Iterable[Case]], session: Session) -> list[Row]:
     """Times an op on every workload of the session."""
     return session.run(case for workload in session.workloads for case in cases(workload))

@@ -1,4 +1,4 @@
-"""What the benchmarks run on: a table of graphs, widths, k and dtypes."""
+"""What the benchmarks run on: tables of graphs, widths, k and dtypes, and of tokens and streams."""
 
 from __future__ import annotations
 
@@ -72,6 +72,52 @@ WORKLOADS: dict[tuple[Platform, Scale], tuple[Workload, ...]] = {
 # The break-even of a CPU is also measured where the dense features fit no cache.
 BREAK_EVEN_TOO: dict[tuple[Platform, Scale], tuple[Workload, ...]] = {
     ("cpu", "full"): (Workload("uniform-4M", 200_000, 4_000_000),),
+}
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Tokens with n streams of features, for hyper-connections.
+
+    Attributes:
+      name: as in the tables.
+      nodes: number of tokens; in a graph every node is one.
+      dim: width of a stream.
+      dtypes: of the streams.
+      n: number of streams.
+      matrices: whether ``sinkhorn`` is timed on as many; it does not depend on the width.
+    """
+
+    name: str
+    nodes: int
+    dim: int
+    dtypes: tuple[str, ...] = ("bfloat16",)
+    n: int = 4
+    matrices: bool = False
+
+
+def _streams(tokens: int, dim: int, **options) -> Streams:
+    return Streams(f"{tokens}x{dim}", tokens, dim, **options)
+
+
+_BOTH = ("bfloat16", "float32")
+
+STREAMS: dict[tuple[Platform, Scale], tuple[Streams, ...]] = {
+    ("cpu", "tiny"): (_streams(24, 16, dtypes=("float32",), matrices=True),),
+    ("cpu", "small"): (_streams(4096, 128, dtypes=("float32",), matrices=True),),
+    ("cpu", "full"): (_streams(16384, 128, dtypes=_BOTH, matrices=True), _streams(4096, 1280)),
+    ("gpu", "tiny"): (_streams(64, 64, dtypes=("float32",), matrices=True),),
+    ("gpu", "small"): (_streams(16384, 1280, matrices=True),),
+    # Language models, then widths of GNNs, at as many nodes as outgrow the last cache.
+    ("gpu", "full"): (
+        _streams(16384, 512),
+        _streams(16384, 1280, matrices=True),
+        _streams(8192, 2560),
+        _streams(8192, 7168),
+        _streams(131072, 64),
+        _streams(131072, 128, dtypes=_BOTH, matrices=True),
+        _streams(131072, 256),
+    ),
 }
 
 # The workload that pictures and break-even are drawn from, where it was measured.

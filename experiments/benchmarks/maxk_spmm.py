@@ -17,7 +17,7 @@ import tyro
 from experiments.benchmarks import _break_even, _products, spmm
 from experiments.benchmarks._cases import DIRECTIONS, Candidate, Case, implementations
 from experiments.benchmarks._session import Options, Session, run_op
-from experiments.benchmarks._workloads import BREAK_EVEN_TOO, Workload
+from experiments.benchmarks._workloads import BREAK_EVEN_TOO, WORKLOADS, Workload
 from jaxgnn import ops
 from jaxgnn.graph import CSRGraph, column_dtype
 
@@ -93,7 +93,7 @@ def _case(workload, direction, dtype, k, nbytes, candidates) -> Case:
 def main(options: MaxkSpmmOptions) -> None:
     """Times the op, or looks for the break-even."""
     if options.break_even:
-        _break_even.run(Session.start(options, also=BREAK_EVEN_TOO))
+        _break_even.run(Session.start(options, WORKLOADS, BREAK_EVEN_TOO))
     else:
         run_op(cases, Session.start(options))
 

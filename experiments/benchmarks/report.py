@@ -23,7 +23,10 @@ from experiments.benchmarks._workloads import HEADLINE
 _K = 32
 _DTYPE = "float32"
 _BAR = 0.8
-_ORDER = ("maxk", "spmm", "maxk_spmm", "segment_softmax")
+_ORDER = (
+    *("maxk", "spmm", "maxk_spmm", "segment_softmax"),
+    *("mhc_pre", "mhc_post", "sinkhorn", "mhc_post_pre", "mhc_layer"),
+)
 
 _COLUMNS = (
     Column("op", "op", 0),

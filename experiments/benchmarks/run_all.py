@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import tyro
 
-from experiments.benchmarks import maxk, maxk_spmm, segment_softmax, spmm
+from experiments.benchmarks import (
+    maxk,
+    maxk_spmm,
+    mhc_layer,
+    mhc_post,
+    mhc_post_pre,
+    mhc_pre,
+    segment_softmax,
+    sinkhorn,
+    spmm,
+)
 from experiments.benchmarks._report import Row
 from experiments.benchmarks._session import Options, Session
+from experiments.benchmarks._workloads import STREAMS, WORKLOADS, Streams, Workload
 
-OPS = (maxk, spmm, maxk_spmm, segment_softmax)
+OPS: Mapping[type, tuple[Any, ...]] = {
+    Workload: (maxk, spmm, maxk_spmm, segment_softmax),
+    Streams: (mhc_pre, mhc_post, sinkhorn, mhc_post_pre, mhc_layer),
+}
 
 
 def main(options: Options) -> list[Row]:
     """Runs the benchmarks as one session: one table, one date, one measured bandwidth."""
-    session = Session.start(options)
+    session = Session.start(options, WORKLOADS, STREAMS)
     return session.run(
-        case for op in OPS for workload in session.workloads for case in op.cases(workload)
+        case
+        for kind, ops in OPS.items()
+        for op in ops
+        for workload in session.workloads
+        if isinstance(workload, kind)
+        for case in op.cases(workload)
     )
 
 

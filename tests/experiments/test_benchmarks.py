@@ -1,6 +1,7 @@
 """The benchmarks run, count bytes rightly, and leave rows that the report can read."""
 
 import dataclasses
+import importlib
 import json
 import re
 import time
@@ -9,13 +10,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tyro
 from flax import nnx
 
 from experiments.benchmarks import (
     _bars,
     _break_even,
+    _mhc_peers,
+    _streams,
     maxk,
     maxk_spmm,
+    mhc_layer,
     report,
     run_all,
     scaling,
@@ -25,10 +30,13 @@ from experiments.benchmarks import (
     training_step,
 )
 from experiments.benchmarks._cache import cache_bandwidth
+from experiments.benchmarks._cases import DIRECTIONS
 from experiments.benchmarks._report import Column, append_rows, header, line, markdown, read_rows
 from experiments.benchmarks._session import Options, Session, run_op
 from experiments.benchmarks._workloads import (
+    STREAMS,
     WORKLOADS,
+    Streams,
     Workload,
     _build_on_device,
     forget_graphs,
@@ -42,6 +50,8 @@ from jaxgnn.models import MaxKGNN
 from jaxgnn.testing import timing
 
 QUICK = {"repeats": 3, "batch_ms": 0.0}
+GRAPH_OPS = ("maxk", "spmm", "maxk_spmm", "segment_softmax")
+HYPER_CONNECTION_OPS = ("mhc_pre", "mhc_post", "sinkhorn", "mhc_post_pre", "mhc_layer")
 TINY = (Workload("uniform-48", 48, 200, 16, (4,), ("float32",), directions=("forward",)),)
 DEVICE_KEYS = {"device", "platform", "jax", "jaxlib", "jaxgnn", "cpus", "date"}
 
@@ -55,7 +65,12 @@ def session(tmp_path):
 def rows_of_all(tmp_path_factory):
     """The folder and the rows of one run of everything."""
     folder = tmp_path_factory.mktemp("results")
-    return folder, run_all.main(Options("tiny", folder))
+    # Nobody reads these times, and compiling is most of what this takes.
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        return folder, run_all.main(Options("tiny", folder))
+    finally:
+        jax.config.update("jax_disable_most_optimizations", False)
 
 
 # -- timing ------------------------------------------------------------------------------------
@@ -166,13 +181,54 @@ def test_bytes_of_segment_softmax(three_by_five):
     assert segment_softmax.bytes_moved(three_by_five, 2, 4, "forward+backward") == 32 + 5 * tensor
 
 
+# Bytes of n = 4 bfloat16 streams, for each token and feature: forward, and with the backward.
+HYPER_CONNECTION_BYTES = {
+    "mhc_pre": (10, 10 + 18),
+    "mhc_post": (18, 18 + 28),
+    "mhc_layer": (28, 28 + 54),
+    "mhc_post_pre": (20, 20 + 38),
+}
+
+
+@pytest.mark.parametrize("op", HYPER_CONNECTION_BYTES)
+def test_bytes_of_hyper_connections(op):
+    forward, both = HYPER_CONNECTION_BYTES[op]
+    sizes = {"tokens": 16384, "n": 4, "dim": 1280}
+    assert _streams.bytes_moved(op, "forward", **sizes) == forward * 1280 * 16384
+    assert _streams.bytes_moved(op, "backward", **sizes) == (both - forward) * 1280 * 16384
+    assert _streams.bytes_moved(op, "forward+backward", **sizes) == both * 1280 * 16384
+
+
+def test_bytes_of_other_streams():
+    # Ten tokens of two streams of eight floats: x; and h_in, or x, f and y.
+    sizes = {"tokens": 10, "n": 2, "dim": 8, "itemsize": 4}
+    assert _streams.bytes_moved("mhc_pre", "forward", **sizes) == 10 * (64 + 32)
+    assert _streams.bytes_moved("mhc_post", "forward", **sizes) == 10 * (64 + 32 + 64)
+    # Two by two floats in and out, and back again with one gradient more.
+    assert _streams.bytes_moved("sinkhorn", "forward", **sizes) == 10 * 2 * 16
+    assert _streams.bytes_moved("sinkhorn", "forward+backward", **sizes) == 10 * 5 * 16
+
+
+@pytest.mark.parametrize(("op", "direction"), [("mhc", "forward"), ("mhc_pre", "sideways")])
+def test_bytes_of_nothing_known(op, direction):
+    with pytest.raises(KeyError):
+        _streams.bytes_moved(op, direction, tokens=1, n=4, dim=64)
+
+
 # -- workloads ---------------------------------------------------------------------------------
 
 
 def test_every_workload_has_its_own_name():
-    for table in WORKLOADS.values():
-        names = [workload.name for workload in table]
+    assert STREAMS.keys() == WORKLOADS.keys()
+    for kind in WORKLOADS:
+        names = [workload.name for workload in (*WORKLOADS[kind], *STREAMS[kind])]
         assert len(set(names)) == len(names)
+
+
+def test_streams_outgrow_the_cache_of_a_gpu():
+    for workload in STREAMS["gpu", "full"]:
+        smallest = min(jnp.dtype(dtype).itemsize for dtype in workload.dtypes)
+        assert workload.nodes * workload.n * workload.dim * smallest > 60e6
 
 
 def test_a_graph_is_the_same_whether_sorted_on_the_host_or_on_the_device():
@@ -207,8 +263,7 @@ def test_input_sets_outgrow_caches_within_reason():
 
 def test_all_rows_carry_device_and_versions(rows_of_all):
     folder, rows = rows_of_all
-    files = sorted(path.name for path in folder.iterdir())
-    assert files == ["maxk.jsonl", "maxk_spmm.jsonl", "segment_softmax.jsonl", "spmm.jsonl"]
+    assert {path.stem for path in folder.iterdir()} == {*GRAPH_OPS, *HYPER_CONNECTION_OPS}
     written = [row for path in sorted(folder.iterdir()) for row in read_rows(path)]
     assert len(written) == len(rows)
     for row in written:
@@ -220,12 +275,23 @@ def test_all_rows_carry_device_and_versions(rows_of_all):
 
 def test_every_op_is_compared_with_xla(rows_of_all):
     _, rows = rows_of_all
-    for op in ("maxk", "spmm", "maxk_spmm", "segment_softmax"):
+    for op in (*GRAPH_OPS, *HYPER_CONNECTION_OPS):
         same = [row for row in rows if row["op"] == op]
         assert "xla" in {row["implementation"] for row in same}
         assert all(row["speedup_over_xla"] > 0 for row in same)
     assert "scipy" in {row["implementation"] for row in rows if row["op"] == "spmm"}
     assert "lax.top_k" in {row["implementation"] for row in rows if row["op"] == "maxk"}
+    assert "xla pair" in {row["implementation"] for row in rows if row["op"] == "mhc_post_pre"}
+
+
+def test_hyper_connections_are_timed_forward_and_with_the_backward(rows_of_all):
+    _, rows = rows_of_all
+    for op in HYPER_CONNECTION_OPS:
+        same = [row for row in rows if (row["op"], row["implementation"]) == (op, "xla")]
+        sizes = {"tokens": same[0]["nodes"], "n": 4, "dim": same[0]["dim"], "itemsize": 4}
+        assert [row["direction"] for row in same] == ["forward", "forward+backward"]
+        for row in same:
+            assert row["bytes"] == _streams.bytes_moved(op, row["direction"], **sizes)
 
 
 def test_one_op_alone(session, capsys):
@@ -251,6 +317,47 @@ def _raise_else(x):
     raise RuntimeError("something else")
 
 
+@pytest.mark.parametrize("wrong", [["--scale", "huge"], ["--dim", "64"]])
+def test_unknown_options_are_refused(wrong, capsys):
+    with pytest.raises(SystemExit):
+        tyro.cli(Options, args=wrong)
+    assert wrong[0] in capsys.readouterr().err
+
+
+def test_peers_that_do_not_run_cost_their_rows_only(monkeypatch, capsys):
+    def fail(*arrays):
+        raise AssertionError("only on Sundays")
+
+    _mhc_peers._say.cache_clear()
+    monkeypatch.setattr(_mhc_peers, "torch_here", lambda: object())
+    monkeypatch.setattr(_mhc_peers, "to_torch", lambda array: array)
+    monkeypatch.setattr(_mhc_peers, "PEERS", {"Sunday": fail, "nowhere": _import_nothing})
+    for _ in range(2):
+        assert _mhc_peers.candidates("forward", [(None, (1,), 2)]) == {}
+    monkeypatch.setattr(_mhc_peers, "torch_here", lambda: None)
+    assert _mhc_peers.candidates("forward", []) == {}
+    assert capsys.readouterr().out.splitlines() == [
+        "no rows of Sunday: only on Sundays",
+        "no rows of nowhere: No module named 'no_such_module'",
+        "no rows of Sunday, nowhere: torch not installed, or without this device",
+    ]
+
+
+def _import_nothing(*arrays):
+    return importlib.import_module("no_such_module")
+
+
+def test_plain_torch_has_the_same_layer():
+    pytest.importorskip("torch", reason="reason: needs torch, which this project does not install")
+    direction = "forward+backward"
+    inputs = mhc_layer._ARRAYS.make(Streams("tiny", 3, 8, ("float32",)), "float32")[:1]
+    candidate = _mhc_peers._candidate(_mhc_peers.PEERS["torch"], direction, inputs)
+    y, gradients = candidate.run(*candidate.inputs[0])
+    expected, _, ours = DIRECTIONS[direction](mhc_layer._build("xla"))(*inputs[0])
+    for theirs, array in zip((y, *gradients), (expected, *ours), strict=True):
+        np.testing.assert_allclose(theirs, array, rtol=1e-4, atol=1e-4)
+
+
 def test_options_choose_workloads(tmp_path):
     assert Session.start(Options("tiny", tmp_path, only=("nothing",))).workloads == ()
 
@@ -264,9 +371,37 @@ def test_bars_are_printed_beside_the_ratios():
         {**common, "workload": "other", "k": 32, "implementation": "ffi", "ms": 3.0},
     ]
     met, missed = _bars.compare_with_bars(rows)
-    assert "ffi is 30.0x xla (bar: 15x): met" in met
+    assert "ffi is 30.00x xla (bar: 15x): met" in met
     assert "NOT met" in missed
     assert "uniform-1M" in missed
+
+
+def test_hyper_connections_have_bars_on_a_gpu():
+    common = {"op": "mhc_layer", "direction": "forward+backward", "platform": "gpu", "k": None}
+    common |= {"dtype": "bfloat16", "device": "NVIDIA H200", "bytes": 82 * 1280 * 16384}
+    common |= {"workload": "16384x1280", "dim": 1280}
+    # The limit is 0.400 ms, of which 1.35 are allowed; TransformerEngine must take twice as long.
+    ours, theirs = ({**common, "implementation": name} for name in ("pallas", "TE"))
+    assert _bars.limit_ms(ours) == pytest.approx(0.400, abs=5e-4)
+    assert _bars.limit_ms({**ours, "bytes": 28 * 1280 * 16384}) == pytest.approx(0.137, abs=5e-4)
+    assert _bars.limit_ms({**ours, "device": "NVIDIA A100"}) is None
+    assert _bars.published(ours) == ("TE", 1.076)
+    assert _bars.published({**ours, "dtype": "float32"}) is None
+    limit, other = _bars.compare_with_bars([{**ours, "ms": 0.53}, {**theirs, "ms": 1.05}])
+    assert "pallas is 0.75x byte limit (bar: 0.741x): met" in limit
+    assert "pallas is 1.98x TE (bar: 2x): NOT met" in other
+    # Widths without a bar are not spoken of.
+    assert list(_bars.compare_with_bars([{**ours, "ms": 1.0, "workload": "131072x64"}])) == []
+
+
+def test_the_fused_boundary_has_a_bar_against_the_pair():
+    row = {"op": "mhc_post_pre", "direction": "forward+backward", "platform": "gpu", "k": None}
+    row |= {"dtype": "bfloat16", "workload": "8192x7168"}
+    times = {"pallas": 0.7, "pallas pair": 1.0, "xla": 9.0, "xla pair": 1.0}
+    (line_of_bar,) = _bars.compare_with_bars(
+        [{**row, "implementation": name, "ms": ms} for name, ms in times.items()]
+    )
+    assert "pallas is 1.43x pallas pair (bar: 1.25x): met" in line_of_bar
 
 
 def test_others_are_quoted_on_their_device_only():
