@@ -5,3 +5,4 @@ from jaxgnn.graph import CBSR as CBSR
 from jaxgnn.graph import CSRGraph as CSRGraph
 from jaxgnn.ops import default_implementation as default_implementation
 from jaxgnn.ops import deterministic as deterministic
+from jaxgnn.ops import verify as verify

@@ -31,6 +31,8 @@ OPS = (
     "mhc_post_pre",
     "mhc_expand",
     "mhc_head",
+    "fused_linear",
+    "fused_mlp",
 )
 
 

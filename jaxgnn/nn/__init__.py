@@ -7,6 +7,8 @@ from jaxgnn.nn._hyper_connection import HyperConnection as HyperConnection
 from jaxgnn.nn._hyper_connection import HyperHead as HyperHead
 from jaxgnn.nn._hyper_stack import HyperStack as HyperStack
 from jaxgnn.nn._hyper_stack import recompute_interval as recompute_interval
+from jaxgnn.nn._linear import FusedLinear as FusedLinear
+from jaxgnn.nn._linear import FusedMLP as FusedMLP
 from jaxgnn.nn._maxk import Activation as Activation
 from jaxgnn.nn._maxk import KernelMode as KernelMode
 from jaxgnn.nn._maxk import MaxK as MaxK

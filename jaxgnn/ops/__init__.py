@@ -5,6 +5,13 @@ from jaxgnn.ops._dispatch import default_implementation as default_implementatio
 from jaxgnn.ops._dispatch import deterministic as deterministic
 from jaxgnn.ops._mhc_conventions import MHC_PRESETS as MHC_PRESETS
 from jaxgnn.ops._mhc_conventions import MHCConvention as MHCConvention
+from jaxgnn.ops._verify import VerificationError as VerificationError
+from jaxgnn.ops._verify import verify as verify
+from jaxgnn.ops.fused_linear import Activation as Activation
+from jaxgnn.ops.fused_linear import MaxK as MaxK
+from jaxgnn.ops.fused_linear import Precision as Precision
+from jaxgnn.ops.fused_linear import fused_linear as fused_linear
+from jaxgnn.ops.fused_mlp import fused_mlp as fused_mlp
 from jaxgnn.ops.maxk import maxk as maxk
 from jaxgnn.ops.maxk import todense as todense
 from jaxgnn.ops.maxk_spmm import maxk_spmm as maxk_spmm

@@ -63,3 +63,9 @@ def check_cbsr(op: str, cbsr: Any) -> None:
     if cbsr.indices.dtype != column_dtype(cbsr.dim):
         expected = f"{column_dtype(cbsr.dim)} for dim = {cbsr.dim}"
         raise bad_input(op, "cbsr.indices", expected, cbsr.indices.dtype)
+
+
+def check_choice(op: str, argument: str, value: Any, *choices: str | bool | None) -> None:
+    """Raises ValueError unless ``value`` is one of ``choices``."""
+    if not any(value is c or (isinstance(c, str) and value == c) for c in choices):
+        raise bad_input(op, argument, " or ".join(map(repr, choices)), repr(value))

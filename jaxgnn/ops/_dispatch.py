@@ -20,6 +20,7 @@ from jax import lax
 
 from jaxgnn import _ffi
 from jaxgnn._errors import bad_input
+from jaxgnn.ops import _verify
 
 Name = Literal["xla", "pallas", "ffi"]
 Platform = Literal["cpu", "cuda"]
@@ -59,17 +60,19 @@ class Request(NamedTuple):
     Attributes:
       name: the implementation, None for the fastest.
       deterministic: whether results have to repeat to the bit.
+      verify: how they are checked.
     """
 
     name: Name | None
     deterministic: bool
+    verify: _verify.Setting
 
 
 def resolve(op: str, implementation: Name | None) -> Request:
-    """What an op was asked for: its argument, else the session default; and the mode."""
+    """What an op was asked for: its argument, else the session default; and the modes."""
     _require_name(op, implementation)
     name = _default_implementation.value if implementation is None else implementation
-    return Request(name, _deterministic.value)
+    return Request(name, _deterministic.value, _verify.setting())
 
 
 def _require_name(where: str, name: str | None) -> None:
@@ -214,7 +217,7 @@ class Kernel:
 
     def __call__(self, request: Request, *args: Any, **options: Any) -> Any:
         """Runs the named implementation, or for None what suits platform and arguments."""
-        with _deterministic(request.deterministic):
+        with _deterministic(request.deterministic), _verify.using(request.verify):
             return self._run(request.name, *args, **options)
 
     def _run(self, implementation: Name | None, *args: Any, **options: Any) -> Any:
@@ -271,11 +274,15 @@ class Kernel:
     def _bind(
         self, name: Name, platform: Platform, options: Mapping[str, Any]
     ) -> Callable[..., Any]:
-        run = self.implementations[name].runs[platform]
+        label = f"{self.name}[{name}]"
+        run = functools.partial(self.implementations[name].runs[platform], **options)
+        if name != "xla" and _verify.setting().mode != "off":
+            reference = functools.partial(self.implementations["xla"].runs[platform], **options)
+            run = _verify.checked(label, run, reference)
 
         def bound(*args):
-            with jax.named_scope(f"{self.name}[{name}]"):
-                return run(*args, **options)
+            with jax.named_scope(label):
+                return run(*args)
 
         return bound
 

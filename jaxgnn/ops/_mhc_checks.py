@@ -82,9 +82,3 @@ def check_number(op: str, argument: str, value: Any) -> float:
     if not is_number or not math.isfinite(value) or value < 0:
         raise bad_input(op, argument, "a finite number, not negative", repr(value))
     return float(value)
-
-
-def check_choice(op: str, argument: str, value: Any, *choices: str | bool) -> None:
-    """Raises ValueError unless ``value`` is one of ``choices``."""
-    if not any(value is c or (isinstance(c, str) and value == c) for c in choices):
-        raise bad_input(op, argument, " or ".join(map(repr, choices)), repr(value))

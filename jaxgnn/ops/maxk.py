@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -110,7 +110,7 @@ def maxk(
       ([[3.0, 2.0]], [[0, 3]])
     """
     check_float("maxk", "x", x, 1)
-    _check_k(k, x.shape[-1])
+    check_k("maxk", "k", k, x.shape[-1])
     if by not in ("value", "magnitude"):
         raise bad_input("maxk", "by", "'value' or 'magnitude'", repr(by))
     if early_stop is not None:
@@ -159,11 +159,12 @@ def _check_steps(steps):
         raise bad_input("maxk", "early_stop", expected, repr(steps))
 
 
-def _check_k(k, dim):
+def check_k(op: str, argument: str, k: Any, dim: int) -> None:
+    """Raises ValueError unless ``k`` is an int in 1..dim."""
     if isinstance(k, bool) or not isinstance(k, int | np.integer):
-        raise bad_input("maxk", "k", "an int", repr(k))
+        raise bad_input(op, argument, "an int", repr(k))
     if not 1 <= k <= dim:
-        raise bad_input("maxk", "k", f"in 1..{dim}, the number of columns of x", k)
+        raise bad_input(op, argument, f"in 1..{dim}, the number of columns", k)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))

@@ -9,7 +9,8 @@ from jaxtyping import Array, Float
 
 from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops import _pallas as pallas
-from jaxgnn.ops._mhc_checks import check_choice, check_post, check_pre
+from jaxgnn.ops._checks import check_choice
+from jaxgnn.ops._mhc_checks import check_post, check_pre
 from jaxgnn.ops._mhc_kernels import kernel, projection_limits
 from jaxgnn.ops.mhc_post import for_each_token, mhc_post
 from jaxgnn.ops.mhc_pre import mhc_pre, pre_options

@@ -1,0 +1,291 @@
+"""Linear layers fused with their activations, with the parameters of nnx.Linear."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype
+from jax import lax
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from jaxgnn import ops
+from jaxgnn._errors import bad_input
+from jaxgnn.graph import CBSR
+from jaxgnn.nn._maxk import check_widths
+
+_kernel_init = nnx.initializers.lecun_normal()
+_bias_init = nnx.initializers.zeros_init()
+_replaced = nnx.initializers.zeros_init()  # of parameters that others take the place of at once
+
+
+class FusedLinear(nnx.Module):
+    """A linear layer and its activation as one op: see ``jaxgnn.ops.fused_linear``.
+
+    Takes the place of ``nnx.Linear``: parameters ``kernel`` and ``bias`` of the same names, shapes
+    and initial values for the same ``rngs``, so that checkpoints of one are read by the other.
+
+    Args:
+      in_features: width of the input.
+      out_features: width of the output.
+      activation: one of the names that ``ops.fused_linear`` has; ``ops.MaxK(k)``, for compressed
+        rows; or None, as ``nnx.Linear`` is.
+      use_bias: add a bias.
+      dtype: of the computation; None for what input and parameters promote to.
+      param_dtype: of the parameters.
+      precision: of products of float32 numbers, see ``ops.fused_linear``.
+      kernel_init: initialiser of the kernel.
+      bias_init: initialiser of the bias.
+      implementation: passed to the op.
+      rngs: for the initial parameters.
+
+    Raises:
+      ValueError: if a width is not positive. Options of the op are checked by the op, when called.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn import nn
+      >>> layer = nn.FusedLinear(8, 4, activation="relu", rngs=nnx.Rngs(0))
+      >>> layer(jnp.ones((3, 8))).shape
+      (3, 4)
+      >>> linear = nnx.Linear(8, 4, rngs=nnx.Rngs(0))
+      >>> bool((nn.FusedLinear.from_linear(linear).kernel[...] == layer.kernel[...]).all())
+      True
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        activation: ops.Activation | ops.MaxK | None = None,
+        use_bias: bool = True,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        precision: ops.Precision | None = None,
+        kernel_init: nnx.Initializer = _kernel_init,
+        bias_init: nnx.Initializer = _bias_init,
+        implementation: ops.Name | None = None,
+        rngs: nnx.Rngs,
+    ):
+        check_widths(type(self).__name__, in_features, out_features)
+        linear = nnx.Linear(
+            in_features,
+            out_features,
+            use_bias=use_bias,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            kernel_init=kernel_init,
+            bias_init=bias_init,
+            rngs=rngs,
+        )
+        self.kernel = linear.kernel
+        self.bias = nnx.data(linear.bias)
+        self.in_features = in_features
+        self.out_features = out_features
+        self.use_bias = use_bias
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.activation: ops.Activation | ops.MaxK | None = activation
+        self.precision: ops.Precision | None = precision
+        self.implementation = implementation
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: nnx.Linear,
+        *,
+        activation: ops.Activation | ops.MaxK | None = None,
+        precision: ops.Precision | None = None,
+        implementation: ops.Name | None = None,
+    ) -> FusedLinear:
+        """The same layer with an activation; it shares the parameters, which are not copied.
+
+        Args:
+          linear: an ``nnx.Linear`` without ``precision``, ``preferred_element_type``,
+            ``dot_general`` and ``promote_dtype`` of its own.
+          activation: as of the class.
+          precision: as of the class.
+          implementation: as of the class.
+
+        Raises:
+          ValueError: if ``linear`` is anything else, a subclass too, or has one of these.
+        """
+        check_linear(f"{cls.__name__}.from_linear", "linear", linear)
+        layer = cls(
+            linear.in_features,
+            linear.out_features,
+            activation=activation,
+            use_bias=linear.use_bias,
+            dtype=linear.dtype,
+            param_dtype=linear.param_dtype,
+            precision=precision,
+            kernel_init=_replaced,
+            implementation=implementation,
+            rngs=nnx.Rngs(0),
+        )
+        layer.kernel, layer.bias = linear.kernel, nnx.data(linear.bias)
+        return layer
+
+    def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"] | CBSR:
+        """Applies the layer to the last axis.
+
+        Raises:
+          ValueError: if the last axis of ``x`` is not ``in_features``, or an option is unknown.
+        """
+        arrays = promote_dtype((x, *parameters(self)), dtype=self.dtype)
+        return ops.fused_linear(
+            *arrays,
+            activation=self.activation,
+            precision=self.precision,
+            implementation=self.implementation,
+        )
+
+
+class FusedMLP(nnx.Module):
+    """A multilayer perceptron as one op: see ``jaxgnn.ops.fused_mlp``.
+
+    Its parameters are those of a list ``layers`` of ``nnx.Linear``, so that checkpoints of a
+    module with such a list are read by it, and the other way round.
+
+    Args:
+      features: widths, of the input, the hidden layers and the output.
+      activation: between the layers, not behind the last; as in ``ops.fused_mlp``.
+      use_bias: add biases.
+      dtype: of the computation; None for what input and parameters promote to.
+      param_dtype: of the parameters.
+      precision: of products of float32 numbers, see ``ops.fused_linear``.
+      kernel_init: initialiser of the kernels.
+      bias_init: initialiser of the biases.
+      implementation: passed to the op.
+      rngs: for the initial parameters.
+
+    Raises:
+      ValueError: if there are fewer than two widths, or one is not positive. Options of the op are
+        checked by the op, when called.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn import nn
+      >>> mlp = nn.FusedMLP([8, 32, 32, 4], activation="gelu", rngs=nnx.Rngs(0))
+      >>> mlp(jnp.ones((3, 8))).shape
+      (3, 4)
+      >>> mlp.layers[1].kernel.shape
+      (32, 32)
+    """
+
+    def __init__(
+        self,
+        features: Sequence[int],
+        *,
+        activation: ops.Activation | None,
+        use_bias: bool = True,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        precision: ops.Precision | None = None,
+        kernel_init: nnx.Initializer = _kernel_init,
+        bias_init: nnx.Initializer = _bias_init,
+        implementation: ops.Name | None = None,
+        rngs: nnx.Rngs,
+    ):
+        name = type(self).__name__
+        if len(features) < 2:
+            raise bad_input(name, "features", "at least two widths, input and output", features)
+        check_widths(name, *features)
+        options: dict[str, Any] = {"use_bias": use_bias, "dtype": dtype, "rngs": rngs}
+        options |= {"param_dtype": param_dtype, "kernel_init": kernel_init, "bias_init": bias_init}
+        self.layers = nnx.List(nnx.Linear(*widths, **options) for widths in pairwise(features))
+        self.dtype = dtype
+        self.activation: ops.Activation | None = activation
+        self.precision: ops.Precision | None = precision
+        self.implementation = implementation
+
+    @classmethod
+    def from_linears(
+        cls,
+        linears: Sequence[nnx.Linear],
+        *,
+        activation: ops.Activation | None,
+        precision: ops.Precision | None = None,
+        implementation: ops.Name | None = None,
+    ) -> FusedMLP:
+        """The same layers with an activation between them; parameters are shared, not copied.
+
+        Args:
+          linears: layers as ``FusedLinear.from_linear`` takes them, all with the same ``dtype``.
+          activation: as of the class.
+          precision: as of the class.
+          implementation: as of the class.
+
+        Raises:
+          ValueError: if there is no layer, one is not as above, or its width is not that of the
+            output before it.
+        """
+        where = f"{cls.__name__}.from_linears"
+        if not linears:
+            raise bad_input(where, "linears", "at least one layer", "none")
+        for i, linear in enumerate(linears):
+            check_linear(where, f"linears[{i}]", linear)
+            if linear.dtype != linears[0].dtype:
+                expected = f"of dtype {linears[0].dtype}, as the first"
+                raise bad_input(where, f"linears[{i}]", expected, linear.dtype)
+        for i, (before, after) in enumerate(pairwise(linears), start=1):
+            if before.out_features != after.in_features:
+                expected = f"of in_features {before.out_features}, the width of the layer before"
+                raise bad_input(where, f"linears[{i}]", expected, after.in_features)
+        mlp = cls(
+            [linears[0].in_features, *(linear.out_features for linear in linears)],
+            activation=activation,
+            dtype=linears[0].dtype,
+            precision=precision,
+            kernel_init=_replaced,
+            implementation=implementation,
+            rngs=nnx.Rngs(0),
+        )
+        mlp.layers = nnx.List(linears)
+        return mlp
+
+    def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
+        """Applies the layers to the last axis.
+
+        Raises:
+          ValueError: if the last axis of ``x`` is not the first width, or an option is unknown.
+        """
+        kernels, biases = zip(*(parameters(layer) for layer in self.layers), strict=True)
+        x, *rest = promote_dtype((x, *kernels, *biases), dtype=self.dtype)
+        return ops.fused_mlp(
+            x,
+            rest[: len(kernels)],
+            rest[len(kernels) :],
+            activation=self.activation,
+            precision=self.precision,
+            implementation=self.implementation,
+        )
+
+
+def parameters(layer: nnx.Linear | FusedLinear) -> tuple[Array, Array | None]:
+    """Kernel and bias of a layer."""
+    return layer.kernel[...], None if layer.bias is None else layer.bias[...]
+
+
+def check_linear(where: str, argument: str, linear: Any) -> None:
+    """Raises ValueError unless ``linear`` computes what ``ops.fused_linear`` does."""
+    # What a subclass adds, adapters for one, would be lost.
+    if type(linear) is not nnx.Linear:
+        raise bad_input(where, argument, "an nnx.Linear", type(linear).__name__)
+    own = {
+        "precision": linear.precision is not None,
+        "preferred_element_type": linear.preferred_element_type is not None,
+        "dot_general": linear.dot_general is not lax.dot_general,
+        "promote_dtype": linear.promote_dtype is not promote_dtype,
+    }
+    if any(own.values()):
+        expected = f"without {', '.join(own)} of its own"
+        got = "one with " + ", ".join(name for name, has in own.items() if has)
+        raise bad_input(where, argument, expected, got)

@@ -1,0 +1,155 @@
+"""Checks implementations against the references, on the arguments that they run on."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgnn._errors import bad_input
+
+Mode = Literal["off", "warn", "strict"]
+
+# What sums in another order may differ by, against the largest entry: half of the digits that a
+# dtype has, or two roundings to a short one.
+_TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 2.0**-7, "float16": 2.0**-10}
+
+
+class Setting(NamedTuple):
+    """How implementations are checked.
+
+    Attributes:
+      mode: what is done about a difference.
+      tolerance: of an entry, against the largest of its array; None for that of the dtype.
+    """
+
+    mode: Mode = "off"
+    tolerance: float | None = None
+
+
+_setting = jax.make_user_context(default_value=Setting())
+
+
+class VerificationError(ArithmeticError):
+    """An implementation and the reference differ by more than the tolerance."""
+
+
+@contextlib.contextmanager
+def verify(mode: Mode, *, tolerance: float | None = None) -> Iterator[None]:
+    """Context manager and decorator: checks every op that does not run its reference.
+
+    The op runs both, on the same arguments, in the forward and in the backward pass; what it
+    returns is that of the implementation that it would have run. Results must not differ by more
+    than the tolerance times the largest magnitude in the reference's array; NaN and infinities must
+    be in the same places, and integers equal. References multiply matrices in full precision.
+
+    The setting is part of ``jax.jit``'s cache key: a function traced under another setting is
+    traced again, and under ``"off"`` nothing is added to it. Arrays are compared where they are;
+    the verdict is given by a host callback.
+
+    Args:
+      mode: ``"off"``; ``"warn"`` for a ``RuntimeWarning``; ``"strict"`` for an error, which under
+        ``jax.jit`` comes as a ``jax.errors.JaxRuntimeError`` that quotes it, when the results are
+        waited for.
+      tolerance: relative, at least zero; by default 1e-9 for float64, 1e-4 for float32, 2^-10 for
+        float16 and 2^-7 for bfloat16.
+
+    Raises:
+      ValueError: if there is no such mode, or the tolerance is negative or NaN.
+      VerificationError: in the ``"strict"`` mode, if results differ. It names the op, the
+        implementation, the array and its worst entry.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxgnn
+      >>> graph = jaxgnn.CSRGraph.from_edges([0, 1], [1, 0], 2)
+      >>> with jaxgnn.verify("strict"):
+      ...     jaxgnn.ops.spmm(graph, jnp.array([[1.0], [2.0]])).tolist()
+      [[2.0], [1.0]]
+    """
+    if mode not in get_args(Mode):
+        raise bad_input("verify", "mode", "one of " + ", ".join(get_args(Mode)), repr(mode))
+    if tolerance is not None and not tolerance >= 0:
+        raise bad_input("verify", "tolerance", "None or at least zero", tolerance)
+    with using(Setting(mode, tolerance)):
+        yield
+
+
+def setting() -> Setting:
+    """How the op that is being traced is to be checked."""
+    return _setting.value
+
+
+def using(setting: Setting):
+    """Context manager: how ops are checked, from the forward pass to the backward pass."""
+    return _setting(setting)
+
+
+def checked(name: str, run: Callable[..., Any], reference: Callable[..., Any]):
+    """``run``, whose results are compared with those of ``reference`` on the same arguments.
+
+    Args:
+      name: of the kernel and the implementation.
+      run: the implementation.
+      reference: what it has to equal.
+    """
+    mode, tolerance = _setting.value
+
+    def both(*args):
+        made = run(*args)
+        # Unchecked: what the reference may call in its turn.
+        with using(Setting()), jax.default_matmul_precision("highest"):
+            expected = reference(*args)
+        for path, a, e in _pairs(made, expected):
+            difference = _worst(a, e, tolerance)
+            jax.debug.callback(partial(_judge, mode, f"{name}{path}"), *difference)
+        return made
+
+    return both
+
+
+def _pairs(made: Any, expected: Any) -> Iterator[tuple[str, jax.Array, jax.Array]]:
+    leaves, structure = jax.tree.flatten_with_path(made)
+    others = structure.flatten_up_to(expected)
+    for (path, a), e in zip(leaves, others, strict=True):
+        if a.size:
+            yield jax.tree_util.keystr(path), a, e
+
+
+def _worst(made: jax.Array, expected: jax.Array, tolerance: float | None):
+    """Where they differ most, by how much, what was allowed, and both entries."""
+    if not jnp.issubdtype(made.dtype, jnp.floating):
+        difference = (made != expected.astype(made.dtype)).astype(jnp.float32)
+        allowed = jnp.float32(0.0)
+    else:
+        tolerance = _TOLERANCES[made.dtype.name] if tolerance is None else tolerance
+        wide = jnp.float64 if made.dtype == jnp.float64 else jnp.float32
+        a, e = made.astype(wide), expected.astype(wide)
+        same = (a == e) | (jnp.isnan(a) & jnp.isnan(e))
+        difference = jnp.where(same, 0, jnp.abs(a - e))
+        # Of infinities and NaN on one side alone.
+        difference = jnp.where(jnp.isnan(difference), jnp.inf, difference)
+        largest = jnp.max(jnp.abs(e), initial=0, where=jnp.isfinite(e))
+        allowed = tolerance * largest
+    place = jnp.argmax(difference)
+    index = jnp.stack(jnp.unravel_index(place, made.shape)) if made.ndim else place[None]
+    entries = (array.reshape(-1)[place] for array in (made, expected))
+    return index, difference.reshape(-1)[place], allowed, *entries
+
+
+def _judge(mode: Mode, name: str, index, difference, allowed, actual, expected) -> None:
+    if difference <= allowed:
+        return
+    text = (
+        f"{name}: entry {np.asarray(index).tolist()} is {actual}, the reference has {expected}: "
+        f"the difference {difference:.3g} is more than {allowed:.3g}"
+    )
+    if mode == "strict":
+        raise VerificationError(text)
+    warnings.warn(f"jaxgnn: {text}", RuntimeWarning, stacklevel=2)

@@ -1,0 +1,115 @@
+"""A linear layer with its activation, in plain JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from jaxgnn.ops.reference._activations import ACTIVATIONS, Name
+from jaxgnn.ops.reference._dtypes import accumulation_dtype
+
+Precision = Literal["highest", "tf32", "bf16x3"]
+
+# What JAX calls them. HIGH is its "tensorfloat32": unlike the algorithm of that name it is there
+# on every backend. The last is float32 where a backend has nothing faster, as on CPU.
+PRECISIONS: Mapping[Precision | None, lax.Precision | lax.DotAlgorithmPreset | None] = (
+    MappingProxyType(
+        {
+            None: None,
+            "highest": lax.Precision.HIGHEST,
+            "tf32": lax.Precision.HIGH,
+            "bf16x3": lax.DotAlgorithmPreset.BF16_BF16_F32_X3,
+        }
+    )
+)
+
+
+def fused_linear(
+    x: Float[Array, "*batch in"],
+    kernel: Float[Array, "in out"],
+    bias: Float[Array, " out"] | None,
+    *,
+    activation: Name | None,
+    precision: Precision | None,
+) -> Float[Array, "*batch out"]:
+    """``activation(x @ kernel + bias)``, rounded once."""
+    z = preactivation(x, kernel, bias, precision)
+    return ACTIVATIONS[activation].value(z).astype(x.dtype)
+
+
+def fused_linear_backward(
+    x: Float[Array, "*batch in"],
+    kernel: Float[Array, "in out"],
+    bias: Float[Array, " out"] | None,
+    y: Float[Array, "*batch out"] | None,
+    dy: Float[Array, "*batch out"],
+    *,
+    activation: Name | None,
+    precision: Precision | None,
+) -> tuple[Array, Array, Array | None]:
+    """Gradients to ``x``, ``kernel`` and ``bias``.
+
+    The derivative is made of y if ``saves_output``, else of z, recomputed::
+
+        dz = dy activation'(z),  dx = dz kernelᵀ,  dkernel = xᵀ dz,  dbias = Σ_rows dz
+    """
+    dz = dy.astype(accumulation_dtype(dy.dtype))
+    if activation is not None:
+        known = y
+        if known is None:
+            x, kernel, bias, dz = behind_barrier(x, kernel, bias, dz)
+            known = preactivation(x, kernel, bias, precision)
+        dz = ACTIVATIONS[activation].pull_back(known, dz)
+    dx, dkernel, dbias = gradients(x, kernel, bias, dz, precision)
+    return dx.astype(x.dtype), dkernel, dbias
+
+
+def saves_output(activation: Name | None) -> bool:
+    """Whether the backward pass takes y, so that it need not recompute z."""
+    return ACTIVATIONS[activation].of_output
+
+
+def preactivation(x, kernel, bias, precision: Precision | None) -> Array:
+    """``x @ kernel + bias`` in the accumulation dtype."""
+    z = product(x, kernel, ((x.ndim - 1,), (0,)), precision)
+    return z if bias is None else z + bias.astype(z.dtype)
+
+
+def gradients(
+    x, kernel, bias, dz, precision: Precision | None
+) -> tuple[Array, Array, Array | None]:
+    """Those of ``preactivation`` from ``dz``; ``dx`` is not yet rounded.
+
+    ``dz`` is rounded as an operand of the two products, which then run at the speed of the dtype
+    of ``x``; it is summed as it is.
+    """
+    rows = tuple(range(x.ndim - 1))
+    operand = dz.astype(x.dtype)
+    dx = product(operand, kernel, ((dz.ndim - 1,), (1,)), precision)
+    dkernel = product(x, operand, (rows, rows), precision).astype(kernel.dtype)
+    dbias = None if bias is None else jnp.sum(dz, axis=rows).astype(bias.dtype)
+    return dx, dkernel, dbias
+
+
+def product(a, b, contracted, precision: Precision | None) -> Array:
+    """Sums products over the ``contracted`` axes of ``a`` and ``b`` in the accumulation dtype."""
+    dtype = accumulation_dtype(a.dtype)
+    # Products of 16-bit numbers are exact in float32, and float64 is not to become less.
+    how = PRECISIONS[precision] if a.dtype == jnp.float32 else None
+    return lax.dot_general(
+        a, b, (contracted, ((), ())), precision=how, preferred_element_type=dtype
+    )
+
+
+def behind_barrier(*trees):
+    """The same, but not seen to be: what is recomputed from it is not found in the forward pass.
+
+    The compiler would else merge the two, and keep what was not to be kept. As the gradient is
+    among the arguments, nothing is recomputed before it is there.
+    """
+    return lax.optimization_barrier(trees)

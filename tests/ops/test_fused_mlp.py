@@ -1,0 +1,76 @@
+"""fused_mlp against float64 autodiff of its formula; what its backward pass keeps."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxgnn import ops
+from jaxgnn.ops.fused_mlp import FUSED_MLP
+from tests.ops._linear import DTYPES, VALUES, check, features, layers, mlp
+from tests.ops._table import usable
+
+ROWS, WIDTHS = 10, (7, 33, 16, 5)
+LENGTH = 33
+
+
+def _inputs(dtype="float32", rows=(ROWS,), widths=WIDTHS):
+    return features((*rows, widths[0]), dtype), *layers(widths, dtype)
+
+
+ORACLES = {
+    dtype: {a: functools.partial(mlp, activation=a, rounded_to=dtype) for a in VALUES}
+    for dtype in DTYPES
+}
+
+
+def _call(activation, **options):
+    return functools.partial(ops.fused_mlp, activation=activation, **options)
+
+
+@pytest.mark.parametrize(
+    "dtype, implementation",
+    [*((d, None) for d in DTYPES), *(("float32", name) for name in usable(FUSED_MLP))],
+)
+def test_value_and_every_gradient_equal_float64(dtype, implementation):
+    functions = {a: _call(a, implementation=implementation) for a in VALUES}
+    check(functions, ORACLES[dtype], _inputs(dtype), dtype, LENGTH)
+
+
+@pytest.mark.parametrize("rows", [(), (0,), (1,), (2, 3)])
+@pytest.mark.parametrize("widths", [(3, 4), (1, 1, 1)])
+def test_every_shape_has_that_of_the_formula(rows, widths):
+    inputs = _inputs(rows=rows, widths=widths)
+    y = ops.fused_mlp(*inputs, activation="silu")
+    expected = mlp(*inputs, "silu", "float32")
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_no_row_has_gradients_of_zero_and_one_layer_no_activation():
+    functions, oracles = {"relu": _call("relu")}, {"relu": ORACLES["float32"]["relu"]}
+    check(functions, oracles, _inputs(rows=(0,)), "float32", LENGTH)
+    check(functions, oracles, _inputs(widths=(7, 5)), "float32", LENGTH)
+
+
+def test_only_the_input_and_the_parameters_are_kept():
+    inputs = _inputs()
+    _, pull_back = jax.vjp(_call("relu"), *inputs)
+    kept = [leaf.shape for leaf in jax.tree.leaves(pull_back) if hasattr(leaf, "shape")]
+    assert sorted(kept) == sorted(a.shape for a in jax.tree.leaves(inputs))
+
+
+def test_hidden_layers_are_recomputed_behind_a_barrier_and_take_no_memory_meanwhile():
+    x, kernels, biases = _inputs(rows=(4096,), widths=(8, 64, 64, 8))
+
+    def memory(implementation):
+        def loss(x, kernels, biases):
+            for _ in range(6):
+                x = _call("gelu", implementation=implementation)(x, kernels, biases)
+            return jnp.sum(x * x)
+
+        gradient = jax.jit(jax.grad(loss, argnums=1))
+        return gradient.lower(x, kernels, biases).compile().memory_analysis().temp_size_in_bytes
+
+    assert memory(None) < memory("xla") / 2

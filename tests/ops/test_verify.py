@@ -1,0 +1,173 @@
+"""``jaxgnn.verify`` finds what is wrong, lets pass what is right, and costs nothing when off."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxgnn
+from jaxgnn import CSRGraph, ops
+from jaxgnn.ops import _dispatch as dispatch
+
+GRAPH = CSRGraph.from_edges([0, 1, 2, 2], [1, 0, 0, 2], 3, weights=jnp.arange(1.0, 5.0))
+
+
+def _features(dtype="float32"):
+    return jnp.asarray(np.random.default_rng(0).normal(size=(3, 8)), dtype)
+
+
+def _doubling(wrong=lambda y: y, wrong_gradient=lambda dx: dx):
+    """An op of the library's kind, ``2 x``, whose fast path is as wrong as asked for."""
+
+    def table(name, error):
+        fast = dispatch.Implementation(dict.fromkeys(("cpu", "cuda"), lambda x: error(x + x)))
+        return dispatch.Kernel(name, {"xla": dispatch.xla(lambda x: 2 * x), "ffi": fast})
+
+    value, backward = table("double", wrong), table("double.backward", wrong_gradient)
+
+    @partial(jax.custom_vjp, nondiff_argnums=(0,))
+    def run(request, x):
+        return value(request, x)
+
+    run.defvjp(
+        lambda request, x: (value(request, x), ()),
+        lambda request, _, dy: (backward(request, dy),),
+    )
+    return lambda x: run(dispatch.resolve("double", None), x)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_right_kernels_pass_with_their_gradients(dtype):
+    def loss(x, weights):
+        graph = GRAPH.with_weights(weights)
+        kept = ops.maxk(x, 3)
+        y = ops.spmm(graph, x) + ops.maxk_spmm(graph, kept)
+        return jnp.sum(y.astype(jnp.float32) ** 2)
+
+    @jaxgnn.verify("strict")
+    def checked(x):
+        return jax.jit(jax.value_and_grad(loss))(x, GRAPH.weights)
+
+    value, gradient = jax.block_until_ready(checked(_features(dtype)))
+    assert np.isfinite(value) and np.isfinite(np.asarray(gradient, np.float32)).all()
+
+
+def test_strict_raises_and_names_the_worst_entry():
+    double = _doubling(lambda y: y.at[1, 2].add(0.5).at[0, 0].add(0.1))
+    with jaxgnn.verify("strict"), pytest.raises(ops.VerificationError) as raised:
+        double(jnp.ones((2, 3)))
+    text = str(raised.value)
+    assert text == (
+        "double[ffi]: entry [1, 2] is 2.5, the reference has 2.0: "
+        "the difference 0.5 is more than 0.0002"
+    )
+
+
+def test_under_jit_the_error_is_quoted():
+    double = _doubling(lambda y: y.at[1].add(0.5))
+    with (
+        jaxgnn.verify("strict"),
+        pytest.raises(jax.errors.JaxRuntimeError, match=r"VerificationError.*double.*entry"),
+    ):
+        jax.block_until_ready(jax.jit(double)(jnp.ones(3)))
+
+
+def test_warn_warns_and_returns_what_the_op_made():
+    double = _doubling(lambda y: y.at[1].add(0.5))
+    with jaxgnn.verify("warn"), pytest.warns(RuntimeWarning, match=r"double\[ffi\]: entry \[1\]"):
+        y = jax.jit(double)(jnp.ones(3))
+        jax.effects_barrier()
+    assert y.tolist() == [2.0, 2.5, 2.0]
+
+
+def test_a_wrong_gradient_is_found_also_when_it_is_pulled_back_outside_of_the_context():
+    double = _doubling(wrong_gradient=lambda dx: 1.1 * dx)
+    with jaxgnn.verify("strict"):
+        _, pull_back = jax.vjp(double, jnp.ones(3))
+    with pytest.raises(ops.VerificationError, match=r"double.backward\[ffi\].*2.2"):
+        pull_back(jnp.ones(3))
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f: jax.vmap(f),
+        lambda f: jax.checkpoint(f),
+        lambda f: lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, length=2)[0],
+        lambda f: jax.grad(lambda x: jnp.sum(f(x))),
+    ],
+    ids=["vmap", "checkpoint", "scan", "grad"],
+)
+def test_found_under_transformations(transform):
+    double = _doubling(lambda y: y + 1.0)
+    run = jax.jit(transform(double))
+    with (
+        jaxgnn.verify("strict"),
+        pytest.raises(jax.errors.JaxRuntimeError, match="VerificationError"),
+    ):
+        jax.block_until_ready(run(jnp.ones((2, 3))))
+
+
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf, -jnp.inf])
+def test_what_is_not_finite_has_to_be_in_the_same_places(bad):
+    x = jnp.array([1.0, bad, 3.0])
+    with jaxgnn.verify("strict"):
+        _doubling()(x)
+        with pytest.raises(ops.VerificationError, match=r"entry \[0\]"):
+            _doubling(lambda y: y.at[0].set(bad))(jnp.ones(3))
+        with pytest.raises(ops.VerificationError, match=r"entry \[1\]"):
+            _doubling(lambda y: y.at[1].set(0.0))(x)
+
+
+def test_the_tolerance_is_relative_to_the_largest_entry():
+    x = jnp.array([100.0, 1.0])
+    double = _doubling(lambda y: y.at[1].add(0.1))
+    with jaxgnn.verify("strict", tolerance=1e-3):
+        double(x)
+    with jaxgnn.verify("strict", tolerance=1e-4), pytest.raises(ops.VerificationError):
+        double(x)
+
+
+def test_integers_have_to_be_equal_and_empty_arrays_are():
+    double = _doubling(lambda y: y.at[0].add(1))
+    with jaxgnn.verify("strict", tolerance=1.0):
+        with pytest.raises(ops.VerificationError, match=r"entry \[0\] is 5, the reference has 4"):
+            double(jnp.array([2, 300]))
+        _doubling()(jnp.zeros((0, 3)))
+        assert _doubling()(jnp.float32(2.0)) == 4.0
+
+
+def test_named_references_and_nested_offs_are_not_checked():
+    double = _doubling(lambda y: y + 1.0)
+    with jaxgnn.verify("strict"):
+        with jaxgnn.default_implementation("xla"):
+            assert double(jnp.ones(2)).tolist() == [2.0, 2.0]
+        with jaxgnn.verify("off"):
+            assert double(jnp.ones(2)).tolist() == [3.0, 3.0]
+
+
+def test_off_adds_nothing_and_a_compiled_function_heeds_the_mode():
+    run = jax.jit(lambda x: ops.spmm(GRAPH, x))
+    x = _features()
+    plain = str(jax.make_jaxpr(run)(x))
+    with jaxgnn.verify("off"):
+        assert str(jax.make_jaxpr(run)(x)) == plain
+    assert "debug_callback" not in plain
+    run(x)
+    with jaxgnn.verify("warn"):
+        assert "debug_callback" in str(jax.make_jaxpr(run)(x))
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"mode": "loud"}, "verify: mode must be one of off, warn, strict, got 'loud'"),
+        ({"mode": "warn", "tolerance": -1.0}, "verify: tolerance must be None or at least zero"),
+        ({"mode": "warn", "tolerance": float("nan")}, "verify: tolerance"),
+    ],
+)
+def test_bad_settings_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message), jaxgnn.verify(**arguments):
+        pass
