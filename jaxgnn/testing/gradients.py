@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,8 @@ def check_against_float64(
 
     Args:
       function: what is tested, a pytree of arrays out; runs under ``jit``.
-      reference: the same maths; gets the arguments in float64.
+      reference: the same maths; gets the arguments in float64. One function object that several
+        tests share is compiled once for all of them.
       *args: floating arrays, all differentiated.
       reduction_length: terms in the longest sum of the value.
       gradient_length: terms in the longest sum of a gradient; default ``reduction_length``.
@@ -33,10 +35,7 @@ def check_against_float64(
     cotangents = [random_array(v.shape, v.dtype, seed=99 + i) for i, v in enumerate(leaves)]
     gradients = pull_back(jax.tree.unflatten(structure, cotangents))
     with jax.enable_x64(True):
-        wide_value, wide_pull_back = jax.vjp(reference, *to_float64(args))
-        wide_leaves = jax.tree.leaves(wide_value)
-        wide_cotangents = jax.tree.unflatten(jax.tree.structure(wide_value), cotangents)
-        wide_gradients = wide_pull_back(to_float64(wide_cotangents))
+        wide_leaves, wide_gradients = _in_float64(reference)(args, cotangents)
         assert all(leaf.dtype == jnp.float64 for leaf in wide_leaves)
     for i, (actual, expected) in enumerate(zip(leaves, wide_leaves, strict=True)):
         err_msg = "value" if len(leaves) == 1 else f"value {i}"
@@ -45,6 +44,20 @@ def check_against_float64(
     for i, (actual, expected, arg) in enumerate(zip(gradients, wide_gradients, args, strict=True)):
         assert actual.dtype == arg.dtype, f"gradient {i} is {actual.dtype} for a {arg.dtype}"
         assert_close(actual, expected, reduction_length=length, err_msg=f"gradient {i}")
+
+
+@functools.lru_cache(maxsize=64)
+def _in_float64(reference: Callable[..., Any]) -> Callable[..., Any]:
+    """Value and gradients as one program; one operation at a time would compile hundreds."""
+
+    def value_and_gradients(args, cotangents):
+        value, pull_back = jax.vjp(reference, *to_float64(args))
+        leaves, structure = jax.tree.flatten(value)
+        return leaves, pull_back(jax.tree.unflatten(structure, to_float64(cotangents)))
+
+    # It runs once or twice: optimising it would take longer than it saves.
+    quick = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
+    return jax.jit(value_and_gradients, compiler_options=quick)
 
 
 def check_numerical_gradients(function: Callable[..., Any], *args: jax.Array) -> None:

@@ -6,11 +6,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
+from experiments.mhc import __main__ as command_line
 from experiments.mhc import train as train_module
 from experiments.mhc.compare import compare
 from experiments.mhc.config import DeepConfig, TrainConfig
@@ -20,24 +19,7 @@ from experiments.mhc.train import train
 from jaxgnn.datasets import TextDataset
 
 ROOT = Path(__file__).parent.parent.parent
-
-
-@pytest.fixture(scope="module", autouse=True)
-def share_compiled_programs(tmp_path_factory):
-    """Compiles a program that several tests run once: most of their time."""
-    settings = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compilation_cache")),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": 0,
-    }
-    before = {name: getattr(jax.config, name) for name in settings}
-    for name, value in settings.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
+pytestmark = pytest.mark.usefixtures("share_compiled_programs")
 
 
 @pytest.fixture(scope="module")
@@ -183,25 +165,23 @@ def test_deep_names_bad_lists(options, tmp_path):
         deep(DeepConfig(run=tmp_path, **options))
 
 
-def _command(*arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "experiments.mhc", *arguments],
+def test_the_command_line_trains_on_the_text_of_python(tmp_path):
+    options = ["--run", str(tmp_path / "run"), "--hyper-connections", "0", "--steps", "1"]
+    options += ["--num-layers", "1", "--features", "8", "--num-heads", "2", "--no-progress"]
+    result = subprocess.run(
+        [sys.executable, "-m", "experiments.mhc", "train", *options],
         capture_output=True,
         text=True,
         cwd=ROOT,
         check=False,
     )
-
-
-def test_the_command_line_trains_on_the_text_of_python(tmp_path):
-    options = ["--run", str(tmp_path / "run"), "--hyper-connections", "0", "--steps", "1"]
-    options += ["--num-layers", "1", "--features", "8", "--num-heads", "2", "--no-progress"]
-    result = _command("train", *options)
     assert result.returncode == 0, result.stderr
     assert "validation loss: " in result.stdout
 
 
-def test_the_command_line_ends_a_bad_option_with_one_line(tmp_path):
-    result = _command("train", "--run", str(tmp_path / "run"), "--context", "0")
-    assert result.returncode == 1
-    assert result.stderr.startswith("error: ") and "Traceback" not in result.stderr
+def test_the_command_line_ends_a_bad_option_with_one_line(tmp_path, monkeypatch):
+    arguments = ["mhc", "train", "--run", str(tmp_path / "run"), "--context", "0"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    # Python prints such a code on stderr, and exits with 1.
+    with pytest.raises(SystemExit, match=r"^error: .*--context must be at least 1, got 0$"):
+        command_line.main()

@@ -46,13 +46,21 @@ def _oracle(x: np.ndarray, k: int, by: str) -> np.ndarray:
     return np.sort(order[..., :k], axis=-1)
 
 
-def _check(x, k, by, implementation):
-    kept = jax.jit(lambda x: ops.maxk(x, k, by=by, implementation=implementation))(x)
-    expected = _oracle(np.asarray(x), k, by)
-    np.testing.assert_array_equal(np.asarray(kept.indices), expected)
-    assert_bit_equal(kept.values, jnp.take_along_axis(x, jnp.asarray(expected), axis=-1))
-    assert kept.dim == x.shape[-1]
-    assert kept.values.dtype == x.dtype
+def _check(x, ks, implementation, by=("value", "magnitude")):
+    """Compares with the oracle for each k and order, all of them compiled as one program."""
+    cases = [(k, order) for k in ks for order in by]
+
+    @jax.jit
+    def all_kept(x):
+        return [ops.maxk(x, k, by=order, implementation=implementation) for k, order in cases]
+
+    rows = np.asarray(x)
+    for (k, order), kept in zip(cases, all_kept(x), strict=True):
+        expected = _oracle(rows, k, order)
+        np.testing.assert_array_equal(np.asarray(kept.indices), expected)
+        assert_bit_equal(kept.values, np.take_along_axis(rows, expected, axis=-1))
+        assert kept.dim == x.shape[-1]
+        assert kept.values.dtype == x.dtype
 
 
 @pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS, None])
@@ -60,17 +68,14 @@ def _check(x, k, by, implementation):
 @pytest.mark.parametrize(("dim", "k"), MAXK_SHAPES)
 def test_keeps_exactly_the_largest_entries(dim, k, dtype, implementation):
     x = random_array((37, dim), dtype, seed=dim + k, scale=3.0)
-    for by in ("value", "magnitude"):
-        _check(x, k, by, implementation)
+    _check(x, [k], implementation)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_ties_go_to_the_lowest_column(dtype, implementation):
     x = jnp.asarray(np.random.default_rng(0).integers(-2, 3, (64, 40))).astype(dtype)
-    for k in (1, 7, 39, 40):
-        for by in ("value", "magnitude"):
-            _check(x, k, by, implementation)
+    _check(x, (1, 7, 39, 40), implementation)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -80,9 +85,7 @@ def test_special_values_have_the_documented_rank(dtype, implementation):
     rng = np.random.default_rng(1)
     rows = np.stack([rng.permutation(special) for _ in range(50)])
     x = jnp.asarray(rows, jnp.float32).astype(dtype)
-    for k in range(1, 11):
-        for by in ("value", "magnitude"):
-            _check(x, k, by, implementation)
+    _check(x, range(1, 11), implementation)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -92,8 +95,7 @@ def test_extreme_magnitudes_do_not_confuse_the_search(implementation):
     x = jnp.asarray(np.stack([np.roll(values, i) for i in range(8)]))
     if implementation == "xla" and jax.default_backend() == "cpu":
         x = jnp.where(jnp.abs(x) < 1e-30, 0, x)  # XLA on CPU flushes subnormals to zero
-    for k in range(1, 9):
-        _check(x, k, "value", implementation)
+    _check(x, range(1, 9), implementation, by=["value"])
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

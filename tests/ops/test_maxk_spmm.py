@@ -1,5 +1,7 @@
 """maxk_spmm against the dense product of the expanded features."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,34 +29,52 @@ def _kept(num_nodes, dim, k, dtype, seed=0) -> CBSR:
     return ops.maxk(random_array((num_nodes, dim), dtype, seed=seed, scale=3.0), k)
 
 
-def _check(graph, dim, k, dtype, implementation):
-    kept = _kept(graph.num_cols, dim, k, dtype)
-    weights = jnp.zeros(()) if graph.weights is None else graph.weights
+@functools.cache
+def _longest_row(name):
+    return longest_row(BUILT[name])
 
-    def arguments(weights, values):
-        weighted = graph if graph.weights is None else graph.with_weights(weights)
-        return weighted, CBSR(values, kept.indices, dim)
 
+@functools.cache
+def _columns(num_nodes, dim, k, dtype):
+    return _kept(num_nodes, dim, k, dtype)
+
+
+def _arguments(name, kept, weights, values):
+    graph = BUILT[name]
+    weighted = graph if graph.weights is None else graph.with_weights(weights)
+    return weighted, CBSR(values, kept.indices, kept.dim)
+
+
+@functools.cache  # one function for each case, so that it is compiled once
+def _reference(name, dim, k, dtype):
+    kept = _columns(BUILT[name].num_cols, dim, k, dtype)
+    return lambda weights, values: reference.maxk_spmm(*_arguments(name, kept, weights, values))
+
+
+def _check(name, dim, k, dtype, implementation):
+    graph = BUILT[name]
+    kept = _columns(graph.num_cols, dim, k, dtype)
     check_against_float64(
-        lambda w, v: ops.maxk_spmm(*arguments(w, v), implementation=implementation),
-        lambda w, v: reference.maxk_spmm(*arguments(w, v)),
-        weights,
+        lambda w, v: ops.maxk_spmm(*_arguments(name, kept, w, v), implementation=implementation),
+        _reference(name, dim, k, dtype),
+        jnp.zeros(()) if graph.weights is None else graph.weights,
         kept.values,
-        reduction_length=max(longest_row(graph), dim),
+        reduction_length=max(_longest_row(name), dim),
     )
 
 
+@pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS, None])
 @pytest.mark.parametrize("name", BUILT)
 def test_value_and_gradients_equal_float64_on_every_graph(name, implementation):
-    _check(BUILT[name], 24, 5, "float32", implementation)
+    _check(name, 24, 5, "float32", implementation)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("dim", "k"), MAXK_SHAPES)
 def test_value_and_gradients_equal_float64_at_every_k(dim, k, dtype, implementation):
-    _check(BUILT["padding_edges"], dim, k, dtype, implementation)
+    _check("padding_edges", dim, k, dtype, implementation)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -1,6 +1,7 @@
 """spmm and sddmm against their references."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -31,28 +32,45 @@ def _weights(graph: CSRGraph):
     return jnp.zeros(()) if graph.weights is None else graph.weights
 
 
-def _check_spmm(graph, dim, dtype, implementation):
+@functools.cache
+def _longest_row(name):
+    return longest_row(BUILT[name])
+
+
+@functools.cache  # one function for each graph, so that it is compiled once
+def _spmm_reference(name):
+    return lambda weights, x: reference_spmm.spmm(_with(BUILT[name], weights), x)
+
+
+@functools.cache
+def _sddmm_reference(name):
+    return lambda a, b: reference_spmm.sddmm(BUILT[name], a, b)
+
+
+def _check_spmm(name, dim, dtype, implementation):
+    graph = BUILT[name]
     x = random_array((graph.num_cols, dim), dtype, seed=dim, scale=3.0)
     check_against_float64(
         lambda weights, x: ops.spmm(_with(graph, weights), x, implementation=implementation),
-        lambda weights, x: reference_spmm.spmm(_with(graph, weights), x),
+        _spmm_reference(name),
         _weights(graph),
         x,
-        reduction_length=max(longest_row(graph), dim),
+        reduction_length=max(_longest_row(name), dim),
     )
 
 
+@pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS, None])
 @pytest.mark.parametrize("name", BUILT)
 def test_spmm_value_and_gradients_equal_float64_on_every_graph(name, implementation):
-    _check_spmm(BUILT[name], 16, "float32", implementation)
+    _check_spmm(name, 16, "float32", implementation)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", DIMS)
 def test_spmm_value_and_gradients_equal_float64_at_every_width(dim, dtype, implementation):
-    _check_spmm(BUILT["padding_edges"], dim, dtype, implementation)
+    _check_spmm("padding_edges", dim, dtype, implementation)
 
 
 @pytest.mark.parametrize("implementation", usable(SDDMM))
@@ -66,10 +84,10 @@ def test_sddmm_value_and_gradients_equal_float64(name, dtype, implementation):
     b = random_array((graph.num_cols, 33), dtype, seed=2)
     check_against_float64(
         lambda a, b: ops.sddmm(graph, a, b, implementation=implementation),
-        lambda a, b: reference_spmm.sddmm(graph, a, b),
+        _sddmm_reference(name),
         a,
         b,
-        reduction_length=max(33, longest_row(graph)),
+        reduction_length=max(33, _longest_row(name)),
     )
 
 

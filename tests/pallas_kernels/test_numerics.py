@@ -14,6 +14,7 @@ from jaxgnn.ops.reference import maxk as maxk_reference
 from jaxgnn.ops.reference import maxk_spmm as maxk_spmm_reference
 from jaxgnn.ops.reference import spmm as spmm_reference
 from jaxgnn.testing import DTYPES, assert_bit_equal, assert_close, random_array
+from tests._settings import COMPILED_QUICKLY, jax_settings
 from tests.pallas_kernels._emulator import emulated
 
 ROWS, COLS, EDGES, PADDING, HUB = 50, 60, 1400, 7, 800
@@ -22,6 +23,13 @@ ROWS, COLS, EDGES, PADDING, HUB = 50, 60, 1400, 7, 800
 @pytest.fixture(autouse=True)
 def emulator():
     with emulated():
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_quickly():
+    """The kernels are emulated: only the references, one operation at a time, are compiled."""
+    with jax_settings(COMPILED_QUICKLY):
         yield
 
 

@@ -1,0 +1,12 @@
+"""Settings for the tests of this folder."""
+
+import pytest
+
+from tests._settings import COMPILED_QUICKLY, jax_settings
+
+
+@pytest.fixture(scope="module")
+def compiled_quickly():
+    """For tests whose time is compilation: none of them depends on LLVM's optimisations."""
+    with jax_settings(COMPILED_QUICKLY):
+        yield
