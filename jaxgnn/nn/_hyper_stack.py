@@ -112,19 +112,31 @@ def _run_and_forget(
 ) -> Array:
     """``_run`` that keeps ``x`` and perhaps the layers' outputs for its backward pass.
 
-    Modules and random streams among the arguments have state, which ``nnx.remat`` has to see, so
-    they go in as arguments. Anything else may not be an array, and is closed over.
+    Modules and random streams among the arguments have state, so they go in and out with that of
+    the layers. Anything else may not be an array, and is closed over. Only what has changed is
+    written back: modules whose state does not change may belong to an outer trace.
     """
-    stateful_args = {i: a for i, a in enumerate(args) if isinstance(a, nnx.Pytree)}
-    stateful_kwargs = {k: a for k, a in kwargs.items() if isinstance(a, nnx.Pytree)}
+    of_args = {i: a for i, a in enumerate(args) if isinstance(a, nnx.Pytree)}
+    of_kwargs = {k: a for k, a in kwargs.items() if isinstance(a, nnx.Pytree)}
+    modules = (*layers, *of_args.values(), *of_kwargs.values())
+    graph, state = nnx.split(modules)
+
+    def segment(state, x):
+        given = {path: variable.get_value() for path, variable in nnx.to_flat_state(state)}
+        copies = nnx.merge(graph, state)
+        rest = iter(copies[len(layers) :])
+        replaced = {i: next(rest) for i in of_args}
+        all_args = tuple(replaced.get(i, a) for i, a in enumerate(args))
+        y = _run(copies[: len(layers)], x, all_args, kwargs | {k: next(rest) for k in of_kwargs})
+        after = nnx.to_flat_state(nnx.split(copies)[1])
+        changed = [(p, v) for p, v in after if v.get_value() is not given.get(p)]
+        return y, nnx.from_flat_state(changed)
+
     save = jax.checkpoint_policies.save_only_these_names(LAYER_OUTPUT)
-
-    def segment(layers, stateful_args, stateful_kwargs, x):
-        all_args = tuple(stateful_args.get(i, a) for i, a in enumerate(args))
-        return _run(layers, x, all_args, kwargs | stateful_kwargs)
-
-    remat = nnx.remat(segment, policy=save if keep_outputs else None)
-    return remat(layers, stateful_args, stateful_kwargs, x)
+    y, changed = jax.checkpoint(segment, policy=save if keep_outputs else None)(state, x)
+    for number, values in changed.items():
+        nnx.update(modules[number], values)
+    return y
 
 
 def _is_positive(number: Any) -> bool:

@@ -189,6 +189,20 @@ def _saved_streams(**options) -> int:
     return sum(getattr(leaf, "shape", None) == X.shape for leaf in jax.tree.leaves(pull_back))
 
 
+@pytest.mark.parametrize("compile_", [jax.jit, nnx.jit, lambda f: f])
+def test_a_stack_that_recomputes_may_be_closed_over(compile_):
+    rngs = nnx.Rngs(0)
+    layers = [nn.HyperConnection(nnx.Linear(4, 4, rngs=rngs), 4, rngs=rngs) for _ in "ab"]
+    x = random_array((3, 4, 4), "float32", seed=1)
+    gradients = []
+    for recompute_every in (None, 1):
+        stack = nn.HyperStack(layers, recompute_every=recompute_every)
+        gradient = jax.grad(lambda x, stack=stack: jnp.sum(stack(x) ** 2))
+        gradients += [compile_(gradient)(x), gradient(x)]
+    for gradient in gradients[1:]:
+        np.testing.assert_allclose(gradient, gradients[0], rtol=1e-5)
+
+
 def test_recomputing_keeps_the_streams_of_every_few_layers_only():
     assert _saved_streams() == 6
     assert _saved_streams(recompute_every=3) == 2
