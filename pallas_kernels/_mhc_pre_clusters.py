@@ -87,8 +87,8 @@ class MhcPreClusterTile:
     def shared(self, n: int) -> dict[str, jax.ShapeDtypeStruct]:
         """What a block has in shared memory.
 
-        Tiles, as each lane has them; sums of a tile and warp, of a tile and block; and the weights
-        of the streams.
+        Tiles, as each lane has them; sums of a tile and warp, of a tile and block; the weights of
+        the streams; and gain and bias of each coefficient.
         """
         sums = (TOKENS, n * n + 2 * n + 1)
         ring = (self.warps, self.stages, n, 2, LANES, COLUMNS)
@@ -96,6 +96,7 @@ class MhcPreClusterTile:
             "sums": (self.warps, *sums),
             "totals": (_BUFFERS, *sums),
             "weights": (TOKENS, n),
+            "affine": (2, n * n + 2 * n),
         }
         made = {name: jax.ShapeDtypeStruct(s, jnp.float32) for name, s in shapes.items()}
         return {"ring": jax.ShapeDtypeStruct(ring, jnp.bfloat16), **made}
@@ -123,7 +124,7 @@ class Forward:
         x, *parameters = inputs
         self.run(Streams(warp, self.tile, self.n, x, ring), parameters, outputs, **scratch)
 
-    def run(self, streams: Streams, parameters, outputs, *, sums, totals, weights) -> None:
+    def run(self, streams: Streams, parameters, outputs, *, sums, totals, weights, affine) -> None:
         """Everything; see ``shared`` of the tile for the arrays in shared memory."""
         phi, alpha, bias = parameters
         warp = streams.warp
@@ -140,19 +141,21 @@ class Forward:
             warp.end_copies()
 
         project = _Projection(warp, self.tile, streams, streams.rows_of(phi), sums, totals)
-        apply = functools.partial(self._apply, streams, alpha, bias, totals, weights, outputs)
+        apply = functools.partial(self._apply, streams, affine, totals, weights, outputs)
         for i in range(self.tile.ahead):
             load(warp.i32(i))
-        load(warp.i32(self.tile.ahead))
+        self._load_affine(warp, alpha, bias, affine)
         project.run(warp.i32(0), first(warp.i32(0)))
         warp.cluster_arrive()
+        load(warp.i32(self.tile.ahead))
         warp.barrier()
 
         def step(i, _):
-            load(i + self.tile.ahead)
             project.run(i, first(i))
             warp.cluster_wait()
+            # It may wait for what is being copied: new copies come after it.
             warp.cluster_arrive()
+            load(i + self.tile.ahead)
             apply(i - 1, first(i - 1))
 
         warp.loop(warp.i32(1), count, 1, (), step)
@@ -163,12 +166,20 @@ class Forward:
         warp.cluster_arrive()
         warp.cluster_wait()
 
-    def _apply(self, streams, alpha, bias, totals, weights, outputs, i: Value, first) -> None:
+    def _load_affine(self, warp: Warp, alpha: Array, bias: Array, affine: Array) -> None:
+        def load(row, _):
+            part = (row >= self.n).to("i32") + (row >= 2 * self.n).to("i32")
+            affine.store(row, alpha.load(part))
+            affine.store(row + bias.shape[0], bias.load(row))
+
+        warp.loop(warp.thread, bias.shape[0], warp.threads, (), load)
+
+    def _apply(self, streams, affine, totals, weights, outputs, i: Value, first) -> None:
         warp, n = streams.warp, self.n
         tokens = streams.x.shape[0]
         h_in, *coefficients = outputs
         totals = totals.row(i % _BUFFERS)
-        self._coefficients(warp, totals, alpha, bias, weights, coefficients, first, tokens)
+        self._coefficients(warp, totals, affine, weights, coefficients, first, tokens)
         warp.barrier()
         for half in (0, 1):
             token = streams.token(half)
@@ -182,7 +193,7 @@ class Forward:
 
             warp.when(first + token < tokens, store)
 
-    def _coefficients(self, warp, totals, alpha, bias, weights, outputs, first, tokens) -> None:
+    def _coefficients(self, warp, totals, affine, weights, outputs, first, tokens) -> None:
         """Weights of the streams, in every block; the rest of a token in one of them."""
         h_post, h_res, inv_rms, h_mix = outputs
         n, cluster = self.n, warp.cluster
@@ -206,7 +217,7 @@ class Forward:
             size = self.n * self.tile.warps * cluster * _SPAN
             scale = warp.rsqrt(warp.fma(squares, warp.f32(1 / size), warp.f32(self.norm_eps)))
             part = (row >= n).to("i32") + (row >= 2 * n).to("i32")
-            logit = warp.fma(alpha.load(part), projected * scale, bias.load(row))
+            logit = warp.fma(affine.load(row), projected * scale, affine.load(row + rows))
             sigmoid = warp.sigmoid(logit)
             warp.when(is_needed, lambda: weights.store(token * n + row, sigmoid + self.pre_eps))
 
@@ -331,7 +342,7 @@ class _Projection:
     def run(self, i: Value, first: Value) -> None:
         """Waits for tile ``i``, of tokens from ``first`` on, and sums it."""
         warp = self.warp
-        warp.wait_for_copies(self.tile.ahead)
+        warp.wait_for_copies(self.tile.ahead - 1)
         products = [[warp.f32(0.0)] * 4 for _ in self.phi[0]]
         squares = [warp.f32(0.0)] * 2
         self.streams.prepare(i, first)

@@ -30,6 +30,8 @@ _WARPS_PER_WARPGROUP = 4
 _MUCH_SHARED, _LITTLE_SHARED = 224 * 1024, 96 * 1024
 _DATA_CENTRE = ("9", "10")
 _SHARED_SPACE = 3  # of addresses, in LLVM
+# Axes of the grid. An axis of a user's mesh that had one of these names would be taken for it.
+_SLICE, _CLUSTER, _RANK, _WARPGROUP = (f"jaxgnn.{n}" for n in ("slice", "cluster", "rank", "group"))
 _OWN_BARRIER = 15  # of the 16 that a block has; Mosaic GPU numbers its own from 0
 
 
@@ -117,7 +119,7 @@ def _pallas_kernel(record, results, count, words, name, grid):
     inline = plgpu.inline_mgpu(arg_types=(*[splat] * 3, *[reference] * (count + 1)))
 
     def body(*buffers, memory):
-        place = (lax.axis_index(axis) for axis in ("cluster", "rank", "slice"))
+        place = (lax.axis_index(axis) for axis in (_CLUSTER, _RANK, _SLICE))
         inline(record)(*place, memory, *buffers[:count])
 
     body.__name__ = name
@@ -125,11 +127,11 @@ def _pallas_kernel(record, results, count, words, name, grid):
         body,
         out_type=results,
         grid=(grid.slices, grid.blocks // grid.cluster),
-        grid_names=("slice", "cluster"),
+        grid_names=(_SLICE, _CLUSTER),
         cluster=(grid.cluster,),
-        cluster_names=("rank",),
+        cluster_names=(_RANK,),
         num_threads=-(-grid.warps // _WARPS_PER_WARPGROUP),
-        thread_name="warpgroup",
+        thread_name=_WARPGROUP,
         scratch_types={"memory": plgpu.SMEM((words,), jnp.float32)},
         compiler_params=plgpu.CompilerParams(
             lowering_semantics=plgpu.LoweringSemantics.Lane, reduction_scratch_bytes=0
@@ -466,6 +468,8 @@ class MosaicWarp(Warp):
 
     def of_block(self, pointer, rank):
         """See ``Warp``."""
+        if self.cluster == 1:
+            return pointer
         generic = llvm.PointerType.get()
         operands = [llvm.addrspacecast(generic, pointer), rank.data]
         return llvm.inline_asm(generic, operands, "mapa.u64 $0, $1, $2;", "=l,l,r")

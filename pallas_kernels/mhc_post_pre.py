@@ -35,6 +35,7 @@ def mhc_post_pre(
     norm_eps: float,
     pre_eps: float,
     post_scale: float,
+    tile: MhcPostPreClusterTile | None = None,
 ) -> tuple[jax.Array, ...]:
     """New streams, and the next layer's input and coefficients: see ``jaxgnn.ops.mhc_post_pre``.
 
@@ -50,13 +51,14 @@ def mhc_post_pre(
       norm_eps: as in ``mhc_pre``.
       pre_eps: as in ``mhc_pre``.
       post_scale: as in ``mhc_pre``.
+      tile: of the kernel of this op alone, by default what suits the shapes.
 
     Returns:
       ``y``, like ``x``, and what ``mhc_pre`` makes of it: ``h_in``, ``h_post`` and ``h_res``, then
       ``inv_rms`` and ``h_mix`` for the backward pass.
     """
     tokens, n, dim = x.shape
-    tile = MhcPostPreClusterTile.choose(tokens, n, dim, x.dtype)
+    tile = tile or MhcPostPreClusterTile.choose(tokens, n, dim, x.dtype)
     if tokens == 0 or tile is None:
         y = mhc_post(x, f, h_post, h_res, transposed=transposed)
         constants = {"norm_eps": norm_eps, "pre_eps": pre_eps, "post_scale": post_scale}

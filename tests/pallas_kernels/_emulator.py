@@ -57,6 +57,7 @@ def launch(kernel, inputs, outputs, *, name, grid, shared=None, block_shared=Non
         scratch |= {n: warp.block_shared(form) for n, form in (block_shared or {}).items()}
         with np.errstate(all="ignore"):
             kernel(warp, tree.unflatten(arrays), *written, **scratch)
+        warp.end()
     return tuple(jnp.asarray(array) for array in (*made, *changed))
 
 
@@ -74,10 +75,11 @@ class BlockMemory:
         self._writer = np.full(blocks * size, -1)
         self._first_reader = np.full(blocks * size, 2**30)
         self._last_reader = np.full(blocks * size, -1)
+        self.under_way = np.zeros(blocks * size, bool)
         # How often warps had synchronised then.
         self._write_epoch, self._read_epoch = np.full((2, blocks * size), -1)
         # How often its block had arrived when a byte was written, and another's when it read it.
-        self._written, self._read_by_others = np.full((2, blocks * size), -1)
+        self._written, self.read_by_others = np.full((2, blocks * size), -1)
 
     def forget(self, blocks):
         """All of these blocks see what was written."""
@@ -103,12 +105,12 @@ class BlockMemory:
     def read_of_others(self, places, arrived, waited):
         """Bytes that threads read of other blocks; these have arrived and waited so often."""
         assert (self._written[places] < waited[:, None]).all(), "read before its block arrived"
-        np.maximum.at(self._read_by_others, places, np.broadcast_to(arrived[:, None], places.shape))
+        np.maximum.at(self.read_by_others, places, np.broadcast_to(arrived[:, None], places.shape))
         return self.bytes[places]
 
     def write(self, places, threads, data, epoch, arrived, waited):
         """Stores ``data``, [threads, bytes]."""
-        assert (self._read_by_others[places] < waited[:, None]).all(), "another block may read it"
+        assert (self.read_by_others[places] < waited[:, None]).all(), "another block may read it"
         self._written[places] = arrived[:, None]
         threads = np.broadcast_to(threads[:, None], places.shape)
         writer, warp = self._writer[places], threads // LANES
@@ -157,6 +159,13 @@ class NumpyWarp(Warp):
         self.block_memories.append(memory)
         start = self.block.data.astype(np.int64) * memory.size
         return Array(self, (memory, start, self.block.data), form.shape, form.dtype, False)
+
+    def end(self):
+        """No block may end while others read what it has in shared memory."""
+        assert (self.arrived == self.waited).all(), "arrived and did not wait"
+        for memory in self.block_memories:
+            last = memory.read_by_others.reshape(len(self.waited), -1).max(1, initial=-1)
+            assert (last < self.waited).all(), "ended before it was certain that others had read"
 
     def _value(self, kind, data):
         return Value(self, kind, np.asarray(data).astype(_DTYPES[kind], copy=False))
@@ -342,7 +351,9 @@ class NumpyWarp(Warp):
         blocks = self.block.data[self.active]
         # Until it is waited for there is nothing to be seen.
         counts = self.arrived[blocks], self.waited[blocks]
+        assert not target[0].under_way[places].any(), "two copies to one place"
         target[0].write(places, threads, np.full_like(data, 0xFF), self.epoch, *counts)
+        target[0].under_way[places] = True
         self.copies[-1].append((target[0], places, threads, data, counts))
 
     def end_copies(self):
@@ -350,8 +361,9 @@ class NumpyWarp(Warp):
 
     def wait_for_copies(self, groups):
         for group in self.copies[: len(self.copies) - 1 - groups]:
-            for memory, *copy, counts in group:
-                memory.write(*copy, self.epoch, *counts)
+            for memory, places, *copy, counts in group:
+                memory.under_way[places] = False
+                memory.write(places, *copy, self.epoch, *counts)
             group.clear()
 
     def advance(self, pointer, number, nbytes):

@@ -386,6 +386,22 @@ def test_a_layer_lowers_under_vmap_checkpoint_and_shard_map():
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("axis", ["slice", "cluster", "rank", "group", "warpgroup", "block"])
+def test_an_axis_of_a_mesh_is_not_taken_for_one_of_the_grid(axis):
+    x, *parameters = _pre_structs((8,), 4, 64, "bfloat16")
+
+    def sharded(axis):
+        mesh = jax.make_mesh((2,), (axis,), axis_types=(AxisType.Auto,))
+        specs = PartitionSpec(axis), *[PartitionSpec()] * 4
+        pre = functools.partial(ops.mhc_pre, implementation="pallas")
+        return jax.shard_map(pre, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(axis))
+
+    # The code of a kernel that asked for its place in the mesh would be longer.
+    (kernel,), (other,) = (_kernels(sharded(name), x, *parameters) for name in (axis, "data"))
+    assert abs(len(kernel) - len(other)) < 100
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("return_streams", [False, True])
 def test_no_pass_of_its_own_adds_the_gradients_of_returned_streams(return_streams):
     x, *parameters = _pre_structs((8,), 4, 64, "bfloat16")

@@ -1,4 +1,4 @@
-"""``mhc_pre`` by clusters of blocks: every way to share columns, on the emulator and lowered."""
+"""Kernels of hyper-connections that share columns or take steps: every tile, on the emulator."""
 
 import functools
 
@@ -6,10 +6,16 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxgnn.ops.reference import mhc_post
 from jaxgnn.ops.reference import mhc_pre as reference
-from jaxgnn.testing import assert_close, to_float64
+from jaxgnn.testing import assert_close, random_array, to_float64
+from pallas_kernels import mhc_post_pre
+from pallas_kernels._mhc_post_pre_clusters import MhcPostPreClusterTile as BoundaryTile
+from pallas_kernels._mhc_streams_backward import Token, streams_backward
+from pallas_kernels._mhc_streams_columns import Post
+from pallas_kernels._mhc_streams_tile import StreamsTile
 from pallas_kernels.mhc_pre import MhcPreClusterTile, MhcPreTile, mhc_pre
-from tests.ops._mhc import parameters, streams
+from tests.ops._mhc import outputs, parameters, streams
 from tests.pallas_kernels._emulator import emulated
 
 OPTIONS = {"norm_eps": 1e-6, "pre_eps": 1e-3, "post_scale": 2.0}
@@ -33,10 +39,85 @@ def test_every_tile_gives_the_values(shape, tile):
     x, phi, alpha, bias, gamma = inputs
     with emulated():
         made = mhc_pre(x, phi * gamma.reshape(-1), alpha, bias, **OPTIONS, tile=tile)
+    exact, saved = _exactly(reference.mhc_pre, *inputs, **OPTIONS)
+    _assert_all_close(made, [*exact, *saved], n * dim)
+
+
+BOUNDARIES = {
+    "no cluster": ((100, 4, 64), (2, 1, 2)),
+    "three blocks": ((100, 4, 192), (2, 3, 1)),
+    "one ahead": ((90, 4, 128), (2, 2, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("shape, tile", BOUNDARIES.values(), ids=BOUNDARIES)
+def test_every_tile_of_the_boundary_gives_the_values(shape, tile, transposed):
+    tokens, n, dim = shape
+    old = streams((tokens,), n, dim, "bfloat16"), *outputs((tokens,), n, dim, "bfloat16")
+    phi, alpha, bias, gamma = parameters(n, dim)
+    weight, options = phi * gamma.reshape(-1), {"transposed": transposed}
+    with emulated():
+        y, *made = mhc_post_pre.mhc_post_pre(
+            *old, weight, alpha, bias, **options, **OPTIONS, tile=BoundaryTile(*tile)
+        )
+    assert_close(y, _exactly(mhc_post.mhc_post, *old, **options), reduction_length=n + 1)
+    exact, saved = _exactly(reference.mhc_pre, y, phi, alpha, bias, gamma, **OPTIONS)
+    _assert_all_close(made, [*exact, *saved], n * dim)
+
+
+# Ranges of several steps, the last of which is cut off; reads that are one to three steps ahead.
+STEPS = {
+    "wide": ((300, 4, 64), "bfloat16", StreamsTile(entries=8, ranges=2, tokens=160, ahead=2)),
+    "narrow": ((130, 4, 64), "bfloat16", StreamsTile(entries=4, ranges=1, tokens=160, ahead=3)),
+    "not ahead": ((100, 4, 64), "float32", StreamsTile(entries=4, ranges=2, tokens=64, ahead=0)),
+    "two streams": ((200, 2, 64), "float32", StreamsTile(entries=4, ranges=1, tokens=256, ahead=1)),
+    "eight streams": (
+        (60, 8, 64),
+        "bfloat16",
+        StreamsTile(entries=4, ranges=1, tokens=64, ahead=1),
+    ),
+}
+
+
+@pytest.mark.parametrize("posts", [False, True])
+@pytest.mark.parametrize("shape, dtype, tile", STEPS.values(), ids=STEPS)
+def test_the_backward_pass_in_several_steps(shape, dtype, tile, posts):
+    tokens, n, dim = shape
+    if posts and n != 4:
+        pytest.skip("reason: only four streams have this kernel")
+    x, f, h_post, h_res = streams((tokens,), n, dim, dtype), *outputs((tokens,), n, dim, dtype)
+    y, dh_in, dy = (
+        random_array(s, dtype, seed=k) for k, s in enumerate((x.shape, f.shape, x.shape))
+    )
+    rows = n * n + 2 * n
+    shapes = (rows, n * dim), (tokens, n), (tokens,), (tokens, rows)
+    weight, *token = (random_array(s, "float32", seed=k + 3) for k, s in enumerate(shapes))
+    post = Post(x, f, h_post, h_res) if posts else None
+    with emulated():
+        made = streams_backward(y, dh_in, dy, weight, Token(*token), post, tile=tile)
+
+    def exactly(y, dh_in, dy, weight, h_pre, scale, dh_mix, *post):
+        total = dy + h_pre[:, :, None] * dh_in[:, None] + scale[:, None, None] * y
+        total = total + (dh_mix @ weight).reshape(y.shape)
+        dweight = dh_mix.T @ y.reshape(tokens, -1)
+        if not post:
+            return dweight, total
+        return dweight, *mhc_post.mhc_post_backward(*post, total, transposed=False)
+
+    exact = _exactly(exactly, y, dh_in, dy, weight, *token, *(post or ()))
+    _assert_all_close(made, exact, max(n * dim, tokens))
+
+
+def _exactly(function, *arguments, **options):
+    """In float64."""
     with jax.enable_x64(True):
-        exact, saved = jax.jit(functools.partial(reference.mhc_pre, **OPTIONS))(*to_float64(inputs))
-    for i, (a, e) in enumerate(zip(made, [*exact, *saved], strict=True)):
-        assert_close(a, e, reduction_length=n * dim, err_msg=f"result {i}")
+        return jax.jit(functools.partial(function, **options))(*to_float64(arguments))
+
+
+def _assert_all_close(actual, expected, length):
+    for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
+        assert_close(a, e, reduction_length=length, err_msg=f"result {i}")
 
 
 @pytest.mark.parametrize("dim", [64, 128, 192, 256, 320, 512, 1280, 2048, 2560, 3072])
