@@ -7,6 +7,7 @@ they have come, and keeps the new streams in the place of the old.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ class MhcPostPreClusterTile(MhcPreClusterTile):
     """As for ``mhc_pre``, with more in shared memory."""
 
     @classmethod
-    def choose(cls, tokens: int, n: int, dim: int, dtype: jnp.dtype) -> MhcPreClusterTile | None:
+    def choose(cls, tokens: int, n: int, dim: int, dtype: jnp.dtype) -> Self | None:
         """As for ``mhc_pre``; None for other numbers of streams than four."""
         return super().choose(tokens, n, dim, dtype) if n == _STREAMS else None
 

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import itertools
 from dataclasses import dataclass
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +56,7 @@ class MhcPreClusterTile:
     ahead: int = 2
 
     @classmethod
-    def choose(cls, tokens: int, n: int, dim: int, dtype: jnp.dtype) -> MhcPreClusterTile | None:
+    def choose(cls, tokens: int, n: int, dim: int, dtype: jnp.dtype) -> Self | None:
         """The one heuristic: the smallest cluster that holds phi and the tiles, or None."""
         if jnp.dtype(dtype) != jnp.bfloat16 or n > _MOST_STREAMS or dim % _SPAN:
             return None

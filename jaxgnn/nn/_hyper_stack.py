@@ -123,7 +123,7 @@ def _run_and_forget(
 
     def segment(state, x):
         given = {path: variable.get_value() for path, variable in nnx.to_flat_state(state)}
-        copies = nnx.merge(graph, state)
+        copies: Any = nnx.merge(graph, state)
         rest = iter(copies[len(layers) :])
         replaced = {i: next(rest) for i in of_args}
         all_args = tuple(replaced.get(i, a) for i, a in enumerate(args))
