@@ -11,18 +11,39 @@ from jaxtyping import Array, Float
 
 from jaxgnn.graph import CBSR
 from jaxgnn.ops import _dispatch as dispatch
+from jaxgnn.ops import _pallas as pallas
 from jaxgnn.ops._checks import check_choice, check_float
+from jaxgnn.ops._dense_kernels import FITS_REGISTERS, FITS_SHARED_MEMORY, fitting, layer_limits
+from jaxgnn.ops._dense_kernels import kernel as kernel_table
 from jaxgnn.ops._linear_checks import check_layer, check_options
 from jaxgnn.ops.maxk import check_k, maxk
 from jaxgnn.ops.reference import fused_linear as reference
 from jaxgnn.ops.reference._activations import Name as Activation
 from jaxgnn.ops.reference.fused_linear import Precision
 
-FUSED_LINEAR = dispatch.Kernel(
-    "fused_linear", {"xla": dispatch.xla(reference.fused_linear, scatters=False)}
+
+def _limits(x, kernel, bias, *, activation, precision) -> str | None:
+    del precision  # products of 16-bit numbers are exact
+    return layer_limits(x, (kernel,)) or fitting(
+        pallas.linear_tiles(x, kernel, bias, activation)[0], x, (kernel,), FITS_SHARED_MEMORY
+    )
+
+
+def _backward_limits(x, kernel, bias, y, dy, *, activation, precision) -> str | None:
+    del y, dy, precision
+    return layer_limits(x, (kernel,)) or fitting(
+        pallas.linear_tiles(x, kernel, bias, activation)[1], x, (kernel,), FITS_REGISTERS
+    )
+
+
+FUSED_LINEAR = kernel_table(
+    "fused_linear", reference.fused_linear, pallas.fused_linear, limits=_limits
 )
-BACKWARD = dispatch.Kernel(
-    "fused_linear.backward", {"xla": dispatch.xla(reference.fused_linear_backward, scatters=False)}
+BACKWARD = kernel_table(
+    "fused_linear.backward",
+    reference.fused_linear_backward,
+    pallas.fused_linear_backward,
+    limits=_backward_limits,
 )
 
 
@@ -95,7 +116,7 @@ def fused_linear(
         NVIDIA GPUs and float32 on CPU; ``"highest"`` for float32; ``"tf32"`` or ``"bf16x3"``
         (three products of bfloat16 parts), which on CPU are float32 as well. Of no effect for
         other dtypes.
-      implementation: ``"xla"``, or None for what was measured to be fastest.
+      implementation: ``"xla"``, ``"pallas"``, or None for what was measured to be fastest.
 
     Returns:
       The activated features, of the dtype of ``x``. For ``ops.MaxK`` what ``maxk`` makes of the

@@ -9,15 +9,41 @@ import jax
 from jaxtyping import Array, Float
 
 from jaxgnn.ops import _dispatch as dispatch
+from jaxgnn.ops import _pallas as pallas
 from jaxgnn.ops._checks import check_float
+from jaxgnn.ops._dense_kernels import (
+    FITS_REGISTERS,
+    FITS_SHARED_MEMORY,
+    fitting,
+    kernel,
+    layer_limits,
+)
 from jaxgnn.ops._linear_checks import check_layers, check_options
 from jaxgnn.ops.reference import fused_mlp as reference
 from jaxgnn.ops.reference._activations import Name as Activation
 from jaxgnn.ops.reference.fused_linear import Precision
 
-FUSED_MLP = dispatch.Kernel("fused_mlp", {"xla": dispatch.xla(reference.fused_mlp, scatters=False)})
-BACKWARD = dispatch.Kernel(
-    "fused_mlp.backward", {"xla": dispatch.xla(reference.fused_mlp_backward, scatters=False)}
+
+def _limits(x, kernels, biases, *, activation, precision) -> str | None:
+    del precision  # products of 16-bit numbers are exact
+    return layer_limits(x, kernels) or fitting(
+        pallas.mlp_tiles(x, kernels, biases, activation)[0], x, kernels, FITS_SHARED_MEMORY
+    )
+
+
+def _backward_limits(x, kernels, biases, dy, *, activation, precision) -> str | None:
+    del dy, precision
+    return layer_limits(x, kernels) or fitting(
+        pallas.mlp_tiles(x, kernels, biases, activation)[1], x, kernels, FITS_REGISTERS
+    )
+
+
+FUSED_MLP = kernel("fused_mlp", reference.fused_mlp, pallas.fused_mlp, limits=_limits)
+BACKWARD = kernel(
+    "fused_mlp.backward",
+    reference.fused_mlp_backward,
+    pallas.fused_mlp_backward,
+    limits=_backward_limits,
 )
 
 
@@ -44,7 +70,7 @@ def fused_mlp(
       biases: one for each layer, of the dtype of ``x``, or None.
       activation: between the layers, one of the names that ``fused_linear`` has, or None.
       precision: as in ``fused_linear``.
-      implementation: ``"xla"``, or None for what was measured to be fastest.
+      implementation: ``"xla"``, ``"pallas"``, or None for what was measured to be fastest.
 
     Returns:
       The output of the last layer, of the dtype of ``x``.

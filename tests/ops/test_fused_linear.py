@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 
 from jaxgnn import ops
-from jaxgnn.ops.fused_linear import FUSED_LINEAR
 from jaxgnn.ops.reference._activations import ACTIVATIONS
 from jaxgnn.ops.reference.fused_linear import PRECISIONS
 from jaxgnn.testing import assert_bit_equal, check_against_float64, check_numerical_gradients
 from tests.ops._linear import DTYPES, VALUES, check, features, layer, linear
-from tests.ops._table import usable
 
 ROWS, IN, OUT = 11, 13, 9
 LENGTH = 13
@@ -35,7 +33,7 @@ def _inputs(dtype="float32"):
 
 @pytest.mark.parametrize(
     "dtype, implementation",
-    [*((d, None) for d in DTYPES), *(("float32", name) for name in usable(FUSED_LINEAR))],
+    [*((d, None) for d in DTYPES), ("float32", "xla")],
 )
 def test_value_and_every_gradient_equal_float64(dtype, implementation):
     functions = {a: _call(a, implementation=implementation) for a in VALUES}
