@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from jaxgnn.graph import CBSR
 from jaxgnn.ops import _dispatch as dispatch
-from jaxgnn.ops import _pallas as pallas
+from jaxgnn.ops import _pallas_dense as pallas
 from jaxgnn.ops._checks import check_choice, check_float
 from jaxgnn.ops._dense_kernels import FITS_REGISTERS, FITS_SHARED_MEMORY, fitting, layer_limits
 from jaxgnn.ops._dense_kernels import kernel as kernel_table

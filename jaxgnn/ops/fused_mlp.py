@@ -9,7 +9,7 @@ import jax
 from jaxtyping import Array, Float
 
 from jaxgnn.ops import _dispatch as dispatch
-from jaxgnn.ops import _pallas as pallas
+from jaxgnn.ops import _pallas_dense as pallas
 from jaxgnn.ops._checks import check_float
 from jaxgnn.ops._dense_kernels import (
     FITS_REGISTERS,

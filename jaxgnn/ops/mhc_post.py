@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgnn.ops import _dispatch as dispatch
-from jaxgnn.ops import _pallas as pallas
+from jaxgnn.ops import _pallas_mhc as pallas
 from jaxgnn.ops._checks import check_choice
 from jaxgnn.ops._mhc_checks import check_post
 from jaxgnn.ops._mhc_kernels import kernel, stream_limits

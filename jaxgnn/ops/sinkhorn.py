@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
 from jaxgnn.ops import _dispatch as dispatch
-from jaxgnn.ops import _pallas as pallas
+from jaxgnn.ops import _pallas_mhc as pallas
 from jaxgnn.ops._checks import check_choice, check_float
 from jaxgnn.ops._mhc_checks import check_iterations, check_number
 from jaxgnn.ops._mhc_kernels import count_limits, kernel

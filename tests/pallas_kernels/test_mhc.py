@@ -10,7 +10,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from jaxgnn import ops
 from jaxgnn.ops import _dispatch as dispatch
-from jaxgnn.ops import _pallas as pallas
+from jaxgnn.ops import _pallas_mhc as pallas
 from jaxgnn.ops.reference import mhc_post as post_reference
 from jaxgnn.ops.reference import mhc_post_pre as post_pre_reference
 from jaxgnn.ops.reference import mhc_pre as pre_reference

@@ -1,0 +1,107 @@
+"""Calls of the Mosaic GPU kernels of dense layers: leading axes become one of rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+from jaxtyping import Array, Float
+
+from jaxgnn.ops._pallas_call import compiled, flat_tokens, vary_like
+
+
+def linear_tiles(x: Any, kernel: Any, bias: Any, activation: str | None) -> tuple[Any, Any]:
+    """How kernels would divide ``fused_linear`` and its backward pass, None where they do not."""
+    from pallas_kernels import fused_linear as kernels
+
+    return kernels.tiles(_rows_of(x), kernel, bias, activation)
+
+
+@partial(compiled, static_argnames=("activation", "precision"))
+def fused_linear(
+    x: Float[Array, "*batch in"],
+    kernel: Float[Array, "in out"],
+    bias: Float[Array, " out"] | None,
+    *,
+    activation: str | None,
+    precision: str | None,
+) -> Float[Array, "*batch out"]:
+    """See ``jaxgnn.ops.fused_linear``."""
+    del precision  # products of 16-bit numbers are exact
+    from pallas_kernels import fused_linear as kernels
+
+    y = kernels.fused_linear(flat_tokens(x.ndim - 1, x), kernel, bias, activation)
+    return vary_like(x, y.reshape(*x.shape[:-1], y.shape[-1]))
+
+
+@partial(compiled, static_argnames=("activation", "precision"))
+def fused_linear_backward(
+    x: Float[Array, "*batch in"],
+    kernel: Float[Array, "in out"],
+    bias: Float[Array, " out"] | None,
+    y: Float[Array, "*batch out"] | None,
+    dy: Float[Array, "*batch out"],
+    *,
+    activation: str | None,
+    precision: str | None,
+) -> tuple[Array, Array, Array | None]:
+    """Gradients to ``x``, ``kernel`` and ``bias``."""
+    del precision
+    from pallas_kernels import fused_linear as kernels
+
+    flat, y, dy = flat_tokens(x.ndim - 1, (x, y, dy))
+    made = kernels.fused_linear_backward(flat, kernel, bias, y, dy, activation)
+    dx, dkernel, dbias = jax.tree.map(partial(vary_like, x), made)
+    return dx.reshape(x.shape), dkernel, dbias
+
+
+def mlp_tiles(x: Any, layers: Any, biases: Any, activation: str | None) -> tuple[Any, Any]:
+    """How kernels would divide ``fused_mlp`` and its backward pass, None where they do not."""
+    from pallas_kernels import fused_mlp as kernels
+
+    return kernels.tiles(_rows_of(x), layers, biases, activation)
+
+
+@partial(compiled, static_argnames=("activation", "precision"))
+def fused_mlp(
+    x: Float[Array, "*batch in"],
+    layers: Sequence[Float[Array, "in out"]],
+    biases: Sequence[Float[Array, " out"] | None],
+    *,
+    activation: str | None,
+    precision: str | None,
+) -> Float[Array, "*batch out"]:
+    """See ``jaxgnn.ops.fused_mlp``."""
+    del precision
+    from pallas_kernels import fused_mlp as kernels
+
+    y = kernels.fused_mlp(flat_tokens(x.ndim - 1, x), layers, biases, activation)
+    return vary_like(x, y.reshape(*x.shape[:-1], y.shape[-1]))
+
+
+@partial(compiled, static_argnames=("activation", "precision"))
+def fused_mlp_backward(
+    x: Float[Array, "*batch in"],
+    layers: Sequence[Float[Array, "in out"]],
+    biases: Sequence[Float[Array, " out"] | None],
+    dy: Float[Array, "*batch out"],
+    *,
+    activation: str | None,
+    precision: str | None,
+) -> tuple[Array, Sequence[Array], Sequence[Array | None]]:
+    """Gradients to ``x``, the kernels and the biases."""
+    del precision
+    from pallas_kernels import fused_mlp as kernels
+
+    flat, dy = flat_tokens(x.ndim - 1, (x, dy))
+    made = kernels.fused_mlp_backward(flat, layers, biases, dy, activation)
+    dx, dkernels, dbiases = jax.tree.map(partial(vary_like, x), made)
+    return dx.reshape(x.shape), tuple(dkernels), tuple(dbiases)
+
+
+def _rows_of(x: Any) -> jax.ShapeDtypeStruct:
+    """The form of ``x``, its leading axes as one."""
+    return jax.ShapeDtypeStruct((math.prod(x.shape[:-1]), x.shape[-1]), x.dtype)
