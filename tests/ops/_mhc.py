@@ -16,6 +16,11 @@ SHAPES = (
 )
 
 
+def width(implementation):
+    """Of streams: the least that GPU kernels take, and for the others one that they do not."""
+    return 64 if implementation == "pallas" else 24
+
+
 def streams(batch, n, dim, dtype="float32", scale=1.0):
     """The streams x [*batch, n, dim]."""
     return random_array((*batch, n, dim), dtype, seed=1, scale=scale)

@@ -60,7 +60,7 @@ def test_only_the_input_and_the_parameters_are_kept():
 
 
 def test_hidden_layers_are_recomputed_behind_a_barrier_and_take_no_memory_meanwhile():
-    x, kernels, biases = _inputs(rows=(4096,), widths=(8, 64, 64, 8))
+    x, kernels, biases = _inputs(rows=(65536,), widths=(8, 64, 64, 8))
 
     def memory(implementation):
         def loss(x, kernels, biases):

@@ -9,7 +9,7 @@ from jaxgnn import ops
 from jaxgnn.ops.mhc_post import MHC_POST
 from jaxgnn.ops.reference import mhc_post as reference
 from jaxgnn.testing import DTYPES, check_against_float64, check_numerical_gradients
-from tests.ops._mhc import SHAPES, length, outputs, streams
+from tests.ops._mhc import SHAPES, length, outputs, streams, width
 from tests.ops._table import usable
 
 IMPLEMENTATIONS = [*usable(MHC_POST), None]
@@ -19,7 +19,7 @@ IMPLEMENTATIONS = [*usable(MHC_POST), None]
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_value_and_every_gradient_equal_float64(dtype, transposed, implementation):
-    _check(((7,), 4, 24), dtype, transposed, implementation)
+    _check(((7,), 4, width(implementation)), dtype, transposed, implementation)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -55,7 +55,8 @@ def test_gradients_agree_with_finite_differences():
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_static_coefficients_are_shared_by_all_tokens(implementation):
-    x, (f, h_post, h_res) = streams((2, 3), 4, 6), outputs((2, 3), 4, 6)
+    sizes = (2, 3), 4, width(implementation)
+    x, (f, h_post, h_res) = streams(*sizes), outputs(*sizes)
 
     def per_token(x, f, h_post, h_res):
         h_post, h_res = jnp.broadcast_to(h_post, (2, 3, 4)), jnp.broadcast_to(h_res, (2, 3, 4, 4))
@@ -68,7 +69,7 @@ def test_static_coefficients_are_shared_by_all_tokens(implementation):
         f,
         h_post[0, 0],
         h_res[0, 0],
-        reduction_length=6 * 6,
+        reduction_length=6 * width(implementation),
     )
 
 
