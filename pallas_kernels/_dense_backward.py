@@ -127,7 +127,6 @@ def backward(
     stack = Stack.of(x, kernels, biases, activations)
     if x.shape[0] == 0:
         return jax.tree.map(jnp.zeros_like, (x, tuple(kernels), tuple(biases)))
-    rows, (x, y, dy) = x.shape[0], dense.whole_groups((x, y, dy))
     tile = (tile or _chosen(stack)).limited_to(x.shape[0])
     streams = [x, dy, *([y] if needs_output(stack) else [])]
     sums = [jax.ShapeDtypeStruct((tile.blocks, *shape), jnp.float32) for shape in stack.shapes]
@@ -147,7 +146,7 @@ def backward(
     dx, sums, ones = call(streams, tuple(kernels), given, jnp.ones((_ONES, ROWS), x.dtype))
     dkernels = tuple(jnp.sum(s, axis=0).astype(x.dtype) for s in sums)
     dbiases = iter([jnp.sum(s[:, :, 0], axis=0).astype(x.dtype) for s in ones])
-    return dx[:rows], dkernels, tuple(None if b is None else next(dbiases) for b in biases)
+    return dx, dkernels, tuple(None if b is None else next(dbiases) for b in biases)
 
 
 def _chosen(stack: Stack) -> BackwardTile:
@@ -161,15 +160,20 @@ def _scratch(stack: Stack, tile: BackwardTile):
     def matrices(*shape):
         return dense.tiles(stack.dtype, tile.walkers, *shape)
 
+    def copied(*shape):
+        *ring, width = shape
+        chunks = (width // COLUMNS, ROWS, COLUMNS)
+        return dense.copied_tiles(stack.dtype, tile.walkers, *ring, *chunks)
+
     streams, ring = _streams(stack), (tile.walkers, tile.slots)
     parameters = stack.layers + sum(stack.biased) + 1
     return {
         **stack.parameters(),
         "ones": dense.tiles(stack.dtype, _ONES, ROWS),
-        "slots": [matrices(tile.slots, ROWS, width) for width in streams],
+        "slots": [copied(tile.slots, width) for width in streams],
         "kept": {name: matrices(ROWS, width) for name, width in _kept(stack).items()},
-        "dx": matrices(ROWS, stack.widths[0]),
-        "full": plgpu.Barrier(num_arrivals=len(streams), num_barriers=ring),
+        "dx": copied(stack.widths[0]),
+        "full": plgpu.Barrier(num_arrivals=sum(streams) // COLUMNS, num_barriers=ring),
         "made": plgpu.Barrier(num_barriers=tile.walkers),
         "summed": plgpu.Barrier(num_arrivals=len(tile.summers), num_barriers=tile.walkers),
         "loaded": plgpu.Barrier(num_arrivals=parameters),
@@ -216,7 +220,8 @@ class _Walker:
     def run(self, block, count) -> None:
         """All tiles of the block whose number is this walker's, modulo walkers."""
         tile, number = self.tile, self.number
-        full, slots = self.scratch["full"], self.scratch["slots"]
+        full = self.scratch["full"]
+        slots, copied = zip(*map(dense.faces, self.scratch["slots"]), strict=True)
         summed = self.scratch["summed"].at[number]
         own = (count - number + tile.walkers - 1) // tile.walkers
 
@@ -225,10 +230,13 @@ class _Walker:
 
         def load(i):
             slot = lax.rem(i, tile.slots)
-            for source, target in zip(self.streams, slots, strict=True):
-                plgpu.copy_gmem_to_smem(
-                    source.at[place(i)], target.at[number, slot], full.at[number, slot]
-                )
+            for source, target in zip(self.streams, copied, strict=True):
+                for chunk, part in enumerate(dense.columns_of(source.shape[1])):
+                    plgpu.copy_gmem_to_smem(
+                        source.at[place(i), part],
+                        target.at[number, slot, chunk],
+                        full.at[number, slot],
+                    )
 
         def reuse(i):
             """Waits for the summers to be done with the tile before, and reads into its slot."""
@@ -266,38 +274,50 @@ class _Walker:
         activation = stack.activation(0)
         if stack.layers == 1 and activation is None:
             reuse()
-            return dy
+            return [dy.at[chunk] for chunk in range(stack.widths[1] // COLUMNS)]
         dz = self.scratch["kept"]["dz"].at[self.number]
 
         @pl.loop(0, stack.widths[1] // COLUMNS)
         def _(chunk):
             columns = pl.ds(pl.multiple_of(chunk * COLUMNS, COLUMNS), COLUMNS)
-            known = self._known(x, y, columns)
+            known = self._known(x, y, chunk, columns)
             # The slope comes before the second product: registers would not hold all of it.
             h, slope = self._activate(known, lambda: pl.when(chunk == 0)(reuse))
             if stack.layers == 2:
                 self.scratch["kept"]["hidden"].at[self.number, :, columns][...] = h
-            dh = self._dh(dy, columns)
+            dh = self._dh(dy, chunk, columns)
             if slope is not None:
                 dh = pull_back(slope, dh)
             dz.at[:, columns][...] = dh.astype(stack.dtype)
 
-        return dz
+        return [dz.at[:, part] for part in dense.columns_of(stack.widths[1])]
 
-    def _known(self, x, y, columns):
+    def _known(self, x, y, chunk, columns):
         """What the derivative is made of, y or z; z if there is a hidden layer."""
         if y:
             layout = plgpu.Layout.WGMMA
-            return plgpu.load(y[0].at[:, columns], layout=layout).astype(jnp.float32)
-        z = dense.product((x, self.scratch["kernels"][0].at[:, columns]))
+            return plgpu.load(y[0].at[chunk], layout=layout).astype(jnp.float32)
+        kernel = self.scratch["kernels"][0]
+        z = dense.product(
+            *(
+                (x.at[k], kernel.at[part, columns])
+                for k, part in enumerate(dense.columns_of(self.stack.widths[0]))
+            )
+        )
         bias = self.stack.bias_of(self.scratch["biases"], 0)
         return dense.add_bias(z, bias, columns)
 
-    def _dh(self, dy, columns):
+    def _dh(self, dy, chunk, columns):
         """The gradient behind the activation of the first layer."""
         if self.stack.layers == 2:
-            return dense.product((dy, self.scratch["kernels"][1].at[columns].T))
-        return plgpu.load(dy.at[:, columns], layout=plgpu.Layout.WGMMA).astype(jnp.float32)
+            kernel = self.scratch["kernels"][1]
+            return dense.product(
+                *(
+                    (dy.at[k], kernel.at[columns, part].T)
+                    for k, part in enumerate(dense.columns_of(self.stack.widths[2]))
+                )
+            )
+        return plgpu.load(dy.at[chunk], layout=plgpu.Layout.WGMMA).astype(jnp.float32)
 
     def _activate(self, known, meanwhile):
         """The hidden tile if there is one, rounded, and the slope if there is an activation."""
@@ -322,18 +342,23 @@ class _Walker:
         return (jnp.concatenate(h, axis=1) if hidden else None), jnp.concatenate(slope, axis=1)
 
     def _make_dx(self, dz, rows) -> None:
-        staged = self.scratch["dx"].at[self.number]
+        staged, copied = (face.at[self.number] for face in dense.faces(self.scratch["dx"]))
         kernel = self.scratch["kernels"][0]
+        parts = dense.columns_of(self.stack.widths[1])
 
         @pl.loop(0, self.stack.widths[0] // COLUMNS)
         def _(chunk):
             columns = pl.ds(pl.multiple_of(chunk * COLUMNS, COLUMNS), COLUMNS)
-            made = dense.product((dz, kernel.at[columns].T))
+            pairs = zip(dz, parts, strict=True)
+            made = dense.product(
+                *((chunk_dz, kernel.at[columns, part].T) for chunk_dz, part in pairs)
+            )
             pl.when(chunk == 0)(lambda: plgpu.wait_smem_to_gmem(0, wait_read_only=True))
-            staged.at[:, columns][...] = made.astype(self.stack.dtype)
+            staged.at[chunk][...] = made.astype(self.stack.dtype)
 
         plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(staged, self.dx.at[rows])
+        for chunk, part in enumerate(dense.columns_of(self.stack.widths[0])):
+            plgpu.copy_smem_to_gmem(copied.at[chunk], self.dx.at[rows, part])
 
 
 def _sum(stack: Stack, tile: BackwardTile, scratch, layers, count, results, block) -> None:
@@ -341,9 +366,15 @@ def _sum(stack: Stack, tile: BackwardTile, scratch, layers, count, results, bloc
     kernel_sums, bias_sums = results
     biased = [layer for layer in layers if stack.biased[layer]]
 
+    streams = [dense.faces(slots)[0] for slots in scratch["slots"]]
+
     def factors(layer, walker, slot):
-        x, dy, *_ = (ring.at[walker, slot] for ring in scratch["slots"])
-        kept = {name: ref.at[walker] for name, ref in scratch["kept"].items()}
+        """Of the sum: both as what lies in one piece, the columns with the matrix."""
+        x, dy, *_ = (
+            [(part, stream.at[walker, slot, chunk]) for chunk, part in _chunks(stream)]
+            for stream in streams
+        )
+        kept = {name: [(slice(None), made.at[walker])] for name, made in scratch["kept"].items()}
         h = x if layer == 0 else kept["hidden"]
         return h, kept.get("dz", dy) if layer == 0 else dy
 
@@ -355,9 +386,10 @@ def _sum(stack: Stack, tile: BackwardTile, scratch, layers, count, results, bloc
             plgpu.barrier_wait(scratch["made"].at[walker])
             for layer in layers:
                 h, dz = factors(layer, walker, slot)
-                plgpu.wgmma(sums["kernel", layer], h.T, dz)
-                if layer in biased:
-                    plgpu.wgmma(sums["bias", layer], dz.T, scratch["ones"].T)
+                for (rows, a), (columns, b) in itertools.product(h, dz):
+                    plgpu.wgmma(sums["kernel", layer].at[rows, columns], a.T, b)
+                for rows, a in dz if layer in biased else ():
+                    plgpu.wgmma(sums["bias", layer].at[rows], a.T, scratch["ones"].T)
             plgpu.wgmma_wait(0)
             plgpu.barrier_arrive(scratch["summed"].at[walker])
 
@@ -370,3 +402,8 @@ def _sum(stack: Stack, tile: BackwardTile, scratch, layers, count, results, bloc
     shapes |= {("bias", layer): (stack.widths[layer + 1], _ONES) for layer in biased}
     forms = [plgpu.ACC(shape, jnp.float32) for shape in shapes.values()]
     pl.run_scoped(lambda *refs: accumulate(dict(zip(shapes, refs, strict=True))), *forms)
+
+
+def _chunks(stream):
+    """Of a ring: the numbers of what lies side by side, and its columns."""
+    return enumerate(dense.columns_of(stream.shape[2] * COLUMNS))

@@ -23,7 +23,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels._dense_activations import ACTIVATIONS, Activation
 
 ROWS = 64  # of a tile: what a warpgroup multiplies at once
-COLUMNS = 64  # 128 bytes of 16-bit numbers, as shared memory is swizzled: widths are multiples
+_SWIZZLE = 128  # bytes of a row that lie together in shared memory
+COLUMNS = 64  # that many 16-bit numbers: widths are multiples
 _GROUP = 8  # rows that lie together in shared memory
 _MOST_WIDTH = 256  # of a product
 # Of an H100 or H200; lowering needs no device. Some of the memory is left for barriers.
@@ -132,10 +133,25 @@ def aligned(size: int) -> int:
 
 def tiles(dtype, *shape: int):
     """Shared memory for matrices as the tensor cores and the copy engine take them."""
-    swizzle = 128
-    tiling = plgpu.TilingTransform((_GROUP, swizzle // jnp.dtype(dtype).itemsize))
-    transforms = (tiling, plgpu.SwizzleTransform(swizzle))
+    tiling = plgpu.TilingTransform((_GROUP, COLUMNS))
+    transforms = (tiling, plgpu.SwizzleTransform(_SWIZZLE))
     return plgpu.SMEM(shape, dtype, transforms=transforms)
+
+
+def copied_tiles(dtype, *shape: int):
+    """Shared memory for ``tiles`` of 64 columns, copied from or to arrays of any number of rows.
+
+    The copy engine is told of rows in the same place: groups of eight it would look for in all of
+    the array, whose rows then had to be a multiple.
+    """
+    rows = (plgpu.TilingTransform((1, COLUMNS)), plgpu.SwizzleTransform(_SWIZZLE))
+    return plgpu.RefUnion(tiles(dtype, *shape), plgpu.SMEM(shape, dtype, transforms=rows))
+
+
+def faces(union) -> tuple[Any, Any]:
+    """What ``copied_tiles`` is to the tensor cores and the registers, and to the copy engine."""
+    matrices, rows = union
+    return matrices, rows
 
 
 def forward(x, kernels, biases, activations, tile: DenseTile | None = None) -> jax.Array:
@@ -154,8 +170,7 @@ def forward(x, kernels, biases, activations, tile: DenseTile | None = None) -> j
     stack, rows = Stack.of(x, kernels, biases, activations), x.shape[0]
     if rows == 0:
         return jnp.zeros((0, stack.widths[-1]), x.dtype)
-    x = whole_groups(x)
-    result = jax.ShapeDtypeStruct((x.shape[0], stack.widths[-1]), x.dtype)
+    result = jax.ShapeDtypeStruct((rows, stack.widths[-1]), x.dtype)
     tile = (tile or _chosen(stack)).limited_to(rows)
     ring = (tile.warpgroups, tile.slots)
     call = launch(
@@ -166,12 +181,12 @@ def forward(x, kernels, biases, activations, tile: DenseTile | None = None) -> j
         tile.warpgroups,
         {
             **stack.parameters(),
-            "slots": tiles(stack.dtype, *ring, max(stack.widths) // COLUMNS, ROWS, COLUMNS),
+            "slots": copied_tiles(stack.dtype, *ring, max(stack.widths) // COLUMNS, ROWS, COLUMNS),
             "full": plgpu.Barrier(num_arrivals=stack.widths[0] // COLUMNS, num_barriers=ring),
             "loaded": plgpu.Barrier(num_arrivals=stack.layers + sum(stack.biased)),
         },
     )
-    return call(x, tuple(kernels), tuple(b for b in biases if b is not None))[:rows]
+    return call(x, tuple(kernels), tuple(b for b in biases if b is not None))
 
 
 def _chosen(stack: Stack) -> DenseTile:
@@ -179,14 +194,6 @@ def _chosen(stack: Stack) -> DenseTile:
     if tile is None:
         raise ValueError(f"layers of widths {stack.widths} do not fit shared memory")
     return tile
-
-
-def whole_groups(arrays):
-    """A pytree of arrays with rows of zeros up to a multiple of eight.
-
-    The copy engine sees eight rows as one, and does not tell which of them there are.
-    """
-    return jax.tree.map(lambda a: jnp.pad(a, ((0, -a.shape[0] % _GROUP), (0, 0))), arrays)
 
 
 def launch(body, name: str, results, blocks: int, warpgroups: int, scratch):
@@ -259,7 +266,7 @@ def add_bias(z: jax.Array, bias, columns) -> jax.Array:
 
 def _forward(stack: Stack, tile: DenseTile, scratch, x, kernels, biases, y) -> None:
     """A warpgroup's tiles."""
-    slots, full = scratch["slots"], scratch["full"]
+    (slots, copied), full = faces(scratch["slots"]), scratch["full"]
     in_smem = (scratch["kernels"], scratch["biases"])
     load_parameters([*kernels, *biases], [*in_smem[0], *in_smem[1]], scratch["loaded"])
     warpgroup, step = lax.axis_index(WARPGROUP), tile.blocks * tile.warpgroups
@@ -273,7 +280,7 @@ def _forward(stack: Stack, tile: DenseTile, scratch, x, kernels, biases, y) -> N
     def load(i):
         slot = lax.rem(i, tile.slots)
         for number, part in enumerate(columns[0]):
-            target = slots.at[warpgroup, slot, number]
+            target = copied.at[warpgroup, slot, number]
             plgpu.copy_gmem_to_smem(x.at[rows(i), part], target, full.at[warpgroup, slot])
 
     def reload(i):
@@ -303,6 +310,7 @@ def _forward(stack: Stack, tile: DenseTile, scratch, x, kernels, biases, y) -> N
                 held.at[number][...] = made.astype(stack.dtype)
             plgpu.commit_smem()
         for number, part in enumerate(columns[-1]):
-            plgpu.copy_smem_to_gmem(held.at[number], y.at[rows(i), part])
+            source = copied.at[warpgroup, slot, number]
+            plgpu.copy_smem_to_gmem(source, y.at[rows(i), part])
 
     plgpu.wait_smem_to_gmem(0)

@@ -15,7 +15,7 @@ from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops.reference import fused_linear as linear_reference
 from jaxgnn.ops.reference import fused_mlp as mlp_reference
 from jaxgnn.testing import assert_close, random_array, to_float64
-from pallas_kernels import _dense_activations, fused_linear, fused_mlp
+from pallas_kernels import _dense_activations, _dense_stack, fused_linear, fused_mlp
 from pallas_kernels._dense_backward import BackwardTile
 from pallas_kernels._dense_stack import SHARED_BYTES, DenseTile, Stack
 from tests.ops._linear import VALUES, features, layers
@@ -40,7 +40,10 @@ MLP = [
 
 @contextlib.contextmanager
 def _interpreted():
-    with plgpu.force_gpu_interpret_mode():
+    """Memory there has no layout, and what lies in one place would be two arrays."""
+    with pytest.MonkeyPatch.context() as patch, plgpu.force_gpu_interpret_mode():
+        patch.setattr(_dense_stack, "copied_tiles", _dense_stack.tiles)
+        patch.setattr(_dense_stack, "faces", lambda tiles: (tiles, tiles))
         yield
 
 
@@ -175,6 +178,17 @@ def test_layers_lower_with_their_gradients(width, activation):
     inputs = _mlp_structs((1_000_000,), (width, width), "float16")
     inputs = [inputs[0], inputs[1][0], inputs[2][0]]
     assert len(_kernels(*_with_gradients(linear, *inputs))) == 2
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_any_number_of_rows_goes_to_the_kernels_as_it_is():
+    rows, width = 232_965, 128
+    mlp = functools.partial(ops.fused_mlp, activation="gelu", **PALLAS)
+    function, *inputs = _with_gradients(mlp, *_mlp_structs((rows,), (width,) * 3))
+    lowered = jax.jit(function).trace(*inputs).lower(lowering_platforms=("cuda",))
+    touching = [line for line in lowered.as_text().splitlines() if f"tensor<{rows}x" in line]
+    known = ("func.func", "mosaic_gpu_v2", "return ")
+    assert not [line for line in touching if not any(word in line for word in known)]
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
