@@ -25,7 +25,7 @@ from pallas_kernels._dense_activations import ACTIVATIONS, Activation
 ROWS = 64  # of a tile: what a warpgroup multiplies at once
 _SWIZZLE = 128  # bytes of a row that lie together in shared memory
 COLUMNS = 64  # that many 16-bit numbers: widths are multiples
-_GROUP = 8  # rows that lie together in shared memory
+GROUP = 8  # rows that lie together in shared memory
 _MOST_WIDTH = 256  # of a product
 # Of an H100 or H200; lowering needs no device. Some of the memory is left for barriers.
 MULTIPROCESSORS = 132
@@ -131,10 +131,10 @@ def aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-def tiles(dtype, *shape: int):
+def tiles(dtype, *shape: int, swizzle: int = _SWIZZLE):
     """Shared memory for matrices as the tensor cores and the copy engine take them."""
-    tiling = plgpu.TilingTransform((_GROUP, COLUMNS))
-    transforms = (tiling, plgpu.SwizzleTransform(_SWIZZLE))
+    tiling = plgpu.TilingTransform((GROUP, swizzle // jnp.dtype(dtype).itemsize))
+    transforms = (tiling, plgpu.SwizzleTransform(swizzle))
     return plgpu.SMEM(shape, dtype, transforms=transforms)
 
 

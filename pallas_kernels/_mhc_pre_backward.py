@@ -1,6 +1,7 @@
 """The backward pass of ``mhc_pre``: two kernels, and plain JAX for what is small between them.
 
-The second kernel is in ``_mhc_streams_backward``, since ``mhc_post_pre`` has it too.
+The second kernel is in ``_mhc_slices_backward`` where that has a tile; else in
+``_mhc_streams_backward``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import _simt
+from pallas_kernels._mhc_slices_backward import Slices, SlicesTile, slices_backward
 from pallas_kernels._mhc_streams_backward import Token, streams_backward
 from pallas_kernels._mhc_streams_tile import StreamsTile
 from pallas_kernels._pieces import striding_blocks
@@ -51,7 +53,7 @@ def mhc_pre_backward(
     *,
     pre_eps: float,
     post_scale: float,
-    tile: StreamsTile | None = None,
+    tile: SlicesTile | StreamsTile | None = None,
 ) -> Gradients:
     """Gradients; all sums in a fixed order.
 
@@ -72,7 +74,13 @@ def mhc_pre_backward(
     token, dalpha, dbias = token_backward(
         x, alpha, bias, saved, cotangents, pre_eps=pre_eps, post_scale=post_scale
     )
-    dweight, dx = streams_backward(x, cotangents[0], dx_streams, weight, token, tile=tile)
+    tokens, n, dim = x.shape
+    tile = tile or SlicesTile.choose(tokens, Slices(n, dim, adds=dx_streams is not None), x.dtype)
+    given = x, cotangents[0], dx_streams, weight, token
+    if isinstance(tile, SlicesTile):
+        dweight, dx = slices_backward(*given, tile)
+    else:
+        dweight, dx = streams_backward(*given, tile=tile)
     return Gradients(dx, dweight, dalpha, dbias)
 
 

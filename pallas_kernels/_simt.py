@@ -54,10 +54,16 @@ class Grid:
 
 def most_shared_bytes() -> int:
     """Shared memory that a block may ask for on the GPU at hand, or on an H100 if there is none."""
+    capability = compute_capability()
+    is_small = capability and capability.partition(".")[0] not in _DATA_CENTRE
+    return _LITTLE_SHARED if is_small else _MUCH_SHARED
+
+
+def compute_capability() -> str:
+    """Of the GPU at hand; nothing if there is none."""
     if jax.default_backend() != "gpu":
-        return _MUCH_SHARED
-    capability = str(getattr(jax.local_devices()[0], "compute_capability", ""))
-    return _MUCH_SHARED if capability.partition(".")[0] in _DATA_CENTRE else _LITTLE_SHARED
+        return ""
+    return str(getattr(jax.local_devices()[0], "compute_capability", "none"))
 
 
 def launch(

@@ -45,6 +45,13 @@ def outputs(batch, n, dim, dtype="float32", scale=1.0):
     )
 
 
+def streams_gradients(x, dh_in, dx, weight, h_pre, scale, dh_mix):
+    """To phi, and to the streams: ``dx`` or None plus all that the other arguments make."""
+    total = h_pre[:, :, None] * dh_in[:, None] + scale[:, None, None] * x
+    total = total + (dh_mix @ weight).reshape(x.shape)
+    return dh_mix.T @ x.reshape(x.shape[0], -1), total if dx is None else total + dx
+
+
 def length(batch, n, dim):
     """Terms in the longest sum of a value or a gradient."""
     tokens = 1

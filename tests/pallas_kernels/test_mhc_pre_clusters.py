@@ -15,7 +15,7 @@ from pallas_kernels._mhc_streams_backward import Token, streams_backward
 from pallas_kernels._mhc_streams_columns import Post
 from pallas_kernels._mhc_streams_tile import StreamsTile
 from pallas_kernels.mhc_pre import MhcPreClusterTile, MhcPreTile, mhc_pre
-from tests.ops._mhc import outputs, parameters, streams
+from tests.ops._mhc import outputs, parameters, streams, streams_gradients
 from tests.pallas_kernels._emulator import emulated
 
 OPTIONS = {"norm_eps": 1e-6, "pre_eps": 1e-3, "post_scale": 2.0}
@@ -100,15 +100,13 @@ def test_the_backward_pass_in_several_steps(name, posts):
     with emulated():
         made = streams_backward(y, dh_in, dy, weight, Token(*token), post, tile=tile)
 
-    def exactly(y, dh_in, dy, weight, h_pre, scale, dh_mix, *post):
-        total = dy + h_pre[:, :, None] * dh_in[:, None] + scale[:, None, None] * y
-        total = total + (dh_mix @ weight).reshape(y.shape)
-        dweight = dh_mix.T @ y.reshape(tokens, -1)
+    def exactly(given, post):
+        dweight, total = streams_gradients(*given)
         if not post:
             return dweight, total
         return dweight, *mhc_post.mhc_post_backward(*post, total, transposed=False)
 
-    exact = _exactly(exactly, y, dh_in, dy, weight, *token, *(post or ()))
+    exact = _exactly(exactly, (y, dh_in, dy, weight, *token), post)
     _assert_all_close(made, exact, max(n * dim, tokens))
 
 
