@@ -12,13 +12,13 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels._mhc_pre_clusters import COLUMNS, TOKENS, Forward, MhcPreClusterTile, Streams
+from pallas_kernels._mhc_cluster_tile import COLUMNS, FLOATS, TOKENS, MhcPreClusterTile
+from pallas_kernels._mhc_pre_clusters import Forward, Streams
 from pallas_kernels._streams import combine
 from pallas_kernels._values import Array, Value
 from pallas_kernels._warp import LANES, Warp
 
 _STREAMS = 4  # of other numbers the weights of a token would not be whole 16 bytes
-_FLOATS = 4  # in 16 bytes
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,14 @@ class MhcPostPreClusterTile(MhcPreClusterTile):
         """As for ``mhc_pre``; None for other numbers of streams than four."""
         return super().choose(tokens, n, dim, dtype) if n == _STREAMS else None
 
+    @property
+    def coming(self) -> int:
+        """Tiles of which the layer's output is in shared memory: it is mixed at once."""
+        return 1 + self.ahead
+
     def shared(self, n: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Also the layer's output, as each lane has it, and the coefficients, for each warp."""
-        stages = self.warps, self.stages
+        stages = self.warps, self.coming
         layer = jax.ShapeDtypeStruct((*stages, 2, LANES, COLUMNS), jnp.bfloat16)
         posts, matrices = (
             jax.ShapeDtypeStruct((*stages, TOKENS, size), jnp.float32) for size in (n, n * n)
@@ -50,13 +55,13 @@ class BoundaryForward(Forward):
 
     transposed: bool
 
-    def __call__(self, warp: Warp, inputs, y: Array, *outputs: Array, ring, **scratch) -> None:
+    def __call__(self, warp: Warp, inputs, y: Array, *outputs: Array, ring, **shared) -> None:
         x, f, h_post, h_res, *parameters = inputs
-        rings = [scratch.pop(name) for name in ("layer", "posts", "matrices")]
+        rings = [shared.pop(name) for name in ("layer", "posts", "matrices")]
         streams = _MixedStreams(
             warp, self.tile, self.n, x, ring, y, (f, h_post, h_res), tuple(rings), self.transposed
         )
-        self.run(streams, parameters, outputs, **scratch)
+        self.run(streams, parameters, outputs, **shared)
 
 
 @dataclass(frozen=True)
@@ -89,8 +94,8 @@ class _MixedStreams(Streams):
 
     def _load_coefficients(self, source: Array, ring: Array, i: Value, first: Value) -> None:
         """The lanes of a warp side by side."""
-        parts = source.shape[1] // _FLOATS
-        begin = self.stage(i) * (TOKENS * parts)
+        parts = source.shape[1] // FLOATS
+        begin = self.stage(i, ring) * (TOKENS * parts)
 
         def copy(piece, _):
             token = piece // parts
@@ -101,7 +106,7 @@ class _MixedStreams(Streams):
 
     def _layer_place(self, i: Value, half: int) -> Value:
         """Of its columns in the ring, counted in sixteen bytes."""
-        return (self.stage(i) * 2 + half) * LANES + self.warp.lane
+        return (self.stage(i, self.rings[0]) * 2 + half) * LANES + self.warp.lane
 
     def prepare(self, i: Value, first: Value) -> None:
         """Makes the new streams of the old, which they replace, and writes them."""
@@ -122,7 +127,7 @@ class _MixedStreams(Streams):
     def _mix(self, i: Value, half: int) -> list[list[Value]]:
         """Words of a token's new streams."""
         layer, posts, matrices = self.rings
-        n, token = self.n, self.stage(i) * TOKENS + self.token(half)
+        n, token = self.n, self.stage(i, posts) * TOKENS + self.token(half)
         weights, matrix = (_floats(ring, token) for ring in (posts, matrices))
         rows = [
             [matrix[s * n + o if self.transposed else o * n + s] for s in range(n)] + [weights[o]]

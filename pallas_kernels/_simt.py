@@ -460,25 +460,78 @@ class MosaicWarp(Warp):
         else:  # warps that only make up a warpgroup do not come here
             self._order(f"bar.sync {_OWN_BARRIER}, {self.threads};")
 
-    # -- between the blocks of a cluster -------------------------------------------------------
+    def roles(self, *roles):
+        """See ``Warp``."""
+        first = 0
+        for count, body in roles:
+            mine = (self.in_block >= first) & (self.in_block < first + count)
+            self.when(mine, body)
+            first += count
+
+    # -- between the warps of a cluster's blocks -----------------------------------------------
 
     def cluster_arrive(self):
         """See ``Warp``."""
         if self.cluster > 1:
-            self._order("barrier.cluster.arrive.release;")
+            # Arrivals that release all memory would wait for what is on its way to it.
+            self._order("fence.mbarrier_init.release.cluster;")
+            self._order("barrier.cluster.arrive.relaxed;")
 
     def cluster_wait(self):
         """See ``Warp``."""
         if self.cluster > 1:
-            self._order("barrier.cluster.wait.acquire;")
+            self._order("barrier.cluster.wait;")
+        else:
+            self.barrier()
 
-    def of_block(self, pointer, rank):
+    def make_signal(self, pointer, number, times):
         """See ``Warp``."""
-        if self.cluster == 1:
-            return pointer
-        generic = llvm.PointerType.get()
-        operands = [llvm.addrspacecast(generic, pointer), rank.data]
-        return llvm.inline_asm(generic, operands, "mapa.u64 $0, $1, $2;", "=l,l,r")
+        operands = [self._shared_address(pointer, number, 8), self.i32(times).data]
+        self._order("mbarrier.init.shared::cta.b64 [$0], $1;", operands, "r,r")
+
+    def give(self, pointer, number, nbytes):
+        """See ``Warp``."""
+        address = self._shared_address(pointer, number, 8)
+        if nbytes is None:
+            self._order("mbarrier.arrive.shared::cta.b64 _, [$0];", [address], "r")
+        else:
+            ptx = "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;"
+            self._order(ptx, [address, nbytes.data], "r,r")
+
+    def wait_for_signal(self, pointer, number, phase):
+        """See ``Warp``."""
+        # An acquire at the scope of the cluster would empty the first cache, also of global memory;
+        # what is sent goes to shared memory, which no cache is in front of.
+        ptx = (
+            "{ .reg .pred come; again: "
+            "mbarrier.try_wait.parity.shared::cta.b64 come, [$0], $1; @!come bra again; }"
+        )
+        self._order(ptx, [self._shared_address(pointer, number, 8), (phase & 1).data], "r,r")
+
+    def send(self, pointer, index, words, rank, signal, number):
+        """See ``Warp``."""
+        addresses = [
+            self._of_block(self._shared_address(*place), rank)
+            for place in ((pointer, index, 4), (signal, number, 8))
+        ]
+        count = len(words)
+        vector = f".v{count}" if count > 1 else ""
+        listed = ", ".join(f"${2 + i}" for i in range(count))
+        ptx = (
+            f"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes{vector}.b32 "
+            f"[$0], {f'{{{listed}}}' if count > 1 else listed}, [$1];"
+        )
+        self._order(ptx, [*addresses, *(w.data for w in words)], ",".join("r" * (2 + count)))
+
+    def _shared_address(self, pointer, index, itemsize):
+        return llvm.ptrtoint(_integer(32), self.offset(pointer, index, itemsize))
+
+    def _of_block(self, address, rank):
+        """The same place in the shared memory of another block."""
+        operands = [address, rank.data]
+        return llvm.inline_asm(
+            _integer(32), operands, "mapa.shared::cluster.u32 $0, $1, $2;", "=r,r,r"
+        )
 
     def _order(self, ptx: str, operands: Sequence[ir.Value] = (), constraints: str = "") -> None:
         """An instruction that no access to memory may be moved across."""
@@ -490,8 +543,10 @@ class MosaicWarp(Warp):
 
     def copy(self, target, to, source, at, nbytes):
         """See ``Warp``."""
-        shared = llvm.ptrtoint(_integer(32), self.offset(target, to, nbytes))
-        operands = [shared, self.offset(source, at.to("i64"), nbytes)]
+        operands = [
+            self._shared_address(target, to, nbytes),
+            self.offset(source, at.to("i64"), nbytes),
+        ]
         caches = "cg" if nbytes == 16 else "ca"  # only whole 16 bytes can bypass the first one
         ptx = f"cp.async.{caches}.shared.global [$0], [$1], {nbytes};"
         self._order(ptx, operands, "r,l")

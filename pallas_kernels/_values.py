@@ -175,10 +175,21 @@ class Array:
         pointer = self.warp.advance(self.pointer, entries, self.itemsize)
         return dataclasses.replace(self, pointer=pointer)
 
-    def of_block(self, rank: Any) -> Array:
-        """The array that another block of the cluster has in this one's place, to be read."""
-        pointer = self.warp.of_block(self.pointer, self.warp.integer(rank))
-        return dataclasses.replace(self, pointer=pointer)
+    def send(self, rank: Any, index: Any, values: Sequence[Value], signals: Signals, step) -> None:
+        """Writes into the array that a block of the cluster has in this one's place.
+
+        There its bytes are counted in the signal of the step: who waited for it sees them.
+
+        Args:
+          rank: of the block, which may be this one.
+          index: of the first entry, of four bytes.
+          values: one, two or four neighbours, whose bytes are aligned together.
+          signals: they are counted there.
+          step: likewise.
+        """
+        warp, (number, _) = self.warp, signals.place(step)
+        place = warp.integer(index), self.pack(*values), warp.integer(rank)
+        warp.send(self.pointer, *place, signals.array.pointer, number)
 
     def copy_from(self, number: Value, source: Array, at: Value, nbytes: int = 16) -> None:
         """Begins to copy some bytes of an array in global memory to one that a block shares.
@@ -269,3 +280,37 @@ class Shared:
     def store(self, index: Any, value: Value) -> None:
         """Writes one entry."""
         self.warp.write_shared(self.pointer, self.warp.integer(index), value)
+
+
+@dataclass(frozen=True)
+class Signals:
+    """What warps wait for step after step; several steps have signals of their own, in turn.
+
+    A signal has come when it was given so many times as it was made for, and what was announced
+    with it, sent by any block of the cluster, is there. What a warp did before it gave the signal
+    is seen by those who waited for it.
+
+    Attributes:
+      array: [signals, 2] of 32 bits, in the shared memory of the block.
+    """
+
+    array: Array
+
+    def make(self, times: int) -> None:
+        """By one lane, before ``Warp.cluster_arrive``: all are to be given so many times."""
+        for number in range(self.array.shape[0]):
+            self.array.warp.make_signal(self.array.pointer, self.array.warp.i32(number), times)
+
+    def give(self, step: Value, nbytes: Value | None = None) -> None:
+        """By one lane: once, and so many bytes are to come before the signal of a step has come."""
+        number, _ = self.place(step)
+        self.array.warp.give(self.array.pointer, number, nbytes)
+
+    def wait(self, step: Value) -> None:
+        """Waits for the signal of a step. Those of later steps of the same number come after it."""
+        self.array.warp.wait_for_signal(self.array.pointer, *self.place(step))
+
+    def place(self, step: Value) -> tuple[Value, Value]:
+        """Number of a step's signal, and how often it came for earlier ones."""
+        size = self.array.shape[0]
+        return step % size, step // size

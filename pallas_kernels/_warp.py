@@ -39,7 +39,7 @@ class Warp(abc.ABC):
       slice: i32, of ``slices``, which come one after another.
       slices: how many passes there are, static.
       rank: of this block among those of its cluster, i32; they are neighbours.
-      cluster: blocks of a cluster, static: they run side by side and read each other's memory.
+      cluster: blocks of a cluster, static: they run side by side and send each other numbers.
     """
 
     lane: Value
@@ -276,19 +276,47 @@ class Warp(abc.ABC):
     def barrier(self) -> None:
         """Waits for the whole block: as ``sync``, for what its warps share."""
 
-    # -- between the blocks of a cluster: all of them take part --------------------------------
+    @abc.abstractmethod
+    def roles(self, *roles: tuple[int, Callable[[], None]]) -> None:
+        """Gives each warp of the block something else to do, all at the same time.
+
+        Args:
+          roles: how many warps, in the order of their numbers, and what they do.
+        """
+
+    # -- between the warps of a cluster's blocks: see ``Signals`` ------------------------------
 
     @abc.abstractmethod
     def cluster_arrive(self) -> None:
-        """Says that this block is so far: others may read what it wrote until then."""
+        """Says that this warp is so far: what signals it made may be used."""
 
     @abc.abstractmethod
     def cluster_wait(self) -> None:
-        """Waits until all blocks have arrived as often as this one. No barrier of the block."""
+        """Waits until all warps of the cluster have arrived. It orders no other memory."""
 
     @abc.abstractmethod
-    def of_block(self, pointer: Any, rank: Any) -> Any:
-        """See ``Array.of_block``."""
+    def make_signal(self, pointer: Any, number: Value, times: int) -> None:
+        """See ``Signals.make``."""
+
+    @abc.abstractmethod
+    def give(self, pointer: Any, number: Value, nbytes: Value | None) -> None:
+        """See ``Signals.give``."""
+
+    @abc.abstractmethod
+    def wait_for_signal(self, pointer: Any, number: Value, phase: Value) -> None:
+        """Waits until a signal has come ``phase + 1`` times; once more it can not have come."""
+
+    @abc.abstractmethod
+    def send(
+        self,
+        pointer: Any,
+        index: Value,
+        words: Sequence[Value],
+        rank: Value,
+        signal: Any,
+        number: Value,
+    ) -> None:
+        """See ``Array.send``."""
 
     # -- memory --------------------------------------------------------------------------------
 

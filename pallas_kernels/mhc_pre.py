@@ -9,9 +9,9 @@ import jax.numpy as jnp
 
 from pallas_kernels import _simt
 from pallas_kernels._bfloat16_parts import PARTS, add_products, split, split_words
+from pallas_kernels._mhc_cluster_tile import MhcPreClusterTile
 from pallas_kernels._mhc_pre_backward import mhc_pre_backward
 from pallas_kernels._mhc_pre_clusters import Forward as _ForwardByClusters
-from pallas_kernels._mhc_pre_clusters import MhcPreClusterTile
 from pallas_kernels._pieces import striding_blocks
 from pallas_kernels._streams import READ_BYTES, combine, read_once
 from pallas_kernels._values import Array, Value

@@ -9,6 +9,8 @@ whose copy was not waited for, holds NaN.
 from __future__ import annotations
 
 import contextlib
+import functools
+import threading
 from typing import Any
 from unittest import mock
 
@@ -43,14 +45,16 @@ _OPS: dict[str, Any] = {
 }
 
 
-def launch(kernel, inputs, outputs, *, name, grid, shared=None, block_shared=None, updated=()):
+def launch(
+    kernel, inputs, outputs, *, name, grid, shared=None, block_shared=None, updated=(), seed=0
+):
     """Takes the place of ``pallas_kernels._simt.launch``."""
     leaves, tree = jax.tree.flatten(inputs)
     made = [np.full(s.shape, 0xFF, np.uint8).repeat(s.dtype.itemsize, -1) for s in outputs]
     made = [m.view(s.dtype).reshape(s.shape) for m, s in zip(made, outputs, strict=True)]
     changed = [np.array(array) for array in updated]
     for slice_number in range(grid.slices):
-        warp = NumpyWarp(grid, slice_number)
+        warp = NumpyWarp(grid, slice_number, seed)
         arrays = [warp.array(np.asarray(leaf), True) for leaf in leaves]
         written = [warp.array(array, False) for array in (*changed, *made)]
         scratch = {n: warp.shared(kind, count) for n, (kind, count) in (shared or {}).items()}
@@ -64,85 +68,259 @@ def launch(kernel, inputs, outputs, *, name, grid, shared=None, block_shared=Non
 class BlockMemory:
     """An array that each block has in shared memory, one block after another.
 
+    Of each byte it is known who wrote and read it, and when, by the clocks of the warps.
+
     Attributes:
       bytes: of all blocks.
       size: bytes of a block.
+      under_way: what is to be written by a copy, or was sent.
     """
 
-    def __init__(self, blocks, size):
-        self.bytes, self.size = np.full(blocks * size, 0xFF, np.uint8), size
-        # Threads that wrote and read each byte since the last barrier of its block.
-        self._writer = np.full(blocks * size, -1)
-        self._first_reader = np.full(blocks * size, 2**30)
-        self._last_reader = np.full(blocks * size, -1)
-        self.under_way = np.zeros(blocks * size, bool)
-        # How often warps had synchronised then.
-        self._write_epoch, self._read_epoch = np.full((2, blocks * size), -1)
-        # How often its block had arrived when a byte was written, and another's when it read it.
-        self._written, self.read_by_others = np.full((2, blocks * size), -1)
+    def __init__(self, warp, size):
+        total = warp.count // warp.warps * size
+        self.bytes, self.size, self._warp = np.full(total, 0xFF, np.uint8), size, warp
+        self.under_way = np.zeros(total, bool)
+        # The writer's thread, or -1 for what was sent; of which clock, -1 for none; and its time.
+        self._writer, self._clock, self._written = np.full((3, total), -1)
+        # When each warp of the cluster read a byte last, and the first and last thread of then.
+        self._read, self._first, self._last = np.zeros((3, warp.peers, total), np.int32)
 
-    def forget(self, blocks):
-        """All of these blocks see what was written."""
-        for array, start in (
-            (self._writer, -1),
-            (self._first_reader, 2**30),
-            (self._last_reader, -1),
-        ):
-            array.reshape(-1, self.size)[blocks] = start
-
-    def read(self, places, threads, epoch):
+    def read(self, places, threads):
         """Bytes of each thread, [threads, bytes]."""
+        self._check_writer(places, threads, "read before its writer was waited for")
         threads = np.broadcast_to(threads[:, None], places.shape)
-        writer = self._writer[places]
-        synchronised = (writer // LANES == threads // LANES) & (self._write_epoch[places] < epoch)
-        seen = (writer == -1) | (writer == threads) | synchronised
-        assert seen.all(), "read before the writer was waited for"
-        np.minimum.at(self._first_reader, places, threads)
-        np.maximum.at(self._last_reader, places, threads)
-        self._read_epoch[places] = epoch
+        now = self._warp.now(threads // LANES)
+        at = threads // LANES % self._warp.peers, places
+        is_new = self._read[at] < now
+        self._first[at] = np.where(is_new, 2**30, self._first[at])
+        self._last[at] = np.where(is_new, -1, self._last[at])
+        self._read[at] = now
+        np.minimum.at(self._first, at, threads)
+        np.maximum.at(self._last, at, threads)
         return self.bytes[places]
 
-    def read_of_others(self, places, arrived, waited):
-        """Bytes that threads read of other blocks; these have arrived and waited so often."""
-        assert (self._written[places] < waited[:, None]).all(), "read before its block arrived"
-        np.maximum.at(self.read_by_others, places, np.broadcast_to(arrived[:, None], places.shape))
-        return self.bytes[places]
-
-    def write(self, places, threads, data, epoch, arrived, waited):
+    def write(self, places, threads, data):
         """Stores ``data``, [threads, bytes]."""
-        assert (self.read_by_others[places] < waited[:, None]).all(), "another block may read it"
-        self._written[places] = arrived[:, None]
-        threads = np.broadcast_to(threads[:, None], places.shape)
-        writer, warp = self._writer[places], threads // LANES
-        first, last = self._first_reader[places], self._last_reader[places]
-        written = (writer // LANES == warp) & (self._write_epoch[places] < epoch)
-        read = (first // LANES == warp) & (last // LANES == warp)
-        read &= self._read_epoch[places] < epoch
-        alone = (writer == -1) | (writer == threads) | written
-        alone &= ((first >= threads) & (last <= threads)) | read
-        assert alone.all(), "written before another's use was waited for"
-        self.bytes[places], self._writer[places] = data, threads
-        self._write_epoch[places] = epoch
+        self._check_writer(places, threads, "written before another's write was waited for")
+        warps, threads = threads // LANES, threads[:, None]
+        same_warp = (
+            np.arange(self._warp.peers)[:, None, None] == (warps % self._warp.peers)[:, None]
+        )
+        alone = (self._first[:, places] >= threads) & (self._last[:, places] <= threads)
+        self._check_readers(
+            places, self._warp.clocks[warps], self._warp.now(warps), same_warp, alone
+        )
+        now = self._warp.now(warps)[:, None]
+        self.bytes[places], self._writer[places], self._written[places] = data, threads, now
+        self._clock[places] = warps[:, None] % self._warp.peers
+
+    def receive(self, places, data, clocks, clock, time):
+        """Stores what a warp has sent, knowing ``clocks``; ``clock`` counts what it sends."""
+        known = (self._clock[places] == -1) | (
+            self._written[places] <= _at(clocks, self._clock[places])
+        )
+        assert known.all(), "sent over what was written"
+        self._check_readers(places, clocks)
+        self.under_way[places] = False
+        self.bytes[places], self._writer[places], self._written[places] = data, -1, time
+        self._clock[places] = clock
+
+    def _check_writer(self, places, threads, message):
+        assert not self.under_way[places].any(), "a copy or something sent is under way"
+        warps, clock, written = threads // LANES, self._clock[places], self._written[places]
+        same_warp = clock == warps[:, None] % self._warp.peers
+        known = written <= _at(self._warp.clocks[warps], clock)
+        known = np.where(same_warp, written < self._warp.now(warps)[:, None], known)
+        assert ((clock == -1) | (self._writer[places] == threads[:, None]) | known).all(), message
+
+    def _check_readers(self, places, clocks, now=0, same_warp=False, alone=False):
+        read = self._read[:, places]
+        seen = read <= clocks[:, : len(read)].T[:, :, None]
+        known = np.where(same_warp, (read < np.reshape(now, (-1, 1))) | alone, seen)
+        assert ((read == 0) | known).all(), "written before another's use was waited for"
+
+    def check_the_end(self):
+        """No block ends before it knows of what was sent to it."""
+        sent = np.flatnonzero(self._clock >= self._warp.peers)
+        known = self._warp.clocks.reshape(-1, self._warp.warps, 2 * self._warp.peers).max(1)
+        known = known[sent // self.size, self._clock[sent]]
+        assert (self._written[sent] <= known).all(), "ended before what was sent had come"
+
+
+def _at(clocks, numbers):
+    """Of each row of clocks."""
+    return np.take_along_axis(clocks, np.maximum(numbers, 0), 1)
+
+
+class _Signal:
+    """An mbarrier.
+
+    Attributes:
+      times: arrivals of a phase.
+      missing: of this one.
+      nbytes: that were announced and have not come, or have come and were not announced.
+      phase: how many are over.
+      clocks: of those who arrived in this phase.
+      last: of those of the last phase.
+    """
+
+    def __init__(self, times, clocks):
+        self.times = self.missing = times
+        self.nbytes = self.phase = 0
+        self.clocks, self.last = np.zeros((2, clocks), np.int32)
+
+    def change(self, arrivals, nbytes, clocks):
+        assert arrivals <= self.missing, "given too often"
+        self.missing, self.nbytes = self.missing - arrivals, self.nbytes + nbytes
+        self.clocks = np.maximum(self.clocks, clocks)
+        if not self.missing and not self.nbytes:
+            self.phase, self.missing = self.phase + 1, self.times
+            self.last, self.clocks = self.clocks, np.zeros_like(self.clocks)
+
+
+class _Schedule:
+    """Runs what is side by side: one at a time until it waits, then any other that can go on.
+
+    What is sent comes at any time after it was sent. The order is random.
+
+    Attributes:
+      messages: what is on its way.
+    """
+
+    def __init__(self, seed):
+        self._random, self.messages = np.random.default_rng(seed), []
+        self._main, self._current, self._error = threading.Semaphore(0), None, None
+
+    def wait(self, condition):
+        """Others run, or what was sent arrives, until the condition holds."""
+        agent = self._current
+        if agent is None:
+            while not condition():
+                assert self.messages, "waits for what never comes"
+                self._deliver()
+        elif not condition():
+            agent.condition = condition
+            self._main.release()
+            agent.turn.acquire()
+            if self._error:
+                raise SystemExit
+
+    def _deliver(self):
+        self.messages.pop(self._random.integers(len(self.messages)))()
+
+    def run(self, bodies):
+        """All bodies."""
+        assert self._current is None, "roles within roles"
+        agents = [_Agent(self, body) for body in bodies]
+        for agent in agents:
+            agent.thread.start()
+        while agents:
+            ready = [agent for agent in agents if agent.condition()]
+            choices = len(ready) + len(self.messages)
+            if not choices:
+                self._error = AssertionError("all wait for one another")
+            if self._error:
+                for agent in agents:  # they end
+                    self._turn(agent)
+                raise self._error
+            if (number := self._random.integers(choices)) < len(ready):
+                self._turn(ready[number])
+                agents = [agent for agent in agents if not agent.over]
+            else:
+                self._deliver()
+
+    def _turn(self, agent):
+        self._current = agent
+        agent.turn.release()
+        self._main.acquire()
+        self._current = None
+
+    def go(self, agent, body):
+        """In the agent's thread."""
+        agent.turn.acquire()
+        try:
+            if not self._error:
+                with np.errstate(all="ignore"):
+                    body()
+        except SystemExit:
+            pass
+        except Exception as error:
+            self._error = error
+        agent.over = True
+        self._main.release()
+
+
+class _Agent:
+    def __init__(self, schedule, body):
+        self.condition, self.turn, self.over = lambda: True, threading.Semaphore(0), False
+        self.thread = threading.Thread(target=schedule.go, args=(self, body), daemon=True)
 
 
 class NumpyWarp(Warp):
     """All warps of a slice, [warps, lanes], of which some lanes are active."""
 
-    def __init__(self, grid, slice_number):
+    def __init__(self, grid, slice_number, seed=0):
         self.count, self.slices = grid.blocks * grid.warps, grid.slices
         shape = (self.count, LANES)
         self.lane = Value(self, "i32", np.broadcast_to(np.arange(LANES, dtype=np.int32), shape))
         numbers = np.arange(self.count, dtype=np.int32)[:, None]
         self.number = Value(self, "i32", np.broadcast_to(numbers, shape))
-        self.block, self.threads = self.number // grid.warps, grid.warps * LANES
+        self.warps, self.threads = grid.warps, grid.warps * LANES
+        self.block = self.number // grid.warps
         self.thread = self.number % grid.warps * LANES + self.lane
         self.block_memories: list[BlockMemory] = []
         self.rank, self.cluster = self.block % grid.cluster, grid.cluster
         assert grid.blocks % grid.cluster == 0
-        self.arrived, self.waited = np.zeros((2, grid.blocks), int)
-        self.copies: list[list[Any]] = [[]]
         self.slice = self.i32(slice_number)
-        self.active, self.epoch = np.ones(shape, bool), 0
+        # Vector clocks: what each warp knows of those of its cluster, and of what each has sent.
+        # Own time goes on when the lanes synchronise; others are told of the time before.
+        self.peers = grid.cluster * grid.warps
+        self.clocks = np.zeros((self.count, 2 * self.peers), np.int32)
+        self._tick(np.arange(self.count))
+        self.signals: dict[Any, _Signal] = {}
+        # How often warps have arrived and waited.
+        self.arrived, self.waited = np.zeros((2, self.count), int)
+        self.schedule = _Schedule(seed)
+        # Roles have threads of their own.
+        self._local = threading.local()
+        self._begin(np.ones(shape, bool))
+
+    def _begin(self, active):
+        self._local.active, self._local.copies = active, [[]]
+
+    @property
+    def active(self):
+        """Lanes that run, [warps, lanes]."""
+        return self._local.active
+
+    @active.setter
+    def active(self, lanes):
+        self._local.active = lanes
+
+    @property
+    def copies(self):
+        """Groups of copies that were begun."""
+        return self._local.copies
+
+    def now(self, warps):
+        """Their own clocks."""
+        return self.clocks[warps, warps % self.peers]
+
+    def _tick(self, warps):
+        self.clocks[warps, warps % self.peers] += 1
+
+    def _told(self, warps):
+        """What others learn of a warp: its lanes know of one another up to their last sync."""
+        clocks = self.clocks[warps]
+        clocks[np.arange(len(warps)), warps % self.peers] -= 1
+        return clocks
+
+    def _active_threads(self):
+        """Of all blocks, [active]."""
+        return (self.number.data * LANES + self.lane.data)[self.active]
+
+    def _active_warps(self):
+        return np.flatnonzero(self.active.any(1))
 
     def array(self, data, constant):
         memory = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
@@ -155,17 +333,18 @@ class NumpyWarp(Warp):
         return Shared(self, (words, np.full(shape, -1), np.full(shape, -1)), kind)
 
     def block_shared(self, form):
-        memory = BlockMemory(self.count * LANES // self.threads, form.dtype.itemsize * form.size)
+        memory = BlockMemory(self, form.dtype.itemsize * form.size)
         self.block_memories.append(memory)
         start = self.block.data.astype(np.int64) * memory.size
         return Array(self, (memory, start, self.block.data), form.shape, form.dtype, False)
 
     def end(self):
-        """No block may end while others read what it has in shared memory."""
+        """No block may end before others have sent to it."""
         assert (self.arrived == self.waited).all(), "arrived and did not wait"
+        assert not self.schedule.messages, "sent, and nobody waited for it"
+        assert not any(signal.nbytes for signal in self.signals.values()), "bytes that never came"
         for memory in self.block_memories:
-            last = memory.read_by_others.reshape(len(self.waited), -1).max(1, initial=-1)
-            assert (last < self.waited).all(), "ended before it was certain that others had read"
+            memory.check_the_end()
 
     def _value(self, kind, data):
         return Value(self, kind, np.asarray(data).astype(_DTYPES[kind], copy=False))
@@ -271,7 +450,7 @@ class NumpyWarp(Warp):
 
     def sync(self):
         self._all_take_part()
-        self.epoch += 1
+        self._tick(self._active_warps())
 
     def shuffle(self, value, lane):
         self._all_take_part()
@@ -313,32 +492,110 @@ class NumpyWarp(Warp):
     def barrier(self):
         active = self.active.reshape(-1, self.threads)
         assert (active.all(1) | ~active.any(1)).all(), "a block is divided"
-        for memory in self.block_memories:
-            memory.forget(active.any(1))
+        here = active.any(1)
+        clocks = self.clocks.reshape(len(here), self.warps, -1)
+        clocks[here] = clocks[here].max(1, keepdims=True)
         self.sync()
 
-    # -- between the blocks of a cluster
+    def roles(self, *roles):
+        assert sum(count for count, _ in roles) == self.warps
+        in_block, first, bodies = self.number.data % self.warps, 0, []
+        outer = self.active
+        assert outer.all(), "roles of some lanes"
+        for count, body in roles:
+            mine = (in_block >= first) & (in_block < first + count)
+            for block in range(self.count // self.warps):
+                bodies.append(
+                    functools.partial(self._play, mine & (self.block.data == block), body)
+                )
+            first += count
+        assert self.copies == [[]], "copies under way"
+        self.schedule.run(bodies)
 
-    def _whole_clusters(self):
-        """Which blocks are here, [blocks]."""
-        active = self.active.reshape(len(self.arrived), -1)
-        by_cluster = active.reshape(-1, self.cluster * self.threads)
-        assert (by_cluster.all(1) | ~by_cluster.any(1)).all(), "a cluster is divided"
-        return active.any(1)
+    def _play(self, mine, body):
+        self._begin(np.broadcast_to(mine, (self.count, LANES)))
+        body()
+
+    # -- between the warps of a cluster's blocks
 
     def cluster_arrive(self):
-        here = self._whole_clusters()
-        assert (self.arrived == self.waited)[here].all(), "arrived twice"
-        self.arrived[here] += 1
+        self._all_take_part()
+        warps = self._active_warps()
+        assert (self.arrived == self.waited)[warps].all(), "arrived twice"
+        self.arrived[warps] += 1
 
     def cluster_wait(self):
-        here = self._whole_clusters()
-        assert (self.arrived == self.waited + 1)[here].all(), "waited without having arrived"
-        self.waited[here] += 1
+        self._all_take_part()
+        warps = self._active_warps()
+        assert (self.arrived == self.waited + 1)[warps].all(), "waited without having arrived"
+        clusters = np.unique(warps // self.peers)
+        arrived = self.arrived.reshape(-1, self.peers)
+        number = self.waited[warps].max() + 1
+        self.schedule.wait(lambda: (arrived[clusters] >= number).all())
+        self.waited[warps] += 1
 
-    def of_block(self, pointer, rank):
+    def make_signal(self, pointer, number, times):
+        places = self._bytes(pointer, number, 8, 8)[:, 0]
+        assert not self.arrived[self._active_warps()].any(), "made when others may use it"
+        for place in places:
+            assert (pointer[0], place) not in self.signals and place % 8 == 0
+            self.signals[pointer[0], place] = _Signal(times, 2 * self.peers)
+
+    def _signals(self, pointer, number):
+        """Those of the active lanes, which are in one block, and the warps of these lanes."""
+        places = self._bytes(pointer, number, 8, 8)[:, 0]
+        warps = self._active_threads() // LANES
+        assert (self.waited[warps] > 0).all(), "signals that may not have been made"
+        return [self.signals[pointer[0], place] for place in places], warps
+
+    def give(self, pointer, number, nbytes):
+        signals, warps = self._signals(pointer, number)
+        announced = np.zeros(len(warps), int) if nbytes is None else nbytes.data[self.active]
+        for signal, told, count in zip(signals, self._told(warps), announced, strict=True):
+            signal.change(1, int(count), told)
+
+    def wait_for_signal(self, pointer, number, phase):
+        signals, warps = self._signals(pointer, number)
+        waiting = [*zip(signals, phase.data[self.active].tolist(), strict=True)]
+
+        def come():
+            # Of a phase only the lowest bit is known to the GPU.
+            assert all(signal.phase - phase in (0, 1) for signal, phase in waiting), "phase missed"
+            return all(signal.phase > phase for signal, phase in waiting)
+
+        self.schedule.wait(come)
+        for signal, warp in {*zip(signals, warps.tolist(), strict=True)}:
+            self.clocks[warp] = np.maximum(self.clocks[warp], signal.last)
+
+    def send(self, pointer, index, words, rank, signal, number):
+        count = 4 * len(words)
+        memory, target = pointer[0], self._of_block(signal, rank)
+        places = self._bytes(self._of_block(pointer, rank), index, 4, count)
+        assert (places[:, 0] % count == 0).all(), "not aligned"
+        data = self._bytes_of_words(words, count)
+        numbers = self._bytes(target, number, 8, 8)[:, 0]
+        warps = self._active_threads() // LANES
+        assert (self.waited[warps] > 0).all(), "signals that may not have been made"
+        assert not memory.under_way[places].any(), "sent twice"
+        memory.under_way[places] = True
+        clock = self.peers + warps % self.peers
+        self.clocks[np.unique(warps), np.unique(clock)] += 1
+        told = self._told(warps)
+
+        for at in np.unique(numbers):
+            mine = numbers == at
+            place, time = clock[mine][:, None], told[mine, clock[mine]][:, None]
+
+            def deliver(at=at, mine=mine, place=place, time=time):
+                memory.receive(places[mine], data[mine], told[mine], place, time)
+                self.signals[signal[0], at].change(0, -count * mine.sum(), told[mine].max(0))
+
+            self.schedule.messages.append(deliver)
+
+    def _of_block(self, pointer, rank):
         memory, start, block = pointer
         other = block - self.rank.data + rank.data
+        assert ((rank.data >= 0) & (rank.data < self.cluster))[self.active].all(), "no such block"
         return memory, start + (other - block).astype(np.int64) * memory.size, other
 
     # -- memory
@@ -347,23 +604,21 @@ class NumpyWarp(Warp):
         places = self._bytes(target, to, nbytes, nbytes)
         data = source[0][self._bytes(source, at, nbytes, nbytes)]
         assert (places[:, 0] % nbytes == 0).all(), "not aligned"
-        threads = self.thread.data[self.active]
-        blocks = self.block.data[self.active]
+        threads = self._active_threads()
         # Until it is waited for there is nothing to be seen.
-        counts = self.arrived[blocks], self.waited[blocks]
         assert not target[0].under_way[places].any(), "two copies to one place"
-        target[0].write(places, threads, np.full_like(data, 0xFF), self.epoch, *counts)
+        target[0].write(places, threads, np.full_like(data, 0xFF))
         target[0].under_way[places] = True
-        self.copies[-1].append((target[0], places, threads, data, counts))
+        self.copies[-1].append((target[0], places, threads, data))
 
     def end_copies(self):
         self.copies.append([])
 
     def wait_for_copies(self, groups):
         for group in self.copies[: len(self.copies) - 1 - groups]:
-            for memory, places, *copy, counts in group:
+            for memory, places, *copy in group:
                 memory.under_way[places] = False
-                memory.write(places, *copy, self.epoch, *counts)
+                memory.write(places, *copy)
             group.clear()
 
     def advance(self, pointer, number, nbytes):
@@ -382,37 +637,29 @@ class NumpyWarp(Warp):
         assert constant or not streamed
         places = self._bytes(pointer, index, itemsize, nbytes)
         assert (places[:, 0] % np.gcd(nbytes, 16) == 0).all(), "not aligned"
-        shared = _is_shared(pointer)
-        read = self._read_of_block(pointer, places) if shared else pointer[0][places]
+        if _is_shared(pointer):
+            read = pointer[0].read(places, self._active_threads())
+        else:
+            read = pointer[0][places]
         read = np.pad(read, ((0, 0), (0, -nbytes % 4)))
         words = np.ascontiguousarray(read).view(np.uint32)
         result = np.zeros((words.shape[1], self.count, LANES), np.uint32)
         result[:, self.active] = words.T
         return [self._value("u32", word) for word in result]
 
-    def _read_of_block(self, pointer, places):
-        memory, _, owner = pointer
-        block = self.block.data[self.active]
-        own = owner[self.active] == block
-        read = np.empty(places.shape, np.uint8)
-        read[own] = memory.read(places[own], self.thread.data[self.active][own], self.epoch)
-        counts = self.arrived[block][~own], self.waited[block][~own]
-        read[~own] = memory.read_of_others(places[~own], *counts)
-        return read
-
     def write(self, pointer, index, itemsize, words, nbytes):
         places = self._bytes(pointer, index, itemsize, nbytes)
         assert (places[:, 0] % nbytes == 0).all(), "not aligned"
         assert len(np.unique(places)) == places.size, "two lanes write one place"
-        data = np.stack([word.data[self.active] for word in words], 1).astype(np.uint32)
-        data = np.ascontiguousarray(data).view(np.uint8)[:, :nbytes]
+        data = self._bytes_of_words(words, nbytes)
         if _is_shared(pointer):
-            block = self.block.data[self.active]
-            assert (pointer[2][self.active] == block).all(), "written to another block"
-            counts = self.epoch, self.arrived[block], self.waited[block]
-            pointer[0].write(places, self.thread.data[self.active], data, *counts)
+            pointer[0].write(places, self._active_threads(), data)
         else:
             pointer[0][places] = data
+
+    def _bytes_of_words(self, words, nbytes):
+        data = np.stack([word.data[self.active] for word in words], 1).astype(np.uint32)
+        return np.ascontiguousarray(data).view(np.uint8)[:, :nbytes]
 
     def atomic_add(self, pointer, index, values):
         places = self._bytes(pointer, index, 4, 4 * len(values))
@@ -432,7 +679,7 @@ class NumpyWarp(Warp):
     def read_shared(self, pointer, index, kind):
         words, writers, epochs = pointer
         warps, at, lanes = self._place(pointer, index)
-        seen = (writers[warps, at] == lanes) | (epochs[warps, at] < self.epoch)
+        seen = (writers[warps, at] == lanes) | (epochs[warps, at] < self.now(warps))
         assert seen.all(), "read before the writer was waited for"
         result = np.zeros(self.active.shape, _DTYPES[kind])
         result[self.active] = words[warps, at]
@@ -445,7 +692,7 @@ class NumpyWarp(Warp):
             "two lanes write one place"
         )
         words[warps, at] = value.data[self.active]
-        writers[warps, at], epochs[warps, at] = lanes, self.epoch
+        writers[warps, at], epochs[warps, at] = lanes, self.now(warps)
 
 
 def _half_of_word(word, half):
@@ -458,7 +705,8 @@ def _is_shared(pointer) -> bool:
 
 
 @contextlib.contextmanager
-def emulated():
-    """Lets all kernels run here, on concrete arrays."""
-    with mock.patch.object(_simt, "launch", launch), jax.disable_jit():
+def emulated(seed=0):
+    """Lets all kernels run here, on concrete arrays; what is side by side in some random order."""
+    seeded = functools.partial(launch, seed=seed)
+    with mock.patch.object(_simt, "launch", seeded), jax.disable_jit():
         yield

@@ -23,10 +23,16 @@ OPTIONS = {"norm_eps": 1e-6, "pre_eps": 1e-3, "post_scale": 2.0}
 CASES = {
     "one token": ((1, 4, 64), MhcPreClusterTile(warps=1, cluster=2, clusters=1)),
     "no cluster": ((100, 4, 64), MhcPreClusterTile(warps=2, cluster=1, clusters=3)),
-    "many tiles": ((150, 2, 64), MhcPreClusterTile(warps=1, cluster=2, clusters=1, ahead=1)),
-    "three blocks": ((100, 4, 192), MhcPreClusterTile(warps=2, cluster=3, clusters=2)),
-    "five blocks": ((50, 4, 320), MhcPreClusterTile(warps=2, cluster=5, clusters=2)),
-    "eight warps": ((17, 4, 512), MhcPreClusterTile(warps=8, cluster=2, clusters=1, ahead=4)),
+    "many tiles": (
+        (150, 2, 64),
+        MhcPreClusterTile(warps=1, cluster=2, clusters=1, ahead=1, behind=1),
+    ),
+    "three blocks": ((100, 4, 192), MhcPreClusterTile(warps=2, cluster=3, clusters=2, helpers=2)),
+    "five blocks": ((150, 4, 320), MhcPreClusterTile(warps=2, cluster=5, clusters=1, helpers=2)),
+    "eight warps": (
+        (17, 4, 512),
+        MhcPreClusterTile(warps=8, cluster=2, clusters=1, ahead=4, behind=1),
+    ),
     "read twice": ((40, 4, 192), MhcPreTile(fragments=2, warps=4)),
     "read twice by few": ((70, 2, 64), MhcPreTile(fragments=4, warps=4)),
 }
@@ -121,19 +127,20 @@ def _assert_all_close(actual, expected, length):
         assert_close(a, e, reduction_length=length, err_msg=f"result {i}")
 
 
-@pytest.mark.parametrize("dim", [64, 128, 192, 256, 320, 512, 1280, 2048, 2560, 3072])
+@pytest.mark.parametrize("dim", [64, 128, 192, 256, 320, 512, 1280, 2048, 2560])
 @pytest.mark.parametrize("tokens", [1, 131_072])
 def test_the_heuristic_shares_all_columns_and_keeps_to_shared_memory(tokens, dim):
     tile = MhcPreClusterTile.choose(tokens, 4, dim, jnp.bfloat16)
     assert tile is not None
     assert tile.warps * tile.cluster * 32 == dim
-    assert tile.cluster <= 8 and tile.warps <= 12
+    assert tile.cluster <= 8 and tile.warps + tile.helpers <= 12
     assert tile.shared_bytes(4) <= 224 * 1024
     assert 1 <= tile.clusters <= -(-tokens // 16)
 
 
 @pytest.mark.parametrize(
-    "n, dim, dtype", [(8, 512, "bfloat16"), (4, 512, "float32"), (4, 8192, "bfloat16")]
+    "n, dim, dtype",
+    [(8, 512, "bfloat16"), (4, 512, "float32"), (4, 3072, "bfloat16"), (4, 8192, "bfloat16")],
 )
 def test_what_registers_do_not_hold_is_left_to_the_other_kernel(n, dim, dtype):
     assert MhcPreClusterTile.choose(4096, n, dim, dtype) is None
@@ -146,4 +153,6 @@ def test_clusters_reach_the_compiler():
     traced = jax.jit(functools.partial(mhc_pre, **OPTIONS)).trace(*arguments)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("mosaic_gpu_v2") == 1
-    assert "barrier.cluster.arrive.release" in text and "cp.async.cg.shared.global" in text
+    assert "st.async.weak.shared::cluster" in text and "cp.async.cg.shared.global" in text
+    # What waits for all memory of a multiprocessor to be written would do so in every step.
+    assert "arrive.release" not in text and "acquire.cluster" not in text

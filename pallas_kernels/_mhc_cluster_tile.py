@@ -1,0 +1,133 @@
+"""How the blocks of a cluster share columns and tokens of ``mhc_pre``."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels._simt import Grid, most_shared_bytes
+from pallas_kernels._warp import LANES
+
+TOKENS = 16  # of a fragment of Warp.mma, which is a tile
+ROWS = 8  # of phi of a fragment
+COLUMNS = 8  # of a lane
+SPAN = 4 * COLUMNS  # of a warp, of every stream
+FLOATS = 4  # in 16 bytes
+# Sums of so many tiles may wait to be added up.
+SUMMED = 2
+# A lane keeps 96 words of phi of four streams: more warps would have too few registers. For two
+# blocks of few warps a multiprocessor has enough.
+_MOST_STREAMS, _MOST_WARPS, _MOST_CLUSTER = 4, 11, 8
+_SMALL, _SMALL_BLOCKS = 4, 2
+_WARPGROUP = 4  # warps that are there or not together
+_MOST_HELPERS = 2
+# Clusters of so many blocks that run at once on an H200: all that were tried and took no second
+# wave (2, 4, 5 and 8), and for other sizes what fits into seven parts of sixteen multiprocessors.
+# The chip has 132, but its parts have 16 or 18, or fewer, and a cluster is in one of them.
+_AT_ONCE = {1: 132, 2: 64, 3: 35, 4: 28, 5: 22, 6: 14, 7: 14, 8: 14}
+# Tiles that are behind and ahead, the best first.
+_DEPTHS = ((2, 2), (2, 1), (1, 1))
+
+
+@dataclass(frozen=True)
+class MhcPreClusterTile:
+    """How blocks and warps share the columns, and clusters the tokens.
+
+    Attributes:
+      warps: of a block that have columns, 32 of every stream.
+      cluster: blocks of a cluster.
+      clusters: how many; each takes every so many-th sixteen of tokens.
+      ahead: sixteens of tokens that are on their way while one is summed.
+      behind: sixteens of tokens that are summed before the first of them is mixed.
+      helpers: more warps of a block, which make sums to weights; they take turns.
+    """
+
+    warps: int
+    cluster: int
+    clusters: int
+    ahead: int = 2
+    behind: int = 2
+    helpers: int = 1
+
+    @classmethod
+    def choose(cls, tokens: int, n: int, dim: int, dtype: jnp.dtype) -> Self | None:
+        """The one heuristic: the smallest cluster that holds phi and the tiles, or None."""
+        if jnp.dtype(dtype) != jnp.bfloat16 or n > _MOST_STREAMS or dim % SPAN:
+            return None
+        slices = dim // SPAN
+        for size in (size for size in _AT_ONCE if slices % size == 0):
+            warps = slices // size
+            # Registers are dealt out to whole warpgroups: helpers to fill one up cost nothing.
+            helpers = min(_MOST_HELPERS, -warps % _WARPGROUP or _WARPGROUP)
+            for behind, ahead in _DEPTHS if warps <= _MOST_WARPS else ():
+                tile = cls(warps, size, 1, ahead=ahead, behind=behind, helpers=helpers)
+                if room := most_shared_bytes() // tile.shared_bytes(n):
+                    small = warps + helpers <= _SMALL
+                    clusters = _AT_ONCE[size] * min(room, _SMALL_BLOCKS if small else 1)
+                    return dataclasses.replace(tile, clusters=min(clusters, -(-tokens // TOKENS)))
+        return None
+
+    @property
+    def stages(self) -> int:
+        """Tiles in shared memory: those not yet mixed, the present one, and those on their way."""
+        return self.behind + 1 + self.ahead
+
+    @property
+    def grid(self) -> Grid:
+        """Blocks and warps."""
+        blocks, warps = self.clusters * self.cluster, self.warps + self.helpers
+        return Grid(blocks, warps, cluster=self.cluster)
+
+    @property
+    def slots(self) -> int:
+        """Tokens of a tile that a block has the sums of, at most."""
+        return -(-TOKENS // self.cluster)
+
+    @property
+    def weighted(self) -> int:
+        """Tiles whose weights are in shared memory: see ``_mhc_cluster_sums``."""
+        return self.behind + 1
+
+    @property
+    def gathered(self) -> int:
+        """Tiles whose sums of all blocks are in shared memory: likewise."""
+        return 2 * self.helpers
+
+    def pieces(self, n: int) -> int:
+        """Sixteens of bytes that a lane has of a token's sums: two of eight, and of the squares."""
+        return -(-(2 * _groups(n) + 1) // FLOATS)
+
+    def shared_bytes(self, n: int) -> int:
+        """Bytes of ``shared``."""
+        return sum(form.size * form.dtype.itemsize for form in self.shared(n).values())
+
+    def shared(self, n: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """What a block has in shared memory.
+
+        Tiles, as each lane has them; sums of a tile and warp, as each lane has them, of two tokens;
+        sums of a tile and block, of this block's tokens; the weights of the streams; and signals
+        that each of these has come, and that the first sums were read.
+        """
+        pieces = self.pieces(n)
+        ring = (self.warps, self.stages, n, 2, LANES, COLUMNS)
+        shapes = {
+            "sums": (SUMMED, self.warps, 2, pieces, LANES, FLOATS),
+            "totals": (self.gathered, self.cluster, self.slots, 4, pieces, FLOATS),
+            "weights": (self.weighted, TOKENS, n),
+        }
+        made = {name: jax.ShapeDtypeStruct(s, jnp.float32) for name, s in shapes.items()}
+        counts = {"gathered": self.gathered, "weighted": self.weighted}
+        counts |= {"summed": SUMMED, "taken": SUMMED}
+        signals = {
+            name: jax.ShapeDtypeStruct((count, 2), jnp.uint32) for name, count in counts.items()
+        }
+        return {"ring": jax.ShapeDtypeStruct(ring, jnp.bfloat16), **made, **signals}
+
+
+def _groups(n: int) -> int:
+    """Of rows of phi."""
+    return (n * n + 2 * n) // ROWS
