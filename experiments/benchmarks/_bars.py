@@ -60,6 +60,23 @@ def _layer_bars() -> Iterator[Bar]:
             yield Bar("mhc_layer", direction, None, "pallas", other, factor, **where)
 
 
+# Rows x width of the layers: those that memory bounds on an H200, and one that products bound.
+_TALL, _SQUARE = ("1000000x64", "1000000x128", "232965x256"), ("8192x4096",)
+
+
+def _linear_bars() -> Iterator[Bar]:
+    """Of ``fused_linear`` and ``fused_mlp``: against the copy of the rows, and plain JAX code."""
+    tall = {"workloads": _TALL, **_ON_GPU}
+    for op in ("fused_linear", "fused_mlp"):
+        for direction, times in (("forward", 1.3), ("forward+backward", 1.6)):
+            yield Bar(op, direction, None, "pallas", BYTE_LIMIT, 1 / times, **tall)
+    for direction in ("forward", "forward+backward"):
+        for plain in ("plain", "plain cublaslt"):
+            yield Bar("fused_linear", direction, None, "pallas", plain, 1.1, **tall)
+            square = {"workloads": _SQUARE, **_ON_GPU}
+            yield Bar("fused_linear", direction, None, "auto", plain, 0.95, **square)
+
+
 _PAIR = ("mhc_post_pre", "forward+backward", None, "pallas", "pallas pair", 1 / 0.8)
 
 BARS = (
@@ -69,6 +86,7 @@ BARS = (
     Bar("maxk_spmm", "forward", 32, "ffi", "xla", 15),
     Bar("maxk_spmm", "backward", 32, "ffi", "xla", 15),
     *_layer_bars(),
+    *_linear_bars(),
     Bar(*_PAIR, workloads=_NARROW + _WIDE, **_ON_GPU),
 )
 
@@ -146,10 +164,35 @@ _MHC_LAYERS = {
     "8192x7168": ("Liger", 1.779, 13.15),
 }
 
+# Eager torch, bfloat16 and relu, by op and direction.
+_TORCH_LAYERS = {
+    ("fused_linear", "forward"): {
+        "8192x4096": 0.399,
+        "232965x256": 0.142,
+        "1000000x128": 0.370,
+        "1000000x64": 0.154,
+    },
+    ("fused_mlp", "forward"): {
+        "8192x4096": 0.741,
+        "232965x256": 0.211,
+        "1000000x128": 0.603,
+        "1000000x64": 0.228,
+    },
+    ("fused_mlp", "forward+backward"): {
+        "8192x4096": 2.89,
+        "232965x256": 1.72,
+        "1000000x128": 3.63,
+        "1000000x64": 1.79,
+    },
+}
+
 
 def published(row: Row) -> tuple[str, float] | None:
     """Who else did the same on an H200, and in how many ms; None if nobody or elsewhere."""
     workload, direction, k, dtype = (row[key] for key in ("workload", "direction", "k", "dtype"))
+    if "H200" in row["device"] and dtype == "bfloat16" and (row["op"], direction) in _TORCH_LAYERS:
+        ms = _TORCH_LAYERS[row["op"], direction].get(workload)
+        return ("torch", ms) if ms else None
     if "H200" in row["device"] and row["op"] == "mhc_layer" and dtype == "bfloat16":
         name, *both = _MHC_LAYERS.get(workload, ("", None, None))
         ms = both[direction != "forward"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -69,6 +69,30 @@ def torch_top_k(inputs: Sequence[tuple], k: int, direction: str) -> dict[str, Ca
     rows = [(to_torch(x),) for _, x, _ in inputs]
     run = torch.inference_mode()(lambda x: torch.topk(x, k, dim=-1))
     return {"torch.topk": Candidate(run, rows, jit=False, wait=wait_for_torch)}
+
+
+def torch_call(direction: str, layer: Callable, leaves: Sequence[Any], dy: Any) -> Callable:
+    """A call without arguments of a layer in torch.
+
+    Args:
+      direction: ``"forward"``, which saves nothing for a backward pass, or ``"forward+backward"``,
+        with the gradients to all leaves.
+      layer: ``layer(*leaves) -> y``.
+      leaves: tensors.
+      dy: gradient of y.
+    """
+    leaves = [leaf.detach() for leaf in leaves]
+    if direction == "forward":
+        return lambda: layer(*leaves)
+    torch = importlib.import_module("torch")
+    for leaf in leaves:
+        leaf.requires_grad_()
+
+    def both():
+        y = layer(*leaves)
+        return y.detach(), torch.autograd.grad(y, leaves, dy)
+
+    return both
 
 
 def torch_here() -> Any:

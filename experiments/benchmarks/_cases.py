@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import jax
 
-from experiments.benchmarks._workloads import Streams, Workload
+from experiments.benchmarks._workloads import Rows, Streams, Workload
 from jaxgnn import ops
 
 # f(context, x) -> (y, whatever else is computed and has no gradient)
@@ -69,23 +69,25 @@ class Case:
 
     Attributes:
       op: name of the op.
-      workload: graph and width, or tokens and width.
+      workload: graph and width, tokens and width, or rows and width.
       direction: a key of ``DIRECTIONS``.
       dtype: of the features.
       nbytes: bytes that the op's model says must move.
       candidates: ways to compute it, by name.
       k: entries a row, of the ops that have it.
       edges: edges of the graph as it came out.
+      flops: of the products, additions counted apart, of the ops that these may bound.
     """
 
     op: str
-    workload: Workload | Streams
+    workload: Workload | Streams | Rows
     direction: str
     dtype: str
     nbytes: int
     candidates: Mapping[str, Candidate]
     k: int | None = None
     edges: int | None = None
+    flops: int | None = None
 
 
 def implementations(

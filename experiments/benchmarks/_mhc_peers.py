@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from experiments.benchmarks._baselines import to_torch, torch_here, wait_for_torch
+from experiments.benchmarks._baselines import to_torch, torch_call, torch_here, wait_for_torch
 from experiments.benchmarks._cases import Candidate
 from jaxgnn import ops
 
@@ -54,30 +54,10 @@ def _candidate(prepare: Callable[..., Call], direction: str, inputs: list[tuple]
     calls = []
     for _, arrays, dy in inputs:
         layer, leaves, dy = prepare(*map(to_torch, (*arrays, dy)))
-        call = _DIRECTIONS[direction](layer, [leaf.detach() for leaf in leaves], dy)
+        call = torch_call(direction, layer, leaves, dy)
         calls.append(call if jax.default_backend() == "cpu" else _recorded(call))
     turns = [(call,) for call in calls]
     return Candidate(lambda call: call(), turns, jit=False, wait=wait_for_torch)
-
-
-def _forward(layer, leaves, dy) -> Callable[[], Any]:
-    """Saves nothing for a backward pass, since no leaf has a gradient."""
-    return lambda: layer(*leaves)
-
-
-def _forward_and_backward(layer, leaves, dy) -> Callable[[], Any]:
-    torch = importlib.import_module("torch")
-    for leaf in leaves:
-        leaf.requires_grad_()
-
-    def both():
-        y = layer(*leaves)
-        return y.detach(), torch.autograd.grad(y, leaves, dy)
-
-    return both
-
-
-_DIRECTIONS = {"forward": _forward, "forward+backward": _forward_and_backward}
 
 
 def _recorded(call: Callable[[], Any]) -> Callable[[], Any]:

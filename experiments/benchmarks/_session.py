@@ -20,7 +20,7 @@ from jaxgnn.testing.timing import Timing, copy_bandwidth, device_description, me
 
 COLUMNS = (
     Column("op", "op", 15),
-    Column("workload", "workload", 12),
+    Column("workload", "workload", 16),
     Column("dtype", "dtype", 8),
     Column("direction", "direction", 16),
     Column("k", "k", 3, "d"),
@@ -30,6 +30,7 @@ COLUMNS = (
     Column("x xla", "speedup_over_xla", 6, ".2f"),
     Column("GB/s", "gb_per_s", 7, ".1f"),
     Column("of copy", "fraction_of_copy", 7, ".2f"),
+    Column("TF/s", "tflop_per_s", 6, ".2f"),
 )
 # On a device whose memory speed is published, and others' times.
 PEER_COLUMNS = (
@@ -60,7 +61,7 @@ class Session:
     """What the rows of a run share.
 
     Attributes:
-      workloads: what to run on, each a ``Workload`` or ``Streams``.
+      workloads: what to run on, each a ``Workload``, ``Streams`` or ``Rows``.
       out: folder of the JSONL files.
       timing: further arguments of ``measure``.
       device: as ``device_description`` gives.
@@ -165,6 +166,8 @@ class Session:
             "gb_per_s": rate,
             "fraction_of_copy": None if rate is None else rate / self.copy_gb_per_s,
             "copy_gb_per_s": self.copy_gb_per_s,
+            "flops": case.flops,
+            "tflop_per_s": None if ms is None or case.flops is None else case.flops / ms / 1e9,
             **self.device,
         }
         peer, peer_ms = _bars.published(row) or (None, None)

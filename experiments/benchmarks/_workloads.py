@@ -1,4 +1,4 @@
-"""What the benchmarks run on: tables of graphs, widths, k and dtypes, and of tokens and streams."""
+"""What the benchmarks run on: tables of graphs, of tokens with streams, and of rows for layers."""
 
 from __future__ import annotations
 
@@ -117,6 +117,51 @@ STREAMS: dict[tuple[Platform, Scale], tuple[Streams, ...]] = {
         _streams(131072, 64),
         _streams(131072, 128, dtypes=_BOTH, matrices=True),
         _streams(131072, 256),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of features, for linear layers as wide as they are.
+
+    Attributes:
+      name: as in the tables.
+      nodes: number of rows; in a graph every node is one.
+      dim: width.
+      dtypes: of features and parameters.
+      activations: of the ops that are timed with several.
+    """
+
+    name: str
+    nodes: int
+    dim: int
+    dtypes: tuple[str, ...] = _BOTH
+    activations: tuple[str, ...] = ("relu",)
+
+
+def _rows(count: int, dim: int, **options) -> Rows:
+    return Rows(f"{count}x{dim}", count, dim, **options)
+
+
+_RELU_AND_GELU = {"activations": ("relu", "gelu")}
+
+ROWS: dict[tuple[Platform, Scale], tuple[Rows, ...]] = {
+    ("cpu", "tiny"): (_rows(40, 8, dtypes=("float32",), **_RELU_AND_GELU),),
+    ("cpu", "small"): (_rows(20_000, 64, dtypes=("float32",)),),
+    ("cpu", "full"): (
+        _rows(100_000, 64, **_RELU_AND_GELU),
+        _rows(20_000, 256, dtypes=("float32",)),
+        _rows(2048, 1024, dtypes=("float32",)),
+    ),
+    ("gpu", "tiny"): (_rows(256, 64, dtypes=("bfloat16",), **_RELU_AND_GELU),),
+    ("gpu", "small"): (_rows(1_000_000, 128, dtypes=("bfloat16",)),),
+    # Widths of GNNs, at the nodes of Reddit and more; then a layer that its products bound.
+    ("gpu", "full"): (
+        _rows(1_000_000, 64, dtypes=("bfloat16",), **_RELU_AND_GELU),
+        _rows(1_000_000, 128, **_RELU_AND_GELU),
+        _rows(232_965, 256, dtypes=("bfloat16",), **_RELU_AND_GELU),
+        _rows(8192, 4096),
     ),
 }
 

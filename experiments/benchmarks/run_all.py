@@ -8,6 +8,8 @@ from typing import Any
 import tyro
 
 from experiments.benchmarks import (
+    fused_linear,
+    fused_mlp,
     maxk,
     maxk_spmm,
     mhc_layer,
@@ -20,17 +22,18 @@ from experiments.benchmarks import (
 )
 from experiments.benchmarks._report import Row
 from experiments.benchmarks._session import Options, Session
-from experiments.benchmarks._workloads import STREAMS, WORKLOADS, Streams, Workload
+from experiments.benchmarks._workloads import ROWS, STREAMS, WORKLOADS, Rows, Streams, Workload
 
 OPS: Mapping[type, tuple[Any, ...]] = {
     Workload: (maxk, spmm, maxk_spmm, segment_softmax),
     Streams: (mhc_pre, mhc_post, sinkhorn, mhc_post_pre, mhc_layer),
+    Rows: (fused_linear, fused_mlp),
 }
 
 
 def main(options: Options) -> list[Row]:
     """Runs the benchmarks as one session: one table, one date, one measured bandwidth."""
-    session = Session.start(options, WORKLOADS, STREAMS)
+    session = Session.start(options, WORKLOADS, STREAMS, ROWS)
     return session.run(
         case
         for kind, ops in OPS.items()

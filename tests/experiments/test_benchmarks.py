@@ -16,6 +16,7 @@ from flax import nnx
 from experiments.benchmarks import (
     _bars,
     _break_even,
+    _layers,
     _mhc_peers,
     _streams,
     maxk,
@@ -34,6 +35,7 @@ from experiments.benchmarks._cases import DIRECTIONS
 from experiments.benchmarks._report import Column, append_rows, header, line, markdown, read_rows
 from experiments.benchmarks._session import Options, Session, run_op
 from experiments.benchmarks._workloads import (
+    ROWS,
     STREAMS,
     WORKLOADS,
     Streams,
@@ -52,6 +54,8 @@ from jaxgnn.testing import timing
 QUICK = {"repeats": 3, "batch_ms": 0.0}
 GRAPH_OPS = ("maxk", "spmm", "maxk_spmm", "segment_softmax")
 HYPER_CONNECTION_OPS = ("mhc_pre", "mhc_post", "sinkhorn", "mhc_post_pre", "mhc_layer")
+LAYER_OPS = ("fused_linear", "fused_mlp")
+ALL_OPS = (*GRAPH_OPS, *HYPER_CONNECTION_OPS, *LAYER_OPS)
 TINY = (Workload("uniform-48", 48, 200, 16, (4,), ("float32",), directions=("forward",)),)
 DEVICE_KEYS = {"device", "platform", "jax", "jaxlib", "jaxgnn", "cpus", "date"}
 
@@ -209,6 +213,17 @@ def test_bytes_of_other_streams():
     assert _streams.bytes_moved("sinkhorn", "forward+backward", **sizes) == 10 * 5 * 16
 
 
+def test_bytes_and_products_of_layers():
+    # A million rows of 128: what an H200 copies in 0.12 and 0.30 ms.
+    sizes = {"rows": 10**6, "dim": 128}
+    assert _layers.bytes_moved("forward", **sizes) == 2 * 256 * 10**6
+    assert _layers.bytes_moved("forward+backward", **sizes) == 5 * 256 * 10**6
+    assert _layers.flops("forward", rows=7, features=(2, 3, 5)) == 2 * 7 * (6 + 15)
+    assert _layers.flops("forward+backward", rows=7, features=(2, 3)) == 3 * 2 * 7 * 6
+    with pytest.raises(KeyError):
+        _layers.bytes_moved("backward", **sizes)
+
+
 @pytest.mark.parametrize(("op", "direction"), [("mhc", "forward"), ("mhc_pre", "sideways")])
 def test_bytes_of_nothing_known(op, direction):
     with pytest.raises(KeyError):
@@ -219,9 +234,9 @@ def test_bytes_of_nothing_known(op, direction):
 
 
 def test_every_workload_has_its_own_name():
-    assert STREAMS.keys() == WORKLOADS.keys()
+    assert ROWS.keys() == STREAMS.keys() == WORKLOADS.keys()
     for kind in WORKLOADS:
-        names = [workload.name for workload in (*WORKLOADS[kind], *STREAMS[kind])]
+        names = [workload.name for workload in (*WORKLOADS[kind], *STREAMS[kind], *ROWS[kind])]
         assert len(set(names)) == len(names)
 
 
@@ -263,7 +278,7 @@ def test_input_sets_outgrow_caches_within_reason():
 
 def test_all_rows_carry_device_and_versions(rows_of_all):
     folder, rows = rows_of_all
-    assert {path.stem for path in folder.iterdir()} == {*GRAPH_OPS, *HYPER_CONNECTION_OPS}
+    assert {path.stem for path in folder.iterdir()} == set(ALL_OPS)
     written = [row for path in sorted(folder.iterdir()) for row in read_rows(path)]
     assert len(written) == len(rows)
     for row in written:
@@ -273,9 +288,25 @@ def test_all_rows_carry_device_and_versions(rows_of_all):
     assert len({row["date"] for row in written}) == 1
 
 
+@pytest.mark.parametrize("op", LAYER_OPS)
+def test_layers_are_timed_with_plain_code_and_their_products_counted(rows_of_all, op):
+    _, rows = rows_of_all
+    same = [row for row in rows if (row["op"], row["implementation"]) == (op, "plain")]
+    names = ["40x8"] if op == "fused_linear" else ["40x8", "40x8 gelu"]
+    both = [(name, direction) for name in names for direction in ("forward", "forward+backward")]
+    assert [(row["workload"], row["direction"]) for row in same] == both
+    for row in same:
+        passes, products = (2, 1) if row["direction"] == "forward" else (5, 3)
+        layers = 1 if op == "fused_linear" else 2
+        assert row["bytes"] == passes * 40 * 8 * 4
+        assert row["flops"] == products * layers * 2 * 40 * 8 * 8
+        assert row["tflop_per_s"] == pytest.approx(row["flops"] / row["ms"] / 1e9)
+    assert {row["implementation"] for row in rows if row["op"] == op} >= {"xla", "auto", "plain"}
+
+
 def test_every_op_is_compared_with_xla(rows_of_all):
     _, rows = rows_of_all
-    for op in (*GRAPH_OPS, *HYPER_CONNECTION_OPS):
+    for op in ALL_OPS:
         same = [row for row in rows if row["op"] == op]
         assert "xla" in {row["implementation"] for row in same}
         assert all(row["speedup_over_xla"] > 0 for row in same)
@@ -358,6 +389,39 @@ def test_plain_torch_has_the_same_layer():
         np.testing.assert_allclose(theirs, array, rtol=1e-4, atol=1e-4)
 
 
+@pytest.fixture(params=[("fused_linear", "relu"), ("fused_mlp", "relu"), ("fused_mlp", "gelu")])
+def layers_and_inputs(request):
+    layers = _layers.Layers(*request.param)
+    features = (8, 6) if layers.op == "fused_linear" else (8, 6, 4, 5)
+    return layers, layers.inputs(7, features, "float32")[:1]
+
+
+def _assert_same_gradients(actual, expected):
+    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-5)
+
+
+def test_plain_layers_compute_what_the_op_does(layers_and_inputs):
+    layers, inputs = layers_and_inputs
+    both = DIRECTIONS["forward+backward"]
+    expected = both(layers.ours("xla"))(*inputs[0])
+    _assert_same_gradients(both(layers.ours(None))(*inputs[0]), expected)
+    _assert_same_gradients(both(layers.plain)(*inputs[0]), expected)
+
+
+def test_plain_torch_has_the_same_layers(layers_and_inputs):
+    pytest.importorskip("torch", reason="reason: needs torch, which this project does not install")
+    layers, inputs = layers_and_inputs
+    direction = "forward+backward"
+    expected, _, (dx, dkernels, dbiases) = DIRECTIONS[direction](layers.plain)(*inputs[0])
+    candidate = _layers.torch_layers(layers, direction, inputs)["torch"]
+    y, gradients = candidate.run(*candidate.inputs[0])
+    transposed = [kernel.T for kernel in dkernels]
+    _assert_same_gradients([y, *gradients], [expected, dx, *transposed, *dbiases])
+    (y,) = _layers.torch_layers(layers, "forward", inputs)["torch"].inputs[0]
+    _assert_same_gradients(y(), expected)
+
+
 def test_options_choose_workloads(tmp_path):
     assert Session.start(Options("tiny", tmp_path, only=("nothing",))).workloads == ()
 
@@ -402,6 +466,24 @@ def test_the_fused_boundary_has_a_bar_against_the_pair():
         [{**row, "implementation": name, "ms": ms} for name, ms in times.items()]
     )
     assert "pallas is 1.43x pallas pair (bar: 1.25x): met" in line_of_bar
+
+
+def test_layers_have_bars_against_the_copy_and_against_plain_code():
+    row = {"op": "fused_linear", "direction": "forward", "platform": "gpu", "k": None}
+    row |= {"dtype": "bfloat16", "workload": "1000000x128", "dim": 128, "device": "NVIDIA H200"}
+    row |= {"bytes": _layers.bytes_moved("forward", rows=10**6, dim=128)}
+    times = {"pallas": 0.15, "auto": 0.158, "plain": 0.158, "plain cublaslt": 0.17}
+    rows = [{**row, "implementation": name, "ms": ms} for name, ms in times.items()]
+    limit, plain, cublaslt = _bars.compare_with_bars(rows)
+    assert "pallas is 0.79x byte limit (bar: 0.769x): met" in limit
+    assert "pallas is 1.05x plain (bar: 1.1x): NOT met" in plain
+    assert "pallas is 1.13x plain cublaslt (bar: 1.1x): met" in cublaslt
+    square, _ = _bars.compare_with_bars([{**r, "workload": "8192x4096"} for r in rows])
+    assert "auto is 1.00x plain (bar: 0.95x): met" in square
+    assert _bars.published(row) == ("torch", 0.370)
+    assert _bars.published({**row, "direction": "forward+backward"}) is None
+    assert _bars.published({**row, "op": "fused_mlp"}) == ("torch", 0.603)
+    assert _bars.published({**row, "op": "fused_mlp", "workload": "1000000x128 gelu"}) is None
 
 
 def test_others_are_quoted_on_their_device_only():

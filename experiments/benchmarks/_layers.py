@@ -1,0 +1,219 @@
+"""What the benchmarks of linear layers share: bytes, inputs, and the layers without our ops."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from experiments.benchmarks._baselines import to_torch, torch_call, torch_here, wait_for_torch
+from experiments.benchmarks._cases import (
+    DIRECTIONS,
+    Candidate,
+    Case,
+    Differentiable,
+    implementations,
+)
+from experiments.benchmarks._workloads import Rows, input_sets
+from jaxgnn import ops
+
+# The backward passes need what the forward passes save, so they are timed with them.
+LAYER_DIRECTIONS = ("forward", "forward+backward")
+# x and y; then x, dy and dx.
+_PASSES = {"forward": 2, "forward+backward": 5}
+# The product; then that for dx and that for the gradient of the kernel.
+_PRODUCTS = {"forward": 1, "forward+backward": 3}
+_JAX_ACTIVATIONS = {"relu": jax.nn.relu, "gelu": jax.nn.gelu}
+_CUBLASLT = {"xla_gpu_enable_cublaslt": True}
+
+
+def bytes_moved(direction: str, *, rows: int, dim: int, itemsize: int = 2) -> int:
+    """The rows once for each pass that has to read or write them; parameters are left out.
+
+    Args:
+      direction: ``"forward"`` (x in, y out) or ``"forward+backward"`` (then x and dy in, dx out).
+      rows: number of rows.
+      dim: width of input and output.
+      itemsize: bytes of a feature.
+
+    Raises:
+      KeyError: if there is no such direction.
+    """
+    return _PASSES[direction] * rows * dim * itemsize
+
+
+def flops(direction: str, *, rows: int, features: Sequence[int]) -> int:
+    """Multiplications and additions of the products; what is recomputed does not count.
+
+    Args:
+      direction: as in ``bytes_moved``.
+      rows: number of rows.
+      features: widths of the input, the hidden layers and the output.
+    """
+    return _PRODUCTS[direction] * sum(2 * rows * a * b for a, b in pairwise(features))
+
+
+@dataclass(frozen=True)
+class Layers:
+    """One layer with its activation, or several with it between them.
+
+    Attributes:
+      op: ``"fused_linear"`` or ``"fused_mlp"``.
+      activation: ``"relu"`` or ``"gelu"``, the one by tanh.
+    """
+
+    op: str
+    activation: str
+
+    def inputs(self, rows: int, features: Sequence[int], dtype: str) -> list[tuple]:
+        """Random sets of ``(None, (x, kernels, biases), dy)``, all but gradients of order one."""
+
+        def make(key):
+            keys = iter(jax.random.split(key, 2 * len(features)))
+
+            def draw(*shape, scale=1.0):
+                return (scale * jax.random.normal(next(keys), shape)).astype(dtype)
+
+            # Half of the products are zero behind a relu.
+            kernels = tuple(draw(a, b, scale=(2 / a) ** 0.5) for a, b in pairwise(features))
+            biases = tuple(draw(width, scale=0.1) for width in features[1:])
+            # The gradients of the kernels are sums over the rows.
+            dy = draw(rows, features[-1], scale=rows**-0.5)
+            return (draw(rows, features[0]), kernels, biases), dy
+
+        return [(None, *arrays) for arrays in input_sets(make)]
+
+    def ours(self, implementation: ops.Name | None) -> Differentiable:
+        """The op."""
+        options: dict[str, Any] = {"activation": self.activation, "implementation": implementation}
+        if self.op == "fused_mlp":
+            return lambda _, arrays: (ops.fused_mlp(*arrays, **options), None)
+
+        def linear(_, arrays):
+            x, (kernel,), (bias,) = arrays
+            return ops.fused_linear(x, kernel, bias, **options), None
+
+        return linear
+
+    def plain(self, _, arrays) -> tuple[jax.Array, None]:
+        """As one writes it in JAX: every result is rounded to the dtype of the features."""
+        x, kernels, biases = arrays
+        for place, (kernel, bias) in enumerate(zip(kernels, biases, strict=True)):
+            x = x @ kernel + bias
+            if self.has_activation(place, len(kernels)):
+                x = _JAX_ACTIVATIONS[self.activation](x)
+        return x, None
+
+    def has_activation(self, place: int, count: int) -> bool:
+        """Whether one of ``count`` layers has its activation behind it."""
+        return self.op == "fused_linear" or place + 1 < count
+
+    def torch(self, x, *parameters) -> Any:
+        """The same in torch: ``parameters`` are weights [out, in], as it has them, and biases."""
+        functional = importlib.import_module("torch.nn.functional")
+        activations = {
+            "relu": functional.relu,
+            "gelu": partial(functional.gelu, approximate="tanh"),
+        }
+        weights, biases = parameters[: len(parameters) // 2], parameters[len(parameters) // 2 :]
+        for place, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+            x = functional.linear(x, weight, bias)
+            if self.has_activation(place, len(weights)):
+                x = activations[self.activation](x)
+        return x
+
+
+def cases(layers: Layers, workload: Rows, count: int) -> Iterator[Case]:
+    """Every dtype and direction.
+
+    Args:
+      layers: what is timed.
+      workload: rows and width.
+      count: layers, each as wide as the rows.
+    """
+    features = (workload.dim,) * (count + 1)
+    for dtype in workload.dtypes:
+        inputs = layers.inputs(workload.nodes, features, dtype)
+        for direction in LAYER_DIRECTIONS:
+            sizes = {"rows": workload.nodes, "dim": workload.dim}
+            yield Case(
+                op=layers.op,
+                workload=_named(workload, layers.activation),
+                direction=direction,
+                dtype=dtype,
+                nbytes=bytes_moved(direction, **sizes, itemsize=jnp.dtype(dtype).itemsize),
+                candidates=candidates(layers, direction, inputs),
+                flops=flops(direction, rows=workload.nodes, features=features),
+            )
+
+
+def _named(workload: Rows, activation: str) -> Rows:
+    """Relu is what the rows are named without."""
+    suffix = "" if activation == "relu" else f" {activation}"
+    return replace(workload, name=workload.name + suffix)
+
+
+def candidates(layers: Layers, direction: str, inputs: list[tuple]) -> dict[str, Candidate]:
+    """The implementations; ``None``, as ``auto``; the plain layers, compiled in two ways; torch."""
+    plain = DIRECTIONS[direction](layers.plain)
+    return {
+        **implementations(layers.ours, direction, inputs),
+        "auto": Candidate(DIRECTIONS[direction](layers.ours(None)), inputs),
+        "plain": Candidate(plain, inputs),
+        **_with_cublaslt(plain, inputs),
+        **torch_layers(layers, direction, inputs),
+    }
+
+
+def _with_cublaslt(plain: Callable, inputs: list[tuple]) -> dict[str, Candidate]:
+    """Compiled so that products may take bias and activation along, on a GPU."""
+    if jax.default_backend() == "cpu" or not _knows_cublaslt():
+        return {}
+    compiled = jax.jit(plain, compiler_options=_CUBLASLT)
+    return {"plain cublaslt": Candidate(compiled, inputs, jit=False)}
+
+
+@cache
+def _knows_cublaslt() -> bool:
+    """Whether this release of XLA has the option; says so once if not."""
+    try:
+        jax.jit(jnp.negative, compiler_options=_CUBLASLT).lower(0.0).compile()
+    except jax.errors.JaxRuntimeError as error:
+        print(f"no rows of plain cublaslt: {error}", flush=True)
+        return False
+    return True
+
+
+def torch_layers(layers: Layers, direction: str, inputs: list[tuple]) -> dict[str, Candidate]:
+    """Eager torch, kernel after kernel; nothing where it is not installed."""
+    if torch_here() is None:
+        return {}
+    calls = []
+    for _, (x, kernels, biases), dy in inputs:
+        weights = [to_torch(kernel).T.contiguous() for kernel in kernels]
+        leaves = [to_torch(x), *weights, *map(to_torch, biases)]
+        calls.append((_with_tf32(torch_call(direction, layers.torch, leaves, to_torch(dy))),))
+    return {"torch": Candidate(lambda call: call(), calls, jit=False, wait=wait_for_torch)}
+
+
+def _with_tf32(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Float32 products on a GPU as XLA has them by default."""
+    if jax.default_backend() == "cpu":
+        return call
+    torch = importlib.import_module("torch")
+
+    def with_tf32():
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        try:
+            return call()
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    return with_tf32

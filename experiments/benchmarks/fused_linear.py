@@ -1,0 +1,26 @@
+"""Times ``ops.fused_linear`` with relu against plain JAX and torch, with all gradients.
+
+Run ``python -m experiments.benchmarks.fused_linear``. ``auto`` is ``implementation=None``, and
+``plain`` is ``relu(x @ kernel + bias)``, on a GPU also compiled with cuBLASLt. Bytes: the rows once
+for each pass over them, as ``_layers.bytes_moved`` counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import tyro
+
+from experiments.benchmarks import _layers
+from experiments.benchmarks._cases import Case
+from experiments.benchmarks._session import Options, Session, run_op
+from experiments.benchmarks._workloads import ROWS, Rows
+
+
+def cases(workload: Rows) -> Iterator[Case]:
+    """Every dtype and direction."""
+    return _layers.cases(_layers.Layers("fused_linear", "relu"), workload, 1)
+
+
+if __name__ == "__main__":
+    run_op(cases, Session.start(tyro.cli(Options, description=__doc__), ROWS))

@@ -1,0 +1,26 @@
+"""Times ``ops.fused_mlp``, two layers with relu and gelu, against plain JAX and torch.
+
+Run ``python -m experiments.benchmarks.fused_mlp``. The rest is as in ``fused_linear``. Bytes: those
+of the input and the output; what is between the layers need not leave the chip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import tyro
+
+from experiments.benchmarks import _layers
+from experiments.benchmarks._cases import Case
+from experiments.benchmarks._session import Options, Session, run_op
+from experiments.benchmarks._workloads import ROWS, Rows
+
+
+def cases(workload: Rows) -> Iterator[Case]:
+    """Every activation, dtype and direction."""
+    for activation in workload.activations:
+        yield from _layers.cases(_layers.Layers("fused_mlp", activation), workload, 2)
+
+
+if __name__ == "__main__":
+    run_op(cases, Session.start(tyro.cli(Options, description=__doc__), ROWS))
