@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -11,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from experiments.benchmarks._baselines import to_torch, torch_call, torch_here, wait_for_torch
 from experiments.benchmarks._cases import (
@@ -73,19 +75,22 @@ class Layers:
 
     def inputs(self, rows: int, features: Sequence[int], dtype: str) -> list[tuple]:
         """Random sets of ``(None, (x, kernels, biases), dy)``, all but gradients of order one."""
+        # Half of the products are zero behind a relu; gradients of kernels are sums over the rows.
+        scales = [(2 / a) ** 0.5 for a in features[:-1]]
+        forms = [((rows, features[0]), 1.0), ((rows, features[-1]), rows**-0.5)]
+        forms += list(zip(pairwise(features), scales, strict=True))
+        forms += [((width,), 0.1) for width in features[1:]]
+        ends = np.cumsum([math.prod(shape) for shape, _ in forms])
 
         def make(key):
-            keys = iter(jax.random.split(key, 2 * len(features)))
-
-            def draw(*shape, scale=1.0):
-                return (scale * jax.random.normal(next(keys), shape)).astype(dtype)
-
-            # Half of the products are zero behind a relu.
-            kernels = tuple(draw(a, b, scale=(2 / a) ** 0.5) for a, b in pairwise(features))
-            biases = tuple(draw(width, scale=0.1) for width in features[1:])
-            # The gradients of the kernels are sums over the rows.
-            dy = draw(rows, features[-1], scale=rows**-0.5)
-            return (draw(rows, features[0]), kernels, biases), dy
+            # One generator compiles several times faster than one for each array.
+            parts = jnp.split(jax.random.normal(key, (int(ends[-1]),)), ends[:-1])
+            x, dy, *parameters = (
+                (scale * part).reshape(shape).astype(dtype)
+                for part, (shape, scale) in zip(parts, forms, strict=True)
+            )
+            count = len(features) - 1
+            return (x, tuple(parameters[:count]), tuple(parameters[count:])), dy
 
         return [(None, *arrays) for arrays in input_sets(make)]
 
@@ -202,9 +207,16 @@ def torch_layers(layers: Layers, direction: str, inputs: list[tuple]) -> dict[st
     return {"torch": Candidate(lambda call: call(), calls, jit=False, wait=wait_for_torch)}
 
 
+def torch_arrays(result: Any) -> list[np.ndarray]:
+    """What a candidate of ``torch_layers`` returned, as float32: y, then gradients as in JAX."""
+    y, (dx, *parameters) = result if isinstance(result, tuple) else (result, (None,))
+    gradients = [dx, *(p.T if p.ndim == 2 else p for p in parameters)]
+    return [array.float().cpu().numpy() for array in (y, *gradients) if array is not None]
+
+
 def _with_tf32(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Float32 products on a GPU as XLA has them by default."""
-    if jax.default_backend() == "cpu":
+    """Float32 products on a GPU in TF32, as XLA has them unless told otherwise."""
+    if jax.default_backend() == "cpu" or jax.config.jax_default_matmul_precision == "highest":
         return call
     torch = importlib.import_module("torch")
 

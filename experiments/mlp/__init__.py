@@ -1,0 +1,1 @@
+"""Fused multilayer perceptrons: their speed beside plain JAX and torch, and their exactness."""

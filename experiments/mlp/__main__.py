@@ -1,0 +1,35 @@
+"""Command line: ``python -m experiments.mlp bench|validate``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import tyro
+
+from experiments.mlp.bench import bench as run_bench
+from experiments.mlp.config import BenchConfig, ValidateConfig
+from experiments.mlp.validate import validate as run_validate
+
+
+def bench(config: Annotated[BenchConfig, tyro.conf.arg(name="")]) -> None:
+    """Time nine networks, ours beside plain JAX and torch, and draw the speed-ups."""
+    run_bench(config)
+
+
+def validate(config: Annotated[ValidateConfig, tyro.conf.arg(name="")]) -> None:
+    """Train a network on the digits and compare its fused layers with what they stand for."""
+    run_validate(config)
+
+
+def main() -> None:
+    """Runs a command; a bad option, or a difference that is too large, ends it with one line."""
+    commands = {"bench": bench, "validate": validate}
+    try:
+        tyro.extras.subcommand_cli_from_dict(commands, prog="python -m experiments.mlp")
+    except (ValueError, NotImplementedError, ArithmeticError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Command-line options of the experiments with multilayer perceptrons, and the nine networks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from jaxgnn import ops
+
+Direction = Literal["forward", "forward+backward"]
+Dtype = Literal["float32", "bfloat16"]
+
+# By what a CPU divides widths and batch.
+_REDUCTION = 8
+
+
+@dataclass(frozen=True)
+class Network:
+    """Linear layers with relu between them.
+
+    Attributes:
+      in_features: width of the input.
+      hidden_features: width of the hidden layers.
+      num_hidden: how many of them.
+      out_features: width of the output.
+      batch_size: rows of the input.
+    """
+
+    in_features: int
+    hidden_features: int
+    num_hidden: int
+    out_features: int
+    batch_size: int
+
+    def features(self) -> tuple[int, ...]:
+        """All widths, from the input to the output."""
+        hidden = (self.hidden_features,) * self.num_hidden
+        return (self.in_features, *hidden, self.out_features)
+
+    def name(self) -> str:
+        """For tables, for example ``784-256x2-10``; the batch size stands beside it."""
+        hidden = f"{self.hidden_features}x{self.num_hidden}"
+        return f"{self.in_features}-{hidden}-{self.out_features}"
+
+    def reduced(self) -> Network:
+        """An eighth of the widths and of the batch; an output of ten classes keeps them."""
+        return replace(
+            self,
+            in_features=self.in_features // _REDUCTION,
+            hidden_features=self.hidden_features // _REDUCTION,
+            out_features=max(10, self.out_features // _REDUCTION),
+            batch_size=self.batch_size // _REDUCTION,
+        )
+
+
+# The configurations of Hypatia's benchmark.
+NETWORKS = (
+    Network(784, 256, 2, 10, 64),
+    Network(784, 256, 2, 10, 256),
+    Network(512, 512, 3, 128, 128),
+    Network(784, 512, 3, 128, 256),
+    Network(1024, 512, 4, 256, 256),
+    Network(784, 2048, 4, 1000, 512),
+    Network(784, 2048, 4, 1000, 1024),
+    Network(2048, 2048, 4, 1000, 1024),
+    Network(1024, 4096, 6, 1000, 512),
+)
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """Options of the comparison with plain JAX and torch.
+
+    Attributes:
+      scale: full, or reduced: widths and batches divided by eight; left out, reduced on a CPU.
+      dtypes: of features and parameters.
+      directions: forward, and forward+backward, with the gradients to input and parameters.
+      implementation: of the op; left out, what is fastest.
+      precision: of float32 products, of all three: left out, JAX's default, TF32 on recent GPUs;
+        highest for float32.
+      networks: numbers of the networks to time, from 1 to 9; left out, all.
+      run: folder for the rows and the picture.
+    """
+
+    scale: Literal["full", "reduced"] | None = None
+    dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")
+    directions: tuple[Direction, ...] = ("forward", "forward+backward")
+    implementation: ops.Name | None = None
+    precision: Literal["highest"] | None = None
+    networks: tuple[int, ...] = ()
+    run: Path = Path("runs/mlp")
+
+
+@dataclass(frozen=True)
+class ValidateConfig:
+    """Options of the check of a trained network.
+
+    Attributes:
+      implementation: of the ops; left out, what is fastest.
+      tolerance: the largest difference of an entry, and in the strict mode relative to the largest
+        entry of its array.
+      batch_size: images a step.
+      steps: of training.
+      learning_rate: of Adam.
+      seed: of parameters and batches.
+      progress: show a progress bar.
+    """
+
+    implementation: ops.Name | None = None
+    tolerance: float = 1e-5
+    batch_size: int = 32
+    steps: int = 200
+    learning_rate: float = 1e-3
+    seed: int = 0
+    progress: bool = True

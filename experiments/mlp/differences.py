@@ -1,0 +1,26 @@
+"""How far the results of two computations are apart."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+
+def largest_difference(actual: Any, expected: Any) -> float:
+    """Over all entries of two pytrees with as many arrays, in the same order.
+
+    Returns:
+      The largest absolute difference; infinite where something is not a number.
+    """
+    pairs = zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)
+    # NumPy's maximum of anything with a NaN is NaN, unlike Python's.
+    differences = [np.abs(_wide(a) - _wide(e)).max() for a, e in pairs]
+    largest = float(np.max(differences))
+    return math.inf if math.isnan(largest) else largest
+
+
+def _wide(array: Any) -> np.ndarray:
+    return np.asarray(array).astype(np.float64)
