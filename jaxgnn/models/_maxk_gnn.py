@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -17,6 +16,7 @@ from jaxgnn.graph import CSRGraph, Normalization
 from jaxgnn.models._layer_scan import LayerScan
 from jaxgnn.nn import (
     Activation,
+    FusedLinear,
     GCNConv,
     GINConv,
     HyperConnection,
@@ -24,6 +24,7 @@ from jaxgnn.nn import (
     HyperStack,
     KernelMode,
     SAGEConv,
+    apply_linear,
     check_widths,
 )
 
@@ -62,7 +63,8 @@ class MaxKGNN(nnx.Module):
       scan_layers: run the layers by ``lax.scan``: compiled once however many there are, parameters
         stacked, one ``k`` for all.
       kernel_mode: ``"auto"``, ``"maxk"`` or ``"dense"``, see ``jaxgnn.nn.SAGEConv``.
-      implementation: passed to the ops.
+      implementation: of the sparse ops and of hyper-connections; linear layers take what is
+        fastest, but for ``"xla"``.
       dtype: of the computation; None for that of the input.
       param_dtype: of the parameters.
       rngs: for the initial parameters.
@@ -115,7 +117,14 @@ class MaxKGNN(nnx.Module):
         self.kind = kind
         self.num_layers = num_layers
         self.scan_layers = scan_layers
-        self.lin_in = nnx.Linear(in_features, hidden_features, **dtypes, rngs=rngs)
+        self.implementation = implementation
+        self.lin_in = FusedLinear(
+            in_features,
+            hidden_features,
+            activation=None if kind == "sage" else "relu",
+            **dtypes,
+            rngs=rngs,
+        )
         convolutions = [
             _CONVOLUTIONS[kind](
                 hidden_features,
@@ -146,7 +155,7 @@ class MaxKGNN(nnx.Module):
             options = {"num_streams": hyper_connections, "implementation": implementation}
             options |= {"features": hidden_features, "rngs": rngs}
             self.body = _HyperBody(layers, norms[-1] if norm else None, scan_layers, options)
-        self.lin_out = nnx.Linear(hidden_features, out_features, **dtypes, rngs=rngs)
+        self.lin_out = FusedLinear(hidden_features, out_features, **dtypes, rngs=rngs)
 
     def __call__(
         self,
@@ -166,18 +175,17 @@ class MaxKGNN(nnx.Module):
         """
         if not graph.is_normalized:
             graph = graph.normalized(_NORMALIZATIONS[self.kind])
-        h = self.lin_in(x)
-        if self.kind != "sage":
-            h = jax.nn.relu(h)
+        h = apply_linear(self.lin_in, x, self.implementation)
         ks = layer_ks(k, self.num_layers)
         if self.body is not None:
             _check_scan(self.scan_layers, ks)
-            return self.lin_out(self.body(graph, h, rngs=rngs, ks=ks))
+            h = self.body(graph, h, rngs=rngs, ks=ks)
+            return apply_linear(self.lin_out, h, self.implementation)
         for i, (convolution, layer_k) in enumerate(zip(self.convolutions, ks, strict=True)):
             h = convolution(graph, h, rngs=rngs, k=layer_k)
             if self.norms:
                 h = self.norms[i](h)
-        return self.lin_out(h)
+        return apply_linear(self.lin_out, h, self.implementation)
 
 
 class _HyperBody(nnx.Module):

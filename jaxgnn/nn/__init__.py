@@ -9,6 +9,7 @@ from jaxgnn.nn._hyper_stack import HyperStack as HyperStack
 from jaxgnn.nn._hyper_stack import recompute_interval as recompute_interval
 from jaxgnn.nn._linear import FusedLinear as FusedLinear
 from jaxgnn.nn._linear import FusedMLP as FusedMLP
+from jaxgnn.nn._linear import apply_linear as apply_linear
 from jaxgnn.nn._maxk import Activation as Activation
 from jaxgnn.nn._maxk import KernelMode as KernelMode
 from jaxgnn.nn._maxk import MaxK as MaxK

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CBSR, CSRGraph, Normalization
+from jaxgnn.nn._linear import FusedLinear, apply_linear
 from jaxgnn.nn._maxk import (
     Activation,
     Features,
@@ -17,7 +18,6 @@ from jaxgnn.nn._maxk import (
     aggregate,
     check_widths,
     dropout,
-    linear,
     make_activation,
 )
 
@@ -44,7 +44,7 @@ class _Convolution(nnx.Module):
         self.kernel_mode: KernelMode = kernel_mode
         self.implementation = implementation
 
-    def _check(self, graph: CSRGraph, x: Array, layer: nnx.Linear) -> None:
+    def _check(self, graph: CSRGraph, x: Array, layer: FusedLinear) -> None:
         """Raises ValueError unless graph and features fit each other and the layer."""
         name = type(self).__name__
         if not isinstance(graph, CSRGraph):
@@ -60,6 +60,26 @@ class _Convolution(nnx.Module):
         else:
             activated = jax.nn.relu(x) if self.activation == "relu" else x
         return dropout(activated, self.dropout_rate, rngs)
+
+    def _apply(self, layer: FusedLinear, x: Features) -> Array:
+        return apply_linear(layer, x, self.implementation)
+
+    def _apply_and_activate(
+        self, layer: FusedLinear, x: Array, rngs: nnx.Rngs | None, k: int | None
+    ) -> Features:
+        """``act(layer(x))`` as one op, and dropout; ``layer`` has the activation if it is dense."""
+        if self.maxk is None:
+            activated = self._apply(layer, x)
+        elif ops.requested_implementation(self.implementation) in (None, "xla"):
+            epilogue = ops.MaxK(self.maxk.k if k is None else k)
+            activated = apply_linear(layer, x, self.implementation, activation=epilogue)
+        else:
+            # A name is that of the kernel of maxk, and not of one that multiplies first.
+            activated = self.maxk(self._apply(layer, x), k)
+        return dropout(activated, self.dropout_rate, rngs)
+
+    def _dense_activation(self) -> ops.Activation | None:
+        return "relu" if self.activation == "relu" else None
 
     def _aggregate(self, graph: CSRGraph, x: Features) -> Array:
         return aggregate(graph, x, kernel_mode=self.kernel_mode, implementation=self.implementation)
@@ -83,7 +103,7 @@ class SAGEConv(_Convolution):
       k: kept entries per row, for ``"maxk"``.
       dropout: probability of zeroing an activated entry in training.
       kernel_mode: ``"auto"``, ``"maxk"`` (insist on a k-sparse kernel) or ``"dense"``.
-      implementation: passed to the ops.
+      implementation: of the sparse ops; linear layers take what is fastest, but for ``"xla"``.
       dtype: of the computation; None for that of the input.
       param_dtype: of the parameters.
       rngs: for the initial parameters.
@@ -119,8 +139,8 @@ class SAGEConv(_Convolution):
         check_widths(type(self).__name__, in_features, out_features)
         super().__init__(activation, k, dropout, kernel_mode, implementation)
         options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        self.self_linear = nnx.Linear(in_features, out_features, **options)
-        self.neighbor_linear = nnx.Linear(in_features, out_features, use_bias=False, **options)
+        self.self_linear = FusedLinear(in_features, out_features, **options)
+        self.neighbor_linear = FusedLinear(in_features, out_features, use_bias=False, **options)
 
     def __call__(
         self,
@@ -142,7 +162,7 @@ class SAGEConv(_Convolution):
         self._check(graph, x, self.self_linear)
         h = self._activate(x, rngs, k)
         neighbors = self._aggregate(_normalized(graph, "mean"), h)
-        return linear(self.self_linear, h, self.implementation) + self.neighbor_linear(neighbors)
+        return self._apply(self.self_linear, h) + self._apply(self.neighbor_linear, neighbors)
 
 
 class GCNConv(_Convolution):
@@ -159,7 +179,7 @@ class GCNConv(_Convolution):
       dropout: probability of zeroing an activated entry in training.
       use_linear_bias: a bias inside the activation as well, as MaxK-GNN's stack has it.
       kernel_mode: ``"auto"``, ``"maxk"`` (insist on a k-sparse kernel) or ``"dense"``.
-      implementation: passed to the ops.
+      implementation: of the sparse ops; linear layers take what is fastest, but for ``"xla"``.
       dtype: of the computation; None for that of the input.
       param_dtype: of the parameters.
       rngs: for the initial parameters.
@@ -195,9 +215,10 @@ class GCNConv(_Convolution):
     ):
         check_widths(type(self).__name__, in_features, out_features)
         super().__init__(activation, k, dropout, kernel_mode, implementation)
-        self.linear = nnx.Linear(
+        self.linear = FusedLinear(
             in_features,
             out_features,
+            activation=self._dense_activation(),
             use_bias=use_linear_bias,
             dtype=dtype,
             param_dtype=param_dtype,
@@ -215,7 +236,7 @@ class GCNConv(_Convolution):
     ) -> Float[Array, "*batch nodes out"]:
         """Convolves; arguments as in ``SAGEConv``."""
         self._check(graph, x, self.linear)
-        h = self._activate(self.linear(x), rngs, k)
+        h = self._apply_and_activate(self.linear, x, rngs, k)
         aggregated = self._aggregate(_normalized(graph, "sym"), h)
         return aggregated + self.bias[...].astype(aggregated.dtype)
 
@@ -233,7 +254,7 @@ class GINConv(_Convolution):
       dropout: probability of zeroing an activated entry in training.
       mlp: applied to the sum, as the paper has it; None leaves the sum, as MaxK-GNN has it.
       kernel_mode: ``"auto"``, ``"maxk"`` (insist on a k-sparse kernel) or ``"dense"``.
-      implementation: passed to the ops.
+      implementation: of the sparse ops; linear layers take what is fastest, but for ``"xla"``.
       dtype: of the computation; None for that of the input.
       param_dtype: of the parameters.
       rngs: for the initial parameters.
@@ -269,8 +290,13 @@ class GINConv(_Convolution):
     ):
         check_widths(type(self).__name__, in_features, out_features)
         super().__init__(activation, k, dropout, kernel_mode, implementation)
-        self.linear = nnx.Linear(
-            in_features, out_features, dtype=dtype, param_dtype=param_dtype, rngs=rngs
+        self.linear = FusedLinear(
+            in_features,
+            out_features,
+            activation=self._dense_activation(),
+            dtype=dtype,
+            param_dtype=param_dtype,
+            rngs=rngs,
         )
         self.epsilon = nnx.Param(jnp.zeros((), param_dtype))
         self.mlp = mlp
@@ -285,7 +311,7 @@ class GINConv(_Convolution):
     ) -> Float[Array, "*batch nodes out"]:
         """Convolves; arguments as in ``SAGEConv``. The sum is not normalised."""
         self._check(graph, x, self.linear)
-        h = self._activate(self.linear(x), rngs, k)
+        h = self._apply_and_activate(self.linear, x, rngs, k)
         own = ops.todense(h, implementation=self.implementation) if isinstance(h, CBSR) else h
         neighbors = self._aggregate(graph, h)
         total = (1 + self.epsilon[...].astype(neighbors.dtype)) * own + neighbors

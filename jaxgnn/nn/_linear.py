@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
@@ -16,7 +17,7 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CBSR
-from jaxgnn.nn._maxk import check_widths
+from jaxgnn.nn._maxk import Features, check_widths
 
 _kernel_init = nnx.initializers.lecun_normal()
 _bias_init = nnx.initializers.zeros_init()
@@ -132,8 +133,17 @@ class FusedLinear(nnx.Module):
         layer.kernel, layer.bias = linear.kernel, nnx.data(linear.bias)
         return layer
 
-    def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"] | CBSR:
+    def __call__(
+        self,
+        x: Float[Array, "*batch in"],
+        *,
+        activation: ops.Activation | ops.MaxK | None = None,
+    ) -> Float[Array, "*batch out"] | CBSR:
         """Applies the layer to the last axis.
+
+        Args:
+          x: features.
+          activation: in place of that of the layer, for example with another ``k``.
 
         Raises:
           ValueError: if the last axis of ``x`` is not ``in_features``, or an option is unknown.
@@ -141,7 +151,7 @@ class FusedLinear(nnx.Module):
         arrays = promote_dtype((x, *parameters(self)), dtype=self.dtype)
         return ops.fused_linear(
             *arrays,
-            activation=self.activation,
+            activation=self.activation if activation is None else activation,
             precision=self.precision,
             implementation=self.implementation,
         )
@@ -267,6 +277,40 @@ class FusedMLP(nnx.Module):
             precision=self.precision,
             implementation=self.implementation,
         )
+
+
+def apply_linear(
+    layer: FusedLinear,
+    x: Features,
+    implementation: ops.Name | None,
+    *,
+    activation: ops.Activation | ops.MaxK | None = None,
+) -> Any:
+    """A linear layer among sparse ops, whose ``implementation`` is not meant for products.
+
+    Names of kernels leave the product to what is fastest: there is no ``"ffi"`` of it, and
+    ``"pallas"`` takes few widths. ``"xla"`` is plain JAX for both. Compressed rows are expanded for
+    the product, and again backward: recomputing that is what keeps the dense activations out of
+    the saved residuals.
+
+    Args:
+      layer: with ``implementation=None``.
+      x: features, dense or compressed.
+      implementation: of the sparse ops.
+      activation: as the layer takes it when called.
+    """
+    asked = ops.requested_implementation(implementation)
+    with ops.default_implementation("xla" if asked == "xla" else None):
+        if not isinstance(x, CBSR):
+            return layer(x, activation=activation)
+        graphdef, state = nnx.split(layer)
+
+        @jax.checkpoint
+        def expand_and_apply(state, kept):
+            dense = ops.todense(kept, implementation=asked)
+            return nnx.merge(graphdef, state)(dense, activation=activation)
+
+        return expand_and_apply(state, x)
 
 
 def parameters(layer: nnx.Linear | FusedLinear) -> tuple[Array, Array | None]:

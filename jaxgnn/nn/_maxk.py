@@ -123,21 +123,3 @@ def aggregate(
             raise NotImplementedError("kernel_mode='maxk': needs a k-sparse kernel, got xla")
         implementation = implementation or ops.sparse_implementation(graph, x)
     return ops.maxk_spmm(graph, x, implementation=implementation)
-
-
-def linear(
-    layer: nnx.Linear, x: Features, implementation: ops.Name | None
-) -> Float[Array, "*batch nodes out"]:
-    """Applies a linear layer; compressed rows are expanded for the product, and again backward.
-
-    Recomputing the expansion is what keeps the dense activations out of the saved residuals.
-    """
-    if not isinstance(x, CBSR):
-        return layer(x)
-    graphdef, state = nnx.split(layer)
-
-    @jax.checkpoint
-    def expand_and_apply(state, kept):
-        return nnx.merge(graphdef, state)(ops.todense(kept, implementation=implementation))
-
-    return expand_and_apply(state, x)

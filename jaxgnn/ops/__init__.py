@@ -3,6 +3,7 @@
 from jaxgnn.ops._dispatch import Name as Name
 from jaxgnn.ops._dispatch import default_implementation as default_implementation
 from jaxgnn.ops._dispatch import deterministic as deterministic
+from jaxgnn.ops._dispatch import requested_implementation as requested_implementation
 from jaxgnn.ops._mhc_conventions import MHC_PRESETS as MHC_PRESETS
 from jaxgnn.ops._mhc_conventions import MHCConvention as MHCConvention
 from jaxgnn.ops._verify import VerificationError as VerificationError

@@ -71,8 +71,13 @@ class Request(NamedTuple):
 def resolve(op: str, implementation: Name | None) -> Request:
     """What an op was asked for: its argument, else the session default; and the modes."""
     _require_name(op, implementation)
-    name = _default_implementation.value if implementation is None else implementation
+    name = requested_implementation(implementation)
     return Request(name, _deterministic.value, _verify.setting())
+
+
+def requested_implementation(implementation: Name | None) -> Name | None:
+    """What an op with this argument is asked for: the argument, else the session default."""
+    return _default_implementation.value if implementation is None else implementation
 
 
 def _require_name(where: str, name: str | None) -> None:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxgnn import CBSR, nn
+import jaxgnn
+from jaxgnn import CBSR, nn, ops
 from jaxgnn.nn import _maxk as shared
 from jaxgnn.ops.maxk_spmm import FORWARD
 from jaxgnn.testing import random_array
@@ -39,8 +40,9 @@ def _inverse(degrees: np.ndarray, power: float) -> np.ndarray:
     return np.where(degrees > 0, np.maximum(degrees, 1) ** -power, 0)
 
 
-# Insisting on a k-sparse kernel is for platforms that have one.
-SPARSE_MODES = ["maxk"] if [n for n in usable(FORWARD) if n != "xla"] else []
+# Kernels of sparse ops that run here; insisting on a k-sparse one is for platforms that have one.
+SPARSE_NAMES = [n for n in usable(FORWARD) if n != "xla"]
+SPARSE_MODES = ["maxk"] if SPARSE_NAMES else []
 
 
 @pytest.mark.parametrize("kernel_mode", ["auto", "dense", *SPARSE_MODES])
@@ -176,6 +178,78 @@ def test_vmap_over_a_batch_of_features_equals_one_by_one(kind):
     for i in range(3):
         np.testing.assert_allclose(together[i], layer(GRAPH, batch[i]), rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(as_leading_axis[i], together[i], rtol=1e-4, atol=1e-5)
+
+
+# Where a checkpoint has the parameters of each layer, and their shapes.
+PARAMETERS = {
+    "sage": {
+        "self_linear/kernel": (12, 6),
+        "self_linear/bias": (6,),
+        "neighbor_linear/kernel": (12, 6),
+    },
+    "gcn": {"linear/kernel": (12, 6), "bias": (6,)},
+    "gin": {"linear/kernel": (12, 6), "linear/bias": (6,), "epsilon": ()},
+}
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_parameters_are_where_checkpoints_have_them(kind):
+    layer = LAYERS[kind](12, 6, rngs=nnx.Rngs(12))
+    state = nnx.state(layer, nnx.Param)
+    found = {"/".join(path): value.shape for path, value in nnx.to_flat_state(state)}
+    assert found == PARAMETERS[kind]
+    plain = nnx.Linear(12, 6, rngs=nnx.Rngs(12))
+    first = layer.self_linear if kind == "sage" else layer.linear
+    np.testing.assert_array_equal(first.kernel[...], plain.kernel[...])
+
+
+def _spy(monkeypatch, name):
+    """The options of all calls of an op."""
+    seen = []
+    original = getattr(shared.ops, name)
+
+    def op(*args, **options):
+        seen.append(options)
+        return original(*args, **options)
+
+    monkeypatch.setattr(shared.ops, name, op)
+    return seen
+
+
+@pytest.mark.parametrize("kind", ["gcn", "gin"])
+def test_an_activation_behind_the_linear_layer_is_one_op_with_it(kind, monkeypatch):
+    linears = _spy(monkeypatch, "fused_linear")
+    LAYERS[kind](12, 8, activation="maxk", k=3, rngs=nnx.Rngs(13))(GRAPH, X, k=5)
+    LAYERS[kind](12, 8, activation="relu", rngs=nnx.Rngs(13))(GRAPH, X)
+    LAYERS[kind](12, 8, rngs=nnx.Rngs(13))(GRAPH, X)
+    assert [options["activation"] for options in linears] == [ops.MaxK(5), "relu", None]
+
+
+@pytest.mark.parametrize("by_default", [False, True], ids=["argument", "session default"])
+@pytest.mark.parametrize("name", SPARSE_NAMES)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_names_of_sparse_kernels_are_for_the_sparse_ops_alone(kind, name, by_default, monkeypatch):
+    maxks = _spy(monkeypatch, "maxk")
+    argument = None if by_default else name
+    options = {"activation": "maxk", "k": 3, "implementation": argument}
+    layer = LAYERS[kind](12, 8, **options, rngs=nnx.Rngs(14))
+    with jaxgnn.default_implementation(name if by_default else None):
+        y = layer(GRAPH, X)
+    assert [options["implementation"] for options in maxks] == [argument]
+    plain = LAYERS[kind](12, 8, activation="maxk", k=3, implementation="xla", rngs=nnx.Rngs(14))
+    np.testing.assert_allclose(y, plain(GRAPH, X), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("by_default", [False, True], ids=["argument", "session default"])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_the_reference_by_name_has_forward_mode_gradients(kind, by_default):
+    options = {"activation": "relu", "implementation": None if by_default else "xla"}
+    layer = LAYERS[kind](12, 8, **options, rngs=nnx.Rngs(15))
+    with jaxgnn.default_implementation("xla" if by_default else None):
+        _, along = jax.jvp(lambda x: layer(GRAPH, x), (X,), (X,))
+        _, pull_back = jax.vjp(lambda x: layer(GRAPH, x), X)
+    dy = random_array(along.shape, "float32", seed=4)
+    np.testing.assert_allclose(jnp.vdot(along, dy), jnp.vdot(X, pull_back(dy)[0]), rtol=1e-4)
 
 
 BAD = {
