@@ -353,14 +353,9 @@ class MosaicWarp(Warp):
 
     def special(self, op, x):
         """See ``Warp``."""
-        # By the PTX manual, rcp.approx is wrong by at most a unit in the last place, ex2.approx by
-        # 2^-22.5 of the result and rsqrt.approx by 2^-22.9.
-        instructions = {
-            "rcp": "rcp.approx.ftz.f32",
-            "rsqrt": "rsqrt.approx.f32",
-            "ex2": "ex2.approx.ftz.f32",
-        }
-        ptx = instructions[op]
+        # By the PTX manual: rcp.rn is correctly rounded, ex2.approx has an error of at most 2^-22.5
+        # and rsqrt.approx of at most 2^-22.9 of the result.
+        ptx = {"rcp": "rcp.rn.f32", "rsqrt": "rsqrt.approx.f32", "ex2": "ex2.approx.ftz.f32"}[op]
         float_type = ir.F32Type.get()
         return Value(self, "f32", llvm.inline_asm(float_type, [x.data], f"{ptx} $0, $1;", "=f,f"))
 

@@ -150,16 +150,11 @@ class Warp(abc.ABC):
 
     def sigmoid(self, x: Value) -> Value:
         """1 / (1 + e^-x)."""
-        return self.special("rcp", self.exp(x * -1.0) + 1.0)  # which may be infinite
+        return self.reciprocal(self.exp(x * -1.0) + 1.0)
 
     def reciprocal(self, x: Value) -> Value:
-        """1 / x of a normal number, nearly rounded to nearest: what is left of an error is squared.
-
-        NaN if x is infinite.
-        """
-        near = self.special("rcp", x)
-        error = self.fma(near * -1.0, x, self.f32(1.0))
-        return self.fma(near, error, near)
+        """1 / x, rounded to nearest."""
+        return self.special("rcp", x)
 
     def rsqrt(self, x: Value) -> Value:
         """1 / √x, within 2 units in the last place."""
@@ -212,7 +207,7 @@ class Warp(abc.ABC):
 
     @abc.abstractmethod
     def special(self, op: str, x: Value) -> Value:
-        """``rcp`` and ``rsqrt``, nearly; ``ex2``, two to the power of -1 to 1."""
+        """``rcp`` rounded to nearest; ``rsqrt``; ``ex2``, two to the power of -1 to 1."""
 
     @abc.abstractmethod
     def convert(self, value: Value, kind: str) -> Value:
