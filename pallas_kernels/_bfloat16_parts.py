@@ -33,9 +33,10 @@ def split_words(warp: Warp, values: list[Value], parts: int = PARTS) -> list[lis
     """As ``split``, in a kernel: words of two neighbours each, for each part."""
     made = []
     for _ in range(parts):
-        bits = [warp.to_bfloat16(value) for value in values]
-        made.append([a | b << 16 for a, b in zip(bits[::2], bits[1::2], strict=True)])
-        values = [v - (b << 16).bits("f32") for v, b in zip(values, bits, strict=True)]
+        words = [warp.to_bfloat16(*pair) for pair in zip(values[::2], values[1::2], strict=True)]
+        made.append(words)
+        rounded = [bits.bits("f32") for word in words for bits in (word << 16, word & 0xFFFF0000)]
+        values = [value - part for value, part in zip(values, rounded, strict=True)]
     return made
 
 

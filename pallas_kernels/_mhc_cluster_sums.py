@@ -23,11 +23,11 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from pallas_kernels._mhc_cluster_tile import FLOATS, ROWS, SPAN, SUMMED, TOKENS, MhcPreClusterTile
+from pallas_kernels._mhc_cluster_tile import PAIRS, ROWS, SPAN, SUMMED, TOKENS, MhcPreClusterTile
 from pallas_kernels._values import Array, Signals, Value
 from pallas_kernels._warp import LANES, Warp
 
-_QUARTERS = 4  # lanes that have sums of the same token
+_PAIRS_AT_ONCE = LANES // ROWS  # of tokens, that a helper has
 
 
 @dataclass(frozen=True)
@@ -76,81 +76,98 @@ class Sums:
         self.warp.when(self.warp.thread == 0, make)
         self.warp.cluster_arrive()
 
-    def put(self, i: Value, halves: list[list[Value]]) -> None:
-        """What a warp has of tile ``i``: floats of the two tokens of each lane."""
+    def put(self, i: Value, products: list[list[Value]], squares: list[Value]) -> None:
+        """What a warp has of tile ``i``.
+
+        Args:
+          i: the tile.
+          products: of row ``lane // 4`` of each group, for tokens ``2 (lane % 4)``, this plus 1, 8
+            and 9.
+          squares: sums for tokens ``lane // 4`` and that plus 8.
+        """
         warp = self.warp
         # The first ones find empty buffers.
         warp.when(i >= SUMMED, lambda: self.taken.wait(i - SUMMED))
-        for piece, values in enumerate(_pieces(warp, halves)):
-            place = self._place(i, warp.thread // LANES, piece)
-            self.sums.store(place, *values)
+        row = self.sums.row(i % SUMMED * self.tile.warps + warp.thread // LANES)
+        for place, values in zip(self._places(), [*products, squares], strict=True):
+            row.store(place, *values)
         warp.sync()
         warp.when(warp.lane == 0, lambda: self.summed.give(i))
 
     def take(self, i: Value) -> list[list[Value]]:
-        """The sums of the block for tile ``i``, in the order of its warps; pieces as of ``put``."""
+        """The sums of the block for tile ``i``, in the order of its warps, as given to ``put``."""
         self.summed.wait(i)
-        pieces = []
-        for piece in range(2 * self.tile.pieces(self.n)):
-            parts = []
-            for number in range(self.tile.warps):
-                place = self._place(i, self.warp.i32(number), piece)
-                parts.append(_floats(self.sums, place))
-            pieces.append(_add(parts))
+        first = i % SUMMED * self.tile.warps
+        rows = [self.sums.row(first + k) for k in range(self.tile.warps)]
+        sizes = [4] * (len(self._places()) - 1) + [2]
+        sums = [
+            _add([_floats(row, place, size) for row in rows])
+            for place, size in zip(self._places(), sizes, strict=True)
+        ]
         self.warp.sync()
         self.warp.when(self.warp.lane == 0, lambda: self.taken.give(i))
-        return pieces
+        return sums
 
-    def _place(self, i: Value, number: Value, piece: int) -> Value:
-        pieces = 2 * self.tile.pieces(self.n)
-        row = (i % SUMMED * self.tile.warps + number) * pieces + piece
-        return (row * LANES + self.warp.lane) * FLOATS
+    def _places(self) -> list[Value]:
+        """Of a lane's sums among those of a warp: of each group of rows, and of the squares."""
+        groups, lane = self._rows // ROWS, self.warp.lane
+        return [lane * 4 + group * (4 * LANES) for group in range(groups)] + [
+            lane * 2 + groups * (4 * LANES)
+        ]
+
+    @property
+    def _rows(self) -> int:
+        return self.totals.shape[3] - 1
 
     def announce(self, i: Value) -> None:
         """Tells how many bytes of tile ``i`` this block is going to get."""
         warp, tile = self.warp, self.tile
 
         def give():
-            own = (warp.i32(TOKENS + tile.cluster - 1) - warp.rank) // tile.cluster
-            size = tile.cluster * _QUARTERS * tile.pieces(self.n) * FLOATS * 4
-            self.gathered.give(i, own * size)
+            own = (warp.i32(PAIRS + tile.cluster - 1) - warp.rank) // tile.cluster
+            self.gathered.give(i, own * (tile.cluster * 8 * (self._rows + 1)))
             self.weighted.give(i, warp.i32(TOKENS * self.n * 4))
 
         warp.when(warp.lane == 0, give)
 
-    def scatter(self, i: Value, pieces: list[list[Value]]) -> None:
+    def scatter(self, i: Value, sums: list[list[Value]]) -> None:
         """Sends the block's sums of tile ``i`` to the blocks that have its tokens."""
-        warp, tile = self.warp, self.tile
-        count = tile.pieces(self.n)
-        for piece, values in enumerate(pieces):
-            token = warp.lane // _QUARTERS + piece // count * (TOKENS // 2)
-            slot = token // tile.cluster
-            place = self._total_place(i, warp.rank, slot, warp.lane % _QUARTERS, piece % count)
-            rank = token - slot * tile.cluster
-            self.totals.send(rank, place, values, self.gathered, i)
+        warp, (*products, squares) = self.warp, sums
+        quarter, row = warp.lane % 4, warp.lane // 4
+        for half in (0, 1):
+            for group, values in enumerate(products):
+                pair = values[2 * half : 2 * half + 2]
+                self._send(i, half * 4 + quarter, 2 * (group * ROWS + row), pair)
+        upper, lower = (warp.sum_lanes(square, 4) for square in squares)
+        half = quarter & 1
+        square = [warp.select(half == 0, upper, lower)]
+        place = 2 * self._rows + row % 2
+        warp.when(quarter < 2, lambda: self._send(i, half * 4 + row // 2, place, square))
 
-    def gather(self, i: Value, slot: Value) -> list[Value]:
-        """What a lane has of the cluster's sums of tile ``i``, of one token."""
-        lane = self.warp.lane % _QUARTERS
-        values = []
-        for piece in range(self.tile.pieces(self.n)):
-            parts = []
-            for rank in range(self.tile.cluster):
-                place = self._total_place(i, self.warp.i32(rank), slot, lane, piece)
-                parts.append(_floats(self.totals, place))
-            values += _add(parts)
-        return values
+    def _send(self, i: Value, pair: Value, place: Value, values: list[Value]) -> None:
+        """To who has a pair of tokens."""
+        slot = pair // self.tile.cluster
+        rank = pair - slot * self.tile.cluster
+        place = place + self._total_place(i, self.warp.rank, slot)
+        self.totals.send(rank, place, values, self.gathered, i)
 
-    def _total_place(self, i: Value, rank: Value, slot: Value, lane: Value, piece: int) -> Value:
-        tile = self.tile
-        row = (i % tile.gathered * tile.cluster + rank) * tile.slots + slot
-        return ((row * _QUARTERS + lane) * tile.pieces(self.n) + piece) * FLOATS
-
-    def spread(self, i: Value, token: Value, stream: Value, values: list[Value]) -> None:
-        """Sends weights of neighbouring streams, of a token of tile ``i``, to all blocks."""
-        place = (i % self.tile.weighted * TOKENS + token) * self.n + stream
+    def gather(self, i: Value, slot: Value, row: Value) -> list[Value]:
+        """The cluster's sums of tile ``i`` for two tokens, in the order of its blocks."""
+        parts = []
         for rank in range(self.tile.cluster):
-            self.weights.send(rank, place, values, self.weighted, i)
+            place = self._total_place(i, self.warp.i32(rank), slot) + row * 2
+            parts.append(_floats(self.totals, place, 2))
+        return _add(parts)
+
+    def _total_place(self, i: Value, rank: Value, slot: Value) -> Value:
+        tile = self.tile
+        number = (i % tile.gathered * tile.cluster + rank) * tile.slots + slot
+        return number * (2 * (self._rows + 1))
+
+    def spread(self, i: Value, rank: Value, token: Value, values: list[Value]) -> None:
+        """Sends a token's weights of tile ``i`` to a block."""
+        place = (i % self.tile.weighted * TOKENS + token) * self.n
+        self.weights.send(rank, place, values, self.weighted, i)
 
     def weights_of(self, i: Value, token: Value) -> list[Value]:
         """Of the streams; after ``weighted.wait``."""
@@ -162,15 +179,14 @@ class Sums:
 class Coefficients:
     """What a helper does.
 
-    A lane has rows ``8 k + 2 q`` and ``8 k + 2 q + 1`` of a token's products, ``q = lane % 4``, and
-    then a part of its sum of squares.
+    A lane has a row of each group of eight rows of phi, ``lane % 8``, for two tokens.
 
     Attributes:
       sums: where they are.
       outputs: ``h_post``, ``h_res``, ``inv_rms`` and ``h_mix``.
       tokens: of all clusters.
       constants: ``norm_eps``, ``pre_eps`` and ``post_scale`` of ``mhc_pre``.
-      affine: for the lane's rows, their gain and bias.
+      affine: gain and bias of the lane's rows.
     """
 
     sums: Sums
@@ -182,87 +198,81 @@ class Coefficients:
     @classmethod
     def of(cls, sums: Sums, alpha: Array, bias: Array, outputs, tokens: int, constants):
         """Loads gain and bias."""
-        warp, n = sums.warp, sums.n
         affine = []
         for group in range(bias.shape[0] // ROWS):
-            for row in _rows(warp, group):
-                part = (row >= n).to("i32") + (row >= 2 * n).to("i32")
-                affine.append((alpha.load(part), bias.load(row)))
+            row = sums.warp.lane % ROWS + group * ROWS
+            part = (row >= sums.n).to("i32") + (row >= 2 * sums.n).to("i32")
+            affine.append((alpha.load(part), bias.load(row)))
         return cls(sums, outputs, tokens, constants, affine)
 
     def run(self, i: Value, first: Value) -> None:
         """All of tile ``i``, of tokens from ``first`` on."""
-        sums, warp = self.sums, self.sums.warp
-        pieces = sums.take(i)
+        sums = self.sums
+        taken = sums.take(i)
         sums.announce(i)
-        sums.scatter(i, pieces)
+        sums.scatter(i, taken)
         sums.gathered.wait(i)
-        for begin in range(0, sums.tile.slots, LANES // _QUARTERS):
-            self._tokens(i, first, begin + warp.lane // _QUARTERS)
+        for begin in range(0, sums.tile.slots, _PAIRS_AT_ONCE):
+            self._pairs(i, first, begin)
 
-    def _tokens(self, i: Value, first: Value, slot: Value) -> None:
-        sums, warp, n = self.sums, self.sums.warp, self.sums.n
-        cluster = sums.tile.cluster
-        # Behind its last token a block has that again.
-        token = slot * cluster + warp.rank
-        is_own, last = token < TOKENS, (warp.i32(TOKENS - 1) - warp.rank) // cluster
-        values = sums.gather(i, slot.least(last))
-        products, squares = values[: len(self.affine)], values[len(self.affine)]
-        size = n * sums.tile.warps * cluster * SPAN
+    def _pairs(self, i: Value, first: Value, begin: int) -> None:
+        """Of the block's pairs of tokens, those from ``begin`` on."""
+        sums, warp = self.sums, self.sums.warp
+        cluster, row = sums.tile.cluster, warp.lane % ROWS
+        slot = warp.lane // ROWS + begin
+        # Behind its last pair a block has that again.
+        known = slot.least((warp.i32(PAIRS - 1) - warp.rank) // cluster)
+        products = [sums.gather(i, known, row + group * ROWS) for group in range(len(self.affine))]
+        squares = sums.gather(i, known, warp.i32(len(products) * ROWS))
         norm_eps, pre_eps, post_scale = self.constants
-        mean = warp.sum_lanes(squares, _QUARTERS)
-        scale = warp.rsqrt(warp.fma(mean, warp.f32(1 / size), warp.f32(norm_eps)))
+        size = warp.f32(1 / (sums.n * sums.tile.warps * cluster * SPAN))
+        scales = [warp.rsqrt(warp.fma(square, size, warp.f32(norm_eps))) for square in squares]
         logits = [
-            warp.fma(gain, product * scale, bias)
-            for product, (gain, bias) in zip(products, self.affine, strict=True)
+            [warp.fma(gain, p * s, bias) for p, s in zip(pair, scales, strict=True)]
+            for pair, (gain, bias) in zip(products, self.affine, strict=True)
         ]
-        row = warp.lane % _QUARTERS * 2
-        sigmoids = [warp.sigmoid(logit) for logit in logits[:2]]  # of two parts: one group of rows
-        weights = [sigmoid + pre_eps for sigmoid in sigmoids]
-        warp.when(is_own & (row < n), lambda: sums.spread(i, token, row, weights))
+        sigmoids = [warp.sigmoid(logit) for logit in logits[0]]  # of rows of streams
+        self._spread(i, begin, [sigmoid + pre_eps for sigmoid in sigmoids])
+        pair = slot * cluster + warp.rank
+        for k in (0, 1):
+            number = first + pair * 2 + k
+            values = [[group[k] for group in groups] for groups in (products, logits)]
+            store = functools.partial(
+                self._store, number, scales[k], *values, sigmoids[k] * post_scale
+            )
+            warp.when((pair < PAIRS) & (number < self.tokens), store)
 
-        def store():
-            number = first + token
-            self._store(number, products, scale, logits, [s * post_scale for s in sigmoids])
+    def _spread(self, i: Value, begin: int, weights: list[Value]) -> None:
+        """Sends the weights of the pairs' tokens to all blocks: each lane of one to one."""
+        sums, warp = self.sums, self.sums.warp
+        cluster = sums.tile.cluster
+        number = warp.lane // cluster
+        slot, k = number // 2, number % 2
+        pair = (slot + begin) * cluster + warp.rank
+        values = []
+        for stream in range(sums.n):
+            both = [warp.shuffle(weight, slot * ROWS + stream) for weight in weights]
+            values.append(warp.select(k == 0, *both))
+        is_one = (slot < min(sums.tile.slots - begin, _PAIRS_AT_ONCE)) & (pair < PAIRS)
+        rank, token = warp.lane - number * cluster, pair * 2 + k
+        warp.when(is_one, lambda: sums.spread(i, rank, token, values))
 
-        warp.when(is_own & (first + token < self.tokens), store)
-
-    def _store(self, number: Value, products, scale, logits, posts) -> None:
+    def _store(self, number: Value, scale: Value, products, logits, post: Value) -> None:
+        """A token's rows."""
         warp, n = self.sums.warp, self.sums.n
         h_post, h_res, inv_rms, h_mix = self.outputs
-        warp.when(warp.lane % _QUARTERS == 0, lambda: inv_rms.store(number, scale))
-        for group in range(len(products) // 2):
-            row, _ = _rows(warp, group)
-            pair = slice(2 * group, 2 * group + 2)
-            h_mix.row(number).store(row, *products[pair])
-
-            def store_matrix(row=row, pair=pair):
-                h_res.row(number).store(row - 2 * n, *logits[pair])
-
-            if group:
-                store_matrix()
-                continue
-            warp.when(row >= 2 * n, store_matrix)
-            is_post = (row >= n) & (row < 2 * n)
-            warp.when(is_post, lambda row=row: h_post.row(number).store(row - n, *posts))
+        lane = warp.lane % ROWS
+        warp.when(lane == 0, lambda: inv_rms.store(number, scale))
+        warp.when((lane >= n) & (lane < 2 * n), lambda: h_post.row(number).store(lane - n, post))
+        for group, (product, logit) in enumerate(zip(products, logits, strict=True)):
+            row = lane + group * ROWS
+            h_mix.row(number).store(row, product)
+            of_matrix = functools.partial(h_res.row(number).store, row - 2 * n, logit)
+            # Only in the first group there are others.
+            warp.when(row >= 2 * n, of_matrix)
 
 
-def _rows(warp: Warp, group: int) -> tuple[Value, Value]:
-    """Of phi, that a lane has of a group."""
-    row = warp.lane % _QUARTERS * 2 + group * ROWS
-    return row, row + 1
-
-
-def _pieces(warp: Warp, halves: list[list[Value]]) -> list[list[Value]]:
-    """Fours of each half, filled up."""
-    pieces = []
-    for values in halves:
-        filled = [*values, *[warp.f32(0.0)] * (-len(values) % FLOATS)]
-        pieces += [filled[k : k + FLOATS] for k in range(0, len(filled), FLOATS)]
-    return pieces
-
-
-def _floats(array: Array, place: Value, count: int = FLOATS) -> list[Value]:
+def _floats(array: Array, place: Value, count: int) -> list[Value]:
     words = array.load_words(place, count)
     return [array.unpack(words, k) for k in range(count)]
 

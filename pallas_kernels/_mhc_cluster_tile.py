@@ -12,8 +12,9 @@ import jax.numpy as jnp
 from pallas_kernels._simt import Grid, most_shared_bytes
 from pallas_kernels._warp import LANES
 
-TOKENS = 16  # of a fragment of Warp.mma, which is a tile
-ROWS = 8  # of phi of a fragment
+TOKENS = 16  # of a tile: two fragments of Warp.mma
+PAIRS = TOKENS // 2
+ROWS = 8  # of phi, of half a fragment
 COLUMNS = 8  # of a lane
 SPAN = 4 * COLUMNS  # of a warp, of every stream
 FLOATS = 4  # in 16 bytes
@@ -84,8 +85,8 @@ class MhcPreClusterTile:
 
     @property
     def slots(self) -> int:
-        """Tokens of a tile that a block has the sums of, at most."""
-        return -(-TOKENS // self.cluster)
+        """Pairs of tokens of a tile that a block has the sums of, at most."""
+        return -(-PAIRS // self.cluster)
 
     @property
     def weighted(self) -> int:
@@ -97,10 +98,6 @@ class MhcPreClusterTile:
         """Tiles whose sums of all blocks are in shared memory: likewise."""
         return 2 * self.helpers
 
-    def pieces(self, n: int) -> int:
-        """Sixteens of bytes that a lane has of a token's sums: two of eight, and of the squares."""
-        return -(-(2 * _groups(n) + 1) // FLOATS)
-
     def shared_bytes(self, n: int) -> int:
         """Bytes of ``shared``."""
         return sum(form.size * form.dtype.itemsize for form in self.shared(n).values())
@@ -108,15 +105,16 @@ class MhcPreClusterTile:
     def shared(self, n: int) -> dict[str, jax.ShapeDtypeStruct]:
         """What a block has in shared memory.
 
-        Tiles, as each lane has them; sums of a tile and warp, as each lane has them, of two tokens;
-        sums of a tile and block, of this block's tokens; the weights of the streams; and signals
-        that each of these has come, and that the first sums were read.
+        Tiles, as each lane has them; sums of a tile and warp: for each group of rows four tokens of
+        each lane, then two squares of each; sums of a tile and block, of this block's pairs of
+        tokens: of each row, then the squares; the weights of the streams; and signals that each of
+        these has come, and that the first sums were read.
         """
-        pieces = self.pieces(n)
+        groups = (n * n + 2 * n) // ROWS
         ring = (self.warps, self.stages, n, 2, LANES, COLUMNS)
         shapes = {
-            "sums": (SUMMED, self.warps, 2, pieces, LANES, FLOATS),
-            "totals": (self.gathered, self.cluster, self.slots, 4, pieces, FLOATS),
+            "sums": (SUMMED * self.warps, LANES * (4 * groups + 2)),
+            "totals": (self.gathered, self.cluster, self.slots, groups * ROWS + 1, 2),
             "weights": (self.weighted, TOKENS, n),
         }
         made = {name: jax.ShapeDtypeStruct(s, jnp.float32) for name, s in shapes.items()}
@@ -126,8 +124,3 @@ class MhcPreClusterTile:
             name: jax.ShapeDtypeStruct((count, 2), jnp.uint32) for name, count in counts.items()
         }
         return {"ring": jax.ShapeDtypeStruct(ring, jnp.bfloat16), **made, **signals}
-
-
-def _groups(n: int) -> int:
-    """Of rows of phi."""
-    return (n * n + 2 * n) // ROWS

@@ -136,18 +136,24 @@ class Streams:
     def prepare(self, i: Value, first: Value) -> None:
         """What there is to do when tile ``i``, of tokens from ``first`` on, has come."""
 
-    def rows_of(self, phi: Array) -> list[list[list[list[list[Value]]]]]:
-        """Right fragments, [stream][group of rows][part]: of the same columns."""
+    def fragments_of(self, phi: Array) -> list[list[list[list[Value]]]]:
+        """Left fragments, [stream][tile][fragment along the columns]: of the same columns.
+
+        The groups of rows, of the first part and then of the second, fill up the tiles.
+        """
         dim = self.x.shape[1] // self.n
-        return [
-            [self._fragments(phi, group, self.column + stream * dim) for group in self._groups(phi)]
-            for stream in range(self.n)
-        ]
+        made = []
+        for stream in range(self.n):
+            at = self.column + stream * dim
+            groups = [self._words(phi, g, at) for g in range(phi.shape[0] // ROWS)]
+            halves = [words for part in zip(*groups, strict=True) for words in part]
+            made.append(
+                [_interleave(*pair) for pair in zip(halves[::2], halves[1::2], strict=True)]
+            )
+        return made
 
-    def _groups(self, phi: Array) -> range:
-        return range(phi.shape[0] // ROWS)
-
-    def _fragments(self, phi: Array, group: int, at: Value) -> list[list[list[Value]]]:
+    def _words(self, phi: Array, group: int, at: Value) -> list[list[Value]]:
+        """For each part, the words of the lane's columns."""
         row = phi.row(self.warp.lane // 4 + group * ROWS)
         entries = READ_BYTES // phi.itemsize
         values = [
@@ -155,7 +161,12 @@ class Streams:
             for words in (row.load_words(at + k, entries) for k in range(0, COLUMNS, entries))
             for e in range(entries)
         ]
-        return [[part[:2], part[2:]] for part in split_words(self.warp, values, _PARTS)]
+        return split_words(self.warp, values, _PARTS)
+
+
+def _interleave(upper: list[Value], lower: list[Value]) -> list[list[Value]]:
+    """Left fragments of eight rows and eight rows more, of 16 columns each."""
+    return [[upper[k], lower[k], upper[k + 1], lower[k + 1]] for k in (0, 2)]
 
 
 @dataclass(frozen=True)
@@ -163,7 +174,8 @@ class _Mixing:
     """What a warp with columns does.
 
     A lane's eight neighbouring columns, ``8 q`` on, are the columns ``2 q``, ``2 q + 1``,
-    ``2 q + 8`` and ``2 q + 9`` of two fragments, of the tokens as of phi.
+    ``2 q + 8`` and ``2 q + 9`` of two fragments, of phi, which is on the left, as of the tokens:
+    so a right fragment is two words that were read together.
 
     Attributes:
       streams: the tiles.
@@ -184,7 +196,7 @@ class _Mixing:
         warp, tile = self.streams.warp, self.streams.tile
         for i in range(tile.ahead):
             self._load(warp.i32(i))
-        fragments = self.streams.rows_of(phi)
+        fragments = self.streams.fragments_of(phi)
         warp.cluster_wait()
 
         def step(i, _):
@@ -199,31 +211,24 @@ class _Mixing:
         warp.when(i < self.count, lambda: self.streams.load(i, self.first(i)))
         warp.end_copies()
 
-    def _project(self, i: Value, phi: list[list[list[list[list[Value]]]]]) -> None:
+    def _project(self, i: Value, phi: list[list[list[list[Value]]]]) -> None:
         """Waits for tile ``i`` and sums its products with the rows of phi, and its squares."""
         streams, warp = self.streams, self.streams.warp
         warp.wait_for_copies(streams.tile.ahead)
         streams.prepare(i, self.first(i))
-        zeros = [warp.f32(0.0)] * 4
-        # Products with the small parts of phi are sums of their own, so that fewer go into one
-        # another: tensor cores cut off what they add, and wait for what they add to.
-        large, small = [[zeros for _ in phi[0]] for _ in range(2)]
         squares = [warp.f32(0.0)] * 2
-        for stream, groups in enumerate(phi):
-            halves = upper, lower = [streams.read(i, stream, half) for half in (0, 1)]
-            left = [[upper[k], lower[k], upper[k + 1], lower[k + 1]] for k in (0, 2)]
-            for group, (of_large, of_small) in enumerate(groups):
-                small[group] = _product(warp, left, of_small, small[group])
-                new = _product(warp, left, of_large, zeros)
-                large[group] = [a + b for a, b in zip(large[group], new, strict=True)]
+        # Tensor cores cut off what they add; so few sums go into one another that it is no more
+        # than one rounding.
+        totals = [[[warp.f32(0.0)] * 4 for _ in squares] for _ in phi[0]]
+        for stream, tiles in enumerate(phi):
+            halves = [streams.read(i, stream, half) for half in (0, 1)]
+            for fragments, of_tile in zip(tiles, totals, strict=True):
+                for half, words in enumerate(halves):
+                    for k, left in enumerate(fragments):
+                        right = words[2 * k : 2 * k + 2]
+                        of_tile[half] = warp.mma(left, right, of_tile[half])
             squares = [self._add_squares(*pair) for pair in zip(halves, squares, strict=True)]
-        totals = [
-            [a + b for a, b in zip(*pair, strict=True)] for pair in zip(large, small, strict=True)
-        ]
-        halves = [[total[2 * half + k] for total in totals for k in (0, 1)] for half in (0, 1)]
-        self.sums.put(
-            i, [[*values, square] for values, square in zip(halves, squares, strict=True)]
-        )
+        self.sums.put(i, _products(totals), squares)
 
     def _add_squares(self, words: list[Value], total: Value) -> Value:
         for e in range(COLUMNS):
@@ -248,8 +253,15 @@ class _Mixing:
             warp.when(number < streams.x.shape[0], store)
 
 
-def _product(warp: Warp, left, right, total: list[Value]) -> list[Value]:
-    """``total`` plus the products of fragments."""
-    for a, b in zip(left, right, strict=True):
-        total = warp.mma(a, b, total)
-    return total
+def _products(totals: list[list[list[Value]]]) -> list[list[Value]]:
+    """For each group of rows, what a lane has of four tokens: both parts together."""
+    groups = [
+        [value for of_half in of_tile for value in of_half[2 * k : 2 * k + 2]]
+        for of_tile in totals
+        for k in (0, 1)
+    ]
+    size = len(groups) // _PARTS
+    return [
+        [large + small for large, small in zip(*pair, strict=True)]
+        for pair in zip(groups[:size], groups[size:], strict=True)
+    ]

@@ -387,11 +387,12 @@ class MosaicWarp(Warp):
         half = arith.bitcast(ir.F16Type.get(), arith.trunci(_integer(16), bits.data))
         return Value(self, "f32", arith.extf(ir.F32Type.get(), half))
 
-    def to_bfloat16(self, value):
+    def to_bfloat16(self, low, high):
         """See ``Warp``."""
-        narrow = arith.truncf(ir.BF16Type.get(), value.data)
-        data = arith.extui(_integer(32), arith.bitcast(_integer(16), narrow))
-        return Value(self, "u32", data)
+        # Conversions of one number at a time are slow.
+        operands = [high.data, low.data]
+        ptx = "cvt.rn.bf16x2.f32 $0, $1, $2;"
+        return Value(self, "u32", llvm.inline_asm(_integer(32), operands, ptx, "=r,f,f"))
 
     def population(self, bits):
         """See ``Warp``."""
@@ -521,7 +522,8 @@ class MosaicWarp(Warp):
             f"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes{vector}.b32 "
             f"[$0], {f'{{{listed}}}' if count > 1 else listed}, [$1];"
         )
-        self._order(ptx, [*addresses, *(w.data for w in words)], ",".join("r" * (2 + count)))
+        operands = [*addresses, *(word.data for word in words)]
+        self._order(ptx, operands, ",".join("r" * (2 + count)))
 
     def _shared_address(self, pointer, index, itemsize):
         return llvm.ptrtoint(_integer(32), self.offset(pointer, index, itemsize))
@@ -529,9 +531,10 @@ class MosaicWarp(Warp):
     def _of_block(self, address, rank):
         """The same place in the shared memory of another block."""
         operands = [address, rank.data]
-        return llvm.inline_asm(
-            _integer(32), operands, "mapa.shared::cluster.u32 $0, $1, $2;", "=r,r,r"
-        )
+        ptx = "mapa.shared::cluster.u32 $0, $1, $2;"
+        made = llvm.inline_asm(_integer(32), operands, ptx, "=r,r,r")
+        assert isinstance(made, ir.Value)
+        return made
 
     def _order(self, ptx: str, operands: Sequence[ir.Value] = (), constraints: str = "") -> None:
         """An instruction that no access to memory may be moved across."""

@@ -241,18 +241,17 @@ class Array:
 
     def pack(self, *values: Value) -> list[Value]:
         """Words of neighbouring entries, as ``load_words`` would read them; floats are rounded."""
-        words = [self._pack(value) for value in values]
-        if self.itemsize == 2 and len(words) > 1:
-            pairs = zip(words[::2], words[1::2], strict=True)
-            words = [low | high << 16 for low, high in pairs]
-        return words
+        if self.itemsize != 2:
+            return [value.bits("u32") for value in values]
+        lows, highs = values[::2], values[1::2] or (self.warp.constant(self.kind, 0),)
+        return [self._pack_pair(*pair) for pair in zip(lows, highs, strict=True)]
 
-    def _pack(self, value: Value) -> Value:
-        if self.kind == "f32" and self.itemsize == 2:
-            if jnp.dtype(self.dtype) != jnp.bfloat16:
-                raise NotImplementedError(f"stores of {self.dtype}")
-            return self.warp.to_bfloat16(value)
-        return value.bits("u32")
+    def _pack_pair(self, low: Value, high: Value) -> Value:
+        if self.kind != "f32":
+            return low.bits("u32") | high.bits("u32") << 16
+        if jnp.dtype(self.dtype) != jnp.bfloat16:
+            raise NotImplementedError(f"stores of {self.dtype}")
+        return self.warp.to_bfloat16(low, high)
 
     def add(self, index: Any, *values: Value) -> None:
         """Adds to one float32 entry, or to four that are aligned together, atomically."""

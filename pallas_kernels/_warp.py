@@ -222,8 +222,8 @@ class Warp(abc.ABC):
         """f32 of a float16 in the low bits of a word."""
 
     @abc.abstractmethod
-    def to_bfloat16(self, value: Value) -> Value:
-        """Bits of the nearest bfloat16 in the low bits of a word."""
+    def to_bfloat16(self, low: Value, high: Value) -> Value:
+        """A word of the nearest bfloat16 of two numbers."""
 
     @abc.abstractmethod
     def population(self, bits: Value) -> Value:

@@ -434,8 +434,9 @@ class NumpyWarp(Warp):
     def half_to_float(self, bits):
         return self._value("f32", bits.data.astype(np.uint16).view(np.float16))
 
-    def to_bfloat16(self, value):
-        return self._value("u32", value.data.astype(jnp.bfloat16).view(np.uint16))
+    def to_bfloat16(self, low, high):
+        low, high = (x.data.astype(jnp.bfloat16).view(np.uint16) for x in (low, high))
+        return self._value("u32", low | high.astype(np.uint32) << 16)
 
     def population(self, bits):
         return self._value("i32", np.bitwise_count(bits.data))
