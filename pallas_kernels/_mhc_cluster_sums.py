@@ -65,16 +65,11 @@ class Sums:
         made = {k: Signals(a) if k in signals else a for k, a in shared.items()}
         return cls(warp, tile, n, **made)  # pyrefly: ignore[bad-argument-type]
 
-    def begin(self) -> None:
-        """Before anything else, by all warps of the block; then each has ``cluster_wait``."""
-
-        def make():
-            self.summed.make(self.tile.warps)
-            for signals in (self.taken, self.gathered, self.weighted):
-                signals.make(1)
-
-        self.warp.when(self.warp.thread == 0, make)
-        self.warp.cluster_arrive()
+    def make_signals(self) -> None:
+        """By one lane of the block."""
+        self.summed.make(self.tile.warps)
+        for signals in (self.taken, self.gathered, self.weighted):
+            signals.make(1)
 
     def put(self, i: Value, products: list[list[Value]], squares: list[Value]) -> None:
         """What a warp has of tile ``i``.

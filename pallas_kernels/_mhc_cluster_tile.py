@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels._simt import Grid, most_shared_bytes
+from pallas_kernels._values import Value
 from pallas_kernels._warp import LANES
 
 TOKENS = 16  # of a tile: two fragments of Warp.mma
@@ -22,7 +23,7 @@ FLOATS = 4  # in 16 bytes
 SUMMED = 2
 # A lane keeps 96 words of phi of four streams: more warps would have too few registers. For two
 # blocks of few warps a multiprocessor has enough.
-_MOST_STREAMS, _MOST_WARPS, _MOST_CLUSTER = 4, 11, 8
+_MOST_STREAMS, _MOST_WARPS = 4, 10
 _SMALL, _SMALL_BLOCKS = 4, 2
 _WARPGROUP = 4  # warps that are there or not together
 _MOST_HELPERS = 2
@@ -44,7 +45,8 @@ class MhcPreClusterTile:
       clusters: how many; each takes every so many-th sixteen of tokens.
       ahead: sixteens of tokens that are on their way while one is summed.
       behind: sixteens of tokens that are summed before the first of them is mixed.
-      helpers: more warps of a block, which make sums to weights; they take turns.
+      helpers: more warps of a block, which make sums to weights; they take turns. One more warp
+        fetches the tiles.
     """
 
     warps: int
@@ -63,11 +65,11 @@ class MhcPreClusterTile:
         for size in (size for size in _AT_ONCE if slices % size == 0):
             warps = slices // size
             # Registers are dealt out to whole warpgroups: helpers to fill one up cost nothing.
-            helpers = min(_MOST_HELPERS, -warps % _WARPGROUP or _WARPGROUP)
+            helpers = min(_MOST_HELPERS, -(warps + 1) % _WARPGROUP or _WARPGROUP)
             for behind, ahead in _DEPTHS if warps <= _MOST_WARPS else ():
                 tile = cls(warps, size, 1, ahead=ahead, behind=behind, helpers=helpers)
                 if room := most_shared_bytes() // tile.shared_bytes(n):
-                    small = warps + helpers <= _SMALL
+                    small = tile.grid.warps <= _SMALL
                     clusters = _AT_ONCE[size] * min(room, _SMALL_BLOCKS if small else 1)
                     return dataclasses.replace(tile, clusters=min(clusters, -(-tokens // TOKENS)))
         return None
@@ -80,8 +82,26 @@ class MhcPreClusterTile:
     @property
     def grid(self) -> Grid:
         """Blocks and warps."""
-        blocks, warps = self.clusters * self.cluster, self.warps + self.helpers
+        blocks, warps = self.clusters * self.cluster, self.warps + self.helpers + 1
         return Grid(blocks, warps, cluster=self.cluster)
+
+    @property
+    def pitch(self) -> int:
+        """From a token of a tile to the second next, in sixteen bytes: the block's columns."""
+        return self.warps * (SPAN // COLUMNS)
+
+    @property
+    def stream(self) -> int:
+        """Of a tile, in sixteen bytes; see ``place``."""
+        return TOKENS * self.pitch + SPAN // COLUMNS
+
+    def place(self, token: Value | int) -> Value | int:
+        """Of a token in a stream, in sixteen bytes.
+
+        First the even tokens, then, half of what memory banks have on, the odd ones: so that lanes
+        read neighbouring tokens from all banks.
+        """
+        return token % 2 * (self.stream - PAIRS * self.pitch) + token // 2 * self.pitch
 
     @property
     def slots(self) -> int:
@@ -105,13 +125,13 @@ class MhcPreClusterTile:
     def shared(self, n: int) -> dict[str, jax.ShapeDtypeStruct]:
         """What a block has in shared memory.
 
-        Tiles, as each lane has them; sums of a tile and warp: for each group of rows four tokens of
+        Tiles, see ``place``; sums of a tile and warp: for each group of rows four tokens of
         each lane, then two squares of each; sums of a tile and block, of this block's pairs of
         tokens: of each row, then the squares; the weights of the streams; and signals that each of
-        these has come, and that the first sums were read.
+        these has come, and that the tiles and first sums were read.
         """
         groups = (n * n + 2 * n) // ROWS
-        ring = (self.warps, self.stages, n, 2, LANES, COLUMNS)
+        ring = (self.stages, n, self.stream, COLUMNS)
         shapes = {
             "sums": (SUMMED * self.warps, LANES * (4 * groups + 2)),
             "totals": (self.gathered, self.cluster, self.slots, groups * ROWS + 1, 2),
@@ -119,7 +139,7 @@ class MhcPreClusterTile:
         }
         made = {name: jax.ShapeDtypeStruct(s, jnp.float32) for name, s in shapes.items()}
         counts = {"gathered": self.gathered, "weighted": self.weighted}
-        counts |= {"summed": SUMMED, "taken": SUMMED}
+        counts |= {"summed": SUMMED, "taken": SUMMED, "come": self.stages, "mixed": self.stages}
         signals = {
             name: jax.ShapeDtypeStruct((count, 2), jnp.uint32) for name, count in counts.items()
         }

@@ -12,11 +12,12 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels._mhc_cluster_streams import Streams
 from pallas_kernels._mhc_cluster_tile import COLUMNS, FLOATS, TOKENS, MhcPreClusterTile
-from pallas_kernels._mhc_pre_clusters import Forward, Streams
+from pallas_kernels._mhc_pre_clusters import Forward
 from pallas_kernels._streams import combine
-from pallas_kernels._values import Array, Value
-from pallas_kernels._warp import LANES, Warp
+from pallas_kernels._values import Array, Signals, Value
+from pallas_kernels._warp import Warp
 
 _STREAMS = 4  # of other numbers the weights of a token would not be whole 16 bytes
 
@@ -36,13 +37,17 @@ class MhcPostPreClusterTile(MhcPreClusterTile):
         return 1 + self.ahead
 
     def shared(self, n: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """Also the layer's output, as each lane has it, and the coefficients, for each warp."""
-        stages = self.warps, self.coming
-        layer = jax.ShapeDtypeStruct((*stages, 2, LANES, COLUMNS), jnp.bfloat16)
+        """Also the layer's output, the coefficients, and signals that these were used."""
+        layer = jax.ShapeDtypeStruct((self.coming, self.stream, COLUMNS), jnp.bfloat16)
         posts, matrices = (
-            jax.ShapeDtypeStruct((*stages, TOKENS, size), jnp.float32) for size in (n, n * n)
+            jax.ShapeDtypeStruct((self.coming, TOKENS, size), jnp.float32) for size in (n, n * n)
         )
-        return {**super().shared(n), "layer": layer, "posts": posts, "matrices": matrices}
+        made = {"layer": layer, "posts": posts, "matrices": matrices}
+        return {
+            **super().shared(n),
+            **made,
+            "used": jax.ShapeDtypeStruct((self.coming, 2), jnp.uint32),
+        }
 
 
 @dataclass(frozen=True)
@@ -56,12 +61,24 @@ class BoundaryForward(Forward):
     transposed: bool
 
     def __call__(self, warp: Warp, inputs, y: Array, *outputs: Array, ring, **shared) -> None:
-        x, f, h_post, h_res, *parameters = inputs
-        rings = [shared.pop(name) for name in ("layer", "posts", "matrices")]
+        x, *sources, phi, alpha, bias = inputs
+        come, mixed, used = (Signals(shared.pop(name)) for name in ("come", "mixed", "used"))
+        rings = tuple(shared.pop(name) for name in ("layer", "posts", "matrices"))
         streams = _MixedStreams(
-            warp, self.tile, self.n, x, ring, y, (f, h_post, h_res), tuple(rings), self.transposed
+            warp,
+            self.tile,
+            self.n,
+            x,
+            ring,
+            come,
+            mixed,
+            y,
+            tuple(sources),
+            rings,
+            used,
+            self.transposed,
         )
-        self.run(streams, parameters, outputs, **shared)
+        self.run(streams, (phi, alpha, bias), outputs, **shared)
 
 
 @dataclass(frozen=True)
@@ -71,70 +88,81 @@ class _MixedStreams(Streams):
     Attributes:
       y: where they go, [tokens, n dim].
       sources: the layer's output [tokens, dim] and its weights, [tokens, n] and [tokens, n n].
-      rings: of these, in shared memory; a lane has its columns, and a warp all weights.
+      rings: of these, in shared memory.
+      used: they are not needed any more.
       transposed: see ``mhc_post``.
     """
 
     y: Array
     sources: tuple[Array, ...]
     rings: tuple[Array, ...]
+    used: Signals
     transposed: bool
 
-    def load(self, i: Value, first: Value) -> None:
+    def make_signals(self) -> None:
+        """By the first lane of the warp that fetches."""
+        super().make_signals()
+        self.used.make(self.tile.warps)
+
+    def fetch(self, i: Value, first: Value) -> None:
         """Begins to copy the old streams, the layer's output and the weights of tile ``i``."""
-        super().load(i, first)
-        f, *coefficients = self.sources
+        super().fetch(i, first)
+        warp, (f, *coefficients) = self.warp, self.sources
         layer, *rings = self.rings
-        for half in (0, 1):
-            token = self.known(first + self.token(half)).to("i64")
-            at = token * (f.shape[1] // COLUMNS) + self.column // COLUMNS
-            layer.copy_from(self._layer_place(i, half), f, at)
-        for source, ring in zip(coefficients, rings, strict=True):
-            self._load_coefficients(source, ring, i, first)
+        coming = layer.shape[0]
+        warp.when(i >= coming, lambda: self.used.wait(i - coming))
+        self.fetch_rows(i, first, f, layer, i % coming, 1)
 
-    def _load_coefficients(self, source: Array, ring: Array, i: Value, first: Value) -> None:
-        """The lanes of a warp side by side."""
-        parts = source.shape[1] // FLOATS
-        begin = self.stage(i, ring) * (TOKENS * parts)
+        def fetch_coefficients():
+            tokens = self._tokens(first)
+            for source, ring in zip(coefficients, rings, strict=True):
+                size = source.shape[1] // FLOATS
+                to, at = i % coming * (TOKENS * size), first * size
+                ring.fetch(to, source, at, tokens * size, self.come, i)
 
-        def copy(piece, _):
-            token = piece // parts
-            at = self.known(first + token).to("i64") * parts + (piece - token * parts)
-            ring.copy_from(begin + piece, source, at)
+        warp.when(warp.lane == 0, fetch_coefficients)
 
-        self.warp.loop(self.warp.lane, TOKENS * parts, LANES, (), copy)
+    def expected(self, first: Value) -> Value:
+        """Bytes of a tile, and of what is mixed with it."""
+        floats = sum(source.shape[1] for source in self.sources[1:])
+        layer = TOKENS * self.tile.pitch * 16
+        return super().expected(first) + layer + self._tokens(first) * (4 * floats)
 
-    def _layer_place(self, i: Value, half: int) -> Value:
-        """Of its columns in the ring, counted in sixteen bytes."""
-        return (self.stage(i, self.rings[0]) * 2 + half) * LANES + self.warp.lane
+    def _tokens(self, first: Value) -> Value:
+        """Of a tile."""
+        return (self.x.shape[0] - first).least(TOKENS)
 
     def prepare(self, i: Value, first: Value) -> None:
         """Makes the new streams of the old, which they replace, and writes them."""
-        self.warp.sync()  # coefficients that other lanes have copied
-        dim = self.sources[0].shape[1]
+        warp, dim = self.warp, self.sources[0].shape[1]
         for half in (0, 1):
             token = first + self.token(half)
             words = self._mix(i, half)
             for stream, of_stream in enumerate(words):
-                self.ring.store_words(self.place(i, stream, half) * COLUMNS, of_stream, COLUMNS)
+                place = self.ring_place(i, stream, half)
+                self.ring.store_words(place * COLUMNS, of_stream, COLUMNS)
 
             def store(token=token, words=words):
                 for stream, of_stream in enumerate(words):
                     self.y.row(token).store_words(self.column + stream * dim, of_stream, COLUMNS)
 
-            self.warp.when(token < self.x.shape[0], store)
+            warp.when(token < self.x.shape[0], store)
+        warp.before_fetch()
+        warp.sync()
+        warp.when(warp.lane == 0, lambda: self.used.give(i))
 
     def _mix(self, i: Value, half: int) -> list[list[Value]]:
         """Words of a token's new streams."""
         layer, posts, matrices = self.rings
-        n, token = self.n, self.stage(i, posts) * TOKENS + self.token(half)
+        n, stage = self.n, i % layer.shape[0]
+        token = stage * TOKENS + self.token(half)
         weights, matrix = (_floats(ring, token) for ring in (posts, matrices))
         rows = [
             [matrix[s * n + o if self.transposed else o * n + s] for s in range(n)] + [weights[o]]
             for o in range(n)
         ]
         words = [self.read(i, stream, half) for stream in range(n)]
-        words.append(layer.load_words(self._layer_place(i, half) * COLUMNS, COLUMNS))
+        words.append(layer.load_words(self.place(stage, half) * COLUMNS, COLUMNS))
         made: list[list[Value]] = [[] for _ in range(n)]
         for pair in zip(*words, strict=True):  # a word has two columns
             streams = [[self.x.unpack([word], e) for e in (0, 1)] for word in pair]
@@ -144,7 +172,7 @@ class _MixedStreams(Streams):
 
 
 def _floats(ring: Array, token: Value) -> list[Value]:
-    """A token's coefficients; those of all warps and stages are counted."""
+    """A token's coefficients; the tokens of all stages are counted."""
     size = ring.shape[-1]
     words = ring.load_words(token * size, size)
     return [ring.unpack(words, i) for i in range(size)]

@@ -473,9 +473,9 @@ class MosaicWarp(Warp):
 
     def cluster_arrive(self):
         """See ``Warp``."""
+        self._order("fence.mbarrier_init.release.cluster;")
         if self.cluster > 1:
-            # Arrivals that release all memory would wait for what is on its way to it.
-            self._order("fence.mbarrier_init.release.cluster;")
+            # An arrival that released all memory would wait for what is on its way to it.
             self._order("barrier.cluster.arrive.relaxed;")
 
     def cluster_wait(self):
@@ -553,6 +553,21 @@ class MosaicWarp(Warp):
         caches = "cg" if nbytes == 16 else "ca"  # only whole 16 bytes can bypass the first one
         ptx = f"cp.async.{caches}.shared.global [$0], [$1], {nbytes};"
         self._order(ptx, operands, "r,l")
+
+    def fetch(self, target, to, source, at, count, signal, number):
+        """See ``Warp``."""
+        operands = [
+            self._shared_address(target, to, 16),
+            self.offset(source, at.to("i64"), 16),
+            (count * 16).data,
+            self._shared_address(signal, number, 8),
+        ]
+        kind = "shared::cluster.global.mbarrier::complete_tx::bytes"
+        self._order(f"cp.async.bulk.{kind} [$0], [$1], $2, [$3];", operands, "r,l,r,r")
+
+    def before_fetch(self):
+        """See ``Warp``."""
+        self._order("fence.proxy.async.shared::cta;")
 
     def end_copies(self):
         """See ``Warp``."""

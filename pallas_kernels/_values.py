@@ -204,6 +204,23 @@ class Array:
         """
         self.warp.copy(self.pointer, number, source.pointer, at, nbytes)
 
+    def fetch(self, number: Value, source: Array, at: Value, count: Any, signals: Signals, step):
+        """Begins to copy from an array in global memory to one that a block shares.
+
+        Its bytes are counted in the signal of the step: who waited for it sees them.
+
+        Args:
+          number: where to, counted in sixteen bytes.
+          source: what is copied.
+          at: where from, likewise.
+          count: how many, likewise.
+          signals: they are counted there.
+          step: likewise.
+        """
+        warp, (signal, _) = self.warp, signals.place(step)
+        place = self.pointer, number, source.pointer, at, warp.integer(count)
+        warp.fetch(*place, signals.array.pointer, signal)
+
     def load_words(self, index: Any, entries: int = 1) -> list[Value]:
         """``entries`` neighbours, whose bytes are aligned together, packed in words of 32 bits."""
         index = self.warp.integer(index)

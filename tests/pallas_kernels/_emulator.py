@@ -125,6 +125,12 @@ class BlockMemory:
         self.bytes[places], self._writer[places], self._written[places] = data, -1, time
         self._clock[places] = clock
 
+    def check_fences(self, places, fenced):
+        """That these were not written by lanes since their last fences."""
+        by_lanes = (self._clock[places] >= 0) & (self._clock[places] < self._warp.peers)
+        ordered = self._written[places] <= fenced[self._writer[places] // LANES]
+        assert (~by_lanes | ordered).all(), "fetched over what was written without a fence"
+
     def _check_writer(self, places, threads, message):
         assert not self.under_way[places].any(), "a copy or something sent is under way"
         warps, clock, written = threads // LANES, self._clock[places], self._written[places]
@@ -156,6 +162,7 @@ class _Signal:
     """An mbarrier.
 
     Attributes:
+      maker: the warp that made it.
       times: arrivals of a phase.
       missing: of this one.
       nbytes: that were announced and have not come, or have come and were not announced.
@@ -164,8 +171,8 @@ class _Signal:
       last: of those of the last phase.
     """
 
-    def __init__(self, times, clocks):
-        self.times = self.missing = times
+    def __init__(self, maker, times, clocks):
+        self.maker, self.times, self.missing = maker, times, times
         self.nbytes = self.phase = 0
         self.clocks, self.last = np.zeros((2, clocks), np.int32)
 
@@ -281,6 +288,8 @@ class NumpyWarp(Warp):
         # How often warps have arrived and waited.
         self.arrived, self.waited = np.zeros((2, self.count), int)
         self.schedule = _Schedule(seed)
+        # When warps last ordered their writes before what is fetched later.
+        self.fenced = np.zeros(self.count, int)
         # Roles have threads of their own.
         self._local = threading.local()
         self._begin(np.ones(shape, bool))
@@ -538,16 +547,18 @@ class NumpyWarp(Warp):
     def make_signal(self, pointer, number, times):
         places = self._bytes(pointer, number, 8, 8)[:, 0]
         assert not self.arrived[self._active_warps()].any(), "made when others may use it"
-        for place in places:
+        for place, thread in zip(places, self._active_threads(), strict=True):
             assert (pointer[0], place) not in self.signals and place % 8 == 0
-            self.signals[pointer[0], place] = _Signal(times, 2 * self.peers)
+            self.signals[pointer[0], place] = _Signal(thread // LANES, times, 2 * self.peers)
 
     def _signals(self, pointer, number):
         """Those of the active lanes, which are in one block, and the warps of these lanes."""
         places = self._bytes(pointer, number, 8, 8)[:, 0]
         warps = self._active_threads() // LANES
-        assert (self.waited[warps] > 0).all(), "signals that may not have been made"
-        return [self.signals[pointer[0], place] for place in places], warps
+        signals = [self.signals[pointer[0], place] for place in places]
+        own = warps == [signal.maker for signal in signals]
+        assert ((self.waited[warps] > 0) | own).all(), "signals that may not have been made"
+        return signals, warps
 
     def give(self, pointer, number, nbytes):
         signals, warps = self._signals(pointer, number)
@@ -570,28 +581,46 @@ class NumpyWarp(Warp):
 
     def send(self, pointer, index, words, rank, signal, number):
         count = 4 * len(words)
-        memory, target = pointer[0], self._of_block(signal, rank)
         places = self._bytes(self._of_block(pointer, rank), index, 4, count)
         assert (places[:, 0] % count == 0).all(), "not aligned"
         data = self._bytes_of_words(words, count)
-        numbers = self._bytes(target, number, 8, 8)[:, 0]
-        warps = self._active_threads() // LANES
-        assert (self.waited[warps] > 0).all(), "signals that may not have been made"
-        assert not memory.under_way[places].any(), "sent twice"
+        self._send(pointer[0], places, data, self._of_block(signal, rank), number)
+
+    def fetch(self, target, to, source, at, count, signal, number):
+        outer = self.active
+        for size in np.unique(count.data[outer]):
+            self.active = outer & (count.data == size)
+            places = self._bytes(target, to, 16, 16 * size)
+            data = source[0][self._bytes(source, at, 16, 16 * size)]
+            assert size > 0 and (places[:, 0] % 16 == 0).all(), "not aligned"
+            target[0].check_fences(places, self.fenced)
+            self._send(target[0], places, data, signal, number)
+        self.active = outer
+
+    def _send(self, memory, places, data, signal, number):
+        """Bytes of the active lanes, which come later."""
+        signals, warps = self._signals(signal, number)
+        assert len(np.unique(places)) == places.size, "two lanes send to one place"
+        assert not memory.under_way[places].any(), "sent over what is under way"
         memory.under_way[places] = True
         clock = self.peers + warps % self.peers
         self.clocks[np.unique(warps), np.unique(clock)] += 1
         told = self._told(warps)
 
-        for at in np.unique(numbers):
-            mine = numbers == at
+        for signal in {*signals}:
+            mine = np.array([other is signal for other in signals])
             place, time = clock[mine][:, None], told[mine, clock[mine]][:, None]
 
-            def deliver(at=at, mine=mine, place=place, time=time):
+            def deliver(signal=signal, mine=mine, place=place, time=time):
                 memory.receive(places[mine], data[mine], told[mine], place, time)
-                self.signals[signal[0], at].change(0, -count * mine.sum(), told[mine].max(0))
+                signal.change(0, -data[mine].size, told[mine].max(0))
 
             self.schedule.messages.append(deliver)
+
+    def before_fetch(self):
+        self._all_take_part()
+        warps = self._active_warps()
+        self.fenced[warps] = self.now(warps)
 
     def _of_block(self, pointer, rank):
         memory, start, block = pointer
