@@ -354,8 +354,9 @@ class MosaicWarp(Warp):
     def special(self, op, x):
         """See ``Warp``."""
         # By the PTX manual: rcp.rn is correctly rounded, ex2.approx has an error of at most 2^-22.5
-        # and rsqrt.approx of at most 2^-22.9 of the result.
-        ptx = {"rcp": "rcp.rn.f32", "rsqrt": "rsqrt.approx.f32", "ex2": "ex2.approx.ftz.f32"}[op]
+        # and rsqrt.approx of at most 2^-22.9 of the result, rcp.approx of 1 unit in the last place.
+        names = {"rcp": "rcp.rn", "guess_rcp": "rcp.approx.ftz", "rsqrt": "rsqrt.approx"}
+        ptx = f"{names.get(op, 'ex2.approx.ftz')}.f32"
         float_type = ir.F32Type.get()
         return Value(self, "f32", llvm.inline_asm(float_type, [x.data], f"{ptx} $0, $1;", "=f,f"))
 

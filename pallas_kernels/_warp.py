@@ -16,6 +16,7 @@ from pallas_kernels._values import Value
 
 LANES = 32
 
+_LARGEST = 2.0**126  # whose reciprocal is a normal number
 # log2(e) in two parts, and 1.5 * 2^23, to which a small number is added to round it.
 _LOG2_E, _LOG2_E_REST = 1.4426950216293335, 1.9259629911266175e-08
 _ROUND, _ROUND_BITS = 12582912.0, 0x4B400000
@@ -149,12 +150,21 @@ class Warp(abc.ABC):
         return self.select(x == x, log, x)
 
     def sigmoid(self, x: Value) -> Value:
-        """1 / (1 + e^-x)."""
-        return self.reciprocal(self.exp(x * -1.0) + 1.0)
+        """1 / (1 + e^-x), at least 2^-126."""
+        power = self.exp(x * -1.0)
+        return self.normal_reciprocal(self.select(power > _LARGEST, _LARGEST, power) + 1.0)
 
     def reciprocal(self, x: Value) -> Value:
         """1 / x, rounded to nearest."""
         return self.special("rcp", x)
+
+    def normal_reciprocal(self, x: Value) -> Value:
+        """1 / x of 2^-126 to 2^126, within 1 unit in the last place; of NaN, NaN.
+
+        Without the branch for other numbers, so that several go side by side.
+        """
+        guess = self.special("guess_rcp", x)
+        return self.fma(guess, self.fma(guess * -1.0, x, self.f32(1.0)), guess)
 
     def rsqrt(self, x: Value) -> Value:
         """1 / √x, within 2 units in the last place."""
@@ -207,7 +217,10 @@ class Warp(abc.ABC):
 
     @abc.abstractmethod
     def special(self, op: str, x: Value) -> Value:
-        """``rcp`` rounded to nearest; ``rsqrt``; ``ex2``, two to the power of -1 to 1."""
+        """``rcp`` rounded to nearest; ``rsqrt``; ``ex2``, two to the power of -1 to 1.
+
+        And ``guess_rcp`` of normal numbers, within 1 unit in the last place.
+        """
 
     @abc.abstractmethod
     def convert(self, value: Value, kind: str) -> Value:

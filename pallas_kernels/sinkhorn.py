@@ -13,6 +13,7 @@ from pallas_kernels._pieces import striding_blocks, warps_with_rows
 from pallas_kernels._values import Array, Shared, Value
 from pallas_kernels._warp import LANES, Warp
 
+_TINY = float(jnp.finfo(jnp.float32).tiny)
 Matrix = list[list[Value]]  # [row][column], the rows that a lane has
 
 
@@ -224,7 +225,7 @@ class _Matrices:
         sums = self.reduce(powers, by_rows)
         if log:
             return self.combine(shifted, [warp.log(s) for s in sums], by_rows, _subtract)
-        return self.combine(powers, [warp.reciprocal(s) for s in sums], by_rows, _multiply)
+        return self.combine(powers, [warp.normal_reciprocal(s) for s in sums], by_rows, _multiply)
 
     def start(self, logits: Matrix, by_rows: bool) -> Matrix:
         """The first division; in logarithms if eps is zero."""
@@ -242,8 +243,13 @@ class _Matrices:
             sums = [top + warp.log(s) for top, s in zip(largest, sums, strict=True)]
             return self.combine(m, sums, by_rows, _subtract), sums
         sums = [s + self.eps for s in self.reduce(m, by_rows)]
-        factors = [warp.reciprocal(s) for s in sums]
+        factors = [self.reciprocal(s) for s in sums]
         return self.combine(m, factors, by_rows, _multiply), sums
+
+    def reciprocal(self, total: Value) -> Value:
+        """Of a number of at least eps."""
+        warp = self.warp
+        return (warp.normal_reciprocal if self.eps >= _TINY else warp.reciprocal)(total)
 
     def undo(
         self, state: tuple[Matrix, Matrix], sums: list[Value], by_rows: bool
@@ -330,7 +336,7 @@ class _Backward:
             p = matrices.softmax(matrices.load_finite(logits, number), first)
             if self.eps:
                 z = matrices.map(
-                    z, p, operation=lambda z, p: z * (p * warp.reciprocal(p + self.eps))
+                    z, p, operation=lambda z, p: z * (p * matrices.reciprocal(p + self.eps))
                 )
             made = matrices.centred(z, p, first)
             warp.when(inside, lambda: matrices.store(dlogits, number, made))

@@ -428,9 +428,12 @@ class NumpyWarp(Warp):
     def special(self, op, x):
         exact = {
             "rcp": np.reciprocal,
+            "guess_rcp": lambda x: 1 / x * (1 + 2.0**-23),
             "rsqrt": lambda x: 1 / np.sqrt(x),
             "ex2": lambda x: np.exp2(x),
         }[op]
+        normal = (np.abs(x.data) >= 2.0**-126) & (np.abs(x.data) <= 2.0**126) | np.isnan(x.data)
+        assert op != "guess_rcp" or normal[self.active].all(), "not normal"
         assert op != "ex2" or not (np.abs(x.data[self.active]) > 1).any(), "outside of -1 to 1"
         return self._value("f32", exact(x.data.astype(np.float64)))
 
