@@ -42,8 +42,13 @@ class Streams:
     def column(self) -> Value:
         """The first, of a stream."""
         warp = self.warp
-        number = warp.rank * self.tile.warps + warp.thread // LANES
+        number = warp.rank * self.tile.warps + self.number
         return number * SPAN + warp.lane % 4 * COLUMNS
+
+    @property
+    def number(self) -> Value:
+        """Of the warp in its team."""
+        return self.warp.thread // LANES % self.tile.warps
 
     def token(self, half: int) -> Value:
         """Of the tile."""
@@ -86,7 +91,7 @@ class Streams:
 
     def place(self, stage: Value, half: int) -> Value:
         """Of what a lane has of a stream, in sixteen bytes; streams of all stages are counted."""
-        part = self.warp.thread // LANES * (SPAN // COLUMNS) + self.warp.lane % 4
+        part = self.number * (SPAN // COLUMNS) + self.warp.lane % 4
         return stage * self.tile.stream + self.tile.place(self.token(half)) + part
 
     def read(self, i: Value, stream: int, half: int) -> list[Value]:
@@ -97,8 +102,12 @@ class Streams:
         """See ``place``."""
         return self.place(i % self.tile.stages * self.n + stream, half)
 
-    def prepare(self, i: Value, first: Value) -> None:
-        """What there is to do when tile ``i``, of tokens from ``first`` on, has come."""
+    def words(self, i: Value, first: Value, half: int) -> list[list[Value]]:
+        """Of a token of tile ``i``, of tokens from ``first`` on, in each stream."""
+        return [self.read(i, stream, half) for stream in range(self.n)]
+
+    def used_up(self, i: Value) -> None:
+        """All words of tile ``i`` were taken."""
 
     def free(self, i: Value) -> None:
         """This warp does not need tile ``i`` any more."""

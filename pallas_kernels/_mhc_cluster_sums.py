@@ -8,8 +8,8 @@ at a barrier, and each signal tells only that certain numbers have come.
 No buffer is written before all have read what was in it, without a signal for that, since a block
 is never far ahead of another:
 
-* Weights, ``behind + 1`` buffers. They are sent for tile ``i`` when all blocks' sums have come,
-  and no warp sums tile ``i`` before it has mixed tile ``i - behind - 1``.
+* Weights, ``behind + 1`` buffers for each team. They are sent for tile ``i`` when all blocks' sums
+  have come, and no team sums a tile before it has mixed the one ``behind + 1`` turns before.
 * Sums of blocks, two buffers for each helper. A helper sends those of tile ``i`` when it is done
   with its last tile, ``i - helpers``. So all blocks had sent theirs of that tile, and were done
   with their tiles before that, ``i - 2 helpers``: what they read of these is in numbers that they
@@ -23,7 +23,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from pallas_kernels._mhc_cluster_tile import PAIRS, ROWS, SPAN, SUMMED, TOKENS, MhcPreClusterTile
+from pallas_kernels._mhc_cluster_tile import PAIRS, ROWS, SPAN, TOKENS, MhcPreClusterTile
 from pallas_kernels._values import Array, Signals, Value
 from pallas_kernels._warp import LANES, Warp
 
@@ -82,8 +82,9 @@ class Sums:
         """
         warp = self.warp
         # The first ones find empty buffers.
-        warp.when(i >= SUMMED, lambda: self.taken.wait(i - SUMMED))
-        row = self.sums.row(i % SUMMED * self.tile.warps + warp.thread // LANES)
+        count, warps = self.tile.summed, self.tile.warps
+        warp.when(i >= count, lambda: self.taken.wait(i - count))
+        row = self.sums.row(i % count * warps + warp.thread // LANES % warps)
         for place, values in zip(self._places(), [*products, squares], strict=True):
             row.store(place, *values)
         warp.sync()
@@ -92,7 +93,7 @@ class Sums:
     def take(self, i: Value) -> list[list[Value]]:
         """The sums of the block for tile ``i``, in the order of its warps, as given to ``put``."""
         self.summed.wait(i)
-        first = i % SUMMED * self.tile.warps
+        first = i % self.tile.summed * self.tile.warps
         rows = [self.sums.row(first + k) for k in range(self.tile.warps)]
         sizes = [4] * (len(self._places()) - 1) + [2]
         sums = [

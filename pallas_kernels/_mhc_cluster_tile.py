@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Self
 
@@ -19,14 +18,11 @@ ROWS = 8  # of phi, of half a fragment
 COLUMNS = 8  # of a lane
 SPAN = 4 * COLUMNS  # of a warp, of every stream
 FLOATS = 4  # in 16 bytes
-# Sums of so many tiles may wait to be added up.
-SUMMED = 2
-# A lane keeps 96 words of phi of four streams: more warps would have too few registers. For two
-# blocks of few warps a multiprocessor has enough.
+# A lane keeps 96 words of phi of four streams: more warps would have too few registers.
 _MOST_STREAMS, _MOST_WARPS = 4, 10
-_SMALL, _SMALL_BLOCKS = 4, 2
+_MANY_WARPS = 8  # are enough
 _WARPGROUP = 4  # warps that are there or not together
-_MOST_HELPERS = 2
+_MOST_HELPERS = 3
 # Clusters of so many blocks that run at once on an H200: all that were tried and took no second
 # wave (2, 4, 5 and 8), and for other sizes what fits into seven parts of sixteen multiprocessors.
 # The chip has 132, but its parts have 16 or 18, or fewer, and a cluster is in one of them.
@@ -40,13 +36,14 @@ class MhcPreClusterTile:
     """How blocks and warps share the columns, and clusters the tokens.
 
     Attributes:
-      warps: of a block that have columns, 32 of every stream.
+      warps: of a team, which have columns, 32 of every stream.
       cluster: blocks of a cluster.
       clusters: how many; each takes every so many-th sixteen of tokens.
-      ahead: sixteens of tokens that are on their way while one is summed.
-      behind: sixteens of tokens that are summed before the first of them is mixed.
+      ahead: sixteens of tokens of a team that are on their way while it sums one.
+      behind: sixteens of tokens that a team sums before it mixes the first of them.
       helpers: more warps of a block, which make sums to weights; they take turns. One more warp
         fetches the tiles.
+      teams: of a block; they take turns.
     """
 
     warps: int
@@ -55,6 +52,7 @@ class MhcPreClusterTile:
     ahead: int = 2
     behind: int = 2
     helpers: int = 1
+    teams: int = 1
 
     @classmethod
     def choose(cls, tokens: int, n: int, dim: int, dtype: jnp.dtype) -> Self | None:
@@ -64,25 +62,30 @@ class MhcPreClusterTile:
         slices = dim // SPAN
         for size in (size for size in _AT_ONCE if slices % size == 0):
             warps = slices // size
+            teams = max(1, _MANY_WARPS // warps)
             # Registers are dealt out to whole warpgroups: helpers to fill one up cost nothing.
-            helpers = min(_MOST_HELPERS, -(warps + 1) % _WARPGROUP or _WARPGROUP)
+            helpers = min(_MOST_HELPERS, -(warps * teams + 1) % _WARPGROUP or _WARPGROUP)
+            clusters = min(_AT_ONCE[size], -(-tokens // TOKENS))
             for behind, ahead in _DEPTHS if warps <= _MOST_WARPS else ():
-                tile = cls(warps, size, 1, ahead=ahead, behind=behind, helpers=helpers)
-                if room := most_shared_bytes() // tile.shared_bytes(n):
-                    small = tile.grid.warps <= _SMALL
-                    clusters = _AT_ONCE[size] * min(room, _SMALL_BLOCKS if small else 1)
-                    return dataclasses.replace(tile, clusters=min(clusters, -(-tokens // TOKENS)))
+                tile = cls(warps, size, clusters, ahead, behind, helpers, teams)
+                if tile.shared_bytes(n) <= most_shared_bytes():
+                    return tile
         return None
 
     @property
     def stages(self) -> int:
-        """Tiles in shared memory: those not yet mixed, the present one, and those on their way."""
-        return self.behind + 1 + self.ahead
+        """Tiles in shared memory: those not yet mixed, the present ones, and those on their way."""
+        return (self.behind + 1 + self.ahead) * self.teams
+
+    @property
+    def workers(self) -> int:
+        """Warps of a block that have columns."""
+        return self.warps * self.teams
 
     @property
     def grid(self) -> Grid:
         """Blocks and warps."""
-        blocks, warps = self.clusters * self.cluster, self.warps + self.helpers + 1
+        blocks, warps = self.clusters * self.cluster, self.workers + self.helpers + 1
         return Grid(blocks, warps, cluster=self.cluster)
 
     @property
@@ -109,9 +112,14 @@ class MhcPreClusterTile:
         return -(-PAIRS // self.cluster)
 
     @property
+    def summed(self) -> int:
+        """Tiles whose sums of all warps are in shared memory."""
+        return 2 * self.teams
+
+    @property
     def weighted(self) -> int:
         """Tiles whose weights are in shared memory: see ``_mhc_cluster_sums``."""
-        return self.behind + 1
+        return (self.behind + 1) * self.teams
 
     @property
     def gathered(self) -> int:
@@ -133,13 +141,14 @@ class MhcPreClusterTile:
         groups = (n * n + 2 * n) // ROWS
         ring = (self.stages, n, self.stream, COLUMNS)
         shapes = {
-            "sums": (SUMMED * self.warps, LANES * (4 * groups + 2)),
+            "sums": (self.summed * self.warps, LANES * (4 * groups + 2)),
             "totals": (self.gathered, self.cluster, self.slots, groups * ROWS + 1, 2),
             "weights": (self.weighted, TOKENS, n),
         }
         made = {name: jax.ShapeDtypeStruct(s, jnp.float32) for name, s in shapes.items()}
         counts = {"gathered": self.gathered, "weighted": self.weighted}
-        counts |= {"summed": SUMMED, "taken": SUMMED, "come": self.stages, "mixed": self.stages}
+        counts |= {"summed": self.summed, "taken": self.summed}
+        counts |= {"come": self.stages, "mixed": self.stages}
         signals = {
             name: jax.ShapeDtypeStruct((count, 2), jnp.uint32) for name, count in counts.items()
         }

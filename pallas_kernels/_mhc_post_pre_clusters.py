@@ -34,7 +34,7 @@ class MhcPostPreClusterTile(MhcPreClusterTile):
     @property
     def coming(self) -> int:
         """Tiles of which the layer's output is in shared memory: it is mixed at once."""
-        return 1 + self.ahead
+        return (1 + self.ahead) * self.teams
 
     def shared(self, n: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Also the layer's output, the coefficients, and signals that these were used."""
@@ -132,21 +132,24 @@ class _MixedStreams(Streams):
         """Of a tile."""
         return (self.x.shape[0] - first).least(TOKENS)
 
-    def prepare(self, i: Value, first: Value) -> None:
+    def words(self, i: Value, first: Value, half: int) -> list[list[Value]]:
         """Makes the new streams of the old, which they replace, and writes them."""
-        warp, dim = self.warp, self.sources[0].shape[1]
-        for half in (0, 1):
-            token = first + self.token(half)
-            words = self._mix(i, half)
+        dim = self.sources[0].shape[1]
+        token, words = first + self.token(half), self._mix(i, half)
+        for stream, of_stream in enumerate(words):
+            place = self.ring_place(i, stream, half)
+            self.ring.store_words(place * COLUMNS, of_stream, COLUMNS)
+
+        def store():
             for stream, of_stream in enumerate(words):
-                place = self.ring_place(i, stream, half)
-                self.ring.store_words(place * COLUMNS, of_stream, COLUMNS)
+                self.y.row(token).store_words(self.column + stream * dim, of_stream, COLUMNS)
 
-            def store(token=token, words=words):
-                for stream, of_stream in enumerate(words):
-                    self.y.row(token).store_words(self.column + stream * dim, of_stream, COLUMNS)
+        self.warp.when(token < self.x.shape[0], store)
+        return words
 
-            warp.when(token < self.x.shape[0], store)
+    def used_up(self, i: Value) -> None:
+        """What tile ``i`` was mixed with is not needed any more."""
+        warp = self.warp
         warp.before_fetch()
         warp.sync()
         warp.when(warp.lane == 0, lambda: self.used.give(i))

@@ -76,7 +76,7 @@ class Forward:
             tokens = streams.x.shape[0]
             helper = Coefficients.of(sums, alpha, bias, coefficients, tokens, constants)
             warp.cluster_wait()
-            own = warp.thread // LANES - tile.warps
+            own = warp.thread // LANES - tile.workers
             warp.loop(own, count, tile.helpers, (), lambda i, _: helper.run(i, first(i)))
 
         def fetch():
@@ -84,7 +84,7 @@ class Forward:
             warp.loop(warp.i32(0), count, 1, (), lambda i, _: streams.fetch(i, first(i)))
             warp.cluster_wait()
 
-        warp.roles((tile.warps, mix), (tile.helpers, help_out), (1, fetch))
+        warp.roles((tile.workers, mix), (tile.helpers, help_out), (1, fetch))
 
 
 @dataclass(frozen=True)
@@ -115,30 +115,36 @@ class _Mixing:
         fragments = self.streams.fragments_of(phi)
         warp.cluster_wait()
 
+        behind = tile.behind * tile.teams
+
         def step(i, _):
             warp.when(i < self.count, lambda: self._project(i, fragments))
-            warp.when(i >= tile.behind, lambda: self._apply(i - tile.behind))
+            warp.when(i >= behind, lambda: self._apply(i - behind))
 
-        warp.loop(warp.i32(0), self.count + tile.behind, 1, (), step)
+        team = warp.thread // LANES // tile.warps
+        warp.loop(team, self.count + behind, tile.teams, (), step)
 
     def _project(self, i: Value, phi: list[list[list[list[Value]]]]) -> None:
         """Waits for tile ``i`` and sums its products with the rows of phi, and its squares."""
         streams, warp = self.streams, self.streams.warp
         streams.come.wait(i)
-        streams.prepare(i, self.first(i))
-        squares = [warp.f32(0.0)] * 2
-        # Tensor cores cut off what they add; so few sums go into one another that it is no more
-        # than one rounding.
-        totals = [[[warp.f32(0.0)] * 4 for _ in squares] for _ in phi[0]]
-        for stream, tiles in enumerate(phi):
-            halves = [streams.read(i, stream, half) for half in (0, 1)]
-            for fragments, of_tile in zip(tiles, totals, strict=True):
-                for half, words in enumerate(halves):
+        squares, halves = [], []
+        for half in (0, 1):
+            # Tensor cores cut off what they add; so few sums go into one another that it is no
+            # more than one rounding.
+            totals = [[warp.f32(0.0)] * 4 for _ in phi[0]]
+            square = warp.f32(0.0)
+            for tiles, words in zip(phi, streams.words(i, self.first(i), half), strict=True):
+                for number, fragments in enumerate(tiles):
                     for k, left in enumerate(fragments):
                         right = words[2 * k : 2 * k + 2]
-                        of_tile[half] = warp.mma(left, right, of_tile[half])
-            squares = [self._add_squares(*pair) for pair in zip(halves, squares, strict=True)]
-        self.sums.put(i, _products(totals), squares)
+                        totals[number] = warp.mma(left, right, totals[number])
+                square = self._add_squares(words, square)
+            squares.append(square)
+            halves.append(_add_parts(totals))
+        streams.used_up(i)
+        products = [first + second for first, second in zip(*halves, strict=True)]
+        self.sums.put(i, products, squares)
 
     def _add_squares(self, words: list[Value], total: Value) -> Value:
         for e in range(COLUMNS):
@@ -164,13 +170,9 @@ class _Mixing:
         streams.free(i)
 
 
-def _products(totals: list[list[list[Value]]]) -> list[list[Value]]:
-    """For each group of rows, what a lane has of four tokens: both parts together."""
-    groups = [
-        [value for of_half in of_tile for value in of_half[2 * k : 2 * k + 2]]
-        for of_tile in totals
-        for k in (0, 1)
-    ]
+def _add_parts(totals: list[list[Value]]) -> list[list[Value]]:
+    """For each group of rows, what a lane has of two tokens: both parts of phi together."""
+    groups = [of_tile[k : k + 2] for of_tile in totals for k in (0, 2)]
     size = len(groups) // PARTS
     return [
         [large + small for large, small in zip(*pair, strict=True)]

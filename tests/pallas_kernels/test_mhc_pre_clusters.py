@@ -27,6 +27,10 @@ CASES = {
         (150, 2, 64),
         MhcPreClusterTile(warps=1, cluster=2, clusters=1, ahead=1, behind=1),
     ),
+    "three teams": (
+        (150, 4, 64),
+        MhcPreClusterTile(warps=1, cluster=2, clusters=1, helpers=2, teams=3),
+    ),
     "three blocks": ((100, 4, 192), MhcPreClusterTile(warps=2, cluster=3, clusters=2, helpers=2)),
     "five blocks": ((150, 4, 320), MhcPreClusterTile(warps=2, cluster=5, clusters=1, helpers=2)),
     "eight warps": (
@@ -53,6 +57,7 @@ BOUNDARIES = {
     "no cluster": ((100, 4, 64), (2, 1, 2)),
     "three blocks": ((100, 4, 192), (2, 3, 1)),
     "one ahead": ((90, 4, 128), (2, 2, 1, 1)),
+    "two teams": ((150, 4, 64), (2, 1, 1, 1, 1, 2, 2)),
 }
 
 
