@@ -10,10 +10,10 @@ is never far ahead of another:
 
 * Weights, ``behind + 1`` buffers for each team. They are sent for tile ``i`` when all blocks' sums
   have come, and no team sums a tile before it has mixed the one ``behind + 1`` turns before.
-* Sums of blocks, two buffers for each helper. A helper sends those of tile ``i`` when it is done
-  with its last tile, ``i - helpers``. So all blocks had sent theirs of that tile, and were done
-  with their tiles before that, ``i - 2 helpers``: what they read of these is in numbers that they
-  sent before.
+* Sums of blocks, two buffers for each helper, and twice as many if it is ``late``. A helper sends
+  those of tile ``i`` when it has made the weights of a tile half as many buffers before. So all
+  blocks had sent their sums of that one, and before that the weights of what was in the buffer of
+  tile ``i``: what they read of it is in numbers that they sent.
 
 And as each block waits for everything that is sent to it, none ends too early.
 """
@@ -21,6 +21,7 @@ And as each block waits for everything that is sent to it, none ends too early.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pallas_kernels._mhc_cluster_tile import PAIRS, ROWS, SPAN, TOKENS, MhcPreClusterTile
@@ -201,14 +202,29 @@ class Coefficients:
             affine.append((alpha.load(part), bias.load(row)))
         return cls(sums, outputs, tokens, constants, affine)
 
-    def run(self, i: Value, first: Value) -> None:
-        """All of tile ``i``, of tokens from ``first`` on."""
-        sums = self.sums
-        taken = sums.take(i)
-        sums.announce(i)
-        sums.scatter(i, taken)
-        sums.gathered.wait(i)
-        for begin in range(0, sums.tile.slots, _PAIRS_AT_ONCE):
+    def run(self, number: Value, count: Value, first: Callable[[Value], Value]) -> None:
+        """All tiles of helper ``number``, of ``count`` tiles whose first tokens are ``first``."""
+        warp, tile = self.sums.warp, self.sums.tile
+
+        def step(i, _):
+            if not tile.late:
+                self._begin(i)
+                self._end(i, first(i))
+                return
+            warp.when(i < count, lambda: self._begin(i))
+            before = i - tile.late
+            warp.when(before >= 0, lambda: self._end(before, first(before)))
+
+        warp.loop(number, count + tile.late, tile.helpers, (), step)
+
+    def _begin(self, i: Value) -> None:
+        taken = self.sums.take(i)
+        self.sums.announce(i)
+        self.sums.scatter(i, taken)
+
+    def _end(self, i: Value, first: Value) -> None:
+        self.sums.gathered.wait(i)
+        for begin in range(0, self.sums.tile.slots, _PAIRS_AT_ONCE):
             self._pairs(i, first, begin)
 
     def _pairs(self, i: Value, first: Value, begin: int) -> None:

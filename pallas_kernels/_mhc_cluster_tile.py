@@ -27,8 +27,8 @@ _MOST_HELPERS = 3
 # wave (2, 4, 5 and 8), and for other sizes what fits into seven parts of sixteen multiprocessors.
 # The chip has 132, but its parts have 16 or 18, or fewer, and a cluster is in one of them.
 _AT_ONCE = {1: 132, 2: 64, 3: 35, 4: 28, 5: 22, 6: 14, 7: 14, 8: 14}
-# Tiles that are behind and ahead, the best first.
-_DEPTHS = ((2, 2), (2, 1), (1, 1))
+# Tiles that are behind and ahead, and buffers, the best first.
+_DEPTHS = ((2, 2, 2), (2, 2, 1), (2, 1, 2), (1, 1, 2))
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class MhcPreClusterTile:
       helpers: more warps of a block, which make sums to weights; they take turns. One more warp
         fetches the tiles.
       teams: of a block; they take turns.
+      buffers: sixteens of tokens of a team whose sums may wait to be added up.
     """
 
     warps: int
@@ -53,6 +54,7 @@ class MhcPreClusterTile:
     behind: int = 2
     helpers: int = 1
     teams: int = 1
+    buffers: int = 2
 
     @classmethod
     def choose(cls, tokens: int, n: int, dim: int, dtype: jnp.dtype) -> Self | None:
@@ -66,8 +68,8 @@ class MhcPreClusterTile:
             # Registers are dealt out to whole warpgroups: helpers to fill one up cost nothing.
             helpers = min(_MOST_HELPERS, -(warps * teams + 1) % _WARPGROUP or _WARPGROUP)
             clusters = min(_AT_ONCE[size], -(-tokens // TOKENS))
-            for behind, ahead in _DEPTHS if warps <= _MOST_WARPS else ():
-                tile = cls(warps, size, clusters, ahead, behind, helpers, teams)
+            for behind, ahead, buffers in _DEPTHS if warps <= _MOST_WARPS else ():
+                tile = cls(warps, size, clusters, ahead, behind, helpers, teams, buffers)
                 if tile.shared_bytes(n) <= most_shared_bytes():
                     return tile
         return None
@@ -114,7 +116,7 @@ class MhcPreClusterTile:
     @property
     def summed(self) -> int:
         """Tiles whose sums of all warps are in shared memory."""
-        return 2 * self.teams
+        return self.buffers * self.teams
 
     @property
     def weighted(self) -> int:
@@ -124,7 +126,12 @@ class MhcPreClusterTile:
     @property
     def gathered(self) -> int:
         """Tiles whose sums of all blocks are in shared memory: likewise."""
-        return 2 * self.helpers
+        return 2 * (self.helpers + self.late)
+
+    @property
+    def late(self) -> int:
+        """Tiles that a helper has sums of before it makes weights: alone it would wait for both."""
+        return 1 if self.helpers == 1 else 0
 
     def shared_bytes(self, n: int) -> int:
         """Bytes of ``shared``."""

@@ -76,8 +76,7 @@ class Forward:
             tokens = streams.x.shape[0]
             helper = Coefficients.of(sums, alpha, bias, coefficients, tokens, constants)
             warp.cluster_wait()
-            own = warp.thread // LANES - tile.workers
-            warp.loop(own, count, tile.helpers, (), lambda i, _: helper.run(i, first(i)))
+            helper.run(warp.thread // LANES - tile.workers, count, first)
 
         def fetch():
             warp.sync()  # other lanes use the signals that one has made

@@ -27,7 +27,7 @@ from pallas_kernels._warp import LANES, Warp
 _WARPS_PER_WARPGROUP = 4
 # Shared memory of a block: 227 KiB on the chips of data centres, 99 KiB on others, some of which
 # Mosaic GPU may want for itself.
-_MUCH_SHARED, _LITTLE_SHARED = 224 * 1024, 96 * 1024
+_MUCH_SHARED, _LITTLE_SHARED = 226 * 1024, 98 * 1024
 _DATA_CENTRE = ("9", "10")
 _SHARED_SPACE = 3  # of addresses, in LLVM
 # Axes of the grid. An axis of a user's mesh that had one of these names would be taken for it.
