@@ -248,10 +248,9 @@ class Coefficients:
         pair = slot * cluster + warp.rank
         for k in (0, 1):
             number = first + pair * 2 + k
-            values = [[group[k] for group in groups] for groups in (products, logits)]
-            store = functools.partial(
-                self._store, number, scales[k], *values, sigmoids[k] * post_scale
-            )
+            rows, of_rows = ([group[k] for group in groups] for groups in (products, logits))
+            post = sigmoids[k] * post_scale
+            store = functools.partial(self._store, number, scales[k], rows, of_rows, post)
             warp.when((pair < PAIRS) & (number < self.tokens), store)
 
     def _spread(self, i: Value, begin: int, weights: list[Value]) -> None:

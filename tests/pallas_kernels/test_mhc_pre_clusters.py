@@ -8,7 +8,7 @@ import pytest
 
 from jaxgnn.ops.reference import mhc_post
 from jaxgnn.ops.reference import mhc_pre as reference
-from jaxgnn.testing import assert_close, random_array, to_float64
+from jaxgnn.testing import assert_bit_equal, assert_close, random_array, to_float64
 from pallas_kernels import mhc_post_pre
 from pallas_kernels._mhc_post_pre_clusters import MhcPostPreClusterTile as BoundaryTile
 from pallas_kernels._mhc_streams_backward import Token, streams_backward
@@ -16,7 +16,7 @@ from pallas_kernels._mhc_streams_columns import Post
 from pallas_kernels._mhc_streams_tile import StreamsTile
 from pallas_kernels.mhc_pre import MhcPreClusterTile, MhcPreTile, mhc_pre
 from tests.ops._mhc import outputs, parameters, streams, streams_gradients
-from tests.pallas_kernels._emulator import emulated
+from tests.pallas_kernels._emulator import NumpyWarp, emulated
 
 OPTIONS = {"norm_eps": 1e-6, "pre_eps": 1e-3, "post_scale": 2.0}
 # Tokens, streams, width; tiles of one block and of several, that leave the last tokens over.
@@ -51,6 +51,38 @@ def test_every_tile_gives_the_values(shape, tile):
         made = mhc_pre(x, phi * gamma.reshape(-1), alpha, bias, **OPTIONS, tile=tile)
     exact, saved = _exactly(reference.mhc_pre, *inputs, **OPTIONS)
     _assert_all_close(made, [*exact, *saved], n * dim)
+
+
+def _made(case, seed=0):
+    (tokens, n, dim), tile = CASES[case]
+    x, phi, alpha, bias, _ = streams((tokens,), n, dim, "bfloat16", 3.0), *parameters(n, dim)
+    with emulated(seed):
+        return mhc_pre(x, phi, alpha, bias, **OPTIONS, tile=tile)
+
+
+@pytest.mark.parametrize("case", ["many tiles", "three teams"])
+def test_what_comes_in_any_order_gives_the_same_bits(case):
+    expected = _made(case)
+    for seed in (1, 2):
+        for actual, exact in zip(_made(case, seed), expected, strict=True):
+            assert_bit_equal(actual, exact)
+
+
+# Too few buffers, of which each is written when others may still read it; no order of lanes.
+RACES = {
+    "weights": (MhcPreClusterTile, "weighted", property(lambda tile: tile.behind * tile.teams)),
+    "sums of blocks": (MhcPreClusterTile, "gathered", property(lambda tile: tile.helpers)),
+    "tiles": (MhcPreClusterTile, "stages", property(lambda tile: tile.behind)),
+    "lanes": (NumpyWarp, "sync", lambda warp: None),
+    "signals": (NumpyWarp, "wait_for_signal", lambda *arguments: None),
+}
+
+
+@pytest.mark.parametrize("race", RACES)
+def test_the_emulator_finds_races(race, monkeypatch):
+    monkeypatch.setattr(*RACES[race])
+    with pytest.raises(AssertionError, match=r"before|given|phase|under way|wait"):
+        _made("many tiles")
 
 
 BOUNDARIES = {
