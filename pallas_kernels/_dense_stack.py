@@ -1,16 +1,14 @@
-"""Stacks of dense layers, narrow enough for shared memory: their shapes, and the forward kernel.
+"""Stacks of dense layers, narrow enough for shared memory: their shapes, and what kernels share.
 
-A block keeps the weights of all layers. Each of its warpgroups has a stream of tiles of 64 rows and
-a ring of slots of its own, which the copy engine fills ahead; a tile stays in its slot from the
-input to the output, as every layer overwrites what it read. Rows behind the last one are read as
-zeros and not written: the copy engine sees to both.
+A block keeps weights. Its warpgroups go through tiles of 64 rows, which the copy engine reads ahead
+and writes back. Rows behind the last one are read as zeros and not written: it sees to both.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,13 +24,13 @@ ROWS = 64  # of a tile: what a warpgroup multiplies at once
 _SWIZZLE = 128  # bytes of a row that lie together in shared memory
 COLUMNS = 64  # that many 16-bit numbers: widths are multiples
 GROUP = 8  # rows that lie together in shared memory
-_MOST_WIDTH = 256  # of a product
+MOST_WIDTH = 256  # of a product
 # Of an H100 or H200; lowering needs no device. Some of the memory is left for barriers.
 MULTIPROCESSORS = 132
 SHARED_BYTES = 227 * 1024 - 1024
 _ALIGNMENT = 1024  # of arrays in shared memory
 # Axes of the grid. An axis of a user's mesh that had one of these names would be taken for it.
-BLOCK, WARPGROUP = "jaxgnn.block", "jaxgnn.warpgroup"
+BLOCK, PART, WARPGROUP = "jaxgnn.block", "jaxgnn.part", "jaxgnn.warpgroup"
 
 
 @dataclass(frozen=True)
@@ -58,6 +56,16 @@ class Stack:
         biased = tuple(bias is not None for bias in biases)
         return cls(widths, biased, tuple(activations), jnp.dtype(x.dtype))
 
+    def part(self, start: int, stop: int) -> Stack:
+        """The layers from ``start`` to before ``stop``."""
+        layers = slice(start, stop)
+        widths = self.widths[start : stop + 1]
+        return Stack(widths, self.biased[layers], self.activations[layers], self.dtype)
+
+    def linear_last(self) -> Stack:
+        """The same with nothing behind the last layer."""
+        return dataclasses.replace(self, activations=(*self.activations[:-1], None))
+
     @property
     def layers(self) -> int:
         """How many."""
@@ -73,57 +81,25 @@ class Stack:
         name = self.activations[layer]
         return None if name is None else ACTIVATIONS[name]
 
-    def parameter_bytes(self) -> int:
-        """Of what a block keeps in shared memory."""
+    @property
+    def last(self) -> Activation | None:
+        """Behind the last layer."""
+        return self.activation(self.layers - 1)
+
+    def parameter_bytes(self, parts: int = 1) -> int:
+        """Of what a block keeps in shared memory, if it has one of so many parts of the kernels."""
         kernels = sum(rows * columns for rows, columns in self.shapes)
         biases = itertools.compress(self.widths[1:], self.biased)
         itemsize = self.dtype.itemsize
-        return kernels * itemsize + sum(aligned(width * itemsize) for width in biases)
+        return kernels * itemsize // parts + sum(aligned(width * itemsize) for width in biases)
 
-    def parameters(self) -> dict[str, list]:
-        """Shared memory for the kernels and the biases."""
-        biases = itertools.compress(self.widths[1:], self.biased)
-        return {
-            "kernels": [tiles(self.dtype, *shape) for shape in self.shapes],
-            "biases": [plgpu.SMEM((width,), self.dtype) for width in biases],
-        }
+    def row_bytes(self, *widths: int) -> int:
+        """Of a tile of rows of these widths."""
+        return ROWS * sum(widths) * self.dtype.itemsize
 
     def bias_of(self, biases, layer: int) -> Any:
         """Among those that there are, None if there is none."""
         return biases[sum(self.biased[:layer])] if self.biased[layer] else None
-
-
-@dataclass(frozen=True)
-class DenseTile:
-    """How blocks and warpgroups share the rows.
-
-    Attributes:
-      blocks: at most this many, one for each multiprocessor.
-      warpgroups: that go through tiles of rows.
-      slots: tiles that each of them has in shared memory, read ahead.
-    """
-
-    blocks: int
-    warpgroups: int
-    slots: int
-
-    @classmethod
-    def choose(cls, stack: Stack) -> DenseTile | None:
-        """The one heuristic of the forward pass: what fits, or None; reading ahead comes first."""
-        if max(stack.widths) > _MOST_WIDTH:
-            return None
-        room = SHARED_BYTES - stack.parameter_bytes()
-        fitting = room // (ROWS * max(stack.widths) * stack.dtype.itemsize)
-        # A thread has 128 sums of 256 columns, for which only two warpgroups have registers.
-        most = 4 if max(stack.widths) <= 64 else 3 if max(stack.widths) <= 128 else 2
-        for warpgroups, slots in ((most, 4), (most, 3), (2, 3), (1, 4), (1, 3), (1, 2)):
-            if warpgroups * slots <= fitting:
-                return cls(MULTIPROCESSORS, warpgroups, slots)
-        return None
-
-    def limited_to(self, rows: int) -> DenseTile:
-        """Without blocks that would have no rows."""
-        return dataclasses.replace(self, blocks=min(self.blocks, -(-rows // ROWS)))
 
 
 def aligned(size: int) -> int:
@@ -132,7 +108,7 @@ def aligned(size: int) -> int:
 
 
 def tiles(dtype, *shape: int, swizzle: int = _SWIZZLE):
-    """Shared memory for matrices as the tensor cores and the copy engine take them."""
+    """Shared memory for matrices as the tensor cores take them."""
     tiling = plgpu.TilingTransform((GROUP, swizzle // jnp.dtype(dtype).itemsize))
     transforms = (tiling, plgpu.SwizzleTransform(swizzle))
     return plgpu.SMEM(shape, dtype, transforms=transforms)
@@ -154,50 +130,13 @@ def faces(union) -> tuple[Any, Any]:
     return matrices, rows
 
 
-def forward(x, kernels, biases, activations, tile: DenseTile | None = None) -> jax.Array:
-    """The output of the last layer.
-
-    Args:
-      x: [rows, width], bfloat16 or float16.
-      kernels: [width of the layer before, width] each, multiples of 64.
-      biases: [width] or None, each.
-      activations: name or None, each.
-      tile: by default what suits the shapes.
-
-    Returns:
-      [rows, last width], of the dtype of ``x``.
-    """
-    stack, rows = Stack.of(x, kernels, biases, activations), x.shape[0]
-    if rows == 0:
-        return jnp.zeros((0, stack.widths[-1]), x.dtype)
-    result = jax.ShapeDtypeStruct((rows, stack.widths[-1]), x.dtype)
-    tile = (tile or _chosen(stack)).limited_to(rows)
-    ring = (tile.warpgroups, tile.slots)
-    call = launch(
-        functools.partial(_forward, stack, tile),
-        "dense_forward",
-        result,
-        tile.blocks,
-        tile.warpgroups,
-        {
-            **stack.parameters(),
-            "slots": copied_tiles(stack.dtype, *ring, max(stack.widths) // COLUMNS, ROWS, COLUMNS),
-            "full": plgpu.Barrier(num_arrivals=stack.widths[0] // COLUMNS, num_barriers=ring),
-            "loaded": plgpu.Barrier(num_arrivals=stack.layers + sum(stack.biased)),
-        },
-    )
-    return call(x, tuple(kernels), tuple(b for b in biases if b is not None))
+def chunked(dtype, width: int, *places: int):
+    """Shared memory for tiles of rows that are copied: their columns in chunks of 64."""
+    return copied_tiles(dtype, *places, width // COLUMNS, ROWS, COLUMNS)
 
 
-def _chosen(stack: Stack) -> DenseTile:
-    tile = DenseTile.choose(stack)
-    if tile is None:
-        raise ValueError(f"layers of widths {stack.widths} do not fit shared memory")
-    return tile
-
-
-def launch(body, name: str, results, blocks: int, warpgroups: int, scratch):
-    """A Pallas kernel of ``body``, with the axes ``BLOCK`` and ``WARPGROUP``."""
+def launch(body, name: str, results, grid: tuple[int, int], warpgroups: int, scratch):
+    """A Pallas kernel of ``body``, with the axes ``BLOCK``, ``PART`` and ``WARPGROUP``."""
 
     def kernel(*references, **scratch_references):
         body(scratch_references, *references)
@@ -206,8 +145,8 @@ def launch(body, name: str, results, blocks: int, warpgroups: int, scratch):
     return plgpu.kernel(
         kernel,
         out_type=results,
-        grid=(blocks,),
-        grid_names=(BLOCK,),
+        grid=grid,
+        grid_names=(BLOCK, PART),
         num_threads=warpgroups,
         thread_name=WARPGROUP,
         scratch_types=scratch,
@@ -216,15 +155,90 @@ def launch(body, name: str, results, blocks: int, warpgroups: int, scratch):
     )
 
 
-def load_parameters(sources, targets, loaded) -> None:
-    """The first warpgroup asks for them; all of them wait."""
+def ask_for(sources, targets, loaded) -> None:
+    """The first warpgroup does; whoever reads them waits for ``loaded``."""
 
     def load():
         for source, target in zip(sources, targets, strict=True):
             plgpu.copy_gmem_to_smem(source, target, loaded)
 
     pl.when(lax.axis_index(WARPGROUP) == 0)(load)
-    plgpu.barrier_wait(loaded)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Columns of an array that are read tile by tile.
+
+    Attributes:
+      source: [rows, some width], in memory.
+      width: how many columns.
+      first: of these columns.
+    """
+
+    source: Any
+    width: int
+    first: Any = 0
+
+
+class Ring:
+    """Tiles of rows of some streams, which the copy engine reads into shared memory ahead."""
+
+    @staticmethod
+    def form(dtype, widths: Sequence[int], places: tuple[int, ...], **options) -> dict:
+        """Of its memory.
+
+        Args:
+          dtype: of the streams.
+          widths: of the streams.
+          places: how many tiles it holds.
+          options: ``barriers``, by default one for each place; and ``room``, columns of a tile of
+            each stream, by default its width.
+        """
+        room, barriers = options.get("room", widths), options.get("barriers", places)
+        arrivals = sum(widths) // COLUMNS
+        return {
+            "tiles": [chunked(dtype, width, *places) for width in room],
+            "full": plgpu.Barrier(num_arrivals=arrivals, num_barriers=barriers),
+        }
+
+    def __init__(self, scratch: dict, streams: Sequence[Stream]):
+        """Of memory of that ``form``."""
+        tiles, copied = zip(*map(faces, scratch["tiles"]), strict=True)
+        self._streams, self._tiles, self._copied, self._full = (
+            streams,
+            tiles,
+            copied,
+            scratch["full"],
+        )
+
+    def load(self, rows, place: tuple, barrier: tuple | None = None) -> None:
+        """Asks for ``rows``."""
+        full = self._full.at[place if barrier is None else barrier]
+        for stream, target in zip(self._streams, self._copied, strict=True):
+            for chunk in range(stream.width // COLUMNS):
+                source = stream.source.at[rows, columns_at(stream.first, chunk)]
+                plgpu.copy_gmem_to_smem(source, target.at[(*place, chunk)], full)
+
+    def wait(self, barrier: tuple) -> None:
+        """For what was asked for; who waits at all waits for each completion."""
+        plgpu.barrier_wait(self._full.at[barrier])
+
+    def held(self, place: tuple) -> list:
+        """The tiles there, in chunks of 64 columns."""
+        return [tile.at[place] for tile in self._tiles]
+
+    def copied(self, place: tuple) -> list:
+        """The same to the copy engine."""
+        return [tile.at[place] for tile in self._copied]
+
+
+def zero_in(loop) -> jax.Array:
+    """Zero, in a loop with this variable, of at most 2^30 steps; which the compiler can not tell.
+
+    Addresses made with it are not moved out of the loop, where they would take registers from
+    those who have the fewest.
+    """
+    return lax.shift_right_logical(loop, jnp.int32(30))
 
 
 def rows_of(tile) -> pl.Slice:
@@ -232,15 +246,25 @@ def rows_of(tile) -> pl.Slice:
     return pl.ds(tile * ROWS, ROWS)
 
 
-def own_tiles(rows: int, first, step: int):
-    """How many of the tiles ``first``, ``first + step``, ... there are."""
-    tiles_of_rows = -(-rows // ROWS)
-    return (tiles_of_rows - first + step - 1) // step
+def columns_at(first, chunk) -> pl.Slice:
+    """Those of a ``chunk``, from the ``first`` column on."""
+    start = first + chunk * COLUMNS
+    return pl.ds(start if isinstance(start, int) else pl.multiple_of(start, COLUMNS), COLUMNS)
 
 
 def columns_of(width: int) -> list[slice]:
     """What lies side by side in shared memory."""
     return [slice(first, first + COLUMNS) for first in range(0, width, COLUMNS)]
+
+
+def own_tiles(rows: int, first, step: int):
+    """How many of the tiles ``first``, ``first + step``, ... there are."""
+    return own(-(-rows // ROWS), first, step)
+
+
+def own(count, first, step: int):
+    """How many of ``first``, ``first + step``, ... are less than ``count``."""
+    return (count - first + step - 1) // step
 
 
 def product(*pairs) -> jax.Array:
@@ -255,6 +279,16 @@ def product(*pairs) -> jax.Array:
     return pl.run_scoped(multiply, plgpu.ACC(shape, jnp.float32))
 
 
+def by_chunks(tile, kernel) -> list[tuple]:
+    """The factors of the product of a tile in chunks of columns and a matrix."""
+    return [(tile.at[k], kernel.at[part]) for k, part in enumerate(columns_of(kernel.shape[0]))]
+
+
+def load(tile) -> jax.Array:
+    """From shared memory, as products lie in registers, in float32."""
+    return plgpu.load(tile, layout=plgpu.Layout.WGMMA).astype(jnp.float32)
+
+
 def add_bias(z: jax.Array, bias, columns) -> jax.Array:
     """``bias`` lies in shared memory, or is None; ``z`` has these ``columns``."""
     if bias is None:
@@ -262,55 +296,3 @@ def add_bias(z: jax.Array, bias, columns) -> jax.Array:
     layout = plgpu.Layout.WGMMA.reduce(0)
     row = plgpu.load(bias.at[columns], layout=layout, optimized=False).astype(jnp.float32)
     return z + lax.broadcast_in_dim(row, z.shape, (1,))
-
-
-def _forward(stack: Stack, tile: DenseTile, scratch, x, kernels, biases, y) -> None:
-    """A warpgroup's tiles."""
-    (slots, copied), full = faces(scratch["slots"]), scratch["full"]
-    in_smem = (scratch["kernels"], scratch["biases"])
-    load_parameters([*kernels, *biases], [*in_smem[0], *in_smem[1]], scratch["loaded"])
-    warpgroup, step = lax.axis_index(WARPGROUP), tile.blocks * tile.warpgroups
-    first = lax.axis_index(BLOCK) * tile.warpgroups + warpgroup
-    count = own_tiles(x.shape[0], first, step)
-    columns = [columns_of(width) for width in stack.widths]
-
-    def rows(i):
-        return rows_of(first + i * step)
-
-    def load(i):
-        slot = lax.rem(i, tile.slots)
-        for number, part in enumerate(columns[0]):
-            target = copied.at[warpgroup, slot, number]
-            plgpu.copy_gmem_to_smem(x.at[rows(i), part], target, full.at[warpgroup, slot])
-
-    def reload(i):
-        """Into the slot of the tile before, once that was written from there."""
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        following = i - 1 + tile.slots
-        pl.when((i > 0) & (following < count))(lambda: load(following))
-
-    for i in range(tile.slots):
-        pl.when(i < count)(functools.partial(load, jnp.int32(i)))
-
-    @pl.loop(0, count)
-    def _(i):
-        slot = lax.rem(i, tile.slots)
-        plgpu.barrier_wait(full.at[warpgroup, slot])
-        held = slots.at[warpgroup, slot]
-        for layer in range(stack.layers):
-            kernel = in_smem[0][layer]
-            pairs = [(held.at[k], kernel.at[part]) for k, part in enumerate(columns[layer])]
-            z = product(*pairs)
-            if layer == 0:
-                reload(i)
-            bias, activation = stack.bias_of(in_smem[1], layer), stack.activation(layer)
-            for number, part in enumerate(columns[layer + 1]):
-                made = add_bias(z[:, part], bias, part)
-                made = made if activation is None else activation.value(made)
-                held.at[number][...] = made.astype(stack.dtype)
-            plgpu.commit_smem()
-        for number, part in enumerate(columns[-1]):
-            source = copied.at[warpgroup, slot, number]
-            plgpu.copy_smem_to_gmem(source, y.at[rows(i), part])
-
-    plgpu.wait_smem_to_gmem(0)

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import jax
 
-from pallas_kernels import _dense_backward, _dense_stack
-from pallas_kernels._dense_backward import BackwardTile
-from pallas_kernels._dense_stack import DenseTile, Stack
-
-
-def tiles(x, kernel, bias, activation: str | None) -> tuple[DenseTile | None, BackwardTile | None]:
-    """What ``fused_linear`` and ``fused_linear_backward`` choose, None where nothing fits."""
-    stack = Stack.of(x, (kernel,), (bias,), (activation,))
-    return DenseTile.choose(stack), BackwardTile.choose(stack)
+from pallas_kernels import _dense_backward, _dense_forward
+from pallas_kernels._dense_forward import DenseTile
+from pallas_kernels._dense_plan import BackwardTile
 
 
 def fused_linear(
@@ -25,8 +19,8 @@ def fused_linear(
     """``activation(x @ kernel + bias)``, summed in float32 and rounded once.
 
     Args:
-      x: [rows, in], bfloat16 or float16, in a multiple of 64.
-      kernel: [in, out], of the same dtype, out a multiple of 64.
+      x: [rows, in], bfloat16 or float16, in a multiple of 64 up to 256.
+      kernel: [in, out], of the same dtype, out likewise.
       bias: [out], or None.
       activation: a name, or None.
       tile: by default what suits the shapes.
@@ -34,7 +28,7 @@ def fused_linear(
     Returns:
       [rows, out].
     """
-    return _dense_stack.forward(x, (kernel,), (bias,), (activation,), tile)
+    return _dense_forward.forward(x, (kernel,), (bias,), (activation,), tile)
 
 
 def fused_linear_backward(
@@ -46,7 +40,7 @@ def fused_linear_backward(
     activation: str | None,
     tile: BackwardTile | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Gradients to ``x``, ``kernel`` and ``bias``, in one pass; sums in a fixed order.
+    """Gradients to ``x``, ``kernel`` and ``bias``; sums in a fixed order.
 
     Args:
       x: as in ``fused_linear``.

@@ -1,4 +1,8 @@
-"""Linear layers with an activation between them, whose weights all fit shared memory."""
+"""Linear layers with an activation between them.
+
+Layers that fit shared memory together are one kernel; of others there is one after the other, and
+what is between them goes through memory.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,13 @@ from collections.abc import Sequence
 
 import jax
 
-from pallas_kernels import _dense_backward, _dense_stack
-from pallas_kernels._dense_backward import BackwardTile
-from pallas_kernels._dense_stack import DenseTile, Stack
+from pallas_kernels import _dense_backward, _dense_forward
+from pallas_kernels._dense_activations import ACTIVATIONS
+from pallas_kernels._dense_forward import DenseTile
+from pallas_kernels._dense_plan import BackwardTile
+from pallas_kernels._dense_stack import Stack
 
-
-def tiles(
-    x, kernels, biases, activation: str | None
-) -> tuple[DenseTile | None, BackwardTile | None]:
-    """What ``fused_mlp`` and ``fused_mlp_backward`` choose, None where nothing fits."""
-    stack = Stack.of(x, kernels, biases, _activations(kernels, activation))
-    return DenseTile.choose(stack), BackwardTile.choose(stack)
+_Group = tuple[int, int]  # the first layer, and the one behind the last
 
 
 def fused_mlp(
@@ -24,21 +24,19 @@ def fused_mlp(
     kernels: Sequence[jax.Array],
     biases: Sequence[jax.Array | None],
     activation: str | None,
-    tile: DenseTile | None = None,
 ) -> jax.Array:
     """``h ← activation(h @ kernel + bias)``, the last layer linear; hidden ones rounded too.
 
     Args:
       x: [rows, in], bfloat16 or float16.
-      kernels: [in, out] each, multiples of 64.
+      kernels: [in, out] each, multiples of 64 up to 256.
       biases: [out] or None, each.
       activation: between the layers, a name or None.
-      tile: by default what suits the shapes.
 
     Returns:
       [rows, last out].
     """
-    return _dense_stack.forward(x, kernels, biases, _activations(kernels, activation), tile)
+    return _forward(x, kernels, biases, (*[activation] * (len(kernels) - 1), None))
 
 
 def fused_mlp_backward(
@@ -47,24 +45,66 @@ def fused_mlp_backward(
     biases: Sequence[jax.Array | None],
     dy: jax.Array,
     activation: str | None,
-    tile: BackwardTile | None = None,
 ) -> tuple[jax.Array, Sequence[jax.Array], Sequence[jax.Array | None]]:
-    """Gradients to the first three arguments, in one pass; sums in a fixed order.
+    """Gradients to the first three arguments; sums in a fixed order.
+
+    One or two layers are gone back through at once, and what they read is recomputed.
 
     Args:
       x: as in ``fused_mlp``.
-      kernels: one or two.
-      biases: as in ``fused_mlp``.
+      kernels: likewise.
+      biases: likewise.
       dy: [rows, last out].
       activation: as in ``fused_mlp``.
-      tile: by default what suits the shapes.
 
     Returns:
       Of the shapes and dtypes of the arguments.
     """
-    activations = _activations(kernels, activation)
-    return _dense_backward.backward(x, kernels, biases, None, dy, activations, tile)
+    last = len(kernels)
+    groups = backward_groups(Stack.of(x, kernels, biases, [activation] * last))
+    inputs = [x]
+    for start, stop in groups[:-1]:
+        layers = kernels[start:stop], biases[start:stop]
+        inputs.append(_forward(inputs[-1], *layers, [activation] * (stop - start)))
+    gated = activation is not None and ACTIVATIONS[activation].of_output
+    dkernels, dbiases = [], []
+    for h, (start, stop) in reversed(list(zip(inputs, groups, strict=True))):
+        # The kernel above has gone back through an activation that it could tell from its input.
+        behind = None if gated or stop == last else activation
+        activations = (*[activation] * (stop - start - 1), behind)
+        below = activation if gated and start > 0 else None
+        layers = kernels[start:stop], biases[start:stop]
+        dy, *made = _dense_backward.backward(h, *layers, None, dy, activations, below=below)
+        dkernels[:0], dbiases[:0] = made
+    return dy, tuple(dkernels), tuple(dbiases)
 
 
-def _activations(kernels, activation: str | None) -> tuple[str | None, ...]:
-    return (*[activation] * (len(kernels) - 1), None)
+def forward_groups(stack: Stack) -> list[_Group]:
+    """Layers that are one kernel: from the first on, as many as fit."""
+    groups = [(0, 1)]
+    for layer in range(1, stack.layers):
+        start, _ = groups[-1]
+        if DenseTile.choose(stack.part(start, layer + 1)) is None:
+            groups.append((layer, layer + 1))
+        else:
+            groups[-1] = (start, layer + 1)
+    return groups
+
+
+def backward_groups(stack: Stack) -> list[_Group]:
+    """From the last on, two layers if they fit; behind the second must be nothing to go through."""
+    groups, stop = [], stack.layers
+    while stop > 0:
+        free = stop == stack.layers or stack.last is None or stack.last.of_output
+        pair = stop > 1 and free and BackwardTile.choose(stack.part(stop - 2, stop).linear_last())
+        start = stop - 2 if pair else stop - 1
+        groups.insert(0, (start, stop))
+        stop = start
+    return groups
+
+
+def _forward(x, kernels, biases, activations) -> jax.Array:
+    for start, stop in forward_groups(Stack.of(x, kernels, biases, activations)):
+        layers = (some[start:stop] for some in (kernels, biases, activations))
+        x = _dense_forward.forward(x, *layers)
+    return x

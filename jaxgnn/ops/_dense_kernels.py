@@ -10,9 +10,7 @@ import jax
 from jaxgnn.ops import _dispatch as dispatch
 
 _DTYPES = ("bfloat16", "float16")
-_LEAST_WIDTH = 64
-FITS_SHARED_MEMORY = "weights fit shared memory, up to 256 wide"
-FITS_REGISTERS = "gradients fit registers: one or two layers of at most 16,384 weights each"
+_LEAST_WIDTH, _MOST_WIDTH = 64, 256
 
 
 def kernel(
@@ -34,19 +32,14 @@ def kernel(
 
 
 def layer_limits(x: Any, kernels: Any) -> str | None:
-    """Why kernels take no layers of such widths here, whatever fits."""
+    """Why kernels do not take these layers here, or None."""
     if x.dtype.name not in _DTYPES:
         return f"needs {' or '.join(_DTYPES)} values, got {x.dtype.name}"
     for width in (x.shape[-1], *(k.shape[1] for k in kernels)):
-        if width == 0 or width % _LEAST_WIDTH:
-            return f"needs widths that are multiples of {_LEAST_WIDTH}, got {width}"
+        if width == 0 or width % _LEAST_WIDTH or width > _MOST_WIDTH:
+            known = f"multiples of {_LEAST_WIDTH} up to {_MOST_WIDTH}"
+            return f"needs widths that are {known}, got {width}"
     return _device_limits()
-
-
-def fitting(tile: Any, x: Any, kernels: Any, what: str) -> str | None:
-    """The reason if no ``tile`` was found that has room for ``what``."""
-    widths = " → ".join(str(width) for width in (x.shape[-1], *(k.shape[1] for k in kernels)))
-    return f"needs layers whose {what}, got widths {widths}" if tile is None else None
 
 
 def _device_limits() -> str | None:

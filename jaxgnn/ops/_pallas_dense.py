@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import jax
 from jaxtyping import Array, Float
 
 from jaxgnn.ops._pallas_call import compiled, flat_tokens, vary_like
-
-
-def linear_tiles(x: Any, kernel: Any, bias: Any, activation: str | None) -> tuple[Any, Any]:
-    """How kernels would divide ``fused_linear`` and its backward pass, None where they do not."""
-    from pallas_kernels import fused_linear as kernels
-
-    return kernels.tiles(_rows_of(x), kernel, bias, activation)
 
 
 @partial(compiled, static_argnames=("activation", "precision"))
@@ -58,13 +49,6 @@ def fused_linear_backward(
     return dx.reshape(x.shape), dkernel, dbias
 
 
-def mlp_tiles(x: Any, layers: Any, biases: Any, activation: str | None) -> tuple[Any, Any]:
-    """How kernels would divide ``fused_mlp`` and its backward pass, None where they do not."""
-    from pallas_kernels import fused_mlp as kernels
-
-    return kernels.tiles(_rows_of(x), layers, biases, activation)
-
-
 @partial(compiled, static_argnames=("activation", "precision"))
 def fused_mlp(
     x: Float[Array, "*batch in"],
@@ -100,8 +84,3 @@ def fused_mlp_backward(
     made = kernels.fused_mlp_backward(flat, layers, biases, dy, activation)
     dx, dkernels, dbiases = jax.tree.map(partial(vary_like, x), made)
     return dx.reshape(x.shape), tuple(dkernels), tuple(dbiases)
-
-
-def _rows_of(x: Any) -> jax.ShapeDtypeStruct:
-    """The form of ``x``, its leading axes as one."""
-    return jax.ShapeDtypeStruct((math.prod(x.shape[:-1]), x.shape[-1]), x.dtype)

@@ -13,8 +13,8 @@ from jaxgnn.graph import CBSR
 from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops import _pallas_dense as pallas
 from jaxgnn.ops._checks import check_choice, check_float
-from jaxgnn.ops._dense_kernels import FITS_REGISTERS, FITS_SHARED_MEMORY, fitting, layer_limits
 from jaxgnn.ops._dense_kernels import kernel as kernel_table
+from jaxgnn.ops._dense_kernels import layer_limits
 from jaxgnn.ops._linear_checks import check_layer, check_options
 from jaxgnn.ops.maxk import check_k, maxk
 from jaxgnn.ops.reference import fused_linear as reference
@@ -22,18 +22,9 @@ from jaxgnn.ops.reference._activations import Name as Activation
 from jaxgnn.ops.reference.fused_linear import Precision
 
 
-def _limits(x, kernel, bias, *, activation, precision) -> str | None:
-    del precision  # products of 16-bit numbers are exact
-    return layer_limits(x, (kernel,)) or fitting(
-        pallas.linear_tiles(x, kernel, bias, activation)[0], x, (kernel,), FITS_SHARED_MEMORY
-    )
-
-
-def _backward_limits(x, kernel, bias, y, dy, *, activation, precision) -> str | None:
-    del y, dy, precision
-    return layer_limits(x, (kernel,)) or fitting(
-        pallas.linear_tiles(x, kernel, bias, activation)[1], x, (kernel,), FITS_REGISTERS
-    )
+def _limits(x, kernel, *arrays, activation, precision) -> str | None:
+    del arrays, activation, precision  # products of 16-bit numbers are exact
+    return layer_limits(x, (kernel,))
 
 
 FUSED_LINEAR = kernel_table(
@@ -43,7 +34,7 @@ BACKWARD = kernel_table(
     "fused_linear.backward",
     reference.fused_linear_backward,
     pallas.fused_linear_backward,
-    limits=_backward_limits,
+    limits=_limits,
 )
 
 

@@ -11,31 +11,16 @@ from jaxtyping import Array, Float
 from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops import _pallas_dense as pallas
 from jaxgnn.ops._checks import check_float
-from jaxgnn.ops._dense_kernels import (
-    FITS_REGISTERS,
-    FITS_SHARED_MEMORY,
-    fitting,
-    kernel,
-    layer_limits,
-)
+from jaxgnn.ops._dense_kernels import kernel, layer_limits
 from jaxgnn.ops._linear_checks import check_layers, check_options
 from jaxgnn.ops.reference import fused_mlp as reference
 from jaxgnn.ops.reference._activations import Name as Activation
 from jaxgnn.ops.reference.fused_linear import Precision
 
 
-def _limits(x, kernels, biases, *, activation, precision) -> str | None:
-    del precision  # products of 16-bit numbers are exact
-    return layer_limits(x, kernels) or fitting(
-        pallas.mlp_tiles(x, kernels, biases, activation)[0], x, kernels, FITS_SHARED_MEMORY
-    )
-
-
-def _backward_limits(x, kernels, biases, dy, *, activation, precision) -> str | None:
-    del dy, precision
-    return layer_limits(x, kernels) or fitting(
-        pallas.mlp_tiles(x, kernels, biases, activation)[1], x, kernels, FITS_REGISTERS
-    )
+def _limits(x, kernels, *arrays, activation, precision) -> str | None:
+    del arrays, activation, precision  # products of 16-bit numbers are exact
+    return layer_limits(x, kernels)
 
 
 FUSED_MLP = kernel("fused_mlp", reference.fused_mlp, pallas.fused_mlp, limits=_limits)
@@ -43,7 +28,7 @@ BACKWARD = kernel(
     "fused_mlp.backward",
     reference.fused_mlp_backward,
     pallas.fused_mlp_backward,
-    limits=_backward_limits,
+    limits=_limits,
 )
 
 

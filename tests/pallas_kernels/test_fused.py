@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -15,26 +16,44 @@ from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops.reference import fused_linear as linear_reference
 from jaxgnn.ops.reference import fused_mlp as mlp_reference
 from jaxgnn.testing import assert_close, random_array, to_float64
-from pallas_kernels import _dense_activations, _dense_stack, fused_linear, fused_mlp
-from pallas_kernels._dense_backward import BackwardTile
-from pallas_kernels._dense_stack import SHARED_BYTES, DenseTile, Stack
+from pallas_kernels import (
+    _dense_activations,
+    _dense_backward,
+    _dense_forward,
+    _dense_stack,
+    fused_linear,
+    fused_mlp,
+)
+from pallas_kernels._dense_forward import DenseTile
+from pallas_kernels._dense_plan import BackwardTile
+from pallas_kernels._dense_stack import SHARED_BYTES, Stack
 from tests.ops._linear import VALUES, features, layers
 
 DTYPES = ("bfloat16", "float16")
 PALLAS = {"implementation": "pallas"}
-# Two blocks, whose warpgroups have several tiles and reuse their slots.
-FORWARD = DenseTile(blocks=2, warpgroups=1, slots=2)
-# (rows, widths, activation, dtype): a lone row, rows behind the last of a tile and of eight.
+# Two blocks, whose warpgroups have several tiles and reuse their slots; and warpgroups that take
+# turns at slots that are no multiple of them.
+FORWARD = (
+    DenseTile(blocks=2, warpgroups=1, slots=2),
+    DenseTile(blocks=1, warpgroups=2, slots=3),
+)
+ALONE = BackwardTile(blocks=2, parts=1, teams=1, members=1, slots=2, brief=2)
+TEAMS = BackwardTile(blocks=2, parts=1, teams=2, members=1, slots=1, brief=1)
+MEMBERS = BackwardTile(blocks=2, parts=1, teams=1, members=2, slots=2, brief=1)
+PARTS = BackwardTile(blocks=1, parts=2, teams=1, members=2, slots=2, brief=1)
+# (rows, widths, activation, dtype, tile): a lone row, rows behind the last of a tile and of eight;
+# a part that has no chunk for one of its walkers, and biases that parts can not share.
 LINEAR = [
-    (1, (64, 64), "silu", "bfloat16"),
-    (203, (64, 128), "relu", "bfloat16"),
-    (203, (64, 64), None, "float16"),
-    (64, (64, 64), "squared_relu", "bfloat16"),
+    (1, (64, 64), "silu", "bfloat16", ALONE),
+    (203, (128, 128), "relu", "bfloat16", PARTS),
+    (203, (128, 64), None, "float16", PARTS),
+    (203, (64, 128), "squared_relu", "bfloat16", TEAMS),
 ]
+# The last has two summers.
 MLP = [
-    (1, (64, 64, 64), "relu", "bfloat16"),
-    (203, (64, 128, 64), "gelu", "bfloat16"),
-    (72, (128, 64, 64), "squared_relu", "float16"),
+    (1, (64, 64, 64), "relu", "bfloat16", ALONE),
+    (203, (64, 128, 64), "gelu", "bfloat16", TEAMS),
+    (72, (128, 128, 64), "squared_relu", "float16", MEMBERS),
 ]
 
 
@@ -76,42 +95,77 @@ def _assert_all_close(actual, expected, dtype, length):
         assert_close(a, e, reduction_length=length, operands=dtype, err_msg=f"result {i}")
 
 
-@pytest.mark.parametrize("rows, widths, activation, dtype", LINEAR)
-def test_linear_and_its_gradients(rows, widths, activation, dtype):
+@pytest.mark.parametrize("rows, widths, activation, dtype, tile", LINEAR)
+def test_linear_and_its_gradients(rows, widths, activation, dtype, tile):
     x, (kernel,), (bias,), dy = _inputs(rows, widths, dtype)
     options = {"activation": activation, "precision": None}
     exact = _exactly(linear_reference.fused_linear, x, kernel, bias, **options)
     known = exact.astype(dtype) if linear_reference.saves_output(activation) else None
-    backward = BackwardTile(blocks=2, walkers=1, slots=2, summers=((0,),))
     with _interpreted():
-        y = fused_linear.fused_linear(x, kernel, bias, activation, FORWARD)
-        made = fused_linear.fused_linear_backward(x, kernel, bias, known, dy, activation, backward)
+        y = fused_linear.fused_linear(x, kernel, bias, activation, FORWARD[rows % 2])
+        made = fused_linear.fused_linear_backward(x, kernel, bias, known, dy, activation, tile)
     _assert_all_close(y, exact, dtype, widths[0])
     given = (x, kernel, bias, known, dy)
     exact = _exactly(linear_reference.fused_linear_backward, *given, **options)
     _assert_all_close(made, exact, dtype, max(rows, *widths))
 
 
-@pytest.mark.parametrize("rows, widths, activation, dtype", MLP)
-def test_mlp_and_its_gradients(rows, widths, activation, dtype):
+@pytest.mark.parametrize("rows, widths, activation, dtype, tile", MLP)
+def test_mlp_and_its_gradients(rows, widths, activation, dtype, tile):
     x, kernels, biases, dy = _inputs(rows, widths, dtype)
-    options = {"activation": activation, "precision": None}
-    # Walkers that take turns beside one summer, and one beside two.
-    summers = ((0, 1),) if rows > 100 else ((0,), (1,))
-    backward = BackwardTile(blocks=2, walkers=3 - len(summers), slots=1, summers=summers)
+    activations, layers = (activation, None), (kernels, biases)
     with _interpreted():
-        y = fused_mlp.fused_mlp(x, kernels, biases, activation, FORWARD)
-        made = fused_mlp.fused_mlp_backward(x, kernels, biases, dy, activation, backward)
-    exact = _exactly(mlp_reference.fused_mlp, x, kernels, biases, **options)
+        y = _dense_forward.forward(x, *layers, activations, FORWARD[0])
+        made = _dense_backward.backward(x, *layers, None, dy, activations, tile)
+    options = {"activation": activation, "precision": None}
+    exact = _exactly(mlp_reference.fused_mlp, x, *layers, **options)
     _assert_all_close(y, exact, dtype, max(widths))
-    exact = _exactly(mlp_reference.fused_mlp_backward, x, kernels, biases, dy, **options)
+    exact = _exactly(mlp_reference.fused_mlp_backward, x, *layers, dy, **options)
     _assert_all_close(made, exact, dtype, max(rows, *widths))
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_layers_that_do_not_fit_together_are_several_kernels(activation):
+    widths = (256, 256, 64)
+    x, kernels, biases, dy = _inputs(72, widths, "bfloat16")
+    with _interpreted():
+        y = fused_mlp.fused_mlp(x, kernels, biases, activation)
+        made = fused_mlp.fused_mlp_backward(x, kernels, biases, dy, activation)
+    options = {"activation": activation, "precision": None}
+    exact = _exactly(mlp_reference.fused_mlp, x, kernels, biases, **options)
+    _assert_all_close(y, exact, "bfloat16", 256)
+    exact = _exactly(mlp_reference.fused_mlp_backward, x, kernels, biases, dy, **options)
+    _assert_all_close(made, exact, "bfloat16", 256)
+
+
+def _stack(widths, activation="gelu"):
+    layers = len(widths) - 1
+    return Stack(widths, (True,) * layers, (activation,) * layers, jnp.dtype("bfloat16"))
+
+
+@pytest.mark.parametrize("widths", [*itertools.product((64, 128, 192, 256), repeat=2)])
+def test_all_widths_have_tiles(widths):
+    for activation in VALUES:
+        stack = _stack(widths, activation)
+        assert DenseTile.choose(stack) and BackwardTile.choose(stack.linear_last())
+        if BackwardTile.choose(stack) is None:
+            assert not stack.last.of_output and DenseTile.choose_pull_back(stack)
+
+
+def test_groups_of_layers():
+    """Two layers in a backward kernel, if what is behind them can be told from the result."""
+    deep = (128,) * 5
+    assert fused_mlp.forward_groups(_stack(deep)) == [(0, 4)]
+    assert fused_mlp.backward_groups(_stack(deep)) == [(0, 1), (1, 2), (2, 4)]
+    assert fused_mlp.backward_groups(_stack(deep, "relu")) == [(0, 2), (2, 4)]
+    wide = _stack((256, 256, 256, 64), "relu")
+    assert fused_mlp.forward_groups(wide) == fused_mlp.backward_groups(wide)
 
 
 def test_three_layers_forward():
     x, kernels, biases, _ = _inputs(9, (64, 128, 64, 64), "bfloat16")
     with _interpreted():
-        y = fused_mlp.fused_mlp(x, kernels, biases, "silu", FORWARD)
+        y = _dense_forward.forward(x, kernels, biases, ("silu", "silu", None), FORWARD[1])
     options = {"activation": "silu", "precision": None}
     exact = _exactly(mlp_reference.fused_mlp, x, kernels, biases, **options)
     _assert_all_close(y, exact, "bfloat16", 128)
@@ -126,16 +180,18 @@ def test_activations_are_those_of_the_reference(name):
     z = np.concatenate([np.linspace(-30, 30, 6001), [-1e5, -100, -0.0, 100, 1e5]])
     with jax.enable_x64(True):
         value = reference.value(jnp.asarray(z))
-        known = value if mine.of_output else jnp.asarray(z)
-        slope = reference.derivative(known)
-    z, known = (jnp.asarray(a, jnp.float32) for a in (z, known))
+        slope = reference.derivative(value if mine.of_output else jnp.asarray(z))
+    z, y = (jnp.asarray(a, jnp.float32) for a in (z, value))
+    known = y if mine.of_output else mine.value_and_slope(z)[1]
     np.testing.assert_allclose(mine.value(z), value, rtol=2e-6, atol=1e-6)
-    np.testing.assert_allclose(mine.derivative(known), slope, rtol=2e-6, atol=3e-6)
+    made = mine.pull_back(known, jnp.ones_like(z))
+    np.testing.assert_allclose(made, slope, rtol=2e-6, atol=3e-6)
 
 
 def test_a_unit_that_is_off_passes_nothing_on():
-    slope, dy = jnp.array([0.0, 1.0, 0.5]), jnp.array([jnp.inf, 3.0, -2.0])
-    assert _dense_activations.pull_back(slope, dy).tolist() == [0.0, 3.0, -1.0]
+    known, dy = jnp.array([0.0, 1.0, 0.25]), jnp.array([jnp.inf, 3.0, -2.0])
+    made = [a.pull_back(known, dy).tolist() for a in _dense_activations.ACTIVATIONS.values()]
+    assert sorted(made) == [[0.0, 3.0, -2.0], *[[0.0, 3.0, -0.5]] * 4, [0.0, 6.0, -2.0]]
 
 
 @pytest.fixture
@@ -191,11 +247,32 @@ def test_any_number_of_rows_goes_to_the_kernels_as_it_is():
     assert not [line for line in touching if not any(word in line for word in known)]
 
 
+# Kernels of the forward pass, and with gradients. Where two layers do not fit, what the second
+# reads is recomputed; and in front of blocks that share columns, gelu has a kernel of its own.
+WIDE_AND_DEEP = {
+    ((256, 256), "relu"): (1, 2),
+    ((64, 256), "gelu"): (1, 2),
+    ((256, 64, 128), "relu"): (1, 2),
+    ((64, 128, 128, 64), "gelu"): (1, 4),
+    ((256, 256, 256), "relu"): (2, 5),
+    ((256, 256, 256), "gelu"): (2, 6),
+}
+
+
 @pytest.mark.usefixtures("as_on_a_gpu")
-@pytest.mark.parametrize("widths", [(256, 256), (64, 256), (256, 64, 128), (64, 128, 128, 64)])
-def test_wide_and_deep_layers_lower(widths):
-    mlp = functools.partial(ops.fused_mlp, activation="relu", **PALLAS)
-    assert len(_kernels(mlp, *_mlp_structs((232_965,), widths))) == 1
+@pytest.mark.parametrize("widths, activation", WIDE_AND_DEEP)
+def test_wide_and_deep_layers_lower(widths, activation):
+    mlp = functools.partial(ops.fused_mlp, activation=activation, **PALLAS)
+    inputs = _mlp_structs((232_965,), widths)
+    both = _with_gradients(mlp, *inputs)
+    assert (len(_kernels(mlp, *inputs)), len(_kernels(*both))) == WIDE_AND_DEEP[widths, activation]
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_a_wide_layer_whose_slope_is_recomputed_lowers():
+    linear = functools.partial(ops.fused_linear, activation="mish", **PALLAS)
+    x, (kernel,), (bias,) = _mlp_structs((232_965,), (256, 256))
+    assert len(_kernels(*_with_gradients(linear, x, kernel, bias))) == 3
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
@@ -222,38 +299,28 @@ def test_none_does_not_take_what_was_not_measured():
 
 
 REFUSED = {
-    "multiples of 64, got 96": ((64, 96, 64), "bfloat16"),
+    "multiples of 64 up to 256, got 96": ((64, 96, 64), "bfloat16"),
+    "multiples of 64 up to 256, got 320": ((64, 320), "float16"),
     "bfloat16 or float16 values, got float32": ((64, 64), "float32"),
-    "shared memory, up to 256 wide, got widths 256 → 256 → 256": ((256, 256, 256), "bfloat16"),
-    "up to 256 wide, got widths 64 → 320": ((64, 320), "float16"),
-}
-REFUSED_BACKWARD = {
-    "16,384 weights each, got widths 256 → 256": ((256, 256), "bfloat16"),
-    "one or two layers .* got widths 64 → 64 → 64 → 64": ((64, 64, 64, 64), "bfloat16"),
 }
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
-@pytest.mark.parametrize("message", [*REFUSED, *REFUSED_BACKWARD])
+@pytest.mark.parametrize("message", REFUSED)
 def test_what_the_kernels_do_not_take_is_named(message):
-    widths, dtype = (REFUSED | REFUSED_BACKWARD)[message]
+    widths, dtype = REFUSED[message]
     mlp = functools.partial(ops.fused_mlp, activation="relu", **PALLAS)
-    inputs = _mlp_structs((100,), widths, dtype)
-    if message in REFUSED_BACKWARD:
-        jax.eval_shape(mlp, *inputs)
-        mlp, *_ = _with_gradients(mlp)
     with pytest.raises(NotImplementedError, match=message):
-        jax.eval_shape(mlp, *inputs)
+        jax.eval_shape(mlp, *_mlp_structs((100,), widths, dtype))
 
 
 @pytest.mark.parametrize(
     "widths", [(64, 64), (128, 128), (256, 256), (64, 64, 64), (128, 128, 128)]
 )
 def test_tiles_read_ahead_within_shared_memory(widths):
-    x, kernels, biases = _mlp_structs((1000,), widths)
-    stack = Stack.of(x, kernels, biases, (None,) * len(kernels))
+    stack = _stack(widths)
     tile = DenseTile.choose(stack)
-    assert tile.slots > 1
-    held = tile.warpgroups * tile.slots * 64 * max(widths) * 2
+    assert tile.slots > tile.warpgroups
+    held = tile.slots * 64 * max(widths) * 2
     assert held + stack.parameter_bytes() <= SHARED_BYTES
     assert tile.limited_to(65).blocks == 2

@@ -1,0 +1,260 @@
+"""The forward pass of a stack of dense layers, and the gradient to its last preactivation.
+
+The warpgroups of a block take turns at its tiles of rows. A tile stays in its place in shared
+memory from the input to the output, as every layer overwrites what it read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels import _dense_stack as dense
+from pallas_kernels._dense_stack import BLOCK, PART, WARPGROUP, Ring, Stack, Stream
+
+# A thread has 128 sums of 256 columns, for which only two warpgroups have registers.
+_NARROW, _MANY, _FEW = 128, 4, 2
+_AHEAD = 4  # tiles for each warpgroup
+
+
+@dataclass(frozen=True)
+class DenseTile:
+    """How blocks and warpgroups share the work.
+
+    Attributes:
+      blocks: at most this many have the same columns; with all parts one a multiprocessor.
+      warpgroups: that take turns at the tiles of a block.
+      slots: tiles in shared memory, those read ahead and those worked on.
+      parts: blocks that share the columns of the result.
+    """
+
+    blocks: int
+    warpgroups: int
+    slots: int
+    parts: int = 1
+
+    @classmethod
+    def choose(cls, stack: Stack) -> DenseTile | None:
+        """The heuristic of the forward pass: what fits, or None."""
+        if max(stack.widths) > dense.MOST_WIDTH:
+            return None
+        # Layers one by one are better than a stack that leaves no room to read ahead.
+        least = 2 if stack.layers == 1 else 3
+        return cls._fitting(stack, stack.row_bytes(max(stack.widths)), least)
+
+    @classmethod
+    def choose_pull_back(cls, stack: Stack) -> DenseTile | None:
+        """The heuristic of ``pull_back``: the fewest parts that leave room to read ahead."""
+        before, after = stack.widths
+        if max(stack.widths) > dense.MOST_WIDTH:
+            return None
+        chunks = after // dense.COLUMNS
+        for parts in (n for n in range(1, chunks + 1) if chunks % n == 0):
+            tile = cls._fitting(stack, stack.row_bytes(before, after // parts), 3, parts)
+            if tile is not None:
+                return tile
+        return None
+
+    @classmethod
+    def _fitting(cls, stack: Stack, slot: int, least: int, parts: int = 1) -> DenseTile | None:
+        fitting = (dense.SHARED_BYTES - stack.parameter_bytes(parts)) // slot
+        if fitting < least:
+            return None
+        most = _MANY if max(stack.widths[1:]) // parts <= _NARROW else _FEW
+        warpgroups = min(most, fitting - 1)
+        slots = min(fitting, _AHEAD * warpgroups)
+        if slots >= 2 * warpgroups:
+            slots -= slots % warpgroups
+        return cls(dense.MULTIPROCESSORS // parts, warpgroups, slots, parts)
+
+    @property
+    def barriers(self) -> int:
+        """One for each pair of a slot and a warpgroup that waits for it."""
+        return math.lcm(self.slots, self.warpgroups)
+
+    def limited_to(self, rows: int) -> DenseTile:
+        """Without blocks that would have no rows."""
+        return dataclasses.replace(self, blocks=min(self.blocks, -(-rows // dense.ROWS)))
+
+
+def forward(x, kernels, biases, activations, tile: DenseTile | None = None) -> jax.Array:
+    """The output of the last layer.
+
+    Args:
+      x: [rows, width], bfloat16 or float16.
+      kernels: [width of the layer before, width] each, multiples of 64.
+      biases: [width] or None, each.
+      activations: name or None, each.
+      tile: by default what suits the shapes.
+
+    Returns:
+      [rows, last width], of the dtype of ``x``.
+    """
+    stack = Stack.of(x, kernels, biases, activations)
+    return _launch("dense_forward", stack, tile or DenseTile.choose(stack), [x], kernels, biases)
+
+
+def pull_back(x, kernel, bias, activation: str, dy, tile: DenseTile | None = None) -> jax.Array:
+    """``dy activation'(x @ kernel + bias)``, where the preactivation is not known.
+
+    Args:
+      x: [rows, width], bfloat16 or float16.
+      kernel: [width, last width], multiples of 64.
+      bias: [last width] or None.
+      activation: one that is not ``of_output``.
+      dy: [rows, last width].
+      tile: by default what suits the shapes.
+
+    Returns:
+      [rows, last width], of the dtype of ``x``.
+    """
+    stack = Stack.of(x, (kernel,), (bias,), (activation,))
+    tile = tile or DenseTile.choose_pull_back(stack)
+    return _launch("dense_pull_back", stack, tile, [x, dy], (kernel,), (bias,))
+
+
+def _launch(name: str, stack: Stack, tile: DenseTile | None, streams, kernels, biases) -> jax.Array:
+    if tile is None:
+        raise ValueError(f"layers of widths {stack.widths} do not fit shared memory")
+    rows, x = streams[0].shape[0], streams[0]
+    if rows == 0:
+        return jnp.zeros((0, stack.widths[-1]), x.dtype)
+    tile = tile.limited_to(rows)
+    call = dense.launch(
+        functools.partial(_forward, stack, tile),
+        name,
+        jax.ShapeDtypeStruct((rows, stack.widths[-1]), x.dtype),
+        (tile.blocks, tile.parts),
+        tile.warpgroups,
+        _scratch(stack, tile, len(streams)),
+    )
+    return call(streams, tuple(kernels), tuple(b for b in biases if b is not None))
+
+
+def _scratch(stack: Stack, tile: DenseTile, streams: int) -> dict:
+    """The layers' parameters, of the last its part of the columns; and the ring."""
+    widths = [*stack.widths[:-1], stack.widths[-1] // tile.parts]
+    biases = (width for width, biased in zip(widths[1:], stack.biased, strict=True) if biased)
+    streamed = [widths[0], widths[-1]][:streams]
+    room = [max(widths)] if streams == 1 else streamed
+    places, barriers = (tile.slots,), (tile.barriers,)
+    return {
+        "kernels": [dense.tiles(stack.dtype, 1, *shape) for shape in itertools.pairwise(widths)],
+        "biases": [plgpu.SMEM((width,), stack.dtype) for width in biases],
+        "ring": Ring.form(stack.dtype, streamed, places, barriers=barriers, room=room),
+        "loaded": plgpu.Barrier(num_arrivals=stack.layers + sum(stack.biased)),
+    }
+
+
+def _forward(stack: Stack, tile: DenseTile, scratch, sources, kernels, biases, result) -> None:
+    """A warpgroup's part."""
+    x, *dy = sources
+    share = stack.widths[-1] // tile.parts
+    first = 0
+    if tile.parts > 1:  # of one layer
+        first = lax.axis_index(PART) * share
+        kernels = [kernel.at[:, pl.ds(first, share)] for kernel in kernels]
+        biases = [bias.at[pl.ds(first, share)] for bias in biases]
+    targets = [*(kernel.at[0] for kernel in scratch["kernels"]), *scratch["biases"]]
+    dense.ask_for([*kernels, *biases], targets, scratch["loaded"])
+    streams = [Stream(x, stack.widths[0]), *(Stream(array, share, first) for array in dy)]
+    ring = Ring(scratch["ring"], streams)
+    _Worker(stack, tile, scratch["kernels"], scratch["biases"], ring, result, first, bool(dy)).run(
+        lambda: plgpu.barrier_wait(scratch["loaded"])
+    )
+
+
+@dataclass(frozen=True)
+class _Worker:
+    """A warpgroup that goes through tiles.
+
+    Attributes:
+      stack: the layers.
+      tile: who does what.
+      kernels: in shared memory.
+      biases: in shared memory, those that there are.
+      ring: of x, and of dy where the gradient is asked for.
+      result: in memory.
+      first: of the columns that the block makes.
+      pulls_back: whether the gradient is asked for.
+    """
+
+    stack: Stack
+    tile: DenseTile
+    kernels: Sequence
+    biases: Sequence
+    ring: Ring
+    result: Any
+    first: Any
+    pulls_back: bool
+
+    def run(self, parameters_are_there) -> None:
+        """The tiles of the block whose number is the warpgroup's, modulo warpgroups."""
+        tile, warpgroup, block = self.tile, lax.axis_index(WARPGROUP), lax.axis_index(BLOCK)
+        count = dense.own_tiles(self.result.shape[0], block, tile.blocks)
+
+        def rows(n):
+            return dense.rows_of(block + n * tile.blocks)
+
+        def load(n):
+            place, barrier = lax.rem(n, tile.slots), lax.rem(n, tile.barriers)
+            pl.when(n < count)(lambda: self.ring.load(rows(n), (place,), (barrier,)))
+
+        def reload(n):
+            """Into the place of the tile before, once that was written from there."""
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            before = n - tile.warpgroups
+            pl.when(before >= 0)(lambda: load(before + tile.slots))
+
+        for turn in range(-(-tile.slots // tile.warpgroups)):
+            n = warpgroup + turn * tile.warpgroups
+            pl.when(n < tile.slots)(functools.partial(load, n))
+        parameters_are_there()
+
+        @pl.loop(0, dense.own(count, warpgroup, tile.warpgroups))
+        def _(i):
+            n = warpgroup + i * tile.warpgroups
+            self.ring.wait((lax.rem(n, tile.barriers),))
+            kernels = [kernel.at[dense.zero_in(i)] for kernel in self.kernels]
+            self._make(rows(n), kernels, (lax.rem(n, tile.slots),), functools.partial(reload, n))
+
+        plgpu.wait_smem_to_gmem(0)
+
+    def _make(self, rows, kernels, place, reload) -> None:
+        """All layers of a tile."""
+        x, *dy = self.ring.held(place)
+        for layer, kernel in enumerate(kernels):
+            bias = self.stack.bias_of(self.biases, layer)
+            z = dense.product(*dense.by_chunks(x, kernel))
+            if layer == 0:
+                reload()
+            for chunk, part in enumerate(dense.columns_of(kernel.shape[1])):
+                made = dense.add_bias(z[:, part], bias, part)
+                target = (dy or [x])[0].at[chunk]
+                target[...] = self._activate(layer, made, target).astype(self.stack.dtype)
+            plgpu.commit_smem()
+        copied = self.ring.copied(place)[-1]
+        for chunk in range(kernels[-1].shape[1] // dense.COLUMNS):
+            columns = dense.columns_at(self.first, chunk)
+            plgpu.copy_smem_to_gmem(copied.at[chunk], self.result.at[rows, columns])
+
+    def _activate(self, layer: int, z, dy):
+        """The output, or the gradient to z where ``dy`` is a stream."""
+        activation = self.stack.activation(layer)
+        if activation is None:
+            return z
+        if not self.pulls_back:
+            return activation.value(z)
+        _, slope = activation.value_and_slope(z)
+        return activation.pull_back(slope, dense.load(dy))

@@ -1,0 +1,217 @@
+"""What there is to do in the backward pass of one or two dense layers, and who does it.
+
+Arithmetic of shapes only. Walkers and summers are those of ``_dense_backward``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from dataclasses import dataclass
+
+from pallas_kernels import _dense_stack as dense
+from pallas_kernels._dense_stack import COLUMNS, Stack
+
+MARKS = 8  # columns of the smallest product
+_MOST_LAYERS = 2
+_MOST_SUMMERS = 2
+_MOST_WARPGROUPS = 4
+# Tiles of each team, of the streams that are summed and of those that are not.
+_AHEAD = ((4, 2), (3, 2), (2, 2), (3, 1), (2, 1))
+_SUMS = 256  # columns of 64 rows that a warpgroup sums, in 128 registers a thread
+# Of a thread: what there is for four warpgroups, for each if none gives any away, and what a summer
+# needs beside its sums. They are given in eights.
+_REGISTERS, _FAIR_REGISTERS, _OTHER_REGISTERS = 512, 128, 32
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A chunk of 64 columns of what a layer reads, or of its ``dz``.
+
+    Attributes:
+      layer: 0 or 1.
+      chunk: its number.
+    """
+
+    layer: int
+    chunk: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """The backward pass of a stack, as far as a block has to do with it.
+
+    Attributes:
+      stack: the layers; the second of two has no activation.
+      parts: blocks that share the columns of ``x``.
+    """
+
+    stack: Stack
+    parts: int
+
+    @property
+    def share(self) -> int:
+        """Columns of x, and of dx, of a block."""
+        return self.stack.widths[0] // self.parts
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether the preactivation of the first layer is made again, from all columns of x."""
+        last = self.stack.last
+        return self.stack.layers > 1 or not (last is None or last.of_output)
+
+    @functools.cached_property
+    def summed(self) -> dict[str, int]:
+        """Widths of the streams that summers read: they stay until a tile is summed."""
+        last = self.stack.widths[-1]
+        return {"x": self.share} | ({"dy": last} if self.stack.last is None else {})
+
+    @functools.cached_property
+    def brief(self) -> dict[str, int]:
+        """Widths of the streams that only walkers read: their places are free once dz is made."""
+        width, last = self.stack.widths[-1], self.stack.last
+        if last is None:
+            return {}
+        return {"dy": width} | ({"y": width} if last.of_output else {})
+
+    @functools.cached_property
+    def kept(self) -> dict[str, int]:
+        """Widths of what walkers make for the summers."""
+        width, two = self.stack.widths[1], self.stack.layers > 1
+        made = {"hidden": width} if two else {}
+        return made | ({"dz": width} if two or self.stack.last is not None else {})
+
+    @functools.cached_property
+    def units(self) -> list[Unit]:
+        """Of what the sums of the kernels are: x, and dy of a second layer. Each takes 64 rows.
+
+        The sums of the first layer are ``xᵀ dz``; those of the second are transposed, ``dyᵀ h``.
+        """
+        first = [Unit(0, chunk) for chunk in range(self.share // COLUMNS)]
+        second = self.stack.widths[2] // COLUMNS if self.stack.layers > 1 else 0
+        return first + [Unit(1, chunk) for chunk in range(second)]
+
+    @functools.cached_property
+    def bias_units(self) -> list[Unit]:
+        """Of what the sums of the biases are: chunks of dz, numbered among those of a block."""
+        layers = itertools.compress(range(self.stack.layers), self.stack.biased)
+        return [
+            Unit(layer, chunk)
+            for layer in layers
+            for chunk in range(self.stack.widths[layer + 1] // COLUMNS // self._sharers(layer))
+        ]
+
+    def _sharers(self, layer: int) -> int:
+        """Parts that share the chunks of dz; each has all where these can not be divided."""
+        chunks = self.stack.widths[layer + 1] // COLUMNS
+        return 1 if chunks % self.parts else self.parts
+
+    def bias_chunk(self, unit: Unit, part):
+        """Its number among all chunks, in a block of this ``part``."""
+        own = self.stack.widths[unit.layer + 1] // COLUMNS // self._sharers(unit.layer)
+        return part * own + unit.chunk if self._sharers(unit.layer) > 1 else unit.chunk
+
+    def bias_places(self, layer: int) -> list[tuple[int, int, int]]:
+        """The part, the summer and the mark of each chunk of the layer's bias."""
+        return [
+            (part, *divmod(number, self.summers)[::-1])
+            for part in range(self._sharers(layer))
+            for number, unit in enumerate(self.bias_units)
+            if unit.layer == layer
+        ]
+
+    @property
+    def summers(self) -> int:
+        """Warpgroups whose registers hold all sums."""
+        each = _SUMS // self.stack.widths[1]
+        return -(-len(self.units) // each)
+
+    def share_of(self, summer: int) -> tuple[list[Unit], list[Unit]]:
+        """Units of the kernels and of the biases that a ``summer`` has; the latter by mark."""
+        each = -(-len(self.units) // self.summers)
+        units = self.units[summer * each : (summer + 1) * each]
+        return units, self.bias_units[summer :: self.summers]
+
+    @property
+    def marks(self) -> int:
+        """Of biases, for one summer."""
+        return -(-len(self.bias_units) // self.summers)
+
+    @property
+    def summer_registers(self) -> int:
+        """Of a thread that has the most sums."""
+        units = -(-len(self.units) // self.summers)
+        return units * self.stack.widths[1] // 2 + _OTHER_REGISTERS
+
+    def shared_bytes(self, slots: int, brief: int) -> int:
+        """Of a team's tiles in shared memory."""
+        row = [self.share, *self.kept.values()]
+        row += [*self.summed.values()] * slots + [*self.brief.values()] * brief
+        return self.stack.row_bytes(*row)
+
+
+@dataclass(frozen=True)
+class BackwardTile:
+    """How blocks and warpgroups share the work.
+
+    Attributes:
+      blocks: at most this many have the same columns; with all parts one a multiprocessor.
+      parts: blocks that share the columns of ``x``.
+      teams: tiles that the walkers of a block are at.
+      members: walkers of a team, which share the columns.
+      slots: tiles of each team in shared memory, of the streams that are summed.
+      brief: likewise of the streams that only walkers read.
+    """
+
+    blocks: int
+    parts: int
+    teams: int
+    members: int
+    slots: int
+    brief: int
+
+    @classmethod
+    def choose(cls, stack: Stack) -> BackwardTile | None:
+        """The one heuristic: what fits, or None; as few parts as do."""
+        if stack.layers > _MOST_LAYERS or max(stack.widths) > dense.MOST_WIDTH:
+            return None
+        chunks = 1 if Work(stack, 1).recomputes else stack.widths[0] // COLUMNS
+        works = (Work(stack, n) for n in range(1, chunks + 1) if chunks % n == 0)
+        tiles = (cls._fitting(work) for work in works if work.summers <= _MOST_SUMMERS)
+        return next((tile for tile in tiles if tile is not None), None)
+
+    @classmethod
+    def _fitting(cls, work: Work) -> BackwardTile | None:
+        """More tiles at a time come before reading ahead further."""
+        stack = work.stack
+        # Two summers leave registers for two walkers, and these for a chunk each.
+        members = 2 if work.summers == 2 and stack.widths[1] > COLUMNS else 1
+        free = _MOST_WARPGROUPS - work.summers
+        # A third walker would leave the summer too few.
+        walkers = free if work.summer_registers <= _FAIR_REGISTERS or members == 2 else free - 1
+        room = dense.SHARED_BYTES - stack.parameter_bytes(work.parts)
+        room -= dense.aligned(work.marks * MARKS * dense.ROWS * stack.dtype.itemsize)
+        blocks = dense.MULTIPROCESSORS // work.parts
+        for teams in range(walkers // members, 0, -1):
+            for slots, brief in _AHEAD if teams > 1 else (*_AHEAD, (1, 1)):
+                if teams * work.shared_bytes(slots, brief) <= room:
+                    return cls(blocks, work.parts, teams, members, slots, brief)
+        return None
+
+    @property
+    def walkers(self) -> int:
+        """Of a block."""
+        return self.teams * self.members
+
+    def limited_to(self, rows: int) -> BackwardTile:
+        """Without blocks that would have no rows."""
+        return dataclasses.replace(self, blocks=min(self.blocks, -(-rows // dense.ROWS)))
+
+    def registers(self, work: Work) -> tuple[int, int] | None:
+        """Of the threads of walkers and of summers, None to leave them as they are."""
+        needed = work.summer_registers
+        if self.walkers + work.summers < _MOST_WARPGROUPS or needed <= _FAIR_REGISTERS:
+            return None
+        rest = (_REGISTERS - work.summers * needed) // self.walkers
+        return rest // 8 * 8, needed

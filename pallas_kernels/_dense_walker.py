@@ -1,0 +1,201 @@
+"""Warpgroups that go through tiles of rows, and make ``dz`` and ``dx``.
+
+The members of a team are at the same tile, and share its chunks of 64 columns.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels import _dense_stack as dense
+from pallas_kernels._dense_activations import Activation
+from pallas_kernels._dense_plan import BackwardTile, Work
+from pallas_kernels._dense_stack import BLOCK, COLUMNS, PART, Ring
+
+
+@dataclass(frozen=True)
+class Walker:
+    """One of them.
+
+    Attributes:
+      work: what there is to do.
+      tile: who does what.
+      scratch: shared memory.
+      ring: of the streams that are summed.
+      brief: of the others, None if there are none.
+      dx: the result.
+      below: what made x, if the gradient to its preactivation is asked for.
+      team: its number.
+      member: the number in the team.
+    """
+
+    work: Work
+    tile: BackwardTile
+    scratch: dict
+    ring: Ring
+    brief: Ring | None
+    dx: Any
+    below: Activation | None
+    team: Any
+    member: int
+
+    def run(self, count) -> None:
+        """All tiles of the block whose number is the team's, modulo teams."""
+        tile, team = self.tile, self.team
+        made = dense.own(count, team, tile.teams)
+        summed = self.scratch["summed"].at[team]
+
+        def rows(i):
+            return dense.rows_of(lax.axis_index(BLOCK) + (team + i * tile.teams) * tile.blocks)
+
+        def load(ring, slots, i):
+            place = (team, lax.rem(i, slots))
+            if self.member == 0:
+                pl.when(i < made)(lambda: ring.load(rows(i), place))
+
+        def reuse(i):
+            """Waits until the tile before is summed, and reads into its place."""
+
+            def wait():
+                plgpu.barrier_wait(summed)
+                load(self.ring, tile.slots, i - 1 + tile.slots)
+
+            pl.when(i > 0)(wait)
+
+        for i in range(tile.slots):
+            load(self.ring, tile.slots, jnp.int32(i))
+        for i in range(tile.brief if self.brief else 0):
+            load(self.brief, tile.brief, jnp.int32(i))
+        plgpu.barrier_wait(self.scratch["loaded"])
+
+        @pl.loop(0, made)
+        def _(i):
+            streams, held = self._streams(i), self._held(i)
+            if self.work.kept:
+                self._make_dz(streams, held, functools.partial(reuse, i))
+                plgpu.commit_smem()
+                plgpu.barrier_arrive(self.scratch["made"].at[team])
+                if tile.members > 1:
+                    plgpu.barrier_wait(self.scratch["made"].at[team])
+            else:
+                reuse(i)
+            if self.brief:
+                load(self.brief, tile.brief, i + tile.brief)
+            self._make_dx(streams, held, rows(i))
+
+        # Every completion is waited for, also the last.
+        pl.when(made > 0)(lambda: plgpu.barrier_wait(summed))
+        plgpu.wait_smem_to_gmem(0)
+
+    def _streams(self, i) -> dict[str, Any]:
+        """The tile's, once they are there."""
+        held = {}
+        pairs = [(self.ring, self.tile.slots, self.work.summed)]
+        pairs += [(self.brief, self.tile.brief, self.work.brief)] if self.brief else []
+        for ring, slots, names in pairs:
+            place = (self.team, lax.rem(i, slots))
+            ring.wait(place)
+            held |= zip(names, ring.held(place), strict=True)
+        return held
+
+    def _held(self, i) -> dict[str, Any]:
+        """What else is in shared memory: the kernels, and what the team makes."""
+        zero = dense.zero_in(i)
+        team = self.team if self.tile.teams > 1 else zero
+        kernels = [kernel.at[zero] for kernel in self.scratch["kernels"]]
+        kept = {name: tile.at[team] for name, tile in self.scratch["kept"].items()}
+        staged, copied = (face.at[team] for face in dense.faces(self.scratch["dx"]))
+        return {"zero": zero, "kernels": kernels, "dx": staged, "copied_dx": copied} | kept
+
+    def _own_chunks(self, width: int, zero, make) -> None:
+        """``make(chunk, columns, is_first)`` for those of the member."""
+        member, members = self.member, self.tile.members
+        count = dense.own(width // COLUMNS, member, members)
+        if count == 1:
+            make(member + zero, dense.columns_at(0, member + zero), True)
+            return
+
+        @pl.loop(0, count)
+        def _(turn):
+            chunk = member + turn * members
+            make(chunk, dense.columns_at(0, chunk), turn == 0)
+
+    def _make_dz(self, streams: dict, held: dict, reuse) -> None:
+        """That of the first layer, and the hidden tile if there is one.
+
+        ``reuse`` is called before any of either is overwritten.
+        """
+        stack = self.work.stack
+        activation = stack.activation(0)
+
+        def make(chunk, columns, is_first):
+            reuse_once = functools.partial(pl.when(is_first), reuse)
+            hidden, known = self._known(streams, held, chunk, columns, reuse_once)
+            if hidden is not None:
+                held["hidden"].at[:, columns][...] = hidden
+            dz = self._dh(streams, held, chunk, columns)
+            if activation is not None:
+                dz = activation.pull_back(known.astype(jnp.float32), dz)
+            held["dz"].at[:, columns][...] = dz.astype(stack.dtype)
+
+        self._own_chunks(stack.widths[1], held["zero"], make)
+
+    def _known(self, streams: dict, held: dict, chunk, columns, reuse):
+        """The hidden tile, None if there is none; and what ``pull_back`` takes."""
+        stack = self.work.stack
+        activation = stack.activation(0)
+        if not self.work.recomputes:
+            y = dense.load(streams["y"].at[chunk])
+            reuse()
+            return None, y
+        kernel = held["kernels"][0].at[:, columns]
+        z = dense.product(*dense.by_chunks(streams["x"], kernel))
+        z = dense.add_bias(z, stack.bias_of(self.scratch["biases"], 0), columns)
+        if activation is None or activation.of_output:
+            hidden = (z if activation is None else activation.value(z)).astype(stack.dtype)
+            reuse()
+            return hidden, hidden
+        # Half of the columns at a time, and a wait between: registers would not hold all of it.
+        made = [activation.value_and_slope(z[:, : COLUMNS // 2])]
+        reuse()
+        made.append(activation.value_and_slope(z[:, COLUMNS // 2 :]))
+        hidden, slope = (jnp.concatenate(parts, axis=1) for parts in zip(*made, strict=True))
+        return (hidden.astype(stack.dtype) if stack.layers > 1 else None), slope
+
+    def _dh(self, streams: dict, held: dict, chunk, columns):
+        """The gradient behind the activation of the first layer."""
+        if self.work.stack.layers == 1:
+            return dense.load(streams["dy"].at[chunk])
+        kernel = held["kernels"][1].at[columns].T
+        return dense.product(*dense.by_chunks(streams["dy"], kernel))
+
+    def _make_dx(self, streams: dict, held: dict, rows) -> None:
+        def make(chunk, columns, is_first):
+            kernel = held["kernels"][0].at[columns].T
+            if "dz" in held:
+                made = dense.product((held["dz"], kernel))
+            else:
+                made = dense.product(*dense.by_chunks(streams["dy"], kernel))
+            if self.below is not None:
+                made = self.below.pull_back(dense.load(streams["x"].at[chunk]), made)
+            pl.when(is_first)(lambda: plgpu.wait_smem_to_gmem(0, wait_read_only=True))
+            held["dx"].at[chunk][...] = made.astype(self.work.stack.dtype)
+
+        self._own_chunks(self.work.share, held["zero"], make)
+        plgpu.barrier_arrive(self.scratch["summed"].at[self.team])
+        plgpu.commit_smem()
+        first = lax.axis_index(PART) * self.work.share
+
+        def write(chunk, columns, is_first):
+            del columns, is_first
+            target = self.dx.at[rows, dense.columns_at(first, chunk)]
+            plgpu.copy_smem_to_gmem(held["copied_dx"].at[chunk], target)
+
+        self._own_chunks(self.work.share, held["zero"], write)
