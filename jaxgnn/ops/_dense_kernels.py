@@ -1,7 +1,14 @@
-"""The tables of implementations of the fused linear layers, and what their GPU kernels take."""
+"""The tables of implementations of the fused linear layers, and what their GPU kernels take.
+
+On a GPU ``implementation=None`` takes the Mosaic GPU kernels for what they were made for: 16-bit
+layers, narrow enough that the time is that of reading and writing rows, and so many rows that this
+is more than the time of a launch; the rest is XLA's. ``layer_limits`` and ``_few_rows`` are this
+rule.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +18,7 @@ from jaxgnn.ops import _dispatch as dispatch
 
 _DTYPES = ("bfloat16", "float16")
 _LEAST_WIDTH, _MOST_WIDTH = 64, 256
+_LEAST_ROWS = 2048
 
 
 def kernel(
@@ -20,14 +28,14 @@ def kernel(
     *,
     limits: Callable[..., str | None],
 ) -> dispatch.Kernel:
-    """The reference and a Mosaic GPU kernel, which only its name chooses until it is measured."""
+    """The reference and a Mosaic GPU kernel."""
     return dispatch.Kernel(
         name,
         {
             "xla": dispatch.xla(reference, scatters=False),
-            "pallas": dispatch.pallas(mosaic, dtypes=_DTYPES, limits=limits),
+            "pallas": dispatch.pallas(mosaic, dtypes=_DTYPES, limits=limits, not_worth=_few_rows),
         },
-        preference={"cpu": ("xla",), "cuda": ("xla", "pallas")},
+        preference={"cpu": ("xla",), "cuda": ("pallas", "xla")},
     )
 
 
@@ -40,6 +48,13 @@ def layer_limits(x: Any, kernels: Any) -> str | None:
             known = f"multiples of {_LEAST_WIDTH} up to {_MOST_WIDTH}"
             return f"needs widths that are {known}, got {width}"
     return _device_limits()
+
+
+def _few_rows(x: Any, *arrays: Any, **options: Any) -> str | None:
+    """The reason if launching kernels takes longer than what they do."""
+    del arrays, options
+    rows = math.prod(x.shape[:-1])
+    return None if rows >= _LEAST_ROWS else f"pays from {_LEAST_ROWS} rows on, got {rows}"
 
 
 def _device_limits() -> str | None:

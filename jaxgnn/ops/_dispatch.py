@@ -101,12 +101,15 @@ class Implementation:
         these, or None. Asked before tracing ``run``.
       deterministic_on: platforms where two runs give equal bits.
       missing: the reason why it can not run anything on a platform (not compiled, say), or None.
+      not_worth: ``not_worth(*args, **options)``: the reason why ``None`` passes over it although it
+        could run these, or None.
     """
 
     runs: Mapping[Platform, Callable[..., Any]]
     unsupported: Callable[..., str | None] = _always
     deterministic_on: tuple[Platform, ...] = ("cpu", "cuda")
     missing: Callable[[Platform], str | None] = _always
+    not_worth: Callable[..., str | None] = _always
 
     @property
     def platforms(self) -> tuple[Platform, ...]:
@@ -147,6 +150,7 @@ def pallas(
     *,
     dtypes: tuple[str, ...],
     limits: Callable[..., str | None] = _always,
+    not_worth: Callable[..., str | None] = _always,
 ) -> Implementation:
     """Mosaic GPU kernels for features of ``dtypes``, which need nothing compiled at install time.
 
@@ -154,13 +158,15 @@ def pallas(
       run: calls the kernel.
       dtypes: names of the dtypes of features.
       limits: the reason why it can not run these arguments, or None.
+      not_worth: the reason why it is slower with these arguments than what comes next, or None.
     """
 
     def unsupported(platform: Platform, *args: Any, **options: Any) -> str | None:
         reason = _other_dtype(dtypes, args)
         return limits(*args, **options) if reason is None else reason
 
-    return Implementation({"cuda": run}, unsupported, missing=_no_mosaic_gpu)
+    runs: dict[Platform, Callable[..., Any]] = {"cuda": run}
+    return Implementation(runs, unsupported, missing=_no_mosaic_gpu, not_worth=not_worth)
 
 
 def _other_dtype(dtypes: tuple[str, ...], args: Any) -> str | None:
@@ -244,6 +250,8 @@ class Kernel:
         reasons = {}
         for name in self.preference[platform]:
             reason = self.why_not(name, platform, *args, **options)
+            if reason is None:
+                reason = self.implementations[name].not_worth(*args, **options)
             if reason is None:
                 return name
             reasons[name] = reason

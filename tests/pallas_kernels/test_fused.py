@@ -292,10 +292,22 @@ def test_batches_lower_under_vmap_and_shard_map_and_no_row_launches_nothing():
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
-def test_none_does_not_take_what_was_not_measured():
-    x, kernels, biases = _mlp_structs((100,), (64, 64, 64))
-    assert not _kernels(functools.partial(ops.fused_mlp, activation="relu"), x, kernels, biases)
-    assert not _kernels(ops.fused_linear, x, kernels[0], biases[0])
+@pytest.mark.parametrize(
+    "batch, dtype, taken", [((2, 1024), "bfloat16", 2), ((2047,), "bfloat16", 0)]
+)
+def test_none_takes_kernels_where_there_are_many_rows(batch, dtype, taken):
+    x, kernels, biases = _mlp_structs(batch, (64, 64, 64), dtype)
+    mlp = functools.partial(ops.fused_mlp, activation="relu")
+    assert len(_kernels(*_with_gradients(mlp, x, kernels, biases))) == taken
+    linear = ops.fused_linear
+    assert len(_kernels(*_with_gradients(linear, x, kernels[0], biases[0]))) == taken
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("widths, dtype", [((64, 96), "bfloat16"), ((64, 64), "float32")])
+def test_none_leaves_to_xla_what_the_kernels_do_not_take(widths, dtype):
+    x, (kernel,), (bias,) = _mlp_structs((10_000,), widths, dtype)
+    assert not _kernels(ops.fused_linear, x, kernel, bias)
 
 
 REFUSED = {
