@@ -236,9 +236,8 @@ class _Worker:
         x, *dy = self.ring.held(place)
         for layer, kernel in enumerate(kernels):
             bias = self.stack.bias_of(self.biases, layer)
-            z = dense.product(*dense.by_chunks(x, kernel))
-            if layer == 0:
-                reload()
+            meanwhile = {"meanwhile": reload} if layer == 0 else {}
+            z = dense.product(*dense.by_chunks(x, kernel), **meanwhile)
             for chunk, part in enumerate(dense.columns_of(kernel.shape[1])):
                 made = dense.add_bias(z[:, part], bias, part)
                 target = (dy or [x])[0].at[chunk]

@@ -267,12 +267,16 @@ def own(count, first, step: int):
     return (count - first + step - 1) // step
 
 
-def product(*pairs) -> jax.Array:
-    """The sum of products of matrices in shared memory, in float32 registers."""
+def product(*pairs, meanwhile=lambda: None) -> jax.Array:
+    """The sum of products of matrices in shared memory, in float32 registers.
+
+    ``meanwhile`` is done while the tensor cores are at it.
+    """
 
     def multiply(sums):
         for a, b in pairs:
             plgpu.wgmma(sums, a, b)
+        meanwhile()
         return sums[...]
 
     shape = (pairs[0][0].shape[0], pairs[0][1].shape[1])
