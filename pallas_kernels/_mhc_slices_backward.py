@@ -149,7 +149,7 @@ def slices_backward(
         functools.partial(_backward, form, tile),
         "mhc_pre_backward",
         (flat, sums),
-        form.slices * tile.ranges,
+        (form.slices * tile.ranges, 1),
         tile.warpgroups,
         tile.scratch(form, x.dtype),
     )
