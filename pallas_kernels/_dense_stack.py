@@ -135,8 +135,13 @@ def chunked(dtype, width: int, *places: int):
     return copied_tiles(dtype, *places, width // COLUMNS, ROWS, COLUMNS)
 
 
-def launch(body, name: str, results, grid: tuple[int, int], warpgroups: int, scratch):
-    """A Pallas kernel of ``body``, with the axes ``BLOCK``, ``PART`` and ``WARPGROUP``."""
+def launch(
+    body, name: str, results, grid: tuple[int, int], warpgroups: int, scratch, *, barriers=True
+):
+    """A Pallas kernel of ``body``, with the axes ``BLOCK``, ``PART`` and ``WARPGROUP``.
+
+    Without ``barriers``, the warps of a warpgroup meet only where ``body`` asks for it.
+    """
 
     def kernel(*references, **scratch_references):
         body(scratch_references, *references)
@@ -151,7 +156,9 @@ def launch(body, name: str, results, grid: tuple[int, int], warpgroups: int, scr
         thread_name=WARPGROUP,
         scratch_types=scratch,
         # Exponentials by the hardware's, whose error float32 hardly shows.
-        compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0),
+        compiler_params=plgpu.CompilerParams(
+            approx_math=True, reduction_scratch_bytes=0, unsafe_no_auto_barriers=not barriers
+        ),
     )
 
 

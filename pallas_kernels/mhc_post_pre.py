@@ -1,8 +1,8 @@
 """The boundary of two layers with hyper-connections: ``mhc_post`` of one, ``mhc_pre`` of the next.
 
 Four streams have kernels of this op alone where ``_mhc_post_pre_clusters``, forward, and
-``_mhc_streams_backward`` have a tile. Otherwise the kernels of the two ops run one after the other,
-and what lies between them is in memory, in the dtype of the streams.
+``_mhc_slices_post`` or ``_mhc_streams_backward`` have a tile. Otherwise the kernels of the two ops
+run one after the other, and what lies between them is in memory, in the dtype of the streams.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from pallas_kernels import _simt
 from pallas_kernels._mhc_post_pre_clusters import BoundaryForward, MhcPostPreClusterTile
 from pallas_kernels._mhc_pre_backward import token_backward
+from pallas_kernels._mhc_slices import Slices
+from pallas_kernels._mhc_slices_post import SlicesPostTile, slices_post_backward
 from pallas_kernels._mhc_streams_backward import streams_backward
 from pallas_kernels._mhc_streams_columns import Post
 from pallas_kernels._mhc_streams_tile import Form, StreamsTile
@@ -93,6 +95,7 @@ def mhc_post_pre_backward(
     transposed: bool,
     pre_eps: float,
     post_scale: float,
+    tile: SlicesPostTile | StreamsTile | None = None,
 ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
     """Gradients; all sums in a fixed order.
 
@@ -113,6 +116,7 @@ def mhc_post_pre_backward(
       transposed: as in ``mhc_post``.
       pre_eps: as in ``mhc_pre``.
       post_scale: as in ``mhc_pre``.
+      tile: of a kernel of this op alone, by default what suits the shapes.
 
     Returns:
       Gradients to the first four arguments, and to ``weight``, ``alpha`` and ``bias``.
@@ -120,14 +124,17 @@ def mhc_post_pre_backward(
     dy, *of_pre = cotangents
     constants = {"pre_eps": pre_eps, "post_scale": post_scale}
     tokens, n, dim = x.shape
-    tile = StreamsTile.choose(tokens, Form(n, dim, x.dtype.itemsize, adds=True, posts=True))
+    tile = tile or SlicesPostTile.choose(tokens, Slices(n, dim), x.dtype)
+    form = Form(n, dim, x.dtype.itemsize, adds=True, posts=True)
+    tile = tile or StreamsTile.choose(tokens, form)
     if tile is None:
         dy, *parameters = mhc_pre_backward(y, weight, alpha, bias, saved, of_pre, dy, **constants)
         through_post = mhc_post_backward(x, f, h_post, h_res, dy, transposed=transposed)
         return through_post, tuple(parameters)
     token, dalpha, dbias = token_backward(y, alpha, bias, saved, of_pre, **constants)
-    post = Post(x, f, h_post, h_res)
-    dweight, *through_post = streams_backward(
-        y, of_pre[0], dy, weight, token, post, transposed=transposed, tile=tile
-    )
+    given = y, of_pre[0], dy, weight, token, Post(x, f, h_post, h_res)
+    if isinstance(tile, SlicesPostTile):
+        dweight, *through_post = slices_post_backward(*given, tile, transposed=transposed)
+    else:
+        dweight, *through_post = streams_backward(*given, transposed=transposed, tile=tile)
     return tuple(through_post), (dweight, dalpha, dbias)

@@ -125,8 +125,9 @@ def test_pallas_kernels_import_only_jax():
 def test_the_unstable_builders_of_mosaic_have_one_home():
     unstable = ("jaxlib", "jax.experimental.mosaic", "jax.experimental.pallas")
     # Kernels of tensor cores are written in Pallas itself, not in the SIMT vocabulary.
-    parts = ("stack", "forward", "backward", "walker", "sums")
-    written_in_pallas = {f"pallas_kernels._dense_{part}" for part in parts}
+    modules = [f"dense_{part}" for part in ("stack", "forward", "backward", "walker", "sums")]
+    modules += ["mhc_slices", "mhc_slices_backward", "mhc_slices_post"]
+    written_in_pallas = {f"pallas_kernels._{module}" for module in modules}
     for name, path in MODULES.items():
         if name != "pallas_kernels._simt":
             packages = unstable[:2] if name in written_in_pallas else unstable

@@ -1,5 +1,6 @@
 """The backward pass of hyper-connections by slices: interpreted against float64, and lowered."""
 
+import contextlib
 import functools
 
 import jax
@@ -8,12 +9,15 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jaxgnn.ops import _pallas_mhc as pallas
-from jaxgnn.ops.reference import mhc_pre as reference
+from jaxgnn.ops.reference import mhc_post, mhc_pre
 from jaxgnn.testing import assert_close, random_array, to_float64
-from pallas_kernels import _mhc_slices_backward as slices
+from pallas_kernels import _mhc_slices as common
 from pallas_kernels._dense_stack import SHARED_BYTES, aligned
-from pallas_kernels._mhc_slices_backward import Slices, SlicesTile, slices_backward
+from pallas_kernels._mhc_slices import Slices
+from pallas_kernels._mhc_slices_backward import SlicesTile, slices_backward
+from pallas_kernels._mhc_slices_post import SlicesPostTile, slices_post_backward
 from pallas_kernels._mhc_streams_backward import Token
+from pallas_kernels._mhc_streams_columns import Post
 from tests.ops._mhc import outputs, parameters, streams, streams_gradients
 from tests.pallas_kernels._emulator import emulated
 
@@ -22,10 +26,26 @@ from tests.pallas_kernels._emulator import emulated
 CASES = {
     "one tile": ((8, 4, 64), True, SlicesTile(1, warpgroups=2, pieces=4, slots=2)),
     "ranges": ((264, 4, 128), True, SlicesTile(2, warpgroups=2, pieces=3, slots=2)),
-    "nothing to add": ((200, 4, 64), False, SlicesTile(1, warpgroups=1, pieces=3, slots=2)),
     "two streams": ((328, 2, 64), True, SlicesTile(1, warpgroups=2, pieces=2, slots=3)),
-    "a stream each": ((136, 4, 64), False, SlicesTile(2, warpgroups=4, pieces=2, slots=2)),
+    "nothing to add": ((136, 4, 64), False, SlicesTile(1, warpgroups=4, pieces=2, slots=2)),
 }
+POSTS = {
+    "ranges": ((264, 4, 128), False, SlicesPostTile(2, new=4, old=6, layer=2, slots=2)),
+    "short rings": ((136, 4, 64), True, SlicesPostTile(1, new=2, old=2, layer=1, slots=3)),
+}
+
+
+@pytest.fixture
+def interpreted(capfd):
+    """Runs kernels of the copy engine, and fails where threads race for shared memory."""
+
+    @contextlib.contextmanager
+    def run():
+        with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
+            yield
+        assert "RACE" not in capfd.readouterr().out
+
+    return run
 
 
 def _exactly(function, *arguments, **options):
@@ -39,31 +59,52 @@ def _assert_all_close(actual, expected, length):
         assert_close(a, e, reduction_length=length, err_msg=f"result {i}")
 
 
-@pytest.mark.parametrize("shape, adds, tile", CASES.values(), ids=CASES)
-def test_every_tile_gives_the_gradients(shape, adds, tile):
-    tokens, n, dim = shape
-    rows = n * n + 2 * n
+def _inputs(tokens, n, dim):
+    """The streams, ``dh_in``, a gradient to add, phi, and what there is of tokens."""
+    rows, shape = n * n + 2 * n, (tokens, n, dim)
     shapes = shape, (tokens, dim), shape
-    x, dh_in, dx = (random_array(s, "bfloat16", seed=k) for k, s in enumerate(shapes))
+    arrays = [random_array(s, "bfloat16", seed=k) for k, s in enumerate(shapes)]
     shapes = (rows, n * dim), (tokens, n), (tokens,), (tokens, rows)
     weight, *token = (random_array(s, "float32", seed=k + 3) for k, s in enumerate(shapes))
+    return *arrays, weight, Token(*token)
+
+
+@pytest.mark.parametrize("shape, adds, tile", CASES.values(), ids=CASES)
+def test_every_tile_gives_the_gradients(interpreted, shape, adds, tile):
+    x, dh_in, dx, weight, token = _inputs(*shape)
     given = x, dh_in, dx if adds else None, weight
-    with plgpu.force_gpu_interpret_mode():
-        made = slices_backward(*given, Token(*token), tile)
+    with interpreted():
+        made = slices_backward(*given, token, tile)
     exact = _exactly(streams_gradients, *given, *token)
-    _assert_all_close(made, exact, max(n * dim, tokens))
+    _assert_all_close(made, exact, max(shape))
 
 
-def test_the_op_takes_them():
-    shape, options = (72, 4, 64), {"norm_eps": 1e-6, "pre_eps": 1e-3, "post_scale": 2.0}
-    inputs = streams(shape[:1], *shape[1:], "bfloat16"), *parameters(*shape[1:])
-    _, saved = reference.mhc_pre(*inputs, **options)
-    dx_streams = random_array(shape, "bfloat16", seed=9)
-    given = *inputs, saved, outputs(shape[:1], *shape[1:], "bfloat16"), dx_streams
-    with emulated(), plgpu.force_gpu_interpret_mode():
+@pytest.mark.parametrize("shape, transposed, tile", POSTS.values(), ids=POSTS)
+def test_every_tile_gives_the_gradients_through_post(interpreted, shape, transposed, tile):
+    tokens, n, dim = shape
+    given = _inputs(*shape)
+    post = Post(streams((tokens,), n, dim, "bfloat16"), *outputs((tokens,), n, dim, "bfloat16"))
+    with interpreted():
+        made = slices_post_backward(*given, post, tile, transposed=transposed)
+
+    def exactly(post, *given):
+        dweight, total = streams_gradients(*given)
+        return dweight, *mhc_post.mhc_post_backward(*post, total, transposed=transposed)
+
+    *given, token = given
+    _assert_all_close(made, _exactly(exactly, post, *given, *token), n * dim)
+
+
+def test_the_ops_take_them(interpreted):
+    (tokens, n, dim), options = (72, 4, 64), {"norm_eps": 1e-6, "pre_eps": 1e-3, "post_scale": 2.0}
+    inputs = streams((tokens,), n, dim, "bfloat16"), *parameters(n, dim)
+    _, saved = mhc_pre.mhc_pre(*inputs, **options)
+    dx_streams = random_array((tokens, n, dim), "bfloat16", seed=9)
+    given = *inputs, saved, outputs((tokens,), n, dim, "bfloat16"), dx_streams
+    with emulated(), interpreted():
         made = pallas.mhc_pre_backward(*given, **options)
-    exact = _exactly(reference.mhc_pre_backward, *given, **options)
-    _assert_all_close(made, exact, 72 * 64)
+    exact = _exactly(mhc_pre.mhc_pre_backward, *given, **options)
+    _assert_all_close(made, exact, tokens * dim)
 
 
 def _tile(tokens, n, dim, adds=True, dtype="bfloat16"):
@@ -83,26 +124,37 @@ def test_tiles_are_one_wave_within_shared_memory(tokens, dim, n, adds):
     assert held + tile.slots * of_tokens <= SHARED_BYTES
 
 
-def test_what_it_does_not_take_is_left_to_the_other_kernel(monkeypatch):
+def test_what_they_do_not_take_is_left_to_other_kernels(monkeypatch):
     refused = [(12, 4, 64), (0, 4, 64), (64, 8, 64)]
     assert all(_tile(*shape) is None for shape in refused)
     assert _tile(64, 4, 64, dtype="float32") is None
     assert _tile(64, 4, 64) is not None
-    monkeypatch.setattr(slices, "compute_capability", lambda: "10.0")
+    assert SlicesPostTile.choose(64, Slices(2, 64), jnp.bfloat16) is None
+    monkeypatch.setattr(common, "compute_capability", lambda: "10.0")
     assert _tile(64, 4, 64) is None
 
 
 @pytest.mark.parametrize("tokens, n, dim", [(16384, 4, 1280), (8192, 2, 7168)])
-def test_it_lowers_at_real_shapes(tokens, n, dim):
+def test_they_lower_at_real_shapes(tokens, n, dim):
     """Lowering refuses too much shared memory."""
-    rows, f32 = n * n + 2 * n, "float32"
-    x = jax.ShapeDtypeStruct((tokens, n, dim), "bfloat16")
-    dh_in = jax.ShapeDtypeStruct((tokens, dim), "bfloat16")
-    weight = jax.ShapeDtypeStruct((rows, n * dim), f32)
-    token = Token(*(jax.ShapeDtypeStruct((tokens, *s), f32) for s in ((n,), (), (rows,))))
+
+    def struct(*shape, dtype="float32"):
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    rows, bf16 = n * n + 2 * n, "bfloat16"
+    x, dh_in = struct(tokens, n, dim, dtype=bf16), struct(tokens, dim, dtype=bf16)
+    token = Token(struct(tokens, n), struct(tokens), struct(tokens, rows))
+    given = x, dh_in, x, struct(rows, n * dim), token
+
+    def lowers(function, *arguments, **options):
+        traced = jax.jit(functools.partial(function, **options)).trace(*arguments)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+        return text.count("mosaic_gpu_v2") == 1
+
     for dx in (None, x):
         tile = _tile(tokens, n, dim, dx is not None)
-        function = jax.jit(functools.partial(slices_backward, tile=tile))
-        traced = function.trace(x, dh_in, dx, weight, token)
-        text = traced.lower(lowering_platforms=("cuda",)).as_text()
-        assert text.count("mosaic_gpu_v2") == 1
+        assert lowers(slices_backward, *given[:2], dx, *given[3:], tile=tile)
+    tile = SlicesPostTile.choose(tokens, Slices(n, dim), jnp.bfloat16)
+    if tile is not None:
+        post = Post(x, dh_in, struct(tokens, n), struct(tokens, n, n))
+        assert lowers(slices_post_backward, *given, post, tile=tile, transposed=False)

@@ -1,0 +1,232 @@
+"""What the kernels by slices share: shapes, and what there is of a tile's tokens.
+
+A block has 64 columns of every stream, its slice, and some of the tiles of 64 tokens. Its
+warpgroups share, in a ring, what there is of a tile's tokens: ``dh_in``, the parts of ``dh_mix``
+and the coefficients; the first of them asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels import _dense_stack as dense
+from pallas_kernels._bfloat16_parts import PARTS, products, split
+from pallas_kernels._dense_stack import BLOCK, COLUMNS, ROWS, WARPGROUP
+from pallas_kernels._simt import compute_capability
+
+# Of phi and of dh_mix, in the gradient to the streams: what is lost is less than its rounding.
+FEW_PARTS = PARTS - 1
+# Bytes that lie together of all that tensor cores multiply: rows of phi are padded to so many.
+SWIZZLE = 64
+DEPTH = SWIZZLE // 2
+_CAPABILITIES = ("9.0", "")  # others have other tensor cores; lowering needs no GPU
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Shapes, and what is to be done.
+
+    Attributes:
+      n: streams.
+      dim: their width.
+      adds: whether there is a gradient to add.
+    """
+
+    n: int
+    dim: int
+    adds: bool = True
+
+    @property
+    def rows(self) -> int:
+        """Rows of phi."""
+        return self.n * self.n + 2 * self.n
+
+    @property
+    def padded(self) -> int:
+        """These, with rows of zeros."""
+        return -(-self.rows // DEPTH) * DEPTH
+
+    @property
+    def width(self) -> int:
+        """Columns of the parts of dh_mix, side by side."""
+        return PARTS * self.padded
+
+    def part(self, number: int) -> slice:
+        """Columns of a part, among these."""
+        return slice(number * self.padded, (number + 1) * self.padded)
+
+    @property
+    def slices(self) -> int:
+        """Blocks that share a token."""
+        return self.dim // COLUMNS
+
+    def ranges(self, tokens: int) -> int:
+        """Blocks that share a slice, so that there is one wave."""
+        return min(max(1, dense.MULTIPROCESSORS // self.slices), -(-tokens // ROWS))
+
+    def parts_of_phi(self, weight: jax.Array) -> jax.Array:
+        """[parts, padded rows, columns]."""
+        return split(jnp.pad(weight, ((0, self.padded - self.rows), (0, 0))), FEW_PARTS)
+
+    def of_tokens(self, dh_in, dh_mix, coefficients: Sequence[jax.Array]) -> dict[str, jax.Array]:
+        """What a tile of tokens has in shared memory, by its name there.
+
+        The parts of ``dh_mix`` [tokens, rows] become columns side by side, and ``coefficients``
+        [tokens, any] rows.
+        """
+        dh_mix = jnp.pad(dh_mix, ((0, 0), (0, self.padded - self.rows)))
+        return {
+            "dh_in": dh_in,
+            "dh_mix": jnp.concatenate([*split(dh_mix)], axis=1),
+            "coefficients": jnp.concatenate([c.T for c in coefficients]),
+        }
+
+    def shared_of_tokens(
+        self, slots: int, coefficients: int, readers: int, dtype
+    ) -> dict[str, Any]:
+        """Shared memory and barriers for that, of ``slots`` tiles and ``readers`` warpgroups."""
+        return {
+            "dh_in": factors(dtype, slots, ROWS, COLUMNS),
+            "dh_mix": factors(dtype, slots, ROWS, self.width),
+            "coefficients": plgpu.SMEM((slots, coefficients, ROWS), jnp.float32),
+            "ready": plgpu.Barrier(num_arrivals=3, num_barriers=slots),
+            "done": plgpu.Barrier(num_arrivals=readers, num_barriers=slots),
+        }
+
+
+def runs_here(tokens: int, dtype) -> bool:
+    """Whether there are such tensor cores, and the copy engine can tell the tokens apart."""
+    divides = tokens > 0 and tokens % dense.GROUP == 0
+    return divides and dtype == jnp.bfloat16 and compute_capability() in _CAPABILITIES
+
+
+def factors(dtype, *shape: int):
+    """Shared memory for matrices whose columns or rows, 32 at a time, are multiplied."""
+    return dense.tiles(dtype, *shape, swizzle=SWIZZLE)
+
+
+@dataclass(frozen=True)
+class Walker:
+    """A warpgroup on its way through the tiles of its block.
+
+    These are ``part``, ``part + ranges`` and so on, numbered from 0 here.
+
+    Attributes:
+      form: shapes.
+      tile: with ``ranges``, and ``slots`` for what there is of tokens, two at least.
+      scratch: in shared memory.
+      of_tokens: in memory, as ``Slices.of_tokens`` makes it.
+      part: which range.
+      place: which slice.
+      number: of the warpgroup.
+      count: tiles.
+    """
+
+    form: Slices
+    tile: Any
+    scratch: dict
+    of_tokens: Mapping[str, Any]
+    part: Any
+    place: Any
+    number: Any
+    count: Any
+
+    @classmethod
+    def here(cls, form: Slices, tile, scratch, of_tokens, **arrays):
+        """The warpgroup that runs this; ``arrays`` are attributes of a subclass."""
+        block = lax.axis_index(BLOCK)
+        part, place = block // form.slices, lax.rem(block, form.slices)
+        count = dense.own_tiles(of_tokens["dh_in"].shape[0], part, tile.ranges)
+        number = lax.axis_index(WARPGROUP)
+        return cls(form, tile, scratch, of_tokens, part, place, number, count, **arrays)
+
+    def rows(self, i):
+        """Tokens of tile ``i``."""
+        return dense.rows_of(self.part + i * self.tile.ranges)
+
+    def columns(self, stream, half=0, count: int = COLUMNS):
+        """Of the slice, or of a part of it, among those of all streams."""
+        first = stream * self.form.dim + self.place * COLUMNS + half * count
+        return pl.ds(pl.multiple_of(first, count), count)
+
+    def begin_tokens(self) -> None:
+        """Reads what is there of the tokens of the first tiles."""
+        for slot in range(self.tile.slots):
+            self._load_tokens(jnp.int32(slot))
+
+    def wait_for_tokens(self, i):
+        """The slot in which tile ``i`` has what there is of its tokens."""
+        slot = lax.rem(i, self.tile.slots)
+        plgpu.barrier_wait(self.scratch["ready"].at[slot])
+        return slot
+
+    def reload_tokens(self, i) -> None:
+        """Where those of the tile before were, once all warpgroups are done with them."""
+
+        def wait():
+            plgpu.barrier_wait(self.scratch["done"].at[lax.rem(i - 1, self.tile.slots)])
+            self._load_tokens(i - 1 + self.tile.slots)
+
+        pl.when(i > 0)(wait)
+
+    def _load_tokens(self, i) -> None:
+        """Of tile ``i``, if there is one."""
+        slot, rows, given = lax.rem(i, self.tile.slots), self.rows(i), self.of_tokens
+        sources = {
+            "dh_in": given["dh_in"].at[rows, self.columns(0)],
+            "dh_mix": given["dh_mix"].at[rows],
+            "coefficients": given["coefficients"].at[:, rows],
+        }
+
+        def load():
+            for name, source in sources.items():
+                target, ready = self.scratch[name].at[slot], self.scratch["ready"].at[slot]
+                plgpu.copy_gmem_to_smem(source, target, ready)
+
+        pl.when(i < self.count)(load)
+
+    def coefficient(self, slot, number, columns: int) -> jax.Array:
+        """A coefficient of the tokens in a slot, [tokens, columns]."""
+        reference = self.scratch["coefficients"].at[slot, number]
+        column = plgpu.load(reference, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
+        return lax.broadcast_in_dim(column, (ROWS, columns), (0,))
+
+    def add_through_phi(self, through_phi, dh_mix, phi) -> None:
+        """Begins to add the product to sums, [tokens, columns].
+
+        Args:
+          through_phi: the sums.
+          dh_mix: its parts, side by side, [tokens, width].
+          phi: its parts, each [padded rows, columns].
+        """
+        for a, b in products(FEW_PARTS, FEW_PARTS):
+            plgpu.wgmma(through_phi, dh_mix.at[:, self.form.part(a)], phi[b])
+
+    def add_for_phi(self, sums, x, dh_mix) -> None:
+        """Begins to add the product to sums [columns, padded rows], of the smallest parts first.
+
+        Args:
+          sums: what is added to.
+          x: [tokens, columns].
+          dh_mix: as above.
+        """
+        for part in reversed(range(PARTS)):
+            plgpu.wgmma(sums, x.T, dh_mix.at[:, self.form.part(part)])
+
+    def zeros(self) -> jax.Array:
+        """Sums for 64 columns of phi."""
+        zeros = jnp.zeros((COLUMNS, self.form.rows), jnp.float32)
+        return plgpu.layout_cast(zeros, plgpu.Layout.WGMMA)
+
+
+def load(matrix) -> jax.Array:
+    """From shared memory, as tensor cores have their sums."""
+    return plgpu.load(matrix, layout=plgpu.Layout.WGMMA).astype(jnp.float32)

@@ -1,0 +1,377 @@
+"""Gradients through the ``mhc_post`` that made the streams, and to phi, by slices.
+
+What ``_mhc_streams_backward`` makes with an ``mhc_post``, for four streams of bfloat16. Of the
+warpgroups of a block, see ``_mhc_slices``, two are walkers, that make 32 columns of all streams
+each: their gradients meet in registers. What both read, new streams and their gradients, lies in a
+ring for both, of pieces that are one stream of one tile each. What only one of them reads, the
+layer's output and old streams, lies in rings of its own, and the gradients to them leave from
+there. The third, the helper, reads what is shared, and adds up sums for phi, and what both walkers
+have of inner products over columns.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels import _dense_stack as dense
+from pallas_kernels import _mhc_slices as common
+from pallas_kernels._dense_stack import COLUMNS, ROWS
+from pallas_kernels._mhc_slices import FEW_PARTS, Slices, Walker
+from pallas_kernels._mhc_streams_backward import Token
+from pallas_kernels._mhc_streams_columns import Post
+
+_N = 4
+_HALF = COLUMNS // 2  # columns of a walker
+_WALKERS = COLUMNS // _HALF
+_WARPGROUPS = _WALKERS + 1
+_PRODUCTS = _N + _N * _N  # inner products of a token: for h_post, and for h_res
+_AT_ONCE = 8  # columns of which a thread has two, in the layout of sums
+# Rows of the coefficients.
+_H_PRE, _SCALE, _H_POST, _H_RES = 0, _N, _N + 1, 2 * _N + 1
+
+
+@dataclass(frozen=True)
+class SlicesPostTile:
+    """How blocks share the tokens, and how far they read ahead.
+
+    Attributes:
+      ranges: blocks that share a slice, and take turns at its tiles.
+      new: new streams, with their gradients, that a block has in shared memory; two at least.
+      old: old streams that each walker has there, two at least.
+      layer: tiles of the layer's output, likewise, one at least.
+      slots: tiles whose tokens' cotangents and coefficients are there, two at least.
+    """
+
+    ranges: int
+    new: int
+    old: int
+    layer: int
+    slots: int
+
+    @classmethod
+    def choose(cls, tokens: int, form: Slices, dtype) -> SlicesPostTile | None:
+        """The one heuristic: one wave of blocks, reading ahead; None for other kernels."""
+        if form.n != _N or not common.runs_here(tokens, dtype):
+            return None
+        return cls(form.ranges(tokens), new=4, old=6, layer=2, slots=2)
+
+    def scratch(self, form: Slices, dtype) -> dict[str, Any]:
+        """Shared memory, and barriers."""
+        own = {"old": (_WALKERS, self.old), "layer": (_WALKERS, self.layer)}
+        matrices = functools.partial(common.factors, dtype)
+        coefficients = _H_RES + _N * _N
+        return {
+            **form.shared_of_tokens(self.slots, coefficients, _WARPGROUPS, dtype),
+            "phi": matrices(FEW_PARTS, _N, form.padded, COLUMNS),
+            "loaded": plgpu.Barrier(num_arrivals=FEW_PARTS * _N),
+            "new": [matrices(self.new, ROWS, COLUMNS)] * 2,
+            "new full": plgpu.Barrier(num_arrivals=2, num_barriers=self.new),
+            "new read": plgpu.Barrier(num_arrivals=_WARPGROUPS, num_barriers=self.new),
+            **{name: matrices(*ring, ROWS, _HALF) for name, ring in own.items()},
+            **{f"{name} full": plgpu.Barrier(num_barriers=ring) for name, ring in own.items()},
+            "products": plgpu.SMEM((_WALKERS, _PRODUCTS, ROWS), jnp.float32),
+            "taken": plgpu.Barrier(),
+        }
+
+
+def slices_post_backward(
+    y: jax.Array,
+    dh_in: jax.Array,
+    dy: jax.Array,
+    weight: jax.Array,
+    token: Token,
+    post: Post,
+    tile: SlicesPostTile,
+    *,
+    transposed: bool,
+) -> tuple[jax.Array, ...]:
+    """Gradients to phi, and to ``post``.
+
+    Args:
+      y: the new streams, [tokens, 4, dim] bfloat16, tokens a multiple of 8.
+      dh_in: [tokens, dim].
+      dy: like ``y``, a part of its gradient.
+      weight: as in ``mhc_pre``.
+      token: coefficients and their cotangents.
+      post: what made ``y``.
+      tile: as ``SlicesPostTile.choose`` gives it.
+      transposed: as in ``mhc_post``.
+    """
+    tokens, n, dim = y.shape
+    form, f32 = Slices(n, dim), jnp.float32
+    flat = jax.ShapeDtypeStruct((tokens, n * dim), y.dtype)
+    results = {
+        "old": flat,
+        "layer": jax.ShapeDtypeStruct((tokens, dim), y.dtype),
+        "sums": jax.ShapeDtypeStruct((tile.ranges, n * dim, form.rows), f32),
+        "products": jax.ShapeDtypeStruct((form.slices, _PRODUCTS, tokens), f32),
+    }
+    call = dense.launch(
+        functools.partial(_backward, form, tile, transposed),
+        "mhc_post_pre_backward",
+        results,
+        (form.slices * tile.ranges, 1),
+        _WARPGROUPS,
+        tile.scratch(form, y.dtype),
+        barriers=False,
+    )
+    coefficients = token.h_pre, token.scale[:, None], post.h_post, post.h_res.reshape(tokens, -1)
+    of_tokens = form.of_tokens(dh_in, token.dh_mix, coefficients)
+    y, dy, x = (a.reshape(flat.shape) for a in (y, dy, post.x))
+    sources = {"new": [y, dy], "old": x, "layer": post.f}
+    made = call(of_tokens, sources, form.parts_of_phi(weight))
+    dweight = jnp.sum(made["sums"], axis=0).T
+    products = jnp.sum(made["products"], axis=0).T
+    dh_res = products[:, n:].reshape(tokens, n, n)
+    return dweight, made["old"].reshape(post.x.shape), made["layer"], products[:, :n], dh_res
+
+
+def _backward(form, tile, transposed, scratch, of_tokens, sources, phi, results) -> None:
+    """A warpgroup's part."""
+    given = form, tile, scratch, of_tokens
+    arrays = {"sources": sources, "results": results}
+    walker = _Walker.here(*given, transposed=transposed, **arrays)
+    pl.when(walker.number < _WALKERS)(walker.run)
+    helper = _Helper.here(*given, phi=phi, **arrays)
+    pl.when(helper.number == _WALKERS)(helper.run)
+
+
+@dataclass(frozen=True)
+class _Warpgroup(Walker):
+    """What walkers and the helper have.
+
+    Attributes:
+      sources: new streams and their gradients, old streams, and the layer's output.
+      results: gradients to old streams and to the layer's output; of each range sums for that to
+        phi, and of each slice inner products.
+    """
+
+    sources: Mapping[str, Any]
+    results: Mapping[str, Any]
+
+    def ring(self, name: str, i, k: int):
+        """Where the ``k``-th of tile ``i`` lies; ``k`` may count on."""
+        length, of_tile = getattr(self.tile, name), _OF_TILE[name]
+        return k % length if length == of_tile else lax.rem(i * of_tile + k, length)
+
+
+_OF_TILE = {"new": _N, "old": _N, "layer": 1}
+
+
+@dataclass(frozen=True)
+class _Walker(_Warpgroup):
+    """Makes its columns.
+
+    Attributes:
+      transposed: see ``mhc_post``.
+    """
+
+    transposed: bool
+
+    def run(self) -> None:
+        """All tiles of the block."""
+        for name in ("layer", "old"):
+            for ahead in range(getattr(self.tile, name)):
+                self._load(name, jnp.int32(0), ahead)
+        plgpu.barrier_wait(self.scratch["loaded"])
+        pl.loop(0, self.count)(self._take)
+        self._wait_until_taken(self.count)  # every completion is waited for, also the last
+        plgpu.wait_smem_to_gmem(0)
+
+    @property
+    def _half(self):
+        """Its columns of a slice."""
+        return pl.ds(pl.multiple_of(self.number * _HALF, _HALF), _HALF)
+
+    def _own(self, stream: int):
+        """Its columns of a stream."""
+        return self.columns(stream, self.number, _HALF)
+
+    def _load(self, name: str, i, ahead: int) -> None:
+        """What is ``ahead`` of the first of tile ``i``, if there is such."""
+        tile, stream = i + ahead // _OF_TILE[name], ahead % _OF_TILE[name]
+        at = self.number, self.ring(name, i, ahead)
+
+        def load():
+            source = self.sources[name].at[self.rows(tile), self._own(stream)]
+            full = self.scratch[f"{name} full"].at[*at]
+            plgpu.copy_gmem_to_smem(source, self.scratch[name].at[*at], full)
+
+        pl.when(tile < self.count)(load)
+
+    def _reload(self, i, step: int) -> None:
+        """Reads on into what was written before ``step`` of those that read old streams."""
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        if step == 0:
+            self._load("layer", i, self.tile.layer)
+        elif step < _N:
+            self._load("old", i, step - 1 + self.tile.old)
+        else:
+            pl.when(i > 0)(lambda: self._load("old", i - 1, step - 1 + self.tile.old))
+
+    def _take(self, i) -> None:
+        """Tile ``i``."""
+        slot = self.wait_for_tokens(i)
+        gradients = []
+        for stream in range(_N):
+            gradients.append(self._new_stream(i, slot, stream))
+            if stream == 0:
+                self._reload(i, _N)
+        self._wait_until_taken(i)
+        self._through("layer", i, slot, 0, gradients)
+        for stream in range(_N):
+            self._through("old", i, slot, stream, gradients)
+        plgpu.barrier_arrive(self.scratch["done"].at[slot])
+
+    def _wait_until_taken(self, i) -> None:
+        """The inner products of the tile before."""
+        pl.when(i > 0)(lambda: plgpu.barrier_wait(self.scratch["taken"]))
+
+    def _new_stream(self, i, slot, stream: int) -> jax.Array:
+        """The gradient to a new stream, in float32."""
+        at, half = self.ring("new", i, stream), self._half
+        plgpu.barrier_wait(self.scratch["new full"].at[at])
+        phi = [self.scratch["phi"].at[part, stream, :, half] for part in range(FEW_PARTS)]
+
+        def run(through_phi):
+            self.add_through_phi(through_phi, self.scratch["dh_mix"].at[slot], phi)
+            y, dy = (common.load(ring.at[at, :, half]) for ring in self.scratch["new"])
+            scale, h_pre = (self.coefficient(slot, c, _HALF) for c in (_SCALE, _H_PRE + stream))
+            through_layer = h_pre * common.load(self.scratch["dh_in"].at[slot, :, half])
+            return scale * y + through_layer + dy + through_phi[...]
+
+        made = pl.run_scoped(run, plgpu.ACC((ROWS, _HALF), jnp.float32))
+        plgpu.commit_smem()  # also what was read: the copy engine will write there
+        plgpu.barrier_arrive(self.scratch["new read"].at[at])
+        return made
+
+    def _through(self, name: str, i, slot, stream: int, gradients) -> None:
+        """The gradient to an old stream, or the layer's output; and inner products with it."""
+        at = self.number, self.ring(name, i, stream)
+        plgpu.barrier_wait(self.scratch[f"{name} full"].at[*at])
+        piece = self.scratch[name].at[*at]
+        old, places = common.load(piece), self._products(name, stream)
+        weights = [self.coefficient(slot, _H_POST + place, _HALF) for place in places]
+        terms = [weight * dy for weight, dy in zip(weights, gradients, strict=True)]
+        made = functools.reduce(jnp.add, terms).astype(self.results[name].dtype)
+        for place, dy in zip(places, gradients, strict=True):
+            self.scratch["products"].at[self.number, place][...] = _inner(dy, old)
+        if name == "old":
+            self._reload(i, stream)
+        piece[...] = made
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(piece, self.results[name].at[self.rows(i), self._own(stream)])
+
+    def _products(self, name: str, stream: int) -> list[int]:
+        """Rows of its inner products with the gradients to the new streams."""
+        if name == "layer":
+            return [*range(_N)]
+        return [_N + (stream * _N + o if self.transposed else o * _N + stream) for o in range(_N)]
+
+
+@dataclass(frozen=True)
+class _Helper(_Warpgroup):
+    """Reads what is shared, and adds up.
+
+    Attributes:
+      phi: its parts, [parts, rows, columns].
+    """
+
+    phi: Any
+
+    def run(self) -> None:
+        """All tiles of the block."""
+        for ahead in range(self.tile.new):
+            self._load(jnp.int32(0), ahead)
+        self.begin_tokens()
+        for stream in range(_N):
+            for part in range(FEW_PARTS):
+                source = self.phi.at[part, :, self.columns(stream)]
+                target = self.scratch["phi"].at[part, stream]
+                plgpu.copy_gmem_to_smem(source, target, self.scratch["loaded"])
+        totals = tuple(self.zeros() for _ in range(_N))
+        totals = lax.fori_loop(0, self.count, self._take, totals)
+        for stream, total in enumerate(totals):
+            self.results["sums"].at[self.part, self.columns(stream)][...] = total
+        # Every completion is waited for, also the last.
+        self._reload(self.count, 0)
+        self._finish(self.count)
+        plgpu.wait_smem_to_gmem(0)
+
+    def _load(self, i, ahead: int) -> None:
+        """The new stream that is ``ahead`` of the first of tile ``i``, if there is one."""
+        tile, at = i + ahead // _N, self.ring("new", i, ahead)
+
+        def load():
+            for source, ring in zip(self.sources["new"], self.scratch["new"], strict=True):
+                source = source.at[self.rows(tile), self.columns(ahead % _N)]
+                plgpu.copy_gmem_to_smem(source, ring.at[at], self.scratch["new full"].at[at])
+
+        pl.when(tile < self.count)(load)
+
+    def _reload(self, i, stream: int) -> None:
+        """Where the stream before was, once all warpgroups have read it."""
+
+        def wait():
+            # Counted from the tile before, so that nothing is negative.
+            at = self.ring("new", i - 1, stream - 1 + _N)
+            plgpu.barrier_wait(self.scratch["new read"].at[at])
+            self._load(i - 1, stream - 1 + _N + self.tile.new)
+
+        pl.when((i > 0) | (stream > 0))(wait)
+
+    def _take(self, i, totals):
+        """Tile ``i``; the sums with its."""
+        slot, made = self.wait_for_tokens(i), []
+        for stream, total in enumerate(totals):
+            at = self.ring("new", i, stream)
+            plgpu.barrier_wait(self.scratch["new full"].at[at])
+            y, dh_mix = self.scratch["new"][0].at[at], self.scratch["dh_mix"].at[slot]
+            # Added at once, or all four products would be held until the end.
+            made.append(lax.optimization_barrier(total + self._product(y, dh_mix)))
+            plgpu.barrier_arrive(self.scratch["new read"].at[at])
+            self._reload(i, stream)
+            if stream == 0:
+                self._finish(i)
+        plgpu.barrier_arrive(self.scratch["done"].at[slot])
+        return tuple(made)
+
+    def _product(self, y, dh_mix) -> jax.Array:
+        """Sums for 64 columns of phi, [columns, rows]."""
+
+        def run(sums):
+            self.add_for_phi(sums, y, dh_mix)
+            return sums[...][:, : self.form.rows]
+
+        return pl.run_scoped(run, plgpu.ACC((COLUMNS, self.form.padded), jnp.float32))
+
+    def _finish(self, i) -> None:
+        """Waits for the tile before; reads on, and writes its inner products."""
+        self.reload_tokens(i)
+        products = self.scratch["products"]
+
+        def add():
+            parts = [products[number] for number in range(_WALKERS)]
+            products.at[0][...] = functools.reduce(jnp.add, parts)
+            plgpu.commit_smem()
+            target = self.results["products"].at[self.place, :, self.rows(i - 1)]
+            plgpu.copy_smem_to_gmem(products.at[0], target)
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            plgpu.barrier_arrive(self.scratch["taken"])
+
+        pl.when(i > 0)(add)
+
+
+def _inner(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Inner products of rows; a thread adds up what it has before others' is added."""
+    columns = [slice(first, first + _AT_ONCE) for first in range(0, a.shape[1], _AT_ONCE)]
+    return jnp.sum(functools.reduce(jnp.add, [a[:, c] * b[:, c] for c in columns]), axis=1)
