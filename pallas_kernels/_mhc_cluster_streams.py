@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pallas_kernels._bfloat16_parts import split_words
-from pallas_kernels._mhc_cluster_tile import COLUMNS, ROWS, SPAN, TOKENS, MhcPreClusterTile
+from pallas_kernels._mhc_cluster_tile import COLUMNS, PAIRS, ROWS, SPAN, TOKENS, MhcPreClusterTile
 from pallas_kernels._streams import READ_BYTES
 from pallas_kernels._values import Array, Signals, Value
 from pallas_kernels._warp import LANES, Warp
@@ -89,18 +89,23 @@ class Streams:
 
         warp.loop(warp.lane, streams * TOKENS, LANES, (), fetch)
 
-    def place(self, stage: Value, half: int) -> Value:
-        """Of what a lane has of a stream, in sixteen bytes; streams of all stages are counted."""
+    def of_lane(self, ring: Array, stage: Value) -> Array:
+        """From the lane's columns of its first token on; streams of all stages are counted."""
         part = self.number * (SPAN // COLUMNS) + self.warp.lane % 4
-        return stage * self.tile.stream + self.tile.place(self.token(half)) + part
+        place = stage * self.tile.stream + self.tile.place(self.token(0)) + part
+        return ring.shifted(place * COLUMNS)
+
+    def tile_of_lane(self, i: Value) -> Array:
+        """Tile ``i``; see ``of_lane`` and ``entry``."""
+        return self.of_lane(self.ring, i % self.tile.stages * self.n)
+
+    def entry(self, stream: int, half: int) -> int:
+        """Of what a lane has: the constant is part of the instruction that reads there."""
+        return (stream * self.tile.stream + half * (PAIRS // 2) * self.tile.pitch) * COLUMNS
 
     def read(self, i: Value, stream: int, half: int) -> list[Value]:
         """Words of a token of tile ``i``."""
-        return self.ring.load_words(self.ring_place(i, stream, half) * COLUMNS, COLUMNS)
-
-    def ring_place(self, i: Value, stream: int, half: int) -> Value:
-        """See ``place``."""
-        return self.place(i % self.tile.stages * self.n + stream, half)
+        return self.tile_of_lane(i).load_words(self.entry(stream, half), COLUMNS)
 
     def words(self, i: Value, first: Value, half: int) -> list[list[Value]]:
         """Of a token of tile ``i``, of tokens from ``first`` on, in each stream."""

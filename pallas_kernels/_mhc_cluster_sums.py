@@ -85,32 +85,30 @@ class Sums:
         # The first ones find empty buffers.
         count, warps = self.tile.summed, self.tile.warps
         warp.when(i >= count, lambda: self.taken.wait(i - count))
-        row = self.sums.row(i % count * warps + warp.thread // LANES % warps)
-        for place, values in zip(self._places(), [*products, squares], strict=True):
-            row.store(place, *values)
+        places = self._of_lane(i % count * warps + warp.thread // LANES % warps)
+        for (array, at, _), values in zip(places, [*products, squares], strict=True):
+            array.store(at, *values)
         warp.sync()
         warp.when(warp.lane == 0, lambda: self.summed.give(i))
 
     def take(self, i: Value) -> list[list[Value]]:
         """The sums of the block for tile ``i``, in the order of its warps, as given to ``put``."""
         self.summed.wait(i)
-        first = i % self.tile.summed * self.tile.warps
-        rows = [self.sums.row(first + k) for k in range(self.tile.warps)]
-        sizes = [4] * (len(self._places()) - 1) + [2]
+        size = self.sums.shape[1]
         sums = [
-            _add([_floats(row, place, size) for row in rows])
-            for place, size in zip(self._places(), sizes, strict=True)
+            _add([_floats(array, at + k * size, count) for k in range(self.tile.warps)])
+            for array, at, count in self._of_lane(i % self.tile.summed * self.tile.warps)
         ]
         self.warp.sync()
         self.warp.when(self.warp.lane == 0, lambda: self.taken.give(i))
         return sums
 
-    def _places(self) -> list[Value]:
-        """Of a lane's sums among those of a warp: of each group of rows, and of the squares."""
-        groups, lane = self._rows // ROWS, self.warp.lane
-        return [lane * 4 + group * (4 * LANES) for group in range(groups)] + [
-            lane * 2 + groups * (4 * LANES)
-        ]
+    def _of_lane(self, number: Value) -> list[tuple[Array, int, int]]:
+        """A lane's sums, of each group of rows and the squares: array, first entry and how many."""
+        row, lane, groups = self.sums.row(number), self.warp.lane, self._rows // ROWS
+        fours, twos = row.shifted(lane * 4), row.shifted(lane * 2)
+        products = [(fours, group * (4 * LANES), 4) for group in range(groups)]
+        return [*products, (twos, groups * (4 * LANES), 2)]
 
     @property
     def _rows(self) -> int:
@@ -148,13 +146,20 @@ class Sums:
         place = place + self._total_place(i, self.warp.rank, slot)
         self.totals.send(rank, place, values, self.gathered, i)
 
-    def gather(self, i: Value, slot: Value, row: Value) -> list[Value]:
-        """The cluster's sums of tile ``i`` for two tokens, in the order of its blocks."""
-        parts = []
-        for rank in range(self.tile.cluster):
-            place = self._total_place(i, self.warp.i32(rank), slot) + row * 2
-            parts.append(_floats(self.totals, place, 2))
-        return _add(parts)
+    def gather(self, i: Value, slot: Value, row: Value) -> tuple[list[list[Value]], list[Value]]:
+        """The cluster's sums of tile ``i`` for two tokens, in the order of its blocks.
+
+        Returns:
+          Products of row ``row`` of each group; and squares.
+        """
+        pair = self.totals.shifted(self._total_place(i, self.warp.i32(0), slot))
+        of_row, size = pair.shifted(row * 2), self.tile.slots * (2 * (self._rows + 1))
+
+        def add(array: Array, at: int) -> list[Value]:
+            return _add([_floats(array, at + k * size, 2) for k in range(self.tile.cluster)])
+
+        products = [add(of_row, first * 2) for first in range(0, self._rows, ROWS)]
+        return products, add(pair, self._rows * 2)
 
     def _total_place(self, i: Value, rank: Value, slot: Value) -> Value:
         tile = self.tile
@@ -166,10 +171,10 @@ class Sums:
         place = (i % self.tile.weighted * TOKENS + token) * self.n
         self.weights.send(rank, place, values, self.weighted, i)
 
-    def weights_of(self, i: Value, token: Value) -> list[Value]:
-        """Of the streams; after ``weighted.wait``."""
-        place = (i % self.tile.weighted * TOKENS + token) * self.n
-        return _floats(self.weights, place, self.n)
+    def weights_of(self, i: Value, half: int) -> list[Value]:
+        """Of the streams, for token ``lane // 4 + 8 half``; after ``weighted.wait``."""
+        place = (i % self.tile.weighted * TOKENS + self.warp.lane // 4) * self.n
+        return _floats(self.weights.shifted(place), half * (PAIRS * self.n), self.n)
 
 
 @dataclass(frozen=True)
@@ -234,8 +239,7 @@ class Coefficients:
         slot = warp.lane // ROWS + begin
         # Behind its last pair a block has that again.
         known = slot.least((warp.i32(PAIRS - 1) - warp.rank) // cluster)
-        products = [sums.gather(i, known, row + group * ROWS) for group in range(len(self.affine))]
-        squares = sums.gather(i, known, warp.i32(len(products) * ROWS))
+        products, squares = sums.gather(i, known, row)
         norm_eps, pre_eps, post_scale = self.constants
         size = warp.f32(1 / (sums.n * sums.tile.warps * cluster * SPAN))
         scales = [warp.rsqrt(warp.fma(square, size, warp.f32(norm_eps))) for square in squares]
@@ -283,7 +287,7 @@ class Coefficients:
             warp.when(row >= 2 * n, of_matrix)
 
 
-def _floats(array: Array, place: Value, count: int) -> list[Value]:
+def _floats(array: Array, place: int, count: int) -> list[Value]:
     words = array.load_words(place, count)
     return [array.unpack(words, k) for k in range(count)]
 

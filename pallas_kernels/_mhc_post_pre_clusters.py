@@ -137,8 +137,7 @@ class _MixedStreams(Streams):
         dim = self.sources[0].shape[1]
         token, words = first + self.token(half), self._mix(i, half)
         for stream, of_stream in enumerate(words):
-            place = self.ring_place(i, stream, half)
-            self.ring.store_words(place * COLUMNS, of_stream, COLUMNS)
+            self.tile_of_lane(i).store_words(self.entry(stream, half), of_stream, COLUMNS)
 
         def store():
             for stream, of_stream in enumerate(words):
@@ -149,10 +148,13 @@ class _MixedStreams(Streams):
 
     def used_up(self, i: Value) -> None:
         """What tile ``i`` was mixed with is not needed any more."""
-        warp = self.warp
-        warp.before_fetch()
-        warp.sync()
-        warp.when(warp.lane == 0, lambda: self.used.give(i))
+        self.warp.sync()
+        self.warp.when(self.warp.lane == 0, lambda: self.used.give(i))
+
+    def free(self, i: Value) -> None:
+        """This warp does not need tile ``i`` any more."""
+        self.warp.before_fetch()
+        super().free(i)
 
     def _mix(self, i: Value, half: int) -> list[list[Value]]:
         """Words of a token's new streams."""
@@ -165,7 +167,7 @@ class _MixedStreams(Streams):
             for o in range(n)
         ]
         words = [self.read(i, stream, half) for stream in range(n)]
-        words.append(layer.load_words(self.place(stage, half) * COLUMNS, COLUMNS))
+        words.append(self.of_lane(layer, stage).load_words(self.entry(0, half), COLUMNS))
         made: list[list[Value]] = [[] for _ in range(n)]
         for pair in zip(*words, strict=True):  # a word has two columns
             streams = [[self.x.unpack([word], e) for e in (0, 1)] for word in pair]

@@ -9,6 +9,7 @@ other warp but for the weights.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -155,18 +156,21 @@ class _Mixing:
         """Waits for the weights of tile ``i``, and adds up its streams."""
         streams, warp = self.streams, self.streams.warp
         self.sums.weighted.wait(i)
-        for half in (0, 1):
-            token = streams.token(half)
-            words = [streams.read(i, stream, half) for stream in range(streams.n)]
-            values = [[streams.x.unpack(part, e) for e in range(COLUMNS)] for part in words]
-            mixed = combine(warp, self.sums.weights_of(i, token), values)
-            number = self.first(i) + token
-
-            def store(number=number, mixed=mixed):
-                self.h_in.row(number).store(streams.column, *mixed)
-
-            warp.when(number < streams.x.shape[0], store)
+        mixed = [self._mix(i, half) for half in (0, 1)]
         streams.free(i)
+        for half, words in enumerate(mixed):
+            number = self.first(i) + streams.token(half)
+            row = self.h_in.row(number)
+            store = functools.partial(row.store_words, streams.column, words, COLUMNS)
+            warp.when(number < streams.x.shape[0], store)
+
+    def _mix(self, i: Value, half: int) -> list[Value]:
+        """Words of a token's sum."""
+        x = self.streams.x
+        words = [self.streams.read(i, stream, half) for stream in range(self.streams.n)]
+        values = [[x.unpack(part, e) for e in range(COLUMNS)] for part in words]
+        weights = self.sums.weights_of(i, half)
+        return self.h_in.pack(*combine(self.streams.warp, weights, values))
 
 
 def _add_parts(totals: list[list[Value]]) -> list[list[Value]]:
