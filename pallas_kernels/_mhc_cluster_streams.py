@@ -1,13 +1,15 @@
-"""The tiles of ``mhc_pre`` in shared memory, and who fetches, reads and frees them."""
+"""The tiles of ``mhc_pre`` in shared memory, and phi in registers."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pallas_kernels._bfloat16_parts import split_words
-from pallas_kernels._mhc_cluster_tile import COLUMNS, PAIRS, ROWS, SPAN, TOKENS, MhcPreClusterTile
+from pallas_kernels._mhc_cluster_tile import COLUMNS, ROWS, SPAN, MhcPreClusterTile
 from pallas_kernels._streams import READ_BYTES
-from pallas_kernels._values import Array, Signals, Value
+from pallas_kernels._values import Array, Value
 from pallas_kernels._warp import LANES, Warp
 
 # The error of two parts, 2^-17 of each entry of phi, is that of sums of thousands in float32.
@@ -18,7 +20,7 @@ PARTS = 2
 class Streams:
     """What a lane has of a tile: eight neighbouring columns of every stream, of two tokens.
 
-    These are ``lane // 4`` and that plus eight. One warp fetches the tiles for all of the block.
+    These are ``lane // 4`` and that plus eight. Only the lane itself reads what it copies.
 
     Attributes:
       warp: of the lanes.
@@ -26,8 +28,6 @@ class Streams:
       n: streams.
       x: [tokens, n dim].
       ring: the tiles in shared memory.
-      come: a tile is there.
-      mixed: it is not needed any more.
     """
 
     warp: Warp
@@ -35,89 +35,62 @@ class Streams:
     n: int
     x: Array
     ring: Array
-    come: Signals
-    mixed: Signals
 
     @property
     def column(self) -> Value:
         """The first, of a stream."""
         warp = self.warp
-        number = warp.rank * self.tile.warps + self.number
+        number = warp.rank * self.tile.warps + warp.thread // LANES % self.tile.warps
         return number * SPAN + warp.lane % 4 * COLUMNS
-
-    @property
-    def number(self) -> Value:
-        """Of the warp in its team."""
-        return self.warp.thread // LANES % self.tile.warps
 
     def token(self, half: int) -> Value:
         """Of the tile."""
         return self.warp.lane // 4 + 8 * half
 
-    def make_signals(self) -> None:
-        """By the first lane of the warp that fetches."""
-        self.come.make(1)
-        self.mixed.make(self.tile.warps)
+    def load(self, i: Value, first: Value) -> None:
+        """Begins to copy tile ``i``, of tokens from ``first`` on."""
+        self.load_columns(self.ring, i, self.x, first, self.n)
 
-    def fetch(self, i: Value, first: Value) -> None:
-        """Begins to copy tile ``i``, of tokens from ``first`` on, when there is room."""
-        warp = self.warp
-        # The first ones find empty room.
-        warp.when(i >= self.tile.stages, lambda: self.mixed.wait(i - self.tile.stages))
-        warp.when(warp.lane == 0, lambda: self.come.give(i, self.expected(first)))
-        stage = i % self.tile.stages * self.n
-        self.fetch_rows(i, first, self.x, self.ring, stage, self.n)
-
-    def expected(self, first: Value) -> Value:
-        """Bytes of a tile."""
-        return self.warp.i32(self.n * TOKENS * self.tile.pitch * 16)
-
-    def fetch_rows(
-        self, i: Value, first: Value, source: Array, ring: Array, stage: Value, streams: int
+    def load_columns(
+        self, ring: Array, i: Value, source: Array, first: Value, streams: int
     ) -> None:
-        """The block's columns of some streams, each token's by one lane."""
-        warp, tile, size = self.warp, self.tile, source.shape[1] // COLUMNS
-        column = warp.rank * tile.pitch
-
-        def fetch(number, _):
-            stream, token = number // TOKENS, number % TOKENS
+        """Begins to copy the lane's columns of some streams to a ring."""
+        to = self.of_lane(ring, i)
+        size = source.shape[1] // streams
+        for half in (0, 1):
             # Behind the last token it again.
-            row = (first + token).least(source.shape[0] - 1).to("i64")
-            at = row * size + (stream * (size // streams) + column)
-            to = (stage + stream) * tile.stream + tile.place(token)
-            ring.fetch(to, source, at, tile.pitch, self.come, i)
+            token = (first + self.token(half)).least(source.shape[0] - 1)
+            row = source.row(token).shifted(self.column)
+            for stream in range(streams):
+                to.copy_from((stream * 2 + half) * LANES, row, stream * size // COLUMNS)
 
-        warp.loop(warp.lane, streams * TOKENS, LANES, (), fetch)
+    def wait(self, i: Value) -> None:
+        """Waits for tile ``i``."""
+        self.warp.wait_for_copies(self.tile.ahead)
 
-    def of_lane(self, ring: Array, stage: Value) -> Array:
-        """From the lane's columns of its first token on; streams of all stages are counted."""
-        part = self.number * (SPAN // COLUMNS) + self.warp.lane % 4
-        place = stage * self.tile.stream + self.tile.place(self.token(0)) + part
-        return ring.shifted(place * COLUMNS)
-
-    def tile_of_lane(self, i: Value) -> Array:
-        """Tile ``i``; see ``of_lane`` and ``entry``."""
-        return self.of_lane(self.ring, i % self.tile.stages * self.n)
-
-    def entry(self, stream: int, half: int) -> int:
-        """Of what a lane has: the constant is part of the instruction that reads there."""
-        return (stream * self.tile.stream + half * (PAIRS // 2) * self.tile.pitch) * COLUMNS
+    def of_lane(self, ring: Array, i: Value) -> Array:
+        """What the lane has of tile ``i`` in a ring of [workers, stages, streams, 2, lanes, 8]."""
+        stages, size = ring.shape[1], math.prod(ring.shape[2:])
+        worker, turn = self.warp.thread // LANES, i // self.tile.teams
+        place = (worker * stages + turn % stages) * size + self.warp.lane * COLUMNS
+        return ring.shifted(place)
 
     def read(self, i: Value, stream: int, half: int) -> list[Value]:
         """Words of a token of tile ``i``."""
-        return self.tile_of_lane(i).load_words(self.entry(stream, half), COLUMNS)
+        return self.of_lane(self.ring, i).load_words(entry(stream, half), COLUMNS)
 
     def words(self, i: Value, first: Value, half: int) -> list[list[Value]]:
         """Of a token of tile ``i``, of tokens from ``first`` on, in each stream."""
         return [self.read(i, stream, half) for stream in range(self.n)]
 
-    def used_up(self, i: Value) -> None:
-        """All words of tile ``i`` were taken."""
+    def make_signals(self) -> None:
+        """By the first lane of the first helper."""
 
-    def free(self, i: Value) -> None:
-        """This warp does not need tile ``i`` any more."""
-        self.warp.sync()
-        self.warp.when(self.warp.lane == 0, lambda: self.mixed.give(i))
+    def help_first(self, count: Value, first: Callable[[Value], Value]) -> None:
+        """What the first helper does before anything else."""
+
+    def help(self, i: Value, count: Value, first: Callable[[Value], Value]) -> None:
+        """What a helper does when all warps have put the sums of tile ``i``."""
 
     def fragments_of(self, phi: Array) -> list[list[list[list[Value]]]]:
         """Left fragments, [stream][tile][fragment along the columns]: of the same columns.
@@ -145,6 +118,11 @@ class Streams:
             for e in range(entries)
         ]
         return split_words(self.warp, values, PARTS)
+
+
+def entry(stream: int, half: int) -> int:
+    """Of ``Streams.of_lane``: the constant is part of the instruction that reads there."""
+    return (stream * 2 + half) * (LANES * COLUMNS)
 
 
 def _interleave(upper: list[Value], lower: list[Value]) -> list[list[Value]]:

@@ -207,16 +207,27 @@ class Coefficients:
             affine.append((alpha.load(part), bias.load(row)))
         return cls(sums, outputs, tokens, constants, affine)
 
-    def run(self, number: Value, count: Value, first: Callable[[Value], Value]) -> None:
-        """All tiles of helper ``number``, of ``count`` tiles whose first tokens are ``first``."""
+    def run(self, number: Value, count: Value, first: Callable, taken: Callable) -> None:
+        """What helper ``number`` does.
+
+        Args:
+          number: of the helper.
+          count: of tiles.
+          first: the first token of a tile.
+          taken: called for a tile when its sums were read.
+        """
         warp, tile = self.sums.warp, self.sums.tile
+
+        def begin(i):
+            self._begin(i)
+            taken(i)
 
         def step(i, _):
             if not tile.late:
-                self._begin(i)
+                begin(i)
                 self._end(i, first(i))
                 return
-            warp.when(i < count, lambda: self._begin(i))
+            warp.when(i < count, lambda: begin(i))
             before = i - tile.late
             warp.when(before >= 0, lambda: self._end(before, first(before)))
 

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels._simt import Grid, most_shared_bytes
-from pallas_kernels._values import Value
 from pallas_kernels._warp import LANES
 
 TOKENS = 16  # of a tile: two fragments of Warp.mma
@@ -19,7 +18,7 @@ COLUMNS = 8  # of a lane
 SPAN = 4 * COLUMNS  # of a warp, of every stream
 FLOATS = 4  # in 16 bytes
 # A lane keeps 96 words of phi of four streams: more warps would have too few registers.
-_MOST_STREAMS, _MOST_WARPS = 4, 10
+_MOST_STREAMS, _MOST_WARPS = 4, 11
 _MANY_WARPS = 8  # are enough
 _WARPGROUP = 4  # warps that are there or not together
 _MOST_HELPERS = 3
@@ -41,8 +40,7 @@ class MhcPreClusterTile:
       clusters: how many; each takes every so many-th sixteen of tokens.
       ahead: sixteens of tokens of a team that are on their way while it sums one.
       behind: sixteens of tokens that a team sums before it mixes the first of them.
-      helpers: more warps of a block, which make sums to weights; they take turns. One more warp
-        fetches the tiles.
+      helpers: more warps of a block, which make sums to weights; they take turns.
       teams: of a block; they take turns.
       buffers: sixteens of tokens of a team whose sums may wait to be added up.
     """
@@ -66,7 +64,7 @@ class MhcPreClusterTile:
             warps = slices // size
             teams = max(1, _MANY_WARPS // warps)
             # Registers are dealt out to whole warpgroups: helpers to fill one up cost nothing.
-            helpers = min(_MOST_HELPERS, -(warps * teams + 1) % _WARPGROUP or _WARPGROUP)
+            helpers = min(_MOST_HELPERS, -(warps * teams) % _WARPGROUP or _WARPGROUP)
             clusters = min(_AT_ONCE[size], -(-tokens // TOKENS))
             for behind, ahead, buffers in _DEPTHS if warps <= _MOST_WARPS else ():
                 tile = cls(warps, size, clusters, ahead, behind, helpers, teams, buffers)
@@ -76,8 +74,8 @@ class MhcPreClusterTile:
 
     @property
     def stages(self) -> int:
-        """Tiles in shared memory: those not yet mixed, the present ones, and those on their way."""
-        return (self.behind + 1 + self.ahead) * self.teams
+        """Tiles of a team in shared memory: not yet mixed, the present one, and on their way."""
+        return self.behind + 1 + self.ahead
 
     @property
     def workers(self) -> int:
@@ -87,26 +85,8 @@ class MhcPreClusterTile:
     @property
     def grid(self) -> Grid:
         """Blocks and warps."""
-        blocks, warps = self.clusters * self.cluster, self.workers + self.helpers + 1
+        blocks, warps = self.clusters * self.cluster, self.workers + self.helpers
         return Grid(blocks, warps, cluster=self.cluster)
-
-    @property
-    def pitch(self) -> int:
-        """From a token of a tile to the second next, in sixteen bytes: the block's columns."""
-        return self.warps * (SPAN // COLUMNS)
-
-    @property
-    def stream(self) -> int:
-        """Of a tile, in sixteen bytes; see ``place``."""
-        return TOKENS * self.pitch + SPAN // COLUMNS
-
-    def place(self, token: Value | int) -> Value | int:
-        """Of a token in a stream, in sixteen bytes.
-
-        First the even tokens, then, half of what memory banks have on, the odd ones: so that lanes
-        read neighbouring tokens from all banks.
-        """
-        return token % 2 * (self.stream - PAIRS * self.pitch) + token // 2 * self.pitch
 
     @property
     def slots(self) -> int:
@@ -140,13 +120,13 @@ class MhcPreClusterTile:
     def shared(self, n: int) -> dict[str, jax.ShapeDtypeStruct]:
         """What a block has in shared memory.
 
-        Tiles, see ``place``; sums of a tile and warp: for each group of rows four tokens of
+        Tiles, as each lane has them; sums of a tile and warp: for each group of rows four tokens of
         each lane, then two squares of each; sums of a tile and block, of this block's pairs of
         tokens: of each row, then the squares; the weights of the streams; and signals that each of
-        these has come, and that the tiles and first sums were read.
+        these has come, and that the first sums were read.
         """
         groups = (n * n + 2 * n) // ROWS
-        ring = (self.stages, n, self.stream, COLUMNS)
+        ring = (self.workers, self.stages, n, 2, LANES, COLUMNS)
         shapes = {
             "sums": (self.summed * self.warps, LANES * (4 * groups + 2)),
             "totals": (self.gathered, self.cluster, self.slots, groups * ROWS + 1, 2),
@@ -155,7 +135,6 @@ class MhcPreClusterTile:
         made = {name: jax.ShapeDtypeStruct(s, jnp.float32) for name, s in shapes.items()}
         counts = {"gathered": self.gathered, "weighted": self.weighted}
         counts |= {"summed": self.summed, "taken": self.summed}
-        counts |= {"come": self.stages, "mixed": self.stages}
         signals = {
             name: jax.ShapeDtypeStruct((count, 2), jnp.uint32) for name, count in counts.items()
         }

@@ -6,18 +6,19 @@ they have come, and keeps the new streams in the place of the old.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels._mhc_cluster_streams import Streams
+from pallas_kernels._mhc_cluster_streams import Streams, entry
 from pallas_kernels._mhc_cluster_tile import COLUMNS, FLOATS, TOKENS, MhcPreClusterTile
 from pallas_kernels._mhc_pre_clusters import Forward
 from pallas_kernels._streams import combine
 from pallas_kernels._values import Array, Signals, Value
-from pallas_kernels._warp import Warp
+from pallas_kernels._warp import LANES, Warp
 
 _STREAMS = 4  # of other numbers the weights of a token would not be whole 16 bytes
 
@@ -33,21 +34,18 @@ class MhcPostPreClusterTile(MhcPreClusterTile):
 
     @property
     def coming(self) -> int:
-        """Tiles of which the layer's output is in shared memory: it is mixed at once."""
-        return (1 + self.ahead) * self.teams
+        """Tiles whose coefficients are in shared memory: they are mixed at once."""
+        return (2 + self.ahead) * self.teams
 
     def shared(self, n: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """Also the layer's output, the coefficients, and signals that these were used."""
-        layer = jax.ShapeDtypeStruct((self.coming, self.stream, COLUMNS), jnp.bfloat16)
+        """Also the layer's output, as each lane has it; and coefficients, and that they came."""
+        layer = (self.workers, 1 + self.ahead, 1, 2, LANES, COLUMNS)
         posts, matrices = (
             jax.ShapeDtypeStruct((self.coming, TOKENS, size), jnp.float32) for size in (n, n * n)
         )
-        made = {"layer": layer, "posts": posts, "matrices": matrices}
-        return {
-            **super().shared(n),
-            **made,
-            "used": jax.ShapeDtypeStruct((self.coming, 2), jnp.uint32),
-        }
+        made = {"layer": jax.ShapeDtypeStruct(layer, jnp.bfloat16), "posts": posts}
+        come = jax.ShapeDtypeStruct((self.coming, 2), jnp.uint32)
+        return {**super().shared(n), **made, "matrices": matrices, "come": come}
 
 
 @dataclass(frozen=True)
@@ -62,22 +60,9 @@ class BoundaryForward(Forward):
 
     def __call__(self, warp: Warp, inputs, y: Array, *outputs: Array, ring, **shared) -> None:
         x, *sources, phi, alpha, bias = inputs
-        come, mixed, used = (Signals(shared.pop(name)) for name in ("come", "mixed", "used"))
         rings = tuple(shared.pop(name) for name in ("layer", "posts", "matrices"))
-        streams = _MixedStreams(
-            warp,
-            self.tile,
-            self.n,
-            x,
-            ring,
-            come,
-            mixed,
-            y,
-            tuple(sources),
-            rings,
-            used,
-            self.transposed,
-        )
+        own = tuple(sources), rings, Signals(shared.pop("come")), self.transposed
+        streams = _MixedStreams(warp, self.tile, self.n, x, ring, y, *own)
         self.run(streams, (phi, alpha, bias), outputs, **shared)
 
 
@@ -88,56 +73,61 @@ class _MixedStreams(Streams):
     Attributes:
       y: where they go, [tokens, n dim].
       sources: the layer's output [tokens, dim] and its weights, [tokens, n] and [tokens, n n].
-      rings: of these, in shared memory.
-      used: they are not needed any more.
+      rings: of these, in shared memory; a lane has its columns, and all have the weights.
+      come: the weights are there.
       transposed: see ``mhc_post``.
     """
 
     y: Array
     sources: tuple[Array, ...]
     rings: tuple[Array, ...]
-    used: Signals
+    come: Signals
     transposed: bool
 
+    def load(self, i: Value, first: Value) -> None:
+        """Begins to copy the old streams and the layer's output of tile ``i``."""
+        super().load(i, first)
+        self.load_columns(self.rings[0], i, self.sources[0], first, 1)
+
     def make_signals(self) -> None:
-        """By the first lane of the warp that fetches."""
-        super().make_signals()
-        self.used.make(self.tile.warps)
+        """By the first lane of the first helper."""
+        self.come.make(1)
 
-    def fetch(self, i: Value, first: Value) -> None:
-        """Begins to copy the old streams, the layer's output and the weights of tile ``i``."""
-        super().fetch(i, first)
-        warp, (f, *coefficients) = self.warp, self.sources
-        layer, *rings = self.rings
-        coming = layer.shape[0]
-        warp.when(i >= coming, lambda: self.used.wait(i - coming))
-        self.fetch_rows(i, first, f, layer, i % coming, 1)
+    def help_first(self, count: Value, first: Callable[[Value], Value]) -> None:
+        """Begins to copy as many weights as there is room for: with signals of this lane's own."""
+        warp, size = self.warp, self.rings[1].shape[0]
+        is_first = warp.thread == self.tile.workers * LANES
+        every = count.least(size)
+        fetch = lambda i, _: self._fetch(i, first(i))  # noqa: E731
+        warp.when(is_first, lambda: warp.loop(warp.i32(0), every, 1, (), fetch))
 
-        def fetch_coefficients():
-            tokens = self._tokens(first)
-            for source, ring in zip(coefficients, rings, strict=True):
-                size = source.shape[1] // FLOATS
-                to, at = i % coming * (TOKENS * size), first * size
-                ring.fetch(to, source, at, tokens * size, self.come, i)
+    def help(self, i: Value, count: Value, first: Callable[[Value], Value]) -> None:
+        """Those of tile ``i`` were used."""
+        after = i + self.rings[1].shape[0]
+        is_one = (self.warp.lane == 0) & (after < count)
+        self.warp.when(is_one, lambda: self._fetch(after, first(after)))
 
-        warp.when(warp.lane == 0, fetch_coefficients)
+    def _fetch(self, i: Value, first: Value) -> None:
+        """Begins to copy the weights of tile ``i``."""
+        tokens = (self.x.shape[0] - first).least(TOKENS)
+        rings, sources = self.rings[1:], self.sources[1:]
+        sizes = [source.shape[1] // FLOATS for source in sources]
+        self.come.give(i, tokens * (16 * sum(sizes)))
+        for source, ring, size in zip(sources, rings, sizes, strict=True):
+            to = i % ring.shape[0] * (TOKENS * size)
+            ring.fetch(to, source, first * size, tokens * size, self.come, i)
 
-    def expected(self, first: Value) -> Value:
-        """Bytes of a tile, and of what is mixed with it."""
-        floats = sum(source.shape[1] for source in self.sources[1:])
-        layer = TOKENS * self.tile.pitch * 16
-        return super().expected(first) + layer + self._tokens(first) * (4 * floats)
-
-    def _tokens(self, first: Value) -> Value:
-        """Of a tile."""
-        return (self.x.shape[0] - first).least(TOKENS)
+    def wait(self, i: Value) -> None:
+        """Waits for tile ``i``."""
+        super().wait(i)
+        self.come.wait(i)
 
     def words(self, i: Value, first: Value, half: int) -> list[list[Value]]:
         """Makes the new streams of the old, which they replace, and writes them."""
         dim = self.sources[0].shape[1]
         token, words = first + self.token(half), self._mix(i, half)
         for stream, of_stream in enumerate(words):
-            self.tile_of_lane(i).store_words(self.entry(stream, half), of_stream, COLUMNS)
+            self.of_lane(self.ring, i).store_words(entry(stream, half), of_stream, COLUMNS)
 
         def store():
             for stream, of_stream in enumerate(words):
@@ -146,28 +136,17 @@ class _MixedStreams(Streams):
         self.warp.when(token < self.x.shape[0], store)
         return words
 
-    def used_up(self, i: Value) -> None:
-        """What tile ``i`` was mixed with is not needed any more."""
-        self.warp.sync()
-        self.warp.when(self.warp.lane == 0, lambda: self.used.give(i))
-
-    def free(self, i: Value) -> None:
-        """This warp does not need tile ``i`` any more."""
-        self.warp.before_fetch()
-        super().free(i)
-
     def _mix(self, i: Value, half: int) -> list[list[Value]]:
         """Words of a token's new streams."""
         layer, posts, matrices = self.rings
-        n, stage = self.n, i % layer.shape[0]
-        token = stage * TOKENS + self.token(half)
+        n, token = self.n, i % posts.shape[0] * TOKENS + self.token(half)
         weights, matrix = (_floats(ring, token) for ring in (posts, matrices))
         rows = [
             [matrix[s * n + o if self.transposed else o * n + s] for s in range(n)] + [weights[o]]
             for o in range(n)
         ]
         words = [self.read(i, stream, half) for stream in range(n)]
-        words.append(self.of_lane(layer, stage).load_words(self.entry(0, half), COLUMNS))
+        words.append(self.of_lane(layer, i).load_words(entry(0, half), COLUMNS))
         made: list[list[Value]] = [[] for _ in range(n)]
         for pair in zip(*words, strict=True):  # a word has two columns
             streams = [[self.x.unpack([word], e) for e in (0, 1)] for word in pair]

@@ -17,7 +17,7 @@ from pallas_kernels._mhc_cluster_streams import PARTS, Streams
 from pallas_kernels._mhc_cluster_sums import Coefficients, Sums
 from pallas_kernels._mhc_cluster_tile import COLUMNS, TOKENS, MhcPreClusterTile
 from pallas_kernels._streams import combine
-from pallas_kernels._values import Array, Signals, Value
+from pallas_kernels._values import Array, Value
 from pallas_kernels._warp import LANES, Warp
 
 
@@ -41,9 +41,7 @@ class Forward:
 
     def __call__(self, warp: Warp, inputs, *outputs: Array, ring: Array, **shared: Array) -> None:
         x, *parameters = inputs
-        signals = Signals(shared.pop("come")), Signals(shared.pop("mixed"))
-        streams = Streams(warp, self.tile, self.n, x, ring, *signals)
-        self.run(streams, parameters, outputs, **shared)
+        self.run(Streams(warp, self.tile, self.n, x, ring), parameters, outputs, **shared)
 
     def run(self, streams: Streams, parameters, outputs, **shared: Array) -> None:
         """Everything; see ``shared`` of the tile for the arrays in shared memory."""
@@ -59,32 +57,27 @@ class Forward:
 
         phi, alpha, bias = parameters
         h_in, *coefficients = outputs
-        fetcher = (tile.grid.warps - 1) * LANES
 
         def make_signals():
             streams.make_signals()
             sums.make_signals()
 
-        # The same warp fetches the first tiles at once.
-        warp.when(warp.thread == fetcher, make_signals)
+        warp.when(warp.thread == tile.workers * LANES, make_signals)
         warp.cluster_arrive()
 
         def mix():
             _Mixing(streams, sums, h_in, first, count).run(phi)
 
         def help_out():
+            streams.help_first(count, first)
             constants = self.norm_eps, self.pre_eps, self.post_scale
             tokens = streams.x.shape[0]
             helper = Coefficients.of(sums, alpha, bias, coefficients, tokens, constants)
             warp.cluster_wait()
-            helper.run(warp.thread // LANES - tile.workers, count, first)
+            number = warp.thread // LANES - tile.workers
+            helper.run(number, count, first, lambda i: streams.help(i, count, first))
 
-        def fetch():
-            warp.sync()  # other lanes use the signals that one has made
-            warp.loop(warp.i32(0), count, 1, (), lambda i, _: streams.fetch(i, first(i)))
-            warp.cluster_wait()
-
-        warp.roles((tile.workers, mix), (tile.helpers, help_out), (1, fetch))
+        warp.roles((tile.workers, mix), (tile.helpers, help_out))
 
 
 @dataclass(frozen=True)
@@ -112,22 +105,29 @@ class _Mixing:
     def run(self, phi: Array) -> None:
         """Everything."""
         warp, tile = self.streams.warp, self.streams.tile
+        team = warp.thread // LANES // tile.warps
+        ahead, behind = tile.ahead * tile.teams, tile.behind * tile.teams
+        for turn in range(tile.ahead):
+            self._load(team + turn * tile.teams)
         fragments = self.streams.fragments_of(phi)
         warp.cluster_wait()
 
-        behind = tile.behind * tile.teams
-
         def step(i, _):
+            self._load(i + ahead)
             warp.when(i < self.count, lambda: self._project(i, fragments))
             warp.when(i >= behind, lambda: self._apply(i - behind))
 
-        team = warp.thread // LANES // tile.warps
         warp.loop(team, self.count + behind, tile.teams, (), step)
+
+    def _load(self, i: Value) -> None:
+        warp = self.streams.warp
+        warp.when(i < self.count, lambda: self.streams.load(i, self.first(i)))
+        warp.end_copies()
 
     def _project(self, i: Value, phi: list[list[list[list[Value]]]]) -> None:
         """Waits for tile ``i`` and sums its products with the rows of phi, and its squares."""
         streams, warp = self.streams, self.streams.warp
-        streams.come.wait(i)
+        streams.wait(i)
         squares, halves = [], []
         for half in (0, 1):
             # Tensor cores cut off what they add; so few sums go into one another that it is no
@@ -142,7 +142,6 @@ class _Mixing:
                 square = self._add_squares(words, square)
             squares.append(square)
             halves.append(_add_parts(totals))
-        streams.used_up(i)
         products = [first + second for first, second in zip(*halves, strict=True)]
         self.sums.put(i, products, squares)
 
@@ -156,9 +155,8 @@ class _Mixing:
         """Waits for the weights of tile ``i``, and adds up its streams."""
         streams, warp = self.streams, self.streams.warp
         self.sums.weighted.wait(i)
-        mixed = [self._mix(i, half) for half in (0, 1)]
-        streams.free(i)
-        for half, words in enumerate(mixed):
+        for half in (0, 1):
+            words = self._mix(i, half)
             number = self.first(i) + streams.token(half)
             row = self.h_in.row(number)
             store = functools.partial(row.store_words, streams.column, words, COLUMNS)

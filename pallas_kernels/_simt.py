@@ -566,10 +566,6 @@ class MosaicWarp(Warp):
         kind = "shared::cluster.global.mbarrier::complete_tx::bytes"
         self._order(f"cp.async.bulk.{kind} [$0], [$1], $2, [$3];", operands, "r,l,r,r")
 
-    def before_fetch(self):
-        """See ``Warp``."""
-        self._order("fence.proxy.async.shared::cta;")
-
     def end_copies(self):
         """See ``Warp``."""
         self._order("cp.async.commit_group;")

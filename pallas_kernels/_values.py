@@ -191,7 +191,7 @@ class Array:
         place = warp.integer(index), self.pack(*values), warp.integer(rank)
         warp.send(self.pointer, *place, signals.array.pointer, number)
 
-    def copy_from(self, number: Value, source: Array, at: Value, nbytes: int = 16) -> None:
+    def copy_from(self, number: Any, source: Array, at: Any, nbytes: int = 16) -> None:
         """Begins to copy some bytes of an array in global memory to one that a block shares.
 
         Only this lane sees the copy once it has waited for it; others after a barrier.
@@ -202,7 +202,8 @@ class Array:
           at: where from, likewise.
           nbytes: 4, 8 or 16.
         """
-        self.warp.copy(self.pointer, number, source.pointer, at, nbytes)
+        to, at = self.warp.integer(number), self.warp.integer(at)
+        self.warp.copy(self.pointer, to, source.pointer, at, nbytes)
 
     def fetch(self, number: Value, source: Array, at: Value, count: Any, signals: Signals, step):
         """Begins to copy from an array in global memory to one that a block shares.

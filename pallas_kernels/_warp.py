@@ -351,10 +351,6 @@ class Warp(abc.ABC):
         """See ``Array.fetch``."""
 
     @abc.abstractmethod
-    def before_fetch(self) -> None:
-        """Orders what this lane wrote to shared memory before what is fetched to there later."""
-
-    @abc.abstractmethod
     def end_copies(self) -> None:
         """What this lane has begun to copy since the last such call is one group."""
 

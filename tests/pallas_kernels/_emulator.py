@@ -125,11 +125,9 @@ class BlockMemory:
         self.bytes[places], self._writer[places], self._written[places] = data, -1, time
         self._clock[places] = clock
 
-    def check_fences(self, places, fenced):
-        """That these were not written by lanes since their last fences."""
-        by_lanes = (self._clock[places] >= 0) & (self._clock[places] < self._warp.peers)
-        ordered = self._written[places] <= fenced[self._writer[places] // LANES]
-        assert (~by_lanes | ordered).all(), "fetched over what was written without a fence"
+    def written_by_lanes(self, places):
+        """Whether anything there was."""
+        return ((self._clock[places] >= 0) & (self._clock[places] < self._warp.peers)).any()
 
     def _check_writer(self, places, threads, message):
         assert not self.under_way[places].any(), "a copy or something sent is under way"
@@ -288,8 +286,6 @@ class NumpyWarp(Warp):
         # How often warps have arrived and waited.
         self.arrived, self.waited = np.zeros((2, self.count), int)
         self.schedule = _Schedule(seed)
-        # When warps last ordered their writes before what is fetched later.
-        self.fenced = np.zeros(self.count, int)
         # Roles have threads of their own.
         self._local = threading.local()
         self._begin(np.ones(shape, bool))
@@ -595,8 +591,8 @@ class NumpyWarp(Warp):
             self.active = outer & (count.data == size)
             places = self._bytes(target, to, 16, 16 * size)
             data = source[0][self._bytes(source, at, 16, 16 * size)]
+            assert not target[0].written_by_lanes(places), "fetched there without a fence"
             assert size > 0 and (places[:, 0] % 16 == 0).all(), "not aligned"
-            target[0].check_fences(places, self.fenced)
             self._send(target[0], places, data, signal, number)
         self.active = outer
 
@@ -619,11 +615,6 @@ class NumpyWarp(Warp):
                 signal.change(0, -data[mine].size, told[mine].max(0))
 
             self.schedule.messages.append(deliver)
-
-    def before_fetch(self):
-        self._all_take_part()
-        warps = self._active_warps()
-        self.fenced[warps] = self.now(warps)
 
     def _of_block(self, pointer, rank):
         memory, start, block = pointer
