@@ -1,7 +1,7 @@
-"""The backward pass of ``mhc_pre``: two kernels, and plain JAX for what is small between them.
+"""The backward pass of ``mhc_pre``: two kernels, the first of which makes inner products.
 
-The second kernel is in ``_mhc_slices_backward`` where that has a tile; else in
-``_mhc_streams_backward``.
+Where ``_mhc_slices_backward`` has a tile, they are that of ``_mhc_pre_tokens`` and that one. Else
+the second is in ``_mhc_streams_backward``, and plain JAX makes what is small between them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import _simt
-from pallas_kernels._mhc_slices_backward import Slices, SlicesTile, slices_backward
+from pallas_kernels._mhc_pre_tokens import token_parts
+from pallas_kernels._mhc_slices import Slices
+from pallas_kernels._mhc_slices_backward import SlicesTile, slices_backward
 from pallas_kernels._mhc_streams_backward import Token, streams_backward
 from pallas_kernels._mhc_streams_tile import StreamsTile
 from pallas_kernels._pieces import striding_blocks
@@ -71,16 +73,16 @@ def mhc_pre_backward(
     """
     if x.shape[0] == 0:
         return Gradients(*(jnp.zeros_like(a) for a in (x, weight, alpha, bias)))
-    token, dalpha, dbias = token_backward(
-        x, alpha, bias, saved, cotangents, pre_eps=pre_eps, post_scale=post_scale
-    )
+    constants = {"pre_eps": pre_eps, "post_scale": post_scale}
+    of_token, given = (x, alpha, bias, saved, cotangents), (x, cotangents[0], dx_streams, weight)
     tokens, n, dim = x.shape
     tile = tile or SlicesTile.choose(tokens, Slices(n, dim, adds=dx_streams is not None), x.dtype)
-    given = x, cotangents[0], dx_streams, weight, token
     if isinstance(tile, SlicesTile):
-        dweight, dx = slices_backward(*given, tile)
+        parts, dalpha, dbias = token_parts(*of_token, **constants)
+        dweight, dx = slices_backward(*given, parts, tile)
     else:
-        dweight, dx = streams_backward(*given, tile=tile)
+        token, dalpha, dbias = token_backward(*of_token, **constants)
+        dweight, dx = streams_backward(*given, token, tile=tile)
     return Gradients(dx, dweight, dalpha, dbias)
 
 

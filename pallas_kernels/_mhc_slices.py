@@ -7,9 +7,9 @@ and the coefficients; the first of them asks for it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -76,19 +76,6 @@ class Slices:
         """[parts, padded rows, columns]."""
         return split(jnp.pad(weight, ((0, self.padded - self.rows), (0, 0))), FEW_PARTS)
 
-    def of_tokens(self, dh_in, dh_mix, coefficients: Sequence[jax.Array]) -> dict[str, jax.Array]:
-        """What a tile of tokens has in shared memory, by its name there.
-
-        The parts of ``dh_mix`` [tokens, rows] become columns side by side, and ``coefficients``
-        [tokens, any] rows.
-        """
-        dh_mix = jnp.pad(dh_mix, ((0, 0), (0, self.padded - self.rows)))
-        return {
-            "dh_in": dh_in,
-            "dh_mix": jnp.concatenate([*split(dh_mix)], axis=1),
-            "coefficients": jnp.concatenate([c.T for c in coefficients]),
-        }
-
     def shared_of_tokens(
         self, slots: int, coefficients: int, readers: int, dtype
     ) -> dict[str, Any]:
@@ -100,6 +87,19 @@ class Slices:
             "ready": plgpu.Barrier(num_arrivals=3, num_barriers=slots),
             "done": plgpu.Barrier(num_arrivals=readers, num_barriers=slots),
         }
+
+
+class TokenParts(NamedTuple):
+    """What the kernels of slices have of each token.
+
+    Attributes:
+      dh_mix: its bfloat16 parts side by side, each with zeros for further rows of phi,
+        [tokens, parts * padded rows].
+      coefficients: h_pre, and the factor of the streams in their own gradient, [n + 1, tokens].
+    """
+
+    dh_mix: jax.Array
+    coefficients: jax.Array
 
 
 def runs_here(tokens: int, dtype) -> bool:
@@ -123,7 +123,7 @@ class Walker:
       form: shapes.
       tile: with ``ranges``, and ``slots`` for what there is of tokens, two at least.
       scratch: in shared memory.
-      of_tokens: in memory, as ``Slices.of_tokens`` makes it.
+      of_tokens: in memory, by their names in shared memory: see ``Slices.shared_of_tokens``.
       part: which range.
       place: which slice.
       number: of the warpgroup.

@@ -22,8 +22,7 @@ from pallas_kernels import _dense_stack as dense
 from pallas_kernels import _mhc_slices as common
 from pallas_kernels._bfloat16_parts import PARTS
 from pallas_kernels._dense_stack import COLUMNS, ROWS
-from pallas_kernels._mhc_slices import FEW_PARTS, Slices, Walker
-from pallas_kernels._mhc_streams_backward import Token
+from pallas_kernels._mhc_slices import FEW_PARTS, Slices, TokenParts, Walker
 
 _STREAMS = (2, 4)  # of more, a block's part of phi leaves no room to read ahead
 
@@ -71,7 +70,7 @@ def slices_backward(
     dh_in: jax.Array,
     dx: jax.Array | None,
     weight: jax.Array,
-    token: Token,
+    token: TokenParts,
     tile: SlicesTile,
 ) -> tuple[jax.Array, jax.Array]:
     """The gradient to phi, and that to the streams.
@@ -81,7 +80,7 @@ def slices_backward(
       dh_in: [tokens, dim].
       dx: like ``x``, a part of its gradient, or None.
       weight: as in ``mhc_pre``.
-      token: coefficients and their cotangents.
+      token: what there is of tokens beside these.
       tile: as ``SlicesTile.choose`` gives it.
     """
     tokens, n, dim = x.shape
@@ -97,7 +96,7 @@ def slices_backward(
         tile.scratch(form, x.dtype),
         barriers=False,
     )
-    of_tokens = form.of_tokens(dh_in, token.dh_mix, (token.h_pre, token.scale[:, None]))
+    of_tokens = {"dh_in": dh_in, **token._asdict()}
     streams = [a.reshape(flat.shape) for a in (x, dx) if a is not None]
     made, sums = call(of_tokens, streams, form.parts_of_phi(weight))
     return jnp.sum(sums, axis=0).T, made.reshape(x.shape)

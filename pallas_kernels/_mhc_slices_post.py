@@ -25,8 +25,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels import _dense_stack as dense
 from pallas_kernels import _mhc_slices as common
 from pallas_kernels._dense_stack import COLUMNS, ROWS
-from pallas_kernels._mhc_slices import FEW_PARTS, Slices, Walker
-from pallas_kernels._mhc_streams_backward import Token
+from pallas_kernels._mhc_slices import FEW_PARTS, Slices, TokenParts, Walker
 from pallas_kernels._mhc_streams_columns import Post
 
 _N = 4
@@ -88,7 +87,7 @@ def slices_post_backward(
     dh_in: jax.Array,
     dy: jax.Array,
     weight: jax.Array,
-    token: Token,
+    token: TokenParts,
     post: Post,
     tile: SlicesPostTile,
     *,
@@ -101,7 +100,7 @@ def slices_post_backward(
       dh_in: [tokens, dim].
       dy: like ``y``, a part of its gradient.
       weight: as in ``mhc_pre``.
-      token: coefficients and their cotangents.
+      token: what there is of tokens beside these.
       post: what made ``y``.
       tile: as ``SlicesPostTile.choose`` gives it.
       transposed: as in ``mhc_post``.
@@ -124,8 +123,12 @@ def slices_post_backward(
         tile.scratch(form, y.dtype),
         barriers=False,
     )
-    coefficients = token.h_pre, token.scale[:, None], post.h_post, post.h_res.reshape(tokens, -1)
-    of_tokens = form.of_tokens(dh_in, token.dh_mix, coefficients)
+    of_post = jnp.concatenate([post.h_post, post.h_res.reshape(tokens, -1)], axis=1)
+    of_tokens = {
+        "dh_in": dh_in,
+        "dh_mix": token.dh_mix,
+        "coefficients": jnp.concatenate([token.coefficients, of_post.T]),
+    }
     y, dy, x = (a.reshape(flat.shape) for a in (y, dy, post.x))
     sources = {"new": [y, dy], "old": x, "layer": post.f}
     made = call(of_tokens, sources, form.parts_of_phi(weight))

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from pallas_kernels import _simt
 from pallas_kernels._mhc_post_pre_clusters import BoundaryForward, MhcPostPreClusterTile
 from pallas_kernels._mhc_pre_backward import token_backward
+from pallas_kernels._mhc_pre_tokens import token_parts
 from pallas_kernels._mhc_slices import Slices
 from pallas_kernels._mhc_slices_post import SlicesPostTile, slices_post_backward
 from pallas_kernels._mhc_streams_backward import streams_backward
@@ -131,10 +132,12 @@ def mhc_post_pre_backward(
         dy, *parameters = mhc_pre_backward(y, weight, alpha, bias, saved, of_pre, dy, **constants)
         through_post = mhc_post_backward(x, f, h_post, h_res, dy, transposed=transposed)
         return through_post, tuple(parameters)
-    token, dalpha, dbias = token_backward(y, alpha, bias, saved, of_pre, **constants)
-    given = y, of_pre[0], dy, weight, token, Post(x, f, h_post, h_res)
+    of_token, given = (y, alpha, bias, saved, of_pre), (y, of_pre[0], dy, weight)
+    post, options = Post(x, f, h_post, h_res), {"transposed": transposed}
     if isinstance(tile, SlicesPostTile):
-        dweight, *through_post = slices_post_backward(*given, tile, transposed=transposed)
+        parts, dalpha, dbias = token_parts(*of_token, **constants)
+        dweight, *through_post = slices_post_backward(*given, parts, post, tile, **options)
     else:
-        dweight, *through_post = streams_backward(*given, transposed=transposed, tile=tile)
+        token, dalpha, dbias = token_backward(*of_token, **constants)
+        dweight, *through_post = streams_backward(*given, token, post, tile=tile, **options)
     return tuple(through_post), (dweight, dalpha, dbias)

@@ -11,12 +11,14 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxgnn.ops import _pallas_mhc as pallas
 from jaxgnn.ops.reference import mhc_post, mhc_pre
 from jaxgnn.testing import assert_close, random_array, to_float64
+from pallas_kernels import _mhc_pre_tokens as tokens_kernel
 from pallas_kernels import _mhc_slices as common
+from pallas_kernels._bfloat16_parts import split
 from pallas_kernels._dense_stack import SHARED_BYTES, aligned
-from pallas_kernels._mhc_slices import Slices
+from pallas_kernels._mhc_pre_tokens import token_parts
+from pallas_kernels._mhc_slices import Slices, TokenParts
 from pallas_kernels._mhc_slices_backward import SlicesTile, slices_backward
 from pallas_kernels._mhc_slices_post import SlicesPostTile, slices_post_backward
-from pallas_kernels._mhc_streams_backward import Token
 from pallas_kernels._mhc_streams_columns import Post
 from tests.ops._mhc import outputs, parameters, streams, streams_gradients
 from tests.pallas_kernels._emulator import emulated
@@ -59,6 +61,14 @@ def _assert_all_close(actual, expected, length):
         assert_close(a, e, reduction_length=length, err_msg=f"result {i}")
 
 
+def _parts(h_pre, scale, dh_mix):
+    """These as the kernels take them."""
+    padding = -dh_mix.shape[1] % 32
+    parts = split(jnp.pad(dh_mix, ((0, 0), (0, padding))))
+    coefficients = jnp.concatenate([h_pre, scale[:, None]], axis=1)
+    return TokenParts(jnp.concatenate([*parts], axis=1), coefficients.T)
+
+
 def _inputs(tokens, n, dim):
     """The streams, ``dh_in``, a gradient to add, phi, and what there is of tokens."""
     rows, shape = n * n + 2 * n, (tokens, n, dim)
@@ -66,7 +76,7 @@ def _inputs(tokens, n, dim):
     arrays = [random_array(s, "bfloat16", seed=k) for k, s in enumerate(shapes)]
     shapes = (rows, n * dim), (tokens, n), (tokens,), (tokens, rows)
     weight, *token = (random_array(s, "float32", seed=k + 3) for k, s in enumerate(shapes))
-    return *arrays, weight, Token(*token)
+    return *arrays, weight, token
 
 
 @pytest.mark.parametrize("shape, adds, tile", CASES.values(), ids=CASES)
@@ -74,7 +84,7 @@ def test_every_tile_gives_the_gradients(interpreted, shape, adds, tile):
     x, dh_in, dx, weight, token = _inputs(*shape)
     given = x, dh_in, dx if adds else None, weight
     with interpreted():
-        made = slices_backward(*given, token, tile)
+        made = slices_backward(*given, _parts(*token), tile)
     exact = _exactly(streams_gradients, *given, *token)
     _assert_all_close(made, exact, max(shape))
 
@@ -82,17 +92,47 @@ def test_every_tile_gives_the_gradients(interpreted, shape, adds, tile):
 @pytest.mark.parametrize("shape, transposed, tile", POSTS.values(), ids=POSTS)
 def test_every_tile_gives_the_gradients_through_post(interpreted, shape, transposed, tile):
     tokens, n, dim = shape
-    given = _inputs(*shape)
+    *given, token = _inputs(*shape)
     post = Post(streams((tokens,), n, dim, "bfloat16"), *outputs((tokens,), n, dim, "bfloat16"))
     with interpreted():
-        made = slices_post_backward(*given, post, tile, transposed=transposed)
+        made = slices_post_backward(*given, _parts(*token), post, tile, transposed=transposed)
 
     def exactly(post, *given):
         dweight, total = streams_gradients(*given)
         return dweight, *mhc_post.mhc_post_backward(*post, total, transposed=transposed)
 
-    *given, token = given
     _assert_all_close(made, _exactly(exactly, post, *given, *token), n * dim)
+
+
+# Groups of 8, 16 and 32 lanes, the last of which has no token in some warps; blocks in turns.
+@pytest.mark.parametrize(
+    "tokens, n, dim, blocks", [(9, 4, 64, 9), (70, 2, 128, 2), (40, 4, 256, 2)]
+)
+def test_what_there_is_of_tokens(monkeypatch, tokens, n, dim, blocks):
+    monkeypatch.setattr(tokens_kernel, "_MOST_BLOCKS", blocks)
+    x, phi, alpha, bias, _ = streams((tokens,), n, dim, "bfloat16"), *parameters(n, dim)
+    options = {"pre_eps": 1e-3, "post_scale": 2.0}
+    _, saved = mhc_pre.mhc_pre(x, phi, alpha, bias, None, norm_eps=1e-6, **options)
+    cotangents = outputs((tokens,), n, dim, "bfloat16")
+    with emulated():
+        parts, *small = token_parts(x, alpha, bias, saved, cotangents, **options)
+    given = x, phi, alpha, bias, None, saved, cotangents
+    exact = _exactly(mhc_pre.gradients, *given, None, **options)
+    _assert_all_close(small, exact[2:4], tokens * dim)
+    # What else there is, is what the gradients to streams and phi are made of.
+    dh_mix = jnp.sum(parts.dh_mix.astype(jnp.float32).reshape(tokens, 3, -1), axis=1)
+    rows = n * n + 2 * n
+    assert not dh_mix[:, rows:].any()
+    h_pre, scale = parts.coefficients[:-1].T, parts.coefficients[-1]
+    made = streams_gradients(
+        *(a.astype(jnp.float32) for a in (x, cotangents[0])),
+        None,
+        phi,
+        h_pre,
+        scale,
+        dh_mix[:, :rows],
+    )
+    _assert_all_close(made, (exact[1], exact[0]), tokens * dim)
 
 
 def test_the_ops_take_them(interpreted):
@@ -141,9 +181,9 @@ def test_they_lower_at_real_shapes(tokens, n, dim):
     def struct(*shape, dtype="float32"):
         return jax.ShapeDtypeStruct(shape, dtype)
 
-    rows, bf16 = n * n + 2 * n, "bfloat16"
+    rows, bf16, form = n * n + 2 * n, "bfloat16", Slices(n, dim)
     x, dh_in = struct(tokens, n, dim, dtype=bf16), struct(tokens, dim, dtype=bf16)
-    token = Token(struct(tokens, n), struct(tokens), struct(tokens, rows))
+    token = TokenParts(struct(tokens, form.width, dtype=bf16), struct(n + 1, tokens))
     given = x, dh_in, x, struct(rows, n * dim), token
 
     def lowers(function, *arguments, **options):
@@ -154,7 +194,7 @@ def test_they_lower_at_real_shapes(tokens, n, dim):
     for dx in (None, x):
         tile = _tile(tokens, n, dim, dx is not None)
         assert lowers(slices_backward, *given[:2], dx, *given[3:], tile=tile)
-    tile = SlicesPostTile.choose(tokens, Slices(n, dim), jnp.bfloat16)
+    tile = SlicesPostTile.choose(tokens, form, jnp.bfloat16)
     if tile is not None:
         post = Post(x, dh_in, struct(tokens, n), struct(tokens, n, n))
         assert lowers(slices_post_backward, *given, post, tile=tile, transposed=False)

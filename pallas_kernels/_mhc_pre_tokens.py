@@ -1,0 +1,211 @@
+"""What there is of each token in the backward pass of ``mhc_pre`` by slices, in one kernel.
+
+A group of lanes takes a token: its inner products with the layer's cotangent, and from these what
+the kernels of slices want, in the layout in which they read it. Its lanes have a row of phi each,
+or several.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import _simt
+from pallas_kernels._bfloat16_parts import PARTS
+from pallas_kernels._mhc_slices import Slices, TokenParts
+from pallas_kernels._streams import READ_BYTES
+from pallas_kernels._values import Array, Value
+from pallas_kernels._warp import LANES, Warp
+
+_WARPS = 8
+# Each writes sums, so no more than run at once.
+_MOST_BLOCKS = 4 * 132
+
+
+def token_parts(
+    x: jax.Array,
+    alpha: jax.Array,
+    bias: jax.Array,
+    saved: Sequence[jax.Array],
+    cotangents: Sequence[jax.Array],
+    *,
+    pre_eps: float,
+    post_scale: float,
+) -> tuple[TokenParts, jax.Array, jax.Array]:
+    """What there is of each token, and the gradients to ``alpha`` and ``bias``.
+
+    Args:
+      x: [tokens, n, dim], of a dtype of 16 bits.
+      alpha: as in ``mhc_pre``.
+      bias: as in ``mhc_pre``.
+      saved: ``inv_rms`` and ``h_mix``.
+      cotangents: of ``h_in``, ``h_post`` and ``h_res``.
+      pre_eps: as in ``mhc_pre``.
+      post_scale: as in ``mhc_pre``.
+    """
+    tokens, n, dim = x.shape
+    form, f32 = Slices(n, dim), jnp.dtype(jnp.float32)
+    lanes = math.gcd(dim // (READ_BYTES // x.dtype.itemsize), LANES)
+    blocks = min(-(-tokens // (LANES // lanes * _WARPS)), _MOST_BLOCKS)
+    dh_in, dh_post, dh_res = cotangents
+    parts, coefficients, sums = _simt.launch(
+        _Tokens(form, lanes, pre_eps, post_scale),
+        (x, dh_in, *saved, dh_post, dh_res.reshape(tokens, n * n), alpha, bias),
+        [
+            jax.ShapeDtypeStruct((tokens, form.width), jnp.dtype(jnp.bfloat16)),
+            jax.ShapeDtypeStruct((n + 1, tokens), f32),
+            jax.ShapeDtypeStruct((blocks, 2, form.padded), f32),
+        ],
+        name="mhc_pre_backward_tokens",
+        grid=_simt.Grid(blocks, _WARPS),
+        block_shared={"of_warps": jax.ShapeDtypeStruct((_WARPS, 2, form.padded), f32)},
+    )
+    dbias, by_row = jnp.sum(sums, axis=0)[:, : form.rows]
+    dalpha = jnp.stack([jnp.sum(part) for part in jnp.split(by_row, [n, 2 * n])])
+    return TokenParts(parts, coefficients), dalpha, dbias
+
+
+class _Row(NamedTuple):
+    """A lane's row of phi: its number, whether there is such, and its alpha and bias."""
+
+    number: Value
+    exists: Value
+    alpha: Value
+    bias: Value
+
+
+class _Given(NamedTuple):
+    """What is read of a token for a row: of h_mix, and of both small cotangents."""
+
+    h_mix: Value
+    dh_post: Value
+    dh_res: Value
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    form: Slices
+    lanes: int
+    pre_eps: float
+    post_scale: float
+
+    def __call__(
+        self, warp: Warp, inputs, parts: Array, coefficients: Array, sums: Array, of_warps
+    ):
+        x, dh_in, inv_rms, *small, alpha, bias = inputs
+        tokens, step = x.shape[0], LANES // self.lanes
+        rows = [self._row(warp, k, alpha, bias) for k in range(self.form.padded // self.lanes)]
+
+        def take(first, totals):
+            # Groups behind the last token repeat it and store nothing.
+            mine = first + warp.lane // self.lanes
+            token, inside = mine.least(tokens - 1), mine < tokens
+            given = [self._read(token, row, small) for row in rows]
+            scale = inv_rms.load(token)
+            dots = self._dots(warp, x.row(token), dh_in.row(token))
+            made, factor = self._gradients(warp, rows, given, scale, dots)
+
+            def store():
+                for row, (_, _, sigmoid, dt) in zip(rows, made, strict=True):
+                    self._store_parts(warp, parts.row(token), row, dt * scale)
+                    self._store_coefficient(warp, coefficients, token, row, sigmoid, factor)
+
+            warp.when(inside, store)
+            zero = warp.f32(0.0)
+            return [
+                [
+                    total + warp.select(inside, more, zero)
+                    for total, more in zip(pair, new[:2], strict=True)
+                ]
+                for pair, new in zip(totals, made, strict=True)
+            ]
+
+        zeros = [[warp.f32(0.0)] * 2 for _ in rows]
+        begin, stride = warp.number * step, warp.count * step
+        self._store_sums(warp, warp.loop(begin, tokens, stride, zeros, take), rows, of_warps, sums)
+
+    def _row(self, warp: Warp, k: int, alpha: Array, bias: Array) -> _Row:
+        n, rows = self.form.n, self.form.rows
+        number = warp.lane % self.lanes + k * self.lanes
+        part = (number >= n).to("i32") + (number >= 2 * n).to("i32")
+        return _Row(number, number < rows, alpha.load(part), bias.load(number.least(rows - 1)))
+
+    def _read(self, token: Value, row: _Row, small: Sequence[Array]) -> _Given:
+        n, last = self.form.n, self.form.rows - 1
+        firsts, lasts = (0, n, 2 * n), (last, 2 * n - 1, last)
+        return _Given(
+            *(
+                array.row(token).load(row.number.least(end).most(first) - first)
+                for array, first, end in zip(small, firsts, lasts, strict=True)
+            )
+        )
+
+    def _dots(self, warp: Warp, x: Array, dh_in: Array) -> list[Value]:
+        """``⟨dh_in, x_i⟩``, in all lanes of the token."""
+        (n, dim), entries = x.shape, READ_BYTES // x.itemsize
+
+        def add(column, sums):
+            words = [x.load_words(column + i * dim, entries) for i in range(n)]
+            cotangent = dh_in.load_words(column, entries)
+            for e in range(entries):
+                d = dh_in.unpack(cotangent, e)
+                pairs = zip(words, sums, strict=True)
+                sums = [warp.fma(d, x.unpack(part, e), total) for part, total in pairs]
+            return sums
+
+        begin = warp.lane % self.lanes * entries
+        sums = warp.loop(begin, dim, self.lanes * entries, [warp.f32(0.0)] * n, add)
+        return [warp.sum_lanes(total, self.lanes) for total in sums]
+
+    def _gradients(self, warp: Warp, rows, given, inv_rms: Value, dots):
+        """Of each row: dlogit, dlogit t, the sigmoid and dt; and the factor of the streams."""
+        n, zero = self.form.n, warp.f32(0.0)
+        made, total = [], zero
+        for row, (h_mix, dh_post, dh_res) in zip(rows, given, strict=True):
+            t = h_mix * inv_rms
+            sigmoid = warp.sigmoid(warp.fma(row.alpha, t, row.bias))
+            d = dh_post * self.post_scale
+            for i, dot in enumerate(dots):
+                d = warp.select(row.number == i, dot, d)
+            dlogit = warp.select(row.number < 2 * n, d * (sigmoid * (1.0 - sigmoid)), dh_res)
+            dt = warp.select(row.exists, row.alpha * dlogit, zero)
+            total = total + warp.select(row.exists, dt * h_mix, zero)
+            made.append((dlogit, dlogit * t, sigmoid, dt))
+        total = warp.sum_lanes(total, self.lanes)
+        return made, total * (inv_rms * inv_rms * inv_rms) * (-1.0 / (n * self.form.dim))
+
+    def _store_parts(self, warp: Warp, parts: Array, row: _Row, value: Value) -> None:
+        for part in range(PARTS):
+            bits = warp.to_bfloat16(value)
+            parts.store_words(row.number + part * self.form.padded, [bits])
+            value = value - (bits << 16).bits("f32")
+
+    def _store_coefficient(self, warp: Warp, coefficients, token, row: _Row, sigmoid, factor):
+        n = self.form.n
+        value = warp.select(row.number < n, sigmoid + self.pre_eps, factor)
+        store = coefficients.row(row.number.least(n)).store
+        warp.when(row.number <= n, lambda: store(token, value))
+
+    def _store_sums(self, warp: Warp, totals, rows, of_warps: Array, sums: Array) -> None:
+        """Of the block: the warps' go through shared memory, and are added in a fixed order."""
+        padded, count = self.form.padded, 2 * self.form.padded
+        first = warp.thread // LANES * count
+        for row, pair in zip(rows, totals, strict=True):
+            for kind, total in enumerate(pair):
+                value = warp.sum_groups(total, self.lanes)
+                place = first + row.number + kind * padded
+                warp.when(warp.lane < self.lanes, lambda p=place, v=value: of_warps.store(p, v))
+        warp.barrier()
+
+        def add(i, _):
+            total = of_warps.load(i)
+            for other in range(1, _WARPS):
+                total = total + of_warps.load(i + other * count)
+            sums.row(warp.block).store(i, total)
+
+        warp.loop(warp.thread, count, warp.threads, (), add)
