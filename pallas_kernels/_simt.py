@@ -551,9 +551,10 @@ class MosaicWarp(Warp):
             self._shared_address(target, to, nbytes),
             self.offset(source, at.to("i64"), nbytes),
         ]
-        caches = "cg" if nbytes == 16 else "ca"  # only whole 16 bytes can bypass the first one
-        ptx = f"cp.async.{caches}.shared.global [$0], [$1], {nbytes};"
-        self._order(ptx, operands, "r,l")
+        # Only whole 16 bytes can bypass the first cache. The second one gets whole lines: other
+        # lanes want the rest.
+        caches = "cg.shared.global.L2::128B" if nbytes == 16 else "ca.shared.global"
+        self._order(f"cp.async.{caches} [$0], [$1], {nbytes};", operands, "r,l")
 
     def fetch(self, target, to, source, at, count, signal, number):
         """See ``Warp``."""
