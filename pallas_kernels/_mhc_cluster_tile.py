@@ -25,9 +25,12 @@ _MOST_HELPERS = 3
 # Clusters of so many blocks that run at once on an H200: all that were tried and took no second
 # wave (2, 4, 5 and 8), and for other sizes what fits into seven parts of sixteen multiprocessors.
 # The chip has 132, but its parts have 16 or 18, or fewer, and a cluster is in one of them.
-_AT_ONCE = {1: 132, 2: 64, 3: 35, 4: 28, 5: 22, 6: 14, 7: 14, 8: 14}
+# A launch without clusters is not among them: an H200 refuses what its blocks send.
+_AT_ONCE = {2: 64, 3: 35, 4: 28, 5: 22, 6: 14, 7: 14, 8: 14}
+# Entries of a token. Two bfloat16 parts of phi are as exact as float32 sums of so many products.
+_LEAST_ENTRIES = 512
 # Tiles that are behind and ahead, and buffers, the best first.
-_DEPTHS = ((2, 2, 2), (2, 2, 1), (2, 1, 2), (1, 1, 2))
+_DEPTHS = ((2, 2, 2), (2, 1, 2), (1, 1, 2))
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,8 @@ class MhcPreClusterTile:
       clusters: how many; each takes every so many-th sixteen of tokens.
       ahead: sixteens of tokens of a team that are on their way while it sums one.
       behind: sixteens of tokens that a team sums before it mixes the first of them.
-      helpers: more warps of a block, which make sums to weights; they take turns.
+      helpers: more warps of a block, which make sums to weights; they take turns. No more than
+        there are buffers in a block.
       teams: of a block; they take turns.
       buffers: sixteens of tokens of a team whose sums may wait to be added up.
     """
@@ -54,19 +58,27 @@ class MhcPreClusterTile:
     teams: int = 1
     buffers: int = 2
 
+    def __post_init__(self):
+        # A helper would wait for a signal's turn after the next, which looks like the one before.
+        if self.helpers > self.summed:
+            raise ValueError(f"{self.helpers} helpers would share {self.summed} buffers of sums")
+
     @classmethod
     def choose(cls, tokens: int, n: int, dim: int, dtype: jnp.dtype) -> Self | None:
         """The one heuristic: the smallest cluster that holds phi and the tiles, or None."""
         if jnp.dtype(dtype) != jnp.bfloat16 or n > _MOST_STREAMS or dim % SPAN:
+            return None
+        if n * dim < _LEAST_ENTRIES:
             return None
         slices = dim // SPAN
         for size in (size for size in _AT_ONCE if slices % size == 0):
             warps = slices // size
             teams = max(1, _MANY_WARPS // warps)
             # Registers are dealt out to whole warpgroups: helpers to fill one up cost nothing.
-            helpers = min(_MOST_HELPERS, -(warps * teams) % _WARPGROUP or _WARPGROUP)
+            spare = min(_MOST_HELPERS, -(warps * teams) % _WARPGROUP or _WARPGROUP)
             clusters = min(_AT_ONCE[size], -(-tokens // TOKENS))
             for behind, ahead, buffers in _DEPTHS if warps <= _MOST_WARPS else ():
+                helpers = min(spare, buffers * teams)
                 tile = cls(warps, size, clusters, ahead, behind, helpers, teams, buffers)
                 if tile.shared_bytes(n) <= most_shared_bytes():
                     return tile
