@@ -210,8 +210,9 @@ class _Walker(Walker):
         """The gradient to a piece of a stream but for what comes through phi."""
         x, *more = (common.load(ring.at[*at]) for ring in self.scratch["streams"])
         scale, h_pre = (self.coefficient(slot, c, COLUMNS) for c in (self.form.n, stream))
-        direct = scale * x + h_pre * common.load(self.scratch["dh_in"].at[slot])
-        return functools.reduce(jnp.add, more, direct)
+        through_layer = h_pre * common.load(self.scratch["dh_in"].at[slot])
+        # In this order all sums are those of products.
+        return functools.reduce(jnp.add, [through_layer, *more]) + scale * x
 
     def _leave(self, i, k: int, dx) -> None:
         """Writes ``dx`` from the piece; reads on into the one before, which has been written."""

@@ -250,7 +250,8 @@ class _Walker(_Warpgroup):
             y, dy = (common.load(ring.at[at, :, half]) for ring in self.scratch["new"])
             scale, h_pre = (self.coefficient(slot, c, _HALF) for c in (_SCALE, _H_PRE + stream))
             through_layer = h_pre * common.load(self.scratch["dh_in"].at[slot, :, half])
-            return scale * y + through_layer + dy + through_phi[...]
+            # In this order all sums but the last are those of products.
+            return through_layer + dy + scale * y + through_phi[...]
 
         made = pl.run_scoped(run, plgpu.ACC((ROWS, _HALF), jnp.float32))
         plgpu.commit_smem()  # also what was read: the copy engine will write there
