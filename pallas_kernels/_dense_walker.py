@@ -19,6 +19,8 @@ from pallas_kernels._dense_activations import Activation
 from pallas_kernels._dense_plan import BackwardTile, Work
 from pallas_kernels._dense_stack import BLOCK, COLUMNS, PART, Ring
 
+_STRIPS = [slice(first, first + 16) for first in range(0, COLUMNS, 16)]
+
 
 @dataclass(frozen=True)
 class Walker:
@@ -137,37 +139,56 @@ class Walker:
 
         def make(chunk, columns, is_first):
             reuse_once = functools.partial(pl.when(is_first), reuse)
-            hidden, known = self._known(streams, held, chunk, columns, reuse_once)
-            if hidden is not None:
-                held["hidden"].at[:, columns][...] = hidden
-            dz = self._dh(streams, held, chunk, columns)
+            # A slope leaves no registers for more before the hidden tile is out of them.
+            if activation is None or activation.of_output:
+                hidden, known = self._output(streams, held, chunk, columns)
+                dh = self._dh(streams, held, chunk, columns)
+                reuse_once()
+                self._keep(held, columns, hidden)
+            else:
+                hidden, known = self._hidden_and_slope(
+                    activation, streams, held, columns, reuse_once
+                )
+                self._keep(held, columns, hidden)
+                dh = self._dh(streams, held, chunk, columns)
             if activation is not None:
-                dz = activation.pull_back(known.astype(jnp.float32), dz)
+                parts = [(known[:, part].astype(jnp.float32), dh[:, part]) for part in _STRIPS]
+                dz = jnp.concatenate([activation.pull_back(*part) for part in parts], axis=1)
+            else:
+                dz = dh
             held["dz"].at[:, columns][...] = dz.astype(stack.dtype)
 
         self._own_chunks(stack.widths[1], held["zero"], make)
 
-    def _known(self, streams: dict, held: dict, chunk, columns, reuse):
-        """The hidden tile, None if there is none; and what ``pull_back`` takes."""
-        stack = self.work.stack
-        activation = stack.activation(0)
-        if not self.work.recomputes:
-            y = dense.load(streams["y"].at[chunk])
-            reuse()
-            return None, y
+    def _preactivation(self, streams: dict, held: dict, columns):
+        """Of the first layer."""
         kernel = held["kernels"][0].at[:, columns]
         z = dense.product(*dense.by_chunks(streams["x"], kernel))
-        z = dense.add_bias(z, stack.bias_of(self.scratch["biases"], 0), columns)
-        if activation is None or activation.of_output:
-            hidden = (z if activation is None else activation.value(z)).astype(stack.dtype)
-            reuse()
-            return hidden, hidden
+        return dense.add_bias(z, self.work.stack.bias_of(self.scratch["biases"], 0), columns)
+
+    def _output(self, streams: dict, held: dict, chunk, columns):
+        """The first layer's, once as the hidden tile if there is one."""
+        if "y" in streams:
+            return None, dense.load(streams["y"].at[chunk])
+        activation = self.work.stack.activation(0)
+        z = self._preactivation(streams, held, columns)
+        hidden = (z if activation is None else activation.value(z)).astype(self.work.stack.dtype)
+        return hidden, hidden
+
+    def _hidden_and_slope(self, activation: Activation, streams: dict, held: dict, columns, reuse):
+        """The hidden tile if there is one, and the slope of what made it."""
+        z = self._preactivation(streams, held, columns)
         # Half of the columns at a time, and a wait between: registers would not hold all of it.
         made = [activation.value_and_slope(z[:, : COLUMNS // 2])]
         reuse()
         made.append(activation.value_and_slope(z[:, COLUMNS // 2 :]))
         hidden, slope = (jnp.concatenate(parts, axis=1) for parts in zip(*made, strict=True))
-        return (hidden.astype(stack.dtype) if stack.layers > 1 else None), slope
+        return (hidden.astype(self.work.stack.dtype) if "hidden" in held else None), slope
+
+    @staticmethod
+    def _keep(held: dict, columns, hidden) -> None:
+        if hidden is not None:
+            held["hidden"].at[:, columns][...] = hidden
 
     def _dh(self, streams: dict, held: dict, chunk, columns):
         """The gradient behind the activation of the first layer."""
