@@ -1,11 +1,25 @@
-"""Accumulation dtype shared by the references."""
+"""Dtypes of sums and of what is kept, shared by the references."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
+from jax import Array, lax
 
 
 def accumulation_dtype(*dtypes) -> jnp.dtype:
     """float64 if any dtype is float64, else float32."""
     is_double = any(jnp.dtype(d) == jnp.float64 for d in dtypes)
     return jnp.dtype(jnp.float64 if is_double else jnp.float32)
+
+
+def stored(value: Array, dtype: Any) -> Array:
+    """``value`` rounded to ``dtype``, also where it is not stored.
+
+    XLA for GPUs leaves out a rounding between operations that it fuses, if not told of the bits.
+    """
+    info = jnp.finfo(dtype)
+    if info.bits < jnp.finfo(value.dtype).bits:
+        value = lax.reduce_precision(value, exponent_bits=info.nexp, mantissa_bits=info.nmant)
+    return value.astype(dtype)

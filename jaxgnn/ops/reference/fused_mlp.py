@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from jaxtyping import Array, Float
 
 from jaxgnn.ops.reference._activations import ACTIVATIONS, Name
-from jaxgnn.ops.reference._dtypes import accumulation_dtype
+from jaxgnn.ops.reference._dtypes import accumulation_dtype, stored
 from jaxgnn.ops.reference.fused_linear import (
     Precision,
     behind_barrier,
@@ -26,10 +26,8 @@ def fused_mlp(
     precision: Precision | None,
 ) -> Float[Array, "*batch out"]:
     """``fused_linear`` with the activation for each layer but the last, which has none."""
-    *hidden, last = zip(kernels, biases, strict=True)
-    for kernel, bias in hidden:
-        x = fused_linear(x, kernel, bias, activation=activation, precision=precision)
-    return fused_linear(x, *last, activation=None, precision=precision)
+    inputs, _ = _hidden_layers(x, kernels, biases, activation, precision)
+    return fused_linear(inputs[-1], kernels[-1], biases[-1], activation=None, precision=precision)
 
 
 def fused_mlp_backward(
@@ -66,6 +64,6 @@ def _hidden_layers(x, kernels, biases, activation, precision):
     layer, inputs, known = ACTIVATIONS[activation], [x], []
     for kernel, bias in zip(kernels[:-1], biases[:-1], strict=True):
         z = preactivation(inputs[-1], kernel, bias, precision)
-        inputs.append(layer.value(z).astype(x.dtype))
+        inputs.append(stored(layer.value(z), x.dtype))
         known.append(inputs[-1] if layer.of_output else z)
     return inputs, [*known, None]
