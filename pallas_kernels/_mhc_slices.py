@@ -2,7 +2,11 @@
 
 A block has 64 columns of every stream, its slice, and some of the tiles of 64 tokens. Its
 warpgroups share, in a ring, what there is of a tile's tokens: ``dh_in``, the parts of ``dh_mix``
-and the coefficients; the first of them asks for it.
+and the coefficients; one of them asks for it.
+
+Warps of a warpgroup meet only where it says so. A warp overwrites only rows that it alone has read
+since; before the copy engine overwrites what warps have read, or reads what they wrote, they meet:
+in ``commit_smem``, in ``wait_smem_to_gmem``, or as all their threads arrive at a barrier.
 """
 
 from __future__ import annotations
@@ -25,8 +29,8 @@ from pallas_kernels._simt import compute_capability
 # Of phi and of dh_mix, in the gradient to the streams: what is lost is less than its rounding.
 FEW_PARTS = PARTS - 1
 # Bytes that lie together of all that tensor cores multiply: rows of phi are padded to so many.
-SWIZZLE = 64
-DEPTH = SWIZZLE // 2
+_SWIZZLE = 64
+_DEPTH = _SWIZZLE // 2
 _CAPABILITIES = ("9.0", "")  # others have other tensor cores; lowering needs no GPU
 
 
@@ -52,7 +56,7 @@ class Slices:
     @property
     def padded(self) -> int:
         """These, with rows of zeros."""
-        return -(-self.rows // DEPTH) * DEPTH
+        return -(-self.rows // _DEPTH) * _DEPTH
 
     @property
     def width(self) -> int:
@@ -79,7 +83,14 @@ class Slices:
     def shared_of_tokens(
         self, slots: int, coefficients: int, readers: int, dtype
     ) -> dict[str, Any]:
-        """Shared memory and barriers for that, of ``slots`` tiles and ``readers`` warpgroups."""
+        """Shared memory and barriers for what there is of the tokens of ``slots`` tiles.
+
+        Args:
+          slots: how many.
+          coefficients: of a token.
+          readers: warpgroups that read it.
+          dtype: of the streams.
+        """
         return {
             "dh_in": factors(dtype, slots, ROWS, COLUMNS),
             "dh_mix": factors(dtype, slots, ROWS, self.width),
@@ -110,7 +121,7 @@ def runs_here(tokens: int, dtype) -> bool:
 
 def factors(dtype, *shape: int):
     """Shared memory for matrices whose columns or rows, 32 at a time, are multiplied."""
-    return dense.tiles(dtype, *shape, swizzle=SWIZZLE)
+    return dense.tiles(dtype, *shape, swizzle=_SWIZZLE)
 
 
 @dataclass(frozen=True)
