@@ -181,7 +181,7 @@ class _Tokens:
 
     def _store_parts(self, warp: Warp, parts: Array, row: _Row, value: Value) -> None:
         for part in range(PARTS):
-            bits = warp.to_bfloat16(value)
+            bits = warp.to_bfloat16(value, warp.f32(0.0))
             parts.store_words(row.number + part * self.form.padded, [bits])
             value = value - (bits << 16).bits("f32")
 
