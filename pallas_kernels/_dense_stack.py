@@ -107,11 +107,15 @@ def aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
+def tiled(dtype, swizzle: int = _SWIZZLE) -> tuple:
+    """How matrices lie in shared memory for the tensor cores."""
+    tiling = plgpu.TilingTransform((GROUP, swizzle // jnp.dtype(dtype).itemsize))
+    return tiling, plgpu.SwizzleTransform(swizzle)
+
+
 def tiles(dtype, *shape: int, swizzle: int = _SWIZZLE):
     """Shared memory for matrices as the tensor cores take them."""
-    tiling = plgpu.TilingTransform((GROUP, swizzle // jnp.dtype(dtype).itemsize))
-    transforms = (tiling, plgpu.SwizzleTransform(swizzle))
-    return plgpu.SMEM(shape, dtype, transforms=transforms)
+    return plgpu.SMEM(shape, dtype, transforms=tiled(dtype, swizzle))
 
 
 def copied_tiles(dtype, *shape: int):
@@ -144,7 +148,9 @@ def launch(
     """
 
     def kernel(*references, **scratch_references):
-        body(scratch_references, *references)
+        # Indices have 32 bits, whatever numbers the program around has.
+        with jax.enable_x64(False):
+            body(scratch_references, *references)
 
     kernel.__name__ = name
     return plgpu.kernel(

@@ -145,6 +145,41 @@ def _pallas_kernel(record, results, count, words, name, grid):
     )
 
 
+def inline(
+    kernel: Callable[..., None], numbers: Sequence[Any], references: Sequence[tuple[Any, Any]]
+) -> None:
+    """Runs ``kernel(warp, *numbers, *arrays)`` in a warpgroup, in the middle of a Pallas kernel.
+
+    Args:
+      kernel: written in the vocabulary of ``_warp``, for the warps of a warpgroup as one block,
+        without ``Warp.barrier``.
+      numbers: i32, the same in all lanes.
+      references: Pallas' references to global or shared memory, each with the transforms that it
+        was allocated with; the kernel sees what lies in memory, as it lies there.
+    """
+    forms = [(reference.shape, reference.dtype, False) for reference, _ in references]
+    splat = plgpu.Layout.WG_SPLAT
+    types = (*[splat] * len(numbers), *(plgpu.RefType(transforms) for _, transforms in references))
+
+    @plgpu.inline_mgpu(arg_types=types)
+    def record(_, *arguments):
+        warp = _WarpgroupWarp()
+        scalars, buffers = arguments[: len(numbers)], arguments[len(numbers) :]
+        arrays = [
+            Array(warp, _pointer(buffer), *form)
+            for buffer, form in zip(buffers, forms, strict=True)
+        ]
+        kernel(warp, *(Value(warp, "i32", n.registers.item()) for n in scalars), *arrays)
+
+    record(*(jnp.int32(n) for n in numbers), *(reference for reference, _ in references))
+
+
+def _pointer(memref: ir.Value) -> ir.Value:
+    if utils.is_smem_ref(ir.MemRefType(memref.type)):
+        return utils.memref_ptr(memref)
+    return _global_pointer(memref)
+
+
 def _global_pointer(memref: ir.Value) -> ir.Value:
     return llvm.addrspacecast(llvm.PointerType.get(1), utils.memref_ptr(memref))
 
@@ -236,6 +271,9 @@ _OPS = {
     "u32": _UNSIGNED_OPS,
     "bool": _UNSIGNED_OPS,
 }
+
+
+_PTX_TYPES = {"bfloat16": "bf16", "float16": "f16"}
 
 
 class MosaicWarp(Warp):
@@ -395,6 +433,22 @@ class MosaicWarp(Warp):
         ptx = "cvt.rn.bf16x2.f32 $0, $1, $2;"
         return Value(self, "u32", llvm.inline_asm(_integer(32), operands, ptx, "=r,f,f"))
 
+    def to_float16(self, value):
+        """See ``Warp``."""
+        narrow = arith.truncf(ir.F16Type.get(), value.data)
+        data = arith.extui(_integer(32), arith.bitcast(_integer(16), narrow))
+        return Value(self, "u32", data)
+
+    def pairwise(self, op, dtype, *words):
+        """See ``Warp``."""
+        kind = _PTX_TYPES[jnp.dtype(dtype).name] + "x2"
+        name = {"add": "add.rn", "fma": "fma.rn", "min": "min"}.get(op, f"set.{op}.{kind}")
+        places = ", ".join(f"${i}" for i in range(len(words) + 1))
+        constraints = ",".join(["=r", *["r"] * len(words)])
+        operands = [word.data for word in words]
+        data = llvm.inline_asm(_integer(32), operands, f"{name}.{kind} {places};", constraints)
+        return Value(self, "u32", data)
+
     def population(self, bits):
         """See ``Warp``."""
         return Value(self, "i32", llvm.intr_ctpop(bits.data))
@@ -402,6 +456,10 @@ class MosaicWarp(Warp):
     def first_bit(self, bits):
         """See ``Warp``."""
         return Value(self, "i32", llvm.intr_cttz(bits.data, True))
+
+    def last_bit(self, bits):
+        """See ``Warp``."""
+        return Value(self, "i32", llvm.intr_ctlz(bits.data, True)) ^ 31
 
     # -- between the lanes ---------------------------------------------------------------------
 
@@ -439,13 +497,13 @@ class MosaicWarp(Warp):
         kind = getattr(nvvm.ReductionKind, prefix + names[op])
         return Value(self, value.kind, nvvm.redux_sync(value.data, kind, self._all_lanes()))
 
-    def mma(self, a, b, c):
+    def mma(self, a, b, c, dtype=jnp.bfloat16):
         """See ``Warp``."""
-        float_type = ir.F32Type.get()
+        float_type, kind = ir.F32Type.get(), _PTX_TYPES[jnp.dtype(dtype).name]
         made = llvm.inline_asm(
             llvm.StructType.get_literal([float_type] * 4),
             [value.data for value in (*a, *b, *c)],
-            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+            f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 "
             "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};",
             "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f",
             convergent=True,  # all lanes take part: it must not be moved behind a branch
@@ -622,6 +680,21 @@ class MosaicWarp(Warp):
         assert isinstance(read, ir.Value)
         return [Value(self, "u32", llvm.extractvalue(word, read, [i])) for i in range(4)]
 
+    def read_matrices(self, pointer, index):
+        """See ``Warp``."""
+        word = _integer(32)
+        # Not to be moved across what others write, nor behind a branch.
+        read = llvm.inline_asm(
+            llvm.StructType.get_literal([word] * 4),
+            [llvm.ptrtoint(word, self.offset(pointer, index, 2))],
+            "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];",
+            "=r,=r,=r,=r,r,~{memory}",
+            has_side_effects=True,
+            convergent=True,
+        )
+        assert isinstance(read, ir.Value)
+        return [Value(self, "u32", llvm.extractvalue(word, read, [i])) for i in range(4)]
+
     def write(self, pointer, index, itemsize, words, nbytes):
         """See ``Warp``."""
         address = self.offset(pointer, index, itemsize)
@@ -654,6 +727,19 @@ class MosaicWarp(Warp):
     def write_shared(self, pointer, index, value):
         """See ``Warp``."""
         llvm.store(value.data, self.offset(pointer, index, 4), alignment=4)
+
+
+class _WarpgroupWarp(MosaicWarp):
+    """A warp of a warpgroup, which is all that it knows of."""
+
+    def __init__(self):
+        group = _WARPS_PER_WARPGROUP
+        thread = Value(self, "i32", utils.thread_idx())
+        self.thread, self.threads = thread % (group * LANES), group * LANES
+        self.lane, self.in_block = thread % LANES, self.thread // LANES
+        self.number, self.count = self.in_block, group
+        self.block = self.slice = self.rank = self.i32(0)
+        self.slices = self.cluster = 1
 
 
 def _is_shared(pointer: ir.Value) -> bool:

@@ -229,6 +229,14 @@ class Array:
         access = (self.constant, self.streamed)
         return self.warp.read(self.pointer, index, self.itemsize, nbytes, *access)
 
+    def load_matrices(self, index: Value) -> list[Value]:
+        """Four matrices of 8 x 8 entries of 16 bits, of an array that a block shares.
+
+        Lane 8 i + r says where row r of matrix i begins. Of each matrix the lane ``4 g + q`` gets a
+        word: columns ``2 q`` and ``2 q + 1`` of row ``g``. All lanes take part.
+        """
+        return self.warp.read_matrices(self.pointer, index)
+
     def load(self, index: Any) -> Value:
         """One entry."""
         return self.unpack(self.load_words(index), 0)

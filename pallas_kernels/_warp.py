@@ -12,6 +12,8 @@ import abc
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
+
 from pallas_kernels._values import Value
 
 LANES = 32
@@ -239,12 +241,24 @@ class Warp(abc.ABC):
         """A word of the nearest bfloat16 of two numbers."""
 
     @abc.abstractmethod
+    def to_float16(self, value: Value) -> Value:
+        """Bits of the nearest float16 in the low bits of a word."""
+
+    @abc.abstractmethod
+    def pairwise(self, op: str, dtype: Any, *words: Value) -> Value:
+        """``add min fma ge gt`` of words of two bfloat16 or float16; comparisons give 1 or 0."""
+
+    @abc.abstractmethod
     def population(self, bits: Value) -> Value:
         """How many bits of a u32 are set, i32."""
 
     @abc.abstractmethod
     def first_bit(self, bits: Value) -> Value:
         """The lowest set bit of a u32 that is not zero, i32."""
+
+    @abc.abstractmethod
+    def last_bit(self, bits: Value) -> Value:
+        """The highest set bit of a u32 that is not zero, i32."""
 
     # -- between the lanes: all of them take part ----------------------------------------------
 
@@ -269,8 +283,10 @@ class Warp(abc.ABC):
         """``add``, ``min`` or ``max`` over all lanes, of integers of 32 bits."""
 
     @abc.abstractmethod
-    def mma(self, a: Sequence[Value], b: Sequence[Value], c: Sequence[Value]) -> list[Value]:
-        """``c + a b`` of matrices of 16 x 16 and 16 x 8 bfloat16, summed in float32.
+    def mma(
+        self, a: Sequence[Value], b: Sequence[Value], c: Sequence[Value], dtype: Any = jnp.bfloat16
+    ) -> list[Value]:
+        """``c + a b`` of matrices of 16 x 16 and 16 x 8 numbers of 16 bits, summed in float32.
 
         With ``g = lane // 4`` and ``q = 2 (lane % 4)``, a lane has, in words of two neighbours:
 
@@ -278,6 +294,7 @@ class Warp(abc.ABC):
           a: ``a[g, q:]``, ``a[g + 8, q:]``, ``a[g, q + 8:]`` and ``a[g + 8, q + 8:]``.
           b: ``b[q:, g]`` and ``b[q + 8:, g]``.
           c: ``c[g, q]``, ``c[g, q + 1]``, ``c[g + 8, q]`` and ``c[g + 8, q + 1]``, f32.
+          dtype: of ``a`` and ``b``, bfloat16 or float16.
 
         Returns:
           As ``c``.
@@ -373,6 +390,10 @@ class Warp(abc.ABC):
         streamed: bool,
     ) -> list[Value]:
         """u32 words; a single one for less than four bytes. See ``Array.load_words``."""
+
+    @abc.abstractmethod
+    def read_matrices(self, pointer: Any, index: Value) -> list[Value]:
+        """See ``Array.load_matrices``."""
 
     @abc.abstractmethod
     def write(

@@ -8,6 +8,7 @@ from functools import partial
 import jax
 from jaxtyping import Array, Float
 
+from jaxgnn.graph import CBSR
 from jaxgnn.ops._pallas_call import compiled, flat_tokens, vary_like
 
 
@@ -47,6 +48,25 @@ def fused_linear_backward(
     made = kernels.fused_linear_backward(flat, kernel, bias, y, dy, activation)
     dx, dkernel, dbias = jax.tree.map(partial(vary_like, x), made)
     return dx.reshape(x.shape), dkernel, dbias
+
+
+@partial(compiled, static_argnames=("k", "by", "precision"))
+def fused_linear_maxk(
+    x: Float[Array, "*batch in"],
+    kernel: Float[Array, "in out"],
+    bias: Float[Array, " out"] | None,
+    *,
+    k: int,
+    by: str,
+    precision: str | None,
+) -> CBSR:
+    """See ``jaxgnn.ops.fused_linear`` with ``MaxK``."""
+    del precision
+    from pallas_kernels import _linear_maxk as kernels
+
+    made = kernels.linear_maxk(flat_tokens(x.ndim - 1, x), kernel, bias, k, by)
+    values, indices = (vary_like(x, part.reshape(*x.shape[:-1], k)) for part in made)
+    return CBSR(values, indices, kernel.shape[1])
 
 
 @partial(compiled, static_argnames=("activation", "precision"))

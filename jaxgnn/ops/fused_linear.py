@@ -16,14 +16,14 @@ from jaxgnn.ops._checks import check_choice, check_float
 from jaxgnn.ops._dense_kernels import kernel as kernel_table
 from jaxgnn.ops._dense_kernels import layer_limits
 from jaxgnn.ops._linear_checks import check_layer, check_options
-from jaxgnn.ops.maxk import check_k, maxk
+from jaxgnn.ops.maxk import TODENSE, check_k, maxk
 from jaxgnn.ops.reference import fused_linear as reference
 from jaxgnn.ops.reference._activations import Name as Activation
 from jaxgnn.ops.reference.fused_linear import Precision
 
 
-def _limits(x, kernel, *arrays, activation, precision) -> str | None:
-    del arrays, activation, precision  # products of 16-bit numbers are exact
+def _limits(x, kernel, *arrays, **options) -> str | None:
+    del arrays, options  # also the precision: products of 16-bit numbers are exact
     return layer_limits(x, (kernel,))
 
 
@@ -34,6 +34,13 @@ BACKWARD = kernel_table(
     "fused_linear.backward",
     reference.fused_linear_backward,
     pallas.fused_linear_backward,
+    limits=_limits,
+)
+
+MAXK = kernel_table(
+    "fused_linear.maxk",
+    reference.fused_linear_maxk,
+    pallas.fused_linear_maxk,
     limits=_limits,
 )
 
@@ -140,12 +147,38 @@ def fused_linear(
 
 
 def _keep_largest(request, epilogue: MaxK, precision, x, kernel, bias) -> CBSR:
-    """The two ops one after the other; for the backward pass they keep ``x`` and the columns."""
+    """In one kernel, or by two ops; for the backward pass both keep ``x`` and the columns."""
     check_k("fused_linear", "activation.k", epilogue.k, kernel.shape[1])
     check_choice("fused_linear", "activation.by", epilogue.by, "value", "magnitude")
+    # Two that round numbers differently keep others: only the two ops can be verified.
+    if request.name == "pallas" and request.verify.mode == "off":
+        options = (("k", int(epilogue.k)), ("by", epilogue.by), ("precision", precision))
+        values, indices = _linear_maxk(request, options, x, kernel, bias)
+        return CBSR(values, indices, kernel.shape[1])
     options = {"precision": precision, "implementation": request.name}
     z = fused_linear(x, kernel, bias, **options)
     return maxk(z, epilogue.k, by=epilogue.by, implementation=request.name)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _linear_maxk(request, options, x, kernel, bias):
+    kept = MAXK(request, x, kernel, bias, **dict(options))
+    return kept.values, kept.indices
+
+
+def _linear_maxk_forward(request, options, *inputs):
+    values, indices = _linear_maxk(request, options, *inputs)
+    return (values, indices), (inputs, indices)
+
+
+def _linear_maxk_backward(request, options, residuals, cotangents):
+    inputs, indices = residuals
+    dz = TODENSE(request, CBSR(cotangents[0], indices, inputs[1].shape[1]))
+    precision = dict(options)["precision"]
+    return BACKWARD(request, *inputs, None, dz, activation=None, precision=precision)
+
+
+_linear_maxk.defvjp(_linear_maxk_forward, _linear_maxk_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))

@@ -188,3 +188,110 @@ def test_batches_and_captured_graphs_of_many_kernels():
     together = network(x)
     assert_bit_equal(jax.jit(jax.vmap(network))(x), together)
     assert_bit_equal(network(x), together)
+
+
+def _integers(shape, most, seed, dtype):
+    """Small ones: sums of their products are exact, whatever their order, and many are equal."""
+    numbers = np.random.default_rng(seed).integers(-most, most + 1, shape)
+    return jnp.asarray(numbers, jnp.float32).astype(dtype)
+
+
+# Rows that are no whole tiles, and many tiles for each block; all widths, also such as need few
+# of the warps' registers; k that is one, odd, and all.
+MAXK_SHAPES = [(1, (64, 64), 1), (203, (128, 192), 7), (8449, (64, 256), 256)]
+MAXK_SHAPES += [(100_003, (256, 256), 32), (60_000, (256, 64), 16), (232_965, (128, 128), 16)]
+
+
+@pytest.mark.parametrize("by", ["value", "magnitude"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("rows, widths, k", MAXK_SHAPES)
+def test_maxk_kernel_has_the_bits_of_two_ops(rows, widths, k, dtype, by):
+    _needs_kernels()
+    x = _integers((rows, widths[0]), 2, 0, dtype)
+    kernel, bias = _integers(widths, 2, 1, dtype), _integers(widths[1:], 9, 2, dtype)
+    call = functools.partial(ops.fused_linear, activation=ops.MaxK(k, by), **PALLAS)
+    z = ops.fused_linear(x, kernel, bias, precision="highest", implementation="xla")
+    expected = jax.block_until_ready(ops.maxk(z, k, by=by, implementation="xla"))
+    _poison(expected.values)
+    assert_bit_equal(jax.jit(call)(x, kernel, bias), expected)
+    assert_bit_equal(call(x, kernel).values, call(x, kernel, 0 * bias).values)
+
+
+def test_maxk_kernel_keeps_the_largest_of_numbers_of_all_sizes():
+    _needs_kernels()
+    x, (kernel, bias) = features((50_003, 256), "bfloat16"), layer(256, 256, "bfloat16")
+    x = x * jnp.exp(3 * random_array((50_003, 1), "bfloat16", seed=7))
+    kept = ops.fused_linear(x, kernel, bias, activation=ops.MaxK(32), **PALLAS)
+    z = ops.fused_linear(x, kernel, bias, implementation="xla").astype(jnp.float32)
+    columns = np.asarray(kept.indices).astype(int)
+    assert (np.diff(columns, axis=1) > 0).all()
+    # Sums in another order are rounded differently, which moves the border between rows' entries.
+    error = 0.02 * jnp.abs(z).max(axis=1, keepdims=True)
+    least = jnp.sort(z, axis=1)[:, -32, None]
+    values = kept.values.astype(jnp.float32)
+    assert (jnp.abs(values - jnp.take_along_axis(z, columns, axis=1)) <= error).all()
+    assert (values >= least - error).all()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_searches_of_the_maxk_kernel_end_wherever_they_begin(dtype):
+    """Rows of any normal numbers: no bell curve, and neighbours of all sizes."""
+    _needs_kernels()
+    bits = np.random.default_rng(0).integers(0, 2**16, (1000, 256), np.uint16)
+    x = bits.view(jnp.dtype(dtype))
+    # Times one and plus zero they stay what they are, but for -0; units may take others for zero.
+    size = np.abs(x.astype(np.float32))
+    normal = (size >= jnp.finfo(dtype).tiny) & (size < np.inf)
+    x = np.where(normal, x, np.zeros_like(x))
+    identity = jnp.eye(256, dtype=dtype)
+    for k, by in itertools.product((1, 32, 255), ("value", "magnitude")):
+        made = ops.fused_linear(jnp.asarray(x), identity, activation=ops.MaxK(k, by), **PALLAS)
+        assert_bit_equal(made, ops.maxk(jnp.asarray(x), k, by=by, implementation="pallas"))
+
+
+def test_what_is_not_finite_stays_with_its_row_in_the_maxk_kernel():
+    _needs_kernels()
+    x, (kernel, bias) = features((203, 64), "bfloat16"), layer(64, 64, "bfloat16")
+    bad = x.at[3, 0].set(jnp.nan).at[202, 63].set(jnp.inf)
+    call = jax.jit(functools.partial(ops.fused_linear, activation=ops.MaxK(5), **PALLAS))
+    good, made = call(x, kernel, bias), call(bad, kernel, bias)
+    others = np.delete(np.arange(203), [3, 202])
+    assert_bit_equal(
+        (made.values[others], made.indices[others]), (good.values[others], good.indices[others])
+    )
+    assert np.isnan(np.asarray(made.values[3], np.float32)).all()
+    assert made.indices[3].tolist() == [0, 1, 2, 3, 4]
+    assert np.isposinf(np.asarray(made.values[202], np.float32)).all()
+
+
+@pytest.mark.parametrize(
+    "rows, widths, k",
+    [(203, (64, 64), 64), (50_003, (128, 128), 16), (8449, (256, 256), 32)],
+)
+def test_gradients_of_the_maxk_kernel_are_those_of_two_ops(rows, widths, k):
+    _needs_kernels()
+    inputs = [_integers((rows, widths[0]), 2, 0, "bfloat16"), _integers(widths, 2, 1, "bfloat16")]
+    inputs.append(_integers(widths[1:], 9, 2, "bfloat16"))
+    dy = random_array((rows, k), "bfloat16", seed=3)
+
+    def gradients(implementation):
+        def values(*inputs):
+            activation = ops.MaxK(k)
+            call = functools.partial(ops.fused_linear, implementation=implementation)
+            return call(*inputs, activation=activation).values
+
+        return jax.jit(lambda *inputs: jax.vjp(values, *inputs)[1](dy))(*inputs)
+
+    for made, expected in zip(gradients("pallas"), gradients("xla"), strict=True):
+        made, expected = (np.asarray(a).astype(np.float32) for a in (made, expected))
+        np.testing.assert_allclose(made, expected, rtol=0.02, atol=0.02 * np.abs(expected).max())
+
+
+def test_the_maxk_kernel_repeats_to_the_bit_under_load():
+    """Parts of a block race for nothing: many launches, one behind the other, agree."""
+    _needs_kernels()
+    x, parameters = features((232_965, 256), "bfloat16"), layer(256, 256, "bfloat16")
+    call = jax.jit(functools.partial(ops.fused_linear, activation=ops.MaxK(32), **PALLAS))
+    first = call(x, *parameters)
+    for made in [call(x, *parameters) for _ in range(20)]:
+        assert_bit_equal(made, first)

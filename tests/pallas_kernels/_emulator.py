@@ -446,11 +446,23 @@ class NumpyWarp(Warp):
         low, high = (x.data.astype(jnp.bfloat16).view(np.uint16) for x in (low, high))
         return self._value("u32", low | high.astype(np.uint32) << 16)
 
+    def to_float16(self, value):
+        return self._value("u32", value.data.astype(np.float16).view(np.uint16))
+
+    def pairwise(self, op, dtype, *words):
+        halves = [np.stack([_half_of_word(w, i, dtype) for i in range(2)]) for w in words]
+        made = halves[0] * halves[1] + halves[2] if op == "fma" else _OPS[op](*halves)
+        bits = made.astype(np.float32).astype(dtype).view(np.uint16).astype(np.uint32)
+        return self._value("u32", bits[0] | bits[1] << np.uint32(16))
+
     def population(self, bits):
         return self._value("i32", np.bitwise_count(bits.data))
 
     def first_bit(self, bits):
         return self._value("i32", np.bitwise_count((bits.data & -bits.data) - np.uint32(1)))
+
+    def last_bit(self, bits):
+        return self._value("i32", np.frexp(bits.data.astype(np.float64))[1] - 1)
 
     # -- between the lanes
 
@@ -479,7 +491,7 @@ class NumpyWarp(Warp):
         reduced = getattr(value.data, {"add": "sum"}.get(op, op))(1, keepdims=True)
         return self._value(value.kind, np.repeat(reduced, LANES, 1))
 
-    def mma(self, a, b, c):
+    def mma(self, a, b, c, dtype=jnp.bfloat16):
         self._all_take_part()
         lanes = np.arange(LANES)
         g, q = lanes // 4, 2 * (lanes % 4)
@@ -487,9 +499,9 @@ class NumpyWarp(Warp):
         total = np.zeros((self.count, 16, 8))
         for half in range(2):
             for i, word in enumerate(a):
-                left[:, g + i % 2 * 8, q + i // 2 * 8 + half] = _half_of_word(word, half)
+                left[:, g + i % 2 * 8, q + i // 2 * 8 + half] = _half_of_word(word, half, dtype)
             for i, word in enumerate(b):
-                right[:, q + i * 8 + half, g] = _half_of_word(word, half)
+                right[:, q + i * 8 + half, g] = _half_of_word(word, half, dtype)
             for i in range(2):
                 total[:, g + i * 8, q + half] = c[2 * i + half].data
         total += left @ right
@@ -671,6 +683,18 @@ class NumpyWarp(Warp):
         result[:, self.active] = words.T
         return [self._value("u32", word) for word in result]
 
+    def read_matrices(self, pointer, index):
+        self._all_take_part()
+        rows = self.read(pointer, index, 2, 16, False, False)
+        lanes = np.arange(LANES)
+
+        def words_of(matrix):
+            # Lane 4 g + q gets word q of what lane 8 matrix + g read.
+            given = [row.data[:, 8 * matrix + lanes // 4] for row in rows]
+            return self._value("u32", np.choose(lanes % 4, given))
+
+        return [words_of(matrix) for matrix in range(4)]
+
     def write(self, pointer, index, itemsize, words, nbytes):
         places = self._bytes(pointer, index, itemsize, nbytes)
         assert (places[:, 0] % nbytes == 0).all(), "not aligned"
@@ -719,9 +743,9 @@ class NumpyWarp(Warp):
         writers[warps, at], epochs[warps, at] = lanes, self.now(warps)
 
 
-def _half_of_word(word, half):
-    bits = (word.data >> np.uint32(16 * half) & np.uint32(0xFFFF)).astype(np.uint32)
-    return (bits << np.uint32(16)).view(np.float32).astype(np.float64)
+def _half_of_word(word, half, dtype):
+    bits = (word.data >> np.uint32(16 * half) & np.uint32(0xFFFF)).astype(np.uint16)
+    return bits.view(dtype).astype(np.float64)
 
 
 def _is_shared(pointer) -> bool:

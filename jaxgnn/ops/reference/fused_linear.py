@@ -10,8 +10,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from jaxgnn.graph import CBSR
 from jaxgnn.ops.reference._activations import ACTIVATIONS, Name
 from jaxgnn.ops.reference._dtypes import accumulation_dtype
+from jaxgnn.ops.reference.maxk import maxk
 
 Precision = Literal["highest", "tf32", "bf16x3"]
 
@@ -67,6 +69,20 @@ def fused_linear_backward(
         dz = ACTIVATIONS[activation].pull_back(known, dz)
     dx, dkernel, dbias = gradients(x, kernel, bias, dz, precision)
     return dx.astype(x.dtype), dkernel, dbias
+
+
+def fused_linear_maxk(
+    x: Float[Array, "*batch in"],
+    kernel: Float[Array, "in out"],
+    bias: Float[Array, " out"] | None,
+    *,
+    k: int,
+    by: str,
+    precision: Precision | None,
+) -> CBSR:
+    """The k largest entries of each row of ``x @ kernel + bias``, rounded."""
+    z = fused_linear(x, kernel, bias, activation=None, precision=precision)
+    return maxk(z, k=k, by=by, early_stop=None)
 
 
 def saves_output(activation: Name | None) -> bool:

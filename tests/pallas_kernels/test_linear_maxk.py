@@ -1,0 +1,301 @@
+"""The kernel of a linear layer that keeps the largest: SIMT code emulated, the rest interpreted.
+
+The interpreter knows no SIMT code: plain JAX stands in for it there.
+"""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.sharding import AxisType, PartitionSpec
+
+from jaxgnn import CBSR, ops, verify
+from jaxgnn.ops import _dispatch as dispatch
+from jaxgnn.ops.fused_linear import MAXK
+from jaxgnn.ops.fused_linear import _linear_maxk as _linear_maxk_op
+from jaxgnn.ops.reference import fused_linear as linear_reference
+from jaxgnn.ops.reference import maxk as reference
+from jaxgnn.testing import assert_bit_equal, assert_close, random_array
+from pallas_kernels import _linear_maxk, _simt
+from pallas_kernels._dense_stack import SHARED_BYTES, Stack
+from pallas_kernels._linear_maxk import LinearMaxkTile
+from pallas_kernels._linear_maxk_rows import COLUMNS, ROWS, Format, KeepLargest, LoadChunk
+from tests._settings import COMPILED_QUICKLY, jax_settings
+from tests.ops._linear import features, layer
+from tests.pallas_kernels._emulator import emulated
+
+PIECE = 8  # entries that keep together when rows are swizzled
+WARPGROUP = _simt.Grid(blocks=1, warps=4)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_quickly():
+    """Only references are compiled."""
+    with jax_settings(COMPILED_QUICKLY):
+        yield
+
+
+def _swizzled(chunk, row, piece):
+    """The first entry of a piece of a row of a chunk."""
+    return (chunk * ROWS + row) * COLUMNS + (piece ^ (row % PIECE)) * PIECE
+
+
+def _emulate_selection(z, k, by, ring, first):
+    """What ``KeepLargest`` makes of a tile whose chunks lie in the ring from ``first`` on."""
+    rows, width = z.shape
+    keep = KeepLargest(width, k, by == "magnitude", Format.of(z.dtype), ring)
+
+    def kernel(warp, z, values, columns, chunks, kept):
+        row, half = warp.thread // 2, warp.thread % 2
+        for piece in range(width // PIECE // 2):
+            at = half * (width // PIECE // 2) + piece
+            to = _swizzled((at // PIECE + first) % ring, row, at % PIECE)
+            words = z.row(row.least(rows - 1)).load_words(at * PIECE, PIECE)
+            chunks.store_words(to, words, PIECE)
+        warp.barrier()
+        keep(warp, warp.i32(first), warp.i32(0), chunks, kept, values, columns)
+
+    results = [jax.ShapeDtypeStruct((rows, k), dtype) for dtype in (z.dtype, jnp.uint8)]
+    shared = {
+        "chunks": jax.ShapeDtypeStruct((ring, ROWS, COLUMNS), z.dtype),
+        "kept": jax.ShapeDtypeStruct((ROWS // 2 * k,), jnp.uint8),
+    }
+    with emulated():
+        made = _simt.launch(kernel, z, results, name="test", grid=WARPGROUP, block_shared=shared)
+    return CBSR(*made, width)
+
+
+def _difficult(rows, width, dtype):
+    """Rows of all scales, and of ties, zeros of both signs, infinities and NaN."""
+    z = np.array(random_array((rows, width), "float32", seed=5))
+    z *= np.resize([1e-30, 1e-3, 1.0, 30.0], rows)[:, None]
+    columns = np.arange(width)
+    z[0], z[1] = 0.0, np.where(columns % 2, -0.0, 0.0)
+    z[2], z[3] = np.round(z[2]), np.round(2 * z[3]) / 2
+    z[4, ::2], z[5], z[6] = np.nan, np.inf, -np.inf
+    z[7, ::3], z[8, 3], z[9] = -np.inf, np.nan, 1.0
+    z[10, 1::5], z[10, ::5] = np.inf, np.nan
+    z[11, columns % 3 > 0] = 3e4
+    return jnp.asarray(z).astype(dtype)
+
+
+def _kept_columns(z, k, by):
+    """By sorting, columns ascending."""
+    order = np.argsort(-np.asarray(reference.ranks(z, by)), axis=1, kind="stable")
+    return np.sort(order[:, :k], axis=1)
+
+
+def _assert_selects(z, k, by, ring, first):
+    columns = _kept_columns(z, k, by)
+    values = np.take_along_axis(np.asarray(z), columns, axis=1)
+    made = _emulate_selection(z, k, by, ring, first)
+    assert_bit_equal((made.values, made.indices), (values, columns.astype(np.uint8)))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "width, ring, first, rows", [(64, 1, 0, 64), (128, 3, 2, 13), (192, 3, 0, 33), (256, 11, 9, 64)]
+)
+def test_selection_has_the_bits_of_sorted_rows(width, ring, first, rows, dtype):
+    z = _difficult(rows, width, dtype)
+    for k, by in itertools.product((1, 7, width // 2, width), ("value", "magnitude")):
+        _assert_selects(z, k, by, ring, first)
+
+
+def test_searches_end_wherever_they_begin():
+    """Of all the numbers that there are: any are neighbours, and nothing is like a bell curve."""
+    bits = np.random.default_rng(0).permutation(2**16).astype(np.uint16)
+    tiles = bits.reshape(4, 64, 256).view(jnp.bfloat16)
+    for tile, k in zip(tiles, (1, 31, 32, 200), strict=True):
+        _assert_selects(jnp.asarray(tile), k, "value", 4, 0)
+
+
+@pytest.mark.parametrize("first_row", [0, 64])
+def test_rows_behind_the_last_are_that_again(first_row):
+    x = random_array((70, 128), "bfloat16", seed=1)
+
+    def kernel(warp, x, chunk_out, chunk):
+        LoadChunk(COLUMNS)(warp, warp.i32(first_row), x, chunk)
+        warp.end_copies()
+        warp.wait_for_copies(0)
+        warp.barrier()
+        row, half = warp.thread // 2, warp.thread % 2
+        for number in range(4):
+            piece = half * 4 + number
+            words = chunk.load_words(_swizzled(0, row, piece), PIECE)
+            chunk_out.row(row).store_words(piece * PIECE, words, PIECE)
+
+    form = jax.ShapeDtypeStruct((ROWS, COLUMNS), x.dtype)
+    with emulated():
+        (made,) = _simt.launch(
+            kernel, x, [form], name="test", grid=WARPGROUP, block_shared={"chunk": form}
+        )
+    rows = np.minimum(first_row + np.arange(ROWS), 69)
+    assert_bit_equal(made, x[rows, COLUMNS:])
+
+
+def _inline_stand_in(kernel, numbers, references):
+    """Takes the place of ``_simt.inline`` in the interpreter."""
+    references = [reference for reference, _ in references]
+    if isinstance(kernel, LoadChunk):
+        (first_row,), (x, chunk) = numbers, references
+        rows = jnp.minimum(first_row + jnp.arange(ROWS), x.shape[0] - 1)
+        chunk[...] = x[...][rows, kernel.columns : kernel.columns + COLUMNS]
+    elif isinstance(kernel, KeepLargest):
+        (first, first_row), (ring, _, values, columns) = numbers, references
+        chunks = [ring[lax.rem(first + i, kernel.ring)] for i in range(kernel.width // COLUMNS)]
+        by = "magnitude" if kernel.by_magnitude else "value"
+        made = reference.maxk(jnp.concatenate(chunks, 1), k=kernel.k, by=by, early_stop=None)
+
+        @pl.loop(0, jnp.minimum(values.shape[0] - first_row, ROWS))
+        def _(i):
+            values[first_row + i], columns[first_row + i] = made.values[i], made.indices[i]
+
+
+# Rings of few tiles and of many; chunks of a tile at both ends of the ring.
+TILES = [
+    (203, (128, 64), LinearMaxkTile(blocks=2, selectors=2, ring=5)),
+    (330, (64, 128), LinearMaxkTile(blocks=1, selectors=2, ring=6)),
+    (500, (64, 64), LinearMaxkTile(blocks=1, selectors=3, ring=7)),
+]
+
+
+@pytest.mark.parametrize("rows, widths, tile", TILES)
+def test_tiles_pass_from_part_to_part(rows, widths, tile, monkeypatch):
+    monkeypatch.setattr(_simt, "inline", _inline_stand_in)
+    dtype = "float16" if rows == 500 else "bfloat16"
+    x, (kernel, bias) = features((rows, widths[0]), dtype), layer(*widths, dtype)
+    bias = None if rows == 500 else bias
+    with plgpu.force_gpu_interpret_mode():
+        made = _linear_maxk.linear_maxk(x, kernel, bias, 5, "value", tile)
+    options = {"k": 5, "by": "value", "precision": None}
+    exact = linear_reference.fused_linear_maxk(x, kernel, bias, **options)
+    # Sums in another order are rounded differently here and there.
+    same = np.asarray(made[1]) == np.asarray(exact.indices)
+    assert same.mean() > 0.99
+    values, expected = (np.asarray(v, np.float32)[same] for v in (made[0], exact.values))
+    np.testing.assert_allclose(values, expected, rtol=0.01, atol=0.01)
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(dispatch, "current_platform", lambda: "cuda")
+
+
+def _structs(rows, widths, dtype="bfloat16"):
+    forms = (*rows, widths[0]), widths, (widths[1],)
+    return [jax.ShapeDtypeStruct(form, dtype) for form in forms]
+
+
+def _kept(k=16, by="value", **options):
+    call = functools.partial(ops.fused_linear, activation=ops.MaxK(k, by), **options)
+    return lambda *inputs: call(*inputs).values
+
+
+def _kernels(function, *arguments) -> int:
+    lowered = jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",))
+    return lowered.as_text().count("mosaic_gpu_v2")
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize(
+    "rows, widths, k, by",
+    [
+        ((232_965,), (256, 256), 32, "value"),
+        ((1_000_000,), (128, 128), 16, "magnitude"),
+        ((3, 100), (64, 192), 192, "value"),
+    ],
+)
+def test_one_kernel_lowers_at_real_shapes(rows, widths, k, by):
+    dtype = "float16" if by == "magnitude" else "bfloat16"
+    values = _kept(k, by, implementation="pallas")
+    assert _kernels(values, *_structs(rows, widths, dtype)) == 1
+
+
+def _gradient(*inputs):
+    y, pull_back = jax.vjp(_kept(implementation="pallas"), *inputs)
+    return pull_back(y)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("widths", [(64, 128), (256, 256)])
+def test_gradients_are_three_kernels_also_of_the_widest_layers(widths):
+    assert _kernels(_gradient, *_structs((232_965,), widths)) == 3
+
+
+def test_gradients_are_those_of_two_ops():
+    """As the op composes them, of references."""
+    inputs = features((13, 64), "float32"), *layer(64, 64, "float32")
+    dy = random_array((13, 16), "float32", seed=3)
+    options = (("k", 16), ("by", "value"), ("precision", "highest"))
+    one = functools.partial(_linear_maxk_op, dispatch.resolve("fused_linear", "xla"), options)
+    two = _kept(precision="highest", implementation="xla")
+    made = jax.vjp(lambda *inputs: one(*inputs)[0], *inputs)[1](dy)
+    for gradient, expected in zip(made, jax.vjp(two, *inputs)[1](dy), strict=True):
+        assert_close(gradient, expected, reduction_length=64, operands="float32")
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_gradients_lower_under_vmap_and_shard_map_and_with_wide_numbers():
+    x, *parameters = _structs((4, 3, 50), (64, 128))
+    with jax.enable_x64(True):
+        assert _kernels(jax.vmap(_gradient, (0, None, None)), x, *parameters)
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+    specs = PartitionSpec("data"), PartitionSpec(), PartitionSpec()
+    sharded = jax.shard_map(_gradient, mesh=mesh, in_specs=specs, out_specs=specs)
+    assert _kernels(sharded, x, *parameters)
+    assert not _kernels(_kept(implementation="pallas"), *_structs((3, 0), (64, 64)))
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_none_and_verification_take_the_two_ops():
+    inputs = _structs((4096,), (64, 64))
+    assert "linear_maxk" not in str(jax.make_jaxpr(_kept())(*inputs))
+    named = _kept(implementation="pallas")
+    assert "linear_maxk" in str(jax.make_jaxpr(named)(*inputs))
+    with verify("strict"):
+        assert "linear_maxk" not in str(jax.make_jaxpr(named)(*inputs))
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize(
+    "widths, dtype, message",
+    [
+        ((64, 96), "bfloat16", "multiples of 64 up to 256, got 96"),
+        ((64, 64), "float32", "bfloat16 or float16 values, got float32"),
+        ((64, 320), "bfloat16", "multiples of 64 up to 256, got 320"),
+    ],
+)
+def test_what_the_kernel_does_not_take_is_named(widths, dtype, message):
+    with pytest.raises(NotImplementedError, match=message):
+        jax.eval_shape(_kept(implementation="pallas"), *_structs((100,), widths, dtype))
+
+
+@pytest.mark.parametrize("widths", [(64, 64), (128, 128), (256, 64), (256, 256)])
+def test_rings_have_room_for_a_tile_and_fit_shared_memory(widths):
+    x, kernel, bias = _structs((1000,), widths)
+    stack = Stack.of(x, (kernel,), (bias,), (None,))
+    for k in (1, 32, widths[1]):
+        tile = LinearMaxkTile.choose(stack, k)
+        held = tile.ring * ROWS * COLUMNS * 2 + tile.selectors * ROWS // 2 * k
+        assert tile.ring * COLUMNS >= (3 if k <= 32 else 2) * max(widths)
+        assert held + kernel.size * 2 <= SHARED_BYTES
+        assert tile.limited_to(65).blocks == 2
+    assert MAXK.unavailable("pallas", "cpu")
+
+
+@pytest.mark.parametrize("selectors, at_first", [(2, 128), (3, 96)])
+def test_no_part_waits_for_registers_that_no_other_gives_back(selectors, at_first):
+    """All of 65,536 are in use from the start; parts ask for multiples of eight."""
+    loader, multiplier, selector = _linear_maxk._REGISTERS[selectors]
+    warpgroups = selectors + 2
+    assert at_first == 65_536 // (128 * warpgroups) // 8 * 8
+    assert loader + multiplier + selectors * selector <= warpgroups * at_first
+    assert loader < at_first < min(multiplier, selector)
+    assert not any(count % 8 for count in (loader, multiplier, selector))
