@@ -6,6 +6,9 @@ from jaxgnn.graph._cbsr import column_dtype as column_dtype
 from jaxgnn.graph._csr import CSRGraph as CSRGraph
 from jaxgnn.graph._edge_blocks import BlockShape as BlockShape
 from jaxgnn.graph._edge_blocks import EdgeBlocks as EdgeBlocks
+from jaxgnn.graph._incidence import Incidence as Incidence
+from jaxgnn.graph._incidence_plan import IncidencePlan as IncidencePlan
+from jaxgnn.graph._incidence_validate import check_incidence_shapes as check_incidence_shapes
 from jaxgnn.graph._normalization import Normalization as Normalization
 from jaxgnn.graph._plan import GraphPlan as GraphPlan
 from jaxgnn.graph._schedule import MAX_EDGES_PER_UNIT as MAX_EDGES_PER_UNIT

@@ -79,8 +79,12 @@ def _sort_traced(receivers, num_rows, mask):
     return indptr.astype(dtype), permutation
 
 
-def inverse_permutation(permutation: Int[Array, " n"]) -> Int[Array, " n"]:
-    """The permutation that undoes ``permutation``."""
+def inverse_permutation(permutation: Int[Array, " n"] | np.ndarray) -> Any:
+    """The permutation that undoes ``permutation``; in numpy if that is."""
+    if isinstance(permutation, np.ndarray):
+        inverse = np.empty_like(permutation)
+        inverse[permutation] = np.arange(len(permutation), dtype=permutation.dtype)
+        return inverse
     positions = jnp.arange(permutation.shape[0], dtype=permutation.dtype)
     return jnp.zeros_like(permutation).at[permutation].set(positions, unique_indices=True)
 

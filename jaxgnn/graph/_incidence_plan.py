@@ -1,0 +1,61 @@
+"""The two orders of an incidence structure: by hyperedge and by node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from jaxgnn.graph._arrays import is_concrete
+from jaxgnn.graph._csr import CSRGraph
+from jaxgnn.graph._plan import make_plan
+from jaxgnn.graph._sorting import sort_edges
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class IncidencePlan:
+    """What kernels need of an incidence structure; made once, see ``Incidence.prepared``.
+
+    Attributes:
+      by_hyperedge: rows are hyperedges, columns are nodes; has its own plan.
+      by_node: its transpose, likewise.
+      slots: edge ``e`` of ``by_hyperedge`` is incidence ``slots[e]``.
+    """
+
+    by_hyperedge: CSRGraph
+    by_node: CSRGraph
+    slots: Int[Array, " incidences"]
+
+
+def make_incidence_plan(
+    node_ids: Int[Array, " incidences"] | np.ndarray,
+    hyperedge_ids: Int[Array, " incidences"] | np.ndarray,
+    num_nodes: int,
+    num_hyperedges: int,
+) -> IncidencePlan:
+    """The plan, in numpy if the ids are concrete, traced otherwise.
+
+    Within a row incidences keep their order. Those out of range are left out, as padding.
+    """
+    xp: Any = jnp
+    if is_concrete(node_ids, hyperedge_ids):
+        xp, node_ids, hyperedge_ids = np, np.asarray(node_ids), np.asarray(hyperedge_ids)
+    real = in_range(node_ids, hyperedge_ids, num_nodes, num_hyperedges)
+    indptr, slots = sort_edges(hyperedge_ids, num_hyperedges, real)
+    # Of padding nothing is read, but it must be readable.
+    nodes = xp.where(real, node_ids, 0).astype(np.int32)[slots]
+    by_hyperedge = CSRGraph(
+        indptr, nodes, num_cols=num_nodes, plan=make_plan(indptr, nodes, num_nodes)
+    )
+    return IncidencePlan(by_hyperedge, by_hyperedge.transpose(), slots)
+
+
+def in_range(node_ids: Any, hyperedge_ids: Any, num_nodes: int, num_hyperedges: int) -> Any:
+    """Which incidences are between a node and a hyperedge that are there."""
+    nodes = (node_ids >= 0) & (node_ids < num_nodes)
+    return nodes & (hyperedge_ids >= 0) & (hyperedge_ids < num_hyperedges)
