@@ -33,6 +33,7 @@ _OPS = (
     "mhc_post",
     "mhc_post_pre",
     "mhc_head",
+    "hypergraph_conv",
 )
 _PACKAGES = ("jax", "jaxlib", "flax", "jraph", "numpy", "scipy", "optax", "orbax-checkpoint")
 

@@ -33,6 +33,7 @@ OPS = (
     "mhc_head",
     "fused_linear",
     "fused_mlp",
+    "hypergraph_conv",
 )
 
 

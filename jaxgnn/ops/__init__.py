@@ -13,6 +13,10 @@ from jaxgnn.ops.fused_linear import MaxK as MaxK
 from jaxgnn.ops.fused_linear import Precision as Precision
 from jaxgnn.ops.fused_linear import fused_linear as fused_linear
 from jaxgnn.ops.fused_mlp import fused_mlp as fused_mlp
+from jaxgnn.ops.hypergraph_conv import AttentionMode as AttentionMode
+from jaxgnn.ops.hypergraph_conv import HypergraphPath as HypergraphPath
+from jaxgnn.ops.hypergraph_conv import Weighting as Weighting
+from jaxgnn.ops.hypergraph_conv import hypergraph_conv as hypergraph_conv
 from jaxgnn.ops.maxk import maxk as maxk
 from jaxgnn.ops.maxk import todense as todense
 from jaxgnn.ops.maxk_spmm import maxk_spmm as maxk_spmm

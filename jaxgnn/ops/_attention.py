@@ -1,0 +1,59 @@
+"""Attention along the edges of a graph, from the ops that have kernels.
+
+Batch axes, heads among them, come first and share the graph.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxgnn.graph import CSRGraph
+from jaxgnn.ops import _dispatch as dispatch
+from jaxgnn.ops.segment_softmax import segment_softmax
+from jaxgnn.ops.spmm import sddmm, spmm
+
+
+def edge_scores(
+    graph: CSRGraph,
+    rows: Float[Array, "*batch rows"],
+    columns: Float[Array, "*batch cols"],
+    implementation: dispatch.Name | None,
+) -> Float[Array, "*batch edges"]:
+    """The sum of each edge's row's and column's number; zero in padding slots.
+
+    By ``sddmm``, whose gradients sum by rows and in order, where those of a gather would scatter.
+    """
+    batch = jnp.broadcast_shapes(rows.shape[:-1], columns.shape[:-1])
+    rows = jnp.broadcast_to(rows, (*batch, rows.shape[-1]))
+    columns = jnp.broadcast_to(columns, (*batch, columns.shape[-1]))
+    left = jnp.stack([rows, jnp.ones_like(rows)], axis=-1)
+    right = jnp.stack([jnp.ones_like(columns), columns], axis=-1)
+    return sddmm(graph, left, right, implementation=implementation)
+
+
+def row_softmax(
+    graph: CSRGraph, scores: Float[Array, "*batch edges"], implementation: dispatch.Name | None
+) -> Float[Array, "*batch edges"]:
+    """Softmax over the edges of each row."""
+    heads = scores.reshape(math.prod(scores.shape[:-1]), graph.num_edges).T
+    return segment_softmax(graph, heads, implementation=implementation).T.reshape(scores.shape)
+
+
+def weighted_sums(
+    graph: CSRGraph,
+    weights: Float[Array, "*batch edges"],
+    values: Float[Array, "*batch cols dim"],
+    implementation: dispatch.Name | None,
+) -> Float[Array, "*batch rows dim"]:
+    """``spmm`` with weights of its own for each member of the batch."""
+
+    def one(weights, values):
+        return spmm(graph.with_weights(weights), values, implementation=implementation)
+
+    batch = jnp.broadcast_shapes(weights.shape[:-1], values.shape[:-2])
+    weights = jnp.broadcast_to(weights, (*batch, weights.shape[-1]))
+    values = jnp.broadcast_to(values, (*batch, *values.shape[-2:]))
+    return dispatch.vmap_leading(one, len(batch), (0, 0))(weights, values)

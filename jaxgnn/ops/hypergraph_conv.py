@@ -1,0 +1,219 @@
+"""Convolution and attention over a hypergraph."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxgnn.graph import Incidence, Normalization
+from jaxgnn.ops import _dispatch as dispatch
+from jaxgnn.ops import _verify
+from jaxgnn.ops._hypergraph_checks import (
+    check_arrays,
+    check_bias,
+    check_convention,
+    check_dropout,
+    check_incidence,
+)
+from jaxgnn.ops._hypergraph_paths import (
+    MIXING_LIMITS,
+    Arrays,
+    Convention,
+    attended_mixing,
+    attended_sparse_sums,
+    mixing_matrix,
+    sparse_sums,
+)
+from jaxgnn.ops.reference import hypergraph_conv as reference
+from jaxgnn.ops.reference._dtypes import accumulation_dtype
+from jaxgnn.ops.reference.fused_linear import Precision
+from jaxgnn.ops.reference.hypergraph_conv import AttentionMode as AttentionMode
+from jaxgnn.ops.reference.hypergraph_conv import Weighting as Weighting
+
+HypergraphPath = Literal["auto", "sums", "mixing"]
+
+HYPERGRAPH_CONV = dispatch.Kernel(
+    "hypergraph_conv", {"xla": dispatch.xla(reference.hypergraph_conv)}
+)
+MIX = dispatch.Kernel("hypergraph_conv.mix", {"xla": dispatch.xla(reference.mix, scatters=False)})
+MIX_BACKWARD = dispatch.Kernel(
+    "hypergraph_conv.mix_backward", {"xla": dispatch.xla(reference.mix_backward, scatters=False)}
+)
+ATTENDED_MIXING = dispatch.Kernel(
+    "hypergraph_conv.attended_mixing", {"xla": dispatch.xla(attended_mixing, scatters=False)}
+)
+
+
+def hypergraph_conv(
+    x: Float[Array, "*batch nodes in"],
+    incidence: Incidence,
+    weight: Float[Array, " hyperedges"] | None = None,
+    attributes: Float[Array, "*batch hyperedges in"] | None = None,
+    *,
+    kernel: Float[Array, "in width"] | None = None,
+    bias: Float[Array, " out"] | None = None,
+    attention: Float[Array, "heads pair"] | None = None,
+    weighting: Weighting = "paper",
+    normalization: Normalization = "mean",
+    attention_mode: AttentionMode = "node",
+    concat: bool = True,
+    negative_slope: float = 0.2,
+    dropout: float = 0.0,
+    key: jax.Array | None = None,
+    precision: Precision | None = None,
+    path: HypergraphPath = "auto",
+    implementation: dispatch.Name | None = None,
+) -> Float[Array, "*batch nodes out"]:
+    """Nodes to hyperedges and back: ``D⁻¹ H W B⁻¹ Hᵀ x Θ + b`` (https://arxiv.org/abs/1901.08150).
+
+    H is the incidence matrix, W the diagonal of the hyperedges' weights, ``B_e = Σ_v H_ve`` the
+    hyperedges' sizes, ``D_v = Σ_e W_e H_ve`` the nodes' degrees. With one weight for all hyperedges
+    W cancels. An incidence that is repeated counts as often. A hyperedge without nodes gives
+    nothing, a node of degree zero gets b.
+
+    With ``attention`` a, every incidence has a coefficient of its own in H, both times; D and B
+    stay as they are. It is the softmax of ``leaky_relu(a · [x_v Θ; attributes_e Θ])`` over the
+    nodes of a hyperedge or over the hyperedges of a node, by heads.
+
+    Differentiable in every floating array. Leading axes of ``x``, and ``jax.vmap`` over it, share
+    the hypergraph. There are two ways through it. ``"sums"`` takes two ``spmm``. ``"mixing"`` makes
+    the matrix ``D⁻¹ H W B⁻¹ Hᵀ`` once and multiplies by it; with attention one for each token and
+    head. It keeps nothing but its arguments for the backward pass.
+
+    Args:
+      x: features of the nodes.
+      incidence: the hypergraph.
+      weight: W, None for ones. It may be of another dtype than ``x``. Negative weights are allowed,
+        but let degrees come close to zero.
+      attributes: features of the hyperedges, for attention; with the leading axes of ``x`` or
+        without.
+      kernel: Θ, of the dtype of ``x``; columns of the first head first. None for the identity.
+      bias: b.
+      attention: a, node part before hyperedge part: two times the width of a head. None for none.
+      weighting: ``"paper"``, or ``"pyg"`` for W in D alone, which is what torch-geometric computes.
+      normalization: ``"mean"``, or ``"sym"`` for ``D^-½ H W B⁻¹ Hᵀ D^-½`` as in HGNN
+        (https://arxiv.org/abs/1809.09401). It gives nodes of negative degree zero.
+      attention_mode: softmax over the nodes of each hyperedge, ``"node"``, or over the hyperedges
+        of each node, ``"edge"``.
+      concat: heads one after the other; False for their mean.
+      negative_slope: of leaky_relu.
+      dropout: probability of leaving an incidence out of attention, after the softmax; the others
+        are scaled up. Nothing is left out without a ``key``.
+      key: random key, for training.
+      precision: of products with Θ, as in ``fused_linear``.
+      path: ``"sums"``, ``"mixing"``, or ``"auto"`` for the second where the hypergraph has at most
+        128 nodes.
+      implementation: ``"xla"`` for the reference, which takes neither path; ``"ffi"`` or
+        ``"pallas"`` for these kernels of ``spmm``; None for what was measured to be fastest.
+
+    Returns:
+      Features of the nodes, of the dtype of ``x``.
+
+    Raises:
+      ValueError: if shapes or dtypes do not match, an option is not as above, attention has no
+        attributes, or concrete ids are out of range or weights not finite.
+      NotImplementedError: if the named implementation can not run these arguments here.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxgnn import Incidence, ops
+      >>> hypergraph = Incidence.from_hyperedges([{0, 1}, {1, 2}], num_nodes=3)
+      >>> x, weight = jnp.array([[4.0], [8.0], [0.0]]), jnp.array([1.0, 3.0])
+      >>> ops.hypergraph_conv(x, hypergraph, weight).tolist()
+      [[6.0], [4.5], [4.0]]
+      >>> ops.hypergraph_conv(x, hypergraph, weight, weighting="pyg").tolist()
+      [[6.0], [2.5], [1.3333333730697632]]
+    """
+    incidence = check_incidence("hypergraph_conv", incidence)
+    arrays = Arrays(x, incidence, weight, attributes, kernel, bias, attention, None)
+    check_arrays(arrays)
+    convention = Convention(
+        weighting, normalization, attention_mode, concat, negative_slope, precision
+    )
+    check_convention(convention, path)
+    check_dropout(dropout, attention)
+    check_bias(bias, _width(arrays, concat))
+    request = dispatch.resolve("hypergraph_conv", implementation)
+    if incidence.num_hyperedges == 0:
+        arrays = _with_an_empty_hyperedge(arrays)
+    if dropout and key is not None:
+        arrays = arrays._replace(dropped=_dropout_factors(arrays, dropout, key))
+    arrays = Arrays(*dispatch.match_varying(*arrays))
+    if request.name == "xla":
+        return HYPERGRAPH_CONV(request, *arrays, **convention._asdict())
+    if path == "auto":
+        # The kernels that have names are those of the sums.
+        small = MIXING_LIMITS.admit(incidence) and request.name is None
+        path = "mixing" if small else "sums"
+    return _PATHS[path](request, arrays, convention)
+
+
+def _by_sums(request, arrays: Arrays, convention: Convention):
+    through = sparse_sums if arrays.attention is None else attended_sparse_sums
+    return through(arrays, convention, request.name)
+
+
+def _by_mixing(request, arrays: Arrays, convention: Convention):
+    run = partial(_mixed, request, convention)
+    if request.verify.mode != "off":  # spmm sees to itself; of this there is nothing else to check
+        name, options = "hypergraph_conv[mixing]", convention._asdict()
+        run = _verify.checked(name, run, lambda a: reference.hypergraph_conv(*a, **options))
+    return run(arrays)
+
+
+def _mixed(request, convention: Convention, arrays: Arrays):
+    x, incidence, weight = arrays.x, arrays.incidence, arrays.weight
+    if arrays.attention is not None:
+        return ATTENDED_MIXING(request, arrays, convention=convention)
+    matrix = mixing_matrix(incidence, weight, convention, accumulation_dtype(x.dtype))
+    return _mix(request, convention.precision, x, matrix, arrays.kernel, arrays.bias)
+
+
+_PATHS = {"sums": _by_sums, "mixing": _by_mixing}
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _mix(request, precision, x, matrix, kernel, bias):
+    return MIX(request, x, matrix, kernel, bias, precision=precision)
+
+
+def _mix_forward(request, precision, *inputs):
+    return _mix(request, precision, *inputs), inputs
+
+
+def _mix_backward(request, precision, inputs, dy):
+    return MIX_BACKWARD(request, *inputs, dy, precision=precision)
+
+
+_mix.defvjp(_mix_forward, _mix_backward)
+
+
+def _width(arrays: Arrays, concat: bool) -> int:
+    """Features of the result."""
+    width = (arrays.x if arrays.kernel is None else arrays.kernel).shape[-1]
+    return width if concat or arrays.attention is None else width // arrays.attention.shape[0]
+
+
+def _dropout_factors(arrays: Arrays, dropout: float, key: jax.Array) -> Array:
+    """Zero for the incidences left out, else what makes up for these; for each token and head."""
+    heads = 1 if arrays.attention is None else arrays.attention.shape[0]
+    shape = (*arrays.x.shape[:-2], arrays.incidence.num_incidences, heads)
+    # Of a number with a dtype, so that the same key leaves out the same under every precision.
+    kept = jax.random.bernoulli(key, jnp.float32(1 - dropout), shape)
+    return kept.astype(accumulation_dtype(arrays.x.dtype)) / (1 - dropout)
+
+
+def _with_an_empty_hyperedge(arrays: Arrays) -> Arrays:
+    """The same, for kernels that need one hyperedge at least."""
+    weight, attributes = arrays.weight, arrays.attributes
+    if attributes is not None:
+        attributes = jnp.zeros((*attributes.shape[:-2], 1, attributes.shape[-1]), attributes.dtype)
+    return arrays._replace(
+        incidence=arrays.incidence.padded(num_hyperedges=1),
+        weight=None if weight is None else jnp.ones(1, weight.dtype),
+        attributes=attributes,
+    )

@@ -1,0 +1,239 @@
+"""Convolution over a hypergraph, in plain JAX: one incidence after the other, and all at once."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxgnn.graph import Incidence, Normalization
+from jaxgnn.ops.reference._dtypes import accumulation_dtype
+from jaxgnn.ops.reference.fused_linear import Precision, product
+
+Weighting = Literal["paper", "pyg"]
+AttentionMode = Literal["node", "edge"]
+
+
+def hypergraph_conv(
+    x: Float[Array, "*batch nodes in"],
+    incidence: Incidence,
+    weight: Float[Array, " hyperedges"] | None,
+    attributes: Float[Array, "*batch hyperedges in"] | None,
+    kernel: Float[Array, "in width"] | None,
+    bias: Float[Array, " out"] | None,
+    attention: Float[Array, "heads pair"] | None,
+    dropped: Float[Array, "*batch incidences heads"] | None,
+    *,
+    weighting: Weighting,
+    normalization: Normalization,
+    attention_mode: AttentionMode,
+    concat: bool,
+    negative_slope: float,
+    precision: Precision | None,
+) -> Float[Array, "*batch nodes out"]:
+    """``L H R Hᵀ C x Θ + b``, with ``scales`` L, R and C, and H weighted by attention.
+
+    Every array has nodes, hyperedges or incidences as its first axis, then batch, heads, features.
+    """
+    heads = 1 if attention is None else attention.shape[0]
+    ends = _ends(incidence)
+    z = jnp.moveaxis(project(x, kernel, heads, precision), -3, 0)
+    alpha: Array | float = 1.0
+    if attention is not None and attributes is not None:
+        edges = jnp.moveaxis(project(attributes, kernel, heads, precision), -3, 0)
+        alpha = _attention(*head_scores(z, edges, attention), ends, attention_mode, negative_slope)
+        if dropped is not None:
+            alpha = alpha * jnp.moveaxis(dropped, -2, 0)
+        alpha = alpha[..., None]
+    ones = jnp.ones(incidence.num_hyperedges, z.dtype) if weight is None else weight.astype(z.dtype)
+    left, middle, right = scales(
+        jax.ops.segment_sum(_of(ones, ends.hyperedges), ends.nodes, incidence.num_nodes),
+        jax.ops.segment_sum(ends.real.astype(z.dtype), ends.hyperedges, incidence.num_hyperedges),
+        weight,
+        weighting=weighting,
+        normalization=normalization,
+    )
+    sources = _of(_scaled(z, right), ends.nodes)
+    hyperedges = jax.ops.segment_sum(alpha * sources, ends.hyperedges, incidence.num_hyperedges)
+    messages = alpha * _of(_scaled(hyperedges, middle), ends.hyperedges)
+    sums = jax.ops.segment_sum(messages, ends.nodes, incidence.num_nodes)
+    y = jnp.moveaxis(_scaled(sums, left), 0, -3)
+    return merge_heads(y, bias, concat).astype(x.dtype)
+
+
+class Scales(NamedTuple):
+    """The diagonals of ``left H middle Hᵀ right``; ``right`` is None for ones."""
+
+    left: Float[Array, " nodes"]
+    middle: Float[Array, " hyperedges"]
+    right: Float[Array, " nodes"] | None
+
+
+def scales(
+    degrees: Float[Array, " nodes"],
+    sizes: Float[Array, " hyperedges"],
+    weight: Float[Array, " hyperedges"] | None,
+    *,
+    weighting: Weighting,
+    normalization: Normalization,
+) -> Scales:
+    """``D⁻¹, W B⁻¹, 1`` for ``"mean"`` and ``D^-½, W B⁻¹, D^-½`` for ``"sym"``.
+
+    Without W for the weighting ``"pyg"``. What has no inverse, or no root, gets zero.
+
+    Args:
+      degrees: D, sums of the weights of each node's incidences.
+      sizes: B, numbers of incidences of the hyperedges.
+      weight: W, None for ones.
+      weighting: see above.
+      normalization: see above.
+    """
+    middle = _inverse(sizes)
+    if weight is not None and weighting == "paper":
+        middle = weight.astype(middle.dtype) * middle
+    if normalization == "mean":
+        return Scales(_inverse(degrees), middle, None)
+    positive = degrees > 0
+    root = jnp.where(positive, lax.rsqrt(jnp.where(positive, degrees, 1)), 0)
+    return Scales(root, middle, root)
+
+
+def project(
+    x: Float[Array, "*batch rows in"],
+    kernel: Float[Array, "in width"] | None,
+    heads: int,
+    precision: Precision | None,
+) -> Float[Array, "*batch rows heads out"]:
+    """``x Θ`` by head, in the accumulation dtype; x itself without a kernel."""
+    if kernel is None:
+        z = x.astype(accumulation_dtype(x.dtype))
+    else:
+        z = product(x, kernel, ((x.ndim - 1,), (0,)), precision)
+    return z.reshape(*z.shape[:-1], heads, z.shape[-1] // heads)
+
+
+def merge_heads(
+    y: Float[Array, "*batch nodes heads out"], bias: Float[Array, " out"] | None, concat: bool
+) -> Float[Array, "*batch nodes out"]:
+    """Heads one after the other, or their mean, and the bias."""
+    y = y.reshape(*y.shape[:-2], -1) if concat else jnp.mean(y, axis=-2)
+    return y if bias is None else y + bias.astype(y.dtype)
+
+
+def head_scores(
+    z: Float[Array, "*batch heads out"],
+    edges: Float[Array, "*batch heads out"],
+    attention: Float[Array, "heads pair"],
+) -> tuple[Float[Array, "*batch heads"], Float[Array, "*batch heads"]]:
+    """The parts of ``a · [z_v; e]`` that come from the node and from the hyperedge."""
+    of_node, of_hyperedge = jnp.split(attention.astype(z.dtype), 2, axis=-1)
+    return jnp.sum(z * of_node, axis=-1), jnp.sum(edges * of_hyperedge, axis=-1)
+
+
+def mix(
+    x: Float[Array, "*batch nodes in"],
+    mixing: Float[Array, "nodes nodes"],
+    kernel: Float[Array, "in out"] | None,
+    bias: Float[Array, " out"] | None,
+    *,
+    precision: Precision | None,
+) -> Float[Array, "*batch nodes out"]:
+    """``M x Θ + b`` with one small matrix M for all leading axes.
+
+    ``M x`` is rounded to the dtype of x where it is an operand of the product.
+    """
+    y = _mixed(mixing, x)
+    if kernel is not None:
+        y = product(y.astype(x.dtype), kernel, ((x.ndim - 1,), (0,)), precision)
+    return (y if bias is None else y + bias.astype(y.dtype)).astype(x.dtype)
+
+
+def mix_backward(
+    x: Float[Array, "*batch nodes in"],
+    mixing: Float[Array, "nodes nodes"],
+    kernel: Float[Array, "in out"] | None,
+    bias: Float[Array, " out"] | None,
+    dy: Float[Array, "*batch nodes out"],
+    *,
+    precision: Precision | None,
+) -> tuple[Array, Array, Array | None, Array | None]:
+    """Gradients to ``x``, ``mixing``, ``kernel`` and ``bias``, from the arguments of ``mix`` alone.
+
+    With ``g = dy Θᵀ``: ``dx = Mᵀ g``, ``dM = Σ g xᵀ``, ``dΘ = Σ (M x)ᵀ dy``, ``db = Σ dy``.
+    """
+    wide, rows = accumulation_dtype(x.dtype), tuple(range(x.ndim - 1))
+    dkernel, g = None, dy
+    if kernel is not None:
+        dkernel = product(_mixed(mixing, x).astype(x.dtype), dy, (rows, rows), precision)
+        dkernel = dkernel.astype(kernel.dtype)
+        g = product(dy, kernel, ((dy.ndim - 1,), (1,)), precision)
+    dx = _mixed(mixing.T, g).astype(x.dtype)
+    contracted = (*rows[:-1], x.ndim - 1)
+    dmixing = product(g.astype(wide), x.astype(wide), (contracted, contracted), "highest")
+    dbias = None if bias is None else jnp.sum(dy.astype(wide), axis=rows).astype(bias.dtype)
+    return dx, dmixing.astype(mixing.dtype), dkernel, dbias
+
+
+def _mixed(
+    mixing: Float[Array, "v u"], x: Float[Array, "*batch u f"]
+) -> Float[Array, "*batch v f"]:
+    """``M x`` in the accumulation dtype: few products, never of fewer bits than it has."""
+    dtype = accumulation_dtype(x.dtype)
+    options = {"precision": lax.Precision.HIGHEST}
+    return jnp.einsum("vu,...uf->...vf", mixing.astype(dtype), x.astype(dtype), **options)
+
+
+class _Ends(NamedTuple):
+    """Node and hyperedge of each incidence; those of padding are out of range."""
+
+    nodes: Int[Array, " incidences"]
+    hyperedges: Int[Array, " incidences"]
+    real: Bool[Array, " incidences"]
+
+
+def _ends(incidence: Incidence) -> _Ends:
+    real = incidence.mask()
+    nodes = jnp.where(real, incidence.node_ids, incidence.num_nodes)
+    hyperedges = jnp.where(real, incidence.hyperedge_ids, incidence.num_hyperedges)
+    return _Ends(nodes, hyperedges, real)
+
+
+def _attention(of_nodes, of_hyperedges, ends: _Ends, mode: AttentionMode, negative_slope: float):
+    """Softmax over the nodes of each hyperedge, or over the hyperedges of each node."""
+    of_nodes, of_hyperedges = _same_batch(of_nodes, of_hyperedges)
+    logits = _of(of_nodes, ends.nodes) + _of(of_hyperedges, ends.hyperedges)
+    logits = jax.nn.leaky_relu(logits, negative_slope)
+    over, groups = (ends.hyperedges, of_hyperedges) if mode == "node" else (ends.nodes, of_nodes)
+    peaks = jax.ops.segment_max(lax.stop_gradient(logits), over, len(groups))
+    peaks = jnp.where(peaks == -jnp.inf, 0, peaks)  # of what has no incidence
+    real = ends.real.reshape(-1, *(1,) * (logits.ndim - 1))
+    exponentials = jnp.where(real, jnp.exp(logits - _of(peaks, over)), 0)
+    sums = jax.ops.segment_sum(exponentials, over, len(groups))
+    return exponentials / jnp.where(real, _of(sums, over), 1)
+
+
+def _same_batch(one: Float[Array, "*any"], other: Float[Array, "*any"]):
+    """Both with the batch axes, behind the first, of the one that has more."""
+    more = max(one.ndim, other.ndim)
+    pad = (a.reshape(a.shape[0], *(1,) * (more - a.ndim), *a.shape[1:]) for a in (one, other))
+    return tuple(pad)
+
+
+def _of(values: Float[Array, "n *rest"], ids: Int[Array, " m"]) -> Float[Array, "m *rest"]:
+    """The entry of each id, zero where it is out of range."""
+    return values.at[ids].get(mode="fill", fill_value=0)
+
+
+def _scaled(values: Float[Array, "n *rest"], scale: Float[Array, " n"] | None):
+    if scale is None:
+        return values
+    return values * scale.reshape(-1, *(1,) * (values.ndim - 1))
+
+
+def _inverse(numbers: Float[Array, " n"]) -> Float[Array, " n"]:
+    """1 / n, zero of zero, with finite gradients in both cases."""
+    known = numbers != 0
+    return jnp.where(known, 1 / jnp.where(known, numbers, 1), 0)
