@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -85,6 +85,10 @@ def make_activation(
     return MaxK(k, implementation=implementation)
 
 
+@overload
+def dropout(x: Array, rate: float, rngs: nnx.Rngs | None) -> Array: ...
+@overload
+def dropout(x: Features, rate: float, rngs: nnx.Rngs | None) -> Features: ...
 def dropout(x: Features, rate: float, rngs: nnx.Rngs | None) -> Features:
     """Zeroes entries with probability ``rate`` and scales the rest up; off if ``rngs`` is None.
 

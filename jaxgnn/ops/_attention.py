@@ -12,8 +12,17 @@ from jaxtyping import Array, Float
 
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops import _dispatch as dispatch
+from jaxgnn.ops.reference._dtypes import accumulation_dtype
 from jaxgnn.ops.segment_softmax import segment_softmax
 from jaxgnn.ops.spmm import sddmm, spmm
+
+
+def row_scores(
+    values: Float[Array, "*batch heads rows dim"], vectors: Float[Array, "heads dim"]
+) -> Float[Array, "*batch heads rows"]:
+    """The inner product of each row with its head's vector, in the accumulation dtype."""
+    dtype = accumulation_dtype(values.dtype)
+    return jnp.einsum("...hnf,hf->...hn", values.astype(dtype), vectors.astype(dtype))
 
 
 def edge_scores(

@@ -1,0 +1,237 @@
+"""AllSet: two functions of sets, from nodes to hyperedges and back (arxiv.org/abs/2106.13264)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from jaxgnn import ops
+from jaxgnn._errors import bad_input
+from jaxgnn.graph import CSRGraph, Incidence
+from jaxgnn.nn._hypergraph import (
+    check_dropout_rate,
+    check_heads,
+    check_hypergraph,
+    power_or_zero,
+    scaled_sums,
+    split_heads,
+)
+from jaxgnn.nn._linear import FusedMLP
+from jaxgnn.nn._maxk import check_widths, dropout
+from jaxgnn.ops._attention import edge_scores, row_scores, row_softmax, weighted_sums
+
+
+class AllDeepSetsConv(nnx.Module):
+    """AllSet with deep sets: ``f(S) = mlp₂(Σ_s mlp₁(s))``, to the hyperedges and to the nodes.
+
+    Of the empty set it is ``mlp₂(0)``. The activation behind is the caller's.
+
+    Args:
+      in_features: width of the input.
+      out_features: width of the output, and of the hyperedges.
+      hidden_features: width of the hidden layer of each of the four mlp; that of the output by
+        default.
+      aggregation: ``"sum"`` or ``"mean"``.
+      activation: inside the mlp, as in ``ops.fused_mlp``.
+      dtype: of the computation; None for what input and parameters promote to.
+      param_dtype: of the parameters.
+      implementation: passed to ``spmm``.
+      rngs: for the initial parameters.
+
+    Raises:
+      ValueError: if an option is not as above.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn import Incidence, nn
+      >>> hypergraph = Incidence.from_hyperedges([{0, 1, 2}, {2, 3}], num_nodes=4)
+      >>> nn.AllDeepSetsConv(8, 16, rngs=nnx.Rngs(0))(hypergraph, jnp.ones((4, 8))).shape
+      (4, 16)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        hidden_features: int | None = None,
+        aggregation: Literal["sum", "mean"] = "sum",
+        activation: ops.Activation | None = "relu",
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        implementation: ops.Name | None = None,
+        rngs: nnx.Rngs,
+    ):
+        if aggregation not in ("sum", "mean"):
+            expected = "'sum' or 'mean'"
+            raise bad_input("AllDeepSetsConv", "aggregation", expected, repr(aggregation))
+        hidden = out_features if hidden_features is None else hidden_features
+        check_widths("AllDeepSetsConv", in_features, hidden, out_features)
+
+        def mlp(width: int) -> FusedMLP:
+            return FusedMLP(
+                [width, hidden, out_features],
+                activation=activation,
+                dtype=dtype,
+                param_dtype=param_dtype,
+                rngs=rngs,
+            )
+
+        self.in_features = in_features
+        self.of_nodes, self.to_hyperedges = mlp(in_features), mlp(out_features)
+        self.of_hyperedges, self.to_nodes = mlp(out_features), mlp(out_features)
+        self.aggregation: Literal["sum", "mean"] = aggregation
+        self.implementation = implementation
+
+    def __call__(
+        self, incidence: Incidence, x: Float[Array, "*batch nodes in"]
+    ) -> Float[Array, "*batch nodes out"]:
+        """Convolves; leading axes share the hypergraph."""
+        incidence = check_hypergraph(self, incidence, x, self.in_features)
+        h = self._sums(incidence.by_hyperedge(), self.of_nodes(x))
+        h = self.of_hyperedges(self.to_hyperedges(h))
+        return self.to_nodes(self._sums(incidence.by_node(), h))
+
+    def _sums(self, graph: CSRGraph, x: Array) -> Array:
+        rows = power_or_zero(graph.degrees(), -1) if self.aggregation == "mean" else None
+        return scaled_sums(graph, x, self.implementation, rows=rows)
+
+
+class AllSetTransformerConv(nnx.Module):
+    """AllSet with attention, to the hyperedges and to the nodes, with parameters of their own.
+
+    Of a set S with linear keys K and values V, and a learnt query θ, by heads::
+
+        y = norm(θ + softmax(θ K(S)ᵀ) V(S))        f(S) = norm(y + mlp(y))
+
+    Of the empty set, attention gives zero. The activation behind is the caller's.
+
+    Args:
+      in_features: width of the input.
+      out_features: width of the output, a multiple of ``heads``.
+      heads: of attention.
+      hidden_features: width of the hidden layer of the mlp; that of the output by default.
+      activation: inside the mlp, as in ``ops.fused_mlp``.
+      dropout: probability of leaving a coefficient out in training.
+      dtype: of the computation; None for what input and parameters promote to.
+      param_dtype: of the parameters.
+      implementation: passed to the sparse ops.
+      rngs: for the initial parameters.
+
+    Raises:
+      ValueError: if an option is not as above.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn import Incidence, nn
+      >>> hypergraph = Incidence.from_hyperedges([{0, 1, 2}, {2, 3}], num_nodes=4)
+      >>> layer = nn.AllSetTransformerConv(8, 16, heads=4, rngs=nnx.Rngs(0))
+      >>> layer(hypergraph, jnp.ones((4, 8))).shape
+      (4, 16)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        heads: int = 1,
+        hidden_features: int | None = None,
+        activation: ops.Activation | None = "relu",
+        dropout: float = 0.0,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        implementation: ops.Name | None = None,
+        rngs: nnx.Rngs,
+    ):
+        name = "AllSetTransformerConv"
+        hidden = out_features if hidden_features is None else hidden_features
+        check_widths(name, in_features, hidden, out_features)
+        check_heads(name, heads)
+        check_dropout_rate(name, dropout)
+        if out_features % heads:
+            raise bad_input(name, "out_features", f"a multiple of {heads} heads", out_features)
+        self.in_features = in_features
+        self.dropout = dropout
+        self.implementation = implementation
+        options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        widths = hidden, out_features, heads, activation
+        self.to_hyperedges = _SetAttention(in_features, *widths, **options)
+        self.to_nodes = _SetAttention(out_features, *widths, **options)
+
+    def __call__(
+        self,
+        incidence: Incidence,
+        x: Float[Array, "*batch nodes in"],
+        *,
+        rngs: nnx.Rngs | None = None,
+    ) -> Float[Array, "*batch nodes out"]:
+        """Convolves; leading axes share the hypergraph.
+
+        Args:
+          incidence: the hypergraph.
+          x: features of the nodes.
+          rngs: a ``dropout`` stream in training, None in evaluation.
+        """
+        incidence = check_hypergraph(self, incidence, x, self.in_features)
+        options = self.dropout, rngs, self.implementation
+        h = self.to_hyperedges(incidence.by_hyperedge(), x, *options)
+        return self.to_nodes(incidence.by_node(), h, *options)
+
+
+class _SetAttention(nnx.Module):
+    """The ``f`` of ``AllSetTransformerConv``, of the set of each row's columns."""
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        out_features: int,
+        heads: int,
+        activation: ops.Activation | None,
+        *,
+        dtype: DTypeLike | None,
+        param_dtype: DTypeLike,
+        rngs: nnx.Rngs,
+    ):
+        options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        initial = nnx.initializers.glorot_uniform()
+        shape = heads, out_features // heads
+        self.query = nnx.Param(initial(rngs.params(), shape, param_dtype))
+        self.key = nnx.Linear(in_features, out_features, **options)
+        self.value = nnx.Linear(in_features, out_features, **options)
+        # Norms are made of numbers of full length, and rounded behind.
+        norm = {"param_dtype": param_dtype, "rngs": rngs}
+        self.norms = nnx.List([nnx.LayerNorm(out_features, **norm) for _ in range(2)])
+        widths = [out_features, hidden_features, out_features]
+        self.mlp = FusedMLP(widths, activation=activation, **options)
+
+    def __call__(
+        self,
+        graph: CSRGraph,
+        x: Float[Array, "*batch cols in"],
+        rate: float,
+        rngs: nnx.Rngs | None,
+        implementation: ops.Name | None,
+    ) -> Float[Array, "*batch rows out"]:
+        """One row for each set."""
+        query = self.query[...]
+        heads = query.shape[0]
+        keys = row_scores(split_heads(self.key(x), heads), query)
+        values = split_heads(self.value(x), heads)
+        nothing = jnp.zeros((*keys.shape[:-1], graph.num_rows), keys.dtype)
+        alpha = row_softmax(
+            graph, edge_scores(graph, nothing, keys, implementation), implementation
+        )
+        alpha = dropout(alpha, rate, rngs)
+        attended = weighted_sums(graph, alpha, values, implementation).astype(keys.dtype)
+        y = jnp.swapaxes(attended + query.astype(keys.dtype)[:, None], -2, -3)
+        y = self.norms[0](y.reshape(*y.shape[:-2], -1))
+        y = self.norms[1](y + self.mlp(y.astype(values.dtype)).astype(y.dtype))
+        return y.astype(values.dtype)

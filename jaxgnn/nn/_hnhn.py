@@ -1,0 +1,106 @@
+"""HNHN: hyperedges are neurons of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from jaxgnn import ops
+from jaxgnn.graph import CSRGraph, Incidence
+from jaxgnn.nn._hypergraph import (
+    check_hypergraph,
+    linear_around,
+    power_or_zero,
+    row_sums,
+    scaled_sums,
+)
+from jaxgnn.nn._maxk import check_widths
+
+
+class HNHNConv(nnx.Module):
+    """Nodes to hyperedges, an activation, and back, each with a linear map and a bias.
+
+    See https://arxiv.org/abs/2006.12278::
+
+        h_e = act(Σ_v d_v^β (W_1 x_v) / Σ_v d_v^β + b_1)
+        y_v = Σ_e |e|^α (W_2 h_e) / Σ_e |e|^α + b_2
+
+    Sums are over the nodes of a hyperedge and the hyperedges of a node; ``d_v`` is the number of
+    hyperedges of a node, ``|e|`` the number of nodes of a hyperedge. Exponents of zero make means.
+    The activation behind ``y`` is the caller's.
+
+    Args:
+      in_features: width of the input.
+      out_features: width of the output.
+      hidden_features: width of the hyperedges; that of the output by default.
+      activation: of the hyperedges.
+      alpha: see above.
+      beta: see above.
+      use_bias: add the biases.
+      dtype: of the computation; None for what input and parameters promote to.
+      param_dtype: of the parameters.
+      implementation: passed to the ops.
+      rngs: for the initial parameters.
+
+    Raises:
+      ValueError: if a width is not positive.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn import Incidence, nn
+      >>> hypergraph = Incidence.from_hyperedges([{0, 1, 2}, {2, 3}], num_nodes=4)
+      >>> layer = nn.HNHNConv(8, 16, alpha=-1.5, beta=-0.5, rngs=nnx.Rngs(0))
+      >>> layer(hypergraph, jnp.ones((4, 8))).shape
+      (4, 16)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        hidden_features: int | None = None,
+        activation: Callable[[Array], Array] = jax.nn.relu,
+        alpha: float = 0.0,
+        beta: float = 0.0,
+        use_bias: bool = True,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        implementation: ops.Name | None = None,
+        rngs: nnx.Rngs,
+    ):
+        hidden = out_features if hidden_features is None else hidden_features
+        check_widths("HNHNConv", in_features, hidden, out_features)
+        options = {"use_bias": use_bias, "dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        self.to_hyperedges = nnx.Linear(in_features, hidden, **options)
+        self.to_nodes = nnx.Linear(hidden, out_features, **options)
+        self.activation = activation
+        self.alpha = alpha
+        self.beta = beta
+        self.implementation = implementation
+
+    def __call__(
+        self, incidence: Incidence, x: Float[Array, "*batch nodes in"]
+    ) -> Float[Array, "*batch nodes out"]:
+        """Convolves; leading axes share the hypergraph."""
+        incidence = check_hypergraph(self, incidence, x, self.to_hyperedges.in_features)
+        degrees = power_or_zero(incidence.node_degrees(), self.beta)
+        sizes = power_or_zero(incidence.hyperedge_sizes(), self.alpha)
+        means = self._means(incidence.by_hyperedge(), degrees)
+        h = self.activation(linear_around(self.to_hyperedges, means, x))
+        return linear_around(self.to_nodes, self._means(incidence.by_node(), sizes), h)
+
+    def _means(self, graph: CSRGraph, weights: Float[Array, " cols"]) -> Callable[[Array], Array]:
+        """Means over each row's columns, these weighted."""
+        rows = power_or_zero(row_sums(graph, weights, self.implementation), -1)
+
+        def means(x):
+            return scaled_sums(graph, x, self.implementation, rows=rows, columns=weights)
+
+        return means

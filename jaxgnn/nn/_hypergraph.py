@@ -1,0 +1,137 @@
+"""What the layers on hypergraphs share: checks, positive weights, means and sums."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype
+from jaxtyping import Array, Float
+
+from jaxgnn import ops
+from jaxgnn._errors import bad_input
+from jaxgnn.graph import CSRGraph, Incidence
+from jaxgnn.ops._hypergraph_checks import check_incidence
+
+
+class HyperedgeWeights(nnx.Module):
+    """Learnt weights of hyperedges, positive: the softplus of a parameter.
+
+    Degrees are sums of weights and are divided by; weights of both signs let them come close to
+    zero, in training from random numbers on.
+
+    Args:
+      num_hyperedges: how many.
+      initial: the weight of each at first, positive.
+      param_dtype: of the parameter.
+
+    Raises:
+      ValueError: if a number is not as above.
+
+    Example:
+      >>> from jaxgnn import nn
+      >>> nn.HyperedgeWeights(3)().tolist()
+      [1.0, 1.0, 1.0]
+    """
+
+    def __init__(
+        self, num_hyperedges: int, *, initial: float = 1.0, param_dtype: Any = jnp.float32
+    ):
+        where = "HyperedgeWeights"
+        if not isinstance(num_hyperedges, int | np.integer) or num_hyperedges < 0:
+            raise bad_input(where, "num_hyperedges", "a number of hyperedges", num_hyperedges)
+        if not initial > 0:
+            raise bad_input(where, "initial", "positive", initial)
+        inverse = initial + np.log(-np.expm1(-initial))
+        self.logits = nnx.Param(jnp.full(num_hyperedges, inverse, param_dtype))
+
+    def __call__(self) -> Float[Array, " hyperedges"]:
+        """The weights."""
+        return jax.nn.softplus(self.logits[...])
+
+
+def check_hypergraph(layer: nnx.Module, incidence: Any, x: Array, in_features: int) -> Incidence:
+    """The hypergraph with its plan if it is concrete, and with a hyperedge if it had none.
+
+    Raises:
+      ValueError: unless hypergraph and features fit each other and the layer, and concrete ids are
+        in range.
+    """
+    name = type(layer).__name__
+    incidence = check_incidence(name, incidence)
+    expected = incidence.num_nodes, in_features
+    if jnp.ndim(x) < 2 or x.shape[-2:] != expected:
+        shape = f"of shape [..., {expected[0]}, {expected[1]}], nodes by features"
+        raise bad_input(name, "x", shape, f"shape {jnp.shape(x)}")
+    return incidence if incidence.num_hyperedges else incidence.padded(num_hyperedges=1)
+
+
+def check_dropout_rate(where: str, dropout: float) -> None:
+    """Raises ValueError unless it is a probability below one."""
+    if not 0.0 <= dropout < 1.0:
+        raise bad_input(where, "dropout", "in [0, 1)", dropout)
+
+
+def check_heads(where: str, heads: int) -> None:
+    """Raises ValueError unless there is at least one head."""
+    if not isinstance(heads, int) or heads < 1:
+        raise bad_input(where, "heads", "at least 1", heads)
+
+
+def scaled_sums(
+    graph: CSRGraph,
+    x: Float[Array, "*batch cols dim"],
+    implementation: ops.Name | None,
+    *,
+    rows: Float[Array, " rows"] | None = None,
+    columns: Float[Array, " cols"] | None = None,
+) -> Float[Array, "*batch rows dim"]:
+    """Sums by row, with scales that are constants of the structure: the kernel applies them."""
+    scaled = dataclasses.replace(graph, row_scale=rows, col_scale=columns)
+    return ops.spmm(scaled, x, implementation=implementation)
+
+
+def linear_around(
+    linear: nnx.Linear, propagate: Callable[[Array], Array], x: Float[Array, "*batch nodes in"]
+) -> Float[Array, "*batch rows out"]:
+    """``W propagate(x) + b`` for linear ``propagate``, over the narrower of x and W x."""
+    if linear.out_features >= linear.in_features:
+        return linear(propagate(x))
+    bias = None if linear.bias is None else linear.bias[...]
+    x, kernel, bias = promote_dtype((x, linear.kernel[...], bias), dtype=linear.dtype)
+    y = propagate(x @ kernel)
+    return y if bias is None else y + bias
+
+
+def power_or_zero(numbers: Array, exponent: float) -> Float[Array, " n"]:
+    """``numbers ** exponent`` in float32, zero where there is none."""
+    values = numbers.astype(jnp.float32)
+    positive = values > 0
+    return jnp.where(positive, jnp.where(positive, values, 1) ** exponent, 0)
+
+
+def hyperedge_means(
+    incidence: Incidence, x: Float[Array, "*batch nodes dim"], implementation: ops.Name | None
+) -> Float[Array, "*batch hyperedges dim"]:
+    """The mean of each hyperedge's nodes; zero of none."""
+    share = power_or_zero(incidence.hyperedge_sizes(), -1)
+    return scaled_sums(incidence.by_hyperedge(), x, implementation, rows=share)
+
+
+def row_sums(
+    graph: CSRGraph, values: Float[Array, " cols"], implementation: ops.Name | None
+) -> Float[Array, " rows"]:
+    """The sum of each row's columns' numbers."""
+    return scaled_sums(graph, values[:, None], implementation)[:, 0]
+
+
+def split_heads(
+    z: Float[Array, "*batch rows width"], heads: int
+) -> Float[Array, "*batch heads rows out"]:
+    """Heads as an axis in front of the rows."""
+    return jnp.swapaxes(z.reshape(*z.shape[:-1], heads, z.shape[-1] // heads), -2, -3)

@@ -1,0 +1,267 @@
+"""Hypergraph convolution and attention, and HGNN+."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from jaxgnn import ops
+from jaxgnn._errors import bad_input
+from jaxgnn.graph import Incidence, Normalization
+from jaxgnn.nn._hypergraph import (
+    HyperedgeWeights,
+    check_dropout_rate,
+    check_heads,
+    check_hypergraph,
+)
+from jaxgnn.nn._maxk import check_widths
+
+_kernel_init = nnx.initializers.glorot_uniform()
+
+
+class HypergraphConv(nnx.Module):
+    """``D⁻¹ H W B⁻¹ Hᵀ x Θ + b``, with or without attention: see ``jaxgnn.ops.hypergraph_conv``.
+
+    Args:
+      in_features: width of the input, and of the hyperedges' attributes.
+      out_features: width of the output, with attention of each head.
+      num_hyperedges: learn W for so many hyperedges, as ``nn.HyperedgeWeights``; None for weights
+        given to the call, or none.
+      weighting: ``"paper"``, or ``"pyg"`` for what torch-geometric computes.
+      normalization: ``"mean"``, or ``"sym"`` for HGNN (https://arxiv.org/abs/1809.09401).
+      use_attention: give each incidence a coefficient of its own.
+      attention_mode: over the nodes of each hyperedge, ``"node"``, or the hyperedges of each node,
+        ``"edge"``.
+      heads: of attention.
+      concat: heads one after the other, or their mean.
+      negative_slope: of the scores' leaky relu.
+      dropout: probability of leaving an incidence out of attention in training.
+      use_bias: add b.
+      dtype: of the computation; None for what input and parameters promote to.
+      param_dtype: of the parameters.
+      precision: of products of float32 numbers, see ``ops.fused_linear``.
+      path: as in the op.
+      implementation: passed to the op.
+      rngs: for the initial parameters.
+
+    Raises:
+      ValueError: if an option is not as above.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn import Incidence, nn
+      >>> hypergraph = Incidence.from_hyperedges([{0, 1, 2}, {2, 3}], num_nodes=4)
+      >>> layer = nn.HypergraphConv(8, 16, num_hyperedges=2, rngs=nnx.Rngs(0))
+      >>> layer(hypergraph, jnp.ones((4, 8))).shape
+      (4, 16)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        num_hyperedges: int | None = None,
+        weighting: ops.Weighting = "paper",
+        normalization: Normalization = "mean",
+        use_attention: bool = False,
+        attention_mode: ops.AttentionMode = "node",
+        heads: int = 1,
+        concat: bool = True,
+        negative_slope: float = 0.2,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        precision: ops.Precision | None = None,
+        path: ops.HypergraphPath = "auto",
+        implementation: ops.Name | None = None,
+        rngs: nnx.Rngs,
+    ):
+        name = type(self).__name__
+        check_widths(name, in_features, out_features)
+        check_heads(name, heads)
+        check_dropout_rate(name, dropout)
+        if not use_attention:
+            for option, value, default in (("heads", heads, 1), ("dropout", dropout, 0)):
+                if value != default:
+                    raise bad_input(name, option, f"{default} without attention", value)
+        self.in_features = in_features
+        self.out_features = out_features
+        width = heads * out_features
+        self.kernel = nnx.Param(_kernel_init(rngs.params(), (in_features, width), param_dtype))
+        shape = width if concat else out_features
+        self.bias = nnx.Param(jnp.zeros(shape, param_dtype)) if use_bias else None
+        attention = None
+        if use_attention:
+            shape = heads, 2 * out_features
+            attention = nnx.Param(_kernel_init(rngs.params(), shape, param_dtype))
+        self.attention = attention
+        weights = None
+        if num_hyperedges is not None:
+            weights = HyperedgeWeights(num_hyperedges, param_dtype=param_dtype)
+        self.weights = weights
+        self.weighting: ops.Weighting = weighting
+        self.normalization: Normalization = normalization
+        self.attention_mode: ops.AttentionMode = attention_mode
+        self.concat = concat
+        self.negative_slope = negative_slope
+        self.dropout = dropout
+        self.dtype = dtype
+        self.precision: ops.Precision | None = precision
+        self.path: ops.HypergraphPath = path
+        self.implementation = implementation
+
+    def __call__(
+        self,
+        incidence: Incidence,
+        x: Float[Array, "*batch nodes in"],
+        weight: Float[Array, " hyperedges"] | None = None,
+        attributes: Float[Array, "*batch hyperedges in"] | None = None,
+        *,
+        rngs: nnx.Rngs | None = None,
+    ) -> Float[Array, "*batch nodes out"]:
+        """Convolves.
+
+        Args:
+          incidence: the hypergraph.
+          x: features of the nodes; leading axes share the hypergraph.
+          weight: weights of the hyperedges, for layers that have not learnt theirs.
+          attributes: features of the hyperedges, for attention.
+          rngs: a ``dropout`` stream in training, None in evaluation.
+
+        Raises:
+          ValueError: if an argument does not fit the others or the layer.
+        """
+        check_hypergraph(self, incidence, x, self.in_features)
+        weight = self._weight(incidence, weight)
+        parameters = (
+            None if p is None else p[...] for p in (self.kernel, self.bias, self.attention)
+        )
+        x, attributes, kernel, bias, attention = promote_dtype(
+            (x, attributes, *parameters), dtype=self.dtype
+        )
+        return ops.hypergraph_conv(
+            x,
+            incidence,
+            weight,
+            attributes,
+            kernel=kernel,
+            bias=bias,
+            attention=attention,
+            weighting=self.weighting,
+            normalization=self.normalization,
+            attention_mode=self.attention_mode,
+            concat=self.concat,
+            negative_slope=self.negative_slope,
+            dropout=self.dropout,
+            key=None if rngs is None or not self.dropout else rngs.dropout(),
+            precision=self.precision,
+            path=self.path,
+            implementation=self.implementation,
+        )
+
+    def _weight(self, incidence: Incidence, weight: Array | None) -> Array | None:
+        if self.weights is None:
+            return weight
+        name, learnt = type(self).__name__, self.weights.logits.shape[0]
+        if weight is not None:
+            expected = f"None, as the layer has learnt weights of {learnt} hyperedges"
+            raise bad_input(name, "weight", expected, f"shape {jnp.shape(weight)}")
+        if learnt != incidence.num_hyperedges:
+            expected = f"of {learnt} hyperedges, as num_hyperedges says"
+            raise bad_input(name, "incidence", expected, incidence.num_hyperedges)
+        return self.weights()
+
+
+class HGNNPlusConv(nnx.Module):
+    """HGNN+: ``D⁻¹ H W B⁻¹ Hᵀ x Θ + b`` with one weight for each group of hyperedges.
+
+    See https://doi.org/10.1109/TPAMI.2022.3182052. Hyperedges of several kinds stand one kind after
+    the other; what a kind counts for is ``σ`` of a parameter.
+
+    Args:
+      in_features: width of the input.
+      out_features: width of the output.
+      group_sizes: hyperedges of each group; None for no groups, and weights given to the call.
+      use_bias: add b.
+      dtype: of the computation; None for what input and parameters promote to.
+      param_dtype: of the parameters.
+      implementation: passed to the op.
+      rngs: for the initial parameters.
+
+    Raises:
+      ValueError: if an option is not as above.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn import Incidence, nn
+      >>> hypergraph = Incidence.from_hyperedges([{0, 1, 2}, {2, 3}, {0, 3}], num_nodes=4)
+      >>> layer = nn.HGNNPlusConv(8, 16, group_sizes=[1, 2], rngs=nnx.Rngs(0))
+      >>> layer(hypergraph, jnp.ones((4, 8))).shape
+      (4, 16)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        group_sizes: Sequence[int] | None = None,
+        use_bias: bool = True,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        implementation: ops.Name | None = None,
+        rngs: nnx.Rngs,
+    ):
+        name = type(self).__name__
+        check_widths(name, in_features, out_features)
+        self.conv = HypergraphConv(
+            in_features,
+            out_features,
+            use_bias=use_bias,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            implementation=implementation,
+            rngs=rngs,
+        )
+        if group_sizes is not None and any(size < 0 for size in group_sizes):
+            raise bad_input(name, "group_sizes", "numbers of hyperedges", tuple(group_sizes))
+        self.group_sizes = tuple(group_sizes) if group_sizes else None
+        groups = 0 if group_sizes is None else len(group_sizes)
+        self.group_logits = nnx.Param(jnp.zeros(groups, param_dtype)) if groups else None
+
+    def __call__(
+        self,
+        incidence: Incidence,
+        x: Float[Array, "*batch nodes in"],
+        weight: Float[Array, " hyperedges"] | None = None,
+    ) -> Float[Array, "*batch nodes out"]:
+        """Convolves; ``weight`` is multiplied with that of the group."""
+        check_hypergraph(self, incidence, x, self.conv.in_features)
+        if self.group_sizes is not None:
+            if sum(self.group_sizes) != incidence.num_hyperedges:
+                expected = f"of {sum(self.group_sizes)} hyperedges, as group_sizes says"
+                raise bad_input("HGNNPlusConv", "incidence", expected, incidence.num_hyperedges)
+            weight = self._times_group(weight, incidence.num_hyperedges)
+        return self.conv(incidence, x, weight)
+
+    def _times_group(self, weight: Array | None, num_hyperedges: int) -> Array:
+        assert self.group_sizes is not None and self.group_logits is not None
+        groups = np.repeat(np.arange(len(self.group_sizes)), self.group_sizes)
+        of_group = jax.nn.sigmoid(self.group_logits[...])[groups]
+        if weight is None:
+            return of_group
+        if jnp.shape(weight) != (num_hyperedges,):
+            expected = f"of shape ({num_hyperedges},), one for each hyperedge"
+            raise bad_input("HGNNPlusConv", "weight", expected, f"shape {jnp.shape(weight)}")
+        return of_group * weight.astype(of_group.dtype)

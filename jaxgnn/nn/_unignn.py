@@ -1,0 +1,323 @@
+"""UniGNN's layers: graph networks over hyperedges (https://arxiv.org/abs/2105.00956).
+
+All begin with the mean of each hyperedge's nodes, ``h_e``. Hyperedges of one node, with which a
+node sees itself, are the hypergraph's business (``incidence.with_self_loops()``).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from jaxgnn import ops
+from jaxgnn._errors import bad_input
+from jaxgnn.graph import Incidence
+from jaxgnn.nn._hypergraph import (
+    check_dropout_rate,
+    check_heads,
+    check_hypergraph,
+    hyperedge_means,
+    linear_around,
+    power_or_zero,
+    row_sums,
+    scaled_sums,
+    split_heads,
+)
+from jaxgnn.nn._maxk import check_widths, dropout
+from jaxgnn.ops._attention import edge_scores, row_scores, row_softmax, weighted_sums
+
+
+class _UniConv(nnx.Module):
+    """What the layers share: one linear map W with its bias."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        use_bias: bool = True,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        implementation: ops.Name | None = None,
+        rngs: nnx.Rngs,
+    ):
+        check_widths(type(self).__name__, in_features, out_features)
+        self.linear = nnx.Linear(
+            in_features,
+            out_features,
+            use_bias=use_bias,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            rngs=rngs,
+        )
+        self.implementation = implementation
+
+
+class UniGCNConv(_UniConv):
+    """``y_i = Σ_e W h_e / √(d_i d_e) + b`` with ``d_e`` the mean degree of the hyperedge's nodes.
+
+    Args:
+      in_features: width of the input.
+      out_features: width of the output.
+      use_bias: add b.
+      dtype: of the computation; None for what input and parameters promote to.
+      param_dtype: of the parameters.
+      implementation: passed to the ops.
+      rngs: for the initial parameters.
+
+    Raises:
+      ValueError: if a width is not positive.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn import Incidence, nn
+      >>> hypergraph = Incidence.from_hyperedges([{0, 1, 2}, {2, 3}], num_nodes=4)
+      >>> layer = nn.UniGCNConv(8, 16, rngs=nnx.Rngs(0))
+      >>> layer(hypergraph.with_self_loops(), jnp.ones((4, 8))).shape
+      (4, 16)
+    """
+
+    def __call__(
+        self, incidence: Incidence, x: Float[Array, "*batch nodes in"]
+    ) -> Float[Array, "*batch nodes out"]:
+        """Convolves; leading axes share the hypergraph."""
+        incidence = check_hypergraph(self, incidence, x, self.linear.in_features)
+        by_hyperedge, by_node = incidence.by_hyperedge(), incidence.by_node()
+        degrees = incidence.node_degrees().astype(jnp.float32)
+        share = power_or_zero(incidence.hyperedge_sizes(), -1)
+        of_hyperedge = share * row_sums(by_hyperedge, degrees, self.implementation)
+        scale = share * power_or_zero(of_hyperedge, -0.5)
+
+        def propagate(x):
+            h = scaled_sums(by_hyperedge, x, self.implementation, rows=scale)
+            rows = power_or_zero(degrees, -0.5)
+            return scaled_sums(by_node, h, self.implementation, rows=rows)
+
+        return linear_around(self.linear, propagate, x)
+
+
+class UniSAGEConv(_UniConv):
+    """``y_i = W (x_i + Σ_e h_e) + b``, or the mean of ``h_e`` in the place of their sum.
+
+    Args:
+      in_features: width of the input.
+      out_features: width of the output.
+      aggregation: ``"sum"`` or ``"mean"``, over the hyperedges of a node.
+      use_bias: add b.
+      dtype: of the computation; None for what input and parameters promote to.
+      param_dtype: of the parameters.
+      implementation: passed to the ops.
+      rngs: for the initial parameters.
+
+    Raises:
+      ValueError: if an option is not as above.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn import Incidence, nn
+      >>> hypergraph = Incidence.from_hyperedges([{0, 1, 2}, {2, 3}], num_nodes=4)
+      >>> nn.UniSAGEConv(8, 16, rngs=nnx.Rngs(0))(hypergraph, jnp.ones((4, 8))).shape
+      (4, 16)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        aggregation: Literal["sum", "mean"] = "sum",
+        use_bias: bool = True,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        implementation: ops.Name | None = None,
+        rngs: nnx.Rngs,
+    ):
+        if aggregation not in ("sum", "mean"):
+            expected = "'sum' or 'mean'"
+            raise bad_input("UniSAGEConv", "aggregation", expected, repr(aggregation))
+        super().__init__(
+            in_features,
+            out_features,
+            use_bias=use_bias,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            implementation=implementation,
+            rngs=rngs,
+        )
+        self.aggregation: Literal["sum", "mean"] = aggregation
+
+    def __call__(
+        self, incidence: Incidence, x: Float[Array, "*batch nodes in"]
+    ) -> Float[Array, "*batch nodes out"]:
+        """Convolves; leading axes share the hypergraph."""
+        incidence = check_hypergraph(self, incidence, x, self.linear.in_features)
+        rows = None
+        if self.aggregation == "mean":
+            rows = power_or_zero(incidence.node_degrees(), -1)
+
+        def propagate(x):
+            h = hyperedge_means(incidence, x, self.implementation)
+            return x + scaled_sums(incidence.by_node(), h, self.implementation, rows=rows)
+
+        return linear_around(self.linear, propagate, x)
+
+
+class UniGINConv(_UniConv):
+    """``y_i = W ((1 + ε) x_i + Σ_e h_e) + b``; ε is learnt, from zero.
+
+    Args:
+      in_features: width of the input.
+      out_features: width of the output.
+      use_bias: add b.
+      dtype: of the computation; None for what input and parameters promote to.
+      param_dtype: of the parameters.
+      implementation: passed to the ops.
+      rngs: for the initial parameters.
+
+    Raises:
+      ValueError: if a width is not positive.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn import Incidence, nn
+      >>> hypergraph = Incidence.from_hyperedges([{0, 1, 2}, {2, 3}], num_nodes=4)
+      >>> nn.UniGINConv(8, 16, rngs=nnx.Rngs(0))(hypergraph, jnp.ones((4, 8))).shape
+      (4, 16)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        use_bias: bool = True,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        implementation: ops.Name | None = None,
+        rngs: nnx.Rngs,
+    ):
+        super().__init__(
+            in_features,
+            out_features,
+            use_bias=use_bias,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            implementation=implementation,
+            rngs=rngs,
+        )
+        self.epsilon = nnx.Param(jnp.zeros((), param_dtype))
+
+    def __call__(
+        self, incidence: Incidence, x: Float[Array, "*batch nodes in"]
+    ) -> Float[Array, "*batch nodes out"]:
+        """Convolves; leading axes share the hypergraph."""
+        incidence = check_hypergraph(self, incidence, x, self.linear.in_features)
+
+        def propagate(x):
+            h = hyperedge_means(incidence, x, self.implementation)
+            sums = scaled_sums(incidence.by_node(), h, self.implementation)
+            return (1 + self.epsilon[...].astype(x.dtype)) * x + sums
+
+        return linear_around(self.linear, propagate, x)
+
+
+class UniGATConv(nnx.Module):
+    """Attention of nodes to their hyperedges: ``y_i = Σ_e α_ie W h_e + b``.
+
+    ``α_ie`` is the softmax over the hyperedges of the node of ``leaky_relu(a · [W x_i; W h_e])``.
+
+    Args:
+      in_features: width of the input.
+      out_features: width of the output, of each head.
+      heads: of attention.
+      concat: heads one after the other, or their mean.
+      negative_slope: of the scores' leaky relu.
+      dropout: probability of leaving a coefficient out in training.
+      use_bias: add b.
+      dtype: of the computation; None for what input and parameters promote to.
+      param_dtype: of the parameters.
+      implementation: passed to the ops.
+      rngs: for the initial parameters.
+
+    Raises:
+      ValueError: if an option is not as above.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn import Incidence, nn
+      >>> hypergraph = Incidence.from_hyperedges([{0, 1, 2}, {2, 3}], num_nodes=4)
+      >>> layer = nn.UniGATConv(8, 16, heads=2, rngs=nnx.Rngs(0))
+      >>> layer(hypergraph.with_self_loops(), jnp.ones((4, 8))).shape
+      (4, 32)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        heads: int = 1,
+        concat: bool = True,
+        negative_slope: float = 0.2,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        implementation: ops.Name | None = None,
+        rngs: nnx.Rngs,
+    ):
+        name = type(self).__name__
+        check_widths(name, in_features, out_features)
+        check_heads(name, heads)
+        check_dropout_rate(name, dropout)
+        width = heads * out_features
+        options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        self.linear = nnx.Linear(in_features, width, use_bias=False, **options)
+        initial = nnx.initializers.glorot_uniform()
+        shape = heads, 2 * out_features
+        self.attention = nnx.Param(initial(rngs.params(), shape, param_dtype))
+        bias = jnp.zeros(width if concat else out_features, param_dtype)
+        self.bias = nnx.Param(bias) if use_bias else None
+        self.concat = concat
+        self.negative_slope = negative_slope
+        self.dropout = dropout
+        self.implementation = implementation
+
+    def __call__(
+        self,
+        incidence: Incidence,
+        x: Float[Array, "*batch nodes in"],
+        *,
+        rngs: nnx.Rngs | None = None,
+    ) -> Float[Array, "*batch nodes out"]:
+        """Convolves; leading axes share the hypergraph.
+
+        Args:
+          incidence: the hypergraph.
+          x: features of the nodes.
+          rngs: a ``dropout`` stream in training, None in evaluation.
+        """
+        incidence = check_hypergraph(self, incidence, x, self.linear.in_features)
+        z = self.linear(x)
+        heads = self.attention.shape[0]
+        nodes = split_heads(z, heads)
+        hyperedges = split_heads(hyperedge_means(incidence, z, self.implementation), heads)
+        of_node, of_hyperedge = jnp.split(self.attention[...], 2, axis=-1)
+        by_node = incidence.by_node()
+        ends = row_scores(nodes, of_node), row_scores(hyperedges, of_hyperedge)
+        scores = edge_scores(by_node, *ends, self.implementation)
+        scores = jax.nn.leaky_relu(scores, self.negative_slope)
+        alpha = dropout(row_softmax(by_node, scores, self.implementation), self.dropout, rngs)
+        y = weighted_sums(by_node, alpha, hyperedges, self.implementation)
+        y = jnp.moveaxis(y, -3, -2)
+        y = y.reshape(*y.shape[:-2], -1) if self.concat else jnp.mean(y, axis=-2)
+        return y if self.bias is None else y + self.bias[...].astype(y.dtype)
