@@ -5,6 +5,9 @@ from jaxgnn.nn._allset import AllSetTransformerConv as AllSetTransformerConv
 from jaxgnn.nn._convolutions import GCNConv as GCNConv
 from jaxgnn.nn._convolutions import GINConv as GINConv
 from jaxgnn.nn._convolutions import SAGEConv as SAGEConv
+from jaxgnn.nn._expert_coupler import ExpertCombiner as ExpertCombiner
+from jaxgnn.nn._expert_coupler import ExpertCoupler as ExpertCoupler
+from jaxgnn.nn._expert_coupler import PairwiseExpertCoupler as PairwiseExpertCoupler
 from jaxgnn.nn._hnhn import HNHNConv as HNHNConv
 from jaxgnn.nn._hyper_connection import HyperConnection as HyperConnection
 from jaxgnn.nn._hyper_connection import HyperHead as HyperHead

@@ -1,0 +1,260 @@
+"""Couplers: their formulae, that tokens stay apart, and that the layers are no linear map."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxgnn import Incidence, nn, ops
+from jaxgnn.ops.spmm import SPMM
+from jaxgnn.testing import random_array
+from tests._settings import COMPILED_QUICKLY, jax_settings
+from tests.ops._hypergraph import formula
+from tests.ops._table import usable
+
+EXPERTS, FEATURES = 4, 6
+BATCH, TIME = 2, 5
+X = random_array((BATCH, TIME, EXPERTS, FEATURES), "float32", seed=0)
+GIVEN = [{0, 1}, {1, 2, 3}, {3}]
+STRATEGIES = {"all_pairs": "all_pairs", "all_triples": "all_triples", "all": "all", "given": GIVEN}
+WAYS = {
+    "mixing": {"path": "mixing"},
+    "sums": {"path": "sums"},
+    **{name: {"implementation": name} for name in usable(SPMM)},
+}
+
+
+@pytest.fixture(autouse=True)
+def compile_quickly():
+    with jax_settings(COMPILED_QUICKLY):
+        yield
+
+
+def coupler(strategy="all_pairs", **options):
+    """With parameters that are all random: what is zero at first would hide a leak."""
+    made = nn.ExpertCoupler(FEATURES, EXPERTS, strategy=strategy, rngs=nnx.Rngs(0), **options)
+    return _randomised(made)
+
+
+def pairwise(**options):
+    return _randomised(nn.PairwiseExpertCoupler(FEATURES, EXPERTS, rngs=nnx.Rngs(0), **options))
+
+
+def _randomised(module):
+    leaves, structure = jax.tree.flatten(nnx.state(module, nnx.Param))
+    noisy = [p + random_array(p.shape, p.dtype, i, scale=0.5) for i, p in enumerate(leaves)]
+    nnx.update(module, jax.tree.unflatten(structure, noisy))
+    return module
+
+
+def _numbers(module):
+    numbers = nnx.to_pure_dict(nnx.state(module, nnx.Param))
+    return jax.tree.map(lambda p: np.asarray(p, np.float64), numbers)
+
+
+def _gelu(x):
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def _combined(p, h):
+    z = _gelu(h.mean(axis=-2) @ p["linear"]["kernel"] + p["linear"]["bias"])
+    centred = z - z.mean(axis=-1, keepdims=True)
+    z = centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-6)
+    return z * p["norm"]["scale"] + p["norm"]["bias"]
+
+
+class TestFormula:
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    def test_of_the_hypergraph_coupler(self, strategy):
+        layer = coupler(STRATEGIES[strategy])
+        p = _numbers(layer)
+        token = np.asarray(X, np.float64)[1, 2]
+        h = token
+        for part in p["layers"].values():
+            weight = np.log1p(np.exp(part["weights"]["logits"]))
+            h = h + _gelu(formula(layer.incidence, h, part["kernel"], part["bias"], weight))
+        y = jax.jit(lambda x: layer(x))(X)
+        np.testing.assert_allclose(y[1, 2], _combined(p["combiner"], h), rtol=1e-4, atol=1e-4)
+
+    def test_of_the_pairwise_coupler(self):
+        layer = pairwise()
+        p = _numbers(layer)
+        x = np.asarray(X, np.float64)[1, 2]
+        for part in p["layers"].values():
+            receiver, sender = part["gate_of_receiver"], part["gate_of_sender"]
+            messages = np.zeros_like(x)
+            for i in range(EXPERTS):
+                for j in set(range(EXPERTS)) - {i}:
+                    logit = x[i] @ receiver["kernel"] + receiver["bias"] + x[j] @ sender["kernel"]
+                    gate = 1 / (1 + np.exp(-logit)) / (1 + np.exp(-part["adjacency"][i, j]))
+                    messages[i] += gate * x[j]
+            own = x @ part["own"]["kernel"] + part["own"]["bias"]
+            x = x + _gelu(own + messages @ part["messages"]["kernel"])
+        y = jax.jit(lambda x: layer(x))(X)
+        np.testing.assert_allclose(y[1, 2], _combined(p["combiner"], x), rtol=1e-4, atol=1e-4)
+
+    def test_strategies_have_the_hyperedges_that_they_say(self):
+        sizes = {s: coupler(g).incidence.hyperedge_sizes().tolist() for s, g in STRATEGIES.items()}
+        assert sizes == {
+            "all_pairs": [2] * 6,
+            "all_triples": [3] * 4,
+            "all": [4],
+            "given": [2, 3, 1],
+        }
+        given = Incidence.from_hyperedges(GIVEN, EXPERTS).padded(num_incidences=9)
+        assert coupler(given).hyperedges == coupler(GIVEN).hyperedges
+
+    @pytest.mark.parametrize("strategy", ["all_pairs", "all_triples", "all"])
+    def test_one_expert_stays_by_itself(self, strategy):
+        layer = nn.ExpertCoupler(FEATURES, 1, strategy=strategy, rngs=nnx.Rngs(0))
+        h = layer.couple(X[..., :1, :])
+        assert h.shape == (BATCH, TIME, 1, FEATURES) and np.isfinite(h).all()
+        if strategy != "all":  # the initial bias is zero
+            np.testing.assert_array_equal(h, X[..., :1, :])
+
+
+def tokens_that_move(function, batch, time):
+    """Which outputs [batch, time] differ when one token's experts do, by more than rounding."""
+    other = random_array(X.shape[2:], "float32", seed=9, scale=3.0)
+    before, after = (np.asarray(function(x)) for x in (X, X.at[batch, time].set(other)))
+    return np.any(np.abs(before - after) > 1e-5, axis=tuple(range(2, before.ndim)))
+
+
+class TestTokensStayApart:
+    """Causality: no output before a token moves with it, whatever else is in the batch."""
+
+    @pytest.mark.parametrize("way", WAYS)
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    def test_only_the_output_of_a_token_moves_with_it(self, strategy, way):
+        layer = coupler(STRATEGIES[strategy], **WAYS[way])
+        self.check(jax.jit(lambda x: layer(x)))
+
+    def test_of_the_pairwise_coupler_too(self):
+        layer = pairwise()
+        self.check(jax.jit(lambda x: layer(x)))
+
+    def test_under_vmap_over_batch_and_time(self):
+        layer = coupler()
+        self.check(jax.jit(jax.vmap(jax.vmap(lambda x: layer(x)))))
+
+    def check(self, function):
+        for batch, time in ((0, 3), (1, 0), (1, TIME - 1)):
+            moved = tokens_that_move(function, batch, time)
+            expected = np.zeros((BATCH, TIME), bool)
+            expected[batch, time] = True
+            np.testing.assert_array_equal(moved, expected)
+
+    def test_the_check_finds_hyperedges_that_were_counted_on_by_nodes(self):
+        """As when one offset is used for both ids of a batch: six hyperedges, four experts."""
+        pairs = coupler().incidence
+        tokens = np.arange(BATCH * TIME)[:, None]
+        nodes = np.asarray(pairs.node_ids) + EXPERTS * tokens
+        collided = np.asarray(pairs.hyperedge_ids) + EXPERTS * tokens
+        apart = np.asarray(pairs.hyperedge_ids) + pairs.num_hyperedges * tokens
+
+        def function(hyperedges, x):
+            index = np.stack([nodes.ravel(), hyperedges.ravel()])
+            wrong = Incidence.from_hyperedge_index(index, X.size // FEATURES)
+            y = ops.hypergraph_conv(x.reshape(-1, FEATURES), wrong)
+            return y.reshape(X.shape)
+
+        assert tokens_that_move(functools.partial(function, collided), 0, 3)[0, 2]
+        self.check(functools.partial(function, apart))
+
+    @pytest.mark.parametrize("way", WAYS)
+    def test_a_token_has_the_same_output_alone_and_in_any_batch(self, way):
+        layer = coupler("all_triples", **WAYS[way])
+        apply = jax.jit(lambda x: layer(x))
+        together = apply(X)
+        others = random_array(X.shape, "float32", seed=3).at[1, 2].set(X[1, 2])
+        np.testing.assert_allclose(apply(others)[1, 2], together[1, 2], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(apply(X[1, 2]), together[1, 2], rtol=1e-5, atol=1e-5)
+
+
+class TestLayersAreNoLinearMap:
+    """Two outputs of experts with the same mean, and what the stack makes of them."""
+
+    spread = jnp.array([1.0, -1.0, 2.0, -2.0])[:, None] * random_array((FEATURES,), "float32", 5)
+    same_mean = X + spread
+
+    def coupled(self, strategy, x, **options):
+        layer = nn.ExpertCoupler(
+            FEATURES,
+            EXPERTS,
+            strategy=strategy,
+            combiner=lambda h: jnp.mean(h, axis=-2),
+            rngs=nnx.Rngs(0),
+            **options,
+        )
+        return layer(x)
+
+    def test_without_activation_and_residual_nothing_but_the_mean_is_left(self):
+        linear = functools.partial(self.coupled, activation=None, residual=False)
+        y = linear("all_pairs", X)
+        for strategy in ("all_pairs", "all_triples", "all"):
+            np.testing.assert_allclose(linear(strategy, self.same_mean), y, rtol=1e-3, atol=1e-4)
+
+    def test_ours_tells_them_apart_and_so_does_its_hypergraph(self):
+        y = self.coupled("all_pairs", X)
+        assert float(jnp.abs(self.coupled("all_pairs", self.same_mean) - y).max()) > 0.1
+        assert float(jnp.abs(self.coupled("all", X) - y).max()) > 0.1
+
+    def test_ours_is_not_additive(self):
+        f = functools.partial(self.coupled, "all_pairs")
+        assert float(jnp.abs(f(X + self.same_mean) - f(X) - f(self.same_mean)).max()) > 0.1
+
+    def test_weights_of_hyperedges_have_a_gradient(self):
+        layer = coupler()
+        gradients = nnx.jit(nnx.grad(lambda m: jnp.sum(m(X) ** 2 * X[..., 0, :])))(layer)
+        for part in gradients["layers"].values():
+            assert float(jnp.abs(part["weights"]["logits"][...]).min()) > 1e-5
+
+
+@pytest.mark.parametrize("make", [coupler, pairwise])
+def test_bfloat16_computation_with_float32_parameters(make):
+    exact = jax.jit(lambda x: make()(x))(X)
+    y = jax.jit(lambda x: make(dtype=jnp.bfloat16)(x))(X.astype(jnp.bfloat16))
+    assert y.dtype == jnp.bfloat16
+    assert float(jnp.mean(jnp.abs(y.astype(jnp.float32) - exact))) < 0.05
+
+
+def _made(cls=nn.ExpertCoupler, features=FEATURES, experts=EXPERTS, **options):
+    return lambda: cls(features, experts, rngs=nnx.Rngs(0), **options)
+
+
+BAD = {
+    "features": (_made(features=0), ["ExpertCoupler", "at least 1", "0"]),
+    "experts": (_made(experts=0), ["ExpertCoupler: num_experts", "at least 1", "0"]),
+    "layers": (_made(layers=0), ["ExpertCoupler: layers", "at least 1", "0"]),
+    "no messages": (_made(nn.PairwiseExpertCoupler, layers=0), ["PairwiseExpertCoupler: layers"]),
+    "strategy": (_made(strategy="pairs"), ["strategy", "'all_pairs', 'all_triples'", "'pairs'"]),
+    "an expert that is not there": (
+        _made(strategy=[{0, 1}, {2, 4}]),
+        ["node_ids[3]", "in [0, 4), as num_nodes is 4", "got 4"],
+    ),
+    "hypergraph of others": (
+        _made(strategy=Incidence.from_hyperedges([{0, 1}], 3)),
+        ["ExpertCoupler: strategy", "of 4 nodes", "got 3"],
+    ),
+    "x experts": (
+        lambda: coupler()(X[..., :3, :]),
+        ["ExpertCoupler: x", "[..., 4, 6], experts by features", "(2, 5, 3, 6)"],
+    ),
+    "x features": (
+        lambda: pairwise()(X[..., :5]),
+        ["PairwiseExpertCoupler: x", "[..., 4, 6]", "(2, 5, 4, 5)"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_named(name):
+    call, fragments = BAD[name]
+    with pytest.raises(ValueError) as error:
+        call()
+    for fragment in fragments:
+        assert fragment in str(error.value), f"{fragment!r} not in: {error.value}"
