@@ -99,7 +99,7 @@ def sparse_sums(
 
 def _propagate(x, incidence, weight, convention, implementation):
     by_hyperedge, by_node = incidence.by_hyperedge(), incidence.by_node()
-    left, middle, right = _sparse_scales(incidence, weight, convention, implementation)
+    left, middle, right = _sparse_scales(x, incidence, weight, convention, implementation)
     if weight is None:  # constants of the structure, which the kernels apply
         by_hyperedge = dataclasses.replace(by_hyperedge, row_scale=middle, col_scale=right)
         by_node = dataclasses.replace(by_node, row_scale=left)
@@ -110,11 +110,12 @@ def _propagate(x, incidence, weight, convention, implementation):
     return _scaled(sums, left)
 
 
-def _sparse_scales(incidence, weight, convention, implementation) -> Scales:
-    dtype = jnp.float32 if weight is None else weight.dtype
+def _sparse_scales(x, incidence, weight, convention, implementation) -> Scales:
+    dtype = accumulation_dtype(x.dtype)
     by_node = incidence.by_node()
     degrees = by_node.degrees().astype(dtype)
     if weight is not None:
+        weight = weight.astype(dtype)
         degrees = spmm(by_node, weight[:, None], implementation=implementation)[:, 0]
     sizes = incidence.by_hyperedge().degrees().astype(dtype)
     return scales(degrees, sizes, weight, **convention.scaling)
@@ -136,7 +137,7 @@ def attended_sparse_sums(
     z, of_nodes, of_hyperedges = _attended(arrays, convention)
     scores = jnp.swapaxes(of_nodes, -1, -2), jnp.swapaxes(of_hyperedges, -1, -2)
     to_hyperedges, to_nodes = _sparse_attention(arrays, scores, convention, implementation)
-    left, middle, right = _sparse_scales(incidence, arrays.weight, convention, implementation)
+    left, middle, right = _sparse_scales(x, incidence, arrays.weight, convention, implementation)
     values = _scaled(jnp.swapaxes(z, -2, -3).astype(x.dtype), right)
     hyperedges = weighted_sums(incidence.by_hyperedge(), to_hyperedges, values, implementation)
     hyperedges = _scaled(hyperedges, middle)

@@ -44,7 +44,7 @@ MIX_BACKWARD = dispatch.Kernel(
     "hypergraph_conv.mix_backward", {"xla": dispatch.xla(reference.mix_backward, scatters=False)}
 )
 ATTENDED_MIXING = dispatch.Kernel(
-    "hypergraph_conv.attended_mixing", {"xla": dispatch.xla(attended_mixing, scatters=False)}
+    "hypergraph_conv.mix_attended", {"xla": dispatch.xla(attended_mixing, scatters=False)}
 )
 
 

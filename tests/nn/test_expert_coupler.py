@@ -216,8 +216,8 @@ class TestLayersAreNoLinearMap:
 
 @pytest.mark.parametrize("make", [coupler, pairwise])
 def test_bfloat16_computation_with_float32_parameters(make):
-    exact = jax.jit(lambda x: make()(x))(X)
-    y = jax.jit(lambda x: make(dtype=jnp.bfloat16)(x))(X.astype(jnp.bfloat16))
+    layers = make(), make(dtype=jnp.bfloat16)
+    exact, y = (jax.jit(lambda x, layer=layer: layer(x))(X) for layer in layers)
     assert y.dtype == jnp.bfloat16
     assert float(jnp.mean(jnp.abs(y.astype(jnp.float32) - exact))) < 0.05
 

@@ -85,6 +85,7 @@ def test_value_and_every_gradient_equal_float64(name, path):
 @pytest.mark.parametrize("path, attention", [("sums", False), ("sums", True), ("mixing", True)])
 def test_bfloat16_is_float32_up_to_its_rounding(path, attention):
     given = arrays("bfloat16", attention=attention)
+    given["weight"] = given["weight"].astype(jnp.bfloat16)
     y = jax.jit(_function(PATHS[path], tuple(given)))(*given.values())
     assert y.dtype == jnp.bfloat16
     exact = formula(INCIDENCE, **{n: a.astype(jnp.float32) for n, a in given.items()})
