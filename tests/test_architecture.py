@@ -49,8 +49,8 @@ HOMES = {
 
 # Ops without native sources; and those that have no kernel of any kind, so nothing to time.
 WITHOUT_COMPILED_KERNELS = {"mhc_pre", "mhc_post", "mhc_post_pre", "mhc_head", "sinkhorn"}
-WITHOUT_COMPILED_KERNELS |= {"fused_linear", "fused_mlp", "hypergraph_conv"}
-WITHOUT_BENCHMARKS = {"mhc_head", "hypergraph_conv"}
+WITHOUT_COMPILED_KERNELS |= {"fused_linear", "fused_mlp", "hypergraph_conv", "edge_mlp_aggregate"}
+WITHOUT_BENCHMARKS = {"mhc_head", "hypergraph_conv", "edge_mlp_aggregate"}
 
 
 def _modules():

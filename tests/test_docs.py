@@ -34,6 +34,7 @@ OPS = (
     "fused_linear",
     "fused_mlp",
     "hypergraph_conv",
+    "edge_mlp_aggregate",
 )
 
 

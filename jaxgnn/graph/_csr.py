@@ -214,6 +214,25 @@ class CSRGraph:
         """Number of edges that enter each row."""
         return self.indptr[1:] - self.indptr[:-1]
 
+    def uniform_degrees(self) -> tuple[int | None, int | None]:
+        """How many edges every row has, and every column, where the host can tell that all agree.
+
+        None where they differ, and for a graph that is traced, has padding slots or no edge. The
+        number is static: with it, a sum over the edges of a row is one over an axis.
+
+        Example:
+          >>> CSRGraph.from_edges([0, 1, 0, 2], [0, 0, 1, 1], 2, num_senders=3).uniform_degrees()
+          (2, None)
+        """
+        if not is_concrete(self.indptr, self.indices):
+            return None, None
+        known = self.__dict__.get("_uniform_degrees")
+        if known is None:
+            offsets = self.indptr, self._plan().transposed_indptr
+            rows, columns = (_uniform_degree(o, self.num_edges) for o in offsets)
+            known = self.__dict__["_uniform_degrees"] = rows, columns
+        return known
+
     def receivers(self) -> Int[Array, " edges"]:
         """Row of each edge; padding slots get ``num_rows``, which is no row."""
         return row_ids(self.indptr, self.num_edges)
@@ -398,6 +417,13 @@ def _check_range(where, name, ids, edge_mask, bound):
     if outside.any():
         at = int(np.flatnonzero(outside)[0])
         raise bad_input(where, f"{name}[{at}]", f"in [0, {bound})", int(ids[at]))
+
+
+def _uniform_degree(offsets: Int[Array, " rows+1"], num_edges: int) -> int | None:
+    degrees = np.diff(np.asarray(offsets))
+    if num_edges == 0 or (degrees != degrees[0]).any() or degrees.sum() != num_edges:
+        return None
+    return int(degrees[0])
 
 
 def _column_degrees(graph: CSRGraph) -> Int[Array, " cols"]:

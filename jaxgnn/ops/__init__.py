@@ -8,6 +8,9 @@ from jaxgnn.ops._mhc_conventions import MHC_PRESETS as MHC_PRESETS
 from jaxgnn.ops._mhc_conventions import MHCConvention as MHCConvention
 from jaxgnn.ops._verify import VerificationError as VerificationError
 from jaxgnn.ops._verify import verify as verify
+from jaxgnn.ops.edge_mlp_aggregate import EdgeMLPParams as EdgeMLPParams
+from jaxgnn.ops.edge_mlp_aggregate import Reduce as Reduce
+from jaxgnn.ops.edge_mlp_aggregate import edge_mlp_aggregate as edge_mlp_aggregate
 from jaxgnn.ops.fused_linear import Activation as Activation
 from jaxgnn.ops.fused_linear import MaxK as MaxK
 from jaxgnn.ops.fused_linear import Precision as Precision

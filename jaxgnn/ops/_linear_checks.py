@@ -12,16 +12,26 @@ from jaxgnn.ops.reference.fused_linear import PRECISIONS
 
 
 def check_layer(
-    op: str, x: Any, kernel: Any, bias: Any, *, index: int | None = None, in_features: int
+    op: str,
+    x: Any,
+    kernel: Any,
+    bias: Any,
+    *,
+    index: int | None = None,
+    in_features: int,
+    source: str | None = None,
 ) -> None:
     """Raises ValueError unless a layer takes ``in_features`` and is of the dtype of ``x``.
 
-    With an ``index`` the arguments are called ``kernels[index]`` and ``biases[index]``.
+    With an ``index`` the arguments are called ``kernels[index]`` and ``biases[index]``. ``source``
+    says what the first layer reads, if that is not ``x`` alone.
     """
     names = ("kernel", "bias") if index is None else (f"kernels[{index}]", f"biases[{index}]")
     check_float(op, names[0], kernel, 2)
     if kernel.ndim != 2 or kernel.shape[0] != in_features or kernel.dtype != x.dtype:
-        source = f"x of shape {x.shape}" if not index else f"the layer before, {in_features} wide"
+        if source is None:
+            before = f"the layer before, {in_features} wide"
+            source = before if index else f"x of shape {x.shape}"
         expected = f"{x.dtype} of shape ({in_features}, features), behind {source}"
         raise bad_input(op, names[0], expected, f"{kernel.dtype} of shape {kernel.shape}")
     if bias is None:
