@@ -25,6 +25,13 @@ from jaxgnn.nn._maxk import KernelMode as KernelMode
 from jaxgnn.nn._maxk import MaxK as MaxK
 from jaxgnn.nn._maxk import aggregate as aggregate
 from jaxgnn.nn._maxk import check_widths as check_widths
+from jaxgnn.nn._message_passing import EdgeMLP as EdgeMLP
+from jaxgnn.nn._message_passing import MessagePassing as MessagePassing
+from jaxgnn.nn._node_updates import GRUUpdate as GRUUpdate
+from jaxgnn.nn._node_updates import LSTMState as LSTMState
+from jaxgnn.nn._node_updates import LSTMUpdate as LSTMUpdate
+from jaxgnn.nn._node_updates import MLPUpdate as MLPUpdate
+from jaxgnn.nn._node_updates import NodeUpdate as NodeUpdate
 from jaxgnn.nn._unignn import UniGATConv as UniGATConv
 from jaxgnn.nn._unignn import UniGCNConv as UniGCNConv
 from jaxgnn.nn._unignn import UniGINConv as UniGINConv

@@ -1,0 +1,291 @@
+"""Message passing, step after step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from jaxgnn import ops
+from jaxgnn._errors import bad_input
+from jaxgnn.graph import CSRGraph
+from jaxgnn.nn._linear import parameters
+from jaxgnn.nn._maxk import check_widths
+from jaxgnn.nn._node_updates import NodeUpdate
+
+_kernel_init = nnx.initializers.lecun_normal()
+_bias_init = nnx.initializers.zeros_init()
+
+
+class EdgeMLP(nnx.Module):
+    """Messages of an MLP over both ends of each edge: see ``jaxgnn.ops.edge_mlp_aggregate``.
+
+    Parameters are those of a list ``layers`` of ``nnx.Linear`` that read ``[h_i ; h_j ; e_ij]``,
+    receiver first.
+
+    Args:
+      features: width of the nodes; a pair (receivers, senders) for bipartite graphs.
+      widths: of the layers, the last that of a message.
+      edge_features: width of the features of edges, zero if there are none.
+      reduce: ``"sum"``, ``"mean"`` or ``"max"``.
+      activation: between the layers, not behind the last.
+      edge_dropout: probability of leaving out an edge in training, the messages of others scaled
+        up; in a mean there is nothing to scale.
+      use_bias: add biases.
+      dtype: of the computation; None for what features and parameters promote to.
+      param_dtype: of the parameters.
+      kernel_init: initialiser of the kernels.
+      bias_init: initialiser of the biases.
+      implementation: passed to the op.
+      rngs: for the initial parameters.
+
+    Raises:
+      ValueError: if a width is not positive, or an option not as above.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn import CSRGraph, nn
+      >>> messages = nn.EdgeMLP(8, [16, 4], activation="gelu", rngs=nnx.Rngs(0))
+      >>> messages(CSRGraph.from_edges([0, 1], [1, 0], 2), jnp.ones((2, 8))).shape
+      (2, 4)
+    """
+
+    def __init__(
+        self,
+        features: int | tuple[int, int],
+        widths: Sequence[int],
+        *,
+        edge_features: int = 0,
+        reduce: ops.Reduce = "sum",
+        activation: ops.Activation | None = "relu",
+        edge_dropout: float = 0.0,
+        use_bias: bool = True,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        kernel_init: nnx.Initializer = _kernel_init,
+        bias_init: nnx.Initializer = _bias_init,
+        implementation: ops.Name | None = None,
+        rngs: nnx.Rngs,
+    ):
+        name = type(self).__name__
+        ends = (features, features) if isinstance(features, int | np.integer) else tuple(features)
+        if len(ends) != 2:
+            raise bad_input(name, "features", "a width or a pair of them", features)
+        if not widths:
+            raise bad_input(name, "widths", "of at least one layer", widths)
+        check_widths(name, *ends, *widths)
+        if edge_features < 0:
+            raise bad_input(name, "edge_features", "at least 0", edge_features)
+        if not 0.0 <= edge_dropout < 1.0:
+            raise bad_input(name, "edge_dropout", "in [0, 1)", edge_dropout)
+        if edge_dropout and reduce == "max":
+            raise bad_input(name, "edge_dropout", "0 for reduce='max'", edge_dropout)
+        options: dict[str, Any] = {"use_bias": use_bias, "dtype": dtype, "rngs": rngs}
+        options |= {"param_dtype": param_dtype, "kernel_init": kernel_init, "bias_init": bias_init}
+        pairs = pairwise([sum(ends) + edge_features, *widths])
+        self.layers = nnx.List(nnx.Linear(*pair, **options) for pair in pairs)
+        self.reduce: ops.Reduce = reduce
+        self.activation: ops.Activation | None = activation
+        self.edge_dropout = edge_dropout
+        self.dtype = dtype
+        self.implementation = implementation
+
+    def __call__(
+        self,
+        graph: CSRGraph,
+        h: Float[Array, "*batch nodes d"] | tuple[Array, Array],
+        edge_features: Float[Array, "*batch edges e"] | None = None,
+        *,
+        weights: Float[Array, "*batch edges"] | None = None,
+        rngs: nnx.Rngs | None = None,
+    ) -> Float[Array, "*batch nodes m"]:
+        """What arrives at each node.
+
+        Args:
+          graph: rows are receivers.
+          h: features of the nodes, or a pair of those of receivers and of senders.
+          edge_features: of each edge, shared by the leading axes of ``h`` or with them.
+          weights: of edges, likewise; None for those of the graph.
+          rngs: a ``dropout`` stream in training, None in evaluation.
+
+        Raises:
+          ValueError: if shapes do not fit each other or the layer.
+        """
+        kernels, biases = zip(*(parameters(layer) for layer in self.layers), strict=True)
+        ends = tuple(h) if isinstance(h, tuple | list) else (h,)
+        arrays: Any = (*ends, edge_features, *kernels, *biases)
+        arrays = promote_dtype(arrays, dtype=self.dtype)
+        first = len(ends) + 1
+        layers = arrays[first : first + len(kernels)], arrays[first + len(kernels) :]
+        if self.edge_dropout and rngs is not None:
+            weights = self._drop(graph, weights, ends[0].shape[:-2], rngs)
+        return ops.edge_mlp_aggregate(
+            graph,
+            arrays[: len(ends)] if len(ends) > 1 else arrays[0],
+            ops.EdgeMLPParams(*layers),
+            arrays[len(ends)],
+            reduce=self.reduce,
+            weights=weights,
+            activation=self.activation,
+            implementation=self.implementation,
+        )
+
+    def _drop(self, graph: CSRGraph, weights: Array | None, leading, rngs: nnx.Rngs) -> Array:
+        kept = 1.0 - self.edge_dropout
+        mask = jax.random.bernoulli(rngs.dropout(), kept, (*leading, graph.num_edges))
+        weights = graph.weights if weights is None else weights
+        weights = jnp.ones((), jnp.float32) if weights is None else weights
+        return jnp.where(mask, weights / kept, 0)
+
+
+class MessagePassing(nnx.Module):
+    """Steps of messages and updates with the same parameters: ``h ← update(h, messages(h))``.
+
+    The steps are one ``nnx.scan``, compiled once however many there are. Its backward pass keeps
+    for each step what the update needs, arrays of the size of nodes: what belongs to edges is made
+    again by the op. With ``recompute_every=1`` it keeps the state of each step alone, and
+    makes a step again; with ``recompute_every=k`` that of every k-th, and k states at a time,
+    while it makes k steps again and each of them once more. ``"auto"`` takes about √steps, so that
+    four times the steps keep twice the states.
+
+    Args:
+      messages: an ``EdgeMLP``, or a module called alike.
+      update: an ``MLPUpdate``, ``GRUUpdate``, ``LSTMUpdate``, or another ``NodeUpdate``. What these
+        change in themselves, statistics for one, is dropped.
+      num_steps: unless the call says otherwise.
+      recompute_every: None to keep everything, a number of steps, or ``"auto"``.
+
+    Raises:
+      ValueError: if a number is not positive.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn import CSRGraph, nn
+      >>> rngs = nnx.Rngs(0)
+      >>> layer = nn.MessagePassing(
+      ...     nn.EdgeMLP(8, [16, 4], rngs=rngs),
+      ...     nn.GRUUpdate(8, 4, rngs=rngs),
+      ...     num_steps=3,
+      ... )
+      >>> graph = CSRGraph.from_edges([0, 1], [1, 0], 2)
+      >>> layer(graph, jnp.ones((2, 8))).shape
+      (2, 8)
+      >>> readout = nnx.Linear(8, 3, rngs=rngs)
+      >>> h, logits = layer(graph, jnp.ones((2, 8)), num_steps=5, readout=readout)
+      >>> logits.shape
+      (5, 2, 3)
+    """
+
+    def __init__(
+        self,
+        messages: Callable[..., Array],
+        update: NodeUpdate,
+        *,
+        num_steps: int,
+        recompute_every: int | Literal["auto"] | None = None,
+    ):
+        name = type(self).__name__
+        _require_positive(name, "num_steps", num_steps)
+        if recompute_every is not None and recompute_every != "auto":
+            _require_positive(name, "recompute_every", recompute_every)
+        self.messages = messages
+        self.update = update
+        self.num_steps = num_steps
+        self.recompute_every = recompute_every
+
+    def __call__(
+        self,
+        graph: CSRGraph,
+        h: Float[Array, "*batch nodes d"],
+        edge_features: Float[Array, "*batch edges e"] | None = None,
+        *,
+        inputs: Float[Array, "*batch nodes x"] | None = None,
+        weights: Float[Array, "*batch edges"] | None = None,
+        num_steps: int | None = None,
+        readout: Callable[[Array], Any] | None = None,
+        rngs: nnx.Rngs | None = None,
+    ) -> Array | tuple[Array, Any]:
+        """Runs the steps.
+
+        Args:
+          graph: shared by the leading axes of ``h``. As a constant of the program it may spare
+            scatters, see ``CSRGraph.uniform_degrees``.
+          h: features of the nodes, which keep their dtype.
+          edge_features: for the messages of every step.
+          inputs: for the updates of every step.
+          weights: of edges, for the messages of every step.
+          num_steps: in the place of the layer's.
+          readout: a module or function of the features behind each step.
+          rngs: a ``dropout`` stream in training, of which each step gets a key of its own.
+
+        Returns:
+          Features behind the last step; with a ``readout`` a pair of them and of what it made of
+          each step, stacked in front.
+
+        Raises:
+          ValueError: if shapes do not fit each other or the layers, or ``num_steps`` is not
+            positive.
+        """
+        steps = self.num_steps if num_steps is None else num_steps
+        _require_positive(type(self).__name__, "num_steps", steps)
+        # Inside of the scan they are copies: the modules may belong to an outer trace.
+        graphdef, modules = nnx.split((self.messages, self.update, readout))
+
+        def step(state, key):
+            messages, update, readout = nnx.merge(graphdef, modules)
+            step_rngs = None if key is None else nnx.Rngs(dropout=key)
+            arrived = messages(
+                graph, update.features(state), edge_features, weights=weights, rngs=step_rngs
+            )
+            state = update(state, arrived, inputs, rngs=step_rngs)
+            return state, None if readout is None else readout(update.features(state))
+
+        keys = None if rngs is None else jax.random.split(rngs.dropout(), steps)
+        every = round(math.sqrt(steps)) if self.recompute_every == "auto" else self.recompute_every
+        state, outputs = _scan_and_recompute(step, self.update.start(h), keys, steps, every)
+        h = self.update.features(state)
+        return h if readout is None else (h, outputs)
+
+
+def _scan(step: Callable, state: Any, keys: Any, steps: int) -> tuple[Any, Any]:
+    axes = (nnx.Carry, 0)
+    return nnx.scan(step, in_axes=axes, out_axes=axes, length=steps)(state, keys)
+
+
+def _scan_and_recompute(
+    step: Callable, state: Any, keys: Any, steps: int, every: int | None
+) -> tuple[Any, Any]:
+    """``_scan`` whose backward pass keeps the state of every few steps, or everything for None."""
+    if every is None:
+        return _scan(step, state, keys, steps)
+    # Nothing is merged across the steps of a scan, so nothing needs to be kept from it.
+    step = nnx.remat(step, prevent_cse=False)
+    if every == 1 or every >= steps:
+        return _scan(step, state, keys, steps)
+    segments, rest = divmod(steps, every)
+    whole, tail = segments * every, jax.tree.map(lambda k: k[segments * every :], keys)
+    keys = jax.tree.map(lambda k: k[:whole].reshape(segments, every, *k.shape[1:]), keys)
+    segment = nnx.remat(lambda state, keys: _scan(step, state, keys, every), prevent_cse=False)
+    state, outputs = _scan(segment, state, keys, segments)
+    outputs = jax.tree.map(lambda y: y.reshape(whole, *y.shape[2:]), outputs)
+    if rest:
+        state, last = _scan(step, state, tail, rest)
+        outputs = jax.tree.map(lambda y, z: jnp.concatenate([y, z]), outputs, last)
+    return state, outputs
+
+
+def _require_positive(where: str, argument: str, number: Any) -> None:
+    is_integer = isinstance(number, int | np.integer) and not isinstance(number, bool)
+    if not is_integer or number < 1:
+        raise bad_input(where, argument, "an int of at least 1", repr(number))

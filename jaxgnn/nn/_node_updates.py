@@ -1,0 +1,314 @@
+"""How a node takes in what has arrived: by an MLP, or by a recurrent cell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float
+
+from jaxgnn import ops
+from jaxgnn.nn._linear import FusedLinear, FusedMLP
+from jaxgnn.nn._maxk import check_widths
+
+
+class NodeUpdate[State](nnx.Module):
+    """What ``MessagePassing`` asks of an update: the base of those that are here, and of others.
+
+    A state holds the features that other nodes read, and may hold more. It keeps its shapes and
+    dtypes from step to step.
+    """
+
+    def start(self, h: Float[Array, "*batch nodes d"]) -> State:
+        """The state in front of the first step."""
+        raise NotImplementedError
+
+    def features(self, state: State) -> Float[Array, "*batch nodes d"]:
+        """What messages are made of."""
+        raise NotImplementedError
+
+    def __call__(
+        self,
+        state: State,
+        messages: Float[Array, "*batch nodes m"],
+        inputs: Float[Array, "*batch nodes x"] | None = None,
+        *,
+        rngs: nnx.Rngs | None = None,
+    ) -> State:
+        """The state behind a step.
+
+        Args:
+          state: in front of it.
+          messages: what arrived.
+          inputs: of the nodes, the same at every step.
+          rngs: a ``dropout`` stream in training, of the step's own.
+        """
+        raise NotImplementedError
+
+
+class MLPUpdate(NodeUpdate[Array]):
+    """``h' = mlp([h ; messages ; inputs])``, or ``h`` plus that.
+
+    Args:
+      features: width of h.
+      message_features: width of what arrives.
+      hidden_features: widths of the hidden layers.
+      input_features: width of the inputs, zero if there are none.
+      residual: add h.
+      activation: between the layers.
+      dtype: of the computation; None for what state and parameters promote to.
+      param_dtype: of the parameters.
+      implementation: passed to the ops.
+      rngs: for the initial parameters.
+
+    Raises:
+      ValueError: if a width is not positive.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn import nn
+      >>> update = nn.MLPUpdate(8, 4, [16], rngs=nnx.Rngs(0))
+      >>> update(update.start(jnp.ones((3, 8))), jnp.ones((3, 4))).shape
+      (3, 8)
+    """
+
+    def __init__(
+        self,
+        features: int,
+        message_features: int,
+        hidden_features: Sequence[int] = (),
+        *,
+        input_features: int = 0,
+        residual: bool = False,
+        activation: ops.Activation | None = "relu",
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        implementation: ops.Name | None = None,
+        rngs: nnx.Rngs,
+    ):
+        check_widths(type(self).__name__, features, message_features)
+        self.dtype = dtype
+        self.residual = residual
+        self.mlp = FusedMLP(
+            [features + message_features + input_features, *hidden_features, features],
+            activation=activation,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            implementation=implementation,
+            rngs=rngs,
+        )
+
+    def start(self, h: Float[Array, "*batch nodes d"]) -> Array:
+        """``h`` itself."""
+        return h
+
+    def features(self, state: Array) -> Float[Array, "*batch nodes d"]:
+        """The state itself."""
+        return state
+
+    def __call__(
+        self,
+        state: Array,
+        messages: Float[Array, "*batch nodes m"],
+        inputs: Float[Array, "*batch nodes x"] | None = None,
+        *,
+        rngs: nnx.Rngs | None = None,
+    ) -> Array:
+        """See ``NodeUpdate``; there is no dropout."""
+        y = self.mlp(_side_by_side(self.dtype, state, messages, inputs)).astype(state.dtype)
+        return state + y if self.residual else y
+
+
+class _CellUpdate[State](NodeUpdate[State]):
+    """A recurrent cell that reads ``[messages ; inputs]``, through an MLP if it has widths."""
+
+    def __init__(
+        self,
+        features: int,
+        message_features: int,
+        mlp_features: Sequence[int],
+        input_features: int,
+        options: dict[str, Any],
+    ):
+        check_widths(type(self).__name__, features, message_features)
+        width = message_features + input_features
+        self.dtype = options["dtype"]
+        self.mlp = FusedMLP([width, *mlp_features], **options) if mlp_features else None
+        self.cell_features = mlp_features[-1] if mlp_features else width
+
+    def _read(self, messages: Array, inputs: Array | None) -> Array:
+        x = _side_by_side(self.dtype, messages, inputs)
+        return x if self.mlp is None else self.mlp(x)
+
+
+class GRUUpdate(_CellUpdate[Array]):
+    """A gated recurrent unit: ``h' = GRU(h, mlp([messages ; inputs]))``.
+
+    The cell is ``nnx.GRUCell`` (https://arxiv.org/abs/1406.1078), as in gated graph networks
+    (https://arxiv.org/abs/1511.05493).
+
+    Args:
+      features: width of h.
+      message_features: width of what arrives.
+      mlp_features: widths of the layers of an MLP in front of the cell; none for no MLP.
+      input_features: width of the inputs, zero if there are none.
+      activation: between the layers of the MLP.
+      dtype: of the computation; None for what state and parameters promote to.
+      param_dtype: of the parameters.
+      implementation: passed to the ops.
+      rngs: for the initial parameters.
+
+    Raises:
+      ValueError: if a width is not positive.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn import nn
+      >>> update = nn.GRUUpdate(8, 4, rngs=nnx.Rngs(0))
+      >>> update(update.start(jnp.ones((3, 8))), jnp.ones((3, 4))).shape
+      (3, 8)
+    """
+
+    def __init__(
+        self,
+        features: int,
+        message_features: int,
+        mlp_features: Sequence[int] = (),
+        *,
+        input_features: int = 0,
+        activation: ops.Activation | None = "relu",
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        implementation: ops.Name | None = None,
+        rngs: nnx.Rngs,
+    ):
+        own: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        options = own | {"activation": activation, "implementation": implementation}
+        super().__init__(features, message_features, mlp_features, input_features, options)
+        self.cell = nnx.GRUCell(self.cell_features, features, **own)
+
+    def start(self, h: Float[Array, "*batch nodes d"]) -> Array:
+        """``h`` itself."""
+        return h
+
+    def features(self, state: Array) -> Float[Array, "*batch nodes d"]:
+        """The state itself."""
+        return state
+
+    def __call__(
+        self,
+        state: Array,
+        messages: Float[Array, "*batch nodes m"],
+        inputs: Float[Array, "*batch nodes x"] | None = None,
+        *,
+        rngs: nnx.Rngs | None = None,
+    ) -> Array:
+        """See ``NodeUpdate``; there is no dropout."""
+        h, x = promote_dtype((state, self._read(messages, inputs)), dtype=self.dtype)
+        return self.cell(h, x)[0].astype(state.dtype)
+
+
+class LSTMState(NamedTuple):
+    """State of an ``LSTMUpdate``.
+
+    Attributes:
+      hidden: features.
+      cell: memory, in float32 at least: it adds up step by step.
+      is_first: whether no step was made yet, so that ``hidden`` is no output of the cell.
+    """
+
+    hidden: Float[Array, "*batch nodes d"]
+    cell: Float[Array, "*batch nodes d"]
+    is_first: Bool[Array, ""]
+
+
+class LSTMUpdate(_CellUpdate[LSTMState]):
+    """Long short-term memory: ``h', c' = LSTM(h, c, mlp([messages ; inputs]))``.
+
+    As in recurrent relational networks (https://arxiv.org/abs/1711.08028): messages of the first
+    step are made of the initial features, but the cell begins with zeros, its hidden state too::
+
+        i, f, g, o = [x ; h] W + b
+        c' = σ(f + 1) c + σ(i) tanh(g),  h' = σ(o) tanh(c')
+
+    Args:
+      features: width of h.
+      message_features: width of what arrives.
+      mlp_features: widths of the layers of an MLP in front of the cell; none for no MLP.
+      input_features: width of the inputs, zero if there are none.
+      activation: between the layers of the MLP.
+      dtype: of the computation; None for what state and parameters promote to. The memory is
+        float32 at least.
+      param_dtype: of the parameters.
+      implementation: passed to the ops.
+      rngs: for the initial parameters.
+
+    Raises:
+      ValueError: if a width is not positive.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn import nn
+      >>> update = nn.LSTMUpdate(8, 4, [16, 8], rngs=nnx.Rngs(0))
+      >>> state = update(update.start(jnp.ones((3, 8))), jnp.ones((3, 4)))
+      >>> update.features(state).shape
+      (3, 8)
+    """
+
+    def __init__(
+        self,
+        features: int,
+        message_features: int,
+        mlp_features: Sequence[int] = (),
+        *,
+        input_features: int = 0,
+        activation: ops.Activation | None = "relu",
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        implementation: ops.Name | None = None,
+        rngs: nnx.Rngs,
+    ):
+        own: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        own |= {"implementation": implementation}
+        options = own | {"activation": activation}
+        super().__init__(features, message_features, mlp_features, input_features, options)
+        self.gates = FusedLinear(self.cell_features + features, 4 * features, **own)
+
+    def start(self, h: Float[Array, "*batch nodes d"]) -> LSTMState:
+        """Features ``h`` and an empty memory."""
+        dtype = jnp.float64 if h.dtype == jnp.float64 else jnp.float32
+        return LSTMState(h, jnp.zeros(h.shape, dtype), jnp.array(True))
+
+    def features(self, state: LSTMState) -> Float[Array, "*batch nodes d"]:
+        """The hidden state."""
+        return state.hidden
+
+    def __call__(
+        self,
+        state: LSTMState,
+        messages: Float[Array, "*batch nodes m"],
+        inputs: Float[Array, "*batch nodes x"] | None = None,
+        *,
+        rngs: nnx.Rngs | None = None,
+    ) -> LSTMState:
+        """See ``NodeUpdate``; there is no dropout."""
+        hidden = jnp.where(state.is_first, 0, state.hidden)
+        z: Any = self.gates(_side_by_side(self.dtype, self._read(messages, inputs), hidden))
+        i, f, g, o = jnp.split(z.astype(state.cell.dtype), 4, axis=-1)
+        cell = jax.nn.sigmoid(f + 1) * state.cell + jax.nn.sigmoid(i) * jnp.tanh(g)
+        h = jax.nn.sigmoid(o) * jnp.tanh(cell)
+        return LSTMState(h.astype(hidden.dtype), cell, jnp.zeros_like(state.is_first))
+
+
+def _side_by_side(dtype: DTypeLike | None, *parts: Array | None) -> Array:
+    """One array of the features of all parts; in what they promote to if ``dtype`` is None."""
+    arrays = promote_dtype(tuple(part for part in parts if part is not None), dtype=dtype)
+    return jnp.concatenate(arrays, axis=-1)

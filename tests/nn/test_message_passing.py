@@ -1,0 +1,230 @@
+"""EdgeMLP and MessagePassing: formulae, steps, recomputation and what it keeps."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxgnn import CSRGraph, nn, ops
+from jaxgnn.testing import random_array
+from tests.ops._edges import QUICK, RING
+
+NODES, DIM, WIDTH = RING.num_rows, 6, 5
+H = random_array((NODES, DIM), "float32", seed=0)
+INPUTS = random_array((NODES, 3), "float32", seed=1)
+FEATURES = random_array((RING.num_edges, 2), "float32", seed=2)
+
+UPDATES = {
+    "mlp": lambda rngs: nn.MLPUpdate(DIM, WIDTH, [7], input_features=3, rngs=rngs),
+    "mlp, residual": lambda rngs: nn.MLPUpdate(
+        DIM, WIDTH, input_features=3, residual=True, rngs=rngs
+    ),
+    "gru": lambda rngs: nn.GRUUpdate(DIM, WIDTH, input_features=3, rngs=rngs),
+    "lstm": lambda rngs: nn.LSTMUpdate(DIM, WIDTH, [7, 4], input_features=3, rngs=rngs),
+}
+_jit = functools.partial(jax.jit, compiler_options=QUICK)
+
+
+def _layer(update="lstm", num_steps=3, edge_dropout=0.0, **options):
+    rngs = nnx.Rngs(0)
+    messages = nn.EdgeMLP(DIM, [8, WIDTH], edge_features=2, edge_dropout=edge_dropout, rngs=rngs)
+    return nn.MessagePassing(messages, UPDATES[update](rngs), num_steps=num_steps, **options)
+
+
+def _run(layer, h=H, **options):
+    return layer(RING, h, FEATURES, inputs=INPUTS, **options)
+
+
+def test_an_edge_mlp_is_the_op_with_the_parameters_of_linear_layers():
+    graph = CSRGraph.from_edges([0, 1, 4], [1, 0, 0], 2, num_senders=5)
+    layer = nn.EdgeMLP((4, 3), [8, 6], reduce="mean", activation="silu", rngs=nnx.Rngs(0))
+    assert [set(nnx.to_pure_dict(nnx.state(linear))) for linear in layer.layers] == 2 * [
+        {"kernel", "bias"}
+    ]
+    ends = jnp.ones((2, 4)), random_array((5, 3), "float32", seed=1)
+    params = ops.EdgeMLPParams(
+        [linear.kernel[...] for linear in layer.layers],
+        [linear.bias[...] for linear in layer.layers],
+    )
+    expected = ops.edge_mlp_aggregate(graph, ends, params, reduce="mean", activation="silu")
+    np.testing.assert_array_equal(layer(graph, ends), expected)
+
+
+def test_computes_in_the_dtype_that_it_is_given_and_the_state_keeps_its_own():
+    layer = nn.EdgeMLP(DIM, [8, WIDTH], dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    assert jax.eval_shape(layer, RING, H).dtype == jnp.bfloat16
+    for make in (nn.MLPUpdate, nn.GRUUpdate, nn.LSTMUpdate):
+        update = make(DIM, WIDTH, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+        for dtype in (jnp.float32, jnp.bfloat16):
+            start = jax.eval_shape(update.start, H.astype(dtype))
+            after = jax.eval_shape(update, start, jnp.zeros((NODES, WIDTH), jnp.bfloat16))
+            assert jax.tree.leaves(after) == jax.tree.leaves(start)
+
+
+def test_an_lstm_begins_with_zeros_and_has_the_formula_of_its_docstring():
+    update = nn.LSTMUpdate(DIM, WIDTH, rngs=nnx.Rngs(0))
+    kernel, bias = update.gates.kernel[...], update.gates.bias[...]
+    hidden, cell, state = jnp.zeros((NODES, DIM)), jnp.zeros((NODES, DIM)), update.start(H)
+    np.testing.assert_array_equal(update.features(state), H)
+    for seed in (3, 4):
+        messages = random_array((NODES, WIDTH), "float32", seed)
+        z = jnp.concatenate([messages, hidden], axis=-1) @ kernel + bias
+        i, f, g, o = jnp.split(z, 4, axis=-1)
+        cell = jax.nn.sigmoid(f + 1) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
+        hidden = jax.nn.sigmoid(o) * jnp.tanh(cell)
+        state = update(state, messages)
+        np.testing.assert_allclose(update.features(state), hidden, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_steps_are_messages_and_updates_in_turn(name):
+    layer, readout = _layer(name), nnx.Linear(DIM, 2, rngs=nnx.Rngs(1))
+
+    @_jit
+    def both():
+        scanned = _run(layer, num_steps=4, readout=readout)
+        state, outputs = layer.update.start(H), []
+        for _ in range(4):
+            arrived = layer.messages(RING, layer.update.features(state), FEATURES)
+            state = layer.update(state, arrived, INPUTS)
+            outputs.append(readout(layer.update.features(state)))
+        return scanned, (layer.update.features(state), jnp.stack(outputs))
+
+    for actual, expected in zip(*both(), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_recomputing_changes_neither_outputs_nor_gradients_nor_random_numbers():
+    settings = (None, 2)
+
+    @_jit
+    def values_and_gradients():
+        results = []
+        for recompute_every in settings:
+            layer = _layer(num_steps=5, edge_dropout=0.5, recompute_every=recompute_every)
+            graphdef, state = nnx.split(layer)
+
+            def loss(state, graphdef=graphdef):
+                layer = nnx.merge(graphdef, state)
+                h, means = _run(layer, readout=lambda h: h.mean(), rngs=nnx.Rngs(dropout=3))
+                return jnp.sum(h**2) + jnp.sum(means * jnp.arange(5.0)), means
+
+            results.append(jax.value_and_grad(loss, has_aux=True)(state))
+        return results
+
+    expected, *others = values_and_gradients()
+    for path, gradient in nnx.to_flat_state(expected[1]):
+        assert np.abs(gradient[...]).max() > 0, path
+    for setting, result in zip(settings[1:], others, strict=True):
+        for a, e in zip(*map(jax.tree.leaves, (result, expected)), strict=True):
+            np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-5, err_msg=setting)
+
+
+def _memory(steps, recompute_every):
+    """Bytes for temporaries of a gradient, of a batch in which a node's state is what counts."""
+    layer = _layer("gru", num_steps=steps, recompute_every=recompute_every)
+    graphdef, state = nnx.split(layer)
+    h = jnp.zeros((64, NODES, DIM))
+    inputs = jnp.broadcast_to(INPUTS, (64, *INPUTS.shape))
+
+    def loss(state, h):
+        layer = nnx.merge(graphdef, state)
+        return jnp.sum(layer(RING, h, FEATURES, inputs=inputs) ** 2)
+
+    compiled = jax.jit(jax.grad(loss), compiler_options=QUICK).lower(state, h).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+def test_recomputing_keeps_the_state_of_each_step_or_of_every_few_and_nothing_else():
+    state = 64 * NODES * DIM * 4
+    assert (_memory(20, 1) - _memory(4, 1)) / 16 < 1.1 * state
+    # 16 steps between 4 states, 64 between 8.
+    assert _memory(64, "auto") - _memory(16, "auto") <= 10 * state
+
+
+def test_vmap_equals_leading_axes_and_a_layer_may_be_closed_over():
+    layer = _layer("gru", recompute_every=1)
+    batch = jnp.stack([H, 2 * H])
+    inputs = jnp.stack([INPUTS, -INPUTS])
+
+    def loss(h, inputs):
+        return jnp.sum(layer(RING, h, FEATURES, inputs=inputs) ** 2)
+
+    @_jit
+    def both():
+        mapped = jax.vmap(jax.grad(loss))(batch, inputs)
+        return mapped, jax.grad(loss)(batch, inputs)
+
+    mapped, expected = both()
+    np.testing.assert_allclose(mapped, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_an_edge_is_dropped_as_a_whole_at_a_step_of_its_own_and_only_in_training():
+    of_sender = nn.EdgeMLP(1, [2], edge_dropout=0.5, use_bias=False, rngs=nnx.Rngs(0))
+    of_sender.layers[0].kernel[...] = jnp.array([[0.0, 0.0], [1.0, -1.0]])
+    graph = CSRGraph.from_edges(np.arange(1, 401), np.zeros(400, int), 401)
+    h = 1 + random_array((3, 401, 1), "float32", seed=5, scale=0.1)
+    layer = nn.MessagePassing(of_sender, _Show(), num_steps=3)
+
+    @_jit
+    def run():
+        readout = lambda h: h[:, 0, 0]  # noqa: E731
+        rngs = nnx.Rngs(dropout=0)
+        training = of_sender(graph, h, rngs=rngs), layer(graph, h, readout=readout, rngs=rngs)[1]
+        return *training, of_sender(graph, h)
+
+    once, steps, evaluated = map(np.asarray, run())
+    np.testing.assert_allclose(evaluated[:, 0, 0], h[:, 1:].sum(axis=(1, 2)), rtol=1e-5)
+    np.testing.assert_array_equal(once[..., 1], -once[..., 0])
+    assert np.unique(steps).size == 9 and (np.abs(steps - 400) < 100).all()
+
+
+class _Show(nn.NodeUpdate):
+    """Shows what arrived at the first node, to which nothing is sent by itself."""
+
+    def start(self, h):
+        return h
+
+    def features(self, state):
+        return state
+
+    def __call__(self, state, messages, inputs=None, *, rngs=None):
+        return state.at[:, 0].set(messages[:, 0, :1])
+
+
+BAD = {
+    "width": (lambda: nn.EdgeMLP(4, [0], rngs=nnx.Rngs(0)), "EdgeMLP: the number of features"),
+    "no layer": (lambda: nn.EdgeMLP(4, [], rngs=nnx.Rngs(0)), "EdgeMLP: widths must be of at"),
+    "ends": (lambda: nn.EdgeMLP((4, 4, 4), [3], rngs=nnx.Rngs(0)), "EdgeMLP: features .* a pair"),
+    "edge features": (
+        lambda: nn.EdgeMLP(4, [3], edge_features=-1, rngs=nnx.Rngs(0)),
+        "EdgeMLP: edge_features must be at least 0, got -1",
+    ),
+    "dropout": (
+        lambda: nn.EdgeMLP(4, [3], edge_dropout=1.0, rngs=nnx.Rngs(0)),
+        r"EdgeMLP: edge_dropout must be in \[0, 1\), got 1.0",
+    ),
+    "dropout of a maximum": (
+        lambda: nn.EdgeMLP(4, [3], edge_dropout=0.5, reduce="max", rngs=nnx.Rngs(0)),
+        "EdgeMLP: edge_dropout must be 0 for reduce='max'",
+    ),
+    "update": (lambda: nn.LSTMUpdate(4, 0, rngs=nnx.Rngs(0)), "LSTMUpdate: the number of features"),
+    "steps": (lambda: _layer(num_steps=0), "MessagePassing: num_steps must be an int of at least"),
+    "steps of a call": (lambda: _run(_layer(), num_steps=2.5), "num_steps must be .*, got 2.5"),
+    "recomputation": (lambda: _layer(recompute_every=0), "recompute_every must be an int"),
+    "features": (
+        lambda: _run(_layer("gru"), H[:, :4]),
+        r"edge_mlp_aggregate: kernels\[0\] must be .*receiver 4 ; sender 4 ; edge features 2\]",
+    ),
+    "nodes": (lambda: _run(_layer("gru"), H[:5]), r"edge_mlp_aggregate: h must be .*\(5, 6\)"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_options_and_arguments_are_named(name):
+    call, message = BAD[name]
+    with pytest.raises(ValueError, match=message):
+        call()
