@@ -1,0 +1,249 @@
+"""Recurrent relational networks for Sudoku, as published and with equal digits."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from jaxgnn import ops
+from jaxgnn.models._sudoku_grid import box_of, sudoku_graph, sudoku_positions, sudoku_relations
+from jaxgnn.nn import (
+    EdgeMLP,
+    FusedMLP,
+    LSTMState,
+    LSTMUpdate,
+    MessagePassing,
+    NodeUpdate,
+    check_widths,
+)
+
+_MLP_LAYERS = 4
+_KINDS = 3  # of a cell, for a digit: blank, given as that digit, given as another
+
+
+class RecurrentRelationalNetwork(nnx.Module):
+    """The network of https://arxiv.org/abs/1711.08028 for Sudoku.
+
+    Cells embed their digit, row and column, which an MLP joins to ``x``. At each step neighbours in
+    ``sudoku_graph`` send ``mlp([h_i ; h_j])``, a cell adds them up to ``m``, and an LSTM reads
+    ``mlp([m ; x])``; a linear layer scores the digits behind every step. All MLPs have three
+    hidden layers with ReLU, as wide as the state. It is trained by ``sudoku_cross_entropy`` of all
+    steps, published with 1e-4 ``weight_penalty()``, and may run more steps than in training.
+
+    Edges of the published code also have a feature, which is zero; it is left out with its weights.
+
+    Args:
+      box: cells on a side of a box.
+      features: width of the state.
+      embedding_features: width of each of the three embeddings.
+      num_steps: unless the call says otherwise.
+      edge_dropout: probability of leaving out an edge in training.
+      recompute_every: steps between stored states, see ``nn.MessagePassing``.
+      implementation: passed to the ops.
+      dtype: of the computation; None for that of the parameters. The LSTM's memory is float32 at
+        least.
+      param_dtype: of the parameters.
+      rngs: for the initial parameters.
+
+    Raises:
+      ValueError: if an option is not as above.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn.models import RecurrentRelationalNetwork
+      >>> model = RecurrentRelationalNetwork(box=2, features=8, num_steps=3, rngs=nnx.Rngs(0))
+      >>> model(jnp.zeros((5, 16), jnp.int32)).shape  # steps, boards, cells, classes
+      (3, 5, 16, 5)
+    """
+
+    def __init__(
+        self,
+        *,
+        box: int = 3,
+        features: int = 96,
+        embedding_features: int = 16,
+        num_steps: int = 32,
+        edge_dropout: float = 0.0,
+        recompute_every: int | Literal["auto"] | None = None,
+        implementation: ops.Name | None = None,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        check_widths("RecurrentRelationalNetwork", features, embedding_features)
+        sudoku_positions(box)
+        own: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        options = own | {"implementation": implementation}
+        side, widths = box * box, [features] * _MLP_LAYERS
+        self.box = box
+        self.digits = nnx.Embed(side + 1, embedding_features, **own)
+        self.rows = nnx.Embed(side, embedding_features, **own)
+        self.columns = nnx.Embed(side, embedding_features, **own)
+        self.encoder = FusedMLP([3 * embedding_features, *widths], activation="relu", **options)
+        self.steps = MessagePassing(
+            EdgeMLP(features, widths, edge_dropout=edge_dropout, **options),
+            LSTMUpdate(features, features, widths, input_features=features, **options),
+            num_steps=num_steps,
+            recompute_every=recompute_every,
+        )
+        self.readout = nnx.Linear(features, side + 1, **own)
+
+    def __call__(
+        self,
+        puzzles: Int[Array, "*batch cells"],
+        *,
+        num_steps: int | None = None,
+        rngs: nnx.Rngs | None = None,
+    ) -> Float[Array, "steps *batch cells classes"]:
+        """Logits behind every step: class k is digit k, and class 0, never right, none.
+
+        Args:
+          puzzles: digits, 0 where blank.
+          num_steps: in the place of the model's.
+          rngs: a ``dropout`` stream in training, None in evaluation.
+
+        Raises:
+          ValueError: if ``puzzles`` are not integers of as many cells as the model was made for.
+        """
+        box_of("RecurrentRelationalNetwork", "puzzles", puzzles, self.box)
+        rows, columns, _ = sudoku_positions(self.box).T
+        digits = self.digits(puzzles.astype(jnp.int32))
+        positions = jnp.concatenate([self.rows(rows), self.columns(columns)], axis=-1)
+        positions = jnp.broadcast_to(positions, (*puzzles.shape, positions.shape[-1]))
+        x = self.encoder(jnp.concatenate([digits, positions], axis=-1))
+        options = {"num_steps": num_steps, "readout": self.readout, "rngs": rngs}
+        return self.steps(sudoku_graph(self.box), x, inputs=x, **options)[1]
+
+    def weight_penalty(self) -> Float[Array, ""]:
+        """Half the sum of squares of the kernels of the three MLPs."""
+        parameters = nnx.to_flat_state(nnx.state(self, nnx.Param))
+        kernels = (p[...] for path, p in parameters if "layers" in path and path[-1] == "kernel")
+        return 0.5 * jnp.sum(jnp.stack([jnp.sum(jnp.square(kernel)) for kernel in kernels]))
+
+
+class EquivariantRelationalNetwork(nnx.Module):
+    """A recurrent relational network to which all digits are alike, and all cells.
+
+    A state belongs to a cell and a digit, and all states have the same weights. Messages pass
+    between cells for each digit by itself; they know whether two cells share a line or a box, and
+    nothing of where these are. The digits of a cell see each other's mean and maximum::
+
+        m_ik = Σ_j mlp([h_ik ; h_jk ; line_ij ; box_ij])
+        h_ik = LSTM(mlp([m_ik ; mean_l h_il ; max_l h_il ; x_ik]))
+
+    where x tells blank cells from given ones, and for these this digit from others. So the answer
+    to a puzzle with its digits renamed, its rows or columns exchanged within a band, bands
+    exchanged, or the whole transposed, is the answer with the same done to it, without training on
+    any of that; and boards of all sizes have the same weights.
+
+    Args:
+      features: width of a state.
+      num_layers: of the MLP of messages, and of that in front of the LSTM.
+      num_steps: unless the call says otherwise.
+      edge_dropout: probability of leaving out an edge, for one digit, in training.
+      recompute_every: steps between stored states, see ``nn.MessagePassing``.
+      implementation: passed to the ops.
+      dtype: of the computation; None for that of the parameters. The LSTM's memory is float32 at
+        least.
+      param_dtype: of the parameters.
+      rngs: for the initial parameters.
+
+    Raises:
+      ValueError: if an option is not as above.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn.models import EquivariantRelationalNetwork
+      >>> model = EquivariantRelationalNetwork(features=8, num_steps=3, rngs=nnx.Rngs(0))
+      >>> model(jnp.zeros((5, 16), jnp.int32)).shape  # steps, boards, cells, digits
+      (3, 5, 16, 4)
+      >>> model(jnp.zeros(81, jnp.int32)).shape
+      (3, 81, 9)
+    """
+
+    def __init__(
+        self,
+        *,
+        features: int = 64,
+        num_layers: int = 3,
+        num_steps: int = 32,
+        edge_dropout: float = 0.0,
+        recompute_every: int | Literal["auto"] | None = None,
+        implementation: ops.Name | None = None,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        check_widths("EquivariantRelationalNetwork", features, num_layers)
+        own: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        options = own | {"implementation": implementation}
+        widths = [features] * num_layers
+        self.kinds = nnx.Embed(_KINDS, features, **own)
+        self.steps = MessagePassing(
+            EdgeMLP(features, widths, edge_features=2, edge_dropout=edge_dropout, **options),
+            _AmongDigits(
+                LSTMUpdate(features, 3 * features, widths, input_features=features, **options)
+            ),
+            num_steps=num_steps,
+            recompute_every=recompute_every,
+        )
+        self.readout = nnx.Linear(features, 1, **own)
+
+    def __call__(
+        self,
+        puzzles: Int[Array, "*batch cells"],
+        *,
+        num_steps: int | None = None,
+        rngs: nnx.Rngs | None = None,
+    ) -> Float[Array, "steps *batch cells digits"]:
+        """Logits of the digits behind every step.
+
+        Args:
+          puzzles: digits, 0 where blank, of a Sudoku of any box size.
+          num_steps: in the place of the model's.
+          rngs: a ``dropout`` stream in training, None in evaluation.
+
+        Raises:
+          ValueError: if ``puzzles`` are not integers, or not of as many cells as a Sudoku has.
+        """
+        box = box_of("EquivariantRelationalNetwork", "puzzles", puzzles)
+        digits = np.arange(1, box * box + 1, dtype=np.int32)[:, None]
+        cells = puzzles.astype(jnp.int32)[..., None, :]  # [*batch, 1, cells]
+        x = self.kinds(jnp.where(cells == 0, 0, jnp.where(cells == digits, 1, 2)))
+        relations = jnp.asarray(sudoku_relations(box), x.dtype)
+        options = {"num_steps": num_steps, "readout": self.readout, "rngs": rngs}
+        _, logits = self.steps(sudoku_graph(box), x, relations, inputs=x, **options)
+        return jnp.swapaxes(logits[..., 0], -1, -2)
+
+
+class _AmongDigits(NodeUpdate[LSTMState]):
+    """An update of states [*batch, digits, cells, d] that also reads what all digits have alike."""
+
+    def __init__(self, update: LSTMUpdate):
+        self.update = update
+
+    def start(self, h: Array) -> LSTMState:
+        return self.update.start(h)
+
+    def features(self, state: LSTMState) -> Array:
+        return self.update.features(state)
+
+    def __call__(
+        self,
+        state: LSTMState,
+        messages: Array,
+        inputs: Array | None = None,
+        *,
+        rngs: nnx.Rngs | None = None,
+    ) -> LSTMState:
+        h = self.features(state)
+        alike = jnp.mean(h, axis=-3, keepdims=True), jnp.max(h, axis=-3, keepdims=True)
+        parts = [messages, *(jnp.broadcast_to(a, h.shape).astype(messages.dtype) for a in alike)]
+        return self.update(state, jnp.concatenate(parts, axis=-1), inputs, rngs=rngs)

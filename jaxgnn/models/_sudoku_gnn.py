@@ -1,0 +1,203 @@
+"""A gated network over the cells and the constraints of a Sudoku."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from jaxgnn import ops
+from jaxgnn._errors import bad_input
+from jaxgnn.models._sudoku_grid import box_of, sudoku_constraint_graph, sudoku_positions
+from jaxgnn.nn import EdgeMLP, FusedLinear, MessagePassing, NodeUpdate, check_widths
+
+_CELL_FEATURES = 5
+
+
+class SudokuGNN(nnx.Module):
+    """Cells and constraints that send each other messages, for Sudoku.
+
+    The nodes are those of ``sudoku_constraint_graph``. A cell knows its digit and whether it is
+    given, its row, its column and its box, all as numbers from 0 to 1; a constraint begins with
+    zeros. At each step, with the same parameters::
+
+        m = mean_j W_2 gelu(W_1 [h_i ; h_j] + b_1) + b_2,  c = [norm(h) ; m]
+        h ← norm(h + σ(W_g c) mlp(c))
+
+    and behind the last (or each) step an MLP scores the digits of the cells. It is trained by
+    ``sudoku_focal_loss``. Dropout is inside of all MLPs and behind the encoder; that of messages
+    drops whole edges, so that nothing has to be kept for each number of a message.
+
+    Args:
+      box: cells on a side of a box.
+      features: width of the state.
+      num_steps: unless the call says otherwise.
+      dropout: probability; half of it in two places.
+      recompute_every: steps between stored states, see ``nn.MessagePassing``.
+      implementation: passed to the ops.
+      dtype: of the computation; None for that of the parameters.
+      param_dtype: of the parameters.
+      rngs: for the initial parameters.
+
+    Raises:
+      ValueError: if an option is not as above.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn.models import SudokuGNN
+      >>> model = SudokuGNN(box=2, features=8, num_steps=3, rngs=nnx.Rngs(0))
+      >>> model(jnp.zeros((5, 16), jnp.int32)).shape  # boards, cells, digits
+      (5, 16, 4)
+    """
+
+    def __init__(
+        self,
+        *,
+        box: int = 3,
+        features: int = 96,
+        num_steps: int = 32,
+        dropout: float = 0.3,
+        recompute_every: int | Literal["auto"] | None = None,
+        implementation: ops.Name | None = None,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        check_widths("SudokuGNN", features)
+        sudoku_positions(box)
+        if not 0.0 <= dropout < 1.0:
+            raise bad_input("SudokuGNN", "dropout", "in [0, 1)", dropout)
+        own: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        options = own | {"implementation": implementation}
+        wide = 2 * features
+        self.box = box
+        self.dtype = param_dtype if dtype is None else dtype
+        self.encoder = _DropoutMLP([_CELL_FEATURES, wide, features], [dropout], options)
+        self.norm = _norm(features, own)
+        self.dropout = nnx.Dropout(dropout / 2)
+        self.steps = MessagePassing(
+            EdgeMLP(
+                features,
+                [wide, features],
+                reduce="mean",
+                activation="gelu_exact",
+                edge_dropout=dropout,
+                **options,
+            ),
+            _GatedUpdate(features, dropout, own, options),
+            num_steps=num_steps,
+            recompute_every=recompute_every,
+        )
+        self.readout = _CellReadout(features, box * box, dropout, own, options)
+
+    def __call__(
+        self,
+        puzzles: Int[Array, "*batch cells"],
+        *,
+        num_steps: int | None = None,
+        every_step: bool = False,
+        rngs: nnx.Rngs | None = None,
+    ) -> Float[Array, "*batch cells digits"]:
+        """Logits of the digits.
+
+        Args:
+          puzzles: digits, 0 where blank.
+          num_steps: in the place of the model's.
+          every_step: return them behind every step, stacked in front, without the dropout of the
+            readout.
+          rngs: a ``dropout`` stream in training, None in evaluation.
+
+        Raises:
+          ValueError: if ``puzzles`` are not integers of as many cells as the model was made for.
+        """
+        box_of("SudokuGNN", "puzzles", puzzles, self.box)
+        encoded = self.norm(self.encoder(self._inputs(puzzles), rngs))
+        encoded = _drop(self.dropout, encoded, rngs)
+        graph, options = sudoku_constraint_graph(self.box), {"num_steps": num_steps, "rngs": rngs}
+        if every_step:
+            return self.steps(graph, encoded, readout=self.readout, **options)[1]
+        h: Any = self.steps(graph, encoded, **options)
+        return self.readout(h, rngs)
+
+    def _inputs(self, puzzles: Array) -> Float[Array, "*batch nodes 5"]:
+        side = self.box * self.box
+        digits = puzzles.astype(self.dtype)[..., None] / side
+        given = (puzzles > 0).astype(self.dtype)[..., None]
+        positions = jnp.asarray(sudoku_positions(self.box) / np.float32(side), self.dtype)
+        positions = jnp.broadcast_to(positions, (*puzzles.shape, 3))
+        cells = jnp.concatenate([digits, given, positions], axis=-1)
+        return jnp.pad(cells, [(0, 0)] * (cells.ndim - 2) + [(0, 3 * side), (0, 0)])
+
+
+class _GatedUpdate(NodeUpdate[Array]):
+    """``h ← norm(h + σ(W_g c) mlp(c))`` with ``c = [norm(h) ; messages]``."""
+
+    def __init__(self, features: int, dropout: float, own: dict, options: dict):
+        self.norm_in = _norm(features, own)
+        self.mlp = _DropoutMLP([2 * features, 2 * features, features], [dropout], options)
+        self.gate = nnx.Linear(2 * features, features, **own)
+        self.norm_out = _norm(features, own)
+
+    def start(self, h: Array) -> Array:
+        return h
+
+    def features(self, state: Array) -> Array:
+        return state
+
+    def __call__(
+        self,
+        state: Array,
+        messages: Array,
+        inputs: Array | None = None,
+        *,
+        rngs: nnx.Rngs | None = None,
+    ) -> Array:
+        c = jnp.concatenate([self.norm_in(state), messages], axis=-1)
+        return self.norm_out(state + jax.nn.sigmoid(self.gate(c)) * self.mlp(c, rngs))
+
+
+class _CellReadout(nnx.Module):
+    """Scores of the digits, for the nodes that are cells."""
+
+    def __init__(self, features: int, side: int, dropout: float, own: dict, options: dict):
+        self.cells = side * side
+        self.norm = _norm(features, own)
+        widths = [features, 2 * features, features, side]
+        self.mlp = _DropoutMLP(widths, [dropout, dropout / 2], options)
+
+    def __call__(self, h: Array, rngs: nnx.Rngs | None = None) -> Array:
+        return self.mlp(self.norm(h[..., : self.cells, :]), rngs)
+
+
+class _DropoutMLP(nnx.Module):
+    """Linear layers, with gelu and dropout between them."""
+
+    def __init__(self, widths: list[int], rates: list[float], options: dict):
+        layers = [
+            FusedLinear(*pair, activation="gelu_exact" if i < len(rates) else None, **options)
+            for i, pair in enumerate(pairwise(widths))
+        ]
+        self.layers = nnx.List(layers)
+        self.dropouts = nnx.List([nnx.Dropout(rate) for rate in rates])
+
+    def __call__(self, x: Array, rngs: nnx.Rngs | None = None) -> Array:
+        layers: list[Any] = list(self.layers)
+        *hidden, last = layers
+        for layer, dropout in zip(hidden, self.dropouts, strict=True):
+            x = _drop(dropout, layer(x), rngs)
+        return last(x)
+
+
+def _norm(features: int, own: dict) -> nnx.LayerNorm:
+    return nnx.LayerNorm(features, epsilon=1e-5, **own)
+
+
+def _drop(dropout: nnx.Dropout, x: Array, rngs: nnx.Rngs | None) -> Array:
+    return x if rngs is None else dropout(x, deterministic=False, rngs=rngs)

@@ -1,0 +1,152 @@
+"""Losses and answers of Sudoku networks.
+
+Logits are [*steps, *batch, cells, classes]: the last ``side`` classes are the digits from 1. Boards
+are [*batch, cells] of digits, 0 where a cell is blank; leading axes that boards lack are steps.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from jaxgnn._errors import bad_input
+from jaxgnn.models._sudoku_grid import box_of
+
+
+def sudoku_digits(logits: Float[Array, "*batch cells classes"]) -> Int[Array, "*batch cells"]:
+    """The likeliest digit of each cell, from 1; a class for none of them is passed over.
+
+    Raises:
+      ValueError: if the cells are not those of a Sudoku, or the classes not its digits.
+
+    Example:
+      >>> import jax
+      >>> from jaxgnn.models import sudoku_digits
+      >>> sudoku_digits(jax.nn.one_hot([3, 0] * 8, 5)).tolist()[:2]  # the fifth class is digit 4
+      [3, 1]
+    """
+    side = _side("sudoku_digits", logits)
+    return 1 + jnp.argmax(logits[..., -side:], axis=-1).astype(jnp.int32)
+
+
+def sudoku_cross_entropy(
+    logits: Float[Array, "*steps cells classes"], solutions: Int[Array, "*batch cells"]
+) -> Float[Array, ""]:
+    """Mean over steps, boards and cells, given ones too: the loss of recurrent relational networks.
+
+    Args:
+      logits: of every step, or of one.
+      solutions: digits from 1.
+
+    Raises:
+      ValueError: if shapes do not fit.
+    """
+    side = _side("sudoku_cross_entropy", logits, solutions)
+    return -jnp.mean(_of_solution(jax.nn.log_softmax(_wide(logits)), solutions, side))
+
+
+def sudoku_focal_loss(
+    logits: Float[Array, "*steps cells classes"],
+    solutions: Int[Array, "*batch cells"],
+    puzzles: Int[Array, "*batch cells"],
+    *,
+    gamma: float = 2.0,
+    constraint_weight: float = 0.5,
+) -> Float[Array, ""]:
+    """``mean over blank cells of (1 - p)^gamma (-log p)``, p of the right digit, and constraints.
+
+    See https://arxiv.org/abs/1708.02002, and ``sudoku_constraint_loss``.
+
+    Args:
+      logits: of every step, or of one.
+      solutions: digits from 1.
+      puzzles: 0 where blank.
+      gamma: how little easy cells count.
+      constraint_weight: of the constraints.
+
+    Raises:
+      ValueError: if shapes do not fit.
+    """
+    side = _side("sudoku_focal_loss", logits, solutions, puzzles)
+    log_p = _of_solution(jax.nn.log_softmax(_wide(logits)), solutions, side)
+    focal = _mean_of_blanks(-((1 - jnp.exp(log_p)) ** gamma) * log_p, puzzles)
+    return focal + constraint_weight * sudoku_constraint_loss(logits, puzzles)
+
+
+def sudoku_constraint_loss(
+    logits: Float[Array, "*steps cells classes"], puzzles: Int[Array, "*batch cells"]
+) -> Float[Array, ""]:
+    """How far rows, columns and boxes are from one of each digit, and blank cells from one digit.
+
+    With P the probabilities of a blank cell, and certainty for a given one, so that a digit that is
+    given is not asked for once more::
+
+        mean over units of (Σ_cells P - 1)², of rows, of columns and of boxes, added up
+        + 0.1 mean over blanks of the entropy + 0.1 mean over blanks of (1 - (p_first - p_second))
+
+    and a fifth of that. It is zero for a solution.
+
+    Args:
+      logits: of every step, or of one.
+      puzzles: 0 where blank.
+
+    Raises:
+      ValueError: if shapes do not fit.
+    """
+    side = _side("sudoku_constraint_loss", logits, puzzles)
+    log_p = jax.nn.log_softmax(_wide(logits)[..., -side:])
+    p = jnp.exp(log_p)
+    given = jax.nn.one_hot(puzzles.astype(jnp.int32) - 1, side, dtype=p.dtype)
+    known = jnp.where((puzzles > 0)[..., None], given, p)
+    units = sum(jnp.mean((sums - 1) ** 2) for sums in _unit_sums(known, side))
+    first, second = jnp.moveaxis(lax.top_k(p, 2)[0], -1, 0)
+    entropy = -jnp.sum(p * log_p, axis=-1)
+    return 0.2 * (units + 0.1 * _mean_of_blanks(entropy + 1 - (first - second), puzzles))
+
+
+def _unit_sums(p: Float[Array, "*steps cells digits"], side: int) -> list[Array]:
+    """Sums over the cells of each row, of each column and of each box."""
+    box = round(side**0.5)
+    leading = p.shape[:-2]
+    grid = p.reshape(*leading, box, box, box, box, side)
+    lines = grid.reshape(*leading, side, side, side)
+    return [lines.sum(axis=-2), lines.sum(axis=-3), grid.sum(axis=(-4, -2))]
+
+
+def _of_solution(values: Array, solutions: Array, side: int) -> Array:
+    """The entry of each cell's right digit."""
+    classes = solutions.astype(jnp.int32) + (values.shape[-1] - side - 1)
+    classes = jnp.broadcast_to(classes, values.shape[:-1])
+    return jnp.take_along_axis(values, classes[..., None], axis=-1)[..., 0]
+
+
+def _mean_of_blanks(values: Array, puzzles: Array) -> Array:
+    blank = jnp.broadcast_to(puzzles == 0, values.shape)
+    return jnp.sum(jnp.where(blank, values, 0)) / jnp.maximum(jnp.sum(blank), 1).astype(
+        values.dtype
+    )
+
+
+def _wide(logits: Array) -> Array:
+    return logits.astype(jnp.float64 if logits.dtype == jnp.float64 else jnp.float32)
+
+
+def _side(where: str, logits: Array, *boards: Array) -> int:
+    """How many digits there are.
+
+    Raises:
+      ValueError: unless logits are of a Sudoku's cells and digits, and boards fit them.
+    """
+    cells = jax.ShapeDtypeStruct(logits.shape[:-1], jnp.int32)
+    side = box_of(where, "logits without classes", cells) ** 2
+    if logits.shape[-1] not in (side, side + 1):
+        expected = f"of {side} classes, or of {side + 1} with one for no digit"
+        raise bad_input(where, "logits", expected, f"shape {logits.shape}")
+    for board in boards:
+        box_of(where, "a board", board)
+        if logits.shape[logits.ndim - 1 - board.ndim : -1] != board.shape:
+            expected = f"the last axes of logits without classes, {logits.shape[:-1]}"
+            raise bad_input(where, "a board", expected, f"shape {board.shape}")
+    return side
