@@ -45,16 +45,23 @@ def library_path(platform: str) -> Path | None:
     return None
 
 
-@functools.cache
-def load(platform: str) -> ctypes.CDLL | None:
-    """Loads and registers the library for ``platform``; None if ``why_missing`` has a reason."""
+def open_library(platform: str) -> ctypes.CDLL | None:
+    """Loads the library for ``platform``, None if it is missing or broken; JAX learns nothing."""
     path = library_path(platform)
     if path is None:
         return None
     try:
-        library = ctypes.CDLL(os.fspath(path))
+        return ctypes.CDLL(os.fspath(path))
     except OSError as error:
         warnings.warn(f"jaxgnn: can not load {path.name}: {error}", stacklevel=2)
+        return None
+
+
+@functools.cache
+def load(platform: str) -> ctypes.CDLL | None:
+    """Loads and registers the library for ``platform``; None if ``why_missing`` has a reason."""
+    library = open_library(platform)
+    if library is None:
         return None
     jax.devices("cpu")  # a registration before the backends exist would be queued, unchecked
     for target, platforms in TARGETS.items():
@@ -72,6 +79,11 @@ def why_missing(platform: str) -> str | None:
     library = load(platform)
     if library is not None:
         return _cuda_problem(library) if platform == "cuda" else None
+    return why_not_open(platform)
+
+
+def why_not_open(platform: str) -> str:
+    """Why ``open_library`` has nothing for ``platform``."""
     reason = "can not be loaded" if library_path(platform) else "was not built"
     return (
         f"needs the compiled library libjaxgnn_{platform}.so, which {reason}; reinstall jaxgnn "

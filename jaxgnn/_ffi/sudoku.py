@@ -1,0 +1,112 @@
+"""Typed calls of the Sudoku generator and solver, which are plain C functions: JAX has no part."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jaxgnn._ffi._library import open_library, why_not_open
+
+CELLS = 81
+
+_INTS = np.ctypeslib.ndpointer(np.int32, flags="C")
+_BYTES = np.ctypeslib.ndpointer(np.int8, flags="C")
+_LONGS = np.ctypeslib.ndpointer(np.int64, flags="C")
+_int32, _int64, _uint64 = ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64
+_ARGUMENTS = {
+    "generate": (_uint64, _int64, _int64, _BYTES, _int32, _int32, _BYTES, _BYTES),
+    "solve": (_int64, _BYTES, _int32, _int32, _INTS, _BYTES, _LONGS),
+    "singles": (_int64, _BYTES, _int32, _INTS, _INTS),
+}
+
+
+def why_missing() -> str | None:
+    """Why the functions below can not be called; None if they can."""
+    return None if _functions() else why_not_open("cpu")
+
+
+def generate(
+    most: np.ndarray, *, exactly: bool, seed: int, first: int, threads: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Makes minimal puzzles, each from a stream of random numbers of its own.
+
+    Args:
+      most: [count] int8, how many givens each puzzle may have.
+      exactly: whether each has to have just so many.
+      seed: of all streams, taken modulo 2^64.
+      first: index of the first puzzle's stream.
+      threads: how many work on it; None takes all the process may use.
+
+    Returns:
+      Puzzles and solutions, [count, 81] int8, 0 where a puzzle's cell is empty.
+    """
+    count = most.shape[0]
+    puzzles, solutions = np.empty((2, count, CELLS), np.int8)
+    streams = (seed % 2**64, first, count)
+    _call("generate", *streams, most, exactly, _threads(threads), puzzles, solutions)
+    return puzzles, solutions
+
+
+def solve(
+    boards: np.ndarray, *, limit: int, threads: int | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Looks for up to ``limit`` solutions of each board.
+
+    Args:
+      boards: [count, 81] int8 of 0 to 9.
+      limit: at least 1.
+      threads: how many work on it; None takes all the process may use.
+
+    Returns:
+      How many there are, [count] int32; the solutions, [count, limit, 81] int8, zeros where there
+      is none; and the guesses it took, [count] int64.
+    """
+    count = boards.shape[0]
+    found, guesses = np.zeros(count, np.int32), np.zeros(count, np.int64)
+    solutions = np.zeros((count, limit, CELLS), np.int8)
+    boards = np.ascontiguousarray(boards)
+    _call("solve", count, boards, limit, _threads(threads), found, solutions, guesses)
+    return found, solutions, guesses
+
+
+def singles(boards: np.ndarray, *, threads: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Rounds of naked and hidden singles, and cells that are open after them; each [count] int32.
+
+    Args:
+      boards: [count, 81] int8 of 0 to 9.
+      threads: how many work on it; None takes all the process may use.
+    """
+    rounds, still_open = np.zeros((2, boards.shape[0]), np.int32)
+    boards = np.ascontiguousarray(boards)
+    _call("singles", boards.shape[0], boards, _threads(threads), rounds, still_open)
+    return rounds, still_open
+
+
+def _call(name: str, *arguments: Any) -> None:
+    functions = _functions()
+    if not functions:
+        raise NotImplementedError(f"sudoku.{name}: {why_not_open('cpu')}")
+    functions[name](*arguments)
+
+
+@functools.cache
+def _functions() -> dict[str, Callable[..., None]]:
+    library = open_library("cpu")
+    if library is None:
+        return {}
+    functions = {name: library[f"jaxgnn_sudoku_{name}"] for name in _ARGUMENTS}
+    for name, function in functions.items():
+        function.argtypes, function.restype = _ARGUMENTS[name], None
+    return functions
+
+
+def _threads(threads: int | None) -> int:
+    if threads is not None:
+        return threads
+    affinity = getattr(os, "sched_getaffinity", None)  # not on every system
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
