@@ -29,7 +29,7 @@ ALLOWED = {
         "jaxgnn.nn",
         "jaxgnn.models",
     },
-    "jaxgnn.datasets": {"jaxgnn._errors", "jaxgnn.datasets"},
+    "jaxgnn.datasets": {"jaxgnn._errors", "jaxgnn._ffi", "jaxgnn.datasets"},
     "jaxgnn.training": {"jaxgnn._errors", "jaxgnn.training"},
     "jaxgnn.testing": {"jaxgnn._version", "jaxgnn.graph", "jaxgnn.ops", "jaxgnn.testing"},
     "experiments": {"jaxgnn", "experiments"},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -95,7 +94,7 @@ def _call(name: str, *arguments: Any) -> None:
 
 
 @functools.cache
-def _functions() -> dict[str, Callable[..., None]]:
+def _functions() -> dict[str, Any]:
     library = open_library("cpu")
     if library is None:
         return {}

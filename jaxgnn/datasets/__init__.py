@@ -1,9 +1,10 @@
 """Data sets for node classification: readers of published files, embedded data, generators.
 
 Nothing is downloaded. Functions return a `NodeDataset` of numpy arrays; `synthetic` alone can leave
-its arrays on the device. `pydoc_text` is a text for language models.
+its arrays on the device. `pydoc_text` is a text for language models; `sudoku` has puzzles.
 """
 
+from jaxgnn.datasets import sudoku as sudoku
 from jaxgnn.datasets._digits import digits as digits
 from jaxgnn.datasets._graphsaint import read_graphsaint as read_graphsaint
 from jaxgnn.datasets._node_dataset import NodeDataset as NodeDataset

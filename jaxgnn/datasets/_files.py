@@ -93,6 +93,21 @@ def read_csv(path: Path, dtype: type, contents: str, columns: int | None = None)
     return table
 
 
+def read_lines(path: Path, contents: str) -> list[bytes]:
+    """Reads lines of text, from a compressed file if its name ends in .gz.
+
+    Empty lines at the end are left out.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file, if it is cut short or no .gz file.
+    """
+    require_file(path, contents)
+    opener = gzip.open if path.suffix == ".gz" else open
+    with _naming(path, "lines of text"), opener(path, "rb") as file:
+        return file.read().rstrip().splitlines()
+
+
 def csv_path(path: Path) -> Path:
     """The file that `read_csv` reads for `path`: the .csv.gz one if it exists, else the .csv."""
     return path if path.exists() else path.with_suffix("")

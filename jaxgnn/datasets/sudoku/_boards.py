@@ -1,0 +1,173 @@
+"""Boards as text and as arrays, and what is wrong with them at first sight."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+CELLS = 81
+
+_EMPTY = ".0"
+# Characters that people draw grids with.
+_DECORATION = str.maketrans("", "", " \t\r\n|+-=")
+
+
+def _units() -> tuple[np.ndarray, list[str]]:
+    """The cells of rows, columns and boxes, [27, 9], and their names."""
+    rows = np.arange(CELLS).reshape(9, 9)
+    boxes = rows.reshape(3, 3, 3, 3).swapaxes(1, 2).reshape(9, 9)
+    names = [f"{kind} {i}" for kind in ("row", "column", "box") for i in range(1, 10)]
+    return np.concatenate([rows, rows.T, boxes]), names
+
+
+UNITS, UNIT_NAMES = _units()
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """A digit that stands more than once in a row, column or box.
+
+    Attributes:
+        unit: such as "row 3"; boxes are counted row by row. All numbers count from 1.
+        digit: the digit.
+        cells: where it stands, as (row, column).
+    """
+
+    unit: str
+    digit: int
+    cells: tuple[tuple[int, int], ...]
+
+    def __str__(self) -> str:
+        """One line that names the unit, the digit and the cells."""
+        times = {2: "twice", 3: "three times"}.get(len(self.cells), f"{len(self.cells)} times")
+        places = ", ".join(f"r{row}c{column}" for row, column in self.cells)
+        return f"{self.digit} stands {times} in {self.unit}, at {places}"
+
+
+def parse(text: str) -> np.ndarray:
+    """Reads a board from text.
+
+    Args:
+        text: 81 cells, row by row: digits, and '.' or '0' where empty. White space and the lines
+            of a drawn grid ('|', '-', '+', '=') make no difference.
+
+    Returns:
+        [81] int8.
+
+    Raises:
+        ValueError: another number of cells, or another character, which the message places.
+
+    Example:
+        >>> parse("53..7...." + "." * 72)[:5].tolist()
+        [5, 3, 0, 0, 7]
+    """
+    where = "datasets.sudoku.parse: text"
+    cells = text.translate(_DECORATION)
+    for i, character in enumerate(cells):
+        if character not in "123456789" + _EMPTY:
+            place = f"at cell {i + 1} (row {i // 9 + 1}, column {i % 9 + 1})"
+            raise ValueError(f"{where}: expected digits, '.' or '0', got {character!r} {place}")
+    if len(cells) != CELLS:
+        raise ValueError(f"{where}: expected {CELLS} cells, got {len(cells)}")
+    return np.array([0 if cell in _EMPTY else int(cell) for cell in cells], np.int8)
+
+
+def load(source: str | os.PathLike[str]) -> np.ndarray:
+    """Reads a board from a file that holds it alone, or from the text itself.
+
+    Args:
+        source: name of a file; or a board, as in `parse`.
+
+    Returns:
+        [81] int8.
+
+    Raises:
+        FileNotFoundError: `source` is a path, and there is no such file.
+        ValueError: the text is no board; the message names the file, if it was one.
+    """
+    if os.path.isfile(source):
+        try:
+            return parse(Path(source).read_text(encoding="utf-8"))
+        except ValueError as error:  # no text at all is one, too
+            raise ValueError(f"{os.fspath(source)}: {error}") from error
+    if not isinstance(source, str):
+        raise FileNotFoundError(f"no file {os.fspath(source)}: expected a Sudoku of {CELLS} cells")
+    try:
+        return parse(source)
+    except ValueError as error:
+        raise ValueError(f"{error} (and no file has that name)") from error
+
+
+def to_line(board: np.ndarray) -> str:
+    """Writes a [81] board as 81 characters, '.' where a cell is empty."""
+    return "".join(str(digit) if digit else "." for digit in _as_board(board, "to_line").tolist())
+
+
+def to_grid(board: np.ndarray) -> str:
+    """Draws a [81] board, a line for each row and lines between the boxes."""
+    cells = to_line(board)
+    rows = []
+    for row in range(9):
+        boxes = (cells[9 * row + column : 9 * row + column + 3] for column in (0, 3, 6))
+        rows.append(" | ".join(" ".join(box) for box in boxes))
+    bands = ("\n".join(rows[i : i + 3]) for i in (0, 3, 6))
+    return "\n------+-------+------\n".join(bands)
+
+
+def conflicts(board: np.ndarray) -> list[Conflict]:
+    """Finds every digit that stands more than once in a unit: rows, then columns, then boxes.
+
+    Args:
+        board: [81].
+
+    Returns:
+        The conflicts; none if the board obeys the rules so far.
+
+    Example:
+        >>> for conflict in conflicts(parse("5...5...." + "." * 72)):
+        ...     print(conflict)
+        5 stands twice in row 1, at r1c1, r1c5
+    """
+    board = _as_board(board, "conflicts")
+    found = []
+    for name, unit in zip(UNIT_NAMES, UNITS, strict=True):
+        for digit in range(1, 10):
+            cells = np.sort(unit[board[unit] == digit]).tolist()
+            if len(cells) > 1:
+                places = tuple((cell // 9 + 1, cell % 9 + 1) for cell in cells)
+                found.append(Conflict(name, digit, places))
+    return found
+
+
+def have_conflicts(boards: np.ndarray) -> np.ndarray:
+    """Which of [boards, 81] have a conflict, [boards] bool."""
+    digits = np.where(boards > 0, np.int16(1) << boards.astype(np.int16), np.int16(0))
+    bad = np.zeros(boards.shape[0], bool)
+    for unit in UNITS:
+        of_unit = digits[:, unit]
+        bad |= of_unit.sum(axis=1, dtype=np.int32) != np.bitwise_or.reduce(of_unit, axis=1)
+    return bad
+
+
+def as_boards(boards: np.ndarray, where: str, argument: str = "boards") -> np.ndarray:
+    """Checks that `boards` are [count, 81] digits, and returns them as int8."""
+    boards = np.asarray(boards)
+    if boards.ndim != 2 or boards.shape[1] != CELLS or boards.dtype.kind not in "iu":
+        shape, kind = list(boards.shape), boards.dtype
+        raise ValueError(
+            f"datasets.sudoku.{where}: {argument}: expected integers [count, {CELLS}], "
+            f"got {kind} {shape}"
+        )
+    bad = (boards < 0) | (boards > 9)
+    if bad.any():
+        row, cell = np.unravel_index(int(np.argmax(bad)), bad.shape)
+        raise ValueError(
+            f"datasets.sudoku.{where}: {argument}: expected 0 to 9, "
+            f"got {boards[row, cell]} at [{row}, {cell}]"
+        )
+    return boards.astype(np.int8)
+
+
+def _as_board(board: np.ndarray, where: str) -> np.ndarray:
+    return as_boards(np.asarray(board)[None], where, "board")[0]

@@ -1,0 +1,139 @@
+"""Random puzzles with one solution, by the number of their givens."""
+
+import operator
+import time
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from jaxgnn._ffi import sudoku as native
+from jaxgnn.datasets.sudoku._boards import CELLS
+from jaxgnn.datasets.sudoku._puzzles import Puzzles
+
+# Minimal puzzles outside these bounds are too rare to be found by chance.
+FEWEST, MOST_MINIMAL = 18, 28
+
+# Seconds between two reports of progress, which are also the moments to interrupt.
+_REPORT = 0.5
+
+
+def generate(
+    count: int,
+    givens: int | Iterable[int] | None = None,
+    *,
+    minimal: bool = False,
+    seed: int = 0,
+    threads: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Puzzles:
+    """Makes random puzzles that have exactly one solution.
+
+    A random grid loses givens in random order until each one left is needed: such a puzzle is
+    minimal, and has 24 or 25 givens as a rule. For a number of givens, puzzles with more are thrown
+    away, and to those with fewer random cells of the solution are added. Below 22, givens are
+    exchanged for others until some become superfluous.
+
+    Puzzle i comes from random numbers of its own, so that it depends on the seed, its level and i
+    alone, whatever the number of threads and of puzzles.
+
+    Args:
+        count: how many puzzles.
+        givens: 18 to 81, how many cells are given; or several numbers, such as `range(19, 35)`,
+            that the puzzles take in turn; or None for minimal puzzles as they come. One with 18
+            takes about a minute of a core. Some with 17 exist, but are too rare to be found this
+            way: see `read_lines`.
+        minimal: whether puzzles must be minimal at their number of givens, 18 to 28; none are
+            added then.
+        seed: of everything random.
+        threads: how many work on it; None takes all the process may use.
+        progress: called now and then with the number of puzzles made so far.
+
+    Returns:
+        The puzzles and their solutions.
+
+    Raises:
+        ValueError: no such number of puzzles, givens or threads, or a negative seed.
+        NotImplementedError: the compiled library is missing.
+
+    Example:
+        >>> generate(4, givens=[22, 30], seed=1).givens.tolist()
+        [22, 30, 22, 30]
+    """
+    _require("count", "at least 0", count, count >= 0)
+    _require("seed", "at least 0", seed, seed >= 0)
+    _require("threads", "at least 1", threads, threads is None or threads >= 1)
+    levels = _levels(count, givens, minimal)
+    reason = native.why_missing()
+    if reason is not None:
+        raise NotImplementedError(f"datasets.sudoku.generate: {reason}")
+    made = Puzzles(*np.empty((2, count, CELLS), np.int8))
+    done, step = 0, 2
+    while done < count:
+        start = time.monotonic()
+        part = slice(done, min(done + step, count))
+        made.puzzles[part], made.solutions[part] = native.generate(
+            levels[part], exactly=minimal, seed=seed, first=done, threads=threads
+        )
+        done = part.stop
+        if progress is not None:
+            progress(done)
+        step = 2 * step if time.monotonic() - start < _REPORT / 2 else step
+    return made if givens is None or minimal else add_givens(made, levels, seed=seed)
+
+
+def add_givens(data: Puzzles, givens: int | np.ndarray, *, seed: int = 0) -> Puzzles:
+    """Gives random further cells of the solution.
+
+    Args:
+        data: puzzles with their solutions.
+        givens: how many cells of each shall be given, one number or [count].
+        seed: of the choice of cells.
+
+    Returns:
+        The puzzles with their new givens.
+
+    Raises:
+        ValueError: more than 81, or fewer than a puzzle has.
+    """
+    wanted = np.broadcast_to(np.asarray(givens), (len(data),))
+    bad = (wanted < data.givens) | (wanted > CELLS)
+    if bad.any():
+        i = int(np.argmax(bad))
+        raise ValueError(
+            f"datasets.sudoku.add_givens: givens: expected {data.givens[i]} to {CELLS} for "
+            f"puzzle {i}, got {wanted[i]}"
+        )
+    # A random key for each cell, no two in a puzzle alike: the lowest bits are the cell's number.
+    # Those that are given come first.
+    cells = np.arange(CELLS, dtype=np.uint32)
+    keys = np.random.default_rng(seed).integers(1, 2**25, data.puzzles.shape, np.uint32)
+    keys = np.where(data.puzzles > 0, cells, (keys << np.uint32(7)) | cells)
+    last = np.take_along_axis(np.sort(keys, axis=1), wanted[:, None].astype(np.int64) - 1, axis=1)
+    puzzles = np.where(keys <= last, data.solutions, np.int8(0))
+    return Puzzles(puzzles, data.solutions)
+
+
+def _levels(count: int, givens: int | Iterable[int] | None, minimal: bool) -> np.ndarray:
+    """How many givens each puzzle shall have, [count] int8; 81 where any number will do."""
+    if givens is None:
+        _require("minimal", "False where givens is None: all are minimal", minimal, not minimal)
+        return np.full(count, CELLS, np.int8)
+    several = givens if isinstance(givens, Iterable) else [givens]
+    levels = [operator.index(level) for level in several]
+    _require("givens", "at least one number", levels, bool(levels))
+    most = MOST_MINIMAL if minimal else CELLS
+    for level in levels:
+        if level < FEWEST:
+            raise ValueError(
+                f"datasets.sudoku.generate: givens: expected at least {FEWEST}, got {level}: "
+                "puzzles with fewer can not be found by chance; read a published list of them "
+                "with read_lines"
+            )
+        kind = " for minimal puzzles" if minimal else ""
+        _require("givens", f"{FEWEST} to {most}{kind}", level, level <= most)
+    return np.resize(np.array(levels, np.int8), count)
+
+
+def _require(argument: str, expected: str, got: object, met: bool) -> None:
+    if not met:
+        raise ValueError(f"datasets.sudoku.generate: {argument}: expected {expected}, got {got}")
