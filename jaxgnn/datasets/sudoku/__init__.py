@@ -1,6 +1,7 @@
-"""Sudoku puzzles: a generator, readers of published files, solving and rating.
+"""Sudoku puzzles: a generator, readers of published files, solving and rating, symmetries.
 
-Boards are arrays [..., 81] of the digits 1 to 9, row by row, with 0 where a cell is empty; int8.
+Boards are arrays [..., 81] of the digits 1 to 9, row by row, with 0 where a cell is empty: int8 on
+the host. Only the symmetries run on the device.
 """
 
 from jaxgnn.datasets.sudoku._boards import Conflict as Conflict
@@ -20,3 +21,8 @@ from jaxgnn.datasets.sudoku._solve import Difficulty as Difficulty
 from jaxgnn.datasets.sudoku._solve import check_unique as check_unique
 from jaxgnn.datasets.sudoku._solve import difficulty as difficulty
 from jaxgnn.datasets.sudoku._solve import solve as solve
+from jaxgnn.datasets.sudoku._symmetry import Symmetry as Symmetry
+from jaxgnn.datasets.sudoku._symmetry import apply_symmetry as apply_symmetry
+from jaxgnn.datasets.sudoku._symmetry import augment as augment
+from jaxgnn.datasets.sudoku._symmetry import invert_symmetry as invert_symmetry
+from jaxgnn.datasets.sudoku._symmetry import random_symmetry as random_symmetry
