@@ -75,7 +75,7 @@ def augment(key: Array, *boards: Int[Array, "*batch 81"]) -> Any:
 
     Example:
         >>> data = jnp.arange(81, dtype=jnp.int8) % 10
-        >>> puzzle, solution = augment(jax.random.key(0), data, data)
+        >>> puzzle, solution = jax.jit(augment)(jax.random.key(0), data, data)
         >>> bool((puzzle == solution).all())
         True
     """
