@@ -9,6 +9,13 @@ from jaxgnn.ops import _dispatch as dispatch
 
 _STREAMS = (2, 4, 8)
 _LEAST_WIDTH, _MOST_WIDTH = 64, 8192
+# What was timed against XLA: see ``experiments/benchmarks/results``.
+_MEASURED_STREAMS, _LEAST_MEASURED_WIDTH = 4, 512
+
+
+def _never_measured(*arrays: Any, **options: Any) -> str:
+    del arrays, options
+    return "was not measured against XLA"
 
 
 def kernel(
@@ -18,16 +25,45 @@ def kernel(
     *,
     dtypes: tuple[str, ...] = ("float32", "bfloat16"),
     limits: Callable[..., str | None],
+    unmeasured: Callable[..., str | None] = _never_measured,
 ) -> dispatch.Kernel:
-    """The reference and a Mosaic GPU kernel, which only its name chooses until it is measured."""
+    """The reference and a Mosaic GPU kernel, which ``None`` takes where it was measured.
+
+    Args:
+      name: as in error messages.
+      reference: in plain JAX.
+      mosaic: calls the kernel.
+      dtypes: names of the dtypes of features that it takes.
+      limits: the reason why it can not run these arguments, or None.
+      unmeasured: the reason why it is not known to be faster with these, or None.
+    """
     return dispatch.Kernel(
         name,
         {
             "xla": dispatch.xla(reference, scatters=False),
-            "pallas": dispatch.pallas(mosaic, dtypes=dtypes, limits=limits),
+            "pallas": dispatch.pallas(mosaic, dtypes=dtypes, limits=limits, not_worth=unmeasured),
         },
-        preference={"cpu": ("xla",), "cuda": ("xla", "pallas")},
+        preference={"cpu": ("xla",), "cuda": ("pallas", "xla")},
     )
+
+
+def unmeasured_streams(x: Any, *arrays: Any, **options: Any) -> str | None:
+    """Why the streams ``x`` are none that kernels were timed with."""
+    del arrays, options
+    n, dim = x.shape[-2:]
+    if (n, x.dtype.name) == (_MEASURED_STREAMS, "bfloat16") and dim >= _LEAST_MEASURED_WIDTH:
+        return None
+    known = f"{_MEASURED_STREAMS} streams of bfloat16 from {_LEAST_MEASURED_WIDTH} wide on"
+    return f"was measured with {known}, got {n} of {x.dtype.name}, {dim} wide"
+
+
+def unmeasured_matrices(logits: Any, *arrays: Any, **options: Any) -> str | None:
+    """Why the matrices are none that kernels were timed with."""
+    del arrays, options
+    n = logits.shape[-1]
+    if n == _MEASURED_STREAMS:
+        return None
+    return f"was measured with {_MEASURED_STREAMS} streams, got {n}"
 
 
 def stream_limits(x: Any) -> str | None:

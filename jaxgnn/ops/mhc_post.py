@@ -12,7 +12,7 @@ from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops import _pallas_mhc as pallas
 from jaxgnn.ops._checks import check_choice
 from jaxgnn.ops._mhc_checks import check_post
-from jaxgnn.ops._mhc_kernels import kernel, stream_limits
+from jaxgnn.ops._mhc_kernels import kernel, stream_limits, unmeasured_streams
 from jaxgnn.ops.reference import mhc_post as reference
 
 
@@ -20,9 +20,10 @@ def _limits(x, *arrays, **options):
     return stream_limits(x)
 
 
-MHC_POST = kernel("mhc_post", reference.mhc_post, pallas.mhc_post, limits=_limits)
+_TAKEN = {"limits": _limits, "unmeasured": unmeasured_streams}
+MHC_POST = kernel("mhc_post", reference.mhc_post, pallas.mhc_post, **_TAKEN)
 BACKWARD = kernel(
-    "mhc_post.backward", reference.mhc_post_backward, pallas.mhc_post_backward, limits=_limits
+    "mhc_post.backward", reference.mhc_post_backward, pallas.mhc_post_backward, **_TAKEN
 )
 
 

@@ -12,7 +12,7 @@ from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops import _pallas_mhc as pallas
 from jaxgnn.ops._checks import check_choice
 from jaxgnn.ops._mhc_checks import check_number, check_pre
-from jaxgnn.ops._mhc_kernels import kernel, projection_limits
+from jaxgnn.ops._mhc_kernels import kernel, projection_limits, unmeasured_streams
 from jaxgnn.ops.reference import mhc_pre as reference
 
 
@@ -20,7 +20,9 @@ def _limits(x, phi, *arrays, **options):
     return projection_limits(x, phi)
 
 
-MHC_PRE = kernel("mhc_pre", reference.mhc_pre, pallas.mhc_pre, limits=_limits)
+MHC_PRE = kernel(
+    "mhc_pre", reference.mhc_pre, pallas.mhc_pre, limits=_limits, unmeasured=unmeasured_streams
+)
 BACKWARD = kernel(
     "mhc_pre.backward", reference.mhc_pre_backward, pallas.mhc_pre_backward, limits=_limits
 )

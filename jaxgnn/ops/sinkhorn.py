@@ -13,7 +13,7 @@ from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops import _pallas_mhc as pallas
 from jaxgnn.ops._checks import check_choice, check_float
 from jaxgnn.ops._mhc_checks import check_iterations, check_number
-from jaxgnn.ops._mhc_kernels import count_limits, kernel
+from jaxgnn.ops._mhc_kernels import count_limits, kernel, unmeasured_matrices
 from jaxgnn.ops.reference import sinkhorn as reference
 
 
@@ -35,7 +35,12 @@ def _backward_limits(logits, dh, *, iterations, **options):
 
 
 SINKHORN = kernel(
-    "sinkhorn", reference.sinkhorn, pallas.sinkhorn, dtypes=("float32",), limits=_limits
+    "sinkhorn",
+    reference.sinkhorn,
+    pallas.sinkhorn,
+    dtypes=("float32",),
+    limits=_limits,
+    unmeasured=unmeasured_matrices,
 )
 BACKWARD = kernel(
     "sinkhorn.backward",
@@ -43,6 +48,7 @@ BACKWARD = kernel(
     pallas.sinkhorn_backward,
     dtypes=("float32",),
     limits=_backward_limits,
+    unmeasured=unmeasured_matrices,
 )
 IMPLICIT_BACKWARD = _kernel("sinkhorn.implicit_backward", reference.implicit_backward)
 PERMUTATION_MIXTURE = _kernel("permutation_mixture", reference.permutation_mixture)
