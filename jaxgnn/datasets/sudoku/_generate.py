@@ -34,13 +34,14 @@ def generate(
     exchanged for others until some become superfluous.
 
     Puzzle i comes from random numbers of its own, so that it depends on the seed, its level and i
-    alone, whatever the number of threads and of puzzles.
+    alone, whatever the number of threads and of puzzles. At different levels one seed may come upon
+    the same grids: puzzles to be held out need another seed.
 
     Args:
         count: how many puzzles.
         givens: 18 to 81, how many cells are given; or several numbers, such as `range(19, 35)`,
             that the puzzles take in turn; or None for minimal puzzles as they come. One with 18
-            takes about a minute of a core. Some with 17 exist, but are too rare to be found this
+            takes a core a minute or two. Some with 17 exist, but are too rare to be found this
             way: see `read_lines`.
         minimal: whether puzzles must be minimal at their number of givens, 18 to 28; none are
             added then.
