@@ -194,7 +194,7 @@ class BackwardTile:
         room -= dense.aligned(work.marks * MARKS * dense.ROWS * stack.dtype.itemsize)
         blocks = dense.MULTIPROCESSORS // work.parts
         for teams in range(walkers // members, 0, -1):
-            for slots, brief in _AHEAD if teams > 1 else (*_AHEAD, (1, 1)):
+            for slots, brief in _AHEAD:
                 if teams * work.shared_bytes(slots, brief) <= room:
                     return cls(blocks, work.parts, teams, members, slots, brief)
         return None

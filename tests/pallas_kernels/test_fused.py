@@ -152,6 +152,15 @@ def test_all_widths_have_tiles(widths):
             assert not stack.last.of_output and DenseTile.choose_pull_back(stack)
 
 
+def test_walkers_always_read_ahead():
+    """The place of the only tile would be filled by who waits for it."""
+    sizes = (64, 128, 192, 256)
+    shapes = [*itertools.product(sizes, repeat=2), *itertools.product(sizes, repeat=3)]
+    stacks = (_stack(widths, name).linear_last() for widths in shapes for name in VALUES)
+    tiles = [tile for stack in stacks if (tile := BackwardTile.choose(stack))]
+    assert tiles and min(tile.slots for tile in tiles) > 1
+
+
 def test_groups_of_layers():
     """Two layers in a backward kernel, if what is behind them can be told from the result."""
     deep = (128,) * 5
