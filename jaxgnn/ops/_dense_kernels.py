@@ -2,7 +2,7 @@
 
 On a GPU ``implementation=None`` takes the Mosaic GPU kernels for what they were made for: 16-bit
 layers, narrow enough that the time is that of reading and writing rows, and so many rows that this
-is more than the time of a launch; the rest is XLA's. ``layer_limits`` and ``_few_rows`` are this
+is more than the time of a launch; the rest is XLA's. ``layer_limits`` and ``_not_worth`` are this
 rule.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,6 +20,8 @@ from jaxgnn.ops import _dispatch as dispatch
 _DTYPES = ("bfloat16", "float16")
 _LEAST_WIDTH, _MOST_WIDTH = 64, 256
 _LEAST_ROWS = 2048
+# The backward pass of wider layers is another kernel, which was not timed for all activations.
+MOST_BACKWARD_WIDTH = 128
 
 
 def kernel(
@@ -27,13 +30,16 @@ def kernel(
     mosaic: Callable[..., Any],
     *,
     limits: Callable[..., str | None],
+    most_width: int = _MOST_WIDTH,
 ) -> dispatch.Kernel:
-    """The reference and a Mosaic GPU kernel."""
+    """The reference and a Mosaic GPU kernel, which ``None`` takes up to ``most_width``."""
     return dispatch.Kernel(
         name,
         {
             "xla": dispatch.xla(reference, scatters=False),
-            "pallas": dispatch.pallas(mosaic, dtypes=_DTYPES, limits=limits, not_worth=_few_rows),
+            "pallas": dispatch.pallas(
+                mosaic, dtypes=_DTYPES, limits=limits, not_worth=partial(_not_worth, most_width)
+            ),
         },
         preference={"cpu": ("xla",), "cuda": ("pallas", "xla")},
     )
@@ -50,11 +56,14 @@ def layer_limits(x: Any, kernels: Any) -> str | None:
     return _device_limits()
 
 
-def _few_rows(x: Any, *arrays: Any, **options: Any) -> str | None:
-    """The reason if launching kernels takes longer than what they do."""
+def _not_worth(most_width: int, x: Any, kernels: Any, *arrays: Any, **options: Any) -> str | None:
+    """The reason if launching kernels takes longer than what they do, or they were not timed."""
     del arrays, options
     rows = math.prod(x.shape[:-1])
-    return None if rows >= _LEAST_ROWS else f"pays from {_LEAST_ROWS} rows on, got {rows}"
+    if rows < _LEAST_ROWS:
+        return f"pays from {_LEAST_ROWS} rows on, got {rows}"
+    widest = max(x.shape[-1], *(k.shape[1] for k in jax.tree.leaves(kernels)))
+    return None if widest <= most_width else f"was timed up to {most_width} wide, got {widest}"
 
 
 def _device_limits() -> str | None:
