@@ -570,6 +570,8 @@ class MosaicWarp(Warp):
 
     def send(self, pointer, index, words, rank, signal, number):
         """See ``Warp``."""
+        if self.cluster == 1:  # an H200 calls these instructions illegal in such a launch
+            raise NotImplementedError("blocks without a cluster can not send")
         addresses = [
             self._of_block(self._shared_address(*place), rank)
             for place in ((pointer, index, 4), (signal, number, 8))

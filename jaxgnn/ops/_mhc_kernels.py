@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,9 @@ _STREAMS = (2, 4, 8)
 _LEAST_WIDTH, _MOST_WIDTH = 64, 8192
 # What was timed against XLA: see ``experiments/benchmarks/results``.
 _MEASURED_STREAMS, _LEAST_MEASURED_WIDTH = 4, 512
+# Of fewer the time is that of a launch; and under ``jax.vmap`` over tokens, which shows one, each
+# would have a block of its own.
+_LEAST_TOKENS = 1024
 
 
 def _never_measured(*arrays: Any, **options: Any) -> str:
@@ -52,7 +56,7 @@ def unmeasured_streams(x: Any, *arrays: Any, **options: Any) -> str | None:
     del arrays, options
     n, dim = x.shape[-2:]
     if (n, x.dtype.name) == (_MEASURED_STREAMS, "bfloat16") and dim >= _LEAST_MEASURED_WIDTH:
-        return None
+        return _few_tokens(x)
     known = f"{_MEASURED_STREAMS} streams of bfloat16 from {_LEAST_MEASURED_WIDTH} wide on"
     return f"was measured with {known}, got {n} of {x.dtype.name}, {dim} wide"
 
@@ -62,8 +66,13 @@ def unmeasured_matrices(logits: Any, *arrays: Any, **options: Any) -> str | None
     del arrays, options
     n = logits.shape[-1]
     if n == _MEASURED_STREAMS:
-        return None
+        return _few_tokens(logits)
     return f"was measured with {_MEASURED_STREAMS} streams, got {n}"
+
+
+def _few_tokens(x: Any) -> str | None:
+    tokens = math.prod(x.shape[:-2])
+    return None if tokens >= _LEAST_TOKENS else f"pays from {_LEAST_TOKENS} tokens on, got {tokens}"
 
 
 def stream_limits(x: Any) -> str | None:

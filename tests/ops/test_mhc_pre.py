@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxgnn import ops
-from jaxgnn.ops.mhc_pre import MHC_PRE, STATIC
+from jaxgnn.ops.mhc_pre import BACKWARD, MHC_PRE, STATIC
 from jaxgnn.ops.reference import mhc_pre as reference
 from jaxgnn.testing import DTYPES, check_against_float64, check_numerical_gradients
 from tests.ops._mhc import SHAPES, length, parameters, streams, width
@@ -114,6 +114,25 @@ def test_static_coefficients_are_those_of_a_projection_of_zero(implementation):
         return _oracle(True)(x, jnp.zeros(phi.shape, x.dtype), jnp.ones(3, x.dtype), bias)
 
     check_against_float64(static, oracle, x, bias, reduction_length=5 * 24)
+
+
+@pytest.mark.parametrize(
+    "tokens, n, dim, dtype, expected",
+    [
+        (1024, 4, 512, "bfloat16", "pallas"),
+        (1023, 4, 512, "bfloat16", "xla"),
+        (1024, 4, 448, "bfloat16", "xla"),
+        (1024, 2, 512, "bfloat16", "xla"),
+        (1024, 4, 512, "float32", "xla"),
+    ],
+)
+def test_none_takes_kernels_on_a_gpu_where_they_were_measured(tokens, n, dim, dtype, expected):
+    if MHC_PRE.unavailable("pallas", "cuda"):
+        pytest.skip(f"reason: {MHC_PRE.unavailable('pallas', 'cuda')}")
+    x = jax.ShapeDtypeStruct((tokens, n, dim), dtype)
+    phi = jax.ShapeDtypeStruct((n * n + 2 * n, n * dim), "float32")
+    assert MHC_PRE.choose("cuda", x, phi) == expected
+    assert BACKWARD.choose("cuda", x, phi) == "xla"
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
