@@ -10,6 +10,8 @@
 VENV ?= .venv
 # The oldest supported release, or `latest`.
 JAX ?= 0.11.2
+# Which of the tests that need no GPU.
+TESTS ?= not gpu
 # Test processes on the CPU, and on a GPU box, where they share the GPU.
 JOBS ?= 2
 GPU_JOBS ?= 6
@@ -36,7 +38,7 @@ demo: $(VENV)/installed
 	JAX_PLATFORMS=cpu $(BIN)/python -m experiments.maxk train --run runs/demo --fresh
 
 test: $(VENV)/installed
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -m 'not gpu' --numprocesses $(JOBS)
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -m '$(TESTS)' --numprocesses $(JOBS)
 
 lint: $(VENV)/installed
 	$(BIN)/ruff format --check .

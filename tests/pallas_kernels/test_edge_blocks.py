@@ -18,6 +18,8 @@ from pallas_kernels import _simt, maxk_spmm
 from pallas_kernels._edge_blocks import BlocksTile
 from tests.pallas_kernels._emulator import emulated
 
+pytestmark = pytest.mark.emulated
+
 ROWS, COLS, EDGES, PADDING, HUB = 50, 60, 1400, 6, 400
 SHAPES = {
     # Tiles of which the last has fewer senders, blocks of which the last has fewer rows.

@@ -98,6 +98,7 @@ def _assert_selects(z, k, by, ring, first):
     assert_bit_equal((made.values, made.indices), (values, columns.astype(np.uint8)))
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(
     "width, ring, first, rows", [(64, 1, 0, 64), (128, 3, 2, 13), (192, 3, 0, 33), (256, 11, 9, 64)]
@@ -108,6 +109,7 @@ def test_selection_has_the_bits_of_sorted_rows(width, ring, first, rows, dtype):
         _assert_selects(z, k, by, ring, first)
 
 
+@pytest.mark.emulated
 def test_searches_end_wherever_they_begin():
     """Of all the numbers that there are: any are neighbours, and nothing is like a bell curve."""
     bits = np.random.default_rng(0).permutation(2**16).astype(np.uint16)
@@ -116,6 +118,7 @@ def test_searches_end_wherever_they_begin():
         _assert_selects(jnp.asarray(tile), k, "value", 4, 0)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("first_row", [0, 64])
 def test_rows_behind_the_last_are_that_again(first_row):
     x = random_array((70, 128), "bfloat16", seed=1)

@@ -57,6 +57,7 @@ def _post_inputs(tokens, n, dim, dtype, scale=1.0):
     return streams((tokens,), n, dim, dtype, scale), *outputs((tokens,), n, dim, dtype, scale)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tokens, n, dim", SHAPES)
@@ -73,6 +74,7 @@ def test_post_and_its_gradients(tokens, n, dim, dtype, transposed):
         _assert_all_close(gradients, exact, dim)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_what_is_not_finite_in_post_stays_with_its_token(n):
     inputs = _post_inputs(9, n, 64, "float32")
@@ -93,6 +95,7 @@ SINKHORN = {"rows": {"last": "rows", "eps": 1e-6}, "columns": {"last": "columns"
 SINKHORN |= {f"{last}, logarithms": {"last": last, "eps": 0.0} for last in ("rows", "columns")}
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("options", SINKHORN.values(), ids=SINKHORN)
 @pytest.mark.parametrize("n, count", [(2, 1), (4, 100), (8, 17)])
 def test_sinkhorn_and_its_gradient(n, count, options):
@@ -109,6 +112,7 @@ def test_sinkhorn_and_its_gradient(n, count, options):
         assert_close(dlogits, exact, reduction_length=2 * n * iterations)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("eps", [0.0, 1e-6])
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_what_is_not_finite_in_sinkhorn_stays_with_its_matrix(n, eps):
@@ -126,6 +130,7 @@ def test_what_is_not_finite_in_sinkhorn_stays_with_its_matrix(n, eps):
             assert np.isnan(made[[3, 20, 39]]).all()
 
 
+@pytest.mark.emulated
 def test_sinkhorn_does_not_underflow_in_logarithms():
     logits = jnp.asarray([[[0.0, -90.0], [-300.0, 0.0]], [[400.0, 0.0], [0.0, -400.0]]])
     options = {"iterations": 20, "eps": 0.0, "last": "rows"}
@@ -144,6 +149,7 @@ def _pre_inputs(tokens, n, dim, dtype, scale=1.0):
 PRE = {"norm_eps": 1e-6, "pre_eps": 1e-3, "post_scale": 2.0}
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tokens, n, dim", SHAPES)
 def test_pre(tokens, n, dim, dtype):
@@ -155,6 +161,7 @@ def test_pre(tokens, n, dim, dtype):
         _assert_all_close([*made, *saved], [*exact, *exactly_saved], n * dim)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tokens, n, dim", SHAPES)
 def test_the_gradients_of_pre(tokens, n, dim, dtype):
@@ -169,6 +176,7 @@ def test_the_gradients_of_pre(tokens, n, dim, dtype):
         _assert_all_close(made, exact, max(n, tokens) * dim)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_blocks_of_many_tokens_that_take_turns(monkeypatch, dtype):
     monkeypatch.setattr(_pieces, "MOST_BLOCKS", 2)
@@ -183,6 +191,7 @@ def test_blocks_of_many_tokens_that_take_turns(monkeypatch, dtype):
         _assert_all_close(made, [*exact, *exactly_saved], 4 * 64)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_what_is_not_finite_in_pre_stays_with_its_token(n):
     x, *parameters = _pre_inputs(33, n, 64, "bfloat16")
@@ -210,6 +219,7 @@ def _size_of_terms(x, f, h_post, h_res, *rest, transposed, **constants):
     return post_reference.mhc_post_backward(*sizes, transposed=transposed)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize(
     "tokens, n, dim, dtype, transposed",
     [

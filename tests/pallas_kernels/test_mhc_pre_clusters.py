@@ -43,6 +43,7 @@ CASES = {
 }
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("shape, tile", CASES.values(), ids=CASES)
 def test_every_tile_gives_the_values(shape, tile):
     tokens, n, dim = shape
@@ -61,6 +62,7 @@ def _made(case, seed=0):
         return mhc_pre(x, phi, alpha, bias, **OPTIONS, tile=tile)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("case", ["many tiles", "three teams"])
 def test_what_comes_in_any_order_gives_the_same_bits(case):
     expected = _made(case)
@@ -79,6 +81,7 @@ RACES = {
 }
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("race", RACES)
 def test_the_emulator_finds_races(race, monkeypatch):
     monkeypatch.setattr(*RACES[race])
@@ -94,6 +97,7 @@ BOUNDARIES = {
 }
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("shape, tile", BOUNDARIES.values(), ids=BOUNDARIES)
 def test_every_tile_of_the_boundary_gives_the_values(shape, tile, transposed):
@@ -129,6 +133,7 @@ BACKWARD = [(name, False) for name in STEPS]
 BACKWARD += [(name, True) for name, (shape, *_) in STEPS.items() if shape[1] == 4]
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("name, posts", BACKWARD)
 def test_the_backward_pass_in_several_steps(name, posts):
     shape, dtype, tile = STEPS[name]

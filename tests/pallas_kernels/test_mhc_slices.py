@@ -104,6 +104,7 @@ def test_every_tile_gives_the_gradients_through_post(interpreted, shape, transpo
 
 
 # Groups of 8 and 32 lanes, some without a token; one block, and two that take turns.
+@pytest.mark.emulated
 @pytest.mark.parametrize("tokens, n, dim, blocks", [(9, 4, 64, 9), (35, 2, 256, 2)])
 def test_what_there_is_of_tokens(monkeypatch, tokens, n, dim, blocks):
     monkeypatch.setattr(tokens_kernel, "_MOST_BLOCKS", blocks)

@@ -17,6 +17,8 @@ from jaxgnn.testing import DTYPES, assert_bit_equal, assert_close, random_array
 from tests._settings import COMPILED_QUICKLY, jax_settings
 from tests.pallas_kernels._emulator import emulated
 
+pytestmark = pytest.mark.emulated
+
 ROWS, COLS, EDGES, PADDING, HUB = 50, 60, 1400, 7, 800
 
 
