@@ -59,6 +59,10 @@ class MhcPreClusterTile:
     buffers: int = 2
 
     def __post_init__(self):
+        if self.cluster < 2:
+            raise ValueError(
+                f"blocks send to each other in clusters of two or more, got {self.cluster}"
+            )
         # A helper would wait for a signal's turn after the next, which looks like the one before.
         if self.helpers > self.summed:
             raise ValueError(f"{self.helpers} helpers would share {self.summed} buffers of sums")

@@ -19,7 +19,7 @@ from jaxgnn.ops import _dispatch as dispatch
 
 _DTYPES = ("bfloat16", "float16")
 _LEAST_WIDTH, _MOST_WIDTH = 64, 256
-_LEAST_ROWS = 2048
+_LEAST_ROWS = 2048  # an estimate: fewer were not timed
 # The backward pass of wider layers is another kernel, which was not timed for all activations.
 MOST_BACKWARD_WIDTH = 128
 
@@ -57,11 +57,11 @@ def layer_limits(x: Any, kernels: Any) -> str | None:
 
 
 def _not_worth(most_width: int, x: Any, kernels: Any, *arrays: Any, **options: Any) -> str | None:
-    """The reason if launching kernels takes longer than what they do, or they were not timed."""
+    """The reason if launching kernels may take longer than what they do, or none was timed."""
     del arrays, options
     rows = math.prod(x.shape[:-1])
     if rows < _LEAST_ROWS:
-        return f"pays from {_LEAST_ROWS} rows on, got {rows}"
+        return f"is taken from {_LEAST_ROWS} rows on, got {rows}"
     widest = max(x.shape[-1], *(k.shape[1] for k in jax.tree.leaves(kernels)))
     return None if widest <= most_width else f"was timed up to {most_width} wide, got {widest}"
 

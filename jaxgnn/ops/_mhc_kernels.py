@@ -10,16 +10,17 @@ from jaxgnn.ops import _dispatch as dispatch
 
 _STREAMS = (2, 4, 8)
 _LEAST_WIDTH, _MOST_WIDTH = 64, 8192
-# What was timed against XLA: see ``experiments/benchmarks/results``.
+# What was timed: the layer forward, against XLA (``experiments/benchmarks/results``), and each kernel
+# that it and the backward passes of its ``mhc_post`` and ``sinkhorn`` consist of, by itself.
 _MEASURED_STREAMS, _LEAST_MEASURED_WIDTH = 4, 512
-# Of fewer the time is that of a launch; and under ``jax.vmap`` over tokens, which shows one, each
-# would have a block of its own.
+# Not measured: the layer was timed with 8,192 and more. Under ``jax.vmap`` over tokens, which shows
+# one, each would have a block of its own.
 _LEAST_TOKENS = 1024
 
 
 def _never_measured(*arrays: Any, **options: Any) -> str:
     del arrays, options
-    return "was not measured against XLA"
+    return "was not measured"
 
 
 def kernel(
@@ -72,7 +73,11 @@ def unmeasured_matrices(logits: Any, *arrays: Any, **options: Any) -> str | None
 
 def _few_tokens(x: Any) -> str | None:
     tokens = math.prod(x.shape[:-2])
-    return None if tokens >= _LEAST_TOKENS else f"pays from {_LEAST_TOKENS} tokens on, got {tokens}"
+    return (
+        None
+        if tokens >= _LEAST_TOKENS
+        else f"is taken from {_LEAST_TOKENS} tokens on, got {tokens}"
+    )
 
 
 def stream_limits(x: Any) -> str | None:

@@ -22,7 +22,7 @@ OPTIONS = {"norm_eps": 1e-6, "pre_eps": 1e-3, "post_scale": 2.0}
 # Tokens, streams, width; tiles of one block and of several, that leave the last tokens over.
 CASES = {
     "one token": ((1, 4, 64), MhcPreClusterTile(warps=1, cluster=2, clusters=1)),
-    "no cluster": ((100, 4, 64), MhcPreClusterTile(warps=2, cluster=1, clusters=3)),
+    "three clusters": ((100, 4, 64), MhcPreClusterTile(warps=1, cluster=2, clusters=3)),
     "many tiles": (
         (150, 2, 64),
         MhcPreClusterTile(warps=1, cluster=2, clusters=1, ahead=1, behind=1),
@@ -90,10 +90,10 @@ def test_the_emulator_finds_races(race, monkeypatch):
 
 
 BOUNDARIES = {
-    "no cluster": ((100, 4, 64), (2, 1, 2)),
+    "two clusters": ((100, 4, 64), (1, 2, 2)),
     "three blocks": ((100, 4, 192), (2, 3, 1)),
     "one ahead": ((90, 4, 128), (2, 2, 1, 1, 1, 1, 1, 1)),
-    "two teams": ((150, 4, 64), (2, 1, 1, 1, 1, 2, 2)),
+    "two teams": ((150, 4, 64), (1, 2, 1, 1, 1, 2, 2)),
 }
 
 
@@ -201,6 +201,11 @@ def test_helpers_have_a_buffer_each():
     """Else one would wait for a signal two turns ahead, and take the last turn's for it."""
     with pytest.raises(ValueError, match="2 helpers would share 1 buffers"):
         MhcPreClusterTile(warps=2, cluster=2, clusters=1, helpers=2, buffers=1)
+
+
+def test_blocks_that_send_are_in_a_cluster():
+    with pytest.raises(ValueError, match="clusters of two or more, got 1"):
+        MhcPreClusterTile(warps=2, cluster=1, clusters=3)
 
 
 def test_clusters_reach_the_compiler():
