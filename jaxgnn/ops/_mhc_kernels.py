@@ -10,8 +10,8 @@ from jaxgnn.ops import _dispatch as dispatch
 
 _STREAMS = (2, 4, 8)
 _LEAST_WIDTH, _MOST_WIDTH = 64, 8192
-# What was timed: the layer forward, against XLA (``experiments/benchmarks/results``), and each kernel
-# that it and the backward passes of its ``mhc_post`` and ``sinkhorn`` consist of, by itself.
+# What was timed: the layer forward, against XLA (``experiments/benchmarks/results``); and by itself
+# each of its kernels, and those of the backward passes of ``mhc_post`` and ``sinkhorn``.
 _MEASURED_STREAMS, _LEAST_MEASURED_WIDTH = 4, 512
 # Not measured: the layer was timed with 8,192 and more. Under ``jax.vmap`` over tokens, which shows
 # one, each would have a block of its own.
