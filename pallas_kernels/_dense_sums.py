@@ -62,8 +62,7 @@ class Summer:
         team, turn = lax.rem(n, self.tile.teams), n // self.tile.teams
         place = (team, lax.rem(turn, self.tile.slots))
         self.ring.wait(place)
-        if self.work.kept:
-            plgpu.barrier_wait(self.scratch["made"].at[team])
+        plgpu.barrier_wait(self.scratch["made"].at[team])
         streams = dict(zip(self.work.summed, self.ring.held(place), strict=True))
         # Of an only team the number is known.
         zero = dense.zero_in(n)

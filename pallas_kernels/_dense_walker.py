@@ -83,11 +83,12 @@ class Walker:
             if self.work.kept:
                 self._make_dz(streams, held, functools.partial(reuse, i))
                 plgpu.commit_smem()
-                plgpu.barrier_arrive(self.scratch["made"].at[team])
-                if tile.members > 1:
-                    plgpu.barrier_wait(self.scratch["made"].at[team])
             else:
                 reuse(i)
+            # Also if there is nothing to wait for: a summer that ran ahead would be counted twice.
+            plgpu.barrier_arrive(self.scratch["made"].at[team])
+            if self.work.kept and tile.members > 1:
+                plgpu.barrier_wait(self.scratch["made"].at[team])
             if self.brief:
                 load(self.brief, tile.brief, i + tile.brief)
             self._make_dx(streams, held, rows(i))

@@ -36,7 +36,9 @@ def kernel(
     return dispatch.Kernel(
         name,
         {
-            "xla": dispatch.xla(reference, scatters=False),
+            "xla": dispatch.xla(
+                reference, scatters=False, cuda=partial(reference, round_products=True)
+            ),
             "pallas": dispatch.pallas(
                 mosaic, dtypes=_DTYPES, limits=limits, not_worth=partial(_not_worth, most_width)
             ),

@@ -96,7 +96,8 @@ def fused_linear(
     """``activation(x @ kernel + bias)``.
 
     Sums are accumulated in float32 (float64 for float64 input), bias and activation applied to
-    them, and the result rounded once. Differentiable in every array::
+    them, and the result rounded once; but XLA's 16-bit products on a GPU are rounded before, as its
+    library writes them. Differentiable in every array::
 
         dz = dy activation'(z),  dx = dz kernelᵀ,  dkernel = xᵀ dz,  dbias = Σ_rows dz
 

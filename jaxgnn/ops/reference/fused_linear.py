@@ -38,9 +38,10 @@ def fused_linear(
     *,
     activation: Name | None,
     precision: Precision | None,
+    round_products: bool = False,
 ) -> Float[Array, "*batch out"]:
-    """``activation(x @ kernel + bias)``, rounded once."""
-    z = preactivation(x, kernel, bias, precision)
+    """``activation(x @ kernel + bias)``, rounded once; also before if ``round_products``."""
+    z = preactivation(x, kernel, bias, precision, round_products)
     return ACTIVATIONS[activation].value(z).astype(x.dtype)
 
 
@@ -53,6 +54,7 @@ def fused_linear_backward(
     *,
     activation: Name | None,
     precision: Precision | None,
+    round_products: bool = False,
 ) -> tuple[Array, Array, Array | None]:
     """Gradients to ``x``, ``kernel`` and ``bias``.
 
@@ -65,9 +67,9 @@ def fused_linear_backward(
         known = y
         if known is None:
             x, kernel, bias, dz = behind_barrier(x, kernel, bias, dz)
-            known = preactivation(x, kernel, bias, precision)
+            known = preactivation(x, kernel, bias, precision, round_products)
         dz = ACTIVATIONS[activation].pull_back(known, dz)
-    dx, dkernel, dbias = gradients(x, kernel, bias, dz, precision)
+    dx, dkernel, dbias = gradients(x, kernel, bias, dz, precision, round_products)
     return dx.astype(x.dtype), dkernel, dbias
 
 
@@ -79,9 +81,11 @@ def fused_linear_maxk(
     k: int,
     by: str,
     precision: Precision | None,
+    round_products: bool = False,
 ) -> CBSR:
     """The k largest entries of each row of ``x @ kernel + bias``, rounded."""
-    z = fused_linear(x, kernel, bias, activation=None, precision=precision)
+    options = {"precision": precision, "round_products": round_products}
+    z = fused_linear(x, kernel, bias, activation=None, **options)
     return maxk(z, k=k, by=by, early_stop=None)
 
 
@@ -90,14 +94,16 @@ def saves_output(activation: Name | None) -> bool:
     return ACTIVATIONS[activation].of_output
 
 
-def preactivation(x, kernel, bias, precision: Precision | None) -> Array:
+def preactivation(
+    x, kernel, bias, precision: Precision | None, round_products: bool = False
+) -> Array:
     """``x @ kernel + bias`` in the accumulation dtype."""
-    z = product(x, kernel, ((x.ndim - 1,), (0,)), precision)
+    z = product(x, kernel, ((x.ndim - 1,), (0,)), precision, round_products)
     return z if bias is None else z + bias.astype(z.dtype)
 
 
 def gradients(
-    x, kernel, bias, dz, precision: Precision | None
+    x, kernel, bias, dz, precision: Precision | None, round_products: bool = False
 ) -> tuple[Array, Array, Array | None]:
     """Those of ``preactivation`` from ``dz``; ``dx`` is not yet rounded.
 
@@ -106,20 +112,25 @@ def gradients(
     """
     rows = tuple(range(x.ndim - 1))
     operand = dz.astype(x.dtype)
-    dx = product(operand, kernel, ((dz.ndim - 1,), (1,)), precision)
-    dkernel = product(x, operand, (rows, rows), precision).astype(kernel.dtype)
+    dx = product(operand, kernel, ((dz.ndim - 1,), (1,)), precision, round_products)
+    dkernel = product(x, operand, (rows, rows), precision, round_products).astype(kernel.dtype)
     dbias = None if bias is None else jnp.sum(dz, axis=rows).astype(bias.dtype)
     return dx, dkernel, dbias
 
 
-def product(a, b, contracted, precision: Precision | None) -> Array:
-    """Sums products over the ``contracted`` axes of ``a`` and ``b`` in the accumulation dtype."""
+def product(a, b, contracted, precision: Precision | None, round_products: bool = False) -> Array:
+    """Sums products over the ``contracted`` axes of ``a`` and ``b`` in the accumulation dtype.
+
+    With ``round_products`` sums leave the product in the dtype of ``a``: half of the bytes, where
+    bias and activation are a pass of their own over what a library's product has written.
+    """
     dtype = accumulation_dtype(a.dtype)
     # Products of 16-bit numbers are exact in float32, and float64 is not to become less.
     how = PRECISIONS[precision] if a.dtype == jnp.float32 else None
-    return lax.dot_general(
-        a, b, (contracted, ((), ())), precision=how, preferred_element_type=dtype
-    )
+    stored = a.dtype if round_products else dtype
+    dimensions = contracted, ((), ())
+    sums = lax.dot_general(a, b, dimensions, precision=how, preferred_element_type=stored)
+    return sums.astype(dtype)
 
 
 def behind_barrier(*trees):

@@ -24,10 +24,12 @@ def fused_mlp(
     *,
     activation: Name | None,
     precision: Precision | None,
+    round_products: bool = False,
 ) -> Float[Array, "*batch out"]:
     """``fused_linear`` with the activation for each layer but the last, which has none."""
-    inputs, _ = _hidden_layers(x, kernels, biases, activation, precision)
-    return fused_linear(inputs[-1], kernels[-1], biases[-1], activation=None, precision=precision)
+    inputs, _ = _hidden_layers(x, kernels, biases, activation, precision, round_products)
+    options = {"precision": precision, "round_products": round_products}
+    return fused_linear(inputs[-1], kernels[-1], biases[-1], activation=None, **options)
 
 
 def fused_mlp_backward(
@@ -38,6 +40,7 @@ def fused_mlp_backward(
     *,
     activation: Name | None,
     precision: Precision | None,
+    round_products: bool = False,
 ) -> tuple[Array, tuple[Array, ...], tuple[Array | None, ...]]:
     """Gradients to ``x``, ``kernels`` and ``biases``.
 
@@ -48,22 +51,22 @@ def fused_mlp_backward(
         dz_{i-1}  = dh_i activation'(z_{i-1})
     """
     x, kernels, biases, dy = behind_barrier(x, tuple(kernels), tuple(biases), dy)
-    inputs, known = _hidden_layers(x, kernels, biases, activation, precision)
+    inputs, known = _hidden_layers(x, kernels, biases, activation, precision, round_products)
     dkernels, dbiases = [], []
     dh = dy.astype(accumulation_dtype(dy.dtype))
     for h, kernel, bias, z in reversed(list(zip(inputs, kernels, biases, known, strict=True))):
         dz = dh if z is None else ACTIVATIONS[activation].pull_back(z, dh)
-        dh, dkernel, dbias = gradients(h, kernel, bias, dz, precision)
+        dh, dkernel, dbias = gradients(h, kernel, bias, dz, precision, round_products)
         dkernels.insert(0, dkernel)
         dbiases.insert(0, dbias)
     return dh.astype(x.dtype), tuple(dkernels), tuple(dbiases)
 
 
-def _hidden_layers(x, kernels, biases, activation, precision):
+def _hidden_layers(x, kernels, biases, activation, precision, round_products):
     """What each layer reads; and what the derivative behind it is made of, None for the last."""
     layer, inputs, known = ACTIVATIONS[activation], [x], []
     for kernel, bias in zip(kernels[:-1], biases[:-1], strict=True):
-        z = preactivation(inputs[-1], kernel, bias, precision)
+        z = preactivation(inputs[-1], kernel, bias, precision, round_products)
         inputs.append(stored(layer.value(z), x.dtype))
         known.append(inputs[-1] if layer.of_output else z)
     return inputs, [*known, None]
