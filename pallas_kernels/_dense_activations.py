@@ -64,6 +64,14 @@ def _reciprocal(x):
 
 
 _LOG2_E = math.log2(math.e)
+_LARGEST = 3e38  # of float32, about
+
+
+def _logistic(exponent):
+    """``s = 1 / (1 + 2^exponent)`` and ``1 - s``, which as a difference would lose digits."""
+    power = jnp.exp2(exponent)
+    s = _reciprocal(1.0 + power)
+    return s, jnp.minimum(power, _LARGEST) * s
 
 
 def _positive(z):
@@ -87,9 +95,9 @@ def _gelu(z):
     # y = z s with s = σ(u), u = a z + b z³, of which the slope is s + y (1 - s) u'.
     square = jnp.minimum(z * z, _MOST_SQUARE)
     exponent = z * (-_LOG2_E * _TWICE_SCALE - (_LOG2_E * _TWICE_SCALE * _CUBIC) * square)
-    s = _reciprocal(1.0 + jnp.exp2(exponent))
+    s, rest = _logistic(exponent)
     y = z * s
-    return y, s + (y - y * s) * (_TWICE_SCALE + (3 * _TWICE_SCALE * _CUBIC) * square)
+    return y, s + (y * rest) * (_TWICE_SCALE + (3 * _TWICE_SCALE * _CUBIC) * square)
 
 
 # Abramowitz and Stegun, 7.1.26, with an error of at most 1.5e-7; halved.
@@ -113,9 +121,9 @@ def _gelu_exact(z):
 
 
 def _silu(z):
-    s = _reciprocal(1.0 + jnp.exp2(-_LOG2_E * z))
+    s, rest = _logistic(-_LOG2_E * z)
     y = z * s
-    return y, s + (y - y * s)
+    return y, s + y * rest
 
 
 def _mish(z):

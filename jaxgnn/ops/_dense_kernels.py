@@ -20,8 +20,6 @@ from jaxgnn.ops import _dispatch as dispatch
 _DTYPES = ("bfloat16", "float16")
 _LEAST_WIDTH, _MOST_WIDTH = 64, 256
 _LEAST_ROWS = 2048  # an estimate: fewer were not timed
-# The backward pass of wider layers is another kernel, which was not timed for all activations.
-MOST_BACKWARD_WIDTH = 128
 
 
 def kernel(
@@ -30,18 +28,15 @@ def kernel(
     mosaic: Callable[..., Any],
     *,
     limits: Callable[..., str | None],
-    most_width: int = _MOST_WIDTH,
 ) -> dispatch.Kernel:
-    """The reference and a Mosaic GPU kernel, which ``None`` takes up to ``most_width``."""
+    """The reference and a Mosaic GPU kernel, which ``None`` takes for many rows."""
     return dispatch.Kernel(
         name,
         {
             "xla": dispatch.xla(
                 reference, scatters=False, cuda=partial(reference, round_products=True)
             ),
-            "pallas": dispatch.pallas(
-                mosaic, dtypes=_DTYPES, limits=limits, not_worth=partial(_not_worth, most_width)
-            ),
+            "pallas": dispatch.pallas(mosaic, dtypes=_DTYPES, limits=limits, not_worth=_not_worth),
         },
         preference={"cpu": ("xla",), "cuda": ("pallas", "xla")},
     )
@@ -58,14 +53,11 @@ def layer_limits(x: Any, kernels: Any) -> str | None:
     return _device_limits()
 
 
-def _not_worth(most_width: int, x: Any, kernels: Any, *arrays: Any, **options: Any) -> str | None:
+def _not_worth(x: Any, *arrays: Any, **options: Any) -> str | None:
     """The reason if launching kernels may take longer than what they do, or none was timed."""
     del arrays, options
     rows = math.prod(x.shape[:-1])
-    if rows < _LEAST_ROWS:
-        return f"is taken from {_LEAST_ROWS} rows on, got {rows}"
-    widest = max(x.shape[-1], *(k.shape[1] for k in jax.tree.leaves(kernels)))
-    return None if widest <= most_width else f"was timed up to {most_width} wide, got {widest}"
+    return None if rows >= _LEAST_ROWS else f"is taken from {_LEAST_ROWS} rows on, got {rows}"
 
 
 def _device_limits() -> str | None:

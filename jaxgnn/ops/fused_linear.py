@@ -13,8 +13,8 @@ from jaxgnn.graph import CBSR
 from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops import _pallas_dense as pallas
 from jaxgnn.ops._checks import check_choice, check_float
-from jaxgnn.ops._dense_kernels import MOST_BACKWARD_WIDTH, layer_limits
 from jaxgnn.ops._dense_kernels import kernel as kernel_table
+from jaxgnn.ops._dense_kernels import layer_limits
 from jaxgnn.ops._linear_checks import check_layer, check_options
 from jaxgnn.ops.maxk import TODENSE, check_k, maxk
 from jaxgnn.ops.reference import fused_linear as reference
@@ -35,7 +35,6 @@ BACKWARD = kernel_table(
     reference.fused_linear_backward,
     pallas.fused_linear_backward,
     limits=_limits,
-    most_width=MOST_BACKWARD_WIDTH,
 )
 
 MAXK = kernel_table(

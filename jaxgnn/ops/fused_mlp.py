@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops import _pallas_dense as pallas
 from jaxgnn.ops._checks import check_float
-from jaxgnn.ops._dense_kernels import MOST_BACKWARD_WIDTH, kernel, layer_limits
+from jaxgnn.ops._dense_kernels import kernel, layer_limits
 from jaxgnn.ops._linear_checks import check_layers, check_options
 from jaxgnn.ops.reference import fused_mlp as reference
 from jaxgnn.ops.reference._activations import Name as Activation
@@ -29,7 +29,6 @@ BACKWARD = kernel(
     reference.fused_mlp_backward,
     pallas.fused_mlp_backward,
     limits=_limits,
-    most_width=MOST_BACKWARD_WIDTH,
 )
 
 

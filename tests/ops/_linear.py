@@ -37,25 +37,20 @@ def layers(widths, dtype="float32"):
     return kernels, tuple(None if i == 1 else b for i, b in enumerate(biases))
 
 
-def linear(x, kernel, bias, activation, products_to=None):
-    """The formula; products rounded to a dtype where an implementation does so."""
+def linear(x, kernel, bias, activation):
+    """The formula."""
     z = jnp.einsum("...i,io->...o", x, kernel)
-    z = z if products_to is None else _rounded(z, products_to)
     return VALUES[activation](z if bias is None else z + bias)
 
 
-def mlp(x, kernels, biases, activation, rounded_to, products_to=None):
+def mlp(x, kernels, biases, activation, rounded_to):
     """The formula, hidden layers rounded as the op does, so that signs agree."""
     for i, (kernel, bias) in enumerate(zip(kernels, biases, strict=True)):
         last = i == len(kernels) - 1
-        x = linear(x, kernel, bias, None if last else activation, products_to)
-        x = x if last else _rounded(x, rounded_to)
+        x = linear(x, kernel, bias, None if last else activation)
+        if not last:
+            x = x + jax.lax.stop_gradient(x.astype(rounded_to).astype(x.dtype) - x)
     return x
-
-
-def _rounded(x, dtype):
-    """With the gradient of what is not."""
-    return x + jax.lax.stop_gradient(x.astype(dtype).astype(x.dtype) - x)
 
 
 def check(functions, oracles, inputs, dtype, reduction_length, strict=None):

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from jaxgnn.ops.reference._dtypes import accumulation_dtype
+
 Name = Literal["relu", "gelu", "gelu_exact", "silu", "mish", "squared_relu"]
 
 
@@ -23,11 +25,17 @@ class Activation:
       value: of the preactivation z.
       derivative: of ``value``, finite where that is. At the kink it is 0, as in ``jax.nn.relu``.
       of_output: whether ``derivative`` takes ``y = value(z)`` instead of z.
+      selects: whether ``value`` gives z or zero, and so rounds nothing in any dtype.
     """
 
     value: Callable[[Array], Array]
     derivative: Callable[[Array], Array]
     of_output: bool = False
+    selects: bool = False
+
+    def activate(self, z: Array) -> Array:
+        """``value`` of a z of any dtype, in the accumulation dtype if it makes new numbers."""
+        return self.value(z if self.selects else z.astype(accumulation_dtype(z.dtype)))
 
     def pull_back(self, known: Array, dy: Array) -> Array:
         """The gradient to z from ``dy``, of the accumulation dtype, and what is ``known``: y or z.
@@ -73,8 +81,8 @@ def _identity(z):
 
 ACTIVATIONS: Mapping[Name | None, Activation] = MappingProxyType(
     {
-        None: Activation(_identity, jnp.ones_like),
-        "relu": Activation(jax.nn.relu, _step, of_output=True),
+        None: Activation(_identity, jnp.ones_like, selects=True),
+        "relu": Activation(jax.nn.relu, _step, of_output=True, selects=True),
         "gelu": Activation(jax.nn.gelu, _gelu_derivative),
         "gelu_exact": Activation(
             lambda z: jax.nn.gelu(z, approximate=False), _gelu_exact_derivative

@@ -42,7 +42,7 @@ def fused_linear(
 ) -> Float[Array, "*batch out"]:
     """``activation(x @ kernel + bias)``, rounded once; also before if ``round_products``."""
     z = preactivation(x, kernel, bias, precision, round_products)
-    return ACTIVATIONS[activation].value(z).astype(x.dtype)
+    return ACTIVATIONS[activation].activate(z).astype(x.dtype)
 
 
 def fused_linear_backward(
@@ -97,7 +97,7 @@ def saves_output(activation: Name | None) -> bool:
 def preactivation(
     x, kernel, bias, precision: Precision | None, round_products: bool = False
 ) -> Array:
-    """``x @ kernel + bias`` in the accumulation dtype."""
+    """``x @ kernel + bias`` in the dtype of ``product``."""
     z = product(x, kernel, ((x.ndim - 1,), (0,)), precision, round_products)
     return z if bias is None else z + bias.astype(z.dtype)
 
@@ -121,16 +121,16 @@ def gradients(
 def product(a, b, contracted, precision: Precision | None, round_products: bool = False) -> Array:
     """Sums products over the ``contracted`` axes of ``a`` and ``b`` in the accumulation dtype.
 
-    With ``round_products`` sums leave the product in the dtype of ``a``: half of the bytes, where
-    bias and activation are a pass of their own over what a library's product has written.
+    With ``round_products`` the sums are given in the dtype of ``a``: half of the bytes, where bias
+    and activation are a pass of their own over what a library's product has written; and the form
+    in which XLA finds that the library can add the bias.
     """
     dtype = accumulation_dtype(a.dtype)
     # Products of 16-bit numbers are exact in float32, and float64 is not to become less.
     how = PRECISIONS[precision] if a.dtype == jnp.float32 else None
     stored = a.dtype if round_products else dtype
     dimensions = contracted, ((), ())
-    sums = lax.dot_general(a, b, dimensions, precision=how, preferred_element_type=stored)
-    return sums.astype(dtype)
+    return lax.dot_general(a, b, dimensions, precision=how, preferred_element_type=stored)
 
 
 def behind_barrier(*trees):

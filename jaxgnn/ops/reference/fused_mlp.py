@@ -52,10 +52,10 @@ def fused_mlp_backward(
     """
     x, kernels, biases, dy = behind_barrier(x, tuple(kernels), tuple(biases), dy)
     inputs, known = _hidden_layers(x, kernels, biases, activation, precision, round_products)
-    dkernels, dbiases = [], []
-    dh = dy.astype(accumulation_dtype(dy.dtype))
+    dkernels, dbiases, dh = [], [], dy
     for h, kernel, bias, z in reversed(list(zip(inputs, kernels, biases, known, strict=True))):
-        dz = dh if z is None else ACTIVATIONS[activation].pull_back(z, dh)
+        dz = dh.astype(accumulation_dtype(dh.dtype))
+        dz = dz if z is None else ACTIVATIONS[activation].pull_back(z, dz)
         dh, dkernel, dbias = gradients(h, kernel, bias, dz, precision, round_products)
         dkernels.insert(0, dkernel)
         dbiases.insert(0, dbias)
@@ -67,6 +67,6 @@ def _hidden_layers(x, kernels, biases, activation, precision, round_products):
     layer, inputs, known = ACTIVATIONS[activation], [x], []
     for kernel, bias in zip(kernels[:-1], biases[:-1], strict=True):
         z = preactivation(inputs[-1], kernel, bias, precision, round_products)
-        inputs.append(stored(layer.value(z), x.dtype))
+        inputs.append(stored(layer.activate(z), x.dtype))
         known.append(inputs[-1] if layer.of_output else z)
     return inputs, [*known, None]
