@@ -10,17 +10,12 @@ from jaxgnn.ops import _dispatch as dispatch
 
 _STREAMS = (2, 4, 8)
 _LEAST_WIDTH, _MOST_WIDTH = 64, 8192
-# What was timed: the layer forward, against XLA (``experiments/benchmarks/results``); and by itself
-# each of its kernels, and those of the backward passes of ``mhc_post`` and ``sinkhorn``.
+# What was timed: layers and boundaries, forward and backward, against XLA
+# (``experiments/benchmarks/results``).
 _MEASURED_STREAMS, _LEAST_MEASURED_WIDTH = 4, 512
 # Not measured: the layer was timed with 8,192 and more. Under ``jax.vmap`` over tokens, which shows
 # one, each would have a block of its own.
 _LEAST_TOKENS = 1024
-
-
-def _never_measured(*arrays: Any, **options: Any) -> str:
-    del arrays, options
-    return "was not measured"
 
 
 def kernel(
@@ -30,7 +25,7 @@ def kernel(
     *,
     dtypes: tuple[str, ...] = ("float32", "bfloat16"),
     limits: Callable[..., str | None],
-    unmeasured: Callable[..., str | None] = _never_measured,
+    unmeasured: Callable[..., str | None],
 ) -> dispatch.Kernel:
     """The reference and a Mosaic GPU kernel, which ``None`` takes where it was measured.
 

@@ -11,7 +11,7 @@ from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops import _pallas_mhc as pallas
 from jaxgnn.ops._checks import check_choice
 from jaxgnn.ops._mhc_checks import check_post, check_pre
-from jaxgnn.ops._mhc_kernels import kernel, projection_limits
+from jaxgnn.ops._mhc_kernels import kernel, projection_limits, unmeasured_streams
 from jaxgnn.ops.mhc_post import for_each_token, mhc_post
 from jaxgnn.ops.mhc_pre import mhc_pre, pre_options
 from jaxgnn.ops.reference import mhc_post_pre as reference
@@ -21,12 +21,13 @@ def _limits(x, f, h_post, h_res, phi, *arrays, **options):
     return projection_limits(x, phi)
 
 
-MHC_POST_PRE = kernel("mhc_post_pre", reference.mhc_post_pre, pallas.mhc_post_pre, limits=_limits)
+_TAKEN = {"limits": _limits, "unmeasured": unmeasured_streams}
+MHC_POST_PRE = kernel("mhc_post_pre", reference.mhc_post_pre, pallas.mhc_post_pre, **_TAKEN)
 BACKWARD = kernel(
     "mhc_post_pre.backward",
     reference.mhc_post_pre_backward,
     pallas.mhc_post_pre_backward,
-    limits=_limits,
+    **_TAKEN,
 )
 
 

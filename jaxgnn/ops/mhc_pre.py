@@ -20,12 +20,9 @@ def _limits(x, phi, *arrays, **options):
     return projection_limits(x, phi)
 
 
-MHC_PRE = kernel(
-    "mhc_pre", reference.mhc_pre, pallas.mhc_pre, limits=_limits, unmeasured=unmeasured_streams
-)
-BACKWARD = kernel(
-    "mhc_pre.backward", reference.mhc_pre_backward, pallas.mhc_pre_backward, limits=_limits
-)
+_TAKEN = {"limits": _limits, "unmeasured": unmeasured_streams}
+MHC_PRE = kernel("mhc_pre", reference.mhc_pre, pallas.mhc_pre, **_TAKEN)
+BACKWARD = kernel("mhc_pre.backward", reference.mhc_pre_backward, pallas.mhc_pre_backward, **_TAKEN)
 STATIC = dispatch.Kernel(
     "mhc_pre.static", {"xla": dispatch.xla(reference.mhc_pre_static, scatters=False)}
 )
