@@ -605,7 +605,7 @@ class MosaicWarp(Warp):
 
     # -- memory --------------------------------------------------------------------------------
 
-    def copy(self, target, to, source, at, nbytes):
+    def copy(self, target, to, source, at, nbytes, real):
         """See ``Warp``."""
         operands = [
             self._shared_address(target, to, nbytes),
@@ -614,7 +614,11 @@ class MosaicWarp(Warp):
         # Only whole 16 bytes can bypass the first cache. The second one gets whole lines: other
         # lanes want the rest.
         caches = "cg.shared.global.L2::128B" if nbytes == 16 else "ca.shared.global"
-        self._order(f"cp.async.{caches} [$0], [$1], {nbytes};", operands, "r,l")
+        if real is None:
+            return self._order(f"cp.async.{caches} [$0], [$1], {nbytes};", operands, "r,l")
+        # Of fewer bytes than are written the rest is zeros.
+        operands.append(self.select(real, self.i32(nbytes), 0).data)
+        self._order(f"cp.async.{caches} [$0], [$1], {nbytes}, $2;", operands, "r,l,r")
 
     def fetch(self, target, to, source, at, count, signal, number):
         """See ``Warp``."""

@@ -191,7 +191,9 @@ class Array:
         place = warp.integer(index), self.pack(*values), warp.integer(rank)
         warp.send(self.pointer, *place, signals.array.pointer, number)
 
-    def copy_from(self, number: Any, source: Array, at: Any, nbytes: int = 16) -> None:
+    def copy_from(
+        self, number: Any, source: Array, at: Any, nbytes: int = 16, real: Value | None = None
+    ) -> None:
         """Begins to copy some bytes of an array in global memory to one that a block shares.
 
         Only this lane sees the copy once it has waited for it; others after a barrier.
@@ -201,9 +203,10 @@ class Array:
           source: what is copied.
           at: where from, likewise.
           nbytes: 4, 8 or 16.
+          real: where it is false, zeros are written and the source is not read.
         """
         to, at = self.warp.integer(number), self.warp.integer(at)
-        self.warp.copy(self.pointer, to, source.pointer, at, nbytes)
+        self.warp.copy(self.pointer, to, source.pointer, at, nbytes, real)
 
     def fetch(self, number: Value, source: Array, at: Value, count: Any, signals: Signals, step):
         """Begins to copy from an array in global memory to one that a block shares.
@@ -276,7 +279,7 @@ class Array:
         if self.kind != "f32":
             return low.bits("u32") | high.bits("u32") << 16
         if jnp.dtype(self.dtype) != jnp.bfloat16:
-            raise NotImplementedError(f"stores of {self.dtype}")
+            return self.warp.to_float16(low) | self.warp.to_float16(high) << 16
         return self.warp.to_bfloat16(low, high)
 
     def add(self, index: Any, *values: Value) -> None:

@@ -351,7 +351,9 @@ class Warp(abc.ABC):
     # -- memory --------------------------------------------------------------------------------
 
     @abc.abstractmethod
-    def copy(self, target: Any, to: Value, source: Any, at: Value, nbytes: int) -> None:
+    def copy(
+        self, target: Any, to: Value, source: Any, at: Value, nbytes: int, real: Value | None
+    ) -> None:
         """See ``Array.copy_from``."""
 
     @abc.abstractmethod

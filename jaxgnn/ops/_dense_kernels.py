@@ -50,7 +50,7 @@ def layer_limits(x: Any, kernels: Any) -> str | None:
         if width == 0 or width % _LEAST_WIDTH or width > _MOST_WIDTH:
             known = f"multiples of {_LEAST_WIDTH} up to {_MOST_WIDTH}"
             return f"needs widths that are {known}, got {width}"
-    return _device_limits()
+    return device_limits()
 
 
 def _not_worth(x: Any, *arrays: Any, **options: Any) -> str | None:
@@ -60,7 +60,7 @@ def _not_worth(x: Any, *arrays: Any, **options: Any) -> str | None:
     return None if rows >= _LEAST_ROWS else f"is taken from {_LEAST_ROWS} rows on, got {rows}"
 
 
-def _device_limits() -> str | None:
+def device_limits() -> str | None:
     """Other tensor cores than those of 9.0 have other instructions."""
     if jax.default_backend() != "gpu":
         return None

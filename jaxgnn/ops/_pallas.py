@@ -21,7 +21,7 @@ def spmm(graph: CSRGraph, x: Float[Array, "cols dim"]) -> Float[Array, "rows dim
     """See ``jaxgnn.ops.spmm``."""
     from pallas_kernels import spmm as kernels
 
-    return vary_like(x, kernels.spmm(_pieces(graph), x))
+    return vary_like(x, kernels.spmm(pieces(graph), x))
 
 
 @compiled
@@ -31,7 +31,7 @@ def sddmm(
     """See ``jaxgnn.ops.sddmm``; the result is float32."""
     from pallas_kernels import spmm as kernels
 
-    return vary_like(a, kernels.sddmm(_pieces(graph.with_weights(None)), a, b))
+    return vary_like(a, kernels.sddmm(pieces(graph.with_weights(None)), a, b))
 
 
 @partial(compiled, static_argnames=("k", "by", "early_stop"))
@@ -71,7 +71,7 @@ def maxk_spmm(graph: CSRGraph, cbsr: CBSR) -> Float[Array, "rows dim"]:
     """See ``jaxgnn.ops.maxk_spmm``."""
     from pallas_kernels import maxk_spmm as kernels
 
-    y = kernels.maxk_spmm(_pieces(graph), cbsr.values, cbsr.indices, cbsr.dim)
+    y = kernels.maxk_spmm(pieces(graph), cbsr.values, cbsr.indices, cbsr.dim)
     return vary_like(cbsr.values, y)
 
 
@@ -84,7 +84,7 @@ def grad_values(
 
     blocks = _edge_blocks(graph, dy)
     if blocks is None:
-        dvalues = kernels.grad_values(_pieces(graph), cbsr.indices, dy)
+        dvalues = kernels.grad_values(pieces(graph), cbsr.indices, dy)
     else:
         dvalues = kernels.grad_values_blocks(blocks, cbsr.indices, dy)
     return vary_like(dy, dvalues)
@@ -97,11 +97,11 @@ def grad_weights(
     """Gradient to the edge weights, float32."""
     from pallas_kernels import maxk_spmm as kernels
 
-    pieces = _pieces(graph.with_weights(None))
-    return vary_like(dy, kernels.grad_weights(pieces, cbsr.values, cbsr.indices, dy))
+    structure = pieces(graph.with_weights(None))
+    return vary_like(dy, kernels.grad_weights(structure, cbsr.values, cbsr.indices, dy))
 
 
-def _pieces(graph: CSRGraph) -> Pieces:
+def pieces(graph: CSRGraph) -> Pieces:
     from pallas_kernels._pieces import Pieces
 
     size = edges_per_piece(graph.num_edges)

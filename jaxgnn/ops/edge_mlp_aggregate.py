@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops import _dispatch as dispatch
+from jaxgnn.ops import _pallas_edges as pallas
 from jaxgnn.ops._checks import check_graph
 from jaxgnn.ops._edge_checks import both_ends, check_edge_arrays, check_edge_mlp, check_reduction
 from jaxgnn.ops.fused_linear import fused_linear
@@ -28,15 +29,22 @@ _OP = "edge_mlp_aggregate"
 REFERENCE = dispatch.Kernel(_OP, {"xla": dispatch.xla(reference.edge_mlp_aggregate)})
 
 
-def _kernel(name: str, run: Any) -> dispatch.Kernel:
+def _kernel(name: str, run: Any, **mosaic: dispatch.Implementation) -> dispatch.Kernel:
     """A kernel over edges, between the layers that are left to nodes."""
-    order: tuple[dispatch.Name, ...] = ("xla",)
-    return dispatch.Kernel(
-        name, {"xla": dispatch.xla(run)}, preference={"cpu": order, "cuda": order}
-    )
+    entries: dict[dispatch.Name, dispatch.Implementation] = {"xla": dispatch.xla(run)}
+    on_cuda: tuple[dispatch.Name, ...] = ("xla",)
+    if mosaic:
+        entries["pallas"], on_cuda = mosaic["pallas"], ("pallas", "xla")
+    return dispatch.Kernel(name, entries, preference={"cpu": ("xla",), "cuda": on_cuda})
 
 
-FORWARD = _kernel(_OP, _edge_reduce.edge_reduce)
+FORWARD = _kernel(
+    _OP,
+    _edge_reduce.edge_reduce,
+    pallas=dispatch.pallas(
+        pallas.edge_reduce, dtypes=pallas.DTYPES, limits=pallas.limits, not_worth=pallas.not_worth
+    ),
+)
 BACKWARD = _kernel(f"{_OP}.backward", _edge_reduce.edge_reduce_backward)
 
 

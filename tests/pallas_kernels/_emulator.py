@@ -637,9 +637,14 @@ class NumpyWarp(Warp):
 
     # -- memory
 
-    def copy(self, target, to, source, at, nbytes):
+    def copy(self, target, to, source, at, nbytes, real):
         places = self._bytes(target, to, nbytes, nbytes)
-        data = source[0][self._bytes(source, at, nbytes, nbytes)]
+        data = np.zeros(places.shape, np.uint8)
+        is_real = np.ones(len(places), bool) if real is None else real.data[self.active]
+        all_active = self.active
+        self.active = all_active if real is None else all_active & real.data
+        data[is_real] = source[0][self._bytes(source, at, nbytes, nbytes)]
+        self.active = all_active
         assert (places[:, 0] % nbytes == 0).all(), "not aligned"
         threads = self._active_threads()
         # Until it is waited for there is nothing to be seen.

@@ -1,0 +1,454 @@
+"""The kernels of layers of edges: SIMT code emulated, the rest interpreted; lowered for CUDA.
+
+The interpreter knows no SIMT code, nor products of registers: plain JAX stands in for them there.
+"""
+
+import contextlib
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from jaxgnn import CSRGraph, ops
+from jaxgnn.ops import _dispatch as dispatch
+from jaxgnn.ops._pallas import pieces
+from jaxgnn.ops.reference import _edge_reduce as reference
+from jaxgnn.ops.reference._edge_reduce import EdgeOperands, EdgeOptions
+from jaxgnn.testing import assert_bit_equal, assert_close, random_array, to_float64
+from pallas_kernels import _edge_forward, _simt, edge_mlp_aggregate
+from pallas_kernels._edge_forward import EdgeTile
+from pallas_kernels._edge_places import (
+    ROWS,
+    EdgeLayers,
+    GatherEdges,
+    GatherRows,
+    Layout,
+    ScatterRows,
+    Tables,
+    WaitForCopies,
+)
+from tests.ops._edges import RING
+from tests.pallas_kernels._emulator import emulated
+from tests.pallas_kernels.test_lowering import _graph as prepared_graph
+
+WARPGROUP = _simt.Grid(blocks=1, warps=4)
+
+
+def _ragged(num_edges=150):
+    """70 receivers of 40 senders: one of many edges, some of none; and slots of padding."""
+    rng = np.random.default_rng(0)
+    receivers = np.where(rng.random(num_edges) < 0.2, 3, rng.integers(0, 60, num_edges))
+    mask = rng.random(num_edges) < 0.9
+    senders = rng.integers(0, 40, num_edges)
+    return CSRGraph.from_edges(senders, receivers, 70, num_senders=40, edge_mask=mask)
+
+
+def _hub():
+    """A row of more edges than a piece has, one of no more than a piece, and others."""
+    receivers = np.repeat([1, 4, 0, 7], [600, 256, 3, 1])
+    return CSRGraph.from_edges(np.arange(860) % 40, receivers, 10, num_senders=40)
+
+
+GRAPHS = {"ring": lambda: RING, "ragged": _ragged, "hub": _hub}
+
+
+def _operands(graph, batch, widths, weights=None, dtype="bfloat16"):
+    """Of layers of these widths, every second with a bias; ``weights`` for so many of the batch."""
+    kernels = [
+        random_array(form, dtype, i, scale=form[0] ** -0.5)
+        for i, form in enumerate(itertools.pairwise(widths))
+    ]
+    biases = [
+        None if i % 2 else random_array((width,), dtype, 20 + i)
+        for i, width in enumerate(widths[1:])
+    ]
+    given = None if weights is None else random_array((weights, graph.num_edges), "float32", 40)
+    receivers = random_array((batch, graph.num_rows, widths[0]), dtype, 30)
+    senders = random_array((batch, graph.num_cols, widths[0]), dtype, 31)
+    return EdgeOperands(receivers, senders, None, given, None, tuple(kernels), tuple(biases))
+
+
+def _options(graph, activation, activate_last=True):
+    return EdgeOptions(activation, activate_last, False, *graph.uniform_degrees())
+
+
+# -- SIMT code, emulated ---------------------------------------------------------------------------
+
+
+def _dealt_out(graph, batch):
+    return edge_mlp_aggregate.places_of(
+        pieces(graph), batch, graph.num_cols, graph.uniform_degrees()[0]
+    )
+
+
+def _place(places, tables, group, row):
+    """The element, row, first edge, length and slot, or None."""
+    if places.degree is not None:
+        element, own = divmod(group * ROWS + row, places.rows)
+        degree = places.degree
+        return (element, own, own * degree, degree, -1) if element < places.batch else None
+    element, group = divmod(group, places.pieces // ROWS)
+    listed = tables.rows, tables.starts, tables.lengths, tables.slots
+    own, start, length, slot = (int(table[group * ROWS + row]) for table in listed)
+    return (element, own, start, length, slot) if start >= 0 else None
+
+
+def _tile_of_edges(places, tables, group, step, senders, weights):
+    """What belongs to the edges, and their weights."""
+    tile = np.zeros((ROWS, senders.shape[1]), senders.dtype)
+    factors = np.zeros(ROWS, np.float32)
+    for row in range(ROWS):
+        place = _place(places, tables, group, row)
+        if place is not None and step < place[3]:
+            edge = place[2] + step
+            tile[row] = senders[place[0] * places.cols + int(tables.indices[edge])]
+            own = weights is not None and weights.shape[0] > 1
+            factors[row] = 1 if weights is None else weights[place[0] if own else 0, edge]
+    return tile, factors
+
+
+def _tile_of_rows(places, tables, group, receivers):
+    tile = np.zeros((ROWS, receivers.shape[1]), receivers.dtype)
+    for row in range(ROWS):
+        place = _place(places, tables, group, row)
+        if place is not None and place[3] > 0:
+            tile[row] = receivers[place[0] * places.rows + place[1]]
+    return tile
+
+
+def _flat(nodes):
+    return np.asarray(nodes).reshape(-1, nodes.shape[-1])
+
+
+def _listed(tables):
+    return [t for t in jax.tree.leaves(tables)]
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("width, swizzle", [(64, 128), (96, 64)])
+def test_tiles_are_gathered_and_scattered_as_the_tensor_cores_have_them(name, width, swizzle):
+    """To shared memory and back by another way of counting; the group is the last of the batch."""
+    graph, batch = GRAPHS[name](), 6
+    places, tables = _dealt_out(graph, batch)
+    layout, group, step = Layout(width, swizzle), places.groups - 1, 2
+    operands = _operands(graph, batch, (width,), weights=batch)
+    given = jax.tree.map(jnp.asarray, (_flat(operands.receivers), _flat(operands.senders)))
+    arrays = (*given, operands.weights, _listed(tables))
+
+    def kernel(warp, arrays, rows, edges, found, receivers, senders, factors):
+        receivers_in, senders_in, weights, listed = arrays
+        numbers = warp.i32(group), warp.i32(step), warp.i32(step + 1)
+        GatherRows(places, layout)(warp, numbers[0], receivers_in, receivers, *listed)
+        gather = GatherEdges(places, layout, True, True)
+        gather(warp, *numbers, senders_in, senders, factors, weights, *listed)
+        WaitForCopies(0)(warp)
+        warp.barrier()
+        for row, piece in layout.each(warp):
+            for tile, target in ((receivers, rows), (senders, edges)):
+                words = tile.load_words(_bytes_at(row, piece, layout) // 2, 8)
+                target.row(row).store_words(piece * 8, words, 8)
+        warp.when(warp.thread < ROWS, lambda: found.store(warp.thread, factors.load(warp.thread)))
+
+    form = jax.ShapeDtypeStruct((ROWS, width), jnp.bfloat16)
+    numbers = jax.ShapeDtypeStruct((ROWS,), jnp.float32)
+    shared = {"receivers": form, "senders": form, "factors": numbers}
+    with emulated():
+        rows, edges, factors = _simt.launch(
+            kernel, arrays, [form, form, numbers], name="t", grid=WARPGROUP, block_shared=shared
+        )
+    assert_bit_equal(rows, _tile_of_rows(places, tables, group, _flat(operands.receivers)))
+    expected = _tile_of_edges(
+        places, tables, group, step, _flat(operands.senders), np.asarray(operands.weights)
+    )
+    assert_bit_equal((edges, factors), expected)
+
+
+def _bytes_at(row, piece, layout):
+    """By addresses: some of their bits are added to others."""
+    chunks = layout.width * 2 // layout.swizzle
+    chunk, within = piece * 16 // layout.swizzle, piece * 16 % layout.swizzle
+    at = (row // 8 * chunks + chunk) * 8 * layout.swizzle + row % 8 * layout.swizzle + within
+    mask = layout.swizzle // 16 - 1
+    return at ^ (((at >> 7) & mask) << 4)
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("name", GRAPHS)
+def test_sums_are_written_by_rows_and_those_of_pieces_exactly(name):
+    graph, batch, width = GRAPHS[name](), 2, 64
+    places, tables = _dealt_out(graph, batch)
+    layout = Layout(width, 128)
+    sums = random_array((places.groups, ROWS, width), "float32", seed=3)
+    rounded = sums.astype(jnp.bfloat16)
+    left = (sums - rounded.astype(jnp.float32)).astype(jnp.bfloat16)
+    slots = edge_mlp_aggregate.slots(pieces(graph))
+    y = jnp.full((batch * graph.num_rows, width), jnp.nan, jnp.bfloat16)
+    partial = jnp.full((batch, slots, width), jnp.nan, jnp.float32)
+
+    def kernel(warp, arrays, y, partial, tile, other):
+        rounded, left, listed = arrays
+        for group in range(places.groups):
+            for row, piece in layout.each(warp):
+                for source, target in ((rounded, tile), (left, other)):
+                    words = source.row(warp.i32(group)).row(row).load_words(piece * 8, 8)
+                    target.store_words(layout.at(row, piece) * 8, words, 8)
+            warp.barrier()
+            others = [] if places.degree else [other, partial]
+            ScatterRows(places, layout)(warp, warp.i32(group), y, tile, *others, *listed)
+            warp.barrier()
+
+    form = jax.ShapeDtypeStruct((ROWS, width), jnp.bfloat16)
+    with emulated():
+        y, partial = _simt.launch(
+            kernel,
+            (rounded, left, _listed(tables)),
+            [],
+            name="t",
+            grid=WARPGROUP,
+            block_shared={"tile": form, "other": form},
+            updated=[y, partial],
+        )
+    rows, parts = np.asarray(y).copy(), np.asarray(partial).copy()
+    for group in range(places.groups):
+        for row in range(ROWS):
+            place = _place(places, tables, group, row)
+            if place is None:
+                continue
+            element, own, _, _, slot = place
+            if slot < 0:
+                at = element * graph.num_rows + own
+                assert_bit_equal(rows[at], rounded[group, row])
+                rows[at] = np.nan
+            else:
+                np.testing.assert_allclose(parts[element, slot], sums[group, row], rtol=2**-16)
+                parts[element, slot] = np.nan
+    is_cut = np.tile(np.asarray(graph.degrees()) > 256, batch)
+    assert np.isnan(rows.astype(np.float32)).all() and np.isnan(parts).all()
+    assert np.isnan(np.asarray(y, np.float32)).all(1).tolist() == is_cut.tolist()
+
+
+# -- kernels, interpreted --------------------------------------------------------------------------
+
+
+def _inline_stand_in(kernel, numbers, references):
+    """Takes the place of ``_simt.inline`` in the interpreter."""
+    references = [reference for reference, _ in references]
+    if isinstance(kernel, GatherRows):
+        (group,), (nodes, tile, *listed) = numbers, references
+        element, row, _, length, real = _vector_places(kernel.places, group, Tables(*listed))
+        rows = nodes[...][element * kernel.places.rows + row]
+        tile[...] = jnp.where((real & (length > 0))[:, None], rows, 0)
+    elif isinstance(kernel, GatherEdges):
+        (group, step, steps), (nodes, tile, *rest) = numbers, references
+        factors = rest.pop(0) if kernel.has_factors else None
+        weights = rest.pop(0) if kernel.own_weights is not None else None
+        tables = Tables(*rest)
+
+        @pl.when(step < steps)
+        def _():
+            element, _, start, length, real = _vector_places(kernel.places, group, tables)
+            has = real & (step < length)
+            edge = jnp.where(has, start + step, 0)
+            node = element * kernel.places.cols + tables.indices[...][edge]
+            tile[...] = jnp.where(has[:, None], nodes[...][node], 0)
+            if factors is not None:
+                own = element if kernel.own_weights else 0 * element
+                found = 1.0 if weights is None else weights[...][own, edge]
+                factors[...] = jnp.where(has, found, 0.0)
+    elif isinstance(kernel, ScatterRows):
+        (group,), (result, tile, *rest) = numbers, references
+        is_listed = kernel.places.degree is None
+        left, partial, *listed = rest if is_listed else (None, None, *rest)
+        tables = Tables(*listed)
+        element, row, _, _, real = _vector_places(kernel.places, group, tables)
+        slots = -jnp.ones_like(row)
+        if is_listed:
+            slots = tables.slots[...][_numbers(kernel.places, group)]
+        values = tile[...]
+
+        @pl.loop(0, ROWS)
+        def _(i):
+            @pl.when(real[i] & (slots[i] < 0))
+            def _():
+                result[element[i] * kernel.places.rows + row[i]] = values[i]
+
+            if is_listed:
+
+                @pl.when(real[i] & (slots[i] >= 0))
+                def _():
+                    low = left[...][i].astype(jnp.float32)
+                    partial[element[i], slots[i]] = values[i].astype(jnp.float32) + low
+    else:
+        assert isinstance(kernel, WaitForCopies)
+
+
+def _numbers(places, group):
+    return group % (places.pieces // ROWS) * ROWS + jnp.arange(ROWS, dtype=jnp.int32)
+
+
+def _vector_places(places, group, tables):
+    """Element, row, first edge, length and whether there is one, of each place of a group."""
+    if places.degree is not None:
+        number = group * ROWS + jnp.arange(ROWS, dtype=jnp.int32)
+        real = number < places.batch * places.rows
+        element, row = jnp.divmod(jnp.where(real, number, 0), places.rows)
+        return element, row, row * places.degree, jnp.full(ROWS, places.degree), real
+    numbers = _numbers(places, group)
+    row, start, length = (t[...][numbers] for t in (tables.rows, tables.starts, tables.lengths))
+    element = jnp.full(ROWS, group // (places.pieces // ROWS))
+    return element, row, start, length, start >= 0
+
+
+def _multiply(a, kernel):
+    return a.astype(jnp.float32) @ kernel[...].astype(jnp.float32)
+
+
+@contextlib.contextmanager
+def _interpreted():
+    with pytest.MonkeyPatch.context() as patch, plgpu.force_gpu_interpret_mode():
+        patch.setattr(_simt, "inline", _inline_stand_in)
+        patch.setattr(_edge_forward, "multiply", _multiply)
+        patch.setattr(edge_mlp_aggregate, "add_pieces", _add_pieces)
+        yield
+
+
+def _add_pieces(graph, partial, y):
+    """By plain JAX, of all rows that are cut."""
+    size = graph.edges_per_piece
+    begins, ends = graph.indptr[:-1], graph.indptr[1:]
+    for part in range(-(-graph.num_edges // size)):
+        begin = begins + part * size
+        is_full = ends - begin >= size
+        slot = begin // size + jnp.where(is_full, 0, graph.num_edges // size + 1)
+        has = (begin < ends) & (ends - begins > size)
+        added = jnp.where(has[:, None], partial[jnp.where(has, slot, 0)], 0)
+        total = added if part == 0 else total + added
+    return jnp.where((ends - begins > size)[:, None], total.astype(y.dtype), y)
+
+
+# Name of a graph, batch, widths, weights, activation, whether it is behind the last, the tile.
+FORWARD = [
+    ("ring", 7, (96, 96, 96), None, "relu", True, EdgeTile(1, 2, 3)),
+    ("ring", 1, (64, 128), 1, "gelu", True, EdgeTile(2, 1, 2)),
+    ("ragged", 2, (32, 64, 96), 2, "silu", False, EdgeTile(2, 2, 2)),
+    ("ragged", 1, (64,), None, "relu", True, EdgeTile(1, 1, 4)),
+]
+
+
+@functools.partial(jax.jit, static_argnames="options")
+def _exactly(structure, operands, options):
+    return reference.edge_reduce(structure, operands, options=options)
+
+
+@pytest.mark.parametrize("name, batch, widths, weights, activation, last, tile", FORWARD)
+def test_sums_of_layers(name, batch, widths, weights, activation, last, tile):
+    graph = GRAPHS[name]()
+    operands = _operands(graph, batch, widths, weights)
+    options = _options(graph, activation, last)
+    layers = EdgeLayers(*operands[:2], operands.weights, *operands[5:])
+    with _interpreted():
+        y = edge_mlp_aggregate.edge_reduce(
+            pieces(graph), layers, activation, last, options.row_degree, tile
+        )
+    with jax.enable_x64(True):
+        exact = _exactly(graph, to_float64(operands), options)
+    assert y.dtype == jnp.bfloat16
+    assert_close(y, exact, reduction_length=max(widths), operands="bfloat16")
+
+
+# -- as an op --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(dispatch, "current_platform", lambda: "cuda")
+
+
+def _kernels(function, *arguments) -> int:
+    """How many it lowers to; lowering refuses too much shared memory."""
+    lowered = jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",))
+    return lowered.as_text().count("mosaic_gpu_v2")
+
+
+def _op_structs(batch, nodes, width, layers, dtype="bfloat16"):
+    """Features, and parameters of so many layers of one width."""
+    struct = jax.ShapeDtypeStruct
+    widths = (2 * width, *[width] * layers)
+    kernels = tuple(struct(form, dtype) for form in itertools.pairwise(widths))
+    biases = tuple(struct((width,), dtype) for _ in range(layers))
+    return struct((*batch, nodes, width), dtype), ops.EdgeMLPParams(kernels, biases)
+
+
+def _sudoku():
+    """81 cells, each the neighbour of 20."""
+    cells = np.arange(81)
+    row, column = np.divmod(cells, 9)
+    box = row // 3 * 3 + column // 3
+    same = sum((place[:, None] == place for place in (row, column, box)), start=0) > 0
+    return CSRGraph.from_edges(*np.nonzero(same & ~np.eye(81, dtype=bool)), 81)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("layers, activation", [(4, "relu"), (3, "gelu"), (2, "silu")])
+def test_one_kernel_lowers_for_a_batch_of_regular_graphs(layers, activation):
+    graph = _sudoku()
+    assert graph.uniform_degrees() == (20, 20)
+    h, params = _op_structs((256,), 81, 96, layers)
+    run = functools.partial(ops.edge_mlp_aggregate, graph, activation=activation)
+    assert _kernels(run, h, params) == 1
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("reduce, dtype", [("sum", "float16"), ("mean", "bfloat16")])
+def test_general_graphs_lower_also_with_a_batch_and_weights(reduce, dtype):
+    graph = prepared_graph(200_000, 3_200_000, factors=False)
+    weights = jax.ShapeDtypeStruct((graph.num_edges,), "float32")
+    run = functools.partial(ops.edge_mlp_aggregate, reduce=reduce, implementation="pallas")
+    h, params = _op_structs((), graph.num_rows, 128, 3, dtype)
+    assert _kernels(run, graph, h, params) == 4  # both ends, the edges, and rows that are cut
+
+    def weighted(graph, h, params, weights):
+        return run(graph, h, params, weights=weights)
+
+    h, params = _op_structs((4,), graph.num_rows, 64, 4, dtype)
+    assert _kernels(weighted, graph, h, params, weights) >= 2
+    per_element = jax.vmap(weighted, (None, 0, None, 0))
+    own = jax.ShapeDtypeStruct((4, graph.num_edges), "float32")
+    assert _kernels(per_element, graph, h, params, own) >= 2
+
+
+REFUSED = {
+    "edges without features": {"features": 2},
+    "needs a sum or a mean": {"reduce": "max"},
+    "multiples of 32 up to 128, got 160": {"width": 160},
+    "multiples of 32 up to 128, got 48": {"width": 48},
+    "bfloat16 or float16 values, got float32": {"dtype": "float32"},
+}
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_the_kernels_do_not_take_is_named_and_left_to_xla(message):
+    case = {"width": 64, "dtype": "bfloat16", "features": 0, "reduce": "sum"} | REFUSED[message]
+    graph, width = _sudoku(), case["width"]
+    h, params = _op_structs((256,), 81, width, 3, case["dtype"])
+    first = jax.ShapeDtypeStruct((2 * width + case["features"], width), case["dtype"])
+    params = params._replace(kernels=(first, *params.kernels[1:]))
+    features = None
+    if case["features"]:
+        features = jax.ShapeDtypeStruct((graph.num_edges, case["features"]), case["dtype"])
+
+    def run(h, params, features, implementation=None):
+        options = {"reduce": case["reduce"], "implementation": implementation}
+        return ops.edge_mlp_aggregate(graph, h, params, features, **options)
+
+    with pytest.raises(NotImplementedError, match=message):
+        jax.eval_shape(functools.partial(run, implementation="pallas"), h, params, features)
+    lowered = jax.jit(run).trace(h, params, features).lower(lowering_platforms=("cuda",))
+    assert "edge_mlp_aggregate_mosaic" not in lowered.as_text()
