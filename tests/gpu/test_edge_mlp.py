@@ -1,0 +1,258 @@
+"""The kernels of layers of edges on a GPU: against float64, on graphs of all kinds."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxgnn import CSRGraph, ops
+from jaxgnn.ops import _dispatch as dispatch
+from jaxgnn.ops.edge_mlp_aggregate import BACKWARD, FORWARD
+from jaxgnn.ops.reference import _edge_reduce as reference
+from jaxgnn.ops.reference._edge_reduce import EdgeOperands, EdgeOptions
+from jaxgnn.testing import assert_bit_equal, assert_close, random_array, to_float64
+
+pytestmark = pytest.mark.gpu
+
+PALLAS = dispatch.resolve("edge_mlp_aggregate", "pallas")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def needs_kernels():
+    if jax.default_backend() != "gpu":
+        pytest.skip(f"reason: needs a CUDA device, got {jax.default_backend()}")
+    if FORWARD.unavailable("pallas", "cuda"):
+        pytest.skip(f"reason: {FORWARD.unavailable('pallas', 'cuda')}")
+
+
+def _sudoku():
+    """81 cells, each the neighbour of 20."""
+    cells = np.arange(81)
+    row, column = np.divmod(cells, 9)
+    box = row // 3 * 3 + column // 3
+    same = sum((place[:, None] == place for place in (row, column, box)), start=0) > 0
+    return CSRGraph.from_edges(*np.nonzero(same & ~np.eye(81, dtype=bool)), 81)
+
+
+def _ragged(rows=3001, cols=1007, edges=30_000, hub=9000):
+    """Rows of no edge, of few, and of thousands; slots of padding in between."""
+    rng = np.random.default_rng(0)
+    receivers = np.floor(rows * rng.random(edges) ** 3).astype(int)
+    receivers[:hub] = 17
+    receivers = np.where(receivers % 5 == 0, 17, receivers)
+    mask = rng.random(edges) < 0.95
+    return CSRGraph.from_edges(
+        rng.integers(0, cols, edges), receivers, rows, num_senders=cols, edge_mask=mask
+    )
+
+
+def _few():
+    """Fewer rows than a tile has, of one edge or none."""
+    return CSRGraph.from_edges([0, 3, 3], [4, 0, 2], 5)
+
+
+GRAPHS = {"sudoku": _sudoku, "ragged": _ragged, "few": _few}
+# Name of a graph, batch, widths.
+SHAPES = [
+    ("sudoku", 256, (96, 96, 96)),
+    ("sudoku", 3, (96, 96, 96)),
+    ("sudoku", 1, (64, 64)),
+    ("sudoku", 3, (128, 128, 128)),
+    ("sudoku", 7, (32, 96)),
+    ("sudoku", 7, (96,)),
+    ("ragged", 1, (128, 128)),
+    ("ragged", 3, (64, 128, 32)),
+    ("ragged", 1, (96,)),
+    ("few", 3, (64, 64)),
+]
+
+
+def _operands(graph, batch, widths, weights, make):
+    """Of layers of these widths, every second without a bias; ``make(shape, seed, fan_in)``."""
+    pairs = list(itertools.pairwise(widths))
+    kernels = [make(form, i, form[0]) for i, form in enumerate(pairs)]
+    biases = [None if i % 2 else make(form[1:], 20 + i, 1) for i, form in enumerate(pairs)]
+    receivers = make((batch, graph.num_rows, widths[0]), 30, 1)
+    senders = make((batch, graph.num_cols, widths[0]), 31, 1)
+    return EdgeOperands(receivers, senders, None, weights, None, tuple(kernels), tuple(biases))
+
+
+def _real(dtype, shape, seed, fan_in):
+    return random_array(shape, dtype, seed, scale=fan_in**-0.5)
+
+
+def _integer(dtype, shape, seed, fan_in):
+    """Small ones: all sums of the layers are exact."""
+    rng = np.random.default_rng(seed)
+    most = 1 if fan_in > 1 else 2
+    return jnp.asarray(rng.integers(-most, most + 1, shape), jnp.float32).astype(dtype)
+
+
+def _options(graph, activation, last=True):
+    return EdgeOptions(activation, last, False, *graph.uniform_degrees())
+
+
+def _weights(graph, count):
+    return jnp.abs(random_array((count, graph.num_edges), "float32", seed=4)) + 0.1
+
+
+@functools.partial(jax.jit, static_argnames="options")
+def _exact_forward(graph, operands, options):
+    return reference.edge_reduce(graph, operands, options=options)
+
+
+@functools.partial(jax.jit, static_argnames="options")
+def _exact_backward(graph, operands, dy, options):
+    return reference.edge_reduce_backward(graph, operands, dy, options=options)
+
+
+def _exactly(function, graph, *arguments):
+    with jax.enable_x64(True):
+        *arrays, options = arguments
+        return function(graph, *to_float64(tuple(arrays)), options=options)
+
+
+@functools.partial(jax.jit, static_argnames="options")
+def _forward(graph, operands, options):
+    return FORWARD(PALLAS, graph, operands, options=options)
+
+
+@functools.partial(jax.jit, static_argnames="options")
+def _backward(graph, operands, dy, options):
+    return BACKWARD(PALLAS, graph, operands, dy, options=options)
+
+
+def _poison(*shapes):
+    """What the allocator hands out next holds NaN."""
+    jax.block_until_ready([jnp.full(s, jnp.nan, d) for s, d in shapes for _ in range(4)])
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", None])
+@pytest.mark.parametrize("name, batch, widths", SHAPES)
+def test_sums_agree_with_float64(name, batch, widths, activation):
+    graph, dtype = GRAPHS[name](), "float16" if batch == 7 else "bfloat16"
+    options = _options(graph, activation, activation != "gelu")
+    operands = _operands(graph, batch, widths, None, functools.partial(_real, dtype))
+    exact = _exactly(_exact_forward, graph, operands, options)
+    _poison((exact.shape, dtype), (exact.shape, "float32"))
+    y = _forward(graph, operands, options)
+    assert y.dtype == dtype
+    assert_close(y, exact, reduction_length=max(widths), operands=dtype)
+
+
+@pytest.mark.parametrize("own", [1, 3])
+@pytest.mark.parametrize("name", ["sudoku", "ragged"])
+def test_weights_of_edges_multiply_messages(name, own):
+    graph = GRAPHS[name]()
+    make = functools.partial(_real, "bfloat16")
+    operands = _operands(graph, 3, (64, 96), _weights(graph, own), make)
+    options = _options(graph, "silu")
+    exact = _exactly(_exact_forward, graph, operands, options)
+    y = _forward(graph, operands, options)
+    assert_close(y, exact, reduction_length=96, operands="bfloat16")
+
+
+@pytest.mark.parametrize("name, batch, widths", SHAPES)
+def test_sums_of_integers_are_exact(name, batch, widths):
+    graph = GRAPHS[name]()
+    operands = _operands(graph, batch, widths, None, functools.partial(_integer, "bfloat16"))
+    options = _options(graph, "relu")
+    exact = _exactly(_exact_forward, graph, operands, options)
+    expected = np.asarray(exact).astype(np.float32).astype(jnp.bfloat16)
+    y = np.asarray(_forward(graph, operands, options))
+    is_whole = np.asarray(graph.degrees()) <= 256
+    assert_bit_equal(y[:, is_whole], expected[:, is_whole])
+    # The sums of pieces of rows have 16 bits.
+    np.testing.assert_allclose(y.astype(np.float32), expected.astype(np.float32), rtol=2**-7)
+
+
+def test_rows_without_edges_are_zero_whatever_is_not_finite():
+    graph = _ragged()
+    operands = _operands(graph, 1, (64, 64), None, functools.partial(_real, "bfloat16"))
+    alone = np.flatnonzero(np.asarray(graph.degrees()) == 0)
+    receivers = operands.receivers.at[:, alone].set(jnp.nan)
+    senders = operands.senders.at[:, 0].set(jnp.inf)
+    options = _options(graph, "gelu")
+    y = _forward(graph, operands._replace(receivers=receivers), options)
+    assert not np.asarray(y[0, alone]).any() and np.isfinite(np.asarray(y, np.float32)).all()
+    y = _forward(graph, operands._replace(senders=senders), options)
+    rows, indices = np.asarray(graph.receivers()), np.asarray(graph.indices)
+    touched = rows[(indices == 0) & (rows < graph.num_rows)]
+    finite = np.isfinite(np.asarray(y[0], np.float32)).all(1)
+    assert set(np.flatnonzero(~finite)) <= set(touched) and finite[alone].all()
+
+
+def test_results_repeat_to_the_bit_under_load():
+    graph = _sudoku()
+    operands = _operands(graph, 256, (96, 96, 96), None, functools.partial(_real, "bfloat16"))
+    options = _options(graph, "relu")
+    first = _forward(graph, operands, options)
+    for y in [_forward(graph, operands, options) for _ in range(20)]:
+        assert_bit_equal(y, first)
+
+
+def _needs_backward():
+    if BACKWARD.unavailable("pallas", "cuda"):
+        pytest.skip(f"reason: {BACKWARD.unavailable('pallas', 'cuda')}")
+
+
+@pytest.mark.parametrize("name, batch, widths", SHAPES)
+def test_gradients_agree_with_float64(name, batch, widths):
+    _needs_backward()
+    graph = GRAPHS[name]()
+    options = _options(graph, "gelu")
+    operands = _operands(graph, batch, widths, None, functools.partial(_real, "bfloat16"))
+    dy = _real("bfloat16", (batch, graph.num_rows, widths[-1]), 60, 1)
+    if reason := BACKWARD.why_not("pallas", "cuda", graph, operands, dy, options=options):
+        pytest.skip(f"reason: {reason}")
+    exact = _exactly(_exact_backward, graph, operands, dy, options)
+    made = _backward(graph, operands, dy, options)
+    length = max(batch * graph.num_edges, *widths)
+    for a, e in zip(*map(jax.tree.leaves, (made, exact)), strict=True):
+        assert a.dtype == jnp.bfloat16
+        assert_close(a, e, reduction_length=length, operands="bfloat16")
+
+
+@pytest.mark.parametrize("name, batch, widths", SHAPES)
+def test_gradients_of_integers_are_exact(name, batch, widths):
+    _needs_backward()
+    graph = GRAPHS[name]()
+    options = _options(graph, "relu")
+    operands = _operands(graph, batch, widths, None, functools.partial(_integer, "bfloat16"))
+    dy = _integer("bfloat16", (batch, graph.num_rows, widths[-1]), 60, 1)
+    if reason := BACKWARD.why_not("pallas", "cuda", graph, operands, dy, options=options):
+        pytest.skip(f"reason: {reason}")
+    exact = _exactly(_exact_backward, graph, operands, dy, options)
+    shapes = [(leaf.shape, "float32") for leaf in jax.tree.leaves(operands)]
+    _poison(*shapes)
+    made = _backward(graph, operands, dy, options)
+    for a, e in zip(*map(jax.tree.leaves, (made, exact)), strict=True):
+        e = np.asarray(e)
+        # Gradients that edges pass down are rounded to 8 bits before the products behind them.
+        np.testing.assert_allclose(
+            np.asarray(a).astype(np.float64), e, rtol=2**-8, atol=2**-8 * np.abs(e).max()
+        )
+
+
+def test_the_op_and_its_gradients_are_those_of_plain_jax():
+    graph, widths = _sudoku(), (192, 96, 96, 96, 96)
+    forms = enumerate(itertools.pairwise(widths))
+    kernels = [_real("bfloat16", form, i, form[0]) for i, form in forms]
+    biases = [_real("bfloat16", form.shape[1:], 9, 4) for form in kernels]
+    h = random_array((64, 81, 96), "bfloat16", seed=1)
+    params = ops.EdgeMLPParams(tuple(kernels), tuple(biases))
+
+    def run(h, params, implementation):
+        call = functools.partial(ops.edge_mlp_aggregate, graph, activation="gelu")
+        y, pull_back = jax.vjp(lambda *a: call(*a, implementation=implementation), h, params)
+        return y, pull_back(jnp.ones_like(y))
+
+    made, expected = (
+        jax.jit(functools.partial(run, implementation=i))(h, params) for i in (None, "xla")
+    )
+    for a, e in zip(*map(jax.tree.leaves, (made, expected)), strict=True):
+        a, e = (np.asarray(x).astype(np.float32) for x in (a, e))
+        np.testing.assert_allclose(a, e, rtol=0.05, atol=0.02 * np.abs(e).max())
