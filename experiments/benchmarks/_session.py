@@ -61,7 +61,7 @@ class Session:
     """What the rows of a run share.
 
     Attributes:
-      workloads: what to run on, each a ``Workload``, ``Streams`` or ``Rows``.
+      workloads: what to run on, each a ``Workload``, ``Streams``, ``Rows`` or ``Messages``.
       out: folder of the JSONL files.
       timing: further arguments of ``measure``.
       device: as ``device_description`` gives.

@@ -1,4 +1,4 @@
-"""What the benchmarks run on: tables of graphs, of tokens with streams, and of rows for layers."""
+"""What benchmarks run on: tables of graphs, of tokens with streams, of rows, of messages."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxgnn.datasets import SCALES, synthetic
 from jaxgnn.graph import CSRGraph
+from jaxgnn.models import sudoku_graph
 
 Scale = Literal["tiny", "small", "full"]
 Platform = Literal["cpu", "gpu"]
@@ -162,6 +163,71 @@ ROWS: dict[tuple[Platform, Scale], tuple[Rows, ...]] = {
         _rows(1_000_000, 128, **_RELU_AND_GELU),
         _rows(232_965, 256, dtypes=("bfloat16",), **_RELU_AND_GELU),
         _rows(8192, 4096),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Messages:
+    """Graphs on which layers of edges pass messages.
+
+    Attributes:
+      name: as in the tables.
+      nodes: of all graphs together.
+      edges: of a graph that is drawn; none for that of Sudoku, which all boards share.
+      dim: width of the nodes and of all layers.
+      layers: of the MLP of a message.
+      boards: graphs of ``nodes / boards`` nodes each.
+      steps: of a network that is trained; none if the op alone is timed.
+      dtypes: of features and parameters.
+    """
+
+    name: str
+    nodes: int
+    edges: int
+    dim: int
+    layers: int
+    boards: int = 1
+    steps: int = 0
+    dtypes: tuple[str, ...] = ("bfloat16",)
+
+    @property
+    def box(self) -> int:
+        """Cells on a side of a box of a Sudoku."""
+        return round((self.nodes / self.boards) ** 0.25)
+
+    def graph(self) -> CSRGraph:
+        """That of a board."""
+        if self.edges == 0:
+            return sudoku_graph(self.box)
+        return _graph(f"{self.nodes} nodes, {self.edges} edges", self.nodes, self.edges)
+
+
+def _boards(count: int, box: int, dim: int, steps: int, **options) -> Messages:
+    name = f"{count}x{box**4}x{dim}"
+    return Messages(name, count * box**4, 0, dim, 4, boards=count, steps=steps, **options)
+
+
+def _drawn(nodes: int, edges: int, dim: int, layers: int, **options) -> Messages:
+    return Messages(f"{nodes}x{dim}, {layers} layers", nodes, edges, dim, layers, **options)
+
+
+_FLOAT32 = {"dtypes": ("float32",)}
+
+MESSAGES: dict[tuple[Platform, Scale], tuple[Messages, ...]] = {
+    ("cpu", "tiny"): (_boards(2, 2, 8, 2, **_FLOAT32), _drawn(60, 200, 8, 2, **_FLOAT32)),
+    ("cpu", "small"): (_boards(4, 3, 32, 2, **_FLOAT32), _drawn(2000, 20_000, 32, 3, **_FLOAT32)),
+    ("cpu", "full"): (
+        _boards(32, 3, 96, 8, **_FLOAT32),
+        _drawn(20_000, 320_000, 128, 2, **_FLOAT32),
+    ),
+    ("gpu", "tiny"): (_boards(2, 2, 32, 2), _drawn(60, 200, 64, 3)),
+    ("gpu", "small"): (_boards(256, 3, 96, 32),),
+    # The network of recurrent relational networks, then graphs of any degrees.
+    ("gpu", "full"): (
+        _boards(256, 3, 96, 32),
+        _drawn(200_000, 3_200_000, 128, 2),
+        _drawn(200_000, 3_200_000, 128, 3),
     ),
 }
 

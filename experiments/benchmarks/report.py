@@ -26,7 +26,7 @@ _BAR = 0.8
 _ORDER = (
     *("maxk", "spmm", "maxk_spmm", "segment_softmax"),
     *("mhc_pre", "mhc_post", "sinkhorn", "mhc_post_pre", "mhc_layer"),
-    *("fused_linear", "fused_mlp"),
+    *("fused_linear", "fused_mlp", "edge_mlp_aggregate"),
 )
 
 _COLUMNS = (

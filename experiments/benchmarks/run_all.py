@@ -8,6 +8,7 @@ from typing import Any
 import tyro
 
 from experiments.benchmarks import (
+    edge_mlp_aggregate,
     fused_linear,
     fused_mlp,
     maxk,
@@ -22,18 +23,28 @@ from experiments.benchmarks import (
 )
 from experiments.benchmarks._report import Row
 from experiments.benchmarks._session import Options, Session
-from experiments.benchmarks._workloads import ROWS, STREAMS, WORKLOADS, Rows, Streams, Workload
+from experiments.benchmarks._workloads import (
+    MESSAGES,
+    ROWS,
+    STREAMS,
+    WORKLOADS,
+    Messages,
+    Rows,
+    Streams,
+    Workload,
+)
 
 OPS: Mapping[type, tuple[Any, ...]] = {
     Workload: (maxk, spmm, maxk_spmm, segment_softmax),
     Streams: (mhc_pre, mhc_post, sinkhorn, mhc_post_pre, mhc_layer),
     Rows: (fused_linear, fused_mlp),
+    Messages: (edge_mlp_aggregate,),
 }
 
 
 def main(options: Options) -> list[Row]:
     """Runs the benchmarks as one session: one table, one date, one measured bandwidth."""
-    session = Session.start(options, WORKLOADS, STREAMS, ROWS)
+    session = Session.start(options, WORKLOADS, STREAMS, ROWS, MESSAGES)
     return session.run(
         case
         for kind, ops in OPS.items()

@@ -35,6 +35,7 @@ from experiments.benchmarks._cases import DIRECTIONS
 from experiments.benchmarks._report import Column, append_rows, header, line, markdown, read_rows
 from experiments.benchmarks._session import Options, Session, run_op
 from experiments.benchmarks._workloads import (
+    MESSAGES,
     ROWS,
     STREAMS,
     WORKLOADS,
@@ -55,7 +56,7 @@ QUICK = {"repeats": 3, "batch_ms": 0.0}
 GRAPH_OPS = ("maxk", "spmm", "maxk_spmm", "segment_softmax")
 HYPER_CONNECTION_OPS = ("mhc_pre", "mhc_post", "sinkhorn", "mhc_post_pre", "mhc_layer")
 LAYER_OPS = ("fused_linear", "fused_mlp")
-ALL_OPS = (*GRAPH_OPS, *HYPER_CONNECTION_OPS, *LAYER_OPS)
+ALL_OPS = (*GRAPH_OPS, *HYPER_CONNECTION_OPS, *LAYER_OPS, "edge_mlp_aggregate")
 TINY = (Workload("uniform-48", 48, 200, 16, (4,), ("float32",), directions=("forward",)),)
 DEVICE_KEYS = {"device", "platform", "jax", "jaxlib", "jaxgnn", "cpus", "date"}
 
@@ -234,9 +235,10 @@ def test_bytes_of_nothing_known(op, direction):
 
 
 def test_every_workload_has_its_own_name():
-    assert ROWS.keys() == STREAMS.keys() == WORKLOADS.keys()
+    tables = WORKLOADS, STREAMS, ROWS, MESSAGES
+    assert all(table.keys() == WORKLOADS.keys() for table in tables)
     for kind in WORKLOADS:
-        names = [workload.name for workload in (*WORKLOADS[kind], *STREAMS[kind], *ROWS[kind])]
+        names = [workload.name for table in tables for workload in table[kind]]
         assert len(set(names)) == len(names)
 
 

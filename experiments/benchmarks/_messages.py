@@ -1,0 +1,213 @@
+"""Messages of an MLP over both ends of edges, with and without our op; what they cost at least."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from experiments.benchmarks._baselines import to_torch, torch_call, torch_here, wait_for_torch
+from experiments.benchmarks._cases import DIRECTIONS, Candidate, Differentiable, implementations
+from experiments.benchmarks._workloads import Messages, input_sets
+from jaxgnn import ops
+from jaxgnn.graph import CSRGraph
+from jaxgnn.models import RecurrentRelationalNetwork, sudoku_cross_entropy
+
+# h and y; then h, dy and dh.
+_PASSES = {"forward": 2, "forward+backward": 5}
+_PRODUCTS = {"forward": 1, "forward+backward": 3}
+
+
+def bytes_moved(workload: Messages, graph: CSRGraph, direction: str, itemsize: int) -> int:
+    """Nodes once for each pass that reads or writes them, and the structure once a way.
+
+    Features of senders, which are read once for each edge, count once: a cache may serve the rest.
+    """
+    structure = graph.indptr.nbytes + graph.indices.nbytes
+    passes = _PASSES[direction] * workload.nodes * workload.dim * itemsize
+    return passes + (1 if direction == "forward" else 2) * structure
+
+
+def flops(workload: Messages, graph: CSRGraph, direction: str) -> int:
+    """Of the fewest products that do: the first layer and the last belong to nodes, not to edges.
+
+    What is recomputed does not count.
+    """
+    square = 2 * workload.dim**2
+    by_nodes = (2 if workload.layers == 1 else 3) * workload.nodes
+    by_edges = max(workload.layers - 2, 0) * workload.boards * graph.num_edges
+    return _PRODUCTS[direction] * square * (by_nodes + by_edges)
+
+
+def step_flops(workload: Messages, graph: CSRGraph) -> int:
+    """Of a training step: messages, the MLP in front of the LSTM and the LSTM, of every step."""
+    messages = flops(workload, graph, "forward+backward")
+    update = (workload.layers + 1) * workload.dim**2 + 2 * workload.dim * 4 * workload.dim
+    return workload.steps * (messages + 3 * 2 * workload.nodes * update)
+
+
+def step_bytes(workload: Messages, itemsize: int) -> int:
+    """Of a training step: h and the cell (float32) in and out, kept and read again, and back."""
+    return workload.steps * 5 * workload.nodes * workload.dim * (itemsize + 4)
+
+
+@contextlib.contextmanager
+def without_kernels():
+    """What is traced meanwhile leaves the layers of edges to XLA, split as the op splits them."""
+    # The package has the op under the name of its module.
+    module = importlib.import_module("jaxgnn.ops.edge_mlp_aggregate")
+    left = {
+        name: replace(getattr(module, name), preference={"cpu": ("xla",), "cuda": ("xla",)})
+        for name in ("FORWARD", "BACKWARD")
+    }
+    with mock.patch.multiple(module, **left):
+        yield
+
+
+def _traced_without_kernels(function: Callable) -> Callable:
+    @functools.wraps(function)
+    def run(*arguments):
+        with without_kernels():
+            return function(*arguments)
+
+    return run
+
+
+@dataclass(frozen=True)
+class MessageOp:
+    """The op on a workload.
+
+    Attributes:
+      workload: what it runs on.
+      graph: of a board; not an argument, so that it is known to be regular if it is.
+    """
+
+    workload: Messages
+    graph: CSRGraph
+
+    def inputs(self, dtype: str) -> list[tuple]:
+        """Random sets of ``(None, (h, kernels, biases), dy)``, all of order one."""
+        load = self.workload
+        leading = (load.boards,) if load.boards > 1 else ()
+        form = (*leading, load.nodes // load.boards, load.dim)
+        widths = (2 * load.dim, *[load.dim] * load.layers)
+
+        def make(key):
+            h_key, dy_key, *keys = jax.random.split(key, 2 + load.layers)
+            kernels = tuple(
+                (jax.random.normal(k, pair) * (2 / pair[0]) ** 0.5).astype(dtype)
+                for k, pair in zip(keys, pairwise(widths), strict=True)
+            )
+            biases = tuple(jnp.full((load.dim,), 0.1, dtype) for _ in kernels)
+            h, dy = (jax.random.normal(k, form).astype(dtype) for k in (h_key, dy_key))
+            return (h, kernels, biases), dy
+
+        return [(None, *arrays) for arrays in input_sets(make)]
+
+    def ours(self, implementation: ops.Name | None) -> Differentiable:
+        """The op."""
+
+        def run(_, arrays):
+            h, *layers = arrays
+            params = ops.EdgeMLPParams(*layers)
+            options: dict[str, Any] = {"activation": "relu", "implementation": implementation}
+            return ops.edge_mlp_aggregate(self.graph, h, params, **options), None
+
+        return run
+
+    def torch(self, h, *parameters) -> Any:
+        """As one writes it in torch: both ends of each edge side by side."""
+        torch, functional = (importlib.import_module(m) for m in ("torch", "torch.nn.functional"))
+        rows, senders = self._torch_edges()
+        weights, biases = parameters[: len(parameters) // 2], parameters[len(parameters) // 2 :]
+        x = torch.cat([h.index_select(-2, rows), h.index_select(-2, senders)], -1)
+        for place, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+            x = functional.linear(x, weight, bias)
+            x = functional.relu(x) if place + 1 < len(weights) else x
+        if (degree := self.graph.uniform_degrees()[0]) is not None:
+            return x.unflatten(-2, (-1, degree)).sum(-2)
+        return torch.zeros_like(h).index_add(-2, rows, x)
+
+    @functools.cache  # noqa: B019
+    def _torch_edges(self) -> tuple[Any, Any]:
+        return to_torch(self.graph.receivers()).long(), to_torch(self.graph.indices).long()
+
+    def candidates(self, direction: str, inputs: list[tuple]) -> dict[str, Candidate]:
+        """Plain JAX, named xla; the kernels; the split op without them and as it chooses; torch."""
+        auto = DIRECTIONS[direction](self.ours(None))
+        return {
+            **implementations(self.ours, direction, inputs),
+            "split": Candidate(_traced_without_kernels(auto), inputs),
+            "auto": Candidate(auto, inputs),
+            **self._torch_candidates(direction, inputs),
+        }
+
+    def _torch_candidates(self, direction: str, inputs: list[tuple]) -> dict[str, Candidate]:
+        torch = torch_here()
+        if torch is None:
+            return {}
+        layers = {"torch": self.torch, "torch compiled": torch.compile(self.torch)}
+        candidates = {}
+        for name, layer in layers.items():
+            calls = []
+            for _, (h, kernels, biases), dy in inputs:
+                weights = [to_torch(kernel).T.contiguous() for kernel in kernels]
+                leaves = [to_torch(h), *weights, *map(to_torch, biases)]
+                calls.append((torch_call(direction, layer, leaves, to_torch(dy)),))
+            options: dict[str, Any] = {"jit": False, "wait": wait_for_torch}
+            candidates[name] = Candidate(lambda call: call(), calls, **options)
+        return candidates
+
+
+def training_steps(workload: Messages, dtype: str) -> dict[str, Candidate]:
+    """A training step of the network: plain JAX, named xla; ours without kernels, and as chosen."""
+    plain, ours = (_training_step(workload, dtype, name) for name in ("xla", None))
+    (step, inputs), (own_step, own_inputs) = plain, ours
+    return {
+        "xla": Candidate(step, inputs),
+        "split": Candidate(_traced_without_kernels(own_step), own_inputs),
+        "auto": Candidate(own_step, own_inputs),
+    }
+
+
+def _training_step(workload: Messages, dtype: str, implementation: ops.Name | None):
+    model = RecurrentRelationalNetwork(
+        box=workload.box,
+        features=workload.dim,
+        num_steps=workload.steps,
+        implementation=implementation,
+        dtype=jnp.dtype(dtype),
+        rngs=nnx.Rngs(0),
+    )
+    graphdef, params, other = nnx.split(model, nnx.Param, ...)
+    optimizer = optax.adam(2e-4)
+    cells = workload.box**4
+    digits = jax.random.randint(
+        jax.random.key(1), (workload.boards, cells), 1, workload.box**2 + 1, jnp.int32
+    )
+    is_given = jax.random.bernoulli(jax.random.key(2), 0.4, digits.shape)
+
+    def loss_of(params, puzzles, solutions):
+        network = nnx.merge(graphdef, params, other)
+        return sudoku_cross_entropy(network(puzzles), solutions)
+
+    def step(state, puzzles, solutions):
+        params, optimizer_state = state
+        loss, gradient = jax.value_and_grad(loss_of)(params, puzzles, solutions)
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes
+            updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
+            params = optax.apply_updates(params, updates)
+        return (params, optimizer_state), loss
+
+    state = params, optimizer.init(params)
+    return step, [(state, jnp.where(is_given, digits, 0), digits)]
