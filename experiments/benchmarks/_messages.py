@@ -89,15 +89,19 @@ class MessageOp:
 
     Attributes:
       workload: what it runs on.
-      graph: of a board; not an argument, so that it is known to be regular if it is.
+      graph: of a board.
     """
 
     workload: Messages
     graph: CSRGraph
 
     def inputs(self, dtype: str) -> list[tuple]:
-        """Random sets of ``(None, (h, kernels, biases), dy)``, all of order one."""
+        """Random sets of ``(graph, (h, kernels, biases), dy)``, all of order one.
+
+        In the place of a regular graph there is None: as an argument it would not be known to be.
+        """
         load = self.workload
+        context = None if self.graph.uniform_degrees()[0] is not None else self.graph
         leading = (load.boards,) if load.boards > 1 else ()
         form = (*leading, load.nodes // load.boards, load.dim)
         widths = (2 * load.dim, *[load.dim] * load.layers)
@@ -112,16 +116,17 @@ class MessageOp:
             h, dy = (jax.random.normal(k, form).astype(dtype) for k in (h_key, dy_key))
             return (h, kernels, biases), dy
 
-        return [(None, *arrays) for arrays in input_sets(make)]
+        return [(context, *arrays) for arrays in input_sets(make)]
 
     def ours(self, implementation: ops.Name | None) -> Differentiable:
         """The op."""
 
-        def run(_, arrays):
+        def run(graph, arrays):
             h, *layers = arrays
             params = ops.EdgeMLPParams(*layers)
             options: dict[str, Any] = {"activation": "relu", "implementation": implementation}
-            return ops.edge_mlp_aggregate(self.graph, h, params, **options), None
+            graph = self.graph if graph is None else graph
+            return ops.edge_mlp_aggregate(graph, h, params, **options), None
 
         return run
 
