@@ -4,6 +4,7 @@ from jaxgnn.models._causal_lm import CausalLM as CausalLM
 from jaxgnn.models._maxk_gnn import MaxKGNN as MaxKGNN
 from jaxgnn.models._relational import EquivariantRelationalNetwork as EquivariantRelationalNetwork
 from jaxgnn.models._relational import RecurrentRelationalNetwork as RecurrentRelationalNetwork
+from jaxgnn.models._sudoku_candidates import CandidateNetwork as CandidateNetwork
 from jaxgnn.models._sudoku_gnn import SudokuGNN as SudokuGNN
 from jaxgnn.models._sudoku_grid import sudoku_constraint_graph as sudoku_constraint_graph
 from jaxgnn.models._sudoku_grid import sudoku_graph as sudoku_graph

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
+from jax import lax
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
@@ -213,6 +214,7 @@ class MessagePassing(nnx.Module):
         inputs: Float[Array, "*batch nodes x"] | None = None,
         weights: Float[Array, "*batch edges"] | None = None,
         num_steps: int | None = None,
+        warm_up: Int[Array, ""] | int | None = None,
         readout: Callable[[Array], Any] | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> Array | tuple[Array, Any]:
@@ -226,6 +228,9 @@ class MessagePassing(nnx.Module):
           inputs: for the updates of every step.
           weights: of edges, for the messages of every step.
           num_steps: in the place of the layer's.
+          warm_up: how many more steps to run in front of these, which may be a traced number. They
+            have no readout, and no gradient passes them: training then sees states as late as
+            those of a longer run, at the cost of their forward pass.
           readout: a module or function of the features behind each step.
           rngs: a ``dropout`` stream in training, of which each step gets a key of its own.
 
@@ -242,7 +247,10 @@ class MessagePassing(nnx.Module):
         # Inside of the scan they are copies: the modules may belong to an outer trace.
         graphdef, modules = nnx.split((self.messages, self.update, readout))
 
-        def step(state, key):
+        arrays = modules, edge_features, inputs, weights
+
+        def run_step(arrays, state, key):
+            modules, edge_features, inputs, weights = arrays
             messages, update, readout = nnx.merge(graphdef, modules)
             step_rngs = None if key is None else nnx.Rngs(dropout=key)
             arrived = messages(
@@ -251,11 +259,30 @@ class MessagePassing(nnx.Module):
             state = update(state, arrived, inputs, rngs=step_rngs)
             return state, None if readout is None else readout(update.features(state))
 
+        state = self.update.start(h)
+        if warm_up is not None:
+            key = None if rngs is None else rngs.dropout()
+            state = _warmed_up(run_step, arrays, state, key, warm_up)
+
+        def step(state, key):
+            return run_step(arrays, state, key)
+
         keys = None if rngs is None else jax.random.split(rngs.dropout(), steps)
         every = round(math.sqrt(steps)) if self.recompute_every == "auto" else self.recompute_every
-        state, outputs = _scan_and_recompute(step, self.update.start(h), keys, steps, every)
+        state, outputs = _scan_and_recompute(step, state, keys, steps, every)
         h = self.update.features(state)
         return h if readout is None else (h, outputs)
+
+
+def _warmed_up(run_step: Callable, arrays: Any, state: Any, key: Any, steps: Any) -> Any:
+    """The state behind ``steps`` more steps; if there are any, a constant to differentiation."""
+    constants, first = lax.stop_gradient((arrays, state))
+
+    def body(i, state):
+        return run_step(constants, state, None if key is None else jax.random.fold_in(key, i))[0]
+
+    later = lax.fori_loop(0, steps, body, first)
+    return jax.tree.map(lambda new, old: jnp.where(steps > 0, new, old), later, state)
 
 
 def _scan(step: Callable, state: Any, keys: Any, steps: int) -> tuple[Any, Any]:

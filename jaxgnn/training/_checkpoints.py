@@ -17,6 +17,7 @@ from ._trees import PyTree, first_difference, is_key, named, types
 
 # One of orbax's items each, so that a model can be loaded without an optimizer.
 _MODEL, _OPTIMIZER, _BEST, _INFO = "model", "optimizer", "best", "info"
+_AVERAGE = "average"
 
 
 class Restored(NamedTuple):
@@ -93,8 +94,15 @@ class Checkpoints:
         """
         step, saved, info = self._read_info(None)
         best_like = like.model if _BEST in saved else None
+        if (_AVERAGE in saved) != (like.average is not None):
+            holds = "a" if _AVERAGE in saved else "no"
+            raise ValueError(
+                f"checkpoint {self.folder / str(step)} holds {holds} moving average of the "
+                "parameters: it was written with another LoopConfig.ema_decay"
+            )
         found = self._read_arrays(step, _items(like, best_like), saved)
-        state = TrainState(found[_MODEL], *found[_OPTIMIZER])
+        average = found[_AVERAGE].params if _AVERAGE in found else None
+        state = TrainState(found[_MODEL], *found[_OPTIMIZER], average)
         return Restored(state, found.get(_BEST), info)
 
     def restore_model(self, like: ModelState, item: str, step: int | None) -> ModelState:
@@ -154,7 +162,7 @@ def load_model[M: nnx.Module](
     path: str | os.PathLike[str],
     model: M,
     *,
-    which: Literal["last", "best"] = "last",
+    which: Literal["last", "best", "average"] = "last",
     step: int | None = None,
 ) -> M:
     """Loads a trained model from a run's folder, without its optimizer.
@@ -162,7 +170,8 @@ def load_model[M: nnx.Module](
     Args:
         path: The run's folder, `RunFolder.path`.
         model: A model with the structure of the trained one; it is not changed.
-        which: The model as it was at the checkpoint, or the best one found up to there.
+        which: The model as it was at the checkpoint, the best one found up to there, or the one
+            with the moving average of the parameters, of a run with `LoopConfig.ema_decay`.
         step: The checkpoint; the newest if None.
 
     Returns:
@@ -171,9 +180,11 @@ def load_model[M: nnx.Module](
     Raises:
         ValueError: There is no such checkpoint, or its arrays are not those of `model`.
     """
-    items = {"last": _MODEL, "best": _BEST}
+    items = {"last": _MODEL, "best": _BEST, "average": _AVERAGE}
     if which not in items:
-        raise ValueError(f"load_model: which: expected 'last' or 'best', got {which!r}")
+        raise ValueError(
+            f"load_model: which: expected 'last', 'best' or 'average', got {which!r}"
+        )
     folder = Path(path).absolute() / "checkpoints"
     if not folder.is_dir():
         raise ValueError(f"load_model: no checkpoint in {folder}")
@@ -184,6 +195,8 @@ def load_model[M: nnx.Module](
 
 def _items(state: TrainState, best: ModelState | None) -> dict[str, PyTree]:
     items = {_MODEL: state.model, _OPTIMIZER: (state.optimizer, state.step)}
+    if state.average is not None:
+        items[_AVERAGE] = state.averaged_model
     return items if best is None else {**items, _BEST: best}
 
 

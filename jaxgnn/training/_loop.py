@@ -42,6 +42,11 @@ class LoopConfig:
         select: The evaluation metric that finds the best model; None keeps no best model.
         select_mode: Whether the best is the largest or the smallest value. The first of equals
             wins, and NaN never does.
+        ema_decay: Of a moving average of the parameters, which `evaluate`, the best model and
+            `FitResult.averaged_model` then have in the place of the parameters; None for none.
+        max_seconds: When to stop early: behind the first read of the device after this many seconds
+            of a call of `fit`, with a checkpoint. The same call then goes on. None never stops.
+        examples_per_step: For the progress report, which then shows how many a second.
     """
 
     steps: int
@@ -52,6 +57,9 @@ class LoopConfig:
     seed: int = 0
     select: str | None = None
     select_mode: Literal["max", "min"] = "max"
+    ema_decay: float | None = None
+    max_seconds: float | None = None
+    examples_per_step: int | None = None
 
     def __post_init__(self):
         lowest = {
@@ -70,6 +78,8 @@ class LoopConfig:
             raise ValueError(
                 f"LoopConfig.select_mode: expected 'max' or 'min', got {self.select_mode!r}"
             )
+        if self.ema_decay is not None and not 0.0 < self.ema_decay < 1.0:
+            raise ValueError(f"LoopConfig.ema_decay: expected in (0, 1), got {self.ema_decay}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +96,8 @@ class FitResult[M: nnx.Module]:
 
     Attributes:
         model: The model after the last step.
+        averaged_model: The same with the average of its parameters; None without
+            `LoopConfig.ema_decay`.
         best_model: The model at the best evaluation; None without `LoopConfig.select`.
         best: That evaluation; None without `LoopConfig.select`.
         history: One row a step: `step`, `loss`, the metrics of `loss_fn`, and at evaluations
@@ -94,14 +106,17 @@ class FitResult[M: nnx.Module]:
             in this call of `fit`.
         ms_per_step: Mean milliseconds of the other steps, batches included, evaluations and
             checkpoints not; None if there were none.
+        finished: Whether all steps are done, and not only those up to `LoopConfig.max_seconds`.
     """
 
     model: M
+    averaged_model: M | None
     best_model: M | None
     best: Best | None
     history: list[Row]
     compile_seconds: float
     ms_per_step: float | None
+    finished: bool
 
 
 def fit[M: nnx.Module](
@@ -166,8 +181,8 @@ def fit[M: nnx.Module](
         session = _Session(
             config=config,
             graphdef=graphdef,
-            state=start_state(arrays, optimizer),
-            update=make_step(graphdef, optimizer, loss_fn, config.seed),
+            state=start_state(arrays, optimizer, averaged=config.ema_decay is not None),
+            update=make_step(graphdef, optimizer, loss_fn, config.seed, config.ema_decay or 0.0),
             batches=batches,
             evaluate=evaluate,
             static=static,
@@ -176,9 +191,13 @@ def fit[M: nnx.Module](
             timing=RowLog(None if run is None else run.timing_path),
         )
         done = session.restore(resume)
-        bar = stack.enter_context(Progress(done, config.steps, enabled=progress))
+        bar = stack.enter_context(
+            Progress(done, config.steps, config.examples_per_step, enabled=progress)
+        )
         for step in range(done + 1, config.steps + 1):
             session.advance(step, bar)
+            if session.stopped:
+                break
     return session.result()
 
 
@@ -205,6 +224,8 @@ class _Session:
     compile_seconds: float = 0.0
     timed_seconds: float = 0.0
     timed_steps: int = 0
+    opened: float = dataclasses.field(default_factory=time.monotonic)
+    stopped: bool = False
 
     def restore(self, resume: bool) -> int:
         """Goes back to the last checkpoint, if there is one; returns the steps done."""
@@ -255,7 +276,9 @@ class _Session:
         if evaluating:
             self.add_evaluation(rows[-1], static)
         self.log.append(rows[-1:])
-        if saving:
+        limit = self.config.max_seconds
+        self.stopped = limit is not None and time.monotonic() - self.opened >= limit
+        if saving or (self.stopped and self.checkpoints is not None):
             self.save(step)
         bar.update(step, rows[-1], self.ms_per_step)
 
@@ -296,7 +319,7 @@ class _Session:
     def add_evaluation(self, row: Row, static: tuple[Hashable, ...]) -> None:
         """Evaluates the model into `row`, and keeps it if it is the best so far."""
         assert self.evaluate is not None
-        model = merge_model(self.graphdef, self.state.model)
+        model = merge_model(self.graphdef, self.state.averaged_model)
         model.eval()
         metrics = {name: float(value) for name, value in self.evaluate(model, *static).items()}
         clash = row.keys() & metrics.keys()
@@ -305,7 +328,7 @@ class _Session:
         row |= metrics
         if self.config.select is not None and self.is_best(metrics):
             self.best = Best(int(row["step"]), metrics)
-            self.best_arrays = copy_arrays(self.state.model)
+            self.best_arrays = copy_arrays(self.state.averaged_model)
 
     def is_best(self, metrics: Row) -> bool:
         """Whether an evaluation is the best so far by `config.select`."""
@@ -345,14 +368,17 @@ class _Session:
 
     def result(self) -> FitResult[Any]:
         """The result after the last step."""
-        best = self.best_arrays
+        best, state = self.best_arrays, self.state
+        averaged = None if state.average is None else state.averaged_model
         return FitResult(
-            model=merge_model(self.graphdef, self.state.model),
+            model=merge_model(self.graphdef, state.model),
+            averaged_model=None if averaged is None else merge_model(self.graphdef, averaged),
             best_model=None if best is None else merge_model(self.graphdef, best),
             best=self.best,
             history=self.log.rows,
             compile_seconds=self.compile_seconds,
             ms_per_step=self.ms_per_step,
+            finished=len(self.log.rows) == self.config.steps,
         )
 
 

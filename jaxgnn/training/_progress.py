@@ -18,19 +18,23 @@ class Progress:
     Args:
         done: Steps done before this start.
         total: Steps of the whole run.
+        examples_per_step: To show examples a second in the place of milliseconds a step, or None.
         enabled: False shows nothing.
     """
 
-    def __init__(self, done: int, total: int, *, enabled: bool):
+    def __init__(
+        self, done: int, total: int, examples_per_step: int | None = None, *, enabled: bool
+    ):
         on_terminal = enabled and sys.stderr.isatty()
         self._total = total
+        self._examples = examples_per_step
         self._bar = tqdm(initial=done, total=total, disable=not on_terminal, dynamic_ncols=True)
         self._lines = enabled and not on_terminal
         self._last_line = 0.0
 
     def update(self, step: int, row: Row, ms_per_step: float | None) -> None:
         """Reports that `step` is done, with its row of metrics."""
-        text = _format(row, ms_per_step)
+        text = _format(row, ms_per_step, self._examples)
         if not self._bar.disable:
             self._bar.set_postfix_str(text, refresh=False)
             self._bar.update(step - self._bar.n)
@@ -52,8 +56,10 @@ class Progress:
         self._bar.close()
 
 
-def _format(row: Row, ms_per_step: float | None) -> str:
+def _format(row: Row, ms_per_step: float | None, examples: int | None) -> str:
     parts = [f"{name} {value:.4g}" for name, value in row.items() if name != "step"]
-    if ms_per_step is not None:
+    if ms_per_step is not None and examples is not None:
+        parts.append(f"{1e3 * examples / ms_per_step:,.0f} a second")
+    elif ms_per_step is not None:
         parts.append(f"{ms_per_step:.3g} ms/step")
     return ", ".join(parts)

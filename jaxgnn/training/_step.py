@@ -26,11 +26,26 @@ class ModelState(NamedTuple):
 
 
 class TrainState(NamedTuple):
-    """All that a step changes. `step` int32 [] counts the updates done."""
+    """All that a step changes.
+
+    Attributes:
+        model: What is trained.
+        optimizer: Its state.
+        step: int32 [], the updates done.
+        average: A moving average of the parameters, or None.
+    """
 
     model: ModelState
     optimizer: PyTree
     step: jax.Array
+    average: PyTree | None = None
+
+    @property
+    def averaged_model(self) -> ModelState:
+        """The model to evaluate: with the average, if there is one, for its parameters."""
+        if self.average is None:
+            return self.model
+        return ModelState(self.average, self.model.other)
 
 
 def split_model[M: nnx.Module](model: M) -> tuple[nnx.GraphDef[M], ModelState]:
@@ -44,12 +59,15 @@ def merge_model[M: nnx.Module](graphdef: nnx.GraphDef[M], state: ModelState) -> 
     return nnx.merge(graphdef, state.params, state.other)
 
 
-def start_state(model: ModelState, optimizer: optax.GradientTransformation) -> TrainState:
+def start_state(
+    model: ModelState, optimizer: optax.GradientTransformation, *, averaged: bool = False
+) -> TrainState:
     """The state before the first step, on copies of the arrays: steps donate what they get."""
     model = jax.tree.map(_strong_copy, model)
     # Some optimizers keep the initial parameters as they are: an array may not be donated twice.
     optimizer_state = jax.tree.map(_strong_copy, optimizer.init(model.params))
-    return TrainState(model, optimizer_state, jnp.zeros((), jnp.int32))
+    average = jax.tree.map(jnp.copy, model.params) if averaged else None
+    return TrainState(model, optimizer_state, jnp.zeros((), jnp.int32), average)
 
 
 def make_step(
@@ -57,11 +75,13 @@ def make_step(
     optimizer: optax.GradientTransformation,
     loss_fn: LossFn,
     seed: int,
+    ema_decay: float = 0.0,
 ) -> jax.stages.Wrapped:
     """Compiles `step(state, batch, static) -> (state, values)`, which donates `state`.
 
     `static` is a tuple of hashable values, handed on to `loss_fn`; each new one retraces.
-    `values` are the loss and the metrics of `loss_fn`, computed before the update.
+    `values` are the loss and the metrics of `loss_fn`, computed before the update. `ema_decay` is
+    that of the state's average, if it has one.
     """
 
     def step(
@@ -82,7 +102,10 @@ def make_step(
         with jax.numpy_dtype_promotion("standard"):
             updates, optimizer_state = optimizer.update(grads, state.optimizer, state.model.params)
             params = optax.apply_updates(state.model.params, updates)
-        new = TrainState(ModelState(params, other), optimizer_state, number)
+        average = None
+        if state.average is not None:
+            average = _moved_average(state.average, params, number, ema_decay)
+        new = TrainState(ModelState(params, other), optimizer_state, number, average)
         return _like(new, state), values
 
     return jax.jit(step, static_argnames="static", donate_argnames="state")
@@ -122,6 +145,15 @@ def jit_apply[T](fn: Callable[..., T]) -> Callable[..., T]:
         return compiled(graphdef, state, arrays, tuple(sorted(static.items())))
 
     return apply
+
+
+def _moved_average(average: PyTree, params: PyTree, number: jax.Array, decay: float) -> PyTree:
+    """The average behind update `number`, counted from 1.
+
+    It begins as the mean of all parameters so far, so that the initial ones leave no trace.
+    """
+    kept = jnp.minimum(decay, 1.0 - 1.0 / number)
+    return jax.tree.map(lambda a, p: (a + (1.0 - kept) * (p - a)).astype(a.dtype), average, params)
 
 
 def _strong_copy(array: jax.Array) -> jax.Array:

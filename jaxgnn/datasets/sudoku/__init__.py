@@ -1,7 +1,7 @@
 """Sudoku puzzles: a generator, readers of published files, solving and rating, symmetries.
 
 Boards are arrays [..., 81] of the digits 1 to 9, row by row, with 0 where a cell is empty: int8 on
-the host. Only the symmetries run on the device.
+the host. Only the symmetries and `reveal` run on the device.
 """
 
 from jaxgnn.datasets.sudoku._boards import Conflict as Conflict
@@ -17,6 +17,7 @@ from jaxgnn.datasets.sudoku._files import write_palm as write_palm
 from jaxgnn.datasets.sudoku._generate import add_givens as add_givens
 from jaxgnn.datasets.sudoku._generate import generate as generate
 from jaxgnn.datasets.sudoku._puzzles import Puzzles as Puzzles
+from jaxgnn.datasets.sudoku._reveal import reveal as reveal
 from jaxgnn.datasets.sudoku._solve import Difficulty as Difficulty
 from jaxgnn.datasets.sudoku._solve import check_unique as check_unique
 from jaxgnn.datasets.sudoku._solve import difficulty as difficulty

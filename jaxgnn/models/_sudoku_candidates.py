@@ -1,0 +1,165 @@
+"""A recurrent network over the candidates of a Sudoku, to which all digits are equal."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from jaxgnn import ops
+from jaxgnn.models._sudoku_grid import box_of, sudoku_graph
+from jaxgnn.nn import FusedLinear, LSTMUpdate, MessagePassing, check_widths
+
+_KINDS = 3  # of a cell, for a digit: blank, given as that digit, given as another
+_INPUT_FEATURES = 16
+_GROUPS = 3  # line, box, cell
+
+
+class CandidateNetwork(nnx.Module):
+    """A recurrent network over candidates and the four groups that each belongs to.
+
+    A candidate is a cell and a digit. It excludes the candidates of its digit in its row, its
+    column and its box, and the other digits of its cell: these are its groups, each of which holds
+    exactly one candidate that is right. All candidates have the same weights, groups those of their
+    kind, where rows and columns are one::
+
+        m_c = Σ_g relu(W h_c + W_g mean_{c' in g} h_c' + b_g)
+        h_c = LSTM(mlp([m_c ; x_c]))
+
+    where x tells blank cells from given ones, and for these this digit from others. So it has the
+    symmetries of ``EquivariantRelationalNetwork``, digits, lines and bands, for boards of all
+    sizes. But where that has a message for each of 14,580 pairs of candidates, here 2,916
+    memberships need an addition each, and no product.
+
+    It is trained by ``sudoku_cross_entropy`` of all steps, and may run more steps than in training.
+
+    Args:
+      features: width of a state.
+      num_steps: unless the call says otherwise.
+      recompute_every: steps between stored states, see ``nn.MessagePassing``.
+      implementation: passed to the ops.
+      dtype: of the computation; None for that of the parameters. The LSTM's memory is float32 at
+        least.
+      param_dtype: of the parameters.
+      rngs: for the initial parameters.
+
+    Raises:
+      ValueError: if an option is not as above.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn.models import CandidateNetwork
+      >>> model = CandidateNetwork(features=8, num_steps=3, rngs=nnx.Rngs(0))
+      >>> model(jnp.zeros((5, 16), jnp.int32)).shape  # steps, boards, cells, digits
+      (3, 5, 16, 4)
+      >>> model(jnp.zeros(81, jnp.int32)).shape
+      (3, 81, 9)
+    """
+
+    def __init__(
+        self,
+        *,
+        features: int = 96,
+        num_steps: int = 16,
+        recompute_every: int | Literal["auto"] | None = None,
+        implementation: ops.Name | None = None,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        check_widths("CandidateNetwork", features)
+        own: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        options = own | {"implementation": implementation}
+        self.kinds = nnx.Embed(_KINDS, _INPUT_FEATURES, **own)
+        self.start = FusedLinear(_INPUT_FEATURES, features, **options)
+        self.steps = MessagePassing(
+            _GroupMessages(features, own, options),
+            LSTMUpdate(
+                features, features, [features] * 2, input_features=_INPUT_FEATURES, **options
+            ),
+            num_steps=num_steps,
+            recompute_every=recompute_every,
+        )
+        self.readout = nnx.Linear(features, 1, **own)
+
+    def __call__(
+        self,
+        puzzles: Int[Array, "*batch cells"],
+        *,
+        num_steps: int | None = None,
+        warm_up: Int[Array, ""] | int | None = None,
+        rngs: nnx.Rngs | None = None,
+    ) -> Float[Array, "steps *batch cells digits"]:
+        """Logits of the digits behind every step.
+
+        Args:
+          puzzles: digits, 0 where blank, of a Sudoku of any box size.
+          num_steps: in the place of the model's.
+          warm_up: steps in front of these, see ``nn.MessagePassing``.
+          rngs: as other models have it; nothing here is random.
+
+        Raises:
+          ValueError: if ``puzzles`` are not integers, or not of as many cells as a Sudoku has.
+        """
+        box = box_of("CandidateNetwork", "puzzles", puzzles)
+        x = _select(self.kinds, candidate_kinds(puzzles.astype(jnp.int32), box))
+        h: Any = self.start(x)
+        options = {"num_steps": num_steps, "warm_up": warm_up, "readout": self.readout}
+        _, logits = self.steps(sudoku_graph(box), h, inputs=x, **options)
+        return jnp.swapaxes(logits[..., 0], -1, -2)
+
+
+class _GroupMessages(nnx.Module):
+    """What a candidate hears from its groups: states are [*batch, digits, cells, d]."""
+
+    def __init__(self, features: int, own: dict, options: dict):
+        self.candidate = FusedLinear(features, features, use_bias=False, **options)
+        self.groups = nnx.List(nnx.Linear(features, features, **own) for _ in range(_GROUPS))
+
+    def __call__(
+        self,
+        graph,
+        h: Float[Array, "*batch digits cells d"],
+        edge_features=None,
+        *,
+        weights=None,
+        rngs: nnx.Rngs | None = None,
+    ) -> Float[Array, "*batch digits cells d"]:
+        own: Any = self.candidate(h)
+        line, box, cell = self.groups
+        grid = _as_grid(h)
+        heard = 0
+        for layer, axes in ((line, (-3, -2)), (line, (-5, -4)), (box, (-4, -2)), (cell, (-6,))):
+            heard = heard + jax.nn.relu(_as_grid(own) + layer(jnp.mean(grid, axes, keepdims=True)))
+        return jnp.reshape(heard, own.shape)
+
+
+def _as_grid(h: Float[Array, "*batch digits cells d"]) -> Array:
+    """[*batch, digits, band, row in it, stack, column in it, d]."""
+    box = round(h.shape[-2] ** 0.25)
+    return h.reshape(*h.shape[:-2], box, box, box, box, h.shape[-1])
+
+
+def candidate_kinds(
+    cells: Int[Array, "*batch cells"], box: int
+) -> Int[Array, "*batch digits cells"]:
+    """0 for a blank cell, 1 for one given as this digit, 2 for one given as another."""
+    digits = np.arange(1, box * box + 1, dtype=np.int32)[:, None]
+    cells = cells[..., None, :]
+    return jnp.where(cells == 0, 0, jnp.where(cells == digits, 1, 2))
+
+
+def _select(table: nnx.Embed, kinds: Int[Array, "*shape"]) -> Float[Array, "*shape d"]:
+    """The table's row of each kind: a choice, whose gradient is a sum and no scatter."""
+    (rows,) = promote_dtype((table.embedding[...],), dtype=table.dtype)
+    chosen = rows[0]
+    for kind in range(1, rows.shape[0]):
+        chosen = jnp.where((kinds == kind)[..., None], rows[kind], chosen)
+    return chosen
