@@ -99,6 +99,7 @@ class RecurrentRelationalNetwork(nnx.Module):
         puzzles: Int[Array, "*batch cells"],
         *,
         num_steps: int | None = None,
+        warm_up: Int[Array, ""] | int | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "steps *batch cells classes"]:
         """Logits behind every step: class k is digit k, and class 0, never right, none.
@@ -106,6 +107,7 @@ class RecurrentRelationalNetwork(nnx.Module):
         Args:
           puzzles: digits, 0 where blank.
           num_steps: in the place of the model's.
+          warm_up: steps in front of these, see ``nn.MessagePassing``.
           rngs: a ``dropout`` stream in training, None in evaluation.
 
         Raises:
@@ -117,7 +119,8 @@ class RecurrentRelationalNetwork(nnx.Module):
         positions = jnp.concatenate([self.rows(rows), self.columns(columns)], axis=-1)
         positions = jnp.broadcast_to(positions, (*puzzles.shape, positions.shape[-1]))
         x = self.encoder(jnp.concatenate([digits, positions], axis=-1))
-        options = {"num_steps": num_steps, "readout": self.readout, "rngs": rngs}
+        options: dict[str, Any] = {"num_steps": num_steps, "warm_up": warm_up}
+        options |= {"readout": self.readout, "rngs": rngs}
         return self.steps(sudoku_graph(self.box), x, inputs=x, **options)[1]
 
     def weight_penalty(self) -> Float[Array, ""]:
@@ -201,6 +204,7 @@ class EquivariantRelationalNetwork(nnx.Module):
         puzzles: Int[Array, "*batch cells"],
         *,
         num_steps: int | None = None,
+        warm_up: Int[Array, ""] | int | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "steps *batch cells digits"]:
         """Logits of the digits behind every step.
@@ -208,6 +212,7 @@ class EquivariantRelationalNetwork(nnx.Module):
         Args:
           puzzles: digits, 0 where blank, of a Sudoku of any box size.
           num_steps: in the place of the model's.
+          warm_up: steps in front of these, see ``nn.MessagePassing``.
           rngs: a ``dropout`` stream in training, None in evaluation.
 
         Raises:
@@ -218,7 +223,8 @@ class EquivariantRelationalNetwork(nnx.Module):
         cells = puzzles.astype(jnp.int32)[..., None, :]  # [*batch, 1, cells]
         x = self.kinds(jnp.where(cells == 0, 0, jnp.where(cells == digits, 1, 2)))
         relations = jnp.asarray(sudoku_relations(box), x.dtype)
-        options = {"num_steps": num_steps, "readout": self.readout, "rngs": rngs}
+        options: dict[str, Any] = {"num_steps": num_steps, "warm_up": warm_up}
+        options |= {"readout": self.readout, "rngs": rngs}
         _, logits = self.steps(sudoku_graph(box), x, relations, inputs=x, **options)
         return jnp.swapaxes(logits[..., 0], -1, -2)
 

@@ -102,7 +102,8 @@ class Checkpoints:
             )
         found = self._read_arrays(step, _items(like, best_like), saved)
         average = found[_AVERAGE].params if _AVERAGE in found else None
-        state = TrainState(found[_MODEL], *found[_OPTIMIZER], average)
+        optimizer, updates = found[_OPTIMIZER]
+        state = TrainState(found[_MODEL], optimizer, updates, average)
         return Restored(state, found.get(_BEST), info)
 
     def restore_model(self, like: ModelState, item: str, step: int | None) -> ModelState:
@@ -182,9 +183,7 @@ def load_model[M: nnx.Module](
     """
     items = {"last": _MODEL, "best": _BEST, "average": _AVERAGE}
     if which not in items:
-        raise ValueError(
-            f"load_model: which: expected 'last', 'best' or 'average', got {which!r}"
-        )
+        raise ValueError(f"load_model: which: expected 'last', 'best' or 'average', got {which!r}")
     folder = Path(path).absolute() / "checkpoints"
     if not folder.is_dir():
         raise ValueError(f"load_model: no checkpoint in {folder}")

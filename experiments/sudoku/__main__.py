@@ -1,0 +1,79 @@
+"""Command line: ``python -m experiments.sudoku generate|train|evaluate|solve|export|cost``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Annotated
+
+import tyro
+
+from experiments._runs import shown
+from experiments.sudoku.config import (
+    CostConfig,
+    EvaluateConfig,
+    ExportConfig,
+    GenerateConfig,
+    SolveConfig,
+    TrainConfig,
+)
+from experiments.sudoku.cost import cost as run_cost
+from experiments.sudoku.data import make_data, write
+from experiments.sudoku.evaluate import evaluate as run_evaluate
+from experiments.sudoku.solve import export as run_export
+from experiments.sudoku.solve import solve as run_solve
+from experiments.sudoku.train import train as run_train
+
+_UNNAMED = tyro.conf.arg(name="")
+
+
+def generate(config: Annotated[GenerateConfig, _UNNAMED]) -> None:
+    """Make puzzles to train on, and others to be held out."""
+    start = time.monotonic()
+    data = make_data(config.train, config.test, config.seed, config.threads)
+    write(data, config.out)
+    for name in ("train", "minimal", "mixed"):
+        puzzles = getattr(data, name)
+        span = f"{puzzles.givens.min()} to {puzzles.givens.max()} givens"
+        print(f"{shown(config.out / f'{name}.csv')}: {len(puzzles):,} puzzles, {span}")
+    print(f"{time.monotonic() - start:.0f} s")
+
+
+def train(config: Annotated[TrainConfig, _UNNAMED]) -> None:
+    """Train one network."""
+    run_train(config)
+
+
+def evaluate(config: Annotated[EvaluateConfig, _UNNAMED]) -> None:
+    """Measure a trained network by givens and by difficulty."""
+    run_evaluate(config)
+
+
+def solve(config: Annotated[SolveConfig, _UNNAMED, tyro.conf.PositionalRequiredArgs]) -> None:
+    """Ask a trained network for the solution of one puzzle."""
+    if run_solve(config).settled is None:
+        sys.exit(1)
+
+
+def export(config: Annotated[ExportConfig, _UNNAMED]) -> None:
+    """Write the weights of a run into one file, beside its log."""
+    run_export(config)
+
+
+def cost(config: Annotated[CostConfig, _UNNAMED]) -> None:
+    """Print memory and time of a training step, by steps and batch."""
+    run_cost(config)
+
+
+def main() -> None:
+    """Runs a command; a bad option, file or puzzle ends it with one line."""
+    named = (generate, train, evaluate, solve, export, cost)
+    commands = {command.__name__: command for command in named}
+    try:
+        tyro.extras.subcommand_cli_from_dict(commands, prog="python -m experiments.sudoku")
+    except (ValueError, FileNotFoundError, NotImplementedError, FloatingPointError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""Puzzles to train on and to be held out, as files and on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from experiments.sudoku.recipes import Recipe
+from jaxgnn._errors import bad_input
+from jaxgnn.datasets import sudoku
+from jaxgnn.datasets.sudoku import Puzzles
+
+MINIMAL = (22, 23, 24)
+MIXED = tuple(range(20, 35))  # 17 to 19 can not be made in numbers
+# Seeds of the held-out puzzles begin here, far from any that training is likely to have.
+_HELD_OUT_SEED = 1_000_000
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a run needs.
+
+    Attributes:
+      train: minimal puzzles, as they come, the hardest first.
+      minimal: held-out minimal puzzles with 22, 23 and 24 givens.
+      mixed: held-out puzzles with 20 to 34 givens.
+    """
+
+    train: Puzzles
+    minimal: Puzzles
+    mixed: Puzzles
+
+
+def make_data(train: int, test: int, seed: int = 0, threads: int | None = None) -> Data:
+    """Makes all puzzles.
+
+    Args:
+      train: how many to train on, before those are dropped that have a held-out solution.
+      test: how many of each level to hold out.
+      seed: of all of them; training puzzles and held-out ones have different ones made of it.
+      threads: as ``datasets.sudoku.generate`` has it.
+
+    Raises:
+      ValueError: if a number is not positive.
+    """
+    for option, count in (("--train", train), ("--test", test)):
+        if count < 1:
+            raise bad_input("generate", option, "at least 1", count)
+    held_out = _HELD_OUT_SEED + 2 * seed
+    options = {"threads": threads}
+    minimal = sudoku.generate(test * len(MINIMAL), MINIMAL, minimal=True, seed=held_out, **options)
+    mixed = sudoku.generate(test * len(MIXED), MIXED, seed=held_out + 1, **options)
+    puzzles = sudoku.generate(train, seed=seed, **options)
+    return Data(hardest_first(without(puzzles, minimal, mixed)), minimal, mixed)
+
+
+def without(puzzles: Puzzles, *held_out: Puzzles) -> Puzzles:
+    """The puzzles whose solution is that of no held-out one: so no puzzle is in both."""
+    known = np.unique(np.concatenate([_keys(data.solutions) for data in held_out]))
+    return puzzles[~np.isin(_keys(puzzles.solutions), known)]
+
+
+def hardest_first(puzzles: Puzzles) -> Puzzles:
+    """Sorted by the guesses that a search needs, then by the cells that singles leave open."""
+    rating = sudoku.difficulty(puzzles.puzzles)
+    return puzzles[np.lexsort((-rating.open, -rating.guesses))]
+
+
+def write(data: Data, folder: Path) -> None:
+    """Writes ``train.csv``, ``minimal.csv`` and ``mixed.csv``, for ``read_palm``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("train", "minimal", "mixed"):
+        sudoku.write_palm(folder / f"{name}.csv", getattr(data, name))
+
+
+def read(folder: Path) -> Data:
+    """Reads what ``write`` has written, or puzzles from elsewhere with these names.
+
+    Raises:
+      FileNotFoundError: if a file is missing.
+      ValueError: naming a file and a line that is not right.
+    """
+    held_out = [sudoku.read_palm(folder / f"{name}.csv") for name in ("minimal", "mixed")]
+    train = without(sudoku.read_palm(folder / "train.csv"), *held_out)
+    return Data(hardest_first(train), *held_out)
+
+
+def held_out(data: Data, recipe: Recipe) -> dict[str, Puzzles]:
+    """What a recipe is measured on: minimal and mixed puzzles, or easier ones if it trains on them.
+
+    Levels come in turn in each, so that the first ones are of every level.
+    """
+    if recipe.fewest <= max(MINIMAL):
+        return {"minimal": data.minimal, "mixed": data.mixed}
+    givens = np.maximum(data.mixed.givens, recipe.fewest)
+    return {f"{recipe.fewest}-givens": sudoku.add_givens(data.mixed, givens)}
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Pool:
+    """The training puzzles on the device, and how far the training is.
+
+    Attributes:
+      puzzles: minimal ones, the hardest first.
+      solutions: of these.
+      fewest: lower bound of the givens at this step, a fraction included.
+    """
+
+    puzzles: Int[Array, "count 81"]
+    solutions: Int[Array, "count 81"]
+    fewest: Float[Array, ""]
+
+
+def draw(key: Array, pool: Pool, recipe: Recipe) -> tuple[Array, Array]:
+    """A batch: puzzles at random, with random further givens, turned at random.
+
+    Returns:
+      Puzzles and solutions, [batch, 81] int32.
+    """
+    pick_key, level_key, reveal_key, turn_key = jax.random.split(key, 4)
+    count, batch = pool.puzzles.shape[0], recipe.batch_size
+    places = jax.random.uniform(pick_key, (batch,)) ** recipe.hard
+    rows = jnp.minimum((places * count).astype(jnp.int32), count - 1)
+    puzzles, solutions = pool.puzzles[rows], pool.solutions[rows]
+    # As many of each number of givens between the bounds.
+    spread = jnp.maximum(recipe.most + 1 - pool.fewest, 1.0)
+    givens = pool.fewest + spread * jax.random.uniform(level_key, (batch,))
+    givens = jnp.floor(givens).astype(jnp.int32)
+    keys = jax.random.split(reveal_key, batch)
+    puzzles = jax.vmap(sudoku.reveal)(keys, puzzles, solutions, givens)
+    if recipe.augment:
+        keys = jax.random.split(turn_key, batch)
+        puzzles, solutions = jax.vmap(sudoku.augment)(keys, puzzles, solutions)
+    return puzzles.astype(jnp.int32), solutions.astype(jnp.int32)
+
+
+def fewest_givens(recipe: Recipe, step: int, steps: int) -> float:
+    """The curriculum: the lower bound of givens at a step, counted from 1, of so many."""
+    ramp = max(1.0, recipe.curriculum * steps)
+    return recipe.easiest + (recipe.fewest - recipe.easiest) * min(1.0, (step - 1) / ramp)
+
+
+def _keys(boards: np.ndarray) -> np.ndarray:
+    """A board [count, 81] as one value [count] that compares as a whole."""
+    boards = np.ascontiguousarray(boards)
+    return boards.view(np.dtype((np.void, boards.shape[1])))[:, 0]

@@ -1,0 +1,86 @@
+"""The network of a recipe, its loss, and its answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from experiments.sudoku.data import Pool, draw
+from experiments.sudoku.recipes import Recipe
+from jaxgnn import models, ops
+from jaxgnn.models import sudoku_cross_entropy, sudoku_digits, sudoku_focal_loss
+
+_NETWORKS = {
+    "candidate": "CandidateNetwork",
+    "equivariant": "EquivariantRelationalNetwork",
+    "relational": "RecurrentRelationalNetwork",
+    "gated": "SudokuGNN",
+}
+
+
+def network_options(recipe: Recipe) -> dict[str, Any]:
+    """What the network of a recipe is made with, as JSON can hold it."""
+    options = {"features": recipe.features, "num_steps": recipe.num_steps}
+    if recipe.network == "gated":
+        return options | {"dropout": recipe.dropout}
+    return options if recipe.network == "candidate" else options | {"edge_dropout": recipe.dropout}
+
+
+def network_name(recipe: Recipe) -> str:
+    """Its class in ``jaxgnn.models``."""
+    return _NETWORKS[recipe.network]
+
+
+def make_network(
+    recipe: Recipe, seed: int = 0, implementation: ops.Name | None = None
+) -> nnx.Module:
+    """The network of a recipe.
+
+    Raises:
+      ValueError: if an option is at fault.
+    """
+    return getattr(models, network_name(recipe))(
+        **network_options(recipe),
+        recompute_every=recipe.recompute_every,
+        implementation=implementation,
+        dtype=jnp.dtype(recipe.dtype),
+        rngs=nnx.Rngs(seed),
+    )
+
+
+def logits_of(model: Any, puzzles: jax.Array, num_steps: int | None = None) -> jax.Array:
+    """Logits behind every step, [steps, batch, cells, classes], of any of the networks."""
+    every: Any = {"every_step": True} if isinstance(model, models.SudokuGNN) else {}
+    return model(puzzles, num_steps=num_steps, **every)
+
+
+def training_loss(model: Any, pool: Pool, rngs: nnx.Rngs, recipe: Recipe):
+    """The loss on a batch drawn from the pool, and accuracies behind the last step.
+
+    Returns:
+      The loss, and the parts of blank cells and of whole puzzles that are right.
+    """
+    puzzles, solutions = draw(rngs.batch(), pool, recipe)
+    if isinstance(model, models.SudokuGNN):
+        last = model(puzzles, rngs=rngs)
+        loss = sudoku_focal_loss(last, solutions, puzzles)
+    else:
+        warm_up: Any = {"warm_up": _warm_up(rngs.warm_up(), recipe)} if recipe.warm_up else {}
+        logits = model(puzzles, rngs=rngs, **warm_up)
+        loss, last = sudoku_cross_entropy(logits, solutions), logits[-1]
+        if recipe.weight_penalty:
+            loss = loss + recipe.weight_penalty * model.weight_penalty()
+    right = (sudoku_digits(last) == solutions) | (puzzles > 0)
+    blanks = jnp.sum(puzzles == 0)
+    cells = 1 - jnp.sum(~right) / jnp.maximum(blanks, 1)
+    return loss, {"cell accuracy": cells, "puzzle accuracy": jnp.mean(right.all(axis=-1))}
+
+
+def _warm_up(key: jax.Array, recipe: Recipe) -> jax.Array:
+    """No steps in one half of the batches, 1 to ``recipe.warm_up`` in the other."""
+    some_key, count_key = jax.random.split(key)
+    count = jax.random.randint(count_key, (), 1, recipe.warm_up + 1)
+    return jnp.where(jax.random.bernoulli(some_key), count, 0)

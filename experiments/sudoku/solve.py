@@ -1,0 +1,109 @@
+"""One puzzle, asked of a trained network; and a run's weights as one file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from flax import nnx
+
+from experiments._runs import shown
+from experiments.sudoku.config import ExportConfig, SolveConfig, TrainConfig
+from experiments.sudoku.networks import make_network, network_options
+from experiments.sudoku.recipes import Recipe
+from jaxgnn._errors import bad_input
+from jaxgnn.pretrained import (
+    SudokuAnswer,
+    SudokuSolver,
+    load_weights,
+    save_weights,
+    sudoku_solver,
+    sudoku_weights,
+)
+from jaxgnn.training import load_model, read_rows
+
+DEFAULT_RUN = TrainConfig().run_folder()
+# Options of a run that are paths, which JSON has as strings.
+_PATHS = ("data", "run")
+# Rows of the exported log between those of evaluations.
+_LOG_EVERY = 100
+
+
+def load_run(folder: Path) -> tuple[nnx.Module, Recipe]:
+    """The network of a run, with the average of its parameters, and its hyper-parameters.
+
+    Raises:
+      ValueError: if the folder has no run with a checkpoint.
+    """
+    file = folder / "config.json"
+    if not file.is_file():
+        raise bad_input("experiments.sudoku", "--run", "the folder of a run", folder)
+    values = json.loads(file.read_text())
+    values |= {name: Path(values[name]) for name in _PATHS if values[name] is not None}
+    config = TrainConfig(**values)
+    settings = config.settings()
+    model = make_network(settings, config.seed, config.implementation)
+    return load_model(folder, model, which="average"), settings
+
+
+def solve(config: SolveConfig) -> SudokuAnswer:
+    """Prints the network's answer to a puzzle, and returns it.
+
+    Raises:
+      ValueError: if the puzzle has not exactly one solution, or is none.
+    """
+    answer = _solver(config).solve(config.puzzle, steps=config.steps)
+    print(answer)
+    return answer
+
+
+def _solver(config: SolveConfig) -> SudokuSolver:
+    if config.weights is not None and config.run is not None:
+        raise bad_input("solve", "--weights", "left out where --run is given", config.weights)
+    if config.weights is not None or (config.run is None and sudoku_weights().exists()):
+        return sudoku_solver(config.weights)
+    folder = DEFAULT_RUN if config.run is None else config.run
+    if config.run is None and not folder.exists():
+        raise FileNotFoundError(
+            f"no weights in {sudoku_weights()} and no run in {folder}: train one, or name another "
+            "with --run"
+        )
+    return SudokuSolver(load_run(folder)[0])
+
+
+def export(config: ExportConfig) -> Path:
+    """Writes the weights of a run, and beside them its log as ``<name>_training.jsonl``.
+
+    The log begins with a line of what the run was: its options, versions and devices, and results.
+
+    Returns:
+      The file of weights.
+    """
+    model, settings = load_run(config.run)
+    out = sudoku_weights() if config.out is None else config.out
+    if out.suffix != ".npz":
+        raise bad_input("export", "--out", "a file with the ending .npz", out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    # Whoever loads the weights may choose the dtype of the computation.
+    save_weights(out, model, network_options(settings))
+    load_weights(out)
+    log = out.with_name(f"{out.stem}_training.jsonl")
+    rows = read_rows(config.run / "metrics.jsonl")
+    usual, last = min(map(len, rows)), rows[-1]["step"]
+    kept = [row for row in rows if len(row) > usual or row["step"] % _LOG_EVERY == 0]
+    lines = [_about(config.run), *kept]
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    print(f"{shown(out)}: {out.stat().st_size / 1e3:,.0f} kB, trained for {last:,.0f} steps")
+    print(f"{shown(log)}: {len(lines):,} lines")
+    return out
+
+
+def _about(run: Path) -> dict[str, Any]:
+    """The small files of a run, by name, as far as they are there."""
+    names = ("config", "budget", "result", "evaluation", "versions")
+    files = {name: run / f"{name}.json" for name in names}
+    found = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
+    for name in _PATHS:  # where it was kept is of no interest
+        found["config"].pop(name, None)
+    return found

@@ -1,0 +1,219 @@
+"""One training run, from options to a picture of its curves."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from experiments._runs import discard, shown
+from experiments.sudoku.config import TrainConfig
+from experiments.sudoku.data import Data, Pool, fewest_givens, held_out, make_data, read
+from experiments.sudoku.measure import Measurement, measure
+from experiments.sudoku.networks import make_network, training_loss
+from experiments.sudoku.recipes import Recipe
+from jaxgnn.datasets.sudoku import Puzzles
+from jaxgnn.training import FitResult, LoopConfig, RunFolder, fit, plot_curves
+
+# What may differ when a run is resumed: where and how, not what.
+_MAY_CHANGE = ("run", "fresh", "progress", "data", "stop_after", "checkpoint_minutes")
+_CALIBRATION_STEPS = 12
+_EVALUATED_AT_ONCE = 256
+_SOLVED = " puzzles"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run reached.
+
+    Attributes:
+      finished: whether all of its steps are done.
+      solved: part of the held-out puzzles of each kind that is solved at the last evaluation;
+        empty in front of the first.
+      parameters: trained numbers.
+      steps: done so far.
+      ms_per_step: mean time of a step; None if there were none now.
+      history: a row for each step.
+      curves: the picture.
+    """
+
+    finished: bool
+    solved: dict[str, float]
+    parameters: int
+    steps: int
+    ms_per_step: float | None
+    history: list[dict[str, float]]
+    curves: Path
+
+
+def train(config: TrainConfig, data: Data | None = None) -> Outcome:
+    """Trains one network and writes its curves, metrics and checkpoints to the run folder.
+
+    Args:
+      config: the options.
+      data: the puzzles, if they are made already.
+
+    Raises:
+      ValueError: if an option or a data file is at fault.
+    """
+    config.check()
+    settings = config.settings()
+    if data is None:
+        data = _data(config, settings)
+    pool = _Pool(data.train, settings)
+    model = make_network(settings, config.seed, config.implementation)
+    loss_fn = functools.partial(training_loss, recipe=settings)
+    nnx.eval_shape(lambda model: loss_fn(model, pool(1, 1), nnx.Rngs(0))[0], model)
+    # All options have been found good: only now is anything written, or thrown away.
+    folder = config.run_folder()
+    if config.fresh:
+        discard(folder)
+    run = RunFolder(folder, config, may_change=_MAY_CHANGE)
+    steps, seconds = _budget(config, settings, model, loss_fn, pool, run)
+    result = fit(
+        model,
+        _optimizer(settings, steps),
+        loss_fn,
+        lambda step: pool(step, steps),
+        config=_loop(config, settings, steps, seconds),
+        evaluate=_Evaluation(data, config.eval_puzzles, settings),
+        run=run,
+        progress=config.progress,
+    )
+    return _report(settings, result, run)
+
+
+def _data(config: TrainConfig, settings: Recipe) -> Data:
+    if config.data is not None:
+        return read(config.data)
+    start = time.monotonic()
+    data = make_data(settings.puzzles, config.test, config.seed)
+    print(f"made {len(data.train):,} puzzles in {time.monotonic() - start:.0f} s")
+    return data
+
+
+class _Pool:
+    """The training puzzles on the device, with the curriculum's bound at each step."""
+
+    def __init__(self, puzzles: Puzzles, settings: Recipe):
+        self._boards = jnp.asarray(puzzles.puzzles), jnp.asarray(puzzles.solutions)
+        self._settings = settings
+
+    def __call__(self, step: int, steps: int) -> Pool:
+        fewest = np.float32(fewest_givens(self._settings, step, steps))
+        return Pool(*self._boards, jnp.asarray(fewest))
+
+
+def _optimizer(settings: Recipe, steps: int) -> optax.GradientTransformation:
+    rate = optax.warmup_cosine_decay_schedule(
+        init_value=0.0,
+        peak_value=settings.learning_rate,
+        warmup_steps=max(1, min(500, steps // 20)),
+        decay_steps=max(steps, 2),
+        end_value=0.01 * settings.learning_rate,
+    )
+    return optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.adamw(
+            rate,
+            b2=0.99,
+            weight_decay=settings.weight_decay,
+            # Scales and biases have a value of their own to stay at.
+            mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params),
+        ),
+    )
+
+
+def _budget(config, settings, model, loss_fn, pool: _Pool, run: RunFolder) -> tuple[int, float]:
+    """Steps of the whole run, and about the seconds that one takes; NaN if it is not known.
+
+    Where minutes are given, steps are timed once, and the answer stays with the run: its schedule
+    ends with them.
+    """
+    if config.minutes is None:
+        return settings.steps, math.nan
+    file = run.path / "budget.json"
+    if not file.exists():
+        loop = LoopConfig(steps=_CALIBRATION_STEPS + 1, log_every=_CALIBRATION_STEPS)
+        options = {"config": replace(loop, ema_decay=settings.ema_decay), "progress": False}
+        optimizer = _optimizer(settings, settings.steps)
+        timed = fit(model, optimizer, loss_fn, lambda step: pool(step, 1), **options)
+        assert timed.ms_per_step is not None
+        seconds = timed.ms_per_step / 1e3
+        steps = max(1, round(60 * config.minutes / seconds))
+        run.write_json(file.name, {"steps": steps, "seconds_per_step": seconds})
+    budget = json.loads(file.read_text())
+    print(f"{budget['steps']:,} steps of {1e3 * budget['seconds_per_step']:.1f} ms")
+    return budget["steps"], budget["seconds_per_step"]
+
+
+def _loop(config: TrainConfig, settings: Recipe, steps: int, seconds: float) -> LoopConfig:
+    every = max(1, steps // config.evaluations)
+    # Where the time of a step is not known, checkpoints go with evaluations.
+    minutes = config.checkpoint_minutes
+    saving = every if math.isnan(seconds) else max(1, round(60 * minutes / seconds))
+    return LoopConfig(
+        steps=steps,
+        eval_every=every,
+        checkpoint_every=saving,
+        seed=config.seed,
+        ema_decay=settings.ema_decay,
+        max_seconds=None if config.stop_after is None else 60 * config.stop_after,
+        examples_per_step=settings.batch_size,
+    )
+
+
+class _Evaluation:
+    """Parts of held-out puzzles that are solved behind the last step."""
+
+    def __init__(self, data: Data, count: int, settings: Recipe):
+        kinds = held_out(data, settings)
+        self._puzzles = {name: puzzles[:count] for name, puzzles in kinds.items()}
+        self._num_steps = settings.test_steps
+
+    def __call__(self, model: nnx.Module) -> dict[str, float]:
+        found: dict[str, Measurement] = {
+            name: measure(model, puzzles, self._num_steps, _EVALUATED_AT_ONCE)
+            for name, puzzles in self._puzzles.items()
+        }
+        cells = {f"{name} cells": m.cells for name, m in found.items()}
+        return cells | {name + _SOLVED: float(m.solved.mean()) for name, m in found.items()}
+
+
+def _report(settings: Recipe, result: FitResult, run: RunFolder) -> Outcome:
+    curves = run.path / "curves.png"
+    plot_curves({settings.network: result.history}, curves)
+    evaluated = [row for row in result.history if any(name.endswith(_SOLVED) for name in row)]
+    last = evaluated[-1] if evaluated else {}
+    names = [name for name in last if name.endswith(_SOLVED)]
+    solved = {name.removesuffix(_SOLVED): last[name] for name in names}
+    outcome = Outcome(
+        finished=result.finished,
+        solved=solved,
+        parameters=sum(p.size for p in jax.tree.leaves(nnx.state(result.model, nnx.Param))),
+        steps=len(result.history),
+        ms_per_step=result.ms_per_step,
+        history=result.history,
+        curves=curves,
+    )
+    kept = ("finished", "parameters", "steps", "ms_per_step")
+    run.write_json("result.json", {name: getattr(outcome, name) for name in kept} | last)
+    if outcome.ms_per_step is not None:
+        pace = 1e3 * settings.batch_size / outcome.ms_per_step
+        print(f"{outcome.ms_per_step:.1f} ms a step, {pace:,.0f} puzzles a second")
+    state = "finished" if outcome.finished else "not finished: the same command goes on"
+    print(f"{outcome.parameters:,} parameters, {outcome.steps:,} steps, {state}")
+    for name, part in solved.items():
+        cells = last[f"{name} cells"]
+        print(f"held-out, {name}: {part:.4f} of the puzzles, {cells:.4f} of the cells")
+    print(f"curves: {shown(curves)}")
+    return outcome

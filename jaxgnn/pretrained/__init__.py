@@ -1,0 +1,12 @@
+"""Trained weights that come with the library, and what they can do.
+
+Experiments train and export them; here they are loaded and asked. The log of a training run lies
+beside its weights.
+"""
+
+from jaxgnn.pretrained._sudoku import SudokuAnswer as SudokuAnswer
+from jaxgnn.pretrained._sudoku import SudokuSolver as SudokuSolver
+from jaxgnn.pretrained._sudoku import sudoku_solver as sudoku_solver
+from jaxgnn.pretrained._sudoku import sudoku_weights as sudoku_weights
+from jaxgnn.pretrained._weights import load_weights as load_weights
+from jaxgnn.pretrained._weights import save_weights as save_weights
