@@ -1,6 +1,9 @@
 """Whole networks."""
 
 from jaxgnn.models._causal_lm import CausalLM as CausalLM
+from jaxgnn.models._expert_lm import ExpertGraphLM as ExpertGraphLM
+from jaxgnn.models._expert_lm import expert_output_orthogonality as expert_output_orthogonality
+from jaxgnn.models._expert_lm import expert_weight_orthogonality as expert_weight_orthogonality
 from jaxgnn.models._maxk_gnn import MaxKGNN as MaxKGNN
 from jaxgnn.models._relational import EquivariantRelationalNetwork as EquivariantRelationalNetwork
 from jaxgnn.models._relational import RecurrentRelationalNetwork as RecurrentRelationalNetwork

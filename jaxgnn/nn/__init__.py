@@ -8,6 +8,7 @@ from jaxgnn.nn._convolutions import SAGEConv as SAGEConv
 from jaxgnn.nn._expert_coupler import ExpertCombiner as ExpertCombiner
 from jaxgnn.nn._expert_coupler import ExpertCoupler as ExpertCoupler
 from jaxgnn.nn._expert_coupler import PairwiseExpertCoupler as PairwiseExpertCoupler
+from jaxgnn.nn._expert_coupler import Strategy as Strategy
 from jaxgnn.nn._hnhn import HNHNConv as HNHNConv
 from jaxgnn.nn._hyper_connection import HyperConnection as HyperConnection
 from jaxgnn.nn._hyper_connection import HyperHead as HyperHead

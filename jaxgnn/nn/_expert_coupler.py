@@ -20,9 +20,9 @@ from jaxgnn.graph import Incidence, Normalization
 from jaxgnn.nn._hypergraph_conv import HypergraphConv
 from jaxgnn.nn._maxk import check_widths
 
-Strategy = Literal["all_pairs", "all_triples", "all"]
+Strategy = Literal["all_pairs", "all_triples", "all", "alone"]
 
-_SUBSETS = {"all_pairs": 2, "all_triples": 3}
+_SUBSETS = {"alone": 1, "all_pairs": 2, "all_triples": 3}
 
 
 class ExpertCoupler(nnx.Module):
@@ -42,9 +42,10 @@ class ExpertCoupler(nnx.Module):
     Args:
       features: width of the experts' outputs.
       num_experts: how many there are.
-      strategy: hyperedges: ``"all_pairs"``, ``"all_triples"``, ``"all"`` for a single one; or
-        given as sets of experts or a ``jaxgnn.Incidence``. Experts without a hyperedge stay by
-        themselves, as all do where there are fewer than the strategy needs.
+      strategy: hyperedges: ``"all_pairs"``, ``"all_triples"``, ``"all"`` for a single one,
+        ``"alone"`` for one of each expert alone, which couples nothing; or given as sets of
+        experts or a ``jaxgnn.Incidence``. Experts without a hyperedge stay by themselves, as all
+        do where there are fewer than the strategy needs.
       layers: hypergraph convolutions.
       activation: of each, or None.
       residual: add the input of a layer to its output.
@@ -298,7 +299,7 @@ def expert_hyperedges(
     if strategy == "all":
         return (tuple(range(num_experts)),)
     if strategy not in _SUBSETS:
-        expected = "'all_pairs', 'all_triples', 'all', or the hyperedges"
+        expected = "'all_pairs', 'all_triples', 'all', 'alone', or the hyperedges"
         raise bad_input("ExpertCoupler", "strategy", expected, repr(strategy))
     return tuple(itertools.combinations(range(num_experts), _SUBSETS[strategy]))
 
