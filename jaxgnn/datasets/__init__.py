@@ -1,12 +1,17 @@
 """Data sets for node classification: readers of published files, embedded data, generators.
 
-Nothing is downloaded. Functions return a `NodeDataset` of numpy arrays; `synthetic` alone can leave
-its arrays on the device. `pydoc_text` is a text for language models; `sudoku` has puzzles.
+Nothing is downloaded. Functions return a `NodeDataset` or a `HypergraphDataset` of numpy arrays;
+`synthetic` alone can leave its arrays on the device. `pydoc_text` is a text for language models;
+`sudoku` has puzzles.
 """
 
 from jaxgnn.datasets import sudoku as sudoku
 from jaxgnn.datasets._digits import digits as digits
+from jaxgnn.datasets._digits import digits_hypergraph as digits_hypergraph
 from jaxgnn.datasets._graphsaint import read_graphsaint as read_graphsaint
+from jaxgnn.datasets._hyperedge_text import read_hyperedge_text as read_hyperedge_text
+from jaxgnn.datasets._hypergcn import read_hypergcn as read_hypergcn
+from jaxgnn.datasets._hypergraph_dataset import HypergraphDataset as HypergraphDataset
 from jaxgnn.datasets._node_dataset import NodeDataset as NodeDataset
 from jaxgnn.datasets._ogb import read_ogb as read_ogb
 from jaxgnn.datasets._pydoc_text import TextDataset as TextDataset

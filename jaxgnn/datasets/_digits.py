@@ -2,7 +2,9 @@
 
 import numpy as np
 
-from jaxgnn.datasets._node_dataset import SPLITS, NodeDataset
+from jaxgnn.datasets._hypergraph_dataset import HypergraphDataset
+from jaxgnn.datasets._node_dataset import NodeDataset
+from jaxgnn.datasets._splits import stratified_split
 
 _MAX_PIXEL = 16
 _FRACTIONS = (0.6, 0.2, 0.2)
@@ -28,15 +30,8 @@ def digits(neighbors: int = 8, *, seed: int = 0) -> NodeDataset:
         ImportError: scikit-learn is not installed.
         ValueError: `neighbors` is less than 1 or not less than the number of images.
     """
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise ImportError(
-            "datasets.digits: needs scikit-learn; install the extra jaxgnn[experiments]"
-        ) from error
-    images, classes = (np.asarray(array) for array in load_digits(return_X_y=True))
-    labels = classes.astype(np.int32)
-    senders, receivers = _nearest_neighbors(images, neighbors)
+    images, labels = _images_and_labels("digits")
+    senders, receivers = _symmetric(_nearest("digits", images, neighbors))
     dataset = NodeDataset(
         name="digits",
         senders=senders,
@@ -44,38 +39,74 @@ def digits(neighbors: int = 8, *, seed: int = 0) -> NodeDataset:
         features=(images / _MAX_PIXEL).astype(np.float32),
         labels=labels,
         num_classes=10,
-        **_stratified_split(labels, seed),
+        **stratified_split(labels, _FRACTIONS, seed),
     )
     dataset.validate()
     return dataset
 
 
-def _nearest_neighbors(points: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Symmetric nearest-neighbour graph of [points, d], as senders and receivers [edges] int32."""
+def digits_hypergraph(neighbors: int = 8, *, seed: int = 0) -> HypergraphDataset:
+    """Handwritten digits as a hypergraph, without any download.
+
+    The images and the split of `digits`. Each image makes one hyperedge, of itself and its
+    `neighbors` nearest others; hyperedge i is that of image i.
+
+    Args:
+        neighbors: nearest images in a hyperedge beside its own, at least 1.
+        seed: of the split, as in `digits`.
+
+    Returns:
+        The data set: 64 features in [0, 1], 10 classes.
+
+    Raises:
+        ImportError: scikit-learn is not installed.
+        ValueError: `neighbors` is less than 1 or not less than the number of images.
+    """
+    images, labels = _images_and_labels("digits_hypergraph")
+    own = np.arange(len(images), dtype=np.int32)
+    members = np.column_stack([own, _nearest("digits_hypergraph", images, neighbors)])
+    dataset = HypergraphDataset(
+        name="digits",
+        node_ids=members.astype(np.int32).ravel(),
+        hyperedge_ids=np.repeat(own, members.shape[1]),
+        num_hyperedges=len(images),
+        features=(images / _MAX_PIXEL).astype(np.float32),
+        labels=labels,
+        num_classes=10,
+        **stratified_split(labels, _FRACTIONS, seed),
+    )
+    dataset.validate()
+    return dataset
+
+
+def _images_and_labels(where: str) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels [images, 64] float64, and classes [images] int32."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise ImportError(
+            f"datasets.{where}: needs scikit-learn; install the extra jaxgnn[experiments]"
+        ) from error
+    images, classes = (np.asarray(array) for array in load_digits(return_X_y=True))
+    return images, classes.astype(np.int32)
+
+
+def _nearest(where: str, points: np.ndarray, count: int) -> np.ndarray:
+    """The `count` nearest others of each of [points, d]: [points, count]."""
     nodes = points.shape[0]
     if not 1 <= count < nodes:
-        raise ValueError(f"datasets.digits: neighbors: expected 1 to {nodes - 1}, got {count}")
+        raise ValueError(f"datasets.{where}: neighbors: expected 1 to {nodes - 1}, got {count}")
     squares = (points**2).sum(axis=1)
     # Pixels are small whole numbers, so that float64 has these distances exactly.
     distances = squares[:, None] + squares[None, :] - 2 * points @ points.T
     np.fill_diagonal(distances, np.inf)
-    nearest = np.argsort(distances, axis=1, kind="stable")[:, :count]
+    return np.argsort(distances, axis=1, kind="stable")[:, :count]
+
+
+def _symmetric(nearest: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Both directions of every pair once, as senders and receivers [edges] int32."""
+    nodes = len(nearest)
     joined = np.zeros((nodes, nodes), bool)
     joined[np.arange(nodes)[:, None], nearest] = True
     senders, receivers = np.nonzero(joined | joined.T)
     return senders.astype(np.int32), receivers.astype(np.int32)
-
-
-def _stratified_split(labels: np.ndarray, seed: int) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    bounds = np.cumsum(_FRACTIONS)[:-1]
-    parts: list[list[np.ndarray]] = [[] for _ in SPLITS]
-    for digit in np.unique(labels):
-        members = rng.permutation(np.flatnonzero(labels == digit))
-        cuts = np.rint(bounds * members.size).astype(int)
-        for part, ids in zip(parts, np.split(members, cuts), strict=True):
-            part.append(ids)
-    return {
-        split: np.sort(np.concatenate(part)).astype(np.int32)
-        for split, part in zip(SPLITS, parts, strict=True)
-    }

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
-from typing import Never
+from typing import Any, Never
 
 import numpy as np
 
@@ -60,7 +60,7 @@ class NodeDataset:
             ValueError: for the first field at fault: data set, field, file, what was expected,
                 what came and at which position.
         """
-        check = _Check(self, files or {})
+        check = DatasetCheck(self, files or {})
         check.features()
         check.edges()
         check.labels()
@@ -69,10 +69,15 @@ class NodeDataset:
         check.splits_are_disjoint()
 
 
-class _Check:
-    """One method a property; each raises through `_fail`, which words the message."""
+class DatasetCheck:
+    """One method a property; each raises through `_fail`, which words the message.
 
-    def __init__(self, data: NodeDataset, files: Mapping[str, str | PathLike[str]]):
+    Args:
+        data: a `NodeDataset` or `HypergraphDataset`.
+        files: as in their `validate`.
+    """
+
+    def __init__(self, data: Any, files: Mapping[str, str | PathLike[str]]):
         self._data = data
         self._files = files
 
@@ -81,13 +86,14 @@ class _Check:
         self._every("features", np.isfinite(self._data.features), "finite numbers")
 
     def edges(self) -> None:
-        self._array("senders", ndim=1, dtype=np.int32)
-        self._array("receivers", ndim=1, dtype=np.int32)
-        if self._data.senders.size != self._data.receivers.size:
-            expected = f"as many as senders ({self._data.senders.size})"
-            self._fail("receivers", expected, f"{self._data.receivers.size}")
+        self._pairs("senders", "receivers")
         self._in_range("senders", self._data.num_nodes, "node ids")
         self._in_range("receivers", self._data.num_nodes, "node ids")
+
+    def incidences(self) -> None:
+        self._pairs("node_ids", "hyperedge_ids")
+        self._in_range("node_ids", self._data.num_nodes, "node ids")
+        self._in_range("hyperedge_ids", self._data.num_hyperedges, "hyperedge ids")
 
     def labels(self) -> None:
         labels, nodes = self._data.labels, self._data.num_nodes
@@ -104,10 +110,10 @@ class _Check:
         else:
             self._in_range("labels", self._data.num_classes, "class ids")
 
-    def split(self, field: str) -> None:
+    def split(self, field: str, *, may_be_empty: bool = False) -> None:
         self._array(field, ndim=1, dtype=np.int32)
         ids = getattr(self._data, field)
-        if not ids.size:
+        if not ids.size and not may_be_empty:
             self._fail(field, "at least one node", "none")
         self._in_range(field, self._data.num_nodes, "node ids")
         self._every(field, np.diff(ids, prepend=-1) > 0, "sorted node ids without repeats")
@@ -122,6 +128,13 @@ class _Check:
                 other = SPLITS[taken[first]]
                 self._fail(field, f"nodes outside {other}", f"node {ids[first]} at [{first}]")
             owner[ids] = number
+
+    def _pairs(self, field: str, other: str) -> None:
+        self._array(field, ndim=1, dtype=np.int32)
+        self._array(other, ndim=1, dtype=np.int32)
+        sizes = [getattr(self._data, name).size for name in (field, other)]
+        if sizes[0] != sizes[1]:
+            self._fail(other, f"as many as {field} ({sizes[0]})", f"{sizes[1]}")
 
     def _array(self, field: str, *, ndim: int, dtype: type) -> None:
         array = getattr(self._data, field)

@@ -1,0 +1,1 @@
+"""HGNN: a language model of coupled experts, and node classification on hypergraphs."""

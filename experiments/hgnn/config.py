@@ -1,0 +1,207 @@
+"""Command-line options of the experiments on hypergraphs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxgnn._errors import bad_input
+from jaxgnn.models import HypergraphKind
+
+Coupling = Literal["alone", "hypergraph", "pairwise", "mean"]
+_FEWEST_EXPERTS = {"all_pairs": 2, "all_triples": 3, "all": 2}
+
+
+@dataclass(frozen=True)
+class LMOptions:
+    """Options that all runs share.
+
+    Attributes:
+      strategy: hyperedges of the coupling hypergraph.
+      coupler_layers: hypergraph convolutions, or rounds of messages, in each layer.
+      num_layers: layers of experts.
+      features: width.
+      num_heads: of each expert's attention.
+      context: bytes that a prediction may look back on.
+      batch_size: pieces of text in a step.
+      steps: of training.
+      learning_rate: the highest, after a tenth of the steps; it falls to a tenth along a cosine.
+      weight_decay: of AdamW, on matrices.
+      output_orthogonality: strength of the loss on the experts' mean outputs, reached after a tenth
+        of the steps.
+      weight_orthogonality: the same of the loss on their weights.
+      dtype: of the computation; parameters are float32.
+      implementation: of the hypergraph convolution; left out, what is fastest.
+      seed: of parameters, batches and the split.
+      eval_every: steps between evaluations on the whole validation text.
+      checkpoint_every: steps between checkpoints; 0 for only the last.
+      run: folder for the runs and the pictures.
+      fresh: discard what the run folders hold, rather than resume from them.
+      progress: show a progress bar.
+    """
+
+    strategy: Literal["all_pairs", "all_triples", "all"] = "all_pairs"
+    coupler_layers: int = 2
+    num_layers: int = 2
+    features: int = 32
+    num_heads: int = 2
+    context: int = 64
+    batch_size: int = 8
+    steps: int = 200
+    learning_rate: float = 1e-2
+    weight_decay: float = 0.1
+    output_orthogonality: float = 0.0
+    weight_orthogonality: float = 0.0
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    implementation: Literal["xla", "pallas", "ffi"] | None = None
+    seed: int = 0
+    eval_every: int = 100
+    checkpoint_every: int = 100
+    run: Path = Path("runs/hgnn/lm")
+    fresh: bool = False
+    progress: bool = True
+
+
+@dataclass(frozen=True)
+class LMRun(LMOptions):
+    """One run.
+
+    Attributes:
+      experts: of each layer.
+      coupling: ``alone`` for hyperedges of one expert each, with as many matrices as the
+        hypergraph; ``hypergraph``; ``pairwise`` for gated messages; ``mean`` for the combiner only.
+    """
+
+    experts: int = 8
+    coupling: Coupling = "hypergraph"
+
+    def label(self) -> str:
+        """Names the run in tables and pictures."""
+        if self.experts == 1:
+            return "1 expert"
+        return f"{self.experts} experts, {coupling_name(self)}"
+
+    def run_folder(self) -> Path:
+        """Where the run is kept."""
+        kind = self.strategy if self.coupling == "hypergraph" else self.coupling
+        return self.run / f"experts{self.experts}-{kind}-seed{self.seed}"
+
+
+@dataclass(frozen=True)
+class LMConfig(LMOptions):
+    """Options of a comparison.
+
+    Attributes:
+      experts: numbers of experts, one set of runs for each.
+      couplings: of the experts, one run for each; a single expert has one run.
+    """
+
+    experts: tuple[int, ...] = (1, 2, 4, 8)
+    couplings: tuple[Coupling, ...] = ("alone", "hypergraph")
+
+    def check(self) -> None:
+        """Complains about what neither the model nor the loop would find.
+
+        Raises:
+          ValueError: naming the option.
+        """
+        for name, values in (("experts", self.experts), ("couplings", self.couplings)):
+            if not values or len(set(values)) < len(values):
+                raise bad_input("lm", f"--{name}", "one or more, all different", values)
+        fewest = _FEWEST_EXPERTS[self.strategy]
+        if min(self.experts) < 1:
+            raise bad_input("lm", "--experts", "at least 1 each", self.experts)
+        short = [count for count in self.experts if 1 < count < fewest]
+        if short and "hypergraph" in self.couplings:
+            expected = f"1, or at least {fewest} for --strategy {self.strategy}"
+            raise bad_input("lm", "--experts", expected, short[0])
+        lowest = {
+            "context": 1,
+            "batch_size": 1,
+            "output_orthogonality": 0,
+            "weight_orthogonality": 0,
+        }
+        for name, low in lowest.items():
+            value = getattr(self, name)
+            if not value >= low:
+                option = "--" + name.replace("_", "-")
+                raise bad_input("lm", option, f"at least {low}", value)
+
+    def variants(self) -> list[LMRun]:
+        """The runs, by number of experts."""
+        shared: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(LMOptions)}
+        return [
+            LMRun(**shared, experts=experts, coupling=coupling)
+            for experts in self.experts
+            # Nothing is coupled to a single expert.
+            for coupling in (("alone",) if experts == 1 else self.couplings)
+        ]
+
+
+def coupling_name(run: LMRun) -> str:
+    """The coupling in words."""
+    names = {"alone": "not coupled", "pairwise": "gated messages", "mean": "mean"}
+    return names.get(run.coupling, run.strategy.replace("_", " "))
+
+
+@dataclass(frozen=True)
+class NodesConfig:
+    """Options of node classification.
+
+    Attributes:
+      dataset: ``digits``, images with hyperedges of nearest neighbours; ``hypergcn``, a folder of
+        cocitations or coauthorships in HyperGCN's files; ``text``, a folder with lines of node ids.
+      data: the folder; unused by digits.
+      neighbors: nearest images in a hyperedge of digits beside its own.
+      split: number of a published split of hypergcn, which has no validation nodes; left out, 50 /
+        25 / 25 % of each class.
+      first_id: of text: id of the first node.
+      feature_noise: of text without features: make them of the labels and noise of this deviation.
+      model: convolution.
+      num_layers: convolutions.
+      hidden_features: width between them.
+      dropout: in front of them.
+      learning_rate: of Adam.
+      weight_decay: of all parameters, as an L2 loss.
+      epochs: full-batch steps.
+      self_loops: a hyperedge of its own for each node.
+      normalize: divide the features of each node by their sum, as for bags of words.
+      implementation: of the layers; left out, what is fastest.
+      seed: of parameters, dropout and random splits.
+      eval_every: epochs between evaluations.
+      checkpoint_every: epochs between checkpoints; 0 for only the last.
+      run: folder of the run; left out, a name made from the options below runs/hgnn.
+      fresh: discard what the run folder holds, rather than resume from it.
+      progress: show a progress bar.
+    """
+
+    dataset: Literal["digits", "hypergcn", "text"] = "digits"
+    data: Path | None = None
+    neighbors: int = 8
+    split: int | None = None
+    first_id: int = 1
+    feature_noise: float | None = None
+    model: HypergraphKind = "hgnn"
+    num_layers: int = 2
+    hidden_features: int = 64
+    dropout: float = 0.5
+    learning_rate: float = 0.01
+    weight_decay: float = 5e-4
+    epochs: int = 200
+    self_loops: bool = True
+    normalize: bool = False
+    implementation: Literal["xla", "pallas", "ffi"] | None = None
+    seed: int = 0
+    eval_every: int = 5
+    checkpoint_every: int = 50
+    run: Path | None = None
+    fresh: bool = False
+    progress: bool = True
+
+    def run_folder(self) -> Path:
+        """Where the run is kept."""
+        if self.run is not None:
+            return self.run
+        source = "" if self.data is None else f"-{self.data.name}"
+        return Path("runs") / "hgnn" / f"nodes-{self.dataset}{source}-{self.model}-seed{self.seed}"

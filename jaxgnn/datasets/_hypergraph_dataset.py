@@ -1,0 +1,70 @@
+"""The record that readers of hypergraphs return."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike
+
+import numpy as np
+
+from jaxgnn.datasets._node_dataset import SPLITS, DatasetCheck
+
+
+@dataclass(frozen=True)
+class HypergraphDataset:
+    """One hypergraph whose nodes are to be classified.
+
+    Attributes:
+        name: what the data set is called.
+        node_ids: [incidences] int32, node of each incidence.
+        hyperedge_ids: [incidences] int32, hyperedge of each incidence.
+        num_hyperedges: hyperedges, those without nodes included.
+        features: [nodes, features] float32.
+        labels: [nodes] int32 class ids.
+        train: [train nodes] int32, sorted node ids.
+        validation: [validation nodes] int32, sorted node ids; empty where a published split has
+            none.
+        test: [test nodes] int32, sorted node ids.
+        num_classes: classes.
+    """
+
+    name: str
+    node_ids: np.ndarray
+    hyperedge_ids: np.ndarray
+    num_hyperedges: int
+    features: np.ndarray
+    labels: np.ndarray
+    train: np.ndarray
+    validation: np.ndarray
+    test: np.ndarray
+    num_classes: int
+
+    @property
+    def num_nodes(self) -> int:
+        return self.features.shape[0]
+
+    @property
+    def num_incidences(self) -> int:
+        return self.node_ids.shape[0]
+
+    @property
+    def multilabel(self) -> bool:
+        """False: a node has one label."""
+        return False
+
+    def validate(self, files: Mapping[str, str | PathLike[str]] | None = None) -> None:
+        """Checks that the arrays fit each other and hold what their fields promise.
+
+        Args:
+            files: for a field's name, the file that it came from; errors then name the file.
+
+        Raises:
+            ValueError: for the first field at fault: data set, field, file, what was expected,
+                what came and at which position.
+        """
+        check = DatasetCheck(self, files or {})
+        check.features()
+        check.incidences()
+        check.labels()
+        for split in SPLITS:
+            check.split(split, may_be_empty=split == "validation")
+        check.splits_are_disjoint()

@@ -1,0 +1,123 @@
+"""Node classifiers on hypergraphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from jaxgnn import nn, ops
+from jaxgnn._errors import bad_input
+from jaxgnn.graph import Incidence
+
+HypergraphKind = Literal[
+    "hgnn",
+    "hcha",
+    "unigcn",
+    "unisage",
+    "unigin",
+    "unigat",
+    "hnhn",
+    "alldeepsets",
+    "allsettransformer",
+    "hypergcn",
+]
+
+_CONVOLUTIONS: dict[str, Callable[..., nnx.Module]] = {
+    "hgnn": partial(nn.HypergraphConv, normalization="sym"),
+    "hcha": nn.HypergraphConv,
+    "unigcn": nn.UniGCNConv,
+    "unisage": partial(nn.UniSAGEConv, aggregation="mean"),
+    "unigin": nn.UniGINConv,
+    "unigat": nn.UniGATConv,
+    "hnhn": nn.HNHNConv,
+    "alldeepsets": partial(nn.AllDeepSetsConv, aggregation="mean"),
+    "allsettransformer": nn.AllSetTransformerConv,
+    "hypergcn": nn.HyperGCNConv,
+}
+
+
+class HypergraphGNN(nnx.Module):
+    """Convolutions over a hypergraph, with relu and dropout between them.
+
+    Args:
+      in_features: width of the node features.
+      hidden_features: width between the convolutions.
+      out_features: classes.
+      num_layers: convolutions.
+      kind: of which: ``"hgnn"`` and ``"hcha"`` are ``nn.HypergraphConv``, symmetric and with means;
+        the others are named as their layers. Sums are means in ``"unisage"`` and
+        ``"alldeepsets"``.
+      dropout: probability of zeroing an entry in front of a convolution in training.
+      implementation: passed to the layers.
+      dtype: of the computation; None for what input and parameters promote to.
+      param_dtype: of the parameters.
+      rngs: for the initial parameters.
+
+    Raises:
+      ValueError: if an option is not as above.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn import Incidence
+      >>> from jaxgnn.models import HypergraphGNN
+      >>> hypergraph = Incidence.from_hyperedges([{0, 1, 2}, {2, 3}], num_nodes=4)
+      >>> model = HypergraphGNN(8, 16, 3, kind="hgnn", rngs=nnx.Rngs(0))
+      >>> model(hypergraph, jnp.ones((4, 8))).shape
+      (4, 3)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        out_features: int,
+        *,
+        num_layers: int = 2,
+        kind: HypergraphKind = "hgnn",
+        dropout: float = 0.5,
+        implementation: ops.Name | None = None,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        name = "HypergraphGNN"
+        if num_layers < 1:
+            raise bad_input(name, "num_layers", "at least 1", num_layers)
+        if kind not in _CONVOLUTIONS:
+            raise bad_input(name, "kind", f"one of {', '.join(_CONVOLUTIONS)}", repr(kind))
+        if not 0 <= dropout < 1:
+            raise bad_input(name, "dropout", "in [0, 1)", dropout)
+        widths = [in_features, *[hidden_features] * (num_layers - 1), out_features]
+        nn.check_widths(name, *widths)
+        options = {"implementation": implementation, "dtype": dtype, "param_dtype": param_dtype}
+        make = _CONVOLUTIONS[kind]
+        self.layers = nnx.List(make(a, b, **options, rngs=rngs) for a, b in pairwise(widths))
+        self.dropout = nnx.Dropout(dropout)
+
+    def __call__(
+        self,
+        incidence: Incidence,
+        x: Float[Array, "*batch nodes in"],
+        *,
+        rngs: nnx.Rngs | None = None,
+    ) -> Float[Array, "*batch nodes classes"]:
+        """Class scores of each node.
+
+        Args:
+          incidence: the hypergraph.
+          x: features of the nodes; leading axes share the hypergraph.
+          rngs: a ``dropout`` stream in training, None in evaluation.
+        """
+        for number, layer in enumerate(self.layers):
+            x = x if number == 0 else jax.nn.relu(x)
+            x = self.dropout(x, deterministic=rngs is None, rngs=rngs)
+            x = layer(incidence, x)
+        return x
