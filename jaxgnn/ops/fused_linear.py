@@ -27,6 +27,10 @@ def _limits(x, kernel, *arrays, **options) -> str | None:
     return layer_limits(x, (kernel,))
 
 
+# The formula as it stands, differentiated by JAX.
+REFERENCE = dispatch.Kernel(
+    "fused_linear", {"xla": dispatch.xla(reference.fused_linear, scatters=False)}
+)
 FUSED_LINEAR = kernel_table(
     "fused_linear", reference.fused_linear, pallas.fused_linear, limits=_limits
 )
@@ -95,8 +99,8 @@ def fused_linear(
     """``activation(x @ kernel + bias)``.
 
     Sums are accumulated in float32 (float64 for float64 input), bias and activation applied to
-    them, and the result rounded once; but XLA's 16-bit products on a GPU are rounded before, as its
-    library writes them. Differentiable in every array::
+    them, and the result rounded once. But ``implementation=None``, where it takes XLA for 16-bit
+    numbers on a GPU, rounds the product before, as its library does. Differentiable in all arrays::
 
         dz = dy activation'(z),  dx = dz kernelᵀ,  dkernel = xᵀ dz,  dbias = Σ_rows dz
 
@@ -143,7 +147,7 @@ def fused_linear(
         return _keep_largest(request, activation, precision, *arguments)
     check_options("fused_linear", activation, precision)
     if request.name == "xla":
-        return FUSED_LINEAR(request, *arguments, activation=activation, precision=precision)
+        return REFERENCE(request, *arguments, activation=activation, precision=precision)
     return _fused_linear(request, activation, precision, *arguments)
 
 

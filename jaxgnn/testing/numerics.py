@@ -12,7 +12,9 @@ import numpy as np
 _SLACK = 4.0
 
 
-def tolerances(dtype: Any, reduction_length: int, operands: Any = None) -> tuple[float, float]:
+def tolerances(
+    dtype: Any, reduction_length: int, operands: Any = None, roundings: int = 1
+) -> tuple[float, float]:
     """Relative error of a stored result, and of a float32 sum against the largest result.
 
     Args:
@@ -20,6 +22,7 @@ def tolerances(dtype: Any, reduction_length: int, operands: Any = None) -> tuple
       reduction_length: terms in the longest sum behind it.
       operands: dtype that the terms of the sum were rounded to on the way, if they were. Their
         errors add up as the terms do.
+      roundings: how often they were, one after the other.
 
     Returns:
       ``(storage, accumulation)``: a result may differ by ``storage`` times itself plus
@@ -30,7 +33,7 @@ def tolerances(dtype: Any, reduction_length: int, operands: Any = None) -> tuple
     storage = float(jnp.finfo(dtype).eps)
     accumulation = float(jnp.finfo(accumulator).eps) * _SLACK * np.sqrt(max(reduction_length, 1))
     if operands is not None:
-        accumulation += float(jnp.finfo(operands).eps)
+        accumulation += roundings * float(jnp.finfo(operands).eps)
     return storage, accumulation
 
 
@@ -40,13 +43,14 @@ def assert_close(
     *,
     reduction_length: int,
     operands: Any = None,
+    roundings: int = 1,
     err_msg: str = "",
 ) -> None:
     """Asserts that ``actual``, of its own dtype, is ``expected`` (float64) up to rounding.
 
     NaN and infinities must be in the same places. The options are those of ``tolerances``.
     """
-    storage, accumulation = tolerances(actual.dtype, reduction_length, operands)
+    storage, accumulation = tolerances(actual.dtype, reduction_length, operands, roundings)
     actual64 = np.asarray(actual).astype(np.float64)
     expected64 = np.asarray(expected).astype(np.float64)
     assert actual64.shape == expected64.shape, f"{actual64.shape} != {expected64.shape} {err_msg}"

@@ -53,7 +53,7 @@ def mlp(x, kernels, biases, activation, rounded_to):
     return x
 
 
-def check(functions, oracles, inputs, dtype, reduction_length, strict=None):
+def check(functions, oracles, inputs, dtype, reduction_length, strict=None, roundings=1):
     """Values and all gradients of several functions of the same inputs, each kind one program.
 
     Args:
@@ -64,6 +64,7 @@ def check(functions, oracles, inputs, dtype, reduction_length, strict=None):
       reduction_length: terms in the longest sum.
       strict: by name, which results (value, then gradients) are sums of terms that no rounding has
         touched.
+      roundings: of each term of the others.
     """
     shapes = [jax.eval_shape(f, *inputs) for f in functions.values()]
     dys = [random_array(s.shape, s.dtype, seed=90 + i) for i, s in enumerate(shapes)]
@@ -74,6 +75,7 @@ def check(functions, oracles, inputs, dtype, reduction_length, strict=None):
         for i, (a, e) in enumerate(zip(*map(jax.tree.leaves, results), strict=True)):
             assert a.dtype == dtype
             options = {"reduction_length": reduction_length, "err_msg": f"{name}, result {i}"}
+            options["roundings"] = roundings
             untouched = strict is not None and i in strict[name]
             assert_close(a, e, operands=None if untouched else dtype, **options)
 
