@@ -1,0 +1,178 @@
+"""Tiles of edges: what kernels know of them, and how their warpgroups get and give them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels import _dense_stack as dense
+from pallas_kernels import _simt
+from pallas_kernels._dense_activations import ACTIVATIONS, Activation
+from pallas_kernels._dense_stack import Stack
+from pallas_kernels._edge_places import (
+    ROWS,
+    EdgeLayers,
+    GatherEdges,
+    GatherRows,
+    Layout,
+    Places,
+    ScatterRows,
+    Tables,
+    common_swizzle,
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is known when a kernel is made.
+
+    Attributes:
+      stack: the layers behind the first, with the activation behind each.
+      first: the activation in front of all of them.
+      places: the edges.
+      own_weights: whether each element of the batch has its own weights; None without weights.
+    """
+
+    stack: Stack
+    first: str | None
+    places: Places
+    own_weights: bool | None
+
+    @classmethod
+    def of(
+        cls, places: Places, layers: EdgeLayers, activation: str | None, activate_last: bool
+    ) -> Plan:
+        """Of arguments of kernels; ``activation`` is in front of each layer of ``layers``."""
+        weights, kernels, biases = layers[2:]
+        first, *others = [activation] * len(kernels) + [activation if activate_last else None]
+        stack = Stack.of(layers.receivers, kernels, biases, others)
+        own_weights = None if weights is None else places.batch > 1 and weights.shape[0] > 1
+        return cls(stack, first, places, own_weights)
+
+    @functools.cached_property
+    def swizzle(self) -> int:
+        """Of all tiles."""
+        swizzle = common_swizzle(self.stack.widths)
+        assert swizzle is not None
+        return swizzle
+
+    @property
+    def first_activation(self) -> Activation | None:
+        """In front of all layers."""
+        return None if self.first is None else ACTIVATIONS[self.first]
+
+    @property
+    def lists_pieces(self) -> bool:
+        """Whether there are ``Tables`` of them."""
+        return self.places.degree is None
+
+    @property
+    def has_factors(self) -> bool:
+        """Whether tiles have numbers that multiply their rows: weights, or zeros for no edges."""
+        return self.lists_pieces or self.own_weights is not None
+
+    def tiles(self, *shape: int):
+        """Shared memory for tiles, or for kernels."""
+        return dense.tiles(self.stack.dtype, *shape, swizzle=self.swizzle)
+
+    def factors(self, *places: int):
+        """Shared memory for factors of tiles, None if they have none."""
+        return plgpu.SMEM((*places, ROWS), jnp.float32) if self.has_factors else None
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Those of a warpgroup.
+
+    Attributes:
+      plan: what is known.
+      scratch: shared memory: ``receivers``, ``senders`` and ``factors``, with a leading axis of
+        warpgroups, the latter two also one of slots.
+      layers: in memory.
+      tables: likewise.
+      number: of the warpgroup.
+    """
+
+    plan: Plan
+    scratch: dict
+    layers: EdgeLayers
+    tables: Tables
+    number: Any
+
+    def at(self, name: str, *place) -> Any:
+        """One of them."""
+        return self.scratch[name].at[(self.number, *place)]
+
+    def layout(self, width: int) -> Layout:
+        """Of a tile."""
+        return Layout(width, self.plan.swizzle)
+
+    def gather_rows(self, group, nodes, name: str) -> None:
+        """Begins to copy what belongs to the rows of a group."""
+        tile = self.at(name)
+        kernel = GatherRows(self.plan.places, self.layout(nodes.shape[1]))
+        self.inline(kernel, [group], [(nodes, False), (tile, True)])
+
+    def gather(self, group, step, steps, slot) -> None:
+        """Begins to copy what belongs to the senders of a tile, if there is one."""
+        plan, layers = self.plan, self.layers
+        layout = self.layout(plan.stack.widths[0])
+        kernel = GatherEdges(plan.places, layout, plan.own_weights, plan.has_factors)
+        arrays = [(layers.senders, False), (self.at("senders", slot), True)]
+        if plan.has_factors:
+            arrays.append((self.at("factors", slot), False))
+        if layers.weights is not None:
+            arrays.append((layers.weights, False))
+        self.inline(kernel, [group, step, steps], arrays)
+
+    def inline(self, kernel, numbers: Sequence, arrays: Sequence[tuple[Any, bool]]) -> None:
+        """Runs SIMT code on arrays, each a tile or none, and on the tables."""
+        tiled = dense.tiled(self.plan.stack.dtype, self.plan.swizzle)
+        references = [(array, tiled if is_tile else ()) for array, is_tile in arrays]
+        listed = [(array, ()) for array in jax.tree.leaves(self.tables)]
+        _simt.inline(kernel, numbers, [*references, *listed])
+
+    def preactivation(self, slot) -> jax.Array:
+        """What both ends of the edges make together."""
+        return dense.load(self.at("receivers")) + dense.load(self.at("senders", slot))
+
+    def scaled(self, values: jax.Array, slot) -> jax.Array:
+        """Each row times its factor."""
+        if not self.plan.has_factors:
+            return values
+        layout = plgpu.Layout.WGMMA.reduce(1)
+        factors = plgpu.load(self.at("factors", slot), layout=layout, optimized=False)
+        return values * lax.broadcast_in_dim(factors, values.shape, (0,))
+
+    def zeros(self, width: int) -> jax.Array:
+        """Sums of no tiles."""
+        return plgpu.layout_cast(jnp.zeros((ROWS, width), jnp.float32), plgpu.Layout.WGMMA)
+
+    def write(self, group, sums: jax.Array, results: Sequence, tile, other) -> None:
+        """The sums of a group.
+
+        Args:
+          group: its number.
+          sums: float32.
+          results: rows, and of listed pieces partial sums.
+          tile: of shared memory, through which rows go; what others read there, they have read.
+          other: likewise, for listed pieces.
+        """
+        dtype = self.plan.stack.dtype
+        rounded = sums.astype(dtype)
+        arrays = [(results[0], False), (tile, True)]
+        tile[...] = rounded
+        if self.plan.lists_pieces:
+            arrays += [(other, True), (results[1], False)]
+            other[...] = (sums - rounded.astype(jnp.float32)).astype(dtype)
+        plgpu.commit_smem()
+        self.inline(ScatterRows(self.plan.places, self.layout(sums.shape[1])), [group], arrays)
+        # Before what was read and written is used anew.
+        plgpu.commit_smem()
