@@ -201,6 +201,7 @@ class _Worker:
                 places = tiles.at("receivers"), tiles.at("senders", 0)
             else:
                 places = tiles.at("sums", 0), tiles.at("sums", 1)
+            _simt.inline(WaitForCopies(0), [], [])
             plgpu.commit_smem()  # all warps have read what was there
             tiles.write(group, sums, self.results, *places)
 

@@ -345,6 +345,43 @@ class ScatterRows:
             target.store(piece * each + i, *sums[i : i + 4])
 
 
+@dataclass(frozen=True)
+class AddToSenders:
+    """Adds the rows of a tile to what belongs to the senders of its edges, atomically."""
+
+    places: Places
+    layout: Layout
+
+    def __call__(
+        self, warp: Warp, group: Value, step: Value, sums: Array, tile: Array, *tables: Array
+    ) -> None:
+        """Adds.
+
+        Args:
+          warp: of a warpgroup.
+          group: its number.
+          step: of the tile.
+          sums: [batch cols, width] float32.
+          tile: [64, width] in shared memory.
+          tables: what ``Tables`` has.
+        """
+        listed, each = Tables(*tables), _PIECE // 2
+        for row, piece in self.layout.each(warp):
+            place = self.places.place(warp, group, row, listed)
+            real, edge = place.edge(warp, step)
+            node = place.element * self.places.cols + listed.indices.load(edge)
+            at = self.layout.at(row, piece) * each
+            add = functools.partial(self._add, tile, at, sums.row(node), piece * each)
+            warp.when(real, add)
+
+    @staticmethod
+    def _add(tile: Array, at: Value, sums: Array, column: Value) -> None:
+        words = tile.load_words(at, _PIECE // 2)
+        values = [tile.unpack(words, i) for i in range(_PIECE // 2)]
+        for i in range(0, len(values), 4):
+            sums.add(column + i, *values[i : i + 4])
+
+
 def whole_tile_bytes(width: int) -> int:
     """Of 64 rows of 16-bit numbers."""
     return ROWS * width * jnp.dtype(jnp.bfloat16).itemsize

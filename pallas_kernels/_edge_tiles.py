@@ -52,7 +52,9 @@ class Plan:
         """Of arguments of kernels; ``activation`` is in front of each layer of ``layers``."""
         weights, kernels, biases = layers[2:]
         first, *others = [activation] * len(kernels) + [activation if activate_last else None]
-        stack = Stack.of(layers.receivers, kernels, biases, others)
+        widths = layers.receivers.shape[-1], *(kernel.shape[1] for kernel in kernels)
+        biased = tuple(bias is not None for bias in biases)
+        stack = Stack(widths, biased, tuple(others), jnp.dtype(layers.receivers.dtype))
         own_weights = None if weights is None else places.batch > 1 and weights.shape[0] > 1
         return cls(stack, first, places, own_weights)
 
@@ -120,14 +122,23 @@ class Tiles:
         kernel = GatherRows(self.plan.places, self.layout(nodes.shape[1]))
         self.inline(kernel, [group], [(nodes, False), (tile, True)])
 
-    def gather(self, group, step, steps, slot) -> None:
-        """Begins to copy what belongs to the senders of a tile, if there is one."""
+    def gather(self, group, step, steps, slot, factors_slot=None) -> None:
+        """Begins to copy what belongs to the edges of a tile, if there is one.
+
+        Args:
+          group: its number.
+          step: of the tile.
+          steps: of the group.
+          slot: for what belongs to the senders.
+          factors_slot: for factors, if that is not the same.
+        """
         plan, layers = self.plan, self.layers
         layout = self.layout(plan.stack.widths[0])
         kernel = GatherEdges(plan.places, layout, plan.own_weights, plan.has_factors)
         arrays = [(layers.senders, False), (self.at("senders", slot), True)]
         if plan.has_factors:
-            arrays.append((self.at("factors", slot), False))
+            own = slot if factors_slot is None else factors_slot
+            arrays.append((self.at("factors", own), False))
         if layers.weights is not None:
             arrays.append((layers.weights, False))
         self.inline(kernel, [group, step, steps], arrays)

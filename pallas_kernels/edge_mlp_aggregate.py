@@ -7,9 +7,11 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import _edge_forward
+from pallas_kernels import _edge_backward, _edge_forward
+from pallas_kernels._edge_backward import BackwardTile
 from pallas_kernels._edge_forward import EdgeTile
 from pallas_kernels._edge_places import ROWS, EdgeLayers, Places, Tables
+from pallas_kernels._edge_tiles import Plan
 from pallas_kernels._pieces import Pieces, add_pieces
 
 # Longer rows are cut, also where all are as long.
@@ -46,11 +48,64 @@ def edge_reduce(
     y, partial = _edge_forward.forward(
         places, tables, flat, activation, activate_last, slots(graph), tile
     )
-    y = y.reshape(batch, rows, last)
-    if partial is not None and graph.has_long_rows:
-        plain = dataclasses.replace(graph, weights=None, row_scale=None, col_scale=None)
-        y = jax.vmap(add_pieces, (None, 0, 0))(plain, partial, y)
-    return y
+    return _whole_rows(graph, partial, y.reshape(batch, rows, last))
+
+
+def edge_reduce_backward(
+    graph: Pieces,
+    layers: EdgeLayers,
+    dy: jax.Array,
+    activation: str | None,
+    activate_last: bool,
+    degree: int | None,
+    tile: BackwardTile | None = None,
+) -> EdgeLayers:
+    """Gradients of ``edge_reduce`` to ``layers``, whose weights are None.
+
+    Those of senders are added up atomically, so their last bits change from run to run.
+
+    Args:
+      graph: as there.
+      layers: likewise.
+      dy: [batch, rows, last].
+      activation: as there.
+      activate_last: likewise.
+      degree: likewise.
+      tile: by default what suits the shapes.
+
+    Returns:
+      Of the shapes and dtypes of ``layers``.
+    """
+    batch, rows, first = layers.receivers.shape
+    if batch * rows * graph.num_edges == 0:
+        return jax.tree.map(jnp.zeros_like, layers)
+    places, tables = places_of(graph, batch, layers.senders.shape[1], degree)
+    made, partial = _edge_backward.backward(
+        places,
+        tables,
+        layers.flat(),
+        dy.reshape(-1, dy.shape[-1]),
+        activation,
+        activate_last,
+        slots(graph),
+        tile,
+    )
+    dreceivers = _whole_rows(graph, partial, made.receivers.reshape(batch, rows, first))
+    return made._replace(receivers=dreceivers, senders=made.senders.reshape(layers.senders.shape))
+
+
+def goes_back(layers: EdgeLayers, activation: str | None, activate_last: bool) -> bool:
+    """Whether ``edge_reduce_backward`` has room for these layers."""
+    places = Places(1, 1, 1, 1)  # it does not depend on them
+    return _edge_backward.supported(Plan.of(places, layers, activation, activate_last))
+
+
+def _whole_rows(graph: Pieces, partial: jax.Array | None, y: jax.Array) -> jax.Array:
+    """With the rows of several pieces."""
+    if partial is None or not graph.has_long_rows:
+        return y
+    plain = dataclasses.replace(graph, weights=None, row_scale=None, col_scale=None)
+    return jax.vmap(add_pieces, (None, 0, 0))(plain, partial, y)
 
 
 def slots(graph: Pieces) -> int:

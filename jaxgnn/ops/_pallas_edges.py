@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
+import jax
 from jaxtyping import Array, Float
 
 from jaxgnn.graph import CSRGraph
+from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops._dense_kernels import device_limits
 from jaxgnn.ops._pallas import pieces
 from jaxgnn.ops._pallas_call import compiled, vary_like
@@ -29,6 +31,26 @@ def edge_reduce(
         pieces(structure), _layers(operands), *_static(options), options.row_degree
     )
     return vary_like(operands.receivers, y)
+
+
+@partial(compiled, static_argnames=("options",))
+def edge_reduce_backward(
+    structure: CSRGraph,
+    operands: EdgeOperands,
+    dy: Float[Array, "batch rows out"],
+    *,
+    options: EdgeOptions,
+) -> EdgeOperands:
+    """Gradients of ``edge_reduce``; without weights."""
+    from pallas_kernels import edge_mlp_aggregate as kernels
+
+    made = kernels.edge_reduce_backward(
+        pieces(structure), _layers(operands), dy, *_static(options), options.row_degree
+    )
+    made = jax.tree.map(partial(vary_like, dy), made)
+    return EdgeOperands(
+        made.receivers, made.senders, None, None, None, tuple(made.kernels), tuple(made.biases)
+    )
 
 
 def _layers(operands: EdgeOperands):
@@ -61,6 +83,25 @@ def limits(structure: CSRGraph, operands: EdgeOperands, *rest, options: EdgeOpti
     if structure.num_edges >= 2**31:
         return f"needs fewer than 2^31 edges, got {structure.num_edges}"
     return device_limits()
+
+
+def backward_limits(
+    structure: CSRGraph, operands: EdgeOperands, dy: Array, *, options: EdgeOptions
+) -> str | None:
+    """Why the kernel does not go back through these layers here, or None."""
+    reason = limits(structure, operands, options=options)
+    if reason is not None:
+        return reason
+    if dispatch.is_deterministic():
+        return "needs sums in no fixed order, got jaxgnn.deterministic()"
+    if operands.weights is not None:
+        return "needs edges without weights, got some: a mean has them too"
+    from pallas_kernels import edge_mlp_aggregate as kernels
+
+    if not kernels.goes_back(_layers(operands), *_static(options)):
+        widths = [operands.receivers.shape[-1], *(k.shape[1] for k in operands.kernels)]
+        return f"needs sums that fit registers, got layers of widths {widths}"
+    return None
 
 
 def not_worth(

@@ -29,23 +29,23 @@ _OP = "edge_mlp_aggregate"
 REFERENCE = dispatch.Kernel(_OP, {"xla": dispatch.xla(reference.edge_mlp_aggregate)})
 
 
-def _kernel(name: str, run: Any, **mosaic: dispatch.Implementation) -> dispatch.Kernel:
+def _kernel(name: str, run: Any, mosaic: Any, limits: Any) -> dispatch.Kernel:
     """A kernel over edges, between the layers that are left to nodes."""
-    entries: dict[dispatch.Name, dispatch.Implementation] = {"xla": dispatch.xla(run)}
-    on_cuda: tuple[dispatch.Name, ...] = ("xla",)
-    if mosaic:
-        entries["pallas"], on_cuda = mosaic["pallas"], ("pallas", "xla")
-    return dispatch.Kernel(name, entries, preference={"cpu": ("xla",), "cuda": on_cuda})
+    options = {"dtypes": pallas.DTYPES, "limits": limits, "not_worth": pallas.not_worth}
+    return dispatch.Kernel(
+        name,
+        {"xla": dispatch.xla(run), "pallas": dispatch.pallas(mosaic, **options)},
+        preference={"cpu": ("xla",), "cuda": ("pallas", "xla")},
+    )
 
 
-FORWARD = _kernel(
-    _OP,
-    _edge_reduce.edge_reduce,
-    pallas=dispatch.pallas(
-        pallas.edge_reduce, dtypes=pallas.DTYPES, limits=pallas.limits, not_worth=pallas.not_worth
-    ),
+FORWARD = _kernel(_OP, _edge_reduce.edge_reduce, pallas.edge_reduce, pallas.limits)
+BACKWARD = _kernel(
+    f"{_OP}.backward",
+    _edge_reduce.edge_reduce_backward,
+    pallas.edge_reduce_backward,
+    pallas.backward_limits,
 )
-BACKWARD = _kernel(f"{_OP}.backward", _edge_reduce.edge_reduce_backward)
 
 
 class EdgeMLPParams(NamedTuple):

@@ -21,9 +21,11 @@ from jaxgnn.ops.reference import _edge_reduce as reference
 from jaxgnn.ops.reference._edge_reduce import EdgeOperands, EdgeOptions
 from jaxgnn.testing import assert_bit_equal, assert_close, random_array, to_float64
 from pallas_kernels import _edge_forward, _simt, edge_mlp_aggregate
+from pallas_kernels._edge_backward import BackwardTile
 from pallas_kernels._edge_forward import EdgeTile
 from pallas_kernels._edge_places import (
     ROWS,
+    AddToSenders,
     EdgeLayers,
     GatherEdges,
     GatherRows,
@@ -71,6 +73,17 @@ def _operands(graph, batch, widths, weights=None, dtype="bfloat16"):
     receivers = random_array((batch, graph.num_rows, widths[0]), dtype, 30)
     senders = random_array((batch, graph.num_cols, widths[0]), dtype, 31)
     return EdgeOperands(receivers, senders, None, given, None, tuple(kernels), tuple(biases))
+
+
+def _small_integers(tree):
+    """Of which all sums are exact, and with them the signs of what relu reads."""
+
+    def rounded(array):
+        of_one = array * array.shape[0] ** 0.5 if array.ndim == 2 else array
+        most = 1 if array.ndim == 2 else 2
+        return jnp.clip(jnp.round(of_one), -most, most)
+
+    return jax.tree.map(rounded, tree)
 
 
 def _options(graph, activation, activate_last=True):
@@ -284,6 +297,20 @@ def _inline_stand_in(kernel, numbers, references):
                 def _():
                     low = left[...][i].astype(jnp.float32)
                     partial[element[i], slots[i]] = values[i].astype(jnp.float32) + low
+    elif isinstance(kernel, AddToSenders):
+        (group, step), (sums, tile, *listed) = numbers, references
+        tables = Tables(*listed)
+        element, _, start, length, real = _vector_places(kernel.places, group, tables)
+        has = real & (step < length)
+        senders = tables.indices[...][jnp.where(has, start + step, 0)]
+        node = element * kernel.places.cols + senders
+        values = tile[...].astype(jnp.float32)
+
+        @pl.loop(0, ROWS)
+        def _(i):
+            @pl.when(has[i])
+            def _():
+                sums[node[i]] = sums[node[i]] + values[i]
     else:
         assert isinstance(kernel, WaitForCopies)
 
@@ -362,6 +389,42 @@ def test_sums_of_layers(name, batch, widths, weights, activation, last, tile):
     assert_close(y, exact, reduction_length=max(widths), operands="bfloat16")
 
 
+# As above; of one walker and of several, which do not have as many tiles.
+BACKWARD = [
+    ("ring", 7, (96, 96, 96), "relu", True, BackwardTile(1, 2, 1)),
+    ("ring", 12, (64, 128), "gelu", True, BackwardTile(2, 1, 1)),
+    ("ragged", 2, (32, 64, 32), "silu", False, BackwardTile(1, 2, 2)),
+    ("ragged", 1, (64,), "relu", True, BackwardTile(1, 3, 0)),
+]
+
+
+@functools.partial(jax.jit, static_argnames="options")
+def _exactly_back(structure, operands, dy, options):
+    return reference.edge_reduce_backward(structure, operands, dy, options=options)
+
+
+@pytest.mark.parametrize("name, batch, widths, activation, last, tile", BACKWARD)
+def test_gradients_of_sums_of_layers(name, batch, widths, activation, last, tile):
+    graph = GRAPHS[name]()
+    operands, options = _operands(graph, batch, widths), _options(graph, activation, last)
+    dy = random_array((batch, graph.num_rows, widths[-1]), "bfloat16", 41)
+    if activation == "relu":
+        operands, dy = _small_integers((operands, dy))
+    layers = EdgeLayers(*operands[:2], None, *operands[5:])
+    with _interpreted():
+        made = edge_mlp_aggregate.edge_reduce_backward(
+            pieces(graph), layers, dy, activation, last, options.row_degree, tile
+        )
+    with jax.enable_x64(True):
+        exact = _exactly_back(graph, *to_float64((operands, dy)), options)
+    exact = EdgeLayers(*exact[:2], None, *exact[5:])
+    assert jax.tree.structure(made) == jax.tree.structure(exact)
+    length = max(batch * graph.num_edges, *widths)
+    for a, e in zip(*map(jax.tree.leaves, (made, exact)), strict=True):
+        assert a.dtype == jnp.bfloat16
+        assert_close(a, e, reduction_length=length, operands="bfloat16")
+
+
 # -- as an op --------------------------------------------------------------------------------------
 
 
@@ -394,33 +457,64 @@ def _sudoku():
     return CSRGraph.from_edges(*np.nonzero(same & ~np.eye(81, dtype=bool)), 81)
 
 
+def _with_gradients(function):
+    """The value, and the gradients to the features and the parameters."""
+
+    def both(h, params, *arguments):
+        y, pull_back = jax.vjp(lambda h, params: function(h, params, *arguments), h, params)
+        return y, pull_back(y)
+
+    return both
+
+
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("layers, activation", [(4, "relu"), (3, "gelu"), (2, "silu")])
-def test_one_kernel_lowers_for_a_batch_of_regular_graphs(layers, activation):
+def test_two_kernels_lower_for_a_batch_of_regular_graphs(layers, activation):
     graph = _sudoku()
     assert graph.uniform_degrees() == (20, 20)
     h, params = _op_structs((256,), 81, 96, layers)
     run = functools.partial(ops.edge_mlp_aggregate, graph, activation=activation)
-    assert _kernels(run, h, params) == 1
+    assert _kernels(_with_gradients(run), h, params) == 2
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
-@pytest.mark.parametrize("reduce, dtype", [("sum", "float16"), ("mean", "bfloat16")])
-def test_general_graphs_lower_also_with_a_batch_and_weights(reduce, dtype):
+def test_they_lower_mapped_and_recomputed_without_copies_of_the_graph():
+    graph = _sudoku()
+    h, params = _op_structs((3, 128), 81, 96, 4)
+    options = {"activation": "relu", "implementation": "pallas"}
+    run = jax.checkpoint(functools.partial(ops.edge_mlp_aggregate, graph, **options))
+    mapped = jax.vmap(jax.vmap(_with_gradients(run), (0, None)), (0, None))
+    lowered = jax.jit(mapped).trace(h, params).lower(lowering_platforms=("cuda",)).as_text()
+    assert lowered.count("mosaic_gpu_v2") == 3  # forward twice
+    assert f"x{graph.num_edges}x" not in lowered
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_general_graphs_lower_with_their_gradients(dtype):
     graph = prepared_graph(200_000, 3_200_000, factors=False)
-    weights = jax.ShapeDtypeStruct((graph.num_edges,), "float32")
-    run = functools.partial(ops.edge_mlp_aggregate, reduce=reduce, implementation="pallas")
     h, params = _op_structs((), graph.num_rows, 128, 3, dtype)
-    assert _kernels(run, graph, h, params) == 4  # both ends, the edges, and rows that are cut
 
-    def weighted(graph, h, params, weights):
-        return run(graph, h, params, weights=weights)
+    def run(h, params, graph):
+        return ops.edge_mlp_aggregate(graph, h, params, implementation="pallas")
 
-    h, params = _op_structs((4,), graph.num_rows, 64, 4, dtype)
-    assert _kernels(weighted, graph, h, params, weights) >= 2
-    per_element = jax.vmap(weighted, (None, 0, None, 0))
-    own = jax.ShapeDtypeStruct((4, graph.num_edges), "float32")
-    assert _kernels(per_element, graph, h, params, own) >= 2
+    # Both ends and the edges, each with gradients, and twice the rows that are cut.
+    assert _kernels(_with_gradients(run), h, params, graph) == 8
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("own", [False, True])
+def test_weights_and_means_lower_with_gradients_by_xla(own):
+    graph = prepared_graph(20_000, 320_000, factors=False)
+    h, params = _op_structs((4,), graph.num_rows, 64, 4)
+    weights = jax.ShapeDtypeStruct((*[4] * own, graph.num_edges), "float32")
+
+    def run(h, params, graph, weights):
+        return ops.edge_mlp_aggregate(graph, h, params, weights=weights, reduce="mean")
+
+    # Both ends and the edges and rows that are cut; gradients of the ends.
+    assert _kernels(run, h, params, graph, weights) == 4
+    assert _kernels(_with_gradients(run), h, params, graph, weights) == 6
 
 
 REFUSED = {

@@ -1,0 +1,539 @@
+"""Layers between both ends of edges and a sum, backward: what belongs to edges is made again.
+
+Of the warpgroups of a block some, the walkers, go through groups of 64 rows as in the forward pass,
+forth and back through the layers. What they make of a tile on the way lies in shared memory, where
+the others, the summers, add it up to the gradients of the kernels in their registers::
+
+    dkernel_l = Σ a_lᵀ dz_l,  dbias_l = Σ 1ᵀ dz_l
+
+A column of ones beside a_l makes the latter a row of the former. Gradients of receivers are summed
+in registers like the result of the forward pass; those of senders are added up in memory, in
+float32 and in no fixed order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels import _dense_stack as dense
+from pallas_kernels import _simt
+from pallas_kernels._dense_activations import Activation
+from pallas_kernels._dense_stack import BLOCK, WARPGROUP
+from pallas_kernels._edge_forward import (
+    ask_for_parameters,
+    parameters,
+    row_results,
+    wait_for_parameters,
+)
+from pallas_kernels._edge_places import (
+    ROWS,
+    AddToSenders,
+    EdgeLayers,
+    Places,
+    Tables,
+    WaitForCopies,
+    common_swizzle,
+    whole_tile_bytes,
+)
+from pallas_kernels._edge_tiles import Plan, Tiles
+
+MOST_WIDTH = 128
+_UNIT = 64  # rows of a product of summers
+# Registers of a multiprocessor for each thread of a warpgroup; they are given in eights.
+_REGISTERS, _MOST_REGISTERS, _EIGHT = 512, 248, 8
+_MOST_WARPGROUPS = 4
+_OTHER_REGISTERS = 32  # that a summer needs beside its sums
+
+
+@dataclass(frozen=True)
+class Work:
+    """The backward pass, as far as a block has to do with it.
+
+    Attributes:
+      plan: the layers and the edges.
+    """
+
+    plan: Plan
+
+    @property
+    def layers(self) -> int:
+        """How many products there are."""
+        return self.plan.stack.layers
+
+    def activation(self, layer: int) -> Activation | None:
+        """That makes what ``layer`` reads; ``layers`` for what the last makes."""
+        return self.plan.first_activation if layer == 0 else self.plan.stack.activation(layer - 1)
+
+    @property
+    def ones(self) -> int:
+        """Columns of ones: as many as lie together."""
+        return self.plan.swizzle // 2
+
+    def padded(self, layer: int) -> int:
+        """Columns of what it reads, with ones if it has a bias; whole units."""
+        stack = self.plan.stack
+        width = stack.widths[layer] + (self.ones if stack.biased[layer] else 0)
+        return -(-width // _UNIT) * _UNIT
+
+    def keeps_slope(self, layer: int) -> bool:
+        """Whether the derivative of what made its input is kept: that can not be told from it."""
+        activation = self.activation(layer)
+        return activation is not None and not activation.of_output
+
+    @property
+    def shares_dz(self) -> bool:
+        """Whether the gradients of senders take the place of the last dz, once that is summed."""
+        widths = self.plan.stack.widths
+        return self.layers > 1 and widths[0] == widths[-1]
+
+    def sum_registers(self, layer: int) -> int:
+        """Of a thread of whoever has the sums of a layer."""
+        return self.padded(layer) // _UNIT * self.plan.stack.widths[layer + 1] // 2
+
+    def shares(self, summers: int) -> list[list[int]]:
+        """The layers of each summer, in the order in which they are gone back through."""
+        backwards = list(reversed(range(self.layers)))
+        return [backwards[number::summers] for number in range(summers)]
+
+    def summer_registers(self, summers: int) -> int:
+        """Of a thread, the most of all summers."""
+        sums = max(sum(map(self.sum_registers, share)) for share in self.shares(summers))
+        return -(-(sums + _OTHER_REGISTERS) // _EIGHT) * _EIGHT
+
+    @property
+    def walker_registers(self) -> int:
+        """Of a thread: gradients of receivers, a product, and the rest."""
+        widest = max(self.plan.stack.widths)
+        return self.plan.stack.widths[0] // 2 + widest // 2 + 40
+
+    @property
+    def tile_bytes(self) -> int:
+        """Of shared memory, for each walker."""
+        first, *others = widths = self.plan.stack.widths
+        columns = 2 * first + widths[-1] + sum(others)
+        columns += sum(self.padded(layer) for layer in range(self.layers))
+        columns += sum(widths[n] for n in range(self.layers) if self.keeps_slope(n))
+        columns += 0 if self.shares_dz else first
+        return whole_tile_bytes(columns) + 1024
+
+
+@dataclass(frozen=True)
+class BackwardTile:
+    """How a block shares the work.
+
+    Attributes:
+      blocks: one a multiprocessor.
+      walkers: warpgroups with groups of their own.
+      summers: warpgroups that share the layers.
+    """
+
+    blocks: int
+    walkers: int
+    summers: int
+
+    @classmethod
+    def choose(cls, work: Work) -> BackwardTile | None:
+        """The one heuristic: as many walkers as fit, or None; as few summers as do."""
+        stack = work.plan.stack
+        if max(stack.widths) > MOST_WIDTH:
+            return None
+        for summers in range(min(1, work.layers), work.layers + 1):
+            needed = work.summer_registers(summers) if summers else 0
+            if needed > _MOST_REGISTERS:
+                continue
+            room = (dense.SHARED_BYTES - stack.parameter_bytes()) // work.tile_bytes
+            rest = (_REGISTERS - summers * needed) // work.walker_registers
+            walkers = min(room, rest, _MOST_WARPGROUPS - summers)
+            if walkers > 0:
+                return cls(dense.MULTIPROCESSORS, walkers, summers)
+        return None
+
+    def limited_to(self, groups: int) -> BackwardTile:
+        """Without blocks that would have no groups."""
+        return dataclasses.replace(self, blocks=min(self.blocks, groups))
+
+    def registers(self, work: Work) -> tuple[int, int] | None:
+        """Of the threads of walkers and of summers, None to leave them as they are."""
+        warpgroups = self.walkers + self.summers
+        fair = _REGISTERS // warpgroups // _EIGHT * _EIGHT
+        if self.summers == 0 or (needed := work.summer_registers(self.summers)) <= fair:
+            return None
+        rest = (warpgroups * fair - self.summers * needed) // self.walkers
+        return rest // _EIGHT * _EIGHT, needed
+
+
+def backward(
+    places: Places,
+    tables: Tables,
+    layers: EdgeLayers,
+    dy: jax.Array,
+    activation: str | None,
+    activate_last: bool,
+    partial_slots: int,
+    tile: BackwardTile | None = None,
+) -> tuple[EdgeLayers, jax.Array | None]:
+    """Gradients of ``forward``, but for weights, whose place holds None.
+
+    Args:
+      places: as in ``forward``.
+      tables: likewise.
+      layers: likewise.
+      dy: [batch rows, last].
+      activation: as in ``forward``.
+      activate_last: likewise.
+      partial_slots: likewise.
+      tile: by default what suits the shapes.
+
+    Returns:
+      Gradients, those of receivers without rows of several pieces; and sums of their pieces,
+      [batch slots, first] float32, where tables list pieces.
+    """
+    work = Work(Plan.of(places, layers, activation, activate_last))
+    stack = work.plan.stack
+    tile = tile or BackwardTile.choose(work)
+    if tile is None:
+        raise ValueError(f"layers of widths {stack.widths} do not fit a multiprocessor")
+    tile = tile.limited_to(places.groups)
+    results = row_results(work.plan, stack.widths[0], partial_slots)
+    sums = [
+        jax.ShapeDtypeStruct((tile.blocks, work.padded(n), stack.widths[n + 1]), jnp.float32)
+        for n in range(work.layers)
+    ]
+    call = dense.launch(
+        functools.partial(_backward, work, tile, len(results)),
+        "edge_mlp_aggregate_backward",
+        [*results, *sums],
+        (tile.blocks, 1),
+        tile.walkers + tile.summers,
+        _scratch(work, tile),
+    )
+    given = layers._replace(biases=[b for b in layers.biases if b is not None])
+    # Zeros that ``vmap`` maps as it does the senders.
+    senders = layers.senders.astype(jnp.float32)
+    dsenders = jax.new_ref(jnp.where(jnp.zeros((), bool), senders, 0.0))
+    made = call(given, dy, tables, dsenders)
+    (dreceivers, *partial), sums = made[: len(results)], made[len(results) :]
+    totals = [jnp.sum(s, axis=0).astype(stack.dtype) for s in sums]
+    dbiases = [
+        total[width] if biased else None
+        for total, width, biased in zip(totals, stack.widths, stack.biased, strict=False)
+    ]
+    dkernels = tuple(total[:width] for total, width in zip(totals, stack.widths, strict=False))
+    dsenders = jax.freeze(dsenders).astype(stack.dtype)
+    gradients = EdgeLayers(dreceivers, dsenders, None, dkernels, tuple(dbiases))
+    return gradients, partial[0] if partial else None
+
+
+def _scratch(work: Work, tile: BackwardTile) -> dict:
+    plan, walkers, layers = work.plan, tile.walkers, range(work.layers)
+    widths = plan.stack.widths
+    pairs = walkers * work.layers
+    return parameters(plan) | {
+        "receivers": plan.tiles(walkers, ROWS, widths[0]),
+        "dy": plan.tiles(walkers, ROWS, widths[-1]),
+        "senders": plan.tiles(walkers, 1, ROWS, widths[0]),
+        "factors": plan.factors(walkers, 2),
+        "inputs": [plan.tiles(walkers, ROWS, work.padded(n)) for n in layers],
+        "slopes": [
+            plan.tiles(walkers, ROWS, widths[n]) if work.keeps_slope(n) else None for n in layers
+        ],
+        "dz": [plan.tiles(walkers, ROWS, widths[n + 1]) for n in layers],
+        "dsenders": None if work.shares_dz else plan.tiles(walkers, ROWS, widths[0]),
+        "made": plgpu.Barrier(num_barriers=pairs) if pairs else None,
+        "summed": plgpu.Barrier(num_barriers=pairs) if pairs else None,
+    }
+
+
+def _backward(work: Work, tile: BackwardTile, rows: int, scratch, *references) -> None:
+    """A warpgroup's part."""
+    layers, dy, tables, dsenders, *results = references
+    ask_for_parameters(scratch, layers)
+    warpgroup, registers = lax.axis_index(WARPGROUP), tile.registers(work)
+
+    def walk():
+        if registers is not None:
+            plgpu.set_max_registers(registers[0], action="decrease")
+        tiles = Tiles(work.plan, scratch, layers, tables, warpgroup)
+        _Walker(work, tile, tiles, dy, dsenders, results[:rows]).run()
+
+    def add_up(number):
+        if registers is not None:
+            plgpu.set_max_registers(registers[1], action="increase")
+        share = work.shares(tile.summers)[number]
+        _add_up(work, tile, scratch, share, results[rows:], most_tiles(work, tile, tables))
+
+    pl.when(warpgroup < tile.walkers)(walk)
+    for number in range(tile.summers):
+        pl.when(warpgroup == tile.walkers + number)(functools.partial(add_up, number))
+
+
+def own_groups(work: Work, tile: BackwardTile, walker) -> tuple[Any, Any]:
+    """The first of a walker of this block, and how many; the others are as many apart as walkers.
+
+    Neighbouring groups go to different multiprocessors.
+    """
+    first = walker * tile.blocks + lax.axis_index(BLOCK)
+    return first, dense.own(work.plan.places.groups, first, tile.blocks * tile.walkers)
+
+
+def own_tiles(work: Work, tile: BackwardTile, tables: Tables, walker) -> Any:
+    """How many a walker of this block has."""
+    (first, count), places = own_groups(work, tile, walker), work.plan.places
+    if places.degree is not None:
+        return count * places.degree
+
+    def add(i, total):
+        return total + places.steps(first + i * tile.blocks * tile.walkers, tables)
+
+    return lax.fori_loop(0, count, add, jnp.int32(0))
+
+
+def most_tiles(work: Work, tile: BackwardTile, tables: Tables) -> Any:
+    """That a walker of this block has: summers expect as many of each."""
+    return functools.reduce(
+        jnp.maximum, (own_tiles(work, tile, tables, walker) for walker in range(tile.walkers))
+    )
+
+
+def _add_up(work: Work, tile: BackwardTile, scratch, share, results: Sequence, count) -> None:
+    """A summer's part: the gradients of the kernels of its layers."""
+    stack = work.plan.stack
+    units = [(layer, unit) for layer in share for unit in range(work.padded(layer) // _UNIT)]
+
+    def accumulate(*sums):
+        own = dict(zip(units, sums, strict=True))
+
+        @pl.loop(0, count)
+        def _(_i):
+            for walker in range(tile.walkers):
+                for layer in share:
+                    pair = walker * work.layers + layer
+                    plgpu.barrier_wait(scratch["made"].at[pair])
+                    inputs, dz = (scratch[name][layer].at[walker] for name in ("inputs", "dz"))
+                    for unit in range(work.padded(layer) // _UNIT):
+                        columns = slice(unit * _UNIT, (unit + 1) * _UNIT)
+                        plgpu.wgmma(own[layer, unit], inputs.at[:, columns].T, dz)
+                    plgpu.wgmma_wait(0)
+                    plgpu.barrier_arrive(scratch["summed"].at[pair])
+
+        for (layer, unit), made in own.items():
+            rows = pl.ds(unit * _UNIT, _UNIT)
+            results[layer].at[lax.axis_index(BLOCK), rows][...] = made[...]
+
+    shapes = [plgpu.ACC((_UNIT, stack.widths[layer + 1]), jnp.float32) for layer, _ in units]
+    pl.run_scoped(accumulate, *shapes)
+
+
+@dataclass(frozen=True)
+class _Walker:
+    """A warpgroup that goes through groups of rows.
+
+    Attributes:
+      work: what there is to do.
+      tile: who does what.
+      tiles: of the warpgroup.
+      dy: in memory.
+      dsenders: likewise, float32.
+      results: gradients of receivers.
+    """
+
+    work: Work
+    tile: BackwardTile
+    tiles: Tiles
+    dy: Any
+    dsenders: Any
+    results: Sequence
+
+    def run(self) -> None:
+        """All groups, then as many tiles of zeros as summers still expect."""
+        work, tiles = self.work, self.tiles
+        first, count = own_groups(work, self.tile, tiles.number)
+        self._clear()
+        wait_for_parameters(tiles.scratch)
+
+        @pl.loop(0, count, init_carry=jnp.int32(0))
+        def made(i, before):
+            group = first + i * (self.tile.blocks * self.tile.walkers)
+            steps = work.plan.places.steps(group, tiles.tables)
+            tiles.gather_rows(group, tiles.layers.receivers, "receivers")
+            tiles.gather_rows(group, self.dy, "dy")
+            tiles.gather(group, jnp.int32(0), steps, 0, 0)
+            walk = functools.partial(self._walk, group, steps, before)
+            sums = lax.fori_loop(0, steps, walk, tiles.zeros(work.plan.stack.widths[0]))
+            _simt.inline(WaitForCopies(0), [], [])
+            plgpu.commit_smem()  # all warps have read what was there
+            places = tiles.at("receivers"), tiles.at("senders", 0)
+            tiles.write(group, sums, self.results, *places)
+            return before + steps
+
+        if work.layers:
+            self._fill_up(made, most_tiles(work, self.tile, tiles.tables))
+
+    def _clear(self) -> None:
+        """Ones for the biases; and finite numbers, in case there will be no others."""
+        for layer, width in enumerate(self.work.plan.stack.widths[:-1]):
+            inputs, ones = self._input(layer), self.work.ones
+            inputs.at[:, :width][...] = self._full(width, 0.0)
+            if self.work.plan.stack.biased[layer]:
+                inputs.at[:, width : width + ones][...] = self._full(ones, 1.0)
+
+    def _full(self, width: int, number: float) -> jax.Array:
+        made = jnp.full((ROWS, width), number, jnp.float32)
+        return plgpu.layout_cast(made, plgpu.Layout.WGMMA).astype(self.work.plan.stack.dtype)
+
+    def _fill_up(self, made, most) -> None:
+        """Tiles of zeros."""
+        layers = range(self.work.layers)
+
+        # Every completion is waited for, also the last; that of a shared place already was.
+        @pl.when(made > 0)
+        def _():
+            for layer in layers:
+                if not self._waits_within(layer):
+                    self._wait(layer)
+
+        @pl.when(made < most)
+        def _():
+            for layer in layers:
+                self._dz(layer)[...] = self._full(self.work.plan.stack.widths[layer + 1], 0.0)
+            plgpu.commit_smem()
+
+            @pl.loop(0, most - made)
+            def _(_i):
+                for layer in layers:
+                    self._arrive(layer)
+                for layer in layers:
+                    self._wait(layer)
+
+    # -- places in shared memory, and who may use them -------------------------------------------
+
+    def _input(self, layer: int) -> Any:
+        return self.tiles.scratch["inputs"][layer].at[self.tiles.number]
+
+    def _dz(self, layer: int) -> Any:
+        return self.tiles.scratch["dz"][layer].at[self.tiles.number]
+
+    def _slope(self, layer: int) -> Any:
+        return self.tiles.scratch["slopes"][layer].at[self.tiles.number]
+
+    def _waits_within(self, layer: int) -> bool:
+        """Whether a tile waits until its own dz is summed, not only the next one."""
+        return self.work.shares_dz and layer == self.work.layers - 1
+
+    def _pair(self, name: str, layer: int) -> Any:
+        return self.tiles.scratch[name].at[self.tiles.number * self.work.layers + layer]
+
+    def _arrive(self, layer: int) -> None:
+        plgpu.barrier_arrive(self._pair("made", layer))
+
+    def _wait(self, layer: int) -> None:
+        plgpu.barrier_wait(self._pair("summed", layer))
+
+    def _reuse(self, layer: int, number) -> None:
+        """Waits until what a layer had of the tile before is summed."""
+        if not self._waits_within(layer):
+            pl.when(number > 0)(lambda: self._wait(layer))
+
+    # -- a tile ------------------------------------------------------------------------------------
+
+    def _walk(self, group, steps, before, step, sums):
+        """Forth and back; adds to the gradients of the receivers."""
+        work, tiles, layers = self.work, self.tiles, self.work.layers
+        zero, number = dense.zero_in(step), before + step
+        _simt.inline(WaitForCopies(0), [], [])
+        # All warps have their copies, and have read what they send of the tile before.
+        plgpu.commit_smem()
+        z = tiles.preactivation(0)
+        for layer in range(layers):
+            self._reuse(layer, number)
+            self._keep(layer, z)
+            plgpu.commit_smem()
+            if layer == 0:
+                # What belongs to the senders of the next tile takes the place of what was read.
+                self._gather_next(group, step, steps)
+            z = self._product(layer, zero)
+        dz = self._through_last(z, step)
+        if layers == 0:
+            plgpu.commit_smem()  # all warps have read what belongs to senders
+            self._gather_next(group, step, steps)
+        for layer in reversed(range(layers)):
+            self._dz(layer)[...] = dz.astype(work.plan.stack.dtype)
+            plgpu.commit_smem()
+            self._arrive(layer)
+            dz = self._back(layer, zero)
+        self._send(group, step, dz)
+        return sums + dz
+
+    def _gather_next(self, group, step, steps) -> None:
+        # Factors are read later than what belongs to senders: they have two places.
+        self.tiles.gather(group, step + 1, steps, 0, lax.rem(step + 1, 2))
+
+    def _keep(self, layer: int, z) -> None:
+        """What a layer reads, and what it needs on the way back."""
+        activation, dtype = self.work.activation(layer), self.work.plan.stack.dtype
+        width = self.work.plan.stack.widths[layer]
+        if self.work.keeps_slope(layer):
+            assert activation is not None
+            z, slope = activation.value_and_slope(z)
+            self._slope(layer)[...] = slope.astype(dtype)
+        elif activation is not None:
+            z = activation.value(z)
+        self._input(layer).at[:, :width][...] = z.astype(dtype)
+
+    def _product(self, layer: int, zero) -> jax.Array:
+        """The preactivation behind a layer."""
+        stack, scratch = self.work.plan.stack, self.tiles.scratch
+        a = self._input(layer).at[:, : stack.widths[layer]]
+        z = dense.product((a, scratch["kernels"][layer].at[zero]))
+        bias = stack.bias_of(scratch["biases"], layer)
+        return dense.add_bias(z, bias, slice(0, stack.widths[layer + 1]))
+
+    def _through_last(self, z, step) -> jax.Array:
+        """The gradient to the last preactivation."""
+        activation = self.work.activation(self.work.layers)
+        dvalues = self.tiles.scaled(dense.load(self.tiles.at("dy")), lax.rem(step, 2))
+        if activation is None:
+            return dvalues
+        if activation.of_output:
+            return activation.pull_back(activation.value(z), dvalues)
+        return activation.pull_back(activation.value_and_slope(z)[1], dvalues)
+
+    def _back(self, layer: int, zero) -> jax.Array:
+        """The gradient to the preactivation in front of a layer."""
+        kernel = self.tiles.scratch["kernels"][layer].at[zero]
+        da = dense.product((self._dz(layer), kernel.T))
+        activation = self.work.activation(layer)
+        if activation is None:
+            return da
+        width = self.work.plan.stack.widths[layer]
+        known = self._slope(layer) if self.work.keeps_slope(layer) else self._input(layer)
+        return activation.pull_back(dense.load(known.at[:, :width]), da)
+
+    def _send(self, group, step, dz) -> None:
+        """Adds to the gradients of the senders."""
+        tiles, layers = self.tiles, self.work.layers
+        if self.work.shares_dz:
+            self._wait(layers - 1)
+            place = self._dz(layers - 1)
+        else:
+            place = tiles.at("dsenders")
+        place[...] = dz.astype(self.work.plan.stack.dtype)
+        plgpu.commit_smem()
+        kernel = AddToSenders(tiles.plan.places, tiles.layout(dz.shape[1]))
+        tiles.inline(kernel, [group, step], [(self.dsenders, False), (place, True)])
+
+
+def supported(plan: Plan) -> bool:
+    """Whether there is a tile for these layers."""
+    suits = common_swizzle(plan.stack.widths) is not None
+    return suits and BackwardTile.choose(Work(plan)) is not None
