@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -302,10 +303,17 @@ class LSTMUpdate(_CellUpdate[LSTMState]):
         """See ``NodeUpdate``; there is no dropout."""
         hidden = jnp.where(state.is_first, 0, state.hidden)
         z: Any = self.gates(_side_by_side(self.dtype, self._read(messages, inputs), hidden))
-        i, f, g, o = jnp.split(z.astype(state.cell.dtype), 4, axis=-1)
-        cell = jax.nn.sigmoid(f + 1) * state.cell + jax.nn.sigmoid(i) * jnp.tanh(g)
-        h = jax.nn.sigmoid(o) * jnp.tanh(cell)
+        h, cell = _lstm_cell(z, state.cell)
         return LSTMState(h.astype(hidden.dtype), cell, jnp.zeros_like(state.is_first))
+
+
+# The backward pass keeps what the gates read, not the six arrays that they are made of.
+@partial(jax.checkpoint, prevent_cse=False)
+def _lstm_cell(z: Array, cell: Array) -> tuple[Array, Array]:
+    """Hidden state and memory behind a step, from the gates ``z`` in front of their activations."""
+    i, f, g, o = jnp.split(z.astype(cell.dtype), 4, axis=-1)
+    cell = jax.nn.sigmoid(f + 1) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
+    return jax.nn.sigmoid(o) * jnp.tanh(cell), cell
 
 
 def _side_by_side(dtype: DTypeLike | None, *parts: Array | None) -> Array:
