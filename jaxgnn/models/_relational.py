@@ -5,13 +5,20 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jaxgnn import ops
-from jaxgnn.models._sudoku_grid import box_of, sudoku_graph, sudoku_positions, sudoku_relations
+from jaxgnn.models._embedding import embedded
+from jaxgnn.models._sudoku_grid import (
+    KINDS,
+    box_of,
+    candidate_kinds,
+    sudoku_graph,
+    sudoku_positions,
+    sudoku_relations,
+)
 from jaxgnn.nn import (
     EdgeMLP,
     FusedMLP,
@@ -23,7 +30,6 @@ from jaxgnn.nn import (
 )
 
 _MLP_LAYERS = 4
-_KINDS = 3  # of a cell, for a digit: blank, given as that digit, given as another
 
 
 class RecurrentRelationalNetwork(nnx.Module):
@@ -115,7 +121,7 @@ class RecurrentRelationalNetwork(nnx.Module):
         """
         box_of("RecurrentRelationalNetwork", "puzzles", puzzles, self.box)
         rows, columns, _ = sudoku_positions(self.box).T
-        digits = self.digits(puzzles.astype(jnp.int32))
+        digits = embedded(self.digits, puzzles.astype(jnp.int32))
         positions = jnp.concatenate([self.rows(rows), self.columns(columns)], axis=-1)
         positions = jnp.broadcast_to(positions, (*puzzles.shape, positions.shape[-1]))
         x = self.encoder(jnp.concatenate([digits, positions], axis=-1))
@@ -188,7 +194,7 @@ class EquivariantRelationalNetwork(nnx.Module):
         own: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         options = own | {"implementation": implementation}
         widths = [features] * num_layers
-        self.kinds = nnx.Embed(_KINDS, features, **own)
+        self.kinds = nnx.Embed(KINDS, features, **own)
         self.steps = MessagePassing(
             EdgeMLP(features, widths, edge_features=2, edge_dropout=edge_dropout, **options),
             _AmongDigits(
@@ -219,9 +225,7 @@ class EquivariantRelationalNetwork(nnx.Module):
           ValueError: if ``puzzles`` are not integers, or not of as many cells as a Sudoku has.
         """
         box = box_of("EquivariantRelationalNetwork", "puzzles", puzzles)
-        digits = np.arange(1, box * box + 1, dtype=np.int32)[:, None]
-        cells = puzzles.astype(jnp.int32)[..., None, :]  # [*batch, 1, cells]
-        x = self.kinds(jnp.where(cells == 0, 0, jnp.where(cells == digits, 1, 2)))
+        x = embedded(self.kinds, candidate_kinds(puzzles.astype(jnp.int32), box))
         relations = jnp.asarray(sudoku_relations(box), x.dtype)
         options: dict[str, Any] = {"num_steps": num_steps, "warm_up": warm_up}
         options |= {"readout": self.readout, "rngs": rngs}

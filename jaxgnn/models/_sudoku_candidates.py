@@ -6,17 +6,15 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
-from flax.nnx.nn.dtypes import promote_dtype
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jaxgnn import ops
-from jaxgnn.models._sudoku_grid import box_of, sudoku_graph
+from jaxgnn.models._embedding import embedded
+from jaxgnn.models._sudoku_grid import KINDS, box_of, candidate_kinds, sudoku_graph
 from jaxgnn.nn import FusedLinear, LSTMUpdate, MessagePassing, check_widths
 
-_KINDS = 3  # of a cell, for a digit: blank, given as that digit, given as another
 _INPUT_FEATURES = 16
 _GROUPS = 3  # line, box, cell
 
@@ -77,7 +75,7 @@ class CandidateNetwork(nnx.Module):
         check_widths("CandidateNetwork", features)
         own: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         options = own | {"implementation": implementation}
-        self.kinds = nnx.Embed(_KINDS, _INPUT_FEATURES, **own)
+        self.kinds = nnx.Embed(KINDS, _INPUT_FEATURES, **own)
         self.start = FusedLinear(_INPUT_FEATURES, features, **options)
         self.steps = MessagePassing(
             _GroupMessages(features, own, options),
@@ -109,7 +107,7 @@ class CandidateNetwork(nnx.Module):
           ValueError: if ``puzzles`` are not integers, or not of as many cells as a Sudoku has.
         """
         box = box_of("CandidateNetwork", "puzzles", puzzles)
-        x = _select(self.kinds, candidate_kinds(puzzles.astype(jnp.int32), box))
+        x = embedded(self.kinds, candidate_kinds(puzzles.astype(jnp.int32), box))
         h: Any = self.start(x)
         options = {"num_steps": num_steps, "warm_up": warm_up, "readout": self.readout}
         _, logits = self.steps(sudoku_graph(box), h, inputs=x, **options)
@@ -145,21 +143,3 @@ def _as_grid(h: Float[Array, "*batch digits cells d"]) -> Array:
     """[*batch, digits, band, row in it, stack, column in it, d]."""
     box = round(h.shape[-2] ** 0.25)
     return h.reshape(*h.shape[:-2], box, box, box, box, h.shape[-1])
-
-
-def candidate_kinds(
-    cells: Int[Array, "*batch cells"], box: int
-) -> Int[Array, "*batch digits cells"]:
-    """0 for a blank cell, 1 for one given as this digit, 2 for one given as another."""
-    digits = np.arange(1, box * box + 1, dtype=np.int32)[:, None]
-    cells = cells[..., None, :]
-    return jnp.where(cells == 0, 0, jnp.where(cells == digits, 1, 2))
-
-
-def _select(table: nnx.Embed, kinds: Int[Array, "*shape"]) -> Float[Array, "*shape d"]:
-    """The table's row of each kind: a choice, whose gradient is a sum and no scatter."""
-    (rows,) = promote_dtype((table.embedding[...],), dtype=table.dtype)
-    chosen = rows[0]
-    for kind in range(1, rows.shape[0]):
-        chosen = jnp.where((kinds == kind)[..., None], rows[kind], chosen)
-    return chosen

@@ -8,9 +8,12 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Int
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
+
+KINDS = 3  # that candidate_kinds tells apart
 
 
 def sudoku_positions(box: int = 3) -> np.ndarray:
@@ -87,6 +90,15 @@ def sudoku_constraint_graph(box: int = 3) -> CSRGraph:
     units = (side * side + positions + side * np.arange(3)).ravel()
     ends = np.concatenate([cells, units]), np.concatenate([units, cells])
     return CSRGraph.from_edges(*ends, side * side + 3 * side)
+
+
+def candidate_kinds(
+    cells: Int[Array, "*batch cells"], box: int
+) -> Int[Array, "*batch digits cells"]:
+    """Of a cell, for a digit: 0 if it is blank, 1 if it is given as that digit, 2 as another."""
+    digits = np.arange(1, box * box + 1, dtype=np.int32)[:, None]
+    cells = cells[..., None, :]
+    return jnp.where(cells == 0, 0, jnp.where(cells == digits, 1, 2))
 
 
 def _peers(box: int) -> tuple[np.ndarray, np.ndarray]:
