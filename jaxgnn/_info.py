@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
@@ -73,15 +72,6 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "not installed"
-
-
-def main() -> None:
-    """The ``jaxgnn`` command."""
-    parser = argparse.ArgumentParser(prog="jaxgnn", description="GNN layers for JAX")
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("info", help="versions, devices, usable implementations")
-    parser.parse_args()
-    print(report())
 
 
 if __name__ == "__main__":

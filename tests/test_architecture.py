@@ -16,6 +16,7 @@ ALLOWED = {
     "jaxgnn._errors": set(),
     "jaxgnn._version": set(),
     "jaxgnn._info": {"jaxgnn"},
+    "jaxgnn._command_line": {"jaxgnn"},
     "jaxgnn.graph": {"jaxgnn._errors", "jaxgnn.graph"},
     "jaxgnn._ffi": {"jaxgnn.graph", "jaxgnn._ffi"},
     "pallas_kernels": {"pallas_kernels"},
@@ -30,6 +31,12 @@ ALLOWED = {
         "jaxgnn.models",
     },
     "jaxgnn.datasets": {"jaxgnn._errors", "jaxgnn._ffi", "jaxgnn.datasets"},
+    "jaxgnn.pretrained": {
+        "jaxgnn._errors",
+        "jaxgnn.datasets",
+        "jaxgnn.models",
+        "jaxgnn.pretrained",
+    },
     "jaxgnn.training": {"jaxgnn._errors", "jaxgnn.training"},
     "jaxgnn.testing": {"jaxgnn._version", "jaxgnn.graph", "jaxgnn.ops", "jaxgnn.testing"},
     "experiments": {"jaxgnn", "experiments"},
@@ -38,7 +45,7 @@ ALLOWED = {
 # Third-party packages with one home.
 HOMES = {
     "jraph": {"jaxgnn.graph._jraph"},
-    "flax": {"jaxgnn.nn", "jaxgnn.models", "jaxgnn.training", "experiments"},
+    "flax": {"jaxgnn.nn", "jaxgnn.models", "jaxgnn.pretrained", "jaxgnn.training", "experiments"},
     "optax": {"jaxgnn.training", "experiments"},
     "orbax": {"jaxgnn.training"},
     "sklearn": {"jaxgnn.datasets"},
@@ -86,7 +93,7 @@ def _is_below(name: str, prefix: str) -> bool:
 def _rule_of(name: str) -> set[str]:
     prefixes = [p for p in ALLOWED if _is_below(name, p)]
     if name.count(".") == 1 and name.startswith("jaxgnn._") and name not in ALLOWED:
-        return ALLOWED["jaxgnn._info"] if name == "jaxgnn._info" else set()
+        return set()
     return ALLOWED[max(prefixes, key=len)]
 
 

@@ -49,8 +49,9 @@ class TrainConfig:
       recompute_every: steps between stored states; 0 keeps all.
       dtype: of the computation; parameters are float32.
       steps: of the optimiser.
-      minutes: in the place of steps, time that training shall take: the first steps are timed, and
-        how many of them fit is kept in ``budget.json`` for when the run goes on.
+      minutes: in the place of steps, time that these shall take, without compilation, evaluations
+        and checkpoints: some steps are timed, and how many fit is kept in ``budget.json`` for
+        when the run goes on.
       stop_after: minutes after which this call stops, with a checkpoint from which the same command
         goes on.
       checkpoint_minutes: between checkpoints, about.

@@ -26,7 +26,7 @@ from jaxgnn.training import FitResult, LoopConfig, RunFolder, fit, plot_curves
 
 # What may differ when a run is resumed: where and how, not what.
 _MAY_CHANGE = ("run", "fresh", "progress", "data", "stop_after", "checkpoint_minutes")
-_CALIBRATION_STEPS = 12
+_CALIBRATION_STEPS = 24
 _EVALUATED_AT_ONCE = 256
 _SOLVED = " puzzles"
 
