@@ -106,6 +106,11 @@ def sudoku_solver(weights: str | os.PathLike[str] | None = None) -> SudokuSolver
       FileNotFoundError: if there is no such file.
       ValueError: if it is no such file.
     """
+    if weights is None and not sudoku_weights().is_file():
+        raise FileNotFoundError(
+            f"no weights in {sudoku_weights()}: name a file of them, or train and export some with "
+            "experiments.sudoku"
+        )
     return SudokuSolver(load_weights(sudoku_weights() if weights is None else weights))
 
 

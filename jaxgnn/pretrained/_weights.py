@@ -83,7 +83,8 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}: expected weights that save_weights has written")
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # Opened here, since NumPy leaves a file open that turns out to be none of its own.
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
     except (ValueError, OSError, EOFError, AttributeError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path}: expected an .npz file of arrays: {error}") from error

@@ -152,8 +152,8 @@ def _moved_average(average: PyTree, params: PyTree, number: jax.Array, decay: fl
 
     It begins as the mean of all parameters so far, so that the initial ones leave no trace.
     """
-    kept = jnp.minimum(decay, 1.0 - 1.0 / number)
-    return jax.tree.map(lambda a, p: (a + (1.0 - kept) * (p - a)).astype(a.dtype), average, params)
+    share = jnp.maximum(1.0 - decay, 1.0 / number.astype(jnp.float32))
+    return jax.tree.map(lambda a, p: a + share.astype(a.dtype) * (p - a), average, params)
 
 
 def _strong_copy(array: jax.Array) -> jax.Array:

@@ -10,6 +10,7 @@ from flax import nnx
 
 from jaxgnn import models
 from jaxgnn.models import (
+    CandidateNetwork,
     EquivariantRelationalNetwork,
     RecurrentRelationalNetwork,
     SudokuGNN,
@@ -136,8 +137,80 @@ def _symmetries(box):
     return {"lines": grid[lines()][:, lines()].ravel(), "transposed": grid.T.ravel()}
 
 
-def test_renamed_digits_and_turned_boards_have_renamed_and_turned_answers():
-    options = {"features": 6, "num_layers": 2, "num_steps": 3}
+def _of_candidates(model, puzzle, steps):
+    """The network over candidates, candidate by candidate and group by group, in NumPy."""
+
+    def dense(layer, x, bias=True):
+        y = x @ np.asarray(layer.kernel[...])
+        return y + np.asarray(layer.bias[...]) if bias else y
+
+    def relu(x):
+        return np.maximum(x, 0)
+
+    def sigmoid(x):
+        return 1 / (1 + np.exp(-x))
+
+    positions, side = models.sudoku_positions(round(len(puzzle) ** 0.25)), round(len(puzzle) ** 0.5)
+    candidates = [(k, cell) for k in range(side) for cell in range(side * side)]
+    kinds = [0 if not puzzle[c] else 1 if puzzle[c] == k + 1 else 2 for k, c in candidates]
+    x = np.asarray(model.kinds.embedding[...])[kinds]
+    h = dense(model.start, x)
+    messages, update = model.steps.messages, model.steps.update
+    hidden, cell, logits = np.zeros_like(h), np.zeros_like(h), []
+    for _ in range(steps):
+        heard = np.zeros_like(h)
+        for i, (digit, place) in enumerate(candidates):
+            groups = [
+                (layer, [j for j, (d, p) in enumerate(candidates) if d == digit and same[p]])
+                for layer, same in zip(
+                    (messages.groups[0], messages.groups[0], messages.groups[1]),
+                    (positions == positions[place]).T,
+                    strict=True,
+                )
+            ]
+            groups.append(
+                (messages.groups[2], [j for j, (_, p) in enumerate(candidates) if p == place])
+            )
+            for layer, members in groups:
+                own = dense(messages.candidate, h[i], bias=False)
+                heard[i] += relu(own + dense(layer, h[members].mean(axis=0)))
+        first, second = update.mlp.layers
+        read = dense(second, relu(dense(first, np.concatenate([heard, x], axis=-1))))
+        z = dense(update.gates, np.concatenate([read, hidden], axis=-1))
+        i, f, g, o = np.split(z, 4, axis=-1)
+        cell = sigmoid(f + 1) * cell + sigmoid(i) * np.tanh(g)
+        h = hidden = sigmoid(o) * np.tanh(cell)
+        logits.append(dense(model.readout, h)[:, 0].reshape(side, side * side).T)
+    return np.stack(logits)
+
+
+def test_the_network_over_candidates_is_that_of_its_docstring():
+    model = CandidateNetwork(features=5, num_steps=2, rngs=nnx.Rngs(0))
+    expected = _of_candidates(model, PUZZLES[2], 3)
+    run = _jit(lambda: (model(PUZZLES[2]), model(PUZZLES[2][None], num_steps=3)))
+    two, three = run()
+    np.testing.assert_allclose(three[:, 0], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(two, expected[:2], rtol=1e-4, atol=1e-5)
+
+
+WARM = {
+    "relational": functools.partial(RecurrentRelationalNetwork, box=2),
+    "equivariant": EquivariantRelationalNetwork,
+    "candidates": CandidateNetwork,
+}
+
+
+@pytest.mark.parametrize("name", WARM)
+def test_steps_behind_a_warm_up_are_those_of_a_longer_run(name):
+    model = WARM[name](features=4, num_steps=2, rngs=nnx.Rngs(0))
+    late, whole = _jit(lambda n: (model(PUZZLES[2], warm_up=n), model(PUZZLES[2], num_steps=5)))(3)
+    np.testing.assert_allclose(late, whole[3:], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("network", [EquivariantRelationalNetwork, CandidateNetwork])
+def test_renamed_digits_and_turned_boards_have_renamed_and_turned_answers(network):
+    layers = {"num_layers": 2} if network is EquivariantRelationalNetwork else {}
+    options = {"features": 6, "num_steps": 3, **layers}
     puzzle = PUZZLES[2]
     names = np.array([2, 0, 3, 1])  # what each digit, from 0, is called
     boards = {"plain": puzzle, "renamed": np.where(puzzle > 0, names[puzzle - 1] + 1, 0)}
@@ -145,7 +218,7 @@ def test_renamed_digits_and_turned_boards_have_renamed_and_turned_answers():
     boards |= {kind: puzzle[cells] for kind, cells in turned.items()}
     with jax.enable_x64(True):
         options |= {"dtype": jnp.float64, "param_dtype": jnp.float64}
-        model = EquivariantRelationalNetwork(**options, rngs=nnx.Rngs(0))
+        model = network(**options, rngs=nnx.Rngs(0))
         logits = _jit(model)(np.stack([*boards.values()]))
     plain, renamed, *others = np.moveaxis(np.asarray(logits), 1, 0)
     assert plain.dtype == np.float64 and np.ptp(plain[-1], axis=-1).min() > 1e-6
@@ -159,6 +232,8 @@ def test_the_same_weights_read_boards_of_other_sizes():
     run = functools.partial(model, num_steps=2)
     for box, puzzle in PUZZLES.items():
         assert jax.eval_shape(run, puzzle).shape == (2, box**4, box * box)
+        candidates = functools.partial(CandidateNetwork(features=4, rngs=nnx.Rngs(0)), num_steps=2)
+        assert jax.eval_shape(candidates, puzzle).shape == (2, box**4, box * box)
         for make in (RecurrentRelationalNetwork, SudokuGNN):
             state = lambda make=make, box=box: make(box=box, features=4, rngs=nnx.Rngs(0))  # noqa: E731
             assert jax.eval_shape(lambda p, s=state: s()(p), puzzle).shape[-2] == box**4
@@ -167,6 +242,7 @@ def test_the_same_weights_read_boards_of_other_sizes():
 NETWORKS = {
     "relational": functools.partial(RecurrentRelationalNetwork, box=2),
     "equivariant": EquivariantRelationalNetwork,
+    "candidates": CandidateNetwork,
     "constraints": functools.partial(SudokuGNN, box=2),
 }
 

@@ -145,6 +145,39 @@ def test_recomputing_keeps_the_state_of_each_step_or_of_every_few_and_nothing_el
     assert _memory(64, "auto") - _memory(16, "auto") <= 10 * state
 
 
+def test_a_warm_up_is_more_steps_that_no_gradient_passes():
+    layer = _layer(num_steps=2)
+    graphdef, state = nnx.split(layer)
+
+    def value(state, h, steps):
+        return jnp.sum(_run(nnx.merge(graphdef, state), h, warm_up=steps) ** 2)
+
+    gradients = _jit(jax.value_and_grad(value, argnums=(0, 1)))
+    for steps in (0, 3):
+        total, (by_state, by_h) = gradients(state, H, steps)
+        expected = _jit(lambda n=steps: jnp.sum(_run(layer, num_steps=n + 2) ** 2))()
+        np.testing.assert_allclose(total, expected, rtol=1e-5)
+        # The initial features have a gradient where no step stands in front.
+        assert bool(jnp.any(by_h != 0)) == (steps == 0)
+        assert all(bool(jnp.any(leaf != 0)) for leaf in jax.tree.leaves(by_state))
+    # That of the parameters is what the last two steps contribute: those of a layer whose first
+    # three have parameters of their own.
+    others = jax.tree.map(jnp.copy, state)
+
+    def apart(state):
+        layer, first = nnx.merge(graphdef, state), nnx.merge(graphdef, others)
+        lstm = first.update.start(H)
+        for module, count in ((first, 3), (layer, 2)):
+            for _ in range(count):
+                arrived = module.messages(RING, module.update.features(lstm), FEATURES)
+                lstm = module.update(lstm, arrived, INPUTS)
+        return jnp.sum(layer.update.features(lstm) ** 2)
+
+    expected = _jit(jax.grad(apart))(state)
+    for got, wanted in zip(jax.tree.leaves(by_state), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-6)
+
+
 def test_vmap_equals_leading_axes_and_a_layer_may_be_closed_over():
     layer = _layer("gru", recompute_every=1)
     batch = jnp.stack([H, 2 * H])
