@@ -1,0 +1,349 @@
+"""The Sudoku experiments, from the command line to answers."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from experiments.sudoku import __main__ as command_line
+from experiments.sudoku.config import (
+    CostConfig,
+    EvaluateConfig,
+    ExportConfig,
+    SolveConfig,
+    TrainConfig,
+)
+from experiments.sudoku.cost import cost
+from experiments.sudoku.data import (
+    Pool,
+    draw,
+    fewest_givens,
+    held_out,
+    make_data,
+    read,
+    without,
+    write,
+)
+from experiments.sudoku.evaluate import evaluate
+from experiments.sudoku.measure import measure
+from experiments.sudoku.networks import make_network, training_loss
+from experiments.sudoku.recipes import _RECIPES, recipe
+from experiments.sudoku.solve import export, solve
+from experiments.sudoku.train import train
+from jaxgnn.datasets import sudoku
+from jaxgnn.datasets.sudoku import Puzzles
+from jaxgnn.pretrained import load_weights
+from jaxgnn.training import read_rows
+
+pytestmark = pytest.mark.usefixtures("share_compiled_programs")
+
+
+@pytest.fixture(scope="module")
+def data():
+    return make_data(400, 2, seed=3)
+
+
+def _config(folder, **options):
+    defaults = {
+        "features": 12,
+        "num_steps": 4,
+        "test_steps": 6,
+        "batch_size": 8,
+        "learning_rate": 1e-2,
+        "steps": 60,
+        "evaluations": 3,
+        "eval_puzzles": 30,
+        "run": folder / "run",
+        "progress": False,
+    }
+    return TrainConfig(**(defaults | options))
+
+
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory):
+    """The options and the outcome of a run."""
+    config = _config(tmp_path_factory.mktemp("trained"))
+    return config, train(config, data)
+
+
+def test_training_learns_the_rules_of_sudoku(trained):
+    _, outcome = trained
+    first, last = outcome.history[:5], outcome.history[-5:]
+    assert np.mean([row["loss"] for row in first]) > 1.5
+    assert np.mean([row["loss"] for row in last]) < 0.7
+    cells = [row["36-givens cells"] for row in outcome.history if "36-givens cells" in row]
+    assert len(cells) == 3 and cells[-1] > 0.5 > 2 * (1 / 9)
+    assert outcome.finished and outcome.steps == 60 and outcome.curves.stat().st_size > 10_000
+    assert {"cell accuracy", "puzzle accuracy"} <= last[-1].keys()
+
+
+def test_a_run_that_stops_goes_on_to_the_same_end(trained, data, tmp_path):
+    config, expected = trained
+    config = dataclasses.replace(config, run=tmp_path / "run", stop_after=1e-9)
+    assert not train(config, data).finished
+    config = dataclasses.replace(config, stop_after=None)
+    outcome = train(config, data)
+    assert outcome.finished and outcome.history == expected.history
+
+
+def test_minutes_become_steps_once_and_stay_with_the_run(data, tmp_path):
+    config = _config(
+        tmp_path, steps=None, minutes=1e-9, features=2, num_steps=1, test_steps=1, eval_puzzles=2
+    )
+    outcome = train(config, data)
+    budget = json.loads((config.run / "budget.json").read_text())
+    assert outcome.finished and outcome.steps == budget["steps"] == 1
+    assert budget["seconds_per_step"] > 0
+    (config.run / "budget.json").write_text(json.dumps(budget | {"steps": 2}))
+    shutil.rmtree(config.run / "checkpoints")
+    assert train(config, data).steps == 2
+
+
+def test_puzzles_held_out_are_in_no_training_set(data):
+    assert len(data.minimal) == 6 and len(data.mixed) == 30
+    assert sorted(set(data.minimal.givens)) == [22, 23, 24]
+    assert sorted(set(data.mixed.givens)) == list(range(20, 35))
+    mixed = Puzzles(
+        np.concatenate([data.train.puzzles, data.minimal.puzzles[2:4]]),
+        np.concatenate([data.train.solutions, data.minimal.solutions[2:4]]),
+    )
+    kept = without(mixed, data.minimal, data.mixed)
+    np.testing.assert_array_equal(kept.puzzles, data.train.puzzles)
+    assert len(without(data.minimal, data.minimal)) == 0
+    other = make_data(20, 1, seed=4)
+    assert len(without(other.minimal, data.minimal)) == len(other.minimal)
+
+
+def test_training_puzzles_come_hardest_first_and_files_come_back(data, tmp_path):
+    guesses = sudoku.difficulty(data.train.puzzles).guesses
+    assert (np.diff(guesses) <= 0).all() and guesses[0] > 0
+    write(data, tmp_path / "data")
+    again = read(tmp_path / "data")
+    for name in ("train", "minimal", "mixed"):
+        np.testing.assert_array_equal(getattr(again, name).puzzles, getattr(data, name).puzzles)
+    (tmp_path / "data" / "mixed.csv").unlink()
+    with pytest.raises(FileNotFoundError, match=r"mixed\.csv"):
+        read(tmp_path / "data")
+
+
+@pytest.mark.parametrize("fewest, most", [(45.0, 34), (29.5, 34), (10.0, 34)])
+def test_batches_have_givens_between_the_bounds_of_the_curriculum(data, fewest, most):
+    settings = dataclasses.replace(recipe("palm"), batch_size=400, most=most)
+    pool = Pool(
+        jnp.asarray(data.train.puzzles), jnp.asarray(data.train.solutions), jnp.float32(fewest)
+    )
+    puzzles, solutions = map(
+        np.asarray, jax.jit(lambda key: draw(key, pool, settings))(jax.random.key(0))
+    )
+    givens = np.count_nonzero(puzzles, axis=1)
+    most = max(most, int(fewest))
+    assert givens.max() == most and (puzzles == np.where(puzzles > 0, solutions, 0)).all()
+    if fewest > 28:
+        assert givens.min() == int(fewest)
+    else:  # minimal puzzles stay as they are
+        share = np.mean(givens <= 28)
+        assert givens.min() < 24 and abs(share - 19 / 25) < 0.1
+    found, solved = sudoku.solve(puzzles[:20].astype(np.int8))
+    assert (found == 1).all()
+    np.testing.assert_array_equal(solved[:, 0], solutions[:20])
+
+
+def test_the_curriculum_falls_and_hard_puzzles_are_drawn_more_often(data):
+    settings = dataclasses.replace(recipe("candidate"), batch_size=4000, hard=2.0, fewest=10)
+    bounds = [fewest_givens(settings, step, 1000) for step in (1, 51, 101, 1000)]
+    assert bounds == [45, 27.5, 10, 10]
+    pool = Pool(jnp.asarray(data.train.puzzles), jnp.asarray(data.train.solutions), jnp.float32(10))
+    _, solutions = jax.jit(lambda key: draw(key, pool, settings))(jax.random.key(1))
+    half = data.train.solutions[: len(data.train) // 2]
+    known = {row.tobytes() for row in half}
+    share = np.mean([row.tobytes() in known for row in np.asarray(solutions, np.int8)])
+    assert abs(share - np.sqrt(0.5)) < 0.04
+
+
+def test_recipes_are_measured_on_what_they_train_on(data):
+    assert held_out(data, recipe("candidate")).keys() == {"minimal", "mixed"}
+    (easy,) = held_out(data, recipe("tiny")).values()
+    assert set(easy.givens) == {36}
+    with pytest.raises(ValueError, match="--recipe must be one of tiny, candidate"):
+        recipe("huge")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", _RECIPES)
+def test_every_recipe_has_a_loss_in_its_dtype(data, name):
+    settings = dataclasses.replace(recipe(name), batch_size=2, features=8)
+    pool = Pool(jnp.asarray(data.train.puzzles), jnp.asarray(data.train.solutions), jnp.float32(30))
+    model = make_network(settings)
+    # Flax's LayerNorm promotes bfloat16 implicitly.
+    with jax.numpy_dtype_promotion("standard" if name == "seed" else "strict"):
+        loss, metrics = nnx.eval_shape(
+            lambda model: training_loss(model, pool, nnx.Rngs(0), settings), model
+        )
+    assert loss.shape == () and loss.dtype == jnp.float32
+    assert metrics.keys() == {"cell accuracy", "puzzle accuracy"}
+
+
+class Scripted(nnx.Module):
+    """Right about a puzzle at steps from its first given digit on, but for a slip at the fourth."""
+
+    def __init__(self, solutions):
+        self.solutions = nnx.Variable(jnp.asarray(solutions, jnp.int32))
+
+    def __call__(self, puzzles, *, num_steps):
+        step = jnp.arange(1, num_steps + 1)[:, None]
+        first = self.solutions[...][:, 0]
+        right = (step >= first) & (step != 4)
+        boards = jnp.where(right[..., None], self.solutions[...], self.solutions[...] % 9 + 1)
+        return (boards[..., None] == jnp.arange(1, 10)).astype(jnp.float32)
+
+
+def test_answers_are_counted_by_their_last_step_and_where_they_settled(data):
+    puzzles = data.mixed
+    first = puzzles.solutions[:, 0]
+    found = measure(Scripted(puzzles.solutions), puzzles, 6, len(puzzles))
+    np.testing.assert_array_equal(found.solved, first <= 6)
+    np.testing.assert_array_equal(found.settled, np.where(first <= 6, np.maximum(first, 5), 0))
+    np.testing.assert_array_equal(found.ever_solved, first <= 6)
+    blank = 81 - puzzles.givens
+    np.testing.assert_array_equal(found.blank, blank)
+    np.testing.assert_array_equal(found.wrong, np.where(first <= 6, 0, blank))
+    at_four = measure(Scripted(puzzles.solutions), puzzles, 4, len(puzzles))
+    assert not at_four.solved.any()
+    np.testing.assert_array_equal(at_four.ever_solved, first <= 3)
+
+
+def test_measuring_in_batches_changes_nothing(trained, data):
+    model = load_weights(export(ExportConfig(trained[0].run, trained[0].run / "x.npz")))
+    whole = measure(model, data.mixed, 3, 30)
+    parts = measure(model, data.mixed, 3, 8)
+    for field in dataclasses.fields(whole):
+        np.testing.assert_array_equal(getattr(whole, field.name), getattr(parts, field.name))
+
+
+def test_evaluation_has_rows_by_givens_and_by_difficulty(trained, data, tmp_path, capsys):
+    config, _ = trained
+    write(data, tmp_path / "data")
+    rows = evaluate(EvaluateConfig(run=config.run, data=tmp_path / "data", out=tmp_path / "out"))
+    assert {row.kind for row in rows} == {"minimal", "mixed"}
+    for kind, puzzles in (("minimal", data.minimal), ("mixed", data.mixed)):
+        own = {row.level: row for row in rows if row.kind == kind}
+        levels = {f"{givens} givens" for givens in puzzles.givens}
+        assert levels <= own.keys() and own["all"].count == len(puzzles)
+        for part in (levels, own.keys() - levels - {"all"}):
+            assert sum(own[level].count for level in part) == len(puzzles)
+        assert all(0 <= row.cells <= 1 and row.solved <= row.ever_solved for row in own.values())
+    table = capsys.readouterr().out
+    assert "behind 6 steps" in table and "20 givens" in table and "singles" in table
+    saved = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    assert saved["steps"] == 6 and len(saved["rows"]) == len(rows)
+    assert (tmp_path / "out" / "evaluation.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("kind", ["pairs", "lines"])
+def test_evaluation_reads_published_files(trained, data, tmp_path, kind):
+    file = tmp_path / "some.txt"
+    if kind == "pairs":
+        sudoku.write_palm(file, data.mixed[:4])
+    else:
+        file.write_text("\n".join(map(sudoku.to_line, data.mixed.puzzles[:4])))
+    config = EvaluateConfig(run=trained[0].run, puzzles=file, steps=2, out=tmp_path)
+    rows = evaluate(config)
+    assert rows[0].kind == "some.txt" and rows[0].count == 4
+
+
+def test_a_saved_run_solves_and_is_exported_with_its_log(trained, tmp_path, capsys):
+    config, outcome = trained
+    solution = data_solution()
+    puzzle = np.where(np.arange(81) == 40, 0, solution)
+    answer = solve(SolveConfig(sudoku.to_line(puzzle), run=config.run, steps=6))
+    np.testing.assert_array_equal(answer.board, solution)
+    assert "settled at step" in capsys.readouterr().out
+    file = export(ExportConfig(config.run, tmp_path / "small.npz"))
+    assert solve(SolveConfig(sudoku.to_line(puzzle), weights=file, steps=6)).settled is not None
+    about, *rows = read_rows(tmp_path / "small_training.jsonl")
+    assert about["config"]["features"] == 12 and "run" not in about["config"]
+    assert about["result"]["36-givens puzzles"] == outcome.solved["36-givens"]
+    assert [row["step"] for row in rows] == [20, 40, 60]
+    with pytest.raises(ValueError, match=r"--out must be a file with the ending \.npz"):
+        export(ExportConfig(config.run, tmp_path / "small.txt"))
+
+
+def data_solution():
+    """One fixed solution."""
+    return sudoku.parse(
+        "534678912672195348198342567859761423426853791713924856961537284287419635345286179"
+    )
+
+
+def test_memory_grows_with_steps_unless_states_are_made_again_or_no_gradient_passes(tmp_path):
+    table = cost(CostConfig(steps=(4, 16), batches=(1, 2), features=8, repeats=1, out=tmp_path))
+    megabytes = {
+        (row.recompute_every, row.steps, row.warm_up): row.megabytes
+        for row in table
+        if row.batch == 2
+    }
+    kept = megabytes[None, 16, 0] - megabytes[None, 4, 0]
+    states = megabytes[1, 16, 0] - megabytes[1, 4, 0]
+    assert kept > 4 * states > 0
+    assert megabytes["auto", 16, 0] - megabytes["auto", 4, 0] < states
+    warm, cold = megabytes[None, 4, 12], megabytes[None, 4, 0]
+    assert abs(warm - cold) < 0.1 * cold, "twelve steps without gradients keep nothing"
+    assert json.loads((tmp_path / "cost-tiny.json").read_text())[0]["ms"] > 0
+
+
+BAD = {
+    "steps and minutes": (
+        ["train", "--steps", "3", "--minutes", "1"],
+        "--minutes must be left out",
+    ),
+    "hard": (["train", "--hard", "0.5"], "--hard must be at least 1"),
+    "warm-up": (["train", "--recipe", "seed", "--warm-up", "3"], "--warm-up must be 0"),
+    "batch": (["train", "--batch-size", "0"], "--batch-size must be at least 1"),
+    "stop": (["train", "--stop-after", "0"], "--stop-after must be positive"),
+    "data": (["train", "--data", "missing"], "minimal.csv"),
+    "run": (["evaluate", "--run", "missing"], "--run must be the folder of a run"),
+    "both": (["solve", "1", "--run", "a", "--weights", "b"], "--weights must be left out"),
+    "weights": (["solve", "1", "--weights", "missing.npz"], "no file missing.npz"),
+    "count": (["generate", "--train", "0"], "--train must be at least 1"),
+    "evaluate": (["evaluate", "--steps", "0"], "--steps must be at least 1"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_options_end_with_one_line(name, monkeypatch, tmp_path):
+    arguments, message = BAD[name]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["sudoku", *arguments])
+    with pytest.raises(SystemExit) as end:
+        command_line.main()
+    assert str(end.value.code).startswith("error: ") and message in str(end.value.code)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "puzzle, message",
+    [
+        ("55" + 79 * ".", "5 stands twice in row 1, at r1c1, r1c2"),
+        (81 * ".", "more than one solution"),
+        ("12345678." + 8 * "." + "9" + 63 * ".", "no solution"),
+        (80 * ".", "expected 81 cells, got 80"),
+        ("a" + 80 * ".", "got 'a' at cell 1"),
+    ],
+)
+def test_solve_says_what_is_wrong_with_a_puzzle(trained, puzzle, message, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["sudoku", "solve", puzzle, "--run", str(trained[0].run)])
+    with pytest.raises(SystemExit) as end:
+        command_line.main()
+    assert str(end.value.code).startswith("error: ") and message in str(end.value.code)
+
+
+def test_generate_writes_what_train_reads(monkeypatch, tmp_path, capsys):
+    arguments = ["generate", "--train", "30", "--test", "1", "--out", str(tmp_path / "made")]
+    monkeypatch.setattr("sys.argv", ["sudoku", *arguments])
+    command_line.main()
+    assert "minimal.csv: 3 puzzles, 22 to 24 givens" in capsys.readouterr().out
+    assert len(read(tmp_path / "made").train) == 30
