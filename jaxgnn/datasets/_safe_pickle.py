@@ -8,12 +8,14 @@ import numpy as np
 
 from jaxgnn.datasets._files import require_file
 
-_PARTS_OF_NUMPY = {
-    "_reconstruct": np.array(0).__reduce__()[0],  # pyrefly: ignore
-    "scalar": np.float64(0).__reduce__()[0],  # pyrefly: ignore
-}
+# How numpy takes arrays and numbers to pieces, by the names that pickles have for the parts.
 # Modules have moved since the files were written.
-_MULTIARRAY = ("numpy.core.multiarray", "numpy._core.multiarray")
+_PARTS_OF_NUMPY = {
+    ("multiarray", "_reconstruct"): np.ones(1).__reduce__()[0],  # pyrefly: ignore
+    ("multiarray", "scalar"): np.float64(0).__reduce__()[0],  # pyrefly: ignore
+    ("numeric", "_frombuffer"): np.ones(1).__reduce_ex__(5)[0],  # pyrefly: ignore
+}
+_CORES = ("numpy.core", "numpy._core")
 _SPARSE = ("scipy.sparse.csr", "scipy.sparse._csr", "scipy.sparse")
 _BUILTINS = ("builtins", "__builtin__")
 
@@ -76,7 +78,7 @@ class _Numbers(pickle.Unpickler):
             ("numpy", "ndarray"): np.ndarray,
             ("numpy", "dtype"): np.dtype,
             ("_codecs", "encode"): lambda text, encoding: _latin1(text, encoding),
-            **{(m, name): f for m in _MULTIARRAY for name, f in _PARTS_OF_NUMPY.items()},
+            **{(f"{c}.{m}", name): f for c in _CORES for (m, name), f in _PARTS_OF_NUMPY.items()},
             **{(module, "csr_matrix"): stored for module in _SPARSE},
             **{(m, kind.__name__): kind for m in _BUILTINS for kind in (set, frozenset)},
         }

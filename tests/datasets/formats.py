@@ -2,13 +2,14 @@
 
 import gzip
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import scipy.sparse
 
-from jaxgnn.datasets import NodeDataset
+from jaxgnn.datasets import HypergraphDataset, NodeDataset
 
 NODES, FEATURES, CLASSES, TASKS, EDGE_FEATURES = 12, 3, 4, 112, 8
 OGB_SPLITS = {
@@ -128,6 +129,65 @@ def edge_features(data: NodeDataset) -> np.ndarray:
 def _write_proteins(folder: Path) -> None:
     data = small_dataset(tasks=TASKS)
     write_ogb(folder, data, "ogbn-proteins", edge_features=edge_features(data))
+
+
+def small_hypergraph(seed: int = 0) -> HypergraphDataset:
+    """Random hyperedges, the last of them empty; every class occurs, and one node is isolated."""
+    rng = np.random.default_rng(seed)
+    members = [np.sort(rng.permutation(NODES - 1)[:size]) for size in (3, 2, 1, 5, 0)]
+    labels = rng.permutation(np.arange(NODES, dtype=np.int32) % CLASSES)
+    features = rng.integers(0, 2, (NODES, FEATURES)).astype(np.float32)
+    order = rng.permutation(NODES).astype(np.int32)
+    return HypergraphDataset(
+        name="small",
+        node_ids=np.concatenate(members).astype(np.int32),
+        hyperedge_ids=np.repeat(np.arange(5, dtype=np.int32), [len(m) for m in members]),
+        num_hyperedges=5,
+        features=features,
+        labels=labels,
+        train=np.sort(order[:4]),
+        validation=np.zeros(0, np.int32),
+        test=np.sort(order[4:]),
+        num_classes=CLASSES,
+    )
+
+
+def hyperedges(data: HypergraphDataset) -> list[list[int]]:
+    """The nodes of each hyperedge."""
+    ids = range(data.num_hyperedges)
+    return [data.node_ids[data.hyperedge_ids == hyperedge].tolist() for hyperedge in ids]
+
+
+def write_pickle(path: Path, value: object, protocol: int = 4) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(pickle.dumps(value, protocol))
+
+
+def write_hypergcn(
+    folder: Path, data: HypergraphDataset, *, protocol: int = 4, sets: bool = True
+) -> None:
+    """As published: a sparse matrix, a list of labels, sets or lists of numpy's integers."""
+    kind = set if sets else list
+    named = {f"paper {i}": kind(map(np.int64, e)) for i, e in enumerate(hyperedges(data))}
+    write_pickle(folder / "hypergraph.pickle", named, protocol)
+    features = scipy.sparse.csr_matrix(data.features.astype(np.float64))
+    write_pickle(folder / "features.pickle", features, protocol)
+    write_pickle(folder / "labels.pickle", data.labels.tolist(), protocol)
+    split = {"train": list(map(np.int64, data.train))[::-1], "test": data.test.tolist()}
+    write_pickle(folder / "splits/3.pickle", split, protocol)
+
+
+def write_hyperedge_text(
+    folder: Path, data: HypergraphDataset, *, separator: str = ",", features: bool = True
+) -> None:
+    """Ids and classes counted from one, as published; features are not."""
+    lines = [separator.join(str(node + 1) for node in e) for e in hyperedges(data)]
+    (folder / "hyperedges-small.txt").write_text("\n".join(lines) + "\n")
+    labels = "".join(f"{label + 1}\n" for label in data.labels)
+    (folder / "node-labels-small.txt").write_text(labels)
+    if features:
+        rows = [separator.join(map(str, row)) for row in data.features.tolist()]
+        (folder / "node-features-small.txt").write_text("\n".join(rows) + "\n")
 
 
 WRITERS: dict[str, Callable[[Path], None]] = {
