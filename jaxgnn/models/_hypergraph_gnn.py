@@ -41,6 +41,8 @@ _CONVOLUTIONS: dict[str, Callable[..., nnx.Module]] = {
     "allsettransformer": nn.AllSetTransformerConv,
     "hypergcn": nn.HyperGCNConv,
 }
+# Those that end in an MLP, whose hidden layers would be as narrow as there are classes.
+_ENDING_IN_AN_MLP = ("alldeepsets", "allsettransformer")
 
 
 class HypergraphGNN(nnx.Module):
@@ -53,8 +55,8 @@ class HypergraphGNN(nnx.Module):
       num_layers: convolutions.
       kind: of which: ``"hgnn"`` and ``"hcha"`` are ``nn.HypergraphConv``, symmetric and with means;
         the others are named as their layers. Sums are means in ``"unisage"`` and
-        ``"alldeepsets"``.
-      dropout: probability of zeroing an entry in front of a convolution in training.
+        ``"alldeepsets"``. AllSet's have a linear layer behind the last.
+      dropout: probability of zeroing an entry in front of a layer in training.
       implementation: passed to the layers.
       dtype: of the computation; None for what input and parameters promote to.
       param_dtype: of the parameters.
@@ -95,11 +97,15 @@ class HypergraphGNN(nnx.Module):
             raise bad_input(name, "kind", f"one of {', '.join(_CONVOLUTIONS)}", repr(kind))
         if not 0 <= dropout < 1:
             raise bad_input(name, "dropout", "in [0, 1)", dropout)
-        widths = [in_features, *[hidden_features] * (num_layers - 1), out_features]
-        nn.check_widths(name, *widths)
-        options = {"implementation": implementation, "dtype": dtype, "param_dtype": param_dtype}
-        make = _CONVOLUTIONS[kind]
-        self.layers = nnx.List(make(a, b, **options, rngs=rngs) for a, b in pairwise(widths))
+        nn.check_widths(name, in_features, hidden_features, out_features)
+        options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        classifies = kind in _ENDING_IN_AN_MLP
+        last = hidden_features if classifies else out_features
+        widths = [in_features, *[hidden_features] * (num_layers - 1), last]
+        make = partial(_CONVOLUTIONS[kind], implementation=implementation)
+        self.layers = nnx.List(make(a, b, **options) for a, b in pairwise(widths))
+        linear = nnx.Linear(hidden_features, out_features, **options) if classifies else None
+        self.classifier = linear
         self.dropout = nnx.Dropout(dropout)
 
     def __call__(
@@ -117,7 +123,12 @@ class HypergraphGNN(nnx.Module):
           rngs: a ``dropout`` stream in training, None in evaluation.
         """
         for number, layer in enumerate(self.layers):
-            x = x if number == 0 else jax.nn.relu(x)
-            x = self.dropout(x, deterministic=rngs is None, rngs=rngs)
-            x = layer(incidence, x)
-        return x
+            x = layer(incidence, self._prepared(x, number, rngs))
+        if self.classifier is None:
+            return x
+        return self.classifier(self._prepared(x, len(self.layers), rngs))
+
+    def _prepared(self, x: Array, number: int, rngs: nnx.Rngs | None) -> Array:
+        """What layer ``number`` gets: relu, but of the features, and dropout."""
+        x = x if number == 0 else jax.nn.relu(x)
+        return self.dropout(x, deterministic=rngs is None, rngs=rngs)
