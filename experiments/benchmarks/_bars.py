@@ -77,6 +77,17 @@ def _linear_bars() -> Iterator[Bar]:
             yield Bar("fused_linear", direction, None, "auto", plain, 0.95, **square)
 
 
+# Recurrent relational networks for Sudoku, against the same with plain messages.
+_BOARDS = Bar(
+    "edge_mlp_aggregate",
+    "training step",
+    None,
+    "auto",
+    "plain",
+    4,
+    workloads=("256x81x96",),
+    **_ON_GPU,
+)
 _PAIR = ("mhc_post_pre", "forward+backward", None, "pallas", "pallas pair", 1 / 0.8)
 
 BARS = (
@@ -87,6 +98,7 @@ BARS = (
     Bar("maxk_spmm", "backward", 32, "ffi", "xla", 15),
     *_layer_bars(),
     *_linear_bars(),
+    _BOARDS,
     Bar(*_PAIR, workloads=_NARROW + _WIDE, **_ON_GPU),
 )
 
