@@ -8,6 +8,7 @@ in one place of the registers, and what belongs to receivers is read once for a 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from pallas_kernels._warp import Warp
 ROWS = 64  # places of a tile
 _GROUP = 8  # rows that lie together in shared memory
 _PIECE = 16  # bytes that a lane copies
+_LANES = 4  # that share a row: pieces of a row are a multiple
 _SWIZZLES = (128, 64)
 
 
@@ -117,6 +119,14 @@ class Places:
         length, start = tables.lengths.load(number), tables.starts.load(number)
         return Place(element, tables.rows.load(number), start, length, start >= 0)
 
+    def sender(
+        self, warp: Warp, group: Value, row: Value, step: Value, tables: Tables
+    ) -> tuple[Value, Value]:
+        """Whether the ``row``-th of a group has an edge of this number, and its sender."""
+        place = self.place(warp, group, row, tables)
+        real, edge = place.edge(warp, step)
+        return real, place.element * self.cols + tables.indices.load(edge)
+
     def _divided(self, warp: Warp, number: Value, size: int) -> tuple[Value, Value]:
         if self.batch == 1:
             return warp.i32(0), number
@@ -181,11 +191,18 @@ class Layout:
         within = (row % _GROUP) * together + ((piece % together) ^ turn)
         return (row // _GROUP * chunks + piece // together) * (_GROUP * together) + within
 
+    def own_rows(self, warp: Warp) -> list[Value]:
+        """Rows that this lane has pieces of: four lanes share one, and each has few to look up."""
+        step = warp.threads // _LANES
+        return [warp.thread // _LANES + first for first in range(0, ROWS, step)]
+
+    def own_pieces(self, warp: Warp) -> Iterator[Value]:
+        """Of each of its rows; neighbours have neighbouring pieces."""
+        return (warp.thread % _LANES + first for first in range(0, self.pieces, _LANES))
+
     def each(self, warp: Warp) -> Iterator[tuple[Value, Value]]:
-        """Rows and pieces of this lane; neighbours have neighbouring pieces."""
-        for first in range(0, ROWS * self.pieces, warp.threads):
-            number = warp.thread + first
-            yield number // self.pieces, number % self.pieces
+        """All rows and pieces of this lane."""
+        return itertools.product(self.own_rows(warp), self.own_pieces(warp))
 
 
 @dataclass(frozen=True)
@@ -196,11 +213,11 @@ class GatherRows:
     layout: Layout
 
     def __call__(self, warp: Warp, group: Value, nodes: Array, tile: Array, *tables: Array) -> None:
-        for row, piece in self.layout.each(warp):
+        for row in self.layout.own_rows(warp):
             place = self.places.place(warp, group, row, Tables(*tables))
-            node = place.element * self.places.rows + place.row
-            source = nodes.row(node)
-            tile.copy_from(self.layout.at(row, piece), source, piece, real=place.has_any)
+            source = nodes.row(place.element * self.places.rows + place.row)
+            for piece in self.layout.own_pieces(warp):
+                tile.copy_from(self.layout.at(row, piece), source, piece, real=place.has_any)
 
 
 @dataclass(frozen=True)
@@ -250,11 +267,13 @@ class GatherEdges:
         tables = Tables(*left)
 
         def gather():
-            for row, piece in self.layout.each(warp):
-                place = self.places.place(warp, group, row, tables)
-                real, edge = place.edge(warp, step)
-                node = place.element * self.places.cols + tables.indices.load(edge)
-                tile.copy_from(self.layout.at(row, piece), nodes.row(node), piece, real=real)
+            rows = self.layout.own_rows(warp)
+            # All are looked up before the first is copied.
+            found = [self.places.sender(warp, group, row, step, tables) for row in rows]
+            for row, (real, node) in zip(rows, found, strict=True):
+                source = nodes.row(node)
+                for piece in self.layout.own_pieces(warp):
+                    tile.copy_from(self.layout.at(row, piece), source, piece, real=real)
             if factors is not None:
                 place = self.places.place(warp, group, warp.thread.least(ROWS - 1), tables)
                 bring = functools.partial(self._bring_factor, warp, place, step, weights, factors)
@@ -323,7 +342,6 @@ class ScatterRows:
             at = layout.at(row, piece) * each
             words = tile.load_words(at, each)
             target = result.row(place.element * places.rows + place.row)
-
             store = functools.partial(target.store_words, piece * each, words, each)
             if partial is None:
                 warp.when(place.is_real, store)
@@ -365,21 +383,18 @@ class AddToSenders:
           tile: [64, width] in shared memory.
           tables: what ``Tables`` has.
         """
-        listed, each = Tables(*tables), _PIECE // 2
-        for row, piece in self.layout.each(warp):
-            place = self.places.place(warp, group, row, listed)
-            real, edge = place.edge(warp, step)
-            node = place.element * self.places.cols + listed.indices.load(edge)
-            at = self.layout.at(row, piece) * each
-            add = functools.partial(self._add, tile, at, sums.row(node), piece * each)
-            warp.when(real, add)
+        rows = self.layout.own_rows(warp)
+        found = [self.places.sender(warp, group, row, step, Tables(*tables)) for row in rows]
+        for row, (real, node) in zip(rows, found, strict=True):
+            warp.when(real, functools.partial(self._add, warp, row, tile, sums.row(node)))
 
-    @staticmethod
-    def _add(tile: Array, at: Value, sums: Array, column: Value) -> None:
-        words = tile.load_words(at, _PIECE // 2)
-        values = [tile.unpack(words, i) for i in range(_PIECE // 2)]
-        for i in range(0, len(values), 4):
-            sums.add(column + i, *values[i : i + 4])
+    def _add(self, warp: Warp, row: Value, tile: Array, sums: Array) -> None:
+        each = _PIECE // 2
+        for piece in self.layout.own_pieces(warp):
+            words = tile.load_words(self.layout.at(row, piece) * each, each)
+            values = [tile.unpack(words, i) for i in range(each)]
+            for i in range(0, each, 4):
+                sums.add(piece * each + i, *values[i : i + 4])
 
 
 def whole_tile_bytes(width: int) -> int:

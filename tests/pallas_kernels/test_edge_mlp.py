@@ -246,6 +246,40 @@ def test_sums_are_written_by_rows_and_those_of_pieces_exactly(name):
     assert np.isnan(np.asarray(y, np.float32)).all(1).tolist() == is_cut.tolist()
 
 
+@pytest.mark.emulated
+@pytest.mark.parametrize("name", GRAPHS)
+def test_rows_are_added_to_those_of_the_senders(name):
+    graph, batch, width, step = GRAPHS[name](), 2, 96, 1
+    places, tables = _dealt_out(graph, batch)
+    layout = Layout(width, 64)
+    tile = jnp.round(8 * random_array((ROWS, width), "bfloat16", seed=3))
+    sums = jnp.ones((batch * graph.num_cols, width), jnp.float32)
+
+    def kernel(warp, arrays, sums, shared):
+        tile, listed = arrays
+        for row, piece in layout.each(warp):
+            words = tile.row(row).load_words(piece * 8, 8)
+            shared.store_words(layout.at(row, piece) * 8, words, 8)
+        warp.barrier()
+        for group in range(places.groups):
+            add = AddToSenders(places, layout)
+            add(warp, warp.i32(group), warp.i32(step), sums, shared, *listed)
+
+    form = jax.ShapeDtypeStruct((ROWS, width), jnp.bfloat16)
+    arrays, options = (tile, _listed(tables)), {"name": "t", "grid": WARPGROUP}
+    with emulated():
+        (made,) = _simt.launch(
+            kernel, arrays, [], block_shared={"shared": form}, updated=[sums], **options
+        )
+    expected = np.asarray(sums).copy()
+    for group, row in itertools.product(range(places.groups), range(ROWS)):
+        place = _place(places, tables, group, row)
+        if place is not None and step < place[3]:
+            sender = int(tables.indices[place[2] + step])
+            expected[place[0] * graph.num_cols + sender] += np.asarray(tile[row], np.float32)
+    np.testing.assert_array_equal(made, expected)
+
+
 # -- kernels, interpreted --------------------------------------------------------------------------
 
 
