@@ -103,8 +103,8 @@ def edge_mlp_aggregate(
       weights: [edges] or with the leading axes of ``h``; they may depend on ``h``, attention for
         one, but then not on the messages. None for those of the graph.
       activation: one of the names that ``fused_linear`` has, or None.
-      implementation: ``"xla"`` for the formula as it stands, or None for what was measured to be
-        fastest.
+      implementation: ``"xla"`` for the formula as it stands, ``"pallas"`` for kernels of what is
+        left to edges, or None to take these where they apply, and else plain JAX.
 
     Returns:
       [*batch, rows, out], of the dtype of ``h``.
