@@ -40,6 +40,7 @@ from pallas_kernels._edge_places import (
     AddToSenders,
     EdgeLayers,
     Places,
+    StoreByEdge,
     Tables,
     WaitForCopies,
     common_swizzle,
@@ -124,7 +125,7 @@ class Work:
         columns += sum(self.padded(layer) for layer in range(self.layers))
         columns += sum(widths[n] for n in range(self.layers) if self.keeps_slope(n))
         columns += 0 if self.shares_dz else first
-        return whole_tile_bytes(columns) + 1024
+        return whole_tile_bytes(columns) + 1024  # and numbers of edges
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,7 @@ def backward(
     partial_slots: int,
     tile: BackwardTile | None = None,
 ) -> tuple[EdgeLayers, jax.Array | None]:
-    """Gradients of ``forward``, but for weights, whose place holds None.
+    """Gradients of ``forward``.
 
     Args:
       places: as in ``forward``.
@@ -195,7 +196,8 @@ def backward(
       tile: by default what suits the shapes.
 
     Returns:
-      Gradients, those of receivers without rows of several pieces; and sums of their pieces,
+      Gradients: those of receivers without rows of several pieces, those of weights of each element
+      of the batch and with anything in slots of padding; and sums of the pieces of rows,
       [batch slots, first] float32, where tables list pieces.
     """
     work = Work(Plan.of(places, layers, activation, activate_last))
@@ -205,6 +207,8 @@ def backward(
         raise ValueError(f"layers of widths {stack.widths} do not fit a multiprocessor")
     tile = tile.limited_to(places.groups)
     results = row_results(work.plan, stack.widths[0], partial_slots)
+    if layers.weights is not None:
+        results.append(jax.ShapeDtypeStruct((places.batch, places.edges), jnp.float32))
     sums = [
         jax.ShapeDtypeStruct((tile.blocks, work.padded(n), stack.widths[n + 1]), jnp.float32)
         for n in range(work.layers)
@@ -222,7 +226,9 @@ def backward(
     senders = layers.senders.astype(jnp.float32)
     dsenders = jax.new_ref(jnp.where(jnp.zeros((), bool), senders, 0.0))
     made = call(given, dy, tables, dsenders)
-    (dreceivers, *partial), sums = made[: len(results)], made[len(results) :]
+    (dreceivers, *others), sums = made[: len(results)], made[len(results) :]
+    partial = others.pop(0) if work.plan.lists_pieces else None
+    (dweights,) = others or [None]
     totals = [jnp.sum(s, axis=0).astype(stack.dtype) for s in sums]
     dbiases = [
         total[width] if biased else None
@@ -230,8 +236,7 @@ def backward(
     ]
     dkernels = tuple(total[:width] for total, width in zip(totals, stack.widths, strict=False))
     dsenders = jax.freeze(dsenders).astype(stack.dtype)
-    gradients = EdgeLayers(dreceivers, dsenders, None, dkernels, tuple(dbiases))
-    return gradients, partial[0] if partial else None
+    return EdgeLayers(dreceivers, dsenders, dweights, dkernels, tuple(dbiases)), partial
 
 
 def _scratch(work: Work, tile: BackwardTile) -> dict:
@@ -249,6 +254,9 @@ def _scratch(work: Work, tile: BackwardTile) -> dict:
         ],
         "dz": [plan.tiles(walkers, ROWS, widths[n + 1]) for n in layers],
         "dsenders": None if work.shares_dz else plan.tiles(walkers, ROWS, widths[0]),
+        "dweights": None
+        if plan.own_weights is None
+        else plgpu.SMEM((walkers, 2, ROWS), jnp.float32),
         "made": plgpu.Barrier(num_barriers=pairs) if pairs else None,
         "summed": plgpu.Barrier(num_barriers=pairs) if pairs else None,
     }
@@ -344,7 +352,7 @@ class _Walker:
       tiles: of the warpgroup.
       dy: in memory.
       dsenders: likewise, float32.
-      results: gradients of receivers.
+      results: gradients of receivers, and of weights if there are any.
     """
 
     work: Work
@@ -462,7 +470,7 @@ class _Walker:
                 # What belongs to the senders of the next tile takes the place of what was read.
                 self._gather_next(group, step, steps)
             z = self._product(layer, zero)
-        dz = self._through_last(z, step)
+        dz = self._through_last(z, group, step)
         if layers == 0:
             plgpu.commit_smem()  # all warps have read what belongs to senders
             self._gather_next(group, step, steps)
@@ -498,15 +506,27 @@ class _Walker:
         bias = stack.bias_of(scratch["biases"], layer)
         return dense.add_bias(z, bias, slice(0, stack.widths[layer + 1]))
 
-    def _through_last(self, z, step) -> jax.Array:
-        """The gradient to the last preactivation."""
-        activation = self.work.activation(self.work.layers)
-        dvalues = self.tiles.scaled(dense.load(self.tiles.at("dy")), lax.rem(step, 2))
+    def _through_last(self, z, group, step) -> jax.Array:
+        """The gradient to the last preactivation; those to the weights on the way."""
+        activation, dy = self.work.activation(self.work.layers), dense.load(self.tiles.at("dy"))
         if activation is None:
-            return dvalues
-        if activation.of_output:
-            return activation.pull_back(activation.value(z), dvalues)
-        return activation.pull_back(activation.value_and_slope(z)[1], dvalues)
+            values = known = z
+        elif activation.of_output:
+            values = known = activation.value(z)
+        else:
+            values, known = activation.value_and_slope(z)
+        if self.work.plan.own_weights is not None:
+            self._store_dweights(group, step, jnp.sum(dy * values, axis=1))
+        dvalues = self.tiles.scaled(dy, lax.rem(step, 2))
+        return dvalues if activation is None else activation.pull_back(known, dvalues)
+
+    def _store_dweights(self, group, step, numbers) -> None:
+        """Two places: what was written two tiles before, all warps have read."""
+        place = self.tiles.at("dweights", lax.rem(step, 2))
+        place[...] = numbers
+        plgpu.commit_smem()
+        kernel = StoreByEdge(self.tiles.plan.places)
+        self.tiles.inline(kernel, [group, step], [(self.results[-1], False), (place, False)])
 
     def _back(self, layer: int, zero) -> jax.Array:
         """The gradient to the preactivation in front of a layer."""

@@ -397,6 +397,35 @@ class AddToSenders:
                 sums.add(piece * each + i, *values[i : i + 4])
 
 
+@dataclass(frozen=True)
+class StoreByEdge:
+    """Writes a number of each edge of a tile."""
+
+    places: Places
+
+    def __call__(
+        self, warp: Warp, group: Value, step: Value, result: Array, numbers: Array, *tables: Array
+    ) -> None:
+        """Writes.
+
+        Args:
+          warp: of a warpgroup.
+          group: its number.
+          step: of the tile.
+          result: [batch, edges] float32.
+          numbers: [64] float32 in shared memory.
+          tables: what ``Tables`` has.
+        """
+
+        def store():
+            place = self.places.place(warp, group, warp.thread, Tables(*tables))
+            real, edge = place.edge(warp, step)
+            target = result.row(place.element)
+            warp.when(real, lambda: target.store(edge, numbers.load(warp.thread)))
+
+        warp.when(warp.thread < ROWS, store)
+
+
 def whole_tile_bytes(width: int) -> int:
     """Of 64 rows of 16-bit numbers."""
     return ROWS * width * jnp.dtype(jnp.bfloat16).itemsize

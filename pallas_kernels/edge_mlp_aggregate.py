@@ -60,7 +60,7 @@ def edge_reduce_backward(
     degree: int | None,
     tile: BackwardTile | None = None,
 ) -> EdgeLayers:
-    """Gradients of ``edge_reduce`` to ``layers``, whose weights are None.
+    """Gradients of ``edge_reduce`` to ``layers``.
 
     Those of senders are added up atomically, so their last bits change from run to run.
 
@@ -91,7 +91,14 @@ def edge_reduce_backward(
         tile,
     )
     dreceivers = _whole_rows(graph, partial, made.receivers.reshape(batch, rows, first))
-    return made._replace(receivers=dreceivers, senders=made.senders.reshape(layers.senders.shape))
+    dsenders, dweights = made.senders.reshape(layers.senders.shape), made.weights
+    if layers.weights is not None and dweights is not None:
+        if places.degree is None:
+            is_real = jnp.arange(graph.num_edges, dtype=jnp.int32) < graph.indptr[-1]
+            dweights = jnp.where(is_real, dweights, 0)
+        if layers.weights.shape[0] < batch:
+            dweights = jnp.sum(dweights, axis=0, keepdims=True)
+    return made._replace(receivers=dreceivers, senders=dsenders, weights=dweights)
 
 
 def goes_back(layers: EdgeLayers, activation: str | None, activate_last: bool) -> bool:

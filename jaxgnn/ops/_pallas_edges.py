@@ -41,16 +41,15 @@ def edge_reduce_backward(
     *,
     options: EdgeOptions,
 ) -> EdgeOperands:
-    """Gradients of ``edge_reduce``; without weights."""
+    """Gradients of ``edge_reduce``."""
     from pallas_kernels import edge_mlp_aggregate as kernels
 
     made = kernels.edge_reduce_backward(
         pieces(structure), _layers(operands), dy, *_static(options), options.row_degree
     )
     made = jax.tree.map(partial(vary_like, dy), made)
-    return EdgeOperands(
-        made.receivers, made.senders, None, None, None, tuple(made.kernels), tuple(made.biases)
-    )
+    ends = made.receivers, made.senders
+    return EdgeOperands(*ends, None, made.weights, None, tuple(made.kernels), tuple(made.biases))
 
 
 def _layers(operands: EdgeOperands):
@@ -94,8 +93,6 @@ def backward_limits(
         return reason
     if dispatch.is_deterministic():
         return "needs sums in no fixed order, got jaxgnn.deterministic()"
-    if operands.weights is not None:
-        return "needs edges without weights, got some: a mean has them too"
     from pallas_kernels import edge_mlp_aggregate as kernels
 
     if not kernels.goes_back(_layers(operands), *_static(options)):

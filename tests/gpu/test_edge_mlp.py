@@ -199,12 +199,14 @@ def _needs_backward():
         pytest.skip(f"reason: {BACKWARD.unavailable('pallas', 'cuda')}")
 
 
+@pytest.mark.parametrize("own", [None, 1, "each"])
 @pytest.mark.parametrize("name, batch, widths", SHAPES)
-def test_gradients_agree_with_float64(name, batch, widths):
+def test_gradients_agree_with_float64(name, batch, widths, own):
     _needs_backward()
     graph = GRAPHS[name]()
     options = _options(graph, "gelu")
-    operands = _operands(graph, batch, widths, None, functools.partial(_real, "bfloat16"))
+    weights = None if own is None else _weights(graph, batch if own == "each" else 1)
+    operands = _operands(graph, batch, widths, weights, functools.partial(_real, "bfloat16"))
     dy = _real("bfloat16", (batch, graph.num_rows, widths[-1]), 60, 1)
     if reason := BACKWARD.why_not("pallas", "cuda", graph, operands, dy, options=options):
         pytest.skip(f"reason: {reason}")
@@ -212,7 +214,7 @@ def test_gradients_agree_with_float64(name, batch, widths):
     made = _backward(graph, operands, dy, options)
     length = max(batch * graph.num_edges, *widths)
     for a, e in zip(*map(jax.tree.leaves, (made, exact)), strict=True):
-        assert a.dtype == jnp.bfloat16
+        assert a.dtype == (jnp.float32 if a is made.weights else jnp.bfloat16)
         assert_close(a, e, reduction_length=length, operands="bfloat16")
 
 

@@ -31,6 +31,7 @@ from pallas_kernels._edge_places import (
     GatherRows,
     Layout,
     ScatterRows,
+    StoreByEdge,
     Tables,
     WaitForCopies,
 )
@@ -41,10 +42,10 @@ from tests.pallas_kernels.test_lowering import _graph as prepared_graph
 WARPGROUP = _simt.Grid(blocks=1, warps=4)
 
 
-def _ragged(num_edges=150):
+def _ragged(num_edges=100):
     """70 receivers of 40 senders: one of many edges, some of none; and slots of padding."""
     rng = np.random.default_rng(0)
-    receivers = np.where(rng.random(num_edges) < 0.2, 3, rng.integers(0, 60, num_edges))
+    receivers = np.where(rng.random(num_edges) < 0.1, 3, rng.integers(0, 60, num_edges))
     mask = rng.random(num_edges) < 0.9
     senders = rng.integers(0, 40, num_edges)
     return CSRGraph.from_edges(senders, receivers, 70, num_senders=40, edge_mask=mask)
@@ -331,6 +332,17 @@ def _inline_stand_in(kernel, numbers, references):
                 def _():
                     low = left[...][i].astype(jnp.float32)
                     partial[element[i], slots[i]] = values[i].astype(jnp.float32) + low
+    elif isinstance(kernel, StoreByEdge):
+        (group, step), (result, given, *listed) = numbers, references
+        element, _, start, length, real = _vector_places(kernel.places, group, Tables(*listed))
+        values = given[...]
+
+        @pl.loop(0, ROWS)
+        def _(i):
+            @pl.when(real[i] & (step < length[i]))
+            def _():
+                result[element[i], start[i] + step] = values[i]
+
     elif isinstance(kernel, AddToSenders):
         (group, step), (sums, tile, *listed) = numbers, references
         tables = Tables(*listed)
@@ -395,7 +407,7 @@ def _add_pieces(graph, partial, y):
 
 # Name of a graph, batch, widths, weights, activation, whether it is behind the last, the tile.
 FORWARD = [
-    ("ring", 7, (96, 96, 96), None, "relu", True, EdgeTile(1, 2, 3)),
+    ("ring", 6, (96, 96, 96), None, "relu", True, EdgeTile(1, 2, 3)),
     ("ring", 1, (64, 128), 1, "gelu", True, EdgeTile(2, 1, 2)),
     ("ragged", 2, (32, 64, 96), 2, "silu", False, EdgeTile(2, 2, 2)),
     ("ragged", 1, (64,), None, "relu", True, EdgeTile(1, 1, 4)),
@@ -425,10 +437,10 @@ def test_sums_of_layers(name, batch, widths, weights, activation, last, tile):
 
 # As above; of one walker and of several, which do not have as many tiles.
 BACKWARD = [
-    ("ring", 7, (96, 96, 96), "relu", True, BackwardTile(1, 2, 1)),
-    ("ring", 12, (64, 128), "gelu", True, BackwardTile(2, 1, 1)),
-    ("ragged", 2, (32, 64, 32), "silu", False, BackwardTile(1, 2, 2)),
-    ("ragged", 1, (64,), "relu", True, BackwardTile(1, 3, 0)),
+    ("ring", 6, (96, 96, 96), None, "relu", True, BackwardTile(1, 2, 1)),
+    ("ring", 12, (64, 128), 12, "gelu", True, BackwardTile(2, 1, 1)),
+    ("ragged", 2, (32, 64, 32), 1, "silu", False, BackwardTile(1, 2, 2)),
+    ("ragged", 1, (64,), None, "relu", True, BackwardTile(1, 3, 0)),
 ]
 
 
@@ -437,25 +449,25 @@ def _exactly_back(structure, operands, dy, options):
     return reference.edge_reduce_backward(structure, operands, dy, options=options)
 
 
-@pytest.mark.parametrize("name, batch, widths, activation, last, tile", BACKWARD)
-def test_gradients_of_sums_of_layers(name, batch, widths, activation, last, tile):
+@pytest.mark.parametrize("name, batch, widths, weights, activation, last, tile", BACKWARD)
+def test_gradients_of_sums_of_layers(name, batch, widths, weights, activation, last, tile):
     graph = GRAPHS[name]()
-    operands, options = _operands(graph, batch, widths), _options(graph, activation, last)
+    operands, options = _operands(graph, batch, widths, weights), _options(graph, activation, last)
     dy = random_array((batch, graph.num_rows, widths[-1]), "bfloat16", 41)
     if activation == "relu":
         operands, dy = _small_integers((operands, dy))
-    layers = EdgeLayers(*operands[:2], None, *operands[5:])
+    layers = EdgeLayers(*operands[:2], operands.weights, *operands[5:])
     with _interpreted():
         made = edge_mlp_aggregate.edge_reduce_backward(
             pieces(graph), layers, dy, activation, last, options.row_degree, tile
         )
     with jax.enable_x64(True):
         exact = _exactly_back(graph, *to_float64((operands, dy)), options)
-    exact = EdgeLayers(*exact[:2], None, *exact[5:])
+    exact = EdgeLayers(*exact[:2], exact.weights, *exact[5:])
     assert jax.tree.structure(made) == jax.tree.structure(exact)
     length = max(batch * graph.num_edges, *widths)
     for a, e in zip(*map(jax.tree.leaves, (made, exact)), strict=True):
-        assert a.dtype == jnp.bfloat16
+        assert a.dtype == (jnp.float32 if a is made.weights else jnp.bfloat16)
         assert_close(a, e, reduction_length=length, operands="bfloat16")
 
 
@@ -538,7 +550,7 @@ def test_general_graphs_lower_with_their_gradients(dtype):
 
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("own", [False, True])
-def test_weights_and_means_lower_with_gradients_by_xla(own):
+def test_weights_and_means_lower_with_gradients(own):
     graph = prepared_graph(20_000, 320_000, factors=False)
     h, params = _op_structs((4,), graph.num_rows, 64, 4)
     weights = jax.ShapeDtypeStruct((*[4] * own, graph.num_edges), "float32")
@@ -546,9 +558,9 @@ def test_weights_and_means_lower_with_gradients_by_xla(own):
     def run(h, params, graph, weights):
         return ops.edge_mlp_aggregate(graph, h, params, weights=weights, reduce="mean")
 
-    # Both ends and the edges and rows that are cut; gradients of the ends.
+    # Both ends and the edges and rows that are cut; then the gradients of all of that.
     assert _kernels(run, h, params, graph, weights) == 4
-    assert _kernels(_with_gradients(run), h, params, graph, weights) == 6
+    assert _kernels(_with_gradients(run), h, params, graph, weights) == 8
 
 
 REFUSED = {
