@@ -82,8 +82,8 @@ class TrainConfig:
     minutes: float | None = None
     stop_after: float | None = None
     checkpoint_minutes: float = 2.0
-    evaluations: int = 20
-    eval_puzzles: int = 600
+    evaluations: int = 4
+    eval_puzzles: int = 300
     implementation: Literal["xla", "pallas", "ffi"] | None = None
     seed: int = 0
     run: Path | None = None

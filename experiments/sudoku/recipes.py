@@ -71,20 +71,22 @@ class Recipe:
 
 
 _RECIPES = {
-    # Two CPU cores, three minutes, puzzles that singles solve.
+    # Two CPU cores, three minutes, puzzles most of which singles solve.
     "tiny": Recipe(
         "candidate",
         features=32,
         num_steps=8,
         test_steps=32,
-        batch_size=32,
-        steps=120,
+        warm_up=8,
+        batch_size=16,
+        steps=400,
         learning_rate=4e-3,
         augment=False,
         ema_decay=0.9,
         puzzles=5_000,
-        fewest=36,
+        fewest=30,
         most=45,
+        curriculum=0.5,
         dtype="float32",
     ),
     "candidate": Recipe(
@@ -93,8 +95,8 @@ _RECIPES = {
         num_steps=16,
         test_steps=64,
         warm_up=32,
-        batch_size=512,
-        steps=10_000,
+        batch_size=256,
+        steps=20_000,
         learning_rate=2e-3,
         augment=False,
         weight_decay=0.01,
