@@ -18,7 +18,7 @@ class Bar:
       direction: as in the rows.
       k: of the ops that have it.
       implementation: whose time counts.
-      baseline: another implementation of the same run, or ``BYTE_LIMIT``.
+      baseline: another implementation of the same run, ``BYTE_LIMIT``, or a fixed time.
       factor: the least ratio of their times.
       workloads: where it has to be reached. Elsewhere ``uniform-1M`` is what it was stated for:
         20,000 nodes and 10^6 uniformly random edges, width 256.
@@ -88,6 +88,22 @@ _BOARDS = Bar(
     workloads=("256x81x96",),
     **_ON_GPU,
 )
+
+
+def _hypergraph_bars() -> Iterator[Bar]:
+    """Of ``hypergraph_conv``: against torch-geometric, and a step against the clock."""
+    both, gpu = "forward+backward", {"platform": "gpu"}
+    for tokens, factor in ((4096, 10), (32768, 20)):
+        where = {"workloads": (f"{tokens} tokens",), **gpu}
+        yield Bar("expert_coupling", both, None, "auto", "PyG convs", factor, **where)
+    yield Bar("hypergraph_conv", both, None, "auto", "PyG", 3, workloads=("1M nodes",), **gpu)
+    step = {"workloads": ("8 experts 4x64",), **gpu}
+    yield Bar("expert_lm", "training step", None, "auto", "5 ms", 1, **step)
+
+
+# Baselines that are no measurement of the same run.
+_FIXED_MS = {"5 ms": 5.0}
+
 _PAIR = ("mhc_post_pre", "forward+backward", None, "pallas", "pallas pair", 1 / 0.8)
 
 BARS = (
@@ -99,6 +115,7 @@ BARS = (
     *_layer_bars(),
     *_linear_bars(),
     _BOARDS,
+    *_hypergraph_bars(),
     Bar(*_PAIR, workloads=_NARROW + _WIDE, **_ON_GPU),
 )
 
@@ -117,7 +134,8 @@ def compare_with_bars(rows: Sequence[Row]) -> Iterator[str]:
         for workload in dict.fromkeys(row["workload"] for row in same):
             of_workload = [row for row in same if row["workload"] == workload]
             ms = {row["implementation"]: row["ms"] for row in of_workload}
-            ours, theirs = ms.get(bar.implementation), ms.get(bar.baseline)
+            ours = ms.get(bar.implementation)
+            theirs = ms.get(bar.baseline, _FIXED_MS.get(bar.baseline))
             if bar.baseline == BYTE_LIMIT:
                 theirs = limit_ms(of_workload[0])
             if ours and theirs:
@@ -198,6 +216,13 @@ _TORCH_LAYERS = {
     },
 }
 
+# Two HypergraphConv of torch-geometric 2.8, eight experts, float32; forward, with the backward.
+_COUPLINGS = {
+    "256 tokens": (2.3, 3.7),
+    "4096 tokens": (3.1, 7.5),
+    "32768 tokens": (18.3, 51.0),
+}
+
 
 def published(row: Row) -> tuple[str, float] | None:
     """Who else did the same on an H200, and in how many ms; None if nobody or elsewhere."""
@@ -211,6 +236,8 @@ def published(row: Row) -> tuple[str, float] | None:
         return (name, ms) if ms else None
     if "H200" not in row["device"] or row["dim"] != 256:
         return None
+    if row["op"] == "expert_coupling" and dtype == "float32" and workload in _COUPLINGS:
+        return "PyG 2.8", _COUPLINGS[workload][direction != "forward"]
     ms = None
     name = {"maxk_spmm": "MaxK-GNN", "spmm": "cuSPARSE", "maxk": "RTop-K"}.get(row["op"], "")
     if name == "MaxK-GNN" and dtype == "float32" and direction in ("forward", "backward"):

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import jax
 
-from experiments.benchmarks._workloads import Messages, Rows, Streams, Workload
+from experiments.benchmarks._workloads import Sized
 from jaxgnn import ops
 
 # f(context, x) -> (y, whatever else is computed and has no gradient)
@@ -80,7 +80,7 @@ class Case:
     """
 
     op: str
-    workload: Workload | Streams | Rows | Messages
+    workload: Sized
     direction: str
     dtype: str
     nbytes: int

@@ -203,7 +203,7 @@ def torch_layers(layers: Layers, direction: str, inputs: list[tuple]) -> dict[st
     for _, (x, kernels, biases), dy in inputs:
         weights = [to_torch(kernel).T.contiguous() for kernel in kernels]
         leaves = [to_torch(x), *weights, *map(to_torch, biases)]
-        calls.append((_with_tf32(torch_call(direction, layers.torch, leaves, to_torch(dy))),))
+        calls.append((with_tf32(torch_call(direction, layers.torch, leaves, to_torch(dy))),))
     return {"torch": Candidate(lambda call: call(), calls, jit=False, wait=wait_for_torch)}
 
 
@@ -214,7 +214,7 @@ def torch_arrays(result: Any) -> list[np.ndarray]:
     return [array.float().cpu().numpy() for array in (y, *gradients) if array is not None]
 
 
-def _with_tf32(call: Callable[[], Any]) -> Callable[[], Any]:
+def with_tf32(call: Callable[[], Any]) -> Callable[[], Any]:
     """Float32 products on a GPU in TF32, as XLA has them unless told otherwise."""
     if jax.default_backend() == "cpu" or jax.config.jax_default_matmul_precision == "highest":
         return call

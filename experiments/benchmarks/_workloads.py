@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,19 @@ from jaxgnn.models import sudoku_graph
 
 Scale = Literal["tiny", "small", "full"]
 Platform = Literal["cpu", "gpu"]
+
+
+class Sized(Protocol):
+    """What every workload has: its name in the tables, its nodes or tokens, and its width."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def nodes(self) -> int: ...
+
+    @property
+    def dim(self) -> int: ...
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ _ORDER = (
     *("maxk", "spmm", "maxk_spmm", "segment_softmax"),
     *("mhc_pre", "mhc_post", "sinkhorn", "mhc_post_pre", "mhc_layer"),
     *("fused_linear", "fused_mlp", "edge_mlp_aggregate"),
+    *("hypergraph_conv", "expert_coupling", "expert_lm"),
 )
 
 _COLUMNS = (

@@ -11,6 +11,7 @@ from experiments.benchmarks import (
     edge_mlp_aggregate,
     fused_linear,
     fused_mlp,
+    hypergraph_conv,
     maxk,
     maxk_spmm,
     mhc_layer,
@@ -21,6 +22,7 @@ from experiments.benchmarks import (
     sinkhorn,
     spmm,
 )
+from experiments.benchmarks._hypergraphs import Coupling, Hypergraph, Step
 from experiments.benchmarks._report import Row
 from experiments.benchmarks._session import Options, Session
 from experiments.benchmarks._workloads import (
@@ -39,12 +41,15 @@ OPS: Mapping[type, tuple[Any, ...]] = {
     Streams: (mhc_pre, mhc_post, sinkhorn, mhc_post_pre, mhc_layer),
     Rows: (fused_linear, fused_mlp),
     Messages: (edge_mlp_aggregate,),
+    Hypergraph: (hypergraph_conv,),
+    Coupling: (hypergraph_conv,),
+    Step: (hypergraph_conv,),
 }
 
 
 def main(options: Options) -> list[Row]:
     """Runs the benchmarks as one session: one table, one date, one measured bandwidth."""
-    session = Session.start(options, WORKLOADS, STREAMS, ROWS, MESSAGES)
+    session = Session.start(options, WORKLOADS, STREAMS, ROWS, MESSAGES, *hypergraph_conv.TABLES)
     return session.run(
         case
         for kind, ops in OPS.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
@@ -123,6 +123,16 @@ class ExpertGraphLM(nnx.Module):
             for _ in range(num_layers)
         )
         self.norm = nnx.LayerNorm(features, **options)
+
+    @overload
+    def __call__(
+        self, tokens: Int[Array, "*batch time"], *, return_experts: Literal[False] = False
+    ) -> Float[Array, "*batch time vocabulary"]: ...
+
+    @overload
+    def __call__(
+        self, tokens: Int[Array, "*batch time"], *, return_experts: Literal[True]
+    ) -> ExpertStates: ...
 
     def __call__(
         self, tokens: Int[Array, "*batch time"], *, return_experts: bool = False
