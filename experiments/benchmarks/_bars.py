@@ -83,7 +83,7 @@ _BOARDS = Bar(
     "training step",
     None,
     "auto",
-    "plain",
+    "xla",
     4,
     workloads=("256x81x96",),
     **_ON_GPU,

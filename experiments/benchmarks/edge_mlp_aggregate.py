@@ -1,6 +1,6 @@
 """Times ``ops.edge_mlp_aggregate`` and a training step of a network of it, against plain JAX.
 
-Run ``python -m experiments.benchmarks.edge_mlp_aggregate``. ``plain`` has both ends of each edge
+Run ``python -m experiments.benchmarks.edge_mlp_aggregate``. ``xla`` has both ends of each edge
 side by side, as one writes it in JAX; ``split`` is the op without kernels of its own for edges,
 ``auto`` with those that it chooses. Bytes: nodes once for each pass, and the structure; products:
 the fewest that do.
