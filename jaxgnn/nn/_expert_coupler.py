@@ -137,10 +137,19 @@ class ExpertCoupler(nnx.Module):
         _check_experts(self, x, self.num_experts, self.features)
         h, incidence = x, self.incidence
         for layer in self.layers:
-            update = layer(incidence, h)
-            update = update if self.activation is None else self.activation(update)
-            h = h.astype(update.dtype) + update if self.residual else update
+            h = self._with_update(h, layer(incidence, h))
         return h
+
+    def _with_update(self, h: Array, update: Array) -> Array:
+        """The activated update, and with residual connections the sum of both."""
+
+        # Of an activation nothing is kept but what it is applied to.
+        @jax.checkpoint
+        def activated(h, update):
+            update = update if self.activation is None else self.activation(update)
+            return h.astype(update.dtype) + update if self.residual else update
+
+        return activated(h, update)
 
 
 class PairwiseExpertCoupler(nnx.Module):

@@ -81,8 +81,8 @@ def hypergraph_conv(
 
     Differentiable in every floating array. Leading axes of ``x``, and ``jax.vmap`` over it, share
     the hypergraph. There are two ways through it. ``"sums"`` takes two ``spmm``. ``"mixing"`` makes
-    the matrix ``D⁻¹ H W B⁻¹ Hᵀ`` once and multiplies by it; with attention one for each token and
-    head. It keeps nothing but its arguments for the backward pass.
+    the matrix ``D⁻¹ H W B⁻¹ Hᵀ`` once and multiplies the narrower of ``x`` and ``x Θ`` by it, which
+    are all that it keeps for the backward pass; with attention one for each token and head.
 
     Args:
       x: features of the nodes.
@@ -178,15 +178,26 @@ _PATHS = {"sums": _by_sums, "mixing": _by_mixing}
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _mix(request, precision, x, matrix, kernel, bias):
-    return MIX(request, x, matrix, kernel, bias, precision=precision)
+    return _mix_forward(request, precision, x, matrix, kernel, bias)[0]
 
 
-def _mix_forward(request, precision, *inputs):
-    return _mix(request, precision, *inputs), inputs
+def _mix_forward(request, precision, x, matrix, kernel, bias):
+    if kernel is None or kernel.shape[1] > kernel.shape[0] or x.ndim == 2:
+        y = MIX(request, x, matrix, kernel, bias, precision=precision)
+        return y, (x, None, matrix, kernel, bias)
+    # Over the narrower rows; over those behind the product if they are as wide, since there XLA
+    # fuses the mixing of tokens with what follows.
+    z = reference.project(x, kernel, 1, precision)[..., 0, :].astype(x.dtype)
+    return MIX(request, z, matrix, None, bias, precision=precision), (x, z, matrix, kernel, bias)
 
 
-def _mix_backward(request, precision, inputs, dy):
-    return MIX_BACKWARD(request, *inputs, dy, precision=precision)
+def _mix_backward(request, precision, residuals, dy):
+    x, z, matrix, kernel, bias = residuals
+    if z is None:
+        return MIX_BACKWARD(request, x, matrix, kernel, bias, dy, precision=precision)
+    dz, dmatrix, _, dbias = MIX_BACKWARD(request, z, matrix, None, bias, dy, precision=precision)
+    dx, dkernel = reference.project_backward(x, kernel, dz, precision)
+    return dx, dmatrix, dkernel, dbias
 
 
 _mix.defvjp(_mix_forward, _mix_backward)

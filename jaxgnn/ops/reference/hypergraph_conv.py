@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Literal, NamedTuple
 
 import jax
@@ -15,6 +16,9 @@ from jaxgnn.ops.reference.fused_linear import Precision, product
 
 Weighting = Literal["paper", "pyg"]
 AttentionMode = Literal["node", "edge"]
+
+# Nodes up to which the mixing of many tokens is written out, term by term.
+_FEW_NODES = 16
 
 
 def hypergraph_conv(
@@ -115,6 +119,19 @@ def project(
     return z.reshape(*z.shape[:-1], heads, z.shape[-1] // heads)
 
 
+def project_backward(
+    x: Float[Array, "*batch rows in"],
+    kernel: Float[Array, "in width"],
+    dz: Float[Array, "*batch rows width"],
+    precision: Precision | None,
+) -> tuple[Array, Array]:
+    """Gradients to ``x`` and Θ of ``x Θ``."""
+    rows = tuple(range(x.ndim - 1))
+    dx = product(dz, kernel, ((dz.ndim - 1,), (1,)), precision)
+    dkernel = product(x, dz, (rows, rows), precision)
+    return dx.astype(x.dtype), dkernel.astype(kernel.dtype)
+
+
 def merge_heads(
     y: Float[Array, "*batch nodes heads out"], bias: Float[Array, " out"] | None, concat: bool
 ) -> Float[Array, "*batch nodes out"]:
@@ -167,12 +184,9 @@ def mix_backward(
     wide, rows = accumulation_dtype(x.dtype), tuple(range(x.ndim - 1))
     dkernel, g = None, dy
     if kernel is not None:
-        dkernel = product(_mixed(mixing, x).astype(x.dtype), dy, (rows, rows), precision)
-        dkernel = dkernel.astype(kernel.dtype)
-        g = product(dy, kernel, ((dy.ndim - 1,), (1,)), precision)
+        g, dkernel = project_backward(_mixed(mixing, x).astype(x.dtype), kernel, dy, precision)
     dx = _mixed(mixing.T, g).astype(x.dtype)
-    contracted = (*rows[:-1], x.ndim - 1)
-    dmixing = product(g.astype(wide), x.astype(wide), (contracted, contracted), "highest")
+    dmixing = _products_of_rows(g.astype(wide), x.astype(wide))
     dbias = None if bias is None else jnp.sum(dy.astype(wide), axis=rows).astype(bias.dtype)
     return dx, dmixing.astype(mixing.dtype), dkernel, dbias
 
@@ -182,8 +196,31 @@ def _mixed(
 ) -> Float[Array, "*batch v f"]:
     """``M x`` in the accumulation dtype: few products, never of fewer bits than it has."""
     dtype = accumulation_dtype(x.dtype)
-    options = {"precision": lax.Precision.HIGHEST}
-    return jnp.einsum("vu,...uf->...vf", mixing.astype(dtype), x.astype(dtype), **options)
+    mixing, x = mixing.astype(dtype), x.astype(dtype)
+    if not _of_few_nodes(x):
+        return jnp.einsum("vu,...uf->...vf", mixing, x, precision=lax.Precision.HIGHEST)
+    # Elementwise, so that XLA fuses it with what is around it, in one pass. A matrix product of
+    # this shape would have x transposed before and after.
+    terms = (mixing[:, u, None] * x[..., u, None, :] for u in range(x.shape[-2]))
+    return functools.reduce(jnp.add, terms)
+
+
+def _of_few_nodes(x: Float[Array, "*batch u f"]) -> bool:
+    """Whether there are few nodes and, as leading axes, tokens."""
+    return x.ndim > 2 and x.shape[-2] <= _FEW_NODES
+
+
+def _products_of_rows(
+    a: Float[Array, "*batch v f"], b: Float[Array, "*batch u f"]
+) -> Float[Array, "v u"]:
+    """``Σ a bᵀ`` over all leading axes, in full precision."""
+    if not _of_few_nodes(a):
+        rows = (*range(a.ndim - 2), a.ndim - 1)
+        return product(a, b, (rows, rows), "highest")
+    # One small matrix for each token and then their sum: a single product over tokens and features
+    # would have both operands transposed, and sum all of it in one tile.
+    each = jnp.einsum("...vf,...uf->...vu", a, b, precision=lax.Precision.HIGHEST)
+    return jnp.sum(each, axis=tuple(range(a.ndim - 2)))
 
 
 class _Ends(NamedTuple):
