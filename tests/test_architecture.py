@@ -59,7 +59,7 @@ WITHOUT_COMPILED_KERNELS = {"mhc_pre", "mhc_post", "mhc_post_pre", "mhc_head", "
 WITHOUT_COMPILED_KERNELS |= {"fused_linear", "fused_mlp", "hypergraph_conv", "edge_mlp_aggregate"}
 # Native code of data sets: plain C functions, which are no ops.
 FUNCTIONS_OF_THE_HOST = {"sudoku"}
-WITHOUT_BENCHMARKS = {"mhc_head", "hypergraph_conv", "edge_mlp_aggregate"}
+WITHOUT_BENCHMARKS = {"mhc_head", "edge_mlp_aggregate"}
 
 
 def _modules():

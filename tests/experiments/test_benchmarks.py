@@ -16,9 +16,11 @@ from flax import nnx
 from experiments.benchmarks import (
     _bars,
     _break_even,
+    _hypergraphs,
     _layers,
     _mhc_peers,
     _streams,
+    hypergraph_conv,
     maxk,
     maxk_spmm,
     mhc_layer,
@@ -31,7 +33,8 @@ from experiments.benchmarks import (
     training_step,
 )
 from experiments.benchmarks._cache import cache_bandwidth
-from experiments.benchmarks._cases import DIRECTIONS
+from experiments.benchmarks._cases import DIRECTIONS, Candidate
+from experiments.benchmarks._hypergraphs import COUPLINGS, HYPERGRAPHS, STEPS, Coupling, Hypergraph
 from experiments.benchmarks._report import Column, append_rows, header, line, markdown, read_rows
 from experiments.benchmarks._session import Options, Session, run_op
 from experiments.benchmarks._workloads import (
@@ -48,15 +51,17 @@ from experiments.benchmarks._workloads import (
 )
 from experiments.maxk.recipes import recipe
 from jaxgnn.datasets import synthetic
-from jaxgnn.graph import CSRGraph
+from jaxgnn.graph import CSRGraph, Incidence
 from jaxgnn.models import MaxKGNN
 from jaxgnn.testing import timing
+from tests._settings import COMPILED_QUICKLY, jax_settings
 
 QUICK = {"repeats": 3, "batch_ms": 0.0}
 GRAPH_OPS = ("maxk", "spmm", "maxk_spmm", "segment_softmax")
 HYPER_CONNECTION_OPS = ("mhc_pre", "mhc_post", "sinkhorn", "mhc_post_pre", "mhc_layer")
 LAYER_OPS = ("fused_linear", "fused_mlp")
-ALL_OPS = (*GRAPH_OPS, *HYPER_CONNECTION_OPS, *LAYER_OPS, "edge_mlp_aggregate")
+HYPERGRAPH_OPS = ("hypergraph_conv", "expert_coupling", "expert_lm")
+ALL_OPS = (*GRAPH_OPS, *HYPER_CONNECTION_OPS, *LAYER_OPS, "edge_mlp_aggregate", *HYPERGRAPH_OPS)
 TINY = (Workload("uniform-48", 48, 200, 16, (4,), ("float32",), directions=("forward",)),)
 DEVICE_KEYS = {"device", "platform", "jax", "jaxlib", "jaxgnn", "cpus", "date"}
 
@@ -225,6 +230,22 @@ def test_bytes_and_products_of_layers():
         _layers.bytes_moved("backward", **sizes)
 
 
+def test_bytes_of_couplings_and_hypergraphs():
+    # A million floats for each pass over all experts: 9 forward, 21 more backward.
+    coupling = Coupling("", 488 // 8, dim=256, experts=8)
+    rows, mean = 8 * 61 * 256 * 4, 61 * 256 * 4
+    assert _hypergraphs.coupling_bytes(coupling, "forward", 4) == 9 * rows + mean
+    assert _hypergraphs.coupling_bytes(coupling, "forward+backward", 4) == 30 * rows + 2 * mean
+    products = 2 * 8 * 61 * 256 * (256 + 8)
+    assert _hypergraphs.coupling_flops(coupling, "forward+backward") == 3 * 2 * products
+    # Ten nodes in three hyperedges, seven incidences, eight floats a row.
+    small = Hypergraph("", 10, 3, 7, 8)
+    one_way = 2 * 7 * (32 + 4) + 13 * 4 + 13 * 32
+    assert _hypergraphs.hypergraph_bytes(small, "forward", 4) == one_way + 2 * 320
+    both = 2 * one_way + 6 * 320
+    assert _hypergraphs.hypergraph_bytes(small, "forward+backward", 4) == both
+
+
 @pytest.mark.parametrize(("op", "direction"), [("mhc", "forward"), ("mhc_pre", "sideways")])
 def test_bytes_of_nothing_known(op, direction):
     with pytest.raises(KeyError):
@@ -235,7 +256,7 @@ def test_bytes_of_nothing_known(op, direction):
 
 
 def test_every_workload_has_its_own_name():
-    tables = WORKLOADS, STREAMS, ROWS, MESSAGES
+    tables = (WORKLOADS, STREAMS, ROWS, MESSAGES, COUPLINGS, HYPERGRAPHS, STEPS)
     assert all(table.keys() == WORKLOADS.keys() for table in tables)
     for kind in WORKLOADS:
         names = [workload.name for table in tables for workload in table[kind]]
@@ -419,6 +440,88 @@ def test_plain_torch_has_the_same_layers(layers_and_inputs):
         candidate = _layers.torch_layers(layers, direction, inputs)["torch"]
         arrays = _layers.torch_arrays(candidate.run(*candidate.inputs[0]))
         _assert_same_gradients(arrays, jax.tree.leaves(expected))
+
+
+def _tiny_hypergraphs():
+    return [
+        Coupling("coupling", 5, 8, experts=3, layers=2, dtypes=("float32",)),
+        Hypergraph("hypergraph", 12, 4, 30, 8),
+    ]
+
+
+@pytest.mark.parametrize("workload", _tiny_hypergraphs(), ids=lambda w: w.name)
+@pytest.mark.filterwarnings("ignore")  # torch's
+def test_torch_geometric_has_the_same_layers(workload, capsys):
+    needs = "reason: needs {}, which this project does not install"
+    pytest.importorskip("torch", reason=needs.format("torch"))
+    pytest.importorskip("torch_geometric", reason=needs.format("torch-geometric"))
+    for case in hypergraph_conv.cases(workload):
+        ours, theirs = case.candidates["auto"], case.candidates["PyG"]
+        assert hypergraph_conv.agree(case.direction, ours, theirs, 1e-4)
+    assert "differs from ours by" in capsys.readouterr().out
+
+
+def test_a_peer_that_computes_something_else_is_found(capsys):
+    peer = Candidate(lambda x: (3 * x, (x,)), [(_Tensor([1.0, 2.0]),)], jit=False)
+    same = Candidate(lambda x: (3 * x, x), [(jnp.array([1.0, 2.0]),)])
+    other = Candidate(lambda x: (3 * x, -x), [(jnp.array([1.0, 2.0]),)])
+    assert hypergraph_conv.agree("x", same, peer, 1e-6)
+    assert not hypergraph_conv.agree("x", other, peer, 1e-6)
+    assert (
+        "2.0e+00 of the largest entry, more than 1e-06: no rows of PyG" in capsys.readouterr().out
+    )
+
+
+class _Tensor(np.ndarray):
+    """An array with as much of a tensor's interface as results are read by."""
+
+    def __new__(cls, values):
+        return np.asarray(values, np.float32).view(cls)
+
+    def detach(self):
+        return self
+
+    def float(self):
+        return self
+
+    def cpu(self):
+        return self
+
+    def numpy(self):
+        return np.asarray(self)
+
+
+def test_copies_of_a_hypergraph_share_nothing():
+    incidence = Incidence.from_hyperedges([{0, 1}, {1, 2}, {0, 2}, {2}], 3)
+    index = _hypergraphs.index_of_tokens(incidence, 5)
+    expected = Incidence.batch([incidence] * 5)
+    np.testing.assert_array_equal(index, [expected.node_ids, expected.hyperedge_ids])
+
+
+def test_a_training_step_of_experts_learns():
+    with jax_settings(COMPILED_QUICKLY):
+        candidate = hypergraph_conv._step(STEPS["cpu", "tiny"][0], "float32", None)
+        state, tokens = candidate.inputs[0]
+        step, losses = jax.jit(candidate.run), []
+        for _ in range(60):
+            state, loss = step(state, tokens)
+            losses.append(float(loss))
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_hypergraphs_have_bars_against_torch_geometric_and_the_clock():
+    row = {"op": "expert_coupling", "direction": "forward+backward", "platform": "gpu", "k": None}
+    row |= {"dtype": "float32", "workload": "32768 tokens", "dim": 256, "device": "NVIDIA H200"}
+    times = {"auto": 2.0, "PyG": 60.0, "PyG convs": 50.0}
+    (text,) = _bars.compare_with_bars(
+        [{**row, "implementation": n, "ms": t} for n, t in times.items()]
+    )
+    assert "auto is 25.00x PyG convs (bar: 20x): met" in text
+    assert _bars.published(row) == ("PyG 2.8", 51.0)
+    assert _bars.published({**row, "dtype": "bfloat16"}) is None
+    step = {**row, "op": "expert_lm", "direction": "training step", "workload": "8 experts 4x64"}
+    (text,) = _bars.compare_with_bars([{**step, "implementation": "auto", "ms": 6.0}])
+    assert "auto is 0.83x 5 ms (bar: 1x): NOT met" in text
 
 
 def test_options_choose_workloads(tmp_path):
