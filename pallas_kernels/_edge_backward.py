@@ -6,9 +6,10 @@ the others, the summers, add it up to the gradients of the kernels in their regi
 
     dkernel_l = Σ a_lᵀ dz_l,  dbias_l = Σ 1ᵀ dz_l
 
-A column of ones beside a_l makes the latter a row of the former. Gradients of receivers are summed
-in registers like the result of the forward pass; those of senders are added up in memory, in
-float32 and in no fixed order.
+Where there is room in the units of a product, a column of ones beside a_l makes the latter a row of
+the former; else it is a product of its own. Gradients of receivers are summed in registers like the
+result of the forward pass; those of senders are added up in memory, in float32 and in no fixed
+order.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ from pallas_kernels._edge_tiles import Plan, Tiles
 
 MOST_WIDTH = 128
 _UNIT = 64  # rows of a product of summers
+_MARKS = 8  # columns of the smallest product
 # Registers of a multiprocessor for each thread of a warpgroup; they are given in eights.
 _REGISTERS, _MOST_REGISTERS, _EIGHT = 512, 248, 8
 _MOST_WARPGROUPS = 4
@@ -80,10 +82,21 @@ class Work:
         """Columns of ones: as many as lie together."""
         return self.plan.swizzle // 2
 
-    def padded(self, layer: int) -> int:
-        """Columns of what it reads, with ones if it has a bias; whole units."""
+    def has_column(self, layer: int) -> bool:
+        """Whether ones beside what it reads make the gradient of its bias."""
         stack = self.plan.stack
-        width = stack.widths[layer] + (self.ones if stack.biased[layer] else 0)
+        before, after = stack.widths[layer : layer + 2]
+        return stack.biased[layer] and bool(before % _UNIT or after % _UNIT)
+
+    @property
+    def marked(self) -> list[int]:
+        """Layers that have a product for that of their bias."""
+        biased = self.plan.stack.biased
+        return [n for n in range(self.layers) if biased[n] and not self.has_column(n)]
+
+    def padded(self, layer: int) -> int:
+        """Columns of what it reads, with ones if there are; whole units."""
+        width = self.plan.stack.widths[layer] + (self.ones if self.has_column(layer) else 0)
         return -(-width // _UNIT) * _UNIT
 
     def keeps_slope(self, layer: int) -> bool:
@@ -95,11 +108,13 @@ class Work:
     def shares_dz(self) -> bool:
         """Whether the gradients of senders take the place of the last dz, once that is summed."""
         widths = self.plan.stack.widths
-        return self.layers > 1 and widths[0] == widths[-1]
+        return self.layers > 0 and widths[0] == widths[-1]
 
     def sum_registers(self, layer: int) -> int:
         """Of a thread of whoever has the sums of a layer."""
-        return self.padded(layer) // _UNIT * self.plan.stack.widths[layer + 1] // 2
+        width = self.plan.stack.widths[layer + 1]
+        marks = width // _UNIT * _MARKS // 2 if layer in self.marked else 0
+        return self.padded(layer) // _UNIT * width // 2 + marks
 
     def shares(self, summers: int) -> list[list[int]]:
         """The layers of each summer, in the order in which they are gone back through."""
@@ -152,7 +167,8 @@ class BackwardTile:
             needed = work.summer_registers(summers) if summers else 0
             if needed > _MOST_REGISTERS:
                 continue
-            room = (dense.SHARED_BYTES - stack.parameter_bytes()) // work.tile_bytes
+            room = dense.SHARED_BYTES - stack.parameter_bytes() - dense.aligned(_MARKS * ROWS * 2)
+            room //= work.tile_bytes
             rest = (_REGISTERS - summers * needed) // work.walker_registers
             walkers = min(room, rest, _MOST_WARPGROUPS - summers)
             if walkers > 0:
@@ -213,6 +229,10 @@ def backward(
         jax.ShapeDtypeStruct((tile.blocks, work.padded(n), stack.widths[n + 1]), jnp.float32)
         for n in range(work.layers)
     ]
+    sums += [
+        jax.ShapeDtypeStruct((tile.blocks, stack.widths[n + 1], _MARKS), jnp.float32)
+        for n in work.marked
+    ]
     call = dense.launch(
         functools.partial(_backward, work, tile, len(results)),
         "edge_mlp_aggregate_backward",
@@ -225,18 +245,20 @@ def backward(
     # Zeros that ``vmap`` maps as it does the senders.
     senders = layers.senders.astype(jnp.float32)
     dsenders = jax.new_ref(jnp.where(jnp.zeros((), bool), senders, 0.0))
-    made = call(given, dy, tables, dsenders)
+    ones = [jnp.ones((_MARKS, ROWS), stack.dtype)] if work.marked else []
+    made = call(given, ones, dy, tables, dsenders)
     (dreceivers, *others), sums = made[: len(results)], made[len(results) :]
     partial = others.pop(0) if work.plan.lists_pieces else None
     (dweights,) = others or [None]
     totals = [jnp.sum(s, axis=0).astype(stack.dtype) for s in sums]
-    dbiases = [
-        total[width] if biased else None
-        for total, width, biased in zip(totals, stack.widths, stack.biased, strict=False)
-    ]
-    dkernels = tuple(total[:width] for total, width in zip(totals, stack.widths, strict=False))
+    dkernels = tuple(totals[n][: stack.widths[n]] for n in range(work.layers))
+    by_marks = dict(zip(work.marked, totals[work.layers :], strict=True))
+    dbiases = tuple(
+        (by_marks[n][:, 0] if n in by_marks else totals[n][stack.widths[n]]) if biased else None
+        for n, biased in enumerate(stack.biased)
+    )
     dsenders = jax.freeze(dsenders).astype(stack.dtype)
-    return EdgeLayers(dreceivers, dsenders, dweights, dkernels, tuple(dbiases)), partial
+    return EdgeLayers(dreceivers, dsenders, dweights, dkernels, dbiases), partial
 
 
 def _scratch(work: Work, tile: BackwardTile) -> dict:
@@ -244,6 +266,8 @@ def _scratch(work: Work, tile: BackwardTile) -> dict:
     widths = plan.stack.widths
     pairs = walkers * work.layers
     return parameters(plan) | {
+        "ones": plan.tiles(1, _MARKS, ROWS) if work.marked else None,
+        "ones_loaded": plgpu.Barrier() if work.marked else None,
         "receivers": plan.tiles(walkers, ROWS, widths[0]),
         "dy": plan.tiles(walkers, ROWS, widths[-1]),
         "senders": plan.tiles(walkers, 1, ROWS, widths[0]),
@@ -264,7 +288,7 @@ def _scratch(work: Work, tile: BackwardTile) -> dict:
 
 def _backward(work: Work, tile: BackwardTile, rows: int, scratch, *references) -> None:
     """A warpgroup's part."""
-    layers, dy, tables, dsenders, *results = references
+    layers, ones, dy, tables, dsenders, *results = references
     ask_for_parameters(scratch, layers)
     warpgroup, registers = lax.axis_index(WARPGROUP), tile.registers(work)
 
@@ -278,6 +302,10 @@ def _backward(work: Work, tile: BackwardTile, rows: int, scratch, *references) -
         if registers is not None:
             plgpu.set_max_registers(registers[1], action="increase")
         share = work.shares(tile.summers)[number]
+        if number == 0 and ones:
+            plgpu.copy_gmem_to_smem(ones[0], scratch["ones"].at[0], scratch["ones_loaded"])
+        if any(layer in work.marked for layer in share):
+            plgpu.barrier_wait(scratch["ones_loaded"])
         _add_up(work, tile, scratch, share, results[rows:], most_tiles(work, tile, tables))
 
     pl.when(warpgroup < tile.walkers)(walk)
@@ -314,32 +342,51 @@ def most_tiles(work: Work, tile: BackwardTile, tables: Tables) -> Any:
 
 
 def _add_up(work: Work, tile: BackwardTile, scratch, share, results: Sequence, count) -> None:
-    """A summer's part: the gradients of the kernels of its layers."""
-    stack = work.plan.stack
-    units = [(layer, unit) for layer in share for unit in range(work.padded(layer) // _UNIT)]
+    """A summer's part: the gradients of the kernels and biases of its layers."""
+    # Of each, the result, its rows, and the form of the sums.
+    units = [(layer, layer, unit) for layer in share for unit in range(_units(work.padded(layer)))]
+    units += [
+        (work.layers + number, layer, unit)
+        for number, layer in enumerate(work.marked)
+        if layer in share
+        for unit in range(_units(work.plan.stack.widths[layer + 1]))
+    ]
 
     def accumulate(*sums):
-        own = dict(zip(units, sums, strict=True))
-
         @pl.loop(0, count)
-        def _(_i):
+        def _(i):
+            zero = dense.zero_in(i)
             for walker in range(tile.walkers):
                 for layer in share:
-                    pair = walker * work.layers + layer
-                    plgpu.barrier_wait(scratch["made"].at[pair])
-                    inputs, dz = (scratch[name][layer].at[walker] for name in ("inputs", "dz"))
-                    for unit in range(work.padded(layer) // _UNIT):
-                        columns = slice(unit * _UNIT, (unit + 1) * _UNIT)
-                        plgpu.wgmma(own[layer, unit], inputs.at[:, columns].T, dz)
-                    plgpu.wgmma_wait(0)
-                    plgpu.barrier_arrive(scratch["summed"].at[pair])
+                    add(walker, layer, zero, sums)
 
-        for (layer, unit), made in own.items():
+        for (result, _layer, unit), made in zip(units, sums, strict=True):
             rows = pl.ds(unit * _UNIT, _UNIT)
-            results[layer].at[lax.axis_index(BLOCK), rows][...] = made[...]
+            results[result].at[lax.axis_index(BLOCK), rows][...] = made[...]
 
-    shapes = [plgpu.ACC((_UNIT, stack.widths[layer + 1]), jnp.float32) for layer, _ in units]
-    pl.run_scoped(accumulate, *shapes)
+    def add(walker: int, layer: int, zero, sums):
+        """A tile of a walker."""
+        pair = walker * work.layers + layer
+        plgpu.barrier_wait(scratch["made"].at[pair])
+        inputs, dz = (scratch[name][layer].at[walker] for name in ("inputs", "dz"))
+        for (result, of_layer, unit), total in zip(units, sums, strict=True):
+            columns = slice(unit * _UNIT, (unit + 1) * _UNIT)
+            if of_layer == layer and result < work.layers:
+                plgpu.wgmma(total, inputs.at[:, columns].T, dz)
+            elif of_layer == layer:
+                plgpu.wgmma(total, dz.at[:, columns].T, scratch["ones"].at[zero].T)
+        plgpu.wgmma_wait(0)
+        plgpu.barrier_arrive(scratch["summed"].at[pair])
+
+    widths = [
+        work.plan.stack.widths[layer + 1] if result < work.layers else _MARKS
+        for result, layer, _ in units
+    ]
+    pl.run_scoped(accumulate, *(plgpu.ACC((_UNIT, width), jnp.float32) for width in widths))
+
+
+def _units(width: int) -> int:
+    return width // _UNIT
 
 
 @dataclass(frozen=True)
@@ -392,7 +439,7 @@ class _Walker:
         for layer, width in enumerate(self.work.plan.stack.widths[:-1]):
             inputs, ones = self._input(layer), self.work.ones
             inputs.at[:, :width][...] = self._full(width, 0.0)
-            if self.work.plan.stack.biased[layer]:
+            if self.work.has_column(layer):
                 inputs.at[:, width : width + ones][...] = self._full(ones, 1.0)
 
     def _full(self, width: int, number: float) -> jax.Array:

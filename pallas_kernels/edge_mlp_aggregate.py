@@ -101,10 +101,19 @@ def edge_reduce_backward(
     return made._replace(receivers=dreceivers, senders=dsenders, weights=dweights)
 
 
+def goes_forth(layers: EdgeLayers, activation: str | None, activate_last: bool) -> bool:
+    """Whether ``edge_reduce`` has room for these layers."""
+    return EdgeTile.choose(_plan(layers, activation, activate_last).stack) is not None
+
+
 def goes_back(layers: EdgeLayers, activation: str | None, activate_last: bool) -> bool:
     """Whether ``edge_reduce_backward`` has room for these layers."""
-    places = Places(1, 1, 1, 1)  # it does not depend on them
-    return _edge_backward.supported(Plan.of(places, layers, activation, activate_last))
+    return _edge_backward.supported(_plan(layers, activation, activate_last))
+
+
+def _plan(layers: EdgeLayers, activation: str | None, activate_last: bool) -> Plan:
+    """Of any graph."""
+    return Plan.of(Places(1, 1, 1, 1), layers, activation, activate_last)
 
 
 def _whole_rows(graph: Pieces, partial: jax.Array | None, y: jax.Array) -> jax.Array:

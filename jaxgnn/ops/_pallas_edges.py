@@ -81,7 +81,17 @@ def limits(structure: CSRGraph, operands: EdgeOperands, *rest, options: EdgeOpti
             )
     if structure.num_edges >= 2**31:
         return f"needs fewer than 2^31 edges, got {structure.num_edges}"
-    return device_limits()
+    return device_limits() or _room(operands, options, backward=False)
+
+
+def _room(operands: EdgeOperands, options: EdgeOptions, *, backward: bool) -> str | None:
+    from pallas_kernels import edge_mlp_aggregate as kernels
+
+    fits = kernels.goes_back if backward else kernels.goes_forth
+    if fits(_layers(operands), *_static(options)):
+        return None
+    widths = [operands.receivers.shape[-1], *(k.shape[1] for k in operands.kernels)]
+    return f"needs layers that fit a multiprocessor, got the widths {widths}"
 
 
 def backward_limits(
@@ -93,12 +103,7 @@ def backward_limits(
         return reason
     if dispatch.is_deterministic():
         return "needs sums in no fixed order, got jaxgnn.deterministic()"
-    from pallas_kernels import edge_mlp_aggregate as kernels
-
-    if not kernels.goes_back(_layers(operands), *_static(options)):
-        widths = [operands.receivers.shape[-1], *(k.shape[1] for k in operands.kernels)]
-        return f"needs sums that fit registers, got layers of widths {widths}"
-    return None
+    return _room(operands, options, backward=True)
 
 
 def not_worth(

@@ -569,15 +569,17 @@ REFUSED = {
     "multiples of 32 up to 128, got 160": {"width": 160},
     "multiples of 32 up to 128, got 48": {"width": 48},
     "bfloat16 or float16 values, got float32": {"dtype": "float32"},
+    "fit a multiprocessor": {"width": 128, "layers": 9},
 }
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("message", REFUSED)
 def test_what_the_kernels_do_not_take_is_named_and_left_to_xla(message):
-    case = {"width": 64, "dtype": "bfloat16", "features": 0, "reduce": "sum"} | REFUSED[message]
+    case = {"width": 64, "dtype": "bfloat16", "features": 0, "reduce": "sum", "layers": 3}
+    case |= REFUSED[message]
     graph, width = _sudoku(), case["width"]
-    h, params = _op_structs((256,), 81, width, 3, case["dtype"])
+    h, params = _op_structs((256,), 81, width, case["layers"], case["dtype"])
     first = jax.ShapeDtypeStruct((2 * width + case["features"], width), case["dtype"])
     params = params._replace(kernels=(first, *params.kernels[1:]))
     features = None
