@@ -45,6 +45,8 @@ class TrainConfig:
       learning_rate: the highest.
       puzzles: to train on, where they are made.
       hard: exponent with which hard puzzles are drawn more often.
+      fewest: lower bound of the givens that the curriculum ends with.
+      curriculum: part of the training in which the lower bound falls.
       ema_decay: of the average of parameters.
       recompute_every: steps between stored states; 0 keeps all.
       dtype: of the computation; parameters are float32.
@@ -75,6 +77,8 @@ class TrainConfig:
     learning_rate: float | None = None
     puzzles: int | None = None
     hard: float | None = None
+    fewest: int | None = None
+    curriculum: float | None = None
     ema_decay: float | None = None
     recompute_every: int | None = None
     dtype: Literal["float32", "bfloat16"] | None = None
@@ -109,6 +113,8 @@ class TrainConfig:
             _require_at_least(name, bound, getattr(settings, name))
         if settings.hard < 1:
             raise bad_input("train", "--hard", "at least 1", settings.hard)
+        if not 0 <= settings.curriculum <= 1:
+            raise bad_input("train", "--curriculum", "from 0 to 1", settings.curriculum)
         if settings.warm_up and settings.network == "gated":
             raise bad_input("train", "--warm-up", "0 for this recipe", settings.warm_up)
         return settings
