@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -132,11 +133,33 @@ class _GroupMessages(nnx.Module):
     ) -> Float[Array, "*batch digits cells d"]:
         own: Any = self.candidate(h)
         line, box, cell = self.groups
-        grid = _as_grid(h)
-        heard = 0
-        for layer, axes in ((line, (-3, -2)), (line, (-5, -4)), (box, (-4, -2)), (cell, (-6,))):
-            heard = heard + jax.nn.relu(_as_grid(own) + layer(jnp.mean(grid, axes, keepdims=True)))
-        return jnp.reshape(heard, own.shape)
+        rows, columns, boxes, cells = _means(_as_grid(h))
+        heard = _heard(_as_grid(own), line(rows), line(columns), box(boxes), cell(cells))
+        return heard.reshape(own.shape)
+
+
+# The backward pass adds again, and keeps no array for each group of each candidate.
+@partial(jax.checkpoint, prevent_cse=False)
+def _heard(own: Array, *groups: Array) -> Array:
+    """``Σ_g relu(own + g)``, groups in the place of each of their members."""
+    return sum((jax.nn.relu(own + group) for group in groups), start=jnp.zeros((), own.dtype))
+
+
+def _means(grid: Float[Array, "*grid d"]) -> tuple[Array, ...]:
+    """Of rows, columns, boxes and cells, in the place of each of their members.
+
+    Sums of neighbours in a row serve both rows and boxes, which then have none over two axes apart.
+    """
+    side = grid.shape[-6]
+    wide = jnp.float64 if grid.dtype == jnp.float64 else jnp.float32
+    neighbours = jnp.sum(grid, -2, dtype=wide, keepdims=True)
+    sums = (
+        jnp.sum(neighbours, -3, keepdims=True),
+        jnp.sum(grid, (-5, -4), dtype=wide, keepdims=True),
+        jnp.sum(neighbours, -4, keepdims=True),
+        jnp.sum(grid, -6, dtype=wide, keepdims=True),
+    )
+    return tuple((total / side).astype(grid.dtype) for total in sums)
 
 
 def _as_grid(h: Float[Array, "*batch digits cells d"]) -> Array:
