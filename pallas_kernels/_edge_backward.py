@@ -7,9 +7,9 @@ the others, the summers, add it up to the gradients of the kernels in their regi
     dkernel_l = Σ a_lᵀ dz_l,  dbias_l = Σ 1ᵀ dz_l
 
 Where there is room in the units of a product, a column of ones beside a_l makes the latter a row of
-the former; else it is a product of its own. Gradients of receivers are summed in registers like the
-result of the forward pass; those of senders are added up in memory, in float32 and in no fixed
-order.
+the former; else it is a product of its own. Gradients of receivers are summed in registers over a
+group, or a part of its steps where walkers share it to have equal work; what is left, and gradients
+of senders, are added up in memory, in float32 and in no fixed order.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from pallas_kernels._dense_stack import BLOCK, WARPGROUP
 from pallas_kernels._edge_forward import (
     ask_for_parameters,
     parameters,
-    row_results,
     wait_for_parameters,
 )
 from pallas_kernels._edge_places import (
     ROWS,
+    AddToRows,
     AddToSenders,
     EdgeLayers,
     Places,
@@ -56,6 +56,7 @@ _MARKS = 8  # columns of the smallest product
 _REGISTERS, _MOST_REGISTERS, _EIGHT = 512, 248, 8
 _MOST_WARPGROUPS = 4
 _OTHER_REGISTERS = 32  # that a summer needs beside its sums
+_MOST_PARTS = 8
 
 
 @dataclass(frozen=True)
@@ -151,11 +152,14 @@ class BackwardTile:
       blocks: one a multiprocessor.
       walkers: warpgroups with groups of their own.
       summers: warpgroups that share the layers.
+      parts: of the steps of a group, each one walker's; where all rows have one degree, which it
+        divides.
     """
 
     blocks: int
     walkers: int
     summers: int
+    parts: int = 1
 
     @classmethod
     def choose(cls, work: Work) -> BackwardTile | None:
@@ -175,9 +179,17 @@ class BackwardTile:
                 return cls(dense.MULTIPROCESSORS, walkers, summers)
         return None
 
-    def limited_to(self, groups: int) -> BackwardTile:
-        """Without blocks that would have no groups."""
-        return dataclasses.replace(self, blocks=min(self.blocks, groups))
+    def suited_to(self, places: Places) -> BackwardTile:
+        """Without blocks that would have nothing to do, and so that walkers have equal work."""
+        divisors = (n for n in range(1, _MOST_PARTS + 1) if (places.degree or 1) % n == 0)
+        parts = min(divisors, key=functools.partial(self._rounds, places))
+        blocks = min(self.blocks, places.groups * parts)
+        return dataclasses.replace(self, blocks=blocks, parts=parts)
+
+    def _rounds(self, places: Places, parts: int) -> int:
+        """Steps of the walker that has the most, one more for each part."""
+        units = places.groups * parts
+        return -(-units // (self.blocks * self.walkers)) * ((places.degree or 1) // parts + 1)
 
     def registers(self, work: Work) -> tuple[int, int] | None:
         """Of the threads of walkers and of summers, None to leave them as they are."""
@@ -196,9 +208,8 @@ def backward(
     dy: jax.Array,
     activation: str | None,
     activate_last: bool,
-    partial_slots: int,
     tile: BackwardTile | None = None,
-) -> tuple[EdgeLayers, jax.Array | None]:
+) -> EdgeLayers:
     """Gradients of ``forward``.
 
     Args:
@@ -208,23 +219,19 @@ def backward(
       dy: [batch rows, last].
       activation: as in ``forward``.
       activate_last: likewise.
-      partial_slots: likewise.
       tile: by default what suits the shapes.
 
     Returns:
-      Gradients: those of receivers without rows of several pieces, those of weights of each element
-      of the batch and with anything in slots of padding; and sums of the pieces of rows,
-      [batch slots, first] float32, where tables list pieces.
+      Gradients; those of weights of each element of the batch, with anything in slots of padding.
     """
     work = Work(Plan.of(places, layers, activation, activate_last))
     stack = work.plan.stack
-    tile = tile or BackwardTile.choose(work)
-    if tile is None:
+    chosen = tile or BackwardTile.choose(work)
+    if chosen is None:
         raise ValueError(f"layers of widths {stack.widths} do not fit a multiprocessor")
-    tile = tile.limited_to(places.groups)
-    results = row_results(work.plan, stack.widths[0], partial_slots)
-    if layers.weights is not None:
-        results.append(jax.ShapeDtypeStruct((places.batch, places.edges), jnp.float32))
+    tile = tile or chosen.suited_to(places)
+    dweights = jax.ShapeDtypeStruct((places.batch, places.edges), jnp.float32)
+    results = [] if layers.weights is None else [dweights]
     sums = [
         jax.ShapeDtypeStruct((tile.blocks, work.padded(n), stack.widths[n + 1]), jnp.float32)
         for n in range(work.layers)
@@ -242,14 +249,10 @@ def backward(
         _scratch(work, tile),
     )
     given = layers._replace(biases=[b for b in layers.biases if b is not None])
-    # Zeros that ``vmap`` maps as it does the senders.
-    senders = layers.senders.astype(jnp.float32)
-    dsenders = jax.new_ref(jnp.where(jnp.zeros((), bool), senders, 0.0))
+    ends = [jax.new_ref(_zeros_like(nodes)) for nodes in (layers.receivers, layers.senders)]
     ones = [jnp.ones((_MARKS, ROWS), stack.dtype)] if work.marked else []
-    made = call(given, ones, dy, tables, dsenders)
-    (dreceivers, *others), sums = made[: len(results)], made[len(results) :]
-    partial = others.pop(0) if work.plan.lists_pieces else None
-    (dweights,) = others or [None]
+    made = call(given, ones, dy, tables, ends)
+    (dweights,), sums = made[: len(results)] or [None], made[len(results) :]
     totals = [jnp.sum(s, axis=0).astype(stack.dtype) for s in sums]
     dkernels = tuple(totals[n][: stack.widths[n]] for n in range(work.layers))
     by_marks = dict(zip(work.marked, totals[work.layers :], strict=True))
@@ -257,8 +260,13 @@ def backward(
         (by_marks[n][:, 0] if n in by_marks else totals[n][stack.widths[n]]) if biased else None
         for n, biased in enumerate(stack.biased)
     )
-    dsenders = jax.freeze(dsenders).astype(stack.dtype)
-    return EdgeLayers(dreceivers, dsenders, dweights, dkernels, dbiases), partial
+    dreceivers, dsenders = (jax.freeze(end).astype(stack.dtype) for end in ends)
+    return EdgeLayers(dreceivers, dsenders, dweights, dkernels, dbiases)
+
+
+def _zeros_like(nodes: jax.Array) -> jax.Array:
+    """In float32; ``vmap`` maps them as it does the nodes."""
+    return jnp.where(jnp.zeros((), bool), nodes.astype(jnp.float32), 0.0)
 
 
 def _scratch(work: Work, tile: BackwardTile) -> dict:
@@ -288,7 +296,7 @@ def _scratch(work: Work, tile: BackwardTile) -> dict:
 
 def _backward(work: Work, tile: BackwardTile, rows: int, scratch, *references) -> None:
     """A warpgroup's part."""
-    layers, ones, dy, tables, dsenders, *results = references
+    layers, ones, dy, tables, ends, *results = references
     ask_for_parameters(scratch, layers)
     warpgroup, registers = lax.axis_index(WARPGROUP), tile.registers(work)
 
@@ -296,7 +304,7 @@ def _backward(work: Work, tile: BackwardTile, rows: int, scratch, *references) -
         if registers is not None:
             plgpu.set_max_registers(registers[0], action="decrease")
         tiles = Tiles(work.plan, scratch, layers, tables, warpgroup)
-        _Walker(work, tile, tiles, dy, dsenders, results[:rows]).run()
+        _Walker(work, tile, tiles, dy, ends[0], ends[1], results[:rows]).run()
 
     def add_up(number):
         if registers is not None:
@@ -313,20 +321,21 @@ def _backward(work: Work, tile: BackwardTile, rows: int, scratch, *references) -
         pl.when(warpgroup == tile.walkers + number)(functools.partial(add_up, number))
 
 
-def own_groups(work: Work, tile: BackwardTile, walker) -> tuple[Any, Any]:
+def own_units(work: Work, tile: BackwardTile, walker) -> tuple[Any, Any]:
     """The first of a walker of this block, and how many; the others are as many apart as walkers.
 
-    Neighbouring groups go to different multiprocessors.
+    They are parts of groups; neighbouring ones go to different multiprocessors.
     """
     first = walker * tile.blocks + lax.axis_index(BLOCK)
-    return first, dense.own(work.plan.places.groups, first, tile.blocks * tile.walkers)
+    units = work.plan.places.groups * tile.parts
+    return first, dense.own(units, first, tile.blocks * tile.walkers)
 
 
 def own_tiles(work: Work, tile: BackwardTile, tables: Tables, walker) -> Any:
     """How many a walker of this block has."""
-    (first, count), places = own_groups(work, tile, walker), work.plan.places
+    (first, count), places = own_units(work, tile, walker), work.plan.places
     if places.degree is not None:
-        return count * places.degree
+        return count * (places.degree // tile.parts)
 
     def add(i, total):
         return total + places.steps(first + i * tile.blocks * tile.walkers, tables)
@@ -389,6 +398,11 @@ def _units(width: int) -> int:
     return width // _UNIT
 
 
+def divmod_of(number, size: int) -> tuple[Any, Any]:
+    """Quotient and remainder of what is not negative."""
+    return lax.div(number, jnp.int32(size)), lax.rem(number, jnp.int32(size))
+
+
 @dataclass(frozen=True)
 class _Walker:
     """A warpgroup that goes through groups of rows.
@@ -398,41 +412,55 @@ class _Walker:
       tile: who does what.
       tiles: of the warpgroup.
       dy: in memory.
-      dsenders: likewise, float32.
-      results: gradients of receivers, and of weights if there are any.
+      dreceivers: likewise, float32.
+      dsenders: likewise.
+      results: gradients of weights, if there are any.
     """
 
     work: Work
     tile: BackwardTile
     tiles: Tiles
     dy: Any
+    dreceivers: Any
     dsenders: Any
     results: Sequence
 
     def run(self) -> None:
-        """All groups, then as many tiles of zeros as summers still expect."""
-        work, tiles = self.work, self.tiles
-        first, count = own_groups(work, self.tile, tiles.number)
+        """All units, then as many tiles of zeros as summers still expect."""
+        work, tiles, tile = self.work, self.tiles, self.tile
+        first, count = own_units(work, tile, tiles.number)
         self._clear()
         wait_for_parameters(tiles.scratch)
 
         @pl.loop(0, count, init_carry=jnp.int32(0))
         def made(i, before):
-            group = first + i * (self.tile.blocks * self.tile.walkers)
-            steps = work.plan.places.steps(group, tiles.tables)
+            unit = first + i * (tile.blocks * tile.walkers)
+            group, part = (unit, 0) if tile.parts == 1 else divmod_of(unit, tile.parts)
+            steps = work.plan.places.steps(group, tiles.tables) // tile.parts
+            start = part * steps
+            stop = start + steps
             tiles.gather_rows(group, tiles.layers.receivers, "receivers")
             tiles.gather_rows(group, self.dy, "dy")
-            tiles.gather(group, jnp.int32(0), steps, 0, 0)
-            walk = functools.partial(self._walk, group, steps, before)
-            sums = lax.fori_loop(0, steps, walk, tiles.zeros(work.plan.stack.widths[0]))
+            tiles.gather(group, start + jnp.int32(0), stop, 0, lax.rem(start + jnp.int32(0), 2))
+            walk = functools.partial(self._walk, group, stop, before - start)
+            sums = lax.fori_loop(start, stop, walk, tiles.zeros(work.plan.stack.widths[0]))
             _simt.inline(WaitForCopies(0), [], [])
             plgpu.commit_smem()  # all warps have read what was there
-            places = tiles.at("receivers"), tiles.at("senders", 0)
-            tiles.write(group, sums, self.results, *places)
+            self._receive(group, sums)
             return before + steps
 
         if work.layers:
-            self._fill_up(made, most_tiles(work, self.tile, tiles.tables))
+            self._fill_up(made, most_tiles(work, tile, tiles.tables))
+
+    def _receive(self, group, sums) -> None:
+        """Adds to the gradients of the receivers."""
+        tiles = self.tiles
+        high, low = tiles.at("receivers"), tiles.at("senders", 0)
+        tiles.split(sums, high, low)
+        plgpu.commit_smem()
+        kernel = AddToRows(tiles.plan.places, tiles.layout(sums.shape[1]))
+        tiles.inline(kernel, [group], [(self.dreceivers, False), (high, True), (low, True)])
+        plgpu.commit_smem()
 
     def _clear(self) -> None:
         """Ones for the biases; and finite numbers, in case there will be no others."""

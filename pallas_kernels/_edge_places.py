@@ -357,10 +357,50 @@ class ScatterRows:
     @staticmethod
     def _store_part(tile: Array, words, left: Any, at: Value, target: Array, piece: Value) -> None:
         each = _PIECE // 2
-        low = left.load_words(at, each)
-        sums = [tile.unpack(words, i) + left.unpack(low, i) for i in range(each)]
+        sums = _both(tile, words, left, at)
         for i in range(0, each, 4):
             target.store(piece * each + i, *sums[i : i + 4])
+
+
+def _both(tile: Array, words: Sequence[Value], left: Array, at: Value) -> list[Value]:
+    """Numbers of a piece, rounded, and what rounding has left over."""
+    low = left.load_words(at, _PIECE // 2)
+    return [tile.unpack(words, i) + left.unpack(low, i) for i in range(_PIECE // 2)]
+
+
+@dataclass(frozen=True)
+class AddToRows:
+    """Adds the sums of a group to its rows, atomically."""
+
+    places: Places
+    layout: Layout
+
+    def __call__(
+        self, warp: Warp, group: Value, sums: Array, tile: Array, left: Array, *tables: Array
+    ) -> None:
+        """Adds.
+
+        Args:
+          warp: of a warpgroup.
+          group: its number.
+          sums: [batch rows, width] float32.
+          tile: [64, width] in shared memory, rounded.
+          left: likewise, what rounding has left over.
+          tables: what ``Tables`` has.
+        """
+        each = _PIECE // 2
+        for row in self.layout.own_rows(warp):
+            place = self.places.place(warp, group, row, Tables(*tables))
+            target = sums.row(place.element * self.places.rows + place.row)
+
+            def add(row=row, target=target):
+                for piece in self.layout.own_pieces(warp):
+                    at = self.layout.at(row, piece) * each
+                    values = _both(tile, tile.load_words(at, each), left, at)
+                    for i in range(0, each, 4):
+                        target.add(piece * each + i, *values[i : i + 4])
+
+            warp.when(place.has_any, add)
 
 
 @dataclass(frozen=True)

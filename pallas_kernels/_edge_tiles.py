@@ -166,6 +166,13 @@ class Tiles:
         """Sums of no tiles."""
         return plgpu.layout_cast(jnp.zeros((ROWS, width), jnp.float32), plgpu.Layout.WGMMA)
 
+    def split(self, sums: jax.Array, tile, other) -> None:
+        """``sums``, rounded, to a tile, and what rounding leaves over to the other."""
+        dtype = self.plan.stack.dtype
+        rounded = sums.astype(dtype)
+        tile[...] = rounded
+        other[...] = (sums - rounded.astype(jnp.float32)).astype(dtype)
+
     def write(self, group, sums: jax.Array, results: Sequence, tile, other) -> None:
         """The sums of a group.
 
@@ -176,13 +183,12 @@ class Tiles:
           tile: of shared memory, through which rows go; what others read there, they have read.
           other: likewise, for listed pieces.
         """
-        dtype = self.plan.stack.dtype
-        rounded = sums.astype(dtype)
         arrays = [(results[0], False), (tile, True)]
-        tile[...] = rounded
         if self.plan.lists_pieces:
             arrays += [(other, True), (results[1], False)]
-            other[...] = (sums - rounded.astype(jnp.float32)).astype(dtype)
+            self.split(sums, tile, other)
+        else:
+            tile[...] = sums.astype(self.plan.stack.dtype)
         plgpu.commit_smem()
         self.inline(ScatterRows(self.plan.places, self.layout(sums.shape[1])), [group], arrays)
         # Before what was read and written is used anew.

@@ -62,7 +62,7 @@ def edge_reduce_backward(
 ) -> EdgeLayers:
     """Gradients of ``edge_reduce`` to ``layers``.
 
-    Those of senders are added up atomically, so their last bits change from run to run.
+    Those of both ends are added up atomically, so their last bits change from run to run.
 
     Args:
       graph: as there.
@@ -76,21 +76,20 @@ def edge_reduce_backward(
     Returns:
       Of the shapes and dtypes of ``layers``.
     """
-    batch, rows, first = layers.receivers.shape
+    batch, rows, _ = layers.receivers.shape
     if batch * rows * graph.num_edges == 0:
         return jax.tree.map(jnp.zeros_like, layers)
     places, tables = places_of(graph, batch, layers.senders.shape[1], degree)
-    made, partial = _edge_backward.backward(
+    made = _edge_backward.backward(
         places,
         tables,
         layers.flat(),
         dy.reshape(-1, dy.shape[-1]),
         activation,
         activate_last,
-        slots(graph),
         tile,
     )
-    dreceivers = _whole_rows(graph, partial, made.receivers.reshape(batch, rows, first))
+    dreceivers = made.receivers.reshape(layers.receivers.shape)
     dsenders, dweights = made.senders.reshape(layers.senders.shape), made.weights
     if layers.weights is not None and dweights is not None:
         if places.degree is None:

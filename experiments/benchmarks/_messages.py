@@ -109,6 +109,13 @@ def _traced_with(context: Callable, function: Callable) -> Callable:
     return run
 
 
+def _split(function: Callable, inputs: list[tuple]) -> dict[str, Candidate]:
+    """The candidate without kernels; on a CPU, where there are none, it would be the same again."""
+    if jax.default_backend() == "cpu":
+        return {}
+    return {"split": Candidate(_traced_with(without_kernels, function), inputs)}
+
+
 @dataclass(frozen=True)
 class MessageOp:
     """The op on a workload.
@@ -184,7 +191,7 @@ class MessageOp:
             **implementations(self.ours, direction, inputs),
             # Not the op of that name, whose sums over rows know nothing of equal degrees.
             "xla": Candidate(DIRECTIONS[direction](self.plain), inputs),
-            "split": Candidate(_traced_with(without_kernels, auto), inputs),
+            **_split(auto, inputs),
             "auto": Candidate(auto, inputs),
             **self._torch_candidates(direction, inputs),
         }
@@ -211,7 +218,7 @@ def training_steps(workload: Messages, dtype: str) -> dict[str, Candidate]:
     step, inputs = _training_step(workload, dtype)
     return {
         "xla": Candidate(_traced_with(with_plain_messages, step), inputs),
-        "split": Candidate(_traced_with(without_kernels, step), inputs),
+        **_split(step, inputs),
         "auto": Candidate(step, inputs),
     }
 
