@@ -258,3 +258,25 @@ def test_the_op_and_its_gradients_are_those_of_plain_jax():
     for a, e in zip(*map(jax.tree.leaves, (made, expected)), strict=True):
         a, e = (np.asarray(x).astype(np.float32) for x in (a, e))
         np.testing.assert_allclose(a, e, rtol=0.05, atol=0.02 * np.abs(e).max())
+
+
+def test_a_mapped_op_and_its_gradients_are_those_of_a_batch():
+    _needs_backward()
+    graph, widths = _sudoku(), (128, 64, 64, 64)
+    forms = enumerate(itertools.pairwise(widths))
+    kernels = tuple(_integer("bfloat16", form, i, form[0]) for i, form in forms)
+    params = ops.EdgeMLPParams(kernels, (None,) * 3)
+    h = _integer("bfloat16", (5, 81, 64), 1, 1)
+
+    def run(h, params):
+        options = {"activation": "relu", "implementation": "pallas"}
+        return ops.edge_mlp_aggregate(graph, h, params, **options).astype(jnp.float32)
+
+    def gradients(function):
+        total = lambda h, params: jnp.sum(jnp.tanh(function(h, params) / 100))  # noqa: E731
+        return jax.jit(jax.value_and_grad(total, (0, 1)))(h, params)
+
+    together, mapped = gradients(run), gradients(jax.vmap(run, (0, None)))
+    for a, e in zip(*map(jax.tree.leaves, (mapped, together)), strict=True):
+        a, e = (np.asarray(x).astype(np.float32) for x in (a, e))
+        np.testing.assert_allclose(a, e, rtol=0.02, atol=0.02 * np.abs(e).max())
