@@ -21,8 +21,16 @@ from jaxgnn.pretrained import load_weights, sudoku_weights
 from jaxgnn.training._files import write_json
 
 _TEST_STEPS = 64
-# Guesses of a search, from and to; puzzles without any are told apart by singles.
-_GUESSES = ((1, 2), (3, 5), (6, 10), (11, 10**9))
+# What it takes to solve a puzzle: guesses of a search from and to; those that need none are told
+# apart by whether singles suffice.
+_GUESSES = {
+    "no guess": (0, 0),
+    "1-2 guesses": (1, 2),
+    "3-5 guesses": (3, 5),
+    "6-10 guesses": (6, 10),
+    "11+ guesses": (11, 10**9),
+}
+_DIFFICULTIES = ("singles", *_GUESSES)
 
 
 @dataclass(frozen=True)
@@ -124,9 +132,8 @@ def _by_difficulty(puzzles: Puzzles) -> dict[str, np.ndarray]:
     """Which puzzles take what: singles, no guess, or so many."""
     rating = sudoku.difficulty(puzzles.puzzles)
     singles = rating.open == 0
-    levels = {"singles": singles, "no guess": ~singles & (rating.guesses == 0)}
-    for low, high in _GUESSES:
-        name = f"{low}-{high} guesses" if high < 10**9 else f"{low}+ guesses"
+    levels = {"singles": singles}
+    for name, (low, high) in _GUESSES.items():
         levels[name] = ~singles & (rating.guesses >= low) & (rating.guesses <= high)
     return {name: chosen for name, chosen in levels.items() if chosen.any()}
 
@@ -167,16 +174,19 @@ def draw_rows(rows: list[Row], steps: int, path: Path) -> None:
     figure = Figure(figsize=(10, 3.8), dpi=120, layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     for index, kind in enumerate(dict.fromkeys(row.kind for row in rows)):
-        own = [row for row in rows if row.kind == kind and row.level != "all"]
+        own = [row for row in rows if row.kind == kind]
         givens = [row for row in own if row.level.endswith("givens")]
-        others = [row for row in own if not row.level.endswith("givens")]
+        others = [row for row in own if row.level in _DIFFICULTIES]
         options = {"label": kind, "color": f"C{index}", "marker": "o", "markersize": 3}
         numbers = [int(row.level.split()[0]) for row in givens]
         left.plot(numbers, [100 * row.solved for row in givens], **options)
-        right.plot([row.level for row in others], [100 * row.solved for row in others], **options)
+        places = [_DIFFICULTIES.index(row.level) for row in others]
+        right.plot(places, [100 * row.solved for row in others], **options)
     left.set_xlabel("givens")
     left.set_ylabel(f"% of puzzles solved at {steps} steps")
-    right.set_xlabel("what a search needs")
+    right.set_xlabel("what it takes")
+    names = [name.replace(" ", "\n") for name in _DIFFICULTIES]
+    right.set_xticks(range(len(names)), names, fontsize="small")
     for axes in (left, right):
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)

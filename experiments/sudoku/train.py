@@ -169,6 +169,7 @@ def _loop(config: TrainConfig, settings: Recipe, steps: int, seconds: float) -> 
         ema_decay=settings.ema_decay,
         max_seconds=None if config.stop_after is None else 60 * config.stop_after,
         examples_per_step=settings.batch_size,
+        examples="puzzles",
     )
 
 

@@ -47,6 +47,7 @@ class LoopConfig:
         max_seconds: When to stop early: behind the first read of the device after this many seconds
             of a call of `fit`, with a checkpoint. The same call then goes on. None never stops.
         examples_per_step: For the progress report, which then shows how many a second.
+        examples: What they are called there.
     """
 
     steps: int
@@ -60,6 +61,7 @@ class LoopConfig:
     ema_decay: float | None = None
     max_seconds: float | None = None
     examples_per_step: int | None = None
+    examples: str = "examples"
 
     def __post_init__(self):
         lowest = {
@@ -192,7 +194,13 @@ def fit[M: nnx.Module](
         )
         done = session.restore(resume)
         bar = stack.enter_context(
-            Progress(done, config.steps, config.examples_per_step, enabled=progress)
+            Progress(
+                done,
+                config.steps,
+                config.examples_per_step,
+                examples=config.examples,
+                enabled=progress,
+            )
         )
         for step in range(done + 1, config.steps + 1):
             session.advance(step, bar)

@@ -19,22 +19,30 @@ class Progress:
         done: Steps done before this start.
         total: Steps of the whole run.
         examples_per_step: To show examples a second in the place of milliseconds a step, or None.
+        examples: What they are called.
         enabled: False shows nothing.
     """
 
     def __init__(
-        self, done: int, total: int, examples_per_step: int | None = None, *, enabled: bool
+        self,
+        done: int,
+        total: int,
+        examples_per_step: int | None = None,
+        *,
+        examples: str = "examples",
+        enabled: bool,
     ):
         on_terminal = enabled and sys.stderr.isatty()
         self._total = total
-        self._examples = examples_per_step
+        self._examples_per_step = examples_per_step
+        self._examples = examples
         self._bar = tqdm(initial=done, total=total, disable=not on_terminal, dynamic_ncols=True)
         self._lines = enabled and not on_terminal
         self._last_line = 0.0
 
     def update(self, step: int, row: Row, ms_per_step: float | None) -> None:
         """Reports that `step` is done, with its row of metrics."""
-        text = _format(row, ms_per_step, self._examples)
+        text = self._format(row, ms_per_step)
         if not self._bar.disable:
             self._bar.set_postfix_str(text, refresh=False)
             self._bar.update(step - self._bar.n)
@@ -43,6 +51,15 @@ class Progress:
         if self._lines and not quiet:
             print(f"step {step}/{self._total}: {text}", file=sys.stderr, flush=True)
             self._last_line = now
+
+    def _format(self, row: Row, ms_per_step: float | None) -> str:
+        parts = [f"{name} {value:.4g}" for name, value in row.items() if name != "step"]
+        if ms_per_step is not None and self._examples_per_step is not None:
+            pace = 1e3 * self._examples_per_step / ms_per_step
+            parts.append(f"{pace:,.0f} {self._examples}/s")
+        elif ms_per_step is not None:
+            parts.append(f"{ms_per_step:.3g} ms/step")
+        return ", ".join(parts)
 
     def __enter__(self) -> Self:
         return self
@@ -54,12 +71,3 @@ class Progress:
         traceback: TracebackType | None,
     ) -> None:
         self._bar.close()
-
-
-def _format(row: Row, ms_per_step: float | None, examples: int | None) -> str:
-    parts = [f"{name} {value:.4g}" for name, value in row.items() if name != "step"]
-    if ms_per_step is not None and examples is not None:
-        parts.append(f"{1e3 * examples / ms_per_step:,.0f} a second")
-    elif ms_per_step is not None:
-        parts.append(f"{ms_per_step:.3g} ms/step")
-    return ", ".join(parts)

@@ -115,6 +115,6 @@ def test_a_decay_that_is_none_is_refused(decay):
 
 
 def test_progress_shows_the_pace_in_examples(capsys):
-    loop = LoopConfig(steps=4, log_every=2, examples_per_step=32)
+    loop = LoopConfig(steps=4, log_every=2, examples_per_step=32, examples="points")
     train(None, Config(loop=loop), progress=True)
-    assert capsys.readouterr().err.splitlines()[-1].endswith(" a second")
+    assert capsys.readouterr().err.splitlines()[-1].endswith(" points/s")

@@ -1,0 +1,42 @@
+"""The weights that come with the library solve what they are said to solve."""
+
+import numpy as np
+import pytest
+
+from jaxgnn import _command_line
+from jaxgnn.datasets import sudoku
+from jaxgnn.pretrained import sudoku_solver, sudoku_weights
+from jaxgnn.training import read_rows
+
+pytestmark = pytest.mark.skipif(not sudoku_weights().exists(), reason="no weights yet")
+
+
+def test_the_command_solves_a_puzzle_without_more(capsys):
+    _command_line.main(
+        [
+            "sudoku",
+            "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79",
+        ]
+    )
+    out = capsys.readouterr().out
+    assert out.startswith("5 3 4 | 6 7 8 | 9 1 2\n") and "settled at step" in out
+
+
+def test_hard_puzzles_are_solved_in_64_steps():
+    puzzles = sudoku.generate(12, [22, 23, 24], minimal=True, seed=77)
+    solver = sudoku_solver()
+    answers = [solver.solve(puzzle, steps=64) for puzzle in puzzles.puzzles]
+    for answer, solution in zip(answers, puzzles.solutions, strict=True):
+        assert (answer.settled is not None) == np.array_equal(answer.board, solution)
+    # 96.6 % of many thousands: three failures among twelve have a probability of less than 1 %.
+    assert sum(answer.settled is not None for answer in answers) >= 10
+
+
+def test_the_log_of_their_training_lies_beside_them():
+    about, *rows = read_rows(sudoku_weights().with_name("sudoku_training.jsonl"))
+    assert rows[-1]["step"] == about["result"]["steps"] and about["result"]["finished"]
+    assert rows[-1]["loss"] < rows[0]["loss"]
+    overall = {
+        row["kind"]: row["solved"] for row in about["evaluation"]["rows"] if row["level"] == "all"
+    }
+    assert overall["minimal"] >= 0.966 and overall["mixed"] >= 0.995
