@@ -16,6 +16,6 @@ On a GPU, in calls of less than ten minutes::
     python -m experiments.sudoku export --run runs/sudoku/candidate
 
 A million puzzles are made in seconds of 16 cores at the start of each call, always the same. The
-last command writes ``jaxgnn/pretrained/sudoku.npz``, and beside it the log of the run with the results
-of the one before.
+last command writes ``jaxgnn/pretrained/sudoku.npz``, and beside it the log of the run with the
+results of the one before.
 """
