@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxgnn import Incidence, ops
+from jaxgnn.ops.hypergraph_conv import _PATHS
 from tests.ops._hypergraph import FEATURES, HEADS, HYPEREDGES, INCIDENCE, NODES, WIDTH, arrays
 
 GIVEN = arrays()
@@ -141,6 +142,28 @@ def test_bad_input_is_named(name):
     for fragment in fragments:
         position = message.find(fragment, position)
         assert position >= 0, f"{fragment!r} is missing, or out of order, in: {message}"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "node out of range",
+        "more hyperedges than declared",
+        "weight length",
+        "weight NaN",
+        "attention without attributes",
+    ],
+)
+def test_nothing_has_run_when_it_complains(name, monkeypatch):
+    def run(*_):
+        raise AssertionError("a path was taken")
+
+    for path in _PATHS:
+        monkeypatch.setitem(_PATHS, path, run)
+    with pytest.raises(AssertionError, match="a path was taken"):
+        _call()()
+    with pytest.raises(ValueError):
+        CASES[name][0]()
 
 
 def test_shapes_are_checked_at_trace_time():
