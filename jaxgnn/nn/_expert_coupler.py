@@ -137,19 +137,10 @@ class ExpertCoupler(nnx.Module):
         _check_experts(self, x, self.num_experts, self.features)
         h, incidence = x, self.incidence
         for layer in self.layers:
-            h = self._with_update(h, layer(incidence, h))
+            update = layer(incidence, h)
+            update = update if self.activation is None else _activated(self.activation, update)
+            h = h.astype(update.dtype) + update if self.residual else update
         return h
-
-    def _with_update(self, h: Array, update: Array) -> Array:
-        """The activated update, and with residual connections the sum of both."""
-
-        # Of an activation nothing is kept but what it is applied to.
-        @jax.checkpoint
-        def activated(h, update):
-            update = update if self.activation is None else self.activation(update)
-            return h.astype(update.dtype) + update if self.residual else update
-
-        return activated(h, update)
 
 
 class PairwiseExpertCoupler(nnx.Module):
@@ -285,6 +276,31 @@ class _GatedMessages(nnx.Module):
         received = jnp.where(others, gates, 0) @ x.astype(gates.dtype)
         update = jax.nn.gelu(self.own(x) + self.messages(received))
         return x.astype(update.dtype) + update
+
+
+def _activated(activation: Callable[[Array], Array], x: Array) -> Array:
+    """The activation, of which the backward pass keeps nothing but what it was applied to."""
+    function, constants = jax.closure_convert(activation, x)
+    return _recomputed(function, x, *constants)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _recomputed(function, x, *constants):
+    return function(x, *constants)
+
+
+def _recomputed_forward(function, *inputs):
+    return function(*inputs), inputs
+
+
+def _recomputed_backward(function, inputs, dy):
+    # The barrier keeps XLA from storing what both passes compute. (That of jax.checkpoint would
+    # have the incoming gradient stored as well.)
+    x, *constants = inputs
+    return jax.vjp(function, jax.lax.optimization_barrier(x), *constants)[1](dy)
+
+
+_recomputed.defvjp(_recomputed_forward, _recomputed_backward)
 
 
 def expert_hyperedges(

@@ -214,6 +214,34 @@ class TestLayersAreNoLinearMap:
             assert float(jnp.abs(part["weights"]["logits"][...]).min()) > 1e-5
 
 
+def test_an_activation_may_have_parameters_of_its_own():
+    def loss(slope, x):
+        layer = coupler(activation=lambda h: jnp.where(h > 0, h, slope * h))
+        return jnp.sum(layer(x) ** 2 * x[..., 0, :])
+
+    slope = jnp.float32(0.3)
+    got = jax.jit(jax.grad(loss, argnums=(0, 1)))(slope, X)
+    step = 1e-2
+    expected = (loss(slope + step, X) - loss(slope - step, X)) / (2 * step)
+    np.testing.assert_allclose(got[0], expected, rtol=2e-2)
+    assert np.isfinite(got[1]).all()
+
+
+def test_gradients_are_those_of_the_same_layers_without_recomputation():
+    layer = coupler()
+    weights = random_array(X.shape, "float32", seed=7)
+
+    def plain(x):
+        for part in layer.layers:
+            x = x + jax.nn.gelu(part(layer.incidence, x))
+        return x
+
+    got, expected = (
+        jax.jit(jax.grad(lambda x, f=f: jnp.sum(weights * f(x))))(X) for f in (layer.couple, plain)
+    )
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("make", [coupler, pairwise])
 def test_bfloat16_computation_with_float32_parameters(make):
     layers = make(), make(dtype=jnp.bfloat16)

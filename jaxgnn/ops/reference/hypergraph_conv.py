@@ -186,7 +186,7 @@ def mix_backward(
     if kernel is not None:
         g, dkernel = project_backward(_mixed(mixing, x).astype(x.dtype), kernel, dy, precision)
     dx = _mixed(mixing.T, g).astype(x.dtype)
-    dmixing = _products_of_rows(g.astype(wide), x.astype(wide))
+    dmixing = _products_of_rows(g, x)
     dbias = None if bias is None else jnp.sum(dy.astype(wide), axis=rows).astype(bias.dtype)
     return dx, dmixing.astype(mixing.dtype), dkernel, dbias
 
@@ -213,13 +213,22 @@ def _of_few_nodes(x: Float[Array, "*batch u f"]) -> bool:
 def _products_of_rows(
     a: Float[Array, "*batch v f"], b: Float[Array, "*batch u f"]
 ) -> Float[Array, "v u"]:
-    """``Σ a bᵀ`` over all leading axes, in full precision."""
+    """``Σ a bᵀ`` over all leading axes, in the accumulation dtype and full precision."""
+    if a.dtype != b.dtype:
+        wide = accumulation_dtype(a.dtype, b.dtype)
+        a, b = a.astype(wide), b.astype(wide)
     if not _of_few_nodes(a):
         rows = (*range(a.ndim - 2), a.ndim - 1)
         return product(a, b, (rows, rows), "highest")
     # One small matrix for each token and then their sum: a single product over tokens and features
     # would have both operands transposed, and sum all of it in one tile.
-    each = jnp.einsum("...vf,...uf->...vu", a, b, precision=lax.Precision.HIGHEST)
+    each = jnp.einsum(
+        "...vf,...uf->...vu",
+        a,
+        b,
+        precision=lax.Precision.HIGHEST,
+        preferred_element_type=accumulation_dtype(a.dtype),
+    )
     return jnp.sum(each, axis=tuple(range(a.ndim - 2)))
 
 
