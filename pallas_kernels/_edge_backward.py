@@ -249,7 +249,8 @@ def backward(
         _scratch(work, tile),
     )
     given = layers._replace(biases=[b for b in layers.biases if b is not None])
-    ends = [jax.new_ref(_zeros_like(nodes)) for nodes in (layers.receivers, layers.senders)]
+    zeros = (jnp.zeros(nodes.shape, jnp.float32) for nodes in layers[:2])
+    ends = [jax.new_ref(array) for array in zeros]
     ones = [jnp.ones((_MARKS, ROWS), stack.dtype)] if work.marked else []
     made = call(given, ones, dy, tables, ends)
     (dweights,), sums = made[: len(results)] or [None], made[len(results) :]
@@ -262,11 +263,6 @@ def backward(
     )
     dreceivers, dsenders = (jax.freeze(end).astype(stack.dtype) for end in ends)
     return EdgeLayers(dreceivers, dsenders, dweights, dkernels, dbiases)
-
-
-def _zeros_like(nodes: jax.Array) -> jax.Array:
-    """In float32; ``vmap`` maps them as it does the nodes."""
-    return jnp.where(jnp.zeros((), bool), nodes.astype(jnp.float32), 0.0)
 
 
 def _scratch(work: Work, tile: BackwardTile) -> dict:

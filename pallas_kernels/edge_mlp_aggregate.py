@@ -93,7 +93,7 @@ def edge_reduce_backward(
     dsenders, dweights = made.senders.reshape(layers.senders.shape), made.weights
     if layers.weights is not None and dweights is not None:
         if places.degree is None:
-            is_real = jnp.arange(graph.num_edges, dtype=jnp.int32) < graph.indptr[-1]
+            is_real = jnp.arange(graph.num_edges, dtype=graph.indptr.dtype) < graph.indptr[-1]
             dweights = jnp.where(is_real, dweights, 0)
         if layers.weights.shape[0] < batch:
             dweights = jnp.sum(dweights, axis=0, keepdims=True)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.sharding import AxisType, PartitionSpec
 
 from jaxgnn import CSRGraph, ops
 from jaxgnn.ops import _dispatch as dispatch
@@ -548,15 +549,21 @@ def test_two_kernels_lower_for_a_batch_of_regular_graphs(layers, activation):
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
-def test_they_lower_mapped_and_recomputed_without_copies_of_the_graph():
+def test_they_lower_mapped_recomputed_and_on_a_mesh_without_copies_of_the_graph():
     graph = _sudoku()
-    h, params = _op_structs((3, 128), 81, 96, 4)
+    h, params = _op_structs((4, 128), 81, 96, 4)
     options = {"activation": "relu", "implementation": "pallas"}
     run = jax.checkpoint(functools.partial(ops.edge_mlp_aggregate, graph, **options))
-    mapped = jax.vmap(jax.vmap(_with_gradients(run), (0, None)), (0, None))
-    lowered = jax.jit(mapped).trace(h, params).lower(lowering_platforms=("cuda",)).as_text()
-    assert lowered.count("mosaic_gpu_v2") == 3  # forward twice
-    assert f"x{graph.num_edges}x" not in lowered
+    mapped = jax.vmap(_with_gradients(run), (0, None))
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+    data, shared = PartitionSpec("data"), PartitionSpec()
+    sharded = jax.shard_map(
+        _with_gradients(run), mesh=mesh, in_specs=(data, shared), out_specs=(data, (data, shared))
+    )
+    for function in (mapped, sharded):
+        lowered = jax.jit(function).trace(h, params).lower(lowering_platforms=("cuda",)).as_text()
+        assert lowered.count("mosaic_gpu_v2") == 3  # forward twice
+        assert f"x{graph.num_edges}x" not in lowered
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
