@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -167,22 +168,24 @@ class MessageOp:
         """As one writes it in JAX."""
         return plain_messages(self.graph if graph is None else graph, *arrays), None
 
-    def torch(self, h, *parameters) -> Any:
+    def torch_layer(self) -> Callable:
         """As one writes it in torch: both ends of each edge side by side."""
         torch, functional = (importlib.import_module(m) for m in ("torch", "torch.nn.functional"))
-        rows, senders = self._torch_edges()
-        weights, biases = parameters[: len(parameters) // 2], parameters[len(parameters) // 2 :]
-        x = torch.cat([h.index_select(-2, rows), h.index_select(-2, senders)], -1)
-        for place, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
-            x = functional.linear(x, weight, bias)
-            x = functional.relu(x) if place + 1 < len(weights) else x
-        if (degree := self.graph.uniform_degrees()[0]) is not None:
-            return x.unflatten(-2, (-1, degree)).sum(-2)
-        return torch.zeros_like(h).index_add(-2, rows, x)
+        graph = self.graph
+        rows, senders = (to_torch(ends).long() for ends in (graph.receivers(), graph.indices))
+        degree = graph.uniform_degrees()[0]
 
-    @functools.cache  # noqa: B019
-    def _torch_edges(self) -> tuple[Any, Any]:
-        return to_torch(self.graph.receivers()).long(), to_torch(self.graph.indices).long()
+        def layer(h, *parameters):
+            weights, biases = parameters[: len(parameters) // 2], parameters[len(parameters) // 2 :]
+            x = torch.cat([h.index_select(-2, rows), h.index_select(-2, senders)], -1)
+            for place, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+                x = functional.linear(x, weight, bias)
+                x = functional.relu(x) if place + 1 < len(weights) else x
+            if degree is not None:
+                return x.unflatten(-2, (-1, degree)).sum(-2)
+            return torch.zeros_like(h).index_add(-2, rows, x)
+
+        return layer
 
     def candidates(self, direction: str, inputs: list[tuple]) -> dict[str, Candidate]:
         """Plain JAX, named xla; kernels; the split op without these and as it chooses; torch."""
@@ -200,7 +203,9 @@ class MessageOp:
         torch = torch_here()
         if torch is None:
             return {}
-        layers = {"torch": self.torch, "torch compiled": torch.compile(self.torch)}
+        layers = {"torch": self.torch_layer()}
+        if importlib.util.find_spec("triton") is not None:
+            layers["torch compiled"] = torch.compile(layers["torch"])
         candidates = {}
         for name, layer in layers.items():
             calls = []
