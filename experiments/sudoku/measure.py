@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import jax
@@ -49,14 +50,16 @@ def measure(model: nnx.Module, puzzles: Puzzles, num_steps: int, batch_size: int
       model: one of the networks of ``networks.py``.
       puzzles: with their solutions.
       num_steps: of message passing.
-      batch_size: puzzles at a time.
+      batch_size: puzzles at a time, at most.
     """
     parts = []
-    for start in range(0, len(puzzles), batch_size):
-        part = puzzles[start : start + batch_size]
-        rows = min(start + batch_size, len(puzzles)) - start
+    batches = math.ceil(len(puzzles) / batch_size)
+    size = math.ceil(len(puzzles) / batches)
+    for start in range(0, len(puzzles), size):
+        part = puzzles[start : start + size]
+        rows = len(part)
         # One shape, one program: the last batch is filled up with its own first puzzles.
-        filled = part[np.resize(np.arange(rows), batch_size)]
+        filled = part[np.resize(np.arange(rows), size)]
         boards = jnp.asarray(filled.puzzles), jnp.asarray(filled.solutions)
         parts.append([a[:rows] for a in jax.device_get(_measured(model, *boards, steps=num_steps))])
     solved, ever_solved, settled, wrong = map(np.concatenate, zip(*parts, strict=True))

@@ -50,12 +50,12 @@ def data():
 def _config(folder, **options):
     defaults = {
         "features": 12,
-        "num_steps": 4,
-        "test_steps": 6,
+        "num_steps": 3,
+        "test_steps": 5,
         "warm_up": 0,
         "fewest": 36,
         "curriculum": 0.1,
-        "batch_size": 8,
+        "batch_size": 4,
         "learning_rate": 1e-2,
         "steps": 60,
         "evaluations": 3,
@@ -233,9 +233,9 @@ def test_evaluation_has_rows_by_givens_and_by_difficulty(trained, data, tmp_path
             assert sum(own[level].count for level in part) == len(puzzles)
         assert all(0 <= row.cells <= 1 and row.solved <= row.ever_solved for row in own.values())
     table = capsys.readouterr().out
-    assert "behind 6 steps" in table and "20 givens" in table and "singles" in table
+    assert "behind 5 steps" in table and "20 givens" in table and "singles" in table
     saved = json.loads((tmp_path / "out" / "evaluation.json").read_text())
-    assert saved["steps"] == 6 and len(saved["rows"]) == len(rows)
+    assert saved["steps"] == 5 and len(saved["rows"]) == len(rows)
     assert (tmp_path / "out" / "evaluation.png").stat().st_size > 10_000
 
 
