@@ -251,28 +251,28 @@ def test_evaluation_reads_published_files(trained, data, tmp_path, kind):
     assert rows[0].kind == "some.txt" and rows[0].count == 4
 
 
-def test_a_saved_run_solves_and_is_exported_with_its_log(trained, tmp_path, capsys):
+def test_a_saved_run_answers_and_is_exported_with_its_log(trained, data, tmp_path, capsys):
     config, outcome = trained
-    solution = data_solution()
-    puzzle = np.where(np.arange(81) == 40, 0, solution)
-    answer = solve(SolveConfig(sudoku.to_line(puzzle), run=config.run, steps=6))
-    np.testing.assert_array_equal(answer.board, solution)
-    assert "settled at step" in capsys.readouterr().out
+    puzzle, solution = data.mixed.puzzles[14], data.mixed.solutions[14]  # 34 givens
     file = export(ExportConfig(config.run, tmp_path / "small.npz"))
-    assert solve(SolveConfig(sudoku.to_line(puzzle), weights=file, steps=6)).settled is not None
+    capsys.readouterr()
+    for given in (puzzle, solution):
+        answers = [
+            solve(SolveConfig(sudoku.to_line(given), steps=6, **source))
+            for source in ({"run": config.run}, {"weights": file})
+        ]
+        np.testing.assert_array_equal(*(answer.board for answer in answers))
+        right = np.array_equal(answers[0].board, solution)
+        assert [answer.settled is not None for answer in answers] == [right, right]
+        printed = capsys.readouterr().out
+        assert printed.count("settled at step" if right else "not solved: behind step 6") == 2
+        assert printed.count(sudoku.to_grid(answers[0].board)) == 2
     about, *rows = read_rows(tmp_path / "small_training.jsonl")
     assert about["config"]["features"] == 12 and "run" not in about["config"]
     assert about["result"]["36-givens puzzles"] == outcome.solved["36-givens"]
     assert [row["step"] for row in rows] == [20, 40, 60]
     with pytest.raises(ValueError, match=r"--out must be a file with the ending \.npz"):
         export(ExportConfig(config.run, tmp_path / "small.txt"))
-
-
-def data_solution():
-    """One fixed solution."""
-    return sudoku.parse(
-        "534678912672195348198342567859761423426853791713924856961537284287419635345286179"
-    )
 
 
 def test_memory_grows_with_steps_unless_states_are_made_again_or_no_gradient_passes(tmp_path):
