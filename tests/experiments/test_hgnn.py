@@ -167,7 +167,19 @@ def test_nodes_classifies_digits(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("kind", _CONVOLUTIONS)
-def test_every_convolution_fits_a_small_hypergraph(kind):
+def test_every_convolution_has_a_network_of_every_depth(kind):
+    batch = make_batch(NodesConfig(), formats.small_hypergraph())
+    for layers in (1, 3):
+        options = {"num_layers": layers, "kind": kind}
+        model = nnx.eval_shape(lambda o=options: HypergraphGNN(3, 8, 5, **o, rngs=nnx.Rngs(0)))
+        scores = nnx.eval_shape(
+            lambda m: m(batch.hypergraph, batch.features, rngs=nnx.Rngs(dropout=1)), model
+        )
+        assert scores.shape == (formats.NODES, 5)
+
+
+@pytest.mark.parametrize("kind", ["hgnn", "unigcn", "hnhn", "alldeepsets", "allsettransformer"])
+def test_convolutions_fit_a_small_hypergraph(kind):
     """Two groups of nodes, whose hyperedges tell them apart and whose features do not."""
     members = [range(0, 6), range(3, 8), range(8, 14), range(11, 16)]
     labels = np.repeat([0, 1], 8)
