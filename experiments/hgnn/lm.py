@@ -95,7 +95,7 @@ def train(run: LMRun, dataset: TextDataset) -> Outcome:
         seed=run.seed,
     )
     loss = _Loss(run)
-    model = nnx.jit(_make_model, static_argnums=0)(run)
+    model = _make_model(run)
     nnx.eval_shape(lambda model: loss(model, batches(1), nnx.Rngs(0))[0], model)
     # All options have been found good: only now is anything written, or thrown away.
     if run.fresh:
