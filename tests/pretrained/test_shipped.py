@@ -1,14 +1,11 @@
 """The weights that come with the library solve what they are said to solve."""
 
 import numpy as np
-import pytest
 
 from jaxgnn import _command_line
 from jaxgnn.datasets import sudoku
 from jaxgnn.pretrained import sudoku_solver, sudoku_weights
 from jaxgnn.training import read_rows
-
-pytestmark = pytest.mark.skipif(not sudoku_weights().exists(), reason="no weights yet")
 
 
 def test_the_command_solves_a_puzzle_without_more(capsys):
@@ -28,7 +25,7 @@ def test_hard_puzzles_are_solved_in_64_steps():
     answers = [solver.solve(puzzle, steps=64) for puzzle in puzzles.puzzles]
     for answer, solution in zip(answers, puzzles.solutions, strict=True):
         assert (answer.settled is not None) == np.array_equal(answer.board, solution)
-    # 96.6 % of many thousands: three failures among twelve have a probability of less than 1 %.
+    # 95 % of many: three failures among twelve have a probability of 2 %.
     assert sum(answer.settled is not None for answer in answers) >= 10
 
 
@@ -39,4 +36,5 @@ def test_the_log_of_their_training_lies_beside_them():
     overall = {
         row["kind"]: row["solved"] for row in about["evaluation"]["rows"] if row["level"] == "all"
     }
-    assert overall["minimal"] >= 0.966 and overall["mixed"] >= 0.995
+    # As docs/sudoku_networks.md says.
+    assert round(overall["minimal"], 3) == 0.955 and round(overall["mixed"], 3) == 0.973

@@ -8,7 +8,7 @@ from flax import nnx
 
 from jaxgnn.models import CandidateNetwork, RecurrentRelationalNetwork
 from jaxgnn.nn import MLPUpdate
-from jaxgnn.pretrained import load_weights, save_weights, sudoku_solver, sudoku_weights
+from jaxgnn.pretrained import _sudoku, load_weights, save_weights, sudoku_solver
 
 OPTIONS = {"features": 4, "num_steps": 2}
 
@@ -92,7 +92,7 @@ def test_what_could_not_be_loaded_again_is_not_saved(tmp_path, saved):
     assert not (tmp_path / "x.npz").exists()
 
 
-@pytest.mark.skipif(sudoku_weights().exists(), reason="the weights have come with the library")
-def test_missing_weights_are_asked_for_by_the_commands_that_make_them():
+def test_missing_weights_are_asked_for_by_the_commands_that_make_them(monkeypatch, tmp_path):
+    monkeypatch.setattr(_sudoku, "sudoku_weights", lambda: tmp_path / "sudoku.npz")
     with pytest.raises(FileNotFoundError, match=r"sudoku\.npz.*experiments\.sudoku"):
         sudoku_solver()
