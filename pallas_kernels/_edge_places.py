@@ -56,11 +56,12 @@ class Tables:
 
     Attributes:
       indices: sender of each edge, [edges] int32.
-      rows: row of each piece, longest piece first, [64 groups] int32; any where ``lengths`` is zero
-        and ``starts`` is negative, which is no piece.
+      rows: row of each piece, pieces of like length together, [64 groups] int32; any where
+        ``lengths`` is zero and ``starts`` is negative, which is no piece.
       starts: first edge of each piece, likewise.
       lengths: how many edges it has, likewise.
       slots: where its partial sums go, or -1 if it is all of its row.
+      steps: edges of the longest of each group, [groups] int32.
     """
 
     indices: Any
@@ -68,6 +69,7 @@ class Tables:
     starts: Any = None
     lengths: Any = None
     slots: Any = None
+    steps: Any = None
 
 
 @dataclass(frozen=True)
@@ -98,11 +100,10 @@ class Places:
         return -(-self.batch * self.rows // ROWS)
 
     def steps(self, group: Any, tables: Tables) -> Any:
-        """Tiles of a group, in Pallas: as many as its first piece has edges."""
+        """Tiles of a group, in Pallas: as many as its longest piece has edges."""
         if self.degree is not None:
             return self.degree
-        first = jax.lax.rem(group, self.pieces // ROWS) * ROWS
-        return tables.lengths[first]
+        return tables.steps[jax.lax.rem(group, self.pieces // ROWS)]
 
     # -- in SIMT code ------------------------------------------------------------------------------
 

@@ -14,8 +14,8 @@ from pallas_kernels._edge_places import ROWS, EdgeLayers, Places, Tables
 from pallas_kernels._edge_tiles import Plan
 from pallas_kernels._pieces import Pieces, add_pieces
 
-# Longer rows are cut, also where all are as long.
-_MOST_STEPS = 256
+# Rows of more edges are cut: where all are as long, and where they are listed.
+_MOST_REGULAR, _MOST_STEPS = 256, 64
 
 
 def edge_reduce(
@@ -48,7 +48,8 @@ def edge_reduce(
     y, partial = _edge_forward.forward(
         places, tables, flat, activation, activate_last, slots(graph), tile
     )
-    return _whole_rows(graph, partial, y.reshape(batch, rows, last))
+    y = y.reshape(batch, rows, last)
+    return y if partial is None else _whole_rows(graph, partial, y)
 
 
 def edge_reduce_backward(
@@ -115,40 +116,75 @@ def _plan(layers: EdgeLayers, activation: str | None, activate_last: bool) -> Pl
     return Plan.of(Places(1, 1, 1, 1), layers, activation, activate_last)
 
 
-def _whole_rows(graph: Pieces, partial: jax.Array | None, y: jax.Array) -> jax.Array:
-    """With the rows of several pieces."""
-    if partial is None or not graph.has_long_rows:
-        return y
-    plain = dataclasses.replace(graph, weights=None, row_scale=None, col_scale=None)
-    return jax.vmap(add_pieces, (None, 0, 0))(plain, partial, y)
+def _whole_rows(graph: Pieces, partial: jax.Array, y: jax.Array) -> jax.Array:
+    """With the rows of several parts."""
+    cut = _cut(graph)
+    return jax.vmap(add_pieces, (None, 0, 0))(cut, partial, y) if cut.has_long_rows else y
+
+
+def _cut(graph: Pieces) -> Pieces:
+    """As if pieces were the parts that tables list; as ``add_pieces`` takes it."""
+    return dataclasses.replace(
+        graph, weights=None, row_scale=None, col_scale=None, edges_per_piece=_MOST_STEPS
+    )
 
 
 def slots(graph: Pieces) -> int:
     """Of partial sums, at least one."""
-    return graph.partial_sums(1)[0].shape[0] if graph.has_long_rows else 1
+    cut = _cut(graph)
+    return cut.partial_sums(1)[0].shape[0] if cut.has_long_rows else 1
 
 
 def places_of(graph: Pieces, batch: int, cols: int, degree: int | None) -> tuple[Places, Tables]:
     """How the edges of a batch of graphs are dealt out."""
     shape = batch, graph.num_rows, cols, graph.num_edges
-    if degree is not None and degree <= _MOST_STEPS:
+    if degree is not None and degree <= _MOST_REGULAR:
         return Places(*shape, degree), Tables(graph.indices)
-    count = graph.pieces.shape[0]
-    padded = -(-count // ROWS) * ROWS
-    units = jnp.pad(graph.pieces, (0, padded - count))
-    is_piece = jnp.arange(padded, dtype=jnp.int32) < graph.counts[1]
-    rows = jnp.where(is_piece, graph.unit_rows[units], 0)
-    starts = graph.unit_offsets[units]
-    row_length = graph.indptr[rows + 1] - graph.indptr[rows]
-    size = graph.edges_per_piece
-    lengths = jnp.minimum(graph.indptr[rows + 1] - starts, size)
+    rows, starts, lengths = (numbers.astype(jnp.int32) for numbers in _parts(graph))
+    count = rows.shape[0]
+    behind = (0, -count % ROWS)
+    rows, lengths = jnp.pad(rows, behind), jnp.pad(lengths, behind)
+    starts = jnp.pad(starts, behind, constant_values=-1)
     # As ``Pieces.slot`` has it.
-    part = starts // size + jnp.where(lengths == size, 0, graph.num_edges // size + 1)
-    listed = (
+    part = starts // _MOST_STEPS
+    part += jnp.where(lengths == _MOST_STEPS, 0, graph.num_edges // _MOST_STEPS + 1)
+    is_whole = graph.indptr[rows + 1] - graph.indptr[rows] <= _MOST_STEPS
+    steps = jnp.max(lengths.reshape(-1, ROWS), axis=1)
+    tables = Tables(graph.indices, rows, starts, lengths, jnp.where(is_whole, -1, part), steps)
+    return Places(*shape, None, rows.shape[0]), tables
+
+
+def _parts(graph: Pieces) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Row, first edge and length of all parts of at most ``_MOST_STEPS`` edges.
+
+    First come full parts that are followed by others of their piece; then the last part of each
+    piece, by the length of the piece: of most rows it is the only one. Where there is no part, the
+    first edge is -1 and the length zero.
+    """
+    numbers = jnp.arange(graph.pieces.shape[0], dtype=jnp.int32)
+    is_piece = numbers < graph.counts[1]
+    rows = jnp.where(is_piece, graph.unit_rows[graph.pieces], 0)
+    starts = graph.unit_offsets[graph.pieces]
+    lengths = jnp.minimum(graph.indptr[rows + 1] - starts, graph.edges_per_piece)
+    lengths = jnp.where(is_piece, lengths, 0)
+    before = jnp.maximum(lengths - 1, 0) // _MOST_STEPS
+    last = (
         rows,
-        jnp.where(is_piece, starts, -1),
-        jnp.where(is_piece, lengths, 0),
-        jnp.where(row_length <= size, -1, part),
+        jnp.where(is_piece, starts + before * _MOST_STEPS, -1),
+        lengths - before * _MOST_STEPS,
     )
-    listed = (numbers.astype(jnp.int32) for numbers in listed)
-    return Places(*shape, None, padded), Tables(graph.indices, *listed)
+    most = graph.num_edges // _MOST_STEPS
+    if most == 0:
+        return last
+    ends = jnp.cumsum(before)
+    piece = jnp.repeat(numbers, before, total_repeat_length=most)
+    part = jnp.arange(most, dtype=ends.dtype)
+    is_part = part < ends[-1]
+    within = part - (ends[piece] - before[piece])
+    full = (
+        rows[piece],
+        jnp.where(is_part, starts[piece] + within * _MOST_STEPS, -1),
+        jnp.where(is_part, _MOST_STEPS, 0),
+    )
+    made = [jnp.concatenate(pair) for pair in zip(full, last, strict=True)]
+    return made[0], made[1], made[2]

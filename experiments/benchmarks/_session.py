@@ -19,7 +19,7 @@ from experiments.benchmarks._workloads import WORKLOADS, Scale
 from jaxgnn.testing.timing import Timing, copy_bandwidth, device_description, measure
 
 COLUMNS = (
-    Column("op", "op", 15),
+    Column("op", "op", 18),
     Column("workload", "workload", 16),
     Column("dtype", "dtype", 8),
     Column("direction", "direction", 16),

@@ -54,9 +54,9 @@ def _ragged(num_edges=80):
 
 
 def _hub():
-    """A row of more edges than a piece has, one of no more than a piece, and others."""
-    receivers = np.repeat([1, 4, 0, 7], [600, 256, 3, 1])
-    return CSRGraph.from_edges(np.arange(860) % 40, receivers, 10, num_senders=40)
+    """A row of several pieces, some of several parts or of whole ones, and others."""
+    receivers = np.repeat([1, 4, 0, 7, 8, 9], [600, 256, 3, 1, 64, 65])
+    return CSRGraph.from_edges(np.arange(989) % 40, receivers, 10, num_senders=40)
 
 
 def _pairs():
@@ -149,6 +149,28 @@ def _flat(nodes):
 
 def _listed(tables):
     return [t for t in jax.tree.leaves(tables)]
+
+
+@pytest.mark.parametrize("name", ["ragged", "hub"])
+def test_tables_list_every_edge_once_and_like_lengths_together(name):
+    graph = GRAPHS[name]()
+    places, tables = _dealt_out(graph, 1)
+    rows, starts, lengths, slots = map(
+        np.asarray, (tables.rows, tables.starts, tables.lengths, tables.slots)
+    )
+    edges = [np.arange(start, start + n) for start, n in zip(starts, lengths, strict=True)]
+    indptr = np.asarray(graph.indptr)
+    assert sorted(np.concatenate(edges)) == list(range(indptr[-1]))
+    for row, own in zip(rows, edges, strict=True):
+        assert ((indptr[row] <= own) & (own < indptr[row + 1])).all()
+    assert set(rows[starts >= 0]) == set(range(graph.num_rows))
+    assert lengths.max() <= 64 and not lengths[starts < 0].any()
+    is_part = (slots >= 0) & (lengths > 0)
+    assert set(rows[is_part]) == set(np.flatnonzero(np.diff(indptr) > 64))
+    assert len(set(slots[is_part])) == is_part.sum()
+    np.testing.assert_array_equal(tables.steps, lengths.reshape(-1, ROWS).max(1))
+    short = lengths[(slots < 0) & (starts >= 0)]
+    assert (np.diff(short) <= 0).all() and places.pieces == len(rows)
 
 
 @pytest.mark.emulated
@@ -250,7 +272,7 @@ def test_sums_are_written_by_rows_and_those_of_pieces_exactly(name):
             else:
                 np.testing.assert_allclose(parts[element, slot], sums[group, row], rtol=2**-16)
                 parts[element, slot] = np.nan
-    is_cut = np.tile(np.asarray(graph.degrees()) > 256, batch)
+    is_cut = np.tile(np.asarray(graph.degrees()) > 64, batch)
     assert np.isnan(rows.astype(np.float32)).all() and np.isnan(parts).all()
     assert np.isnan(np.asarray(y, np.float32)).all(1).tolist() == is_cut.tolist()
 
