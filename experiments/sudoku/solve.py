@@ -91,7 +91,11 @@ def export(config: ExportConfig) -> Path:
     log = out.with_name(f"{out.stem}_training.jsonl")
     rows = read_rows(config.run / "metrics.jsonl")
     usual, last = min(map(len, rows)), rows[-1]["step"]
-    kept = [row for row in rows if len(row) > usual or row["step"] % _LOG_EVERY == 0]
+    kept = [
+        row
+        for row in rows
+        if len(row) > usual or row["step"] % _LOG_EVERY == 0 or row["step"] in (1, last)
+    ]
     lines = [_about(config.run), *kept]
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
     print(f"{shown(out)}: {out.stat().st_size / 1e3:,.0f} kB, trained for {last:,.0f} steps")

@@ -270,7 +270,7 @@ def test_a_saved_run_answers_and_is_exported_with_its_log(trained, data, tmp_pat
     about, *rows = read_rows(tmp_path / "small_training.jsonl")
     assert about["config"]["features"] == 12 and "run" not in about["config"]
     assert about["result"]["36-givens puzzles"] == outcome.solved["36-givens"]
-    assert [row["step"] for row in rows] == [20, 40, 60]
+    assert [row["step"] for row in rows] == [1, 20, 40, 60]
     with pytest.raises(ValueError, match=r"--out must be a file with the ending \.npz"):
         export(ExportConfig(config.run, tmp_path / "small.txt"))
 
