@@ -109,7 +109,9 @@ def backward_limits(
 def not_worth(
     structure: CSRGraph, operands: EdgeOperands, *rest, options: EdgeOptions
 ) -> str | None:
-    """The reason if most multiprocessors would have nothing to do, or None."""
-    del rest, options
+    """The reason if none was timed, or most multiprocessors would have nothing to do, or None."""
+    del rest
+    if options.row_degree is None:
+        return "was timed on graphs whose rows are known to have as many edges each, got another"
     rows = operands.receivers.shape[0] * structure.num_rows
     return None if rows >= _LEAST_ROWS else f"is taken from {_LEAST_ROWS} rows on, got {rows}"
