@@ -232,37 +232,44 @@ def backward(
     tile = tile or chosen.suited_to(places)
     dweights = jax.ShapeDtypeStruct((places.batch, places.edges), jnp.float32)
     results = [] if layers.weights is None else [dweights]
-    sums = [
-        jax.ShapeDtypeStruct((tile.blocks, work.padded(n), stack.widths[n + 1]), jnp.float32)
-        for n in range(work.layers)
-    ]
-    sums += [
-        jax.ShapeDtypeStruct((tile.blocks, stack.widths[n + 1], _MARKS), jnp.float32)
-        for n in work.marked
-    ]
     call = dense.launch(
         functools.partial(_backward, work, tile, len(results)),
         "edge_mlp_aggregate_backward",
-        [*results, *sums],
+        [*results, *_sums(work, tile)],
         (tile.blocks, 1),
         tile.walkers + tile.summers,
         _scratch(work, tile),
     )
     given = layers._replace(biases=[b for b in layers.biases if b is not None])
-    zeros = (jnp.zeros(nodes.shape, jnp.float32) for nodes in layers[:2])
-    ends = [jax.new_ref(array) for array in zeros]
+    ends = [jax.new_ref(jnp.zeros(nodes.shape, jnp.float32)) for nodes in layers[:2]]
     ones = [jnp.ones((_MARKS, ROWS), stack.dtype)] if work.marked else []
     made = call(given, ones, dy, tables, ends)
     (dweights,), sums = made[: len(results)] or [None], made[len(results) :]
-    totals = [jnp.sum(s, axis=0).astype(stack.dtype) for s in sums]
-    dkernels = tuple(totals[n][: stack.widths[n]] for n in range(work.layers))
-    by_marks = dict(zip(work.marked, totals[work.layers :], strict=True))
-    dbiases = tuple(
-        (by_marks[n][:, 0] if n in by_marks else totals[n][stack.widths[n]]) if biased else None
-        for n, biased in enumerate(stack.biased)
-    )
     dreceivers, dsenders = (jax.freeze(end).astype(stack.dtype) for end in ends)
-    return EdgeLayers(dreceivers, dsenders, dweights, dkernels, dbiases)
+    return EdgeLayers(dreceivers, dsenders, dweights, *_of_parameters(work, sums))
+
+
+def _sums(work: Work, tile: BackwardTile) -> list[jax.ShapeDtypeStruct]:
+    """The forms of what the blocks write: of kernels, then of biases that have a product."""
+    after = work.plan.stack.widths[1:]
+    forms = [(work.padded(n), after[n]) for n in range(work.layers)]
+    forms += [(after[n], _MARKS) for n in work.marked]
+    return [jax.ShapeDtypeStruct((tile.blocks, *form), jnp.float32) for form in forms]
+
+
+def _of_parameters(work: Work, sums: Sequence[jax.Array]) -> tuple[tuple, tuple]:
+    """Gradients of kernels and biases, from what the blocks wrote."""
+    stack = work.plan.stack
+    totals = [jnp.sum(s, axis=0).astype(stack.dtype) for s in sums]
+    by_marks = dict(zip(work.marked, totals[work.layers :], strict=True))
+
+    def dbias(layer: int) -> jax.Array | None:
+        if layer in by_marks:
+            return by_marks[layer][:, 0]
+        return totals[layer][stack.widths[layer]] if stack.biased[layer] else None
+
+    layers = range(work.layers)
+    return tuple(totals[n][: stack.widths[n]] for n in layers), tuple(map(dbias, layers))
 
 
 def _scratch(work: Work, tile: BackwardTile) -> dict:
@@ -394,11 +401,6 @@ def _units(width: int) -> int:
     return width // _UNIT
 
 
-def divmod_of(number, size: int) -> tuple[Any, Any]:
-    """Quotient and remainder of what is not negative."""
-    return lax.div(number, jnp.int32(size)), lax.rem(number, jnp.int32(size))
-
-
 @dataclass(frozen=True)
 class _Walker:
     """A warpgroup that goes through groups of rows.
@@ -431,13 +433,12 @@ class _Walker:
         @pl.loop(0, count, init_carry=jnp.int32(0))
         def made(i, before):
             unit = first + i * (tile.blocks * tile.walkers)
-            group, part = (unit, 0) if tile.parts == 1 else divmod_of(unit, tile.parts)
+            group, part = lax.div(unit, tile.parts), lax.rem(unit, tile.parts)
             steps = work.plan.places.steps(group, tiles.tables) // tile.parts
-            start = part * steps
-            stop = start + steps
+            start, stop = part * steps, (part + 1) * steps
             tiles.gather_rows(group, tiles.layers.receivers, "receivers")
             tiles.gather_rows(group, self.dy, "dy")
-            tiles.gather(group, start + jnp.int32(0), stop, 0, lax.rem(start + jnp.int32(0), 2))
+            tiles.gather(group, start, stop, 0, lax.rem(start, 2))
             walk = functools.partial(self._walk, group, stop, before - start)
             sums = lax.fori_loop(start, stop, walk, tiles.zeros(work.plan.stack.widths[0]))
             _simt.inline(WaitForCopies(0), [], [])
