@@ -133,15 +133,22 @@ class Work:
         widest = max(self.plan.stack.widths)
         return self.plan.stack.widths[0] // 2 + widest // 2 + 40
 
+    def shared_bytes(self, walkers: int) -> int:
+        """Of a block."""
+        ones = dense.aligned(_MARKS * ROWS * 2) if self.marked else 0
+        # Factors and gradients of weights, each in two places.
+        numbers = 2 * dense.aligned(walkers * 2 * ROWS * 4)
+        return self.plan.stack.parameter_bytes() + ones + numbers + walkers * self.tile_bytes
+
     @property
     def tile_bytes(self) -> int:
-        """Of shared memory, for each walker."""
+        """Of the tiles of a walker."""
         first, *others = widths = self.plan.stack.widths
         columns = 2 * first + widths[-1] + sum(others)
         columns += sum(self.padded(layer) for layer in range(self.layers))
         columns += sum(widths[n] for n in range(self.layers) if self.keeps_slope(n))
         columns += 0 if self.shares_dz else first
-        return whole_tile_bytes(columns) + 1024  # and numbers of edges
+        return whole_tile_bytes(columns)
 
 
 @dataclass(frozen=True)
@@ -171,12 +178,10 @@ class BackwardTile:
             needed = work.summer_registers(summers) if summers else 0
             if needed > _MOST_REGISTERS:
                 continue
-            room = dense.SHARED_BYTES - stack.parameter_bytes() - dense.aligned(_MARKS * ROWS * 2)
-            room //= work.tile_bytes
             rest = (_REGISTERS - summers * needed) // work.walker_registers
-            walkers = min(room, rest, _MOST_WARPGROUPS - summers)
-            if walkers > 0:
-                return cls(dense.MULTIPROCESSORS, walkers, summers)
+            for walkers in range(min(rest, _MOST_WARPGROUPS - summers), 0, -1):
+                if work.shared_bytes(walkers) <= dense.SHARED_BYTES:
+                    return cls(dense.MULTIPROCESSORS, walkers, summers)
         return None
 
     def suited_to(self, places: Places) -> BackwardTile:
