@@ -472,6 +472,16 @@ def test_a_peer_that_computes_something_else_is_found(capsys):
     )
 
 
+def test_a_peer_without_memory_costs_its_rows_and_not_the_run(capsys):
+    def run(x):
+        raise RuntimeError("CUDA out of memory")
+
+    peer = Candidate(run, [(None,)], jit=False)
+    ours = Candidate(lambda x: x, [(jnp.ones(2),)])
+    assert not hypergraph_conv._comparable("x", ours, peer, 1e-6)
+    assert "x: no rows of PyG: CUDA out of memory" in capsys.readouterr().out
+
+
 class _Tensor(np.ndarray):
     """An array with as much of a tensor's interface as results are read by."""
 
