@@ -37,6 +37,7 @@ class TrainConfig:
       recipe: hyper-parameters, see ``experiments/sudoku/recipes.py``.
       data: folder that ``generate`` has written; left out, puzzles are made at the start.
       test: held-out puzzles of each level, where they are made.
+      initial: a file of weights to begin with, as ``export`` writes it; their log is kept.
       features: width.
       num_steps: of message passing in training.
       test_steps: in evaluation.
@@ -69,6 +70,7 @@ class TrainConfig:
     recipe: Name = "tiny"
     data: Path | None = None
     test: int = 20
+    initial: Path | None = None
     features: int | None = None
     num_steps: int | None = None
     test_steps: int | None = None

@@ -24,8 +24,10 @@ from jaxgnn.pretrained import (
 from jaxgnn.training import load_model, read_rows
 
 DEFAULT_RUN = TrainConfig().run_folder()
+# The log of the weights that a run began with, in its folder.
+EARLIER_LOG = "earlier.jsonl"
 # Options of a run that are paths, which JSON has as strings.
-_PATHS = ("data", "run")
+_PATHS = ("data", "run", "initial")
 # Rows of the exported log between those of evaluations.
 _LOG_EVERY = 100
 
@@ -40,7 +42,7 @@ def load_run(folder: Path) -> tuple[nnx.Module, Recipe]:
     if not file.is_file():
         raise bad_input("experiments.sudoku", "--run", "the folder of a run", folder)
     values = json.loads(file.read_text())
-    values |= {name: Path(values[name]) for name in _PATHS if values[name] is not None}
+    values |= {name: Path(values[name]) for name in _PATHS if values.get(name) is not None}
     config = TrainConfig(**values)
     settings = config.settings()
     model = make_network(settings, config.seed, config.implementation)
@@ -75,7 +77,8 @@ def _solver(config: SolveConfig) -> SudokuSolver:
 def export(config: ExportConfig) -> Path:
     """Writes the weights of a run, and beside them its log as ``<name>_training.jsonl``.
 
-    The log begins with a line of what the run was: its options, versions and devices, and results.
+    The log begins with a line of what the run was: its options, versions and devices, and results;
+    and the log of the weights that it began with, if there is one.
 
     Returns:
       The file of weights.
@@ -88,7 +91,6 @@ def export(config: ExportConfig) -> Path:
     # Whoever loads the weights may choose the dtype of the computation.
     save_weights(out, model, network_options(settings))
     load_weights(out)
-    log = out.with_name(f"{out.stem}_training.jsonl")
     rows = read_rows(config.run / "metrics.jsonl")
     usual, last = min(map(len, rows)), rows[-1]["step"]
     kept = [
@@ -97,10 +99,16 @@ def export(config: ExportConfig) -> Path:
         if len(row) > usual or row["step"] % _LOG_EVERY == 0 or row["step"] in (1, last)
     ]
     lines = [_about(config.run), *kept]
+    log = log_of(out)
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
     print(f"{shown(out)}: {out.stat().st_size / 1e3:,.0f} kB, trained for {last:,.0f} steps")
     print(f"{shown(log)}: {len(lines):,} lines")
     return out
+
+
+def log_of(weights: Path) -> Path:
+    """Where the log lies of a file of weights."""
+    return weights.with_name(f"{weights.stem}_training.jsonl")
 
 
 def _about(run: Path) -> dict[str, Any]:
@@ -110,4 +118,7 @@ def _about(run: Path) -> dict[str, Any]:
     found = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
     for name in _PATHS:  # where it was kept is of no interest
         found["config"].pop(name, None)
+    if (run / EARLIER_LOG).exists():
+        lines = (run / EARLIER_LOG).read_text(encoding="utf-8").splitlines()
+        found["earlier"] = [json.loads(line) for line in lines]
     return found

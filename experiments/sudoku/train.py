@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import shutil
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +22,10 @@ from experiments.sudoku.data import Data, Pool, fewest_givens, held_out, make_da
 from experiments.sudoku.measure import Measurement, measure
 from experiments.sudoku.networks import make_network, training_loss
 from experiments.sudoku.recipes import Recipe
+from experiments.sudoku.solve import EARLIER_LOG, log_of
+from jaxgnn._errors import bad_input
 from jaxgnn.datasets.sudoku import Puzzles
+from jaxgnn.pretrained import load_weights
 from jaxgnn.training import FitResult, LoopConfig, RunFolder, fit, plot_curves
 
 # What may differ when a run is resumed: where and how, not what.
@@ -71,6 +75,8 @@ def train(config: TrainConfig, data: Data | None = None) -> Outcome:
         data = _data(config, settings)
     pool = _Pool(data.train, settings)
     model = make_network(settings, config.seed, config.implementation)
+    if config.initial is not None:
+        _begin_with(model, config.initial)
     loss_fn = functools.partial(training_loss, recipe=settings)
     nnx.eval_shape(lambda model: loss_fn(model, pool(1, 1), nnx.Rngs(0))[0], model)
     # All options have been found good: only now is anything written, or thrown away.
@@ -78,6 +84,8 @@ def train(config: TrainConfig, data: Data | None = None) -> Outcome:
     if config.fresh:
         discard(folder)
     run = RunFolder(folder, config, may_change=_MAY_CHANGE)
+    if config.initial is not None and log_of(config.initial).exists():
+        shutil.copyfile(log_of(config.initial), run.path / EARLIER_LOG)
     steps, seconds = _budget(config, settings, model, loss_fn, pool, run)
     result = fit(
         model,
@@ -90,6 +98,22 @@ def train(config: TrainConfig, data: Data | None = None) -> Outcome:
         progress=config.progress,
     )
     return _report(settings, result, run)
+
+
+def _begin_with(model: nnx.Module, weights: Path) -> None:
+    """Gives a network the parameters of a file.
+
+    Raises:
+      FileNotFoundError: if there is no such file.
+      ValueError: if it is not one of weights, or they are those of another network.
+    """
+    loaded = load_weights(weights)
+    found, wanted = (nnx.state(m, nnx.Param) for m in (loaded, model))
+    shapes = [jax.tree.map(jnp.shape, nnx.to_pure_dict(state)) for state in (found, wanted)]
+    if type(loaded) is not type(model) or shapes[0] != shapes[1]:
+        expected = f"weights of the recipe's {type(model).__name__} and its width"
+        raise bad_input("train", "--initial", expected, f"{type(loaded).__name__} in {weights}")
+    nnx.update(model, found)
 
 
 def _data(config: TrainConfig, settings: Recipe) -> Data:

@@ -239,6 +239,21 @@ def test_evaluation_has_rows_by_givens_and_by_difficulty(trained, data, tmp_path
     assert (tmp_path / "out" / "evaluation.png").stat().st_size > 10_000
 
 
+def test_a_run_may_begin_with_the_weights_of_another_and_keeps_their_log(trained, data, tmp_path):
+    config, outcome = trained
+    weights = export(ExportConfig(config.run, tmp_path / "first.npz"))
+    again = dataclasses.replace(config, run=tmp_path / "again", initial=weights, steps=1)
+    first = train(again, data).history[0]
+    assert first["loss"] < 0.6 * outcome.history[0]["loss"]
+    export(ExportConfig(again.run, tmp_path / "second.npz"))
+    about, *_ = read_rows(tmp_path / "second_training.jsonl")
+    earlier = (tmp_path / "first_training.jsonl").read_text().splitlines()
+    assert about["earlier"] == [json.loads(line) for line in earlier]
+    with pytest.raises(ValueError, match="--initial must be weights of the recipe's CandidateNet"):
+        train(dataclasses.replace(again, features=6, run=tmp_path / "wide"), data)
+    assert not (tmp_path / "wide").exists()
+
+
 @pytest.mark.parametrize("kind", ["pairs", "lines"])
 def test_evaluation_reads_published_files(trained, data, tmp_path, kind):
     file = tmp_path / "some.txt"
