@@ -15,6 +15,12 @@ On a GPU, in calls of less than ten minutes::
     python -m experiments.sudoku evaluate --run runs/sudoku/candidate --test 1000 --batch-size 1000
     python -m experiments.sudoku export --run runs/sudoku/candidate
 
+Training that goes on from weights, on harder puzzles and with later states::
+
+    python -m experiments.sudoku train --recipe candidate --initial jaxgnn/pretrained/sudoku.npz \
+        --hard 2.5 --fewest 0 --curriculum 0 --warm-up 48 --learning-rate 1e-3 --minutes 15 \
+        --stop-after 7 --test 1000 --evaluations 20 --eval-puzzles 1500 --run runs/sudoku/longer
+
 A million puzzles are made in seconds of 16 cores at the start of each call, always the same. The
 last command writes ``jaxgnn/pretrained/sudoku.npz``, and beside it the log of the run with the
 results of the one before.
