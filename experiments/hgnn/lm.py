@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import numpy as np
 import optax
 from flax import nnx
 
+from experiments._optimizers import warmed_adamw
 from experiments._runs import discard, shown
 from experiments.hgnn.config import LMConfig, LMRun, coupling_name
 from experiments.mhc.data import all_pieces, random_pieces
@@ -171,25 +173,20 @@ class _Loss:
 
 
 def _optimizer(run: LMRun) -> optax.GradientTransformation:
-    rate = optax.warmup_cosine_decay_schedule(
-        init_value=0.0,
-        peak_value=run.learning_rate,
-        warmup_steps=run.steps // 10,
-        decay_steps=max(run.steps, 1),
-        end_value=0.1 * run.learning_rate,
-    )
-    decayed = {"kernel", "embedding"}  # scales, biases and weights of hyperedges stay free
-    return optax.chain(
-        optax.clip_by_global_norm(1.0),
-        optax.adamw(
-            rate,
-            b2=0.95,
-            weight_decay=run.weight_decay,
-            mask=lambda params: jax.tree_util.tree_map_with_path(
-                lambda path, _: path[-1].key in decayed, params
-            ),
-        ),
-    )
+    options: dict[str, Any] = {
+        "b2": 0.95,
+        "weight_decay": run.weight_decay,
+        "last": 0.1,
+        "decayed": _decayed,
+    }
+    warm_up, steps = run.steps // 10, max(run.steps, 1)
+    return warmed_adamw(run.learning_rate, steps, warm_up=warm_up, **options)
+
+
+def _decayed(params):
+    """Scales, biases and weights of hyperedges stay free, also where experts stack them."""
+    names = {"kernel", "embedding"}
+    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key in names, params)
 
 
 def _report(run: LMRun, result: FitResult[ExpertGraphLM], folder: RunFolder) -> Outcome:

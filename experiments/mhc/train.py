@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import numpy as np
 import optax
 from flax import nnx
 
+from experiments._optimizers import warmed_adamw
 from experiments._runs import discard, shown
 from experiments.mhc.config import TrainConfig
 from experiments.mhc.data import Batch, all_pieces, random_pieces
@@ -126,23 +128,9 @@ def _loss(model: CausalLM, batch: Batch, rngs: nnx.Rngs) -> tuple[jax.Array, dic
 
 
 def _optimizer(config: TrainConfig) -> optax.GradientTransformation:
-    rate = optax.warmup_cosine_decay_schedule(
-        init_value=0.0,
-        peak_value=config.learning_rate,
-        warmup_steps=config.steps // 10,
-        decay_steps=max(config.steps, 1),
-        end_value=0.1 * config.learning_rate,
-    )
-    return optax.chain(
-        optax.clip_by_global_norm(1.0),
-        optax.adamw(
-            rate,
-            b2=0.95,
-            weight_decay=config.weight_decay,
-            # Scales, gates and biases have a value of their own to stay at.
-            mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params),
-        ),
-    )
+    options: dict[str, Any] = {"b2": 0.95, "weight_decay": config.weight_decay, "last": 0.1}
+    warm_up, steps = config.steps // 10, max(config.steps, 1)
+    return warmed_adamw(config.learning_rate, steps, warm_up=warm_up, **options)
 
 
 def _report(config: TrainConfig, result: FitResult[CausalLM], run: RunFolder) -> Outcome:

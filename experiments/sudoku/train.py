@@ -9,6 +9,7 @@ import shutil
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ import numpy as np
 import optax
 from flax import nnx
 
+from experiments._optimizers import warmed_adamw
 from experiments._runs import discard, shown
 from experiments.sudoku.config import TrainConfig
 from experiments.sudoku.data import Data, Pool, fewest_givens, held_out, make_data, read
@@ -138,23 +140,9 @@ class _Pool:
 
 
 def _optimizer(settings: Recipe, steps: int) -> optax.GradientTransformation:
-    rate = optax.warmup_cosine_decay_schedule(
-        init_value=0.0,
-        peak_value=settings.learning_rate,
-        warmup_steps=max(1, min(500, steps // 20)),
-        decay_steps=max(steps, 2),
-        end_value=0.01 * settings.learning_rate,
-    )
-    return optax.chain(
-        optax.clip_by_global_norm(1.0),
-        optax.adamw(
-            rate,
-            b2=0.99,
-            weight_decay=settings.weight_decay,
-            # Scales and biases have a value of their own to stay at.
-            mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params),
-        ),
-    )
+    options: dict[str, Any] = {"b2": 0.99, "weight_decay": settings.weight_decay, "last": 0.01}
+    warm_up = max(1, min(500, steps // 20))
+    return warmed_adamw(settings.learning_rate, max(steps, 2), warm_up=warm_up, **options)
 
 
 def _budget(config, settings, model, loss_fn, pool: _Pool, run: RunFolder) -> tuple[int, float]:
