@@ -606,11 +606,16 @@ def test_weights_and_means_lower_with_gradients():
     h, params = _op_structs((4,), graph.num_rows, 64, 4)
     weights = jax.ShapeDtypeStruct((4, graph.num_edges), "float32")
 
-    def run(h, params, graph, weights):
-        return ops.edge_mlp_aggregate(graph, h, params, weights=weights, reduce="mean")
+    def run(h, params, graph, weights, implementation="pallas"):
+        options = {"reduce": "mean", "implementation": implementation}
+        return ops.edge_mlp_aggregate(graph, h, params, weights=weights, **options)
 
     # As above: a mean has weights, and they have gradients.
     assert _kernels(_with_gradients(run), h, params, graph, weights) == 7
+    left_to_choose = functools.partial(run, implementation=None)
+    lowered = jax.jit(left_to_choose).trace(h, params, graph, weights)
+    # No graph of this kind was timed.
+    assert "edge_mlp_aggregate_mosaic" not in lowered.lower(lowering_platforms=("cuda",)).as_text()
 
 
 REFUSED = {
