@@ -10,9 +10,8 @@
 VENV ?= .venv
 # The oldest supported release, or `latest`.
 JAX ?= 0.11.2
-# Which of the tests that need no GPU, and from where; everywhere if empty.
+# Which of the tests that need no GPU.
 TESTS ?= not gpu
-TEST_PATHS ?=
 # Test processes on the CPU, and on a GPU box, where they share the GPU.
 JOBS ?= 2
 GPU_JOBS ?= 6
@@ -39,7 +38,7 @@ demo: $(VENV)/installed
 	JAX_PLATFORMS=cpu $(BIN)/python -m experiments.maxk train --run runs/demo --fresh
 
 test: $(VENV)/installed
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -m '$(TESTS)' --numprocesses $(JOBS) $(TEST_PATHS)
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -m '$(TESTS)' --numprocesses $(JOBS)
 
 lint: $(VENV)/installed
 	$(BIN)/ruff format --check .
