@@ -20,6 +20,8 @@ from jaxgnn.ops import _dispatch as dispatch
 _DTYPES = ("bfloat16", "float16")
 _LEAST_WIDTH, _MOST_WIDTH = 64, 256
 _LEAST_ROWS = 2048  # an estimate: fewer were not timed
+# The backward pass of wider layers is made of other kernels, which were timed for one activation.
+_MOST_TIMED_BACKWARD, _TIMED_WIDE = 128, "relu"
 
 
 def kernel(
@@ -28,15 +30,17 @@ def kernel(
     mosaic: Callable[..., Any],
     *,
     limits: Callable[..., str | None],
+    backward: bool = False,
 ) -> dispatch.Kernel:
-    """The reference and a Mosaic GPU kernel, which ``None`` takes for many rows."""
+    """The reference and a Mosaic GPU kernel, which ``None`` takes where it was timed."""
+    not_worth = _backward_not_worth if backward else _not_worth
     return dispatch.Kernel(
         name,
         {
             "xla": dispatch.xla(
                 reference, scatters=False, cuda=partial(reference, round_products=True)
             ),
-            "pallas": dispatch.pallas(mosaic, dtypes=_DTYPES, limits=limits, not_worth=_not_worth),
+            "pallas": dispatch.pallas(mosaic, dtypes=_DTYPES, limits=limits, not_worth=not_worth),
         },
         preference={"cpu": ("xla",), "cuda": ("pallas", "xla")},
     )
@@ -54,10 +58,22 @@ def layer_limits(x: Any, kernels: Any) -> str | None:
 
 
 def _not_worth(x: Any, *arrays: Any, **options: Any) -> str | None:
-    """The reason if launching kernels may take longer than what they do, or none was timed."""
+    """The reason if launching kernels may take longer than what they do."""
     del arrays, options
     rows = math.prod(x.shape[:-1])
     return None if rows >= _LEAST_ROWS else f"is taken from {_LEAST_ROWS} rows on, got {rows}"
+
+
+def _backward_not_worth(
+    x: Any, kernels: Any, *arrays: Any, activation: str | None, **options: Any
+) -> str | None:
+    """Likewise, or if no such layers were timed."""
+    del arrays, options
+    widest = max(x.shape[-1], *(k.shape[1] for k in jax.tree.leaves(kernels)))
+    if widest > _MOST_TIMED_BACKWARD and activation != _TIMED_WIDE:
+        known = f"with {_TIMED_WIDE} or up to {_MOST_TIMED_BACKWARD} wide"
+        return f"was timed {known}, got {activation} and {widest}"
+    return _not_worth(x)
 
 
 def device_limits() -> str | None:

@@ -39,6 +39,7 @@ BACKWARD = kernel_table(
     reference.fused_linear_backward,
     pallas.fused_linear_backward,
     limits=_limits,
+    backward=True,
 )
 
 MAXK = kernel_table(

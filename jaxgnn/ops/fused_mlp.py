@@ -31,6 +31,7 @@ BACKWARD = kernel(
     reference.fused_mlp_backward,
     pallas.fused_mlp_backward,
     limits=_limits,
+    backward=True,
 )
 
 

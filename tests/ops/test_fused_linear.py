@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from jaxgnn import ops
+from jaxgnn.ops.fused_linear import BACKWARD, FUSED_LINEAR
+from jaxgnn.ops.fused_mlp import BACKWARD as MLP_BACKWARD
 from jaxgnn.ops.reference._activations import ACTIVATIONS
 from jaxgnn.ops.reference.fused_linear import PRECISIONS
 from jaxgnn.testing import assert_bit_equal, check_against_float64, check_numerical_gradients
@@ -200,3 +202,27 @@ def test_maxk_keeps_no_dense_activation():
         return ops.fused_linear(*inputs, activation=ops.MaxK(2)).values
 
     assert (ROWS, OUT) not in _saved(values, *_inputs())
+
+
+@pytest.mark.parametrize(
+    "rows, width, activation, forward, backward",
+    [
+        (2048, 256, "relu", "pallas", "pallas"),
+        (2048, 256, "gelu", "pallas", "xla"),
+        (2048, 256, None, "pallas", "xla"),
+        (2048, 128, "gelu", "pallas", "pallas"),
+        (2047, 128, "relu", "xla", "xla"),
+        (2048, 320, "relu", "xla", "xla"),
+    ],
+)
+def test_none_takes_kernels_on_a_gpu_where_they_were_timed(
+    rows, width, activation, forward, backward
+):
+    if FUSED_LINEAR.unavailable("pallas", "cuda"):
+        pytest.skip(f"reason: {FUSED_LINEAR.unavailable('pallas', 'cuda')}")
+    x, kernel = (jax.ShapeDtypeStruct((n, width), "bfloat16") for n in (rows, width))
+    options = {"activation": activation, "precision": None}
+    assert FUSED_LINEAR.choose("cuda", x, kernel, None, **options) == forward
+    assert BACKWARD.choose("cuda", x, kernel, None, x, x, **options) == backward
+    layers = (kernel, kernel), (None, None)
+    assert MLP_BACKWARD.choose("cuda", x, *layers, x, **options) == backward
