@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import _edge_backward, _edge_forward
-from pallas_kernels._edge_backward import BackwardTile
 from pallas_kernels._edge_forward import EdgeTile
 from pallas_kernels._edge_places import ROWS, EdgeLayers, Places, Tables
 from pallas_kernels._edge_tiles import Plan
+from pallas_kernels._edge_work import BackwardTile
 from pallas_kernels._pieces import Pieces, add_pieces
 
 # Rows of more edges are cut: where all are as long, and where they are listed.

@@ -22,7 +22,6 @@ from jaxgnn.ops.reference import _edge_reduce as reference
 from jaxgnn.ops.reference._edge_reduce import EdgeOperands, EdgeOptions
 from jaxgnn.testing import assert_bit_equal, assert_close, random_array, to_float64
 from pallas_kernels import _edge_forward, _simt, edge_mlp_aggregate
-from pallas_kernels._edge_backward import BackwardTile
 from pallas_kernels._edge_forward import EdgeTile
 from pallas_kernels._edge_places import (
     ROWS,
@@ -37,6 +36,7 @@ from pallas_kernels._edge_places import (
     Tables,
     WaitForCopies,
 )
+from pallas_kernels._edge_work import BackwardTile
 from tests.ops._edges import RING
 from tests.pallas_kernels._emulator import emulated
 from tests.pallas_kernels.test_lowering import _graph as prepared_graph
