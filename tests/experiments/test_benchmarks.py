@@ -18,6 +18,7 @@ from experiments.benchmarks import (
     _break_even,
     _hypergraphs,
     _layers,
+    _messages,
     _mhc_peers,
     _streams,
     hypergraph_conv,
@@ -796,3 +797,18 @@ def test_rows_are_appended(tmp_path):
 
 def _is_png(path):
     return path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("workload", MESSAGES["cpu", "tiny"], ids=lambda w: w.name)
+def test_plain_messages_compute_what_the_op_does(workload):
+    op = _messages.MessageOp(workload, workload.graph())
+    inputs = op.inputs("float32")[0]
+    both = DIRECTIONS["forward+backward"]
+    _assert_same_gradients(both(op.plain)(*inputs), both(op.ours(None))(*inputs))
+
+
+def test_a_step_with_plain_messages_has_the_same_loss_and_parameters():
+    workload = next(load for load in MESSAGES["cpu", "tiny"] if load.steps)
+    steps = _messages.training_steps(workload, "float32")
+    plain, ours = (steps[name].run(*steps[name].inputs[0]) for name in ("xla", "auto"))
+    _assert_same_gradients(plain, ours)
