@@ -1,7 +1,5 @@
 """The benchmarks run, count bytes rightly, and leave rows that the report can read."""
 
-import dataclasses
-import importlib
 import json
 import re
 import time
@@ -11,20 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tyro
-from flax import nnx
 
 from experiments.benchmarks import (
     _bars,
     _break_even,
     _hypergraphs,
     _layers,
-    _messages,
-    _mhc_peers,
     _streams,
-    hypergraph_conv,
     maxk,
     maxk_spmm,
-    mhc_layer,
     report,
     run_all,
     scaling,
@@ -34,7 +27,6 @@ from experiments.benchmarks import (
     training_step,
 )
 from experiments.benchmarks._cache import cache_bandwidth
-from experiments.benchmarks._cases import DIRECTIONS, Candidate
 from experiments.benchmarks._hypergraphs import COUPLINGS, HYPERGRAPHS, STEPS, Coupling, Hypergraph
 from experiments.benchmarks._report import Column, append_rows, header, line, markdown, read_rows
 from experiments.benchmarks._session import Options, Session, run_op
@@ -43,19 +35,14 @@ from experiments.benchmarks._workloads import (
     ROWS,
     STREAMS,
     WORKLOADS,
-    Streams,
     Workload,
     _build_on_device,
     forget_graphs,
     input_sets,
     uniform_graph,
 )
-from experiments.maxk.recipes import recipe
-from jaxgnn.datasets import synthetic
-from jaxgnn.graph import CSRGraph, Incidence
-from jaxgnn.models import MaxKGNN
+from jaxgnn.graph import CSRGraph
 from jaxgnn.testing import timing
-from tests._settings import COMPILED_QUICKLY, jax_settings
 
 QUICK = {"repeats": 3, "batch_ms": 0.0}
 GRAPH_OPS = ("maxk", "spmm", "maxk_spmm", "segment_softmax")
@@ -379,147 +366,6 @@ def test_unknown_options_are_refused(wrong, capsys):
     assert wrong[0] in capsys.readouterr().err
 
 
-def test_peers_that_do_not_run_cost_their_rows_only(monkeypatch, capsys):
-    def fail(*arrays):
-        raise AssertionError("only on Sundays")
-
-    _mhc_peers._say.cache_clear()
-    monkeypatch.setattr(_mhc_peers, "torch_here", lambda: object())
-    monkeypatch.setattr(_mhc_peers, "to_torch", lambda array: array)
-    monkeypatch.setattr(_mhc_peers, "PEERS", {"Sunday": fail, "nowhere": _import_nothing})
-    for _ in range(2):
-        assert _mhc_peers.candidates("forward", [(None, (1,), 2)]) == {}
-    monkeypatch.setattr(_mhc_peers, "torch_here", lambda: None)
-    assert _mhc_peers.candidates("forward", []) == {}
-    assert capsys.readouterr().out.splitlines() == [
-        "no rows of Sunday: only on Sundays",
-        "no rows of nowhere: No module named 'no_such_module'",
-        "no rows of Sunday, nowhere: torch not installed, or without this device",
-    ]
-
-
-def _import_nothing(*arrays):
-    return importlib.import_module("no_such_module")
-
-
-def test_plain_torch_has_the_same_layer():
-    pytest.importorskip("torch", reason="reason: needs torch, which this project does not install")
-    direction = "forward+backward"
-    inputs = mhc_layer._ARRAYS.make(Streams("tiny", 3, 8, ("float32",)), "float32")[:1]
-    candidate = _mhc_peers._candidate(_mhc_peers.PEERS["torch"], direction, inputs)
-    y, gradients = candidate.run(*candidate.inputs[0])
-    expected, _, ours = DIRECTIONS[direction](mhc_layer._build("xla"))(*inputs[0])
-    for theirs, array in zip((y, *gradients), (expected, *ours), strict=True):
-        np.testing.assert_allclose(theirs, array, rtol=1e-4, atol=1e-4)
-
-
-@pytest.fixture(params=[("fused_linear", "relu"), ("fused_mlp", "relu"), ("fused_mlp", "gelu")])
-def layers_and_inputs(request):
-    layers = _layers.Layers(*request.param)
-    features = (8, 6) if layers.op == "fused_linear" else (8, 6, 4, 5)
-    return layers, layers.inputs(7, features, "float32")[:1]
-
-
-def _assert_same_gradients(actual, expected):
-    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-5)
-
-
-def test_plain_layers_compute_what_the_op_does(layers_and_inputs):
-    layers, inputs = layers_and_inputs
-    both = DIRECTIONS["forward+backward"]
-    expected = both(layers.ours("xla"))(*inputs[0])
-    _assert_same_gradients(both(layers.ours(None))(*inputs[0]), expected)
-    _assert_same_gradients(both(layers.plain)(*inputs[0]), expected)
-
-
-def test_plain_torch_has_the_same_layers(layers_and_inputs):
-    pytest.importorskip("torch", reason="reason: needs torch, which this project does not install")
-    layers, inputs = layers_and_inputs
-    for direction in ("forward", "forward+backward"):
-        expected = DIRECTIONS[direction](layers.plain)(*inputs[0])
-        candidate = _layers.torch_layers(layers, direction, inputs)["torch"]
-        arrays = _layers.torch_arrays(candidate.run(*candidate.inputs[0]))
-        _assert_same_gradients(arrays, jax.tree.leaves(expected))
-
-
-def _tiny_hypergraphs():
-    return [
-        Coupling("coupling", 5, 8, experts=3, layers=2, dtypes=("float32",)),
-        Hypergraph("hypergraph", 12, 4, 30, 8),
-    ]
-
-
-@pytest.mark.parametrize("workload", _tiny_hypergraphs(), ids=lambda w: w.name)
-@pytest.mark.filterwarnings("ignore")  # torch's
-def test_torch_geometric_has_the_same_layers(workload, capsys):
-    needs = "reason: needs {}, which this project does not install"
-    pytest.importorskip("torch", reason=needs.format("torch"))
-    pytest.importorskip("torch_geometric", reason=needs.format("torch-geometric"))
-    for case in hypergraph_conv.cases(workload):
-        ours, theirs = case.candidates["auto"], case.candidates["PyG"]
-        assert hypergraph_conv.agree(case.direction, ours, theirs, 1e-4)
-    assert "differs from ours by" in capsys.readouterr().out
-
-
-def test_a_peer_that_computes_something_else_is_found(capsys):
-    peer = Candidate(lambda x: (3 * x, (x,)), [(_Tensor([1.0, 2.0]),)], jit=False)
-    same = Candidate(lambda x: (3 * x, x), [(jnp.array([1.0, 2.0]),)])
-    other = Candidate(lambda x: (3 * x, -x), [(jnp.array([1.0, 2.0]),)])
-    assert hypergraph_conv.agree("x", same, peer, 1e-6)
-    assert not hypergraph_conv.agree("x", other, peer, 1e-6)
-    assert (
-        "2.0e+00 of the largest entry, more than 1e-06: no rows of PyG" in capsys.readouterr().out
-    )
-
-
-def test_a_peer_without_memory_costs_its_rows_and_not_the_run(capsys):
-    def run(x):
-        raise RuntimeError("CUDA out of memory")
-
-    peer = Candidate(run, [(None,)], jit=False)
-    ours = Candidate(lambda x: x, [(jnp.ones(2),)])
-    assert not hypergraph_conv._comparable("x", ours, peer, 1e-6)
-    assert "x: no rows of PyG: CUDA out of memory" in capsys.readouterr().out
-
-
-class _Tensor(np.ndarray):
-    """An array with as much of a tensor's interface as results are read by."""
-
-    def __new__(cls, values):
-        return np.asarray(values, np.float32).view(cls)
-
-    def detach(self):
-        return self
-
-    def float(self):
-        return self
-
-    def cpu(self):
-        return self
-
-    def numpy(self):
-        return np.asarray(self)
-
-
-def test_copies_of_a_hypergraph_share_nothing():
-    incidence = Incidence.from_hyperedges([{0, 1}, {1, 2}, {0, 2}, {2}], 3)
-    index = _hypergraphs.index_of_tokens(incidence, 5)
-    expected = Incidence.batch([incidence] * 5)
-    np.testing.assert_array_equal(index, [expected.node_ids, expected.hyperedge_ids])
-
-
-def test_a_training_step_of_experts_learns():
-    with jax_settings(COMPILED_QUICKLY):
-        candidate = hypergraph_conv._step(STEPS["cpu", "tiny"][0], "float32", None)
-        state, tokens = candidate.inputs[0]
-        step, losses = jax.jit(candidate.run), []
-        for _ in range(60):
-            state, loss = step(state, tokens)
-            losses.append(float(loss))
-    assert losses[-1] < 0.9 * losses[0]
-
-
 def test_hypergraphs_have_bars_against_torch_geometric_and_the_clock():
     row = {"op": "expert_coupling", "direction": "forward+backward", "platform": "gpu", "k": None}
     row |= {"dtype": "float32", "workload": "32768 tokens", "dim": 256, "device": "NVIDIA H200"}
@@ -698,51 +544,6 @@ def test_the_median_is_taken_after_a_warm_up():
     assert training._steady_median([]) is None
 
 
-@pytest.mark.parametrize("k", [None, 4])
-@pytest.mark.filterwarnings("ignore")  # torch's, about its sparse tensors
-def test_torch_geometric_has_the_same_network(k):
-    needs = "reason: needs {}, which this project does not install"
-    torch = pytest.importorskip("torch", reason=needs.format("torch"))
-    pytest.importorskip("torch_geometric", reason=needs.format("torch-geometric"))
-    from experiments.benchmarks import _pyg
-
-    settings = dataclasses.replace(recipe("synthetic", "sage", "relu"), hidden_features=16)
-    data = synthetic("tiny")
-    graph = CSRGraph.from_edges(data.senders, data.receivers, data.num_nodes)
-    activation = "relu" if k is None else "maxk"
-    sizes = data.features.shape[1], 16, data.num_classes
-    ours = MaxKGNN(*sizes, num_layers=4, activation=activation, k=k, rngs=nnx.Rngs(0))
-    theirs = _pyg.SageNet(data.features.shape[1], settings, data.num_classes, k).eval()
-    _copy_parameters(torch, ours, theirs)
-    for convolution in theirs.convolutions:
-        convolution.message = None  # a row an edge would have to be gathered for it
-
-    def loss(x):
-        return jnp.sum(jnp.sin(ours(graph, x)))
-
-    x = torch.tensor(data.features, requires_grad=True)
-    edges = _pyg.make_edges(data.senders, data.receivers, data.num_nodes, "cpu")
-    y = theirs(edges, x)
-    y.sin().sum().backward()
-    np.testing.assert_allclose(y.detach(), ours(graph, data.features), rtol=1e-4, atol=1e-4)
-    gradient = jax.grad(loss)(jnp.asarray(data.features))
-    np.testing.assert_allclose(x.grad, gradient, rtol=1e-3, atol=1e-3)
-
-
-def _copy_parameters(torch, ours, theirs):
-    def copy(source, target):
-        target.weight.data = torch.tensor(np.asarray(source.kernel[...]).T)
-        if source.bias is not None:
-            target.bias.data = torch.tensor(np.asarray(source.bias[...]))
-
-    copy(ours.lin_in, theirs.lin_in)
-    copy(ours.lin_out, theirs.lin_out)
-    for source, target in zip(ours.convolutions, theirs.convolutions, strict=True):
-        copy(source.neighbor_linear, target.lin_rel)
-        target.lin_root.weight.data = torch.tensor(np.asarray(source.self_linear.kernel[...]).T)
-        target.lin_rel.bias.data = torch.tensor(np.asarray(source.self_linear.bias[...]))
-
-
 def test_scaling_draws(session):
     options = scaling.ScalingOptions(100, 100, dim=8, k=2, out=session.out)
     rows = scaling.main(options, session)
@@ -797,18 +598,3 @@ def test_rows_are_appended(tmp_path):
 
 def _is_png(path):
     return path.read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize("workload", MESSAGES["cpu", "tiny"], ids=lambda w: w.name)
-def test_plain_messages_compute_what_the_op_does(workload):
-    op = _messages.MessageOp(workload, workload.graph())
-    inputs = op.inputs("float32")[0]
-    both = DIRECTIONS["forward+backward"]
-    _assert_same_gradients(both(op.plain)(*inputs), both(op.ours(None))(*inputs))
-
-
-def test_a_step_with_plain_messages_has_the_same_loss_and_parameters():
-    workload = next(load for load in MESSAGES["cpu", "tiny"] if load.steps)
-    steps = _messages.training_steps(workload, "float32")
-    plain, ours = (steps[name].run(*steps[name].inputs[0]) for name in ("xla", "auto"))
-    _assert_same_gradients(plain, ours)
