@@ -49,7 +49,10 @@ def mlp(x, kernels, biases, activation, rounded_to):
         last = i == len(kernels) - 1
         x = linear(x, kernel, bias, None if last else activation)
         if not last:
-            x = x + jax.lax.stop_gradient(x.astype(rounded_to).astype(x.dtype) - x)
+            # A compiler may leave out a conversion there and back.
+            kept = jnp.finfo(rounded_to)
+            rounded = jax.lax.reduce_precision(x, kept.nexp, kept.nmant)
+            x = x + jax.lax.stop_gradient(rounded - x)
     return x
 
 
