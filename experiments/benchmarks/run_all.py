@@ -10,6 +10,7 @@ import tyro
 from experiments.benchmarks import (
     edge_mlp_aggregate,
     fused_linear,
+    fused_linear_maxk,
     fused_mlp,
     hypergraph_conv,
     maxk,
@@ -39,7 +40,7 @@ from experiments.benchmarks._workloads import (
 OPS: Mapping[type, tuple[Any, ...]] = {
     Workload: (maxk, spmm, maxk_spmm, segment_softmax),
     Streams: (mhc_pre, mhc_post, sinkhorn, mhc_post_pre, mhc_layer),
-    Rows: (fused_linear, fused_mlp),
+    Rows: (fused_linear, fused_linear_maxk, fused_mlp),
     Messages: (edge_mlp_aggregate,),
     Hypergraph: (hypergraph_conv,),
     Coupling: (hypergraph_conv,),

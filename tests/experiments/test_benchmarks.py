@@ -49,7 +49,8 @@ GRAPH_OPS = ("maxk", "spmm", "maxk_spmm", "segment_softmax")
 HYPER_CONNECTION_OPS = ("mhc_pre", "mhc_post", "sinkhorn", "mhc_post_pre", "mhc_layer")
 LAYER_OPS = ("fused_linear", "fused_mlp")
 HYPERGRAPH_OPS = ("hypergraph_conv", "expert_coupling", "expert_lm")
-ALL_OPS = (*GRAPH_OPS, *HYPER_CONNECTION_OPS, *LAYER_OPS, "edge_mlp_aggregate", *HYPERGRAPH_OPS)
+ALL_OPS = (*GRAPH_OPS, *HYPER_CONNECTION_OPS, *LAYER_OPS, "fused_linear_maxk")
+ALL_OPS = (*ALL_OPS, "edge_mlp_aggregate", *HYPERGRAPH_OPS)
 TINY = (Workload("uniform-48", 48, 200, 16, (4,), ("float32",), directions=("forward",)),)
 DEVICE_KEYS = {"device", "platform", "jax", "jaxlib", "jaxgnn", "cpus", "date"}
 
@@ -313,6 +314,17 @@ def test_layers_are_timed_with_plain_code_and_their_products_counted(rows_of_all
         assert row["flops"] == products * layers * 2 * 40 * 8 * 8
         assert row["tflop_per_s"] == pytest.approx(row["flops"] / row["ms"] / 1e9)
     assert {row["implementation"] for row in rows if row["op"] == op} >= {"xla", "auto", "plain"}
+
+
+def test_layers_that_keep_the_largest_are_timed_with_two_ops_and_the_product_alone(rows_of_all):
+    _, rows = rows_of_all
+    same = [row for row in rows if row["op"] == "fused_linear_maxk"]
+    assert {row["implementation"] for row in same} >= {"auto", "two ops", "product"}
+    for row in same:  # one of eight columns, four bytes and its number
+        one_way = 40 * (8 * 4 + 4 + 1)
+        forward = row["direction"] == "forward"
+        assert row["bytes"] == (one_way if forward else 2 * one_way + 40 * 8 * 4)
+        assert row["flops"] == (1 if forward else 3) * 2 * 40 * 8 * 8
 
 
 def test_every_op_is_compared_with_xla(rows_of_all):

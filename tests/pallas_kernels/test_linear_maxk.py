@@ -256,14 +256,27 @@ def test_gradients_lower_under_vmap_and_shard_map_and_with_wide_numbers():
     assert not _kernels(_kept(implementation="pallas"), *_structs((3, 0), (64, 64)))
 
 
+def _in_one_kernel(function, rows=4096, dtype="bfloat16"):
+    return "linear_maxk" in str(jax.make_jaxpr(function)(*_structs((rows,), (64, 64), dtype)))
+
+
 @pytest.mark.usefixtures("as_on_a_gpu")
-def test_none_and_verification_take_the_two_ops():
-    inputs = _structs((4096,), (64, 64))
-    assert "linear_maxk" not in str(jax.make_jaxpr(_kept())(*inputs))
-    named = _kept(implementation="pallas")
-    assert "linear_maxk" in str(jax.make_jaxpr(named)(*inputs))
+def test_none_takes_one_kernel_for_many_16_bit_rows():
+    assert _in_one_kernel(_kept())
+    assert not _in_one_kernel(_kept(), rows=1000)
+    assert not _in_one_kernel(_kept(), dtype="float32")
+
+
+def test_none_takes_the_two_ops_on_a_cpu():
+    assert not _in_one_kernel(_kept())
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("name", ["pallas", None])
+def test_verification_takes_the_two_ops(name):
+    assert _in_one_kernel(_kept(implementation=name))
     with verify("strict"):
-        assert "linear_maxk" not in str(jax.make_jaxpr(named)(*inputs))
+        assert not _in_one_kernel(_kept(implementation=name))
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
