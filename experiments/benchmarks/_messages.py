@@ -19,6 +19,7 @@ from flax import nnx
 
 from experiments.benchmarks._baselines import to_torch, torch_call, torch_here, wait_for_torch
 from experiments.benchmarks._cases import DIRECTIONS, Candidate, Differentiable, implementations
+from experiments.benchmarks._torch_relational import torch_training_steps
 from experiments.benchmarks._workloads import Messages, input_sets
 from jaxgnn import ops
 from jaxgnn.graph import CSRGraph
@@ -218,13 +219,15 @@ class MessageOp:
         return candidates
 
 
-def training_steps(workload: Messages, dtype: str) -> dict[str, Candidate]:
-    """A step of training: plain messages, named xla; ours without kernels, and as chosen."""
+def training_steps(workload: Messages, graph: CSRGraph, dtype: str) -> dict[str, Candidate]:
+    """A step of training: plain messages, named xla; ours without kernels, and as chosen; torch."""
     step, inputs = _training_step(workload, dtype)
+    (_, puzzles, solutions), *_ = inputs
     return {
         "xla": Candidate(_traced_with(with_plain_messages, step), inputs),
         **_split(step, inputs),
         "auto": Candidate(step, inputs),
+        **torch_training_steps(workload, graph, dtype, puzzles, solutions),
     }
 
 

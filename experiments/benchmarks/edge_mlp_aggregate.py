@@ -49,7 +49,7 @@ def cases(workload: Messages) -> Iterator[Case]:
                 direction="training step",
                 dtype=dtype,
                 nbytes=_messages.step_bytes(workload, itemsize),
-                candidates=_messages.training_steps(workload, dtype),
+                candidates=_messages.training_steps(workload, graph, dtype),
                 edges=edges,
                 flops=_messages.step_flops(workload, graph),
             )

@@ -14,6 +14,7 @@ from experiments.benchmarks import (
     _layers,
     _messages,
     _mhc_peers,
+    _torch_relational,
     hypergraph_conv,
     mhc_layer,
 )
@@ -26,8 +27,10 @@ from experiments.benchmarks._workloads import (
 from experiments.maxk.recipes import recipe
 from jaxgnn.datasets import synthetic
 from jaxgnn.graph import CSRGraph, Incidence
-from jaxgnn.models import MaxKGNN
+from jaxgnn.models import MaxKGNN, RecurrentRelationalNetwork
 from tests._settings import COMPILED_QUICKLY, jax_settings
+
+_NO_TORCH = "reason: needs torch, which this project does not install"
 
 
 def test_peers_that_do_not_run_cost_their_rows_only(monkeypatch, capsys):
@@ -54,7 +57,7 @@ def _import_nothing(*arrays):
 
 
 def test_plain_torch_has_the_same_layer():
-    pytest.importorskip("torch", reason="reason: needs torch, which this project does not install")
+    pytest.importorskip("torch", reason=_NO_TORCH)
     direction = "forward+backward"
     inputs = mhc_layer._ARRAYS.make(Streams("tiny", 3, 8, ("float32",)), "float32")[:1]
     candidate = _mhc_peers._candidate(_mhc_peers.PEERS["torch"], direction, inputs)
@@ -85,7 +88,7 @@ def test_plain_layers_compute_what_the_op_does(layers_and_inputs):
 
 
 def test_plain_torch_has_the_same_layers(layers_and_inputs):
-    pytest.importorskip("torch", reason="reason: needs torch, which this project does not install")
+    pytest.importorskip("torch", reason=_NO_TORCH)
     layers, inputs = layers_and_inputs
     for direction in ("forward", "forward+backward"):
         expected = DIRECTIONS[direction](layers.plain)(*inputs[0])
@@ -226,6 +229,43 @@ def test_plain_messages_compute_what_the_op_does(workload):
 
 def test_a_step_with_plain_messages_has_the_same_loss_and_parameters():
     workload = next(load for load in MESSAGES["cpu", "tiny"] if load.steps)
-    steps = _messages.training_steps(workload, "float32")
+    steps = _messages.training_steps(workload, workload.graph(), "float32")
     plain, ours = (steps[name].run(*steps[name].inputs[0]) for name in ("xla", "auto"))
     _assert_same_gradients(plain, ours)
+
+
+def test_the_recurrent_network_in_torch_is_ours():
+    torch = pytest.importorskip("torch", reason=_NO_TORCH)
+    workload = next(load for load in MESSAGES["cpu", "tiny"] if load.steps)
+    ours = RecurrentRelationalNetwork(
+        box=workload.box, features=workload.dim, num_steps=workload.steps, rngs=nnx.Rngs(0)
+    )
+    theirs = _torch_relational.network(torch, workload, workload.graph(), lambda step: step)
+    parameters = _relational_parameters(nnx.to_pure_dict(nnx.state(ours, nnx.Param)))
+    theirs.load_state_dict({name: torch.tensor(np.asarray(a)) for name, a in parameters}, False)
+    assert {name for name, _ in parameters} == {name for name, _ in theirs.named_parameters()}
+    puzzles = jax.random.randint(jax.random.key(0), (2, workload.box**4), 0, workload.box**2 + 1)
+    logits = theirs(torch.tensor(np.asarray(puzzles)).long()).detach()
+    np.testing.assert_allclose(logits, ours(puzzles), rtol=1e-4, atol=1e-4)
+
+
+def _relational_parameters(state):
+    """Ours by torch's names; its cell has two biases, ours adds one to the forget gate."""
+    embeddings = (state[name]["embedding"] for name in ("digits", "rows", "columns"))
+    made = [(f"embeddings.{i}.weight", array) for i, array in enumerate(embeddings)]
+    steps = state["steps"]
+    mlps = {"encoder": state["encoder"], "step.message": steps["messages"]}
+    for name, mlp in (mlps | {"step.update": steps["update"]["mlp"]}).items():
+        for i, layer in mlp["layers"].items():
+            made += _linear(f"{name}.{2 * i}", layer)
+    gates = steps["update"]["gates"]
+    width = gates["kernel"].shape[1] // 4
+    read, hidden = np.split(np.asarray(gates["kernel"]).T, 2, axis=1)
+    forget = np.repeat([0.0, 1.0, 0.0, 0.0], width).astype(np.float32)
+    made += [("step.cell.weight_ih", read), ("step.cell.weight_hh", hidden)]
+    made += [("step.cell.bias_ih", gates["bias"]), ("step.cell.bias_hh", forget)]
+    return made + _linear("readout", state["readout"])
+
+
+def _linear(name, layer):
+    return [(f"{name}.weight", np.asarray(layer["kernel"]).T), (f"{name}.bias", layer["bias"])]
