@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -9,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import pairwise
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -193,6 +196,40 @@ def _knows_cublaslt() -> bool:
         print(f"no rows of plain cublaslt: {error}", flush=True)
         return False
     return True
+
+
+@contextlib.contextmanager
+def with_plain_layers() -> Iterator[None]:
+    """What is traced meanwhile has linear layers as one writes them in JAX."""
+
+    def fused_linear(x, kernel, bias=None, *, activation=None, **options):
+        del options
+        z = x @ kernel if bias is None else x @ kernel + bias
+        if isinstance(activation, ops.MaxK):
+            return ops.maxk(z, activation.k, by=activation.by)
+        return z if activation is None else _JAX_ACTIVATIONS[activation](z)
+
+    def fused_mlp(x, kernels, biases, *, activation=None, **options):
+        for kernel, bias in zip(kernels[:-1], biases[:-1], strict=True):
+            x = fused_linear(x, kernel, bias, activation=activation)
+        return fused_linear(x, kernels[-1], biases[-1])
+
+    with (
+        mock.patch.object(ops, "fused_linear", fused_linear),
+        mock.patch.object(ops, "fused_mlp", fused_mlp),
+    ):
+        yield
+
+
+def traced_with(context: Callable, function: Callable) -> Callable:
+    """The function, traced within that context."""
+
+    @functools.wraps(function)
+    def run(*arguments):
+        with context():
+            return function(*arguments)
+
+    return run
 
 
 def torch_layers(layers: Layers, direction: str, inputs: list[tuple]) -> dict[str, Candidate]:

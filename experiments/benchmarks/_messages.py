@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import importlib.util
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from flax import nnx
 
 from experiments.benchmarks._baselines import to_torch, torch_call, torch_here, wait_for_torch
 from experiments.benchmarks._cases import DIRECTIONS, Candidate, Differentiable, implementations
+from experiments.benchmarks._layers import traced_with, with_plain_layers
 from experiments.benchmarks._torch_relational import torch_training_steps
 from experiments.benchmarks._workloads import Messages, input_sets
 from jaxgnn import ops
@@ -102,20 +102,11 @@ def plain_messages(graph: CSRGraph, h, kernels, biases) -> jax.Array:
     return jax.ops.segment_sum(x, rows, graph.num_rows, indices_are_sorted=True)
 
 
-def _traced_with(context: Callable, function: Callable) -> Callable:
-    @functools.wraps(function)
-    def run(*arguments):
-        with context():
-            return function(*arguments)
-
-    return run
-
-
 def _split(function: Callable, inputs: list[tuple]) -> dict[str, Candidate]:
     """The candidate without kernels; on a CPU, where there are none, it would be the same again."""
     if jax.default_backend() == "cpu":
         return {}
-    return {"split": Candidate(_traced_with(without_kernels, function), inputs)}
+    return {"split": Candidate(traced_with(without_kernels, function), inputs)}
 
 
 @dataclass(frozen=True)
@@ -220,12 +211,16 @@ class MessageOp:
 
 
 def training_steps(workload: Messages, graph: CSRGraph, dtype: str) -> dict[str, Candidate]:
-    """A step of training: plain messages, named xla; ours without kernels, and as chosen; torch."""
+    """A step of training: plain messages, named xla; ours without kernels, and as chosen; torch.
+
+    ``plain layers`` has our messages, and the linear layers of all MLPs beside these in plain JAX.
+    """
     step, inputs = _training_step(workload, dtype)
     (_, puzzles, solutions), *_ = inputs
     return {
-        "xla": Candidate(_traced_with(with_plain_messages, step), inputs),
+        "xla": Candidate(traced_with(with_plain_messages, step), inputs),
         **_split(step, inputs),
+        "plain layers": Candidate(traced_with(with_plain_layers, step), inputs),
         "auto": Candidate(step, inputs),
         **torch_training_steps(workload, graph, dtype, puzzles, solutions),
     }

@@ -1,7 +1,8 @@
 """Times a whole training step: the same MaxK-GraphSAGE with ReLU, and with MaxK at every k.
 
 Run ``python -m experiments.benchmarks.training_step``. A step is forward, backward and Adam, on a
-synthetic graph of published size; kernels are those that ``implementation=None`` picks. Memory is
+synthetic graph of published size; kernels are those that ``implementation=None`` picks. With
+``--plain-layers`` the linear layers are ``x @ kernel + bias``, and all else is the same. Memory is
 what XLA plans for the compiled step: its temporaries, arguments and results.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,22 +19,25 @@ import optax
 import tyro
 from flax import nnx
 
+from experiments.benchmarks._layers import traced_with, with_plain_layers
 from experiments.benchmarks._report import RESULTS, Column, Row, append_rows, header, line
 from experiments.benchmarks._session import Session
 from experiments.benchmarks._workloads import build_graph
 from jaxgnn.datasets import SCALES, synthetic
-from jaxgnn.graph import CSRGraph
+from jaxgnn.graph import CSRGraph, Normalization
 from jaxgnn.models import MaxKGNN
 from jaxgnn.testing.timing import measure
 
 _COLUMNS = (
     Column("graph", "workload", 9),
+    Column("layers", "linear", 7),
     Column("activation", "activation", 10),
     Column("k", "k", 3, "d"),
     Column("ms", "ms", 10, ".2f"),
     Column("x relu", "speedup_over_relu", 6, ".2f"),
     Column("MiB", "memory_mib", 9, ".0f"),
 )
+_NORMALIZATIONS: dict[str, Normalization] = {"sage": "mean", "gcn": "sym"}
 _MEMORY = ("temp_size_in_bytes", "argument_size_in_bytes", "output_size_in_bytes")
 
 
@@ -43,17 +48,21 @@ class TrainingStepOptions:
     Attributes:
       scale: a synthetic graph of ``jaxgnn.datasets``.
       layers: convolutions.
+      kind: of network, see ``MaxKGNN``.
       hidden: width of the hidden layers.
       ks: entries that MaxK keeps of each row.
       dtype: of the features and activations.
+      plain_layers: linear layers as one writes them in JAX.
       out: folder of ``training_step.jsonl``.
     """
 
     scale: str = "reddit"
+    kind: Literal["sage", "gcn"] = "sage"
     layers: int = 4
     hidden: int = 256
     ks: tuple[int, ...] = (16, 32, 64)
     dtype: str = "float32"
+    plain_layers: bool = False
     out: Path = RESULTS
 
 
@@ -86,11 +95,13 @@ def _load(options: TrainingStepOptions) -> Data:
     data = synthetic(options.scale, on_device=jax.default_backend() != "cpu")
     graph = build_graph(data.senders, data.receivers, SCALES[options.scale].nodes)
     features = jnp.asarray(data.features).astype(options.dtype)
-    return Data(graph.normalized("mean"), features, jnp.asarray(data.labels))
+    return Data(graph.normalized(_NORMALIZATIONS[options.kind]), features, jnp.asarray(data.labels))
 
 
 def _measured(options: TrainingStepOptions, session: Session, data: Data, k: int | None) -> Row:
     state, step = make_step(options, data, k)
+    if options.plain_layers:
+        step = traced_with(with_plain_layers, step)
     compiled = jax.jit(step).lower(state, data).compile()
     planned = compiled.memory_analysis()
     nbytes = None if planned is None else sum(getattr(planned, name) for name in _MEMORY)
@@ -103,6 +114,8 @@ def _measured(options: TrainingStepOptions, session: Session, data: Data, k: int
         "layers": options.layers,
         "dim": options.hidden,
         "dtype": options.dtype,
+        "kind": options.kind,
+        "linear": "plain" if options.plain_layers else "fused",
         "activation": "relu" if k is None else "maxk",
         "k": k,
         "ms": timing.median_ms,
@@ -118,7 +131,7 @@ def make_step(options: TrainingStepOptions, data: Data, k: int | None) -> tuple[
         options.hidden,
         int(data.labels.max()) + 1,
         num_layers=options.layers,
-        kind="sage",
+        kind=options.kind,
         activation="relu" if k is None else "maxk",
         k=k,
         dropout=0.5,

@@ -509,7 +509,9 @@ def test_edge_counts_are_spaced_logarithmically():
 
 
 def test_a_training_step_is_timed_with_relu_and_every_k_and_learns(session):
-    options = training_step.TrainingStepOptions("tiny", 2, 16, (2, 4), out=session.out)
+    options = training_step.TrainingStepOptions(
+        "tiny", layers=2, hidden=16, ks=(2, 4), out=session.out
+    )
     rows = training_step.main(options, session)
     assert read_rows(session.out / "training_step.jsonl") == rows
     assert [(row["activation"], row["k"]) for row in rows] == [
@@ -526,6 +528,18 @@ def test_a_training_step_is_timed_with_relu_and_every_k_and_learns(session):
         state, loss = jax.jit(step)(state, data)
         losses.append(float(loss))
     assert losses[-1] < 0.7 * losses[0]
+
+
+def test_plain_linear_layers_take_the_same_step(session):
+    small = {"kind": "gcn", "layers": 1, "hidden": 16, "ks": ()}
+    options = training_step.TrainingStepOptions("tiny", **small, out=session.out)
+    data = training_step._load(options)
+    state, step = training_step.make_step(options, data, 4)
+    plain = _layers.traced_with(_layers.with_plain_layers, step)
+    (ours, loss), (theirs, expected) = (jax.jit(f)(state, data) for f in (step, plain))
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(ours[0]), jax.tree.leaves(theirs[0]), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4)
 
 
 def test_training_measures_every_activation_in_a_process_of_its_own(tmp_path, capsys):
