@@ -221,7 +221,8 @@ class Warp(abc.ABC):
     def special(self, op: str, x: Value) -> Value:
         """``rcp`` rounded to nearest; ``rsqrt``; ``ex2``, two to the power of -1 to 1.
 
-        And ``guess_rcp`` of normal numbers, within 1 unit in the last place.
+        And ``guess_rcp`` of normal numbers, within 1 unit in the last place; and ``any_ex2``, two
+        to any power, zero for what is not a normal number.
         """
 
     @abc.abstractmethod

@@ -24,6 +24,14 @@ Strategy = Literal["all_pairs", "all_triples", "all", "alone"]
 
 _SUBSETS = {"alone": 1, "all_pairs": 2, "all_triples": 3}
 
+# Functions that the op has under a name, and does in one pass with what is around them.
+_NAMED: tuple[tuple[Callable, ops.Activation], ...] = (
+    (jax.nn.gelu, "gelu"),
+    (jax.nn.relu, "relu"),
+    (jax.nn.silu, "silu"),
+    (jax.nn.mish, "mish"),
+)
+
 
 class ExpertCoupler(nnx.Module):
     """Couples experts over a hypergraph whose nodes they are, and makes one output of theirs.
@@ -47,7 +55,7 @@ class ExpertCoupler(nnx.Module):
         experts or a ``jaxgnn.Incidence``. Experts without a hyperedge stay by themselves, as all
         do where there are fewer than the strategy needs.
       layers: hypergraph convolutions.
-      activation: of each, or None.
+      activation: of each: a function, a name as in ``ops.fused_linear``, or None.
       residual: add the input of a layer to its output.
       combiner: makes ``[..., features]`` of ``[..., experts, features]``; None for the one above.
       weighting: as in ``ops.hypergraph_conv``.
@@ -79,7 +87,7 @@ class ExpertCoupler(nnx.Module):
         *,
         strategy: Strategy | Incidence | Iterable[Iterable[int]] = "all_pairs",
         layers: int = 2,
-        activation: Callable[[Array], Array] | None = jax.nn.gelu,
+        activation: Callable[[Array], Array] | ops.Activation | None = jax.nn.gelu,
         residual: bool = True,
         combiner: Callable[[Array], Array] | None = None,
         weighting: ops.Weighting = "paper",
@@ -94,13 +102,14 @@ class ExpertCoupler(nnx.Module):
         self.features = features
         self.num_experts = num_experts
         self.hyperedges = expert_hyperedges(strategy, num_experts)
-        self.activation = activation
+        self.activation = _name_of(activation)
         self.residual = residual
         self.layers = nnx.List(
             HypergraphConv(
                 features,
                 features,
                 num_hyperedges=len(self.hyperedges),
+                activation=None if callable(self.activation) else self.activation,
                 weighting=weighting,
                 normalization=normalization,
                 dtype=dtype,
@@ -137,9 +146,11 @@ class ExpertCoupler(nnx.Module):
         _check_experts(self, x, self.num_experts, self.features)
         h, incidence = x, self.incidence
         for layer in self.layers:
-            update = layer(incidence, h)
-            update = update if self.activation is None else _activated(self.activation, update)
-            h = h.astype(update.dtype) + update if self.residual else update
+            if callable(self.activation):
+                update = _activated(self.activation, layer(incidence, h))
+                h = h.astype(update.dtype) + update if self.residual else update
+            else:
+                h = layer(incidence, h, residual=h if self.residual else None)
         return h
 
 
@@ -276,6 +287,11 @@ class _GatedMessages(nnx.Module):
         received = jnp.where(others, gates, 0) @ x.astype(gates.dtype)
         update = jax.nn.gelu(self.own(x) + self.messages(received))
         return x.astype(update.dtype) + update
+
+
+def _name_of(activation: Callable[[Array], Array] | ops.Activation | None):
+    """The op's name of an activation, or the function if it has none."""
+    return next((name for function, name in _NAMED if function is activation), activation)
 
 
 def _activated(activation: Callable[[Array], Array], x: Array) -> Array:

@@ -44,6 +44,7 @@ class HypergraphConv(nnx.Module):
       negative_slope: of the scores' leaky relu.
       dropout: probability of leaving an incidence out of attention in training.
       use_bias: add b.
+      activation: a name as in ``ops.fused_linear``, or None.
       dtype: of the computation; None for what input and parameters promote to.
       param_dtype: of the parameters.
       precision: of products of float32 numbers, see ``ops.fused_linear``.
@@ -79,6 +80,7 @@ class HypergraphConv(nnx.Module):
         negative_slope: float = 0.2,
         dropout: float = 0.0,
         use_bias: bool = True,
+        activation: ops.Activation | None = None,
         dtype: DTypeLike | None = None,
         param_dtype: DTypeLike = jnp.float32,
         precision: ops.Precision | None = None,
@@ -115,6 +117,7 @@ class HypergraphConv(nnx.Module):
         self.concat = concat
         self.negative_slope = negative_slope
         self.dropout = dropout
+        self.activation: ops.Activation | None = activation
         self.dtype = dtype
         self.precision: ops.Precision | None = precision
         self.path: ops.HypergraphPath = path
@@ -127,6 +130,7 @@ class HypergraphConv(nnx.Module):
         weight: Float[Array, " hyperedges"] | None = None,
         attributes: Float[Array, "*batch hyperedges in"] | None = None,
         *,
+        residual: Float[Array, "*batch nodes out"] | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "*batch nodes out"]:
         """Convolves.
@@ -136,6 +140,7 @@ class HypergraphConv(nnx.Module):
           x: features of the nodes; leading axes share the hypergraph.
           weight: weights of the hyperedges, for layers that have not learnt theirs.
           attributes: features of the hyperedges, for attention.
+          residual: added behind the activation; of the shape of the result.
           rngs: a ``dropout`` stream in training, None in evaluation.
 
         Raises:
@@ -146,8 +151,8 @@ class HypergraphConv(nnx.Module):
         parameters = (
             None if p is None else p[...] for p in (self.kernel, self.bias, self.attention)
         )
-        x, attributes, kernel, bias, attention = promote_dtype(
-            (x, attributes, *parameters), dtype=self.dtype
+        x, attributes, residual, kernel, bias, attention = promote_dtype(
+            (x, attributes, residual, *parameters), dtype=self.dtype
         )
         return ops.hypergraph_conv(
             x,
@@ -164,6 +169,8 @@ class HypergraphConv(nnx.Module):
             negative_slope=self.negative_slope,
             dropout=self.dropout,
             key=None if rngs is None or not self.dropout else rngs.dropout(),
+            activation=self.activation,
+            residual=residual,
             precision=self.precision,
             path=self.path,
             implementation=self.implementation,

@@ -11,6 +11,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn.graph import Incidence, check_incidence_shapes, is_concrete
 from jaxgnn.ops._checks import check_choice, check_float
 from jaxgnn.ops._hypergraph_paths import Arrays, Convention
+from jaxgnn.ops.reference._activations import ACTIVATIONS
 from jaxgnn.ops.reference.fused_linear import PRECISIONS
 
 _OP = "hypergraph_conv"
@@ -47,6 +48,18 @@ def check_arrays(arrays: Arrays) -> None:
     if arrays.attention is not None and arrays.attention.shape[1] * heads != 2 * width:
         expected = f"of shape ({heads}, {2 * width // heads}), twice the {width // heads} of a head"
         raise bad_input(_OP, "attention", expected, f"shape {arrays.attention.shape}")
+
+
+def check_finish(activation: Any, residual: Any, shape: tuple[int, ...], dtype: Any) -> None:
+    """Raises ValueError unless there is such an activation, and the residual is like the result."""
+    check_choice(_OP, "activation", activation, *ACTIVATIONS)
+    if residual is None:
+        return
+    check_float(_OP, "residual", residual, 2)
+    if residual.shape != shape or residual.dtype != dtype:
+        expected = f"{dtype} of shape {shape}, that of the result"
+        got = f"{residual.dtype} of shape {residual.shape}"
+        raise bad_input(_OP, "residual", expected, got)
 
 
 def check_bias(bias: Any, width: int) -> None:

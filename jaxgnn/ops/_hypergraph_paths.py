@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -14,15 +15,18 @@ from jaxtyping import Array, Float
 from jaxgnn.graph import CSRGraph, Incidence, Normalization
 from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops._attention import edge_scores, row_softmax, weighted_sums
+from jaxgnn.ops.reference._activations import Name as Activation
 from jaxgnn.ops.reference._dtypes import accumulation_dtype
-from jaxgnn.ops.reference.fused_linear import Precision
+from jaxgnn.ops.reference.fused_linear import Precision, behind_barrier
 from jaxgnn.ops.reference.hypergraph_conv import (
     AttentionMode,
     Scales,
     Weighting,
+    finish,
     head_scores,
     merge_heads,
     project,
+    pull_back,
     scales,
 )
 from jaxgnn.ops.spmm import spmm
@@ -57,6 +61,7 @@ class Convention(NamedTuple):
     attention_mode: AttentionMode
     concat: bool
     negative_slope: float
+    activation: Activation | None
     precision: Precision | None
 
     @property
@@ -76,6 +81,7 @@ class Arrays(NamedTuple):
     bias: Float[Array, " out"] | None
     attention: Float[Array, "heads pair"] | None
     dropped: Float[Array, "*batch incidences heads"] | None
+    residual: Float[Array, "*batch nodes out"] | None
 
 
 # -- two sparse sums -----------------------------------------------------------------------------
@@ -93,8 +99,9 @@ def sparse_sums(
     y = _propagate(x, arrays.incidence, arrays.weight, convention, implementation)
     if widens:
         y = project(y, kernel, 1, precision)[..., 0, :]
+    y = y.astype(accumulation_dtype(y.dtype))
     y = y if arrays.bias is None else y + arrays.bias.astype(y.dtype)
-    return y.astype(x.dtype)
+    return _finished(y, arrays, convention)
 
 
 def _propagate(x, incidence, weight, convention, implementation):
@@ -142,8 +149,8 @@ def attended_sparse_sums(
     hyperedges = weighted_sums(incidence.by_hyperedge(), to_hyperedges, values, implementation)
     hyperedges = _scaled(hyperedges, middle)
     sums = weighted_sums(incidence.by_node(), to_nodes, hyperedges, implementation)
-    y = jnp.swapaxes(_scaled(sums, left), -2, -3)
-    return merge_heads(y, arrays.bias, convention.concat).astype(x.dtype)
+    y = jnp.swapaxes(_scaled(sums, left), -2, -3).astype(accumulation_dtype(x.dtype))
+    return _finished(merge_heads(y, arrays.bias, convention.concat), arrays, convention)
 
 
 def _sparse_attention(arrays: Arrays, scores, convention, implementation):
@@ -208,7 +215,7 @@ def attended_mixing(arrays: Arrays, convention: Convention) -> Float[Array, "*ba
     matrix = _product("...veh,e,...ueh->...hvu", alpha, middle, alpha) * left[:, None]
     matrix = matrix if right is None else matrix * right
     y = _product("...hvu,...uhf->...vhf", matrix, z)
-    return merge_heads(y, arrays.bias, convention.concat).astype(arrays.x.dtype)
+    return _finished(merge_heads(y, arrays.bias, convention.concat), arrays, convention)
 
 
 def _dense_softmax(logits, counts, axis: int):
@@ -239,6 +246,30 @@ def _product(subscripts: str, *operands: Array) -> Array:
 
 
 # -- both ----------------------------------------------------------------------------------------
+
+
+def _finished(y: Array, arrays: Arrays, convention: Convention) -> Float[Array, "*batch nodes out"]:
+    """The activation and the residual, rounded; the backward pass keeps ``y`` alone."""
+    if convention.activation is not None:
+        y = _activated(convention.activation, y)
+    return finish(y, None, arrays.residual).astype(arrays.x.dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _activated(activation: Activation, y):
+    return finish(y, activation, None)
+
+
+def _activated_forward(activation: Activation, y):
+    return _activated(activation, y), y
+
+
+def _activated_backward(activation: Activation, y, dy):
+    y, dy = behind_barrier(y, dy)
+    return (pull_back(y, activation, dy),)
+
+
+_activated.defvjp(_activated_forward, _activated_backward)
 
 
 def _attended(arrays: Arrays, convention: Convention):

@@ -11,14 +11,17 @@ from jaxtyping import Array, Float
 
 from jaxgnn.graph import Incidence, Normalization
 from jaxgnn.ops import _dispatch as dispatch
+from jaxgnn.ops import _pallas_hypergraph as pallas
 from jaxgnn.ops import _verify
 from jaxgnn.ops._hypergraph_checks import (
     check_arrays,
     check_bias,
     check_convention,
     check_dropout,
+    check_finish,
     check_incidence,
 )
+from jaxgnn.ops._hypergraph_kernels import kernel as kernel_table
 from jaxgnn.ops._hypergraph_paths import (
     MIXING_LIMITS,
     Arrays,
@@ -29,8 +32,9 @@ from jaxgnn.ops._hypergraph_paths import (
     sparse_sums,
 )
 from jaxgnn.ops.reference import hypergraph_conv as reference
+from jaxgnn.ops.reference._activations import Name as Activation
 from jaxgnn.ops.reference._dtypes import accumulation_dtype
-from jaxgnn.ops.reference.fused_linear import Precision
+from jaxgnn.ops.reference.fused_linear import Precision, behind_barrier
 from jaxgnn.ops.reference.hypergraph_conv import AttentionMode as AttentionMode
 from jaxgnn.ops.reference.hypergraph_conv import Weighting as Weighting
 
@@ -39,9 +43,9 @@ HypergraphPath = Literal["auto", "sums", "mixing"]
 HYPERGRAPH_CONV = dispatch.Kernel(
     "hypergraph_conv", {"xla": dispatch.xla(reference.hypergraph_conv)}
 )
-MIX = dispatch.Kernel("hypergraph_conv.mix", {"xla": dispatch.xla(reference.mix, scatters=False)})
-MIX_BACKWARD = dispatch.Kernel(
-    "hypergraph_conv.mix_backward", {"xla": dispatch.xla(reference.mix_backward, scatters=False)}
+MIX = kernel_table("hypergraph_conv.mix", reference.mix, pallas.mix)
+MIX_BACKWARD = kernel_table(
+    "hypergraph_conv.mix_backward", reference.mix_backward, pallas.mix_backward
 )
 ATTENDED_MIXING = dispatch.Kernel(
     "hypergraph_conv.mix_attended", {"xla": dispatch.xla(attended_mixing, scatters=False)}
@@ -64,11 +68,15 @@ def hypergraph_conv(
     negative_slope: float = 0.2,
     dropout: float = 0.0,
     key: jax.Array | None = None,
+    activation: Activation | None = None,
+    residual: Float[Array, "*batch nodes out"] | None = None,
     precision: Precision | None = None,
     path: HypergraphPath = "auto",
     implementation: dispatch.Name | None = None,
 ) -> Float[Array, "*batch nodes out"]:
     """Nodes to hyperedges and back: ``D⁻¹ H W B⁻¹ Hᵀ x Θ + b`` (https://arxiv.org/abs/1901.08150).
+
+    Then ``residual + activation(...)`` of it, where these are given.
 
     H is the incidence matrix, W the diagonal of the hyperedges' weights, ``B_e = Σ_v H_ve`` the
     hyperedges' sizes, ``D_v = Σ_e W_e H_ve`` the nodes' degrees. With one weight for all hyperedges
@@ -104,11 +112,14 @@ def hypergraph_conv(
       dropout: probability of leaving an incidence out of attention, after the softmax; the others
         are scaled up. Nothing is left out without a ``key``.
       key: random key, for training.
+      activation: of the sums, a name as in ``fused_linear``; None for none.
+      residual: added behind the activation; of the shape and dtype of the result.
       precision: of products with Θ, as in ``fused_linear``.
       path: ``"sums"``, ``"mixing"``, or ``"auto"`` for the second where the hypergraph has at most
         128 nodes.
       implementation: ``"xla"`` for the reference, which takes neither path; ``"ffi"`` or
-        ``"pallas"`` for these kernels of ``spmm``; None for what was measured to be fastest.
+        ``"pallas"`` for these kernels of ``spmm``, and with ``path="mixing"`` the latter for up to
+        8 nodes of a width that is a multiple of 32; None for what is taken to be fastest.
 
     Returns:
       Features of the nodes, of the dtype of ``x``.
@@ -129,14 +140,16 @@ def hypergraph_conv(
       [[6.0], [2.5], [1.3333333730697632]]
     """
     incidence = check_incidence("hypergraph_conv", incidence)
-    arrays = Arrays(x, incidence, weight, attributes, kernel, bias, attention, None)
+    arrays = Arrays(x, incidence, weight, attributes, kernel, bias, attention, None, residual)
     check_arrays(arrays)
     convention = Convention(
-        weighting, normalization, attention_mode, concat, negative_slope, precision
+        weighting, normalization, attention_mode, concat, negative_slope, activation, precision
     )
     check_convention(convention, path)
     check_dropout(dropout, attention)
-    check_bias(bias, _width(arrays, concat))
+    width = _width(arrays, concat)
+    check_bias(bias, width)
+    check_finish(activation, residual, (*x.shape[:-1], width), x.dtype)
     request = dispatch.resolve("hypergraph_conv", implementation)
     if incidence.num_hyperedges == 0:
         arrays = _with_an_empty_hyperedge(arrays)
@@ -170,33 +183,70 @@ def _mixed(request, convention: Convention, arrays: Arrays):
     if arrays.attention is not None:
         return ATTENDED_MIXING(request, arrays, convention=convention)
     matrix = mixing_matrix(incidence, weight, convention, accumulation_dtype(x.dtype))
-    return _mix(request, convention.precision, x, matrix, arrays.kernel, arrays.bias)
+    shared = matrix, arrays.kernel, arrays.bias
+    return _mix(request, convention, x, *shared, arrays.residual)
 
 
 _PATHS = {"sums": _by_sums, "mixing": _by_mixing}
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _mix(request, precision, x, matrix, kernel, bias):
-    return _mix_forward(request, precision, x, matrix, kernel, bias)[0]
+def _mix(request, convention: Convention, x, matrix, kernel, bias, residual):
+    return _mix_forward(request, convention, x, matrix, kernel, bias, residual)[0]
 
 
-def _mix_forward(request, precision, x, matrix, kernel, bias):
-    if kernel is None or kernel.shape[1] > kernel.shape[0] or x.ndim == 2:
-        y = MIX(request, x, matrix, kernel, bias, precision=precision)
-        return y, (x, None, matrix, kernel, bias)
-    # Over the narrower rows; over those behind the product if they are as wide, since there XLA
-    # fuses the mixing of tokens with what follows.
-    z = reference.project(x, kernel, 1, precision)[..., 0, :].astype(x.dtype)
-    return MIX(request, z, matrix, None, bias, precision=precision), (x, z, matrix, kernel, bias)
+def _mix_forward(request, convention: Convention, x, matrix, kernel, bias, residual):
+    activation, kept = convention.activation, (matrix, kernel, bias)
+    if kernel is None:
+        y = MIX(request, x, matrix, bias, residual, activation=activation)
+        return y, (x, None, *kept)
+    if _mixes_first(x, kernel):
+        y = _behind_mixing(request, convention, x, *kept)[1]
+        return reference.finish(y, activation, residual).astype(x.dtype), (x, None, *kept)
+    # Over the narrower rows; over those behind the product if they are as wide, since there the
+    # mixing of tokens is one pass with what follows.
+    z = reference.project(x, kernel, 1, convention.precision)[..., 0, :].astype(x.dtype)
+    return MIX(request, z, matrix, bias, residual, activation=activation), (x, z, *kept)
 
 
-def _mix_backward(request, precision, residuals, dy):
+def _mixes_first(x, kernel) -> bool:
+    """Whether the rows in front of the product are narrower, or those of a single token."""
+    return kernel.shape[1] > kernel.shape[0] or x.ndim == 2
+
+
+def _behind_mixing(request, convention: Convention, x, matrix, kernel, bias):
+    """``M x``, rounded as an operand of the product, and ``M x Θ + b``."""
+    mixed = MIX(request, x, matrix, None, None, activation=None)
+    y = reference.project(mixed, kernel, 1, convention.precision)[..., 0, :]
+    return mixed, y if bias is None else y + bias.astype(y.dtype)
+
+
+def _mix_backward(request, convention: Convention, residuals, dy):
     x, z, matrix, kernel, bias = residuals
+    options = {"activation": convention.activation}
+    if kernel is None:
+        dx, dmatrix, dbias = MIX_BACKWARD(request, x, matrix, bias, dy, **options)
+        return dx, dmatrix, None, dbias, dy
     if z is None:
-        return MIX_BACKWARD(request, x, matrix, kernel, bias, dy, precision=precision)
-    dz, dmatrix, _, dbias = MIX_BACKWARD(request, z, matrix, None, bias, dy, precision=precision)
-    dx, dkernel = reference.project_backward(x, kernel, dz, precision)
+        return *_mixed_first_backward(request, convention, x, matrix, kernel, bias, dy), dy
+    dz, dmatrix, dbias = MIX_BACKWARD(request, z, matrix, bias, dy, **options)
+    dx, dkernel = reference.project_backward(x, kernel, dz, convention.precision)
+    return dx, dmatrix, dkernel, dbias, dy
+
+
+def _mixed_first_backward(request, convention: Convention, x, matrix, kernel, bias, dy):
+    """Gradients to the arrays; what was mixed is mixed again."""
+    activation, da = convention.activation, dy
+    if activation is not None:
+        x, matrix, kernel, bias, dy = behind_barrier(x, matrix, kernel, bias, dy)
+    mixed, y = _behind_mixing(request, convention, x, matrix, kernel, bias)
+    if activation is not None:
+        da = reference.pull_back(y, activation, dy)
+    dbias = reference.bias_gradient(bias, da)
+    dmixed, dkernel = reference.project_backward(
+        mixed, kernel, da.astype(x.dtype), convention.precision
+    )
+    dx, dmatrix, _ = MIX_BACKWARD(request, x, matrix, None, dmixed, activation=None)
     return dx, dmatrix, dkernel, dbias
 
 

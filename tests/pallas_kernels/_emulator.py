@@ -427,6 +427,7 @@ class NumpyWarp(Warp):
             "guess_rcp": lambda x: 1 / x * (1 + 2.0**-23),
             "rsqrt": lambda x: 1 / np.sqrt(x),
             "ex2": lambda x: np.exp2(x),
+            "any_ex2": lambda x: np.where(x < -126, 0, np.exp2(x)),
         }[op]
         normal = (np.abs(x.data) >= 2.0**-126) & (np.abs(x.data) <= 2.0**126) | np.isnan(x.data)
         assert op != "guess_rcp" or normal[self.active].all(), "not normal"

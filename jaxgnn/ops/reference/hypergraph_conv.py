@@ -11,8 +11,10 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxgnn.graph import Incidence, Normalization
+from jaxgnn.ops.reference._activations import ACTIVATIONS
+from jaxgnn.ops.reference._activations import Name as Activation
 from jaxgnn.ops.reference._dtypes import accumulation_dtype
-from jaxgnn.ops.reference.fused_linear import Precision, product
+from jaxgnn.ops.reference.fused_linear import Precision, behind_barrier, product
 
 Weighting = Literal["paper", "pyg"]
 AttentionMode = Literal["node", "edge"]
@@ -30,15 +32,19 @@ def hypergraph_conv(
     bias: Float[Array, " out"] | None,
     attention: Float[Array, "heads pair"] | None,
     dropped: Float[Array, "*batch incidences heads"] | None,
+    residual: Float[Array, "*batch nodes out"] | None,
     *,
     weighting: Weighting,
     normalization: Normalization,
     attention_mode: AttentionMode,
     concat: bool,
     negative_slope: float,
+    activation: Activation | None,
     precision: Precision | None,
 ) -> Float[Array, "*batch nodes out"]:
     """``L H R Hᵀ C x Θ + b``, with ``scales`` L, R and C, and H weighted by attention.
+
+    Then the activation, and ``residual`` is added.
 
     Every array has nodes, hyperedges or incidences as its first axis, then batch, heads, features.
     """
@@ -65,7 +71,7 @@ def hypergraph_conv(
     messages = alpha * _of(_scaled(hyperedges, middle), ends.hyperedges)
     sums = jax.ops.segment_sum(messages, ends.nodes, incidence.num_nodes)
     y = jnp.moveaxis(_scaled(sums, left), 0, -3)
-    return merge_heads(y, bias, concat).astype(x.dtype)
+    return finish(merge_heads(y, bias, concat), activation, residual).astype(x.dtype)
 
 
 class Scales(NamedTuple):
@@ -140,6 +146,27 @@ def merge_heads(
     return y if bias is None else y + bias.astype(y.dtype)
 
 
+def finish(
+    y: Float[Array, "*batch nodes out"],
+    activation: Activation | None,
+    residual: Float[Array, "*batch nodes out"] | None,
+) -> Float[Array, "*batch nodes out"]:
+    """``residual + activation(y)`` of a y in the accumulation dtype."""
+    y = ACTIVATIONS[activation].activate(y)
+    return y if residual is None else residual.astype(y.dtype) + y
+
+
+def pull_back(
+    y: Float[Array, "*batch nodes out"],
+    activation: Activation | None,
+    dy: Float[Array, "*batch nodes out"],
+) -> Float[Array, "*batch nodes out"]:
+    """The gradient to the y of ``finish``, in its dtype, from that to what it makes."""
+    function = ACTIVATIONS[activation]
+    known = function.activate(y) if function.of_output else y
+    return function.pull_back(known, dy.astype(y.dtype))
+
+
 def head_scores(
     z: Float[Array, "*batch heads out"],
     edges: Float[Array, "*batch heads out"],
@@ -151,44 +178,54 @@ def head_scores(
 
 
 def mix(
-    x: Float[Array, "*batch nodes in"],
+    x: Float[Array, "*batch nodes width"],
     mixing: Float[Array, "nodes nodes"],
-    kernel: Float[Array, "in out"] | None,
-    bias: Float[Array, " out"] | None,
+    bias: Float[Array, " width"] | None,
+    residual: Float[Array, "*batch nodes width"] | None,
     *,
-    precision: Precision | None,
-) -> Float[Array, "*batch nodes out"]:
-    """``M x Θ + b`` with one small matrix M for all leading axes.
-
-    ``M x`` is rounded to the dtype of x where it is an operand of the product.
-    """
-    y = _mixed(mixing, x)
-    if kernel is not None:
-        y = product(y.astype(x.dtype), kernel, ((x.ndim - 1,), (0,)), precision)
-    return (y if bias is None else y + bias.astype(y.dtype)).astype(x.dtype)
+    activation: Activation | None,
+) -> Float[Array, "*batch nodes width"]:
+    """``residual + activation(M x + b)`` with one small matrix M for all leading axes."""
+    y = finish(_preactivation(x, mixing, bias), activation, residual)
+    return y.astype(x.dtype)
 
 
 def mix_backward(
-    x: Float[Array, "*batch nodes in"],
+    x: Float[Array, "*batch nodes width"],
     mixing: Float[Array, "nodes nodes"],
-    kernel: Float[Array, "in out"] | None,
-    bias: Float[Array, " out"] | None,
-    dy: Float[Array, "*batch nodes out"],
+    bias: Float[Array, " width"] | None,
+    dy: Float[Array, "*batch nodes width"],
     *,
-    precision: Precision | None,
-) -> tuple[Array, Array, Array | None, Array | None]:
-    """Gradients to ``x``, ``mixing``, ``kernel`` and ``bias``, from the arguments of ``mix`` alone.
+    activation: Activation | None,
+) -> tuple[Array, Array, Array | None]:
+    """Gradients to ``x``, ``mixing`` and ``bias``, from the arguments of ``mix`` alone.
 
-    With ``g = dy Θᵀ``: ``dx = Mᵀ g``, ``dM = Σ g xᵀ``, ``dΘ = Σ (M x)ᵀ dy``, ``db = Σ dy``.
+    With ``da = dy activation'(M x + b)``: ``dx = Mᵀ da``, ``dM = Σ da xᵀ``, ``db = Σ da``. That to
+    the residual is ``dy``.
     """
-    wide, rows = accumulation_dtype(x.dtype), tuple(range(x.ndim - 1))
-    dkernel, g = None, dy
-    if kernel is not None:
-        g, dkernel = project_backward(_mixed(mixing, x).astype(x.dtype), kernel, dy, precision)
-    dx = _mixed(mixing.T, g).astype(x.dtype)
-    dmixing = _products_of_rows(g, x)
-    dbias = None if bias is None else jnp.sum(dy.astype(wide), axis=rows).astype(bias.dtype)
-    return dx, dmixing.astype(mixing.dtype), dkernel, dbias
+    da = dy
+    if activation is not None:
+        x, mixing, bias, dy = behind_barrier(x, mixing, bias, dy)
+        da = pull_back(_preactivation(x, mixing, bias), activation, dy)
+    dx = _mixed(mixing.T, da).astype(x.dtype)
+    dmixing = _products_of_rows(da, x)
+    return dx, dmixing.astype(mixing.dtype), bias_gradient(bias, da)
+
+
+def bias_gradient(
+    bias: Float[Array, " width"] | None, da: Float[Array, "*batch width"]
+) -> Float[Array, " width"] | None:
+    """Sums of rows, in the accumulation dtype; None without a bias."""
+    if bias is None:
+        return None
+    wide = da.astype(accumulation_dtype(da.dtype))
+    return jnp.sum(wide, axis=tuple(range(da.ndim - 1))).astype(bias.dtype)
+
+
+def _preactivation(x, mixing, bias) -> Array:
+    """``M x + b`` in the accumulation dtype."""
+    y = _mixed(mixing, x)
+    return y if bias is None else y + bias.astype(y.dtype)
 
 
 def _mixed(

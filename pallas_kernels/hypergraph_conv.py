@@ -1,0 +1,432 @@
+"""The mixing of ``hypergraph_conv``: one small matrix for the nodes of every token.
+
+A block has some columns of all nodes, and with the other blocks of these columns it takes turns at
+the tokens. What a lane needs of the next tokens is on its way to shared memory while it works on
+the present ones; no lane reads what another has asked for. Sums over tokens stay in registers until
+the end, and are added up in a fixed order: by lanes, by warps, by blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import _simt
+from pallas_kernels._streams import combine
+from pallas_kernels._values import Array, Value
+from pallas_kernels._warp import LANES, Warp
+from pallas_kernels._warp_activations import activate, pull_back
+
+_ENTRIES = 4  # neighbouring columns of a lane: 16 bytes of float32
+_FLOATS = 4  # in 16 bytes
+# Of an H200. A block of the most warps has a multiprocessor for itself, with 168 registers a lane.
+_MULTIPROCESSORS = 132
+_WARPS = (12, 8, 4)
+_MOST_AHEAD = 6
+
+
+@dataclass(frozen=True)
+class MixTile:
+    """How blocks share columns and tokens, and how far they read ahead.
+
+    Attributes:
+      lanes: lanes side by side in a token; the other lanes of the warp have other tokens.
+      warps: warps of a block, which have different tokens.
+      ranges: blocks that have the same columns.
+      ahead: how often a lane has read on while it works.
+    """
+
+    lanes: int
+    warps: int
+    ranges: int
+    ahead: int
+
+    @classmethod
+    def choose(cls, x: Any, arrays: int) -> MixTile:
+        """The one heuristic: one wave of blocks that fill the shared memory with what is to come.
+
+        Args:
+          x: [tokens, nodes, width].
+          arrays: of its shape that are read.
+        """
+        tokens, nodes, width = x.shape
+        lanes = math.gcd(width // _ENTRIES, LANES)
+        of_lane = arrays * nodes * _ENTRIES * x.dtype.itemsize
+        for warps in _WARPS:
+            ring = _simt.most_shared_bytes() - 4 * _other_words(nodes, warps)
+            ahead = min(ring // (warps * LANES * of_lane) - 1, _MOST_AHEAD)
+            if ahead >= 1:
+                break
+        most = max(1, _MULTIPROCESSORS // (width // (lanes * _ENTRIES)))
+        ranges = min(most, -(-tokens // (LANES // lanes * warps)))
+        return cls(lanes, warps, ranges, ahead)
+
+    @property
+    def span(self) -> int:
+        """Columns of a block."""
+        return self.lanes * _ENTRIES
+
+    @property
+    def tokens(self) -> int:
+        """That a warp takes at once."""
+        return LANES // self.lanes
+
+
+def _pitch(nodes: int) -> int:
+    """Floats of a row of the matrix in shared memory."""
+    return -(-nodes // _FLOATS) * _FLOATS
+
+
+def _sums(nodes: int) -> int:
+    """Sums for the matrix, as many for each lane."""
+    return -(-nodes * nodes // LANES) * LANES
+
+
+def _other_words(nodes: int, warps: int) -> int:
+    """Shared memory beside what is read."""
+    return nodes * _pitch(nodes) + warps * (_sums(nodes) + LANES * _ENTRIES)
+
+
+class _Inputs(NamedTuple):
+    """What the kernels read; in them each is an ``Array``, or None.
+
+    Attributes:
+      x: [tokens, nodes, width].
+      other: like ``x``: what is added to the result, or its gradient.
+      matrix: [nodes, nodes] float32.
+      bias: [width] float32.
+    """
+
+    x: Any
+    other: Any
+    matrix: Any
+    bias: Any
+
+
+def mix(
+    x: jax.Array,
+    matrix: jax.Array,
+    bias: jax.Array | None = None,
+    residual: jax.Array | None = None,
+    activation: str | None = None,
+    *,
+    tile: MixTile | None = None,
+) -> jax.Array:
+    """``residual + activation(matrix x + bias)``, accumulated in float32 and rounded once.
+
+    Args:
+      x: [tokens, nodes, width], up to 8 nodes, since a lane of the backward pass has a sum for
+        each two of them; of a width that is a multiple of 32; float32, bfloat16 or float16.
+      matrix: [nodes, nodes] float32.
+      bias: [width] float32, or None.
+      residual: like ``x``, or None.
+      activation: a name of ``_dense_activations``, or None.
+      tile: by default what suits the shapes.
+
+    Returns:
+      Like ``x``.
+    """
+    tokens, nodes, _ = x.shape
+    if tokens == 0:
+        return jnp.zeros_like(x)
+    inputs = _Inputs(x, residual, matrix, bias)
+    tile = tile or MixTile.choose(x, 1 if residual is None else 2)
+    return _launch(
+        _Forward(tile, activation),
+        inputs,
+        [jax.ShapeDtypeStruct(x.shape, x.dtype)],
+        "hypergraph_conv_mix",
+        {"matrix": (nodes, _pitch(nodes))},
+    )[0]
+
+
+def mix_backward(
+    x: jax.Array,
+    matrix: jax.Array,
+    bias: jax.Array | None,
+    dy: jax.Array,
+    activation: str | None = None,
+    *,
+    tile: MixTile | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Gradients to ``x``, ``matrix`` and ``bias``; that to the residual is ``dy`` itself.
+
+    With ``da = dy activation'(matrix x + bias)``, which is recomputed: ``dx = matrixᵀ da``, ``Σ da
+    xᵀ`` and ``Σ da``, in one pass.
+
+    Args:
+      x: as in ``mix``.
+      matrix: likewise.
+      bias: likewise.
+      dy: like ``x``.
+      activation: as in ``mix``.
+      tile: by default what suits the shapes.
+
+    Returns:
+      The first like ``x``; [nodes, nodes] and [width], float32.
+    """
+    tokens, nodes, width = x.shape
+    if tokens == 0:
+        return jnp.zeros_like(x), jnp.zeros_like(matrix), jnp.zeros(width, jnp.float32)
+    tile = tile or MixTile.choose(x, 2)
+    slices, pairs = width // tile.span, nodes * nodes
+    partial = jax.ShapeDtypeStruct((tile.ranges * slices, pairs + tile.span), jnp.float32)
+    dx, partial = _launch(
+        _Backward(tile, activation),
+        _Inputs(x, dy, matrix, bias),
+        [jax.ShapeDtypeStruct(x.shape, x.dtype), partial],
+        "hypergraph_conv_mix_backward",
+        {
+            "matrix": (nodes, _pitch(nodes)),
+            "pairs": (tile.warps, _sums(nodes)),
+            "columns": (tile.warps, LANES * _ENTRIES),
+        },
+    )
+    sums = jnp.sum(partial.reshape(tile.ranges, slices, -1), axis=0)
+    dmatrix = jnp.sum(sums[:, :pairs], axis=0).reshape(matrix.shape)
+    return dx, dmatrix, sums[:, pairs:].reshape(width)
+
+
+def _launch(kernel, inputs: _Inputs, outputs, name: str, floats: dict[str, tuple[int, ...]]):
+    tile, x = kernel.tile, inputs.x
+    pieces = x.shape[1] * (1 if inputs.other is None else 2)
+    ring = tile.warps, tile.ahead + 1, pieces, LANES, _ENTRIES
+    shared = {"ring": jax.ShapeDtypeStruct(ring, x.dtype)}
+    shared |= {n: jax.ShapeDtypeStruct(shape, jnp.float32) for n, shape in floats.items()}
+    blocks = tile.ranges * (x.shape[2] // tile.span)
+    grid = _simt.Grid(blocks, tile.warps)
+    return _simt.launch(kernel, inputs, outputs, name=name, grid=grid, block_shared=shared)
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """A lane on its way through tokens: what it reads of them, and the matrix.
+
+    Attributes:
+      warp: of the lanes.
+      tile: how they share the columns.
+      inputs: see ``_Inputs``.
+      ring: what has been read, [warps, stages, pieces, lanes, columns].
+      matrix: in shared memory, its rows padded.
+    """
+
+    warp: Warp
+    tile: MixTile
+    inputs: _Inputs
+    ring: Array
+    matrix: Array
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of a token."""
+        return self.inputs.x.shape[1]
+
+    @property
+    def slices(self) -> int:
+        """Blocks that share a token."""
+        return self.inputs.x.shape[2] // self.tile.span
+
+    @property
+    def column(self) -> Value:
+        """The lane's first."""
+        place = self.warp.block % self.slices
+        return place * self.tile.span + self.warp.lane % self.tile.lanes * _ENTRIES
+
+    def run(self, carry: Any, take: Any) -> Any:
+        """``take(i, token, carry)`` for the tokens of this lane; behind the last, it again."""
+        warp, tile = self.warp, self.tile
+        self._copy_matrix()
+        tokens, step = self.inputs.x.shape[0], tile.ranges * tile.warps * tile.tokens
+        in_block = warp.thread // LANES
+        first = (warp.block // self.slices * tile.warps + in_block) * tile.tokens
+        # Of the lanes of a warp, the first has the most.
+        count = (tokens - 1 - first + step).most(0) // step
+
+        def token(i: Value) -> Value:
+            return first + i * step + warp.lane // tile.lanes
+
+        def load(i: Value) -> None:
+            warp.when(i < count, lambda: self._load(i, token(i)))
+            warp.end_copies()
+
+        def work(i, carry):
+            load(i + tile.ahead)
+            warp.wait_for_copies(tile.ahead)
+            return take(i, token(i), carry)
+
+        for i in range(tile.ahead):
+            load(warp.i32(i))
+        return warp.loop(warp.i32(0), count, 1, carry, work)
+
+    def _copy_matrix(self) -> None:
+        """For all warps of the block."""
+        nodes, pitch = self.matrix.shape
+
+        def copy(i, _):
+            row = i // nodes
+            value = self.inputs.matrix.load(i)
+            self.matrix.store(row * pitch + (i - row * nodes), value)
+
+        self.warp.loop(self.warp.thread, nodes * nodes, self.warp.threads, (), copy)
+        self.warp.barrier()
+
+    def row(self, node: int) -> list[Value]:
+        """Of the matrix."""
+        nodes, pitch = self.matrix.shape
+        words = self.matrix.load_words(node * pitch, pitch)
+        return [self.matrix.unpack(words, i) for i in range(nodes)]
+
+    def bias(self) -> list[Value]:
+        """Of the lane's columns."""
+        if self.inputs.bias is None:
+            return [self.warp.f32(0.0)] * _ENTRIES
+        words = self.inputs.bias.load_words(self.column, _ENTRIES)
+        return [self.inputs.bias.unpack(words, e) for e in range(_ENTRIES)]
+
+    def inside(self, token: Value) -> Value:
+        """Whether there is such a token."""
+        return token < self.inputs.x.shape[0]
+
+    def _load(self, i: Value, token: Value) -> None:
+        """Begins to copy what ``piece`` gives."""
+        x = self.inputs.x
+        tokens, nodes, width = x.shape
+        known = token if self.tile.tokens == 1 else token.least(tokens - 1)
+        first = known.to("i64") * (nodes * width // _ENTRIES) + self.column // _ENTRIES
+        arrays = [array for array in (x, self.inputs.other) if array is not None]
+        for number, array in enumerate(arrays):
+            for node in range(nodes):
+                place = self._place(i, number * nodes + node)
+                at = first + node * (width // _ENTRIES)
+                self.ring.copy_from(place, array, at, _ENTRIES * array.itemsize)
+
+    def piece(self, i: Value, number: int) -> list[Value]:
+        """The columns of a node: of ``x``, and behind all its nodes of ``other``."""
+        words = self.ring.load_words(self._place(i, number) * _ENTRIES, _ENTRIES)
+        return [self.ring.unpack(words, e) for e in range(_ENTRIES)]
+
+    def _place(self, i: Value, piece: int) -> Value:
+        """In the ring, counted in what a lane reads at once."""
+        _, stages, pieces, _, _ = self.ring.shape
+        stage = self.warp.thread // LANES * stages + i % stages
+        return (stage * pieces + piece) * LANES + self.warp.lane
+
+    def store(self, token: Value, node: int, values: list[Value], target: Array) -> None:
+        """Writes the columns of a node."""
+
+        def write():
+            target.row(token).store(self.column + node * target.shape[2], *values)
+
+        if self.tile.tokens == 1:
+            write()
+        else:
+            self.warp.when(self.inside(token), write)
+
+
+@dataclass(frozen=True)
+class _Forward:
+    tile: MixTile
+    activation: str | None
+
+    def __call__(self, warp: Warp, inputs, y: Array, *, ring: Array, matrix: Array) -> None:
+        walk = _Walk(warp, self.tile, inputs, ring, matrix)
+        bias = walk.bias()
+
+        def take(i, token, _):
+            x = [walk.piece(i, node) for node in range(walk.nodes)]
+            for node in range(walk.nodes):
+                made = _sums_of(combine(warp, walk.row(node), x), bias)
+                made = [activate(warp, self.activation, z) for z in made]
+                if inputs.other is not None:
+                    made = _sums_of(made, walk.piece(i, walk.nodes + node))
+                walk.store(token, node, made, y)
+
+        walk.run((), take)
+
+
+class _Totals(NamedTuple):
+    """What a lane adds up over its tokens.
+
+    Attributes:
+      pairs: products of the gradient at one node and the features of another, row by row.
+      columns: gradients to the bias.
+    """
+
+    pairs: list[Value]
+    columns: list[Value]
+
+
+@dataclass(frozen=True)
+class _Backward:
+    tile: MixTile
+    activation: str | None
+
+    def __call__(self, warp: Warp, inputs, dx: Array, partial: Array, **shared: Array) -> None:
+        walk = _Walk(warp, self.tile, inputs, shared["ring"], shared["matrix"])
+        bias, zero, nodes = walk.bias(), warp.f32(0.0), range(walk.nodes)
+
+        def take(i, token, totals):
+            x = [walk.piece(i, node) for node in nodes]
+            made = [[zero] * _ENTRIES for _ in nodes]
+            for node in nodes:
+                row = walk.row(node)
+                da = self._through_activation(walk, row, x, bias, walk.piece(i, walk.nodes + node))
+                if self.tile.tokens > 1:
+                    da = [warp.select(walk.inside(token), d, zero) for d in da]
+                totals = self._add(warp, totals, node, da, x)
+                for other, factor in enumerate(row):
+                    pairs = zip(da, made[other], strict=True)
+                    made[other] = [warp.fma(factor, d, m) for d, m in pairs]
+            for node in nodes:
+                walk.store(token, node, made[node], dx)
+            return totals
+
+        totals = walk.run(_Totals([zero] * walk.nodes**2, [zero] * _ENTRIES), take)
+        partial = partial.row(warp.block)
+        self._store(walk, totals, shared["pairs"], shared["columns"], partial)
+
+    def _through_activation(self, walk: _Walk, row, x, bias, dy) -> list[Value]:
+        """The gradient in front of the bias, at one node."""
+        if self.activation is None:
+            return dy
+        z = _sums_of(combine(walk.warp, row, x), bias)
+        pairs = zip(z, dy, strict=True)
+        return [pull_back(walk.warp, self.activation, z, d) for z, d in pairs]
+
+    def _add(self, warp: Warp, totals: _Totals, node: int, da, x) -> _Totals:
+        pairs = [*totals.pairs]
+        for other, columns in enumerate(x):
+            place = node * len(x) + other
+            for d, value in zip(da, columns, strict=True):
+                pairs[place] = warp.fma(d, value, pairs[place])
+        return _Totals(pairs, _sums_of(totals.columns, da))
+
+    def _store(self, walk: _Walk, totals: _Totals, pairs, columns, target: Array) -> None:
+        """Adds up what lanes and warps have, one after another."""
+        warp, tile, count = walk.warp, self.tile, walk.nodes**2
+        first = warp.thread // LANES * pairs.shape[1]
+        for number, total in warp.sum_each(totals.pairs, LANES):
+            pairs.store(first + number, total)
+        sums = [warp.sum_groups(value, tile.lanes) for value in totals.columns]
+        columns.store(warp.thread * _ENTRIES, *sums)
+        warp.barrier()
+
+        def add(array, behind):
+            def store(i, _):
+                total = array.load(i)
+                for number in range(1, tile.warps):
+                    total = total + array.load(i + number * array.shape[1])
+                target.store(i + behind, total)
+
+            return store
+
+        warp.loop(warp.thread, count, warp.threads, (), add(pairs, 0))
+        warp.loop(warp.thread, tile.span, warp.threads, (), add(columns, count))
+
+
+def _sums_of(a: list[Value], b: list[Value]) -> list[Value]:
+    return [x + y for x, y in zip(a, b, strict=True)]
