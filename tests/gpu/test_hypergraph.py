@@ -30,8 +30,7 @@ SHAPES = [
     (8449, 1, 160),
     (8449, 5, 256),
     (8449, 8, 256),
-    (1000, 8, 8000),
-    (32768, 8, 256),
+    (200, 8, 8000),
 ]
 
 
@@ -96,9 +95,9 @@ def test_gradients_repeat_to_the_bit(dtype):
 
 
 def _incidence(nodes):
-    """A ring, and all nodes."""
-    ring = [{i, (i + 1) % nodes} for i in range(nodes)]
-    return Incidence.from_hyperedges([*ring, set(range(nodes))], nodes)
+    """The first node, the first two, and so on; and the last one."""
+    first = [set(range(i + 1)) for i in range(nodes)]
+    return Incidence.from_hyperedges([*first, {nodes - 1}], nodes)
 
 
 def _gradients(nodes, x, kernel, bias, weight, **options):
