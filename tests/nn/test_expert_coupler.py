@@ -227,13 +227,18 @@ def test_an_activation_may_have_parameters_of_its_own():
     assert np.isfinite(got[1]).all()
 
 
-def test_gradients_are_those_of_the_same_layers_without_recomputation():
-    layer = coupler()
+# As a function that the op has under a name, by the name, and as a function that it has not.
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("activation", [jax.nn.gelu, "gelu", lambda h: jax.nn.gelu(h)])
+def test_gradients_are_those_of_the_same_layers_without_recomputation(activation, residual):
+    layer = coupler(activation=activation, residual=residual)
+    linear = coupler(activation=None, residual=False)
     weights = random_array(X.shape, "float32", seed=7)
 
     def plain(x):
-        for part in layer.layers:
-            x = x + jax.nn.gelu(part(layer.incidence, x))
+        for part in linear.layers:
+            update = jax.nn.gelu(part(linear.incidence, x))
+            x = x + update if residual else update
         return x
 
     got, expected = (

@@ -24,13 +24,26 @@ def awkward() -> Incidence:
 INCIDENCE = awkward()
 
 
-def arrays(dtype="float32", *, batch=(), weight=True, attention=True, concat=True, scale=1.0):
+def arrays(
+    dtype="float32",
+    *,
+    batch=(),
+    width=WIDTH,
+    weight=True,
+    attention=True,
+    concat=True,
+    residual=False,
+    scale=1.0,
+):
     """The differentiable arguments by name."""
+    out = width if concat else width // HEADS
     given = {
         "x": random_array((*batch, NODES, FEATURES), dtype, seed=1, scale=scale),
-        "kernel": random_array((FEATURES, WIDTH), dtype, seed=2, scale=0.5),
-        "bias": random_array((WIDTH if concat else WIDTH // HEADS,), dtype, seed=3),
+        "kernel": random_array((FEATURES, width), dtype, seed=2, scale=0.5),
+        "bias": random_array((out,), dtype, seed=3),
     }
+    if residual:
+        given["residual"] = random_array((*batch, NODES, out), dtype, seed=7)
     if weight:
         given["weight"] = abs(random_array((HYPEREDGES,), "float32", seed=4)) + 0.25
     if attention:
@@ -42,6 +55,14 @@ def arrays(dtype="float32", *, batch=(), weight=True, attention=True, concat=Tru
 def power(numbers: np.ndarray, exponent: float) -> np.ndarray:
     """Zero of zero."""
     return np.where(numbers == 0, 0, np.where(numbers == 0, 1, numbers) ** exponent)
+
+
+ACTIVATIONS = {
+    None: lambda z: z,
+    "relu": lambda z: np.maximum(z, 0),
+    "silu": lambda z: z / (1 + np.exp(-z)),
+    "gelu": lambda z: z / (1 + np.exp(-2 * np.sqrt(2 / np.pi) * (z + 0.044715 * z**3))),
+}
 
 
 def formula(
@@ -58,6 +79,8 @@ def formula(
     attention_mode="node",
     concat=True,
     negative_slope=0.2,
+    residual=0.0,
+    activation=None,
 ):
     """The convolution of ``x [nodes, in]`` in float64."""
     x, kernel, bias = (np.asarray(a, np.float64) for a in (x, kernel, bias))
@@ -82,4 +105,4 @@ def formula(
         matrix = left[:, None] * (h * middle) @ h.T * right
         outputs.append(matrix @ x @ theta)
     y = np.concatenate(outputs, axis=1) if concat else np.mean(outputs, axis=0)
-    return y + bias
+    return np.asarray(residual, np.float64) + ACTIVATIONS[activation](y + bias)

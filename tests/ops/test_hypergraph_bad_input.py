@@ -63,6 +63,22 @@ CASES = {
         _call(weight=GIVEN["weight"].at[0].set(float("inf"))),
         ["hypergraph_conv: weight[0]", "finite", "inf"],
     ),
+    "no such activation": (
+        _call(PLAIN, activation="tanh"),
+        ["hypergraph_conv: activation", "'gelu' or 'gelu_exact'", "'tanh'"],
+    ),
+    "residual shape": (
+        _call(PLAIN, residual=PLAIN["x"]),
+        ["hypergraph_conv: residual", "float32 of shape (10, 8), that of the result", "(10, 6)"],
+    ),
+    "residual dtype": (
+        _call(PLAIN, residual=jnp.ones((NODES, WIDTH), "bfloat16")),
+        ["hypergraph_conv: residual", "float32 of shape (10, 8)", "bfloat16 of shape (10, 8)"],
+    ),
+    "residual of a mean of heads": (
+        _call(bias=None, concat=False, residual=jnp.ones((NODES, WIDTH))),
+        ["hypergraph_conv: residual", "(10, 4), that of the result", "(10, 8)"],
+    ),
     "attention without attributes": (
         _call(attributes=None),
         ["hypergraph_conv: attributes", "given with attention, of shape (7, 6)", "None"],

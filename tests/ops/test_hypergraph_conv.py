@@ -24,8 +24,18 @@ conv = sys.modules["jaxgnn.ops.hypergraph_conv"]  # the op has taken the module'
 CONFIGURATIONS = {
     "no weights": ({"weight": False, "attention": False, "batch": (2, 3)}, {}),
     "weights": ({"attention": False}, {"normalization": "sym"}),
-    "pyg": ({"attention": False, "batch": (2,)}, {"weighting": "pyg"}),
-    "attention over nodes": ({"batch": (3,)}, {"dropout": 0.5}),
+    "pyg": (
+        {"attention": False, "batch": (2,), "residual": True},
+        {"weighting": "pyg", "activation": "gelu"},
+    ),
+    "narrower": (
+        {"attention": False, "batch": (2,), "residual": True, "width": 4},
+        {"activation": "silu"},
+    ),
+    "attention over nodes": (
+        {"batch": (3,), "residual": True},
+        {"dropout": 0.5, "activation": "gelu"},
+    ),
     "attention over hyperedges": (
         {"concat": False},
         {
@@ -208,8 +218,11 @@ class TestChoiceOfPath:
         named = ops.hypergraph_conv(incidence=INCIDENCE, implementation="ffi", **given)
         sums = ops.hypergraph_conv(incidence=INCIDENCE, path="sums", **given)
         assert_bit_equal(named, sums)
-        with pytest.raises(NotImplementedError, match=r"hypergraph_conv.mix\[ffi\]: needs one of"):
-            ops.hypergraph_conv(incidence=INCIDENCE, path="mixing", implementation="ffi", **given)
+        for name, reason in {"ffi": "needs one of", "pallas": "needs platform cuda"}.items():
+            with pytest.raises(NotImplementedError, match=rf"conv.mix\[{name}\]: {reason}"):
+                ops.hypergraph_conv(
+                    incidence=INCIDENCE, path="mixing", implementation=name, **given
+                )
 
 
 def test_verify_compares_the_mixing_with_the_reference(monkeypatch):
