@@ -4,8 +4,8 @@ Run ``python -m experiments.benchmarks.hypergraph_conv``. There are three parts:
 
 - ``hypergraph_conv``: one layer on a large random hypergraph;
 - ``expert_coupling``: ``nn.ExpertCoupler`` on tokens of eight experts with all pairs as hyperedges:
-  layers, gelu, sums, and the mean over the experts, with the gradients to all arrays; ``pallas`` are
-  the kernels of the mixing;
+  layers, gelu, sums, and the mean over the experts, with the gradients to all arrays; ``pallas`` is
+  by the kernels of the mixing;
 - ``expert_lm``: a whole training step of ``models.ExpertGraphLM`` with AdamW.
 
 The weighting is torch-geometric's, which costs as much as the paper's; results of both are compared
