@@ -88,6 +88,9 @@ class Sums:
         places = self._of_lane(i % count * warps + warp.thread // LANES % warps)
         for (array, at, _), values in zip(places, [*products, squares], strict=True):
             array.store(at, *values)
+        # One lane's signal tells of what all stored: that came before ``sync``, which comes before
+        # the signal, and order is transitive. A checker that follows only what a lane does itself,
+        # as compute-sanitizer's, calls the other 31 lanes' numbers a race with those who read them.
         warp.sync()
         warp.when(warp.lane == 0, lambda: self.summed.give(i))
 
@@ -99,7 +102,7 @@ class Sums:
             _add([_floats(array, at + k * size, count) for k in range(self.tile.warps)])
             for array, at, count in self._of_lane(i % self.tile.summed * self.tile.warps)
         ]
-        self.warp.sync()
+        self.warp.sync()  # as in ``put``
         self.warp.when(self.warp.lane == 0, lambda: self.taken.give(i))
         return sums
 
