@@ -113,9 +113,9 @@ class _Mixing:
         warp.cluster_wait()
 
         def step(i, _):
-            self._load(i + ahead)
-            warp.when(i < self.count, lambda: self._project(i, fragments))
-            warp.when(i >= behind, lambda: self._apply(i - behind))
+            self._load(warp.anew(i + ahead))
+            warp.when(i < self.count, lambda: self._project(warp.anew(i), fragments))
+            warp.when(i >= behind, lambda: self._apply(warp.anew(i - behind)))
 
         warp.loop(team, self.count + behind, tile.teams, (), step)
 

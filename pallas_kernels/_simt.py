@@ -340,6 +340,13 @@ class MosaicWarp(Warp):
             self._yield(body(self._values(tree, kinds, after.arguments)), kinds)
         return self._values(tree, kinds, op.results)
 
+    def anew(self, value):
+        """See ``Warp``."""
+        operands = [value.data]
+        return Value(
+            self, "i32", llvm.inline_asm(_integer(32), operands, "mov.b32 $0, $1;", "=r,r")
+        )
+
     def _values(self, tree, kinds, data):
         return tree.unflatten(Value(self, *pair) for pair in zip(kinds, data, strict=True))
 
@@ -552,6 +559,7 @@ class MosaicWarp(Warp):
     def give(self, pointer, number, nbytes):
         """See ``Warp``."""
         address = self._shared_address(pointer, number, 8)
+        # Arrivals release, and waits acquire, at the scope of the block: by default.
         if nbytes is None:
             self._order("mbarrier.arrive.shared::cta.b64 _, [$0];", [address], "r")
         else:

@@ -195,6 +195,14 @@ class Warp(abc.ABC):
     def repeat(self, condition: Callable[[Any], Value], body: Callable[[Any], Any], carry: Any):
         """``carry = body(carry)`` while the condition holds; the last carry."""
 
+    @abc.abstractmethod
+    def anew(self, value: Value) -> Value:
+        """The same i32; what a loop makes of its counter's is made again in each step.
+
+        Else the compiler steps each place that depends on the counter from the one before, and
+        keeps it in a register of its own.
+        """
+
     # -- arithmetic ----------------------------------------------------------------------------
 
     @abc.abstractmethod

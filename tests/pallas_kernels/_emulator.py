@@ -378,6 +378,9 @@ class NumpyWarp(Warp):
 
         return jax.tree.map(choose, new, old)
 
+    def anew(self, value):
+        return value
+
     def loop(self, start, stop, step, carry, body):
         start, stop = self.alike(start, stop) if isinstance(start, Value) else (start, stop)
         stop = self.integer(stop)
