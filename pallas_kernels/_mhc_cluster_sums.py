@@ -82,11 +82,15 @@ class Sums:
           squares: sums for tokens ``lane // 4`` and that plus 8.
         """
         warp = self.warp
+        is_odd, (upper, lower) = (warp.lane & 1) == 1, squares
+        # Neighbours have the same tokens: one adds up the upper half's, the other the lower's.
+        other = warp.shuffle_xor(warp.select(is_odd, upper, lower), 1)
+        square = warp.select(is_odd, lower, upper) + other
         # The first ones find empty buffers.
         count, warps = self.tile.summed, self.tile.warps
         warp.when(i >= count, lambda: self.taken.wait(i - count))
         places = self._of_lane(i % count * warps + warp.thread // LANES % warps)
-        for (array, at, _), values in zip(places, [*products, squares], strict=True):
+        for (array, at, _), values in zip(places, [*products, [square]], strict=True):
             array.store(at, *values)
         # One lane's signal tells of what all stored: that came before ``sync``, which comes before
         # the signal, and order is transitive. A checker that follows only what a lane does itself,
@@ -95,7 +99,11 @@ class Sums:
         warp.when(warp.lane == 0, lambda: self.summed.give(i))
 
     def take(self, i: Value) -> list[list[Value]]:
-        """The sums of the block for tile ``i``, in the order of its warps, as given to ``put``."""
+        """The sums of the block for tile ``i``, in the order of its warps.
+
+        As given to ``put``, but the last is one square, of token ``lane // 4 + 8 (lane % 2)``, to
+        which that of two lanes on is to be added.
+        """
         self.summed.wait(i)
         size = self.sums.shape[1]
         sums = [
@@ -109,9 +117,9 @@ class Sums:
     def _of_lane(self, number: Value) -> list[tuple[Array, int, int]]:
         """A lane's sums, of each group of rows and the squares: array, first entry and how many."""
         row, lane, groups = self.sums.row(number), self.warp.lane, self._rows // ROWS
-        fours, twos = row.shifted(lane * 4), row.shifted(lane * 2)
+        fours, ones = row.shifted(lane * 4), row.shifted(lane)
         products = [(fours, group * (4 * LANES), 4) for group in range(groups)]
-        return [*products, (twos, groups * (4 * LANES), 2)]
+        return [*products, (ones, groups * (4 * LANES), 1)]
 
     @property
     def _rows(self) -> int:
@@ -136,9 +144,8 @@ class Sums:
             for group, values in enumerate(products):
                 pair = values[2 * half : 2 * half + 2]
                 self._send(i, half * 4 + quarter, 2 * (group * ROWS + row), pair)
-        upper, lower = (warp.sum_lanes(square, 4) for square in squares)
-        half = quarter & 1
-        square = [warp.select(half == 0, upper, lower)]
+        half, (square,) = quarter & 1, squares
+        square = [square + warp.shuffle_xor(square, 2)]
         place = 2 * self._rows + row % 2
         warp.when(quarter < 2, lambda: self._send(i, half * 4 + row // 2, place, square))
 

@@ -13,7 +13,7 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels._mhc_cluster_streams import Streams, entry
+from pallas_kernels._mhc_cluster_streams import BOX, Streams, entry
 from pallas_kernels._mhc_cluster_tile import COLUMNS, FLOATS, TOKENS, MhcPreClusterTile
 from pallas_kernels._mhc_pre_clusters import Forward
 from pallas_kernels._streams import combine
@@ -45,7 +45,9 @@ class MhcPostPreClusterTile(MhcPreClusterTile):
         )
         made = {"layer": jax.ShapeDtypeStruct(layer, jnp.bfloat16), "posts": posts}
         come = jax.ShapeDtypeStruct((self.coming, 2), jnp.uint32)
-        return {**super().shared(n), **made, "matrices": matrices, "come": come}
+        of_pre = super().shared(n)
+        # Boxes are aligned to 128 bytes: after the ring.
+        return {"ring": of_pre["ring"], **made, **of_pre, "matrices": matrices, "come": come}
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,9 @@ class BoundaryForward(Forward):
     def __call__(self, warp: Warp, inputs, y: Array, *outputs: Array, ring, **shared) -> None:
         x, *sources, phi, alpha, bias = inputs
         rings = tuple(shared.pop(name) for name in ("layer", "posts", "matrices"))
+        here = Streams.signals(warp, self.tile, shared.pop("here", None))
         own = tuple(sources), rings, Signals(shared.pop("come")), self.transposed
-        streams = _MixedStreams(warp, self.tile, self.n, x, ring, y, *own)
+        streams = _MixedStreams(warp, self.tile, self.n, x, ring, here, y, *own)
         self.run(streams, (phi, alpha, bias), outputs, **shared)
 
 
@@ -71,8 +74,8 @@ class _MixedStreams(Streams):
     """The new streams.
 
     Attributes:
-      y: where they go, [tokens, n dim].
-      sources: the layer's output [tokens, dim] and its weights, [tokens, n] and [tokens, n n].
+      y: where they go, [tokens, n, dim].
+      sources: the layer's output [tokens, 1, dim] and its weights, [tokens, n] and [tokens, n n].
       rings: of these, in shared memory; a lane has its columns, and all have the weights.
       come: the weights are there.
       transposed: see ``mhc_post``.
@@ -84,10 +87,14 @@ class _MixedStreams(Streams):
     come: Signals
     transposed: bool
 
-    def load(self, i: Value, first: Value) -> None:
-        """Begins to copy the old streams and the layer's output of tile ``i``."""
-        super().load(i, first)
-        self.load_columns(self.rings[0], i, self.sources[0], first, 1)
+    @property
+    def parts(self) -> list[tuple[Array, Array]]:
+        """The old streams and the layer's output."""
+        return [*super().parts, (self.rings[0], self.sources[0])]
+
+    def free_box(self) -> None:
+        """The new streams in it were sent away ``behind`` tiles and one before."""
+        self.warp.wait_for_boxes(self.tile.behind)
 
     def make_signals(self) -> None:
         """By the first lane of the first helper."""
@@ -123,11 +130,13 @@ class _MixedStreams(Streams):
         self.come.wait(i)
 
     def words(self, i: Value, first: Value, half: int) -> list[list[Value]]:
-        """Makes the new streams of the old, which they replace, and writes them."""
-        dim = self.sources[0].shape[1]
+        """Makes the new streams of the old, which they replace; writes them, if not as a box."""
+        dim = self.x.shape[2]
         token, words = first + self.token(half), self._mix(i, half)
         for stream, of_stream in enumerate(words):
             self.of_lane(self.ring, i).store_words(entry(stream, half), of_stream, COLUMNS)
+        if self.here is not None:
+            return words
 
         def store():
             for stream, of_stream in enumerate(words):
@@ -135,6 +144,21 @@ class _MixedStreams(Streams):
 
         self.warp.when(token < self.x.shape[0], store)
         return words
+
+    def finish(self, i: Value, first: Value) -> None:
+        """Begins to write the box of new streams, which nobody waits for until it is to be used."""
+        if self.here is None:
+            return
+        warp, place = self.warp, self.of_warp(self.ring, i)
+        warp.fence_copies()
+        warp.sync()
+        corner = first, self.first_column
+        warp.when(warp.lane == 0, lambda: self.ring.store_box(place, self.y, corner, BOX))
+
+    def end(self) -> None:
+        """Shared memory is read to the end."""
+        if self.here is not None:
+            self.warp.when(self.warp.lane == 0, lambda: self.warp.wait_for_boxes(0))
 
     def _mix(self, i: Value, half: int) -> list[list[Value]]:
         """Words of a token's new streams."""
