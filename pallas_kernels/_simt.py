@@ -20,7 +20,7 @@ from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.mosaic.gpu import utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, gpu, llvm, nvvm, scf
+from jaxlib.mlir.dialects import arith, gpu, llvm, memref, nvvm, scf
 
 from pallas_kernels._values import Array, Corner, Shared, Size, Value
 from pallas_kernels._warp import LANES, Warp
@@ -646,18 +646,17 @@ class MosaicWarp(Warp):
         pointer = self.offset(signal, number, 8)
         barrier = utils.BarrierRef(pointer, self.i32(0).data, pointer, 1)
         box = self._box(target, to, source, size)
-        places = _places(source, corner, size)
+        array, places = _places(source, corner, size)
         # Bytes are announced apart from it.
         self._context.async_copy(
-            src_ref=source.buffer, dst_ref=box, barrier=barrier, arrive=False, **places
+            src_ref=array, dst_ref=box, barrier=barrier, arrive=False, **places
         )
 
     def store_box(self, source, at, target, corner, size):
         """See ``Warp``."""
         box = self._box(source, at, target, size)
-        self._context.async_copy(
-            src_ref=box, dst_ref=target.buffer, **_places(target, corner, size)
-        )
+        array, places = _places(target, corner, size)
+        self._context.async_copy(src_ref=box, dst_ref=array, **places)
 
     def _box(self, pointer, index, array, size):
         """Shared memory as Mosaic GPU knows it."""
@@ -791,18 +790,35 @@ class _WarpgroupWarp(MosaicWarp):
         self.slices = self.cluster = 1
 
 
-def _places(array: Array, corner: Corner, size: Size) -> dict[str, Any]:
-    """Of a box, for ``async_copy`` by one lane."""
-    index = ir.IndexType.get()
+def _places(array: Array, corner: Corner, size: Size) -> tuple[ir.Value, dict[str, Any]]:
+    """What has a box, for ``async_copy`` by one lane, and where it is there."""
+    index, (buffer, member) = ir.IndexType.get(), _batch_of(array.buffer)
     token, column = (
         utils.ds(arith.index_cast(index, first.data), count)
         for first, count in zip(corner, size, strict=True)
     )
-    return {
-        "gmem_slice": (token, utils.ds(0, array.shape[1]), column),
+    return buffer, {
+        "gmem_slice": (*member, token, utils.ds(0, array.shape[1]), column),
         "gmem_transform": mgpu.TransposeTransform((1, 0, 2)),
         "predicate": None,
     }
+
+
+def _batch_of(buffer: ir.Value) -> tuple[ir.Value, list[Any]]:
+    """An argument of the kernel, and which member of it a buffer is: under ``vmap`` it is one.
+
+    The copy engine is told of whole arguments only.
+    """
+    member: list[Any] = []
+    while isinstance(view := getattr(buffer.owner, "opview", None), memref.SubViewOp):
+        rank = ir.MemRefType(view.source.type).rank - ir.MemRefType(buffer.type).rank
+        given, places = iter(view.offsets), list(view.static_offsets)
+        dynamic = ir.ShapedType.get_dynamic_stride_or_offset()
+        places = [next(given) if place == dynamic else place for place in places]
+        if places[rank:] != [0] * (len(places) - rank):
+            raise NotImplementedError("boxes of a part of an array")
+        buffer, member = view.source, places[:rank] + member
+    return buffer, member
 
 
 def _is_shared(pointer: ir.Value) -> bool:

@@ -240,6 +240,18 @@ def test_blocks_that_send_are_in_a_cluster():
         MhcPreClusterTile(warps=2, cluster=1, clusters=3)
 
 
+def test_boxes_of_batches_reach_the_compiler():
+    """The copy engine is told of the whole batch, and which member it is."""
+    shapes = ((3, 5, 100, 4, 512), "bfloat16"), ((24, 2048), "float32"), ((3,), "float32")
+    arguments = [jax.ShapeDtypeStruct(*s) for s in (*shapes, ((24,), "float32"))]
+    tile = MhcPreClusterTile(warps=8, cluster=2, clusters=7, boxes=True)
+    run = functools.partial(mhc_pre, **OPTIONS, tile=tile)
+    axes = 0, None, None, None
+    traced = jax.jit(jax.vmap(jax.vmap(run, axes), axes)).trace(*arguments)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("mosaic_gpu_v2") == 1 and "cp.async.bulk.tensor" in text
+
+
 @pytest.mark.parametrize("boxes", [False, True])
 def test_clusters_reach_the_compiler(boxes):
     n, dim = 4, 1280
