@@ -1,7 +1,8 @@
 """The forward pass of a stack of dense layers, and the gradient to its last preactivation.
 
 The warpgroups of a block take turns at its tiles of rows. A tile stays in its place in shared
-memory from the input to the output, as every layer overwrites what it read.
+memory from the input to the output, as every layer overwrites what it read; or what is between
+layers stays in registers, where the next one takes it from there.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import _dense_stack as dense
+from pallas_kernels._dense_products import PRODUCTS
 from pallas_kernels._dense_stack import BLOCK, PART, WARPGROUP, Ring, Stack, Stream
 
 # A thread has 128 sums of 256 columns, for which only two warpgroups have registers.
-_NARROW, _MANY, _FEW = 128, 4, 2
+_NARROW, _FEW = 128, 2
 _AHEAD = 4  # tiles for each warpgroup
 
 
@@ -71,7 +73,8 @@ class DenseTile:
         fitting = (dense.SHARED_BYTES - stack.parameter_bytes(parts)) // slot
         if fitting < least:
             return None
-        most = _MANY if max(stack.widths[1:]) // parts <= _NARROW else _FEW
+        narrow = max(stack.widths[1:]) // parts <= _NARROW
+        most = PRODUCTS[stack.precision].warpgroups if narrow else _FEW
         warpgroups = min(most, fitting - 1)
         slots = min(fitting, _AHEAD * warpgroups)
         if slots >= 2 * warpgroups:
@@ -88,20 +91,23 @@ class DenseTile:
         return dataclasses.replace(self, blocks=min(self.blocks, -(-rows // dense.ROWS)))
 
 
-def forward(x, kernels, biases, activations, tile: DenseTile | None = None) -> jax.Array:
+def forward(
+    x, kernels, biases, activations, tile: DenseTile | None = None, precision: str | None = None
+) -> jax.Array:
     """The output of the last layer.
 
     Args:
-      x: [rows, width], bfloat16 or float16.
+      x: [rows, width], bfloat16, float16 or float32.
       kernels: [width of the layer before, width] each, multiples of 64.
       biases: [width] or None, each.
       activations: name or None, each.
       tile: by default what suits the shapes.
+      precision: of float32, ``"tf32"`` or ``"bf16x3"``; else None.
 
     Returns:
       [rows, last width], of the dtype of ``x``.
     """
-    stack = Stack.of(x, kernels, biases, activations)
+    stack = Stack.of(x, kernels, biases, activations, precision)
     return _launch("dense_forward", stack, tile or DenseTile.choose(stack), [x], kernels, biases)
 
 
@@ -139,7 +145,8 @@ def _launch(name: str, stack: Stack, tile: DenseTile | None, streams, kernels, b
         tile.warpgroups,
         _scratch(stack, tile, len(streams)),
     )
-    return call(streams, tuple(kernels), tuple(b for b in biases if b is not None))
+    prepared = tuple(PRODUCTS[stack.precision].prepare(kernel) for kernel in kernels)
+    return call(streams, prepared, tuple(b for b in biases if b is not None))
 
 
 def _scratch(stack: Stack, tile: DenseTile, streams: int) -> dict:
@@ -149,8 +156,9 @@ def _scratch(stack: Stack, tile: DenseTile, streams: int) -> dict:
     streamed = [widths[0], widths[-1]][:streams]
     room = [max(widths)] if streams == 1 else streamed
     places, barriers = (tile.slots,), (tile.barriers,)
+    place = PRODUCTS[stack.precision].place
     return {
-        "kernels": [dense.tiles(stack.dtype, 1, *shape) for shape in itertools.pairwise(widths)],
+        "kernels": [place(stack.dtype, *shape) for shape in itertools.pairwise(widths)],
         "biases": [plgpu.SMEM((width,), stack.dtype) for width in biases],
         "ring": Ring.form(stack.dtype, streamed, places, barriers=barriers, room=room),
         "loaded": plgpu.Barrier(num_arrivals=stack.layers + sum(stack.biased)),
@@ -234,19 +242,32 @@ class _Worker:
     def _make(self, rows, kernels, place, reload) -> None:
         """All layers of a tile."""
         x, *dy = self.ring.held(place)
+        products, held = PRODUCTS[self.stack.precision], x
+        target = (dy or [x])[0]
         for layer, kernel in enumerate(kernels):
-            bias = self.stack.bias_of(self.biases, layer)
-            meanwhile = {"meanwhile": reload} if layer == 0 else {}
-            z = dense.product(*dense.by_chunks(x, kernel), **meanwhile)
-            for chunk, part in enumerate(dense.columns_of(kernel.shape[1])):
-                made = dense.add_bias(z[:, part], bias, part)
-                target = (dy or [x])[0].at[chunk]
-                target[...] = self._activate(layer, made, target).astype(self.stack.dtype)
-            plgpu.commit_smem()
+            z = products.multiply(held, kernel, _nothing if layer else reload)
+            if products.from_registers and layer + 1 < len(kernels):
+                held = self._finish(layer, z, slice(0, z.shape[1]), None)
+            else:
+                self._overwrite(layer, z, target)
         copied = self.ring.copied(place)[-1]
-        for chunk in range(kernels[-1].shape[1] // dense.COLUMNS):
-            columns = dense.columns_at(self.first, chunk)
+        size = copied.shape[-1]
+        share = self.stack.widths[-1] // self.tile.parts
+        for chunk in range(share // size):
+            columns = dense.columns_at(self.first, chunk, size)
             plgpu.copy_smem_to_gmem(copied.at[chunk], self.result.at[rows, columns])
+
+    def _overwrite(self, layer: int, z, tile) -> None:
+        """A tile with what a layer makes of its product."""
+        for chunk, columns in enumerate(dense.columns_of(z.shape[1], tile.shape[-1])):
+            target = tile.at[chunk]
+            target[...] = self._finish(layer, z, columns, target).astype(self.stack.dtype)
+        plgpu.commit_smem()
+
+    def _finish(self, layer: int, z, columns: slice, dy) -> jax.Array:
+        """What a layer makes of these columns of its product."""
+        bias = self.stack.bias_of(self.biases, layer)
+        return self._activate(layer, dense.add_bias(z[:, columns], bias, columns), dy)
 
     def _activate(self, layer: int, z, dy):
         """The output, or the gradient to z where ``dy`` is a stream."""
@@ -257,3 +278,7 @@ class _Worker:
             return activation.value(z)
         _, slope = activation.value_and_slope(z)
         return activation.pull_back(slope, dense.load(dy))
+
+
+def _nothing() -> None:
+    pass

@@ -22,7 +22,7 @@ from pallas_kernels._dense_activations import ACTIVATIONS, Activation
 
 ROWS = 64  # of a tile: what a warpgroup multiplies at once
 _SWIZZLE = 128  # bytes of a row that lie together in shared memory
-COLUMNS = 64  # that many 16-bit numbers: widths are multiples
+COLUMNS = 64  # that many 16-bit numbers: widths are multiples, also of float32 ones
 GROUP = 8  # rows that lie together in shared memory
 MOST_WIDTH = 256  # of a product
 # Of an H100 or H200; lowering needs no device. Some of the memory is left for barriers.
@@ -41,26 +41,32 @@ class Stack:
       widths: of the input, and of the output of each layer.
       biased: whether each layer has a bias.
       activations: behind each layer.
-      dtype: of everything in memory, 16 bits.
+      dtype: of everything in memory, 16 bits or float32.
+      precision: of float32, a key of ``_dense_products.PRODUCTS``; None for 16 bits.
     """
 
     widths: tuple[int, ...]
     biased: tuple[bool, ...]
     activations: tuple[str | None, ...]
     dtype: jnp.dtype
+    precision: str | None = None
 
     @classmethod
-    def of(cls, x, kernels, biases, activations) -> Stack:
+    def of(cls, x, kernels, biases, activations, precision: str | None = None) -> Stack:
         """That of these arguments."""
         widths = (x.shape[1], *(kernel.shape[1] for kernel in kernels))
         biased = tuple(bias is not None for bias in biases)
-        return cls(widths, biased, tuple(activations), jnp.dtype(x.dtype))
+        return cls(widths, biased, tuple(activations), jnp.dtype(x.dtype), precision)
 
     def part(self, start: int, stop: int) -> Stack:
         """The layers from ``start`` to before ``stop``."""
         layers = slice(start, stop)
-        widths = self.widths[start : stop + 1]
-        return Stack(widths, self.biased[layers], self.activations[layers], self.dtype)
+        return dataclasses.replace(
+            self,
+            widths=self.widths[start : stop + 1],
+            biased=self.biased[layers],
+            activations=self.activations[layers],
+        )
 
     def linear_last(self) -> Stack:
         """The same with nothing behind the last layer."""
@@ -118,13 +124,18 @@ def tiles(dtype, *shape: int, swizzle: int = _SWIZZLE):
     return plgpu.SMEM(shape, dtype, transforms=tiled(dtype, swizzle))
 
 
+def chunk_columns(dtype) -> int:
+    """Of numbers that lie together in shared memory, and so are copied at once."""
+    return _SWIZZLE // jnp.dtype(dtype).itemsize
+
+
 def copied_tiles(dtype, *shape: int):
-    """Shared memory for ``tiles`` of 64 columns, copied from or to arrays of any number of rows.
+    """Shared memory for ``tiles`` of a chunk, copied from or to arrays of any number of rows.
 
     The copy engine is told of rows in the same place: groups of eight it would look for in all of
     the array, whose rows then had to be a multiple.
     """
-    rows = (plgpu.TilingTransform((1, COLUMNS)), plgpu.SwizzleTransform(_SWIZZLE))
+    rows = (plgpu.TilingTransform((1, chunk_columns(dtype))), plgpu.SwizzleTransform(_SWIZZLE))
     return plgpu.RefUnion(tiles(dtype, *shape), plgpu.SMEM(shape, dtype, transforms=rows))
 
 
@@ -135,8 +146,9 @@ def faces(union) -> tuple[Any, Any]:
 
 
 def chunked(dtype, width: int, *places: int):
-    """Shared memory for tiles of rows that are copied: their columns in chunks of 64."""
-    return copied_tiles(dtype, *places, width // COLUMNS, ROWS, COLUMNS)
+    """Shared memory for tiles of rows that are copied: their columns in chunks."""
+    columns = chunk_columns(dtype)
+    return copied_tiles(dtype, *places, width // columns, ROWS, columns)
 
 
 def launch(
@@ -208,7 +220,7 @@ class Ring:
             each stream, by default its width.
         """
         room, barriers = options.get("room", widths), options.get("barriers", places)
-        arrivals = sum(widths) // COLUMNS
+        arrivals = sum(widths) // chunk_columns(dtype)
         return {
             "tiles": [chunked(dtype, width, *places) for width in room],
             "full": plgpu.Barrier(num_arrivals=arrivals, num_barriers=barriers),
@@ -228,8 +240,9 @@ class Ring:
         """Asks for ``rows``."""
         full = self._full.at[place if barrier is None else barrier]
         for stream, target in zip(self._streams, self._copied, strict=True):
-            for chunk in range(stream.width // COLUMNS):
-                source = stream.source.at[rows, columns_at(stream.first, chunk)]
+            size = target.shape[-1]
+            for chunk in range(stream.width // size):
+                source = stream.source.at[rows, columns_at(stream.first, chunk, size)]
                 plgpu.copy_gmem_to_smem(source, target.at[(*place, chunk)], full)
 
     def wait(self, barrier: tuple) -> None:
@@ -237,7 +250,7 @@ class Ring:
         plgpu.barrier_wait(self._full.at[barrier])
 
     def held(self, place: tuple) -> list:
-        """The tiles there, in chunks of 64 columns."""
+        """The tiles there, in chunks of columns."""
         return [tile.at[place] for tile in self._tiles]
 
     def copied(self, place: tuple) -> list:
@@ -259,15 +272,15 @@ def rows_of(tile) -> pl.Slice:
     return pl.ds(tile * ROWS, ROWS)
 
 
-def columns_at(first, chunk) -> pl.Slice:
-    """Those of a ``chunk``, from the ``first`` column on."""
-    start = first + chunk * COLUMNS
-    return pl.ds(start if isinstance(start, int) else pl.multiple_of(start, COLUMNS), COLUMNS)
+def columns_at(first, chunk, size: int = COLUMNS) -> pl.Slice:
+    """Those of a ``chunk`` of this size, from the ``first`` column on."""
+    start = first + chunk * size
+    return pl.ds(start if isinstance(start, int) else pl.multiple_of(start, size), size)
 
 
-def columns_of(width: int) -> list[slice]:
+def columns_of(width: int, size: int = COLUMNS) -> list[slice]:
     """What lies side by side in shared memory."""
-    return [slice(first, first + COLUMNS) for first in range(0, width, COLUMNS)]
+    return [slice(first, first + size) for first in range(0, width, size)]
 
 
 def own_tiles(rows: int, first, step: int):
@@ -285,6 +298,17 @@ def product(*pairs, meanwhile=lambda: None) -> jax.Array:
 
     ``meanwhile`` is done while the tensor cores are at it.
     """
+    (a, b), *_ = pairs
+    return sum_of_products(pairs, (a.shape[0], b.shape[1]), meanwhile)
+
+
+def product_from_registers(pairs, columns: int, meanwhile) -> jax.Array:
+    """As ``product``, where the left factors are arrays, as products lie in registers."""
+    return sum_of_products(pairs, (ROWS, columns), meanwhile)
+
+
+def sum_of_products(pairs, shape: tuple[int, int], meanwhile) -> jax.Array:
+    """That of these ``pairs``, each asked for when the products before have begun."""
 
     def multiply(sums):
         for a, b in pairs:
@@ -292,13 +316,18 @@ def product(*pairs, meanwhile=lambda: None) -> jax.Array:
         meanwhile()
         return sums[...]
 
-    shape = (pairs[0][0].shape[0], pairs[0][1].shape[1])
     return pl.run_scoped(multiply, plgpu.ACC(shape, jnp.float32))
 
 
 def by_chunks(tile, kernel) -> list[tuple]:
     """The factors of the product of a tile in chunks of columns and a matrix."""
-    return [(tile.at[k], kernel.at[part]) for k, part in enumerate(columns_of(kernel.shape[0]))]
+    parts = columns_of(kernel.shape[0], tile.shape[-1])
+    return [(tile.at[k], kernel.at[part]) for k, part in enumerate(parts)]
+
+
+def in_shared_memory(rows) -> bool:
+    """As references are; arrays are in registers."""
+    return not isinstance(rows, jax.Array)
 
 
 def load(tile) -> jax.Array:

@@ -15,20 +15,22 @@ def fused_linear(
     bias: jax.Array | None,
     activation: str | None,
     tile: DenseTile | None = None,
+    precision: str | None = None,
 ) -> jax.Array:
     """``activation(x @ kernel + bias)``, summed in float32 and rounded once.
 
     Args:
-      x: [rows, in], bfloat16 or float16, in a multiple of 64 up to 256.
+      x: [rows, in], bfloat16, float16 or float32, in a multiple of 64 up to 256.
       kernel: [in, out], of the same dtype, out likewise.
       bias: [out], or None.
       activation: a name, or None.
       tile: by default what suits the shapes.
+      precision: of float32, ``"tf32"`` or ``"bf16x3"``; else None.
 
     Returns:
       [rows, out].
     """
-    return _dense_forward.forward(x, (kernel,), (bias,), (activation,), tile)
+    return _dense_forward.forward(x, (kernel,), (bias,), (activation,), tile, precision)
 
 
 def fused_linear_backward(
@@ -43,7 +45,7 @@ def fused_linear_backward(
     """Gradients to ``x``, ``kernel`` and ``bias``; sums in a fixed order.
 
     Args:
-      x: as in ``fused_linear``.
+      x: as in ``fused_linear``, 16 bits.
       kernel: likewise.
       bias: likewise.
       y: the result, for activations whose derivative is made of it; for others not used.

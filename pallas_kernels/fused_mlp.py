@@ -6,9 +6,11 @@ what is between them goes through memory.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 
 from pallas_kernels import _dense_backward, _dense_forward
 from pallas_kernels._dense_activations import ACTIVATIONS
@@ -24,19 +26,22 @@ def fused_mlp(
     kernels: Sequence[jax.Array],
     biases: Sequence[jax.Array | None],
     activation: str | None,
+    precision: str | None = None,
 ) -> jax.Array:
     """``h ← activation(h @ kernel + bias)``, the last layer linear; hidden ones rounded too.
 
     Args:
-      x: [rows, in], bfloat16 or float16.
+      x: [rows, in], bfloat16, float16 or float32.
       kernels: [in, out] each, multiples of 64 up to 256.
       biases: [out] or None, each.
       activation: between the layers, a name or None.
+      precision: of float32, ``"tf32"`` or ``"bf16x3"``; else None.
 
     Returns:
       [rows, last out].
     """
-    return _forward(x, kernels, biases, (*[activation] * (len(kernels) - 1), None))
+    activations = (*[activation] * (len(kernels) - 1), None)
+    return _forward(x, kernels, biases, activations, precision)
 
 
 def fused_mlp_backward(
@@ -51,7 +56,7 @@ def fused_mlp_backward(
     One or two layers are gone back through at once, and what they read is recomputed.
 
     Args:
-      x: as in ``fused_mlp``.
+      x: as in ``fused_mlp``, 16 bits.
       kernels: likewise.
       biases: likewise.
       dy: [rows, last out].
@@ -103,8 +108,16 @@ def backward_groups(stack: Stack) -> list[_Group]:
     return groups
 
 
-def _forward(x, kernels, biases, activations) -> jax.Array:
-    for start, stop in forward_groups(Stack.of(x, kernels, biases, activations)):
+def float32_fits(widths: tuple[int, ...], precision: str) -> bool:
+    """Whether each float32 layer between these widths fits a kernel, with a bias."""
+    for pair in itertools.pairwise(widths):
+        if DenseTile.choose(Stack(pair, (True,), (None,), jnp.dtype("float32"), precision)) is None:
+            return False
+    return True
+
+
+def _forward(x, kernels, biases, activations, precision: str | None = None) -> jax.Array:
+    for start, stop in forward_groups(Stack.of(x, kernels, biases, activations, precision)):
         layers = (some[start:stop] for some in (kernels, biases, activations))
-        x = _dense_forward.forward(x, *layers)
+        x = _dense_forward.forward(x, *layers, precision=precision)
     return x

@@ -1,9 +1,9 @@
 """The tables of implementations of the fused linear layers, and what their GPU kernels take.
 
-On a GPU ``implementation=None`` takes the Mosaic GPU kernels for what they were made for: 16-bit
+On a GPU ``implementation=None`` takes the Mosaic GPU kernels for what they were timed with: 16-bit
 layers, narrow enough that the time is that of reading and writing rows, and so many rows that this
 is more than the time of a launch; the rest is XLA's. ``layer_limits`` and ``_not_worth`` are this
-rule.
+rule. float32 layers have kernels for the forward pass only, which their name alone takes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import jax
 
 from jaxgnn.ops import _dispatch as dispatch
+from jaxgnn.ops._pallas_dense import products
 
 _DTYPES = ("bfloat16", "float16")
 _LEAST_WIDTH, _MOST_WIDTH = 64, 256
@@ -40,6 +41,7 @@ def kernel(
             "xla": dispatch.xla(
                 reference, scatters=False, cuda=partial(reference, round_products=True)
             ),
+            # float32 is for ``limits`` to judge.
             "pallas": dispatch.pallas(mosaic, dtypes=_DTYPES, limits=limits, not_worth=not_worth),
         },
         preference={"cpu": ("xla",), "cuda": ("pallas", "xla")},
@@ -47,19 +49,58 @@ def kernel(
 
 
 def layer_limits(x: Any, kernels: Any) -> str | None:
-    """Why kernels do not take these layers here, or None."""
+    """Why kernels for 16 bits do not take these layers here, or None."""
     if x.dtype.name not in _DTYPES:
         return f"needs {' or '.join(_DTYPES)} values, got {x.dtype.name}"
+    return _width_limits(x, kernels) or device_limits()
+
+
+def forward_limits(x: Any, kernels: Any, precision: str | None) -> str | None:
+    """Why the kernels of the forward pass, which also take float32, do not take these layers."""
+    if x.dtype.name != "float32":
+        return layer_limits(x, kernels)
+    reason = _width_limits(x, kernels)
+    if reason is not None:
+        return reason
+    made = products(x.dtype, precision)
+    if made is None:
+        setting = jax.config.jax_default_matmul_precision
+        got = precision or f"JAX's setting {setting}"
+        return f"needs precision tf32 or bf16x3 for float32 values, got {got}"
+    return _room_limits(x, kernels, made) or device_limits()
+
+
+def _width_limits(x: Any, kernels: Any) -> str | None:
     for width in (x.shape[-1], *(k.shape[1] for k in kernels)):
         if width == 0 or width % _LEAST_WIDTH or width > _MOST_WIDTH:
             known = f"multiples of {_LEAST_WIDTH} up to {_MOST_WIDTH}"
             return f"needs widths that are {known}, got {width}"
-    return device_limits()
+    return None
+
+
+def _room_limits(x: Any, kernels: Any, made: str) -> str | None:
+    """The reason if a float32 layer and a tile of rows are too large together."""
+    from pallas_kernels import fused_mlp
+
+    widths = (x.shape[-1], *(k.shape[1] for k in kernels))
+    if fused_mlp.float32_fits(widths, made):
+        return None
+    return f"needs float32 layers that fit shared memory, got widths {widths}"
+
+
+def gradient_request(request: dispatch.Request, x: Any) -> dispatch.Request:
+    """What the backward pass is asked for: float32 layers have no kernels of it.
+
+    Whatever implementation made their results, their gradients are XLA's.
+    """
+    return request._replace(name="xla") if x.dtype.name == "float32" else request
 
 
 def _not_worth(x: Any, *arrays: Any, **options: Any) -> str | None:
-    """The reason if launching kernels may take longer than what they do."""
+    """The reason if launching kernels may take longer than what they do, or nobody timed them."""
     del arrays, options
+    if x.dtype.name == "float32":
+        return "is taken for float32 by its name only: it was not timed"
     rows = math.prod(x.shape[:-1])
     return None if rows >= _LEAST_ROWS else f"is taken from {_LEAST_ROWS} rows on, got {rows}"
 

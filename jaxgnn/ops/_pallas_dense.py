@@ -4,12 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgnn.graph import CBSR
 from jaxgnn.ops._pallas_call import compiled, flat_tokens, vary_like
+
+# By the argument, or where that is None by JAX's setting: what XLA takes for TF32 on a GPU is so
+# here. For other settings there are no kernels.
+_TF32, _BF16X3 = "tf32", "bf16x3"
+_BY_ARGUMENT = {"tf32": _TF32, "bf16x3": _BF16X3}
+_TF32_SETTINGS = (None, "default", "high", "bfloat16", "bfloat16_3x", "tensorfloat32")
+_BY_SETTING = {**dict.fromkeys(_TF32_SETTINGS, _TF32), "BF16_BF16_F32_X3": _BF16X3}
+_BY_SETTING |= {"TF32_TF32_F32": _TF32}
+
+
+def products(dtype: Any, precision: str | None) -> str | None:
+    """How kernels multiply float32 numbers, by its name among them; None if they do not.
+
+    And None for 16-bit numbers, whose products are exact.
+    """
+    if jnp.dtype(dtype) != jnp.float32:
+        return None
+    if precision is not None:
+        return _BY_ARGUMENT.get(precision)
+    return _BY_SETTING.get(jax.config.jax_default_matmul_precision)
 
 
 @partial(compiled, static_argnames=("activation", "precision"))
@@ -22,10 +44,11 @@ def fused_linear(
     precision: str | None,
 ) -> Float[Array, "*batch out"]:
     """See ``jaxgnn.ops.fused_linear``."""
-    del precision  # products of 16-bit numbers are exact
     from pallas_kernels import fused_linear as kernels
 
-    y = kernels.fused_linear(flat_tokens(x.ndim - 1, x), kernel, bias, activation)
+    made = products(x.dtype, precision)
+    flat = flat_tokens(x.ndim - 1, x)
+    y = kernels.fused_linear(flat, kernel, bias, activation, precision=made)
     return vary_like(x, y.reshape(*x.shape[:-1], y.shape[-1]))
 
 
@@ -41,7 +64,7 @@ def fused_linear_backward(
     precision: str | None,
 ) -> tuple[Array, Array, Array | None]:
     """Gradients to ``x``, ``kernel`` and ``bias``."""
-    del precision
+    del precision  # products of 16-bit numbers are exact
     from pallas_kernels import fused_linear as kernels
 
     flat, y, dy = flat_tokens(x.ndim - 1, (x, y, dy))
@@ -79,10 +102,10 @@ def fused_mlp(
     precision: str | None,
 ) -> Float[Array, "*batch out"]:
     """See ``jaxgnn.ops.fused_mlp``."""
-    del precision
     from pallas_kernels import fused_mlp as kernels
 
-    y = kernels.fused_mlp(flat_tokens(x.ndim - 1, x), layers, biases, activation)
+    made = products(x.dtype, precision)
+    y = kernels.fused_mlp(flat_tokens(x.ndim - 1, x), layers, biases, activation, made)
     return vary_like(x, y.reshape(*x.shape[:-1], y.shape[-1]))
 
 

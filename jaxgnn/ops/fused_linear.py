@@ -13,13 +13,18 @@ from jaxgnn.graph import CBSR
 from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops import _pallas_dense as pallas
 from jaxgnn.ops._checks import check_choice, check_float
+from jaxgnn.ops._dense_kernels import forward_limits, gradient_request, layer_limits
 from jaxgnn.ops._dense_kernels import kernel as kernel_table
-from jaxgnn.ops._dense_kernels import layer_limits
 from jaxgnn.ops._linear_checks import check_layer, check_options
 from jaxgnn.ops.maxk import TODENSE, check_k, maxk
 from jaxgnn.ops.reference import fused_linear as reference
 from jaxgnn.ops.reference._activations import Name as Activation
 from jaxgnn.ops.reference.fused_linear import Precision
+
+
+def _forward_limits(x, kernel, bias, *, activation, precision) -> str | None:
+    del bias, activation
+    return forward_limits(x, (kernel,), precision)
 
 
 def _limits(x, kernel, *arrays, **options) -> str | None:
@@ -32,7 +37,7 @@ REFERENCE = dispatch.Kernel(
     "fused_linear", {"xla": dispatch.xla(reference.fused_linear, scatters=False)}
 )
 FUSED_LINEAR = kernel_table(
-    "fused_linear", reference.fused_linear, pallas.fused_linear, limits=_limits
+    "fused_linear", reference.fused_linear, pallas.fused_linear, limits=_forward_limits
 )
 BACKWARD = kernel_table(
     "fused_linear.backward",
@@ -119,7 +124,8 @@ def fused_linear(
       precision: of products of float32 numbers: None for JAX's setting, by default TF32 on recent
         NVIDIA GPUs and float32 on CPU; ``"highest"`` for float32; ``"tf32"`` or ``"bf16x3"``
         (three products of bfloat16 parts), which on CPU are float32 as well. Of no effect for
-        other dtypes.
+        other dtypes. ``"pallas"`` has kernels for the last two, and for None where JAX's setting
+        means TF32; the gradients of float32 layers are XLA's even so.
       implementation: ``"xla"``, ``"pallas"``, or None for what was measured to be fastest.
 
     Returns:
@@ -208,6 +214,7 @@ def _fused_linear_forward(request, activation, precision, *inputs):
 
 def _fused_linear_backward(request, activation, precision, residuals, dy):
     inputs, y = residuals
+    request = gradient_request(request, inputs[0])
     return BACKWARD(request, *inputs, y, dy, activation=activation, precision=precision)
 
 

@@ -11,11 +11,21 @@ from jaxtyping import Array, Float
 from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops import _pallas_dense as pallas
 from jaxgnn.ops._checks import check_float
-from jaxgnn.ops._dense_kernels import kernel, layer_limits
+from jaxgnn.ops._dense_kernels import (
+    forward_limits,
+    gradient_request,
+    kernel,
+    layer_limits,
+)
 from jaxgnn.ops._linear_checks import check_layers, check_options
 from jaxgnn.ops.reference import fused_mlp as reference
 from jaxgnn.ops.reference._activations import Name as Activation
 from jaxgnn.ops.reference.fused_linear import Precision
+
+
+def _forward_limits(x, kernels, biases, *, activation, precision) -> str | None:
+    del biases, activation
+    return forward_limits(x, kernels, precision)
 
 
 def _limits(x, kernels, *arrays, activation, precision) -> str | None:
@@ -25,7 +35,7 @@ def _limits(x, kernels, *arrays, activation, precision) -> str | None:
 
 # The formula as it stands, differentiated by JAX.
 REFERENCE = dispatch.Kernel("fused_mlp", {"xla": dispatch.xla(reference.fused_mlp, scatters=False)})
-FUSED_MLP = kernel("fused_mlp", reference.fused_mlp, pallas.fused_mlp, limits=_limits)
+FUSED_MLP = kernel("fused_mlp", reference.fused_mlp, pallas.fused_mlp, limits=_forward_limits)
 BACKWARD = kernel(
     "fused_mlp.backward",
     reference.fused_mlp_backward,
@@ -96,6 +106,7 @@ def _fused_mlp_forward(request, activation, precision, *inputs):
 
 
 def _fused_mlp_backward(request, activation, precision, inputs, dy):
+    request = gradient_request(request, inputs[0])
     return BACKWARD(request, *inputs, dy, activation=activation, precision=precision)
 
 

@@ -1,6 +1,5 @@
 """The kernels of fused linear layers: interpreted against float64, and lowered at real shapes."""
 
-import contextlib
 import functools
 import itertools
 
@@ -8,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxgnn import ops
@@ -20,7 +18,6 @@ from pallas_kernels import (
     _dense_activations,
     _dense_backward,
     _dense_forward,
-    _dense_stack,
     fused_linear,
     fused_mlp,
 )
@@ -28,6 +25,7 @@ from pallas_kernels._dense_forward import DenseTile
 from pallas_kernels._dense_plan import BackwardTile
 from pallas_kernels._dense_stack import SHARED_BYTES, Stack
 from tests.ops._linear import VALUES, features, layers
+from tests.pallas_kernels._dense import interpreted, kernels_of, structs, with_gradients
 
 DTYPES = ("bfloat16", "float16")
 PALLAS = {"implementation": "pallas"}
@@ -55,15 +53,6 @@ MLP = [
     (203, (64, 128, 64), "gelu", "bfloat16", TEAMS),
     (72, (128, 128, 64), "squared_relu", "float16", MEMBERS),
 ]
-
-
-@contextlib.contextmanager
-def _interpreted():
-    """Memory there has no layout, and what lies in one place would be two arrays."""
-    with pytest.MonkeyPatch.context() as patch, plgpu.force_gpu_interpret_mode():
-        patch.setattr(_dense_stack, "copied_tiles", _dense_stack.tiles)
-        patch.setattr(_dense_stack, "faces", lambda tiles: (tiles, tiles))
-        yield
 
 
 def _inputs(rows, widths, dtype):
@@ -101,7 +90,7 @@ def test_linear_and_its_gradients(rows, widths, activation, dtype, tile):
     options = {"activation": activation, "precision": None}
     exact = _exactly(linear_reference.fused_linear, x, kernel, bias, **options)
     known = exact.astype(dtype) if linear_reference.saves_output(activation) else None
-    with _interpreted():
+    with interpreted():
         y = fused_linear.fused_linear(x, kernel, bias, activation, FORWARD[rows % 2])
         made = fused_linear.fused_linear_backward(x, kernel, bias, known, dy, activation, tile)
     _assert_all_close(y, exact, dtype, widths[0])
@@ -114,7 +103,7 @@ def test_linear_and_its_gradients(rows, widths, activation, dtype, tile):
 def test_mlp_and_its_gradients(rows, widths, activation, dtype, tile):
     x, kernels, biases, dy = _inputs(rows, widths, dtype)
     activations, layers = (activation, None), (kernels, biases)
-    with _interpreted():
+    with interpreted():
         y = _dense_forward.forward(x, *layers, activations, FORWARD[0])
         made = _dense_backward.backward(x, *layers, None, dy, activations, tile)
     options = {"activation": activation, "precision": None}
@@ -125,10 +114,10 @@ def test_mlp_and_its_gradients(rows, widths, activation, dtype, tile):
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
-def test_layers_that_do_not_fit_together_are_several_kernels(activation):
+def test_layers_that_do_not_fit_together_are_severalkernels_of(activation):
     widths = (256, 256, 64)
     x, kernels, biases, dy = _inputs(9, widths, "bfloat16")
-    with _interpreted():
+    with interpreted():
         y = fused_mlp.fused_mlp(x, kernels, biases, activation)
         made = fused_mlp.fused_mlp_backward(x, kernels, biases, dy, activation)
     options = {"activation": activation, "precision": None}
@@ -173,7 +162,7 @@ def test_groups_of_layers():
 
 def test_three_layers_forward():
     x, kernels, biases, _ = _inputs(9, (64, 128, 64, 64), "bfloat16")
-    with _interpreted():
+    with interpreted():
         y = _dense_forward.forward(x, kernels, biases, ("silu", "silu", None), FORWARD[1])
     options = {"activation": "silu", "precision": None}
     exact = _exactly(mlp_reference.fused_mlp, x, kernels, biases, **options)
@@ -208,28 +197,8 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(dispatch, "current_platform", lambda: "cuda")
 
 
-def _kernels(function, *arguments) -> list[str]:
-    """The kernels that it lowers to, in order; lowering refuses too much shared memory."""
-    lowered = jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",))
-    return [line for line in lowered.as_text().splitlines() if "mosaic_gpu_v2" in line]
-
-
-def _structs(tree):
-    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), tree)
-
-
 def _mlp_structs(batch, widths, dtype="bfloat16"):
-    return jax.ShapeDtypeStruct((*batch, widths[0]), dtype), *_structs(layers(widths, dtype))
-
-
-def _with_gradients(function, *inputs):
-    """The value, and the gradients to all of the inputs."""
-
-    def both(*inputs):
-        y, pull_back = jax.vjp(function, *inputs)
-        return y, pull_back(y)
-
-    return both, *inputs
+    return jax.ShapeDtypeStruct((*batch, widths[0]), dtype), *structs(layers(widths, dtype))
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
@@ -237,17 +206,17 @@ def _with_gradients(function, *inputs):
 def test_layers_lower_with_their_gradients(activation):
     mlp = functools.partial(ops.fused_mlp, activation=activation, **PALLAS)
     inputs = _mlp_structs((1_000_000,), (128, 128, 128))
-    assert len(_kernels(*_with_gradients(mlp, *inputs))) == 2
+    assert len(kernels_of(*with_gradients(mlp, *inputs))) == 2
     linear = functools.partial(ops.fused_linear, activation=activation, **PALLAS)
     x, (kernel,), (bias,) = _mlp_structs((1_000_000,), (64, 64), "float16")
-    assert len(_kernels(*_with_gradients(linear, x, kernel, bias))) == 2
+    assert len(kernels_of(*with_gradients(linear, x, kernel, bias))) == 2
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_any_number_of_rows_goes_to_the_kernels_as_it_is():
     rows, width = 232_965, 128
     mlp = functools.partial(ops.fused_mlp, activation="gelu", **PALLAS)
-    function, *inputs = _with_gradients(mlp, *_mlp_structs((rows,), (width,) * 3))
+    function, *inputs = with_gradients(mlp, *_mlp_structs((rows,), (width,) * 3))
     lowered = jax.jit(function).trace(*inputs).lower(lowering_platforms=("cuda",))
     touching = [line for line in lowered.as_text().splitlines() if f"tensor<{rows}x" in line]
     known = ("func.func", "mosaic_gpu_v2", "return ")
@@ -271,15 +240,17 @@ WIDE_AND_DEEP = {
 def test_wide_and_deep_layers_lower(widths, activation):
     mlp = functools.partial(ops.fused_mlp, activation=activation, **PALLAS)
     inputs = _mlp_structs((232_965,), widths)
-    both = _with_gradients(mlp, *inputs)
-    assert (len(_kernels(mlp, *inputs)), len(_kernels(*both))) == WIDE_AND_DEEP[widths, activation]
+    both = with_gradients(mlp, *inputs)
+    assert (len(kernels_of(mlp, *inputs)), len(kernels_of(*both))) == WIDE_AND_DEEP[
+        widths, activation
+    ]
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_a_wide_layer_whose_slope_is_recomputed_lowers():
     linear = functools.partial(ops.fused_linear, activation="mish", **PALLAS)
     x, (kernel,), (bias,) = _mlp_structs((232_965,), (256, 256))
-    assert len(_kernels(*_with_gradients(linear, x, kernel, bias))) == 3
+    assert len(kernels_of(*with_gradients(linear, x, kernel, bias))) == 3
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
@@ -290,12 +261,12 @@ def test_batches_lower_under_vmap_and_shard_map_and_no_row_launches_nothing():
 
     gradient = jax.grad(jax.checkpoint(loss), argnums=(0, 1, 2))
     x, *parameters = _mlp_structs((4, 3, 50), (64, 64, 64))
-    assert _kernels(jax.vmap(gradient, (0, None, None)), x, *parameters)
+    assert kernels_of(jax.vmap(gradient, (0, None, None)), x, *parameters)
     mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
     specs = PartitionSpec("data"), PartitionSpec(), PartitionSpec()
     sharded = jax.shard_map(gradient, mesh=mesh, in_specs=specs, out_specs=specs)
-    assert _kernels(sharded, x, *parameters)
-    assert not _kernels(gradient, *_mlp_structs((3, 0), (64, 64, 64)))
+    assert kernels_of(sharded, x, *parameters)
+    assert not kernels_of(gradient, *_mlp_structs((3, 0), (64, 64, 64)))
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
@@ -305,22 +276,21 @@ def test_batches_lower_under_vmap_and_shard_map_and_no_row_launches_nothing():
 def test_none_takes_kernels_where_there_are_many_rows(batch, dtype, taken):
     x, kernels, biases = _mlp_structs(batch, (64, 64, 64), dtype)
     mlp = functools.partial(ops.fused_mlp, activation="relu")
-    assert len(_kernels(*_with_gradients(mlp, x, kernels, biases))) == taken
+    assert len(kernels_of(*with_gradients(mlp, x, kernels, biases))) == taken
     linear = ops.fused_linear
-    assert len(_kernels(*_with_gradients(linear, x, kernels[0], biases[0]))) == taken
+    assert len(kernels_of(*with_gradients(linear, x, kernels[0], biases[0]))) == taken
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("widths, dtype", [((64, 96), "bfloat16"), ((64, 64), "float32")])
 def test_none_leaves_to_xla_what_the_kernels_do_not_take(widths, dtype):
     x, (kernel,), (bias,) = _mlp_structs((10_000,), widths, dtype)
-    assert not _kernels(ops.fused_linear, x, kernel, bias)
+    assert not kernels_of(ops.fused_linear, x, kernel, bias)
 
 
 REFUSED = {
     "multiples of 64 up to 256, got 96": ((64, 96, 64), "bfloat16"),
     "multiples of 64 up to 256, got 320": ((64, 320), "float16"),
-    "bfloat16 or float16 values, got float32": ((64, 64), "float32"),
 }
 
 

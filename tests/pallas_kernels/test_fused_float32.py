@@ -1,0 +1,172 @@
+"""The kernels of float32 layers: interpreted against float64, lowered, and when they are taken."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxgnn import ops
+from jaxgnn.ops import _dispatch as dispatch
+from jaxgnn.testing import assert_close, to_float64
+from pallas_kernels import _dense_forward, fused_mlp
+from pallas_kernels._dense_forward import DenseTile
+from pallas_kernels._dense_stack import SHARED_BYTES, Stack
+from tests.ops._linear import VALUES, features, layers, linear
+from tests.pallas_kernels._dense import interpreted, kernels_of, structs, with_gradients
+
+PRECISIONS = ("tf32", "bf16x3")
+# Two blocks, whose warpgroups have several tiles and reuse their slots; and warpgroups that take
+# turns at slots that are no multiple of them.
+TILES = (
+    DenseTile(blocks=2, warpgroups=1, slots=2),
+    DenseTile(blocks=1, warpgroups=2, slots=3),
+)
+# A lone row, rows behind the last of a tile and of eight; layers that widen and that narrow, one to
+# three of them, the second without a bias.
+CASES = [
+    (1, (64, 64), "silu"),
+    (203, (128, 64), "relu"),
+    (203, (64, 128, 128), "gelu"),
+    (72, (128, 64, 64, 192), "squared_relu"),
+]
+
+
+def _activations(widths, activation):
+    """Of one layer its own; of several those between."""
+    hidden = len(widths) - 2
+    return (*[activation] * hidden, None) if hidden else (activation,)
+
+
+def _exactly(x, kernels, biases, activations):
+    """In float64."""
+    with jax.enable_x64(True):
+        x, kernels, biases = to_float64((x, kernels, biases))
+        for kernel, bias, activation in zip(kernels, biases, activations, strict=True):
+            x = linear(x, kernel, bias, activation)
+        return np.asarray(x)
+
+
+def _interpreted(x, kernels, biases, activations, precision):
+    tile = TILES[len(kernels) % 2]
+    with interpreted():
+        return _dense_forward.forward(x, kernels, biases, activations, tile, precision)
+
+
+def _on_grid(tree):
+    """Numbers of few bits, which no product loses."""
+    return jax.tree.map(lambda a: jnp.round(a * 32) / 32, tree)
+
+
+@pytest.mark.parametrize("rows, widths, activation", CASES)
+def test_tf32_products_of_short_numbers_are_exact(rows, widths, activation):
+    """The kernels are rounded to TF32 before; the interpreter rounds nothing else."""
+    inputs = _on_grid((features((rows, widths[0])), *layers(widths)))
+    activations = _activations(widths, activation)
+    y = _interpreted(*inputs, activations, "tf32")
+    assert_close(y, _exactly(*inputs, activations), reduction_length=max(widths))
+
+
+@pytest.mark.parametrize("rows, widths, activation", CASES)
+def test_three_products_of_parts_have_their_precision(rows, widths, activation):
+    inputs = features((rows, widths[0])), *layers(widths)
+    activations = _activations(widths, activation)
+    exact = _exactly(*inputs, activations)
+    y = _interpreted(*inputs, activations, "bf16x3")
+    assert y.dtype == jnp.float32
+    assert np.abs(np.asarray(y) - exact).max() < 2e-5 * np.abs(exact).max()
+
+
+def _stack(widths, precision):
+    count = len(widths) - 1
+    return Stack(widths, (True,) * count, ("gelu",) * count, jnp.dtype("float32"), precision)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_tiles_stay_within_shared_memory_and_read_ahead(precision):
+    sizes = (64, 128, 192, 256)
+    shapes = [*itertools.product(sizes, repeat=2), *itertools.product(sizes, repeat=3)]
+    chosen = {widths: DenseTile.choose(_stack(widths, precision)) for widths in shapes}
+    for widths, tile in chosen.items():
+        if tile is not None:
+            parameters = sum(4 * a * b + 1024 for a, b in itertools.pairwise(widths))
+            assert tile.slots * 64 * max(widths) * 4 + parameters <= SHARED_BYTES
+            assert tile.slots > tile.warpgroups
+    # The tables of the benchmarks, one and two layers; and what no multiprocessor holds.
+    assert all(chosen[(width,) * n] for width in (64, 128) for n in (2, 3))
+    assert not chosen[256, 256] and not fused_mlp.float32_fits((64, 256, 256), precision)
+
+
+def test_three_layers_of_128_are_two_kernels():
+    assert fused_mlp.forward_groups(_stack((128,) * 4, "tf32")) == [(0, 2), (2, 3)]
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(dispatch, "current_platform", lambda: "cuda")
+
+
+def _mlp_structs(rows, widths):
+    return jax.ShapeDtypeStruct((rows, widths[0]), "float32"), *structs(layers(widths))
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("activation", VALUES)
+def test_layers_lower_and_their_gradients_are_left_to_xla(activation, precision):
+    options = {"activation": activation, "precision": precision, "implementation": "pallas"}
+    for widths in ((64,) * 3, (128,) * 3):
+        inputs = _mlp_structs(1_000_000, widths)
+        assert len(kernels_of(functools.partial(ops.fused_mlp, **options), *inputs)) == 1
+    x, (kernel,), (bias,) = _mlp_structs(232_965, (256, 64))
+    layer = functools.partial(ops.fused_linear, **options)
+    assert len(kernels_of(*with_gradients(layer, x, kernel, bias))) == 1
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_none_takes_no_kernel_for_float32():
+    """They were not timed."""
+    x, kernels, biases = _mlp_structs(10_000, (64,) * 3)
+    for precision in (None, *PRECISIONS):
+        options = {"activation": "relu", "precision": precision}
+        with jax.default_matmul_precision("default"):
+            assert not kernels_of(functools.partial(ops.fused_mlp, **options), x, kernels, biases)
+            linear = functools.partial(ops.fused_linear, **options)
+            assert not kernels_of(linear, x, kernels[0], biases[0])
+
+
+SETTINGS = {"default": True, "tensorfloat32": True, "BF16_BF16_F32_X3": True, "float32": False}
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_without_a_precision_jax_setting_decides(setting):
+    x, (kernel,), (bias,) = _mlp_structs(10_000, (64, 64))
+    layer = functools.partial(ops.fused_linear, implementation="pallas")
+    with jax.default_matmul_precision(setting):
+        if SETTINGS[setting]:
+            assert len(kernels_of(layer, x, kernel, bias)) == 1
+        else:
+            with pytest.raises(NotImplementedError, match="got JAX's setting float32"):
+                jax.eval_shape(layer, x, kernel, bias)
+
+
+# Precision and widths; the tests' setting of JAX is "highest".
+REFUSED = {
+    "precision tf32 or bf16x3 .* got JAX's setting highest": (None, (64, 64)),
+    "precision tf32 or bf16x3 .* got highest": ("highest", (64, 64)),
+    "multiples of 64 up to 256, got 96": ("tf32", (64, 96)),
+    "float32 layers that fit shared memory, got widths .256, 256.": ("bf16x3", (256, 256)),
+}
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_the_kernels_do_not_take_is_named(message):
+    precision, widths = REFUSED[message]
+    x, (kernel,), (bias,) = _mlp_structs(10_000, widths)
+    layer = functools.partial(ops.fused_linear, precision=precision, implementation="pallas")
+    with pytest.raises(NotImplementedError, match=message):
+        jax.eval_shape(layer, x, kernel, bias)
