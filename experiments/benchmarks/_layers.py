@@ -35,6 +35,7 @@ _PASSES = {"forward": 2, "forward+backward": 5}
 # The product; then that for dx and that for the gradient of the kernel.
 _PRODUCTS = {"forward": 1, "forward+backward": 3}
 _JAX_ACTIVATIONS = {"relu": jax.nn.relu, "gelu": jax.nn.gelu}
+_PARTS = "bf16x3"
 _CUBLASLT = {"xla_gpu_enable_cublaslt": True}
 
 
@@ -97,9 +98,10 @@ class Layers:
 
         return [(None, *arrays) for arrays in input_sets(make)]
 
-    def ours(self, implementation: ops.Name | None) -> Differentiable:
+    def ours(self, implementation: ops.Name | None, precision: str | None = None) -> Differentiable:
         """The op."""
-        options: dict[str, Any] = {"activation": self.activation, "implementation": implementation}
+        options: dict[str, Any] = {"activation": self.activation, "precision": precision}
+        options["implementation"] = implementation
         if self.op == "fused_mlp":
             return lambda _, arrays: (ops.fused_mlp(*arrays, **options), None)
 
@@ -168,15 +170,28 @@ def _named(workload: Rows, activation: str) -> Rows:
 
 
 def candidates(layers: Layers, direction: str, inputs: list[tuple]) -> dict[str, Candidate]:
-    """The implementations; ``None``, as ``auto``; the plain layers, compiled in two ways; torch."""
+    """The implementations; ``None``, as ``auto``; the plain layers, compiled in two ways; torch.
+
+    For float32 on a GPU the implementations are there twice, also with ``precision="bf16x3"``.
+    """
     plain = DIRECTIONS[direction](layers.plain)
     return {
         **implementations(layers.ours, direction, inputs),
+        **_with_parts(layers, direction, inputs),
         "auto": Candidate(DIRECTIONS[direction](layers.ours(None)), inputs),
         "plain": Candidate(plain, inputs),
         **_with_cublaslt(plain, inputs),
         **torch_layers(layers, direction, inputs),
     }
+
+
+def _with_parts(layers: Layers, direction: str, inputs: list[tuple]) -> dict[str, Candidate]:
+    """The implementations with products of bfloat16 parts, where these are not float32's own."""
+    _, (x, _, _), _ = inputs[0]
+    if jax.default_backend() == "cpu" or x.dtype != jnp.float32:
+        return {}
+    made = implementations(partial(layers.ours, precision=_PARTS), direction, inputs)
+    return {f"{name} {_PARTS}": candidate for name, candidate in made.items()}
 
 
 def _with_cublaslt(plain: Callable, inputs: list[tuple]) -> dict[str, Candidate]:

@@ -172,9 +172,9 @@ ROWS: dict[tuple[Platform, Scale], tuple[Rows, ...]] = {
     ("gpu", "small"): (_rows(1_000_000, 128, dtypes=("bfloat16",)),),
     # Widths of GNNs, at the nodes of Reddit and more; then a layer that its products bound.
     ("gpu", "full"): (
-        _rows(1_000_000, 64, dtypes=("bfloat16",), **_RELU_AND_GELU),
+        _rows(1_000_000, 64, **_RELU_AND_GELU),
         _rows(1_000_000, 128, **_RELU_AND_GELU),
-        _rows(232_965, 256, dtypes=("bfloat16",), **_RELU_AND_GELU),
+        _rows(232_965, 256, **_RELU_AND_GELU),
         _rows(8192, 4096),
     ),
 }

@@ -10,7 +10,7 @@ import pytest
 
 from jaxgnn import deterministic, ops
 from jaxgnn.ops.fused_linear import FUSED_LINEAR
-from jaxgnn.testing import assert_bit_equal, random_array
+from jaxgnn.testing import assert_bit_equal, random_array, to_float64
 from tests.ops._linear import DTYPES, VALUES, check, features, layer, layers, linear, mlp
 
 pytestmark = pytest.mark.gpu
@@ -191,6 +191,105 @@ def test_kernels_of_wide_and_deep_layers_agree_with_the_reference(widths):
     )
     y, expected = (np.asarray(jax.jit(call)(*inputs)).astype(np.float32) for call in calls)
     np.testing.assert_allclose(y, expected, rtol=0.02, atol=0.02 * np.abs(expected).max())
+
+
+# Of float32: one to three layers, also more than one kernel holds.
+FLOAT32_SHAPES = [(1, (64, 64)), (203, (128, 128)), (8449, (64, 256)), (100_000, (256, 64))]
+FLOAT32_SHAPES += [(203, (64, 64, 64)), (8449, (128, 64, 192)), (100_000, (128, 128, 128))]
+FLOAT32_SHAPES += [(8449, (64, 64, 64, 64)), (20_003, (128, 128, 128, 128))]
+FLOAT32_PRECISIONS = ("tf32", "bf16x3")
+
+
+def _float32_call(widths, **options):
+    """The op for so many layers, by kernels, of x, kernels and biases."""
+    options |= PALLAS
+    if len(widths) > 2:
+        return functools.partial(ops.fused_mlp, **options)
+
+    def layer(x, kernels, biases):
+        return ops.fused_linear(x, *kernels, *biases, **options)
+
+    return layer
+
+
+@pytest.mark.parametrize("precision", FLOAT32_PRECISIONS)
+@pytest.mark.parametrize("rows, widths", FLOAT32_SHAPES)
+def test_float32_kernels_are_exact_where_no_sum_is_rounded(rows, widths, precision):
+    _needs_kernels()
+    x = _integers((rows, widths[0]), 2, 0, "float32")
+    pairs = enumerate(itertools.pairwise(widths))
+    made = [_integer_layer(*pair, i, "float32") for i, pair in pairs]
+    kernels, biases = zip(*made, strict=True)
+    call = _float32_call(widths, activation="relu", precision=precision)
+    expected = np.asarray(x, np.float64)
+    for i, (kernel, bias) in enumerate(zip(kernels, biases, strict=True)):
+        expected = expected @ np.asarray(kernel, np.float64) + np.asarray(bias, np.float64)
+        if i + 2 < len(widths) or len(widths) == 2:
+            expected = np.maximum(expected, 0)
+    _poison(x, jnp.asarray(expected, jnp.float32))
+    np.testing.assert_array_equal(jax.jit(call)(x, kernels, biases), expected)
+
+
+@pytest.mark.parametrize("precision", FLOAT32_PRECISIONS)
+@pytest.mark.parametrize("rows, widths", FLOAT32_SHAPES)
+def test_float32_kernels_err_by_what_their_precision_says(rows, widths, precision):
+    _needs_kernels()
+    inputs = features((rows, widths[0])), *layers(widths)
+    # All of them for one shape of one layer and one of two, which need the most registers.
+    names = VALUES if widths in ((128, 128), (128, 128, 128)) else ("gelu",)
+    for name in names:
+        y = jax.jit(_float32_call(widths, activation=name, precision=precision))(*inputs)
+        with jax.enable_x64(True):
+            wide = to_float64(inputs)
+            if len(widths) == 2:
+                exact = linear(wide[0], *wide[1], *wide[2], activation=name)
+            else:
+                exact = mlp(*wide, activation=name, rounded_to="float64")
+            error, largest = (float(jnp.abs(a).max()) for a in (exact - y.astype("float64"), exact))
+        assert error < ERRORS[precision] * largest, name
+
+
+@pytest.mark.parametrize("precision", FLOAT32_PRECISIONS)
+def test_gradients_of_float32_layers_made_by_kernels_are_those_of_xla(precision):
+    _needs_kernels()
+    inputs = features((8449, 128)), *layers((128,) * 3)
+    dy = random_array((8449, 128), "float32", seed=9)
+
+    def gradients(implementation):
+        options = {"precision": precision, "implementation": implementation}
+        mlp = functools.partial(ops.fused_mlp, activation="gelu", **options)
+        return jax.jit(lambda *inputs: jax.vjp(mlp, *inputs)[1](dy))(*inputs)
+
+    both = (jax.tree.leaves(gradients(name)) for name in ("pallas", None))
+    for made, expected in zip(*both, strict=True):
+        largest = float(jnp.abs(expected).max())
+        np.testing.assert_allclose(made, expected, rtol=0, atol=ERRORS[precision] * largest)
+
+
+@pytest.mark.parametrize("precision", FLOAT32_PRECISIONS)
+def test_float32_kernels_repeat_to_the_bit_in_batches_and_under_load(precision):
+    _needs_kernels()
+    x, parameters = features((3, 20_003, 128)), layers((128,) * 3)
+    options = {"activation": "silu", "precision": precision, **PALLAS}
+    call = jax.jit(lambda x: ops.fused_mlp(x, *parameters, **options))
+    first = call(x)
+    assert_bit_equal(jax.jit(jax.vmap(call))(x), first)
+    for made in [call(x) for _ in range(20)]:
+        assert_bit_equal(made, first)
+
+
+@pytest.mark.parametrize("precision", FLOAT32_PRECISIONS)
+def test_what_is_not_finite_stays_with_its_row_in_float32_kernels(precision):
+    _needs_kernels()
+    x, parameters = features((203, 64)), layers((64, 64, 64))
+    bad = x.at[3, 0].set(jnp.nan).at[202, 63].set(jnp.inf)
+    kept = np.delete(np.arange(203), [3, 202])
+    options = {"activation": "gelu", "precision": precision, **PALLAS}
+    call = jax.jit(functools.partial(ops.fused_mlp, **options))
+    good, made = (np.asarray(call(a, *parameters)) for a in (x, bad))
+    np.testing.assert_array_equal(made[kept], good[kept])
+    assert np.isnan(made[3]).all()
+    assert not np.isfinite(made[202]).any()
 
 
 def test_what_is_not_finite_stays_with_its_row_in_kernels():
