@@ -91,12 +91,21 @@ def _multiply_parts(rows, kernel, meanwhile) -> jax.Array:
         """Rows are split chunk by chunk, while the tensor cores are at the chunk before."""
         for number, columns in enumerate(dense.columns_of(height)):
             wide = _wide_chunk(rows, number) if dense.in_shared_memory(rows) else rows[:, columns]
-            high = wide.astype(jnp.bfloat16)
-            low = (wide - high.astype(jnp.float32)).astype(jnp.bfloat16)
+            high = _upper_half(wide)
+            parts = [part.astype(jnp.bfloat16) for part in (high, wide - high)]
             for part, of_kernel in _PAIRS:
-                yield (high, low)[part], kernel.at[of_kernel, columns]
+                yield parts[part], kernel.at[of_kernel, columns]
 
     return dense.product_from_registers(pairs(), width, meanwhile)
+
+
+def _upper_half(wide: jax.Array) -> jax.Array:
+    """float32 numbers rounded to bfloat16 ones, halves away from zero, but not yet stored as such.
+
+    Of their bits, as a conversion there and back would be one of single numbers, which are slow.
+    """
+    bits = lax.bitcast_convert_type(wide, jnp.int32) + jnp.int32(0x8000)
+    return lax.bitcast_convert_type(bits & jnp.int32(-0x10000), jnp.float32)
 
 
 def _wide_chunk(tile, number: int) -> jax.Array:
