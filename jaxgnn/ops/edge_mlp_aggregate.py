@@ -16,6 +16,7 @@ from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops import _pallas_edges as pallas
 from jaxgnn.ops._checks import check_graph
 from jaxgnn.ops._edge_checks import both_ends, check_edge_arrays, check_edge_mlp, check_reduction
+from jaxgnn.ops._edge_fold import folded_by_vmap
 from jaxgnn.ops.fused_linear import fused_linear
 from jaxgnn.ops.reference import _edge_reduce, _edge_weights
 from jaxgnn.ops.reference import edge_mlp_aggregate as reference
@@ -92,7 +93,8 @@ def edge_mlp_aggregate(
       graph: rows are receivers, columns senders. Its weights count unless ``weights`` are given,
         its scales always.
       h: features of the nodes, any leading axes, which share the graph: it is not copied for them,
-        nor under ``jax.vmap``. A pair ``(receivers, senders)`` for bipartite graphs.
+        nor under ``jax.vmap``, which is the same. A pair ``(receivers, senders)`` for bipartite
+        graphs.
       params: kernels and biases of the dtype of ``h``, one layer or more, activation between them.
       edge_features: [edges, e] for all leading axes, or with those of ``h``; in the graph's edge
         order.
@@ -206,7 +208,7 @@ def _one_batch_axis(x: Array, own_axes: int) -> Array:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _edge_reduce_op(request, options, structure, operands):
+def _of_one_batch(request, options, structure, operands):
     return FORWARD(request, structure, operands, options=options)
 
 
@@ -219,4 +221,11 @@ def _edge_reduce_backward(request, options, residuals, dy):
     return None, BACKWARD(request, structure, operands, dy, options=options)
 
 
-_edge_reduce_op.defvjp(_edge_reduce_forward, _edge_reduce_backward)
+_of_one_batch.defvjp(_edge_reduce_forward, _edge_reduce_backward)
+_of_any_batch = folded_by_vmap(_OP, _of_one_batch)
+
+
+def _edge_reduce_op(request, options, structure, operands):
+    # What is verified runs as it is asked for, member by member.
+    run = _of_any_batch if request.verify.mode == "off" else _of_one_batch
+    return run(request, options, structure, operands)

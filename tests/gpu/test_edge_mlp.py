@@ -260,23 +260,53 @@ def test_the_op_and_its_gradients_are_those_of_plain_jax():
         np.testing.assert_allclose(a, e, rtol=0.05, atol=0.02 * np.abs(e).max())
 
 
-def test_a_mapped_op_and_its_gradients_are_those_of_a_batch():
-    _needs_backward()
-    graph, widths = _sudoku(), (128, 64, 64, 64)
-    forms = enumerate(itertools.pairwise(widths))
+def _mapped_case(graph):
+    """An op, six members and parameters, all of small integers."""
+    forms = enumerate(itertools.pairwise((128, 64, 64, 64)))
     kernels = tuple(_integer("bfloat16", form, i, form[0]) for i, form in forms)
     params = ops.EdgeMLPParams(kernels, (None,) * 3)
-    h = _integer("bfloat16", (5, 81, 64), 1, 1)
+    h = _integer("bfloat16", (6, graph.num_rows, 64), 1, 1)
 
-    def run(h, params):
-        options = {"activation": "relu", "implementation": "pallas"}
+    def run(h, params, weights):
+        options = {"activation": "relu", "weights": weights, "implementation": "pallas"}
         return ops.edge_mlp_aggregate(graph, h, params, **options).astype(jnp.float32)
 
-    def gradients(function):
-        total = lambda h, params: jnp.sum(jnp.tanh(function(h, params) / 100))  # noqa: E731
-        return jax.jit(jax.value_and_grad(total, (0, 1)))(h, params)
+    return run, h, params
 
-    together, mapped = gradients(run), gradients(jax.vmap(run, (0, None)))
-    for a, e in zip(*map(jax.tree.leaves, (mapped, together)), strict=True):
-        a, e = (np.asarray(x).astype(np.float32) for x in (a, e))
+
+def _assert_alike(made, expected):
+    for a, e in zip(*map(jax.tree.leaves, (made, expected)), strict=True):
+        a, e = (np.asarray(x).astype(np.float32).ravel() for x in (a, e))
         np.testing.assert_allclose(a, e, rtol=0.02, atol=0.02 * np.abs(e).max())
+
+
+@pytest.mark.parametrize("own", [None, False, True], ids=["ones", "shared", "of each"])
+@pytest.mark.parametrize("nested", [False, True], ids=["one axis", "two axes"])
+def test_a_mapped_op_and_its_gradients_are_those_of_a_batch(nested, own):
+    _needs_backward()
+    graph = _sudoku()
+    run, h, params = _mapped_case(graph)
+    weights = None if own is None else _weights(graph, 6)[: 6 if own else 1]
+    weights = weights if own else jax.tree.map(lambda w: w[0], weights)
+
+    def gradients(function, *arguments):
+        total = lambda *a: jnp.sum(jnp.tanh(function(*a) / 100))  # noqa: E731
+        inexact = (0, 1) if own is None else (0, 1, 2)
+        return jax.jit(jax.value_and_grad(total, inexact))(*arguments)
+
+    mapped, apart = jax.vmap(run, (0, None, 0 if own else None)), (h, weights)
+    if nested:
+        mapped = jax.vmap(mapped, (0, None, 0 if own else None))
+        h, weights = h.reshape(2, 3, *h.shape[1:]), weights
+        weights = weights.reshape(2, 3, -1) if own else weights
+    made = gradients(mapped, h, params, weights)
+    _assert_alike(made, gradients(run, apart[0], params, apart[1]))
+
+
+def test_each_member_of_a_mapped_gradient_has_its_own_of_parameters():
+    _needs_backward()
+    run, h, params = _mapped_case(_sudoku())
+    gradient = jax.grad(lambda h, p: jnp.sum(jnp.tanh(run(h, p, None) / 100)), (0, 1))
+    made = jax.jit(jax.vmap(gradient, (0, None)))(h, params)
+    alone = [jax.jit(gradient)(x, params) for x in h]
+    _assert_alike(made, jax.tree.map(lambda *leaves: jnp.stack(leaves), *alone))

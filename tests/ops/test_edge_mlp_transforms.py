@@ -54,6 +54,88 @@ def test_vmap_of_grad_sums_nothing_over_the_batch():
     _assert_near(_item(made, 0), _jit(run)(ends, layers, *rest))
 
 
+# A graph, and what of (ends, layers, features, weights) each vmap maps, the outermost first.
+MAPS = {
+    "nodes": (RING, [(0, None, None, None)]),
+    "nodes and weights": (BIPARTITE["padding"], [(0, None, None, 0)]),
+    "all of edges": (RING, [(0, None, 0, 0)]),
+    "one end": (BIPARTITE["random"], [((0, None), None, None, None)]),
+    "weights, inside nodes": (RING, [(0, None, None, None), (None, None, None, 0)]),
+    "nodes, inside both": (BIPARTITE["padding"], [(0, None, None, 0), (0, None, None, None)]),
+    "other axes": (BIPARTITE["random"], [((2, 2), None, None, 1)]),
+    "parameters as well": (RING, [(0, 0, None, None)]),
+}
+
+
+def _mapped_inputs(graph, maps):
+    """Inputs with an axis of two for each map, at the axis that it maps."""
+    made = inputs(graph, num_layers=3)
+    for i, in_axes in enumerate(reversed(maps)):
+
+        def stacked(axis, tree, i=i):
+            if axis is None:
+                return tree
+            return jax.tree.map(lambda x: jnp.stack([x, (0.5 + i) * x], axis), tree)
+
+        made = jax.tree.map(stacked, in_axes, made, is_leaf=lambda axis: axis is None)
+    return made
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_vmap_is_one_member_at_a_time_with_gradients_inside_and_outside(name):
+    graph, maps = MAPS[name]
+    arguments = _mapped_inputs(graph, maps)
+
+    def mapped(function):
+        return functools.reduce(lambda f, axes: jax.vmap(f, axes), reversed(maps), function)
+
+    def run(implementation):
+        one = functools.partial(apply, graph, reduce="mean", implementation=implementation)
+
+        def total(*arguments):
+            return jnp.sum(jnp.sin(mapped(one)(*arguments)))
+
+        outside = jax.grad(total, argnums=(0, 1, 2, 3))(*arguments)
+        of_one = functools.partial(_value_and_gradients, graph, implementation=implementation)
+        return mapped(one)(*arguments), outside, mapped(of_one)(*arguments)
+
+    made, expected = (_jit(run, static_argnums=0)(i) for i in (None, "xla"))
+    _assert_near(made, expected)
+
+
+def test_many_cotangents_of_one_result_have_gradients_of_their_own():
+    graph = BIPARTITE["repeated edges"]
+    arguments = inputs(graph, batch=(2,))
+    cotangents = random_array((3, 2, graph.num_rows, 3), "float32", seed=5)
+
+    def run(implementation):
+        pull_back = jax.vjp(
+            functools.partial(apply, graph, implementation=implementation), *arguments
+        )[1]
+        return jax.vmap(pull_back)(cotangents)
+
+    _assert_near(*(_jit(run, static_argnums=0)(i) for i in (None, "xla")))
+
+
+def test_vmap_works_in_a_scan_that_is_recomputed_and_twice_differentiated():
+    layers, h = params(2, 6), random_array((2, 12, 3), "float32", seed=1)
+
+    def loss(layers, implementation):
+        def step(h, _):
+            options = {"activation": "silu", "implementation": implementation}
+            run = functools.partial(ops.edge_mlp_aggregate, RING, **options)
+            return jax.vmap(run, (0, None))(h, layers), None
+
+        return jnp.sum(jax.lax.scan(jax.checkpoint(step), h, length=2)[0] ** 2)
+
+    def of_gradient(layers, implementation):
+        gradient = jax.grad(loss)(layers, implementation)
+        return sum(jnp.sum(g**2) for g in jax.tree.leaves(gradient))
+
+    run = _jit(jax.grad(of_gradient), static_argnums=1)
+    _assert_near(*(run(layers, implementation) for implementation in (None, "xla")))
+
+
 def _shapes(jaxpr, dtype):
     """Shapes of all arrays of a dtype in a program, those of its parts included."""
     for equation in jaxpr.eqns:
@@ -138,7 +220,8 @@ def test_the_gradient_can_be_differentiated():
     _assert_near(made, expected)
 
 
-def test_shard_map_over_a_batch_sums_gradients_of_parameters():
+@pytest.mark.parametrize("mapped", [False, True], ids=["leading axis", "vmap"])
+def test_shard_map_over_a_batch_sums_gradients_of_parameters(mapped):
     if len(jax.devices()) < 4:
         pytest.skip(f"reason: needs 4 devices, got {len(jax.devices())}")
     graph = BIPARTITE["padding"]
@@ -146,7 +229,8 @@ def test_shard_map_over_a_batch_sums_gradients_of_parameters():
     mesh, spec = Mesh(np.array(jax.devices()[:4]), ("batch",)), PartitionSpec("batch")
     plain = functools.partial(apply, graph)
     specs = spec, *[PartitionSpec()] * 3
-    sharded = jax.shard_map(plain, mesh=mesh, in_specs=specs, out_specs=spec)
+    each = jax.vmap(plain, (0, None, None, None)) if mapped else plain
+    sharded = jax.shard_map(each, mesh=mesh, in_specs=specs, out_specs=spec)
 
     def gradients(run):
         def loss(*arguments):

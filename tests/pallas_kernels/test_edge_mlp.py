@@ -6,6 +6,7 @@ The interpreter knows no SIMT code, nor products of registers: plain JAX stands 
 import contextlib
 import functools
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -586,6 +587,38 @@ def test_they_lower_mapped_recomputed_and_on_a_mesh_without_copies_of_the_graph(
         lowered = jax.jit(function).trace(h, params).lower(lowering_platforms=("cuda",)).as_text()
         assert lowered.count("mosaic_gpu_v2") == 3  # forward twice
         assert f"x{graph.num_edges}x" not in lowered
+
+
+def _signatures(function, *arguments) -> list[str]:
+    """The types of what kernels of edges take and give; mapped ones would have axes more."""
+    lowered = jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",))
+    names = re.compile("edge_mlp_aggregate(_backward)?_mosaic")
+    lines = [line for line in lowered.as_text().splitlines() if names.search(line)]
+    return [line[line.rindex(" : (") :] for line in lines]
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_what_is_mapped_is_the_kernel_of_a_batch_and_chosen_as_that():
+    h, params = _op_structs((4, 64), 81, 96, 3)
+    run = functools.partial(ops.edge_mlp_aggregate, _sudoku(), activation="relu")
+    nested = jax.vmap(jax.vmap(run, (0, None)), (0, None))
+    together, apart = (_signatures(_with_gradients(f), h, params) for f in (run, nested))
+    assert len(together) == 2 and apart == together
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_what_is_mapped_with_weights_is_the_kernel_of_a_batch():
+    graph = prepared_graph(2000, 32_000, factors=False)
+    h, params = _op_structs((8,), graph.num_rows, 64, 3)
+    weights = jax.ShapeDtypeStruct((8, graph.num_edges), "float32")
+
+    def run(h, params, graph, weights):
+        options = {"weights": weights, "implementation": "pallas"}
+        return ops.edge_mlp_aggregate(graph, h, params, **options)
+
+    mapped, arguments = jax.vmap(run, (0, None, None, 0)), (h, params, graph, weights)
+    together, apart = (_signatures(_with_gradients(f), *arguments) for f in (run, mapped))
+    assert len(together) == 2 and apart == together
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
