@@ -243,6 +243,8 @@ _FLOAT_OPS = {
     "mul": arith.mulf,
     "min": arith.minnumf,
     "max": arith.maxnumf,
+    "minimum": arith.minimumf,
+    "maximum": arith.maximumf,
 }
 _SIGNED_OPS = {
     "add": arith.addi,
@@ -403,6 +405,7 @@ class MosaicWarp(Warp):
         # By the PTX manual: rcp.rn is correctly rounded, ex2.approx has an error of at most 2^-22.5
         # and rsqrt.approx of at most 2^-22.9 of the result, rcp.approx of 1 unit in the last place.
         names = {"rcp": "rcp.rn", "guess_rcp": "rcp.approx.ftz", "rsqrt": "rsqrt.approx"}
+        names["normal_rsqrt"] = "rsqrt.approx.ftz"
         ptx = f"{names.get(op, 'ex2.approx.ftz')}.f32"
         float_type = ir.F32Type.get()
         return Value(self, "f32", llvm.inline_asm(float_type, [x.data], f"{ptx} $0, $1;", "=f,f"))

@@ -211,7 +211,10 @@ class Warp(abc.ABC):
 
     @abc.abstractmethod
     def binary(self, op: str, a: Value, b: Value) -> Value:
-        """``add sub mul div rem and or xor shl shr min max`` of two of a kind."""
+        """``add sub mul div rem and or xor shl shr min max`` of two of a kind.
+
+        Of floats also ``minimum maximum``, which are NaN if one of them is.
+        """
 
     @abc.abstractmethod
     def compare(self, op: str, a: Value, b: Value) -> Value:
@@ -229,8 +232,8 @@ class Warp(abc.ABC):
     def special(self, op: str, x: Value) -> Value:
         """``rcp`` rounded to nearest; ``rsqrt``; ``ex2``, two to the power of -1 to 1.
 
-        And ``guess_rcp`` of normal numbers, within 1 unit in the last place; and ``any_ex2``, two
-        to any power, zero for what is not a normal number.
+        And ``guess_rcp`` of normal numbers, within 1 unit in the last place; ``normal_rsqrt`` of
+        normal numbers and infinity; ``any_ex2``, two to any power, zero for what is not normal.
         """
 
     @abc.abstractmethod

@@ -1,13 +1,14 @@
 """Activations of dense layers in kernels of warps: the formulae of ``_dense_activations``.
 
-They are written for arrays; here each of their equations becomes an instruction of every lane.
+They are written for arrays; here each of their equations becomes an instruction of every lane, or a
+product and what is added to it a single one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,19 +50,29 @@ def _record(warp: Warp, function: Callable[..., jax.Array], *values: Value) -> V
     return made
 
 
+class _Product(NamedTuple):
+    """Of two operands, to which something is added that nothing else takes."""
+
+    a: Any
+    b: Any
+
+
 def _run(warp: Warp, program: Any, constants: Any, values: Any) -> list[_Operand]:
     """What a jaxpr of scalars makes of ``values``."""
-    known: dict[Any, _Operand] = dict(zip(program.constvars, map(float, constants), strict=True))
+    known: dict[Any, Any] = dict(zip(program.constvars, map(float, constants), strict=True))
     known.update(zip(program.invars, values, strict=True))
+    summed = _only_summed(program)
 
-    def operand(atom: Any) -> _Operand:
-        return float(atom.val) if hasattr(atom, "val") else known[atom]
+    def operand(atom: Any) -> Any:
+        return float(atom.val) if _is_literal(atom) else known[atom]
 
     for equation in program.eqns:
         operands, name = [operand(atom) for atom in equation.invars], equation.primitive.name
         inner = equation.params.get("jaxpr")
         if inner is not None:
             made = _run(warp, inner.jaxpr, inner.consts, operands)
+        elif name == "mul" and equation.outvars[0] in summed:
+            made = [_Product(*operands)]
         elif name in _INSTRUCTIONS:
             made = [_INSTRUCTIONS[name](warp, *operands)]
         else:
@@ -70,33 +81,58 @@ def _run(warp: Warp, program: Any, constants: Any, values: Any) -> list[_Operand
     return [operand(atom) for atom in program.outvars]
 
 
-def _most(warp: Warp, a: Any, b: Any) -> Value:
-    """The greater of two numbers; NaN if the first is."""
-    a, b = warp.alike(a, b)
-    return warp.select(a < b, b, a)
+def _only_summed(program: Any) -> set[Any]:
+    """Variables that one sum or difference takes, and nothing else."""
+    uses = [(equation, atom) for equation in program.eqns for atom in equation.invars]
+    taken = [atom for _, atom in uses if not _is_literal(atom)]
+    taken += [atom for atom in program.outvars if not _is_literal(atom)]
+    by_sums = {atom for e, atom in uses if e.primitive.name == "add" and not _is_literal(atom)}
+    by_sums |= {e.invars[1] for e, _ in uses if e.primitive.name == "sub"}
+    return {atom for atom in by_sums if not _is_literal(atom) and taken.count(atom) == 1}
 
 
-def _least(warp: Warp, a: Any, b: Any) -> Value:
-    """The lesser of two numbers; NaN if the first is."""
-    a, b = warp.alike(a, b)
-    return warp.select(a > b, b, a)
+def _is_literal(atom: Any) -> bool:
+    return hasattr(atom, "val")
+
+
+def _add(warp: Warp, a: Any, b: Any) -> Value:
+    if isinstance(a, _Product):
+        a, b = b, a
+    if not isinstance(b, _Product):
+        return a + b
+    a = _value(warp, a if not isinstance(a, _Product) else a.a * a.b)
+    return warp.fma(_value(warp, b.a), _value(warp, b.b), a)
+
+
+def _subtract(warp: Warp, a: Any, b: Any) -> Value:
+    if isinstance(b, _Product):
+        return _add(warp, a, _Product(b.a * -1.0, b.b))
+    return a - b
+
+
+def _value(warp: Warp, x: Any) -> Value:
+    return x if isinstance(x, Value) else warp.f32(x)
+
+
+def _binary(name: str) -> Callable[..., Value]:
+    return lambda warp, a, b: warp.binary(name, *warp.alike(a, b))
 
 
 # Of the operations on arrays that the formulae have; an operand may be a number.
 _INSTRUCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
-        "add": lambda warp, a, b: a + b,
-        "sub": lambda warp, a, b: a - b,
+        "add": _add,
+        "sub": _subtract,
         "mul": lambda warp, a, b: a * b,
         "neg": lambda warp, a: a * -1.0,
-        "max": _most,
-        "min": _least,
+        "max": _binary("maximum"),
+        "min": _binary("minimum"),
         "lt": lambda warp, a, b: a < b,
         "gt": lambda warp, a, b: a > b,
         "eq": lambda warp, a, b: a == b,
         "select_n": lambda warp, which, other, chosen: warp.select(which, chosen, other),
         "exp2": lambda warp, a: warp.special("any_ex2", a),
-        "rsqrt": lambda warp, a: warp.rsqrt(a),
+        "rsqrt": lambda warp, a: warp.special("normal_rsqrt", a),
         "sqrt": lambda warp, a: a * warp.rsqrt(a),  # of zero NaN, which nothing takes
         "convert_element_type": lambda warp, a: a,
         "copy": lambda warp, a: a,

@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import _simt
-from pallas_kernels._streams import combine
 from pallas_kernels._values import Array, Value
 from pallas_kernels._warp import LANES, Warp
 from pallas_kernels._warp_activations import activate, pull_back
@@ -339,7 +338,7 @@ class _Forward:
         def take(i, token, _):
             x = [walk.piece(i, node) for node in range(walk.nodes)]
             for node in range(walk.nodes):
-                made = _sums_of(combine(warp, walk.row(node), x), bias)
+                made = _preactivation(warp, walk.row(node), x, bias)
                 made = [activate(warp, self.activation, z) for z in made]
                 if inputs.other is not None:
                     made = _sums_of(made, walk.piece(i, walk.nodes + node))
@@ -393,8 +392,7 @@ class _Backward:
         """The gradient in front of the bias, at one node."""
         if self.activation is None:
             return dy
-        z = _sums_of(combine(walk.warp, row, x), bias)
-        pairs = zip(z, dy, strict=True)
+        pairs = zip(_preactivation(walk.warp, row, x, bias), dy, strict=True)
         return [pull_back(walk.warp, self.activation, z, d) for z, d in pairs]
 
     def _add(self, warp: Warp, totals: _Totals, node: int, da, x) -> _Totals:
@@ -426,6 +424,14 @@ class _Backward:
 
         warp.loop(warp.thread, count, warp.threads, (), add(pairs, 0))
         warp.loop(warp.thread, tile.span, warp.threads, (), add(columns, count))
+
+
+def _preactivation(warp: Warp, row: list[Value], x: list[list[Value]], bias) -> list[Value]:
+    """A row of the matrix times ``x``, plus the bias."""
+    totals = bias
+    for factor, columns in zip(row, x, strict=True):
+        totals = [warp.fma(factor, c, total) for c, total in zip(columns, totals, strict=True)]
+    return totals
 
 
 def _sums_of(a: list[Value], b: list[Value]) -> list[Value]:

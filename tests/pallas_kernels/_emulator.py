@@ -36,6 +36,8 @@ _OPS: dict[str, Any] = {
     "shr": np.right_shift,
     "min": np.fmin,
     "max": np.fmax,
+    "minimum": np.minimum,
+    "maximum": np.maximum,
     "lt": np.less,
     "le": np.less_equal,
     "gt": np.greater,
@@ -443,10 +445,12 @@ class NumpyWarp(Warp):
             "guess_rcp": lambda x: 1 / x * (1 + 2.0**-23),
             "rsqrt": lambda x: 1 / np.sqrt(x),
             "ex2": lambda x: np.exp2(x),
+            "normal_rsqrt": lambda x: 1 / np.sqrt(x),
             "any_ex2": lambda x: np.where(x < -126, 0, np.exp2(x)),
         }[op]
         normal = (np.abs(x.data) >= 2.0**-126) & (np.abs(x.data) <= 2.0**126) | np.isnan(x.data)
         assert op != "guess_rcp" or normal[self.active].all(), "not normal"
+        assert op != "normal_rsqrt" or not (x.data[self.active] < 2.0**-126).any(), "not normal"
         assert op != "ex2" or not (np.abs(x.data[self.active]) > 1).any(), "outside of -1 to 1"
         return self._value("f32", exact(x.data.astype(np.float64)))
 
