@@ -12,7 +12,7 @@ from jaxgnn import Incidence, deterministic, nn, ops
 from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops.hypergraph_conv import MIX, MIX_BACKWARD
 from jaxgnn.testing import assert_bit_equal, random_array
-from tests.ops._mixing import check, exactly, inputs, integers
+from tests.ops._mixing import check, exactly, inputs, integers, large_and_small
 
 pytestmark = pytest.mark.gpu
 
@@ -83,6 +83,15 @@ def test_units_that_are_off_are_off_exactly(tokens, nodes, width, activation):
     made, exact = _both(activation, given, dy), exactly(activation, given, dy)
     for a, e in zip(made[:2], exact[:2], strict=True):
         np.testing.assert_allclose(a, e, rtol=1e-6)
+
+
+@pytest.mark.parametrize("activation", [*SMOOTH, "relu", "squared_relu"])
+def test_activations_of_large_and_small_numbers(activation):
+    given = large_and_small()
+    dy = jnp.ones_like(given[0])
+    made, exact = _both(activation, given, dy), exactly(activation, given, dy)
+    for a, e in zip(made[:2], exact[:2], strict=True):
+        np.testing.assert_allclose(a, e, rtol=2e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

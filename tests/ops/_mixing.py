@@ -59,3 +59,11 @@ def integers(tokens, nodes, width, dtype):
     made = [jnp.round(2 * array) for array in arrays]
     x, matrix, bias, residual = made
     return x.astype(dtype), matrix, bias.astype(dtype), residual.astype(dtype)
+
+
+def large_and_small():
+    """One token of one node, which the matrix leaves as it is."""
+    sizes = [0.0, 1e-30, 1e-4, 0.3, 1.0, 3.0, 8.0, 12.0, 15.0, 19.0, 25.0, 39.0, 60.0, 100.0, 1e4]
+    sizes.append(1e18)
+    x = jnp.array([*sizes, *(-size for size in sizes)], "float32").reshape(1, 1, 32)
+    return x, jnp.ones((1, 1), "float32"), None, None

@@ -18,7 +18,7 @@ from jaxgnn.ops.hypergraph_conv import MIX, MIX_BACKWARD
 from jaxgnn.testing import random_array
 from pallas_kernels import _dense_activations, _simt
 from pallas_kernels import hypergraph_conv as kernels
-from tests.ops._mixing import check, exactly, inputs, integers
+from tests.ops._mixing import check, exactly, inputs, integers, large_and_small
 from tests.pallas_kernels._emulator import emulated
 
 # (tokens, nodes, width, dtype, activation): one token and several of a warp, ends in the middle of
@@ -60,6 +60,16 @@ def test_units_that_are_off_are_off_exactly(activation):
     for a, e in zip(made[:2], exactly(activation, given, dy)[:2], strict=True):
         np.testing.assert_allclose(a, e, rtol=1e-6)
     assert set(_dense_activations.ACTIVATIONS) == set(ops.Activation.__args__)
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("activation", _dense_activations.ACTIVATIONS)
+def test_activations_of_large_and_small_numbers(activation):
+    given = large_and_small()
+    made = _both(given, jnp.ones_like(given[0]), activation)
+    exact = exactly(activation, given, jnp.ones_like(given[0]))
+    for a, e in zip(made[:2], exact[:2], strict=True):
+        np.testing.assert_allclose(a, e, rtol=2e-6, atol=1e-6)
 
 
 @pytest.mark.emulated
