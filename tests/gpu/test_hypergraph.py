@@ -67,16 +67,16 @@ def _both(activation, given, dy):
 @pytest.mark.parametrize("tokens, nodes, width", SHAPES)
 def test_kernels_agree_with_float64(tokens, nodes, width, dtype):
     dy = random_array((tokens, nodes, width), dtype, seed=9)
-    names = SMOOTH if tokens * nodes * width < 2**22 else ["gelu"]
-    for i, activation in enumerate(names):
-        for there in (True, False):
-            options = {"bias": there or i % 2 == 0, "residual": there}
-            given = inputs(tokens, nodes, width, dtype, **options)
-            check(_both(activation, given, dy), activation, given, dy)
+    # In turns, so that every activation meets every dtype and several shapes.
+    turn = SHAPES.index((tokens, nodes, width)) + 2 * DTYPES.index(dtype)
+    for i, there in enumerate((True, False)):
+        activation = SMOOTH[(turn + i) % len(SMOOTH)]
+        given = inputs(tokens, nodes, width, dtype, bias=there or turn % 3 == 0, residual=there)
+        check(_both(activation, given, dy), activation, given, dy)
 
 
 @pytest.mark.parametrize("activation", ["relu", "squared_relu"])
-@pytest.mark.parametrize("tokens, nodes, width", SHAPES[:6])
+@pytest.mark.parametrize("tokens, nodes, width", SHAPES[2:6])
 def test_units_that_are_off_are_off_exactly(tokens, nodes, width, activation):
     given = integers(tokens, nodes, width, "float32")
     dy = given[3].at[0, 0, 0].set(jnp.inf)
@@ -126,9 +126,9 @@ def _near(actual, expected, tolerance):
         np.testing.assert_allclose(a, e, rtol=tolerance, atol=tolerance * np.abs(e).max())
 
 
-# As many nodes as kernels take, more, and fewer; a product of as many columns, more, and fewer.
+# As many nodes as kernels take, and more; a product of as many columns, more, and fewer.
 @pytest.mark.parametrize("implementation", ["pallas", None])
-@pytest.mark.parametrize("nodes", [2, 8, 16])
+@pytest.mark.parametrize("nodes", [8, 16])
 @pytest.mark.parametrize("width, out", [(64, 64), (64, 128), (256, 96)])
 def test_the_op_agrees_with_its_reference(width, out, nodes, implementation):
     x = random_array((2, 1031, nodes, width), "float32", seed=1)
@@ -158,7 +158,7 @@ def test_tokens_under_vmap_are_mixed_by_the_named_kernel():
     _near(each, apply(x, implementation="xla"), 1e-5)
 
 
-@pytest.mark.parametrize("activation", [jax.nn.gelu, jax.nn.relu, None, jnp.tanh])
+@pytest.mark.parametrize("activation", [jax.nn.gelu, None, jnp.tanh])
 def test_the_coupler_agrees_with_its_reference(activation):
     x = random_array((4, 512, 8, 64), "float32", seed=1)
 
