@@ -73,6 +73,7 @@ class Streams:
     def load(self, i: Value, first: Value) -> None:
         """Begins to copy tile ``i``, of tokens from ``first`` on."""
         here = self.here
+        self.make_room()
         if here is None:
             for ring, source in self.parts:
                 self._load_columns(ring, i, source, first)
@@ -88,15 +89,14 @@ class Streams:
     def _fetch_boxes(self, here: Signals, i: Value, first: Value) -> None:
         """By one lane."""
         turn, parts = i // self.tile.teams, self.parts
-        self.free_box()
         nbytes = sum(math.prod(ring.shape[2:]) * ring.itemsize for ring, _ in parts)
         here.give(turn, self.warp.i32(nbytes))
         for ring, source in parts:
             place = self.of_warp(ring, i), source, (first, self.first_column), BOX
             ring.fetch_box(*place, here, turn)
 
-    def free_box(self) -> None:
-        """Waits until the copy engine has read the box that is overwritten next."""
+    def make_room(self) -> None:
+        """Waits until the copy engine has read what is overwritten next."""
 
     def _load_columns(self, ring: Array, i: Value, source: Array, first: Value) -> None:
         """Begins to copy the lane's columns of some streams to a ring."""

@@ -47,7 +47,7 @@ class MhcPreClusterTile:
         there are buffers in a block.
       teams: of a block; they take turns.
       buffers: sixteens of tokens of a team whose sums may wait to be added up.
-      boxes: whether the copy engine moves what a warp has of the streams, or lanes do it.
+      boxes: whether the copy engine reads what a warp has of the streams, or lanes do it.
     """
 
     warps: int

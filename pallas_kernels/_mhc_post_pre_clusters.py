@@ -25,7 +25,13 @@ _STREAMS = 4  # of other numbers the weights of a token would not be whole 16 by
 
 @dataclass(frozen=True)
 class MhcPostPreClusterTile(MhcPreClusterTile):
-    """As for ``mhc_pre``, with more in shared memory."""
+    """As for ``mhc_pre``, with more in shared memory.
+
+    Attributes:
+      stores: whether the copy engine writes what a warp has of the new streams, or lanes do it.
+    """
+
+    stores: bool = False
 
     @classmethod
     def choose(cls, tokens: int, n: int, dim: int, dtype: jnp.dtype) -> Self | None:
@@ -58,6 +64,7 @@ class BoundaryForward(Forward):
       transposed: see ``mhc_post``.
     """
 
+    tile: MhcPostPreClusterTile
     transposed: bool
 
     def __call__(self, warp: Warp, inputs, y: Array, *outputs: Array, ring, **shared) -> None:
@@ -81,6 +88,7 @@ class _MixedStreams(Streams):
       transposed: see ``mhc_post``.
     """
 
+    tile: MhcPostPreClusterTile
     y: Array
     sources: tuple[Array, ...]
     rings: tuple[Array, ...]
@@ -92,9 +100,12 @@ class _MixedStreams(Streams):
         """The old streams and the layer's output."""
         return [*super().parts, (self.rings[0], self.sources[0])]
 
-    def free_box(self) -> None:
-        """The new streams in it were sent away ``behind`` tiles and one before."""
-        self.warp.wait_for_boxes(self.tile.behind)
+    def make_room(self) -> None:
+        """The new streams that were there were sent away ``behind`` tiles and one before."""
+        warp, behind = self.warp, self.tile.behind
+        if self.tile.stores:
+            warp.when(warp.lane == 0, lambda: warp.wait_for_boxes(behind))
+            warp.sync()
 
     def make_signals(self) -> None:
         """By the first lane of the first helper."""
@@ -135,7 +146,7 @@ class _MixedStreams(Streams):
         token, words = first + self.token(half), self._mix(i, half)
         for stream, of_stream in enumerate(words):
             self.of_lane(self.ring, i).store_words(entry(stream, half), of_stream, COLUMNS)
-        if self.here is not None:
+        if self.tile.stores:
             return words
 
         def store():
@@ -146,18 +157,18 @@ class _MixedStreams(Streams):
         return words
 
     def finish(self, i: Value, first: Value) -> None:
-        """Begins to write the box of new streams, which nobody waits for until it is to be used."""
-        if self.here is None:
-            return
-        warp, place = self.warp, self.of_warp(self.ring, i)
-        warp.fence_copies()
-        warp.sync()
-        corner = first, self.first_column
-        warp.when(warp.lane == 0, lambda: self.ring.store_box(place, self.y, corner, BOX))
+        """Begins to write the new streams; nobody waits until their place is used again."""
+        warp, tile = self.warp, self.tile
+        if tile.boxes or tile.stores:  # which write over the new streams, and read them
+            warp.fence_copies()
+        if tile.stores:
+            warp.sync()
+            place, corner = self.of_warp(self.ring, i), (first, self.first_column)
+            warp.when(warp.lane == 0, lambda: self.ring.store_box(place, self.y, corner, BOX))
 
     def end(self) -> None:
         """Shared memory is read to the end."""
-        if self.here is not None:
+        if self.tile.stores:
             self.warp.when(self.warp.lane == 0, lambda: self.warp.wait_for_boxes(0))
 
     def _mix(self, i: Value, half: int) -> list[list[Value]]:

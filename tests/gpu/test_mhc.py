@@ -151,7 +151,8 @@ def test_the_copy_engine_moves_what_lanes_would(tokens, n, dim):
             tile, made = tiles.choose(tokens, n, dim, x.dtype), []
             for boxes in (False, True):
                 _poison((x.shape, x.dtype), (x.shape, x.dtype))
-                other = dataclasses.replace(tile, boxes=boxes)
+                changes = {"boxes": boxes, **({"stores": boxes} if len(given) > 1 else {})}
+                other = dataclasses.replace(tile, **changes)
                 run = functools.partial(kernel, tile=other, **options, **PRE)
                 for _ in batch:
                     run = jax.vmap(run, (*[0] * len(given), None, None, None))
