@@ -11,7 +11,7 @@ from flax import nnx
 from jaxgnn import Incidence, deterministic, nn, ops
 from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops.hypergraph_conv import MIX, MIX_BACKWARD
-from jaxgnn.testing import assert_bit_equal, random_array
+from jaxgnn.testing import assert_bit_equal, assert_close, random_array
 from tests.ops._mixing import check, exactly, inputs, integers, large_and_small
 
 pytestmark = pytest.mark.gpu
@@ -77,12 +77,12 @@ def test_kernels_agree_with_float64(tokens, nodes, width, dtype):
 
 @pytest.mark.parametrize("activation", ["relu", "squared_relu"])
 @pytest.mark.parametrize("tokens, nodes, width", SHAPES[2:6])
-def test_units_that_are_off_are_off_exactly(tokens, nodes, width, activation):
+def test_units_that_are_off_pass_no_infinite_gradient(tokens, nodes, width, activation):
     given = integers(tokens, nodes, width, "float32")
     dy = given[3].at[0, 0, 0].set(jnp.inf)
     made, exact = _both(activation, given, dy), exactly(activation, given, dy)
     for a, e in zip(made[:2], exact[:2], strict=True):
-        np.testing.assert_allclose(a, e, rtol=1e-6)
+        assert_close(a, e, reduction_length=nodes)
 
 
 @pytest.mark.parametrize("activation", [*SMOOTH, "relu", "squared_relu"])
