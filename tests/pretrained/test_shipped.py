@@ -25,16 +25,18 @@ def test_hard_puzzles_are_solved_in_64_steps():
     answers = [solver.solve(puzzle, steps=64) for puzzle in puzzles.puzzles]
     for answer, solution in zip(answers, puzzles.solutions, strict=True):
         assert (answer.settled is not None) == np.array_equal(answer.board, solution)
-    # 95 % of many: three failures among twelve have a probability of 2 %.
-    assert sum(answer.settled is not None for answer in answers) >= 10
+    # 98.9 % of many: two failures among twelve have a probability of 0.7 %.
+    assert sum(answer.settled is not None for answer in answers) >= 11
 
 
 def test_the_log_of_their_training_lies_beside_them():
     about, *rows = read_rows(sudoku_weights().with_name("sudoku_training.jsonl"))
-    assert rows[-1]["step"] == about["result"]["steps"] and about["result"]["finished"]
-    assert rows[-1]["loss"] < rows[0]["loss"]
+    assert rows[-1]["step"] == about["result"]["steps"]
+    first, *first_rows = about["earlier"][0]["earlier"]  # two runs before
+    assert first["result"]["finished"] and first_rows[-1]["loss"] < first_rows[0]["loss"]
+    assert about["result"]["minimal puzzles"] > first["result"]["minimal puzzles"] > 0.9
     overall = {
         row["kind"]: row["solved"] for row in about["evaluation"]["rows"] if row["level"] == "all"
     }
     # As docs/sudoku_networks.md says.
-    assert round(overall["minimal"], 3) == 0.955 and round(overall["mixed"], 3) == 0.973
+    assert round(overall["minimal"], 3) == 0.989 and round(overall["mixed"], 4) == 0.9966
