@@ -1,9 +1,9 @@
 """The tables of implementations of the fused linear layers, and what their GPU kernels take.
 
-On a GPU ``implementation=None`` takes the Mosaic GPU kernels for what they were timed with: 16-bit
-layers, narrow enough that the time is that of reading and writing rows, and so many rows that this
+On a GPU ``implementation=None`` takes the Mosaic GPU kernels for what they were timed with: layers
+narrow enough that the time is that of reading and writing rows, and so many rows that this
 is more than the time of a launch; the rest is XLA's. ``layer_limits`` and ``_not_worth`` are this
-rule. float32 layers have kernels for the forward pass only, which their name alone takes.
+rule. float32 layers have kernels for the forward pass only.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ _LEAST_WIDTH, _MOST_WIDTH = 64, 256
 _LEAST_ROWS = 2048  # an estimate: fewer were not timed
 # The backward pass of wider layers is made of other kernels, which were timed for one activation.
 _MOST_TIMED_BACKWARD, _TIMED_WIDE = 128, "relu"
+# Of the largest entry, behind some layers: factors have 10 bits of mantissa.
+_TF32_ERROR = 2e-3
 
 
 def kernel(
@@ -42,7 +44,9 @@ def kernel(
                 reference, scatters=False, cuda=partial(reference, round_products=True)
             ),
             # float32 is for ``limits`` to judge.
-            "pallas": dispatch.pallas(mosaic, dtypes=_DTYPES, limits=limits, not_worth=not_worth),
+            "pallas": dispatch.pallas(
+                mosaic, dtypes=_DTYPES, limits=limits, not_worth=not_worth, tolerance=_tolerance
+            ),
         },
         preference={"cpu": ("xla",), "cuda": ("pallas", "xla")},
     )
@@ -96,11 +100,15 @@ def gradient_request(request: dispatch.Request, x: Any) -> dispatch.Request:
     return request._replace(name="xla") if x.dtype.name == "float32" else request
 
 
-def _not_worth(x: Any, *arrays: Any, **options: Any) -> str | None:
-    """The reason if launching kernels may take longer than what they do, or nobody timed them."""
+def _tolerance(x: Any, *arrays: Any, precision: str | None = None, **options: Any) -> float | None:
+    """What results may be off by in TF32, or None."""
     del arrays, options
-    if x.dtype.name == "float32":
-        return "is taken for float32 by its name only: it was not timed"
+    return _TF32_ERROR if products(x.dtype, precision) == "tf32" else None
+
+
+def _not_worth(x: Any, *arrays: Any, **options: Any) -> str | None:
+    """The reason if launching kernels may take longer than what they do."""
+    del arrays, options
     rows = math.prod(x.shape[:-1])
     return None if rows >= _LEAST_ROWS else f"is taken from {_LEAST_ROWS} rows on, got {rows}"
 

@@ -87,7 +87,7 @@ def _require_name(where: str, name: str | None) -> None:
 
 
 def _always(*args: Any, **options: Any) -> None:
-    """Supports everything."""
+    """Supports everything, and says nothing else of it."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,8 @@ class Implementation:
       missing: the reason why it can not run anything on a platform (not compiled, say), or None.
       not_worth: ``not_worth(*args, **options)``: the reason why ``None`` passes over it although it
         could run these, or None.
+      tolerance: ``tolerance(*args, **options)``: what ``jaxgnn.verify`` is to allow, of the
+        largest entry; None for what the dtype allows.
     """
 
     runs: Mapping[Platform, Callable[..., Any]]
@@ -110,6 +112,7 @@ class Implementation:
     deterministic_on: tuple[Platform, ...] = ("cpu", "cuda")
     missing: Callable[[Platform], str | None] = _always
     not_worth: Callable[..., str | None] = _always
+    tolerance: Callable[..., float | None] = _always
 
     @property
     def platforms(self) -> tuple[Platform, ...]:
@@ -151,6 +154,7 @@ def pallas(
     dtypes: tuple[str, ...],
     limits: Callable[..., str | None] = _always,
     not_worth: Callable[..., str | None] = _always,
+    tolerance: Callable[..., float | None] = _always,
 ) -> Implementation:
     """Mosaic GPU kernels for features of ``dtypes``, which need nothing compiled at install time.
 
@@ -159,6 +163,7 @@ def pallas(
       dtypes: names of the dtypes of features.
       limits: the reason why it can not run these arguments, or None.
       not_worth: the reason why it is slower with these arguments than what comes next, or None.
+      tolerance: what ``jaxgnn.verify`` is to allow, None for what the dtype allows.
     """
 
     def unsupported(platform: Platform, *args: Any, **options: Any) -> str | None:
@@ -166,7 +171,9 @@ def pallas(
         return limits(*args, **options) if reason is None else reason
 
     runs: dict[Platform, Callable[..., Any]] = {"cuda": run}
-    return Implementation(runs, unsupported, missing=_no_mosaic_gpu, not_worth=not_worth)
+    return Implementation(
+        runs, unsupported, missing=_no_mosaic_gpu, not_worth=not_worth, tolerance=tolerance
+    )
 
 
 def _other_dtype(dtypes: tuple[str, ...], args: Any) -> str | None:
@@ -301,7 +308,8 @@ class Kernel:
         if name != "xla" and _verify.setting().mode != "off":
             # The formula as it stands, on every platform.
             reference = functools.partial(self.implementations["xla"].runs["cpu"], **options)
-            run = _verify.checked(label, run, reference)
+            known = functools.partial(self.implementations[name].tolerance, **options)
+            run = _verify.checked(label, run, reference, known)
 
         def bound(*args):
             with jax.named_scope(label):

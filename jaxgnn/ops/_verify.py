@@ -58,7 +58,8 @@ def verify(mode: Mode, *, tolerance: float | None = None) -> Iterator[None]:
         ``jax.jit`` comes as a ``jax.errors.JaxRuntimeError`` that quotes it, when the results are
         waited for.
       tolerance: relative, at least zero; by default 1e-9 for float64, 1e-4 for float32, 2^-10 for
-        float16 and 2^-7 for bfloat16.
+        float16 and 2^-7 for bfloat16, and what TF32 products may differ by where they were asked
+        for, as JAX does unless it is told otherwise.
 
     Raises:
       ValueError: if there is no such mode, or the tolerance is negative or NaN.
@@ -91,18 +92,26 @@ def using(setting: Setting):
     return _setting(setting)
 
 
-def checked(name: str, run: Callable[..., Any], reference: Callable[..., Any]):
+def checked(
+    name: str,
+    run: Callable[..., Any],
+    reference: Callable[..., Any],
+    known: Callable[..., float | None] | None = None,
+):
     """``run``, whose results are compared with those of ``reference`` on the same arguments.
 
     Args:
       name: of the kernel and the implementation.
       run: the implementation.
       reference: what it has to equal.
+      known: by how much it may differ from these arguments' exact result, by what was asked for;
+        None, or None of it, for what the dtype allows. The setting's tolerance comes before it.
     """
-    mode, tolerance = _setting.value
+    mode, asked = _setting.value
 
     def both(*args):
         made = run(*args)
+        tolerance = known(*args) if asked is None and known is not None else asked
         # Unchecked: what the reference may call in its turn.
         with using(Setting()), jax.default_matmul_precision("highest"):
             expected = reference(*args)

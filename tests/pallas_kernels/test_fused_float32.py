@@ -10,6 +10,7 @@ import pytest
 
 from jaxgnn import ops
 from jaxgnn.ops import _dispatch as dispatch
+from jaxgnn.ops.fused_linear import FUSED_LINEAR
 from jaxgnn.testing import assert_close, to_float64
 from pallas_kernels import _dense_forward, fused_mlp
 from pallas_kernels._dense_forward import DenseTile
@@ -136,15 +137,27 @@ def test_gradients_of_what_kernels_made_are_left_to_xla(widths, precision):
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
-def test_none_takes_no_kernel_for_float32():
-    """They were not timed."""
-    x, kernels, biases = _mlp_structs(10_000, (64,) * 3)
-    for precision in (None, *PRECISIONS):
+@pytest.mark.parametrize("precision", [None, *PRECISIONS])
+def test_none_takes_kernels_for_many_rows_unless_float32_products_are_asked_for(precision):
+    for rows, setting, expected in ((10_000, "default", 1), (1000, "default", 0)):
+        x, kernels, biases = _mlp_structs(rows, (64,) * 3)
         options = {"activation": "relu", "precision": precision}
-        with jax.default_matmul_precision("default"):
-            assert not kernels_of(functools.partial(ops.fused_mlp, **options), x, kernels, biases)
+        with jax.default_matmul_precision(setting):
+            mlp = functools.partial(ops.fused_mlp, **options)
+            assert len(kernels_of(mlp, x, kernels, biases)) == expected
             linear = functools.partial(ops.fused_linear, **options)
-            assert not kernels_of(linear, x, kernels[0], biases[0])
+            assert len(kernels_of(linear, x, kernels[0], biases[0])) == expected
+            exact = functools.partial(ops.fused_linear, precision="highest")
+            assert not kernels_of(exact, x, kernels[0], biases[0])
+
+
+def test_verification_allows_what_tf32_may_err_by():
+    x = jax.ShapeDtypeStruct((8, 64), "float32")
+    entry = FUSED_LINEAR.implementations["pallas"]
+    with jax.default_matmul_precision("default"):
+        allowed = [entry.tolerance(x, precision=p) for p in (None, "tf32", "bf16x3")]
+    assert allowed == [2e-3, 2e-3, None]
+    assert entry.tolerance(x, precision=None) is None  # the tests' setting is "highest"
 
 
 SETTINGS = {"default": True, "tensorfloat32": True, "BF16_BF16_F32_X3": True, "float32": False}
