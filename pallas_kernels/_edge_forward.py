@@ -12,6 +12,7 @@ import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +47,7 @@ class EdgeTile:
     Attributes:
       blocks: one a multiprocessor.
       warpgroups: that each have groups of their own.
-      slots: tiles of senders of each warpgroup, those on their way and the one worked on.
+      slots: tiles of senders of each worker, those on their way and the one worked on.
     """
 
     blocks: int
@@ -68,7 +69,12 @@ class EdgeTile:
             cls(dense.MULTIPROCESSORS, warpgroups, min(_MOST_SLOTS, slots)) if slots > 1 else None
         )
 
-    def limited_to(self, groups: int) -> EdgeTile:
+    @property
+    def workers(self) -> int:
+        """Of a block, that have groups of their own."""
+        return self.warpgroups
+
+    def limited_to(self, groups: int) -> Self:
         """Without blocks that would have no groups."""
         return dataclasses.replace(self, blocks=min(self.blocks, groups))
 
@@ -165,11 +171,11 @@ def _forward(plan: Plan, tile: EdgeTile, scratch, layers, tables, *results) -> N
     ask_for_parameters(scratch, layers)
     wait_for_parameters(scratch)
     tiles = Tiles(plan, scratch, layers, tables, lax.axis_index(WARPGROUP))
-    _Worker(tile, tiles, results).run()
+    Worker(tile, tiles, results).run()
 
 
 @dataclass(frozen=True)
-class _Worker:
+class Worker:
     """A warpgroup that goes through groups of rows.
 
     Attributes:
@@ -182,11 +188,16 @@ class _Worker:
     tiles: Tiles
     results: Sequence
 
+    @property
+    def number(self):
+        """Among those of the block that have groups of their own."""
+        return lax.axis_index(WARPGROUP)
+
     def run(self) -> None:
         """Groups by turns: neighbouring ones to different multiprocessors."""
         tile, tiles, plan = self.tile, self.tiles, self.tiles.plan
-        worker = lax.axis_index(WARPGROUP) * tile.blocks + lax.axis_index(BLOCK)
-        workers = tile.blocks * tile.warpgroups
+        worker = self.number * tile.blocks + lax.axis_index(BLOCK)
+        workers = tile.blocks * tile.workers
 
         @pl.loop(0, dense.own(plan.places.groups, worker, workers))
         def _(i):
@@ -202,21 +213,29 @@ class _Worker:
             else:
                 places = tiles.at("sums", 0), tiles.at("sums", 1)
             _simt.inline(WaitForCopies(0), [], [])
-            plgpu.commit_smem()  # all warps have read what was there
+            self._have_read()
             tiles.write(group, sums, self.results, *places)
+
+    def _have_read(self) -> None:
+        """Waits until all warps have read what was in the tiles."""
+        plgpu.commit_smem()
 
     def _add(self, group, steps, step, sums):
         """A tile."""
         slots, tiles = self.tile.slots, self.tiles
         slot, ahead = lax.rem(step, slots), step + (slots - 1)
+
+        def gather():
+            tiles.gather(group, ahead, steps, lax.rem(ahead, slots))
+
         _simt.inline(WaitForCopies(slots - 2), [], [])
         # All warps have their copies, and have read the tile before: its place is free.
         plgpu.commit_smem()
-        tiles.gather(group, ahead, steps, lax.rem(ahead, slots))
-        return sums + tiles.scaled(self._values(step, slot), slot)
+        return sums + tiles.scaled(self._values(step, slot, gather), slot)
 
-    def _values(self, step, slot):
-        """What the layers make of a tile."""
+    def _values(self, step, slot, gather):
+        """What the layers make of a tile; ``gather`` asks for one into the place of the last."""
+        gather()
         plan, scratch = self.tiles.plan, self.tiles.scratch
         z, activation = self.tiles.preactivation(slot), plan.first_activation
         zero = dense.zero_in(step)

@@ -156,7 +156,8 @@ def inline(
         without ``Warp.barrier``.
       numbers: i32, the same in all lanes.
       references: Pallas' references to global or shared memory, each with the transforms that it
-        was allocated with; the kernel sees what lies in memory, as it lies there.
+        was allocated with; the kernel sees what lies in memory, as it lies there. Those to global
+        memory may be slices of columns.
     """
     forms = [(reference.shape, reference.dtype, False) for reference, _ in references]
     splat = plgpu.Layout.WG_SPLAT
@@ -167,7 +168,7 @@ def inline(
         warp = _WarpgroupWarp()
         scalars, buffers = arguments[: len(numbers)], arguments[len(numbers) :]
         arrays = [
-            Array(warp, _pointer(buffer), *form)
+            Array(warp, _pointer(buffer), *form, strides=_strides(buffer))
             for buffer, form in zip(buffers, forms, strict=True)
         ]
         kernel(warp, *(Value(warp, "i32", n.registers.item()) for n in scalars), *arrays)
@@ -179,6 +180,16 @@ def _pointer(memref: ir.Value) -> ir.Value:
     if utils.is_smem_ref(ir.MemRefType(memref.type)):
         return utils.memref_ptr(memref)
     return _global_pointer(memref)
+
+
+def _strides(memref: ir.Value) -> tuple[int, ...] | None:
+    """Of global memory, if there is something between its rows."""
+    form = ir.MemRefType(memref.type)
+    if utils.is_smem_ref(form) or form.rank < 2:
+        return None
+    strides, _ = form.get_strides_and_offset()
+    whole = [math.prod(form.shape[axis + 1 :]) for axis in range(form.rank)]
+    return None if list(strides) == whole else tuple(strides)
 
 
 def _global_pointer(memref: ir.Value) -> ir.Value:

@@ -6,6 +6,7 @@ They say what is meant; the ``Warp`` that they belong to does it.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -147,6 +148,7 @@ class Array:
       constant: whether nothing writes it while the kernel runs.
       streamed: whether caches need not keep what is read of it; of constant arrays.
       buffer: the whole array as the copy engine is told of it.
+      strides: entries from one to the next along each axis, or None if there is nothing between.
     """
 
     warp: Warp
@@ -156,6 +158,7 @@ class Array:
     constant: bool
     streamed: bool = False
     buffer: Any = None
+    strides: tuple[int, ...] | None = None
 
     @property
     def itemsize(self) -> int:
@@ -169,11 +172,12 @@ class Array:
 
     def row(self, number: Value) -> Array:
         """One row of a matrix; offsets are of 64 bits."""
-        nbytes = self.itemsize
-        for size in self.shape[1:]:
-            nbytes *= size
-        pointer = self.warp.advance(self.pointer, number, nbytes)
-        return dataclasses.replace(self, pointer=pointer, shape=self.shape[1:], buffer=None)
+        entries = math.prod(self.shape[1:]) if self.strides is None else self.strides[0]
+        pointer = self.warp.advance(self.pointer, number, self.itemsize * entries)
+        strides = None if self.strides is None else self.strides[1:]
+        return dataclasses.replace(
+            self, pointer=pointer, shape=self.shape[1:], strides=strides, buffer=None
+        )
 
     def shifted(self, entries: Value) -> Array:
         """The array as if it began so many entries later; its rows keep their length."""

@@ -7,10 +7,11 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import _edge_backward, _edge_forward
+from pallas_kernels import _edge_backward, _edge_forward, _edge_wide
 from pallas_kernels._edge_forward import EdgeTile
 from pallas_kernels._edge_places import ROWS, EdgeLayers, Places, Tables
 from pallas_kernels._edge_tiles import Plan
+from pallas_kernels._edge_wide import WideTile
 from pallas_kernels._edge_work import BackwardTile
 from pallas_kernels._pieces import Pieces, add_pieces
 
@@ -44,10 +45,12 @@ def edge_reduce(
     if batch * rows * graph.num_edges == 0:
         return jnp.zeros((batch, rows, last), layers.receivers.dtype)
     places, tables = places_of(graph, batch, layers.senders.shape[1], degree)
-    flat = layers.flat()
-    y, partial = _edge_forward.forward(
-        places, tables, flat, activation, activate_last, slots(graph), tile
-    )
+    tile = tile or _forward_tile(_plan(layers, activation, activate_last))
+    arguments = places, tables, layers.flat(), activation, activate_last, slots(graph)
+    if isinstance(tile, WideTile):
+        y, partial = _edge_wide.forward(*arguments, tile)
+    else:
+        y, partial = _edge_forward.forward(*arguments, tile)
     y = y.reshape(batch, rows, last)
     return y if partial is None else _whole_rows(graph, partial, y)
 
@@ -103,7 +106,13 @@ def edge_reduce_backward(
 
 def goes_forth(layers: EdgeLayers, activation: str | None, activate_last: bool) -> bool:
     """Whether ``edge_reduce`` has room for these layers."""
-    return EdgeTile.choose(_plan(layers, activation, activate_last).stack) is not None
+    return _forward_tile(_plan(layers, activation, activate_last)) is not None
+
+
+def _forward_tile(plan: Plan) -> EdgeTile | None:
+    """What suits the layers; None if they do not fit."""
+    is_wide = max(plan.stack.widths) > _edge_forward.MOST_WIDTH
+    return WideTile.choose(plan.stack) if is_wide else EdgeTile.choose(plan.stack)
 
 
 def goes_back(layers: EdgeLayers, activation: str | None, activate_last: bool) -> bool:

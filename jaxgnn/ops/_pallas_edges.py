@@ -15,7 +15,9 @@ from jaxgnn.ops._pallas_call import compiled, vary_like
 from jaxgnn.ops.reference._edge_reduce import EdgeOperands, EdgeOptions
 
 DTYPES = ("bfloat16", "float16")
-_LEAST_WIDTH, _MOST_WIDTH = 32, 128
+# Widths that a warpgroup has, and that two of them share, are multiples of these up to those.
+_NARROW, _WIDE = (32, 128), (64, 256)
+_MOST_TIMED = 128
 # A group of 64 rows for half of the multiprocessors of an H200. An estimate: fewer were not timed.
 _LEAST_ROWS = 4096
 
@@ -73,9 +75,11 @@ def limits(structure: CSRGraph, operands: EdgeOperands, *rest, options: EdgeOpti
         return "needs edges without features, got some"
     if options.largest:
         return "needs a sum or a mean, got the largest"
-    for width in (operands.receivers.shape[-1], *(k.shape[1] for k in operands.kernels)):
-        if width == 0 or width % _LEAST_WIDTH or width > _MOST_WIDTH:
-            known = f"multiples of {_LEAST_WIDTH} up to {_MOST_WIDTH}"
+    widths = _widths(operands)
+    multiple, most = _NARROW if max(widths) <= _NARROW[1] else _WIDE
+    for width in widths:
+        if width == 0 or width % multiple or width > most:
+            known = "multiples of {} up to {}, or all of {} up to {}".format(*_NARROW, *_WIDE)
             return (
                 f"needs widths between the first and the last layer that are {known}, got {width}"
             )
@@ -84,14 +88,18 @@ def limits(structure: CSRGraph, operands: EdgeOperands, *rest, options: EdgeOpti
     return device_limits() or _room(operands, options, backward=False)
 
 
+def _widths(operands: EdgeOperands) -> list[int]:
+    """Of what edges have, in front of the layers and behind each."""
+    return [operands.receivers.shape[-1], *(k.shape[1] for k in operands.kernels)]
+
+
 def _room(operands: EdgeOperands, options: EdgeOptions, *, backward: bool) -> str | None:
     from pallas_kernels import edge_mlp_aggregate as kernels
 
     fits = kernels.goes_back if backward else kernels.goes_forth
     if fits(_layers(operands), *_static(options)):
         return None
-    widths = [operands.receivers.shape[-1], *(k.shape[1] for k in operands.kernels)]
-    return f"needs layers that fit a multiprocessor, got the widths {widths}"
+    return f"needs layers that fit a multiprocessor, got the widths {_widths(operands)}"
 
 
 def backward_limits(
@@ -103,6 +111,10 @@ def backward_limits(
         return reason
     if dispatch.is_deterministic():
         return "needs sums in no fixed order, got jaxgnn.deterministic()"
+    widest, most = max(_widths(operands)), _NARROW[1]
+    if widest > most:
+        whose = "whose kernels' gradients have room in the registers of a multiprocessor"
+        return f"needs widths up to {most}, {whose}, got {widest}"
     return _room(operands, options, backward=True)
 
 
@@ -113,5 +125,8 @@ def not_worth(
     del rest
     if options.row_degree is None:
         return "was timed on graphs whose rows are known to have as many edges each, got another"
+    widest = max(_widths(operands))
+    if widest > _MOST_TIMED:
+        return f"was timed up to {_MOST_TIMED} wide, got {widest}"
     rows = operands.receivers.shape[0] * structure.num_rows
     return None if rows >= _LEAST_ROWS else f"is taken from {_LEAST_ROWS} rows on, got {rows}"

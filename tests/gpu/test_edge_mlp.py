@@ -67,6 +67,13 @@ SHAPES = [
     ("ragged", 3, (64, 128, 32)),
     ("ragged", 1, (96,)),
     ("few", 3, (64, 64)),
+    ("sudoku", 64, (256, 256)),
+    ("sudoku", 3, (192, 192, 192)),
+    ("sudoku", 7, (256,)),
+    ("sudoku", 7, (192, 256)),
+    ("ragged", 3, (192, 64, 256)),
+    ("ragged", 1, (256, 256)),
+    ("few", 3, (192, 128)),
 ]
 
 
@@ -144,15 +151,16 @@ def test_sums_agree_with_float64(name, batch, widths, activation):
 
 
 @pytest.mark.parametrize("own", [1, 3])
+@pytest.mark.parametrize("widths", [(64, 96), (256, 256)])
 @pytest.mark.parametrize("name", ["sudoku", "ragged"])
-def test_weights_of_edges_multiply_messages(name, own):
+def test_weights_of_edges_multiply_messages(name, widths, own):
     graph = GRAPHS[name]()
     make = functools.partial(_real, "bfloat16")
-    operands = _operands(graph, 3, (64, 96), _weights(graph, own), make)
+    operands = _operands(graph, 3, widths, _weights(graph, own), make)
     options = _options(graph, "silu")
     exact = _exactly(_exact_forward, graph, operands, options)
     y = _forward(graph, operands, options)
-    assert_close(y, exact, reduction_length=96, operands="bfloat16")
+    assert_close(y, exact, reduction_length=max(widths), operands="bfloat16")
 
 
 @pytest.mark.parametrize("name, batch, widths", SHAPES)
@@ -185,9 +193,10 @@ def test_rows_without_edges_are_zero_whatever_is_not_finite():
     assert set(np.flatnonzero(~finite)) <= set(touched) and finite[alone].all()
 
 
-def test_results_repeat_to_the_bit_under_load():
+@pytest.mark.parametrize("widths", [(96, 96, 96), (256, 256), (192, 192, 192)])
+def test_results_repeat_to_the_bit_under_load(widths):
     graph = _sudoku()
-    operands = _operands(graph, 256, (96, 96, 96), None, functools.partial(_real, "bfloat16"))
+    operands = _operands(graph, 256, widths, None, functools.partial(_real, "bfloat16"))
     options = _options(graph, "relu")
     first = _forward(graph, operands, options)
     for y in [_forward(graph, operands, options) for _ in range(20)]:

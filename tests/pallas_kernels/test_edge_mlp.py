@@ -18,6 +18,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from jaxgnn import CSRGraph, ops
 from jaxgnn.ops import _dispatch as dispatch
+from jaxgnn.ops import _pallas_edges
 from jaxgnn.ops._pallas import pieces
 from jaxgnn.ops.reference import _edge_reduce as reference
 from jaxgnn.ops.reference._edge_reduce import EdgeOperands, EdgeOptions
@@ -37,6 +38,7 @@ from pallas_kernels._edge_places import (
     Tables,
     WaitForCopies,
 )
+from pallas_kernels._edge_wide import WideTile
 from pallas_kernels._edge_work import BackwardTile
 from tests.ops._edges import RING
 from tests.pallas_kernels._emulator import emulated
@@ -458,6 +460,8 @@ FORWARD = [
     ("ring", 1, (64, 128), 1, "gelu", True, EdgeTile(2, 1, 2)),
     ("ragged", 2, (32, 64, 96), 2, "silu", False, EdgeTile(2, 2, 2)),
     ("ragged", 1, (64,), None, "relu", True, EdgeTile(1, 1, 4)),
+    ("ring", 6, (192, 192), 6, "relu", True, WideTile(1, 2, 2)),
+    ("ragged", 1, (64, 192, 64, 64), 1, "silu", False, WideTile(1, 4, 3)),
 ]
 
 
@@ -592,7 +596,7 @@ def test_they_lower_mapped_recomputed_and_on_a_mesh_without_copies_of_the_graph(
 def _signatures(function, *arguments) -> list[str]:
     """The types of what kernels of edges take and give; mapped ones would have axes more."""
     lowered = jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",))
-    names = re.compile("edge_mlp_aggregate(_backward)?_mosaic")
+    names = re.compile("edge_mlp_aggregate(_wide|_backward)?_mosaic")
     lines = [line for line in lowered.as_text().splitlines() if names.search(line)]
     return [line[line.rindex(" : (") :] for line in lines]
 
@@ -651,13 +655,46 @@ def test_weights_and_means_lower_with_gradients():
     assert "edge_mlp_aggregate_mosaic" not in lowered.lower(lowering_platforms=("cuda",)).as_text()
 
 
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("width, layers", [(256, 3), (192, 4), (256, 2)])
+def test_wide_layers_lower_forward_and_leave_their_gradients_to_xla(width, layers, monkeypatch):
+    graph = _sudoku()
+    h, params = _op_structs((256,), 81, width, layers)
+
+    def run(h, params, implementation=None):
+        return ops.edge_mlp_aggregate(graph, h, params, implementation=implementation)
+
+    named = functools.partial(run, implementation="pallas")
+    assert len(_signatures(named, h, params)) == 1
+    with pytest.raises(NotImplementedError, match=f"needs widths up to 128, .* got {width}"):
+        jax.eval_shape(_with_gradients(named), h, params)
+    assert not _signatures(run, h, params)  # wide ones were not timed
+    monkeypatch.setattr(_pallas_edges, "_MOST_TIMED", width)
+    assert len(_signatures(_with_gradients(run), h, params)) == 1
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_wide_layers_of_general_graphs_lower_with_weights():
+    graph = prepared_graph(20_000, 320_000, factors=False)
+    h, params = _op_structs((2,), graph.num_rows, 256, 3, "float16")
+    weights = jax.ShapeDtypeStruct((2, graph.num_edges), "float32")
+
+    def run(h, params, graph, weights):
+        options = {"weights": weights, "implementation": "pallas"}
+        return ops.edge_mlp_aggregate(graph, h, params, **options)
+
+    assert len(_signatures(run, h, params, graph, weights)) == 1
+
+
 REFUSED = {
     "edges without features": {"features": 2},
     "needs a sum or a mean": {"reduce": "max"},
-    "multiples of 32 up to 128, got 160": {"width": 160},
-    "multiples of 32 up to 128, got 48": {"width": 48},
+    "multiples of 32 up to 128, or all of 64 up to 256, got 160": {"width": 160},
+    "multiples of 32 up to 128, or all of 64 up to 256, got 48": {"width": 48},
+    "up to 256, got 320": {"width": 320},
     "bfloat16 or float16 values, got float32": {"dtype": "float32"},
-    "fit a multiprocessor": {"width": 128, "layers": 9},
+    "fit a multiprocessor, got the widths .128": {"width": 128, "layers": 9},
+    "fit a multiprocessor, got the widths .256": {"width": 256, "layers": 4},
 }
 
 
