@@ -39,6 +39,7 @@ from pallas_kernels._edge_places import (
     AddToRows,
     AddToSenders,
     EdgeLayers,
+    GiveToFeatures,
     Places,
     StoreByEdge,
     Tables,
@@ -78,8 +79,7 @@ def backward(
     if chosen is None:
         raise ValueError(f"layers of widths {stack.widths} do not fit a multiprocessor")
     tile = tile or chosen.suited_to(places)
-    dweights = jax.ShapeDtypeStruct((places.batch, places.edges), jnp.float32)
-    results = [] if layers.weights is None else [dweights]
+    results = _results_by_edge(work.plan)
     call = dense.launch(
         functools.partial(_backward, work, tile, len(results)),
         "edge_mlp_aggregate_backward",
@@ -89,12 +89,28 @@ def backward(
         _scratch(work, tile),
     )
     given = layers._replace(biases=[b for b in layers.biases if b is not None])
-    ends = [jax.new_ref(jnp.zeros(nodes.shape, jnp.float32)) for nodes in layers[:2]]
+    summed = [layers.receivers.shape, layers.senders.shape]
+    if layers.features is not None and not work.plan.own_features:
+        summed.append(layers.features.shape)
+    ends = [jax.new_ref(jnp.zeros(shape, jnp.float32)) for shape in summed]
     ones = [jnp.ones((MARKS, ROWS), stack.dtype)] if work.marked else []
     made = call(given, ones, dy, tables, ends)
-    (dweights,), sums = made[: len(results)] or [None], made[len(results) :]
-    dreceivers, dsenders = (jax.freeze(end).astype(stack.dtype) for end in ends)
-    return EdgeLayers(dreceivers, dsenders, dweights, *_of_parameters(work, sums))
+    by_edge, sums = list(made[: len(results)]), made[len(results) :]
+    dweights = by_edge.pop(0) if layers.weights is not None else None
+    dreceivers, dsenders, *shared = (jax.freeze(end) for end in ends)
+    nodes = dreceivers.astype(stack.dtype), dsenders.astype(stack.dtype)
+    dfeatures = next(iter([*by_edge, *shared]), None)
+    return EdgeLayers(*nodes, dweights, *_of_parameters(work, sums), dfeatures)
+
+
+def _results_by_edge(plan: Plan) -> list[jax.ShapeDtypeStruct]:
+    """The forms of gradients of weights, and of features of each element, if there are any."""
+    form = plan.places.batch, plan.places.edges
+    results = [] if plan.own_weights is None else [jax.ShapeDtypeStruct(form, jnp.float32)]
+    if plan.own_features:
+        form = (*form, plan.stack.widths[0])
+        results.append(jax.ShapeDtypeStruct(form, plan.stack.dtype))
+    return results
 
 
 def _sums(work: Work, tile: BackwardTile) -> list[jax.ShapeDtypeStruct]:
@@ -130,6 +146,7 @@ def _scratch(work: Work, tile: BackwardTile) -> dict:
         "receivers": plan.tiles(walkers, ROWS, widths[0]),
         "dy": plan.tiles(walkers, ROWS, widths[-1]),
         "senders": plan.tiles(walkers, 1, ROWS, widths[0]),
+        "features": plan.tiles(walkers, 1, ROWS, widths[0]) if plan.has_features else None,
         "factors": plan.factors(walkers, 2),
         "inputs": [plan.tiles(walkers, ROWS, work.padded(n)) for n in layers],
         "slopes": [
@@ -155,7 +172,7 @@ def _backward(work: Work, tile: BackwardTile, rows: int, scratch, *references) -
         if registers is not None:
             plgpu.set_max_registers(registers[0], action="decrease")
         tiles = Tiles(work.plan, scratch, layers, tables, warpgroup)
-        _Walker(work, tile, tiles, dy, ends[0], ends[1], results[:rows]).run()
+        _Walker(work, tile, tiles, dy, ends, results[:rows]).run()
 
     def add_up(number):
         if registers is not None:
@@ -258,17 +275,15 @@ class _Walker:
       tile: who does what.
       tiles: of the warpgroup.
       dy: in memory.
-      dreceivers: likewise, float32.
-      dsenders: likewise.
-      results: gradients of weights, if there are any.
+      ends: gradients of receivers, of senders and of features that are shared, float32.
+      results: gradients of weights, if there are any, and of features of each element.
     """
 
     work: Work
     tile: BackwardTile
     tiles: Tiles
     dy: Any
-    dreceivers: Any
-    dsenders: Any
+    ends: Sequence
     results: Sequence
 
     def run(self) -> None:
@@ -304,7 +319,7 @@ class _Walker:
         tiles.split(sums, high, low)
         plgpu.commit_smem()
         kernel = AddToRows(tiles.plan.places, tiles.layout(sums.shape[1]))
-        tiles.inline(kernel, [group], [(self.dreceivers, False), (high, True), (low, True)])
+        tiles.inline(kernel, [group], [(self.ends[0], False), (high, True), (low, True)])
         plgpu.commit_smem()
 
     def _clear(self) -> None:
@@ -446,7 +461,7 @@ class _Walker:
         place[...] = numbers
         plgpu.commit_smem()
         kernel = StoreByEdge(self.tiles.plan.places)
-        self.tiles.inline(kernel, [group, step], [(self.results[-1], False), (place, False)])
+        self.tiles.inline(kernel, [group, step], [(self.results[0], False), (place, False)])
 
     def _back(self, layer: int, zero) -> jax.Array:
         """The gradient to the preactivation in front of a layer."""
@@ -470,7 +485,12 @@ class _Walker:
         place[...] = dz.astype(self.work.plan.stack.dtype)
         plgpu.commit_smem()
         kernel = AddToSenders(tiles.plan.places, tiles.layout(dz.shape[1]))
-        tiles.inline(kernel, [group, step], [(self.dsenders, False), (place, True)])
+        tiles.inline(kernel, [group, step], [(self.ends[1], False), (place, True)])
+        own = tiles.plan.own_features
+        if own is not None:
+            give = GiveToFeatures(tiles.plan.places, kernel.layout, own)
+            result = self.results[-1] if own else self.ends[2]
+            tiles.inline(give, [group, step], [(result, False), (place, True)])
 
 
 def supported(plan: Plan) -> bool:

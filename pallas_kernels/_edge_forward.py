@@ -55,19 +55,26 @@ class EdgeTile:
     slots: int
 
     @classmethod
-    def choose(cls, stack: Stack) -> EdgeTile | None:
-        """The one heuristic: what fits, or None."""
+    def choose(cls, stack: Stack, *, features: bool = False) -> EdgeTile | None:
+        """The one heuristic: what fits, or None.
+
+        Args:
+          stack: the layers.
+          features: whether edges have something of their own.
+        """
         widest, first, last = max(stack.widths), stack.widths[0], stack.widths[-1]
         if common_swizzle(stack.widths) is None or widest > MOST_WIDTH:
             return None
-        warpgroups = next(n for width, n in _WARPGROUPS.items() if widest <= width)
-        room = dense.SHARED_BYTES - stack.parameter_bytes() - warpgroups * _MOST_SLOTS * 1024
+        most = next(n for width, n in _WARPGROUPS.items() if widest <= width)
         # Of the results two tiles, where they can not take the place of others.
         other = 0 if first == last else 2 * whole_tile_bytes(last)
-        slots = (room // warpgroups - other) // whole_tile_bytes(first) - 1
-        return (
-            cls(dense.MULTIPROCESSORS, warpgroups, min(_MOST_SLOTS, slots)) if slots > 1 else None
-        )
+        for warpgroups in range(most, 0, -1) if features else (most,):
+            room = dense.SHARED_BYTES - stack.parameter_bytes() - warpgroups * _MOST_SLOTS * 1024
+            slots = (room // warpgroups - other) // whole_tile_bytes(first) - 1
+            slots = min(_MOST_SLOTS, slots // 2 if features else slots)
+            if slots > 1:
+                return cls(dense.MULTIPROCESSORS, warpgroups, slots)
+        return None
 
     @property
     def workers(self) -> int:
@@ -105,7 +112,7 @@ def forward(
       their pieces, [batch slots, last] float32, where tables list pieces.
     """
     plan = Plan.of(places, layers, activation, activate_last)
-    tile = tile or EdgeTile.choose(plan.stack)
+    tile = tile or EdgeTile.choose(plan.stack, features=plan.has_features)
     if tile is None:
         raise ValueError(f"layers of widths {plan.stack.widths} do not fit a multiprocessor")
     tile = tile.limited_to(places.groups)
@@ -161,6 +168,7 @@ def _scratch(plan: Plan, tile: EdgeTile) -> dict:
     return parameters(plan) | {
         "receivers": plan.tiles(warpgroups, ROWS, first),
         "senders": plan.tiles(warpgroups, tile.slots, ROWS, first),
+        "features": plan.tiles(warpgroups, tile.slots, ROWS, first) if plan.has_features else None,
         "factors": plan.factors(warpgroups, tile.slots),
         "sums": None if first == last else plan.tiles(warpgroups, 2, ROWS, last),
     }

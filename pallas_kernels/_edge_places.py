@@ -35,6 +35,7 @@ class EdgeLayers(NamedTuple):
       weights: [batch|1, edges] float32, or None for ones.
       kernels: of layers, widths multiples of 32.
       biases: one for each kernel, or None.
+      features: what edges have of their own, [batch|1, edges, first] likewise, or None.
     """
 
     receivers: jax.Array
@@ -42,6 +43,7 @@ class EdgeLayers(NamedTuple):
     weights: jax.Array | None
     kernels: Sequence[jax.Array]
     biases: Sequence[jax.Array | None]
+    features: jax.Array | None = None
 
     def flat(self) -> EdgeLayers:
         """With one axis for all nodes."""
@@ -293,6 +295,46 @@ class GatherEdges:
 
 
 @dataclass(frozen=True)
+class GatherFeatures:
+    """Begins to copy what the edges of a tile have of their own, as ``GatherEdges``, which ends it.
+
+    Attributes:
+      places: where.
+      layout: of the tile.
+      own: whether each element of the batch has its own.
+    """
+
+    places: Places
+    layout: Layout
+    own: bool
+
+    def __call__(
+        self, warp: Warp, group: Value, step: Value, steps: Value, features, tile, *tables: Array
+    ) -> None:
+        """Begins to copy.
+
+        Args:
+          warp: of a warpgroup.
+          group: its number.
+          step: of the tile.
+          steps: of the group.
+          features: [batch|1, edges, width].
+          tile: [64, width], in shared memory.
+          tables: what ``Tables`` has.
+        """
+
+        def gather():
+            for row in self.layout.own_rows(warp):
+                place = self.places.place(warp, group, row, Tables(*tables))
+                real, edge = place.edge(warp, step)
+                source = features.row(place.element if self.own else warp.i32(0)).row(edge)
+                for piece in self.layout.own_pieces(warp):
+                    tile.copy_from(self.layout.at(row, piece), source, piece, real=real)
+
+        warp.when(step < steps, gather)
+
+
+@dataclass(frozen=True)
 class WaitForCopies:
     """Until no more groups of copies than so many are under way."""
 
@@ -427,15 +469,61 @@ class AddToSenders:
         rows = self.layout.own_rows(warp)
         found = [self.places.sender(warp, group, row, step, Tables(*tables)) for row in rows]
         for row, (real, node) in zip(rows, found, strict=True):
-            warp.when(real, functools.partial(self._add, warp, row, tile, sums.row(node)))
+            add = functools.partial(_add_row, warp, self.layout, row, tile, sums.row(node))
+            warp.when(real, add)
 
-    def _add(self, warp: Warp, row: Value, tile: Array, sums: Array) -> None:
+
+def _add_row(warp: Warp, layout: Layout, row: Value, tile: Array, sums: Array) -> None:
+    """Adds one of a tile."""
+    each = _PIECE // 2
+    for piece in layout.own_pieces(warp):
+        words = tile.load_words(layout.at(row, piece) * each, each)
+        values = [tile.unpack(words, i) for i in range(each)]
+        for i in range(0, each, 4):
+            sums.add(piece * each + i, *values[i : i + 4])
+
+
+@dataclass(frozen=True)
+class GiveToFeatures:
+    """Brings the rows of a tile to what its edges have of their own.
+
+    Attributes:
+      places: where.
+      layout: of the tile.
+      own: whether each element of the batch has its own: these are written, others added to,
+        atomically.
+    """
+
+    places: Places
+    layout: Layout
+    own: bool
+
+    def __call__(
+        self, warp: Warp, group: Value, step: Value, result: Array, tile: Array, *tables: Array
+    ) -> None:
+        """Writes or adds.
+
+        Args:
+          warp: of a warpgroup.
+          group: its number.
+          step: of the tile.
+          result: [batch, edges, width] of the dtype of the tile, or [1, edges, width] float32.
+          tile: [64, width] in shared memory.
+          tables: what ``Tables`` has.
+        """
+        for row in self.layout.own_rows(warp):
+            place = self.places.place(warp, group, row, Tables(*tables))
+            real, edge = place.edge(warp, step)
+            target = result.row(place.element if self.own else warp.i32(0)).row(edge)
+            bring = self._store if self.own else _add_row
+            warp.when(real, functools.partial(bring, warp, self.layout, row, tile, target))
+
+    @staticmethod
+    def _store(warp: Warp, layout: Layout, row: Value, tile: Array, target: Array) -> None:
         each = _PIECE // 2
-        for piece in self.layout.own_pieces(warp):
-            words = tile.load_words(self.layout.at(row, piece) * each, each)
-            values = [tile.unpack(words, i) for i in range(each)]
-            for i in range(0, each, 4):
-                sums.add(piece * each + i, *values[i : i + 4])
+        for piece in layout.own_pieces(warp):
+            words = tile.load_words(layout.at(row, piece) * each, each)
+            target.store_words(piece * each, words, each)
 
 
 @dataclass(frozen=True)

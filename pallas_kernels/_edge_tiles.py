@@ -20,6 +20,7 @@ from pallas_kernels._edge_places import (
     ROWS,
     EdgeLayers,
     GatherEdges,
+    GatherFeatures,
     GatherRows,
     Layout,
     Places,
@@ -38,25 +39,28 @@ class Plan:
       first: the activation in front of all of them.
       places: the edges.
       own_weights: whether each element of the batch has its own weights; None without weights.
+      own_features: likewise of what edges have of their own; true if there is one element.
     """
 
     stack: Stack
     first: str | None
     places: Places
     own_weights: bool | None
+    own_features: bool | None = None
 
     @classmethod
     def of(
         cls, places: Places, layers: EdgeLayers, activation: str | None, activate_last: bool
     ) -> Plan:
         """Of arguments of kernels; ``activation`` is in front of each layer of ``layers``."""
-        weights, kernels, biases = layers[2:]
+        _, _, weights, kernels, biases, features = layers
         first, *others = [activation] * len(kernels) + [activation if activate_last else None]
         widths = layers.receivers.shape[-1], *(kernel.shape[1] for kernel in kernels)
         biased = tuple(bias is not None for bias in biases)
         stack = Stack(widths, biased, tuple(others), jnp.dtype(layers.receivers.dtype))
         own_weights = None if weights is None else places.batch > 1 and weights.shape[0] > 1
-        return cls(stack, first, places, own_weights)
+        own_features = None if features is None else features.shape[0] == places.batch
+        return cls(stack, first, places, own_weights, own_features)
 
     @functools.cached_property
     def swizzle(self) -> int:
@@ -69,6 +73,11 @@ class Plan:
     def first_activation(self) -> Activation | None:
         """In front of all layers."""
         return None if self.first is None else ACTIVATIONS[self.first]
+
+    @property
+    def has_features(self) -> bool:
+        """Whether edges have something of their own."""
+        return self.own_features is not None
 
     @property
     def lists_pieces(self) -> bool:
@@ -95,8 +104,8 @@ class Tiles:
 
     Attributes:
       plan: what is known.
-      scratch: shared memory: ``receivers``, ``senders`` and ``factors``, with a leading axis of
-        warpgroups, the latter two also one of slots.
+      scratch: shared memory: ``receivers``, ``senders``, ``features`` and ``factors``, with a
+        leading axis of warpgroups, all but the first also one of slots.
       layers: in memory.
       tables: likewise.
       number: of the warpgroup.
@@ -129,11 +138,15 @@ class Tiles:
           group: its number.
           step: of the tile.
           steps: of the group.
-          slot: for what belongs to the senders.
+          slot: for what belongs to the senders and to the edges themselves.
           factors_slot: for factors, if that is not the same.
         """
         plan, layers = self.plan, self.layers
         layout = self.layout(plan.stack.widths[0])
+        if plan.own_features is not None:
+            features = GatherFeatures(plan.places, layout, plan.own_features)
+            arrays = [(layers.features, False), (self.at("features", slot), True)]
+            self.inline(features, [group, step, steps], arrays)
         kernel = GatherEdges(plan.places, layout, plan.own_weights, plan.has_factors)
         arrays = [(layers.senders, False), (self.at("senders", slot), True)]
         if plan.has_factors:
@@ -151,8 +164,9 @@ class Tiles:
         _simt.inline(kernel, numbers, [*references, *listed])
 
     def preactivation(self, slot) -> jax.Array:
-        """What both ends of the edges make together."""
-        return dense.load(self.at("receivers")) + dense.load(self.at("senders", slot))
+        """What both ends of the edges make together, and their features."""
+        z = dense.load(self.at("receivers")) + dense.load(self.at("senders", slot))
+        return z + dense.load(self.at("features", slot)) if self.plan.has_features else z
 
     def scaled(self, values: jax.Array, slot) -> jax.Array:
         """Each row times its factor."""

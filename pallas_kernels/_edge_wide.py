@@ -44,14 +44,14 @@ class WideTile(EdgeTile):
     """How blocks and teams share the work; see there."""
 
     @classmethod
-    def choose(cls, stack: Stack) -> WideTile | None:
-        """The one heuristic: as many teams as fit, or None."""
+    def choose(cls, stack: Stack, *, features: bool = False) -> WideTile | None:
+        """The one heuristic: as many teams as fit, or None; see there."""
         half = _half(stack)
         if half is None or max(stack.widths) > MOST_WIDTH:
             return None
         needed = half.widths[-1] // 2 + max(half.widths) // 2 + _OTHER_REGISTERS
         for teams, slots in itertools.product(_REGISTERS, range(_MOST_SLOTS, 1, -1)):
-            fits = _shared_bytes(stack, teams, slots) <= dense.SHARED_BYTES
+            fits = _shared_bytes(stack, teams, slots, features) <= dense.SHARED_BYTES
             if fits and needed <= _REGISTERS[teams]:
                 return cls(dense.MULTIPROCESSORS, teams * MEMBERS, slots)
         return None
@@ -76,10 +76,11 @@ def _own_places(stack: Stack) -> list[int]:
     return [n for n in range(stack.layers) if stack.widths[n] != stack.widths[0]]
 
 
-def _shared_bytes(stack: Stack, teams: int, slots: int) -> int:
+def _shared_bytes(stack: Stack, teams: int, slots: int, features: bool) -> int:
     """Of a block."""
     first, last = stack.widths[0], stack.widths[-1]
-    columns = (1 + slots) * first + sum(stack.widths[n] for n in _own_places(stack))
+    columns = (1 + slots * (2 if features else 1)) * first
+    columns += sum(stack.widths[n] for n in _own_places(stack))
     columns += 0 if first == last else 2 * last
     factors = dense.aligned(teams * MEMBERS * slots * ROWS * 4)
     return stack.parameter_bytes() + factors + teams * whole_tile_bytes(columns)
@@ -96,7 +97,8 @@ def forward(
 ) -> tuple[jax.Array, jax.Array | None]:
     """As ``_edge_forward.forward``, for widths that are multiples of 64 up to ``MOST_WIDTH``."""
     plan = Plan.of(places, layers, activation, activate_last)
-    chosen, half = tile or WideTile.choose(plan.stack), _half(plan.stack)
+    chosen = tile or WideTile.choose(plan.stack, features=plan.has_features)
+    half = _half(plan.stack)
     if chosen is None or half is None:
         raise ValueError(f"layers of widths {plan.stack.widths} do not fit a multiprocessor")
     tile = chosen.limited_to(places.groups)
@@ -125,6 +127,7 @@ def _scratch(own: Plan, tile: WideTile) -> dict:
         "loaded": plgpu.Barrier(num_arrivals=loads) if loads else None,
         "receivers": own.tiles(warpgroups, ROWS, first),
         "senders": own.tiles(warpgroups, tile.slots, ROWS, first),
+        "features": own.tiles(warpgroups, tile.slots, ROWS, first) if own.has_features else None,
         "inputs": [own.tiles(warpgroups, ROWS, stack.widths[n]) for n in _own_places(stack)],
         "factors": own.factors(warpgroups, tile.slots),
         "sums": None if first == last else own.tiles(warpgroups, 2, ROWS, last),
@@ -155,7 +158,9 @@ def _forward(own: Plan, tile: WideTile, scratch, layers, tables, *results) -> No
     member = lax.rem(number, MEMBERS)
     first, last = (_columns(member, own.stack.widths[layer]) for layer in (0, -1))
     halves = layers._replace(
-        receivers=layers.receivers.at[:, first], senders=layers.senders.at[:, first]
+        receivers=layers.receivers.at[:, first],
+        senders=layers.senders.at[:, first],
+        features=None if layers.features is None else layers.features.at[:, :, first],
     )
     tiles = Tiles(own, scratch, halves, tables, number)
     y, *partial = results

@@ -110,6 +110,7 @@ class Work:
         """Of the tiles of a walker."""
         first, *others = widths = self.plan.stack.widths
         columns = 2 * first + widths[-1] + sum(others)
+        columns += first if self.plan.has_features else 0
         columns += sum(self.padded(layer) for layer in range(self.layers))
         columns += sum(widths[n] for n in range(self.layers) if self.keeps_slope(n))
         columns += 0 if self.shares_dz else first

@@ -27,7 +27,7 @@ def edge_reduce(
     degree: int | None,
     tile: EdgeTile | None = None,
 ) -> jax.Array:
-    """``y_i = Σ_j w_ij layers(receivers_i + senders_j)``, in float32, rounded once.
+    """``y_i = Σ_j w_ij layers(receivers_i + senders_j + features_ij)``, in float32, rounded once.
 
     Args:
       graph: its weights and scales play no part.
@@ -78,7 +78,8 @@ def edge_reduce_backward(
       tile: by default what suits the shapes.
 
     Returns:
-      Of the shapes and dtypes of ``layers``.
+      Of the shapes and dtypes of ``layers``; those of features that elements of a batch share in
+      float32.
     """
     batch, rows, _ = layers.receivers.shape
     if batch * rows * graph.num_edges == 0:
@@ -95,13 +96,18 @@ def edge_reduce_backward(
     )
     dreceivers = made.receivers.reshape(layers.receivers.shape)
     dsenders, dweights = made.senders.reshape(layers.senders.shape), made.weights
+    is_real = None
+    if places.degree is None:
+        is_real = jnp.arange(graph.num_edges, dtype=graph.indptr.dtype) < graph.indptr[-1]
     if layers.weights is not None and dweights is not None:
-        if places.degree is None:
-            is_real = jnp.arange(graph.num_edges, dtype=graph.indptr.dtype) < graph.indptr[-1]
-            dweights = jnp.where(is_real, dweights, 0)
+        dweights = dweights if is_real is None else jnp.where(is_real, dweights, 0)
         if layers.weights.shape[0] < batch:
             dweights = jnp.sum(dweights, axis=0, keepdims=True)
-    return made._replace(receivers=dreceivers, senders=dsenders, weights=dweights)
+    dfeatures = made.features
+    if dfeatures is not None and is_real is not None:
+        dfeatures = jnp.where(is_real[:, None], dfeatures, 0)
+    ends = {"receivers": dreceivers, "senders": dsenders}
+    return made._replace(**ends, weights=dweights, features=dfeatures)
 
 
 def goes_forth(layers: EdgeLayers, activation: str | None, activate_last: bool) -> bool:
@@ -112,7 +118,7 @@ def goes_forth(layers: EdgeLayers, activation: str | None, activate_last: bool) 
 def _forward_tile(plan: Plan) -> EdgeTile | None:
     """What suits the layers; None if they do not fit."""
     is_wide = max(plan.stack.widths) > _edge_forward.MOST_WIDTH
-    return WideTile.choose(plan.stack) if is_wide else EdgeTile.choose(plan.stack)
+    return (WideTile if is_wide else EdgeTile).choose(plan.stack, features=plan.has_features)
 
 
 def goes_back(layers: EdgeLayers, activation: str | None, activate_last: bool) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgnn.graph import CSRGraph
@@ -13,6 +14,7 @@ from jaxgnn.ops._dense_kernels import device_limits
 from jaxgnn.ops._pallas import pieces
 from jaxgnn.ops._pallas_call import compiled, vary_like
 from jaxgnn.ops.reference._edge_reduce import EdgeOperands, EdgeOptions
+from jaxgnn.ops.reference.fused_linear import behind_barrier, gradients, preactivation
 
 DTYPES = ("bfloat16", "float16")
 # Widths that a warpgroup has, and that two of them share, are multiples of these up to those.
@@ -26,7 +28,7 @@ _LEAST_ROWS = 4096
 def edge_reduce(
     structure: CSRGraph, operands: EdgeOperands, *, options: EdgeOptions
 ) -> Float[Array, "batch rows out"]:
-    """See ``jaxgnn.ops.reference._edge_reduce``; without features, and sums only."""
+    """See ``jaxgnn.ops.reference._edge_reduce``; sums only."""
     from pallas_kernels import edge_mlp_aggregate as kernels
 
     y = kernels.edge_reduce(
@@ -46,19 +48,48 @@ def edge_reduce_backward(
     """Gradients of ``edge_reduce``."""
     from pallas_kernels import edge_mlp_aggregate as kernels
 
+    if operands.features is not None:  # what is of every edge is projected again
+        operands, dy = behind_barrier(operands, dy)
     made = kernels.edge_reduce_backward(
         pieces(structure), _layers(operands), dy, *_static(options), options.row_degree
     )
     made = jax.tree.map(partial(vary_like, dy), made)
-    ends = made.receivers, made.senders
-    return EdgeOperands(*ends, None, made.weights, None, tuple(made.kernels), tuple(made.biases))
+    ends, of_features = (made.receivers, made.senders), (None, None)
+    if operands.features is not None:
+        features = operands.features, operands.feature_kernel
+        of_features = _through_projection(structure, *features, made.features, options)
+    return EdgeOperands(
+        *ends,
+        of_features[0],
+        made.weights,
+        of_features[1],
+        tuple(made.kernels),
+        tuple(made.biases),
+    )
 
 
 def _layers(operands: EdgeOperands):
+    """As kernels take them: features of edges by the first layer's part of them."""
     from pallas_kernels._edge_places import EdgeLayers
 
+    features = None
+    if operands.features is not None:
+        features = preactivation(operands.features, operands.feature_kernel, None, None)
+        features = features.astype(operands.receivers.dtype)
     ends = operands.receivers, operands.senders
-    return EdgeLayers(*ends, operands.weights, operands.kernels, operands.biases)
+    return EdgeLayers(*ends, operands.weights, operands.kernels, operands.biases, features)
+
+
+def _through_projection(
+    structure: CSRGraph, features: Array, kernel, dz: Array, options: EdgeOptions
+) -> tuple[Array, Array]:
+    """Gradients to features and to their part of the first layer."""
+    if options.row_degree is None:  # padding slots hold anything
+        real = structure.receivers() < structure.num_rows
+        features = jnp.where(real[:, None], features, 0)
+    dz = dz.astype(jnp.float32)
+    dfeatures, dkernel, _ = gradients(features, kernel, None, dz, None)
+    return dfeatures.astype(features.dtype), dkernel
 
 
 def _static(options: EdgeOptions) -> tuple[str | None, bool]:
@@ -71,8 +102,6 @@ def limits(structure: CSRGraph, operands: EdgeOperands, *rest, options: EdgeOpti
     dtype = operands.receivers.dtype.name
     if dtype not in DTYPES:
         return f"needs {' or '.join(DTYPES)} values, got {dtype}"
-    if operands.features is not None:
-        return "needs edges without features, got some"
     if options.largest:
         return "needs a sum or a mean, got the largest"
     widths = _widths(operands)
@@ -97,9 +126,11 @@ def _room(operands: EdgeOperands, options: EdgeOptions, *, backward: bool) -> st
     from pallas_kernels import edge_mlp_aggregate as kernels
 
     fits = kernels.goes_back if backward else kernels.goes_forth
-    if fits(_layers(operands), *_static(options)):
+    if fits(jax.eval_shape(_layers, operands), *_static(options)):
         return None
-    return f"needs layers that fit a multiprocessor, got the widths {_widths(operands)}"
+    found = f"the widths {_widths(operands)}"
+    found += "" if operands.features is None else " and features"
+    return f"needs layers that fit a multiprocessor, got {found}"
 
 
 def backward_limits(
@@ -125,6 +156,8 @@ def not_worth(
     del rest
     if options.row_degree is None:
         return "was timed on graphs whose rows are known to have as many edges each, got another"
+    if operands.features is not None:
+        return "was timed without features of edges, got some"
     widest = max(_widths(operands))
     if widest > _MOST_TIMED:
         return f"was timed up to {_MOST_TIMED} wide, got {widest}"

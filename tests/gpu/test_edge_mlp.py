@@ -77,14 +77,24 @@ SHAPES = [
 ]
 
 
-def _operands(graph, batch, widths, weights, make):
-    """Of layers of these widths, every second without a bias; ``make(shape, seed, fan_in)``."""
+def _operands(graph, batch, widths, weights, make, features=None):
+    """Of layers of these widths, every second without a bias; ``make(shape, seed, fan_in)``.
+
+    ``features``, five for each edge, for so many of the batch.
+    """
     pairs = list(itertools.pairwise(widths))
     kernels = [make(form, i, form[0]) for i, form in enumerate(pairs)]
     biases = [None if i % 2 else make(form[1:], 20 + i, 1) for i, form in enumerate(pairs)]
     receivers = make((batch, graph.num_rows, widths[0]), 30, 1)
     senders = make((batch, graph.num_cols, widths[0]), 31, 1)
-    return EdgeOperands(receivers, senders, None, weights, None, tuple(kernels), tuple(biases))
+    of_edges, projection = None, None
+    if features is not None:
+        real = graph.receivers() < graph.num_rows  # padding slots hold anything
+        of_edges = make((features, graph.num_edges, 5), 32, 1)
+        of_edges = jnp.where(real[:, None], of_edges, jnp.nan)
+        projection = make((5, widths[0]), 33, 5)
+    projected = of_edges, weights, projection
+    return EdgeOperands(receivers, senders, *projected, tuple(kernels), tuple(biases))
 
 
 def _real(dtype, shape, seed, fan_in):
@@ -161,6 +171,48 @@ def test_weights_of_edges_multiply_messages(name, widths, own):
     exact = _exactly(_exact_forward, graph, operands, options)
     y = _forward(graph, operands, options)
     assert_close(y, exact, reduction_length=max(widths), operands="bfloat16")
+
+
+# Name of a graph, batch, widths, activation, for how many of the batch there are features.
+WITH_FEATURES = [
+    ("sudoku", 256, (96, 96), "relu", 1),
+    ("sudoku", 64, (96, 96, 96), "gelu", 64),
+    ("sudoku", 1, (128, 128), "relu", 1),
+    ("sudoku", 7, (32, 96), "silu", 1),
+    ("sudoku", 7, (96,), "relu", 7),
+    ("sudoku", 3, (192, 192), "relu", 3),
+    ("ragged", 3, (64, 128, 32), "gelu", 3),
+    ("ragged", 3, (64, 64), "gelu", 1),
+    ("ragged", 1, (192, 64), "gelu", 1),
+    ("few", 3, (64, 64), "relu", 1),
+]
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["ones", "weights"])
+@pytest.mark.parametrize("name, batch, widths, activation, features", WITH_FEATURES)
+def test_features_of_edges_agree_with_float64(name, batch, widths, activation, features, weighted):
+    graph, dtype = GRAPHS[name](), "float16" if batch == 7 else "bfloat16"
+    options = _options(graph, activation)
+    weights = _weights(graph, batch) if weighted else None
+    # What rounding does around zero, the derivative of relu shows; integers are not rounded.
+    make = functools.partial(_integer if activation == "relu" else _real, dtype)
+    operands = _operands(graph, batch, widths, weights, make, features)
+    exact = _exactly(_exact_forward, graph, operands, options)
+    _poison((exact.shape, dtype), (exact.shape, "float32"))
+    y = _forward(graph, operands, options)
+    assert_close(y, exact, reduction_length=max(widths), operands=dtype)
+
+    dy = make((batch, graph.num_rows, widths[-1]), 60, 1)
+    if BACKWARD.why_not("pallas", "cuda", graph, operands, dy, options=options):
+        return  # wide ones; the sums were proven
+    exact = _exactly(_exact_backward, graph, operands, dy, options)
+    _poison(((features, graph.num_edges, widths[0]), dtype), ((batch, graph.num_edges), "float32"))
+    made = _backward(graph, operands, dy, options)
+    assert jax.tree.structure(made) == jax.tree.structure(exact)
+    length = max(batch * graph.num_edges, *widths)
+    for a, e in zip(*map(jax.tree.leaves, (made, exact)), strict=True):
+        assert a.dtype == (jnp.float32 if a is made.weights else dtype)
+        assert_close(a, e, reduction_length=length, operands=dtype)
 
 
 @pytest.mark.parametrize("name, batch, widths", SHAPES)

@@ -5,6 +5,7 @@ The interpreter knows no SIMT code, nor products of registers: plain JAX stands 
 
 import contextlib
 import functools
+import inspect
 import itertools
 import re
 
@@ -31,7 +32,9 @@ from pallas_kernels._edge_places import (
     AddToSenders,
     EdgeLayers,
     GatherEdges,
+    GatherFeatures,
     GatherRows,
+    GiveToFeatures,
     Layout,
     ScatterRows,
     StoreByEdge,
@@ -71,8 +74,11 @@ def _pairs():
 GRAPHS = {"pairs": _pairs, "ring": lambda: RING, "ragged": _ragged, "hub": _hub}
 
 
-def _operands(graph, batch, widths, weights=None, dtype="bfloat16"):
-    """Of layers of these widths, every second with a bias; ``weights`` for so many of the batch."""
+def _operands(graph, batch, widths, weights=None, features=None, dtype="bfloat16"):
+    """Of layers of these widths, every second with a bias.
+
+    ``weights`` and ``features``, three for each edge, for so many of the batch.
+    """
     kernels = [
         random_array(form, dtype, i, scale=form[0] ** -0.5)
         for i, form in enumerate(itertools.pairwise(widths))
@@ -84,7 +90,14 @@ def _operands(graph, batch, widths, weights=None, dtype="bfloat16"):
     given = None if weights is None else random_array((weights, graph.num_edges), "float32", 40)
     receivers = random_array((batch, graph.num_rows, widths[0]), dtype, 30)
     senders = random_array((batch, graph.num_cols, widths[0]), dtype, 31)
-    return EdgeOperands(receivers, senders, None, given, None, tuple(kernels), tuple(biases))
+    of_edges, projection = None, None
+    if features is not None:
+        real = graph.receivers() < graph.num_rows  # padding slots hold anything
+        of_edges = random_array((features, graph.num_edges, 3), dtype, 50)
+        of_edges = jnp.where(real[:, None], of_edges, jnp.nan)
+        projection = random_array((3, widths[0]), dtype, 51, scale=3**-0.5)
+    projected = of_edges, given, projection
+    return EdgeOperands(receivers, senders, *projected, tuple(kernels), tuple(biases))
 
 
 def _small_integers(tree):
@@ -137,6 +150,15 @@ def _tile_of_edges(places, tables, group, step, senders, weights):
     return tile, factors
 
 
+def _tile_of_features(places, tables, group, step, features):
+    tile = np.zeros((ROWS, features.shape[2]), features.dtype)
+    for row in range(ROWS):
+        place = _place(places, tables, group, row)
+        if place is not None and step < place[3]:
+            tile[row] = features[place[0] if features.shape[0] > 1 else 0, place[2] + step]
+    return tile
+
+
 def _tile_of_rows(places, tables, group, receivers):
     tile = np.zeros((ROWS, receivers.shape[1]), receivers.dtype)
     for row in range(ROWS):
@@ -186,34 +208,41 @@ def test_tiles_are_gathered_and_scattered_as_the_tensor_cores_have_them(name, wi
     layout, group, step = Layout(width, swizzle), places.groups - 1, 2
     operands = _operands(graph, batch, (width,), weights=batch)
     given = jax.tree.map(jnp.asarray, (_flat(operands.receivers), _flat(operands.senders)))
-    arrays = (*given, operands.weights, _listed(tables))
+    features = random_array((2, batch, graph.num_edges, width), "bfloat16", seed=5)
+    arrays = (*given, operands.weights, features[0], features[1, :1], _listed(tables))
 
-    def kernel(warp, arrays, rows, edges, found, receivers, senders, factors):
-        receivers_in, senders_in, weights, listed = arrays
+    def kernel(warp, arrays, *results, receivers, senders, own, shared, factors):
+        receivers_in, senders_in, weights, own_in, shared_in, listed = arrays
+        *copies, found = results
         numbers = warp.i32(group), warp.i32(step), warp.i32(step + 1)
         GatherRows(places, layout)(warp, numbers[0], receivers_in, receivers, *listed)
+        for is_own, source, tile in ((True, own_in, own), (False, shared_in, shared)):
+            GatherFeatures(places, layout, is_own)(warp, *numbers, source, tile, *listed)
         gather = GatherEdges(places, layout, True, True)
         gather(warp, *numbers, senders_in, senders, factors, weights, *listed)
         WaitForCopies(0)(warp)
         warp.barrier()
         for row, piece in layout.each(warp):
-            for tile, target in ((receivers, rows), (senders, edges)):
+            for tile, target in zip((receivers, senders, own, shared), copies, strict=True):
                 words = tile.load_words(_bytes_at(row, piece, layout) // 2, 8)
                 target.row(row).store_words(piece * 8, words, 8)
         warp.when(warp.thread < ROWS, lambda: found.store(warp.thread, factors.load(warp.thread)))
 
     form = jax.ShapeDtypeStruct((ROWS, width), jnp.bfloat16)
     numbers = jax.ShapeDtypeStruct((ROWS,), jnp.float32)
-    shared = {"receivers": form, "senders": form, "factors": numbers}
+    tiles = dict.fromkeys(("receivers", "senders", "own", "shared"), form)
+    results, options = [*tiles.values(), numbers], {"name": "t", "grid": WARPGROUP}
     with emulated():
-        rows, edges, factors = _simt.launch(
-            kernel, arrays, [form, form, numbers], name="t", grid=WARPGROUP, block_shared=shared
+        rows, edges, own, shared, factors = _simt.launch(
+            kernel, arrays, results, block_shared=tiles | {"factors": numbers}, **options
         )
     assert_bit_equal(rows, _tile_of_rows(places, tables, group, _flat(operands.receivers)))
     expected = _tile_of_edges(
         places, tables, group, step, _flat(operands.senders), np.asarray(operands.weights)
     )
     assert_bit_equal((edges, factors), expected)
+    for made, given in ((own, features[0]), (shared, features[1, :1])):
+        assert_bit_equal(made, _tile_of_features(places, tables, group, step, np.asarray(given)))
 
 
 def _bytes_at(row, piece, layout):
@@ -282,14 +311,16 @@ def test_sums_are_written_by_rows_and_those_of_pieces_exactly(name):
 
 @pytest.mark.emulated
 @pytest.mark.parametrize("name", ["ring", "ragged", "hub"])
-def test_rows_are_added_to_those_of_both_ends(name):
+def test_rows_are_added_to_those_of_both_ends_and_given_to_edges(name):
     graph, batch, width, step = GRAPHS[name](), 2, 96, 1
     places, tables = _dealt_out(graph, batch)
     layout = Layout(width, 64)
     tile = jnp.round(8 * random_array((ROWS, width), "bfloat16", seed=3))
     ends = [jnp.ones((batch * n, width), jnp.float32) for n in (graph.num_rows, graph.num_cols)]
+    ends.append(jnp.ones((1, graph.num_edges, width), jnp.float32))
+    ends.append(jnp.ones((batch, graph.num_edges, width), jnp.bfloat16))
 
-    def kernel(warp, arrays, receivers, senders, shared):
+    def kernel(warp, arrays, receivers, senders, of_all, of_each, shared):
         tile, listed = arrays
         for row, piece in layout.each(warp):
             words = tile.row(row).load_words(piece * 8, 8)
@@ -299,6 +330,9 @@ def test_rows_are_added_to_those_of_both_ends(name):
         for group in range(places.groups):
             add(warp, warp.i32(group), warp.i32(step), senders, shared, *listed)
             to_rows(warp, warp.i32(group), receivers, shared, shared, *listed)
+            for own, edges in ((False, of_all), (True, of_each)):
+                give = GiveToFeatures(places, layout, own)
+                give(warp, warp.i32(group), warp.i32(step), edges, shared, *listed)
 
     form = jax.ShapeDtypeStruct((ROWS, width), jnp.bfloat16)
     arrays, options = (tile, _listed(tables)), {"name": "t", "grid": WARPGROUP}
@@ -306,7 +340,7 @@ def test_rows_are_added_to_those_of_both_ends(name):
         made = _simt.launch(
             kernel, arrays, [], block_shared={"shared": form}, updated=ends, **options
         )
-    rows, senders = (np.asarray(end).copy() for end in ends)
+    rows, senders, of_all, of_each = (np.asarray(end).copy() for end in ends)
     wide = np.asarray(tile).astype(np.float32)
     for group, row in itertools.product(range(places.groups), range(ROWS)):
         place = _place(places, tables, group, row)
@@ -315,7 +349,9 @@ def test_rows_are_added_to_those_of_both_ends(name):
         if place is not None and step < place[3]:
             sender = int(tables.indices[place[2] + step])
             senders[place[0] * graph.num_cols + sender] += wide[row]
-    assert_bit_equal(made, (rows, senders))
+            of_all[0, place[2] + step] += wide[row]
+            of_each[place[0], place[2] + step] = tile[row]
+    assert_bit_equal(made, (rows, senders, of_all, of_each))
 
 
 # -- kernels, interpreted --------------------------------------------------------------------------
@@ -346,6 +382,30 @@ def _inline_stand_in(kernel, numbers, references):
                 own = element if kernel.own_weights else 0 * element
                 found = 1.0 if weights is None else weights[...][own, edge]
                 factors[...] = jnp.where(has, found, 0.0)
+    elif isinstance(kernel, GatherFeatures):
+        (group, step, steps), (features, tile, *listed) = numbers, references
+
+        @pl.when(step < steps)
+        def _():
+            tables = Tables(*listed)
+            element, _, start, length, real = _vector_places(kernel.places, group, tables)
+            has = real & (step < length)
+            own = element if kernel.own else 0 * element
+            rows = features[...][own, jnp.where(has, start + step, 0)]
+            tile[...] = jnp.where(has[:, None], rows, 0)
+    elif isinstance(kernel, GiveToFeatures):
+        (group, step), (result, tile, *listed) = numbers, references
+        element, _, start, length, real = _vector_places(kernel.places, group, Tables(*listed))
+        values = tile[...]
+
+        @pl.loop(0, ROWS)
+        def _(i):
+            @pl.when(real[i] & (step < length[i]))
+            def _():
+                own = element[i] if kernel.own else 0
+                before = 0 if kernel.own else result[own, start[i] + step]
+                result[own, start[i] + step] = before + values[i].astype(result.dtype)
+
     elif isinstance(kernel, ScatterRows):
         (group,), (result, tile, *rest) = numbers, references
         is_listed = kernel.places.degree is None
@@ -454,14 +514,15 @@ def _add_pieces(graph, partial, y):
     return jnp.where((ends - begins > size)[:, None], total.astype(y.dtype), y)
 
 
-# Name of a graph, batch, widths, weights, activation, whether it is behind the last, the tile.
+# Name of a graph, batch, widths, weights, features, activation, whether it is behind the last, the
+# tile.
 FORWARD = [
-    ("ring", 6, (96, 96, 96), None, "relu", True, EdgeTile(1, 2, 3)),
-    ("ring", 1, (64, 128), 1, "gelu", True, EdgeTile(2, 1, 2)),
-    ("ragged", 2, (32, 64, 96), 2, "silu", False, EdgeTile(2, 2, 2)),
-    ("ragged", 1, (64,), None, "relu", True, EdgeTile(1, 1, 4)),
-    ("ring", 6, (192, 192), 6, "relu", True, WideTile(1, 2, 2)),
-    ("ragged", 1, (64, 192, 64, 64), 1, "silu", False, WideTile(1, 4, 3)),
+    ("ring", 6, (96, 96, 96), None, None, "relu", True, EdgeTile(1, 2, 3)),
+    ("ring", 1, (64, 128), 1, None, "gelu", True, EdgeTile(2, 1, 2)),
+    ("ragged", 2, (32, 64, 96), 2, 1, "silu", False, EdgeTile(2, 2, 2)),
+    ("ragged", 1, (64,), None, None, "relu", True, EdgeTile(1, 1, 4)),
+    ("ring", 6, (192, 192), 6, 6, "relu", True, WideTile(1, 2, 2)),
+    ("ragged", 1, (64, 192, 64, 64), 1, None, "silu", False, WideTile(1, 4, 3)),
 ]
 
 
@@ -470,12 +531,17 @@ def _exactly(structure, operands, options):
     return reference.edge_reduce(structure, operands, options=options)
 
 
-@pytest.mark.parametrize("name, batch, widths, weights, activation, last, tile", FORWARD)
-def test_sums_of_layers(name, batch, widths, weights, activation, last, tile):
+def _edge_layers(operands):
+    """As the kernels take them."""
+    return EdgeLayers(*_pallas_edges._layers(operands))
+
+
+@pytest.mark.parametrize("name, batch, widths, weights, features, activation, last, tile", FORWARD)
+def test_sums_of_layers(name, batch, widths, weights, features, activation, last, tile):
     graph = GRAPHS[name]()
-    operands = _operands(graph, batch, widths, weights)
+    operands = _operands(graph, batch, widths, weights, features)
     options = _options(graph, activation, last)
-    layers = EdgeLayers(*operands[:2], operands.weights, *operands[5:])
+    layers = _edge_layers(operands)
     with _interpreted():
         y = edge_mlp_aggregate.edge_reduce(
             pieces(graph), layers, activation, last, options.row_degree, tile
@@ -489,10 +555,10 @@ def test_sums_of_layers(name, batch, widths, weights, activation, last, tile):
 # As above. What stands in for atomic additions is not atomic: walkers of a block have boards of
 # their own here, which are not equally many; blocks run one after another.
 BACKWARD = [
-    ("pairs", 3, (32, 96, 32), None, "relu", True, BackwardTile(1, 2, 1)),
-    ("ring", 6, (64, 128), 6, "gelu", True, BackwardTile(2, 1, 1, parts=2)),
-    ("ragged", 2, (32, 64, 32), 1, "silu", False, BackwardTile(1, 1, 2)),
-    ("ragged", 1, (64,), None, "relu", True, BackwardTile(2, 1, 0)),
+    ("pairs", 3, (32, 96, 32), None, 3, "relu", True, BackwardTile(1, 2, 1)),
+    ("ring", 6, (64, 128), 6, 1, "gelu", True, BackwardTile(2, 1, 1, parts=2)),
+    ("ragged", 2, (32, 64, 32), 1, None, "silu", False, BackwardTile(1, 1, 2)),
+    ("ragged", 1, (64,), None, 1, "relu", True, BackwardTile(2, 1, 0)),
 ]
 
 
@@ -501,21 +567,23 @@ def _exactly_back(structure, operands, dy, options):
     return reference.edge_reduce_backward(structure, operands, dy, options=options)
 
 
-@pytest.mark.parametrize("name, batch, widths, weights, activation, last, tile", BACKWARD)
-def test_gradients_of_sums_of_layers(name, batch, widths, weights, activation, last, tile):
+@pytest.mark.parametrize("name, batch, widths, weights, features, activation, last, tile", BACKWARD)
+def test_gradients_of_sums_of_layers(
+    name, batch, widths, weights, features, activation, last, tile, monkeypatch
+):
     graph = GRAPHS[name]()
-    operands, options = _operands(graph, batch, widths, weights), _options(graph, activation, last)
+    operands = _operands(graph, batch, widths, weights, features)
+    options = _options(graph, activation, last)
     dy = random_array((batch, graph.num_rows, widths[-1]), "bfloat16", 41)
     if activation == "relu":
         operands, dy = _small_integers((operands, dy))
-    layers = EdgeLayers(*operands[:2], operands.weights, *operands[5:])
+    backward = functools.partial(edge_mlp_aggregate.edge_reduce_backward, tile=tile)
+    monkeypatch.setattr(edge_mlp_aggregate, "edge_reduce_backward", backward)
+    run = inspect.unwrap(_pallas_edges.edge_reduce_backward)  # a jit would keep it
     with _interpreted():
-        made = edge_mlp_aggregate.edge_reduce_backward(
-            pieces(graph), layers, dy, activation, last, options.row_degree, tile
-        )
+        made = run(graph, operands, dy, options=options)
     with jax.enable_x64(True):
         exact = _exactly_back(graph, *to_float64((operands, dy)), options)
-    exact = EdgeLayers(*exact[:2], exact.weights, *exact[5:])
     assert jax.tree.structure(made) == jax.tree.structure(exact)
     length = max(batch * graph.num_edges, *widths)
     for a, e in zip(*map(jax.tree.leaves, (made, exact)), strict=True):
@@ -686,8 +754,45 @@ def test_wide_layers_of_general_graphs_lower_with_weights():
     assert len(_signatures(run, h, params, graph, weights)) == 1
 
 
+FEATURES = {
+    "shared, one degree": (_sudoku, 3, ()),
+    "of each, one degree": (_sudoku, 4, (64,)),
+    "shared, any degrees": (lambda: prepared_graph(20_000, 320_000, factors=False), 3, ()),
+}
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("name", FEATURES)
+def test_features_of_edges_lower_with_their_gradients(name):
+    make, layers, leading = FEATURES[name]
+    graph, width = make(), 96
+    h, params = _op_structs((64,), graph.num_rows, width, layers)
+    first = jax.ShapeDtypeStruct((2 * width + 5, width), "bfloat16")
+    params = params._replace(kernels=(first, *params.kernels[1:]))
+    features = jax.ShapeDtypeStruct((*leading, graph.num_edges, 5), "bfloat16")
+
+    def run(h, params, graph, features, implementation="pallas"):
+        def value(h, params, features):
+            options = {"implementation": implementation}
+            return ops.edge_mlp_aggregate(graph, h, params, features, **options)
+
+        y, pull_back = jax.vjp(value, h, params, features)
+        return y, pull_back(y)
+
+    if make is _sudoku:  # a constant, so that its degrees are known
+        arguments = h, params, features
+        run, traced = functools.partial(_with_graph, run, graph), arguments
+    else:
+        traced = h, params, graph, features
+    assert len(_signatures(run, *traced)) == 2
+    assert not _signatures(functools.partial(run, implementation=None), *traced)  # not timed
+
+
+def _with_graph(run, graph, h, params, features, **options):
+    return run(h, params, graph, features, **options)
+
+
 REFUSED = {
-    "edges without features": {"features": 2},
     "needs a sum or a mean": {"reduce": "max"},
     "multiples of 32 up to 128, or all of 64 up to 256, got 160": {"width": 160},
     "multiples of 32 up to 128, or all of 64 up to 256, got 48": {"width": 48},
@@ -701,21 +806,16 @@ REFUSED = {
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("message", REFUSED)
 def test_what_the_kernels_do_not_take_is_named_and_left_to_xla(message):
-    case = {"width": 64, "dtype": "bfloat16", "features": 0, "reduce": "sum", "layers": 3}
+    case = {"width": 64, "dtype": "bfloat16", "reduce": "sum", "layers": 3}
     case |= REFUSED[message]
     graph, width = _sudoku(), case["width"]
     h, params = _op_structs((256,), 81, width, case["layers"], case["dtype"])
-    first = jax.ShapeDtypeStruct((2 * width + case["features"], width), case["dtype"])
-    params = params._replace(kernels=(first, *params.kernels[1:]))
-    features = None
-    if case["features"]:
-        features = jax.ShapeDtypeStruct((graph.num_edges, case["features"]), case["dtype"])
 
-    def run(h, params, features, implementation=None):
+    def run(h, params, implementation=None):
         options = {"reduce": case["reduce"], "implementation": implementation}
-        return ops.edge_mlp_aggregate(graph, h, params, features, **options)
+        return ops.edge_mlp_aggregate(graph, h, params, **options)
 
     with pytest.raises(NotImplementedError, match=message):
-        jax.eval_shape(functools.partial(run, implementation="pallas"), h, params, features)
-    lowered = jax.jit(run).trace(h, params, features).lower(lowering_platforms=("cuda",))
+        jax.eval_shape(functools.partial(run, implementation="pallas"), h, params)
+    lowered = jax.jit(run).trace(h, params).lower(lowering_platforms=("cuda",))
     assert "edge_mlp_aggregate_mosaic" not in lowered.as_text()
