@@ -56,8 +56,6 @@ def test_vmap_of_grad_sums_nothing_over_the_batch():
 
 # A graph, and what of (ends, layers, features, weights) each vmap maps, the outermost first.
 MAPS = {
-    "nodes": (RING, [(0, None, None, None)]),
-    "nodes and weights": (BIPARTITE["padding"], [(0, None, None, 0)]),
     "all of edges": (RING, [(0, None, 0, 0)]),
     "one end": (BIPARTITE["random"], [((0, None), None, None, None)]),
     "weights, inside nodes": (RING, [(0, None, None, None), (None, None, None, 0)]),
