@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from pallas_kernels._bfloat16_parts import split_words
-from pallas_kernels._mhc_cluster_tile import COLUMNS, ROWS, SPAN, TOKENS, MhcPreClusterTile
+from pallas_kernels._mhc_cluster_tile import COLUMNS, ROWS, SPAN, MhcPreClusterTile
 from pallas_kernels._streams import READ_BYTES
-from pallas_kernels._values import Array, Signals, Value
+from pallas_kernels._values import Array, Value
 from pallas_kernels._warp import LANES, Warp
 
 # The error of two parts, 2^-17 of each entry of phi, is that of sums of thousands in float32.
 PARTS = 2
-BOX = (TOKENS, SPAN)
 
 
 @dataclass(frozen=True)
 class Streams:
     """What a lane has of a tile: eight neighbouring columns of every stream, of two tokens.
 
-    These are ``lane // 4`` and that plus eight. A lane copies what it reads; or the copy engine a
-    box with what the warp reads, when one lane tells it to.
+    These are ``lane // 4`` and that plus eight. Only the lane itself reads what it copies.
 
     Attributes:
       warp: of the lanes.
       tile: who does what.
       n: streams.
-      x: [tokens, n, dim].
+      x: [tokens, n dim].
       ring: the tiles in shared memory.
-      here: a warp's box has come, or None.
     """
 
     warp: Warp
@@ -39,69 +35,28 @@ class Streams:
     n: int
     x: Array
     ring: Array
-    here: Signals | None
-
-    @staticmethod
-    def signals(warp: Warp, tile: MhcPreClusterTile, here: Array | None) -> Signals | None:
-        """Those of the warp's boxes, among those of the block; None without boxes."""
-        if here is None:
-            return None
-        shape = (1 + tile.ahead, 2)
-        own = here.shifted(warp.thread // LANES * math.prod(shape))
-        return Signals(dataclasses.replace(own, shape=shape))
 
     @property
     def column(self) -> Value:
         """The first, of a stream."""
-        return self.first_column + self.warp.lane % 4 * COLUMNS
-
-    @property
-    def first_column(self) -> Value:
-        """Of the warp, likewise."""
         warp = self.warp
-        return (warp.rank * self.tile.warps + warp.thread // LANES % self.tile.warps) * SPAN
+        number = warp.rank * self.tile.warps + warp.thread // LANES % self.tile.warps
+        return number * SPAN + warp.lane % 4 * COLUMNS
 
     def token(self, half: int) -> Value:
         """Of the tile."""
         return self.warp.lane // 4 + 8 * half
 
-    @property
-    def parts(self) -> list[tuple[Array, Array]]:
-        """Rings, and what comes there, [tokens, streams, dim]."""
-        return [(self.ring, self.x)]
-
     def load(self, i: Value, first: Value) -> None:
         """Begins to copy tile ``i``, of tokens from ``first`` on."""
-        here = self.here
-        self.make_room()
-        if here is None:
-            for ring, source in self.parts:
-                self._load_columns(ring, i, source, first)
-        else:
-            self.warp.sync()  # other lanes have read what was there
-            self.warp.when(self.warp.lane == 0, lambda: self._fetch_boxes(here, i, first))
+        self.load_columns(self.ring, i, self.x, first, self.n)
 
-    def end_load(self) -> None:
-        """After ``load``, or without it where there is no tile."""
-        if self.here is None:
-            self.warp.end_copies()
-
-    def _fetch_boxes(self, here: Signals, i: Value, first: Value) -> None:
-        """By one lane."""
-        turn, parts = i // self.tile.teams, self.parts
-        nbytes = sum(math.prod(ring.shape[2:]) * ring.itemsize for ring, _ in parts)
-        here.give(turn, self.warp.i32(nbytes))
-        for ring, source in parts:
-            place = self.of_warp(ring, i), source, (first, self.first_column), BOX
-            ring.fetch_box(*place, here, turn)
-
-    def make_room(self) -> None:
-        """Waits until the copy engine has read what is overwritten next."""
-
-    def _load_columns(self, ring: Array, i: Value, source: Array, first: Value) -> None:
+    def load_columns(
+        self, ring: Array, i: Value, source: Array, first: Value, streams: int
+    ) -> None:
         """Begins to copy the lane's columns of some streams to a ring."""
         to = self.of_lane(ring, i)
-        _, streams, size = source.shape
+        size = source.shape[1] // streams
         for half in (0, 1):
             # Behind the last token it again.
             token = (first + self.token(half)).least(source.shape[0] - 1)
@@ -111,23 +66,14 @@ class Streams:
 
     def wait(self, i: Value) -> None:
         """Waits for tile ``i``."""
-        if self.here is None:
-            self.warp.wait_for_copies(self.tile.ahead)
-        else:
-            self.here.wait(i // self.tile.teams)
+        self.warp.wait_for_copies(self.tile.ahead)
 
     def of_lane(self, ring: Array, i: Value) -> Array:
-        """What the lane has of tile ``i`` in a ring of [workers, stages, streams, 2, lanes, 8].
-
-        Of each stream that is [tokens, columns of the warp].
-        """
-        return ring.shifted(self.of_warp(ring, i) + self.warp.lane * COLUMNS)
-
-    def of_warp(self, ring: Array, i: Value) -> Value:
-        """The first entry of what the warp has."""
+        """What the lane has of tile ``i`` in a ring of [workers, stages, streams, 2, lanes, 8]."""
         stages, size = ring.shape[1], math.prod(ring.shape[2:])
         worker, turn = self.warp.thread // LANES, i // self.tile.teams
-        return (worker * stages + turn % stages) * size
+        place = (worker * stages + turn % stages) * size + self.warp.lane * COLUMNS
+        return ring.shifted(place)
 
     def read(self, i: Value, stream: int, half: int) -> list[Value]:
         """Words of a token of tile ``i``."""
@@ -136,17 +82,6 @@ class Streams:
     def words(self, i: Value, first: Value, half: int) -> list[list[Value]]:
         """Of a token of tile ``i``, of tokens from ``first`` on, in each stream."""
         return [self.read(i, stream, half) for stream in range(self.n)]
-
-    def finish(self, i: Value, first: Value) -> None:
-        """When all words of tile ``i`` were taken."""
-
-    def end(self) -> None:
-        """When all tiles were mixed."""
-
-    def make_own_signals(self) -> None:
-        """By the first lane of a warp."""
-        if self.here is not None:
-            self.here.make(1)
 
     def make_signals(self) -> None:
         """By the first lane of the first helper."""
@@ -162,7 +97,7 @@ class Streams:
 
         The groups of rows, of the first part and then of the second, fill up the tiles.
         """
-        dim = self.x.shape[2]
+        dim = self.x.shape[1] // self.n
         made = []
         for stream in range(self.n):
             at = self.column + stream * dim

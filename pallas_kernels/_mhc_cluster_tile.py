@@ -47,7 +47,6 @@ class MhcPreClusterTile:
         there are buffers in a block.
       teams: of a block; they take turns.
       buffers: sixteens of tokens of a team whose sums may wait to be added up.
-      boxes: whether the copy engine reads what a warp has of the streams, or lanes do it.
     """
 
     warps: int
@@ -58,7 +57,6 @@ class MhcPreClusterTile:
     helpers: int = 1
     teams: int = 1
     buffers: int = 2
-    boxes: bool = False
 
     def __post_init__(self):
         if self.cluster < 2:
@@ -141,7 +139,7 @@ class MhcPreClusterTile:
         Tiles, as each lane has them; sums of a tile and warp: for each group of rows four tokens of
         each lane, then a square of each; sums of a tile and block, of this block's pairs of
         tokens: of each row, then the squares; the weights of the streams; and signals that each of
-        these has come, and that the first sums were read; of boxes also that a warp's is there.
+        these has come, and that the first sums were read.
         """
         groups = (n * n + 2 * n) // ROWS
         ring = (self.workers, self.stages, n, 2, LANES, COLUMNS)
@@ -156,7 +154,4 @@ class MhcPreClusterTile:
         signals = {
             name: jax.ShapeDtypeStruct((count, 2), jnp.uint32) for name, count in counts.items()
         }
-        if self.boxes:
-            here = (self.workers * (1 + self.ahead), 2)
-            signals["here"] = jax.ShapeDtypeStruct(here, jnp.uint32)
         return {"ring": jax.ShapeDtypeStruct(ring, jnp.bfloat16), **made, **signals}

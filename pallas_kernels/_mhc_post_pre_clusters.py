@@ -13,7 +13,7 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels._mhc_cluster_streams import BOX, Streams, entry
+from pallas_kernels._mhc_cluster_streams import Streams, entry
 from pallas_kernels._mhc_cluster_tile import COLUMNS, FLOATS, TOKENS, MhcPreClusterTile
 from pallas_kernels._mhc_pre_clusters import Forward
 from pallas_kernels._streams import combine
@@ -25,13 +25,7 @@ _STREAMS = 4  # of other numbers the weights of a token would not be whole 16 by
 
 @dataclass(frozen=True)
 class MhcPostPreClusterTile(MhcPreClusterTile):
-    """As for ``mhc_pre``, with more in shared memory.
-
-    Attributes:
-      stores: whether the copy engine writes what a warp has of the new streams, or lanes do it.
-    """
-
-    stores: bool = False
+    """As for ``mhc_pre``, with more in shared memory."""
 
     @classmethod
     def choose(cls, tokens: int, n: int, dim: int, dtype: jnp.dtype) -> Self | None:
@@ -52,7 +46,7 @@ class MhcPostPreClusterTile(MhcPreClusterTile):
         made = {"layer": jax.ShapeDtypeStruct(layer, jnp.bfloat16), "posts": posts}
         come = jax.ShapeDtypeStruct((self.coming, 2), jnp.uint32)
         of_pre = super().shared(n)
-        # Boxes are aligned to 128 bytes: after the ring.
+        # What lanes copy begins at whole lines of 128 bytes, as in global memory.
         return {"ring": of_pre["ring"], **made, **of_pre, "matrices": matrices, "come": come}
 
 
@@ -64,15 +58,13 @@ class BoundaryForward(Forward):
       transposed: see ``mhc_post``.
     """
 
-    tile: MhcPostPreClusterTile
     transposed: bool
 
     def __call__(self, warp: Warp, inputs, y: Array, *outputs: Array, ring, **shared) -> None:
         x, *sources, phi, alpha, bias = inputs
         rings = tuple(shared.pop(name) for name in ("layer", "posts", "matrices"))
-        here = Streams.signals(warp, self.tile, shared.pop("here", None))
         own = tuple(sources), rings, Signals(shared.pop("come")), self.transposed
-        streams = _MixedStreams(warp, self.tile, self.n, x, ring, here, y, *own)
+        streams = _MixedStreams(warp, self.tile, self.n, x, ring, y, *own)
         self.run(streams, (phi, alpha, bias), outputs, **shared)
 
 
@@ -81,31 +73,23 @@ class _MixedStreams(Streams):
     """The new streams.
 
     Attributes:
-      y: where they go, [tokens, n, dim].
-      sources: the layer's output [tokens, 1, dim] and its weights, [tokens, n] and [tokens, n n].
+      y: where they go, [tokens, n dim].
+      sources: the layer's output [tokens, dim] and its weights, [tokens, n] and [tokens, n n].
       rings: of these, in shared memory; a lane has its columns, and all have the weights.
       come: the weights are there.
       transposed: see ``mhc_post``.
     """
 
-    tile: MhcPostPreClusterTile
     y: Array
     sources: tuple[Array, ...]
     rings: tuple[Array, ...]
     come: Signals
     transposed: bool
 
-    @property
-    def parts(self) -> list[tuple[Array, Array]]:
-        """The old streams and the layer's output."""
-        return [*super().parts, (self.rings[0], self.sources[0])]
-
-    def make_room(self) -> None:
-        """The new streams that were there were sent away ``behind`` tiles and one before."""
-        warp, behind = self.warp, self.tile.behind
-        if self.tile.stores:
-            warp.when(warp.lane == 0, lambda: warp.wait_for_boxes(behind))
-            warp.sync()
+    def load(self, i: Value, first: Value) -> None:
+        """Begins to copy the old streams and the layer's output of tile ``i``."""
+        super().load(i, first)
+        self.load_columns(self.rings[0], i, self.sources[0], first, 1)
 
     def make_signals(self) -> None:
         """By the first lane of the first helper."""
@@ -141,13 +125,11 @@ class _MixedStreams(Streams):
         self.come.wait(i)
 
     def words(self, i: Value, first: Value, half: int) -> list[list[Value]]:
-        """Makes the new streams of the old, which they replace; writes them, if not as a box."""
-        dim = self.x.shape[2]
+        """Makes the new streams of the old, which they replace, and writes them."""
+        dim = self.sources[0].shape[1]
         token, words = first + self.token(half), self._mix(i, half)
         for stream, of_stream in enumerate(words):
             self.of_lane(self.ring, i).store_words(entry(stream, half), of_stream, COLUMNS)
-        if self.tile.stores:
-            return words
 
         def store():
             for stream, of_stream in enumerate(words):
@@ -155,21 +137,6 @@ class _MixedStreams(Streams):
 
         self.warp.when(token < self.x.shape[0], store)
         return words
-
-    def finish(self, i: Value, first: Value) -> None:
-        """Begins to write the new streams; nobody waits until their place is used again."""
-        warp, tile = self.warp, self.tile
-        if tile.boxes or tile.stores:  # which write over the new streams, and read them
-            warp.fence_copies()
-        if tile.stores:
-            warp.sync()
-            place, corner = self.of_warp(self.ring, i), (first, self.first_column)
-            warp.when(warp.lane == 0, lambda: self.ring.store_box(place, self.y, corner, BOX))
-
-    def end(self) -> None:
-        """Shared memory is read to the end."""
-        if self.tile.stores:
-            self.warp.when(self.warp.lane == 0, lambda: self.warp.wait_for_boxes(0))
 
     def _mix(self, i: Value, half: int) -> list[list[Value]]:
         """Words of a token's new streams."""

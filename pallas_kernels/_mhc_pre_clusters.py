@@ -41,8 +41,7 @@ class Forward:
 
     def __call__(self, warp: Warp, inputs, *outputs: Array, ring: Array, **shared: Array) -> None:
         x, *parameters = inputs
-        here = Streams.signals(warp, self.tile, shared.pop("here", None))
-        self.run(Streams(warp, self.tile, self.n, x, ring, here), parameters, outputs, **shared)
+        self.run(Streams(warp, self.tile, self.n, x, ring), parameters, outputs, **shared)
 
     def run(self, streams: Streams, parameters, outputs, **shared: Array) -> None:
         """Everything; see ``shared`` of the tile for the arrays in shared memory."""
@@ -64,8 +63,6 @@ class Forward:
             sums.make_signals()
 
         warp.when(warp.thread == tile.workers * LANES, make_signals)
-        is_first = (warp.lane == 0) & (warp.thread < tile.workers * LANES)
-        warp.when(is_first, streams.make_own_signals)
         warp.cluster_arrive()
 
         def mix():
@@ -121,12 +118,11 @@ class _Mixing:
             warp.when(i >= behind, lambda: self._apply(warp.anew(i - behind)))
 
         warp.loop(team, self.count + behind, tile.teams, (), step)
-        self.streams.end()
 
     def _load(self, i: Value) -> None:
         warp = self.streams.warp
         warp.when(i < self.count, lambda: self.streams.load(i, self.first(i)))
-        self.streams.end_load()
+        warp.end_copies()
 
     def _project(self, i: Value, phi: list[list[list[list[Value]]]]) -> None:
         """Waits for tile ``i`` and sums its products with the rows of phi, and its squares."""
@@ -146,7 +142,6 @@ class _Mixing:
                 square = self._add_squares(words, square)
             squares.append(square)
             halves.append(_add_parts(totals))
-        streams.finish(i, self.first(i))
         products = [first + second for first, second in zip(*halves, strict=True)]
         self.sums.put(i, products, squares)
 

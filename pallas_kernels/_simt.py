@@ -16,13 +16,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.mosaic.gpu import utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, gpu, llvm, memref, nvvm, scf
+from jaxlib.mlir.dialects import arith, gpu, llvm, nvvm, scf
 
-from pallas_kernels._values import Array, Corner, Shared, Size, Value
+from pallas_kernels._values import Array, Shared, Value
 from pallas_kernels._warp import LANES, Warp
 
 _WARPS_PER_WARPGROUP = 4
@@ -99,10 +98,10 @@ def launch(
     ]
     scratch = _Scratch(grid, dict(shared or {}), dict(block_shared or {}))
 
-    def record(context, cluster, rank, slice_number, memory, *buffers):
-        warp = MosaicWarp(grid, cluster, rank, slice_number, context)
+    def record(_, cluster, rank, slice_number, memory, *buffers):
+        warp = MosaicWarp(grid, cluster, rank, slice_number)
         arrays = [
-            Array(warp, _global_pointer(buffer), *form, buffer=buffer)
+            Array(warp, _global_pointer(buffer), *form)
             for buffer, form in zip(buffers, forms, strict=True)
         ]
         given, rest = tree.unflatten(arrays[: len(leaves)]), arrays[len(leaves) :]
@@ -293,8 +292,7 @@ _PTX_TYPES = {"bfloat16": "bf16", "float16": "f16"}
 class MosaicWarp(Warp):
     """Records instructions where MLIR's insertion point is."""
 
-    def __init__(self, grid: Grid, cluster, rank, slice_number, context):
-        self._context = context
+    def __init__(self, grid: Grid, cluster, rank, slice_number):
         self.thread, self.threads = Value(self, "i32", utils.thread_idx()), grid.warps * LANES
         self.lane, self.in_block = self.thread % LANES, self.thread // LANES
         self.slice = Value(self, "i32", slice_number.registers.item())
@@ -655,38 +653,6 @@ class MosaicWarp(Warp):
         kind = "shared::cluster.global.mbarrier::complete_tx::bytes"
         self._order(f"cp.async.bulk.{kind} [$0], [$1], $2, [$3];", operands, "r,l,r,r")
 
-    def fetch_box(self, target, to, source, corner, size, signal, number):
-        """See ``Warp``."""
-        pointer = self.offset(signal, number, 8)
-        barrier = utils.BarrierRef(pointer, self.i32(0).data, pointer, 1)
-        box = self._box(target, to, source, size)
-        array, places = _places(source, corner, size)
-        # Bytes are announced apart from it.
-        self._context.async_copy(
-            src_ref=array, dst_ref=box, barrier=barrier, arrive=False, **places
-        )
-
-    def store_box(self, source, at, target, corner, size):
-        """See ``Warp``."""
-        box = self._box(source, at, target, size)
-        array, places = _places(target, corner, size)
-        self._context.async_copy(src_ref=box, dst_ref=array, **places)
-
-    def _box(self, pointer, index, array, size):
-        """Shared memory as Mosaic GPU knows it."""
-        _, streams, _ = array.shape
-        shape, kind = (streams, *size), ir.MemRefType(array.buffer.type).element_type
-        form = ir.MemRefType.get(shape, kind, memory_space=utils.smem())
-        return utils.ptr_as_memref(self.offset(pointer, index, array.itemsize), form)
-
-    def fence_copies(self):
-        """See ``Warp``."""
-        self._order("fence.proxy.async.shared::cta;")
-
-    def wait_for_boxes(self, boxes):
-        """See ``Warp``."""
-        self._order(f"cp.async.bulk.wait_group.read {boxes};")
-
     def end_copies(self):
         """See ``Warp``."""
         self._order("cp.async.commit_group;")
@@ -802,37 +768,6 @@ class _WarpgroupWarp(MosaicWarp):
         self.number, self.count = self.in_block, group
         self.block = self.slice = self.rank = self.i32(0)
         self.slices = self.cluster = 1
-
-
-def _places(array: Array, corner: Corner, size: Size) -> tuple[ir.Value, dict[str, Any]]:
-    """What has a box, for ``async_copy`` by one lane, and where it is there."""
-    index, (buffer, member) = ir.IndexType.get(), _batch_of(array.buffer)
-    token, column = (
-        utils.ds(arith.index_cast(index, first.data), count)
-        for first, count in zip(corner, size, strict=True)
-    )
-    return buffer, {
-        "gmem_slice": (*member, token, utils.ds(0, array.shape[1]), column),
-        "gmem_transform": mgpu.TransposeTransform((1, 0, 2)),
-        "predicate": None,
-    }
-
-
-def _batch_of(buffer: ir.Value) -> tuple[ir.Value, list[Any]]:
-    """An argument of the kernel, and which member of it a buffer is: under ``vmap`` it is one.
-
-    The copy engine is told of whole arguments only.
-    """
-    member: list[Any] = []
-    while isinstance(view := getattr(buffer.owner, "opview", None), memref.SubViewOp):
-        rank = ir.MemRefType(view.source.type).rank - ir.MemRefType(buffer.type).rank
-        given, places = iter(view.offsets), list(view.static_offsets)
-        dynamic = ir.ShapedType.get_dynamic_stride_or_offset()
-        places = [next(given) if place == dynamic else place for place in places]
-        if places[rank:] != [0] * (len(places) - rank):
-            raise NotImplementedError("boxes of a part of an array")
-        buffer, member = view.source, places[:rank] + member
-    return buffer, member
 
 
 def _is_shared(pointer: ir.Value) -> bool:

@@ -16,9 +16,6 @@ import jax.numpy as jnp
 if TYPE_CHECKING:
     from pallas_kernels._warp import Warp
 
-type Corner = tuple[Value, Value]
-type Size = tuple[int, int]
-
 # What a Value can be; uint8 and uint16 arrays are read as i32, floats of 16 bits as f32.
 KINDS = ("bool", "i32", "u32", "i64", "f32")
 _KIND_OF_DTYPE = {
@@ -147,7 +144,6 @@ class Array:
       dtype: of its entries.
       constant: whether nothing writes it while the kernel runs.
       streamed: whether caches need not keep what is read of it; of constant arrays.
-      buffer: the whole array as the copy engine is told of it.
       strides: entries from one to the next along each axis, or None if there is nothing between.
     """
 
@@ -157,7 +153,6 @@ class Array:
     dtype: Any
     constant: bool
     streamed: bool = False
-    buffer: Any = None
     strides: tuple[int, ...] | None = None
 
     @property
@@ -175,14 +170,12 @@ class Array:
         entries = math.prod(self.shape[1:]) if self.strides is None else self.strides[0]
         pointer = self.warp.advance(self.pointer, number, self.itemsize * entries)
         strides = None if self.strides is None else self.strides[1:]
-        return dataclasses.replace(
-            self, pointer=pointer, shape=self.shape[1:], strides=strides, buffer=None
-        )
+        return dataclasses.replace(self, pointer=pointer, shape=self.shape[1:], strides=strides)
 
     def shifted(self, entries: Value) -> Array:
         """The array as if it began so many entries later; its rows keep their length."""
         pointer = self.warp.advance(self.pointer, entries, self.itemsize)
-        return dataclasses.replace(self, pointer=pointer, buffer=None)
+        return dataclasses.replace(self, pointer=pointer)
 
     def send(self, rank: Any, index: Any, values: Sequence[Value], signals: Signals, step) -> None:
         """Writes into the array that a block of the cluster has in this one's place.
@@ -233,40 +226,6 @@ class Array:
         warp, (signal, _) = self.warp, signals.place(step)
         place = self.pointer, number, source.pointer, at, warp.integer(count)
         warp.fetch(*place, signals.array.pointer, signal)
-
-    def fetch_box(
-        self, number: Any, source: Array, corner: Corner, size: Size, signals: Signals, step
-    ) -> None:
-        """Begins to copy some columns of some tokens of each stream to shared memory, by one lane.
-
-        They are [streams, tokens, columns] there, with zeros behind the last token. Their bytes are
-        counted in the signal of the step: who waited for it sees them.
-
-        Args:
-          number: where to, the entry, aligned to 128 bytes.
-          source: all of an array [tokens, streams, columns] in global memory.
-          corner: first token and column.
-          size: how many tokens and columns, of whole 16 bytes.
-          signals: they are counted there.
-          step: likewise.
-        """
-        warp, (signal, _) = self.warp, signals.place(step)
-        place = self.pointer, warp.integer(number)
-        warp.fetch_box(*place, source, corner, size, signals.array.pointer, signal)
-
-    def store_box(self, number: Any, target: Array, corner: Corner, size: Size) -> None:
-        """Begins to copy what ``fetch_box`` would read to there, but for tokens behind the last.
-
-        By one lane, after ``Warp.fence_copies`` of those who wrote it. Until this lane has waited,
-        in ``Warp.wait_for_boxes``, it is not to be written again.
-
-        Args:
-          number: where from, the entry, aligned to 128 bytes.
-          target: all of an array [tokens, streams, columns] in global memory.
-          corner: first token and column.
-          size: how many tokens and columns, of whole 16 bytes.
-        """
-        self.warp.store_box(self.pointer, self.warp.integer(number), target, corner, size)
 
     def load_words(self, index: Any, entries: int = 1) -> list[Value]:
         """``entries`` neighbours, whose bytes are aligned together, packed in words of 32 bits."""

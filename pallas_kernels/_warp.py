@@ -14,7 +14,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from pallas_kernels._values import Array, Corner, Size, Value
+from pallas_kernels._values import Value
 
 LANES = 32
 
@@ -380,24 +380,6 @@ class Warp(abc.ABC):
         number: Value,
     ) -> None:
         """See ``Array.fetch``."""
-
-    @abc.abstractmethod
-    def fetch_box(
-        self, target: Any, to: Value, source: Array, corner: Corner, size: Size, signal, number
-    ) -> None:
-        """See ``Array.fetch_box``."""
-
-    @abc.abstractmethod
-    def store_box(self, source: Any, at: Value, target: Array, corner: Corner, size: Size) -> None:
-        """See ``Array.store_box``."""
-
-    @abc.abstractmethod
-    def fence_copies(self) -> None:
-        """What this lane wrote to shared memory may be copied from there, or fetched over."""
-
-    @abc.abstractmethod
-    def wait_for_boxes(self, boxes: int) -> None:
-        """Waits until no more than so many that this lane stores are still to be read."""
 
     @abc.abstractmethod
     def end_copies(self) -> None:

@@ -70,10 +70,10 @@ def mhc_post_pre(
     of_token = [(n,), (n, n), (), (n * n + 2 * n,)]
     outputs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, f)]
     outputs += [jax.ShapeDtypeStruct((tokens, *shape), f32) for shape in of_token]
-    given = x, f.reshape(tokens, 1, dim), h_post, h_res.reshape(tokens, n * n)
+    flat = x.reshape(tokens, n * dim), f, h_post, h_res.reshape(tokens, n * n)
     return _simt.launch(
         BoundaryForward(tile, n, norm_eps, pre_eps, post_scale, transposed),
-        (*given, weight, alpha, bias),
+        (*flat, weight, alpha, bias),
         outputs,
         name="mhc_post_pre",
         grid=tile.grid,

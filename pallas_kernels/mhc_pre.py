@@ -98,11 +98,10 @@ def mhc_pre(
         kernel, grid = _ForwardByClusters(tile, n, *constants), tile.grid
     else:
         kernel, weight = _Forward(tile, n, *constants), split(weight)
-        x = x.reshape(tokens, n * dim)
         grid = _simt.Grid(striding_blocks(tokens, tile.tokens), tile.warps)
     return _simt.launch(
         kernel,
-        (x, weight, alpha, bias),
+        (x.reshape(tokens, n * dim), weight, alpha, bias),
         outputs,
         name="mhc_pre",
         grid=grid,

@@ -1,6 +1,5 @@
 """The GPU kernels of hyper-connections against float64, over poisoned memory."""
 
-import dataclasses
 import functools
 
 import jax
@@ -15,9 +14,6 @@ from jaxgnn.ops.reference import mhc_post_pre as post_pre_reference
 from jaxgnn.ops.reference import mhc_pre as pre_reference
 from jaxgnn.ops.reference import sinkhorn as sinkhorn_reference
 from jaxgnn.testing import DTYPES, assert_bit_equal, assert_close, random_array, to_float64
-from pallas_kernels._mhc_post_pre_clusters import MhcPostPreClusterTile
-from pallas_kernels.mhc_post_pre import mhc_post_pre
-from pallas_kernels.mhc_pre import MhcPreClusterTile, mhc_pre
 from tests.ops._mhc import outputs, parameters, streams
 
 pytestmark = pytest.mark.gpu
@@ -130,34 +126,6 @@ def test_post_pre_agrees_with_float64(tokens, n, dim, dtype, transposed):
     given = (*inputs, *weights, y, saved, cotangents)
     exact = _exactly(post_pre_reference.mhc_post_pre_backward, *given, transposed=transposed, **PRE)
     _assert_all_close(gradients, exact, max(n, tokens) * dim)
-
-
-# A last tile of few tokens, clusters of all sizes, and blocks of several teams.
-BOXES = [(1, 4, 512), (17, 2, 320), (3001, 4, 256), (9001, 4, 1280), (16384, 4, 512), *CLUSTERS]
-
-
-@pytest.mark.parametrize("tokens, n, dim", BOXES)
-def test_the_copy_engine_moves_what_lanes_would(tokens, n, dim):
-    """Of batches also; results are equal to the bit."""
-    phi, alpha, bias, _ = parameters(n, dim)
-    for batch in [(), (2,)] if tokens < 9000 else [()]:
-        x = streams((*batch, tokens), n, dim, "bfloat16")
-        boundary = (x, *outputs((*batch, tokens), n, dim, "bfloat16"))
-        kernels = [(mhc_pre, MhcPreClusterTile, (x,), {})]
-        if n == 4:
-            transposed = {"transposed": False}
-            kernels.append((mhc_post_pre, MhcPostPreClusterTile, boundary, transposed))
-        for kernel, tiles, given, options in kernels:
-            tile, made = tiles.choose(tokens, n, dim, x.dtype), []
-            for boxes in (False, True):
-                _poison((x.shape, x.dtype), (x.shape, x.dtype))
-                changes = {"boxes": boxes, **({"stores": boxes} if len(given) > 1 else {})}
-                other = dataclasses.replace(tile, **changes)
-                run = functools.partial(kernel, tile=other, **options, **PRE)
-                for _ in batch:
-                    run = jax.vmap(run, (*[0] * len(given), None, None, None))
-                made.append(jax.jit(run)(*given, phi, alpha, bias))
-            assert_bit_equal(made[1], made[0])
 
 
 @pytest.mark.parametrize("eps", [0.0, 1e-6])

@@ -76,7 +76,6 @@ class BlockMemory:
       bytes: of all blocks.
       size: bytes of a block.
       under_way: what is to be written by a copy, or was sent.
-      stored: what is still to be read by a copy.
     """
 
     def __init__(self, warp, size):
@@ -85,7 +84,6 @@ class BlockMemory:
         self.under_way = np.zeros(total, bool)
         # The writer's thread, or -1 for what was sent; of which clock, -1 for none; and its time.
         self._writer, self._clock, self._written = np.full((3, total), -1)
-        self._fenced, self.stored = np.zeros((2, total), bool)
         # When each warp of the cluster read a byte last, and the first and last thread of then.
         self._read, self._first, self._last = np.zeros((3, warp.peers, total), np.int32)
 
@@ -115,7 +113,6 @@ class BlockMemory:
             places, self._warp.clocks[warps], self._warp.now(warps), same_warp, alone
         )
         now = self._warp.now(warps)[:, None]
-        self._fenced[places] = False
         self.bytes[places], self._writer[places], self._written[places] = data, threads, now
         self._clock[places] = warps[:, None] % self._warp.peers
 
@@ -130,14 +127,9 @@ class BlockMemory:
         self.bytes[places], self._writer[places], self._written[places] = data, -1, time
         self._clock[places] = clock
 
-    def written_by_lanes(self, places, fenced=False):
-        """Whether anything there was, and, if a fence suffices, without one."""
-        by_lanes = (self._clock[places] >= 0) & (self._clock[places] < self._warp.peers)
-        return (by_lanes & ~(self._fenced[places] & fenced)).any()
-
-    def fence(self, threads):
-        """What these have written may be copied, and fetched over."""
-        self._fenced |= np.isin(self._writer, threads)
+    def written_by_lanes(self, places):
+        """Whether anything there was."""
+        return ((self._clock[places] >= 0) & (self._clock[places] < self._warp.peers)).any()
 
     def _check_writer(self, places, threads, message):
         assert not self.under_way[places].any(), "a copy or something sent is under way"
@@ -149,7 +141,6 @@ class BlockMemory:
 
     def _check_readers(self, places, clocks, now=0, same_warp=False, alone=False):
         read = self._read[:, places]
-        assert not self.stored[places].any(), "written before a box was waited for"
         seen = read <= clocks[:, : len(read)].T[:, :, None]
         known = np.where(same_warp, (read < np.reshape(now, (-1, 1))) | alone, seen)
         assert ((read == 0) | known).all(), "written before another's use was waited for"
@@ -294,8 +285,6 @@ class NumpyWarp(Warp):
         self.clocks = np.zeros((self.count, 2 * self.peers), np.int32)
         self._tick(np.arange(self.count))
         self.signals: dict[Any, _Signal] = {}
-        # What is read of shared memory until it is waited for, of each thread.
-        self.boxes: dict[int, list] = {}
         # How often warps have arrived and waited.
         self.arrived, self.waited = np.zeros((2, self.count), int)
         self.schedule = _Schedule(seed)
@@ -343,8 +332,7 @@ class NumpyWarp(Warp):
     def array(self, data, constant):
         memory = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         assert np.shares_memory(memory, data) or constant
-        whole = memory, np.int64(0)
-        return Array(self, whole, data.shape, data.dtype, constant, buffer=memory)
+        return Array(self, (memory, np.int64(0)), data.shape, data.dtype, constant)
 
     def shared(self, kind, count):
         shape = (self.count, count)
@@ -361,7 +349,6 @@ class NumpyWarp(Warp):
         """No block may end before others have sent to it."""
         assert (self.arrived == self.waited).all(), "arrived and did not wait"
         assert not self.schedule.messages, "sent, and nobody waited for it"
-        assert not any(self.boxes.values()), "ended before a box was read"
         assert not any(signal.nbytes for signal in self.signals.values()), "bytes that never came"
         for memory in self.block_memories:
             memory.check_the_end()
@@ -629,47 +616,6 @@ class NumpyWarp(Warp):
             assert size > 0 and (places[:, 0] % 16 == 0).all(), "not aligned"
             self._send(target[0], places, data, signal, number)
         self.active = outer
-
-    def fetch_box(self, target, to, source, corner, size, signal, number):
-        places, at, inside = self._boxes(target, to, source, corner, size)
-        data = np.where(inside, source.pointer[0][np.where(inside, at, 0)], 0).astype(np.uint8)
-        assert not target[0].written_by_lanes(places, fenced=True), "fetched there without a fence"
-        assert not target[0].stored[places].any(), "written before a box was waited for"
-        self._send(target[0], places, data, signal, number)
-
-    def store_box(self, source, at, target, corner, size):
-        threads = self._active_threads()
-        places, to, inside = self._boxes(source, at, target, corner, size)
-        assert not source[0].written_by_lanes(places, fenced=True), "stored without a fence"
-        target.pointer[0][to[inside]] = source[0].read(places, threads)[inside]
-        source[0].stored[places] = True
-        for thread, box in zip(threads.tolist(), places, strict=True):
-            self.boxes.setdefault(thread, []).append((source[0], box))
-
-    def _boxes(self, pointer, index, array, corner, size):
-        """Bytes of boxes: in shared memory, in global memory, and whether they exist there."""
-        assert array.buffer is not None, "part of an array"
-        itemsize, (tokens, streams, columns) = array.itemsize, array.shape
-        count = streams * size[0] * size[1] * itemsize
-        places = self._bytes(pointer, index, itemsize, count)
-        assert (places[:, 0] % 128 == 0).all() and columns * itemsize % 16 == 0, "not aligned"
-        token, column = (first.data[self.active].astype(np.int64) for first in corner)
-        assert (column >= 0).all() and (column + size[1] <= columns).all(), "no such columns"
-        stream, row, byte = np.indices((streams, size[0], size[1] * itemsize)).reshape(3, -1)
-        rows = token[:, None] + row
-        at = ((rows * streams + stream) * columns + column[:, None]) * itemsize + byte
-        return places, at, (rows >= 0) & (rows < tokens)
-
-    def fence_copies(self):
-        for memory in self.block_memories:
-            memory.fence(self._active_threads())
-
-    def wait_for_boxes(self, boxes):
-        for thread in self._active_threads().tolist():
-            under_way = self.boxes.get(thread, [])
-            while len(under_way) > boxes:
-                memory, places = under_way.pop(0)
-                memory.stored[places] = False
 
     def _send(self, memory, places, data, signal, number):
         """Bytes of the active lanes, which come later."""

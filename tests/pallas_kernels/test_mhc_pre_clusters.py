@@ -1,6 +1,5 @@
 """Kernels of hyper-connections that share columns or take steps: every tile, on the emulator."""
 
-import dataclasses
 import functools
 
 import jax
@@ -34,14 +33,6 @@ CASES = {
     ),
     "three blocks": ((100, 4, 192), MhcPreClusterTile(warps=2, cluster=3, clusters=2, helpers=2)),
     "five blocks": ((150, 4, 320), MhcPreClusterTile(warps=2, cluster=5, clusters=1, helpers=2)),
-    "boxes": (
-        (150, 4, 128),
-        MhcPreClusterTile(warps=2, cluster=2, clusters=2, ahead=1, boxes=True),
-    ),
-    "boxes of two streams": (
-        (40, 2, 64),
-        MhcPreClusterTile(warps=1, cluster=2, clusters=1, helpers=2, teams=2, boxes=True),
-    ),
     "two helpers": ((150, 4, 128), MhcPreClusterTile(warps=2, cluster=2, clusters=1, helpers=2)),
     "eight warps": (
         (17, 4, 512),
@@ -72,7 +63,7 @@ def _made(case, seed=0):
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize("case", ["many tiles", "three teams", "boxes"])
+@pytest.mark.parametrize("case", ["many tiles", "three teams"])
 def test_what_comes_in_any_order_gives_the_same_bits(case):
     expected = _made(case)
     for seed in (1, 2):
@@ -103,49 +94,24 @@ BOUNDARIES = {
     "three blocks": ((100, 4, 192), (2, 3, 1)),
     "one ahead": ((90, 4, 128), (2, 2, 1, 1, 1, 1, 1, 1)),
     "two teams": ((150, 4, 64), (1, 2, 1, 1, 1, 2, 2)),
-    "boxes": ((150, 4, 128), (2, 2, 1, 1, 1, 2, 1, 2, True, True)),
-    "boxes of two teams": ((100, 4, 64), (1, 2, 1, 1, 2, 2, 2, 2, True, True)),
-    "boxes read": ((90, 4, 64), (1, 2, 1, 1, 1, 2, 1, 2, True)),
-    "boxes written": ((90, 4, 64), (1, 2, 1, 1, 1, 2, 1, 2, False, True)),
 }
-
-
-def _boundary(shape, tile, transposed=False):
-    """Streams and what else ``mhc_post`` has of them, parameters, and results."""
-    tokens, n, dim = shape
-    old = streams((tokens,), n, dim, "bfloat16"), *outputs((tokens,), n, dim, "bfloat16")
-    phi, alpha, bias, gamma = parameters(n, dim)
-    given, tile = (*old, phi * gamma.reshape(-1), alpha, bias), BoundaryTile(*tile)
-    with emulated():
-        made = mhc_post_pre.mhc_post_pre(*given, transposed=transposed, **OPTIONS, tile=tile)
-    return old, (phi, alpha, bias, gamma), made
 
 
 @pytest.mark.emulated
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("shape, tile", BOUNDARIES.values(), ids=BOUNDARIES)
 def test_every_tile_of_the_boundary_gives_the_values(shape, tile, transposed):
-    _, n, dim = shape
-    old, (phi, alpha, bias, gamma), (y, *made) = _boundary(shape, tile, transposed)
-    options = {"transposed": transposed}
+    tokens, n, dim = shape
+    old = streams((tokens,), n, dim, "bfloat16"), *outputs((tokens,), n, dim, "bfloat16")
+    phi, alpha, bias, gamma = parameters(n, dim)
+    weight, options = phi * gamma.reshape(-1), {"transposed": transposed}
+    with emulated():
+        y, *made = mhc_post_pre.mhc_post_pre(
+            *old, weight, alpha, bias, **options, **OPTIONS, tile=BoundaryTile(*tile)
+        )
     assert_close(y, _exactly(mhc_post.mhc_post, *old, **options), reduction_length=n + 1)
     exact, saved = _exactly(reference.mhc_pre, y, phi, alpha, bias, gamma, **OPTIONS)
     _assert_all_close(made, [*exact, *saved], n * dim)
-
-
-BOX_RACES = {
-    "fence": ("fence_copies", lambda warp: None, "without a fence"),
-    "boxes": ("wait_for_boxes", lambda warp, boxes: None, "before a box was"),
-    "lanes": ("sync", lambda warp: None, "before"),
-}
-
-
-@pytest.mark.emulated
-@pytest.mark.parametrize("name, value, message", BOX_RACES.values(), ids=BOX_RACES)
-def test_the_emulator_finds_races_of_boxes(name, value, message, monkeypatch):
-    monkeypatch.setattr(NumpyWarp, name, value)
-    with pytest.raises(AssertionError, match=message):
-        _boundary(*BOUNDARIES["boxes"])
 
 
 # Ranges of several steps, the last of which is cut off; reads that are one to three steps ahead.
@@ -242,29 +208,13 @@ def test_blocks_that_send_are_in_a_cluster():
         MhcPreClusterTile(warps=2, cluster=1, clusters=3)
 
 
-def test_boxes_of_batches_reach_the_compiler():
-    """The copy engine is told of the whole batch, and which member it is."""
-    shapes = ((3, 5, 100, 4, 512), "bfloat16"), ((24, 2048), "float32"), ((3,), "float32")
-    arguments = [jax.ShapeDtypeStruct(*s) for s in (*shapes, ((24,), "float32"))]
-    tile = MhcPreClusterTile(warps=8, cluster=2, clusters=7, boxes=True)
-    run = functools.partial(mhc_pre, **OPTIONS, tile=tile)
-    axes = 0, None, None, None
-    traced = jax.jit(jax.vmap(jax.vmap(run, axes), axes)).trace(*arguments)
-    text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    assert text.count("mosaic_gpu_v2") == 1 and "cp.async.bulk.tensor" in text
-
-
-@pytest.mark.parametrize("boxes", [False, True])
-def test_clusters_reach_the_compiler(boxes):
+def test_clusters_reach_the_compiler():
     n, dim = 4, 1280
     shapes = ((16_384, n, dim), "bfloat16"), ((24, n * dim), "float32")
     arguments = [jax.ShapeDtypeStruct(*s) for s in (*shapes, ((3,), "float32"), ((24,), "float32"))]
-    tile = MhcPreClusterTile.choose(16_384, n, dim, jnp.bfloat16)
-    tile = dataclasses.replace(tile, boxes=boxes)
-    traced = jax.jit(functools.partial(mhc_pre, **OPTIONS, tile=tile)).trace(*arguments)
+    traced = jax.jit(functools.partial(mhc_pre, **OPTIONS)).trace(*arguments)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    assert text.count("mosaic_gpu_v2") == 1 and "st.async.weak.shared::cluster" in text
-    assert ("cp.async.cg.shared.global" in text) == (not boxes)
-    assert ("cp.async.bulk.tensor" in text) == boxes
+    assert text.count("mosaic_gpu_v2") == 1
+    assert "st.async.weak.shared::cluster" in text and "cp.async.cg.shared.global" in text
     # What waits for all memory of a multiprocessor to be written would do so in every step.
     assert "arrive.release" not in text and "acquire.cluster" not in text
