@@ -31,8 +31,8 @@ SHAPES = [
     (3100, 8, 128),
     (9001, 4, 1280),
 ]
-# Widths that clusters of 3, 6, 7 and 8 blocks share, in bfloat16; one of each takes turns.
-CLUSTERS = [(5000, 4, 960), (700, 4, 1344), (700, 4, 1792), (5000, 4, 2560)]
+# Widths that clusters of 3, 4, 6, 7 and 8 blocks share, in bfloat16.
+CLUSTERS = [(5000, 4, 960), (700, 4, 1024), (700, 4, 1344), (700, 4, 1792), (5000, 4, 2560)]
 # Tokens in groups of eight, whose backward pass tensor cores make of slices of 64 columns.
 SLICES = [(9000, 4, 1280), (72, 4, 64), (4104, 2, 320), (16384, 4, 512)]
 # In bfloat16 only four streams have a kernel that does not round the gradient between the two ops.

@@ -181,6 +181,17 @@ def test_the_heuristic_shares_all_columns_and_keeps_to_shared_memory(tokens, dim
     assert 1 <= tile.clusters <= -(-tokens // 16)
 
 
+@pytest.mark.parametrize("tile", [MhcPreClusterTile, BoundaryTile])
+@pytest.mark.parametrize(
+    "dim, cluster, warps, ahead",
+    [(512, 2, 8, 2), (1280, 5, 8, 2), (2048, 8, 8, 2), (2560, 8, 10, 1), (640, 2, 10, 1)],
+)
+def test_blocks_of_eight_warps_are_preferred_to_small_clusters(tile, dim, cluster, warps, ahead):
+    chosen = tile.choose(16_384, 4, dim, jnp.bfloat16)
+    clusters = {2: 64, 5: 22, 8: 14}[cluster]
+    assert chosen == tile(warps, cluster, clusters, ahead=ahead, behind=2, helpers=2)
+
+
 @pytest.mark.parametrize(
     "n, dim, dtype",
     [
