@@ -21,8 +21,8 @@ from jaxgnn.ops._pallas_dense import products
 _DTYPES = ("bfloat16", "float16")
 _LEAST_WIDTH, _MOST_WIDTH = 64, 256
 _LEAST_ROWS = 2048  # an estimate: fewer were not timed
-# The backward pass of wider layers is made of other kernels, which were timed for one activation.
-_MOST_TIMED_BACKWARD, _TIMED_WIDE = 128, "relu"
+# The backward pass of wider layers is made of other kernels, which were timed for some activations.
+_MOST_TIMED_BACKWARD, _TIMED_WIDE = 128, ("relu", None)
 # Of the largest entry, behind some layers: factors have 10 bits of mantissa.
 _TF32_ERROR = 2e-3
 
@@ -95,15 +95,21 @@ def _room_limits(x: Any, kernels: Any, made: str) -> str | None:
 def gradient_request(request: dispatch.Request, x: Any) -> dispatch.Request:
     """What the backward pass is asked for: float32 layers have no kernels of it.
 
-    Whatever implementation made their results, their gradients are XLA's.
+    Where kernels made their results by name, their gradients are what ``None`` takes.
     """
-    return request._replace(name="xla") if x.dtype.name == "float32" else request
+    has_none = request.name == "pallas" and x.dtype.name == "float32"
+    return request._replace(name=None) if has_none else request
 
 
 def _tolerance(x: Any, *arrays: Any, precision: str | None = None, **options: Any) -> float | None:
     """What results may be off by in TF32, or None."""
     del arrays, options
     return _TF32_ERROR if products(x.dtype, precision) == "tf32" else None
+
+
+def product_tolerance(x: Any, precision: str | None) -> float | None:
+    """What ``jaxgnn.verify`` is to allow where XLA multiplies ``x`` in TF32 here, or None."""
+    return _tolerance(x, precision=precision) if dispatch.current_platform() == "cuda" else None
 
 
 def _not_worth(x: Any, *arrays: Any, **options: Any) -> str | None:
@@ -119,8 +125,8 @@ def _backward_not_worth(
     """Likewise, or if no such layers were timed."""
     del arrays, options
     widest = max(x.shape[-1], *(k.shape[1] for k in jax.tree.leaves(kernels)))
-    if widest > _MOST_TIMED_BACKWARD and activation != _TIMED_WIDE:
-        known = f"with {_TIMED_WIDE} or up to {_MOST_TIMED_BACKWARD} wide"
+    if widest > _MOST_TIMED_BACKWARD and activation not in _TIMED_WIDE:
+        known = f"with relu or no activation, or up to {_MOST_TIMED_BACKWARD} wide"
         return f"was timed {known}, got {activation} and {widest}"
     return _not_worth(x)
 

@@ -55,7 +55,7 @@ def _of_leaves(function: Callable[..., Array], tree: Any, *leaves: Array) -> lis
 
 
 def _result(*avals, jaxpr, **others):
-    # Its effects are those of references of its own.
+    # Only verification has effects, under which nothing is folded.
     del avals, others
     return jaxpr.out_avals
 
@@ -95,7 +95,8 @@ def _map(leaves, axes, *, run, again, **others):
         in_axes = [0 if is_own else None for is_own in mapped]
         return jax.vmap(run, in_axes)(*leaves), [0]
     y = again(structure, _folded(size, operands, own))
-    return [y.reshape(size, -1, *y.shape[1:])], [0]
+    batch = operands.receivers.shape[1 if own.receivers else 0]
+    return [y.reshape(size, batch, *y.shape[1:])], [0]
 
 
 def _folded(size: int, operands: EdgeOperands, own: Any) -> EdgeOperands:

@@ -13,6 +13,7 @@ from jaxgnn.graph import Incidence, Normalization
 from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops import _pallas_hypergraph as pallas
 from jaxgnn.ops import _verify
+from jaxgnn.ops._dense_kernels import product_tolerance
 from jaxgnn.ops._hypergraph_checks import (
     check_arrays,
     check_bias,
@@ -113,7 +114,7 @@ def hypergraph_conv(
         are scaled up. Nothing is left out without a ``key``.
       key: random key, for training.
       activation: of the sums, a name as in ``fused_linear``; None for none.
-      residual: added behind the activation; of the shape and dtype of the result.
+      residual: added behind the activation; of the shape and dtype of the result. Or None.
       precision: of products with Θ, as in ``fused_linear``.
       path: ``"sums"``, ``"mixing"``, or ``"auto"`` for the second where the hypergraph has at most
         128 nodes.
@@ -173,8 +174,13 @@ def _by_sums(request, arrays: Arrays, convention: Convention):
 def _by_mixing(request, arrays: Arrays, convention: Convention):
     run = partial(_mixed, request, convention)
     if request.verify.mode != "off":  # spmm sees to itself; of this there is nothing else to check
-        name, options = "hypergraph_conv[mixing]", convention._asdict()
-        run = _verify.checked(name, run, lambda a: reference.hypergraph_conv(*a, **options))
+        name, options = (
+            "hypergraph_conv[mixing]",
+            convention._replace(precision="highest")._asdict(),
+        )
+        exact = lambda a: reference.hypergraph_conv(*a, **options)  # noqa: E731
+        known = lambda a: product_tolerance(a.x, convention.precision)  # noqa: E731
+        run = _verify.checked(name, run, exact, known)
     return run(arrays)
 
 

@@ -79,6 +79,19 @@ def _mapped_inputs(graph, maps):
     return made
 
 
+def test_vmap_over_no_members_gives_none_of_them():
+    graph, _ = MAPS["all of edges"]
+    h, *rest = inputs(graph, num_layers=3)
+
+    def one(h):
+        return apply(graph, h, *rest)
+
+    none = jax.tree.map(lambda ends: jnp.zeros((0, *ends.shape), ends.dtype), h)
+    y, pull_back = jax.vjp(jax.vmap(one), none)
+    assert y.shape == (0, *jax.eval_shape(one, h).shape)
+    assert jax.tree.map(jnp.shape, pull_back(y)[0]) == jax.tree.map(jnp.shape, none)
+
+
 @pytest.mark.parametrize("name", MAPS)
 def test_vmap_is_one_member_at_a_time_with_gradients_inside_and_outside(name):
     graph, maps = MAPS[name]

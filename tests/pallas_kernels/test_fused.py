@@ -114,7 +114,7 @@ def test_mlp_and_its_gradients(rows, widths, activation, dtype, tile):
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
-def test_layers_that_do_not_fit_together_are_severalkernels_of(activation):
+def test_layers_that_do_not_fit_together_are_several_kernels(activation):
     widths = (256, 256, 64)
     x, kernels, biases, dy = _inputs(9, widths, "bfloat16")
     with interpreted():
