@@ -91,12 +91,12 @@ def _map(leaves, axes, *, run, again, **others):
     _, tree = run.args
     structure, operands = tree.unflatten(leaves)
     own_structure, own = tree.unflatten(mapped)
-    if any(jax.tree.leaves((own_structure, own.feature_kernel, own.kernels, own.biases))):
+    own_parameters = own.feature_kernel, own.kernels, own.biases
+    if size == 0 or any(jax.tree.leaves((own_structure, own_parameters))):
         in_axes = [0 if is_own else None for is_own in mapped]
         return jax.vmap(run, in_axes)(*leaves), [0]
     y = again(structure, _folded(size, operands, own))
-    batch = operands.receivers.shape[1 if own.receivers else 0]
-    return [y.reshape(size, batch, *y.shape[1:])], [0]
+    return [y.reshape(size, -1, *y.shape[1:])], [0]
 
 
 def _folded(size: int, operands: EdgeOperands, own: Any) -> EdgeOperands:

@@ -180,7 +180,8 @@ class _Ends(NamedTuple):
         batch, _, dim = values.shape
         if self.rows is None and self.options.column_degree is not None:
             by_column = values[:, self.structure.made_plan().permutation]
-            return jnp.sum(by_column.reshape(batch, -1, self.options.column_degree, dim), axis=2)
+            shape = batch, self.structure.num_cols, self.options.column_degree, dim
+            return jnp.sum(by_column.reshape(shape), axis=2)
         zeros = jnp.zeros((batch, self.structure.num_cols, dim), values.dtype)
         return zeros.at[:, self.columns].add(values, mode="drop")
 
@@ -200,7 +201,7 @@ class _Ends(NamedTuple):
 
     def _by_row(self, values: Float[Array, "batch edges d"]) -> Float[Array, "batch rows k d"]:
         batch, _, dim = values.shape
-        return values.reshape(batch, -1, self.options.row_degree, dim)
+        return values.reshape(batch, self.structure.num_rows, self.options.row_degree, dim)
 
 
 class _Layers(NamedTuple):
