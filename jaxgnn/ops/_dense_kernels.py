@@ -21,8 +21,12 @@ from jaxgnn.ops._pallas_dense import products
 _DTYPES = ("bfloat16", "float16")
 _LEAST_WIDTH, _MOST_WIDTH = 64, 256
 _LEAST_ROWS = 2048  # an estimate: fewer were not timed
-# The backward pass of wider layers is made of other kernels, which were timed for some activations.
-_MOST_TIMED_BACKWARD, _TIMED_WIDE = 128, ("relu", None)
+# The backward pass of wider layers is made of other kernels, which were timed for some activations:
+# those of a single layer, and of several.
+_MOST_TIMED_BACKWARD = 128
+_TIMED_WIDE: dict[bool, tuple[str | None, ...]] = {True: ("relu", None), False: ("relu",)}
+# In float32 two layers were timed.
+_MOST_TIMED_FLOAT32 = 128
 # Of the largest entry, behind some layers: factors have 10 bits of mantissa.
 _TF32_ERROR = 2e-3
 
@@ -112,9 +116,14 @@ def product_tolerance(x: Any, precision: str | None) -> float | None:
     return _tolerance(x, precision=precision) if dispatch.current_platform() == "cuda" else None
 
 
-def _not_worth(x: Any, *arrays: Any, **options: Any) -> str | None:
-    """The reason if launching kernels may take longer than what they do."""
+def _not_worth(x: Any, kernels: Any, *arrays: Any, **options: Any) -> str | None:
+    """The reason if launching kernels may take longer than what they do, or none were timed."""
     del arrays, options
+    if x.dtype.name == "float32":
+        count, widest = _size(x, kernels)
+        if count == 1 or widest > _MOST_TIMED_FLOAT32:
+            known = f"for layers behind each other up to {_MOST_TIMED_FLOAT32} wide"
+            return f"was timed in float32 {known}, got {count} of {widest}"
     rows = math.prod(x.shape[:-1])
     return None if rows >= _LEAST_ROWS else f"is taken from {_LEAST_ROWS} rows on, got {rows}"
 
@@ -124,11 +133,18 @@ def _backward_not_worth(
 ) -> str | None:
     """Likewise, or if no such layers were timed."""
     del arrays, options
-    widest = max(x.shape[-1], *(k.shape[1] for k in jax.tree.leaves(kernels)))
-    if widest > _MOST_TIMED_BACKWARD and activation not in _TIMED_WIDE:
-        known = f"with relu or no activation, or up to {_MOST_TIMED_BACKWARD} wide"
+    count, widest = _size(x, kernels)
+    timed = _TIMED_WIDE[count == 1]
+    if widest > _MOST_TIMED_BACKWARD and activation not in timed:
+        known = f"with {' or '.join(map(str, timed))}, or up to {_MOST_TIMED_BACKWARD} wide"
         return f"was timed {known}, got {activation} and {widest}"
-    return _not_worth(x)
+    return _not_worth(x, kernels)
+
+
+def _size(x: Any, kernels: Any) -> tuple[int, int]:
+    """Number of layers, and the widest of what they read and make."""
+    widths = [kernel.shape[1] for kernel in jax.tree.leaves(kernels)]
+    return len(widths), max(x.shape[-1], *widths)
 
 
 def device_limits() -> str | None:

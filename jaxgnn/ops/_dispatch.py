@@ -307,7 +307,7 @@ class Kernel:
         run = functools.partial(self.implementations[name].runs[platform], **options)
         if name != "xla" and _verify.setting().mode != "off":
             # The formula as it stands, on every platform.
-            exact = {**options, **{n: "highest" for n in ("precision",) if n in options}}
+            exact = {**options, "precision": "highest"} if "precision" in options else options
             reference = functools.partial(self.implementations["xla"].runs["cpu"], **exact)
             known = functools.partial(self.implementations[name].tolerance, **options)
             run = _verify.checked(label, run, reference, known)

@@ -30,7 +30,8 @@ from jaxgnn.graph import CSRGraph, Incidence
 from jaxgnn.models import MaxKGNN, RecurrentRelationalNetwork
 from tests._settings import COMPILED_QUICKLY, jax_settings
 
-_NO_TORCH = "reason: needs torch, which this project does not install"
+_NEEDS = "reason: needs {}, which this project does not install"
+_NO_TORCH = _NEEDS.format("torch")
 
 
 def test_peers_that_do_not_run_cost_their_rows_only(monkeypatch, capsys):
@@ -107,9 +108,8 @@ def _tiny_hypergraphs():
 @pytest.mark.parametrize("workload", _tiny_hypergraphs(), ids=lambda w: w.name)
 @pytest.mark.filterwarnings("ignore")  # torch's
 def test_torch_geometric_has_the_same_layers(workload, capsys):
-    needs = "reason: needs {}, which this project does not install"
-    pytest.importorskip("torch", reason=needs.format("torch"))
-    pytest.importorskip("torch_geometric", reason=needs.format("torch-geometric"))
+    pytest.importorskip("torch", reason=_NO_TORCH)
+    pytest.importorskip("torch_geometric", reason=_NEEDS.format("torch-geometric"))
     for case in hypergraph_conv.cases(workload):
         ours, theirs = case.candidates["auto"], case.candidates["PyG"]
         assert hypergraph_conv.agree(case.direction, ours, theirs, 1e-4)
@@ -177,9 +177,8 @@ def test_a_training_step_of_experts_learns():
 @pytest.mark.parametrize("k", [None, 4])
 @pytest.mark.filterwarnings("ignore")  # torch's, about its sparse tensors
 def test_torch_geometric_has_the_same_network(k):
-    needs = "reason: needs {}, which this project does not install"
-    torch = pytest.importorskip("torch", reason=needs.format("torch"))
-    pytest.importorskip("torch_geometric", reason=needs.format("torch-geometric"))
+    torch = pytest.importorskip("torch", reason=_NO_TORCH)
+    pytest.importorskip("torch_geometric", reason=_NEEDS.format("torch-geometric"))
     from experiments.benchmarks import _pyg
 
     settings = dataclasses.replace(recipe("synthetic", "sage", "relu"), hidden_features=16)
