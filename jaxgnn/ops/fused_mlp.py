@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import get_args
 
 import jax
 from jaxtyping import Array, Float
@@ -18,6 +19,7 @@ from jaxgnn.ops._dense_kernels import (
     layer_limits,
 )
 from jaxgnn.ops._linear_checks import check_layers, check_options
+from jaxgnn.ops.fused_linear import fused_linear
 from jaxgnn.ops.reference import fused_mlp as reference
 from jaxgnn.ops.reference._activations import Name as Activation
 from jaxgnn.ops.reference.fused_linear import Precision
@@ -57,10 +59,12 @@ def fused_mlp(
     """A multilayer perceptron: ``h ← activation(h @ kernel + bias)``, the last layer linear.
 
     Each layer is as ``fused_linear``: sums in float32 (float64 for float64 input), rounded once,
-    hidden layers to the dtype of ``x`` too. Differentiable in every array. Only ``x`` and the
-    parameters are kept for the backward pass, which recomputes the hidden layers. One
-    ``fused_linear`` a layer keeps them and spares that: about a quarter of the products of a
-    training step.
+    hidden layers to the dtype of ``x`` too. Differentiable in every array.
+
+    Layers for which a GPU's kernels would be taken keep only ``x`` and the parameters for the
+    backward pass, which recomputes the hidden layers: about a quarter more products in a training
+    step, but none of the hidden layers is read or written. What is too wide for that, or too few
+    rows, is one ``fused_linear`` a layer, which keeps what each layer reads.
 
     Args:
       x: features, any leading axes, also of length 0.
@@ -90,9 +94,28 @@ def fused_mlp(
     check_options("fused_mlp", activation, precision)
     request = dispatch.resolve("fused_mlp", implementation)
     arguments = dispatch.match_varying(x, tuple(kernels), tuple(biases))
+    options = {"activation": activation, "precision": precision}
     if request.name == "xla":
-        return REFERENCE(request, *arguments, activation=activation, precision=precision)
+        return REFERENCE(request, *arguments, **options)
+    if request.name is None and not _in_one_kernel(*arguments, options):
+        return _layer_by_layer(*arguments, activation, precision)
     return _fused_mlp(request, activation, precision, *arguments)
+
+
+def _in_one_kernel(x, kernels, biases, options: dict) -> bool:
+    """Whether ``None`` takes kernels of all layers on any platform."""
+    chosen = (
+        FUSED_MLP.choose(p, x, kernels, biases, **options) for p in get_args(dispatch.Platform)
+    )
+    return any(name != "xla" for name in chosen)
+
+
+def _layer_by_layer(x, kernels, biases, activation, precision):
+    """Where time is that of the products, which recomputing makes a third more of."""
+    *hidden, last = zip(kernels, biases, strict=True)
+    for kernel, bias in hidden:
+        x = fused_linear(x, kernel, bias, activation=activation, precision=precision)
+    return fused_linear(x, *last, precision=precision)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))

@@ -52,15 +52,25 @@ def test_no_row_has_gradients_of_zero_and_one_layer_no_activation():
     check(functions, oracles, _inputs(widths=(7, 5)), "float32", LENGTH)
 
 
-def test_only_the_input_and_the_parameters_are_kept():
-    inputs = _inputs()
+# For which kernels of all layers are taken on a GPU.
+ON_CHIP = {"dtype": "bfloat16", "rows": (2048,), "widths": (64, 128, 64)}
+
+
+def test_layers_for_one_kernel_agree_with_float64():
+    dtype = ON_CHIP["dtype"]
+    functions, oracles = {"silu": _call("silu")}, {"silu": ORACLES[dtype]["silu"]}
+    check(functions, oracles, _inputs(**ON_CHIP), dtype, 2048)
+
+
+def test_of_layers_for_one_kernel_only_the_input_and_the_parameters_are_kept():
+    inputs = _inputs(**ON_CHIP)
     _, pull_back = jax.vjp(_call("relu"), *inputs)
     kept = [leaf.shape for leaf in jax.tree.leaves(pull_back) if hasattr(leaf, "shape")]
     assert sorted(kept) == sorted(a.shape for a in jax.tree.leaves(inputs))
 
 
 def test_hidden_layers_are_recomputed_behind_a_barrier_and_take_no_memory_meanwhile():
-    x, kernels, biases = _inputs(rows=(65536,), widths=(8, 64, 64, 8))
+    x, kernels, biases = _inputs("bfloat16", rows=(65536,), widths=(64,) * 4)
 
     def memory(implementation):
         def loss(x, kernels, biases):
@@ -72,3 +82,10 @@ def test_hidden_layers_are_recomputed_behind_a_barrier_and_take_no_memory_meanwh
         return gradient.lower(x, kernels, biases).compile().memory_analysis().temp_size_in_bytes
 
     assert memory(None) < memory("xla") / 2
+
+
+@pytest.mark.parametrize("rows, widths", [(2048, (320, 64, 64)), (2047, (64, 64, 64))])
+def test_of_other_layers_no_product_is_made_twice(rows, widths):
+    inputs = _inputs("bfloat16", rows=(rows,), widths=widths)
+    y, pull_back = jax.vjp(_call("relu"), *inputs)
+    assert str(jax.make_jaxpr(pull_back)(y)).count("dot_general") == 2 * (len(widths) - 1)
