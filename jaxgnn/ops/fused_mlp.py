@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import get_args
+from typing import Any, get_args
 
 import jax
 from jaxtyping import Array, Float
@@ -94,15 +94,15 @@ def fused_mlp(
     check_options("fused_mlp", activation, precision)
     request = dispatch.resolve("fused_mlp", implementation)
     arguments = dispatch.match_varying(x, tuple(kernels), tuple(biases))
-    options = {"activation": activation, "precision": precision}
+    options: dict[str, Any] = {"activation": activation, "precision": precision}
     if request.name == "xla":
         return REFERENCE(request, *arguments, **options)
-    if request.name is None and not _in_one_kernel(*arguments, options):
-        return _layer_by_layer(*arguments, activation, precision)
+    if request.name is None and not _in_one_kernel(options, *arguments):
+        return _layer_by_layer(*arguments, **options)
     return _fused_mlp(request, activation, precision, *arguments)
 
 
-def _in_one_kernel(x, kernels, biases, options: dict) -> bool:
+def _in_one_kernel(options: dict, x, kernels, biases) -> bool:
     """Whether ``None`` takes kernels of all layers on any platform."""
     chosen = (
         FUSED_MLP.choose(p, x, kernels, biases, **options) for p in get_args(dispatch.Platform)
