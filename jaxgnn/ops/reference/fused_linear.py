@@ -108,13 +108,14 @@ def gradients(
     """Those of ``preactivation`` from ``dz``; ``dx`` is not yet rounded.
 
     ``dz`` is rounded as an operand of the two products, which then run at the speed of the dtype
-    of ``x``; it is summed as it is.
+    of ``x``; it is summed as it is, or rounded as well with ``round_products``: one array less.
     """
     rows = tuple(range(x.ndim - 1))
     operand = dz.astype(x.dtype)
+    summed = operand if round_products else dz
     dx = product(operand, kernel, ((dz.ndim - 1,), (1,)), precision, round_products)
     dkernel = product(x, operand, (rows, rows), precision, round_products).astype(kernel.dtype)
-    dbias = None if bias is None else jnp.sum(dz, axis=rows).astype(bias.dtype)
+    dbias = None if bias is None else jnp.sum(summed, axis=rows, dtype=dz.dtype).astype(bias.dtype)
     return dx, dkernel, dbias
 
 
