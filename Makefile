@@ -10,8 +10,9 @@
 VENV ?= .venv
 # The oldest supported release, or `latest`.
 JAX ?= 0.11.2
-# Which of the tests that need no GPU.
+# Which of the tests that need no GPU; and `first` for the first case of each, but for kernels.
 TESTS ?= not gpu
+CASES ?= all
 # Test processes on the CPU, and on a GPU box, where they share the GPU.
 JOBS ?= 2
 GPU_JOBS ?= 6
@@ -38,7 +39,8 @@ demo: $(VENV)/installed
 	JAX_PLATFORMS=cpu $(BIN)/python -m experiments.maxk train --run runs/demo --fresh
 
 test: $(VENV)/installed
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -m '$(TESTS)' --numprocesses $(JOBS)
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -m '$(TESTS)' --numprocesses $(JOBS) \
+	  $(if $(filter first,$(CASES)),--first-cases)
 
 lint: $(VENV)/installed
 	$(BIN)/ruff format --check .

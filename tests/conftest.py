@@ -1,9 +1,37 @@
 """Settings for every test."""
 
+from pathlib import Path
+
 import jax
+import pytest
 
 # Four devices, so that shard_map has something to shard over; only before JAX starts.
 jax.config.update("jax_num_cpu_devices", 4)
 # A GPU would multiply float32 matrices in TF32.
 jax.config.update("jax_default_matmul_precision", "highest")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+# What a release of JAX lowers to, or refuses, differs from case to case.
+_ALL_CASES = Path(__file__).parent / "pallas_kernels"
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--first-cases",
+        action="store_true",
+        help="of a test with parameters only the first case, but for the kernels in Pallas",
+    )
+
+
+@pytest.hookimpl(trylast=True)  # behind -m
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--first-cases"):
+        return
+    seen, kept, dropped = set(), [], []
+    for item in items:
+        test, *_ = item.nodeid.split("[")
+        is_kept = test not in seen or _ALL_CASES in item.path.parents
+        (kept if is_kept else dropped).append(item)
+        seen.add(test)
+    config.hook.pytest_deselected(items=dropped)
+    items[:] = kept
