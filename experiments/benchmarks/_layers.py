@@ -180,7 +180,7 @@ def candidates(layers: Layers, direction: str, inputs: list[tuple]) -> dict[str,
         **_with_parts(layers, direction, inputs),
         "auto": Candidate(DIRECTIONS[direction](layers.ours(None)), inputs),
         "plain": Candidate(plain, inputs),
-        **_with_cublaslt(plain, inputs),
+        **{f"plain {name}": made for name, made in with_cublaslt(plain, inputs).items()},
         **torch_layers(layers, direction, inputs),
     }
 
@@ -194,12 +194,12 @@ def _with_parts(layers: Layers, direction: str, inputs: list[tuple]) -> dict[str
     return {f"{name} {_PARTS}": candidate for name, candidate in made.items()}
 
 
-def _with_cublaslt(plain: Callable, inputs: list[tuple]) -> dict[str, Candidate]:
-    """Compiled so that products may take bias and activation along, on a GPU."""
+def with_cublaslt(plain: Callable, inputs: list[tuple]) -> dict[str, Candidate]:
+    """``cublaslt``: compiled so that products may take bias and activation along, on a GPU."""
     if jax.default_backend() == "cpu" or not _knows_cublaslt():
         return {}
     compiled = jax.jit(plain, compiler_options=_CUBLASLT)
-    return {"plain cublaslt": Candidate(compiled, inputs, jit=False)}
+    return {"cublaslt": Candidate(compiled, inputs, jit=False)}
 
 
 @cache

@@ -14,7 +14,13 @@ import numpy as np
 
 from experiments._runs import shown
 from experiments.benchmarks._cases import DIRECTIONS, Candidate
-from experiments.benchmarks._layers import Layers, flops, torch_arrays, torch_layers
+from experiments.benchmarks._layers import (
+    Layers,
+    flops,
+    torch_arrays,
+    torch_layers,
+    with_cublaslt,
+)
 from experiments.benchmarks._report import Column, Row, append_rows, header, line
 from experiments.mlp.config import NETWORKS, BenchConfig, Network
 from experiments.mlp.differences import largest_difference
@@ -27,9 +33,11 @@ _COLUMNS = (
     Column("GFLOP", "gflop", 8, ".3f"),
     Column("torch ms", "torch_ms", 9, ".4f"),
     Column("XLA ms", "xla_ms", 9, ".4f"),
+    Column("lt ms", "cublaslt_ms", 9, ".4f"),
     Column("ours ms", "ours_ms", 9, ".4f"),
     Column("x torch", "speedup_over_torch", 7, ".3f"),
     Column("x XLA", "speedup_over_xla", 7, ".3f"),
+    Column("x lt", "speedup_over_cublaslt", 7, ".3f"),
     Column("diff torch", "max_abs_diff_torch", 10, ".1e"),
     Column("diff XLA", "max_abs_diff_xla", 10, ".1e"),
 )
@@ -38,7 +46,11 @@ _ROUNDS = 5
 # A reduced network takes less than a millisecond.
 _TIMING: dict[str, Any] = {"repeats": 3}
 _REDUCED_TIMING: dict[str, Any] = {"repeats": 3, "batch_ms": 2.0}
-_BASELINES = {"speedup_over_xla": "XLA", "speedup_over_torch": "torch"}
+_BASELINES = {
+    "speedup_over_xla": "XLA",
+    "speedup_over_cublaslt": "XLA with cublasLt",
+    "speedup_over_torch": "torch",
+}
 
 
 def bench(config: BenchConfig) -> list[Row]:
@@ -121,7 +133,9 @@ def _measure(config: BenchConfig, network: Network, scale: str, dtype: str, dire
     candidates = {
         name: Candidate(jax.jit(DIRECTIONS[direction](function)), inputs, jit=False)
         for name, function in in_jax.items()
-    } | torch_layers(_LAYERS, direction, inputs)
+    }
+    candidates |= with_cublaslt(DIRECTIONS[direction](_LAYERS.plain), inputs)
+    candidates |= torch_layers(_LAYERS, direction, inputs)
     results = {}
     for name, candidate in candidates.items():
         result = candidate.run(*candidate.inputs[0])
@@ -172,10 +186,11 @@ def _draw(rows: Sequence[Row], title: str, path: Path) -> None:
     for axes, kind in zip(panels, kinds, strict=False):
         same = [row for row in rows if (row["dtype"], row["direction"]) == kind]
         timed = [(key, name) for key, name in _BASELINES.items() if any(key in r for r in same)]
+        width = 0.8 / max(len(timed), 1)
         for place, (key, baseline) in enumerate(timed):
-            at = np.arange(len(same)) + 0.4 * (place - 0.5)
+            at = np.arange(len(same)) + width * (place - (len(timed) - 1) / 2)
             over_one = np.array([row.get(key, math.nan) for row in same]) - 1
-            axes.bar(at, over_one, 0.4, bottom=1, label=f"over {baseline}", color=f"C{place}")
+            axes.bar(at, over_one, width, bottom=1, label=f"over {baseline}", color=f"C{place}")
         labels = [f"{row['network']}, {row['batch_size']}" for row in same]
         axes.set_xticks(range(len(same)), labels, rotation=40, ha="right", fontsize=7)
         axes.set_yscale("log", base=2)
