@@ -113,8 +113,8 @@ def _in_one_kernel(options: dict, x, kernels, biases) -> bool:
 def _layer_by_layer(x, kernels, biases, activation, precision):
     """Where time is that of the products, which recomputing makes a third more of."""
     *hidden, last = zip(kernels, biases, strict=True)
-    for kernel, bias in hidden:
-        x = fused_linear(x, kernel, bias, activation=activation, precision=precision)
+    for layer in hidden:
+        x = fused_linear(x, *layer, activation=activation, precision=precision)
     return fused_linear(x, *last, precision=precision)
 
 

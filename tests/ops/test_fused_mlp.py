@@ -1,6 +1,7 @@
 """fused_mlp against float64 autodiff of its formula; what its backward pass keeps."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxgnn import ops
+from jaxgnn.ops import _dispatch as dispatch
 from tests.ops._linear import DTYPES, VALUES, check, features, layers, mlp
 
 ROWS, WIDTHS = 10, (7, 33, 16, 5)
@@ -89,3 +91,27 @@ def test_of_other_layers_no_product_is_made_twice(rows, widths):
     inputs = _inputs("bfloat16", rows=(rows,), widths=widths)
     y, pull_back = jax.vjp(_call("relu"), *inputs)
     assert str(jax.make_jaxpr(pull_back)(y)).count("dot_general") == 2 * (len(widths) - 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rows, widths", [(512, (784, 2048, 1000)), (64, (784, 256, 256, 10))])
+def test_what_is_left_to_xla_on_a_gpu_is_the_program_as_one_writes_it(
+    monkeypatch, dtype, rows, widths
+):
+    monkeypatch.setattr(dispatch, "current_platform", lambda: "cuda")
+    x = jax.ShapeDtypeStruct((rows, widths[0]), dtype)
+    kernels = [jax.ShapeDtypeStruct(shape, dtype) for shape in itertools.pairwise(widths)]
+    biases = [jax.ShapeDtypeStruct((width,), dtype) for width in widths[1:]]
+
+    def plain(x, kernels, biases):
+        for kernel, bias in zip(kernels[:-1], biases[:-1], strict=True):
+            x = jax.nn.relu(x @ kernel + bias)
+        return x @ kernels[-1] + biases[-1]
+
+    def program(layers):
+        def network(*arrays):
+            return layers(*arrays)
+
+        return jax.jit(network).trace(x, kernels, biases).lower(lowering_platforms=("cuda",))
+
+    assert program(_call("relu")).as_text() == program(plain).as_text()

@@ -38,10 +38,14 @@ class Activation:
         return self.value(z if self.selects else z.astype(accumulation_dtype(z.dtype)))
 
     def pull_back(self, known: Array, dy: Array) -> Array:
-        """The gradient to z from ``dy``, of the accumulation dtype, and what is ``known``: y or z.
+        """The gradient to z from ``dy`` and what is ``known``: y or z.
 
-        A unit that is off passes nothing on, not even an infinite gradient.
+        Of the accumulation dtype; of that of ``dy`` where it rounds nothing. A unit that is off
+        passes nothing on, not even an infinite gradient.
         """
+        if self.selects:
+            return jnp.where(self.derivative(known) == 0, jnp.zeros_like(dy), dy)
+        dy = dy.astype(accumulation_dtype(dy.dtype))
         slope = self.derivative(known.astype(dy.dtype))
         return jnp.where(slope == 0, 0, dy * slope)
 

@@ -62,13 +62,13 @@ def fused_linear_backward(
 
         dz = dy activation'(z),  dx = dz kernelᵀ,  dkernel = xᵀ dz,  dbias = Σ_rows dz
     """
-    dz = dy.astype(accumulation_dtype(dy.dtype))
+    dz = dy
     if activation is not None:
         known = y
         if known is None:
-            x, kernel, bias, dz = behind_barrier(x, kernel, bias, dz)
+            x, kernel, bias, dy = behind_barrier(x, kernel, bias, dy)
             known = preactivation(x, kernel, bias, precision, round_products)
-        dz = ACTIVATIONS[activation].pull_back(known, dz)
+        dz = ACTIVATIONS[activation].pull_back(known, dy)
     dx, dkernel, dbias = gradients(x, kernel, bias, dz, precision, round_products)
     return dx.astype(x.dtype), dkernel, dbias
 
@@ -113,9 +113,10 @@ def gradients(
     rows = tuple(range(x.ndim - 1))
     operand = dz.astype(x.dtype)
     summed = operand if round_products else dz
+    wide = accumulation_dtype(x.dtype)
     dx = product(operand, kernel, ((dz.ndim - 1,), (1,)), precision, round_products)
     dkernel = product(x, operand, (rows, rows), precision, round_products).astype(kernel.dtype)
-    dbias = None if bias is None else jnp.sum(summed, axis=rows, dtype=dz.dtype).astype(bias.dtype)
+    dbias = None if bias is None else jnp.sum(summed, axis=rows, dtype=wide).astype(bias.dtype)
     return dx, dkernel, dbias
 
 

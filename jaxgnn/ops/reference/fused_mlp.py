@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from jaxtyping import Array, Float
 
 from jaxgnn.ops.reference._activations import ACTIVATIONS, Name
-from jaxgnn.ops.reference._dtypes import accumulation_dtype, stored
+from jaxgnn.ops.reference._dtypes import stored
 from jaxgnn.ops.reference.fused_linear import (
     Precision,
     behind_barrier,
@@ -54,8 +54,7 @@ def fused_mlp_backward(
     inputs, known = _hidden_layers(x, kernels, biases, activation, precision, round_products)
     dkernels, dbiases, dh = [], [], dy
     for h, kernel, bias, z in reversed(list(zip(inputs, kernels, biases, known, strict=True))):
-        dz = dh.astype(accumulation_dtype(dh.dtype))
-        dz = dz if z is None else ACTIVATIONS[activation].pull_back(z, dz)
+        dz = dh if z is None else ACTIVATIONS[activation].pull_back(z, dh)
         dh, dkernel, dbias = gradients(h, kernel, bias, dz, precision, round_products)
         dkernels.insert(0, dkernel)
         dbiases.insert(0, dbias)
