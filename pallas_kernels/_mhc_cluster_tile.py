@@ -31,7 +31,7 @@ _MOST_HELPERS = 3
 # A launch without clusters is not among them: an H200 refuses what its blocks send.
 _AT_ONCE = {2: 64, 3: 35, 4: 28, 5: 22, 6: 14, 7: 14, 8: 14}
 # Entries of a token. Two bfloat16 parts of phi are as exact as float32 sums of so many products.
-_LEAST_ENTRIES = 512
+LEAST_ENTRIES = 512
 # Tiles that are behind and ahead, and buffers, the best first.
 _DEPTHS = ((2, 2, 2), (2, 1, 2), (1, 1, 2))
 
@@ -78,7 +78,7 @@ class MhcPreClusterTile:
         """
         if jnp.dtype(dtype) != jnp.bfloat16 or n > _MOST_STREAMS or dim % SPAN:
             return None
-        if n * dim < _LEAST_ENTRIES:
+        if n * dim < LEAST_ENTRIES:
             return None
         sizes = (size for size in _AT_ONCE if dim // SPAN % size == 0)
         fitting = [tile for size in sizes if (tile := cls._of_cluster(size, tokens, n, dim))]

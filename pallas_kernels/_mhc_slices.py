@@ -132,7 +132,8 @@ class Walker:
 
     Attributes:
       form: shapes.
-      tile: with ``ranges``, and ``slots`` for what there is of tokens, two at least.
+      tile: with ``ranges``; ``slots`` for what there is of tokens, two at least; and
+        ``backwards`` if the last tokens come first, of which caches still have something.
       scratch: in shared memory.
       of_tokens: in memory, by their names in shared memory: see ``Slices.shared_of_tokens``.
       part: which range.
@@ -161,7 +162,9 @@ class Walker:
 
     def rows(self, i):
         """Tokens of tile ``i``."""
-        return dense.rows_of(self.part + i * self.tile.ranges)
+        number = self.part + i * self.tile.ranges
+        last = -(-self.of_tokens["dh_in"].shape[0] // ROWS) - 1
+        return dense.rows_of(last - number if self.tile.backwards else number)
 
     def columns(self, stream, half=0, count: int = COLUMNS):
         """Of the slice, or of a part of it, among those of all streams."""

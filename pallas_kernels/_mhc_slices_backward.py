@@ -36,12 +36,14 @@ class SlicesTile:
       warpgroups: of a block, a divisor of the streams.
       pieces: that each of them has in shared memory.
       slots: tiles whose tokens' cotangents and coefficients are there, two at least.
+      backwards: see ``Walker``.
     """
 
     ranges: int
     warpgroups: int
     pieces: int
     slots: int
+    backwards: bool = True
 
     @classmethod
     def choose(cls, tokens: int, form: Slices, dtype) -> SlicesTile | None:

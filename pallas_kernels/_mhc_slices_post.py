@@ -48,6 +48,7 @@ class SlicesPostTile:
       old: old streams that each walker has there, two at least.
       layer: tiles of the layer's output, likewise, one at least.
       slots: tiles whose tokens' cotangents and coefficients are there, two at least.
+      backwards: see ``Walker``.
     """
 
     ranges: int
@@ -55,6 +56,7 @@ class SlicesPostTile:
     old: int
     layer: int
     slots: int
+    backwards: bool = True
 
     @classmethod
     def choose(cls, tokens: int, form: Slices, dtype) -> SlicesPostTile | None:

@@ -24,12 +24,15 @@ class MhcPostTile:
       lanes: lanes side by side; other lanes of the warp have other tokens, or other streams.
       parts: groups of lanes that share the streams ``x`` of a token in the backward pass.
       warps: warps of a block.
+      backwards: whether the last tokens come first. These are what ``mhc_pre`` read last, and some
+        of it is still in a cache.
     """
 
     entries: int
     lanes: int
     parts: int
     warps: int
+    backwards: bool = True
 
     @classmethod
     def choose(cls, n: int, dim: int, itemsize: int, *, backward: bool) -> MhcPostTile:
@@ -40,6 +43,10 @@ class MhcPostTile:
         lanes = math.gcd(dim // entries, LANES // parts)
         # The backward pass needs many registers: smaller blocks leave fewer of them over.
         return cls(entries, lanes, parts, warps=4 if backward else 8)
+
+    def turn(self, number: Value, count: int) -> Value:
+        """Which of ``count`` is the one of this ``number``."""
+        return count - 1 - number if self.backwards else number
 
 
 def mhc_post(
@@ -90,7 +97,8 @@ class _Forward:
         (tokens, n, dim), entries, lanes = x.shape, self.tile.entries, self.tile.lanes
         chunks, groups = dim // (entries * lanes), LANES // lanes
 
-        def take(task, _):
+        def take(number, _):
+            task = self.tile.turn(number, tokens * chunks)
             token = task // chunks
             column = ((task - token * chunks) * lanes + warp.lane % lanes) * entries
             weights, matrix = (load_floats(a.row(token)) for a in (h_post, h_res))
@@ -159,12 +167,10 @@ class _Backward:
         group = tile.lanes * tile.parts
 
         def take(first, _):
-            token = first + warp.lane // group
+            number = first + warp.lane // group
             # Groups behind the last token repeat it and store nothing.
-            inside = token < tokens
-            _Token(warp, tile, self.transposed, inputs, token.least(tokens - 1), inside).run(
-                *outputs
-            )
+            inside, token = number < tokens, tile.turn(number.least(tokens - 1), tokens)
+            _Token(warp, tile, self.transposed, inputs, token, inside).run(*outputs)
 
         step = LANES // group
         warp.loop(warp.number * step, tokens, warp.count * step, (), take)

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 
 from pallas_kernels import _simt
 from pallas_kernels._bfloat16_parts import PARTS, add_products, split, split_words
-from pallas_kernels._mhc_cluster_tile import MhcPreClusterTile
+from pallas_kernels._mhc_cluster_streams import PARTS as FEW_PARTS
+from pallas_kernels._mhc_cluster_tile import LEAST_ENTRIES, MhcPreClusterTile
 from pallas_kernels._mhc_pre_backward import mhc_pre_backward
 from pallas_kernels._mhc_pre_clusters import Forward as _ForwardByClusters
 from pallas_kernels._pieces import striding_blocks
@@ -32,10 +33,12 @@ class MhcPreTile:
     Attributes:
       fragments: sixteens of tokens of a block, which share what is read of phi.
       warps: warps of a block.
+      parts: bfloat16 numbers that add up to an entry of phi.
     """
 
     fragments: int
     warps: int
+    parts: int = PARTS
 
     @classmethod
     def choose(cls, tokens: int, n: int, dim: int, itemsize: int) -> MhcPreTile:
@@ -43,7 +46,8 @@ class MhcPreTile:
         fragments = 4 if n <= 4 and itemsize == 2 else 2
         while fragments > 1 and tokens < _FEW_BLOCKS * _ROWS * fragments:
             fragments //= 2
-        return cls(fragments, 8 if n * dim * itemsize > 4 * _SPAN_BYTES else 4)
+        parts = FEW_PARTS if itemsize == 2 and n * dim >= LEAST_ENTRIES else PARTS
+        return cls(fragments, 8 if n * dim * itemsize > 4 * _SPAN_BYTES else 4, parts)
 
     @property
     def tokens(self) -> int:
@@ -97,7 +101,7 @@ def mhc_pre(
     if isinstance(tile, MhcPreClusterTile):
         kernel, grid = _ForwardByClusters(tile, n, *constants), tile.grid
     else:
-        kernel, weight = _Forward(tile, n, *constants), split(weight)
+        kernel, weight = _Forward(tile, n, *constants), split(weight, tile.parts)
         grid = _simt.Grid(striding_blocks(tokens, tile.tokens), tile.warps)
     return _simt.launch(
         kernel,
@@ -299,7 +303,7 @@ class _Projection:
         row = self.warp.lane // 4 + group * _COLUMNS
         words = [
             self.parts.row(self.warp.i32(part)).row(row).load_words(at, _COLUMNS)
-            for part in range(PARTS)
+            for part in range(self.parts.shape[0])
         ]
         return [[part[:2], part[2:]] for part in words]
 
