@@ -24,6 +24,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import _dense_stack as dense
 from pallas_kernels import _mhc_slices as common
+from pallas_kernels._bfloat16_parts import products
 from pallas_kernels._dense_stack import COLUMNS, ROWS
 from pallas_kernels._mhc_slices import FEW_PARTS, Slices, TokenParts, Walker
 from pallas_kernels._mhc_streams_columns import Post
@@ -226,11 +227,8 @@ class _Walker(_Warpgroup):
     def _take(self, i) -> None:
         """Tile ``i``."""
         slot = self.wait_for_tokens(i)
-        gradients = []
-        for stream in range(_N):
-            gradients.append(self._new_stream(i, slot, stream))
-            if stream == 0:
-                self._reload(i, _N)
+        sums = [plgpu.ACC((ROWS, _HALF), jnp.float32)] * _N
+        gradients = pl.run_scoped(functools.partial(self._new_streams, i, slot), *sums)
         self._wait_until_taken(i)
         self._through("layer", i, slot, 0, gradients)
         for stream in range(_N):
@@ -241,24 +239,41 @@ class _Walker(_Warpgroup):
         """The inner products of the tile before."""
         pl.when(i > 0)(lambda: plgpu.barrier_wait(self.scratch["taken"]))
 
-    def _new_stream(self, i, slot, stream: int) -> jax.Array:
-        """The gradient to a new stream, in float32."""
+    def _new_streams(self, i, slot, *through_phi) -> list[jax.Array]:
+        """The gradients to the new streams, in float32.
+
+        Tensor cores begin with what comes through phi to all of them, which is there already.
+        """
+        phi, dh_mix = self.scratch["phi"], self.scratch["dh_mix"].at[slot]
+        for stream, sums in enumerate(through_phi):
+            parts = [phi.at[part, stream, :, self._half] for part in range(FEW_PARTS)]
+            self.add_through_phi(sums, dh_mix, parts)
+        made = []
+        for stream, sums in enumerate(through_phi):
+            direct = self._direct(i, slot, stream)
+            behind = (_N - 1 - stream) * len(products(FEW_PARTS, FEW_PARTS))
+            made.append(direct + plgpu.wgmma_accumulator_load(sums, wait_n=behind))
+            if stream == 0:
+                self._reload(i, _N)
+            if stream % 2:
+                self._give_back(i, stream - 1, stream)
+        return made
+
+    def _give_back(self, i, *streams: int) -> None:
+        """New streams that were read, two at once so that the warps meet less often."""
+        plgpu.commit_smem()  # the copy engine will write there
+        for stream in streams:
+            plgpu.barrier_arrive(self.scratch["new read"].at[self.ring("new", i, stream)])
+
+    def _direct(self, i, slot, stream: int) -> jax.Array:
+        """The gradient to a new stream but for what comes through phi."""
         at, half = self.ring("new", i, stream), self._half
         plgpu.barrier_wait(self.scratch["new full"].at[at])
-        phi = [self.scratch["phi"].at[part, stream, :, half] for part in range(FEW_PARTS)]
-
-        def run(through_phi):
-            self.add_through_phi(through_phi, self.scratch["dh_mix"].at[slot], phi)
-            y, dy = (common.load(ring.at[at, :, half]) for ring in self.scratch["new"])
-            scale, h_pre = (self.coefficient(slot, c, _HALF) for c in (_SCALE, _H_PRE + stream))
-            through_layer = h_pre * common.load(self.scratch["dh_in"].at[slot, :, half])
-            # In this order all sums but the last are those of products.
-            return through_layer + dy + scale * y + through_phi[...]
-
-        made = pl.run_scoped(run, plgpu.ACC((ROWS, _HALF), jnp.float32))
-        plgpu.commit_smem()  # also what was read: the copy engine will write there
-        plgpu.barrier_arrive(self.scratch["new read"].at[at])
-        return made
+        y, dy = (common.load(ring.at[at, :, half]) for ring in self.scratch["new"])
+        scale, h_pre = (self.coefficient(slot, c, _HALF) for c in (_SCALE, _H_PRE + stream))
+        through_layer = h_pre * common.load(self.scratch["dh_in"].at[slot, :, half])
+        # In this order all sums are those of products.
+        return through_layer + dy + scale * y
 
     def _through(self, name: str, i, slot, stream: int, gradients) -> None:
         """The gradient to an old stream, or the layer's output; and inner products with it."""
