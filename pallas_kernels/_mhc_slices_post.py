@@ -12,7 +12,7 @@ have of inner products over columns.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,10 +46,11 @@ class SlicesPostTile:
     Attributes:
       ranges: blocks that share a slice, and take turns at its tiles.
       new: new streams, with their gradients, that a block has in shared memory; two at least.
-      old: old streams that each walker has there, two at least.
+      old: old streams that each walker has there, twice ``together`` at least.
       layer: tiles of the layer's output, likewise, one at least.
       slots: tiles whose tokens' cotangents and coefficients are there, two at least.
       backwards: see ``Walker``.
+      together: old streams, a divisor of their number, whose gradients leave together.
     """
 
     ranges: int
@@ -58,6 +59,7 @@ class SlicesPostTile:
     layer: int
     slots: int
     backwards: bool = True
+    together: int = 2
 
     @classmethod
     def choose(cls, tokens: int, form: Slices, dtype) -> SlicesPostTile | None:
@@ -214,15 +216,22 @@ class _Walker(_Warpgroup):
 
         pl.when(tile < self.count)(load)
 
-    def _reload(self, i, step: int) -> None:
-        """Reads on into what was written before ``step`` of those that read old streams."""
+    def _reload(self, i, pieces: Sequence[tuple[str, int]]) -> None:
+        """Reads on into pieces of tile ``i``, with which the last gradients left."""
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        if step == 0:
-            self._load("layer", i, self.tile.layer)
-        elif step < _N:
-            self._load("old", i, step - 1 + self.tile.old)
-        else:
-            pl.when(i > 0)(lambda: self._load("old", i - 1, step - 1 + self.tile.old))
+        for name, stream in pieces:
+            self._load(name, i, stream + getattr(self.tile, name))
+
+    def _reload_last(self, i) -> None:
+        """That of the tile before."""
+        pieces = self._groups()[-1]
+        pl.when(i > 0)(lambda: self._reload(i - 1, pieces))
+
+    def _groups(self) -> list[list[tuple[str, int]]]:
+        """Pieces whose gradients leave together: the layer's output, then old streams."""
+        size = self.tile.together
+        streams = [("old", stream) for stream in range(_N)]
+        return [[("layer", 0)], *(streams[k : k + size] for k in range(0, _N, size))]
 
     def _take(self, i) -> None:
         """Tile ``i``."""
@@ -230,9 +239,13 @@ class _Walker(_Warpgroup):
         sums = [plgpu.ACC((ROWS, _HALF), jnp.float32)] * _N
         gradients = pl.run_scoped(functools.partial(self._new_streams, i, slot), *sums)
         self._wait_until_taken(i)
-        self._through("layer", i, slot, 0, gradients)
-        for stream in range(_N):
-            self._through("old", i, slot, stream, gradients)
+        before: list[tuple[str, int]] = []
+        for pieces in self._groups():
+            made = [self._through(*piece, i, slot, gradients) for piece in pieces]
+            if before:
+                self._reload(i, before)
+            self._leave(i, pieces, made)
+            before = pieces
         plgpu.barrier_arrive(self.scratch["done"].at[slot])
 
     def _wait_until_taken(self, i) -> None:
@@ -254,7 +267,7 @@ class _Walker(_Warpgroup):
             behind = (_N - 1 - stream) * len(products(FEW_PARTS, FEW_PARTS))
             made.append(direct + plgpu.wgmma_accumulator_load(sums, wait_n=behind))
             if stream == 0:
-                self._reload(i, _N)
+                self._reload_last(i)
             if stream % 2:
                 self._give_back(i, stream - 1, stream)
         return made
@@ -275,22 +288,26 @@ class _Walker(_Warpgroup):
         # In this order all sums are those of products.
         return through_layer + dy + scale * y
 
-    def _through(self, name: str, i, slot, stream: int, gradients) -> None:
-        """The gradient to an old stream, or the layer's output; and inner products with it."""
+    def _through(self, name: str, stream: int, i, slot, gradients) -> jax.Array:
+        """The gradient to an old stream, or the layer's output; writes inner products with it."""
         at = self.number, self.ring(name, i, stream)
         plgpu.barrier_wait(self.scratch[f"{name} full"].at[*at])
-        piece = self.scratch[name].at[*at]
-        old, places = common.load(piece), self._products(name, stream)
+        old, places = common.load(self.scratch[name].at[*at]), self._products(name, stream)
         weights = [self.coefficient(slot, _H_POST + place, _HALF) for place in places]
         terms = [weight * dy for weight, dy in zip(weights, gradients, strict=True)]
-        made = functools.reduce(jnp.add, terms).astype(self.results[name].dtype)
         for place, dy in zip(places, gradients, strict=True):
             self.scratch["products"].at[self.number, place][...] = _inner(dy, old)
-        if name == "old":
-            self._reload(i, stream)
-        piece[...] = made
+        return functools.reduce(jnp.add, terms).astype(self.results[name].dtype)
+
+    def _leave(self, i, pieces: Sequence[tuple[str, int]], made: Sequence[jax.Array]) -> None:
+        """Writes gradients from where the pieces were."""
+        places = [self.scratch[n].at[self.number, self.ring(n, i, s)] for n, s in pieces]
+        for place, gradient in zip(places, made, strict=True):
+            place[...] = gradient
         plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(piece, self.results[name].at[self.rows(i), self._own(stream)])
+        for place, (name, stream) in zip(places, pieces, strict=True):
+            target = self.results[name].at[self.rows(i), self._own(stream)]
+            plgpu.copy_smem_to_gmem(place, target)
 
     def _products(self, name: str, stream: int) -> list[int]:
         """Rows of its inner products with the gradients to the new streams."""

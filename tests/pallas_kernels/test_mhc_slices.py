@@ -31,8 +31,8 @@ CASES = {
     "nothing to add": ((136, 4, 64), False, SlicesTile(1, warpgroups=4, pieces=2, slots=2)),
 }
 POSTS = {
-    "ranges": ((264, 4, 128), False, SlicesPostTile(2, new=4, old=6, layer=2, slots=2)),
-    "short rings": ((136, 4, 64), True, SlicesPostTile(1, new=2, old=2, layer=1, slots=3)),
+    "ranges": ((264, 4, 128), False, SlicesPostTile(2, 4, 5, 2, slots=2)),
+    "short rings": ((136, 4, 64), True, SlicesPostTile(1, 2, 2, 1, slots=3, together=1)),
 }
 
 
