@@ -18,6 +18,7 @@ from pallas_kernels import _simt
 from pallas_kernels._mhc_pre_tokens import token_parts
 from pallas_kernels._mhc_slices import Slices
 from pallas_kernels._mhc_slices_backward import SlicesTile, slices_backward
+from pallas_kernels._mhc_slices_sums import Partial, add_up
 from pallas_kernels._mhc_streams_backward import Token, streams_backward
 from pallas_kernels._mhc_streams_tile import StreamsTile
 from pallas_kernels._pieces import striding_blocks
@@ -78,8 +79,9 @@ def mhc_pre_backward(
     tokens, n, dim = x.shape
     tile = tile or SlicesTile.choose(tokens, Slices(n, dim, adds=dx_streams is not None), x.dtype)
     if isinstance(tile, SlicesTile):
-        parts, dalpha, dbias = token_parts(*of_token, **constants)
-        dweight, dx = slices_backward(*given, parts, tile)
+        parts, sums = token_parts(*of_token, **constants)
+        of_phi, dx = slices_backward(*given, parts, tile)
+        dweight, dalpha, dbias = add_up(Slices(n, dim), Partial(of_phi, sums))
     else:
         token, dalpha, dbias = token_backward(*of_token, **constants)
         dweight, dx = streams_backward(*given, token, tile=tile)

@@ -33,11 +33,12 @@ def token_parts(
     bias: jax.Array,
     saved: Sequence[jax.Array],
     cotangents: Sequence[jax.Array],
+    of_post: tuple[jax.Array, jax.Array] | None = None,
     *,
     pre_eps: float,
     post_scale: float,
-) -> tuple[TokenParts, jax.Array, jax.Array]:
-    """What there is of each token, and the gradients to ``alpha`` and ``bias``.
+) -> tuple[TokenParts, jax.Array]:
+    """What there is of each token, and terms of the gradients to ``alpha`` and ``bias``.
 
     Args:
       x: [tokens, n, dim], of a dtype of 16 bits.
@@ -45,29 +46,34 @@ def token_parts(
       bias: as in ``mhc_pre``.
       saved: ``inv_rms`` and ``h_mix``.
       cotangents: of ``h_in``, ``h_post`` and ``h_res``.
+      of_post: ``h_post`` and ``h_res`` of the ``mhc_post`` that made ``x``, to be kept with the
+        coefficients; or None.
       pre_eps: as in ``mhc_pre``.
       post_scale: as in ``mhc_pre``.
+
+    Returns:
+      What there is; and sums of blocks, of the gradient to each logit, and of this times what
+      ``alpha`` multiplies, [blocks, 2, padded rows].
     """
     tokens, n, dim = x.shape
     form, f32 = Slices(n, dim), jnp.dtype(jnp.float32)
     lanes = math.gcd(dim // (READ_BYTES // x.dtype.itemsize), LANES)
     blocks = min(-(-tokens // (LANES // lanes * _WARPS)), _MOST_BLOCKS)
     dh_in, dh_post, dh_res = cotangents
+    more = 0 if of_post is None else n + n * n
     parts, coefficients, sums = _simt.launch(
         _Tokens(form, lanes, pre_eps, post_scale),
-        (x, dh_in, *saved, dh_post, dh_res.reshape(tokens, n * n), alpha, bias),
+        (x, dh_in, *saved, dh_post, dh_res.reshape(tokens, n * n), alpha, bias, of_post),
         [
             jax.ShapeDtypeStruct((tokens, form.width), jnp.dtype(jnp.bfloat16)),
-            jax.ShapeDtypeStruct((n + 1, tokens), f32),
+            jax.ShapeDtypeStruct((n + 1 + more, tokens), f32),
             jax.ShapeDtypeStruct((blocks, 2, form.padded), f32),
         ],
         name="mhc_pre_backward_tokens",
         grid=_simt.Grid(blocks, _WARPS),
         block_shared={"of_warps": jax.ShapeDtypeStruct((_WARPS, 2, form.padded), f32)},
     )
-    dbias, by_row = jnp.sum(sums, axis=0)[:, : form.rows]
-    dalpha = jnp.stack([jnp.sum(part) for part in jnp.split(by_row, [n, 2 * n])])
-    return TokenParts(parts, coefficients), dalpha, dbias
+    return TokenParts(parts, coefficients), sums
 
 
 class _Row(NamedTuple):
@@ -97,7 +103,7 @@ class _Tokens:
     def __call__(
         self, warp: Warp, inputs, parts: Array, coefficients: Array, sums: Array, of_warps
     ):
-        x, dh_in, inv_rms, *small, alpha, bias = inputs
+        x, dh_in, inv_rms, *small, alpha, bias, of_post = inputs
         tokens, step = x.shape[0], LANES // self.lanes
         rows = [self._row(warp, k, alpha, bias) for k in range(self.form.padded // self.lanes)]
 
@@ -114,6 +120,8 @@ class _Tokens:
                 for row, (_, _, sigmoid, dt) in zip(rows, made, strict=True):
                     self._store_parts(warp, parts.row(token), row, dt * scale)
                     self._store_coefficient(warp, coefficients, token, row, sigmoid, factor)
+                    if of_post is not None:
+                        self._keep(warp, coefficients, token, row, of_post)
 
             warp.when(inside, store)
             zero = warp.f32(0.0)
@@ -190,6 +198,17 @@ class _Tokens:
         value = warp.select(row.number < n, sigmoid + self.pre_eps, factor)
         store = coefficients.row(row.number.least(n)).store
         warp.when(row.number <= n, lambda: store(token, value))
+
+    def _keep(self, warp: Warp, coefficients: Array, token, row: _Row, of_post) -> None:
+        """Coefficients of ``mhc_post`` behind those of ``mhc_pre``."""
+        n, number = self.form.n, row.number
+        h_post, h_res = (array.row(token) for array in of_post)
+        ends = (n - 1, n * n - 1)
+        places = number.least(ends[0]), (number - n).most(0).least(ends[1])
+        values = [a.load(at) for a, at in zip((h_post, h_res), places, strict=True)]
+        store = coefficients.row(number.least(n + ends[1]) + (n + 1)).store
+        value = warp.select(number < n, *values)
+        warp.when(number <= n + ends[1], lambda: store(token, value))
 
     def _store_sums(self, warp: Warp, totals, rows, of_warps: Array, sums: Array) -> None:
         """Of the block: the warps' go through shared memory, and are added in a fixed order."""

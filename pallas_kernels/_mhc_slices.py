@@ -106,7 +106,9 @@ class TokenParts(NamedTuple):
     Attributes:
       dh_mix: its bfloat16 parts side by side, each with zeros for further rows of phi,
         [tokens, parts * padded rows].
-      coefficients: h_pre, and the factor of the streams in their own gradient, [n + 1, tokens].
+      coefficients: h_pre, and the factor of the streams in their own gradient, [n + 1, tokens];
+        then those of the ``mhc_post`` that made the streams, if that is asked for: h_post and
+        h_res, [n + n n, tokens].
     """
 
     dh_mix: jax.Array

@@ -75,7 +75,7 @@ def slices_backward(
     token: TokenParts,
     tile: SlicesTile,
 ) -> tuple[jax.Array, jax.Array]:
-    """The gradient to phi, and that to the streams.
+    """Terms of the gradient to phi, and the gradient to the streams.
 
     Args:
       x: the streams, [tokens, n, dim] bfloat16, tokens a multiple of 8.
@@ -101,7 +101,7 @@ def slices_backward(
     of_tokens = {"dh_in": dh_in, **token._asdict()}
     streams = [a.reshape(flat.shape) for a in (x, dx) if a is not None]
     made, sums = call(of_tokens, streams, form.parts_of_phi(weight))
-    return jnp.sum(sums, axis=0).T, made.reshape(x.shape)
+    return sums, made.reshape(x.shape)
 
 
 def _backward(form: Slices, tile: SlicesTile, scratch, of_tokens, streams, phi, dx, sums) -> None:

@@ -27,7 +27,6 @@ from pallas_kernels import _mhc_slices as common
 from pallas_kernels._bfloat16_parts import products
 from pallas_kernels._dense_stack import COLUMNS, ROWS
 from pallas_kernels._mhc_slices import FEW_PARTS, Slices, TokenParts, Walker
-from pallas_kernels._mhc_streams_columns import Post
 
 _N = 4
 _HALF = COLUMNS // 2  # columns of a walker
@@ -93,20 +92,22 @@ def slices_post_backward(
     dy: jax.Array,
     weight: jax.Array,
     token: TokenParts,
-    post: Post,
+    post: tuple[jax.Array, jax.Array],
     tile: SlicesPostTile,
     *,
     transposed: bool,
 ) -> tuple[jax.Array, ...]:
-    """Gradients to phi, and to ``post``.
+    """Terms of the gradient to phi; gradients to old streams and output; and inner products.
+
+    See ``Partial`` for the terms and products, which are still to be added up.
 
     Args:
       y: the new streams, [tokens, 4, dim] bfloat16, tokens a multiple of 8.
       dh_in: [tokens, dim].
       dy: like ``y``, a part of its gradient.
       weight: as in ``mhc_pre``.
-      token: what there is of tokens beside these.
-      post: what made ``y``.
+      token: what there is of tokens beside these, with ``of_post``.
+      post: the old streams and the layer's output that made ``y``.
       tile: as ``SlicesPostTile.choose`` gives it.
       transposed: as in ``mhc_post``.
     """
@@ -128,19 +129,12 @@ def slices_post_backward(
         tile.scratch(form, y.dtype),
         barriers=False,
     )
-    of_post = jnp.concatenate([post.h_post, post.h_res.reshape(tokens, -1)], axis=1)
-    of_tokens = {
-        "dh_in": dh_in,
-        "dh_mix": token.dh_mix,
-        "coefficients": jnp.concatenate([token.coefficients, of_post.T]),
-    }
-    y, dy, x = (a.reshape(flat.shape) for a in (y, dy, post.x))
-    sources = {"new": [y, dy], "old": x, "layer": post.f}
+    of_tokens = {"dh_in": dh_in, **token._asdict()}
+    x, layer = post
+    y, dy, old = (a.reshape(flat.shape) for a in (y, dy, x))
+    sources = {"new": [y, dy], "old": old, "layer": layer}
     made = call(of_tokens, sources, form.parts_of_phi(weight))
-    dweight = jnp.sum(made["sums"], axis=0).T
-    products = jnp.sum(made["products"], axis=0).T
-    dh_res = products[:, n:].reshape(tokens, n, n)
-    return dweight, made["old"].reshape(post.x.shape), made["layer"], products[:, :n], dh_res
+    return made["sums"], made["old"].reshape(x.shape), made["layer"], made["products"]
 
 
 def _backward(form, tile, transposed, scratch, of_tokens, sources, phi, results) -> None:

@@ -18,6 +18,7 @@ from pallas_kernels._mhc_pre_backward import token_backward
 from pallas_kernels._mhc_pre_tokens import token_parts
 from pallas_kernels._mhc_slices import Slices
 from pallas_kernels._mhc_slices_post import SlicesPostTile, slices_post_backward
+from pallas_kernels._mhc_slices_sums import Partial, add_up
 from pallas_kernels._mhc_streams_backward import streams_backward
 from pallas_kernels._mhc_streams_columns import Post
 from pallas_kernels._mhc_streams_tile import Form, StreamsTile
@@ -133,11 +134,16 @@ def mhc_post_pre_backward(
         through_post = mhc_post_backward(x, f, h_post, h_res, dy, transposed=transposed)
         return through_post, tuple(parameters)
     of_token, given = (y, alpha, bias, saved, of_pre), (y, of_pre[0], dy, weight)
-    post, options = Post(x, f, h_post, h_res), {"transposed": transposed}
+    options = {"transposed": transposed}
     if isinstance(tile, SlicesPostTile):
-        parts, dalpha, dbias = token_parts(*of_token, **constants)
-        dweight, *through_post = slices_post_backward(*given, parts, post, tile, **options)
+        of_post = h_post, h_res.reshape(tokens, n * n)
+        parts, sums = token_parts(*of_token, of_post, **constants)
+        of_phi, *old, products = slices_post_backward(*given, parts, (x, f), tile, **options)
+        made = add_up(Slices(n, dim), Partial(of_phi, sums, products))
+        dweight, dalpha, dbias, *coefficients = made
+        through_post = [*old, *coefficients]
     else:
         token, dalpha, dbias = token_backward(*of_token, **constants)
+        post = Post(x, f, h_post, h_res)
         dweight, *through_post = streams_backward(*given, token, post, tile=tile, **options)
     return tuple(through_post), (dweight, dalpha, dbias)

@@ -5,6 +5,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
@@ -19,6 +20,7 @@ from pallas_kernels._mhc_pre_tokens import token_parts
 from pallas_kernels._mhc_slices import Slices, TokenParts
 from pallas_kernels._mhc_slices_backward import SlicesTile, slices_backward
 from pallas_kernels._mhc_slices_post import SlicesPostTile, slices_post_backward
+from pallas_kernels._mhc_slices_sums import Partial, add_up
 from pallas_kernels._mhc_streams_columns import Post
 from tests.ops._mhc import outputs, parameters, streams, streams_gradients
 from tests.pallas_kernels._emulator import emulated
@@ -60,11 +62,12 @@ def _assert_all_close(actual, expected, length):
         assert_close(a, e, reduction_length=length, err_msg=f"result {i}")
 
 
-def _parts(h_pre, scale, dh_mix):
+def _parts(h_pre, scale, dh_mix, *of_post):
     """These as the kernels take them."""
     padding = -dh_mix.shape[1] % 32
     parts = split(jnp.pad(dh_mix, ((0, 0), (0, padding))))
-    coefficients = jnp.concatenate([h_pre, scale[:, None]], axis=1)
+    more = [a.reshape(len(a), -1) for a in of_post]
+    coefficients = jnp.concatenate([h_pre, scale[:, None], *more], axis=1)
     return TokenParts(jnp.concatenate([*parts], axis=1), coefficients.T)
 
 
@@ -83,7 +86,8 @@ def test_every_tile_gives_the_gradients(interpreted, shape, adds, tile):
     x, dh_in, dx, weight, token = _inputs(*shape)
     given = x, dh_in, dx if adds else None, weight
     with interpreted():
-        made = slices_backward(*given, _parts(*token), tile)
+        sums, dx = slices_backward(*given, _parts(*token), tile)
+    made = jnp.sum(sums, axis=0).T, dx
     exact = _exactly(streams_gradients, *given, *token)
     _assert_all_close(made, exact, max(shape))
 
@@ -94,7 +98,12 @@ def test_every_tile_gives_the_gradients_through_post(interpreted, shape, transpo
     *given, token = _inputs(*shape)
     post = Post(streams((tokens,), n, dim, "bfloat16"), *outputs((tokens,), n, dim, "bfloat16"))
     with interpreted():
-        made = slices_post_backward(*given, _parts(*token), post, tile, transposed=transposed)
+        parts = _parts(*token, post.h_post, post.h_res)
+        options = {"transposed": transposed}
+        sums, *old, products = slices_post_backward(*given, parts, post[:2], tile, **options)
+    products = jnp.sum(products, axis=0).T
+    of_post = products[:, :n], products[:, n:].reshape(tokens, n, n)
+    made = jnp.sum(sums, axis=0).T, *old, *of_post
 
     def exactly(post, *given):
         dweight, total = streams_gradients(*given)
@@ -113,7 +122,10 @@ def test_what_there_is_of_tokens(monkeypatch, tokens, n, dim, blocks):
     _, saved = mhc_pre.mhc_pre(x, phi, alpha, bias, None, norm_eps=1e-6, **options)
     cotangents = outputs((tokens,), n, dim, "bfloat16")
     with emulated():
-        parts, *small = token_parts(x, alpha, bias, saved, cotangents, **options)
+        of_post = [random_array((tokens, k), "float32", seed=k) for k in (n, n * n)]
+        parts, sums = token_parts(x, alpha, bias, saved, cotangents, of_post, **options)
+        of_phi = jnp.zeros((1, n * dim, n * n + 2 * n))
+        _, *small = add_up(Slices(n, dim), Partial(of_phi, sums))
     given = x, phi, alpha, bias, None, saved, cotangents
     exact = _exactly(mhc_pre.gradients, *given, None, **options)
     _assert_all_close(small, exact[2:4], tokens * dim)
@@ -121,7 +133,9 @@ def test_what_there_is_of_tokens(monkeypatch, tokens, n, dim, blocks):
     dh_mix = jnp.sum(parts.dh_mix.astype(jnp.float32).reshape(tokens, 3, -1), axis=1)
     rows = n * n + 2 * n
     assert not dh_mix[:, rows:].any()
-    h_pre, scale = parts.coefficients[:-1].T, parts.coefficients[-1]
+    kept = parts.coefficients[n + 1 :].T
+    assert jnp.array_equal(kept, jnp.concatenate(of_post, axis=1))
+    h_pre, scale = parts.coefficients[:n].T, parts.coefficients[n]
     made = streams_gradients(
         *(a.astype(jnp.float32) for a in (x, cotangents[0])),
         None,
@@ -131,6 +145,25 @@ def test_what_there_is_of_tokens(monkeypatch, tokens, n, dim, blocks):
         dh_mix[:, :rows],
     )
     _assert_all_close(made, (exact[1], exact[0]), tokens * dim)
+
+
+# More ranges, slices and blocks than are read at once; a last span of tokens that is cut off.
+@pytest.mark.emulated
+@pytest.mark.parametrize("n, ranges, blocks, posts", [(2, 11, 3, False), (4, 3, 70, True)])
+def test_partial_sums_are_added_up(n, ranges, blocks, posts):
+    form, tokens = Slices(n, 64), 40
+    shapes = [(ranges, n * 64, form.rows), (blocks, 2, form.padded), (9, n + n * n, tokens)]
+    shapes = shapes[: 2 + posts]
+    arrays = [random_array(s, "float32", seed=k) for k, s in enumerate(shapes)]
+    with emulated():
+        made = add_up(form, Partial(*arrays))
+    of_phi, of_tokens, *products = (np.sum(np.asarray(a, "float64"), axis=0) for a in arrays)
+    dbias, by_row = of_tokens[:, : form.rows]
+    dalpha = [part.sum() for part in np.split(by_row, [n, 2 * n])]
+    exact = [of_phi.T, np.array(dalpha), dbias]
+    for of_token in products:
+        exact += [of_token[:n].T, of_token[n:].T.reshape(tokens, n, n)]
+    _assert_all_close(made, exact, max(ranges, blocks * n * n))
 
 
 def test_the_ops_take_them(interpreted):
@@ -194,5 +227,6 @@ def test_they_lower_at_real_shapes(tokens, n, dim):
         assert lowers(slices_backward, *given[:2], dx, *given[3:], tile=tile)
     tile = SlicesPostTile.choose(tokens, form, jnp.bfloat16)
     if tile is not None:
-        post = Post(x, dh_in, struct(tokens, n), struct(tokens, n, n))
-        assert lowers(slices_post_backward, *given, post, tile=tile, transposed=False)
+        token = token._replace(coefficients=struct(n + 1 + n + n * n, tokens))
+        given = *given[:-1], token, (x, dh_in)
+        assert lowers(slices_post_backward, *given, tile=tile, transposed=False)
