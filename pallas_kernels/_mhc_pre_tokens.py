@@ -23,8 +23,8 @@ from pallas_kernels._values import Array, Value
 from pallas_kernels._warp import LANES, Warp
 
 _WARPS = 8
-# Each writes sums, so no more than run at once.
-_MOST_BLOCKS = 4 * 132
+# Each writes sums, so no more than run at once: those that keep more have more registers.
+_MOST_BLOCKS, _MOST_KEEPING = 4 * 132, 3 * 132
 
 
 def token_parts(
@@ -58,7 +58,9 @@ def token_parts(
     tokens, n, dim = x.shape
     form, f32 = Slices(n, dim), jnp.dtype(jnp.float32)
     lanes = math.gcd(dim // (READ_BYTES // x.dtype.itemsize), LANES)
-    blocks = min(-(-tokens // (LANES // lanes * _WARPS)), _MOST_BLOCKS)
+    blocks = min(
+        -(-tokens // (LANES // lanes * _WARPS)), _MOST_KEEPING if of_post else _MOST_BLOCKS
+    )
     dh_in, dh_post, dh_res = cotangents
     more = 0 if of_post is None else n + n * n
     parts, coefficients, sums = _simt.launch(
@@ -113,15 +115,15 @@ class _Tokens:
             token, inside = mine.least(tokens - 1), mine < tokens
             given = [self._read(token, row, small) for row in rows]
             scale = inv_rms.load(token)
+            kept = [of_post and self._read_of_post(warp, token, row, of_post) for row in rows]
             dots = self._dots(warp, x.row(token), dh_in.row(token))
             made, factor = self._gradients(warp, rows, given, scale, dots)
 
             def store():
-                for row, (_, _, sigmoid, dt) in zip(rows, made, strict=True):
+                for row, (_, _, sigmoid, dt), of_row in zip(rows, made, kept, strict=True):
                     self._store_parts(warp, parts.row(token), row, dt * scale)
-                    self._store_coefficient(warp, coefficients, token, row, sigmoid, factor)
-                    if of_post is not None:
-                        self._keep(warp, coefficients, token, row, of_post)
+                    values = sigmoid + self.pre_eps, factor, of_row
+                    self._store_coefficient(warp, coefficients, token, row.number, values)
 
             warp.when(inside, store)
             zero = warp.f32(0.0)
@@ -193,22 +195,22 @@ class _Tokens:
             parts.store_words(row.number + part * self.form.padded, [bits])
             value = value - (bits << 16).bits("f32")
 
-    def _store_coefficient(self, warp: Warp, coefficients, token, row: _Row, sigmoid, factor):
-        n = self.form.n
-        value = warp.select(row.number < n, sigmoid + self.pre_eps, factor)
-        store = coefficients.row(row.number.least(n)).store
-        warp.when(row.number <= n, lambda: store(token, value))
+    def _store_coefficient(self, warp: Warp, coefficients: Array, token, number, values) -> None:
+        """One of h_pre, the factor of the streams, or what is kept: by the number of the row."""
+        n, last = self.form.n, coefficients.shape[0] - 1
+        h_pre, factor, kept = values
+        value = warp.select(number < n, h_pre, factor)
+        value = value if kept is None else warp.select(number > n, kept, value)
+        store = coefficients.row(number.least(last)).store
+        warp.when(number <= last, lambda: store(token, value))
 
-    def _keep(self, warp: Warp, coefficients: Array, token, row: _Row, of_post) -> None:
-        """Coefficients of ``mhc_post`` behind those of ``mhc_pre``."""
-        n, number = self.form.n, row.number
+    def _read_of_post(self, warp: Warp, token: Value, row: _Row, of_post) -> Value:
+        """What is kept in the place of the row, behind the coefficients of ``mhc_pre``."""
+        n, at = self.form.n, row.number - (self.form.n + 1)
         h_post, h_res = (array.row(token) for array in of_post)
-        ends = (n - 1, n * n - 1)
-        places = number.least(ends[0]), (number - n).most(0).least(ends[1])
-        values = [a.load(at) for a, at in zip((h_post, h_res), places, strict=True)]
-        store = coefficients.row(number.least(n + ends[1]) + (n + 1)).store
-        value = warp.select(number < n, *values)
-        warp.when(number <= n + ends[1], lambda: store(token, value))
+        first = h_post.load(at.most(0).least(n - 1))
+        second = h_res.load((at - n).most(0).least(n * n - 1))
+        return warp.select(at < n, first, second)
 
     def _store_sums(self, warp: Warp, totals, rows, of_warps: Array, sums: Array) -> None:
         """Of the block: the warps' go through shared memory, and are added in a fixed order."""

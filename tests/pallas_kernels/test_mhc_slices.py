@@ -116,7 +116,7 @@ def test_every_tile_gives_the_gradients_through_post(interpreted, shape, transpo
 @pytest.mark.emulated
 @pytest.mark.parametrize("tokens, n, dim, blocks", [(9, 4, 64, 9), (35, 2, 256, 2)])
 def test_what_there_is_of_tokens(monkeypatch, tokens, n, dim, blocks):
-    monkeypatch.setattr(tokens_kernel, "_MOST_BLOCKS", blocks)
+    monkeypatch.setattr(tokens_kernel, "_MOST_KEEPING", blocks)
     x, phi, alpha, bias, _ = streams((tokens,), n, dim, "bfloat16"), *parameters(n, dim)
     options = {"pre_eps": 1e-3, "post_scale": 2.0}
     _, saved = mhc_pre.mhc_pre(x, phi, alpha, bias, None, norm_eps=1e-6, **options)
