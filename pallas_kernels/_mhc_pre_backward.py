@@ -79,7 +79,7 @@ def mhc_pre_backward(
     tokens, n, dim = x.shape
     tile = tile or SlicesTile.choose(tokens, Slices(n, dim, adds=dx_streams is not None), x.dtype)
     if isinstance(tile, SlicesTile):
-        parts, sums = token_parts(*of_token, **constants)
+        parts, sums = token_parts(*of_token, backwards=not tile.backwards, **constants)
         of_phi, dx = slices_backward(*given, parts, tile)
         dweight, dalpha, dbias = add_up(Slices(n, dim), Partial(of_phi, sums))
     else:

@@ -35,6 +35,7 @@ def token_parts(
     cotangents: Sequence[jax.Array],
     of_post: tuple[jax.Array, jax.Array] | None = None,
     *,
+    backwards: bool = False,
     pre_eps: float,
     post_scale: float,
 ) -> tuple[TokenParts, jax.Array]:
@@ -48,6 +49,8 @@ def token_parts(
       cotangents: of ``h_in``, ``h_post`` and ``h_res``.
       of_post: ``h_post`` and ``h_res`` of the ``mhc_post`` that made ``x``, to be kept with the
         coefficients; or None.
+      backwards: whether the last tokens come first. Where they come last, the kernel of slices
+        begins with them, of which caches still have something; and the other way round.
       pre_eps: as in ``mhc_pre``.
       post_scale: as in ``mhc_pre``.
 
@@ -64,7 +67,7 @@ def token_parts(
     dh_in, dh_post, dh_res = cotangents
     more = 0 if of_post is None else n + n * n
     parts, coefficients, sums = _simt.launch(
-        _Tokens(form, lanes, pre_eps, post_scale),
+        _Tokens(form, lanes, backwards, pre_eps, post_scale),
         (x, dh_in, *saved, dh_post, dh_res.reshape(tokens, n * n), alpha, bias, of_post),
         [
             jax.ShapeDtypeStruct((tokens, form.width), jnp.dtype(jnp.bfloat16)),
@@ -99,6 +102,7 @@ class _Given(NamedTuple):
 class _Tokens:
     form: Slices
     lanes: int
+    backwards: bool
     pre_eps: float
     post_scale: float
 
@@ -113,6 +117,7 @@ class _Tokens:
             # Groups behind the last token repeat it and store nothing.
             mine = first + warp.lane // self.lanes
             token, inside = mine.least(tokens - 1), mine < tokens
+            token = tokens - 1 - token if self.backwards else token
             given = [self._read(token, row, small) for row in rows]
             scale = inv_rms.load(token)
             kept = [of_post and self._read_of_post(warp, token, row, of_post) for row in rows]

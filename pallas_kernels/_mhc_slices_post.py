@@ -48,7 +48,8 @@ class SlicesPostTile:
       old: old streams that each walker has there, twice ``together`` at least.
       layer: tiles of the layer's output, likewise, one at least.
       slots: tiles whose tokens' cotangents and coefficients are there, two at least.
-      backwards: see ``Walker``.
+      backwards: see ``Walker``; the kernel of tokens goes the other way, by default beginning with
+        those that the forward pass ended with.
       together: old streams, a divisor of their number, whose gradients leave together.
     """
 
@@ -57,7 +58,7 @@ class SlicesPostTile:
     old: int
     layer: int
     slots: int
-    backwards: bool = True
+    backwards: bool = False
     together: int = 2
 
     @classmethod

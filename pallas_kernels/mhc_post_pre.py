@@ -137,7 +137,8 @@ def mhc_post_pre_backward(
     options = {"transposed": transposed}
     if isinstance(tile, SlicesPostTile):
         of_post = h_post, h_res.reshape(tokens, n * n)
-        parts, sums = token_parts(*of_token, of_post, **constants)
+        turned = not tile.backwards
+        parts, sums = token_parts(*of_token, of_post, backwards=turned, **constants)
         of_phi, *old, products = slices_post_backward(*given, parts, (x, f), tile, **options)
         made = add_up(Slices(n, dim), Partial(of_phi, sums, products))
         dweight, dalpha, dbias, *coefficients = made

@@ -34,7 +34,7 @@ CASES = {
 }
 POSTS = {
     "ranges": ((264, 4, 128), False, SlicesPostTile(2, 4, 5, 2, slots=2)),
-    "short rings": ((136, 4, 64), True, SlicesPostTile(1, 2, 2, 1, slots=3, together=1)),
+    "short rings": ((136, 4, 64), True, SlicesPostTile(1, 2, 2, 1, 3, backwards=True, together=1)),
 }
 
 
@@ -123,7 +123,9 @@ def test_what_there_is_of_tokens(monkeypatch, tokens, n, dim, blocks):
     cotangents = outputs((tokens,), n, dim, "bfloat16")
     with emulated():
         of_post = [random_array((tokens, k), "float32", seed=k) for k in (n, n * n)]
-        parts, sums = token_parts(x, alpha, bias, saved, cotangents, of_post, **options)
+        parts, sums = token_parts(
+            x, alpha, bias, saved, cotangents, of_post, backwards=n == 2, **options
+        )
         of_phi = jnp.zeros((1, n * dim, n * n + 2 * n))
         _, *small = add_up(Slices(n, dim), Partial(of_phi, sums))
     given = x, phi, alpha, bias, None, saved, cotangents
