@@ -183,9 +183,8 @@ class _Walker(Walker):
         slot = self.wait_for_tokens(i)
         made = []
         for k, total in enumerate(totals):
-            at, stream = self._ring(i, k), self._stream(k)
-            plgpu.barrier_wait(self.scratch["full"].at[*at])
-            dx, more = self._multiply(at, slot, stream)
+            plgpu.barrier_wait(self.scratch["full"].at[*self._ring(i, k)])
+            dx, more = self._multiply(i, k, slot)
             made.append(total + more)
             if k == 0:
                 pl.when(self.number == 0)(functools.partial(self.reload_tokens, i))
@@ -193,15 +192,20 @@ class _Walker(Walker):
         plgpu.barrier_arrive(self.scratch["done"].at[slot])
         return tuple(made)
 
-    def _multiply(self, at, slot, stream) -> tuple[jax.Array, jax.Array]:
-        """The gradient to a piece of a stream, and sums for its columns of phi."""
+    def _multiply(self, i, k: int, slot) -> tuple[jax.Array, jax.Array]:
+        """The gradient to a piece of a stream, and sums for its columns of phi.
+
+        While tensor cores multiply, reads on into the piece before.
+        """
+        at, stream = self._ring(i, k), self._stream(k)
         x, dh_mix = self.scratch["streams"][0].at[*at], self.scratch["dh_mix"].at[slot]
         phi = [self.scratch["phi"].at[part, stream] for part in range(FEW_PARTS)]
 
         def run(through_phi, sums):
             self.add_through_phi(through_phi, dh_mix, phi)
             self.add_for_phi(sums, x, dh_mix)
-            direct = self._direct(at, slot, stream)  # meanwhile
+            direct = self._direct(at, slot, stream)
+            self._reload_piece(i, k)
             dx = direct + plgpu.wgmma_accumulator_load(through_phi, wait_n=PARTS)
             return dx, sums[...][:, : self.form.rows]
 
@@ -216,11 +220,14 @@ class _Walker(Walker):
         # In this order all sums are those of products.
         return functools.reduce(jnp.add, [through_layer, *more]) + scale * x
 
-    def _leave(self, i, k: int, dx) -> None:
-        """Writes ``dx`` from the piece; reads on into the one before, which has been written."""
+    def _reload_piece(self, i, k: int) -> None:
+        """Reads on into the piece before the ``k``-th of tile ``i``, once it has been written."""
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         ahead = k - 1 + self.tile.pieces
         pl.when(i * self._own + k > 0)(lambda: self._load_piece(i, ahead))
+
+    def _leave(self, i, k: int, dx) -> None:
+        """Writes ``dx`` from the piece."""
         staged = self.scratch["streams"][-1].at[*self._ring(i, k)]
         staged[...] = dx.astype(self.dx.dtype)
         plgpu.commit_smem()
