@@ -351,7 +351,8 @@ def test_pre_lowers_with_its_gradients(tokens, dim, return_streams, n, dtype):
     pre = functools.partial(ops.mhc_pre, implementation="pallas")
     if return_streams:
         pre, cotangents = functools.partial(pre, return_streams=True), (inputs[0], *cotangents)
-    assert len(_kernels(_with_gradients(pre), *inputs, cotangents)) == 3
+    adds_up = n < 8 and dtype == "bfloat16"  # by slices
+    assert len(_kernels(_with_gradients(pre), *inputs, cotangents)) == 3 + adds_up
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
@@ -359,7 +360,7 @@ def test_pre_lowers_with_its_gradients(tokens, dim, return_streams, n, dtype):
     "tokens, n, dim, dtype, kernels",
     [
         (16384, 2, 1280, "float32", 5),
-        (8192, 4, 2560, "bfloat16", 3),
+        (8192, 4, 2560, "bfloat16", 4),
         (8192, 4, 2560, "float32", 4),
         (8192, 8, 7168, "bfloat16", 5),
     ],
