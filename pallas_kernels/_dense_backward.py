@@ -14,7 +14,6 @@ block writes its sums once; they are added in a fixed order.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Sequence
 
 import jax
@@ -23,7 +22,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels import _dense_forward
+from pallas_kernels import _dense_forward, _dense_terms
 from pallas_kernels import _dense_stack as dense
 from pallas_kernels._dense_activations import ACTIVATIONS
 from pallas_kernels._dense_plan import MARKS, BackwardTile, Work
@@ -38,7 +37,8 @@ def backward(
     """Gradients to ``x``, the kernels and the biases.
 
     Args:
-      x: [rows, width], bfloat16 or float16.
+      x: [rows, width], bfloat16, float16 or float32; of the latter three products of bfloat16
+        parts are added up.
       kernels: one or two, as in ``forward``; the second layer without activation.
       biases: likewise.
       y: the result of ``forward`` where the derivative of the last activation takes it.
@@ -55,9 +55,13 @@ def backward(
     if x.shape[0] == 0:
         return jax.tree.map(jnp.zeros_like, (x, tuple(kernels), tuple(biases)))
     tile = tile or BackwardTile.choose(stack)
-    if tile is None and stack.last is not None and not stack.last.of_output:
+    if tile is None and stack.layers == 1 and stack.last is not None:
         (kernel,), (bias,), (activation,) = kernels, biases, activations
-        dz = _dense_forward.pull_back(x, kernel, bias, activation, dy)
+        if stack.last.of_output:
+            wide = (array.astype(jnp.float32) for array in (y, dy))
+            dz = stack.last.pull_back(*wide).astype(dy.dtype)  # XLA's
+        else:
+            dz = _dense_forward.pull_back(x, kernel, bias, activation, dy)
         return backward(x, kernels, biases, None, dz, (None,), below=below)
     if tile is None:
         raise ValueError(f"the sums of layers of widths {stack.widths} do not fit registers")
@@ -72,18 +76,26 @@ def backward(
         _scratch(work, tile),
     )
     given = [streams[name] for name in (*work.summed, *work.brief)]
-    parameters = [*kernels, *_marks(work)], [b for b in biases if b is not None]
+    prepared = [work.terms.prepare(kernel) for kernel in kernels]
+    parameters = [*prepared, *_marks(work)], list(biases[: len(work.loaded_biases)])
     dx, sums, bias_sums = call(given, *parameters)
     first, *second = (jnp.sum(s, axis=0).astype(x.dtype) for s in sums)
     dkernels = (first, *(transposed.T for transposed in second))
     return dx, dkernels, _dbiases(work, bias_sums)
 
 
+def fits(layer: Stack) -> bool:
+    """Whether a float32 layer has a kernel, maybe behind what XLA makes of the activation."""
+    gated = layer.last is not None and layer.last.of_output
+    return BackwardTile.choose(layer.linear_last() if gated else layer) is not None
+
+
 def _sums(work: Work, tile: BackwardTile) -> tuple[list, list]:
     """The forms of what the blocks write: of the kernels, and of the biases if there are."""
     first, *second = work.stack.shapes
     shapes = [first, *((columns, rows) for rows, columns in second)]
-    bias = [(tile.parts, work.summers, COLUMNS, MARKS)] * bool(work.marks)
+    sums, _ = work.marks
+    bias = [(tile.parts, work.summers, sums, COLUMNS, MARKS)] * bool(sums)
     kernels, biases = (
         [jax.ShapeDtypeStruct((tile.blocks, *shape), jnp.float32) for shape in some]
         for some in (shapes, bias)
@@ -93,8 +105,14 @@ def _sums(work: Work, tile: BackwardTile) -> tuple[list, list]:
 
 def _marks(work: Work) -> list[jax.Array]:
     """Matrices of zeros, each with a column of ones of its own; transposed. A constant."""
-    matrices = [[[float(row == mark)] * ROWS for row in range(MARKS)] for mark in range(work.marks)]
-    return [jnp.array(matrices, work.stack.dtype)] if matrices else []
+    _, count = work.marks
+    matrices = [[[float(row == mark)] * ROWS for row in range(MARKS)] for mark in range(count)]
+    return [jnp.array(matrices, _factors(work))] if matrices else []
+
+
+def _factors(work: Work):
+    """The dtype of what tensor cores multiply."""
+    return work.terms.dtype(work.stack.dtype)
 
 
 def _dbiases(work: Work, sums: Sequence[jax.Array]) -> tuple[jax.Array | None, ...]:
@@ -102,7 +120,7 @@ def _dbiases(work: Work, sums: Sequence[jax.Array]) -> tuple[jax.Array | None, .
     stack = work.stack
     total = [jnp.sum(s, axis=0).astype(stack.dtype) for s in sums]
     return tuple(
-        jnp.concatenate([total[0][part, summer, :, mark] for part, summer, mark in places])
+        jnp.concatenate([total[0][(*sums, slice(None), column)] for *sums, column in places])
         if (places := work.bias_places(layer))
         else None
         for layer in range(stack.layers)
@@ -112,17 +130,22 @@ def _dbiases(work: Work, sums: Sequence[jax.Array]) -> tuple[jax.Array | None, .
 def _scratch(work: Work, tile: BackwardTile) -> dict:
     stack, teams = work.stack, tile.teams
     (_, width), *others = stack.shapes
-    biases = itertools.compress(stack.widths[1:], stack.biased)
+    marks = work.marks[1]
     summed, brief = (list(streams.values()) for streams in (work.summed, work.brief))
+    terms, places = work.terms, (teams, tile.slots)
+    split = {}
+    if terms.split:
+        split["tiles"] = [_dense_terms.split_tiles(stack.dtype, w, *places) for w in summed]
     return {
-        "kernels": [dense.tiles(stack.dtype, 1, *s) for s in ((work.share, width), *others)],
-        "biases": [plgpu.SMEM((width,), stack.dtype) for width in biases],
-        "marks": dense.tiles(stack.dtype, work.marks, MARKS, ROWS) if work.marks else None,
-        "loaded": plgpu.Barrier(num_arrivals=stack.layers + bool(work.marks) + sum(stack.biased)),
-        "summed_streams": Ring.form(stack.dtype, summed, (teams, tile.slots)),
+        "kernels": [terms.tiles(stack.dtype, 1, *s) for s in ((work.share, width), *others)],
+        "biases": [plgpu.SMEM((width,), stack.dtype) for width in work.loaded_biases],
+        "marks": dense.tiles(_factors(work), marks, MARKS, ROWS) if marks else None,
+        "loaded": plgpu.Barrier(num_arrivals=stack.layers + bool(marks) + len(work.loaded_biases)),
+        "summed_streams": Ring.form(stack.dtype, summed, places) | split,
         "brief_streams": Ring.form(stack.dtype, brief, (teams, tile.brief)) if brief else None,
-        "kept": {k: dense.tiles(stack.dtype, teams, ROWS, w) for k, w in work.kept.items()},
+        "kept": {k: terms.tiles(stack.dtype, teams, ROWS, w) for k, w in work.kept.items()},
         "dx": dense.chunked(stack.dtype, work.share, teams),
+        "split": plgpu.Barrier(num_arrivals=tile.members, num_barriers=teams),
         "made": plgpu.Barrier(num_arrivals=tile.members, num_barriers=teams),
         "summed": plgpu.Barrier(num_arrivals=work.summers + tile.members, num_barriers=teams),
     }
@@ -133,16 +156,20 @@ def _backward(work: Work, tile: BackwardTile, below, scratch, *references) -> No
     arrays, matrices, biases, dx, kernel_sums, bias_sums = references
     first = lax.axis_index(PART) * work.share if tile.parts > 1 else 0
     kernel, *others = matrices
-    sources = [kernel.at[pl.ds(first, work.share)], *others, *biases]
+    sources = [work.terms.rows_of(kernel, pl.ds(first, work.share)), *others, *biases]
     targets = [kernel.at[0] for kernel in scratch["kernels"]]
-    targets += [*([scratch["marks"]] if work.marks else []), *scratch["biases"]]
+    targets += [*([scratch["marks"]] if work.marks[1] else []), *scratch["biases"]]
     dense.ask_for(sources, targets, scratch["loaded"])
     widths = work.summed | work.brief
     streams = {
         name: Stream(array, width, first if name == "x" else 0)
         for (name, width), array in zip(widths.items(), arrays, strict=True)
     }
-    ring = Ring(scratch["summed_streams"], [streams[name] for name in work.summed])
+    summed, terms = scratch["summed_streams"], [None] * len(work.summed)
+    if work.terms.split:
+        tiles, terms = zip(*map(_dense_terms.faces, summed["tiles"]), strict=True)
+        summed = summed | {"tiles": tiles}
+    ring = Ring(summed, [streams[name] for name in work.summed])
     brief = None
     if work.brief:
         brief = Ring(scratch["brief_streams"], [streams[name] for name in work.brief])
@@ -154,13 +181,13 @@ def _backward(work: Work, tile: BackwardTile, below, scratch, *references) -> No
         if registers is not None:
             plgpu.set_max_registers(registers[0], action="decrease")
         team = 0 if tile.teams == 1 else warpgroup // tile.members
-        Walker(work, tile, scratch, ring, brief, dx, below, team, member).run(count)
+        Walker(work, tile, scratch, ring, terms, brief, dx, below, team, member).run(count)
 
     def add_up(number):
         if registers is not None:
             plgpu.set_max_registers(registers[1], action="increase")
         plgpu.barrier_wait(scratch["loaded"])
-        Summer(work, tile, scratch, ring, number).run(count, kernel_sums, *bias_sums)
+        Summer(work, tile, scratch, ring, terms, number).run(count, kernel_sums, *bias_sums)
 
     for member in range(tile.members):
         mine = lax.rem(warpgroup, tile.members) == member

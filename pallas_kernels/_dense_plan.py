@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 from pallas_kernels import _dense_stack as dense
 from pallas_kernels._dense_stack import COLUMNS, Stack
+from pallas_kernels._dense_terms import Terms
 
 MARKS = 8  # columns of the smallest product
+_TERM_BYTES = 2
 _MOST_LAYERS = 2
 _MOST_SUMMERS = 2
 _MOST_WARPGROUPS = 4
@@ -49,6 +51,11 @@ class Work:
 
     stack: Stack
     parts: int
+
+    @property
+    def terms(self) -> Terms:
+        """Of the numbers."""
+        return Terms.of(self.stack.dtype)
 
     @property
     def share(self) -> int:
@@ -112,10 +119,10 @@ class Work:
         own = self.stack.widths[unit.layer + 1] // COLUMNS // self._sharers(unit.layer)
         return part * own + unit.chunk if self._sharers(unit.layer) > 1 else unit.chunk
 
-    def bias_places(self, layer: int) -> list[tuple[int, int, int]]:
-        """The part, the summer and the mark of each chunk of the layer's bias."""
+    def bias_places(self, layer: int) -> list[tuple[int, int, int, int]]:
+        """The part, the summer, and ``mark_of`` each chunk of the layer's bias."""
         return [
-            (part, *divmod(number, self.summers)[::-1])
+            (part, number % self.summers, *self.mark_of(number // self.summers))
             for part in range(self._sharers(layer))
             for number, unit in enumerate(self.bias_units)
             if unit.layer == layer
@@ -134,9 +141,24 @@ class Work:
         return units, self.bias_units[summer :: self.summers]
 
     @property
-    def marks(self) -> int:
-        """Of biases, for one summer."""
-        return -(-len(self.bias_units) // self.summers)
+    def marks(self) -> tuple[int, int]:
+        """Sums of biases of one summer, and matrices that mark their columns.
+
+        Where memory is scarce, all have the same; where registers are, columns of the same sums.
+        """
+        count = -(-len(self.bias_units) // self.summers)
+        return (count, min(count, 1)) if self.terms.split else (min(count, 1), count)
+
+    def mark_of(self, number: int) -> tuple[int, int]:
+        """Which of these sums and matrices the chunk of a bias has, by its ``number``."""
+        sums, matrices = self.marks
+        return min(number, sums - 1), min(number, matrices - 1)
+
+    @property
+    def loaded_biases(self) -> tuple[int, ...]:
+        """Widths of those that are needed: of the first layer, if it is made again."""
+        needed = self.recomputes and self.stack.biased[0]
+        return (self.stack.widths[1],) if needed else ()
 
     @property
     def summer_registers(self) -> int:
@@ -186,12 +208,16 @@ class BackwardTile:
         """More tiles at a time come before reading ahead further."""
         stack = work.stack
         # Two summers leave registers for two walkers, and these for a chunk each.
-        members = 2 if work.summers == 2 and stack.widths[1] > COLUMNS else 1
+        # Of float32 tiles there is room for one team.
+        few = work.summers == 2 or work.terms.split
+        members = 2 if few and stack.widths[1] > COLUMNS else 1
         free = _MOST_WARPGROUPS - work.summers
         # A third walker would leave the summer too few.
         walkers = free if work.summer_registers <= _FAIR_REGISTERS or members == 2 else free - 1
-        room = dense.SHARED_BYTES - stack.parameter_bytes(work.parts)
-        room -= dense.aligned(work.marks * MARKS * dense.ROWS * stack.dtype.itemsize)
+        kernels = dataclasses.replace(stack, biased=(False,) * stack.layers)
+        room = dense.SHARED_BYTES - kernels.parameter_bytes(work.parts)
+        room -= sum(dense.aligned(width * stack.dtype.itemsize) for width in work.loaded_biases)
+        room -= work.marks[1] * dense.aligned(MARKS * dense.ROWS * _TERM_BYTES)
         blocks = dense.MULTIPROCESSORS // work.parts
         for teams in range(walkers // members, 0, -1):
             for slots, brief in _AHEAD:

@@ -20,6 +20,7 @@ from jax import lax
 
 from pallas_kernels import _bfloat16_parts
 from pallas_kernels import _dense_stack as dense
+from pallas_kernels._dense_terms import load_chunk, upper_half
 
 _TF32 = (8, 10)  # its bits of exponent and mantissa
 _PARTS = 2
@@ -90,29 +91,13 @@ def _multiply_parts(rows, kernel, meanwhile) -> jax.Array:
     def pairs():
         """Rows are split chunk by chunk, while the tensor cores are at the chunk before."""
         for number, columns in enumerate(dense.columns_of(height)):
-            wide = _wide_chunk(rows, number) if dense.in_shared_memory(rows) else rows[:, columns]
-            high = _upper_half(wide)
+            wide = load_chunk(rows, number) if dense.in_shared_memory(rows) else rows[:, columns]
+            high = upper_half(wide)
             parts = [part.astype(jnp.bfloat16) for part in (high, wide - high)]
             for part, of_kernel in _PAIRS:
                 yield parts[part], kernel.at[of_kernel, columns]
 
     return dense.product_from_registers(pairs(), width, meanwhile)
-
-
-def _upper_half(wide: jax.Array) -> jax.Array:
-    """float32 numbers rounded to bfloat16 ones, halves away from zero, but not yet stored as such.
-
-    Of their bits, as a conversion there and back would be one of single numbers, which are slow.
-    """
-    bits = lax.bitcast_convert_type(wide, jnp.int32) + jnp.int32(0x8000)
-    return lax.bitcast_convert_type(bits & jnp.int32(-0x10000), jnp.float32)
-
-
-def _wide_chunk(tile, number: int) -> jax.Array:
-    """As many columns of a float32 tile as bfloat16 numbers lie together, from shared memory."""
-    chunks = dense.COLUMNS // tile.shape[-1]
-    parts = [dense.load(tile.at[number * chunks + part]) for part in range(chunks)]
-    return jnp.concatenate(parts, axis=1)
 
 
 PRODUCTS: Mapping[str | None, Products] = MappingProxyType(

@@ -13,7 +13,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import _dense_stack as dense
 from pallas_kernels._dense_plan import MARKS, BackwardTile, Work
-from pallas_kernels._dense_stack import BLOCK, COLUMNS, PART, ROWS, Ring
+from pallas_kernels._dense_stack import BLOCK, COLUMNS, PART, Ring
+from pallas_kernels._dense_walker import streams_of
 
 _MOST_COLUMNS = 128  # of a product: more sums at a time are refused where threads share registers
 
@@ -27,6 +28,7 @@ class Summer:
       tile: who does what.
       scratch: shared memory.
       ring: of the streams that are summed.
+      terms: of their tiles; None each if these are not split.
       number: among the summers.
     """
 
@@ -34,13 +36,15 @@ class Summer:
     tile: BackwardTile
     scratch: dict
     ring: Ring
+    terms: Sequence
     number: int
 
     def run(self, count, kernel_sums: Sequence, bias_sums: Any = None) -> None:
         """Adds all tiles of the block up, and writes the sums."""
         units, bias_units = self.work.share_of(self.number)
         width = self.work.stack.widths[1]
-        shapes = [(COLUMNS, width)] * len(units) + [(COLUMNS, MARKS)] * bool(bias_units)
+        marks = self.work.marks[0] if bias_units else 0
+        shapes = [(COLUMNS, width)] * len(units) + [(COLUMNS, MARKS)] * marks
 
         def accumulate(*sums):
             @pl.loop(0, count)
@@ -52,8 +56,8 @@ class Summer:
                 first = part * self.work.share if unit.layer == 0 else 0
                 rows = dense.columns_at(first, unit.chunk)
                 kernel_sums[unit.layer].at[block, rows][...] = made[...]
-            if bias_units:
-                bias_sums.at[block, part, self.number][...] = sums[-1][...]
+            for mark, made in enumerate(sums[len(units) :]):
+                bias_sums.at[block, part, self.number, mark][...] = made[...]
 
         pl.run_scoped(accumulate, *(plgpu.ACC(shape, jnp.float32) for shape in shapes))
 
@@ -63,33 +67,40 @@ class Summer:
         place = (team, lax.rem(turn, self.tile.slots))
         self.ring.wait(place)
         plgpu.barrier_wait(self.scratch["made"].at[team])
-        streams = dict(zip(self.work.summed, self.ring.held(place), strict=True))
+        streams = streams_of(self.work, self.ring, self.terms, place)
         # Of an only team the number is known.
         zero = dense.zero_in(n)
         kept = {
-            name: tile.at[team if self.tile.teams > 1 else zero]
+            name: self.work.terms.each(tile.at[team if self.tile.teams > 1 else zero])
             for name, tile in self.scratch["kept"].items()
         }
         for unit, own in zip(units, sums, strict=False):
             tile, other = (streams["x"], "dz") if unit.layer == 0 else (streams["dy"], "hidden")
-            self._multiply(own, tile.at[unit.chunk].T, kept.get(other, streams.get("dy")))
-        for mark, unit in enumerate(bias_units):
+            left = tile.matrices(unit.chunk)
+            for a, b in self.work.terms.pairs:
+                right = self._columns(kept[other][b] if other in kept else (streams["dy"], b))
+                for columns, matrix in right:
+                    plgpu.wgmma(own.at[:, columns], left[a].T, matrix)
+        for number, unit in enumerate(bias_units):
             chunk = self.work.bias_chunk(unit, lax.axis_index(PART))
             if unit.layer == 0 and "dz" in kept:
-                tile = kept["dz"].at[:, dense.columns_at(0, chunk)]
+                tiles = [term.at[:, dense.columns_at(0, chunk)] for term in kept["dz"]]
             else:
-                tile = streams["dy"].at[chunk]
-            plgpu.wgmma(sums[-1], tile.T, self.scratch["marks"].at[zero + mark].T)
+                tiles = streams["dy"].matrices(chunk)
+            marked, matrix = self.work.mark_of(number)
+            for tile in reversed(tiles):
+                marks = self.scratch["marks"].at[zero + matrix].T
+                plgpu.wgmma(sums[len(units) + marked], tile.T, marks)
         plgpu.wgmma_wait(0)
         plgpu.barrier_arrive(self.scratch["summed"].at[team])
 
-    def _multiply(self, sums: Any, left, right) -> None:
-        """``right`` is one matrix, or in chunks of columns; not all of its columns at once."""
+    def _columns(self, matrix) -> list[tuple[slice, Any]]:
+        """Of a matrix, or of a term of a stream, so many as are multiplied at once."""
         width = self.work.stack.widths[1]
-        if right.shape[0] != ROWS:
-            for chunk, part in enumerate(dense.columns_of(width)):
-                plgpu.wgmma(sums.at[:, part], left, right.at[chunk])
-            return
-        for first in range(0, width, _MOST_COLUMNS):
-            part = slice(first, min(width, first + _MOST_COLUMNS))
-            plgpu.wgmma(sums.at[:, part], left, right.at[:, part])
+        if isinstance(matrix, tuple):
+            tile, term = matrix
+            parts = enumerate(dense.columns_of(width))
+            return [(part, tile.matrices(chunk)[term]) for chunk, part in parts]
+        firsts = range(0, width, _MOST_COLUMNS)
+        parts = [slice(first, min(width, first + _MOST_COLUMNS)) for first in firsts]
+        return [(part, matrix.at[:, part]) for part in parts]

@@ -1,11 +1,13 @@
 """Warpgroups that go through tiles of rows, and make ``dz`` and ``dx``.
 
-The members of a team are at the same tile, and share its chunks of 64 columns.
+The members of a team are at the same tile, and share its chunks of 64 columns. Of float32 numbers
+they first make the terms that tensor cores multiply.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +20,7 @@ from pallas_kernels import _dense_stack as dense
 from pallas_kernels._dense_activations import Activation
 from pallas_kernels._dense_plan import BackwardTile, Work
 from pallas_kernels._dense_stack import BLOCK, COLUMNS, PART, Ring
+from pallas_kernels._dense_terms import Tile
 
 _STRIPS = [slice(first, first + 16) for first in range(0, COLUMNS, 16)]
 
@@ -31,6 +34,7 @@ class Walker:
       tile: who does what.
       scratch: shared memory.
       ring: of the streams that are summed.
+      terms: of their tiles; None each if these are not split.
       brief: of the others, None if there are none.
       dx: the result.
       below: what made x, if the gradient to its preactivation is asked for.
@@ -42,6 +46,7 @@ class Walker:
     tile: BackwardTile
     scratch: dict
     ring: Ring
+    terms: Sequence
     brief: Ring | None
     dx: Any
     below: Activation | None
@@ -80,6 +85,8 @@ class Walker:
         @pl.loop(0, made)
         def _(i):
             streams, held = self._streams(i), self._held(i)
+            if self.work.terms.split:
+                self._split(streams, held["zero"])
             if self.work.kept:
                 self._make_dz(streams, held, functools.partial(reuse, i))
                 plgpu.commit_smem()
@@ -97,23 +104,34 @@ class Walker:
         pl.when(made > 0)(lambda: plgpu.barrier_wait(summed))
         plgpu.wait_smem_to_gmem(0)
 
-    def _streams(self, i) -> dict[str, Any]:
+    def _streams(self, i) -> dict[str, Tile]:
         """The tile's, once they are there."""
-        held = {}
-        pairs = [(self.ring, self.tile.slots, self.work.summed)]
-        pairs += [(self.brief, self.tile.brief, self.work.brief)] if self.brief else []
-        for ring, slots, names in pairs:
-            place = (self.team, lax.rem(i, slots))
-            ring.wait(place)
-            held |= zip(names, ring.held(place), strict=True)
+        place = (self.team, lax.rem(i, self.tile.slots))
+        self.ring.wait(place)
+        held = streams_of(self.work, self.ring, self.terms, place)
+        if self.brief:
+            place = (self.team, lax.rem(i, self.tile.brief))
+            self.brief.wait(place)
+            held |= zip(self.work.brief, map(Tile, self.brief.held(place)), strict=True)
         return held
+
+    def _split(self, streams: dict[str, Tile], zero) -> None:
+        """Those that are multiplied; until all members have done it."""
+        for name, width in self.work.summed.items():
+            split = streams[name].split
+            self._own_chunks(width, zero, lambda chunk, *_, split=split: split(chunk))
+        plgpu.commit_smem()
+        if self.tile.members > 1:
+            plgpu.barrier_arrive(self.scratch["split"].at[self.team])
+            plgpu.barrier_wait(self.scratch["split"].at[self.team])
 
     def _held(self, i) -> dict[str, Any]:
         """What else is in shared memory: the kernels, and what the team makes."""
         zero = dense.zero_in(i)
         team = self.team if self.tile.teams > 1 else zero
-        kernels = [kernel.at[zero] for kernel in self.scratch["kernels"]]
-        kept = {name: tile.at[team] for name, tile in self.scratch["kept"].items()}
+        each = self.work.terms.each
+        kernels = [each(kernel.at[zero]) for kernel in self.scratch["kernels"]]
+        kept = {name: each(tile.at[team]) for name, tile in self.scratch["kept"].items()}
         staged, copied = (face.at[team] for face in dense.faces(self.scratch["dx"]))
         return {"zero": zero, "kernels": kernels, "dx": staged, "copied_dx": copied} | kept
 
@@ -145,32 +163,32 @@ class Walker:
                 hidden, known = self._output(streams, held, chunk, columns)
                 dh = self._dh(streams, held, chunk, columns)
                 reuse_once()
-                self._keep(held, columns, hidden)
+                self._keep("hidden", held, columns, hidden)
             else:
                 hidden, known = self._hidden_and_slope(
                     activation, streams, held, columns, reuse_once
                 )
-                self._keep(held, columns, hidden)
+                self._keep("hidden", held, columns, hidden)
                 dh = self._dh(streams, held, chunk, columns)
             if activation is not None:
                 parts = [(known[:, part].astype(jnp.float32), dh[:, part]) for part in _STRIPS]
                 dz = jnp.concatenate([activation.pull_back(*part) for part in parts], axis=1)
             else:
                 dz = dh
-            held["dz"].at[:, columns][...] = dz.astype(stack.dtype)
+            self._keep("dz", held, columns, dz)
 
         self._own_chunks(stack.widths[1], held["zero"], make)
 
     def _preactivation(self, streams: dict, held: dict, columns):
         """Of the first layer."""
-        kernel = held["kernels"][0].at[:, columns]
-        z = dense.product(*dense.by_chunks(streams["x"], kernel))
+        kernel = [term.at[:, columns] for term in held["kernels"][0]]
+        z = self.work.terms.product(*streams["x"].by_chunks(kernel))
         return dense.add_bias(z, self.work.stack.bias_of(self.scratch["biases"], 0), columns)
 
     def _output(self, streams: dict, held: dict, chunk, columns):
         """The first layer's, once as the hidden tile if there is one."""
         if "y" in streams:
-            return None, dense.load(streams["y"].at[chunk])
+            return None, streams["y"].load(chunk)
         activation = self.work.stack.activation(0)
         z = self._preactivation(streams, held, columns)
         hidden = (z if activation is None else activation.value(z)).astype(self.work.stack.dtype)
@@ -186,29 +204,30 @@ class Walker:
         hidden, slope = (jnp.concatenate(parts, axis=1) for parts in zip(*made, strict=True))
         return (hidden.astype(self.work.stack.dtype) if "hidden" in held else None), slope
 
-    @staticmethod
-    def _keep(held: dict, columns, hidden) -> None:
-        if hidden is not None:
-            held["hidden"].at[:, columns][...] = hidden
+    def _keep(self, name: str, held: dict, columns, made) -> None:
+        if made is not None:
+            self.work.terms.store([term.at[:, columns] for term in held[name]], made)
 
     def _dh(self, streams: dict, held: dict, chunk, columns):
         """The gradient behind the activation of the first layer."""
         if self.work.stack.layers == 1:
-            return dense.load(streams["dy"].at[chunk])
-        kernel = held["kernels"][1].at[columns].T
-        return dense.product(*dense.by_chunks(streams["dy"], kernel))
+            return streams["dy"].load(chunk)
+        kernel = [term.at[columns].T for term in held["kernels"][1]]
+        return self.work.terms.product(*streams["dy"].by_chunks(kernel))
 
     def _make_dx(self, streams: dict, held: dict, rows) -> None:
+        size = held["dx"].shape[-1]
+
         def make(chunk, columns, is_first):
-            kernel = held["kernels"][0].at[columns].T
-            if "dz" in held:
-                made = dense.product((held["dz"], kernel))
-            else:
-                made = dense.product(*dense.by_chunks(streams["dy"], kernel))
+            kernel = [term.at[columns].T for term in held["kernels"][0]]
+            known = [(held["dz"], kernel)] if "dz" in held else streams["dy"].by_chunks(kernel)
+            made = self.work.terms.product(*known)
             if self.below is not None:
-                made = self.below.pull_back(dense.load(streams["x"].at[chunk]), made)
+                made = self.below.pull_back(streams["x"].load(chunk), made)
             pl.when(is_first)(lambda: plgpu.wait_smem_to_gmem(0, wait_read_only=True))
-            held["dx"].at[chunk][...] = made.astype(self.work.stack.dtype)
+            for part, columns in enumerate(dense.columns_of(COLUMNS, size)):
+                target = held["dx"].at[chunk * (COLUMNS // size) + part]
+                target[...] = made[:, columns].astype(self.work.stack.dtype)
 
         self._own_chunks(self.work.share, held["zero"], make)
         plgpu.barrier_arrive(self.scratch["summed"].at[self.team])
@@ -217,7 +236,16 @@ class Walker:
 
         def write(chunk, columns, is_first):
             del columns, is_first
-            target = self.dx.at[rows, dense.columns_at(first, chunk)]
-            plgpu.copy_smem_to_gmem(held["copied_dx"].at[chunk], target)
+            for part in range(COLUMNS // size):
+                place = chunk * (COLUMNS // size) + part
+                target = self.dx.at[rows, dense.columns_at(first, place, size)]
+                plgpu.copy_smem_to_gmem(held["copied_dx"].at[place], target)
 
         self._own_chunks(self.work.share, held["zero"], write)
+
+
+def streams_of(work: Work, ring: Ring, terms: Sequence, place: tuple) -> dict[str, Tile]:
+    """The tiles of the streams that are summed, in this place of their ``ring``."""
+    held = zip(ring.held(place), terms, strict=True)
+    tiles = [Tile(numbers, None if term is None else term.at[place]) for numbers, term in held]
+    return dict(zip(work.summed, tiles, strict=True))

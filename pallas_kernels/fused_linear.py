@@ -45,7 +45,7 @@ def fused_linear_backward(
     """Gradients to ``x``, ``kernel`` and ``bias``; sums in a fixed order.
 
     Args:
-      x: as in ``fused_linear``, 16 bits.
+      x: as in ``fused_linear``; float32 numbers are multiplied as the sums of two bfloat16 ones.
       kernel: likewise.
       bias: likewise.
       y: the result, for activations whose derivative is made of it; for others not used.

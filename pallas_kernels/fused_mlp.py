@@ -50,17 +50,20 @@ def fused_mlp_backward(
     biases: Sequence[jax.Array | None],
     dy: jax.Array,
     activation: str | None,
+    precision: str | None = None,
 ) -> tuple[jax.Array, Sequence[jax.Array], Sequence[jax.Array | None]]:
     """Gradients to the first three arguments; sums in a fixed order.
 
     One or two layers are gone back through at once, and what they read is recomputed.
 
     Args:
-      x: as in ``fused_mlp``, 16 bits.
+      x: as in ``fused_mlp``.
       kernels: likewise.
       biases: likewise.
       dy: [rows, last out].
       activation: as in ``fused_mlp``.
+      precision: as in ``fused_mlp``, of layers whose result is read again; else float32 numbers
+        are multiplied as the sums of two bfloat16 ones.
 
     Returns:
       Of the shapes and dtypes of the arguments.
@@ -70,7 +73,7 @@ def fused_mlp_backward(
     inputs = [x]
     for start, stop in groups[:-1]:
         layers = kernels[start:stop], biases[start:stop]
-        inputs.append(_forward(inputs[-1], *layers, [activation] * (stop - start)))
+        inputs.append(_forward(inputs[-1], *layers, [activation] * (stop - start), precision))
     gated = activation is not None and ACTIVATIONS[activation].of_output
     dkernels, dbiases = [], []
     for h, (start, stop) in reversed(list(zip(inputs, groups, strict=True))):
@@ -112,6 +115,18 @@ def float32_fits(widths: tuple[int, ...], precision: str) -> bool:
     """Whether each float32 layer between these widths fits a kernel, with a bias."""
     for pair in itertools.pairwise(widths):
         if DenseTile.choose(Stack(pair, (True,), (None,), jnp.dtype("float32"), precision)) is None:
+            return False
+    return True
+
+
+def float32_gradients_fit(widths: tuple[int, ...], activation: str | None) -> bool:
+    """Whether the backward pass of float32 layers between these widths fits kernels.
+
+    With biases, and with the ``activation`` between them, or behind if there is but one.
+    """
+    for pair in itertools.pairwise(widths):
+        layer = Stack(pair, (True,), (activation,), jnp.dtype("float32"))
+        if not _dense_backward.fits(layer):
             return False
     return True
 

@@ -3,7 +3,7 @@
 On a GPU ``implementation=None`` takes the Mosaic GPU kernels for what they were timed with: layers
 narrow enough that the time is that of reading and writing rows, and so many rows that this
 is more than the time of a launch; the rest is XLA's. ``layer_limits`` and ``_not_worth`` are this
-rule. float32 layers have kernels for the forward pass only.
+rule. Gradients of float32 layers by kernels were not timed.
 """
 
 from __future__ import annotations
@@ -64,45 +64,73 @@ def layer_limits(x: Any, kernels: Any) -> str | None:
 
 
 def forward_limits(x: Any, kernels: Any, precision: str | None) -> str | None:
-    """Why the kernels of the forward pass, which also take float32, do not take these layers."""
+    """Why the kernels of the forward pass do not take these layers, or None."""
     if x.dtype.name != "float32":
         return layer_limits(x, kernels)
-    reason = _width_limits(x, kernels)
-    if reason is not None:
+    reason = _width_limits(x, kernels) or _precision_limits(x, precision)
+    return reason or _room_limits(x, kernels, precision) or device_limits()
+
+
+def backward_limits(
+    x: Any, kernels: Any, activation: str | None, precision: str | None
+) -> str | None:
+    """Likewise of the backward pass, which makes some of the forward pass again."""
+    reason = forward_limits(x, kernels, precision)
+    if reason is not None or x.dtype.name != "float32":
         return reason
-    made = products(x.dtype, precision)
-    if made is None:
-        setting = jax.config.jax_default_matmul_precision
-        got = precision or f"JAX's setting {setting}"
-        return f"needs precision tf32 or bf16x3 for float32 values, got {got}"
-    return _room_limits(x, kernels, made) or device_limits()
+    from pallas_kernels import fused_mlp
+
+    widths = _widths(x, kernels)
+    if fused_mlp.float32_gradients_fit(widths, activation):
+        return None
+    return f"needs float32 layers whose gradients fit registers, got widths {widths}"
+
+
+def _precision_limits(x: Any, precision: str | None) -> str | None:
+    if products(x.dtype, precision) is not None:
+        return None
+    got = precision or f"JAX's setting {jax.config.jax_default_matmul_precision}"
+    return f"needs precision tf32 or bf16x3 for float32 values, got {got}"
+
+
+def _widths(x: Any, kernels: Any) -> tuple[int, ...]:
+    return x.shape[-1], *(kernel.shape[1] for kernel in kernels)
 
 
 def _width_limits(x: Any, kernels: Any) -> str | None:
-    for width in (x.shape[-1], *(k.shape[1] for k in kernels)):
+    for width in _widths(x, kernels):
         if width == 0 or width % _LEAST_WIDTH or width > _MOST_WIDTH:
             known = f"multiples of {_LEAST_WIDTH} up to {_MOST_WIDTH}"
             return f"needs widths that are {known}, got {width}"
     return None
 
 
-def _room_limits(x: Any, kernels: Any, made: str) -> str | None:
+def _room_limits(x: Any, kernels: Any, precision: str | None) -> str | None:
     """The reason if a float32 layer and a tile of rows are too large together."""
     from pallas_kernels import fused_mlp
 
-    widths = (x.shape[-1], *(k.shape[1] for k in kernels))
-    if fused_mlp.float32_fits(widths, made):
+    widths, made = _widths(x, kernels), products(x.dtype, precision)
+    if made is not None and fused_mlp.float32_fits(widths, made):
         return None
     return f"needs float32 layers that fit shared memory, got widths {widths}"
 
 
-def gradient_request(request: dispatch.Request, x: Any) -> dispatch.Request:
-    """What the backward pass is asked for: float32 layers have no kernels of it.
+def gradient_request(
+    request: dispatch.Request,
+    x: Any,
+    kernels: Any,
+    *,
+    activation: str | None,
+    precision: str | None,
+) -> dispatch.Request:
+    """What the backward pass is asked for: not all float32 layers have kernels of it.
 
     Where kernels made their results by name, their gradients are what ``None`` takes.
     """
-    has_none = request.name == "pallas" and x.dtype.name == "float32"
-    return request._replace(name=None) if has_none else request
+    if request.name != "pallas" or x.dtype.name != "float32":
+        return request
+    refused = backward_limits(x, kernels, activation, precision)
+    return request._replace(name=None) if refused else request
 
 
 def _tolerance(x: Any, *arrays: Any, precision: str | None = None, **options: Any) -> float | None:
@@ -133,6 +161,8 @@ def _backward_not_worth(
 ) -> str | None:
     """Likewise, or if no such layers were timed."""
     del arrays, options
+    if x.dtype.name == "float32":
+        return "was not timed for gradients in float32"
     count, widest = _size(x, kernels)
     timed = _TIMED_WIDE[count == 1]
     if widest > _MOST_TIMED_BACKWARD and activation not in timed:

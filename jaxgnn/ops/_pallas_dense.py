@@ -64,7 +64,7 @@ def fused_linear_backward(
     precision: str | None,
 ) -> tuple[Array, Array, Array | None]:
     """Gradients to ``x``, ``kernel`` and ``bias``."""
-    del precision  # products of 16-bit numbers are exact
+    del precision  # no less than three products of parts
     from pallas_kernels import fused_linear as kernels
 
     flat, y, dy = flat_tokens(x.ndim - 1, (x, y, dy))
@@ -120,10 +120,10 @@ def fused_mlp_backward(
     precision: str | None,
 ) -> tuple[Array, Sequence[Array], Sequence[Array | None]]:
     """Gradients to ``x``, the kernels and the biases."""
-    del precision
     from pallas_kernels import fused_mlp as kernels
 
+    precision = products(x.dtype, precision)
     flat, dy = flat_tokens(x.ndim - 1, (x, dy))
-    made = kernels.fused_mlp_backward(flat, layers, biases, dy, activation)
+    made = kernels.fused_mlp_backward(flat, layers, biases, dy, activation, precision)
     dx, dkernels, dbiases = jax.tree.map(partial(vary_like, x), made)
     return dx.reshape(x.shape), tuple(dkernels), tuple(dbiases)

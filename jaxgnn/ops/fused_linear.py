@@ -13,7 +13,12 @@ from jaxgnn.graph import CBSR
 from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops import _pallas_dense as pallas
 from jaxgnn.ops._checks import check_choice, check_float
-from jaxgnn.ops._dense_kernels import forward_limits, gradient_request, layer_limits
+from jaxgnn.ops._dense_kernels import (
+    backward_limits,
+    forward_limits,
+    gradient_request,
+    layer_limits,
+)
 from jaxgnn.ops._dense_kernels import kernel as kernel_table
 from jaxgnn.ops._linear_checks import check_layer, check_options
 from jaxgnn.ops.maxk import TODENSE, check_k, maxk
@@ -25,6 +30,11 @@ from jaxgnn.ops.reference.fused_linear import Precision
 def _forward_limits(x, kernel, bias, *, activation, precision) -> str | None:
     del bias, activation
     return forward_limits(x, (kernel,), precision)
+
+
+def _backward_limits(x, kernel, *arrays, activation, precision) -> str | None:
+    del arrays
+    return backward_limits(x, (kernel,), activation, precision)
 
 
 def _limits(x, kernel, *arrays, **options) -> str | None:
@@ -43,7 +53,7 @@ BACKWARD = kernel_table(
     "fused_linear.backward",
     reference.fused_linear_backward,
     pallas.fused_linear_backward,
-    limits=_limits,
+    limits=_backward_limits,
     backward=True,
 )
 
@@ -214,8 +224,9 @@ def _fused_linear_forward(request, activation, precision, *inputs):
 
 def _fused_linear_backward(request, activation, precision, residuals, dy):
     inputs, y = residuals
-    request = gradient_request(request, inputs[0])
-    return BACKWARD(request, *inputs, y, dy, activation=activation, precision=precision)
+    options = {"activation": activation, "precision": precision}
+    request = gradient_request(request, inputs[0], inputs[1:2], **options)
+    return BACKWARD(request, *inputs, y, dy, **options)
 
 
 _fused_linear.defvjp(_fused_linear_forward, _fused_linear_backward)

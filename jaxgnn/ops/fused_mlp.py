@@ -13,10 +13,10 @@ from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops import _pallas_dense as pallas
 from jaxgnn.ops._checks import check_float
 from jaxgnn.ops._dense_kernels import (
+    backward_limits,
     forward_limits,
     gradient_request,
     kernel,
-    layer_limits,
 )
 from jaxgnn.ops._linear_checks import check_layers, check_options
 from jaxgnn.ops.fused_linear import fused_linear
@@ -30,9 +30,9 @@ def _forward_limits(x, kernels, biases, *, activation, precision) -> str | None:
     return forward_limits(x, kernels, precision)
 
 
-def _limits(x, kernels, *arrays, activation, precision) -> str | None:
-    del arrays, activation, precision  # products of 16-bit numbers are exact
-    return layer_limits(x, kernels)
+def _backward_limits(x, kernels, *arrays, activation, precision) -> str | None:
+    del arrays
+    return backward_limits(x, kernels, activation, precision)
 
 
 # The formula as it stands, differentiated by JAX.
@@ -42,7 +42,7 @@ BACKWARD = kernel(
     "fused_mlp.backward",
     reference.fused_mlp_backward,
     pallas.fused_mlp_backward,
-    limits=_limits,
+    limits=_backward_limits,
     backward=True,
 )
 
@@ -129,8 +129,9 @@ def _fused_mlp_forward(request, activation, precision, *inputs):
 
 
 def _fused_mlp_backward(request, activation, precision, inputs, dy):
-    request = gradient_request(request, inputs[0])
-    return BACKWARD(request, *inputs, dy, activation=activation, precision=precision)
+    options = {"activation": activation, "precision": precision}
+    request = gradient_request(request, *inputs[:2], **options)
+    return BACKWARD(request, *inputs, dy, **options)
 
 
 _fused_mlp.defvjp(_fused_mlp_forward, _fused_mlp_backward)

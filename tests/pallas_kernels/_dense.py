@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels import _dense_stack
+from pallas_kernels import _dense_stack, _dense_terms
 
 
 @contextlib.contextmanager
@@ -19,8 +19,17 @@ def interpreted():
     with pytest.MonkeyPatch.context() as patch, plgpu.force_gpu_interpret_mode():
         patch.setattr(_dense_stack, "copied_tiles", _dense_stack.tiles)
         patch.setattr(_dense_stack, "faces", lambda tiles: (tiles, tiles))
+        patch.setattr(_dense_terms, "split_tiles", _split_tiles)
+        patch.setattr(_dense_terms, "faces", lambda tiles: tiles)
         patch.setattr(_dense_stack, "product_from_registers", _product)
         yield
+
+
+def _split_tiles(dtype, width, *places):
+    """What was read, and its terms, each in a place of its own."""
+    shape = (*places, width // _dense_stack.COLUMNS, 2, _dense_stack.ROWS, _dense_stack.COLUMNS)
+    chunked = _dense_stack.chunked(dtype, width, *places)
+    return [chunked, _dense_stack.tiles(jnp.bfloat16, *shape)]
 
 
 def _product(pairs, columns, meanwhile):

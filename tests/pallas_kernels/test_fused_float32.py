@@ -11,9 +11,12 @@ import pytest
 from jaxgnn import ops
 from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops.fused_linear import FUSED_LINEAR
-from jaxgnn.testing import assert_close, to_float64
-from pallas_kernels import _dense_forward, fused_mlp
+from jaxgnn.ops.reference import fused_linear as linear_reference
+from jaxgnn.ops.reference import fused_mlp as mlp_reference
+from jaxgnn.testing import assert_close, random_array, to_float64
+from pallas_kernels import _dense_backward, _dense_forward, fused_linear, fused_mlp
 from pallas_kernels._dense_forward import DenseTile
+from pallas_kernels._dense_plan import BackwardTile, Work
 from pallas_kernels._dense_stack import SHARED_BYTES, Stack
 from tests.ops._linear import VALUES, features, layers, linear
 from tests.pallas_kernels._dense import interpreted, kernels_of, structs, with_gradients
@@ -80,6 +83,92 @@ def test_three_products_of_parts_have_their_precision(rows, widths, activation):
     assert np.abs(np.asarray(y) - exact).max() < 2e-5 * np.abs(exact).max()
 
 
+ALONE = BackwardTile(blocks=2, parts=1, teams=1, members=1, slots=2, brief=2)
+TEAMS = BackwardTile(blocks=2, parts=1, teams=2, members=1, slots=2, brief=1)
+MEMBERS = BackwardTile(blocks=2, parts=1, teams=1, members=2, slots=2, brief=1)
+PARTS = BackwardTile(blocks=1, parts=2, teams=1, members=2, slots=2, brief=1)
+# None: by default. That of relu does not fit, which XLA then goes back through; a member that has
+# no chunk of the result; blocks that share columns; teams; and two layers at once.
+GRADIENTS = [
+    (1, (64, 64), "silu", ALONE),
+    (203, (128, 128), "relu", None),
+    (203, (64, 128), "gelu", MEMBERS),
+    (203, (128, 64), None, PARTS),
+    (203, (64, 64), "squared_relu", TEAMS),
+    (72, (128, 128, 64), "mish", MEMBERS),
+    (203, (64, 64, 64), "relu", ALONE),
+]
+
+
+def _assert_gradients_are_close(made, exact):
+    for a, e in zip(jax.tree.leaves(made), jax.tree.leaves(exact), strict=True):
+        assert a.dtype == jnp.float32 and a.shape == e.shape
+        e = np.asarray(e)
+        assert np.abs(np.asarray(a) - e).max() < 2e-5 * np.abs(e).max()
+
+
+def _gradient_inputs(rows, widths, activation):
+    """Input, kernels, biases (of a second layer none), a gradient; some that leave no doubt."""
+    dy = random_array((rows, widths[-1]), "float32", seed=9)
+    inputs = features((rows, widths[0])), *layers(widths), dy
+    # Sums of short numbers have the same sign however they are made.
+    return _on_grid(inputs) if activation in ("relu", "squared_relu") else inputs
+
+
+@pytest.mark.parametrize("rows, widths, activation, tile", GRADIENTS)
+def test_gradients_have_the_precision_of_three_products_of_parts(rows, widths, activation, tile):
+    x, kernels, biases, dy = _gradient_inputs(rows, widths, activation)
+    options, y = {"activation": activation, "precision": None}, None
+    with jax.enable_x64(True):
+        wide = to_float64((x, kernels, biases, dy))
+        if len(widths) == 2:
+            layer = wide[0], *wide[1], *wide[2]
+            if linear_reference.saves_output(activation):
+                y = linear_reference.fused_linear(*layer, **options)
+            exact = linear_reference.fused_linear_backward(*layer, y, wide[3], **options)
+        else:
+            exact = mlp_reference.fused_mlp_backward(*wide, **options)
+    with interpreted():
+        if len(widths) == 2:
+            known = None if y is None else y.astype("float32")
+            layer = x, *kernels, *biases, known, dy
+            made = fused_linear.fused_linear_backward(*layer, activation, tile)
+        else:
+            given = x, kernels, biases, None, dy, (activation, None)
+            made = _dense_backward.backward(*given, tile)
+    _assert_gradients_are_close(made, exact)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_gradients_of_layers_that_do_not_fit_together_are_those_of_several_kernels(activation):
+    widths = (128, 128, 128)
+    inputs = _gradient_inputs(9, widths, activation)
+    with interpreted():
+        made = fused_mlp.fused_mlp_backward(*inputs, activation, "bf16x3")
+    with jax.enable_x64(True):
+        options = {"activation": activation, "precision": None}
+        exact = mlp_reference.fused_mlp_backward(*to_float64(inputs), **options)
+    _assert_gradients_are_close(made, exact)
+
+
+@pytest.mark.parametrize("activation", VALUES)
+def test_tiles_of_gradients_stay_within_shared_memory_and_read_ahead(activation):
+    sizes = (64, 128)
+    for widths in [*itertools.product(sizes, repeat=2), *itertools.product(sizes, repeat=3)]:
+        names = _activations(widths, activation)
+        stack = Stack(widths, (True,) * len(names), names, jnp.dtype("float32"))
+        tile = BackwardTile.choose(stack)
+        assert fused_mlp.float32_gradients_fit(widths, activation)
+        if tile is None:  # in one kernel
+            assert len(widths) == 3 or (stack.last is not None and stack.last.of_output)
+            continue
+        work = Work(stack, tile.parts)
+        needed = tile.teams * work.shared_bytes(tile.slots, tile.brief)
+        needed += sum(4 * a * b for a, b in stack.shapes) // tile.parts
+        needed += 1024 * (len(work.loaded_biases) + work.marks[1])
+        assert needed <= SHARED_BYTES and tile.slots > 1
+
+
 def _stack(widths, precision):
     count = len(widths) - 1
     return Stack(widths, (True,) * count, ("gelu",) * count, jnp.dtype("float32"), precision)
@@ -122,18 +211,39 @@ def test_layers_lower_with_every_activation(activation, precision):
     assert len(kernels_of(functools.partial(ops.fused_mlp, **options), *inputs)) == 1
 
 
+# Kernels of the value and its gradients; gradients that do not fit are left to XLA.
+WITH_GRADIENTS = {
+    ((64, 64, 64), "gelu"): 2,
+    ((64, 128, 64), "squared_relu"): 2,
+    ((128, 128), "relu"): 2,
+    ((128, 128), "mish"): 2,
+    ((128, 128, 128), "relu"): 4,
+    ((128, 128, 128), "gelu_exact"): 4,
+    ((64, 64, 64, 64), "silu"): 4,
+    ((192, 128), "gelu"): 1,
+}
+
+
 @pytest.mark.usefixtures("as_on_a_gpu")
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("widths", [(64, 64, 64), (64, 256), (192, 128)])
-def test_gradients_of_what_kernels_made_are_left_to_xla(widths, precision):
-    options = {"activation": "gelu", "precision": precision, "implementation": "pallas"}
+@pytest.mark.parametrize("widths, activation", WITH_GRADIENTS)
+def test_gradients_lower_for_what_fits(widths, activation):
+    precision = PRECISIONS[len(widths) % 2]
+    options = {"activation": activation, "precision": precision, "implementation": "pallas"}
     x, kernels, biases = _mlp_structs(232_965, widths)
     if len(kernels) == 1:
         layer = functools.partial(ops.fused_linear, **options)
-        assert len(kernels_of(*with_gradients(layer, x, *kernels, *biases))) == 1
+        made = kernels_of(*with_gradients(layer, x, *kernels, *biases))
     else:
         mlp = functools.partial(ops.fused_mlp, **options)
-        assert len(kernels_of(*with_gradients(mlp, x, kernels, biases))) == 1
+        made = kernels_of(*with_gradients(mlp, x, kernels, biases))
+    assert len(made) == WITH_GRADIENTS[widths, activation]
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_none_leaves_gradients_to_xla():
+    """They were not timed."""
+    mlp = functools.partial(ops.fused_mlp, activation="relu", precision="tf32")
+    assert len(kernels_of(*with_gradients(mlp, *_mlp_structs(10_000, (64,) * 3)))) == 1
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
