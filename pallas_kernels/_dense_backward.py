@@ -8,13 +8,15 @@ which would not hold both sides::
 
 Where registers do not hold the sums of all columns of ``x``, blocks share these: each makes its
 part of ``dx`` and of ``dkernel``. What of ``dz`` takes all columns is then a kernel before. Each
-block writes its sums once; they are added in a fixed order.
+block writes its sums once; they are added in a fixed order. Where shared memory does not hold two
+float32 layers and tiles read ahead, ``_dense_tight`` has another division of the same work.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,17 +24,17 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels import _dense_forward, _dense_terms
+from pallas_kernels import _dense_forward, _dense_terms, _dense_tight
 from pallas_kernels import _dense_stack as dense
 from pallas_kernels._dense_activations import ACTIVATIONS
-from pallas_kernels._dense_plan import MARKS, BackwardTile, Work
+from pallas_kernels._dense_plan import MARKS, BackwardTile, TightTile, Work
 from pallas_kernels._dense_stack import BLOCK, COLUMNS, PART, ROWS, WARPGROUP, Ring, Stack, Stream
-from pallas_kernels._dense_sums import Summer
+from pallas_kernels._dense_sums import Summer, Tiles, TilesOfTeams
 from pallas_kernels._dense_walker import Walker
 
 
 def backward(
-    x, kernels, biases, y, dy, activations, tile: BackwardTile | None = None, below=None
+    x, kernels, biases, y, dy, activations, tile: BackwardTile | TightTile | None = None, below=None
 ) -> tuple[jax.Array, Sequence[jax.Array], Sequence[jax.Array | None]]:
     """Gradients to ``x``, the kernels and the biases.
 
@@ -54,7 +56,7 @@ def backward(
     stack = Stack.of(x, kernels, biases, activations)
     if x.shape[0] == 0:
         return jax.tree.map(jnp.zeros_like, (x, tuple(kernels), tuple(biases)))
-    tile = tile or BackwardTile.choose(stack)
+    tile = tile or choose(stack)
     if tile is None and stack.layers == 1 and stack.last is not None:
         (kernel,), (bias,), (activation,) = kernels, biases, activations
         if stack.last.of_output:
@@ -66,22 +68,28 @@ def backward(
     if tile is None:
         raise ValueError(f"the sums of layers of widths {stack.widths} do not fit registers")
     tile = tile.limited_to(x.shape[0])
-    work, streams = Work(stack, tile.parts), {"x": x, "dy": dy, "y": y}
+    tight = isinstance(tile, TightTile)
+    work, streams = Work(stack, tile.parts, by_layer=tight), {"x": x, "dy": dy, "y": y}
     call = dense.launch(
         functools.partial(_backward, work, tile, None if below is None else ACTIVATIONS[below]),
         "dense_backward",
         (jax.ShapeDtypeStruct(x.shape, x.dtype), *_sums(work, tile)),
         (tile.blocks, tile.parts),
         tile.walkers + work.summers,
-        _scratch(work, tile),
+        _parameters(work) | (_dense_tight.scratch(work) if tight else _scratch(work, tile)),
     )
     given = [streams[name] for name in (*work.summed, *work.brief)]
     prepared = [work.terms.prepare(kernel) for kernel in kernels]
-    parameters = [*prepared, *_marks(work)], list(biases[: len(work.loaded_biases)])
+    parameters = [*prepared, *_marks(work)], list(biases[: work.needs_bias])
     dx, sums, bias_sums = call(given, *parameters)
     first, *second = (jnp.sum(s, axis=0).astype(x.dtype) for s in sums)
     dkernels = (first, *(transposed.T for transposed in second))
     return dx, dkernels, _dbiases(work, bias_sums)
+
+
+def choose(stack: Stack) -> BackwardTile | TightTile | None:
+    """Who does what, or None if one kernel does not hold it."""
+    return BackwardTile.choose(stack) or TightTile.choose(stack)
 
 
 def fits(layer: Stack) -> bool:
@@ -90,7 +98,7 @@ def fits(layer: Stack) -> bool:
     return BackwardTile.choose(layer.linear_last() if gated else layer) is not None
 
 
-def _sums(work: Work, tile: BackwardTile) -> tuple[list, list]:
+def _sums(work: Work, tile: BackwardTile | TightTile) -> tuple[list, list]:
     """The forms of what the blocks write: of the kernels, and of the biases if there are."""
     first, *second = work.stack.shapes
     shapes = [first, *((columns, rows) for rows, columns in second)]
@@ -127,20 +135,27 @@ def _dbiases(work: Work, sums: Sequence[jax.Array]) -> tuple[jax.Array | None, .
     )
 
 
-def _scratch(work: Work, tile: BackwardTile) -> dict:
-    stack, teams = work.stack, tile.teams
+def _parameters(work: Work) -> dict:
+    """Shared memory for what stays."""
+    stack, terms, marks = work.stack, work.terms, work.marks[1]
     (_, width), *others = stack.shapes
-    marks = work.marks[1]
+    return {
+        "kernels": [terms.tiles(stack.dtype, 1, *s) for s in ((work.share, width), *others)],
+        "biases": [plgpu.SMEM((width,), stack.dtype) for width in work.loaded_biases],
+        "marks": dense.tiles(_factors(work), marks, MARKS, ROWS) if marks else None,
+        "loaded": plgpu.Barrier(num_arrivals=stack.layers + bool(marks) + len(work.loaded_biases)),
+    }
+
+
+def _scratch(work: Work, tile: BackwardTile) -> dict:
+    """Shared memory for tiles, and what their readers and writers wait for."""
+    stack, teams = work.stack, tile.teams
     summed, brief = (list(streams.values()) for streams in (work.summed, work.brief))
     terms, places = work.terms, (teams, tile.slots)
     split = {}
     if terms.split:
         split["tiles"] = [_dense_terms.split_tiles(stack.dtype, w, *places) for w in summed]
     return {
-        "kernels": [terms.tiles(stack.dtype, 1, *s) for s in ((work.share, width), *others)],
-        "biases": [plgpu.SMEM((width,), stack.dtype) for width in work.loaded_biases],
-        "marks": dense.tiles(_factors(work), marks, MARKS, ROWS) if marks else None,
-        "loaded": plgpu.Barrier(num_arrivals=stack.layers + bool(marks) + len(work.loaded_biases)),
         "summed_streams": Ring.form(stack.dtype, summed, places) | split,
         "brief_streams": Ring.form(stack.dtype, brief, (teams, tile.brief)) if brief else None,
         "kept": {k: terms.tiles(stack.dtype, teams, ROWS, w) for k, w in work.kept.items()},
@@ -151,15 +166,52 @@ def _scratch(work: Work, tile: BackwardTile) -> dict:
     }
 
 
-def _backward(work: Work, tile: BackwardTile, below, scratch, *references) -> None:
+def _backward(work: Work, tile: BackwardTile | TightTile, below, scratch, *references) -> None:
     """A warpgroup's part."""
     arrays, matrices, biases, dx, kernel_sums, bias_sums = references
     first = lax.axis_index(PART) * work.share if tile.parts > 1 else 0
     kernel, *others = matrices
-    sources = [work.terms.rows_of(kernel, pl.ds(first, work.share)), *others, *biases]
+    sources = [work.terms.rows_of(kernel, pl.ds(first, work.share)), *others]
+    sources += biases[: len(work.loaded_biases)]
     targets = [kernel.at[0] for kernel in scratch["kernels"]]
     targets += [*([scratch["marks"]] if work.marks[1] else []), *scratch["biases"]]
     dense.ask_for(sources, targets, scratch["loaded"])
+    scratch = scratch | {"biases": scratch["biases"] or biases}
+    warpgroup = lax.axis_index(WARPGROUP)
+    count = dense.own_tiles(dx.shape[0], lax.axis_index(BLOCK), tile.blocks)
+    if isinstance(tile, TightTile):
+        members, walk, tiles = _tight_parts(work, tile, below, scratch, arrays, dx)
+    else:
+        members = tile.members
+        walk, tiles = _parts(work, tile, below, scratch, arrays, dx, first)
+    registers = tile.registers(work)
+
+    def begin_walk(member):
+        if registers is not None:
+            plgpu.set_max_registers(registers[0], action="decrease")
+        walk(member, count)
+
+    def add_up(number):
+        if registers is not None:
+            plgpu.set_max_registers(registers[1], action="increase")
+        plgpu.barrier_wait(scratch["loaded"])
+        Summer(work, scratch, tiles(number), number).run(count, kernel_sums, *bias_sums)
+
+    for member in range(members):
+        mine = lax.rem(warpgroup, members) == member
+        pl.when((warpgroup < tile.walkers) & mine)(functools.partial(begin_walk, member))
+    for number in range(work.summers):
+        pl.when(warpgroup == tile.walkers + number)(functools.partial(add_up, number))
+
+
+_Walk = Callable[[int, Any], None]  # a member through so many tiles
+_TilesOf = Callable[[int], Tiles]  # of a summer
+
+
+def _parts(
+    work: Work, tile: BackwardTile, below, scratch, arrays, dx, first
+) -> tuple[_Walk, _TilesOf]:
+    """What walkers do, and what summers add up."""
     widths = work.summed | work.brief
     streams = {
         name: Stream(array, width, first if name == "x" else 0)
@@ -173,24 +225,22 @@ def _backward(work: Work, tile: BackwardTile, below, scratch, *references) -> No
     brief = None
     if work.brief:
         brief = Ring(scratch["brief_streams"], [streams[name] for name in work.brief])
-    warpgroup = lax.axis_index(WARPGROUP)
-    count = dense.own_tiles(dx.shape[0], lax.axis_index(BLOCK), tile.blocks)
-    registers = tile.registers(work)
 
-    def walk(member):
-        if registers is not None:
-            plgpu.set_max_registers(registers[0], action="decrease")
-        team = 0 if tile.teams == 1 else warpgroup // tile.members
-        Walker(work, tile, scratch, ring, terms, brief, dx, below, team, member).run(count)
+    def walk(member, count):
+        team = 0 if tile.teams == 1 else lax.axis_index(WARPGROUP) // tile.members
+        common = (work, scratch, dx, below, member, tile.members)
+        Walker(*common, tile, ring, terms, brief, team).run(count)
 
-    def add_up(number):
-        if registers is not None:
-            plgpu.set_max_registers(registers[1], action="increase")
-        plgpu.barrier_wait(scratch["loaded"])
-        Summer(work, tile, scratch, ring, terms, number).run(count, kernel_sums, *bias_sums)
+    return walk, lambda number: TilesOfTeams(work, tile, scratch, ring, terms)
 
-    for member in range(tile.members):
-        mine = lax.rem(warpgroup, tile.members) == member
-        pl.when((warpgroup < tile.walkers) & mine)(functools.partial(walk, member))
-    for number in range(work.summers):
-        pl.when(warpgroup == tile.walkers + number)(functools.partial(add_up, number))
+
+def _tight_parts(
+    work: Work, tile: TightTile, below, scratch, arrays, dx
+) -> tuple[int, _Walk, _TilesOf]:
+    """Likewise, and how many walkers are at a tile."""
+
+    def walk(member, count):
+        common = (work, scratch, dx, below, member, tile.walkers)
+        _dense_tight.TightWalker(*common, tile, *arrays).run(count)
+
+    return tile.walkers, walk, lambda layer: _dense_tight.TilesOfLayer(work, scratch, layer)

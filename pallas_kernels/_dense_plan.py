@@ -47,10 +47,12 @@ class Work:
     Attributes:
       stack: the layers; the second of two has no activation.
       parts: blocks that share the columns of ``x``.
+      by_layer: whether each layer has a summer of its own.
     """
 
     stack: Stack
     parts: int
+    by_layer: bool = False
 
     @property
     def terms(self) -> Terms:
@@ -121,21 +123,26 @@ class Work:
 
     def bias_places(self, layer: int) -> list[tuple[int, int, int, int]]:
         """The part, the summer, and ``mark_of`` each chunk of the layer's bias."""
-        return [
-            (part, number % self.summers, *self.mark_of(number // self.summers))
+        places = [
+            (part, unit.chunk, (part, summer, *self.mark_of(number)))
             for part in range(self._sharers(layer))
-            for number, unit in enumerate(self.bias_units)
+            for summer in range(self.summers)
+            for number, unit in enumerate(self.share_of(summer)[1])
             if unit.layer == layer
         ]
+        return [place for *_, place in sorted(places)]
 
     @property
     def summers(self) -> int:
         """Warpgroups whose registers hold all sums."""
         each = _SUMS // self.stack.widths[1]
-        return -(-len(self.units) // each)
+        return self.stack.layers if self.by_layer else -(-len(self.units) // each)
 
     def share_of(self, summer: int) -> tuple[list[Unit], list[Unit]]:
         """Units of the kernels and of the biases that a ``summer`` has; the latter by mark."""
+        if self.by_layer:
+            units = [unit for unit in self.units if unit.layer == summer]
+            return units, [unit for unit in self.bias_units if unit.layer == summer]
         each = -(-len(self.units) // self.summers)
         units = self.units[summer * each : (summer + 1) * each]
         return units, self.bias_units[summer :: self.summers]
@@ -146,8 +153,9 @@ class Work:
 
         Where memory is scarce, all have the same; where registers are, columns of the same sums.
         """
-        count = -(-len(self.bias_units) // self.summers)
-        return (count, min(count, 1)) if self.terms.split else (min(count, 1), count)
+        count = max(len(self.share_of(summer)[1]) for summer in range(self.summers))
+        scarce = self.terms.split and not self.by_layer
+        return (count, min(count, 1)) if scarce else (min(count, 1), count)
 
     def mark_of(self, number: int) -> tuple[int, int]:
         """Which of these sums and matrices the chunk of a bias has, by its ``number``."""
@@ -155,16 +163,28 @@ class Work:
         return min(number, sums - 1), min(number, matrices - 1)
 
     @property
+    def needs_bias(self) -> bool:
+        """That of the first layer, if it is made again."""
+        return self.recomputes and self.stack.biased[0]
+
+    @property
     def loaded_biases(self) -> tuple[int, ...]:
-        """Widths of those that are needed: of the first layer, if it is made again."""
-        needed = self.recomputes and self.stack.biased[0]
-        return (self.stack.widths[1],) if needed else ()
+        """Widths of those in shared memory; for summers of layers there is no room left."""
+        return (self.stack.widths[1],) if self.needs_bias and not self.by_layer else ()
 
     @property
     def summer_registers(self) -> int:
         """Of a thread that has the most sums."""
-        units = -(-len(self.units) // self.summers)
+        units = max(len(self.share_of(summer)[0]) for summer in range(self.summers))
         return units * self.stack.widths[1] // 2 + _OTHER_REGISTERS
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Of what stays in shared memory."""
+        kernels = dataclasses.replace(self.stack, biased=(False,) * self.stack.layers)
+        biases = (dense.aligned(w * self.stack.dtype.itemsize) for w in self.loaded_biases)
+        marks = self.marks[1] * dense.aligned(MARKS * dense.ROWS * _TERM_BYTES)
+        return kernels.parameter_bytes(self.parts) + sum(biases) + marks
 
     def shared_bytes(self, slots: int, brief: int) -> int:
         """Of a team's tiles in shared memory."""
@@ -214,10 +234,7 @@ class BackwardTile:
         free = _MOST_WARPGROUPS - work.summers
         # A third walker would leave the summer too few.
         walkers = free if work.summer_registers <= _FAIR_REGISTERS or members == 2 else free - 1
-        kernels = dataclasses.replace(stack, biased=(False,) * stack.layers)
-        room = dense.SHARED_BYTES - kernels.parameter_bytes(work.parts)
-        room -= sum(dense.aligned(width * stack.dtype.itemsize) for width in work.loaded_biases)
-        room -= work.marks[1] * dense.aligned(MARKS * dense.ROWS * _TERM_BYTES)
+        room = dense.SHARED_BYTES - work.parameter_bytes
         blocks = dense.MULTIPROCESSORS // work.parts
         for teams in range(walkers // members, 0, -1):
             for slots, brief in _AHEAD:
@@ -236,8 +253,49 @@ class BackwardTile:
 
     def registers(self, work: Work) -> tuple[int, int] | None:
         """Of the threads of walkers and of summers, None to leave them as they are."""
-        needed = work.summer_registers
-        if self.walkers + work.summers < _MOST_WARPGROUPS or needed <= _FAIR_REGISTERS:
+        return registers(work, self.walkers)
+
+
+@dataclass(frozen=True)
+class TightTile:
+    """As ``BackwardTile`` for two layers that leave room for three tiles, of which one is made.
+
+    Attributes:
+      blocks: at most this many; with all of them one a multiprocessor.
+    """
+
+    blocks: int
+
+    walkers = 2
+    teams, parts = 1, 1
+
+    @classmethod
+    def choose(cls, stack: Stack) -> TightTile | None:
+        """What fits, or None; 16-bit numbers are no terms, which all take the same room."""
+        if stack.layers != 2 or stack.last is not None or not Work(stack, 1).terms.split:
             return None
-        rest = (_REGISTERS - work.summers * needed) // self.walkers
-        return rest // 8 * 8, needed
+        # Each walker has one chunk, each layer one summer.
+        if max(stack.widths) > cls.walkers * COLUMNS:
+            return None
+        work = Work(stack, 1, by_layer=True)
+        before, between, after = stack.widths
+        tiles = stack.row_bytes(*[max(before, after)] * 2, max(before, between))
+        fits = work.parameter_bytes + tiles <= dense.SHARED_BYTES
+        return cls(dense.MULTIPROCESSORS) if fits else None
+
+    def limited_to(self, rows: int) -> TightTile:
+        """Without blocks that would have no rows."""
+        return dataclasses.replace(self, blocks=min(self.blocks, -(-rows // dense.ROWS)))
+
+    def registers(self, work: Work) -> tuple[int, int] | None:
+        """As those of a ``BackwardTile``."""
+        return registers(work, self.walkers)
+
+
+def registers(work: Work, walkers: int) -> tuple[int, int] | None:
+    """Of the threads of walkers and of summers, None to leave them as they are."""
+    needed = work.summer_registers
+    if walkers + work.summers < _MOST_WARPGROUPS or needed <= _FAIR_REGISTERS:
+        return None
+    rest = (_REGISTERS - work.summers * needed) // walkers
+    return rest // 8 * 8, needed

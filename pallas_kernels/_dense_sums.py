@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax.numpy as jnp
 from jax import lax
@@ -14,9 +14,60 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels import _dense_stack as dense
 from pallas_kernels._dense_plan import MARKS, BackwardTile, Work
 from pallas_kernels._dense_stack import BLOCK, COLUMNS, PART, Ring
+from pallas_kernels._dense_terms import Tile
 from pallas_kernels._dense_walker import streams_of
 
 _MOST_COLUMNS = 128  # of a product: more sums at a time are refused where threads share registers
+
+
+class Tiles(Protocol):
+    """Those of a block, one after the other."""
+
+    def take(self, n) -> tuple[dict[str, Tile], dict[str, Sequence], Any]:
+        """Waits for one: its streams, the terms of what walkers made of it, and a hidden zero."""
+        ...
+
+    def done(self, n) -> None:
+        """It is no longer needed."""
+        ...
+
+
+@dataclass(frozen=True)
+class TilesOfTeams:
+    """Those that teams of walkers go through in turn.
+
+    Attributes:
+      work: what there is to do.
+      tile: who does what.
+      scratch: shared memory.
+      ring: of the streams that are summed.
+      terms: of their tiles; None each if these are not split.
+    """
+
+    work: Work
+    tile: BackwardTile
+    scratch: dict
+    ring: Ring
+    terms: Sequence
+
+    def take(self, n) -> tuple[dict[str, Tile], dict[str, Sequence], Any]:
+        """See ``Tiles``."""
+        team, turn = lax.rem(n, self.tile.teams), n // self.tile.teams
+        place = (team, lax.rem(turn, self.tile.slots))
+        self.ring.wait(place)
+        plgpu.barrier_wait(self.scratch["made"].at[team])
+        streams = streams_of(self.work, self.ring, self.terms, place)
+        # Of an only team the number is known.
+        zero = dense.zero_in(n)
+        kept: dict[str, Sequence] = {
+            name: self.work.terms.each(tile.at[team if self.tile.teams > 1 else zero])
+            for name, tile in self.scratch["kept"].items()
+        }
+        return streams, kept, zero
+
+    def done(self, n) -> None:
+        """See ``Tiles``."""
+        plgpu.barrier_arrive(self.scratch["summed"].at[lax.rem(n, self.tile.teams)])
 
 
 @dataclass(frozen=True)
@@ -25,18 +76,14 @@ class Summer:
 
     Attributes:
       work: what there is to do.
-      tile: who does what.
       scratch: shared memory.
-      ring: of the streams that are summed.
-      terms: of their tiles; None each if these are not split.
+      tiles: what it adds up.
       number: among the summers.
     """
 
     work: Work
-    tile: BackwardTile
     scratch: dict
-    ring: Ring
-    terms: Sequence
+    tiles: Tiles
     number: int
 
     def run(self, count, kernel_sums: Sequence, bias_sums: Any = None) -> None:
@@ -63,17 +110,7 @@ class Summer:
 
     def _add(self, n, units, bias_units, sums) -> None:
         """A tile of the block."""
-        team, turn = lax.rem(n, self.tile.teams), n // self.tile.teams
-        place = (team, lax.rem(turn, self.tile.slots))
-        self.ring.wait(place)
-        plgpu.barrier_wait(self.scratch["made"].at[team])
-        streams = streams_of(self.work, self.ring, self.terms, place)
-        # Of an only team the number is known.
-        zero = dense.zero_in(n)
-        kept = {
-            name: self.work.terms.each(tile.at[team if self.tile.teams > 1 else zero])
-            for name, tile in self.scratch["kept"].items()
-        }
+        streams, kept, zero = self.tiles.take(n)
         for unit, own in zip(units, sums, strict=False):
             tile, other = (streams["x"], "dz") if unit.layer == 0 else (streams["dy"], "hidden")
             left = tile.matrices(unit.chunk)
@@ -92,7 +129,7 @@ class Summer:
                 marks = self.scratch["marks"].at[zero + matrix].T
                 plgpu.wgmma(sums[len(units) + marked], tile.T, marks)
         plgpu.wgmma_wait(0)
-        plgpu.barrier_arrive(self.scratch["summed"].at[team])
+        self.tiles.done(n)
 
     def _columns(self, matrix) -> list[tuple[slice, Any]]:
         """Of a matrix, or of a term of a stream, so many as are multiplied at once."""

@@ -99,6 +99,18 @@ def faces(union) -> tuple[Any, Any]:
     return numbers, terms
 
 
+def made_tiles(dtype, width: int, staged: int):
+    """Shared memory for the terms of a tile of rows, or for another one that is copied."""
+    chunked = dense.chunked(dtype, staged, 1)
+    return plgpu.RefUnion(_SPLIT.tiles(dtype, 1, ROWS, width), *chunked.refs)
+
+
+def faces_of_made(union) -> tuple[Any, Any]:
+    """The terms, and the tile that is copied."""
+    terms, *numbers = union
+    return terms, numbers
+
+
 @dataclass(frozen=True)
 class Tile:
     """A tile of a stream in shared memory, in chunks of 64 columns.

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from pallas_kernels import _dense_backward, _dense_forward
 from pallas_kernels._dense_activations import ACTIVATIONS
 from pallas_kernels._dense_forward import DenseTile
-from pallas_kernels._dense_plan import BackwardTile
 from pallas_kernels._dense_stack import Stack
 
 _Group = tuple[int, int]  # the first layer, and the one behind the last
@@ -104,7 +103,9 @@ def backward_groups(stack: Stack) -> list[_Group]:
     groups, stop = [], stack.layers
     while stop > 0:
         free = stop == stack.layers or stack.last is None or stack.last.of_output
-        pair = stop > 1 and free and BackwardTile.choose(stack.part(stop - 2, stop).linear_last())
+        pair = (
+            stop > 1 and free and _dense_backward.choose(stack.part(stop - 2, stop).linear_last())
+        )
         start = stop - 2 if pair else stop - 1
         groups.insert(0, (start, stop))
         stop = start

@@ -266,6 +266,72 @@ def test_gradients_of_float32_layers_made_by_kernels_are_those_of_xla(precision)
         np.testing.assert_allclose(made, expected, rtol=0, atol=ERRORS[precision] * largest)
 
 
+# What has a kernel for gradients as well; layers that take several, and that share columns.
+FLOAT32_GRADIENTS = [(1, (64, 64)), (203, (128, 128)), (8449, (64, 128)), (100_000, (128, 64))]
+FLOAT32_GRADIENTS += [(203, (64, 64, 64)), (8449, (64, 128, 64)), (100_000, (128, 128, 128))]
+FLOAT32_GRADIENTS += [(1, (128, 128, 128)), (8449, (128, 64, 128)), (20_003, (64, 128, 128))]
+FLOAT32_GRADIENTS += [(20_003, (128, 128, 128, 128)), (8449, (64, 64, 64, 64)), (8449, (256, 64))]
+
+
+def _gradients(call, inputs, dy):
+    return jax.jit(lambda *inputs: jax.vjp(call, *inputs)[1](dy))(*inputs)
+
+
+def _exact_gradients(widths, name, inputs, dy):
+    def call(x, kernels, biases):
+        if len(widths) == 2:
+            return linear(x, *kernels, *biases, activation=name)
+        return mlp(x, kernels, biases, activation=name, rounded_to="float64")
+
+    with jax.enable_x64(True):
+        wide, dy = to_float64((inputs, dy))
+        return [np.asarray(a) for a in jax.tree.leaves(_gradients(call, wide, dy))]
+
+
+@pytest.mark.parametrize("rows, widths", FLOAT32_GRADIENTS)
+def test_gradients_by_float32_kernels_are_exact_where_no_sum_is_rounded(rows, widths):
+    _needs_kernels()
+    inputs = _integer_layers(rows, widths, "float32")
+    inputs = inputs[0], *inputs[1]
+    dy = _integers((rows, widths[-1]), 2, 7, "float32")
+    expected = _exact_gradients(widths, "relu", inputs, dy)
+    call = _float32_call(widths, activation="relu", precision="tf32")
+    partial_sums = [jnp.zeros((132, *pair)) for pair in itertools.pairwise(widths)]
+    _poison(inputs[0], *partial_sums)
+    made = jax.tree.leaves(_gradients(call, inputs, dy))
+    for a, e in zip(made, expected, strict=True):
+        np.testing.assert_array_equal(a, e)
+
+
+@pytest.mark.parametrize("precision", FLOAT32_PRECISIONS)
+@pytest.mark.parametrize("rows, widths", FLOAT32_GRADIENTS)
+def test_gradients_by_float32_kernels_err_by_what_their_precision_says(rows, widths, precision):
+    _needs_kernels()
+    inputs = features((rows, widths[0])), *layers(widths)
+    dy = random_array((rows, widths[-1]), "float32", seed=9)
+    # Those that are smooth: where signs are in doubt, slopes of relu differ by one.
+    all_names = [name for name in VALUES if name not in ("relu", "squared_relu")]
+    names = all_names if widths in ((128, 128), (64, 64, 64), (128, 128, 128)) else ["gelu"]
+    for name in names:
+        call = _float32_call(widths, activation=name, precision=precision)
+        made = jax.tree.leaves(_gradients(call, inputs, dy))
+        for a, e in zip(made, _exact_gradients(widths, name, inputs, dy), strict=True):
+            error = np.abs(np.asarray(a, np.float64) - e).max()
+            assert error < ERRORS[precision] * np.abs(e).max(), name
+
+
+@pytest.mark.parametrize("widths", [(64, 64, 64), (128, 128, 128), (128, 128)])
+def test_gradients_by_float32_kernels_repeat_to_the_bit(widths):
+    _needs_kernels()
+    inputs = features((50_000, widths[0])), *layers(widths)
+    dy = random_array((50_000, widths[-1]), "float32", seed=9)
+    call = _float32_call(widths, activation="silu", precision="tf32")
+    gradients = jax.jit(lambda *inputs: jax.vjp(call, *inputs)[1](dy))
+    first = gradients(*inputs)
+    for _ in range(20):
+        assert_bit_equal(gradients(*inputs), first)
+
+
 @pytest.mark.parametrize("precision", FLOAT32_PRECISIONS)
 def test_float32_kernels_repeat_to_the_bit_in_batches_and_under_load(precision):
     _needs_kernels()

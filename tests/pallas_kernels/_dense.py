@@ -21,6 +21,8 @@ def interpreted():
         patch.setattr(_dense_stack, "faces", lambda tiles: (tiles, tiles))
         patch.setattr(_dense_terms, "split_tiles", _split_tiles)
         patch.setattr(_dense_terms, "faces", lambda tiles: tiles)
+        patch.setattr(_dense_terms, "made_tiles", _made_tiles)
+        patch.setattr(_dense_terms, "faces_of_made", lambda tiles: tiles)
         patch.setattr(_dense_stack, "product_from_registers", _product)
         yield
 
@@ -30,6 +32,11 @@ def _split_tiles(dtype, width, *places):
     shape = (*places, width // _dense_stack.COLUMNS, 2, _dense_stack.ROWS, _dense_stack.COLUMNS)
     chunked = _dense_stack.chunked(dtype, width, *places)
     return [chunked, _dense_stack.tiles(jnp.bfloat16, *shape)]
+
+
+def _made_tiles(dtype, width, staged):
+    terms = _dense_stack.tiles(jnp.bfloat16, 1, 2, _dense_stack.ROWS, width)
+    return [terms, _dense_stack.chunked(dtype, staged, 1)]
 
 
 def _product(pairs, columns, meanwhile):
