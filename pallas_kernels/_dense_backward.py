@@ -152,14 +152,17 @@ def _scratch(work: Work, tile: BackwardTile) -> dict:
     stack, teams = work.stack, tile.teams
     summed, brief = (list(streams.values()) for streams in (work.summed, work.brief))
     terms, places = work.terms, (teams, tile.slots)
+    kept = {k: terms.tiles(stack.dtype, teams, ROWS, w) for k, w in work.kept.items()}
+    if tile.over:
+        kept["dz"] = _dense_terms.made_tiles(stack.dtype, work.kept["dz"], work.share, teams)
     split = {}
     if terms.split:
         split["tiles"] = [_dense_terms.split_tiles(stack.dtype, w, *places) for w in summed]
     return {
         "summed_streams": Ring.form(stack.dtype, summed, places) | split,
         "brief_streams": Ring.form(stack.dtype, brief, (teams, tile.brief)) if brief else None,
-        "kept": {k: terms.tiles(stack.dtype, teams, ROWS, w) for k, w in work.kept.items()},
-        "dx": dense.chunked(stack.dtype, work.share, teams),
+        "kept": kept,
+        "dx": None if tile.over else dense.chunked(stack.dtype, work.share, teams),
         "split": plgpu.Barrier(num_arrivals=tile.members, num_barriers=teams),
         "made": plgpu.Barrier(num_arrivals=tile.members, num_barriers=teams),
         "summed": plgpu.Barrier(num_arrivals=work.summers + tile.members, num_barriers=teams),
@@ -177,6 +180,9 @@ def _backward(work: Work, tile: BackwardTile | TightTile, below, scratch, *refer
     targets += [*([scratch["marks"]] if work.marks[1] else []), *scratch["biases"]]
     dense.ask_for(sources, targets, scratch["loaded"])
     scratch = scratch | {"biases": scratch["biases"] or biases}
+    if isinstance(tile, BackwardTile) and tile.over:
+        dz, dx_tiles = _dense_terms.faces_of_made(scratch["kept"]["dz"])
+        scratch = scratch | {"kept": scratch["kept"] | {"dz": dz}, "dx": dx_tiles}
     warpgroup = lax.axis_index(WARPGROUP)
     count = dense.own_tiles(dx.shape[0], lax.axis_index(BLOCK), tile.blocks)
     if isinstance(tile, TightTile):

@@ -186,9 +186,14 @@ class Work:
         marks = self.marks[1] * dense.aligned(MARKS * dense.ROWS * _TERM_BYTES)
         return kernels.parameter_bytes(self.parts) + sum(biases) + marks
 
-    def shared_bytes(self, slots: int, brief: int) -> int:
-        """Of a team's tiles in shared memory."""
-        row = [self.share, *self.kept.values()]
+    @property
+    def may_be_over(self) -> bool:
+        """Whether the place of dz may be that of dx: both take the same room."""
+        return self.terms.split and self.kept.get("dz") == self.share == COLUMNS
+
+    def shared_bytes(self, slots: int, brief: int, over: bool = False) -> int:
+        """Of a team's tiles in shared memory; dx may lie ``over`` dz."""
+        row = [0 if over else self.share, *self.kept.values()]
         row += [*self.summed.values()] * slots + [*self.brief.values()] * brief
         return self.stack.row_bytes(*row)
 
@@ -204,6 +209,7 @@ class BackwardTile:
       members: walkers of a team, which share the columns.
       slots: tiles of each team in shared memory, of the streams that are summed.
       brief: likewise of the streams that only walkers read.
+      over: whether dx is written from where dz was, of which there are terms; by one member.
     """
 
     blocks: int
@@ -212,6 +218,7 @@ class BackwardTile:
     members: int
     slots: int
     brief: int
+    over: bool = False
 
     @classmethod
     def choose(cls, stack: Stack) -> BackwardTile | None:
@@ -236,10 +243,11 @@ class BackwardTile:
         walkers = free if work.summer_registers <= _FAIR_REGISTERS or members == 2 else free - 1
         room = dense.SHARED_BYTES - work.parameter_bytes
         blocks = dense.MULTIPROCESSORS // work.parts
+        ways = (False, True) if work.may_be_over and members == 1 else (False,)
         for teams in range(walkers // members, 0, -1):
-            for slots, brief in _AHEAD:
-                if teams * work.shared_bytes(slots, brief) <= room:
-                    return cls(blocks, work.parts, teams, members, slots, brief)
+            for over, (slots, brief) in itertools.product(ways, _AHEAD):
+                if teams * work.shared_bytes(slots, brief, over) <= room:
+                    return cls(blocks, work.parts, teams, members, slots, brief, over)
         return None
 
     @property

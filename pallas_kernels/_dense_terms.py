@@ -99,10 +99,10 @@ def faces(union) -> tuple[Any, Any]:
     return numbers, terms
 
 
-def made_tiles(dtype, width: int, staged: int):
-    """Shared memory for the terms of a tile of rows, or for another one that is copied."""
-    chunked = dense.chunked(dtype, staged, 1)
-    return plgpu.RefUnion(_SPLIT.tiles(dtype, 1, ROWS, width), *chunked.refs)
+def made_tiles(dtype, width: int, staged: int, places: int = 1):
+    """Shared memory for the terms of tiles of rows, or for others that are copied."""
+    chunked = dense.chunked(dtype, staged, places)
+    return plgpu.RefUnion(_SPLIT.tiles(dtype, places, ROWS, width), *chunked.refs)
 
 
 def faces_of_made(union) -> tuple[Any, Any]:

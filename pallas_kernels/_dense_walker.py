@@ -62,7 +62,10 @@ class Walker(Maker):
                 plgpu.barrier_wait(summed)
                 load(self.ring, tile.slots, i - 1 + tile.slots)
 
-            pl.when(i > 0)(wait)
+            if tile.over:  # it was waited for
+                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            else:
+                pl.when(i > 0)(wait)
 
         for i in range(tile.slots):
             load(self.ring, tile.slots, jnp.int32(i))
@@ -86,10 +89,17 @@ class Walker(Maker):
                 plgpu.barrier_wait(self.scratch["made"].at[team])
             if self.brief:
                 load(self.brief, tile.brief, i + tile.brief)
-            self._make_dx(streams, held, rows(i))
+            if tile.over:
+                self._make_dx_over(streams, held, summed)
+                load(self.ring, tile.slots, i + tile.slots)
+                plgpu.commit_smem()
+                self._write(held, rows(i))
+            else:
+                self._make_dx(streams, held, rows(i))
 
         # Every completion is waited for, also the last.
-        pl.when(made > 0)(lambda: plgpu.barrier_wait(summed))
+        if not tile.over:
+            pl.when(made > 0)(lambda: plgpu.barrier_wait(summed))
         plgpu.wait_smem_to_gmem(0)
 
     def _streams(self, i) -> dict[str, Tile]:
@@ -158,6 +168,13 @@ class Walker(Maker):
         plgpu.barrier_arrive(self.scratch["summed"].at[self.team])
         plgpu.commit_smem()
         self._write(held, rows)
+
+    def _make_dx_over(self, streams: dict, held: dict, summed) -> None:
+        """Where dz was, when that is summed: of one chunk, which registers hold."""
+        made = self._dx(streams, held, held["zero"], dense.columns_at(0, held["zero"]))
+        plgpu.barrier_arrive(summed)
+        plgpu.barrier_wait(summed)
+        self._stage(held, held["zero"], made)
 
 
 def streams_of(work: Work, ring: Ring, terms: Sequence, place: tuple) -> dict[str, Tile]:

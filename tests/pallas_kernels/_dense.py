@@ -34,9 +34,9 @@ def _split_tiles(dtype, width, *places):
     return [chunked, _dense_stack.tiles(jnp.bfloat16, *shape)]
 
 
-def _made_tiles(dtype, width, staged):
-    terms = _dense_stack.tiles(jnp.bfloat16, 1, 2, _dense_stack.ROWS, width)
-    return [terms, _dense_stack.chunked(dtype, staged, 1)]
+def _made_tiles(dtype, width, staged, places=1):
+    terms = _dense_stack.tiles(jnp.bfloat16, places, 2, _dense_stack.ROWS, width)
+    return [terms, _dense_stack.chunked(dtype, staged, places)]
 
 
 def _product(pairs, columns, meanwhile):

@@ -85,6 +85,7 @@ def test_three_products_of_parts_have_their_precision(rows, widths, activation):
 
 ALONE = BackwardTile(blocks=2, parts=1, teams=1, members=1, slots=2, brief=2)
 TEAMS = BackwardTile(blocks=2, parts=1, teams=2, members=1, slots=2, brief=1)
+OVER = BackwardTile(blocks=1, parts=1, teams=2, members=1, slots=2, brief=1, over=True)
 MEMBERS = BackwardTile(blocks=2, parts=1, teams=1, members=2, slots=2, brief=1)
 PARTS = BackwardTile(blocks=1, parts=2, teams=1, members=2, slots=2, brief=1)
 # None: by default. That of relu does not fit, which XLA then goes back through; a member that has
@@ -97,6 +98,7 @@ GRADIENTS = [
     (203, (64, 64), "squared_relu", TEAMS),
     (72, (128, 128, 64), "mish", MEMBERS),
     (203, (64, 64, 64), "relu", ALONE),
+    (203, (64, 64, 64), "silu", OVER),
     (203, (128, 128, 128), "relu", TightTile(blocks=1)),
     (203, (128, 64, 128), "gelu", TightTile(blocks=2)),
     (72, (64, 128, 128), None, TightTile(blocks=2)),
@@ -167,7 +169,7 @@ def test_tiles_of_gradients_stay_within_shared_memory_and_read_ahead(activation)
             assert gated or TightTile.choose(stack)
             continue
         work = Work(stack, tile.parts)
-        needed = tile.teams * work.shared_bytes(tile.slots, tile.brief)
+        needed = tile.teams * work.shared_bytes(tile.slots, tile.brief, tile.over)
         needed += sum(4 * a * b for a, b in stack.shapes) // tile.parts
         needed += 1024 * (len(work.loaded_biases) + work.marks[1])
         assert needed <= SHARED_BYTES and tile.slots > 1
