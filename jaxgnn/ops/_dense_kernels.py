@@ -25,7 +25,7 @@ _LEAST_ROWS = 2048  # an estimate: fewer were not timed
 # those of a single layer, and of several.
 _MOST_TIMED_BACKWARD = 128
 _TIMED_WIDE: dict[bool, tuple[str | None, ...]] = {True: ("relu", None), False: ("relu",)}
-# In float32 two layers were timed.
+# In float32 two layers were timed, their gradients with relu.
 _MOST_TIMED_FLOAT32 = 128
 # Of the largest entry, behind some layers: factors have 10 bits of mantissa.
 _TF32_ERROR = 2e-3
@@ -161,8 +161,8 @@ def _backward_not_worth(
 ) -> str | None:
     """Likewise, or if no such layers were timed."""
     del arrays, options
-    if x.dtype.name == "float32":
-        return "was not timed for gradients in float32"
+    if x.dtype.name == "float32" and activation != "relu":
+        return f"was timed in float32 with relu, got {activation}"
     count, widest = _size(x, kernels)
     timed = _TIMED_WIDE[count == 1]
     if widest > _MOST_TIMED_BACKWARD and activation not in timed:

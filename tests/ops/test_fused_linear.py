@@ -10,6 +10,7 @@ import pytest
 from jaxgnn import ops
 from jaxgnn.ops.fused_linear import BACKWARD, FUSED_LINEAR
 from jaxgnn.ops.fused_mlp import BACKWARD as MLP_BACKWARD
+from jaxgnn.ops.fused_mlp import FUSED_MLP
 from jaxgnn.ops.reference._activations import ACTIVATIONS
 from jaxgnn.ops.reference.fused_linear import PRECISIONS
 from jaxgnn.testing import assert_bit_equal, check_against_float64, check_numerical_gradients
@@ -226,3 +227,25 @@ def test_none_takes_kernels_on_a_gpu_where_they_were_timed(
     assert BACKWARD.choose("cuda", x, kernel, None, x, x, **options) == backward
     layers = (kernel, kernel), (None, None)
     assert MLP_BACKWARD.choose("cuda", x, *layers, x, **options) == of_two
+
+
+@pytest.mark.parametrize(
+    "width, activation, precision, forward, backward",
+    [
+        (128, "relu", "tf32", "pallas", "pallas"),
+        (64, "relu", "bf16x3", "pallas", "pallas"),
+        (128, "gelu", "tf32", "pallas", "xla"),
+        (192, "relu", "tf32", "xla", "xla"),
+        (128, "relu", "highest", "xla", "xla"),
+    ],
+)
+def test_none_takes_float32_kernels_of_two_layers_on_a_gpu_where_they_were_timed(
+    width, activation, precision, forward, backward
+):
+    if FUSED_MLP.unavailable("pallas", "cuda"):
+        pytest.skip(f"reason: {FUSED_MLP.unavailable('pallas', 'cuda')}")
+    x, kernel = (jax.ShapeDtypeStruct((n, width), "float32") for n in (2048, width))
+    layers, options = ((kernel, kernel), (None, None)), {"activation": activation}
+    assert FUSED_MLP.choose("cuda", x, *layers, precision=precision, **options) == forward
+    chosen = MLP_BACKWARD.choose("cuda", x, *layers, x, precision=precision, **options)
+    assert chosen == backward
