@@ -39,12 +39,15 @@ class DenseTile:
       warpgroups: that take turns at the tiles of a block.
       slots: tiles in shared memory, those read ahead and those worked on.
       parts: blocks that share the columns of the result.
+      direct: whether results, of 16 bits of ``forward``, are written from registers, so that a
+        place is free once its product is made; else the copy engine writes them from there.
     """
 
     blocks: int
     warpgroups: int
     slots: int
     parts: int = 1
+    direct: bool = False
 
     @classmethod
     def choose(cls, stack: Stack) -> DenseTile | None:
@@ -53,7 +56,11 @@ class DenseTile:
             return None
         # Layers one by one are better than a stack that leaves no room to read ahead.
         least = 2 if stack.layers == 1 else 3
-        return cls._fitting(stack, stack.row_bytes(max(stack.widths)), least)
+        tile = cls._fitting(stack, stack.row_bytes(max(stack.widths)), least)
+        if tile is None or stack.layers > 1 or stack.dtype.itemsize != 2:
+            return tile
+        # Where few tiles fit, none of them should wait for the one before to be written.
+        return dataclasses.replace(tile, direct=tile.slots < 2 * tile.warpgroups)
 
     @classmethod
     def choose_pull_back(cls, stack: Stack) -> DenseTile | None:
@@ -133,6 +140,8 @@ def pull_back(x, kernel, bias, activation: str, dy, tile: DenseTile | None = Non
 def _launch(name: str, stack: Stack, tile: DenseTile | None, streams, kernels, biases) -> jax.Array:
     if tile is None:
         raise ValueError(f"layers of widths {stack.widths} do not fit shared memory")
+    if tile.direct and (len(streams) > 1 or tile.parts > 1 or stack.dtype.itemsize != 2):
+        raise ValueError("only whole rows of 16-bit results of forward are written from registers")
     rows, x = streams[0].shape[0], streams[0]
     if rows == 0:
         return jnp.zeros((0, stack.widths[-1]), x.dtype)
@@ -235,27 +244,47 @@ class _Worker:
             n = warpgroup + i * tile.warpgroups
             self.ring.wait((lax.rem(n, tile.barriers),))
             kernels = [kernel.at[dense.zero_in(i)] for kernel in self.kernels]
-            self._make(rows(n), kernels, (lax.rem(n, tile.slots),), functools.partial(reload, n))
+            place = (lax.rem(n, tile.slots),)
+            if tile.direct:
+                z = self._multiply(kernels, place, _nothing)
+                load(n + tile.slots)
+                self._store((block + n * tile.blocks) * dense.ROWS, z)
+            else:
+                z = self._multiply(kernels, place, functools.partial(reload, n))
+                self._copy(rows(n), z, place)
 
-        plgpu.wait_smem_to_gmem(0)
+        if not tile.direct:
+            plgpu.wait_smem_to_gmem(0)
 
-    def _make(self, rows, kernels, place, reload) -> None:
-        """All layers of a tile."""
-        x, *dy = self.ring.held(place)
-        products, held = PRODUCTS[self.stack.precision], x
-        target = (dy or [x])[0]
+    def _multiply(self, kernels, place, reload) -> jax.Array:
+        """All layers of a tile, as far as the last product."""
+        held, *_ = self.ring.held(place)
+        products, x = PRODUCTS[self.stack.precision], held
         for layer, kernel in enumerate(kernels):
             z = products.multiply(held, kernel, _nothing if layer else reload)
-            if products.from_registers and layer + 1 < len(kernels):
+            if layer + 1 == len(kernels):
+                return z
+            if products.from_registers:
                 held = self._finish(layer, z, slice(0, z.shape[1]), None)
             else:
-                self._overwrite(layer, z, target)
+                self._overwrite(layer, z, x)
+        raise AssertionError("a stack has a layer")
+
+    def _copy(self, rows, z, place) -> None:
+        """The last layer, by the copy engine."""
+        self._overwrite(self.stack.layers - 1, z, self.ring.held(place)[-1])
         copied = self.ring.copied(place)[-1]
         size = copied.shape[-1]
         share = self.stack.widths[-1] // self.tile.parts
         for chunk in range(share // size):
             columns = dense.columns_at(self.first, chunk, size)
             plgpu.copy_smem_to_gmem(copied.at[chunk], self.result.at[rows, columns])
+
+    def _store(self, first_row, z) -> None:
+        """The last layer, from registers."""
+        for columns in dense.columns_of(z.shape[1]):
+            values = self._finish(self.stack.layers - 1, z, columns, None)
+            dense.store(values.astype(self.stack.dtype), self.result, first_row, columns.start)
 
     def _overwrite(self, layer: int, z, tile) -> None:
         """A tile with what a layer makes of its product."""

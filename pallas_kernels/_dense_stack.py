@@ -1,7 +1,8 @@
 """Stacks of dense layers, narrow enough for shared memory: their shapes, and what kernels share.
 
 A block keeps weights. Its warpgroups go through tiles of 64 rows, which the copy engine reads ahead
-and writes back. Rows behind the last one are read as zeros and not written: it sees to both.
+and writes back. Rows behind the last one are read as zeros and not written: it sees to both, or
+``store`` does.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels import _simt
 from pallas_kernels._dense_activations import ACTIVATIONS, Activation
+from pallas_kernels._dense_pieces import StoreChunk
 
 ROWS = 64  # of a tile: what a warpgroup multiplies at once
 _SWIZZLE = 128  # bytes of a row that lie together in shared memory
@@ -31,6 +34,7 @@ SHARED_BYTES = 227 * 1024 - 1024
 _ALIGNMENT = 1024  # of arrays in shared memory
 # Axes of the grid. An axis of a user's mesh that had one of these names would be taken for it.
 BLOCK, PART, WARPGROUP = "jaxgnn.block", "jaxgnn.part", "jaxgnn.warpgroup"
+RANK = "jaxgnn.rank"  # of a block in its cluster
 
 
 @dataclass(frozen=True)
@@ -152,11 +156,20 @@ def chunked(dtype, width: int, *places: int):
 
 
 def launch(
-    body, name: str, results, grid: tuple[int, int], warpgroups: int, scratch, *, barriers=True
+    body,
+    name: str,
+    results,
+    grid: tuple[int, int],
+    warpgroups: int,
+    scratch,
+    *,
+    barriers: bool = True,
+    cluster: int = 1,
 ):
     """A Pallas kernel of ``body``, with the axes ``BLOCK``, ``PART`` and ``WARPGROUP``.
 
-    Without ``barriers``, the warps of a warpgroup meet only where ``body`` asks for it.
+    Without ``barriers``, the warps of a warpgroup meet only where ``body`` asks for it. In clusters
+    of several blocks there is the axis ``RANK`` as well; a grid is one of clusters then.
     """
 
     def kernel(*references, **scratch_references):
@@ -170,6 +183,8 @@ def launch(
         out_type=results,
         grid=grid,
         grid_names=(BLOCK, PART),
+        cluster=(cluster,) if cluster > 1 else (),
+        cluster_names=(RANK,) if cluster > 1 else (),
         num_threads=warpgroups,
         thread_name=WARPGROUP,
         scratch_types=scratch,
@@ -333,6 +348,24 @@ def in_shared_memory(rows) -> bool:
 def load(tile) -> jax.Array:
     """From shared memory, as products lie in registers, in float32."""
     return plgpu.load(tile, layout=plgpu.Layout.WGMMA).astype(jnp.float32)
+
+
+def store(values: jax.Array, result, first_row, column: int) -> None:
+    """A chunk of 16-bit numbers, as products lie in registers, straight to global memory.
+
+    Args:
+      values: [ROWS, COLUMNS].
+      result: [rows, width], which may end before the chunk does.
+      first_row: where the chunk begins.
+      column: likewise.
+    """
+    _simt.inline(StoreChunk(column), [first_row], [(result, ())], [values])
+
+
+def finish(stack: Stack, layer: int, z: jax.Array, columns: slice, bias) -> jax.Array:
+    """What a layer makes of these columns of its product."""
+    z, activation = add_bias(z[:, columns], bias, columns), stack.activation(layer)
+    return z if activation is None else activation.value(z)
 
 
 def add_bias(z: jax.Array, bias, columns) -> jax.Array:

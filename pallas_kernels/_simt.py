@@ -146,9 +146,14 @@ def _pallas_kernel(record, results, count, words, name, grid):
 
 
 def inline(
-    kernel: Callable[..., None], numbers: Sequence[Any], references: Sequence[tuple[Any, Any]]
+    kernel: Callable[..., None],
+    numbers: Sequence[Any],
+    references: Sequence[tuple[Any, Any]],
+    products: Sequence[jax.Array] = (),
+    *,
+    cluster: int = 1,
 ) -> None:
-    """Runs ``kernel(warp, *numbers, *arrays)`` in a warpgroup, in the middle of a Pallas kernel.
+    """Runs ``kernel(warp, *numbers, *arrays, *words)`` in a warpgroup, amid a Pallas kernel.
 
     Args:
       kernel: written in the vocabulary of ``_warp``, for the warps of a warpgroup as one block,
@@ -157,22 +162,36 @@ def inline(
       references: Pallas' references to global or shared memory, each with the transforms that it
         was allocated with; the kernel sees what lies in memory, as it lies there. Those to global
         memory may be slices of columns.
+      products: arrays of 64 rows of 16-bit numbers, as products of tensor cores lie in registers.
+        Of each the kernel gets pairs of words: of columns ``8 j + 2 q`` and the next one, in row
+        ``16 warp + g`` and eight rows below, in lane ``4 g + q``; for each j.
+      cluster: blocks of the cluster that the kernel runs in.
     """
     forms = [(reference.shape, reference.dtype, False) for reference, _ in references]
-    splat = plgpu.Layout.WG_SPLAT
-    types = (*[splat] * len(numbers), *(plgpu.RefType(transforms) for _, transforms in references))
+    splat, product = plgpu.Layout.WG_SPLAT, plgpu.Layout.WGMMA
+    memory = [plgpu.RefType(transforms) for _, transforms in references]
+    types = (*[splat] * len(numbers), *memory, *[product] * len(products))
 
     @plgpu.inline_mgpu(arg_types=types)
     def record(_, *arguments):
-        warp = _WarpgroupWarp()
-        scalars, buffers = arguments[: len(numbers)], arguments[len(numbers) :]
+        warp = _WarpgroupWarp(cluster)
+        first, last = len(numbers), len(numbers) + len(references)
+        scalars, buffers, registers = arguments[:first], arguments[first:last], arguments[last:]
         arrays = [
             Array(warp, _pointer(buffer), *form, strides=_strides(buffer))
             for buffer, form in zip(buffers, forms, strict=True)
         ]
-        kernel(warp, *(Value(warp, "i32", n.registers.item()) for n in scalars), *arrays)
+        words = [_pairs_of_words(warp, fragments.registers) for fragments in registers]
+        kernel(warp, *(Value(warp, "i32", n.registers.item()) for n in scalars), *arrays, *words)
 
-    record(*(jnp.int32(n) for n in numbers), *(reference for reference, _ in references))
+    record(*(jnp.int32(n) for n in numbers), *(reference for reference, _ in references), *products)
+
+
+def _pairs_of_words(warp: MosaicWarp, registers: Any) -> list[list[Value]]:
+    words = [
+        Value(warp, "u32", utils.bitcast(pair, _integer(32))) for pair in registers.reshape(-1)
+    ]
+    return [words[first : first + 2] for first in range(0, len(words), 2)]
 
 
 def _pointer(memref: ir.Value) -> ir.Value:
@@ -760,14 +779,14 @@ class MosaicWarp(Warp):
 class _WarpgroupWarp(MosaicWarp):
     """A warp of a warpgroup, which is all that it knows of."""
 
-    def __init__(self):
+    def __init__(self, cluster: int = 1):
         group = _WARPS_PER_WARPGROUP
         thread = Value(self, "i32", utils.thread_idx())
         self.thread, self.threads = thread % (group * LANES), group * LANES
         self.lane, self.in_block = thread % LANES, self.thread // LANES
         self.number, self.count = self.in_block, group
         self.block = self.slice = self.rank = self.i32(0)
-        self.slices = self.cluster = 1
+        self.slices, self.cluster = 1, cluster
 
 
 def _is_shared(pointer: ir.Value) -> bool:

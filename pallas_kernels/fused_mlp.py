@@ -1,7 +1,7 @@
 """Linear layers with an activation between them.
 
-Layers that fit shared memory together are one kernel; of others there is one after the other, and
-what is between them goes through memory.
+Layers that fit shared memory together are one kernel, or two that fit that of two multiprocessors;
+of others there is one after the other, and what is between them goes through memory.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import _dense_backward, _dense_forward
+from pallas_kernels import _dense_backward, _dense_forward, _dense_pair
 from pallas_kernels._dense_activations import ACTIVATIONS
 from pallas_kernels._dense_forward import DenseTile
+from pallas_kernels._dense_pair import PairTile
 from pallas_kernels._dense_stack import Stack
 
 _Group = tuple[int, int]  # the first layer, and the one behind the last
@@ -87,15 +88,22 @@ def fused_mlp_backward(
 
 
 def forward_groups(stack: Stack) -> list[_Group]:
-    """Layers that are one kernel: from the first on, as many as fit."""
-    groups = [(0, 1)]
-    for layer in range(1, stack.layers):
-        start, _ = groups[-1]
-        if DenseTile.choose(stack.part(start, layer + 1)) is None:
-            groups.append((layer, layer + 1))
-        else:
-            groups[-1] = (start, layer + 1)
+    """Layers that are one kernel: from the first on, as many as fit; or two that fit a pair."""
+    groups, start = [], 0
+    while start < stack.layers:
+        groups.append((start, _stop(stack, start)))
+        _, start = groups[-1]
     return groups
+
+
+def _stop(stack: Stack, start: int) -> int:
+    """The layer behind the last one of the kernel that begins with ``start``."""
+    stops = range(start + 2, stack.layers + 1)
+    fits = itertools.takewhile(lambda stop: DenseTile.choose(stack.part(start, stop)), stops)
+    stop = max(fits, default=start + 1)
+    if stop == start + 1 < stack.layers and PairTile.choose(stack.part(start, stop + 1)):
+        return stop + 1
+    return stop
 
 
 def backward_groups(stack: Stack) -> list[_Group]:
@@ -133,7 +141,11 @@ def float32_gradients_fit(widths: tuple[int, ...], activation: str | None) -> bo
 
 
 def _forward(x, kernels, biases, activations, precision: str | None = None) -> jax.Array:
-    for start, stop in forward_groups(Stack.of(x, kernels, biases, activations, precision)):
-        layers = (some[start:stop] for some in (kernels, biases, activations))
-        x = _dense_forward.forward(x, *layers, precision=precision)
+    stack = Stack.of(x, kernels, biases, activations, precision)
+    for start, stop in forward_groups(stack):
+        layers = [some[start:stop] for some in (kernels, biases, activations)]
+        if stop - start == 2 and DenseTile.choose(stack.part(start, stop)) is None:
+            x = _dense_pair.forward(x, *layers)
+        else:
+            x = _dense_forward.forward(x, *layers, precision=precision)
     return x

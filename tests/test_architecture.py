@@ -134,8 +134,8 @@ def test_pallas_kernels_import_only_jax():
 def test_the_unstable_builders_of_mosaic_have_one_home():
     unstable = ("jaxlib", "jax.experimental.mosaic", "jax.experimental.pallas")
     # Kernels of tensor cores are written in Pallas itself, not in the SIMT vocabulary.
-    modules = [f"dense_{part}" for part in ("stack", "forward", "backward", "walker", "sums")]
-    modules += ["dense_maker", "dense_terms", "dense_tight"]
+    modules = [f"dense_{part}" for part in ("stack", "forward", "pair", "backward")]
+    modules += ["dense_walker", "dense_sums", "dense_maker", "dense_terms", "dense_tight"]
     modules += ["edge_tiles", "edge_forward", "edge_wide", "edge_backward", "linear_maxk"]
     modules += ["mhc_slices", "mhc_slices_backward", "mhc_slices_post"]
     written_in_pallas = {f"pallas_kernels._{module}" for module in modules}

@@ -1,5 +1,6 @@
 """The fused linear layers on a GPU: every implementation against float64, and known hazards."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -11,6 +12,11 @@ import pytest
 from jaxgnn import deterministic, ops
 from jaxgnn.ops.fused_linear import FUSED_LINEAR
 from jaxgnn.testing import assert_bit_equal, random_array, to_float64
+from pallas_kernels import _dense_forward, _dense_pair, fused_mlp
+from pallas_kernels._dense_forward import DenseTile
+from pallas_kernels._dense_pair import PairTile
+from pallas_kernels._dense_stack import Stack
+from pallas_kernels.fused_linear import fused_linear
 from tests.ops._linear import DTYPES, VALUES, check, features, layer, layers, linear, mlp
 
 pytestmark = pytest.mark.gpu
@@ -191,6 +197,60 @@ def test_kernels_of_wide_and_deep_layers_agree_with_the_reference(widths):
     )
     y, expected = (np.asarray(jax.jit(call)(*inputs)).astype(np.float32) for call in calls)
     np.testing.assert_allclose(y, expected, rtol=0.02, atol=0.02 * np.abs(expected).max())
+
+
+def _repeats_poisoned(call, inputs, expected):
+    """Also under load, where warpgroups and blocks wait for each other differently."""
+    _poison(jax.eval_shape(call, *inputs))
+    for made in [call(*inputs) for _ in range(10)]:
+        assert_bit_equal(made, expected)
+
+
+# Rows that are no whole tiles, fewer than there are blocks, and many for each of them.
+DIRECT = [(1, (64, 192)), (203, (256, 256)), (8449, (128, 128, 128)), (232_965, (256, 256))]
+
+
+@pytest.mark.parametrize("rows, widths", DIRECT)
+def test_results_have_the_same_bits_from_registers(rows, widths):
+    _needs_kernels()
+    inputs = features((rows, widths[0]), "bfloat16"), *layers(widths, "bfloat16")
+    activations = ("gelu",) * (len(widths) - 1)
+    usual = DenseTile.choose(Stack.of(*inputs, activations))
+    copied, direct = (
+        jax.jit(functools.partial(_dense_forward.forward, activations=activations, tile=tile))
+        for tile in (dataclasses.replace(usual, direct=direct) for direct in (False, True))
+    )
+    _repeats_poisoned(direct, inputs, copied(*inputs))
+
+
+PAIRS = [(1, (256, 256, 256), "float16"), (203, (192, 256, 256), "bfloat16")]
+PAIRS += [(8449, (256, 256, 256, 64), "float16"), (232_965, (256, 256, 256), "bfloat16")]
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("rows, widths, dtype", PAIRS)
+def test_layers_in_pairs_of_blocks_have_the_bits_of_a_kernel_for_each(
+    rows, widths, dtype, activation
+):
+    _needs_kernels()
+    x, *parameters = inputs = features((rows, widths[0]), dtype), *layers(widths, dtype)
+    behind = [*[activation] * (len(widths) - 2), None]
+    expected = x
+    for kernel, bias, name in zip(*parameters, behind, strict=True):
+        expected = jax.jit(functools.partial(fused_linear, activation=name))(expected, kernel, bias)
+    together = jax.jit(functools.partial(fused_mlp.fused_mlp, activation=activation))
+    _repeats_poisoned(together, inputs, expected)
+
+
+@pytest.mark.parametrize("tile", [PairTile(66, 3, 3), PairTile(5, 1, 2)])
+def test_pairs_of_blocks_have_the_same_bits_with_every_tile(tile):
+    _needs_kernels()
+    inputs = features((100_003, 256), "bfloat16"), *layers((256,) * 3, "bfloat16")
+    usual, other = (
+        jax.jit(functools.partial(_dense_pair.forward, activations=("relu", None), tile=t))
+        for t in (None, tile)
+    )
+    _repeats_poisoned(other, inputs, usual(*inputs))
 
 
 # Of float32: one to three layers, also more than one kernel holds.

@@ -1,20 +1,27 @@
 """How the kernels of dense layers are run without a GPU, and lowered for one."""
 
 import contextlib
+import queue
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax import lax
+from jax.experimental import io_callback
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels import _dense_stack, _dense_terms
+from pallas_kernels import _dense_stack, _dense_terms, _simt
+from pallas_kernels._dense_pieces import SayFree, SendChunk, StoreChunk, WaitForPlace, WaitForTile
+from pallas_kernels._dense_stack import BLOCK, COLUMNS, ROWS
 
 
 @contextlib.contextmanager
 def interpreted():
     """Memory there has no layout, and what lies in one place would be two arrays.
 
-    Nor does the interpreter take factors of tensor cores that are in registers.
+    Nor does the interpreter take factors of tensor cores that are in registers, or ``_simt``.
     """
     with pytest.MonkeyPatch.context() as patch, plgpu.force_gpu_interpret_mode():
         patch.setattr(_dense_stack, "copied_tiles", _dense_stack.tiles)
@@ -24,6 +31,8 @@ def interpreted():
         patch.setattr(_dense_terms, "made_tiles", _made_tiles)
         patch.setattr(_dense_terms, "faces_of_made", lambda tiles: tiles)
         patch.setattr(_dense_stack, "product_from_registers", _product)
+        patch.setattr(plgpu, "RefUnion", lambda *forms: forms)
+        patch.setattr(_simt, "inline", _Inline())
         yield
 
 
@@ -46,6 +55,54 @@ def _product(pairs, columns, meanwhile):
         total += a.astype(jnp.float32) @ b[...].astype(jnp.float32)
     meanwhile()
     return total
+
+
+_FREE = -1
+
+
+class _Inline:
+    """Takes the place of ``_simt.inline`` in the interpreter: what is sent goes through queues."""
+
+    def __init__(self):
+        self._queues, self._tiles = {}, None
+
+    def _queue(self, *names):
+        return self._queues.setdefault(tuple(map(int, names)), queue.SimpleQueue())
+
+    def _put(self, step, chunk, value):
+        """Callbacks of a thread are in no order, so that each has its queue."""
+
+        def put(block, step, chunk, value):
+            self._queue(block, step, chunk).put(np.asarray(value))
+
+        io_callback(put, None, lax.axis_index(BLOCK), step, chunk, value)
+
+    def _get(self, step, chunk, form):
+        def get(block, step, chunk):
+            return self._queue(block, step, chunk).get(timeout=60)
+
+        return io_callback(get, form, lax.axis_index(BLOCK), step, chunk)
+
+    def __call__(self, kernel, numbers, references, products=(), *, cluster=1):
+        references = [reference for reference, _ in references]
+        if isinstance(kernel, StoreChunk):
+            (first,), (result,), (values,) = numbers, references, products
+
+            @pl.loop(0, jnp.minimum(result.shape[0] - first, ROWS))
+            def _(i):
+                result[first + i, kernel.column : kernel.column + COLUMNS] = values[i]
+        elif isinstance(kernel, SendChunk):
+            (chunk, step), (self._tiles, _) = numbers, references
+            self._put(step, lax.rem(chunk, self._tiles.shape[1]), products[0])
+        elif isinstance(kernel, WaitForTile):
+            (step,), slots = numbers, self._tiles.shape[0]
+            for chunk in range(kernel.nbytes // (2 * ROWS * COLUMNS)):
+                form = jax.ShapeDtypeStruct((ROWS, COLUMNS), self._tiles.dtype)
+                self._tiles[lax.rem(step, slots), chunk] = self._get(step, chunk, form)
+        elif isinstance(kernel, SayFree):
+            self._put(*numbers, _FREE, 1)
+        elif isinstance(kernel, WaitForPlace):
+            self._get(*numbers, _FREE, jax.ShapeDtypeStruct((), jnp.int32))
 
 
 def kernels_of(function, *arguments) -> list[str]:

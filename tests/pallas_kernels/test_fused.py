@@ -157,7 +157,7 @@ def test_groups_of_layers():
     assert fused_mlp.backward_groups(_stack(deep)) == [(0, 1), (1, 2), (2, 4)]
     assert fused_mlp.backward_groups(_stack(deep, "relu")) == [(0, 2), (2, 4)]
     wide = _stack((256, 256, 256, 64), "relu")
-    assert fused_mlp.forward_groups(wide) == fused_mlp.backward_groups(wide)
+    assert fused_mlp.backward_groups(wide) == [(0, 1), (1, 2), (2, 3)]
 
 
 def test_three_layers_forward():
@@ -224,14 +224,15 @@ def test_any_number_of_rows_goes_to_the_kernels_as_it_is():
 
 
 # Kernels of the forward pass, and with gradients. Where two layers do not fit, what the second
-# reads is recomputed; and in front of blocks that share columns, gelu has a kernel of its own.
+# reads is recomputed by one more; and in front of blocks that share columns, gelu has a kernel of
+# its own.
 WIDE_AND_DEEP = {
     ((256, 256), "relu"): (1, 2),
     ((64, 256), "gelu"): (1, 2),
     ((256, 64, 128), "relu"): (1, 2),
     ((64, 128, 128, 64), "gelu"): (1, 4),
-    ((256, 256, 256), "relu"): (2, 5),
-    ((256, 256, 256), "gelu"): (2, 6),
+    ((256, 256, 256), "relu"): (1, 4),
+    ((256, 256, 256), "gelu"): (1, 5),
 }
 
 
