@@ -345,6 +345,15 @@ class WaitForCopies:
 
 
 @dataclass(frozen=True)
+class WaitForAllCopies:
+    """Until all that were begun have ended."""
+
+    def __call__(self, warp: Warp) -> None:
+        warp.end_copies()
+        warp.wait_for_copies(0)
+
+
+@dataclass(frozen=True)
 class ScatterRows:
     """Writes the sums of a group: rows, rounded; of a piece of a row, its part in float32.
 
@@ -444,6 +453,24 @@ class AddToRows:
                         target.add(piece * each + i, *values[i : i + 4])
 
             warp.when(place.has_any, add)
+
+
+@dataclass(frozen=True)
+class AddToReceivers:
+    """Adds the rows of a tile to what belongs to the receivers of its edges, atomically."""
+
+    places: Places
+    layout: Layout
+
+    def __call__(
+        self, warp: Warp, group: Value, step: Value, sums: Array, tile: Array, *tables: Array
+    ) -> None:
+        """As ``AddToSenders``, to [batch rows, width]."""
+        for row in self.layout.own_rows(warp):
+            place = self.places.place(warp, group, row, Tables(*tables))
+            real, _ = place.edge(warp, step)
+            target = sums.row(place.element * self.places.rows + place.row)
+            warp.when(real, functools.partial(_add_row, warp, self.layout, row, tile, target))
 
 
 @dataclass(frozen=True)

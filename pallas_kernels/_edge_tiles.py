@@ -142,11 +142,17 @@ class Tiles:
           factors_slot: for factors, if that is not the same.
         """
         plan, layers = self.plan, self.layers
-        layout = self.layout(plan.stack.widths[0])
         if plan.own_features is not None:
+            layout = self.layout(plan.stack.widths[0])
             features = GatherFeatures(plan.places, layout, plan.own_features)
             arrays = [(layers.features, False), (self.at("features", slot), True)]
             self.inline(features, [group, step, steps], arrays)
+        self.gather_senders(group, step, steps, slot, factors_slot)
+
+    def gather_senders(self, group, step, steps, slot, factors_slot=None) -> None:
+        """As ``gather``, without features."""
+        plan, layers = self.plan, self.layers
+        layout = self.layout(plan.stack.widths[0])
         kernel = GatherEdges(plan.places, layout, plan.own_weights, plan.has_factors)
         arrays = [(layers.senders, False), (self.at("senders", slot), True)]
         if plan.has_factors:

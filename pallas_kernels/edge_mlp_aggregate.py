@@ -7,12 +7,13 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import _edge_backward, _edge_forward, _edge_wide
+from pallas_kernels import _edge_backward, _edge_chunks, _edge_forward, _edge_wide
+from pallas_kernels._edge_chunks import ChunkTile
 from pallas_kernels._edge_forward import EdgeTile
 from pallas_kernels._edge_places import ROWS, EdgeLayers, Places, Tables
 from pallas_kernels._edge_tiles import Plan
 from pallas_kernels._edge_wide import WideTile
-from pallas_kernels._edge_work import BackwardTile
+from pallas_kernels._edge_work import BackwardTile, Work
 from pallas_kernels._pieces import Pieces, add_pieces
 
 # Rows of more edges are cut: where all are as long, and where they are listed.
@@ -62,7 +63,7 @@ def edge_reduce_backward(
     activation: str | None,
     activate_last: bool,
     degree: int | None,
-    tile: BackwardTile | None = None,
+    tile: BackwardTile | ChunkTile | None = None,
 ) -> EdgeLayers:
     """Gradients of ``edge_reduce`` to ``layers``.
 
@@ -85,15 +86,13 @@ def edge_reduce_backward(
     if batch * rows * graph.num_edges == 0:
         return jax.tree.map(jnp.zeros_like, layers)
     places, tables = places_of(graph, batch, layers.senders.shape[1], degree)
-    made = _edge_backward.backward(
-        places,
-        tables,
-        layers.flat(),
-        dy.reshape(-1, dy.shape[-1]),
-        activation,
-        activate_last,
-        tile,
-    )
+    arguments = places, tables, layers.flat(), dy.reshape(-1, dy.shape[-1])
+    how = activation, activate_last
+    tile = tile or _backward_tile(_plan(layers, *how), places)
+    if isinstance(tile, ChunkTile):
+        made = _edge_chunks.backward(*arguments, *how, tile)
+    else:
+        made = _edge_backward.backward(*arguments, *how, tile)
     dreceivers = made.receivers.reshape(layers.receivers.shape)
     dsenders, dweights = made.senders.reshape(layers.senders.shape), made.weights
     is_real = None
@@ -123,7 +122,15 @@ def _forward_tile(plan: Plan) -> EdgeTile | None:
 
 def goes_back(layers: EdgeLayers, activation: str | None, activate_last: bool) -> bool:
     """Whether ``edge_reduce_backward`` has room for these layers."""
-    return _edge_backward.supported(_plan(layers, activation, activate_last))
+    return _backward_tile(_plan(layers, activation, activate_last), None) is not None
+
+
+def _backward_tile(plan: Plan, places: Places | None) -> BackwardTile | ChunkTile | None:
+    """What suits the layers: gradients of kernels in registers where they fit; or None."""
+    work = Work(plan)
+    is_narrow = _edge_backward.supported(plan)
+    tile = (BackwardTile if is_narrow else ChunkTile).choose(work)
+    return tile if tile is None or places is None else tile.suited_to(places)
 
 
 def _plan(layers: EdgeLayers, activation: str | None, activate_last: bool) -> Plan:

@@ -142,10 +142,6 @@ def backward_limits(
         return reason
     if dispatch.is_deterministic():
         return "needs sums in no fixed order, got jaxgnn.deterministic()"
-    widest, most = max(_widths(operands)), _NARROW[1]
-    if widest > most:
-        whose = "whose kernels' gradients have room in the registers of a multiprocessor"
-        return f"needs widths up to {most}, {whose}, got {widest}"
     return _room(operands, options, backward=True)
 
 

@@ -25,9 +25,11 @@ from jaxgnn.ops.reference import _edge_reduce as reference
 from jaxgnn.ops.reference._edge_reduce import EdgeOperands, EdgeOptions
 from jaxgnn.testing import assert_bit_equal, assert_close, random_array, to_float64
 from pallas_kernels import _edge_forward, _simt, edge_mlp_aggregate
+from pallas_kernels._edge_chunks import ChunkTile
 from pallas_kernels._edge_forward import EdgeTile
 from pallas_kernels._edge_places import (
     ROWS,
+    AddToReceivers,
     AddToRows,
     AddToSenders,
     EdgeLayers,
@@ -39,6 +41,7 @@ from pallas_kernels._edge_places import (
     ScatterRows,
     StoreByEdge,
     Tables,
+    WaitForAllCopies,
     WaitForCopies,
 )
 from pallas_kernels._edge_wide import WideTile
@@ -319,16 +322,19 @@ def test_rows_are_added_to_those_of_both_ends_and_given_to_edges(name):
     ends = [jnp.ones((batch * n, width), jnp.float32) for n in (graph.num_rows, graph.num_cols)]
     ends.append(jnp.ones((1, graph.num_edges, width), jnp.float32))
     ends.append(jnp.ones((batch, graph.num_edges, width), jnp.bfloat16))
+    ends.append(ends[0])
 
-    def kernel(warp, arrays, receivers, senders, of_all, of_each, shared):
+    def kernel(warp, arrays, receivers, senders, of_all, of_each, by_step, shared):
         tile, listed = arrays
         for row, piece in layout.each(warp):
             words = tile.row(row).load_words(piece * 8, 8)
             shared.store_words(layout.at(row, piece) * 8, words, 8)
         warp.barrier()
-        add, to_rows = AddToSenders(places, layout), AddToRows(places, layout)
+        to_rows = AddToRows(places, layout)
         for group in range(places.groups):
-            add(warp, warp.i32(group), warp.i32(step), senders, shared, *listed)
+            for kind, end in ((AddToSenders, senders), (AddToReceivers, by_step)):
+                add = kind(places, layout)
+                add(warp, warp.i32(group), warp.i32(step), end, shared, *listed)
             to_rows(warp, warp.i32(group), receivers, shared, shared, *listed)
             for own, edges in ((False, of_all), (True, of_each)):
                 give = GiveToFeatures(places, layout, own)
@@ -340,7 +346,7 @@ def test_rows_are_added_to_those_of_both_ends_and_given_to_edges(name):
         made = _simt.launch(
             kernel, arrays, [], block_shared={"shared": form}, updated=ends, **options
         )
-    rows, senders, of_all, of_each = (np.asarray(end).copy() for end in ends)
+    rows, senders, of_all, of_each, by_step = (np.asarray(end).copy() for end in ends)
     wide = np.asarray(tile).astype(np.float32)
     for group, row in itertools.product(range(places.groups), range(ROWS)):
         place = _place(places, tables, group, row)
@@ -349,9 +355,10 @@ def test_rows_are_added_to_those_of_both_ends_and_given_to_edges(name):
         if place is not None and step < place[3]:
             sender = int(tables.indices[place[2] + step])
             senders[place[0] * graph.num_cols + sender] += wide[row]
+            by_step[place[0] * graph.num_rows + place[1]] += wide[row]
             of_all[0, place[2] + step] += wide[row]
             of_each[place[0], place[2] + step] = tile[row]
-    assert_bit_equal(made, (rows, senders, of_all, of_each))
+    assert_bit_equal(made, (rows, senders, of_all, of_each, by_step))
 
 
 # -- kernels, interpreted --------------------------------------------------------------------------
@@ -452,13 +459,15 @@ def _inline_stand_in(kernel, numbers, references):
             def _():
                 sums[node[i]] = sums[node[i]] + values[i]
 
-    elif isinstance(kernel, AddToSenders):
+    elif isinstance(kernel, AddToSenders | AddToReceivers):
         (group, step), (sums, tile, *listed) = numbers, references
         tables = Tables(*listed)
-        element, _, start, length, real = _vector_places(kernel.places, group, tables)
+        element, row, start, length, real = _vector_places(kernel.places, group, tables)
         has = real & (step < length)
         senders = tables.indices[...][jnp.where(has, start + step, 0)]
         node = element * kernel.places.cols + senders
+        if isinstance(kernel, AddToReceivers):
+            node = element * kernel.places.rows + row
         values = tile[...].astype(jnp.float32)
 
         @pl.loop(0, ROWS)
@@ -467,7 +476,7 @@ def _inline_stand_in(kernel, numbers, references):
             def _():
                 sums[node[i]] = sums[node[i]] + values[i]
     else:
-        assert isinstance(kernel, WaitForCopies)
+        assert isinstance(kernel, WaitForCopies | WaitForAllCopies)
 
 
 def _numbers(places, group):
@@ -559,6 +568,10 @@ BACKWARD = [
     ("ring", 6, (64, 128), 6, 1, "gelu", True, BackwardTile(2, 1, 1, parts=2)),
     ("ragged", 2, (32, 64, 32), 1, None, "silu", False, BackwardTile(1, 1, 2)),
     ("ragged", 1, (64,), 1, 1, "relu", True, BackwardTile(2, 1, 0)),
+    ("pairs", 3, (256, 256), None, 3, "relu", True, ChunkTile(2, 2, 3, 1)),
+    ("ring", 6, (192, 64, 128), 6, 1, "gelu", True, ChunkTile(2, 1, 2, 1)),
+    ("ragged", 2, (192, 192), 1, None, "silu", False, ChunkTile(3, 1, 4, 1)),
+    ("ragged", 1, (192,), 1, 1, "relu", True, ChunkTile(2, 1, 0, 2)),
 ]
 
 
@@ -664,7 +677,7 @@ def test_they_lower_mapped_recomputed_and_on_a_mesh_without_copies_of_the_graph(
 def _signatures(function, *arguments) -> list[str]:
     """The types of what kernels of edges take and give; mapped ones would have axes more."""
     lowered = jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",))
-    names = re.compile("edge_mlp_aggregate(_wide|_backward)?_mosaic")
+    names = re.compile("edge_mlp_aggregate[a-z_]*_mosaic")
     lines = [line for line in lowered.as_text().splitlines() if names.search(line)]
     return [line[line.rindex(" : (") :] for line in lines]
 
@@ -725,20 +738,21 @@ def test_weights_and_means_lower_with_gradients():
 
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("width, layers", [(256, 3), (192, 4)])
-def test_wide_layers_lower_forward_and_leave_their_gradients_to_xla(width, layers, monkeypatch):
+def test_wide_layers_lower_with_their_gradients(width, layers, monkeypatch):
     graph = _sudoku()
     h, params = _op_structs((256,), 81, width, layers)
 
     def run(h, params, implementation=None):
         return ops.edge_mlp_aggregate(graph, h, params, implementation=implementation)
 
-    named = functools.partial(run, implementation="pallas")
-    assert len(_signatures(named, h, params)) == 1
-    with pytest.raises(NotImplementedError, match=f"needs widths up to 128, .* got {width}"):
-        jax.eval_shape(_with_gradients(named), h, params)
-    assert not _signatures(run, h, params)  # wide ones were not timed
+    both = _with_gradients(functools.partial(run, implementation="pallas"))
+    lowered = jax.jit(both).trace(h, params).lower(lowering_platforms=("cuda",)).as_text()
+    edges = 256 * graph.num_edges
+    assert f"{edges}x{width}x" not in lowered and f"x{graph.num_edges}x{width}x" not in lowered
+    assert len(_signatures(both, h, params)) == 2
+    assert not _signatures(_with_gradients(run), h, params)  # wide ones were not timed
     monkeypatch.setattr(_pallas_edges, "_MOST_TIMED", width)
-    assert len(_signatures(_with_gradients(run), h, params)) == 1
+    assert len(_signatures(_with_gradients(run), h, params)) == 2
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
@@ -751,7 +765,7 @@ def test_wide_layers_of_general_graphs_lower_with_weights():
         options = {"weights": weights, "implementation": "pallas"}
         return ops.edge_mlp_aggregate(graph, h, params, **options)
 
-    assert len(_signatures(run, h, params, graph, weights)) == 1
+    assert len(_signatures(_with_gradients(run), h, params, graph, weights)) == 2
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")

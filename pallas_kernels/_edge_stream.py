@@ -1,0 +1,198 @@
+"""Kernels of layers that stream through shared memory, for stacks that it does not hold.
+
+They come in slices, each of 64 rows of a kernel and the columns that a product makes at once. One
+warpgroup of a block, the loader, asks for slices in the order in which all the others, the walkers,
+multiply tiles of their own by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels import _dense_stack as dense
+from pallas_kernels._dense_stack import Stack
+from pallas_kernels._edge_places import ROWS
+from pallas_kernels._edge_tiles import Plan
+
+SLICE = 64  # rows
+MOST_WIDTH = 256
+_MOST_COLUMNS = 192  # of a product
+_MOST_SLOTS = 8
+# Of a thread of a walker and of the loader, where two walkers share a multiprocessor with it.
+_REGISTERS = {2: (232, 40)}
+
+
+def suits(stack: Stack) -> bool:
+    """Whether slices of these layers are whole."""
+    return max(stack.widths) <= MOST_WIDTH and not any(width % SLICE for width in stack.widths)
+
+
+def parts(width: int) -> list[slice]:
+    """Columns of each of the products that make a tile of this width."""
+    size = width if width <= _MOST_COLUMNS else width // 2
+    return [slice(first, first + size) for first in range(0, width, size)]
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Those of kernels that a tile is multiplied by, one after the other.
+
+    Attributes:
+      shapes: of the kernels.
+    """
+
+    shapes: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, stack: Stack, *, back: bool = False) -> Slices:
+        """Of the layers; ``back`` through them as well, by the transposed kernels."""
+        forth = stack.shapes
+        return cls(forth + tuple((after, before) for before, after in reversed(forth) if back))
+
+    @property
+    def columns(self) -> int:
+        """Of a slice."""
+        return max((parts(columns)[0].stop for _, columns in self.shapes), default=0)
+
+    @property
+    def total(self) -> int:
+        """How many there are."""
+        return self.first(len(self.shapes))
+
+    def first(self, number: int) -> int:
+        """The first of a kernel."""
+        shapes = self.shapes[:number]
+        return sum(rows // SLICE * len(parts(columns)) for rows, columns in shapes)
+
+    def nbytes(self, slots: int) -> int:
+        """Of a ring of so many, 16 bits a number."""
+        return slots * SLICE * self.columns * 2
+
+    def arranged(self, kernels: Sequence[jax.Array]) -> jax.Array:
+        """[total, 64, columns], of kernels of these ``shapes``."""
+
+        def of_one(kernel: jax.Array) -> jax.Array:
+            count = len(parts(kernel.shape[1]))
+            made = kernel.reshape(-1, SLICE, count, kernel.shape[1] // count)
+            made = jnp.moveaxis(made, 2, 0).reshape(-1, SLICE, made.shape[3])
+            return jnp.pad(made, ((0, 0), (0, 0), (0, self.columns - made.shape[2])))
+
+        return jnp.concatenate([of_one(kernel) for kernel in kernels])
+
+    def choose(self, tile_bytes: int) -> tuple[int, int] | None:
+        """Walkers of a block, and slots of its ring, where each walker needs so many bytes."""
+        for walkers in (2, 1):
+            room = dense.SHARED_BYTES - walkers * tile_bytes
+            if not self.shapes and room >= 0:
+                return walkers, 0
+            slots = min(_MOST_SLOTS, room // self.nbytes(1)) if self.shapes else 0
+            if slots > 1:
+                return walkers, slots
+        return None
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Slices in shared memory.
+
+    Attributes:
+      slices: in their order.
+      walkers: of a block.
+      slots: for so many at once.
+    """
+
+    slices: Slices
+    walkers: int
+    slots: int
+
+    @property
+    def warpgroups(self) -> int:
+        """Of a block: walkers, and if there is something to load, the loader."""
+        return self.walkers + (1 if self.slots else 0)
+
+    def form(self, plan: Plan) -> dict:
+        """Of its memory."""
+        if not self.slots:
+            return {}
+        return {
+            "slices": plan.tiles(self.slots, SLICE, self.slices.columns),
+            "full": plgpu.Barrier(num_barriers=self.slots),
+            "free": plgpu.Barrier(num_arrivals=self.walkers, num_barriers=self.slots),
+        }
+
+    def share(self, number, load, walk) -> None:
+        """``load()`` in the loader; ``walk()`` in the others, which get its registers."""
+        registers = _REGISTERS.get(self.walkers) if self.slots else None
+
+        def in_walkers():
+            if registers is not None:
+                plgpu.set_max_registers(registers[0], action="increase")
+            walk()
+
+        def in_loader():
+            if registers is not None:
+                plgpu.set_max_registers(registers[1], action="decrease")
+            load()
+
+        pl.when(number < self.walkers)(in_walkers)
+        if self.slots:
+            pl.when(number == self.walkers)(in_loader)
+
+    def load(self, source, scratch: dict, tiles) -> None:
+        """All slices, for each of so many ``tiles``; by the loader."""
+        total, count = self.slices.total, tiles * self.slices.total
+
+        @pl.loop(0, count)
+        def _(i):
+            slot = lax.rem(i, jnp.int32(self.slots))
+            pl.when(i >= self.slots)(lambda: plgpu.barrier_wait(scratch["free"].at[slot]))
+            target, full = scratch["slices"].at[slot], scratch["full"].at[slot]
+            plgpu.copy_gmem_to_smem(source.at[lax.rem(i, jnp.int32(total))], target, full)
+
+        # Every completion is waited for, also the last.
+        @pl.loop(0, jnp.minimum(count, self.slots))
+        def _(slot):
+            plgpu.barrier_wait(scratch["free"].at[slot])
+
+    def product(self, scratch: dict, tile, number: int, turn, done) -> list[Any]:
+        """What ``done(columns, product)`` makes of each part of a tile's product, float32.
+
+        Args:
+          scratch: with the memory of the ring.
+          tile: [64, rows of the kernel] in shared memory.
+          number: of the kernel.
+          turn: how many tiles all walkers had before.
+          done: is called in order; the next part reads ``tile`` as well.
+        """
+        rows, width = self.slices.shapes[number]
+        before = turn * self.slices.total + self.slices.first(number)
+        steps, made = rows // SLICE, []
+        for part, columns in enumerate(parts(width)):
+            size = columns.stop - columns.start
+            slots = [
+                lax.rem(before + (part * steps + k), jnp.int32(self.slots)) for k in range(steps)
+            ]
+
+            def multiply(sums, slots=slots, size=size):
+                for k, slot in enumerate(slots):
+                    plgpu.barrier_wait(scratch["full"].at[slot])
+                    a = tile.at[:, k * SLICE : (k + 1) * SLICE]
+                    plgpu.wgmma(sums, a, scratch["slices"].at[slot, :, :size])
+                    if k:
+                        plgpu.wgmma_wait(1)
+                        plgpu.barrier_arrive(scratch["free"].at[slots[k - 1]])
+                value = sums[...]
+                plgpu.barrier_arrive(scratch["free"].at[slots[-1]])
+                return value
+
+            value = pl.run_scoped(multiply, plgpu.ACC((ROWS, size), jnp.float32))
+            made.append(done(columns, value))
+        return made
