@@ -124,9 +124,8 @@ def _kept_widths(work: Work) -> tuple[int, ...]:
 
 
 def _tile_bytes(work: Work) -> int:
-    """Of what a walker has in shared memory, with factors and gradients of weights."""
-    columns = sum(_kept_widths(work)) + sum(set(work.plan.stack.widths))
-    return whole_tile_bytes(columns) + 2 * dense.aligned(ROWS * 4)
+    """Of those that a walker has in shared memory."""
+    return whole_tile_bytes(sum(_kept_widths(work)) + sum(set(work.plan.stack.widths)))
 
 
 def supported(plan: Plan) -> bool:

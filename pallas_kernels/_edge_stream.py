@@ -28,6 +28,9 @@ _MOST_COLUMNS = 192  # of a product
 _MOST_SLOTS = 8
 # Of a thread of a walker and of the loader, where two walkers share a multiprocessor with it.
 _REGISTERS = {2: (232, 40)}
+# Of a block beside tiles and slices: of each edge a factor and the gradient to it, in places that
+# are aligned, or two factors.
+_NUMBER_BYTES = 2 * 1024
 
 
 def suits(stack: Stack) -> bool:
@@ -88,9 +91,9 @@ class Slices:
         return jnp.concatenate([of_one(kernel) for kernel in kernels])
 
     def choose(self, tile_bytes: int) -> tuple[int, int] | None:
-        """Walkers of a block, and slots of its ring, where each walker needs so many bytes."""
+        """Walkers of a block, whose tiles take so many bytes each, and slots of its ring."""
         for walkers in (2, 1):
-            room = dense.SHARED_BYTES - walkers * tile_bytes
+            room = dense.SHARED_BYTES - walkers * tile_bytes - _NUMBER_BYTES
             if not self.shapes and room >= 0:
                 return walkers, 0
             slots = min(_MOST_SLOTS, room // self.nbytes(1)) if self.shapes else 0

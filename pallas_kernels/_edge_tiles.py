@@ -203,13 +203,18 @@ class Tiles:
           tile: of shared memory, through which rows go; what others read there, they have read.
           other: likewise, for listed pieces.
         """
-        arrays = [(results[0], False), (tile, True)]
         if self.plan.lists_pieces:
-            arrays += [(other, True), (results[1], False)]
             self.split(sums, tile, other)
         else:
             tile[...] = sums.astype(self.plan.stack.dtype)
+        self.scatter(group, results, tile, other)
+
+    def scatter(self, group, results: Sequence, tile, other) -> None:
+        """As ``write``, of sums that are in the tiles, rounded, and what rounding leaves over."""
+        arrays = [(results[0], False), (tile, True)]
+        if self.plan.lists_pieces:
+            arrays += [(other, True), (results[1], False)]
         plgpu.commit_smem()
-        self.inline(ScatterRows(self.plan.places, self.layout(sums.shape[1])), [group], arrays)
+        self.inline(ScatterRows(self.plan.places, self.layout(tile.shape[1])), [group], arrays)
         # Before what was read and written is used anew.
         plgpu.commit_smem()

@@ -7,10 +7,17 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import _edge_backward, _edge_chunks, _edge_forward, _edge_wide
+from pallas_kernels import (
+    _edge_backward,
+    _edge_chunks,
+    _edge_forward,
+    _edge_stream_forward,
+    _edge_wide,
+)
 from pallas_kernels._edge_chunks import ChunkTile
 from pallas_kernels._edge_forward import EdgeTile
 from pallas_kernels._edge_places import ROWS, EdgeLayers, Places, Tables
+from pallas_kernels._edge_stream_forward import StreamTile
 from pallas_kernels._edge_tiles import Plan
 from pallas_kernels._edge_wide import WideTile
 from pallas_kernels._edge_work import BackwardTile, Work
@@ -26,7 +33,7 @@ def edge_reduce(
     activation: str | None,
     activate_last: bool,
     degree: int | None,
-    tile: EdgeTile | None = None,
+    tile: EdgeTile | StreamTile | None = None,
 ) -> jax.Array:
     """``y_i = Σ_j w_ij layers(receivers_i + senders_j + features_ij)``, in float32, rounded once.
 
@@ -48,7 +55,9 @@ def edge_reduce(
     places, tables = places_of(graph, batch, layers.senders.shape[1], degree)
     tile = tile or _forward_tile(_plan(layers, activation, activate_last))
     arguments = places, tables, layers.flat(), activation, activate_last, slots(graph)
-    if isinstance(tile, WideTile):
+    if isinstance(tile, StreamTile):
+        y, partial = _edge_stream_forward.forward(*arguments, tile)
+    elif isinstance(tile, WideTile):
         y, partial = _edge_wide.forward(*arguments, tile)
     else:
         y, partial = _edge_forward.forward(*arguments, tile)
@@ -114,10 +123,12 @@ def goes_forth(layers: EdgeLayers, activation: str | None, activate_last: bool) 
     return _forward_tile(_plan(layers, activation, activate_last)) is not None
 
 
-def _forward_tile(plan: Plan) -> EdgeTile | None:
-    """What suits the layers; None if they do not fit."""
+def _forward_tile(plan: Plan) -> EdgeTile | StreamTile | None:
+    """What suits the layers: kernels in shared memory if they all fit; None if nothing does."""
     is_wide = max(plan.stack.widths) > _edge_forward.MOST_WIDTH
-    return (WideTile if is_wide else EdgeTile).choose(plan.stack, features=plan.has_features)
+    kinds = WideTile if is_wide else EdgeTile, StreamTile
+    tiles = (kind.choose(plan.stack, features=plan.has_features) for kind in kinds)
+    return next((tile for tile in tiles if tile is not None), None)
 
 
 def goes_back(layers: EdgeLayers, activation: str | None, activate_last: bool) -> bool:

@@ -44,6 +44,7 @@ from pallas_kernels._edge_places import (
     WaitForAllCopies,
     WaitForCopies,
 )
+from pallas_kernels._edge_stream_forward import StreamTile
 from pallas_kernels._edge_wide import WideTile
 from pallas_kernels._edge_work import BackwardTile
 from tests.ops._edges import RING
@@ -532,6 +533,8 @@ FORWARD = [
     ("ragged", 1, (64,), None, None, "relu", True, EdgeTile(1, 1, 4)),
     ("ring", 6, (192, 192), 6, 6, "relu", True, WideTile(1, 2, 2)),
     ("ragged", 1, (64, 192, 64, 64), 1, None, "silu", False, WideTile(1, 4, 3)),
+    ("ring", 6, (256, 256), 6, 1, "relu", True, StreamTile(1, 2, 3)),
+    ("ragged", 1, (128, 64, 256, 128, 64), 1, None, "silu", False, StreamTile(2, 2, 2)),
 ]
 
 
