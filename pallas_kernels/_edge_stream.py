@@ -1,8 +1,8 @@
 """Kernels of layers that stream through shared memory, for stacks that it does not hold.
 
-They come in slices, each of 64 rows of a kernel and the columns that a product makes at once. One
-warpgroup of a block, the loader, asks for slices in the order in which all the others, the walkers,
-multiply tiles of their own by them.
+They come in slices, each of 64 rows of a kernel and the columns that a product makes at once, or of
+as many times 64 rows as have room side by side. One warpgroup of a block, the loader, asks for
+slices in the order in which all the others, the walkers, multiply tiles of their own by them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pallas_kernels._edge_tiles import Plan
 
 SLICE = 64  # rows
 MOST_WIDTH = 256
-_MOST_COLUMNS = 192  # of a product
+_MOST_COLUMNS = 128  # of a product: sums of all columns are in registers as well
 _MOST_SLOTS = 8
 # Of a thread of a walker and of the loader, where two walkers share a multiprocessor with it.
 _REGISTERS = {2: (232, 40)}
@@ -40,8 +40,8 @@ def suits(stack: Stack) -> bool:
 
 def parts(width: int) -> list[slice]:
     """Columns of each of the products that make a tile of this width."""
-    size = width if width <= _MOST_COLUMNS else width // 2
-    return [slice(first, first + size) for first in range(0, width, size)]
+    firsts = range(0, width, _MOST_COLUMNS)
+    return [slice(first, min(width, first + _MOST_COLUMNS)) for first in firsts]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Slices:
     @property
     def columns(self) -> int:
         """Of a slice."""
-        return max((parts(columns)[0].stop for _, columns in self.shapes), default=0)
+        return min(_MOST_COLUMNS, max((columns for _, columns in self.shapes), default=0))
 
     @property
     def total(self) -> int:
@@ -72,8 +72,19 @@ class Slices:
 
     def first(self, number: int) -> int:
         """The first of a kernel."""
-        shapes = self.shapes[:number]
-        return sum(rows // SLICE * len(parts(columns)) for rows, columns in shapes)
+        return sum(
+            self.count(rows, part)
+            for rows, columns in self.shapes[:number]
+            for part in parts(columns)
+        )
+
+    def count(self, rows: int, part: slice) -> int:
+        """How many of a kernel with so many rows a part of its columns has."""
+        return -(-rows // (SLICE * self.beside(part)))
+
+    def beside(self, part: slice) -> int:
+        """How many times 64 rows lie side by side."""
+        return self.columns // (part.stop - part.start)
 
     def nbytes(self, slots: int) -> int:
         """Of a ring of so many, 16 bits a number."""
@@ -82,13 +93,17 @@ class Slices:
     def arranged(self, kernels: Sequence[jax.Array]) -> jax.Array:
         """[total, 64, columns], of kernels of these ``shapes``."""
 
-        def of_one(kernel: jax.Array) -> jax.Array:
-            count = len(parts(kernel.shape[1]))
-            made = kernel.reshape(-1, SLICE, count, kernel.shape[1] // count)
-            made = jnp.moveaxis(made, 2, 0).reshape(-1, SLICE, made.shape[3])
-            return jnp.pad(made, ((0, 0), (0, 0), (0, self.columns - made.shape[2])))
+        def of_part(kernel: jax.Array, part: slice) -> jax.Array:
+            beside, size = self.beside(part), part.stop - part.start
+            count = self.count(kernel.shape[0], part)
+            behind = count * beside * SLICE - kernel.shape[0]
+            made = jnp.pad(kernel[:, part], ((0, behind), (0, 0)))
+            made = made.reshape(count, beside, SLICE, size).transpose(0, 2, 1, 3)
+            made = made.reshape(count, SLICE, beside * size)
+            return jnp.pad(made, ((0, 0), (0, 0), (0, self.columns - beside * size)))
 
-        return jnp.concatenate([of_one(kernel) for kernel in kernels])
+        pairs = [(kernel, part) for kernel in kernels for part in parts(kernel.shape[1])]
+        return jnp.concatenate([of_part(*pair) for pair in pairs])
 
     def choose(self, tile_bytes: int) -> tuple[int, int] | None:
         """Walkers of a block, whose tiles take so many bytes each, and slots of its ring."""
@@ -176,26 +191,32 @@ class Ring:
           done: is called in order; the next part reads ``tile`` as well.
         """
         rows, width = self.slices.shapes[number]
-        before = turn * self.slices.total + self.slices.first(number)
-        steps, made = rows // SLICE, []
-        for part, columns in enumerate(parts(width)):
-            size = columns.stop - columns.start
-            slots = [
-                lax.rem(before + (part * steps + k), jnp.int32(self.slots)) for k in range(steps)
-            ]
-
-            def multiply(sums, slots=slots, size=size):
-                for k, slot in enumerate(slots):
-                    plgpu.barrier_wait(scratch["full"].at[slot])
-                    a = tile.at[:, k * SLICE : (k + 1) * SLICE]
-                    plgpu.wgmma(sums, a, scratch["slices"].at[slot, :, :size])
-                    if k:
-                        plgpu.wgmma_wait(1)
-                        plgpu.barrier_arrive(scratch["free"].at[slots[k - 1]])
-                value = sums[...]
-                plgpu.barrier_arrive(scratch["free"].at[slots[-1]])
-                return value
-
-            value = pl.run_scoped(multiply, plgpu.ACC((ROWS, size), jnp.float32))
-            made.append(done(columns, value))
+        before, made = turn * self.slices.total + self.slices.first(number), []
+        for part in parts(width):
+            count = self.slices.count(rows, part)
+            slots = [lax.rem(before + k, jnp.int32(self.slots)) for k in range(count)]
+            before += count
+            made.append(done(part, self._part(scratch, tile, part, slots)))
         return made
+
+    def _part(self, scratch: dict, tile, part: slice, slots: Sequence) -> jax.Array:
+        """Of a product; ``slots`` are those of its slices."""
+        size, beside = part.stop - part.start, self.slices.beside(part)
+
+        def multiply(sums):
+            for number, slot in enumerate(slots):
+                plgpu.barrier_wait(scratch["full"].at[slot])
+                asked = min(beside, tile.shape[1] // SLICE - number * beside)
+                for place in range(asked):
+                    first = (number * beside + place) * SLICE
+                    columns = slice(place * size, (place + 1) * size)
+                    a = tile.at[:, first : first + SLICE]
+                    plgpu.wgmma(sums, a, scratch["slices"].at[slot, :, columns])
+                if number > 0:
+                    plgpu.wgmma_wait(asked)  # those of the slice before are over
+                    plgpu.barrier_arrive(scratch["free"].at[slots[number - 1]])
+            value = sums[...]
+            plgpu.barrier_arrive(scratch["free"].at[slots[-1]])
+            return value
+
+        return pl.run_scoped(multiply, plgpu.ACC((ROWS, size), jnp.float32))

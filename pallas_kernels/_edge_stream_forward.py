@@ -180,7 +180,8 @@ class _Walker:
             found = self._group(i, tiles.number)
             group, steps = _least(places, found), self._steps(i)
             tiles.gather_rows(group, tiles.layers.receivers, "receivers")
-            tiles.gather(group, jnp.int32(0), steps, 0, 0)
+            if self._gathers_ahead:
+                tiles.gather(group, jnp.int32(0), steps, 0, 0)
 
             def add(step, sums):
                 # The compiler knows the steps of a graph of one degree, but not that all are few.
@@ -198,6 +199,17 @@ class _Walker:
     def _parts(self, layer: int) -> list[slice]:
         return stream.parts(self._stack.widths[layer])
 
+    @property
+    def _last_use(self) -> int:
+        """The last layer that reads the place of senders."""
+        stack = self._stack
+        return max(n for n in range(stack.layers) if _place(stack, n) == _place(stack, 0))
+
+    @property
+    def _gathers_ahead(self) -> bool:
+        """Whether the next tile is gathered while layers still are at this one."""
+        return self._last_use < self._stack.layers - 1
+
     def _input(self, layer: int) -> Any:
         number = _places(self._stack).index(_place(self._stack, layer))
         return self.tiles.scratch["inputs"][number].at[(self.tiles.number, 0)]
@@ -205,8 +217,9 @@ class _Walker:
     def _add(self, group, steps, before, step, sums) -> tuple:
         """A tile."""
         tiles, stack = self.tiles, self._stack
-        # Of the place of senders.
-        last_use = max(n for n in range(stack.layers) if _place(stack, n) == _place(stack, 0))
+        if not self._gathers_ahead:
+            plgpu.commit_smem()  # all warps have multiplied what was there
+            tiles.gather(group, step, steps, 0, lax.rem(step, 2))
         _simt.inline(WaitForAllCopies(), [], [])
         plgpu.commit_smem()  # all warps have their copies
         for columns, z in zip(self._parts(0), self._preactivations(), strict=True):
@@ -223,7 +236,7 @@ class _Walker:
                 before + step,
                 functools.partial(done, layer),
             )
-            if layer == last_use:
+            if self._gathers_ahead and layer == self._last_use:
                 plgpu.commit_smem()  # all warps have multiplied
                 tiles.gather(group, step + 1, steps, 0, lax.rem(step + 1, 2))
         return tuple(made)
