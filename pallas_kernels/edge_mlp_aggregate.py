@@ -136,6 +136,15 @@ def goes_back(layers: EdgeLayers, activation: str | None, activate_last: bool) -
     return _backward_tile(_plan(layers, activation, activate_last), None) is not None
 
 
+def streams(
+    layers: EdgeLayers, activation: str | None, activate_last: bool, *, backward: bool
+) -> bool:
+    """Whether kernels of the layers, or backward their gradients, have to leave the chip."""
+    plan = _plan(layers, activation, activate_last)
+    tile = _backward_tile(plan, None) if backward else _forward_tile(plan)
+    return isinstance(tile, StreamTile | ChunkTile)
+
+
 def _backward_tile(plan: Plan, places: Places | None) -> BackwardTile | ChunkTile | None:
     """What suits the layers: gradients of kernels in registers where they fit; or None."""
     work = Work(plan)

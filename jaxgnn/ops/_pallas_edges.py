@@ -17,7 +17,7 @@ from jaxgnn.ops.reference._edge_reduce import EdgeOperands, EdgeOptions
 from jaxgnn.ops.reference.fused_linear import behind_barrier, gradients, preactivation
 
 DTYPES = ("bfloat16", "float16")
-# Widths that a warpgroup has, and that two of them share, are multiples of these up to those.
+# Widths of layers that fit a multiprocessor, and of all others: multiples of these up to those.
 _NARROW, _WIDE = (32, 128), (64, 256)
 _MOST_TIMED = 128
 # A group of 64 rows for half of the multiprocessors of an H200. An estimate: fewer were not timed.
@@ -148,8 +148,12 @@ def backward_limits(
 def not_worth(
     structure: CSRGraph, operands: EdgeOperands, *rest, options: EdgeOptions
 ) -> str | None:
-    """The reason if none was timed, or most multiprocessors would have nothing to do, or None."""
-    del rest
+    """The reason if none was timed, or most multiprocessors would have nothing to do, or None.
+
+    ``rest`` is the gradient to go back with, or nothing.
+    """
+    from pallas_kernels import edge_mlp_aggregate as kernels
+
     if options.row_degree is None:
         return "was timed on graphs whose rows are known to have as many edges each, got another"
     if operands.features is not None:
@@ -157,5 +161,8 @@ def not_worth(
     widest = max(_widths(operands))
     if widest > _MOST_TIMED:
         return f"was timed up to {_MOST_TIMED} wide, got {widest}"
+    layers = jax.eval_shape(_layers, operands)
+    if widest <= _NARROW[1] and kernels.streams(layers, *_static(options), backward=bool(rest)):
+        return f"was timed with layers that fit a multiprocessor, got {_widths(operands)}"
     rows = operands.receivers.shape[0] * structure.num_rows
     return None if rows >= _LEAST_ROWS else f"is taken from {_LEAST_ROWS} rows on, got {rows}"

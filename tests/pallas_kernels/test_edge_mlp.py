@@ -680,8 +680,12 @@ def test_they_lower_mapped_recomputed_and_on_a_mesh_without_copies_of_the_graph(
 def _signatures(function, *arguments) -> list[str]:
     """The types of what kernels of edges take and give; mapped ones would have axes more."""
     lowered = jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",))
+    return _signatures_in(lowered.as_text())
+
+
+def _signatures_in(lowered: str) -> list[str]:
     names = re.compile("edge_mlp_aggregate[a-z_]*_mosaic")
-    lines = [line for line in lowered.as_text().splitlines() if names.search(line)]
+    lines = [line for line in lowered.splitlines() if names.search(line)]
     return [line[line.rindex(" : (") :] for line in lines]
 
 
@@ -740,22 +744,19 @@ def test_weights_and_means_lower_with_gradients():
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
-@pytest.mark.parametrize("width, layers", [(256, 3), (192, 4)])
-def test_wide_layers_lower_with_their_gradients(width, layers, monkeypatch):
-    graph = _sudoku()
-    h, params = _op_structs((256,), 81, width, layers)
+def test_wide_layers_lower_with_their_gradients_and_keep_nothing_of_all_edges():
+    graph, width = _sudoku(), 256
+    h, params = _op_structs((256,), 81, width, 4)
 
     def run(h, params, implementation=None):
         return ops.edge_mlp_aggregate(graph, h, params, implementation=implementation)
 
     both = _with_gradients(functools.partial(run, implementation="pallas"))
     lowered = jax.jit(both).trace(h, params).lower(lowering_platforms=("cuda",)).as_text()
-    edges = 256 * graph.num_edges
-    assert f"{edges}x{width}x" not in lowered and f"x{graph.num_edges}x{width}x" not in lowered
-    assert len(_signatures(both, h, params)) == 2
+    assert len(_signatures_in(lowered)) == 2
+    edges = graph.num_edges
+    assert f"{256 * edges}x{width}x" not in lowered and f"x{edges}x{width}x" not in lowered
     assert not _signatures(_with_gradients(run), h, params)  # wide ones were not timed
-    monkeypatch.setattr(_pallas_edges, "_MOST_TIMED", width)
-    assert len(_signatures(_with_gradients(run), h, params)) == 2
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
@@ -772,11 +773,13 @@ def test_wide_layers_of_general_graphs_lower_with_weights():
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
-@pytest.mark.parametrize("is_regular, layers, leading", [(True, 4, (64,)), (False, 3, ())])
-def test_features_of_edges_lower_with_their_gradients(is_regular, layers, leading):
+@pytest.mark.parametrize(
+    "is_regular, width, layers, leading",
+    [(True, 96, 4, (64,)), (False, 96, 3, ()), (True, 256, 3, ())],
+)
+def test_features_of_edges_lower_with_their_gradients(is_regular, width, layers, leading):
     """Of each of the batch, and of all."""
     graph = _sudoku() if is_regular else prepared_graph(20_000, 320_000, factors=False)
-    width = 96
     h, params = _op_structs((64,), graph.num_rows, width, layers)
     first = jax.ShapeDtypeStruct((2 * width + 5, width), "bfloat16")
     params = params._replace(kernels=(first, *params.kernels[1:]))
@@ -798,14 +801,26 @@ def test_features_of_edges_lower_with_their_gradients(is_regular, layers, leadin
     assert not _signatures(functools.partial(run, implementation=None), *arguments)  # not timed
 
 
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_deep_layers_lower_with_their_gradients_where_asked_for():
+    graph = _sudoku()
+    h, params = _op_structs((256,), 81, 128, 9)
+
+    def run(h, params, implementation=None):
+        return ops.edge_mlp_aggregate(graph, h, params, implementation=implementation)
+
+    named = functools.partial(run, implementation="pallas")
+    assert len(_signatures(_with_gradients(named), h, params)) == 2
+    assert not _signatures(_with_gradients(run), h, params)  # not timed
+
+
 REFUSED = {
     "needs a sum or a mean": {"reduce": "max"},
     "multiples of 32 up to 128, or all of 64 up to 256, got 160": {"width": 160},
     "multiples of 32 up to 128, or all of 64 up to 256, got 48": {"width": 48},
     "up to 256, got 320": {"width": 320},
     "bfloat16 or float16 values, got float32": {"dtype": "float32"},
-    "fit a multiprocessor, got the widths .128": {"width": 128, "layers": 9},
-    "fit a multiprocessor, got the widths .256": {"width": 256, "layers": 4},
+    "fit a multiprocessor, got the widths .96": {"width": 96, "layers": 15},
 }
 
 
