@@ -137,6 +137,7 @@ def test_the_unstable_builders_of_mosaic_have_one_home():
     modules = [f"dense_{part}" for part in ("stack", "forward", "pair", "backward")]
     modules += ["dense_walker", "dense_sums", "dense_maker", "dense_terms", "dense_tight"]
     modules += ["edge_tiles", "edge_forward", "edge_wide", "edge_backward", "linear_maxk"]
+    modules += ["edge_stream", "edge_stream_forward", "edge_chunks"]
     modules += ["mhc_slices", "mhc_slices_backward", "mhc_slices_post"]
     written_in_pallas = {f"pallas_kernels._{module}" for module in modules}
     for name, path in MODULES.items():
