@@ -234,13 +234,14 @@ def _total(places: Places, tables: Tables) -> Any:
 
 def _units(places: Places, tables: Tables, first, count: int, total) -> jax.Array:
     """Group and step of each tile of a chunk, [count, 2]; behind the last, of none of the edges."""
-    numbers = first + jnp.arange(count, dtype=jnp.int32)
+    numbers = jnp.int32(first) + jnp.arange(count, dtype=jnp.int32)
     if places.degree is not None:
         # Behind the last are groups without rows.
         return jnp.stack([numbers // places.degree, numbers % places.degree], axis=1)
-    ends = jnp.cumsum(tables.steps)
+    ends = jnp.cumsum(tables.steps, dtype=jnp.int32)
     is_real = numbers < total
-    element, within = jnp.divmod(jnp.where(is_real, numbers, 0), jnp.maximum(ends[-1], 1))
+    each = jnp.maximum(ends[-1], 1).astype(jnp.int32)
+    element, within = jnp.divmod(jnp.where(is_real, numbers, 0), each)
     group = jnp.searchsorted(ends, within, side="right").astype(jnp.int32)
     step = within - (ends[group] - tables.steps[group])
     group += element * tables.steps.shape[0]
