@@ -291,7 +291,7 @@ def _chunk(work: Work, tile: ChunkTile, scratch, units, slices, layers, dy, tabl
         plgpu.wait_smem_to_gmem(0)
 
     ring = tile.ring(work)
-    ring.share(number, lambda: ring.load(slices[0], scratch, tile.turns), walk)
+    ring.share(number, scratch, lambda: ring.load(slices[0], scratch, tile.turns), walk)
 
 
 @dataclass(frozen=True)

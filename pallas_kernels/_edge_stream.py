@@ -146,13 +146,18 @@ class Ring:
             "free": plgpu.Barrier(num_arrivals=self.walkers, num_barriers=self.slots),
         }
 
-    def share(self, number, load, walk) -> None:
-        """``load()`` in the loader; ``walk()`` in the others, which get its registers."""
+    def share(self, number, scratch: dict, load, walk) -> None:
+        """``load()`` in the loader; ``walk()`` in the others, which get its registers.
+
+        Before that, these free all slots.
+        """
         registers = _REGISTERS.get(self.walkers) if self.slots else None
 
         def in_walkers():
             if registers is not None:
                 plgpu.set_max_registers(registers[0], action="increase")
+            for slot in range(self.slots):
+                plgpu.barrier_arrive(scratch["free"].at[slot])
             walk()
 
         def in_loader():
@@ -166,17 +171,19 @@ class Ring:
 
     def load(self, source, scratch: dict, tiles) -> None:
         """All slices, for each of so many ``tiles``; by the loader."""
-        total, count = self.slices.total, tiles * self.slices.total
+        total = self.slices.total
 
-        @pl.loop(0, count)
+        # The first slices wait as well: where they did not, LLVM took them out of the loop, and
+        # ptxas 13.0 then read the coordinates of a copy before it had set them.
+        @pl.loop(0, tiles * total)
         def _(i):
             slot = lax.rem(i, jnp.int32(self.slots))
-            pl.when(i >= self.slots)(lambda: plgpu.barrier_wait(scratch["free"].at[slot]))
+            plgpu.barrier_wait(scratch["free"].at[slot])
             target, full = scratch["slices"].at[slot], scratch["full"].at[slot]
             plgpu.copy_gmem_to_smem(source.at[lax.rem(i, jnp.int32(total))], target, full)
 
         # Every completion is waited for, also the last.
-        @pl.loop(0, jnp.minimum(count, self.slots))
+        @pl.loop(0, self.slots)
         def _(slot):
             plgpu.barrier_wait(scratch["free"].at[slot])
 

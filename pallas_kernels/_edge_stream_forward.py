@@ -125,7 +125,8 @@ def _forward(plan: Plan, tile: StreamTile, scratch, slices, layers, tables, *res
     named = scratch | {"senders": scratch["inputs"][0]}
     tiles = Tiles(plan, named, layers, tables, number)
     walker = _Walker(tile, ring, tiles, results)
-    ring.share(number, lambda: ring.load(slices, scratch, walker.all_steps()), walker.run)
+    load = lambda: ring.load(slices, scratch, walker.all_steps())  # noqa: E731
+    ring.share(number, scratch, load, walker.run)
 
 
 @dataclass(frozen=True)
