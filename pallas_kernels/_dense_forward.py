@@ -65,8 +65,8 @@ class DenseTile:
             return tile
         brief = _BRIEF.get(max(stack.widths))
         if brief is not None and stack.activations[-1] in (None, "relu"):
-            waves, *rest = brief
-            return cls(dense.MULTIPROCESSORS * _RESIDENT * waves, *rest)
+            waves, warpgroups, slots = brief
+            return cls(dense.MULTIPROCESSORS * _RESIDENT * waves, warpgroups, slots)
         # Where few tiles fit, none of them should wait for the one before to be written.
         return dataclasses.replace(tile, direct=tile.slots < 2 * tile.warpgroups)
 

@@ -195,7 +195,8 @@ class _Walker(Walker):
     def _multiply(self, i, k: int, slot) -> tuple[jax.Array, jax.Array]:
         """The gradient to a piece of a stream, and sums for its columns of phi.
 
-        While tensor cores multiply, reads on into the piece before.
+        While tensor cores multiply, reads on into the piece before; once they have, if dx is to lie
+        in the place of x.
         """
         at, stream = self._ring(i, k), self._stream(k)
         x, dh_mix = self.scratch["streams"][0].at[*at], self.scratch["dh_mix"].at[slot]
@@ -205,9 +206,13 @@ class _Walker(Walker):
             self.add_through_phi(through_phi, dh_mix, phi)
             self.add_for_phi(sums, x, dh_mix)
             direct = self._direct(at, slot, stream)
-            self._reload_piece(i, k)
+            if self.form.adds:
+                self._reload_piece(i, k)
             dx = direct + plgpu.wgmma_accumulator_load(through_phi, wait_n=PARTS)
-            return dx, sums[...][:, : self.form.rows]
+            more = sums[...][:, : self.form.rows]
+            if not self.form.adds:  # dx is to lie where all warps' products read x: here they meet
+                self._reload_piece(i, k)
+            return dx, more
 
         shapes = (ROWS, COLUMNS), (COLUMNS, self.form.padded)
         return pl.run_scoped(run, *(plgpu.ACC(shape, jnp.float32) for shape in shapes))

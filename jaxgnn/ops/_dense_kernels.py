@@ -3,7 +3,7 @@
 On a GPU ``implementation=None`` takes the Mosaic GPU kernels for what they were timed with: layers
 narrow enough that the time is that of reading and writing rows, and so many rows that this
 is more than the time of a launch; the rest is XLA's. ``layer_limits`` and ``_not_worth`` are this
-rule. Gradients of float32 layers by kernels were not timed.
+rule.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def gradient_request(
 ) -> dispatch.Request:
     """What the backward pass is asked for: not all float32 layers have kernels of it.
 
-    Where kernels made their results by name, their gradients are what ``None`` takes.
+    Where kernels made the results of such layers by name, their gradients are what ``None`` takes.
     """
     if request.name != "pallas" or x.dtype.name != "float32":
         return request
@@ -149,8 +149,8 @@ def _not_worth(x: Any, kernels: Any, *arrays: Any, **options: Any) -> str | None
     del arrays, options
     if x.dtype.name == "float32":
         count, widest = _size(x, kernels)
-        if count == 1 or widest > _MOST_TIMED_FLOAT32:
-            known = f"for layers behind each other up to {_MOST_TIMED_FLOAT32} wide"
+        if count != 2 or widest > _MOST_TIMED_FLOAT32:
+            known = f"for two layers up to {_MOST_TIMED_FLOAT32} wide"
             return f"was timed in float32 {known}, got {count} of {widest}"
     rows = math.prod(x.shape[:-1])
     return None if rows >= _LEAST_ROWS else f"is taken from {_LEAST_ROWS} rows on, got {rows}"

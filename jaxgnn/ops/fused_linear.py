@@ -135,7 +135,7 @@ def fused_linear(
         NVIDIA GPUs and float32 on CPU; ``"highest"`` for float32; ``"tf32"`` or ``"bf16x3"``
         (three products of bfloat16 parts), which on CPU are float32 as well. Of no effect for
         other dtypes. ``"pallas"`` has kernels for the last two, and for None where JAX's setting
-        means one of them; the gradients of float32 layers are XLA's even so.
+        means one of them; the gradients of wide float32 layers are XLA's even so.
       implementation: ``"xla"``, ``"pallas"``, or None for what was measured to be fastest.
 
     Returns:

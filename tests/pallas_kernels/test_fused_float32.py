@@ -246,10 +246,10 @@ def test_gradients_lower_for_what_fits(widths, activation):
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
-def test_none_leaves_gradients_to_xla():
-    """They were not timed."""
-    mlp = functools.partial(ops.fused_mlp, activation="relu", precision="tf32")
-    assert len(kernels_of(*with_gradients(mlp, *_mlp_structs(10_000, (64,) * 3)))) == 1
+@pytest.mark.parametrize("activation, count", [("relu", 2), ("gelu", 1)])
+def test_none_takes_kernels_for_gradients_that_were_timed(activation, count):
+    mlp = functools.partial(ops.fused_mlp, activation=activation, precision="tf32")
+    assert len(kernels_of(*with_gradients(mlp, *_mlp_structs(10_000, (64,) * 3)))) == count
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
