@@ -10,7 +10,7 @@
 VENV ?= .venv
 # The oldest supported release, or `latest`.
 JAX ?= 0.11.2
-# Which of the tests that need no GPU; and `first` for the first case of each, but for kernels.
+# Which of the tests that need no GPU; and `first` for the first case of each, or if it lowers all.
 TESTS ?= not gpu
 CASES ?= all
 # Test processes on the CPU, and on a GPU box, where they share the GPU.
