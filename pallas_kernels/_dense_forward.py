@@ -28,10 +28,11 @@ from pallas_kernels._dense_stack import BLOCK, PART, WARPGROUP, Ring, Stack, Str
 # A thread has 128 sums of 256 columns, for which only two warpgroups have registers.
 _NARROW, _FEW = 128, 2
 _AHEAD = 4  # tiles for each warpgroup
-# Of one narrow layer without a costly activation the time is that of the memory, of which not all
-# multiprocessors get the same share: several blocks on each, and waves of them, let the fast ones
-# do more. As timed, by the widest row: waves, warpgroups, slots.
-_RESIDENT, _BRIEF = 3, {64: (4, 2, 7), 128: (8, 1, 2)}
+# Of one narrow layer with relu the time is that of the memory, of which not all multiprocessors get
+# the same share: several blocks on each, and waves of them, let the fast ones do more. As timed, by
+# widths: waves, warpgroups, slots.
+_RESIDENT = 3
+_BRIEF: dict[tuple[int, ...], tuple[int, int, int]] = {(64, 64): (4, 2, 7), (128, 128): (8, 1, 2)}
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,8 @@ class DenseTile:
         tile = cls._fitting(stack, stack.row_bytes(max(stack.widths)), least)
         if tile is None or stack.layers > 1 or stack.dtype.itemsize != 2:
             return tile
-        brief = _BRIEF.get(max(stack.widths))
-        if brief is not None and stack.activations[-1] in (None, "relu"):
+        brief = _BRIEF.get(stack.widths)
+        if brief is not None and stack.activations == ("relu",):
             waves, warpgroups, slots = brief
             return cls(dense.MULTIPROCESSORS * _RESIDENT * waves, warpgroups, slots)
         # Where few tiles fit, none of them should wait for the one before to be written.
