@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -32,8 +32,6 @@ _MOST_HELPERS = 3
 _AT_ONCE = {2: 64, 3: 35, 4: 28, 5: 22, 6: 14, 7: 14, 8: 14}
 # Entries of a token. Two bfloat16 parts of phi are as exact as float32 sums of so many products.
 LEAST_ENTRIES = 512
-# Tiles that are behind and ahead, and buffers, the best first.
-_DEPTHS = ((2, 2, 2), (2, 1, 2), (1, 1, 2))
 
 
 @dataclass(frozen=True)
@@ -60,6 +58,9 @@ class MhcPreClusterTile:
     helpers: int = 1
     teams: int = 1
     buffers: int = 2
+
+    # Tiles that are behind and ahead, and buffers, the best first.
+    depths: ClassVar = ((2, 2, 2), (2, 1, 2), (1, 1, 2))
 
     def __post_init__(self):
         if self.cluster < 2:
@@ -92,7 +93,7 @@ class MhcPreClusterTile:
         # Registers are dealt out to whole warpgroups: helpers to fill one up cost nothing.
         spare = min(_MOST_HELPERS, -(warps * teams) % _WARPGROUP or _WARPGROUP)
         clusters = min(_AT_ONCE[size], -(-tokens // TOKENS))
-        for behind, ahead, buffers in _DEPTHS if warps <= _MOST_WARPS else ():
+        for behind, ahead, buffers in cls.depths if warps <= _MOST_WARPS else ():
             helpers = min(spare, buffers * teams)
             tile = cls(warps, size, clusters, ahead, behind, helpers, teams, buffers)
             if tile.shared_bytes(n) <= most_shared_bytes():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,9 @@ _STREAMS = 4  # of other numbers the weights of a token would not be whole 16 by
 @dataclass(frozen=True)
 class MhcPostPreClusterTile(MhcPreClusterTile):
     """As for ``mhc_pre``, with more in shared memory."""
+
+    # 16384 tokens, 1280 wide, took an H200 0.116 ms with one more tile ahead, and 0.113 ms so.
+    depths: ClassVar = ((2, 1, 2), (1, 1, 2))
 
     @classmethod
     def choose(cls, tokens: int, n: int, dim: int, dtype: jnp.dtype) -> Self | None:

@@ -23,8 +23,10 @@ from pallas_kernels._values import Array, Value
 from pallas_kernels._warp import LANES, Warp
 
 _WARPS = 8
+# Of a token. A warp has two, and makes at once what comes behind their inner products.
+_MOST_LANES = LANES // 2
 # Each writes sums, so no more than run at once: those that keep more have more registers.
-_MOST_BLOCKS, _MOST_KEEPING = 4 * 132, 3 * 132
+_MOST_BLOCKS, _MOST_KEEPING = 6 * 132, 3 * 132
 
 
 def token_parts(
@@ -60,7 +62,7 @@ def token_parts(
     """
     tokens, n, dim = x.shape
     form, f32 = Slices(n, dim), jnp.dtype(jnp.float32)
-    lanes = math.gcd(dim // (READ_BYTES // x.dtype.itemsize), LANES)
+    lanes = math.gcd(dim // (READ_BYTES // x.dtype.itemsize), _MOST_LANES)
     blocks = min(
         -(-tokens // (LANES // lanes * _WARPS)), _MOST_KEEPING if of_post else _MOST_BLOCKS
     )

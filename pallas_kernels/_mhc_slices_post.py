@@ -63,10 +63,14 @@ class SlicesPostTile:
 
     @classmethod
     def choose(cls, tokens: int, form: Slices, dtype) -> SlicesPostTile | None:
-        """The one heuristic: one wave of blocks, reading ahead; None for other kernels."""
+        """The one heuristic: one wave of blocks, reading ahead; None for other kernels.
+
+        Rings of just one tile, whose places are constants: on an H200, 16384 tokens, 1280 wide took
+        0.214 ms, and with room for two more old streams and one more output 0.236 ms.
+        """
         if form.n != _N or not common.runs_here(tokens, dtype):
             return None
-        return cls(form.ranges(tokens), new=4, old=6, layer=2, slots=2)
+        return cls(form.ranges(tokens), new=_N, old=_N, layer=1, slots=2)
 
     def scratch(self, form: Slices, dtype) -> dict[str, Any]:
         """Shared memory, and barriers."""

@@ -34,6 +34,7 @@ CASES = {
 }
 POSTS = {
     "ranges": ((264, 4, 128), False, SlicesPostTile(2, 4, 5, 2, slots=2)),
+    "as chosen": ((328, 4, 64), True, SlicesPostTile(2, 4, 4, 1, slots=2)),
     "short rings": ((136, 4, 64), True, SlicesPostTile(1, 2, 2, 1, 3, backwards=True, together=1)),
 }
 
@@ -112,7 +113,7 @@ def test_every_tile_gives_the_gradients_through_post(interpreted, shape, transpo
     _assert_all_close(made, _exactly(exactly, post, *given, *token), n * dim)
 
 
-# Groups of 8 and 32 lanes, some without a token; one block, and two that take turns.
+# Groups of 8 and 16 lanes, some without a token; one block, and two that take turns.
 @pytest.mark.emulated
 @pytest.mark.parametrize("tokens, n, dim, blocks", [(9, 4, 64, 9), (35, 2, 256, 2)])
 def test_what_there_is_of_tokens(monkeypatch, tokens, n, dim, blocks):
