@@ -17,7 +17,7 @@ from pallas_kernels._warp import LANES, Warp
 
 _WARPS = 8
 _FLOATS = 4  # that a lane adds up side by side
-_AT_ONCE = 4  # terms that are read before the first is added
+_AT_ONCE = 8  # terms that are read before the first is added
 
 
 class Partial(NamedTuple):
