@@ -60,7 +60,7 @@ class MhcPreClusterTile:
     buffers: int = 2
 
     # Tiles that are behind and ahead, and buffers, the best first.
-    depths: ClassVar = ((2, 2, 2), (2, 1, 2), (1, 1, 2))
+    depths: ClassVar[tuple[tuple[int, int, int], ...]] = ((2, 2, 2), (2, 1, 2), (1, 1, 2))
 
     def __post_init__(self):
         if self.cluster < 2:
