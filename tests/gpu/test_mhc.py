@@ -29,6 +29,7 @@ SHAPES = [
     (9001, 4, 64),
     (300, 4, 8192),
     (3100, 8, 128),
+    (3100, 4, 2880),
     (9001, 4, 1280),
 ]
 # Widths that clusters of 3, 4, 6, 7 and 8 blocks share, in bfloat16.

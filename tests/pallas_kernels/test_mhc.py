@@ -183,7 +183,7 @@ def test_blocks_of_many_tokens_that_take_turns(monkeypatch, dtype):
     x, *parameters = _pre_inputs(150, 4, 64, dtype)
     exact, exactly_saved = _exactly(pre_reference.mhc_pre, x, *parameters, **PRE)
     phi, alpha, bias, gamma = parameters
-    for fragments, warps in ((4, 4), (2, 8)):
+    for fragments, warps in ((4, 4), (2, 8), (2, 16)):
         with emulated():
             tile = mhc_pre.MhcPreTile(fragments, warps)
             weight = phi * gamma.reshape(-1)
