@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, Literal
@@ -22,6 +22,9 @@ from jaxgnn.graph import CSRGraph
 from jaxgnn.nn._linear import parameters
 from jaxgnn.nn._maxk import check_widths
 from jaxgnn.nn._node_updates import NodeUpdate
+
+# That ``recompute_every="auto"`` keeps at a time: two levels for steps of Sudoku networks.
+_MOST_STATES = 24
 
 _kernel_init = nnx.initializers.lecun_normal()
 _bias_init = nnx.initializers.zeros_init()
@@ -156,8 +159,9 @@ class MessagePassing(nnx.Module):
     for each step what the update needs, arrays of the size of nodes: what belongs to edges is made
     again by the op. With ``recompute_every=1`` it keeps the state of each step alone, and
     makes a step again; with ``recompute_every=k`` that of every k-th, and k states at a time,
-    while it makes k steps again and each of them once more. ``"auto"`` takes about √steps, so that
-    four times the steps keep twice the states.
+    while it makes k steps again and each of them once more. ``"auto"`` keeps at most 24 states at a
+    time, however many the steps, up to 6,561: it makes them again once up to 24 steps, twice up to
+    144, three times up to 512, in segments of segments.
 
     Args:
       messages: an ``EdgeMLP``, or a module called alike.
@@ -268,8 +272,13 @@ class MessagePassing(nnx.Module):
             return run_step(arrays, state, key)
 
         keys = None if rngs is None else jax.random.split(rngs.dropout(), steps)
-        every = round(math.sqrt(steps)) if self.recompute_every == "auto" else self.recompute_every
-        state, outputs = _scan_and_recompute(step, state, keys, steps, every)
+        if self.recompute_every is None:
+            state, outputs = _scan(step, state, keys, steps)
+        else:
+            # Nothing is merged across the steps of a scan, so nothing needs to be kept from it.
+            step = nnx.remat(step, prevent_cse=False)
+            spans = _spans(steps, self.recompute_every)
+            state, outputs = _scan_segments(step, state, keys, steps, spans)
         h = self.update.features(state)
         return h if readout is None else (h, outputs)
 
@@ -290,24 +299,38 @@ def _scan(step: Callable, state: Any, keys: Any, steps: int) -> tuple[Any, Any]:
     return nnx.scan(step, in_axes=axes, out_axes=axes, length=steps)(state, keys)
 
 
-def _scan_and_recompute(
-    step: Callable, state: Any, keys: Any, steps: int, every: int | None
+def _spans(steps: int, every: int | Literal["auto"]) -> list[int]:
+    """Steps of a segment, then of the segments that it is made of, and so on."""
+    if every != "auto":
+        return [every] if 1 < every < steps else []
+
+    def parts(levels: int) -> int:
+        return next(b for b in itertools.count(1) if b**levels >= steps)
+
+    # The fewest levels with so few states; each level makes all steps once more.
+    held = {levels: levels * parts(levels) for levels in range(1, _MOST_STATES + 1)}
+    levels = min(held, key=lambda levels: (max(held[levels], _MOST_STATES), levels))
+    return [parts(levels) ** k for k in range(levels - 1, 0, -1)]
+
+
+def _scan_segments(
+    step: Callable, state: Any, keys: Any, steps: int, spans: Sequence[int]
 ) -> tuple[Any, Any]:
-    """``_scan`` whose backward pass keeps the state of every few steps, or everything for None."""
-    if every is None:
+    """``_scan`` whose backward pass keeps a state for each segment, and makes a segment again."""
+    spans = [span for span in spans if span < steps]
+    if not spans:
         return _scan(step, state, keys, steps)
-    # Nothing is merged across the steps of a scan, so nothing needs to be kept from it.
-    step = nnx.remat(step, prevent_cse=False)
-    if every == 1 or every >= steps:
-        return _scan(step, state, keys, steps)
+    every, *inner = spans
     segments, rest = divmod(steps, every)
     whole, tail = segments * every, jax.tree.map(lambda k: k[segments * every :], keys)
     keys = jax.tree.map(lambda k: k[:whole].reshape(segments, every, *k.shape[1:]), keys)
-    segment = nnx.remat(lambda state, keys: _scan(step, state, keys, every), prevent_cse=False)
+    segment = nnx.remat(
+        lambda state, keys: _scan_segments(step, state, keys, every, inner), prevent_cse=False
+    )
     state, outputs = _scan(segment, state, keys, segments)
     outputs = jax.tree.map(lambda y: y.reshape(whole, *y.shape[2:]), outputs)
     if rest:
-        state, last = _scan(step, state, tail, rest)
+        state, last = _scan_segments(step, state, tail, rest, inner)
         outputs = jax.tree.map(lambda y, z: jnp.concatenate([y, z]), outputs, last)
     return state, outputs
 

@@ -1,6 +1,7 @@
 """EdgeMLP and MessagePassing: formulae, steps, recomputation and what it keeps."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 from flax import nnx
 
 from jaxgnn import CSRGraph, nn, ops
+from jaxgnn.nn import _message_passing
 from jaxgnn.testing import random_array
 from tests.ops._edges import QUICK, RING
 
@@ -97,20 +99,22 @@ def test_steps_are_messages_and_updates_in_turn(name):
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_recomputing_changes_neither_outputs_nor_gradients_nor_random_numbers():
-    settings = (None, 2)
+def test_recomputing_changes_neither_outputs_nor_gradients_nor_random_numbers(monkeypatch):
+    # By itself, segments of nine steps of segments of three, and what is left of both.
+    monkeypatch.setattr(_message_passing, "_MOST_STATES", 9)
+    settings, steps = (None, 2, "auto"), 17
 
     @_jit
     def values_and_gradients():
         results = []
         for recompute_every in settings:
-            layer = _layer(num_steps=5, edge_dropout=0.5, recompute_every=recompute_every)
+            layer = _layer(num_steps=steps, edge_dropout=0.5, recompute_every=recompute_every)
             graphdef, state = nnx.split(layer)
 
             def loss(state, graphdef=graphdef):
                 layer = nnx.merge(graphdef, state)
                 h, means = _run(layer, readout=lambda h: h.mean(), rngs=nnx.Rngs(dropout=3))
-                return jnp.sum(h**2) + jnp.sum(means * jnp.arange(5.0)), means
+                return jnp.sum(h**2) + jnp.sum(means * jnp.arange(float(steps))), means
 
             results.append(jax.value_and_grad(loss, has_aux=True)(state))
         return results
@@ -138,11 +142,19 @@ def _memory(steps, recompute_every):
     return compiled.memory_analysis().temp_size_in_bytes
 
 
-def test_recomputing_keeps_the_state_of_each_step_or_of_every_few_and_nothing_else():
-    state = 64 * NODES * DIM * 4
-    assert (_memory(20, 1) - _memory(4, 1)) / 16 < 1.1 * state
-    # 16 steps between 4 states, 64 between 8.
-    assert _memory(64, "auto") - _memory(16, "auto") <= 10 * state
+def test_recomputing_keeps_the_state_of_each_step_or_of_24_however_many_the_steps():
+    state, few = 64 * NODES * DIM * 4, _memory(4, 1)
+    assert (_memory(20, 1) - few) / 16 < 1.1 * state
+    for steps in (24, 144, 512):  # in one, two and three levels
+        assert abs(_memory(steps, "auto") - few - 20 * state) < state
+
+
+def test_segments_of_segments_are_as_deep_as_24_states_need_and_no_deeper():
+    for steps, levels in ((24, 1), (25, 2), (144, 2), (145, 3), (512, 3), (1296, 4), (6561, 8)):
+        spans = [steps, *_message_passing._spans(steps, "auto"), 1]
+        assert len(spans) == levels + 1
+        assert sum(-(-outer // inner) for outer, inner in itertools.pairwise(spans)) <= 24
+    assert [_message_passing._spans(5, every) for every in (1, 2, 5)] == [[], [2], []]
 
 
 def test_a_warm_up_is_more_steps_that_no_gradient_passes():
