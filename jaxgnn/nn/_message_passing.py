@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any, Literal
 
 import jax
@@ -305,7 +304,7 @@ def _spans(steps: int, every: int | Literal["auto"]) -> list[int]:
         return [every] if 1 < every < steps else []
 
     def parts(levels: int) -> int:
-        return next(b for b in itertools.count(1) if b**levels >= steps)
+        return next(b for b in count(1) if b**levels >= steps)
 
     # The fewest levels with so few states; each level makes all steps once more.
     held = {levels: levels * parts(levels) for levels in range(1, _MOST_STATES + 1)}

@@ -295,7 +295,7 @@ def test_memory_grows_with_steps_unless_states_are_made_again_or_no_gradient_pas
     megabytes = {(row.recompute_every, row.steps, row.warm_up): row.megabytes for row in table}
     more = {kept: megabytes[kept, 64, 0] - megabytes[kept, 16, 0] for kept in (None, 1, "auto")}
     assert more[None] > 4 * more[1] > 0
-    assert abs(more["auto"]) < 0.5 * more[1], "but for the logits of each step, it is the same"
+    assert abs(more["auto"]) < 0.2 * more[1], "but for the logits of each step, it is the same"
     warm, cold = megabytes[None, 16, 48], megabytes[None, 16, 0]
     assert abs(warm - cold) < 0.1 * cold, "48 steps without gradients keep nothing"
     assert json.loads((tmp_path / "cost-tiny.json").read_text())[0]["ms"] > 0
