@@ -1,8 +1,9 @@
 """The boundary of two layers with hyper-connections: ``mhc_post`` of one, ``mhc_pre`` of the next.
 
-Four streams have kernels of this op alone where ``_mhc_post_pre_clusters``, forward, and
-``_mhc_slices_post`` or ``_mhc_streams_backward`` have a tile. Otherwise the kernels of the two ops
-run one after the other, and what lies between them is in memory, in the dtype of the streams.
+Four streams have kernels of this op alone where ``_mhc_post_pre_clusters`` or ``_mhc_wide_sums``,
+forward, and ``_mhc_slices_post`` or ``_mhc_streams_backward`` have a tile. Otherwise the kernels
+of the two ops run one after the other, and what lies between them is in memory, in the dtype of the
+streams.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 from pallas_kernels import _simt
 from pallas_kernels._mhc_post_pre_clusters import BoundaryForward, MhcPostPreClusterTile
 from pallas_kernels._mhc_pre_backward import token_backward
+from pallas_kernels._mhc_pre_mixing import Constants, mix_streams
 from pallas_kernels._mhc_pre_tokens import token_parts
 from pallas_kernels._mhc_slices import Slices
 from pallas_kernels._mhc_slices_post import SlicesPostTile, slices_post_backward
@@ -22,6 +24,7 @@ from pallas_kernels._mhc_slices_sums import Partial, add_up
 from pallas_kernels._mhc_streams_backward import streams_backward
 from pallas_kernels._mhc_streams_columns import Post
 from pallas_kernels._mhc_streams_tile import Form, StreamsTile
+from pallas_kernels._mhc_wide_sums import WideTile, wide_sums
 from pallas_kernels.mhc_post import mhc_post, mhc_post_backward
 from pallas_kernels.mhc_pre import mhc_pre, mhc_pre_backward
 
@@ -39,7 +42,7 @@ def mhc_post_pre(
     norm_eps: float,
     pre_eps: float,
     post_scale: float,
-    tile: MhcPostPreClusterTile | None = None,
+    tile: MhcPostPreClusterTile | WideTile | None = None,
 ) -> tuple[jax.Array, ...]:
     """New streams, and the next layer's input and coefficients: see ``jaxgnn.ops.mhc_post_pre``.
 
@@ -63,10 +66,15 @@ def mhc_post_pre(
     """
     tokens, n, dim = x.shape
     tile = tile or MhcPostPreClusterTile.choose(tokens, n, dim, x.dtype)
+    tile = tile or WideTile.choose(tokens, n, dim, x.dtype, posts=True)
     if tokens == 0 or tile is None:
         y = mhc_post(x, f, h_post, h_res, transposed=transposed)
         constants = {"norm_eps": norm_eps, "pre_eps": pre_eps, "post_scale": post_scale}
         return y, *mhc_pre(y, weight, alpha, bias, **constants)
+    if isinstance(tile, WideTile):
+        y, sums = wide_sums(x, weight, (f, h_post, h_res), tile, transposed=transposed)
+        constants = Constants(norm_eps, pre_eps, post_scale)
+        return y, *mix_streams(y, sums, alpha, bias, constants)
     f32 = jnp.dtype(jnp.float32)
     of_token = [(n,), (n, n), (), (n * n + 2 * n,)]
     outputs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, f)]

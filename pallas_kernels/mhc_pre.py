@@ -13,8 +13,9 @@ from pallas_kernels._mhc_cluster_streams import PARTS as FEW_PARTS
 from pallas_kernels._mhc_cluster_tile import LEAST_ENTRIES, MhcPreClusterTile
 from pallas_kernels._mhc_pre_backward import mhc_pre_backward
 from pallas_kernels._mhc_pre_clusters import Forward as _ForwardByClusters
+from pallas_kernels._mhc_pre_mixing import Constants, Mixing, mix_streams, result_shapes
+from pallas_kernels._mhc_wide_sums import WideTile, wide_sums
 from pallas_kernels._pieces import striding_blocks
-from pallas_kernels._streams import READ_BYTES, combine, read_once
 from pallas_kernels._values import Array, Value
 from pallas_kernels._warp import LANES, Warp
 
@@ -76,7 +77,7 @@ def mhc_pre(
     norm_eps: float,
     pre_eps: float,
     post_scale: float,
-    tile: MhcPreTile | MhcPreClusterTile | None = None,
+    tile: MhcPreTile | MhcPreClusterTile | WideTile | None = None,
 ) -> tuple[jax.Array, ...]:
     """Projects the streams to coefficients and adds them up: see ``jaxgnn.ops.mhc_pre``.
 
@@ -95,19 +96,19 @@ def mhc_pre(
       pass ``inv_rms`` [tokens], ``h_mix`` [tokens, n n + 2 n].
     """
     tokens, n, dim = x.shape
-    rows = n * n + 2 * n
-    shapes = [(tokens, dim), (tokens, n), (tokens, n, n), (tokens,), (tokens, rows)]
-    dtypes = [x.dtype, *[jnp.dtype(jnp.float32)] * 4]
-    outputs = [jax.ShapeDtypeStruct(*form) for form in zip(shapes, dtypes, strict=True)]
+    outputs, constants = result_shapes(x), Constants(norm_eps, pre_eps, post_scale)
     if tokens == 0:
         return tuple(jnp.zeros(form.shape, form.dtype) for form in outputs)
     tile = tile or MhcPreClusterTile.choose(tokens, n, dim, x.dtype)
+    tile = tile or WideTile.choose(tokens, n, dim, x.dtype, posts=False)
+    if isinstance(tile, WideTile):
+        _, sums = wide_sums(x, weight, None, tile)
+        return mix_streams(x, sums, alpha, bias, constants)
     tile = tile or MhcPreTile.choose(tokens, n, dim, x.dtype.itemsize)
-    constants = norm_eps, pre_eps, post_scale
     if isinstance(tile, MhcPreClusterTile):
         kernel, grid = _ForwardByClusters(tile, n, *constants), tile.grid
     else:
-        kernel, weight = _Forward(tile, n, *constants), split(weight, tile.parts)
+        kernel, weight = _Forward(tile, Mixing(n, constants)), split(weight, tile.parts)
         grid = _simt.Grid(striding_blocks(tokens, tile.tokens), tile.warps)
     return _simt.launch(
         kernel,
@@ -128,10 +129,7 @@ class _Forward:
     """
 
     tile: MhcPreTile
-    n: int
-    norm_eps: float
-    pre_eps: float
-    post_scale: float
+    mixing: Mixing
 
     def __call__(self, warp: Warp, inputs, *outputs: Array, sums: Array, weights: Array) -> None:
         x, parts, alpha, bias = inputs
@@ -145,22 +143,18 @@ class _Forward:
             warp.barrier()
             self._add_up(warp, sums, h_mix, first, count)
             warp.barrier()
-            to = (weights, h_post, h_res, inv_rms)
-            self._coefficients(warp, sums, alpha, bias, first, count, x.shape[1], to)
+            given, to = (alpha, bias), (weights, h_post, h_res, inv_rms)
+            self.mixing.coefficients(warp, sums, given, first, count, x.shape[1], to)
             warp.barrier()
-            self._combine(warp, x, weights, h_in, first, count)
+            self.mixing.combine(warp, x, weights, h_in, first, count)
 
         blocks = warp.count * LANES // warp.threads
         warp.loop(warp.block, -(-tokens // at_once), blocks, (), take)
 
-    @property
-    def _rows(self) -> int:
-        """Rows of phi."""
-        return self.n * self.n + 2 * self.n
-
     def _add_up(self, warp, sums, h_mix, first, count) -> None:
         """Adds what the warps have, to where the first has it; keeps the projections."""
-        width = self._rows + 1
+        rows = self.mixing.rows
+        width = rows + 1
 
         def add(i, _):
             total = sums.load(i)
@@ -169,49 +163,9 @@ class _Forward:
             sums.store(i, total)
             token = i // width
             row = i - token * width
-            warp.when(row < self._rows, lambda: h_mix.row(first + token).store(row, total))
+            warp.when(row < rows, lambda: h_mix.row(first + token).store(row, total))
 
         warp.loop(warp.thread, count * width, warp.threads, (), add)
-
-    def _coefficients(self, warp, sums, alpha, bias, first, count, size, to) -> None:
-        weights, h_post, h_res, inv_rms = to
-        n, width = self.n, self._rows + 1
-
-        def make(i, _):
-            token = i // self._rows
-            row, number = i - token * self._rows, first + token
-            squares = sums.load(token * width + self._rows)
-            scale = warp.rsqrt(warp.fma(squares, warp.f32(1 / size), warp.f32(self.norm_eps)))
-            normed = sums.load(token * width + row) * scale
-            part = (row >= n).to("i32") + (row >= 2 * n).to("i32")
-            logit = warp.fma(alpha.load(part), normed, bias.load(row))
-            sigmoid = warp.sigmoid(logit)
-            warp.when(row == 0, lambda: inv_rms.store(number, scale))
-            warp.when(part == 0, lambda: weights.store(token * n + row, sigmoid + self.pre_eps))
-
-            def store_post():
-                h_post.row(number).store(row - n, sigmoid * self.post_scale)
-
-            warp.when(part == 1, store_post)
-            warp.when(part == 2, lambda: h_res.row(number).store(row - 2 * n, logit))
-
-        warp.loop(warp.thread, count * self._rows, warp.threads, (), make)
-
-    def _combine(self, warp, x, weights, h_in, first, count) -> None:
-        """Adds the streams up, 16 bytes of a token's columns in a lane."""
-        n, dim, entries = self.n, h_in.shape[1], READ_BYTES // x.itemsize
-        reads = dim // entries
-
-        def take(i, _):
-            token = i // reads
-            column = (i - token * reads) * entries
-            number = first + token
-            words = [read_once(x, number, column + s * dim, entries) for s in range(n)]
-            factors = [weights.load(token * n + s) for s in range(n)]
-            streams = [[x.unpack(part, e) for e in range(entries)] for part in words]
-            h_in.row(number).store(column, *combine(warp, factors, streams))
-
-        warp.loop(warp.thread, count * reads, warp.threads, (), take)
 
 
 @dataclass(frozen=True)
