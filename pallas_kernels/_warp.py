@@ -3,7 +3,8 @@
 A kernel is a function of a ``Warp`` and of the arrays in its reach. It runs once, and what it calls
 is recorded as instructions; a ``Value`` is a number that each lane has of its own. What Python's
 ``if`` and ``for`` see is static; ``Warp.when``, ``change``, ``loop`` and ``repeat`` are control
-flow on the device. ``_simt`` records for Mosaic GPU; the tests have an implementation in NumPy.
+flow on the device. ``_mosaic_warp`` records for Mosaic GPU; the tests have an implementation in
+NumPy.
 """
 
 from __future__ import annotations
