@@ -16,7 +16,8 @@ from pallas_kernels._mhc_streams_columns import Post
 from pallas_kernels._mhc_streams_tile import StreamsTile
 from pallas_kernels.mhc_pre import MhcPreClusterTile, MhcPreTile, mhc_pre
 from tests.ops._mhc import outputs, parameters, streams, streams_gradients
-from tests.pallas_kernels._emulator import NumpyWarp, emulated
+from tests.pallas_kernels._emulator import emulated
+from tests.pallas_kernels._numpy_warp import NumpyWarp
 
 OPTIONS = {"norm_eps": 1e-6, "pre_eps": 1e-3, "post_scale": 2.0}
 # Tokens, streams, width; tiles of one block and of several, that leave the last tokens over.
