@@ -34,18 +34,14 @@ from pallas_kernels._edge_forward import (
     parameters,
     wait_for_parameters,
 )
-from pallas_kernels._edge_places import (
-    ROWS,
+from pallas_kernels._edge_gather_scatter import (
     AddToRows,
     AddToSenders,
-    EdgeLayers,
     GiveToFeatures,
-    Places,
     StoreByEdge,
-    Tables,
     WaitForCopies,
-    common_swizzle,
 )
+from pallas_kernels._edge_places import ROWS, EdgeLayers, Places, Tables, common_swizzle
 from pallas_kernels._edge_tiles import Plan, Tiles
 from pallas_kernels._edge_work import UNIT, BackwardTile, Work
 

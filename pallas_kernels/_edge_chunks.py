@@ -29,19 +29,15 @@ from pallas_kernels import _dense_stack as dense
 from pallas_kernels import _edge_stream as stream
 from pallas_kernels import _simt
 from pallas_kernels._dense_stack import BLOCK, WARPGROUP
-from pallas_kernels._edge_places import (
-    ROWS,
+from pallas_kernels._edge_gather_scatter import (
     AddToReceivers,
     AddToSenders,
-    EdgeLayers,
     GatherFeatures,
     GiveToFeatures,
-    Places,
     StoreByEdge,
-    Tables,
     WaitForAllCopies,
-    whole_tile_bytes,
 )
+from pallas_kernels._edge_places import ROWS, EdgeLayers, Places, Tables, whole_tile_bytes
 from pallas_kernels._edge_stream import Ring, Slices
 from pallas_kernels._edge_tiles import Plan, Tiles
 from pallas_kernels._edge_work import Work

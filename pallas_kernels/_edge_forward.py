@@ -23,12 +23,12 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels import _dense_stack as dense
 from pallas_kernels import _simt
 from pallas_kernels._dense_stack import BLOCK, WARPGROUP, Stack
+from pallas_kernels._edge_gather_scatter import WaitForCopies
 from pallas_kernels._edge_places import (
     ROWS,
     EdgeLayers,
     Places,
     Tables,
-    WaitForCopies,
     common_swizzle,
     whole_tile_bytes,
 )

@@ -25,14 +25,8 @@ from pallas_kernels import _edge_stream as stream
 from pallas_kernels import _simt
 from pallas_kernels._dense_stack import BLOCK, WARPGROUP, Stack
 from pallas_kernels._edge_forward import row_results
-from pallas_kernels._edge_places import (
-    ROWS,
-    EdgeLayers,
-    Places,
-    Tables,
-    WaitForAllCopies,
-    whole_tile_bytes,
-)
+from pallas_kernels._edge_gather_scatter import WaitForAllCopies
+from pallas_kernels._edge_places import ROWS, EdgeLayers, Places, Tables, whole_tile_bytes
 from pallas_kernels._edge_stream import Ring, Slices
 from pallas_kernels._edge_tiles import Plan, Tiles
 

@@ -16,18 +16,8 @@ from pallas_kernels import _dense_stack as dense
 from pallas_kernels import _simt
 from pallas_kernels._dense_activations import ACTIVATIONS, Activation
 from pallas_kernels._dense_stack import Stack
-from pallas_kernels._edge_places import (
-    ROWS,
-    EdgeLayers,
-    GatherEdges,
-    GatherFeatures,
-    GatherRows,
-    Layout,
-    Places,
-    ScatterRows,
-    Tables,
-    common_swizzle,
-)
+from pallas_kernels._edge_gather_scatter import GatherEdges, GatherFeatures, GatherRows, ScatterRows
+from pallas_kernels._edge_places import ROWS, EdgeLayers, Layout, Places, Tables, common_swizzle
 
 
 @dataclass(frozen=True)

@@ -23,22 +23,20 @@ from jaxgnn.ops.reference import _edge_reduce as reference
 from jaxgnn.ops.reference._edge_reduce import EdgeOperands, EdgeOptions
 from jaxgnn.testing import assert_close, random_array, to_float64
 from pallas_kernels import _edge_forward, _simt, edge_mlp_aggregate
-from pallas_kernels._edge_places import (
-    ROWS,
+from pallas_kernels._edge_gather_scatter import (
     AddToReceivers,
     AddToRows,
     AddToSenders,
-    EdgeLayers,
     GatherEdges,
     GatherFeatures,
     GatherRows,
     GiveToFeatures,
     ScatterRows,
     StoreByEdge,
-    Tables,
     WaitForAllCopies,
     WaitForCopies,
 )
+from pallas_kernels._edge_places import ROWS, EdgeLayers, Tables
 from pallas_kernels._edge_stream_forward import StreamTile
 from tests.ops._edges import RING
 

@@ -18,8 +18,7 @@ from jaxgnn.ops._pallas import pieces
 from jaxgnn.testing import assert_bit_equal, random_array
 from pallas_kernels import _simt, edge_mlp_aggregate
 from pallas_kernels._edge_forward import EdgeTile
-from pallas_kernels._edge_places import (
-    ROWS,
+from pallas_kernels._edge_gather_scatter import (
     AddToReceivers,
     AddToRows,
     AddToSenders,
@@ -27,10 +26,10 @@ from pallas_kernels._edge_places import (
     GatherFeatures,
     GatherRows,
     GiveToFeatures,
-    Layout,
     ScatterRows,
     WaitForCopies,
 )
+from pallas_kernels._edge_places import ROWS, Layout
 from pallas_kernels._edge_work import BackwardTile
 from tests.pallas_kernels._edge_mlp import (
     GRAPHS,
