@@ -11,6 +11,7 @@ in ``commit_smem``, in ``wait_smem_to_gmem``, or as all their threads arrive at 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -23,7 +24,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import _dense_stack as dense
 from pallas_kernels._bfloat16_parts import PARTS, products, split
-from pallas_kernels._dense_stack import BLOCK, COLUMNS, ROWS, WARPGROUP
+from pallas_kernels._dense_stack import COLUMNS, ROWS, WARPGROUP
+from pallas_kernels._mhc_slices_shares import Turn
 from pallas_kernels._simt import compute_capability
 
 # Of phi and of dh_mix, in the gradient to the streams: what is lost is less than its rounding.
@@ -71,10 +73,6 @@ class Slices:
     def slices(self) -> int:
         """Blocks that share a token."""
         return self.dim // COLUMNS
-
-    def ranges(self, tokens: int) -> int:
-        """Blocks that share a slice, so that there is one wave."""
-        return min(max(1, dense.MULTIPROCESSORS // self.slices), -(-tokens // ROWS))
 
     def parts_of_phi(self, weight: jax.Array) -> jax.Array:
         """[parts, padded rows, columns]."""
@@ -128,44 +126,65 @@ def factors(dtype, *shape: int):
 
 @dataclass(frozen=True)
 class Walker:
-    """A warpgroup on its way through the tiles of its block.
+    """A warpgroup on its way through tiles of a slice.
 
-    These are ``part``, ``part + ranges`` and so on, numbered from 0 here.
+    These are ``first``, ``first + step`` and so on, numbered from 0 here.
 
     Attributes:
       form: shapes.
-      tile: with ``ranges``; ``slots`` for what there is of tokens, two at least; and
+      tile: with ``shares``; ``slots`` for what there is of tokens, two at least; and
         ``backwards`` if the last tokens come first, of which caches still have something.
       scratch: in shared memory.
       of_tokens: in memory, by their names in shared memory: see ``Slices.shared_of_tokens``.
-      part: which range.
-      place: which slice.
       number: of the warpgroup.
-      count: tiles.
+      turn: which tiles.
     """
 
     form: Slices
     tile: Any
     scratch: dict
     of_tokens: Mapping[str, Any]
-    part: Any
-    place: Any
     number: Any
-    count: Any
+    turn: Turn
 
     @classmethod
     def here(cls, form: Slices, tile, scratch, of_tokens, **arrays):
         """The warpgroup that runs this; ``arrays`` are attributes of a subclass."""
-        block = lax.axis_index(BLOCK)
-        part, place = block // form.slices, lax.rem(block, form.slices)
-        count = dense.own_tiles(of_tokens["dh_in"].shape[0], part, tile.ranges)
-        number = lax.axis_index(WARPGROUP)
-        return cls(form, tile, scratch, of_tokens, part, place, number, count, **arrays)
+        tiles, number = _tiles(of_tokens), lax.axis_index(WARPGROUP)
+        turn = tile.shares.turn(form.slices, tiles, jnp.int32(0))
+        return cls(form, tile, scratch, of_tokens, number, turn, **arrays)
+
+    def run(self) -> None:
+        """All tiles of a turn; leaves shared memory to the next."""
+        raise NotImplementedError
+
+    def take_turns(self) -> None:
+        """All turns of the block."""
+        shares, slices, tiles = self.tile.shares, self.form.slices, _tiles(self.of_tokens)
+
+        def take(k):
+            dataclasses.replace(self, turn=shares.turn(slices, tiles, k)).run()
+
+        pl.loop(0, shares.turns(slices))(take) if shares.rest else self.run()
+
+    @property
+    def count(self):
+        """Tiles."""
+        return self.turn.count
+
+    @property
+    def part(self):
+        """Which range."""
+        return self.turn.part
+
+    @property
+    def place(self):
+        """Which slice."""
+        return self.turn.place
 
     def rows(self, i):
         """Tokens of tile ``i``."""
-        number = self.part + i * self.tile.ranges
-        last = -(-self.of_tokens["dh_in"].shape[0] // ROWS) - 1
+        number, last = self.turn.first + i * self.turn.step, _tiles(self.of_tokens) - 1
         return dense.rows_of(last - number if self.tile.backwards else number)
 
     def columns(self, stream, half=0, count: int = COLUMNS):
@@ -246,3 +265,8 @@ class Walker:
 def load(matrix) -> jax.Array:
     """From shared memory, as tensor cores have their sums."""
     return plgpu.load(matrix, layout=plgpu.Layout.WGMMA).astype(jnp.float32)
+
+
+def _tiles(of_tokens: Mapping[str, Any]) -> int:
+    """How many tiles the tokens are."""
+    return -(-of_tokens["dh_in"].shape[0] // ROWS)

@@ -23,6 +23,7 @@ from pallas_kernels import _mhc_slices as common
 from pallas_kernels._bfloat16_parts import PARTS
 from pallas_kernels._dense_stack import COLUMNS, ROWS
 from pallas_kernels._mhc_slices import FEW_PARTS, Slices, TokenParts, Walker
+from pallas_kernels._mhc_slices_shares import Shares
 
 _STREAMS = (2, 4)  # of more, a block's part of phi leaves no room to read ahead
 
@@ -32,14 +33,14 @@ class SlicesTile:
     """How blocks and warpgroups share tokens and streams.
 
     Attributes:
-      ranges: blocks that share a slice, and take turns at its tiles.
+      shares: which blocks have which tiles.
       warpgroups: of a block, a divisor of the streams.
       pieces: that each of them has in shared memory.
       slots: tiles whose tokens' cotangents and coefficients are there, two at least.
       backwards: see ``Walker``.
     """
 
-    ranges: int
+    shares: Shares
     warpgroups: int
     pieces: int
     slots: int
@@ -53,7 +54,7 @@ class SlicesTile:
         # With another one an H200 took as long for 1280 columns, and 4 % longer for 7168; with one
         # less, a quarter longer.
         pieces = 3 if form.adds else 6
-        return cls(form.ranges(tokens), warpgroups=2, pieces=pieces, slots=2)
+        return cls(Shares.even(form.slices, tokens), warpgroups=2, pieces=pieces, slots=2)
 
     def scratch(self, form: Slices, dtype) -> dict[str, Any]:
         """Shared memory, and barriers."""
@@ -90,12 +91,12 @@ def slices_backward(
     tokens, n, dim = x.shape
     form = Slices(n, dim, adds=dx is not None)
     flat = jax.ShapeDtypeStruct((tokens, n * dim), x.dtype)
-    sums = jax.ShapeDtypeStruct((tile.ranges, n * dim, form.rows), jnp.float32)
+    sums = jax.ShapeDtypeStruct((tile.shares.parts, n * dim, form.rows), jnp.float32)
     call = dense.launch(
         functools.partial(_backward, form, tile),
         "mhc_pre_backward",
         (flat, sums),
-        (form.slices * tile.ranges, 1),
+        (tile.shares.blocks(form.slices), 1),
         tile.warpgroups,
         tile.scratch(form, x.dtype),
         barriers=False,
@@ -109,7 +110,7 @@ def slices_backward(
 def _backward(form: Slices, tile: SlicesTile, scratch, of_tokens, streams, phi, dx, sums) -> None:
     """A warpgroup's part."""
     arrays = {"streams": streams, "phi": phi, "dx": dx, "sums": sums}
-    _Walker.here(form, tile, scratch, of_tokens, **arrays).run()
+    _Walker.here(form, tile, scratch, of_tokens, **arrays).take_turns()
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ class _Walker(Walker):
     sums: Any
 
     def run(self) -> None:
-        """All tiles of the block."""
+        """All tiles of a turn."""
         self._begin()
         totals = tuple(self.zeros() for _ in range(self._own))
         totals = lax.fori_loop(0, self.count, self._take, totals)

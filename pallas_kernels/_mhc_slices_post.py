@@ -27,6 +27,7 @@ from pallas_kernels import _mhc_slices as common
 from pallas_kernels._bfloat16_parts import products
 from pallas_kernels._dense_stack import COLUMNS, ROWS
 from pallas_kernels._mhc_slices import FEW_PARTS, Slices, TokenParts, Walker
+from pallas_kernels._mhc_slices_shares import Shares
 
 _N = 4
 _HALF = COLUMNS // 2  # columns of a walker
@@ -43,7 +44,7 @@ class SlicesPostTile:
     """How blocks share the tokens, and how far they read ahead.
 
     Attributes:
-      ranges: blocks that share a slice, and take turns at its tiles.
+      shares: which blocks have which tiles.
       new: new streams, with their gradients, that a block has in shared memory; two at least.
       old: old streams that each walker has there, twice ``together`` at least.
       layer: tiles of the layer's output, likewise, one at least.
@@ -53,7 +54,7 @@ class SlicesPostTile:
       together: old streams, a divisor of their number, whose gradients leave together.
     """
 
-    ranges: int
+    shares: Shares
     new: int
     old: int
     layer: int
@@ -70,7 +71,7 @@ class SlicesPostTile:
         """
         if form.n != _N or not common.runs_here(tokens, dtype):
             return None
-        return cls(form.ranges(tokens), new=_N, old=_N, layer=1, slots=2)
+        return cls(Shares.even(form.slices, tokens), new=_N, old=_N, layer=1, slots=2)
 
     def scratch(self, form: Slices, dtype) -> dict[str, Any]:
         """Shared memory, and barriers."""
@@ -122,14 +123,14 @@ def slices_post_backward(
     results = {
         "old": flat,
         "layer": jax.ShapeDtypeStruct((tokens, dim), y.dtype),
-        "sums": jax.ShapeDtypeStruct((tile.ranges, n * dim, form.rows), f32),
+        "sums": jax.ShapeDtypeStruct((tile.shares.parts, n * dim, form.rows), f32),
         "products": jax.ShapeDtypeStruct((form.slices, _PRODUCTS, tokens), f32),
     }
     call = dense.launch(
         functools.partial(_backward, form, tile, transposed),
         "mhc_post_pre_backward",
         results,
-        (form.slices * tile.ranges, 1),
+        (tile.shares.blocks(form.slices), 1),
         _WARPGROUPS,
         tile.scratch(form, y.dtype),
         barriers=False,
@@ -147,9 +148,9 @@ def _backward(form, tile, transposed, scratch, of_tokens, sources, phi, results)
     given = form, tile, scratch, of_tokens
     arrays = {"sources": sources, "results": results}
     walker = _Walker.here(*given, transposed=transposed, **arrays)
-    pl.when(walker.number < _WALKERS)(walker.run)
+    pl.when(walker.number < _WALKERS)(walker.take_turns)
     helper = _Helper.here(*given, phi=phi, **arrays)
-    pl.when(helper.number == _WALKERS)(helper.run)
+    pl.when(helper.number == _WALKERS)(helper.take_turns)
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ class _Walker(_Warpgroup):
     transposed: bool
 
     def run(self) -> None:
-        """All tiles of the block."""
+        """All tiles of a turn."""
         for name in ("layer", "old"):
             for ahead in range(getattr(self.tile, name)):
                 self._load(name, jnp.int32(0), ahead)
@@ -326,7 +327,7 @@ class _Helper(_Warpgroup):
     phi: Any
 
     def run(self) -> None:
-        """All tiles of the block."""
+        """All tiles of a turn."""
         for ahead in range(self.tile.new):
             self._load(jnp.int32(0), ahead)
         self.begin_tokens()

@@ -20,22 +20,29 @@ from pallas_kernels._mhc_pre_tokens import token_parts
 from pallas_kernels._mhc_slices import Slices, TokenParts
 from pallas_kernels._mhc_slices_backward import SlicesTile, slices_backward
 from pallas_kernels._mhc_slices_post import SlicesPostTile, slices_post_backward
+from pallas_kernels._mhc_slices_shares import Shares
 from pallas_kernels._mhc_slices_sums import Partial, add_up
 from pallas_kernels._mhc_streams_columns import Post
 from tests.ops._mhc import outputs, parameters, streams, streams_gradients
 from tests.pallas_kernels._emulator import emulated
 
 # (tokens, n, dim), whether there is a gradient to add, and a tile: rings that come round, ranges of
-# which some are shorter, a last tile that is cut off.
+# which some are shorter, blocks that take the rest of two slices, a last tile that is cut off.
 CASES = {
-    "ranges": ((264, 4, 128), True, SlicesTile(2, warpgroups=2, pieces=3, slots=2)),
-    "two streams": ((328, 2, 64), True, SlicesTile(1, warpgroups=2, pieces=2, slots=3)),
-    "nothing to add": ((136, 4, 64), False, SlicesTile(1, warpgroups=4, pieces=2, slots=2)),
+    "ranges": ((264, 4, 128), True, SlicesTile(Shares(2), warpgroups=2, pieces=3, slots=2)),
+    "two streams": ((328, 2, 64), True, SlicesTile(Shares(1), warpgroups=2, pieces=2, slots=3)),
+    "rest": ((584, 2, 192), True, SlicesTile(Shares(2, 2, 2), warpgroups=2, pieces=3, slots=2)),
+    "nothing to add": ((136, 4, 64), False, SlicesTile(Shares(1), warpgroups=4, pieces=2, slots=2)),
 }
 POSTS = {
-    "ranges": ((264, 4, 128), False, SlicesPostTile(2, 4, 5, 2, slots=2)),
-    "as chosen": ((328, 4, 64), True, SlicesPostTile(2, 4, 4, 1, slots=2)),
-    "short rings": ((136, 4, 64), True, SlicesPostTile(1, 2, 2, 1, 3, backwards=True, together=1)),
+    "ranges": ((264, 4, 128), False, SlicesPostTile(Shares(2), 4, 5, 2, slots=2)),
+    "as chosen": ((328, 4, 64), True, SlicesPostTile(Shares(2), 4, 4, 1, slots=2)),
+    "rest": ((392, 4, 192), False, SlicesPostTile(Shares(1, 3, 2), 4, 4, 1, slots=2)),
+    "short rings": (
+        (136, 4, 64),
+        True,
+        SlicesPostTile(Shares(1), 2, 2, 1, 3, backwards=True, together=1),
+    ),
 }
 
 
@@ -190,8 +197,12 @@ def _tile(tokens, n, dim, adds=True, dtype="bfloat16"):
 @pytest.mark.parametrize("tokens, dim", [(8, 64), (16384, 1280), (8192, 7168), (100_000, 8192)])
 def test_tiles_are_one_wave_within_shared_memory(tokens, dim, n, adds):
     tile = _tile(tokens, n, dim, adds)
-    assert 1 <= tile.ranges * (dim // 64) <= 132
-    assert tile.ranges <= -(-tokens // 64)
+    tiles, slices, shares = -(-tokens // 64), dim // 64, tile.shares
+    assert shares.blocks(slices) <= 132
+    assert 1 <= shares.ranges <= tiles - shares.rest
+    assert (shares.rest > 0) == (shares.others > 0)
+    # No block has more tiles than it had if nothing was left to others.
+    assert -(-slices // max(1, shares.others)) * shares.rest <= -(-tiles // shares.ranges)
     form, piece = Slices(n, dim, adds), 64 * 64 * 2
     held = tile.warpgroups * tile.pieces * piece * (1 + adds) + 2 * n * form.padded * 128
     of_tokens = piece + 64 * form.width * 2 + aligned((n + 1) * 64 * 4)
