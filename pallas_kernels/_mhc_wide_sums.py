@@ -131,8 +131,7 @@ def wide_sums(
     given = {"streams": x.reshape(flat)}
     if post is not None:
         f, h_post, h_res = post
-        coefficients = jnp.concatenate([h_post, h_res.reshape(tokens, n * n)], axis=1).T
-        given |= {"layer": f, "coefficients": coefficients}
+        given |= {"layer": f, "coefficients": common.post_coefficients(h_post, h_res)}
         results["streams"] = jax.ShapeDtypeStruct(flat, x.dtype)
     call = dense.launch(
         functools.partial(_run, form, tile, transposed),
