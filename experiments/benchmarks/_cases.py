@@ -10,6 +10,7 @@ import jax
 
 from experiments.benchmarks._workloads import Sized
 from jaxgnn import ops
+from jaxgnn.testing.timing import Candidate
 
 # f(context, x) -> (y, whatever else is computed and has no gradient)
 Differentiable = Callable[[Any, Any], tuple[Any, Any]]
@@ -44,23 +45,6 @@ DIRECTIONS: dict[str, Callable[[Differentiable], Callable]] = {
     "backward": backward,
     "forward+backward": forward_and_backward,
 }
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One way to compute a case.
-
-    Attributes:
-      run: the function.
-      inputs: sets of its arguments, which the timing takes in turns.
-      jit: whether JAX is to compile it.
-      wait: blocks until a result is there.
-    """
-
-    run: Callable
-    inputs: Sequence[tuple]
-    jit: bool = True
-    wait: Callable[[Any], Any] = jax.block_until_ready
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from experiments.benchmarks._cache import cache_bandwidth
 from experiments.benchmarks._cases import Candidate, Case
 from experiments.benchmarks._report import RESULTS, Column, Row, append_rows, header, line
 from experiments.benchmarks._workloads import WORKLOADS, Scale
-from jaxgnn.testing.timing import Timing, copy_bandwidth, device_description, measure
+from jaxgnn.testing.timing import Timing, copy_bandwidth, device_description, measure_in_turns
 
 COLUMNS = (
     Column("op", "op", 18),
@@ -63,7 +63,7 @@ class Session:
     Attributes:
       workloads: what to run on, each a ``Workload``, ``Streams``, ``Rows`` or ``Messages``.
       out: folder of the JSONL files.
-      timing: further arguments of ``measure``.
+      timing: further arguments of ``measure`` and ``measure_in_turns``.
       device: as ``device_description`` gives.
       copy_gb_per_s: as ``copy_bandwidth`` gives.
     """
@@ -106,23 +106,16 @@ class Session:
 
     def time(self, candidate: Candidate) -> Timing | None:
         """Times a candidate; None if the device has too little memory for it."""
-        first, *rotate = candidate.inputs
-        try:
-            return measure(
-                candidate.run,
-                *first,
-                rotate=rotate,
-                jit=candidate.jit,
-                wait=candidate.wait,
-                **self.timing,  # pyrefly: ignore
-            )
-        except RuntimeError as error:  # jax.errors.JaxRuntimeError and torch.OutOfMemoryError
-            if not is_out_of_memory(error):
-                raise
-            return None
+        return self.time_in_turns({"": candidate})[""]
+
+    def time_in_turns(self, candidates: Mapping[str, Candidate]) -> dict[str, Timing | None]:
+        """Times what is to be compared; None for what the device has too little memory for."""
+        return measure_in_turns(candidates, **self.timing)  # pyrefly: ignore
 
     def run(self, cases: Iterable[Case]) -> list[Row]:
-        """Times every candidate of every case; prints and appends each row as it comes.
+        """Times every candidate of every case; prints and appends the rows of each as they come.
+
+        The candidates of a case take turns.
 
         A case without a candidate of XLA is compared with the last of its op, workload, dtype
         and direction that had one.
@@ -132,7 +125,7 @@ class Session:
         columns = COLUMNS + PEER_COLUMNS if "H200" in str(self.device["device"]) else COLUMNS
         print(header(columns), flush=True)
         for case in cases:
-            timings = {name: self.time(candidate) for name, candidate in case.candidates.items()}
+            timings = self.time_in_turns(case.candidates)
             kind = case.op, case.workload, case.dtype, case.direction
             xla[kind] = timings.get("xla", xla.get(kind))
             new = [self.row(case, name, timing, xla[kind]) for name, timing in timings.items()]
@@ -174,12 +167,6 @@ class Session:
         limit = _bars.limit_ms(row)
         fraction = None if limit is None or ms is None else limit / ms
         return {**row, "fraction_of_limit": fraction, "peer": peer, "peer_ms": peer_ms}
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether JAX or torch raised it for want of the device's memory."""
-    text = str(error)
-    return "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower()
 
 
 def run_op(cases: Callable[[Any], Iterable[Case]], session: Session) -> list[Row]:

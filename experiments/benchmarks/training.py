@@ -41,13 +41,12 @@ from experiments.benchmarks._report import (
     line,
     read_rows,
 )
-from experiments.benchmarks._session import is_out_of_memory
 from experiments.benchmarks._workloads import build_graph
 from experiments.maxk.config import TrainConfig
 from experiments.maxk.train import train
 from jaxgnn.datasets import NodeDataset, synthetic
 from jaxgnn.graph import CSRGraph
-from jaxgnn.testing.timing import device_description
+from jaxgnn.testing.timing import device_description, is_out_of_memory
 
 _COLUMNS = (
     Column("graph", "workload", 8),

@@ -1,4 +1,8 @@
-"""How long a function takes, and how fast the device copies: the two numbers benchmarks need."""
+"""How long functions take, and how fast the device copies: the numbers that benchmarks need.
+
+A sample is the host's time for a batch of back-to-back calls, divided by their number; ``measure``
+says what that includes. What is to be compared takes turns, batch by batch: ``measure_in_turns``.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,8 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -41,6 +45,24 @@ class Timing:
     min_ms: float
     repeats: int
     launches: int
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to compute something.
+
+    Attributes:
+      run: the function; arrays in, arrays out.
+      inputs: sets of its arguments, of the same shapes. Calls take turns over all of them, so that
+        no call finds its input in a cache that is smaller than all the inputs together.
+      jit: whether JAX is to compile it; False for what is not JAX, or compiled already.
+      wait: blocks until the result that it is given, and all before, are there.
+    """
+
+    run: Callable
+    inputs: Sequence[tuple]
+    jit: bool = True
+    wait: Callable[[Any], Any] = jax.block_until_ready
 
 
 def measure(
@@ -83,13 +105,57 @@ def measure(
     Raises:
       ValueError: if ``repeats`` is not positive, or ``batch_ms`` is negative.
     """
-    if repeats < 1 or batch_ms < 0:
-        raise ValueError(
-            f"timing.measure: expected repeats >= 1 and batch_ms >= 0, got {repeats}, {batch_ms}"
-        )
-    call = jax.jit(fn) if jit else fn
-    inputs = [args, *rotate]
-    turns = itertools.cycle(inputs)
+    series = _Series(_batches(Candidate(fn, [args, *rotate], jit, wait)))
+    _take_turns([series], repeats, batch_ms, budget_ms)
+    return series.timing()
+
+
+def measure_in_turns(
+    candidates: Mapping[str, Candidate],
+    *,
+    repeats: int = 7,
+    batch_ms: float = 20.0,
+    budget_ms: float = 2_000.0,
+) -> dict[str, Timing | None]:
+    """Times candidates that are to be compared, each as ``measure`` does.
+
+    After all were compiled and warmed up, each has one batch, then each its second, and so on.
+    Clocks that still rise and whatever else drifts while this goes on meet all of them alike; one
+    after the other, they would be taken for a difference. Between its batches no result of a
+    candidate is kept.
+
+    Args:
+      candidates: by name.
+      repeats: batches of each.
+      batch_ms: least duration of a batch, in milliseconds.
+      budget_ms: once the batches of all candidates took this long together, three of each are
+        enough.
+
+    Returns:
+      Milliseconds for one call, by name in the order of ``candidates``, of as many batches each;
+      None for a candidate for which the device has too little memory.
+
+    Raises:
+      ValueError: if ``repeats`` is not positive, or ``batch_ms`` is negative.
+    """
+    series = {
+        name: _Series(_batches(candidate), memory_may_run_out=True)
+        for name, candidate in candidates.items()
+    }
+    _take_turns(list(series.values()), repeats, batch_ms, budget_ms)
+    return {name: None if one.failed else one.timing() for name, one in series.items()}
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether JAX or torch raised it for want of the device's memory."""
+    text = str(error)
+    return "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower()
+
+
+def _batches(candidate: Candidate) -> Callable[[int], None]:
+    """``run(launches)``, which calls the candidate so often; the first call may compile."""
+    call = jax.jit(candidate.run) if candidate.jit else candidate.run
+    turns = itertools.cycle(candidate.inputs)
     queue = _default_device().platform != "cpu"
 
     def run(launches: int) -> None:
@@ -97,23 +163,62 @@ def measure(
         for _ in range(launches):
             result = call(*next(turns))
             if not queue:
-                wait(result)
-        wait(result)
+                candidate.wait(result)
+        candidate.wait(result)
 
-    return _sample(run, repeats, batch_ms, budget_ms)
+    return run
 
 
-def _sample(run: Callable[[int], None], repeats: int, batch_ms: float, budget_ms: float) -> Timing:
-    """Times batches of ``run(launches)``, of which the first call may compile."""
-    run(1)
-    launches = _launches_for(run, batch_ms)
-    samples: list[float] = []
-    while len(samples) < repeats:
-        samples.append(_elapsed_ms(run, launches))
-        if sum(samples) > budget_ms and len(samples) >= _LEAST_REPEATS:
+@dataclass
+class _Series:
+    """The batches of one function.
+
+    Attributes:
+      run: one batch of ``run(launches)``, of which the first may compile.
+      memory_may_run_out: whether that ends this series instead of the program.
+      launches: calls in each batch; 0 before the warm-up.
+      samples: milliseconds of each batch.
+      failed: whether memory ran out.
+    """
+
+    run: Callable[[int], None]
+    memory_may_run_out: bool = False
+    launches: int = 0
+    samples: list[float] = field(default_factory=list)
+    failed: bool = False
+
+    def take_turn(self, batch_ms: float) -> None:
+        """The warm-up at first, then a batch each time."""
+        if self.failed:
+            return
+        try:
+            if self.launches:
+                self.samples.append(_elapsed_ms(self.run, self.launches))
+            else:
+                self.run(1)
+                self.launches = _launches_for(self.run, batch_ms)
+        except RuntimeError as error:  # jax.errors.JaxRuntimeError and torch.OutOfMemoryError
+            if not (self.memory_may_run_out and is_out_of_memory(error)):
+                raise
+            self.failed = True
+
+    def timing(self) -> Timing:
+        per_call = [sample / self.launches for sample in self.samples]
+        return Timing(statistics.median(per_call), min(per_call), len(per_call), self.launches)
+
+
+def _take_turns(series: Sequence[_Series], repeats: int, batch_ms: float, budget_ms: float) -> None:
+    """Warms all up, and then takes one batch of each, ``repeats`` times or until it is enough."""
+    if repeats < 1 or batch_ms < 0:
+        raise ValueError(
+            f"timing.measure: expected repeats >= 1 and batch_ms >= 0, got {repeats}, {batch_ms}"
+        )
+    for turn in range(1 + repeats):
+        for one in series:
+            one.take_turn(batch_ms)
+        spent = sum(sum(one.samples) for one in series)
+        if turn >= _LEAST_REPEATS and spent > budget_ms:
             break
-    per_call = [sample / launches for sample in samples]
-    return Timing(statistics.median(per_call), min(per_call), len(samples), launches)
 
 
 def _launches_for(run: Callable[[int], None], batch_ms: float) -> int:
@@ -160,8 +265,9 @@ def copy_bandwidth(nbytes: int | None = None, *, repeats: int = 7) -> float:
             array = step(array)
         array.block_until_ready()
 
-    timing = _sample(run, repeats, batch_ms=20.0, budget_ms=2_000.0)
-    return 2 * array.nbytes / timing.min_ms / 1e6
+    series = _Series(run)
+    _take_turns([series], repeats, batch_ms=20.0, budget_ms=2_000.0)
+    return 2 * array.nbytes / series.timing().min_ms / 1e6
 
 
 def device_description() -> dict[str, str | int]:

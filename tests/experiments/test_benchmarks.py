@@ -1,8 +1,10 @@
 """The benchmarks run, count bytes rightly, and leave rows that the report can read."""
 
+import dataclasses
 import json
 import re
 import time
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +45,7 @@ from experiments.benchmarks._workloads import (
 )
 from jaxgnn.graph import CSRGraph
 from jaxgnn.testing import timing
+from jaxgnn.testing.timing import Candidate
 
 QUICK = {"repeats": 3, "batch_ms": 0.0}
 GRAPH_OPS = ("maxk", "spmm", "maxk_spmm", "segment_softmax")
@@ -111,6 +114,87 @@ def test_measure_compiles_once():
 def test_measure_refuses_nonsense(wrong):
     with pytest.raises(ValueError, match=r"timing\.measure"):
         timing.measure(jnp.sin, jnp.ones(2), **wrong)
+    with pytest.raises(ValueError, match=r"timing\.measure"):
+        timing.measure_in_turns({"sin": Candidate(jnp.sin, [(jnp.ones(2),)])}, **wrong)
+
+
+def test_candidates_take_turns_batch_by_batch():
+    seen = []
+    candidates = {
+        name: Candidate(seen.append, [(name + "0",), (name + "1",)], jit=False) for name in "abc"
+    }
+    times = timing.measure_in_turns(candidates, repeats=4, batch_ms=0.0)
+    warm_up, batches = seen[:6], seen[6:]
+    assert warm_up == ["a0", "a1", "b0", "b1", "c0", "c1"]
+    # Every candidate goes through its own inputs.
+    assert batches == ["a0", "b0", "c0", "a1", "b1", "c1"] * 2
+    assert list(times) == ["a", "b", "c"]
+    assert {one.repeats for one in times.values()} == {4}
+
+
+def test_candidates_have_launches_of_their_own():
+    candidates = {
+        str(seconds): Candidate(time.sleep, [(seconds,)], jit=False) for seconds in (0.001, 0.01)
+    }
+    short, long = timing.measure_in_turns(candidates, repeats=3).values()
+    assert short.launches > long.launches
+    assert long.min_ms >= 10
+    assert short.min_ms >= 1
+
+
+@pytest.mark.parametrize("calls", [0, 1, 3])  # when compiled, in the warm-up, in the second batch
+def test_a_candidate_without_memory_has_no_time_and_the_others_go_on(calls):
+    left = iter(range(calls))
+
+    def run(name):
+        if name == "large" and next(left, None) is None:
+            raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+        seen.append(name)
+
+    seen = []
+    names = ("first", "large", "last")
+    candidates = {name: Candidate(run, [(name,)], jit=False) for name in names}
+    times = timing.measure_in_turns(candidates, repeats=4, batch_ms=0.0)
+    assert times["large"] is None
+    assert times["first"].repeats == times["last"].repeats == 4
+    assert seen.count("large") == calls
+    assert seen.count("first") == seen.count("last") == 6
+
+
+def test_another_error_of_a_candidate_ends_the_run():
+    candidates = {"wrong": Candidate(_raise_else, [(1,)], jit=False)}
+    with pytest.raises(RuntimeError, match="else"):
+        timing.measure_in_turns(candidates)
+
+
+def test_candidates_share_a_budget():
+    candidates = {name: Candidate(time.sleep, [(0.01,)], jit=False) for name in "ab"}
+    times = timing.measure_in_turns(candidates, repeats=50, batch_ms=0.0, budget_ms=75.0)
+    # Three rounds are 60 ms at least, four are 80.
+    assert times["a"].repeats == times["b"].repeats <= 4
+
+
+def test_results_of_a_candidate_are_gone_when_another_has_its_turn():
+    alive = weakref.WeakSet()
+
+    class Result:
+        """Can be seen to die, unlike an array."""
+
+    def run():
+        assert len(alive) <= 1, "more than the result of the call before"
+        result = Result()
+        alive.add(result)
+        return result
+
+    def other():
+        assert not alive
+
+    candidates = {
+        "keeps": Candidate(run, [()], jit=False),
+        "other": Candidate(other, [()], jit=False),
+    }
+    times = timing.measure_in_turns(candidates, repeats=3, batch_ms=0.0)
+    assert {one.repeats for one in times.values()} == {3}
 
 
 def test_copy_bandwidth_is_positive():
@@ -360,11 +444,24 @@ def test_too_little_memory_is_a_row_without_a_time(session):
         raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
     case = next(iter(spmm.cases(TINY[0])))
-    candidate = next(iter(case.candidates.values()))
-    assert session.time(type(candidate)(fail, [(1,)], jit=False)) is None
-    assert session.row(case, "xla", None, None)["ms"] is None
+    assert session.time(Candidate(fail, [(1,)], jit=False)) is None
+    large = dataclasses.replace(
+        case, candidates={"fails": Candidate(fail, [(1,)], jit=False), **case.candidates}
+    )
+    times = {row["implementation"]: row["ms"] for row in session.run([large])}
+    assert times.pop("fails") is None
+    assert times.keys() == case.candidates.keys()
+    assert all(ms > 0 for ms in times.values())
     with pytest.raises(RuntimeError, match="else"):
-        session.time(type(candidate)(_raise_else, [(1,)], jit=False))
+        session.time(Candidate(_raise_else, [(1,)], jit=False))
+
+
+def test_the_candidates_of_a_case_take_turns(session):
+    seen = []
+    case = next(iter(spmm.cases(TINY[0])))
+    candidates = {name: Candidate(seen.append, [(name,)], jit=False) for name in ("xla", "ours")}
+    session.run([dataclasses.replace(case, candidates=candidates)])
+    assert seen[-6:] == ["xla", "ours"] * 3
 
 
 def _raise_else(x):
