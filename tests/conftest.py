@@ -2,12 +2,41 @@
 
 import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from tests._settings import jax_settings
 
 # Four devices, so that shard_map has something to shard over; only before JAX starts.
 jax.config.update("jax_num_cpu_devices", 4)
 # A GPU would multiply float32 matrices in TF32.
 jax.config.update("jax_default_matmul_precision", "highest")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+@pytest.fixture(scope="session")
+def compilation_cache_folder(tmp_path_factory):
+    """Where JAX keeps compiled programs; of this process alone, since files appear half written."""
+    return tmp_path_factory.mktemp("compilation_cache")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def share_compiled_programs(compilation_cache_folder):
+    """Compiles the same program once, instead of for every function that happens to be it.
+
+    On a CPU; what a GPU runs is always compiled.
+    """
+    if jax.default_backend() != "cpu":
+        yield
+        return
+    settings = {
+        "jax_compilation_cache_dir": str(compilation_cache_folder),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": 0,
+    }
+    with jax_settings(settings):
+        compilation_cache.reset_cache()
+        yield
+    compilation_cache.reset_cache()
 
 
 def pytest_addoption(parser):

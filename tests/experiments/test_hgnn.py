@@ -20,7 +20,7 @@ from jaxgnn.models import HypergraphGNN
 from jaxgnn.models._hypergraph_gnn import _CONVOLUTIONS
 from tests.datasets import formats
 
-pytestmark = pytest.mark.usefixtures("share_compiled_programs")
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 TINY = {
     "num_layers": 1,

@@ -18,7 +18,7 @@ from experiments.maxk.recipes import recipe
 from experiments.maxk.train import train
 from jaxgnn import datasets
 
-pytestmark = pytest.mark.usefixtures("share_compiled_programs")
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 ROOT = Path(__file__).parent.parent.parent
 TINY = datasets.SyntheticScale(
