@@ -10,6 +10,8 @@
 VENV ?= .venv
 # The oldest supported release, or `latest`.
 JAX ?= 0.11.2
+# An environment that has been made, from which another one takes all but JAX.
+BASE ?=
 # Which of the tests that need no GPU; and `first` for the first case of each, or if it lowers all.
 TESTS ?= not gpu
 CASES ?= all
@@ -23,17 +25,30 @@ RESULTS ?= experiments/benchmarks/results
 
 PYTHON ?= $(shell tools/find_python.sh)
 BIN := $(VENV)/bin
-JAX_REQUIREMENT := $(if $(filter latest,$(JAX)),--upgrade jax,jax==$(JAX) jaxlib==$(JAX))
+JAX_REQUIREMENT := $(if $(filter latest,$(JAX)),--upgrade jax jaxlib,jax==$(JAX) jaxlib==$(JAX))
 SOURCES := pyproject.toml $(wildcard ffi/CMakeLists.txt ffi/*/*.cc ffi/*/*.cu ffi/include/*/*.h)
 
 .PHONY: demo test lint bench bench-report gpu-check cuda-check wheel-check clean
 .DELETE_ON_ERROR:
 
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PACKAGES := python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+
+ifeq ($(BASE),)
 $(VENV)/installed: $(SOURCES)
 	@test -n "$(PYTHON)"
 	"$(PYTHON)" -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(JAX_REQUIREMENT) --editable '.[dev]'
+	$(PIP_INSTALL) $(JAX_REQUIREMENT) --editable '.[dev]'
 	@touch $@
+else
+$(VENV)/installed: $(BASE)/installed
+	@test -n "$(PYTHON)"
+	"$(PYTHON)" -m venv $(VENV)
+	echo "import site; site.addsitedir('$$($(BASE)/bin/$(PACKAGES))')" >"$$($(BIN)/$(PACKAGES))/base.pth"
+	$(PIP_INSTALL) $(JAX_REQUIREMENT)
+	$(BIN)/python -m pip check
+	@touch $@
+endif
 
 demo: $(VENV)/installed
 	JAX_PLATFORMS=cpu $(BIN)/python -m experiments.maxk train --run runs/demo --fresh
