@@ -163,6 +163,7 @@ def test_copies_of_a_hypergraph_share_nothing():
     np.testing.assert_array_equal(index, [expected.node_ids, expected.hyperedge_ids])
 
 
+@pytest.mark.long
 def test_a_training_step_of_experts_learns():
     with jax_settings(COMPILED_QUICKLY):
         candidate = hypergraph_conv._step(STEPS["cpu", "tiny"][0], "float32", None)
@@ -226,6 +227,7 @@ def test_plain_messages_compute_what_the_op_does(workload):
     _assert_same_gradients(both(op.plain)(*inputs), both(op.ours(None))(*inputs))
 
 
+@pytest.mark.long
 def test_a_step_with_plain_messages_has_the_same_loss_and_parameters():
     workload = next(load for load in MESSAGES["cpu", "tiny"] if load.steps)
     steps = _messages.training_steps(workload, workload.graph(), "float32")

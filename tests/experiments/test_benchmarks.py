@@ -605,6 +605,7 @@ def test_edge_counts_are_spaced_logarithmically():
     assert scaling.edge_counts(1e3, 1e3) == [1000]
 
 
+@pytest.mark.long
 def test_a_training_step_is_timed_with_relu_and_every_k_and_learns(session):
     options = training_step.TrainingStepOptions(
         "tiny", layers=2, hidden=16, ks=(2, 4), out=session.out
@@ -639,6 +640,7 @@ def test_plain_linear_layers_take_the_same_step(session):
         np.testing.assert_allclose(a, b, atol=1e-4)
 
 
+@pytest.mark.long
 def test_training_measures_every_activation_in_a_process_of_its_own(tmp_path, capsys):
     options = training.TrainingOptions("tiny", 3, (4,), torch=False, out=tmp_path)
     rows = training.main(options)

@@ -57,6 +57,7 @@ def compared(text, tmp_path_factory):
     return folder, lm(LMConfig(**options), text)
 
 
+@pytest.mark.long
 def test_lm_learns_with_every_number_of_experts_and_draws_them(compared):
     folder, outcomes = compared
     labels = [outcome.run.label() for outcome in outcomes]
@@ -89,6 +90,7 @@ def test_coupled_and_not_differ_by_nothing_but_weights_of_hyperedges(experts):
     assert all(path[-2:] == ("weights", "logits") for path in different)
 
 
+@pytest.mark.long
 def test_a_run_that_was_stopped_resumes_to_the_same_result(text, compared, tmp_path, monkeypatch):
     whole = compared[1][1]
     run = replace(whole.run, run=tmp_path)
@@ -113,6 +115,7 @@ def test_a_run_that_was_stopped_resumes_to_the_same_result(text, compared, tmp_p
     assert again.history == whole.history and again.ms_per_step is None
 
 
+@pytest.mark.long
 def test_losses_of_orthogonality_fall_when_they_are_asked_for(text, tmp_path):
     options = TINY | {"output_orthogonality": 1.0, "weight_orthogonality": 20.0}
     run = LMRun(experts=3, coupling="mean", run=tmp_path, **options)

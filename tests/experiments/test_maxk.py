@@ -44,6 +44,7 @@ def _config(folder: Path, **options) -> TrainConfig:
     return TrainConfig(**(defaults | options))
 
 
+@pytest.mark.long
 def test_digits_reach_96_per_cent_and_maxk_is_within_half_a_point_of_relu(tmp_path):
     relu, maxk = compare(TrainConfig(run=tmp_path, progress=False), ())
     assert maxk.test >= 0.96
@@ -63,6 +64,7 @@ def test_every_model_trains_and_its_loss_falls(model, activation, tiny, tmp_path
     assert outcome.test > 0.3  # of four classes
 
 
+@pytest.mark.long
 def test_a_multilabel_set_trains_with_its_own_metric(tmp_path):
     scale = replace(TINY, tasks=5)
     config = _config(tmp_path, dataset="ogbn-proteins", epochs=8)
@@ -72,6 +74,7 @@ def test_a_multilabel_set_trains_with_its_own_metric(tmp_path):
     assert json.loads((tmp_path / "run/result.json").read_text())["metric"] == "ROC-AUC"
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(tiny, tmp_path):
     def losses(seed, name):
         config = _config(tmp_path, seed=seed, run=tmp_path / name)
@@ -82,6 +85,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(tiny, tmp_pat
     assert losses(1, "c") != first
 
 
+@pytest.mark.long
 def test_kernel_modes_and_implementations_train_alike(tiny, tmp_path):
     def losses(**options):
         config = _config(tmp_path, run=tmp_path / str(options), **options)
@@ -92,6 +96,7 @@ def test_kernel_modes_and_implementations_train_alike(tiny, tmp_path):
         np.testing.assert_allclose(losses(**options), expected, rtol=1e-3)
 
 
+@pytest.mark.long
 def test_k_by_layer_and_by_schedule_is_what_the_model_runs(tiny, tmp_path, monkeypatch):
     from jaxgnn.nn import _maxk
 
@@ -130,6 +135,7 @@ def test_validation_does_not_let_nan_pass(tiny, tmp_path, monkeypatch):
         train(_config(tmp_path, validate_kernels=True), tiny)
 
 
+@pytest.mark.long
 def test_profiling_writes_forward_and_backward_milliseconds(tiny, tmp_path, capsys):
     train(_config(tmp_path, k=(4, 2), profile_kernels=True), tiny)
     times = json.loads((tmp_path / "run/kernels.json").read_text())
@@ -138,6 +144,7 @@ def test_profiling_writes_forward_and_backward_milliseconds(tiny, tmp_path, caps
     assert "aggregation an epoch: forward ms" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_a_finished_run_resumes_to_the_same_result_and_fresh_starts_over(tiny, tmp_path):
     config = _config(tmp_path)
     first = train(config, tiny)
@@ -157,6 +164,7 @@ def test_fresh_refuses_to_delete_what_is_not_a_run(tiny, tmp_path):
     assert (tmp_path / "run/thesis.tex").exists()
 
 
+@pytest.mark.long
 def test_bfloat16_trains(tiny, tmp_path):
     with jax.numpy_dtype_promotion("standard"):  # flax's LayerNorm promotes by itself
         outcome = train(_config(tmp_path, dtype="bfloat16", epochs=12), tiny)
@@ -222,6 +230,7 @@ def test_help_lists_the_options_of_every_command(command, monkeypatch, capsys):
         assert option in text
 
 
+@pytest.mark.long
 def test_the_command_line_trains_from_a_folder_of_raw_files(tmp_path):
     from tests.datasets import formats
 

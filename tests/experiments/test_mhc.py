@@ -71,6 +71,7 @@ def compared(text, tmp_path_factory):
     return config.run, compare(config, text)
 
 
+@pytest.mark.long
 def test_compare_learns_and_draws_both_runs(compared):
     folder, (plain, mhc) = compared
     for outcome in (plain, mhc):
@@ -83,6 +84,7 @@ def test_compare_learns_and_draws_both_runs(compared):
     assert result["validation"] == mhc.validation
 
 
+@pytest.mark.long
 def test_a_run_that_was_stopped_resumes_to_the_same_result(text, compared, tmp_path, monkeypatch):
     whole = compared[1][1]
 
@@ -137,6 +139,7 @@ def test_compare_needs_streams(text, tmp_path):
         compare(_config(tmp_path, hyper_connections=0), text)
 
 
+@pytest.mark.long
 def test_deep_keeps_its_accuracy_with_streams_and_loses_it_without(tmp_path, capsys):
     config = DeepConfig(
         depths=(12,),

@@ -86,6 +86,7 @@ def test_training_learns_the_rules_of_sudoku(trained):
     assert {"cell accuracy", "puzzle accuracy"} <= last[-1].keys()
 
 
+@pytest.mark.long
 def test_minutes_become_steps_once_and_stay_with_the_run(data, tmp_path):
     config = _config(
         tmp_path, steps=None, minutes=1e-9, features=2, num_steps=1, test_steps=1, eval_puzzles=2
@@ -212,6 +213,7 @@ def test_answers_are_counted_by_their_last_step_and_where_they_settled(data):
     np.testing.assert_array_equal(at_four.ever_solved, first <= 3)
 
 
+@pytest.mark.long
 def test_measuring_in_batches_changes_nothing(trained, data):
     model = load_weights(export(ExportConfig(trained[0].run, trained[0].run / "x.npz")))
     whole = measure(model, data.mixed, 3, 30)
@@ -239,6 +241,7 @@ def test_evaluation_has_rows_by_givens_and_by_difficulty(trained, data, tmp_path
     assert (tmp_path / "out" / "evaluation.png").stat().st_size > 10_000
 
 
+@pytest.mark.long
 def test_a_run_may_begin_with_the_weights_of_another_and_keeps_their_log(trained, data, tmp_path):
     config, outcome = trained
     weights = export(ExportConfig(config.run, tmp_path / "first.npz"))
@@ -290,6 +293,7 @@ def test_a_saved_run_answers_and_is_exported_with_its_log(trained, data, tmp_pat
         export(ExportConfig(config.run, tmp_path / "small.txt"))
 
 
+@pytest.mark.long
 def test_memory_grows_with_steps_unless_states_are_made_again_or_no_gradient_passes(tmp_path):
     table = cost(CostConfig(steps=(16, 64), batches=(2,), features=4, repeats=1, out=tmp_path))
     megabytes = {(row.recompute_every, row.steps, row.warm_up): row.megabytes for row in table}

@@ -56,6 +56,7 @@ def wait_for_rows(process: subprocess.Popen[str], log: Path, count: int) -> None
         time.sleep(0.01)
 
 
+@pytest.mark.long
 def test_a_run_killed_again_and_again_equals_an_undisturbed_one(tmp_path):
     folder, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
     log, checkpoints = folder / "metrics.jsonl", folder / "checkpoints"
