@@ -1,37 +1,54 @@
 #!/bin/sh
-# Builds the sdist, from it the wheel, and uses the wheel from another directory.
+# Builds the sdist, from it a wheel, and from the tree one without compiled libraries, which has to
+# hold the same files but these; uses both from another directory.
 set -eu
 python=$1
 root=$(pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-export JAXGNN_CUDA=0 # the install of the test environment compiles it already
-"$python" -m pip wheel --quiet --no-deps --wheel-dir "$work/from-tree" "$root"
+export JAXGNN_CUDA=0 # the install of the test environment compiles it already, and the rest too
+JAXGNN_PURE_PYTHON=1 \
+  "$python" -m pip wheel --quiet --no-deps --wheel-dir "$work/pure" "$root"
 "$python" -m build --sdist --outdir "$work/sdist" "$root" >"$work/sdist.log" || {
   cat "$work/sdist.log"
   exit 1
 }
-"$python" -m pip wheel --quiet --no-deps --wheel-dir "$work/from-sdist" "$work"/sdist/*.tar.gz
+"$python" -m pip wheel --quiet --no-deps --wheel-dir "$work/compiled" "$work"/sdist/*.tar.gz
+files() { # of the packages, without what was compiled
+  "$python" -m zipfile --list "$1" | awk '/^(jaxgnn|pallas_kernels)\// && !/\.so / { print $1 }' | LC_ALL=C sort
+}
+files "$work"/pure/*.whl >"$work/pure.txt"
+files "$work"/compiled/*.whl >"$work/compiled.txt"
+test -s "$work/pure.txt"
+diff "$work/pure.txt" "$work/compiled.txt" # the tree's and the sdist's
 # The weights that come with the library, and their logs.
 shipped=$(cd "$root/jaxgnn/pretrained" && find . -name 'sudoku*.*' -exec basename {} \; | LC_ALL=C sort)
-for wheel in "$work"/from-tree/*.whl "$work"/from-sdist/*.whl; do
-  rm -rf "$work/site"
-  "$python" -m pip install --quiet --no-deps --target "$work/site" "$wheel"
+for kind in pure compiled; do
+  "$python" -m pip install --quiet --no-deps --target "$work/site-$kind" "$work/$kind"/*.whl
   # -I keeps the checkout and the editable install's hooks out of the way: only the wheel is there.
   (cd "$work" && "$python" -I -S -c '
 import sys
-site, packages, *shipped = sys.argv[1:]
+kind, site, packages, *shipped = sys.argv[1:]
 sys.path[:0] = [site, packages]
 import jax.numpy as jnp
 import jaxgnn
 from jaxgnn import CSRGraph, _ffi, ops, pretrained
 assert jaxgnn.__file__.startswith(site), jaxgnn.__file__
-assert str(_ffi.library_path("cpu")).startswith(site), _ffi.library_path("cpu")
 graph = CSRGraph.from_edges([0, 1], [1, 0], 2)
-y = ops.spmm(graph, jnp.eye(2), implementation="ffi")
-assert y.tolist() == [[0.0, 1.0], [1.0, 0.0]], y
+expected = [[0.0, 1.0], [1.0, 0.0]]
+assert ops.spmm(graph, jnp.eye(2)).tolist() == expected
+if kind == "compiled":
+    assert str(_ffi.library_path("cpu")).startswith(site), _ffi.library_path("cpu")
+    assert ops.spmm(graph, jnp.eye(2), implementation="ffi").tolist() == expected
+else:
+    try:
+        ops.spmm(graph, jnp.eye(2), implementation="ffi")
+    except NotImplementedError as error:
+        assert "JAXGNN_PURE_PYTHON" in str(error), error
+    else:
+        raise AssertionError("compiled code ran from a wheel without it")
 weights = [path.name for path in pretrained.sudoku_weights().parent.glob("sudoku*.*")]
 assert sorted(weights) == shipped, (weights, shipped)
-print("ok:", jaxgnn.__version__, "from", sys.argv[1].rsplit("/", 1)[-1])
-' "$work/site" "$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" $shipped)
+print("ok:", jaxgnn.__version__, kind)
+' "$kind" "$work/site-$kind" "$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" $shipped)
 done
