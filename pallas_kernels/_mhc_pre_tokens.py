@@ -25,7 +25,8 @@ from pallas_kernels._warp import LANES, Warp
 _WARPS = 8
 # Of a token. A warp has two, and makes at once what comes behind their inner products.
 _MOST_LANES = LANES // 2
-_MOST_BLOCKS = 6 * 132  # each writes sums, so no more than run at once
+# Each writes sums, so no more than run at once: those that keep more have more registers.
+_MOST_BLOCKS, _MOST_KEEPING = 6 * 132, 3 * 132
 
 
 def token_parts(
@@ -34,6 +35,7 @@ def token_parts(
     bias: jax.Array,
     saved: Sequence[jax.Array],
     cotangents: Sequence[jax.Array],
+    of_post: tuple[jax.Array, jax.Array] | None = None,
     *,
     backwards: bool = False,
     pre_eps: float,
@@ -47,6 +49,8 @@ def token_parts(
       bias: as in ``mhc_pre``.
       saved: ``inv_rms`` and ``h_mix``.
       cotangents: of ``h_in``, ``h_post`` and ``h_res``.
+      of_post: ``h_post`` and ``h_res`` of the ``mhc_post`` that made ``x``, to be kept with the
+        coefficients; or None.
       backwards: whether the last tokens come first. Where they come last, the kernel of slices
         begins with them, of which caches still have something; and the other way round.
       pre_eps: as in ``mhc_pre``.
@@ -59,14 +63,17 @@ def token_parts(
     tokens, n, dim = x.shape
     form, f32 = Slices(n, dim), jnp.dtype(jnp.float32)
     lanes = math.gcd(dim // (READ_BYTES // x.dtype.itemsize), _MOST_LANES)
-    blocks = min(-(-tokens // (LANES // lanes * _WARPS)), _MOST_BLOCKS)
+    blocks = min(
+        -(-tokens // (LANES // lanes * _WARPS)), _MOST_KEEPING if of_post else _MOST_BLOCKS
+    )
     dh_in, dh_post, dh_res = cotangents
+    more = 0 if of_post is None else n + n * n
     parts, coefficients, sums = _simt.launch(
         _Tokens(form, lanes, backwards, pre_eps, post_scale),
-        (x, dh_in, *saved, dh_post, dh_res.reshape(tokens, n * n), alpha, bias),
+        (x, dh_in, *saved, dh_post, dh_res.reshape(tokens, n * n), alpha, bias, of_post),
         [
             jax.ShapeDtypeStruct((tokens, form.width), jnp.dtype(jnp.bfloat16)),
-            jax.ShapeDtypeStruct((n + 1, tokens), f32),
+            jax.ShapeDtypeStruct((n + 1 + more, tokens), f32),
             jax.ShapeDtypeStruct((blocks, 2, form.padded), f32),
         ],
         name="mhc_pre_backward_tokens",
@@ -104,7 +111,7 @@ class _Tokens:
     def __call__(
         self, warp: Warp, inputs, parts: Array, coefficients: Array, sums: Array, of_warps
     ):
-        x, dh_in, inv_rms, *small, alpha, bias = inputs
+        x, dh_in, inv_rms, *small, alpha, bias, of_post = inputs
         tokens, step = x.shape[0], LANES // self.lanes
         rows = [self._row(warp, k, alpha, bias) for k in range(self.form.padded // self.lanes)]
 
@@ -115,13 +122,14 @@ class _Tokens:
             token = tokens - 1 - token if self.backwards else token
             given = [self._read(token, row, small) for row in rows]
             scale = inv_rms.load(token)
+            kept = [of_post and self._read_of_post(warp, token, row, of_post) for row in rows]
             dots = self._dots(warp, x.row(token), dh_in.row(token))
             made, factor = self._gradients(warp, rows, given, scale, dots)
 
             def store():
-                for row, (_, _, sigmoid, dt) in zip(rows, made, strict=True):
+                for row, (_, _, sigmoid, dt), of_row in zip(rows, made, kept, strict=True):
                     self._store_parts(warp, parts.row(token), row, dt * scale)
-                    values = sigmoid + self.pre_eps, factor
+                    values = sigmoid + self.pre_eps, factor, of_row
                     self._store_coefficient(warp, coefficients, token, row.number, values)
 
             warp.when(inside, store)
@@ -195,11 +203,21 @@ class _Tokens:
             value = value - (bits << 16).bits("f32")
 
     def _store_coefficient(self, warp: Warp, coefficients: Array, token, number, values) -> None:
-        """One of h_pre, or the factor of the streams, by the number of the row."""
-        n = self.form.n
-        value = warp.select(number < n, *values)
-        store = coefficients.row(number.least(n)).store
-        warp.when(number <= n, lambda: store(token, value))
+        """One of h_pre, the factor of the streams, or what is kept: by the number of the row."""
+        n, last = self.form.n, coefficients.shape[0] - 1
+        h_pre, factor, kept = values
+        value = warp.select(number < n, h_pre, factor)
+        value = value if kept is None else warp.select(number > n, kept, value)
+        store = coefficients.row(number.least(last)).store
+        warp.when(number <= last, lambda: store(token, value))
+
+    def _read_of_post(self, warp: Warp, token: Value, row: _Row, of_post) -> Value:
+        """What is kept in the place of the row, behind the coefficients of ``mhc_pre``."""
+        n, at = self.form.n, row.number - (self.form.n + 1)
+        h_post, h_res = (array.row(token) for array in of_post)
+        first = h_post.load(at.most(0).least(n - 1))
+        second = h_res.load((at - n).most(0).least(n * n - 1))
+        return warp.select(at < n, first, second)
 
     def _store_sums(self, warp: Warp, totals, rows, of_warps: Array, sums: Array) -> None:
         """Of the block: the warps' go through shared memory, and are added in a fixed order."""

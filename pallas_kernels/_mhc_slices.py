@@ -79,24 +79,21 @@ class Slices:
         return split(jnp.pad(weight, ((0, self.padded - self.rows), (0, 0))), FEW_PARTS)
 
     def shared_of_tokens(
-        self, slots: int, readers: int, dtype, *, posts: bool = False
+        self, slots: int, coefficients: int, readers: int, dtype
     ) -> dict[str, Any]:
         """Shared memory and barriers for what there is of the tokens of ``slots`` tiles.
 
         Args:
           slots: how many.
+          coefficients: of a token.
           readers: warpgroups that read it.
           dtype: of the streams.
-          posts: whether there are ``post_coefficients``.
         """
-        counts = {"coefficients": self.n + 1}
-        if posts:
-            counts["of_post"] = self.n + self.n**2
         return {
             "dh_in": factors(dtype, slots, ROWS, COLUMNS),
             "dh_mix": factors(dtype, slots, ROWS, self.width),
-            **{k: plgpu.SMEM((slots, count, ROWS), jnp.float32) for k, count in counts.items()},
-            "ready": plgpu.Barrier(num_arrivals=3 + posts, num_barriers=slots),
+            "coefficients": plgpu.SMEM((slots, coefficients, ROWS), jnp.float32),
+            "ready": plgpu.Barrier(num_arrivals=3, num_barriers=slots),
             "done": plgpu.Barrier(num_arrivals=readers, num_barriers=slots),
         }
 
@@ -107,16 +104,13 @@ class TokenParts(NamedTuple):
     Attributes:
       dh_mix: its bfloat16 parts side by side, each with zeros for further rows of phi,
         [tokens, parts * padded rows].
-      coefficients: h_pre, and the factor of the streams in their own gradient, [n + 1, tokens].
+      coefficients: h_pre, and the factor of the streams in their own gradient, [n + 1, tokens];
+        then those of the ``mhc_post`` that made the streams, if that is asked for: h_post and
+        h_res, [n + n n, tokens].
     """
 
     dh_mix: jax.Array
     coefficients: jax.Array
-
-
-def post_coefficients(h_post: jax.Array, h_res: jax.Array) -> jax.Array:
-    """Those of an ``mhc_post``, as the kernels read them: h_post, then h_res, [n + n n, tokens]."""
-    return jnp.concatenate([h_post, h_res.reshape(len(h_res), -1)], axis=1).T
 
 
 def runs_here(tokens: int, dtype) -> bool:
@@ -224,11 +218,7 @@ class Walker:
         sources = {
             "dh_in": given["dh_in"].at[rows, self.columns(0)],
             "dh_mix": given["dh_mix"].at[rows],
-            **{
-                name: given[name].at[:, rows]
-                for name in ("coefficients", "of_post")
-                if name in given
-            },
+            "coefficients": given["coefficients"].at[:, rows],
         }
 
         def load():
@@ -238,9 +228,9 @@ class Walker:
 
         pl.when(i < self.count)(load)
 
-    def coefficient(self, slot, number, columns: int, name: str = "coefficients") -> jax.Array:
+    def coefficient(self, slot, number, columns: int) -> jax.Array:
         """A coefficient of the tokens in a slot, [tokens, columns]."""
-        reference = self.scratch[name].at[slot, number]
+        reference = self.scratch["coefficients"].at[slot, number]
         column = plgpu.load(reference, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
         return lax.broadcast_in_dim(column, (ROWS, columns), (0,))
 

@@ -62,7 +62,7 @@ class SlicesTile:
         piece = (*ring, ROWS, COLUMNS)
         added = [dense.tiles(dtype, *piece)] * form.adds
         return {
-            **form.shared_of_tokens(self.slots, self.warpgroups, dtype),
+            **form.shared_of_tokens(self.slots, form.n + 1, self.warpgroups, dtype),
             "phi": common.factors(dtype, FEW_PARTS, form.n, form.padded, COLUMNS),
             "loaded": plgpu.Barrier(num_arrivals=FEW_PARTS * form.n),
             "streams": [common.factors(dtype, *piece), *added],

@@ -28,7 +28,6 @@ from pallas_kernels._bfloat16_parts import products
 from pallas_kernels._dense_stack import COLUMNS, ROWS
 from pallas_kernels._mhc_slices import FEW_PARTS, Slices, TokenParts, Walker
 from pallas_kernels._mhc_slices_shares import Shares
-from pallas_kernels._mhc_streams_columns import Post
 
 _N = 4
 _HALF = COLUMNS // 2  # columns of a walker
@@ -36,7 +35,8 @@ _WALKERS = COLUMNS // _HALF
 _WARPGROUPS = _WALKERS + 1
 _PRODUCTS = _N + _N * _N  # inner products of a token: for h_post, and for h_res
 _AT_ONCE = 8  # columns of which a thread has two, in the layout of sums
-_H_PRE, _SCALE = 0, _N  # rows of the coefficients
+# Rows of the coefficients.
+_H_PRE, _SCALE, _H_POST, _H_RES = 0, _N, _N + 1, 2 * _N + 1
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,9 @@ class SlicesPostTile:
         """Shared memory, and barriers."""
         own = {"old": (_WALKERS, self.old), "layer": (_WALKERS, self.layer)}
         matrices = functools.partial(common.factors, dtype)
+        coefficients = _H_RES + _N * _N
         return {
-            **form.shared_of_tokens(self.slots, _WARPGROUPS, dtype, posts=True),
+            **form.shared_of_tokens(self.slots, coefficients, _WARPGROUPS, dtype),
             "phi": matrices(FEW_PARTS, _N, form.padded, COLUMNS),
             "loaded": plgpu.Barrier(num_arrivals=FEW_PARTS * _N),
             "new": [matrices(self.new, ROWS, COLUMNS)] * 2,
@@ -97,7 +98,7 @@ def slices_post_backward(
     dy: jax.Array,
     weight: jax.Array,
     token: TokenParts,
-    post: Post,
+    post: tuple[jax.Array, jax.Array],
     tile: SlicesPostTile,
     *,
     transposed: bool,
@@ -111,8 +112,8 @@ def slices_post_backward(
       dh_in: [tokens, dim].
       dy: like ``y``, a part of its gradient.
       weight: as in ``mhc_pre``.
-      token: what there is of tokens beside these.
-      post: what made ``y``.
+      token: what there is of tokens beside these, with ``of_post``.
+      post: the old streams and the layer's output that made ``y``.
       tile: as ``SlicesPostTile.choose`` gives it.
       transposed: as in ``mhc_post``.
     """
@@ -134,12 +135,12 @@ def slices_post_backward(
         tile.scratch(form, y.dtype),
         barriers=False,
     )
-    of_post = common.post_coefficients(post.h_post, post.h_res)
-    of_tokens = {"dh_in": dh_in, **token._asdict(), "of_post": of_post}
-    y, dy, old = (a.reshape(flat.shape) for a in (y, dy, post.x))
-    sources = {"new": [y, dy], "old": old, "layer": post.f}
+    of_tokens = {"dh_in": dh_in, **token._asdict()}
+    x, layer = post
+    y, dy, old = (a.reshape(flat.shape) for a in (y, dy, x))
+    sources = {"new": [y, dy], "old": old, "layer": layer}
     made = call(of_tokens, sources, form.parts_of_phi(weight))
-    return made["sums"], made["old"].reshape(post.x.shape), made["layer"], made["products"]
+    return made["sums"], made["old"].reshape(x.shape), made["layer"], made["products"]
 
 
 def _backward(form, tile, transposed, scratch, of_tokens, sources, phi, results) -> None:
@@ -292,7 +293,7 @@ class _Walker(_Warpgroup):
         at = self.number, self.ring(name, i, stream)
         plgpu.barrier_wait(self.scratch[f"{name} full"].at[*at])
         old, places = common.load(self.scratch[name].at[*at]), self._products(name, stream)
-        weights = [self.coefficient(slot, place, _HALF, "of_post") for place in places]
+        weights = [self.coefficient(slot, _H_POST + place, _HALF) for place in places]
         terms = [weight * dy for weight, dy in zip(weights, gradients, strict=True)]
         for place, dy in zip(places, gradients, strict=True):
             self.scratch["products"].at[self.number, place][...] = _inner(dy, old)

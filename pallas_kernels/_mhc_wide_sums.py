@@ -131,7 +131,8 @@ def wide_sums(
     given = {"streams": x.reshape(flat)}
     if post is not None:
         f, h_post, h_res = post
-        given |= {"layer": f, "coefficients": common.post_coefficients(h_post, h_res)}
+        coefficients = jnp.concatenate([h_post, h_res.reshape(tokens, n * n)], axis=1).T
+        given |= {"layer": f, "coefficients": coefficients}
         results["streams"] = jax.ShapeDtypeStruct(flat, x.dtype)
     call = dense.launch(
         functools.partial(_run, form, tile, transposed),

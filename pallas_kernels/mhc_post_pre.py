@@ -142,14 +142,17 @@ def mhc_post_pre_backward(
         through_post = mhc_post_backward(x, f, h_post, h_res, dy, transposed=transposed)
         return through_post, tuple(parameters)
     of_token, given = (y, alpha, bias, saved, of_pre), (y, of_pre[0], dy, weight)
-    post, options = Post(x, f, h_post, h_res), {"transposed": transposed}
+    options = {"transposed": transposed}
     if isinstance(tile, SlicesPostTile):
-        parts, sums = token_parts(*of_token, backwards=not tile.backwards, **constants)
-        of_phi, *old, products = slices_post_backward(*given, parts, post, tile, **options)
+        of_post = h_post, h_res.reshape(tokens, n * n)
+        turned = not tile.backwards
+        parts, sums = token_parts(*of_token, of_post, backwards=turned, **constants)
+        of_phi, *old, products = slices_post_backward(*given, parts, (x, f), tile, **options)
         made = add_up(Slices(n, dim), Partial(of_phi, sums, products))
         dweight, dalpha, dbias, *coefficients = made
         through_post = [*old, *coefficients]
     else:
         token, dalpha, dbias = token_backward(*of_token, **constants)
+        post = Post(x, f, h_post, h_res)
         dweight, *through_post = streams_backward(*given, token, post, tile=tile, **options)
     return tuple(through_post), (dweight, dalpha, dbias)

@@ -70,11 +70,12 @@ def _assert_all_close(actual, expected, length):
         assert_close(a, e, reduction_length=length, err_msg=f"result {i}")
 
 
-def _parts(h_pre, scale, dh_mix):
+def _parts(h_pre, scale, dh_mix, *of_post):
     """These as the kernels take them."""
     padding = -dh_mix.shape[1] % 32
     parts = split(jnp.pad(dh_mix, ((0, 0), (0, padding))))
-    coefficients = jnp.concatenate([h_pre, scale[:, None]], axis=1)
+    more = [a.reshape(len(a), -1) for a in of_post]
+    coefficients = jnp.concatenate([h_pre, scale[:, None], *more], axis=1)
     return TokenParts(jnp.concatenate([*parts], axis=1), coefficients.T)
 
 
@@ -105,8 +106,9 @@ def test_every_tile_gives_the_gradients_through_post(interpreted, shape, transpo
     *given, token = _inputs(*shape)
     post = Post(streams((tokens,), n, dim, "bfloat16"), *outputs((tokens,), n, dim, "bfloat16"))
     with interpreted():
-        made = slices_post_backward(*given, _parts(*token), post, tile, transposed=transposed)
-    sums, *old, products = made
+        parts = _parts(*token, post.h_post, post.h_res)
+        options = {"transposed": transposed}
+        sums, *old, products = slices_post_backward(*given, parts, post[:2], tile, **options)
     products = jnp.sum(products, axis=0).T
     of_post = products[:, :n], products[:, n:].reshape(tokens, n, n)
     made = jnp.sum(sums, axis=0).T, *old, *of_post
@@ -122,14 +124,16 @@ def test_every_tile_gives_the_gradients_through_post(interpreted, shape, transpo
 @pytest.mark.emulated
 @pytest.mark.parametrize("tokens, n, dim, blocks", [(9, 4, 64, 9), (35, 2, 256, 2)])
 def test_what_there_is_of_tokens(monkeypatch, tokens, n, dim, blocks):
-    monkeypatch.setattr(tokens_kernel, "_MOST_BLOCKS", blocks)
+    monkeypatch.setattr(tokens_kernel, "_MOST_KEEPING", blocks)
     x, phi, alpha, bias, _ = streams((tokens,), n, dim, "bfloat16"), *parameters(n, dim)
     options = {"pre_eps": 1e-3, "post_scale": 2.0}
     _, saved = mhc_pre.mhc_pre(x, phi, alpha, bias, None, norm_eps=1e-6, **options)
     cotangents = outputs((tokens,), n, dim, "bfloat16")
     with emulated():
-        given = x, alpha, bias, saved, cotangents
-        parts, sums = token_parts(*given, backwards=n == 2, **options)
+        of_post = [random_array((tokens, k), "float32", seed=k) for k in (n, n * n)]
+        parts, sums = token_parts(
+            x, alpha, bias, saved, cotangents, of_post, backwards=n == 2, **options
+        )
         of_phi = jnp.zeros((1, n * dim, n * n + 2 * n))
         _, *small = add_up(Slices(n, dim), Partial(of_phi, sums))
     given = x, phi, alpha, bias, None, saved, cotangents
@@ -139,6 +143,8 @@ def test_what_there_is_of_tokens(monkeypatch, tokens, n, dim, blocks):
     dh_mix = jnp.sum(parts.dh_mix.astype(jnp.float32).reshape(tokens, 3, -1), axis=1)
     rows = n * n + 2 * n
     assert not dh_mix[:, rows:].any()
+    kept = parts.coefficients[n + 1 :].T
+    assert jnp.array_equal(kept, jnp.concatenate(of_post, axis=1))
     h_pre, scale = parts.coefficients[:n].T, parts.coefficients[n]
     made = streams_gradients(
         *(a.astype(jnp.float32) for a in (x, cotangents[0])),
@@ -235,6 +241,6 @@ def test_they_lower_at_real_shapes(tokens, n, dim):
         assert lowers(slices_backward, *given[:2], dx, *given[3:], tile=tile)
     tile = SlicesPostTile.choose(tokens, form, jnp.bfloat16)
     if tile is not None:
-        post = Post(x, dh_in, struct(tokens, n), struct(tokens, n, n))
-        given = *given, post
+        token = token._replace(coefficients=struct(n + 1 + n + n * n, tokens))
+        given = *given[:-1], token, (x, dh_in)
         assert lowers(slices_post_backward, *given, tile=tile, transposed=False)
