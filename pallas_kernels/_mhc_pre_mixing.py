@@ -5,7 +5,6 @@ Second of two passes forward; ``_mhc_wide_sums`` has the first, where a token is
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import _simt
+from pallas_kernels._mhc_slices_sums import sum_terms
 from pallas_kernels._mhc_wide_sums import Sums
 from pallas_kernels._pieces import striding_blocks
 from pallas_kernels._streams import READ_BYTES, combine, read_once
@@ -180,20 +180,23 @@ class _Mix:
 
     def _add_up(self, warp: Warp, of_shares, sums: Array, h_mix: Array, first, count) -> None:
         products, squares = of_shares
-        rows, shares = self.mixing.rows, range(products.shape[0])
-        add = functools.partial(functools.reduce, lambda total, value: total + value)
+        rows, shares = self.mixing.rows, products.shape[0]
 
         def of_row(i, _):
             token = i // rows
             row, number = i - token * rows, first + token
-            total = add([products.row(warp.i32(s)).row(number).load(row) for s in shares])
+
+            def read(share):
+                return [products.row(share).row(number).load(row)]
+
+            (total,) = sum_terms(warp, shares, 1, read)
             sums.store(token * (rows + 1) + row, total)
             h_mix.row(number).store(row, total)
 
         warp.loop(warp.thread, count * rows, warp.threads, (), of_row)
 
         def of_squares(token, _):
-            total = add([squares.row(warp.i32(s)).load(first + token) for s in shares])
+            (total,) = sum_terms(warp, shares, 1, lambda s: [squares.row(s).load(first + token)])
             sums.store(token * (rows + 1) + rows, total)
 
         warp.loop(warp.thread, count, warp.threads, (), of_squares)

@@ -95,7 +95,7 @@ class _AddUp:
             words = phi.row(i).row(column).load_words(piece * _FLOATS, _FLOATS)
             return [phi.unpack(words, k) for k in range(_FLOATS)]
 
-        for k, total in enumerate(_sum(warp, ranges, _FLOATS, read)):
+        for k, total in enumerate(sum_terms(warp, ranges, _FLOATS, read)):
             dweight.row(piece * _FLOATS + k).store(column, total)
 
     def _products(
@@ -111,7 +111,7 @@ class _AddUp:
             rows = [products.row(i).row(piece * _FLOATS + k) for k in range(_FLOATS)]
             return [row.load(known) for row in rows]
 
-        totals = _sum(warp, slices, _FLOATS, read)
+        totals = sum_terms(warp, slices, _FLOATS, read)
         inside, at = token < tokens, piece * _FLOATS
         of_post, n = at < self.form.n, self.form.n
         warp.when(inside & of_post, lambda: dh_post.row(token).store(at, *totals))
@@ -130,12 +130,12 @@ class _AddUp:
             values = [row.load(warp.lane + kind * padded) for kind in (0, 1)]
             return [warp.select(i < blocks, value, warp.f32(0.0)) for value in values]
 
-        for kind, total in enumerate(_sum(warp, -(-blocks // _WARPS), 2, read)):
+        for kind, total in enumerate(sum_terms(warp, -(-blocks // _WARPS), 2, read)):
             of_warps.row(number).store(warp.lane + kind * padded, total)
         warp.barrier()
 
         def finish():
-            bias, gain = _sum(warp, _WARPS, 2, lambda i: self._of_warp(warp, of_warps, i))
+            bias, gain = sum_terms(warp, _WARPS, 2, lambda i: self._of_warp(warp, of_warps, i))
             n, lane = self.form.n, warp.lane
             exists = lane < self.form.rows
             warp.when(exists, lambda: dbias.store(lane, bias))
@@ -152,7 +152,9 @@ class _AddUp:
         return [row.load(warp.lane + kind * self.form.padded) for kind in (0, 1)]
 
 
-def _sum(warp: Warp, count: int, width: int, read: Callable[[Value], list[Value]]) -> list[Value]:
+def sum_terms(
+    warp: Warp, count: int, width: int, read: Callable[[Value], list[Value]]
+) -> list[Value]:
     """The sum of ``read(i)``, ``width`` numbers, for i below ``count``."""
 
     def add(terms: list[list[Value]], totals: list[Value]) -> list[Value]:

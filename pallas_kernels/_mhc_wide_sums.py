@@ -34,10 +34,11 @@ _HALVES = 2  # of a chunk: the registers hold all streams of one
 _HALF = COLUMNS // _HALVES
 _STREAMS = 4
 _MOST_SHARES = 8
-# Columns from which on it is taken, with an ``mhc_post`` before and without: an H200 took, for 8192
-# tokens 4096 wide, 0.264 ms where the kernels of both ops took 0.325, and without 0.170 for 0.173;
-# 7168 wide 0.455 for 0.576 and 0.289 for 0.312. Narrower ones were not timed.
-_LEAST_WIDTH = {True: 4096, False: 4097}
+# Columns from which on it is taken, with an ``mhc_post`` before and without. For 8192 tokens with
+# one both passes took an H200 0.198 ms where the kernels of both ops had taken 0.244 (3072 wide),
+# 0.263 and 0.325 (4096), 0.454 and 0.577 (7168); without, 0.162 and 0.173 (4096), 0.277 and 0.312
+# (7168).
+_LEAST_WIDTH = {True: 3072, False: 4096}
 _AT_ONCE = 8  # columns of which a thread has two, in the layout of sums
 # As for the clusters: with so many products, two parts are as exact as float32 sums.
 PARTS = 2
@@ -250,11 +251,10 @@ class _Walker:
 
         return [[*(h_res(o, i) for i in range(n)), load(o)] for o in range(n)]
 
-    def _columns(self, stream: int, chunk, half: int | None = None):
-        """Of a chunk of this warpgroup's, or of its half, among those of all streams."""
-        first, count = (0, COLUMNS) if half is None else (half * _HALF, _HALF)
+    def _columns(self, stream: int, chunk, half=0, count: int = COLUMNS):
+        """Of a chunk of this block's, or of a part of it, among those of all streams."""
         chunk = chunk * self.tile.shares + self.share
-        first = stream * self.form.dim + chunk * COLUMNS + first
+        first = stream * self.form.dim + chunk * COLUMNS + half * count
         return pl.ds(pl.multiple_of(first, count), count)
 
     def _load(self, chunk) -> None:
@@ -355,8 +355,7 @@ class _Walker:
 
         def load():
             for stream in range(self.form.n):
-                first = self._columns(stream, chunk).start + half * _HALF
-                columns = pl.ds(pl.multiple_of(first, _HALF), _HALF)
+                columns = self._columns(stream, chunk, half, _HALF)
                 for part in range(PARTS):
                     target = self.scratch["phi"].at[place, part, stream]
                     full = self.scratch["phi full"].at[place]
