@@ -352,7 +352,9 @@ def test_pre_lowers_with_its_gradients(tokens, dim, return_streams, n, dtype):
     if return_streams:
         pre, cotangents = functools.partial(pre, return_streams=True), (inputs[0], *cotangents)
     adds_up = n < 8 and dtype == "bfloat16"  # by slices
-    assert len(_kernels(_with_gradients(pre), *inputs, cotangents)) == 3 + adds_up
+    in_two_passes = n == 4 and dtype == "bfloat16" and dim >= 4096
+    kernels = _kernels(_with_gradients(pre), *inputs, cotangents)
+    assert len(kernels) == 3 + adds_up + in_two_passes
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
@@ -361,6 +363,7 @@ def test_pre_lowers_with_its_gradients(tokens, dim, return_streams, n, dtype):
     [
         (16384, 2, 1280, "float32", 5),
         (8192, 4, 2560, "bfloat16", 4),
+        (8192, 4, 7168, "bfloat16", 5),
         (8192, 4, 2560, "float32", 4),
         (8192, 8, 7168, "bfloat16", 5),
     ],
