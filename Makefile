@@ -15,7 +15,8 @@ BASE ?=
 # Which of the tests that need no GPU; and `first` for the first case of each, or if it lowers all.
 TESTS ?= not gpu
 CASES ?= all
-# Test processes on the CPU, and on a GPU box, where they share the GPU.
+# Test processes on the CPU, each of which begins with a part of its own, so that tests of one file
+# find each other's fixtures and compiled programs; and on a GPU box, where they share the GPU.
 JOBS ?= 2
 GPU_JOBS ?= 6
 # The Python of a GPU box that has JAX for its GPU already.
@@ -54,7 +55,7 @@ demo: $(VENV)/installed
 	JAX_PLATFORMS=cpu $(BIN)/python -m experiments.maxk train --run runs/demo --fresh
 
 test: $(VENV)/installed
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -m '$(TESTS)' --numprocesses $(JOBS) \
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -m '$(TESTS)' --numprocesses $(JOBS) --dist worksteal \
 	  $(if $(filter first,$(CASES)),--first-cases)
 
 lint: $(VENV)/installed
