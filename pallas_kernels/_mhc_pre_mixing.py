@@ -12,10 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import _simt
-from pallas_kernels._mhc_slices_sums import sum_terms
 from pallas_kernels._mhc_wide_sums import Sums
 from pallas_kernels._pieces import striding_blocks
-from pallas_kernels._streams import READ_BYTES, combine, read_once
+from pallas_kernels._streams import READ_BYTES, combine, read_once, sum_terms
 from pallas_kernels._values import Array
 from pallas_kernels._warp import LANES, Warp
 

@@ -1,8 +1,9 @@
 """What the kernels by slices share: shapes, and what there is of a tile's tokens.
 
-A block has 64 columns of every stream, its slice, and some of the tiles of 64 tokens. Its
-warpgroups share, in a ring, what there is of a tile's tokens: ``dh_in``, the parts of ``dh_mix``
-and the coefficients; one of them asks for it.
+A block has 64 columns of every stream, a slice, and some of the tiles of 64 tokens; some blocks
+have several slices, one after the other: see ``_mhc_slices_shares``. Its warpgroups share, in a
+ring, what there is of a tile's tokens: ``dh_in``, the parts of ``dh_mix`` and the coefficients; one
+of them asks for it.
 
 Warps of a warpgroup meet only where it says so. A warp overwrites only rows that it alone has read
 since; before the copy engine overwrites what warps have read, or reads what they wrote, they meet:

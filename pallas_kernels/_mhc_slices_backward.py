@@ -121,7 +121,7 @@ class _Walker(Walker):
       streams: x, and the gradient to add if there is one; [tokens, columns].
       phi: its parts, [parts, rows, columns].
       dx: the gradient to the streams.
-      sums: that to phi of each range, [ranges, columns, rows].
+      sums: that to phi of each range, and of the rest, [parts, columns, rows].
     """
 
     streams: Sequence

@@ -159,8 +159,8 @@ class _Warpgroup(Walker):
 
     Attributes:
       sources: new streams and their gradients, old streams, and the layer's output.
-      results: gradients to old streams and to the layer's output; of each range sums for that to
-        phi, and of each slice inner products.
+      results: gradients to old streams and to the layer's output; of each range, and of the rest,
+        sums for that to phi, and of each slice inner products.
     """
 
     sources: Mapping[str, Any]

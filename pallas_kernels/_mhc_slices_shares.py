@@ -46,7 +46,7 @@ class Shares:
 
     @classmethod
     def even(cls, slices: int, tokens: int) -> Shares:
-        """One wave, whose blocks have as many tiles each as can be."""
+        """One wave, up to 132 slices, whose longest block has as few tiles as can be."""
         tiles = -(-tokens // ROWS)
         ranges = min(max(1, dense.MULTIPROCESSORS // slices), tiles)
         others = dense.MULTIPROCESSORS - ranges * slices

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,19 +11,19 @@ import jax.numpy as jnp
 from pallas_kernels import _simt
 from pallas_kernels._mhc_slices import Slices
 from pallas_kernels._pieces import striding_blocks
+from pallas_kernels._streams import sum_terms
 from pallas_kernels._values import Array, Value
 from pallas_kernels._warp import LANES, Warp
 
 _WARPS = 8
 _FLOATS = 4  # that a lane adds up side by side
-_AT_ONCE = 8  # terms that are read before the first is added
 
 
 class Partial(NamedTuple):
     """Terms of sums.
 
     Attributes:
-      phi: of the gradient to phi, of ranges of tokens, [ranges, n dim, rows].
+      phi: of the gradient to phi, of ranges of tokens and their rest, [parts, n dim, rows].
       tokens: of those to the bias, and to the gain of each row, as ``token_parts`` gives them,
         [blocks, 2, padded rows].
       products: inner products of each token, of slices of its columns: for ``h_post`` and then for
@@ -150,21 +149,3 @@ class _AddUp:
     def _of_warp(self, warp: Warp, of_warps: Array, i: Value) -> list[Value]:
         row = of_warps.row(i)
         return [row.load(warp.lane + kind * self.form.padded) for kind in (0, 1)]
-
-
-def sum_terms(
-    warp: Warp, count: int, width: int, read: Callable[[Value], list[Value]]
-) -> list[Value]:
-    """The sum of ``read(i)``, ``width`` numbers, for i below ``count``."""
-
-    def add(terms: list[list[Value]], totals: list[Value]) -> list[Value]:
-        for term in terms:
-            totals = [total + value for total, value in zip(totals, term, strict=True)]
-        return totals
-
-    def step(first, totals):
-        return add([read(first + k) for k in range(_AT_ONCE)], totals)
-
-    whole = count // _AT_ONCE * _AT_ONCE
-    totals = warp.loop(warp.i32(0), whole, _AT_ONCE, [warp.f32(0.0)] * width, step)
-    return add([read(warp.i32(i)) for i in range(whole, count)], totals)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 from pallas_kernels._values import Array, Value
 from pallas_kernels._warp import Warp
 
 READ_BYTES = 16  # the most that a lane reads at once
+_AT_ONCE = 8  # terms that are read before the first is added
 
 
 def read_once(array: Array, token: Value, at: Value, entries: int) -> list[Value]:
@@ -30,3 +32,21 @@ def combine(warp: Warp, factors: list[Value], streams: list[list[Value]]) -> lis
     for factor, stream in zip(factors[1:], streams[1:], strict=True):
         totals = [warp.fma(factor, c, total) for c, total in zip(stream, totals, strict=True)]
     return totals
+
+
+def sum_terms(
+    warp: Warp, count: int, width: int, read: Callable[[Value], list[Value]]
+) -> list[Value]:
+    """The sum of ``read(i)``, ``width`` numbers, for i below ``count``."""
+
+    def add(terms: list[list[Value]], totals: list[Value]) -> list[Value]:
+        for term in terms:
+            totals = [total + value for total, value in zip(totals, term, strict=True)]
+        return totals
+
+    def step(first, totals):
+        return add([read(first + k) for k in range(_AT_ONCE)], totals)
+
+    whole = count // _AT_ONCE * _AT_ONCE
+    totals = warp.loop(warp.i32(0), whole, _AT_ONCE, [warp.f32(0.0)] * width, step)
+    return add([read(warp.i32(i)) for i in range(whole, count)], totals)

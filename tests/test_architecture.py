@@ -138,7 +138,7 @@ def test_the_unstable_builders_of_mosaic_have_one_home():
     modules += ["dense_walker", "dense_sums", "dense_maker", "dense_terms", "dense_tight"]
     modules += ["edge_tiles", "edge_forward", "edge_wide", "edge_backward", "linear_maxk"]
     modules += ["edge_stream", "edge_stream_forward", "edge_chunks"]
-    modules += ["mhc_slices", "mhc_slices_backward", "mhc_slices_post"]
+    modules += ["mhc_slices", "mhc_slices_backward", "mhc_slices_post", "mhc_wide_sums"]
     written_in_pallas = {f"pallas_kernels._{module}" for module in modules}
     for name, path in MODULES.items():
         if name != "pallas_kernels._mosaic_warp":

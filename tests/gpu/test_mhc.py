@@ -166,11 +166,21 @@ def test_what_is_not_finite_stays_with_its_token(tokens, n, dim):
     assert np.isnan(made[3]).all() and np.isnan(made[64]).any()
 
 
-def test_gradients_repeat_to_the_bit():
-    inputs = streams((5000,), 4, 256, "bfloat16"), *parameters(4, 256)
+def _boundary(x, *parameters):
+    tokens, n, dim = x.shape
+    between = outputs((tokens,), n, dim, x.dtype)
+    y, h_in, h_post, logits = ops.mhc_post_pre(x, *between, *parameters, **PALLAS)
+    return y * h_post[..., None] + logits @ y + h_in[:, None]
+
+
+# The last two have blocks that take the rest of several slices, or two passes forward.
+@pytest.mark.parametrize("function", [_layer, _boundary])
+@pytest.mark.parametrize("tokens, dim", [(5000, 256), (9000, 1280), (2048, 4160)])
+def test_gradients_repeat_to_the_bit(tokens, dim, function):
+    inputs = streams((tokens,), 4, dim, "bfloat16"), *parameters(4, dim)
 
     def loss(*inputs):
-        return jnp.sum(_layer(*inputs).astype(jnp.float32) ** 2)
+        return jnp.sum(function(*inputs).astype(jnp.float32) ** 2)
 
     gradient = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3, 4)))
     with deterministic():

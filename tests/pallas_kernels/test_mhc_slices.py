@@ -209,6 +209,22 @@ def test_tiles_are_one_wave_within_shared_memory(tokens, dim, n, adds):
     assert held + tile.slots * of_tokens <= SHARED_BYTES
 
 
+@pytest.mark.parametrize(
+    "slices, tokens, shares, longest",
+    [
+        (112, 8192, Shares(1, 17, 20), 111),  # 128 tiles, if nothing was left to others
+        (20, 16384, Shares(6, 16, 12), 40),  # 43
+        (8, 16384, Shares(16), 16),
+        (133, 640, Shares(1), 10),
+    ],
+)
+def test_what_is_left_to_others_makes_the_longest_block_shorter(slices, tokens, shares, longest):
+    assert Shares.even(slices, tokens) == shares
+    own = -(-(-(-tokens // 64) - shares.rest) // shares.ranges)
+    of_others = -(-slices // shares.others) * shares.rest if shares.rest else 0
+    assert max(own, of_others) == longest
+
+
 def test_what_they_do_not_take_is_left_to_other_kernels(monkeypatch):
     refused = [(12, 4, 64), (0, 4, 64), (64, 8, 64)]
     assert all(_tile(*shape) is None for shape in refused)

@@ -110,7 +110,9 @@ def test_the_ops_take_them(interpreted, monkeypatch):
 
 
 @pytest.mark.parametrize("posts", [False, True])
-@pytest.mark.parametrize("tokens, shares", [(8, 112), (4096, 4), (8192, 2), (16384, 1), (20000, 5)])
+@pytest.mark.parametrize(
+    "tokens, shares", [(8, 112), (256, 56), (640, 23), (4096, 4), (8192, 2), (16384, 1), (20000, 5)]
+)
 def test_shares_keep_all_multiprocessors_busy_within_shared_memory(tokens, shares, posts):
     tile = WideTile.choose(tokens, 4, 7168, "bfloat16", posts=posts)
     assert tile.shares == shares
