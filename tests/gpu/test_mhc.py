@@ -13,8 +13,8 @@ from jaxgnn.ops.reference import mhc_post as post_reference
 from jaxgnn.ops.reference import mhc_post_pre as post_pre_reference
 from jaxgnn.ops.reference import mhc_pre as pre_reference
 from jaxgnn.ops.reference import sinkhorn as sinkhorn_reference
-from jaxgnn.testing import DTYPES, assert_bit_equal, assert_close, random_array, to_float64
-from tests.ops._mhc import outputs, parameters, streams
+from jaxgnn.testing import DTYPES, assert_bit_equal, assert_close, random_array
+from tests.ops._mhc import exactly, outputs, parameters, streams
 
 pytestmark = pytest.mark.gpu
 
@@ -57,11 +57,6 @@ def _poison(*shape_dtypes):
     jax.block_until_ready([jnp.full(shape, jnp.nan, dtype) for shape, dtype in shape_dtypes])
 
 
-def _exactly(function, *arguments, **options):
-    with jax.enable_x64(True):
-        return jax.jit(functools.partial(function, **options))(*to_float64(arguments))
-
-
 def _with_gradients(function, inputs, cotangent):
     @jax.jit
     def both(inputs, cotangent):
@@ -86,11 +81,11 @@ def test_pre_agrees_with_float64(tokens, n, dim, dtype, scale):
     inputs = streams((tokens,), n, dim, dtype, scale), *parameters(n, dim)
     cotangents = outputs((tokens,), n, dim, dtype)
     dx_streams = random_array((tokens, n, dim), dtype, seed=9)
-    (exact, saved) = _exactly(pre_reference.mhc_pre, *inputs, **PRE)
+    (exact, saved) = exactly(pre_reference.mhc_pre, *inputs, **PRE)
     for return_streams in (False, True):
         added, exact_streams = ((dx_streams,), inputs[:1]) if return_streams else ((), ())
         given = (*inputs, saved, cotangents, *added)
-        exact_gradients = _exactly(pre_reference.mhc_pre_backward, *given, **PRE)
+        exact_gradients = exactly(pre_reference.mhc_pre_backward, *given, **PRE)
         _poison(((tokens, n, dim), dtype), ((tokens, n, n), "float32"))
         pre = functools.partial(ops.mhc_pre, return_streams=return_streams, **PRE, **PALLAS)
         made, gradients = _with_gradients(pre, inputs, (*added, *cotangents))
@@ -105,8 +100,8 @@ def test_post_agrees_with_float64(tokens, n, dim, dtype, transposed):
     inputs = streams((tokens,), n, dim, dtype, 3.0), *outputs((tokens,), n, dim, dtype, 0.5)
     dy = random_array((tokens, n, dim), dtype, seed=9)
     options = {"transposed": transposed}
-    exact = _exactly(post_reference.mhc_post, *inputs, **options)
-    exact_gradients = _exactly(post_reference.mhc_post_backward, *inputs, dy, **options)
+    exact = exactly(post_reference.mhc_post, *inputs, **options)
+    exact_gradients = exactly(post_reference.mhc_post_backward, *inputs, dy, **options)
     _poison(((tokens, n, dim), dtype), ((tokens, n, n), "float32"))
     post = functools.partial(ops.mhc_post, **options, **PALLAS)
     y, gradients = _with_gradients(post, inputs, dy)
@@ -123,12 +118,12 @@ def test_post_pre_agrees_with_float64(tokens, n, dim, dtype, transposed):
     _poison(((tokens, n, dim), dtype), ((tokens, n, n), "float32"))
     post_pre = functools.partial(ops.mhc_post_pre, transposed=transposed, **PRE, **PALLAS)
     (y, *made), gradients = _with_gradients(post_pre, (*inputs, *weights), cotangents)
-    exact = _exactly(post_reference.mhc_post, *inputs, transposed=transposed)
+    exact = exactly(post_reference.mhc_post, *inputs, transposed=transposed)
     assert_close(y, exact, reduction_length=n + 1)
-    exact, saved = _exactly(pre_reference.mhc_pre, y, *weights, **PRE)
+    exact, saved = exactly(pre_reference.mhc_pre, y, *weights, **PRE)
     _assert_all_close(made, exact, n * dim)
     given = (*inputs, *weights, y, saved, cotangents)
-    exact = _exactly(post_pre_reference.mhc_post_pre_backward, *given, transposed=transposed, **PRE)
+    exact = exactly(post_pre_reference.mhc_post_pre_backward, *given, transposed=transposed, **PRE)
     _assert_all_close(gradients, exact, max(n, tokens) * dim)
 
 
@@ -138,8 +133,8 @@ def test_post_pre_agrees_with_float64(tokens, n, dim, dtype, transposed):
 def test_sinkhorn_agrees_with_float64(n, count, last, eps):
     logits, dh = (random_array((count, n, n), "float32", seed=s) for s in (1, 2))
     options = {"iterations": 20, "eps": eps, "last": last}
-    exact = _exactly(sinkhorn_reference.sinkhorn, logits, **options)
-    exact_gradient = _exactly(sinkhorn_reference.sinkhorn_backward, logits, dh, **options)
+    exact = exactly(sinkhorn_reference.sinkhorn, logits, **options)
+    exact_gradient = exactly(sinkhorn_reference.sinkhorn_backward, logits, dh, **options)
     _poison(((count, n, n), "float32"))
     h, (dlogits,) = _with_gradients(
         functools.partial(ops.sinkhorn, **options, **PALLAS), (logits,), dh

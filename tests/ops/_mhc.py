@@ -1,8 +1,11 @@
 """Inputs of the ops of hyper-connections, away from every value at which a mistake hides."""
 
+import functools
+
+import jax
 import jax.numpy as jnp
 
-from jaxgnn.testing import random_array
+from jaxgnn.testing import random_array, to_float64
 
 # (leading axes, n, dim): widths that no kernel tiles evenly, one stream, one token, no token.
 SHAPES = (
@@ -58,3 +61,9 @@ def length(batch, n, dim):
     for size in batch:
         tokens *= size
     return max(n * dim, tokens * dim, (n * n + 2 * n), 1)
+
+
+def exactly(function, *arguments, **options):
+    """What a reference makes of these in float64."""
+    with jax.enable_x64(True):
+        return jax.jit(functools.partial(function, **options))(*to_float64(arguments))

@@ -8,14 +8,14 @@ import pytest
 
 from jaxgnn.ops.reference import mhc_post
 from jaxgnn.ops.reference import mhc_pre as reference
-from jaxgnn.testing import assert_bit_equal, assert_close, random_array, to_float64
+from jaxgnn.testing import assert_bit_equal, assert_close, random_array
 from pallas_kernels import mhc_post_pre
 from pallas_kernels._mhc_post_pre_clusters import MhcPostPreClusterTile as BoundaryTile
 from pallas_kernels._mhc_streams_backward import Token, streams_backward
 from pallas_kernels._mhc_streams_columns import Post
 from pallas_kernels._mhc_streams_tile import StreamsTile
 from pallas_kernels.mhc_pre import MhcPreClusterTile, MhcPreTile, mhc_pre
-from tests.ops._mhc import outputs, parameters, streams, streams_gradients
+from tests.ops._mhc import exactly, outputs, parameters, streams, streams_gradients
 from tests.pallas_kernels._emulator import emulated
 from tests.pallas_kernels._numpy_warp import NumpyWarp
 
@@ -52,7 +52,7 @@ def test_every_tile_gives_the_values(shape, tile):
     x, phi, alpha, bias, gamma = inputs
     with emulated():
         made = mhc_pre(x, phi * gamma.reshape(-1), alpha, bias, **OPTIONS, tile=tile)
-    exact, saved = _exactly(reference.mhc_pre, *inputs, **OPTIONS)
+    exact, saved = exactly(reference.mhc_pre, *inputs, **OPTIONS)
     _assert_all_close(made, [*exact, *saved], n * dim)
 
 
@@ -110,8 +110,8 @@ def test_every_tile_of_the_boundary_gives_the_values(shape, tile, transposed):
         y, *made = mhc_post_pre.mhc_post_pre(
             *old, weight, alpha, bias, **options, **OPTIONS, tile=BoundaryTile(*tile)
         )
-    assert_close(y, _exactly(mhc_post.mhc_post, *old, **options), reduction_length=n + 1)
-    exact, saved = _exactly(reference.mhc_pre, y, phi, alpha, bias, gamma, **OPTIONS)
+    assert_close(y, exactly(mhc_post.mhc_post, *old, **options), reduction_length=n + 1)
+    exact, saved = exactly(reference.mhc_pre, y, phi, alpha, bias, gamma, **OPTIONS)
     _assert_all_close(made, [*exact, *saved], n * dim)
 
 
@@ -150,20 +150,14 @@ def test_the_backward_pass_in_several_steps(name, posts):
     with emulated():
         made = streams_backward(y, dh_in, dy, weight, Token(*token), post, tile=tile)
 
-    def exactly(given, post):
+    def of_both_ops(given, post):
         dweight, total = streams_gradients(*given)
         if not post:
             return dweight, total
         return dweight, *mhc_post.mhc_post_backward(*post, total, transposed=False)
 
-    exact = _exactly(exactly, (y, dh_in, dy, weight, *token), post)
+    exact = exactly(of_both_ops, (y, dh_in, dy, weight, *token), post)
     _assert_all_close(made, exact, max(n * dim, tokens))
-
-
-def _exactly(function, *arguments, **options):
-    """In float64."""
-    with jax.enable_x64(True):
-        return jax.jit(functools.partial(function, **options))(*to_float64(arguments))
 
 
 def _assert_all_close(actual, expected, length):

@@ -1,17 +1,15 @@
 """The backward pass of hyper-connections by slices: interpreted against float64, and lowered."""
 
-import contextlib
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jaxgnn.ops import _pallas_mhc as pallas
 from jaxgnn.ops.reference import mhc_post, mhc_pre
-from jaxgnn.testing import assert_close, random_array, to_float64
+from jaxgnn.testing import assert_close, random_array
 from pallas_kernels import _mhc_pre_tokens as tokens_kernel
 from pallas_kernels import _mhc_slices as common
 from pallas_kernels._bfloat16_parts import split
@@ -23,7 +21,7 @@ from pallas_kernels._mhc_slices_post import SlicesPostTile, slices_post_backward
 from pallas_kernels._mhc_slices_shares import Shares
 from pallas_kernels._mhc_slices_sums import Partial, add_up
 from pallas_kernels._mhc_streams_columns import Post
-from tests.ops._mhc import outputs, parameters, streams, streams_gradients
+from tests.ops._mhc import exactly, outputs, parameters, streams, streams_gradients
 from tests.pallas_kernels._emulator import emulated
 
 # (tokens, n, dim), whether there is a gradient to add, and a tile: rings that come round, ranges of
@@ -44,25 +42,6 @@ POSTS = {
         SlicesPostTile(Shares(1), 2, 2, 1, 3, backwards=True, together=1),
     ),
 }
-
-
-@pytest.fixture
-def interpreted(capfd):
-    """Runs kernels of the copy engine, and fails where threads race for shared memory."""
-
-    @contextlib.contextmanager
-    def run():
-        with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
-            yield
-        assert "RACE" not in capfd.readouterr().out
-
-    return run
-
-
-def _exactly(function, *arguments, **options):
-    """In float64."""
-    with jax.enable_x64(True):
-        return jax.jit(functools.partial(function, **options))(*to_float64(arguments))
 
 
 def _assert_all_close(actual, expected, length):
@@ -96,7 +75,7 @@ def test_every_tile_gives_the_gradients(interpreted, shape, adds, tile):
     with interpreted():
         sums, dx = slices_backward(*given, _parts(*token), tile)
     made = jnp.sum(sums, axis=0).T, dx
-    exact = _exactly(streams_gradients, *given, *token)
+    exact = exactly(streams_gradients, *given, *token)
     _assert_all_close(made, exact, max(shape))
 
 
@@ -113,11 +92,11 @@ def test_every_tile_gives_the_gradients_through_post(interpreted, shape, transpo
     of_post = products[:, :n], products[:, n:].reshape(tokens, n, n)
     made = jnp.sum(sums, axis=0).T, *old, *of_post
 
-    def exactly(post, *given):
+    def reference(post, *given):
         dweight, total = streams_gradients(*given)
         return dweight, *mhc_post.mhc_post_backward(*post, total, transposed=transposed)
 
-    _assert_all_close(made, _exactly(exactly, post, *given, *token), n * dim)
+    _assert_all_close(made, exactly(reference, post, *given, *token), n * dim)
 
 
 # Groups of 8 and 16 lanes, some without a token; one block, and two that take turns.
@@ -137,7 +116,7 @@ def test_what_there_is_of_tokens(monkeypatch, tokens, n, dim, blocks):
         of_phi = jnp.zeros((1, n * dim, n * n + 2 * n))
         _, *small = add_up(Slices(n, dim), Partial(of_phi, sums))
     given = x, phi, alpha, bias, None, saved, cotangents
-    exact = _exactly(mhc_pre.gradients, *given, None, **options)
+    exact = exactly(mhc_pre.gradients, *given, None, **options)
     _assert_all_close(small, exact[2:4], tokens * dim)
     # What else there is, is what the gradients to streams and phi are made of.
     dh_mix = jnp.sum(parts.dh_mix.astype(jnp.float32).reshape(tokens, 3, -1), axis=1)
@@ -184,7 +163,7 @@ def test_the_ops_take_them(interpreted):
     given = *inputs, saved, outputs((tokens,), n, dim, "bfloat16"), dx_streams
     with emulated(), interpreted():
         made = pallas.mhc_pre_backward(*given, **options)
-    exact = _exactly(mhc_pre.mhc_pre_backward, *given, **options)
+    exact = exactly(mhc_pre.mhc_pre_backward, *given, **options)
     _assert_all_close(made, exact, tokens * dim)
 
 

@@ -1,23 +1,19 @@
 """Tokens too wide for a cluster: both passes forward, interpreted against float64, and lowered."""
 
-import contextlib
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jaxgnn.ops import _pallas_mhc as pallas
 from jaxgnn.ops.reference import mhc_post, mhc_pre
-from jaxgnn.testing import assert_close, to_float64
+from jaxgnn.testing import assert_close
 from pallas_kernels import _mhc_slices as slices
 from pallas_kernels import _mhc_wide_sums as wide
 from pallas_kernels._dense_stack import SHARED_BYTES
 from pallas_kernels._mhc_pre_mixing import Constants, MixingTile, mix_streams
 from pallas_kernels._mhc_wide_sums import Sums, WideTile, wide_sums
-from tests.ops._mhc import outputs, parameters, streams
+from tests.ops._mhc import exactly, outputs, parameters, streams
 from tests.pallas_kernels._emulator import emulated
 
 # (tokens, n, dim), whether an mhc_post comes before, whether it is transposed, and a tile: tokens
@@ -31,25 +27,6 @@ CASES = {
 OPTIONS = {"norm_eps": 1e-6, "pre_eps": 1e-3, "post_scale": 2.0}
 
 
-@pytest.fixture
-def interpreted(capfd):
-    """Runs kernels of the copy engine, and fails where threads race for shared memory."""
-
-    @contextlib.contextmanager
-    def run():
-        with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
-            yield
-        assert "RACE" not in capfd.readouterr().out
-
-    return run
-
-
-def _exactly(function, *arguments, **options):
-    """In float64."""
-    with jax.enable_x64(True):
-        return jax.jit(functools.partial(function, **options))(*to_float64(arguments))
-
-
 @pytest.mark.parametrize("shape, posts, transposed, tile", CASES.values(), ids=CASES)
 def test_every_tile_gives_streams_and_sums(interpreted, shape, posts, transposed, tile):
     tokens, n, dim = shape
@@ -60,7 +37,7 @@ def test_every_tile_gives_streams_and_sums(interpreted, shape, posts, transposed
     if post is None:
         assert y is x
     else:
-        exact = _exactly(mhc_post.mhc_post, x, *post, transposed=transposed)
+        exact = exactly(mhc_post.mhc_post, x, *post, transposed=transposed)
         assert_close(y, exact, reduction_length=n + 1)
     # Of the streams as they are rounded.
     flat = np.asarray(y, "float64").reshape(tokens, -1)
@@ -87,7 +64,7 @@ def test_the_second_pass_makes_of_the_sums_what_mhc_pre_does(tokens, n, shares, 
     with emulated():
         tiles = () if tile is None else (tile,)
         made = mix_streams(x, sums, alpha, bias, Constants(*OPTIONS.values()), *tiles)
-    exact, saved = _exactly(mhc_pre.mhc_pre, x, phi, alpha, bias, None, **OPTIONS)
+    exact, saved = exactly(mhc_pre.mhc_pre, x, phi, alpha, bias, None, **OPTIONS)
     for i, (a, e) in enumerate(zip(made, (*exact, *saved), strict=True)):
         assert_close(a, e, reduction_length=n * dim, err_msg=f"result {i}")
 
@@ -100,9 +77,9 @@ def test_the_ops_take_them(interpreted, monkeypatch):
     with emulated(), interpreted():
         made, saved = pallas.mhc_pre(x, *inputs, **OPTIONS)
         (y, *behind), _ = pallas.mhc_post_pre(x, *of_post, *inputs, transposed=False, **OPTIONS)
-    exact, exact_saved = _exactly(mhc_pre.mhc_pre, x, *inputs, **OPTIONS)
-    of_y, _ = _exactly(mhc_pre.mhc_pre, y, *inputs, **OPTIONS)
-    exact_y = _exactly(mhc_post.mhc_post, x, *of_post, transposed=False)
+    exact, exact_saved = exactly(mhc_pre.mhc_pre, x, *inputs, **OPTIONS)
+    of_y, _ = exactly(mhc_pre.mhc_pre, y, *inputs, **OPTIONS)
+    exact_y = exactly(mhc_post.mhc_post, x, *of_post, transposed=False)
     pairs = zip((*made, *saved, *behind), (*exact, *exact_saved, *of_y), strict=True)
     for i, (a, e) in enumerate(pairs):
         assert_close(a, e, reduction_length=n * dim, err_msg=f"result {i}")
