@@ -99,19 +99,26 @@ class Mixing:
         """Rows of phi."""
         return self.n * self.n + 2 * self.n
 
-    def coefficients(self, warp: Warp, sums: Array, given, first, count, size: int, to) -> None:
-        """Makes them from sums, of products and then of squares, in shared memory.
+    def run(self, warp: Warp, inputs, sums: Array, first, count, weights: Array, outputs) -> None:
+        """Makes all but ``h_mix``.
 
         Args:
           warp: one of the block.
-          sums: [tokens, rows + 1].
-          given: alpha and bias.
+          inputs: x, alpha and bias.
+          sums: of products and then of squares, in shared memory, [tokens, rows + 1].
           first: of the tokens.
           count: of tokens.
-          size: columns of a token.
-          to: weights in shared memory; and ``h_post``, ``h_res`` and ``inv_rms``.
+          weights: of the streams, in shared memory, [tokens, n]; made here.
+          outputs: as ``result_shapes`` has them.
         """
-        (alpha, bias), (weights, h_post, h_res, inv_rms) = given, to
+        x, *parameters = inputs
+        h_in, *coefficients, _ = outputs
+        self._coefficients(warp, parameters, sums, first, count, x.shape[1], weights, coefficients)
+        warp.barrier()
+        self._combine(warp, x, weights, h_in, first, count)
+
+    def _coefficients(self, warp, given, sums, first, count, size: int, weights, to) -> None:
+        (alpha, bias), (h_post, h_res, inv_rms) = given, to
         n, width, (norm_eps, pre_eps, post_scale) = self.n, self.rows + 1, self.constants
 
         def make(i, _):
@@ -134,7 +141,7 @@ class Mixing:
 
         warp.loop(warp.thread, count * self.rows, warp.threads, (), make)
 
-    def combine(self, warp: Warp, x: Array, weights: Array, h_in: Array, first, count) -> None:
+    def _combine(self, warp: Warp, x: Array, weights: Array, h_in: Array, first, count) -> None:
         """Adds the streams up, 16 bytes of a token's columns in a lane."""
         n, dim, entries = self.n, h_in.shape[1], READ_BYTES // x.itemsize
         reads = dim // entries
@@ -160,19 +167,14 @@ class _Mix:
 
     def __call__(self, warp: Warp, inputs, *outputs: Array, sums: Array, weights: Array) -> None:
         x, *of_shares, alpha, bias = inputs
-        h_in, h_post, h_res, inv_rms, h_mix = outputs
-        to = weights, h_post, h_res, inv_rms
         tokens, at_once = x.shape[0], self.tile.tokens
 
         def take(block, _):
             first = block * at_once
             count = (tokens - first).least(at_once)
-            self._add_up(warp, of_shares, sums, h_mix, first, count)
+            self._add_up(warp, of_shares, sums, outputs[-1], first, count)
             warp.barrier()
-            given = alpha, bias
-            self.mixing.coefficients(warp, sums, given, first, count, x.shape[1], to)
-            warp.barrier()
-            self.mixing.combine(warp, x, weights, h_in, first, count)
+            self.mixing.run(warp, (x, alpha, bias), sums, first, count, weights, outputs)
 
         blocks = warp.count * LANES // warp.threads
         warp.loop(warp.block, -(-tokens // at_once), blocks, (), take)

@@ -13,6 +13,7 @@ in ``commit_smem``, in ``wait_smem_to_gmem``, or as all their threads arrive at 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ from pallas_kernels._simt import compute_capability
 
 # Of phi and of dh_mix, in the gradient to the streams: what is lost is less than its rounding.
 FEW_PARTS = PARTS - 1
+AT_ONCE = 8  # columns of which a thread has two, in the layout of sums
 # Bytes that lie together of all that tensor cores multiply: rows of phi are padded to so many.
 _SWIZZLE = 64
 _DEPTH = _SWIZZLE // 2
@@ -162,11 +164,13 @@ class Walker:
     def take_turns(self) -> None:
         """All turns of the block."""
         shares, slices, tiles = self.tile.shares, self.form.slices, _tiles(self.of_tokens)
+        if not shares.rest:
+            self.run()
+            return
 
-        def take(k):
+        @pl.loop(0, shares.turns(slices))
+        def _(k):
             dataclasses.replace(self, turn=shares.turn(slices, tiles, k)).run()
-
-        pl.loop(0, shares.turns(slices))(take) if shares.rest else self.run()
 
     @property
     def count(self):
@@ -266,6 +270,12 @@ class Walker:
 def load(matrix) -> jax.Array:
     """From shared memory, as tensor cores have their sums."""
     return plgpu.load(matrix, layout=plgpu.Layout.WGMMA).astype(jnp.float32)
+
+
+def add_products(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Sums of a thread over the columns of ``a b``, as tensor cores have them: [rows, 8]."""
+    columns = [slice(first, first + AT_ONCE) for first in range(0, a.shape[1], AT_ONCE)]
+    return functools.reduce(jnp.add, [a[:, c] * b[:, c] for c in columns])
 
 
 def _tiles(of_tokens: Mapping[str, Any]) -> int:

@@ -34,7 +34,6 @@ _HALF = COLUMNS // 2  # columns of a walker
 _WALKERS = COLUMNS // _HALF
 _WARPGROUPS = _WALKERS + 1
 _PRODUCTS = _N + _N * _N  # inner products of a token: for h_post, and for h_res
-_AT_ONCE = 8  # columns of which a thread has two, in the layout of sums
 # Rows of the coefficients.
 _H_PRE, _SCALE, _H_POST, _H_RES = 0, _N, _N + 1, 2 * _N + 1
 
@@ -411,5 +410,4 @@ class _Helper(_Warpgroup):
 
 def _inner(a: jax.Array, b: jax.Array) -> jax.Array:
     """Inner products of rows; a thread adds up what it has before others' is added."""
-    columns = [slice(first, first + _AT_ONCE) for first in range(0, a.shape[1], _AT_ONCE)]
-    return jnp.sum(functools.reduce(jnp.add, [a[:, c] * b[:, c] for c in columns]), axis=1)
+    return jnp.sum(common.add_products(a, b), axis=1)

@@ -71,9 +71,9 @@ class Shares:
         return self.ranges + (self.rest > 0)
 
     def turns(self, slices: int):
-        """Of the block that runs this."""
+        """Of the block that runs this, where there is a rest."""
         other = lax.axis_index(BLOCK) - slices * self.ranges
-        return jnp.where(other < 0, 1, dense.own(slices, other, max(1, self.others)))
+        return jnp.where(other < 0, 1, dense.own(slices, other, self.others))
 
     def turn(self, slices: int, tiles: int, k) -> Turn:
         """The ``k``-th of the block that runs this."""

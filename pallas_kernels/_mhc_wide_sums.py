@@ -28,6 +28,7 @@ from pallas_kernels import _dense_stack as dense
 from pallas_kernels import _mhc_slices as common
 from pallas_kernels._bfloat16_parts import split
 from pallas_kernels._dense_stack import BLOCK, COLUMNS, ROWS, WARPGROUP
+from pallas_kernels._mhc_cluster_streams import PARTS
 from pallas_kernels._mhc_slices import Slices
 
 _WARPGROUPS = 2
@@ -40,9 +41,6 @@ _MOST_SHARES = 8
 # 0.263 and 0.325 (4096), 0.454 and 0.577 (7168); without, 0.162 and 0.173 (4096), 0.277 and 0.312
 # (7168).
 _LEAST_WIDTH = {True: 3072, False: 4096}
-_AT_ONCE = 8  # columns of which a thread has two, in the layout of sums
-# As for the clusters: with so many products, two parts are as exact as float32 sums.
-PARTS = 2
 
 
 class Sums(NamedTuple):
@@ -223,7 +221,7 @@ class _Walker:
         weights = self._coefficients() if self.posts else None
         products = jnp.zeros((ROWS, self.form.rows), jnp.float32)
         zeros = [plgpu.layout_cast(products, plgpu.Layout.WGMMA)]
-        squares = jnp.zeros((ROWS, _AT_ONCE), jnp.float32)
+        squares = jnp.zeros((ROWS, common.AT_ONCE), jnp.float32)
         zeros.append(plgpu.layout_cast(squares, plgpu.Layout.WGMMA))
         take = functools.partial(self._take, weights)
         products, squares = lax.fori_loop(0, self.count, take, tuple(zeros))
@@ -289,7 +287,8 @@ class _Walker:
         for half in range(_HALVES):
 
             def meanwhile(half=half, streams=streams):
-                more = functools.reduce(jnp.add, map(_squares, streams))
+                squares = (common.add_products(x, x) for x in streams)
+                more = functools.reduce(jnp.add, squares)
                 return more, self._make(weights, at, 1) if half == 0 else None
 
             more, (of_squares, streams) = self._products(chunk, at, half, meanwhile)
@@ -387,9 +386,3 @@ def _combine(weights: list[jax.Array], streams: list[jax.Array]) -> jax.Array:
     """The sum of these streams with these weights."""
     terms = [weight * x for weight, x in zip(weights, streams, strict=True)]
     return functools.reduce(jnp.add, terms)
-
-
-def _squares(x: jax.Array) -> jax.Array:
-    """Their sums over columns, but for those that a thread has side by side."""
-    columns = [slice(first, first + _AT_ONCE) for first in range(0, x.shape[1], _AT_ONCE)]
-    return functools.reduce(jnp.add, [x[:, c] * x[:, c] for c in columns])

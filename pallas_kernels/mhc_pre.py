@@ -133,7 +133,6 @@ class _Forward:
 
     def __call__(self, warp: Warp, inputs, *outputs: Array, sums: Array, weights: Array) -> None:
         x, parts, alpha, bias = inputs
-        h_in, h_post, h_res, inv_rms, h_mix = outputs
         tokens, at_once = x.shape[0], self.tile.tokens
 
         def take(block, _):
@@ -141,12 +140,9 @@ class _Forward:
             count = (tokens - first).least(at_once)
             _Projection(warp, self.tile, x, parts, first).run(sums)
             warp.barrier()
-            self._add_up(warp, sums, h_mix, first, count)
+            self._add_up(warp, sums, outputs[-1], first, count)
             warp.barrier()
-            given, to = (alpha, bias), (weights, h_post, h_res, inv_rms)
-            self.mixing.coefficients(warp, sums, given, first, count, x.shape[1], to)
-            warp.barrier()
-            self.mixing.combine(warp, x, weights, h_in, first, count)
+            self.mixing.run(warp, (x, alpha, bias), sums, first, count, weights, outputs)
 
         blocks = warp.count * LANES // warp.threads
         warp.loop(warp.block, -(-tokens // at_once), blocks, (), take)

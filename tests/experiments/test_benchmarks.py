@@ -2,9 +2,6 @@
 
 import dataclasses
 import json
-import re
-import time
-import weakref
 
 import jax
 import jax.numpy as jnp
@@ -44,8 +41,8 @@ from experiments.benchmarks._workloads import (
     uniform_graph,
 )
 from jaxgnn.graph import CSRGraph
-from jaxgnn.testing import timing
 from jaxgnn.testing.timing import Candidate
+from tests.testing.test_timing import DEVICE_KEYS, raise_else
 
 QUICK = {"repeats": 3, "batch_ms": 0.0}
 GRAPH_OPS = ("maxk", "spmm", "maxk_spmm", "segment_softmax")
@@ -55,7 +52,6 @@ HYPERGRAPH_OPS = ("hypergraph_conv", "expert_coupling", "expert_lm")
 ALL_OPS = (*GRAPH_OPS, *HYPER_CONNECTION_OPS, *LAYER_OPS, "fused_linear_maxk")
 ALL_OPS = (*ALL_OPS, "edge_mlp_aggregate", *HYPERGRAPH_OPS)
 TINY = (Workload("uniform-48", 48, 200, 16, (4,), ("float32",), directions=("forward",)),)
-DEVICE_KEYS = {"device", "platform", "jax", "jaxlib", "jaxgnn", "cpus", "date"}
 
 
 @pytest.fixture
@@ -73,143 +69,6 @@ def rows_of_all(tmp_path_factory):
         return folder, run_all.main(Options("tiny", folder))
     finally:
         jax.config.update("jax_disable_most_optimizations", False)
-
-
-# -- timing ------------------------------------------------------------------------------------
-
-
-def test_measure_tells_how_long_a_call_takes():
-    short = timing.measure(lambda: time.sleep(0.001), jit=False, repeats=3)
-    long = timing.measure(lambda: time.sleep(0.01), jit=False, repeats=3)
-    assert short.median_ms >= short.min_ms >= 1
-    assert long.min_ms >= 10
-    assert short.launches > long.launches >= 1
-    assert short.repeats == long.repeats == 3
-
-
-def test_measure_takes_turns_over_all_inputs():
-    seen = []
-    timing.measure(seen.append, 0, rotate=[(1,), (2,)], jit=False, repeats=4, batch_ms=0.0)
-    assert seen[:6] == [0, 1, 2, 0, 1, 2]
-
-
-def test_measure_stops_at_its_budget():
-    slow = timing.measure(lambda: time.sleep(0.01), jit=False, repeats=50, budget_ms=5.0)
-    assert slow.repeats == 3
-
-
-def test_measure_compiles_once():
-    traced = []
-
-    def double(x):
-        traced.append(x.shape)
-        return 2 * x
-
-    result = timing.measure(double, jnp.ones(8), repeats=3, batch_ms=0.1)
-    assert traced == [(8,)]
-    assert result.median_ms > 0
-
-
-@pytest.mark.parametrize("wrong", [{"repeats": 0}, {"batch_ms": -1.0}])
-def test_measure_refuses_nonsense(wrong):
-    with pytest.raises(ValueError, match=r"timing\.measure"):
-        timing.measure(jnp.sin, jnp.ones(2), **wrong)
-    with pytest.raises(ValueError, match=r"timing\.measure"):
-        timing.measure_in_turns({"sin": Candidate(jnp.sin, [(jnp.ones(2),)])}, **wrong)
-
-
-def test_candidates_take_turns_batch_by_batch():
-    seen = []
-    candidates = {
-        name: Candidate(seen.append, [(name + "0",), (name + "1",)], jit=False) for name in "abc"
-    }
-    times = timing.measure_in_turns(candidates, repeats=4, batch_ms=0.0)
-    warm_up, batches = seen[:6], seen[6:]
-    assert warm_up == ["a0", "a1", "b0", "b1", "c0", "c1"]
-    # Every candidate goes through its own inputs.
-    assert batches == ["a0", "b0", "c0", "a1", "b1", "c1"] * 2
-    assert list(times) == ["a", "b", "c"]
-    assert {one.repeats for one in times.values()} == {4}
-
-
-def test_candidates_have_launches_of_their_own():
-    candidates = {
-        str(seconds): Candidate(time.sleep, [(seconds,)], jit=False) for seconds in (0.001, 0.01)
-    }
-    short, long = timing.measure_in_turns(candidates, repeats=3).values()
-    assert short.launches > long.launches
-    assert long.min_ms >= 10
-    assert short.min_ms >= 1
-
-
-@pytest.mark.parametrize("calls", [0, 1, 3])  # when compiled, in the warm-up, in the second batch
-def test_a_candidate_without_memory_has_no_time_and_the_others_go_on(calls):
-    left = iter(range(calls))
-
-    def run(name):
-        if name == "large" and next(left, None) is None:
-            raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory")
-        seen.append(name)
-
-    seen = []
-    names = ("first", "large", "last")
-    candidates = {name: Candidate(run, [(name,)], jit=False) for name in names}
-    times = timing.measure_in_turns(candidates, repeats=4, batch_ms=0.0)
-    assert times["large"] is None
-    assert times["first"].repeats == times["last"].repeats == 4
-    assert seen.count("large") == calls
-    assert seen.count("first") == seen.count("last") == 6
-
-
-def test_another_error_of_a_candidate_ends_the_run():
-    candidates = {"wrong": Candidate(_raise_else, [(1,)], jit=False)}
-    with pytest.raises(RuntimeError, match="else"):
-        timing.measure_in_turns(candidates)
-
-
-def test_candidates_share_a_budget():
-    candidates = {name: Candidate(time.sleep, [(0.01,)], jit=False) for name in "ab"}
-    times = timing.measure_in_turns(candidates, repeats=50, batch_ms=0.0, budget_ms=75.0)
-    # Three rounds are 60 ms at least, four are 80.
-    assert times["a"].repeats == times["b"].repeats <= 4
-
-
-def test_results_of_a_candidate_are_gone_when_another_has_its_turn():
-    alive = weakref.WeakSet()
-
-    class Result:
-        """Can be seen to die, unlike an array."""
-
-    def run():
-        assert len(alive) <= 1, "more than the result of the call before"
-        result = Result()
-        alive.add(result)
-        return result
-
-    def other():
-        assert not alive
-
-    candidates = {
-        "keeps": Candidate(run, [()], jit=False),
-        "other": Candidate(other, [()], jit=False),
-    }
-    times = timing.measure_in_turns(candidates, repeats=3, batch_ms=0.0)
-    assert {one.repeats for one in times.values()} == {3}
-
-
-def test_copy_bandwidth_is_positive():
-    assert 0 < timing.copy_bandwidth(2**16, repeats=3) < np.inf
-
-
-def test_cache_bandwidth_is_positive():
-    assert 0 < cache_bandwidth(2**16, **QUICK) < np.inf
-
-
-def test_device_description_names_device_and_versions():
-    description = timing.device_description()
-    assert set(description) == DEVICE_KEYS
-    assert description["jax"] == jax.__version__
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", str(description["date"]))
 
 
 # -- bytes, by hand ----------------------------------------------------------------------------
@@ -323,6 +182,10 @@ def test_bytes_of_couplings_and_hypergraphs():
 def test_bytes_of_nothing_known(op, direction):
     with pytest.raises(KeyError):
         _streams.bytes_moved(op, direction, tokens=1, n=4, dim=64)
+
+
+def test_cache_bandwidth_is_positive():
+    assert 0 < cache_bandwidth(2**16, **QUICK) < np.inf
 
 
 # -- workloads ---------------------------------------------------------------------------------
@@ -453,7 +316,7 @@ def test_too_little_memory_is_a_row_without_a_time(session):
     assert times.keys() == case.candidates.keys()
     assert all(ms > 0 for ms in times.values())
     with pytest.raises(RuntimeError, match="else"):
-        session.time(Candidate(_raise_else, [(1,)], jit=False))
+        session.time(Candidate(raise_else, [(1,)], jit=False))
 
 
 def test_the_candidates_of_a_case_take_turns(session):
@@ -462,10 +325,6 @@ def test_the_candidates_of_a_case_take_turns(session):
     candidates = {name: Candidate(seen.append, [(name,)], jit=False) for name in ("xla", "ours")}
     session.run([dataclasses.replace(case, candidates=candidates)])
     assert seen[-6:] == ["xla", "ours"] * 3
-
-
-def _raise_else(x):
-    raise RuntimeError("something else")
 
 
 @pytest.mark.parametrize("wrong", [["--scale", "huge"], ["--dim", "64"]])

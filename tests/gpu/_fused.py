@@ -15,12 +15,6 @@ PALLAS = {"implementation": "pallas"}
 ERRORS = {"highest": 2e-6, "bf16x3": 5e-5, "tf32": 2e-3, None: 2e-3}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def needs_gpu():
-    if jax.default_backend() != "gpu":
-        pytest.skip(f"reason: needs a CUDA device, got {jax.default_backend()}")
-
-
 def needs_kernels():
     if FUSED_LINEAR.unavailable("pallas", "cuda"):
         pytest.skip(f"reason: {FUSED_LINEAR.unavailable('pallas', 'cuda')}")

@@ -14,12 +14,6 @@ pytestmark = pytest.mark.gpu
 NODES, EDGES, DIM, K = 20_000, 400_000, 256, 32
 
 
-@pytest.fixture(scope="module", autouse=True)
-def needs_gpu():
-    if jax.default_backend() != "gpu":
-        pytest.skip(f"reason: needs a CUDA device, got {jax.default_backend()}")
-
-
 @pytest.fixture(scope="module")
 def graph():
     rng = np.random.default_rng(0)

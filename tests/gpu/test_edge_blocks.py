@@ -10,7 +10,6 @@ from jaxgnn import CBSR, CSRGraph, ops
 from jaxgnn.testing import DTYPES, GRAPHS, assert_close, random_array
 from tests.gpu.test_kernels import _aggregate, _poison, _power_law
 from tests.gpu.test_kernels import implementation as implementation
-from tests.gpu.test_kernels import needs_gpu as needs_gpu
 from tests.ops._table import longest_row
 
 pytestmark = pytest.mark.gpu

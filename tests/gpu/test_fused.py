@@ -28,7 +28,6 @@ from tests.gpu._fused import (
     needs_kernels,
     poison,
 )
-from tests.gpu._fused import needs_gpu as needs_gpu
 from tests.ops._linear import DTYPES, VALUES, check, features, layer, layers, linear, mlp
 
 pytestmark = pytest.mark.gpu

@@ -21,12 +21,6 @@ TAILS = (1, 2, 3, 5, 8, 16, 31, 33, 96, 255)
 WIDTHS = (256, 255, 300, 1024, 1030, 4096, 7100, 8192)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def needs_gpu():
-    if jax.default_backend() != "gpu":
-        pytest.skip(f"reason: needs a CUDA device, got {jax.default_backend()}")
-
-
 @pytest.fixture(scope="module", params=["ffi", "pallas"])
 def implementation(request):
     if FORWARD.unavailable(request.param, "cuda"):
