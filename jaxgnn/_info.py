@@ -31,6 +31,7 @@ _OPS = (
     "sinkhorn",
     "mhc_post",
     "mhc_post_pre",
+    "mhc_layer",
     "mhc_head",
     "hypergraph_conv",
 )

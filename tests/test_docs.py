@@ -29,6 +29,7 @@ OPS = (
     "permutation_mixture",
     "mhc_post",
     "mhc_post_pre",
+    "mhc_layer",
     "mhc_expand",
     "mhc_head",
     "fused_linear",

@@ -30,8 +30,10 @@ class HyperConnection(nnx.Module):
     weighted sum of them; they are mixed by a doubly stochastic matrix, and the layer's output is
     added to each with a weight of its own. Weights and matrix depend on the token::
 
-        x, h_in, h_post, logits = ops.mhc_pre(x, phi, alpha, bias, gamma, return_streams=True)
-        x'                      = ops.mhc_post(x, layer(h_in), h_post, ops.sinkhorn(logits))
+        h_in, h_post, logits = ops.mhc_pre(x, phi, alpha, bias, gamma)
+        x'                   = ops.mhc_post(x, layer(h_in), h_post, ops.sinkhorn(logits))
+
+    These are one op, ``ops.mhc_layer``, unless coefficients are static or of mHC-lite.
 
     It begins close to a plain residual connection: while the streams are equal, ``layer`` reads
     what one of them holds, and each becomes ``x + layer(x)``, up to the size of ``alpha_init``.
@@ -131,8 +133,22 @@ class HyperConnection(nnx.Module):
           *args: for the layer, with the streams ``x [..., n, features]`` in the place of features.
           **kwargs: for the layer.
         """
-        x, h_in, h_post, h_res = self.pre(self.streams(args))
-        return self.post(x, self.apply(h_in, args, kwargs), h_post, h_res)
+        x, (phi, alpha, bias, gamma) = self.streams(args), self._parameters()
+        if phi is None or alpha is None or self.mixing != "sinkhorn":
+            x, h_in, h_post, h_res = self.pre(x)
+            return self.post(x, self.apply(h_in, args, kwargs), h_post, h_res)
+        convention = self.convention
+        return ops.mhc_layer(
+            lambda h_in: self.apply(h_in, args, kwargs),
+            x,
+            phi,
+            alpha,
+            bias,
+            gamma,
+            **(convention.pre | convention.sinkhorn | convention.post),
+            gradient=self.gradient,
+            implementation=self.implementation,
+        )
 
     def streams(self, args: tuple[Any, ...]) -> Float[Array, "*batch n features"]:
         """The streams among the arguments of a call.

@@ -26,6 +26,7 @@ from jaxgnn.ops.maxk_spmm import maxk_spmm as maxk_spmm
 from jaxgnn.ops.maxk_spmm import sparse_implementation as sparse_implementation
 from jaxgnn.ops.mhc_head import mhc_expand as mhc_expand
 from jaxgnn.ops.mhc_head import mhc_head as mhc_head
+from jaxgnn.ops.mhc_layer import mhc_layer as mhc_layer
 from jaxgnn.ops.mhc_post import mhc_post as mhc_post
 from jaxgnn.ops.mhc_post_pre import mhc_post_pre as mhc_post_pre
 from jaxgnn.ops.mhc_pre import mhc_pre as mhc_pre

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import jax.numpy as jnp
@@ -233,6 +234,72 @@ def mhc_post_pre_backward(
     g, dalpha, dbias = (vary_like(x, gradient) for gradient in (g, dalpha, dbias))
     dphi, dgamma = _unscaled(g, phi, gamma)
     return *through_post, dphi, dalpha, dbias, dgamma
+
+
+def layer_links(x: Float[Array, "*batch n dim"]) -> bool:
+    """Whether there are kernels for the two backward passes of ``mhc_layer`` as a pair."""
+    from pallas_kernels import mhc_layer as kernels
+
+    return kernels.links(math.prod(x.shape[:-2]), *x.shape[-2:], x.dtype)
+
+
+@partial(compiled, static_argnames=("transposed",))
+def mhc_layer_post_backward(
+    x: Float[Array, "*batch n dim"],
+    f: Float[Array, "*batch dim"],
+    h_post: Float[Array, "*batch n"],
+    h_res: Float[Array, "*batch n n"],
+    dy: Float[Array, "*batch n dim"],
+    *,
+    transposed: bool,
+) -> tuple[Array, Array, Array]:
+    """Gradients to ``f``, ``h_post`` and ``h_res``."""
+    from pallas_kernels import mhc_layer as kernels
+
+    inputs = (f, h_post, h_res)
+    tokens = flat_tokens(x.ndim - 2, (x, *inputs, dy))
+    made = kernels.post_backward(*tokens, transposed=transposed)
+    df, dh_post, dh_res = (
+        vary_like(x, gradient.reshape(a.shape)) for gradient, a in zip(made, inputs, strict=True)
+    )
+    return df, dh_post, dh_res
+
+
+@partial(compiled, static_argnames=("transposed", "norm_eps", "pre_eps", "post_scale"))
+def mhc_layer_pre_backward(
+    x: Float[Array, "*batch n dim"],
+    phi: Float[Array, "rows n*dim"],
+    alpha: Float[Array, "3"],
+    bias: Float[Array, " rows"],
+    gamma: Float[Array, "n dim"] | None,
+    saved: Saved,
+    cotangents: tuple[Array, Array, Array],
+    of_post: tuple[Array, Array],
+    dy: Float[Array, "*batch n dim"],
+    *,
+    transposed: bool,
+    norm_eps: float,
+    pre_eps: float,
+    post_scale: float,
+) -> tuple[Array, Array, Array, Array, Array | None]:
+    """Gradients to ``x``, ``phi``, ``alpha``, ``bias`` and ``gamma``."""
+    del norm_eps  # in saved.inv_rms
+    from pallas_kernels import mhc_layer as kernels
+
+    flat, *per_token = flat_tokens(x.ndim - 2, (x, saved, cotangents, of_post, dy))
+    made = kernels.pre_backward(
+        flat,
+        _scaled(phi, gamma),
+        alpha,
+        bias,
+        *per_token,
+        transposed=transposed,
+        pre_eps=pre_eps,
+        post_scale=post_scale,
+    )
+    dx, g, dalpha, dbias = (vary_like(x, gradient) for gradient in made)
+    dphi, dgamma = _unscaled(g, phi, gamma)
+    return dx.reshape(x.shape), dphi, dalpha, dbias, dgamma
 
 
 def _scaled(phi: Array, gamma: Array | None) -> Array:

@@ -106,17 +106,22 @@ def sinkhorn(
     check_float("sinkhorn", "logits", logits, 2)
     if logits.shape[-1] != logits.shape[-2]:
         raise bad_input("sinkhorn", "logits", "square, [..., n, n]", f"shape {logits.shape}")
-    check_choice("sinkhorn", "last", last, "rows", "columns")
     check_choice("sinkhorn", "gradient", gradient, "exact", "implicit")
-    options = (
-        ("iterations", check_iterations("sinkhorn", iterations)),
-        ("eps", check_number("sinkhorn", "eps", eps)),
-        ("last", last),
-    )
+    options = sinkhorn_options("sinkhorn", iterations, eps, last)
     request = dispatch.resolve("sinkhorn", implementation)
     if request.name == "xla" and gradient == "exact":
         return SINKHORN(request, logits, **dict(options))
     return (_sinkhorn if gradient == "exact" else _implicit)(request, options, logits)
+
+
+def sinkhorn_options(op: str, iterations: int, eps: float, last: reference.Last):
+    """The options of ``sinkhorn`` as a hashable list of names and checked values."""
+    check_choice(op, "last", last, "rows", "columns")
+    return (
+        ("iterations", check_iterations(op, iterations)),
+        ("eps", check_number(op, "eps", eps)),
+        ("last", last),
+    )
 
 
 def permutation_mixture(

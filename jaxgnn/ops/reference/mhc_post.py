@@ -18,8 +18,8 @@ def mhc_post(
 ) -> Float[Array, "*batch n dim"]:
     """``x'_o = Σ_i h_res[o, i] x_i + h_post[o] f``; ``h_res[i, o]`` if ``transposed``."""
     v, w, h_post, h_res = _widened(x, f, h_post, h_res)
-    mixed = jnp.einsum(_MIX[transposed], h_res, v, precision="highest")
-    return (mixed + h_post[..., None] * w[..., None, :]).astype(x.dtype)
+    y = mixed(h_res, v, transposed=transposed) + h_post[..., None] * w[..., None, :]
+    return y.astype(x.dtype)
 
 
 def mhc_post_backward(
@@ -40,7 +40,7 @@ def mhc_post_backward(
     """
     v, w, weights, matrix = _widened(x, f, h_post, h_res)
     dy = dy.astype(v.dtype)
-    dx = jnp.einsum(_MIX[not transposed], matrix, dy, precision="highest")
+    dx = mixed(matrix, dy, transposed=not transposed)
     df = jnp.einsum("...o,...od->...d", weights, dy, precision="highest")
     dh_post = jnp.einsum("...od,...d->...o", dy, w, precision="highest")
     left, right = (v, dy) if transposed else (dy, v)
@@ -53,7 +53,12 @@ def mhc_post_backward(
     )
 
 
-_MIX = {False: "...oi,...id->...od", True: "...io,...id->...od"}
+def mixed(
+    h_res: Float[Array, "*batch n n"], v: Float[Array, "*batch n dim"], *, transposed: bool
+) -> Float[Array, "*batch n dim"]:
+    """``Σ_i h_res[o, i] v_i``; ``h_res[i, o]`` if ``transposed``."""
+    formula = "...io,...id->...od" if transposed else "...oi,...id->...od"
+    return jnp.einsum(formula, h_res, v, precision="highest")
 
 
 def _widened(*arrays):
