@@ -164,9 +164,10 @@ def _is_linked(request: dispatch.Request, x: Array) -> bool:
 # cotangent of the layer's result; _before, which has h_res, makes the share of mhc_post in the
 # gradient of x from it. So _behind gives none to x itself.
 #
-# The link has to be made from what depends on every argument: under jax.vmap over some of them, the
-# cotangents of an array that is not mapped are summed, and dy may be only where h_res is not mapped
-# either.
+# The link is made of what depends on every argument: where jax.vmap does not map an array it sums
+# its cotangents, and dy may be summed only where h_res is the same for all. The forward rules call
+# neither _before nor _behind: a second differentiation takes the rules as they are written, with
+# the link as an array that nothing depends on.
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
 def _before(request, transposed, constants, balance, x, phi, alpha, bias, gamma):
     inputs = (x, phi, alpha, bias, gamma)
@@ -195,13 +196,13 @@ _before.defvjp(_before_forward, _before_backward)
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _behind(request, transposed, x, link, f, h_post, h_res):
+    return _behind_forward(request, transposed, x, link, f, h_post, h_res)[0]
+
+
+def _behind_forward(request, transposed, x, link, *coefficients):
     del link
-    return MHC_POST(request, x, f, h_post, h_res, transposed=transposed)
-
-
-def _behind_forward(request, transposed, x, link, f, h_post, h_res):
-    y = _behind(request, transposed, x, link, f, h_post, h_res)
-    return y, (x, f, h_post, h_res)
+    inputs = (x, *coefficients)
+    return MHC_POST(request, *inputs, transposed=transposed), inputs
 
 
 def _behind_backward(request, transposed, inputs, dy):

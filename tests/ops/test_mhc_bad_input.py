@@ -27,6 +27,11 @@ def _head(**changes):
     return lambda: ops.mhc_head(**arguments | changes)
 
 
+def _layer(layer=jnp.sin, **changes):
+    arguments = {"x": X, "phi": PHI, "alpha": ALPHA, "bias": BIAS, "gamma": GAMMA}
+    return lambda: ops.mhc_layer(layer, **arguments | changes)
+
+
 def _sinkhorn(logits=H_RES, **options):
     return lambda: ops.sinkhorn(logits, **options)
 
@@ -82,6 +87,28 @@ CASES = {
         lambda: ops.mhc_post_pre(X, F, H_POST, H_RES, PHI, ALPHA, BIAS, pre_eps=-2),
         ["mhc_post_pre: pre_eps", "-2"],
     ),
+    "layer x": (_layer(x=X[0, 0]), ["mhc_layer: x", "2 axes", "(8,)"]),
+    "layer static": (
+        _layer(phi=None, alpha=None, gamma=None),
+        ["mhc_layer: phi", "(15, 24)", "None"],
+    ),
+    "layer lite": (
+        _layer(phi=PHI[:12], bias=BIAS[:12]),
+        ["mhc_layer: phi", "of shape (15, 24),", "(12, 24)"],
+    ),
+    "layer bias": (_layer(bias=BIAS[:12]), ["mhc_layer: bias", "(15,)", "(12,)"]),
+    "layer shape": (_layer(lambda h: h[:, :4]), ["mhc_layer: f", "(5, 8)", "(5, 4)"]),
+    "layer dtype": (
+        _layer(lambda h: h.astype(jnp.bfloat16)),
+        ["mhc_layer: f", "float32", "bfloat16"],
+    ),
+    "layer pair": (_layer(lambda h: (h, h)), ["mhc_layer: f", "an array", "tuple"]),
+    "layer transposed": (_layer(transposed="yes"), ["mhc_layer: transposed", "'yes'"]),
+    "layer eps": (_layer(pre_eps=-2), ["mhc_layer: pre_eps", "-2"]),
+    "layer iterations": (_layer(iterations=0), ["mhc_layer: iterations", "at least 1", "0"]),
+    "layer sinkhorn eps": (_layer(eps=-1e-6), ["mhc_layer: eps", "not negative", "-1e-06"]),
+    "layer last": (_layer(last="all"), ["mhc_layer: last", "'rows' or 'columns'", "'all'"]),
+    "layer gradient": (_layer(gradient="none"), ["mhc_layer: gradient", "'none'"]),
     "head phi": (_head(phi=PHI), ["mhc_head: phi", "(3, 24)", "(15, 24)"]),
     "head alpha": (_head(alpha=ALPHA), ["mhc_head: alpha", "()", "(3,)"]),
     "head bias": (_head(bias=BIAS), ["mhc_head: bias", "(3,)", "(15,)"]),
