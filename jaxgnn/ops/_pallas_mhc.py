@@ -240,7 +240,8 @@ def layer_links(x: Float[Array, "*batch n dim"]) -> bool:
     """Whether there are kernels for the two backward passes of ``mhc_layer`` as a pair."""
     from pallas_kernels import mhc_layer as kernels
 
-    return kernels.links(math.prod(x.shape[:-2]), *x.shape[-2:], x.dtype)
+    *batch, n, dim = x.shape
+    return kernels.links(math.prod(batch), n, dim, x.dtype)
 
 
 @partial(compiled, static_argnames=("transposed",))

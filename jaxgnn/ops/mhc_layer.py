@@ -114,7 +114,7 @@ def mhc_layer(
       >>> x = jnp.array([[[1.0, 3.0], [5.0, 7.0]]])  # one token, two streams
       >>> phi, alpha, bias = jnp.zeros((8, 4)), jnp.ones(3), jnp.zeros(8)
       >>> y = ops.mhc_layer(lambda h: 10 * h, x, phi, alpha, bias, pre_eps=0.0)
-      >>> y.round(3).tolist()  # the mean of the streams, [3, 5], and 10 times that
+      >>> y.round().tolist()  # the mean of the streams, [3, 5], and 10 times that
       [[[33.0, 55.0], [33.0, 55.0]]]
     """
     _check(x, phi, alpha, bias, gamma)

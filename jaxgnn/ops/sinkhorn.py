@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 from jaxtyping import Array, Float
@@ -114,7 +114,9 @@ def sinkhorn(
     return (_sinkhorn if gradient == "exact" else _implicit)(request, options, logits)
 
 
-def sinkhorn_options(op: str, iterations: int, eps: float, last: reference.Last):
+def sinkhorn_options(
+    op: str, iterations: int, eps: float, last: reference.Last
+) -> tuple[tuple[str, Any], ...]:
     """The options of ``sinkhorn`` as a hashable list of names and checked values."""
     check_choice(op, "last", last, "rows", "columns")
     return (
