@@ -9,6 +9,7 @@ from flax import nnx
 from jaxgnn import nn, ops
 from jaxgnn.graph import CSRGraph
 from jaxgnn.nn._hyper_init import initial_bias
+from jaxgnn.ops import _pallas_mhc
 from jaxgnn.testing import random_array
 
 TOKENS, DIM, N = 6, 8, 4
@@ -171,6 +172,25 @@ def test_recomputing_changes_no_value_no_gradient_and_no_state(recompute_every, 
         results.append(value_and_gradient(stack, X, rngs))
         assert int(rngs.dropout.count[...]) == 5
         assert all(int(c.layer.calls[...]) == 1 for c in stack.layers)
+    for a, b in zip(*map(jax.tree.leaves, results), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_dropout_and_state_go_through_linked_ends_as_through_ops_apart(remat, monkeypatch):
+    results = []
+    for linked in (False, True):
+        monkeypatch.setattr(_pallas_mhc, "layer_links", lambda x, linked=linked: linked)
+        rngs = nnx.Rngs(1, dropout=7)
+        connection = nn.HyperConnection(_Block(rngs), DIM, rngs=rngs)
+
+        def loss(connection, x, rngs):
+            return jnp.sum(connection(x, rngs=rngs, power=2) ** 2)
+
+        wrapped = nnx.remat(loss) if remat else loss
+        results.append(nnx.jit(nnx.value_and_grad(wrapped, argnums=(0, 1)))(connection, X, rngs))
+        assert int(rngs.dropout.count[...]) == 1
+        assert int(connection.layer.calls[...]) == 1
     for a, b in zip(*map(jax.tree.leaves, results), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
