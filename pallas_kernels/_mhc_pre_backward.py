@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from pallas_kernels import _simt
 from pallas_kernels._mhc_pre_tokens import token_parts
 from pallas_kernels._mhc_slices import Slices
-from pallas_kernels._mhc_slices_backward import SlicesTile, slices_backward
+from pallas_kernels._mhc_slices_backward import Behind, SlicesTile, slices_backward
 from pallas_kernels._mhc_slices_sums import Partial, add_up
 from pallas_kernels._mhc_streams_backward import Token, streams_backward
 from pallas_kernels._mhc_streams_tile import StreamsTile
@@ -53,6 +53,7 @@ def mhc_pre_backward(
     saved: Sequence[jax.Array],
     cotangents: Sequence[jax.Array],
     dx_streams: jax.Array | None = None,
+    behind: Behind | None = None,
     *,
     pre_eps: float,
     post_scale: float,
@@ -68,6 +69,7 @@ def mhc_pre_backward(
       saved: ``inv_rms`` and ``h_mix``.
       cotangents: of ``h_in``, ``h_post`` and ``h_res``.
       dx_streams: like ``x``, added to its gradient before that is rounded; None for zero.
+      behind: instead of ``dx_streams``, what they are to be made of, where kernels go by slices.
       pre_eps: as in ``mhc_pre``.
       post_scale: as in ``mhc_pre``.
       tile: by default what suits the shapes.
@@ -77,10 +79,14 @@ def mhc_pre_backward(
     constants = {"pre_eps": pre_eps, "post_scale": post_scale}
     of_token, given = (x, alpha, bias, saved, cotangents), (x, cotangents[0], dx_streams, weight)
     tokens, n, dim = x.shape
-    tile = tile or SlicesTile.choose(tokens, Slices(n, dim, adds=dx_streams is not None), x.dtype)
+    form = Slices(n, dim, adds=dx_streams is not None, mixes=behind is not None)
+    tile = tile or SlicesTile.choose(tokens, form, x.dtype)
     if isinstance(tile, SlicesTile):
-        parts, sums = token_parts(*of_token, backwards=not tile.backwards, **constants)
-        of_phi, dx = slices_backward(*given, parts, tile)
+        of_post = None
+        if behind is not None:
+            of_post = behind.h_post, behind.h_res.reshape(tokens, n * n)
+        parts, sums, _ = token_parts(*of_token, of_post, backwards=not tile.backwards, **constants)
+        of_phi, dx = slices_backward(*given, parts, tile, behind)
         dweight, dalpha, dbias = add_up(Slices(n, dim), Partial(of_phi, sums))
     else:
         token, dalpha, dbias = token_backward(*of_token, **constants)

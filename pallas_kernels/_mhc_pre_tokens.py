@@ -25,8 +25,7 @@ from pallas_kernels._warp import LANES, Warp
 _WARPS = 8
 # Of a token. A warp has two, and makes at once what comes behind their inner products.
 _MOST_LANES = LANES // 2
-# Each writes sums, so no more than run at once: those that keep more have more registers.
-_MOST_BLOCKS, _MOST_KEEPING = 6 * 132, 3 * 132
+_MOST_BLOCKS = 6 * 132  # each writes sums, so no more than run at once
 
 
 def token_parts(
@@ -38,9 +37,10 @@ def token_parts(
     of_post: tuple[jax.Array, jax.Array] | None = None,
     *,
     backwards: bool = False,
+    zeros: bool = False,
     pre_eps: float,
     post_scale: float,
-) -> tuple[TokenParts, jax.Array]:
+) -> tuple[TokenParts, jax.Array, jax.Array | None]:
     """What there is of each token, and terms of the gradients to ``alpha`` and ``bias``.
 
     Args:
@@ -53,34 +53,34 @@ def token_parts(
         coefficients; or None.
       backwards: whether the last tokens come first. Where they come last, the kernel of slices
         begins with them, of which caches still have something; and the other way round.
+      zeros: whether to make zeros too, to which inner products are to be added.
       pre_eps: as in ``mhc_pre``.
       post_scale: as in ``mhc_pre``.
 
     Returns:
       What there is; and sums of blocks, of the gradient to each logit, and of this times what
-      ``alpha`` multiplies, [blocks, 2, padded rows].
+      ``alpha`` multiplies, [blocks, 2, padded rows]. Zeros, [n + n n, tokens], or None.
     """
     tokens, n, dim = x.shape
     form, f32 = Slices(n, dim), jnp.dtype(jnp.float32)
     lanes = math.gcd(dim // (READ_BYTES // x.dtype.itemsize), _MOST_LANES)
-    blocks = min(
-        -(-tokens // (LANES // lanes * _WARPS)), _MOST_KEEPING if of_post else _MOST_BLOCKS
-    )
+    blocks = min(-(-tokens // (LANES // lanes * _WARPS)), _MOST_BLOCKS)
     dh_in, dh_post, dh_res = cotangents
     more = 0 if of_post is None else n + n * n
-    parts, coefficients, sums = _simt.launch(
+    parts, coefficients, sums, *zero = _simt.launch(
         _Tokens(form, lanes, backwards, pre_eps, post_scale),
         (x, dh_in, *saved, dh_post, dh_res.reshape(tokens, n * n), alpha, bias, of_post),
         [
             jax.ShapeDtypeStruct((tokens, form.width), jnp.dtype(jnp.bfloat16)),
             jax.ShapeDtypeStruct((n + 1 + more, tokens), f32),
             jax.ShapeDtypeStruct((blocks, 2, form.padded), f32),
+            *[jax.ShapeDtypeStruct((n + n * n, tokens), f32)] * zeros,
         ],
         name="mhc_pre_backward_tokens",
         grid=_simt.Grid(blocks, _WARPS),
         block_shared={"of_warps": jax.ShapeDtypeStruct((_WARPS, 2, form.padded), f32)},
     )
-    return TokenParts(parts, coefficients), sums
+    return TokenParts(parts, coefficients), sums, zero[0] if zero else None
 
 
 class _Row(NamedTuple):
@@ -109,7 +109,7 @@ class _Tokens:
     post_scale: float
 
     def __call__(
-        self, warp: Warp, inputs, parts: Array, coefficients: Array, sums: Array, of_warps
+        self, warp: Warp, inputs, parts: Array, coefficients: Array, sums: Array, *cleared, of_warps
     ):
         x, dh_in, inv_rms, *small, alpha, bias, of_post = inputs
         tokens, step = x.shape[0], LANES // self.lanes
@@ -131,6 +131,8 @@ class _Tokens:
                     self._store_parts(warp, parts.row(token), row, dt * scale)
                     values = sigmoid + self.pre_eps, factor, of_row
                     self._store_coefficient(warp, coefficients, token, row.number, values)
+                    for array in cleared:
+                        self._store_zero(warp, array, token, row.number)
 
             warp.when(inside, store)
             zero = warp.f32(0.0)
@@ -210,6 +212,11 @@ class _Tokens:
         value = value if kept is None else warp.select(number > n, kept, value)
         store = coefficients.row(number.least(last)).store
         warp.when(number <= last, lambda: store(token, value))
+
+    def _store_zero(self, warp: Warp, zeros: Array, token: Value, number: Value) -> None:
+        last = zeros.shape[0] - 1
+        store = zeros.row(number.least(last)).store
+        warp.when(number <= last, lambda: store(token, warp.f32(0.0)))
 
     def _read_of_post(self, warp: Warp, token: Value, row: _Row, of_post) -> Value:
         """What is kept in the place of the row, behind the coefficients of ``mhc_pre``."""

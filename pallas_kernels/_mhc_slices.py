@@ -47,11 +47,14 @@ class Slices:
       n: streams.
       dim: their width.
       adds: whether there is a gradient to add.
+      mixes: whether there are instead gradients to what an ``mhc_post`` makes of the streams, to be
+        mixed by its coefficients.
     """
 
     n: int
     dim: int
     adds: bool = True
+    mixes: bool = False
 
     @property
     def rows(self) -> int:
@@ -73,6 +76,16 @@ class Slices:
         return slice(number * self.padded, (number + 1) * self.padded)
 
     @property
+    def h_res(self) -> int:
+        """Where the coefficients of a token that ``TokenParts`` has with ``h_res`` have it."""
+        return 2 * self.n + 1
+
+    @property
+    def coefficients(self) -> int:
+        """Of a token, where nothing is to be made of the streams by an ``mhc_post`` again."""
+        return self.h_res + self.n * self.n if self.mixes else self.n + 1
+
+    @property
     def slices(self) -> int:
         """Blocks that share a token."""
         return self.dim // COLUMNS
@@ -92,11 +105,13 @@ class Slices:
           readers: warpgroups that read it.
           dtype: of the streams.
         """
+        mixed = {"dy": dense.tiles(dtype, slots, self.n, ROWS, COLUMNS)}
         return {
             "dh_in": factors(dtype, slots, ROWS, COLUMNS),
             "dh_mix": factors(dtype, slots, ROWS, self.width),
             "coefficients": plgpu.SMEM((slots, coefficients, ROWS), jnp.float32),
-            "ready": plgpu.Barrier(num_arrivals=3, num_barriers=slots),
+            **(mixed if self.mixes else {}),
+            "ready": plgpu.Barrier(num_arrivals=3 + self.n * self.mixes, num_barriers=slots),
             "done": plgpu.Barrier(num_arrivals=readers, num_barriers=slots),
         }
 
@@ -220,16 +235,17 @@ class Walker:
     def _load_tokens(self, i) -> None:
         """Of tile ``i``, if there is one."""
         slot, rows, given = lax.rem(i, self.tile.slots), self.rows(i), self.of_tokens
-        sources = {
-            "dh_in": given["dh_in"].at[rows, self.columns(0)],
-            "dh_mix": given["dh_mix"].at[rows],
-            "coefficients": given["coefficients"].at[:, rows],
-        }
+        scratch, streams = self.scratch, range(self.form.n * self.form.mixes)
+        copies = [
+            (given["dh_in"].at[rows, self.columns(0)], scratch["dh_in"].at[slot]),
+            (given["dh_mix"].at[rows], scratch["dh_mix"].at[slot]),
+            (given["coefficients"].at[:, rows], scratch["coefficients"].at[slot]),
+            *((given["dy"].at[rows, self.columns(s)], scratch["dy"].at[slot, s]) for s in streams),
+        ]
 
         def load():
-            for name, source in sources.items():
-                target, ready = self.scratch[name].at[slot], self.scratch["ready"].at[slot]
-                plgpu.copy_gmem_to_smem(source, target, ready)
+            for source, target in copies:
+                plgpu.copy_gmem_to_smem(source, target, scratch["ready"].at[slot])
 
         pl.when(i < self.count)(load)
 

@@ -99,6 +99,7 @@ def slices_post_backward(
     token: TokenParts,
     post: tuple[jax.Array, jax.Array],
     tile: SlicesPostTile,
+    totals: jax.Array | None = None,
     *,
     transposed: bool,
 ) -> tuple[jax.Array, ...]:
@@ -114,6 +115,8 @@ def slices_post_backward(
       token: what there is of tokens beside these, with ``of_post``.
       post: the old streams and the layer's output that made ``y``.
       tile: as ``SlicesPostTile.choose`` gives it.
+      totals: zeros, [n + n n, tokens], to which slices add their inner products, in any order; None
+        for products of each slice.
       transposed: as in ``mhc_post``.
     """
     tokens, n, dim = y.shape
@@ -123,8 +126,10 @@ def slices_post_backward(
         "old": flat,
         "layer": jax.ShapeDtypeStruct((tokens, dim), y.dtype),
         "sums": jax.ShapeDtypeStruct((tile.shares.parts, n * dim, form.rows), f32),
-        "products": jax.ShapeDtypeStruct((form.slices, _PRODUCTS, tokens), f32),
     }
+    if totals is None:
+        of_slices = form.slices, _PRODUCTS, tokens
+        results["products"] = jax.ShapeDtypeStruct(of_slices, f32)
     call = dense.launch(
         functools.partial(_backward, form, tile, transposed),
         "mhc_post_pre_backward",
@@ -138,17 +143,19 @@ def slices_post_backward(
     x, layer = post
     y, dy, old = (a.reshape(flat.shape) for a in (y, dy, x))
     sources = {"new": [y, dy], "old": old, "layer": layer}
-    made = call(of_tokens, sources, form.parts_of_phi(weight))
-    return made["sums"], made["old"].reshape(x.shape), made["layer"], made["products"]
+    added_to = None if totals is None else jax.new_ref(totals)
+    made = call(of_tokens, sources, form.parts_of_phi(weight), added_to)
+    found = made["products"] if added_to is None else jax.freeze(added_to)[None]
+    return made["sums"], made["old"].reshape(x.shape), made["layer"], found
 
 
-def _backward(form, tile, transposed, scratch, of_tokens, sources, phi, results) -> None:
+def _backward(form, tile, transposed, scratch, of_tokens, sources, phi, totals, results) -> None:
     """A warpgroup's part."""
     given = form, tile, scratch, of_tokens
     arrays = {"sources": sources, "results": results}
     walker = _Walker.here(*given, transposed=transposed, **arrays)
     pl.when(walker.number < _WALKERS)(walker.take_turns)
-    helper = _Helper.here(*given, phi=phi, **arrays)
+    helper = _Helper.here(*given, phi=phi, totals=totals, **arrays)
     pl.when(helper.number == _WALKERS)(helper.take_turns)
 
 
@@ -321,9 +328,11 @@ class _Helper(_Warpgroup):
 
     Attributes:
       phi: its parts, [parts, rows, columns].
+      totals: to which inner products are added, or None.
     """
 
     phi: Any
+    totals: Any
 
     def run(self) -> None:
         """All tiles of a turn."""
@@ -400,8 +409,13 @@ class _Helper(_Warpgroup):
             parts = [products[number] for number in range(_WALKERS)]
             products.at[0][...] = functools.reduce(jnp.add, parts)
             plgpu.commit_smem()
-            target = self.results["products"].at[self.place, :, self.rows(i - 1)]
-            plgpu.copy_smem_to_gmem(products.at[0], target)
+            rows = self.rows(i - 1)
+            if self.totals is None:
+                target = self.results["products"].at[self.place, :, rows]
+                plgpu.copy_smem_to_gmem(products.at[0], target)
+            else:
+                target = self.totals.at[:, rows]
+                plgpu.copy_smem_to_gmem(products.at[0], target, reduction_op="add")
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
             plgpu.barrier_arrive(self.scratch["taken"])
 

@@ -29,6 +29,7 @@ from pallas_kernels import _mhc_slices as common
 from pallas_kernels._bfloat16_parts import split
 from pallas_kernels._dense_stack import BLOCK, COLUMNS, ROWS, WARPGROUP
 from pallas_kernels._mhc_cluster_streams import PARTS
+from pallas_kernels._mhc_post_coefficients import side_by_side
 from pallas_kernels._mhc_slices import Slices
 
 _WARPGROUPS = 2
@@ -136,8 +137,7 @@ def wide_sums(
     given = {"streams": x.reshape(flat)}
     if post is not None:
         f, h_post, h_res = post
-        coefficients = jnp.concatenate([h_post, h_res.reshape(tokens, n * n)], axis=1).T
-        given |= {"layer": f, "coefficients": coefficients}
+        given |= {"layer": f, "coefficients": side_by_side(h_post, h_res.reshape(tokens, n * n))}
         results["streams"] = jax.ShapeDtypeStruct(flat, x.dtype)
     call = dense.launch(
         functools.partial(_run, form, tile, transposed),

@@ -123,6 +123,7 @@ def mhc_post_backward(
     dy: jax.Array,
     *,
     transposed: bool,
+    mixes: bool = True,
     tile: MhcPostTile | None = None,
 ) -> tuple[jax.Array, ...]:
     """Gradients to the first four arguments, in one pass; sums over columns in a fixed order.
@@ -134,21 +135,24 @@ def mhc_post_backward(
       h_res: as in ``mhc_post``.
       dy: like ``x``.
       transposed: as in ``mhc_post``.
+      mixes: whether to make ``dx``; else it is left to the kernel that has ``dy`` as well.
       tile: by default what suits the shapes.
 
     Returns:
-      ``dx``, ``df``, ``dh_post`` and ``dh_res``, of the shapes and dtypes of the arguments.
+      ``dx``, ``df``, ``dh_post`` and ``dh_res``, of the shapes and dtypes of the arguments; without
+      ``dx`` unless ``mixes``.
     """
     inputs = (x, f, h_post, h_res)
     tokens, n, dim = x.shape
+    results = inputs if mixes else inputs[1:]
     if tokens == 0:
-        return tuple(jnp.zeros_like(a) for a in inputs)
+        return tuple(jnp.zeros_like(a) for a in results)
     tile = tile or MhcPostTile.choose(n, dim, x.dtype.itemsize, backward=True)
     at_once = LANES // (tile.lanes * tile.parts) * tile.warps
     return _simt.launch(
         _Backward(tile, transposed),
         (*inputs, dy),
-        [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in inputs],
+        [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in results],
         name="mhc_post_backward",
         grid=_simt.Grid(striding_blocks(tokens, at_once), tile.warps),
     )
@@ -162,15 +166,17 @@ class _Backward:
     transposed: bool
 
     def __call__(self, warp: Warp, inputs, *outputs: Array) -> None:
-        x, tile = inputs[0], self.tile
-        tokens = x.shape[0]
+        tile, tokens = self.tile, inputs[0].shape[0]
+        *to_streams, df, dh_post, dh_res = outputs
+        dx = to_streams[0] if to_streams else None
         group = tile.lanes * tile.parts
 
         def take(first, _):
             number = first + warp.lane // group
             # Groups behind the last token repeat it and store nothing.
             inside, token = number < tokens, tile.turn(number.least(tokens - 1), tokens)
-            _Token(warp, tile, self.transposed, inputs, token, inside).run(*outputs)
+            of_token = _Token(warp, tile, self.transposed, inputs, token, inside)
+            of_token.run(dx, df, dh_post, dh_res)
 
         step = LANES // group
         warp.loop(warp.number * step, tokens, warp.count * step, (), take)
@@ -211,19 +217,20 @@ class _Token:
         """Which streams ``x`` are this lane's."""
         return self.warp.lane // self.tile.lanes % self.tile.parts
 
-    def run(self, dx: Array, df: Array, dh_post: Array, dh_res: Array) -> None:
-        """Walks the columns, then adds up what the lanes have."""
+    def run(self, dx: Array | None, df: Array, dh_post: Array, dh_res: Array) -> None:
+        """Walks the columns, then adds up what the lanes have; no ``dx`` if there is no place."""
         warp, tile, n, own = self.warp, self.tile, self.n, self.own
         _, _, h_post, h_res, _ = (array.row(self.token) for array in self.inputs)
         weights, matrix = load_floats(h_post), self._matrix(h_res)
-        dim, entries = dx.shape[2], tile.entries
+        dim, entries = df.shape[1], tile.entries
+        mixed = range(own if dx is not None else 0)
 
         def add_columns(column, sums):
             streams, layer, cotangents = self._read(column)
             dx_columns, df_columns = [[] for _ in range(own)], []
             for e in range(entries):
                 f_e, dy_e = layer[e], [stream[e] for stream in cotangents]
-                for i in range(own):
+                for i in mixed:
                     factors = [matrix[o][i] for o in range(n)]
                     dx_columns[i] += combine(warp, factors, [[dy] for dy in dy_e])
                 df_columns += combine(warp, weights, [[dy] for dy in dy_e])
@@ -235,8 +242,9 @@ class _Token:
             first = self.part * (own * dim) + column
 
             def store():
-                for i in range(own):
-                    dx.row(self.token).store(first + i * dim, *dx_columns[i])
+                if dx is not None:
+                    for i in mixed:
+                        dx.row(self.token).store(first + i * dim, *dx_columns[i])
                 is_first = self.part == 0
                 warp.when(is_first, lambda: df.row(self.token).store(column, *df_columns))
 

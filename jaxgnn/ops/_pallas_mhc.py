@@ -190,7 +190,9 @@ def mhc_post_pre(
     return (y, h_in, h_post, h_res), Saved(inv_rms, h_mix)
 
 
-@partial(compiled, static_argnames=("transposed", "norm_eps", "pre_eps", "post_scale"))
+@partial(
+    compiled, static_argnames=("transposed", "norm_eps", "pre_eps", "post_scale", "deterministic")
+)
 def mhc_post_pre_backward(
     x: Float[Array, "*batch n dim"],
     f: Float[Array, "*batch dim"],
@@ -208,6 +210,7 @@ def mhc_post_pre_backward(
     norm_eps: float,
     pre_eps: float,
     post_scale: float,
+    deterministic: bool,
 ) -> tuple[Array | None, ...]:
     """Gradients to the first eight arguments."""
     del norm_eps  # in saved.inv_rms
@@ -226,6 +229,7 @@ def mhc_post_pre_backward(
         transposed=transposed,
         pre_eps=pre_eps,
         post_scale=post_scale,
+        deterministic=deterministic,
     )
     through_post = [
         vary_like(x, gradient.reshape(a.shape))
@@ -287,13 +291,17 @@ def mhc_layer_pre_backward(
     del norm_eps  # in saved.inv_rms
     from pallas_kernels import mhc_layer as kernels
 
-    flat, *per_token = flat_tokens(x.ndim - 2, (x, saved, cotangents, of_post, dy))
+    given = flat_tokens(x.ndim - 2, (x, saved, cotangents, of_post, dy))
+    flat, saved, cotangents, of_post, dy = given
     made = kernels.pre_backward(
         flat,
         _scaled(phi, gamma),
         alpha,
         bias,
-        *per_token,
+        saved,
+        cotangents,
+        of_post,
+        dy,
         transposed=transposed,
         pre_eps=pre_eps,
         post_scale=post_scale,

@@ -21,12 +21,17 @@ def _limits(x, f, h_post, h_res, phi, *arrays, **options):
     return projection_limits(x, phi)
 
 
+def _pallas_backward(*arrays, **options):
+    deterministic = dispatch.is_deterministic()
+    return pallas.mhc_post_pre_backward(*arrays, deterministic=deterministic, **options)
+
+
 _TAKEN = {"limits": _limits, "unmeasured": unmeasured_streams}
 MHC_POST_PRE = kernel("mhc_post_pre", reference.mhc_post_pre, pallas.mhc_post_pre, **_TAKEN)
 BACKWARD = kernel(
     "mhc_post_pre.backward",
     reference.mhc_post_pre_backward,
-    pallas.mhc_post_pre_backward,
+    _pallas_backward,
     **_TAKEN,
 )
 

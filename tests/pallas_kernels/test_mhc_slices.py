@@ -16,7 +16,7 @@ from pallas_kernels._bfloat16_parts import split
 from pallas_kernels._dense_stack import SHARED_BYTES, aligned
 from pallas_kernels._mhc_pre_tokens import token_parts
 from pallas_kernels._mhc_slices import Slices, TokenParts
-from pallas_kernels._mhc_slices_backward import SlicesTile, slices_backward
+from pallas_kernels._mhc_slices_backward import Behind, SlicesTile, slices_backward
 from pallas_kernels._mhc_slices_post import SlicesPostTile, slices_post_backward
 from pallas_kernels._mhc_slices_shares import Shares
 from pallas_kernels._mhc_slices_sums import Partial, add_up
@@ -24,13 +24,18 @@ from pallas_kernels._mhc_streams_columns import Post
 from tests.ops._mhc import exactly, outputs, parameters, streams, streams_gradients
 from tests.pallas_kernels._emulator import emulated
 
-# (tokens, n, dim), whether there is a gradient to add, and a tile: rings that come round, ranges of
-# which some are shorter, blocks that take the rest of two slices, a last tile that is cut off.
+# (tokens, n, dim), whether there is a gradient to add, or one to mix, and a tile: rings that come
+# round, ranges of which some are shorter, blocks that take the rest of two slices, a last tile that
+# is cut off.
 CASES = {
-    "ranges": ((264, 4, 128), True, SlicesTile(Shares(2), warpgroups=2, pieces=3, slots=2)),
-    "two streams": ((328, 2, 64), True, SlicesTile(Shares(1), warpgroups=2, pieces=2, slots=3)),
-    "rest": ((584, 2, 192), True, SlicesTile(Shares(2, 2, 2), warpgroups=2, pieces=3, slots=2)),
-    "nothing to add": ((136, 4, 64), False, SlicesTile(Shares(1), warpgroups=4, pieces=2, slots=2)),
+    "ranges": ((264, 4, 128), "add", SlicesTile(Shares(2), warpgroups=2, pieces=3, slots=2)),
+    "two streams": ((328, 2, 64), "add", SlicesTile(Shares(1), warpgroups=2, pieces=2, slots=3)),
+    "rest": ((584, 2, 192), "add", SlicesTile(Shares(2, 2, 2), warpgroups=2, pieces=3, slots=2)),
+    "nothing": ((136, 4, 64), None, SlicesTile(Shares(1), warpgroups=4, pieces=2, slots=2)),
+    "nothing, ranges": ((264, 4, 128), None, SlicesTile(Shares(2), 2, pieces=6, slots=2)),
+    "mixed": ((264, 4, 128), "mix", SlicesTile(Shares(2), warpgroups=2, pieces=4, slots=2)),
+    "mixed, two": ((200, 2, 64), "transposed", SlicesTile(Shares(1), 2, pieces=2, slots=3)),
+    "mixed, rest": ((392, 4, 192), "transposed", SlicesTile(Shares(1, 3, 2), 2, 4, slots=2)),
 }
 POSTS = {
     "ranges": ((264, 4, 128), False, SlicesPostTile(Shares(2), 4, 5, 2, slots=2)),
@@ -68,14 +73,25 @@ def _inputs(tokens, n, dim):
     return *arrays, weight, token
 
 
-@pytest.mark.parametrize("shape, adds, tile", CASES.values(), ids=CASES)
-def test_every_tile_gives_the_gradients(interpreted, shape, adds, tile):
-    x, dh_in, dx, weight, token = _inputs(*shape)
-    given = x, dh_in, dx if adds else None, weight
+@pytest.mark.parametrize("shape, gradient, tile", CASES.values(), ids=CASES)
+def test_every_tile_gives_the_gradients(interpreted, shape, gradient, tile):
+    x, dh_in, dy, weight, token = _inputs(*shape)
+    given = x, dh_in, dy if gradient == "add" else None, weight
+    behind, transposed = None, gradient == "transposed"
+    if gradient == "mix" or transposed:
+        coefficients = outputs(shape[:1], *shape[1:])[1:]
+        behind = Behind(*coefficients, dy, transposed)
     with interpreted():
-        sums, dx = slices_backward(*given, _parts(*token), tile)
+        parts = _parts(*token, *(behind[:2] if behind else ()))
+        sums, dx = slices_backward(*given, parts, tile, behind)
     made = jnp.sum(sums, axis=0).T, dx
-    exact = exactly(streams_gradients, *given, *token)
+
+    def reference(behind, x, dh_in, dx, *rest):
+        if behind is not None:
+            dx = mhc_post.mixed(behind.h_res, behind.dy, transposed=not transposed)
+        return streams_gradients(x, dh_in, dx, *rest)
+
+    exact = exactly(reference, behind and behind._replace(transposed=None), *given, *token)
     _assert_all_close(made, exact, max(shape))
 
 
@@ -103,18 +119,18 @@ def test_every_tile_gives_the_gradients_through_post(interpreted, shape, transpo
 @pytest.mark.emulated
 @pytest.mark.parametrize("tokens, n, dim, blocks", [(9, 4, 64, 9), (35, 2, 256, 2)])
 def test_what_there_is_of_tokens(monkeypatch, tokens, n, dim, blocks):
-    monkeypatch.setattr(tokens_kernel, "_MOST_KEEPING", blocks)
+    monkeypatch.setattr(tokens_kernel, "_MOST_BLOCKS", blocks)
     x, phi, alpha, bias, _ = streams((tokens,), n, dim, "bfloat16"), *parameters(n, dim)
     options = {"pre_eps": 1e-3, "post_scale": 2.0}
     _, saved = mhc_pre.mhc_pre(x, phi, alpha, bias, None, norm_eps=1e-6, **options)
     cotangents = outputs((tokens,), n, dim, "bfloat16")
     with emulated():
         of_post = [random_array((tokens, k), "float32", seed=k) for k in (n, n * n)]
-        parts, sums = token_parts(
-            x, alpha, bias, saved, cotangents, of_post, backwards=n == 2, **options
-        )
+        given = x, alpha, bias, saved, cotangents, of_post
+        parts, sums, zeros = token_parts(*given, backwards=n == 2, zeros=True, **options)
         of_phi = jnp.zeros((1, n * dim, n * n + 2 * n))
         _, *small = add_up(Slices(n, dim), Partial(of_phi, sums))
+    assert zeros is not None and zeros.shape == (n + n * n, tokens) and not zeros.any()
     given = x, phi, alpha, bias, None, saved, cotangents
     exact = exactly(mhc_pre.gradients, *given, None, **options)
     _assert_all_close(small, exact[2:4], tokens * dim)
@@ -167,24 +183,25 @@ def test_the_ops_take_them(interpreted):
     _assert_all_close(made, exact, tokens * dim)
 
 
-def _tile(tokens, n, dim, adds=True, dtype="bfloat16"):
-    return SlicesTile.choose(tokens, Slices(n, dim, adds), jnp.dtype(dtype))
+def _tile(tokens, n, dim, adds=True, mixes=False, dtype="bfloat16"):
+    return SlicesTile.choose(tokens, Slices(n, dim, adds, mixes), jnp.dtype(dtype))
 
 
-@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("adds, mixes", [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("n", [2, 4])
 @pytest.mark.parametrize("tokens, dim", [(8, 64), (16384, 1280), (8192, 7168), (100_000, 8192)])
-def test_tiles_are_one_wave_within_shared_memory(tokens, dim, n, adds):
-    tile = _tile(tokens, n, dim, adds)
+def test_tiles_are_one_wave_within_shared_memory(tokens, dim, n, adds, mixes):
+    tile = _tile(tokens, n, dim, adds, mixes)
     tiles, slices, shares = -(-tokens // 64), dim // 64, tile.shares
     assert shares.blocks(slices) <= 132
     assert 1 <= shares.ranges <= tiles - shares.rest
     assert (shares.rest > 0) == (shares.others > 0)
     # No block has more tiles than it had if nothing was left to others.
     assert -(-slices // max(1, shares.others)) * shares.rest <= -(-tiles // shares.ranges)
-    form, piece = Slices(n, dim, adds), 64 * 64 * 2
+    form, piece = Slices(n, dim, adds, mixes), 64 * 64 * 2
     held = tile.warpgroups * tile.pieces * piece * (1 + adds) + 2 * n * form.padded * 128
-    of_tokens = piece + 64 * form.width * 2 + aligned((n + 1) * 64 * 4)
+    coefficients = n + 1 + (n + n * n) * mixes
+    of_tokens = piece * (1 + n * mixes) + 64 * form.width * 2 + aligned(coefficients * 64 * 4)
     assert held + tile.slots * of_tokens <= SHARED_BYTES
 
 
@@ -226,16 +243,26 @@ def test_they_lower_at_real_shapes(tokens, n, dim):
     token = TokenParts(struct(tokens, form.width, dtype=bf16), struct(n + 1, tokens))
     given = x, dh_in, x, struct(rows, n * dim), token
 
-    def lowers(function, *arguments, **options):
-        traced = jax.jit(functools.partial(function, **options)).trace(*arguments)
+    def lowers(function, *arguments, **arrays):
+        traced = jax.jit(function).trace(*arguments, **arrays)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
         return text.count("mosaic_gpu_v2") == 1
 
-    for dx in (None, x):
-        tile = _tile(tokens, n, dim, dx is not None)
-        assert lowers(slices_backward, *given[:2], dx, *given[3:], tile=tile)
+    of_post = token._replace(coefficients=struct(n + 1 + n + n * n, tokens))
+    h_post, h_res = struct(tokens, n), struct(tokens, n, n)
+    for dx, dy, of_token in ((None, None, token), (x, None, token), (None, x, of_post)):
+        tile = _tile(tokens, n, dim, dx is not None, dy is not None)
+        arguments = *given[:2], dx, given[3], of_token
+
+        def gradients(*arguments, tile=tile):
+            *arguments, behind = arguments
+            behind = behind and Behind(*behind, False)
+            return slices_backward(*arguments, tile, behind)
+
+        assert lowers(gradients, *arguments, dy and (h_post, h_res, dy))
     tile = SlicesPostTile.choose(tokens, form, jnp.bfloat16)
-    if tile is not None:
-        token = token._replace(coefficients=struct(n + 1 + n + n * n, tokens))
-        given = *given[:-1], token, (x, dh_in)
-        assert lowers(slices_post_backward, *given, tile=tile, transposed=False)
+    # Products of each slice, or their sums: nothing interprets those, so here and on GPUs only.
+    for totals in (None, struct(n + n * n, tokens)):
+        arguments = *given[:2], x, given[3], of_post, (x, dh_in)
+        post = functools.partial(slices_post_backward, tile=tile, transposed=False)
+        assert tile is None or lowers(post, *arguments, totals=totals)
