@@ -61,6 +61,7 @@ class Case:
       k: entries a row, of the ops that have it.
       edges: edges of the graph as it came out.
       flops: of the products, additions counted apart, of the ops that these may bound.
+      kernels: whether the time of the kernels by themselves is to be in the row as well.
     """
 
     op: str
@@ -72,6 +73,7 @@ class Case:
     k: int | None = None
     edges: int | None = None
     flops: int | None = None
+    kernels: bool = False
 
 
 def implementations(

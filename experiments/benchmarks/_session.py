@@ -16,7 +16,13 @@ from experiments.benchmarks._cache import cache_bandwidth
 from experiments.benchmarks._cases import Candidate, Case
 from experiments.benchmarks._report import RESULTS, Column, Row, append_rows, header, line
 from experiments.benchmarks._workloads import WORKLOADS, Scale
-from jaxgnn.testing.timing import Timing, copy_bandwidth, device_description, measure_in_turns
+from jaxgnn.testing.timing import (
+    Timing,
+    copy_bandwidth,
+    device_description,
+    kernel_time,
+    measure_in_turns,
+)
 
 COLUMNS = (
     Column("op", "op", 18),
@@ -27,6 +33,7 @@ COLUMNS = (
     Column("implementation", "implementation", 15),
     Column("ms", "ms", 9, ".3f"),
     Column("least", "min_ms", 9, ".3f"),
+    Column("kernels", "kernel_ms", 9, ".3f"),
     Column("x xla", "speedup_over_xla", 6, ".2f"),
     Column("GB/s", "gb_per_s", 7, ".1f"),
     Column("of copy", "fraction_of_copy", 7, ".2f"),
@@ -130,6 +137,8 @@ class Session:
             xla[kind] = timings.get("xla", xla.get(kind))
             new = [self.row(case, name, timing, xla[kind]) for name, timing in timings.items()]
             for row in new:
+                if case.kernels and row["ms"] is not None:
+                    row["kernel_ms"] = kernel_time(case.candidates[row["implementation"]])
                 print(line(row, columns), flush=True)
             append_rows(self.out / f"{case.op}.jsonl", new)
             rows += new
@@ -153,6 +162,7 @@ class Session:
             "implementation": name,
             "ms": ms,
             "min_ms": None if timing is None else timing.min_ms,
+            "kernel_ms": None,
             "repeats": None if timing is None else timing.repeats,
             "speedup_over_xla": None if xla is None or ms is None else xla.median_ms / ms,
             "bytes": case.nbytes,

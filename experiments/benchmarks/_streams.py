@@ -172,4 +172,5 @@ def cases(
                 dim=workload.dim,
                 itemsize=jnp.dtype(dtype).itemsize,
             )
-            yield Case(op, workload, direction, dtype, nbytes, candidates(direction, inputs))
+            made = candidates(direction, inputs)
+            yield Case(op, workload, direction, dtype, nbytes, made, kernels=True)

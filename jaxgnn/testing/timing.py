@@ -11,6 +11,7 @@ import math
 import os
 import platform
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -144,6 +145,38 @@ def measure_in_turns(
     }
     _take_turns(list(series.values()), repeats, batch_ms, budget_ms)
     return {name: None if one.failed else one.timing() for name, one in series.items()}
+
+
+def kernel_time(candidate: Candidate, calls: int = 20) -> float | None:
+    """Milliseconds of one call in which kernels or copies run, without the gaps between them.
+
+    What a call costs where it is one of many in a program: there the device need not wait for the
+    host between its kernels. The profiler counts all that this process has on the device.
+
+    Args:
+      candidate: what to time; it is called before, so that it is compiled.
+      calls: how many are recorded.
+
+    Returns:
+      The mean; None on a CPU, and where the profiler records no kernel.
+    """
+    if _default_device().platform == "cpu":
+        return None
+    run = _batches(candidate)
+    run(len(candidate.inputs))
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            run(calls)
+        traces = sorted(Path(folder).rglob("*.xplane.pb"))
+        busy = sum(busy_ns(jax.profiler.ProfileData.from_file(str(trace))) for trace in traces)
+    return busy / calls / 1e6 or None
+
+
+def busy_ns(profile: Any) -> float:
+    """Nanoseconds of all kernels and copies of a ``jax.profiler.ProfileData``, added up."""
+    lines = [line for plane in profile.planes if "GPU" in plane.name for line in plane.lines]
+    streams = [line for line in lines if "Stream" in line.name]
+    return sum(event.duration_ns for line in streams for event in line.events)
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

@@ -2,6 +2,7 @@
 
 import re
 import time
+import types
 import weakref
 
 import jax
@@ -147,3 +148,20 @@ def test_device_description_names_device_and_versions():
 
 def raise_else(x):
     raise RuntimeError("something else")
+
+
+def test_kernels_of_all_streams_of_a_device_are_added_up():
+    def of(**attributes):
+        return types.SimpleNamespace(**attributes)
+
+    def line(name, *durations):
+        return of(name=name, events=[of(duration_ns=d) for d in durations])
+
+    gpu = line("Stream #1(Compute)", 3.0, 4.0), line("Stream #2(Memcpy)", 5.0), line("Steps", 99.0)
+    planes = [of(name="/device:GPU:0", lines=gpu), of(name="/host:CPU", lines=[line("Stream", 7)])]
+    assert timing.busy_ns(of(planes=planes)) == 12.0
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="reason: tests/gpu has that of a GPU")
+def test_a_cpu_has_no_kernels_to_time():
+    assert timing.kernel_time(Candidate(lambda x: x, [(jnp.ones(3),)])) is None
