@@ -3,6 +3,10 @@
 What ``_mhc_streams_backward`` makes without an ``mhc_post``, for streams of bfloat16. Each of the
 warpgroups of a block, see ``_mhc_slices``, has some of the streams, and a ring of pieces of its
 own: a piece is one stream of one tile, read ahead, and its gradient leaves from where it was read.
+
+Where an ``mhc_post`` reads the streams too, its part of their gradient is either read with them, to
+be added, or made here: of the gradients to the new streams, which then come with what there is of a
+tile's tokens.
 """
 
 from __future__ import annotations
@@ -67,8 +71,8 @@ class SlicesTile:
         """The one heuristic: one wave of blocks, reading ahead; None for the other kernel."""
         if form.n not in _STREAMS or not common.runs_here(tokens, dtype):
             return None
-        # With another one an H200 took as long for 1280 columns, and 4 % longer for 7168; with one
-        # less, a quarter longer.
+        # Of those with one to add: with another, an H200 took as long for 1280 columns, and 4 %
+        # longer for 7168; with one less, a quarter longer.
         pieces = 4 if form.mixes else 3 if form.adds else 6
         return cls(Shares.even(form.slices, tokens), warpgroups=2, pieces=pieces, slots=2)
 
