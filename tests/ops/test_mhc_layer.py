@@ -264,19 +264,21 @@ def test_the_implicit_gradient_is_that_of_the_ops_apart(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "n", "dtype", "expected"),
+    ("shape", "dtype", "expected"),
     [
-        (16384, 4, "bfloat16", True),
-        (16383, 4, "bfloat16", False),
-        (16384, 3, "bfloat16", False),
-        (16384, 4, "float32", False),
+        ((8, 2048, 4, 1280), "bfloat16", True),
+        ((16383, 4, 1280), "bfloat16", False),
+        ((16384, 3, 1280), "bfloat16", False),
+        ((16384, 4, 1280), "float32", False),
+        ((16384, 4, 32), "bfloat16", False),
+        ((16384, 4, 100), "bfloat16", False),
+        ((16384, 4, 8256), "bfloat16", False),
     ],
 )
-def test_ends_are_linked_where_there_are_kernels(tokens, n, dtype, expected):
+def test_ends_are_linked_where_there_are_kernels(shape, dtype, expected):
     if MHC_PRE.unavailable("pallas", "cuda"):
         pytest.skip(f"reason: {MHC_PRE.unavailable('pallas', 'cuda')}")
-    x = jax.ShapeDtypeStruct((8, tokens // 8, n, 1280) if expected else (tokens, n, 1280), dtype)
-    assert pallas.layer_links(x) is expected
+    assert pallas.layer_links(jax.ShapeDtypeStruct(shape, dtype)) is expected
 
 
 @pytest.mark.parametrize("ends_are_linked", [False, True])
