@@ -213,7 +213,7 @@ def mhc_post_pre_backward(
     post_scale: float,
     deterministic: bool,
 ) -> tuple[Array | None, ...]:
-    """Gradients to the first eight arguments."""
+    """Gradients to the first eight arguments; see ``pallas_kernels.mhc_post_pre``."""
     del norm_eps  # in saved.inv_rms
     from pallas_kernels import mhc_post_pre as kernels
 
