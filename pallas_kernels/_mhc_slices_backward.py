@@ -51,7 +51,7 @@ class SlicesTile:
     Attributes:
       shares: which blocks have which tiles.
       warpgroups: of a block, a divisor of the streams.
-      pieces: that each of them has in shared memory; no fewer than it has streams, and two at least.
+      pieces: that each of them has in shared memory, as many as it has streams and two at least.
       slots: tiles of whose tokens it has ``dh_in``, ``dh_mix``, the coefficients, and ``dy`` where
         it is mixed; two at least.
       backwards: see ``Walker``.
