@@ -88,6 +88,8 @@ def mhc_pre_backward(
         parts, sums, _ = token_parts(*of_token, of_post, backwards=not tile.backwards, **constants)
         of_phi, dx = slices_backward(*given, parts, tile, behind)
         dweight, dalpha, dbias = add_up(Slices(n, dim), Partial(of_phi, sums))
+    elif behind is not None:
+        raise ValueError(f"mhc_pre_backward: needs a tile by slices to mix, got x of {x.shape}")
     else:
         token, dalpha, dbias = token_backward(*of_token, **constants)
         dweight, dx = streams_backward(*given, token, tile=tile)

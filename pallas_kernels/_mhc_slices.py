@@ -2,8 +2,8 @@
 
 A block has 64 columns of every stream, a slice, and some of the tiles of 64 tokens; some blocks
 have several slices, one after the other: see ``_mhc_slices_shares``. Its warpgroups share, in a
-ring, what there is of a tile's tokens: ``dh_in``, the parts of ``dh_mix`` and the coefficients; one
-of them asks for it.
+ring, what there is of a tile's tokens: ``dh_in``, the parts of ``dh_mix``, the coefficients, and
+``dy`` where that is mixed; one of them asks for it.
 
 Warps of a warpgroup meet only where it says so. A warp overwrites only rows that it alone has read
 since; before the copy engine overwrites what warps have read, or reads what they wrote, they meet:
@@ -82,7 +82,7 @@ class Slices:
 
     @property
     def coefficients(self) -> int:
-        """Of a token, where nothing is to be made of the streams by an ``mhc_post`` again."""
+        """Rows of the coefficients that ``_mhc_slices_backward`` reads."""
         return self.h_res + self.n * self.n if self.mixes else self.n + 1
 
     @property

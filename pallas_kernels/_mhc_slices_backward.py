@@ -55,8 +55,9 @@ class SlicesTile:
     Attributes:
       shares: which blocks have which tiles.
       warpgroups: of a block, a divisor of the streams.
-      pieces: that each of them has in shared memory.
-      slots: tiles whose tokens' cotangents and coefficients are there, two at least.
+      pieces: that each of them has in shared memory, as many as it has streams and two at least.
+      slots: tiles of whose tokens it has ``dh_in``, ``dh_mix``, the coefficients, and ``dy`` where
+        it is mixed; two at least.
       backwards: see ``Walker``.
     """
 
@@ -222,6 +223,7 @@ class _Walker(Walker):
 
     def _through_phi(self, pieces: Sequence[_Piece], k: int) -> jax.Array:
         """What comes to the ``k``-th of them, once it is there."""
+        # Only on a GPU would a product be missing if this were more than there are behind it.
         later = len(pieces) - 1 - k
         behind = later * len(products(FEW_PARTS, FEW_PARTS)) + len(pieces) * PARTS
         return plgpu.wgmma_accumulator_load(pieces[k].through_phi, wait_n=behind)

@@ -105,7 +105,8 @@ def slices_post_backward(
 ) -> tuple[jax.Array, ...]:
     """Terms of the gradient to phi; gradients to old streams and output; and inner products.
 
-    See ``Partial`` for the terms and products, which are still to be added up.
+    See ``Partial`` for the terms and products, which are still to be added up: these only without
+    ``totals``.
 
     Args:
       y: the new streams, [tokens, 4, dim] bfloat16, tokens a multiple of 8.
@@ -166,7 +167,7 @@ class _Warpgroup(Walker):
     Attributes:
       sources: new streams and their gradients, old streams, and the layer's output.
       results: gradients to old streams and to the layer's output; of each range, and of the rest,
-        sums for that to phi, and of each slice inner products.
+        sums for that to phi, and of each slice inner products unless they are added to totals.
     """
 
     sources: Mapping[str, Any]

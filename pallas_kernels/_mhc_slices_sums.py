@@ -1,4 +1,4 @@
-"""Adds up what the blocks of the backward pass by slices have, each sum in a fixed order."""
+"""Adds up what the blocks of the backward pass by slices wrote, each sum in a fixed order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class Partial(NamedTuple):
       tokens: of those to the bias, and to the gain of each row, as ``token_parts`` gives them,
         [blocks, 2, padded rows].
       products: inner products of each token, of slices of its columns: for ``h_post`` and then for
-        ``h_res``, [slices, n + n n, tokens]; or None.
+        ``h_res``, [slices, n + n n, tokens], or [1, n + n n, tokens] if they are sums of all slices
+        already; or None.
     """
 
     phi: Any

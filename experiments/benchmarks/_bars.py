@@ -123,7 +123,8 @@ BARS = (
 def compare_with_bars(rows: Sequence[Row]) -> Iterator[str]:
     """One line for each bar that the rows of a run hold both sides of.
 
-    What counts is the time of the kernels where a row has it, else that of a call.
+    What counts is the time of the kernels where both sides have it, or ours for the byte limit;
+    else that of a call.
     """
     for bar in BARS:
         same = [
@@ -136,13 +137,16 @@ def compare_with_bars(rows: Sequence[Row]) -> Iterator[str]:
         ]
         for workload in dict.fromkeys(row["workload"] for row in same):
             of_workload = [row for row in same if row["workload"] == workload]
-            ms = {row["implementation"]: row.get("kernel_ms") or row["ms"] for row in of_workload}
-            ours = ms.get(bar.implementation)
-            theirs = ms.get(bar.baseline, _FIXED_MS.get(bar.baseline))
-            if bar.baseline == BYTE_LIMIT:
-                theirs = limit_ms(of_workload[0])
-            if ours and theirs:
-                yield _line(bar, workload, theirs / ours)
+            for kind in ("kernel_ms", "ms"):
+                ms = {row["implementation"]: row.get(kind) for row in of_workload}
+                ours, theirs = ms.get(bar.implementation), ms.get(bar.baseline)
+                if bar.baseline == BYTE_LIMIT:
+                    theirs = limit_ms(of_workload[0])
+                elif kind == "ms" and bar.baseline in _FIXED_MS:
+                    theirs = _FIXED_MS[bar.baseline]
+                if ours and theirs:
+                    yield _line(bar, workload, theirs / ours)
+                    break
 
 
 def _line(bar: Bar, workload: str, ratio: float) -> str:

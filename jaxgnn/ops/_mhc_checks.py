@@ -58,14 +58,20 @@ def check_pre(op: str, x: Any, phi: Any, alpha: Any, bias: Any, gamma: Any) -> N
 
 def check_post(op: str, x: Any, f: Any, h_post: Any, h_res: Any) -> None:
     """Raises ValueError unless these are arguments of ``mhc_post``."""
-    n, dim = check_streams(op, x)
+    n, _ = check_streams(op, x)
     batch = x.shape[:-2]
-    check_float(op, "f", f, 1)
-    if f.shape != (*batch, dim) or f.dtype != x.dtype:
-        expected = f"{x.dtype} of shape {(*batch, dim)}, as one stream of x"
-        raise bad_input(op, "f", expected, f"{f.dtype} of shape {f.shape}")
+    check_output(op, "f", f, x)
     check_coefficients(op, "h_post", h_post, (*batch, n), (n,))
     check_coefficients(op, "h_res", h_res, (*batch, n, n), (n, n))
+
+
+def check_output(op: str, argument: str, f: Any, x: Any) -> None:
+    """Raises ValueError unless ``f`` is like one of the streams ``x``."""
+    check_float(op, argument, f, 1)
+    shape = *x.shape[:-2], x.shape[-1]
+    if f.shape != shape or f.dtype != x.dtype:
+        expected = f"{x.dtype} of shape {shape}, as one stream of x"
+        raise bad_input(op, argument, expected, f"{f.dtype} of shape {f.shape}")
 
 
 def check_iterations(op: str, iterations: Any) -> int:

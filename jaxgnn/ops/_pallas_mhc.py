@@ -8,6 +8,7 @@ from functools import partial
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxgnn.ops._mhc_kernels import stream_limits
 from jaxgnn.ops._pallas_call import compiled, flat_tokens, vary_like
 from jaxgnn.ops.reference.mhc_pre import Saved
 
@@ -212,7 +213,7 @@ def mhc_post_pre_backward(
     post_scale: float,
     deterministic: bool,
 ) -> tuple[Array | None, ...]:
-    """Gradients to the first eight arguments."""
+    """Gradients to the first eight arguments; see ``pallas_kernels.mhc_post_pre``."""
     del norm_eps  # in saved.inv_rms
     from pallas_kernels import mhc_post_pre as kernels
 
@@ -245,7 +246,7 @@ def layer_links(x: Float[Array, "*batch n dim"]) -> bool:
     from pallas_kernels import mhc_layer as kernels
 
     *batch, n, dim = x.shape
-    return kernels.links(math.prod(batch), n, dim, x.dtype)
+    return stream_limits(x) is None and kernels.links(math.prod(batch), n, dim, x.dtype)
 
 
 @partial(compiled, static_argnames=("transposed",))

@@ -14,7 +14,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops import _pallas_mhc as pallas
 from jaxgnn.ops._checks import check_choice
-from jaxgnn.ops._mhc_checks import check_coefficients, check_post, check_pre, check_streams
+from jaxgnn.ops._mhc_checks import check_coefficients, check_output, check_pre, check_streams
 from jaxgnn.ops._mhc_kernels import kernel, projection_limits, stream_limits, unmeasured_streams
 from jaxgnn.ops.mhc_post import MHC_POST, mhc_post
 from jaxgnn.ops.mhc_pre import MHC_PRE, mhc_pre, pre_options
@@ -135,7 +135,7 @@ def mhc_layer(
         )
         h_res = sinkhorn(logits, **dict(balance), gradient=gradient, **named)
     f = layer(h_in)
-    check_post("mhc_layer", x, f, h_post, h_res)
+    check_output("mhc_layer", "layer(h_in)", f, x)
     if link is None:
         return mhc_post(x, f, h_post, h_res, transposed=transposed, **named)
     return _behind(request, transposed, *dispatch.match_varying(x, link, f, h_post, h_res))

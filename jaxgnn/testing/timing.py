@@ -148,7 +148,7 @@ def measure_in_turns(
 
 
 def kernel_time(candidate: Candidate, calls: int = 20) -> float | None:
-    """Milliseconds of one call in which kernels or copies run, without the gaps between them.
+    """Milliseconds of the kernels and copies of one call, added up, without the gaps between them.
 
     What a call costs where it is one of many in a program: there the device need not wait for the
     host between its kernels. The profiler counts all that this process has on the device.

@@ -195,6 +195,18 @@ def test_dropout_and_state_go_through_linked_ends_as_through_ops_apart(remat, mo
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
+def test_gradient_and_implementation_are_those_that_were_asked_for():
+    with pytest.raises(NotImplementedError, match=r"\[ffi\]"):
+        _connection(implementation="ffi")(X)
+    few = ops.MHCConvention(iterations=1)  # too few for the two gradients to agree
+
+    def slope(gradient):
+        connection = _connection(gradient=gradient, convention=few)
+        return nnx.jit(nnx.grad(lambda c: jnp.sum(c(X) ** 2)))(connection).bias[...]
+
+    assert not np.allclose(slope("exact"), slope("implicit"), rtol=1e-2)
+
+
 def test_stack_equals_one_connection_after_the_other():
     stack, x = _stack(), X
     for connection in stack.layers:

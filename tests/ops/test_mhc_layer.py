@@ -198,23 +198,26 @@ def test_scan_over_layers_with_checkpoint_equals_layer_after_layer():
     _assert_same_gradients(scanned, unrolled, x, *stacked)
 
 
-@pytest.mark.usefixtures("linked")
-def test_shard_map_over_tokens_sums_gradients_of_parameters():
-    if len(jax.devices()) < 4:
-        pytest.skip(f"reason: needs 4 devices, got {len(jax.devices())}")
-    mesh = Mesh(np.array(jax.devices()[:4]), ("tokens",))
-    tokens, whole = PartitionSpec("tokens"), PartitionSpec()
-    specs = (tokens, *[whole] * 5)
-    sharded = jax.shard_map(_run, mesh=mesh, in_specs=specs, out_specs=tokens)
-    inputs = streams((8,), N, DIM), WEIGHT, *PARAMS
-    _assert_same_gradients(sharded, _with(implementation="xla"), *inputs)
-
-
 LAYERS = {
     "constant": lambda h, weight: jnp.broadcast_to(weight[0], h.shape),
     "without a gradient": lambda h, weight: jax.lax.stop_gradient(_layer(h, weight)),
     "identity": lambda h, weight: h,
 }
+
+
+@pytest.mark.usefixtures("linked")
+# What is constant is the same on all devices, unlike the streams.
+@pytest.mark.parametrize("layer", [_layer, LAYERS["constant"]], ids=["tanh", "constant"])
+def test_shard_map_over_tokens_sums_gradients_of_parameters(layer):
+    if len(jax.devices()) < 4:
+        pytest.skip(f"reason: needs 4 devices, got {len(jax.devices())}")
+    mesh = Mesh(np.array(jax.devices()[:4]), ("tokens",))
+    tokens, whole = PartitionSpec("tokens"), PartitionSpec()
+    specs = (tokens, *[whole] * 5)
+    apply = _with(layer=layer)
+    sharded = jax.shard_map(apply, mesh=mesh, in_specs=specs, out_specs=tokens)
+    inputs = streams((8,), N, DIM), WEIGHT, *PARAMS
+    _assert_same_gradients(sharded, functools.partial(apply, implementation="xla"), *inputs)
 
 
 @pytest.mark.usefixtures("linked")
@@ -264,19 +267,21 @@ def test_the_implicit_gradient_is_that_of_the_ops_apart(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "n", "dtype", "expected"),
+    ("shape", "dtype", "expected"),
     [
-        (16384, 4, "bfloat16", True),
-        (16383, 4, "bfloat16", False),
-        (16384, 3, "bfloat16", False),
-        (16384, 4, "float32", False),
+        ((8, 2048, 4, 1280), "bfloat16", True),
+        ((16383, 4, 1280), "bfloat16", False),
+        ((16384, 3, 1280), "bfloat16", False),
+        ((16384, 4, 1280), "float32", False),
+        ((16384, 4, 32), "bfloat16", False),
+        ((16384, 4, 100), "bfloat16", False),
+        ((16384, 4, 8256), "bfloat16", False),
     ],
 )
-def test_ends_are_linked_where_there_are_kernels(tokens, n, dtype, expected):
+def test_ends_are_linked_where_there_are_kernels(shape, dtype, expected):
     if MHC_PRE.unavailable("pallas", "cuda"):
         pytest.skip(f"reason: {MHC_PRE.unavailable('pallas', 'cuda')}")
-    x = jax.ShapeDtypeStruct((8, tokens // 8, n, 1280) if expected else (tokens, n, 1280), dtype)
-    assert pallas.layer_links(x) is expected
+    assert pallas.layer_links(jax.ShapeDtypeStruct(shape, dtype)) is expected
 
 
 @pytest.mark.parametrize("ends_are_linked", [False, True])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from jaxgnn import ops
+from jaxgnn import deterministic, ops
 from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops import _pallas_mhc as pallas
 from jaxgnn.ops.reference import mhc_post as post_reference
@@ -386,6 +386,19 @@ def test_post_pre_lowers_with_its_gradients(tokens, n, dim, dtype, kernels):
     post_pre = functools.partial(ops.mhc_post_pre, implementation="pallas")
     cotangents = (x, *between)
     assert len(_kernels(_with_gradients(post_pre), x, *between, *parameters, cotangents)) == kernels
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("fixed", [False, True])
+def test_inner_products_of_slices_are_in_memory_only_for_sums_in_a_fixed_order(fixed):
+    tokens, n, dim, f32 = 1024, 4, 512, "float32"
+    x, *parameters = _pre_structs((tokens,), n, dim, "bfloat16")
+    between = _structs(((tokens, dim), "bfloat16"), ((tokens, n), f32), ((tokens, n, n), f32))
+    post_pre = functools.partial(ops.mhc_post_pre, implementation="pallas")
+    with deterministic(fixed):
+        lines = _kernels(_with_gradients(post_pre), x, *between, *parameters, (x, *between))
+    products = f"tensor<{dim // 64 if fixed else 1}x{n + n * n}x{tokens}xf32>"
+    assert products in lines[-1].split("->")[0]
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
