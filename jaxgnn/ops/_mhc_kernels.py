@@ -75,14 +75,16 @@ def _few_tokens(x: Any) -> str | None:
     )
 
 
-def stream_limits(x: Any) -> str | None:
+def stream_limits(x: Any, *arrays: Any, **options: Any) -> str | None:
     """Why kernels do not take the streams ``x``, [..., n, dim]."""
+    del arrays, options
     n, dim = x.shape[-2:]
     return count_limits(n) or width_limits(dim)
 
 
-def projection_limits(x: Any, phi: Any) -> str | None:
+def projection_limits(x: Any, phi: Any, *arrays: Any, **options: Any) -> str | None:
     """Why kernels do not take the streams ``x`` and their projection ``phi``, [rows, n dim]."""
+    del arrays, options
     n = x.shape[-2]
     reason, rows = stream_limits(x), n * n + 2 * n
     if reason is None and phi.shape[0] != rows:

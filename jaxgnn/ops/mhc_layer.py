@@ -23,27 +23,18 @@ from jaxgnn.ops.reference.sinkhorn import Last
 from jaxgnn.ops.sinkhorn import BACKWARD as SINKHORN_BACKWARD
 from jaxgnn.ops.sinkhorn import SINKHORN, sinkhorn, sinkhorn_options
 
-
-def _pre_limits(x, phi, *arrays, **options):
-    return projection_limits(x, phi)
-
-
-def _post_limits(x, *arrays, **options):
-    return stream_limits(x)
-
-
 PRE_BACKWARD = kernel(
     "mhc_layer.pre_backward",
     reference.mhc_layer_pre_backward,
     pallas.mhc_layer_pre_backward,
-    limits=_pre_limits,
+    limits=projection_limits,
     unmeasured=unmeasured_streams,
 )
 POST_BACKWARD = kernel(
     "mhc_layer.post_backward",
     reference.mhc_layer_post_backward,
     pallas.mhc_layer_post_backward,
-    limits=_post_limits,
+    limits=stream_limits,
     unmeasured=unmeasured_streams,
 )
 

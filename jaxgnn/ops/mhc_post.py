@@ -15,12 +15,7 @@ from jaxgnn.ops._mhc_checks import check_post
 from jaxgnn.ops._mhc_kernels import kernel, stream_limits, unmeasured_streams
 from jaxgnn.ops.reference import mhc_post as reference
 
-
-def _limits(x, *arrays, **options):
-    return stream_limits(x)
-
-
-_TAKEN = {"limits": _limits, "unmeasured": unmeasured_streams}
+_TAKEN = {"limits": stream_limits, "unmeasured": unmeasured_streams}
 MHC_POST = kernel("mhc_post", reference.mhc_post, pallas.mhc_post, **_TAKEN)
 BACKWARD = kernel(
     "mhc_post.backward", reference.mhc_post_backward, pallas.mhc_post_backward, **_TAKEN

@@ -15,12 +15,7 @@ from jaxgnn.ops._mhc_checks import check_number, check_pre
 from jaxgnn.ops._mhc_kernels import kernel, projection_limits, unmeasured_streams
 from jaxgnn.ops.reference import mhc_pre as reference
 
-
-def _limits(x, phi, *arrays, **options):
-    return projection_limits(x, phi)
-
-
-_TAKEN = {"limits": _limits, "unmeasured": unmeasured_streams}
+_TAKEN = {"limits": projection_limits, "unmeasured": unmeasured_streams}
 MHC_PRE = kernel("mhc_pre", reference.mhc_pre, pallas.mhc_pre, **_TAKEN)
 BACKWARD = kernel("mhc_pre.backward", reference.mhc_pre_backward, pallas.mhc_pre_backward, **_TAKEN)
 STATIC = dispatch.Kernel(
