@@ -28,11 +28,39 @@ from pallas_kernels._dense_stack import BLOCK, PART, WARPGROUP, Ring, Stack, Str
 # A thread has 128 sums of 256 columns, for which only two warpgroups have registers.
 _NARROW, _FEW = 128, 2
 _AHEAD = 4  # tiles for each warpgroup
-# Of one narrow layer with relu the time is that of the memory, of which not all multiprocessors get
-# the same share: several blocks on each, and waves of them, let the fast ones do more. As timed, by
-# widths: waves, warpgroups, slots.
-_RESIDENT = 3
-_BRIEF: dict[tuple[int, ...], tuple[int, int, int]] = {(64, 64): (4, 2, 7), (128, 128): (8, 1, 2)}
+# Less than that may be in the cache, and blocks that stay are as good.
+_WAVES_FROM_BYTES = 64 << 20
+_LEAST_TILES = 2  # of a block that comes in waves
+
+
+@dataclass(frozen=True)
+class _Waves:
+    """Blocks that come one after another, where the time is that of the memory.
+
+    Not all multiprocessors get the same share of it: several blocks on each, and waves of them, let
+    the fast ones do more.
+
+    Attributes:
+      resident: blocks on a multiprocessor.
+      count: waves of them, at most.
+      warpgroups: of a block.
+      slots: likewise.
+    """
+
+    resident: int
+    count: int
+    warpgroups: int
+    slots: int
+
+
+# As timed with a million rows and relu, by widths and ``Stack.precision``.
+_WAVES: dict[tuple[tuple[int, ...], str | None], _Waves] = {
+    ((64, 64), None): _Waves(3, 16, 1, 2),
+    ((128, 128), None): _Waves(3, 16, 1, 2),
+    ((64, 64, 64), None): _Waves(3, 16, 1, 3),
+    ((128, 128, 128), None): _Waves(1, 4, 4, 8),
+    ((64, 64, 64), "tf32"): _Waves(3, 16, 1, 2),
+}
 
 
 @dataclass(frozen=True)
@@ -40,7 +68,8 @@ class DenseTile:
     """How blocks and warpgroups share the work.
 
     Attributes:
-      blocks: at most this many have the same columns; with all parts one a multiprocessor.
+      blocks: at most this many have the same columns; with all parts one a multiprocessor, but for
+        those that come in waves.
       warpgroups: that take turns at the tiles of a block.
       slots: tiles in shared memory, those read ahead and those worked on.
       parts: blocks that share the columns of the result.
@@ -55,19 +84,21 @@ class DenseTile:
     direct: bool = False
 
     @classmethod
-    def choose(cls, stack: Stack) -> DenseTile | None:
-        """The heuristic of the forward pass: what fits, or None."""
+    def choose(cls, stack: Stack, rows: int = 0) -> DenseTile | None:
+        """The heuristic of the forward pass, for so many rows, if known: what fits, or None."""
         if max(stack.widths) > dense.MOST_WIDTH:
             return None
+        waves = _WAVES.get((stack.widths, stack.precision))
+        many = rows * stack.widths[0] * stack.dtype.itemsize >= _WAVES_FROM_BYTES
+        if waves and many and set(stack.activations) <= {"relu", None}:
+            blocks = dense.MULTIPROCESSORS * waves.resident * waves.count
+            blocks = min(blocks, rows // (dense.ROWS * _LEAST_TILES))
+            return cls(blocks, waves.warpgroups, waves.slots)
         # Layers one by one are better than a stack that leaves no room to read ahead.
         least = 2 if stack.layers == 1 else 3
         tile = cls._fitting(stack, stack.row_bytes(max(stack.widths)), least)
         if tile is None or stack.layers > 1 or stack.dtype.itemsize != 2:
             return tile
-        brief = _BRIEF.get(stack.widths)
-        if brief is not None and stack.activations == ("relu",):
-            waves, warpgroups, slots = brief
-            return cls(dense.MULTIPROCESSORS * _RESIDENT * waves, warpgroups, slots)
         # Where few tiles fit, none of them should wait for the one before to be written.
         return dataclasses.replace(tile, direct=tile.slots < 2 * tile.warpgroups)
 
@@ -124,7 +155,8 @@ def forward(
       [rows, last width], of the dtype of ``x``.
     """
     stack = Stack.of(x, kernels, biases, activations, precision)
-    return _launch("dense_forward", stack, tile or DenseTile.choose(stack), [x], kernels, biases)
+    tile = tile or DenseTile.choose(stack, x.shape[0])
+    return _launch("dense_forward", stack, tile, [x], kernels, biases)
 
 
 def pull_back(x, kernel, bias, activation: str, dy, tile: DenseTile | None = None) -> jax.Array:

@@ -160,6 +160,7 @@ def cases(layers: Layers, workload: Rows, count: int) -> Iterator[Case]:
                 nbytes=bytes_moved(direction, **sizes, itemsize=jnp.dtype(dtype).itemsize),
                 candidates=candidates(layers, direction, inputs),
                 flops=flops(direction, rows=workload.nodes, features=features),
+                kernels=True,
             )
 
 
@@ -172,7 +173,8 @@ def _named(workload: Rows, activation: str) -> Rows:
 def candidates(layers: Layers, direction: str, inputs: list[tuple]) -> dict[str, Candidate]:
     """The implementations; ``None``, as ``auto``; the plain layers, compiled in two ways; torch.
 
-    For float32 on a GPU the implementations are there twice, also with ``precision="bf16x3"``.
+    Forward also a copy of the rows, which no layer can be faster than. For float32 on a GPU the
+    implementations are there twice, also with ``precision="bf16x3"``.
     """
     plain = DIRECTIONS[direction](layers.plain)
     return {
@@ -182,7 +184,14 @@ def candidates(layers: Layers, direction: str, inputs: list[tuple]) -> dict[str,
         "plain": Candidate(plain, inputs),
         **{f"plain {name}": made for name, made in with_cublaslt(plain, inputs).items()},
         **torch_layers(layers, direction, inputs),
+        **({"copy": Candidate(_copy, inputs)} if direction == "forward" else {}),
     }
+
+
+def _copy(_, arrays, dy) -> jax.Array:
+    """Of the rows, by the device's own means."""
+    del dy
+    return jnp.copy(arrays[0])
 
 
 def _with_parts(layers: Layers, direction: str, inputs: list[tuple]) -> dict[str, Candidate]:

@@ -65,6 +65,7 @@ def cases(workload: Rows) -> Iterator[Case]:
                 },
                 k=k,
                 flops=_layers.flops(direction, rows=workload.nodes, features=features),
+                kernels=True,
             )
 
 

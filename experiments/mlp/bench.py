@@ -25,7 +25,7 @@ from experiments.benchmarks._report import Column, Row, append_rows, header, lin
 from experiments.mlp.config import NETWORKS, BenchConfig, Network
 from experiments.mlp.differences import largest_difference
 from jaxgnn._errors import bad_input
-from jaxgnn.testing.timing import device_description, measure_in_turns
+from jaxgnn.testing.timing import device_description, kernel_time, measure_in_turns
 
 _COLUMNS = (
     Column("network", "network", 16),
@@ -35,9 +35,12 @@ _COLUMNS = (
     Column("XLA ms", "xla_ms", 9, ".4f"),
     Column("lt ms", "cublaslt_ms", 9, ".4f"),
     Column("ours ms", "ours_ms", 9, ".4f"),
+    Column("kernels", "ours_kernel_ms", 9, ".4f"),
     Column("x torch", "speedup_over_torch", 7, ".3f"),
     Column("x XLA", "speedup_over_xla", 7, ".3f"),
     Column("x lt", "speedup_over_cublaslt", 7, ".3f"),
+    Column("k x XLA", "kernel_speedup_over_xla", 7, ".3f"),
+    Column("k x lt", "kernel_speedup_over_cublaslt", 7, ".3f"),
     Column("diff torch", "max_abs_diff_torch", 10, ".1e"),
     Column("diff XLA", "max_abs_diff_xla", 10, ".1e"),
 )
@@ -50,6 +53,11 @@ _BASELINES = {
     "speedup_over_xla": "XLA",
     "speedup_over_cublaslt": "XLA with cublasLt",
     "speedup_over_torch": "torch",
+}
+_KERNEL_BASELINES = {
+    f"kernel_{key}": f"{name}, by the time of the kernels"
+    for key, name in _BASELINES.items()
+    if name != "torch"
 }
 
 
@@ -111,7 +119,7 @@ def _table(config: BenchConfig, networks: list[Network], scale: str, kind: dict)
         raise next(iter(reasons.values()))
     for name, reason in reasons.items():
         print(f"{name}: {reason}")
-    for key, baseline in _BASELINES.items():
+    for key, baseline in (_BASELINES | _KERNEL_BASELINES).items():
         ratios = [row[key] for row in rows if row.get(key)]
         if ratios:
             mean = statistics.geometric_mean(ratios)
@@ -144,6 +152,7 @@ def _measure(config: BenchConfig, network: Network, scale: str, dtype: str, dire
     ms = {name: timing.median_ms for name, timing in timings.items() if timing}
     measured: Row = {"gflop": flops(direction, rows=rows, features=features) / 1e9}
     measured |= {f"{name}_ms": value for name, value in ms.items()}
+    measured |= _kernel_times(candidates)
     for name in results.keys() - {"ours"}:
         if {"ours", name} <= ms.keys():
             measured[f"speedup_over_{name}"] = ms[name] / ms["ours"]
@@ -151,6 +160,16 @@ def _measure(config: BenchConfig, network: Network, scale: str, dtype: str, dire
         if difference == math.inf:
             raise FloatingPointError(f"bench: {network.name()}: ours or {name} is not finite")
         measured[f"max_abs_diff_{name}"] = difference
+    return measured
+
+
+def _kernel_times(candidates: dict[str, Candidate]) -> Row:
+    """Of kernels by themselves, and their ratios: launching small networks takes longer."""
+    times = {name: kernel_time(made) for name, made in candidates.items() if name != "torch"}
+    known = {name: ms for name, ms in times.items() if ms is not None}
+    measured: Row = {f"{name}_kernel_ms": ms for name, ms in known.items()}
+    for name in known.keys() - {"ours"}:
+        measured[f"kernel_speedup_over_{name}"] = known[name] / known["ours"]
     return measured
 
 

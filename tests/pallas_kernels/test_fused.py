@@ -1,5 +1,6 @@
 """The kernels of fused linear layers: interpreted against float64, and lowered at real shapes."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -23,7 +24,7 @@ from pallas_kernels import (
 )
 from pallas_kernels._dense_forward import DenseTile
 from pallas_kernels._dense_plan import BackwardTile
-from pallas_kernels._dense_stack import SHARED_BYTES, Stack
+from pallas_kernels._dense_stack import MULTIPROCESSORS, SHARED_BYTES, Stack
 from tests.ops._linear import VALUES, features, layers
 from tests.pallas_kernels._dense import interpreted, kernels_of, structs, with_gradients
 
@@ -316,11 +317,28 @@ def test_tiles_read_ahead_within_shared_memory(widths):
     assert tile.limited_to(65).blocks == 2
 
 
-@pytest.mark.parametrize("widths", [(64, 64), (128, 128)])
-def test_three_blocks_of_a_narrow_layer_fit_a_multiprocessor(widths):
-    stack = _stack(widths, "relu")
-    tile = DenseTile.choose(stack)
-    assert tile.blocks % (3 * 132) == 0
-    held = tile.slots * 64 * max(widths) * 2 + 8 * (tile.barriers + 1)
+# Widths, precision of float32, and blocks that share a multiprocessor.
+IN_WAVES = [((64, 64), None, 3), ((128, 128), None, 3), ((64, 64, 64), None, 3)]
+IN_WAVES += [((128, 128, 128), None, 1), ((64, 64, 64), "tf32", 3)]
+
+
+@pytest.mark.parametrize("widths, precision, resident", IN_WAVES)
+def test_blocks_of_narrow_layers_come_in_waves_that_fit_a_multiprocessor(
+    widths, precision, resident
+):
+    stack = dataclasses.replace(_stack(widths, "relu"), precision=precision)
+    if precision:
+        stack = dataclasses.replace(stack, dtype=jnp.dtype("float32"))
+    rows, itemsize = 1_000_000, stack.dtype.itemsize
+    tile = DenseTile.choose(stack, rows)
+    assert tile.blocks >= 4 * resident * MULTIPROCESSORS and tile.slots > tile.warpgroups
+    held = tile.slots * 64 * max(widths) * itemsize + 8 * (tile.barriers + 1)
     # Each block has a KiB of the system's.
-    assert 3 * (held + stack.parameter_bytes() + 1024) <= 228 * 1024
+    assert resident * (held + stack.parameter_bytes() + 1024) <= 228 * 1024
+    # None has less than two tiles, and what a cache may hold has a block for each multiprocessor.
+    few = 2**26 // (widths[0] * itemsize)
+    assert DenseTile.choose(stack, few).blocks * 2 * 64 <= few
+    assert DenseTile.choose(stack, few - 1).blocks == MULTIPROCESSORS
+    # As with another activation.
+    other = dataclasses.replace(stack, activations=("gelu",) * stack.layers)
+    assert DenseTile.choose(other, rows).blocks == MULTIPROCESSORS
