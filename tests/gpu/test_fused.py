@@ -195,6 +195,31 @@ def test_results_have_the_same_bits_from_registers(rows, widths):
     _repeats_poisoned(direct, inputs, copied(*inputs))
 
 
+# So many rows that blocks come in waves, the last tile cut.
+WAVES = [(600_011, (64, 64), None), (300_011, (128, 128), None), (600_011, (64, 64, 64), None)]
+WAVES += [(300_011, (128, 128, 128), None), (300_011, (64, 64, 64), "tf32")]
+
+
+@pytest.mark.parametrize("rows, widths, precision", WAVES)
+def test_blocks_in_waves_have_the_bits_of_blocks_that_stay(rows, widths, precision):
+    needs_kernels()
+    dtype = "float32" if precision else "bfloat16"
+    inputs = features((rows, widths[0]), dtype), *layers(widths, dtype)
+    activations = (*["relu"] * (len(widths) - 2), "relu" if len(widths) == 2 else None)
+    stack = Stack.of(*inputs, activations, precision)
+    tiles = DenseTile.choose(stack), DenseTile.choose(stack, rows)
+    assert tiles[0].blocks < tiles[1].blocks
+    stay, waves = (
+        jax.jit(
+            functools.partial(
+                _dense_forward.forward, activations=activations, tile=tile, precision=precision
+            )
+        )
+        for tile in tiles
+    )
+    _repeats_poisoned(waves, inputs, stay(*inputs))
+
+
 PAIRS = [(1, (256, 256, 256), "float16"), (203, (192, 256, 256), "bfloat16")]
 PAIRS += [(8449, (256, 256, 256, 64), "float16"), (232_965, (256, 256, 256), "bfloat16")]
 
