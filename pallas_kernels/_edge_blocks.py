@@ -15,7 +15,7 @@ from pallas_kernels._values import Array, Value
 from pallas_kernels._warp import Warp
 
 # Bits of an entry that name its row; the others name its sender.
-_ROW_BITS = 8
+_ROW_BITS = 9
 _NO_ROW = (1 << _ROW_BITS) - 1
 # Entries that are loaded together, and that each group of lanes takes in turn at most.
 _BATCH, _LONGEST_RUN = 4, 64
@@ -30,11 +30,13 @@ _FEW_ROWS = 128
 class EdgeBlocks:
     """Edges grouped by block of rows and tile of senders, sorted by sender within a block.
 
-    Blocks are numbered ``tile * row_blocks + block of rows``. Task ``t`` is entries ``offsets[t]``
-    up to ``offsets[t + 1]`` of block ``blocks[t]``. In a kernel each array is an ``Array``.
+    The rows of a block are neighbours in ``row_order``. Blocks are numbered
+    ``tile * row_blocks + block of rows``. Task ``t`` is entries ``offsets[t]`` up to
+    ``offsets[t + 1]`` of block ``blocks[t]``. In a kernel each array is an ``Array``.
 
     Attributes:
-      entries: ``sender within the tile << 8 | row within the block`` of each edge, padded to a
+      row_order: the rows in the order in which they are cut into blocks, [rows] int32.
+      entries: ``sender within the tile << 9 | row within the block`` of each edge, padded to a
         multiple of four, [entries] uint32.
       edges: position of each in ``weights``, [edges] int32 or int64; None without weights.
       blocks: [tasks] int32.
@@ -42,10 +44,11 @@ class EdgeBlocks:
       weights: of the edges, [edges] float32, or None for ones.
       row_scale: factor of each row, [rows] float32, or None for ones.
       col_scale: factor of each sender, [cols] float32, or None for ones.
-      rows: of a block, less than 256.
+      rows: of a block, less than 512.
       senders: of a tile.
     """
 
+    row_order: Any
     entries: Any
     edges: Any
     blocks: Any
@@ -76,7 +79,7 @@ class Task:
       aligned: the multiple of four before the first entry, from which the others count.
       begin: first entry, i32.
       end: behind the last, i32.
-      first_row: of the block, i32.
+      first_row: place of the block's first row in ``row_order``, i32.
       first_sender: of the tile, i32.
       rows: of the block, i32; the last block may have fewer than others.
     """
@@ -175,7 +178,8 @@ class _AddToSums:
 
         def take(first):
             count = task.rows if first is None else (task.rows - first).least(self.tile.held)
-            rows.load(dy, graph.row_scale, task.first_row + (0 if first is None else first), count)
+            begin = task.first_row + (0 if first is None else first)
+            rows.load(dy, graph.row_scale, graph.row_order.shifted(begin), count)
             warp.barrier()
             _Runs(self.tile, warp, graph, task, rows, first, count).add(columns, sums)
 
@@ -219,21 +223,24 @@ class _Rows:
         if scales is not None:
             warp.when(warp.thread == 0, lambda: scales.store(self.last, zero))
 
-    def load(self, dy: Array, row_scale: Array | None, first: Value, count: Value) -> None:
-        """Copies rows ``first`` .. ``first + count - 1`` to the front, by all threads."""
+    def load(self, dy: Array, row_scale: Array | None, numbers: Array, count: Value) -> None:
+        """Copies rows ``numbers[0]`` .. ``numbers[count - 1]`` to the front, by all threads."""
         warp, dim = self.warp, self.rows.shape[1]
         entries = math.gcd(dim, 16 // dy.itemsize)  # of one load
-        source = dataclasses.replace(dy, streamed=True).shifted(first.to("i64") * dim)
-        row_scale = None if row_scale is None else row_scale.shifted(first)
+        source = dataclasses.replace(dy, streamed=True)
         loads = count * (dim // entries)
 
         def copy(begin, _):
             places = [begin + s * warp.threads for s in range(_ROWS_AHEAD)]
             # Behind the end the last is read again and not stored.
-            inner = [place.least(loads - 1) * entries for place in places]
-            read = [source.load_words(at, entries) for at in inner]
+            inner = [place.least(loads - 1) for place in places]
+            rows = [numbers.load(at // (dim // entries)) for at in inner]
+            read = [
+                source.row(row).load_words(at % (dim // entries) * entries, entries)
+                for row, at in zip(rows, inner, strict=True)
+            ]
             if row_scale is not None and self.scales is None:
-                factors = [row_scale.load(at // dim) for at in inner]
+                factors = [row_scale.load(row) for row in rows]
                 read = [
                     [(factor * word.bits("f32")).bits("u32") for word in words]
                     for factor, words in zip(factors, read, strict=True)
@@ -250,7 +257,7 @@ class _Rows:
         if scales is not None and row_scale is not None:
 
             def copy_scale(row, _):
-                scales.store(row, row_scale.load(row))
+                scales.store(row, row_scale.load(numbers.load(row)))
 
             warp.loop(warp.thread, count, warp.threads, (), copy_scale)
 

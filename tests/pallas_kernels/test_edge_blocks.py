@@ -37,7 +37,7 @@ def emulator():
 
 def _graph(monkeypatch, name, shape) -> CSRGraph:
     """Empty rows, padding, a hub among the receivers and one among the senders, edge blocks."""
-    monkeypatch.setattr(BlockShape, "choose", lambda *sizes: SHAPES[shape])
+    monkeypatch.setattr(BlockShape, "choices", lambda *sizes: (SHAPES[shape],))
     rng = np.random.default_rng(0)
     receivers, slots = rng.integers(0, ROWS, EDGES), EDGES + PADDING
     receivers[:HUB] = 7
@@ -63,8 +63,8 @@ def _graph(monkeypatch, name, shape) -> CSRGraph:
 
 def _with_blocks(graph: CSRGraph) -> CSRGraph:
     plan = graph.made_plan()
-    ends = plan.transposed_indptr, plan.transposed_indices, plan.permutation
-    made = make_edge_blocks(*map(np.asarray, ends), graph.num_rows)
+    ends = graph.indptr, plan.transposed_indptr, plan.transposed_indices, plan.permutation
+    made = make_edge_blocks(*map(np.asarray, ends))
     plan = dataclasses.replace(plan, edge_blocks=jax.tree.map(jnp.asarray, made))
     return dataclasses.replace(graph, plan=plan)
 
@@ -112,6 +112,22 @@ def test_blocks_agree_with_the_reference(monkeypatch, launched, name, shape, dim
     assert shared["held_rows"].shape[0] - 1 == (SHAPES[shape].rows if held is None else held)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_blocks_of_hundreds_of_rows_of_very_different_degrees(monkeypatch, dtype):
+    shape = BlockShape(rows=416, senders=COLS, edges_per_task=200, row_blocks=2, tiles=1)
+    monkeypatch.setattr(BlockShape, "choices", lambda *sizes: (shape,))
+    rng, rows = np.random.default_rng(0), 450
+    degrees = np.minimum(rng.permutation(300 // np.arange(1, rows + 1) + 1), 120)
+    degrees[rng.permutation(rows)[:20]] = 0
+    receivers = np.repeat(np.arange(rows), degrees)
+    senders = rng.integers(0, COLS, len(receivers))
+    graph = CSRGraph.from_edges(senders, receivers, rows, num_senders=COLS).normalized("mean")
+    graph, kept = _with_blocks(graph), _kept(40, 8, dtype)
+    dy = random_array((rows, 40), dtype, seed=1)
+    exact = maxk_spmm_reference.grad_values(graph, kept, dy)
+    assert_close(pallas.grad_values(graph, kept, dy), exact, reduction_length=len(receivers))
+
+
 @pytest.mark.parametrize("held", [16, 3])
 def test_what_is_not_finite_stays_with_its_senders(monkeypatch, held):
     graph, kept = _graph(monkeypatch, "weighted", "small"), _kept(64, 8, "float32")
@@ -129,9 +145,9 @@ def test_offsets_of_64_bits(monkeypatch):
     with jax.enable_x64(True):
         graph, kept = _graph(monkeypatch, "weighted", "small"), _kept(64, 8, "float32")
         dy = random_array((ROWS, 64), "float32", seed=1)
-        blocks = graph.plan.edge_blocks
+        (blocks,) = graph.plan.edge_blocks
         wide = {part: getattr(blocks, part).astype(jnp.int64) for part in ("edges", "offsets")}
-        plan = dataclasses.replace(graph.plan, edge_blocks=dataclasses.replace(blocks, **wide))
+        plan = dataclasses.replace(graph.plan, edge_blocks=(dataclasses.replace(blocks, **wide),))
         graph = dataclasses.replace(graph, plan=plan)
         exact = maxk_spmm_reference.grad_values(graph, kept, dy)
         assert_close(pallas.grad_values(graph, kept, dy), exact, reduction_length=EDGES)
@@ -145,10 +161,12 @@ def test_rows_that_are_too_wide_are_walked_one_by_one(monkeypatch, launched):
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
-@pytest.mark.parametrize("rows, dim", [(208, 256), (208, 551), (64, 256), (64, 1000), (64, 3584)])
+@pytest.mark.parametrize(
+    "rows, dim", [(208, 256), (208, 551), (416, 256), (64, 256), (64, 1000), (64, 3584)]
+)
 def test_what_a_block_holds_fits_shared_memory(rows, dim, itemsize):
     dtype = {2: jnp.bfloat16, 4: jnp.float32}[itemsize]
     tile = BlocksTile.choose(rows, 32, dim, itemsize)
     scratch = _simt._Scratch(_simt.Grid(1, tile.warps), {}, tile.shared(dim, jnp.dtype(dtype)))
     assert 4 * scratch.words <= _simt.most_shared_bytes()
-    assert 1 <= tile.held <= rows < 256
+    assert 1 <= tile.held <= rows < 512
