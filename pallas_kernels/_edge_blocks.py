@@ -18,7 +18,7 @@ from pallas_kernels._warp import Warp
 _ROW_BITS = 9
 _NO_ROW = (1 << _ROW_BITS) - 1
 # Entries that are loaded together, and that each group of lanes takes in turn at most.
-_BATCH, _LONGEST_RUN = 4, 64
+_BATCH, _LONGEST_RUN = 4, 128
 # Loads of rows in flight.
 _ROWS_AHEAD = 4
 # Blocks of more rows get all threads that a block can have; others leave room for more blocks.
@@ -290,8 +290,10 @@ class _Runs:
         """Adds the task's entries to the sums."""
         warp, lanes, k, end = self.warp, self.tile.lanes, columns.shape[1], self.task.end
         groups, group = warp.threads // lanes, warp.thread // lanes
-        share = ((end + (groups - 1)) // groups + (_BATCH - 1)) // _BATCH * _BATCH
-        length = share.least(_LONGEST_RUN)
+        # Runs of equal length, so that no group is idle while others take the last ones.
+        share = (end + (groups - 1)) // groups
+        rounds = (share + (_LONGEST_RUN - 1)) // _LONGEST_RUN
+        length = ((share + (rounds - 1)) // rounds + (_BATCH - 1)) // _BATCH * _BATCH
         first_sender = self.task.first_sender.to("i64") * k
 
         def take_columns(at, _):

@@ -14,7 +14,7 @@ from jaxgnn.ops import _pallas as pallas
 from jaxgnn.ops.reference import maxk as maxk_reference
 from jaxgnn.ops.reference import maxk_spmm as maxk_spmm_reference
 from jaxgnn.testing import DTYPES, assert_close, random_array
-from pallas_kernels import _simt, maxk_spmm
+from pallas_kernels import _edge_blocks, _simt, maxk_spmm
 from pallas_kernels._edge_blocks import BlocksTile
 from tests.pallas_kernels._emulator import emulated
 
@@ -126,6 +126,15 @@ def test_blocks_of_hundreds_of_rows_of_very_different_degrees(monkeypatch, dtype
     dy = random_array((rows, 40), dtype, seed=1)
     exact = maxk_spmm_reference.grad_values(graph, kept, dy)
     assert_close(pallas.grad_values(graph, kept, dy), exact, reduction_length=len(receivers))
+
+
+@pytest.mark.parametrize("longest", [4, 12, 20])
+def test_groups_take_several_runs_of_a_long_task(monkeypatch, longest):
+    monkeypatch.setattr(_edge_blocks, "_LONGEST_RUN", longest)
+    graph, kept = _graph(monkeypatch, "scaled", "one"), _kept(64, 32, "float32")
+    dy = random_array((ROWS, 64), "float32", seed=1)
+    exact = maxk_spmm_reference.grad_values(graph, kept, dy)
+    assert_close(pallas.grad_values(graph, kept, dy), exact, reduction_length=EDGES)
 
 
 @pytest.mark.parametrize("held", [16, 3])

@@ -130,7 +130,7 @@ struct HeldRows {
 template <typename T, typename Column, int kLanes, bool kAligned, bool kWeights>
 struct BlockRuns {
   using Four = FourEntries<Column, kAligned>;
-  static constexpr int kBatch = 4, kLongestRun = 64;
+  static constexpr int kBatch = 4, kLongestRun = 128;
 
   const EdgeBlocks& graph;
   const BlockTask& task;
@@ -146,8 +146,9 @@ struct BlockRuns {
     const int64_t aligned = task.begin / kBatch * kBatch;
     const int begin = static_cast<int>(task.begin - aligned);
     const int end = static_cast<int>(task.end - aligned);
-    const int share = ((end + groups - 1) / groups + kBatch - 1) / kBatch * kBatch;
-    const int length = min(share, kLongestRun);
+    // Runs of equal length, so that no group is idle while others take the last ones.
+    const int share = (end + groups - 1) / groups, rounds = (share + kLongestRun - 1) / kLongestRun;
+    const int length = ((share + rounds - 1) / rounds + kBatch - 1) / kBatch * kBatch;
     for (int first = group * length; first < end; first += groups * length) {
       AddRun(aligned, max(first, begin), first, min(first + length, end), at);
     }
