@@ -30,12 +30,13 @@ _FEW_ROWS = 128
 class EdgeBlocks:
     """Edges grouped by block of rows and tile of senders, sorted by sender within a block.
 
-    The rows of a block are neighbours in ``row_order``. Blocks are numbered
+    A row's place is that in ``row_order``, by which rows are cut. Blocks are numbered
     ``tile * row_blocks + block of rows``. Task ``t`` is entries ``offsets[t]`` up to
     ``offsets[t + 1]`` of block ``blocks[t]``. In a kernel each array is an ``Array``.
 
     Attributes:
-      row_order: the rows in the order in which they are cut into blocks, [rows] int32.
+      row_order: the rows in the order in which they are cut into blocks, [rows] int32, or None if
+        that is the order of their numbers.
       entries: ``sender within the tile << 9 | row within the block`` of each edge, padded to a
         multiple of four, [entries] uint32.
       edges: position of each in ``weights``, [edges] int32 or int64; None without weights.
@@ -70,6 +71,10 @@ class EdgeBlocks:
         rows = (num_rows - first_row).least(self.rows)
         return Task(aligned, begin, end, first_row, tile * self.senders, rows)
 
+    def row_at(self, place: Value) -> Value:
+        """Number of the row at a place, in a kernel."""
+        return place if self.row_order is None else self.row_order.load(place)
+
 
 @dataclass(frozen=True)
 class Task:
@@ -79,7 +84,7 @@ class Task:
       aligned: the multiple of four before the first entry, from which the others count.
       begin: first entry, i32.
       end: behind the last, i32.
-      first_row: place of the block's first row in ``row_order``, i32.
+      first_row: place of the block's first row, i32.
       first_sender: of the tile, i32.
       rows: of the block, i32; the last block may have fewer than others.
     """
@@ -178,8 +183,7 @@ class _AddToSums:
 
         def take(first):
             count = task.rows if first is None else (task.rows - first).least(self.tile.held)
-            begin = task.first_row + (0 if first is None else first)
-            rows.load(dy, graph.row_scale, graph.row_order.shifted(begin), count)
+            rows.load(graph, dy, task.first_row + (0 if first is None else first), count)
             warp.barrier()
             _Runs(self.tile, warp, graph, task, rows, first, count).add(columns, sums)
 
@@ -223,20 +227,21 @@ class _Rows:
         if scales is not None:
             warp.when(warp.thread == 0, lambda: scales.store(self.last, zero))
 
-    def load(self, dy: Array, row_scale: Array | None, numbers: Array, count: Value) -> None:
-        """Copies rows ``numbers[0]`` .. ``numbers[count - 1]`` to the front, by all threads."""
+    def load(self, graph: EdgeBlocks, dy: Array, first: Value, count: Value) -> None:
+        """Copies the rows of ``count`` places from ``first`` on to the front, by all threads."""
         warp, dim = self.warp, self.rows.shape[1]
         entries = math.gcd(dim, 16 // dy.itemsize)  # of one load
-        source = dataclasses.replace(dy, streamed=True)
-        loads = count * (dim // entries)
+        source, row_scale = dataclasses.replace(dy, streamed=True), graph.row_scale
+        of_row = dim // entries
+        loads = count * of_row
 
         def copy(begin, _):
             places = [begin + s * warp.threads for s in range(_ROWS_AHEAD)]
             # Behind the end the last is read again and not stored.
             inner = [place.least(loads - 1) for place in places]
-            rows = [numbers.load(at // (dim // entries)) for at in inner]
+            rows = [graph.row_at(first + at // of_row) for at in inner]
             read = [
-                source.row(row).load_words(at % (dim // entries) * entries, entries)
+                source.row(row).load_words(at % of_row * entries, entries)
                 for row, at in zip(rows, inner, strict=True)
             ]
             if row_scale is not None and self.scales is None:
@@ -256,8 +261,8 @@ class _Rows:
         scales = self.scales
         if scales is not None and row_scale is not None:
 
-            def copy_scale(row, _):
-                scales.store(row, row_scale.load(numbers.load(row)))
+            def copy_scale(at, _):
+                scales.store(at, row_scale.load(graph.row_at(first + at)))
 
             warp.loop(warp.thread, count, warp.threads, (), copy_scale)
 

@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(1024)
     const int64_t sender = task.first_sender;
     const int count = min(most_held, task.rows - first);
     __syncthreads();
-    held.Load(dy, graph.row_scale, graph.row_order + task.first_row + first, count);
+    held.Load(graph, dy, task.first_row + first, count);
     __syncthreads();
     const BlockRuns<T, Column, kLanes, kAligned, kWeights> runs{
         graph, task, held, columns + sender * k, sums + sender * k, k, first, count};
@@ -399,7 +399,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_maxk_spmm_grad_values, jaxgnn::GradValues,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_maxk_spmm_grad_values_blocks, jaxgnn::GradValuesBlocks,
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<xla::ffi::AnyBuffer>()  // rows in order of blocks
+                                  .Arg<xla::ffi::AnyBuffer>()  // rows in order of blocks or empty
                                   .Arg<xla::ffi::AnyBuffer>()  // entries
                                   .Arg<xla::ffi::AnyBuffer>()  // edges
                                   .Arg<xla::ffi::AnyBuffer>()  // blocks of the tasks

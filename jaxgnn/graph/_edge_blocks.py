@@ -32,6 +32,7 @@ class BlockShape:
       edges_per_task: edges that one thread block takes of a block at most.
       row_blocks: blocks side by side in one tile.
       tiles: of senders, one after another.
+      by_degree: whether rows of many edges come first, or all rows as they are numbered.
     """
 
     rows: int
@@ -39,19 +40,20 @@ class BlockShape:
     edges_per_task: int
     row_blocks: int
     tiles: int
+    by_degree: bool
 
     @classmethod
     def choices(cls, num_rows: int, num_cols: int, num_edges: int) -> tuple[BlockShape, ...]:
-        """The shapes in which a graph is cut, of more and more rows: one for each width of rows.
+        """The shapes in which a graph is cut: the larger its blocks, the narrower are its rows.
 
-        The one heuristic, measured on an H200 at width 256. Many rows in a block have senders in
-        common, whose sums are then added once for all of them; that pays where rows have many
-        edges. So narrow rows are cut into larger blocks, which take as much shared memory.
-        Otherwise a block only spares reading rows again, and small ones keep more thread blocks
-        in flight. Each tile of senders reads all rows again, which costs little where rows have
-        many edges.
+        The one heuristic, for an H100. Many rows in a block have senders in common, whose sums
+        are then added once for all of them; that pays where rows have many edges, and the more
+        the larger the block. Otherwise a block only spares reading rows again, and small ones keep
+        more thread blocks in flight. Each tile of senders reads all rows again, which costs little
+        where rows have many edges.
         """
-        many_edges = num_edges >= 128 * num_rows and num_rows >= 512 * _MANY_ROWS[0]
+        many_blocks = num_rows >= _MANY_BLOCKS * _MANY_ROWS[0]
+        many_edges = many_blocks and num_edges >= _MANY_EDGES * num_rows
         options, most_senders = (_MANY_ROWS, 1 << 17) if many_edges else (_FEW_ROWS, 420_000)
         tiles = max(1, -(-num_cols // most_senders))
         return tuple(
@@ -61,6 +63,7 @@ class BlockShape:
                 edges_per_task=min(max(num_edges >> 10, 1 << 10), 1 << 15),
                 row_blocks=max(1, -(-num_rows // rows)),
                 tiles=tiles,
+                by_degree=many_edges,
             )
             for rows in options
         )
@@ -79,6 +82,8 @@ class BlockShape:
 _BYTES_AT_ONCE = 224 * 1024
 # Wider rows are walked one by one.
 _MOST_PASSES = 2
+# Rows of a block where rows have this many edges, and there are so many blocks; and elsewhere.
+_MANY_EDGES, _MANY_BLOCKS = 128, 512
 _MANY_ROWS, _FEW_ROWS = (208, 416), (64,)
 
 
@@ -91,7 +96,8 @@ class EdgeBlocks:
     tasks at the end have no entries.
 
     Attributes:
-      row_order: the rows in the order in which they are cut into blocks, int32.
+      row_order: the rows in the order in which they are cut into blocks, int32, or None if that is
+        the order of their numbers.
       entries: ``sender within the tile << ROW_BITS | row within the block`` of each edge, then
         zeros up to a multiple of four.
       edges: position of each in the graph.
@@ -100,7 +106,7 @@ class EdgeBlocks:
       shape: of the blocks.
     """
 
-    row_order: Int[Array, " rows"]
+    row_order: Int[Array, " rows"] | None
     entries: UInt[Array, " entries"]
     edges: Int[Array, " edges"]
     blocks: Int[Array, " tasks"]
@@ -149,17 +155,18 @@ def make_edge_blocks(
         senders[: transposed_indptr[-1]] = np.repeat(columns, np.diff(transposed_indptr))
     else:
         senders = row_ids(jnp.asarray(transposed_indptr), num_edges)
-    row_order = _row_order(xp, xp.diff(xp.asarray(indptr)))
-    # Without rows all edges are padding.
-    places = inverse_permutation(row_order)[transposed_indices] if num_rows else transposed_indices
     shapes = BlockShape.choices(num_rows, num_cols, num_edges)
+    row_order, places = None, transposed_indices
+    if shapes[0].by_degree:
+        row_order = _by_degree(xp, xp.diff(xp.asarray(indptr)))
+        places = inverse_permutation(row_order)[transposed_indices]
     return tuple(
         _cut(xp, shape, row_order, places, senders, num_cols, permutation) for shape in shapes
     )
 
 
-def _row_order(xp, degrees):
-    """Rows by degree, most edges first: many have senders in common, and more so in one block.
+def _by_degree(xp, degrees):
+    """Rows by degree, most edges first: those have most senders in common, if they share a block.
 
     Degrees up to the next power of two count as equal, and such rows stay in the given order. That
     saves all but as much, and what neighbours in the given order have in common is not lost.
@@ -169,7 +176,7 @@ def _row_order(xp, degrees):
 
 
 def _cut(xp, shape, row_order, places, senders, num_cols, permutation) -> EdgeBlocks:
-    """The edges, given by the place of their rows in ``row_order`` and their senders, by block."""
+    """The edges by block, given by the places of their rows in ``row_order`` and their senders."""
     num_edges = senders.shape[0]
     tile, sender = senders // shape.senders, senders % shape.senders
     block = tile * shape.row_blocks + places // shape.rows

@@ -39,26 +39,41 @@ def _blocks(graph):
     return make_edge_blocks(*map(np.asarray, _arrays(graph)))
 
 
+def _row_order(blocks):
+    rows = blocks.row_order
+    return np.arange(blocks.shape.row_blocks * blocks.shape.rows) if rows is None else rows
+
+
 def _ends(blocks):
     """Block, receiver and sender of each entry."""
     shape, entries = blocks.shape, blocks.entries[: blocks.offsets[-1]]
     block = np.repeat(blocks.blocks, np.diff(blocks.offsets))
     place = block % shape.row_blocks * shape.rows + (entries & (2**ROW_BITS - 1))
     sender = block // shape.row_blocks * shape.senders + (entries >> ROW_BITS)
-    return block, blocks.row_order[place], sender
+    return block, _row_order(blocks)[place], sender
+
+
+def _count_as_many_edges(monkeypatch, *rows):
+    """Lets small graphs have blocks of so many rows by degree, as large ones have."""
+    for name, value in (("_MANY_ROWS", rows), ("_MANY_EDGES", 0), ("_MANY_BLOCKS", 0)):
+        monkeypatch.setattr(_edge_blocks, name, value)
 
 
 @pytest.fixture
-def two_shapes(monkeypatch):
-    """Blocks of 3 and of 7 rows; graphs with many edges have blocks of hundreds."""
-    monkeypatch.setattr(_edge_blocks, "_FEW_ROWS", (3, 7))
+def by_degree(monkeypatch):
+    _count_as_many_edges(monkeypatch, 3, 7)
 
 
+@pytest.mark.parametrize("rows", [(), (3, 7)])
 @pytest.mark.parametrize("build", [pytest.param(build, id=name) for name, build in _graphs()])
-def test_every_edge_is_there_once_grouped_by_block_and_sender(two_shapes, build):
+def test_every_edge_is_there_once_grouped_by_block_and_sender(monkeypatch, build, rows):
+    if rows:
+        _count_as_many_edges(monkeypatch, *rows)
     graph = build()
     made = _blocks(graph)
-    assert [blocks.shape.rows for blocks in made] == [3, 7]
+    assert [(blocks.shape.rows, blocks.row_order is None) for blocks in made] == (
+        [(count, False) for count in rows] or [(64, True)]
+    )
     for blocks in made:
         block, row, sender = _ends(blocks)
         edges = blocks.edges[: blocks.offsets[-1]]
@@ -72,7 +87,7 @@ def test_every_edge_is_there_once_grouped_by_block_and_sender(two_shapes, build)
 
 
 @pytest.mark.parametrize("build", [pytest.param(build, id=name) for name, build in _graphs()])
-def test_rows_are_in_order_of_the_bits_of_their_degrees_then_as_given(build):
+def test_rows_are_in_order_of_the_bits_of_their_degrees_then_as_given(by_degree, build):
     graph = build()
     for blocks in _blocks(graph):
         assert blocks.row_order.dtype == np.int32
@@ -84,7 +99,7 @@ def test_rows_are_in_order_of_the_bits_of_their_degrees_then_as_given(build):
 
 
 @pytest.mark.parametrize("build", [pytest.param(build, id=name) for name, build in _graphs()])
-def test_made_under_jit_has_the_bits_of_the_host(build):
+def test_made_under_jit_has_the_bits_of_the_host(by_degree, build):
     graph = build()
     assert_same_tree(jax.jit(make_edge_blocks)(*_arrays(graph)), _blocks(graph))
 
@@ -115,7 +130,7 @@ def _power_law(skew, in_community):
     [(0.0, 0.0, -0.01), (0.4, 0.0, 0.02), (0.6, 0.0, 0.1), (0.6, 0.8, 0.04)],
 )
 def test_the_order_of_rows_saves_additions(monkeypatch, skew, in_community, saved):
-    monkeypatch.setattr(_edge_blocks, "_FEW_ROWS", (32, 64))
+    _count_as_many_edges(monkeypatch, 32, 64)
     made = _blocks(_power_law(skew, in_community))
     for blocks in made:
         _, row, sender = _ends(blocks)
@@ -127,14 +142,14 @@ def test_the_order_of_rows_saves_additions(monkeypatch, skew, in_community, save
 
 def test_rows_that_fit_at_once_get_the_largest_blocks_and_wide_ones_the_smallest():
     both = BlockShape.choices(233_000, 233_000, 111_000_000)
-    assert [shape.rows for shape in both] == [208, 416]
+    assert [(shape.rows, shape.by_degree) for shape in both] == [(208, True), (416, True)]
     made = [EdgeBlocks(*[np.zeros(0)] * 5, shape=shape) for shape in both]  # pyrefly: ignore
     for row_bytes, rows in ((256 * 2, 416), (128 * 4, 416), (256 * 4, 208), (551 * 4, 208)):
         assert blocks_for(made, row_bytes).shape.rows == rows
     assert blocks_for(made, 552 * 4) is None
     assert blocks_for((), 4) is None
     (few,) = BlockShape.choices(2_449_029, 2_449_029, 123_718_280)
-    assert few.rows == 64
+    assert (few.rows, few.by_degree) == (64, False)
 
 
 def test_senders_and_rows_fit_their_bits():
@@ -144,7 +159,7 @@ def test_senders_and_rows_fit_their_bits():
             assert shape.senders <= 2 ** (32 - ROW_BITS)
 
 
-def test_a_plan_with_the_blocks_of_another_graph_is_refused():
+def test_a_plan_with_the_blocks_of_another_graph_is_refused(by_degree):
     graph, other = (
         CSRGraph.from_edges(senders, [0, 1, 2, 3], 4) for senders in ([3, 2, 1, 0], [0, 1, 2, 3])
     )
@@ -153,11 +168,11 @@ def test_a_plan_with_the_blocks_of_another_graph_is_refused():
         plan = dataclasses.replace(graph.plan, edge_blocks=blocks)
         dataclasses.replace(graph, plan=plan).validate()
 
-    (own,) = _blocks(graph)
-    check((own,))
+    own, larger = _blocks(graph)
+    check((own, larger))
     with pytest.raises(ValueError, match=r"plan\.edge_blocks\[0\]\.entries\[0\]"):
         check(_blocks(other))
     with pytest.raises(ValueError, match=r"plan\.edge_blocks\[0\]\.row_order\[0\]"):
-        check((dataclasses.replace(own, row_order=own.row_order[::-1]),))
+        check((dataclasses.replace(own, row_order=own.row_order[::-1]), larger))
     with pytest.raises(ValueError, match=r"plan\.edge_blocks must be of shapes"):
-        check((dataclasses.replace(own, shape=dataclasses.replace(own.shape, rows=2)),))
+        check((dataclasses.replace(own, shape=dataclasses.replace(own.shape, rows=2)), larger))

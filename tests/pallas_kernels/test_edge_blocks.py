@@ -23,9 +23,10 @@ pytestmark = pytest.mark.emulated
 ROWS, COLS, EDGES, PADDING, HUB = 50, 60, 1400, 6, 400
 SHAPES = {
     # Tiles of which the last has fewer senders, blocks of which the last has fewer rows.
-    "small": BlockShape(rows=16, senders=25, edges_per_task=90, row_blocks=4, tiles=3),
-    "one": BlockShape(rows=64, senders=60, edges_per_task=1000, row_blocks=1, tiles=1),
-    "all_threads": BlockShape(rows=208, senders=60, edges_per_task=2000, row_blocks=1, tiles=1),
+    "small": BlockShape(16, 25, edges_per_task=90, row_blocks=4, tiles=3, by_degree=True),
+    "as_numbered": BlockShape(16, 25, edges_per_task=90, row_blocks=4, tiles=3, by_degree=False),
+    "one": BlockShape(64, 60, edges_per_task=1000, row_blocks=1, tiles=1, by_degree=True),
+    "all_threads": BlockShape(208, 60, edges_per_task=2000, row_blocks=1, tiles=1, by_degree=True),
 }
 
 
@@ -94,6 +95,7 @@ def launched(monkeypatch):
     [
         ("plain", "small", 64, 8),
         ("scaled", "small", 300, 40),
+        ("scaled", "as_numbered", 48, 8),
         ("weighted", "small", 33, 4),
         ("scaled", "one", 255, 5),
         ("plain", "one", 300, 160),
@@ -114,7 +116,7 @@ def test_blocks_agree_with_the_reference(monkeypatch, launched, name, shape, dim
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_blocks_of_hundreds_of_rows_of_very_different_degrees(monkeypatch, dtype):
-    shape = BlockShape(rows=416, senders=COLS, edges_per_task=200, row_blocks=2, tiles=1)
+    shape = BlockShape(416, COLS, edges_per_task=200, row_blocks=2, tiles=1, by_degree=True)
     monkeypatch.setattr(BlockShape, "choices", lambda *sizes: (shape,))
     rng, rows = np.random.default_rng(0), 450
     degrees = np.minimum(rng.permutation(300 // np.arange(1, rows + 1) + 1), 120)

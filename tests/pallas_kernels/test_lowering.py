@@ -36,7 +36,7 @@ def _graph(
         tasks = shape.num_blocks + edges // shape.edges_per_task
         by_block += [
             EdgeBlocks(
-                array(nodes),
+                array(nodes) if shape.by_degree else None,
                 array(-(-edges // 4) * 4, jnp.uint32),
                 array(edges, offsets),
                 array(tasks),

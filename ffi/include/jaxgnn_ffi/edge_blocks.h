@@ -5,8 +5,8 @@
 
 namespace jaxgnn {
 
-// Entries begin .. end of the block of `rows` rows, whose numbers are row_order[first_row] and on;
-// their senders count from first_sender on.
+// Entries begin .. end of the block of `rows` rows, which have the places from first_row on; their
+// senders count from first_sender on.
 struct BlockTask {
   int64_t begin, end;
   int first_row, first_sender, rows;
@@ -15,7 +15,7 @@ struct BlockTask {
 struct EdgeBlocks {
   static constexpr int kRowBits = 9;
 
-  const int32_t* row_order;
+  const int32_t* row_order;  // or null: rows by their numbers
   const uint32_t* entries;
   const void* edges;
   const int32_t* blocks;
@@ -36,6 +36,11 @@ struct EdgeBlocks {
     const int first_row = static_cast<int>(block - tile * row_blocks) * rows_per_block;
     return {At(offsets, number), At(offsets, number + 1), first_row,
             static_cast<int>(tile) * senders_per_tile, min(rows_per_block, num_rows - first_row)};
+  }
+
+  // Number of the row at a place.
+  __device__ __forceinline__ int RowAt(int place) const {
+    return row_order ? row_order[place] : place;
   }
 
   static __device__ int RowOf(uint32_t entry) { return entry & ((1u << kRowBits) - 1); }
@@ -68,26 +73,25 @@ struct HeldRows {
                (kScalesApart ? most : 0)),
         scaled(scaled) {}
 
-  // Row i becomes row numbers[i] of dy. By all threads of a block, between barriers.
-  __device__ __forceinline__ void Load(const T* dy, const float* row_scale, const int32_t* numbers,
+  // The rows of `count` places. By all threads of a block, between barriers.
+  __device__ __forceinline__ void Load(const EdgeBlocks& graph, const T* dy, int first_place,
                                        int count) const {
-    const float* multiplied = kScalesApart ? nullptr : row_scale;
     if (dim % (16 / sizeof(T)) == 0) {
-      LoadWords(reinterpret_cast<const uint4*>(dy), multiplied, numbers, count);
+      LoadWords(graph, reinterpret_cast<const uint4*>(dy), first_place, count);
     } else {
-      LoadWords(dy, multiplied, numbers, count);
+      LoadWords(graph, dy, first_place, count);
     }
     if constexpr (kScalesApart) {
       for (int i = threadIdx.x; scaled && i < count; i += blockDim.x) {
-        scales[i] = row_scale[numbers[i]];
+        scales[i] = graph.row_scale[graph.RowAt(first_place + i)];
       }
     }
   }
 
   // Several loads in flight before the first store.
   template <typename Word>
-  __device__ __forceinline__ void LoadWords(const Word* dy, const float* multiplied,
-                                            const int32_t* numbers, int count) const {
+  __device__ __forceinline__ void LoadWords(const EdgeBlocks& graph, const Word* dy,
+                                            int first_place, int count) const {
     constexpr int kAhead = 4, kEntries = sizeof(Word) / sizeof(T);
     Word* to = reinterpret_cast<Word*>(rows);
     const unsigned of_row = dim / kEntries, words = count * of_row;
@@ -98,9 +102,9 @@ struct HeldRows {
       for (int s = 0; s < kAhead; ++s) {
         // Behind the end the last is read again and not stored.
         const unsigned i = min(first + s * blockDim.x, words - 1), row = i / of_row;
-        const int64_t number = numbers[row];
+        const int64_t number = graph.RowAt(first_place + row);
         word[s] = LoadOnce(dy + number * of_row + (i - row * of_row));
-        scale[s] = multiplied ? multiplied[number] : 1.0f;
+        scale[s] = !kScalesApart && scaled ? graph.row_scale[number] : 1.0f;
       }
 #pragma unroll
       for (int s = 0; s < kAhead; ++s) {
