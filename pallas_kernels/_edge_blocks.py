@@ -15,10 +15,10 @@ from pallas_kernels._values import Array, Value
 from pallas_kernels._warp import Warp
 
 # Bits of an entry that name its row; the others name its sender.
-_ROW_BITS = 8
+_ROW_BITS = 9
 _NO_ROW = (1 << _ROW_BITS) - 1
 # Entries that are loaded together, and that each group of lanes takes in turn at most.
-_BATCH, _LONGEST_RUN = 4, 64
+_BATCH, _LONGEST_RUN = 4, 128
 # Loads of rows in flight.
 _ROWS_AHEAD = 4
 # Blocks of more rows get all threads that a block can have; others leave room for more blocks.
@@ -30,11 +30,14 @@ _FEW_ROWS = 128
 class EdgeBlocks:
     """Edges grouped by block of rows and tile of senders, sorted by sender within a block.
 
-    Blocks are numbered ``tile * row_blocks + block of rows``. Task ``t`` is entries ``offsets[t]``
-    up to ``offsets[t + 1]`` of block ``blocks[t]``. In a kernel each array is an ``Array``.
+    A row's place is that in ``row_order``, by which rows are cut. Blocks are numbered
+    ``tile * row_blocks + block of rows``. Task ``t`` is entries ``offsets[t]`` up to
+    ``offsets[t + 1]`` of block ``blocks[t]``. In a kernel each array is an ``Array``.
 
     Attributes:
-      entries: ``sender within the tile << 8 | row within the block`` of each edge, padded to a
+      row_order: the rows in the order in which they are cut into blocks, [rows] int32, or None if
+        that is the order of their numbers.
+      entries: ``sender within the tile << 9 | row within the block`` of each edge, padded to a
         multiple of four, [entries] uint32.
       edges: position of each in ``weights``, [edges] int32 or int64; None without weights.
       blocks: [tasks] int32.
@@ -42,10 +45,11 @@ class EdgeBlocks:
       weights: of the edges, [edges] float32, or None for ones.
       row_scale: factor of each row, [rows] float32, or None for ones.
       col_scale: factor of each sender, [cols] float32, or None for ones.
-      rows: of a block, less than 256.
+      rows: of a block, less than 512.
       senders: of a tile.
     """
 
+    row_order: Any
     entries: Any
     edges: Any
     blocks: Any
@@ -67,6 +71,10 @@ class EdgeBlocks:
         rows = (num_rows - first_row).least(self.rows)
         return Task(aligned, begin, end, first_row, tile * self.senders, rows)
 
+    def row_at(self, place: Value) -> Value:
+        """Number of the row at a place, in a kernel."""
+        return place if self.row_order is None else self.row_order.load(place)
+
 
 @dataclass(frozen=True)
 class Task:
@@ -76,7 +84,7 @@ class Task:
       aligned: the multiple of four before the first entry, from which the others count.
       begin: first entry, i32.
       end: behind the last, i32.
-      first_row: of the block, i32.
+      first_row: place of the block's first row, i32.
       first_sender: of the tile, i32.
       rows: of the block, i32; the last block may have fewer than others.
     """
@@ -175,7 +183,7 @@ class _AddToSums:
 
         def take(first):
             count = task.rows if first is None else (task.rows - first).least(self.tile.held)
-            rows.load(dy, graph.row_scale, task.first_row + (0 if first is None else first), count)
+            rows.load(graph, dy, task.first_row + (0 if first is None else first), count)
             warp.barrier()
             _Runs(self.tile, warp, graph, task, rows, first, count).add(columns, sums)
 
@@ -219,21 +227,25 @@ class _Rows:
         if scales is not None:
             warp.when(warp.thread == 0, lambda: scales.store(self.last, zero))
 
-    def load(self, dy: Array, row_scale: Array | None, first: Value, count: Value) -> None:
-        """Copies rows ``first`` .. ``first + count - 1`` to the front, by all threads."""
+    def load(self, graph: EdgeBlocks, dy: Array, first: Value, count: Value) -> None:
+        """Copies the rows of ``count`` places from ``first`` on to the front, by all threads."""
         warp, dim = self.warp, self.rows.shape[1]
         entries = math.gcd(dim, 16 // dy.itemsize)  # of one load
-        source = dataclasses.replace(dy, streamed=True).shifted(first.to("i64") * dim)
-        row_scale = None if row_scale is None else row_scale.shifted(first)
-        loads = count * (dim // entries)
+        source, row_scale = dataclasses.replace(dy, streamed=True), graph.row_scale
+        of_row = dim // entries
+        loads = count * of_row
 
         def copy(begin, _):
             places = [begin + s * warp.threads for s in range(_ROWS_AHEAD)]
             # Behind the end the last is read again and not stored.
-            inner = [place.least(loads - 1) * entries for place in places]
-            read = [source.load_words(at, entries) for at in inner]
+            inner = [place.least(loads - 1) for place in places]
+            rows = [graph.row_at(first + at // of_row) for at in inner]
+            read = [
+                source.row(row).load_words(at % of_row * entries, entries)
+                for row, at in zip(rows, inner, strict=True)
+            ]
             if row_scale is not None and self.scales is None:
-                factors = [row_scale.load(at // dim) for at in inner]
+                factors = [row_scale.load(row) for row in rows]
                 read = [
                     [(factor * word.bits("f32")).bits("u32") for word in words]
                     for factor, words in zip(factors, read, strict=True)
@@ -249,8 +261,8 @@ class _Rows:
         scales = self.scales
         if scales is not None and row_scale is not None:
 
-            def copy_scale(row, _):
-                scales.store(row, row_scale.load(row))
+            def copy_scale(at, _):
+                scales.store(at, row_scale.load(graph.row_at(first + at)))
 
             warp.loop(warp.thread, count, warp.threads, (), copy_scale)
 
@@ -283,8 +295,10 @@ class _Runs:
         """Adds the task's entries to the sums."""
         warp, lanes, k, end = self.warp, self.tile.lanes, columns.shape[1], self.task.end
         groups, group = warp.threads // lanes, warp.thread // lanes
-        share = ((end + (groups - 1)) // groups + (_BATCH - 1)) // _BATCH * _BATCH
-        length = share.least(_LONGEST_RUN)
+        # Runs of equal length, so that no group is idle while others take the last ones.
+        share = (end + (groups - 1)) // groups
+        rounds = (share + (_LONGEST_RUN - 1)) // _LONGEST_RUN
+        length = ((share + (rounds - 1)) // rounds + (_BATCH - 1)) // _BATCH * _BATCH
         first_sender = self.task.first_sender.to("i64") * k
 
         def take_columns(at, _):

@@ -227,10 +227,10 @@ __global__ void __launch_bounds__(1024)
   if (task.begin >= task.end) return;
   const HeldRows<T> held(shared_words, most_held, dim, graph.row_scale != nullptr);
   for (int first = 0; first < task.rows; first += most_held) {
-    const int64_t row = task.first_row + first, sender = task.first_sender;
+    const int64_t sender = task.first_sender;
     const int count = min(most_held, task.rows - first);
     __syncthreads();
-    held.Load(dy + row * dim, graph.row_scale ? graph.row_scale + row : nullptr, count);
+    held.Load(graph, dy, task.first_row + first, count);
     __syncthreads();
     const BlockRuns<T, Column, kLanes, kAligned, kWeights> runs{
         graph, task, held, columns + sender * k, sums + sender * k, k, first, count};
@@ -263,10 +263,10 @@ void SwitchLanes(int64_t k, const Launch& launch) {
   return launch(std::integral_constant<int, 32>{}, kAligned);
 }
 
-ffi::Error GradValuesBlocks(cudaStream_t stream, ffi::AnyBuffer entries, ffi::AnyBuffer edges,
-                            ffi::AnyBuffer blocks, ffi::AnyBuffer offsets, ffi::AnyBuffer weights,
-                            ffi::AnyBuffer row_scale, ffi::AnyBuffer col_scale,
-                            ffi::AnyBuffer columns, ffi::AnyBuffer dy,
+ffi::Error GradValuesBlocks(cudaStream_t stream, ffi::AnyBuffer row_order, ffi::AnyBuffer entries,
+                            ffi::AnyBuffer edges, ffi::AnyBuffer blocks, ffi::AnyBuffer offsets,
+                            ffi::AnyBuffer weights, ffi::AnyBuffer row_scale,
+                            ffi::AnyBuffer col_scale, ffi::AnyBuffer columns, ffi::AnyBuffer dy,
                             ffi::Result<ffi::AnyBuffer> dvalues,
                             ffi::Result<ffi::AnyBuffer> workspace, int64_t rows_per_block,
                             int64_t senders_per_tile) {
@@ -280,12 +280,17 @@ ffi::Error GradValuesBlocks(cudaStream_t stream, ffi::AnyBuffer entries, ffi::An
     return SwitchNarrowColumn(columns.element_type(), [&](auto column_type) {
       using Column = typename decltype(column_type)::type;
       for (int64_t member = 0; member < batch.size(); ++member) {
-        const EdgeBlocks graph{
-            batch.Item<const uint32_t>(entries, member), batch.Bytes(edges, member),
-            batch.Item<const int32_t>(blocks, member),   batch.Bytes(offsets, member),
-            offsets.element_type() == ffi::S64,          batch.Item<const float>(weights, member),
-            batch.Item<const float>(row_scale, member),  static_cast<int>(rows_per_block),
-            static_cast<int>(senders_per_tile),          static_cast<int>(rows)};
+        const EdgeBlocks graph{batch.Item<const int32_t>(row_order, member),
+                               batch.Item<const uint32_t>(entries, member),
+                               batch.Bytes(edges, member),
+                               batch.Item<const int32_t>(blocks, member),
+                               batch.Bytes(offsets, member),
+                               offsets.element_type() == ffi::S64,
+                               batch.Item<const float>(weights, member),
+                               batch.Item<const float>(row_scale, member),
+                               static_cast<int>(rows_per_block),
+                               static_cast<int>(senders_per_tile),
+                               static_cast<int>(rows)};
         const auto launch = [&](float* sums) {
           if (graph.entries == nullptr || rows == 0) return;
           SwitchLanes(k, [&](auto lanes, auto aligned) {
@@ -394,6 +399,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_maxk_spmm_grad_values, jaxgnn::GradValues,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_maxk_spmm_grad_values_blocks, jaxgnn::GradValuesBlocks,
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
+                                  .Arg<xla::ffi::AnyBuffer>()  // rows in order of blocks or empty
                                   .Arg<xla::ffi::AnyBuffer>()  // entries
                                   .Arg<xla::ffi::AnyBuffer>()  // edges
                                   .Arg<xla::ffi::AnyBuffer>()  // blocks of the tasks

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxgnn.graph import BlockShape, CSRGraph, EdgeBlocks, edges_per_piece
+from jaxgnn.graph import CSRGraph, EdgeBlocks, blocks_for, edges_per_piece
 
 Shape = tuple[int, ...]
 
@@ -93,16 +93,12 @@ def partial_sums(graph: CSRGraph, dim: int) -> tuple[Shape, Any]:
     return (slots, dim), jnp.float32
 
 
-def edge_blocks(graph: CSRGraph, rows: Array) -> tuple[EdgeBlocks, BlockShape] | None:
+def edge_blocks(graph: CSRGraph, rows: Array) -> EdgeBlocks | None:
     """The edges by block, if the graph lists them so and ``rows``, [rows, dim], are narrow enough.
 
     Blocks of wider rows do not fit the shared memory of a GPU.
     """
-    shape = BlockShape.choose(graph.num_rows, graph.num_cols, graph.num_edges)
-    blocks = graph.made_plan().edge_blocks
-    if blocks is None or not shape.can_hold(rows.shape[-1] * rows.dtype.itemsize):
-        return None
-    return blocks, shape
+    return blocks_for(graph.made_plan().edge_blocks, rows.shape[-1] * rows.dtype.itemsize)
 
 
 def coefficients(graph: CSRGraph) -> tuple[Array | None, ...]:

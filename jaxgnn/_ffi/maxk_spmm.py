@@ -149,12 +149,12 @@ def grad_values_cuda(
     """Gradient to the kept values; atomic, so its last bits change from run to run."""
     shape = cbsr.values.shape
     results = [(shape, cbsr.dtype), ((0,) if cbsr.dtype == jnp.float32 else shape, jnp.float32)]
-    by_block = edge_blocks(graph, dy)
-    if by_block is not None:
-        blocks, block = by_block
+    blocks = edge_blocks(graph, dy)
+    if blocks is not None:
         return call_many(
             "jaxgnn_maxk_spmm_grad_values_blocks",
             results,
+            blocks.row_order,
             blocks.entries,
             None if graph.weights is None else blocks.edges,
             blocks.blocks,
@@ -162,8 +162,8 @@ def grad_values_cuda(
             *coefficients(graph),
             cbsr.indices,
             dy,
-            rows_per_block=np.int64(block.rows),
-            senders_per_tile=np.int64(block.senders),
+            rows_per_block=np.int64(blocks.shape.rows),
+            senders_per_tile=np.int64(blocks.shape.senders),
         )[0]
     return call_many(
         "jaxgnn_maxk_spmm_grad_values",

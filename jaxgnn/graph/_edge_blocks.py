@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -12,10 +13,10 @@ from jaxtyping import Array, Int, UInt
 
 from jaxgnn.graph._arrays import is_concrete
 from jaxgnn.graph._schedule import cut_rows
-from jaxgnn.graph._sorting import row_ids, sort_edges
+from jaxgnn.graph._sorting import inverse_permutation, row_ids, sort_edges
 
 # Bits of an entry that name the row within its block; the others name the sender in its tile.
-ROW_BITS = 8
+ROW_BITS = 9
 # Kernels load entries in fours.
 _ENTRIES_ALIGNED = 4
 
@@ -31,6 +32,7 @@ class BlockShape:
       edges_per_task: edges that one thread block takes of a block at most.
       row_blocks: blocks side by side in one tile.
       tiles: of senders, one after another.
+      by_degree: whether rows of many edges come first, or all rows as they are numbered.
     """
 
     rows: int
@@ -38,25 +40,32 @@ class BlockShape:
     edges_per_task: int
     row_blocks: int
     tiles: int
+    by_degree: bool
 
     @classmethod
-    def choose(cls, num_rows: int, num_cols: int, num_edges: int) -> BlockShape:
-        """The one heuristic, measured on an H200 at width 256.
+    def choices(cls, num_rows: int, num_cols: int, num_edges: int) -> tuple[BlockShape, ...]:
+        """The shapes in which a graph is cut: the larger its blocks, the narrower are its rows.
 
-        Many rows in a block have senders in common, whose sums are then added once for all of
-        them; that pays where rows have many edges. Otherwise a block only spares reading rows
-        again, and small ones keep more thread blocks in flight. Each tile of senders reads all
-        rows again, which costs little where rows have many edges.
+        The one heuristic, for an H100. Many rows in a block have senders in common, whose sums
+        are then added once for all of them; that pays where rows have many edges, and the more
+        the larger the block. Otherwise a block only spares reading rows again, and small ones keep
+        more thread blocks in flight. Each tile of senders reads all rows again, which costs little
+        where rows have many edges.
         """
-        many_edges = num_edges >= 128 * num_rows and num_rows >= 512 * _MANY_ROWS
-        rows, most_senders = (_MANY_ROWS, 1 << 17) if many_edges else (_FEW_ROWS, 420_000)
+        many_blocks = num_rows >= _MANY_BLOCKS * _MANY_ROWS[0]
+        many_edges = many_blocks and num_edges >= _MANY_EDGES * num_rows
+        options, most_senders = (_MANY_ROWS, 1 << 17) if many_edges else (_FEW_ROWS, 420_000)
         tiles = max(1, -(-num_cols // most_senders))
-        return cls(
-            rows=rows,
-            senders=max(1, -(-num_cols // tiles)),
-            edges_per_task=min(max(num_edges >> 10, 1 << 10), 1 << 15),
-            row_blocks=max(1, -(-num_rows // rows)),
-            tiles=tiles,
+        return tuple(
+            cls(
+                rows=rows,
+                senders=max(1, -(-num_cols // tiles)),
+                edges_per_task=min(max(num_edges >> 10, 1 << 10), 1 << 15),
+                row_blocks=max(1, -(-num_rows // rows)),
+                tiles=tiles,
+                by_degree=many_edges,
+            )
+            for rows in options
         )
 
     @property
@@ -64,14 +73,18 @@ class BlockShape:
         """Blocks in all; block ``tile * row_blocks + rows`` comes after those before it."""
         return self.tiles * self.row_blocks
 
-    def can_hold(self, row_bytes: int) -> bool:
-        """Whether shared memory holds the rows of a block in a few passes."""
-        return self.rows * row_bytes <= _MOST_BLOCK_BYTES
+    def can_hold(self, row_bytes: int, passes: int) -> bool:
+        """Whether shared memory holds the rows of a block in so many passes."""
+        return self.rows * row_bytes <= passes * _BYTES_AT_ONCE
 
 
-# At most two passes on an H100. Wider rows are walked one by one.
-_MOST_BLOCK_BYTES = 448 * 1024
-_MANY_ROWS, _FEW_ROWS = 208, 64
+# Of rows in the shared memory of an H100.
+_BYTES_AT_ONCE = 224 * 1024
+# Wider rows are walked one by one.
+_MOST_PASSES = 2
+# Rows of a block where rows have this many edges, and there are so many blocks; and elsewhere.
+_MANY_EDGES, _MANY_BLOCKS = 128, 512
+_MANY_ROWS, _FEW_ROWS = (208, 416), (64,)
 
 
 @jax.tree_util.register_dataclass
@@ -83,55 +96,100 @@ class EdgeBlocks:
     tasks at the end have no entries.
 
     Attributes:
+      row_order: the rows in the order in which they are cut into blocks, int32, or None if that is
+        the order of their numbers.
       entries: ``sender within the tile << ROW_BITS | row within the block`` of each edge, then
         zeros up to a multiple of four.
       edges: position of each in the graph.
       blocks: block of each task, int32.
       offsets: first entry of each task, and the end of the last.
+      shape: of the blocks.
     """
 
+    row_order: Int[Array, " rows"] | None
     entries: UInt[Array, " entries"]
     edges: Int[Array, " edges"]
     blocks: Int[Array, " tasks"]
     offsets: Int[Array, " tasks+1"]
+    shape: BlockShape = field(metadata={"static": True})
+
+
+def blocks_for(options: Sequence[EdgeBlocks], row_bytes: int) -> EdgeBlocks | None:
+    """The largest blocks whose rows shared memory holds, or None.
+
+    Args:
+      options: as ``make_edge_blocks`` returns them.
+      row_bytes: of a row.
+    """
+    at_once = [blocks for blocks in options if blocks.shape.can_hold(row_bytes, 1)]
+    if at_once:
+        return at_once[-1]
+    in_passes = [blocks for blocks in options if blocks.shape.can_hold(row_bytes, _MOST_PASSES)]
+    return in_passes[0] if in_passes else None
 
 
 def make_edge_blocks(
+    indptr: Int[Array, " rows+1"] | np.ndarray,
     transposed_indptr: Int[Array, " cols+1"] | np.ndarray,
     transposed_indices: Int[Array, " edges"] | np.ndarray,
     permutation: Int[Array, " edges"] | np.ndarray,
-    num_rows: int,
-) -> EdgeBlocks:
+) -> tuple[EdgeBlocks, ...]:
     """Groups the edges of a transposed graph, which are in the order of their senders.
 
     Args:
+      indptr: offsets of the receivers.
       transposed_indptr: offsets of the senders.
       transposed_indices: receiver of each edge.
       permutation: position of each edge in the graph itself.
-      num_rows: receivers.
 
     Returns:
-      numpy arrays from concrete input, traced arrays otherwise.
+      One for each of ``BlockShape.choices``; numpy arrays from concrete input, traced arrays
+      otherwise.
     """
-    num_cols, num_edges = transposed_indptr.shape[0] - 1, transposed_indices.shape[0]
-    shape = BlockShape.choose(num_rows, num_cols, num_edges)
-    xp: Any = np if is_concrete(transposed_indptr, transposed_indices) else jnp
+    num_rows, num_cols = indptr.shape[0] - 1, transposed_indptr.shape[0] - 1
+    num_edges = transposed_indices.shape[0]
+    xp: Any = np if is_concrete(indptr, transposed_indptr, transposed_indices) else jnp
     if xp is np:
         senders = np.full(num_edges, num_cols, np.int32)
         columns = np.arange(num_cols, dtype=np.int32)
         senders[: transposed_indptr[-1]] = np.repeat(columns, np.diff(transposed_indptr))
     else:
         senders = row_ids(jnp.asarray(transposed_indptr), num_edges)
+    shapes = BlockShape.choices(num_rows, num_cols, num_edges)
+    row_order, places = None, transposed_indices
+    if shapes[0].by_degree:
+        row_order = _by_degree(xp, xp.diff(xp.asarray(indptr)))
+        places = inverse_permutation(row_order)[transposed_indices]
+    return tuple(
+        _cut(xp, shape, row_order, places, senders, num_cols, permutation) for shape in shapes
+    )
+
+
+def _by_degree(xp, degrees):
+    """Rows by degree, most edges first: those have most senders in common, if they share a block.
+
+    Degrees up to the next power of two count as equal, and such rows stay in the given order. That
+    saves all but as much, and what neighbours in the given order have in common is not lost.
+    """
+    degree_class = xp.searchsorted(2 ** xp.arange(31, dtype=np.int32), degrees, side="right")
+    return xp.argsort(-degree_class, stable=True).astype(np.int32)
+
+
+def _cut(xp, shape, row_order, places, senders, num_cols, permutation) -> EdgeBlocks:
+    """The edges by block, given by the places of their rows in ``row_order`` and their senders."""
+    num_edges = senders.shape[0]
     tile, sender = senders // shape.senders, senders % shape.senders
-    block = tile * shape.row_blocks + transposed_indices // shape.rows
+    block = tile * shape.row_blocks + places // shape.rows
     offsets, order = sort_edges(block, shape.num_blocks, senders < num_cols)
-    row = (transposed_indices % shape.rows).astype(np.uint32)
+    row = (places % shape.rows).astype(np.uint32)
     entries = sender.astype(np.uint32) << np.uint32(ROW_BITS) | row
     padding = xp.zeros(-num_edges % _ENTRIES_ALIGNED, np.uint32)
     blocks, task_offsets = cut_rows(offsets, num_edges, shape.edges_per_task)
     return EdgeBlocks(
+        row_order=row_order,
         entries=xp.concatenate([entries[order], padding]),
         edges=permutation[order],
         blocks=blocks,
         offsets=task_offsets,
+        shape=shape,
     )

@@ -26,7 +26,8 @@ class GraphPlan:
       transposed_indices: its column indices.
       permutation: edge ``e`` of the transposed graph is edge ``permutation[e]`` of the graph.
       transposed_schedule: work units over the rows of the transposed graph.
-      edge_blocks: the edges once more, for the backward of ``maxk_spmm`` on a GPU, or None.
+      edge_blocks: the edges again, by blocks of few and of many rows or by either, for the backward
+        of ``maxk_spmm`` on a GPU; or nothing.
     """
 
     schedule: RowSchedule
@@ -34,7 +35,7 @@ class GraphPlan:
     transposed_indices: Int[Array, " edges"]
     permutation: Int[Array, " edges"]
     transposed_schedule: RowSchedule
-    edge_blocks: EdgeBlocks | None = None
+    edge_blocks: tuple[EdgeBlocks, ...] = ()
 
     def transposed(self, indptr: Int[Array, " rows+1"], indices: Int[Array, " edges"]) -> GraphPlan:
         """The plan of the transposed graph, of this graph's ``indptr`` and ``indices``."""
@@ -60,7 +61,7 @@ def make_plan(
       indptr: row offsets.
       indices: sender of each edge.
       num_cols: senders.
-      edge_blocks: whether to make those too, at the cost of another sort.
+      edge_blocks: whether to make those too, at the cost of one or two sorts more.
     """
     num_rows, num_edges = indptr.shape[0] - 1, indices.shape[0]
     if is_concrete(indptr, indices):
@@ -72,9 +73,9 @@ def make_plan(
     transposed_indptr, permutation = sort_edges(indices, num_cols, slots < num_rows)
     # The slots of padding edges name no row; the transposed tail must stay readable.
     rows = slots[permutation].clip(0, max(num_rows - 1, 0)).astype(np.int32)
-    blocks = None
+    blocks = ()
     if edge_blocks:
-        blocks = make_edge_blocks(transposed_indptr, rows, permutation, num_rows)
+        blocks = make_edge_blocks(indptr, transposed_indptr, rows, permutation)
     return GraphPlan(
         schedule=make_schedule(indptr, num_edges),
         transposed_indptr=transposed_indptr,

@@ -111,16 +111,16 @@ def pieces(graph: CSRGraph) -> Pieces:
 def _edge_blocks(graph: CSRGraph, dy: Array) -> EdgeBlocks | None:
     from pallas_kernels._edge_blocks import EdgeBlocks
 
-    by_block = _call.edge_blocks(graph, dy)
-    if by_block is None:
+    blocks = _call.edge_blocks(graph, dy)
+    if blocks is None:
         return None
-    blocks, shape = by_block
     return EdgeBlocks(
+        blocks.row_order,
         blocks.entries,
         None if graph.weights is None else blocks.edges,
         blocks.blocks,
         blocks.offsets,
         *_call.coefficients(graph),
-        rows=shape.rows,
-        senders=shape.senders,
+        rows=blocks.shape.rows,
+        senders=blocks.shape.senders,
     )

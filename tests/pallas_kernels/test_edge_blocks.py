@@ -14,7 +14,7 @@ from jaxgnn.ops import _pallas as pallas
 from jaxgnn.ops.reference import maxk as maxk_reference
 from jaxgnn.ops.reference import maxk_spmm as maxk_spmm_reference
 from jaxgnn.testing import DTYPES, assert_close, random_array
-from pallas_kernels import _simt, maxk_spmm
+from pallas_kernels import _edge_blocks, _simt, maxk_spmm
 from pallas_kernels._edge_blocks import BlocksTile
 from tests.pallas_kernels._emulator import emulated
 
@@ -23,9 +23,10 @@ pytestmark = pytest.mark.emulated
 ROWS, COLS, EDGES, PADDING, HUB = 50, 60, 1400, 6, 400
 SHAPES = {
     # Tiles of which the last has fewer senders, blocks of which the last has fewer rows.
-    "small": BlockShape(rows=16, senders=25, edges_per_task=90, row_blocks=4, tiles=3),
-    "one": BlockShape(rows=64, senders=60, edges_per_task=1000, row_blocks=1, tiles=1),
-    "all_threads": BlockShape(rows=208, senders=60, edges_per_task=2000, row_blocks=1, tiles=1),
+    "small": BlockShape(16, 25, edges_per_task=90, row_blocks=4, tiles=3, by_degree=True),
+    "as_numbered": BlockShape(16, 25, edges_per_task=90, row_blocks=4, tiles=3, by_degree=False),
+    "one": BlockShape(64, 60, edges_per_task=1000, row_blocks=1, tiles=1, by_degree=True),
+    "all_threads": BlockShape(208, 60, edges_per_task=2000, row_blocks=1, tiles=1, by_degree=True),
 }
 
 
@@ -37,7 +38,7 @@ def emulator():
 
 def _graph(monkeypatch, name, shape) -> CSRGraph:
     """Empty rows, padding, a hub among the receivers and one among the senders, edge blocks."""
-    monkeypatch.setattr(BlockShape, "choose", lambda *sizes: SHAPES[shape])
+    monkeypatch.setattr(BlockShape, "choices", lambda *sizes: (SHAPES[shape],))
     rng = np.random.default_rng(0)
     receivers, slots = rng.integers(0, ROWS, EDGES), EDGES + PADDING
     receivers[:HUB] = 7
@@ -63,8 +64,8 @@ def _graph(monkeypatch, name, shape) -> CSRGraph:
 
 def _with_blocks(graph: CSRGraph) -> CSRGraph:
     plan = graph.made_plan()
-    ends = plan.transposed_indptr, plan.transposed_indices, plan.permutation
-    made = make_edge_blocks(*map(np.asarray, ends), graph.num_rows)
+    ends = graph.indptr, plan.transposed_indptr, plan.transposed_indices, plan.permutation
+    made = make_edge_blocks(*map(np.asarray, ends))
     plan = dataclasses.replace(plan, edge_blocks=jax.tree.map(jnp.asarray, made))
     return dataclasses.replace(graph, plan=plan)
 
@@ -94,6 +95,7 @@ def launched(monkeypatch):
     [
         ("plain", "small", 64, 8),
         ("scaled", "small", 300, 40),
+        ("scaled", "as_numbered", 48, 8),
         ("weighted", "small", 33, 4),
         ("scaled", "one", 255, 5),
         ("plain", "one", 300, 160),
@@ -110,6 +112,31 @@ def test_blocks_agree_with_the_reference(monkeypatch, launched, name, shape, dim
     assert_close(pallas.grad_values(graph, kept, dy), exact, reduction_length=EDGES)
     shared = launched["maxk_spmm_grad_values_blocks"]
     assert shared["held_rows"].shape[0] - 1 == (SHAPES[shape].rows if held is None else held)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_blocks_of_hundreds_of_rows_of_very_different_degrees(monkeypatch, dtype):
+    shape = BlockShape(416, COLS, edges_per_task=200, row_blocks=2, tiles=1, by_degree=True)
+    monkeypatch.setattr(BlockShape, "choices", lambda *sizes: (shape,))
+    rng, rows = np.random.default_rng(0), 450
+    degrees = np.minimum(rng.permutation(300 // np.arange(1, rows + 1) + 1), 120)
+    degrees[rng.permutation(rows)[:20]] = 0
+    receivers = np.repeat(np.arange(rows), degrees)
+    senders = rng.integers(0, COLS, len(receivers))
+    graph = CSRGraph.from_edges(senders, receivers, rows, num_senders=COLS).normalized("mean")
+    graph, kept = _with_blocks(graph), _kept(40, 8, dtype)
+    dy = random_array((rows, 40), dtype, seed=1)
+    exact = maxk_spmm_reference.grad_values(graph, kept, dy)
+    assert_close(pallas.grad_values(graph, kept, dy), exact, reduction_length=len(receivers))
+
+
+@pytest.mark.parametrize("longest", [4, 12, 20])
+def test_groups_take_several_runs_of_a_long_task(monkeypatch, longest):
+    monkeypatch.setattr(_edge_blocks, "_LONGEST_RUN", longest)
+    graph, kept = _graph(monkeypatch, "scaled", "one"), _kept(64, 32, "float32")
+    dy = random_array((ROWS, 64), "float32", seed=1)
+    exact = maxk_spmm_reference.grad_values(graph, kept, dy)
+    assert_close(pallas.grad_values(graph, kept, dy), exact, reduction_length=EDGES)
 
 
 @pytest.mark.parametrize("held", [16, 3])
@@ -129,9 +156,9 @@ def test_offsets_of_64_bits(monkeypatch):
     with jax.enable_x64(True):
         graph, kept = _graph(monkeypatch, "weighted", "small"), _kept(64, 8, "float32")
         dy = random_array((ROWS, 64), "float32", seed=1)
-        blocks = graph.plan.edge_blocks
+        (blocks,) = graph.plan.edge_blocks
         wide = {part: getattr(blocks, part).astype(jnp.int64) for part in ("edges", "offsets")}
-        plan = dataclasses.replace(graph.plan, edge_blocks=dataclasses.replace(blocks, **wide))
+        plan = dataclasses.replace(graph.plan, edge_blocks=(dataclasses.replace(blocks, **wide),))
         graph = dataclasses.replace(graph, plan=plan)
         exact = maxk_spmm_reference.grad_values(graph, kept, dy)
         assert_close(pallas.grad_values(graph, kept, dy), exact, reduction_length=EDGES)
@@ -145,10 +172,12 @@ def test_rows_that_are_too_wide_are_walked_one_by_one(monkeypatch, launched):
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
-@pytest.mark.parametrize("rows, dim", [(208, 256), (208, 551), (64, 256), (64, 1000), (64, 3584)])
+@pytest.mark.parametrize(
+    "rows, dim", [(208, 256), (208, 551), (416, 256), (64, 256), (64, 1000), (64, 3584)]
+)
 def test_what_a_block_holds_fits_shared_memory(rows, dim, itemsize):
     dtype = {2: jnp.bfloat16, 4: jnp.float32}[itemsize]
     tile = BlocksTile.choose(rows, 32, dim, itemsize)
     scratch = _simt._Scratch(_simt.Grid(1, tile.warps), {}, tile.shared(dim, jnp.dtype(dtype)))
     assert 4 * scratch.words <= _simt.most_shared_bytes()
-    assert 1 <= tile.held <= rows < 256
+    assert 1 <= tile.held <= rows < 512

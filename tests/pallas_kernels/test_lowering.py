@@ -31,17 +31,20 @@ def _graph(
     units = nodes + edges // 256
     schedule = RowSchedule(array(units), array(units + 1, offsets), array(units), array(2))
     indptr, indices = array(nodes + 1, offsets), array(edges)
-    by_block = None
-    if blocks:
-        shape = BlockShape.choose(nodes, nodes, edges)
+    by_block = []
+    for shape in BlockShape.choices(nodes, nodes, edges) if blocks else ():
         tasks = shape.num_blocks + edges // shape.edges_per_task
-        by_block = EdgeBlocks(
-            array(-(-edges // 4) * 4, jnp.uint32),
-            array(edges, offsets),
-            array(tasks),
-            array(tasks + 1, offsets),
-        )
-    plan = GraphPlan(schedule, indptr, indices, indices, schedule, by_block)
+        by_block += [
+            EdgeBlocks(
+                array(nodes) if shape.by_degree else None,
+                array(-(-edges // 4) * 4, jnp.uint32),
+                array(edges, offsets),
+                array(tasks),
+                array(tasks + 1, offsets),
+                shape,
+            )
+        ]
+    plan = GraphPlan(schedule, indptr, indices, indices, schedule, tuple(by_block))
     weights, scale = (array(n, jnp.float32) if factors else None for n in (edges, nodes))
     return CSRGraph(
         indptr, indices, weights, num_cols=nodes, row_scale=scale, col_scale=scale, plan=plan
@@ -108,7 +111,7 @@ def test_every_record_lowers(dim, k, dtype):
 
 
 BLOCKS = {
-    "reddit": lambda: _graph(factors=False, blocks=True),  # blocks of 208 rows
+    "reddit": lambda: _graph(factors=False, blocks=True),  # blocks of 208 or 416 rows
     "weighted": lambda: _graph(blocks=True),
     "wide offsets": lambda: _graph(offsets=jnp.int64, blocks=True),
     "products": lambda: _graph(nodes=2_449_029, edges=123_718_280, blocks=True),  # of 64 rows

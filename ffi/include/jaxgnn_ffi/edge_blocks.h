@@ -5,16 +5,17 @@
 
 namespace jaxgnn {
 
-// Entries begin .. end of the block of `rows` rows from first_row on; their senders count from
-// first_sender on.
+// Entries begin .. end of the block of `rows` rows, which have the places from first_row on; their
+// senders count from first_sender on.
 struct BlockTask {
   int64_t begin, end;
   int first_row, first_sender, rows;
 };
 
 struct EdgeBlocks {
-  static constexpr int kRowBits = 8;
+  static constexpr int kRowBits = 9;
 
+  const int32_t* row_order;  // or null: rows by their numbers
   const uint32_t* entries;
   const void* edges;
   const int32_t* blocks;
@@ -35,6 +36,11 @@ struct EdgeBlocks {
     const int first_row = static_cast<int>(block - tile * row_blocks) * rows_per_block;
     return {At(offsets, number), At(offsets, number + 1), first_row,
             static_cast<int>(tile) * senders_per_tile, min(rows_per_block, num_rows - first_row)};
+  }
+
+  // Number of the row at a place.
+  __device__ __forceinline__ int RowAt(int place) const {
+    return row_order ? row_order[place] : place;
   }
 
   static __device__ int RowOf(uint32_t entry) { return entry & ((1u << kRowBits) - 1); }
@@ -67,48 +73,55 @@ struct HeldRows {
                (kScalesApart ? most : 0)),
         scaled(scaled) {}
 
-  // By all threads of a block, between barriers.
-  __device__ __forceinline__ void Load(const T* from, const float* row_scale, int count) const {
-    constexpr int kWide = 16 / sizeof(T);
-    const float* multiplied = kScalesApart ? nullptr : row_scale;
-    if (dim % kWide == 0) {
-      LoadWide(reinterpret_cast<const uint4*>(from), multiplied, count * dim / kWide);
+  // The rows of `count` places. By all threads of a block, between barriers.
+  __device__ __forceinline__ void Load(const EdgeBlocks& graph, const T* dy, int first_place,
+                                       int count) const {
+    if (dim % (16 / sizeof(T)) == 0) {
+      LoadWords(graph, reinterpret_cast<const uint4*>(dy), first_place, count);
     } else {
-      for (int i = threadIdx.x; i < count * dim; i += blockDim.x) {
-        rows[i] = from[i];
-        if constexpr (!kScalesApart) rows[i] *= multiplied ? multiplied[i / dim] : 1.0f;
-      }
+      LoadWords(graph, dy, first_place, count);
     }
     if constexpr (kScalesApart) {
-      for (int i = threadIdx.x; scaled && i < count; i += blockDim.x) scales[i] = row_scale[i];
+      for (int i = threadIdx.x; scaled && i < count; i += blockDim.x) {
+        scales[i] = graph.row_scale[graph.RowAt(first_place + i)];
+      }
     }
   }
 
   // Several loads in flight before the first store.
-  __device__ __forceinline__ void LoadWide(const uint4* from, const float* multiplied,
-                                           int count) const {
-    constexpr int kAhead = 4, kWide = 16 / sizeof(T);
-    uint4* to = reinterpret_cast<uint4*>(rows);
-    for (int first = threadIdx.x; first < count; first += kAhead * blockDim.x) {
-      uint4 words[kAhead];
+  template <typename Word>
+  __device__ __forceinline__ void LoadWords(const EdgeBlocks& graph, const Word* dy,
+                                            int first_place, int count) const {
+    constexpr int kAhead = 4, kEntries = sizeof(Word) / sizeof(T);
+    Word* to = reinterpret_cast<Word*>(rows);
+    const unsigned of_row = dim / kEntries, words = count * of_row;
+    for (unsigned first = threadIdx.x; first < words; first += kAhead * blockDim.x) {
+      Word word[kAhead];
+      float scale[kAhead];
 #pragma unroll
       for (int s = 0; s < kAhead; ++s) {
-        const int i = first + s * blockDim.x;
-        words[s] = i < count ? __ldcs(from + i) : uint4{};
+        // Behind the end the last is read again and not stored.
+        const unsigned i = min(first + s * blockDim.x, words - 1), row = i / of_row;
+        const int64_t number = graph.RowAt(first_place + row);
+        word[s] = LoadOnce(dy + number * of_row + (i - row * of_row));
+        scale[s] = !kScalesApart && scaled ? graph.row_scale[number] : 1.0f;
       }
 #pragma unroll
       for (int s = 0; s < kAhead; ++s) {
-        const int i = first + s * blockDim.x;
-        if (i >= count) continue;
+        const unsigned i = first + s * blockDim.x;
+        if (i >= words) continue;
         if constexpr (!kScalesApart) {
-          const float scale = multiplied ? multiplied[i * kWide / dim] : 1.0f;
-          float4& x = reinterpret_cast<float4&>(words[s]);
-          x = {scale * x.x, scale * x.y, scale * x.z, scale * x.w};
+          float* entries = reinterpret_cast<float*>(&word[s]);
+#pragma unroll
+          for (int e = 0; e < kEntries; ++e) entries[e] *= scale[s];
         }
-        to[i] = words[s];
+        to[i] = word[s];
       }
     }
   }
+
+  static __device__ __forceinline__ uint4 LoadOnce(const uint4* from) { return __ldcs(from); }
+  static __device__ __forceinline__ T LoadOnce(const T* from) { return *from; }
 
   __device__ __forceinline__ const T* Row(int row) const { return rows + row * dim; }
   __device__ __forceinline__ float Scale(int row) const {
@@ -121,7 +134,7 @@ struct HeldRows {
 template <typename T, typename Column, int kLanes, bool kAligned, bool kWeights>
 struct BlockRuns {
   using Four = FourEntries<Column, kAligned>;
-  static constexpr int kBatch = 4, kLongestRun = 64;
+  static constexpr int kBatch = 4, kLongestRun = 128;
 
   const EdgeBlocks& graph;
   const BlockTask& task;
@@ -137,8 +150,9 @@ struct BlockRuns {
     const int64_t aligned = task.begin / kBatch * kBatch;
     const int begin = static_cast<int>(task.begin - aligned);
     const int end = static_cast<int>(task.end - aligned);
-    const int share = ((end + groups - 1) / groups + kBatch - 1) / kBatch * kBatch;
-    const int length = min(share, kLongestRun);
+    // Runs of equal length, so that no group is idle while others take the last ones.
+    const int share = (end + groups - 1) / groups, rounds = (share + kLongestRun - 1) / kLongestRun;
+    const int length = ((share + rounds - 1) / rounds + kBatch - 1) / kBatch * kBatch;
     for (int first = group * length; first < end; first += groups * length) {
       AddRun(aligned, max(first, begin), first, min(first + length, end), at);
     }
