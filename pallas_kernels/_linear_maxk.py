@@ -88,7 +88,7 @@ class _Share:
     product: int
 
 
-_SHARES = {2: _Share((184, 72), 128), 3: _Share((168, 56), 64)}
+_SHARES = {2: _Share((160, 80), 128), 3: _Share((168, 56), 64)}
 
 
 def linear_maxk(
@@ -172,7 +172,7 @@ class _Plan:
         kept = self.tile.pairs * _PAIR, kept_columns(self.stack.widths[1], self.k)
         copies = _PAIR * (width // COLUMNS)
         return {
-            "weights": dense.tiles(dtype, *self.stack.widths),
+            "weights": dense.tiles(dtype, 1, *self.stack.widths),
             "ring": dense.copied_tiles(dtype, self.tile.ring * self.chunks, ROWS, COLUMNS),
             "kept": plgpu.SMEM(kept, jnp.uint8),
             "loaded": plgpu.Barrier(),
@@ -210,23 +210,23 @@ def _multiply(plan: _Plan, scratch, count, kernel, biases) -> None:
     stack, weights = plan.stack, scratch["weights"]
     ring, _ = dense.faces(scratch["ring"])
     plgpu.set_max_registers(plan.share.registers[_MULTIPLIER], action="increase")
-    plgpu.copy_gmem_to_smem(kernel, weights, scratch["loaded"])
+    plgpu.copy_gmem_to_smem(kernel, weights.at[0], scratch["loaded"])
     columns = dense.columns_of(stack.widths[1])
     plgpu.barrier_wait(scratch["loaded"])
 
     @pl.loop(0, count)
     def _(i):
         plgpu.barrier_wait(scratch["full"].at[plan.stage(i)])
-        first = plan.first_chunk(i)
+        first, zero = plan.first_chunk(i), dense.zero_in(i)
         held = [ring.at[first + number] for number in range(plan.chunks)]
         # All products before the first of them takes the place of an operand.
-        products = _products(plan, held, weights)
+        products = _products(plan, held, weights.at[zero])
         for number, part in enumerate(columns):
             product, at = divmod(part.start, plan.share.product)
             z = products[product][:, at : at + COLUMNS]
             for bias in biases:
                 # From global memory: of shared memory the ring takes all that there is.
-                z = dense.add_bias(z, bias, part)
+                z = dense.add_bias(z, bias, dense.columns_at(zero, number))
             held[number][...] = z.astype(stack.dtype)
         plgpu.commit_smem()
         plgpu.barrier_arrive(scratch["made"].at[plan.stage(i)])

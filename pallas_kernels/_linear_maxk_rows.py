@@ -152,12 +152,15 @@ class KeepLargest:
         in_tile = half * SHARE + warp.thread // LANES * _WARP_ROWS
         words = self._load(warp, first, in_tile, chunks)
         marks = self._choose(warp, words)
+        # What is made of the lane would take registers during the search; zero tells no compiler
+        # that it is the same for all tiles.
+        lane = warp.lane + (first_row >> 31)
         own = kept.shifted(warp.thread // LANES * (self.together * self.k))
-        for number, bits in enumerate(self._deal(warp, marks)):
+        for number, bits in enumerate(self._deal(warp, lane, marks)):
             rows = in_tile + number * self.together
             self._list(warp, *bits, own)
             warp.sync()
-            self._write(warp, rows, first, first_row, chunks, own, values, columns)
+            self._write(warp, lane, rows, first, first_row, chunks, own, values, columns)
             warp.sync()
 
     # -- entries in registers ------------------------------------------------------------------
@@ -309,15 +312,15 @@ class KeepLargest:
 
     # -- the results ---------------------------------------------------------------------------
 
-    def _deal(self, warp, marks) -> list[tuple[Value, Value, Value]]:
+    def _deal(self, warp, lane, marks) -> list[tuple[Value, Value, Value]]:
         """What the lane lists in each round: bits, the first one's column, and where to."""
-        row, quarter = warp.lane // _QUAD % self.together, warp.lane % _QUAD
+        row, quarter = lane // _QUAD % self.together, lane % _QUAD
         to = row * self.k + _end(warp, marks) - _population(warp, marks)
         column = (quarter * 2).least(quarter + self.longer) * _SLAB
         if self.rounds == 1:
             return [(marks[0], column, to)]
         # Lanes of the lower rows list first words, those of the upper rows second ones.
-        upper = warp.lane // (LANES // 2)
+        upper = lane // (LANES // 2)
         lists = []
         for first, second in (marks, (to, to + warp.population(marks[0]))):
             given = warp.select(upper == 0, second, first)
@@ -340,7 +343,7 @@ class KeepLargest:
         end = to + warp.population(bits)
         warp.repeat(lambda carry: carry[0] != 0, take, (bits, to, end - 1))
 
-    def _write(self, warp, in_tile, first, first_row, chunks, kept, values, columns) -> None:
+    def _write(self, warp, lane, in_tile, first, first_row, chunks, kept, values, columns) -> None:
         """Copies the listed columns, and the entries that they name, as far as there are rows."""
         # All lanes have something to do, and a store has up to 16 bytes.
         together = math.gcd(self.k, 8, max(1, self.together * self.k // LANES))
@@ -366,7 +369,8 @@ class KeepLargest:
 
             warp.when(row < rows, store)
 
-        warp.strided(self.together * self.k // together, copy)
+        stop = warp.i32(self.together * self.k // together)
+        warp.loop(lane, stop, LANES, (), lambda i, _: copy(i))
 
 
 def _twice(bits: Value) -> Value:
