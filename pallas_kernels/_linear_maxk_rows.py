@@ -27,8 +27,11 @@ _SLAB = 32  # columns that a product of matrices takes
 _QUAD = 4  # lanes that have a row
 
 
-# Searches guess so often before they halve.
+# Searches guess so often before they halve. The next guess is for a few entries more than were
+# counted too many, and somewhat less far than a bell curve has them: found by trying on such rows,
+# where the last of eight searches ends after 5.8 steps on average, not 6.2.
 _GUESSES = 8
+_MORE, _NEARER = 0.15, 0.9
 # Slabs of comparisons that are added up before the tensor cores do the rest.
 _TOGETHER = 8
 _INTEGER = 8388608.0  # 2^23, which has integers that are added to it in its lowest bits
@@ -251,7 +254,7 @@ class KeepLargest:
             count = self._sum(warp, self._map(warp, "ge", slabs, _twice(bits)))
             is_open, enough = open_(row), count >= float(self.k)
             number = self.format.to_float(warp, bits)
-            guess = warp.fma(count - float(self.k), spacing, number)
+            guess = warp.fma(count - (self.k - _MORE), spacing, number)
             after = (
                 warp.select(is_open & enough, middle, low),
                 warp.select(is_open & ~enough, middle, high),
@@ -282,7 +285,8 @@ class KeepLargest:
         variance = warp.fma(mean * -1.0, mean, square * (1 / self.width)).most(1e-30)
         deviation = variance * warp.rsqrt(variance)
         guess = warp.fma(deviation, warp.f32(quantile), mean)
-        return self.format.keys(self.format.of_float(warp, guess)), deviation * (1 / density)
+        spacing = deviation * (_NEARER / density)
+        return self.format.keys(self.format.of_float(warp, guess)), spacing
 
     def _marks(self, warp, slabs) -> list[Value]:
         """Words of ones and zeros as bits, those of the lane's part of its row."""
@@ -353,15 +357,18 @@ class KeepLargest:
         def copy(i):
             at = i * together
             row = at // self.k
-            place, turn = (in_tile + row) * COLUMNS, (in_tile + row) % _PIECES * _PIECE
+            place = first * (ROWS * COLUMNS) + (in_tile + row) * COLUMNS
+            # Of all columns in a word, the pieces' numbers as they lie there.
+            turn = ((in_tile + row) % _PIECES * (_PIECE * 0x01010101)).bits("u32")
 
-            def entry(column):
-                chunk = (first + column // COLUMNS) * (ROWS * COLUMNS)
-                return chunks.load_words(chunk + place + (column % COLUMNS ^ turn))[0]
+            def entry(turned):
+                chunk = turned // COLUMNS * (ROWS * COLUMNS)
+                return chunks.load_words(place + (chunk | turned % COLUMNS))[0]
 
             def store():
                 words = kept.load_words(at, together)
-                entries = [entry(kept.unpack(words, i)) for i in range(together)]
+                turned = [word ^ turn for word in words]
+                entries = [entry(kept.unpack(turned, i)) for i in range(together)]
                 pairs = itertools.zip_longest(entries[::2], entries[1::2])
                 packed = [low if high is None else low | high << 16 for low, high in pairs]
                 to_values.store_words(at, packed, together)
@@ -369,8 +376,11 @@ class KeepLargest:
 
             warp.when(row < rows, store)
 
-        stop = warp.i32(self.together * self.k // together)
-        warp.loop(lane, stop, LANES, (), lambda i, _: copy(i))
+        stop = self.together * self.k // together
+        if stop == LANES:
+            copy(lane)
+        else:
+            warp.loop(lane, stop, LANES, (), lambda i, _: copy(i))
 
 
 def _twice(bits: Value) -> Value:
