@@ -268,6 +268,7 @@ def _select(plan: _Plan, scratch, count, number, x, values, columns) -> None:
         tiled = dense.tiled(stack.dtype)
         references = [(ring, tiled), *((r, ()) for r in (kept, values, columns))]
         _simt.inline(keep, [plan.first_chunk(i), plan.first_row(i), half], references)
+        plgpu.commit_smem()  # what was read the copy engine overwrites
         load(i + tile.ring)
 
 

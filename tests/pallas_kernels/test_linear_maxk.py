@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxgnn import CBSR, ops, verify
@@ -150,7 +149,7 @@ TILES = [
 
 
 @pytest.mark.parametrize("rows, widths, tile", TILES)
-def test_tiles_pass_from_part_to_part(rows, widths, tile, monkeypatch):
+def test_tiles_pass_from_part_to_part(rows, widths, tile, monkeypatch, interpreted):
     monkeypatch.setattr(_simt, "inline", _inline_stand_in)
     # The interpreter has no memory that is known by two names.
     monkeypatch.setattr(_dense_stack, "copied_tiles", _dense_stack.tiles)
@@ -158,7 +157,7 @@ def test_tiles_pass_from_part_to_part(rows, widths, tile, monkeypatch):
     dtype = "float16" if rows == 500 else "bfloat16"
     x, (kernel, bias) = features((rows, widths[0]), dtype), layer(*widths, dtype)
     bias = None if rows == 500 else bias
-    with plgpu.force_gpu_interpret_mode():
+    with interpreted():
         made = _linear_maxk.linear_maxk(x, kernel, bias, 5, "value", tile)
     options = {"k": 5, "by": "value", "precision": None}
     exact = linear_reference.fused_linear_maxk(x, kernel, bias, **options)
