@@ -158,12 +158,11 @@ class KeepLargest:
         # What is made of the lane would take registers during the search; zero tells no compiler
         # that it is the same for all tiles.
         lane = warp.lane + (first_row >> 31)
-        own = kept.shifted(warp.thread // LANES * (self.together * self.k))
         for number, bits in enumerate(self._deal(warp, lane, marks)):
             rows = in_tile + number * self.together
-            self._list(warp, *bits, own)
+            self._list(warp, *bits, kept)
             warp.sync()
-            self._write(warp, lane, rows, first, first_row, chunks, own, values, columns)
+            self._write(warp, lane, rows, first, first_row, chunks, kept, values, columns)
             warp.sync()
 
     # -- entries in registers ------------------------------------------------------------------
@@ -208,13 +207,33 @@ class KeepLargest:
             sums = warp.mma(together, ones, sums, self.format.dtype)
         return sums[0] + sums[2]
 
+    def _count(self, warp, slabs) -> Value:
+        """How many ones the row has, without the tensor cores, which products keep waiting.
+
+        Numbers of 16 bits hold those of either half.
+        """
+
+        def add(a, b):
+            return warp.pairwise("add", self.format.dtype, a, b)
+
+        words = [word for slab in slabs for word in slab]
+        while len(words) > 1:
+            odd = words[len(words) // 2 * 2 :]
+            words = [add(*pair) for pair in zip(words[::2], words[1::2], strict=False)] + odd
+        (both,) = words
+        for mask in (1, 2):
+            both = add(both, warp.shuffle_xor(both, mask))
+        bits = both.bits("i32")
+        low, high = (self.format.to_float(warp, part) for part in (bits & 0xFFFF, bits >> 16))
+        return low + high
+
     # -- which of them are kept ----------------------------------------------------------------
 
     def _choose(self, warp, slabs) -> list[Value]:
         """Bits of the lane's part of its row, a slab in a word, in both or in the first."""
-        total = self._sum(warp, slabs)
+        total, squares = self._sum(warp, slabs), self._sum(warp, slabs, squared=True)
         slabs = self._without_nan(warp, slabs, total)
-        key, reach = self._search(warp, slabs, total)
+        key, reach = self._search(warp, slabs, *self._first_guess(warp, total, squares))
         threshold = _twice(self.format.keys(key))
         marks = self._marks(warp, self._map(warp, "ge", slabs, threshold))
         surplus = (reach + _INTEGER).bits("i32") - _bits_of(self.k + _INTEGER)
@@ -232,9 +251,8 @@ class KeepLargest:
         any_odd = warp.ballot(total - total != 0.0) != 0
         return warp.change(any_odd, slabs, lambda s: self._map(warp, "min", s, infinities))
 
-    def _search(self, warp, slabs, total) -> tuple[Value, Value]:
+    def _search(self, warp, slabs, guess, spacing) -> tuple[Value, Value]:
         """A key that at least k entries reach: exactly k, or fewer the next key; how many do."""
-        guess, spacing = self._first_guess(warp, slabs, total)
         low, high = (warp.i32(key) for key in self._range())
         start = low, high, warp.f32(float(self.width)), guess
 
@@ -251,7 +269,7 @@ class KeepLargest:
                 low + ((high - low) >> 1),
             )
             bits = self.format.keys(middle)
-            count = self._sum(warp, self._map(warp, "ge", slabs, _twice(bits)))
+            count = self._count(warp, self._map(warp, "ge", slabs, _twice(bits)))
             is_open, enough = open_(row), count >= float(self.k)
             number = self.format.to_float(warp, bits)
             guess = warp.fma(count - (self.k - _MORE), spacing, number)
@@ -274,16 +292,18 @@ class KeepLargest:
         infinity = self.format.infinity
         return 0 if self.by_magnitude else -1 - infinity, infinity + 1
 
-    def _first_guess(self, warp, slabs, total) -> tuple[Value, Value]:
-        """Where a row of a bell curve has it, as a key; and how far apart entries lie there."""
+    def _first_guess(self, warp, total, squares) -> tuple[Value, Value]:
+        """Where a row of a bell curve has it, as a key; and how far apart entries lie there.
+
+        Of a row with NaN it may be anything: searches do not trust it.
+        """
         share = (self.k - 0.5) / self.width / (2 if self.by_magnitude else 1)
         bell = NormalDist()
         quantile = bell.inv_cdf(1 - share)
         density = self.width * bell.pdf(quantile) * (2 if self.by_magnitude else 1)
-        square = self._sum(warp, slabs, squared=True)
         mean = warp.f32(0.0) if self.by_magnitude else total * (1 / self.width)
-        variance = warp.fma(mean * -1.0, mean, square * (1 / self.width)).most(1e-30)
-        deviation = variance * warp.rsqrt(variance)
+        variance = warp.fma(mean * -1.0, mean, squares * (1 / self.width)).most(1e-30)
+        deviation = variance * warp.special("normal_rsqrt", variance)
         guess = warp.fma(deviation, warp.f32(quantile), mean)
         spacing = deviation * (_NEARER / density)
         return self.format.keys(self.format.of_float(warp, guess)), spacing
@@ -319,7 +339,7 @@ class KeepLargest:
     def _deal(self, warp, lane, marks) -> list[tuple[Value, Value, Value]]:
         """What the lane lists in each round: bits, the first one's column, and where to."""
         row, quarter = lane // _QUAD % self.together, lane % _QUAD
-        to = row * self.k + _end(warp, marks) - _population(warp, marks)
+        to = self._kept(warp) + row * self.k + _end(warp, marks) - _population(warp, marks)
         column = (quarter * 2).least(quarter + self.longer) * _SLAB
         if self.rounds == 1:
             return [(marks[0], column, to)]
@@ -331,6 +351,10 @@ class KeepLargest:
             got = warp.shuffle_xor(given, LANES // 2)
             lists.append([warp.select(upper == 0, *pair) for pair in ((first, got), (got, second))])
         return [(bits, column + upper * _SLAB, to) for bits, to in zip(*lists, strict=True)]
+
+    def _kept(self, warp) -> Value:
+        """Where the warp's columns begin."""
+        return warp.thread // LANES * (self.together * self.k)
 
     def _list(self, warp, bits, first_column, to, kept) -> None:
         """Columns whose bits are set, ascending, found from both ends on."""
@@ -366,7 +390,7 @@ class KeepLargest:
                 return chunks.load_words(place + (chunk | turned % COLUMNS))[0]
 
             def store():
-                words = kept.load_words(at, together)
+                words = kept.load_words(self._kept(warp) + at, together)
                 turned = [word ^ turn for word in words]
                 entries = [entry(kept.unpack(turned, i)) for i in range(together)]
                 pairs = itertools.zip_longest(entries[::2], entries[1::2])

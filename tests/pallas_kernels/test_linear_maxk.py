@@ -117,6 +117,20 @@ def test_selection_has_the_bits_of_sorted_rows(width, ring, first, rows, dtype):
 
 
 @pytest.mark.emulated
+@pytest.mark.parametrize("width", [64, 128, 192, 256])
+def test_of_two_equals_the_first_is_kept_wherever_they_lie(width):
+    """Also where lanes, or warps' operands, have one each; in whole tiles and in parts of them."""
+    generator = np.random.default_rng(width)
+    rows, k = 57, 9
+    z = generator.permuted(np.tile(np.arange(width), (rows, 1)), axis=1)
+    # The entries of ranks k and k + 1 are alike.
+    z[z == width - k] = width - k - 1
+    z = jnp.asarray(z).astype("bfloat16")
+    assert (np.sort(np.asarray(z), axis=1)[:, -k - 1] == width - k - 1).all()
+    _assert_selects(z, k, "value", width // COLUMNS, 0)
+
+
+@pytest.mark.emulated
 def test_searches_end_wherever_they_begin():
     """Of all the numbers that there are: any are neighbours, and nothing is like a bell curve."""
     bits = np.random.default_rng(0).permutation(2**16).astype(np.uint16)
