@@ -1,14 +1,15 @@
 """A linear layer, of whose rows only the k largest entries are written, compressed.
 
-The warpgroups of a block have one of three parts, and pass tiles of 64 rows on to each other::
+The warpgroups of a block have one of two parts, and pass tiles of 64 rows on to each other::
 
-    loader → multiplier → selectors, by turns
+    multiplier → pairs of selectors, by turns
 
-The loader reads chunks of 64 columns into a ring in shared memory. The multiplier, which also keeps
-the kernel there, overwrites a tile with its product, rounded; a selector looks for the k largest
-entries of its rows, writes them, and gives the chunks back. So products, which the tensor cores
-make, and the search, which they hardly take part in, go on side by side, and no dense product
-leaves the multiprocessor.
+Selectors ask the copy engine for rows, to where the tiles lay that they are done with. The
+multiplier, which also keeps the kernel in shared memory, overwrites a tile with its product,
+rounded; a pair of selectors looks for the k largest entries of its rows, half of them each, and
+writes them. So products, which the tensor cores make, and the search, which they hardly take part
+in, go on side by side, and no dense product leaves the multiprocessor. A search waits for its own
+results most of the time: so there are many warps of few rows, while few tiles have room.
 """
 
 from __future__ import annotations
@@ -28,14 +29,11 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels import _dense_stack as dense
 from pallas_kernels import _simt
 from pallas_kernels._dense_stack import BLOCK, COLUMNS, ROWS, WARPGROUP, Stack
-from pallas_kernels._linear_maxk_rows import Format, KeepLargest, LoadChunk
+from pallas_kernels._linear_maxk_rows import SHARE, Format, KeepLargest, kept_columns
 
-_CHUNK_BYTES = ROWS * COLUMNS * 2
-_PRODUCT_WIDTH = 128  # of which a thread has 64 sums in registers
 _MOST_AHEAD = 8  # tiles on their way
-_LOADER, _MULTIPLIER, _OTHERS = 0, 1, 2
-# Of a thread of each part, by selectors: together what all warpgroups begin with, 128 or 96 each.
-_REGISTERS = {2: (40, 200, 136), 3: (24, 144, 104)}
+_MULTIPLIER, _SELECTOR = 0, 1
+_PAIR = 2  # selectors of a tile
 
 
 @dataclass(frozen=True)
@@ -44,12 +42,12 @@ class LinearMaxkTile:
 
     Attributes:
       blocks: at most this many, one for each multiprocessor.
-      selectors: warpgroups that select, two or three.
-      ring: chunks in shared memory.
+      pairs: of warpgroups that select, two or three.
+      ring: tiles in shared memory.
     """
 
     blocks: int
-    selectors: int
+    pairs: int
     ring: int
 
     @classmethod
@@ -59,16 +57,38 @@ class LinearMaxkTile:
         if max(stack.widths) > dense.MOST_WIDTH:
             return None
         # Of narrow rows searches are most of the work, and need fewer registers.
-        chunks = max(stack.widths) // COLUMNS
-        selectors = 3 if chunks <= 2 else 2
+        pairs = 3 if max(stack.widths) <= 2 * COLUMNS else 2
         weights = math.prod(stack.widths) * stack.dtype.itemsize
-        room = dense.SHARED_BYTES - weights - dense.aligned(selectors * ROWS // 2 * k)
-        ring = min(room // _CHUNK_BYTES, _MOST_AHEAD * chunks)
-        return cls(dense.MULTIPROCESSORS, selectors, ring) if ring >= chunks else None
+        kept = pairs * _PAIR * kept_columns(stack.widths[1], k)
+        room = dense.SHARED_BYTES - weights - dense.aligned(kept)
+        ring = min(room // stack.row_bytes(max(stack.widths)), _MOST_AHEAD)
+        return cls(dense.MULTIPROCESSORS, pairs, ring) if ring else None
+
+    @property
+    def warpgroups(self) -> int:
+        """Of both parts."""
+        return _SELECTOR + self.pairs * _PAIR
 
     def limited_to(self, rows: int) -> LinearMaxkTile:
         """Without blocks that would have no rows."""
         return dataclasses.replace(self, blocks=min(self.blocks, -(-rows // ROWS)))
+
+
+@dataclass(frozen=True)
+class _Share:
+    """Of a multiprocessor's registers, what the threads have.
+
+    Attributes:
+      registers: of a thread of the multiplier, and of a selector: together no more than what all
+        warpgroups begin with, which is a multiple of eight each.
+      product: columns of a product at once, whose sums must fit what all begin with.
+    """
+
+    registers: tuple[int, int]
+    product: int
+
+
+_SHARES = {2: _Share((160, 80), 128), 3: _Share((168, 56), 64)}
 
 
 def linear_maxk(
@@ -107,7 +127,7 @@ def linear_maxk(
         "linear_maxk",
         results,
         (tile.blocks, 1),
-        _OTHERS + tile.selectors,
+        tile.warpgroups,
         plan.scratch(),
     )
     return call(x, kernel, [b for b in (bias,) if b is not None])
@@ -116,8 +136,6 @@ def linear_maxk(
 @dataclass(frozen=True)
 class _Plan:
     """What the parts know of each other.
-
-    Chunk c of a block's tile i lies at (i chunks + c) modulo ring.
 
     Attributes:
       stack: the layer.
@@ -139,45 +157,32 @@ class _Plan:
         return max(self.stack.widths) // COLUMNS
 
     @property
-    def ahead(self) -> tuple[int, int]:
-        """The ring has room for so many tiles, and so many chunks more."""
-        return divmod(self.tile.ring, self.chunks)
-
-    @property
-    def waiting(self) -> int:
-        """Tiles whose copies may be under way while another's begin.
-
-        A tile is told of that much later: not so late that the multiplier waits for tiles that
-        selectors still have.
-        """
-        return min(3, max(0, self.ahead[0] - 1 - self.tile.selectors))
-
-    @property
     def stages(self) -> int:
-        """Barriers of each kind: as many as tiles are on their way, and the same for selectors."""
-        tiles, selectors = -(-self.tile.ring // self.chunks), self.tile.selectors
-        return -(-tiles // selectors) * selectors
+        """Barriers of each kind: as many as tiles are on their way, and the same for a pair."""
+        return -(-self.tile.ring // self.tile.pairs) * self.tile.pairs
 
-    def registers(self, part: int) -> int:
-        """Of each thread."""
-        return _REGISTERS[self.tile.selectors][part]
+    @property
+    def share(self) -> _Share:
+        """Of the registers."""
+        return _SHARES[self.tile.pairs]
 
     def scratch(self) -> dict:
         """Shared memory and barriers."""
-        barriers = {
-            name: plgpu.Barrier(num_barriers=self.stages) for name in ("full", "made", "freed")
-        }
+        width, dtype = self.stack.widths[0], self.stack.dtype
+        kept = self.tile.pairs * _PAIR, kept_columns(self.stack.widths[1], self.k)
+        copies = _PAIR * (width // COLUMNS)
         return {
-            "weights": dense.tiles(self.stack.dtype, *self.stack.widths),
-            "ring": dense.tiles(self.stack.dtype, self.tile.ring, ROWS, COLUMNS),
-            "kept": plgpu.SMEM((self.tile.selectors, ROWS // 2 * self.k), jnp.uint8),
+            "weights": dense.tiles(dtype, 1, *self.stack.widths),
+            "ring": dense.copied_tiles(dtype, self.tile.ring * self.chunks, ROWS, COLUMNS),
+            "kept": plgpu.SMEM(kept, jnp.uint8),
             "loaded": plgpu.Barrier(),
-            **barriers,
+            "full": plgpu.Barrier(num_arrivals=copies, num_barriers=self.stages),
+            "made": plgpu.Barrier(num_barriers=self.stages),
         }
 
-    def chunk(self, i, number):
-        """Where in the ring that of tile ``i`` is."""
-        return lax.rem(i * self.chunks + number, self.tile.ring)
+    def first_chunk(self, i):
+        """Where in the ring tile ``i`` is."""
+        return lax.rem(i, self.tile.ring) * self.chunks
 
     def stage(self, i):
         """The barriers of tile ``i``."""
@@ -193,93 +198,35 @@ def _run(plan: _Plan, scratch, x, kernel, biases, values, columns) -> None:
     part = lax.axis_index(WARPGROUP)
     count = dense.own_tiles(plan.rows, lax.axis_index(BLOCK), plan.tile.blocks)
     parts = (
-        lambda: _load(plan, scratch, count, x),
         lambda: _multiply(plan, scratch, count, kernel, biases),
-        lambda: _select(plan, scratch, count, part - _OTHERS, values, columns),
+        lambda: _select(plan, scratch, count, part - _SELECTOR, x, values, columns),
     )
     # Branches apart, or registers could not be dealt out anew.
-    lax.switch(jnp.minimum(part, _OTHERS), parts)
-
-
-def _load(plan: _Plan, scratch, count, x) -> None:
-    """Begins to copy the tiles, and tells when they are there."""
-    tiles, more = plan.ahead
-    full, freed, waiting = scratch["full"], scratch["freed"], plan.waiting
-    chunks = plan.stack.widths[0] // COLUMNS
-    plgpu.set_max_registers(plan.registers(_LOADER), action="decrease")
-
-    def begin(i, numbers):
-        for number in numbers:
-            if number < chunks:
-                chunk = scratch["ring"].at[plan.chunk(i, number)]
-                _simt.inline(
-                    LoadChunk(number * COLUMNS),
-                    [plan.first_row(i)],
-                    [(x, ()), (chunk, dense.tiled(x.dtype))],
-                )
-        _simt.inline(_end_copies, [], [])
-
-    def tell(i):
-        """That the copies of a tile have arrived."""
-        plgpu.commit_smem()
-        plgpu.barrier_arrive(full.at[plan.stage(i)])
-
-    @pl.loop(0, count)
-    def _(i):
-        # The first chunks take the place of a tile that was waited for before.
-        begin(i, range(more))
-
-        def tell_before():
-            _simt.inline(_WaitForCopies(2 * waiting + 1), [], [])
-            tell(i - 1 - waiting)
-
-        pl.when(i > waiting)(tell_before)
-        pl.when(i >= tiles)(lambda: plgpu.barrier_wait(freed.at[plan.stage(i - tiles)]))
-        begin(i, range(more, plan.chunks))
-
-    _simt.inline(_WaitForCopies(0), [], [])
-    pl.loop(jnp.maximum(count - 1 - waiting, 0), count)(tell)
-    # Every completion is waited for, also the last ones.
-    pl.loop(jnp.maximum(count - tiles, 0), count)(
-        lambda i: plgpu.barrier_wait(freed.at[plan.stage(i)])
-    )
-
-
-def _end_copies(warp) -> None:
-    warp.end_copies()
-
-
-@dataclass(frozen=True)
-class _WaitForCopies:
-    """Until no more groups of copies than so many are under way."""
-
-    groups: int
-
-    def __call__(self, warp) -> None:
-        warp.wait_for_copies(self.groups)
+    lax.switch(jnp.minimum(part, _SELECTOR), parts)
 
 
 def _multiply(plan: _Plan, scratch, count, kernel, biases) -> None:
     """Puts the product in the place of the input."""
-    stack, ring = plan.stack, scratch["ring"]
-    weights = scratch["weights"]
-    plgpu.set_max_registers(plan.registers(_MULTIPLIER), action="increase")
-    plgpu.copy_gmem_to_smem(kernel, weights, scratch["loaded"])
+    stack, weights = plan.stack, scratch["weights"]
+    ring, _ = dense.faces(scratch["ring"])
+    plgpu.set_max_registers(plan.share.registers[_MULTIPLIER], action="increase")
+    plgpu.copy_gmem_to_smem(kernel, weights.at[0], scratch["loaded"])
     columns = dense.columns_of(stack.widths[1])
     plgpu.barrier_wait(scratch["loaded"])
 
     @pl.loop(0, count)
     def _(i):
         plgpu.barrier_wait(scratch["full"].at[plan.stage(i)])
-        held = [ring.at[plan.chunk(i, number)] for number in range(plan.chunks)]
+        first, zero = plan.first_chunk(i), dense.zero_in(i)
+        held = [ring.at[first + number] for number in range(plan.chunks)]
         # All products before the first of them takes the place of an operand.
-        products = _products(plan, held, weights)
+        products = _products(plan, held, weights.at[zero])
         for number, part in enumerate(columns):
-            product, at = divmod(part.start, _PRODUCT_WIDTH)
+            product, at = divmod(part.start, plan.share.product)
             z = products[product][:, at : at + COLUMNS]
             for bias in biases:
                 # From global memory: of shared memory the ring takes all that there is.
-                z = dense.add_bias(z, bias, part)
+                z = dense.add_bias(z, bias, dense.columns_at(zero, number))
             held[number][...] = z.astype(stack.dtype)
         plgpu.commit_smem()
         plgpu.barrier_arrive(scratch["made"].at[plan.stage(i)])
@@ -287,36 +234,49 @@ def _multiply(plan: _Plan, scratch, count, kernel, biases) -> None:
 
 def _products(plan: _Plan, chunks, weights) -> Sequence[jax.Array]:
     """The rows of a tile times ``weights``, in parts of some columns."""
-    after = plan.stack.widths[1]
-    widths = [min(_PRODUCT_WIDTH, after - f) for f in range(0, after, _PRODUCT_WIDTH)]
+    parts = dense.columns_of(plan.stack.widths[1], plan.share.product)
 
     def multiply(*sums):
         for n in range(plan.stack.widths[0] // COLUMNS):
-            for part, (total, width) in enumerate(zip(sums, widths, strict=True)):
-                first = part * _PRODUCT_WIDTH
-                columns = slice(first, first + width)
+            for total, columns in zip(sums, parts, strict=True):
                 rows = slice(n * COLUMNS, (n + 1) * COLUMNS)
                 plgpu.wgmma(total, chunks[n], weights.at[rows, columns])
         return [total[...] for total in sums]
 
-    shapes = [plgpu.ACC((ROWS, width), jnp.float32) for width in widths]
-    return pl.run_scoped(multiply, *shapes)
+    widths = [min(plan.share.product, plan.stack.widths[1] - part.start) for part in parts]
+    return pl.run_scoped(multiply, *(plgpu.ACC((ROWS, width), jnp.float32) for width in widths))
 
 
-def _select(plan: _Plan, scratch, count, number, values, columns) -> None:
-    """Writes what is kept of every tile whose turn it is."""
+def _select(plan: _Plan, scratch, count, number, x, values, columns) -> None:
+    """Writes what is kept of half of every tile whose turn it is, and asks for others."""
     stack, tile = plan.stack, plan.tile
-    keep = KeepLargest(
-        stack.widths[1], plan.k, plan.by_magnitude, Format.of(stack.dtype), tile.ring
-    )
-    own, tiled = dense.own(count, number, tile.selectors), dense.tiled(stack.dtype)
-    plgpu.set_max_registers(plan.registers(_OTHERS), action="increase")
+    pair, half = number // _PAIR, lax.rem(number, _PAIR)
+    keep = KeepLargest(stack.widths[1], plan.k, plan.by_magnitude, Format.of(stack.dtype))
+    ring, _ = dense.faces(scratch["ring"])
+    plgpu.set_max_registers(plan.share.registers[_SELECTOR], action="decrease")
 
-    @pl.loop(0, own)
+    def load(i):
+        pl.when(i < count)(lambda: _load(plan, scratch, i, half, x))
+
+    pl.loop(0, dense.own(tile.ring, pair, tile.pairs))(lambda n: load(pair + n * tile.pairs))
+
+    @pl.loop(0, dense.own(count, pair, tile.pairs))
     def _(n):
-        i = number + n * tile.selectors
+        i = pair + n * tile.pairs
         plgpu.barrier_wait(scratch["made"].at[plan.stage(i)])
         kept = scratch["kept"].at[number]
-        references = [(scratch["ring"], tiled), *((r, ()) for r in (kept, values, columns))]
-        _simt.inline(keep, [plan.chunk(i, 0), plan.first_row(i)], references)
-        plgpu.barrier_arrive(scratch["freed"].at[plan.stage(i)])
+        tiled = dense.tiled(stack.dtype)
+        references = [(ring, tiled), *((r, ()) for r in (kept, values, columns))]
+        _simt.inline(keep, [plan.first_chunk(i), plan.first_row(i), half], references)
+        plgpu.commit_smem()  # what was read the copy engine overwrites
+        load(i + tile.ring)
+
+
+def _load(plan: _Plan, scratch, i, half, x) -> None:
+    """Asks for half of the rows of tile ``i``."""
+    _, ring = dense.faces(scratch["ring"])
+    first = plan.first_chunk(i)
+    rows, share = (pl.ds(start + half * SHARE, SHARE) for start in (plan.first_row(i), 0))
+    for number, columns in enumerate(dense.columns_of(plan.stack.widths[0])):
+        full = scratch["full"].at[plan.stage(i)]
+        plgpu.copy_gmem_to_smem(x.at[rows, columns], ring.at[first + number, share], full)
