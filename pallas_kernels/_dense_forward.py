@@ -28,7 +28,7 @@ from pallas_kernels._dense_stack import BLOCK, PART, WARPGROUP, Ring, Stack, Str
 # A thread has 128 sums of 256 columns, for which only two warpgroups have registers.
 _NARROW, _FEW = 128, 2
 _AHEAD = 4  # tiles for each warpgroup
-# Less than that may be in the cache, and blocks that stay are as good.
+# Less than that may be in the cache; of two layers, blocks that stay were as good there.
 _WAVES_FROM_BYTES = 64 << 20
 _LEAST_TILES = 2  # of a block that comes in waves
 
