@@ -53,7 +53,9 @@ class _Waves:
     slots: int
 
 
-# As timed with a million rows and relu, by widths and ``Stack.precision``.
+# As timed with a million rows and relu, behind a layer or between two; by widths and
+# ``Stack.precision``.
+_TIMED = (("relu",), ("relu", None))
 _WAVES: dict[tuple[tuple[int, ...], str | None], _Waves] = {
     ((64, 64), None): _Waves(3, 16, 1, 2),
     ((128, 128), None): _Waves(3, 16, 1, 2),
@@ -90,7 +92,7 @@ class DenseTile:
             return None
         waves = _WAVES.get((stack.widths, stack.precision))
         many = rows * stack.widths[0] * stack.dtype.itemsize >= _WAVES_FROM_BYTES
-        if waves and many and set(stack.activations) <= {"relu", None}:
+        if waves and many and stack.activations in _TIMED:
             blocks = dense.MULTIPROCESSORS * waves.resident * waves.count
             blocks = min(blocks, rows // (dense.ROWS * _LEAST_TILES))
             return cls(blocks, waves.warpgroups, waves.slots)

@@ -26,8 +26,8 @@ class GraphPlan:
       transposed_indices: its column indices.
       permutation: edge ``e`` of the transposed graph is edge ``permutation[e]`` of the graph.
       transposed_schedule: work units over the rows of the transposed graph.
-      edge_blocks: the edges again, by blocks of few and of many rows or by either, for the backward
-        of ``maxk_spmm`` on a GPU; or nothing.
+      edge_blocks: the edges again by block, once in each of ``BlockShape.choices``, for the
+        backward of ``maxk_spmm`` on a GPU; or nothing.
     """
 
     schedule: RowSchedule

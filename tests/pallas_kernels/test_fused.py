@@ -327,11 +327,13 @@ def test_blocks_of_narrow_layers_come_in_waves_that_fit_a_multiprocessor(
     widths, precision, resident
 ):
     stack = dataclasses.replace(_stack(widths, "relu"), precision=precision)
+    stack = stack if stack.layers == 1 else stack.linear_last()
     if precision:
         stack = dataclasses.replace(stack, dtype=jnp.dtype("float32"))
     rows, itemsize = 1_000_000, stack.dtype.itemsize
     tile = DenseTile.choose(stack, rows)
-    assert tile.blocks >= 4 * resident * MULTIPROCESSORS and tile.slots > tile.warpgroups
+    assert tile.blocks % (resident * MULTIPROCESSORS) == 0 and tile.slots > tile.warpgroups
+    assert tile.blocks >= 4 * resident * MULTIPROCESSORS
     held = tile.slots * 64 * max(widths) * itemsize + 8 * (tile.barriers + 1)
     # Each block has a KiB of the system's.
     assert resident * (held + stack.parameter_bytes() + 1024) <= 228 * 1024
@@ -340,5 +342,6 @@ def test_blocks_of_narrow_layers_come_in_waves_that_fit_a_multiprocessor(
     assert DenseTile.choose(stack, few).blocks * 2 * 64 <= few
     assert DenseTile.choose(stack, few - 1).blocks == MULTIPROCESSORS
     # As with another activation.
-    other = dataclasses.replace(stack, activations=("gelu",) * stack.layers)
-    assert DenseTile.choose(other, rows).blocks == MULTIPROCESSORS
+    for name in ("gelu", None):
+        other = dataclasses.replace(stack, activations=(name, *stack.activations[1:]))
+        assert DenseTile.choose(other, rows).blocks == MULTIPROCESSORS
