@@ -233,16 +233,17 @@ class MosaicWarp(Warp):
 
     def to_bfloat16(self, low, high):
         """See ``Warp``."""
+        return self._narrow("bf16x2", low, high)
+
+    def to_float16(self, low, high):
+        """See ``Warp``."""
+        return self._narrow("f16x2", low, high)
+
+    def _narrow(self, kind, low, high):
         # Conversions of one number at a time are slow.
         operands = [high.data, low.data]
-        ptx = "cvt.rn.bf16x2.f32 $0, $1, $2;"
+        ptx = f"cvt.rn.{kind}.f32 $0, $1, $2;"
         return Value(self, "u32", llvm.inline_asm(_integer(32), operands, ptx, "=r,f,f"))
-
-    def to_float16(self, value):
-        """See ``Warp``."""
-        narrow = arith.truncf(ir.F16Type.get(), value.data)
-        data = arith.extui(_integer(32), arith.bitcast(_integer(16), narrow))
-        return Value(self, "u32", data)
 
     def pairwise(self, op, dtype, *words):
         """See ``Warp``."""

@@ -281,7 +281,7 @@ class Array:
         if self.kind != "f32":
             return low.bits("u32") | high.bits("u32") << 16
         if jnp.dtype(self.dtype) != jnp.bfloat16:
-            return self.warp.to_float16(low) | self.warp.to_float16(high) << 16
+            return self.warp.to_float16(low, high)
         return self.warp.to_bfloat16(low, high)
 
     def add(self, index: Any, *values: Value) -> None:

@@ -254,8 +254,8 @@ class Warp(abc.ABC):
         """A word of the nearest bfloat16 of two numbers."""
 
     @abc.abstractmethod
-    def to_float16(self, value: Value) -> Value:
-        """Bits of the nearest float16 in the low bits of a word."""
+    def to_float16(self, low: Value, high: Value) -> Value:
+        """A word of the nearest float16 of two numbers."""
 
     @abc.abstractmethod
     def pairwise(self, op: str, dtype: Any, *words: Value) -> Value:

@@ -227,11 +227,14 @@ class NumpyWarp(Warp):
         return self._value("f32", bits.data.astype(np.uint16).view(np.float16))
 
     def to_bfloat16(self, low, high):
-        low, high = (x.data.astype(jnp.bfloat16).view(np.uint16) for x in (low, high))
-        return self._value("u32", low | high.astype(np.uint32) << 16)
+        return self._narrow(jnp.bfloat16, low, high)
 
-    def to_float16(self, value):
-        return self._value("u32", value.data.astype(np.float16).view(np.uint16))
+    def to_float16(self, low, high):
+        return self._narrow(np.float16, low, high)
+
+    def _narrow(self, dtype, low, high):
+        low, high = (x.data.astype(dtype).view(np.uint16) for x in (low, high))
+        return self._value("u32", low | high.astype(np.uint32) << 16)
 
     def pairwise(self, op, dtype, *words):
         halves = [np.stack([_half_of_word(w, i, dtype) for i in range(2)]) for w in words]

@@ -85,7 +85,7 @@ def test_maxk_spmm_and_its_gradients(name, dim, k, dtype):
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, "float16"])
-@pytest.mark.parametrize("dim", [1, 7, 64, 255, 256, 1024])
+@pytest.mark.parametrize("dim", [1, 7, 32, 64, 160, 192, 224, 255, 256, 1024])
 def test_maxk_has_the_bits_of_the_reference(dim, dtype):
     x = np.array(random_array((20, dim), "float32", seed=5, scale=10.0))
     x[0], x[1] = 0.0, np.where(np.arange(dim) % 2, -0.0, 0.0)

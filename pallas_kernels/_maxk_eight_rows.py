@@ -1,0 +1,168 @@
+"""The k largest entries of eight rows at once, by a warp that has them in registers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from pallas_kernels._maxk_one_row import OneRow, key_of
+from pallas_kernels._maxk_selection import QUAD, ROWS, SLAB, Format, Selection
+from pallas_kernels._values import Array, Value
+from pallas_kernels._warp import LANES, Warp
+
+MOST_WIDTH = 256
+_NEIGHBOURS = 4  # columns that a lane reads at once, of sixteen
+# Below it, rows are taken to be all alike: what deviates was lost in the sums.
+_LEAST_VARIANCE = 1e-30
+
+
+@dataclass(frozen=True)
+class EightRows:
+    """A warp reads its rows once. Of float32, the search sees 16 bits of each entry.
+
+    That is the float16 nearest to how many deviations the entry lies above the mean: larger entries
+    never have smaller ones. So where exactly k entries reach a number, they are the k largest.
+    Where there is no such number, as between entries that are almost equal, or where some entries
+    are not finite, the whole warp looks at the row again, all bits of it.
+
+    Attributes:
+      k: entries kept.
+      by_magnitude: whether entries rank by that.
+    """
+
+    k: int
+    by_magnitude: bool
+
+    def __call__(self, warp: Warp, x: Array, values: Array, columns: Array, kept: Array) -> None:
+        """Of x, [rows, dim], dim a multiple of 32 up to ``MOST_WIDTH``."""
+        first = warp.number * ROWS
+        warp.when(first < x.shape[0], lambda: self._take(warp, first, x, values, columns, kept))
+
+    def _take(self, warp, first, x, values, columns, kept) -> None:
+        last = x.shape[0] - 1
+        choose = self._choose_floats if x.itemsize == 4 else self._choose
+        rule, marks = choose(warp, x, first, last)
+
+        def entries(row, words, count):
+            source = x.row((first + row).least(last))
+            return [source.load_words(kept.unpack(words, i))[0] for i in range(count)]
+
+        targets = [array.row(first) for array in (values, columns)]
+        rows = x.shape[0] - first
+        rule.write(warp, warp.lane, marks, kept, *targets, rows, entries)
+
+    def _rule(self, x, dtype) -> Selection:
+        return Selection(x.shape[1], self.k, self.by_magnitude, Format.of(dtype), _NEIGHBOURS)
+
+    def _load(self, warp, x, first, last) -> list[list[Value]]:
+        """Words of the lane's row: four neighbouring entries in each half of a slab."""
+        row = x.row((first + warp.lane // QUAD).least(last))
+        column = warp.lane % QUAD * _NEIGHBOURS
+        half = SLAB // 2
+        return [row.load_words(column + at, _NEIGHBOURS) for at in range(0, x.shape[1], half)]
+
+    # -- 16 bits -------------------------------------------------------------------------------
+
+    def _choose(self, warp, x, first, last):
+        rule, halves = self._rule(x, x.dtype), self._load(warp, x, first, last)
+        if self.by_magnitude:
+            halves = [[word & 0x7FFF7FFF for word in half] for half in halves]
+        return rule, rule.choose(warp, _slabs(halves))
+
+    # -- 32 bits -------------------------------------------------------------------------------
+
+    def _choose_floats(self, warp, x, first, last):
+        rule = self._rule(x, jnp.float16)
+        numbers = [
+            [word.bits("f32") for word in half] for half in self._load(warp, x, first, last)
+        ]
+        if self.by_magnitude:
+            numbers = [[_magnitude(number) for number in half] for half in numbers]
+        mean, deviation, scale, odd = self._moments(warp, numbers, rule.width)
+        shift = mean * scale * -1.0
+
+        def scaled(a, b):
+            return warp.to_float16(warp.fma(a, scale, shift), warp.fma(b, scale, shift))
+
+        slabs = _slabs([[scaled(*half[:2]), scaled(*half[2:])] for half in numbers])
+        guess = warp.constant("u32", _bits_of_half(rule.bell.quantile)).bits("i32")
+        guess = rule.format.keys(guess << 16 >> 16)
+        key, reach = rule.search(warp, slabs, guess, warp.f32(rule.bell.spacing), odd)
+        threshold = rule.number(key)
+        marks = rule.marks(warp, "ge", slabs, threshold)
+        rank = warp.fma(rule.format.to_float(warp, threshold), deviation, mean)
+        left = warp.ballot(odd | (reach != float(self.k)))
+        return rule, self._look_again(warp, rule, x, first, left, key_of(warp, rank), marks)
+
+    def _moments(self, warp, numbers, width) -> tuple[Value, Value, Value, Value]:
+        """Mean, deviation and what that is one over; and whether some of it may not be finite."""
+        flat = [number for half in numbers for number in half]
+        squares = warp.f32(0.0)
+        for number in flat:
+            squares = warp.fma(number, number, squares)
+        total, squares = (warp.sum_lanes(s, QUAD) for s in (_sum(flat), squares))
+        # Nothing that is finite differs from itself; squares are larger than what they are of.
+        odd = squares - squares != 0.0
+        mean = warp.f32(0.0) if self.by_magnitude else total * (1 / width)
+        variance = warp.fma(mean * -1.0, mean, squares * (1 / width)).most(_LEAST_VARIANCE)
+        scale = warp.special("normal_rsqrt", variance)
+        return mean, variance * scale, scale, odd
+
+    def _look_again(self, warp, rule, x, first, left, guess, marks) -> list[Value]:
+        """The marks, those of some rows anew: of whose lanes ``left`` has the bits."""
+        one = OneRow(_own_columns(rule.width), self.k, self.by_magnitude)
+        slabs = rule.slabs_of(warp.lane % QUAD)
+
+        def take(carry):
+            left, marks = carry
+            lane = warp.first_bit(left)
+            row = x.row((first + lane // QUAD).least(x.shape[0] - 1))
+            mask, _ = one.keep(warp, row, warp.shuffle(guess, lane))
+            words = _together(warp, mask, one.own)
+            per_slab = SLAB // one.own
+            marks = [
+                warp.select(warp.lane // QUAD == lane // QUAD, warp.shuffle(words, s * per_slab), m)
+                for s, m in zip(slabs, marks, strict=True)
+            ]
+            return left & ~(warp.constant("u32", 0xF) << lane.bits("u32")), marks
+
+        _, marks = warp.repeat(lambda carry: carry[0] != 0, take, (left, marks))
+        return marks
+
+
+def _slabs(halves: list[list[Value]]) -> list[list[Value]]:
+    """Operands of products: the first halves of slabs are rows of theirs, the others lower ones."""
+    pairs = zip(halves[::2], halves[1::2], strict=True)
+    return [[upper[0], lower[0], upper[1], lower[1]] for upper, lower in pairs]
+
+
+def _magnitude(number: Value) -> Value:
+    return (number.bits("u32") & 0x7FFFFFFF).bits("f32")
+
+
+def _sum(numbers: list[Value]) -> Value:
+    while len(numbers) > 1:
+        odd = numbers[len(numbers) // 2 * 2 :]
+        numbers = [a + b for a, b in zip(numbers[::2], numbers[1::2], strict=False)] + odd
+    return numbers[0]
+
+
+def _bits_of_half(number: float) -> int:
+    return int(jnp.float16(number).view(jnp.uint16))
+
+
+def _own_columns(width: int) -> int:
+    """Of a lane that has part of a row by itself: no fewer than hold it, and whole slabs."""
+    return max(4, 1 << (-(-width // LANES) - 1).bit_length())
+
+
+def _together(warp: Warp, mask: Value, own: int) -> Value:
+    """The bits of neighbouring lanes as one word, in all of these lanes."""
+    lanes = SLAB // own
+    word = mask << (warp.lane % lanes * own).bits("u32")
+    step = 1
+    while step < lanes:
+        word = word | warp.shuffle_xor(word, step)
+        step *= 2
+    return word
