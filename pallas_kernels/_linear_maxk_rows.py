@@ -71,22 +71,11 @@ class KeepLargest:
         # What is made of the lane would take registers during the search; zero tells no compiler
         # that it is the same for all tiles.
         lane = warp.lane + (first_row >> 31)
-        targets = [array.row(first_row + in_tile) for array in (values, columns)]
+        results = values.row(first_row + in_tile), columns.row(first_row + in_tile)
         rows = values.shape[0] - first_row - in_tile
 
-        def entries(row, words, count):
-            place = first * (ROWS * COLUMNS) + (in_tile + row) * COLUMNS
-            # Of all columns in a word, the pieces' numbers as they lie there.
-            turn = ((in_tile + row) % _PIECES * (_PIECE * 0x01010101)).bits("u32")
-            turned = [word ^ turn for word in words]
-
-            def entry(column):
-                chunk = column // COLUMNS * (ROWS * COLUMNS)
-                return chunks.load_words(place + (chunk | column % COLUMNS))[0]
-
-            return [entry(kept.unpack(turned, i)) for i in range(count)]
-
-        rule.write(warp, lane, marks, kept, *targets, rows, entries)
+        source = _Tile(chunks, kept, first, in_tile)
+        rule.write(warp, lane, marks, kept, results, rows, source)
 
     def _load(self, warp, first, in_tile, chunks) -> list[list[Value]]:
         """Words of the lane's row, each with two of every eight columns, four of each slab."""
@@ -103,3 +92,34 @@ class KeepLargest:
         if self.by_magnitude:
             slabs = [[word & 0x7FFF7FFF for word in slab] for slab in slabs]
         return slabs
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Of entries in the ring.
+
+    Attributes:
+      chunks: the ring.
+      kept: what columns are listed in.
+      first: chunk of the tile.
+      in_tile: the first of the rows.
+    """
+
+    chunks: Array
+    kept: Array
+    first: Value
+    in_tile: Value
+
+    def entries(self, row: Value, words: list[Value], count: int) -> list[Value]:
+        """See ``Source``."""
+        row = self.in_tile + row
+        place = self.first * (ROWS * COLUMNS) + row * COLUMNS
+        # Of all columns in a word, the pieces' numbers as they lie there.
+        turn = (row % _PIECES * (_PIECE * 0x01010101)).bits("u32")
+        turned = [word ^ turn for word in words]
+
+        def entry(column):
+            chunk = column // COLUMNS * (ROWS * COLUMNS)
+            return self.chunks.load_words(place + (chunk | column % COLUMNS))[0]
+
+        return [entry(self.kept.unpack(turned, i)) for i in range(count)]

@@ -9,12 +9,11 @@ import jax.numpy as jnp
 from pallas_kernels._maxk_one_row import OneRow, key_of
 from pallas_kernels._maxk_selection import QUAD, ROWS, SLAB, Format, Selection
 from pallas_kernels._values import Array, Value
-from pallas_kernels._warp import LANES, Warp
+from pallas_kernels._warp import Warp
 
 MOST_WIDTH = 256
 _NEIGHBOURS = 4  # columns that a lane reads at once, of sixteen
-# Below it, rows are taken to be all alike: what deviates was lost in the sums.
-_LEAST_VARIANCE = 1e-30
+_LEAST_VARIANCE = 2.0**-126  # a normal number, with one over its root
 
 
 @dataclass(frozen=True)
@@ -43,14 +42,8 @@ class EightRows:
         last = x.shape[0] - 1
         choose = self._choose_floats if x.itemsize == 4 else self._choose
         rule, marks = choose(warp, x, first, last)
-
-        def entries(row, words, count):
-            source = x.row((first + row).least(last))
-            return [source.load_words(kept.unpack(words, i))[0] for i in range(count)]
-
-        targets = [array.row(first) for array in (values, columns)]
-        rows = x.shape[0] - first
-        rule.write(warp, warp.lane, marks, kept, *targets, rows, entries)
+        results, rows = (values.row(first), columns.row(first)), x.shape[0] - first
+        rule.write(warp, warp.lane, marks, kept, results, rows, _Rows(x, kept, first))
 
     def _rule(self, x, dtype) -> Selection:
         return Selection(x.shape[1], self.k, self.by_magnitude, Format.of(dtype), _NEIGHBOURS)
@@ -74,44 +67,36 @@ class EightRows:
 
     def _choose_floats(self, warp, x, first, last):
         rule = self._rule(x, jnp.float16)
-        numbers = [
-            [word.bits("f32") for word in half] for half in self._load(warp, x, first, last)
-        ]
+        numbers = [[word.bits("f32") for word in half] for half in self._load(warp, x, first, last)]
         if self.by_magnitude:
             numbers = [[_magnitude(number) for number in half] for half in numbers]
-        mean, deviation, scale, odd = self._moments(warp, numbers, rule.width)
-        shift = mean * scale * -1.0
+        mean, numbers = self._centred(warp, numbers, rule.width)
+        deviation, scale, odd = _spread(warp, numbers, rule.width)
 
         def scaled(a, b):
-            return warp.to_float16(warp.fma(a, scale, shift), warp.fma(b, scale, shift))
+            return warp.to_float16(a * scale, b * scale)
 
         slabs = _slabs([[scaled(*half[:2]), scaled(*half[2:])] for half in numbers])
         guess = warp.constant("u32", _bits_of_half(rule.bell.quantile)).bits("i32")
         guess = rule.format.keys(guess << 16 >> 16)
         key, reach = rule.search(warp, slabs, guess, warp.f32(rule.bell.spacing), odd)
         threshold = rule.number(key)
-        marks = rule.marks(warp, "ge", slabs, threshold)
+        marks = rule.marks(warp, "geu", slabs, threshold)
         rank = warp.fma(rule.format.to_float(warp, threshold), deviation, mean)
         left = warp.ballot(odd | (reach != float(self.k)))
         return rule, self._look_again(warp, rule, x, first, left, key_of(warp, rank), marks)
 
-    def _moments(self, warp, numbers, width) -> tuple[Value, Value, Value, Value]:
-        """Mean, deviation and what that is one over; and whether some of it may not be finite."""
-        flat = [number for half in numbers for number in half]
-        squares = warp.f32(0.0)
-        for number in flat:
-            squares = warp.fma(number, number, squares)
-        total, squares = (warp.sum_lanes(s, QUAD) for s in (_sum(flat), squares))
-        # Nothing that is finite differs from itself; squares are larger than what they are of.
-        odd = squares - squares != 0.0
-        mean = warp.f32(0.0) if self.by_magnitude else total * (1 / width)
-        variance = warp.fma(mean * -1.0, mean, squares * (1 / width)).most(_LEAST_VARIANCE)
-        scale = warp.special("normal_rsqrt", variance)
-        return mean, variance * scale, scale, odd
+    def _centred(self, warp, numbers, width) -> tuple[Value, list[list[Value]]]:
+        """The mean of a row, and how far its entries lie above it; magnitudes lie above zero."""
+        if self.by_magnitude:
+            return warp.f32(0.0), numbers
+        total = _sum([number for half in numbers for number in half])
+        mean = warp.sum_lanes(total, QUAD) * (1 / width)
+        return mean, [[number - mean for number in half] for half in numbers]
 
     def _look_again(self, warp, rule, x, first, left, guess, marks) -> list[Value]:
         """The marks, those of some rows anew: of whose lanes ``left`` has the bits."""
-        one = OneRow(_own_columns(rule.width), self.k, self.by_magnitude)
+        one = OneRow(rule.width, self.k, self.by_magnitude)
         slabs = rule.slabs_of(warp.lane % QUAD)
 
         def take(carry):
@@ -131,8 +116,34 @@ class EightRows:
         return marks
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """Of ``x``, from the ``first`` on; columns are listed in ``kept``."""
+
+    x: Array
+    kept: Array
+    first: Value
+
+    def entries(self, row: Value, words: list[Value], count: int) -> list[Value]:
+        """See ``Source``."""
+        entries = self.x.row(self.first + row)
+        return [entries.load_words(self.kept.unpack(words, i))[0] for i in range(count)]
+
+
+def _spread(warp: Warp, numbers: list[list[Value]], width: int) -> tuple[Value, Value, Value]:
+    """A row's deviation, what one is over that, and whether the row may not be finite."""
+    squares = warp.f32(0.0)
+    for number in [number for half in numbers for number in half]:
+        squares = warp.fma(number, number, squares)
+    squares = warp.sum_lanes(squares, QUAD)
+    variance = (squares * (1 / width)).most(_LEAST_VARIANCE)
+    scale = warp.special("normal_rsqrt", variance)
+    # Nothing that is finite differs from itself.
+    return variance * scale, scale, squares - squares != 0.0
+
+
 def _slabs(halves: list[list[Value]]) -> list[list[Value]]:
-    """Operands of products: the first halves of slabs are rows of theirs, the others lower ones."""
+    """Operands of products: the first halves of slabs are rows g of theirs, the others below."""
     pairs = zip(halves[::2], halves[1::2], strict=True)
     return [[upper[0], lower[0], upper[1], lower[1]] for upper, lower in pairs]
 
@@ -150,11 +161,6 @@ def _sum(numbers: list[Value]) -> Value:
 
 def _bits_of_half(number: float) -> int:
     return int(jnp.float16(number).view(jnp.uint16))
-
-
-def _own_columns(width: int) -> int:
-    """Of a lane that has part of a row by itself: no fewer than hold it, and whole slabs."""
-    return max(4, 1 << (-(-width // LANES) - 1).bit_length())
 
 
 def _together(warp: Warp, mask: Value, own: int) -> Value:

@@ -22,14 +22,19 @@ class OneRow:
     """Lane l has the columns l * own up to (l + 1) * own.
 
     Attributes:
-      own: columns of a lane, a power of two; those of all lanes hold the row.
+      dim: columns of the row.
       k: entries kept.
       by_magnitude: whether entries rank by that.
     """
 
-    own: int
+    dim: int
     k: int
     by_magnitude: bool
+
+    @property
+    def own(self) -> int:
+        """Columns of a lane: the least power of two, from four on, with which all hold the row."""
+        return max(4, 1 << (-(-self.dim // LANES) - 1).bit_length())
 
     def __call__(self, warp: Warp, x: Array, values: Array, columns: Array, kept: Shared) -> None:
         """One row after another; kept columns come together first, to write whole sectors."""
@@ -66,7 +71,7 @@ class OneRow:
           guess: the key of a rank near the k-th largest one's, or anything.
         """
         keys = self._load_keys(warp, row)
-        low, count, above = self._search(warp, keys, row.shape[0], guess)
+        low, count, above = self._search(warp, keys, guess)
         mask = _mask(warp, [key >= low for key in keys])
 
         def drop_equals(_):
@@ -83,7 +88,7 @@ class OneRow:
 
     def _load_keys(self, warp, row) -> list[Value]:
         """Integers that order like the ranks; zero, below all ranks, behind the last column."""
-        own, dim = self.own, row.shape[0]
+        own, dim = self.own, self.dim
         first_column = warp.lane * own
         if own * LANES == dim:
             words = row.load_words(first_column, own)
@@ -110,7 +115,7 @@ class OneRow:
         spread = (rank.bits("i32") >> 31).bits("u32")
         return rank ^ (spread | 0x80000000)
 
-    def _search(self, warp, keys, dim, guess) -> tuple[Value, Value, Value]:
+    def _search(self, warp, keys, guess) -> tuple[Value, Value, Value]:
         """A key that at least k entries reach, how many do, and how many reach the next key.
 
         The last is right only if it is not exactly k that reach the key. The key at which the row
@@ -141,7 +146,7 @@ class OneRow:
             )
 
         zero = warp.i32(0)
-        start = low, high, warp.i32(dim), zero, guess, zero
+        start = low, high, warp.i32(self.dim), zero, guess, zero
         low, _, count, above, *_ = warp.repeat(goes_on, narrow, start)
         return low, count, above
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
+from typing import Any, Protocol
 
 import jax.numpy as jnp
 
@@ -91,6 +91,14 @@ def kept_columns(width: int, k: int) -> int:
     return ROWS // rounds(width) * k
 
 
+class Source(Protocol):
+    """Where the entries are read that are written."""
+
+    def entries(self, row: Value, words: list[Value], count: int) -> list[Value]:
+        """Bits of so many entries of one of the eight rows, whose columns are in words of uint8."""
+        ...
+
+
 @dataclass(frozen=True)
 class Bell:
     """Where rows like a bell curve, of deviation one around zero, have their k-th largest entry.
@@ -139,14 +147,16 @@ class Selection:
     def choose(self, warp: Warp, slabs: list[list[Value]]) -> list[Value]:
         """Bits of the lane's part of its row, a slab in a word, in two words or in the first."""
         total, squares = self._sum(warp, slabs), self._sum(warp, slabs, squared=True)
-        slabs = self._without_nan(warp, slabs, total)
         key, reach = self.search(warp, slabs, *self._first_guess(warp, total, squares))
         threshold = self.number(key)
-        marks = self.marks(warp, "ge", slabs, threshold)
+        marks = self.marks(warp, "geu", slabs, threshold)
         surplus = (reach + _INTEGER).bits("i32") - _bits_of(self.k + _INTEGER)
 
         def drop(marks):
-            above = self.marks(warp, "gt", slabs, threshold)
+            above = self.marks(warp, "gtu", slabs, threshold)
+            # NaN ranks with the infinity, not above it.
+            none_above = threshold == self.format.infinity
+            above = [warp.select(none_above, 0, word) for word in above]
             return _drop_last_equals(warp, marks, above, surplus)
 
         return warp.change(warp.ballot(surplus != 0) != 0, marks, drop)
@@ -158,7 +168,7 @@ class Selection:
 
         Args:
           warp: all of whose lanes take part.
-          slabs: entries; none is NaN where it is not done.
+          slabs: entries; NaN reaches all keys.
           guess: a key, any.
           spacing: how far apart entries lie about there.
           done: where there is nothing to look for.
@@ -181,7 +191,7 @@ class Selection:
                 low + ((high - low) >> 1),
             )
             bits = self.format.keys(middle)
-            count = self._count(warp, self._map(warp, "ge", slabs, _twice(bits)))
+            count = self._count(warp, self._map(warp, "geu", slabs, _twice(bits)))
             is_open, enough = open_(row), count >= float(self.k)
             number = self.format.to_float(warp, bits)
             guess = warp.fma(count - (self.k - _MORE), spacing, number)
@@ -204,7 +214,14 @@ class Selection:
         return self.format.keys(key)
 
     def marks(self, warp: Warp, op: str, slabs, threshold: Value) -> list[Value]:
-        """Comparisons with a number as bits, those of the lane's part of its row."""
+        """Comparisons with a number as bits, those of the lane's part of its row.
+
+        Args:
+          warp: all of whose lanes take part.
+          op: ``"geu"`` or ``"gtu"``.
+          slabs: entries.
+          threshold: the number's bits.
+        """
         compared = self._map(warp, op, slabs, _twice(threshold))
         powers, zeros, quarter = self._powers(warp), [warp.f32(0.0)] * 4, warp.lane % QUAD
         words = [zeros[:2]] * rounds(self.width)
@@ -248,13 +265,6 @@ class Selection:
         """A key that all entries reach, and one that none does."""
         infinity = self.format.infinity
         return 0 if self.by_magnitude else -1 - infinity, infinity + 1
-
-    def _without_nan(self, warp, slabs, total) -> list[list[Value]]:
-        """NaN ranks with +inf. Sums tell where there may be any."""
-        infinities = warp.constant("u32", self.format.infinity * 0x10001)
-        # Nothing that is finite differs from itself.
-        any_odd = warp.ballot(total - total != 0.0) != 0
-        return warp.change(any_odd, slabs, lambda s: self._map(warp, "min", s, infinities))
 
     def _first_guess(self, warp, total, squares) -> tuple[Value, Value]:
         """Where a row of a bell curve has it, as a key; and how far apart entries lie there.
@@ -319,10 +329,9 @@ class Selection:
         lane: Value,
         marks: list[Value],
         kept: Array,
-        values: Array,
-        columns: Array,
+        results: tuple[Array, Array],
         rows: Value,
-        entries: Callable[[Value, list[Value], int], list[Value]],
+        source: Source,
     ) -> None:
         """Writes columns that are marked, and the entries that they name.
 
@@ -331,17 +340,15 @@ class Selection:
           lane: of it.
           marks: as ``marks`` gives them, k of each row.
           kept: shared memory for ``kept_columns`` of each warp, uint8.
-          values: [8, k], the result.
-          columns: likewise, uint8.
+          results: values, and columns of uint8, [., k], from the first of eight rows on.
           rows: so many of them there are.
-          entries: bits of the entries whose columns are in some words, given their row and number.
+          source: of the entries.
         """
         together = ROWS // rounds(self.width)
         for number, (bits, first_column, to) in enumerate(self._deal(warp, lane, marks)):
             _list(warp, bits, first_column, to, kept)
             warp.sync()
-            first = number * together
-            self._copy(warp, lane, first, rows, kept, values, columns, entries)
+            self._copy(warp, lane, number * together, rows, kept, results, source)
             warp.sync()
 
     def _deal(self, warp, lane, marks) -> list[tuple[Value, Value, Value]]:
@@ -364,24 +371,25 @@ class Selection:
         """Where the warp's columns begin."""
         return warp.thread // LANES * kept_columns(self.width, self.k)
 
-    def _copy(self, warp, lane, first, rows, kept, values, columns, entries) -> None:
+    def _copy(self, warp, lane, first, rows, kept, results, source) -> None:
         """What is listed, of the rows from ``first`` on, as far as there are rows."""
+        values, columns = results
         # All lanes have something to do, and a store has up to 16 bytes.
-        listed = kept_columns(self.width, self.k)
-        together = math.gcd(self.k, min(8, 16 // values.itemsize), max(1, listed // LANES))
+        listed, most = kept_columns(self.width, self.k), min(8, 16 // values.itemsize)
+        together = math.gcd(self.k, most, max(1, listed // LANES))
 
         def copy(i):
-            at = i * together
-            row = first + at // self.k
+            i = i * together
+            row = first + i // self.k
 
             def store():
-                words = kept.load_words(self._kept(warp) + at, together)
-                packed = made = entries(row, words, together)
+                words = kept.load_words(self._kept(warp) + i, together)
+                packed = made = source.entries(row, words, together)
                 if values.itemsize == 2:
                     pairs = itertools.zip_longest(made[::2], made[1::2])
                     packed = [low if high is None else low | high << 16 for low, high in pairs]
-                values.store_words(first * self.k + at, packed, together)
-                columns.store_words(first * self.k + at, words, together)
+                values.store_words(first * self.k + i, packed, together)
+                columns.store_words(first * self.k + i, words, together)
 
             warp.when(row < rows, store)
 

@@ -248,7 +248,7 @@ class MosaicWarp(Warp):
     def pairwise(self, op, dtype, *words):
         """See ``Warp``."""
         kind = _PTX_TYPES[jnp.dtype(dtype).name] + "x2"
-        name = {"add": "add.rn", "fma": "fma.rn", "min": "min"}.get(op, f"set.{op}.{kind}")
+        name = {"add": "add.rn", "fma": "fma.rn"}.get(op, f"set.{op}.{kind}")
         places = ", ".join(f"${i}" for i in range(len(words) + 1))
         constraints = ",".join(["=r", *["r"] * len(words)])
         operands = [word.data for word in words]

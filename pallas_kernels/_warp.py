@@ -193,7 +193,9 @@ class Warp(abc.ABC):
         """``carry = body(i, carry)`` for i from ``start`` below ``stop``; the last carry."""
 
     @abc.abstractmethod
-    def repeat(self, condition: Callable[[Any], Value], body: Callable[[Any], Any], carry: Any):
+    def repeat(
+        self, condition: Callable[[Any], Value], body: Callable[[Any], Any], carry: Any
+    ) -> Any:
         """``carry = body(carry)`` while the condition holds; the last carry."""
 
     @abc.abstractmethod
@@ -259,7 +261,10 @@ class Warp(abc.ABC):
 
     @abc.abstractmethod
     def pairwise(self, op: str, dtype: Any, *words: Value) -> Value:
-        """``add min fma ge gt`` of words of two bfloat16 or float16; comparisons give 1 or 0."""
+        """``add fma geu gtu`` of words of two bfloat16 or float16.
+
+        Comparisons give 1 or 0; they are true of NaN.
+        """
 
     @abc.abstractmethod
     def population(self, bits: Value) -> Value:

@@ -13,7 +13,7 @@ from pallas_kernels._maxk_one_row import OneRow
 from pallas_kernels._maxk_selection import ROWS, SLAB, kept_columns
 from pallas_kernels._pieces import striding_blocks
 from pallas_kernels._values import Array
-from pallas_kernels._warp import LANES, Warp
+from pallas_kernels._warp import Warp
 
 # Of a row, which a warp holds in registers.
 MOST_COLUMNS = 1024
@@ -73,9 +73,8 @@ def maxk(
 
 def _one_row(tile, k, by_magnitude, x, results):
     rows, dim = x.shape
-    own = max(4, 1 << (-(-dim // LANES) - 1).bit_length())
     return _simt.launch(
-        OneRow(own, k, by_magnitude),
+        OneRow(dim, k, by_magnitude),
         x,
         results,
         name="maxk",

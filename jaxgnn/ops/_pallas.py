@@ -45,6 +45,13 @@ def maxk(x: Float[Array, "*batch dim"], *, k: int, by: str, early_stop: None) ->
     return CBSR(values, indices, dim)
 
 
+def has_eight_rows(dim: int) -> bool:
+    """Whether a warp of ``maxk`` takes eight rows of so many columns at a time."""
+    from pallas_kernels import maxk as kernels
+
+    return kernels.MaxkTile.choose(dim).rows > 1
+
+
 @compiled
 def todense(cbsr: CBSR) -> Float[Array, "*batch rows dim"]:
     """Spreads the kept values out over rows of zeros."""

@@ -34,6 +34,8 @@ _OPS: dict[str, Any] = {
     "le": np.less_equal,
     "gt": np.greater,
     "ge": np.greater_equal,
+    "geu": lambda a, b: ~(a < b),
+    "gtu": lambda a, b: ~(a <= b),
     "eq": np.equal,
     "ne": np.not_equal,
 }
