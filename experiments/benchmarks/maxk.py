@@ -43,6 +43,7 @@ def cases(workload: Workload) -> Iterator[Case]:
                     ),
                     candidates=_candidates(k, direction, inputs),
                     k=k,
+                    kernels=direction == "forward",
                 )
 
 

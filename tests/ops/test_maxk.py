@@ -1,11 +1,13 @@
 """maxk, todense and what they promise about ties, NaN and tails."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgnn import ops
+from jaxgnn import _ffi, ops
 from jaxgnn.graph import CBSR
 from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops.maxk import MAXK, TODENSE
@@ -69,6 +71,22 @@ def _check(x, ks, implementation, by=("value", "magnitude")):
 def test_keeps_exactly_the_largest_entries(dim, k, dtype, implementation):
     x = random_array((37, dim), dtype, seed=dim + k, scale=3.0)
     _check(x, [k], implementation)
+
+
+@pytest.mark.parametrize(
+    "dim, faster", [(32, "pallas"), (256, "pallas"), (100, "ffi"), (288, "ffi")]
+)
+@pytest.mark.parametrize("is_built", [True, False])
+def test_none_takes_what_was_faster_on_a_gpu(dim, faster, is_built, monkeypatch):
+    if MAXK.unavailable("pallas", "cuda"):
+        pytest.skip(f"reason: {MAXK.unavailable('pallas', 'cuda')}")
+    missing = None if is_built else "needs the compiled library"
+    entry = dataclasses.replace(MAXK.implementations["ffi"], missing=lambda platform: missing)
+    monkeypatch.setitem(MAXK.implementations, "ffi", entry)
+    monkeypatch.setattr(_ffi, "why_missing", lambda platform: missing)
+    x = jax.ShapeDtypeStruct((100, dim), "float32")
+    chosen = MAXK.choose("cuda", x, k=3, by="value", early_stop=None)
+    assert chosen == (faster if is_built else "pallas")
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
