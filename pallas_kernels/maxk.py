@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import jax
@@ -13,7 +14,7 @@ from pallas_kernels._maxk_one_row import OneRow
 from pallas_kernels._maxk_selection import ROWS, SLAB, kept_columns
 from pallas_kernels._pieces import striding_blocks
 from pallas_kernels._values import Array
-from pallas_kernels._warp import Warp
+from pallas_kernels._warp import LANES, Warp
 
 # Of a row, which a warp holds in registers.
 MOST_COLUMNS = 1024
@@ -41,6 +42,8 @@ class MaxkTile:
 
 # Warps of a block in the kernels without a tile: they keep nothing from row to row.
 _WARPS = 8
+# Of todense; what a warp has in shared memory if rows are narrow, and at most.
+_TODENSE_WARPS, _TODENSE_BYTES, _MOST_TODENSE_BYTES = 4, 4096, 16384
 
 
 def maxk(
@@ -107,10 +110,30 @@ def todense(values: jax.Array, columns: jax.Array, dim: int) -> jax.Array:
     Returns:
       [rows, dim], of the dtype of the values.
     """
-    shape = values.shape[0], dim
+    (rows, _), inputs = values.shape, (values, columns)
+    result = jax.ShapeDtypeStruct((rows, dim), values.dtype)
     if values.size == 0:
-        return jnp.zeros(shape, values.dtype)
-    return _by_rows(_todense, "todense", (values, columns), shape, values.dtype)
+        return jnp.zeros(result.shape, result.dtype)
+    together = _rows_together(dim * values.dtype.itemsize)
+    if together is None:
+        return _by_rows(_todense, "todense", inputs, result.shape, result.dtype)
+    warps = -(-rows // together)
+    (dense,) = _simt.launch(
+        _Todense(together),
+        inputs,
+        [result],
+        name="todense",
+        grid=_simt.Grid(-(-warps // _TODENSE_WARPS), _TODENSE_WARPS),
+        block_shared={"kept": jax.ShapeDtypeStruct((_TODENSE_WARPS, together * dim), values.dtype)},
+    )
+    return dense
+
+
+def _rows_together(nbytes: int) -> int | None:
+    """Of so many bytes each, that a warp has in shared memory; None if they are too wide."""
+    whole = 16 // math.gcd(nbytes, 16)  # rows that end with 16 bytes
+    rows = max(1, _TODENSE_BYTES // nbytes // whole) * whole
+    return rows if rows * nbytes <= _MOST_TODENSE_BYTES else None
 
 
 def gather_columns(dense: jax.Array, columns: jax.Array) -> jax.Array:
@@ -134,6 +157,47 @@ def _by_rows(kernel, name, inputs, shape, dtype):
     return _simt.launch(kernel, inputs, [jax.ShapeDtypeStruct(shape, dtype)], name=name, grid=grid)[
         0
     ]
+
+
+@dataclass(frozen=True)
+class _Todense:
+    """A warp makes neighbouring rows in shared memory, and writes them as one.
+
+    Attributes:
+      together: so many rows.
+    """
+
+    together: int
+
+    def __call__(self, warp: Warp, inputs, dense: Array, kept: Array) -> None:
+        first = warp.number * self.together
+        warp.when(first < dense.shape[0], lambda: self._make(warp, first, *inputs, dense, kept))
+
+    def _make(self, warp, first, values, columns, dense, kept) -> None:
+        (rows, dim), k, at_once = dense.shape, values.shape[1], 16 // dense.itemsize
+        own = kept.row(warp.thread // LANES)
+        zeros = [warp.constant("u32", 0)] * 4
+        count = (rows - first).least(self.together)
+        to, value, column = (array.row(first) for array in (dense, values, columns))
+        warp.strided(
+            self.together * dim // at_once, lambda i: own.store_words(i * at_once, zeros, at_once)
+        )
+        # Orders the zeros before the values that other lanes write over them.
+        warp.sync()
+        warp.strided(
+            count * k,
+            lambda i: own.store_words(i // k * dim + column.load(i).to("i32"), value.load_words(i)),
+        )
+        warp.sync()
+        whole = count * dim // at_once
+
+        def copy(i):
+            to.store_words(i * at_once, own.load_words(i * at_once, at_once), at_once)
+
+        warp.strided(whole, copy)
+        # What is left of the last rows.
+        rest = whole * at_once + warp.lane
+        warp.when(rest < count * dim, lambda: to.store_words(rest, own.load_words(rest)))
 
 
 def _todense(warp: Warp, inputs, dense: Array) -> None:

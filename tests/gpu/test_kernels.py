@@ -137,10 +137,11 @@ def test_gradients_to_weights_agree_with_float64(dtype, maxk_spmm, implementatio
         assert_close(pull_back(dy)[0], exact, reduction_length=dim)
 
 
+# Of multiples of 32 up to 256, eight rows go together.
 @pytest.mark.parametrize("dtype", [*DTYPES, "float16"])
-@pytest.mark.parametrize("dim", [1, 7, 64, 255, 256, 300, 600, 1001, 1024])
+@pytest.mark.parametrize("dim", [1, 7, 32, 64, 160, 192, 255, 256, 300, 600, 1001, 1024])
 def test_maxk_has_the_bits_of_the_reference(dim, dtype, implementation):
-    x = np.array(random_array((500, dim), "float32", seed=5, scale=10.0))
+    x = np.array(random_array((501, dim), "float32", seed=5, scale=10.0))
     x[0] = 0.0
     x[1] = np.where(np.arange(dim) % 2, -0.0, 0.0)
     x[2] = np.round(x[2])  # ties
@@ -150,7 +151,31 @@ def test_maxk_has_the_bits_of_the_reference(dim, dtype, implementation):
     x = jnp.asarray(x).astype(dtype)
     for k in sorted({1, (dim + 2) // 3, dim}):
         for by in ("value", "magnitude"):
-            _poison(((500, k), dtype))
+            _poison(((501, k), dtype))
+            kept = ops.maxk(x, k, by=by, implementation=implementation)
+            exact = maxk_reference.maxk(x, k=k, by=by, early_stop=None)
+            assert_bit_equal(kept, exact)
+        _poison(((501, dim), dtype))
+        dense = ops.todense(kept, implementation=implementation)
+        assert_bit_equal(dense, maxk_reference.todense(exact))
+
+
+@pytest.mark.parametrize("dim", [64, 256])
+def test_maxk_is_exact_whatever_16_bits_can_tell(dim, implementation):
+    """Rows far from zero, of all scales, almost equal, of heavy tails, and with infinities."""
+    x = np.array(random_array((10, 300, dim), "float32", seed=6))
+    x[1] += 1e4
+    x[2] *= 1e-30
+    x[3] = 1.0 + 1e-6 * x[3]
+    x[4] = np.exp(6 * x[4])
+    x[5] *= 1e-43
+    x[6] = np.maximum(x[6], 0)
+    x[7, :, ::9] = np.inf
+    x[8] *= 1e30
+    # Rows of all kinds beside each other, as well as of one kind.
+    x = jnp.asarray(np.concatenate([x, x.swapaxes(0, 1).reshape(x.shape)])).reshape(-1, dim)
+    for k in (1, dim // 8, dim - 1):
+        for by in ("value", "magnitude"):
             kept = ops.maxk(x, k, by=by, implementation=implementation)
             assert_bit_equal(kept, maxk_reference.maxk(x, k=k, by=by, early_stop=None))
 
