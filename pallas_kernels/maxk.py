@@ -171,9 +171,10 @@ class _Todense:
 
     def __call__(self, warp: Warp, inputs, dense: Array, kept: Array) -> None:
         first = warp.number * self.together
-        warp.when(first < dense.shape[0], lambda: self._make(warp, first, *inputs, dense, kept))
+        warp.when(first < dense.shape[0], lambda: self._make(warp, first, inputs, dense, kept))
 
-    def _make(self, warp, first, values, columns, dense, kept) -> None:
+    def _make(self, warp, first, inputs, dense, kept) -> None:
+        values, columns = inputs
         (rows, dim), k, at_once = dense.shape, values.shape[1], 16 // dense.itemsize
         own = kept.row(warp.thread // LANES)
         zeros = [warp.constant("u32", 0)] * 4

@@ -12,7 +12,7 @@ from jaxgnn import CBSR, CSRGraph, deterministic, ops
 from jaxgnn.ops.maxk_spmm import FORWARD
 from jaxgnn.ops.reference import maxk as maxk_reference
 from jaxgnn.testing import DTYPES, assert_bit_equal, assert_close, random_array
-from tests.ops._table import longest_row
+from tests.ops._table import longest_row, rows_of_all_kinds
 
 pytestmark = pytest.mark.gpu
 
@@ -162,18 +162,7 @@ def test_maxk_has_the_bits_of_the_reference(dim, dtype, implementation):
 
 @pytest.mark.parametrize("dim", [64, 256])
 def test_maxk_is_exact_whatever_16_bits_can_tell(dim, implementation):
-    """Rows far from zero, of all scales, almost equal, of heavy tails, and with infinities."""
-    x = np.array(random_array((10, 300, dim), "float32", seed=6))
-    x[1] += 1e4
-    x[2] *= 1e-30
-    x[3] = 1.0 + 1e-6 * x[3]
-    x[4] = np.exp(6 * x[4])
-    x[5] *= 1e-43
-    x[6] = np.maximum(x[6], 0)
-    x[7, :, ::9] = np.inf
-    x[8] *= 1e30
-    # Rows of all kinds beside each other, as well as of one kind.
-    x = jnp.asarray(np.concatenate([x, x.swapaxes(0, 1).reshape(x.shape)])).reshape(-1, dim)
+    x = rows_of_all_kinds(300, dim, least=1e-43)
     for k in (1, dim // 8, dim - 1):
         for by in ("value", "magnitude"):
             kept = ops.maxk(x, k, by=by, implementation=implementation)

@@ -17,6 +17,7 @@ from jaxgnn.ops.reference import spmm as spmm_reference
 from jaxgnn.testing import DTYPES, assert_bit_equal, assert_close, random_array
 from pallas_kernels._maxk_one_row import OneRow
 from tests._settings import COMPILED_QUICKLY, jax_settings
+from tests.ops._table import rows_of_all_kinds
 from tests.pallas_kernels._emulator import emulated
 
 pytestmark = pytest.mark.emulated
@@ -106,18 +107,7 @@ def test_maxk_has_the_bits_of_the_reference(dim, dtype):
 @pytest.mark.parametrize("dim", [64, 256])
 @pytest.mark.parametrize("rows", [8, 21])
 def test_eight_rows_are_exact_whatever_16_bits_can_tell(rows, dim):
-    """Rows far from zero, of all scales, almost equal, of heavy tails, and with infinities."""
-    rng = np.random.default_rng(rows)
-    x = rng.standard_normal((9, rows, dim)).astype(np.float32)
-    x[1] += 1e4
-    x[2] *= 1e-30
-    x[3] = 1.0 + 1e-6 * x[3]
-    x[4] = np.exp(6 * x[4])
-    x[5] *= 1e-33
-    x[6] = np.maximum(x[6], 0)
-    x[7, :, ::9] = np.inf
-    x[8] *= 1e30
-    kinds = jnp.asarray(x.swapaxes(0, 1).reshape(-1, dim))[: 9 * rows - 3]
+    kinds = rows_of_all_kinds(rows, dim)[:-3]
     for k in (1, dim // 8, dim - 1):
         for by in ("value", "magnitude"):
             exact = maxk_reference.maxk(kinds, k=k, by=by, early_stop=None)
@@ -127,15 +117,13 @@ def test_eight_rows_are_exact_whatever_16_bits_can_tell(rows, dim):
 def test_rows_look_alike_to_16_bits_seldom():
     """Or the warp would look again at most of them, one by one."""
     x = random_array((256, 256), "float32", seed=3)
-    looks = []
-    keep = OneRow.keep
-    with mock.patch.object(
-        OneRow,
-        "keep",
-        lambda self, warp, row, guess: (
-            looks.append(warp.active[:, 0].sum()) or keep(self, warp, row, guess)
-        ),
-    ):
+    looks, keep = [], OneRow.keep
+
+    def counted(self, warp, row, guess):
+        looks.append(warp.active[:, 0].sum())
+        return keep(self, warp, row, guess)
+
+    with mock.patch.object(OneRow, "keep", counted):
         pallas.maxk(x, k=32, by="value", early_stop=None)
     assert 0 < sum(looks) < 0.08 * 256
 
