@@ -73,7 +73,6 @@ class KeepLargest:
         lane = warp.lane + (first_row >> 31)
         results = values.row(first_row + in_tile), columns.row(first_row + in_tile)
         rows = values.shape[0] - first_row - in_tile
-
         source = _Tile(chunks, kept, first, in_tile)
         rule.write(warp, lane, marks, kept, results, rows, source)
 
