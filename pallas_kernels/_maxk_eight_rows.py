@@ -13,7 +13,9 @@ from pallas_kernels._warp import Warp
 
 MOST_WIDTH = 256
 _NEIGHBOURS = 4  # columns that a lane reads at once, of sixteen
-_LEAST_VARIANCE = 2.0**-126  # a normal number, with one over its root
+# A normal number, as is one over its root. Rows that deviate less are taken to deviate so much:
+# their search takes longer.
+_LEAST_VARIANCE = 2.0**-126
 
 
 @dataclass(frozen=True)
@@ -22,8 +24,8 @@ class EightRows:
 
     That is the float16 nearest to how many deviations the entry lies above the mean: larger entries
     never have smaller ones. So where exactly k entries reach a number, they are the k largest.
-    Where there is no such number, as between entries that are almost equal, or where some entries
-    are not finite, the whole warp looks at the row again, all bits of it.
+    Where there is no such number, as between entries that are equal or almost, or where some entry
+    is not finite or its square is not, the whole warp looks at the row again, all bits of it.
 
     Attributes:
       k: entries kept.
@@ -138,7 +140,7 @@ def _spread(warp: Warp, numbers: list[list[Value]], width: int) -> tuple[Value, 
     squares = warp.sum_lanes(squares, QUAD)
     variance = (squares * (1 / width)).most(_LEAST_VARIANCE)
     scale = warp.special("normal_rsqrt", variance)
-    # Nothing that is finite differs from itself.
+    # What is not finite, less itself, is NaN.
     return variance * scale, scale, squares - squares != 0.0
 
 

@@ -262,7 +262,7 @@ class Selection:
         return [word, word + to_next * step * 0x10001]
 
     def _range(self) -> tuple[int, int]:
-        """A key that all entries reach, and one that none does."""
+        """A key that all entries reach, and one that is not tried, behind the highest."""
         infinity = self.format.infinity
         return 0 if self.by_magnitude else -1 - infinity, infinity + 1
 

@@ -25,7 +25,8 @@ class MaxkTile:
     """How warps share the rows.
 
     Attributes:
-      rows: of a warp at a time: eight of a multiple of 32 columns, at most 256, or one.
+      rows: of a warp at a time: eight of a multiple of 32 columns, at most 256, if columns are of
+        uint8; or one.
       warps: warps of a block.
     """
 
@@ -33,9 +34,9 @@ class MaxkTile:
     warps: int
 
     @classmethod
-    def choose(cls, dim: int) -> MaxkTile:
-        """The one heuristic: a warp does what only looks at the row once for eight of them."""
-        if dim % SLAB == 0 and dim <= MOST_WIDTH:
+    def choose(cls, dim: int, column_dtype: jnp.dtype) -> MaxkTile:
+        """The one heuristic: eight rows where there is a kernel of them."""
+        if dim % SLAB == 0 and dim <= MOST_WIDTH and jnp.dtype(column_dtype) == jnp.uint8:
             return cls(ROWS, 4)
         return cls(1, 8)
 
@@ -68,7 +69,7 @@ def maxk(
     results = [jax.ShapeDtypeStruct((rows, k), dtype) for dtype in (x.dtype, column_dtype)]
     if rows == 0:
         return jnp.zeros((0, k), x.dtype), jnp.zeros((0, k), column_dtype)
-    tile = tile or MaxkTile.choose(dim)
+    tile = tile or MaxkTile.choose(dim, column_dtype)
     run = _one_row if tile.rows == 1 else _eight_rows
     values, columns = run(tile, k, by == "magnitude", x, results)
     return values, columns

@@ -8,11 +8,14 @@ shape by a ``jit`` of their own, which Pallas does not do.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
+from jax.custom_batching import custom_vmap
 
 compiled = partial(jax.jit, inline=True)
 
@@ -24,6 +27,30 @@ def flat_tokens[T](batch_dims: int, arrays: T) -> T:
         return array.reshape(math.prod(array.shape[:batch_dims]), *array.shape[batch_dims:])
 
     return jax.tree.map(flatten, arrays)
+
+
+def by_rows[**P, T](run: Callable[P, T]) -> Callable[P, T]:
+    """``run`` of matrices, whose rows are independent: of ``vmap`` they have more rows.
+
+    By Pallas' own rule each member of a batch would be an array by itself, which begins where 16
+    bytes need not, and blocks of its own, of which CUDA takes no more than 65,535.
+
+    Args:
+      run: matrices in, matrices out, of as many rows all of them.
+    """
+    call = custom_vmap(run)
+
+    @call.def_vmap
+    def _(size, is_batched, *matrices):
+        whole = [
+            m if batched else jnp.broadcast_to(m, (size, *m.shape))
+            for m, batched in zip(matrices, is_batched, strict=True)
+        ]
+        made = call(*flat_tokens(2, whole))
+        made = jax.tree.map(lambda m: m.reshape(size, -1, m.shape[-1]), made)
+        return made, jax.tree.map(lambda _: True, made)
+
+    return call
 
 
 def vary_like(operand: Any, result: jax.Array) -> jax.Array:

@@ -228,7 +228,7 @@ def test_gradient_agrees_with_finite_differences_away_from_ties(implementation):
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("shape", [(12,), (2, 3, 12), (0, 12)])
+@pytest.mark.parametrize("shape", [(12,), (2, 3, 12), (0, 12), (4, 3, 7), (3, 9, 32)])
 def test_any_leading_axes_and_vmap_give_the_rows_one_by_one(shape, implementation):
     x = random_array(shape, "float32", seed=9)
     kept = ops.maxk(x, 3, implementation=implementation)
@@ -236,17 +236,20 @@ def test_any_leading_axes_and_vmap_give_the_rows_one_by_one(shape, implementatio
     if len(shape) > 1 and shape[0]:
         mapped = jax.vmap(lambda x: ops.maxk(x, 3, implementation=implementation))(x)
         assert_bit_equal(mapped, kept)
+        dense = jax.vmap(lambda kept: ops.todense(kept, implementation=implementation))(kept)
+        assert_bit_equal(dense, kept.todense())
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_vmap_of_grad_over_values_with_shared_columns(implementation):
-    x = random_array((5, 12), "float32", seed=10)
+@pytest.mark.parametrize("dim", [12, 7])
+def test_vmap_of_grad_over_values_with_shared_columns(dim, implementation):
+    x = random_array((5, dim), "float32", seed=10)
     kept = ops.maxk(x, 3, implementation=implementation)
     values = jnp.stack([kept.values, 2 * kept.values])
 
     def gradient(values):
         def loss(values):
-            dense = ops.todense(CBSR(values, kept.indices, 12), implementation=implementation)
+            dense = ops.todense(CBSR(values, kept.indices, dim), implementation=implementation)
             return jnp.sum(dense**3)
 
         return jax.grad(loss)(values)

@@ -1,5 +1,8 @@
 """Every Mosaic GPU kernel lowers for CUDA at real shapes, without a GPU."""
 
+import math
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -146,6 +149,27 @@ def test_maxk_lowers_with_its_gradient(dim, dtype):
         return jnp.sum(kept.values.astype(jnp.float32) ** 2)
 
     assert _kernels(_lower(jax.value_and_grad(loss), struct((NODES, dim), dtype))) == 2
+
+
+@pytest.mark.parametrize("axes", [(4,), (2, 70_000)])
+def test_rows_of_a_batch_are_rows_of_one_kernel(axes):
+    """Members of their own would begin at any address, and be too many for an axis of the grid."""
+
+    def there_and_back(x):
+        kept = ops.maxk(x, 2, implementation="pallas")
+        dense = ops.todense(kept, implementation="pallas")
+        return jnp.sum(dense**2), kept
+
+    mapped = jax.grad(there_and_back, has_aux=True)
+    for _ in axes:
+        mapped = jax.vmap(mapped)
+    text = _lower(mapped, struct((*axes, 3, 10), jnp.float32))
+    calls = [line for line in text.splitlines() if "mosaic_gpu_v2" in line]
+    assert len(calls) >= 3
+    for call in calls:
+        rows = re.findall(r"tensor<(\d+)x(?:10|2)x(?:f32|ui8)>", call)
+        assert len(rows) == 3
+        assert {*rows} == {str(math.prod(axes) * 3)}
 
 
 def test_sddmm_and_its_gradients_lower():
