@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 
 import jax.numpy as jnp
 
 from pallas_kernels._maxk_one_row import OneRow, key_of
 from pallas_kernels._maxk_selection import QUAD, ROWS, SLAB, Format, Selection
-from pallas_kernels._values import Array, Value
+from pallas_kernels._values import Array, Value, fold_in_pairs
 from pallas_kernels._warp import Warp
 
 MOST_WIDTH = 256
@@ -82,7 +83,7 @@ class EightRows:
         guess = warp.constant("u32", _bits_of_half(rule.bell.quantile)).bits("i32")
         guess = rule.format.keys(guess << 16 >> 16)
         key, reach = rule.search(warp, slabs, guess, warp.f32(rule.bell.spacing), odd)
-        threshold = rule.number(key)
+        threshold = rule.format.keys(key)
         marks = rule.marks(warp, "geu", slabs, threshold)
         rank = warp.fma(rule.format.to_float(warp, threshold), deviation, mean)
         left = warp.ballot(odd | (reach != float(self.k)))
@@ -92,7 +93,7 @@ class EightRows:
         """The mean of a row, and how far its entries lie above it; magnitudes lie above zero."""
         if self.by_magnitude:
             return warp.f32(0.0), numbers
-        total = _sum([number for half in numbers for number in half])
+        total = fold_in_pairs([number for half in numbers for number in half], operator.add)
         mean = warp.sum_lanes(total, QUAD) * (1 / width)
         return mean, [[number - mean for number in half] for half in numbers]
 
@@ -152,13 +153,6 @@ def _slabs(halves: list[list[Value]]) -> list[list[Value]]:
 
 def _magnitude(number: Value) -> Value:
     return (number.bits("u32") & 0x7FFFFFFF).bits("f32")
-
-
-def _sum(numbers: list[Value]) -> Value:
-    while len(numbers) > 1:
-        odd = numbers[len(numbers) // 2 * 2 :]
-        numbers = [a + b for a, b in zip(numbers[::2], numbers[1::2], strict=False)] + odd
-    return numbers[0]
 
 
 def _bits_of_half(number: float) -> int:

@@ -37,7 +37,10 @@ class OneRow:
         return max(4, 1 << (-(-self.dim // LANES) - 1).bit_length())
 
     def __call__(self, warp: Warp, x: Array, values: Array, columns: Array, kept: Shared) -> None:
-        """One row after another; kept columns come together first, to write whole sectors."""
+        """One row after another; kept columns come together first, to write whole sectors.
+
+        The key at which the row before was done is the first guess, since rows are often alike.
+        """
         first_column = warp.lane * self.own
 
         def take(number, guess):
@@ -118,8 +121,7 @@ class OneRow:
     def _search(self, warp, keys, guess) -> tuple[Value, Value, Value]:
         """A key that at least k entries reach, how many do, and how many reach the next key.
 
-        The last is right only if it is not exactly k that reach the key. The key at which the row
-        before was done is the first guess, since rows are often alike.
+        The last is right only if it is not exactly k that reach the key.
         """
         low, high, spacing = self._range(warp, keys)
 

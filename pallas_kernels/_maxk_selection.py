@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import jax.numpy as jnp
 
-from pallas_kernels._values import Array, Value
+from pallas_kernels._values import Array, Value, fold_in_pairs
 from pallas_kernels._warp import LANES, Warp
 
 ROWS = 8  # of a warp
@@ -148,7 +148,7 @@ class Selection:
         """Bits of the lane's part of its row, a slab in a word, in two words or in the first."""
         total, squares = self._sum(warp, slabs), self._sum(warp, slabs, squared=True)
         key, reach = self.search(warp, slabs, *self._first_guess(warp, total, squares))
-        threshold = self.number(key)
+        threshold = self.format.keys(key)
         marks = self.marks(warp, "geu", slabs, threshold)
         surplus = (reach + _INTEGER).bits("i32") - _bits_of(self.k + _INTEGER)
 
@@ -208,10 +208,6 @@ class Selection:
 
         (key, _, reach, _), _ = warp.repeat(goes_on, narrow, (start, warp.i32(0)))
         return key, reach
-
-    def number(self, key: Value) -> Value:
-        """Its bits, in the low half of an i32."""
-        return self.format.keys(key)
 
     def marks(self, warp: Warp, op: str, slabs, threshold: Value) -> list[Value]:
         """Comparisons with a number as bits, those of the lane's part of its row.
@@ -310,11 +306,7 @@ class Selection:
         def add(a, b):
             return warp.pairwise("add", self.format.dtype, a, b)
 
-        words = [word for slab in slabs for word in slab]
-        while len(words) > 1:
-            odd = words[len(words) // 2 * 2 :]
-            words = [add(*pair) for pair in zip(words[::2], words[1::2], strict=False)] + odd
-        (both,) = words
+        both = fold_in_pairs([word for slab in slabs for word in slab], add)
         for mask in (1, 2):
             both = add(both, warp.shuffle_xor(both, mask))
         bits = both.bits("i32")

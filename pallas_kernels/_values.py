@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -131,6 +131,16 @@ class Value:
     def bits(self, kind: str) -> Value:
         """The same 32 bits as another kind."""
         return self if kind == self.kind else self.warp.bitcast(self, kind)
+
+
+def fold_in_pairs(values: Iterable[Value], operation: Callable[[Value, Value], Value]) -> Value:
+    """Of all values, neighbours first: the shortest chain."""
+    values = list(values)
+    while len(values) > 1:
+        odd = values[len(values) // 2 * 2 :]
+        pairs = zip(values[::2], values[1::2], strict=False)
+        values = [operation(a, b) for a, b in pairs] + odd
+    return values[0]
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,12 @@ def todense(values: jax.Array, columns: jax.Array, dim: int) -> jax.Array:
 
 
 def _rows_together(nbytes: int) -> int | None:
-    """Of so many bytes each, that a warp has in shared memory; None if they are too wide."""
+    """Of so many bytes each, that a warp has in shared memory; None if they are too wide.
+
+    Rows were timed up to 4 KiB.
+    """
+    if nbytes > _TODENSE_BYTES:
+        return None
     whole = 16 // math.gcd(nbytes, 16)  # rows that end with 16 bytes
     rows = max(1, _TODENSE_BYTES // nbytes // whole) * whole
     return rows if rows * nbytes <= _MOST_TODENSE_BYTES else None

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from pallas_kernels import _simt
 from pallas_kernels._pieces import striding_blocks, warps_with_rows
-from pallas_kernels._values import Array, Shared, Value
+from pallas_kernels._values import Array, Shared, Value, fold_in_pairs
 from pallas_kernels._warp import LANES, Warp
 
 _TINY = float(jnp.finfo(jnp.float32).tiny)
@@ -131,16 +131,6 @@ def _multiply(a: Value, b: Value) -> Value:
     return a * b
 
 
-def _fold(values, operation: Callable[[Value, Value], Value]) -> Value:
-    """Of all values, neighbours first: the shortest chain."""
-    values = list(values)
-    while len(values) > 1:
-        odd = values[len(values) // 2 * 2 :]
-        pairs = zip(values[::2], values[1::2], strict=False)
-        values = [operation(a, b) for a, b in pairs] + odd
-    return values[0]
-
-
 @dataclass(frozen=True)
 class _Matrices:
     """Matrices of ``n`` rows in the registers of neighbouring lanes, and what is done to them."""
@@ -185,7 +175,9 @@ class _Matrices:
         """As ``load``; NaN throughout for a matrix with a NaN or an infinity."""
         matrix = self.load(array, number)
         rows = [[value * 0.0 for value in row] for row in matrix]
-        spread = self.warp.sum_lanes(_fold([_fold(row, _add) for row in rows], _add), self.lanes)
+        spread = self.warp.sum_lanes(
+            fold_in_pairs([fold_in_pairs(row, _add) for row in rows], _add), self.lanes
+        )
         return [[value + spread for value in row] for row in matrix]
 
     # -- along an axis: what belongs to each row of the lane, or to each column ------------------
@@ -193,8 +185,8 @@ class _Matrices:
     def reduce(self, matrix: Matrix, by_rows: bool, fold: Callable = _add) -> list[Value]:
         """Sums, or what ``fold`` makes of entries."""
         if by_rows:
-            return [_fold(row, fold) for row in matrix]
-        columns = [_fold(column, fold) for column in zip(*matrix, strict=True)]
+            return [fold_in_pairs(row, fold) for row in matrix]
+        columns = [fold_in_pairs(column, fold) for column in zip(*matrix, strict=True)]
         step = 1
         while step < self.lanes:
             columns = [fold(c, self.warp.shuffle_xor(c, step)) for c in columns]

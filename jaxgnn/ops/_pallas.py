@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, UInt
 
 from jaxgnn._ffi import _call
 from jaxgnn.graph import CBSR, CSRGraph, column_dtype, edges_per_piece
-from jaxgnn.ops._pallas_call import by_rows, compiled, vary_like
+from jaxgnn.ops._pallas_call import batches_as_rows, compiled, vary_like
 
 if TYPE_CHECKING:
     from pallas_kernels._edge_blocks import EdgeBlocks
@@ -40,7 +40,7 @@ def maxk(x: Float[Array, "*batch dim"], *, k: int, by: str, early_stop: None) ->
     from pallas_kernels import maxk as kernels
 
     dim = x.shape[-1]
-    run = by_rows(lambda rows: kernels.maxk(rows, k, by, column_dtype(dim)))
+    run = batches_as_rows(lambda rows: kernels.maxk(rows, k, by, column_dtype(dim)))
     made = run(x.reshape(-1, dim))
     values, indices = (vary_like(x, part.reshape(*x.shape[:-1], k)) for part in made)
     return CBSR(values, indices, dim)
@@ -59,7 +59,7 @@ def todense(cbsr: CBSR) -> Float[Array, "*batch rows dim"]:
     from pallas_kernels import maxk as kernels
 
     values, indices = (part.reshape(-1, cbsr.k) for part in (cbsr.values, cbsr.indices))
-    dense = by_rows(lambda v, i: kernels.todense(v, i, cbsr.dim))(values, indices)
+    dense = batches_as_rows(lambda v, i: kernels.todense(v, i, cbsr.dim))(values, indices)
     return vary_like(cbsr.values, dense.reshape(cbsr.shape))
 
 
@@ -71,7 +71,7 @@ def gather_columns(
     from pallas_kernels import maxk as kernels
 
     flat = (part.reshape(-1, part.shape[-1]) for part in (dense, indices))
-    return vary_like(dense, by_rows(kernels.gather_columns)(*flat).reshape(indices.shape))
+    return vary_like(dense, batches_as_rows(kernels.gather_columns)(*flat).reshape(indices.shape))
 
 
 @compiled

@@ -29,7 +29,7 @@ def flat_tokens[T](batch_dims: int, arrays: T) -> T:
     return jax.tree.map(flatten, arrays)
 
 
-def by_rows[**P, T](run: Callable[P, T]) -> Callable[P, T]:
+def batches_as_rows[**P, T](run: Callable[P, T]) -> Callable[P, T]:
     """``run`` of matrices, whose rows are independent: of ``vmap`` they have more rows.
 
     By Pallas' own rule each member of a batch would be an array by itself, which begins where 16

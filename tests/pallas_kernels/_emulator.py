@@ -46,6 +46,6 @@ def emulated(seed=0):
     """Lets all kernels run here, on concrete arrays; what is side by side in some random order."""
     seeded = functools.partial(launch, seed=seed)
     # A rule for vmap is traced, also without jit.
-    direct = mock.patch.object(_pallas, "by_rows", lambda run: run)
+    direct = mock.patch.object(_pallas, "batches_as_rows", lambda run: run)
     with mock.patch.object(_simt, "launch", seeded), direct, jax.disable_jit():
         yield
