@@ -17,8 +17,8 @@ from pallas_kernels._warp import Warp
 # Bits of an entry that name its row; the others name its sender.
 _ROW_BITS = 9
 _NO_ROW = (1 << _ROW_BITS) - 1
-# Entries that are loaded together, and that each group of lanes takes in turn at most.
-_BATCH, _LONGEST_RUN = 4, 128
+# Entries that are taken together, a sector of memory; of one load; and of a run at most.
+_BATCH, _LOADED, _LONGEST_RUN = 8, 4, 128
 # Loads of rows in flight.
 _ROWS_AHEAD = 4
 # Blocks of more rows get all threads that a block can have; others leave room for more blocks.
@@ -38,7 +38,7 @@ class EdgeBlocks:
       row_order: the rows in the order in which they are cut into blocks, [rows] int32, or None if
         that is the order of their numbers.
       entries: ``sender within the tile << 9 | row within the block`` of each edge, padded to a
-        multiple of four, [entries] uint32.
+        multiple of eight, [entries] uint32.
       edges: position of each in ``weights``, [edges] int32 or int64; None without weights.
       blocks: [tasks] int32.
       offsets: [tasks + 1], int32 or int64.
@@ -81,7 +81,7 @@ class Task:
     """Entries of one block.
 
     Attributes:
-      aligned: the multiple of four before the first entry, from which the others count.
+      aligned: the multiple of eight before the first entry, from which the others count.
       begin: first entry, i32.
       end: behind the last, i32.
       first_row: place of the block's first row, i32.
@@ -269,7 +269,7 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Runs:
-    """A group of lanes takes runs of a task's entries, four at a time.
+    """A group of lanes takes runs of a task's entries, eight at a time.
 
     Neighbouring entries that share their sender are added up before they go to its sums.
 
@@ -319,38 +319,42 @@ class _Runs:
 
     def _add_run(self, four: _FourColumns, first: Value, end: Value) -> None:
         warp, task = self.warp, self.task
-        entries = dataclasses.replace(self.graph.entries, streamed=True).shifted(task.aligned)
+        entries = self.graph.entries.shifted(task.aligned)
         last = (task.end - 1) // _BATCH * _BATCH
+
+        def load(batch):
+            loaded = range(0, _BATCH, _LOADED)
+            return [word for s in loaded for word in entries.load_words(batch + s, _LOADED)]
 
         def take(batch, carry):
             words, sender, totals = carry
             batch_entries = self._mask(batch, words)
             # All loads come before the first use of one of them.
-            following = entries.load_words((batch + _BATCH).least(last), _BATCH)
+            following = load((batch + _BATCH).least(last))
             columns = [four.load(_sender_of(entry)) for entry in batch_entries]
             weights = self._weights(batch)
             for entry, found, weight in zip(batch_entries, columns, weights, strict=True):
                 sender, totals = self._add_entry(four, entry, found, weight, sender, totals)
             return following, sender, totals
 
-        words = entries.load_words(first, _BATCH)
+        words = load(first)
         carry = words, _sender_of(self._mask(first, words)[0]), [warp.f32(0.0)] * 4
         _, sender, totals = warp.loop(first, end, _BATCH, carry, take)
         four.add(sender, totals)
 
     def _exist(self, batch: Value) -> list[Value]:
-        """Which of four entries are of the task."""
+        """Which entries of a batch are of the task."""
         from_begin, size = batch - self.task.begin, self.task.end - self.task.begin
         return [(from_begin + s).bits("u32") < size.bits("u32") for s in range(_BATCH)]
 
     def _mask(self, batch: Value, words: list[Value]) -> list[Value]:
-        """Four entries, for those outside of the task the row of zeros and sender 0."""
+        """The entries of a batch; outside of the task the row of zeros and sender 0."""
         outside = self.rows.last if self.first is None else _NO_ROW
         exist = self._exist(batch)
         return [self.warp.select(e, word, outside) for e, word in zip(exist, words, strict=True)]
 
     def _weights(self, batch: Value) -> list[Value | None]:
-        """Of four entries, zero outside of the task."""
+        """Of the entries of a batch, zero outside of the task."""
         graph, task = self.graph, self.task
         if graph.weights is None:
             return [None] * _BATCH

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 
 from pallas_kernels._maxk_one_row import OneRow, key_of
-from pallas_kernels._maxk_selection import QUAD, ROWS, SLAB, Format, Selection
+from pallas_kernels._maxk_selection import (
+    QUAD,
+    ROWS,
+    SLAB,
+    Format,
+    Selection,
+    drop_last,
+    population,
+)
 from pallas_kernels._values import Array, Value, fold_in_pairs
 from pallas_kernels._warp import Warp
 
@@ -24,9 +32,10 @@ class EightRows:
     """A warp reads its rows once. Of float32, the search sees 16 bits of each entry.
 
     That is the float16 nearest to how many deviations the entry lies above the mean: larger entries
-    never have smaller ones. So where exactly k entries reach a number, they are the k largest.
-    Where there is no such number, as between entries that are equal or almost, or where some entry
-    is not finite or its square is not, the whole warp looks at the row again, all bits of it.
+    never have smaller ones. So where exactly k entries reach a number, they are the k largest, and
+    where more do because some are equal, the first of those. Where those that look alike are not
+    equal, or some entry is not finite or its square is not, the whole warp looks at the row again,
+    all bits of it.
 
     Attributes:
       k: entries kept.
@@ -70,9 +79,8 @@ class EightRows:
 
     def _choose_floats(self, warp, x, first, last):
         rule = self._rule(x, jnp.float16)
-        numbers = [[word.bits("f32") for word in half] for half in self._load(warp, x, first, last)]
-        if self.by_magnitude:
-            numbers = [[_magnitude(number) for number in half] for half in numbers]
+        halves = self._load(warp, x, first, last)
+        numbers = [[self._rank(word.bits("f32")) for word in half] for half in halves]
         mean, numbers = self._centred(warp, numbers, rule.width)
         deviation, scale, odd = _spread(warp, numbers, rule.width)
 
@@ -85,9 +93,41 @@ class EightRows:
         key, reach = rule.search(warp, slabs, guess, warp.f32(rule.bell.spacing), odd)
         threshold = rule.format.keys(key)
         marks = rule.marks(warp, "geu", slabs, threshold)
+        is_done = (reach == float(self.k)) & ~odd
+        left = warp.ballot(~is_done)
+
+        def drop_equals(carry):
+            _, marks = carry
+            above = rule.marks(warp, "gtu", slabs, threshold)
+            alike = [m & ~a for m, a in zip(marks, above, strict=True)]
+            row = x.row((first + warp.lane // QUAD).least(last))
+            equal = self._count_equal(warp, row, rule.a_column(warp, alike))
+            are_equal = (equal == warp.sum_lanes(population(warp, alike), QUAD)) & ~odd
+            surplus = warp.select(are_equal, rule.surplus(reach), 0)
+            return warp.ballot(~(is_done | are_equal)), drop_last(warp, marks, alike, surplus)
+
+        # A single row is sooner looked at again.
+        left, marks = warp.change(warp.population(left) > QUAD, (left, marks), drop_equals)
         rank = warp.fma(rule.format.to_float(warp, threshold), deviation, mean)
-        left = warp.ballot(odd | (reach != float(self.k)))
         return rule, self._look_again(warp, rule, x, first, left, key_of(warp, rank), marks)
+
+    def _count_equal(self, warp, row, column) -> Value:
+        """Entries of the lane's row that are equal to one of them."""
+        one, first = self._rank(row.load(column)), warp.lane % QUAD * _NEIGHBOURS
+        # A loop of unknown length: unrolled, it would keep what was read before in registers.
+        start = warp.anew(warp.i32(0))
+
+        def add(at, count):
+            words = row.load_words(first + at, _NEIGHBOURS)
+            equal = [(self._rank(word.bits("f32")) == one).to("i32") for word in words]
+            return count + fold_in_pairs(equal, operator.add)
+
+        return warp.sum_lanes(warp.loop(start, row.shape[0], SLAB // 2, warp.i32(0), add), QUAD)
+
+    def _rank(self, number: Value) -> Value:
+        if not self.by_magnitude:
+            return number
+        return (number.bits("u32") & 0x7FFFFFFF).bits("f32")
 
     def _centred(self, warp, numbers, width) -> tuple[Value, list[list[Value]]]:
         """The mean of a row, and how far its entries lie above it; magnitudes lie above zero."""
@@ -149,10 +189,6 @@ def _slabs(halves: list[list[Value]]) -> list[list[Value]]:
     """Operands of products: the first halves of slabs are rows g of theirs, the others below."""
     pairs = zip(halves[::2], halves[1::2], strict=True)
     return [[upper[0], lower[0], upper[1], lower[1]] for upper, lower in pairs]
-
-
-def _magnitude(number: Value) -> Value:
-    return (number.bits("u32") & 0x7FFFFFFF).bits("f32")
 
 
 def _bits_of_half(number: float) -> int:

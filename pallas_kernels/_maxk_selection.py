@@ -150,14 +150,15 @@ class Selection:
         key, reach = self.search(warp, slabs, *self._first_guess(warp, total, squares))
         threshold = self.format.keys(key)
         marks = self.marks(warp, "geu", slabs, threshold)
-        surplus = (reach + _INTEGER).bits("i32") - _bits_of(self.k + _INTEGER)
+        surplus = self.surplus(reach)
 
         def drop(marks):
             above = self.marks(warp, "gtu", slabs, threshold)
             # NaN ranks with the infinity, not above it.
             none_above = threshold == self.format.infinity
             above = [warp.select(none_above, 0, word) for word in above]
-            return _drop_last_equals(warp, marks, above, surplus)
+            equals = [m & ~a for m, a in zip(marks, above, strict=True)]
+            return drop_last(warp, marks, equals, surplus)
 
         return warp.change(warp.ballot(surplus != 0) != 0, marks, drop)
 
@@ -231,6 +232,20 @@ class Selection:
             ]
         bits = [[(half + _INTEGER).bits("u32") for half in word] for word in words]
         return [low & 0xFFFF | high << 16 for low, high in bits]
+
+    def surplus(self, reach: Value) -> Value:
+        """How many more than k reach a key, i32."""
+        return (reach + _INTEGER).bits("i32") - _bits_of(self.k + _INTEGER)
+
+    def a_column(self, warp: Warp, marks: list[Value]) -> Value:
+        """One that is marked in the lane's row, for all lanes of the row; or 0 if none is."""
+        column = warp.i32(0)
+        for slab, word in zip(self.slabs_of(warp.lane % QUAD), marks, strict=True):
+            last = slab * SLAB + warp.last_bit(word | 1)
+            column = column.most(warp.select(word == 0, 0, last))
+        for mask in (1, 2):
+            column = column.most(warp.shuffle_xor(column, mask))
+        return column
 
     def slabs_of(self, quarter: Value) -> list[Value]:
         """Whose bits a lane of four has in its words: of none, it is one behind the last slab."""
@@ -346,7 +361,7 @@ class Selection:
     def _deal(self, warp, lane, marks) -> list[tuple[Value, Value, Value]]:
         """What the lane lists in each round: bits, the first one's column, and where to."""
         row, quarter = lane // QUAD % (ROWS // rounds(self.width)), lane % QUAD
-        to = self._kept(warp) + row * self.k + _end(warp, marks) - _population(warp, marks)
+        to = self._kept(warp) + row * self.k + _end(warp, marks) - population(warp, marks)
         column = self.slabs_of(quarter)[0] * SLAB
         if len(marks) == 1:
             return [(marks[0], column, to)]
@@ -419,48 +434,48 @@ def _bits_of(number: float) -> int:
 
 def _end(warp: Warp, words: Sequence[Value]) -> Value:
     """How many bits are set in the lane's words and those of the lanes before, of a row."""
-    count, quarter = _population(warp, words), warp.lane % QUAD
+    count, quarter = population(warp, words), warp.lane % QUAD
     for step in (1, 2):
         before = warp.shuffle(count, warp.lane - step)
         count = count + warp.select(quarter >= step, before, 0)
     return count
 
 
-def _population(warp: Warp, words: Sequence[Value]) -> Value:
+def population(warp: Warp, words: Sequence[Value]) -> Value:
+    """How many bits of some words are set."""
     return sum((warp.population(word) for word in words[1:]), warp.population(words[0]))
 
 
-def _drop_last_equals(warp, marks, above, surplus) -> list[Value]:
-    """Without so many of the last entries, by column, that are marked and not above."""
-    equals = [m & ~a for m, a in zip(marks, above, strict=True)]
-    end = _end(warp, equals)
+def drop_last(warp: Warp, marks: list[Value], candidates: list[Value], count: Value) -> list[Value]:
+    """The marks of a row, by bits of its lanes, without the last ``count`` of the candidates."""
+    end = _end(warp, candidates)
     behind = warp.shuffle(end, warp.lane | QUAD - 1) - end
-    return _drop_last(warp, marks, equals, surplus - behind)
+    return _drop_last(warp, marks, candidates, count - behind)
 
 
 def _drop_last(warp, words, candidates, count) -> list[Value]:
     """Without the last ``count`` of the candidates, or all of them."""
-    left = list(zip(words, candidates, strict=True))
+    *before, last = candidates
+    if not before:
+        return [words[0] & ~_last_bits(warp, last, count)]
+    in_last = warp.population(last)
+    is_whole = count >= in_last
+    left = warp.select(is_whole, count - in_last, count)
+    cut = _last_bits(warp, warp.select(is_whole, before[0], last), left)
+    gone = warp.select(is_whole, cut, 0), warp.select(is_whole, last, cut)
+    return [word & ~bits for word, bits in zip(words, gone, strict=True)]
+
+
+def _last_bits(warp: Warp, word: Value, count: Value) -> Value:
+    """The last ``count`` of the bits that are set, or all of them."""
 
     def goes_on(carry):
         left, count = carry
-        together = left[0][1]
-        for _, candidates in left[1:]:
-            together = together | candidates
-        return (count > 0) & (together != 0)
+        return (count > 0) & (left != 0)
 
     def drop(carry):
         left, count = carry
-        rest, done = [], None
-        for word, candidates in reversed(left):
-            bit = warp.constant("u32", 1) << warp.last_bit(candidates | 1).bits("u32")
-            bit = bit & candidates
-            if done is not None:
-                bit = warp.select(done, 0, bit)
-            found = candidates != 0
-            done = found if done is None else done | found
-            rest.append((word & ~bit, candidates & ~bit))
-        return rest[::-1], count - 1
+        return left ^ warp.constant("u32", 1) << warp.last_bit(left).bits("u32"), count - 1
 
-    left, _ = warp.repeat(goes_on, drop, (left, count))
-    return [word for word, _ in left]
+    left, _ = warp.repeat(goes_on, drop, (word, count))
+    return word & ~left

@@ -94,7 +94,27 @@ def grad_values_blocks(
     if graph.entries.size == 0 or dy.size == 0 or columns.size == 0:
         return jnp.zeros(columns.shape, dy.dtype)
     scale, graph = graph.col_scale, dataclasses.replace(graph, col_scale=None)
-    return _scaled(add_to_sums(graph, columns, dy, tile), scale, dy.dtype)
+    sums = add_to_sums(graph, _across_lanes(columns), dy, tile)
+    return _scaled(_along_rows(sums), scale, dy.dtype)
+
+
+def _across_lanes(columns: jax.Array) -> jax.Array:
+    """Rows in the order in which lanes that have four entries each read neighbours side by side.
+
+    Neighbours in a row of rising columns are seldom in the same bank of shared memory.
+    """
+    nodes, k = columns.shape
+    if k % 4:
+        return columns
+    return columns.reshape(nodes, 4, k // 4).swapaxes(1, 2).reshape(nodes, k)
+
+
+def _along_rows(sums: jax.Array) -> jax.Array:
+    """Undoes ``_across_lanes``."""
+    nodes, k = sums.shape
+    if k % 4:
+        return sums
+    return sums.reshape(nodes, k // 4, 4).swapaxes(1, 2).reshape(nodes, k)
 
 
 def _scaled(sums: jax.Array, scale: jax.Array | None, dtype) -> jax.Array:

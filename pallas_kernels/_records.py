@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +13,7 @@ import jax.numpy as jnp
 
 from pallas_kernels import _simt
 from pallas_kernels._pieces import lanes_before, striding_blocks
-from pallas_kernels._values import Array
+from pallas_kernels._values import Array, Value
 from pallas_kernels._warp import LANES, Warp
 
 # Sums of more columns are too many for eight rows a warp, which take 32 KiB of shared memory.
@@ -119,7 +122,7 @@ def make_records(
 
 @dataclass(frozen=True)
 class _MakeRecords:
-    """A warp a row: first the entries that find room in the lane of their column, then others."""
+    """A warp a row."""
 
     shape: RecordShape
 
@@ -132,94 +135,156 @@ class _MakeRecords:
             to_values, to_ids = record_values.row(number), record_ids.row(number)
             scale = None if scales is None else scales.load(number)
 
-            def place(index, is_real, lane, slot):
+            def read(first):
+                """An entry for each lane, whether it is one, and its column."""
+                index = first + warp.lane
+                inner = index.least(shape.k - 1)
+                entry = value.load(inner) if scale is not None else value.load_words(inner)
+                return entry, index < shape.k, column.load(inner)
+
+            def put(entry, is_real, own, lane, slot):
                 def store():
                     at = shape.value_place(lane, slot)
                     if scale is None:
-                        to_values.store_words(at, value.load_words(index))
+                        to_values.store_words(at, entry)
                     else:
-                        to_values.store(at, scale * value.load(index))
-                    to_ids.store(shape.id_place(lane, slot), column.load(index))
+                        to_values.store(at, scale * entry)
+                    to_ids.store(shape.id_place(lane, slot), own)
 
                 warp.when(is_real, store)
 
-            if shape.lanes == LANES:
-                self._in_order(warp, place)
-            else:
-                self._by_bank(warp, column, place)
-            self._pad(warp, to_values, to_ids)
+            order = self._in_order if shape.lanes == LANES else self._by_bank
+            self._pad(warp, order(warp, read, put), to_values, to_ids)
 
         warp.loop(warp.number, values.shape[0], warp.count, (), take)
 
-    def _in_order(self, warp, place):
-        """With as many lanes as banks there is nothing to choose."""
-        lanes = self.shape.lanes
-        warp.strided(self.shape.k, lambda i: place(i, warp.lane >= 0, i % lanes, i // lanes))
+    def _in_order(self, warp, read, put):
+        """With as many lanes as banks there is nothing to choose; where padding goes."""
+        lanes, k = self.shape.lanes, self.shape.k
 
-    def _by_bank(self, warp, column, place):
-        """Deals with the entries in batches of a warp's width."""
-        shape, classes = self.shape, range(self.shape.lanes)
+        def take(first, _):
+            put(*read(first), warp.lane, first // lanes)
 
-        def vote(first):
-            """The lane of each entry's column, and as bits, which entries share it."""
-            index = first + warp.lane
-            is_real = index < shape.k
-            own = column.load(index.least(shape.k - 1)) % shape.lanes
-            members = [warp.ballot(is_real & (own == c)) for c in classes]
-            return index, is_real, own, members
+        warp.loop(0, k, lanes, (), take)
+        return lambda i: ((k + i) % lanes, (k + i) // lanes)
 
-        def count(first, wanted):
-            members = vote(first)[-1]
-            return [w + warp.population(m) for w, m in zip(wanted, members, strict=True)]
+    def _by_bank(self, warp, read, put):
+        """Deals with the entries in batches of a warp's width; where padding goes."""
+        shape, lanes = self.shape, range(self.shape.lanes)
 
-        none = [warp.i32(0) for _ in classes]
-        wanted = warp.loop(warp.i32(0), shape.k, LANES, none, count)
-        room = [(shape.capacity(c) - w).most(0) for c, w in zip(classes, wanted, strict=True)]
+        def vote(entries):
+            """The lane where each entry is at home, and as bits, those of each lane."""
+            _, is_real, column = entries
+            home = column % shape.lanes
+            return home, [warp.ballot(is_real & (home == lane)) for lane in lanes]
 
-        def deal(first, carry):
-            seen, homeless = carry
-            index, is_real, own, members = vote(first)
-            lane, slot, fits = self._at_home(warp, own, seen, members)
-            waiting = warp.ballot(is_real & ~fits)
-            rank = homeless + warp.population(waiting & lanes_before(warp))
-            lane, slot = self._elsewhere(warp, fits, rank, room, lane, slot)
-            place(index.least(shape.k - 1), is_real, lane, slot)
-            seen = [s + warp.population(m) for s, m in zip(seen, members, strict=True)]
-            return seen, homeless + warp.population(waiting)
+        def add(counts, members):
+            return [c + warp.population(m) for c, m in zip(counts, members, strict=True)]
 
-        warp.loop(warp.i32(0), shape.k, LANES, (none, warp.i32(0)), deal)
+        def deal_out(entries, votes, seen):
+            home, members = votes
+            before = add(seen, [m & lanes_before(warp) for m in members])
+            put(*entries, *deal.place(home, _pick(home, before)))
+            return add(seen, members)
 
-    def _at_home(self, warp, own, seen, members):
-        """The place behind earlier entries of the same lane, and whether there is room for it."""
-        slot, capacity = warp.i32(0), warp.i32(0)
-        for c in range(self.shape.lanes):
-            earlier = seen[c] + warp.population(members[c] & lanes_before(warp))
-            slot = warp.select(own == c, earlier, slot)
-            capacity = warp.select(own == c, self.shape.capacity(c), capacity)
-        return own, slot, slot < capacity
+        # Padding comes first: it stays at home.
+        padding = [warp.i32(shape.per_lane - shape.capacity(lane)) for lane in lanes]
+        if shape.k <= LANES:
+            entries = read(warp.i32(0))
+            votes = vote(entries)
+            deal = _Deal.of(warp, shape.per_lane, add(padding, votes[1]))
+            deal_out(entries, votes, padding)
+        else:
+            start, stop = warp.i32(0), shape.k
 
-    def _elsewhere(self, warp, fits, rank, room, lane, slot):
-        """For entries that found no room, the ``rank``-th place that is left."""
-        for c in range(self.shape.lanes):
-            here = ~fits & (rank >= 0) & (rank < room[c])
-            lane = warp.select(here, c, lane)
-            slot = warp.select(here, self.shape.capacity(c) - room[c] + rank, slot)
-            rank = rank - room[c]
-        return lane, slot
+            def count(first, counts):
+                return add(counts, vote(read(first))[1])
 
-    def _pad(self, warp, to_values, to_ids):
-        """Behind the real entries of each lane, or where lanes have no say, of the record."""
+            def take(first, seen):
+                entries = read(first)
+                return deal_out(entries, vote(entries), seen)
+
+            counts = warp.loop(start, stop, LANES, padding, count)
+            deal = _Deal.of(warp, shape.per_lane, counts)
+            warp.loop(start, stop, LANES, padding, take)
+        return lambda i: deal.place(i % shape.lanes, i // shape.lanes)
+
+    def _pad(self, warp, place, to_values, to_ids):
+        """Writes zeros at the ``place`` of each padded entry."""
         shape = self.shape
         zero = warp.constant("u32", 0)
 
         def pad(i):
-            if shape.lanes == LANES:
-                at = shape.k + i
-                lane, slot = at % shape.lanes, at // shape.lanes
-            else:
-                lane, slot = i % shape.lanes, shape.per_lane - 1 - i // shape.lanes
+            lane, slot = place(i)
             to_values.store_words(shape.value_place(lane, slot), [zero])
             to_ids.store(shape.id_place(lane, slot), shape.dim + lane)
 
         if shape.size > shape.k:
             warp.strided(shape.size - shape.k, pad)
+
+
+@dataclass(frozen=True)
+class _Deal:
+    """Where the entries of a record go, if lanes have ``size`` slots each.
+
+    An entry is at home in the lane of its column. What finds no room there, the guests, goes to
+    lanes that have room left, to meet the columns of its own lane: in the last slots of all lanes,
+    ``tail`` of them, as few as there can be, without two guests of the same lane in a slot.
+
+    Attributes:
+      warp: the warp.
+      size: slots of a lane.
+      tail: i32.
+      guests: of the lanes before each, i32.
+      rooms: likewise, how many guests they have room for.
+      free: the first place in the tail, from its end, behind those of a lane's guests, i32.
+    """
+
+    warp: Warp
+    size: int
+    tail: Value
+    guests: list[Value]
+    rooms: list[Value]
+    free: list[Value]
+
+    @classmethod
+    def of(cls, warp: Warp, size: int, counts: list[Value]) -> _Deal:
+        """Given how many entries are at home in each lane."""
+        spare = [(count - size).most(0) for count in counts]
+        room = [(size - count).most(0) for count in counts]
+        *guests, total = itertools.accumulate(spare, initial=warp.i32(0))
+        *rooms, _ = itertools.accumulate(room, initial=warp.i32(0))
+        # Two guests at most in a slot: more would have to be of the same lane.
+        tail = functools.reduce(Value.most, [*spare, *room, (total + 1) >> 1]).least(size)
+        taken = [_wrap(_wrap(before, tail), tail) for before in rooms]
+        free = [_wrap(t + own, tail) for t, own in zip(taken, room, strict=True)]
+        return cls(warp, size, tail, guests, rooms, free)
+
+    def place(self, own: Value, rank: Value) -> tuple[Value, Value]:
+        """Lane and slot of the ``rank``-th entry that is at home in a lane."""
+        is_guest = rank >= self.size
+        # At home: from the front, and what is left of the tail.
+        behind = rank - (self.size - self.tail)
+        left = _wrap(_pick(own, self.free) + behind, self.tail)
+        slot = self.warp.select(behind < 0, rank, self.size - 1 - left)
+        # A guest has a number, the rooms as well, and slots come by turns.
+        number = _pick(own, self.guests) + (rank - self.size)
+        lane = sum(((number >= first).to("i32") for first in self.rooms[1:]), self.warp.i32(0))
+        turn = _wrap(_wrap(number, self.tail), self.tail)
+        return (
+            self.warp.select(is_guest, lane, own),
+            self.warp.select(is_guest, self.size - 1 - turn, slot),
+        )
+
+
+def _wrap(number: Value, size: Value) -> Value:
+    """Less ``size``, if it is not less than that."""
+    return number.warp.select(number >= size, number - size, number)
+
+
+def _pick(own: Value, values: Sequence[Value]) -> Value:
+    """The value of the lane's own number."""
+    picked = values[0]
+    for number, value in enumerate(values[1:], 1):
+        picked = own.warp.select(own == number, value, picked)
+    return picked

@@ -17,8 +17,8 @@ from jaxgnn.graph._sorting import inverse_permutation, row_ids, sort_edges
 
 # Bits of an entry that name the row within its block; the others name the sender in its tile.
 ROW_BITS = 9
-# Kernels load entries in fours.
-_ENTRIES_ALIGNED = 4
+# Kernels take entries in fours or eights.
+_ENTRIES_ALIGNED = 8
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,13 @@ class BlockShape:
         many_edges = many_blocks and num_edges >= _MANY_EDGES * num_rows
         options, most_senders = (_MANY_ROWS, 1 << 17) if many_edges else (_FEW_ROWS, 420_000)
         tiles = max(1, -(-num_cols // most_senders))
+        # A task reads all rows of its block, however few of its edges it takes.
+        tasks, most_edges = (1 << 9, 1 << 18) if many_edges else (1 << 10, 1 << 15)
         return tuple(
             cls(
                 rows=rows,
                 senders=max(1, -(-num_cols // tiles)),
-                edges_per_task=min(max(num_edges >> 10, 1 << 10), 1 << 15),
+                edges_per_task=min(max(num_edges // tasks, 1 << 10), most_edges),
                 row_blocks=max(1, -(-num_rows // rows)),
                 tiles=tiles,
                 by_degree=many_edges,
@@ -99,7 +101,7 @@ class EdgeBlocks:
       row_order: the rows in the order in which they are cut into blocks, int32, or None if that is
         the order of their numbers.
       entries: ``sender within the tile << ROW_BITS | row within the block`` of each edge, then
-        zeros up to a multiple of four.
+        zeros up to a multiple of eight.
       edges: position of each in the graph.
       blocks: block of each task, int32.
       offsets: first entry of each task, and the end of the last.

@@ -153,14 +153,3 @@ def test_what_is_not_finite_stays_with_its_neighbours():
     kept = CBSR(x[:, :8], columns, 64)
     exact = maxk_spmm_reference.maxk_spmm(graph, kept)
     np.testing.assert_array_equal(pallas.maxk_spmm(graph, kept), exact)
-
-
-@pytest.mark.parametrize("k, dim, itemsize", [(1, 16, 4), (5, 64, 2), (33, 256, 4), (256, 256, 2)])
-def test_records_have_a_place_for_each_entry(k, dim, itemsize):
-    from pallas_kernels._records import RecordShape
-
-    shape = RecordShape.choose(k, dim, itemsize)
-    places = [(lane, slot) for lane in range(shape.lanes) for slot in range(shape.per_lane)]
-    for place in (shape.value_place, shape.id_place):
-        assert sorted(place(*at) for at in places) == list(range(shape.size))
-    assert sum(shape.capacity(lane) for lane in range(shape.lanes)) == k
