@@ -17,8 +17,8 @@ from pallas_kernels._warp import Warp
 # Bits of an entry that name its row; the others name its sender.
 _ROW_BITS = 9
 _NO_ROW = (1 << _ROW_BITS) - 1
-# Entries that are taken together, a sector of memory; of one load; and of a run at most.
-_BATCH, _LOADED, _LONGEST_RUN = 8, 4, 128
+# Entries of one load, and of a run at most.
+_LOADED, _LONGEST_RUN = 4, 128
 # Loads of rows in flight.
 _ROWS_AHEAD = 4
 # Blocks of more rows get all threads that a block can have; others leave room for more blocks.
@@ -60,16 +60,21 @@ class EdgeBlocks:
     rows: int = field(metadata={"static": True})
     senders: int = field(metadata={"static": True})
 
-    def task(self, number: Value, num_rows: int) -> Task:
-        """One task, in a kernel."""
+    def task(self, number: Value, num_rows: int, batch: int) -> Task:
+        """One task, in a kernel that takes so many entries together."""
         row_blocks, block = -(-num_rows // self.rows), self.blocks.load(number)
         tile = block // row_blocks
         first_row = (block - tile * row_blocks) * self.rows
         begin, end = self.offsets.load(number), self.offsets.load(number + 1)
-        aligned = begin - begin % _BATCH
+        aligned = begin - begin % batch
         begin, end = (begin - aligned).to("i32"), (end - aligned).to("i32")
         rows = (num_rows - first_row).least(self.rows)
         return Task(aligned, begin, end, first_row, tile * self.senders, rows)
+
+    @property
+    def has_many_edges(self) -> bool:
+        """Whether rows have so many that large blocks pay."""
+        return self.rows > _FEW_ROWS
 
     def row_at(self, place: Value) -> Value:
         """Number of the row at a place, in a kernel."""
@@ -81,7 +86,7 @@ class Task:
     """Entries of one block.
 
     Attributes:
-      aligned: the multiple of eight before the first entry, from which the others count.
+      aligned: the start of the first entry's batch, from which entries count.
       begin: first entry, i32.
       end: behind the last, i32.
       first_row: place of the block's first row, i32.
@@ -105,11 +110,13 @@ class BlocksTile:
       lanes: lanes that share an entry, four kept columns each.
       warps: warps of a block.
       held: rows in shared memory at once.
+      batch: entries that are taken together: a load of them, or a whole sector of memory.
     """
 
     lanes: int
     warps: int
     held: int
+    batch: int
 
     @classmethod
     def choose(cls, rows: int, k: int, dim: int, itemsize: int) -> BlocksTile:
@@ -125,7 +132,8 @@ class BlocksTile:
         row_bytes = dim * itemsize + (4 if itemsize < 4 else 0)
         # One row more is zero; what is shared begins at multiples of 16 bytes.
         fitting = (_simt.most_shared_bytes() - 32) // row_bytes - 1
-        return cls(lanes, 32 if rows > _FEW_ROWS else 8, max(1, min(fitting, rows)))
+        warps, batch = (32, 2 * _LOADED) if rows > _FEW_ROWS else (8, _LOADED)
+        return cls(lanes, warps, max(1, min(fitting, rows)), batch)
 
     def shared(self, dim: int, dtype: Any) -> dict[str, jax.ShapeDtypeStruct]:
         """What a block has in shared memory; see ``_Rows``."""
@@ -177,7 +185,7 @@ class _AddToSums:
         held_scales: Array | None = None,
     ) -> None:
         graph, columns, dy = inputs
-        task = graph.task(warp.block, dy.shape[0])
+        task = graph.task(warp.block, dy.shape[0], self.tile.batch)
         scales = held_scales if graph.row_scale is not None else None
         rows = _Rows(warp, held_rows, scales)
 
@@ -269,7 +277,7 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Runs:
-    """A group of lanes takes runs of a task's entries, eight at a time.
+    """A group of lanes takes runs of a task's entries, a batch at a time.
 
     Neighbouring entries that share their sender are added up before they go to its sums.
 
@@ -293,12 +301,13 @@ class _Runs:
 
     def add(self, columns: Array, sums: Array) -> None:
         """Adds the task's entries to the sums."""
-        warp, lanes, k, end = self.warp, self.tile.lanes, columns.shape[1], self.task.end
+        warp, k, end = self.warp, columns.shape[1], self.task.end
+        lanes, batch = self.tile.lanes, self.tile.batch
         groups, group = warp.threads // lanes, warp.thread // lanes
         # Runs of equal length, so that no group is idle while others take the last ones.
         share = (end + (groups - 1)) // groups
         rounds = (share + (_LONGEST_RUN - 1)) // _LONGEST_RUN
-        length = ((share + (rounds - 1)) // rounds + (_BATCH - 1)) // _BATCH * _BATCH
+        length = ((share + (rounds - 1)) // rounds + (batch - 1)) // batch * batch
         first_sender = self.task.first_sender.to("i64") * k
 
         def take_columns(at, _):
@@ -318,19 +327,20 @@ class _Runs:
             warp.loop(at, k, 4 * lanes, (), take_columns)
 
     def _add_run(self, four: _FourColumns, first: Value, end: Value) -> None:
-        warp, task = self.warp, self.task
-        entries = self.graph.entries.shifted(task.aligned)
-        last = (task.end - 1) // _BATCH * _BATCH
+        warp, task, size = self.warp, self.task, self.tile.batch
+        entries = dataclasses.replace(self.graph.entries, streamed=size == _LOADED)
+        entries = entries.shifted(task.aligned)
+        last = (task.end - 1) // size * size
 
         def load(batch):
-            loaded = range(0, _BATCH, _LOADED)
+            loaded = range(0, size, _LOADED)
             return [word for s in loaded for word in entries.load_words(batch + s, _LOADED)]
 
         def take(batch, carry):
             words, sender, totals = carry
             batch_entries = self._mask(batch, words)
             # All loads come before the first use of one of them.
-            following = load((batch + _BATCH).least(last))
+            following = load((batch + size).least(last))
             columns = [four.load(_sender_of(entry)) for entry in batch_entries]
             weights = self._weights(batch)
             for entry, found, weight in zip(batch_entries, columns, weights, strict=True):
@@ -339,13 +349,13 @@ class _Runs:
 
         words = load(first)
         carry = words, _sender_of(self._mask(first, words)[0]), [warp.f32(0.0)] * 4
-        _, sender, totals = warp.loop(first, end, _BATCH, carry, take)
+        _, sender, totals = warp.loop(first, end, size, carry, take)
         four.add(sender, totals)
 
     def _exist(self, batch: Value) -> list[Value]:
         """Which entries of a batch are of the task."""
         from_begin, size = batch - self.task.begin, self.task.end - self.task.begin
-        return [(from_begin + s).bits("u32") < size.bits("u32") for s in range(_BATCH)]
+        return [(from_begin + s).bits("u32") < size.bits("u32") for s in range(self.tile.batch)]
 
     def _mask(self, batch: Value, words: list[Value]) -> list[Value]:
         """The entries of a batch; outside of the task the row of zeros and sender 0."""
@@ -357,9 +367,11 @@ class _Runs:
         """Of the entries of a batch, zero outside of the task."""
         graph, task = self.graph, self.task
         if graph.weights is None:
-            return [None] * _BATCH
+            return [None] * self.tile.batch
         edges, last = graph.edges.shifted(task.aligned), task.end - 1
-        places = [edges.load((batch + s).most(task.begin).least(last)) for s in range(_BATCH)]
+        places = [
+            edges.load((batch + s).most(task.begin).least(last)) for s in range(self.tile.batch)
+        ]
         weights = [graph.weights.load(place) for place in places]
         exist = self._exist(batch)
         return [self.warp.select(e, w, 0.0) for e, w in zip(exist, weights, strict=True)]

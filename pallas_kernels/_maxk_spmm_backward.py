@@ -94,14 +94,18 @@ def grad_values_blocks(
     if graph.entries.size == 0 or dy.size == 0 or columns.size == 0:
         return jnp.zeros(columns.shape, dy.dtype)
     scale, graph = graph.col_scale, dataclasses.replace(graph, col_scale=None)
-    sums = add_to_sums(graph, _across_lanes(columns), dy, tile)
-    return _scaled(_along_rows(sums), scale, dy.dtype)
+    if graph.has_many_edges:
+        sums = _along_rows(add_to_sums(graph, _across_lanes(columns), dy, tile))
+    else:
+        sums = add_to_sums(graph, columns, dy, tile)
+    return _scaled(sums, scale, dy.dtype)
 
 
 def _across_lanes(columns: jax.Array) -> jax.Array:
     """Rows in the order in which lanes that have four entries each read neighbours side by side.
 
-    Neighbours in a row of rising columns are seldom in the same bank of shared memory.
+    Neighbours in a row of rising columns are seldom in the same bank of shared memory. Where there
+    are few edges, this is not worth a pass over the columns and one over the sums.
     """
     nodes, k = columns.shape
     if k % 4:

@@ -122,7 +122,7 @@ def make_records(
 
 @dataclass(frozen=True)
 class _MakeRecords:
-    """A warp a row."""
+    """A warp a row, whose entries it deals out to the lanes of a group."""
 
     shape: RecordShape
 
@@ -131,7 +131,7 @@ class _MakeRecords:
         shape = self.shape
 
         def take(number, _):
-            value, column = values.row(number), columns.row(number)
+            entries, ids = values.row(number), columns.row(number)
             to_values, to_ids = record_values.row(number), record_ids.row(number)
             scale = None if scales is None else scales.load(number)
 
@@ -139,17 +139,17 @@ class _MakeRecords:
                 """An entry for each lane, whether it is one, and its column."""
                 index = first + warp.lane
                 inner = index.least(shape.k - 1)
-                entry = value.load(inner) if scale is not None else value.load_words(inner)
-                return entry, index < shape.k, column.load(inner)
+                entry = entries.load(inner) if scale is not None else entries.load_words(inner)
+                return entry, index < shape.k, ids.load(inner)
 
-            def put(entry, is_real, own, lane, slot):
+            def put(entry, is_real, column, lane, slot):
                 def store():
                     at = shape.value_place(lane, slot)
                     if scale is None:
                         to_values.store_words(at, entry)
                     else:
                         to_values.store(at, scale * entry)
-                    to_ids.store(shape.id_place(lane, slot), own)
+                    to_ids.store(shape.id_place(lane, slot), column)
 
                 warp.when(is_real, store)
 

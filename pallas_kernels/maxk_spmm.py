@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from pallas_kernels import _simt
 from pallas_kernels._maxk_spmm_backward import grad_values, grad_values_blocks, grad_weights
+from pallas_kernels._neighbours import InFours, OneByOne
 from pallas_kernels._pieces import Piece, Pieces, add_pieces, warps_with_rows
 from pallas_kernels._records import RecordShape, make_records
 from pallas_kernels._values import Array, Shared, Value
@@ -19,26 +20,38 @@ from pallas_kernels._warp import LANES, Warp
 __all__ = ["ForwardTile", "grad_values", "grad_values_blocks", "grad_weights", "maxk_spmm"]
 
 
+# Of a row on average: there were graphs of 478 and of 10.
+_MANY_EDGES = 128
+
+
 @dataclass(frozen=True)
 class ForwardTile:
     """How the warps share the work of ``maxk_spmm``.
 
     Attributes:
       shape: of the records.
-      fours: fours of neighbours that a lane reads before it adds them.
+      ahead: neighbours that a lane reads before it adds them.
+      in_fours: whether their numbers are read in fours.
       warps: warps of a block.
     """
 
     shape: RecordShape
-    fours: int
+    ahead: int
+    in_fours: bool
     warps: int
 
     @classmethod
     def choose(cls, k: int, dim: int, itemsize: int, edges_of_a_row: float) -> ForwardTile:
-        """The one heuristic: as many neighbours ahead as pay; rows of few edges want more warps."""
+        """The one heuristic: as many neighbours ahead as there are registers for.
+
+        Fours pay where rows are much longer than what is left of them at their ends.
+        """
         shape = RecordShape.choose(k, dim, itemsize)
-        entries_ahead = _MANY_ENTRIES if edges_of_a_row >= _MANY_EDGES else _FEW_ENTRIES
-        tile = cls(shape, max(1, min(2, entries_ahead // (_FOUR * shape.per_block))), 1)
+        if edges_of_a_row >= _MANY_EDGES:
+            ahead, in_fours = 4 if shape.per_block >= 16 else 8, True
+        else:
+            ahead, in_fours = 2 if shape.per_block >= 16 else 4, False
+        tile = cls(shape, ahead, in_fours, 1)
         return dataclasses.replace(tile, warps=warps_with_rows(4 * tile.words, 4))
 
     @property
@@ -108,13 +121,15 @@ class _Forward:
         groups = self.tile.groups
         num_long, num_pieces = graph.counts.load(0), graph.counts.load(1)
 
-        def add(share):
+        share = InFours if self.tile.in_fours else OneByOne
+
+        def add(edges):
             part.clear()
-            part.add(share)
+            part.add(edges)
 
         def take_long(number, _):
             piece = graph.get(warp, number)
-            add(_Share.of(warp, piece, group, groups, warp.lane >= 0))
+            add(share.of(warp, piece, group, groups, warp.lane >= 0))
             part.store_sum(piece, y, partial)
 
         def take_short(first, _):
@@ -122,7 +137,7 @@ class _Forward:
             number = first + group
             exists = number < num_pieces
             piece = graph.get(warp, number.least(num_pieces - 1))
-            add(_Share.of(warp, piece, warp.i32(0), 1, exists))
+            add(share.of(warp, piece, warp.i32(0), 1, exists))
             part.store_rows(piece, exists, y)
             if partial is not None:
                 # The short end of a row of several pieces.
@@ -132,65 +147,6 @@ class _Forward:
         warp.loop(warp.number, num_long, warp.count, (), take_long)
         first = num_long + warp.number * groups
         warp.loop(first, num_pieces, warp.count * groups, (), take_short)
-
-
-# Entries that a lane reads before it adds them, in rows of many edges on average and in others.
-_MANY_ENTRIES, _FEW_ENTRIES, _MANY_EDGES = 64, 32, 128
-# Neighbours whose numbers are read at once, from an aligned place; and most edges of a share that
-# are in no such four.
-_FOUR, _ENDS = 4, 6
-
-
-@dataclass(frozen=True)
-class _Share:
-    """The edges of a piece that a group of lanes takes: those of some fours, and some at its ends.
-
-    Attributes:
-      begin: first edge of the piece.
-      head: edges of the piece in front of its first four, i32.
-      in_fours: edges in its fours, i32.
-      ends: edges in front of and behind its fours that are the group's, i32.
-      fours: fours that are the group's, i32.
-      number: of the group, among those that share the piece, i32.
-      groups: how many do.
-    """
-
-    begin: Value
-    head: Value
-    in_fours: Value
-    ends: Value
-    fours: Value
-    number: Value
-    groups: int
-
-    @classmethod
-    def of(cls, warp: Warp, piece: Piece, number: Value, groups: int, exists: Value) -> _Share:
-        """That of one of the groups; of nothing where the piece does not exist."""
-        count = (piece.end - piece.begin).to("i32")
-        head = (_FOUR - (piece.begin % _FOUR).to("i32")) % _FOUR
-        head = warp.select(count <= _ENDS, count, head)
-        rest = count - head
-        in_fours = rest - rest % _FOUR
-
-        def share(things):
-            mine = (things - number + (groups - 1)) // groups
-            return warp.select(exists, mine, 0)
-
-        fours = in_fours // _FOUR
-        return cls(
-            piece.begin, head, in_fours, share(count - in_fours), share(fours), number, groups
-        )
-
-    def end(self, t: Value) -> Value:
-        """The ``t``-th edge of the group that is in no four; edge 0 if it has fewer."""
-        at = t * self.groups + self.number
-        edge = self.begin + at.warp.select(at < self.head, at, at + self.in_fours)
-        return at.warp.select(t < self.ends, edge, 0)
-
-    def four(self, t: Value, count: Value | None) -> Value:
-        """The first edge of the group's ``t``-th four; edge 0 where there are only ``count``."""
-        edge = self.begin + self.head + (t * self.groups + self.number) * _FOUR
-        return edge if count is None else t.warp.select(t < count, edge, 0)
 
 
 @dataclass(frozen=True)
@@ -212,53 +168,13 @@ class _ForwardWarp:
         self.warp.strided(words, lambda i: self.sums.store(i, zero))
         self.warp.sync()
 
-    def add(self, share: _Share) -> None:
+    def add(self, share: OneByOne | InFours) -> None:
         """This lane's group adds its edges."""
         for block in range(self.tile.shape.blocks):
-            self._add_block(block, share)
-
-    def _add_block(self, block, share) -> None:
-        warp, together = self.warp, self.tile.fours
-        most, least = (warp.reduce(op, share.fours) for op in ("max", "min"))
-
-        def load_nodes(first):
-            found = []
-            for t in (first + i for i in range(together)):
-                words = self.graph.indices.load_words(share.four(t, share.fours), _FOUR)
-                found += [word.bits("i32") for word in words]
-            return found
-
-        def step(first, nodes, is_full):
-            edges, exist = [], []
-            for t in (first + i for i in range(together)):
-                edge = share.four(t, None if is_full else share.fours)
-                edges += [edge + s for s in range(_FOUR)]
-                exist += [None if is_full else t < share.fours] * _FOUR
-            then = functools.partial(load_nodes, first + together)
-            return self._add_neighbours(block, edges, exist, nodes, then)
-
-        # There may be no four edges at all to be read.
-        none = [warp.i32(0)] * (_FOUR * together)
-        nodes = warp.change(most > 0, none, lambda _: load_nodes(warp.i32(0)))
-        self._add_ends(block, share)
-        full = least - least % together
-        nodes = warp.loop(0, full, together, nodes, lambda t, n: step(t, n, True))
-        warp.loop(full, most, together, nodes, lambda t, n: step(t, n, False))
-
-    def _add_ends(self, block, share) -> None:
-        warp, together = self.warp, _ENDS // 2
-
-        def step(first, _):
-            places = [first + s for s in range(together)]
-            edges = [share.end(t) for t in places]
-            nodes = [self.graph.indices.load(edge) for edge in edges]
-            exist = [t < share.ends for t in places]
-            self._add_neighbours(block, edges, exist, nodes, lambda: None)
-
-        warp.loop(0, warp.reduce("max", share.ends), together, (), step)
+            share.walk(self.graph, self.tile.ahead, functools.partial(self._add_neighbours, block))
 
     def _add_neighbours(self, block, edges, exist, nodes, then):
-        """Reads their entries, then what ``then`` reads and returns, and adds the entries."""
+        """See ``_neighbours.Add``; a block of their records."""
         read = [self._read(block, node) for node in nodes]
         factors = [self.graph.factor(*pair) for pair in zip(edges, nodes, strict=True)]
         following = then()

@@ -1,5 +1,6 @@
 """maxk_spmm against the dense product of the expanded features."""
 
+import dataclasses
 import functools
 
 import jax
@@ -7,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgnn import ops
-from jaxgnn.graph import CBSR, CSRGraph
+from jaxgnn import _ffi, ops
+from jaxgnn.graph import CBSR, CSRGraph, _csr, _edge_blocks
 from jaxgnn.ops._dispatch import current_platform
-from jaxgnn.ops.maxk_spmm import BREAK_EVEN, FORWARD, break_even
+from jaxgnn.ops.maxk_spmm import BREAK_EVEN, FORWARD, GRAD_VALUES, break_even
 from jaxgnn.ops.reference import maxk_spmm as reference
 from jaxgnn.testing import (
     DTYPES,
@@ -184,6 +185,28 @@ def test_none_falls_through_to_dense_spmm_beyond_the_break_even(called):
     sparse, dense = COMPILED[current_platform()]
     assert kernels(int(limit * dim)) == (sparse, None)
     assert kernels(int(limit * dim) + 1) == (None, dense)
+
+
+@pytest.mark.parametrize("many_edges, faster", [(True, "pallas"), (False, "ffi")])
+@pytest.mark.parametrize("is_built", [True, False])
+def test_none_takes_the_gradient_that_was_faster_on_a_gpu(
+    many_edges, faster, is_built, monkeypatch
+):
+    if GRAD_VALUES.unavailable("pallas", "cuda"):
+        pytest.skip(f"reason: {GRAD_VALUES.unavailable('pallas', 'cuda')}")
+    missing = None if is_built else "needs the compiled library"
+    entry = GRAD_VALUES.implementations["ffi"]
+    entry = dataclasses.replace(entry, missing=lambda platform: missing)
+    monkeypatch.setitem(GRAD_VALUES.implementations, "ffi", entry)
+    monkeypatch.setattr(_ffi, "why_missing", lambda platform: missing)
+    monkeypatch.setattr(_csr, "_on_gpu", lambda: True)
+    if many_edges:
+        monkeypatch.setattr(_edge_blocks, "_MANY_BLOCKS", 0)
+        monkeypatch.setattr(_edge_blocks, "_MANY_EDGES", 0)
+    graph = dataclasses.replace(BUILT["weighted"], plan=None).prepared()
+    kept = _kept(graph.num_cols, 128, 4, "float32")
+    dy = jnp.zeros((graph.num_rows, 128))
+    assert GRAD_VALUES.choose("cuda", graph, kept, dy) == (faster if is_built else "pallas")
 
 
 def test_none_takes_the_dense_product_where_no_k_sparse_kernel_runs(monkeypatch, called):

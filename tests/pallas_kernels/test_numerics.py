@@ -15,6 +15,7 @@ from jaxgnn.ops.reference import maxk as maxk_reference
 from jaxgnn.ops.reference import maxk_spmm as maxk_spmm_reference
 from jaxgnn.ops.reference import spmm as spmm_reference
 from jaxgnn.testing import DTYPES, assert_bit_equal, assert_close, random_array
+from pallas_kernels import maxk_spmm
 from pallas_kernels._maxk_one_row import OneRow
 from tests._settings import COMPILED_QUICKLY, jax_settings
 from tests.ops._table import rows_of_all_kinds
@@ -75,7 +76,10 @@ def test_spmm_and_sddmm(name, dim, dtype):
     "name, dim, k",
     [("plain", 64, 8), ("scaled", 256, 31), ("weighted", 300, 40), ("scaled", 1100, 5)],
 )
-def test_maxk_spmm_and_its_gradients(name, dim, k, dtype):
+@pytest.mark.parametrize("many_edges", [False, True])
+def test_maxk_spmm_and_its_gradients(many_edges, name, dim, k, dtype, monkeypatch):
+    if many_edges:
+        monkeypatch.setattr(maxk_spmm, "_MANY_EDGES", 0)
     graph = _graph(name)
     x, dy = random_array((COLS, dim), dtype, seed=0), random_array((ROWS, dim), dtype, seed=1)
     kept = maxk_reference.maxk(x, k=k, by="value", early_stop=None)
@@ -114,9 +118,8 @@ def test_eight_rows_are_exact_whatever_16_bits_can_tell(rows, dim):
             assert_bit_equal(pallas.maxk(kinds, k=k, by=by, early_stop=None), exact)
 
 
-def test_rows_look_alike_to_16_bits_seldom():
-    """Or the warp would look again at most of them, one by one."""
-    x = random_array((256, 256), "float32", seed=3)
+def _looked_at_again(x, k) -> int:
+    """Rows at which a whole warp looks, after sixteen bits of them were not enough."""
     looks, keep = [], OneRow.keep
 
     def counted(self, warp, row, guess):
@@ -124,8 +127,27 @@ def test_rows_look_alike_to_16_bits_seldom():
         return keep(self, warp, row, guess)
 
     with mock.patch.object(OneRow, "keep", counted):
-        pallas.maxk(x, k=32, by="value", early_stop=None)
-    assert 0 < sum(looks) < 0.08 * 256
+        pallas.maxk(x, k=k, by="value", early_stop=None)
+    return sum(looks)
+
+
+def test_rows_look_alike_to_16_bits_seldom():
+    """Or the warp would look again at most of them, one by one."""
+    x = random_array((256, 256), "float32", seed=3)
+    assert 0 < _looked_at_again(x, 32) < 0.08 * 256
+
+
+@pytest.mark.parametrize("kind", ["zeros", "sparse", "whole", "bfloat16"])
+def test_rows_of_equal_entries_are_not_looked_at_again(kind):
+    x = random_array((64, 256), "float32", seed=3)
+    rows = {
+        "zeros": jnp.zeros_like(x),
+        "sparse": jax.nn.relu(x - 2),
+        "whole": jnp.round(4 * x),
+        "bfloat16": jnp.tile(x[:, :64].astype(jnp.bfloat16).astype(jnp.float32), 4),
+    }
+    # A warp looks at a single row of its eight rather than at all of them.
+    assert _looked_at_again(rows[kind], 30) <= 64 // 8
 
 
 def test_offsets_of_64_bits():
