@@ -73,8 +73,8 @@ def _compiled_is_faster(graph, cbsr, dy):
 
 
 FORWARD = _kernel(
-    # On an H200 faster than the CUDA kernel by 1.05 to 1.17 in a graph of 480 edges a row, by about
-    # as much in others, and by a third in a small one.
+    # On an H200 faster than the CUDA kernel by 1.05 to 1.17 in a graph of 480 edges a row, and by a
+    # third in a small one.
     "maxk_spmm",
     ffi.maxk_spmm_cuda,
     pallas.maxk_spmm,
