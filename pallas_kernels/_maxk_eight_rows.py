@@ -34,8 +34,8 @@ class EightRows:
     That is the float16 nearest to how many deviations the entry lies above the mean: larger entries
     never have smaller ones. So where exactly k entries reach a number, they are the k largest, and
     where more do because some are equal, the first of those. Where those that look alike are not
-    equal, or some entry is not finite or its square is not, the whole warp looks at the row again,
-    all bits of it.
+    equal, or some entry is not finite or its square is not, or there is a single such row among the
+    eight, the whole warp looks at the row again, all bits of it.
 
     Attributes:
       k: entries kept.
@@ -103,6 +103,7 @@ class EightRows:
             row = x.row((first + warp.lane // QUAD).least(last))
             equal = self._count_equal(warp, row, rule.a_column(warp, alike))
             are_equal = (equal == warp.sum_lanes(population(warp, alike), QUAD)) & ~odd
+            # Of the others, the marks are made anew anyway.
             surplus = warp.select(are_equal, rule.surplus(reach), 0)
             return warp.ballot(~(is_done | are_equal)), drop_last(warp, marks, alike, surplus)
 

@@ -135,7 +135,7 @@ class InFours:
                 exist += [None if is_full else t < self.fours] * FOUR
             return add(edges, exist, nodes, functools.partial(load, first + together))
 
-        # There may be no four edges at all to be read.
+        # A graph may have no four edges to be read.
         none = [warp.i32(0)] * ahead
         nodes = warp.change(most > 0, none, lambda _: load(warp.i32(0)))
         self._walk_ends(graph, add)

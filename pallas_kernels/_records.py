@@ -187,7 +187,7 @@ class _MakeRecords:
             put(*entries, *deal.place(home, _pick(home, before)))
             return add(seen, members)
 
-        # Padding comes first: it stays at home.
+        # Padding comes first: it stays at home, which it is if dim is a multiple of the lanes.
         padding = [warp.i32(shape.per_lane - shape.capacity(lane)) for lane in lanes]
         if shape.k <= LANES:
             entries = read(warp.i32(0))

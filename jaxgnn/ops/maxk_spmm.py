@@ -65,16 +65,21 @@ def _grad_values_pallas(graph, cbsr, dy):
 
 
 def _compiled_is_faster(graph, cbsr, dy):
-    # As measured on an H200: by up to 1.09 in graphs of 50 edges a row, not in those of 480.
+    if _ffi.why_missing("cuda") is not None:
+        return None
+    if dispatch.is_deterministic():
+        return "the compiled dense product takes its place"
+    # As measured on an H200: by up to 1.08 in a graph of 50 edges a row, not in one of 480; in one
+    # of 10 by 0.99 to 1.01 in float32, and by 0.92 to 0.95 in bfloat16.
     blocks = edge_blocks(graph, dy)
-    if (blocks is None or not blocks.shape.by_degree) and _ffi.why_missing("cuda") is None:
-        return "the compiled kernel is faster where rows have few edges"
+    if blocks is None or not blocks.shape.by_degree:
+        return "the compiled kernel is faster unless there are blocks by degree"
     return None
 
 
 FORWARD = _kernel(
     # On an H200 faster than the CUDA kernel by 1.05 to 1.17 in a graph of 480 edges a row, and by a
-    # third in a small one.
+    # third in a small one; in one of 50 by 0.92 to 1.1.
     "maxk_spmm",
     ffi.maxk_spmm_cuda,
     pallas.maxk_spmm,

@@ -84,6 +84,7 @@ def test_every_edge_is_there_once_grouped_by_block_and_sender(monkeypatch, build
         np.testing.assert_array_equal(block[in_order], block)
         np.testing.assert_array_equal(sender[in_order], sender)
         assert np.diff(blocks.offsets).max(initial=0) <= blocks.shape.edges_per_task
+        assert blocks.entries.size % 8 == 0  # kernels read so many at once
 
 
 @pytest.mark.parametrize("build", [pytest.param(build, id=name) for name, build in _graphs()])

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgnn import _ffi, ops
+from jaxgnn import _ffi, deterministic, ops
 from jaxgnn.graph import CBSR, CSRGraph, _csr, _edge_blocks
 from jaxgnn.ops._dispatch import current_platform
 from jaxgnn.ops.maxk_spmm import BREAK_EVEN, FORWARD, GRAD_VALUES, break_even
@@ -207,6 +207,8 @@ def test_none_takes_the_gradient_that_was_faster_on_a_gpu(
     kept = _kept(graph.num_cols, 128, 4, "float32")
     dy = jnp.zeros((graph.num_rows, 128))
     assert GRAD_VALUES.choose("cuda", graph, kept, dy) == (faster if is_built else "pallas")
+    with deterministic():
+        assert GRAD_VALUES.choose("cuda", graph, kept, dy) == ("ffi" if is_built else "pallas")
 
 
 def test_none_takes_the_dense_product_where_no_k_sparse_kernel_runs(monkeypatch, called):

@@ -20,13 +20,15 @@ from tests.pallas_kernels._emulator import emulated
 
 pytestmark = pytest.mark.emulated
 
-ROWS, COLS, EDGES, PADDING, HUB = 50, 60, 1400, 6, 400
+# Neither the edges nor all slots are a multiple of the eight that are read at once.
+ROWS, COLS, EDGES, PADDING, HUB = 50, 60, 1401, 3, 400
 SHAPES = {
     # Tiles of which the last has fewer senders, blocks of which the last has fewer rows.
     "small": BlockShape(16, 25, edges_per_task=90, row_blocks=4, tiles=3, by_degree=True),
     "as_numbered": BlockShape(16, 25, edges_per_task=90, row_blocks=4, tiles=3, by_degree=False),
     "one": BlockShape(64, 60, edges_per_task=1000, row_blocks=1, tiles=1, by_degree=True),
     "all_threads": BlockShape(208, 60, edges_per_task=2000, row_blocks=1, tiles=1, by_degree=True),
+    "many_tasks": BlockShape(208, 25, edges_per_task=90, row_blocks=1, tiles=3, by_degree=True),
 }
 
 
@@ -100,6 +102,7 @@ def launched(monkeypatch):
         ("scaled", "one", 255, 5),
         ("plain", "one", 300, 160),
         ("weighted", "all_threads", 64, 32),
+        ("weighted", "many_tasks", 64, 30),
     ],
 )
 def test_blocks_agree_with_the_reference(monkeypatch, launched, name, shape, dim, k, dtype, held):

@@ -40,7 +40,7 @@ def _graph(
         by_block += [
             EdgeBlocks(
                 array(nodes) if shape.by_degree else None,
-                array(-(-edges // 4) * 4, jnp.uint32),
+                array(-(-edges // 8) * 8, jnp.uint32),
                 array(edges, offsets),
                 array(tasks),
                 array(tasks + 1, offsets),

@@ -39,6 +39,13 @@ def compiled_quickly():
         yield
 
 
+@pytest.fixture(params=["one_by_one", "in_fours"])
+def any_walk(request, monkeypatch):
+    """Both ways of the k-sparse product through the neighbours of a row."""
+    most = {"one_by_one": float("inf"), "in_fours": 0.0}[request.param]
+    monkeypatch.setattr(maxk_spmm, "_MANY_EDGES", most)
+
+
 @functools.cache
 def _graph(name) -> CSRGraph:
     """Empty rows, padding, and a hub of several pieces, of which the last is short."""
@@ -76,10 +83,7 @@ def test_spmm_and_sddmm(name, dim, dtype):
     "name, dim, k",
     [("plain", 64, 8), ("scaled", 256, 31), ("weighted", 300, 40), ("scaled", 1100, 5)],
 )
-@pytest.mark.parametrize("many_edges", [False, True])
-def test_maxk_spmm_and_its_gradients(many_edges, name, dim, k, dtype, monkeypatch):
-    if many_edges:
-        monkeypatch.setattr(maxk_spmm, "_MANY_EDGES", 0)
+def test_maxk_spmm_and_its_gradients(any_walk, name, dim, k, dtype):
     graph = _graph(name)
     x, dy = random_array((COLS, dim), dtype, seed=0), random_array((ROWS, dim), dtype, seed=1)
     kept = maxk_reference.maxk(x, k=k, by="value", early_stop=None)
@@ -118,7 +122,7 @@ def test_eight_rows_are_exact_whatever_16_bits_can_tell(rows, dim):
             assert_bit_equal(pallas.maxk(kinds, k=k, by=by, early_stop=None), exact)
 
 
-def _looked_at_again(x, k) -> int:
+def _looked_at_again(x, k, by) -> int:
     """Rows at which a whole warp looks, after sixteen bits of them were not enough."""
     looks, keep = [], OneRow.keep
 
@@ -127,30 +131,32 @@ def _looked_at_again(x, k) -> int:
         return keep(self, warp, row, guess)
 
     with mock.patch.object(OneRow, "keep", counted):
-        pallas.maxk(x, k=k, by="value", early_stop=None)
+        pallas.maxk(x, k=k, by=by, early_stop=None)
     return sum(looks)
 
 
 def test_rows_look_alike_to_16_bits_seldom():
     """Or the warp would look again at most of them, one by one."""
     x = random_array((256, 256), "float32", seed=3)
-    assert 0 < _looked_at_again(x, 32) < 0.08 * 256
+    assert 0 < _looked_at_again(x, 32, "value") < 0.08 * 256
 
 
-@pytest.mark.parametrize("kind", ["zeros", "sparse", "whole", "bfloat16"])
-def test_rows_of_equal_entries_are_not_looked_at_again(kind):
+@pytest.mark.parametrize("by", ["value", "magnitude"])
+@pytest.mark.parametrize("kind", ["zeros", "sparse", "whole", "signs", "bfloat16"])
+def test_rows_of_equal_entries_are_not_looked_at_again(kind, by):
     x = random_array((64, 256), "float32", seed=3)
     rows = {
         "zeros": jnp.zeros_like(x),
         "sparse": jax.nn.relu(x - 2),
         "whole": jnp.round(4 * x),
+        "signs": jnp.sign(x),
         "bfloat16": jnp.tile(x[:, :64].astype(jnp.bfloat16).astype(jnp.float32), 4),
     }
     # A warp looks at a single row of its eight rather than at all of them.
-    assert _looked_at_again(rows[kind], 30) <= 64 // 8
+    assert _looked_at_again(rows[kind], 30, by) <= 64 // 8
 
 
-def test_offsets_of_64_bits():
+def test_offsets_of_64_bits(any_walk):
     with jax.enable_x64(True):
         graph = _graph("weighted")
         plan = graph.made_plan()
@@ -167,7 +173,7 @@ def test_offsets_of_64_bits():
         assert_bit_equal(pallas.grad_weights(wide, kept, dy), pallas.grad_weights(graph, kept, dy))
 
 
-def test_what_is_not_finite_stays_with_its_neighbours():
+def test_what_is_not_finite_stays_with_its_neighbours(any_walk):
     graph = _graph("plain")
     x = jnp.zeros((COLS, 64)).at[5].set(jnp.inf).at[0].set(jnp.nan)
     np.testing.assert_array_equal(pallas.spmm(graph, x), spmm_reference.spmm(graph, x))
