@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 from pallas_kernels._pieces import Piece, Pieces
 from pallas_kernels._values import Value
-from pallas_kernels._warp import LANES, Warp
+from pallas_kernels._warp import LANES
 
 # Neighbours whose numbers are read at once, from an aligned place; and most edges of a piece that
 # are in no such four.
-FOUR, _ENDS = 4, 6
+_FOUR, _ENDS = 4, 6
 
 
 class Add(Protocol):
@@ -46,10 +46,9 @@ class OneByOne:
     count: Value
 
     @classmethod
-    def of(cls, warp: Warp, piece: Piece, number: Value, groups: int, exists: Value) -> OneByOne:
+    def of(cls, piece: Piece, number: Value, groups: int, exists: Value) -> OneByOne:
         """What group ``number`` takes of a piece that so many share; nothing if there is none."""
-        edges = (piece.end - piece.begin).to("i32")
-        count = warp.select(exists, (edges - number + (groups - 1)) // groups, 0)
+        count = _share(_edges_of(piece), number, groups, exists)
         return cls(piece.begin + number, groups, count)
 
     def walk(self, graph: Pieces, ahead: int, add: Add) -> None:
@@ -99,31 +98,27 @@ class InFours:
     groups: int
 
     @classmethod
-    def of(cls, warp: Warp, piece: Piece, number: Value, groups: int, exists: Value) -> InFours:
+    def of(cls, piece: Piece, number: Value, groups: int, exists: Value) -> InFours:
         """As ``OneByOne.of``."""
-        count = (piece.end - piece.begin).to("i32")
-        head = (FOUR - (piece.begin % FOUR).to("i32")) % FOUR
-        head = warp.select(count <= _ENDS, count, head)
+        count = _edges_of(piece)
+        head = (_FOUR - (piece.begin % _FOUR).to("i32")) % _FOUR
+        head = count.warp.select(count <= _ENDS, count, head)
         rest = count - head
-        in_fours = rest - rest % FOUR
-        fours = in_fours // FOUR
-
-        def share(things):
-            mine = (things - number + (groups - 1)) // groups
-            return warp.select(exists, mine, 0)
-
-        ends = share(count - in_fours)
-        return cls(piece.begin, head, in_fours, ends, share(fours), number, groups)
+        in_fours = rest - rest % _FOUR
+        fours = in_fours // _FOUR
+        ends = _share(count - in_fours, number, groups, exists)
+        fours = _share(fours, number, groups, exists)
+        return cls(piece.begin, head, in_fours, ends, fours, number, groups)
 
     def walk(self, graph: Pieces, ahead: int, add: Add) -> None:
         """Adds them, ``ahead`` at a time, a multiple of four."""
-        warp, together = self.fours.warp, ahead // FOUR
+        warp, together = self.fours.warp, ahead // _FOUR
         most, least = (warp.reduce(op, self.fours) for op in ("max", "min"))
 
         def load(first):
             found = []
             for t in (first + i for i in range(together)):
-                words = graph.indices.load_words(self._four(t, self.fours), FOUR)
+                words = graph.indices.load_words(self._four(t, self.fours), _FOUR)
                 found += [word.bits("i32") for word in words]
             return found
 
@@ -131,8 +126,8 @@ class InFours:
             edges, exist = [], []
             for t in (first + i for i in range(together)):
                 edge = self._four(t, None if is_full else self.fours)
-                edges += [edge + s for s in range(FOUR)]
-                exist += [None if is_full else t < self.fours] * FOUR
+                edges += [edge + s for s in range(_FOUR)]
+                exist += [None if is_full else t < self.fours] * _FOUR
             return add(edges, exist, nodes, functools.partial(load, first + together))
 
         # A graph may have no four edges to be read.
@@ -162,5 +157,14 @@ class InFours:
 
     def _four(self, t: Value, count: Value | None) -> Value:
         """The first edge of the group's ``t``-th four; edge 0 where there are only ``count``."""
-        edge = self.begin + self.head + (t * self.groups + self.number) * FOUR
+        edge = self.begin + self.head + (t * self.groups + self.number) * _FOUR
         return edge if count is None else t.warp.select(t < count, edge, 0)
+
+
+def _edges_of(piece: Piece) -> Value:
+    return (piece.end - piece.begin).to("i32")
+
+
+def _share(count: Value, number: Value, groups: int, exists: Value) -> Value:
+    """How many of ``count`` things are those of a group, if groups take them by turns."""
+    return count.warp.select(exists, (count - number + (groups - 1)) // groups, 0)

@@ -76,10 +76,10 @@ class RecordShape:
         columns = self.dim + (self.lanes if self.size > self.k else 0)
         return jnp.uint8 if columns <= 256 else jnp.uint16
 
-    def capacity(self, lane: int) -> int:
-        """Entries of a lane that are real; those behind them are padding."""
+    def padding(self, lane: int) -> int:
+        """Entries of a lane that are padding."""
         padding = self.size - self.k
-        return self.per_lane - padding // self.lanes - (lane < padding % self.lanes)
+        return padding // self.lanes + (lane < padding % self.lanes)
 
     def value_place(self, lane, slot):
         """Where a value lies in a record: those of a chunk together for all lanes."""
@@ -188,7 +188,7 @@ class _MakeRecords:
             return add(seen, members)
 
         # Padding comes first: it stays at home, which it is if dim is a multiple of the lanes.
-        padding = [warp.i32(shape.per_lane - shape.capacity(lane)) for lane in lanes]
+        padding = [warp.i32(shape.padding(lane)) for lane in lanes]
         if shape.k <= LANES:
             entries = read(warp.i32(0))
             votes = vote(entries)

@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 
 from jaxgnn.graph import CSRGraph, EdgeBlocks, blocks_for, edges_per_piece
+from jaxgnn.graph._arrays import is_concrete
 
 Shape = tuple[int, ...]
 
@@ -98,6 +99,8 @@ def edge_blocks(graph: CSRGraph, rows: Array) -> EdgeBlocks | None:
 
     Blocks of wider rows do not fit the shared memory of a GPU.
     """
+    if graph.plan is None and not is_concrete(graph.indptr, graph.indices):
+        return None  # nor would a plan that is made now list any
     return blocks_for(graph.made_plan().edge_blocks, rows.shape[-1] * rows.dtype.itemsize)
 
 

@@ -32,16 +32,14 @@ def _kernel(
     cuda,
     mosaic,
     *,
-    not_worth=lambda *arguments: None,
     on_cuda: tuple[dispatch.Name, ...] = ("ffi", "pallas", "xla"),
+    **of_mosaic,
 ) -> dispatch.Kernel:
     return dispatch.Kernel(
         name if name == "maxk_spmm" else f"maxk_spmm.{name}",
         {
             "xla": dispatch.xla(getattr(reference, name)),
-            "pallas": dispatch.pallas(
-                mosaic, dtypes=_DTYPES, limits=ffi.cuda_limits, not_worth=not_worth
-            ),
+            "pallas": dispatch.pallas(mosaic, dtypes=_DTYPES, limits=ffi.cuda_limits, **of_mosaic),
             "ffi": dispatch.ffi(
                 dtypes=_DTYPES, cpu=getattr(ffi, name), cuda=cuda, cuda_limits=ffi.cuda_limits
             ),

@@ -211,6 +211,21 @@ def test_none_takes_the_gradient_that_was_faster_on_a_gpu(
         assert GRAD_VALUES.choose("cuda", graph, kept, dy) == ("ffi" if is_built else "pallas")
 
 
+def test_a_traced_graph_is_not_planned_to_choose_its_gradient(monkeypatch):
+    monkeypatch.setattr(_ffi, "why_missing", lambda platform: None)
+    monkeypatch.setattr(_csr, "make_plan", lambda *arrays, **options: pytest.fail("planned"))
+    not_worth = GRAD_VALUES.implementations["pallas"].not_worth
+    graph, kept = BUILT["weighted"], _kept(BUILT["weighted"].num_cols, 128, 4, "float32")
+
+    def reason(indptr, indices):
+        traced = CSRGraph(indptr, indices, None, num_cols=graph.num_cols)
+        assert "unless there are blocks" in not_worth(
+            traced, kept, jnp.zeros((len(indptr) - 1, 128))
+        )
+
+    jax.eval_shape(reason, graph.indptr, graph.indices)
+
+
 def test_none_takes_the_dense_product_where_no_k_sparse_kernel_runs(monkeypatch, called):
     graph = BUILT["weighted"]
     kept = _kept(graph.num_cols, 128, 1, "float32")

@@ -19,7 +19,7 @@ def test_records_have_a_place_for_each_entry(k, dim, itemsize):
     places = [(lane, slot) for lane in range(shape.lanes) for slot in range(shape.per_lane)]
     for place in (shape.value_place, shape.id_place):
         assert sorted(place(*at) for at in places) == list(range(shape.size))
-    assert sum(shape.capacity(lane) for lane in range(shape.lanes)) == k
+    assert sum(shape.per_lane - shape.padding(lane) for lane in range(shape.lanes)) == k
 
 
 def _columns(k):
