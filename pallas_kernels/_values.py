@@ -182,6 +182,12 @@ class Array:
         strides = None if self.strides is None else self.strides[1:]
         return dataclasses.replace(self, pointer=pointer, shape=self.shape[1:], strides=strides)
 
+    def viewed(self, dtype: Any) -> Array:
+        """The same bytes of an array without gaps as entries of another type."""
+        *outer, last = self.shape
+        entries = last * self.itemsize // jnp.dtype(dtype).itemsize
+        return dataclasses.replace(self, shape=(*outer, entries), dtype=dtype)
+
     def shifted(self, entries: Value) -> Array:
         """The array as if it began so many entries later; its rows keep their length."""
         pointer = self.warp.advance(self.pointer, entries, self.itemsize)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from pallas_kernels._maxk_spmm_backward import grad_values, grad_values_blocks, 
 from pallas_kernels._neighbours import InFours, OneByOne
 from pallas_kernels._pieces import Piece, Pieces, add_pieces, warps_with_rows
 from pallas_kernels._records import RecordShape, make_records
+from pallas_kernels._two_places import other_place
 from pallas_kernels._values import Array, Shared, Value
 from pallas_kernels._warp import LANES, Warp
 
@@ -41,16 +43,16 @@ class ForwardTile:
     warps: int
 
     @classmethod
-    def choose(cls, k: int, dim: int, itemsize: int, edges_of_a_row: float) -> ForwardTile:
+    def choose(cls, k: int, dim: int, dtype: Any, edges_of_a_row: float) -> ForwardTile:
         """The one heuristic: as many neighbours ahead as there are registers for.
 
         Fours pay where rows are much longer than what is left of them at their ends.
         """
-        shape = RecordShape.choose(k, dim, itemsize)
-        if edges_of_a_row >= _MANY_EDGES:
-            ahead, in_fours = 4 if shape.per_block >= 16 else 8, True
-        else:
-            ahead, in_fours = 2 if shape.per_block >= 16 else 4, False
+        in_fours = edges_of_a_row >= _MANY_EDGES
+        shape = RecordShape.choose(k, dim, dtype, two_places=in_fours)
+        ahead = 4 if shape.per_block >= 16 else 8
+        if not in_fours and not shape.is_one_load:
+            ahead //= 2
         tile = cls(shape, ahead, in_fours, 1)
         return dataclasses.replace(tile, warps=warps_with_rows(4 * tile.words, 4))
 
@@ -62,7 +64,7 @@ class ForwardTile:
     @property
     def words(self) -> int:
         """Sums of a warp, those of padding included."""
-        return (self.shape.dim + self.shape.lanes) * self.groups
+        return (self.shape.places + self.shape.lanes) * self.groups
 
 
 def maxk_spmm(
@@ -84,15 +86,15 @@ def maxk_spmm(
     if rows == 0 or values.size == 0 or graph.num_edges == 0:
         return jnp.zeros((rows, dim), values.dtype)
     if tile is None:
-        sizes = values.shape[-1], dim, values.dtype.itemsize
-        tile = ForwardTile.choose(*sizes, graph.num_edges / rows)
+        of_a_row = graph.num_edges / rows
+        tile = ForwardTile.choose(values.shape[-1], dim, values.dtype, of_a_row)
     scale = None
     if values.dtype == jnp.float32:
         scale, graph = graph.col_scale, dataclasses.replace(graph, col_scale=None)
     records = make_records(tile.shape, values, columns, scale)
     y, *partial = _simt.launch(
         _Forward(tile),
-        (graph, *records),
+        (graph, records),
         [jax.ShapeDtypeStruct((rows, dim), values.dtype), *graph.partial_sums(dim)],
         name="maxk_spmm",
         grid=_simt.Grid(graph.blocks(tile.warps), tile.warps),
@@ -115,10 +117,11 @@ class _Forward:
     def __call__(
         self, warp: Warp, inputs, y: Array, partial: Array | None = None, *, sums: Shared
     ) -> None:
-        graph, values, ids = inputs
-        group = warp.lane // self.tile.shape.lanes
-        part = _ForwardWarp(self.tile, warp, graph, values, ids, sums, group)
-        groups = self.tile.groups
+        graph, records = inputs
+        shape = self.tile.shape
+        group = warp.lane // shape.lanes
+        part = _ForwardWarp(self.tile, warp, graph, records, sums, group)
+        groups, at_once = self.tile.groups, self.tile.groups // shape.halves
         num_long, num_pieces = graph.counts.load(0), graph.counts.load(1)
 
         share = InFours if self.tile.in_fours else OneByOne
@@ -134,10 +137,10 @@ class _Forward:
 
         def take_short(first, _):
             # Behind the last piece there are units that begin none, so this one is read again.
-            number = first + group
+            number = first + group % at_once
             exists = number < num_pieces
             piece = graph.get(warp, number.least(num_pieces - 1))
-            add(share.of(piece, warp.i32(0), 1, exists))
+            add(share.of(piece, group // at_once, shape.halves, exists))
             part.store_rows(piece, exists, y)
             if partial is not None:
                 # The short end of a row of several pieces.
@@ -145,8 +148,8 @@ class _Forward:
             warp.sync()
 
         warp.loop(warp.number, num_long, warp.count, (), take_long)
-        first = num_long + warp.number * groups
-        warp.loop(first, num_pieces, warp.count * groups, (), take_short)
+        first = num_long + warp.number * at_once
+        warp.loop(first, num_pieces, warp.count * at_once, (), take_short)
 
 
 @dataclass(frozen=True)
@@ -156,15 +159,14 @@ class _ForwardWarp:
     tile: ForwardTile
     warp: Warp
     graph: Pieces
-    values: Array
-    ids: Array
+    records: Array
     sums: Shared
     group: Value
 
     def clear(self) -> None:
         """Sets the sums to zero."""
         zero = self.warp.f32(0.0)
-        words = self.tile.shape.dim * self.tile.groups
+        words = self.tile.shape.places * self.tile.groups
         self.warp.strided(words, lambda i: self.sums.store(i, zero))
         self.warp.sync()
 
@@ -185,32 +187,41 @@ class _ForwardWarp:
     def _read(self, block, node) -> tuple[list[Value], list[Value]]:
         """This lane's values and columns of a block of a neighbour's record."""
         shape = self.tile.shape
-        lane = self.warp.lane % shape.lanes
-        first = block * shape.lanes * shape.per_block
-        values, ids = self.values.row(node), self.ids.row(node)
-        own_values = []
-        for chunk in range(shape.chunks):
-            at = lane * shape.entries + (first + chunk * shape.lanes * shape.entries)
-            words = values.load_words(at, shape.entries)
-            own_values += [values.unpack(words, i) for i in range(shape.entries)]
-        words = ids.load_words(lane * shape.per_block + first, shape.per_block)
-        return own_values, [ids.unpack(words, i) for i in range(shape.per_block)]
+        words = shape.load(self.records, node, self.warp.lane % shape.lanes, block)
+        if shape.halves == 2:
+            words = self._swapped(words[0]), self._swapped(words[1])
+        return shape.unpack(self.records, words)
+
+    def _swapped(self, words: list[Value]) -> list[Value]:
+        """The other half first, for groups that begin with it."""
+        half = len(words) // 2
+        swapped = [*words[half:], *words[:half]] if half else [words[0] << 16 | words[0] >> 16]
+        begins_with_other = self.group >= self.tile.groups // 2
+        pairs = zip(swapped, words, strict=True)
+        return [self.warp.select(begins_with_other, *pair) for pair in pairs]
 
     def _add_neighbour(self, values, columns, factor, exists) -> None:
-        warp, groups = self.warp, self.tile.groups
+        warp, tile = self.warp, self.tile
+        size = tile.shape.per_block // tile.shape.halves
 
-        def add():
-            places = [column * groups + self.group for column in columns]
+        def add(half):
+            own = slice(half * size, (half + 1) * size)
+            places = [place * tile.groups + self._sums_of(half) for place in columns[own]]
             sums = [self.sums.load(place) for place in places]
-            for place, total, value in zip(places, sums, values, strict=True):
+            for place, total, value in zip(places, sums, values[own], strict=True):
                 added = total + value if factor is None else warp.fma(factor, value, total)
                 self.sums.store(place, added)
 
-        if exists is None:
-            add()
-        else:
-            warp.when(exists, add)
-        warp.sync()
+        for half in range(tile.shape.halves):
+            if exists is None:
+                add(half)
+            else:
+                warp.when(exists, functools.partial(add, half))
+            warp.sync()
+
+    def _sums_of(self, half: int) -> Value:
+        """Which of the sums side by side this lane's group adds the first or other half to."""
+        return self.group ^ self.tile.groups // 2 if half else self.group
 
     def store_sum(self, piece: Piece, y: Array, partial: Array | None) -> None:
         """The sum over groups, for a long piece."""
@@ -221,7 +232,8 @@ class _ForwardWarp:
             def store(column):
                 total = warp.f32(0.0)
                 for g in range(groups):
-                    total = total + self.sums.load(column * groups + g)
+                    # Each group another, so that lanes meet different banks.
+                    total = total + self._load(column, (self.group + g) % groups)
                 row.store(column, total if scale is None else scale * total)
 
             warp.strided(self.tile.shape.dim, store)
@@ -237,37 +249,56 @@ class _ForwardWarp:
             warp.when(piece.slot >= 0, lambda: store_to(partial.row(piece.slot), None))
         warp.sync()
 
+    def _load(self, column: Value, number: Value) -> Value:
+        """One of the sums of a column that lie side by side, in places of their own."""
+        tile = self.tile
+        if tile.shape.halves == 2:
+            is_other = number >= tile.groups // 2
+            column = self.warp.select(is_other, other_place(column), column)
+        return self.sums.load(column * tile.groups + number)
+
     def store_partial(self, piece: Piece, partial: Array) -> None:
         """Unscaled sums of this lane's group."""
-        lanes, row = self.tile.shape.lanes, partial.row(piece.slot)
-
-        def store(column, _):
-            row.store(column, self.sums.load(column * self.tile.groups + self.group))
-
-        self.warp.loop(self.warp.lane % lanes, self.tile.shape.dim, lanes, (), store)
+        self._store_row(partial.row(piece.slot), None)
 
     def store_rows(self, piece: Piece, exists: Value, y: Array) -> None:
-        """Each group's own row, all lanes together for one after another."""
-        warp, shape, groups = self.warp, self.tile.shape, self.tile.groups
-        warp.sync()
-        one = warp.f32(1.0)
+        """Each group's own row."""
+        self.warp.sync()
         scales = self.graph.row_scale
-        scale = one if scales is None else scales.load(piece.row)
-        mine = warp.select(exists & (piece.slot < 0), piece.row, -1)
-        columns = 32 // y.itemsize  # a sector of global memory
-        rows = LANES // columns
-        for first in range(0, groups, rows):
-            g = warp.lane // columns + first
-            from_lane = (g % groups) * shape.lanes
-            number, factor = warp.shuffle(mine, from_lane), warp.shuffle(scale, from_lane)
 
-            def store(g=g, number=number, factor=factor):
-                row = y.row(number)
+        def store():
+            scale = None if scales is None else scales.load(piece.row)
+            self._store_row(y.row(piece.row), scale)
 
-                def store_column(column, _):
-                    row.store(column, factor * self.sums.load(column * groups + g))
+        self.warp.when(exists & (piece.slot < 0), store)
+        self.warp.sync()
 
-                warp.loop(warp.lane % columns, shape.dim, columns, (), store_column)
+    def _store_row(self, row: Array, scale: Value | None) -> None:
+        """The sums of this lane's groups, four at a time where rows are aligned to that."""
+        warp, shape, dim = self.warp, self.tile.shape, self.tile.shape.dim
+        lanes, at_once = shape.lanes * shape.halves, self.tile.groups // shape.halves
+        lane = self.group // at_once * shape.lanes + warp.lane % shape.lanes
 
-            warp.when((number >= 0) & (g < groups), store)
-        warp.sync()
+        def load(column):
+            total = self._load(column, self.group)
+            if shape.halves == 2:
+                total = total + self._load(column, self.group ^ self.tile.groups // 2)
+            return total if scale is None else scale * total
+
+        def store(column, _):
+            row.store(column, load(column))
+
+        def store_four(first, _):
+            # Each lane begins with another, so that they meet different banks.
+            four = [load(first + (lane + i) % 4) for i in range(4)]
+            for bit in (1, 2):
+                turned = [*four[-bit:], *four[:-bit]]
+                four = [
+                    warp.select((lane & bit) != 0, *pair) for pair in zip(turned, four, strict=True)
+                ]
+            row.store(first, *four)
+
+        if shape.lanes == 4 and dim % 4 == 0:
+            warp.loop(lane * 4, dim, 4 * lanes, (), store_four)
+        else:
+            warp.loop(lane, dim, lanes, (), store)
