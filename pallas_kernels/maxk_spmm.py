@@ -14,7 +14,8 @@ from pallas_kernels import _simt
 from pallas_kernels._maxk_spmm_backward import grad_values, grad_values_blocks, grad_weights
 from pallas_kernels._neighbours import InFours, OneByOne
 from pallas_kernels._pieces import Piece, Pieces, add_pieces, warps_with_rows
-from pallas_kernels._records import RecordShape, make_records
+from pallas_kernels._record_shape import RecordShape
+from pallas_kernels._records import make_records
 from pallas_kernels._two_places import other_place
 from pallas_kernels._values import Array, Shared, Value
 from pallas_kernels._warp import LANES, Warp
@@ -110,6 +111,10 @@ class _Forward:
     The sums of a warp's groups lie side by side: [column][group]. A long piece is walked by all
     groups of a warp, short ones by a group each. Adding needs no atomics: the lanes of a group hold
     different columns.
+
+    Where columns have two places, the first half of the groups has the first place, the others have
+    the second. Groups add in pairs, each to the sums of both, but one half of their entries after
+    the other and never to the same sums at the same time. Then a pair walks a short piece together.
     """
 
     tile: ForwardTile
@@ -258,11 +263,11 @@ class _ForwardWarp:
         return self.sums.load(column * tile.groups + number)
 
     def store_partial(self, piece: Piece, partial: Array) -> None:
-        """Unscaled sums of this lane's group."""
+        """The unscaled sums of each group's row, or pair's."""
         self._store_row(partial.row(piece.slot), None)
 
     def store_rows(self, piece: Piece, exists: Value, y: Array) -> None:
-        """Each group's own row."""
+        """The row of each group, or pair."""
         self.warp.sync()
         scales = self.graph.row_scale
 
@@ -274,7 +279,7 @@ class _ForwardWarp:
         self.warp.sync()
 
     def _store_row(self, row: Array, scale: Value | None) -> None:
-        """The sums of this lane's groups, four at a time where rows are aligned to that."""
+        """The sums of this lane's group or pair, four at a time where rows are aligned to that."""
         warp, shape, dim = self.warp, self.tile.shape, self.tile.shape.dim
         lanes, at_once = shape.lanes * shape.halves, self.tile.groups // shape.halves
         lane = self.group // at_once * shape.lanes + warp.lane % shape.lanes

@@ -4,7 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels._records import RecordShape, make_records
+from pallas_kernels._record_shape import RecordShape
+from pallas_kernels._records import make_records
 from pallas_kernels._two_places import other_place
 from tests.pallas_kernels._emulator import emulated
 
@@ -114,3 +115,17 @@ def test_with_two_places_few_lanes_meet_at_a_bank(k, most, dtype):
     _, _, places = _by_lane(shape, k, dtype, columns)
     together = (places[..., None] % 4 == np.arange(4)).sum(axis=2).max(axis=2)
     assert together.mean() < most
+
+
+@pytest.mark.parametrize("two_places", [False, True])
+@pytest.mark.parametrize("k", [5, 64, 255])
+def test_entries_of_columns_that_are_not_distinct_keep_within_their_records(k, two_places):
+    shape = RecordShape.choose(k, DIM, "float32", two_places)
+    columns = np.zeros((40, k), np.int64)
+    columns[20:] = np.arange(k) % 3 * 16
+    with emulated():
+        records = make_records(
+            shape, jnp.ones((40, k), "float32"), jnp.asarray(columns, jnp.uint8), None
+        )
+    values = np.asarray(records)[..., : shape.together * shape.size * 4].view(np.float32)
+    np.testing.assert_array_equal(values.reshape(40, -1).sum(axis=1), k)
