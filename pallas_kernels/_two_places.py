@@ -1,9 +1,9 @@
 """Which of its two places in the sums an entry is added to, so that few lanes meet at a bank.
 
 Lanes that share a row in fours have four banks of shared memory, and the bank of a column is its
-number modulo four: of random columns, one bank has too many. So a warp has its sums twice, the
-second time with each column in another place (``other_place``), and half of a lane's entries are
-added to the first place of their columns, half to the second. A lane has a bin for each half, with
+number modulo four: of random columns, one bank has too many. So half of a warp's groups keep their
+sums with each column in another place (``other_place``), and each group adds half of a lane's
+entries to sums in the one order, half to sums in the other. A lane has a bin for each half, with
 the entries that are at home in its bank there. An entry may go to two of the eight bins; which,
 makes it one of sixteen types. To be found is how many entries of each type go to the first.
 """
