@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Int, UInt
 
 from jaxgnn.graph._arrays import is_concrete
+from jaxgnn.graph._communities import find_communities
 from jaxgnn.graph._schedule import cut_rows
 from jaxgnn.graph._sorting import inverse_permutation, row_ids, sort_edges
 
@@ -32,7 +33,9 @@ class BlockShape:
       edges_per_task: edges that one thread block takes of a block at most.
       row_blocks: blocks side by side in one tile.
       tiles: of senders, one after another.
-      by_degree: whether rows of many edges come first, or all rows as they are numbered.
+      order: of the rows. By ``"degree"`` those of many edges come first, and of those of about as
+        many the communities one after another; by ``"community"`` only these; ``"given"`` is the
+        order of their numbers.
     """
 
     rows: int
@@ -40,7 +43,7 @@ class BlockShape:
     edges_per_task: int
     row_blocks: int
     tiles: int
-    by_degree: bool
+    order: Literal["degree", "community", "given"]
 
     @classmethod
     def choices(cls, num_rows: int, num_cols: int, num_edges: int) -> tuple[BlockShape, ...]:
@@ -50,22 +53,24 @@ class BlockShape:
         are then added once for all of them; that pays where rows have many edges, and the more
         the larger the block. Otherwise a block only spares reading rows again, and small ones keep
         more thread blocks in flight. Each tile of senders reads all rows again, which costs little
-        where rows have many edges.
+        where rows have many edges; elsewhere tiles are larger, as the senders of rows that share a
+        community are soon in the cache.
         """
-        many_blocks = num_rows >= _MANY_BLOCKS * _MANY_ROWS[0]
-        many_edges = many_blocks and num_edges >= _MANY_EDGES * num_rows
-        options, most_senders = (_MANY_ROWS, 1 << 17) if many_edges else (_FEW_ROWS, 420_000)
+        options, many_edges = _rows_of_blocks(num_rows, num_edges)
+        few_senders = num_cols <= _FEW_SENDERS
+        order = "degree" if many_edges else "given" if few_senders else "community"
+        most_senders = 1 << 17 if many_edges else 1 << 20
         tiles = max(1, -(-num_cols // most_senders))
         # A task reads all rows of its block, however few of its edges it takes.
-        tasks, most_edges = (1 << 9, 1 << 18) if many_edges else (1 << 10, 1 << 15)
+        most_edges = 1 << 18 if many_edges else 1 << 15
         return tuple(
             cls(
                 rows=rows,
                 senders=max(1, -(-num_cols // tiles)),
-                edges_per_task=min(max(num_edges // tasks, 1 << 10), most_edges),
+                edges_per_task=min(max(num_edges >> 10, 1 << 10), most_edges),
                 row_blocks=max(1, -(-num_rows // rows)),
                 tiles=tiles,
-                by_degree=many_edges,
+                order=order,
             )
             for rows in options
         )
@@ -84,9 +89,20 @@ class BlockShape:
 _BYTES_AT_ONCE = 224 * 1024
 # Wider rows are walked one by one.
 _MOST_PASSES = 2
-# Rows of a block where rows have this many edges, and there are so many blocks; and elsewhere.
+# From so many edges a row on blocks are large, but no larger than leaves so many of them.
 _MANY_EDGES, _MANY_BLOCKS = 128, 512
-_MANY_ROWS, _FEW_ROWS = (208, 416), (64,)
+_MANY_ROWS, _FEW_ROWS = (208, 416), 64
+# Whose sums a second-level cache holds all at once.
+_FEW_SENDERS = 420_000
+
+
+def _rows_of_blocks(num_rows: int, num_edges: int) -> tuple[tuple[int, ...], bool]:
+    """Rows of the blocks to choose from, fewest first, and whether rows have many edges."""
+    fewest, most = _MANY_ROWS
+    if num_rows < _MANY_BLOCKS * fewest or num_edges < _MANY_EDGES * num_rows:
+        return (_FEW_ROWS,), False
+    most = min(num_rows // _MANY_BLOCKS, most)
+    return ((fewest, most) if most > fewest else (fewest,)), True
 
 
 @jax.tree_util.register_dataclass
@@ -159,22 +175,27 @@ def make_edge_blocks(
         senders = row_ids(jnp.asarray(transposed_indptr), num_edges)
     shapes = BlockShape.choices(num_rows, num_cols, num_edges)
     row_order, places = None, transposed_indices
-    if shapes[0].by_degree:
-        row_order = _by_degree(xp, xp.diff(xp.asarray(indptr)))
+    if shapes[0].order != "given":
+        communities = find_communities(indptr, transposed_indptr, transposed_indices, senders)
+        degrees = xp.diff(xp.asarray(indptr)) if shapes[0].order == "degree" else None
+        row_order = _order_rows(xp, degrees, communities)
         places = inverse_permutation(row_order)[transposed_indices]
     return tuple(
         _cut(xp, shape, row_order, places, senders, num_cols, permutation) for shape in shapes
     )
 
 
-def _by_degree(xp, degrees):
-    """Rows by degree, most edges first: those have most senders in common, if they share a block.
+def _order_rows(xp, degrees, communities):
+    """Rows that have most senders in common are to share a block, and long blocks to come first.
 
-    Degrees up to the next power of two count as equal, and such rows stay in the given order. That
-    saves all but as much, and what neighbours in the given order have in common is not lost.
+    Those are rows of many edges, then those of one community. Degrees up to the next power of two
+    count as equal, and what is alike in both stays in the given order, so that what neighbours in
+    that order have in common is not lost.
     """
+    if degrees is None:
+        return xp.argsort(communities, stable=True).astype(np.int32)
     degree_class = xp.searchsorted(2 ** xp.arange(31, dtype=np.int32), degrees, side="right")
-    return xp.argsort(-degree_class, stable=True).astype(np.int32)
+    return xp.lexsort((communities, -degree_class)).astype(np.int32)
 
 
 def _cut(xp, shape, row_order, places, senders, num_cols, permutation) -> EdgeBlocks:

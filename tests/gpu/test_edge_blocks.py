@@ -15,15 +15,15 @@ from tests.ops._table import longest_row
 pytestmark = pytest.mark.gpu
 
 # Many senders in several tiles; a row of several tasks; rows of many edges, in blocks of 208 and
-# of 416 rows.
+# of 256 rows.
 LARGE = {
     "several_tiles": lambda: CSRGraph.from_edges(
-        np.random.default_rng(0).integers(0, 900_000, 30_000),
+        np.random.default_rng(0).integers(0, 2_200_000, 30_000),
         np.random.default_rng(1).integers(0, 500, 30_000),
         500,
-        num_senders=900_000,
+        num_senders=2_200_000,
     ).normalized("sym"),
-    "large_blocks": lambda: _power_law(512 * 208, 512 * 208 * 130, 0.6).normalized("mean"),
+    "large_blocks": lambda: _power_law(512 * 256, 512 * 256 * 130, 0.6).normalized("mean"),
 }
 SHAPES = [(24, 5), (33, 4), (256, 16), (256, 33), (300, 96)]
 BUILDS = {case.name: case.build for case in GRAPHS} | LARGE

@@ -8,14 +8,16 @@ import pytest
 
 from jaxgnn import CSRGraph
 from jaxgnn.graph import BlockShape, EdgeBlocks, _edge_blocks
+from jaxgnn.graph._communities import find_communities
 from jaxgnn.graph._edge_blocks import ROW_BITS, blocks_for, make_edge_blocks
 from jaxgnn.testing import GRAPHS
 from tests.graph._oracles import assert_same_tree
 
 # Several tiles of senders; rows of many edges, cut into several tasks; both kinds of block.
+_SENDERS = 2_200_000
 _LARGE = {
     "several_tiles": lambda rng: CSRGraph.from_edges(
-        rng.integers(0, 900_000, 5_000), rng.integers(0, 300, 5_000), 300, num_senders=900_000
+        rng.integers(0, _SENDERS, 5_000), rng.integers(0, 300, 5_000), 300, num_senders=_SENDERS
     ),
     "hub": lambda rng: CSRGraph.from_edges(
         rng.integers(0, 70, 9_000), np.where(np.arange(9_000) < 7_000, 99, 3), 200, num_senders=70
@@ -55,25 +57,36 @@ def _ends(blocks):
 
 def _count_as_many_edges(monkeypatch, *rows):
     """Lets small graphs have blocks of so many rows by degree, as large ones have."""
-    for name, value in (("_MANY_ROWS", rows), ("_MANY_EDGES", 0), ("_MANY_BLOCKS", 0)):
-        monkeypatch.setattr(_edge_blocks, name, value)
+    monkeypatch.setattr(_edge_blocks, "_rows_of_blocks", lambda *sizes: (rows, True))
+
+
+def _order_by(monkeypatch, order):
+    """Lets small graphs have the blocks of large ones: of many edges a row, and of many senders."""
+    if order == "degree":
+        _count_as_many_edges(monkeypatch, 3, 7)
+    if order == "community":
+        monkeypatch.setattr(_edge_blocks, "_FEW_SENDERS", 0)
 
 
 @pytest.fixture
 def by_degree(monkeypatch):
-    _count_as_many_edges(monkeypatch, 3, 7)
+    _order_by(monkeypatch, "degree")
 
 
-@pytest.mark.parametrize("rows", [(), (3, 7)])
+ORDERS = {"degree": (3, 7), "community": (64,), "given": (64,)}
+
+
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("build", [pytest.param(build, id=name) for name, build in _graphs()])
-def test_every_edge_is_there_once_grouped_by_block_and_sender(monkeypatch, build, rows):
-    if rows:
-        _count_as_many_edges(monkeypatch, *rows)
+def test_every_edge_is_there_once_grouped_by_block_and_sender(monkeypatch, build, order):
     graph = build()
+    _order_by(monkeypatch, order)
+    if order == "given" and graph.num_cols == _SENDERS:
+        order = "community"
     made = _blocks(graph)
-    assert [(blocks.shape.rows, blocks.row_order is None) for blocks in made] == (
-        [(count, False) for count in rows] or [(64, True)]
-    )
+    assert tuple(blocks.shape.rows for blocks in made) == ORDERS[order]
+    assert {blocks.shape.order for blocks in made} == {order}
+    assert all((blocks.row_order is None) == (order == "given") for blocks in made)
     for blocks in made:
         block, row, sender = _ends(blocks)
         edges = blocks.edges[: blocks.offsets[-1]]
@@ -88,7 +101,9 @@ def test_every_edge_is_there_once_grouped_by_block_and_sender(monkeypatch, build
 
 
 @pytest.mark.parametrize("build", [pytest.param(build, id=name) for name, build in _graphs()])
-def test_rows_are_in_order_of_the_bits_of_their_degrees_then_as_given(by_degree, build):
+def test_rows_are_in_order_of_the_bits_of_their_degrees_then_communities_then_as_given(
+    by_degree, build
+):
     graph = build()
     for blocks in _blocks(graph):
         assert blocks.row_order.dtype == np.int32
@@ -96,14 +111,36 @@ def test_rows_are_in_order_of_the_bits_of_their_degrees_then_as_given(by_degree,
         degrees = np.asarray(graph.degrees())[blocks.row_order]
         steps = np.diff([int(degree).bit_length() for degree in degrees])
         assert (steps <= 0).all()
-        assert (np.diff(blocks.row_order)[steps == 0] > 0).all()
+        communities = _communities(graph)[blocks.row_order]
+        among = np.diff(communities)[steps == 0]
+        assert (among >= 0).all()
+        assert (np.diff(blocks.row_order)[steps == 0][among == 0] > 0).all()
 
 
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("build", [pytest.param(build, id=name) for name, build in _graphs()])
-def test_made_under_jit_has_the_bits_of_the_host(monkeypatch, build):
-    _count_as_many_edges(monkeypatch, 7)
+def test_made_under_jit_has_the_bits_of_the_host(monkeypatch, build, order):
     graph = build()
-    assert_same_tree(jax.jit(make_edge_blocks)(*_arrays(graph)), _blocks(graph))
+    _order_by(monkeypatch, order)
+    # Another function than in another order, which JAX would remember.
+    traced = jax.jit(lambda *arrays: make_edge_blocks(*arrays))(*_arrays(graph))
+    assert_same_tree(traced, _blocks(graph))
+
+
+def test_rows_of_few_edges_are_in_order_of_their_communities_then_as_given(monkeypatch):
+    graph = _power_law(0.4, 0.8, shuffled=True)
+    _order_by(monkeypatch, "community")
+    (blocks,) = _blocks(graph)
+    expected = np.argsort(_communities(graph), stable=True)
+    np.testing.assert_array_equal(blocks.row_order, expected)
+    assert (np.diff(blocks.row_order) < 0).any()
+
+
+def _communities(graph):
+    indptr, transposed_indptr, receivers, _ = map(np.asarray, _arrays(graph))
+    senders = np.full(len(receivers), graph.num_cols, np.int32)
+    senders[: indptr[-1]] = np.repeat(np.arange(graph.num_cols), np.diff(transposed_indptr))
+    return find_communities(indptr, transposed_indptr, receivers, senders)
 
 
 def _additions(blocks):
@@ -115,25 +152,34 @@ def _additions(blocks):
 NODES, COMMUNITIES = 4_000, 4
 
 
-def _power_law(skew, in_community):
-    """Communities of neighbouring nodes; some edges stay in one."""
+def _power_law(skew, in_community, shuffled=False):
+    """Some edges stay in their community, whose nodes are neighbours unless all are shuffled."""
     rng = np.random.default_rng(0)
     weights = np.arange(1, NODES + 1) ** -skew
     senders, receivers = rng.choice(NODES, (2, 200_000), p=weights / weights.sum())
     nearest = senders - senders % COMMUNITIES + receivers % COMMUNITIES
     senders = np.where(rng.random(len(senders)) < in_community, nearest, senders)
     # Nodes of a community are neighbours in no order of degrees.
-    node = np.lexsort((rng.random(NODES), np.arange(NODES) % COMMUNITIES)).argsort()
+    community = 0 if shuffled else np.arange(NODES) % COMMUNITIES
+    node = np.lexsort((rng.random(NODES), np.broadcast_to(community, NODES))).argsort()
     return CSRGraph.from_edges(node[senders], node[receivers], NODES)
 
 
 @pytest.mark.parametrize(
-    "skew, in_community, saved",
-    [(0.0, 0.0, -0.01), (0.4, 0.0, 0.02), (0.6, 0.0, 0.1), (0.6, 0.8, 0.04)],
+    "skew, in_community, shuffled, saved",
+    [
+        (0.0, 0.0, True, -0.01),
+        (0.4, 0.0, True, 0.02),
+        (0.6, 0.0, True, 0.1),
+        (0.6, 0.8, False, 0.04),
+        (0.0, 0.8, True, 0.2),
+        (0.6, 0.8, True, 0.25),
+    ],
 )
-def test_the_order_of_rows_saves_additions(monkeypatch, skew, in_community, saved):
+def test_the_order_of_rows_saves_additions(monkeypatch, skew, in_community, shuffled, saved):
+    graph = _power_law(skew, in_community, shuffled)
     _count_as_many_edges(monkeypatch, 32, 64)
-    made = _blocks(_power_law(skew, in_community))
+    made = _blocks(graph)
     for blocks in made:
         _, row, sender = _ends(blocks)
         as_given = np.unique(np.stack([row // blocks.shape.rows, sender]), axis=1).shape[1]
@@ -144,14 +190,32 @@ def test_the_order_of_rows_saves_additions(monkeypatch, skew, in_community, save
 
 def test_rows_that_fit_at_once_get_the_largest_blocks_and_wide_ones_the_smallest():
     both = BlockShape.choices(233_000, 233_000, 111_000_000)
-    assert [(shape.rows, shape.by_degree) for shape in both] == [(208, True), (416, True)]
+    assert [(shape.rows, shape.order) for shape in both] == [(208, "degree"), (416, "degree")]
     made = [EdgeBlocks(*[np.zeros(0)] * 5, shape=shape) for shape in both]  # pyrefly: ignore
     for row_bytes, rows in ((256 * 2, 416), (128 * 4, 416), (256 * 4, 208), (551 * 4, 208)):
         assert blocks_for(made, row_bytes).shape.rows == rows
     assert blocks_for(made, 552 * 4) is None
     assert blocks_for((), 4) is None
-    (few,) = BlockShape.choices(2_449_029, 2_449_029, 123_718_280)
-    assert (few.rows, few.by_degree) == (64, False)
+
+
+@pytest.mark.parametrize(
+    "rows, edges, expected, tiles, order",
+    [
+        (2_449_029, 123_718_280, [64], 3, "community"),
+        (420_001, 4_000_000, [64], 1, "community"),
+        (420_000, 4_000_000, [64], 1, "given"),
+        (512 * 208 - 1, 512 * 208 * 128, [64], 1, "given"),
+        (512 * 208, 512 * 208 * 128, [208], 1, "degree"),
+        (132_534, 78_500_000, [208, 258], 2, "degree"),
+        (1_000_000, 128_000_000, [208, 416], 8, "degree"),
+    ],
+)
+def test_blocks_are_large_where_rows_have_many_edges_and_leave_many_blocks(
+    rows, edges, expected, tiles, order
+):
+    shapes = BlockShape.choices(rows, rows, edges)
+    assert [shape.rows for shape in shapes] == expected
+    assert {(shape.tiles, shape.order) for shape in shapes} == {(tiles, order)}
 
 
 def test_senders_and_rows_fit_their_bits():
@@ -172,8 +236,10 @@ def test_a_plan_with_the_blocks_of_another_graph_is_refused(by_degree):
 
     own, larger = _blocks(graph)
     check((own, larger))
-    with pytest.raises(ValueError, match=r"plan\.edge_blocks\[0\]\.entries\[0\]"):
+    with pytest.raises(ValueError, match=r"plan\.edge_blocks\[0\]\."):
         check(_blocks(other))
+    with pytest.raises(ValueError, match=r"plan\.edge_blocks\[0\]\.entries\[1\]"):
+        check((dataclasses.replace(own, entries=own.entries[::-1]), larger))
     with pytest.raises(ValueError, match=r"plan\.edge_blocks\[0\]\.row_order\[0\]"):
         check((dataclasses.replace(own, row_order=own.row_order[::-1]), larger))
     with pytest.raises(ValueError, match=r"plan\.edge_blocks must be of shapes"):

@@ -201,8 +201,7 @@ def test_none_takes_the_gradient_that_was_faster_on_a_gpu(
     monkeypatch.setattr(_ffi, "why_missing", lambda platform: missing)
     monkeypatch.setattr(_csr, "_on_gpu", lambda: True)
     if many_edges:
-        monkeypatch.setattr(_edge_blocks, "_MANY_BLOCKS", 0)
-        monkeypatch.setattr(_edge_blocks, "_MANY_EDGES", 0)
+        monkeypatch.setattr(_edge_blocks, "_rows_of_blocks", lambda *sizes: ((208, 416), True))
     graph = dataclasses.replace(BUILT["weighted"], plan=None).prepared()
     kept = _kept(graph.num_cols, 128, 4, "float32")
     dy = jnp.zeros((graph.num_rows, 128))

@@ -24,11 +24,11 @@ pytestmark = pytest.mark.emulated
 ROWS, COLS, EDGES, PADDING, HUB = 50, 60, 1401, 3, 400
 SHAPES = {
     # Tiles of which the last has fewer senders, blocks of which the last has fewer rows.
-    "small": BlockShape(16, 25, edges_per_task=90, row_blocks=4, tiles=3, by_degree=True),
-    "as_numbered": BlockShape(16, 25, edges_per_task=90, row_blocks=4, tiles=3, by_degree=False),
-    "one": BlockShape(64, 60, edges_per_task=1000, row_blocks=1, tiles=1, by_degree=True),
-    "all_threads": BlockShape(208, 60, edges_per_task=2000, row_blocks=1, tiles=1, by_degree=True),
-    "many_tasks": BlockShape(208, 25, edges_per_task=90, row_blocks=1, tiles=3, by_degree=True),
+    "small": BlockShape(16, 25, edges_per_task=90, row_blocks=4, tiles=3, order="degree"),
+    "as_numbered": BlockShape(16, 25, edges_per_task=90, row_blocks=4, tiles=3, order="given"),
+    "one": BlockShape(64, 60, edges_per_task=1000, row_blocks=1, tiles=1, order="degree"),
+    "all_threads": BlockShape(208, 60, edges_per_task=2000, row_blocks=1, tiles=1, order="degree"),
+    "many_tasks": BlockShape(208, 25, edges_per_task=90, row_blocks=1, tiles=3, order="degree"),
 }
 
 
@@ -119,7 +119,7 @@ def test_blocks_agree_with_the_reference(monkeypatch, launched, name, shape, dim
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_blocks_of_hundreds_of_rows_of_very_different_degrees(monkeypatch, dtype):
-    shape = BlockShape(416, COLS, edges_per_task=200, row_blocks=2, tiles=1, by_degree=True)
+    shape = BlockShape(416, COLS, edges_per_task=200, row_blocks=2, tiles=1, order="degree")
     monkeypatch.setattr(BlockShape, "choices", lambda *sizes: (shape,))
     rng, rows = np.random.default_rng(0), 450
     degrees = np.minimum(rng.permutation(300 // np.arange(1, rows + 1) + 1), 120)

@@ -39,7 +39,7 @@ def _graph(
         tasks = shape.num_blocks + edges // shape.edges_per_task
         by_block += [
             EdgeBlocks(
-                array(nodes) if shape.by_degree else None,
+                None if shape.order == "given" else array(nodes),
                 array(-(-edges // 8) * 8, jnp.uint32),
                 array(edges, offsets),
                 array(tasks),
