@@ -337,19 +337,26 @@ class _Runs:
             return [word for s in loaded for word in entries.load_words(batch + s, _LOADED)]
 
         def take(batch, carry):
-            words, sender, totals = carry
+            words, last_sender, kept, sender, totals = carry
             batch_entries = self._mask(batch, words)
+            senders = [_sender_of(entry) for entry in batch_entries]
+            before = [last_sender, *senders]
             # All loads come before the first use of one of them.
             following = load((batch + size).least(last))
-            columns = [four.load(_sender_of(entry)) for entry in batch_entries]
+            # Lanes that have the columns already all read the same place, which costs little.
+            is_new = [of != other for of, other in zip(senders, before, strict=False)]
+            places = [warp.select(new, of, 0) for new, of in zip(is_new, senders, strict=True)]
+            read = [four.load(place) for place in places]
             weights = self._weights(batch)
-            for entry, found, weight in zip(batch_entries, columns, weights, strict=True):
-                sender, totals = self._add_entry(four, entry, found, weight, sender, totals)
-            return following, sender, totals
+            for entry, new, found, weight in zip(batch_entries, is_new, read, weights, strict=True):
+                kept = [warp.select(new, *pair) for pair in zip(found, kept, strict=True)]
+                sender, totals = self._add_entry(four, entry, kept, weight, sender, totals)
+            return following, senders[-1], kept, sender, totals
 
         words = load(first)
-        carry = words, _sender_of(self._mask(first, words)[0]), [warp.f32(0.0)] * 4
-        _, sender, totals = warp.loop(first, end, size, carry, take)
+        sender = _sender_of(self._mask(first, words)[0])
+        carry = words, sender, four.load(sender), sender, [warp.f32(0.0)] * 4
+        *_, sender, totals = warp.loop(first, end, size, carry, take)
         four.add(sender, totals)
 
     def _exist(self, batch: Value) -> list[Value]:

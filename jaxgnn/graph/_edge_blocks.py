@@ -89,9 +89,10 @@ class BlockShape:
 _BYTES_AT_ONCE = 224 * 1024
 # Wider rows are walked one by one.
 _MOST_PASSES = 2
-# From so many edges a row on blocks are large, but no larger than leaves so many of them.
+# From so many edges a row on blocks are large, but no larger than leaves so many of them. What they
+# leave of the memory of a multiprocessor is its first-level cache, which the kernels need too.
 _MANY_EDGES, _MANY_BLOCKS = 128, 512
-_MANY_ROWS, _FEW_ROWS = (208, 416), 64
+_MANY_ROWS, _FEW_ROWS = (144, 288), 64
 # Whose sums a second-level cache holds all at once.
 _FEW_SENDERS = 420_000
 

@@ -190,11 +190,11 @@ def test_the_order_of_rows_saves_additions(monkeypatch, skew, in_community, shuf
 
 def test_rows_that_fit_at_once_get_the_largest_blocks_and_wide_ones_the_smallest():
     both = BlockShape.choices(233_000, 233_000, 111_000_000)
-    assert [(shape.rows, shape.order) for shape in both] == [(208, "degree"), (416, "degree")]
+    assert [(shape.rows, shape.order) for shape in both] == [(144, "degree"), (288, "degree")]
     made = [EdgeBlocks(*[np.zeros(0)] * 5, shape=shape) for shape in both]  # pyrefly: ignore
-    for row_bytes, rows in ((256 * 2, 416), (128 * 4, 416), (256 * 4, 208), (551 * 4, 208)):
+    for row_bytes, rows in ((398 * 2, 288), (199 * 4, 288), (200 * 4, 144), (796 * 4, 144)):
         assert blocks_for(made, row_bytes).shape.rows == rows
-    assert blocks_for(made, 552 * 4) is None
+    assert blocks_for(made, 797 * 4) is None
     assert blocks_for((), 4) is None
 
 
@@ -204,10 +204,11 @@ def test_rows_that_fit_at_once_get_the_largest_blocks_and_wide_ones_the_smallest
         (2_449_029, 123_718_280, [64], 3, "community"),
         (420_001, 4_000_000, [64], 1, "community"),
         (420_000, 4_000_000, [64], 1, "given"),
-        (512 * 208 - 1, 512 * 208 * 128, [64], 1, "given"),
-        (512 * 208, 512 * 208 * 128, [208], 1, "degree"),
-        (132_534, 78_500_000, [208, 258], 2, "degree"),
-        (1_000_000, 128_000_000, [208, 416], 8, "degree"),
+        (512 * 144 - 1, 512 * 144 * 128, [64], 1, "given"),
+        (512 * 144, 512 * 144 * 128, [144], 1, "degree"),
+        (512 * 144, 512 * 144 * 128 - 1, [64], 1, "given"),
+        (132_534, 78_500_000, [144, 258], 2, "degree"),
+        (1_000_000, 128_000_000, [144, 288], 8, "degree"),
     ],
 )
 def test_blocks_are_large_where_rows_have_many_edges_and_leave_many_blocks(

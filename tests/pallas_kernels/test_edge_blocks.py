@@ -176,7 +176,7 @@ def test_rows_that_are_too_wide_are_walked_one_by_one(monkeypatch, launched):
 
 @pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize(
-    "rows, dim", [(208, 256), (208, 551), (416, 256), (64, 256), (64, 1000), (64, 3584)]
+    "rows, dim", [(144, 256), (144, 796), (288, 256), (64, 256), (64, 1000), (64, 3584)]
 )
 def test_what_a_block_holds_fits_shared_memory(rows, dim, itemsize):
     dtype = {2: jnp.bfloat16, 4: jnp.float32}[itemsize]
