@@ -67,7 +67,7 @@ def _compiled_is_faster(graph, cbsr, dy):
         return None
     if dispatch.is_deterministic():
         return "the compiled dense product takes its place"
-    # As measured on an H200: by up to 1.08 in a graph of 50 edges a row, not in one of 480; in one
+    # As measured on an H200: by up to 1.10 in a graph of 50 edges a row, not in one of 480; in one
     # of 10 by 0.99 to 1.01 in float32, and by 0.92 to 0.95 in bfloat16.
     blocks = edge_blocks(graph, dy)
     if blocks is None or blocks.shape.order != "degree":
