@@ -172,9 +172,9 @@ def limit_ms(row: Row) -> float | None:
     return row["bytes"] / _H200_COPY_GB_PER_S / 1e6 if "H200" in row["device"] else None
 
 
-# Medians in ms on one NVIDIA H200, width 256, on synthetic graphs of the same sizes and degrees.
-# MaxK-GNN's CUDA kernels (float32) leave out zeroing the output. cuSPARSE: the better of ALG2 and
-# ALG3. RTop-K is the exact one.
+# Medians in ms on one NVIDIA H200, width 256, on synthetic graphs of the same sizes and degrees,
+# which had no communities. MaxK-GNN's CUDA kernels (float32) leave out zeroing the output, and at
+# k = 16 a part of the work. cuSPARSE: the better of ALG2 and ALG3. RTop-K is the exact one.
 _MAXK_GNN = {
     "reddit": {16: (4.96, 2.79), 32: (7.30, 6.63), 64: (13.2, 13.7)},
     "products": {16: (14.5, 9.31), 32: (15.8, 14.5), 64: (26.7, 26.3)},

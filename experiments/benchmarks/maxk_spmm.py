@@ -86,8 +86,10 @@ def _cases_of_k(workload: Workload, dtype: str, k: int) -> Iterator[Case]:
 
 
 def _case(workload, direction, dtype, k, nbytes, candidates) -> Case:
-    edges = workload.graph().num_edges
-    return Case("maxk_spmm", workload, direction, dtype, nbytes, candidates, k, edges)
+    edges, kernels = workload.graph().num_edges, k is not None and direction != "forward+backward"
+    return Case(
+        "maxk_spmm", workload, direction, dtype, nbytes, candidates, k, edges, kernels=kernels
+    )
 
 
 def main(options: MaxkSpmmOptions) -> None:
