@@ -85,6 +85,12 @@ class DenseTile:
     parts: int = 1
     direct: bool = False
 
+    def __post_init__(self):
+        if self.slots <= self.warpgroups:
+            # None would be read ahead; such a kernel was seen to wait for ever.
+            expected = f"more than the {self.warpgroups} warpgroups"
+            raise ValueError(f"DenseTile: slots: expected {expected}, got {self.slots}")
+
     @classmethod
     def choose(cls, stack: Stack, rows: int = 0) -> DenseTile | None:
         """The heuristic of the forward pass, for so many rows, if known: what fits, or None."""

@@ -1,5 +1,6 @@
 """Ways of wide dense layers: results from registers, and two layers in clusters of two blocks."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -220,3 +221,11 @@ def test_results_that_registers_do_not_write_are_refused(dtype, parts):
     precision = "tf32" if dtype == "float32" else None
     with pytest.raises(ValueError, match="from registers"):
         _dense_forward.forward(x, kernels, biases, (None,), tile, precision)
+
+
+@pytest.mark.parametrize("warpgroups, slots", [(1, 1), (3, 2), (2, 0)])
+def test_tiles_that_read_nothing_ahead_are_refused(warpgroups, slots):
+    with pytest.raises(ValueError, match=f"more than the {warpgroups} warpgroups, got {slots}"):
+        DenseTile(2, warpgroups, slots)
+    with pytest.raises(ValueError, match="slots"):
+        dataclasses.replace(DenseTile(2, 2, 3), warpgroups=3)
