@@ -340,11 +340,11 @@ class _Runs:
             words, last_sender, kept, sender, totals = carry
             batch_entries = self._mask(batch, words)
             senders = [_sender_of(entry) for entry in batch_entries]
-            before = [last_sender, *senders]
+            before = [last_sender, *senders[:-1]]
             # All loads come before the first use of one of them.
             following = load((batch + size).least(last))
             # Lanes that have the columns already all read the same place, which costs little.
-            is_new = [of != other for of, other in zip(senders, before, strict=False)]
+            is_new = [of != other for of, other in zip(senders, before, strict=True)]
             places = [warp.select(new, of, 0) for new, of in zip(is_new, senders, strict=True)]
             read = [four.load(place) for place in places]
             weights = self._weights(batch)

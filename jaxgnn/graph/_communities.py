@@ -13,12 +13,16 @@ from jaxtyping import Array, Int
 
 from jaxgnn.graph._arrays import is_concrete, offset_dtype
 
-# Ways in which the nodes are split in two; a community is what no split divides.
+# Ways in which the nodes are split in two. The sides of a node in all of them are its code, the
+# number of its community.
 _SPLITS = 8
-# Rounds at most: few where nodes have many neighbours. It ends once one of so many nodes changes.
+# Rounds at most, fewer where at most one of so many senders still changes a side.
 _MOST_ROUNDS, _ONE_OF = 7, 1024
 # One of so many edges must stay within its community; else rows are better ordered without.
 _LEAST_INSIDE = 4
+
+# Counts of each node's neighbours on the one side, [nodes, _SPLITS] int32, by all sides.
+Count = Callable[[Any], Any]
 
 
 def find_communities(
@@ -27,16 +31,17 @@ def find_communities(
     receivers: Int[Array, " edges"] | np.ndarray,
     senders: Int[Array, " edges"] | np.ndarray,
 ) -> Any:
-    """A number for each receiver, equal for those that have much the same senders.
+    """A number for each receiver; those that have much the same senders mostly share it.
 
     Senders are split in two at random. Then, by turns, receivers and senders go to the side that is
     more frequent among their neighbours than among the ends of all edges, which soon has whole
     communities on one side. Several such splits tell communities apart: label propagation with two
-    labels each. Where too few edges stay within what is found, all receivers have one number.
-    Linear time; the same numbers on the host and traced.
+    labels each. A community may come out in two parts, and two as one. Where too few edges stay
+    within what is found, all receivers have one number. Linear time; the same numbers on the host
+    and traced.
 
     Args:
-      indptr: offsets of the receivers.
+      indptr: offsets of the receivers; there must be some, and senders.
       transposed_indptr: offsets of the senders.
       receivers: of each edge, in the order of their senders; any row where there is no edge.
       senders: of each edge, ascending; behind the last edge one that does not exist.
@@ -49,51 +54,46 @@ def find_communities(
     num_rows, num_cols = indptr.shape[0] - 1, transposed_indptr.shape[0] - 1
     row_degrees, col_degrees = xp.diff(xp.asarray(indptr)), xp.diff(xp.asarray(transposed_indptr))
     if is_host:
-        to_rows, to_cols = _count_on_host(transposed_indptr, receivers, num_rows)
+        count_of_rows, count_of_cols = _counts_on_host(transposed_indptr, receivers, num_rows)
     else:
-        to_rows, to_cols = _count_traced(num_rows, num_cols, receivers, senders)
+        count_of_rows, count_of_cols = _counts_traced(num_rows, num_cols, receivers, senders)
 
-    def take_turns(of_cols):
-        of_rows = _join_majority(xp, to_rows(of_cols), row_degrees)
-        return of_rows, _join_majority(xp, to_cols(of_rows), col_degrees)
+    def take_turns(col_sides):
+        row_sides = _join_majority(xp, count_of_rows(col_sides), row_degrees)
+        return row_sides, _join_majority(xp, count_of_cols(row_sides), col_degrees)
 
-    of_rows, of_cols = _repeat(is_host, take_turns, _split_at_random(xp, num_cols))
-    names = 2 ** xp.arange(_SPLITS, dtype=np.int32)
-    rows, cols = (xp.where(sides, names, 0).sum(1, dtype=np.int32) for sides in (of_rows, of_cols))
+    row_sides, col_sides = _repeat(is_host, take_turns, _split_at_random(xp, num_cols))
+    bits = 2 ** xp.arange(_SPLITS, dtype=np.int32)
+    row_codes, col_codes = (
+        xp.where(sides, bits, 0).sum(1, dtype=np.int32) for sides in (row_sides, col_sides)
+    )
     real = senders < num_cols
-    inside = real & (rows[receivers] == cols[xp.minimum(senders, num_cols - 1)])
+    inside = real & (row_codes[receivers] == col_codes[xp.minimum(senders, num_cols - 1)])
     dtype = offset_dtype(receivers.shape[0])
     is_found = inside.sum(dtype=dtype) >= real.sum(dtype=dtype) // _LEAST_INSIDE
-    return xp.where(is_found, rows, 0)
+    return xp.where(is_found, row_codes, 0)
 
 
-def _repeat(is_host: bool, take_turns: Callable, of_cols: Any) -> tuple[Any, Any]:
-    """The sides of rows and columns once hardly any column changes its side, or at the limit."""
+def _repeat(is_host: bool, take_turns: Callable, col_sides: Any) -> tuple[Any, Any]:
+    """The sides of rows and columns once hardly any column changes one, or at the limit."""
 
-    def is_done(changed):
-        return changed <= of_cols.size // _ONE_OF
+    def take(before):
+        row_sides, col_sides = take_turns(before)
+        changed = (col_sides != before).any(1).sum(dtype=np.int32)
+        return row_sides, col_sides, changed > col_sides.shape[0] // _ONE_OF
 
     if is_host:
         for _ in range(_MOST_ROUNDS):
-            before = of_cols
-            of_rows, of_cols = take_turns(before)
-            if is_done((of_cols != before).sum()):
+            row_sides, col_sides, goes_on = take(col_sides)
+            if not goes_on:
                 break
-        return of_rows, of_cols
-
-    def go_on(carry):
-        count, *_, changed = carry
-        return (count < _MOST_ROUNDS) & ~is_done(changed)
-
-    def take(carry):
-        count, _, before, _ = carry
-        of_rows, of_cols = take_turns(before)
-        return count + 1, of_rows, of_cols, (of_cols != before).sum(dtype=jnp.int32)
-
-    of_rows, of_cols = take_turns(of_cols)
-    first = jnp.int32(1), of_rows, of_cols, jnp.int32(of_cols.size)
-    _, of_rows, of_cols, _ = jax.lax.while_loop(go_on, take, first)
-    return of_rows, of_cols
+        return row_sides, col_sides
+    _, row_sides, col_sides, _ = jax.lax.while_loop(
+        lambda carry: (carry[0] < _MOST_ROUNDS) & carry[-1],
+        lambda carry: (carry[0] + 1, *take(carry[2])),
+        (jnp.int32(1), *take(col_sides)),
+    )
+    return row_sides, col_sides
 
 
 def _split_at_random(xp, count: int) -> Any:
@@ -105,36 +105,44 @@ def _split_at_random(xp, count: int) -> Any:
     return (bits[:, None] >> xp.arange(_SPLITS, dtype=np.uint32)) % 2 == 1
 
 
-def _join_majority(xp, votes: Any, degrees: Any) -> Any:
+def _join_majority(xp, counts: Any, degrees: Any) -> Any:
     """Whether more of a node's neighbours are on the one side than of the ends of all edges.
 
-    Two products are compared: those are rounded alike everywhere, quotients are not.
+    Whole numbers, each rounded to float32 once, are multiplied and compared: that is the same
+    everywhere, as quotients and fused sums are not.
     """
     dtype = degrees.dtype
-    own, of_all = votes.astype(np.float32), votes.sum(0, dtype=dtype).astype(np.float32)
+    own, of_all = counts.astype(np.float32), counts.sum(0, dtype=dtype).astype(np.float32)
     degree, ends = degrees.astype(np.float32), degrees.sum(dtype=dtype).astype(np.float32)
     return own * ends > degree[:, None] * of_all
 
 
-def _count_on_host(transposed_indptr, receivers, num_rows) -> tuple[Callable, Callable]:
-    """Functions that count each node's neighbours on the one side, int32."""
+def _counts_on_host(transposed_indptr, receivers, num_rows) -> tuple[Count, Count]:
+    """How rows and columns count the sides of their neighbours."""
     ones = np.ones(len(receivers), np.int32)
     edges = scipy.sparse.csr_array(
         (ones, receivers, transposed_indptr), shape=(len(transposed_indptr) - 1, num_rows)
     )
-    return (lambda sides: edges.T @ sides.astype(np.int32)), (
-        lambda sides: edges @ sides.astype(np.int32)
-    )
+
+    def of_rows(col_sides):
+        return edges.T @ col_sides.astype(np.int32)
+
+    def of_cols(row_sides):
+        return edges @ row_sides.astype(np.int32)
+
+    return of_rows, of_cols
 
 
-def _count_traced(num_rows, num_cols, receivers, senders) -> tuple[Callable, Callable]:
-    def to_rows(of_cols):
-        sides = of_cols.at[senders].get(mode="fill", fill_value=False).astype(jnp.int32)
+def _counts_traced(num_rows, num_cols, receivers, senders) -> tuple[Count, Count]:
+    """As ``_counts_on_host``."""
+
+    def of_rows(col_sides):
+        sides = col_sides.at[senders].get(mode="fill", fill_value=False).astype(jnp.int32)
         return jax.ops.segment_sum(sides, receivers, num_rows)
 
-    def to_cols(of_rows):
+    def of_cols(row_sides):
         # Senders that do not exist get no sum.
-        sides = of_rows[receivers].astype(jnp.int32)
+        sides = row_sides[receivers].astype(jnp.int32)
         return jax.ops.segment_sum(sides, senders, num_cols, indices_are_sorted=True)
 
-    return to_rows, to_cols
+    return of_rows, of_cols

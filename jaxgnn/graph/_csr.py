@@ -244,7 +244,7 @@ class CSRGraph:
 
         Where the default device is a GPU the plan has ``edge_blocks``, with which the backward of
         ``maxk_spmm`` is faster. On the host these take several times as long as all the rest, up to
-        3 s for ten million edges; inside ``jit`` they are made on the device.
+        6 s for ten million edges; inside ``jit`` they are made on the device.
 
         Raises:
           ValueError: if a concrete graph has offsets or senders that ``validate`` refuses.

@@ -57,8 +57,9 @@ class BlockShape:
         community are soon in the cache.
         """
         options, many_edges = _rows_of_blocks(num_rows, num_edges)
-        few_senders = num_cols <= _FEW_SENDERS
-        order = "degree" if many_edges else "given" if few_senders else "community"
+        order = "degree" if many_edges else "given" if num_cols <= _FEW_SENDERS else "community"
+        if 0 in (num_rows, num_cols):
+            order = "given"
         most_senders = 1 << 17 if many_edges else 1 << 20
         tiles = max(1, -(-num_cols // most_senders))
         # A task reads all rows of its block, however few of its edges it takes.
@@ -103,7 +104,8 @@ def _rows_of_blocks(num_rows: int, num_edges: int) -> tuple[tuple[int, ...], boo
     if num_rows < _MANY_BLOCKS * fewest or num_edges < _MANY_EDGES * num_rows:
         return (_FEW_ROWS,), False
     most = min(num_rows // _MANY_BLOCKS, most)
-    return ((fewest, most) if most > fewest else (fewest,)), True
+    # Blocks that are hardly larger are not worth another list of the edges.
+    return ((fewest, most) if most >= fewest + fewest // 4 else (fewest,)), True
 
 
 @jax.tree_util.register_dataclass

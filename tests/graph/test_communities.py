@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from jaxgnn import CSRGraph
+from jaxgnn.graph import _communities
 from jaxgnn.graph._communities import find_communities
 from jaxgnn.testing import GRAPHS
 
@@ -60,14 +61,48 @@ def test_planted_communities_are_found(case):
     assert together.max(0).sum() >= 0.8 * NODES
 
 
-@pytest.mark.parametrize("inside, communities", [(0.0, 6), (0.6, 1), (0.15, 6)])
-def test_rows_have_one_number_where_edges_go_anywhere(inside, communities):
-    graph, _ = _planted(inside, communities=communities)
+@pytest.mark.parametrize(
+    "inside, options",
+    [
+        (0.0, {}),
+        (0.6, {"communities": 1}),
+        (0.15, {}),
+        (0.2, {"communities": 24, "edges": 900_000}),
+    ],
+)
+def test_rows_have_one_number_where_edges_go_anywhere(inside, options):
+    graph, _ = _planted(inside, **options)
     np.testing.assert_array_equal(find_communities(*_arrays(graph)), 0)
+
+
+def test_a_fifth_of_the_edges_inside_would_be_found_if_that_were_enough(monkeypatch):
+    monkeypatch.setattr(_communities, "_LEAST_INSIDE", 6)
+    graph, planted = _planted(0.2, communities=24, edges=900_000)
+    found = find_communities(*_arrays(graph))
+    assert np.mean([np.bincount(found[planted == c]).max() for c in range(24)]) > 200
+
+
+def test_padding_is_not_inside_a_community():
+    rng = np.random.default_rng(0)
+    ends, padding = rng.integers(NODES - 1, size=(2, 100_000)), 300_000
+    # The last sender and the last receiver, where padding is counted, are a community.
+    ends = np.concatenate([ends, np.full((2, 1 + padding), NODES - 1)], axis=1)
+    mask = np.arange(ends.shape[1]) <= 100_000
+    graph = CSRGraph.from_edges(*ends, NODES, edge_mask=mask)
+    np.testing.assert_array_equal(find_communities(*_arrays(graph)), 0)
+
+
+def _loops_and_a_path(count=10_000, path=4):
+    """Each node sends to itself, and a few in turn to the next."""
+    nodes = np.arange(count)
+    senders, receivers = np.append(nodes, nodes[:path]), np.append(nodes, nodes[1 : path + 1])
+    return CSRGraph.from_edges(senders, receivers, count)
 
 
 BUILDS = {case.name: case.build for case in GRAPHS} | {
     "planted": lambda: _planted(0.6)[0],
+    "anywhere": lambda: _planted(0.0)[0],
+    "hardly a change in the first round": _loops_and_a_path,
     "bipartite, masked edges": lambda: _planted(0.6, senders=1_500, padding=5_000)[0],
 }
 

@@ -199,24 +199,39 @@ def test_rows_that_fit_at_once_get_the_largest_blocks_and_wide_ones_the_smallest
 
 
 @pytest.mark.parametrize(
-    "rows, edges, expected, tiles, order",
+    "rows, edges, expected, tiles, task, order",
     [
-        (2_449_029, 123_718_280, [64], 3, "community"),
-        (420_001, 4_000_000, [64], 1, "community"),
-        (420_000, 4_000_000, [64], 1, "given"),
-        (512 * 144 - 1, 512 * 144 * 128, [64], 1, "given"),
-        (512 * 144, 512 * 144 * 128, [144], 1, "degree"),
-        (512 * 144, 512 * 144 * 128 - 1, [64], 1, "given"),
-        (132_534, 78_500_000, [144, 258], 2, "degree"),
-        (1_000_000, 128_000_000, [144, 288], 8, "degree"),
+        (2_449_029, 123_718_280, [64], 3, 1 << 15, "community"),
+        (420_001, 4_000_000, [64], 1, 3_906, "community"),
+        (420_000, 4_000_000, [64], 1, 3_906, "given"),
+        (420_001, 0, [64], 1, 1 << 10, "community"),
+        (512 * 144 - 1, 512 * 144 * 128, [64], 1, 9_216, "given"),
+        (512 * 144, 512 * 144 * 128, [144], 1, 9_216, "degree"),
+        (512 * 144, 512 * 144 * 128 - 1, [64], 1, 9_215, "given"),
+        (512 * 179, 512 * 179 * 128, [144], 1, 11_456, "degree"),
+        (512 * 180, 512 * 180 * 128, [144, 180], 1, 11_520, "degree"),
+        (132_534, 78_500_000, [144, 258], 2, 76_660, "degree"),
+        (1_000_000, 500_000_000, [144, 288], 8, 1 << 18, "degree"),
     ],
 )
 def test_blocks_are_large_where_rows_have_many_edges_and_leave_many_blocks(
-    rows, edges, expected, tiles, order
+    rows, edges, expected, tiles, task, order
 ):
     shapes = BlockShape.choices(rows, rows, edges)
     assert [shape.rows for shape in shapes] == expected
-    assert {(shape.tiles, shape.order) for shape in shapes} == {(tiles, order)}
+    assert {(s.tiles, s.edges_per_task, s.order) for s in shapes} == {(tiles, task, order)}
+
+
+@pytest.mark.parametrize("rows, cols", [(0, 420_001), (100_000, 0)])
+def test_padding_alone_is_cut_in_the_given_order(rows, cols):
+    edges = 128 * 100_000 if rows else 3
+    shapes = BlockShape.choices(rows, cols, edges)
+    assert {shape.order for shape in shapes} == {"given"}
+    if not rows:
+        none = np.zeros(edges, int)
+        graph = CSRGraph.from_edges(none, none, 0, num_senders=cols, edge_mask=none.astype(bool))
+        for blocks in _blocks(graph):
+            assert blocks.offsets[-1] == 0
 
 
 def test_senders_and_rows_fit_their_bits():
