@@ -21,7 +21,8 @@ _MOST_ROUNDS, _ONE_OF = 7, 1024
 # One of so many edges must stay within its community; else rows are better ordered without.
 _LEAST_INSIDE = 4
 
-# Counts of each node's neighbours on the one side, [nodes, _SPLITS] int32, by all sides.
+# From the sides of the nodes at the other ends, [others, _SPLITS] bool, how many of each node's
+# neighbours are on the one side, [nodes, _SPLITS] int32.
 Count = Callable[[Any], Any]
 
 

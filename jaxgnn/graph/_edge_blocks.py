@@ -29,7 +29,8 @@ class BlockShape:
     Attributes:
       rows: rows of a block, whose gradients a multiprocessor holds in shared memory; less than
         2**ROW_BITS.
-      senders: senders of a tile, whose sums a second-level cache holds.
+      senders: senders of a tile, whose sums a second-level cache holds; in the order
+        ``"community"`` it holds those of some communities at a time.
       edges_per_task: edges that one thread block takes of a block at most.
       row_blocks: blocks side by side in one tile.
       tiles: of senders, one after another.
