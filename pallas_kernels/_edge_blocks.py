@@ -340,6 +340,7 @@ class _Runs:
             words, last_sender, kept, sender, totals = carry
             batch_entries = self._mask(batch, words)
             senders = [_sender_of(entry) for entry in batch_entries]
+            # In passes the totals' sender may be an earlier one: the last whose row is held.
             before = [last_sender, *senders[:-1]]
             # All loads come before the first use of one of them.
             following = load((batch + size).least(last))

@@ -61,7 +61,8 @@ def make_plan(
       indptr: row offsets.
       indices: sender of each edge.
       num_cols: senders.
-      edge_blocks: whether to make those too, at the cost of one or two sorts more.
+      edge_blocks: whether to make those too, at the cost of up to three sorts more and, of large
+        graphs, of finding communities.
     """
     num_rows, num_edges = indptr.shape[0] - 1, indices.shape[0]
     if is_concrete(indptr, indices):

@@ -27,7 +27,7 @@ LARGE = {
 }
 SHAPES = [(24, 5), (33, 4), (256, 16), (256, 33), (300, 96)]
 BUILDS = {case.name: case.build for case in GRAPHS} | LARGE
-# Of the graph of 14 M edges one shape will do.
+# Of the graph of 17 M edges one shape will do.
 CASES = [
     pytest.param(build, *shape, id=f"{name}-{shape}")
     for name, build in BUILDS.items()

@@ -12,6 +12,19 @@ import numpy as np
 from jaxgnn.graph import CSRGraph
 
 
+def edges_by_sender(graph: CSRGraph) -> tuple[np.ndarray, ...]:
+    """Offsets of rows and of columns, then receiver and sender of each slot in senders' order.
+
+    The sender of a padding slot does not exist.
+    """
+    plan = graph.plan
+    assert plan is not None
+    indptr, by_sender = np.asarray(graph.indptr), np.asarray(plan.transposed_indptr)
+    senders = np.full(graph.num_edges, graph.num_cols, np.int32)
+    senders[: indptr[-1]] = np.repeat(np.arange(graph.num_cols), np.diff(by_sender))
+    return indptr, by_sender, np.asarray(plan.transposed_indices), senders
+
+
 @dataclass(frozen=True)
 class EdgeList:
     """A multigraph: senders, receivers, weights, and a mask that is False on padding edges."""

@@ -8,6 +8,7 @@ from jaxgnn import CSRGraph
 from jaxgnn.graph import _communities
 from jaxgnn.graph._communities import find_communities
 from jaxgnn.testing import GRAPHS
+from tests.graph._oracles import edges_by_sender
 
 NODES, COMMUNITIES = 6_000, 6
 
@@ -30,15 +31,6 @@ def _planted(inside, edges=240_000, senders=NODES, communities=COMMUNITIES, padd
     return graph, of_rows
 
 
-def _arrays(graph):
-    plan = graph.plan
-    senders = np.full(graph.num_edges, graph.num_cols, np.int32)
-    degrees = np.diff(plan.transposed_indptr)
-    senders[: int(graph.indptr[-1])] = np.repeat(np.arange(graph.num_cols), degrees)
-    ends = graph.indptr, plan.transposed_indptr, plan.transposed_indices
-    return *map(np.asarray, ends), senders
-
-
 CASES = {
     "square": {},
     "bipartite": {"senders": 1_500},
@@ -51,7 +43,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_planted_communities_are_found(case):
     graph, planted = _planted(**{"inside": 0.6} | CASES[case])
-    found = find_communities(*_arrays(graph))
+    found = find_communities(*edges_by_sender(graph))
     assert found.dtype == np.int32
     together = np.zeros((COMMUNITIES, 256), int)
     np.add.at(together, (planted, found), 1)
@@ -72,13 +64,13 @@ def test_planted_communities_are_found(case):
 )
 def test_rows_have_one_number_where_edges_go_anywhere(inside, options):
     graph, _ = _planted(inside, **options)
-    np.testing.assert_array_equal(find_communities(*_arrays(graph)), 0)
+    np.testing.assert_array_equal(find_communities(*edges_by_sender(graph)), 0)
 
 
 def test_a_fifth_of_the_edges_inside_would_be_found_if_that_were_enough(monkeypatch):
     monkeypatch.setattr(_communities, "_LEAST_INSIDE", 6)
     graph, planted = _planted(0.2, communities=24, edges=900_000)
-    found = find_communities(*_arrays(graph))
+    found = find_communities(*edges_by_sender(graph))
     assert np.mean([np.bincount(found[planted == c]).max() for c in range(24)]) > 200
 
 
@@ -89,7 +81,7 @@ def test_padding_is_not_inside_a_community():
     ends = np.concatenate([ends, np.full((2, 1 + padding), NODES - 1)], axis=1)
     mask = np.arange(ends.shape[1]) <= 100_000
     graph = CSRGraph.from_edges(*ends, NODES, edge_mask=mask)
-    np.testing.assert_array_equal(find_communities(*_arrays(graph)), 0)
+    np.testing.assert_array_equal(find_communities(*edges_by_sender(graph)), 0)
 
 
 def _loops_and_a_path(count=10_000, path=4):
@@ -109,5 +101,5 @@ BUILDS = {case.name: case.build for case in GRAPHS} | {
 
 @pytest.mark.parametrize("name", BUILDS)
 def test_found_under_jit_are_those_of_the_host(name):
-    arrays = _arrays(BUILDS[name]())
+    arrays = edges_by_sender(BUILDS[name]())
     np.testing.assert_array_equal(jax.jit(find_communities)(*arrays), find_communities(*arrays))
