@@ -22,7 +22,10 @@ _LOADED, _LONGEST_RUN = 4, 128
 # Loads of rows in flight.
 _ROWS_AHEAD = 4
 # Blocks of more rows get all threads that a block can have; others leave room for more blocks.
-_FEW_ROWS = 128
+_FEW_ROWS = 64
+# From so many bytes of sums on additions would mostly find theirs in no cache, which makes them
+# more than twice as slow.
+_CACHED_BYTES = 96 * 2**20
 
 
 @jax.tree_util.register_dataclass
@@ -111,19 +114,22 @@ class BlocksTile:
       warps: warps of a block.
       held: rows in shared memory at once.
       batch: entries that are taken together: a load of them, or a whole sector of memory.
+      prefetches: whether the sums of a batch are fetched to the second-level cache, a batch ahead.
     """
 
     lanes: int
     warps: int
     held: int
     batch: int
+    prefetches: bool
 
     @classmethod
-    def choose(cls, rows: int, k: int, dim: int, itemsize: int) -> BlocksTile:
+    def choose(cls, rows: int, senders: int, k: int, dim: int, itemsize: int) -> BlocksTile:
         """The one heuristic: all rows of a block at once where there is shared memory for them.
 
         Args:
           rows: of a block.
+          senders: of a tile.
           k: kept columns.
           dim: columns.
           itemsize: bytes of an entry of ``dy``.
@@ -132,8 +138,10 @@ class BlocksTile:
         row_bytes = dim * itemsize + (4 if itemsize < 4 else 0)
         # One row more is zero; what is shared begins at multiples of 16 bytes.
         fitting = (_simt.most_shared_bytes() - 32) // row_bytes - 1
-        warps, batch = (32, 2 * _LOADED) if rows > _FEW_ROWS else (8, _LOADED)
-        return cls(lanes, warps, max(1, min(fitting, rows)), batch)
+        held, prefetches = max(1, min(fitting, rows)), senders * k * 4 > _CACHED_BYTES
+        if rows > _FEW_ROWS:
+            return cls(lanes, 32, held, 2 * _LOADED, prefetches=False)
+        return cls(lanes, 8, held, _LOADED, prefetches)
 
     def shared(self, dim: int, dtype: Any) -> dict[str, jax.ShapeDtypeStruct]:
         """What a block has in shared memory; see ``_Rows``."""
@@ -158,7 +166,7 @@ def add_to_sums(
       [cols, k] float32.
     """
     k, (_, dim) = columns.shape[1], dy.shape
-    tile = tile or BlocksTile.choose(graph.rows, k, dim, dy.dtype.itemsize)
+    tile = tile or BlocksTile.choose(graph.rows, graph.senders, k, dim, dy.dtype.itemsize)
     return _simt.launch(
         _AddToSums(tile),
         (graph, columns, dy),
@@ -331,19 +339,22 @@ class _Runs:
         entries = dataclasses.replace(self.graph.entries, streamed=size == _LOADED)
         entries = entries.shifted(task.aligned)
         last = (task.end - 1) // size * size
+        ahead = 1 + self.tile.prefetches  # batches whose entries are under way
 
         def load(batch):
             loaded = range(0, size, _LOADED)
             return [word for s in loaded for word in entries.load_words(batch + s, _LOADED)]
 
         def take(batch, carry):
-            words, last_sender, kept, sender, totals = carry
+            (words, *coming), last_sender, kept, sender, totals = carry
             batch_entries = self._mask(batch, words)
             senders = [_sender_of(entry) for entry in batch_entries]
             # In passes the totals' sender may be an earlier one: the last whose row is held.
             before = [last_sender, *senders[:-1]]
             # All loads come before the first use of one of them.
-            following = load((batch + size).least(last))
+            coming.append(load((batch + ahead * size).least(last)))
+            if self.tile.prefetches:
+                self._prefetch(four, (batch + size).least(last), coming[0])
             # Lanes that have the columns already all read the same place, which costs little.
             is_new = [of != other for of, other in zip(senders, before, strict=True)]
             places = [warp.select(new, of, 0) for new, of in zip(is_new, senders, strict=True)]
@@ -352,13 +363,25 @@ class _Runs:
             for entry, new, found, weight in zip(batch_entries, is_new, read, weights, strict=True):
                 kept = [warp.select(new, *pair) for pair in zip(found, kept, strict=True)]
                 sender, totals = self._add_entry(four, entry, kept, weight, sender, totals)
-            return following, senders[-1], kept, sender, totals
+            return coming, senders[-1], kept, sender, totals
 
-        words = load(first)
+        words, *coming = [
+            load(first),
+            *(load((first + s * size).least(last)) for s in range(1, ahead)),
+        ]
+        if self.tile.prefetches:
+            self._prefetch(four, first, words)
         sender = _sender_of(self._mask(first, words)[0])
-        carry = words, sender, four.load(sender), sender, [warp.f32(0.0)] * 4
+        carry = [words, *coming], sender, four.load(sender), sender, [warp.f32(0.0)] * 4
         *_, sender, totals = warp.loop(first, end, size, carry, take)
         four.add(sender, totals)
+
+    def _prefetch(self, four: _FourColumns, batch: Value, words: list[Value]) -> None:
+        """Begins to fetch the sums of a batch."""
+        senders = [_sender_of(entry) for entry in self._mask(batch, words)]
+        four.prefetch(senders[0])
+        for of, before in zip(senders[1:], senders, strict=False):
+            self.warp.when(of != before, lambda of=of: four.prefetch(of))
 
     def _exist(self, batch: Value) -> list[Value]:
         """Which entries of a batch are of the task."""
@@ -439,6 +462,10 @@ class _FourColumns:
             return row.load_words(0, 4)
         behind = self.k - 1 - self.at
         return [row.load_words(behind.least(i))[0] for i in range(4)]
+
+    def prefetch(self, sender: Value) -> None:
+        """Begins to fetch the sums of a sender."""
+        self.sums.row(sender).prefetch(0)
 
     def unpack(self, words: list[Value]) -> list[Value]:
         """The columns, i32."""

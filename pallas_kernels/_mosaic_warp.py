@@ -532,6 +532,12 @@ class MosaicWarp(Warp):
         void = ir.Type.parse("!llvm.void")
         llvm.inline_asm(void, operands, ptx, constraints, has_side_effects=True)
 
+    def prefetch(self, pointer, index, itemsize):
+        """See ``Warp``."""
+        address = self.offset(pointer, index, itemsize)
+        ptx, void = "prefetch.global.L2::evict_last [$0];", ir.Type.parse("!llvm.void")
+        llvm.inline_asm(void, [address], ptx, "l", has_side_effects=True)
+
     def read_shared(self, pointer, index, kind):
         """See ``Warp``."""
         address = self.offset(pointer, index, 4)

@@ -300,6 +300,10 @@ class Array:
             return self.warp.to_float16(low, high)
         return self.warp.to_bfloat16(low, high)
 
+    def prefetch(self, index: Any) -> None:
+        """Begins to bring an entry in global memory to the second-level cache, to stay there."""
+        self.warp.prefetch(self.pointer, self.warp.integer(index), self.itemsize)
+
     def add(self, index: Any, *values: Value) -> None:
         """Adds to one float32 entry, or to four that are aligned together, atomically."""
         self.warp.atomic_add(self.pointer, self.warp.integer(index), values)

@@ -426,6 +426,10 @@ class Warp(abc.ABC):
         """See ``Array.add``."""
 
     @abc.abstractmethod
+    def prefetch(self, pointer: Any, index: Value, itemsize: int) -> None:
+        """See ``Array.prefetch``."""
+
+    @abc.abstractmethod
     def read_shared(self, pointer: Any, index: Value, kind: str) -> Value:
         """See ``Shared.load``."""
 

@@ -221,7 +221,7 @@ ffi::Error GradValues(cudaStream_t stream, ffi::AnyBuffer indptr, ffi::AnyBuffer
 template <typename T, typename Column, int kLanes, bool kAligned, bool kWeights>
 __global__ void __launch_bounds__(1024)
     GradValuesBlocksKernel(EdgeBlocks graph, const Column* columns, const T* dy, int k, int dim,
-                           int most_held, float* sums) {
+                           int most_held, bool prefetches, float* sums) {
   extern __shared__ uint4 shared_words[];
   const BlockTask task = graph.Task(blockIdx.x);
   if (task.begin >= task.end) return;
@@ -233,10 +233,14 @@ __global__ void __launch_bounds__(1024)
     held.Load(graph, dy, task.first_row + first, count);
     __syncthreads();
     const BlockRuns<T, Column, kLanes, kAligned, kWeights> runs{
-        graph, task, held, columns + sender * k, sums + sender * k, k, first, count};
+        graph, task, held, columns + sender * k, sums + sender * k, k, first, count, prefetches};
     for (int at = threadIdx.x % kLanes * 4; at < k; at += 4 * kLanes) runs.Run(at);
   }
 }
+
+// From so many bytes of sums on additions would mostly find theirs in no cache, which makes them
+// more than twice as slow: they are fetched before.
+constexpr int64_t kCachedBytes = 96 << 20;
 
 template <typename T, typename Column, int kLanes, bool kAligned>
 void LaunchBlocks(cudaStream_t stream, const EdgeBlocks& graph, int64_t tasks,
@@ -247,9 +251,11 @@ void LaunchBlocks(cudaStream_t stream, const EdgeBlocks& graph, int64_t tasks,
   const int64_t fitting = (AllowSharedBytes(kernel) - 16) / row_bytes;
   const int64_t held = std::clamp<int64_t>(fitting, 1, graph.rows_per_block);
   // Blocks of few rows leave room for others on a multiprocessor.
-  const int threads = graph.rows_per_block > 128 ? 1024 : 256;
-  kernel<<<static_cast<unsigned>(tasks), threads, HeldRows<T>::Bytes(held, dim), stream>>>(
-      graph, columns, dy, static_cast<int>(k), static_cast<int>(dim), static_cast<int>(held), sums);
+  const bool has_many_rows = graph.rows_per_block > 64;
+  const int64_t sum_bytes = graph.senders_per_tile * k * sizeof(float);
+  kernel<<<static_cast<unsigned>(tasks), has_many_rows ? 1024 : 256, HeldRows<T>::Bytes(held, dim),
+           stream>>>(graph, columns, dy, static_cast<int>(k), static_cast<int>(dim),
+                     static_cast<int>(held), !has_many_rows && sum_bytes > kCachedBytes, sums);
 }
 
 // Calls `launch(lanes that share a neighbour, whether k is in whole fours)`.

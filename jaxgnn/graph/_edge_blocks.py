@@ -61,7 +61,7 @@ class BlockShape:
         order = "degree" if many_edges else "given" if num_cols <= _FEW_SENDERS else "community"
         if 0 in (num_rows, num_cols):
             order = "given"
-        most_senders = 1 << 17 if many_edges else 1 << 20
+        most_senders = 1 << 17 if many_edges else 5 << 18
         tiles = max(1, -(-num_cols // most_senders))
         # A task reads all rows of its block, however few of its edges it takes.
         most_edges = 1 << 18 if many_edges else 1 << 15
@@ -91,20 +91,24 @@ class BlockShape:
 _BYTES_AT_ONCE = 224 * 1024
 # Wider rows are walked one by one.
 _MOST_PASSES = 2
-# From so many edges a row on blocks are large, but no larger than leaves so many of them. What they
-# leave of the memory of a multiprocessor is its first-level cache, which the kernels need too.
-_MANY_EDGES, _MANY_BLOCKS = 128, 512
-_MANY_ROWS, _FEW_ROWS = (144, 288), 64
+# Blocks are large in graphs of so many rows that have so many edges each. What they leave of the
+# memory of a multiprocessor is its first-level cache, which the kernels need too.
+_MANY_ROWS, _MANY_EDGES = 73_728, 128
+# Rows of large blocks within these bounds leave about so many blocks; those of narrow rows half as
+# many, but have no more than the last.
+_LARGE_BLOCKS, _MANY_BLOCKS, _MOST_IN_BLOCK = (128, 144), 1024, 288
+_SMALL_BLOCKS = 64
 # Whose sums a second-level cache holds all at once.
 _FEW_SENDERS = 420_000
 
 
 def _rows_of_blocks(num_rows: int, num_edges: int) -> tuple[tuple[int, ...], bool]:
     """Rows of the blocks to choose from, fewest first, and whether rows have many edges."""
-    fewest, most = _MANY_ROWS
-    if num_rows < _MANY_BLOCKS * fewest or num_edges < _MANY_EDGES * num_rows:
-        return (_FEW_ROWS,), False
-    most = min(num_rows // _MANY_BLOCKS, most)
+    if num_rows < _MANY_ROWS or num_edges < _MANY_EDGES * num_rows:
+        return (_SMALL_BLOCKS,), False
+    least, most = _LARGE_BLOCKS
+    fewest = min(max(num_rows // _MANY_BLOCKS, least), most)
+    most = min(2 * num_rows // _MANY_BLOCKS, _MOST_IN_BLOCK)
     # Blocks that are hardly larger are not worth another list of the edges.
     return ((fewest, most) if most >= fewest + fewest // 4 else (fewest,)), True
 

@@ -511,6 +511,9 @@ class NumpyWarp(Warp):
             at = places[:, 4 * i] // 4
             np.add.at(pointer[0].view(np.float32), at, value.data[self.active])
 
+    def prefetch(self, pointer, index, itemsize):
+        self._bytes(pointer, index, itemsize, itemsize)
+
     def _place(self, pointer, index):
         warps, lanes = np.nonzero(self.active)
         index = np.broadcast_to(index.data, self.active.shape)[self.active]

@@ -17,6 +17,7 @@ from jaxgnn.testing import DTYPES, assert_close, random_array
 from pallas_kernels import _edge_blocks, _simt, maxk_spmm
 from pallas_kernels._edge_blocks import BlocksTile
 from tests.pallas_kernels._emulator import emulated
+from tests.pallas_kernels._numpy_warp import NumpyWarp
 
 pytestmark = pytest.mark.emulated
 
@@ -142,13 +143,62 @@ def test_groups_take_several_runs_of_a_long_task(monkeypatch, longest):
     assert_close(pallas.grad_values(graph, kept, dy), exact, reduction_length=EDGES)
 
 
+@pytest.fixture
+def traffic(monkeypatch):
+    """Places of four sums that were fetched ahead, and of those that were added to."""
+    fetched, added = set(), set()
+    prefetch, atomic_add = NumpyWarp.prefetch, NumpyWarp.atomic_add
+
+    def places(warp, pointer, index, itemsize):
+        return set(warp._bytes(pointer, index, itemsize, itemsize)[:, 0] // 16)
+
+    def note_prefetch(self, pointer, index, itemsize):
+        fetched.update(places(self, pointer, index, itemsize))
+        prefetch(self, pointer, index, itemsize)
+
+    def note_add(self, pointer, index, values):
+        added.update(places(self, pointer, index, 4))
+        atomic_add(self, pointer, index, values)
+
+    monkeypatch.setattr(NumpyWarp, "prefetch", note_prefetch)
+    monkeypatch.setattr(NumpyWarp, "atomic_add", note_add)
+    return fetched, added
+
+
+@pytest.mark.parametrize("held", [None, 5])
+@pytest.mark.parametrize(
+    "name, shape, k", [("plain", "small", 8), ("scaled", "one", 40), ("weighted", "small", 30)]
+)
+def test_sums_that_no_cache_holds_are_fetched_before(monkeypatch, traffic, name, shape, k, held):
+    monkeypatch.setattr(_edge_blocks, "_CACHED_BYTES", SHAPES[shape].senders * k * 4 - 1)
+    if held is not None:
+        monkeypatch.setattr(_simt, "most_shared_bytes", lambda: 32 + (held + 1) * 64 * 4)
+    graph, kept = _graph(monkeypatch, name, shape), _kept(64, k, "float32")
+    dy = random_array((ROWS, 64), "float32", seed=1)
+    exact = maxk_spmm_reference.grad_values(graph, kept, dy)
+    assert_close(pallas.grad_values(graph, kept, dy), exact, reduction_length=EDGES)
+    fetched, added = traffic
+    assert added and added <= fetched
+
+
+@pytest.mark.parametrize("shape, excess", [("small", 0), ("all_threads", 1)])
+def test_sums_in_a_cache_and_those_of_large_blocks_are_not_fetched(
+    monkeypatch, traffic, shape, excess
+):
+    monkeypatch.setattr(_edge_blocks, "_CACHED_BYTES", SHAPES[shape].senders * 8 * 4 - excess)
+    graph, kept = _graph(monkeypatch, "plain", shape), _kept(64, 8, "float32")
+    pallas.grad_values(graph, kept, random_array((ROWS, 64), "float32", seed=1))
+    fetched, added = traffic
+    assert added and not fetched
+
+
 @pytest.mark.parametrize("held", [16, 3])
 def test_what_is_not_finite_stays_with_its_senders(monkeypatch, held):
     graph, kept = _graph(monkeypatch, "weighted", "small"), _kept(64, 8, "float32")
     graph = graph.with_weights(graph.weights.at[::97].set(jnp.inf).at[5].set(jnp.nan))
     dy = random_array((ROWS, 64), "float32", seed=1).at[20].set(jnp.nan).at[21].set(jnp.inf)
     blocks = pallas._edge_blocks(graph, dy)
-    got = maxk_spmm.grad_values_blocks(blocks, kept.indices, dy, BlocksTile(4, 8, held, 4))
+    got = maxk_spmm.grad_values_blocks(blocks, kept.indices, dy, BlocksTile(4, 8, held, 4, False))
     exact = np.asarray(maxk_spmm_reference.grad_values(graph, kept, dy))
     assert 0 < np.isfinite(exact).sum() < exact.size
     np.testing.assert_array_equal(np.isnan(got), np.isnan(exact))
@@ -176,11 +226,11 @@ def test_rows_that_are_too_wide_are_walked_one_by_one(monkeypatch, launched):
 
 @pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize(
-    "rows, dim", [(144, 256), (144, 796), (288, 256), (64, 256), (64, 1000), (64, 3584)]
+    "rows, dim", [(128, 256), (144, 256), (144, 796), (288, 256), (64, 256), (64, 1000), (64, 3584)]
 )
 def test_what_a_block_holds_fits_shared_memory(rows, dim, itemsize):
     dtype = {2: jnp.bfloat16, 4: jnp.float32}[itemsize]
-    tile = BlocksTile.choose(rows, 32, dim, itemsize)
+    tile = BlocksTile.choose(rows, 1 << 17, 32, dim, itemsize)
     scratch = _simt._Scratch(_simt.Grid(1, tile.warps), {}, tile.shared(dim, jnp.dtype(dtype)))
     assert 4 * scratch.words <= _simt.most_shared_bytes()
     assert 1 <= tile.held <= rows < 512

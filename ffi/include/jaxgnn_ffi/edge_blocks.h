@@ -143,6 +143,7 @@ struct BlockRuns {
   float* sums;
   int k;
   int first_held, num_held;  // rows of the block
+  bool prefetches;           // sums, a batch ahead
 
   // The entries `at` .. at + 3 of every sender.
   __device__ __forceinline__ void Run(int at) const {
@@ -164,12 +165,16 @@ struct BlockRuns {
     const uint32_t* entries = graph.entries + aligned;
     float sum[4];
     int sender = -1;
-    uint4 next = __ldcs(reinterpret_cast<const uint4*>(entries + first));
+    const auto load = [&](int batch) {
+      return __ldcs(reinterpret_cast<const uint4*>(entries + batch));
+    };
+    uint4 next = load(first), after = first + kBatch < end ? load(first + kBatch) : next;
+    if (prefetches) Prefetch(next, first, begin, end, at);
     for (int batch = first; batch < end; batch += kBatch) {
       const uint32_t entry[kBatch] = {next.x, next.y, next.z, next.w};
-      if (batch + kBatch < end) {
-        next = __ldcs(reinterpret_cast<const uint4*>(entries + batch + kBatch));
-      }
+      next = after;
+      if (batch + 2 * kBatch < end) after = load(batch + 2 * kBatch);
+      if (prefetches) Prefetch(next, batch + kBatch, begin, end, at);
       Four column[kBatch] = {};
       float factor[kBatch];
 #pragma unroll
@@ -200,6 +205,20 @@ struct BlockRuns {
       }
     }
     if (sender >= 0) Four::Add(sums + int64_t{sender} * k, at, k, sum);
+  }
+
+  // Begins to fetch the sums of a batch, those of entries begin .. end.
+  __device__ __forceinline__ void Prefetch(const uint4& words, int batch, int begin, int end,
+                                           int at) const {
+    const uint32_t entry[kBatch] = {words.x, words.y, words.z, words.w};
+    int before = -1;
+#pragma unroll
+    for (int s = 0; s < kBatch; ++s) {
+      if (batch + s < begin || batch + s >= end) continue;
+      const int of = EdgeBlocks::SenderOf(entry[s]);
+      if (of != before) Four::Prefetch(sums + int64_t{of} * k, at);
+      before = of;
+    }
   }
 };
 
