@@ -94,15 +94,11 @@ def grad_values_blocks(
     if graph.entries.size == 0 or dy.size == 0 or columns.size == 0:
         return jnp.zeros(columns.shape, dy.dtype)
     scale, graph = graph.col_scale, dataclasses.replace(graph, col_scale=None)
-    if graph.has_many_edges and columns.shape[1] > _NARROW:
+    if graph.has_many_edges:
         sums = _along_rows(add_to_sums(graph, _across_lanes(columns), dy, tile))
     else:
         sums = add_to_sums(graph, columns, dy, tile)
     return _scaled(sums, scale, dy.dtype)
-
-
-# Kept columns of rows whose lanes meet in as many banks in any order.
-_NARROW = 16
 
 
 def _across_lanes(columns: jax.Array) -> jax.Array:
