@@ -23,8 +23,8 @@ _LOADED, _LONGEST_RUN = 4, 128
 _ROWS_AHEAD = 4
 # Blocks of more rows get all threads that a block can have; others leave room for more blocks.
 _FEW_ROWS = 64
-# From so many bytes of sums on additions would mostly find theirs in no cache, which makes them
-# more than twice as slow.
+# Above so many bytes of a tile's sums additions would mostly find theirs in no cache, which makes
+# them more than twice as slow.
 _CACHED_BYTES = 96 * 2**20
 
 
@@ -377,7 +377,7 @@ class _Runs:
         four.add(sender, totals)
 
     def _prefetch(self, four: _FourColumns, batch: Value, words: list[Value]) -> None:
-        """Begins to fetch the sums of a batch."""
+        """Begins to fetch the sums of a batch, which may be the first one of another group's run."""
         senders = [_sender_of(entry) for entry in self._mask(batch, words)]
         four.prefetch(senders[0])
         for of, before in zip(senders[1:], senders, strict=False):

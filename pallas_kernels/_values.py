@@ -301,7 +301,7 @@ class Array:
         return self.warp.to_bfloat16(low, high)
 
     def prefetch(self, index: Any) -> None:
-        """Begins to bring an entry in global memory to the second-level cache, to stay there."""
+        """Begins to bring an entry in global memory to the second-level cache."""
         self.warp.prefetch(self.pointer, self.warp.integer(index), self.itemsize)
 
     def add(self, index: Any, *values: Value) -> None:

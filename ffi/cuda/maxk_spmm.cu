@@ -218,7 +218,7 @@ ffi::Error GradValues(cudaStream_t stream, ffi::AnyBuffer indptr, ffi::AnyBuffer
 
 // The same by blocks of rows. A thread block a task, `most_held` rows of dy at a time in shared
 // memory.
-template <typename T, typename Column, int kLanes, bool kAligned, bool kWeights>
+template <typename T, typename Column, int kLanes, bool kAligned, bool kWeights, bool kManyRows>
 __global__ void __launch_bounds__(1024)
     GradValuesBlocksKernel(EdgeBlocks graph, const Column* columns, const T* dy, int k, int dim,
                            int most_held, bool prefetches, float* sums) {
@@ -232,30 +232,30 @@ __global__ void __launch_bounds__(1024)
     __syncthreads();
     held.Load(graph, dy, task.first_row + first, count);
     __syncthreads();
-    const BlockRuns<T, Column, kLanes, kAligned, kWeights> runs{
+    const BlockRuns<T, Column, kLanes, kAligned, kWeights, kManyRows> runs{
         graph, task, held, columns + sender * k, sums + sender * k, k, first, count, prefetches};
     for (int at = threadIdx.x % kLanes * 4; at < k; at += 4 * kLanes) runs.Run(at);
   }
 }
 
-// From so many bytes of sums on additions would mostly find theirs in no cache, which makes them
-// more than twice as slow: they are fetched before.
+// Above so many bytes of a tile's sums additions would mostly find theirs in no cache, which makes
+// them more than twice as slow: in blocks of few rows they are fetched before.
 constexpr int64_t kCachedBytes = 96 << 20;
 
-template <typename T, typename Column, int kLanes, bool kAligned>
+// Blocks of few rows leave room for others on a multiprocessor.
+template <typename T, typename Column, int kLanes, bool kAligned, bool kManyRows>
 void LaunchBlocks(cudaStream_t stream, const EdgeBlocks& graph, int64_t tasks,
                   const Column* columns, const T* dy, int64_t k, int64_t dim, float* sums) {
-  auto* kernel = graph.weights ? GradValuesBlocksKernel<T, Column, kLanes, kAligned, true>
-                               : GradValuesBlocksKernel<T, Column, kLanes, kAligned, false>;
+  auto* kernel = graph.weights
+                     ? GradValuesBlocksKernel<T, Column, kLanes, kAligned, true, kManyRows>
+                     : GradValuesBlocksKernel<T, Column, kLanes, kAligned, false, kManyRows>;
   const int64_t row_bytes = HeldRows<T>::Bytes(1, dim);
   const int64_t fitting = (AllowSharedBytes(kernel) - 16) / row_bytes;
   const int64_t held = std::clamp<int64_t>(fitting, 1, graph.rows_per_block);
-  // Blocks of few rows leave room for others on a multiprocessor.
-  const bool has_many_rows = graph.rows_per_block > 64;
   const int64_t sum_bytes = graph.senders_per_tile * k * sizeof(float);
-  kernel<<<static_cast<unsigned>(tasks), has_many_rows ? 1024 : 256, HeldRows<T>::Bytes(held, dim),
+  kernel<<<static_cast<unsigned>(tasks), kManyRows ? 1024 : 256, HeldRows<T>::Bytes(held, dim),
            stream>>>(graph, columns, dy, static_cast<int>(k), static_cast<int>(dim),
-                     static_cast<int>(held), !has_many_rows && sum_bytes > kCachedBytes, sums);
+                     static_cast<int>(held), !kManyRows && sum_bytes > kCachedBytes, sums);
 }
 
 // Calls `launch(lanes that share a neighbour, whether k is in whole fours)`.
@@ -300,9 +300,11 @@ ffi::Error GradValuesBlocks(cudaStream_t stream, ffi::AnyBuffer row_order, ffi::
         const auto launch = [&](float* sums) {
           if (graph.entries == nullptr || rows == 0) return;
           SwitchLanes(k, [&](auto lanes, auto aligned) {
-            LaunchBlocks<T, Column, lanes(), aligned()>(
-                stream, graph, tasks, batch.Item<const Column>(columns, member),
-                batch.Item<const T>(dy, member), k, dim, sums);
+            auto* launch_blocks = graph.rows_per_block > 64
+                                      ? LaunchBlocks<T, Column, lanes(), aligned(), true>
+                                      : LaunchBlocks<T, Column, lanes(), aligned(), false>;
+            launch_blocks(stream, graph, tasks, batch.Item<const Column>(columns, member),
+                          batch.Item<const T>(dy, member), k, dim, sums);
           });
         };
         WithSums(stream, nodes, k, batch.Item<const float>(col_scale, member),

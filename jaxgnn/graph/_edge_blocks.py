@@ -55,7 +55,7 @@ class BlockShape:
         the larger the block. Otherwise a block only spares reading rows again, and small ones keep
         more thread blocks in flight. Each tile of senders reads all rows again, which costs little
         where rows have many edges; elsewhere tiles are larger, as the senders of rows that share a
-        community are soon in the cache, and kernels prefetch the others.
+        community are soon in the cache, and kernels prefetch the sums of tiles too large for it.
         """
         options, many_edges = _rows_of_blocks(num_rows, num_edges)
         order = "degree" if many_edges else "given" if num_cols <= _FEW_SENDERS else "community"
@@ -91,14 +91,15 @@ class BlockShape:
 _BYTES_AT_ONCE = 224 * 1024
 # Wider rows are walked one by one.
 _MOST_PASSES = 2
-# Blocks are large in graphs of so many rows that have so many edges each. What they leave of the
-# memory of a multiprocessor is its first-level cache, which the kernels need too.
+# Blocks are large in graphs of so many rows, which leave 512 blocks and more, that have so many
+# edges each. What they leave of the memory of a multiprocessor is its first-level cache, which the
+# kernels need too.
 _MANY_ROWS, _MANY_EDGES = 73_728, 128
-# Rows of a large block: one of so many parts of all, within these bounds; where rows are narrow
-# twice the part, up to the last of these numbers.
+# Rows of a large block: one of so many parts of all, within these bounds; for narrow rows twice
+# the part, up to the last of these numbers.
 _LARGE_BLOCKS, _MANY_BLOCKS, _MOST_IN_BLOCK = (128, 144), 1024, 288
 _SMALL_BLOCKS = 64
-# Whose sums a second-level cache holds all at once.
+# Whose sums a second-level cache holds all at once, up to some 48 kept columns.
 _FEW_SENDERS = 420_000
 
 

@@ -14,7 +14,7 @@ from tests.ops._table import longest_row
 
 pytestmark = pytest.mark.gpu
 
-# Many senders in several tiles; a row of several tasks; rows of many edges, in blocks of 144 and
+# Many senders in several tiles; a row of several tasks; rows of many edges, in blocks of 128 and
 # of 256 rows.
 LARGE = {
     "several_tiles": lambda: CSRGraph.from_edges(

@@ -22,10 +22,11 @@ from tests.pallas_kernels._numpy_warp import NumpyWarp
 pytestmark = pytest.mark.emulated
 
 # Neither the edges nor all slots are a multiple of the eight that are read at once.
-ROWS, COLS, EDGES, PADDING, HUB = 50, 60, 1401, 3, 400
+ROWS, COLS, EDGES, PADDING, HUB = 50, 60, 1405, 2, 400
 SHAPES = {
     # Tiles of which the last has fewer senders, blocks of which the last has fewer rows.
     "small": BlockShape(16, 25, edges_per_task=90, row_blocks=4, tiles=3, order="degree"),
+    "long": BlockShape(16, 25, edges_per_task=1000, row_blocks=4, tiles=3, order="degree"),
     "as_numbered": BlockShape(16, 25, edges_per_task=90, row_blocks=4, tiles=3, order="given"),
     "one": BlockShape(64, 60, edges_per_task=1000, row_blocks=1, tiles=1, order="degree"),
     "all_threads": BlockShape(208, 60, edges_per_task=2000, row_blocks=1, tiles=1, order="degree"),
@@ -145,41 +146,53 @@ def test_groups_take_several_runs_of_a_long_task(monkeypatch, longest):
 
 @pytest.fixture
 def traffic(monkeypatch):
-    """Who fetched which place ahead, and who added to which: lane and first byte."""
-    fetched, added = set(), set()
-    prefetch, atomic_add = NumpyWarp.prefetch, NumpyWarp.atomic_add
+    """``traffic(k)``: who fetches the sums of which four columns ahead, and who adds to which."""
 
-    def places(warp, pointer, index):
-        first_bytes = warp._bytes(pointer, index, 4, 4)[:, 0]
-        return set(zip(warp._active_threads(), first_bytes, strict=True))
+    def note(k):
+        fetched, added = set(), set()
+        prefetch, atomic_add = NumpyWarp.prefetch, NumpyWarp.atomic_add
 
-    def note_prefetch(self, pointer, index, itemsize):
-        fetched.update(places(self, pointer, index))
-        prefetch(self, pointer, index, itemsize)
+        def places(warp, pointer, index):
+            sums = warp._bytes(pointer, index, 4, 4)[:, 0] // 4
+            return set(zip(warp._active_threads(), sums - sums % k % 4, strict=True))
 
-    def note_add(self, pointer, index, values):
-        added.update(places(self, pointer, index))
-        assert not fetched or added <= fetched
-        atomic_add(self, pointer, index, values)
+        def note_prefetch(self, pointer, index, itemsize):
+            fetched.update(places(self, pointer, index))
+            prefetch(self, pointer, index, itemsize)
 
-    monkeypatch.setattr(NumpyWarp, "prefetch", note_prefetch)
-    monkeypatch.setattr(NumpyWarp, "atomic_add", note_add)
-    return fetched, added
+        def note_add(self, pointer, index, values):
+            added.update(places(self, pointer, index))
+            assert not fetched or added <= fetched
+            atomic_add(self, pointer, index, values)
+
+        monkeypatch.setattr(NumpyWarp, "prefetch", note_prefetch)
+        monkeypatch.setattr(NumpyWarp, "atomic_add", note_add)
+        return fetched, added
+
+    return note
 
 
 @pytest.mark.parametrize("held", [None, 5])
 @pytest.mark.parametrize(
-    "name, shape, k", [("plain", "small", 8), ("scaled", "one", 40), ("weighted", "small", 32)]
+    "name, shape, dim, k",
+    [
+        ("plain", "small", 64, 8),
+        ("scaled", "one", 64, 40),
+        ("weighted", "one", 64, 33),
+        ("weighted", "long", 200, 160),  # several batches of entries that share few senders
+    ],
 )
-def test_sums_that_no_cache_holds_are_fetched_before(monkeypatch, traffic, name, shape, k, held):
+def test_sums_that_no_cache_holds_are_fetched_before(
+    monkeypatch, traffic, name, shape, dim, k, held
+):
     monkeypatch.setattr(_edge_blocks, "_CACHED_BYTES", SHAPES[shape].senders * k * 4 - 1)
     if held is not None:
-        monkeypatch.setattr(_simt, "most_shared_bytes", lambda: 32 + (held + 1) * 64 * 4)
-    graph, kept = _graph(monkeypatch, name, shape), _kept(64, k, "float32")
-    dy = random_array((ROWS, 64), "float32", seed=1)
+        monkeypatch.setattr(_simt, "most_shared_bytes", lambda: 32 + (held + 1) * dim * 4)
+    graph, kept = _graph(monkeypatch, name, shape), _kept(dim, k, "float32")
+    dy = random_array((ROWS, dim), "float32", seed=1)
     exact = maxk_spmm_reference.grad_values(graph, kept, dy)
+    fetched, added = traffic(k)
     assert_close(pallas.grad_values(graph, kept, dy), exact, reduction_length=EDGES)
-    fetched, added = traffic
     assert added and added <= fetched
 
 
@@ -189,9 +202,20 @@ def test_sums_in_a_cache_and_those_of_large_blocks_are_not_fetched(
 ):
     monkeypatch.setattr(_edge_blocks, "_CACHED_BYTES", SHAPES[shape].senders * 8 * 4 - excess)
     graph, kept = _graph(monkeypatch, "plain", shape), _kept(64, 8, "float32")
+    fetched, added = traffic(8)
     pallas.grad_values(graph, kept, random_array((ROWS, 64), "float32", seed=1))
-    fetched, added = traffic
     assert added and not fetched
+
+
+def test_large_blocks_have_all_threads_and_prefetch_nothing_small_ones_sums_above_the_cache():
+    def choose(rows, senders, k):
+        tile = BlocksTile.choose(rows, senders, k, 256, 4)
+        return tile.warps, tile.batch, tile.prefetches
+
+    products = 1_224_515  # senders of one of two tiles
+    assert choose(64, products, 16) == (8, 4, False)
+    assert choose(64, products, 32) == (8, 4, True)
+    assert choose(128, products, 64) == choose(128, 1 << 17, 32) == (32, 8, False)
 
 
 @pytest.mark.parametrize("held", [16, 3])

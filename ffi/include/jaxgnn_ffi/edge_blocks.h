@@ -131,7 +131,7 @@ struct HeldRows {
 
 // A group of kLanes lanes takes runs of a task's entries. Neighbouring entries that share their
 // sender are added up before they go to its sums.
-template <typename T, typename Column, int kLanes, bool kAligned, bool kWeights>
+template <typename T, typename Column, int kLanes, bool kAligned, bool kWeights, bool kManyRows>
 struct BlockRuns {
   using Four = FourEntries<Column, kAligned>;
   static constexpr int kBatch = 4, kLongestRun = 128;
@@ -143,7 +143,7 @@ struct BlockRuns {
   float* sums;
   int k;
   int first_held, num_held;  // rows of the block
-  bool prefetches;           // sums, a batch ahead
+  bool prefetches;           // sums, a batch ahead; not of blocks of many rows
 
   // The entries `at` .. at + 3 of every sender.
   __device__ __forceinline__ void Run(int at) const {
@@ -165,16 +165,20 @@ struct BlockRuns {
     const uint32_t* entries = graph.entries + aligned;
     float sum[4];
     int sender = -1;
-    const auto load = [&](int batch) {
-      return __ldcs(reinterpret_cast<const uint4*>(entries + batch));
-    };
-    uint4 next = load(first), after = first + kBatch < end ? load(first + kBatch) : next;
-    if (prefetches) Prefetch(next, first, begin, end, at);
+    uint4 next = Load(entries + first), after;
+    if constexpr (!kManyRows) {
+      after = first + kBatch < end ? Load(entries + first + kBatch) : next;
+      if (prefetches) Prefetch(next, first, begin, end, at);
+    }
     for (int batch = first; batch < end; batch += kBatch) {
       const uint32_t entry[kBatch] = {next.x, next.y, next.z, next.w};
-      next = after;
-      if (batch + 2 * kBatch < end) after = load(batch + 2 * kBatch);
-      if (prefetches) Prefetch(next, batch + kBatch, begin, end, at);
+      if constexpr (kManyRows) {
+        if (batch + kBatch < end) next = Load(entries + batch + kBatch);
+      } else {
+        next = after;
+        if (batch + 2 * kBatch < end) after = Load(entries + batch + 2 * kBatch);
+        if (prefetches) Prefetch(next, batch + kBatch, begin, end, at);
+      }
       Four column[kBatch] = {};
       float factor[kBatch];
 #pragma unroll
@@ -205,6 +209,10 @@ struct BlockRuns {
       }
     }
     if (sender >= 0) Four::Add(sums + int64_t{sender} * k, at, k, sum);
+  }
+
+  static __device__ __forceinline__ uint4 Load(const uint32_t* batch) {
+    return __ldcs(reinterpret_cast<const uint4*>(batch));
   }
 
   // Begins to fetch the sums of a batch, those of entries begin .. end.
