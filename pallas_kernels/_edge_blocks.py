@@ -377,7 +377,7 @@ class _Runs:
         four.add(sender, totals)
 
     def _prefetch(self, four: _FourColumns, batch: Value, words: list[Value]) -> None:
-        """Begins to fetch the sums of a batch, which may be the first one of another group's run."""
+        """Begins to fetch the sums of a batch, which may be the first of another group's run."""
         senders = [_sender_of(entry) for entry in self._mask(batch, words)]
         four.prefetch(senders[0])
         for of, before in zip(senders[1:], senders, strict=False):
