@@ -365,14 +365,11 @@ class _Runs:
                 sender, totals = self._add_entry(four, entry, kept, weight, sender, totals)
             return coming, senders[-1], kept, sender, totals
 
-        words, *coming = [
-            load(first),
-            *(load((first + s * size).least(last)) for s in range(1, ahead)),
-        ]
+        loaded = [load(first), *(load((first + s * size).least(last)) for s in range(1, ahead))]
         if self.tile.prefetches:
-            self._prefetch(four, first, words)
-        sender = _sender_of(self._mask(first, words)[0])
-        carry = [words, *coming], sender, four.load(sender), sender, [warp.f32(0.0)] * 4
+            self._prefetch(four, first, loaded[0])
+        sender = _sender_of(self._mask(first, loaded[0])[0])
+        carry = loaded, sender, four.load(sender), sender, [warp.f32(0.0)] * 4
         *_, sender, totals = warp.loop(first, end, size, carry, take)
         four.add(sender, totals)
 
@@ -380,7 +377,7 @@ class _Runs:
         """Begins to fetch the sums of a batch, which may be the first of another group's run."""
         senders = [_sender_of(entry) for entry in self._mask(batch, words)]
         four.prefetch(senders[0])
-        for of, before in zip(senders[1:], senders, strict=False):
+        for of, before in zip(senders[1:], senders[:-1], strict=True):
             self.warp.when(of != before, lambda of=of: four.prefetch(of))
 
     def _exist(self, batch: Value) -> list[Value]:

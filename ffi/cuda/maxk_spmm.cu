@@ -241,8 +241,9 @@ __global__ void __launch_bounds__(1024)
 // Above so many bytes of a tile's sums additions would mostly find theirs in no cache, which makes
 // them more than twice as slow: in blocks of few rows they are fetched before.
 constexpr int64_t kCachedBytes = 96 << 20;
+// Blocks of so few rows leave room for others on a multiprocessor.
+constexpr int kFewRows = 64;
 
-// Blocks of few rows leave room for others on a multiprocessor.
 template <typename T, typename Column, int kLanes, bool kAligned, bool kManyRows>
 void LaunchBlocks(cudaStream_t stream, const EdgeBlocks& graph, int64_t tasks,
                   const Column* columns, const T* dy, int64_t k, int64_t dim, float* sums) {
@@ -255,7 +256,7 @@ void LaunchBlocks(cudaStream_t stream, const EdgeBlocks& graph, int64_t tasks,
   const int64_t sum_bytes = graph.senders_per_tile * k * sizeof(float);
   kernel<<<static_cast<unsigned>(tasks), kManyRows ? 1024 : 256, HeldRows<T>::Bytes(held, dim),
            stream>>>(graph, columns, dy, static_cast<int>(k), static_cast<int>(dim),
-                     static_cast<int>(held), !kManyRows && sum_bytes > kCachedBytes, sums);
+                     static_cast<int>(held), sum_bytes > kCachedBytes, sums);
 }
 
 // Calls `launch(lanes that share a neighbour, whether k is in whole fours)`.
@@ -300,7 +301,7 @@ ffi::Error GradValuesBlocks(cudaStream_t stream, ffi::AnyBuffer row_order, ffi::
         const auto launch = [&](float* sums) {
           if (graph.entries == nullptr || rows == 0) return;
           SwitchLanes(k, [&](auto lanes, auto aligned) {
-            auto* launch_blocks = graph.rows_per_block > 64
+            auto* launch_blocks = graph.rows_per_block > kFewRows
                                       ? LaunchBlocks<T, Column, lanes(), aligned(), true>
                                       : LaunchBlocks<T, Column, lanes(), aligned(), false>;
             launch_blocks(stream, graph, tasks, batch.Item<const Column>(columns, member),

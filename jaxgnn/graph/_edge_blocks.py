@@ -99,7 +99,7 @@ _MANY_ROWS, _MANY_EDGES = 73_728, 128
 # the part, up to the last of these numbers.
 _LARGE_BLOCKS, _MANY_BLOCKS, _MOST_IN_BLOCK = (128, 144), 1024, 288
 _SMALL_BLOCKS = 64
-# Whose sums a second-level cache holds all at once, up to some 48 kept columns.
+# Whose sums, of 32 kept columns, take about as much as a second-level cache of 50 MB holds.
 _FEW_SENDERS = 420_000
 
 

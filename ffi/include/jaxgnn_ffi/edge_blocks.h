@@ -143,7 +143,7 @@ struct BlockRuns {
   float* sums;
   int k;
   int first_held, num_held;  // rows of the block
-  bool prefetches;           // sums, a batch ahead; not of blocks of many rows
+  bool prefetches;           // sums, a batch ahead; in blocks of few rows
 
   // The entries `at` .. at + 3 of every sender.
   __device__ __forceinline__ void Run(int at) const {
