@@ -31,48 +31,53 @@ _CACHED_BYTES = 96 * 2**20
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class EdgeBlocks:
-    """Edges grouped by block of rows and tile of senders, sorted by sender within a block.
+    """Edges grouped by block of rows and span of senders, sorted by sender within a block.
 
     A row's place is that in ``row_order``, by which rows are cut. Blocks are numbered
-    ``tile * row_blocks + block of rows``. Task ``t`` is entries ``offsets[t]`` up to
-    ``offsets[t + 1]`` of block ``blocks[t]``. In a kernel each array is an ``Array``.
+    ``span * row_blocks + block of rows``. Task ``t`` is entries ``begins[t]`` up to ``ends[t]``,
+    which are of block ``blocks[t]`` and of one tile, a part of its span. In a kernel each array is
+    an ``Array``.
 
     Attributes:
       row_order: the rows in the order in which they are cut into blocks, [rows] int32, or None if
         that is the order of their numbers.
-      entries: ``sender within the tile << 9 | row within the block`` of each edge, padded to a
+      entries: ``sender within the span << 9 | row within the block`` of each edge, padded to a
         multiple of eight, [entries] uint32.
       edges: position of each in ``weights``, [edges] int32 or int64; None without weights.
       blocks: [tasks] int32.
-      offsets: [tasks + 1], int32 or int64.
+      begins: [tasks], int32 or int64.
+      ends: likewise.
       weights: of the edges, [edges] float32, or None for ones.
       row_scale: factor of each row, [rows] float32, or None for ones.
       col_scale: factor of each sender, [cols] float32, or None for ones.
       rows: of a block, less than 512.
-      senders: of a tile.
+      span: senders of one.
+      senders: of a tile at most.
     """
 
     row_order: Any
     entries: Any
     edges: Any
     blocks: Any
-    offsets: Any
+    begins: Any
+    ends: Any
     weights: Any
     row_scale: Any
     col_scale: Any
     rows: int = field(metadata={"static": True})
+    span: int = field(metadata={"static": True})
     senders: int = field(metadata={"static": True})
 
     def task(self, number: Value, num_rows: int, batch: int) -> Task:
         """One task, in a kernel that takes so many entries together."""
         row_blocks, block = -(-num_rows // self.rows), self.blocks.load(number)
-        tile = block // row_blocks
-        first_row = (block - tile * row_blocks) * self.rows
-        begin, end = self.offsets.load(number), self.offsets.load(number + 1)
+        span = block // row_blocks
+        first_row = (block - span * row_blocks) * self.rows
+        begin, end = self.begins.load(number), self.ends.load(number)
         aligned = begin - begin % batch
         begin, end = (begin - aligned).to("i32"), (end - aligned).to("i32")
         rows = (num_rows - first_row).least(self.rows)
-        return Task(aligned, begin, end, first_row, tile * self.senders, rows)
+        return Task(aligned, begin, end, first_row, span * self.span, rows)
 
     @property
     def has_many_edges(self) -> bool:
@@ -93,7 +98,7 @@ class Task:
       begin: first entry, i32.
       end: behind the last, i32.
       first_row: place of the block's first row, i32.
-      first_sender: of the tile, i32.
+      first_sender: of the span, i32.
       rows: of the block, i32; the last block may have fewer than others.
     """
 
@@ -430,17 +435,17 @@ class _Runs:
 
 
 def _sender_of(entry: Value) -> Value:
-    """Sender within the tile, i32."""
+    """Sender within the span, i32."""
     return (entry >> _ROW_BITS).bits("i32")
 
 
 @dataclass(frozen=True)
 class _FourColumns:
-    """A lane's four columns of every sender of a tile, and their sums.
+    """A lane's four columns of every sender of a span, and their sums.
 
     Attributes:
       warp: of the lane.
-      columns: kept columns from the first of the four of the tile's first sender on.
+      columns: kept columns from the first of the four of the span's first sender on.
       sums: likewise.
       at: which of a row's k columns is the first of the four.
       k: columns of a row; rows whose length is no multiple of four may end before the fourth.

@@ -271,12 +271,12 @@ void SwitchLanes(int64_t k, const Launch& launch) {
 }
 
 ffi::Error GradValuesBlocks(cudaStream_t stream, ffi::AnyBuffer row_order, ffi::AnyBuffer entries,
-                            ffi::AnyBuffer edges, ffi::AnyBuffer blocks, ffi::AnyBuffer offsets,
-                            ffi::AnyBuffer weights, ffi::AnyBuffer row_scale,
+                            ffi::AnyBuffer edges, ffi::AnyBuffer blocks, ffi::AnyBuffer begins,
+                            ffi::AnyBuffer ends, ffi::AnyBuffer weights, ffi::AnyBuffer row_scale,
                             ffi::AnyBuffer col_scale, ffi::AnyBuffer columns, ffi::AnyBuffer dy,
                             ffi::Result<ffi::AnyBuffer> dvalues,
                             ffi::Result<ffi::AnyBuffer> workspace, int64_t rows_per_block,
-                            int64_t senders_per_tile) {
+                            int64_t senders_per_span, int64_t senders_per_tile) {
   const Batch batch(dvalues->dimensions(), 2);
   const int64_t nodes = dvalues->dimensions()[batch.rank()], k = dvalues->dimensions().back();
   const int64_t rows = dy.dimensions()[batch.rank()], dim = dy.dimensions().back();
@@ -291,11 +291,13 @@ ffi::Error GradValuesBlocks(cudaStream_t stream, ffi::AnyBuffer row_order, ffi::
                                batch.Item<const uint32_t>(entries, member),
                                batch.Bytes(edges, member),
                                batch.Item<const int32_t>(blocks, member),
-                               batch.Bytes(offsets, member),
-                               offsets.element_type() == ffi::S64,
+                               batch.Bytes(begins, member),
+                               batch.Bytes(ends, member),
+                               begins.element_type() == ffi::S64,
                                batch.Item<const float>(weights, member),
                                batch.Item<const float>(row_scale, member),
                                static_cast<int>(rows_per_block),
+                               static_cast<int>(senders_per_span),
                                static_cast<int>(senders_per_tile),
                                static_cast<int>(rows)};
         const auto launch = [&](float* sums) {
@@ -412,7 +414,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_maxk_spmm_grad_values_blocks, jaxgnn::GradV
                                   .Arg<xla::ffi::AnyBuffer>()  // entries
                                   .Arg<xla::ffi::AnyBuffer>()  // edges
                                   .Arg<xla::ffi::AnyBuffer>()  // blocks of the tasks
-                                  .Arg<xla::ffi::AnyBuffer>()  // offsets of the tasks
+                                  .Arg<xla::ffi::AnyBuffer>()  // begins of the tasks
+                                  .Arg<xla::ffi::AnyBuffer>()  // ends of the tasks
                                   .Arg<xla::ffi::AnyBuffer>()  // weights or empty
                                   .Arg<xla::ffi::AnyBuffer>()  // row scale or empty
                                   .Arg<xla::ffi::AnyBuffer>()  // column scale or empty
@@ -421,6 +424,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_maxk_spmm_grad_values_blocks, jaxgnn::GradV
                                   .Ret<xla::ffi::AnyBuffer>()  // gradient
                                   .Ret<xla::ffi::AnyBuffer>()  // its sums, if not float32
                                   .Attr<int64_t>("rows_per_block")
+                                  .Attr<int64_t>("senders_per_span")
                                   .Attr<int64_t>("senders_per_tile"),
                               {xla::ffi::Traits::kCmdBufferCompatible});
 

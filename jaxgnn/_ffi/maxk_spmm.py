@@ -151,19 +151,24 @@ def grad_values_cuda(
     results = [(shape, cbsr.dtype), ((0,) if cbsr.dtype == jnp.float32 else shape, jnp.float32)]
     blocks = edge_blocks(graph, dy)
     if blocks is not None:
+        shape = blocks.shape
+        tiles = shape.tiles_for(cbsr.k, dy.dtype.itemsize)
+        tasks = blocks.tasks_of(tiles)
         return call_many(
             "jaxgnn_maxk_spmm_grad_values_blocks",
             results,
             blocks.row_order,
             blocks.entries,
             None if graph.weights is None else blocks.edges,
-            blocks.blocks,
-            blocks.offsets,
+            tasks.blocks,
+            tasks.begins,
+            tasks.ends,
             *coefficients(graph),
             cbsr.indices,
             dy,
-            rows_per_block=np.int64(blocks.shape.rows),
-            senders_per_tile=np.int64(blocks.shape.senders),
+            rows_per_block=np.int64(shape.rows),
+            senders_per_span=np.int64(shape.senders),
+            senders_per_tile=np.int64(shape.senders_of(tiles)),
         )[0]
     return call_many(
         "jaxgnn_maxk_spmm_grad_values",

@@ -5,6 +5,7 @@ from jaxgnn.graph._cbsr import CBSR as CBSR
 from jaxgnn.graph._cbsr import column_dtype as column_dtype
 from jaxgnn.graph._csr import CSRGraph as CSRGraph
 from jaxgnn.graph._edge_blocks import BlockShape as BlockShape
+from jaxgnn.graph._edge_blocks import BlockTasks as BlockTasks
 from jaxgnn.graph._edge_blocks import EdgeBlocks as EdgeBlocks
 from jaxgnn.graph._edge_blocks import blocks_for as blocks_for
 from jaxgnn.graph._incidence import Incidence as Incidence

@@ -29,11 +29,11 @@ class BlockShape:
     Attributes:
       rows: rows of a block, whose gradients a multiprocessor holds in shared memory; less than
         2**ROW_BITS.
-      senders: senders of a tile, whose sums a second-level cache holds; in the order
-        ``"community"`` it holds those of some communities at a time.
+      senders: senders of a span, as many as the bits of an entry can name.
       edges_per_task: edges that one thread block takes of a block at most.
-      row_blocks: blocks side by side in one tile.
-      tiles: of senders, one after another.
+      row_blocks: blocks side by side in one span.
+      spans: of senders, one after another.
+      tiles: into how many tiles of senders a span may be cut, fewest first; see ``tiles_for``.
       order: of the rows. By ``"degree"`` those of many edges come first, and of those of about as
         many the communities one after another; by ``"community"`` only these; ``"given"`` is the
         order of their numbers.
@@ -43,7 +43,8 @@ class BlockShape:
     senders: int
     edges_per_task: int
     row_blocks: int
-    tiles: int
+    spans: int
+    tiles: tuple[int, ...]
     order: Literal["degree", "community", "given"]
 
     @classmethod
@@ -53,25 +54,24 @@ class BlockShape:
         The one heuristic, for an H100. Many rows in a block have senders in common, whose sums
         are then added once for all of them; that pays where rows have many edges, and the more
         the larger the block. Otherwise a block only spares reading rows again, and small ones keep
-        more thread blocks in flight. Each tile of senders reads all rows again, which costs little
-        where rows have many edges; elsewhere tiles are larger, as the senders of rows that share a
-        community are soon in the cache, and kernels prefetch the sums of tiles too large for it.
+        more thread blocks in flight.
         """
         options, many_edges = _rows_of_blocks(num_rows, num_edges)
         order = "degree" if many_edges else "given" if num_cols <= _FEW_SENDERS else "community"
         if 0 in (num_rows, num_cols):
             order = "given"
-        most_senders = 1 << 17 if many_edges else 5 << 18
-        tiles = max(1, -(-num_cols // most_senders))
+        spans = max(1, -(-num_cols // _MOST_SENDERS))
+        senders = max(1, -(-num_cols // spans))
         # A task reads all rows of its block, however few of its edges it takes.
         most_edges = 1 << 18 if many_edges else 1 << 15
         return tuple(
             cls(
                 rows=rows,
-                senders=max(1, -(-num_cols // tiles)),
+                senders=senders,
                 edges_per_task=min(max(num_edges >> 10, 1 << 10), most_edges),
                 row_blocks=max(1, -(-num_rows // rows)),
-                tiles=tiles,
+                spans=spans,
+                tiles=_tiles(senders, many_edges),
                 order=order,
             )
             for rows in options
@@ -79,8 +79,31 @@ class BlockShape:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks in all; block ``tile * row_blocks + rows`` comes after those before it."""
-        return self.tiles * self.row_blocks
+        """Blocks in all; block ``span * row_blocks + rows`` comes after those before it."""
+        return self.spans * self.row_blocks
+
+    def senders_of(self, tiles: int) -> int:
+        """Senders of a tile, if a span is cut into so many."""
+        return -(-self.senders // tiles)
+
+    def tiles_for(self, k: int, itemsize: int) -> int:
+        """Into how many tiles a span is best cut, of the numbers in ``tiles``.
+
+        The one heuristic, for an H100. A thread block works on one tile, and the next ones read
+        the rows of a block again. Where rows have many edges a cache is to hold the sums of a
+        tile, the less of it the faster rows are read again. Elsewhere the senders of rows that
+        share a community are soon in the cache, and kernels prefetch the sums of tiles that are
+        too large for it.
+
+        Args:
+          k: kept columns of a sender, whose sums are float32.
+          itemsize: bytes of an entry of a row.
+        """
+        if self.order == "degree":
+            most = _CACHED_SUMS[itemsize] // (4 * k)
+        else:
+            most = _TILE_SENDERS[itemsize]
+        return next((n for n in self.tiles if self.senders_of(n) <= most), self.tiles[-1])
 
     def can_hold(self, row_bytes: int, passes: int) -> bool:
         """Whether shared memory holds the rows of a block in so many passes."""
@@ -99,8 +122,16 @@ _MANY_ROWS, _MANY_EDGES = 73_728, 128
 # the part, up to the last of these numbers.
 _LARGE_BLOCKS, _MANY_BLOCKS, _MOST_IN_BLOCK = (128, 144), 1024, 288
 _SMALL_BLOCKS = 64
+# Senders that the bits of an entry can name.
+_MOST_SENDERS = 1 << (32 - ROW_BITS)
 # Whose sums, of 32 kept columns, take about as much as a second-level cache of 50 MB holds.
 _FEW_SENDERS = 420_000
+# Of a tile, by the bytes of an entry of the rows: the narrower they are, the less it costs to read
+# them again, and the more tiles pay. Bytes of sums where rows have many edges; elsewhere senders.
+_CACHED_SUMS = {2: 16 << 20, 4: 32 << 20}
+_TILE_SENDERS = {2: 7 << 17, 4: 5 << 18}
+# Smaller tiles would leave tasks of few edges: where rows have many edges, and k is large.
+_FEWEST_IN_TILE = 1 << 17
 
 
 def _rows_of_blocks(num_rows: int, num_edges: int) -> tuple[tuple[int, ...], bool]:
@@ -114,31 +145,57 @@ def _rows_of_blocks(num_rows: int, num_edges: int) -> tuple[tuple[int, ...], boo
     return ((fewest, most) if most >= fewest + fewest // 4 else (fewest,)), True
 
 
+def _tiles(senders: int, many_edges: bool) -> tuple[int, ...]:
+    """Into how many tiles a span of so many senders may be cut."""
+    if not many_edges:
+        return tuple(sorted({-(-senders // most) for most in _TILE_SENDERS.values()}))
+    most = -(-senders // _FEWEST_IN_TILE)
+    return (*(1 << n for n in range((most - 1).bit_length())), most)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class BlockTasks:
+    """The edges of all blocks shared out to thread blocks, one tile of senders after another.
+
+    Task ``t`` is entries ``begins[t]`` up to ``ends[t]``, which are of block ``blocks[t]``; unused
+    tasks at the end have no entries.
+
+    Attributes:
+      blocks: block of each task, int32.
+      begins: its first entry.
+      ends: behind its last.
+    """
+
+    blocks: Int[Array, " tasks"]
+    begins: Int[Array, " tasks"]
+    ends: Int[Array, " tasks"]
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class EdgeBlocks:
     """The edges of a graph by block, and by sender within a block; see ``BlockShape``.
 
-    Task ``t`` is entries ``offsets[t]`` up to ``offsets[t + 1]`` of block ``blocks[t]``; unused
-    tasks at the end have no entries.
-
     Attributes:
       row_order: the rows in the order in which they are cut into blocks, int32, or None if that is
         the order of their numbers.
-      entries: ``sender within the tile << ROW_BITS | row within the block`` of each edge, then
+      entries: ``sender within the span << ROW_BITS | row within the block`` of each edge, then
         zeros up to a multiple of eight.
       edges: position of each in the graph.
-      blocks: block of each task, int32.
-      offsets: first entry of each task, and the end of the last.
+      tasks: for each of the numbers of tiles in ``shape.tiles``.
       shape: of the blocks.
     """
 
     row_order: Int[Array, " rows"] | None
     entries: UInt[Array, " entries"]
     edges: Int[Array, " edges"]
-    blocks: Int[Array, " tasks"]
-    offsets: Int[Array, " tasks+1"]
+    tasks: tuple[BlockTasks, ...]
     shape: BlockShape = field(metadata={"static": True})
+
+    def tasks_of(self, tiles: int) -> BlockTasks:
+        """The tasks by so many tiles, one of ``shape.tiles``."""
+        return self.tasks[self.shape.tiles.index(tiles)]
 
 
 def blocks_for(options: Sequence[EdgeBlocks], row_bytes: int) -> EdgeBlocks | None:
@@ -210,18 +267,59 @@ def _order_rows(xp, degrees, communities):
 def _cut(xp, shape, row_order, places, senders, num_cols, permutation) -> EdgeBlocks:
     """The edges by block, given by the places of their rows in ``row_order`` and their senders."""
     num_edges = senders.shape[0]
-    tile, sender = senders // shape.senders, senders % shape.senders
-    block = tile * shape.row_blocks + places // shape.rows
+    span, sender = senders // shape.senders, senders % shape.senders
+    block = span * shape.row_blocks + places // shape.rows
     offsets, order = sort_edges(block, shape.num_blocks, senders < num_cols)
     row = (places % shape.rows).astype(np.uint32)
-    entries = sender.astype(np.uint32) << np.uint32(ROW_BITS) | row
+    entries = (sender.astype(np.uint32) << np.uint32(ROW_BITS) | row)[order]
     padding = xp.zeros(-num_edges % _ENTRIES_ALIGNED, np.uint32)
-    blocks, task_offsets = cut_rows(offsets, num_edges, shape.edges_per_task)
     return EdgeBlocks(
         row_order=row_order,
-        entries=xp.concatenate([entries[order], padding]),
+        entries=xp.concatenate([entries, padding]),
         edges=permutation[order],
-        blocks=blocks,
-        offsets=task_offsets,
+        tasks=tuple(_share_out(xp, shape, tiles, entries, offsets) for tiles in shape.tiles),
         shape=shape,
     )
+
+
+def _share_out(xp, shape, tiles, entries, offsets) -> BlockTasks:
+    """Tasks by so many tiles, of the entries of blocks that lie between ``offsets``."""
+    first_senders = shape.senders_of(tiles) * np.arange(1, tiles, dtype=np.int32)
+    begins, ends = offsets[:-1, None], offsets[1:, None]
+    inner = _search(xp, entries, begins, ends, first_senders)
+    bounds = xp.concatenate([begins, inner, ends], axis=1)
+    # Blocks side by side in a tile, those of a span one after another.
+    by_tile = bounds.reshape(shape.spans, shape.row_blocks, tiles + 1).swapaxes(1, 2)
+    begins, ends = (edges.reshape(-1) for edges in (by_tile[:, :-1], by_tile[:, 1:]))
+    numbers = np.arange(shape.num_blocks, dtype=np.int32).reshape(shape.spans, 1, -1)
+    blocks = xp.asarray(np.repeat(numbers, tiles, axis=1).reshape(-1))
+    # As if blocks within tiles lay side by side.
+    indptr = xp.concatenate([xp.zeros(1, offsets.dtype), xp.cumsum(ends - begins)])
+    part, cuts = cut_rows(indptr.astype(offsets.dtype), entries.shape[0], shape.edges_per_task)
+    # Unused tasks look up a part behind the last.
+    shift = xp.concatenate([begins - indptr[:-1], xp.zeros(1, offsets.dtype)])[part]
+    return BlockTasks(
+        blocks=xp.concatenate([blocks, xp.zeros(1, np.int32)])[part],
+        begins=(cuts[:-1] + shift).astype(offsets.dtype),
+        ends=(cuts[1:] + shift).astype(offsets.dtype),
+    )
+
+
+def _search(xp, entries, begins, ends, senders):
+    """Where in ranges of entries, each sorted by sender, those from ``senders`` on begin."""
+    shape = np.broadcast_shapes(begins.shape, senders.shape)
+    begins, ends = xp.broadcast_to(begins, shape), xp.broadcast_to(ends, shape)
+
+    def halve(_, bounds):
+        begins, ends = bounds
+        middle = begins + (ends - begins) // 2
+        found = entries[xp.minimum(middle, entries.shape[0] - 1)] >> np.uint32(ROW_BITS)
+        below = (begins < ends) & (found.astype(np.int32) < senders)
+        return xp.where(below, middle + 1, begins), xp.where(below, ends, middle)
+
+    steps, bounds = entries.shape[0].bit_length(), (begins, ends)
+    if xp is not np:
+        return jax.lax.fori_loop(0, steps, halve, bounds)[0]
+    for step in range(steps):
+        bounds = halve(step, bounds)
+    return bounds[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 import jax
@@ -180,11 +179,12 @@ def _check_schedule(name, schedule, indptr, num_edges):
 
 def _check_equal(name, given, expected):
     """What is made from the rest of a plan must be what would be made."""
-    for field in dataclasses.fields(expected):
-        if field.metadata.get("static"):
-            continue
-        wanted, got = (np.asarray(getattr(made, field.name)) for made in (expected, given))
-        where = f"{name}.{field.name}"
+    wanted, got = jax.tree.structure(expected), jax.tree.structure(given)
+    if wanted != got:
+        raise bad_input("CSRGraph", name, f"of structure {wanted}", got)
+    arrays = jax.tree_util.tree_leaves_with_path(expected), jax.tree_util.tree_leaves(given)
+    for (path, wanted), got in zip(*arrays, strict=True):
+        where, wanted, got = name + jax.tree_util.keystr(path), np.asarray(wanted), np.asarray(got)
         if wanted.shape != got.shape:
             raise bad_input("CSRGraph", where, f"of shape {wanted.shape}", got.shape)
         if (wanted != got).any():

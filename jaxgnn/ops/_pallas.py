@@ -90,7 +90,7 @@ def grad_values(
     """Gradient to the kept values; atomic, so its last bits change from run to run."""
     from pallas_kernels import maxk_spmm as kernels
 
-    blocks = _edge_blocks(graph, dy)
+    blocks = _edge_blocks(graph, dy, cbsr.k)
     if blocks is None:
         dvalues = kernels.grad_values(pieces(graph), cbsr.indices, dy)
     else:
@@ -116,19 +116,24 @@ def pieces(graph: CSRGraph) -> Pieces:
     return Pieces(*_call.pieces(graph), *_call.coefficients(graph), edges_per_piece=size)
 
 
-def _edge_blocks(graph: CSRGraph, dy: Array) -> EdgeBlocks | None:
+def _edge_blocks(graph: CSRGraph, dy: Array, k: int) -> EdgeBlocks | None:
     from pallas_kernels._edge_blocks import EdgeBlocks
 
     blocks = _call.edge_blocks(graph, dy)
     if blocks is None:
         return None
+    shape = blocks.shape
+    tiles = shape.tiles_for(k, dy.dtype.itemsize)
+    tasks = blocks.tasks_of(tiles)
     return EdgeBlocks(
         blocks.row_order,
         blocks.entries,
         None if graph.weights is None else blocks.edges,
-        blocks.blocks,
-        blocks.offsets,
+        tasks.blocks,
+        tasks.begins,
+        tasks.ends,
         *_call.coefficients(graph),
-        rows=blocks.shape.rows,
-        senders=blocks.shape.senders,
+        rows=shape.rows,
+        span=shape.senders,
+        senders=shape.senders_of(tiles),
     )

@@ -46,13 +46,36 @@ def _row_order(blocks):
     return np.arange(blocks.shape.row_blocks * blocks.shape.rows) if rows is None else rows
 
 
-def _ends(blocks):
-    """Block, receiver and sender of each entry."""
-    shape, entries = blocks.shape, blocks.entries[: blocks.offsets[-1]]
-    block = np.repeat(blocks.blocks, np.diff(blocks.offsets))
-    place = block % shape.row_blocks * shape.rows + (entries & (2**ROW_BITS - 1))
-    sender = block // shape.row_blocks * shape.senders + (entries >> ROW_BITS)
-    return block, _row_order(blocks)[place], sender
+def _ends(blocks, tiles=None):
+    """Task, place in the entries, block, receiver and sender of what the tasks take, in turn."""
+    shape = blocks.shape
+    tasks = blocks.tasks_of(tiles or shape.tiles[0])
+    lengths = tasks.ends - tasks.begins
+    task = np.repeat(np.arange(len(lengths)), lengths)
+    place = np.arange(len(task)) + (tasks.begins - np.cumsum(lengths) + lengths)[task]
+    block, entry = tasks.blocks[task], blocks.entries[place]
+    row = block % shape.row_blocks * shape.rows + (entry & (2**ROW_BITS - 1))
+    sender = block // shape.row_blocks * shape.senders + (entry >> ROW_BITS)
+    return task, place, block, _row_order(blocks)[row], sender
+
+
+def _assert_has_every_edge_once(blocks, graph):
+    """By tiles of senders, by block within one, and by sender within a block."""
+    assert blocks.entries.size % 8 == 0  # kernels read so many at once
+    assert len(blocks.tasks) == len(blocks.shape.tiles)
+    for tiles in blocks.shape.tiles:
+        task, place, block, row, sender = _ends(blocks, tiles)
+        edges = blocks.edges[place]
+        np.testing.assert_array_equal(np.sort(edges), np.arange(graph.indptr[-1]))
+        np.testing.assert_array_equal(row, np.asarray(graph.receivers())[edges])
+        np.testing.assert_array_equal(sender, np.asarray(graph.indices)[edges])
+        assert np.bincount(task).max(initial=0) <= blocks.shape.edges_per_task
+        span, within = np.divmod(sender, blocks.shape.senders)
+        tile = span * tiles + within // blocks.shape.senders_of(tiles)
+        in_order = np.lexsort((sender, block, tile))
+        np.testing.assert_array_equal(in_order, np.arange(len(task)))
+        mixed = (np.diff(task) == 0) & ((np.diff(block) != 0) | (np.diff(tile) != 0))
+        assert not mixed.any()
 
 
 def _count_as_many_edges(monkeypatch, *rows):
@@ -88,16 +111,7 @@ def test_every_edge_is_there_once_grouped_by_block_and_sender(monkeypatch, build
     assert {blocks.shape.order for blocks in made} == {order}
     assert all((blocks.row_order is None) == (order == "given") for blocks in made)
     for blocks in made:
-        block, row, sender = _ends(blocks)
-        edges = blocks.edges[: blocks.offsets[-1]]
-        np.testing.assert_array_equal(np.sort(edges), np.arange(graph.indptr[-1]))
-        np.testing.assert_array_equal(row, np.asarray(graph.receivers())[edges])
-        np.testing.assert_array_equal(sender, np.asarray(graph.indices)[edges])
-        in_order = np.lexsort((sender, block))
-        np.testing.assert_array_equal(block[in_order], block)
-        np.testing.assert_array_equal(sender[in_order], sender)
-        assert np.diff(blocks.offsets).max(initial=0) <= blocks.shape.edges_per_task
-        assert blocks.entries.size % 8 == 0  # kernels read so many at once
+        _assert_has_every_edge_once(blocks, graph)
 
 
 @pytest.mark.parametrize("build", [pytest.param(build, id=name) for name, build in _graphs()])
@@ -138,7 +152,7 @@ def test_rows_of_few_edges_are_in_order_of_their_communities_then_as_given(monke
 
 def _additions(blocks):
     """Sums of the edges of one sender in one block."""
-    block, _, sender = _ends(blocks)
+    _, _, block, _, sender = _ends(blocks)
     return np.count_nonzero((np.diff(block) != 0) | (np.diff(sender) != 0)) + 1
 
 
@@ -174,7 +188,7 @@ def test_the_order_of_rows_saves_additions(monkeypatch, skew, in_community, shuf
     _count_as_many_edges(monkeypatch, 32, 64)
     made = _blocks(graph)
     for blocks in made:
-        _, row, sender = _ends(blocks)
+        *_, row, sender = _ends(blocks)
         as_given = np.unique(np.stack([row // blocks.shape.rows, sender]), axis=1).shape[1]
         assert _additions(blocks) <= (1 - saved) * as_given
     narrow, wide = map(_additions, made)
@@ -184,7 +198,7 @@ def test_the_order_of_rows_saves_additions(monkeypatch, skew, in_community, shuf
 def test_rows_that_fit_at_once_get_the_largest_blocks_and_wide_ones_the_smallest():
     both = BlockShape.choices(233_000, 233_000, 111_000_000)
     assert [(shape.rows, shape.order) for shape in both] == [(144, "degree"), (288, "degree")]
-    made = [EdgeBlocks(*[np.zeros(0)] * 5, shape=shape) for shape in both]  # pyrefly: ignore
+    made = [EdgeBlocks(*[np.zeros(0)] * 4, shape=shape) for shape in both]  # pyrefly: ignore
     for row_bytes, rows in ((398 * 2, 288), (199 * 4, 288), (200 * 4, 144), (796 * 4, 144)):
         assert blocks_for(made, row_bytes).shape.rows == rows
     assert blocks_for(made, 797 * 4) is None
@@ -194,19 +208,21 @@ def test_rows_that_fit_at_once_get_the_largest_blocks_and_wide_ones_the_smallest
 @pytest.mark.parametrize(
     "rows, edges, expected, tiles, task, order",
     [
-        (2_449_029, 123_718_280, [64], 2, 1 << 15, "community"),
-        (420_001, 4_000_000, [64], 1, 3_906, "community"),
-        (420_000, 4_000_000, [64], 1, 3_906, "given"),
-        (420_001, 0, [64], 1, 1 << 10, "community"),
-        (1_310_720, 4_000_000, [64], 1, 3_906, "community"),
-        (1_310_721, 4_000_000, [64], 2, 3_906, "community"),
-        (512 * 144 - 1, 512 * 144 * 128, [64], 1, 9_216, "given"),
-        (512 * 144, 512 * 144 * 128, [128], 1, 9_216, "degree"),
-        (512 * 144, 512 * 144 * 128 - 1, [64], 1, 9_215, "given"),
-        (512 * 159, 512 * 159 * 128, [128], 1, 10_176, "degree"),
-        (512 * 160, 512 * 160 * 128, [128, 160], 1, 10_240, "degree"),
-        (132_534, 78_500_000, [129, 258], 2, 76_660, "degree"),
-        (1_000_000, 500_000_000, [144, 288], 8, 1 << 18, "degree"),
+        (2_449_029, 123_718_280, [64], (2, 3), 1 << 15, "community"),
+        (420_001, 4_000_000, [64], (1,), 3_906, "community"),
+        (420_000, 4_000_000, [64], (1,), 3_906, "given"),
+        (420_001, 0, [64], (1,), 1 << 10, "community"),
+        (917_504, 4_000_000, [64], (1,), 3_906, "community"),
+        (917_505, 4_000_000, [64], (1, 2), 3_906, "community"),
+        (1_310_720, 4_000_000, [64], (1, 2), 3_906, "community"),
+        (1_310_721, 4_000_000, [64], (2,), 3_906, "community"),
+        (512 * 144 - 1, 512 * 144 * 128, [64], (1,), 9_216, "given"),
+        (512 * 144, 512 * 144 * 128, [128], (1,), 9_216, "degree"),
+        (512 * 144, 512 * 144 * 128 - 1, [64], (1,), 9_215, "given"),
+        (512 * 159, 512 * 159 * 128, [128], (1,), 10_176, "degree"),
+        (512 * 160, 512 * 160 * 128, [128, 160], (1,), 10_240, "degree"),
+        (132_534, 78_500_000, [129, 258], (1, 2), 76_660, "degree"),
+        (1_000_000, 500_000_000, [144, 288], (1, 2, 4, 8), 1 << 18, "degree"),
     ],
 )
 def test_blocks_are_large_where_rows_have_many_edges_and_leave_many_blocks(
@@ -214,7 +230,34 @@ def test_blocks_are_large_where_rows_have_many_edges_and_leave_many_blocks(
 ):
     shapes = BlockShape.choices(rows, rows, edges)
     assert [shape.rows for shape in shapes] == expected
-    assert {(s.tiles, s.edges_per_task, s.order) for s in shapes} == {(tiles, task, order)}
+    assert {(s.spans, s.tiles, s.edges_per_task, s.order) for s in shapes} == {
+        (1, tiles, task, order)
+    }
+
+
+@pytest.mark.parametrize(
+    "rows, edges, k, itemsize, tiles",
+    [
+        (232_965, 114_615_892, 32, 4, 1),  # 28 MiB of sums
+        (232_965, 114_615_892, 64, 4, 2),
+        (232_965, 114_615_892, 16, 2, 1),  # 14 MiB
+        (232_965, 114_615_892, 32, 2, 2),
+        (232_965, 114_615_892, 300, 2, 2),
+        (1_000_000, 500_000_000, 16, 4, 2),
+        (1_000_000, 500_000_000, 17, 4, 4),
+        (2_449_029, 123_718_280, 16, 4, 2),
+        (2_449_029, 123_718_280, 300, 4, 2),
+        (2_449_029, 123_718_280, 16, 2, 3),
+        (9_000_000, 9_000_000, 16, 4, 4),  # of either span
+        (89_250, 899_756, 64, 4, 1),
+        (0, 0, 64, 4, 1),
+    ],
+)
+def test_tiles_are_many_where_their_sums_would_fill_a_cache_and_rows_are_narrow(
+    rows, edges, k, itemsize, tiles
+):
+    for shape in BlockShape.choices(rows, rows, edges):
+        assert shape.tiles_for(k, itemsize) == tiles
 
 
 @pytest.mark.parametrize("rows, cols", [(0, 420_001), (100_000, 0)])
@@ -227,7 +270,7 @@ def test_padding_without_rows_has_blocks_of_no_edges():
     none = np.zeros(3, int)
     graph = CSRGraph.from_edges(none, none, 0, num_senders=420_001, edge_mask=none.astype(bool))
     (blocks,) = _blocks(graph)
-    assert blocks.offsets[-1] == 0
+    assert all((tasks.begins == tasks.ends).all() for tasks in blocks.tasks)
 
 
 def test_senders_and_rows_fit_their_bits():
@@ -235,6 +278,18 @@ def test_senders_and_rows_fit_their_bits():
         for shape in BlockShape.choices(*sizes):
             assert shape.rows < 2**ROW_BITS
             assert shape.senders <= 2 ** (32 - ROW_BITS)
+
+
+def test_more_senders_than_an_entry_can_name_lie_in_several_spans(monkeypatch):
+    monkeypatch.setattr(_edge_blocks, "_MOST_SENDERS", 100)
+    monkeypatch.setattr(_edge_blocks, "_TILE_SENDERS", {2: 30, 4: 40})
+    rng = np.random.default_rng(0)
+    senders, receivers = rng.integers(0, 250, 9_000), rng.integers(0, 300, 9_000)
+    graph = CSRGraph.from_edges(senders, receivers, 300, num_senders=250)
+    (blocks,) = _blocks(graph)
+    assert (blocks.shape.spans, blocks.shape.senders, blocks.shape.tiles) == (3, 84, (3,))
+    assert (blocks.entries >> ROW_BITS).max() < 84
+    _assert_has_every_edge_once(blocks, graph)
 
 
 def test_a_plan_with_the_blocks_of_another_graph_is_refused(by_degree):
@@ -254,5 +309,10 @@ def test_a_plan_with_the_blocks_of_another_graph_is_refused(by_degree):
         check((dataclasses.replace(own, entries=own.entries ^ 1), larger))
     with pytest.raises(ValueError, match=r"plan\.edge_blocks\[0\]\.row_order\[0\]"):
         check((dataclasses.replace(own, row_order=own.row_order[::-1]), larger))
+    with pytest.raises(ValueError, match=r"plan\.edge_blocks\[0\] must be of structure"):
+        check((dataclasses.replace(own, row_order=None), larger))
+    tasks = (dataclasses.replace(own.tasks[0], ends=own.tasks[0].ends + 1),)
+    with pytest.raises(ValueError, match=r"plan\.edge_blocks\[0\]\.tasks\[0\]\.ends\[0\]"):
+        check((dataclasses.replace(own, tasks=tasks), larger))
     with pytest.raises(ValueError, match=r"plan\.edge_blocks must be of shapes"):
         check((dataclasses.replace(own, shape=dataclasses.replace(own.shape, rows=2)), larger))

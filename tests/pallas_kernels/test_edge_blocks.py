@@ -24,13 +24,17 @@ pytestmark = pytest.mark.emulated
 # Neither the edges nor all slots are a multiple of the eight that are read at once.
 ROWS, COLS, EDGES, PADDING, HUB = 50, 60, 1405, 2, 400
 SHAPES = {
-    # Tiles of which the last has fewer senders, blocks of which the last has fewer rows.
-    "small": BlockShape(16, 25, edges_per_task=90, row_blocks=4, tiles=3, order="degree"),
-    "long": BlockShape(16, 25, edges_per_task=1000, row_blocks=4, tiles=3, order="degree"),
-    "as_numbered": BlockShape(16, 25, edges_per_task=90, row_blocks=4, tiles=3, order="given"),
-    "one": BlockShape(64, 60, edges_per_task=1000, row_blocks=1, tiles=1, order="degree"),
-    "all_threads": BlockShape(208, 60, edges_per_task=2000, row_blocks=1, tiles=1, order="degree"),
-    "many_tasks": BlockShape(208, 25, edges_per_task=90, row_blocks=1, tiles=3, order="degree"),
+    name: BlockShape(rows, senders, edges_per_task, -(-ROWS // rows), spans, (tiles,), order)
+    for name, rows, senders, edges_per_task, spans, tiles, order in (
+        # Spans and tiles of which the last has fewer senders, blocks of which the last has fewer
+        # rows.
+        ("small", 16, 35, 90, 2, 2, "degree"),
+        ("long", 16, 35, 1000, 2, 2, "degree"),
+        ("as_numbered", 16, 60, 90, 1, 3, "given"),
+        ("one", 64, 60, 1000, 1, 1, "degree"),
+        ("all_threads", 208, 60, 2000, 1, 1, "degree"),
+        ("many_tasks", 208, 60, 90, 1, 3, "degree"),
+    )
 }
 
 
@@ -121,7 +125,7 @@ def test_blocks_agree_with_the_reference(monkeypatch, launched, name, shape, dim
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_blocks_of_hundreds_of_rows_of_very_different_degrees(monkeypatch, dtype):
-    shape = BlockShape(416, COLS, edges_per_task=200, row_blocks=2, tiles=1, order="degree")
+    shape = BlockShape(416, COLS, 200, row_blocks=2, spans=1, tiles=(1,), order="degree")
     monkeypatch.setattr(BlockShape, "choices", lambda *sizes: (shape,))
     rng, rows = np.random.default_rng(0), 450
     degrees = np.minimum(rng.permutation(300 // np.arange(1, rows + 1) + 1), 120)
@@ -142,6 +146,11 @@ def test_groups_take_several_runs_of_a_long_task(monkeypatch, longest):
     dy = random_array((ROWS, 64), "float32", seed=1)
     exact = maxk_spmm_reference.grad_values(graph, kept, dy)
     assert_close(pallas.grad_values(graph, kept, dy), exact, reduction_length=EDGES)
+
+
+def _sums(shape: BlockShape) -> int:
+    """Senders of a tile."""
+    return shape.senders_of(*shape.tiles)
 
 
 @pytest.fixture
@@ -185,7 +194,7 @@ def traffic(monkeypatch):
 def test_sums_that_no_cache_holds_are_fetched_before(
     monkeypatch, traffic, name, shape, dim, k, held
 ):
-    monkeypatch.setattr(_edge_blocks, "_CACHED_BYTES", SHAPES[shape].senders * k * 4 - 1)
+    monkeypatch.setattr(_edge_blocks, "_CACHED_BYTES", _sums(SHAPES[shape]) * k * 4 - 1)
     if held is not None:
         monkeypatch.setattr(_simt, "most_shared_bytes", lambda: 32 + (held + 1) * dim * 4)
     graph, kept = _graph(monkeypatch, name, shape), _kept(dim, k, "float32")
@@ -200,7 +209,7 @@ def test_sums_that_no_cache_holds_are_fetched_before(
 def test_sums_in_a_cache_and_those_of_large_blocks_are_not_fetched(
     monkeypatch, traffic, shape, excess
 ):
-    monkeypatch.setattr(_edge_blocks, "_CACHED_BYTES", SHAPES[shape].senders * 8 * 4 - excess)
+    monkeypatch.setattr(_edge_blocks, "_CACHED_BYTES", _sums(SHAPES[shape]) * 8 * 4 - excess)
     graph, kept = _graph(monkeypatch, "plain", shape), _kept(64, 8, "float32")
     fetched, added = traffic(8)
     pallas.grad_values(graph, kept, random_array((ROWS, 64), "float32", seed=1))
@@ -223,7 +232,7 @@ def test_what_is_not_finite_stays_with_its_senders(monkeypatch, held):
     graph, kept = _graph(monkeypatch, "weighted", "small"), _kept(64, 8, "float32")
     graph = graph.with_weights(graph.weights.at[::97].set(jnp.inf).at[5].set(jnp.nan))
     dy = random_array((ROWS, 64), "float32", seed=1).at[20].set(jnp.nan).at[21].set(jnp.inf)
-    blocks = pallas._edge_blocks(graph, dy)
+    blocks = pallas._edge_blocks(graph, dy, 8)
     got = maxk_spmm.grad_values_blocks(blocks, kept.indices, dy, BlocksTile(4, 8, held, 4, False))
     exact = np.asarray(maxk_spmm_reference.grad_values(graph, kept, dy))
     assert 0 < np.isfinite(exact).sum() < exact.size
@@ -236,8 +245,11 @@ def test_offsets_of_64_bits(monkeypatch):
         graph, kept = _graph(monkeypatch, "weighted", "small"), _kept(64, 8, "float32")
         dy = random_array((ROWS, 64), "float32", seed=1)
         (blocks,) = graph.plan.edge_blocks
-        wide = {part: getattr(blocks, part).astype(jnp.int64) for part in ("edges", "offsets")}
-        plan = dataclasses.replace(graph.plan, edge_blocks=(dataclasses.replace(blocks, **wide),))
+        (tasks,) = blocks.tasks
+        wide = {part: getattr(tasks, part).astype(jnp.int64) for part in ("begins", "ends")}
+        tasks = dataclasses.replace(tasks, **wide)
+        blocks = dataclasses.replace(blocks, edges=blocks.edges.astype(jnp.int64), tasks=(tasks,))
+        plan = dataclasses.replace(graph.plan, edge_blocks=(blocks,))
         graph = dataclasses.replace(graph, plan=plan)
         exact = maxk_spmm_reference.grad_values(graph, kept, dy)
         assert_close(pallas.grad_values(graph, kept, dy), exact, reduction_length=EDGES)

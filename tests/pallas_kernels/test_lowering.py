@@ -10,7 +10,8 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxgnn import CBSR, CSRGraph, deterministic, ops
-from jaxgnn.graph import BlockShape, EdgeBlocks, GraphPlan, RowSchedule
+from jaxgnn.graph import BlockShape, BlockTasks, EdgeBlocks, GraphPlan, RowSchedule
+from jaxgnn.graph._schedule import units
 from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.testing import DTYPES
 
@@ -31,19 +32,21 @@ def _graph(
     def array(size, dtype=jnp.int32):
         return struct((*batch, size), dtype)
 
-    units = nodes + edges // 256
-    schedule = RowSchedule(array(units), array(units + 1, offsets), array(units), array(2))
+    pieces = units(nodes, edges)
+    schedule = RowSchedule(array(pieces), array(pieces + 1, offsets), array(pieces), array(2))
     indptr, indices = array(nodes + 1, offsets), array(edges)
     by_block = []
     for shape in BlockShape.choices(nodes, nodes, edges) if blocks else ():
-        tasks = shape.num_blocks + edges // shape.edges_per_task
+        tasks = [
+            BlockTasks(array(n), array(n, offsets), array(n, offsets))
+            for n in [units(shape.num_blocks * m, edges, shape.edges_per_task) for m in shape.tiles]
+        ]
         by_block += [
             EdgeBlocks(
                 None if shape.order == "given" else array(nodes),
                 array(-(-edges // 8) * 8, jnp.uint32),
                 array(edges, offsets),
-                array(tasks),
-                array(tasks + 1, offsets),
+                tuple(tasks),
                 shape,
             )
         ]

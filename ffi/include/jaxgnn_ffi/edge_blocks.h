@@ -19,10 +19,10 @@ struct EdgeBlocks {
   const uint32_t* entries;
   const void* edges;
   const int32_t* blocks;
-  const void* offsets;
-  bool wide;  // edges and offsets are int64
+  const void *begins, *ends;
+  bool wide;  // edges, begins and ends are int64
   const float *weights, *row_scale;
-  int rows_per_block, senders_per_tile, num_rows;
+  int rows_per_block, senders_per_span, senders_per_tile, num_rows;
 
 #ifdef __CUDACC__
   __device__ int64_t At(const void* array, int64_t i) const {
@@ -32,10 +32,10 @@ struct EdgeBlocks {
   // A task is short, so its 32-bit divisions count.
   __device__ BlockTask Task(int64_t number) const {
     const unsigned row_blocks = (num_rows - 1u) / rows_per_block + 1u, block = blocks[number];
-    const unsigned tile = block / row_blocks;
-    const int first_row = static_cast<int>(block - tile * row_blocks) * rows_per_block;
-    return {At(offsets, number), At(offsets, number + 1), first_row,
-            static_cast<int>(tile) * senders_per_tile, min(rows_per_block, num_rows - first_row)};
+    const unsigned span = block / row_blocks;
+    const int first_row = static_cast<int>(block - span * row_blocks) * rows_per_block;
+    return {At(begins, number), At(ends, number), first_row,
+            static_cast<int>(span) * senders_per_span, min(rows_per_block, num_rows - first_row)};
   }
 
   // Number of the row at a place.
@@ -139,7 +139,7 @@ struct BlockRuns {
   const EdgeBlocks& graph;
   const BlockTask& task;
   const HeldRows<T>& held;
-  const Column* columns;  // of the tile's first sender
+  const Column* columns;  // of the span's first sender
   float* sums;
   int k;
   int first_held, num_held;  // rows of the block
