@@ -28,9 +28,11 @@ class MaxkSpmmOptions(Options):
 
     Attributes:
       break_even: measure the largest k / dim at which the k-sparse kernels are the faster ones.
+      parts: the k that are tried for it, in 32nds of the width, ascending.
     """
 
     break_even: bool = False
+    parts: tuple[int, ...] = _break_even.PARTS
 
 
 def bytes_moved(graph: CSRGraph, dim: int, k: int, itemsize: int, direction: str) -> int:
@@ -95,7 +97,8 @@ def _case(workload, direction, dtype, k, nbytes, candidates) -> Case:
 def main(options: MaxkSpmmOptions) -> None:
     """Times the op, or looks for the break-even."""
     if options.break_even:
-        _break_even.run(Session.start(options, WORKLOADS, BREAK_EVEN_TOO))
+        session = Session.start(options, WORKLOADS, BREAK_EVEN_TOO)
+        _break_even.run(session, parts=options.parts)
     else:
         run_op(cases, Session.start(options))
 

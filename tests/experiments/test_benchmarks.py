@@ -458,7 +458,7 @@ def test_break_even_is_where_the_sparse_product_stops_paying(speedups, expected)
 
 def test_break_even_run(session):
     rows = _break_even.run(session, dims=(32,), parts=(8, 32))
-    assert [row["k"] for row in rows] in ([], [8, 32])
+    assert [row["k"] for row in rows] in ([], [8], [8, 32])
     written = read_rows(session.out / "maxk_spmm_break_even.jsonl") if rows else []
     assert written == rows
     for row in written:
