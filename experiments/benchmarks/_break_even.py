@@ -14,7 +14,7 @@ from experiments.benchmarks._workloads import Workload
 from jaxgnn import ops
 
 PARTS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32)
-_DIMS = (64, 256)
+DIMS = (64, 256)
 # Times the dense product's, beyond which no larger k is tried.
 _LOST = 1.5
 
@@ -31,9 +31,7 @@ _COLUMNS = (
 )
 
 
-def run(
-    session: Session, *, dims: Sequence[int] = _DIMS, parts: Sequence[int] = PARTS
-) -> list[Row]:
+def run(session: Session, *, dims: Sequence[int] = DIMS, parts: Sequence[int] = PARTS) -> list[Row]:
     """Measures forward and backward together; prints the break-even of every workload, and all.
 
     Args:

@@ -28,10 +28,12 @@ class MaxkSpmmOptions(Options):
 
     Attributes:
       break_even: measure the largest k / dim at which the k-sparse kernels are the faster ones.
+      dims: widths that are tried for it.
       parts: the k that are tried for it, in 32nds of the width, ascending.
     """
 
     break_even: bool = False
+    dims: tuple[int, ...] = _break_even.DIMS
     parts: tuple[int, ...] = _break_even.PARTS
 
 
@@ -98,7 +100,7 @@ def main(options: MaxkSpmmOptions) -> None:
     """Times the op, or looks for the break-even."""
     if options.break_even:
         session = Session.start(options, WORKLOADS, BREAK_EVEN_TOO)
-        _break_even.run(session, parts=options.parts)
+        _break_even.run(session, dims=options.dims, parts=options.parts)
     else:
         run_op(cases, Session.start(options))
 

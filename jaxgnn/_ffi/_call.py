@@ -94,14 +94,14 @@ def partial_sums(graph: CSRGraph, dim: int) -> tuple[Shape, Any]:
     return (slots, dim), jnp.float32
 
 
-def edge_blocks(graph: CSRGraph, rows: Array) -> EdgeBlocks | None:
-    """The edges by block, if the graph lists them so and ``rows``, [rows, dim], are narrow enough.
+def edge_blocks(graph: CSRGraph, dim: int, dtype: Any) -> EdgeBlocks | None:
+    """The edges by block, if the graph lists them so and rows of ``dim`` entries are narrow enough.
 
     Blocks of wider rows do not fit the shared memory of a GPU.
     """
     if graph.plan is None and not is_concrete(graph.indptr, graph.indices):
         return None  # nor would a plan that is made now list any
-    return blocks_for(graph.made_plan().edge_blocks, rows.shape[-1] * rows.dtype.itemsize)
+    return blocks_for(graph.made_plan().edge_blocks, dim * jnp.dtype(dtype).itemsize)
 
 
 def coefficients(graph: CSRGraph) -> tuple[Array | None, ...]:

@@ -149,7 +149,7 @@ def grad_values_cuda(
     """Gradient to the kept values; atomic, so its last bits change from run to run."""
     shape = cbsr.values.shape
     results = [(shape, cbsr.dtype), ((0,) if cbsr.dtype == jnp.float32 else shape, jnp.float32)]
-    blocks = edge_blocks(graph, dy)
+    blocks = edge_blocks(graph, cbsr.dim, dy.dtype)
     if blocks is not None:
         shape = blocks.shape
         tiles = shape.tiles_for(cbsr.k, dy.dtype.itemsize)

@@ -90,7 +90,7 @@ def grad_values(
     """Gradient to the kept values; atomic, so its last bits change from run to run."""
     from pallas_kernels import maxk_spmm as kernels
 
-    blocks = _edge_blocks(graph, dy, cbsr.k)
+    blocks = _edge_blocks(graph, cbsr, dy)
     if blocks is None:
         dvalues = kernels.grad_values(pieces(graph), cbsr.indices, dy)
     else:
@@ -116,14 +116,14 @@ def pieces(graph: CSRGraph) -> Pieces:
     return Pieces(*_call.pieces(graph), *_call.coefficients(graph), edges_per_piece=size)
 
 
-def _edge_blocks(graph: CSRGraph, dy: Array, k: int) -> EdgeBlocks | None:
+def _edge_blocks(graph: CSRGraph, cbsr: CBSR, dy: Array) -> EdgeBlocks | None:
     from pallas_kernels._edge_blocks import EdgeBlocks
 
-    blocks = _call.edge_blocks(graph, dy)
+    blocks = _call.edge_blocks(graph, cbsr.dim, dy.dtype)
     if blocks is None:
         return None
     shape = blocks.shape
-    tiles = shape.tiles_for(k, dy.dtype.itemsize)
+    tiles = shape.tiles_for(cbsr.k, dy.dtype.itemsize)
     tasks = blocks.tasks_of(tiles)
     return EdgeBlocks(
         blocks.row_order,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -67,9 +67,9 @@ def _compiled_is_faster(graph, cbsr, dy):
         return None
     if dispatch.is_deterministic():
         return "the compiled dense product takes its place"
-    # As measured on an H200: by up to 1.10 in a graph of 50 edges a row, not in one of 480; in one
-    # of 10 by 0.99 to 1.01 in float32, and by 0.92 to 0.95 in bfloat16.
-    blocks = edge_blocks(graph, dy)
+    # As measured on an H200: by up to 1.09 in a graph of 50 edges a row, not in one of 480; in one
+    # of 10 by 0.98 to 1.02 in float32, and by 0.92 to 0.97 in bfloat16.
+    blocks = edge_blocks(graph, cbsr.dim, dy.dtype)
     if blocks is None or blocks.shape.order != "degree":
         return "the compiled kernel is faster unless there are blocks by degree"
     return None
@@ -92,32 +92,64 @@ GRAD_VALUES = _kernel(
 )
 GRAD_WEIGHTS = _kernel("grad_weights", ffi.grad_weights_cuda, pallas.grad_weights)
 
-# Largest k / dim at which the k-sparse kernels beat todense + spmm, forward and backward together:
-# rows of (dtype, smallest dim, smallest MiB of the dense features, k / dim), the first that fits
-# counts, as measured by `python -m experiments.benchmarks.maxk_spmm --break-even`. On a CPU the
-# features of one graph fitted the last cache of 32 MiB and those of the other did not. On a GPU it
-# is what the flickr-like graph bears, the smallest of the four. In bfloat16 the first step that was
-# measured, 0.25, was too much at width 256; 0.125 is what the table of the op itself bears there.
-BREAK_EVEN: dict[dispatch.Platform, tuple[tuple[str, int, int, float], ...]] = {
+
+class BreakEven(NamedTuple):
+    """Largest k / dim at which the k-sparse kernels beat todense + spmm, both ways together.
+
+    Attributes:
+      dtype: of the features.
+      dim: least width.
+      mib: least size of the dense features.
+      degree: least edges a row, on average, of edges that are in blocks for the gradient.
+      ratio: k / dim.
+    """
+
+    dtype: str
+    dim: int
+    mib: int
+    degree: int
+    ratio: float
+
+
+# The first that fits counts; as `python -m experiments.benchmarks.maxk_spmm --break-even` measures.
+# On a CPU the features of one graph fitted the last cache of 32 MiB and those of the other did not.
+# On a GPU the widths were 64 and 256, the graphs one of 10 edges a row and three of 50 to 600; what
+# was not measured, wider rows and edges that are in no blocks, gets less than any of them.
+BREAK_EVEN: dict[dispatch.Platform, tuple[BreakEven, ...]] = {
     "cpu": (
-        ("float32", 1, 32, 0.25),
-        ("bfloat16", 1, 32, 0.125),
-        ("float32", 128, 0, 0.125),
-        ("float32", 1, 0, 0.03125),
+        BreakEven("float32", dim=1, mib=32, degree=0, ratio=0.25),
+        BreakEven("bfloat16", dim=1, mib=32, degree=0, ratio=0.125),
+        BreakEven("float32", dim=128, mib=0, degree=0, ratio=0.125),
+        BreakEven("float32", dim=1, mib=0, degree=0, ratio=0.03125),
     ),
     "cuda": (
-        ("float32", 1, 0, 0.25),
-        ("bfloat16", 1, 0, 0.125),
+        BreakEven("float32", dim=257, mib=0, degree=0, ratio=0.25),
+        BreakEven("float32", dim=1, mib=0, degree=50, ratio=0.5),
+        BreakEven("float32", dim=1, mib=0, degree=10, ratio=0.375),
+        BreakEven("float32", dim=1, mib=0, degree=0, ratio=0.25),
+        BreakEven("bfloat16", dim=257, mib=0, degree=0, ratio=0.125),
+        BreakEven("bfloat16", dim=1, mib=0, degree=50, ratio=0.25),
+        BreakEven("bfloat16", dim=1, mib=0, degree=0, ratio=0.125),
     ),
 }
 
 
-def break_even(platform: dispatch.Platform, dtype: Any, nodes: int, dim: int) -> float:
-    """Largest ``k / dim`` for which ``maxk_spmm`` takes k-sparse kernels when left to choose."""
-    mib = nodes * dim * jnp.dtype(dtype).itemsize / 2**20
-    for name, smallest_dim, smallest_mib, ratio in BREAK_EVEN[platform]:
-        if jnp.dtype(dtype).name == name and dim >= smallest_dim and mib >= smallest_mib:
-            return ratio
+def break_even(
+    platform: dispatch.Platform, dtype: Any, nodes: int, dim: int, degree: float
+) -> float:
+    """Largest ``k / dim`` for which ``maxk_spmm`` takes k-sparse kernels when left to choose.
+
+    Args:
+      platform: of the arrays.
+      dtype: of the features.
+      nodes: rows of the features.
+      dim: their width.
+      degree: see ``BreakEven``.
+    """
+    name, mib = jnp.dtype(dtype).name, nodes * dim * jnp.dtype(dtype).itemsize / 2**20
+    for row in BREAK_EVEN[platform]:
+        if name == row.dtype and dim >= row.dim and mib >= row.mib and degree >= row.degree:
+            return row.ratio
     return 0.0
 
 
@@ -173,8 +205,16 @@ def maxk_spmm(
 
 def _is_worth_it(graph: CSRGraph, cbsr: CBSR) -> bool:
     """Whether a k-sparse kernel runs here, and faster than the dense product."""
-    ratio = break_even(dispatch.current_platform(), cbsr.dtype, *cbsr.shape[-2:])
+    platform = dispatch.current_platform()
+    degree = _degree_in_blocks(graph, cbsr) if platform == "cuda" else 0.0
+    ratio = break_even(platform, cbsr.dtype, graph.num_cols, cbsr.dim, degree)
     return cbsr.k <= ratio * cbsr.dim and None in _sparse_kernels(graph, cbsr).values()
+
+
+def _degree_in_blocks(graph: CSRGraph, cbsr: CBSR) -> float:
+    """Edges a row, or 0 if the gradient does not walk them by block."""
+    blocks = edge_blocks(graph, cbsr.dim, cbsr.dtype)
+    return 0.0 if blocks is None else graph.num_edges / max(graph.num_rows, 1)
 
 
 def _sparse_kernels(graph: CSRGraph, cbsr: CBSR) -> dict[dispatch.Name, str | None]:

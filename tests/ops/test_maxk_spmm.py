@@ -9,9 +9,17 @@ import numpy as np
 import pytest
 
 from jaxgnn import _ffi, deterministic, ops
-from jaxgnn.graph import CBSR, CSRGraph, _csr, _edge_blocks
+from jaxgnn.graph import CBSR, CSRGraph, _csr, _edge_blocks, column_dtype
+from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops._dispatch import current_platform
-from jaxgnn.ops.maxk_spmm import BREAK_EVEN, FORWARD, GRAD_VALUES, break_even
+from jaxgnn.ops.maxk_spmm import (
+    BREAK_EVEN,
+    FORWARD,
+    GRAD_VALUES,
+    BreakEven,
+    _is_worth_it,
+    break_even,
+)
 from jaxgnn.ops.reference import maxk_spmm as reference
 from jaxgnn.testing import (
     DTYPES,
@@ -174,7 +182,7 @@ def called(monkeypatch):
 def test_none_falls_through_to_dense_spmm_beyond_the_break_even(called):
     graph = BUILT["weighted"]
     dim = 128
-    limit = break_even(current_platform(), "float32", graph.num_cols, dim)
+    limit = break_even(current_platform(), "float32", graph.num_cols, dim, degree=0)
 
     def kernels(k):
         called.clear()
@@ -247,15 +255,55 @@ def _refuse(original):
 
 
 def test_break_even_takes_the_first_row_that_fits_and_is_zero_for_unknown_dtypes(monkeypatch):
-    rows = (("float32", 128, 1, 0.5), ("float32", 128, 0, 0.25), ("float32", 1, 0, 0.125))
+    rows = (
+        BreakEven("float32", dim=128, mib=1, degree=50, ratio=0.75),
+        BreakEven("float32", dim=128, mib=1, degree=0, ratio=0.5),
+        BreakEven("float32", dim=128, mib=0, degree=0, ratio=0.25),
+        BreakEven("float32", dim=1, mib=0, degree=0, ratio=0.125),
+    )
     monkeypatch.setitem(BREAK_EVEN, "cpu", rows)
     mib = 2**20 // (4 * 128)  # rows of 128 floats
-    assert break_even("cpu", "float32", mib, 128) == 0.5
-    assert break_even("cpu", "float32", mib - 1, 128) == 0.25
-    assert break_even("cpu", "float32", 10 * mib, 127) == 0.125
-    assert break_even("cpu", "float16", mib, 128) == 0.0
+    assert break_even("cpu", "float32", mib, 128, 50.0) == 0.75
+    assert break_even("cpu", "float32", mib, 128, 49.9) == 0.5
+    assert break_even("cpu", "float32", mib - 1, 128, 50.0) == 0.25
+    assert break_even("cpu", "float32", 10 * mib, 127, 50.0) == 0.125
+    assert break_even("cpu", "float16", mib, 128, 50.0) == 0.0
     for platform in ("cpu", "cuda"):
-        assert break_even(platform, "float16", mib, 256) == 0.0
+        assert break_even(platform, "float16", mib, 256, 50.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    "dtype, degree, in_blocks, otherwise",
+    [
+        ("float32", 50, 0.5, 0.25),
+        ("float32", 49, 0.375, 0.25),
+        ("float32", 9, 0.25, 0.25),
+        ("bfloat16", 50, 0.25, 0.125),
+        ("bfloat16", 49, 0.125, 0.125),
+    ],
+)
+def test_none_takes_larger_k_on_a_gpu_where_rows_have_many_edges_in_blocks(
+    monkeypatch, dtype, degree, in_blocks, otherwise
+):
+    monkeypatch.setattr(_csr, "_on_gpu", lambda: True)
+    monkeypatch.setattr(dispatch, "current_platform", lambda: "cuda")
+    nodes = 20
+    senders = np.arange(nodes * degree) % nodes
+    graph = CSRGraph.from_edges(senders, np.sort(senders), nodes)
+    prepared = dataclasses.replace(graph, plan=None).prepared()
+    row_by_row = dataclasses.replace(prepared.made_plan(), edge_blocks=())
+
+    def is_worth_it(graph, dim, k):
+        values, columns = jnp.zeros((nodes, k), dtype), jnp.zeros((nodes, k), column_dtype(dim))
+        return _is_worth_it(graph, CBSR(values, columns, dim))
+
+    for given, dim, ratio in (
+        (prepared, 64, in_blocks),
+        (dataclasses.replace(prepared, plan=row_by_row), 64, otherwise),
+        (prepared, 320, otherwise),
+    ):
+        assert is_worth_it(given, dim, int(ratio * dim))
+        assert not is_worth_it(given, dim, int(ratio * dim) + 1)
 
 
 def test_rows_without_edges_are_zero_not_left_over_memory():

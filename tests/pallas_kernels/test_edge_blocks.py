@@ -232,7 +232,7 @@ def test_what_is_not_finite_stays_with_its_senders(monkeypatch, held):
     graph, kept = _graph(monkeypatch, "weighted", "small"), _kept(64, 8, "float32")
     graph = graph.with_weights(graph.weights.at[::97].set(jnp.inf).at[5].set(jnp.nan))
     dy = random_array((ROWS, 64), "float32", seed=1).at[20].set(jnp.nan).at[21].set(jnp.inf)
-    blocks = pallas._edge_blocks(graph, dy, 8)
+    blocks = pallas._edge_blocks(graph, kept, dy)
     got = maxk_spmm.grad_values_blocks(blocks, kept.indices, dy, BlocksTile(4, 8, held, 4, False))
     exact = np.asarray(maxk_spmm_reference.grad_values(graph, kept, dy))
     assert 0 < np.isfinite(exact).sum() < exact.size
