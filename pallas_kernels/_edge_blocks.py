@@ -51,8 +51,8 @@ class EdgeBlocks:
       row_scale: factor of each row, [rows] float32, or None for ones.
       col_scale: factor of each sender, [cols] float32, or None for ones.
       rows: of a block, less than 512.
-      span: senders of one.
-      senders: of a tile at most.
+      span: senders of one, from whose first an entry counts.
+      senders: of a tile at most, whose sums are added to at a time.
     """
 
     row_order: Any

@@ -49,7 +49,7 @@ def run(session: Session, *, dims: Sequence[int] = DIMS, parts: Sequence[int] = 
     for (workload, dtype, dim), same in _by_kind(rows).items():
         print(f"{workload} {dtype} dim {dim}: break-even at k/dim = {break_even(same):g}")
     if rows:
-        print(f"safe on all of them: BREAK_EVEN = {least_break_even(rows):g}")
+        print(f"least of them: {least_break_even(rows):g}")
     return rows
 
 

@@ -187,6 +187,8 @@ def _check_equal(name, given, expected):
         where, wanted, got = name + jax.tree_util.keystr(path), np.asarray(wanted), np.asarray(got)
         if wanted.shape != got.shape:
             raise bad_input("CSRGraph", where, f"of shape {wanted.shape}", got.shape)
+        if wanted.dtype != got.dtype:
+            raise bad_input("CSRGraph", where, wanted.dtype.name, got.dtype)
         if (wanted != got).any():
             at = int(np.flatnonzero(wanted != got)[0])
             raise bad_input("CSRGraph", f"{where}[{at}]", f"{wanted[at]}", int(got[at]))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jaxgnn import CBSR, CSRGraph, ops
+from jaxgnn.graph import _edge_blocks
 from jaxgnn.testing import DTYPES, GRAPHS, assert_close, random_array
 from tests.gpu.test_kernels import _aggregate, _poison, _power_law
 from tests.gpu.test_kernels import implementation as implementation
@@ -39,18 +40,14 @@ def _row_by_row(graph):
     return dataclasses.replace(graph, plan=dataclasses.replace(graph.plan, edge_blocks=()))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("build", "dim", "k"), CASES)
-def test_blocks_and_rows_agree_with_float64(implementation, build, dim, k, dtype):
-    graph = build()
-    graph = dataclasses.replace(graph, plan=None).prepared()  # a transpose has no blocks
-    assert len(graph.plan.edge_blocks) == (2 if build is LARGE["large_blocks"] else 1)
+def _check(implementation, graph, dim, k, dtype, ways):
+    """Compares gradients with the product in float64, for the ways in which a graph is planned."""
     kept = ops.maxk(random_array((graph.num_cols, dim), dtype, seed=k), k)
     dy = random_array((graph.num_rows, dim), dtype, seed=1)
     exact = _aggregate(graph, dy, transposed=True)
     exact = np.take_along_axis(exact, np.asarray(kept.indices).astype(np.int64), axis=1)
     length = longest_row(graph.transpose())
-    for walked in (graph, _row_by_row(graph)):
+    for walked in ways:
 
         def product(values, walked=walked):
             kept_now = CBSR(values, kept.indices, dim)
@@ -59,3 +56,20 @@ def test_blocks_and_rows_agree_with_float64(implementation, build, dim, k, dtype
         _poison((kept.values.shape, dtype), (kept.values.shape, "float32"))
         (dvalues,) = jax.vjp(product, kept.values)[1](dy)
         assert_close(dvalues, exact, reduction_length=length)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("build", "dim", "k"), CASES)
+def test_blocks_and_rows_agree_with_float64(implementation, build, dim, k, dtype):
+    graph = build()
+    graph = dataclasses.replace(graph, plan=None).prepared()  # a transpose has no blocks
+    assert len(graph.plan.edge_blocks) == (2 if build is LARGE["large_blocks"] else 1)
+    _check(implementation, graph, dim, k, dtype, [graph, _row_by_row(graph)])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_senders_in_several_spans_agree_with_float64(implementation, monkeypatch, dtype):
+    monkeypatch.setattr(_edge_blocks, "_MOST_SENDERS", 1 << 20)
+    graph = dataclasses.replace(LARGE["several_tiles"](), plan=None).prepared()
+    assert [blocks.shape.spans for blocks in graph.plan.edge_blocks] == [3]
+    _check(implementation, graph, 64, 16, dtype, [graph])

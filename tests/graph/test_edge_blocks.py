@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxgnn import CSRGraph
-from jaxgnn.graph import BlockShape, EdgeBlocks, _edge_blocks
+from jaxgnn.graph import BlockShape, EdgeBlocks, _csr, _edge_blocks
 from jaxgnn.graph._communities import find_communities
 from jaxgnn.graph._edge_blocks import ROW_BITS, blocks_for, make_edge_blocks
 from jaxgnn.testing import GRAPHS
@@ -248,6 +248,9 @@ def test_blocks_are_large_where_rows_have_many_edges_and_leave_many_blocks(
         (2_449_029, 123_718_280, 16, 4, 2),
         (2_449_029, 123_718_280, 300, 4, 2),
         (2_449_029, 123_718_280, 16, 2, 3),
+        (917_504, 4_000_000, 16, 2, 1),
+        (917_505, 4_000_000, 16, 2, 2),
+        (300_000, 300_000 * 128, 64, 4, 3),
         (9_000_000, 9_000_000, 16, 4, 4),  # of either span
         (89_250, 899_756, 64, 4, 1),
         (0, 0, 64, 4, 1),
@@ -278,6 +281,26 @@ def test_senders_and_rows_fit_their_bits():
         for shape in BlockShape.choices(*sizes):
             assert shape.rows < 2**ROW_BITS
             assert shape.senders <= 2 ** (32 - ROW_BITS)
+
+
+def test_one_block_of_all_edges_is_shared_out_by_tiles(monkeypatch):
+    monkeypatch.setattr(_edge_blocks, "_TILE_SENDERS", {2: 20, 4: 30})
+    graph = CSRGraph.from_edges(np.arange(100), np.zeros(100, int), 1, num_senders=100)
+    (blocks,) = _blocks(graph)
+    assert blocks.shape.tiles == (4, 5)
+    _assert_has_every_edge_once(blocks, graph)
+
+
+def test_no_edges_of_many_senders_are_shared_out_under_jit_too(monkeypatch):
+    monkeypatch.setattr(_csr, "_on_gpu", lambda: True)
+    indptr, senders = np.zeros(5, np.int32), np.zeros(0, np.int32)
+
+    def prepared(indptr, senders):
+        return CSRGraph(indptr, senders, None, num_cols=1_000_000).prepared().plan.edge_blocks
+
+    host, traced = prepared(indptr, senders), jax.jit(prepared)(indptr, senders)
+    assert [blocks.shape.tiles for blocks in host] == [(1, 2)]
+    assert_same_tree(traced, host)
 
 
 def test_more_senders_than_an_entry_can_name_lie_in_several_spans(monkeypatch):
@@ -313,6 +336,9 @@ def test_a_plan_with_the_blocks_of_another_graph_is_refused(by_degree):
         check((dataclasses.replace(own, row_order=None), larger))
     tasks = (dataclasses.replace(own.tasks[0], ends=own.tasks[0].ends + 1),)
     with pytest.raises(ValueError, match=r"plan\.edge_blocks\[0\]\.tasks\[0\]\.ends\[0\]"):
+        check((dataclasses.replace(own, tasks=tasks), larger))
+    tasks = (dataclasses.replace(own.tasks[0], ends=own.tasks[0].ends.astype(np.int64)),)
+    with pytest.raises(ValueError, match=r"tasks\[0\]\.ends must be int32, got int64"):
         check((dataclasses.replace(own, tasks=tasks), larger))
     with pytest.raises(ValueError, match=r"plan\.edge_blocks must be of shapes"):
         check((dataclasses.replace(own, shape=dataclasses.replace(own.shape, rows=2)), larger))

@@ -273,17 +273,18 @@ def test_break_even_takes_the_first_row_that_fits_and_is_zero_for_unknown_dtypes
 
 
 @pytest.mark.parametrize(
-    "dtype, degree, in_blocks, otherwise",
+    "dtype, degree, narrow, wide, otherwise",
     [
-        ("float32", 50, 0.5, 0.25),
-        ("float32", 49, 0.375, 0.25),
-        ("float32", 9, 0.25, 0.25),
-        ("bfloat16", 50, 0.25, 0.125),
-        ("bfloat16", 49, 0.125, 0.125),
+        ("float32", 50, 0.5, 0.5, 0.25),
+        ("float32", 49, 0.5, 0.375, 0.25),
+        ("float32", 9, 0.25, 0.25, 0.25),
+        ("bfloat16", 50, 0.25, 0.25, 0.125),
+        ("bfloat16", 49, 0.25, 0.125, 0.125),
+        ("bfloat16", 9, 0.125, 0.125, 0.125),
     ],
 )
 def test_none_takes_larger_k_on_a_gpu_where_rows_have_many_edges_in_blocks(
-    monkeypatch, dtype, degree, in_blocks, otherwise
+    monkeypatch, dtype, degree, narrow, wide, otherwise
 ):
     monkeypatch.setattr(_csr, "_on_gpu", lambda: True)
     monkeypatch.setattr(dispatch, "current_platform", lambda: "cuda")
@@ -297,13 +298,26 @@ def test_none_takes_larger_k_on_a_gpu_where_rows_have_many_edges_in_blocks(
         values, columns = jnp.zeros((nodes, k), dtype), jnp.zeros((nodes, k), column_dtype(dim))
         return _is_worth_it(graph, CBSR(values, columns, dim))
 
-    for given, dim, ratio in (
-        (prepared, 64, in_blocks),
-        (dataclasses.replace(prepared, plan=row_by_row), 64, otherwise),
-        (prepared, 320, otherwise),
-    ):
-        assert is_worth_it(given, dim, int(ratio * dim))
-        assert not is_worth_it(given, dim, int(ratio * dim) + 1)
+    def check(graph, dim, ratio):
+        assert is_worth_it(graph, dim, int(ratio * dim))
+        assert not is_worth_it(graph, dim, int(ratio * dim) + 1)
+
+    check(prepared, 64, narrow)
+    check(prepared, 72, wide)
+    check(prepared, 256, wide)
+    check(prepared, 264, otherwise)
+    check(dataclasses.replace(prepared, plan=row_by_row), 64, otherwise)
+    with deterministic():
+        check(prepared, 64, otherwise)
+
+
+@pytest.mark.parametrize("platform, dtype", [("cpu", "float32"), ("cuda", "float16")])
+def test_no_plan_is_made_to_choose_where_none_is_needed(monkeypatch, platform, dtype):
+    monkeypatch.setattr(dispatch, "current_platform", lambda: platform)
+    monkeypatch.setattr(CSRGraph, "made_plan", lambda self: pytest.fail("planned"))
+    graph = CSRGraph.from_edges([0, 1], [1, 0], 2)
+    kept = CBSR(jnp.zeros((2, 1), dtype), jnp.zeros((2, 1), jnp.uint8), 64)
+    assert _is_worth_it(graph, kept) == (platform == "cpu" and "ffi" in IMPLEMENTATIONS)
 
 
 def test_rows_without_edges_are_zero_not_left_over_memory():

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from jaxgnn import CBSR, CSRGraph
+from jaxgnn._ffi import maxk_spmm as ffi
 from jaxgnn.graph import BlockShape
+from jaxgnn.graph import _edge_blocks as graph_edge_blocks
 from jaxgnn.graph._edge_blocks import make_edge_blocks
 from jaxgnn.ops import _pallas as pallas
 from jaxgnn.ops.reference import maxk as maxk_reference
@@ -238,6 +240,24 @@ def test_what_is_not_finite_stays_with_its_senders(monkeypatch, held):
     assert 0 < np.isfinite(exact).sum() < exact.size
     np.testing.assert_array_equal(np.isnan(got), np.isnan(exact))
     np.testing.assert_allclose(got, exact, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("dtype, k, tiles", [("float32", 8, 1), ("float32", 9, 3)])
+def test_as_many_tiles_as_suit_k_and_the_gradient(monkeypatch, dtype, k, tiles):
+    shape = dataclasses.replace(SHAPES["one"], tiles=(1, 3))
+    monkeypatch.setitem(SHAPES, "several", shape)
+    monkeypatch.setattr(graph_edge_blocks, "_CACHED_SUMS", {4: 60 * 8 * 4, 2: 0})
+    graph, kept = _graph(monkeypatch, "scaled", "several"), _kept(64, k, dtype)
+    dy = random_array((ROWS, 64), dtype, seed=1)
+    blocks = pallas._edge_blocks(graph, kept, dy)
+    assert blocks.senders == 60 // tiles
+    assert blocks.begins.shape == graph.plan.edge_blocks[0].tasks_of(tiles).begins.shape
+    exact = maxk_spmm_reference.grad_values(graph, kept, dy)
+    assert_close(pallas.grad_values(graph, kept, dy), exact, reduction_length=EDGES)
+    passed = {}
+    monkeypatch.setattr(ffi, "call_many", lambda *args, **options: [passed.update(options)])
+    ffi.grad_values_cuda(graph, kept, dy)
+    assert passed["senders_per_tile"] == 60 // tiles and passed["senders_per_span"] == 60
 
 
 def test_offsets_of_64_bits(monkeypatch):
