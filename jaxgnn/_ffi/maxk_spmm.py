@@ -151,9 +151,7 @@ def grad_values_cuda(
     results = [(shape, cbsr.dtype), ((0,) if cbsr.dtype == jnp.float32 else shape, jnp.float32)]
     blocks = edge_blocks(graph, cbsr.dim, dy.dtype)
     if blocks is not None:
-        shape = blocks.shape
-        tiles = shape.tiles_for(cbsr.k, dy.dtype.itemsize)
-        tasks = blocks.tasks_of(tiles)
+        tasks = blocks.tasks_for(cbsr.k, dy.dtype.itemsize)
         return call_many(
             "jaxgnn_maxk_spmm_grad_values_blocks",
             results,
@@ -166,9 +164,9 @@ def grad_values_cuda(
             *coefficients(graph),
             cbsr.indices,
             dy,
-            rows_per_block=np.int64(shape.rows),
-            senders_per_span=np.int64(shape.senders),
-            senders_per_tile=np.int64(shape.senders_of(tiles)),
+            rows_per_block=np.int64(blocks.shape.rows),
+            senders_per_span=np.int64(blocks.shape.senders),
+            senders_per_tile=np.int64(tasks.senders),
         )[0]
     return call_many(
         "jaxgnn_maxk_spmm_grad_values",

@@ -164,11 +164,13 @@ class BlockTasks:
       blocks: block of each task, int32.
       begins: its first entry.
       ends: behind its last.
+      senders: of a tile at most.
     """
 
     blocks: Int[Array, " tasks"]
     begins: Int[Array, " tasks"]
     ends: Int[Array, " tasks"]
+    senders: int = field(metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass
@@ -192,9 +194,9 @@ class EdgeBlocks:
     tasks: tuple[BlockTasks, ...]
     shape: BlockShape = field(metadata={"static": True})
 
-    def tasks_of(self, tiles: int) -> BlockTasks:
-        """The tasks by so many tiles, one of ``shape.tiles``."""
-        return self.tasks[self.shape.tiles.index(tiles)]
+    def tasks_for(self, k: int, itemsize: int) -> BlockTasks:
+        """The tasks by as many tiles as ``BlockShape.tiles_for`` says of these arguments."""
+        return self.tasks[self.shape.tiles.index(self.shape.tiles_for(k, itemsize))]
 
 
 def blocks_for(options: Sequence[EdgeBlocks], row_bytes: int) -> EdgeBlocks | None:
@@ -294,13 +296,15 @@ def _share_out(xp, shape, tiles, entries, offsets) -> BlockTasks:
     blocks = xp.asarray(np.repeat(blocks, tiles, axis=1).reshape(-1))
     # As if the parts of blocks lay in that order.
     indptr = xp.concatenate([xp.zeros(1, offsets.dtype), xp.cumsum(ends - begins)])
-    part, cuts = cut_rows(indptr.astype(offsets.dtype), entries.shape[0], shape.edges_per_task)
+    indptr = indptr.astype(offsets.dtype)
+    part, cuts = cut_rows(indptr, entries.shape[0], shape.edges_per_task)
     # Unused tasks look up a part behind the last.
     shift = xp.concatenate([begins - indptr[:-1], xp.zeros(1, offsets.dtype)])[part]
     return BlockTasks(
         blocks=xp.concatenate([blocks, xp.zeros(1, np.int32)])[part],
-        begins=(cuts[:-1] + shift).astype(offsets.dtype),
-        ends=(cuts[1:] + shift).astype(offsets.dtype),
+        begins=cuts[:-1] + shift,
+        ends=cuts[1:] + shift,
+        senders=shape.senders_of(tiles),
     )
 
 

@@ -122,9 +122,7 @@ def _edge_blocks(graph: CSRGraph, cbsr: CBSR, dy: Array) -> EdgeBlocks | None:
     blocks = _call.edge_blocks(graph, cbsr.dim, dy.dtype)
     if blocks is None:
         return None
-    shape = blocks.shape
-    tiles = shape.tiles_for(cbsr.k, dy.dtype.itemsize)
-    tasks = blocks.tasks_of(tiles)
+    tasks = blocks.tasks_for(cbsr.k, dy.dtype.itemsize)
     return EdgeBlocks(
         blocks.row_order,
         blocks.entries,
@@ -133,7 +131,7 @@ def _edge_blocks(graph: CSRGraph, cbsr: CBSR, dy: Array) -> EdgeBlocks | None:
         tasks.begins,
         tasks.ends,
         *_call.coefficients(graph),
-        rows=shape.rows,
-        span=shape.senders,
-        senders=shape.senders_of(tiles),
+        rows=blocks.shape.rows,
+        span=blocks.shape.senders,
+        senders=tasks.senders,
     )

@@ -114,8 +114,8 @@ class BreakEven(NamedTuple):
 # The first that fits counts; as `python -m experiments.benchmarks.maxk_spmm --break-even` measures.
 # On a CPU the features of one graph fitted the last cache of 32 MiB and those of the other did not.
 # On a GPU the widths were 64 and 256, the graphs one of 10 edges a row and three of 50 to 600.
-# Widths and degrees between get the lesser ratio; wider rows and edges that are in no blocks, which
-# were not measured, the least.
+# Widths and degrees between get the lesser ratio, narrower rows that of 64; wider ones and edges
+# that are in no blocks, which were not measured, the least.
 BREAK_EVEN: dict[dispatch.Platform, tuple[BreakEven, ...]] = {
     "cpu": (
         BreakEven("float32", dim=1, mib=32, degree=0, ratio=0.25),

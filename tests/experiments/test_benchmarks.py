@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import jax
 import jax.numpy as jnp
@@ -456,9 +457,11 @@ def test_break_even_is_where_the_sparse_product_stops_paying(speedups, expected)
     assert _break_even.break_even(_sweep(*speedups)) == expected
 
 
-def test_break_even_run(session):
+@pytest.mark.parametrize("lost, ks", [(math.inf, [8, 32]), (0.0, [8])])
+def test_break_even_run_ends_where_the_sparse_product_has_lost(session, monkeypatch, lost, ks):
+    monkeypatch.setattr(_break_even, "_LOST", lost)
     rows = _break_even.run(session, dims=(32,), parts=(8, 32))
-    assert [row["k"] for row in rows] in ([], [8], [8, 32])
+    assert [row["k"] for row in rows] in ([], ks)
     written = read_rows(session.out / "maxk_spmm_break_even.jsonl") if rows else []
     assert written == rows
     for row in written:

@@ -49,7 +49,7 @@ def _row_order(blocks):
 def _ends(blocks, tiles=None):
     """Task, place in the entries, block, receiver and sender of what the tasks take, in turn."""
     shape = blocks.shape
-    tasks = blocks.tasks_of(tiles or shape.tiles[0])
+    tasks = blocks.tasks[shape.tiles.index(tiles or shape.tiles[0])]
     lengths = tasks.ends - tasks.begins
     task = np.repeat(np.arange(len(lengths)), lengths)
     place = np.arange(len(task)) + (tasks.begins - np.cumsum(lengths) + lengths)[task]
@@ -71,7 +71,7 @@ def _assert_has_every_edge_once(blocks, graph):
         np.testing.assert_array_equal(sender, np.asarray(graph.indices)[edges])
         assert np.bincount(task).max(initial=0) <= blocks.shape.edges_per_task
         span, within = np.divmod(sender, blocks.shape.senders)
-        tile = span * tiles + within // blocks.shape.senders_of(tiles)
+        tile = span * tiles + within // -(-blocks.shape.senders // tiles)
         in_order = np.lexsort((sender, block, tile))
         np.testing.assert_array_equal(in_order, np.arange(len(task)))
         mixed = (np.diff(task) == 0) & ((np.diff(block) != 0) | (np.diff(tile) != 0))

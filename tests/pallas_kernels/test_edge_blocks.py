@@ -150,8 +150,7 @@ def test_groups_take_several_runs_of_a_long_task(monkeypatch, longest):
     assert_close(pallas.grad_values(graph, kept, dy), exact, reduction_length=EDGES)
 
 
-def _sums(shape: BlockShape) -> int:
-    """Senders of a tile."""
+def _senders_of_tile(shape: BlockShape) -> int:
     return shape.senders_of(*shape.tiles)
 
 
@@ -196,7 +195,7 @@ def traffic(monkeypatch):
 def test_sums_that_no_cache_holds_are_fetched_before(
     monkeypatch, traffic, name, shape, dim, k, held
 ):
-    monkeypatch.setattr(_edge_blocks, "_CACHED_BYTES", _sums(SHAPES[shape]) * k * 4 - 1)
+    monkeypatch.setattr(_edge_blocks, "_CACHED_BYTES", _senders_of_tile(SHAPES[shape]) * k * 4 - 1)
     if held is not None:
         monkeypatch.setattr(_simt, "most_shared_bytes", lambda: 32 + (held + 1) * dim * 4)
     graph, kept = _graph(monkeypatch, name, shape), _kept(dim, k, "float32")
@@ -211,7 +210,9 @@ def test_sums_that_no_cache_holds_are_fetched_before(
 def test_sums_in_a_cache_and_those_of_large_blocks_are_not_fetched(
     monkeypatch, traffic, shape, excess
 ):
-    monkeypatch.setattr(_edge_blocks, "_CACHED_BYTES", _sums(SHAPES[shape]) * 8 * 4 - excess)
+    monkeypatch.setattr(
+        _edge_blocks, "_CACHED_BYTES", _senders_of_tile(SHAPES[shape]) * 8 * 4 - excess
+    )
     graph, kept = _graph(monkeypatch, "plain", shape), _kept(64, 8, "float32")
     fetched, added = traffic(8)
     pallas.grad_values(graph, kept, random_array((ROWS, 64), "float32", seed=1))
@@ -242,22 +243,37 @@ def test_what_is_not_finite_stays_with_its_senders(monkeypatch, held):
     np.testing.assert_allclose(got, exact, rtol=2e-4, atol=2e-4)
 
 
-@pytest.mark.parametrize("dtype, k, tiles", [("float32", 8, 1), ("float32", 9, 3)])
+@pytest.mark.parametrize(
+    "dtype, k, tiles", [("float32", 8, 1), ("float32", 9, 3), ("bfloat16", 8, 3)]
+)
 def test_as_many_tiles_as_suit_k_and_the_gradient(monkeypatch, dtype, k, tiles):
-    shape = dataclasses.replace(SHAPES["one"], tiles=(1, 3))
-    monkeypatch.setitem(SHAPES, "several", shape)
-    monkeypatch.setattr(graph_edge_blocks, "_CACHED_SUMS", {4: 60 * 8 * 4, 2: 0})
+    monkeypatch.setitem(SHAPES, "several", dataclasses.replace(SHAPES["one"], tiles=(1, 3)))
+    monkeypatch.setattr(graph_edge_blocks, "_CACHED_SUMS", {4: 60 * 8 * 4, 2: 60 * 7 * 4})
     graph, kept = _graph(monkeypatch, "scaled", "several"), _kept(64, k, dtype)
     dy = random_array((ROWS, 64), dtype, seed=1)
     blocks = pallas._edge_blocks(graph, kept, dy)
-    assert blocks.senders == 60 // tiles
-    assert blocks.begins.shape == graph.plan.edge_blocks[0].tasks_of(tiles).begins.shape
+    assert (blocks.senders, blocks.span) == (60 // tiles, 60)
+    (tasks,) = (of for of in graph.plan.edge_blocks[0].tasks if of.senders == 60 // tiles)
+    for part in ("blocks", "begins", "ends"):
+        assert getattr(blocks, part) is getattr(tasks, part)
     exact = maxk_spmm_reference.grad_values(graph, kept, dy)
     assert_close(pallas.grad_values(graph, kept, dy), exact, reduction_length=EDGES)
-    passed = {}
-    monkeypatch.setattr(ffi, "call_many", lambda *args, **options: [passed.update(options)])
-    ffi.grad_values_cuda(graph, kept, dy)
-    assert passed["senders_per_tile"] == 60 // tiles and passed["senders_per_span"] == 60
+
+
+@pytest.mark.parametrize("k, tiles", [(8, 1), (9, 3)])
+def test_the_cuda_kernel_gets_the_same_tasks(monkeypatch, k, tiles):
+    monkeypatch.setitem(SHAPES, "several", dataclasses.replace(SHAPES["one"], tiles=(1, 3)))
+    monkeypatch.setattr(graph_edge_blocks, "_CACHED_SUMS", {4: 60 * 8 * 4})
+    graph, kept = _graph(monkeypatch, "scaled", "several"), _kept(64, k, "float32")
+    calls = []
+    monkeypatch.setattr(ffi, "call_many", lambda *args, **sizes: [calls.append((args, sizes))])
+    ffi.grad_values_cuda(graph, kept, random_array((ROWS, 64), "float32", seed=1))
+    ((operands, sizes),) = calls
+    (tasks,) = (of for of in graph.plan.edge_blocks[0].tasks if of.senders == 60 // tiles)
+    # Behind the target, the results, the order of rows, the entries and the edges.
+    for got, wanted in zip(operands[5:8], (tasks.blocks, tasks.begins, tasks.ends), strict=True):
+        assert got is wanted
+    assert sizes == {"rows_per_block": 64, "senders_per_span": 60, "senders_per_tile": 60 // tiles}
 
 
 def test_offsets_of_64_bits(monkeypatch):

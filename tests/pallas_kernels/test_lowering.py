@@ -38,8 +38,9 @@ def _graph(
     by_block = []
     for shape in BlockShape.choices(nodes, nodes, edges) if blocks else ():
         tasks = [
-            BlockTasks(array(n), array(n, offsets), array(n, offsets))
-            for n in [units(shape.num_blocks * m, edges, shape.edges_per_task) for m in shape.tiles]
+            BlockTasks(array(n), array(n, offsets), array(n, offsets), shape.senders_of(tiles))
+            for tiles in shape.tiles
+            for n in [units(shape.num_blocks * tiles, edges, shape.edges_per_task)]
         ]
         by_block += [
             EdgeBlocks(
