@@ -334,6 +334,11 @@ def sum_of_products(pairs, shape: tuple[int, int], meanwhile) -> jax.Array:
     return pl.run_scoped(multiply, plgpu.ACC(shape, jnp.float32))
 
 
+def added_to(sums: Sequence[jax.Array], multiply) -> Sequence[Any]:
+    """What ``sums``, as products lie in registers, are after ``multiply(references to them)``."""
+    return pl.run_state(multiply)([plgpu.ACC.init(array) for array in sums])
+
+
 def by_chunks(tile, kernel) -> list[tuple]:
     """The factors of the product of a tile in chunks of columns and a matrix."""
     parts = columns_of(kernel.shape[0], tile.shape[-1])
@@ -372,6 +377,11 @@ def add_bias(z: jax.Array, bias, columns) -> jax.Array:
     """``bias`` lies in shared memory, or is None; ``z`` has these ``columns``."""
     if bias is None:
         return z
+    return z + rows_of_bias(bias, columns)
+
+
+def rows_of_bias(bias, columns) -> jax.Array:
+    """These ``columns`` in every row of a tile, as products lie in registers, in float32."""
     layout = plgpu.Layout.WGMMA.reduce(0)
     row = plgpu.load(bias.at[columns], layout=layout, optimized=False).astype(jnp.float32)
-    return z + lax.broadcast_in_dim(row, z.shape, (1,))
+    return lax.broadcast_in_dim(row, (ROWS, *row.shape), (1,))

@@ -9,7 +9,8 @@ multiplier, which also keeps the kernel in shared memory, overwrites a tile with
 rounded; a pair of selectors looks for the k largest entries of its rows, half of them each, and
 writes them. So products, which the tensor cores make, and the search, which they hardly take part
 in, go on side by side, and no dense product leaves the multiprocessor. A search waits for its own
-results most of the time: so there are many warps of few rows, while few tiles have room.
+results most of the time: so there are many warps of few rows, while few tiles have room. Searches
+of some rows take longer than others, so no warp waits for another: each asks for its own rows.
 """
 
 from __future__ import annotations
@@ -29,7 +30,15 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels import _dense_stack as dense
 from pallas_kernels import _simt
 from pallas_kernels._dense_stack import BLOCK, COLUMNS, ROWS, WARPGROUP, Stack
-from pallas_kernels._linear_maxk_rows import SHARE, Format, KeepLargest, kept_columns
+from pallas_kernels._linear_maxk_rows import (
+    OF_WARP,
+    SHARE,
+    WARPS,
+    EndUse,
+    Format,
+    KeepLargest,
+    kept_columns,
+)
 
 _MOST_AHEAD = 8  # tiles on their way
 _MULTIPLIER, _SELECTOR = 0, 1
@@ -129,6 +138,7 @@ def linear_maxk(
         (tile.blocks, 1),
         tile.warpgroups,
         plan.scratch(),
+        barriers=False,
     )
     return call(x, kernel, [b for b in (bias,) if b is not None])
 
@@ -170,7 +180,7 @@ class _Plan:
         """Shared memory and barriers."""
         width, dtype = self.stack.widths[0], self.stack.dtype
         kept = self.tile.pairs * _PAIR, kept_columns(self.stack.widths[1], self.k)
-        copies = _PAIR * (width // COLUMNS)
+        copies = _PAIR * WARPS * (width // COLUMNS)
         return {
             "weights": dense.tiles(dtype, 1, *self.stack.widths),
             "ring": dense.copied_tiles(dtype, self.tile.ring * self.chunks, ROWS, COLUMNS),
@@ -179,6 +189,13 @@ class _Plan:
             "full": plgpu.Barrier(num_arrivals=copies, num_barriers=self.stages),
             "made": plgpu.Barrier(num_barriers=self.stages),
         }
+
+    @property
+    def parts(self) -> list[slice]:
+        """Of the columns, that a product has at once."""
+        width = self.stack.widths[1]
+        whole = dense.columns_of(width, self.share.product)
+        return [slice(part.start, min(part.stop, width)) for part in whole]
 
     def first_chunk(self, i):
         """Where in the ring tile ``i`` is."""
@@ -216,35 +233,42 @@ def _multiply(plan: _Plan, scratch, count, kernel, biases) -> None:
 
     @pl.loop(0, count)
     def _(i):
-        plgpu.barrier_wait(scratch["full"].at[plan.stage(i)])
         first, zero = plan.first_chunk(i), dense.zero_in(i)
+        # While the tile is on its way.
+        sums = [_sums_before(plan, biases, zero, part) for part in plan.parts]
+        plgpu.barrier_wait(scratch["full"].at[plan.stage(i)])
         held = [ring.at[first + number] for number in range(plan.chunks)]
-        # All products before the first of them takes the place of an operand.
-        products = _products(plan, held, weights.at[zero])
+        # All products, by all warps, before the first of them takes the place of an operand.
+        products = _add_products(plan, sums, held, weights.at[zero])
+        plgpu.commit_smem()
         for number, part in enumerate(columns):
             product, at = divmod(part.start, plan.share.product)
             z = products[product][:, at : at + COLUMNS]
-            for bias in biases:
-                # From global memory: of shared memory the ring takes all that there is.
-                z = dense.add_bias(z, bias, dense.columns_at(zero, number))
             held[number][...] = z.astype(stack.dtype)
         plgpu.commit_smem()
         plgpu.barrier_arrive(scratch["made"].at[plan.stage(i)])
 
 
-def _products(plan: _Plan, chunks, weights) -> Sequence[jax.Array]:
-    """The rows of a tile times ``weights``, in parts of some columns."""
-    parts = dense.columns_of(plan.stack.widths[1], plan.share.product)
+def _sums_before(plan: _Plan, biases, zero, part: slice) -> jax.Array:
+    """What products of a part of the columns are added to: the bias, in every row of a tile."""
+    width = part.stop - part.start
+    if not biases:
+        return plgpu.layout_cast(jnp.zeros((ROWS, width), jnp.float32), plgpu.Layout.WGMMA)
+    # From global memory: of shared memory the ring takes all that there is.
+    (bias,) = biases
+    return dense.rows_of_bias(bias, pl.ds(pl.multiple_of(zero + part.start, COLUMNS), width))
 
-    def multiply(*sums):
+
+def _add_products(plan: _Plan, sums: Sequence[jax.Array], chunks, weights) -> Sequence[jax.Array]:
+    """The rows of a tile times ``weights``, added to ``sums`` of each part of the columns."""
+
+    def multiply(totals):
         for n in range(plan.stack.widths[0] // COLUMNS):
-            for total, columns in zip(sums, parts, strict=True):
-                rows = slice(n * COLUMNS, (n + 1) * COLUMNS)
-                plgpu.wgmma(total, chunks[n], weights.at[rows, columns])
-        return [total[...] for total in sums]
+            rows = slice(n * COLUMNS, (n + 1) * COLUMNS)
+            for total, part in zip(totals, plan.parts, strict=True):
+                plgpu.wgmma(total, chunks[n], weights.at[rows, part])
 
-    widths = [min(plan.share.product, plan.stack.widths[1] - part.start) for part in parts]
-    return pl.run_scoped(multiply, *(plgpu.ACC((ROWS, width), jnp.float32) for width in widths))
+    return dense.added_to(sums, multiply)
 
 
 def _select(plan: _Plan, scratch, count, number, x, values, columns) -> None:
@@ -268,15 +292,19 @@ def _select(plan: _Plan, scratch, count, number, x, values, columns) -> None:
         tiled = dense.tiled(stack.dtype)
         references = [(ring, tiled), *((r, ()) for r in (kept, values, columns))]
         _simt.inline(keep, [plan.first_chunk(i), plan.first_row(i), half], references)
-        plgpu.commit_smem()  # what was read the copy engine overwrites
+        _simt.inline(EndUse(), [], [])
         load(i + tile.ring)
 
 
 def _load(plan: _Plan, scratch, i, half, x) -> None:
-    """Asks for half of the rows of tile ``i``."""
+    """Asks for half of the rows of tile ``i``, each warp for its own."""
     _, ring = dense.faces(scratch["ring"])
-    first = plan.first_chunk(i)
-    rows, share = (pl.ds(start + half * SHARE, SHARE) for start in (plan.first_row(i), 0))
-    for number, columns in enumerate(dense.columns_of(plan.stack.widths[0])):
-        full = scratch["full"].at[plan.stage(i)]
-        plgpu.copy_gmem_to_smem(x.at[rows, columns], ring.at[first + number, share], full)
+    first, full = plan.first_chunk(i), scratch["full"].at[plan.stage(i)]
+
+    def ask(warp):
+        in_tile = half * SHARE + warp * OF_WARP
+        rows, own = (pl.ds(start + in_tile, OF_WARP) for start in (plan.first_row(i), 0))
+        for number, columns in enumerate(dense.columns_of(plan.stack.widths[0])):
+            plgpu.copy_gmem_to_smem(x.at[rows, columns], ring.at[first + number, own], full)
+
+    plgpu.warp_map(ask)

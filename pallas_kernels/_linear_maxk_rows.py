@@ -15,15 +15,26 @@ from pallas_kernels._values import Array, Value
 from pallas_kernels._warp import LANES, Warp
 
 ROWS, COLUMNS = 64, 64  # of a chunk
-_WARPS = 4  # of a warpgroup
-SHARE = _WARPS * selection.ROWS  # of a tile, that a warpgroup selects from
+WARPS = 4  # of a warpgroup
+OF_WARP = selection.ROWS  # rows of a tile, that a warp selects from
+SHARE = WARPS * OF_WARP  # that a warpgroup does
 _PIECES = 8  # of a row of a chunk, 16 bytes each
 _PIECE = COLUMNS // _PIECES
 
 
 def kept_columns(width: int, k: int) -> int:
     """That a warpgroup which keeps k of this width has in shared memory."""
-    return _WARPS * selection.kept_columns(width, k)
+    return WARPS * selection.kept_columns(width, k)
+
+
+@dataclass(frozen=True)
+class EndUse:
+    """Before the copy engine overwrites a tile."""
+
+    def __call__(self, warp: Warp) -> None:
+        """What all lanes have read and written comes first."""
+        warp.release_shared()
+        warp.sync()
 
 
 @dataclass(frozen=True)
@@ -65,7 +76,7 @@ class KeepLargest:
           values: [rows, k], the result.
           columns: likewise.
         """
-        in_tile = half * SHARE + warp.thread // LANES * selection.ROWS
+        in_tile = half * SHARE + warp.thread // LANES * OF_WARP
         rule = Selection(self.width, self.k, self.by_magnitude, self.format, neighbours=2)
         marks = rule.choose(warp, self._load(warp, first, in_tile, chunks))
         # What is made of the lane would take registers during the search; zero tells no compiler

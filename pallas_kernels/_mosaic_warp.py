@@ -446,6 +446,10 @@ class MosaicWarp(Warp):
         """See ``Warp``."""
         self._order(f"cp.async.wait_group {groups};")
 
+    def release_shared(self):
+        """See ``Warp``."""
+        self._order("fence.proxy.async.shared::cta;")
+
     def offset(self, pointer, index, itemsize):
         """A pointer ``index`` entries on."""
         flags, dynamic = llvm.GEPNoWrapFlags.none, -(2**31)

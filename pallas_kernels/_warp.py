@@ -396,6 +396,10 @@ class Warp(abc.ABC):
         """Waits until no more groups than so many are under way."""
 
     @abc.abstractmethod
+    def release_shared(self) -> None:
+        """What the lane did with shared memory comes before what copy engines do with it later."""
+
+    @abc.abstractmethod
     def advance(self, pointer: Any, number: Value, nbytes: int) -> Any:
         """A pointer ``number`` times ``nbytes`` on."""
 

@@ -15,7 +15,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import ShapedArray
 from jax.custom_batching import custom_vmap
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
 
 compiled = partial(jax.jit, inline=True)
 
@@ -51,6 +54,25 @@ def batches_as_rows[**P, T](run: Callable[P, T]) -> Callable[P, T]:
         return made, jax.tree.map(lambda _: True, made)
 
     return call
+
+
+_FORGET_VARIATION = Primitive("jaxgnn_forget_variation")
+_FORGET_VARIATION.def_impl(lambda array: array)
+_FORGET_VARIATION.def_abstract_eval(lambda array: ShapedArray(array.shape, array.dtype))
+mlir.register_lowering(_FORGET_VARIATION, lambda _, array: [array])
+batching.primitive_batchers[_FORGET_VARIATION] = lambda arrays, axes: (
+    _FORGET_VARIATION.bind(*arrays),
+    axes[0],
+)
+
+
+def forget_variation(operand: jax.Array) -> jax.Array:
+    """Inside ``shard_map``, an operand as if it did not vary over the mesh; compiled to nothing.
+
+    For kernels that ``vary_like`` follows, in which warps by themselves use the operand: Pallas
+    refuses them one that varies.
+    """
+    return _FORGET_VARIATION.bind(operand) if jax.typeof(operand).mat.varying else operand
 
 
 def vary_like(operand: Any, result: jax.Array) -> jax.Array:

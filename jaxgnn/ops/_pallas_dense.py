@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgnn.graph import CBSR
-from jaxgnn.ops._pallas_call import compiled, flat_tokens, vary_like
+from jaxgnn.ops._pallas_call import compiled, flat_tokens, forget_variation, vary_like
 
 # By the argument, or where that is None by JAX's setting: what XLA takes for TF32 on a GPU is so
 # here. For other settings there are no kernels.
@@ -87,7 +87,8 @@ def fused_linear_maxk(
     del precision
     from pallas_kernels import _linear_maxk as kernels
 
-    made = kernels.linear_maxk(flat_tokens(x.ndim - 1, x), kernel, bias, k, by)
+    rows = forget_variation(flat_tokens(x.ndim - 1, x))
+    made = kernels.linear_maxk(rows, kernel, bias, k, by)
     values, indices = (vary_like(x, part.reshape(*x.shape[:-1], k)) for part in made)
     return CBSR(values, indices, kernel.shape[1])
 

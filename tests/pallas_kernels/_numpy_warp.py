@@ -452,6 +452,9 @@ class NumpyWarp(Warp):
                 memory.write(places, *copy)
             group.clear()
 
+    def release_shared(self):
+        """No copy engine is emulated that could come before."""
+
     def advance(self, pointer, number, nbytes):
         return pointer[0], pointer[1] + number.data.astype(np.int64) * nbytes, *pointer[2:]
 

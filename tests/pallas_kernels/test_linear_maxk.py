@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxgnn import CBSR, ops, verify
@@ -27,6 +28,7 @@ from pallas_kernels._linear_maxk_rows import (
     COLUMNS,
     ROWS,
     SHARE,
+    EndUse,
     Format,
     KeepLargest,
     kept_columns,
@@ -141,6 +143,9 @@ def test_searches_end_wherever_they_begin():
 
 def _inline_stand_in(keep, numbers, references):
     """Takes the place of ``_simt.inline`` in the interpreter."""
+    if isinstance(keep, EndUse):
+        plgpu.commit_smem()
+        return
     (first, first_row, half), (ring, _, values, columns) = numbers, [r for r, _ in references]
     share = pl.ds(half * SHARE, SHARE)
     chunks = [ring[first + i, share] for i in range(keep.width // COLUMNS)]
@@ -151,6 +156,17 @@ def _inline_stand_in(keep, numbers, references):
     @pl.loop(0, jnp.clip(values.shape[0] - first_row, 0, SHARE))
     def _(i):
         values[first_row + i], columns[first_row + i] = made.values[i], made.indices[i]
+
+
+def _added_later(sums, multiply):
+    """Takes the place of ``added_to`` in the interpreter, whose products begin with zeros."""
+
+    def from_zeros(*totals):
+        multiply(totals)
+        return [total[...] for total in totals]
+
+    made = pl.run_scoped(from_zeros, *(plgpu.ACC(s.shape, s.dtype) for s in sums))
+    return [a + b for a, b in zip(sums, made, strict=True)]
 
 
 # Rings of one tile and of many; the last tile has rows for one of its selectors, or for both.
@@ -165,6 +181,7 @@ TILES = [
 @pytest.mark.parametrize("rows, widths, tile", TILES)
 def test_tiles_pass_from_part_to_part(rows, widths, tile, monkeypatch, interpreted):
     monkeypatch.setattr(_simt, "inline", _inline_stand_in)
+    monkeypatch.setattr(_dense_stack, "added_to", _added_later)
     # The interpreter has no memory that is known by two names.
     monkeypatch.setattr(_dense_stack, "copied_tiles", _dense_stack.tiles)
     monkeypatch.setattr(_dense_stack, "faces", lambda tiles: (tiles, tiles))
@@ -249,6 +266,9 @@ def test_gradients_lower_under_vmap_and_shard_map_and_with_wide_numbers():
     specs = PartitionSpec("data"), PartitionSpec(), PartitionSpec()
     sharded = jax.shard_map(_gradient, mesh=mesh, in_specs=specs, out_specs=specs)
     assert _kernels(sharded, x, *parameters)
+    of_vmap = jax.vmap(_gradient, (0, None, None))
+    both = jax.shard_map(of_vmap, mesh=mesh, in_specs=specs, out_specs=specs)
+    assert _kernels(both, x, *parameters)
     assert not _kernels(_kept(implementation="pallas"), *_structs((3, 0), (64, 64)))
 
 
