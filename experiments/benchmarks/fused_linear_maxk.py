@@ -2,13 +2,13 @@
 
 Run ``python -m experiments.benchmarks.fused_linear_maxk``. An eighth of the columns is kept.
 ``auto`` is ``implementation=None``, ``product`` is ``x @ kernel + bias`` alone, in plain JAX, and
-``two ops`` has ``ops.maxk`` behind that, ``write`` fills values and columns. Bytes: rows in, values
-and columns out, and in the backward pass x and values' gradients in, rows' gradients out.
+``two ops`` has ``ops.maxk`` behind that. Bytes: rows in, values and columns out, and in the
+backward pass x and values' gradients in, rows' gradients out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import jax.numpy as jnp
 import tyro
@@ -24,7 +24,7 @@ from experiments.benchmarks._cases import (
 from experiments.benchmarks._session import Options, Session, run_op
 from experiments.benchmarks._workloads import ROWS, Rows
 from jaxgnn import ops
-from jaxgnn.graph import CBSR, column_dtype
+from jaxgnn.graph import column_dtype
 
 _WIDEST = 256  # wider layers are bound by their products
 _COLUMNS_OF_ONE_KEPT = 8
@@ -62,7 +62,6 @@ def cases(workload: Rows) -> Iterator[Case]:
                     "auto": Candidate(DIRECTIONS[direction](_ours(k, None)), kept),
                     "two ops": Candidate(DIRECTIONS[direction](_two_ops(k)), kept),
                     "product": Candidate(DIRECTIONS[direction](_product), dense),
-                    **({"write": Candidate(_write(k), dense)} if direction == "forward" else {}),
                 },
                 k=k,
                 flops=_layers.flops(direction, rows=workload.nodes, features=features),
@@ -83,18 +82,6 @@ def _ours(k: int, implementation: ops.Name | None) -> Differentiable:
 def _product(_, arrays):
     x, (kernel,), (bias,) = arrays
     return x @ kernel + bias, None
-
-
-def _write(k: int) -> Callable[..., CBSR]:
-    """Results as the op has them, written and not computed."""
-
-    def fill(_, arrays, dy) -> CBSR:
-        x, (kernel,), _ = arrays
-        rows, dim = x.shape[0], kernel.shape[1]
-        columns = x[0, 0].astype(column_dtype(dim))
-        return CBSR(jnp.full((rows, k), x[0, 0]), jnp.full((rows, k), columns), dim)
-
-    return fill
 
 
 def _two_ops(k: int) -> Differentiable:

@@ -268,8 +268,6 @@ def test_layers_that_keep_the_largest_are_timed_with_two_ops_and_the_product_alo
     _, rows = rows_of_all
     same = [row for row in rows if row["op"] == "fused_linear_maxk"]
     assert {row["implementation"] for row in same} >= {"auto", "two ops", "product"}
-    written = {row["direction"] for row in same if row["implementation"] == "write"}
-    assert written == {"forward"}
     for row in same:  # one of eight columns, four bytes and its number
         one_way = 40 * (8 * 4 + 4 + 1)
         forward = row["direction"] == "forward"

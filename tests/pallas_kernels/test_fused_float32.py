@@ -246,10 +246,13 @@ def test_gradients_lower_for_what_fits(widths, activation):
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
-@pytest.mark.parametrize("activation, count", [("relu", 2), ("gelu", 1)])
-def test_none_takes_kernels_for_gradients_that_were_timed(activation, count):
+@pytest.mark.parametrize(
+    "activation, width, count",
+    [("relu", 64, 2), ("relu", 128, 2), ("gelu", 64, 2), ("gelu", 128, 1), ("silu", 64, 1)],
+)
+def test_none_takes_kernels_for_gradients_that_were_timed(activation, width, count):
     mlp = functools.partial(ops.fused_mlp, activation=activation, precision="tf32")
-    assert len(kernels_of(*with_gradients(mlp, *_mlp_structs(10_000, (64,) * 3)))) == count
+    assert len(kernels_of(*with_gradients(mlp, *_mlp_structs(10_000, (width,) * 3)))) == count
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
