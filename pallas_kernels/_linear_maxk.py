@@ -10,7 +10,8 @@ rounded; a pair of selectors looks for the k largest entries of its rows, half o
 writes them. So products, which the tensor cores make, and the search, which they hardly take part
 in, go on side by side, and no dense product leaves the multiprocessor. A search waits for its own
 results most of the time: so there are many warps of few rows, while few tiles have room. Searches
-of some rows take longer than others, so no warp waits for another: each asks for its own rows.
+of some rows take longer than others, so no warp that selects waits for another one: each asks for
+its own rows.
 """
 
 from __future__ import annotations

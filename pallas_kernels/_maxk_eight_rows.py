@@ -6,6 +6,7 @@ import operator
 from dataclasses import dataclass
 
 import jax.numpy as jnp
+import numpy as np
 
 from pallas_kernels._maxk_one_row import OneRow, key_of
 from pallas_kernels._maxk_selection import (
@@ -193,7 +194,7 @@ def _slabs(halves: list[list[Value]]) -> list[list[Value]]:
 
 
 def _bits_of_half(number: float) -> int:
-    return int(jnp.float16(number).view(jnp.uint16))
+    return int(np.float16(number).view(np.uint16))
 
 
 def _together(warp: Warp, mask: Value, own: int) -> Value:

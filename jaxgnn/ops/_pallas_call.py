@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.core import ShapedArray
 from jax.custom_batching import custom_vmap
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
@@ -58,7 +57,7 @@ def batches_as_rows[**P, T](run: Callable[P, T]) -> Callable[P, T]:
 
 _FORGET_VARIATION = Primitive("jaxgnn_forget_variation")
 _FORGET_VARIATION.def_impl(lambda array: array)
-_FORGET_VARIATION.def_abstract_eval(lambda array: ShapedArray(array.shape, array.dtype))
+_FORGET_VARIATION.def_abstract_eval(lambda array: array.update(manual_axis_type=type(array.mat)()))
 mlir.register_lowering(_FORGET_VARIATION, lambda _, array: [array])
 batching.primitive_batchers[_FORGET_VARIATION] = lambda arrays, axes: (
     _FORGET_VARIATION.bind(*arrays),

@@ -247,12 +247,19 @@ def test_gradients_lower_for_what_fits(widths, activation):
 
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize(
-    "activation, width, count",
-    [("relu", 64, 2), ("relu", 128, 2), ("gelu", 64, 2), ("gelu", 128, 1), ("silu", 64, 1)],
+    "activation, widths, count",
+    [
+        ("relu", (64, 64, 64), 2),
+        ("relu", (128, 128, 128), 2),
+        ("gelu", (64, 64, 64), 2),
+        ("gelu", (64, 128, 64), 1),
+        ("gelu", (128, 128, 128), 1),
+        ("silu", (64, 64, 64), 1),
+    ],
 )
-def test_none_takes_kernels_for_gradients_that_were_timed(activation, width, count):
+def test_none_takes_kernels_for_gradients_that_were_timed(activation, widths, count):
     mlp = functools.partial(ops.fused_mlp, activation=activation, precision="tf32")
-    assert len(kernels_of(*with_gradients(mlp, *_mlp_structs(10_000, (width,) * 3)))) == count
+    assert len(kernels_of(*with_gradients(mlp, *_mlp_structs(10_000, widths)))) == count
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")

@@ -5,6 +5,8 @@ The interpreter knows no SIMT code: plain JAX stands in for it there.
 
 import functools
 import itertools
+import re
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -169,8 +171,11 @@ def _added_later(sums, multiply):
     return [a + b for a, b in zip(sums, made, strict=True)]
 
 
-# Rings of one tile and of many; the last tile has rows for one of its selectors, or for both.
+# Rings of one tile and of many, of fewer tiles than pairs too; the last tile has rows for one of
+# its selectors, or for both; products in one part, and in two of the same or another width.
 TILES = [
+    (140, (64, 128), LinearMaxkTile(blocks=1, pairs=3, ring=2)),
+    (141, (64, 192), LinearMaxkTile(blocks=1, pairs=2, ring=2)),
     (203, (128, 64), LinearMaxkTile(blocks=2, pairs=2, ring=2)),
     (330, (64, 128), LinearMaxkTile(blocks=1, pairs=2, ring=3)),
     (500, (64, 64), LinearMaxkTile(blocks=1, pairs=3, ring=7)),
@@ -197,6 +202,24 @@ def test_tiles_pass_from_part_to_part(rows, widths, tile, monkeypatch, interpret
     assert same.mean() > 0.99
     values, expected = (np.asarray(v, np.float32)[same] for v in (made[0], exact.values))
     np.testing.assert_allclose(values, expected, rtol=0.01, atol=0.01)
+
+
+def test_a_tile_is_overwritten_after_all_products_and_passed_on_after_all_of_it():
+    """What the interpreter, whose products are made at once, does not tell."""
+    made = jax.make_jaxpr(lambda *inputs: _linear_maxk.linear_maxk(*inputs, 32, "value"))
+    body = str(made(*_structs((1000,), (256, 256)))).partition("barrier_wait")[2]
+    until_passed_on = body.partition("barrier_arrive")[0]
+    steps = re.findall("run_state|commit_smem|<-", until_passed_on)
+    assert steps == ["run_state", "commit_smem", *["<-"] * 4, "commit_smem"]
+
+
+def test_the_end_of_use_is_told_to_the_copy_engine_before_lanes_meet():
+    steps = []
+    warp = SimpleNamespace(
+        **{n: functools.partial(steps.append, n) for n in ("release_shared", "sync")}
+    )
+    EndUse()(warp)
+    assert steps == ["release_shared", "sync"]
 
 
 @pytest.fixture
@@ -266,9 +289,12 @@ def test_gradients_lower_under_vmap_and_shard_map_and_with_wide_numbers():
     specs = PartitionSpec("data"), PartitionSpec(), PartitionSpec()
     sharded = jax.shard_map(_gradient, mesh=mesh, in_specs=specs, out_specs=specs)
     assert _kernels(sharded, x, *parameters)
-    of_vmap = jax.vmap(_gradient, (0, None, None))
+    of_vmap = jax.vmap(_gradient, (1, None, None), (1, 0, 0))
     both = jax.shard_map(of_vmap, mesh=mesh, in_specs=specs, out_specs=specs)
     assert _kernels(both, x, *parameters)
+    with jax.set_mesh(mesh):
+        assert _kernels(sharded, x, *parameters)
+        assert _kernels(both, x, *parameters)
     assert not _kernels(_kept(implementation="pallas"), *_structs((3, 0), (64, 64)))
 
 

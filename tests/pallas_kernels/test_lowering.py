@@ -220,7 +220,10 @@ def test_it_lowers_inside_shard_map_and_checkpoint():
         out_specs=rows,
     )
     graph = _graph(nodes=1000, edges=9000, blocks=True)
-    assert _kernels(_lower(sharded, graph, struct((8, 1000, 64), jnp.float32))) > 0
+    arguments = graph, struct((8, 1000, 64), jnp.float32)
+    assert _kernels(_lower(sharded, *arguments)) > 0
+    with jax.set_mesh(mesh):
+        assert _kernels(_lower(sharded, *arguments)) > 0
 
 
 def test_the_deterministic_mode_does_not_add_atomically():
