@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import operator
+import struct
 from dataclasses import dataclass
 
 import jax.numpy as jnp
-import numpy as np
 
 from pallas_kernels._maxk_one_row import OneRow, key_of
 from pallas_kernels._maxk_selection import (
@@ -194,7 +194,7 @@ def _slabs(halves: list[list[Value]]) -> list[list[Value]]:
 
 
 def _bits_of_half(number: float) -> int:
-    return int(np.float16(number).view(np.uint16))
+    return struct.unpack("<H", struct.pack("<e", number))[0]
 
 
 def _together(warp: Warp, mask: Value, own: int) -> Value:

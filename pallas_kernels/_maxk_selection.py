@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import itertools
 import math
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, Protocol
 
 import jax.numpy as jnp
-import numpy as np
 
 from pallas_kernels._values import Array, Value, fold_in_pairs
 from pallas_kernels._warp import LANES, Warp
@@ -430,8 +430,8 @@ def _twice(bits: Value) -> Value:
 
 
 def _bits_of(number: float) -> int:
-    # In NumPy: a mesh around the kernel is none of its concern.
-    return int(np.float32(number).view(np.int32))
+    # Not by JAX: a mesh around the kernel is no concern of this number.
+    return struct.unpack("<i", struct.pack("<f", number))[0]
 
 
 def _end(warp: Warp, words: Sequence[Value]) -> Value:
