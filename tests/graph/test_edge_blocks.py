@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -289,6 +290,21 @@ def test_one_block_of_all_edges_is_shared_out_by_tiles(monkeypatch):
     (blocks,) = _blocks(graph)
     assert blocks.shape.tiles == (4, 5)
     _assert_has_every_edge_once(blocks, graph)
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 64])
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_search_finds_every_place_of_a_range_that_is_as_long_as_can_be(count, traced):
+    senders = 2 * np.arange(count, dtype=np.int32)
+    entries = senders.astype(np.uint32) << ROW_BITS
+    wanted = np.arange(-1, 2 * count + 1, dtype=np.int32)
+    begins, ends = np.zeros(1, np.int32), np.full(1, count, np.int32)
+
+    def search(*arguments):
+        return _edge_blocks._search(jnp if traced else np, *arguments)
+
+    found = (jax.jit(search) if traced else search)(entries, begins, ends, wanted)
+    np.testing.assert_array_equal(found, np.searchsorted(senders, wanted))
 
 
 def test_no_edges_of_many_senders_are_shared_out_under_jit_too(monkeypatch):
