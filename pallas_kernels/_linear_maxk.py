@@ -283,7 +283,14 @@ def _select(plan: _Plan, scratch, count, number, x, values, columns) -> None:
     def load(i):
         pl.when(i < count)(lambda: _load(plan, scratch, i, half, x))
 
-    pl.loop(0, dense.own(tile.ring, pair, tile.pairs))(lambda n: load(pair + n * tile.pairs))
+    def load_own(n):
+        load(pair + n * tile.pairs)
+
+    # Of what all multiprocessors ask for at once, the kernel and the first tile are to come first.
+    of_first_tile = jnp.int32(pair == 0)
+    pl.loop(0, of_first_tile)(load_own)
+    plgpu.barrier_wait(scratch["loaded"])
+    pl.loop(of_first_tile, dense.own(tile.ring, pair, tile.pairs))(load_own)
 
     @pl.loop(0, dense.own(count, pair, tile.pairs))
     def _(n):
