@@ -27,7 +27,7 @@ _MOST_TIMED_BACKWARD = 128
 _TIMED_WIDE: dict[bool, tuple[str | None, ...]] = {True: ("relu", None), False: ("relu",)}
 # In float32 two layers were timed, their gradients with some activations.
 _MOST_TIMED_FLOAT32 = 128
-_MOST_TIMED_FLOAT32_BACKWARD: dict[str | None, int] = {"relu": 128, "gelu": 64}
+_TIMED_FLOAT32_BACKWARD = ("relu", "gelu")
 # Of the largest entry, behind some layers: factors have 10 bits of mantissa.
 _TF32_ERROR = 2e-3
 
@@ -163,10 +163,9 @@ def _backward_not_worth(
     """Likewise, or if no such layers were timed."""
     del arrays, options
     count, widest = _size(x, kernels)
-    timed_float32 = _MOST_TIMED_FLOAT32_BACKWARD
-    if x.dtype.name == "float32" and widest > timed_float32.get(activation, 0):
-        known = " and ".join(f"{name} up to {most} wide" for name, most in timed_float32.items())
-        return f"was timed in float32 with {known}, got {activation} and {widest}"
+    if x.dtype.name == "float32" and activation not in _TIMED_FLOAT32_BACKWARD:
+        known = " or ".join(_TIMED_FLOAT32_BACKWARD)
+        return f"was timed in float32 with {known}, got {activation}"
     timed = _TIMED_WIDE[count == 1]
     if widest > _MOST_TIMED_BACKWARD and activation not in timed:
         known = f"with {' or '.join(map(str, timed))}, or up to {_MOST_TIMED_BACKWARD} wide"

@@ -234,7 +234,8 @@ def test_none_takes_kernels_on_a_gpu_where_they_were_timed(
     [
         (128, "relu", "tf32", "pallas", "pallas"),
         (64, "relu", "bf16x3", "pallas", "pallas"),
-        (128, "gelu", "tf32", "pallas", "xla"),
+        (128, "gelu", "tf32", "pallas", "pallas"),
+        (128, "silu", "tf32", "pallas", "xla"),
         (192, "relu", "tf32", "xla", "xla"),
         (128, "relu", "highest", "xla", "xla"),
     ],
