@@ -4,7 +4,7 @@ import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from tests._settings import jax_settings
+from tests._settings import COMPILED_QUICKLY, jax_settings
 
 # Four devices, so that shard_map has something to shard over; only before JAX starts.
 jax.config.update("jax_num_cpu_devices", 4)
@@ -37,6 +37,14 @@ def share_compiled_programs(compilation_cache_folder):
         compilation_cache.reset_cache()
         yield
     compilation_cache.reset_cache()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compile_as_for_users_or_quickly(request):
+    """Tests of ops, of which the rest is made, have the optimisations that users have."""
+    is_quick = request.path.parent.name != "ops" and jax.default_backend() == "cpu"
+    with jax_settings(COMPILED_QUICKLY if is_quick else {}):
+        yield
 
 
 def pytest_addoption(parser):

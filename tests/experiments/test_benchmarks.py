@@ -64,12 +64,7 @@ def session(tmp_path):
 def rows_of_all(tmp_path_factory):
     """The folder and the rows of one run of everything."""
     folder = tmp_path_factory.mktemp("results")
-    # Nobody reads these times, and compiling is most of what this takes.
-    jax.config.update("jax_disable_most_optimizations", True)
-    try:
-        return folder, run_all.main(Options("tiny", folder))
-    finally:
-        jax.config.update("jax_disable_most_optimizations", False)
+    return folder, run_all.main(Options("tiny", folder))
 
 
 # -- bytes, by hand ----------------------------------------------------------------------------

@@ -20,8 +20,6 @@ from jaxgnn.models import HypergraphGNN
 from jaxgnn.models._hypergraph_gnn import _CONVOLUTIONS
 from tests.datasets import formats
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 TINY = {
     "num_layers": 1,
     "coupler_layers": 1,

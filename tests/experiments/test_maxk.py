@@ -18,8 +18,6 @@ from experiments.maxk.recipes import recipe
 from experiments.maxk.train import train
 from jaxgnn import datasets
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 ROOT = Path(__file__).parent.parent.parent
 TINY = datasets.SyntheticScale(
     nodes=300, edges=3000, features=12, communities=4, exponent=0.5, train=0.6, validation=0.2

@@ -19,7 +19,6 @@ from experiments.mhc.train import train
 from jaxgnn.datasets import TextDataset
 
 ROOT = Path(__file__).parent.parent.parent
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,6 @@ from experiments.mlp.validate import validate
 from jaxgnn import ops
 from jaxgnn.ops import _dispatch as dispatch
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 QUICK = ValidateConfig(steps=10, progress=False)
 KINDS = [(t, d) for t in ("float32", "bfloat16") for d in ("forward", "forward+backward")]
 

@@ -39,8 +39,6 @@ from jaxgnn.datasets.sudoku import Puzzles
 from jaxgnn.pretrained import load_weights
 from jaxgnn.training import read_rows
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 
 @pytest.fixture(scope="module")
 def data():

@@ -10,8 +10,6 @@ from jaxgnn.models import CausalLM
 from jaxgnn.models._causal_lm import rotate
 from jaxgnn.testing import random_array
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 VOCABULARY, TIME = 17, 9
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, VOCABULARY, (2, TIME)), jnp.int32)
 VARIANTS = {

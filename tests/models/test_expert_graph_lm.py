@@ -11,8 +11,6 @@ from jaxgnn.ops.spmm import SPMM
 from jaxgnn.testing import random_array
 from tests.ops._table import usable
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 VOCABULARY, TIME, EXPERTS, FEATURES = 11, 6, 4, 8
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, VOCABULARY, (2, TIME)), jnp.int32)
 STRATEGIES = {

@@ -12,8 +12,6 @@ from jaxgnn.models import MaxKGNN
 from jaxgnn.testing import random_array
 from tests.ops._table import BUILT
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 GRAPH = BUILT["unweighted"]
 X = random_array((GRAPH.num_rows, 10), "float32", seed=0)
 KINDS = ("sage", "gcn", "gin")

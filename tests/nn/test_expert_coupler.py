@@ -12,7 +12,6 @@ from flax import nnx
 from jaxgnn import Incidence, nn, ops
 from jaxgnn.ops.spmm import SPMM
 from jaxgnn.testing import random_array
-from tests._settings import COMPILED_QUICKLY, jax_settings
 from tests.ops._hypergraph import formula
 from tests.ops._table import usable
 
@@ -26,12 +25,6 @@ WAYS = {
     "sums": {"path": "sums"},
     **{name: {"implementation": name} for name in usable(SPMM)},
 }
-
-
-@pytest.fixture(autouse=True)
-def compile_quickly():
-    with jax_settings(COMPILED_QUICKLY):
-        yield
 
 
 def coupler(strategy="all_pairs", **options):

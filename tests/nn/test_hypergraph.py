@@ -10,7 +10,6 @@ from flax import nnx
 
 from jaxgnn import Incidence, nn
 from jaxgnn.testing import random_array
-from tests._settings import COMPILED_QUICKLY, jax_settings
 from tests.ops._hypergraph import FEATURES, HYPEREDGES, INCIDENCE, NODES, formula, power
 
 X = random_array((NODES, FEATURES), "float32", seed=0)
@@ -18,12 +17,6 @@ H = np.asarray(INCIDENCE.todense(), np.float64)
 SIZES, DEGREES = H.sum(axis=0), H.sum(axis=1)
 MEANS = power(SIZES, -1)[:, None] * H.T  # of the nodes of each hyperedge
 NODE_MEANS = power(DEGREES, -1)[:, None] * H
-
-
-@pytest.fixture(autouse=True)
-def compile_quickly():
-    with jax_settings(COMPILED_QUICKLY):
-        yield
 
 
 def _numbers(module):

@@ -35,19 +35,11 @@ from pallas_kernels._linear_maxk_rows import (
     KeepLargest,
     kept_columns,
 )
-from tests._settings import COMPILED_QUICKLY, jax_settings
 from tests.ops._linear import features, layer
 from tests.pallas_kernels._emulator import emulated
 
 PIECE = 8  # entries that keep together when rows are swizzled
 WARPGROUP = _simt.Grid(blocks=1, warps=4)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_quickly():
-    """Only references are compiled."""
-    with jax_settings(COMPILED_QUICKLY):
-        yield
 
 
 def _swizzled(chunk, row, piece):

@@ -17,7 +17,6 @@ from jaxgnn.ops.reference import spmm as spmm_reference
 from jaxgnn.testing import DTYPES, assert_bit_equal, assert_close, random_array
 from pallas_kernels import maxk_spmm
 from pallas_kernels._maxk_one_row import OneRow
-from tests._settings import COMPILED_QUICKLY, jax_settings
 from tests.ops._table import rows_of_all_kinds
 from tests.pallas_kernels._emulator import emulated
 
@@ -29,13 +28,6 @@ ROWS, COLS, EDGES, PADDING, HUB = 50, 60, 1400, 7, 800
 @pytest.fixture(autouse=True)
 def emulator():
     with emulated():
-        yield
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_quickly():
-    """The kernels are emulated: only the references, one operation at a time, are compiled."""
-    with jax_settings(COMPILED_QUICKLY):
         yield
 
 
