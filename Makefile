@@ -24,6 +24,9 @@ GPU_PYTHON ?= python3
 # Where benchmarks append their results.
 RESULTS ?= experiments/benchmarks/results
 
+# Sources that are compiled at once, where CMake does not find Ninja, which takes all cores.
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc 2>/dev/null || echo 2)
+
 PYTHON ?= $(shell tools/find_python.sh)
 BIN := $(VENV)/bin
 JAX_REQUIREMENT := $(if $(filter latest,$(JAX)),--upgrade jax jaxlib,jax==$(JAX) jaxlib==$(JAX))
