@@ -17,6 +17,7 @@ from experiments.maxk.config import TrainConfig
 from experiments.maxk.recipes import recipe
 from experiments.maxk.train import train
 from jaxgnn import datasets
+from tests._settings import jax_settings
 
 ROOT = Path(__file__).parent.parent.parent
 TINY = datasets.SyntheticScale(
@@ -43,12 +44,18 @@ def _config(folder: Path, **options) -> TrainConfig:
 
 
 @pytest.mark.long
-def test_digits_reach_96_per_cent_and_maxk_is_within_half_a_point_of_relu(tmp_path):
-    relu, maxk = compare(TrainConfig(run=tmp_path, progress=False), ())
-    assert maxk.test >= 0.96
-    assert maxk.test >= relu.test - 0.005
+def test_digits_reach_96_per_cent_and_maxk_is_on_average_within_half_a_point_of_relu(tmp_path):
+    # Half a point is less than two of the 359 test images, and which of the last few a run gets
+    # right hangs on roundings, so on the processor: seeds are averaged. Optimised, these trainings
+    # take longer to compile, and less than they gain by it to run.
+    options = TrainConfig(run=tmp_path, progress=False)
+    with jax_settings({"jax_disable_most_optimizations": False}):
+        runs = [compare(replace(options, seed=seed), ()) for seed in (97, 0, 1)]
+    relu, maxk = ([outcome.test for outcome in outcomes] for outcomes in zip(*runs, strict=True))
+    assert min(maxk) >= 0.96
+    assert np.mean(maxk) >= np.mean(relu) - 0.005
     assert (tmp_path / "compare-digits-sage-seed97.png").stat().st_size > 5000
-    assert maxk.curves.exists()
+    assert all(outcome.curves.exists() for outcomes in runs for outcome in outcomes)
 
 
 @pytest.mark.parametrize("activation", ["maxk", "relu"])
