@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxgnn import _ffi
@@ -362,6 +363,16 @@ def match_varying(*trees: Any) -> tuple[Any, ...]:
             for leaf, own in zip(leaves, varying, strict=True)
         ]
     return jax.tree.unflatten(structure, leaves)
+
+
+def mapped_with(x: jax.Array, other: jax.Array) -> jax.Array:
+    """``x``, but such that ``jax.vmap`` maps it wherever it maps ``other``, which broadcasts to it.
+
+    Of the results of a ``custom_vjp``, ``jax.vmap`` sums the cotangents of each that it does not
+    map, and the backward pass of every member gets that sum for its own. So all results have to
+    depend on all arguments. A compiler knows the choice made here, and leaves it out.
+    """
+    return lax.select(np.bool_(True), x, jnp.broadcast_to(other.astype(x.dtype), x.shape))
 
 
 def vmap_leading(function: Callable[..., Any], batch_dims: int, in_axes: Any):

@@ -131,12 +131,13 @@ def mhc_post_pre(
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _mhc_post_pre(request, options, x, f, h_post, h_res, phi, alpha, bias, gamma):
     arguments = (x, f, h_post, h_res, phi, alpha, bias, gamma)
-    return MHC_POST_PRE(request, *arguments, **dict(options))[0]
+    return _mhc_post_pre_forward(request, options, *arguments)[0]
 
 
 def _mhc_post_pre_forward(request, options, *inputs):
-    outputs, saved = MHC_POST_PRE(request, *inputs, **dict(options))
-    return outputs, (inputs, outputs[0], saved)
+    (y, *rest), saved = MHC_POST_PRE(request, *inputs, **dict(options))
+    h_post = rest[1]
+    return (dispatch.mapped_with(y, h_post[..., None]), *rest), (inputs, y, saved)
 
 
 def _mhc_post_pre_backward(request, options, residuals, cotangents):

@@ -148,8 +148,11 @@ def _mhc_pre(request, return_streams, options, x, phi, alpha, bias, gamma):
 
 def _mhc_pre_forward(request, return_streams, options, *inputs):
     outputs, saved = MHC_PRE(request, *inputs, **dict(options))
+    if not return_streams:
+        return outputs, (inputs, saved)
     # The streams go past the kernel, so that they stay one array with those that are kept.
-    return (inputs[0], *outputs) if return_streams else outputs, (inputs, saved)
+    x, h_post = inputs[0], outputs[1]
+    return (dispatch.mapped_with(x, h_post[..., None]), *outputs), (inputs, saved)
 
 
 def _mhc_pre_backward(request, return_streams, options, residuals, cotangents):

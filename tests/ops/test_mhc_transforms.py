@@ -93,6 +93,47 @@ def test_vmap_over_parameters():
         _assert_near(jax.tree.map(lambda a, i=i: a[i], batched), one)
 
 
+# The ops that have a result of the streams beside others, and their arguments.
+WITH_STREAMS = {
+    "mhc_pre": (
+        functools.partial(ops.mhc_pre, return_streams=True),
+        (streams((4,), N, DIM), *PARAMS),
+    ),
+    "mhc_post_pre": (
+        ops.mhc_post_pre,
+        (streams((4,), N, DIM), *outputs((4,), N, DIM), *PARAMS),
+    ),
+}
+
+
+@pytest.mark.usefixtures("compiled_quickly")
+@pytest.mark.parametrize("name", WITH_STREAMS)
+def test_the_gradient_of_a_vmap_of_any_one_argument_equals_autodiff(name):
+    op, arguments = WITH_STREAMS[name]
+
+    def gradients(mapped, implementation):
+        axes = [0 if i == mapped else None for i in range(len(arguments))]
+        batched = [
+            jnp.stack([a, 0.5 * a, -a]) if i == mapped else a for i, a in enumerate(arguments)
+        ]
+
+        def loss(*batched):
+            run = functools.partial(op, implementation=implementation)
+            results = jax.tree.leaves(jax.vmap(run, in_axes=axes)(*batched))
+            return sum(jnp.sum(jnp.sin(result)) for result in results)
+
+        return jax.jit(jax.grad(loss, argnums=range(len(arguments))))(*batched)
+
+    for mapped in range(len(arguments)):
+        _assert_near(gradients(mapped, None), gradients(mapped, "xla"))
+
+
+def test_the_streams_that_are_returned_are_not_copied():
+    op, arguments = WITH_STREAMS["mhc_pre"]
+    assert "select" in str(jax.make_jaxpr(op)(*arguments))
+    assert " select(" not in jax.jit(op).lower(*arguments).compile().as_text()
+
+
 def test_scan_over_layers_with_checkpoint_equals_layer_after_layer():
     x, stacked = streams((4,), N, DIM), jax.tree.map(lambda p: jnp.stack([p, 0.5 * p]), PARAMS)
 
