@@ -33,8 +33,13 @@ _OPS = (
     "mhc_post_pre",
     "mhc_layer",
     "mhc_head",
+    "fused_linear",
+    "fused_mlp",
+    "edge_mlp_aggregate",
     "hypergraph_conv",
 )
+# Ops whose kernels are those of others.
+_ELSEWHERE = {"hypergraph_conv": "that of spmm"}
 _PACKAGES = ("jax", "jaxlib", "flax", "jraph", "numpy", "scipy", "optax", "orbax-checkpoint")
 
 
@@ -61,7 +66,7 @@ def _describe(kernel: dispatch.Kernel, here: dispatch.Platform) -> list[str]:
     lines = []
     for name in ("xla", "pallas", "ffi"):
         if name not in kernel.implementations:
-            reason = "not in this release"
+            reason = _ELSEWHERE.get(kernel.name, "not in this release")
         else:
             reason = kernel.unavailable(name, here)
         lines.append(f"  {kernel.name:29} {name:7} {'usable' if reason is None else reason}")

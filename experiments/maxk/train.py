@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
@@ -94,7 +94,8 @@ def train(
     folder = config.run_folder()
     if config.fresh:
         discard(folder)
-    run = RunFolder(folder, config, may_change=_MAY_CHANGE)
+    # Who names the recipe's k goes on with the same run.
+    run = RunFolder(folder, replace(config, k=ks), may_change=_MAY_CHANGE)
     running = config
     if config.validate_kernels:
         running = kernels.validated(config, batch.graph, settings.hidden_features)

@@ -220,7 +220,9 @@ ffi::Error Todense(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer c
         const Column* column = batch.Item<const Column>(columns, row);
         T* out = static_cast<T*>(dense->untyped_data()) + row * dim;
         for (int64_t i = 0; i < dim; ++i) out[i] = T{};
-        for (int64_t i = 0; i < k; ++i) out[column[i]] = value[i];
+        for (int64_t i = 0; i < k; ++i) {
+          if (column[i] < dim) out[column[i]] = value[i];
+        }
       });
       return ffi::Error::Success();
     });
@@ -230,7 +232,7 @@ ffi::Error Todense(ffi::ThreadPool pool, ffi::AnyBuffer values, ffi::AnyBuffer c
 ffi::Error GatherColumns(ffi::ThreadPool pool, ffi::AnyBuffer dense, ffi::AnyBuffer columns,
                          ffi::Result<ffi::AnyBuffer> values) {
   const Batch batch(values->dimensions(), 1);
-  const int64_t k = values->dimensions().back();
+  const int64_t k = values->dimensions().back(), dim = dense.dimensions().back();
   return SwitchAnyFloat(values->element_type(), [&](auto type) {
     using T = typename decltype(type)::type;
     return SwitchColumn(columns.element_type(), [&](auto column_type) {
@@ -239,7 +241,7 @@ ffi::Error GatherColumns(ffi::ThreadPool pool, ffi::AnyBuffer dense, ffi::AnyBuf
         const T* in = batch.Item<const T>(dense, row);
         const Column* column = batch.Item<const Column>(columns, row);
         T* out = static_cast<T*>(values->untyped_data()) + row * k;
-        for (int64_t i = 0; i < k; ++i) out[i] = in[column[i]];
+        for (int64_t i = 0; i < k; ++i) out[i] = column[i] < dim ? in[column[i]] : T{};
       });
       return ffi::Error::Success();
     });

@@ -42,10 +42,16 @@ def call_many(
 ) -> Sequence[Array]:
     """Calls an FFI target of several results; see ``call``."""
     like = next(o for o in operands if o is not None)
-    arrays = [_empty(like) if o is None else o for o in operands]
     structs = [_result(shape, dtype, like) for shape, dtype in results]
     function = jax.ffi.ffi_call(target, structs, vmap_method="expand_dims")
-    return list(function(*arrays, **attributes))
+
+    def run(*operands):
+        arrays = [_empty(like) if o is None else o for o in operands]
+        return list(function(*arrays, **attributes))
+
+    # Arrays of no elements made inside shard_map, but outside of jit, end the process (jaxlib
+    # 0.11.2).
+    return jax.jit(run)(*operands) if jax.typeof(like).mat.varying else run(*operands)
 
 
 def _result(shape, dtype, like) -> jax.ShapeDtypeStruct:

@@ -28,6 +28,17 @@ def evaluated_if_concrete(*arrays: Any) -> contextlib.AbstractContextManager:
     return jax.ensure_compile_time_eval() if is_concrete(*arrays) else contextlib.nullcontext()
 
 
+def ids_in_range(ids: Any, size: int) -> Any:
+    """Which ids are in ``[0, size)``, a number that their own dtype may be too narrow for."""
+    ids = ids.astype(np.int32) if ids.dtype.itemsize < 4 else ids
+    return (ids >= 0) & (ids < size)
+
+
+def shown(array: Any) -> str:
+    """Dtype and shape, ``int32[3]``, or what stands in the place of an array."""
+    return f"{array.dtype}{list(array.shape)}" if hasattr(array, "shape") else repr(array)
+
+
 def take(array: Any, positions: Any) -> jax.Array:
     """``array[positions]``; on the host if both are there, where no length needs compiling."""
     if is_concrete(array, positions):

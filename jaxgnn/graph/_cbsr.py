@@ -20,6 +20,7 @@ class CBSR:
 
     Column ids are distinct and ascending within a row. They are stored in the smallest unsigned
     type that holds ``dim - 1``: uint8 up to 256 columns, uint16 up to 65,536, uint32 beyond.
+    Kernels trust them: of rows that no op has made, ``validate`` finds ids that are no columns.
     See "MaxK-GNN: Extremely Fast GPU Kernel Design for Accelerating Graph Neural Networks
     Training" (https://arxiv.org/abs/2312.08656).
 

@@ -16,12 +16,14 @@ from jaxtyping import Array, Float, Int
 from jaxgnn._errors import bad_input
 from jaxgnn.graph._arrays import (
     evaluated_if_concrete,
+    ids_in_range,
     is_concrete,
     offset_dtype,
     require_floats,
     require_integers,
     require_length,
     require_size,
+    shown,
     take,
     to_device,
 )
@@ -73,6 +75,14 @@ class CSRGraph:
         if self.num_cols is None:
             object.__setattr__(self, "num_cols", self.indptr.shape[-1] - 1)
 
+    def __repr__(self) -> str:
+        """Shapes in the place of arrays, and of the plan whether there is one."""
+        names = ("indptr", "indices", "weights", "row_scale", "col_scale")
+        arrays = ", ".join(f"{name}={shown(getattr(self, name))}" for name in names)
+        plan = "None" if self.plan is None else "..."
+        rest = f"num_cols={self.num_cols}, normalization={self.normalization!r}, plan={plan}"
+        return f"CSRGraph({arrays}, {rest})"
+
     # -- constructors ------------------------------------------------------------------------
 
     @classmethod
@@ -89,7 +99,8 @@ class CSRGraph:
         """Builds a graph from an edge list; edges of one receiver keep their order.
 
         On concrete input the result is validated and has its plan, also under ``jit``. Of traced
-        edges it is an XLA sort, and nothing but shapes and dtypes is checked.
+        edges it is an XLA sort, and nothing but shapes and dtypes is checked: edges of nodes that
+        are out of range are padding.
 
         Args:
           senders: node that each edge leaves, integers [edges].
@@ -107,6 +118,9 @@ class CSRGraph:
         edge_mask = None if edge_mask is None else _array(edge_mask, np.bool)
         num_cols = num_nodes if num_senders is None else num_senders
         _check_edge_list(senders, receivers, weights, edge_mask, num_nodes, num_cols)
+        if not is_concrete(senders, receivers):
+            exists = ids_in_range(senders, num_cols) & ids_in_range(receivers, num_nodes)
+            edge_mask = exists if edge_mask is None else edge_mask & exists
         indptr, permutation = sort_edges(receivers, num_nodes, edge_mask)
         if is_concrete(receivers, edge_mask):
             indptr, permutation = to_device(np.asarray(indptr)), to_device(np.asarray(permutation))
@@ -292,7 +306,7 @@ class CSRGraph:
             require_length(where, "weights", weights, self.num_edges, "per edge slot")
             require_floats(where, "weights", weights)
         # Other weights undo a normalisation that was folded into the old ones.
-        has_scales = self.row_scale is not None
+        has_scales = self.row_scale is not None or self.col_scale is not None
         kind = self.normalization if has_scales else None
         return dataclasses.replace(self, weights=weights, normalization=kind)
 

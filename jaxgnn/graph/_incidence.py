@@ -16,7 +16,7 @@ import scipy.sparse
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxgnn._errors import bad_input
-from jaxgnn.graph._arrays import is_concrete, require_size, to_device
+from jaxgnn.graph._arrays import is_concrete, require_size, shown, to_device
 from jaxgnn.graph._csr import CSRGraph
 from jaxgnn.graph._incidence_plan import IncidencePlan, in_range, make_incidence_plan
 from jaxgnn.graph._incidence_validate import (
@@ -62,6 +62,12 @@ class Incidence:
     num_hyperedges: int = dataclasses.field(metadata={"static": True})
     plan: IncidencePlan | None = None
 
+    def __repr__(self) -> str:
+        """Shapes in the place of arrays, and of the plan whether there is one."""
+        arrays = f"node_ids={shown(self.node_ids)}, hyperedge_ids={shown(self.hyperedge_ids)}"
+        sizes = f"num_nodes={self.num_nodes}, num_hyperedges={self.num_hyperedges}"
+        return f"Incidence({arrays}, {sizes}, plan={'None' if self.plan is None else '...'})"
+
     # -- constructors ------------------------------------------------------------------------
 
     @classmethod
@@ -74,8 +80,14 @@ class Incidence:
           num_nodes: number of nodes.
 
         Raises:
-          ValueError: if a node is no integer in ``[0, num_nodes)``.
+          ValueError: if a node is no integer in ``[0, num_nodes)``, or a hyperedge no set or
+            sequence of them.
         """
+        hyperedges = list(hyperedges)
+        for edge in hyperedges:
+            if not isinstance(edge, Iterable):
+                expected = "sets or sequences of nodes, [{0, 1}] for one hyperedge of two"
+                raise bad_input("Incidence.from_hyperedges", "hyperedges", expected, repr(edge))
         members = [sorted(e) if isinstance(e, set | frozenset) else list(e) for e in hyperedges]
         sizes = np.fromiter(map(len, members), np.int32, len(members))
         nodes = np.asarray(list(itertools.chain.from_iterable(members)) or np.zeros(0, np.int32))
@@ -210,9 +222,10 @@ class Incidence:
             np.add.at(dense, (nodes[real], hyperedges[real]), dense.dtype.type(1))
             return to_device(dense)
         nodes, hyperedges = self._ids()
-        # Negative ids would count from the end.
-        nodes = jnp.where(self.mask(), nodes, self.num_nodes)
-        return jnp.zeros(self.shape, dtype).at[nodes, hyperedges].add(1, mode="drop")
+        # Negative ids would count from the end, and narrow ones could not hold num_nodes.
+        nodes = jnp.where(self.mask(), nodes.astype(jnp.int32), self.num_nodes)
+        at = nodes, hyperedges.astype(jnp.int32)
+        return jnp.zeros(self.shape, dtype).at[at].add(1, mode="drop")
 
     # -- derived hypergraphs -----------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from jaxgnn.graph._arrays import is_concrete
+from jaxgnn.graph._arrays import ids_in_range, is_concrete
 from jaxgnn.graph._csr import CSRGraph
 from jaxgnn.graph._plan import make_plan
 from jaxgnn.graph._sorting import sort_edges
@@ -57,5 +57,4 @@ def make_incidence_plan(
 
 def in_range(node_ids: Any, hyperedge_ids: Any, num_nodes: int, num_hyperedges: int) -> Any:
     """Which incidences are between a node and a hyperedge that are there."""
-    nodes = (node_ids >= 0) & (node_ids < num_nodes)
-    return nodes & (hyperedge_ids >= 0) & (hyperedge_ids < num_hyperedges)
+    return ids_in_range(node_ids, num_nodes) & ids_in_range(hyperedge_ids, num_hyperedges)

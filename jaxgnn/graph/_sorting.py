@@ -68,6 +68,8 @@ def _sort_on_host(receivers, num_rows, mask):
 def _sort_traced(receivers, num_rows, mask):
     # Narrower types could not hold num_rows.
     keys = receivers.astype(jnp.int32)
+    # As large ones are, so that they are behind all rows.
+    keys = jnp.where(keys < 0, num_rows, keys)
     if mask is not None:
         keys = jnp.where(mask, keys, num_rows)
     dtype = offset_dtype(receivers.shape[0])

@@ -93,7 +93,7 @@ def _check_plan_shapes(where, graph, plan):
 def _check_offsets(where, name, indptr, num_edges):
     if indptr[0] != 0:
         raise bad_input(where, f"{name}[0]", "0", int(indptr[0]))
-    falling = np.diff(indptr) < 0
+    falling = indptr[1:] < indptr[:-1]  # differences may wrap
     if falling.any():
         at = int(np.flatnonzero(falling)[0]) + 1
         raise bad_input(where, f"{name}[{at}]", f"at least {indptr[at - 1]}", int(indptr[at]))

@@ -65,7 +65,7 @@ class MaxKGNN(nnx.Module):
       kernel_mode: ``"auto"``, ``"maxk"`` or ``"dense"``, see ``jaxgnn.nn.SAGEConv``.
       implementation: of the sparse ops and of hyper-connections; linear layers take what is
         fastest, but for ``"xla"``.
-      dtype: of the computation; None for that of the input.
+      dtype: of the computation; None for what input and parameters promote to.
       param_dtype: of the parameters.
       rngs: for the initial parameters.
 

@@ -29,6 +29,7 @@ class _Convolution(nnx.Module):
         self,
         activation: Activation | None,
         k: int | None,
+        width: int,
         dropout: float,
         kernel_mode: KernelMode,
         implementation: ops.Name | None,
@@ -39,7 +40,7 @@ class _Convolution(nnx.Module):
         if not 0.0 <= dropout < 1.0:
             raise bad_input(name, "dropout", "in [0, 1)", dropout)
         self.activation = activation
-        self.maxk = make_activation(name, activation, k, implementation)
+        self.maxk = make_activation(name, activation, k, width, implementation)
         self.dropout_rate = dropout
         self.kernel_mode: KernelMode = kernel_mode
         self.implementation = implementation
@@ -49,10 +50,18 @@ class _Convolution(nnx.Module):
         name = type(self).__name__
         if not isinstance(graph, CSRGraph):
             raise bad_input(name, "graph", "a jaxgnn.graph.CSRGraph", type(graph).__name__)
+        if not hasattr(x, "ndim"):
+            raise bad_input(name, "x", "an array", type(x).__name__)
         expected = (graph.num_cols, layer.in_features)
         if x.ndim < 2 or x.shape[-2:] != expected:
             shape = f"of shape [..., {expected[0]}, {expected[1]}], nodes by features"
             raise bad_input(name, "x", shape, f"shape {x.shape}")
+
+    def _check_square(self, graph: CSRGraph) -> None:
+        """Raises ValueError unless the nodes that send are those that receive."""
+        if graph.num_rows != graph.num_cols:
+            expected = "square, since each node adds its own features"
+            raise bad_input(type(self).__name__, "graph", expected, f"shape {graph.shape}")
 
     def _activate(self, x: Array, rngs: nnx.Rngs | None, k: int | None) -> Features:
         if self.maxk is not None:
@@ -104,7 +113,7 @@ class SAGEConv(_Convolution):
       dropout: probability of zeroing an activated entry in training.
       kernel_mode: ``"auto"``, ``"maxk"`` (insist on a k-sparse kernel) or ``"dense"``.
       implementation: of the sparse ops; linear layers take what is fastest, but for ``"xla"``.
-      dtype: of the computation; None for that of the input.
+      dtype: of the computation; None for what input and parameters promote to.
       param_dtype: of the parameters.
       rngs: for the initial parameters.
 
@@ -137,7 +146,7 @@ class SAGEConv(_Convolution):
         rngs: nnx.Rngs,
     ):
         check_widths(type(self).__name__, in_features, out_features)
-        super().__init__(activation, k, dropout, kernel_mode, implementation)
+        super().__init__(activation, k, in_features, dropout, kernel_mode, implementation)
         options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         self.self_linear = FusedLinear(in_features, out_features, **options)
         self.neighbor_linear = FusedLinear(in_features, out_features, use_bias=False, **options)
@@ -153,13 +162,16 @@ class SAGEConv(_Convolution):
         """Convolves.
 
         Args:
-          graph: the mean is over the edges that enter a node; weights make it a weighted mean. A
-            graph that is normalised already is used as it is.
+          graph: square; the mean is over the edges that enter a node, and weights make it a
+            weighted mean. A graph that is normalised already is used as it is.
           x: node features.
           rngs: a ``dropout`` stream in training, None in evaluation.
           k: overrides the layer's ``k``, for schedules.
         """
         self._check(graph, x, self.self_linear)
+        self._check_square(graph)
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            x = x.astype(self.self_linear.param_dtype)
         h = self._activate(x, rngs, k)
         neighbors = self._aggregate(_normalized(graph, "mean"), h)
         return self._apply(self.self_linear, h) + self._apply(self.neighbor_linear, neighbors)
@@ -180,7 +192,7 @@ class GCNConv(_Convolution):
       use_linear_bias: a bias inside the activation as well, as MaxK-GNN's stack has it.
       kernel_mode: ``"auto"``, ``"maxk"`` (insist on a k-sparse kernel) or ``"dense"``.
       implementation: of the sparse ops; linear layers take what is fastest, but for ``"xla"``.
-      dtype: of the computation; None for that of the input.
+      dtype: of the computation; None for what input and parameters promote to.
       param_dtype: of the parameters.
       rngs: for the initial parameters.
 
@@ -214,7 +226,7 @@ class GCNConv(_Convolution):
         rngs: nnx.Rngs,
     ):
         check_widths(type(self).__name__, in_features, out_features)
-        super().__init__(activation, k, dropout, kernel_mode, implementation)
+        super().__init__(activation, k, out_features, dropout, kernel_mode, implementation)
         self.linear = FusedLinear(
             in_features,
             out_features,
@@ -255,7 +267,7 @@ class GINConv(_Convolution):
       mlp: applied to the sum, as the paper has it; None leaves the sum, as MaxK-GNN has it.
       kernel_mode: ``"auto"``, ``"maxk"`` (insist on a k-sparse kernel) or ``"dense"``.
       implementation: of the sparse ops; linear layers take what is fastest, but for ``"xla"``.
-      dtype: of the computation; None for that of the input.
+      dtype: of the computation; None for what input and parameters promote to.
       param_dtype: of the parameters.
       rngs: for the initial parameters.
 
@@ -289,7 +301,7 @@ class GINConv(_Convolution):
         rngs: nnx.Rngs,
     ):
         check_widths(type(self).__name__, in_features, out_features)
-        super().__init__(activation, k, dropout, kernel_mode, implementation)
+        super().__init__(activation, k, out_features, dropout, kernel_mode, implementation)
         self.linear = FusedLinear(
             in_features,
             out_features,
@@ -309,8 +321,12 @@ class GINConv(_Convolution):
         rngs: nnx.Rngs | None = None,
         k: int | None = None,
     ) -> Float[Array, "*batch nodes out"]:
-        """Convolves; arguments as in ``SAGEConv``. The sum is not normalised."""
+        """Convolves; arguments as in ``SAGEConv``.
+
+        The sum is not normalised here; a graph that is normalised is used as it is.
+        """
         self._check(graph, x, self.linear)
+        self._check_square(graph)
         h = self._apply_and_activate(self.linear, x, rngs, k)
         own = ops.todense(h, implementation=self.implementation) if isinstance(h, CBSR) else h
         neighbors = self._aggregate(graph, h)

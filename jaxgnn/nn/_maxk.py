@@ -6,6 +6,7 @@ from typing import Literal, overload
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
@@ -27,6 +28,9 @@ class MaxK(nnx.Module):
       early_stop: None for the exact result, or a number of bisection steps.
       implementation: passed to the op.
 
+    Raises:
+      ValueError: if ``k`` is not an int of at least 1.
+
     Example:
       >>> import jax.numpy as jnp
       >>> from jaxgnn import nn
@@ -42,6 +46,7 @@ class MaxK(nnx.Module):
         early_stop: int | None = None,
         implementation: ops.Name | None = None,
     ):
+        check_kept(type(self).__name__, k)
         self.k = k
         self.by = by
         self.early_stop = early_stop
@@ -69,19 +74,32 @@ def check_widths(where: str, *widths: int) -> None:
             raise bad_input(where, "the number of features", "at least 1", width)
 
 
+def check_kept(where: str, k: int, width: int | None = None) -> None:
+    """Raises ValueError unless a row of ``width``, if that is known, may keep ``k`` entries."""
+    is_integer = isinstance(k, int | np.integer) and not isinstance(k, bool)
+    if not is_integer or k < 1 or (width is not None and k > width):
+        expected = "an int of at least 1" if width is None else f"an int in 1..{width}"
+        raise bad_input(where, "k", expected, repr(k))
+
+
 def make_activation(
     where: str,
     activation: Activation | None,
     k: int | None,
+    width: int,
     implementation: ops.Name | None,
 ) -> MaxK | None:
-    """The MaxK layer of a convolution, None for ReLU or no activation; checks both arguments."""
+    """The MaxK layer of a convolution, None for ReLU or no activation; checks both arguments.
+
+    ``width`` is that of the rows that it is applied to.
+    """
     if activation not in ("maxk", "relu", None):
         raise bad_input(where, "activation", "'maxk', 'relu' or None", repr(activation))
     if activation != "maxk":
         return None
     if k is None:
         raise bad_input(where, "k", "given for activation='maxk'", None)
+    check_kept(where, k, width)
     return MaxK(k, implementation=implementation)
 
 

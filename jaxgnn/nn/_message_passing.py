@@ -97,6 +97,7 @@ class EdgeMLP(nnx.Module):
         options |= {"param_dtype": param_dtype, "kernel_init": kernel_init, "bias_init": bias_init}
         pairs = pairwise([sum(ends) + edge_features, *widths])
         self.layers = nnx.List(nnx.Linear(*pair, **options) for pair in pairs)
+        self.edge_features = edge_features
         self.reduce: ops.Reduce = reduce
         self.activation: ops.Activation | None = activation
         self.edge_dropout = edge_dropout
@@ -124,6 +125,10 @@ class EdgeMLP(nnx.Module):
         Raises:
           ValueError: if shapes do not fit each other or the layer.
         """
+        given = 0 if edge_features is None else edge_features.shape[-1]
+        if given != self.edge_features:
+            expected = f"{self.edge_features} wide, as the layer was made"
+            raise bad_input(type(self).__name__, "edge_features", expected, given)
         kernels, biases = zip(*(parameters(layer) for layer in self.layers), strict=True)
         ends = tuple(h) if isinstance(h, tuple | list) else (h,)
         arrays: Any = (*ends, edge_features, *kernels, *biases)

@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from jaxgnn import ops
+from jaxgnn._errors import bad_input
 from jaxgnn.nn._linear import FusedLinear, FusedMLP
 from jaxgnn.nn._maxk import check_widths
 
@@ -21,17 +22,19 @@ from jaxgnn.nn._maxk import check_widths
 class NodeUpdate[State](nnx.Module):
     """What ``MessagePassing`` asks of an update: the base of those that are here, and of others.
 
+    Subclasses define ``start``, ``features`` and ``__call__``.
+
     A state holds the features that other nodes read, and may hold more. It keeps its shapes and
     dtypes from step to step.
     """
 
     def start(self, h: Float[Array, "*batch nodes d"]) -> State:
         """The state in front of the first step."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__}: a NodeUpdate defines start")
 
     def features(self, state: State) -> Float[Array, "*batch nodes d"]:
         """What messages are made of."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__}: a NodeUpdate defines features")
 
     def __call__(
         self,
@@ -49,7 +52,7 @@ class NodeUpdate[State](nnx.Module):
           inputs: of the nodes, the same at every step.
           rngs: a ``dropout`` stream in training, of the step's own.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__}: a NodeUpdate defines __call__")
 
 
 class MLPUpdate(NodeUpdate[Array]):
@@ -94,6 +97,7 @@ class MLPUpdate(NodeUpdate[Array]):
         rngs: nnx.Rngs,
     ):
         check_widths(type(self).__name__, features, message_features)
+        self.message_features = message_features
         self.dtype = dtype
         self.residual = residual
         self.mlp = FusedMLP(
@@ -122,8 +126,16 @@ class MLPUpdate(NodeUpdate[Array]):
         rngs: nnx.Rngs | None = None,
     ) -> Array:
         """See ``NodeUpdate``; there is no dropout."""
+        _check_messages(self, messages)
         y = self.mlp(_side_by_side(self.dtype, state, messages, inputs)).astype(state.dtype)
         return state + y if self.residual else y
+
+
+def _check_messages(update: Any, messages: Array) -> None:
+    """Raises ValueError unless messages are as wide as the update was made for."""
+    if messages.shape[-1] != update.message_features:
+        expected = f"{update.message_features} wide, which is message_features"
+        raise bad_input(type(update).__name__, "messages", expected, messages.shape[-1])
 
 
 class _CellUpdate[State](NodeUpdate[State]):
@@ -138,12 +150,14 @@ class _CellUpdate[State](NodeUpdate[State]):
         options: dict[str, Any],
     ):
         check_widths(type(self).__name__, features, message_features)
+        self.message_features = message_features
         width = message_features + input_features
         self.dtype = options["dtype"]
         self.mlp = FusedMLP([width, *mlp_features], **options) if mlp_features else None
         self.cell_features = mlp_features[-1] if mlp_features else width
 
     def _read(self, messages: Array, inputs: Array | None) -> Array:
+        _check_messages(self, messages)
         x = _side_by_side(self.dtype, messages, inputs)
         return x if self.mlp is None else self.mlp(x)
 

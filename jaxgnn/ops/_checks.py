@@ -6,9 +6,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CBSR, CSRGraph, check_shapes, column_dtype, is_concrete
+from jaxgnn.graph._arrays import to_device
 
 
 def check_graph(op: str, graph: Any) -> CSRGraph:
@@ -24,6 +26,16 @@ def check_graph(op: str, graph: Any) -> CSRGraph:
     if 0 in graph.shape:
         raise bad_input(op, "graph", "of at least one node", f"shape {graph.shape}")
     return graph.prepared() if is_concrete(graph.indptr, graph.indices) else graph
+
+
+def from_numpy[*Trees](*trees: *Trees) -> tuple[*Trees]:
+    """Floating NumPy arrays as JAX has them: float64 is float32 unless x64 is enabled."""
+
+    def convert(leaf):
+        is_numpy = isinstance(leaf, np.ndarray) and np.issubdtype(leaf.dtype, np.floating)
+        return to_device(leaf) if is_numpy else leaf
+
+    return jax.tree.map(convert, trees)
 
 
 def check_float(

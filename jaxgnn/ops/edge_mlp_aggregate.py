@@ -14,7 +14,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops import _pallas_edges as pallas
-from jaxgnn.ops._checks import check_graph
+from jaxgnn.ops._checks import check_graph, from_numpy
 from jaxgnn.ops._edge_checks import both_ends, check_edge_arrays, check_edge_mlp, check_reduction
 from jaxgnn.ops._edge_fold import folded_by_vmap
 from jaxgnn.ops.fused_linear import fused_linear
@@ -131,6 +131,7 @@ def edge_mlp_aggregate(
       [[0.0], [1.0], [1.0]]
     """
     graph = check_graph(_OP, graph)
+    h, params, edge_features, weights = from_numpy(h, params, edge_features, weights)
     receivers, senders = both_ends(_OP, graph, h)
     check_edge_arrays(_OP, graph, receivers, edge_features, weights)
     if not isinstance(params, EdgeMLPParams):

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from jaxgnn.graph import CBSR
 from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops import _pallas_dense as pallas
-from jaxgnn.ops._checks import check_choice, check_float
+from jaxgnn.ops._checks import check_choice, check_float, from_numpy
 from jaxgnn.ops._dense_kernels import (
     backward_limits,
     forward_limits,
@@ -156,6 +156,7 @@ def fused_linear(
       >>> kept.values.tolist(), kept.indices.tolist()
       ([[4.0]], [[2]])
     """
+    x, kernel, bias = from_numpy(x, kernel, bias)
     check_float("fused_linear", "x", x, 1)
     check_layer("fused_linear", x, kernel, bias, in_features=x.shape[-1])
     request = dispatch.resolve("fused_linear", implementation)

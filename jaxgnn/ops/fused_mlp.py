@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops import _pallas_dense as pallas
-from jaxgnn.ops._checks import check_float
+from jaxgnn.ops._checks import check_float, from_numpy
 from jaxgnn.ops._dense_kernels import (
     backward_limits,
     forward_limits,
@@ -89,6 +89,7 @@ def fused_mlp(
       >>> ops.fused_mlp(x, kernels, [None, jnp.zeros(1)], activation="relu").tolist()  # |x|
       [[2.0], [3.0]]
     """
+    x, kernels, biases = from_numpy(x, kernels, biases)
     check_float("fused_mlp", "x", x, 1)
     check_layers("fused_mlp", x, kernels, biases)
     check_options("fused_mlp", activation, precision)

@@ -13,6 +13,7 @@ from jaxgnn.graph import Incidence, Normalization
 from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops import _pallas_hypergraph as pallas
 from jaxgnn.ops import _verify
+from jaxgnn.ops._checks import from_numpy
 from jaxgnn.ops._dense_kernels import product_tolerance
 from jaxgnn.ops._hypergraph_checks import (
     check_arrays,
@@ -141,6 +142,9 @@ def hypergraph_conv(
       [[6.0], [2.5], [1.3333333730697632]]
     """
     incidence = check_incidence("hypergraph_conv", incidence)
+    x, weight, attributes, kernel, bias, attention, residual = from_numpy(
+        x, weight, attributes, kernel, bias, attention, residual
+    )
     arrays = Arrays(x, incidence, weight, attributes, kernel, bias, attention, None, residual)
     check_arrays(arrays)
     convention = Convention(

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops import _pallas_mhc as pallas
-from jaxgnn.ops._checks import check_choice
+from jaxgnn.ops._checks import check_choice, from_numpy
 from jaxgnn.ops._mhc_checks import check_post
 from jaxgnn.ops._mhc_kernels import kernel, stream_limits, unmeasured_streams
 from jaxgnn.ops.reference import mhc_post as reference
@@ -63,6 +63,7 @@ def mhc_post(
       >>> ops.mhc_post(x, jnp.array([[10.0]]), jnp.array([[1.0, 2.0]]), swap).tolist()
       [[[15.0], [21.0]]]
     """
+    x, f = from_numpy(x, f)
     check_post("mhc_post", x, f, h_post, h_res)
     check_choice("mhc_post", "transposed", transposed, True, False)
     request = dispatch.resolve("mhc_post", implementation)

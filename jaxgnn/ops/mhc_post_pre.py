@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops import _pallas_mhc as pallas
-from jaxgnn.ops._checks import check_choice
+from jaxgnn.ops._checks import check_choice, from_numpy
 from jaxgnn.ops._mhc_checks import check_post, check_pre
 from jaxgnn.ops._mhc_kernels import kernel, projection_limits, unmeasured_streams
 from jaxgnn.ops.mhc_post import for_each_token, mhc_post
@@ -102,6 +102,7 @@ def mhc_post_pre(
       >>> y.tolist(), h_in.tolist()
       ([[[11.0], [15.0]]], [[13.0]])
     """
+    x, f = from_numpy(x, f)
     check_post("mhc_post_pre", x, f, h_post, h_res)
     check_pre("mhc_post_pre", x, phi, alpha, bias, gamma)
     check_choice("mhc_post_pre", "transposed", transposed, True, False)
@@ -135,9 +136,9 @@ def _mhc_post_pre(request, options, x, f, h_post, h_res, phi, alpha, bias, gamma
 
 
 def _mhc_post_pre_forward(request, options, *inputs):
-    (y, *rest), saved = MHC_POST_PRE(request, *inputs, **dict(options))
-    h_post = rest[1]
-    return (dispatch.mapped_with(y, h_post[..., None]), *rest), (inputs, y, saved)
+    (y, h_in, h_post, h_res), saved = MHC_POST_PRE(request, *inputs, **dict(options))
+    y = dispatch.mapped_with(y, h_post[..., None])
+    return (y, h_in, h_post, h_res), (inputs, y, saved)
 
 
 def _mhc_post_pre_backward(request, options, residuals, cotangents):

@@ -151,8 +151,9 @@ def _mhc_pre_forward(request, return_streams, options, *inputs):
     if not return_streams:
         return outputs, (inputs, saved)
     # The streams go past the kernel, so that they stay one array with those that are kept.
-    x, h_post = inputs[0], outputs[1]
-    return (dispatch.mapped_with(x, h_post[..., None]), *outputs), (inputs, saved)
+    x, *parameters = inputs
+    x = dispatch.mapped_with(x, outputs[1][..., None])
+    return (x, *outputs), ((x, *parameters), saved)
 
 
 def _mhc_pre_backward(request, return_streams, options, residuals, cotangents):

@@ -12,7 +12,7 @@ from jaxgnn._ffi import spmm as ffi
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops import _pallas as pallas
-from jaxgnn.ops._checks import check_graph, check_rows
+from jaxgnn.ops._checks import check_graph, check_rows, from_numpy
 from jaxgnn.ops.reference import spmm as reference
 
 _DTYPES = ("float32", "bfloat16")
@@ -120,6 +120,7 @@ def sddmm(
       [2.0, 8.0, 16.0]
     """
     graph = check_graph("sddmm", graph)
+    a, b = from_numpy(a, b)
     check_rows("sddmm", "a", a, graph.num_rows, "row")
     check_rows("sddmm", "b", b, graph.num_cols, "column")
     if (a.dtype, a.shape[-1], a.shape[:-2]) != (b.dtype, b.shape[-1], b.shape[:-2]):

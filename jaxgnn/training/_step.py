@@ -92,7 +92,11 @@ def make_step(
 
         def loss_of(params: PyTree, other: PyTree) -> tuple[jax.Array, tuple[PyTree, PyTree]]:
             model = merge_model(graphdef, ModelState(params, other))
-            loss, metrics = loss_fn(model, batch, nnx.Rngs(key), *static)
+            returned = loss_fn(model, batch, nnx.Rngs(key), *static)
+            if not isinstance(returned, tuple) or len(returned) != 2:
+                got = type(returned).__name__
+                raise ValueError(f"fit: loss_fn: expected to return (loss, metrics), got {got}")
+            loss, metrics = returned
             values = _named_scalars(loss, metrics)
             return loss, (values, split_model(model)[1].other)
 

@@ -69,6 +69,15 @@ def test_every_model_trains_and_its_loss_falls(model, activation, tiny, tmp_path
     assert outcome.test > 0.3  # of four classes
 
 
+def test_naming_the_k_of_the_recipe_goes_on_with_the_same_run(tiny, tmp_path):
+    config = _config(tmp_path, k=None, hidden_features=64)
+    first = train(config, tiny)
+    again = train(replace(config, k=(config.recipe().k,)), tiny)
+    assert again.history == first.history and again.ms_per_epoch is None
+    with pytest.raises(ValueError, match="was started with another configuration"):
+        train(replace(config, k=(config.recipe().k // 2,)), tiny)
+
+
 @pytest.mark.long
 def test_a_multilabel_set_trains_with_its_own_metric(tmp_path):
     scale = replace(TINY, tasks=5)

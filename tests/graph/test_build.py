@@ -33,6 +33,21 @@ class TestFromEdges:
                 assert graph.num_edges == len(edges.senders)
                 assert (graph.weights is None) is not weighted
 
+    @pytest.mark.parametrize("masked", [True, False])
+    def test_traced_edges_of_nodes_out_of_range_are_padding(self, masked):
+        senders = np.array([0, 3, 1, -1, 2, 10**9, 2], np.int32)
+        receivers = np.array([1, 0, 3, 2, -1, 0, 2], np.int32)
+        mask = np.array([True] * 6 + [not masked])
+        build = jax.jit(
+            lambda s, r, m: CSRGraph.from_edges(s, r, 3, edge_mask=m if masked else None)
+        )
+        graph = build(senders, receivers, mask)
+        expected = np.zeros((3, 3))
+        expected[1, 0] = 1
+        expected[2, 2] = 0 if masked else 1
+        np.testing.assert_array_equal(dense(graph), expected)
+        assert graph.num_edges == 7
+
     @PROPERTY
     @given(edges=edge_lists())
     def test_edges_of_a_receiver_keep_their_order_and_padding_goes_last(self, edges):
@@ -223,6 +238,11 @@ def build_traced(senders, receivers, weights, mask, num_rows, num_cols):
 
 
 class TestSortEdges:
+    def test_of_traced_receivers_those_out_of_range_are_behind_all_rows(self):
+        indptr, permutation = jax.jit(lambda r: sort_edges(r, 3))(jnp.array([-1, 1, 7, 2, 0]))
+        assert indptr.tolist() == [0, 1, 2, 3]
+        assert permutation[:3].tolist() == [4, 1, 3]
+
     @PROPERTY
     @given(edges=edge_lists())
     def test_is_a_stable_sort_of_the_receivers(self, edges):

@@ -151,6 +151,13 @@ class TestPlan:
         assert graph.prepared().plan.schedule.offsets.dtype == jnp.int32
         assert_same_tree(graph.prepared().plan, prepare(graph).plan)
 
+    def test_other_weights_leave_scales_of_rows_or_columns_and_their_name(self):
+        graph = random_edges(2, 6, 6, 5).graph().with_weights(None).normalized("mean")
+        for normalized in (graph, graph.transpose()):
+            other = normalized.with_weights(np.ones(graph.num_edges, np.float32))
+            assert other.is_normalized
+            assert other.normalization == normalized.normalization is not None
+
     def test_of_other_weights_is_shared(self):
         graph = random_edges(2, 6, 9, 5).graph()
         assert graph.with_weights(None).plan is graph.plan
@@ -289,3 +296,12 @@ class TestPytree:
         graph = CSRGraph.from_edges([0, 1], [1, 0], 2)
         assert graph.with_weights([0.5, 0.25]).weights.tolist() == [0.5, 0.25]
         assert graph.with_weights([0.5, 0.25]).with_weights(None).weights is None
+
+
+def test_a_graph_shows_shapes_and_no_arrays_whatever_its_leaves_are():
+    graph = CSRGraph.from_edges([0, 1], [1, 0], 2, [1.0, 2.0])
+    assert repr(graph) == (
+        "CSRGraph(indptr=int32[3], indices=int32[2], weights=float32[2], row_scale=None, "
+        "col_scale=None, num_cols=2, normalization=None, plan=...)"
+    )
+    assert "indptr='leaf'" in repr(jax.tree.map(lambda _: "leaf", graph))

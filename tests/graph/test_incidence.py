@@ -199,6 +199,12 @@ def _direct(nodes, hyperedges, num_nodes=6, num_hyperedges=4, **fields):
     return Incidence(np.array(nodes), np.array(hyperedges), num_nodes, num_hyperedges, **fields)
 
 
+def test_todense_takes_traced_ids_too_narrow_for_the_number_of_nodes():
+    ids = jnp.array([[1, 2, -1], [0, 1, 0]], jnp.int8)
+    dense = jax.jit(lambda ids: Incidence(ids[0], ids[1], 300, 300).todense())(ids)
+    assert np.argwhere(np.asarray(dense)).tolist() == [[1, 0], [2, 1]]
+
+
 def _index(*rows, num_nodes=6, num_hyperedges=4):
     return Incidence.from_hyperedge_index(np.array(rows), num_nodes, num_hyperedges)
 
@@ -211,6 +217,10 @@ BAD_INPUT = {
     "node negative": (
         lambda: Incidence.from_hyperedges([[0], [-1]], 6),
         ["from_hyperedges: node_ids[1]", "in [0, 6)", "got -1"],
+    ),
+    "a node for a hyperedge": (
+        lambda: Incidence.from_hyperedges({0, 1}, 6),
+        ["from_hyperedges: hyperedges", "[{0, 1}] for one hyperedge of two", "got 0"],
     ),
     "node a float": (
         lambda: Incidence.from_hyperedges([[0.5]], 6),

@@ -171,6 +171,10 @@ BAD_INPUT = {
         lambda: graph(int32(0, 3, 1)).validate(),
         ["CSRGraph: indptr[2]", "at least 3", "got 1"],
     ),
+    "offsets fall by more than int32 holds": (
+        lambda: graph(int32(0, 2**31 - 1, -(2**31), -1, 3)).validate(),
+        ["CSRGraph: indptr[2]", "at least 2147483647", "got -2147483648"],
+    ),
     "offsets beyond the edges": (
         lambda: graph(int32(0, 1, 4)).validate(),
         ["CSRGraph: indptr[2]", "at most the number of edge slots, 3", "got 4"],
@@ -436,8 +440,8 @@ def test_what_lies_in_padding_slots_is_not_validated():
     assert masked.validate().degrees().tolist() == [0, 1]
 
 
-def test_the_values_of_traced_edges_are_found_by_validate_afterwards():
-    bad = jax.jit(from_traced_edges)(int32(0, 2), int32(0, 1))
+def test_the_values_of_a_traced_graph_are_found_by_validate_afterwards():
+    bad = jax.jit(lambda indices: CSRGraph(int32(0, 1, 2), indices))(int32(0, 2))
     with pytest.raises(ValueError, match=r"CSRGraph: indices\[1\] must be in \[0, 2\), got 2"):
         bad.validate()
 

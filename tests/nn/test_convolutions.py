@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 import jaxgnn
-from jaxgnn import CBSR, nn, ops
+from jaxgnn import CBSR, CSRGraph, nn, ops
 from jaxgnn.nn import _maxk as shared
 from jaxgnn.ops.maxk_spmm import FORWARD
 from jaxgnn.testing import random_array
@@ -256,6 +256,9 @@ BAD = {
     "activation": ({"activation": "gelu"}, "activation must be 'maxk', 'relu' or None"),
     "missing k": ({"activation": "maxk"}, "k must be given"),
     "dropout": ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
+    "k of none": ({"activation": "maxk", "k": 0}, r"k must be an int in 1..4, got 0"),
+    "k beyond": ({"activation": "maxk", "k": 5}, r"k must be an int in 1..4, got 5"),
+    "k a float": ({"activation": "maxk", "k": 2.0}, r"k must be an int in 1..4, got 2.0"),
     "kernel mode": ({"kernel_mode": "cusparse"}, "kernel_mode must be 'auto', 'maxk' or 'dense'"),
 }
 
@@ -278,4 +281,35 @@ def test_graph_and_features_that_do_not_fit_are_named(kind):
 def test_bad_options_are_named(name):
     options, message = BAD[name]
     with pytest.raises(ValueError, match=f"SAGEConv: {message}"):
-        nn.SAGEConv(4, 4, rngs=nnx.Rngs(0), **options)
+        nn.SAGEConv(4, 8, rngs=nnx.Rngs(0), **options)
+
+
+@pytest.mark.parametrize("kind", ["gcn", "gin"])
+def test_k_may_be_as_large_as_what_it_is_applied_to(kind):
+    LAYERS[kind](12, 6, activation="maxk", k=6, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"k must be an int in 1..6, got 7"):
+        LAYERS[kind](12, 6, activation="maxk", k=7, rngs=nnx.Rngs(0))
+
+
+def test_maxk_wants_a_whole_number():
+    with pytest.raises(ValueError, match="MaxK: k must be an int of at least 1, got 0"):
+        nn.MaxK(0)
+
+
+@pytest.mark.parametrize("kind", ["sage", "gin"])
+def test_a_graph_of_other_receivers_than_senders_is_named(kind):
+    graph = CSRGraph.from_edges([0, 4], [1, 2], 3, num_senders=5)
+    layer = LAYERS[kind](12, 6, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"Conv: graph must be square.*got shape \(3, 5\)"):
+        layer(graph, jnp.ones((5, 12)))
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_features_are_an_array_of_any_numbers(kind):
+    layer = LAYERS[kind](12, 6, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="Conv: x must be an array, got list"):
+        layer(GRAPH, X.tolist())
+    bits = X > 0
+    with jax.numpy_dtype_promotion("standard"):
+        actual = layer(GRAPH, bits)
+    np.testing.assert_array_equal(actual, layer(GRAPH, bits.astype(jnp.float32)))

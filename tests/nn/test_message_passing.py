@@ -264,6 +264,18 @@ BAD = {
         lambda: _run(_layer("gru"), H[:, :4]),
         r"edge_mlp_aggregate: kernels\[0\] must be .*receiver 4 ; sender 4 ; edge features 2\]",
     ),
+    "edge features left out": (
+        lambda: nn.EdgeMLP(DIM, [3], edge_features=2, rngs=nnx.Rngs(0))(RING, H),
+        "EdgeMLP: edge_features must be 2 wide, as the layer was made, got 0",
+    ),
+    "width of messages": (
+        lambda: nn.GRUUpdate(4, 4, rngs=nnx.Rngs(0))(H[:, :4], H[:, :5]),
+        "GRUUpdate: messages must be 4 wide, which is message_features, got 5",
+    ),
+    "width of messages, by an MLP": (
+        lambda: nn.MLPUpdate(4, 4, rngs=nnx.Rngs(0))(H[:, :4], H[:, :5]),
+        "MLPUpdate: messages must be 4 wide, which is message_features, got 5",
+    ),
     "nodes": (lambda: _run(_layer("gru"), H[:5]), r"edge_mlp_aggregate: h must be .*\(5, 6\)"),
 }
 

@@ -1,7 +1,9 @@
 """Choosing implementations: names never fall back, None always works, settings retrace."""
 
 import functools
+import re
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +11,23 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxgnn import CBSR, CSRGraph, _ffi, default_implementation, deterministic, ops
+from jaxgnn import (
+    CBSR,
+    CSRGraph,
+    Incidence,
+    _ffi,
+    _info,
+    default_implementation,
+    deterministic,
+    ops,
+)
 from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.testing import assert_bit_equal, random_array
 from tests.ops._table import BUILT
 
+ROOT = Path(__file__).parent.parent.parent
 GRAPH = BUILT["weighted"]
+SMALL = CSRGraph.from_edges([0, 1, 2], [1, 2, 2], 3)
 X = random_array((GRAPH.num_cols, 8), "float32", seed=0)
 ON_CPU = dispatch.current_platform() == "cpu"
 
@@ -259,6 +272,47 @@ def test_shard_map_over_a_batch_of_features_runs_every_op(implementation):
     actual = jax.jit(jax.grad(loss(sharded)))(batch)
     expected = jax.grad(loss(one_by_one))(batch)
     np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-2)
+    # Outside of jit too, where absent operands once ended the process.
+    np.testing.assert_allclose(sharded(batch), one_by_one(batch), rtol=1e-5, atol=1e-4)
+
+
+def test_numpy_arrays_are_of_the_dtype_that_jax_gives_them():
+    """Of float64, without x64, that is float32, which is what parameters then are."""
+    x, kernel, bias = (
+        np.random.default_rng(i).normal(size=s) for i, s in enumerate(((3, 4), (4, 2), 2))
+    )
+    narrow = [jnp.asarray(array, jnp.float32) for array in (x, kernel, bias)]
+    hypergraph = Incidence.from_hyperedges([{0, 1}, {1, 2}], 3)
+    pairs = [jnp.concatenate([k, k]) for k in (kernel, narrow[1])]
+    for implementation in (None, "xla"):
+        named = {"implementation": implementation}
+
+        def results(x, kernel, bias, pair, named=named):
+            return (
+                ops.fused_linear(x, kernel, bias, **named),
+                ops.fused_mlp(x, [kernel], [bias], activation=None, **named),
+                ops.sddmm(SMALL, x, x, **named),
+                ops.hypergraph_conv(x, hypergraph, kernel=kernel, bias=bias, **named),
+                ops.edge_mlp_aggregate(SMALL, x, ops.EdgeMLPParams((pair,), (bias,)), **named),
+                ops.mhc_post(
+                    x, x[0], np.ones((3,), np.float32), np.eye(3, dtype=np.float32), **named
+                ),
+            )
+
+        actual, expected = results(x, kernel, bias, pairs[0]), results(*narrow, pairs[1])
+        for a, e in zip(actual, expected, strict=True):
+            assert a.dtype == jnp.float32
+            np.testing.assert_array_equal(a, e)
+        # The features alone, beside parameters of JAX.
+        assert ops.fused_linear(x, narrow[1], **named).dtype == jnp.float32
+
+
+def test_info_names_every_op_of_the_readme():
+    rows = re.findall(r"^\| (`.*?) \|", (ROOT / "README.md").read_text(), re.M)
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    known = {kernel.name.partition(".")[0] for kernel in _info.kernels()}
+    assert {"maxk", "fused_mlp", "edge_mlp_aggregate", "hypergraph_conv"} <= named <= known
+    assert "hypergraph_conv               ffi     that of spmm" in _info.report()
 
 
 def test_graph_is_a_pytree_that_jit_takes_without_retracing_for_other_edges():

@@ -22,6 +22,7 @@ from jaxgnn.testing import (
 from tests.ops._table import usable
 
 IMPLEMENTATIONS = usable(MAXK)
+ON_CPU = dispatch.current_platform() == "cpu"
 
 
 def if_supported(*shape, early_stop=None) -> list:
@@ -169,6 +170,25 @@ def test_early_stop_of_half_precision_ranks_subnormals_by_value(dtype, scale, im
     kept = np.asarray(early.values).astype(np.float64).min(axis=-1)
     best = np.asarray(exact.values).astype(np.float64).min(axis=-1)
     np.testing.assert_array_equal(kept, best)
+
+
+@pytest.mark.parametrize("implementation", EARLY)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_early_stop_of_numbers_whose_sum_is_infinite(dtype, implementation):
+    x = jnp.array(
+        [[1.0, 3e38, 2e38, jnp.inf, jnp.inf], [2e38, 2.2e38, 2.4e38, 2.6e38, 3e38]], dtype
+    )
+    kept = ops.maxk(x, 2, early_stop=30, implementation=implementation)
+    assert kept.indices.tolist() == [[3, 4], [3, 4]]
+
+
+# GPU kernels ask for a CBSR that is valid.
+@pytest.mark.parametrize("implementation", ["xla", "ffi"] if ON_CPU else ["xla"])
+def test_todense_leaves_out_ids_that_are_no_columns(implementation):
+    cbsr = CBSR(jnp.ones((2, 3)), jnp.array([[0, 1, 2], [0, 1, 255]], jnp.uint8), 10)
+    expected = np.zeros((2, 10))
+    expected[0, :3] = expected[1, :2] = 1
+    np.testing.assert_array_equal(ops.todense(cbsr, implementation=implementation), expected)
 
 
 @pytest.mark.parametrize("implementation", EARLY)

@@ -66,6 +66,20 @@ def test_spmm_value_and_gradients_equal_float64_on_every_graph(name, implementat
     _check_spmm(name, 16, "float32", implementation)
 
 
+@pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS, None])
+def test_weights_of_padding_slots_may_be_anything(implementation):
+    mask, weights = [True, True, False], jnp.array([2.0, 3.0, jnp.nan])
+    graph = CSRGraph.from_edges([0, 1, 0], [1, 0, 0], 2, edge_mask=mask).with_weights(weights)
+
+    def loss(weights, x):
+        y = ops.spmm(graph.with_weights(weights), x, implementation=implementation)
+        return jnp.sum(y * jnp.array([[1.0], [10.0]]))
+
+    dweights, dx = jax.grad(loss, argnums=(0, 1))(graph.weights, jnp.array([[5.0], [7.0]]))
+    assert dx.tolist() == [[30.0], [2.0]]
+    assert dweights.tolist() == [7.0, 50.0, 0.0]
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", DIMS)

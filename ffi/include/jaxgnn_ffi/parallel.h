@@ -5,6 +5,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -13,7 +14,8 @@
 
 namespace jaxgnn {
 
-// Calls `body(task)` for each task in [0, tasks), in any order, and returns when all have run.
+// Calls `body(task)` for each task in [0, tasks), in any order, and returns when all have run. What
+// the first of those that fail throws, it throws then: only now does nobody run `body` any more.
 //
 // Safe on a thread of the pool itself: the caller takes tasks as the helpers do, so it never waits
 // for a helper that has not started. A helper that starts late finds nothing left and touches
@@ -25,11 +27,17 @@ void ParallelFor(xla::ffi::ThreadPool pool, int64_t tasks, const Body& body) {
     std::atomic<int64_t> done{0};
     std::mutex mutex;
     std::condition_variable all_done;
+    std::exception_ptr failure;
   };
   auto progress = std::make_shared<Progress>();
   auto take_tasks = [progress, tasks, &body] {
     for (int64_t task; (task = progress->next.fetch_add(1)) < tasks;) {
-      body(task);
+      try {
+        body(task);
+      } catch (...) {
+        std::lock_guard<std::mutex> lock(progress->mutex);
+        if (!progress->failure) progress->failure = std::current_exception();
+      }
       if (progress->done.fetch_add(1) + 1 == tasks) {
         std::lock_guard<std::mutex> lock(progress->mutex);
         progress->all_done.notify_all();
@@ -44,6 +52,7 @@ void ParallelFor(xla::ffi::ThreadPool pool, int64_t tasks, const Body& body) {
   take_tasks();
   std::unique_lock<std::mutex> lock(progress->mutex);
   progress->all_done.wait(lock, [&] { return progress->done.load() >= tasks; });
+  if (progress->failure) std::rethrow_exception(progress->failure);
 }
 
 // In place of a pool, where the caller is itself one of many tasks.

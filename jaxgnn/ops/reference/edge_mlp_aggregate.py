@@ -61,4 +61,4 @@ def edge_mlp_aggregate(
 
 def _rows_of(x: Float[Array, "n d"], nodes: Array) -> Float[Array, "edges d"]:
     """The row of each edge's node, zeros for a node that is none."""
-    return x.at[nodes].get(mode="fill", fill_value=0)
+    return jnp.asarray(x).at[nodes].get(mode="fill", fill_value=0)

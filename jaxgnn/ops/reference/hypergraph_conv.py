@@ -307,7 +307,7 @@ def _same_batch(one: Float[Array, "*any"], other: Float[Array, "*any"]):
 
 def _of(values: Float[Array, "n *rest"], ids: Int[Array, " m"]) -> Float[Array, "m *rest"]:
     """The entry of each id, zero where it is out of range."""
-    return values.at[ids].get(mode="fill", fill_value=0)
+    return jnp.asarray(values).at[ids].get(mode="fill", fill_value=0)
 
 
 def _scaled(values: Float[Array, "n *rest"], scale: Float[Array, " n"] | None):

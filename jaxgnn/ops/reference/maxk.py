@@ -38,7 +38,9 @@ def _threshold(rank: Float[Array, "*batch dim"], k: int, steps: int) -> Float[Ar
 
     def halve(_, bounds):
         low, high = bounds
-        middle = 0.5 * low + 0.5 * high
+        # Apart from each other: XLA would halve the sum, which may be infinite.
+        half_low, half_high = lax.optimization_barrier((0.5 * low, 0.5 * high))
+        middle = half_low + half_high
         enough = jnp.sum(bounded >= middle[..., None], axis=-1) >= k
         return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
 

@@ -16,10 +16,12 @@ def spmm(graph: CSRGraph, x: Float[Array, "cols dim"]) -> Float[Array, "rows dim
     accumulator = accumulation_dtype(x.dtype)
     row_scale, col_scale = _scales(graph, accumulator)
     sources = x.astype(accumulator) * col_scale[:, None]
-    messages = sources[graph.indices]
+    messages, rows = sources[graph.indices], graph.receivers()
     if graph.weights is not None:
-        messages = messages * graph.weights.astype(accumulator)[:, None]
-    sums = jax.ops.segment_sum(messages, graph.receivers(), graph.num_rows, indices_are_sorted=True)
+        # Those of padding slots may be anything.
+        weights = jnp.where(rows < graph.num_rows, graph.weights, 0)
+        messages = messages * weights.astype(accumulator)[:, None]
+    sums = jax.ops.segment_sum(messages, rows, graph.num_rows, indices_are_sorted=True)
     return (sums * row_scale[:, None]).astype(x.dtype)
 
 
