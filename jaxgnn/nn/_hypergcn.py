@@ -74,7 +74,7 @@ class HyperGCNConv(nnx.Module):
         """Convolves; leading axes share the hypergraph."""
         incidence = check_hypergraph(self, incidence, x, self.linear.in_features)
         by_hyperedge, by_node = incidence.by_hyperedge(), incidence.by_node()
-        sizes = incidence.hyperedge_sizes()
+        sizes = incidence.hyperedge_sizes().astype(jnp.float32)  # pairs may overflow int32
         pair = 2 * power_or_zero(sizes * (sizes - 1), -1)
         # Of the sum over a hyperedge, each incidence leaves itself out.
         own = row_sums(by_node, pair, self.implementation)

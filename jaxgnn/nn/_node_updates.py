@@ -300,7 +300,7 @@ class LSTMUpdate(_CellUpdate[LSTMState]):
     def start(self, h: Float[Array, "*batch nodes d"]) -> LSTMState:
         """Features ``h`` and an empty memory."""
         dtype = jnp.float64 if h.dtype == jnp.float64 else jnp.float32
-        return LSTMState(h, jnp.zeros(h.shape, dtype), jnp.array(True))
+        return LSTMState(h, jnp.zeros_like(h, dtype=dtype), jnp.array(True))
 
     def features(self, state: LSTMState) -> Float[Array, "*batch nodes d"]:
         """The hidden state."""

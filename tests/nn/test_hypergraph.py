@@ -373,3 +373,11 @@ def test_hypergraph_and_features_that_do_not_fit_are_named(name):
     beyond = Incidence(jnp.array([0, NODES]), jnp.array([0, 0]), NODES, HYPEREDGES)
     with pytest.raises(ValueError, match=r"node_ids\[1\] must be in \[0, 10\)"):
         layer(beyond, X)
+
+
+def test_hypergcn_takes_a_hyperedge_of_more_pairs_than_int32_holds():
+    nodes = 46_400
+    layer = nn.HyperGCNConv(1, 1, use_bias=False, rngs=nnx.Rngs(0))
+    x = jnp.zeros((nodes, 1)).at[0].set(1.0)
+    y = layer(Incidence.from_hyperedges([range(nodes)], nodes), x)
+    assert 0 < abs(float(y[1, 0])) < 1e-3

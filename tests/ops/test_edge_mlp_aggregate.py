@@ -213,3 +213,10 @@ def test_what_belongs_to_edges_is_made_again_and_takes_no_memory_meanwhile():
         return compiled.memory_analysis().temp_size_in_bytes
 
     assert memory(None) < memory("xla") / 2
+
+
+def test_the_gradient_of_no_batch_member_is_zero():
+    graph = CSRGraph.from_edges([0, 1, 2], [1, 2, 2], 3)
+    params = ops.EdgeMLPParams((jnp.ones((2, 2)), jnp.ones((2, 2))), (jnp.ones(2), jnp.ones(2)))
+    loss = lambda params: jnp.sum(ops.edge_mlp_aggregate(graph, jnp.zeros((0, 3, 1)), params))  # noqa: E731
+    assert all(not leaf.any() for leaf in jax.tree.leaves(jax.grad(loss)(params)))

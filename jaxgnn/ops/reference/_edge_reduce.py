@@ -256,5 +256,5 @@ class _Layers(NamedTuple):
 
 def _summed_like(operand: Array, gradient: Array) -> Array:
     """``gradient``, summed over the batch if ``operand`` is shared."""
-    shared = operand.shape[0] < gradient.shape[0]
+    shared = operand.shape[0] != gradient.shape[0]
     return jnp.sum(gradient, axis=0, keepdims=True) if shared else gradient

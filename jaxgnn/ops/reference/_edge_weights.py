@@ -124,7 +124,7 @@ def _last_layer_backward(inputs, dy):
     if bias is not None:
         dbias = jnp.sum(totals[..., None] * dz, axis=(0, 1)).astype(bias.dtype)
         dtotals = jnp.sum(dz * bias.astype(dz.dtype), axis=-1)
-        if totals.shape[0] < dtotals.shape[0]:
+        if totals.shape[0] != dtotals.shape[0]:
             dtotals = jnp.sum(dtotals, axis=0, keepdims=True)
     return dsums.astype(sums.dtype), dkernel, dbias, dtotals
 
