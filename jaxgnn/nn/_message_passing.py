@@ -170,7 +170,8 @@ class MessagePassing(nnx.Module):
     Args:
       messages: an ``EdgeMLP``, or a module called alike.
       update: an ``MLPUpdate``, ``GRUUpdate``, ``LSTMUpdate``, or another ``NodeUpdate``. What these
-        change in themselves, statistics for one, is dropped.
+        change in themselves, statistics for one, is dropped. So random numbers are to come from the
+        ``rngs`` of the call, not from a stream of their own.
       num_steps: unless the call says otherwise.
       recompute_every: None to keep everything, a number of steps, or ``"auto"``.
 
@@ -247,25 +248,30 @@ class MessagePassing(nnx.Module):
           each step, stacked in front.
 
         Raises:
-          ValueError: if shapes do not fit each other or the layers, or ``num_steps`` is not
-            positive.
+          ValueError: if shapes do not fit each other or the layers, ``num_steps`` is not positive,
+            or a module draws from a random stream of its own.
         """
         steps = self.num_steps if num_steps is None else num_steps
         _require_positive(type(self).__name__, "num_steps", steps)
-        # Inside of the scan they are copies: the modules may belong to an outer trace.
+        # Inside of the scan they are copies, made of arrays alone: the modules and their variables
+        # may belong to an outer trace, which a step could not change.
         graphdef, modules = nnx.split((self.messages, self.update, readout))
+        modules = nnx.to_pure_dict(modules)
 
         arrays = modules, edge_features, inputs, weights
 
         def run_step(arrays, state, key):
             modules, edge_features, inputs, weights = arrays
-            messages, update, readout = nnx.merge(graphdef, modules)
+            messages, update, readout = copies = nnx.merge(graphdef, modules)
+            drawn = _drawn(copies)
             step_rngs = None if key is None else nnx.Rngs(dropout=key)
             arrived = messages(
                 graph, update.features(state), edge_features, weights=weights, rngs=step_rngs
             )
             state = update(state, arrived, inputs, rngs=step_rngs)
-            return state, None if readout is None else readout(update.features(state))
+            output = None if readout is None else readout(update.features(state))
+            _require_same(drawn, _drawn(copies))
+            return state, output
 
         state = self.update.start(h)
         if warm_up is not None:
@@ -285,6 +291,18 @@ class MessagePassing(nnx.Module):
             state, outputs = _scan_segments(step, state, keys, steps, spans)
         h = self.update.features(state)
         return h if readout is None else (h, outputs)
+
+
+def _drawn(modules: Any) -> list[Array]:
+    """How many numbers each random stream of the modules' own has given."""
+    return jax.tree.leaves(nnx.to_pure_dict(nnx.state(modules, nnx.RngCount)))
+
+
+def _require_same(drawn: list[Array], afterwards: list[Array]) -> None:
+    """Complains if a step drew numbers: as that is dropped, all steps would get the same."""
+    if any(a is not b for a, b in zip(drawn, afterwards, strict=True)):
+        expected = "modules that draw random numbers from the rngs of the call"
+        raise bad_input("MessagePassing", "modules", expected, "a random stream of their own")
 
 
 def _warmed_up(run_step: Callable, arrays: Any, state: Any, key: Any, steps: Any) -> Any:

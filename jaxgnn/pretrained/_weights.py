@@ -71,6 +71,7 @@ def load_weights(path: str | os.PathLike[str], **options: Any) -> nnx.Module:
     if network not in _NETWORKS:
         raise ValueError(f"{path}: expected one of {', '.join(_NETWORKS)}, got {network!r}")
     model = _make(network, saved | options)
+    found = _with_short_floats(found, _named(model))
     _check(str(path), found, model)
     graphdef, state = nnx.split(model)
     names, treedef = list(_named(model)), jax.tree.structure(state)
@@ -99,6 +100,18 @@ def _named(model: nnx.Module) -> dict[str, Any]:
     """Dotted name -> array, or its shape and dtype."""
     leaves = jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(nnx.state(model)))
     return {jax.tree_util.keystr(p, simple=True, separator="."): leaf for p, leaf in leaves}
+
+
+def _with_short_floats(
+    arrays: dict[str, np.ndarray], expected: dict[str, Any]
+) -> dict[str, np.ndarray]:
+    """Names the dtypes that NumPy's files know by their size alone, such as bfloat16."""
+    named = {}
+    for name, array in arrays.items():
+        dtype = expected[name].dtype if name in expected else array.dtype
+        is_short_float = array.dtype.kind == dtype.kind == "V"
+        named[name] = array.view(dtype) if is_short_float else array
+    return named
 
 
 def _check(where: str, arrays: Mapping[str, np.ndarray], model: nnx.Module) -> None:

@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 from flax import nnx
 from orbax.checkpoint import checkpoint_managers
 
-from ._step import ModelState, TrainState, merge_model, split_model
+from ._step import ModelState, TrainState, averages, merge_model, rounded, split_model
 from ._trees import PyTree, first_difference, is_key, named, types
 
 # One of orbax's items each, so that a model can be loaded without an optimizer.
@@ -111,7 +111,11 @@ class Checkpoints:
         step, saved, _ = self._read_info(step)
         if item not in saved:
             raise ValueError(f"checkpoint {self.folder / str(step)} holds no {item} model")
-        return self._read_arrays(step, {item: like}, saved)[item]
+        if item != _AVERAGE:
+            return self._read_arrays(step, {item: like}, saved)[item]
+        average = ModelState(averages(like.params), like.other)
+        params, other = self._read_arrays(step, {item: average}, saved)[item]
+        return ModelState(rounded(params, like.params), other)
 
     def close(self) -> None:
         """Releases orbax's threads."""
@@ -195,7 +199,7 @@ def load_model[M: nnx.Module](
 def _items(state: TrainState, best: ModelState | None) -> dict[str, PyTree]:
     items = {_MODEL: state.model, _OPTIMIZER: (state.optimizer, state.step)}
     if state.average is not None:
-        items[_AVERAGE] = state.averaged_model
+        items[_AVERAGE] = ModelState(state.average, state.model.other)
     return items if best is None else {**items, _BEST: best}
 
 

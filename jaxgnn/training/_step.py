@@ -32,7 +32,7 @@ class TrainState(NamedTuple):
         model: What is trained.
         optimizer: Its state.
         step: int32 [], the updates done.
-        average: A moving average of the parameters, or None.
+        average: A moving average of the parameters, in float32 where theirs is shorter; or None.
     """
 
     model: ModelState
@@ -45,7 +45,7 @@ class TrainState(NamedTuple):
         """The model to evaluate: with the average, if there is one, for its parameters."""
         if self.average is None:
             return self.model
-        return ModelState(self.average, self.model.other)
+        return ModelState(rounded(self.average, self.model.params), self.model.other)
 
 
 def split_model[M: nnx.Module](model: M) -> tuple[nnx.GraphDef[M], ModelState]:
@@ -66,8 +66,18 @@ def start_state(
     model = jax.tree.map(_strong_copy, model)
     # Some optimizers keep the initial parameters as they are: an array may not be donated twice.
     optimizer_state = jax.tree.map(_strong_copy, optimizer.init(model.params))
-    average = jax.tree.map(jnp.copy, model.params) if averaged else None
+    average = jax.tree.map(jnp.copy, averages(model.params)) if averaged else None
     return TrainState(model, optimizer_state, jnp.zeros((), jnp.int32), average)
+
+
+def averages(params: PyTree) -> PyTree:
+    """`params` in the dtypes of their average: a short one would round away what a step adds."""
+    return jax.tree.map(lambda p: p.astype(p.dtype if p.dtype.itemsize >= 4 else "float32"), params)
+
+
+def rounded(average: PyTree, params: PyTree) -> PyTree:
+    """An average in the dtypes of `params`."""
+    return jax.tree.map(lambda a, p: a.astype(p.dtype), average, params)
 
 
 def make_step(
@@ -157,7 +167,7 @@ def _moved_average(average: PyTree, params: PyTree, number: jax.Array, decay: fl
     It begins as the mean of all parameters so far, so that the initial ones leave no trace.
     """
     share = jnp.maximum(1.0 - decay, 1.0 / number.astype(jnp.float32))
-    return jax.tree.map(lambda a, p: a + share.astype(a.dtype) * (p - a), average, params)
+    return jax.tree.map(lambda a, p: a + share.astype(a.dtype) * (p - a), average, averages(params))
 
 
 def _strong_copy(array: jax.Array) -> jax.Array:

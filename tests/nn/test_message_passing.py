@@ -240,6 +240,59 @@ class _Show(nn.NodeUpdate):
         return state.at[:, 0].set(messages[:, 0, :1])
 
 
+class _Normalized(nn.MLPUpdate):
+    """An update that keeps statistics and drops features."""
+
+    def __init__(self, *args, rngs, **options):
+        super().__init__(*args, rngs=rngs, **options)
+        self.norm = nnx.BatchNorm(DIM, use_running_average=False, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, state, messages, inputs=None, *, rngs=None):
+        dropped = self.dropout(self.norm(state), rngs=rngs)
+        return super().__call__(dropped, messages, inputs, rngs=rngs)
+
+
+@pytest.mark.parametrize("recompute_every", (None, 2))
+def test_statistics_that_an_update_keeps_are_used_and_their_change_is_dropped(recompute_every):
+    update = _Normalized(DIM, WIDTH, rngs=nnx.Rngs(0))
+    update.dropout.deterministic = True
+    messages = nn.EdgeMLP(DIM, [WIDTH], rngs=nnx.Rngs(1))
+    layer = nn.MessagePassing(messages, update, num_steps=3, recompute_every=recompute_every)
+    before = jax.tree.map(jnp.copy, nnx.state(layer, nnx.BatchStat))
+    by_layer, gradients = nnx.value_and_grad(lambda layer: jnp.sum(layer(RING, H) ** 2))(layer)
+    jax.tree.map(np.testing.assert_array_equal, nnx.state(layer, nnx.BatchStat), before)
+    assert all(bool(jnp.any(leaf != 0)) for leaf in jax.tree.leaves(gradients["update"]))
+    h = H
+    for _ in range(3):
+        h = update(h, messages(RING, h))
+    np.testing.assert_allclose(by_layer, jnp.sum(h**2), rtol=1e-5)
+
+
+def test_every_step_drops_other_features_by_the_rngs_of_the_call():
+    update = _Normalized(DIM, WIDTH, rngs=nnx.Rngs(0))
+    layer = nn.MessagePassing(nn.EdgeMLP(DIM, [WIDTH], rngs=nnx.Rngs(1)), update, num_steps=2)
+    with pytest.raises(ValueError, match=r"modules must be .* rngs of the call, got a random"):
+        layer(RING, H)
+    first, second = (layer(RING, H, rngs=nnx.Rngs(dropout=seed)) for seed in (0, 1))
+    assert not np.array_equal(first, second)
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_an_update_runs_in_shard_map_and_equals_the_whole_batch(name):
+    layer, batch = _layer(name), jnp.stack([H, 2 * H, -H, H + 1])
+    mesh, spec = jax.make_mesh((4,), ("batch",)), jax.P("batch")
+
+    def run(h):
+        return layer(
+            RING, h, FEATURES, inputs=jnp.broadcast_to(INPUTS, (*h.shape[:1], *INPUTS.shape))
+        )
+
+    sharded = jax.shard_map(run, mesh=mesh, in_specs=spec, out_specs=spec)
+    h = jax.device_put(batch, jax.NamedSharding(mesh, spec))
+    np.testing.assert_allclose(_jit(sharded)(h), _jit(run)(batch), rtol=1e-5, atol=1e-6)
+
+
 BAD = {
     "width": (lambda: nn.EdgeMLP(4, [0], rngs=nnx.Rngs(0)), "EdgeMLP: the number of features"),
     "no layer": (lambda: nn.EdgeMLP(4, [], rngs=nnx.Rngs(0)), "EdgeMLP: widths must be of at"),

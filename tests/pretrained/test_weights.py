@@ -37,6 +37,18 @@ def test_a_model_comes_back_bit_for_bit_and_in_another_dtype_of_computation(save
     assert jax.eval_shape(loaded, puzzle).dtype == jnp.bfloat16
 
 
+def test_parameters_of_bfloat16_come_back_as_what_they_are(tmp_path):
+    options = {**OPTIONS, "param_dtype": "bfloat16"}
+    model = RecurrentRelationalNetwork(**options, rngs=nnx.Rngs(3))
+    save_weights(tmp_path / "short.npz", model, options)
+    loaded = load_weights(tmp_path / "short.npz")
+    assert {leaf.dtype.name for leaf in _leaves(loaded)} == {"bfloat16"}
+    for got, expected in zip(_leaves(loaded), _leaves(model), strict=True):
+        np.testing.assert_array_equal(got, expected)
+    with pytest.raises(ValueError, match=r"expected float16\["):
+        load_weights(tmp_path / "short.npz", param_dtype="float16")
+
+
 def test_nothing_but_plain_arrays_is_stored(saved):
     with np.load(saved[1], allow_pickle=False) as file:
         kinds = {file[name].dtype.kind for name in file.files}

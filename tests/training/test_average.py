@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -34,6 +35,31 @@ def test_the_average_is_that_of_its_formula_and_training_is_as_without_it():
         ]
     for got, wanted in zip(_params(result.averaged_model), expected, strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+class _Short(nnx.Module):
+    """A parameter of eight bits of precision, that moves by an eighth a step."""
+
+    def __init__(self):
+        self.x = nnx.Param(jnp.zeros(3, jnp.bfloat16))
+
+
+def _upwards(model, batch, rngs):
+    return -jnp.sum(model.x[...].astype(jnp.float32) * batch), {}
+
+
+def test_the_average_of_short_parameters_does_not_stand_still(tmp_path):
+    config = Config(loop=LoopConfig(steps=200, ema_decay=0.999))
+    run, ones = RunFolder(tmp_path / "run", config), jnp.ones(3)
+    result = fit(_Short(), optax.sgd(0.125), _upwards, lambda _: ones, config=config.loop, run=run)
+    x = np.cumsum(np.full(200, 0.125))  # 25 and what is on the way, exact in bfloat16
+    np.testing.assert_array_equal(np.asarray(result.model.x[...], np.float32), x[-1])
+    average = x[0]
+    for number, value in enumerate(x[1:], start=2):
+        average += max(0.001, 1 / number) * (value - average)
+    for model in (result.averaged_model, load_model(run.path, _Short(), which="average")):
+        assert model.x[...].dtype == jnp.bfloat16
+        np.testing.assert_allclose(np.asarray(model.x[...], np.float32), average, rtol=2**-8)
 
 
 def test_without_a_decay_there_is_no_average():
