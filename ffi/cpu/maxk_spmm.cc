@@ -146,7 +146,7 @@ class GradValuesOfMember {
   void Sum(const Piece& piece) const {
     const int64_t first_node = tiles_.FirstNode(piece.tile), size = NodesOf(piece.tile) * k_;
     const bool whole = piece.partial == kWhole;
-    float* scratch = ScratchFloats(whole ? size + dim_ : dim_);
+    float* scratch = Scratch<float>(whole ? size + dim_ : dim_);
     float* sums = whole ? scratch + dim_ : partial_.get() + piece.partial;
     WithWidestIsa([&]() JAXGNN_INLINE {
       for (int64_t i = 0; i < size; ++i) sums[i] = 0.0f;

@@ -59,15 +59,16 @@ JAXGNN_INLINE inline float ExpOfNegative(float x) {
 }
 
 // `peaks` and `sums` hold a number a head, `exponentials` one for each edge and head of the row.
+// Sums are double: a hub row may have more edges than float has digits for.
 template <typename T, typename Offset>
 JAXGNN_INLINE inline void SoftmaxOfRow(const T* logits, T* probabilities, Offset begin, Offset end,
-                                       int64_t heads, float* peaks, float* sums,
+                                       int64_t heads, double* sums, float* peaks,
                                        float* exponentials) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const int64_t edges = end - begin;
   const T* in = logits + begin * heads;
   T* out = probabilities + begin * heads;
-  for (int64_t head = 0; head < heads; ++head) peaks[head] = -kInfinity, sums[head] = 0.0f;
+  for (int64_t head = 0; head < heads; ++head) peaks[head] = -kInfinity, sums[head] = 0.0;
   for (int64_t edge = 0; edge < edges; ++edge) {
     for (int64_t head = 0; head < heads; ++head) {
       const float logit = ToFloat(in[edge * heads + head]);
@@ -90,7 +91,8 @@ JAXGNN_INLINE inline void SoftmaxOfRow(const T* logits, T* probabilities, Offset
   }
   for (int64_t edge = 0; edge < edges; ++edge) {
     for (int64_t head = 0; head < heads; ++head) {
-      out[edge * heads + head] = FromFloat<T>(exponentials[edge * heads + head] / sums[head]);
+      const float sum = static_cast<float>(sums[head]);
+      out[edge * heads + head] = FromFloat<T>(exponentials[edge * heads + head] / sum);
     }
   }
 }
@@ -109,9 +111,10 @@ ffi::Error SegmentSoftmax(ffi::ThreadPool pool, ffi::AnyBuffer indptr, ffi::AnyB
                              [&](int64_t member, Offset begin, Offset end) JAXGNN_INLINE {
                                const T* in = batch.Item<const T>(logits, member);
                                T* out = result + member * num_edges * heads;
-                               float* scratch = ScratchFloats((end - begin + 2) * heads);
-                               SoftmaxOfRow(in, out, begin, end, heads, scratch, scratch + heads,
-                                            scratch + 2 * heads);
+                               double* sums = Scratch<double>(heads);
+                               float* floats = Scratch<float>((end - begin + 1) * heads);
+                               SoftmaxOfRow(in, out, begin, end, heads, sums, floats,
+                                            floats + heads);
                              });
       return ffi::Error::Success();
     });
@@ -136,11 +139,12 @@ ffi::Error SegmentSoftmaxGrad(ffi::ThreadPool pool, ffi::AnyBuffer indptr,
                                const T* dp = batch.Item<const T>(gradient, member);
                                T* out = result + member * num_edges * heads;
                                for (int64_t head = 0; head < heads; ++head) {
-                                 float sum = 0.0f;
+                                 double total = 0.0;
                                  for (int64_t edge = begin; edge < end; ++edge) {
-                                   sum += ToFloat(p[edge * heads + head]) *
-                                          ToFloat(dp[edge * heads + head]);
+                                   total += ToFloat(p[edge * heads + head]) *
+                                            ToFloat(dp[edge * heads + head]);
                                  }
+                                 const float sum = static_cast<float>(total);
                                  for (int64_t edge = begin; edge < end; ++edge) {
                                    const int64_t at = edge * heads + head;
                                    out[at] = FromFloat<T>(ToFloat(p[at]) * (ToFloat(dp[at]) - sum));

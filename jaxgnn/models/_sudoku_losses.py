@@ -71,7 +71,9 @@ def sudoku_focal_loss(
     """
     side = _side("sudoku_focal_loss", logits, solutions, puzzles)
     log_p = _of_solution(jax.nn.log_softmax(_wide(logits)), solutions, side)
-    focal = _mean_of_blanks(-((1 - jnp.exp(log_p)) ** gamma) * log_p, puzzles)
+    # Not zero, where a power below one has no derivative.
+    left = jnp.maximum(-jnp.expm1(log_p), jnp.finfo(log_p.dtype).tiny)
+    focal = _mean_of_blanks(-(left**gamma) * log_p, puzzles)
     return focal + constraint_weight * sudoku_constraint_loss(logits, puzzles)
 
 

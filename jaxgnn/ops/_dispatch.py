@@ -21,6 +21,7 @@ from jax import lax
 
 from jaxgnn import _ffi
 from jaxgnn._errors import bad_input
+from jaxgnn.graph import CSRGraph
 from jaxgnn.ops import _verify
 
 Name = Literal["xla", "pallas", "ffi"]
@@ -179,8 +180,10 @@ def pallas(
 
 def _other_dtype(dtypes: tuple[str, ...], args: Any) -> str | None:
     """The reason if features are of none of these dtypes."""
-    for leaf in jax.tree.leaves(args):
-        # float32 is what the coefficients of a graph are cast to, whatever the features are.
+    # Those of a graph are coefficients, which every implementation casts to what it sums in.
+    features = [argument for argument in args if not isinstance(argument, CSRGraph)]
+    for leaf in jax.tree.leaves(features):
+        # float32 may stand beside shorter features, such as the weights of edges.
         known = leaf.dtype.name in (*dtypes, "float32")
         if jnp.issubdtype(leaf.dtype, jnp.floating) and not known:
             return f"needs {' or '.join(dtypes)} values, got {leaf.dtype.name}"
@@ -311,13 +314,26 @@ class Kernel:
             exact = {**options, "precision": "highest"} if "precision" in options else options
             reference = functools.partial(self.implementations["xla"].runs["cpu"], **exact)
             known = functools.partial(self.implementations[name].tolerance, **options)
-            run = _verify.checked(label, run, reference, known)
+            run = _verify.checked(label, run, reference, known, _most_edges)
 
         def bound(*args):
             with jax.named_scope(label):
                 return run(*args)
 
         return bound
+
+
+def _most_edges(*args: Any) -> jax.Array | None:
+    """How many edges the node has that has most, of the graphs among the arguments."""
+    numbers = [jnp.int32(0)]
+    for graph in args:
+        if isinstance(graph, CSRGraph):
+            rows = graph.receivers()
+            real = (rows < graph.num_rows).astype(jnp.int32)
+            numbers += [jnp.max(jnp.diff(graph.indptr), initial=0).astype(jnp.int32)]
+            senders = jax.ops.segment_sum(real, graph.indices, graph.num_cols)
+            numbers += [jnp.max(senders, initial=0)]
+    return jnp.max(jnp.stack(numbers))
 
 
 def _warn_if_not_installed(entry: Implementation) -> None:

@@ -292,6 +292,13 @@ def test_losses_of_a_solution_are_zero_whatever_was_given_and_answers_are_digits
         np.testing.assert_allclose(value, 0, atol=1e-6)
 
 
+def test_a_root_of_what_is_left_has_a_gradient_where_nothing_is():
+    solution, blank = jnp.asarray(SOLUTIONS[3]), jnp.zeros(81, jnp.int32)
+    sure = 200.0 * jax.nn.one_hot(solution - 1, 9)
+    gradient = jax.grad(lambda x: sudoku_focal_loss(x, solution, blank, gamma=0.5))(sure)
+    np.testing.assert_allclose(gradient, 0, atol=1e-6)
+
+
 def test_losses_of_equal_scores_are_those_of_chance():
     logits, solution = jnp.zeros((2, 81, 9)), jnp.asarray(SOLUTIONS[3])
     blank = jnp.zeros(81, jnp.int32)

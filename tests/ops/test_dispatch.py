@@ -114,6 +114,23 @@ def test_none_falls_back_to_xla_for_an_unsupported_dtype():
     assert_bit_equal(y, ops.spmm(GRAPH, half, implementation="xla"))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_weights_of_any_dtype_leave_the_kernel_that_the_features_have(dtype):
+    with jax.enable_x64(True):
+        weights = np.asarray(GRAPH.weights, dtype)
+        graph = GRAPH.with_weights(weights)
+
+        def run(x, weights):
+            return ops.spmm(graph.with_weights(weights), x)
+
+        assert "jaxgnn_spmm" in _targets(run, X, graph.weights)
+        dx, dweights = jax.grad(lambda *args: jnp.sum(run(*args)), argnums=(0, 1))(X, graph.weights)
+        assert (dx.dtype, dweights.dtype) == (X.dtype, graph.weights.dtype)
+        np.testing.assert_allclose(
+            run(X, graph.weights), ops.spmm(graph, X, implementation="xla"), rtol=1e-5, atol=1e-5
+        )
+
+
 def test_float64_runs_in_float64():
     with jax.enable_x64(True):
         wide = X.astype(jnp.float64) * (1 + 1e-12)

@@ -10,6 +10,7 @@ import pytest
 
 from jaxgnn import ops
 from jaxgnn.graph import CSRGraph
+from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops.reference import segment_softmax as reference
 from jaxgnn.ops.segment_softmax import FORWARD
 from jaxgnn.testing import (
@@ -103,3 +104,23 @@ def test_vmap_over_logits_shares_the_graph(implementation):
 
     for together, alone in zip(jax.vmap(apply)(logits), logits, strict=True):
         np.testing.assert_allclose(together, apply(alone), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.skipif(
+    dispatch.current_platform() != "cpu", reason="reason: on a GPU it is XLA's scatter that sums"
+)
+def test_a_row_of_more_edges_than_float32_counts_exactly_is_summed_exactly():
+    edges = 2**18
+    graph = CSRGraph(np.array([0, edges]), np.zeros(edges, np.int32), num_cols=1)
+    equal, dy = jnp.zeros((edges, 2)), jnp.full((edges, 2), 0.1)
+
+    @jax.jit
+    def run(logits):
+        y, pull_back = jax.vjp(
+            lambda x: ops.segment_softmax(graph, x, implementation="ffi"), logits
+        )
+        return y, *pull_back(dy)
+
+    y, gradient = run(equal + 3.3)
+    np.testing.assert_allclose(y, 1 / edges, rtol=1e-6)
+    np.testing.assert_allclose(gradient, 0, atol=1e-6 * 0.1 / edges)

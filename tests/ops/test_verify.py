@@ -126,8 +126,28 @@ def test_the_tolerance_is_relative_to_the_largest_entry():
     double = _doubling(lambda y: y.at[1].add(0.1))
     with jaxgnn.verify("strict", tolerance=1e-3):
         double(x)
-    with jaxgnn.verify("strict", tolerance=1e-4), pytest.raises(ops.VerificationError):
+    with jaxgnn.verify("strict", tolerance=jnp.float32(1e-4)), pytest.raises(ops.VerificationError):
         double(x)
+
+
+def test_a_hub_of_the_graph_may_differ_by_the_roundings_of_its_sum_and_no_more():
+    hub = CSRGraph.from_edges(np.arange(20_000), np.zeros(20_000, int), 20_000)
+    x, transposed = jnp.full((20_000, 1), 0.3), hub.transpose()
+
+    @jax.jit
+    def run(x):
+        return jax.value_and_grad(lambda x: jnp.sum(ops.spmm(hub, x) + ops.spmm(transposed, x)))(x)
+
+    with jaxgnn.verify("strict"):
+        jax.block_until_ready(run(x))
+        # What no sum of so many is excused for.
+        wrong = CSRGraph.from_edges(np.arange(19_900), np.zeros(19_900, int), 20_000)
+        table = {
+            "xla": dispatch.xla(lambda graph, x: ops.spmm(graph, x, implementation="xla")),
+            "ffi": dispatch.Implementation({"cpu": lambda _, x: ops.spmm(wrong, x)}),
+        }
+        with pytest.raises(ops.VerificationError, match="spmm"):
+            dispatch.Kernel("spmm", table)(dispatch.resolve("spmm", None), hub, x)
 
 
 def test_integers_have_to_be_equal_and_empty_arrays_are():

@@ -36,8 +36,9 @@ struct Coefficients {
   JAXGNN_INLINE inline float Row(int64_t row) const { return row_scale ? row_scale[row] : 1.0f; }
 };
 
-inline float* ScratchFloats(int64_t size) {
-  static thread_local std::vector<float> scratch;
+template <typename Number>
+inline Number* Scratch(int64_t size) {
+  static thread_local std::vector<Number> scratch;
   if (static_cast<int64_t>(scratch.size()) < size) scratch.resize(size);
   return scratch.data();
 }
@@ -77,7 +78,7 @@ void AccumulateRows(xla::ffi::ThreadPool pool, int64_t members, int64_t width,
     const Units<Offset> units = units_of(member);
     const int64_t begin = task % tasks_each * kUnitsPerTask;
     const int64_t end = std::min(begin + kUnitsPerTask, units.count);
-    float* sums = ScratchFloats(width);
+    float* sums = Scratch<float>(width);
     WithWidestIsa([&]() JAXGNN_INLINE {
       for (int64_t unit = begin; unit < end;) {
         const int32_t row = units.rows[unit];
