@@ -76,6 +76,10 @@ class Pieces:
         """Blocks of ``warps`` warps, each of which takes a piece at a time."""
         return striding_blocks(self.pieces.shape[-1], warps)
 
+    def full_blocks(self, warps: int) -> int:
+        """Blocks of ``warps`` warps, each of which takes a full piece at a time."""
+        return striding_blocks(self.num_edges // self.edges_per_piece, warps)
+
     def partial_sums(self, dim: int) -> list[jax.ShapeDtypeStruct]:
         """The workspace for rows of several pieces: full pieces, and last ones."""
         if not self.has_long_rows:
@@ -113,6 +117,25 @@ class Pieces:
         warp.loop(
             warp.number, num_pieces, warp.count, (), lambda number, _: body(self.get(warp, number))
         )
+
+    def for_each_of_many(self, warp: Warp, body: Callable[[Piece], None]) -> None:
+        """``for_each``, where finding pieces would take as long as what is done with them.
+
+        Each lane finds one, and they are done one after another.
+        """
+        num_pieces = self.counts.load(1)
+
+        def take(first, _):
+            own = (first + warp.lane * warp.count).least(num_pieces - 1)
+            found = self.get(warp, own)
+            left = (num_pieces - first + (warp.count - 1)) // warp.count
+
+            def take_one(lane, _):
+                body(Piece(*(warp.share(value, lane) for value in found)))
+
+            warp.loop(warp.i32(0), left.least(LANES), 1, (), take_one)
+
+        warp.loop(warp.number, num_pieces, warp.count * LANES, (), take)
 
     def factor(self, edge: Value, node: Value) -> Value | None:
         """What multiplies a neighbour, its row's scale apart; None for one."""

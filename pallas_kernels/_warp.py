@@ -117,6 +117,13 @@ class Warp(abc.ABC):
             first, step = first + self.select(upper, half, self.i32(0)), step // 2
         return [(first + i, part) for i, part in enumerate(parts)]
 
+    def share(self, value: Value, lane: Value) -> Value:
+        """``shuffle``, of numbers of 64 bits too."""
+        if value.kind != "i64":
+            return self.shuffle(value, lane)
+        low, high = (self.shuffle((value >> by).to("i32"), lane) for by in (0, 32))
+        return high.to("i64") << 32 | low.bits("u32").to("i64")
+
     def exp(self, x: Value) -> Value:
         """e^x, within 2 units in the last place; of NaN, NaN."""
         # Outside of these it is zero, or infinite.

@@ -71,6 +71,32 @@ def torch_top_k(inputs: Sequence[tuple], k: int, direction: str) -> dict[str, Ca
     return {"torch.topk": Candidate(run, rows, jit=False, wait=wait_for_torch)}
 
 
+def torch_segment_softmax(
+    graph: CSRGraph, inputs: Sequence[tuple], direction: str
+) -> dict[str, Candidate]:
+    """``softmax`` of torch-geometric, by the receiver of each edge as its layers have it.
+
+    Args:
+      graph: without padding.
+      inputs: sets of ``(graph, logits, dy)``.
+      direction: ``"forward"`` or ``"forward+backward"``.
+    """
+    if torch_here() is None or importlib.util.find_spec("torch_geometric") is None:
+        return {}
+    softmax = importlib.import_module("torch_geometric.utils").softmax
+    rows = to_torch(graph.receivers()).long()
+
+    def normalised(logits):
+        return softmax(logits, rows, num_nodes=graph.num_rows)
+
+    calls = [
+        (torch_call(direction, normalised, [to_torch(logits)], to_torch(dy)),)
+        for _, logits, dy in inputs
+    ]
+    run = Candidate(lambda call: call(), calls, jit=False, wait=wait_for_torch)
+    return {"torch-geometric": run}
+
+
 def torch_call(direction: str, layer: Callable, leaves: Sequence[Any], dy: Any) -> Callable:
     """A call without arguments of a layer in torch.
 

@@ -1,4 +1,4 @@
-"""Times ``ops.segment_softmax``.
+"""Times ``ops.segment_softmax`` against ``softmax`` of torch-geometric.
 
 Run ``python -m experiments.benchmarks.segment_softmax``. Bytes: every tensor once.
 """
@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import tyro
 
-from experiments.benchmarks._cases import Case, implementations
+from experiments.benchmarks._baselines import torch_segment_softmax
+from experiments.benchmarks._cases import Case, Differentiable, implementations
 from experiments.benchmarks._session import Options, Session, run_op
 from experiments.benchmarks._workloads import Workload, input_sets
 from jaxgnn import ops
@@ -39,7 +40,10 @@ def cases(workload: Workload) -> Iterator[Case]:
                 direction=direction,
                 dtype=dtype,
                 nbytes=bytes_moved(graph, workload.heads, size, direction),
-                candidates=implementations(_build, direction, inputs),
+                candidates={
+                    **implementations(build, direction, inputs),
+                    **torch_segment_softmax(graph, inputs, direction),
+                },
                 edges=graph.num_edges,
             )
 
@@ -55,7 +59,8 @@ def _inputs(workload: Workload, dtype: str) -> list[tuple]:
     return [(graph, logits, dy) for logits, dy in input_sets(make)]
 
 
-def _build(name: ops.Name):
+def build(name: ops.Name) -> Differentiable:
+    """The op as ``f(graph, logits)``."""
     return lambda graph, logits: (ops.segment_softmax(graph, logits, implementation=name), None)
 
 

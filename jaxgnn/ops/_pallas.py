@@ -34,6 +34,26 @@ def sddmm(
     return vary_like(a, kernels.sddmm(pieces(graph.with_weights(None)), a, b))
 
 
+@compiled
+def segment_softmax(
+    graph: CSRGraph, logits: Float[Array, "edges heads"]
+) -> Float[Array, "edges heads"]:
+    """See ``jaxgnn.ops.segment_softmax``."""
+    from pallas_kernels import segment_softmax as kernels
+
+    return vary_like(logits, kernels.segment_softmax(pieces(graph), logits))
+
+
+@compiled
+def grad_logits(
+    graph: CSRGraph, probabilities: Float[Array, "edges heads"], dy: Float[Array, "edges heads"]
+) -> Float[Array, "edges heads"]:
+    """Gradient to the logits of ``segment_softmax``."""
+    from pallas_kernels import segment_softmax as kernels
+
+    return vary_like(dy, kernels.grad_logits(pieces(graph), probabilities, dy))
+
+
 @partial(compiled, static_argnames=("k", "by", "early_stop"))
 def maxk(x: Float[Array, "*batch dim"], *, k: int, by: str, early_stop: None) -> CBSR:
     """See ``jaxgnn.ops.maxk``; exact only."""

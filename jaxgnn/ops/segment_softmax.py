@@ -12,6 +12,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn._ffi import segment_softmax as ffi
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops import _dispatch as dispatch
+from jaxgnn.ops import _pallas as pallas
 from jaxgnn.ops._checks import check_float, check_graph
 from jaxgnn.ops.reference import segment_softmax as reference
 
@@ -23,6 +24,7 @@ def _kernel(name: str) -> dispatch.Kernel:
         name if name == "segment_softmax" else f"segment_softmax.{name}",
         {
             "xla": dispatch.xla(getattr(reference, name)),
+            "pallas": dispatch.pallas(getattr(pallas, name), dtypes=_DTYPES),
             "ffi": dispatch.ffi(dtypes=_DTYPES, cpu=getattr(ffi, name)),
         },
     )
@@ -48,7 +50,8 @@ def segment_softmax(
       graph: rows are receivers.
       logits: one score for each edge slot, in the graph's edge order, and any further axes
         (attention heads), which are normalised apart.
-      implementation: ``"xla"``, ``"ffi"``, or None for what was measured to be fastest.
+      implementation: ``"xla"``, ``"ffi"`` on a CPU, ``"pallas"``, or None for what was measured to
+        be fastest.
 
     Returns:
       Probabilities of the shape and dtype of ``logits``; zero in padding slots.
@@ -90,7 +93,27 @@ def _segment_softmax_forward(request, structure, logits):
 
 def _segment_softmax_backward(request, residuals, dy):
     structure, probabilities = residuals
-    return None, BACKWARD(request, structure, probabilities, dy)
+    return None, _grad_logits(request, structure, probabilities, dy)
 
 
 _segment_softmax.defvjp(_segment_softmax_forward, _segment_softmax_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _grad_logits(request, structure, probabilities, dy):
+    return BACKWARD(request, structure, probabilities, dy)
+
+
+def _grad_logits_forward(request, structure, probabilities, dy):
+    made = _grad_logits(request, structure, probabilities, dy)
+    return made, (structure, probabilities, dy)
+
+
+def _grad_logits_backward(request, residuals, slope):
+    # Second derivatives are rare enough for the formula as it stands.
+    structure, *arguments = residuals
+    _, pull_back = jax.vjp(partial(reference.grad_logits, structure), *arguments)
+    return None, *pull_back(slope)
+
+
+_grad_logits.defvjp(_grad_logits_forward, _grad_logits_backward)

@@ -17,7 +17,9 @@ from experiments.benchmarks import (
     _torch_relational,
     hypergraph_conv,
     mhc_layer,
+    segment_softmax,
 )
+from experiments.benchmarks._baselines import torch_segment_softmax
 from experiments.benchmarks._cases import DIRECTIONS, Candidate
 from experiments.benchmarks._hypergraphs import STEPS, Coupling, Hypergraph
 from experiments.benchmarks._workloads import (
@@ -28,6 +30,7 @@ from experiments.maxk.recipes import recipe
 from jaxgnn.datasets import synthetic
 from jaxgnn.graph import CSRGraph, Incidence
 from jaxgnn.models import MaxKGNN, RecurrentRelationalNetwork
+from jaxgnn.testing import random_array
 
 _NEEDS = "reason: needs {}, which this project does not install"
 _NO_TORCH = _NEEDS.format("torch")
@@ -54,6 +57,19 @@ def test_peers_that_do_not_run_cost_their_rows_only(monkeypatch, capsys):
 
 def _import_nothing(*arrays):
     return importlib.import_module("no_such_module")
+
+
+@pytest.mark.parametrize("direction", ["forward", "forward+backward"])
+def test_torch_geometric_has_the_same_softmax(direction):
+    pytest.importorskip("torch_geometric", reason=_NEEDS.format("torch-geometric"))
+    graph = CSRGraph.from_edges([0, 1, 2, 2], [1, 0, 0, 2], 3)
+    logits, dy = (random_array((4, 2), "float32", seed=seed) for seed in (0, 1))
+    inputs = [(graph, logits, dy)]
+    (peer,) = torch_segment_softmax(graph, inputs, direction).values()
+    made = jax.tree.leaves(peer.run(*peer.inputs[0]))
+    ours = DIRECTIONS[direction](segment_softmax.build("xla"))(*inputs[0])
+    for a, e in zip(made, jax.tree.leaves(ours), strict=True):
+        np.testing.assert_allclose(jnp.from_dlpack(a), e, rtol=1e-5, atol=1e-6)
 
 
 def test_plain_torch_has_the_same_layer():

@@ -179,6 +179,18 @@ def test_every_convolution_has_a_network_of_every_depth(kind):
         assert scores.shape == (formats.NODES, 5)
 
 
+@pytest.mark.parametrize("kind", _CONVOLUTIONS)
+def test_networks_have_forward_mode_gradients_by_the_name_of_the_reference(kind):
+    batch = make_batch(NodesConfig(), formats.small_hypergraph())
+    model = HypergraphGNN(3, 8, 5, kind=kind, implementation="xla", rngs=nnx.Rngs(0))
+    run = jax.jit(lambda x: model(batch.hypergraph, x))
+    x = batch.features
+    scores, along = jax.jvp(run, (x,), (jax.numpy.cos(x),))
+    dx = jax.vjp(run, x)[1](jax.numpy.sin(scores))[0]
+    forward = jax.numpy.vdot(along, jax.numpy.sin(scores))
+    np.testing.assert_allclose(forward, jax.numpy.vdot(jax.numpy.cos(x), dx), rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["hgnn", "unigcn", "alldeepsets"])
 def test_convolutions_fit_a_small_hypergraph(kind):
     """Two groups of nodes, whose hyperedges tell them apart and whose features do not."""

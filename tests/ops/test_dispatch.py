@@ -55,9 +55,9 @@ def test_none_takes_the_compiled_kernel_on_cpu_and_lowers_for_cuda_too():
 
 
 def test_a_name_without_an_implementation_says_what_it_needs():
-    needs = r"segment_softmax\[pallas\]: needs .*xla.*got pallas"
+    needs = r"mhc_expand\[pallas\]: needs .*xla.*got pallas"
     with pytest.raises(NotImplementedError, match=needs):
-        ops.segment_softmax(GRAPH, jnp.ones(GRAPH.num_edges), implementation="pallas")
+        ops.mhc_expand(X, 4, implementation="pallas")
 
 
 def test_without_mosaic_gpu_the_pallas_kernels_are_passed_over(monkeypatch):
@@ -145,7 +145,7 @@ def test_session_default_applies_and_never_falls_back():
         with default_implementation(None):
             assert "jaxgnn_spmm" in _targets(lambda x: ops.spmm(GRAPH, x), X)
     with default_implementation("pallas"), pytest.raises(NotImplementedError, match="pallas"):
-        ops.segment_softmax(GRAPH, jnp.ones(GRAPH.num_edges))
+        ops.mhc_expand(X, 4)
 
 
 def test_an_argument_beats_the_session_default():

@@ -10,7 +10,6 @@ import pytest
 
 from jaxgnn import ops
 from jaxgnn.graph import CSRGraph
-from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops.reference import segment_softmax as reference
 from jaxgnn.ops.segment_softmax import FORWARD
 from jaxgnn.testing import (
@@ -106,10 +105,23 @@ def test_vmap_over_logits_shares_the_graph(implementation):
         np.testing.assert_allclose(together, apply(alone), rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.skipif(
-    dispatch.current_platform() != "cpu", reason="reason: on a GPU it is XLA's scatter that sums"
-)
-def test_a_row_of_more_edges_than_float32_counts_exactly_is_summed_exactly():
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_it_can_be_differentiated_twice(implementation):
+    graph = BUILT["repeated_edges"]
+    logits = random_array((graph.num_edges, 2), "float32", seed=5)
+
+    def second(name):
+        def first(logits):
+            run = functools.partial(ops.segment_softmax, graph, implementation=name)
+            return jnp.sum(jax.grad(lambda x: jnp.sum(run(x) ** 3))(logits) ** 2)
+
+        return jax.jit(jax.grad(first))(logits)
+
+    np.testing.assert_allclose(second(implementation), second("xla"), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("implementation", [n for n in IMPLEMENTATIONS if n != "xla"])
+def test_a_row_of_more_edges_than_float32_counts_exactly_is_summed_exactly(implementation):
     edges = 2**18
     graph = CSRGraph(np.array([0, edges]), np.zeros(edges, np.int32), num_cols=1)
     equal, dy = jnp.zeros((edges, 2)), jnp.full((edges, 2), 0.1)
@@ -117,7 +129,7 @@ def test_a_row_of_more_edges_than_float32_counts_exactly_is_summed_exactly():
     @jax.jit
     def run(logits):
         y, pull_back = jax.vjp(
-            lambda x: ops.segment_softmax(graph, x, implementation="ffi"), logits
+            lambda x: ops.segment_softmax(graph, x, implementation=implementation), logits
         )
         return y, *pull_back(dy)
 

@@ -176,12 +176,38 @@ def test_rows_of_a_batch_are_rows_of_one_kernel(axes):
         assert {*rows} == {str(math.prod(axes) * 3)}
 
 
+def test_a_batch_without_members_has_no_rows_for_a_kernel():
+    def loss(x):
+        kept = ops.maxk(x, 2, implementation="pallas")
+        return jnp.sum(ops.todense(kept, implementation="pallas") ** 2)
+
+    text = _lower(jax.vmap(jax.value_and_grad(loss)), struct((0, 3, 10), jnp.float32))
+    assert _kernels(text) == 0
+
+
 def test_sddmm_and_its_gradients_lower():
     def loss(graph, a, b):
         return jnp.sum(ops.sddmm(graph, a, b, implementation="pallas") ** 2)
 
     x = struct((NODES, DIM), jnp.float32)
     assert _kernels(_lower(jax.value_and_grad(loss, (1, 2)), _graph(), x, x)) >= 3
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("offsets", [jnp.int32, jnp.int64])
+@pytest.mark.parametrize("heads", [(), (1,), (3,), (8,), (4, 16)])
+def test_segment_softmax_and_its_gradient_lower(heads, offsets, dtype):
+    def loss(graph, logits):
+        p = ops.segment_softmax(graph, logits, implementation="pallas")
+        return jnp.sum(p.astype(jnp.float32) ** 2)
+
+    def gradient(graph, logits):
+        return jax.value_and_grad(loss, 1)(graph, logits)
+
+    with jax.enable_x64(offsets == jnp.int64):
+        graph, logits = _graph(factors=False, offsets=offsets), struct((EDGES, *heads), dtype)
+        # Pieces, and what is left of long rows, there and back.
+        assert _kernels(_lower(gradient, graph, logits)) == 4
 
 
 def _network(graph, x):
@@ -247,6 +273,7 @@ def test_nothing_is_launched_for_no_edges_or_no_rows():
             ops.spmm(graph, x, implementation="pallas"),
             ops.sddmm(graph, x, x, implementation="pallas"),
             ops.maxk_spmm(graph, kept, implementation="pallas"),
+            ops.segment_softmax(graph, jnp.ones((0, 2)), implementation="pallas"),
         )
 
     x, kept = struct((5, DIM), jnp.float32), _kept(3, jnp.float32, nodes=5)

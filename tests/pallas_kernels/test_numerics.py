@@ -13,10 +13,12 @@ from jaxgnn import CBSR, CSRGraph
 from jaxgnn.ops import _pallas as pallas
 from jaxgnn.ops.reference import maxk as maxk_reference
 from jaxgnn.ops.reference import maxk_spmm as maxk_spmm_reference
+from jaxgnn.ops.reference import segment_softmax as softmax_reference
 from jaxgnn.ops.reference import spmm as spmm_reference
 from jaxgnn.testing import DTYPES, assert_bit_equal, assert_close, random_array
 from pallas_kernels import maxk_spmm
 from pallas_kernels._maxk_one_row import OneRow
+from pallas_kernels.segment_softmax import SoftmaxTile
 from tests.ops._table import rows_of_all_kinds
 from tests.pallas_kernels._emulator import emulated
 
@@ -36,6 +38,24 @@ def any_walk(request, monkeypatch):
     """Both ways of the k-sparse product through the neighbours of a row."""
     most = {"one_by_one": float("inf"), "in_fours": 0.0}[request.param]
     monkeypatch.setattr(maxk_spmm, "_MANY_EDGES", most)
+
+
+def test_rows_that_are_long_for_a_lane_are_read_by_16_bytes_and_kept():
+    tiles = {
+        (475, 4, 4): (1, 4, 8),
+        (475, 1, 4): (1, 1, 8),
+        (475, 8, 2): (1, 8, 4),
+        (50, 4, 4): (4, 1, 4),
+        (50, 1, 4): (1, 1, 2),
+        (9, 4, 4): (4, 1, 2),
+        (9, 3, 4): (4, 1, 2),
+    }
+    for (average, heads, itemsize), shape in tiles.items():
+        tile = SoftmaxTile.choose(1000, 1000 * average, heads, 1, itemsize)
+        assert (tile.lanes, tile.entries, tile.ahead) == shape
+        assert (tile.kept > 0) == (average > 128)
+        kept = tile.kept * tile.ahead * tile.entries * 128
+        assert kept <= 8192 and (kept == 8192 or not tile.kept or kept >= 4 * average * heads)
 
 
 @functools.cache
@@ -68,6 +88,32 @@ def test_spmm_and_sddmm(name, dim, dtype):
     assert_close(pallas.spmm(graph, b), spmm_reference.spmm(graph, b), reduction_length=EDGES)
     exact = spmm_reference.sddmm(graph, a, b)
     assert_close(pallas.sddmm(graph, a, b), exact, reduction_length=dim)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads, kept", [(1, 0), (3, 1), (4, 0), (8, 9), (40, 2), (264, 0)])
+def test_segment_softmax_and_its_gradient(monkeypatch, heads, kept, dtype):
+    # Of long rows a part stays in shared memory, all or nothing of them.
+    choose = SoftmaxTile.choose
+
+    def keeping(*shape):
+        return dataclasses.replace(choose(*shape), kept=kept)
+
+    monkeypatch.setattr(SoftmaxTile, "choose", keeping)
+    graph = _graph("plain")
+    logits, dy = (
+        random_array((EDGES + PADDING, heads), dtype, seed=seed, scale=3.0) for seed in (0, 1)
+    )
+    # A row of nothing but -inf, one with a NaN, one with an infinity, and one of huge numbers.
+    first = np.asarray(graph.indptr)
+    logits = logits.at[first[12] : first[13]].multiply(1e30)
+    logits = logits.at[first[9] : first[10], 0].set(-jnp.inf)
+    logits = logits.at[first[8]].set(jnp.nan).at[first[6]].set(jnp.inf)
+    p = softmax_reference.segment_softmax(graph, logits)
+    assert_close(pallas.segment_softmax(graph, logits), p, reduction_length=EDGES)
+    p = jnp.nan_to_num(p)
+    exact = softmax_reference.grad_logits(graph, p, dy)
+    assert_close(pallas.grad_logits(graph, p, dy), exact, reduction_length=EDGES)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
