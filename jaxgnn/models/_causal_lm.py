@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
-from jaxgnn.nn import HyperConnection, HyperHead, HyperStack, check_widths
+from jaxgnn.nn import HyperConnection, HyperHead, HyperStack, check_widths, xla_or_fastest
 
 # Slowest rotation of a pair of features, in tokens: far beyond any text that is seen in training.
 _ROTARY_BASE = 10_000.0
@@ -125,11 +126,14 @@ class _HyperConnections(nnx.Module):
             for i, branch in enumerate(branches)
         ]
         self.num_streams = connections[0].num_streams
+        self.implementation = connections[0].implementation
         self.stack = HyperStack(connections, recompute_every=recompute_every)
         self.head = HyperHead(features, **options, rngs=rngs)
 
     def __call__(self, h: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
-        return self.head(self.stack(ops.mhc_expand(h, self.num_streams)))
+        with xla_or_fastest(self.implementation):
+            x = ops.mhc_expand(h, self.num_streams)
+        return self.head(self.stack(x))
 
 
 class _Attention(nnx.Module):
@@ -143,11 +147,7 @@ class _Attention(nnx.Module):
         self.out = nnx.Linear(features, features, use_bias=False, **options)
 
     def __call__(self, h: Float[Array, "*batch time d"]) -> Float[Array, "*batch time d"]:
-        projected = self.query_key_value(self.norm(h))
-        split = projected.reshape(*h.shape[:-1], 3, self.num_heads, -1)
-        query, key, value = (split[..., i, :, :] for i in range(3))  # [*batch, time, heads, width]
-        y = jax.nn.dot_product_attention(rotate(query), rotate(key), value, is_causal=True)
-        return self.out(y.reshape(h.shape))
+        return self.out(causal_attention(self.query_key_value(self.norm(h)), self.num_heads))
 
 
 class _GatedMLP(nnx.Module):
@@ -162,6 +162,19 @@ class _GatedMLP(nnx.Module):
     def __call__(self, h: Float[Array, "*batch time d"]) -> Float[Array, "*batch time d"]:
         gate, value = jnp.split(self.gate_in(self.norm(h)), 2, axis=-1)
         return self.out(jax.nn.silu(gate) * value)
+
+
+def causal_attention(
+    query_key_value: Float[Array, "*batch time 3*d"], num_heads: int
+) -> Float[Array, "*batch time d"]:
+    """Each token's attention to itself and what came before, in heads, with rotary positions."""
+    *batch, time, width = query_key_value.shape
+    # What jax.nn has takes one leading axis.
+    shape = math.prod(batch), time, 3, num_heads, width // (3 * num_heads)
+    split = query_key_value.reshape(shape)
+    query, key, value = (split[:, :, i] for i in range(3))  # [batch, time, heads, width]
+    y = jax.nn.dot_product_attention(rotate(query), rotate(key), value, is_causal=True)
+    return y.reshape(*batch, time, width // 3)
 
 
 def rotate(x: Float[Array, "*batch time heads width"]) -> Float[Array, "*batch time heads width"]:

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import Incidence
-from jaxgnn.models._causal_lm import rotate
+from jaxgnn.models._causal_lm import causal_attention
 from jaxgnn.nn import ExpertCombiner, ExpertCoupler, PairwiseExpertCoupler, Strategy, check_widths
 
 Coupling = Literal["hypergraph", "pairwise", "mean"]
@@ -212,14 +212,9 @@ class TransformerBlock(nnx.Module):
         self.mlp_out = nnx.Linear(hidden, features, **options)
 
     def __call__(self, x: Float[Array, "*batch time d"]) -> Float[Array, "*batch time d"]:
-        h = x + self._attention(self.attention_norm(x))
+        projected = self.query_key_value(self.attention_norm(x))
+        h = x + self.attention_out(causal_attention(projected, self.num_heads))
         return h + self.mlp_out(jax.nn.gelu(self.mlp_in(self.mlp_norm(h))))
-
-    def _attention(self, h: Float[Array, "*batch time d"]) -> Float[Array, "*batch time d"]:
-        split = self.query_key_value(h).reshape(*h.shape[:-1], 3, self.num_heads, -1)
-        query, key, value = (split[..., i, :, :] for i in range(3))  # [*batch, time, heads, width]
-        y = jax.nn.dot_product_attention(rotate(query), rotate(key), value, is_causal=True)
-        return self.attention_out(y.reshape(h.shape))
 
 
 def expert_output_orthogonality(

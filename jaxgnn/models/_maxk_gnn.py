@@ -26,6 +26,7 @@ from jaxgnn.nn import (
     SAGEConv,
     apply_linear,
     check_widths,
+    xla_or_fastest,
 )
 
 Kind = Literal["sage", "gcn", "gin"]
@@ -199,6 +200,7 @@ class _HyperBody(nnx.Module):
             for i, layer in enumerate(layers)
         ]
         self.num_streams = connections[0].num_streams
+        self.implementation = connections[0].implementation
         self.stack = LayerScan(connections) if scan else HyperStack(connections)
         self.head = HyperHead(**options)
         self.norm = norm
@@ -206,7 +208,9 @@ class _HyperBody(nnx.Module):
     def __call__(
         self, graph: CSRGraph, h: Float[Array, "*batch nodes d"], **options: Any
     ) -> Float[Array, "*batch nodes d"]:
-        h = self.head(self.stack(graph, ops.mhc_expand(h, self.num_streams), **options))
+        with xla_or_fastest(self.implementation):
+            x = ops.mhc_expand(h, self.num_streams)
+        h = self.head(self.stack(graph, x, **options))
         return h if self.norm is None else self.norm(h)
 
 

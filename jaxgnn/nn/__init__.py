@@ -18,6 +18,7 @@ from jaxgnn.nn._hypergcn import HyperGCNConv as HyperGCNConv
 from jaxgnn.nn._hypergraph import HyperedgeWeights as HyperedgeWeights
 from jaxgnn.nn._hypergraph_conv import HGNNPlusConv as HGNNPlusConv
 from jaxgnn.nn._hypergraph_conv import HypergraphConv as HypergraphConv
+from jaxgnn.nn._implementations import xla_or_fastest as xla_or_fastest
 from jaxgnn.nn._linear import FusedLinear as FusedLinear
 from jaxgnn.nn._linear import FusedMLP as FusedMLP
 from jaxgnn.nn._linear import apply_linear as apply_linear

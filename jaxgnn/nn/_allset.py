@@ -16,11 +16,12 @@ from jaxgnn.nn._hypergraph import (
     check_dropout_rate,
     check_heads,
     check_hypergraph,
+    join_heads,
     power_or_zero,
     scaled_sums,
     split_heads,
 )
-from jaxgnn.nn._linear import FusedMLP
+from jaxgnn.nn._linear import FusedMLP, apply_mlp
 from jaxgnn.nn._maxk import check_widths, dropout
 from jaxgnn.ops._attention import edge_scores, row_scores, row_softmax, weighted_sums
 
@@ -39,7 +40,7 @@ class AllDeepSetsConv(nnx.Module):
       activation: inside the mlp, as in ``ops.fused_mlp``.
       dtype: of the computation; None for what input and parameters promote to.
       param_dtype: of the parameters.
-      implementation: passed to ``spmm``.
+      implementation: of the sparse ops; mlp take what is fastest, but for ``"xla"``.
       rngs: for the initial parameters.
 
     Raises:
@@ -93,9 +94,12 @@ class AllDeepSetsConv(nnx.Module):
     ) -> Float[Array, "*batch nodes out"]:
         """Convolves; leading axes share the hypergraph."""
         incidence = check_hypergraph(self, incidence, x, self.in_features)
-        h = self._sums(incidence.by_hyperedge(), self.of_nodes(x))
-        h = self.of_hyperedges(self.to_hyperedges(h))
-        return self.to_nodes(self._sums(incidence.by_node(), h))
+        h = self._sums(incidence.by_hyperedge(), self._apply(self.of_nodes, x))
+        h = self._apply(self.of_hyperedges, self._apply(self.to_hyperedges, h))
+        return self._apply(self.to_nodes, self._sums(incidence.by_node(), h))
+
+    def _apply(self, mlp: FusedMLP, x: Array) -> Array:
+        return apply_mlp(mlp, x, self.implementation)
 
     def _sums(self, graph: CSRGraph, x: Array) -> Array:
         rows = power_or_zero(graph.degrees(), -1) if self.aggregation == "mean" else None
@@ -120,7 +124,7 @@ class AllSetTransformerConv(nnx.Module):
       dropout: probability of leaving a coefficient out in training.
       dtype: of the computation; None for what input and parameters promote to.
       param_dtype: of the parameters.
-      implementation: passed to the sparse ops.
+      implementation: of the sparse ops; the mlp takes what is fastest, but for ``"xla"``.
       rngs: for the initial parameters.
 
     Raises:
@@ -231,7 +235,7 @@ class _SetAttention(nnx.Module):
         )
         alpha = dropout(alpha, rate, rngs)
         attended = weighted_sums(graph, alpha, values, implementation).astype(keys.dtype)
-        y = jnp.swapaxes(attended + query.astype(keys.dtype)[:, None], -2, -3)
-        y = self.norms[0](y.reshape(*y.shape[:-2], -1))
-        y = self.norms[1](y + self.mlp(y.astype(values.dtype)).astype(y.dtype))
+        y = self.norms[0](join_heads(attended + query.astype(keys.dtype)[:, None]))
+        update = apply_mlp(self.mlp, y.astype(values.dtype), implementation)
+        y = self.norms[1](y + update.astype(y.dtype))
         return y.astype(values.dtype)

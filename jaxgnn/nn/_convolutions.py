@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CBSR, CSRGraph, Normalization
-from jaxgnn.nn._linear import FusedLinear, apply_linear
+from jaxgnn.nn._linear import FusedLinear, apply_linear, apply_mlp
 from jaxgnn.nn._maxk import (
     Activation,
     Features,
@@ -331,4 +331,6 @@ class GINConv(_Convolution):
         own = ops.todense(h, implementation=self.implementation) if isinstance(h, CBSR) else h
         neighbors = self._aggregate(graph, h)
         total = (1 + self.epsilon[...].astype(neighbors.dtype)) * own + neighbors
-        return total if self.mlp is None else self.mlp(total)
+        if self.mlp is None:
+            return total
+        return apply_mlp(self.mlp, total, self.implementation)

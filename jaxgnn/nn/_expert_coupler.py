@@ -104,6 +104,7 @@ class ExpertCoupler(nnx.Module):
         self.hyperedges = expert_hyperedges(strategy, num_experts)
         self.activation = _name_of(activation)
         self.residual = residual
+        self.implementation = implementation
         self.layers = nnx.List(
             HypergraphConv(
                 features,
@@ -147,11 +148,17 @@ class ExpertCoupler(nnx.Module):
         h, incidence = x, self.incidence
         for layer in self.layers:
             if callable(self.activation):
-                update = _activated(self.activation, layer(incidence, h))
+                update = self._activated(self.activation, layer(incidence, h))
                 h = h.astype(update.dtype) + update if self.residual else update
             else:
                 h = layer(incidence, h, residual=h if self.residual else None)
         return h
+
+    def _activated(self, activation: Callable[[Array], Array], x: Array) -> Array:
+        # Plain JAX has forward-mode gradients too.
+        if ops.requested_implementation(self.implementation) == "xla":
+            return activation(x)
+        return _recomputed_behind(activation, x)
 
 
 class PairwiseExpertCoupler(nnx.Module):
@@ -294,7 +301,7 @@ def _name_of(activation: Callable[[Array], Array] | ops.Activation | None):
     return next((name for function, name in _NAMED if function is activation), activation)
 
 
-def _activated(activation: Callable[[Array], Array], x: Array) -> Array:
+def _recomputed_behind(activation: Callable[[Array], Array], x: Array) -> Array:
     """The activation, of which the backward pass keeps nothing but what it was applied to."""
     function, constants = jax.closure_convert(activation, x)
     return _recomputed(function, x, *constants)

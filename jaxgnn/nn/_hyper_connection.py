@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.nn._hyper_init import initial_bias, logit
+from jaxgnn.nn._implementations import xla_or_fastest
 from jaxgnn.nn._maxk import check_widths
 
 Mixing = Literal["sinkhorn", "permutations"]
@@ -245,7 +246,8 @@ class HyperHead(nnx.Module):
       convention: as in ``HyperConnection``.
       alpha_init: initial gain of what depends on the token.
       use_scale: learn a scale ``gamma`` of the normalised streams.
-      implementation: passed to the op.
+      implementation: ``"xla"`` for plain JAX; other names leave the op, which has no kernels, to
+        what is fastest.
       rngs: for the initial parameters.
 
     Raises:
@@ -284,16 +286,16 @@ class HyperHead(nnx.Module):
 
     def __call__(self, x: Float[Array, "*batch n features"]) -> Float[Array, "*batch features"]:
         """The weighted sum of the streams."""
-        return ops.mhc_head(
-            x,
-            self.phi[...],
-            self.alpha[...],
-            self.bias[...],
-            None if self.gamma is None else self.gamma[...],
-            norm_eps=self.convention.norm_eps,
-            pre_eps=self.convention.pre_eps,
-            implementation=self.implementation,
-        )
+        with xla_or_fastest(self.implementation):
+            return ops.mhc_head(
+                x,
+                self.phi[...],
+                self.alpha[...],
+                self.bias[...],
+                None if self.gamma is None else self.gamma[...],
+                norm_eps=self.convention.norm_eps,
+                pre_eps=self.convention.pre_eps,
+            )
 
 
 def convention_of(where: str, convention: Convention) -> ops.MHCConvention:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -135,3 +136,11 @@ def split_heads(
 ) -> Float[Array, "*batch heads rows out"]:
     """Heads as an axis in front of the rows."""
     return jnp.swapaxes(z.reshape(*z.shape[:-1], heads, z.shape[-1] // heads), -2, -3)
+
+
+def join_heads(
+    z: Float[Array, "*batch heads rows out"],
+) -> Float[Array, "*batch rows width"]:
+    """Heads one after the other, in each row."""
+    z = jnp.swapaxes(z, -2, -3)
+    return z.reshape(*z.shape[:-2], math.prod(z.shape[-2:]))

@@ -223,7 +223,7 @@ class HGNNPlusConv(nnx.Module):
         in_features: int,
         out_features: int,
         *,
-        group_sizes: Sequence[int] | None = None,
+        group_sizes: Sequence[int] | np.ndarray | None = None,
         use_bias: bool = True,
         dtype: DTypeLike | None = None,
         param_dtype: DTypeLike = jnp.float32,
@@ -241,11 +241,9 @@ class HGNNPlusConv(nnx.Module):
             implementation=implementation,
             rngs=rngs,
         )
-        if group_sizes is not None and any(size < 0 for size in group_sizes):
-            raise bad_input(name, "group_sizes", "numbers of hyperedges", tuple(group_sizes))
-        self.group_sizes = tuple(group_sizes) if group_sizes else None
-        groups = 0 if group_sizes is None else len(group_sizes)
-        self.group_logits = nnx.Param(jnp.zeros(groups, param_dtype)) if groups else None
+        sizes = _group_sizes(() if group_sizes is None else group_sizes)
+        self.group_sizes = sizes or None
+        self.group_logits = nnx.Param(jnp.zeros(len(sizes), param_dtype)) if sizes else None
 
     def __call__(
         self,
@@ -272,3 +270,15 @@ class HGNNPlusConv(nnx.Module):
             expected = f"of shape ({num_hyperedges},), one for each hyperedge"
             raise bad_input("HGNNPlusConv", "weight", expected, f"shape {jnp.shape(weight)}")
         return of_group * weight.astype(of_group.dtype)
+
+
+def _group_sizes(given: Sequence[int] | np.ndarray) -> tuple[int, ...]:
+    """The numbers of hyperedges of the groups, static.
+
+    Raises:
+      ValueError: unless they are such numbers.
+    """
+    sizes = tuple(given)
+    if not all(isinstance(size, int | np.integer) and size >= 0 for size in sizes):
+        raise bad_input("HGNNPlusConv", "group_sizes", "numbers of hyperedges", sizes)
+    return tuple(map(int, sizes))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CBSR
+from jaxgnn.nn._implementations import xla_or_fastest
 from jaxgnn.nn._maxk import Features, check_widths
 
 _kernel_init = nnx.initializers.lecun_normal()
@@ -300,7 +301,7 @@ def apply_linear(
       activation: as the layer takes it when called.
     """
     asked = ops.requested_implementation(implementation)
-    with ops.default_implementation("xla" if asked == "xla" else None):
+    with xla_or_fastest(implementation):
         if not isinstance(x, CBSR):
             return layer(x, activation=activation)
         graphdef, state = nnx.split(layer)
@@ -311,6 +312,12 @@ def apply_linear(
             return nnx.merge(graphdef, state)(dense, activation=activation)
 
         return expand_and_apply(state, x)
+
+
+def apply_mlp(mlp: Callable[[Array], Array], x: Array, implementation: ops.Name | None) -> Array:
+    """An MLP among sparse ops, as ``apply_linear`` has it for a linear layer."""
+    with xla_or_fastest(implementation):
+        return mlp(x)
 
 
 def parameters(layer: nnx.Linear | FusedLinear) -> tuple[Array, Array | None]:

@@ -22,6 +22,7 @@ from jaxgnn.nn._hypergraph import (
     check_heads,
     check_hypergraph,
     hyperedge_means,
+    join_heads,
     linear_around,
     power_or_zero,
     row_sums,
@@ -318,6 +319,5 @@ class UniGATConv(nnx.Module):
         scores = jax.nn.leaky_relu(scores, self.negative_slope)
         alpha = dropout(row_softmax(by_node, scores, self.implementation), self.dropout, rngs)
         y = weighted_sums(by_node, alpha, hyperedges, self.implementation)
-        y = jnp.moveaxis(y, -3, -2)
-        y = y.reshape(*y.shape[:-2], -1) if self.concat else jnp.mean(y, axis=-2)
+        y = join_heads(y) if self.concat else jnp.mean(y, axis=-3)
         return y if self.bias is None else y + self.bias[...].astype(y.dtype)

@@ -49,7 +49,8 @@ def batches_as_rows[**P, T](run: Callable[P, T]) -> Callable[P, T]:
             for m, batched in zip(matrices, is_batched, strict=True)
         ]
         made = call(*flat_tokens(2, whole))
-        made = jax.tree.map(lambda m: m.reshape(size, -1, m.shape[-1]), made)
+        rows = whole[0].shape[1]
+        made = jax.tree.map(lambda m: m.reshape(size, rows, m.shape[-1]), made)
         return made, jax.tree.map(lambda _: True, made)
 
     return call

@@ -106,8 +106,9 @@ def edge_mlp_aggregate(
         one, but then not on the messages. None for those of the graph.
       activation: one of the names that ``fused_linear`` has, or None.
       implementation: ``"xla"`` for the formula as it stands, ``"pallas"`` for kernels of what is
-        left to edges, or None to take these where they were timed: graphs of one known degree, up
-        to 128 wide, no features of edges, at least 4,096 rows; and else plain JAX.
+        left to edges, beside products of nodes as is fastest, or None to take these where they were
+        timed: graphs of one known degree, up to 128 wide, no features of edges, at least 4,096
+        rows; and else plain JAX.
 
     Returns:
       [*batch, rows, out], of the dtype of ``h``.
@@ -189,8 +190,8 @@ def _split(
     ends = receivers.shape[-1], receivers.shape[-1] + senders.shape[-1]
     static = EdgeOptions(activation, to_nodes, reduce == "max", *degrees)
     operands = EdgeOperands(
-        receivers=fused_linear(receivers, first[: ends[0]], first_bias),
-        senders=fused_linear(senders, first[ends[0] : ends[1]]),
+        receivers=_by_nodes(receivers, first[: ends[0]], first_bias),
+        senders=_by_nodes(senders, first[ends[0] : ends[1]], None),
         features=features,
         weights=weights,
         feature_kernel=None if features is None else first[ends[1] :],
@@ -201,6 +202,12 @@ def _split(
     if to_nodes:
         y = _edge_weights.last_layer(y, last, last_bias, totals)
     return y.reshape(*batch, *y.shape[1:])
+
+
+def _by_nodes(h: Array, kernel: Array, bias: Array | None) -> Array:
+    """What a node hands to its edges; names of kernels, argument or default, are for the edges."""
+    with dispatch.default_implementation(None):
+        return fused_linear(h, kernel, bias)
 
 
 def _one_batch_axis(x: Array, own_axes: int) -> Array:

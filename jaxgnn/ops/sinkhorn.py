@@ -109,9 +109,11 @@ def sinkhorn(
     check_choice("sinkhorn", "gradient", gradient, "exact", "implicit")
     options = sinkhorn_options("sinkhorn", iterations, eps, last)
     request = dispatch.resolve("sinkhorn", implementation)
-    if request.name == "xla" and gradient == "exact":
-        return SINKHORN(request, logits, **dict(options))
-    return (_sinkhorn if gradient == "exact" else _implicit)(request, options, logits)
+    if request.name != "xla":
+        return (_sinkhorn if gradient == "exact" else _implicit)(request, options, logits)
+    if gradient == "implicit":
+        return _implicit_by_jax(request, options, logits)
+    return SINKHORN(request, logits, **dict(options))
 
 
 def sinkhorn_options(
@@ -194,6 +196,18 @@ def _implicit_backward(request, options, h, dh):
 
 
 _implicit.defvjp(_implicit_forward, _implicit_backward)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _implicit_by_jax(request, options, logits):
+    return SINKHORN(request, logits, **dict(options))
+
+
+@_implicit_by_jax.defjvp
+def _implicit_by_jax_along(request, options, logits, tangents):
+    # At the limit the derivative is a symmetric matrix: the gradient's map is that of tangents too.
+    h = _implicit_by_jax(request, options, *logits)
+    return h, IMPLICIT_BACKWARD(request, h, *tangents).astype(h.dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import jaxgnn
 from jaxgnn.models import CausalLM
 from jaxgnn.models._causal_lm import rotate
 from jaxgnn.testing import random_array
@@ -46,6 +47,57 @@ def test_a_prefix_has_the_logits_that_it_has_in_the_whole():
     model = _model(hyper_connections=2)
     whole = _apply(model, TOKENS)
     np.testing.assert_allclose(_apply(model, TOKENS[1, :5]), whole[1, :5], rtol=1e-4, atol=1e-5)
+
+
+def test_any_leading_axes_are_texts_beside_each_other():
+    model = _model(hyper_connections=2)
+    tokens = jnp.stack([TOKENS, TOKENS[::-1], TOKENS % 3])
+    together = _apply(model, tokens)
+    assert together.shape == (3, 2, TIME, VOCABULARY)
+    for i, texts in enumerate(tokens):
+        np.testing.assert_allclose(together[i], _apply(model, texts), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (2, 0), (0,), (2, 0, 5)], ids=str)
+@pytest.mark.parametrize("name", ["residuals", "hyper-connections"])
+def test_without_texts_or_tokens_there_are_no_logits_and_no_gradients(name, shape):
+    tokens = jnp.zeros(shape, jnp.int32)
+
+    @nnx.jit
+    def run(model):
+        gradients = nnx.grad(lambda model: jnp.sum(model(tokens) ** 2))(model)
+        return model(tokens), gradients
+
+    logits, gradients = run(_model(**VARIANTS[name]))
+    assert logits.shape == (*shape, VOCABULARY)
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradients))
+
+
+@pytest.mark.parametrize("by_default", [False, True], ids=["argument", "session default"])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_reference_by_name_has_forward_mode_gradients(name, by_default):
+    model = _model(**VARIANTS[name], implementation=None if by_default else "xla")
+    graphdef, state = nnx.split(model)
+    parameters = nnx.to_pure_dict(state)
+    run = jax.jit(lambda parameters: nnx.merge(graphdef, parameters)(TOKENS))
+    with jaxgnn.default_implementation("xla" if by_default else None):
+        _, along = jax.jvp(run, (parameters,), (parameters,))
+        _, pull_back = jax.vjp(run, parameters)
+    dy = random_array(along.shape, "float32", seed=4)
+    pairs = jax.tree.map(jnp.vdot, parameters, pull_back(dy)[0])
+    np.testing.assert_allclose(jnp.vdot(along, dy), sum(jax.tree.leaves(pairs)), rtol=1e-3)
+
+
+@pytest.mark.parametrize("by_default", [False, True], ids=["argument", "session default"])
+@pytest.mark.parametrize("name, needs", [("ffi", "one of"), ("pallas", "platform cuda")])
+def test_names_of_kernels_are_for_hyper_connections_that_have_them(name, needs, by_default):
+    """Not for what begins and ends the streams, which has nothing to choose from."""
+    if name == "pallas" and jax.default_backend() != "cpu":
+        pytest.skip("reason: needs a CPU, where that name runs nothing")
+    model = _model(hyper_connections=2, implementation=None if by_default else name)
+    refused = pytest.raises(NotImplementedError, match=rf"mhc_pre\[{name}\]: needs {needs}")
+    with jaxgnn.default_implementation(name if by_default else None), refused:
+        jax.eval_shape(lambda: model(TOKENS))
 
 
 @pytest.mark.parametrize("name", ["residuals", "recomputed"])

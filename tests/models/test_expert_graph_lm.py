@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import jaxgnn
 from jaxgnn.models import ExpertGraphLM, expert_output_orthogonality, expert_weight_orthogonality
 from jaxgnn.ops.spmm import SPMM
 from jaxgnn.testing import random_array
@@ -86,6 +87,47 @@ def test_a_token_has_the_same_logits_alone_cut_off_and_in_any_batch(name):
     close = {"rtol": 1e-4, "atol": 1e-5}
     np.testing.assert_allclose(_apply(model, others)[1], together[1], **close)
     np.testing.assert_allclose(_apply(model, TOKENS[1, :4]), together[1, :4], **close)
+
+
+@pytest.mark.parametrize("name", ["all_pairs by mixing", "all_triples by sums", "pairwise"])
+def test_any_leading_axes_are_texts_beside_each_other(name):
+    model = _model(**COUPLINGS[name])
+    tokens = jnp.stack([TOKENS, TOKENS[::-1], TOKENS % 3])
+    together = _apply(model, tokens)
+    assert together.shape == (3, 2, TIME, VOCABULARY)
+    for i, texts in enumerate(tokens):
+        np.testing.assert_allclose(together[i], _apply(model, texts), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (2, 0), (0,), (2, 0, 5)], ids=str)
+@pytest.mark.parametrize("name", ["all_pairs by mixing", "all_triples by sums", "pairwise"])
+def test_without_texts_or_tokens_there_are_no_logits_and_no_gradients(name, shape):
+    tokens = jnp.zeros(shape, jnp.int32)
+
+    @nnx.jit
+    def run(model):
+        gradients = nnx.grad(lambda model: jnp.sum(model(tokens) ** 2))(model)
+        return model(tokens, return_experts=True), gradients
+
+    (logits, experts), gradients = run(_model(**COUPLINGS[name]))
+    assert logits.shape == (*shape, VOCABULARY)
+    assert experts.shape == (1, *shape, EXPERTS, FEATURES)
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradients))
+
+
+@pytest.mark.parametrize("by_default", [False, True], ids=["argument", "session default"])
+@pytest.mark.parametrize("coupling", ["hypergraph", "pairwise", "mean"])
+def test_the_reference_by_name_has_forward_mode_gradients(coupling, by_default):
+    model = _model(coupling=coupling, implementation=None if by_default else "xla")
+    graphdef, state = nnx.split(model)
+    parameters = nnx.to_pure_dict(state)
+    run = jax.jit(lambda parameters: nnx.merge(graphdef, parameters)(TOKENS))
+    with jaxgnn.default_implementation("xla" if by_default else None):
+        _, along = jax.jvp(run, (parameters,), (parameters,))
+        _, pull_back = jax.vjp(run, parameters)
+    dy = random_array(along.shape, "float32", seed=4)
+    pairs = jax.tree.map(jnp.vdot, parameters, pull_back(dy)[0])
+    np.testing.assert_allclose(jnp.vdot(along, dy), sum(jax.tree.leaves(pairs)), rtol=1e-3)
 
 
 def test_experts_do_what_each_would_do_by_itself():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import jaxgnn
 from jaxgnn import CSRGraph, ops
 from jaxgnn.models import MaxKGNN
 from jaxgnn.testing import random_array
@@ -192,6 +193,31 @@ def test_with_streams_it_is_norm_and_convolution_between_them():
         return model.lin_out(model.body.norm(model.body.head(x)))
 
     np.testing.assert_allclose(_apply(model, GRAPH, X), by_hand(model), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("by_default", [False, True], ids=["argument", "session default"])
+@pytest.mark.parametrize("name", HYPER)
+def test_the_reference_by_name_has_forward_mode_gradients(name, by_default):
+    kind, options = HYPER[name]
+    model = _model(kind, **options, implementation=None if by_default else "xla")
+    run = jax.jit(lambda x: model(GRAPH, x))
+    with jaxgnn.default_implementation("xla" if by_default else None):
+        _, along = jax.jvp(run, (X,), (jnp.cos(X),))
+        _, pull_back = jax.vjp(run, X)
+    dy = random_array(along.shape, "float32", seed=4)
+    expected = jnp.vdot(jnp.cos(X), pull_back(dy)[0])
+    np.testing.assert_allclose(jnp.vdot(along, dy), expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("by_default", [False, True], ids=["argument", "session default"])
+def test_names_of_kernels_are_for_hyper_connections_that_have_them(by_default):
+    """Not for what begins and ends the streams, which has nothing to choose from."""
+    model = _model(hyper_connections=2, implementation=None if by_default else "pallas")
+    if jax.default_backend() != "cpu":
+        pytest.skip("reason: needs a CPU, where that name runs nothing")
+    refused = pytest.raises(NotImplementedError, match=r"mhc_pre\[pallas\]: needs platform cuda")
+    with jaxgnn.default_implementation("pallas" if by_default else None), refused:
+        jax.eval_shape(lambda: model(GRAPH, X))
 
 
 def test_with_streams_k_may_differ_by_layer_and_be_overridden():

@@ -252,6 +252,27 @@ def test_the_reference_by_name_has_forward_mode_gradients(kind, by_default):
     np.testing.assert_allclose(jnp.vdot(along, dy), jnp.vdot(X, pull_back(dy)[0]), rtol=1e-4)
 
 
+@pytest.mark.parametrize("by_default", [False, True], ids=["argument", "session default"])
+def test_the_mlp_of_gin_has_forward_mode_gradients_by_the_name_of_the_reference(by_default):
+    mlp = nn.FusedMLP([8, 8, 8], activation="relu", rngs=nnx.Rngs(16))
+    options = {"mlp": mlp, "implementation": None if by_default else "xla"}
+    layer = nn.GINConv(12, 8, **options, rngs=nnx.Rngs(15))
+    with jaxgnn.default_implementation("xla" if by_default else None):
+        _, along = jax.jvp(lambda x: layer(GRAPH, x), (X,), (X,))
+        _, pull_back = jax.vjp(lambda x: layer(GRAPH, x), X)
+    dy = random_array(along.shape, "float32", seed=4)
+    np.testing.assert_allclose(jnp.vdot(along, dy), jnp.vdot(X, pull_back(dy)[0]), rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", SPARSE_NAMES)
+def test_the_mlp_of_gin_takes_what_is_fastest_whatever_sparse_kernels_are_the_default(name):
+    mlp = nn.FusedMLP([8, 8, 8], activation="relu", rngs=nnx.Rngs(16))
+    layer = nn.GINConv(12, 8, mlp=mlp, rngs=nnx.Rngs(15))
+    with jaxgnn.default_implementation(name):
+        y = layer(GRAPH, X)
+    np.testing.assert_allclose(y, layer(GRAPH, X), rtol=1e-4, atol=1e-4)
+
+
 BAD = {
     "activation": ({"activation": "gelu"}, "activation must be 'maxk', 'relu' or None"),
     "missing k": ({"activation": "maxk"}, "k must be given"),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import jaxgnn
 from jaxgnn import Incidence, nn, ops
 from jaxgnn.ops.spmm import SPMM
 from jaxgnn.testing import random_array
@@ -238,6 +239,21 @@ def test_gradients_are_those_of_the_same_layers_without_recomputation(activation
         jax.jit(jax.grad(lambda x, f=f: jnp.sum(weights * f(x))))(X) for f in (layer.couple, plain)
     )
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("by_default", [False, True], ids=["argument", "session default"])
+@pytest.mark.parametrize(
+    "activation", [jax.nn.gelu, lambda h: jax.nn.gelu(h)], ids=["named", "not"]
+)
+def test_the_reference_by_name_has_forward_mode_gradients(activation, by_default):
+    layer = coupler(activation=activation, implementation=None if by_default else "xla")
+    run = jax.jit(lambda x: layer(x))
+    with jaxgnn.default_implementation("xla" if by_default else None):
+        _, along = jax.jvp(run, (X,), (jnp.cos(X),))
+        _, pull_back = jax.vjp(run, X)
+    dy = random_array(along.shape, "float32", seed=8)
+    expected = jnp.vdot(jnp.cos(X), pull_back(dy)[0])
+    np.testing.assert_allclose(jnp.vdot(along, dy), expected, rtol=1e-3)
 
 
 @pytest.mark.parametrize("make", [coupler, pairwise])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import jaxgnn
 from jaxgnn import nn, ops
 from jaxgnn.graph import CSRGraph
 from jaxgnn.nn._hyper_init import initial_bias
@@ -205,6 +206,29 @@ def test_gradient_and_implementation_are_those_that_were_asked_for():
         return nnx.jit(nnx.grad(lambda c: jnp.sum(c(X) ** 2)))(connection).bias[...]
 
     assert not np.allclose(slope("exact"), slope("implicit"), rtol=1e-2)
+
+
+@pytest.mark.parametrize("by_default", [False, True], ids=["argument", "session default"])
+@pytest.mark.parametrize("name", [n for n in VARIANTS if n != "xla"])
+def test_the_reference_by_name_has_forward_mode_gradients(name, by_default):
+    connection = _connection(**VARIANTS[name], implementation=None if by_default else "xla")
+    x = random_array((TOKENS, connection.num_streams, DIM), "float32", seed=1)
+    run = jax.jit(lambda x: connection(x))
+    with jaxgnn.default_implementation("xla" if by_default else None):
+        _, along = jax.jvp(run, (x,), (jnp.cos(x),))
+        _, pull_back = jax.vjp(run, x)
+    dy = random_array(along.shape, "float32", seed=4)
+    expected = jnp.vdot(jnp.cos(x), pull_back(dy)[0])
+    np.testing.assert_allclose(jnp.vdot(along, dy), expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("by_default", [False, True], ids=["argument", "session default"])
+@pytest.mark.parametrize("name", ["ffi", "pallas"])
+def test_a_head_has_no_kernels_so_that_their_names_leave_it_to_what_is_fastest(name, by_default):
+    head = nn.HyperHead(DIM, implementation=None if by_default else name, rngs=nnx.Rngs(0))
+    with jaxgnn.default_implementation(name if by_default else None):
+        y = head(X)
+    np.testing.assert_allclose(y, nn.HyperHead(DIM, rngs=nnx.Rngs(0))(X), rtol=1e-5, atol=1e-6)
 
 
 def test_stack_equals_one_connection_after_the_other():

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import jaxgnn
 from jaxgnn import Incidence, nn
+from jaxgnn.ops.spmm import SPMM
 from jaxgnn.testing import random_array
 from tests.ops._hypergraph import FEATURES, HYPEREDGES, INCIDENCE, NODES, formula, power
+from tests.ops._table import usable
 
 X = random_array((NODES, FEATURES), "float32", seed=0)
 H = np.asarray(INCIDENCE.todense(), np.float64)
@@ -209,6 +212,66 @@ def test_every_parameter_and_the_features_have_finite_gradients(name):
         assert np.isfinite(gradient).all() and np.any(gradient)
 
 
+ONE_OF_EACH = [n for n in LAYERS if " " not in n]
+
+
+@pytest.mark.parametrize("by_default", [False, True], ids=["argument", "session default"])
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_the_reference_by_name_has_forward_mode_gradients(name, by_default):
+    layer = LAYERS[name][0](nnx.Rngs(0), implementation=None if by_default else "xla")
+    run = jax.jit(lambda x: layer(INCIDENCE, x))
+    with jaxgnn.default_implementation("xla" if by_default else None):
+        _, along = jax.jvp(run, (X,), (jnp.cos(X),))
+        _, pull_back = jax.vjp(run, X)
+    dy = random_array(along.shape, "float32", seed=4)
+    np.testing.assert_allclose(
+        jnp.vdot(along, dy), jnp.vdot(jnp.cos(X), pull_back(dy)[0]), rtol=1e-3
+    )
+
+
+@pytest.mark.parametrize("by_default", [False, True], ids=["argument", "session default"])
+@pytest.mark.parametrize("implementation", [n for n in usable(SPMM) if n != "xla"])
+@pytest.mark.parametrize("name", ["AllDeepSets", "AllSetTransformer"])
+def test_names_of_sparse_kernels_are_for_the_sparse_ops_alone(name, implementation, by_default):
+    make = LAYERS[name][0]
+    layer = make(nnx.Rngs(0), implementation=None if by_default else implementation)
+    with jaxgnn.default_implementation(implementation if by_default else None):
+        y = layer(INCIDENCE, X)
+    plain = make(nnx.Rngs(0), implementation="xla")
+    np.testing.assert_allclose(y, plain(INCIDENCE, X), rtol=1e-4, atol=1e-5)
+
+
+ATTENDING = {
+    f"attention by {name}": lambda r, o=options: nn.HypergraphConv(
+        IN, OUT, use_attention=True, heads=2, rngs=r, **o
+    )
+    for name, options in {
+        "sums": {"path": "sums"},
+        "mixing": {"path": "mixing"},
+        "the reference": {"implementation": "xla"},
+    }.items()
+}
+OF_NONE = {name: LAYERS[name][0] for name in ONE_OF_EACH} | ATTENDING
+
+
+@pytest.mark.parametrize("name", OF_NONE)
+def test_a_batch_without_members_has_none_in_its_result_and_no_gradients(name):
+    layer = OF_NONE[name](nnx.Rngs(0))
+    given = (None, jnp.ones((HYPEREDGES, IN))) if name in ATTENDING else ()
+    graphdef, state = nnx.split(layer)
+
+    @jax.jit
+    def run(state, x):
+        return nnx.merge(graphdef, state)(INCIDENCE, x, *given)
+
+    none = jnp.zeros((0, *X.shape))
+    y, pull_back = jax.vjp(run, state, none)
+    assert y.shape == (0, *jax.eval_shape(run, state, X).shape)
+    dstate, dx = pull_back(y)
+    assert dx.shape == none.shape
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(dstate))
+
+
 ATTENTION = {
     "nodes, heads": {"heads": 2},
     "hyperedges, mean": {"heads": 2, "attention_mode": "edge", "concat": False},
@@ -235,6 +298,24 @@ def test_hgnn_plus_multiplies_weights_with_those_of_the_groups():
     half = formula(INCIDENCE, X, *(layer.conv.kernel[...], layer.conv.bias[...]), weight)
     y = layer(INCIDENCE, X, jnp.asarray(weight, jnp.float32))
     np.testing.assert_allclose(y, half, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("given", [np.array([3, 4]), (np.int64(3), 4)], ids=["array", "tuple"])
+def test_hgnn_plus_takes_sizes_of_groups_as_numpy_has_them(given):
+    layers = (
+        nn.HGNNPlusConv(IN, OUT, group_sizes=sizes, rngs=nnx.Rngs(0)) for sizes in (given, [3, 4])
+    )
+    layer, plain = layers
+    assert layer.group_sizes == (3, 4) and all(type(size) is int for size in layer.group_sizes)
+    y = nnx.jit(lambda layer, x: layer(INCIDENCE, x))(layer, X)
+    np.testing.assert_allclose(y, plain(INCIDENCE, X), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("none", [[], np.array([], int)], ids=["list", "array"])
+def test_hgnn_plus_without_groups_is_the_convolution(none):
+    layer = nn.HGNNPlusConv(IN, OUT, group_sizes=none, rngs=nnx.Rngs(0))
+    assert layer.group_sizes is None and layer.group_logits is None
+    np.testing.assert_array_equal(layer(INCIDENCE, X), layer.conv(INCIDENCE, X))
 
 
 class TestWeights:
@@ -320,6 +401,10 @@ BAD_OPTIONS = {
     "group sizes": (
         lambda: nn.HGNNPlusConv(4, 4, group_sizes=[2, -1], rngs=nnx.Rngs(0)),
         ["HGNNPlusConv: group_sizes", "(2, -1)"],
+    ),
+    "group sizes of no whole numbers": (
+        lambda: nn.HGNNPlusConv(4, 4, group_sizes=np.array([2.0, 1.5]), rngs=nnx.Rngs(0)),
+        ["HGNNPlusConv: group_sizes", "numbers of hyperedges", "1.5"],
     ),
     "initial weight": (
         lambda: nn.HyperedgeWeights(2, initial=-1.0),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
+import jaxgnn
 from jaxgnn import CSRGraph, ops
 from jaxgnn.graph import sort_edges
 from jaxgnn.testing import random_array
@@ -90,6 +91,16 @@ def test_vmap_over_no_members_gives_none_of_them():
     y, pull_back = jax.vjp(jax.vmap(one), none)
     assert y.shape == (0, *jax.eval_shape(one, h).shape)
     assert jax.tree.map(jnp.shape, pull_back(y)[0]) == jax.tree.map(jnp.shape, none)
+
+
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+def test_a_batch_without_members_has_none_in_its_result_and_no_gradients(reduce):
+    arguments = inputs(RING, batch=(0,), own=True)
+    y, pull_back = jax.vjp(functools.partial(apply, RING, reduce=reduce), *arguments)
+    assert y.shape == (0, 12, 3)
+    gradients = pull_back(y)
+    assert jax.tree.map(jnp.shape, gradients) == jax.tree.map(jnp.shape, arguments)
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradients))
 
 
 @pytest.mark.parametrize("name", MAPS)
@@ -287,12 +298,18 @@ def test_a_padded_jraph_batch_gives_each_graph_what_it_gets_alone():
         start = end
 
 
+@pytest.mark.parametrize("by_default", [False, True], ids=["argument", "session default"])
 @pytest.mark.parametrize("name, needs", [("ffi", "one of"), ("pallas", "platform cuda")])
-def test_a_name_that_has_nothing_to_run_here_is_refused(name, needs):
+def test_a_name_that_has_nothing_to_run_here_is_refused(name, needs, by_default):
+    """By what is left to edges: products of nodes take what is fastest in both cases."""
     if name == "pallas" and jax.default_backend() != "cpu":
         pytest.skip("reason: needs a CPU, where that name runs nothing")
-    with pytest.raises(NotImplementedError, match=rf"edge_mlp_aggregate\[{name}\]: needs {needs}"):
-        jax.eval_shape(functools.partial(apply, RING, implementation=name), *inputs(RING))
+    run = functools.partial(apply, RING, implementation=None if by_default else name)
+    refused = pytest.raises(
+        NotImplementedError, match=rf"edge_mlp_aggregate\[{name}\]: needs {needs}"
+    )
+    with jaxgnn.default_implementation(name if by_default else None), refused:
+        jax.eval_shape(run, *inputs(RING))
 
 
 GRAPH = CSRGraph.from_edges([0, 1, 2, 3], [1, 2, 2, 0], 4)

@@ -154,6 +154,19 @@ def test_implicit_gradient_keeps_only_the_result():
     assert [leaf.shape for leaf in jax.tree.leaves(pull_back)] == [(8, 4, 4)]
 
 
+@pytest.mark.parametrize("last", ["rows", "columns"])
+def test_implicit_gradient_by_the_reference_is_that_of_both_modes(last):
+    """Also where few iterations leave it far from the exact one."""
+    options = {"iterations": 2, "last": last, "gradient": "implicit"}
+    logits, dlogits, dh = (_logits(5, 4, 4, seed=seed) for seed in range(3))
+    by_jax = functools.partial(ops.sinkhorn, **options, implementation="xla")
+    expected = jax.vjp(functools.partial(ops.sinkhorn, **options), logits)[1](dh)[0]
+    _, pull_back = jax.vjp(by_jax, logits)
+    _, along = jax.jvp(by_jax, (logits,), (dlogits,))
+    np.testing.assert_allclose(pull_back(dh)[0], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(jnp.vdot(along, dh), jnp.vdot(dlogits, expected), rtol=1e-4)
+
+
 def test_backward_keeps_only_the_logits():
     logits = _logits(8, 4, 4)
     pull_back = jax.vjp(ops.sinkhorn, logits)[1]

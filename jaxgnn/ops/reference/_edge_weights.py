@@ -81,7 +81,7 @@ def of_sum(
 def _sum_rows(graph: CSRGraph, weights: Array, degree: int | None) -> Float[Array, "batch rows"]:
     batch = weights.shape[0]
     if degree is not None:
-        return jnp.sum(weights.reshape(batch, -1, degree), axis=2)
+        return jnp.sum(weights.reshape(batch, graph.num_rows, degree), axis=2)
     rows, num_rows = graph.receivers(), graph.num_rows
     real = jnp.where(rows < num_rows, weights, 0)
     totals = jnp.zeros((batch, num_rows), weights.dtype)
