@@ -141,7 +141,8 @@ def aggregate(
         dense = ops.todense(x, implementation=implementation)
         return ops.spmm(graph, dense, implementation=implementation)
     if kernel_mode == "maxk":
-        if implementation == "xla":
+        asked = ops.requested_implementation(implementation)
+        if asked == "xla":
             raise NotImplementedError("kernel_mode='maxk': needs a k-sparse kernel, got xla")
-        implementation = implementation or ops.sparse_implementation(graph, x)
+        implementation = asked or ops.sparse_implementation(graph, x)
     return ops.maxk_spmm(graph, x, implementation=implementation)

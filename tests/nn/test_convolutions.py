@@ -45,6 +45,13 @@ SPARSE_NAMES = [n for n in usable(FORWARD) if n != "xla"]
 SPARSE_MODES = ["maxk"] if SPARSE_NAMES else []
 
 
+def test_a_k_sparse_kernel_is_insisted_on_whether_xla_is_the_layers_or_the_sessions():
+    layer = nn.SAGEConv(12, 6, activation="maxk", k=4, kernel_mode="maxk", rngs=nnx.Rngs(1))
+    x = jnp.ones((GRAPH.num_rows, 12))
+    with jaxgnn.default_implementation("xla"), pytest.raises(NotImplementedError, match="k-sparse"):
+        layer(GRAPH, x)
+
+
 @pytest.mark.parametrize("kernel_mode", ["auto", "dense", *SPARSE_MODES])
 @pytest.mark.parametrize("activation", ["maxk", "relu", None])
 def test_sage_is_its_formula(activation, kernel_mode):
