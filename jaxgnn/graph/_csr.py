@@ -56,8 +56,8 @@ class CSRGraph:
       indices: sender of each edge, int32.
       weights: edge weights, or None for ones.
       num_cols: number of senders; defaults to the number of rows.
-      row_scale: ``r_i``, float32, or None for ones.
-      col_scale: ``c_j``, float32, or None for ones.
+      row_scale: ``r_i``, float32 (float64 under ``jax.enable_x64``), or None for ones.
+      col_scale: ``c_j``, likewise.
       plan: transpose and work schedules, or None.
       normalization: how ``normalized`` has normalised it, or None.
     """

@@ -14,11 +14,15 @@ Normalization = Literal["mean", "sym"]
 def degree_scales(
     row_degrees: Int[Array, " rows"], column_degrees: Int[Array, " cols"] | None
 ) -> tuple[Float[Array, " rows"], Float[Array, " cols"] | None]:
-    """The row and column scales of an unweighted graph; without column degrees, of its mean."""
-    degrees = row_degrees.astype(jnp.float32)
+    """The row and column scales of an unweighted graph; without column degrees, of its mean.
+
+    They are float64 where JAX has that, for features of it, and else float32.
+    """
+    dtype = jax.dtypes.canonicalize_dtype(jnp.float64)
+    degrees = row_degrees.astype(dtype)
     if column_degrees is None:
         return _power_or_zero(degrees, -1.0), None
-    columns = column_degrees.astype(jnp.float32)
+    columns = column_degrees.astype(dtype)
     return _power_or_zero(degrees, -0.5), _power_or_zero(columns, -0.5)
 
 

@@ -180,3 +180,17 @@ def test_scales_are_constants_without_gradient():
     total = jax.jit(lambda x: ops.spmm(graph, x, implementation="xla").sum())
     gradient = np.asarray(jax.grad(total)(np.ones((9, 1), np.float32)))
     np.testing.assert_allclose(gradient[:, 0], dense(graph).sum(0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["mean", "sym"])
+def test_scales_are_as_exact_as_features_of_float64(kind):
+    with jax.enable_x64(True):
+        graph = CSRGraph.from_edges([0, 1, 2, 0], [0, 0, 0, 1], 3).normalized(kind)
+        y = ops.spmm(graph, jnp.eye(3, dtype=jnp.float64))
+        rows, columns = (np.array([3.0, 1.0, 0.0]), np.array([2.0, 1.0, 1.0]))
+        dense = np.array([[1.0, 1.0, 1.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+        safe = np.maximum(rows, 1)[:, None]
+        expected = dense / safe if kind == "mean" else dense / np.sqrt(safe * columns)
+        np.testing.assert_allclose(y, expected, rtol=1e-15)
+        x = jnp.ones((3, 4), jnp.float32)
+        np.testing.assert_allclose(ops.spmm(graph, x), expected @ np.asarray(x), rtol=1e-6)
