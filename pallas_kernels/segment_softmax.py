@@ -23,7 +23,8 @@ from pallas_kernels._warp import LANES, Warp
 
 # How many edges a lane reads before it uses them, where a row has more than so many for each lane.
 _AHEAD = ((8, 8), (4, 2), (2, 1))
-# Rows so long are read once, and kept in shared memory; shorter ones the first-level cache has.
+# Of rows so long as much as there is room for waits in shared memory to be used once more. The
+# rest, and shorter rows, is read again, from the first-level cache if it has it.
 _LONG = 128
 _KEPT_BYTES = 8 * 1024  # that a warp has in shared memory at most
 _LOG2_E = math.log2(math.e)
@@ -167,7 +168,8 @@ def _shift(warp: Warp, peak: Value) -> Value:
 
 def _shifted(warp: Warp, peak: Value, total: Value, shift: Value) -> Value:
     """A sum that was shifted by its own peak, exactly as it was if that is still the highest."""
-    # More than zero only where there was nothing yet.
+    # It was shifted by more than now only where its peak is -inf, by zero: of nothing, which zero
+    # times infinity would not be.
     return total * _power(warp, warp.binary("minimum", _shift(warp, peak), shift), shift)
 
 
@@ -272,7 +274,9 @@ def _by_row(
 
 @dataclass(frozen=True)
 class _Lanes:
-    """A warp's part of the edges of a piece.
+    """A warp's part of the edges of a piece, and what its lanes do with them.
+
+    Neighbouring lanes have the heads of an edge; groups of them have an edge each.
 
     Attributes:
       rule: what is made of them.
@@ -474,8 +478,8 @@ class _OfLongRows:
             sums = warp.loop(own, row_end, lanes.groups * size, nothing, merge)
             sums = [rule.across(warp, of_head, self.tile.lanes) for of_head in sums]
             finished = [rule.finished(warp, of_head) for of_head in sums]
-            is_last_full = row_end - piece.end < size
-            whole = piece._replace(end=warp.select(is_last_full, row_end, piece.end))
+            no_full_follows = row_end - piece.end < size
+            whole = piece._replace(end=warp.select(no_full_follows, row_end, piece.end))
 
             def store(time, _):
                 lanes.store(whole, time, lanes.read(whole, time), finished, results)
@@ -491,6 +495,7 @@ class _OfLongRows:
 
         def take(number):
             piece = graph.get(warp, number)
+            # A row of just one full piece is done.
             warp.when(piece.slot >= 0, lambda: finish(piece))
             return number + warp.count
 

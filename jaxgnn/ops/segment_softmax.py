@@ -43,8 +43,9 @@ def segment_softmax(
     """Normalises edge scores over the edges that enter each row.
 
     ``p_e = exp(l_e) / Σ_e' exp(l_e')`` with ``e'`` over the edges of the row of ``e``, shifted by
-    the row's maximum. As in ``jax.nn.softmax``, a row of only -inf is NaN, and a NaN spreads over
-    its row. Differentiable in ``logits``; the weights and scales of the graph play no part.
+    the row's maximum. As in ``jax.nn.softmax``, a row of only -inf is NaN, and a NaN or +inf
+    spreads over its row. Differentiable in ``logits``, twice too, by the probabilities as they were
+    rounded; the weights and scales of the graph play no part.
 
     Args:
       graph: rows are receivers.

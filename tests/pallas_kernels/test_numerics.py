@@ -16,11 +16,12 @@ from jaxgnn.ops.reference import maxk_spmm as maxk_spmm_reference
 from jaxgnn.ops.reference import segment_softmax as softmax_reference
 from jaxgnn.ops.reference import spmm as spmm_reference
 from jaxgnn.testing import DTYPES, assert_bit_equal, assert_close, random_array
-from pallas_kernels import maxk_spmm
+from pallas_kernels import _pieces, _simt, maxk_spmm
 from pallas_kernels._maxk_one_row import OneRow
 from pallas_kernels.segment_softmax import SoftmaxTile
 from tests.ops._table import rows_of_all_kinds
 from tests.pallas_kernels._emulator import emulated
+from tests.pallas_kernels._numpy_warp import NumpyWarp
 
 pytestmark = pytest.mark.emulated
 
@@ -51,11 +52,13 @@ def test_rows_that_are_long_for_a_lane_are_read_by_16_bytes_and_kept():
         (9, 3, 4): (4, 1, 2),
     }
     for (average, heads, itemsize), shape in tiles.items():
-        tile = SoftmaxTile.choose(1000, 1000 * average, heads, 1, itemsize)
-        assert (tile.lanes, tile.entries, tile.ahead) == shape
-        assert (tile.kept > 0) == (average > 128)
-        kept = tile.kept * tile.ahead * tile.entries * 128
-        assert kept <= 8192 and (kept == 8192 or not tile.kept or kept >= 4 * average * heads)
+        for arrays in (1, 2):
+            tile = SoftmaxTile.choose(1000, 1000 * average, heads, arrays, itemsize)
+            assert (tile.lanes, tile.entries, tile.ahead) == shape
+            assert (tile.kept > 0) == (average > 128)
+            kept = tile.kept * tile.ahead * tile.entries * arrays * 128
+            whole = 6 * average * heads * arrays  # half as long again, in float32
+            assert kept <= 8192 and (kept == 8192 or not tile.kept or kept >= whole)
 
 
 @functools.cache
@@ -114,6 +117,37 @@ def test_segment_softmax_and_its_gradient(monkeypatch, heads, kept, dtype):
     p = jnp.nan_to_num(p)
     exact = softmax_reference.grad_logits(graph, p, dy)
     assert_close(pallas.grad_logits(graph, p, dy), exact, reduction_length=EDGES)
+
+
+@pytest.mark.parametrize(
+    "lengths, heads, padding",
+    [
+        ([300, 512, 257], 3, 0),
+        ([512], 3, 0),
+        ([256, 300], 3, 0),
+        ([20 * 256 + 5, 7], 3, 1),
+        ([1, 2] * 150, 40, 20),
+    ],
+    ids=["full and not", "one of two pieces", "of just one", "a hub", "more rows than lanes"],
+)
+def test_segment_softmax_by_the_warps_of_one_block(monkeypatch, lengths, heads, padding):
+    monkeypatch.setattr(_pieces, "MOST_BLOCKS", 1)
+    indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    edges = int(indptr[-1]) + padding
+    graph = CSRGraph(indptr, np.zeros(edges, np.int32), num_cols=1).prepared()
+    logits, dy = (random_array((edges, heads), "float32", seed=s, scale=3.0) for s in (0, 1))
+    p = softmax_reference.segment_softmax(graph, logits)
+    assert_close(pallas.segment_softmax(graph, logits), p, reduction_length=max(lengths))
+    exact = softmax_reference.grad_logits(graph, p, dy)
+    assert_close(pallas.grad_logits(graph, p, dy), exact, reduction_length=max(lengths))
+
+
+def test_numbers_of_64_bits_are_shared_by_lanes():
+    warp = NumpyWarp(_simt.Grid(1, 1), 0)
+    value = warp.lane.to("i64") * 0x180000001 - 5
+    np.testing.assert_array_equal(
+        warp.share(value, warp.i32(7)).data, value.data[:, 7:8].repeat(32, 1)
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -209,6 +243,11 @@ def test_offsets_of_64_bits(any_walk):
         assert_bit_equal(pallas.maxk_spmm(wide, kept), pallas.maxk_spmm(graph, kept))
         dy = random_array((ROWS, 16), "float32", seed=1)
         assert_bit_equal(pallas.grad_weights(wide, kept, dy), pallas.grad_weights(graph, kept, dy))
+        logits = random_array((graph.num_edges, 3), "float32", seed=2)
+        p = pallas.segment_softmax(graph, logits)
+        assert_bit_equal(pallas.segment_softmax(wide, logits), p)
+        slopes = pallas.grad_logits(graph, p, logits)
+        assert_bit_equal(pallas.grad_logits(wide, p, logits), slopes)
 
 
 def test_what_is_not_finite_stays_with_its_neighbours(any_walk):
