@@ -67,6 +67,28 @@ def check_numerical_gradients(function: Callable[..., Any], *args: jax.Array) ->
     check_grads(function, args, order=1, modes=("rev",), atol=2e-2, rtol=2e-2, eps=1e-2)
 
 
+def check_forward_mode(function: Callable[[Any], jax.Array], x: Any) -> None:
+    """Compares forward mode with reverse mode along one tangent: ``⟨J v, dy⟩ = ⟨v, Jᵀ dy⟩``.
+
+    Args:
+      function: an array out; runs under ``jit``.
+      x: a pytree of floating arrays.
+    """
+    made = jax.eval_shape(function, x)
+    dy = random_array(made.shape, made.dtype, seed=98)
+
+    @jax.jit  # one program, since most of the time is compilation
+    def products(x, dy):
+        along = jax.tree.map(jnp.cos, x)
+        _, slope = jax.jvp(function, (x,), (along,))
+        _, pull_back = jax.vjp(function, x)
+        pairs = jax.tree.map(jnp.vdot, along, pull_back(dy)[0])
+        return jnp.vdot(slope, dy), sum(jax.tree.leaves(pairs), start=jnp.zeros((), dy.dtype))
+
+    forward, reverse = products(x, dy)
+    np.testing.assert_allclose(forward, reverse, rtol=1e-4)
+
+
 def assert_bit_equal(first: Any, second: Any) -> None:
     """Asserts that two pytrees of arrays are equal to the last bit, NaN payloads included."""
     for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):

@@ -9,7 +9,7 @@ from flax import nnx
 import jaxgnn
 from jaxgnn.models import ExpertGraphLM, expert_output_orthogonality, expert_weight_orthogonality
 from jaxgnn.ops.spmm import SPMM
-from jaxgnn.testing import random_array
+from jaxgnn.testing import check_forward_mode, random_array
 from tests.ops._table import usable
 
 VOCABULARY, TIME, EXPERTS, FEATURES = 11, 6, 4, 8
@@ -120,14 +120,8 @@ def test_without_texts_or_tokens_there_are_no_logits_and_no_gradients(name, shap
 def test_the_reference_by_name_has_forward_mode_gradients(coupling, by_default):
     model = _model(coupling=coupling, implementation=None if by_default else "xla")
     graphdef, state = nnx.split(model)
-    parameters = nnx.to_pure_dict(state)
-    run = jax.jit(lambda parameters: nnx.merge(graphdef, parameters)(TOKENS))
     with jaxgnn.default_implementation("xla" if by_default else None):
-        _, along = jax.jvp(run, (parameters,), (parameters,))
-        _, pull_back = jax.vjp(run, parameters)
-    dy = random_array(along.shape, "float32", seed=4)
-    pairs = jax.tree.map(jnp.vdot, parameters, pull_back(dy)[0])
-    np.testing.assert_allclose(jnp.vdot(along, dy), sum(jax.tree.leaves(pairs)), rtol=1e-3)
+        check_forward_mode(lambda p: nnx.merge(graphdef, p)(TOKENS), nnx.to_pure_dict(state))
 
 
 def test_experts_do_what_each_would_do_by_itself():
