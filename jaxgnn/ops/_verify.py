@@ -118,8 +118,9 @@ def checked(
         # Unchecked: what the reference may call in its turn.
         with using(Setting()), jax.default_matmul_precision("highest"):
             expected = reference(*args)
+        longest = longest_sum(*args) if tolerance is None else None
         for path, a, e in _pairs(made, expected):
-            difference = _worst(a, e, tolerance, longest_sum(*args))
+            difference = _worst(a, e, tolerance, longest)
             jax.debug.callback(partial(_judge, mode, f"{name}{path}"), *difference)
         return made
 
