@@ -1,6 +1,7 @@
 """Settings for every test."""
 
 import jax
+import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
@@ -37,6 +38,15 @@ def share_compiled_programs(compilation_cache_folder):
         compilation_cache.reset_cache()
         yield
     compilation_cache.reset_cache()
+
+
+@pytest.fixture
+def four_devices():
+    """To shard over, as a mesh takes them."""
+    devices = jax.devices()
+    if len(devices) < 4:
+        pytest.skip(f"reason: needs 4 devices, got {len(devices)}")
+    return np.array(devices[:4])
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -279,9 +279,9 @@ def test_every_step_drops_other_features_by_the_rngs_of_the_call():
 
 
 @pytest.mark.parametrize("name", UPDATES)
-def test_an_update_runs_in_shard_map_and_equals_the_whole_batch(name):
+def test_an_update_runs_in_shard_map_and_equals_the_whole_batch(name, four_devices):
     layer, batch = _layer(name), jnp.stack([H, 2 * H, -H, H + 1])
-    mesh, spec = jax.make_mesh((4,), ("batch",)), jax.P("batch")
+    mesh, spec = jax.make_mesh((4,), ("batch",), devices=four_devices), jax.P("batch")
 
     def run(h):
         return layer(

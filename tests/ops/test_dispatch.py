@@ -240,10 +240,10 @@ def test_deterministic_mode_refuses_xla_scatters_on_a_gpu():
 
 
 @pytest.mark.parametrize("implementation", ["xla", "ffi"] if ON_CPU else ["xla"])
-def test_shard_map_over_features_gives_the_whole_and_sums_weight_gradients(implementation):
-    if len(jax.devices()) < 4:
-        pytest.skip(f"reason: needs 4 devices, got {len(jax.devices())}")
-    mesh = Mesh(np.array(jax.devices()[:4]), ("features",))
+def test_shard_map_over_features_gives_the_whole_and_sums_weight_gradients(
+    implementation, four_devices
+):
+    mesh = Mesh(four_devices, ("features",))
     spec = PartitionSpec(None, "features")
 
     def loss(weights, x, wrap):
@@ -264,10 +264,8 @@ def test_shard_map_over_features_gives_the_whole_and_sums_weight_gradients(imple
 
 
 @pytest.mark.parametrize("implementation", ["xla", "ffi"] if ON_CPU else ["xla"])
-def test_shard_map_over_a_batch_of_features_runs_every_op(implementation):
-    if len(jax.devices()) < 4:
-        pytest.skip(f"reason: needs 4 devices, got {len(jax.devices())}")
-    mesh = Mesh(np.array(jax.devices()[:4]), ("batch",))
+def test_shard_map_over_a_batch_of_features_runs_every_op(implementation, four_devices):
+    mesh = Mesh(four_devices, ("batch",))
     batch = random_array((4, GRAPH.num_cols, 8), "float32", seed=1)
 
     def network(x):

@@ -243,12 +243,10 @@ def test_the_gradient_can_be_differentiated():
 
 
 @pytest.mark.parametrize("mapped", [False, True], ids=["leading axis", "vmap"])
-def test_shard_map_over_a_batch_sums_gradients_of_parameters(mapped):
-    if len(jax.devices()) < 4:
-        pytest.skip(f"reason: needs 4 devices, got {len(jax.devices())}")
+def test_shard_map_over_a_batch_sums_gradients_of_parameters(mapped, four_devices):
     graph = BIPARTITE["padding"]
     arguments = inputs(graph, batch=(4,), num_layers=2)
-    mesh, spec = Mesh(np.array(jax.devices()[:4]), ("batch",)), PartitionSpec("batch")
+    mesh, spec = Mesh(four_devices, ("batch",)), PartitionSpec("batch")
     plain = functools.partial(apply, graph)
     specs = spec, *[PartitionSpec()] * 3
     each = jax.vmap(plain, (0, None, None, None)) if mapped else plain

@@ -97,10 +97,8 @@ def test_scan_over_layers_with_checkpoint_equals_layer_after_layer():
 
 
 @pytest.mark.parametrize("implementation", ["xla", None])
-def test_shard_map_over_rows_sums_gradients_of_parameters(implementation, expected):
-    if len(jax.devices()) < 4:
-        pytest.skip(f"reason: needs 4 devices, got {len(jax.devices())}")
-    mesh = Mesh(np.array(jax.devices()[:4]), ("rows",))
+def test_shard_map_over_rows_sums_gradients_of_parameters(implementation, expected, four_devices):
+    mesh = Mesh(four_devices, ("rows",))
     spec = PartitionSpec("rows")
     wrap = functools.partial(
         jax.shard_map, mesh=mesh, in_specs=(spec, PartitionSpec()), out_specs=spec

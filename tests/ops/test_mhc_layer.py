@@ -208,10 +208,8 @@ LAYERS = {
 @pytest.mark.usefixtures("linked")
 # What is constant is the same on all devices, unlike the streams.
 @pytest.mark.parametrize("layer", [_layer, LAYERS["constant"]], ids=["tanh", "constant"])
-def test_shard_map_over_tokens_sums_gradients_of_parameters(layer):
-    if len(jax.devices()) < 4:
-        pytest.skip(f"reason: needs 4 devices, got {len(jax.devices())}")
-    mesh = Mesh(np.array(jax.devices()[:4]), ("tokens",))
+def test_shard_map_over_tokens_sums_gradients_of_parameters(layer, four_devices):
+    mesh = Mesh(four_devices, ("tokens",))
     tokens, whole = PartitionSpec("tokens"), PartitionSpec()
     specs = (tokens, *[whole] * 5)
     apply = _with(layer=layer)
