@@ -65,6 +65,26 @@ def pytest_addoption(parser):
     )
 
 
+class _FailuresAtOnce:
+    """Tells of each failure when it comes: a long run may be cut off before its summary."""
+
+    def __init__(self, reporter):
+        self.reporter = reporter
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            reason = str(crash.message if crash else report.longrepr).strip().partition("\n")[0]
+            self.reporter.write_line(f"\nFAILED {report.nodeid} at {report.when}: {reason}")
+
+
+def pytest_sessionstart(session):
+    plugins = session.config.pluginmanager
+    reporter = plugins.get_plugin("terminalreporter")
+    if reporter is not None:  # the processes that share the tests have none
+        plugins.register(_FailuresAtOnce(reporter))
+
+
 @pytest.hookimpl(trylast=True)  # behind -m
 def pytest_collection_modifyitems(config, items):
     if not config.getoption("--first-cases"):
