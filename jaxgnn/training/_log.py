@@ -18,8 +18,8 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
         path: The file. A missing file has no rows.
 
     Returns:
-        One dict a row, in order. `null` comes back as NaN. A last line without its newline was
-        being written when the process died, and is left out.
+        One dict a row, in order. `null` comes back as NaN, `1e999` as infinity. A last line
+        without its newline was being written when the process died, and is left out.
 
     Raises:
         ValueError: A complete line is not a JSON object.
@@ -59,9 +59,17 @@ class RowLog:
 
 
 def _format(row: Mapping[str, float]) -> str:
-    # JSON has no NaN or infinity.
-    finite = {name: value if math.isfinite(value) else None for name, value in row.items()}
-    return json.dumps(finite, allow_nan=False) + "\n"
+    members = (f"{json.dumps(name)}: {_number(value)}" for name, value in row.items())
+    return "{" + ", ".join(members) + "}\n"
+
+
+def _number(value: float) -> str:
+    # JSON has no NaN or infinity, but numbers so large that readers round them to infinity.
+    if math.isnan(value):
+        return "null"
+    if math.isinf(value):
+        return "1e999" if value > 0 else "-1e999"
+    return json.dumps(value)
 
 
 def _parse(path: Path, number: int, line: str) -> Row:

@@ -18,13 +18,19 @@ def test_rows_come_back_exactly(tmp_path):
     assert read_rows(path) == rows == RowLog(path).rows == log.rows
 
 
-def test_every_line_is_strict_json_and_nan_comes_back_as_nan(tmp_path):
+def test_every_line_is_strict_json_and_what_is_not_finite_comes_back(tmp_path):
     path = tmp_path / "log.jsonl"
     log = RowLog(path)
-    log.append([{"step": 1, "auc": math.nan, "loss": math.inf}])
+    log.append([{"step": 1, "auc": math.nan, 'a "loss"': math.inf, "gain": -math.inf}])
     row = json.loads(path.read_text(), parse_constant=pytest.fail)
-    assert row == {"step": 1, "auc": None, "loss": None}
-    assert math.isnan(read_rows(path)[0]["auc"])
+    assert row == {"step": 1, "auc": None, 'a "loss"': math.inf, "gain": -math.inf}
+    log.truncate(1)
+    (read,) = read_rows(path)
+    assert math.isnan(read.pop("auc")) and read == {
+        "step": 1,
+        'a "loss"': math.inf,
+        "gain": -math.inf,
+    }
 
 
 def test_a_log_cut_at_any_byte_reads_its_whole_rows(tmp_path):
