@@ -26,11 +26,8 @@ def test_every_line_is_strict_json_and_what_is_not_finite_comes_back(tmp_path):
     assert row == {"step": 1, "auc": None, 'a "loss"': math.inf, "gain": -math.inf}
     log.truncate(1)
     (read,) = read_rows(path)
-    assert math.isnan(read.pop("auc")) and read == {
-        "step": 1,
-        'a "loss"': math.inf,
-        "gain": -math.inf,
-    }
+    assert math.isnan(read.pop("auc"))
+    assert read == {"step": 1, 'a "loss"': math.inf, "gain": -math.inf}
 
 
 def test_a_log_cut_at_any_byte_reads_its_whole_rows(tmp_path):
