@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -42,16 +43,22 @@ def call_many(
 ) -> Sequence[Array]:
     """Calls an FFI target of several results; see ``call``."""
     like = next(o for o in operands if o is not None)
-    structs = [_result(shape, dtype, like) for shape, dtype in results]
+    structs = tuple(_result(shape, dtype, like) for shape, dtype in results)
+    return _compiled(target, structs, tuple(sorted(attributes.items())), *operands)
+
+
+# Inside shard_map XLA ends the process where a constant or a result of another program that has no
+# elements is an operand (jaxlib 0.11.2), so arrays of no elements are made here, in the program of
+# the call. It is one function for all calls, so that an eager one finds the program of the last of
+# its kind.
+@partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
+def _compiled(target, structs, attributes, *operands):
+    like = next(o for o in operands if o is not None)
+    none = jax.ShapeDtypeStruct((0,), jnp.float32)
+    kinds = [none if o is None else o for o in operands]
+    arrays = [k if k.size else _empty(k, like) for k in kinds]
     function = jax.ffi.ffi_call(target, structs, vmap_method="expand_dims")
-
-    def run(*operands):
-        arrays = [_empty(like) if o is None else o for o in operands]
-        return list(function(*arrays, **attributes))
-
-    # Arrays of no elements made inside shard_map, but outside of jit, end the process (jaxlib
-    # 0.11.2).
-    return jax.jit(run)(*operands) if jax.typeof(like).mat.varying else run(*operands)
+    return function(*arrays, **dict(attributes))
 
 
 def _result(shape, dtype, like) -> jax.ShapeDtypeStruct:
@@ -62,8 +69,8 @@ def _result(shape, dtype, like) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=kind.sharding, manual_axis_type=kind.mat)
 
 
-def _empty(like: Array) -> Array:
-    empty = jnp.zeros((0,), jnp.float32)
+def _empty(kind: Any, like: Array) -> Array:
+    empty = jnp.zeros(kind.shape, kind.dtype)
     varying = tuple(jax.typeof(like).mat.varying)
     return jax.lax.pcast(empty, varying, to="varying") if varying else empty
 

@@ -46,6 +46,24 @@ def take(array: Any, positions: Any) -> jax.Array:
     return jnp.asarray(array)[positions]
 
 
+def match_varying(*trees: Any) -> tuple[Any, ...]:
+    """Inside ``shard_map``, lets all arrays vary over the same mesh axes.
+
+    A kernel needs that of its operands, and a loop of what it carries on. Ops do it outside of
+    their ``custom_vjp``, so that differentiating the cast sums the gradients of shared operands
+    over the mesh.
+    """
+    leaves, structure = jax.tree.flatten(trees)
+    varying = [jax.typeof(leaf).mat.varying for leaf in leaves]
+    union = frozenset().union(*varying)
+    if union:
+        leaves = [
+            jax.lax.pcast(leaf, tuple(union - own), to="varying") if union - own else leaf
+            for leaf, own in zip(leaves, varying, strict=True)
+        ]
+    return jax.tree.unflatten(structure, leaves)
+
+
 def offset_dtype(num_edges: int) -> type[np.signedinteger]:
     """int32 while edge offsets fit, int64 beyond 2^31 - 1 edges."""
     return np.int32 if num_edges <= MAX_INT32 else np.int64
@@ -54,14 +72,16 @@ def offset_dtype(num_edges: int) -> type[np.signedinteger]:
 def to_device(array: np.ndarray | jax.Array) -> jax.Array:
     """Puts a host array on the default device without narrowing its dtype in silence.
 
-    It may alias ``array``, which must not be written to afterwards.
+    It may alias ``array``, which must not be written to afterwards. Inside ``shard_map`` and
+    outside of ``jit``, where all that JAX makes is traced, it stays on the host, as a constant.
     """
     if array.dtype == np.int64 and array.size and array.max() > MAX_INT32:
         require_x64()
     # Under an enclosing trace the graph is still a constant: it must not become a tracer. Unlike
     # asarray, device_put compiles nothing for a new shape.
     with jax.ensure_compile_time_eval():
-        return jax.device_put(array)
+        placed: Any = jax.device_put(array)
+    return placed if is_concrete(placed) else np.asarray(array, placed.dtype)
 
 
 def require_x64() -> None:

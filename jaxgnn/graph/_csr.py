@@ -15,7 +15,6 @@ from jaxtyping import Array, Float, Int
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph._arrays import (
-    evaluated_if_concrete,
     ids_in_range,
     is_concrete,
     offset_dtype,
@@ -28,8 +27,8 @@ from jaxgnn.graph._arrays import (
     to_device,
 )
 from jaxgnn.graph._normalization import Normalization, degree_scales, normalized_weights
-from jaxgnn.graph._plan import GraphPlan, make_plan
-from jaxgnn.graph._sorting import row_ids, sort_edges
+from jaxgnn.graph._plan import GraphPlan, make_plan, make_traced_plan
+from jaxgnn.graph._sorting import row_ids, row_ids_on_host, sort_edges
 from jaxgnn.graph._validate import validate_graph, validate_structure
 
 
@@ -271,7 +270,9 @@ class CSRGraph:
         if self.plan is not None:
             return self.plan
         if not is_concrete(self.indptr, self.indices):
-            return make_plan(self.indptr, self.indices, self.num_cols, edge_blocks=edge_blocks)
+            return make_traced_plan(
+                self.indptr, self.indices, num_cols=self.num_cols, edge_blocks=edge_blocks
+            )
         plan = self.__dict__.get("_host_plan")
         if plan is None:
             validate_structure(self)
@@ -355,26 +356,30 @@ class CSRGraph:
             raise bad_input(
                 "CSRGraph.with_self_loops", "self", "not normalised yet", repr(self.normalization)
             )
-        with evaluated_if_concrete(self.indptr, self.indices):
-            receivers = self.receivers()
-            real = receivers < self.num_rows
-            nodes = jnp.arange(self.num_rows, dtype=jnp.int32)
-            is_loop = real & (self.indices == receivers)
-            missing = jnp.ones(self.num_rows, bool)
-            if not duplicates:
-                looped = jnp.where(is_loop, receivers, self.num_rows)
-                missing = missing.at[looped].set(False, mode="drop")
-            senders = jnp.concatenate([self.indices, nodes])
-            receivers = jnp.concatenate([receivers, nodes])
-            mask = jnp.concatenate([real, missing])
-        weights = None
-        with evaluated_if_concrete(self.weights, weight):
-            if self.weights is not None:
-                new = jnp.full(self.num_rows, weight, self.weights.dtype)
-                weights = jnp.concatenate([self.weights, new])
-        if is_concrete(mask, senders, receivers):
-            kept = np.flatnonzero(np.asarray(mask))
-            senders, receivers, mask = take(senders, kept), take(receivers, kept), None
+        is_host = is_concrete(self.indptr, self.indices)
+        if is_host and self.plan is None:
+            validate_structure(self)
+        xp: Any = np if is_host else jnp
+        indices = xp.asarray(self.indices)
+        receivers = (row_ids_on_host if is_host else row_ids)(self.indptr, self.num_edges)
+        nodes = xp.arange(self.num_rows, dtype=np.int32)
+        real = receivers < self.num_rows
+        missing = xp.ones(self.num_rows, bool)
+        if not duplicates:
+            missing = _unnamed(
+                xp, self.num_rows, xp.where(real & (indices == receivers), indices, self.num_rows)
+            )
+        mask: Any = xp.concatenate([real, missing])
+        senders = xp.concatenate([indices, nodes])
+        receivers = xp.concatenate([receivers, nodes])
+        weights: Any = None
+        if self.weights is not None:
+            wp: Any = np if is_concrete(self.weights, weight) else jnp
+            new = wp.full(self.num_rows, weight, self.weights.dtype)
+            weights = wp.concatenate([wp.asarray(self.weights), new])
+        if is_host:
+            kept = np.flatnonzero(mask)
+            senders, receivers, mask = senders[kept], receivers[kept], None
             weights = None if weights is None else take(weights, kept)
         return CSRGraph.from_edges(senders, receivers, self.num_rows, weights, edge_mask=mask)
 
@@ -432,6 +437,15 @@ def _check_range(where, name, ids, edge_mask, bound):
     if outside.any():
         at = int(np.flatnonzero(outside)[0])
         raise bad_input(where, f"{name}[{at}]", f"in [0, {bound})", int(ids[at]))
+
+
+def _unnamed(xp: Any, count: int, nodes: Any) -> Any:
+    """[count] bool: which nodes are not among ``nodes``, in which ``count`` names none."""
+    if xp is np:
+        unnamed = np.ones(count + 1, bool)
+        unnamed[nodes] = False
+        return unnamed[:count]
+    return jnp.ones(count, bool).at[nodes].set(False, mode="drop")
 
 
 def _uniform_degree(offsets: Int[Array, " rows+1"], num_edges: int) -> int | None:

@@ -14,7 +14,7 @@ from jaxtyping import Array, Int, UInt
 from jaxgnn.graph._arrays import is_concrete
 from jaxgnn.graph._communities import find_communities
 from jaxgnn.graph._schedule import cut_rows
-from jaxgnn.graph._sorting import inverse_permutation, row_ids, sort_edges
+from jaxgnn.graph._sorting import inverse_permutation, row_ids, row_ids_on_host, sort_edges
 
 # Bits of an entry that name the row within its block; the others name the sender in its span.
 ROW_BITS = 9
@@ -235,9 +235,7 @@ def make_edge_blocks(
     num_edges = transposed_indices.shape[0]
     xp: Any = np if is_concrete(indptr, transposed_indptr, transposed_indices) else jnp
     if xp is np:
-        senders = np.full(num_edges, num_cols, np.int32)
-        columns = np.arange(num_cols, dtype=np.int32)
-        senders[: transposed_indptr[-1]] = np.repeat(columns, np.diff(transposed_indptr))
+        senders = row_ids_on_host(transposed_indptr, num_edges)
     else:
         senders = row_ids(jnp.asarray(transposed_indptr), num_edges)
     shapes = BlockShape.choices(num_rows, num_cols, num_edges)
@@ -312,8 +310,8 @@ def _search(xp, entries, begins, ends, senders):
     """Where in ranges of entries, each sorted by sender, those from ``senders`` on begin."""
     shape = np.broadcast_shapes(begins.shape, senders.shape)
     begins, ends = xp.broadcast_to(begins, shape), xp.broadcast_to(ends, shape)
-    if not entries.shape[0]:
-        return begins  # there is nothing to read, which JAX would trace all the same
+    if 0 in (*shape, entries.shape[0]):
+        return begins  # there is nothing to look up or to read, which JAX would trace all the same
 
     def halve(_, bounds):
         begins, ends = bounds

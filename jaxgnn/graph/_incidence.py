@@ -18,7 +18,12 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxgnn._errors import bad_input
 from jaxgnn.graph._arrays import is_concrete, require_size, shown, to_device
 from jaxgnn.graph._csr import CSRGraph
-from jaxgnn.graph._incidence_plan import IncidencePlan, in_range, make_incidence_plan
+from jaxgnn.graph._incidence_plan import (
+    IncidencePlan,
+    in_range,
+    make_incidence_plan,
+    make_traced_incidence_plan,
+)
 from jaxgnn.graph._incidence_validate import (
     check_incidence_ids,
     check_incidence_shapes,
@@ -270,7 +275,7 @@ class Incidence:
         if self.plan is not None:
             return self.plan
         if not is_concrete(self.node_ids, self.hyperedge_ids):
-            return make_incidence_plan(*self._ids(), *self.shape)
+            return make_traced_incidence_plan(*self._ids(), *self.shape)
         plan = self.__dict__.get("_host_plan")
         if plan is None:
             check_incidence_ids("Incidence", self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from jaxgnn.graph._arrays import ids_in_range, is_concrete
+from jaxgnn.graph._arrays import ids_in_range, is_concrete, match_varying
 from jaxgnn.graph._csr import CSRGraph
 from jaxgnn.graph._plan import make_plan
 from jaxgnn.graph._sorting import sort_edges
@@ -53,6 +54,18 @@ def make_incidence_plan(
         indptr, nodes, num_cols=num_nodes, plan=make_plan(indptr, nodes, num_nodes)
     )
     return IncidencePlan(by_hyperedge, by_hyperedge.transpose(), slots)
+
+
+@partial(jax.jit, static_argnums=(2, 3), inline=True)
+def make_traced_incidence_plan(
+    node_ids: Int[Array, " incidences"],
+    hyperedge_ids: Int[Array, " incidences"],
+    num_nodes: int,
+    num_hyperedges: int,
+) -> IncidencePlan:
+    """The plan of traced ids, as one program; see ``make_incidence_plan``."""
+    ids = match_varying(node_ids, hyperedge_ids)
+    return make_incidence_plan(*ids, num_nodes, num_hyperedges)
 
 
 def in_range(node_ids: Any, hyperedge_ids: Any, num_nodes: int, num_hyperedges: int) -> Any:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from jaxgnn.graph._arrays import is_concrete
+from jaxgnn.graph._arrays import is_concrete, match_varying
 from jaxgnn.graph._edge_blocks import EdgeBlocks, make_edge_blocks
 from jaxgnn.graph._schedule import RowSchedule, make_schedule
-from jaxgnn.graph._sorting import inverse_permutation, row_ids, sort_edges
+from jaxgnn.graph._sorting import inverse_permutation, row_ids, row_ids_on_host, sort_edges
 
 
 @jax.tree_util.register_dataclass
@@ -48,6 +49,20 @@ class GraphPlan:
         )
 
 
+# One program, where each of its many steps would be compiled by itself outside of jit.
+@partial(jax.jit, static_argnames=("num_cols", "edge_blocks"), inline=True)
+def make_traced_plan(
+    indptr: Int[Array, " rows+1"],
+    indices: Int[Array, " edges"],
+    num_cols: int,
+    *,
+    edge_blocks: bool = False,
+) -> GraphPlan:
+    """The plan of a traced graph; see ``make_plan``."""
+    indptr, indices = match_varying(indptr, indices)
+    return make_plan(indptr, indices, num_cols, edge_blocks=edge_blocks)
+
+
 def make_plan(
     indptr: Int[Array, " rows+1"] | np.ndarray,
     indices: Int[Array, " edges"] | np.ndarray,
@@ -67,8 +82,7 @@ def make_plan(
     num_rows, num_edges = indptr.shape[0] - 1, indices.shape[0]
     if is_concrete(indptr, indices):
         indptr, indices = np.asarray(indptr), np.asarray(indices)
-        slots = np.full(num_edges, num_rows, np.int32)
-        slots[: indptr[-1]] = np.repeat(np.arange(num_rows, dtype=np.int32), np.diff(indptr))
+        slots = row_ids_on_host(indptr, num_edges)
     else:
         slots = row_ids(jnp.asarray(indptr), num_edges)
     transposed_indptr, permutation = sort_edges(indices, num_cols, slots < num_rows)

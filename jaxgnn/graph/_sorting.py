@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -65,6 +66,7 @@ def _sort_on_host(receivers, num_rows, mask):
     return by_receiver.indptr[:-1].astype(dtype), by_receiver.indices.astype(dtype)
 
 
+@partial(jax.jit, static_argnums=1, inline=True)
 def _sort_traced(receivers, num_rows, mask):
     # Narrower types could not hold num_rows.
     keys = receivers.astype(jnp.int32)
@@ -91,6 +93,7 @@ def inverse_permutation(permutation: Int[Array, " n"] | np.ndarray) -> Any:
     return jnp.zeros_like(permutation).at[permutation].set(positions, unique_indices=True)
 
 
+@partial(jax.jit, static_argnums=1, inline=True)
 def row_ids(indptr: Int[Array, " rows+1"], num_edges: int) -> Int[Array, " edges"]:
     """Row of each CSR edge slot; slots behind ``indptr[-1]`` get ``num_rows``, an invalid row."""
     num_rows = indptr.shape[0] - 1
@@ -99,3 +102,12 @@ def row_ids(indptr: Int[Array, " rows+1"], num_edges: int) -> Int[Array, " edges
     # Counting row starts at each slot and summing them up is linear, unlike a binary search.
     starts = jnp.zeros(num_edges + 1, jnp.int32).at[indptr[1:]].add(1, mode="drop")
     return jnp.minimum(jax.lax.cumsum(starts)[:num_edges], num_rows)
+
+
+def row_ids_on_host(indptr: Int[Array, " rows+1"] | np.ndarray, num_edges: int) -> np.ndarray:
+    """What ``row_ids`` gives, of concrete offsets and in numpy."""
+    offsets = np.asarray(indptr)
+    num_rows = len(offsets) - 1
+    rows = np.full(num_edges, num_rows, np.int32)
+    rows[: offsets[-1]] = np.repeat(np.arange(num_rows, dtype=np.int32), np.diff(offsets))
+    return rows

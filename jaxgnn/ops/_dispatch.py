@@ -22,6 +22,7 @@ from jax import lax
 from jaxgnn import _ffi
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
+from jaxgnn.graph._arrays import match_varying as match_varying
 from jaxgnn.ops import _verify
 
 Name = Literal["xla", "pallas", "ffi"]
@@ -362,23 +363,6 @@ def current_platform() -> Platform:
     else:
         name = device if isinstance(device, str) else device.platform
     return "cuda" if name in ("gpu", "cuda") else "cpu"
-
-
-def match_varying(*trees: Any) -> tuple[Any, ...]:
-    """Inside ``shard_map``, lets all arrays vary over the same mesh axes.
-
-    A kernel needs that of its operands. Done outside of an op's ``custom_vjp``, so that
-    differentiating the cast sums the gradients of shared operands over the mesh.
-    """
-    leaves, structure = jax.tree.flatten(trees)
-    varying = [jax.typeof(leaf).mat.varying for leaf in leaves]
-    union = frozenset().union(*varying)
-    if union:
-        leaves = [
-            lax.pcast(leaf, tuple(union - own), to="varying") if union - own else leaf
-            for leaf, own in zip(leaves, varying, strict=True)
-        ]
-    return jax.tree.unflatten(structure, leaves)
 
 
 def mapped_with(x: jax.Array, other: jax.Array) -> jax.Array:
