@@ -66,6 +66,16 @@ def _other(tokens, text, place):
     return tokens.at[text, place].set((tokens[text, place] + 1) % VOCABULARY)
 
 
+def _assert_unmoved(name: str, after, before):
+    """To the bit, except where the sums of the reference are XLA's scatters on a GPU.
+
+    Those add in another order each time, which moves logits by a few roundings (2e-7 were seen).
+    """
+    has_an_order = jax.default_backend() == "cpu" or not name.endswith(" by xla")
+    atol = 0 if has_an_order else 4 * jnp.finfo(before.dtype).eps * jnp.abs(before).max()
+    np.testing.assert_allclose(after, before, rtol=0, atol=atol)
+
+
 @pytest.mark.parametrize("name", COUPLINGS)
 def test_a_token_moves_its_own_logits_and_later_ones_and_no_earlier_one(name):
     model = _model(**COUPLINGS[name])
@@ -73,8 +83,8 @@ def test_a_token_moves_its_own_logits_and_later_ones_and_no_earlier_one(name):
     assert before.shape == (2, TIME, VOCABULARY)
     for text, place in ((0, 0), (1, 3), (0, TIME - 1)):
         after = _apply(model, _other(TOKENS, text, place))
-        np.testing.assert_array_equal(after[text, :place], before[text, :place])
-        np.testing.assert_array_equal(after[1 - text], before[1 - text], "another text")
+        _assert_unmoved(name, after[text, :place], before[text, :place])
+        _assert_unmoved(name, after[1 - text], before[1 - text])  # another text
         moved = np.abs(after[text] - before[text]).max(axis=-1)
         assert (moved[place:] > 1e-6).all()
 

@@ -1,6 +1,7 @@
 """The layers on hypergraphs, each against its formula in float64 with dense matrices."""
 
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from flax import nnx
 
 import jaxgnn
 from jaxgnn import Incidence, nn
+from jaxgnn.ops.segment_softmax import FORWARD as SEGMENT_SOFTMAX
 from jaxgnn.ops.spmm import SPMM
 from jaxgnn.testing import check_forward_mode, random_array
 from tests.ops._hypergraph import FEATURES, HYPEREDGES, INCIDENCE, NODES, formula, power
@@ -223,13 +225,27 @@ def test_the_reference_by_name_has_forward_mode_gradients(name, by_default):
         check_forward_mode(lambda x: layer(INCIDENCE, x), X)
 
 
+# The sparse ops of a layer that calls others too, and the names that any of them has here.
+SPARSE_OPS = {"AllDeepSets": [SPMM], "AllSetTransformer": [SPMM, SEGMENT_SOFTMAX]}
+NAMED = [
+    (layer, name)
+    for layer, kernels in SPARSE_OPS.items()
+    for name in dict.fromkeys(name for kernel in kernels for name in usable(kernel))
+    if name != "xla"
+]
+
+
 @pytest.mark.parametrize("by_default", [False, True], ids=["argument", "session default"])
-@pytest.mark.parametrize("implementation", [n for n in usable(SPMM) if n != "xla"])
-@pytest.mark.parametrize("name", ["AllDeepSets", "AllSetTransformer"])
+@pytest.mark.parametrize("name, implementation", NAMED)
 def test_names_of_sparse_kernels_are_for_the_sparse_ops_alone(name, implementation, by_default):
     make = LAYERS[name][0]
     layer = make(nnx.Rngs(0), implementation=None if by_default else implementation)
+    without = [k.name for k in SPARSE_OPS[name] if implementation not in usable(k)]
     with jaxgnn.default_implementation(implementation if by_default else None):
+        if without:  # a name never falls back
+            with pytest.raises(NotImplementedError, match=re.escape(f"{without[0]}[")):
+                layer(INCIDENCE, X)
+            return
         y = layer(INCIDENCE, X)
     plain = make(nnx.Rngs(0), implementation="xla")
     np.testing.assert_allclose(y, plain(INCIDENCE, X), rtol=1e-4, atol=1e-5)
