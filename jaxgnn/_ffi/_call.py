@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from jaxgnn.graph import CSRGraph, EdgeBlocks, blocks_for, edges_per_piece
-from jaxgnn.graph._arrays import is_concrete
+from jaxgnn.graph._arrays import empty_like, is_concrete
 
 Shape = tuple[int, ...]
 
@@ -47,16 +47,14 @@ def call_many(
     return _compiled(target, structs, tuple(sorted(attributes.items())), *operands)
 
 
-# Inside shard_map XLA ends the process where a constant or a result of another program that has no
-# elements is an operand (jaxlib 0.11.2), so arrays of no elements are made here, in the program of
-# the call. It is one function for all calls, so that an eager one finds the program of the last of
-# its kind.
+# Arrays of no elements are made here, in the program of the call; see ``empty_like``. It is one
+# function for all calls, so that an eager one finds the program of the last of its kind.
 @partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
 def _compiled(target, structs, attributes, *operands):
     like = next(o for o in operands if o is not None)
     none = jax.ShapeDtypeStruct((0,), jnp.float32)
     kinds = [none if o is None else o for o in operands]
-    arrays = [k if k.size else _empty(k, like) for k in kinds]
+    arrays = [empty_like(k, like) if 0 in k.shape else k for k in kinds]
     function = jax.ffi.ffi_call(target, structs, vmap_method="expand_dims")
     return function(*arrays, **dict(attributes))
 
@@ -67,12 +65,6 @@ def _result(shape, dtype, like) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype)
     # Inside shard_map the result varies over the mesh as the operands do.
     return jax.ShapeDtypeStruct(shape, dtype, sharding=kind.sharding, manual_axis_type=kind.mat)
-
-
-def _empty(kind: Any, like: Array) -> Array:
-    empty = jnp.zeros(kind.shape, kind.dtype)
-    varying = tuple(jax.typeof(like).mat.varying)
-    return jax.lax.pcast(empty, varying, to="varying") if varying else empty
 
 
 def structure(graph: CSRGraph) -> tuple[Array, Array, Array]:

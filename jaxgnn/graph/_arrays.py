@@ -64,6 +64,18 @@ def match_varying(*trees: Any) -> tuple[Any, ...]:
     return jax.tree.unflatten(structure, leaves)
 
 
+def empty_like(kind: Any, like: Any) -> jax.Array:
+    """An array without elements of the shape and dtype of ``kind``, made anew.
+
+    Inside ``shard_map`` it varies as ``like`` does. XLA ends the process there where a constant,
+    or a result of another program, that has no elements is an operand of a custom call, of a
+    conditional or of a concatenation (jaxlib 0.11.2).
+    """
+    empty = jnp.zeros(kind.shape, kind.dtype)
+    varying = tuple(jax.typeof(like).mat.varying)
+    return jax.lax.pcast(empty, varying, to="varying") if varying else empty
+
+
 def offset_dtype(num_edges: int) -> type[np.signedinteger]:
     """int32 while edge offsets fit, int64 beyond 2^31 - 1 edges."""
     return np.int32 if num_edges <= MAX_INT32 else np.int64
@@ -80,8 +92,9 @@ def to_device(array: np.ndarray | jax.Array) -> jax.Array:
     # Under an enclosing trace the graph is still a constant: it must not become a tracer. Unlike
     # asarray, device_put compiles nothing for a new shape.
     with jax.ensure_compile_time_eval():
-        placed: Any = jax.device_put(array)
-    return placed if is_concrete(placed) else np.asarray(array, placed.dtype)
+        placed = jax.device_put(array)
+    on_host: Any = np.asarray
+    return placed if is_concrete(placed) else on_host(array, placed.dtype)
 
 
 def require_x64() -> None:

@@ -64,8 +64,8 @@ def make_traced_incidence_plan(
     num_hyperedges: int,
 ) -> IncidencePlan:
     """The plan of traced ids, as one program; see ``make_incidence_plan``."""
-    ids = match_varying(node_ids, hyperedge_ids)
-    return make_incidence_plan(*ids, num_nodes, num_hyperedges)
+    nodes, hyperedges = match_varying(node_ids, hyperedge_ids)
+    return make_incidence_plan(nodes, hyperedges, num_nodes, num_hyperedges)
 
 
 def in_range(node_ids: Any, hyperedge_ids: Any, num_nodes: int, num_hyperedges: int) -> Any:

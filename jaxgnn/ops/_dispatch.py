@@ -22,6 +22,7 @@ from jax import lax
 from jaxgnn import _ffi
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
+from jaxgnn.graph._arrays import empty_like
 from jaxgnn.graph._arrays import match_varying as match_varying
 from jaxgnn.ops import _verify
 
@@ -264,7 +265,7 @@ class Kernel:
         fallback = self._bind("xla", here, options)
         if not branches:
             return fallback(*args)
-        return lax.platform_dependent(*args, default=fallback, **branches)
+        return _platform_dependent(fallback, branches, args)
 
     def choose(self, platform: Platform, *args: Any, **options: Any) -> Name:
         """The implementation that ``None`` takes on ``platform`` for these arguments."""
@@ -322,6 +323,31 @@ class Kernel:
                 return run(*args)
 
         return bound
+
+
+def _platform_dependent(
+    fallback: Callable[..., Any], branches: Mapping[Platform, Callable[..., Any]], args: Any
+) -> Any:
+    """``lax.platform_dependent``, whose operands are the arrays that have elements.
+
+    What all branches return varies over a mesh as the operands do: of no edges, say, the result of
+    the reference is zeros, which depend on no operand.
+    """
+    leaves, structure = jax.tree.flatten(args)
+    operands = [leaf for leaf in leaves if 0 not in leaf.shape]
+    kinds = [jax.typeof(leaf) for leaf in leaves]
+
+    def of_operands(run):
+        def whole(*operands):
+            rest = iter(operands)
+            made = [empty_like(k, operands[0]) if 0 in k.shape else next(rest) for k in kinds]
+            results = run(*jax.tree.unflatten(structure, made))
+            return jax.tree.map(lambda r: match_varying(r, operands[0])[0], results)
+
+        return whole
+
+    of_platforms = {platform: of_operands(run) for platform, run in branches.items()}
+    return lax.platform_dependent(*operands, default=of_operands(fallback), **of_platforms)
 
 
 def _most_edges(*args: Any) -> jax.Array | None:
