@@ -25,6 +25,7 @@ from jaxgnn.graph import CSRGraph
 from jaxgnn.graph._arrays import empty_like
 from jaxgnn.graph._arrays import match_varying as match_varying
 from jaxgnn.ops import _verify
+from jaxgnn.ops._one_platform import on_a_gpu
 
 Name = Literal["xla", "pallas", "ffi"]
 Platform = Literal["cpu", "cuda"]
@@ -311,6 +312,8 @@ class Kernel:
     ) -> Callable[..., Any]:
         label = f"{self.name}[{name}]"
         run = functools.partial(self.implementations[name].runs[platform], **options)
+        if name == "pallas":
+            run = on_a_gpu(run)
         if name != "xla" and _verify.setting().mode != "off":
             # The formula as it stands, on every platform.
             exact = {**options, "precision": "highest"} if "precision" in options else options
