@@ -157,7 +157,7 @@ def _parse_header(header: str) -> tuple[str, bool, tuple[int, ...]]:
         if key in entries:
             raise ValueError(f"its header has {key!r} twice")
         entries[key] = found[2]
-    complete = text[:1] == "{" and text[position:].strip() == "}"
+    complete = text[:1] == "{" and text[position:].strip(" \n") == "}"
     if not complete or entries.keys() != {"descr", "fortran_order", "shape"}:
         raise ValueError(
             "expected a header of descr (of plain numbers or strings), fortran_order and shape, "

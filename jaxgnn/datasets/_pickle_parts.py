@@ -79,10 +79,16 @@ class StoredArray:
 
 
 class StoredDtype:
-    """A dtype of plain numbers or strings; its state is its byte order."""
+    """A dtype of plain numbers or strings; its state is its byte order.
 
-    def __init__(self, value: np.dtype):
+    Args:
+        value: the dtype.
+        is_own: whether it is made for this pickle; to others numpy gives no state.
+    """
+
+    def __init__(self, value: np.dtype, is_own: bool):
         self.value = value
+        self._is_own = is_own
 
     def build(self, state: Any, budget: Budget) -> None:
         """Takes a state that says no more than the name did, but for the byte order."""
@@ -90,9 +96,11 @@ class StoredDtype:
             raise ValueError("expected a state of a dtype, of eight entries")
         version, order, *parts, size, alignment, flags = state
         plain = (
-            version == 3
+            self._is_own
+            and version == 3
             and isinstance(order, str)
             and _ORDER.fullmatch(order) is not None
+            and (order == "|") == (self.value.byteorder == "|")
             and all(part is None for part in parts)
             and all(type(number) is int for number in (size, alignment, flags))
             and size in (-1, self.value.itemsize)
@@ -142,7 +150,7 @@ def _dtype(arguments: tuple[Any, ...], budget: Budget) -> StoredDtype:
     if len(options) > 2 or any(option not in (0, 1) for option in options):
         raise ValueError("expected a dtype's name and two options")
     budget.spend(_SIZE_OF_ARRAY)
-    return StoredDtype(plain_dtype(name))
+    return StoredDtype(plain_dtype(name), is_own=len(options) == 2 and bool(options[1]))
 
 
 def _reconstruct(arguments: tuple[Any, ...], budget: Budget) -> StoredArray:

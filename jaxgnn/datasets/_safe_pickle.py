@@ -73,7 +73,7 @@ class _Machine:
     """A stack, a memo, and what each instruction does to them."""
 
     def __init__(self, data: bytes):
-        self._data, self._position = data, 0
+        self._data, self._position, self._end = data, 0, len(data)
         self._stack: list[Any] = []
         self._marks: list[int] = []
         self._bottom = 0  # of the stack above the last mark
@@ -101,11 +101,18 @@ class _Machine:
 
     def _take(self, size: int) -> bytes:
         end = self._position + size
-        if size < 0 or end > len(self._data):
-            raise ValueError(f"it ends before {size} bytes from byte {self._position} on")
+        if size < 0 or end > self._end:
+            self._leave_frame(size)
         taken = self._data[self._position : end]
         self._position = end
         return taken
+
+    def _leave_frame(self, size: int) -> None:
+        """Goes on behind a frame that is at its end."""
+        if self._position >= self._end:
+            self._end = len(self._data)
+        if size < 0 or self._position + size > self._end:
+            raise ValueError(f"it ends before {size} bytes from byte {self._position} on")
 
     def number(self, format: str) -> Any:
         """A number of a fixed size."""
@@ -118,17 +125,20 @@ class _Machine:
     def line(self) -> bytes:
         """Bytes up to the end of the line."""
         end = self._data.find(b"\n", self._position)
-        if end < 0:
+        if end < 0 or end >= self._end > self._position:
             raise ValueError(f"it ends within a line at byte {self._position}")
         line = self._take(end - self._position)
         self._position += 1
         return line
 
     def frame(self) -> None:
-        """Instructions that were written together; there is no more to it."""
+        """Instructions that were written together, each of them whole."""
         size = self.number("<Q")
+        if self._position < self._end < len(self._data):
+            raise ValueError("a frame begins within another one")
         if size > len(self._data) - self._position:
             raise ValueError(f"it ends before a frame of {size} bytes")
+        self._end = self._position + size
 
     def protocol(self) -> None:
         """The first instruction of newer pickles."""

@@ -228,13 +228,19 @@ def _holds(path: Path, array: np.ndarray) -> bool:
     pieces = [path.read_bytes()]
     if path.suffix == ".npz":
         with zipfile.ZipFile(path) as archive:
-            pieces = [archive.read(info) for info in archive.infolist()]
+            pieces = [_unzipped(archive, info) for info in archive.infolist()]
     elif path.suffix == ".pickle":  # bytes as text, in UTF-8 or in the escapes of protocol 0
         pieces += [_latin1(pieces[0]), _unescaped(pieces[0], "raw-unicode-escape")]
         pieces += [_unescaped(pieces[0], "unicode-escape")]
     swapped = array.byteswap() if array.dtype.kind in "iufU" else array
     contents = [a.tobytes(order) for a in (array, swapped) for order in ("C", "F")]
     return any(content in piece for content in contents for piece in pieces)
+
+
+def _unzipped(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+    """A member a little at a time, since zipfile believes the sizes of all members."""
+    with archive.open(info) as stream:
+        return b"".join(iter(lambda: stream.read(1 << 16), b""))
 
 
 def _latin1(data: bytes) -> bytes:
