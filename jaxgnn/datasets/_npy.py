@@ -13,6 +13,7 @@ from jaxgnn.datasets._file_errors import naming, require_file, require_room
 from jaxgnn.datasets._plain_arrays import array_of, array_size, plain_dtype
 
 _MAGIC = b"\x93NUMPY"
+_ZIP_MAGICS = (b"PK\3\4", b"PK\5\6")  # of a member, and of the end of an archive without any
 _HEADER_SIZES = {b"\x01\x00": 2, b"\x02\x00": 4, b"\x03\x00": 4}  # bytes of its length, by version
 _LONGEST_HEADER = 10_000
 _BLOCK = 1 << 18
@@ -92,8 +93,11 @@ class _SmallReads:
 @contextmanager
 def _opened(path: Path) -> Generator[zipfile.ZipFile]:
     with open(path, "rb") as file:
-        if file.read(len(_MAGIC)) == _MAGIC:
+        start = file.read(len(_MAGIC))
+        if start == _MAGIC:
             raise ValueError("it holds a single array")
+        if not start.startswith(_ZIP_MAGICS):  # zipfile looks from the end, and takes what precedes
+            raise ValueError("it does not begin as a zip file does")
         small: Any = _SmallReads(file)
         with zipfile.ZipFile(small) as archive:
             yield archive

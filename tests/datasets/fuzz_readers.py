@@ -374,7 +374,15 @@ def run(seed: int, first: int, count: int) -> tuple[Counter[str], list[str], int
     faults: list[str] = []
     peak, number, last = 0, first, first + count
     while number < last:
-        command = [sys.executable, "-m", "tests.datasets.fuzz_readers", "--seed", str(seed)]
+        command = [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-m",
+            "tests.datasets.fuzz_readers",
+            "--seed",
+            str(seed),
+        ]
         command += ["--first", str(number), "--count", str(last - number), "--work"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
             for line in _lines(process):

@@ -50,6 +50,17 @@ FORGED = {
     "objects of a list": np.array([{}, []], object),
     "an item size": array(dtype("f8", 3, "<", None, None, None, 1 << 20, 8, 0), (12,), ADDRESSES),
     "flags": array(dtype("f8", 3, "<", None, None, None, -1, -1, 63), (12,), ADDRESSES),
+    "a subarray of numbers": array(
+        dtype("f8", 3, "<", (np.dtype("f8"), (1 << 20,)), None, None, -1, -1, 0), (12,), ADDRESSES
+    ),
+    "fields of numbers": array(
+        dtype("f8", 3, "<", None, ("a",), {"a": (OBJECT, 0)}, -1, -1, 0), (12,), ADDRESSES
+    ),
+    "a state of all dtypes": array(
+        Calls(np.dtype, ("i8", False, False), (3, ">", None, None, None, -1, -1, 0)),
+        (12,),
+        ADDRESSES,
+    ),
     "names alone": array(dtype("f8", 3, "<", None, ("a",), None, -1, -1, 0), (12,), ADDRESSES),
     "metadata": array(dtype("f8", 4, "<", None, None, None, -1, -1, 0, {"a": 1}), (12,), ADDRESSES),
     "fields by name": array(dtype("O,i4"), (8,), ADDRESSES),
@@ -133,7 +144,7 @@ def test_arrays_of_any_byte_order_and_of_fortran_are_read(tmp_path):
 # -- what becomes large --------------------------------------------------------------------------
 
 
-def many(instruction, count=1 << 15):
+def many(instruction, count=1 << 14):
     return b"\x80\x04" + instruction * count + b"."
 
 
@@ -151,8 +162,8 @@ ROW = b"](" + b"K\x01" * 1000 + b"e"
 GROWING = {
     "empty lists": many(b"]"),
     "marks": many(b"("),
-    "lists in lists": b"\x80\x04" + b"]" * (1 << 15) + b"a" * ((1 << 15) - 1) + b".",
-    "tuples in tuples": b"\x80\x04)" + b"\x85" * (1 << 15) + b".",
+    "lists in lists": b"\x80\x04" + b"]" * (1 << 14) + b"a" * ((1 << 14) - 1) + b".",
+    "tuples in tuples": b"\x80\x04)" + b"\x85" * (1 << 14) + b".",
     "sets": many(b"\x8f"),
     "short strings": many(b"\x8c\x02ab"),
     "dicts": many(b"}"),
@@ -207,10 +218,10 @@ def peak_of(read):
 
 @pytest.fixture
 def little_slack(monkeypatch):
-    """Small files may become a megabyte, so that small ones can become too large."""
+    """Small files may become half a megabyte, so that small ones can become too large."""
     for module in (_safe_pickle, _file_errors):
-        monkeypatch.setattr(module, "SLACK", 1 << 20)
-    return 1 << 20
+        monkeypatch.setattr(module, "SLACK", 1 << 19)
+    return 1 << 19
 
 
 @pytest.mark.parametrize("name", GROWING)
@@ -344,6 +355,7 @@ ARCHIVES = {
         zipped([(f"{i:0200}.npy", b"") for i in range(5000)], zipfile.ZIP_STORED),
         "list of members is too long",
     ),
+    "something in front": (b"x" * 8 + zipped([("a.npy", GOOD)]), "begin as a zip file"),
     "half of it": (zipped([("a.npy", GOOD)])[:100], "not a zip file"),
 }
 
