@@ -54,8 +54,6 @@ def read_csv(path: Path, dtype: type, contents: str, columns: int | None = None)
     """
     path = _csv_path(path, contents)
     with naming(path, "a csv table"):
-        if path.suffix == ".gz":
-            require_room(path, sum(map(len, _blocks(path))), "what it holds")
         try:
             table = _load_table(path, dtype)
         except Exception as error:

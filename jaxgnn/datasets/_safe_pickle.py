@@ -1,5 +1,6 @@
 """Pickles of numbers, read by a machine of our own, which has no way to run anything else."""
 
+import codecs
 import re
 import struct
 import sys
@@ -31,10 +32,8 @@ _NEWEST = 5
 _WHOLE = re.compile(rb"([+-]?[0-9]{1,20})L?", re.ASCII)
 _FLOAT = re.compile(rb"[+-]?([0-9.]+([eE][+-]?[0-9]+)?|inf|nan)", re.ASCII)
 _INDEX = re.compile(rb"[0-9]{1,18}", re.ASCII)
-# As Python 2 writes a string: what is not printed comes as an escape of four characters.
-_QUOTED = re.compile(rb"""(['"])((?:[^\\]|\\(?:[\\'"nrt]|x[0-9a-fA-F]{2}))*)\1""", re.ASCII)
-_ESCAPED = re.compile(rb"\\(x[0-9a-fA-F]{2}|.)", re.ASCII)
-_LETTERS = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}
+# In a string as Python 2 writes it: what is not printed comes as an escape of four characters.
+_ESCAPED = re.compile(rb"""\\(x[0-9a-fA-F]{2}|[\\'"nrt])?""", re.ASCII)
 
 
 def read_numbers(path: Path, contents: str) -> Any:
@@ -358,15 +357,13 @@ def _float_line(machine: _Machine) -> None:
 
 
 def _quoted_line(machine: _Machine) -> None:
-    found = _QUOTED.fullmatch(machine.line())
-    if found is None:
+    line = machine.line()
+    if len(line) < 2 or line[:1] not in (b"'", b'"') or line[-1:] != line[:1]:
         raise ValueError("expected a string in quotes")
-    machine.make(_ESCAPED.sub(_unescaped, found[2]).decode("latin1"))
-
-
-def _unescaped(found: re.Match[bytes]) -> bytes:
-    code = found[1]
-    return bytes.fromhex(code[1:].decode()) if len(code) == 3 else _LETTERS.get(code, code)
+    for found in _ESCAPED.finditer(line):
+        if found[1] is None:
+            raise ValueError(f"expected an escape as Python 2 writes it at {found.start()}")
+    machine.make(codecs.escape_decode(line[1:-1])[0].decode("latin1"))
 
 
 def _text(data: bytes) -> str:

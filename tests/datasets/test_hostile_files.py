@@ -1,5 +1,6 @@
 """No data file reaches memory, runs code, or becomes many times as large as it is."""
 
+import gzip
 import io
 import pickle
 import struct
@@ -162,6 +163,9 @@ ROW = b"](" + b"K\x01" * 1000 + b"e"
 GROWING = {
     "empty lists": many(b"]"),
     "marks": many(b"("),
+    "a string": b"S'" + b"a" * 100_000 + b"'\n.",
+    "a string of escapes": b"S'" + b"\\x00" * 25_000 + b"'\n.",
+    "names": many(b"cnumpy\ndtype\n"),
     "lists in lists": b"\x80\x04" + b"]" * (1 << 14) + b"a" * ((1 << 14) - 1) + b".",
     "tuples in tuples": b"\x80\x04)" + b"\x85" * (1 << 14) + b".",
     "sets": many(b"\x8f"),
@@ -372,6 +376,17 @@ def test_no_header_of_an_archive_is_believed(name, tmp_path, little_slack):
         assert str(error.value).startswith(f"{path}: ")
 
     assert peak_of(read) < (8 << 20)
+
+
+def test_no_lines_of_text_become_large(tmp_path, little_slack):
+    path = tmp_path / "puzzles.gz"
+    path.write_bytes(gzip.compress(b"." * (4 << 20)))
+
+    def read():
+        with pytest.raises(ValueError, match=r"puzzles\.gz: what it holds would take"):
+            datasets.sudoku.read_lines(path)
+
+    assert peak_of(read) < 4 << 20
 
 
 def test_readers_of_spoiled_files_return_what_they_say_or_name_them():

@@ -9,6 +9,7 @@ import pytest
 import scipy.sparse
 
 from jaxgnn import Incidence, datasets
+from jaxgnn.datasets._safe_pickle import read_numbers
 
 from . import formats
 
@@ -53,6 +54,17 @@ def test_pickles_of_python_2_with_the_names_of_old_modules_are_read(tmp_path):
     data = datasets.read_hypergcn(tmp_path, "old")
     assert data.node_ids.tolist() == [1, 2] and data.num_hyperedges == 1
     np.testing.assert_array_equal(data.features, SMALL.features)
+
+
+def test_strings_are_read_as_python_2_wrote_them(tmp_path):
+    path = tmp_path / "strings.pickle"
+    lines = [rb"""S'a\x41\'\\"'""", b'S"it\'s"', rb"S'\n\xe9'", rb"V\u20ac"]
+    path.write_bytes(b"(" + b"\n".join(lines) + b"\nl.")
+    assert read_numbers(path, "text") == ["aA'\\\"", "it's", "\né", "€"]
+    for line in (rb"S'\q'", rb"S'\x4'", rb"S'", rb"Sa", b"S'a\"", b"S'\\'"):
+        path.write_bytes(line + b"\n.")
+        with pytest.raises(ValueError, match=r"strings\.pickle: cannot be read as a pickle"):
+            read_numbers(path, "text")
 
 
 def test_features_may_be_dense_and_labels_any_numbers(tmp_path):
