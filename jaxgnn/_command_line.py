@@ -3,24 +3,59 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+import re
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from jaxgnn import _info
 
+if TYPE_CHECKING:
+    from jaxgnn import pretrained
+
+
+# More text than any drawing of a board has.
+_LONGEST_BOARD = 1 << 20
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs a command; a bad puzzle or file ends it with one line."""
-    options = _parser().parse_args(arguments)
+    """Runs a command; a bad puzzle or file, or no place for the output, ends it with one line."""
+    status: int | str
+    try:
+        try:
+            status = _run(_parser().parse_args(arguments))
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # else Python does at the end, and complains by itself
+    except BrokenPipeError:  # whoever was to read it has gone, and needs no more
+        _drop_output()
+        status = 1
+    except OSError as error:
+        _drop_output()
+        status = f"error: standard output: {error.strerror or error}"
+    if status:
+        sys.exit(status)
+
+
+def _run(options: argparse.Namespace) -> int | str:
+    """Runs a command and prints what it says; returns what the process is to end with."""
     if options.command == "info":
         print(_info.report())
-        return
+        return 0
     try:
-        solved = _solve(options.puzzle, options.weights, options.steps)
-    except (ValueError, FileNotFoundError) as error:
-        sys.exit(f"error: {error}")
-    if not solved:
-        sys.exit(1)
+        answer = _solve(options.puzzle, options.weights, options.steps)
+    except (ValueError, OSError) as error:
+        return f"error: {error}"
+    print(answer)
+    return 0 if answer.settled is not None else 1
+
+
+def _drop_output() -> None:
+    """Lets what can not be written go to nowhere, so that Python does not try once more."""
+    with contextlib.suppress(OSError, ValueError):  # an output without a number of its own
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -28,21 +63,34 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("info", help="versions, devices, usable implementations")
     sudoku = commands.add_parser("sudoku", help="solve a Sudoku with a trained network")
-    cells = "81 cells, row by row, '.' or 0 where empty; or a file with them"
+    cells = "81 cells, row by row, '.' or 0 where empty; or a file with them, - for standard input"
     sudoku.add_argument("puzzle", help=cells)
-    sudoku.add_argument("--steps", type=int, default=64, help="of message passing")
+    sudoku.add_argument("--steps", type=_count, default=64, help="of message passing")
     sudoku.add_argument("--weights", help="a file of weights in the place of those that come along")
     return parser
 
 
-def _solve(puzzle: str, weights: str | None, steps: int) -> bool:
-    """Prints the network's answer; returns whether it is a solution."""
+def _count(text: str) -> int:
+    """An option's number, in which Python would take underscores, too."""
+    if re.fullmatch("[+-]?[0-9]{1,18}", text, re.ASCII) is None:
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text[:80]!r}")
+    return int(text)
+
+
+def _solve(puzzle: str, weights: str | None, steps: int) -> pretrained.SudokuAnswer:
+    """The network's answer."""
     # Networks take a second to import, which `info` need not wait for.
     from jaxgnn import pretrained
+    from jaxgnn.datasets import sudoku
 
-    answer = pretrained.sudoku_solver(weights).solve(puzzle, steps=steps)
-    print(answer)
-    return answer.settled is not None
+    solver = pretrained.sudoku_solver(weights)
+    if puzzle != "-":
+        return solver.solve(puzzle, steps=steps)
+    try:
+        board = sudoku.parse("" if sys.stdin is None else sys.stdin.read(_LONGEST_BOARD))
+    except ValueError as error:  # no text at all is one, too
+        raise ValueError(f"standard input: {error}") from error
+    return solver.solve(board, steps=steps)
 
 
 if __name__ == "__main__":

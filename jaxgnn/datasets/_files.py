@@ -3,68 +3,37 @@
 import gzip
 import json
 import warnings
-import zipfile
-import zlib
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 
+from jaxgnn.datasets._file_errors import bad_file, naming, require_file, require_room
+from jaxgnn.datasets._number_text import real_number, whole_number
+
 _INT32 = np.iinfo(np.int32)
-# What the standard library and numpy raise on truncated, corrupt or foreign content.
-_UNREADABLE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error)
-
-
-def require_folder(path: Path, contents: str) -> None:
-    """Raises FileNotFoundError unless `path` is a folder; `contents` says what it should hold."""
-    if not path.is_dir():
-        raise FileNotFoundError(f"no folder {path}: expected a folder with {contents}")
-
-
-def require_file(path: Path, contents: str) -> None:
-    """Raises FileNotFoundError unless `path` is a file; `contents` says what it should hold."""
-    if not path.is_file():
-        raise FileNotFoundError(f"no file {path}: expected {contents}")
-
-
-def read_npz(path: Path, keys: tuple[str, ...], contents: str) -> dict[str, np.ndarray]:
-    """Reads the named arrays of an .npz archive; other arrays in it are not decompressed."""
-    require_file(path, contents)
-    with _naming(path, "an .npz archive"), open(path, "rb") as file:
-        archive = np.load(file, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise ValueError("it holds a single array")
-        with archive:
-            missing = [key for key in keys if key not in archive]
-            if missing:
-                raise ValueError(f"no array {missing[0]!r} among {sorted(archive.files)}")
-            return {key: archive[key] for key in keys}
-
-
-def npz_names(path: Path, contents: str) -> frozenset[str]:
-    """Names of the arrays in an .npz archive."""
-    require_file(path, contents)
-    with _naming(path, "an .npz archive"), zipfile.ZipFile(path) as archive:
-        return frozenset(name.removesuffix(".npy") for name in archive.namelist())
-
-
-def read_npy(path: Path, contents: str) -> np.ndarray:
-    """Reads the one array of an .npy file."""
-    require_file(path, contents)
-    with _naming(path, "an .npy array"), open(path, "rb") as file:
-        return np.lib.format.read_array(file, allow_pickle=False)
+_BLOCK = 1 << 20
 
 
 def read_json(path: Path, contents: str) -> dict[str, Any]:
     """Reads a .json file whose top level is an object."""
     require_file(path, contents)
-    with _naming(path, "a JSON object"), open(path, encoding="utf-8") as file:
-        value = json.load(file)
+    with naming(path, "a JSON object"):
+        value = parse_json(path.read_text(encoding="utf-8"))
         if not isinstance(value, dict):
             raise ValueError(f"its top level is a {type(value).__name__}")
         return value
+
+
+def parse_json(text: str) -> Any:
+    """Reads JSON as its standard has it: no key twice, and no NaN.
+
+    Raises:
+        ValueError: it is not that.
+        RecursionError: it is nested too deeply.
+    """
+    return json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
 
 
 def read_csv(path: Path, dtype: type, contents: str, columns: int | None = None) -> np.ndarray:
@@ -84,12 +53,14 @@ def read_csv(path: Path, dtype: type, contents: str, columns: int | None = None)
         ValueError: file, line and cell of what cannot be read.
     """
     path = _csv_path(path, contents)
-    try:
-        table = _load_table(path, dtype)
-    except _UNREADABLE as error:
-        raise ValueError(_explain_csv(path, dtype, columns, error)) from error
+    with naming(path, "a csv table"):
+        try:
+            table = _load_table(path, dtype)
+        except Exception as error:
+            found = _first_bad_line(path, dtype, columns)
+            raise bad_file(path, found or str(error) or repr(error)) from error
     if columns is not None and table.shape[1] != columns:
-        raise ValueError(f"{path}: line 1: expected {columns} columns, got {table.shape[1]}")
+        raise bad_file(path, f"line 1: expected {columns} columns, got {table.shape[1]}")
     return table
 
 
@@ -103,9 +74,13 @@ def read_lines(path: Path, contents: str) -> list[bytes]:
         ValueError: the file, if it is cut short or no .gz file.
     """
     require_file(path, contents)
-    opener = gzip.open if path.suffix == ".gz" else open
-    with _naming(path, "lines of text"), opener(path, "rb") as file:
-        return file.read().rstrip().splitlines()
+    with naming(path, "lines of text"):
+        blocks, size = [], 0
+        for block in _blocks(path):
+            size += len(block)
+            require_room(path, size, "what it holds")
+            blocks.append(block)
+        return b"".join(blocks).rstrip().splitlines()
 
 
 def csv_path(path: Path) -> Path:
@@ -122,7 +97,7 @@ def to_int32(values: np.ndarray, path: Path, what: str) -> np.ndarray:
     if values.dtype == np.int32:
         return values
     if values.dtype.kind not in "iuf":
-        raise ValueError(f"{path}: expected {what} as integers, got dtype {values.dtype}")
+        raise bad_file(path, f"expected {what} as integers, got dtype {values.dtype}")
     # NaN compares false, so it is not good either.
     good = (values >= _INT32.min) & (values <= _INT32.max)
     if values.dtype.kind == "f":
@@ -130,29 +105,68 @@ def to_int32(values: np.ndarray, path: Path, what: str) -> np.ndarray:
     if not good.all():
         position = np.unravel_index(int(np.argmin(good)), good.shape)
         where = ", ".join(map(str, position))
-        raise ValueError(
-            f"{path}: expected {what} as integers, got {values[position]} at [{where}]"
-        )
+        raise bad_file(path, f"expected {what} as integers, got {values[position]} at [{where}]")
     return values.astype(np.int32)
+
+
+def numbers_to_int32(values: list[Any] | tuple[Any, ...], path: Path, what: str) -> np.ndarray:
+    """Converts a list of Python's numbers to [n] int32.
+
+    Raises:
+        ValueError: file, `what`, and the first value that is no number, or no int32; a truth value
+            is no number.
+    """
+    if not set(map(type, values)) <= {int, float}:
+        _complain_of_kinds(values, path, what)
+    if set(map(type, values)) == {int} and _INT32.min <= min(values) <= max(values) <= _INT32.max:
+        return np.fromiter(values, np.int32, len(values))
+    # Not by numpy's own choice: it makes objects of a list with an integer of more than 64 bits.
+    return to_int32(np.fromiter(values, np.float64, len(values)), path, what)
 
 
 def to_float32(values: np.ndarray, path: Path, what: str) -> np.ndarray:
     """Converts a [rows, columns] array of numbers to float32, or raises naming the file."""
     if values.dtype.kind not in "iufb" or values.ndim != 2:
-        raise ValueError(
-            f"{path}: expected {what} as a 2-d array of numbers, got {values.ndim}-d {values.dtype}"
+        raise bad_file(
+            path,
+            f"expected {what} as a 2-d array of numbers, got {values.ndim}-d {values.dtype}",
         )
     with np.errstate(over="ignore"):  # what does not fit becomes inf, which validation reports
         return values.astype(np.float32)
 
 
-@contextmanager
-def _naming(path: Path, kind: str) -> Generator[None]:
-    """Turns whatever reading may raise into one ValueError that starts with the file."""
-    try:
-        yield
-    except _UNREADABLE as error:
-        raise ValueError(f"{path}: cannot be read as {kind}: {error}") from error
+def _complain_of_kinds(values: list[Any] | tuple[Any, ...], path: Path, what: str) -> Never:
+    sizes = {len(value) if isinstance(value, list | tuple) else None for value in values}
+    if None not in sizes and len(sizes) == 1:
+        shape = (len(values), *sizes)
+        raise bad_file(path, f"expected {what} as plain integers, got shape {shape}")
+    position = next(i for i, value in enumerate(values) if type(value) not in (int, float))
+    got, plain = values[position], "plain " * any(size is not None for size in sizes)
+    text = repr(got) if isinstance(got, str | bool) else f"a {type(got).__name__}"
+    raise bad_file(path, f"expected {what} as {plain}integers, got {text[:80]} at [{position}]")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"an object has the key {key[:80]!r} twice")
+            seen.add(key)
+    return found
+
+
+def _no_constant(text: str) -> Never:
+    raise ValueError(f"{text} is no JSON")
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    """What a file holds, unpacked if its name ends in .gz, a megabyte at a time."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rb") as file:
+        while block := file.read(_BLOCK):
+            yield block
 
 
 def _csv_path(path: Path, contents: str) -> Path:
@@ -175,16 +189,8 @@ def _load_table(path: Path, dtype: type) -> np.ndarray:
             raise ValueError(str(warning)) from warning
 
 
-def _explain_csv(path: Path, dtype: type, columns: int | None, error: Exception) -> str:
-    """Goes through the file again, line by line, for what the fast parser does not report."""
-    try:
-        found = _first_bad_line(path, dtype, columns)
-    except _UNREADABLE as unreadable:
-        return f"{path}: cannot be read as a csv table: {unreadable}"
-    return f"{path}: {found or error}"
-
-
 def _first_bad_line(path: Path, dtype: type, columns: int | None) -> str | None:
+    """Goes through the file again, line by line, for what the fast parser does not report."""
     is_number = _cell_test(dtype)
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8") as lines:
@@ -197,18 +203,18 @@ def _first_bad_line(path: Path, dtype: type, columns: int | None) -> str | None:
             if len(cells) != columns:
                 return f"line {number}: expected {columns} columns, got {len(cells)}"
             for column, cell in enumerate(cells, start=1):
-                if not is_number(cell):
+                if not is_number(cell.strip()):
                     kind = np.dtype(dtype).name
-                    return f"line {number}, column {column}: expected {kind}, got {cell!r}"
+                    return f"line {number}, column {column}: expected {kind}, got {cell[:80]!r}"
     return "the file is empty" if number == 0 else None
 
 
 def _cell_test(dtype: type) -> Callable[[str], bool]:
     """Returns whether a text is written as a number of `dtype`; called for every cell."""
     if np.issubdtype(dtype, np.integer):
-        parse, low, high = int, np.iinfo(dtype).min, np.iinfo(dtype).max
+        parse, low, high = whole_number, np.iinfo(dtype).min, np.iinfo(dtype).max
     else:
-        parse, low, high = float, -np.inf, np.inf
+        parse, low, high = real_number, -np.inf, np.inf
 
     def is_number(cell: str) -> bool:
         try:

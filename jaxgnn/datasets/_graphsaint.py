@@ -1,5 +1,6 @@
 """Flickr and Yelp, and whatever else is stored in GraphSAINT's four files."""
 
+import re
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from jaxgnn.datasets._adjacency import read_adjacency
-from jaxgnn.datasets._files import read_json, read_npy, require_folder, to_float32, to_int32
+from jaxgnn.datasets._file_errors import bad_file, naming, require_folder
+from jaxgnn.datasets._files import numbers_to_int32, read_json, to_float32
 from jaxgnn.datasets._node_dataset import NodeDataset
+from jaxgnn.datasets._npy import read_npy
 
 _FILES = {
     "graph": "adj_full.npz",
@@ -16,6 +19,8 @@ _FILES = {
     "labels": "class_map.json",
     "splits": "role.json",
 }
+# Written as JSON's integers are, so that no node has two keys.
+_NODE_ID = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 _ROLES = {"train": "tr", "validation": "va", "test": "te"}
 
 
@@ -48,9 +53,10 @@ def read_graphsaint(
         read_npy(paths["features"], "a [nodes, features] array"), paths["features"], "features"
     )
     if features.shape[0] != num_nodes:
-        raise ValueError(
-            f"{paths['features']}: expected {num_nodes} rows, as many as {paths['graph']} has "
-            f"nodes, got {features.shape[0]}"
+        raise bad_file(
+            paths["features"],
+            f"expected {num_nodes} rows, as many as {paths['graph']} has nodes, "
+            f"got {features.shape[0]}",
         )
     labels = _labels(paths["labels"], num_nodes)
     splits = _splits(paths["splits"])
@@ -73,47 +79,59 @@ def read_graphsaint(
 def _labels(path: Path, num_nodes: int) -> np.ndarray:
     """Returns [nodes] int32 or, where the file has a list a node, [nodes, tasks] float32."""
     class_map = read_json(path, "a JSON object: node id -> class")
-    ids = np.array([_node_id(key, num_nodes, path) for key in class_map], np.int64)
-    labelled = np.zeros(num_nodes, bool)
-    labelled[ids] = True
-    if not labelled.all():
-        raise ValueError(f"{path}: no label for node {int(np.argmin(labelled))}")
-    values = _rectangular(path, class_map)
-    labels = np.empty_like(values)
-    labels[ids] = values
-    return labels.astype(np.float32) if labels.ndim == 2 else labels
+    with naming(path, "labels"):
+        ids = np.array([_node_id(key, num_nodes, path) for key in class_map], np.int64)
+        # Ids differ, so that too few of them leave a node out; there may be many more nodes.
+        if len(ids) != num_nodes:
+            labelled = set(ids.tolist())
+            first = next(node for node in range(num_nodes) if node not in labelled)
+            raise bad_file(path, f"no label for node {first}")
+        values = _rectangular(path, class_map)
+        labels = np.empty_like(values)
+        labels[ids] = values
+        return labels.astype(np.float32) if labels.ndim == 2 else labels
 
 
 def _node_id(key: str, num_nodes: int, path: Path) -> int:
-    if not key.isdecimal() or int(key) >= num_nodes:
-        raise ValueError(f"{path}: expected node ids in [0, {num_nodes}), got a label for {key!r}")
+    if _NODE_ID.fullmatch(key) is None or int(key) >= num_nodes:
+        expected = f"node ids in [0, {num_nodes})"
+        raise bad_file(path, f"expected {expected}, got a label for {key[:80]!r}")
     return int(key)
 
 
 def _rectangular(path: Path, class_map: dict[str, Any]) -> np.ndarray:
     """Values of the map as one integer array, in the map's order."""
-    shapes = {key: np.shape(value) for key, value in class_map.items() if isinstance(value, list)}
-    expected = next(iter(shapes.values()), ())
+    lists = {key: value for key, value in class_map.items() if isinstance(value, list)}
+    if not lists:
+        return numbers_to_int32(list(class_map.values()), path, "labels")
+    tasks = len(next(iter(lists.values())))
     for key in class_map:
-        if shapes.get(key, ()) != expected:
-            raise ValueError(
-                f"{path}: expected labels of one shape, {expected} as the first list has, "
-                f"got {class_map[key]!r} for node {key}"
+        if key not in lists or len(lists[key]) != tasks:
+            got = f"{len(lists[key])} labels" if key in lists else "a single label"
+            raise bad_file(
+                path,
+                f"expected labels of one shape, ({tasks},) as the first list has, got {got} for "
+                f"node {key}",
             )
-    return to_int32(np.array(list(class_map.values())), path, "labels")
+    if not tasks:
+        raise bad_file(path, "expected at least one label in the list of each node, got none")
+    flat = [label for labels in lists.values() for label in labels]
+    return numbers_to_int32(flat, path, "labels").reshape(-1, tasks)
 
 
 def _splits(path: Path) -> dict[str, np.ndarray]:
     roles = read_json(path, "a JSON object: tr, va, te -> node ids")
     splits = {}
-    for split, role in _ROLES.items():
-        if not isinstance(roles.get(role), list):
-            raise ValueError(f"{path}: expected a list of node ids under {role!r}")
-        try:
-            ids = np.array(roles[role], dtype=None if roles[role] else np.int32)
-        except ValueError as error:  # lists of different lengths within the list
-            raise ValueError(f"{path}: expected plain node ids under {role!r}") from error
-        splits[split] = np.sort(to_int32(ids, path, f"node ids under {role!r}"))
+    with naming(path, "node ids"):
+        for split, role in _ROLES.items():
+            ids = roles.get(role)
+            if not isinstance(ids, list):
+                raise bad_file(path, f"expected a list of node ids under {role!r}")
+            if any(isinstance(node, list) for node in ids):
+                expected = f"expected plain node ids under {role!r}, for a 1-d int32 array"
+                raise bad_file(path, f"{expected}, got a list among them")
+            what = f"node ids under {role!r}"
+            splits[split] = np.sort(numbers_to_int32(ids, path, what))
     return splits
 
 

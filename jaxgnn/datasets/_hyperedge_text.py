@@ -5,11 +5,14 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxgnn.datasets._files import read_lines, require_folder
+from jaxgnn.datasets._file_errors import bad_file, require_folder
+from jaxgnn.datasets._files import read_lines
 from jaxgnn.datasets._hypergraph_dataset import HypergraphDataset
+from jaxgnn.datasets._number_text import real_number, whole_number
 from jaxgnn.datasets._splits import stratified_split
 
 _FRACTIONS = (0.5, 0.25, 0.25)
+_LARGEST_LABEL = np.iinfo(np.int64).max
 _CONTENTS = "hyperedges*.txt, node-labels*.txt, and maybe node-features*.txt"
 
 
@@ -72,7 +75,7 @@ def _only(folder: Path, stem: str) -> Path:
     found = sorted(folder.glob(f"{stem}*.txt"))
     if len(found) > 1:
         names = ", ".join(file.name for file in found)
-        raise ValueError(f"{folder}: expected one file {stem}*.txt, got {names}")
+        raise bad_file(folder, f"expected one file {stem}*.txt, got {names}")
     return found[0] if found else folder / f"{stem}.txt"
 
 
@@ -81,11 +84,11 @@ def _cells(line: bytes) -> list[bytes]:
 
 
 def _integer(path: Path, number: int, cell: bytes, what: str) -> int:
+    text = cell.decode("utf-8", "replace")
     try:
-        return int(cell)
+        return whole_number(text)
     except ValueError:
-        text = cell.decode("utf-8", "replace")
-        raise ValueError(f"{path}: line {number}: expected {what}, got {text!r}") from None
+        raise bad_file(path, f"line {number}: expected {what}, got {text[:80]!r}") from None
 
 
 def _hyperedges(path: Path, first_id: int, nodes: int) -> list[list[int]]:
@@ -96,7 +99,7 @@ def _hyperedges(path: Path, first_id: int, nodes: int) -> list[list[int]]:
         for node in ids:
             if not first_id <= node <= last:
                 expected = f"node ids in [{first_id}, {last}], as many as there are labels"
-                raise ValueError(f"{path}: line {number}: expected {expected}, got {node}")
+                raise bad_file(path, f"line {number}: expected {expected}, got {str(node)[:80]}")
         members.append([node - first_id for node in ids])
     return members
 
@@ -107,8 +110,12 @@ def _labels(path: Path) -> np.ndarray:
     for number, line in enumerate(read_lines(path, "a line with the class of each node"), 1):
         cells = _cells(line)
         if len(cells) != 1:
-            raise ValueError(f"{path}: line {number}: expected one label, got {len(cells)}")
-        labels.append(_integer(path, number, cells[0], "a label as a whole number"))
+            raise bad_file(path, f"line {number}: expected one label, got {len(cells)}")
+        label = _integer(path, number, cells[0], "a label as a whole number")
+        if not -_LARGEST_LABEL <= label <= _LARGEST_LABEL:
+            expected = f"a label of at most {_LARGEST_LABEL}"
+            raise bad_file(path, f"line {number}: expected {expected}, got {str(label)[:80]}")
+        labels.append(label)
     return np.array(labels, np.int64)
 
 
@@ -134,12 +141,13 @@ def _table(path: Path, nodes: int) -> np.ndarray:
     rows: list[list[float]] = []
     for number, line in enumerate(read_lines(path, "a line of features for each node"), 1):
         try:
-            rows.append([float(cell) for cell in _cells(line)])
+            rows.append([real_number(cell.decode("utf-8", "replace")) for cell in _cells(line)])
         except ValueError as error:
-            raise ValueError(f"{path}: line {number}: expected numbers: {error}") from None
+            raise bad_file(path, f"line {number}: expected numbers: {error}") from None
         if len(rows[-1]) != len(rows[0]):
             expected = f"{len(rows[0])} features, as in line 1"
-            raise ValueError(f"{path}: line {number}: expected {expected}, got {len(rows[-1])}")
+            raise bad_file(path, f"line {number}: expected {expected}, got {len(rows[-1])}")
     if len(rows) != nodes:
-        raise ValueError(f"{path}: expected {nodes} lines, one for each label, got {len(rows)}")
-    return np.array(rows, np.float32)
+        raise bad_file(path, f"expected {nodes} lines, one for each label, got {len(rows)}")
+    with np.errstate(over="ignore"):  # what does not fit becomes inf, which validation reports
+        return np.array(rows, np.float32)

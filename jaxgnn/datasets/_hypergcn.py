@@ -1,6 +1,5 @@
 """The cocitation and coauthorship hypergraphs, in HyperGCN's files, which AllSet reads too."""
 
-from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -8,12 +7,16 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from jaxgnn.datasets._files import require_folder, to_float32, to_int32
+from jaxgnn.datasets._file_errors import bad_file, naming, require_folder, require_room
+from jaxgnn.datasets._files import numbers_to_int32, to_float32, to_int32
 from jaxgnn.datasets._hypergraph_dataset import HypergraphDataset
-from jaxgnn.datasets._safe_pickle import StoredCSR, read_numbers
+from jaxgnn.datasets._pickle_parts import StoredArray, StoredCSR, StoredSet
+from jaxgnn.datasets._safe_pickle import read_numbers
 from jaxgnn.datasets._splits import stratified_split
 
 _FILES = ("hypergraph.pickle", "features.pickle", "labels.pickle")
+_KINDS_OF_NUMBERS = {bool, int, float, *"biuf"}
+_LAST_ID = np.iinfo(np.int32).max
 _FRACTIONS = (0.5, 0.25, 0.25)
 
 
@@ -48,9 +51,10 @@ def read_hypergcn(
     features = _features(paths["features"])
     labels, classes = _labels(paths["labels"])
     if len(labels) != len(features):
-        raise ValueError(
-            f"{paths['labels']}: expected {len(features)} labels, one for each row of "
-            f"{paths['features']}, got {len(labels)}"
+        raise bad_file(
+            paths["labels"],
+            f"expected {len(features)} labels, one for each row of {paths['features']}, "
+            f"got {len(labels)}",
         )
     node_ids, hyperedge_ids, count = _incidences(paths["hypergraph"])
     parts, split_file = stratified_split(labels, _FRACTIONS, seed), paths["labels"]
@@ -74,72 +78,130 @@ def read_hypergcn(
 
 def _incidences(path: Path) -> tuple[np.ndarray, np.ndarray, int]:
     """Nodes and hyperedges [incidences] int32 in the file's order, and how many hyperedges."""
-    hyperedges = read_numbers(path, "a dict of hyperedges: name -> node ids")
-    if not isinstance(hyperedges, Mapping):
-        expected = "a dict of hyperedges: name -> node ids"
-        raise ValueError(f"{path}: expected {expected}, got a {type(hyperedges).__name__}")
-    members = [
-        _integers(path, f"node ids of hyperedge {name!r}", nodes)
-        for name, nodes in hyperedges.items()
-    ]
-    sizes = [len(nodes) for nodes in members]
-    ids = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
-    nodes = np.concatenate([np.zeros(0, np.int32), *members])
-    return nodes, ids, len(sizes)
+    expected = "a dict of hyperedges: name -> node ids"
+    hyperedges = read_numbers(path, expected)
+    with naming(path, expected):
+        if not isinstance(hyperedges, dict):
+            raise bad_file(path, f"expected {expected}, got a {type(hyperedges).__name__}")
+        most = sum(map(_length, hyperedges.values()))
+        # A pickle may name the same list many times.
+        require_room(path, 2 * most * np.dtype(np.int32).itemsize, "its hyperedges")
+        nodes, sizes = np.empty(most, np.int32), np.zeros(len(hyperedges), np.int64)
+        end = 0
+        for number, (name, members) in enumerate(hyperedges.items()):
+            ids = _integers(path, f"node ids of hyperedge {str(name)[:80]!r}", members)
+            nodes[end : end + len(ids)] = ids
+            sizes[number] = len(ids)
+            end += len(ids)
+        hyperedge_ids = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+        return nodes[:end], hyperedge_ids, len(sizes)
 
 
 def _features(path: Path) -> np.ndarray:
+    """[nodes, features] float32."""
     stored = read_numbers(path, "a matrix of features, a row for each node")
-    if isinstance(stored, StoredCSR):
-        stored = _dense(path, stored.fields)
-    try:
-        values = np.asarray(stored)
-    except ValueError as error:  # lists of different lengths
-        raise ValueError(f"{path}: expected features as a matrix: {error}") from error
-    return to_float32(values, path, "features")
+    with naming(path, "features"):
+        if isinstance(stored, StoredCSR):
+            return _dense(path, stored.fields)
+        if isinstance(stored, StoredArray):
+            return to_float32(stored.value, path, "features")
+        if not isinstance(stored, list | tuple):
+            got = type(stored).__name__
+            raise bad_file(path, f"expected features as a 2-d array of numbers, got a {got}")
+        return _rows(path, stored)
+
+
+def _rows(path: Path, rows: list[Any] | tuple[Any, ...]) -> np.ndarray:
+    """A list of rows, each a list or an array of numbers."""
+    if not all(isinstance(row, list | tuple | StoredArray) for row in rows):
+        raise bad_file(path, "expected features as a 2-d array of numbers, got a list of others")
+    widths = set(map(_length, rows))
+    if len(widths) > 1:
+        got = " and ".join(map(str, sorted(widths)[:2]))
+        raise bad_file(path, f"expected features as a matrix, got rows of {got}")
+    width = widths.pop() if widths else 0
+    require_room(path, len(rows) * width * np.dtype(np.float32).itemsize, "its features")
+    features = np.empty((len(rows), width), np.float32)
+    for number, row in enumerate(rows):
+        values = row.value if isinstance(row, StoredArray) else row
+        kinds = {values.dtype.kind} if isinstance(values, np.ndarray) else set(map(type, values))
+        if not kinds <= _KINDS_OF_NUMBERS:
+            raise bad_file(path, f"expected features as numbers, got others in row {number}")
+        with np.errstate(over="ignore"):  # what does not fit becomes inf, which validation reports
+            features[number] = np.asarray(values, None if isinstance(values, np.ndarray) else float)
+    return features
 
 
 def _dense(path: Path, fields: dict[str, Any]) -> np.ndarray:
     """The sparse matrix, checked before it is trusted."""
-    try:
-        shape = tuple(int(size) for size in fields["_shape"])
-        arrays = (np.asarray(fields[key]) for key in ("data", "indices", "indptr"))
-        matrix = scipy.sparse.csr_array(tuple(arrays), shape=shape)
-        matrix.check_format(full_check=True)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise ValueError(f"{path}: not a csr_matrix as scipy stores it: {error!r}") from error
-    return matrix.toarray()
+    shape, parts = fields.get("_shape"), []
+    for name in ("data", "indices", "indptr"):
+        part = fields.get(name)
+        if not isinstance(part, StoredArray) or part.value.ndim != 1:
+            raise bad_file(path, f"not a csr_matrix as scipy stores it: {name} is no 1-d array")
+        parts.append(part.value)
+    data, indices, indptr = parts
+    is_shape = type(shape) is tuple and len(shape) == 2
+    if not is_shape or not all(type(n) is int and 0 <= n <= _LAST_ID for n in shape):
+        raise bad_file(path, "not a csr_matrix as scipy stores it: expected a shape of two sizes")
+    rows, columns = shape
+    if data.dtype.kind not in "iufb" or not {indices.dtype.kind, indptr.dtype.kind} <= set("iu"):
+        kinds = f"{data.dtype}, {indices.dtype} and {indptr.dtype}"
+        raise bad_file(path, f"not a csr_matrix of numbers as scipy stores it, but of {kinds}")
+    if len(indptr) != rows + 1 or len(data) != len(indices):
+        sizes = f"{len(data)} values at {len(indices)} columns, and {len(indptr)} row offsets"
+        raise bad_file(path, f"not a csr_matrix of {rows} rows: {sizes}")
+    if indptr[0] != 0 or indptr[-1] != len(data) or (indptr[1:] < indptr[:-1]).any():
+        raise bad_file(path, f"not a csr_matrix: row offsets do not rise from 0 to {len(data)}")
+    if ((indices < 0) | (indices >= columns)).any():
+        raise bad_file(path, f"not a csr_matrix: a column is not in [0, {columns})")
+    require_room(path, rows * columns * np.dtype(np.float32).itemsize, "its dense matrix")
+    wide = data.astype(np.float64)  # in which repeated entries are added
+    own = (wide, indices.astype(np.int64), indptr.astype(np.int64))
+    matrix = scipy.sparse.csr_array(own, shape=(rows, columns))
+    matrix.sum_duplicates()
+    with np.errstate(over="ignore"):
+        return matrix.astype(np.float32).toarray()
 
 
 def _labels(path: Path) -> tuple[np.ndarray, int]:
     """Class ids [nodes] int32, and how many different labels there are."""
     stored = read_numbers(path, "a list of labels, one for each node")
-    different, ids = np.unique(_integers(path, "labels", stored), return_inverse=True)
-    return ids.astype(np.int32), len(different)
+    with naming(path, "labels"):
+        different, ids = np.unique(_integers(path, "labels", stored), return_inverse=True)
+        return ids.astype(np.int32), len(different)
 
 
 def _published_split(path: Path) -> dict[str, np.ndarray]:
-    stored = read_numbers(path, "a dict of node ids: train, test")
-    if not isinstance(stored, Mapping) or not {"train", "test"} <= stored.keys():
-        raise ValueError(f"{path}: expected a dict of node ids: train, test")
-    parts = {
-        key: np.sort(_integers(path, f"node ids of {key}", stored[key]))
-        for key in ("train", "test")
-    }
-    return {**parts, "validation": np.zeros(0, np.int32)}
+    expected = "a dict of node ids: train, test"
+    stored = read_numbers(path, expected)
+    with naming(path, expected):
+        if not isinstance(stored, dict) or not {"train", "test"} <= stored.keys():
+            raise bad_file(path, f"expected {expected}")
+        parts = {
+            key: np.sort(_integers(path, f"node ids of {key}", stored[key]))
+            for key in ("train", "test")
+        }
+        return {**parts, "validation": np.zeros(0, np.int32)}
+
+
+def _length(stored: Any) -> int:
+    """How many entries a list, a set or an array has; none if it is something else."""
+    if isinstance(stored, StoredArray):
+        return stored.value.shape[0] if stored.value.ndim else 0
+    members = stored.members if isinstance(stored, StoredSet) else stored
+    return len(members) if isinstance(members, list | tuple) else 0
 
 
 def _integers(path: Path, what: str, stored: Any) -> np.ndarray:
-    """A list, set or array of integers as [n] int32."""
-    if not isinstance(stored, list | tuple | set | frozenset | np.ndarray):
-        raise ValueError(f"{path}: expected {what} as a list, got a {type(stored).__name__}")
-    values = list(stored)
-    if not values:
-        return np.zeros(0, np.int32)
-    try:
-        array = np.array(values)
-    except ValueError as error:  # lists of different lengths within the list
-        raise ValueError(f"{path}: expected {what} as plain integers") from error
-    if array.ndim != 1:
-        raise ValueError(f"{path}: expected {what} as plain integers, got shape {array.shape}")
-    return to_int32(array, path, what)
+    """A list, set or array of integers as [n] int32; a set in ascending order."""
+    if isinstance(stored, StoredArray):
+        if stored.value.ndim != 1:
+            got = f"shape {stored.value.shape}"
+            raise bad_file(path, f"expected {what} as plain integers, got {got}")
+        return to_int32(stored.value, path, what)
+    if isinstance(stored, StoredSet):
+        return np.unique(numbers_to_int32(stored.members, path, what))
+    if not isinstance(stored, list | tuple):
+        raise bad_file(path, f"expected {what} as a list, got a {type(stored).__name__}")
+    return numbers_to_int32(stored, path, what)

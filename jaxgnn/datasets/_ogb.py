@@ -7,7 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from jaxgnn.datasets._files import csv_path, read_csv, require_folder, to_int32
+from jaxgnn.datasets._file_errors import bad_file, require_folder
+from jaxgnn.datasets._files import csv_path, read_csv, to_int32
 from jaxgnn.datasets._node_dataset import NodeDataset
 
 _SPLIT_FILES = {"train": "train", "validation": "valid", "test": "test"}
@@ -106,9 +107,9 @@ def read_ogb(
 def _read_count(path: Path, what: str) -> int:
     counts = read_csv(path, np.int64, f"one line: the number of {what}", columns=1)
     if counts.shape[0] != 1 or counts[0, 0] < 0:
-        raise ValueError(
-            f"{csv_path(path)}: expected the number of {what} of one graph, "
-            f"got {counts.ravel().tolist()[:5]}"
+        raise bad_file(
+            csv_path(path),
+            f"expected the number of {what} of one graph, got {counts.ravel().tolist()[:5]}",
         )
     return int(counts[0, 0])
 
@@ -121,9 +122,10 @@ def _read_edges(raw: Path, num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
     good = (edges >= 0) & (edges < num_nodes)
     if not good.all():
         line, column = divmod(int(np.argmin(good)), 2)
-        raise ValueError(
-            f"{csv_path(path)}: line {line + 1}, column {column + 1}: expected node ids in "
-            f"[0, {num_nodes}), got {edges[line, column]}"
+        raise bad_file(
+            csv_path(path),
+            f"line {line + 1}, column {column + 1}: expected node ids in [0, {num_nodes}), "
+            f"got {edges[line, column]}",
         )
     return np.ascontiguousarray(edges[:, 0]), np.ascontiguousarray(edges[:, 1])
 
@@ -177,9 +179,10 @@ def _read_labels(path: Path, tasks: int | None, num_nodes: int) -> np.ndarray:
     missing = np.isnan(table).any(axis=1)
     if missing.any():
         line = int(np.argmax(missing)) + 1
-        raise ValueError(
-            f"{csv_path(path)}: line {line}: expected a label for every node, got nan; "
-            f"{int(missing.sum())} nodes have none"
+        raise bad_file(
+            csv_path(path),
+            f"line {line}: expected a label for every node, got nan; "
+            f"{int(missing.sum())} nodes have none",
         )
     labels = to_int32(table, csv_path(path), "labels")
     return labels.astype(np.float32) if tasks else labels[:, 0]
@@ -191,9 +194,9 @@ def _read_split(path: Path) -> np.ndarray:
 
 def _require_rows(path: Path, table: np.ndarray, expected: int, counted_in: str) -> None:
     if table.shape[0] != expected:
-        raise ValueError(
-            f"{csv_path(path)}: expected {expected} lines, as {counted_in} says, "
-            f"got {table.shape[0]}"
+        raise bad_file(
+            csv_path(path),
+            f"expected {expected} lines, as {counted_in} says, got {table.shape[0]}",
         )
 
 

@@ -6,8 +6,10 @@ from pathlib import Path
 import numpy as np
 
 from jaxgnn.datasets._adjacency import read_adjacency
-from jaxgnn.datasets._files import read_npz, require_folder, to_float32, to_int32
+from jaxgnn.datasets._file_errors import bad_file, naming, require_folder
+from jaxgnn.datasets._files import to_float32, to_int32
 from jaxgnn.datasets._node_dataset import NodeDataset
+from jaxgnn.datasets._npy import read_npz
 
 _DATA, _GRAPH = "reddit_data.npz", "reddit_graph.npz"
 _NODE_TYPES = {"train": 1, "validation": 2, "test": 3}
@@ -38,9 +40,10 @@ def read_reddit(path: str | PathLike[str]) -> NodeDataset:
     senders, receivers, num_nodes = read_adjacency(graph_path)
     for key, array in arrays.items():
         if array.shape[:1] != (num_nodes,):
-            raise ValueError(
-                f"{data_path}: expected {num_nodes} rows of {key}, as many as {graph_path} has "
-                f"nodes, got shape {array.shape}"
+            raise bad_file(
+                data_path,
+                f"expected {num_nodes} rows of {key}, as many as {graph_path} has nodes, "
+                f"got shape {array.shape}",
             )
     labels = to_int32(arrays["label"], data_path, "labels")
     splits = _splits(arrays["node_types"], data_path)
@@ -59,13 +62,17 @@ def read_reddit(path: str | PathLike[str]) -> NodeDataset:
 
 
 def _splits(node_types: np.ndarray, path: Path) -> dict[str, np.ndarray]:
-    good = np.isin(node_types, list(_NODE_TYPES.values()))
-    if not good.all():
-        first = int(np.argmin(good))
-        raise ValueError(
-            f"{path}: expected node_types 1, 2 or 3, got {node_types[first]} at [{first}]"
-        )
-    return {
-        split: np.flatnonzero(node_types == code).astype(np.int32)
-        for split, code in _NODE_TYPES.items()
-    }
+    with naming(path, "node_types"):
+        if node_types.ndim != 1 or node_types.dtype.kind not in "iuf":
+            got = f"{node_types.ndim}-d {node_types.dtype}"
+            raise bad_file(path, f"expected node_types as a 1-d array of numbers, got {got}")
+        good = np.isin(node_types, list(_NODE_TYPES.values()))
+        if not good.all():
+            first = int(np.argmin(good))
+            raise bad_file(
+                path, f"expected node_types 1, 2 or 3, got {node_types[first]} at [{first}]"
+            )
+        return {
+            split: np.flatnonzero(node_types == code).astype(np.int32)
+            for split, code in _NODE_TYPES.items()
+        }

@@ -15,6 +15,8 @@ from jaxgnn.models._sudoku_grid import (
     KINDS,
     box_of,
     candidate_kinds,
+    check_digits,
+    nan_without_digits,
     sudoku_graph,
     sudoku_positions,
     sudoku_relations,
@@ -111,15 +113,17 @@ class RecurrentRelationalNetwork(nnx.Module):
         """Logits behind every step: class k is digit k, and class 0, never right, none.
 
         Args:
-          puzzles: digits, 0 where blank.
+          puzzles: digits, 0 where blank. Under ``jit`` a board with something else, which can not
+            be refused there, has NaN for logits.
           num_steps: in the place of the model's.
           warm_up: steps in front of these, see ``nn.MessagePassing``.
           rngs: a ``dropout`` stream in training, None in evaluation.
 
         Raises:
-          ValueError: if ``puzzles`` are not integers of as many cells as the model was made for.
+          ValueError: if ``puzzles`` are not digits, of as many cells as the model was made for.
         """
         box_of("RecurrentRelationalNetwork", "puzzles", puzzles, self.box)
+        check_digits("RecurrentRelationalNetwork", "puzzles", puzzles, self.box)
         rows, columns, _ = sudoku_positions(self.box).T
         digits = embedded(self.digits, puzzles.astype(jnp.int32))
         positions = jnp.concatenate([self.rows(rows), self.columns(columns)], axis=-1)
@@ -127,7 +131,8 @@ class RecurrentRelationalNetwork(nnx.Module):
         x = self.encoder(jnp.concatenate([digits, positions], axis=-1))
         options: dict[str, Any] = {"num_steps": num_steps, "warm_up": warm_up}
         options |= {"readout": self.readout, "rngs": rngs}
-        return self.steps(sudoku_graph(self.box), x, inputs=x, **options)[1]
+        _, logits = self.steps(sudoku_graph(self.box), x, inputs=x, **options)
+        return nan_without_digits(logits, puzzles, self.box)
 
     def weight_penalty(self) -> Float[Array, ""]:
         """Half the sum of squares of the kernels of the three MLPs."""
@@ -216,21 +221,23 @@ class EquivariantRelationalNetwork(nnx.Module):
         """Logits of the digits behind every step.
 
         Args:
-          puzzles: digits, 0 where blank, of a Sudoku of any box size.
+          puzzles: digits, 0 where blank, of a Sudoku of any box size. Under ``jit`` a board with
+            something else, which can not be refused there, has NaN for logits.
           num_steps: in the place of the model's.
           warm_up: steps in front of these, see ``nn.MessagePassing``.
           rngs: a ``dropout`` stream in training, None in evaluation.
 
         Raises:
-          ValueError: if ``puzzles`` are not integers, or not of as many cells as a Sudoku has.
+          ValueError: if ``puzzles`` are not digits, or not of as many cells as a Sudoku has.
         """
         box = box_of("EquivariantRelationalNetwork", "puzzles", puzzles)
+        check_digits("EquivariantRelationalNetwork", "puzzles", puzzles, box)
         x = embedded(self.kinds, candidate_kinds(puzzles.astype(jnp.int32), box))
         relations = jnp.asarray(sudoku_relations(box), x.dtype)
         options: dict[str, Any] = {"num_steps": num_steps, "warm_up": warm_up}
         options |= {"readout": self.readout, "rngs": rngs}
         _, logits = self.steps(sudoku_graph(box), x, relations, inputs=x, **options)
-        return jnp.swapaxes(logits[..., 0], -1, -2)
+        return nan_without_digits(jnp.swapaxes(logits[..., 0], -1, -2), puzzles, box)
 
 
 class _AmongDigits(NodeUpdate[LSTMState]):

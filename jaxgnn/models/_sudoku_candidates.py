@@ -13,7 +13,14 @@ from jaxtyping import Array, Float, Int
 
 from jaxgnn import ops
 from jaxgnn.models._embedding import embedded
-from jaxgnn.models._sudoku_grid import KINDS, box_of, candidate_kinds, sudoku_graph
+from jaxgnn.models._sudoku_grid import (
+    KINDS,
+    box_of,
+    candidate_kinds,
+    check_digits,
+    nan_without_digits,
+    sudoku_graph,
+)
 from jaxgnn.nn import FusedLinear, LSTMUpdate, MessagePassing, check_widths
 
 _INPUT_FEATURES = 16
@@ -99,20 +106,22 @@ class CandidateNetwork(nnx.Module):
         """Logits of the digits behind every step.
 
         Args:
-          puzzles: digits, 0 where blank, of a Sudoku of any box size.
+          puzzles: digits, 0 where blank, of a Sudoku of any box size. Under ``jit`` a board with
+            something else, which can not be refused there, has NaN for logits.
           num_steps: in the place of the model's.
           warm_up: steps in front of these, see ``nn.MessagePassing``.
           rngs: as other models have it; nothing here is random.
 
         Raises:
-          ValueError: if ``puzzles`` are not integers, or not of as many cells as a Sudoku has.
+          ValueError: if ``puzzles`` are not digits, or not of as many cells as a Sudoku has.
         """
         box = box_of("CandidateNetwork", "puzzles", puzzles)
+        check_digits("CandidateNetwork", "puzzles", puzzles, box)
         x = embedded(self.kinds, candidate_kinds(puzzles.astype(jnp.int32), box))
         h: Any = self.start(x)
         options = {"num_steps": num_steps, "warm_up": warm_up, "readout": self.readout}
         _, logits = self.steps(sudoku_graph(box), h, inputs=x, **options)
-        return jnp.swapaxes(logits[..., 0], -1, -2)
+        return nan_without_digits(jnp.swapaxes(logits[..., 0], -1, -2), puzzles, box)
 
 
 class _GroupMessages(nnx.Module):

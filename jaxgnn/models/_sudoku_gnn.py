@@ -14,7 +14,13 @@ from jaxtyping import Array, Float, Int
 
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
-from jaxgnn.models._sudoku_grid import box_of, sudoku_constraint_graph, sudoku_positions
+from jaxgnn.models._sudoku_grid import (
+    box_of,
+    check_digits,
+    nan_without_digits,
+    sudoku_constraint_graph,
+    sudoku_positions,
+)
 from jaxgnn.nn import EdgeMLP, FusedLinear, MessagePassing, NodeUpdate, check_widths
 
 _CELL_FEATURES = 5
@@ -108,23 +114,27 @@ class SudokuGNN(nnx.Module):
         """Logits of the digits.
 
         Args:
-          puzzles: digits, 0 where blank.
+          puzzles: digits, 0 where blank. Under ``jit`` a board with something else, which can not
+            be refused there, has NaN for logits.
           num_steps: in the place of the model's.
           every_step: return them behind every step, stacked in front, without the dropout of the
             readout.
           rngs: a ``dropout`` stream in training, None in evaluation.
 
         Raises:
-          ValueError: if ``puzzles`` are not integers of as many cells as the model was made for.
+          ValueError: if ``puzzles`` are not digits, of as many cells as the model was made for.
         """
         box_of("SudokuGNN", "puzzles", puzzles, self.box)
+        check_digits("SudokuGNN", "puzzles", puzzles, self.box)
         encoded = self.norm(self.encoder(self._inputs(puzzles), rngs))
         encoded = _drop(self.dropout, encoded, rngs)
         graph, options = sudoku_constraint_graph(self.box), {"num_steps": num_steps, "rngs": rngs}
         if every_step:
-            return self.steps(graph, encoded, readout=self.readout, **options)[1]
-        h: Any = self.steps(graph, encoded, **options)
-        return self.readout(h, rngs)
+            logits = self.steps(graph, encoded, readout=self.readout, **options)[1]
+        else:
+            h: Any = self.steps(graph, encoded, **options)
+            logits = self.readout(h, rngs)
+        return nan_without_digits(logits, puzzles, self.box)
 
     def _inputs(self, puzzles: Array) -> Float[Array, "*batch nodes 5"]:
         side = self.box * self.box

@@ -8,10 +8,11 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
+from jaxgnn.graph._arrays import ids_in_range, is_concrete
 
 KINDS = 3  # that candidate_kinds tells apart
 
@@ -125,3 +126,41 @@ def box_of(where: str, argument: str, boards: Any, box: int | None = None) -> in
         expected = f"{box**4} cells" if box is not None else "16, 81, 256, ... cells"
         raise bad_input(where, argument, f"of shape [..., {expected}]", f"shape {boards.shape}")
     return found
+
+
+def check_digits(where: str, argument: str, boards: Any, box: int, least: int = 0) -> None:
+    """Complains about what is no digit of boards [..., cells], where their values are known.
+
+    Under a transformation they are not: see ``nan_without_digits``.
+
+    Raises:
+      ValueError: if a cell is not in ``least .. box²``.
+    """
+    if not is_concrete(boards):
+        return
+    values = np.asarray(boards)
+    good = _are_digits(values, box, least)
+    if not good.all():
+        place = np.unravel_index(int(np.argmin(good)), good.shape)
+        expected = f"digits from {least} to {box * box}"
+        raise bad_input(where, argument, expected, f"{values[place]} at {[int(i) for i in place]}")
+
+
+def nan_without_digits(
+    logits: Float[Array, "*steps cells classes"],
+    boards: Int[Array, "*batch cells"],
+    box: int,
+    least: int = 0,
+) -> Float[Array, "*steps cells classes"]:
+    """The logits, NaN for boards with a cell that is not in ``least .. box²``.
+
+    This is the answer to them where no error can be raised.
+    """
+    if is_concrete(boards):  # looked at by check_digits
+        return logits
+    good = _are_digits(boards, box, least).all(axis=-1)[..., None, None]
+    return jnp.where(good, logits, jnp.asarray(jnp.nan, logits.dtype))
+
+
+def _are_digits(boards: Any, box: int, least: int) -> Any:
+    return ids_in_range(boards, box * box + 1) & (boards >= least)

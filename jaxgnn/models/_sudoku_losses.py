@@ -2,9 +2,12 @@
 
 Logits are [*steps, *batch, cells, classes]: the last ``side`` classes are the digits from 1. Boards
 are [*batch, cells] of digits, 0 where a cell is blank; leading axes that boards lack are steps.
+What is no digit is refused where its value is known; under ``jit`` the loss is NaN.
 """
 
 from __future__ import annotations
+
+import math
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +15,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jaxgnn._errors import bad_input
-from jaxgnn.models._sudoku_grid import box_of
+from jaxgnn.models._sudoku_grid import box_of, check_digits, nan_without_digits
 
 
 def sudoku_digits(logits: Float[Array, "*batch cells classes"]) -> Int[Array, "*batch cells"]:
@@ -41,9 +44,9 @@ def sudoku_cross_entropy(
       solutions: digits from 1.
 
     Raises:
-      ValueError: if shapes do not fit.
+      ValueError: if shapes do not fit, or boards have something else than digits.
     """
-    side = _side("sudoku_cross_entropy", logits, solutions)
+    side = _side("sudoku_cross_entropy", logits, solutions=solutions)
     return -jnp.mean(_of_solution(jax.nn.log_softmax(_wide(logits)), solutions, side))
 
 
@@ -67,9 +70,9 @@ def sudoku_focal_loss(
       constraint_weight: of the constraints.
 
     Raises:
-      ValueError: if shapes do not fit.
+      ValueError: if shapes do not fit, or boards have something else than digits.
     """
-    side = _side("sudoku_focal_loss", logits, solutions, puzzles)
+    side = _side("sudoku_focal_loss", logits, solutions=solutions, puzzles=puzzles)
     log_p = _of_solution(jax.nn.log_softmax(_wide(logits)), solutions, side)
     # Not zero, where a power below one has no derivative.
     left = jnp.maximum(-jnp.expm1(log_p), jnp.finfo(log_p.dtype).tiny)
@@ -95,13 +98,14 @@ def sudoku_constraint_loss(
       puzzles: 0 where blank.
 
     Raises:
-      ValueError: if shapes do not fit.
+      ValueError: if shapes do not fit, or boards have something else than digits.
     """
-    side = _side("sudoku_constraint_loss", logits, puzzles)
+    side = _side("sudoku_constraint_loss", logits, puzzles=puzzles)
     log_p = jax.nn.log_softmax(_wide(logits)[..., -side:])
     p = jnp.exp(log_p)
     given = jax.nn.one_hot(puzzles.astype(jnp.int32) - 1, side, dtype=p.dtype)
     known = jnp.where((puzzles > 0)[..., None], given, p)
+    known = nan_without_digits(known, puzzles, math.isqrt(side))
     units = sum(jnp.mean((sums - 1) ** 2) for sums in _unit_sums(known, side))
     first, second = jnp.moveaxis(lax.top_k(p, 2)[0], -1, 0)
     entropy = -jnp.sum(p * log_p, axis=-1)
@@ -122,7 +126,8 @@ def _of_solution(values: Array, solutions: Array, side: int) -> Array:
     classes = solutions.astype(jnp.int32) + (values.shape[-1] - side - 1)
     # A choice among a few, whose gradient is no scatter.
     right = classes[..., None] == jnp.arange(values.shape[-1])
-    return jnp.sum(jnp.where(right, values, 0), axis=-1)
+    found = jnp.sum(jnp.where(right, values, 0), axis=-1, keepdims=True)
+    return nan_without_digits(found, solutions, math.isqrt(side), least=1)[..., 0]
 
 
 def _mean_of_blanks(values: Array, puzzles: Array) -> Array:
@@ -136,20 +141,24 @@ def _wide(logits: Array) -> Array:
     return logits.astype(jnp.float64 if logits.dtype == jnp.float64 else jnp.float32)
 
 
-def _side(where: str, logits: Array, *boards: Array) -> int:
+def _side(where: str, logits: Array, **boards: Array) -> int:
     """How many digits there are.
 
     Raises:
-      ValueError: unless logits are of a Sudoku's cells and digits, and boards fit them.
+      ValueError: unless logits are of a Sudoku's cells and digits, and boards fit them, with
+        digits in all cells of ``solutions``, and digits or blanks in those of others.
     """
     cells = jax.ShapeDtypeStruct(logits.shape[:-1], jnp.int32)
-    side = box_of(where, "logits without classes", cells) ** 2
+    box = box_of(where, "logits without classes", cells)
+    side = box**2
     if logits.shape[-1] not in (side, side + 1):
         expected = f"of {side} classes, or of {side + 1} with one for no digit"
         raise bad_input(where, "logits", expected, f"shape {logits.shape}")
-    for board in boards:
+    for board in boards.values():
         box_of(where, "a board", board)
         if logits.shape[logits.ndim - 1 - board.ndim : -1] != board.shape:
             expected = f"the last axes of logits without classes, {logits.shape[:-1]}"
             raise bad_input(where, "a board", expected, f"shape {board.shape}")
+    for name, board in boards.items():
+        check_digits(where, name, board, box, least=1 if name == "solutions" else 0)
     return side

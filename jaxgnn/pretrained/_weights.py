@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,14 @@ from flax import nnx
 
 from jaxgnn import models
 from jaxgnn._errors import bad_input
+from jaxgnn.datasets._file_errors import naming
+from jaxgnn.datasets._files import parse_json
+from jaxgnn.datasets._npy import read_npz
 
 _DESCRIPTION = "description.json"
+_PLAIN = str | int | float | None
+_WIDTHS = ("features", "embedding_features", "num_layers")
+_MOST = {"box": 16}
 _NETWORKS = (
     "CandidateNetwork",
     "EquivariantRelationalNetwork",
@@ -63,14 +68,11 @@ def load_weights(path: str | os.PathLike[str], **options: Any) -> nnx.Module:
       ValueError: if it is not such a file, or does not fit the model that it names.
     """
     found = _read(Path(path))
-    try:
-        description = json.loads(str(found.pop(_DESCRIPTION)))
-        network, saved = description["network"], description["options"]
-    except (KeyError, TypeError, json.JSONDecodeError):
-        raise ValueError(f"{path}: expected weights that save_weights has written") from None
-    if network not in _NETWORKS:
-        raise ValueError(f"{path}: expected one of {', '.join(_NETWORKS)}, got {network!r}")
-    model = _make(network, saved | options)
+    network, saved = _described(Path(path), found)
+    with naming(Path(path), f"weights of a {network}"):
+        model = _make(network, saved)
+    if options:  # those of the caller, of which errors do not name the file
+        model = _make(network, saved | options)
     found = _with_short_floats(found, _named(model))
     _check(str(path), found, model)
     graphdef, state = nnx.split(model)
@@ -81,14 +83,34 @@ def load_weights(path: str | os.PathLike[str], **options: Any) -> nnx.Module:
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
-    if not path.is_file():
-        raise FileNotFoundError(f"no file {path}: expected weights that save_weights has written")
     try:
-        # Opened here, since NumPy leaves a file open that turns out to be none of its own.
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (ValueError, OSError, EOFError, AttributeError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path}: expected an .npz file of arrays: {error}") from error
+        return read_npz(path, None, "weights that save_weights has written", short_floats=True)
+    except ValueError as error:
+        reason = str(error).removeprefix(f"{path}: ")
+        raise ValueError(f"{path}: expected an .npz file of arrays: {reason}") from error
+
+
+def _described(path: Path, found: dict[str, np.ndarray]) -> tuple[str, dict[str, Any]]:
+    """The network's class, and the options that it was made with; takes them out of the arrays."""
+    try:
+        description = parse_json(str(found.pop(_DESCRIPTION)))
+        network, saved = description["network"], description["options"]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        raise ValueError(f"{path}: expected weights that save_weights has written") from None
+    if network not in _NETWORKS:
+        raise ValueError(
+            f"{path}: expected one of {', '.join(_NETWORKS)}, got {str(network)[:80]!r}"
+        )
+    if not isinstance(saved, dict) or not all(isinstance(v, _PLAIN) for v in saved.values()):
+        raise ValueError(f"{path}: expected options of {network} that are numbers or names")
+    # What a network is made of is in the file; its sizes are tables that are made at once.
+    most = dict.fromkeys(_WIDTHS, sum(array.size for array in found.values())) | _MOST
+    for name, limit in most.items():
+        if isinstance(saved.get(name), int | float) and saved[name] > limit:
+            raise ValueError(
+                f"{path}: {name} of {network} is {str(saved[name])[:80]}, expected at most {limit}"
+            )
+    return network, saved
 
 
 def _make(network: str, options: Mapping[str, Any]) -> nnx.Module:

@@ -83,6 +83,20 @@ def entries(**changes):
     return change
 
 
+def pairs(text):
+    """Puts text behind the opening bracket of a .json file: entries that may be there twice."""
+    return lambda path: path.write_text(path.read_text().replace("{", "{" + text, 1))
+
+
+def mapped(value):
+    """Gives all nodes the same label."""
+
+    def change(path):
+        path.write_text(json.dumps(dict.fromkeys(json.loads(path.read_text()), value)))
+
+    return change
+
+
 N = formats.NODES
 NAN_FEATURES = np.full((N, 3), np.nan, np.float32)
 WIDE = scipy.sparse.csr_matrix((N, N + 1))
@@ -121,6 +135,24 @@ CASES = [
     ("flickr", "adj_full.npz", arrays(indptr=np.zeros(3, int)), "13 row offsets"),
     ("flickr", "adj_full.npz", arrays(indptr=np.arange(N + 1)[::-1]), "do not rise from 0"),
     ("flickr", "adj_full.npz", arrays(indices=np.zeros(2, int)), "do not rise from 0"),
+    ("flickr", "adj_full.npz", arrays(indptr=np.zeros(N + 1)), "row offsets as integers"),
+    ("flickr", "adj_full.npz", arrays(indptr=np.full(N + 1, "a")), "row offsets as integers"),
+    (
+        "flickr",
+        "adj_full.npz",
+        arrays(indptr=np.array([0, 2**40, *[0] * (N - 1)], np.uint64), indices=np.zeros(0, int)),
+        "do not rise from 0",
+    ),
+    ("flickr", "adj_full.npz", arrays(shape=np.full(2, np.inf)), "its shape as integers, got inf"),
+    ("flickr", "adj_full.npz", arrays(shape=np.full(2, np.nan)), "square"),
+    ("flickr", "adj_full.npz", arrays(shape=np.full(2, "12")), "its shape as integers"),
+    ("flickr", "adj_full.npz", arrays(shape=np.full(2, -1)), "square"),
+    ("flickr", "adj_full.npz", arrays(shape=np.full(2, 2**62)), "its shape as integers"),
+    ("flickr", "adj_full.npz", arrays(format=np.array(["csr"])), "a format that is no text"),
+    ("flickr", "adj_full.npz", arrays(format=np.array(3)), "a format that is no text"),
+    ("reddit", "reddit_data.npz", arrays(node_types=np.full(N, "1")), "a 1-d array of numbers"),
+    ("reddit", "reddit_data.npz", arrays(node_types=np.ones((N, 2))), "a 1-d array of numbers"),
+    ("reddit", "reddit_data.npz", arrays(label=np.full(N, {}, object)), "plain numbers"),
     ("flickr", "feats.npy", delete, "[nodes, features]"),
     ("flickr", "feats.npy", truncate, ".npy array"),
     ("flickr", "feats.npy", empty, ".npy array"),
@@ -142,6 +174,27 @@ CASES = [
     ("flickr", "class_map.json", entries(**{"3": [0, 1]}), "one shape"),
     ("yelp", "class_map.json", entries(**{"3": [0, 1]}), "one shape"),
     ("yelp", "class_map.json", entries(**{"3": [0, 1, 2, 0, 0]}), "got 2.0 at [3, 2]"),
+    ("flickr", "class_map.json", pairs('"3": 0, '), "the key '3' twice"),
+    ("flickr", "class_map.json", entries(**{"1_0": 0}), "a label for '1_0'"),
+    ("flickr", "class_map.json", entries(**{"03": 0}), "a label for '03'"),
+    ("flickr", "class_map.json", entries(**{"٣": 0}), "a label for '٣'"),
+    ("flickr", "class_map.json", entries(**{"1" * 5000: 0}), "a label for '111"),
+    ("flickr", "class_map.json", pairs('"3": 1_0, '), "JSON object"),
+    ("flickr", "class_map.json", pairs('"x": NaN, '), "NaN is no JSON"),
+    ("flickr", "class_map.json", put('{"a":' * 200_000), "JSON object: RecursionError"),
+    ("flickr", "class_map.json", put('{"0": ' + "9" * 5000 + "}"), "JSON object"),
+    ("flickr", "class_map.json", entries(**{"3": 10**20}), "labels as integers, got 1e+20"),
+    ("flickr", "class_map.json", entries(**{"3": True}), "labels as integers, got True"),
+    ("flickr", "class_map.json", entries(**{"3": "1_0"}), "labels as integers, got '1_0'"),
+    ("flickr", "class_map.json", mapped([]), "at least one label in the list of each node"),
+    ("flickr", "class_map.json", mapped([[]]), "labels as plain integers"),
+    ("yelp", "class_map.json", mapped([]), "at least one label in the list of each node"),
+    ("yelp", "class_map.json", entries(**{"3": [0, 1, True, 0, 0]}), "got True at"),
+    ("yelp", "class_map.json", entries(**{"3": [[0], 1, 1, 0, 0]}), "plain integers, got a list"),
+    ("flickr", "role.json", pairs('"va": [1], '), "the key 'va' twice"),
+    ("flickr", "role.json", entries(va=[True]), "node ids under 'va' as integers, got True"),
+    ("flickr", "role.json", entries(va=["1_0"]), "node ids under 'va' as integers, got '1_0'"),
+    ("flickr", "role.json", entries(va=[10**400]), "cannot be read as node ids: OverflowError"),
     ("flickr", "role.json", delete, "tr, va, te"),
     ("flickr", "role.json", truncate, "JSON object"),
     ("flickr", "role.json", entries(va=None), "under 'va'"),
@@ -169,6 +222,12 @@ CASES = [
     ("ogbn-products", "raw/edge.csv.gz", line(3, "-1,2"), "line 3, column 1: expected node ids"),
     ("ogbn-products", "raw/edge.csv.gz", lines(lambda old: old[1:]), "as num-edge-list says"),
     ("ogbn-products", "raw/edge.csv.gz", lines(lambda old: ["1,2,3"]), "2 columns, got 3"),
+    ("ogbn-products", "raw/edge.csv.gz", line(3, "1_0,2"), "line 3, column 1: expected int32"),
+    ("ogbn-products", "raw/node-label.csv.gz", line(3, "1_0"), "line 3, column 1: expected float"),
+    ("ogbn-products", "raw/node-label.csv.gz", line(3, "9" * 20), "labels as integers, got 1e+20"),
+    ("ogbn-products", "raw/node-feat.csv.gz", line(2, "1,1_0,2"), "column 2: expected float32"),
+    ("ogbn-products", "raw/num-node-list.csv.gz", line(1, "1_2"), "line 1, column 1"),
+    ("ogbn-products", "raw/num-node-list.csv.gz", line(1, "9" * 30), "line 1, column 1"),
     ("ogbn-products", "raw/node-feat.csv.gz", delete, "its features"),
     ("ogbn-products", "raw/node-feat.csv.gz", line(2, "1,x,2"), "line 2, column 2"),
     ("ogbn-products", "raw/node-feat.csv.gz", line(2, "1,,2"), "line 2, column 2"),

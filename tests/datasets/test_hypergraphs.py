@@ -9,6 +9,7 @@ import pytest
 import scipy.sparse
 
 from jaxgnn import Incidence, datasets
+from jaxgnn.datasets._safe_pickle import read_numbers
 
 from . import formats
 
@@ -23,8 +24,8 @@ def assert_same(got, expected, *, split=True):
         assert np.asarray(value).dtype == np.asarray(reference).dtype, field
 
 
-# Protocol 2 is what Python 2 wrote.
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+# Protocols up to 2 are what Python 2 wrote.
+@pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.parametrize("sets", [True, False])
 def test_reading_gives_back_what_was_pickled(protocol, sets, tmp_path):
     formats.write_hypergcn(tmp_path, SMALL, protocol=protocol, sets=sets)
@@ -53,6 +54,17 @@ def test_pickles_of_python_2_with_the_names_of_old_modules_are_read(tmp_path):
     data = datasets.read_hypergcn(tmp_path, "old")
     assert data.node_ids.tolist() == [1, 2] and data.num_hyperedges == 1
     np.testing.assert_array_equal(data.features, SMALL.features)
+
+
+def test_strings_are_read_as_python_2_wrote_them(tmp_path):
+    path = tmp_path / "strings.pickle"
+    lines = [rb"""S'a\x41\'\\"'""", b'S"it\'s"', rb"S'\n\xe9'", rb"V\u20ac"]
+    path.write_bytes(b"(" + b"\n".join(lines) + b"\nl.")
+    assert read_numbers(path, "text") == ["aA'\\\"", "it's", "\né", "€"]
+    for line in (rb"S'\q'", rb"S'\x4'", rb"S'", rb"Sa", b"S'a\"", b"S'\\'"):
+        path.write_bytes(line + b"\n.")
+        with pytest.raises(ValueError, match=r"strings\.pickle: cannot be read as a pickle"):
+            read_numbers(path, "text")
 
 
 def test_features_may_be_dense_and_labels_any_numbers(tmp_path):
@@ -199,6 +211,10 @@ def put(value):
     return lambda path: formats.write_pickle(path, value)
 
 
+def raw(content):
+    return lambda path: path.write_bytes(content)
+
+
 def csr(**changes):
     """A pickle of a sparse matrix whose arrays do not fit each other."""
 
@@ -225,6 +241,16 @@ PICKLES = [
     ("hypergraph", put({"a": 3}), "node ids of hyperedge 'a' as a list, got a int"),
     ("hypergraph", put({"a": [[1, 2], [3]]}), "node ids of hyperedge 'a' as plain integers"),
     ("hypergraph", put({"a": [[1, 2]]}), "as plain integers, got shape (1, 2)"),
+    ("hypergraph", put({"a": [True]}), "node ids of hyperedge 'a' as integers, got True"),
+    ("hypergraph", put({"a": [10**20]}), "node ids of hyperedge 'a' as integers, got 1e+20"),
+    ("hypergraph", put({"a": [10**40]}), "expected integers of 64 bits"),
+    ("hypergraph", raw(b"(dI0\n(I1_0\nlsI1\n(I1\nls."), "expected a number, got b'1_0'"),
+    ("hypergraph", raw(b"(dI0\n(lsI0\n(lsI1\n(I1\nls."), "the key 0 twice"),
+    ("hypergraph", put({((1,),): [1]}), "a dict has a tuple of others as a key"),
+    ("features", raw(b"((F1_0\nlt."), "expected a number, got b'1_0'"),
+    ("labels", put([10**20] * N), "labels as integers, got 1e+20"),
+    ("labels", put([1, "1_0"] * (N // 2)), "labels as integers, got '1_0'"),
+    ("labels", raw(b"(L1_0L\nl."), "expected a number, got b'1_0L'"),
     ("features", lambda path: path.unlink(), "a row for each node"),
     ("features", put([[1.0], [1.0, 2.0]]), "features as a matrix"),
     ("features", put([1.0, 2.0]), "features as a 2-d array"),
@@ -275,6 +301,17 @@ TEXTS = [
     ("node-labels", text("1\n2,3\n"), "line 2: expected one label, got 2"),
     ("node-labels", text("1\n\n3\n"), "line 2: expected one label, got 0"),
     ("node-labels", text("1\ncat\n"), "line 2: expected a label as a whole number, got 'cat'"),
+    ("hyperedges", text("1,2\n1_0\n"), "line 2: expected node ids, got '1_0'"),
+    ("hyperedges", text("1,2\n٣\n"), "line 2: expected node ids, got '٣'"),
+    ("hyperedges", text("1,2\n" + "9" * 5000 + "\n"), "line 2: expected node ids, got '999"),
+    ("node-labels", text("1\n1_0\n"), "line 2: expected a label as a whole number, got '1_0'"),
+    ("node-labels", text("1\n" + "9" * 20 + "\n"), "line 2: expected a label of at most 9223"),
+    (
+        "node-features",
+        text("1,2\n1,1_0\n"),
+        "line 2: expected numbers: expected a number, got '1_0",
+    ),
+    ("node-features", text("1,1e300\n" * N), "finite numbers, got inf"),
     ("node-features", text("1,2\n1,b\n"), "line 2: expected numbers"),
     ("node-features", text("1,2\n1\n"), "line 2: expected 2 features, as in line 1, got 1"),
     ("node-features", text("1,2\n"), "expected 12 lines, one for each label, got 1"),

@@ -318,7 +318,36 @@ def test_losses_of_equal_scores_are_those_of_chance():
 
 X = jnp.zeros((2, 81), jnp.int32)
 MODEL = functools.partial(RecurrentRelationalNetwork, features=4, rngs=nnx.Rngs(0))
+ONES = jnp.ones((2, 81), jnp.int32)
 BAD = {
+    "a digit too large": (
+        lambda: MODEL()(X.at[1, 7].set(10)),
+        ["RecurrentRelationalNetwork: puzzles", "digits from 0 to 9", "10 at [1, 7]"],
+    ),
+    "a digit below zero": (
+        lambda: EquivariantRelationalNetwork(features=4, rngs=nnx.Rngs(0))(X.at[0, 3].set(-1)),
+        ["EquivariantRelationalNetwork: puzzles", "digits from 0 to 9", "-1 at [0, 3]"],
+    ),
+    "a digit of larger boards": (
+        lambda: CandidateNetwork(features=4, rngs=nnx.Rngs(0))(np.full(16, 5, np.int8)),
+        ["CandidateNetwork: puzzles", "digits from 0 to 4", "5 at [0]"],
+    ),
+    "a digit in a grid": (
+        lambda: SudokuGNN(features=4, rngs=nnx.Rngs(0))(X.at[0, 3].set(-1)),
+        ["SudokuGNN: puzzles", "digits from 0 to 9", "-1 at [0, 3]"],
+    ),
+    "a blank in a solution": (
+        lambda: sudoku_cross_entropy(jnp.zeros((2, 81, 10)), ONES.at[1, 7].set(0)),
+        ["sudoku_cross_entropy: solutions", "digits from 1 to 9", "0 at [1, 7]"],
+    ),
+    "a digit of a focal loss": (
+        lambda: sudoku_focal_loss(jnp.zeros((2, 81, 9)), ONES, X.at[1, 7].set(10)),
+        ["sudoku_focal_loss: puzzles", "digits from 0 to 9", "10 at [1, 7]"],
+    ),
+    "a digit of a loss of constraints": (
+        lambda: models.sudoku_constraint_loss(jnp.zeros((2, 81, 9)), X.at[1, 7].set(-1)),
+        ["sudoku_constraint_loss: puzzles", "digits from 0 to 9", "-1 at [1, 7]"],
+    ),
     "box": (lambda: models.sudoku_graph(1), ["box", "an int of at least 2", "got 1"]),
     "box of a model": (lambda: MODEL(box=2.5), ["box", "got 2.5"]),
     "cells": (
@@ -353,3 +382,42 @@ def test_bad_options_and_boards_are_named(name):
         call()
     for fragment in fragments:
         assert fragment in str(error.value), f"{fragment!r} not in: {error.value}"
+
+
+DIGITLESS = {
+    "RecurrentRelationalNetwork": functools.partial(RecurrentRelationalNetwork, box=2),
+    "EquivariantRelationalNetwork": EquivariantRelationalNetwork,
+    "CandidateNetwork": CandidateNetwork,
+    "SudokuGNN": functools.partial(SudokuGNN, box=2),
+}
+
+
+@pytest.mark.parametrize("name", DIGITLESS)
+def test_boards_with_other_numbers_than_digits_have_nan_under_jit_and_others_do_not(name):
+    model = DIGITLESS[name](features=4, num_steps=1, rngs=nnx.Rngs(0))
+    good = jnp.asarray(PUZZLES[2])
+    boards = jnp.stack([good, good.at[3].set(5), good, good.at[0].set(-1)])
+    logits = _jit(lambda boards: model(boards))(boards)
+    np.testing.assert_array_equal(_have_nan(logits), [False, True, False, True])
+
+
+def _have_nan(logits):
+    """Which of four boards, the third axis from the end, have NaN; all their numbers are alike."""
+    is_nan = np.isnan(np.asarray(logits)).reshape(-1, 4, *logits.shape[-2:])
+    assert (is_nan.all(axis=(0, 2, 3)) == is_nan.any(axis=(0, 2, 3))).all()
+    return is_nan.all(axis=(0, 2, 3))
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 10])
+def test_losses_of_other_numbers_than_digits_are_nan_under_jit(wrong):
+    logits, solution = jnp.zeros((2, 81, 10)), jnp.asarray(SOLUTIONS[3])
+    spoiled, blank = solution.at[5].set(wrong), jnp.zeros(81, jnp.int32)
+    losses = [
+        _jit(sudoku_cross_entropy)(logits, spoiled),
+        _jit(sudoku_focal_loss)(logits, spoiled, solution.at[5].set(0)),
+        _jit(models.sudoku_constraint_loss)(logits, blank.at[5].set(wrong)),
+        _jit(sudoku_focal_loss)(logits, solution, blank.at[5].set(wrong)),
+        _jit(models.sudoku_constraint_loss)(logits, spoiled),  # which has no blank
+    ]
+    assert np.isnan(losses).tolist() == [True, True] + 3 * [wrong != 0]
+    assert np.isfinite(_jit(sudoku_cross_entropy)(logits, solution))

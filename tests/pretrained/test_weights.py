@@ -93,6 +93,41 @@ def test_weights_that_do_not_fit_their_network_are_named(tmp_path, saved):
         load_weights(tmp_path / "class.npz")
 
 
+HOSTILE = {
+    "an option twice": ('"features": 4, "features": 4', "weights that save_weights has written"),
+    "a box": ('"box": 1000000', "box of .* is 1000000, expected at most 16"),
+    "layers": ('"num_layers": 1000000000', "num_layers of .* expected at most"),
+    "features": ('"features": 1e30', "features of .* expected at most"),
+    "an option that is none": ('"x": 1', r"weights of a CandidateNetwork: TypeError"),
+    "an option of lists": ('"features": [[4]]', "options of .* that are numbers or names"),
+    "a dtype of objects": ('"param_dtype": "O"', "weights of a CandidateNetwork"),
+    "nesting": ('"features": ' + "[" * 100_000, "weights that save_weights has written"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_description_is_not_believed(name, tmp_path, saved):
+    options, message = HOSTILE[name]
+    with np.load(saved[1]) as file:
+        arrays = dict(file)
+    description = f'{{"network": "CandidateNetwork", "options": {{{options}}}}}'
+    arrays["description.json"] = np.array(description)
+    np.savez(tmp_path / "hostile.npz", **arrays)
+    with pytest.raises(ValueError, match=message) as error:
+        load_weights(tmp_path / "hostile.npz")
+    assert str(error.value).startswith(str(tmp_path / "hostile.npz"))
+
+
+def test_weights_of_the_other_byte_order_are_read(tmp_path, saved):
+    with np.load(saved[1]) as file:
+        arrays = {name: file[name].astype(file[name].dtype.newbyteorder(">")) for name in file}
+    np.savez(tmp_path / "big.npz", **arrays)
+    for got, expected in zip(
+        _leaves(load_weights(tmp_path / "big.npz")), _leaves(saved[0]), strict=True
+    ):
+        np.testing.assert_array_equal(got, expected)
+
+
 def test_what_could_not_be_loaded_again_is_not_saved(tmp_path, saved):
     with pytest.raises(ValueError, match="save_weights: model"):
         save_weights(tmp_path / "x.npz", MLPUpdate(2, 2, rngs=nnx.Rngs(0)), {})

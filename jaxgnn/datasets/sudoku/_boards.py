@@ -2,11 +2,12 @@
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 CELLS = 81
+
+_LONGEST = 1 << 20  # characters of any drawing of a board, but not of a device without end
 
 _EMPTY = ".0"
 # Characters that people draw grids with.
@@ -77,19 +78,22 @@ def load(source: str | os.PathLike[str]) -> np.ndarray:
     """Reads a board from a file that holds it alone, or from the text itself.
 
     Args:
-        source: name of a file; or a board, as in `parse`.
+        source: name of a file, which may be a pipe or a device such as `/dev/stdin`; or a board, as
+            in `parse`.
 
     Returns:
         [81] int8.
 
     Raises:
         FileNotFoundError: `source` is a path, and there is no such file.
-        ValueError: the text is no board; the message names the file, if it was one.
+        ValueError: the text is no board, or the file can not be read; the message names the file,
+            if it was one.
     """
-    if os.path.isfile(source):
+    if os.path.exists(source) and not os.path.isdir(source):
         try:
-            return parse(Path(source).read_text(encoding="utf-8"))
-        except ValueError as error:  # no text at all is one, too
+            with open(source, encoding="utf-8") as file:
+                return parse(file.read(_LONGEST))
+        except (ValueError, OSError) as error:  # no text at all is a ValueError, too
             raise ValueError(f"{os.fspath(source)}: {error}") from error
     if not isinstance(source, str):
         raise FileNotFoundError(f"no file {os.fspath(source)}: expected a Sudoku of {CELLS} cells")

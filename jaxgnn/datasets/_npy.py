@@ -1,0 +1,185 @@
+"""Files that numpy saves -> arrays, without numpy's reader, which trusts what headers say."""
+
+import re
+import zipfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from jaxgnn.datasets._file_errors import naming, require_file, require_room
+from jaxgnn.datasets._plain_arrays import array_of, array_size, plain_dtype
+
+_MAGIC = b"\x93NUMPY"
+_ZIP_MAGICS = (b"PK\3\4", b"PK\5\6")  # of a member, and of the end of an archive without any
+_HEADER_SIZES = {b"\x01\x00": 2, b"\x02\x00": 4, b"\x03\x00": 4}  # bytes of its length, by version
+_LONGEST_HEADER = 10_000
+_BLOCK = 1 << 18
+_LARGEST_READ = 1 << 20
+
+_QUOTED = "'[^'\"]*'|\"[^'\"]*\""
+_ENTRY = re.compile(
+    rf"\s*({_QUOTED})\s*:\s*({_QUOTED}|True|False|\([0-9L,\s]*\))\s*(,|(?=\s*\}}))", re.ASCII
+)
+_SIZE = re.compile(r"\s*([0-9]{1,19})L?\s*", re.ASCII)
+
+
+def read_npy(path: Path, contents: str) -> np.ndarray:
+    """Reads the one array of an .npy file: plain numbers or strings.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file, and what is wrong with it.
+    """
+    require_file(path, contents)
+    with naming(path, "an .npy array"), open(path, "rb") as file:
+        return _read_array(file, path.stat().st_size)
+
+
+def read_npz(
+    path: Path, keys: tuple[str, ...] | None, contents: str, *, short_floats: bool = False
+) -> dict[str, np.ndarray]:
+    """Reads arrays of an .npz archive.
+
+    Args:
+        path: the file.
+        keys: which arrays; None for all. Others are not decompressed.
+        contents: what the file should hold, for the message when it is missing.
+        short_floats: as in `plain_dtype`.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file, and what is wrong with it.
+    """
+    require_file(path, contents)
+    with naming(path, "an .npz archive"), _opened(path) as archive:
+        members = _members(archive)
+        wanted = tuple(members) if keys is None else keys
+        missing = [key for key in wanted if key not in members]
+        if missing:
+            raise ValueError(f"no array {missing[0]!r} among {sorted(members)[:20]}")
+        unpacked = sum(members[key].file_size for key in wanted)
+        require_room(path, unpacked, "what it holds")
+        return {key: _read_member(archive, members[key], short_floats) for key in wanted}
+
+
+def npz_names(path: Path, contents: str) -> frozenset[str]:
+    """Names of the arrays in an .npz archive."""
+    require_file(path, contents)
+    with naming(path, "an .npz archive"), _opened(path) as archive:
+        return frozenset(_members(archive))
+
+
+class _SmallReads:
+    """A file from which nobody reads more at once than a megabyte.
+
+    A zip file's list of members is read at once; what Python makes of it is many times as large.
+    """
+
+    def __init__(self, file: IO[bytes]):
+        self._file = file
+        self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
+
+    def read(self, size: int | None = -1) -> bytes:
+        everything = size is None or size < 0
+        data = self._file.read(_LARGEST_READ + 1 if everything else min(size, _LARGEST_READ + 1))
+        if len(data) > _LARGEST_READ:
+            raise ValueError("its list of members is too long")
+        return data
+
+
+@contextmanager
+def _opened(path: Path) -> Generator[zipfile.ZipFile]:
+    with open(path, "rb") as file:
+        start = file.read(len(_MAGIC))
+        if start == _MAGIC:
+            raise ValueError("it holds a single array")
+        if not start.startswith(_ZIP_MAGICS):  # zipfile looks from the end, and takes what precedes
+            raise ValueError("it does not begin as a zip file does")
+        small: Any = _SmallReads(file)
+        with zipfile.ZipFile(small) as archive:
+            yield archive
+
+
+def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    members: dict[str, zipfile.ZipInfo] = {}
+    for info in archive.infolist():
+        name = info.filename.removesuffix(".npy")
+        if name in members:
+            raise ValueError(f"it holds the array {name!r} twice")
+        members[name] = info
+    return members
+
+
+def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, short_floats: bool) -> np.ndarray:
+    with archive.open(info) as stream:
+        try:
+            return _read_array(stream, info.file_size, short_floats=short_floats)
+        except ValueError as error:
+            raise ValueError(f"{info.filename}: {error}") from error
+
+
+def _read_array(stream: IO[bytes], size: int, *, short_floats: bool = False) -> np.ndarray:
+    """Reads a stream of `size` bytes that is one array."""
+    start = bytes(_read_exactly(stream, 8))
+    length_size = _HEADER_SIZES.get(start[6:])
+    if start[:6] != _MAGIC or length_size is None:
+        raise ValueError(f"it starts with {start!r}, as no array does")
+    length = int.from_bytes(_read_exactly(stream, length_size), "little")
+    if length > _LONGEST_HEADER:
+        raise ValueError(f"expected a header of at most {_LONGEST_HEADER} bytes, got {length}")
+    header = _read_exactly(stream, length).decode("latin1")
+    descr, columns_first, shape = _parse_header(header)
+    dtype = plain_dtype(descr, short_floats=short_floats)
+    expected, got = array_size(dtype, shape), size - 8 - length_size - length
+    if expected != got:
+        raise ValueError(f"expected {expected} bytes for {dtype}{list(shape)}, got {got}")
+    data = _read_exactly(stream, expected)
+    if stream.read(1):  # a zip file's sum is compared at the end
+        raise ValueError("expected nothing behind its array")
+    return array_of(data, dtype, shape, columns_first=columns_first)
+
+
+def _read_exactly(stream: IO[bytes], size: int) -> bytearray:
+    """Reads `size` bytes, and keeps no more than what has come so far."""
+    data = bytearray()
+    while len(data) < size:
+        block = stream.read(min(_BLOCK, size - len(data)))
+        if not block:
+            raise ValueError(f"it ends after {len(data)} of {size} bytes")
+        data += block
+    return data
+
+
+def _parse_header(header: str) -> tuple[str, bool, tuple[int, ...]]:
+    """The entries descr, fortran_order and shape, as numpy writes them."""
+    text, entries, position = header.strip(" \n"), {}, 1
+    while (found := _ENTRY.match(text, position)) is not None:
+        key, position = found[1][1:-1], found.end()
+        if key in entries:
+            raise ValueError(f"its header has {key!r} twice")
+        entries[key] = found[2]
+    complete = text[:1] == "{" and text[position:].strip(" \n") == "}"
+    if not complete or entries.keys() != {"descr", "fortran_order", "shape"}:
+        raise ValueError(
+            "expected a header of descr (of plain numbers or strings), fortran_order and shape, "
+            f"got {header[:200]!r}"
+        )
+    descr, order, shape = (entries[key] for key in ("descr", "fortran_order", "shape"))
+    if descr[0] not in "'\"" or order not in ("True", "False") or shape[0] != "(":
+        raise ValueError(f"expected a header as numpy writes it, got {header[:200]!r}")
+    return descr[1:-1], order == "True", _parse_shape(shape)
+
+
+def _parse_shape(text: str) -> tuple[int, ...]:
+    """Sizes such as "(3, 4)", "(3,)" or "()"; Python 2 wrote them with an L."""
+    inside = text[1:-1].strip()
+    if not inside:
+        return ()
+    parts = inside.removesuffix(",").split(",")
+    sizes = [_SIZE.fullmatch(part) for part in parts]
+    if None in sizes or (len(parts) == 1 and not inside.endswith(",")):
+        raise ValueError(f"expected a shape, got {text[:80]}")
+    return tuple(int(size[1]) for size in sizes if size is not None)

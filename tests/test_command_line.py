@@ -1,0 +1,115 @@
+"""The command: where its input comes from, and what it says where its output can not go."""
+
+import errno
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+
+from jaxgnn import _command_line
+from jaxgnn.datasets import sudoku
+from jaxgnn.pretrained import SudokuAnswer, _sudoku
+
+SOLUTION = "534678912672195348198342567859761423426853791713924856961537284287419635345286179"
+ANSWER = f"{sudoku.to_grid(sudoku.parse(SOLUTION))}\nsettled at step 1 of 64\n"
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    """Boards are given back: a network is no part of what is tested here."""
+
+    class Solver:
+        def solve(self, puzzle, *, steps):
+            board = sudoku.load(puzzle) if isinstance(puzzle, str) else puzzle
+            return SudokuAnswer(board, board, 1, steps, ())
+
+    monkeypatch.setattr("jaxgnn.pretrained.sudoku_solver", lambda weights: Solver())
+
+
+def run(*arguments):
+    """What the command ends with."""
+    with pytest.raises(SystemExit) as end:
+        _command_line.main(arguments)
+    return end.value.code
+
+
+def test_a_board_is_read_from_standard_input(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO(sudoku.to_grid(sudoku.parse(SOLUTION))))
+    _command_line.main(["sudoku", "-"])
+    assert capsys.readouterr().out == ANSWER
+    monkeypatch.setattr("sys.stdin", io.StringIO(SOLUTION[1:]))
+    assert run("sudoku", "-").startswith("error: standard input: ")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff"), "utf-8"))
+    assert run("sudoku", "-").startswith("error: standard input: ")
+    monkeypatch.setattr("sys.stdin", None)
+    assert "expected 81 cells, got 0" in run("sudoku", "-")
+
+
+def test_a_board_is_read_from_a_pipe_and_no_device_is_read_without_end(capsys):
+    reading, writing = os.pipe()
+    os.write(writing, SOLUTION.encode())
+    os.close(writing)
+    _command_line.main(["sudoku", f"/dev/fd/{reading}"])
+    os.close(reading)
+    assert capsys.readouterr().out == ANSWER
+    assert run("sudoku", "/dev/zero").startswith("error: /dev/zero: ")
+
+
+def test_steps_are_digits(capsys):
+    assert run("sudoku", SOLUTION, "--steps", "1_0") == 2
+    assert "--steps: expected a whole number, got '1_0'" in capsys.readouterr().err
+
+
+class Unwritable(io.StringIO):
+    """Takes text, but can not write it."""
+
+    def __init__(self, code):
+        super().__init__()
+        self._code = code
+
+    def flush(self):
+        if self.getvalue():
+            raise OSError(self._code, os.strerror(self._code))
+
+
+@pytest.mark.parametrize("arguments", [("sudoku", SOLUTION), ("info",), ("--help",)], ids=str)
+def test_output_that_can_not_be_written_ends_the_command_with_a_line(arguments, monkeypatch):
+    monkeypatch.setattr("sys.stdout", Unwritable(errno.ENOSPC))
+    assert run(*arguments) == "error: standard output: No space left on device"
+    monkeypatch.setattr("sys.stdout", Unwritable(errno.EPIPE))
+    assert run(*arguments) == 1
+    monkeypatch.setattr("sys.stdout", None)
+    assert arguments == ("--help",) or _command_line.main(arguments) is None
+
+
+def test_a_process_says_no_more_where_its_output_has_no_place():
+    command = [sys.executable, "-m", "jaxgnn._command_line", "info"]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    environment.pop("PYTHONUNBUFFERED", None)
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open("/dev/full", "w") as full:
+        expected = {writing: "", full.fileno(): "error: standard output: No space left on device\n"}
+        processes = {
+            output: subprocess.Popen(
+                command, stdout=output, stderr=subprocess.PIPE, text=True, env=environment
+            )
+            for output in expected
+        }
+        os.close(writing)
+        for output, process in processes.items():
+            _, complaint = process.communicate(timeout=120)
+            assert (process.returncode, complaint) == (1, expected[output])
+
+
+def test_weights_that_are_none_are_named_without_a_hint_to_load_them_unsafely(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr("jaxgnn.pretrained.sudoku_solver", _sudoku.sudoku_solver)
+    for content in (b"junk", b"PK\3\4junk", b"\x93NUMPY\1\0junk", b"\x80\4]."):
+        (tmp_path / "junk.npz").write_bytes(content)
+        message = run("sudoku", SOLUTION, "--weights", str(tmp_path / "junk.npz"))
+        assert message.startswith(f"error: {tmp_path / 'junk.npz'}: expected an .npz file")
+        assert "pickle" not in message
