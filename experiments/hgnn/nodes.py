@@ -139,7 +139,7 @@ def nodes(config: NodesConfig, dataset: HypergraphDataset | None = None) -> Outc
 
 
 def make_batch(config: NodesConfig, dataset: HypergraphDataset) -> Batch:
-    """Puts a data set on the device, its hypergraph with self loops if asked for."""
+    """Puts copies of a data set on the device, its hypergraph with self loops if asked for."""
     hypergraph = Incidence.from_hyperedge_index(
         np.stack([dataset.node_ids, dataset.hyperedge_ids]),
         dataset.num_nodes,
@@ -151,9 +151,9 @@ def make_batch(config: NodesConfig, dataset: HypergraphDataset) -> Batch:
         features = features / np.where(sums > 0, sums, 1)
     return Batch(
         hypergraph.with_self_loops() if config.self_loops else hypergraph,
-        jnp.asarray(features),
-        jnp.asarray(dataset.labels),
-        jnp.asarray(_mask(dataset, dataset.train)),
+        jnp.array(features),
+        jnp.array(dataset.labels),
+        jnp.array(_mask(dataset, dataset.train)),
     )
 
 

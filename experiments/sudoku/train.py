@@ -131,7 +131,7 @@ class _Pool:
     """The training puzzles on the device, with the curriculum's bound at each step."""
 
     def __init__(self, puzzles: Puzzles, settings: Recipe):
-        self._boards = jnp.asarray(puzzles.puzzles), jnp.asarray(puzzles.solutions)
+        self._boards = jnp.array(puzzles.puzzles), jnp.array(puzzles.solutions)
         self._settings = settings
 
     def __call__(self, step: int, steps: int) -> Pool:

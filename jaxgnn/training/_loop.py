@@ -24,7 +24,7 @@ from ._step import (
     split_model,
     start_state,
 )
-from ._trees import PyTree, all_finite, copy_arrays
+from ._trees import PyTree, all_finite, copy_arrays, owned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,8 +149,9 @@ def fit[M: nnx.Module](
             for the log. `rngs` is an `nnx.Rngs` of this step alone, for
             `nnx.Dropout.__call__(..., rngs=rngs)`. It is traced: arrays it needs belong in the
             batch, since those it captures are compiled in as constants.
-        batches: The batch of a step, a pytree of arrays. Where it is always the same, return the
-            same arrays on the device, and nothing is copied. New shapes compile anew.
+        batches: The batch of a step, a pytree of arrays. NumPy arrays are copied, so that they may
+            be refilled for the next step. Where it is always the same, return the same arrays on
+            the device, and nothing is copied. New shapes compile anew.
         config: Lengths and intervals.
         evaluate: `evaluate(model) -> {name: value}`; the model is in evaluation mode
             (`model.eval()`), and its arrays are gone after the next step. `jit_apply` compiles
@@ -269,7 +270,7 @@ class _Session:
             self.log.append(self.collect())
         if not self.pending:
             self.started = time.perf_counter()
-        self.state, values = self.update(self.state, self.batches(step), static)
+        self.state, values = self.update(self.state, owned(self.batches(step)), static)
         self.pending.append((step, values))
         self.compiled.add(static)
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from ._trees import PyTree, first_difference, strong, types
+from ._trees import PyTree, first_difference, owned, strong, types
 
 LossFn = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
 
@@ -63,9 +63,9 @@ def start_state(
     model: ModelState, optimizer: optax.GradientTransformation, *, averaged: bool = False
 ) -> TrainState:
     """The state before the first step, on copies of the arrays: steps donate what they get."""
-    model = jax.tree.map(_strong_copy, model)
+    model = jax.tree.map(_strong_copy, owned(model))
     # Some optimizers keep the initial parameters as they are: an array may not be donated twice.
-    optimizer_state = jax.tree.map(_strong_copy, optimizer.init(model.params))
+    optimizer_state = jax.tree.map(_strong_copy, owned(optimizer.init(model.params)))
     average = jax.tree.map(jnp.copy, averages(model.params)) if averaged else None
     return TrainState(model, optimizer_state, jnp.zeros((), jnp.int32), average)
 
@@ -130,7 +130,8 @@ def jit_apply[T](fn: Callable[..., T]) -> Callable[..., T]:
 
     Args:
         fn: A function of an NNX module, pytrees of arrays (positional, traced) and hashable
-            values (by keyword, static). It must not capture large arrays: pass them.
+            values (by keyword, static). It must not capture large arrays: pass them. NumPy arrays
+            are copied at each call; what is used again and again had better lie on the device.
 
     Returns:
         A function with the same arguments. It retraces when the model's structure changes
@@ -156,7 +157,7 @@ def jit_apply[T](fn: Callable[..., T]) -> Callable[..., T]:
     @functools.wraps(fn)
     def apply(model: nnx.Module, *arrays: PyTree, **static: Hashable) -> T:
         graphdef, state = split_model(model)
-        return compiled(graphdef, state, arrays, tuple(sorted(static.items())))
+        return compiled(graphdef, owned(state), owned(arrays), tuple(sorted(static.items())))
 
     return apply
 
