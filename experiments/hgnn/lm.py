@@ -50,8 +50,11 @@ class Outcome:
 
     @property
     def perplexity(self) -> float:
-        """Of a byte of the validation text."""
-        return math.exp(self.validation)
+        """Of a byte of the validation text; infinite where it is beyond all numbers."""
+        try:
+            return math.exp(self.validation)
+        except OverflowError:
+            return math.inf
 
 
 def lm(config: LMConfig, dataset: TextDataset | None = None) -> list[Outcome]:

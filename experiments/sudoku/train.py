@@ -43,8 +43,8 @@ class Outcome:
 
     Attributes:
       finished: whether all of its steps are done.
-      solved: part of the held-out puzzles of each kind that is solved at the last evaluation;
-        empty in front of the first.
+      solved: part of the held-out puzzles of each kind that is solved at the last evaluation, NaN
+        if its answers were not finite; empty in front of the first.
       parameters: trained numbers.
       steps: done so far.
       ms_per_step: mean time of a step; None if there were none now.
@@ -199,7 +199,7 @@ class _Evaluation:
             for name, puzzles in self._puzzles.items()
         }
         cells = {f"{name} cells": m.cells for name, m in found.items()}
-        return cells | {name + _SOLVED: float(m.solved.mean()) for name, m in found.items()}
+        return cells | {name + _SOLVED: m.solved_part for name, m in found.items()}
 
 
 def _report(settings: Recipe, result: FitResult, run: RunFolder) -> Outcome:
