@@ -148,8 +148,8 @@ def make_batch(config: NodesConfig, dataset: HypergraphDataset) -> Batch:
     )
     features = dataset.features
     if config.normalize:
-        sums = np.abs(features).sum(axis=1, keepdims=True)
-        features = features / np.where(sums > 0, sums, 1)
+        sums = np.abs(features).sum(axis=1, keepdims=True, dtype=np.float64)
+        features = (features / np.where(sums > 0, sums, 1)).astype(features.dtype)
     return Batch(
         hypergraph.with_self_loops() if config.self_loops else hypergraph,
         jnp.array(features),

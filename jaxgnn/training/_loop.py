@@ -43,7 +43,8 @@ class LoopConfig:
         select_mode: Whether the best is the largest or the smallest value. The first of equals
             wins, and what is NaN or infinite never does.
         ema_decay: Of a moving average of the parameters, which `evaluate`, the best model and
-            `FitResult.averaged_model` then have in the place of the parameters; None for none.
+            `FitResult.averaged_model` then have in the place of the parameters; None for none. It
+            takes as much memory as two copies of them, so that nothing is lost with a decay near 1.
         max_seconds: When to stop early: behind the first read of the device after this many seconds
             of a call of `fit`, with a checkpoint. The same call then goes on. None never stops.
         examples_per_step: For the progress report, which then shows how many a second.
