@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import math
 import shutil
 import time
@@ -29,6 +28,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn.datasets.sudoku import Puzzles
 from jaxgnn.pretrained import load_weights
 from jaxgnn.training import FitResult, LoopConfig, RunFolder, fit, plot_curves
+from jaxgnn.training._files import read_json
 
 # What may differ when a run is resumed: where and how, not what.
 _MAY_CHANGE = ("run", "fresh", "progress", "data", "stop_after", "checkpoint_minutes")
@@ -163,7 +163,10 @@ def _budget(config, settings, model, loss_fn, pool: _Pool, run: RunFolder) -> tu
         seconds = timed.ms_per_step / 1e3
         steps = max(1, round(60 * config.minutes / seconds))
         run.write_json(file.name, {"steps": steps, "seconds_per_step": seconds})
-    budget = json.loads(file.read_text())
+    budget = read_json(file, dict, "an object, the budget of the run")
+    numbers = (int, float)
+    if any(not isinstance(budget.get(name), numbers) for name in ("steps", "seconds_per_step")):
+        raise ValueError(f"{file}: expected numbers for steps and seconds_per_step, got {budget}")
     print(f"{budget['steps']:,} steps of {1e3 * budget['seconds_per_step']:.1f} ms")
     return budget["steps"], budget["seconds_per_step"]
 

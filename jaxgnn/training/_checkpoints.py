@@ -144,7 +144,14 @@ class Checkpoints:
             raise ValueError(f"no {wanted} in {self.folder}; steps there: {sorted(steps)}")
         step = max(steps) if step is None else step
         content = self._read(step, {_INFO: ocp.args.JsonRestore()})[_INFO]
-        return step, content["types"], content["info"]
+        parts = content if isinstance(content, dict) else {}
+        saved, info = parts.get("types"), parts.get("info")
+        if not isinstance(saved, dict) or not isinstance(info, dict):
+            raise ValueError(
+                f"checkpoint {self.folder / str(step)} cannot be read ({_INFO}): expected an "
+                f"object of types and info, got {content!r:.80}"
+            )
+        return step, saved, info
 
     def _read_arrays(
         self, step: int, like: dict[str, PyTree], saved: dict[str, dict[str, str]]

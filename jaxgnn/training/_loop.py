@@ -257,6 +257,8 @@ class _Session:
             self.state, self.best_arrays, info = self.checkpoints.restore(self.state)
             self.best = None if info["best"] is None else Best(**info["best"])
         self.log.truncate(done)
+        # All of its rows, but no half-written one, behind which another could not be read.
+        self.timing.truncate(self.config.steps)
         if len(self.log.rows) != done:
             raise ValueError(
                 f"fit: {self.log.path} has {len(self.log.rows)} rows up to step {done} of the "

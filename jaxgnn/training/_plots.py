@@ -34,7 +34,7 @@ def plot_curves(
         fields: What to draw; everything but `step` if None.
 
     Raises:
-        ValueError: There is nothing to draw, or a field occurs in no history.
+        ValueError: There is nothing to draw, a field occurs in no history, or a row has no step.
     """
     # Half a second of start-up that a run without a picture need not pay.
     from matplotlib.figure import Figure
@@ -47,6 +47,11 @@ def plot_curves(
         raise ValueError(
             f"plot_curves: no {missing or 'fields'} in the histories; they have {list(found)}"
         )
+
+    for label, rows in histories.items():
+        for number, row in enumerate(rows, start=1):
+            if "step" not in row:
+                raise ValueError(f"plot_curves: row {number} of {label!r} has no step: {list(row)}")
 
     panels: dict[str, list[str]] = {}
     for name in wanted:

@@ -32,7 +32,7 @@ from experiments.sudoku.evaluate import evaluate
 from experiments.sudoku.measure import measure
 from experiments.sudoku.networks import make_network, training_loss
 from experiments.sudoku.recipes import _RECIPES, recipe
-from experiments.sudoku.solve import export, solve
+from experiments.sudoku.solve import export, load_run, solve
 from experiments.sudoku.train import train
 from jaxgnn.datasets import sudoku
 from jaxgnn.datasets.sudoku import Puzzles
@@ -180,6 +180,25 @@ def test_every_recipe_has_a_loss_in_its_dtype(data, name):
         )
     assert loss.shape == () and loss.dtype == jnp.float32
     assert metrics.keys() == {"cell accuracy", "puzzle accuracy"}
+
+
+def test_broken_files_of_a_run_are_named(data, tmp_path):
+    config = _config(tmp_path, minutes=0.001, steps=None)
+    config.run.mkdir()
+    (config.run / "budget.json").write_text('{"steps": "many"}')
+    with pytest.raises(ValueError, match=r"budget\.json: expected numbers for steps and seconds"):
+        train(config, data)
+    (config.run / "budget.json").write_text("")
+    with pytest.raises(ValueError, match=r"budget\.json: not JSON: an empty file"):
+        train(config, data)
+    for content, message in {
+        "": "not JSON: an empty file",
+        "[]": "expected an object, the configuration of the run, got",
+        '{"depth": 3}': r"not of a run of experiments\.sudoku: \['depth'\]",
+    }.items():
+        (config.run / "config.json").write_text(content)
+        with pytest.raises(ValueError, match=rf"config\.json: {message}"):
+            load_run(config.run)
 
 
 class Scripted(nnx.Module):

@@ -73,6 +73,8 @@ def test_what_is_not_finite_is_counted_in_the_label(tmp_path):
 def test_an_unknown_field_and_an_empty_history_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"no \['f1'\] in the histories; they have \['loss'"):
         plot_curves({"run": rows(0)}, tmp_path / "curves.png", fields=["f1"])
+    with pytest.raises(ValueError, match="row 2 of 'run' has no step: "):
+        plot_curves({"run": [{"step": 1, "loss": 1.0}, {"loss": 2.0}]}, tmp_path / "curves.png")
     with pytest.raises(ValueError, match="no fields in the histories"):
         plot_curves({"run": []}, tmp_path / "curves.png")
     assert not (tmp_path / "curves.png").exists()
