@@ -90,7 +90,7 @@ def export(config: ExportConfig) -> Path:
       The file of weights.
     """
     model, settings = load_run(config.run)
-    out = sudoku_weights() if config.out is None else config.out
+    out = config.run / "weights.npz" if config.out is None else config.out
     if out.suffix != ".npz":
         raise bad_input("export", "--out", "a file with the ending .npz", out)
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -280,7 +280,9 @@ def test_the_scores_of_a_training_step_are_nan_where_the_network_is(data):
 
 @pytest.mark.long
 def test_measuring_in_batches_changes_nothing(trained, data):
-    model = load_weights(export(ExportConfig(trained[0].run, trained[0].run / "x.npz")))
+    file = export(ExportConfig(trained[0].run))
+    assert file == trained[0].run / "weights.npz", "and not the one that comes with the library"
+    model = load_weights(file)
     whole = measure(model, data.mixed, 3, 30)
     parts = measure(model, data.mixed, 3, 8)
     for field in dataclasses.fields(whole):
