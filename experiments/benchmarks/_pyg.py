@@ -128,7 +128,7 @@ def train(dataset: NodeDataset, recipe: Recipe, k: int | None, *, device: str, s
     def evaluate() -> Row:
         model.eval()
         logits = model(edges, x)
-        # Summed as integers; and what is not finite is no answer, as in our accuracy.
+        # Summed in float64; and what is not finite is no answer, as in our accuracy.
         right = (logits.argmax(dim=-1) == labels).double()
         right[~logits.amax(dim=-1).isfinite()] = torch.nan
         return {name: right[splits[name]].mean().item() for name in ("validation", "test")}
