@@ -5,7 +5,10 @@
 #   make lint          formatting, lint, types
 #   make bench         benchmark tables of this machine's CPU, small sizes
 #   make gpu-check     on a GPU box: build, all tests, benchmark tables; no network needed
-#   make bench-report  draws the README's picture and prints its table, from the results
+#   make bench-report  draws a picture and prints a table of what these two have measured
+#
+# What is measured lies in runs/, which git ignores; with COMMIT_RESULTS=1 it is added to the results
+# that are kept with the code, and the picture is that of the README.
 
 VENV ?= .venv
 # The oldest supported release, or `latest`.
@@ -19,10 +22,15 @@ CASES ?= all
 # find each other's fixtures and compiled programs; and on a GPU box, where they share the GPU.
 JOBS ?= 2
 GPU_JOBS ?= 6
-# The Python of a GPU box that has JAX for its GPU already.
+# The Python of a GPU box: it has JAX for its GPU, our other dependencies, those of `dev` and those of
+# the build. With GPU_PIP empty, pip fetches what is missing there.
 GPU_PYTHON ?= python3
-# Where benchmarks append their results.
-RESULTS ?= experiments/benchmarks/results
+GPU_PIP ?= --no-build-isolation --no-deps --no-index
+# How much is measured there: full is for large GPUs, small a quick look.
+GPU_SCALE ?= full
+# Where benchmarks append their results, and whether to those that are kept with the code instead.
+RESULTS ?= runs/benchmarks
+COMMIT_RESULTS ?=
 
 # Sources that are compiled at once, where CMake does not find Ninja, which takes all cores.
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc 2>/dev/null || echo 2)
@@ -40,6 +48,12 @@ PYTEST = JAX_PLATFORMS=cpu $(BIN)/python -m pytest -m '$(TESTS)' --numprocesses 
 # Kernels as JAX interprets them on a CPU, which no user does, are large programs, most of whose time
 # is compilation; loops fused in XLA's older way take a quarter less of it.
 FUSED_THE_OLDER_WAY := --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters
+
+MEASURED = $(if $(COMMIT_RESULTS),--commit-results,--out $(RESULTS))
+# Without a GPU all that needs one would be left out of the tests, and the rest pass.
+HAS_GPU = import sys, jax; found = jax.default_backend(); \
+  sys.exit(None if found == "gpu" else f"gpu-check: JAX of {sys.executable} runs on a {found}, not on \
+  a GPU: name a Python whose JAX does with GPU_PYTHON=")
 
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PACKAGES := python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
@@ -74,17 +88,19 @@ lint: $(VENV)/installed
 	$(BIN)/pyrefly check
 
 bench: $(VENV)/installed
-	JAX_PLATFORMS=cpu $(BIN)/python -m experiments.benchmarks --scale small --out $(RESULTS)
+	JAX_PLATFORMS=cpu $(BIN)/python -m experiments.benchmarks --scale small $(MEASURED)
 
 bench-report: $(VENV)/installed
-	$(BIN)/python -m experiments.benchmarks.report
+	$(BIN)/python -m experiments.benchmarks.report $(MEASURED)
 
 gpu-check:
-	$(GPU_PYTHON) -m pip install --quiet --no-build-isolation --no-deps --no-index --editable .
+	@$(GPU_PYTHON) -c '$(HAS_GPU)'
+	$(GPU_PYTHON) -m pip install --quiet $(GPU_PIP) --editable .
 	$(GPU_PYTHON) -m jaxgnn._info
 	XLA_PYTHON_CLIENT_PREALLOCATE=false $(GPU_PYTHON) -m pytest -q -p no:benchmark \
 	  --numprocesses $(GPU_JOBS) tests/ops tests/nn tests/models tests/graph tests/gpu
-	$(GPU_PYTHON) -m experiments.benchmarks --scale full --out $(RESULTS)
+	$(GPU_PYTHON) -m experiments.benchmarks --scale $(GPU_SCALE) $(MEASURED)
+	$(GPU_PYTHON) -m experiments.benchmarks.report $(MEASURED)
 
 # The install compiles the CUDA library for every architecture where nvcc is; no GPU needed.
 cuda-check: $(VENV)/installed

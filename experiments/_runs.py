@@ -6,18 +6,20 @@ import shutil
 from pathlib import Path
 
 from jaxgnn._errors import bad_input
+from jaxgnn.training._lock import lock_folder
 
 
 def discard(folder: Path) -> None:
     """Removes an earlier run, and nothing that does not look like one.
 
     Raises:
-      ValueError: if there is something else in its place.
+      ValueError: if there is something else in its place, or another process is at work there.
     """
     if not folder.exists():
         return
     if not (folder / "config.json").exists():
         raise bad_input("train", "--run", "a folder of a run when --fresh is given", folder)
+    lock_folder(folder).release()
     shutil.rmtree(folder)
 
 

@@ -5,4 +5,5 @@ import tyro
 from experiments.benchmarks._session import Options
 from experiments.benchmarks.run_all import main
 
-main(tyro.cli(Options, description=__doc__))
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))

@@ -8,9 +8,42 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxgnn._errors import bad_input
+from jaxgnn.training._files import parse_json
+
 Row = dict[str, Any]
 
+# What is kept with the code: the rows of published tables, and the pictures drawn from them.
 RESULTS = Path(__file__).parent / "results"
+PICTURES = Path(__file__).parents[2] / "docs" / "images"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """Where a run leaves what it measures.
+
+    Attributes:
+      out: folder of the JSONL files and pictures; left out, ``runs/benchmarks``.
+      commit_results: add to the results that are kept with the code, in
+        ``experiments/benchmarks/results``, and redraw the pictures of the docs.
+    """
+
+    out: Path | None = None
+    commit_results: bool = False
+
+    def __post_init__(self):
+        if self.commit_results and self.out is not None:
+            raise bad_input("benchmarks", "--commit-results", "left out where --out is", self.out)
+
+    @property
+    def rows(self) -> Path:
+        """The folder of the JSONL files."""
+        return RESULTS if self.commit_results else self.out or Path("runs/benchmarks")
+
+    @property
+    def pictures(self) -> Path:
+        """The folder of the pictures."""
+        return PICTURES if self.commit_results else self.rows
 
 
 @dataclass(frozen=True)
@@ -70,5 +103,13 @@ def append_rows(path: Path, rows: Iterable[Row]) -> None:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Reads what ``append_rows`` wrote."""
-    return [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
+    """Reads what ``append_rows`` wrote.
+
+    Raises:
+      ValueError: naming a line that is not one of it.
+    """
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return [
+        parse_json(text, f"{path}, line {number}", dict, "an object")
+        for number, text in enumerate(lines, start=1)
+    ]

@@ -14,7 +14,7 @@ import jax
 from experiments.benchmarks import _bars
 from experiments.benchmarks._cache import cache_bandwidth
 from experiments.benchmarks._cases import Candidate, Case
-from experiments.benchmarks._report import RESULTS, Column, Row, append_rows, header, line
+from experiments.benchmarks._report import Column, Output, Row, append_rows, header, line
 from experiments.benchmarks._workloads import WORKLOADS, Scale
 from jaxgnn.testing.timing import (
     Timing,
@@ -48,18 +48,16 @@ PEER_COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Output):
     """Settings of a run.
 
     Attributes:
       scale: ``full`` is the table that results are published from, ``small`` a quick look, and
         ``tiny`` shows only that everything runs.
-      out: folder of the JSONL files.
       only: names of workloads; all of the scale's if empty.
     """
 
     scale: Scale = "full"
-    out: Path = RESULTS
     only: tuple[str, ...] = ()
 
 
@@ -98,7 +96,7 @@ class Session:
                 for workload in itertools.chain.from_iterable(of_scale)
                 if not options.only or workload.name in options.only
             ),
-            out=options.out,
+            out=options.rows,
             timing={"repeats": 3, "batch_ms": 0.0} if tiny else {},
             copy_gb_per_s=copy_bandwidth(2**20 if tiny else None),
         )

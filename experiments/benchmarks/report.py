@@ -1,7 +1,8 @@
-"""Draws the picture of the README from the results, and prints them as a Markdown table.
+"""Draws a picture of what was measured, and prints it as a Markdown table.
 
-Run ``python -m experiments.benchmarks.report`` (``make bench-report``). Reads every JSONL file of
-the results folder; of equal measurements on one device the newest run counts. Writes
+Run ``python -m experiments.benchmarks.report`` (``make bench-report``), with ``--commit-results``
+for the picture of the README, from the results that are kept with the code. Reads every JSONL file
+of the folder; of equal measurements on one device the newest run counts. Writes
 ``speed_<platform>.png``, one a platform, from the device that was measured last.
 """
 
@@ -17,7 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from experiments.benchmarks._report import RESULTS, Column, Row, markdown, read_rows
+from experiments.benchmarks._report import Column, Output, Row, markdown, read_rows
 from experiments.benchmarks._workloads import HEADLINE
 
 _K = 32
@@ -26,7 +27,7 @@ _BAR = 0.8
 _ORDER = (
     *("maxk", "spmm", "maxk_spmm", "segment_softmax"),
     *("mhc_pre", "mhc_post", "sinkhorn", "mhc_post_pre", "mhc_layer"),
-    *("fused_linear", "fused_mlp", "edge_mlp_aggregate"),
+    *("fused_linear", "fused_linear_maxk", "fused_mlp", "edge_mlp_aggregate"),
     *("hypergraph_conv", "expert_coupling", "expert_lm"),
 )
 
@@ -43,19 +44,17 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True)
-class ReportOptions:
+class ReportOptions(Output):
     """Settings.
 
     Attributes:
-      results: folder of the JSONL files.
-      images: folder of the pictures.
+      images: folder of the pictures; left out, beside the rows, or that of the docs.
       workload: name of the workload to show; the headline of the platform if None.
       k: entries a row of the ops that have it.
       dtype: of the features.
     """
 
-    results: Path = RESULTS
-    images: Path = Path("docs/images")
+    images: Path | None = None
     workload: str | None = None
     k: int = _K
     dtype: str = _DTYPE
@@ -67,15 +66,15 @@ def main(options: ReportOptions) -> list[Path]:
     Raises:
       ValueError: if there is nothing to draw.
     """
-    rows = newest(read_all(options.results))
+    rows = newest(read_all(options.rows))
     if not rows:
-        raise ValueError(f"report: no measurements in {options.results}; run the benchmarks first")
+        raise ValueError(f"report: no measurements in {options.rows}; run the benchmarks first")
     pictures = []
     for platform in dict.fromkeys(row["platform"] for row in rows):
         shown = select([row for row in rows if row["platform"] == platform], options)
         if not shown:
             continue
-        path = options.images / f"speed_{platform}.png"
+        path = (options.images or options.pictures) / f"speed_{platform}.png"
         draw(shown, path)
         pictures.append(path)
         print(f"{_caption(shown[0])}\n\n{markdown(shown, _COLUMNS)}\n\n{path}\n")

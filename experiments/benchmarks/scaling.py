@@ -2,7 +2,7 @@
 
 Run ``python -m experiments.benchmarks.scaling``, with ``--max-edges 1e8`` where memory allows.
 Times ``spmm`` and ``maxk_spmm``, as ``implementation=None`` picks them, on uniformly random graphs
-of one average degree, and draws ``scaling_<platform>.png`` beside the results.
+of one average degree, and draws ``scaling_<platform>.png``, beside the rows or for the docs.
 
 Two limits stand beside each time, and are drawn in: every array once at the speed of an
 element-wise pass over memory; and what all edges request, a row of features or k values and
@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 
 from experiments.benchmarks import _products, maxk_spmm, spmm
 from experiments.benchmarks._cases import DIRECTIONS, Candidate
-from experiments.benchmarks._report import RESULTS, Column, Row, append_rows, header, line
+from experiments.benchmarks._report import Column, Output, Row, append_rows, header, line
 from experiments.benchmarks._session import Session
 from experiments.benchmarks._workloads import Workload, forget_graphs
 
@@ -61,7 +61,7 @@ _LIMITS = (
 
 
 @dataclass(frozen=True)
-class ScalingOptions:
+class ScalingOptions(Output):
     """Settings of a run.
 
     Attributes:
@@ -69,19 +69,17 @@ class ScalingOptions:
       max_edges: edges of the largest graph.
       dim: width of the features.
       k: entries that MaxK keeps of each row.
-      out: folder of ``scaling.jsonl`` and of the picture.
     """
 
     min_edges: float = 1e4
     max_edges: float = 1e7
     dim: int = 256
     k: int = 32
-    out: Path = RESULTS
 
 
 def main(options: ScalingOptions, session: Session | None = None) -> list[Row]:
     """Times, prints, appends to ``scaling.jsonl`` and draws."""
-    session = session or Session((), options.out)
+    session = session or Session((), options.rows)
     rows: list[Row] = []
     print(f"memory {session.copy_gb_per_s:.1f} GB/s, last cache {session.cache_gb_per_s:.1f} GB/s")
     print(header(_COLUMNS), flush=True)
@@ -89,7 +87,7 @@ def main(options: ScalingOptions, session: Session | None = None) -> list[Row]:
         workload = Workload("uniform", max(1, edges // _DEGREE), edges, options.dim, (options.k,))
         rows += _measure(session, workload)
         forget_graphs()
-    path = session.out / f"scaling_{session.device['platform']}.png"
+    path = options.pictures / f"scaling_{session.device['platform']}.png"
     draw(rows, path)
     print(path)
     return rows

@@ -33,8 +33,8 @@ import jax
 import tyro
 
 from experiments.benchmarks._report import (
-    RESULTS,
     Column,
+    Output,
     Row,
     append_rows,
     header,
@@ -65,7 +65,7 @@ _TORCH_MODULES = ("torch", "torch_geometric")
 
 
 @dataclass(frozen=True)
-class TrainingOptions:
+class TrainingOptions(Output):
     """Settings of a run.
 
     Attributes:
@@ -74,7 +74,6 @@ class TrainingOptions:
       ks: entries that MaxK keeps of each row.
       learning_rate: of Adam; the recipe's if None.
       torch: train in torch-geometric as well.
-      out: folder of ``training.jsonl``.
     """
 
     scale: Literal["tiny", "flickr", "reddit", "products"] = "reddit"
@@ -82,7 +81,6 @@ class TrainingOptions:
     ks: tuple[int, ...] = (16, 32, 64)
     learning_rate: float | None = None
     torch: bool = True
-    out: Path = RESULTS
 
 
 def main(options: TrainingOptions) -> list[Row]:
@@ -103,7 +101,7 @@ def main(options: TrainingOptions) -> list[Row]:
             row = _row(config, common, _in_new_process(worker, data, config))
             row["speedup_over_relu"] = _ratio((rows or [row])[0]["ms"], row["ms"])
             print(line(row, _COLUMNS), flush=True)
-            append_rows(options.out / "training.jsonl", [row])
+            append_rows(options.rows / "training.jsonl", [row])
             rows.append(row)
     return rows
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import jax
@@ -20,7 +19,7 @@ import tyro
 from flax import nnx
 
 from experiments.benchmarks._layers import traced_with, with_plain_layers
-from experiments.benchmarks._report import RESULTS, Column, Row, append_rows, header, line
+from experiments.benchmarks._report import Column, Output, Row, append_rows, header, line
 from experiments.benchmarks._session import Session
 from experiments.benchmarks._workloads import build_graph
 from jaxgnn.datasets import SCALES, synthetic
@@ -42,7 +41,7 @@ _MEMORY = ("temp_size_in_bytes", "argument_size_in_bytes", "output_size_in_bytes
 
 
 @dataclass(frozen=True)
-class TrainingStepOptions:
+class TrainingStepOptions(Output):
     """Settings of a run.
 
     Attributes:
@@ -53,7 +52,6 @@ class TrainingStepOptions:
       ks: entries that MaxK keeps of each row.
       dtype: of the features and activations.
       plain_layers: linear layers as one writes them in JAX.
-      out: folder of ``training_step.jsonl``.
     """
 
     scale: str = "reddit"
@@ -63,7 +61,6 @@ class TrainingStepOptions:
     ks: tuple[int, ...] = (16, 32, 64)
     dtype: str = "float32"
     plain_layers: bool = False
-    out: Path = RESULTS
 
 
 @jax.tree_util.register_dataclass
@@ -78,7 +75,7 @@ class Data:
 
 def main(options: TrainingStepOptions, session: Session | None = None) -> list[Row]:
     """Times, prints, and appends to ``training_step.jsonl``."""
-    session = session or Session((), options.out)
+    session = session or Session((), options.rows)
     data = _load(options)
     rows: list[Row] = []
     print(header(_COLUMNS), flush=True)

@@ -50,8 +50,11 @@ class Outcome:
 
     @property
     def perplexity(self) -> float:
-        """Of a byte of the validation text."""
-        return math.exp(self.validation)
+        """Of a byte of the validation text; infinite where it is beyond all numbers."""
+        try:
+            return math.exp(self.validation)
+        except OverflowError:
+            return math.inf
 
 
 def lm(config: LMConfig, dataset: TextDataset | None = None) -> list[Outcome]:
@@ -125,7 +128,7 @@ class _Evaluation:
 
     def __call__(self, model: ExpertGraphLM) -> dict[str, float]:
         losses = [self._loss(model, batch) for batch in self._pieces]
-        return {"validation loss": float(np.mean(jax.device_get(losses)))}
+        return {"validation loss": float(np.mean(jax.device_get(losses), dtype=np.float64))}
 
 
 def _make_model(run: LMRun) -> ExpertGraphLM:

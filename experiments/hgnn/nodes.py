@@ -11,6 +11,7 @@ import numpy as np
 import optax
 from flax import nnx
 
+from experiments._nodes import node_loss
 from experiments._runs import discard, shown
 from experiments.hgnn.config import NodesConfig
 from jaxgnn import Incidence, datasets
@@ -139,7 +140,7 @@ def nodes(config: NodesConfig, dataset: HypergraphDataset | None = None) -> Outc
 
 
 def make_batch(config: NodesConfig, dataset: HypergraphDataset) -> Batch:
-    """Puts a data set on the device, its hypergraph with self loops if asked for."""
+    """Puts copies of a data set on the device, its hypergraph with self loops if asked for."""
     hypergraph = Incidence.from_hyperedge_index(
         np.stack([dataset.node_ids, dataset.hyperedge_ids]),
         dataset.num_nodes,
@@ -147,13 +148,13 @@ def make_batch(config: NodesConfig, dataset: HypergraphDataset) -> Batch:
     )
     features = dataset.features
     if config.normalize:
-        sums = np.abs(features).sum(axis=1, keepdims=True)
-        features = features / np.where(sums > 0, sums, 1)
+        sums = np.abs(features).sum(axis=1, keepdims=True, dtype=np.float64)
+        features = (features / np.where(sums > 0, sums, 1)).astype(features.dtype)
     return Batch(
         hypergraph.with_self_loops() if config.self_loops else hypergraph,
-        jnp.asarray(features),
-        jnp.asarray(dataset.labels),
-        jnp.asarray(_mask(dataset, dataset.train)),
+        jnp.array(features),
+        jnp.array(dataset.labels),
+        jnp.array(_mask(dataset, dataset.train)),
     )
 
 
@@ -166,8 +167,7 @@ def _mask(dataset: HypergraphDataset, ids: np.ndarray) -> np.ndarray:
 def _loss(model: HypergraphGNN, batch: Batch, rngs: nnx.Rngs):
     """Cross entropy over the training nodes."""
     logits = model(batch.hypergraph, batch.features, rngs=rngs)
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels)
-    return jnp.mean(losses, where=batch.train), {}
+    return node_loss(logits, batch.labels, batch.train), {}
 
 
 class _Evaluation:
@@ -192,10 +192,11 @@ def _report(
 ) -> Outcome:
     curves: Path = run.path / "curves.png"
     plot_curves({config.model: result.history}, curves)
-    last = result.history[-1]
-    best, epoch = (last, config.epochs)
+    best, epoch = (result.history[-1], config.epochs)
     if result.best is not None:
         best, epoch = result.best.metrics, result.best.step
+    elif dataset.validation.size:
+        raise FloatingPointError("nodes: every evaluation was NaN; no epoch is the best")
     outcome = Outcome(best["test accuracy"], epoch, result.ms_per_step, result.history)
     summary = {"test": outcome.test, "epoch": epoch}
     run.write_json("result.json", {"metric": "accuracy", **summary})

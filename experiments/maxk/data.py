@@ -58,7 +58,7 @@ def make_batch(
     self_loops: int,
     dtype: str,
 ) -> Batch:
-    """Puts a dataset on the device, its graph with self loops and normalised.
+    """Puts copies of a dataset on the device, its graph with self loops and normalised.
 
     Args:
       dataset: the data.
@@ -80,9 +80,9 @@ def make_batch(
         graph = graph.with_self_loops(duplicates=True)
     return Batch(
         graph=graph.normalized(normalization),
-        features=jnp.asarray(dataset.features).astype(dtype),
-        labels=jnp.asarray(dataset.labels),
-        train=jnp.asarray(split_mask(dataset, dataset.train)),
+        features=jnp.array(dataset.features).astype(dtype),
+        labels=jnp.array(dataset.labels),
+        train=jnp.array(split_mask(dataset, dataset.train)),
     )
 
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from experiments._nodes import node_loss
 from experiments._runs import discard, shown
 from experiments.maxk import kernels
 from experiments.maxk.config import TrainConfig
@@ -134,11 +135,7 @@ def _make_model(config: TrainConfig, dataset: NodeDataset, ks) -> MaxKGNN:
 def _loss(model: MaxKGNN, batch: Batch, rngs: nnx.Rngs, k: int | None):
     """Cross entropy over the training nodes, binary where labels are tasks."""
     logits = model(batch.graph, batch.features, rngs=rngs, k=k).astype(jnp.float32)
-    if batch.labels.ndim == 2:
-        losses = optax.sigmoid_binary_cross_entropy(logits, batch.labels).mean(axis=-1)
-    else:
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels)
-    return jnp.mean(losses, where=batch.train), {}
+    return node_loss(logits, batch.labels, batch.train), {}
 
 
 def _loop(config: TrainConfig) -> LoopConfig:

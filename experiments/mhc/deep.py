@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from experiments._runs import shown
 from experiments.maxk.data import load
 from experiments.maxk.train import Outcome, train
@@ -71,6 +73,7 @@ def _print_table(outcomes: Outcomes) -> None:
         row = "".join(f"  {by_depth[depth].test:12.4f}" for by_depth in outcomes.values())
         print(f"{depth:>4} layers  {row}")
     for streams, by_depth in outcomes.items():
-        best, deepest = max(o.test for o in by_depth.values()), max(by_depth)
+        # NumPy's maximum of anything with a NaN is NaN, unlike Python's.
+        best, deepest = np.max([o.test for o in by_depth.values()]), max(by_depth)
         lost = 100 * (best - by_depth[deepest].test)
         print(f"{_label(streams)}: {deepest} layers are {lost:.1f} points below its best")

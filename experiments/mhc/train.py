@@ -100,7 +100,7 @@ class _Evaluation:
 
     def __call__(self, model: CausalLM) -> dict[str, float]:
         losses = [self._loss(model, batch) for batch in self._pieces]
-        return {"validation loss": float(np.mean(jax.device_get(losses)))}
+        return {"validation loss": float(np.mean(jax.device_get(losses), dtype=np.float64))}
 
 
 def _make_model(config: TrainConfig) -> CausalLM:

@@ -13,7 +13,8 @@ On a GPU, in calls of less than ten minutes::
         --evaluations 20 --eval-puzzles 1500
     python -m experiments.sudoku train ...  # the same once more, until it says that it is finished
     python -m experiments.sudoku evaluate --run runs/sudoku/candidate --test 1000 --batch-size 1000
-    python -m experiments.sudoku export --run runs/sudoku/candidate
+    python -m experiments.sudoku export --run runs/sudoku/candidate \
+        --out jaxgnn/pretrained/sudoku.npz
 
 Training that goes on from weights, on harder puzzles and with later states::
 
@@ -22,6 +23,6 @@ Training that goes on from weights, on harder puzzles and with later states::
         --stop-after 7 --test 1000 --evaluations 20 --eval-puzzles 1500 --run runs/sudoku/longer
 
 A million puzzles are made in seconds of 16 cores at the start of each call, always the same. The
-last command writes ``jaxgnn/pretrained/sudoku.npz``, and beside it the log of the run with the
+last command writes the file that comes with the library, and beside it the log of the run with the
 results of the one before.
 """

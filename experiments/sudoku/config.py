@@ -194,7 +194,8 @@ class ExportConfig:
 
     Attributes:
       run: folder of the run.
-      out: the file, with the ending .npz; left out, the one that comes with the library.
+      out: the file, with the ending .npz; left out, ``weights.npz`` in the folder of the run.
+        ``jaxgnn/pretrained/sudoku.npz`` is the one that comes with the library.
     """
 
     run: Path

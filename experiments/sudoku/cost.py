@@ -79,7 +79,7 @@ def cost(config: CostConfig) -> list[Cost]:
 
 def _pool() -> Pool:
     puzzles = make_data(64, 1).train
-    return Pool(jnp.asarray(puzzles.puzzles), jnp.asarray(puzzles.solutions), jnp.float32(20))
+    return Pool(jnp.array(puzzles.puzzles), jnp.array(puzzles.solutions), jnp.float32(20))
 
 
 def _measure(settings: Recipe, pool: Pool, repeats: int) -> Cost:

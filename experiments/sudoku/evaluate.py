@@ -139,15 +139,15 @@ def _by_difficulty(puzzles: Puzzles) -> dict[str, np.ndarray]:
 
 
 def _row(kind: str, level: str, found: Measurement, chosen: np.ndarray) -> Row:
-    settled = found.settled[chosen & found.solved]
-    blank = max(1, int(found.blank[chosen].sum()))
+    found = found[chosen]
+    settled = found.settled[found.solved]
     return Row(
         kind=kind,
         level=level,
-        count=int(chosen.sum()),
-        solved=float(found.solved[chosen].mean()),
-        ever_solved=float(found.ever_solved[chosen].mean()),
-        cells=float(1 - found.wrong[chosen].sum() / blank),
+        count=len(found.solved),
+        solved=found.solved_part,
+        ever_solved=found.ever_solved_part,
+        cells=found.cells,
         settled=float(np.median(settled)) if settled.size else None,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Int
 
-from experiments.sudoku.networks import logits_of
+from experiments.sudoku.networks import counted_cells, logits_of
 from jaxgnn.datasets.sudoku import Puzzles
 from jaxgnn.models import sudoku_digits
 from jaxgnn.training import jit_apply
@@ -21,14 +21,19 @@ from jaxgnn.training import jit_apply
 class Measurement:
     """Answers to puzzles; each [count].
 
+    Cells count that are blank and have a digit in the solution. The parts of puzzles and cells are
+    NaN if a digit of some counted cell is not known at some step, for its logits are not finite, or
+    if the solution's is none of a Sudoku: as the scores of ``jaxgnn.training`` are.
+
     Attributes:
       solved: bool, whether the answer behind the last step is the solution.
       ever_solved: bool, whether that of some step is. Who has no solution can tell, too: an answer
         without conflicts is one.
       settled: int32, the first step from which on the answer is the solution; 0 where ``solved`` is
         False.
-      wrong: int32, blank cells whose digit is wrong behind the last step.
-      blank: int32, blank cells.
+      wrong: int32, counted cells whose digit is wrong behind the last step.
+      blank: int32, counted cells.
+      lost: bool, whether there is nothing to be said about some cell.
     """
 
     solved: np.ndarray
@@ -36,11 +41,29 @@ class Measurement:
     settled: np.ndarray
     wrong: np.ndarray
     blank: np.ndarray
+    lost: np.ndarray
+
+    def __getitem__(self, chosen: np.ndarray) -> Measurement:
+        """The answers to some of the puzzles."""
+        return Measurement(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
     @property
     def cells(self) -> float:
-        """The part of all blank cells that is right."""
-        return float(1 - self.wrong.sum() / max(1, self.blank.sum()))
+        """The part of all counted cells that is right."""
+        return self._known(1 - self.wrong.sum() / max(1, self.blank.sum()))
+
+    @property
+    def solved_part(self) -> float:
+        """The part of all puzzles that is solved behind the last step."""
+        return self._known(self.solved.mean())
+
+    @property
+    def ever_solved_part(self) -> float:
+        """The part of all puzzles that is solved behind some step."""
+        return self._known(self.ever_solved.mean())
+
+    def _known(self, part: float) -> float:
+        return math.nan if self.lost.any() else float(part)
 
 
 def measure(model: nnx.Module, puzzles: Puzzles, num_steps: int, batch_size: int) -> Measurement:
@@ -62,9 +85,7 @@ def measure(model: nnx.Module, puzzles: Puzzles, num_steps: int, batch_size: int
         filled = part[np.resize(np.arange(rows), size)]
         boards = jnp.asarray(filled.puzzles), jnp.asarray(filled.solutions)
         parts.append([a[:rows] for a in jax.device_get(_measured(model, *boards, steps=num_steps))])
-    solved, ever_solved, settled, wrong = map(np.concatenate, zip(*parts, strict=True))
-    blank = np.count_nonzero(puzzles.puzzles == 0, axis=1).astype(np.int32)
-    return Measurement(solved, ever_solved, settled, wrong, blank)
+    return Measurement(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _answers(
@@ -73,14 +94,19 @@ def _answers(
     solutions: Int[Array, "batch cells"],
     *,
     steps: int,
-) -> tuple[Array, Array, Array, Array]:
-    answers = sudoku_digits(logits_of(model, puzzles.astype(jnp.int32), steps))
-    wrong = jnp.sum((answers != solutions.astype(jnp.int32)) & (puzzles == 0), axis=-1)
+) -> tuple[Array, ...]:
+    """The fields of ``Measurement``, in order."""
+    logits = logits_of(model, puzzles.astype(jnp.int32), steps)
+    answers = sudoku_digits(logits)
+    counted, lost = counted_cells(answers, puzzles, solutions)
+    wrong = jnp.sum((answers != solutions.astype(jnp.int32)) & counted, axis=-1)
     right = wrong == 0
     # Steps at the end all of which are right.
     held = jnp.sum(jnp.cumprod(right[::-1].astype(jnp.int32), axis=0), axis=0)
     settled = jnp.where(right[-1], steps - held + 1, 0)
-    return right[-1], right.any(axis=0), settled.astype(jnp.int32), wrong[-1].astype(jnp.int32)
+    blank = jnp.sum(counted, axis=-1)
+    columns = right[-1], right.any(axis=0), settled, wrong[-1], blank, lost.any(axis=0)
+    return tuple(c if c.dtype == bool else c.astype(jnp.int32) for c in columns)
 
 
 _measured = jit_apply(_answers)

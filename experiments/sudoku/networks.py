@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -61,7 +62,8 @@ def training_loss(model: Any, pool: Pool, rngs: nnx.Rngs, recipe: Recipe):
     """The loss on a batch drawn from the pool, and accuracies behind the last step.
 
     Returns:
-      The loss, and the parts of blank cells and of whole puzzles that are right.
+      The loss, and the parts of blank cells and of whole puzzles that are right; these are NaN as
+      those of ``Measurement`` are.
     """
     puzzles, solutions = draw(rngs.batch(), pool, recipe)
     if isinstance(model, models.SudokuGNN):
@@ -73,10 +75,31 @@ def training_loss(model: Any, pool: Pool, rngs: nnx.Rngs, recipe: Recipe):
         loss, last = sudoku_cross_entropy(logits, solutions), logits[-1]
         if recipe.weight_penalty:
             loss = loss + recipe.weight_penalty * model.weight_penalty()
-    right = (sudoku_digits(last) == solutions) | (puzzles > 0)
-    blanks = jnp.sum(puzzles == 0)
-    cells = 1 - jnp.sum(~right) / jnp.maximum(blanks, 1)
-    return loss, {"cell accuracy": cells, "puzzle accuracy": jnp.mean(right.all(axis=-1))}
+    digits = sudoku_digits(last)
+    counted, lost = counted_cells(digits, puzzles, solutions)
+    right = (digits == solutions) | ~counted
+    cells = 1 - jnp.sum(~right) / jnp.maximum(jnp.sum(counted), 1)
+    scores = {"cell accuracy": cells, "puzzle accuracy": jnp.mean(right.all(axis=-1))}
+    return loss, {name: jnp.where(lost.any(), jnp.nan, score) for name, score in scores.items()}
+
+
+def counted_cells(
+    answers: jax.Array, puzzles: jax.Array, solutions: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Which cells count in a score, and which boards can have none.
+
+    Args:
+      answers: [*steps, batch, cells] as ``sudoku_digits`` has them.
+      puzzles: [batch, cells], 0 where blank.
+      solutions: [batch, cells], below 1 where the digit is not known.
+
+    Returns:
+      [batch, cells] bool, where a cell is blank and has a solution; and [*steps, batch] bool,
+      whether such a cell has no answer, or a solution that is no digit.
+    """
+    counted = (puzzles == 0) & (solutions > 0)
+    side = round(math.sqrt(puzzles.shape[-1]))
+    return counted, jnp.any(counted & ((answers == 0) | (solutions > side)), axis=-1)
 
 
 def _warm_up(key: jax.Array, recipe: Recipe) -> jax.Array:

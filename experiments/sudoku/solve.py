@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from jaxgnn.pretrained import (
     sudoku_solver,
     sudoku_weights,
 )
-from jaxgnn.training import load_model, read_rows
+from jaxgnn.training import load_model
+from jaxgnn.training._files import parse_json, read_json
+from jaxgnn.training._log import format_row, read_steps
 
 DEFAULT_RUN = TrainConfig().run_folder()
 # The log of the weights that a run began with, in its folder.
@@ -41,7 +44,10 @@ def load_run(folder: Path) -> tuple[nnx.Module, Recipe]:
     file = folder / "config.json"
     if not file.is_file():
         raise bad_input("experiments.sudoku", "--run", "the folder of a run", folder)
-    values = json.loads(file.read_text())
+    values = read_json(file, dict, "an object, the configuration of the run")
+    unknown = values.keys() - {field.name for field in fields(TrainConfig)}
+    if unknown:
+        raise ValueError(f"{file}: not of a run of experiments.sudoku: {sorted(unknown)}")
     values |= {name: Path(values[name]) for name in _PATHS if values.get(name) is not None}
     config = TrainConfig(**values)
     settings = config.settings()
@@ -84,23 +90,26 @@ def export(config: ExportConfig) -> Path:
       The file of weights.
     """
     model, settings = load_run(config.run)
-    out = sudoku_weights() if config.out is None else config.out
+    out = config.run / "weights.npz" if config.out is None else config.out
     if out.suffix != ".npz":
         raise bad_input("export", "--out", "a file with the ending .npz", out)
     out.parent.mkdir(parents=True, exist_ok=True)
     # Whoever loads the weights may choose the dtype of the computation.
     save_weights(out, model, network_options(settings))
     load_weights(out)
-    rows = read_rows(config.run / "metrics.jsonl")
+    metrics = config.run / "metrics.jsonl"
+    rows = read_steps(metrics)
+    if not rows:
+        raise ValueError(f"export: {metrics} has no rows")
     usual, last = min(map(len, rows)), rows[-1]["step"]
     kept = [
         row
         for row in rows
         if len(row) > usual or row["step"] % _LOG_EVERY == 0 or row["step"] in (1, last)
     ]
-    lines = [_about(config.run), *kept]
+    lines = [json.dumps(_about(config.run)) + "\n", *map(format_row, kept)]
     log = log_of(out)
-    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    log.write_text("".join(lines))
     print(f"{shown(out)}: {out.stat().st_size / 1e3:,.0f} kB, trained for {last:,.0f} steps")
     print(f"{shown(log)}: {len(lines):,} lines")
     return out
@@ -115,10 +124,18 @@ def _about(run: Path) -> dict[str, Any]:
     """The small files of a run, by name, as far as they are there."""
     names = ("config", "budget", "result", "evaluation", "versions")
     files = {name: run / f"{name}.json" for name in names}
-    found = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
+    # Versions are a list, one for each start.
+    found: dict[str, Any] = {
+        name: read_json(file, list if name == "versions" else dict, "what a run has written there")
+        for name, file in files.items()
+        if file.exists()
+    }
     for name in _PATHS:  # where it was kept is of no interest
         found["config"].pop(name, None)
     if (run / EARLIER_LOG).exists():
         lines = (run / EARLIER_LOG).read_text(encoding="utf-8").splitlines()
-        found["earlier"] = [json.loads(line) for line in lines]
+        found["earlier"] = [
+            parse_json(line, f"{run / EARLIER_LOG}, line {number}", dict, "an object")
+            for number, line in enumerate(lines, start=1)
+        ]
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import math
 import shutil
 import time
@@ -29,6 +28,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn.datasets.sudoku import Puzzles
 from jaxgnn.pretrained import load_weights
 from jaxgnn.training import FitResult, LoopConfig, RunFolder, fit, plot_curves
+from jaxgnn.training._files import read_json
 
 # What may differ when a run is resumed: where and how, not what.
 _MAY_CHANGE = ("run", "fresh", "progress", "data", "stop_after", "checkpoint_minutes")
@@ -43,8 +43,8 @@ class Outcome:
 
     Attributes:
       finished: whether all of its steps are done.
-      solved: part of the held-out puzzles of each kind that is solved at the last evaluation;
-        empty in front of the first.
+      solved: part of the held-out puzzles of each kind that is solved at the last evaluation, NaN
+        if its answers were not finite; empty in front of the first.
       parameters: trained numbers.
       steps: done so far.
       ms_per_step: mean time of a step; None if there were none now.
@@ -131,7 +131,7 @@ class _Pool:
     """The training puzzles on the device, with the curriculum's bound at each step."""
 
     def __init__(self, puzzles: Puzzles, settings: Recipe):
-        self._boards = jnp.asarray(puzzles.puzzles), jnp.asarray(puzzles.solutions)
+        self._boards = jnp.array(puzzles.puzzles), jnp.array(puzzles.solutions)
         self._settings = settings
 
     def __call__(self, step: int, steps: int) -> Pool:
@@ -163,7 +163,10 @@ def _budget(config, settings, model, loss_fn, pool: _Pool, run: RunFolder) -> tu
         seconds = timed.ms_per_step / 1e3
         steps = max(1, round(60 * config.minutes / seconds))
         run.write_json(file.name, {"steps": steps, "seconds_per_step": seconds})
-    budget = json.loads(file.read_text())
+    budget = read_json(file, dict, "an object, the budget of the run")
+    numbers = (int, float)
+    if any(not isinstance(budget.get(name), numbers) for name in ("steps", "seconds_per_step")):
+        raise ValueError(f"{file}: expected numbers for steps and seconds_per_step, got {budget}")
     print(f"{budget['steps']:,} steps of {1e3 * budget['seconds_per_step']:.1f} ms")
     return budget["steps"], budget["seconds_per_step"]
 
@@ -199,7 +202,7 @@ class _Evaluation:
             for name, puzzles in self._puzzles.items()
         }
         cells = {f"{name} cells": m.cells for name, m in found.items()}
-        return cells | {name + _SOLVED: float(m.solved.mean()) for name, m in found.items()}
+        return cells | {name + _SOLVED: m.solved_part for name, m in found.items()}
 
 
 def _report(settings: Recipe, result: FitResult, run: RunFolder) -> Outcome:

@@ -21,6 +21,8 @@ from jaxgnn.models._sudoku_grid import box_of, check_digits, nan_without_digits
 def sudoku_digits(logits: Float[Array, "*batch cells classes"]) -> Int[Array, "*batch cells"]:
     """The likeliest digit of each cell, from 1; a class for none of them is passed over.
 
+    0, which is no digit, where the largest of a cell's logits is NaN or infinite.
+
     Raises:
       ValueError: if the cells are not those of a Sudoku, or the classes not its digits.
 
@@ -31,7 +33,10 @@ def sudoku_digits(logits: Float[Array, "*batch cells classes"]) -> Int[Array, "*
       [3, 1]
     """
     side = _side("sudoku_digits", logits)
-    return 1 + jnp.argmax(logits[..., -side:], axis=-1).astype(jnp.int32)
+    digits = logits[..., -side:]
+    likeliest = 1 + jnp.argmax(digits, axis=-1).astype(jnp.int32)
+    # The largest of anything with a NaN is NaN.
+    return jnp.where(jnp.isfinite(digits.max(axis=-1)), likeliest, 0)
 
 
 def sudoku_cross_entropy(

@@ -29,9 +29,10 @@ class SudokuAnswer:
 
     Attributes:
       puzzle: [81] int8, 0 where a cell is empty.
-      board: [81] int8, the likeliest digits behind the last step, and the givens.
+      board: [81] int8, the likeliest digits behind the last step, and the givens; 0 where what the
+        network says is NaN or infinite.
       settled: the first step from which on the answer is ``board``, counted from 1; None if
-        ``board`` breaks the rules, so that it is no solution.
+        ``board`` breaks the rules or is not full, so that it is no solution.
       steps: of message passing.
       conflicts: the rules that it breaks.
     """
@@ -46,10 +47,13 @@ class SudokuAnswer:
         """The grid, and a line below it."""
         if self.settled is not None:
             return f"{sudoku.to_grid(self.board)}\nsettled at step {self.settled} of {self.steps}"
-        rules = f"{len(self.conflicts)} conflicts, the first: {self.conflicts[0]}"
+        if self.conflicts:
+            wrong = f"{len(self.conflicts)} conflicts, the first: {self.conflicts[0]}"
+        else:
+            wrong = f"{np.count_nonzero(self.board == 0)} cells without a digit"
         return (
             f"{sudoku.to_grid(self.board)}\n"
-            f"not solved: behind step {self.steps} the answer still has {rules}"
+            f"not solved: behind step {self.steps} the answer still has {wrong}"
         )
 
 
@@ -87,13 +91,14 @@ class SudokuSolver:
             raise bad_input("SudokuSolver.solve", "steps", "at least 1", steps)
         board = puzzle if isinstance(puzzle, np.ndarray) else sudoku.load(puzzle)
         sudoku.check_unique(board)
-        board = np.asarray(board, np.int8)
+        board = np.array(board, np.int8)  # kept in the answer, so not the caller's
         boards = self._compiled(self._graphdef, self._state, jnp.asarray(board), steps=steps)
         boards = np.asarray(boards, np.int8)
         conflicts = tuple(sudoku.conflicts(boards[-1]))
         differs = np.flatnonzero((boards != boards[-1]).any(axis=-1))
         settled = int(differs[-1]) + 2 if differs.size else 1
-        return SudokuAnswer(board, boards[-1], None if conflicts else settled, steps, conflicts)
+        solved = not conflicts and boards[-1].all()
+        return SudokuAnswer(board, boards[-1], settled if solved else None, steps, conflicts)
 
 
 def sudoku_solver(weights: str | os.PathLike[str] | None = None) -> SudokuSolver:

@@ -17,7 +17,7 @@ from ._trees import PyTree, first_difference, is_key, named, types
 
 # One of orbax's items each, so that a model can be loaded without an optimizer.
 _MODEL, _OPTIMIZER, _BEST, _INFO = "model", "optimizer", "best", "info"
-_AVERAGE = "average"
+_AVERAGE, _REMAINDER = "average", "average_remainder"
 
 
 class Restored(NamedTuple):
@@ -86,7 +86,8 @@ class Checkpoints:
         """Reads the newest checkpoint.
 
         Args:
-            like: A state with the structure, shapes, dtypes and placement to restore to.
+            like: A state with the structure, shapes, dtypes and placement to restore to, before its
+                first step.
 
         Raises:
             ValueError: There is none, it cannot be read, or its arrays are not those of `like`;
@@ -100,10 +101,14 @@ class Checkpoints:
                 f"checkpoint {self.folder / str(step)} holds {holds} moving average of the "
                 "parameters: it was written with another LoopConfig.ema_decay"
             )
-        found = self._read_arrays(step, _items(like, best_like), saved)
+        items = _items(like, best_like)
+        if _REMAINDER not in saved:  # as of before there was one: it begins with that of `like`
+            items.pop(_REMAINDER, None)
+        found = self._read_arrays(step, items, saved)
         average = found[_AVERAGE].params if _AVERAGE in found else None
+        remainder = found.get(_REMAINDER, like.remainder)
         optimizer, updates = found[_OPTIMIZER]
-        state = TrainState(found[_MODEL], optimizer, updates, average)
+        state = TrainState(found[_MODEL], optimizer, updates, average, remainder)
         return Restored(state, found.get(_BEST), info)
 
     def restore_model(self, like: ModelState, item: str, step: int | None) -> ModelState:
@@ -139,7 +144,14 @@ class Checkpoints:
             raise ValueError(f"no {wanted} in {self.folder}; steps there: {sorted(steps)}")
         step = max(steps) if step is None else step
         content = self._read(step, {_INFO: ocp.args.JsonRestore()})[_INFO]
-        return step, content["types"], content["info"]
+        parts = content if isinstance(content, dict) else {}
+        saved, info = parts.get("types"), parts.get("info")
+        if not isinstance(saved, dict) or not isinstance(info, dict):
+            raise ValueError(
+                f"checkpoint {self.folder / str(step)} cannot be read ({_INFO}): expected an "
+                f"object of types and info, got {content!r:.80}"
+            )
+        return step, saved, info
 
     def _read_arrays(
         self, step: int, like: dict[str, PyTree], saved: dict[str, dict[str, str]]
@@ -200,6 +212,8 @@ def _items(state: TrainState, best: ModelState | None) -> dict[str, PyTree]:
     items = {_MODEL: state.model, _OPTIMIZER: (state.optimizer, state.step)}
     if state.average is not None:
         items[_AVERAGE] = ModelState(state.average, state.model.other)
+    if state.remainder is not None:
+        items[_REMAINDER] = state.remainder
     return items if best is None else {**items, _BEST: best}
 
 

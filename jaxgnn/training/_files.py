@@ -1,4 +1,4 @@
-"""Writing small files so that a kill at any moment leaves the old or the new one, never a part."""
+"""Small files: a kill at any moment leaves the old or the new one, and what is broken is named."""
 
 import json
 import os
@@ -19,3 +19,33 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Replaces the file at `path` by `value` as indented JSON, in one step."""
     write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def parse_json[T](text: str, where: str, kind: type[T], what: str) -> T:
+    """What `text` says in JSON.
+
+    Args:
+        text: What to read.
+        where: The file, and the line if it has several values, for the error.
+        kind: The type that the value must have.
+        what: That in words.
+
+    Raises:
+        ValueError: It is not JSON, or of another type.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
+        raise ValueError(f"{where}: not JSON: {_start(text)}") from error
+    if not isinstance(value, kind):
+        raise ValueError(f"{where}: expected {what}, got {_start(text)}")
+    return value
+
+
+def read_json[T](path: Path, kind: type[T], what: str) -> T:
+    """Reads the file at `path`; arguments and errors as in `parse_json`."""
+    return parse_json(path.read_text(encoding="utf-8", errors="replace"), str(path), kind, what)
+
+
+def _start(text: str) -> str:
+    return repr(text[:80]) if text.strip() else "an empty file"

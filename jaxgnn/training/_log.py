@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ._files import write_text
+from ._files import parse_json, write_text
 
 Row = dict[str, float]
 
@@ -32,16 +32,31 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
     return [_parse(path, number, line) for number, line in enumerate(lines, start=1)]
 
 
+def read_steps(path: str | os.PathLike[str]) -> list[Row]:
+    """Reads the rows of a run: `read_rows`, each of which has a step, and numbers alone.
+
+    Raises:
+        ValueError: A row is not so.
+    """
+    rows = read_rows(path)
+    for number, row in enumerate(rows, start=1):
+        _check(Path(path), number, row)
+    return rows
+
+
 class RowLog:
     """An append-only list of rows, kept in memory and, if it has a path, in a JSONL file.
 
     Args:
         path: The file, or None to keep the rows in memory alone. Rows already there are read.
+
+    Raises:
+        ValueError: A row that is there has no step, or something else than numbers.
     """
 
     def __init__(self, path: Path | None):
         self.path = path
-        self.rows: list[Row] = [] if path is None else read_rows(path)
+        self.rows: list[Row] = [] if path is None else read_steps(path)
 
     def append(self, rows: Iterable[Row]) -> None:
         """Adds rows and hands them to the operating system, so that a kill loses none of them."""
@@ -49,16 +64,17 @@ class RowLog:
         self.rows += rows
         if self.path is not None and rows:
             with self.path.open("a", encoding="utf-8") as file:
-                file.write("".join(map(_format, rows)))
+                file.write("".join(map(format_row, rows)))
 
     def truncate(self, last_step: int) -> None:
         """Drops the rows after `last_step`, and any half-written line, in one atomic step."""
         self.rows = [row for row in self.rows if row["step"] <= last_step]
         if self.path is not None and self.path.exists():
-            write_text(self.path, "".join(map(_format, self.rows)))
+            write_text(self.path, "".join(map(format_row, self.rows)))
 
 
-def _format(row: Mapping[str, float]) -> str:
+def format_row(row: Mapping[str, float]) -> str:
+    """The line of a row."""
     members = (f"{json.dumps(name)}: {_number(value)}" for name, value in row.items())
     return "{" + ", ".join(members) + "}\n"
 
@@ -73,10 +89,16 @@ def _number(value: float) -> str:
 
 
 def _parse(path: Path, number: int, line: str) -> Row:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}, line {number}: not JSON: {line[:80]!r}") from error
-    if not isinstance(row, dict):
-        raise ValueError(f"{path}, line {number}: expected an object, got {line[:80]!r}")
+    row = parse_json(line, f"{path}, line {number}", dict, "an object")
     return {name: math.nan if value is None else value for name, value in row.items()}
+
+
+def _check(path: Path, number: int, row: Mapping[str, object]) -> None:
+    """Raises unless a row has numbers alone, and a step among them."""
+    where = f"{path}, line {number}: expected"
+    for name, value in row.items():
+        if not isinstance(value, int | float):
+            raise ValueError(f"{where} a number for {name!r}, got {value!r:.80}")
+    step = row.get("step")
+    if not isinstance(step, int) or step < 1:
+        raise ValueError(f"{where} a 'step' of at least 1, got {step!r:.80}")

@@ -24,7 +24,7 @@ from ._step import (
     split_model,
     start_state,
 )
-from ._trees import PyTree, all_finite, copy_arrays
+from ._trees import PyTree, all_finite, copy_arrays, owned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,9 +41,10 @@ class LoopConfig:
         seed: Of the random numbers that `loss_fn` gets.
         select: The evaluation metric that finds the best model; None keeps no best model.
         select_mode: Whether the best is the largest or the smallest value. The first of equals
-            wins, and NaN never does.
+            wins, and what is NaN or infinite never does.
         ema_decay: Of a moving average of the parameters, which `evaluate`, the best model and
-            `FitResult.averaged_model` then have in the place of the parameters; None for none.
+            `FitResult.averaged_model` then have in the place of the parameters; None for none. It
+            takes as much memory as two copies of them, so that nothing is lost with a decay near 1.
         max_seconds: When to stop early: behind the first read of the device after this many seconds
             of a call of `fit`, with a checkpoint. The same call then goes on. None never stops.
         examples_per_step: For the progress report, which then shows how many a second.
@@ -100,8 +101,9 @@ class FitResult[M: nnx.Module]:
         model: The model after the last step.
         averaged_model: The same with the average of its parameters; None without
             `LoopConfig.ema_decay`.
-        best_model: The model at the best evaluation; None without `LoopConfig.select`.
-        best: That evaluation; None without `LoopConfig.select`.
+        best_model: The model at the best evaluation; None without `LoopConfig.select`, or if no
+            evaluation had a finite value for it.
+        best: That evaluation; None where `best_model` is.
         history: One row a step: `step`, `loss`, the metrics of `loss_fn`, and at evaluations
             those of `evaluate`. Equal to the run's `metrics.jsonl`.
         compile_seconds: Time of the first step and of each first step with a new static value,
@@ -149,8 +151,9 @@ def fit[M: nnx.Module](
             for the log. `rngs` is an `nnx.Rngs` of this step alone, for
             `nnx.Dropout.__call__(..., rngs=rngs)`. It is traced: arrays it needs belong in the
             batch, since those it captures are compiled in as constants.
-        batches: The batch of a step, a pytree of arrays. Where it is always the same, return the
-            same arrays on the device, and nothing is copied. New shapes compile anew.
+        batches: The batch of a step, a pytree of arrays. NumPy arrays are copied, so that they may
+            be refilled for the next step. Where it is always the same, return the same arrays on
+            the device, and nothing is copied. New shapes compile anew.
         config: Lengths and intervals.
         evaluate: `evaluate(model) -> {name: value}`; the model is in evaluation mode
             (`model.eval()`), and its arrays are gone after the next step. `jit_apply` compiles
@@ -169,8 +172,8 @@ def fit[M: nnx.Module](
         ValueError: The run's checkpoint does not fit the model, the optimizer or `config.steps`;
             there is something to resume but `resume` is False; `config.select` is not among the
             metrics; names clash; or `loss_fn` changes the shape of the model's state.
-        FloatingPointError: A loss, or a parameter about to be saved, is NaN or infinite. The
-            message names the step and the last checkpoint.
+        FloatingPointError: A loss, or a parameter about to be saved or to be kept as the best
+            model's, is NaN or infinite. The message names the step and the last checkpoint.
     """
     if config.select is not None and evaluate is None:
         raise ValueError(f"fit: config.select is {config.select!r}, but there is no evaluate")
@@ -254,6 +257,8 @@ class _Session:
             self.state, self.best_arrays, info = self.checkpoints.restore(self.state)
             self.best = None if info["best"] is None else Best(**info["best"])
         self.log.truncate(done)
+        # All of its rows, but no half-written one, behind which another could not be read.
+        self.timing.truncate(self.config.steps)
         if len(self.log.rows) != done:
             raise ValueError(
                 f"fit: {self.log.path} has {len(self.log.rows)} rows up to step {done} of the "
@@ -269,7 +274,7 @@ class _Session:
             self.log.append(self.collect())
         if not self.pending:
             self.started = time.perf_counter()
-        self.state, values = self.update(self.state, self.batches(step), static)
+        self.state, values = self.update(self.state, owned(self.batches(step)), static)
         self.pending.append((step, values))
         self.compiled.add(static)
 
@@ -335,8 +340,10 @@ class _Session:
             raise ValueError(f"fit: evaluate and loss_fn both return {sorted(clash)}")
         row |= metrics
         if self.config.select is not None and self.is_best(metrics):
-            self.best = Best(int(row["step"]), metrics)
-            self.best_arrays = copy_arrays(self.state.averaged_model)
+            step, arrays = int(row["step"]), self.state.averaged_model
+            # A metric may well be finite where the model is not: the largest of NaNs is the first.
+            self.check_parameters(step, arrays.params)
+            self.best, self.best_arrays = Best(step, metrics), copy_arrays(arrays)
 
     def is_best(self, metrics: Row) -> bool:
         """Whether an evaluation is the best so far by `config.select`."""
@@ -344,7 +351,7 @@ class _Session:
         assert name is not None
         if name not in metrics:
             raise ValueError(f"fit: config.select is {name!r}, evaluate returned {list(metrics)}")
-        if math.isnan(metrics[name]):
+        if not math.isfinite(metrics[name]):
             return False
         if self.best is None:
             return True
@@ -355,12 +362,16 @@ class _Session:
         """Writes a checkpoint, unless the parameters are broken."""
         assert self.checkpoints is not None
         # The loss of a step is computed before its update, and cannot vouch for the result.
-        if not all_finite(self.state.model.params):
+        self.check_parameters(step, self.state.model.params)
+        best = None if self.best is None else dataclasses.asdict(self.best)
+        self.checkpoints.save(step, self.state, self.best_arrays, {"best": best})
+
+    def check_parameters(self, step: int, params: PyTree) -> None:
+        """Raises if a parameter is not finite."""
+        if not all_finite(params):
             raise FloatingPointError(
                 f"fit: a parameter is NaN or infinite after step {step}; {self.last_checkpoint}"
             )
-        best = None if self.best is None else dataclasses.asdict(self.best)
-        self.checkpoints.save(step, self.state, self.best_arrays, {"best": best})
 
     @property
     def last_checkpoint(self) -> str:

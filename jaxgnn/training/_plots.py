@@ -24,7 +24,8 @@ def plot_curves(
 
     Fields whose names end in the same word share a panel: `validation accuracy` and
     `test accuracy`. A run keeps its colour in all panels, a field its line style; with a single
-    run, each field has a colour.
+    run, each field has a colour. What is not finite is a gap in the curve, and counted in its
+    label.
 
     Args:
         histories: Label -> rows, as in `FitResult.history` or from `RunFolder.read_metrics`. A
@@ -33,7 +34,7 @@ def plot_curves(
         fields: What to draw; everything but `step` if None.
 
     Raises:
-        ValueError: There is nothing to draw, or a field occurs in no history.
+        ValueError: There is nothing to draw, a field occurs in no history, or a row has no step.
     """
     # Half a second of start-up that a run without a picture need not pay.
     from matplotlib.figure import Figure
@@ -46,6 +47,11 @@ def plot_curves(
         raise ValueError(
             f"plot_curves: no {missing or 'fields'} in the histories; they have {list(found)}"
         )
+
+    for label, rows in histories.items():
+        for number, row in enumerate(rows, start=1):
+            if "step" not in row:
+                raise ValueError(f"plot_curves: row {number} of {label!r} has no step: {list(row)}")
 
     panels: dict[str, list[str]] = {}
     for name in wanted:
@@ -80,13 +86,19 @@ def _draw_panel(
                 # A single point has no line.
                 marker="o" if len(points) < 20 else None,
                 markersize=3,
-                label=_curve_label(label, name, single, len(names)),
+                label=_curve_label(label, name, single, len(names)) + _gaps(values),
             )
     axes.set_title(title)
     axes.set_xlabel("step")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize="small")
+
+
+def _gaps(values: Sequence[float]) -> str:
+    """Says how many values have no place in the picture, which else would look like none at all."""
+    missing = sum(not math.isfinite(value) for value in values)
+    return f" ({missing} of {len(values)} not finite)" if missing else ""
 
 
 def _curve_label(label: str, name: str, single: bool, fields: int) -> str:

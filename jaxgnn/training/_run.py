@@ -15,8 +15,9 @@ from typing import Any
 
 import jax
 
-from ._files import write_json
-from ._log import Row, read_rows
+from ._files import read_json, write_json
+from ._lock import lock_folder
+from ._log import Row, read_steps
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "jaxgnn")
 
@@ -31,6 +32,11 @@ class RunFolder:
     | `metrics.jsonl` | one row a training step; does not depend on where the run was interrupted |
     | `timing.jsonl` | milliseconds a step and compile seconds, as they came |
     | `checkpoints/` | one folder a checkpoint |
+    | `.lock` | which process has the folder open |
+
+    One process at a time has a folder open, as long as an object of this class lives there, or
+    until `close`. A killed one has it no longer. `load_model` and `read_rows`, which only read what
+    a run has written, do without.
 
     Args:
         path: The folder, usually `runs/<name>`.
@@ -41,7 +47,8 @@ class RunFolder:
 
     Raises:
         ValueError: The folder belongs to a run with another configuration; the message names the
-            fields. Or it holds checkpoints but no configuration.
+            fields. Or it holds checkpoints but no configuration, or a file that is not what it
+            should be. Or another process has it open; the message says which.
         TypeError: `config` is no dataclass, or has a field that JSON cannot hold.
     """
 
@@ -54,8 +61,9 @@ class RunFolder:
         self.timing_path = self.path / "timing.jsonl"
         self.checkpoints_path = self.path / "checkpoints"
         values = _config_to_json(config)
-        self._check_config(values, tuple(may_change))
         self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = lock_folder(self.path)
+        self._check_config(values, tuple(may_change))
         self.write_json("config.json", values)
         self._record_start()
 
@@ -64,8 +72,16 @@ class RunFolder:
         write_json(self.path / name, value)
 
     def read_metrics(self) -> list[Row]:
-        """The rows of `metrics.jsonl` so far."""
-        return read_rows(self.metrics_path)
+        """The rows of `metrics.jsonl` so far.
+
+        Raises:
+            ValueError: A row is not one of a step; the message names it.
+        """
+        return read_steps(self.metrics_path)
+
+    def close(self) -> None:
+        """Lets other processes open the folder; nothing more is to be written there by this one."""
+        self._lock.release()
 
     def _check_config(self, values: dict[str, Any], may_change: tuple[str, ...]) -> None:
         file = self.path / "config.json"
@@ -73,7 +89,8 @@ class RunFolder:
             if self.checkpoints_path.exists():
                 raise ValueError(f"{self.path} holds checkpoints but no config.json")
             return
-        before, now = _flatten(json.loads(file.read_text())), _flatten(values)
+        before = _flatten(read_json(file, dict, "an object, the configuration of the run"))
+        now = _flatten(values)
         differing = [
             f"{name}: {_show(before, name)} before, {_show(now, name)} now"
             for name in sorted(before.keys() | now.keys())
@@ -87,7 +104,7 @@ class RunFolder:
 
     def _record_start(self) -> None:
         file = self.path / "versions.json"
-        starts = json.loads(file.read_text()) if file.exists() else []
+        starts = read_json(file, list, "a list, of the run's starts") if file.exists() else []
         self.write_json("versions.json", [*starts, _describe_start()])
 
 

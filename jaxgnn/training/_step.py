@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from ._trees import PyTree, first_difference, strong, types
+from ._trees import PyTree, first_difference, owned, strong, types
 
 LossFn = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
 
@@ -33,12 +33,14 @@ class TrainState(NamedTuple):
         optimizer: Its state.
         step: int32 [], the updates done.
         average: A moving average of the parameters, in float32 where theirs is shorter; or None.
+        remainder: What is to be added to it, too little for its dtype: see `_moved_average`.
     """
 
     model: ModelState
     optimizer: PyTree
     step: jax.Array
     average: PyTree | None = None
+    remainder: PyTree | None = None
 
     @property
     def averaged_model(self) -> ModelState:
@@ -63,11 +65,12 @@ def start_state(
     model: ModelState, optimizer: optax.GradientTransformation, *, averaged: bool = False
 ) -> TrainState:
     """The state before the first step, on copies of the arrays: steps donate what they get."""
-    model = jax.tree.map(_strong_copy, model)
+    model = jax.tree.map(_strong_copy, owned(model))
     # Some optimizers keep the initial parameters as they are: an array may not be donated twice.
-    optimizer_state = jax.tree.map(_strong_copy, optimizer.init(model.params))
+    optimizer_state = jax.tree.map(_strong_copy, owned(optimizer.init(model.params)))
     average = jax.tree.map(jnp.copy, averages(model.params)) if averaged else None
-    return TrainState(model, optimizer_state, jnp.zeros((), jnp.int32), average)
+    remainder = jax.tree.map(jnp.zeros_like, average)
+    return TrainState(model, optimizer_state, jnp.zeros((), jnp.int32), average, remainder)
 
 
 def averages(params: PyTree) -> PyTree:
@@ -116,10 +119,10 @@ def make_step(
         with jax.numpy_dtype_promotion("standard"):
             updates, optimizer_state = optimizer.update(grads, state.optimizer, state.model.params)
             params = optax.apply_updates(state.model.params, updates)
-        average = None
+        average = None, None
         if state.average is not None:
-            average = _moved_average(state.average, params, number, ema_decay)
-        new = TrainState(ModelState(params, other), optimizer_state, number, average)
+            average = _moved_average(state.average, state.remainder, params, number, ema_decay)
+        new = TrainState(ModelState(params, other), optimizer_state, number, *average)
         return _like(new, state), values
 
     return jax.jit(step, static_argnames="static", donate_argnames="state")
@@ -130,7 +133,8 @@ def jit_apply[T](fn: Callable[..., T]) -> Callable[..., T]:
 
     Args:
         fn: A function of an NNX module, pytrees of arrays (positional, traced) and hashable
-            values (by keyword, static). It must not capture large arrays: pass them.
+            values (by keyword, static). It must not capture large arrays: pass them. NumPy arrays
+            are copied at each call; what is used again and again had better lie on the device.
 
     Returns:
         A function with the same arguments. It retraces when the model's structure changes
@@ -156,18 +160,35 @@ def jit_apply[T](fn: Callable[..., T]) -> Callable[..., T]:
     @functools.wraps(fn)
     def apply(model: nnx.Module, *arrays: PyTree, **static: Hashable) -> T:
         graphdef, state = split_model(model)
-        return compiled(graphdef, state, arrays, tuple(sorted(static.items())))
+        return compiled(graphdef, owned(state), owned(arrays), tuple(sorted(static.items())))
 
     return apply
 
 
-def _moved_average(average: PyTree, params: PyTree, number: jax.Array, decay: float) -> PyTree:
-    """The average behind update `number`, counted from 1.
+def _moved_average(
+    average: PyTree, remainder: PyTree, params: PyTree, number: jax.Array, decay: float
+) -> tuple[PyTree, PyTree]:
+    """The average behind update `number`, counted from 1, and its remainder.
 
     It begins as the mean of all parameters so far, so that the initial ones leave no trace.
+
+    With a decay near 1, what an update adds is soon less than the last digit of the average, which
+    then would stand still on its way, or be rounded as often as there are steps. So the average is
+    the sum of two numbers, whose second has what the first can not hold.
     """
     share = jnp.maximum(1.0 - decay, 1.0 / number.astype(jnp.float32))
-    return jax.tree.map(lambda a, p: a + share.astype(a.dtype) * (p - a), average, averages(params))
+
+    def addend(a, r, p):
+        return share.astype(a.dtype) * ((p - a) - r) + r
+
+    def not_added(a, added, total):
+        # Of a + added; exact, whichever is the larger one (Knuth's two-sum).
+        back = total - a
+        return (a - (total - back)) + (added - back)
+
+    added = jax.tree.map(addend, average, remainder, averages(params))
+    total = jax.tree.map(jnp.add, average, added)
+    return total, jax.tree.map(not_added, average, added, total)
 
 
 def _strong_copy(array: jax.Array) -> jax.Array:

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 PyTree = Any
 
@@ -45,6 +46,20 @@ def all_finite(tree: PyTree) -> jax.Array:
 def copy_arrays[T](tree: T) -> T:
     """Copies a pytree of arrays, so that donating one does not delete the other."""
     return jax.tree.map(jnp.copy, tree)
+
+
+def owned(tree: PyTree) -> PyTree:
+    """`tree` with copies of its NumPy arrays: what is handed to a program that runs behind us.
+
+    JAX on a CPU reads an aligned NumPy array where it lies, and a call returns before its program
+    has run: who then refills the array, as many readers of data do, would change the arguments of
+    a call long made. JAX's own arrays do not change, and are not copied.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    if not any(isinstance(leaf, np.ndarray) for leaf in leaves):
+        return tree
+    copies = [np.array(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
+    return jax.tree.unflatten(structure, copies)
 
 
 def is_key(array: jax.Array) -> bool:

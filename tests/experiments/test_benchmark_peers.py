@@ -142,6 +142,19 @@ def test_a_peer_that_computes_something_else_is_found(capsys):
     )
 
 
+def test_a_peer_with_a_nan_in_any_array_is_not_the_same(monkeypatch, capsys):
+    monkeypatch.setattr(_hypergraphs, "peer_arrays", lambda arrays: arrays)
+    good, bad = np.ones(3, np.float32), np.float32([1, np.nan, 1])
+
+    def of(*arrays):
+        return Candidate(lambda x: arrays, [(jnp.ones(1),)])
+
+    for ours, theirs in ((of(good, good), of(good, bad)), (of(good, bad), of(good, good))):
+        assert not hypergraph_conv.agree("x", ours, theirs, 1e-6)
+    assert capsys.readouterr().out.count("differs from ours by nan") == 2
+    assert hypergraph_conv.agree("x", of(good, good), of(good, good), 1e-6)
+
+
 def test_a_peer_without_memory_costs_its_rows_and_not_the_run(capsys):
     def run(x):
         raise RuntimeError("CUDA out of memory")

@@ -1,8 +1,16 @@
 """The benchmarks run, count bytes rightly, and leave rows that the report can read."""
 
 import dataclasses
+import hashlib
+import importlib
 import json
 import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +36,16 @@ from experiments.benchmarks import (
 )
 from experiments.benchmarks._cache import cache_bandwidth
 from experiments.benchmarks._hypergraphs import COUPLINGS, HYPERGRAPHS, STEPS, Coupling, Hypergraph
-from experiments.benchmarks._report import Column, append_rows, header, line, markdown, read_rows
+from experiments.benchmarks._report import (
+    PICTURES,
+    RESULTS,
+    Column,
+    append_rows,
+    header,
+    line,
+    markdown,
+    read_rows,
+)
 from experiments.benchmarks._session import Options, Session, run_op
 from experiments.benchmarks._workloads import (
     MESSAGES,
@@ -64,7 +81,85 @@ def session(tmp_path):
 def rows_of_all(tmp_path_factory):
     """The folder and the rows of one run of everything."""
     folder = tmp_path_factory.mktemp("results")
-    return folder, run_all.main(Options("tiny", folder))
+    return folder, run_all.main(Options("tiny", out=folder))
+
+
+# -- where results go --------------------------------------------------------------------------
+
+COMMANDS = sorted(
+    path.stem for path in Path(maxk.__file__).parent.glob("*.py") if "tyro.cli(" in path.read_text()
+)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_writes_below_runs_unless_it_is_told_to_add_to_what_is_kept(name):
+    source = (Path(maxk.__file__).parent / f"{name}.py").read_text()
+    (options,) = re.findall(r"tyro\.cli\((\w+)", source)
+    options = getattr(importlib.import_module(f"experiments.benchmarks.{name}"), options)
+    usual = tyro.cli(options, args=[])
+    assert usual.rows == usual.pictures == Path("runs/benchmarks")
+    assert tyro.cli(options, args=["--out", "here"]).pictures == Path("here")
+    kept = tyro.cli(options, args=["--commit-results"])
+    assert (kept.rows, kept.pictures) == (RESULTS, PICTURES)
+    with pytest.raises(ValueError, match="--commit-results must be left out where --out is, got h"):
+        options(out=Path("here"), commit_results=True)
+
+
+def test_what_is_kept_with_the_code_is_where_the_options_say():
+    assert (RESULTS / "spmm.jsonl").is_file()
+    assert (PICTURES / "speed_gpu.png").is_file() and (PICTURES / "scaling_gpu.png").is_file()
+
+
+def test_runs_leave_rows_and_pictures_below_runs_and_nothing_elsewhere(
+    session, tmp_path, monkeypatch
+):
+    def contents():
+        files = [*RESULTS.iterdir(), *PICTURES.iterdir()]
+        return {file: hashlib.sha256(file.read_bytes()).digest() for file in files}
+
+    before = contents()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("experiments.benchmarks._session.copy_bandwidth", lambda *_: 10.0)
+    workload = WORKLOADS["cpu", "tiny"][0].name
+    run_op(maxk.cases, Session.start(Options("tiny", only=(workload,))))
+    options = scaling.ScalingOptions(100, 100, dim=8, k=2)
+    scaling.main(options, dataclasses.replace(session, out=options.rows))
+    report.main(report.ReportOptions())
+    written = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file()}
+    names = {"maxk.jsonl", "scaling.jsonl", "scaling_cpu.png", "speed_cpu.png"}
+    assert written == {f"runs/benchmarks/{name}" for name in names}
+    assert contents() == before
+
+
+def commands_of(target: str, *variables: str) -> list[str]:
+    """What ``make`` would run."""
+    make = ["make", "--no-print-directory", "-n", target, *variables]
+    printed = subprocess.run(make, cwd=PICTURES.parents[1], capture_output=True, text=True)
+    assert printed.returncode == 0, printed.stderr
+    return printed.stdout.splitlines()
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="reason: needs make")
+@pytest.mark.parametrize("target", ["bench", "bench-report", "gpu-check"])
+def test_targets_measure_below_runs_unless_they_are_told_to_add_to_what_is_kept(target):
+    def benchmarks(*variables):
+        return [line for line in commands_of(target, *variables) if "benchmarks" in line]
+
+    assert all(line.endswith("--out runs/benchmarks") for line in benchmarks())
+    assert all(line.endswith("--out here") for line in benchmarks("RESULTS=here"))
+    assert all(line.endswith("--commit-results") for line in benchmarks("COMMIT_RESULTS=1"))
+    assert benchmarks()
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="reason: needs make")
+def test_a_gpu_is_asked_for_before_anything_else_is_done():
+    first, *_ = commands_of("gpu-check", f"GPU_PYTHON={sys.executable}")
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    ended = subprocess.run(first, shell=True, capture_output=True, text=True, env=environment)
+    assert ended.returncode == 1
+    assert ended.stderr.strip().startswith(
+        f"gpu-check: JAX of {sys.executable} runs on a cpu, not on a GPU: name a Python whose"
+    )
 
 
 # -- bytes, by hand ----------------------------------------------------------------------------
@@ -346,7 +441,7 @@ def test_hypergraphs_have_bars_against_torch_geometric_and_the_clock():
 
 
 def test_options_choose_workloads(tmp_path):
-    assert Session.start(Options("tiny", tmp_path, only=("nothing",))).workloads == ()
+    assert Session.start(Options("tiny", out=tmp_path, only=("nothing",))).workloads == ()
 
 
 def test_bars_are_printed_beside_the_ratios():
@@ -549,7 +644,7 @@ def test_scaling_draws(session):
 
 def test_report_draws_and_prints(rows_of_all, tmp_path, capsys):
     folder, rows = rows_of_all
-    (picture,) = report.main(report.ReportOptions(folder, tmp_path))
+    (picture,) = report.main(report.ReportOptions(tmp_path, out=folder))
     assert picture.name == f"speed_{rows[0]['platform']}.png"
     assert _is_png(picture)
     printed = capsys.readouterr().out
@@ -566,7 +661,7 @@ def test_report_takes_the_newest_of_equal_measurements(rows_of_all):
 
 def test_report_without_results(tmp_path):
     with pytest.raises(ValueError, match="run the benchmarks first"):
-        report.main(report.ReportOptions(tmp_path, tmp_path))
+        report.main(report.ReportOptions(out=tmp_path))
 
 
 def test_tables():
@@ -586,6 +681,12 @@ def test_rows_are_appended(tmp_path):
     append_rows(path, [{"a": 1}])
     append_rows(path, [{"a": None}])
     assert [json.loads(text) for text in path.read_text().splitlines()] == [{"a": 1}, {"a": None}]
+
+
+def test_a_row_that_is_none_is_named(tmp_path):
+    (tmp_path / "op.jsonl").write_text('{"a": 1}\nbroken\n')
+    with pytest.raises(ValueError, match=r"op\.jsonl, line 2: not JSON: 'broken'"):
+        report.read_all(tmp_path)
 
 
 def _is_png(path):

@@ -1,6 +1,7 @@
 """The HGNN experiments, from the command line to the picture."""
 
 import json
+import math
 import sys
 from dataclasses import replace
 
@@ -153,6 +154,12 @@ def test_bad_options_of_lm_are_named(name, text, tmp_path):
     assert not (tmp_path / "run").exists(), "a bad option must not leave a run folder"
 
 
+def test_a_loss_beyond_what_a_perplexity_can_be_is_told_so():
+    for loss, perplexity in ((0.0, 1.0), (1e3, math.inf), (math.inf, math.inf)):
+        assert lm_module.Outcome(LMRun(), loss, 0, None, []).perplexity == perplexity
+    assert math.isnan(lm_module.Outcome(LMRun(), math.nan, 0, None, []).perplexity)
+
+
 # -- nodes ---------------------------------------------------------------------------------------
 
 
@@ -166,6 +173,14 @@ def test_nodes_classifies_digits(tmp_path, capsys):
     assert "16,173 incidences" in capsys.readouterr().out
     again = nodes(config)
     assert again.history == outcome.history and again.ms_per_epoch is None
+
+
+def test_a_run_whose_validations_are_all_nan_has_no_best_epoch(tmp_path, monkeypatch):
+    monkeypatch.setattr("experiments.hgnn.nodes.accuracy", lambda *_: math.nan)
+    config = NodesConfig(hidden_features=4, epochs=2, run=tmp_path / "run", progress=False)
+    with pytest.raises(FloatingPointError, match="every evaluation was NaN; no epoch is the best"):
+        nodes(config)
+    assert not (tmp_path / "run/result.json").exists()
 
 
 @pytest.mark.parametrize("kind", _CONVOLUTIONS)

@@ -1,10 +1,12 @@
 """The mHC experiments, from the command line to the picture."""
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from experiments.mhc import train as train_module
 from experiments.mhc.compare import compare
 from experiments.mhc.config import DeepConfig, TrainConfig
 from experiments.mhc.data import all_pieces, random_pieces
-from experiments.mhc.deep import deep
+from experiments.mhc.deep import _print_table, deep
 from experiments.mhc.train import train
 from jaxgnn.datasets import TextDataset
 
@@ -159,6 +161,12 @@ def test_deep_keeps_its_accuracy_with_streams_and_loses_it_without(tmp_path, cap
     again = deep(config)
     assert again[2][12].history == outcomes[2][12].history
     assert again[2][12].ms_per_epoch is None, "complete runs are not trained again"
+
+
+def test_a_depth_that_is_nan_does_not_count_for_less_than_the_others(capsys):
+    tests = {2: 0.9, 8: math.nan, 32: 0.8}
+    _print_table({0: {depth: SimpleNamespace(test=test) for depth, test in tests.items()}})
+    assert "no residuals: 32 layers are nan points below its best" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("options", [{"depths": ()}, {"depths": (0,)}, {"streams": (4, 4)}])

@@ -32,7 +32,7 @@ from experiments.sudoku.evaluate import evaluate
 from experiments.sudoku.measure import measure
 from experiments.sudoku.networks import make_network, training_loss
 from experiments.sudoku.recipes import _RECIPES, recipe
-from experiments.sudoku.solve import export, solve
+from experiments.sudoku.solve import export, load_run, solve
 from experiments.sudoku.train import train
 from jaxgnn.datasets import sudoku
 from jaxgnn.datasets.sudoku import Puzzles
@@ -182,6 +182,25 @@ def test_every_recipe_has_a_loss_in_its_dtype(data, name):
     assert metrics.keys() == {"cell accuracy", "puzzle accuracy"}
 
 
+def test_broken_files_of_a_run_are_named(data, tmp_path):
+    config = _config(tmp_path, minutes=0.001, steps=None)
+    config.run.mkdir()
+    (config.run / "budget.json").write_text('{"steps": "many"}')
+    with pytest.raises(ValueError, match=r"budget\.json: expected numbers for steps and seconds"):
+        train(config, data)
+    (config.run / "budget.json").write_text("")
+    with pytest.raises(ValueError, match=r"budget\.json: not JSON: an empty file"):
+        train(config, data)
+    for content, message in {
+        "": "not JSON: an empty file",
+        "[]": "expected an object, the configuration of the run, got",
+        '{"depth": 3}': r"not of a run of experiments\.sudoku: \['depth'\]",
+    }.items():
+        (config.run / "config.json").write_text(content)
+        with pytest.raises(ValueError, match=rf"config\.json: {message}"):
+            load_run(config.run)
+
+
 class Scripted(nnx.Module):
     """Right about a puzzle at steps from its first given digit on, but for a slip at the fourth."""
 
@@ -211,9 +230,59 @@ def test_answers_are_counted_by_their_last_step_and_where_they_settled(data):
     np.testing.assert_array_equal(at_four.ever_solved, first <= 3)
 
 
+class Broken(nnx.Module):
+    """Right about everything, but that logits of one cell of the first board are not finite."""
+
+    def __init__(self, solutions, cell):
+        self.solutions = nnx.Variable(jnp.asarray(solutions, jnp.int32))
+        self.cell = cell
+
+    def __call__(self, puzzles, *, num_steps, rngs=None):
+        logits = jax.nn.one_hot(self.solutions[...] - 1, 9).at[0, self.cell].set(jnp.nan)
+        return jnp.stack([logits] * num_steps)
+
+
+def test_puzzles_have_no_score_where_the_network_is_nan_or_the_solution_is_none(data):
+    puzzles, blank = data.mixed, int(np.flatnonzero(data.mixed.puzzles[0] == 0)[0])
+    given = int(np.flatnonzero(puzzles.puzzles[0])[0])
+    others = np.arange(len(puzzles)) > 0
+
+    def scores(found):
+        return found.cells, found.solved_part, found.ever_solved_part
+
+    def measured(cell, solutions=puzzles.solutions):
+        model = Broken(puzzles.solutions, cell)
+        return measure(model, Puzzles(puzzles.puzzles, solutions), 2, len(puzzles))
+
+    found = measured(blank)
+    assert np.isnan(scores(found)).all() and scores(found[others]) == (1, 1, 1)
+    assert not found.solved[0] and found.lost[0] and not found.lost[others].any()
+    # What a given cell says does not count, and neither does one without a known solution.
+    assert scores(measured(given)) == (1, 1, 1)
+    solutions = puzzles.solutions.copy()
+    solutions[0, blank] = 0
+    unknown = measured(blank, solutions)
+    assert scores(unknown) == (1, 1, 1) and unknown.blank[0] == found.blank[0] - 1
+    solutions[0, blank] = 10
+    assert np.isnan(scores(measured(given, solutions))).all()
+
+
+def test_the_scores_of_a_training_step_are_nan_where_the_network_is(data):
+    settings = dataclasses.replace(recipe("candidate"), batch_size=2, features=8, num_steps=2)
+    pool = Pool(jnp.asarray(data.train.puzzles), jnp.asarray(data.train.solutions), jnp.float32(30))
+    model = make_network(settings)
+    loss_of = nnx.jit(lambda model: training_loss(model, pool, nnx.Rngs(0), settings))
+    assert all(0 <= score <= 1 for score in loss_of(model)[1].values())
+    nnx.update(model, jax.tree.map(lambda p: p * jnp.nan, nnx.state(model, nnx.Param)))
+    loss, scores = loss_of(model)
+    assert np.isnan([loss, *scores.values()]).all()
+
+
 @pytest.mark.long
 def test_measuring_in_batches_changes_nothing(trained, data):
-    model = load_weights(export(ExportConfig(trained[0].run, trained[0].run / "x.npz")))
+    file = export(ExportConfig(trained[0].run))
+    assert file == trained[0].run / "weights.npz", "and not the one that comes with the library"
+    model = load_weights(file)
     whole = measure(model, data.mixed, 3, 30)
     parts = measure(model, data.mixed, 3, 8)
     for field in dataclasses.fields(whole):

@@ -292,6 +292,15 @@ def test_losses_of_a_solution_are_zero_whatever_was_given_and_answers_are_digits
         np.testing.assert_allclose(value, 0, atol=1e-6)
 
 
+@pytest.mark.parametrize("extra", [0, 1], ids=["digits", "with a class for none"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_cell_whose_logits_are_not_finite_has_no_digit(bad, extra):
+    solution = jnp.asarray(SOLUTIONS[3])
+    logits = jax.nn.one_hot(solution - 1 + extra, 9 + extra)
+    found = sudoku_digits(logits.at[7, 4].set(bad).at[8].set(bad).at[9, 8].set(-jnp.inf))
+    np.testing.assert_array_equal(found, solution.at[7].set(0).at[8].set(0))
+
+
 def test_a_root_of_what_is_left_has_a_gradient_where_nothing_is():
     solution, blank = jnp.asarray(SOLUTIONS[3]), jnp.zeros(81, jnp.int32)
     sure = 200.0 * jax.nn.one_hot(solution - 1, 9)

@@ -71,6 +71,22 @@ def test_givens_stay_whatever_the_network_says():
     assert answer.settled is None
 
 
+def test_a_network_that_says_nan_has_not_solved_the_puzzle_and_the_puzzle_is_kept_as_it_was():
+    class Nan(nnx.Module):
+        def __call__(self, puzzles, *, num_steps):
+            return jnp.full((num_steps, 81, 9), jnp.nan)
+
+    puzzle = PUZZLE.copy()
+    answer = SudokuSolver(Nan()).solve(puzzle, steps=2)
+    puzzle[:] = 0
+    np.testing.assert_array_equal(answer.puzzle, PUZZLE)
+    np.testing.assert_array_equal(answer.board, PUZZLE)
+    assert answer.settled is None
+    assert str(answer).endswith(
+        "not solved: behind step 2 the answer still has 51 cells without a digit"
+    )
+
+
 TWO_GIVEN = PUZZLE.copy()
 TWO_GIVEN[1] = 5
 NONE = PUZZLE.copy()

@@ -10,6 +10,8 @@ import pytest
 from flax import nnx
 
 from jaxgnn.training import LoopConfig, RunFolder, fit, load_model
+from jaxgnn.training._checkpoints import Checkpoints
+from jaxgnn.training._step import merge_model, split_model, start_state
 
 from .tiny_run import LOOP, Classifier, Config, digest, loss_fn, make_data, train
 
@@ -60,6 +62,46 @@ def test_the_average_of_short_parameters_does_not_stand_still(tmp_path):
     for model in (result.averaged_model, load_model(run.path, _Short(), which="average")):
         assert model.x[...].dtype == jnp.bfloat16
         np.testing.assert_allclose(np.asarray(model.x[...], np.float32), average, rtol=2**-8)
+
+
+class _Long(nnx.Module):
+    def __init__(self):
+        self.x = nnx.Param(jnp.ones(4))
+
+
+def test_an_average_with_a_decay_near_one_arrives_where_the_parameters_are():
+    # One jump, of which the average has a hundredth at once; its last steps are far less than the
+    # last digit of a float32.
+    sizes, jump = np.float32([1 / 64, 1 / 3, 3, 100]), 200
+    config = LoopConfig(steps=1500, log_every=500, ema_decay=0.99)
+    result = fit(
+        _Long(),
+        optax.sgd(1.0),
+        lambda model, batch, rngs: (-jnp.sum(model.x[...] * batch), {}),
+        lambda step: sizes * np.float32(step == jump),
+        config=config,
+        progress=False,
+    )
+    before, behind = np.float64(1), np.asarray(result.model.x[...], np.float64)
+    average = before
+    for step in range(2, config.steps + 1):
+        average = average + max(0.01, 1 / step) * ((behind if step >= jump else before) - average)
+    np.testing.assert_allclose(result.averaged_model.x[...], average, rtol=2.0**-23)
+
+
+def test_a_checkpoint_without_a_remainder_of_the_average_is_gone_on_from(tmp_path):
+    config = Config(loop=LoopConfig(steps=3, ema_decay=0.8))
+    run = RunFolder(tmp_path / "run", config, may_change=["loop"])
+    expected = train(run, config)
+    graphdef, arrays = split_model(Classifier(16, rngs=nnx.Rngs(0)))
+    like = start_state(arrays, optax.adamw(3e-3), averaged=True)
+    with Checkpoints(run.checkpoints_path, keep=2) as checkpoints:
+        state = checkpoints.restore(like).state
+        assert any(np.asarray(leaf).any() for leaf in jax.tree.leaves(state.remainder))
+        checkpoints.save(4, state._replace(remainder=None), None, {"best": None})
+        older = checkpoints.restore(like).state
+    assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(older.remainder))
+    assert digest(merge_model(graphdef, older.averaged_model)) == digest(expected.averaged_model)
 
 
 def test_without_a_decay_there_is_no_average():

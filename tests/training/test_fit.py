@@ -61,6 +61,31 @@ def test_best_can_be_the_smallest_and_is_never_nan():
     assert result.best is not None and result.best.step == 3
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_a_metric_that_is_not_finite_is_never_the_best(bad, mode):
+    loop = LoopConfig(steps=2, eval_every=1, select="validation f1", select_mode=mode)
+    result = train(None, Config(loop=loop), evaluate=lambda model: {"validation f1": bad})
+    assert result.best is None and result.best_model is None
+    values = iter([bad, 0.0])
+    result = train(None, Config(loop=loop), evaluate=lambda model: {"validation f1": next(values)})
+    assert result.best is not None and result.best.step == 2
+
+
+def test_a_model_that_is_nan_is_no_best_model_though_its_metric_is_finite():
+    # The loss is finite up to step 3, whose update is not.
+    def loss(model, step, rngs):
+        return 0.01 * jnp.sqrt(jnp.where(step == 3, 0.0, 1.0) * model.weight[...]), {}
+
+    def evaluate(model):
+        # As classes would be counted: the largest of NaNs is the first.
+        return {"hits": 1 + float(jnp.isnan(model.weight[...]))}
+
+    config = LoopConfig(steps=3, eval_every=1, select="hits")
+    with pytest.raises(FloatingPointError, match="after step 3; there is no checkpoint"):
+        _fit_simple(loss, evaluate=evaluate, config=config)
+
+
 def test_loss_is_traced_once_although_parameters_start_weakly_typed():
     traces = []
 

@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from jaxgnn.training import RunFolder
+
+from .tiny_run import Config
+
 SCRIPT = Path(__file__).with_name("tiny_run.py")
 ROOT = SCRIPT.parents[2]
 
@@ -70,6 +74,8 @@ def test_a_run_killed_again_and_again_equals_an_undisturbed_one(tmp_path):
     # ahead of the checkpoint.
     process = start(folder, "0.1")
     wait_for_rows(process, log, 8)
+    with pytest.raises(ValueError, match=f"is in use by process {process.pid} on "):
+        RunFolder(folder, Config())
     process.kill()
     wait_until_killed(process)
     assert (checkpoints / "6").exists() and not (checkpoints / "12").exists()

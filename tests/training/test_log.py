@@ -6,7 +6,7 @@ import math
 import pytest
 
 from jaxgnn.training import read_rows
-from jaxgnn.training._log import RowLog
+from jaxgnn.training._log import RowLog, read_steps
 
 
 def test_rows_come_back_exactly(tmp_path):
@@ -58,7 +58,25 @@ def test_a_missing_file_has_no_rows(tmp_path):
     assert read_rows(tmp_path / "log.jsonl") == []
 
 
-@pytest.mark.parametrize("line", ["not json", "[1, 2]"])
+BAD_ROWS = {
+    '{"loss": 1.0}': "a 'step' of at least 1, got None",
+    '{"step": "2"}': "a number for 'step', got '2'",
+    '{"step": null}': "a 'step' of at least 1, got nan",
+    '{"step": 0}': "a 'step' of at least 1, got 0",
+    '{"step": 2, "loss": [1.0]}': r"a number for 'loss', got \[1.0\]",
+}
+
+
+@pytest.mark.parametrize("line", BAD_ROWS)
+def test_a_row_without_a_step_or_with_something_else_than_numbers_is_named(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": 1}}\n{line}\n')
+    for read in (RowLog, read_steps):
+        with pytest.raises(ValueError, match=rf"metrics\.jsonl, line 2: expected {BAD_ROWS[line]}"):
+            read(path)
+
+
+@pytest.mark.parametrize("line", ["not json", "[1, 2]", "[" * 100_000, "1" * 5000])
 def test_a_broken_line_in_the_middle_is_named(tmp_path, line):
     path = tmp_path / "log.jsonl"
     path.write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')

@@ -1,5 +1,7 @@
 """Accuracy, micro-F1 and ROC-AUC against scikit-learn."""
 
+import math
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -88,5 +90,67 @@ def test_bad_input_is_refused():
         accuracy(square, labels, np.array([0, 1, 2]))
     with pytest.raises(ValueError, match="no task has both"):
         roc_auc(square, square)
-    with pytest.raises(ValueError, match="scores contain NaN"):
-        roc_auc(np.full((2, 1), np.nan), np.array([[0], [1]]))
+    with pytest.raises(ValueError, match="accuracy: no rows to count: all of them are unlabelled"):
+        accuracy(square, np.full(3, -1))
+    for score in (micro_f1, roc_auc):
+        with pytest.raises(ValueError, match=f"{score.__name__}: .* all of them are unlabelled"):
+            score(square, np.full((3, 3), np.nan))
+
+
+METRICS = {"accuracy": accuracy, "micro_f1": micro_f1, "roc_auc": roc_auc}
+
+
+def scores_and_labels(rng, metric):
+    """Predictions [60, 4] and labels of either kind, as floats, which may be NaN."""
+    scores = rng.normal(size=(60, 4)).astype(np.float32)
+    classes, shape = (4, (60,)) if metric == "accuracy" else (2, (60, 4))
+    return scores, rng.integers(0, classes, shape).astype(float)
+
+
+@pytest.mark.parametrize("none", [-1, -100, math.nan])
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_label_below_zero_or_nan_is_left_out_of_the_count(rng, metric, none):
+    scores, labels = scores_and_labels(rng, metric)
+    unlabelled = rng.random(labels.shape) < 0.4
+    labels[unlabelled] = none
+    # What is not counted may be anything.
+    scores[unlabelled] = math.nan
+    if metric == "accuracy":
+        expected = accuracy_score(labels[~unlabelled], scores[~unlabelled].argmax(1))
+    elif metric == "micro_f1":
+        # All pairs as one task.
+        expected = f1_score(labels[~unlabelled], scores[~unlabelled] > 0)
+    else:
+        known = zip(labels.T, scores.T, ~unlabelled.T, strict=True)
+        expected = np.mean([roc_auc_score(y[k], x[k]) for y, x, k in known])
+    assert METRICS[metric](scores, labels) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("bad", [4, 0.5, 127, math.inf])
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_label_that_is_no_class_makes_the_score_nan(rng, metric, bad):
+    scores, labels = scores_and_labels(rng, metric)
+    labels.flat[17] = bad
+    assert math.isnan(METRICS[metric](scores, labels))
+    mask = np.ones(60, bool)
+    mask[17 if metric == "accuracy" else 17 // 4] = False
+    assert math.isfinite(METRICS[metric](scores, labels, mask))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_prediction_that_is_not_finite_makes_the_score_nan(rng, metric, bad, dtype):
+    scores, labels = scores_and_labels(rng, metric)
+    scores[9, 2] = bad
+    predictions = jnp.asarray(scores, dtype)
+    assert math.isnan(METRICS[metric](predictions, labels))
+    assert math.isnan(METRICS[metric](jnp.full_like(predictions, bad), labels))
+    others = np.arange(60) != 9
+    assert math.isfinite(METRICS[metric](predictions, labels, others))
+
+
+def test_minus_infinity_rules_a_class_out():
+    logits = np.array([[-np.inf, 1.0, 0.0], [2.0, -np.inf, -np.inf]])
+    assert accuracy(logits, np.array([1, 1])) == 0.5
+    assert math.isnan(accuracy(np.full((2, 3), -np.inf), np.array([0, 1])))

@@ -4,6 +4,7 @@ import sys
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from jaxgnn.training import plot_curves
@@ -48,9 +49,32 @@ def test_a_panel_holds_the_fields_that_end_in_the_same_word(tmp_path):
     assert width(["loss", "test accuracy"]) == 2 * one
 
 
+def test_what_is_not_finite_is_counted_in_the_label(tmp_path):
+    history = rows(0, steps=40)
+    history[19]["validation accuracy"] = float("nan")
+    history[3]["loss"] = float("inf")
+    labels = []
+    figure_saved = Figure.savefig
+
+    def look(figure, *args, **options):
+        labels.extend(t.get_text() for axes in figure.axes for t in axes.get_legend().texts)
+        figure_saved(figure, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", look)
+        plot_curves({"run": history}, tmp_path / "curves.png")
+    assert labels == [
+        "loss (1 of 40 not finite)",
+        "validation accuracy (1 of 2 not finite)",
+        "test accuracy",
+    ]
+
+
 def test_an_unknown_field_and_an_empty_history_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"no \['f1'\] in the histories; they have \['loss'"):
         plot_curves({"run": rows(0)}, tmp_path / "curves.png", fields=["f1"])
+    with pytest.raises(ValueError, match="row 2 of 'run' has no step: "):
+        plot_curves({"run": [{"step": 1, "loss": 1.0}, {"loss": 2.0}]}, tmp_path / "curves.png")
     with pytest.raises(ValueError, match="no fields in the histories"):
         plot_curves({"run": []}, tmp_path / "curves.png")
     assert not (tmp_path / "curves.png").exists()

@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxgnn.training import LoopConfig, RunFolder, fit, load_model
+from jaxgnn.training import LoopConfig, RunFolder, fit, load_model, read_rows
 
 from .tiny_run import LOOP, Classifier, Config, digest, train
 
@@ -80,12 +80,14 @@ def test_a_longer_run_goes_on_from_a_finished_one(tmp_path, whole):
 
 def test_half_written_log_and_leftover_temporary_checkpoint_do_no_harm(tmp_path, whole):
     run = interrupted(tmp_path / "run", 15)
-    with run.metrics_path.open("a") as file:
-        file.write('{"step": 15, "lo')
+    for log in (run.metrics_path, run.timing_path):
+        with log.open("a") as file:
+            file.write('{"step": 15, "lo')
     leftover = run.checkpoints_path / "18.orbax-checkpoint-tmp"
     shutil.copytree(run.checkpoints_path / "12", leftover)
     train(RunFolder(run.path, Config()), Config())
     assert run.metrics_path.read_bytes() == whole[1].metrics_path.read_bytes()
+    assert [row["step"] for row in read_rows(run.timing_path)][-1] == 18
     assert not leftover.exists()
 
 
@@ -192,6 +194,15 @@ def test_a_damaged_checkpoint_is_refused_by_folder(tmp_path):
     _fit_weight(Weight(), run)
     shutil.rmtree(run.checkpoints_path / "4" / "optimizer")
     with pytest.raises(ValueError, match=r"checkpoint .*checkpoints/4 cannot be read"):
+        _fit_weight(Weight(), run)
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"types": {}}', '{"types": [], "info": {}}'])
+def test_a_checkpoint_whose_description_is_another_is_refused(tmp_path, content):
+    run = RunFolder(tmp_path / "run", Config())
+    _fit_weight(Weight(), run)
+    (run.checkpoints_path / "4" / "info" / "metadata").write_text(content)
+    with pytest.raises(ValueError, match=r"checkpoints/4 cannot be read \(info\)"):
         _fit_weight(Weight(), run)
 
 

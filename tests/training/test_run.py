@@ -2,17 +2,24 @@
 
 import dataclasses
 import enum
+import errno
+import fcntl
 import json
+import os
 import platform
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
 
+from experiments._runs import discard
 from jaxgnn.training import LoopConfig, RunFolder
+
+ROOT = Path(__file__).parents[2]
 
 
 class Colour(enum.StrEnum):
@@ -117,6 +124,29 @@ def test_may_change_covers_whole_names_only(tmp_path):
         RunFolder(tmp_path, Config(loop=LoopConfig(steps=20)), may_change=["loop.step", "lo"])
 
 
+NO_JSON = {
+    "empty": ("", r"not JSON: an empty file"),
+    "cut": ('{"loop": {"st', r"not JSON: '.\"loop\": .\"st'"),
+    "no text": (b"\xff\xfe\x00", "not JSON: "),
+    "deep": ("[" * 100_000, r"not JSON: '\[\["),
+    "a number of 5000 digits": ("1" * 5000, "not JSON: '111"),
+    "another type": ("3", "expected an? (object|list), .*, got '3'"),
+}
+
+
+@pytest.mark.parametrize("name", ["config.json", "versions.json"])
+@pytest.mark.parametrize("broken", NO_JSON)
+def test_a_broken_file_is_named(tmp_path, name, broken):
+    content, message = NO_JSON[broken]
+    run = RunFolder(tmp_path, Config())
+    kept = {file: (tmp_path / file).read_bytes() for file in ("config.json", "versions.json")}
+    kept[name] = content.encode() if isinstance(content, str) else content
+    (tmp_path / name).write_bytes(kept[name])
+    with pytest.raises(ValueError, match=rf"{name}: {message}"):
+        RunFolder(run.path, Config())
+    assert {file: (tmp_path / file).read_bytes() for file in kept} == kept
+
+
 def test_checkpoints_without_a_configuration_are_refused(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(ValueError, match=r"no config\.json"):
@@ -136,3 +166,93 @@ def test_files_of_the_experiment_are_written_whole(tmp_path):
     run.write_json("result.json", {"test accuracy": 0.5})
     assert read(run, "result.json") == {"test accuracy": 0.5}
     assert not list(tmp_path.glob("*.tmp"))
+
+
+HOLDER = """
+import os, sys, warnings
+from jaxgnn.training._lock import lock_folder
+from pathlib import Path
+lock = lock_folder(Path(sys.argv[1]))
+# A worker that outlives its parent.
+warnings.simplefilter("ignore")
+if os.fork() == 0:
+    sys.stdin.read()
+    os._exit(0)
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Another process that has `tmp_path / "run"` open, and a child that does not."""
+    folder = tmp_path / "run"
+    RunFolder(folder, Config()).close()
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+    )
+    assert process.stdin is not None and process.stdout is not None
+    assert process.stdout.readline() == "open\n"
+    yield process
+    process.stdin.close()
+    process.stdout.close()
+    process.wait(60)
+
+
+def test_a_second_process_is_refused_by_name_and_a_killed_one_has_let_go(tmp_path, holder):
+    folder = tmp_path / "run"
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    refused = rf"{folder} is in use by process {holder.pid} on {platform.node()} since 20.*"
+    with pytest.raises(ValueError, match=refused + "one process at a time"):
+        RunFolder(folder, Config())
+    with pytest.raises(ValueError, match=refused):
+        discard(folder)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+    holder.kill()
+    holder.wait(60)
+    RunFolder(folder, Config())
+    discard(folder)
+    assert not folder.exists()
+
+
+def test_a_process_opens_its_own_folder_as_often_as_it_likes(tmp_path):
+    file = tmp_path / ".lock"
+
+    def is_free() -> bool:
+        with file.open() as opened:
+            try:
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        return True
+
+    first, second = RunFolder(tmp_path, Config()), RunFolder(tmp_path, Config())
+    assert not is_free()
+    del first
+    assert not is_free()
+    del second
+    assert is_free()
+    third = RunFolder(tmp_path, Config())
+    assert not is_free()
+    third.close()
+    assert is_free()
+    # One that was closed, or whose folder was removed, does not stand for a new one.
+    fourth = RunFolder(tmp_path, Config())
+    assert not is_free()
+    shutil.rmtree(tmp_path)
+    fifth = RunFolder(tmp_path, Config())
+    assert not is_free()
+    del fourth, fifth
+
+
+def test_a_folder_that_can_not_be_locked_is_opened_with_a_warning(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.warns(UserWarning, match=r"can not be locked against other processes \(.*No locks"):
+        RunFolder(tmp_path, Config())

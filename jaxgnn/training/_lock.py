@@ -1,0 +1,118 @@
+"""One process at a time in the folder of a run, and no trace of it when that is killed."""
+
+import fcntl
+import json
+import os
+import platform
+import threading
+import warnings
+import weakref
+from datetime import UTC, datetime
+from pathlib import Path
+
+_NAME = ".lock"
+
+# The locks that this process holds, by the path of their files: whoever opens a folder once more in
+# the same process shares the lock, which is let go of with the last of them.
+_held: weakref.WeakValueDictionary[Path, "FolderLock"] = weakref.WeakValueDictionary()
+_guard = threading.Lock()
+
+
+class FolderLock:
+    """Keeps other processes out of a folder as long as this object lives, and its process.
+
+    The lock is the operating system's (flock), on an open file: a kill at any moment releases it.
+    `lock_folder` makes them.
+
+    Args:
+        file: The file to lock, made if missing.
+
+    Raises:
+        ValueError: Another process has the lock; the message says which.
+    """
+
+    def __init__(self, file: Path):
+        self.file = file
+        descriptor = _locked(file)
+        self._close = weakref.finalize(self, os.close, descriptor)
+        self._identity = _identity(os.fstat(descriptor))
+
+    def is_of(self, file: Path) -> bool:
+        """Whether `file` is locked by this: not let go of, and none made anew in its place."""
+        try:
+            return self._close.alive and _identity(file.stat()) == self._identity
+        except FileNotFoundError:
+            return False
+
+    def release(self) -> None:
+        """Lets go of the lock at once, for all who share it."""
+        self._close()
+
+
+def lock_folder(folder: Path) -> FolderLock:
+    """Locks a folder that exists for this process.
+
+    Raises:
+        ValueError: Another process has it.
+    """
+    file = folder.resolve() / _NAME
+    with _guard:
+        held = _held.get(file)
+        if held is None or not held.is_of(file):
+            held = _held[file] = FolderLock(file)
+        return held
+
+
+def _locked(file: Path) -> int:
+    """The descriptor of `file`, open and locked, with a line of who holds it."""
+    while True:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Who held it before may have removed the folder, and the file, in the meantime.
+            if file.exists() and _identity(file.stat()) == _identity(os.fstat(descriptor)):
+                break
+        except BlockingIOError as error:
+            holder = os.pread(descriptor, 4096, 0)
+            os.close(descriptor)
+            raise ValueError(f"{file.parent} is in use by {_described(holder)}") from error
+        except OSError as error:
+            warnings.warn(
+                f"{file.parent} can not be locked against other processes ({error}): see to it "
+                "that no two of them work there",
+                stacklevel=4,
+            )
+            break
+        os.close(descriptor)
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps(_myself()).encode(), 0)
+    return descriptor
+
+
+def _myself() -> dict[str, str | int]:
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"process": os.getpid(), "host": platform.node(), "since": now}
+
+
+def _described(holder: bytes) -> str:
+    try:
+        who = json.loads(holder)
+        return (
+            f"process {who['process']} on {who['host']} since {who['since']}: a run is for one "
+            "process at a time"
+        )
+    except (ValueError, KeyError, TypeError):  # it has the lock, and has not yet said who it is
+        return "another process: a run is for one process at a time"
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _let_go_in_child() -> None:
+    # A child has the descriptors of its parent, and would keep the lock when that is killed.
+    for held in list(_held.values()):
+        held.release()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
