@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.nn import HyperConnection, HyperHead, HyperStack, check_widths, xla_or_fastest
+from jaxgnn.ops._eager import run_compiled
 
 # Slowest rotation of a pair of features, in tokens: far beyond any text that is seen in training.
 _ROTARY_BASE = 10_000.0
@@ -168,6 +169,10 @@ def causal_attention(
     query_key_value: Float[Array, "*batch time 3*d"], num_heads: int
 ) -> Float[Array, "*batch time d"]:
     """Each token's attention to itself and what came before, in heads, with rotary positions."""
+    return run_compiled(_attend, num_heads, query_key_value)
+
+
+def _attend(num_heads: int, query_key_value: Array) -> Array:
     *batch, time, width = query_key_value.shape
     # What jax.nn has takes one leading axis.
     shape = math.prod(batch), time, 3, num_heads, width // (3 * num_heads)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn.graph import CBSR
 from jaxgnn.nn._implementations import xla_or_fastest
 from jaxgnn.nn._maxk import Features, check_widths
+from jaxgnn.ops._eager import run_compiled
 
 _kernel_init = nnx.initializers.lecun_normal()
 _bias_init = nnx.initializers.zeros_init()
@@ -305,13 +306,26 @@ def apply_linear(
         if not isinstance(x, CBSR):
             return layer(x, activation=activation)
         graphdef, state = nnx.split(layer)
+        return run_compiled(_expand_and_apply, _Product(graphdef, asked, activation), (state, x))
 
-        @jax.checkpoint
-        def expand_and_apply(state, kept):
-            dense = ops.todense(kept, implementation=asked)
-            return nnx.merge(graphdef, state)(dense, activation=activation)
 
-        return expand_and_apply(state, x)
+class _Product(NamedTuple):
+    """What is static of a linear layer of compressed rows."""
+
+    graphdef: Any
+    implementation: ops.Name | None
+    activation: ops.Activation | ops.MaxK | None
+
+
+def _expand_and_apply(product: _Product, arguments: tuple[Any, CBSR]) -> Any:
+    """The layer of the expanded rows, of which the backward pass keeps the compressed ones."""
+
+    @jax.checkpoint
+    def apply(state, kept):
+        dense = ops.todense(kept, implementation=product.implementation)
+        return nnx.merge(product.graphdef, state)(dense, activation=product.activation)
+
+    return apply(*arguments)
 
 
 def apply_mlp(mlp: Callable[[Array], Array], x: Array, implementation: ops.Name | None) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import count, pairwise
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from jaxgnn.graph import CSRGraph
 from jaxgnn.nn._linear import parameters
 from jaxgnn.nn._maxk import check_widths
 from jaxgnn.nn._node_updates import NodeUpdate
+from jaxgnn.ops._eager import run_compiled
 
 # That ``recompute_every="auto"`` keeps at a time: two levels for steps of Sudoku networks.
 _MOST_STATES = 24
@@ -256,41 +257,56 @@ class MessagePassing(nnx.Module):
         # Inside of the scan they are copies, made of arrays alone: the modules and their variables
         # may belong to an outer trace, which a step could not change.
         graphdef, modules = nnx.split((self.messages, self.update, readout))
-        modules = nnx.to_pure_dict(modules)
-
-        arrays = modules, edge_features, inputs, weights
-
-        def run_step(arrays, state, key):
-            modules, edge_features, inputs, weights = arrays
-            messages, update, readout = copies = nnx.merge(graphdef, modules)
-            drawn = _drawn(copies)
-            step_rngs = None if key is None else nnx.Rngs(dropout=key)
-            arrived = messages(
-                graph, update.features(state), edge_features, weights=weights, rngs=step_rngs
-            )
-            state = update(state, arrived, inputs, rngs=step_rngs)
-            output = None if readout is None else readout(update.features(state))
-            _require_same(drawn, _drawn(copies))
-            return state, output
-
-        state = self.update.start(h)
-        if warm_up is not None:
-            key = None if rngs is None else rngs.dropout()
-            state = _warmed_up(run_step, arrays, state, key, warm_up)
-
-        def step(state, key):
-            return run_step(arrays, state, key)
-
+        arrays = nnx.to_pure_dict(modules), edge_features, inputs, weights
+        draws = warm_up is not None and rngs is not None
+        warm_up_key = rngs.dropout() if draws else None
         keys = None if rngs is None else jax.random.split(rngs.dropout(), steps)
-        if self.recompute_every is None:
-            state, outputs = _scan(step, state, keys, steps)
-        else:
-            # Nothing is merged across the steps of a scan, so nothing needs to be kept from it.
-            step = nnx.remat(step, prevent_cse=False)
-            spans = _spans(steps, self.recompute_every)
-            state, outputs = _scan_segments(step, state, keys, steps, spans)
+        state, outputs = run_compiled(
+            _run_steps,
+            _Steps(graphdef, int(steps), self.recompute_every),
+            (graph, arrays, self.update.start(h), warm_up, warm_up_key, keys),
+        )
         h = self.update.features(state)
         return h if readout is None else (h, outputs)
+
+
+class _Steps(NamedTuple):
+    """What is static of the steps: their modules' structure, and how many there are."""
+
+    graphdef: Any
+    number: int
+    recompute_every: int | Literal["auto"] | None
+
+
+def _run_steps(steps: _Steps, arguments: tuple[Any, ...]) -> tuple[Any, Any]:
+    """The state behind the last step, and what the readout made of each."""
+    graph, arrays, state, warm_up, warm_up_key, keys = arguments
+
+    def run_step(arrays, state, key):
+        modules, edge_features, inputs, weights = arrays
+        messages, update, readout = copies = nnx.merge(steps.graphdef, modules)
+        drawn = _drawn(copies)
+        step_rngs = None if key is None else nnx.Rngs(dropout=key)
+        arrived = messages(
+            graph, update.features(state), edge_features, weights=weights, rngs=step_rngs
+        )
+        state = update(state, arrived, inputs, rngs=step_rngs)
+        output = None if readout is None else readout(update.features(state))
+        _require_same(drawn, _drawn(copies))
+        return state, output
+
+    if warm_up is not None:
+        state = _warmed_up(run_step, arrays, state, warm_up_key, warm_up)
+
+    def step(state, key):
+        return run_step(arrays, state, key)
+
+    if steps.recompute_every is None:
+        return _scan(step, state, keys, steps.number)
+    # Nothing is merged across the steps of a scan, so nothing needs to be kept from it.
+    step = nnx.remat(step, prevent_cse=False)
+    spans = _spans(steps.number, steps.recompute_every)
+    return _scan_segments(step, state, keys, steps.number, spans)
 
 
 def _drawn(modules: Any) -> list[Array]:

@@ -23,6 +23,7 @@ from jaxgnn import _ffi
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops import _verify
+from jaxgnn.ops._eager import runs_now
 
 Name = Literal["xla", "pallas", "ffi"]
 Platform = Literal["cpu", "cuda"]
@@ -92,7 +93,7 @@ def _always(*args: Any, **options: Any) -> None:
     """Supports everything, and says nothing else of it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Implementation:
     """One way to run a kernel.
 
@@ -232,7 +233,7 @@ _PREFERENCE: Mapping[Platform, tuple[Name, ...]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Kernel:
     """A named computation and the table of its implementations.
 
@@ -259,6 +260,8 @@ class Kernel:
                 raise NotImplementedError(f"{self.name}[{implementation}]: {reason}")
             return self._bind(implementation, here, options)(*args)
         chosen = {p: self.choose(p, *args, **options) for p in get_args(Platform)}
+        if runs_now():
+            return self._bind(chosen[here], here, options)(*args)
         branches = {p: self._bind(n, p, options) for p, n in chosen.items() if n != "xla"}
         fallback = self._bind("xla", here, options)
         if not branches:
@@ -308,19 +311,40 @@ class Kernel:
         self, name: Name, platform: Platform, options: Mapping[str, Any]
     ) -> Callable[..., Any]:
         label = f"{self.name}[{name}]"
-        run = functools.partial(self.implementations[name].runs[platform], **options)
-        if name != "xla" and _verify.setting().mode != "off":
-            # The formula as it stands, on every platform.
-            exact = {**options, "precision": "highest"} if "precision" in options else options
-            reference = functools.partial(self.implementations["xla"].runs["cpu"], **exact)
-            known = functools.partial(self.implementations[name].tolerance, **options)
-            run = _verify.checked(label, run, reference, known, _most_edges)
+        run = _bound(label, self.implementations[name].runs[platform], options)
+        if name == "xla" or _verify.setting().mode == "off":
+            return run
+        # The formula as it stands, on every platform.
+        exact = {**options, "precision": "highest"} if "precision" in options else options
+        reference = _bound(f"{self.name}[xla]", self.implementations["xla"].runs["cpu"], exact)
+        known = functools.partial(self.implementations[name].tolerance, **options)
+        return _verify.checked(label, run, reference, known, _most_edges)
 
-        def bound(*args):
-            with jax.named_scope(label):
-                return run(*args)
 
-        return bound
+class _Call(NamedTuple):
+    """What is static of a kernel's call: the same for equal calls, and without any array."""
+
+    label: str
+    run: Callable[..., Any]
+    options: tuple[tuple[str, Any], ...]
+
+
+def _bound(label: str, run: Callable[..., Any], options: Mapping[str, Any]) -> Callable[..., Any]:
+    """``run`` with its options, which outside of ``jit`` is compiled once."""
+    call = _Call(label, run, tuple(sorted(options.items())))
+
+    def bound(*args):
+        return (_run_compiled if runs_now() else _run)(call, *args)
+
+    return bound
+
+
+def _run(call: _Call, *args: Any) -> Any:
+    with jax.named_scope(call.label):
+        return call.run(*args, **dict(call.options))
+
+
+_run_compiled = jax.jit(_run, static_argnums=0)
 
 
 def _most_edges(*args: Any) -> jax.Array | None:
