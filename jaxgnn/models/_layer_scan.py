@@ -11,6 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
+from jaxgnn.nn._dropout import require_stream
 from jaxgnn.ops._eager import run_compiled
 
 
@@ -61,6 +62,8 @@ class LayerScan[M: nnx.Module](nnx.Module):
           **options: for every layer.
         """
         graphdef, state = nnx.split(self.layers)
+        if rngs is not None:
+            require_stream("LayerScan", rngs)
         keys = None if rngs is None else jax.random.split(rngs.dropout(), self.num_layers)
         arguments = graph, h, state, keys, options
         if any(isinstance(option, nnx.Pytree) for option in options.values()):

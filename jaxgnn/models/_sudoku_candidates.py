@@ -15,6 +15,8 @@ from jaxgnn import ops
 from jaxgnn.models._embedding import embedded
 from jaxgnn.models._sudoku_grid import KINDS, box_of, candidate_kinds, sudoku_graph
 from jaxgnn.nn import FusedLinear, LSTMUpdate, MessagePassing, check_widths
+from jaxgnn.nn._dropout import require_stream
+from jaxgnn.nn._options import checked_options
 
 _INPUT_FEATURES = 16
 _GROUPS = 3  # line, box, cell
@@ -62,6 +64,7 @@ class CandidateNetwork(nnx.Module):
       (3, 81, 9)
     """
 
+    @checked_options()
     def __init__(
         self,
         *,
@@ -108,6 +111,8 @@ class CandidateNetwork(nnx.Module):
           ValueError: if ``puzzles`` are not integers, or not of as many cells as a Sudoku has.
         """
         box = box_of("CandidateNetwork", "puzzles", puzzles)
+        if rngs is not None:
+            require_stream("CandidateNetwork", rngs, is_drawn_from=False)
         x = embedded(self.kinds, candidate_kinds(puzzles.astype(jnp.int32), box))
         h: Any = self.start(x)
         options = {"num_steps": num_steps, "warm_up": warm_up, "readout": self.readout}

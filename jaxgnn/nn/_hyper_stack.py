@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
 from jaxgnn.nn._hyper_connection import LAYER_OUTPUT, HyperConnection
+from jaxgnn.nn._options import checked_options
 from jaxgnn.ops._eager import run_compiled
 
 
@@ -46,6 +47,7 @@ class HyperStack(nnx.Module):
       (3, 4, 8)
     """
 
+    @checked_options()
     def __init__(
         self,
         layers: Sequence[HyperConnection],
@@ -53,7 +55,7 @@ class HyperStack(nnx.Module):
         recompute_every: int | Literal["auto"] | None = None,
         keep_outputs: bool = True,
     ):
-        layers = list(layers)
+        layers = list(layers) if isinstance(layers, Iterable) else [layers]
         if not layers or not all(isinstance(layer, HyperConnection) for layer in layers):
             got = [type(layer).__name__ for layer in layers]
             raise bad_input("HyperStack", "layers", "one or more HyperConnection", got)

@@ -18,7 +18,10 @@ from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CBSR
 from jaxgnn.nn._implementations import xla_or_fastest
-from jaxgnn.nn._maxk import Features, check_widths
+from jaxgnn.nn._maxk import Features, check_kept, check_widths
+from jaxgnn.nn._options import activation as known_activation
+from jaxgnn.nn._options import checked_options, either_of, instance_of
+from jaxgnn.ops._checks import check_choice
 from jaxgnn.ops._eager import run_compiled
 
 _kernel_init = nnx.initializers.lecun_normal()
@@ -47,7 +50,7 @@ class FusedLinear(nnx.Module):
       rngs: for the initial parameters.
 
     Raises:
-      ValueError: if a width is not positive. Options of the op are checked by the op, when called.
+      ValueError: if a width is not positive, or an option not as above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -61,6 +64,7 @@ class FusedLinear(nnx.Module):
       True
     """
 
+    @checked_options(activation=either_of(known_activation, instance_of(ops.MaxK, "an ops.MaxK")))
     def __init__(
         self,
         in_features: int,
@@ -76,7 +80,11 @@ class FusedLinear(nnx.Module):
         implementation: ops.Name | None = None,
         rngs: nnx.Rngs,
     ):
-        check_widths(type(self).__name__, in_features, out_features)
+        name = type(self).__name__
+        check_widths(name, in_features, out_features)
+        if isinstance(activation, ops.MaxK):
+            check_kept(name, activation.k, out_features)
+            check_choice(name, "activation.by", activation.by, "value", "magnitude")
         linear = nnx.Linear(
             in_features,
             out_features,
@@ -178,8 +186,8 @@ class FusedMLP(nnx.Module):
       rngs: for the initial parameters.
 
     Raises:
-      ValueError: if there are fewer than two widths, or one is not positive. Options of the op are
-        checked by the op, when called.
+      ValueError: if there are fewer than two widths, one is not positive, or an option is not as
+        above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -192,6 +200,7 @@ class FusedMLP(nnx.Module):
       (32, 32)
     """
 
+    @checked_options(activation=known_activation)
     def __init__(
         self,
         features: Sequence[int],
@@ -207,7 +216,7 @@ class FusedMLP(nnx.Module):
         rngs: nnx.Rngs,
     ):
         name = type(self).__name__
-        if len(features) < 2:
+        if not isinstance(features, Sequence) or len(features) < 2:
             raise bad_input(name, "features", "at least two widths, input and output", features)
         check_widths(name, *features)
         options: dict[str, Any] = {"use_bias": use_bias, "dtype": dtype, "rngs": rngs}

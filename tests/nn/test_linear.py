@@ -145,7 +145,7 @@ BAD = {
     ),
     "activation": (
         lambda: FUSED["linear"](activation="tanh")(X),
-        ["fused_linear: activation", "'tanh'"],
+        ["FusedLinear: activation", "'tanh'"],
     ),
     "one width": (
         lambda: nn.FusedMLP([8], activation=None, rngs=nnx.Rngs(0)),
