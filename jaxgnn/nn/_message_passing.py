@@ -251,7 +251,8 @@ class MessagePassing(nnx.Module):
           warm_up: how many more steps to run in front of these, which may be a traced number. They
             have no readout, and no gradient passes them: training then sees states as late as
             those of a longer run, at the cost of their forward pass.
-          readout: a module or function of the features behind each step.
+          readout: a module or function of the features behind each step. Outside of ``jit`` a
+            function that is made anew for each call is compiled for each call.
           rngs: a ``dropout`` stream in training, of which each step gets a key of its own.
 
         Returns:

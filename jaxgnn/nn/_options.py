@@ -107,7 +107,7 @@ def floating(value: Any) -> str | None:
         return expected
 
 
-flag = instance_of(bool | np.bool_, "True or False")  # type: ignore[arg-type]
+flag = instance_of(bool | np.bool_, "True or False")
 activation = one_of(*ACTIVATIONS)
 any_activation = either_of(activation, function)
 
