@@ -1,9 +1,11 @@
 """Outside of ``jit`` an op is compiled once, whatever it is made of, and leaves nothing behind."""
 
 import functools
+import gc
 import importlib
 import inspect
 import pkgutil
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -278,7 +280,7 @@ def _describe(static, arguments):
 SEEN = []
 
 
-def test_a_program_knows_its_static_arguments_again_and_holds_no_array():
+def test_a_program_knows_its_static_arguments_again():
     SEEN.clear()
     for scale in (1.0, 2.0, 3.0):
         _, degree = run_compiled(_describe, "a", (RING, scale * X, 2))
@@ -291,6 +293,17 @@ def test_a_program_knows_its_static_arguments_again_and_holds_no_array():
     for _ in range(2):
         run_compiled(_describe, ["c"], (RING, X, 2))
     assert SEEN == [(["c"], True)] * 2
+
+
+def test_no_cache_holds_a_graph_or_an_array():
+    graph, x = CSRGraph.from_edges([0, 1, 2], [1, 2, 0], 3), jnp.ones((3, 2)) * 2
+    jax.block_until_ready(run_compiled(_describe, "a", (graph, x, 2))[0])
+    jax.block_until_ready(jax.grad(lambda x: jnp.sum(ops.spmm(graph, x)))(x))
+    SEEN.clear()
+    watched = [weakref.ref(held) for held in (graph, graph.made_plan(), x)]
+    del graph, x
+    gc.collect()
+    assert [ref() for ref in watched] == [None] * 3
 
 
 def test_inside_of_jit_a_graph_stays_a_constant():
