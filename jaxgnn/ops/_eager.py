@@ -12,7 +12,7 @@ function runs as it stands, and nothing of this shows.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -67,10 +67,10 @@ def run_compiled[S: Hashable, T](function: Callable[[S, Any], T], static: S, arg
         return function(static, arguments)
     others, arrays = _split(arguments)
     try:
-        hash((static, others))
-    except TypeError:
+        known = _first_equal((static, others))
+    except TypeError:  # it has no hash
         return function(static, arguments)
-    return _program(function, static, others, arrays)
+    return _program(function, *known, arrays)
 
 
 class _Others(NamedTuple):
@@ -78,13 +78,20 @@ class _Others(NamedTuple):
 
     Attributes:
       structure: of the tree.
-      values: for each leaf what is no array, in a tuple of one; None for arrays.
+      values: for each leaf what is no array, behind what tells it from others that are equal to it,
+        as 1 is to 1.0 and to True; None for arrays.
       degrees: for each leaf ``uniform_degrees``, None for what is no graph.
     """
 
     structure: Any
-    values: tuple[tuple[Any] | None, ...]
+    values: tuple[tuple[type, str | None, Any] | None, ...]
     degrees: tuple[tuple[int | None, int | None] | None, ...]
+
+
+@lru_cache(maxsize=256)
+def _first_equal(key: tuple[Any, _Others]) -> tuple[Any, _Others]:
+    """The first of equal keys: inside of a gradient JAX keeps those of each call for some time."""
+    return key
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -94,7 +101,7 @@ def _program(function: Callable[..., Any], static: Any, others: _Others, arrays:
 
 def _split(arguments: Any) -> tuple[_Others, list[Any]]:
     leaves, structure = jax.tree.flatten(arguments, is_leaf=_is_graph)
-    values = tuple(None if _is_array(leaf) else (leaf,) for leaf in leaves)
+    values = tuple(None if _is_array(leaf) else _told_apart(leaf) for leaf in leaves)
     degrees = tuple(g.uniform_degrees() if isinstance(g, CSRGraph) else None for g in leaves)
     arrays = [_prepared(leaf) for leaf in leaves if _is_array(leaf)]
     return _Others(structure, values, degrees), arrays
@@ -102,12 +109,17 @@ def _split(arguments: Any) -> tuple[_Others, list[Any]]:
 
 def _join(others: _Others, arrays: list[Any]) -> Any:
     rest = iter(arrays)
-    leaves = [next(rest) if value is None else value[0] for value in others.values]
+    leaves = [next(rest) if value is None else value[-1] for value in others.values]
     leaves = [
         leaf if degrees is None else leaf.with_known_degrees(degrees)
         for leaf, degrees in zip(leaves, others.degrees, strict=True)
     ]
     return jax.tree.unflatten(others.structure, leaves)
+
+
+def _told_apart(leaf: Any) -> tuple[type, str | None, Any]:
+    # Zero has a sign, which its text shows.
+    return type(leaf), repr(leaf) if isinstance(leaf, float) else None, leaf
 
 
 def _is_graph(leaf: Any) -> bool:

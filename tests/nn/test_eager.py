@@ -72,6 +72,12 @@ def test_eager_steps_are_those_of_jit():
     assert jnp.allclose(run(X), jax.jit(run)(X), rtol=1e-5, atol=1e-6)
 
 
+def test_steps_that_are_constants_of_a_gradient_leave_nothing():
+    layer = LAYERS["MessagePassing"].make(nnx.Rngs(0))
+    gradient = jax.grad(lambda x: jnp.sum(x * layer(GRAPH, X)))
+    assert_costs_nothing_again(lambda: gradient(X))
+
+
 class _Counting(nnx.Module):
     """A layer with state, a random stream of its own, and options of several kinds."""
 

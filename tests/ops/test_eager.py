@@ -9,6 +9,7 @@ import weakref
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxgnn import CBSR, CSRGraph, deterministic, ops, verify
@@ -293,6 +294,19 @@ def test_a_program_knows_its_static_arguments_again():
     for _ in range(2):
         run_compiled(_describe, ["c"], (RING, X, 2))
     assert SEEN == [(["c"], True)] * 2
+
+
+def _remember(static, arguments):
+    SEEN.append(arguments[1])
+    return arguments[0]
+
+
+def test_equal_static_arguments_of_different_kinds_are_told_apart():
+    SEEN.clear()
+    kinds = [1, 1.0, True, np.int32(1), 0.0, -0.0, 0, False]
+    for value in kinds + kinds:
+        run_compiled(_remember, None, (X, value))
+    assert [(type(v), str(v)) for v in SEEN] == [(type(v), str(v)) for v in kinds]
 
 
 def test_no_cache_holds_a_graph_or_an_array():
