@@ -237,14 +237,20 @@ class CSRGraph:
           >>> CSRGraph.from_edges([0, 1, 0, 2], [0, 0, 1, 1], 2, num_senders=3).uniform_degrees()
           (2, None)
         """
-        if not is_concrete(self.indptr, self.indices):
-            return None, None
         known = self.__dict__.get("_uniform_degrees")
         if known is None:
+            if not is_concrete(self.indptr, self.indices):
+                return None, None
             offsets = self.indptr, self._plan().transposed_indptr
             rows, columns = (_uniform_degree(o, self.num_edges) for o in offsets)
             known = self.__dict__["_uniform_degrees"] = rows, columns
         return known
+
+    def with_known_degrees(self, degrees: tuple[int | None, int | None]) -> CSRGraph:
+        """The same graph, whose ``uniform_degrees`` the caller knows: it may be traced."""
+        graph = dataclasses.replace(self)
+        graph.__dict__["_uniform_degrees"] = degrees
+        return graph
 
     def receivers(self) -> Int[Array, " edges"]:
         """Row of each edge; padding slots get ``num_rows``, which is no row."""

@@ -13,6 +13,8 @@ from jaxtyping import Array, Float, Int
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.nn import HyperConnection, HyperHead, HyperStack, check_widths, xla_or_fastest
+from jaxgnn.nn._options import checked_options, is_integer
+from jaxgnn.ops._eager import run_compiled
 
 # Slowest rotation of a pair of features, in tokens: far beyond any text that is seen in training.
 _ROTARY_BASE = 10_000.0
@@ -51,6 +53,7 @@ class CausalLM(nnx.Module):
       (3, 10, 256)
     """
 
+    @checked_options()
     def __init__(
         self,
         vocabulary: int,
@@ -66,11 +69,10 @@ class CausalLM(nnx.Module):
         param_dtype: jnp.dtype = jnp.float32,
         rngs: nnx.Rngs,
     ):
+        check_widths("CausalLM", vocabulary, features)
         hidden = -(-features // 3) * 8 if hidden_features is None else hidden_features
-        check_widths("CausalLM", vocabulary, features, hidden)
-        if num_layers < 1:
-            raise bad_input("CausalLM", "num_layers", "at least 1", num_layers)
-        if num_heads < 1 or features % (2 * num_heads):
+        check_widths("CausalLM", hidden)
+        if not is_integer(num_heads) or num_heads < 1 or features % (2 * num_heads):
             expected = f"a divisor of {features} that leaves heads of even width"
             raise bad_input("CausalLM", "num_heads", expected, num_heads)
         if hyper_connections is None and recompute_every is not None:
@@ -168,6 +170,10 @@ def causal_attention(
     query_key_value: Float[Array, "*batch time 3*d"], num_heads: int
 ) -> Float[Array, "*batch time d"]:
     """Each token's attention to itself and what came before, in heads, with rotary positions."""
+    return run_compiled(_attend, num_heads, query_key_value)
+
+
+def _attend(num_heads: int, query_key_value: Array) -> Array:
     *batch, time, width = query_key_value.shape
     # What jax.nn has takes one leading axis.
     shape = math.prod(batch), time, 3, num_heads, width // (3 * num_heads)

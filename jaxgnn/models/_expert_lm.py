@@ -15,6 +15,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn.graph import Incidence
 from jaxgnn.models._causal_lm import causal_attention
 from jaxgnn.nn import ExpertCombiner, ExpertCoupler, PairwiseExpertCoupler, Strategy, check_widths
+from jaxgnn.nn._options import checked_options, is_integer
 
 Coupling = Literal["hypergraph", "pairwise", "mean"]
 OutputForm = Literal["gram", "cosine"]
@@ -74,6 +75,7 @@ class ExpertGraphLM(nnx.Module):
       (2, 3, 10, 4, 16)
     """
 
+    @checked_options()
     def __init__(
         self,
         vocabulary: int,
@@ -93,12 +95,10 @@ class ExpertGraphLM(nnx.Module):
         rngs: nnx.Rngs,
     ):
         name = "ExpertGraphLM"
+        check_widths(name, vocabulary, features)
         hidden = 4 * features if hidden_features is None else hidden_features
-        check_widths(name, vocabulary, features, hidden)
-        for option, size in (("num_layers", num_layers), ("num_experts", num_experts)):
-            if size < 1:
-                raise bad_input(name, option, "at least 1", size)
-        if num_heads < 1 or features % (2 * num_heads):
+        check_widths(name, hidden)
+        if not is_integer(num_heads) or num_heads < 1 or features % (2 * num_heads):
             expected = f"a divisor of {features} that leaves heads of even width"
             raise bad_input(name, "num_heads", expected, num_heads)
         options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
@@ -110,7 +110,7 @@ class ExpertGraphLM(nnx.Module):
             "pairwise": lambda: PairwiseExpertCoupler(**of_coupler),
             "mean": lambda: ExpertCombiner(features, **options),
         }
-        if coupling not in make_coupler:
+        if not isinstance(coupling, str) or coupling not in make_coupler:
             expected = " or ".join(map(repr, make_coupler))
             raise bad_input(name, "coupling", expected, repr(coupling))
         # Logits of order one from a normalised state.

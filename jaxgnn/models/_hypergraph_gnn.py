@@ -13,8 +13,9 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jaxgnn import nn, ops
-from jaxgnn._errors import bad_input
 from jaxgnn.graph import Incidence
+from jaxgnn.nn._dropout import Dropout
+from jaxgnn.nn._options import checked_options, named_one_of
 
 HypergraphKind = Literal[
     "hgnn",
@@ -76,6 +77,7 @@ class HypergraphGNN(nnx.Module):
       (4, 3)
     """
 
+    @checked_options(kind=named_one_of(*_CONVOLUTIONS))
     def __init__(
         self,
         in_features: int,
@@ -91,12 +93,6 @@ class HypergraphGNN(nnx.Module):
         rngs: nnx.Rngs,
     ):
         name = "HypergraphGNN"
-        if num_layers < 1:
-            raise bad_input(name, "num_layers", "at least 1", num_layers)
-        if kind not in _CONVOLUTIONS:
-            raise bad_input(name, "kind", f"one of {', '.join(_CONVOLUTIONS)}", repr(kind))
-        if not 0 <= dropout < 1:
-            raise bad_input(name, "dropout", "in [0, 1)", dropout)
         nn.check_widths(name, in_features, hidden_features, out_features)
         options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         classifies = kind in _ENDING_IN_AN_MLP
@@ -106,7 +102,7 @@ class HypergraphGNN(nnx.Module):
         self.layers = nnx.List(make(a, b, **options) for a, b in pairwise(widths))
         linear = nnx.Linear(hidden_features, out_features, **options) if classifies else None
         self.classifier = linear
-        self.dropout = nnx.Dropout(dropout)
+        self.dropout = Dropout(dropout, name)
 
     def __call__(
         self,
@@ -131,4 +127,4 @@ class HypergraphGNN(nnx.Module):
     def _prepared(self, x: Array, number: int, rngs: nnx.Rngs | None) -> Array:
         """What layer ``number`` gets: relu, but of the features, and dropout."""
         x = x if number == 0 else jax.nn.relu(x)
-        return self.dropout(x, deterministic=rngs is None, rngs=rngs)
+        return self.dropout(x, rngs)

@@ -11,6 +11,8 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
+from jaxgnn.nn._dropout import require_stream
+from jaxgnn.ops._eager import run_compiled
 
 
 class LayerScan[M: nnx.Module](nnx.Module):
@@ -60,11 +62,21 @@ class LayerScan[M: nnx.Module](nnx.Module):
           **options: for every layer.
         """
         graphdef, state = nnx.split(self.layers)
+        if rngs is not None:
+            require_stream("LayerScan", rngs)
         keys = None if rngs is None else jax.random.split(rngs.dropout(), self.num_layers)
+        arguments = graph, h, state, keys, options
+        if any(isinstance(option, nnx.Pytree) for option in options.values()):
+            return _scan(graphdef, arguments)  # of the caller: a program would have copies
+        return run_compiled(_scan, graphdef, arguments)
 
-        def step(h, layer):
-            state, key = layer
-            dropout = None if key is None else nnx.Rngs(dropout=key)
-            return nnx.merge(graphdef, state)(graph, h, rngs=dropout, **options), None
 
-        return jax.lax.scan(step, h, (state, keys))[0]
+def _scan(graphdef: Any, arguments: tuple[Any, ...]) -> Array:
+    graph, h, state, keys, options = arguments
+
+    def step(h, layer):
+        state, key = layer
+        dropout = None if key is None else nnx.Rngs(dropout=key)
+        return nnx.merge(graphdef, state)(graph, h, rngs=dropout, **options), None
+
+    return jax.lax.scan(step, h, (state, keys))[0]

@@ -28,6 +28,14 @@ from jaxgnn.nn import (
     check_widths,
     xla_or_fastest,
 )
+from jaxgnn.nn._options import (
+    at_least,
+    checked_options,
+    is_integer,
+    named_one_of,
+    one_of,
+    or_none,
+)
 
 Kind = Literal["sage", "gcn", "gin"]
 
@@ -84,6 +92,11 @@ class MaxKGNN(nnx.Module):
       (3, 5)
     """
 
+    @checked_options(
+        kind=named_one_of(*_CONVOLUTIONS),
+        activation=one_of("maxk", "relu"),
+        hyper_connections=or_none(at_least(1)),
+    )
     def __init__(
         self,
         in_features: int,
@@ -104,13 +117,7 @@ class MaxKGNN(nnx.Module):
         param_dtype: jnp.dtype = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        if kind not in _CONVOLUTIONS:
-            raise bad_input("MaxKGNN", "kind", f"one of {', '.join(_CONVOLUTIONS)}", repr(kind))
         check_widths("MaxKGNN", in_features, hidden_features, out_features)
-        if num_layers < 1:
-            raise bad_input("MaxKGNN", "num_layers", "at least 1", num_layers)
-        if hyper_connections is not None and hyper_connections < 1:
-            raise bad_input("MaxKGNN", "hyper_connections", "None or at least 1", hyper_connections)
         ks = layer_ks(k if activation == "maxk" else None, num_layers)
         _check_ks(ks, hidden_features, scan_layers)
         dtypes = {"dtype": dtype, "param_dtype": param_dtype}
@@ -261,14 +268,14 @@ def layer_ks(k: int | Sequence[int] | None, num_layers: int) -> tuple[int | None
     """
     if k is None or isinstance(k, int | np.integer):
         return (k,) * num_layers
-    if len(k) != num_layers:
+    if not hasattr(k, "__len__") or len(k) != num_layers:
         raise bad_input("MaxKGNN", "k", f"one number, or one for each of {num_layers} layers", k)
     return tuple(k)
 
 
 def _check_ks(ks: tuple[int | None, ...], hidden_features: int, scan_layers: bool) -> None:
     for layer_k in ks:
-        if layer_k is not None and not 1 <= layer_k <= hidden_features:
+        if layer_k is not None and not (is_integer(layer_k) and 1 <= layer_k <= hidden_features):
             raise bad_input("MaxKGNN", "k", f"in 1..{hidden_features}", layer_k)
     _check_scan(scan_layers, ks)
 

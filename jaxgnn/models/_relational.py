@@ -30,6 +30,7 @@ from jaxgnn.nn import (
     NodeUpdate,
     check_widths,
 )
+from jaxgnn.nn._options import checked_options
 
 _MLP_LAYERS = 4
 
@@ -70,6 +71,7 @@ class RecurrentRelationalNetwork(nnx.Module):
       (3, 5, 16, 5)
     """
 
+    @checked_options()
     def __init__(
         self,
         *,
@@ -182,6 +184,7 @@ class EquivariantRelationalNetwork(nnx.Module):
       (3, 81, 9)
     """
 
+    @checked_options()
     def __init__(
         self,
         *,

@@ -22,6 +22,8 @@ from jaxgnn.models._sudoku_grid import (
     sudoku_graph,
 )
 from jaxgnn.nn import FusedLinear, LSTMUpdate, MessagePassing, check_widths
+from jaxgnn.nn._dropout import require_stream
+from jaxgnn.nn._options import checked_options
 
 _INPUT_FEATURES = 16
 _GROUPS = 3  # line, box, cell
@@ -69,6 +71,7 @@ class CandidateNetwork(nnx.Module):
       (3, 81, 9)
     """
 
+    @checked_options()
     def __init__(
         self,
         *,
@@ -117,6 +120,8 @@ class CandidateNetwork(nnx.Module):
         """
         box = box_of("CandidateNetwork", "puzzles", puzzles)
         check_digits("CandidateNetwork", "puzzles", puzzles, box)
+        if rngs is not None:
+            require_stream("CandidateNetwork", rngs, is_drawn_from=False)
         x = embedded(self.kinds, candidate_kinds(puzzles.astype(jnp.int32), box))
         h: Any = self.start(x)
         options = {"num_steps": num_steps, "warm_up": warm_up, "readout": self.readout}

@@ -13,7 +13,6 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jaxgnn import ops
-from jaxgnn._errors import bad_input
 from jaxgnn.models._sudoku_grid import (
     box_of,
     check_digits,
@@ -22,7 +21,10 @@ from jaxgnn.models._sudoku_grid import (
     sudoku_positions,
 )
 from jaxgnn.nn import EdgeMLP, FusedLinear, MessagePassing, NodeUpdate, check_widths
+from jaxgnn.nn._dropout import Dropout
+from jaxgnn.nn._options import checked_options
 
+_NAME = "SudokuGNN"
 _CELL_FEATURES = 5
 
 
@@ -63,6 +65,7 @@ class SudokuGNN(nnx.Module):
       (5, 16, 4)
     """
 
+    @checked_options()
     def __init__(
         self,
         *,
@@ -76,10 +79,8 @@ class SudokuGNN(nnx.Module):
         param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        check_widths("SudokuGNN", features)
+        check_widths(_NAME, features)
         sudoku_positions(box)
-        if not 0.0 <= dropout < 1.0:
-            raise bad_input("SudokuGNN", "dropout", "in [0, 1)", dropout)
         own: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         options = own | {"implementation": implementation}
         wide = 2 * features
@@ -87,7 +88,7 @@ class SudokuGNN(nnx.Module):
         self.dtype = param_dtype if dtype is None else dtype
         self.encoder = _DropoutMLP([_CELL_FEATURES, wide, features], [dropout], options)
         self.norm = _norm(features, own)
-        self.dropout = nnx.Dropout(dropout / 2)
+        self.dropout = Dropout(dropout / 2, _NAME)
         self.steps = MessagePassing(
             EdgeMLP(
                 features,
@@ -127,7 +128,7 @@ class SudokuGNN(nnx.Module):
         box_of("SudokuGNN", "puzzles", puzzles, self.box)
         check_digits("SudokuGNN", "puzzles", puzzles, self.box)
         encoded = self.norm(self.encoder(self._inputs(puzzles), rngs))
-        encoded = _drop(self.dropout, encoded, rngs)
+        encoded = self.dropout(encoded, rngs)
         graph, options = sudoku_constraint_graph(self.box), {"num_steps": num_steps, "rngs": rngs}
         if every_step:
             logits = self.steps(graph, encoded, readout=self.readout, **options)[1]
@@ -195,19 +196,15 @@ class _DropoutMLP(nnx.Module):
             for i, pair in enumerate(pairwise(widths))
         ]
         self.layers = nnx.List(layers)
-        self.dropouts = nnx.List([nnx.Dropout(rate) for rate in rates])
+        self.dropouts = nnx.List([Dropout(rate, _NAME) for rate in rates])
 
     def __call__(self, x: Array, rngs: nnx.Rngs | None = None) -> Array:
         layers: list[Any] = list(self.layers)
         *hidden, last = layers
         for layer, dropout in zip(hidden, self.dropouts, strict=True):
-            x = _drop(dropout, layer(x), rngs)
+            x = dropout(layer(x), rngs)
         return last(x)
 
 
 def _norm(features: int, own: dict) -> nnx.LayerNorm:
     return nnx.LayerNorm(features, epsilon=1e-5, **own)
-
-
-def _drop(dropout: nnx.Dropout, x: Array, rngs: nnx.Rngs | None) -> Array:
-    return x if rngs is None else dropout(x, deterministic=False, rngs=rngs)

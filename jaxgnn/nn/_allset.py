@@ -12,9 +12,8 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, Incidence
+from jaxgnn.nn._dropout import dropout, training_rngs
 from jaxgnn.nn._hypergraph import (
-    check_dropout_rate,
-    check_heads,
     check_hypergraph,
     join_heads,
     power_or_zero,
@@ -22,7 +21,9 @@ from jaxgnn.nn._hypergraph import (
     split_heads,
 )
 from jaxgnn.nn._linear import FusedMLP, apply_mlp
-from jaxgnn.nn._maxk import check_widths, dropout
+from jaxgnn.nn._maxk import check_widths
+from jaxgnn.nn._options import activation as known_activation
+from jaxgnn.nn._options import checked_options
 from jaxgnn.ops._attention import edge_scores, row_scores, row_softmax, weighted_sums
 
 
@@ -55,6 +56,7 @@ class AllDeepSetsConv(nnx.Module):
       (4, 16)
     """
 
+    @checked_options(activation=known_activation)
     def __init__(
         self,
         in_features: int,
@@ -68,9 +70,6 @@ class AllDeepSetsConv(nnx.Module):
         implementation: ops.Name | None = None,
         rngs: nnx.Rngs,
     ):
-        if aggregation not in ("sum", "mean"):
-            expected = "'sum' or 'mean'"
-            raise bad_input("AllDeepSetsConv", "aggregation", expected, repr(aggregation))
         hidden = out_features if hidden_features is None else hidden_features
         check_widths("AllDeepSetsConv", in_features, hidden, out_features)
 
@@ -140,6 +139,7 @@ class AllSetTransformerConv(nnx.Module):
       (4, 16)
     """
 
+    @checked_options(activation=known_activation)
     def __init__(
         self,
         in_features: int,
@@ -157,12 +157,11 @@ class AllSetTransformerConv(nnx.Module):
         name = "AllSetTransformerConv"
         hidden = out_features if hidden_features is None else hidden_features
         check_widths(name, in_features, hidden, out_features)
-        check_heads(name, heads)
-        check_dropout_rate(name, dropout)
         if out_features % heads:
             raise bad_input(name, "out_features", f"a multiple of {heads} heads", out_features)
         self.in_features = in_features
         self.dropout = dropout
+        self.deterministic: bool | None = None
         self.implementation = implementation
         options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         widths = hidden, out_features, heads, activation
@@ -184,7 +183,9 @@ class AllSetTransformerConv(nnx.Module):
           rngs: a ``dropout`` stream in training, None in evaluation.
         """
         incidence = check_hypergraph(self, incidence, x, self.in_features)
-        options = self.dropout, rngs, self.implementation
+        name, rate = type(self).__name__, self.dropout
+        rngs = training_rngs(name, self.deterministic, rate, rngs)
+        options = rate, rngs, self.implementation
         h = self.to_hyperedges(incidence.by_hyperedge(), x, *options)
         return self.to_nodes(incidence.by_node(), h, *options)
 

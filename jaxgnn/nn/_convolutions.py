@@ -10,16 +10,18 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CBSR, CSRGraph, Normalization
+from jaxgnn.nn._dropout import Features, dropout, training_rngs
 from jaxgnn.nn._linear import FusedLinear, apply_linear, apply_mlp
 from jaxgnn.nn._maxk import (
     Activation,
-    Features,
     KernelMode,
     aggregate,
     check_widths,
-    dropout,
     make_activation,
 )
+from jaxgnn.nn._options import checked_options
+
+_checked = checked_options()
 
 
 class _Convolution(nnx.Module):
@@ -35,13 +37,10 @@ class _Convolution(nnx.Module):
         implementation: ops.Name | None,
     ):
         name = type(self).__name__
-        if kernel_mode not in ("auto", "maxk", "dense"):
-            raise bad_input(name, "kernel_mode", "'auto', 'maxk' or 'dense'", repr(kernel_mode))
-        if not 0.0 <= dropout < 1.0:
-            raise bad_input(name, "dropout", "in [0, 1)", dropout)
-        self.activation = activation
+        self.activation: Activation | None = activation
         self.maxk = make_activation(name, activation, k, width, implementation)
         self.dropout_rate = dropout
+        self.deterministic: bool | None = None
         self.kernel_mode: KernelMode = kernel_mode
         self.implementation = implementation
 
@@ -68,7 +67,11 @@ class _Convolution(nnx.Module):
             activated = self.maxk(x, k)
         else:
             activated = jax.nn.relu(x) if self.activation == "relu" else x
-        return dropout(activated, self.dropout_rate, rngs)
+        return self._drop(activated, rngs)
+
+    def _drop(self, x: Features, rngs: nnx.Rngs | None) -> Features:
+        name, rate = type(self).__name__, self.dropout_rate
+        return dropout(x, rate, training_rngs(name, self.deterministic, rate, rngs))
 
     def _apply(self, layer: FusedLinear, x: Features) -> Array:
         return apply_linear(layer, x, self.implementation)
@@ -85,7 +88,7 @@ class _Convolution(nnx.Module):
         else:
             # A name is that of the kernel of maxk, and not of one that multiplies first.
             activated = self.maxk(self._apply(layer, x), k)
-        return dropout(activated, self.dropout_rate, rngs)
+        return self._drop(activated, rngs)
 
     def _dense_activation(self) -> ops.Activation | None:
         return "relu" if self.activation == "relu" else None
@@ -131,6 +134,7 @@ class SAGEConv(_Convolution):
       (3, 4)
     """
 
+    @_checked
     def __init__(
         self,
         in_features: int,
@@ -210,6 +214,7 @@ class GCNConv(_Convolution):
       (2, 4)
     """
 
+    @_checked
     def __init__(
         self,
         in_features: int,
@@ -285,6 +290,7 @@ class GINConv(_Convolution):
       (2, 4)
     """
 
+    @_checked
     def __init__(
         self,
         in_features: int,

@@ -17,20 +17,14 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import Incidence, Normalization
+from jaxgnn.nn._activations import name_of
 from jaxgnn.nn._hypergraph_conv import HypergraphConv
 from jaxgnn.nn._maxk import check_widths
+from jaxgnn.nn._options import any_activation, at_least, checked_options
 
 Strategy = Literal["all_pairs", "all_triples", "all", "alone"]
 
 _SUBSETS = {"alone": 1, "all_pairs": 2, "all_triples": 3}
-
-# Functions that the op has under a name, and does in one pass with what is around them.
-_NAMED: tuple[tuple[Callable, ops.Activation], ...] = (
-    (jax.nn.gelu, "gelu"),
-    (jax.nn.relu, "relu"),
-    (jax.nn.silu, "silu"),
-    (jax.nn.mish, "mish"),
-)
 
 
 class ExpertCoupler(nnx.Module):
@@ -80,6 +74,7 @@ class ExpertCoupler(nnx.Module):
       (2, 10, 16)
     """
 
+    @checked_options(activation=any_activation, layers=at_least(1))
     def __init__(
         self,
         features: int,
@@ -98,11 +93,11 @@ class ExpertCoupler(nnx.Module):
         implementation: ops.Name | None = None,
         rngs: nnx.Rngs,
     ):
-        _check_sizes("ExpertCoupler", features, num_experts, layers)
+        check_widths("ExpertCoupler", features)
         self.features = features
         self.num_experts = num_experts
         self.hyperedges = expert_hyperedges(strategy, num_experts)
-        self.activation = _name_of(activation)
+        self.activation = name_of(activation)
         self.residual = residual
         self.implementation = implementation
         self.layers = nnx.List(
@@ -192,6 +187,7 @@ class PairwiseExpertCoupler(nnx.Module):
       (2, 10, 16)
     """
 
+    @checked_options(layers=at_least(1))
     def __init__(
         self,
         features: int,
@@ -203,7 +199,7 @@ class PairwiseExpertCoupler(nnx.Module):
         param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        _check_sizes("PairwiseExpertCoupler", features, num_experts, layers)
+        check_widths("PairwiseExpertCoupler", features)
         options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         self.features = features
         self.num_experts = num_experts
@@ -249,6 +245,7 @@ class ExpertCombiner(nnx.Module):
       (10, 16)
     """
 
+    @checked_options()
     def __init__(
         self,
         features: int,
@@ -294,11 +291,6 @@ class _GatedMessages(nnx.Module):
         received = jnp.where(others, gates, 0) @ x.astype(gates.dtype)
         update = jax.nn.gelu(self.own(x) + self.messages(received))
         return x.astype(update.dtype) + update
-
-
-def _name_of(activation: Callable[[Array], Array] | ops.Activation | None):
-    """The op's name of an activation, or the function if it has none."""
-    return next((name for function, name in _NAMED if function is activation), activation)
 
 
 def _recomputed_behind(activation: Callable[[Array], Array], x: Array) -> Array:
@@ -356,13 +348,6 @@ def expert_hyperedges(
 def _incidence(hyperedges: tuple[tuple[int, ...], ...], num_experts: int) -> Incidence:
     """Modules hold tuples, which are static; its arrays would be state."""
     return Incidence.from_hyperedges(hyperedges, num_experts)
-
-
-def _check_sizes(where: str, features: int, num_experts: int, layers: int) -> None:
-    check_widths(where, features)
-    for name, size in (("num_experts", num_experts), ("layers", layers)):
-        if size < 1:
-            raise bad_input(where, name, "at least 1", size)
 
 
 def _check_experts(layer: nnx.Module, x: Array, num_experts: int, features: int) -> None:

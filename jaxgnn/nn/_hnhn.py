@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
@@ -12,6 +11,7 @@ from jaxtyping import Array, Float
 
 from jaxgnn import ops
 from jaxgnn.graph import CSRGraph, Incidence
+from jaxgnn.nn._activations import function_of, name_of
 from jaxgnn.nn._hypergraph import (
     check_hypergraph,
     linear_around,
@@ -20,6 +20,7 @@ from jaxgnn.nn._hypergraph import (
     scaled_sums,
 )
 from jaxgnn.nn._maxk import check_widths
+from jaxgnn.nn._options import any_activation, checked_options
 
 
 class HNHNConv(nnx.Module):
@@ -38,7 +39,7 @@ class HNHNConv(nnx.Module):
       in_features: width of the input.
       out_features: width of the output.
       hidden_features: width of the hyperedges; that of the output by default.
-      activation: of the hyperedges.
+      activation: of the hyperedges: a function, a name as in ``ops.fused_linear``, or None.
       alpha: see above.
       beta: see above.
       use_bias: add the biases.
@@ -48,7 +49,7 @@ class HNHNConv(nnx.Module):
       rngs: for the initial parameters.
 
     Raises:
-      ValueError: if a width is not positive.
+      ValueError: if an option is not as above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -60,13 +61,14 @@ class HNHNConv(nnx.Module):
       (4, 16)
     """
 
+    @checked_options(activation=any_activation)
     def __init__(
         self,
         in_features: int,
         out_features: int,
         *,
         hidden_features: int | None = None,
-        activation: Callable[[Array], Array] = jax.nn.relu,
+        activation: Callable[[Array], Array] | ops.Activation | None = "relu",
         alpha: float = 0.0,
         beta: float = 0.0,
         use_bias: bool = True,
@@ -80,7 +82,7 @@ class HNHNConv(nnx.Module):
         options = {"use_bias": use_bias, "dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         self.to_hyperedges = nnx.Linear(in_features, hidden, **options)
         self.to_nodes = nnx.Linear(hidden, out_features, **options)
-        self.activation = activation
+        self.activation = name_of(activation)
         self.alpha = alpha
         self.beta = beta
         self.implementation = implementation
@@ -93,7 +95,7 @@ class HNHNConv(nnx.Module):
         degrees = power_or_zero(incidence.node_degrees(), self.beta)
         sizes = power_or_zero(incidence.hyperedge_sizes(), self.alpha)
         means = self._means(incidence.by_hyperedge(), degrees)
-        h = self.activation(linear_around(self.to_hyperedges, means, x))
+        h = function_of(self.activation)(linear_around(self.to_hyperedges, means, x))
         return linear_around(self.to_nodes, self._means(incidence.by_node(), sizes), h)
 
     def _means(self, graph: CSRGraph, weights: Float[Array, " cols"]) -> Callable[[Array], Array]:

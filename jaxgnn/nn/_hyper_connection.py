@@ -16,6 +16,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn.nn._hyper_init import initial_bias, logit
 from jaxgnn.nn._implementations import xla_or_fastest
 from jaxgnn.nn._maxk import check_widths
+from jaxgnn.nn._options import checked_options, is_integer
 
 Mixing = Literal["sinkhorn", "permutations"]
 Convention = Literal["paper", "seed", "tilekernels", "liger"] | ops.MHCConvention
@@ -73,6 +74,7 @@ class HyperConnection(nnx.Module):
       (3, 4, 8)
     """
 
+    @checked_options()
     def __init__(
         self,
         layer: Callable[..., Array],
@@ -93,15 +95,12 @@ class HyperConnection(nnx.Module):
     ):
         name = type(self).__name__
         check_widths(name, features)
-        check_num_streams(name, num_streams)
-        if mixing not in ("sinkhorn", "permutations"):
-            raise bad_input(name, "mixing", "'sinkhorn' or 'permutations'", repr(mixing))
         if mixing == "permutations" and num_streams > 6:
             raise bad_input(name, "num_streams", "at most 6 for mixing='permutations'", num_streams)
-        if gradient not in ("exact", "implicit"):
-            raise bad_input(name, "gradient", "'exact' or 'implicit'", repr(gradient))
         if num_streams > 1 and not 1 / num_streams <= identity < 1:
             raise bad_input(name, "identity", f"in [1/{num_streams}, 1)", identity)
+        if layer_index is not None and not is_integer(layer_index):
+            raise bad_input(name, "layer_index", "None or an int", repr(layer_index))
         self.layer = layer
         self.features = features
         self.num_streams = num_streams
@@ -262,6 +261,7 @@ class HyperHead(nnx.Module):
       (3, 8)
     """
 
+    @checked_options()
     def __init__(
         self,
         features: int,
@@ -274,7 +274,6 @@ class HyperHead(nnx.Module):
         rngs: nnx.Rngs,
     ):
         check_widths("HyperHead", features)
-        check_num_streams("HyperHead", num_streams)
         width = num_streams * features
         self.convention = convention_of("HyperHead", convention)
         self.implementation = implementation
@@ -306,16 +305,10 @@ def convention_of(where: str, convention: Convention) -> ops.MHCConvention:
     """
     if isinstance(convention, ops.MHCConvention):
         return convention
-    if convention not in ops.MHC_PRESETS:
+    if not isinstance(convention, str) or convention not in ops.MHC_PRESETS:
         expected = f"an ops.MHCConvention or one of {', '.join(ops.MHC_PRESETS)}"
         raise bad_input(where, "convention", expected, repr(convention))
     return ops.MHC_PRESETS[convention]
-
-
-def check_num_streams(where: str, num_streams: int) -> None:
-    """Raises ValueError unless there is at least one stream."""
-    if num_streams < 1:
-        raise bad_input(where, "num_streams", "at least 1", num_streams)
 
 
 def _normal(rngs: nnx.Rngs, *shape: int) -> jax.Array:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -14,6 +14,8 @@ from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
 from jaxgnn.nn._hyper_connection import LAYER_OUTPUT, HyperConnection
+from jaxgnn.nn._options import checked_options
+from jaxgnn.ops._eager import run_compiled
 
 
 class HyperStack(nnx.Module):
@@ -45,6 +47,7 @@ class HyperStack(nnx.Module):
       (3, 4, 8)
     """
 
+    @checked_options()
     def __init__(
         self,
         layers: Sequence[HyperConnection],
@@ -52,7 +55,7 @@ class HyperStack(nnx.Module):
         recompute_every: int | Literal["auto"] | None = None,
         keep_outputs: bool = True,
     ):
-        layers = list(layers)
+        layers = list(layers) if isinstance(layers, Iterable) else [layers]
         if not layers or not all(isinstance(layer, HyperConnection) for layer in layers):
             got = [type(layer).__name__ for layer in layers]
             raise bad_input("HyperStack", "layers", "one or more HyperConnection", got)
@@ -119,24 +122,52 @@ def _run_and_forget(
     of_args = {i: a for i, a in enumerate(args) if isinstance(a, nnx.Pytree)}
     of_kwargs = {k: a for k, a in kwargs.items() if isinstance(a, nnx.Pytree)}
     modules = (*layers, *of_args.values(), *of_kwargs.values())
-    graph, state = nnx.split(modules)
+    graphdef, state = nnx.split(modules)
+    segment = _Segment(graphdef, len(layers), tuple(of_args), tuple(of_kwargs), keep_outputs)
+    plain_args = tuple(None if i in of_args else a for i, a in enumerate(args))
+    plain_kwargs = {k: a for k, a in kwargs.items() if k not in of_kwargs}
+    y, changed = run_compiled(_run_segment, segment, (state, x, plain_args, plain_kwargs))
+    for number, values in changed.items():
+        nnx.update(modules[number], values)
+    return y
 
-    def segment(state, x):
+
+class _Segment(NamedTuple):
+    """What is static of a segment of layers.
+
+    Attributes:
+      graphdef: of the layers, and of the modules among the arguments.
+      num_layers: how many of these are layers.
+      of_args: which positional arguments are modules.
+      of_kwargs: which keyword arguments are.
+      keep_outputs: whether the layers' outputs are kept.
+    """
+
+    graphdef: Any
+    num_layers: int
+    of_args: tuple[int, ...]
+    of_kwargs: tuple[str, ...]
+    keep_outputs: bool
+
+
+def _run_segment(segment: _Segment, arguments: tuple[Any, ...]) -> tuple[Array, nnx.State]:
+    """The streams behind the layers, and what has changed of the modules' state."""
+    state, x, args, kwargs = arguments
+
+    def run(state, x):
         given = {path: variable.get_value() for path, variable in nnx.to_flat_state(state)}
-        copies: Any = nnx.merge(graph, state)
-        rest = iter(copies[len(layers) :])
-        replaced = {i: next(rest) for i in of_args}
+        copies: Any = nnx.merge(segment.graphdef, state)
+        rest = iter(copies[segment.num_layers :])
+        replaced = {i: next(rest) for i in segment.of_args}
         all_args = tuple(replaced.get(i, a) for i, a in enumerate(args))
-        y = _run(copies[: len(layers)], x, all_args, kwargs | {k: next(rest) for k in of_kwargs})
+        all_kwargs = kwargs | {k: next(rest) for k in segment.of_kwargs}
+        y = _run(copies[: segment.num_layers], x, all_args, all_kwargs)
         after = nnx.to_flat_state(nnx.split(copies)[1])
         changed = [(p, v) for p, v in after if v.get_value() is not given.get(p)]
         return y, nnx.from_flat_state(changed)
 
     save = jax.checkpoint_policies.save_only_these_names(LAYER_OUTPUT)
-    y, changed = jax.checkpoint(segment, policy=save if keep_outputs else None)(state, x)
-    for number, values in changed.items():
-        nnx.update(modules[number], values)
-    return y
+    return jax.checkpoint(run, policy=save if segment.keep_outputs else None)(state, x)
 
 
 def _is_positive(number: Any) -> bool:

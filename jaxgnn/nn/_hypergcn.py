@@ -17,6 +17,7 @@ from jaxgnn.nn._hypergraph import (
     scaled_sums,
 )
 from jaxgnn.nn._maxk import check_widths
+from jaxgnn.nn._options import checked_options
 
 
 class HyperGCNConv(nnx.Module):
@@ -41,7 +42,7 @@ class HyperGCNConv(nnx.Module):
       rngs: for the initial parameters.
 
     Raises:
-      ValueError: if a width is not positive.
+      ValueError: if an option is not as above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -52,6 +53,7 @@ class HyperGCNConv(nnx.Module):
       (4, 16)
     """
 
+    @checked_options()
     def __init__(
         self,
         in_features: int,

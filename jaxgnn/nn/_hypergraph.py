@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, Incidence
+from jaxgnn.nn._options import at_least, checked_options
 from jaxgnn.ops._hypergraph_checks import check_incidence
 
 
@@ -40,12 +41,11 @@ class HyperedgeWeights(nnx.Module):
       [1.0, 1.0, 1.0]
     """
 
+    @checked_options(num_hyperedges=at_least(0))
     def __init__(
         self, num_hyperedges: int, *, initial: float = 1.0, param_dtype: Any = jnp.float32
     ):
         where = "HyperedgeWeights"
-        if not isinstance(num_hyperedges, int | np.integer) or num_hyperedges < 0:
-            raise bad_input(where, "num_hyperedges", "a number of hyperedges", num_hyperedges)
         if not initial > 0:
             raise bad_input(where, "initial", "positive", initial)
         inverse = initial + np.log(-np.expm1(-initial))
@@ -70,18 +70,6 @@ def check_hypergraph(layer: nnx.Module, incidence: Any, x: Array, in_features: i
         shape = f"of shape [..., {expected[0]}, {expected[1]}], nodes by features"
         raise bad_input(name, "x", shape, f"shape {jnp.shape(x)}")
     return incidence if incidence.num_hyperedges else incidence.padded(num_hyperedges=1)
-
-
-def check_dropout_rate(where: str, dropout: float) -> None:
-    """Raises ValueError unless it is a probability below one."""
-    if not 0.0 <= dropout < 1.0:
-        raise bad_input(where, "dropout", "in [0, 1)", dropout)
-
-
-def check_heads(where: str, heads: int) -> None:
-    """Raises ValueError unless there is at least one head."""
-    if not isinstance(heads, int) or heads < 1:
-        raise bad_input(where, "heads", "at least 1", heads)
 
 
 def scaled_sums(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +15,14 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import Incidence, Normalization
+from jaxgnn.nn._dropout import training_rngs
 from jaxgnn.nn._hypergraph import (
     HyperedgeWeights,
-    check_dropout_rate,
-    check_heads,
     check_hypergraph,
 )
 from jaxgnn.nn._maxk import check_widths
+from jaxgnn.nn._options import activation as known_activation
+from jaxgnn.nn._options import checked_options
 
 _kernel_init = nnx.initializers.glorot_uniform()
 
@@ -65,6 +66,7 @@ class HypergraphConv(nnx.Module):
       (4, 16)
     """
 
+    @checked_options(activation=known_activation)
     def __init__(
         self,
         in_features: int,
@@ -90,8 +92,6 @@ class HypergraphConv(nnx.Module):
     ):
         name = type(self).__name__
         check_widths(name, in_features, out_features)
-        check_heads(name, heads)
-        check_dropout_rate(name, dropout)
         if not use_attention:
             for option, value, default in (("heads", heads, 1), ("dropout", dropout, 0)):
                 if value != default:
@@ -117,6 +117,7 @@ class HypergraphConv(nnx.Module):
         self.concat = concat
         self.negative_slope = negative_slope
         self.dropout = dropout
+        self.deterministic: bool | None = None
         self.activation: ops.Activation | None = activation
         self.dtype = dtype
         self.precision: ops.Precision | None = precision
@@ -148,6 +149,7 @@ class HypergraphConv(nnx.Module):
         """
         check_hypergraph(self, incidence, x, self.in_features)
         weight = self._weight(incidence, weight)
+        rngs = training_rngs(type(self).__name__, self.deterministic, self.dropout, rngs)
         parameters = (
             None if p is None else p[...] for p in (self.kernel, self.bias, self.attention)
         )
@@ -168,7 +170,7 @@ class HypergraphConv(nnx.Module):
             concat=self.concat,
             negative_slope=self.negative_slope,
             dropout=self.dropout,
-            key=None if rngs is None or not self.dropout else rngs.dropout(),
+            key=None if rngs is None else rngs.dropout(),
             activation=self.activation,
             residual=residual,
             precision=self.precision,
@@ -218,6 +220,7 @@ class HGNNPlusConv(nnx.Module):
       (4, 16)
     """
 
+    @checked_options()
     def __init__(
         self,
         in_features: int,
@@ -278,7 +281,8 @@ def _group_sizes(given: Sequence[int] | np.ndarray) -> tuple[int, ...]:
     Raises:
       ValueError: unless they are such numbers.
     """
-    sizes = tuple(given)
-    if not all(isinstance(size, int | np.integer) and size >= 0 for size in sizes):
+    is_listed = isinstance(given, Iterable)
+    sizes = tuple(given) if is_listed else (given,)
+    if not is_listed or not all(isinstance(size, int | np.integer) and size >= 0 for size in sizes):
         raise bad_input("HGNNPlusConv", "group_sizes", "numbers of hyperedges", sizes)
     return tuple(map(int, sizes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,11 @@ from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CBSR
 from jaxgnn.nn._implementations import xla_or_fastest
-from jaxgnn.nn._maxk import Features, check_widths
+from jaxgnn.nn._maxk import Features, check_kept, check_widths
+from jaxgnn.nn._options import activation as known_activation
+from jaxgnn.nn._options import checked_options, either_of, instance_of
+from jaxgnn.ops._checks import check_choice
+from jaxgnn.ops._eager import run_compiled
 
 _kernel_init = nnx.initializers.lecun_normal()
 _bias_init = nnx.initializers.zeros_init()
@@ -46,7 +50,7 @@ class FusedLinear(nnx.Module):
       rngs: for the initial parameters.
 
     Raises:
-      ValueError: if a width is not positive. Options of the op are checked by the op, when called.
+      ValueError: if a width is not positive, or an option not as above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -60,6 +64,7 @@ class FusedLinear(nnx.Module):
       True
     """
 
+    @checked_options(activation=either_of(known_activation, instance_of(ops.MaxK, "an ops.MaxK")))
     def __init__(
         self,
         in_features: int,
@@ -75,7 +80,11 @@ class FusedLinear(nnx.Module):
         implementation: ops.Name | None = None,
         rngs: nnx.Rngs,
     ):
-        check_widths(type(self).__name__, in_features, out_features)
+        name = type(self).__name__
+        check_widths(name, in_features, out_features)
+        if isinstance(activation, ops.MaxK):
+            check_kept(name, activation.k, out_features)
+            check_choice(name, "activation.by", activation.by, "value", "magnitude")
         linear = nnx.Linear(
             in_features,
             out_features,
@@ -177,8 +186,8 @@ class FusedMLP(nnx.Module):
       rngs: for the initial parameters.
 
     Raises:
-      ValueError: if there are fewer than two widths, or one is not positive. Options of the op are
-        checked by the op, when called.
+      ValueError: if there are fewer than two widths, one is not positive, or an option is not as
+        above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -191,6 +200,7 @@ class FusedMLP(nnx.Module):
       (32, 32)
     """
 
+    @checked_options(activation=known_activation)
     def __init__(
         self,
         features: Sequence[int],
@@ -206,7 +216,7 @@ class FusedMLP(nnx.Module):
         rngs: nnx.Rngs,
     ):
         name = type(self).__name__
-        if len(features) < 2:
+        if not isinstance(features, Sequence) or len(features) < 2:
             raise bad_input(name, "features", "at least two widths, input and output", features)
         check_widths(name, *features)
         options: dict[str, Any] = {"use_bias": use_bias, "dtype": dtype, "rngs": rngs}
@@ -305,13 +315,26 @@ def apply_linear(
         if not isinstance(x, CBSR):
             return layer(x, activation=activation)
         graphdef, state = nnx.split(layer)
+        return run_compiled(_expand_and_apply, _Product(graphdef, asked, activation), (state, x))
 
-        @jax.checkpoint
-        def expand_and_apply(state, kept):
-            dense = ops.todense(kept, implementation=asked)
-            return nnx.merge(graphdef, state)(dense, activation=activation)
 
-        return expand_and_apply(state, x)
+class _Product(NamedTuple):
+    """What is static of a linear layer of compressed rows."""
+
+    graphdef: Any
+    implementation: ops.Name | None
+    activation: ops.Activation | ops.MaxK | None
+
+
+def _expand_and_apply(product: _Product, arguments: tuple[Any, CBSR]) -> Any:
+    """The layer of the expanded rows, of which the backward pass keeps the compressed ones."""
+
+    @jax.checkpoint
+    def apply(state, kept):
+        dense = ops.todense(kept, implementation=product.implementation)
+        return nnx.merge(product.graphdef, state)(dense, activation=product.activation)
+
+    return apply(*arguments)
 
 
 def apply_mlp(mlp: Callable[[Array], Array], x: Array, implementation: ops.Name | None) -> Array:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import Literal
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CBSR, CSRGraph
+from jaxgnn.nn._dropout import Features as Features
+from jaxgnn.nn._dropout import dropout as dropout
+from jaxgnn.nn._options import at_least, checked_options, is_integer
 
 Activation = Literal["maxk", "relu"]
 KernelMode = Literal["auto", "maxk", "dense"]
-Features = Float[Array, "*batch nodes dim"] | CBSR
 
 
 class MaxK(nnx.Module):
@@ -29,7 +28,7 @@ class MaxK(nnx.Module):
       implementation: passed to the op.
 
     Raises:
-      ValueError: if ``k`` is not an int of at least 1.
+      ValueError: if ``k`` is not an int of at least 1, or another option not as above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -38,6 +37,7 @@ class MaxK(nnx.Module):
       [[0.0, 3.0, 0.0]]
     """
 
+    @checked_options()
     def __init__(
         self,
         k: int,
@@ -70,14 +70,14 @@ class MaxK(nnx.Module):
 def check_widths(where: str, *widths: int) -> None:
     """Raises ValueError unless every number of features is positive."""
     for width in widths:
-        if width < 1:
-            raise bad_input(where, "the number of features", "at least 1", width)
+        expected = at_least(1)(width)
+        if expected is not None:
+            raise bad_input(where, "the number of features", expected, repr(width))
 
 
 def check_kept(where: str, k: int, width: int | None = None) -> None:
     """Raises ValueError unless a row of ``width``, if that is known, may keep ``k`` entries."""
-    is_integer = isinstance(k, int | np.integer) and not isinstance(k, bool)
-    if not is_integer or k < 1 or (width is not None and k > width):
+    if not is_integer(k) or k < 1 or (width is not None and k > width):
         expected = "an int of at least 1" if width is None else f"an int in 1..{width}"
         raise bad_input(where, "k", expected, repr(k))
 
@@ -96,28 +96,13 @@ def make_activation(
     if activation not in ("maxk", "relu", None):
         raise bad_input(where, "activation", "'maxk', 'relu' or None", repr(activation))
     if activation != "maxk":
+        if k is not None:
+            check_kept(where, k)
         return None
     if k is None:
         raise bad_input(where, "k", "given for activation='maxk'", None)
     check_kept(where, k, width)
     return MaxK(k, implementation=implementation)
-
-
-@overload
-def dropout(x: Array, rate: float, rngs: nnx.Rngs | None) -> Array: ...
-@overload
-def dropout(x: Features, rate: float, rngs: nnx.Rngs | None) -> Features: ...
-def dropout(x: Features, rate: float, rngs: nnx.Rngs | None) -> Features:
-    """Zeroes entries with probability ``rate`` and scales the rest up; off if ``rngs`` is None.
-
-    On compressed rows it works on the kept entries, so a row keeps at most ``k``.
-    """
-    if rngs is None or rate == 0.0:
-        return x
-    values = x.values if isinstance(x, CBSR) else x
-    kept = jax.random.bernoulli(rngs.dropout(), 1.0 - rate, values.shape)
-    values = jnp.where(kept, values / (1.0 - rate), 0)
-    return CBSR(values, x.indices, x.dim) if isinstance(x, CBSR) else values
 
 
 def aggregate(

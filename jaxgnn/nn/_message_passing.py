@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import count, pairwise
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
 from jax import lax
@@ -18,9 +17,13 @@ from jaxtyping import Array, Float, Int
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
+from jaxgnn.nn._dropout import require_stream, training_rngs
 from jaxgnn.nn._linear import parameters
 from jaxgnn.nn._maxk import check_widths
 from jaxgnn.nn._node_updates import NodeUpdate
+from jaxgnn.nn._options import activation as known_activation
+from jaxgnn.nn._options import anything, checked_options, is_integer
+from jaxgnn.ops._eager import run_compiled
 
 # That ``recompute_every="auto"`` keeps at a time: two levels for steps of Sudoku networks.
 _MOST_STATES = 24
@@ -63,6 +66,7 @@ class EdgeMLP(nnx.Module):
       (2, 4)
     """
 
+    @checked_options(activation=known_activation)
     def __init__(
         self,
         features: int | tuple[int, int],
@@ -81,16 +85,13 @@ class EdgeMLP(nnx.Module):
         rngs: nnx.Rngs,
     ):
         name = type(self).__name__
-        ends = (features, features) if isinstance(features, int | np.integer) else tuple(features)
-        if len(ends) != 2:
+        is_pair = isinstance(features, Sequence) and len(features) == 2
+        ends = tuple(features) if is_pair else (features, features)
+        if isinstance(features, Sequence) and not is_pair:
             raise bad_input(name, "features", "a width or a pair of them", features)
-        if not widths:
+        if not isinstance(widths, Sequence) or not widths:
             raise bad_input(name, "widths", "of at least one layer", widths)
         check_widths(name, *ends, *widths)
-        if edge_features < 0:
-            raise bad_input(name, "edge_features", "at least 0", edge_features)
-        if not 0.0 <= edge_dropout < 1.0:
-            raise bad_input(name, "edge_dropout", "in [0, 1)", edge_dropout)
         if edge_dropout and reduce == "max":
             raise bad_input(name, "edge_dropout", "0 for reduce='max'", edge_dropout)
         options: dict[str, Any] = {"use_bias": use_bias, "dtype": dtype, "rngs": rngs}
@@ -101,6 +102,7 @@ class EdgeMLP(nnx.Module):
         self.reduce: ops.Reduce = reduce
         self.activation: ops.Activation | None = activation
         self.edge_dropout = edge_dropout
+        self.deterministic: bool | None = None
         self.dtype = dtype
         self.implementation = implementation
 
@@ -135,7 +137,9 @@ class EdgeMLP(nnx.Module):
         arrays = promote_dtype(arrays, dtype=self.dtype)
         first = len(ends) + 1
         layers = arrays[first : first + len(kernels)], arrays[first + len(kernels) :]
-        if self.edge_dropout and rngs is not None:
+        name, rate = type(self).__name__, self.edge_dropout
+        rngs = training_rngs(name, self.deterministic, rate, rngs)
+        if rngs is not None:
             weights = self._drop(graph, weights, ends[0].shape[:-2], rngs)
         return ops.edge_mlp_aggregate(
             graph,
@@ -154,6 +158,12 @@ class EdgeMLP(nnx.Module):
         weights = graph.weights if weights is None else weights
         weights = jnp.ones((), jnp.float32) if weights is None else weights
         return jnp.where(mask, weights / kept, 0)
+
+
+def _update(value: Any) -> str | None:
+    """What has the methods of a ``NodeUpdate``."""
+    methods = (getattr(value, name, None) for name in ("start", "features", "__call__"))
+    return None if all(map(callable, methods)) else "a NodeUpdate"
 
 
 class MessagePassing(nnx.Module):
@@ -197,6 +207,7 @@ class MessagePassing(nnx.Module):
       (5, 2, 3)
     """
 
+    @checked_options(update=_update, num_steps=anything)
     def __init__(
         self,
         messages: Callable[..., Array],
@@ -240,7 +251,8 @@ class MessagePassing(nnx.Module):
           warm_up: how many more steps to run in front of these, which may be a traced number. They
             have no readout, and no gradient passes them: training then sees states as late as
             those of a longer run, at the cost of their forward pass.
-          readout: a module or function of the features behind each step.
+          readout: a module or function of the features behind each step. Outside of ``jit`` a
+            function that is made anew for each call is compiled for each call.
           rngs: a ``dropout`` stream in training, of which each step gets a key of its own.
 
         Returns:
@@ -253,44 +265,61 @@ class MessagePassing(nnx.Module):
         """
         steps = self.num_steps if num_steps is None else num_steps
         _require_positive(type(self).__name__, "num_steps", steps)
+        if rngs is not None:
+            require_stream(type(self).__name__, rngs)
         # Inside of the scan they are copies, made of arrays alone: the modules and their variables
         # may belong to an outer trace, which a step could not change.
         graphdef, modules = nnx.split((self.messages, self.update, readout))
-        modules = nnx.to_pure_dict(modules)
-
-        arrays = modules, edge_features, inputs, weights
-
-        def run_step(arrays, state, key):
-            modules, edge_features, inputs, weights = arrays
-            messages, update, readout = copies = nnx.merge(graphdef, modules)
-            drawn = _drawn(copies)
-            step_rngs = None if key is None else nnx.Rngs(dropout=key)
-            arrived = messages(
-                graph, update.features(state), edge_features, weights=weights, rngs=step_rngs
-            )
-            state = update(state, arrived, inputs, rngs=step_rngs)
-            output = None if readout is None else readout(update.features(state))
-            _require_same(drawn, _drawn(copies))
-            return state, output
-
-        state = self.update.start(h)
-        if warm_up is not None:
-            key = None if rngs is None else rngs.dropout()
-            state = _warmed_up(run_step, arrays, state, key, warm_up)
-
-        def step(state, key):
-            return run_step(arrays, state, key)
-
+        arrays = nnx.to_pure_dict(modules), edge_features, inputs, weights
+        draws = warm_up is not None and rngs is not None
+        warm_up_key = rngs.dropout() if draws else None
         keys = None if rngs is None else jax.random.split(rngs.dropout(), steps)
-        if self.recompute_every is None:
-            state, outputs = _scan(step, state, keys, steps)
-        else:
-            # Nothing is merged across the steps of a scan, so nothing needs to be kept from it.
-            step = nnx.remat(step, prevent_cse=False)
-            spans = _spans(steps, self.recompute_every)
-            state, outputs = _scan_segments(step, state, keys, steps, spans)
+        state, outputs = run_compiled(
+            _run_steps,
+            _Steps(graphdef, int(steps), self.recompute_every),
+            (graph, arrays, self.update.start(h), warm_up, warm_up_key, keys),
+        )
         h = self.update.features(state)
         return h if readout is None else (h, outputs)
+
+
+class _Steps(NamedTuple):
+    """What is static of the steps: their modules' structure, and how many there are."""
+
+    graphdef: Any
+    number: int
+    recompute_every: int | Literal["auto"] | None
+
+
+def _run_steps(steps: _Steps, arguments: tuple[Any, ...]) -> tuple[Any, Any]:
+    """The state behind the last step, and what the readout made of each."""
+    graph, arrays, state, warm_up, warm_up_key, keys = arguments
+
+    def run_step(arrays, state, key):
+        modules, edge_features, inputs, weights = arrays
+        messages, update, readout = copies = nnx.merge(steps.graphdef, modules)
+        drawn = _drawn(copies)
+        step_rngs = None if key is None else nnx.Rngs(dropout=key)
+        arrived = messages(
+            graph, update.features(state), edge_features, weights=weights, rngs=step_rngs
+        )
+        state = update(state, arrived, inputs, rngs=step_rngs)
+        output = None if readout is None else readout(update.features(state))
+        _require_same(drawn, _drawn(copies))
+        return state, output
+
+    if warm_up is not None:
+        state = _warmed_up(run_step, arrays, state, warm_up_key, warm_up)
+
+    def step(state, key):
+        return run_step(arrays, state, key)
+
+    if steps.recompute_every is None:
+        return _scan(step, state, keys, steps.number)
+    # Nothing is merged across the steps of a scan, so nothing needs to be kept from it.
+    step = nnx.remat(step, prevent_cse=False)
+    spans = _spans(steps.number, steps.recompute_every)
+    return _scan_segments(step, state, keys, steps.number, spans)
 
 
 def _drawn(modules: Any) -> list[Array]:
@@ -358,6 +387,5 @@ def _scan_segments(
 
 
 def _require_positive(where: str, argument: str, number: Any) -> None:
-    is_integer = isinstance(number, int | np.integer) and not isinstance(number, bool)
-    if not is_integer or number < 1:
+    if not is_integer(number) or number < 1:
         raise bad_input(where, argument, "an int of at least 1", repr(number))

@@ -17,6 +17,8 @@ from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.nn._linear import FusedLinear, FusedMLP
 from jaxgnn.nn._maxk import check_widths
+from jaxgnn.nn._options import activation as known_activation
+from jaxgnn.nn._options import checked_options
 
 
 class NodeUpdate[State](nnx.Module):
@@ -71,7 +73,7 @@ class MLPUpdate(NodeUpdate[Array]):
       rngs: for the initial parameters.
 
     Raises:
-      ValueError: if a width is not positive.
+      ValueError: if a width is not positive, or an option not as above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -82,6 +84,7 @@ class MLPUpdate(NodeUpdate[Array]):
       (3, 8)
     """
 
+    @checked_options(activation=known_activation)
     def __init__(
         self,
         features: int,
@@ -180,7 +183,7 @@ class GRUUpdate(_CellUpdate[Array]):
       rngs: for the initial parameters.
 
     Raises:
-      ValueError: if a width is not positive.
+      ValueError: if a width is not positive, or an option not as above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -191,6 +194,7 @@ class GRUUpdate(_CellUpdate[Array]):
       (3, 8)
     """
 
+    @checked_options(activation=known_activation)
     def __init__(
         self,
         features: int,
@@ -207,7 +211,8 @@ class GRUUpdate(_CellUpdate[Array]):
         own: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         options = own | {"activation": activation, "implementation": implementation}
         super().__init__(features, message_features, mlp_features, input_features, options)
-        self.cell = nnx.GRUCell(self.cell_features, features, **own)
+        functions = {"gate_fn": _gate, "activation_fn": _tanh}
+        self.cell = nnx.GRUCell(self.cell_features, features, **functions, **own)
 
     def start(self, h: Float[Array, "*batch nodes d"]) -> Array:
         """``h`` itself."""
@@ -228,6 +233,15 @@ class GRUUpdate(_CellUpdate[Array]):
         """See ``NodeUpdate``; there is no dropout."""
         h, x = promote_dtype((state, self._read(messages, inputs)), dtype=self.dtype)
         return self.cell(h, x)[0].astype(state.dtype)
+
+
+# Of this module, by whose names they are pickled; JAX's own can not be.
+def _gate(z: Array) -> Array:
+    return jax.nn.sigmoid(z)
+
+
+def _tanh(z: Array) -> Array:
+    return jnp.tanh(z)
 
 
 class LSTMState(NamedTuple):
@@ -266,7 +280,7 @@ class LSTMUpdate(_CellUpdate[LSTMState]):
       rngs: for the initial parameters.
 
     Raises:
-      ValueError: if a width is not positive.
+      ValueError: if a width is not positive, or an option not as above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -278,6 +292,7 @@ class LSTMUpdate(_CellUpdate[LSTMState]):
       (3, 8)
     """
 
+    @checked_options(activation=known_activation)
     def __init__(
         self,
         features: int,

@@ -15,11 +15,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxgnn import ops
-from jaxgnn._errors import bad_input
 from jaxgnn.graph import Incidence
+from jaxgnn.nn._dropout import dropout, training_rngs
 from jaxgnn.nn._hypergraph import (
-    check_dropout_rate,
-    check_heads,
     check_hypergraph,
     hyperedge_means,
     join_heads,
@@ -29,13 +27,15 @@ from jaxgnn.nn._hypergraph import (
     scaled_sums,
     split_heads,
 )
-from jaxgnn.nn._maxk import check_widths, dropout
+from jaxgnn.nn._maxk import check_widths
+from jaxgnn.nn._options import checked_options
 from jaxgnn.ops._attention import edge_scores, row_scores, row_softmax, weighted_sums
 
 
 class _UniConv(nnx.Module):
     """What the layers share: one linear map W with its bias."""
 
+    @checked_options()
     def __init__(
         self,
         in_features: int,
@@ -72,7 +72,7 @@ class UniGCNConv(_UniConv):
       rngs: for the initial parameters.
 
     Raises:
-      ValueError: if a width is not positive.
+      ValueError: if an option is not as above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -128,6 +128,7 @@ class UniSAGEConv(_UniConv):
       (4, 16)
     """
 
+    @checked_options()
     def __init__(
         self,
         in_features: int,
@@ -140,9 +141,6 @@ class UniSAGEConv(_UniConv):
         implementation: ops.Name | None = None,
         rngs: nnx.Rngs,
     ):
-        if aggregation not in ("sum", "mean"):
-            expected = "'sum' or 'mean'"
-            raise bad_input("UniSAGEConv", "aggregation", expected, repr(aggregation))
         super().__init__(
             in_features,
             out_features,
@@ -183,7 +181,7 @@ class UniGINConv(_UniConv):
       rngs: for the initial parameters.
 
     Raises:
-      ValueError: if a width is not positive.
+      ValueError: if an option is not as above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -261,6 +259,7 @@ class UniGATConv(nnx.Module):
       (4, 32)
     """
 
+    @checked_options()
     def __init__(
         self,
         in_features: int,
@@ -278,8 +277,6 @@ class UniGATConv(nnx.Module):
     ):
         name = type(self).__name__
         check_widths(name, in_features, out_features)
-        check_heads(name, heads)
-        check_dropout_rate(name, dropout)
         width = heads * out_features
         options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         self.linear = nnx.Linear(in_features, width, use_bias=False, **options)
@@ -291,6 +288,7 @@ class UniGATConv(nnx.Module):
         self.concat = concat
         self.negative_slope = negative_slope
         self.dropout = dropout
+        self.deterministic: bool | None = None
         self.implementation = implementation
 
     def __call__(
@@ -317,6 +315,7 @@ class UniGATConv(nnx.Module):
         ends = row_scores(nodes, of_node), row_scores(hyperedges, of_hyperedge)
         scores = edge_scores(by_node, *ends, self.implementation)
         scores = jax.nn.leaky_relu(scores, self.negative_slope)
+        rngs = training_rngs(type(self).__name__, self.deterministic, self.dropout, rngs)
         alpha = dropout(row_softmax(by_node, scores, self.implementation), self.dropout, rngs)
         y = weighted_sums(by_node, alpha, hyperedges, self.implementation)
         y = join_heads(y) if self.concat else jnp.mean(y, axis=-3)

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops import _dispatch as dispatch
+from jaxgnn.ops._eager import run_compiled
 from jaxgnn.ops.reference._dtypes import accumulation_dtype
 from jaxgnn.ops.segment_softmax import segment_softmax
 from jaxgnn.ops.spmm import sddmm, spmm
@@ -21,6 +22,11 @@ def row_scores(
     values: Float[Array, "*batch heads rows dim"], vectors: Float[Array, "heads dim"]
 ) -> Float[Array, "*batch heads rows"]:
     """The inner product of each row with its head's vector, in the accumulation dtype."""
+    return run_compiled(_row_scores, None, (values, vectors))
+
+
+def _row_scores(static: None, arguments: tuple[Array, Array]) -> Array:
+    values, vectors = arguments
     dtype = accumulation_dtype(values.dtype)
     return jnp.einsum("...hnf,hf->...hn", values.astype(dtype), vectors.astype(dtype))
 

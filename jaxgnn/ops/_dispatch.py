@@ -25,6 +25,7 @@ from jaxgnn.graph import CSRGraph
 from jaxgnn.graph._arrays import empty_like
 from jaxgnn.graph._arrays import match_varying as match_varying
 from jaxgnn.ops import _verify
+from jaxgnn.ops._eager import runs_now
 from jaxgnn.ops._one_platform import on_a_gpu
 
 Name = Literal["xla", "pallas", "ffi"]
@@ -95,7 +96,7 @@ def _always(*args: Any, **options: Any) -> None:
     """Supports everything, and says nothing else of it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Implementation:
     """One way to run a kernel.
 
@@ -235,7 +236,7 @@ _PREFERENCE: Mapping[Platform, tuple[Name, ...]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Kernel:
     """A named computation and the table of its implementations.
 
@@ -260,13 +261,18 @@ class Kernel:
             reason = self.why_not(implementation, here, *args, **options)
             if reason is not None:
                 raise NotImplementedError(f"{self.name}[{implementation}]: {reason}")
-            return self._bind(implementation, here, options)(*args)
+            run = _compiled_once(_Choice(self._call(implementation, here, options)))
+            return self._verified(implementation, run, options)(*args)
         chosen = {p: self.choose(p, *args, **options) for p in get_args(Platform)}
-        branches = {p: self._bind(n, p, options) for p, n in chosen.items() if n != "xla"}
-        fallback = self._bind("xla", here, options)
-        if not branches:
-            return fallback(*args)
-        return _platform_dependent(fallback, branches, args)
+        named = {p: name for p, name in chosen.items() if name != "xla"}
+        if runs_now():  # by the platform that the arrays are on
+            branches = tuple((p, n, self._call(n, p, options)) for p, n in named.items())
+            run = _compiled_once(_Choice(self._call("xla", here, options), branches))
+            return self._verified(chosen[here], run, options)(*args)
+        fallback = self._branch("xla", here, options)
+        return _platform_dependent(
+            fallback, {p: self._branch(n, p, options) for p, n in named.items()}, args
+        )
 
     def choose(self, platform: Platform, *args: Any, **options: Any) -> Name:
         """The implementation that ``None`` takes on ``platform`` for these arguments."""
@@ -307,25 +313,65 @@ class Kernel:
             return reason
         return self.implementations[name].unsupported(platform, *args, **options)
 
-    def _bind(
+    def _branch(
         self, name: Name, platform: Platform, options: Mapping[str, Any]
     ) -> Callable[..., Any]:
-        label = f"{self.name}[{name}]"
-        run = functools.partial(self.implementations[name].runs[platform], **options)
-        if name == "pallas":
-            run = on_a_gpu(run)
-        if name != "xla" and _verify.setting().mode != "off":
-            # The formula as it stands, on every platform.
-            exact = {**options, "precision": "highest"} if "precision" in options else options
-            reference = functools.partial(self.implementations["xla"].runs["cpu"], **exact)
-            known = functools.partial(self.implementations[name].tolerance, **options)
-            run = _verify.checked(label, run, reference, known, _most_edges)
+        branch = _branch_of(name, self._call(name, platform, options))
+        return self._verified(name, branch, options)
 
-        def bound(*args):
-            with jax.named_scope(label):
-                return run(*args)
+    def _call(self, name: Name, platform: Platform, options: Mapping[str, Any]) -> _Call:
+        run = self.implementations[name].runs[platform]
+        return _Call(f"{self.name}[{name}]", run, tuple(sorted(options.items())))
 
-        return bound
+    def _verified(
+        self, name: Name, run: Callable[..., Any], options: Mapping[str, Any]
+    ) -> Callable[..., Any]:
+        if name == "xla" or _verify.setting().mode == "off":
+            return run
+        # The formula as it stands, on every platform.
+        exact = {**options, "precision": "highest"} if "precision" in options else options
+        reference = _compiled_once(_Choice(self._call("xla", "cpu", exact)))
+        known = functools.partial(self.implementations[name].tolerance, **options)
+        return _verify.checked(f"{self.name}[{name}]", run, reference, known, _most_edges)
+
+
+class _Call(NamedTuple):
+    """What is static of a kernel's call: the same for equal calls, and without any array."""
+
+    label: str
+    run: Callable[..., Any]
+    options: tuple[tuple[str, Any], ...]
+
+
+class _Choice(NamedTuple):
+    """What runs a kernel: one call, or another one on each platform that has a branch."""
+
+    fallback: _Call
+    branches: tuple[tuple[Platform, Name, _Call], ...] = ()
+
+
+def _compiled_once(choice: _Choice) -> Callable[..., Any]:
+    """What runs ``choice``, which outside of ``jit`` is one program for equal choices."""
+    return functools.partial(_run_compiled if runs_now() else _run_choice, choice)
+
+
+def _run_choice(choice: _Choice, *args: Any) -> Any:
+    branches = {platform: _branch_of(name, call) for platform, name, call in choice.branches}
+    return _platform_dependent(functools.partial(_run, choice.fallback), branches, args)
+
+
+_run_compiled = jax.jit(_run_choice, static_argnums=0)
+
+
+def _branch_of(name: Name, call: _Call) -> Callable[..., Any]:
+    """``call`` for the branch of one platform, in a program that may be lowered for others too."""
+    run = functools.partial(_run, call)
+    return on_a_gpu(run) if name == "pallas" else run
+
+
+def _run(call: _Call, *args: Any) -> Any:
+    with jax.named_scope(call.label):
+        return call.run(*args, **dict(call.options))
 
 
 def _platform_dependent(
@@ -336,6 +382,8 @@ def _platform_dependent(
     What all branches return varies over a mesh as the operands do: of no edges, say, the result of
     the reference is zeros, which depend on no operand.
     """
+    if not branches:
+        return fallback(*args)
     leaves, structure = jax.tree.flatten(args)
     operands = [leaf for leaf in leaves if 0 not in leaf.shape]
     kinds = [jax.typeof(leaf) for leaf in leaves]

@@ -20,6 +20,8 @@ from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array
 
+from jaxgnn.graph import is_concrete
+from jaxgnn.ops._eager import runs_now
 from jaxgnn.ops.reference._edge_reduce import EdgeOperands
 
 
@@ -39,11 +41,13 @@ def folded_by_vmap(name: str, function: Callable[..., Array]) -> Callable[..., A
         *static, structure, operands = arguments
         leaves, tree = jax.tree.flatten((structure, operands))
         run = partial(_of_leaves, partial(function, *static), tree)
+        if runs_now() and is_concrete(*leaves):
+            return run(*leaves)[0]
         jaxpr = jax.make_jaxpr(run)(*leaves)
         return primitive.bind(*leaves, jaxpr=jaxpr, run=run, again=partial(call, *static))[0]
 
     primitive.def_abstract_eval(_result)
-    primitive.def_impl(_evaluate)
+    primitive.def_impl(_evaluate_now)
     mlir.register_lowering(primitive, mlir.lower_fun(_evaluate, multiple_results=True))
     ad.primitive_jvps[primitive] = _push_forward
     batching.primitive_batchers[primitive] = _map
@@ -63,6 +67,12 @@ def _result(*avals, jaxpr, **others):
 def _evaluate(*leaves, jaxpr, **others):
     del others
     return jaxpr_as_fun(jaxpr)(*leaves)
+
+
+def _evaluate_now(*leaves, run, **others):
+    # Not by the jaxpr, which is another one at each call, and so would be its programs.
+    del others
+    return run(*leaves)
 
 
 def _push_forward(leaves, tangents, *, run, **others):

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 from jaxgnn.graph import CSRGraph, Incidence, Normalization
 from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops._attention import edge_scores, row_softmax, weighted_sums
+from jaxgnn.ops._eager import run_compiled
 from jaxgnn.ops.reference._activations import Name as Activation
 from jaxgnn.ops.reference._dtypes import accumulation_dtype
 from jaxgnn.ops.reference.fused_linear import Precision, behind_barrier
@@ -242,6 +243,10 @@ def _multiplicities(arrays: Arrays, dense):
 
 def _product(subscripts: str, *operands: Array) -> Array:
     """A small sum of products, which never has fewer bits than its operands."""
+    return run_compiled(_einsum, subscripts, operands)
+
+
+def _einsum(subscripts: str, operands: tuple[Array, ...]) -> Array:
     return jnp.einsum(subscripts, *operands, precision=lax.Precision.HIGHEST)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Literal
+
+from jaxgnn.ops._checks import check_choice
+from jaxgnn.ops._mhc_checks import check_iterations, check_number
 
 Preset = Literal["paper", "seed", "tilekernels", "liger"]
 
@@ -25,6 +27,9 @@ class MHCConvention:
       last: what ``sinkhorn`` normalises last, whose sums are exact: ``"rows"`` or ``"columns"``.
       transposed: whether streams are mixed by ``h_resᵀ x`` instead of ``h_res x``.
 
+    Raises:
+      ValueError: if a constant is not as above, or negative.
+
     Example:
       >>> from jaxgnn import ops
       >>> ops.MHC_PRESETS["tilekernels"].sinkhorn
@@ -38,6 +43,14 @@ class MHCConvention:
     eps: float = 1e-6
     last: Literal["rows", "columns"] = "rows"
     transposed: bool = False
+
+    def __post_init__(self):
+        name = "MHCConvention"
+        for constant in ("norm_eps", "pre_eps", "post_scale", "eps"):
+            check_number(name, constant, getattr(self, constant))
+        check_iterations(name, self.iterations)
+        check_choice(name, "last", self.last, "rows", "columns")
+        check_choice(name, "transposed", self.transposed, True, False)
 
     @property
     def pre(self) -> dict[str, Any]:
@@ -59,7 +72,26 @@ class MHCConvention:
         return {"transposed": self.transposed}
 
 
-MHC_PRESETS: Mapping[Preset, MHCConvention] = MappingProxyType(
+class _Presets(Mapping[Preset, MHCConvention]):
+    """A mapping that no one can change, and that can be copied and pickled."""
+
+    def __init__(self, conventions: dict[Preset, MHCConvention]):
+        self._conventions = dict(conventions)
+
+    def __getitem__(self, name: Preset) -> MHCConvention:
+        return self._conventions[name]
+
+    def __iter__(self) -> Iterator[Preset]:
+        return iter(self._conventions)
+
+    def __len__(self) -> int:
+        return len(self._conventions)
+
+    def __repr__(self) -> str:
+        return repr(self._conventions)
+
+
+MHC_PRESETS: Mapping[Preset, MHCConvention] = _Presets(
     {
         # https://arxiv.org/abs/2512.24880: columns, then rows; eps of the norm from its table 5.
         "paper": MHCConvention(norm_eps=1e-20, pre_eps=0.0, eps=0.0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,6 @@ class SudokuSolver:
 
     def __init__(self, model: nnx.Module):
         self._graphdef, self._state = nnx.split(model)
-        self._compiled = jax.jit(_answers, static_argnames=("graphdef", "steps"))
 
     def solve(
         self, puzzle: str | os.PathLike[str] | np.ndarray, *, steps: int = 64
@@ -92,7 +92,7 @@ class SudokuSolver:
         board = puzzle if isinstance(puzzle, np.ndarray) else sudoku.load(puzzle)
         sudoku.check_unique(board)
         board = np.array(board, np.int8)  # kept in the answer, so not the caller's
-        boards = self._compiled(self._graphdef, self._state, jnp.asarray(board), steps=steps)
+        boards = _answers(self._graphdef, self._state, jnp.asarray(board), steps=steps)
         boards = np.asarray(boards, np.int8)
         conflicts = tuple(sudoku.conflicts(boards[-1]))
         differs = np.flatnonzero((boards != boards[-1]).any(axis=-1))
@@ -119,6 +119,8 @@ def sudoku_solver(weights: str | os.PathLike[str] | None = None) -> SudokuSolver
     return SudokuSolver(load_weights(sudoku_weights() if weights is None else weights))
 
 
+# Of the module: an attribute that is compiled could not be pickled.
+@partial(jax.jit, static_argnames=("graphdef", "steps"))
 def _answers(graphdef: nnx.GraphDef, state: Any, puzzle: jax.Array, *, steps: int) -> jax.Array:
     """Digits behind every step, [steps, 81], with the givens in their places."""
     model: Any = nnx.merge(graphdef, state)

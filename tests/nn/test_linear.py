@@ -86,9 +86,11 @@ def test_a_checkpoint_of_one_is_read_by_the_other(kind):
 def test_a_converted_layer_computes_the_same_and_shares_its_parameters(kind, options):
     plain = PLAIN[kind](**options)
     fused = CONVERT[kind](plain)
-    _assert_same(fused(X), plain(X))
+    # As programs, of which the op is one by itself: what is fused rounds less.
+    run = nnx.jit(lambda layer: layer(X))
+    _assert_same(run(fused), run(plain))
     nnx.update(plain, jax.tree.map(lambda p: 2 * p, nnx.state(plain)))
-    _assert_same(fused(X), plain(X))
+    _assert_same(run(fused), run(plain))
 
 
 @pytest.mark.parametrize("kind", PLAIN)
@@ -143,7 +145,7 @@ BAD = {
     ),
     "activation": (
         lambda: FUSED["linear"](activation="tanh")(X),
-        ["fused_linear: activation", "'tanh'"],
+        ["FusedLinear: activation", "'tanh'"],
     ),
     "one width": (
         lambda: nn.FusedMLP([8], activation=None, rngs=nnx.Rngs(0)),

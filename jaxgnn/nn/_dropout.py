@@ -1,0 +1,101 @@
+"""Dropout: of which numbers, in which mode, and by which stream of random numbers."""
+
+from __future__ import annotations
+
+from typing import Any, overload
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from jaxgnn._errors import bad_input
+from jaxgnn.graph import CBSR
+
+Features = Float[Array, "*batch nodes dim"] | CBSR
+
+
+class Dropout(nnx.Module):
+    """Dropout inside of a larger module.
+
+    Layers with dropout have its attribute too, and mean the same by it.
+
+    Args:
+      rate: the probability of zeroing an entry.
+      where: what errors name.
+
+    Attributes:
+      deterministic: None to drop entries when a call has ``rngs``; False, which ``train()`` sets,
+        to want them; True, which ``eval()`` sets, to drop nothing.
+    """
+
+    def __init__(self, rate: float, where: str):
+        self.rate = rate
+        self.where = where
+        self.deterministic: bool | None = None
+
+    def __call__(self, x: Array, rngs: nnx.Rngs | None) -> Array:
+        """``x``, some entries of it zero in training and the others scaled up."""
+        return dropout(x, self.rate, training_rngs(self.where, self.deterministic, self.rate, rngs))
+
+
+def training_rngs(
+    where: str, deterministic: bool | None, rate: float, rngs: Any
+) -> nnx.Rngs | None:
+    """The random numbers of a layer's dropout; None if it drops nothing.
+
+    Args:
+      where: what errors name.
+      deterministic: the attribute of the layer, see ``Dropout``.
+      rate: of dropout.
+      rngs: of the call.
+
+    Raises:
+      ValueError: if ``rngs`` are not an ``nnx.Rngs``, if they have no stream for dropout, or if
+        there are none in the mode that ``train()`` sets.
+    """
+    if rngs is not None:
+        require_stream(where, rngs, is_drawn_from=rate > 0 and not deterministic)
+    if rate == 0 or deterministic:
+        return None
+    if rngs is None and deterministic is False:
+        expected = "an nnx.Rngs with a dropout stream, such as nnx.Rngs(dropout=0), behind train()"
+        raise bad_input(where, "rngs", f"{expected}; eval() turns dropout off", None)
+    return rngs
+
+
+def require_stream(where: str, rngs: Any, *, is_drawn_from: bool = True) -> nnx.Rngs:
+    """The ``rngs`` of a call.
+
+    Raises:
+      ValueError: if they are something else, or are drawn from and have no stream for dropout.
+    """
+    if not isinstance(rngs, nnx.Rngs):
+        expected = "None or an nnx.Rngs with a dropout stream, such as nnx.Rngs(dropout=key)"
+        raise bad_input(where, "rngs", expected, _shown(rngs))
+    if is_drawn_from and not {"dropout", "default"} & set(rngs):
+        expected = "an nnx.Rngs with a stream dropout, or default"
+        raise bad_input(where, "rngs", expected, f"streams {', '.join(rngs) or 'none'}")
+    return rngs
+
+
+@overload
+def dropout(x: Array, rate: float, rngs: nnx.Rngs | None) -> Array: ...
+@overload
+def dropout(x: Features, rate: float, rngs: nnx.Rngs | None) -> Features: ...
+def dropout(x: Features, rate: float, rngs: nnx.Rngs | None) -> Features:
+    """Zeroes entries with probability ``rate`` and scales the rest up; off if ``rngs`` is None.
+
+    On compressed rows it works on the kept entries, so a row keeps at most ``k``.
+    """
+    if rngs is None or rate == 0.0:
+        return x
+    values = x.values if isinstance(x, CBSR) else x
+    kept = jax.random.bernoulli(rngs.dropout(), 1.0 - rate, values.shape)
+    values = jnp.where(kept, values / (1.0 - rate), 0)
+    return CBSR(values, x.indices, x.dim) if isinstance(x, CBSR) else values
+
+
+def _shown(rngs: Any) -> str:
+    is_key = isinstance(rngs, jax.Array) and jnp.issubdtype(rngs.dtype, jax.dtypes.prng_key)
+    return "a random key" if is_key else type(rngs).__name__

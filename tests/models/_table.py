@@ -1,0 +1,36 @@
+"""Every public model, made small: how, and what it is called with."""
+
+import jax.numpy as jnp
+
+from jaxgnn import models
+from tests.nn._table import GRAPH, HYPERGRAPH, Case, X, case
+
+TOKENS = jnp.arange(6).reshape(1, 6)
+PUZZLE = jnp.zeros((1, 16), jnp.int32).at[0, 3].set(2)
+
+
+_STEPS = {"features": 4, "num_steps": 2}
+
+MODELS: dict[str, Case] = {
+    "CandidateNetwork": case(models.CandidateNetwork, (), PUZZLE, **_STEPS),
+    "CausalLM": case(models.CausalLM, (9, 8), TOKENS, num_layers=1, num_heads=2),
+    "EquivariantRelationalNetwork": case(
+        models.EquivariantRelationalNetwork, (), PUZZLE, **_STEPS, edge_dropout=0.5, drops=True
+    ),
+    "ExpertGraphLM": case(
+        models.ExpertGraphLM, (9, 8), TOKENS, num_layers=1, num_heads=2, num_experts=3
+    ),
+    "HypergraphGNN": case(models.HypergraphGNN, (8, 6, 3), HYPERGRAPH, X, drops=True),
+    "MaxKGNN": case(models.MaxKGNN, (8, 6, 3), GRAPH, X, num_layers=2, k=2, drops=True),
+    "RecurrentRelationalNetwork": case(
+        models.RecurrentRelationalNetwork,
+        (),
+        PUZZLE,
+        **_STEPS,
+        box=2,
+        embedding_features=3,
+        edge_dropout=0.5,
+        drops=True,
+    ),
+    "SudokuGNN": case(models.SudokuGNN, (), PUZZLE, **_STEPS, box=2, drops=True),
+}

@@ -1,0 +1,130 @@
+"""What no layer and no model takes, by the names of options."""
+
+import inspect
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+_NO_WIDTHS = [0, -1, 2.0, "8", True]
+_NO_NUMBERS = [0, 1.5, "2", True]
+_NO_FLAGS = ["yes", 1, None]
+_NO_NAMES = ["none", 1]
+
+BAD = {
+    "activation": ["rellu", 3],
+    "aggregation": _NO_NAMES,
+    "alpha": ["0", jnp.nan],
+    "alpha_init": ["0", jnp.inf],
+    "attention_mode": _NO_NAMES,
+    "beta": [None, jnp.nan],
+    "bias_init": ["zeros"],
+    "box": [1, 3.0, "3"],
+    "by": _NO_NAMES,
+    "combiner": ["mean"],
+    "concat": _NO_FLAGS,
+    "convention": ["peper", 3, []],
+    "coupler_layers": _NO_NUMBERS,
+    "coupling": [*_NO_NAMES, []],
+    "dropout": [-0.1, 1.0, jnp.nan, "0.5", None],
+    "dtype": ["flot32", jnp.int32, 3],
+    "dynamic": _NO_FLAGS,
+    "early_stop": [-1, 1.5, "4"],
+    "edge_dropout": [-0.1, 1.0, "0.5"],
+    "edge_features": [-1, 1.5, "2"],
+    "embedding_features": _NO_WIDTHS,
+    "features": _NO_WIDTHS,
+    "features_argument": [-1, 0.0],
+    "gradient": _NO_NAMES,
+    "group_sizes": [[-1, 2], [1.5], 3],
+    "heads": _NO_NUMBERS,
+    "hidden_features": _NO_WIDTHS,
+    "hyper_connections": _NO_NUMBERS,
+    "identity": [1.0, "0.9", jnp.nan],
+    "implementation": ["cuda", 1],
+    "in_features": _NO_WIDTHS,
+    "initial": [0.0, "1", jnp.nan],
+    "input_features": [-1, 1.5],
+    "k": [0, 2.5, "2", True],
+    "keep_outputs": _NO_FLAGS,
+    "kernel_init": [1.0],
+    "kernel_mode": _NO_NAMES,
+    "kind": ["cnn", 1, []],
+    "layer": [None, 3],
+    "layer_index": [1.5, "0"],
+    "layers": _NO_NUMBERS,
+    "message_features": _NO_WIDTHS,
+    "messages": [None, 3],
+    "mixing": _NO_NAMES,
+    "mlp": ["relu"],
+    "negative_slope": ["0.2", jnp.nan],
+    "norm": _NO_FLAGS,
+    "normalization": _NO_NAMES,
+    "num_experts": _NO_NUMBERS,
+    "num_heads": [0, 3, 2.0, "2"],
+    "num_hyperedges": [-1, 1.5, "2"],
+    "num_layers": _NO_NUMBERS,
+    "num_steps": _NO_NUMBERS,
+    "num_streams": _NO_NUMBERS,
+    "out_features": _NO_WIDTHS,
+    "param_dtype": ["flot32", jnp.int32],
+    "path": _NO_NAMES,
+    "precision": ["tf", 3],
+    "recompute_every": [0, "often", 1.5, True],
+    "reduce": ["min", 1],
+    "residual": _NO_FLAGS,
+    "rngs": [None, jax.random.key(0), 0],
+    "scan_layers": _NO_FLAGS,
+    "strategy": ["pairs", [{0, 99}]],
+    "update": [None, jnp.tanh],
+    "use_attention": _NO_FLAGS,
+    "use_bias": _NO_FLAGS,
+    "use_linear_bias": _NO_FLAGS,
+    "use_scale": _NO_FLAGS,
+    "vocabulary": _NO_WIDTHS,
+    "weighting": _NO_NAMES,
+    "widths": [[], [0], [2.5], 3],
+    "mlp_features": [[0], [2.5]],
+}
+# Options that mean something else in one layer than in others.
+OWN = {
+    ("FusedMLP", "features"): [[8], [8, 0], 8, [8, "4"]],
+    ("EdgeMLP", "features"): [0, 2.0, (8,), (8, 0), "8"],
+    ("MLPUpdate", "hidden_features"): [[0], [2.5]],
+    ("HyperStack", "layers"): [[], [nnx.Dropout(0.5)], 3],
+    ("CausalLM", "recompute_every"): [2],
+}
+
+
+def bad_options(name: str, module: type[nnx.Module]) -> Iterator:
+    """A parameter for each option of a module: its name, and values that it must not have."""
+    for option in inspect.signature(module.__init__).parameters.keys() - {"self"}:
+        values = OWN.get((name, option)) or BAD[option]
+        yield pytest.param(name, option, values, id=f"{name}-{option}")
+
+
+def assert_refused(make, option: str, values: list) -> None:
+    """Making the module names the option, or that it is a number of features."""
+    for value in values:
+        with pytest.raises(ValueError, match=r"^\w+(\.\w+)?: .* must be ") as error:
+            make(nnx.Rngs(0), **{option: value})
+        complaint = str(error.value)
+        assert any(name in complaint for name in _NAMES.get(option, (option,))), complaint
+
+
+_WIDTH = "the number of features"
+# What stands for an option in an error, where that is not its name.
+_NAMES = {
+    **{
+        option: (_WIDTH, option)
+        for option in ("features", "in_features", "out_features", "hidden_features", "widths")
+    },
+    **{option: (_WIDTH,) for option in ("message_features", "embedding_features", "vocabulary")},
+    "mlp_features": (_WIDTH,),
+    "num_layers": (_WIDTH, "num_layers"),
+    "hyper_connections": ("hyper_connections", "num_streams"),
+    "coupler_layers": ("layers",),
+    "strategy": ("strategy", "node_ids", "num_nodes"),
+}

@@ -1,0 +1,124 @@
+"""Every public layer, made small: how, and what it is called with."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxgnn import CSRGraph, Incidence, nn
+from jaxgnn.testing import random_array
+
+GRAPH = CSRGraph.from_edges([0, 1, 2, 0, 3], [1, 2, 2, 3, 0], 4)
+HYPERGRAPH = Incidence.from_hyperedges([{0, 1, 2}, {2, 3}], num_nodes=4)
+X = random_array((4, 8), "float32", seed=0)
+EXPERTS = random_array((3, 4, 8), "float32", seed=1)
+STREAMS = random_array((3, 2, 8), "float32", seed=2)
+MESSAGES = random_array((4, 5), "float32", seed=3)
+
+
+class Case(NamedTuple):
+    """A layer and a call of it.
+
+    Attributes:
+      make: ``make(rngs, **options)``: the options override those that it has here.
+      args: of the call.
+      drops: whether it has dropout, and so takes ``rngs``.
+    """
+
+    make: Callable[..., nnx.Module]
+    args: tuple[Any, ...]
+    drops: bool = False
+
+
+def case(
+    layer: Callable[..., nnx.Module], sizes: tuple, *args: Any, drops: bool = False, **defaults: Any
+) -> Case:
+    """Of a layer that is made of options and perhaps ``rngs``."""
+    signature = inspect.signature(layer.__init__)  # that of the class is Flax's
+    _, *given = signature.bind_partial(None, *sizes, **defaults).arguments.items()
+
+    def make(rngs: nnx.Rngs, /, **options: Any) -> nnx.Module:
+        of_rngs = {"rngs": rngs} if "rngs" in signature.parameters else {}
+        return layer(**(dict(given) | of_rngs | options))
+
+    return Case(make, args, drops)
+
+
+def _message_passing(rngs: nnx.Rngs, /, **options: Any) -> nn.MessagePassing:
+    messages = nn.EdgeMLP(8, [6, 5], edge_dropout=0.5, rngs=rngs)
+    given = {"messages": messages, "update": nn.LSTMUpdate(8, 5, [6], rngs=rngs), "num_steps": 3}
+    return nn.MessagePassing(**(given | options))
+
+
+def _connection(rngs: nnx.Rngs, /, **options: Any) -> nn.HyperConnection:
+    given = {"layer": nnx.Linear(8, 8, rngs=rngs), "features": 8, "num_streams": 2, "rngs": rngs}
+    return nn.HyperConnection(**(given | options))
+
+
+def _stack(rngs: nnx.Rngs, /, **options: Any) -> nn.HyperStack:
+    given = {"layers": [_connection(rngs) for _ in range(3)]}
+    return nn.HyperStack(**(given | options))
+
+
+LAYERS: dict[str, Case] = {
+    "AllDeepSetsConv": case(nn.AllDeepSetsConv, (8, 6), HYPERGRAPH, X),
+    "AllSetTransformerConv": case(
+        nn.AllSetTransformerConv, (8, 6), HYPERGRAPH, X, heads=2, dropout=0.5, drops=True
+    ),
+    "EdgeMLP": case(nn.EdgeMLP, (8, [6, 5]), GRAPH, X, edge_dropout=0.5, drops=True),
+    "ExpertCombiner": case(nn.ExpertCombiner, (8,), EXPERTS),
+    "ExpertCoupler": case(nn.ExpertCoupler, (8, 4), EXPERTS),
+    "FusedLinear": case(nn.FusedLinear, (8, 6), X),
+    "FusedMLP": case(nn.FusedMLP, ([8, 6, 5],), X, activation="gelu"),
+    "GCNConv": case(nn.GCNConv, (8, 6), GRAPH, X, activation="relu", dropout=0.5, drops=True),
+    "GINConv": case(nn.GINConv, (8, 6), GRAPH, X, activation="maxk", k=2, dropout=0.5, drops=True),
+    "GRUUpdate": case(nn.GRUUpdate, (8, 5), X, MESSAGES),
+    "HGNNPlusConv": case(nn.HGNNPlusConv, (8, 6), HYPERGRAPH, X, group_sizes=[1, 1]),
+    "HNHNConv": case(nn.HNHNConv, (8, 6), HYPERGRAPH, X),
+    "HyperConnection": Case(_connection, (STREAMS,)),
+    "HyperGCNConv": case(nn.HyperGCNConv, (8, 6), HYPERGRAPH, X),
+    "HyperHead": case(nn.HyperHead, (8,), STREAMS, num_streams=2),
+    "HyperStack": Case(_stack, (STREAMS,)),
+    "HyperedgeWeights": case(nn.HyperedgeWeights, (3,)),
+    "HypergraphConv": case(
+        nn.HypergraphConv,
+        (8, 6),
+        HYPERGRAPH,
+        X,
+        None,
+        X[:2],
+        use_attention=True,
+        dropout=0.5,
+        drops=True,
+    ),
+    "LSTMUpdate": case(nn.LSTMUpdate, (8, 5, [6]), nn.LSTMState(X, X, jnp.array(False)), MESSAGES),
+    "MLPUpdate": case(nn.MLPUpdate, (8, 5, [6]), X, MESSAGES),
+    "MaxK": case(nn.MaxK, (3,), X),
+    "MessagePassing": Case(_message_passing, (GRAPH, X), drops=True),
+    "PairwiseExpertCoupler": case(nn.PairwiseExpertCoupler, (8, 4), EXPERTS),
+    "SAGEConv": case(
+        nn.SAGEConv, (8, 6), GRAPH, X, activation="maxk", k=2, dropout=0.5, drops=True
+    ),
+    "UniGATConv": case(nn.UniGATConv, (8, 6), HYPERGRAPH, X, heads=2, dropout=0.5, drops=True),
+    "UniGCNConv": case(nn.UniGCNConv, (8, 6), HYPERGRAPH, X),
+    "UniGINConv": case(nn.UniGINConv, (8, 6), HYPERGRAPH, X),
+    "UniSAGEConv": case(nn.UniSAGEConv, (8, 6), HYPERGRAPH, X),
+}
+
+
+def public_modules(package: Any) -> set[str]:
+    """Names of the modules that a package gives out, but for what is there to be derived from."""
+    return {
+        name
+        for name, value in vars(package).items()
+        if inspect.isclass(value) and issubclass(value, nnx.Module) and value is not nn.NodeUpdate
+    }
+
+
+def total(tree: Any) -> jax.Array:
+    """The sum of all floating arrays of a result."""
+    parts = [jnp.sum(y) for y in jax.tree.leaves(tree) if jnp.issubdtype(y.dtype, jnp.floating)]
+    return jnp.sum(jnp.stack(parts))

@@ -1,0 +1,156 @@
+"""What the library gives out can be pickled and copied: constants, records, graphs, modules."""
+
+import copy
+import dataclasses
+import inspect
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jaxgnn
+from jaxgnn import datasets, graph, models, nn, ops, pretrained, training
+from jaxgnn.datasets import sudoku
+from jaxgnn.graph._plan import make_plan
+from jaxgnn.ops._verify import Setting
+from tests.models._table import MODELS
+from tests.nn._table import GRAPH, HYPERGRAPH, LAYERS, X
+
+PACKAGES = (jaxgnn, graph, ops, nn, models, datasets, sudoku, training, pretrained)
+ROUTES = {"pickle": lambda value: pickle.loads(pickle.dumps(value)), "deepcopy": copy.deepcopy}
+
+
+def _public(package):
+    return {
+        f"{package.__name__}.{name}": value
+        for name, value in vars(package).items()
+        if not name.startswith("_") and not inspect.ismodule(value)
+    }
+
+
+# Constants, functions, classes, and names of types.
+GIVEN_OUT = {name: value for package in PACKAGES for name, value in _public(package).items()}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_whatever_has_a_public_name_is_pickled_and_copied(route):
+    for name, value in GIVEN_OUT.items():
+        made = ROUTES[route](value)
+        assert type(made) is type(value), name
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_presets_of_hyper_connections_are_the_same_and_can_not_be_changed(route):
+    presets = ROUTES[route](ops.MHC_PRESETS)
+    assert dict(presets) == dict(ops.MHC_PRESETS) and len(presets) == 4
+    for mapping in (presets, ops.MHC_PRESETS):
+        with pytest.raises(TypeError):
+            mapping["paper"] = ops.MHCConvention()
+
+
+def _edge_blocks():
+    plan = make_plan(np.asarray(GRAPH.indptr), np.asarray(GRAPH.indices), 4, edge_blocks=True)
+    return plan.edge_blocks[0]
+
+
+def _puzzles():
+    return sudoku.Puzzles(np.zeros((2, 81), np.int8), np.ones((2, 81), np.int8))
+
+
+_NODES = np.zeros(4, np.int32)
+
+# One of each record, by its class.
+RECORDS = {
+    graph.BlockShape: lambda: graph.BlockShape(8, 8, 64, 1, 1, (1,), "degree"),
+    graph.BlockTasks: lambda: _edge_blocks().tasks[0],
+    graph.CBSR: lambda: ops.maxk(X, 2),
+    graph.CSRGraph: lambda: GRAPH.normalized("sym"),
+    graph.EdgeBlocks: _edge_blocks,
+    graph.GraphPlan: GRAPH.made_plan,
+    graph.Incidence: lambda: HYPERGRAPH,
+    graph.IncidencePlan: HYPERGRAPH.made_plan,
+    graph.RowSchedule: lambda: GRAPH.made_plan().schedule,
+    ops.EdgeMLPParams: lambda: ops.EdgeMLPParams([X], [None]),
+    ops.MHCConvention: lambda: ops.MHCConvention(iterations=3),
+    ops.MaxK: lambda: ops.MaxK(3),
+    ops.VerificationError: lambda: ops.VerificationError("differs"),
+    Setting: lambda: Setting("strict", 0.1),
+    nn.LSTMState: lambda: nn.LSTMState(X, X, jnp.array(True)),
+    datasets.HypergraphDataset: datasets.digits_hypergraph,
+    datasets.NodeDataset: lambda: datasets.synthetic("tiny"),
+    datasets.SyntheticScale: lambda: next(iter(datasets.SCALES.values())),
+    datasets.TextDataset: datasets.pydoc_text,
+    sudoku.Conflict: lambda: sudoku.Conflict("row 3", 2, ((3, 1), (3, 5))),
+    sudoku.Difficulty: lambda: sudoku.Difficulty(_NODES, _NODES, _NODES),
+    sudoku.Puzzles: _puzzles,
+    sudoku.Symmetry: lambda: sudoku.random_symmetry(jax.random.key(0)),
+    training.Best: lambda: training.Best(3, {"accuracy": 0.5}),
+    training.FitResult: lambda: training.FitResult(
+        nn.GCNConv(8, 4, rngs=nnx.Rngs(0)), None, None, None, [{"loss": 0.5}], 0.1, None, True
+    ),
+    training.LoopConfig: lambda: training.LoopConfig(steps=3),
+    pretrained.SudokuAnswer: lambda: pretrained.SudokuAnswer(_NODES, _NODES, 1, 2, ()),
+}
+# A handle of what is elsewhere, and a base of other classes.
+NO_RECORDS = {training.RunFolder, nn.NodeUpdate}
+NO_RECORDS |= {pretrained.SudokuSolver}  # see below
+
+
+def test_the_tables_have_every_class():
+    classes = {value for value in GIVEN_OUT.values() if inspect.isclass(value)}
+    modules = {getattr(nn, name) for name in LAYERS} | {getattr(models, name) for name in MODELS}
+    assert classes | {Setting} == set(RECORDS) | modules | NO_RECORDS
+
+
+def _assert_same(made, value):
+    assert type(made) is type(value)
+    if isinstance(value, Exception):
+        assert str(made) == str(value)
+    elif isinstance(value, tuple) or dataclasses.is_dataclass(value):
+        parts = [v if isinstance(v, tuple) else _fields(v) for v in (made, value)]
+        leaves = [jax.tree.flatten(part) for part in parts]
+        assert leaves[0][1] == leaves[1][1]
+        jax.tree.map(np.testing.assert_array_equal, leaves[0][0], leaves[1][0])
+    else:
+        raise AssertionError(f"a comparison is missing: {value!r}")
+
+
+def _fields(record):
+    return {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
+def test_records_and_graphs_are_the_same_behind_it(record, route):
+    value = RECORDS[record]()
+    _assert_same(ROUTES[route](value), value)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("name", [*LAYERS, *MODELS])
+def test_layers_and_models_are_the_same_behind_it(name, route):
+    case = (LAYERS | MODELS)[name]
+    module = case.make(nnx.Rngs(0))
+    made = ROUTES[route](module)
+    (graphdef, state), (expected, values) = nnx.split(made), nnx.split(module)
+    assert graphdef == expected
+    jax.tree.map(np.testing.assert_array_equal, state, values)
+
+
+def test_a_graph_that_has_been_used_takes_what_is_known_of_it_along():
+    ops.spmm(GRAPH, X)
+    GRAPH.uniform_degrees()
+    made = pickle.loads(pickle.dumps(GRAPH))
+    np.testing.assert_array_equal(ops.spmm(made, X), ops.spmm(GRAPH, X))
+    assert made.uniform_degrees() == GRAPH.uniform_degrees()
+
+
+def test_a_solver_is_pickled():
+    model = MODELS["CandidateNetwork"].make(nnx.Rngs(0))
+    solver = pickle.loads(pickle.dumps(pretrained.SudokuSolver(model)))
+    puzzle = ".23456789456789123789123456214365897365897214897214365531642978642978531978531642"
+    answers = [s.solve(puzzle, steps=2) for s in (solver, pretrained.SudokuSolver(model))]
+    np.testing.assert_array_equal(answers[0].board, answers[1].board)
