@@ -55,6 +55,11 @@ HAS_GPU = import sys, jax; found = jax.default_backend(); \
   sys.exit(None if found == "gpu" else f"gpu-check: JAX of {sys.executable} runs on a {found}, not on \
   a GPU: name a Python whose JAX does with GPU_PYTHON=")
 
+# Each process of the tests takes memory when it needs it and keeps it, up to its own part of four
+# fifths of the GPU's, so that no other one runs out of what it was to have.
+GPU_MEMORY = XLA_PYTHON_CLIENT_PREALLOCATE=false \
+  XLA_PYTHON_CLIENT_MEM_FRACTION=$(shell awk 'BEGIN { printf "%.3f", 0.8 / $(GPU_JOBS) }')
+
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PACKAGES := python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 
@@ -97,7 +102,7 @@ gpu-check:
 	@$(GPU_PYTHON) -c '$(HAS_GPU)'
 	$(GPU_PYTHON) -m pip install --quiet $(GPU_PIP) --editable .
 	$(GPU_PYTHON) -m jaxgnn._info
-	XLA_PYTHON_CLIENT_PREALLOCATE=false $(GPU_PYTHON) -m pytest -q -p no:benchmark \
+	$(GPU_MEMORY) $(GPU_PYTHON) -m pytest -q -p no:benchmark \
 	  --numprocesses $(GPU_JOBS) tests/ops tests/nn tests/models tests/graph tests/gpu
 	$(GPU_PYTHON) -m experiments.benchmarks --scale $(GPU_SCALE) $(MEASURED)
 	$(GPU_PYTHON) -m experiments.benchmarks.report $(MEASURED)

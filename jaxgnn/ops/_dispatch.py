@@ -382,10 +382,10 @@ def _platform_dependent(
     What all branches return varies over a mesh as the operands do: of no edges, say, the result of
     the reference is zeros, which depend on no operand.
     """
-    if not branches:
-        return fallback(*args)
     leaves, structure = jax.tree.flatten(args)
     operands = [leaf for leaf in leaves if 0 not in leaf.shape]
+    if not branches or not operands:
+        return fallback(*args)
     kinds = [jax.typeof(leaf) for leaf in leaves]
 
     def of_operands(run):
