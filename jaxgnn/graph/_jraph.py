@@ -21,14 +21,17 @@ def edge_list(
     The mask is None unless ``padded``, and else False on the edges of the padding graphs.
 
     Raises:
-      ValueError: if ``graphs`` is no ``GraphsTuple`` with senders and receivers, or its number
-        of nodes can not be told from its shapes.
+      ValueError: if ``graphs`` is no ``GraphsTuple`` with senders and receivers, its number of
+        nodes can not be told from its shapes, or it has too few graphs to be padded.
     """
     where = "CSRGraph.from_graphs_tuple"
     if not isinstance(graphs, jraph.GraphsTuple):
         raise bad_input(where, "graphs", "a jraph.GraphsTuple", type(graphs).__name__)
     if graphs.senders is None or graphs.receivers is None:
         raise bad_input(where, "graphs.senders and graphs.receivers", "arrays", None)
+    if padded and graphs.n_node.shape[-1] < 2:
+        expected = "False for a tuple of fewer than two graphs, as jraph.pad_with_graphs adds one"
+        raise bad_input(where, "padded", expected, f"True for {graphs.n_node.shape[-1]}")
     mask = _edge_mask(graphs) if padded else None
     return graphs.senders, graphs.receivers, _num_nodes(where, graphs), mask
 
