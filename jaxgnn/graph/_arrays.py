@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, Concatenate
 
 import jax
 import jax.numpy as jnp
@@ -17,15 +18,6 @@ MAX_INT32 = np.iinfo(np.int32).max
 def is_concrete(*arrays: Any) -> bool:
     """True where every array has values that the host can read now (None counts as one)."""
     return not any(isinstance(a, jax.core.Tracer) for a in arrays)
-
-
-def evaluated_if_concrete(*arrays: Any) -> contextlib.AbstractContextManager:
-    """Inside, JAX computes on concrete ``arrays`` at once, even under an enclosing trace.
-
-    What is derived from constants stays a constant. Where one of ``arrays`` is a tracer this does
-    nothing; the code inside must touch no other tracer.
-    """
-    return jax.ensure_compile_time_eval() if is_concrete(*arrays) else contextlib.nullcontext()
 
 
 def ids_in_range(ids: Any, size: int) -> Any:
@@ -42,8 +34,8 @@ def shown(array: Any) -> str:
 def take(array: Any, positions: Any) -> jax.Array:
     """``array[positions]``; on the host if both are there, where no length needs compiling."""
     if is_concrete(array, positions):
-        return to_device(np.asarray(array)[np.asarray(positions)])
-    return jnp.asarray(array)[positions]
+        return put_own(np.asarray(array)[np.asarray(positions)])
+    return jnp.asarray(kept(array))[positions]
 
 
 def match_varying(*trees: Any) -> tuple[Any, ...]:
@@ -81,20 +73,91 @@ def offset_dtype(num_edges: int) -> type[np.signedinteger]:
     return np.int32 if num_edges <= MAX_INT32 else np.int64
 
 
-def to_device(array: np.ndarray | jax.Array) -> jax.Array:
-    """Puts a host array on the default device without narrowing its dtype in silence.
+class KeepsArrays:
+    """Base of the pytrees of arrays: what a caller hands over is copied before it is kept.
 
-    It may alias ``array``, which must not be written to afterwards. Inside ``shard_map`` and
-    outside of ``jit``, where all that JAX makes is traced, it stays on the host, as a constant.
+    JAX on a CPU reads numpy arrays where they lie, and a plan is made of them once: neither may
+    notice that the caller fills his array anew. All other leaves are kept as they come, so that
+    anything can be put in their places, as JAX does.
+    """
+
+    def __post_init__(self):
+        for name, value in tuple(vars(self).items()):
+            if isinstance(value, np.ndarray):
+                object.__setattr__(self, name, kept(value))
+
+
+def of_one[Self, **Arguments, Result](
+    method: Callable[Concatenate[Self, Arguments], Result],
+) -> Callable[Concatenate[Self, Arguments], Result]:
+    """A method that computes on arrays of one axis each, as all graphs have but stacked ones.
+
+    Graphs may be stacked along a leading axis (``jax.vmap`` returns them so), of which methods know
+    nothing outside of ``jax.vmap``: they would take differences between graphs, or mix them.
+    Numbers of nodes and edges are read off the last axes, and can be told of stacked graphs too.
+    """
+
+    @functools.wraps(method)
+    def checked(self: Self, /, *args: Arguments.args, **options: Arguments.kwargs) -> Result:
+        require_one(f"{type(self).__name__}.{method.__name__}", "self", self)
+        return method(self, *args, **options)
+
+    return checked
+
+
+def require_one(where: str, argument: str, graph: Any) -> None:
+    """Raises ValueError if graphs are stacked in ``graph``; see ``of_one``."""
+    for name, value in vars(graph).items():
+        if getattr(value, "ndim", 1) > 1:
+            expected = "a single one, with arrays of one axis (map over several by jax.vmap)"
+            raise bad_input(where, argument, expected, f"{name} {shown(value)}")
+
+
+def kept(array: Any) -> Any:
+    """A numpy array that nobody writes to: a copy, unless it is one. Anything else as it is."""
+    if not isinstance(array, np.ndarray) or _is_read_only(array):
+        return array
+    return own(np.array(array))
+
+
+def own(array: Any) -> Any:
+    """``array``, which our own code has just made: if of numpy, never to be written to again."""
+    if isinstance(array, np.ndarray):
+        array.flags.writeable = False
+    return array
+
+
+def _is_read_only(array: Any) -> bool:
+    """Whether neither this numpy array nor what it is a view of can be written to."""
+    while isinstance(array, np.ndarray):
+        if array.flags.writeable:
+            return False
+        array = array.base
+    return array is None  # other memory may belong to anybody
+
+
+def put_copy(array: Any) -> jax.Array:
+    """Puts a caller's array on the default device, copied, without narrowing its dtype in silence.
+
+    An array of JAX is nobody's to write to, and needs no copy.
+    """
+    return put_own(kept(array))
+
+
+def put_own(array: Any) -> jax.Array:
+    """As ``put_copy``, of an array that our own code has just made: the result may alias it.
+
+    Inside ``shard_map`` and outside of ``jit``, where all that JAX makes is traced, it stays on the
+    host, as a constant.
     """
     if array.dtype == np.int64 and array.size and array.max() > MAX_INT32:
         require_x64()
     # Under an enclosing trace the graph is still a constant: it must not become a tracer. Unlike
     # asarray, device_put compiles nothing for a new shape.
     with jax.ensure_compile_time_eval():
-        placed = jax.device_put(array)
+        placed = jax.device_put(own(array))
     on_host: Any = np.asarray
-    return placed if is_concrete(placed) else on_host(array, placed.dtype)
+    return placed if is_concrete(placed) else own(on_host(array, placed.dtype))
 
 
 def require_x64() -> None:

@@ -10,12 +10,12 @@ import numpy as np
 from jaxtyping import Array, Float, UInt
 
 from jaxgnn._errors import bad_input
-from jaxgnn.graph._arrays import is_concrete
+from jaxgnn.graph._arrays import KeepsArrays, is_concrete
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class CBSR:
+class CBSR(KeepsArrays):
     """Compressed balanced sparse rows: ``k`` values and their column ids per row.
 
     Column ids are distinct and ascending within a row. They are stored in the smallest unsigned
@@ -50,7 +50,12 @@ class CBSR:
         return self.values.dtype
 
     def todense(self) -> Float[Array, "*batch rows dim"]:
-        """The dense matrix, zeros where nothing was kept."""
+        """The dense matrix, zeros where nothing was kept.
+
+        Raises:
+          ValueError: if ``indices`` has not the shape of ``values``.
+        """
+        self._check_shapes()
         flat_values = self.values.reshape(-1, self.k)
         flat_columns = self.indices.reshape(-1, self.k).astype(jnp.int32)
         rows = jnp.arange(flat_values.shape[0])[:, None]
@@ -71,9 +76,7 @@ class CBSR:
         """
         if not is_concrete(self.values, self.indices):
             raise bad_input("CBSR.validate", "self", "concrete; call it outside jit", "a tracer")
-        if self.indices.shape != self.values.shape or self.values.ndim < 2:
-            expected = f"of the shape [..., rows, k] of the values, {self.values.shape}"
-            raise bad_input("CBSR", "indices", expected, self.indices.shape)
+        self._check_shapes(least_axes=2)
         if not jnp.issubdtype(self.values.dtype, jnp.floating):
             raise bad_input("CBSR", "values", "of a floating dtype", self.values.dtype)
         if self.indices.dtype != column_dtype(self.dim):
@@ -90,6 +93,11 @@ class CBSR:
             row = columns[at[:-1]].tolist()
             raise bad_input("CBSR", f"indices{list(at[:-1])}", "strictly ascending", row)
         return self
+
+    def _check_shapes(self, least_axes: int = 1) -> None:
+        if self.indices.shape != self.values.shape or self.values.ndim < least_axes:
+            expected = f"of the shape [..., rows, k] of the values, {self.values.shape}"
+            raise bad_input("CBSR", "indices", expected, self.indices.shape)
 
 
 def column_dtype(dim: int) -> np.dtype:

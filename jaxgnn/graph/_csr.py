@@ -15,16 +15,19 @@ from jaxtyping import Array, Float, Int
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph._arrays import (
+    KeepsArrays,
     ids_in_range,
     is_concrete,
+    kept,
+    of_one,
     offset_dtype,
+    put_own,
     require_floats,
     require_integers,
     require_length,
     require_size,
     shown,
     take,
-    to_device,
 )
 from jaxgnn.graph._normalization import Normalization, degree_scales, normalized_weights
 from jaxgnn.graph._plan import GraphPlan, make_plan, make_traced_plan
@@ -34,7 +37,7 @@ from jaxgnn.graph._validate import validate_graph, validate_structure
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class CSRGraph:
+class CSRGraph(KeepsArrays):
     """A sparse adjacency in compressed sparse rows: ``y_i = r_i Σ_j w_ij c_j x_j``.
 
     Row ``i`` is the receiver, ``indices[indptr[i]:indptr[i + 1]]`` are its senders. Repeated
@@ -71,6 +74,7 @@ class CSRGraph:
     normalization: Normalization | None = dataclasses.field(default=None, metadata={"static": True})
 
     def __post_init__(self):
+        super().__post_init__()
         if self.num_cols is None:
             object.__setattr__(self, "num_cols", self.indptr.shape[-1] - 1)
 
@@ -117,12 +121,16 @@ class CSRGraph:
         edge_mask = None if edge_mask is None else _array(edge_mask, np.bool)
         num_cols = num_nodes if num_senders is None else num_senders
         _check_edge_list(senders, receivers, weights, edge_mask, num_nodes, num_cols)
+        if not is_concrete(senders, receivers, weights, edge_mask):
+            # What is traced now may read the others when it runs.
+            arrays = senders, receivers, weights, edge_mask
+            senders, receivers, weights, edge_mask = map(kept, arrays)
         if not is_concrete(senders, receivers):
             exists = ids_in_range(senders, num_cols) & ids_in_range(receivers, num_nodes)
             edge_mask = exists if edge_mask is None else edge_mask & exists
         indptr, permutation = sort_edges(receivers, num_nodes, edge_mask)
         if is_concrete(receivers, edge_mask):
-            indptr, permutation = to_device(np.asarray(indptr)), to_device(np.asarray(permutation))
+            indptr, permutation = put_own(np.asarray(indptr)), put_own(np.asarray(permutation))
         ids = np.asarray(senders, np.int32) if is_concrete(senders) else senders.astype(np.int32)
         graph = cls(
             indptr=indptr,
@@ -167,10 +175,10 @@ class CSRGraph:
         weights = None
         if weighted:
             dtype = csr.dtype if np.issubdtype(csr.dtype, np.floating) else np.float32
-            weights = to_device(csr.data.astype(dtype))
+            weights = put_own(csr.data.astype(dtype))
         graph = cls(
-            indptr=to_device(csr.indptr.astype(offset_dtype(csr.nnz))),
-            indices=to_device(csr.indices.astype(np.int32)),
+            indptr=put_own(csr.indptr.astype(offset_dtype(csr.nnz))),
+            indices=put_own(csr.indices.astype(np.int32)),
             weights=weights,
             num_cols=csr.shape[1],
         )
@@ -193,7 +201,8 @@ class CSRGraph:
             padding graphs are then left out; without it they stay among the padding nodes.
 
         Raises:
-          ValueError: if the tuple lacks senders or receivers, or as ``from_edges`` does.
+          ValueError: if the tuple lacks senders or receivers, is said to be padded and has fewer
+            than two graphs, of which jraph pads none, or as ``from_edges`` does.
         """
         from jaxgnn.graph._jraph import edge_list
 
@@ -223,10 +232,12 @@ class CSRGraph:
         has_scales = self.row_scale is not None or self.col_scale is not None
         return has_scales or self.normalization is not None
 
+    @of_one
     def degrees(self) -> Int[Array, " rows"]:
         """Number of edges that enter each row."""
         return self.indptr[1:] - self.indptr[:-1]
 
+    @of_one
     def uniform_degrees(self) -> tuple[int | None, int | None]:
         """How many edges every row has, and every column, where the host can tell that all agree.
 
@@ -246,18 +257,21 @@ class CSRGraph:
             known = self.__dict__["_uniform_degrees"] = rows, columns
         return known
 
+    @of_one
     def with_known_degrees(self, degrees: tuple[int | None, int | None]) -> CSRGraph:
         """The same graph, whose ``uniform_degrees`` the caller knows: it may be traced."""
         graph = dataclasses.replace(self)
         graph.__dict__["_uniform_degrees"] = degrees
         return graph
 
+    @of_one
     def receivers(self) -> Int[Array, " edges"]:
         """Row of each edge; padding slots get ``num_rows``, which is no row."""
         return row_ids(self.indptr, self.num_edges)
 
     # -- derived graphs ----------------------------------------------------------------------
 
+    @of_one
     def prepared(self) -> CSRGraph:
         """This graph with its plan; made on the host and kept if the graph is concrete.
 
@@ -283,14 +297,16 @@ class CSRGraph:
         if plan is None:
             validate_structure(self)
             made = make_plan(self.indptr, self.indices, self.num_cols, edge_blocks=_on_gpu())
-            plan = jax.tree.map(to_device, made)
+            plan = jax.tree.map(put_own, made)
             self.__dict__["_host_plan"] = plan
         return plan
 
+    @of_one
     def made_plan(self) -> GraphPlan:
         """The plan, made now if there is none, traced ones without ``edge_blocks``."""
         return self._plan()
 
+    @of_one
     def transpose(self) -> CSRGraph:
         """The graph with senders and receivers exchanged."""
         plan = self._plan()
@@ -306,6 +322,7 @@ class CSRGraph:
             normalization=self.normalization,
         )
 
+    @of_one
     def with_weights(self, weights: npt.ArrayLike | None) -> CSRGraph:
         """The same edges with other weights, in the graph's edge order."""
         if weights is not None:
@@ -317,6 +334,7 @@ class CSRGraph:
         kind = self.normalization if has_scales else None
         return dataclasses.replace(self, weights=weights, normalization=kind)
 
+    @of_one
     def normalized(self, kind: Normalization | None) -> CSRGraph:
         """Normalises by degree. Rows (and columns) without edges get scale zero.
 
@@ -346,6 +364,7 @@ class CSRGraph:
             graph = self.with_weights(normalized_weights(kind, self.weights, *ends, self.shape))
         return dataclasses.replace(graph, normalization=kind)
 
+    @of_one
     def with_self_loops(self, weight: float = 1.0, *, duplicates: bool = False) -> CSRGraph:
         """Adds an edge from each node to itself where there is none yet.
 
@@ -384,11 +403,12 @@ class CSRGraph:
             new = wp.full(self.num_rows, weight, self.weights.dtype)
             weights = wp.concatenate([wp.asarray(self.weights), new])
         if is_host:
-            kept = np.flatnonzero(mask)
-            senders, receivers, mask = senders[kept], receivers[kept], None
-            weights = None if weights is None else take(weights, kept)
+            there = np.flatnonzero(mask)
+            senders, receivers, mask = senders[there], receivers[there], None
+            weights = None if weights is None else take(weights, there)
         return CSRGraph.from_edges(senders, receivers, self.num_rows, weights, edge_mask=mask)
 
+    @of_one
     def validate(self) -> CSRGraph:
         """Checks what shapes cannot show, on the host; call it outside ``jit``.
 
@@ -419,6 +439,11 @@ def _check_edge_list(senders, receivers, weights, edge_mask, num_nodes, num_cols
     where = "CSRGraph.from_edges"
     require_size(where, "num_nodes", num_nodes)
     require_size(where, "num_senders", num_cols)
+    for name, row, ids in (("senders", 0, senders), ("receivers", 1, receivers)):
+        if ids.ndim == 2 and ids.shape[0] == 2:
+            size = senders.shape[-1]
+            expected = f"of shape ({size},); of an edge_index [2, edges] pass edge_index[{row}]"
+            raise bad_input(where, name, expected, f"shape {ids.shape}")
     require_integers(where, "senders", senders)
     require_integers(where, "receivers", receivers)
     require_length(where, "receivers", receivers, receivers.size, "per edge")

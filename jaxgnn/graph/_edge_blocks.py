@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, UInt
 
-from jaxgnn.graph._arrays import is_concrete
+from jaxgnn.graph._arrays import KeepsArrays, is_concrete, own
 from jaxgnn.graph._communities import find_communities
 from jaxgnn.graph._schedule import cut_rows
 from jaxgnn.graph._sorting import inverse_permutation, row_ids, row_ids_on_host, sort_edges
@@ -154,7 +154,7 @@ def _tiles(senders: int, many_edges: bool) -> tuple[int, ...]:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class BlockTasks:
+class BlockTasks(KeepsArrays):
     """The edges of all blocks shared out to thread blocks, one tile of senders after another.
 
     Task ``t`` is entries ``begins[t]`` up to ``ends[t]``, which are of block ``blocks[t]``; unused
@@ -175,7 +175,7 @@ class BlockTasks:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class EdgeBlocks:
+class EdgeBlocks(KeepsArrays):
     """The edges of a graph by block, and by sender within a block; see ``BlockShape``.
 
     Attributes:
@@ -273,9 +273,9 @@ def _cut(xp, shape, row_order, places, senders, num_cols, permutation) -> EdgeBl
     entries = (sender.astype(np.uint32) << np.uint32(ROW_BITS) | row)[order]
     padding = xp.zeros(-num_edges % _ENTRIES_ALIGNED, np.uint32)
     return EdgeBlocks(
-        row_order=row_order,
-        entries=xp.concatenate([entries, padding]),
-        edges=permutation[order],
+        row_order=own(row_order),
+        entries=own(xp.concatenate([entries, padding])),
+        edges=own(permutation[order]),
         tasks=tuple(_share_out(xp, shape, tiles, entries, offsets) for tiles in shape.tiles),
         shape=shape,
     )
@@ -299,9 +299,9 @@ def _share_out(xp, shape, tiles, entries, offsets) -> BlockTasks:
     # Unused tasks look up a part behind the last.
     shift = xp.concatenate([begins - indptr[:-1], xp.zeros(1, offsets.dtype)])[part]
     return BlockTasks(
-        blocks=xp.concatenate([blocks, xp.zeros(1, np.int32)])[part],
-        begins=cuts[:-1] + shift,
-        ends=cuts[1:] + shift,
+        blocks=own(xp.concatenate([blocks, xp.zeros(1, np.int32)])[part]),
+        begins=own(cuts[:-1] + shift),
+        ends=own(cuts[1:] + shift),
         senders=shape.senders_of(tiles),
     )
 

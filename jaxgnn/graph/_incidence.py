@@ -16,7 +16,15 @@ import scipy.sparse
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxgnn._errors import bad_input
-from jaxgnn.graph._arrays import is_concrete, require_size, shown, to_device
+from jaxgnn.graph._arrays import (
+    KeepsArrays,
+    is_concrete,
+    of_one,
+    put_own,
+    require_one,
+    require_size,
+    shown,
+)
 from jaxgnn.graph._csr import CSRGraph
 from jaxgnn.graph._incidence_plan import (
     IncidencePlan,
@@ -33,7 +41,7 @@ from jaxgnn.graph._incidence_validate import (
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class Incidence:
+class Incidence(KeepsArrays):
     """A hypergraph: which nodes are in which hyperedges, one entry for each incidence.
 
     Both numbers are static, so hyperedges without nodes and nodes without hyperedges have their
@@ -171,6 +179,8 @@ class Incidence:
         Raises:
           ValueError: if there is no hypergraph.
         """
+        for hypergraph in hypergraphs:
+            require_one("Incidence.batch", "hypergraphs", hypergraph)
         if not hypergraphs:
             raise bad_input("Incidence.batch", "hypergraphs", "at least one", "none")
         first_nodes = np.cumsum([0, *(h.num_nodes for h in hypergraphs)])
@@ -196,28 +206,34 @@ class Incidence:
         """``(num_nodes, num_hyperedges)``, that of the incidence matrix."""
         return self.num_nodes, self.num_hyperedges
 
+    @of_one
     def mask(self) -> Bool[Array, " incidences"]:
         """False for padding."""
         return in_range(*self._ids(), *self.shape)
 
+    @of_one
     def node_degrees(self) -> Int[Array, " nodes"]:
         """Number of incidences of each node."""
         return self.by_node().degrees()
 
+    @of_one
     def hyperedge_sizes(self) -> Int[Array, " hyperedges"]:
         """Number of incidences of each hyperedge."""
         return self.by_hyperedge().degrees()
 
     # -- other forms -------------------------------------------------------------------------
 
+    @of_one
     def by_hyperedge(self) -> CSRGraph:
         """A graph whose rows are the hyperedges and whose columns are their nodes."""
         return self.made_plan().by_hyperedge
 
+    @of_one
     def by_node(self) -> CSRGraph:
         """A graph whose rows are the nodes and whose columns are their hyperedges."""
         return self.made_plan().by_node
 
+    @of_one
     def todense(self, dtype: Any = jnp.float32) -> Float[Array, "nodes hyperedges"]:
         """The incidence matrix: how often each node is in each hyperedge."""
         if is_concrete(self.node_ids, self.hyperedge_ids):
@@ -225,7 +241,7 @@ class Incidence:
             nodes, hyperedges = np.asarray(self.node_ids), np.asarray(self.hyperedge_ids)
             real = in_range(nodes, hyperedges, *self.shape)
             np.add.at(dense, (nodes[real], hyperedges[real]), dense.dtype.type(1))
-            return to_device(dense)
+            return put_own(dense)
         nodes, hyperedges = self._ids()
         # Negative ids would count from the end, and narrow ones could not hold num_nodes.
         nodes = jnp.where(self.mask(), nodes.astype(jnp.int32), self.num_nodes)
@@ -234,6 +250,7 @@ class Incidence:
 
     # -- derived hypergraphs -----------------------------------------------------------------
 
+    @of_one
     def padded(
         self,
         *,
@@ -255,6 +272,7 @@ class Incidence:
         padding = np.full((2, added), np.array(sizes, np.int32)[:, None])
         return _joined("Incidence.padded", (self._moved(0, 0, sizes), padding), sizes)
 
+    @of_one
     def with_self_loops(self) -> Incidence:
         """The same hypergraph and a hyperedge of one node for each node, behind the others."""
         nodes = np.arange(self.num_nodes, dtype=np.int32)
@@ -262,6 +280,7 @@ class Incidence:
         parts = self._moved(0, 0, sizes), (nodes, nodes + self.num_hyperedges)
         return _joined("Incidence.with_self_loops", parts, sizes)
 
+    @of_one
     def prepared(self) -> Incidence:
         """This hypergraph with its plan; made on the host and kept if it is concrete.
 
@@ -270,6 +289,7 @@ class Incidence:
         """
         return self if self.plan is not None else dataclasses.replace(self, plan=self.made_plan())
 
+    @of_one
     def made_plan(self) -> IncidencePlan:
         """The plan, made now if there is none."""
         if self.plan is not None:
@@ -280,10 +300,11 @@ class Incidence:
         if plan is None:
             check_incidence_ids("Incidence", self)
             made = make_incidence_plan(self.node_ids, self.hyperedge_ids, *self.shape)
-            plan = jax.tree.map(to_device, made)
+            plan = jax.tree.map(put_own, made)
             self.__dict__["_host_plan"] = plan
         return plan
 
+    @of_one
     def validate(self) -> Incidence:
         """Checks what shapes cannot show, on the host; call it outside ``jit``.
 
@@ -349,10 +370,13 @@ def _made(
     check_incidence_shapes(where, made)
     if is_concrete(node_ids, hyperedge_ids):
         check_incidence_ids(where, made)
-    nodes, hyperedges = _as_int32(node_ids), _as_int32(hyperedge_ids)
+    nodes, hyperedges = _as_int32(made.node_ids), _as_int32(made.hyperedge_ids)
     made = dataclasses.replace(made, node_ids=nodes, hyperedge_ids=hyperedges)
     return made.prepared() if is_concrete(nodes, hyperedges) else made
 
 
 def _as_int32(ids: Any) -> jax.Array:
-    return to_device(np.asarray(ids, np.int32)) if is_concrete(ids) else ids.astype(jnp.int32)
+    """Those of a hypergraph, which nobody writes to."""
+    if isinstance(ids, jax.Array) and (ids.dtype == jnp.int32 or not is_concrete(ids)):
+        return ids.astype(jnp.int32)
+    return put_own(np.asarray(ids, np.int32))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from jaxgnn.graph._arrays import ids_in_range, is_concrete, match_varying
+from jaxgnn.graph._arrays import KeepsArrays, ids_in_range, is_concrete, match_varying, own
 from jaxgnn.graph._csr import CSRGraph
 from jaxgnn.graph._plan import make_plan
 from jaxgnn.graph._sorting import sort_edges
@@ -19,7 +19,7 @@ from jaxgnn.graph._sorting import sort_edges
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class IncidencePlan:
+class IncidencePlan(KeepsArrays):
     """What kernels need of an incidence structure; made once, see ``Incidence.prepared``.
 
     Attributes:
@@ -50,10 +50,10 @@ def make_incidence_plan(
     indptr, slots = sort_edges(hyperedge_ids, num_hyperedges, real)
     # Of padding nothing is read, but it must be readable.
     nodes = xp.where(real, node_ids, 0).astype(np.int32)[slots]
-    by_hyperedge = CSRGraph(
-        indptr, nodes, num_cols=num_nodes, plan=make_plan(indptr, nodes, num_nodes)
-    )
-    return IncidencePlan(by_hyperedge, by_hyperedge.transpose(), slots)
+    indptr, nodes = own(indptr), own(nodes)
+    plan = make_plan(indptr, nodes, num_nodes)
+    by_hyperedge = CSRGraph(indptr, nodes, num_cols=num_nodes, plan=plan)
+    return IncidencePlan(by_hyperedge, by_hyperedge.transpose(), own(slots))
 
 
 @partial(jax.jit, static_argnums=(2, 3), inline=True)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from jaxgnn.graph._arrays import is_concrete, match_varying
+from jaxgnn.graph._arrays import KeepsArrays, is_concrete, match_varying, own
 from jaxgnn.graph._edge_blocks import EdgeBlocks, make_edge_blocks
 from jaxgnn.graph._schedule import RowSchedule, make_schedule
 from jaxgnn.graph._sorting import inverse_permutation, row_ids, row_ids_on_host, sort_edges
@@ -18,7 +18,7 @@ from jaxgnn.graph._sorting import inverse_permutation, row_ids, row_ids_on_host,
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class GraphPlan:
+class GraphPlan(KeepsArrays):
     """What kernels need beside the graph itself; made once, see ``CSRGraph.prepared``.
 
     Attributes:
@@ -44,7 +44,7 @@ class GraphPlan:
             schedule=self.transposed_schedule,
             transposed_indptr=indptr,
             transposed_indices=indices,
-            permutation=inverse_permutation(self.permutation),
+            permutation=own(inverse_permutation(self.permutation)),
             transposed_schedule=self.schedule,
         )
 
@@ -93,9 +93,9 @@ def make_plan(
         blocks = make_edge_blocks(indptr, transposed_indptr, rows, permutation)
     return GraphPlan(
         schedule=make_schedule(indptr, num_edges),
-        transposed_indptr=transposed_indptr,
-        transposed_indices=rows,
-        permutation=permutation,
+        transposed_indptr=own(transposed_indptr),
+        transposed_indices=own(rows),
+        permutation=own(permutation),
         transposed_schedule=make_schedule(transposed_indptr, num_edges),
         edge_blocks=blocks,
     )

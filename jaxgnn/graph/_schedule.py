@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from jaxgnn.graph._arrays import is_concrete
+from jaxgnn.graph._arrays import KeepsArrays, is_concrete, own
 
 MAX_EDGES_PER_UNIT = 256
 MAX_UNITS_PER_PIECE = 16
@@ -37,7 +37,7 @@ def long_piece(num_edges: int) -> int:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class RowSchedule:
+class RowSchedule(KeepsArrays):
     """Rows cut into work units of at most ``MAX_EDGES_PER_UNIT`` edges each, in row order.
 
     Unit ``u`` is edges ``offsets[u]`` up to ``offsets[u + 1]`` of row ``rows[u]``. A row without
@@ -110,7 +110,7 @@ def make_schedule(indptr: Int[Array, " rows+1"] | np.ndarray, num_edges: int) ->
     begins = (rows < num_rows) & ((offsets[:-1] - row_begins) % edges_per_piece(num_edges) == 0)
     lengths = xp.minimum(to_row_end, edges_per_piece(num_edges))
     pieces, counts = _sort_pieces(xp, begins, lengths, long_piece(num_edges))
-    return RowSchedule(rows, offsets, pieces, counts)
+    return RowSchedule(*map(own, (rows, offsets, pieces, counts)))
 
 
 def _sort_pieces(xp, begins, lengths, long):

@@ -43,7 +43,7 @@ def validate_structure(graph: CSRGraph) -> None:
 def check_shapes(where: str, graph: CSRGraph) -> None:
     """The checks that shapes and dtypes allow, at trace time; ``where`` is the op that asks."""
     if graph.indptr.ndim != 1 or graph.indptr.shape[0] < 1:
-        expected = "one-dimensional with at least one entry"
+        expected = "one-dimensional with at least one entry (map over several graphs by jax.vmap)"
         raise bad_input(where, "graph.indptr", expected, f"shape {graph.indptr.shape}")
     if graph.indptr.dtype not in (jnp.int32, jnp.int64):
         raise bad_input(

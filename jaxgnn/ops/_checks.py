@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CBSR, CSRGraph, check_shapes, column_dtype, is_concrete
-from jaxgnn.graph._arrays import to_device
+from jaxgnn.graph._arrays import put_copy
 
 
 def check_graph(op: str, graph: Any) -> CSRGraph:
@@ -33,7 +33,7 @@ def from_numpy[*Trees](*trees: *Trees) -> tuple[*Trees]:
 
     def convert(leaf):
         is_numpy = isinstance(leaf, np.ndarray) and np.issubdtype(leaf.dtype, np.floating)
-        return to_device(leaf) if is_numpy else leaf
+        return put_copy(leaf) if is_numpy else leaf
 
     return jax.tree.map(convert, trees)
 

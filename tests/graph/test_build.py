@@ -389,6 +389,20 @@ class TestFromGraphsTuple:
         assert graph.num_edges == edges
         assert int(np.asarray(graph.indptr)[-1]) == 305
 
+    @pytest.mark.parametrize("jit", [False, True])
+    @pytest.mark.parametrize("edges", [5, 0])
+    def test_a_tuple_of_one_graph_is_not_said_to_be_padded(self, edges, jit):
+        """All its edges would be those of padding: jraph pads by another graph at least."""
+        graphs = tuple_of(random_edges(4, 6, 6, edges))
+
+        def build(graphs):
+            return CSRGraph.from_graphs_tuple(graphs, padded=True)
+
+        with pytest.raises(ValueError, match=r"padded must be False .* got True for 1"):
+            (jax.jit(build) if jit else build)(graphs)
+        least = jraph.pad_with_graphs(graphs, 7, edges)
+        assert int(np.asarray((jax.jit(build) if jit else build)(least).indptr)[-1]) == edges
+
     def test_traced_padding_gives_the_bits_of_the_eager_graph(self):
         padded = jraph.pad_with_graphs(batch((3, 5), (4, 300))[0], 12, 400, 5)
         traced = jax.jit(lambda graphs: CSRGraph.from_graphs_tuple(graphs, padded=True).prepared())

@@ -110,6 +110,18 @@ BAD_INPUT = {
         lambda: edges(receivers=np.zeros((2, 1), int)),
         ["from_edges: receivers", "(2,)", "(2, 1)"],
     ),
+    "an edge_index twice": (
+        lambda: edges(np.zeros((2, 3), int), np.zeros((2, 3), int)),
+        ["from_edges: senders", "(3,)", "edge_index[0]", "shape (2, 3)"],
+    ),
+    "an edge_index for receivers": (
+        lambda: edges([0, 1, 1], np.zeros((2, 3), int)),
+        ["from_edges: receivers", "(3,)", "edge_index[1]", "shape (2, 3)"],
+    ),
+    "an edge_index of lists": (
+        lambda: edges([[0], [1]], [[0], [1]]),
+        ["from_edges: senders", "(1,)", "edge_index[0]", "shape (2, 1)"],
+    ),
     "num_nodes negative": (lambda: edges([], [], -1), ["from_edges: num_nodes", "got -1"]),
     "num_nodes float": (lambda: edges([], [], 2.0), ["num_nodes", "an integer", "got 2.0"]),
     "num_nodes bool": (lambda: edges([], [], True), ["num_nodes", "an integer", "got True"]),
@@ -209,7 +221,7 @@ BAD_INPUT = {
     ),
     "indices of two axes": (
         lambda: graph(indices=np.zeros((3, 1), jnp.int32)).validate(),
-        ["CSRGraph: graph.indices", "(3,)", "(3, 1)"],
+        ["CSRGraph.validate: self", "arrays of one axis", "indices int32[3, 1]"],
     ),
     "num_cols negative": (
         lambda: graph(num_cols=-1).validate(),
