@@ -29,8 +29,9 @@ from jaxgnn.graph._arrays import (
     shown,
     take,
 )
-from jaxgnn.graph._normalization import Normalization, degree_scales, normalized_weights
+from jaxgnn.graph._normalization import Edges, Normalization, degree_scales, normalized_weights
 from jaxgnn.graph._plan import GraphPlan, make_plan, make_traced_plan
+from jaxgnn.graph._row_sums import sum_rows
 from jaxgnn.graph._sorting import row_ids, row_ids_on_host, sort_edges
 from jaxgnn.graph._validate import validate_graph, validate_structure
 
@@ -360,9 +361,31 @@ class CSRGraph(KeepsArrays):
             row_scale, col_scale = degree_scales(self.degrees(), columns)
             graph = dataclasses.replace(self, row_scale=row_scale, col_scale=col_scale)
         else:
-            ends = self.receivers(), self.indices
-            graph = self.with_weights(normalized_weights(kind, self.weights, *ends, self.shape))
+            graph = self.with_weights(self._normalized_weights(kind, self.weights))
         return dataclasses.replace(graph, normalization=kind)
+
+    def _normalized_weights(self, kind: Normalization, weights: Any) -> Any:
+        """On the host where all is there, by sums in float64; else by sums of few roundings."""
+        is_host = is_concrete(self.indptr, self.indices, weights)
+        if is_host and self.plan is None:
+            validate_structure(self)
+        xp: Any = np if is_host else jnp
+        rows = (row_ids_on_host if is_host else row_ids)(self.indptr, self.num_edges)
+        real = rows < self.num_rows
+        columns = xp.where(real, xp.asarray(self.indices), self.num_cols)
+        is_wide = is_host or weights.dtype == jnp.float64
+        wide = xp.where(real, xp.asarray(weights), 0).astype(np.float64 if is_wide else np.float32)
+        if is_host:
+            row_sums = np.bincount(rows, wide, self.num_rows)[: self.num_rows]
+            column_sums = np.bincount(columns, wide, self.num_cols)[: self.num_cols]
+        else:
+            row_sums, column_sums = sum_rows(wide, self.indptr), None
+            if kind == "sym":
+                plan = self.made_plan()
+                column_sums = sum_rows(wide[plan.permutation], plan.transposed_indptr)
+        made = normalized_weights(kind, Edges(rows, columns, wide), row_sums, column_sums)
+        made = made.astype(weights.dtype)
+        return put_own(made) if is_host else made
 
     @of_one
     def with_self_loops(self, weight: float = 1.0, *, duplicates: bool = False) -> CSRGraph:

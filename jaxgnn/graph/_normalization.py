@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 Normalization = Literal["mean", "sym"]
@@ -26,39 +27,42 @@ def degree_scales(
     return _power_or_zero(degrees, -0.5), _power_or_zero(columns, -0.5)
 
 
-def normalized_weights(
-    kind: Normalization,
-    stored: Float[Array, " edges"],
-    rows: Int[Array, " edges"],
-    senders: Int[Array, " edges"],
-    shape: tuple[int, int],
-) -> Float[Array, " edges"]:
-    """The weights of a weighted graph, of ``shape``, divided by sums of weights.
+class Edges(NamedTuple):
+    """Both ends and the weight of each edge slot: numpy arrays, or traced ones.
 
-    Slots whose row is no row are padding, and get weight zero.
+    Padding slots have the weight zero, and as their ends one more than the last row and column.
     """
-    num_rows, num_cols = shape
-    real = rows < num_rows
-    # Padding slots may hold anything. Sums need more bits than half-precision weights have.
-    accumulator = jnp.float64 if stored.dtype == jnp.float64 else jnp.float32
-    weights = jnp.where(real, stored, 0).astype(accumulator)
-    row_sums = jax.ops.segment_sum(weights, rows, num_rows)
+
+    rows: Any
+    columns: Any
+    weights: Any
+
+
+def normalized_weights(
+    kind: Normalization, edges: Edges, row_sums: Any, column_sums: Any
+) -> Float[Array, " edges"] | np.ndarray:
+    """The weights divided by sums of weights: ``w_ij / R_i``, or ``w_ij / √(R_i C_j)``.
+
+    Args:
+      kind: how.
+      edges: with weights of the dtype of the sums.
+      row_sums: R, of the edges that enter each row.
+      column_sums: C, of those that leave each column; not read for ``"mean"``.
+    """
     if kind == "mean":
-        scale = _of_nodes(_power_or_zero(row_sums, -1.0), rows)
-    else:
-        columns = jnp.where(real, senders, num_cols)
-        column_sums = jax.ops.segment_sum(weights, columns, num_cols)
-        scale = _of_nodes(_power_or_zero(row_sums, -0.5), rows)
-        scale = scale * _of_nodes(_power_or_zero(column_sums, -0.5), columns)
-    return (weights * scale).astype(stored.dtype)
+        return edges.weights * _of_ends(row_sums, -1.0, edges.rows)
+    scale = _of_ends(row_sums, -0.5, edges.rows) * _of_ends(column_sums, -0.5, edges.columns)
+    return edges.weights * scale
 
 
-def _of_nodes(scales: Float[Array, " n"], nodes: Int[Array, " edges"]) -> Float[Array, " edges"]:
-    """The scale of each edge's node, zero where a padding slot names no node."""
-    return scales.at[nodes].get(mode="fill", fill_value=0)
+def _of_ends(sums: Any, exponent: float, ends: Any) -> Any:
+    """The scale of each edge's end, zero for padding."""
+    xp: Any = np if isinstance(sums, np.ndarray) else jnp
+    return xp.append(_power_or_zero(sums, exponent), xp.zeros(1, sums.dtype))[ends]
 
 
-def _power_or_zero(degrees: Float[Array, " n"], exponent: float) -> Float[Array, " n"]:
+def _power_or_zero(degrees: Any, exponent: float) -> Any:
     """``degrees ** exponent`` where positive, else zero, with finite gradients in both cases."""
+    xp: Any = np if isinstance(degrees, np.ndarray) else jnp
     positive = degrees > 0
-    return jnp.where(positive, jnp.where(positive, degrees, 1) ** exponent, 0)
+    return xp.where(positive, xp.where(positive, degrees, 1) ** exponent, 0)

@@ -8,6 +8,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jaxgnn.graph import CSRGraph
+from jaxgnn.graph._row_sums import sum_rows
 from jaxgnn.ops.reference._dtypes import accumulation_dtype
 
 
@@ -24,7 +25,7 @@ def segment_softmax(
     peaks = jnp.where(peaks == -jnp.inf, 0, peaks)
     shifted = values - _spread(peaks, rows, 0)
     exponentials = jnp.where(real, jnp.exp(jnp.where(real, shifted, 0)), 0)
-    sums = jax.ops.segment_sum(exponentials, rows, num_rows, indices_are_sorted=True)
+    sums = sum_rows(exponentials, graph.indptr)
     return (exponentials / _spread(sums, rows, 1)).astype(logits.dtype)
 
 
@@ -34,7 +35,7 @@ def grad_logits(
     """``p_e (dy_e - Σ p_e' dy_e')`` over the edges of a row."""
     rows, accumulator = graph.receivers(), accumulation_dtype(dy.dtype)
     weighted = probabilities.astype(accumulator) * dy.astype(accumulator)
-    sums = jax.ops.segment_sum(weighted, rows, graph.num_rows, indices_are_sorted=True)
+    sums = sum_rows(weighted, graph.indptr)
     return (weighted - probabilities.astype(accumulator) * _spread(sums, rows, 0)).astype(dy.dtype)
 
 
