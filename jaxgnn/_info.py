@@ -3,41 +3,42 @@
 from __future__ import annotations
 
 import platform
+import sys
 from importlib.metadata import PackageNotFoundError, version
+from typing import get_args
 
 import jax
 
-from jaxgnn import _ffi
+from jaxgnn import _ffi, ops
 from jaxgnn._version import __version__
 from jaxgnn.ops import _dispatch as dispatch
 
 
 def kernels() -> list[dispatch.Kernel]:
-    """Every kernel of every op."""
-    import sys
-
-    modules = (sys.modules[f"jaxgnn.ops.{name}"] for name in _OPS)
-    return [
-        v for module in modules for v in vars(module).values() if isinstance(v, dispatch.Kernel)
+    """Every kernel of every public op, from the op's own module; some have more than one table."""
+    modules = {getattr(op, "__module__", "") for op in vars(ops).values() if callable(op)}
+    found = [
+        table
+        for name in sorted(modules)
+        if name.startswith(f"{ops.__name__}.")
+        for table in vars(sys.modules[name]).values()
+        if isinstance(table, dispatch.Kernel)
     ]
+    return list({id(table): table for table in found}.values())
 
 
-_OPS = (
-    "maxk",
-    "spmm",
-    "maxk_spmm",
-    "segment_softmax",
-    "mhc_pre",
-    "sinkhorn",
-    "mhc_post",
-    "mhc_post_pre",
-    "mhc_layer",
-    "mhc_head",
-    "fused_linear",
-    "fused_mlp",
-    "edge_mlp_aggregate",
-    "hypergraph_conv",
-)
+def tables() -> dict[str, dispatch.Kernel]:
+    """By name, with the implementations of all kernels of that name.
+
+    An op that runs its formula as it stands by ``"xla"``, and is split into other pieces for the
+    rest, has a table for each.
+    """
+    merged: dict[str, dict[dispatch.Name, dispatch.Implementation]] = {}
+    for kernel in kernels():
+        merged.setdefault(kernel.name, {}).update(kernel.implementations)
+    return {name: dispatch.Kernel(name, entries) for name, entries in merged.items()}
+
+
 # Ops whose kernels are those of others.
 _ELSEWHERE = {"hypergraph_conv": "that of spmm"}
 _PACKAGES = ("jax", "jaxlib", "flax", "jraph", "numpy", "scipy", "optax", "orbax-checkpoint")
@@ -54,17 +55,14 @@ def report() -> str:
         lines.append(f"compiled kernels for {name}: {'none' if path is None else path}")
     here = dispatch.current_platform()
     lines.append(f"implementations on {here}:")
-    seen = set()
-    for kernel in kernels():
-        if kernel.name not in seen:
-            seen.add(kernel.name)
-            lines.extend(_describe(kernel, here))
+    for _, kernel in sorted(tables().items()):
+        lines.extend(_describe(kernel, here))
     return "\n".join(lines)
 
 
 def _describe(kernel: dispatch.Kernel, here: dispatch.Platform) -> list[str]:
     lines = []
-    for name in ("xla", "pallas", "ffi"):
+    for name in get_args(dispatch.Name):
         if name not in kernel.implementations:
             reason = _ELSEWHERE.get(kernel.name, "not in this release")
         else:

@@ -4,10 +4,15 @@ A block has some columns of all nodes, and with the other blocks of these column
 the tokens. What a lane needs of the next tokens is on its way to shared memory while it works on
 the present ones; no lane reads what another has asked for. Sums over tokens stay in registers until
 the end, and are added up in a fixed order: by lanes, by warps, by blocks.
+
+An entry +0 of the matrix is no term of a sum, also where what it would be multiplied with is not
+finite. Sums are made as if it were one. Then the first node's, of which all nodes' numbers are
+terms, tells whether one of them was not finite; if so, they are made once more, term by term.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -118,6 +123,8 @@ def mix(
 ) -> jax.Array:
     """``residual + activation(matrix x + bias)``, accumulated in float32 and rounded once.
 
+    What is not finite does not pass an entry +0 of the matrix; it does pass -0.
+
     Args:
       x: [tokens, nodes, width], up to 8 nodes, since a lane of the backward pass has a sum for
         each two of them; of a width that is a multiple of 32; float32, bfloat16 or float16.
@@ -156,7 +163,7 @@ def mix_backward(
     """Gradients to ``x``, ``matrix`` and ``bias``; that to the residual is ``dy`` itself.
 
     With ``da = dy activation'(matrix x + bias)``, which is recomputed: ``dx = matrixᵀ da``, ``Σ da
-    xᵀ`` and ``Σ da``, in one pass.
+    xᵀ`` and ``Σ da``, in one pass. As there, of +0; but the second has its entry too.
 
     Args:
       x: as in ``mix``.
@@ -287,6 +294,31 @@ class _Walk:
         words = self.inputs.bias.load_words(self.column, _ENTRIES)
         return [self.inputs.bias.unpack(words, e) for e in range(_ENTRIES)]
 
+    def each_node(self, carry: Any, body: Any) -> Any:
+        """``carry = body(node, carry)``, one after another: little code for what is rare."""
+        return self.warp.loop(self.warp.i32(0), self.nodes, 1, carry, body)
+
+    def exact_preactivation(self, i: Value, node: Value | int, bias: list[Value]) -> list[Value]:
+        """Of a node: the terms that there are, and no others."""
+        first = self.warp.integer(node) * self.matrix.shape[1]
+        return self.each_node(
+            bias, lambda u, z: self._add_term(z, self.matrix.load(first + u), self.piece(i, u))
+        )
+
+    def exact_gradient(self, i: Value, node: Value, da: Any, token: Value) -> list[Value]:
+        """To the features of a node; ``da(i, v, token)`` is that to the sums of another."""
+        pitch = self.matrix.shape[1]
+        zeros = [self.warp.f32(0.0)] * _ENTRIES
+        return self.each_node(
+            zeros,
+            lambda v, dx: self._add_term(dx, self.matrix.load(v * pitch + node), da(i, v, token)),
+        )
+
+    def _add_term(self, sums: list[Value], factor: Value, values: list[Value]) -> list[Value]:
+        there, zero = factor.bits("i32") != 0, self.warp.f32(0.0)
+        pairs = zip(values, sums, strict=True)
+        return [self.warp.fma(factor, self.warp.select(there, v, zero), s) for v, s in pairs]
+
     def inside(self, token: Value) -> Value:
         """Whether there is such a token."""
         return token < self.inputs.x.shape[0]
@@ -304,18 +336,18 @@ class _Walk:
                 at = first + node * (width // _ENTRIES)
                 self.ring.copy_from(place, array, at, _ENTRIES * array.itemsize)
 
-    def piece(self, i: Value, number: int) -> list[Value]:
+    def piece(self, i: Value, number: Value | int) -> list[Value]:
         """The columns of a node: of ``x``, and behind all its nodes of ``other``."""
         words = self.ring.load_words(self._place(i, number) * _ENTRIES, _ENTRIES)
         return [self.ring.unpack(words, e) for e in range(_ENTRIES)]
 
-    def _place(self, i: Value, piece: int) -> Value:
+    def _place(self, i: Value, piece: Value | int) -> Value:
         """In the ring, counted in what a lane reads at once."""
         _, stages, pieces, _, _ = self.ring.shape
         stage = self.warp.thread // LANES * stages + i % stages
         return (stage * pieces + piece) * LANES + self.warp.lane
 
-    def store(self, token: Value, node: int, values: list[Value], target: Array) -> None:
+    def store(self, token: Value, node: Value | int, values: list[Value], target: Array) -> None:
         """Writes the columns of a node."""
 
         def write():
@@ -336,14 +368,24 @@ class _Forward:
         walk = _Walk(warp, self.tile, inputs, ring, matrix)
         bias = walk.bias()
 
+        def finish(i, token, node, z):
+            made = [activate(warp, self.activation, value) for value in z]
+            if inputs.other is not None:
+                made = _sums_of(made, walk.piece(i, node + walk.nodes))
+            walk.store(token, node, made, y)
+
         def take(i, token, _):
             x = [walk.piece(i, node) for node in range(walk.nodes)]
-            for node in range(walk.nodes):
-                made = _preactivation(warp, walk.row(node), x, bias)
-                made = [activate(warp, self.activation, z) for z in made]
-                if inputs.other is not None:
-                    made = _sums_of(made, walk.piece(i, walk.nodes + node))
-                walk.store(token, node, made, y)
+            first = _preactivation(warp, walk.row(0), x, bias)
+            strange = _strange(warp, first)
+            finish(i, token, 0, first)
+            for node in range(1, walk.nodes):
+                finish(i, token, node, _preactivation(warp, walk.row(node), x, bias))
+            again = functools.partial(exactly, i, token)
+            warp.when(strange, lambda: walk.each_node((), lambda node, _: again(node)))
+
+        def exactly(i, token, node):
+            finish(i, token, node, walk.exact_preactivation(i, node, bias))
 
         walk.run((), take)
 
@@ -371,6 +413,14 @@ class _Backward:
 
         def take(i, token, totals):
             x = [walk.piece(i, node) for node in nodes]
+            if self.activation is None:
+                return quickly(i, token, x, totals)
+            # The gradient in front of the activation is made of all features.
+            strange = _strange(warp, _preactivation(warp, walk.row(0), x, bias))
+            totals = warp.change(~strange, totals, functools.partial(quickly, i, token, x))
+            return warp.change(strange, totals, functools.partial(exactly, i, token))
+
+        def quickly(i, token, x, totals):
             made = [[zero] * _ENTRIES for _ in nodes]
             for node in nodes:
                 row = walk.row(node)
@@ -383,7 +433,29 @@ class _Backward:
                     made[other] = [warp.fma(factor, d, m) for d, m in pairs]
             for node in nodes:
                 walk.store(token, node, made[node], dx)
+            warp.when(_strange(warp, made[0]), lambda: store_exactly(i, token))
             return totals
+
+        def exactly(i, token, totals):
+            x = [walk.piece(i, node) for node in nodes]
+            for node in nodes:
+                totals = self._add(warp, totals, node, exact_da(i, warp.i32(node), token), x)
+            store_exactly(i, token)
+            return totals
+
+        def exact_da(i, node, token):
+            da = walk.piece(i, node + walk.nodes)
+            if self.activation is not None:
+                z = walk.exact_preactivation(i, node, bias)
+                pairs = zip(z, da, strict=True)
+                da = [pull_back(warp, self.activation, z, d) for z, d in pairs]
+            return [warp.select(walk.inside(token), d, zero) for d in da]
+
+        def store_exactly(i, token):
+            def store(node, _):
+                walk.store(token, node, walk.exact_gradient(i, node, exact_da, token), dx)
+
+            walk.each_node((), store)
 
         totals = walk.run(_Totals([zero] * walk.nodes**2, [zero] * _ENTRIES), take)
         partial = partial.row(warp.block)
@@ -433,6 +505,14 @@ def _preactivation(warp: Warp, row: list[Value], x: list[list[Value]], bias) -> 
     for factor, columns in zip(row, x, strict=True):
         totals = [warp.fma(factor, c, total) for c, total in zip(columns, totals, strict=True)]
     return totals
+
+
+def _strange(warp: Warp, sums: list[Value]) -> Value:
+    """Whether one of them is not finite."""
+    zero = total = warp.f32(0.0)
+    for value in sums:
+        total = warp.fma(value, zero, total)
+    return total != 0.0
 
 
 def _sums_of(a: list[Value], b: list[Value]) -> list[Value]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Concatenate
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 
@@ -69,7 +70,9 @@ def empty_like(kind: Any, like: Any) -> jax.Array:
 
 
 def offset_dtype(num_edges: int) -> type[np.signedinteger]:
-    """int32 while edge offsets fit, int64 beyond 2^31 - 1 edges."""
+    """int32 while edge offsets fit, int64 beyond 2^31 - 1 edges; int32 for an unknown number."""
+    if jax.export.is_symbolic_dim(num_edges):
+        return np.int32
     return np.int32 if num_edges <= MAX_INT32 else np.int64
 
 
@@ -172,7 +175,12 @@ def require_x64() -> None:
 
 
 def require_size(where: str, argument: str, size: Any) -> None:
-    """Raises ValueError unless ``size`` is a number of nodes that int32 ids can name."""
+    """Raises ValueError unless ``size`` is a number of nodes that int32 ids can name.
+
+    It may be one that is known only when an exported program is called.
+    """
+    if jax.export.is_symbolic_dim(size):
+        return
     is_integer = isinstance(size, int | np.integer) and not isinstance(size, bool)
     if not is_integer or not 0 <= size <= MAX_INT32:
         raise bad_input(where, argument, "an integer in [0, 2^31)", repr(size))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
@@ -18,6 +19,8 @@ MAX_UNITS_PER_PIECE = 16
 
 def units_per_piece(num_edges: int) -> int:
     """How many units a piece has at most: a warp walks it alone, so it must not take for ever."""
+    if jax.export.is_symbolic_dim(num_edges):  # no kernel takes those
+        return 1
     return min(max(num_edges >> 20, 1), MAX_UNITS_PER_PIECE)
 
 
@@ -32,6 +35,8 @@ def long_piece(num_edges: int) -> int:
     Sharing a warp costs less for each piece; but the longest shared piece must be a small part of
     what a warp has to do in all, which on a large GPU is about ``num_edges >> 14``.
     """
+    if jax.export.is_symbolic_dim(num_edges):  # no kernel takes those
+        return 64
     return min(max(num_edges >> 17, 64), 1024)
 
 

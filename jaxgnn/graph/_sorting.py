@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
@@ -78,6 +79,9 @@ def _sort_traced(receivers, num_rows, mask):
     if dtype == np.int64:
         require_x64()
     permutation = jnp.argsort(keys, stable=True).astype(dtype)
+    if jax.export.is_symbolic_dim(receivers.shape[0]):  # for which there is no search
+        counts = jnp.zeros(num_rows + 2, dtype).at[keys + 1].add(1, mode="drop")
+        return jnp.cumsum(counts, dtype=dtype)[: num_rows + 1], permutation
     rows = jnp.arange(num_rows + 1, dtype=keys.dtype)
     indptr = jnp.searchsorted(keys[permutation], rows, side="left", method="sort")
     return indptr.astype(dtype), permutation

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -143,7 +144,8 @@ def ffi(
     """
 
     def unsupported(platform: Platform, *args: Any, **options: Any) -> str | None:
-        reason = _other_dtype(dtypes, args)
+        # A library reads the number of rows when it is called; what it cuts them into, it is told.
+        reason = _other_dtype(dtypes, args) or unknown_size(args, leading=False)
         if reason is None and platform == "cuda":
             reason = cuda_limits(*args, **options)
         return reason
@@ -173,7 +175,7 @@ def pallas(
     """
 
     def unsupported(platform: Platform, *args: Any, **options: Any) -> str | None:
-        reason = _other_dtype(dtypes, args)
+        reason = _other_dtype(dtypes, args) or unknown_size(args)
         return limits(*args, **options) if reason is None else reason
 
     runs: dict[Platform, Callable[..., Any]] = {"cuda": run}
@@ -191,6 +193,21 @@ def _other_dtype(dtypes: tuple[str, ...], args: Any) -> str | None:
         known = leaf.dtype.name in (*dtypes, "float32")
         if jnp.issubdtype(leaf.dtype, jnp.floating) and not known:
             return f"needs {' or '.join(dtypes)} values, got {leaf.dtype.name}"
+    return None
+
+
+def unknown_size(args: Any, *, leading: bool = True) -> str | None:
+    """The reason if a size is known only when an exported program is called, or None.
+
+    Args:
+      args: pytrees of arrays.
+      leading: whether leading axes count, not only those of graphs.
+    """
+    for argument in args:
+        first = 0 if leading or isinstance(argument, CSRGraph) else -1
+        for leaf in jax.tree.leaves(argument):
+            if any(jax.export.is_symbolic_dim(size) for size in leaf.shape[first:]):
+                return f"needs sizes that are known when it is traced, got {list(leaf.shape)}"
     return None
 
 

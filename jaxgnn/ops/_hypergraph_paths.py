@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from jaxgnn.graph import CSRGraph, Incidence, Normalization
 from jaxgnn.ops import _dispatch as dispatch
@@ -18,6 +18,7 @@ from jaxgnn.ops._attention import edge_scores, row_softmax, weighted_sums
 from jaxgnn.ops._eager import run_compiled
 from jaxgnn.ops.reference._activations import Name as Activation
 from jaxgnn.ops.reference._dtypes import accumulation_dtype
+from jaxgnn.ops.reference._finite import any_not_finite, exact_matmul, product_of_what_is_there
 from jaxgnn.ops.reference.fused_linear import Precision, behind_barrier
 from jaxgnn.ops.reference.hypergraph_conv import (
     AttentionMode,
@@ -190,33 +191,144 @@ def _picked(values: Float[Array, "*batch edges"], permutation) -> Float[Array, "
 def mixing_matrix(
     incidence: Incidence, weight: Float[Array, " hyperedges"] | None, convention: Convention, dtype
 ) -> Float[Array, "nodes nodes"]:
-    """``L H R Hᵀ C`` as a matrix."""
+    """``L H R Hᵀ C`` as a matrix; +0 for nodes that share no hyperedge, and for no others.
+
+    A zero that weights have made is -0 (see ``reference.mix``).
+    """
     dense = incidence.todense(dtype)
+    if weight is None:
+        return _dense_matrix(convention, dense, None)
+    return _weighted_matrix(convention, dense, weight)
+
+
+def _zeros_for_nothing(a, b, there_a, there_b):
+    """A product in which what is not there is zero."""
+    del there_a, there_b
+    return exact_matmul(a, b)
+
+
+def _dense_matrix(convention: Convention, dense, weight) -> Float[Array, "nodes nodes"]:
     left, middle, right = _dense_scales(dense, weight, convention)
     matrix = _product("ve,e,ue->vu", dense, middle, dense) * left[:, None]
     return matrix if right is None else matrix * right
 
 
-def _dense_scales(dense, weight, convention) -> Scales:
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _weighted_matrix(convention: Convention, dense, weight):
+    return _weighted_matrix_forward(convention, dense, weight)[0]
+
+
+def _weighted_matrix_forward(convention: Convention, dense, weight):
+    known = jnp.isfinite(weight)
+    make = partial(_dense_matrix, convention, dense)
+    matrix, pull_back = jax.vjp(make, jnp.where(known, weight, 0))
+    shared = _shared(dense, jnp.where(known, weight, 0), matrix)
+    # A weight that is not finite is part of the degrees of its nodes.
+    hurt = _through(convention, jnp.any((dense > 0) & ~known, axis=1))
+    matrix = jnp.where(hurt, jnp.nan, jnp.where(matrix == 0, -0.0, matrix))
+    return jnp.where(shared, matrix, 0), (dense, shared, hurt, pull_back)
+
+
+def _weighted_matrix_backward(convention: Convention, residuals, dmatrix):
+    """As of sums over incidences: what is not finite reaches the weights at the nodes it is at."""
+    dense, shared, hurt, pull_back = residuals
+    strange = shared & (hurt | ~jnp.isfinite(dmatrix))
+    (dweight,) = pull_back(jnp.where(shared & ~strange, dmatrix, 0))
+    nodes = jnp.any(strange, axis=1)
+    if convention.normalization == "sym":
+        nodes |= jnp.any(strange, axis=0)
+    lost = jnp.any((dense > 0) & nodes[:, None], axis=0)
+    return jnp.zeros_like(dense), jnp.where(lost, jnp.nan, dweight).astype(dweight.dtype)
+
+
+_weighted_matrix.defvjp(_weighted_matrix_forward, _weighted_matrix_backward)
+
+
+def _shared(dense, weight, matrix) -> Bool[Array, "nodes nodes"]:
+    """Which nodes share a hyperedge; if all weights are positive, the matrix tells."""
+    if dispatch.current_platform() == "cuda":  # which takes longer for a branch
+        return _product("ve,ue->vu", dense, dense) > 0
+    return lax.cond(
+        jnp.all(weight > 0),
+        lambda: matrix != 0,
+        lambda: _product("ve,ue->vu", dense, dense) > 0,
+    )
+
+
+def _through(convention: Convention, nodes: Bool[Array, " nodes"]) -> Bool[Array, "nodes nodes|1"]:
+    """The entries of the matrix that the degrees of these nodes are part of."""
+    rows = nodes[:, None]
+    return rows if convention.normalization == "mean" else rows | nodes
+
+
+def _dense_scales(dense, weight, convention, multiply=_zeros_for_nothing) -> Scales:
     ones = jnp.ones(dense.shape[1], dense.dtype)
-    degrees = _product("ve,e->v", dense, ones if weight is None else weight.astype(dense.dtype))
+    weights = ones if weight is None else weight.astype(dense.dtype)
+    degrees = multiply(dense, weights[:, None], dense > 0, None)[:, 0]
     return scales(degrees, jnp.sum(dense, axis=0), weight, **convention.scaling)
 
 
 def attended_mixing(arrays: Arrays, convention: Convention) -> Float[Array, "*batch nodes out"]:
     """The convolution with attention by one small matrix for each token and head."""
+    y = _attended_mixing(convention, arrays.incidence, _of_attention(arrays))
+    return _finished(merge_heads(y, arrays.bias, convention.concat), arrays, convention)
+
+
+def _of_attention(arrays: Arrays) -> Arrays:
+    """Those that the sums are made of, without the ids, which are not differentiated."""
+    # pyrefly: ignore[bad-argument-type]
+    return arrays._replace(incidence=None, bias=None, residual=None)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attended_mixing(convention: Convention, incidence: Incidence, arrays: Arrays):
+    return _attended_mixing_forward(convention, incidence, arrays)[0]
+
+
+def _attended_mixing_forward(convention: Convention, incidence: Incidence, arrays: Arrays):
+    y, pull_back = jax.vjp(
+        partial(_attended_sums, _zeros_for_nothing, convention, incidence), arrays
+    )
+    exactly = partial(_attended_sums, product_of_what_is_there, convention, incidence)
+    y = lax.cond(any_not_finite(y), exactly, lambda _: y, arrays)
+    return y, (incidence, arrays, pull_back)
+
+
+def _attended_mixing_backward(convention: Convention, residuals, dy):
+    incidence, arrays, pull_back = residuals
+    (gradients,) = pull_back(dy)
+
+    def exactly(arrays):
+        sums = partial(_attended_sums, product_of_what_is_there, convention, incidence)
+        return jax.vjp(sums, arrays)[1](dy)[0]
+
+    strange = any_not_finite(*jax.tree.leaves(gradients))
+    return None, lax.cond(strange, exactly, lambda _: gradients, arrays)
+
+
+_attended_mixing.defvjp(_attended_mixing_forward, _attended_mixing_backward)
+
+
+def _attended_sums(
+    multiply, convention: Convention, incidence: Incidence, arrays: Arrays
+) -> Float[Array, "*batch nodes heads out"]:
+    """The sums by head; ``multiply`` takes two matrices, and where they have entries."""
+    arrays = arrays._replace(incidence=incidence)
     z, of_nodes, of_hyperedges = _attended(arrays, convention)
-    dense = arrays.incidence.todense(z.dtype)
+    dense = incidence.todense(z.dtype)
+    there = dense > 0
     logits = of_nodes[..., :, None, :] + of_hyperedges[..., None, :, :]
     logits = jax.nn.leaky_relu(logits, convention.negative_slope)
     axis = -3 if convention.attention_mode == "node" else -2
     alpha = _dense_softmax(logits, dense[..., None], axis)
-    alpha = alpha * _multiplicities(arrays, dense)
-    left, middle, right = _dense_scales(dense, arrays.weight, convention)
-    matrix = _product("...veh,e,...ueh->...hvu", alpha, middle, alpha) * left[:, None]
+    alpha = jnp.where(there[..., None], alpha * _multiplicities(arrays, dense), 0)
+    alpha = jnp.moveaxis(alpha, -1, -3)  # heads in front of nodes and hyperedges
+    left, middle, right = _dense_scales(dense, arrays.weight, convention, multiply)
+    matrix = multiply(alpha, (alpha * middle).mT, there, there.T) * left[:, None]
     matrix = matrix if right is None else matrix * right
-    y = _product("...hvu,...uhf->...vhf", matrix, z)
-    return _finished(merge_heads(y, arrays.bias, convention.concat), arrays, convention)
+    shared = _product("ve,ue->vu", dense, dense) > 0
+    y = multiply(matrix, jnp.moveaxis(z, -2, -3), shared, None)
+    return jnp.moveaxis(y, -3, -2)
 
 
 def _dense_softmax(logits, counts, axis: int):

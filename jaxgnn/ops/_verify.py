@@ -46,8 +46,13 @@ def verify(mode: Mode, *, tolerance: float | None = None) -> Iterator[None]:
 
     The op runs both, on the same arguments, in the forward and in the backward pass; what it
     returns is that of the implementation that it would have run. Results must not differ by more
-    than the tolerance times the largest magnitude in the reference's array; NaN and infinities must
-    be in the same places, and integers equal. References multiply matrices in full precision.
+    than the tolerance times the largest finite magnitude in the reference's array, and have its
+    shape; NaN and infinities, of either sign, must be in the same places whatever the tolerance,
+    and integers equal. References multiply matrices in full precision.
+
+    Of ops that are made of several, where an activation's kink lets gradients differ that are both
+    right (``hypergraph_conv`` by mixing, ``edge_mlp_aggregate`` that is split), all gradients are
+    checked for what is not finite where the formula's is.
 
     The setting is part of ``jax.jit``'s cache key: a function traced under another setting is
     traced again, and under ``"off"`` nothing is added to it. Arrays are compared where they are;
@@ -57,13 +62,13 @@ def verify(mode: Mode, *, tolerance: float | None = None) -> Iterator[None]:
       mode: ``"off"``; ``"warn"`` for a ``RuntimeWarning``; ``"strict"`` for an error, which under
         ``jax.jit`` comes as a ``jax.errors.JaxRuntimeError`` that quotes it, when the results are
         waited for.
-      tolerance: relative, at least zero; by default 1e-9 for float64, 1e-4 for float32, 2^-10 for
-        float16 and 2^-7 for bfloat16, and what TF32 products may differ by where they were asked
-        for, as JAX does unless it is told otherwise. For a node of more than 1,677 edges in float32
-        it is 2^-24 an edge, since that is how exact the reference's sum is.
+      tolerance: relative, finite and at least zero; by default 1e-9 for float64, 1e-4 for float32,
+        2^-10 for float16 and 2^-7 for bfloat16, and what TF32 products may differ by where they
+        were asked for, as JAX does unless it is told otherwise. For a node of more than 1,677 edges
+        in float32 it is 2^-24 an edge, since that is how exact the reference's sum is.
 
     Raises:
-      ValueError: if there is no such mode, or the tolerance is negative or NaN.
+      ValueError: if there is no such mode, or the tolerance is negative or not finite.
       VerificationError: in the ``"strict"`` mode, if results differ. It names the op, the
         implementation, the array and its worst entry.
 
@@ -77,8 +82,8 @@ def verify(mode: Mode, *, tolerance: float | None = None) -> Iterator[None]:
     """
     if mode not in get_args(Mode):
         raise bad_input("verify", "mode", "one of " + ", ".join(get_args(Mode)), repr(mode))
-    if tolerance is not None and not tolerance >= 0:
-        raise bad_input("verify", "tolerance", "None or at least zero", tolerance)
+    if tolerance is not None and not 0 <= tolerance < np.inf:
+        raise bad_input("verify", "tolerance", "None or at least zero, and finite", tolerance)
     with using(Setting(mode, None if tolerance is None else float(tolerance))):
         yield
 
@@ -120,6 +125,10 @@ def checked(
             expected = reference(*args)
         longest = longest_sum(*args) if tolerance is None else None
         for path, a, e in _pairs(made, expected):
+            if a.shape != e.shape:
+                shapes = f"is of shape {a.shape}, the reference's of {e.shape}"
+                _tell(mode, f"{name}{path} {shapes}")
+                continue
             difference = _worst(a, e, tolerance, longest)
             jax.debug.callback(partial(_judge, mode, f"{name}{path}"), *difference)
         return made
@@ -127,11 +136,64 @@ def checked(
     return both
 
 
+def contained(name: str, run: Callable[..., Any], reference: Callable[..., Any]):
+    """``run``, where results and gradients have to be finite wherever ``reference`` has such.
+
+    For ops of several pieces, each of which may be right by itself.
+
+    Args:
+      name: of the op and the way that it takes.
+      run: of arrays in pytrees, all that it depends on.
+      reference: what it has to equal.
+    """
+    mode = _setting.value.mode
+
+    def compare(what: str, made: Any, expected: Any) -> None:
+        for path, a, e in _pairs(made, expected):
+            where = _spread(a, e)
+            jax.debug.callback(partial(_judge_spread, mode, f"{name}{what}{path}"), *where)
+
+    def exactly(function: Callable[..., Any]):
+        with using(Setting()), jax.default_matmul_precision("highest"):
+            return function()
+
+    @jax.custom_vjp
+    def both(*args):
+        return forward(*args)[0]
+
+    def forward(*args):
+        made, pull_back = jax.vjp(run, *args)
+        compare("", made, exactly(lambda: reference(*args)))
+        return made, (args, pull_back)
+
+    def backward(residuals, dy):
+        args, pull_back = residuals
+        made = pull_back(dy)
+        compare(".gradients", made, exactly(lambda: jax.vjp(reference, *args)[1](dy)))
+        return made
+
+    both.defvjp(forward, backward)
+    return both
+
+
+def _spread(made: jax.Array, expected: jax.Array):
+    """Where the one is not finite and the other is, if anywhere, and the entry of the first."""
+    wrong = ~jnp.isfinite(made) & jnp.isfinite(expected)
+    place = jnp.argmax(wrong)
+    return jnp.any(wrong), _index(place, made.shape), made.reshape(-1)[place]
+
+
+def _judge_spread(mode: Mode, name: str, is_wrong, index, actual) -> None:
+    if is_wrong:
+        place = np.asarray(index).tolist()
+        _tell(mode, f"{name}: entry {place} is {actual}, the reference's is finite")
+
+
 def _pairs(made: Any, expected: Any) -> Iterator[tuple[str, jax.Array, jax.Array]]:
     leaves, structure = jax.tree.flatten_with_path(made)
     others = structure.flatten_up_to(expected)
     for (path, a), e in zip(leaves, others, strict=True):
-        if a.size:
+        if a.size and a.dtype != jax.dtypes.float0:
             yield jax.tree_util.keystr(path), a, e
 
 
@@ -140,7 +202,8 @@ def _worst(
 ):
     """Where they differ most, by how much, what was allowed, and both entries."""
     if not jnp.issubdtype(made.dtype, jnp.floating):
-        difference = (made != expected.astype(made.dtype)).astype(jnp.float32)
+        cut = expected.astype(made.dtype), made.astype(expected.dtype)  # if of other bits
+        difference = ((made != cut[0]) | (cut[1] != expected)).astype(jnp.float32)
         allowed = jnp.float32(0.0)
     else:
         wide = jnp.dtype("float64" if made.dtype == jnp.float64 else "float32")
@@ -152,11 +215,15 @@ def _worst(
         # Of infinities and NaN on one side alone.
         difference = jnp.where(jnp.isnan(difference), jnp.inf, difference)
         largest = jnp.max(jnp.abs(e), initial=0, where=jnp.isfinite(e))
-        allowed = tolerance * largest
+        # No tolerance allows those.
+        allowed = jnp.minimum(tolerance * largest, jnp.finfo(wide).max)
     place = jnp.argmax(difference)
-    index = jnp.stack(jnp.unravel_index(place, made.shape)) if made.ndim else place[None]
     entries = (array.reshape(-1)[place] for array in (made, expected))
-    return index, difference.reshape(-1)[place], allowed, *entries
+    return _index(place, made.shape), difference.reshape(-1)[place], allowed, *entries
+
+
+def _index(place: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return jnp.stack(jnp.unravel_index(place, shape)) if shape else place[None]
 
 
 def _of_dtype(dtype: jnp.dtype, wide: jnp.dtype, longest_sum: jax.Array | None) -> Any:
@@ -176,6 +243,10 @@ def _judge(mode: Mode, name: str, index, difference, allowed, actual, expected) 
         f"{name}: entry {np.asarray(index).tolist()} is {actual}, the reference has {expected}: "
         f"the difference {difference:.3g} is more than {allowed:.3g}"
     )
+    _tell(mode, text)
+
+
+def _tell(mode: Mode, text: str) -> None:
     if mode == "strict":
         raise VerificationError(text)
     warnings.warn(f"jaxgnn: {text}", RuntimeWarning, stacklevel=2)

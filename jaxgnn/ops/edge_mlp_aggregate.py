@@ -8,12 +8,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops import _pallas_edges as pallas
+from jaxgnn.ops import _verify
 from jaxgnn.ops._checks import check_graph, from_numpy
 from jaxgnn.ops._edge_checks import both_ends, check_edge_arrays, check_edge_mlp, check_reduction
 from jaxgnn.ops._edge_fold import folded_by_vmap
@@ -150,7 +152,12 @@ def edge_mlp_aggregate(
     arrays = graph, receivers, senders, layers, edge_features, weights
     if request.name == "xla":
         return _as_it_stands(request, *arrays, reduce=reduce, activation=activation)
-    return _split(request, degrees, *arrays, reduce=reduce, activation=activation)
+    options = {"reduce": reduce, "activation": activation}
+    run = partial(_split, request, degrees, **options)
+    if request.verify.mode != "off":  # of each piece its kernel sees to itself
+        formula = partial(_as_it_stands, request._replace(name="xla"), **options)
+        run = _verify.contained(f"{_OP}[split]", run, formula)
+    return run(*arrays)
 
 
 def _as_it_stands(
@@ -189,9 +196,10 @@ def _split(
     *biases, last_bias = biases if to_nodes else (*biases, None)
     ends = receivers.shape[-1], receivers.shape[-1] + senders.shape[-1]
     static = EdgeOptions(activation, to_nodes, reduce == "max", *degrees)
+    by_rows, by_columns = (_by_nodes if not degree else _by_nodes_with_edges for degree in degrees)
     operands = EdgeOperands(
-        receivers=_by_nodes(receivers, first[: ends[0]], first_bias),
-        senders=_by_nodes(senders, first[ends[0] : ends[1]], None),
+        receivers=by_rows(receivers, first[: ends[0]], first_bias),
+        senders=by_columns(senders, first[ends[0] : ends[1]], None),
         features=features,
         weights=weights,
         feature_kernel=None if features is None else first[ends[1] :],
@@ -200,14 +208,38 @@ def _split(
     )
     y = _edge_reduce_op(request, static, graph, operands)
     if to_nodes:
-        y = _edge_weights.last_layer(y, last, last_bias, totals)
+        real = None if degrees[0] else graph.degrees() > 0
+        y = _edge_weights.last_layer(y, last, last_bias, totals, real)
     return y.reshape(*batch, *y.shape[1:])
 
 
-def _by_nodes(h: Array, kernel: Array, bias: Array | None) -> Array:
+def _by_nodes_with_edges(h: Array, kernel: Array, bias: Array | None) -> Array:
     """What a node hands to its edges; names of kernels, argument or default, are for the edges."""
     with dispatch.default_implementation(None):
         return fused_linear(h, kernel, bias)
+
+
+@jax.custom_vjp
+def _by_nodes(h: Array, kernel: Array, bias: Array | None) -> Array:
+    """As ``_by_nodes_with_edges``, where there may be others.
+
+    Those have no part in the gradients, also if they are not finite.
+    """
+    return _by_nodes_with_edges(h, kernel, bias)
+
+
+def _by_nodes_forward(*inputs):
+    return _by_nodes(*inputs), inputs
+
+
+def _by_nodes_backward(inputs, dz):
+    h, *layer = inputs
+    # The gradient of a node without edges is zero: zero times NaN would be NaN.
+    h = jnp.where(jnp.any(dz != 0, axis=-1, keepdims=True), h, 0)
+    return jax.vjp(_by_nodes_with_edges, h, *layer)[1](dz)
+
+
+_by_nodes.defvjp(_by_nodes_forward, _by_nodes_backward)
 
 
 def _one_batch_axis(x: Array, own_axes: int) -> Array:

@@ -146,6 +146,8 @@ def _is_linked(request: dispatch.Request, x: Array) -> bool:
     """Whether the backward passes of both ends go hand in hand, as below."""
     if request.name == "xla" or MHC_PRE.unavailable("pallas", "cuda") is not None:
         return False
+    if dispatch.unknown_size((x,)) is not None:
+        return False
     return pallas.layer_links(x)
 
 

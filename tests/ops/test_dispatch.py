@@ -330,6 +330,26 @@ def test_info_names_every_op_of_the_readme():
     assert "hypergraph_conv               ffi     that of spmm" in _info.report()
 
 
+def test_info_tells_of_every_implementation_in_the_tables_of_the_ops():
+    tables = [
+        (module.__name__, table)
+        for name, module in list(sys.modules.items())
+        if name.startswith("jaxgnn.")
+        for table in vars(module).values()
+        if isinstance(table, dispatch.Kernel)
+    ]
+    rows = dict(re.findall(r"^  (\S+ +\w+) +(.+)$", _info.report(), re.M))
+    rows = {tuple(key.split()): told for key, told in rows.items()}
+    for where, table in tables:
+        for name in table.implementations:
+            told = rows[table.name, name]
+            reason = table.unavailable(name, dispatch.current_platform())
+            assert told == ("usable" if reason is None else reason), (where, table.name, name)
+    for op in ("fused_linear", "fused_mlp", "edge_mlp_aggregate"):
+        assert "not in this release" not in rows[op, "pallas"]
+    assert {name for name, _ in rows} == {table.name for _, table in tables}
+
+
 def test_graph_is_a_pytree_that_jit_takes_without_retracing_for_other_edges():
     traces = []
 

@@ -1,5 +1,7 @@
 """``jaxgnn.verify`` finds what is wrong, lets pass what is right, and costs nothing when off."""
 
+import re
+import sys
 from functools import partial
 
 import jax
@@ -121,6 +123,65 @@ def test_what_is_not_finite_has_to_be_in_the_same_places(bad):
             _doubling(lambda y: y.at[1].set(0.0))(x)
 
 
+@pytest.mark.parametrize("wrong", [jnp.nan, jnp.inf, -jnp.inf])
+@pytest.mark.parametrize("right", [1.0, jnp.nan, jnp.inf, -jnp.inf])
+def test_no_tolerance_excuses_what_is_not_finite(right, wrong):
+    """Not even one that is itself more than the largest number."""
+    x = jnp.array([1.5e38, right])
+    double = _doubling(lambda y: y.at[1].set(wrong))
+    with jaxgnn.verify("strict", tolerance=1e30):
+        if np.array_equal(right, wrong, equal_nan=True):
+            double(x)
+        else:
+            with pytest.raises(ops.VerificationError, match=r"entry \[1\]"):
+                double(x)
+
+
+def test_shapes_have_to_be_the_same_and_integers_are_not_cut_to_fewer_bits():
+    def table(fast, x):
+        entry = dispatch.Implementation(dict.fromkeys(("cpu", "cuda"), fast))
+        kernel = dispatch.Kernel("double", {"xla": dispatch.xla(lambda x: 2 * x), "ffi": entry})
+        return kernel(dispatch.resolve("double", None), x)
+
+    with jaxgnn.verify("strict"):
+        with pytest.raises(ops.VerificationError, match=r"is of shape \(1, 3\), .* of \(3,\)"):
+            table(lambda x: 2 * x[None], jnp.ones(3))
+        with pytest.raises(ops.VerificationError, match=r"entry .* is 0, the reference has 256"):
+            table(lambda x: (2 * x).astype(jnp.uint8), jnp.array([128]))
+
+
+def test_a_gradient_that_is_not_finite_where_the_formula_has_numbers_is_found(monkeypatch):
+    """By ops of several pieces, each of which is what it should be."""
+    hypergraph = jaxgnn.Incidence.from_hyperedges([[0, 1], [2]], 3)
+    kernels = jnp.ones((16, 4)), jnp.ones((4, 4))
+
+    def mixing(x):
+        return ops.hypergraph_conv(x, hypergraph, path="mixing")
+
+    def messages(x):
+        params = ops.EdgeMLPParams(kernels, (None, None))
+        return ops.edge_mlp_aggregate(GRAPH, x, params)
+
+    x = _features().at[0, 0].set(jnp.nan)
+    for op, table, run in (
+        ("hypergraph_conv[mixing]", "MIX_BACKWARD", mixing),
+        ("edge_mlp_aggregate[split]", "BACKWARD", messages),
+    ):
+        with jaxgnn.verify("strict"):
+            jax.block_until_ready(jax.grad(lambda x, run=run: jnp.sum(run(x)[2:]))(x))
+        module = sys.modules[f"jaxgnn.ops.{op.partition('[')[0]}"]
+        right = getattr(module, table).implementations["xla"].runs["cpu"]
+
+        def wrong(*given, right=right, **options):
+            return jax.tree.map(lambda a: a * jnp.nan, right(*given, **options))
+
+        kernel = dispatch.Kernel("spoilt", {"xla": dispatch.xla(wrong)})
+        monkeypatch.setattr(module, table, kernel)
+        found = pytest.raises(ops.VerificationError, match=re.escape(f"{op}.gradients"))
+        with jaxgnn.verify("strict"), found:
+            jax.grad(lambda x, run=run: jnp.sum(run(x)))(x)
+
+
 def test_the_tolerance_is_relative_to_the_largest_entry():
     x = jnp.array([100.0, 1.0])
     double = _doubling(lambda y: y.at[1].add(0.1))
@@ -187,6 +248,7 @@ def test_off_adds_nothing_and_a_compiled_function_heeds_the_mode():
         ({"mode": "loud"}, "verify: mode must be one of off, warn, strict, got 'loud'"),
         ({"mode": "warn", "tolerance": -1.0}, "verify: tolerance must be None or at least zero"),
         ({"mode": "warn", "tolerance": float("nan")}, "verify: tolerance"),
+        ({"mode": "warn", "tolerance": float("inf")}, "and finite, got inf"),
     ],
 )
 def test_bad_settings_are_named(arguments, message):

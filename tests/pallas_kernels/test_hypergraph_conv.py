@@ -96,6 +96,38 @@ def test_what_is_not_finite_stays_with_its_token():
     assert np.isnan(dmatrix).any() and np.isnan(dbias[5]) and np.isfinite(dbias[6:]).all()
 
 
+# Nodes 0 and 1 share something, and 2 and 3, but nothing reaches 3 from 2: a weight of zero.
+APART = np.array(
+    [[0.5, 0.5, 0, 0], [0.5, 0.25, 0, 0], [0, 0, 1, -0.0], [0, 0, -0.0, 1]], np.float32
+)
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize(
+    "activation, dtype", [(None, "float32"), ("gelu", "bfloat16"), ("relu", "float32")]
+)
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_stays_with_the_terms_that_there_are(number, activation, dtype):
+    x, _, *rest = inputs(9, 4, 32, dtype)
+    dy = random_array(x.shape, dtype, seed=9)
+    bad_x, bad_dy = x.at[2, 0, 5].set(number).at[6, 2, 7].set(number), dy.at[4, 1, 3].set(number)
+    given = jnp.asarray(APART), *rest
+    good, bad = (_both((x, *given), dy, activation) for x, dy in ((x, dy), (bad_x, bad_dy)))
+    expected = exactly(activation, (bad_x, *given), bad_dy)
+    for made, right, without in zip(bad, expected, good, strict=True):
+        made, without = (np.asarray(a, np.float32) for a in (made, without))
+        right = np.asarray(right, np.float32)
+        if activation != "gelu":  # whose slope at an infinity kernels make NaN
+            np.testing.assert_array_equal(np.isfinite(made), np.isfinite(right))
+            np.testing.assert_array_equal(np.isnan(made), np.isnan(right))
+        if made.ndim == 3:
+            reached = np.zeros(made.shape, bool)
+            reached[2, :2, 5] = reached[6, 2:, 7] = reached[4, :2, 3] = True
+            np.testing.assert_array_equal(made[~reached], without[~reached])
+    # Of -0, a term.
+    assert not np.isfinite(np.asarray(bad[0][6, 3, 7], np.float32)) or activation == "relu"
+
+
 @pytest.mark.parametrize("width", [32, 96, 256, 8000, 8192])
 @pytest.mark.parametrize("tokens", [1, 100, 32768, 2**21])
 def test_tiles_cover_all_tokens_within_bounds(tokens, width):

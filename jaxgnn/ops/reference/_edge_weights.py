@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops.reference._dtypes import accumulation_dtype
@@ -101,10 +101,18 @@ def last_layer(
     kernel: Float[Array, "in out"],
     bias: Float[Array, " out"] | None,
     totals: Float[Array, "batch|1 rows"],
+    real: Bool[Array, " rows"] | None,
 ) -> Float[Array, "batch rows out"]:
     """``sums @ kernel + totals bias``, rounded once: the last layer behind a sum.
 
     Its gradients round what they multiply, as those of ``fused_linear`` do.
+
+    Args:
+      sums: of the layer in front.
+      kernel: of this one.
+      bias: or None.
+      totals: of the weights of each row.
+      real: False for rows without edges; None if there is none.
     """
     y = product(sums, kernel, ((2,), (0,)), None)
     if bias is not None:
@@ -117,8 +125,11 @@ def _last_layer_forward(*inputs):
 
 
 def _last_layer_backward(inputs, dy):
-    sums, kernel, bias, totals = inputs
+    sums, kernel, bias, totals, real = inputs
     dz = dy.astype(totals.dtype)
+    if real is not None:
+        # Without edges a row has no part in the layer: its zeros times NaN would be NaN.
+        dz = jnp.where(real[:, None], dz, 0)
     dsums, dkernel, _ = gradients(sums, kernel, None, dz, None)
     dbias, dtotals = None, jnp.zeros_like(totals)
     if bias is not None:
@@ -126,7 +137,7 @@ def _last_layer_backward(inputs, dy):
         dtotals = jnp.sum(dz * bias.astype(dz.dtype), axis=-1)
         if totals.shape[0] != dtotals.shape[0]:
             dtotals = jnp.sum(dtotals, axis=0, keepdims=True)
-    return dsums.astype(sums.dtype), dkernel, dbias, dtotals
+    return dsums.astype(sums.dtype), dkernel, dbias, dtotals, None
 
 
 last_layer.defvjp(_last_layer_forward, _last_layer_backward)

@@ -14,6 +14,12 @@ from jaxgnn.graph import Incidence, Normalization
 from jaxgnn.ops.reference._activations import ACTIVATIONS
 from jaxgnn.ops.reference._activations import Name as Activation
 from jaxgnn.ops.reference._dtypes import accumulation_dtype
+from jaxgnn.ops.reference._finite import (
+    add_the_rest,
+    any_not_finite,
+    exact_matmul,
+    finite_part,
+)
 from jaxgnn.ops.reference.fused_linear import Precision, behind_barrier, product
 
 Weighting = Literal["paper", "pyg"]
@@ -186,7 +192,10 @@ def mix(
     *,
     activation: Activation | None,
 ) -> Float[Array, "*batch nodes width"]:
-    """``residual + activation(M x + b)`` with one small matrix M for all leading axes."""
+    """``residual + activation(M x + b)`` with one small matrix M for all leading axes.
+
+    An entry +0 of M is no term of a sum: what is not finite does not pass it. One of -0 is a term.
+    """
     y = finish(_preactivation(x, mixing, bias), activation, residual)
     return y.astype(x.dtype)
 
@@ -202,7 +211,7 @@ def mix_backward(
     """Gradients to ``x``, ``mixing`` and ``bias``, from the arguments of ``mix`` alone.
 
     With ``da = dy activation'(M x + b)``: ``dx = Mᵀ da``, ``dM = Σ da xᵀ``, ``db = Σ da``. That to
-    the residual is ``dy``.
+    the residual is ``dy``. ``dM`` has entries where M has none.
     """
     da = dy
     if activation is not None:
@@ -223,6 +232,11 @@ def bias_gradient(
     return jnp.sum(wide, axis=tuple(range(da.ndim - 1))).astype(bias.dtype)
 
 
+def is_term(mixing: Float[Array, "v u"]) -> Bool[Array, "v u"]:
+    """Where a sum over ``u`` has a term: everywhere but at +0."""
+    return (mixing != 0) | jnp.signbit(mixing)
+
+
 def _preactivation(x, mixing, bias) -> Array:
     """``M x + b`` in the accumulation dtype."""
     y = _mixed(mixing, x)
@@ -236,11 +250,39 @@ def _mixed(
     dtype = accumulation_dtype(x.dtype)
     mixing, x = mixing.astype(dtype), x.astype(dtype)
     if not _of_few_nodes(x):
-        return jnp.einsum("vu,...uf->...vf", mixing, x, precision=lax.Precision.HIGHEST)
+        return _by_product(mixing, x)
+    terms = is_term(mixing)
+
     # Elementwise, so that XLA fuses it with what is around it, in one pass. A matrix product of
     # this shape would have x transposed before and after.
-    terms = (mixing[:, u, None] * x[..., u, None, :] for u in range(x.shape[-2]))
-    return functools.reduce(jnp.add, terms)
+    def term(u: int) -> Array:
+        features = jnp.where(terms[:, u, None], x[..., u, None, :], 0)
+        return mixing[:, u, None] * features
+
+    return functools.reduce(jnp.add, (term(u) for u in range(x.shape[-2])))
+
+
+def _by_product(mixing: Array, x: Array) -> Array:
+    """One product over the nodes of all tokens, and what is not finite, if it is there.
+
+    A product has all of x in each sum, times zero where M has no term.
+    """
+
+    def rows(x):
+        return x.mT.reshape(-1, x.shape[-2])
+
+    def tokens(y):
+        return y.reshape(x.mT.shape).mT
+
+    # With nodes as columns: what XLA makes of many tokens, which a branch passes on as it is.
+    finite = finite_part(x)
+    y = exact_matmul(mixing, finite).mT if x.ndim == 2 else exact_matmul(rows(finite), mixing.T)
+    y = lax.cond(
+        any_not_finite(x),
+        lambda: rows(add_the_rest(tokens(y), mixing, x, is_term(mixing), None)),
+        lambda: y,
+    )
+    return tokens(y)
 
 
 def _of_few_nodes(x: Float[Array, "*batch u f"]) -> bool:
