@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -67,7 +67,7 @@ class Convention(NamedTuple):
     precision: Precision | None
 
     @property
-    def scaling(self) -> dict[str, str]:
+    def scaling(self) -> dict[str, Any]:
         """Those that ``scales`` takes."""
         return {"weighting": self.weighting, "normalization": self.normalization}
 
@@ -188,6 +188,10 @@ def _picked(values: Float[Array, "*batch edges"], permutation) -> Float[Array, "
 # -- one matrix for all tokens -------------------------------------------------------------------
 
 
+# Nodes squared times hyperedges, up to which the matrix is made term by term.
+_FEW_TERMS = 1 << 14
+
+
 def mixing_matrix(
     incidence: Incidence, weight: Float[Array, " hyperedges"] | None, convention: Convention, dtype
 ) -> Float[Array, "nodes nodes"]:
@@ -198,7 +202,34 @@ def mixing_matrix(
     dense = incidence.todense(dtype)
     if weight is None:
         return _dense_matrix(convention, dense, None)
+    if dense.shape[0] * dense.size <= _FEW_TERMS:
+        return _matrix_of_terms(convention, dense, weight)
     return _weighted_matrix(convention, dense, weight)
+
+
+def _matrix_of_terms(convention: Convention, dense, weight) -> Float[Array, "nodes nodes"]:
+    """The matrix of a weighted hypergraph, term by term: of few nodes that is one small pass.
+
+    What is not finite is then in no sum that does not contain it, nor in its gradients.
+    """
+    there = dense > 0
+    degrees = jnp.sum(jnp.where(there, dense * weight.astype(dense.dtype), 0), axis=1)
+    sizes = jnp.sum(dense, axis=0)
+    left, middle, right = scales(degrees, sizes, weight, **convention.scaling)
+    both = there[:, None] & there[None]
+    terms = jnp.where(both, dense[:, None] * middle * dense[None], 0)
+    matrix = jnp.sum(terms, axis=-1) * left[:, None]
+    matrix = matrix if right is None else matrix * right
+    return jnp.where(jnp.any(both, axis=-1), _negative_if_zero(matrix), 0)
+
+
+@jax.custom_jvp
+def _negative_if_zero(matrix: Array) -> Array:
+    """The same numbers, with -0 for zeros."""
+    return jnp.where(matrix == 0, -0.0, matrix)
+
+
+_negative_if_zero.defjvp(lambda primals, tangents: (_negative_if_zero(*primals), *tangents))
 
 
 def _zeros_for_nothing(a, b, there_a, there_b):
