@@ -199,6 +199,11 @@ def mixing_matrix(
 
     A zero that weights have made is -0 (see ``reference.mix``).
     """
+    return run_compiled(_mixing_matrix, (convention, jnp.dtype(dtype)), (incidence, weight))
+
+
+def _mixing_matrix(static: tuple[Convention, Any], arguments: tuple[Incidence, Array | None]):
+    (convention, dtype), (incidence, weight) = static, arguments
     dense = incidence.todense(dtype)
     if weight is None:
         return _dense_matrix(convention, dense, None)

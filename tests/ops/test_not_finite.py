@@ -308,13 +308,18 @@ def _bad_runs(case: Case, dy, number):
         )
 
 
-def _check(case: Case, **how) -> None:
+def _in_order(name: str | None) -> bool:
+    """False of XLA's scatters on a GPU, which add in another order each time."""
+    return jax.default_backend() == "cpu" or "xla" not in (name or "")
+
+
+def _check(case: Case, *, in_order: bool, **how) -> None:
     run = jax.jit(functools.partial(_pulled_back, case, **how))
     shape = jax.eval_shape(lambda a: case.run(**a, **how), case.arrays)
     dy = random_array(shape.shape, shape.dtype, seed=99)
     y, gradients = run(case.arrays, dy)
     same = np.testing.assert_array_equal
-    if not case.same_bits:
+    if not (case.same_bits and in_order):
         same = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
     for number in NUMBERS.values():
         for what, arrays, cotangent, hidden, result in _bad_runs(case, dy, number):
@@ -333,14 +338,14 @@ def _without(rows: slice, array: jax.Array) -> np.ndarray:
 
 @pytest.mark.parametrize("name", [*_path_cases(), *_model_cases()])
 def test_the_other_sample_is_the_same_to_the_bit(name):
-    _check(CASES[name])
+    _check(CASES[name], in_order=_in_order(name))
 
 
 @pytest.mark.parametrize("implementation", ["xla", "ffi", None])
 @pytest.mark.parametrize("name", _op_cases())
 def test_the_other_sample_is_the_same_to_the_bit_by(name, implementation):
     try:
-        _check(CASES[name], implementation=implementation)
+        _check(CASES[name], in_order=_in_order(implementation), implementation=implementation)
     except NotImplementedError as reason:
         pytest.skip(str(reason))
 

@@ -141,7 +141,7 @@ def test_shapes_have_to_be_the_same_and_integers_are_not_cut_to_fewer_bits():
     def table(fast, x):
         entry = dispatch.Implementation(dict.fromkeys(("cpu", "cuda"), fast))
         kernel = dispatch.Kernel("double", {"xla": dispatch.xla(lambda x: 2 * x), "ffi": entry})
-        return kernel(dispatch.resolve("double", None), x)
+        return kernel(dispatch.resolve("double", "ffi"), x)
 
     with jaxgnn.verify("strict"):
         with pytest.raises(ops.VerificationError, match=r"is of shape \(1, 3\), .* of \(3,\)"):
