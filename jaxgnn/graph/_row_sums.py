@@ -38,7 +38,8 @@ def sum_rows(
     offsets = jnp.concatenate([zero, jnp.cumsum(others, dtype=indptr.dtype)])
     part = (jnp.arange(size, dtype=indptr.dtype) - indptr[rows]) // _MOST_IN_TURN
     num_sums = num_rows + size // _MOST_IN_TURN
-    place = jnp.where(part == 0, rows, num_rows - 1 + offsets[rows] + part)
+    later = num_rows - 1 + offsets[rows] + part
+    place = jnp.where(part == 0, rows.astype(indptr.dtype), later)
     place = jnp.where(rows < num_rows, place, num_sums)
     sums = jax.ops.segment_sum(values, place, num_sums)
     return sums[:num_rows] + sum_rows(sums[num_rows:], offsets)
