@@ -1,4 +1,4 @@
-"""The ``jaxgnn`` command."""
+"""The ``jaxgnn`` command: what is usable on this machine, and a solver of Sudokus."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _count(text: str) -> int:
 
 
 def _solve(puzzle: str, weights: str | None, steps: int) -> pretrained.SudokuAnswer:
-    """The network's answer."""
+    """Asks the network for its answer; ``weights`` names a file, None stands for those shipped."""
     # Networks take a second to import, which `info` need not wait for.
     from jaxgnn import pretrained
     from jaxgnn.datasets import sudoku

@@ -86,7 +86,7 @@ def _text(value: Any, form: str) -> str:
 
 
 def markdown(rows: Iterable[Row], columns: Sequence[Column]) -> str:
-    """A Markdown table."""
+    """The rows as a Markdown table, with the titles of the columns above."""
     lines = [
         [column.title for column in columns],
         ["---:" if column.format else "---" for column in columns],

@@ -88,7 +88,7 @@ def read_all(folder: Path) -> list[Row]:
 
 
 def newest(rows: Iterable[Row]) -> list[Row]:
-    """Of the measurements of one thing on one device, those of the newest run."""
+    """The newest row of each op, workload, direction and implementation on each device."""
     keys = ("platform", "device", "cpus", "op", "workload", "dim", "dtype", "direction", "k")
     latest = {tuple(row[key] for key in (*keys, "implementation")): row for row in _by_date(rows)}
     return list(latest.values())

@@ -107,7 +107,7 @@ def main(options: TrainingOptions) -> list[Row]:
 
 
 def _config(options: TrainingOptions, k: int | None, folder: Path) -> TrainConfig:
-    """Of one run; ReLU if no k."""
+    """The settings of one run, which trains with ReLU if ``k`` is None and else with MaxK."""
     return TrainConfig(
         dataset="synthetic",
         scale=options.scale,
@@ -214,7 +214,7 @@ def _read_data(path: Path) -> tuple[NodeDataset, CSRGraph]:
 
 
 def _train_jaxgnn(path: Path, config: TrainConfig) -> Row:
-    """Trains by ``experiments.maxk``."""
+    """Trains our network by the loop of ``experiments.maxk``, and returns what was measured."""
     dataset, graph = _read_data(path)
     with contextlib.redirect_stdout(io.StringIO()):
         outcome = train(config, dataset, jax.device_put(graph))

@@ -50,7 +50,7 @@ class Outcome:
 
     @property
     def perplexity(self) -> float:
-        """Of a byte of the validation text; infinite where it is beyond all numbers."""
+        """The perplexity of a byte of the validation text; infinite if too large for a float."""
         try:
             return math.exp(self.validation)
         except OverflowError:

@@ -98,7 +98,7 @@ def _incidences(path: Path) -> tuple[np.ndarray, np.ndarray, int]:
 
 
 def _features(path: Path) -> np.ndarray:
-    """[nodes, features] float32."""
+    """Reads the features of the nodes, float32 [nodes, features], from a pickle."""
     stored = read_numbers(path, "a matrix of features, a row for each node")
     with naming(path, "features"):
         if isinstance(stored, StoredCSR):

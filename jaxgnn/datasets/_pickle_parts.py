@@ -63,7 +63,7 @@ class StoredArray:
 
     @property
     def value(self) -> np.ndarray:
-        """The array."""
+        """The array that the pickle has filled by now; ValueError if it has not."""
         if self._value is None:
             raise ValueError("an array without numbers")
         return self._value

@@ -214,7 +214,7 @@ class CSRGraph(KeepsArrays):
 
     @property
     def num_rows(self) -> int:
-        """Receivers."""
+        """The number of receivers."""
         return self.indptr.shape[-1] - 1
 
     @property
