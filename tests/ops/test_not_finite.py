@@ -63,11 +63,11 @@ def _array(*shape: int, seed: int = 0) -> jax.Array:
     return random_array(shape, "float32", seed=seed)
 
 
-def _of_graph(run, *names: str, result: slice = FIRST, **others) -> Case:
+def _of_graph(run, *names: str, width: int = 8, result: slice = FIRST, **others) -> Case:
     """``names`` are of nodes, others of edges if they have as many rows, or are parameters."""
     samples = dict.fromkeys(names, FIRST)
     samples |= {n: FIRST_EDGES for n, a in others.items() if a.shape[0] == EDGES}
-    arrays = {n: _array(NODES, 8, seed=i) for i, n in enumerate(names)} | others
+    arrays = {n: _array(NODES, width, seed=i) for i, n in enumerate(names)} | others
     return Case(run, arrays, samples, result, dict.fromkeys(names, ALONE))
 
 
@@ -99,9 +99,9 @@ def _few_nodes(nodes: int, **options) -> Case:
     return Case(run, arrays, {"x": slice(0, half), "weight": slice(0, 2)}, slice(0, half))
 
 
-def _edge_mlp(layers: int, **options) -> Case:
+def _edge_mlp(layers: int, width: int, **options) -> Case:
     arrays = {"features": _array(EDGES, 2, seed=3), "weights": abs(_array(EDGES, seed=4)) + 0.5}
-    widths = [18, 8, 8, 8][: layers + 1]
+    widths = [2 * width + 2, *[width] * layers]
     for i in range(layers):
         arrays |= {f"kernel{i}": _array(widths[i], widths[i + 1], seed=5 + i)}
         arrays |= {f"bias{i}": _array(widths[i + 1], seed=9 + i)}
@@ -111,7 +111,7 @@ def _edge_mlp(layers: int, **options) -> Case:
         params = ops.EdgeMLPParams(*parts)
         return ops.edge_mlp_aggregate(GRAPH, h, params, features, weights=weights, **options)
 
-    return _of_graph(run, "h", **arrays)
+    return _of_graph(run, "h", width=width, **arrays)
 
 
 def _tokens(run, **shapes: tuple[int, ...]) -> Case:
@@ -121,7 +121,7 @@ def _tokens(run, **shapes: tuple[int, ...]) -> Case:
     return Case(run, arrays, samples, slice(0, 2))
 
 
-def _mhc_case(run, *names: str, n: int = 4, dim: int = 16) -> Case:
+def _mhc_case(run, *names: str, n: int = 4, dim: int) -> Case:
     phi, alpha, bias, gamma = _mhc.parameters(n, dim)
     f, h_post, h_res = _mhc.outputs((5,), n, dim)
     known = {"x": _mhc.streams((5,), n, dim), "f": f, "h_post": h_post, "h_res": h_res}
@@ -142,25 +142,27 @@ def _layer(**given):
     return ops.mhc_layer(jnp.tanh, *(given[n] for n in _PRE), **how)
 
 
-def _op_cases() -> dict[str, Case]:
-    """Those with an argument ``implementation``."""
+def _op_cases(width: int = 8) -> dict[str, Case]:
+    """Those with an argument ``implementation``, of rows of this width, with some of their own."""
+    of_graph = functools.partial(_of_graph, width=width)
+    mhc_case = functools.partial(_mhc_case, dim=2 * width)
     made = {
-        "spmm": _of_graph(
+        "spmm": of_graph(
             lambda x, weights, **how: ops.spmm(GRAPH.with_weights(weights), x, **how),
             "x",
             weights=_array(EDGES, seed=9),
         ),
-        "spmm of a mean": _of_graph(
+        "spmm of a mean": of_graph(
             lambda x, **how: ops.spmm(GRAPH.normalized("mean"), x, **how), "x"
         ),
-        "maxk_spmm": _of_graph(
+        "maxk_spmm": of_graph(
             lambda x, **how: ops.maxk_spmm(GRAPH, ops.maxk(x, 3, **how), **how), "x"
         ),
-        "maxk": _of_graph(lambda x, **how: ops.maxk(x, 3, **how).values, "x"),
-        "sddmm": _of_graph(
+        "maxk": of_graph(lambda x, **how: ops.maxk(x, 3, **how).values, "x"),
+        "sddmm": of_graph(
             lambda a, b, **how: ops.sddmm(GRAPH, a, b, **how), "a", "b", result=FIRST_EDGES
         ),
-        "segment_softmax": _of_graph(
+        "segment_softmax": of_graph(
             lambda logits, **how: ops.segment_softmax(GRAPH, logits, **how),
             logits=_array(EDGES, 2),
             result=FIRST_EDGES,
@@ -169,30 +171,30 @@ def _op_cases() -> dict[str, Case]:
             lambda x, kernel, bias, **how: ops.fused_linear(
                 x, kernel, bias, activation="gelu", **how
             ),
-            x=(5, 8),
-            _kernel=(8, 8),
-            _bias=(8,),
+            x=(5, width),
+            _kernel=(width, width),
+            _bias=(width,),
         ),
         "fused_mlp": _tokens(
             lambda x, a, b, c, d, **how: ops.fused_mlp(x, [a, b], [c, d], activation="silu", **how),
-            x=(5, 8),
-            _a=(8, 8),
-            _b=(8, 8),
-            _c=(8,),
-            _d=(8,),
+            x=(5, width),
+            _a=(width, width),
+            _b=(width, width),
+            _c=(width,),
+            _d=(width,),
         ),
         "sinkhorn": _tokens(ops.sinkhorn, logits=(5, 4, 4)),
         "permutation_mixture": _tokens(
             lambda logits, **how: ops.permutation_mixture(logits, **how), logits=(5, 6)
         ),
-        "mhc_pre": _mhc_case(
+        "mhc_pre": mhc_case(
             lambda **given: jnp.concatenate(
                 [a.reshape(5, -1) for a in ops.mhc_pre(**given)], axis=1
             ),
             *_PRE,
         ),
-        "mhc_post": _mhc_case(ops.mhc_post, "x", "f", "h_post", "h_res"),
-        "mhc_post_pre": _mhc_case(
+        "mhc_post": mhc_case(ops.mhc_post, "x", "f", "h_post", "h_res"),
+        "mhc_post_pre": mhc_case(
             lambda **given: jnp.concatenate(
                 [a.reshape(5, -1) for a in ops.mhc_post_pre(**given)], axis=1
             ),
@@ -205,13 +207,15 @@ def _op_cases() -> dict[str, Case]:
             "bias",
             "gamma",
         ),
-        "mhc_layer": _mhc_case(_layer, *_PRE),
-        "mhc_head": _mhc_case(_head, *_PRE),
-        "mhc_expand": _tokens(lambda x, **how: ops.mhc_expand(x, 3, **how), x=(5, 8)),
+        "mhc_layer": mhc_case(_layer, *_PRE),
+        "mhc_head": mhc_case(_head, *_PRE),
+        "mhc_expand": _tokens(lambda x, **how: ops.mhc_expand(x, 3, **how), x=(5, width)),
     }
     for reduce in ("sum", "mean", "max"):
         for layers in (1, 2, 3):
-            made[f"edge_mlp_aggregate, {reduce}, {layers}"] = _edge_mlp(layers, reduce=reduce)
+            made[f"edge_mlp_aggregate, {reduce}, {layers}"] = _edge_mlp(
+                layers, width, reduce=reduce
+            )
     return made
 
 
@@ -348,6 +352,16 @@ def test_the_other_sample_is_the_same_to_the_bit_by(name, implementation):
         _check(CASES[name], in_order=_in_order(implementation), implementation=implementation)
     except NotImplementedError as reason:
         pytest.skip(str(reason))
+
+
+# Of which there are Pallas kernels, for rows as wide as they take.
+OF_PALLAS = {name: case for name, case in _op_cases(64).items() if name not in ("maxk",)}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", OF_PALLAS)
+def test_the_other_sample_is_the_same_to_the_bit_by_pallas(name):
+    _check(OF_PALLAS[name], in_order=True, implementation="pallas")
 
 
 @pytest.mark.parametrize("name", [name for name in _op_cases() if "edge_mlp" in name])

@@ -102,7 +102,7 @@ def _small_integers(tree):
     return jax.tree.map(rounded, tree)
 
 
-def _options(graph, activation, activate_last=True):
+def options_of(graph, activation, activate_last=True):
     return EdgeOptions(activation, activate_last, False, *graph.uniform_degrees())
 
 
@@ -279,16 +279,28 @@ def _edge_layers(operands):
     return EdgeLayers(*_pallas_edges._layers(operands))
 
 
+def run_sums(graph, operands, options, tile):
+    """By the kernel, interpreted."""
+    how = options.activation, options.activate_last, options.row_degree, tile
+    with interpreted(detect_races=isinstance(tile, StreamTile)):
+        return edge_mlp_aggregate.edge_reduce(pieces(graph), _edge_layers(operands), *how)
+
+
+def run_gradients(graph, operands, dy, options, tile, monkeypatch):
+    """By the kernels, interpreted."""
+    backward = functools.partial(edge_mlp_aggregate.edge_reduce_backward, tile=tile)
+    monkeypatch.setattr(edge_mlp_aggregate, "edge_reduce_backward", backward)
+    run = inspect.unwrap(_pallas_edges.edge_reduce_backward)  # a jit would keep it
+    with interpreted():
+        return run(graph, operands, dy, options=options)
+
+
 def check_sums(name, batch, widths, weights, features, activation, last, tile, capfd):
     """Against float64, without a race."""
     graph = GRAPHS[name]()
     operands = operands_of(graph, batch, widths, weights, features)
-    options = _options(graph, activation, last)
-    layers = _edge_layers(operands)
-    with interpreted(detect_races=isinstance(tile, StreamTile)):
-        y = edge_mlp_aggregate.edge_reduce(
-            pieces(graph), layers, activation, last, options.row_degree, tile
-        )
+    options = options_of(graph, activation, last)
+    y = run_sums(graph, operands, options, tile)
     assert "RACE" not in capfd.readouterr().out
     with jax.enable_x64(True):
         exact = _exactly(graph, to_float64(operands), options)
@@ -309,15 +321,11 @@ def check_gradients(name, batch, widths, weights, features, activation, last, ti
     """
     graph = GRAPHS[name]()
     operands = operands_of(graph, batch, widths, weights, features)
-    options = _options(graph, activation, last)
+    options = options_of(graph, activation, last)
     dy = random_array((batch, graph.num_rows, widths[-1]), "bfloat16", 41)
     if activation == "relu":
         operands, dy = _small_integers((operands, dy))
-    backward = functools.partial(edge_mlp_aggregate.edge_reduce_backward, tile=tile)
-    monkeypatch.setattr(edge_mlp_aggregate, "edge_reduce_backward", backward)
-    run = inspect.unwrap(_pallas_edges.edge_reduce_backward)  # a jit would keep it
-    with interpreted():
-        made = run(graph, operands, dy, options=options)
+    made = run_gradients(graph, operands, dy, options, tile, monkeypatch)
     with jax.enable_x64(True):
         exact = _exactly_back(graph, *to_float64((operands, dy)), options)
     assert jax.tree.structure(made) == jax.tree.structure(exact)

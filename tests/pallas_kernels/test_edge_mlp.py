@@ -37,6 +37,9 @@ from tests.pallas_kernels._edge_mlp import (
     check_sums,
     op_structs,
     operands_of,
+    options_of,
+    run_gradients,
+    run_sums,
     signatures,
     sudoku,
     with_gradients,
@@ -487,3 +490,39 @@ def test_what_the_kernels_do_not_take_is_named_and_left_to_xla(message):
         jax.eval_shape(functools.partial(run, implementation="pallas"), h, params)
     lowered = jax.jit(run).trace(h, params).lower(lowering_platforms=("cuda",))
     assert "edge_mlp_aggregate_mosaic" not in lowered.as_text()
+
+
+def _with_bad_nodes(array, element):
+    """All of one element of the batch NaN, and rows of the other that have no edge infinite."""
+    return array.at[element].set(jnp.nan).at[1 - element, 50:].set(jnp.inf)
+
+
+def test_what_is_not_finite_stays_with_its_element_and_its_edges(monkeypatch):
+    graph, element, other = GRAPHS["ragged"](), 0, 1  # no edge has a receiver behind 50
+    given = operands_of(graph, 2, (32, 64, 32), 2, 2)
+    bad = given._replace(
+        receivers=_with_bad_nodes(given.receivers, element),
+        senders=given.senders.at[element].set(jnp.nan),
+    )
+    options = options_of(graph, "silu")
+    y, bad_y = (run_sums(graph, a, options, EdgeTile(2, 2, 2)) for a in (given, bad))
+    np.testing.assert_array_equal(bad_y[other], y[other])
+    assert np.isnan(np.asarray(bad_y[element, :50], np.float32)).any()
+
+    # Only rows without edges are bad, in both the features and dy: nothing is, behind the sums.
+    dy = random_array(y.shape, "bfloat16", 41)
+    bad = given._replace(receivers=given.receivers.at[:, 50:].set(jnp.inf))
+    tile = BackwardTile(1, 1, 2)
+    made, hurt = (
+        run_gradients(graph, a, d, options, tile, monkeypatch)
+        for a, d in ((given, dy), (bad, dy.at[:, 50:].set(jnp.nan)))
+    )
+    for a, b in zip(jax.tree.leaves(made), jax.tree.leaves(hurt), strict=True):
+        np.testing.assert_array_equal(np.asarray(b, np.float32), np.asarray(a, np.float32))
+
+    # The gradients that an element has to itself.
+    hurt = run_gradients(graph, given, dy.at[element].set(jnp.nan), options, tile, monkeypatch)
+    for name in ("receivers", "senders", "features", "weights"):
+        right, left = (np.asarray(getattr(g, name), np.float32) for g in (made, hurt))
+        np.testing.assert_array_equal(left[other], right[other], err_msg=name)
+        assert np.isnan(left[element]).any()

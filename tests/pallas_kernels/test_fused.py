@@ -114,6 +114,23 @@ def test_mlp_and_its_gradients(rows, widths, activation, dtype, tile):
     _assert_all_close(made, exact, dtype, max(rows, *widths))
 
 
+# The interpreter multiplies in NumPy, which warns of what this test is about.
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+def test_what_is_not_finite_stays_with_its_row():
+    x, kernels, biases, dy = _inputs(72, (64, 64, 64), "bfloat16")
+    bad, finite = x.at[5, 3].set(jnp.nan).at[71].set(jnp.inf), np.delete(np.arange(72), [5, 71])
+
+    def run(x):
+        with interpreted():
+            y = _dense_forward.forward(x, kernels, biases, ("gelu", None), FORWARD[0])
+            dx, *_ = _dense_backward.backward(x, kernels, biases, None, dy, ("gelu", None), MEMBERS)
+        return np.asarray(y, np.float32), np.asarray(dx, np.float32)
+
+    for right, made in zip(run(x), run(bad), strict=True):
+        np.testing.assert_array_equal(made[finite], right[finite])
+        assert np.isnan(made[5]).all()
+
+
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_layers_that_do_not_fit_together_are_several_kernels(activation):
     widths = (256, 256, 64)

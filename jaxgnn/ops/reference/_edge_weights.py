@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from jaxgnn.graph import CSRGraph
+from jaxgnn.graph._row_sums import sum_rows
 from jaxgnn.ops.reference._dtypes import accumulation_dtype
 from jaxgnn.ops.reference.fused_linear import gradients, product
 
@@ -82,10 +83,7 @@ def _sum_rows(graph: CSRGraph, weights: Array, degree: int | None) -> Float[Arra
     batch = weights.shape[0]
     if degree is not None:
         return jnp.sum(weights.reshape(batch, graph.num_rows, degree), axis=2)
-    rows, num_rows = graph.receivers(), graph.num_rows
-    real = jnp.where(rows < num_rows, weights, 0)
-    totals = jnp.zeros((batch, num_rows), weights.dtype)
-    return totals.at[:, rows].add(real, mode="drop", indices_are_sorted=True)
+    return sum_rows(weights.T, graph.indptr).T
 
 
 def _at_rows(graph: CSRGraph, scales: Array, degree: int | None) -> Float[Array, "batch edges"]:

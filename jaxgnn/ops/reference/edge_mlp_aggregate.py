@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgnn.graph import CSRGraph
+from jaxgnn.graph._row_sums import sum_rows
 from jaxgnn.ops.reference._activations import Name
 from jaxgnn.ops.reference._dtypes import accumulation_dtype
 from jaxgnn.ops.reference.fused_mlp import fused_mlp
@@ -51,9 +52,9 @@ def edge_mlp_aggregate(
     if reduce == "max":
         largest = jax.ops.segment_max(messages, rows, num_rows, indices_are_sorted=True)
         return jnp.where(graph.degrees()[:, None] > 0, largest, 0).astype(x.dtype)
-    sums = jax.ops.segment_sum(messages, rows, num_rows, indices_are_sorted=True)
+    sums = sum_rows(messages, graph.indptr)
     if reduce == "mean":
-        totals = jax.ops.segment_sum(weights, rows, num_rows, indices_are_sorted=True)[:, None]
+        totals = sum_rows(weights, graph.indptr)[:, None]
         positive = totals > 0
         sums = jnp.where(positive, sums / jnp.where(positive, totals, 1), 0)
     return sums.astype(x.dtype)

@@ -11,6 +11,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxgnn.graph import Incidence, Normalization
+from jaxgnn.graph._row_sums import sum_segments
 from jaxgnn.ops.reference._activations import ACTIVATIONS
 from jaxgnn.ops.reference._activations import Name as Activation
 from jaxgnn.ops.reference._dtypes import accumulation_dtype
@@ -66,16 +67,16 @@ def hypergraph_conv(
         alpha = alpha[..., None]
     ones = jnp.ones(incidence.num_hyperedges, z.dtype) if weight is None else weight.astype(z.dtype)
     left, middle, right = scales(
-        jax.ops.segment_sum(_of(ones, ends.hyperedges), ends.nodes, incidence.num_nodes),
-        jax.ops.segment_sum(ends.real.astype(z.dtype), ends.hyperedges, incidence.num_hyperedges),
+        sum_segments(_of(ones, ends.hyperedges), ends.nodes, incidence.num_nodes),
+        sum_segments(ends.real.astype(z.dtype), ends.hyperedges, incidence.num_hyperedges),
         weight,
         weighting=weighting,
         normalization=normalization,
     )
     sources = _of(_scaled(z, right), ends.nodes)
-    hyperedges = jax.ops.segment_sum(alpha * sources, ends.hyperedges, incidence.num_hyperedges)
+    hyperedges = sum_segments(alpha * sources, ends.hyperedges, incidence.num_hyperedges)
     messages = alpha * _of(_scaled(hyperedges, middle), ends.hyperedges)
-    sums = jax.ops.segment_sum(messages, ends.nodes, incidence.num_nodes)
+    sums = sum_segments(messages, ends.nodes, incidence.num_nodes)
     y = jnp.moveaxis(_scaled(sums, left), 0, -3)
     return finish(merge_heads(y, bias, concat), activation, residual).astype(x.dtype)
 
@@ -216,7 +217,8 @@ def mix_backward(
     da = dy
     if activation is not None:
         x, mixing, bias, dy = behind_barrier(x, mixing, bias, dy)
-        da = pull_back(_preactivation(x, mixing, bias), activation, dy)
+        # All three gradients read it: XLA would make it anew for each, and slowly.
+        (da,) = behind_barrier(pull_back(_preactivation(x, mixing, bias), activation, dy))
     dx = _mixed(mixing.T, da).astype(x.dtype)
     dmixing = _products_of_rows(da, x)
     return dx, dmixing.astype(mixing.dtype), bias_gradient(bias, da)
@@ -337,7 +339,7 @@ def _attention(of_nodes, of_hyperedges, ends: _Ends, mode: AttentionMode, negati
     peaks = jnp.where(peaks == -jnp.inf, 0, peaks)  # of what has no incidence
     real = ends.real.reshape(-1, *(1,) * (logits.ndim - 1))
     exponentials = jnp.where(real, jnp.exp(logits - _of(peaks, over)), 0)
-    sums = jax.ops.segment_sum(exponentials, over, len(groups))
+    sums = sum_segments(exponentials, over, len(groups))
     return exponentials / jnp.where(real, _of(sums, over), 1)
 
 
