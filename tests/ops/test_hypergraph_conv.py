@@ -204,7 +204,7 @@ class TestChoiceOfPath:
         assert axes <= {(3, NODES), (3,), ()}, batched
 
     def test_vmap_over_tokens_makes_no_gradient_for_each(self):
-        tokens, width = 1024, 256  # so wide that all of x, which a GPU keeps some times, is little
+        tokens, width = 1024, 256  # so wide that some arrays as large as x are little
 
         def loss(x, kernel):
             one = functools.partial(ops.hypergraph_conv, incidence=INCIDENCE, kernel=kernel)

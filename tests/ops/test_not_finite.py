@@ -354,14 +354,16 @@ def test_the_other_sample_is_the_same_to_the_bit_by(name, implementation):
         pytest.skip(str(reason))
 
 
-# Of which there are Pallas kernels, for rows as wide as they take.
-OF_PALLAS = {name: case for name, case in _op_cases(64).items() if name not in ("maxk",)}
+_WITHOUT_PALLAS = {"permutation_mixture", "mhc_head", "mhc_expand"}
+OF_PALLAS = {n: case for n, case in _op_cases(64).items() if n not in _WITHOUT_PALLAS}
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", OF_PALLAS)
 def test_the_other_sample_is_the_same_to_the_bit_by_pallas(name):
-    _check(OF_PALLAS[name], in_order=True, implementation="pallas")
+    # Products of float32 are by parts of fewer bits, which have to be asked for.
+    with jax.default_matmul_precision("tensorfloat32"):
+        _check(OF_PALLAS[name], in_order=True, implementation="pallas")
 
 
 @pytest.mark.parametrize("name", [name for name in _op_cases() if "edge_mlp" in name])

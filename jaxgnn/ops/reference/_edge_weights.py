@@ -70,7 +70,7 @@ def of_sum(
     if weights is None:
         totals = graph.degrees().astype(accumulator)[None]
     else:
-        totals = _sum_rows(graph, weights, degree)
+        totals = _sum_rows(graph, weights, degree, exact=mean)
     if not mean:
         return weights, totals
     positive = totals > 0
@@ -79,11 +79,19 @@ def of_sum(
     return shares if weights is None else weights * shares, positive.astype(accumulator)
 
 
-def _sum_rows(graph: CSRGraph, weights: Array, degree: int | None) -> Float[Array, "batch rows"]:
+def _sum_rows(
+    graph: CSRGraph, weights: Array, degree: int | None, *, exact: bool
+) -> Float[Array, "batch rows"]:
+    """Sums of each row's weights; ``exact`` for those of which a hub's may not round more."""
     batch = weights.shape[0]
     if degree is not None:
         return jnp.sum(weights.reshape(batch, graph.num_rows, degree), axis=2)
-    return sum_rows(weights.T, graph.indptr).T
+    if exact:
+        return sum_rows(weights.T, graph.indptr).T
+    rows, num_rows = graph.receivers(), graph.num_rows
+    real = jnp.where(rows < num_rows, weights, 0)
+    totals = jnp.zeros((batch, num_rows), weights.dtype)
+    return totals.at[:, rows].add(real, mode="drop", indices_are_sorted=True)
 
 
 def _at_rows(graph: CSRGraph, scales: Array, degree: int | None) -> Float[Array, "batch edges"]:
