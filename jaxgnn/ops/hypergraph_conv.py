@@ -94,6 +94,9 @@ def hypergraph_conv(
     the matrix ``D⁻¹ H W B⁻¹ Hᵀ`` once and multiplies the narrower of ``x`` and ``x Θ`` by it, which
     are all that it keeps for the backward pass; with attention one for each token and head.
 
+    On a GPU prefer leading axes to ``jax.vmap`` over many tokens: under ``vmap`` the gradient to Θ
+    is held there once for each token before it is summed.
+
     Args:
       x: features of the nodes.
       incidence: the hypergraph.
