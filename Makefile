@@ -38,7 +38,9 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc 2>/dev/null || echo 2)
 PYTHON ?= $(shell tools/find_python.sh)
 BIN := $(VENV)/bin
 JAX_REQUIREMENT := $(if $(filter latest,$(JAX)),--upgrade jax jaxlib,jax==$(JAX) jaxlib==$(JAX))
-SOURCES := pyproject.toml $(wildcard ffi/CMakeLists.txt ffi/*/*.cc ffi/*/*.cu ffi/include/*/*.h)
+# What an installation is made of; a new package changes which files it finds.
+SOURCES := pyproject.toml $(wildcard ffi/CMakeLists.txt ffi/*/*.cc ffi/*/*.cu ffi/include/*/*.h \
+  pallas_kernels/*/__init__.py)
 
 .PHONY: demo test lint bench bench-report gpu-check cuda-check wheel-check clean
 .DELETE_ON_ERROR:

@@ -79,7 +79,7 @@ def backward_limits(
     reason = forward_limits(x, kernels, precision)
     if reason is not None or x.dtype.name != "float32":
         return reason
-    from pallas_kernels import fused_mlp
+    from pallas_kernels.dense import fused_mlp
 
     widths = _widths(x, kernels)
     if fused_mlp.float32_gradients_fit(widths, activation):
@@ -108,7 +108,7 @@ def _width_limits(x: Any, kernels: Any) -> str | None:
 
 def _room_limits(x: Any, kernels: Any, precision: str | None) -> str | None:
     """The reason if a float32 layer and a tile of rows are too large together."""
-    from pallas_kernels import fused_mlp
+    from pallas_kernels.dense import fused_mlp
 
     widths, made = _widths(x, kernels), products(x.dtype, precision)
     if made is not None and fused_mlp.float32_fits(widths, made):

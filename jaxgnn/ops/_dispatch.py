@@ -215,7 +215,7 @@ def unknown_size(args: Any, *, leading: bool = True) -> str | None:
 def _no_mosaic_gpu(platform: Platform) -> str | None:
     """Why Mosaic GPU kernels do not run here; None if they do, or would if there were a GPU."""
     try:
-        import pallas_kernels._simt  # noqa: F401
+        import pallas_kernels.simt  # noqa: F401
     except ImportError as error:
         return f"needs a jaxlib with Mosaic GPU: {error}"
     if jax.default_backend() != "gpu":

@@ -44,7 +44,7 @@ def fused_linear(
     precision: str | None,
 ) -> Float[Array, "*batch out"]:
     """See ``jaxgnn.ops.fused_linear``."""
-    from pallas_kernels import fused_linear as kernels
+    from pallas_kernels.dense import fused_linear as kernels
 
     made = products(x.dtype, precision)
     flat = flat_tokens(x.ndim - 1, x)
@@ -65,7 +65,7 @@ def fused_linear_backward(
 ) -> tuple[Array, Array, Array | None]:
     """Gradients to ``x``, ``kernel`` and ``bias``."""
     del precision  # no less than three products of parts
-    from pallas_kernels import fused_linear as kernels
+    from pallas_kernels.dense import fused_linear as kernels
 
     flat, y, dy = flat_tokens(x.ndim - 1, (x, y, dy))
     made = kernels.fused_linear_backward(flat, kernel, bias, y, dy, activation)
@@ -85,7 +85,7 @@ def fused_linear_maxk(
 ) -> CBSR:
     """See ``jaxgnn.ops.fused_linear`` with ``MaxK``."""
     del precision
-    from pallas_kernels import _linear_maxk as kernels
+    from pallas_kernels.maxk import linear_maxk as kernels
 
     rows = forget_variation(flat_tokens(x.ndim - 1, x))
     made = kernels.linear_maxk(rows, kernel, bias, k, by)
@@ -103,7 +103,7 @@ def fused_mlp(
     precision: str | None,
 ) -> Float[Array, "*batch out"]:
     """See ``jaxgnn.ops.fused_mlp``."""
-    from pallas_kernels import fused_mlp as kernels
+    from pallas_kernels.dense import fused_mlp as kernels
 
     made = products(x.dtype, precision)
     y = kernels.fused_mlp(flat_tokens(x.ndim - 1, x), layers, biases, activation, made)
@@ -121,7 +121,7 @@ def fused_mlp_backward(
     precision: str | None,
 ) -> tuple[Array, Sequence[Array], Sequence[Array | None]]:
     """Gradients to ``x``, the kernels and the biases."""
-    from pallas_kernels import fused_mlp as kernels
+    from pallas_kernels.dense import fused_mlp as kernels
 
     precision = products(x.dtype, precision)
     flat, dy = flat_tokens(x.ndim - 1, (x, dy))

@@ -29,7 +29,7 @@ def edge_reduce(
     structure: CSRGraph, operands: EdgeOperands, *, options: EdgeOptions
 ) -> Float[Array, "batch rows out"]:
     """See ``jaxgnn.ops.reference._edge_reduce``; sums only."""
-    from pallas_kernels import edge_mlp_aggregate as kernels
+    from pallas_kernels.edge_mlp import edge_mlp_aggregate as kernels
 
     y = kernels.edge_reduce(
         pieces(structure), _layers(operands), *_static(options), options.row_degree
@@ -46,7 +46,7 @@ def edge_reduce_backward(
     options: EdgeOptions,
 ) -> EdgeOperands:
     """Gradients of ``edge_reduce``."""
-    from pallas_kernels import edge_mlp_aggregate as kernels
+    from pallas_kernels.edge_mlp import edge_mlp_aggregate as kernels
 
     if operands.features is not None:  # what is of every edge is projected again
         operands, dy = behind_barrier(operands, dy)
@@ -70,7 +70,7 @@ def edge_reduce_backward(
 
 def _layers(operands: EdgeOperands):
     """As kernels take them: features of edges by the first layer's part of them."""
-    from pallas_kernels._edge_places import EdgeLayers
+    from pallas_kernels.edge_mlp.places import EdgeLayers
 
     features = None
     if operands.features is not None:
@@ -123,7 +123,7 @@ def _widths(operands: EdgeOperands) -> list[int]:
 
 
 def _room(operands: EdgeOperands, options: EdgeOptions, *, backward: bool) -> str | None:
-    from pallas_kernels import edge_mlp_aggregate as kernels
+    from pallas_kernels.edge_mlp import edge_mlp_aggregate as kernels
 
     fits = kernels.goes_back if backward else kernels.goes_forth
     if fits(jax.eval_shape(_layers, operands), *_static(options)):
@@ -152,7 +152,7 @@ def not_worth(
 
     ``rest`` is the gradient to go back with, or nothing.
     """
-    from pallas_kernels import edge_mlp_aggregate as kernels
+    from pallas_kernels.edge_mlp import edge_mlp_aggregate as kernels
 
     if options.row_degree is None:
         return "was timed on graphs whose rows are known to have as many edges each, got another"

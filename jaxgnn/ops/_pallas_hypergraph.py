@@ -20,7 +20,7 @@ def mix(
     activation: str | None,
 ) -> Float[Array, "*batch nodes width"]:
     """``residual + activation(M x + b)`` with one small matrix M for all leading axes."""
-    from pallas_kernels import hypergraph_conv as kernels
+    from pallas_kernels.hypergraph import hypergraph_conv as kernels
 
     flat, residual = flat_tokens(x.ndim - 2, (x, residual))
     y = kernels.mix(flat, mixing, _as_float32(bias), residual, activation)
@@ -37,7 +37,7 @@ def mix_backward(
     activation: str | None,
 ) -> tuple[Array, Array, Array | None]:
     """Gradients to ``x``, ``mixing`` and ``bias``."""
-    from pallas_kernels import hypergraph_conv as kernels
+    from pallas_kernels.hypergraph import hypergraph_conv as kernels
 
     flat, dy = flat_tokens(x.ndim - 2, (x, dy))
     made = kernels.mix_backward(flat, mixing, _as_float32(bias), dy, activation)

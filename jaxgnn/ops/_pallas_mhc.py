@@ -23,7 +23,7 @@ def mhc_post(
     transposed: bool,
 ) -> Float[Array, "*batch n dim"]:
     """See ``jaxgnn.ops.mhc_post``."""
-    from pallas_kernels import mhc_post as kernels
+    from pallas_kernels.mhc import mhc_post as kernels
 
     tokens = flat_tokens(x.ndim - 2, (x, f, h_post, h_res))
     return vary_like(x, kernels.mhc_post(*tokens, transposed=transposed).reshape(x.shape))
@@ -40,7 +40,7 @@ def mhc_post_backward(
     transposed: bool,
 ) -> tuple[Array, Array, Array, Array]:
     """Gradients to ``x``, ``f``, ``h_post`` and ``h_res``."""
-    from pallas_kernels import mhc_post as kernels
+    from pallas_kernels.mhc import mhc_post as kernels
 
     inputs = (x, f, h_post, h_res)
     tokens = flat_tokens(x.ndim - 2, (*inputs, dy))
@@ -56,7 +56,7 @@ def sinkhorn(
     logits: Float[Array, "*batch n n"], *, iterations: int, eps: float, last: str
 ) -> Float[Array, "*batch n n"]:
     """See ``jaxgnn.ops.sinkhorn``."""
-    from pallas_kernels import sinkhorn as kernels
+    from pallas_kernels.mhc import sinkhorn as kernels
 
     flat = flat_tokens(logits.ndim - 2, logits)
     h = kernels.sinkhorn(flat, iterations=iterations, eps=eps, last=last)
@@ -73,7 +73,7 @@ def sinkhorn_backward(
     last: str,
 ) -> Float[Array, "*batch n n"]:
     """The exact gradient to ``logits``."""
-    from pallas_kernels import sinkhorn as kernels
+    from pallas_kernels.mhc import sinkhorn as kernels
 
     flat = flat_tokens(logits.ndim - 2, (logits, dh))
     dlogits = kernels.sinkhorn_backward(*flat, iterations=iterations, eps=eps, last=last)
@@ -82,7 +82,7 @@ def sinkhorn_backward(
 
 def most_sinkhorn_iterations(n: int) -> int:
     """Iterations that ``sinkhorn_backward`` can undo."""
-    from pallas_kernels import sinkhorn as kernels
+    from pallas_kernels.mhc import sinkhorn as kernels
 
     return kernels.most_iterations(n)
 
@@ -100,7 +100,7 @@ def mhc_pre(
     post_scale: float,
 ) -> tuple[tuple[Array, Array, Array], Saved]:
     """See ``jaxgnn.ops.mhc_pre``: ``(h_in, h_post, h_res)`` and what the backward pass needs."""
-    from pallas_kernels import mhc_pre as kernels
+    from pallas_kernels.mhc import mhc_pre as kernels
 
     flat = flat_tokens(x.ndim - 2, x)
     made = kernels.mhc_pre(
@@ -135,7 +135,7 @@ def mhc_pre_backward(
 ) -> tuple[Array, Array, Array, Array, Array | None]:
     """Gradients to ``x``, ``phi``, ``alpha``, ``bias`` and ``gamma``."""
     del norm_eps  # in saved.inv_rms
-    from pallas_kernels import mhc_pre as kernels
+    from pallas_kernels.mhc import mhc_pre as kernels
 
     flat, saved, cotangents, dx_streams = flat_tokens(
         x.ndim - 2, (x, saved, cotangents, dx_streams)
@@ -173,7 +173,7 @@ def mhc_post_pre(
     post_scale: float,
 ) -> tuple[tuple[Array, Array, Array, Array], Saved]:
     """See ``jaxgnn.ops.mhc_post_pre``: its results, and what the backward pass needs."""
-    from pallas_kernels import mhc_post_pre as kernels
+    from pallas_kernels.mhc import mhc_post_pre as kernels
 
     made = kernels.mhc_post_pre(
         *flat_tokens(x.ndim - 2, (x, f, h_post, h_res)),
@@ -215,7 +215,7 @@ def mhc_post_pre_backward(
 ) -> tuple[Array | None, ...]:
     """Gradients to the first eight arguments; see ``pallas_kernels.mhc_post_pre``."""
     del norm_eps  # in saved.inv_rms
-    from pallas_kernels import mhc_post_pre as kernels
+    from pallas_kernels.mhc import mhc_post_pre as kernels
 
     inputs = (x, f, h_post, h_res)
     flat, flat_y, saved, cotangents = flat_tokens(x.ndim - 2, (inputs, y, saved, cotangents))
@@ -243,7 +243,7 @@ def mhc_post_pre_backward(
 
 def layer_links(x: Float[Array, "*batch n dim"]) -> bool:
     """Whether there are kernels for the two backward passes of ``mhc_layer`` as a pair."""
-    from pallas_kernels import mhc_layer as kernels
+    from pallas_kernels.mhc import mhc_layer as kernels
 
     *batch, n, dim = x.shape
     return stream_limits(x) is None and kernels.links(math.prod(batch), n, dim, x.dtype)
@@ -260,7 +260,7 @@ def mhc_layer_post_backward(
     transposed: bool,
 ) -> tuple[Array, Array, Array]:
     """Gradients to ``f``, ``h_post`` and ``h_res``."""
-    from pallas_kernels import mhc_layer as kernels
+    from pallas_kernels.mhc import mhc_layer as kernels
 
     inputs = (f, h_post, h_res)
     tokens = flat_tokens(x.ndim - 2, (x, *inputs, dy))
@@ -290,7 +290,7 @@ def mhc_layer_pre_backward(
 ) -> tuple[Array, Array, Array, Array, Array | None]:
     """Gradients to ``x``, ``phi``, ``alpha``, ``bias`` and ``gamma``."""
     del norm_eps  # in saved.inv_rms
-    from pallas_kernels import mhc_layer as kernels
+    from pallas_kernels.mhc import mhc_layer as kernels
 
     given = flat_tokens(x.ndim - 2, (x, saved, cotangents, of_post, dy))
     flat, saved, cotangents, of_post, dy = given

@@ -14,11 +14,13 @@ import pytest
 
 from jaxgnn import deterministic, ops
 from jaxgnn.testing import assert_bit_equal, random_array
-from pallas_kernels import _dense_forward, _dense_pair, fused_mlp
-from pallas_kernels._dense_forward import DenseTile
-from pallas_kernels._dense_pair import PairTile
-from pallas_kernels._dense_stack import Stack
-from pallas_kernels.fused_linear import fused_linear
+from pallas_kernels.dense import forward as dense_forward
+from pallas_kernels.dense import fused_mlp
+from pallas_kernels.dense import pair as dense_pair
+from pallas_kernels.dense.forward import DenseTile
+from pallas_kernels.dense.fused_linear import fused_linear
+from pallas_kernels.dense.pair import PairTile
+from pallas_kernels.dense.stack import Stack
 from tests.gpu._fused import (
     ERRORS,
     PALLAS,
@@ -189,7 +191,7 @@ def test_results_have_the_same_bits_from_registers(rows, widths):
     activations = ("gelu",) * (len(widths) - 1)
     usual = DenseTile.choose(Stack.of(*inputs, activations))
     copied, direct = (
-        jax.jit(functools.partial(_dense_forward.forward, activations=activations, tile=tile))
+        jax.jit(functools.partial(dense_forward.forward, activations=activations, tile=tile))
         for tile in (dataclasses.replace(usual, direct=direct) for direct in (False, True))
     )
     _repeats_poisoned(direct, inputs, copied(*inputs))
@@ -212,7 +214,7 @@ def test_blocks_in_waves_have_the_bits_of_blocks_that_stay(rows, widths, precisi
     stay, waves = (
         jax.jit(
             functools.partial(
-                _dense_forward.forward, activations=activations, tile=tile, precision=precision
+                dense_forward.forward, activations=activations, tile=tile, precision=precision
             )
         )
         for tile in tiles
@@ -244,7 +246,7 @@ def test_pairs_of_blocks_have_the_same_bits_with_every_tile(tile):
     needs_kernels()
     inputs = features((100_003, 256), "bfloat16"), *layers((256,) * 3, "bfloat16")
     usual, other = (
-        jax.jit(functools.partial(_dense_pair.forward, activations=("relu", None), tile=t))
+        jax.jit(functools.partial(dense_pair.forward, activations=("relu", None), tile=t))
         for t in (None, tile)
     )
     _repeats_poisoned(other, inputs, usual(*inputs))

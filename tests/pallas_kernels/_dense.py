@@ -12,44 +12,56 @@ from jax.experimental import io_callback
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels import _dense_stack, _dense_terms, _simt
-from pallas_kernels._dense_pieces import SayFree, SendChunk, StoreChunk, WaitForPlace, WaitForTile
-from pallas_kernels._dense_stack import BLOCK, COLUMNS, ROWS
+from pallas_kernels import simt
+from pallas_kernels import tensor_cores as tc
+from pallas_kernels.dense import terms as dense_terms
+from pallas_kernels.tensor_cores import BLOCK, COLUMNS, ROWS
+from pallas_kernels.tensor_cores.stores import (
+    SayFree,
+    SendChunk,
+    StoreChunk,
+    WaitForPlace,
+    WaitForTile,
+)
+from tests.pallas_kernels._tensor_cores import put_in_place
 
 
 @contextlib.contextmanager
 def interpreted():
     """Memory there has no layout, and what lies in one place would be two arrays.
 
-    Nor does the interpreter take factors of tensor cores that are in registers, or ``_simt``.
+    Nor does the interpreter take factors of tensor cores that are in registers, or ``simt``.
     """
     with pytest.MonkeyPatch.context() as patch, plgpu.force_gpu_interpret_mode():
-        patch.setattr(_dense_stack, "copied_tiles", _dense_stack.tiles)
-        patch.setattr(_dense_stack, "faces", lambda tiles: (tiles, tiles))
-        patch.setattr(_dense_terms, "split_tiles", _split_tiles)
-        patch.setattr(_dense_terms, "faces", lambda tiles: tiles)
-        patch.setattr(_dense_terms, "made_tiles", _made_tiles)
-        patch.setattr(_dense_terms, "faces_of_made", lambda tiles: tiles)
-        patch.setattr(_dense_stack, "product_from_registers", _product)
-        patch.setattr(plgpu, "RefUnion", lambda *forms: forms)
-        patch.setattr(_simt, "inline", _Inline())
+        put_in_place(
+            patch,
+            copied_tiles=tc.tiles,
+            faces=lambda tiles: (tiles, tiles),
+            product_from_registers=_product,
+            RefUnion=lambda *forms: forms,
+        )
+        patch.setattr(dense_terms, "split_tiles", _split_tiles)
+        patch.setattr(dense_terms, "faces", lambda tiles: tiles)
+        patch.setattr(dense_terms, "made_tiles", _made_tiles)
+        patch.setattr(dense_terms, "faces_of_made", lambda tiles: tiles)
+        patch.setattr(simt, "inline", _Inline())
         yield
 
 
 def _split_tiles(dtype, width, *places):
     """What was read, and its terms, each in a place of its own."""
-    shape = (*places, width // _dense_stack.COLUMNS, 2, _dense_stack.ROWS, _dense_stack.COLUMNS)
-    chunked = _dense_stack.chunked(dtype, width, *places)
-    return [chunked, _dense_stack.tiles(jnp.bfloat16, *shape)]
+    shape = (*places, width // tc.COLUMNS, 2, tc.ROWS, tc.COLUMNS)
+    chunked = tc.chunked(dtype, width, *places)
+    return [chunked, tc.tiles(jnp.bfloat16, *shape)]
 
 
 def _made_tiles(dtype, width, staged, places=1):
-    terms = _dense_stack.tiles(jnp.bfloat16, places, 2, _dense_stack.ROWS, width)
-    return [terms, _dense_stack.chunked(dtype, staged, places)]
+    terms = tc.tiles(jnp.bfloat16, places, 2, tc.ROWS, width)
+    return [terms, tc.chunked(dtype, staged, places)]
 
 
 def _product(pairs, columns, meanwhile):
-    total = jnp.zeros((_dense_stack.ROWS, columns), jnp.float32)
+    total = jnp.zeros((tc.ROWS, columns), jnp.float32)
     for a, b in pairs:
         assert a.dtype == b.dtype
         total += a.astype(jnp.float32) @ b[...].astype(jnp.float32)
@@ -61,7 +73,7 @@ _FREE = -1
 
 
 class _Inline:
-    """Takes the place of ``_simt.inline`` in the interpreter: what is sent goes through queues."""
+    """Takes the place of ``simt.inline`` in the interpreter: what is sent goes through queues."""
 
     def __init__(self):
         self._queues, self._tiles = {}, None

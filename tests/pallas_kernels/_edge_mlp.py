@@ -22,8 +22,10 @@ from jaxgnn.ops._pallas import pieces
 from jaxgnn.ops.reference import _edge_reduce as reference
 from jaxgnn.ops.reference._edge_reduce import EdgeOperands, EdgeOptions
 from jaxgnn.testing import assert_close, random_array, to_float64
-from pallas_kernels import _edge_forward, _simt, edge_mlp_aggregate
-from pallas_kernels._edge_gather_scatter import (
+from pallas_kernels import simt
+from pallas_kernels.edge_mlp import edge_mlp_aggregate
+from pallas_kernels.edge_mlp import forward as edge_forward
+from pallas_kernels.edge_mlp.gather_scatter import (
     AddToReceivers,
     AddToRows,
     AddToSenders,
@@ -36,8 +38,8 @@ from pallas_kernels._edge_gather_scatter import (
     WaitForAllCopies,
     WaitForCopies,
 )
-from pallas_kernels._edge_places import ROWS, EdgeLayers, Tables
-from pallas_kernels._edge_stream_forward import StreamTile
+from pallas_kernels.edge_mlp.places import ROWS, EdgeLayers, Tables
+from pallas_kernels.edge_mlp.stream_forward import StreamTile
 from tests.ops._edges import RING
 
 
@@ -110,7 +112,7 @@ def options_of(graph, activation, activate_last=True):
 
 
 def _inline_stand_in(kernel, numbers, references):
-    """Takes the place of ``_simt.inline`` in the interpreter."""
+    """Takes the place of ``simt.inline`` in the interpreter."""
     references = [reference for reference, _ in references]
     if isinstance(kernel, GatherRows):
         (group,), (nodes, tile, *listed) = numbers, references
@@ -249,8 +251,8 @@ def _multiply(a, kernel):
 def interpreted(*, detect_races=False):
     parameters = plgpu.InterpretGPUParams(detect_races=detect_races)
     with pytest.MonkeyPatch.context() as patch, plgpu.force_gpu_interpret_mode(parameters):
-        patch.setattr(_simt, "inline", _inline_stand_in)
-        patch.setattr(_edge_forward, "multiply", _multiply)
+        patch.setattr(simt, "inline", _inline_stand_in)
+        patch.setattr(edge_forward, "multiply", _multiply)
         patch.setattr(edge_mlp_aggregate, "add_pieces", _add_pieces)
         yield
 

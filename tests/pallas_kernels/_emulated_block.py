@@ -9,7 +9,7 @@ import threading
 
 import numpy as np
 
-from pallas_kernels._warp import LANES
+from pallas_kernels.simt.warp import LANES
 
 
 class BlockMemory:

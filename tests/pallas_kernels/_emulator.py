@@ -1,4 +1,4 @@
-"""Runs kernels written in the vocabulary of ``pallas_kernels._warp`` in NumPy, all warps at once.
+"""Runs kernels in the vocabulary of ``pallas_kernels.simt.warp`` in NumPy, all warps at once.
 
 Stricter than a GPU: reads and writes outside of an array, vectors that are not aligned, shared
 memory that a lane reads before the lane that wrote it was waited for, also of another block of the
@@ -17,14 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgnn.ops import _pallas
-from pallas_kernels import _simt
+from pallas_kernels import simt
 from tests.pallas_kernels._numpy_warp import NumpyWarp
 
 
 def launch(
     kernel, inputs, outputs, *, name, grid, shared=None, block_shared=None, updated=(), seed=0
 ):
-    """Takes the place of ``pallas_kernels._simt.launch``."""
+    """Takes the place of ``pallas_kernels.simt.launch``."""
     leaves, tree = jax.tree.flatten(inputs)
     made = [np.full(s.shape, 0xFF, np.uint8).repeat(s.dtype.itemsize, -1) for s in outputs]
     made = [m.view(s.dtype).reshape(s.shape) for m, s in zip(made, outputs, strict=True)]
@@ -47,5 +47,5 @@ def emulated(seed=0):
     seeded = functools.partial(launch, seed=seed)
     # A rule for vmap is traced, also without jit.
     direct = mock.patch.object(_pallas, "batches_as_rows", lambda run: run)
-    with mock.patch.object(_simt, "launch", seeded), direct, jax.disable_jit():
+    with mock.patch.object(simt, "launch", seeded), direct, jax.disable_jit():
         yield

@@ -1,4 +1,4 @@
-"""The vocabulary of ``pallas_kernels._warp`` in NumPy, of all warps at once."""
+"""The vocabulary of ``pallas_kernels.simt.warp`` in NumPy, of all warps at once."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels._values import Array, Shared, Value
-from pallas_kernels._warp import LANES, Warp
+from pallas_kernels.simt.values import Array, Shared, Value
+from pallas_kernels.simt.warp import LANES, Warp
 from tests.pallas_kernels._emulated_block import BlockMemory, Schedule, Signal
 
 _DTYPES = {"bool": np.bool_, "i32": np.int32, "u32": np.uint32, "i64": np.int64, "f32": np.float32}

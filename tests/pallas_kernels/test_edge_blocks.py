@@ -16,8 +16,10 @@ from jaxgnn.ops import _pallas as pallas
 from jaxgnn.ops.reference import maxk as maxk_reference
 from jaxgnn.ops.reference import maxk_spmm as maxk_spmm_reference
 from jaxgnn.testing import DTYPES, assert_close, random_array
-from pallas_kernels import _edge_blocks, _simt, maxk_spmm
-from pallas_kernels._edge_blocks import BlocksTile
+from pallas_kernels import simt
+from pallas_kernels.maxk_spmm import edge_blocks, maxk_spmm
+from pallas_kernels.maxk_spmm.edge_blocks import BlocksTile
+from pallas_kernels.simt import launching
 from tests.pallas_kernels._emulator import emulated
 from tests.pallas_kernels._numpy_warp import NumpyWarp
 
@@ -88,13 +90,13 @@ def _kept(dim, k, dtype) -> CBSR:
 @pytest.fixture
 def launched(monkeypatch):
     """What the kernels have in shared memory, by the names of kernels."""
-    shared, launch = {}, _simt.launch
+    shared, launch = {}, simt.launch
 
     def note(*args, name, block_shared=None, **options):
         shared[name] = block_shared
         return launch(*args, name=name, block_shared=block_shared, **options)
 
-    monkeypatch.setattr(_simt, "launch", note)
+    monkeypatch.setattr(simt, "launch", note)
     return shared
 
 
@@ -118,7 +120,7 @@ def test_blocks_agree_with_the_reference(monkeypatch, launched, name, shape, dim
     dy = random_array((ROWS, dim), dtype, seed=1)
     if held is not None:
         row_bytes = dim * dy.dtype.itemsize + 4
-        monkeypatch.setattr(_simt, "most_shared_bytes", lambda: 32 + (held + 1) * row_bytes)
+        monkeypatch.setattr(simt, "most_shared_bytes", lambda: 32 + (held + 1) * row_bytes)
     exact = maxk_spmm_reference.grad_values(graph, kept, dy)
     assert_close(pallas.grad_values(graph, kept, dy), exact, reduction_length=EDGES)
     shared = launched["maxk_spmm_grad_values_blocks"]
@@ -143,7 +145,7 @@ def test_blocks_of_hundreds_of_rows_of_very_different_degrees(monkeypatch, dtype
 
 @pytest.mark.parametrize("longest", [4, 12, 20])
 def test_groups_take_several_runs_of_a_long_task(monkeypatch, longest):
-    monkeypatch.setattr(_edge_blocks, "_LONGEST_RUN", longest)
+    monkeypatch.setattr(edge_blocks, "_LONGEST_RUN", longest)
     graph, kept = _graph(monkeypatch, "scaled", "one"), _kept(64, 32, "float32")
     dy = random_array((ROWS, 64), "float32", seed=1)
     exact = maxk_spmm_reference.grad_values(graph, kept, dy)
@@ -195,9 +197,9 @@ def traffic(monkeypatch):
 def test_sums_that_no_cache_holds_are_fetched_before(
     monkeypatch, traffic, name, shape, dim, k, held
 ):
-    monkeypatch.setattr(_edge_blocks, "_CACHED_BYTES", _senders_of_tile(SHAPES[shape]) * k * 4 - 1)
+    monkeypatch.setattr(edge_blocks, "_CACHED_BYTES", _senders_of_tile(SHAPES[shape]) * k * 4 - 1)
     if held is not None:
-        monkeypatch.setattr(_simt, "most_shared_bytes", lambda: 32 + (held + 1) * dim * 4)
+        monkeypatch.setattr(simt, "most_shared_bytes", lambda: 32 + (held + 1) * dim * 4)
     graph, kept = _graph(monkeypatch, name, shape), _kept(dim, k, "float32")
     dy = random_array((ROWS, dim), "float32", seed=1)
     exact = maxk_spmm_reference.grad_values(graph, kept, dy)
@@ -211,7 +213,7 @@ def test_sums_in_a_cache_and_those_of_large_blocks_are_not_fetched(
     monkeypatch, traffic, shape, excess
 ):
     monkeypatch.setattr(
-        _edge_blocks, "_CACHED_BYTES", _senders_of_tile(SHAPES[shape]) * 8 * 4 - excess
+        edge_blocks, "_CACHED_BYTES", _senders_of_tile(SHAPES[shape]) * 8 * 4 - excess
     )
     graph, kept = _graph(monkeypatch, "plain", shape), _kept(64, 8, "float32")
     fetched, added = traffic(8)
@@ -305,6 +307,6 @@ def test_rows_that_are_too_wide_are_walked_one_by_one(monkeypatch, launched):
 def test_what_a_block_holds_fits_shared_memory(rows, dim, itemsize):
     dtype = {2: jnp.bfloat16, 4: jnp.float32}[itemsize]
     tile = BlocksTile.choose(rows, 1 << 17, 32, dim, itemsize)
-    scratch = _simt._Scratch(_simt.Grid(1, tile.warps), {}, tile.shared(dim, jnp.dtype(dtype)))
-    assert 4 * scratch.words <= _simt.most_shared_bytes()
+    scratch = launching._Scratch(simt.Grid(1, tile.warps), {}, tile.shared(dim, jnp.dtype(dtype)))
+    assert 4 * scratch.words <= simt.most_shared_bytes()
     assert 1 <= tile.held <= rows < 512

@@ -16,9 +16,10 @@ from jaxgnn import ops
 from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops._pallas import pieces
 from jaxgnn.testing import assert_bit_equal, random_array
-from pallas_kernels import _simt, edge_mlp_aggregate
-from pallas_kernels._edge_forward import EdgeTile
-from pallas_kernels._edge_gather_scatter import (
+from pallas_kernels import simt
+from pallas_kernels.edge_mlp import edge_mlp_aggregate
+from pallas_kernels.edge_mlp.forward import EdgeTile
+from pallas_kernels.edge_mlp.gather_scatter import (
     AddToReceivers,
     AddToRows,
     AddToSenders,
@@ -29,8 +30,8 @@ from pallas_kernels._edge_gather_scatter import (
     ScatterRows,
     WaitForCopies,
 )
-from pallas_kernels._edge_places import ROWS, Layout
-from pallas_kernels._edge_work import BackwardTile
+from pallas_kernels.edge_mlp.places import ROWS, Layout
+from pallas_kernels.edge_mlp.work import BackwardTile
 from tests.pallas_kernels._edge_mlp import (
     GRAPHS,
     check_gradients,
@@ -47,7 +48,7 @@ from tests.pallas_kernels._edge_mlp import (
 from tests.pallas_kernels._emulator import emulated
 from tests.pallas_kernels.test_lowering import _graph as prepared_graph
 
-WARPGROUP = _simt.Grid(blocks=1, warps=4)
+WARPGROUP = simt.Grid(blocks=1, warps=4)
 
 
 # -- SIMT code, emulated ---------------------------------------------------------------------------
@@ -168,7 +169,7 @@ def test_tiles_are_gathered_and_scattered_as_the_tensor_cores_have_them(name, wi
     tiles = dict.fromkeys(("receivers", "senders", "own", "shared"), form)
     results, options = [*tiles.values(), numbers], {"name": "t", "grid": WARPGROUP}
     with emulated():
-        rows, edges, own, shared, factors = _simt.launch(
+        rows, edges, own, shared, factors = simt.launch(
             kernel, arrays, results, block_shared=tiles | {"factors": numbers}, **options
         )
     assert_bit_equal(rows, _tile_of_rows(places, tables, group, _flat(operands.receivers)))
@@ -216,7 +217,7 @@ def test_sums_are_written_by_rows_and_those_of_pieces_exactly(name):
 
     form = jax.ShapeDtypeStruct((ROWS, width), jnp.bfloat16)
     with emulated():
-        y, partial = _simt.launch(
+        y, partial = simt.launch(
             kernel,
             (rounded, left, _listed(tables)),
             [],
@@ -275,7 +276,7 @@ def test_rows_are_added_to_those_of_both_ends_and_given_to_edges(name):
     form = jax.ShapeDtypeStruct((ROWS, width), jnp.bfloat16)
     arrays, options = (tile, _listed(tables)), {"name": "t", "grid": WARPGROUP}
     with emulated():
-        made = _simt.launch(
+        made = simt.launch(
             kernel, arrays, [], block_shared={"shared": form}, updated=ends, **options
         )
     rows, senders, of_all, of_each, by_step = (np.asarray(end).copy() for end in ends)

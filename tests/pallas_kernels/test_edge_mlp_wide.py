@@ -11,9 +11,9 @@ import pytest
 
 from jaxgnn import ops
 from jaxgnn.ops import _dispatch as dispatch
-from pallas_kernels._edge_chunks import ChunkTile
-from pallas_kernels._edge_stream_forward import StreamTile
-from pallas_kernels._edge_wide import WideTile
+from pallas_kernels.edge_mlp.chunks import ChunkTile
+from pallas_kernels.edge_mlp.stream_forward import StreamTile
+from pallas_kernels.edge_mlp.wide import WideTile
 from tests.pallas_kernels._edge_mlp import (
     check_gradients,
     check_sums,

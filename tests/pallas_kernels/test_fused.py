@@ -15,16 +15,14 @@ from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops.reference import fused_linear as linear_reference
 from jaxgnn.ops.reference import fused_mlp as mlp_reference
 from jaxgnn.testing import assert_close, random_array, to_float64
-from pallas_kernels import (
-    _dense_activations,
-    _dense_backward,
-    _dense_forward,
-    fused_linear,
-    fused_mlp,
-)
-from pallas_kernels._dense_forward import DenseTile
-from pallas_kernels._dense_plan import BackwardTile
-from pallas_kernels._dense_stack import MULTIPROCESSORS, SHARED_BYTES, Stack
+from pallas_kernels.chip import MULTIPROCESSORS, SHARED_BYTES
+from pallas_kernels.dense import activations as dense_activations
+from pallas_kernels.dense import backward as dense_backward
+from pallas_kernels.dense import forward as dense_forward
+from pallas_kernels.dense import fused_linear, fused_mlp
+from pallas_kernels.dense.forward import DenseTile
+from pallas_kernels.dense.plan import BackwardTile
+from pallas_kernels.dense.stack import Stack
 from tests.ops._linear import VALUES, features, layers
 from tests.pallas_kernels._dense import interpreted, kernels_of, structs, with_gradients
 
@@ -105,8 +103,8 @@ def test_mlp_and_its_gradients(rows, widths, activation, dtype, tile):
     x, kernels, biases, dy = _inputs(rows, widths, dtype)
     activations, layers = (activation, None), (kernels, biases)
     with interpreted():
-        y = _dense_forward.forward(x, *layers, activations, FORWARD[0])
-        made = _dense_backward.backward(x, *layers, None, dy, activations, tile)
+        y = dense_forward.forward(x, *layers, activations, FORWARD[0])
+        made = dense_backward.backward(x, *layers, None, dy, activations, tile)
     options = {"activation": activation, "precision": None}
     exact = _exactly(mlp_reference.fused_mlp, x, *layers, **options)
     _assert_all_close(y, exact, dtype, max(widths))
@@ -122,8 +120,8 @@ def test_what_is_not_finite_stays_with_its_row():
 
     def run(x):
         with interpreted():
-            y = _dense_forward.forward(x, kernels, biases, ("gelu", None), FORWARD[0])
-            dx, *_ = _dense_backward.backward(x, kernels, biases, None, dy, ("gelu", None), MEMBERS)
+            y = dense_forward.forward(x, kernels, biases, ("gelu", None), FORWARD[0])
+            dx, *_ = dense_backward.backward(x, kernels, biases, None, dy, ("gelu", None), MEMBERS)
         return np.asarray(y, np.float32), np.asarray(dx, np.float32)
 
     for right, made in zip(run(x), run(bad), strict=True):
@@ -181,7 +179,7 @@ def test_groups_of_layers():
 def test_three_layers_forward():
     x, kernels, biases, _ = _inputs(9, (64, 128, 64, 64), "bfloat16")
     with interpreted():
-        y = _dense_forward.forward(x, kernels, biases, ("silu", "silu", None), FORWARD[1])
+        y = dense_forward.forward(x, kernels, biases, ("silu", "silu", None), FORWARD[1])
     options = {"activation": "silu", "precision": None}
     exact = _exactly(mlp_reference.fused_mlp, x, kernels, biases, **options)
     _assert_all_close(y, exact, "bfloat16", 128)
@@ -191,7 +189,7 @@ def test_three_layers_forward():
 def test_activations_are_those_of_the_reference(name):
     """Values and derivatives in float32, also far out."""
     reference = linear_reference.ACTIVATIONS[name]
-    mine = _dense_activations.ACTIVATIONS[name]
+    mine = dense_activations.ACTIVATIONS[name]
     assert mine.of_output == reference.of_output
     z = np.concatenate([np.linspace(-30, 30, 6001), [-1e5, -100, -0.0, 100, 1e5]])
     with jax.enable_x64(True):
@@ -206,7 +204,7 @@ def test_activations_are_those_of_the_reference(name):
 
 def test_a_unit_that_is_off_passes_nothing_on():
     known, dy = jnp.array([0.0, 1.0, 0.25]), jnp.array([jnp.inf, 3.0, -2.0])
-    made = [a.pull_back(known, dy).tolist() for a in _dense_activations.ACTIVATIONS.values()]
+    made = [a.pull_back(known, dy).tolist() for a in dense_activations.ACTIVATIONS.values()]
     assert sorted(made) == [[0.0, 3.0, -2.0], *[[0.0, 3.0, -0.5]] * 4, [0.0, 6.0, -2.0]]
 
 

@@ -14,10 +14,13 @@ from jaxgnn.ops.fused_linear import FUSED_LINEAR
 from jaxgnn.ops.reference import fused_linear as linear_reference
 from jaxgnn.ops.reference import fused_mlp as mlp_reference
 from jaxgnn.testing import assert_close, random_array, to_float64
-from pallas_kernels import _dense_backward, _dense_forward, fused_linear, fused_mlp
-from pallas_kernels._dense_forward import DenseTile
-from pallas_kernels._dense_plan import BackwardTile, TightTile, Work
-from pallas_kernels._dense_stack import SHARED_BYTES, Stack
+from pallas_kernels.chip import SHARED_BYTES
+from pallas_kernels.dense import backward as dense_backward
+from pallas_kernels.dense import forward as dense_forward
+from pallas_kernels.dense import fused_linear, fused_mlp
+from pallas_kernels.dense.forward import DenseTile
+from pallas_kernels.dense.plan import BackwardTile, TightTile, Work
+from pallas_kernels.dense.stack import Stack
 from tests.ops._linear import VALUES, features, layers, linear
 from tests.pallas_kernels._dense import interpreted, kernels_of, structs, with_gradients
 
@@ -56,7 +59,7 @@ def _exactly(x, kernels, biases, activations):
 def _interpreted(x, kernels, biases, activations, precision):
     tile = TILES[len(kernels) % 2]
     with interpreted():
-        return _dense_forward.forward(x, kernels, biases, activations, tile, precision)
+        return dense_forward.forward(x, kernels, biases, activations, tile, precision)
 
 
 def _on_grid(tree):
@@ -140,7 +143,7 @@ def test_gradients_have_the_precision_of_three_products_of_parts(rows, widths, a
             made = fused_linear.fused_linear_backward(*layer, activation, tile)
         else:
             given = x, kernels, biases, None, dy, (activation, None)
-            made = _dense_backward.backward(*given, tile)
+            made = dense_backward.backward(*given, tile)
     _assert_gradients_are_close(made, exact)
 
 

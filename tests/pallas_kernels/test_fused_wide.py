@@ -11,10 +11,17 @@ import pytest
 
 from jaxgnn.ops.reference import fused_mlp as mlp_reference
 from jaxgnn.testing import assert_bit_equal, assert_close, random_array, to_float64
-from pallas_kernels import _dense_forward, _dense_pair, _simt, fused_mlp
-from pallas_kernels._dense_forward import DenseTile
-from pallas_kernels._dense_pair import PairTile
-from pallas_kernels._dense_pieces import (
+from pallas_kernels import simt
+from pallas_kernels.chip import SHARED_BYTES
+from pallas_kernels.dense import forward as dense_forward
+from pallas_kernels.dense import fused_mlp
+from pallas_kernels.dense import pair as dense_pair
+from pallas_kernels.dense.forward import DenseTile
+from pallas_kernels.dense.pair import PairTile
+from pallas_kernels.dense.stack import Stack
+from pallas_kernels.simt import Grid
+from pallas_kernels.simt.warp import LANES
+from pallas_kernels.tensor_cores.stores import (
     Meet,
     SayFree,
     SendChunk,
@@ -22,9 +29,6 @@ from pallas_kernels._dense_pieces import (
     WaitForPlace,
     WaitForTile,
 )
-from pallas_kernels._dense_stack import SHARED_BYTES, Stack
-from pallas_kernels._simt import Grid
-from pallas_kernels._warp import LANES
 from tests.ops._linear import features, layers
 from tests.pallas_kernels._dense import interpreted, kernels_of, structs
 from tests.pallas_kernels._emulator import emulated
@@ -53,7 +57,7 @@ def test_chunks_are_written_from_registers_up_to_the_last_row(rows):
             StoreChunk(column)(warp, warp.i32(first), result, words)
 
     with emulated():
-        (made,) = _simt.launch(kernel, values, [form], name="test", grid=Grid(1, 4))
+        (made,) = simt.launch(kernel, values, [form], name="test", grid=Grid(1, 4))
     assert_bit_equal(made, jnp.tile(values, (2, 2))[:rows])
 
 
@@ -106,7 +110,7 @@ def test_blocks_pass_tiles_on_that_wait_for_places(seed, steps):
     form = jax.ShapeDtypeStruct(values.shape, values.dtype)
     with emulated(seed):
         grid = Grid(2, 4, cluster=2)
-        (made,) = _simt.launch(kernel, values, [form], name="test", grid=grid, block_shared=shared)
+        (made,) = simt.launch(kernel, values, [form], name="test", grid=grid, block_shared=shared)
     assert_bit_equal(made, np.stack([_as_tensor_cores_want_it(chunk) for chunk in values]))
 
 
@@ -133,7 +137,7 @@ def test_results_are_written_from_registers(rows, widths, tile):
     x, kernels, biases = _inputs(rows, widths, "bfloat16")
     activations = (*["gelu"] * (len(kernels) - 1), None)
     with interpreted():
-        made = _dense_forward.forward(x, kernels, biases, activations, tile)
+        made = dense_forward.forward(x, kernels, biases, activations, tile)
     exact = _exactly(x, kernels, biases, "gelu")
     assert_close(made, exact, reduction_length=max(widths), operands="bfloat16")
 
@@ -151,7 +155,7 @@ def test_two_blocks_have_a_layer_each(rows, widths, dtype, tile):
     x, kernels, biases = _inputs(rows, widths, dtype)
     biases = (biases[0], None) if rows == 330 else biases
     with interpreted():
-        made = _dense_pair.forward(x, kernels, biases, ("gelu", None), tile)
+        made = dense_pair.forward(x, kernels, biases, ("gelu", None), tile)
     exact = _exactly(x, kernels, biases, "gelu")
     assert_close(made, exact, reduction_length=max(widths), operands=dtype)
 
@@ -220,7 +224,7 @@ def test_results_that_registers_do_not_write_are_refused(dtype, parts):
     x, kernels, biases = _inputs(64, (64, 64), dtype)
     precision = "tf32" if dtype == "float32" else None
     with pytest.raises(ValueError, match="from registers"):
-        _dense_forward.forward(x, kernels, biases, (None,), tile, precision)
+        dense_forward.forward(x, kernels, biases, (None,), tile, precision)
 
 
 @pytest.mark.parametrize("warpgroups, slots", [(1, 1), (3, 2), (2, 0)])

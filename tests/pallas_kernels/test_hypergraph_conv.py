@@ -16,8 +16,9 @@ from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops import _pallas_hypergraph as pallas
 from jaxgnn.ops.hypergraph_conv import MIX, MIX_BACKWARD
 from jaxgnn.testing import random_array
-from pallas_kernels import _dense_activations, _simt
-from pallas_kernels import hypergraph_conv as kernels
+from pallas_kernels import simt
+from pallas_kernels.dense import activations as dense_activations
+from pallas_kernels.hypergraph import hypergraph_conv as kernels
 from tests.ops._mixing import check, exactly, inputs, integers, large_and_small
 from tests.pallas_kernels._emulator import emulated
 
@@ -59,11 +60,11 @@ def test_units_that_are_off_are_off_exactly(activation):
     made = _both(given, dy, activation)
     for a, e in zip(made[:2], exactly(activation, given, dy)[:2], strict=True):
         np.testing.assert_allclose(a, e, rtol=1e-6)
-    assert set(_dense_activations.ACTIVATIONS) == set(ops.Activation.__args__)
+    assert set(dense_activations.ACTIVATIONS) == set(ops.Activation.__args__)
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize("activation", _dense_activations.ACTIVATIONS)
+@pytest.mark.parametrize("activation", dense_activations.ACTIVATIONS)
 def test_activations_of_large_and_small_numbers(activation):
     given = large_and_small()
     made = _both(given, jnp.ones_like(given[0]), activation)
@@ -136,7 +137,7 @@ def test_tiles_cover_all_tokens_within_bounds(tokens, width):
         tile = kernels.MixTile.choose(x, arrays)
         ring = tile.warps * (tile.ahead + 1) * arrays * nodes * 128 * x.dtype.itemsize
         others = 4 * kernels._other_words(nodes, tile.warps)
-        assert tile.ahead >= 1 and ring + others <= _simt.most_shared_bytes()
+        assert tile.ahead >= 1 and ring + others <= simt.most_shared_bytes()
         assert width % tile.span == 0
         # No block has nothing to do.
         assert (tile.ranges - 1) * tile.warps * tile.tokens < tokens

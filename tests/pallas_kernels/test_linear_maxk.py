@@ -23,10 +23,13 @@ from jaxgnn.ops.fused_linear import _linear_maxk as _linear_maxk_op
 from jaxgnn.ops.reference import fused_linear as linear_reference
 from jaxgnn.ops.reference import maxk as reference
 from jaxgnn.testing import assert_bit_equal, assert_close, random_array
-from pallas_kernels import _dense_stack, _linear_maxk, _simt
-from pallas_kernels._dense_stack import SHARED_BYTES, Stack
-from pallas_kernels._linear_maxk import LinearMaxkTile
-from pallas_kernels._linear_maxk_rows import (
+from pallas_kernels import simt
+from pallas_kernels import tensor_cores as tc
+from pallas_kernels.chip import SHARED_BYTES
+from pallas_kernels.dense.stack import Stack
+from pallas_kernels.maxk import linear_maxk
+from pallas_kernels.maxk.linear_maxk import LinearMaxkTile
+from pallas_kernels.maxk.linear_maxk_rows import (
     COLUMNS,
     ROWS,
     SHARE,
@@ -37,9 +40,10 @@ from pallas_kernels._linear_maxk_rows import (
 )
 from tests.ops._linear import features, layer
 from tests.pallas_kernels._emulator import emulated
+from tests.pallas_kernels._tensor_cores import put_in_place
 
 PIECE = 8  # entries that keep together when rows are swizzled
-WARPGROUP = _simt.Grid(blocks=1, warps=4)
+WARPGROUP = simt.Grid(blocks=1, warps=4)
 
 
 def _swizzled(chunk, row, piece):
@@ -70,7 +74,7 @@ def _emulate_selection(z, k, by, ring, first):
         **{name: jax.ShapeDtypeStruct((kept_columns(width, k),), jnp.uint8) for name in "ab"},
     }
     with emulated():
-        made = _simt.launch(kernel, z, results, name="test", grid=WARPGROUP, block_shared=shared)
+        made = simt.launch(kernel, z, results, name="test", grid=WARPGROUP, block_shared=shared)
     return CBSR(*made, width)
 
 
@@ -136,7 +140,7 @@ def test_searches_end_wherever_they_begin():
 
 
 def _inline_stand_in(keep, numbers, references):
-    """Takes the place of ``_simt.inline`` in the interpreter."""
+    """Takes the place of ``simt.inline`` in the interpreter."""
     if isinstance(keep, EndUse):
         plgpu.commit_smem()
         return
@@ -177,16 +181,15 @@ TILES = [
 
 @pytest.mark.parametrize("rows, widths, tile", TILES)
 def test_tiles_pass_from_part_to_part(rows, widths, tile, monkeypatch, interpreted):
-    monkeypatch.setattr(_simt, "inline", _inline_stand_in)
-    monkeypatch.setattr(_dense_stack, "added_to", _added_later)
+    monkeypatch.setattr(simt, "inline", _inline_stand_in)
     # The interpreter has no memory that is known by two names.
-    monkeypatch.setattr(_dense_stack, "copied_tiles", _dense_stack.tiles)
-    monkeypatch.setattr(_dense_stack, "faces", lambda tiles: (tiles, tiles))
+    faces = lambda tiles: (tiles, tiles)  # noqa: E731
+    put_in_place(monkeypatch, added_to=_added_later, copied_tiles=tc.tiles, faces=faces)
     dtype = "float16" if rows == 500 else "bfloat16"
     x, (kernel, bias) = features((rows, widths[0]), dtype), layer(*widths, dtype)
     bias = None if rows == 500 else bias
     with interpreted():
-        made = _linear_maxk.linear_maxk(x, kernel, bias, 5, "value", tile)
+        made = linear_maxk.linear_maxk(x, kernel, bias, 5, "value", tile)
     options = {"k": 5, "by": "value", "precision": None}
     exact = linear_reference.fused_linear_maxk(x, kernel, bias, **options)
     # Sums in another order are rounded differently here and there.
@@ -198,7 +201,7 @@ def test_tiles_pass_from_part_to_part(rows, widths, tile, monkeypatch, interpret
 
 def test_a_tile_is_overwritten_after_all_products_and_passed_on_after_all_of_it():
     """What the interpreter, whose products are made at once, does not tell."""
-    made = jax.make_jaxpr(lambda *inputs: _linear_maxk.linear_maxk(*inputs, 32, "value"))
+    made = jax.make_jaxpr(lambda *inputs: linear_maxk.linear_maxk(*inputs, 32, "value"))
     body = str(made(*_structs((1000,), (256, 256)))).partition("barrier_wait")[2]
     until_passed_on = body.partition("barrier_arrive")[0]
     steps = re.findall("run_state|commit_smem|<-", until_passed_on)
@@ -343,7 +346,7 @@ def test_rings_have_room_for_a_tile_and_fit_shared_memory(widths):
 @pytest.mark.parametrize("pairs, at_first", [(2, 96), (3, 72)])
 def test_the_multiplier_waits_for_no_registers_that_selectors_do_not_give_back(pairs, at_first):
     """All of 65,536 are in use from the start; parts ask for multiples of eight."""
-    multiplier, selector = _linear_maxk._SHARES[pairs].registers
+    multiplier, selector = linear_maxk._SHARES[pairs].registers
     warpgroups = LinearMaxkTile(1, pairs, 1).warpgroups
     assert at_first == 65_536 // (128 * warpgroups) // 8 * 8
     assert multiplier + 2 * pairs * selector <= warpgroups * at_first

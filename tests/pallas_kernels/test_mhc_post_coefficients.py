@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxgnn.testing import random_array
-from pallas_kernels._mhc_post_coefficients import side_by_side
+from pallas_kernels.mhc.post_coefficients import side_by_side
 from tests.pallas_kernels._emulator import emulated
 
 

@@ -9,12 +9,12 @@ import pytest
 from jaxgnn.ops.reference import mhc_post
 from jaxgnn.ops.reference import mhc_pre as reference
 from jaxgnn.testing import assert_bit_equal, assert_close, random_array
-from pallas_kernels import mhc_post_pre
-from pallas_kernels._mhc_post_pre_clusters import MhcPostPreClusterTile as BoundaryTile
-from pallas_kernels._mhc_streams_backward import Token, streams_backward
-from pallas_kernels._mhc_streams_columns import Post
-from pallas_kernels._mhc_streams_tile import StreamsTile
-from pallas_kernels.mhc_pre import MhcPreClusterTile, MhcPreTile, mhc_pre
+from pallas_kernels.mhc import mhc_post_pre
+from pallas_kernels.mhc.cluster.post_pre import MhcPostPreClusterTile as BoundaryTile
+from pallas_kernels.mhc.mhc_pre import MhcPreClusterTile, MhcPreTile, mhc_pre
+from pallas_kernels.mhc.tokens.backward import Token, streams_backward
+from pallas_kernels.mhc.tokens.columns import Post
+from pallas_kernels.mhc.tokens.tile import StreamsTile
 from tests.ops._mhc import exactly, outputs, parameters, streams, streams_gradients
 from tests.pallas_kernels._emulator import emulated
 from tests.pallas_kernels._numpy_warp import NumpyWarp

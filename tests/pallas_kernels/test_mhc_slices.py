@@ -10,17 +10,18 @@ import pytest
 from jaxgnn.ops import _pallas_mhc as pallas
 from jaxgnn.ops.reference import mhc_post, mhc_pre
 from jaxgnn.testing import assert_close, random_array
-from pallas_kernels import _mhc_pre_tokens as tokens_kernel
-from pallas_kernels import _mhc_slices as common
-from pallas_kernels._bfloat16_parts import split
-from pallas_kernels._dense_stack import SHARED_BYTES, aligned
-from pallas_kernels._mhc_pre_tokens import token_parts
-from pallas_kernels._mhc_slices import Slices, TokenParts
-from pallas_kernels._mhc_slices_backward import Behind, SlicesTile, slices_backward
-from pallas_kernels._mhc_slices_post import SlicesPostTile, slices_post_backward
-from pallas_kernels._mhc_slices_shares import Shares
-from pallas_kernels._mhc_slices_sums import Partial, add_up
-from pallas_kernels._mhc_streams_columns import Post
+from pallas_kernels.chip import SHARED_BYTES
+from pallas_kernels.mhc.slices import shapes as common
+from pallas_kernels.mhc.slices import tokens as tokens_kernel
+from pallas_kernels.mhc.slices.backward import Behind, SlicesTile, slices_backward
+from pallas_kernels.mhc.slices.post import SlicesPostTile, slices_post_backward
+from pallas_kernels.mhc.slices.shapes import Slices, TokenParts
+from pallas_kernels.mhc.slices.shares import Shares
+from pallas_kernels.mhc.slices.sums import Partial, add_up
+from pallas_kernels.mhc.slices.tokens import token_parts
+from pallas_kernels.mhc.tokens.columns import Post
+from pallas_kernels.tensor_cores import aligned
+from pallas_kernels.tensor_cores.bfloat16_parts import split
 from tests.ops._mhc import exactly, outputs, parameters, streams, streams_gradients
 from tests.pallas_kernels._emulator import emulated
 

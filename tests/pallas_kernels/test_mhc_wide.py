@@ -8,11 +8,11 @@ import pytest
 from jaxgnn.ops import _pallas_mhc as pallas
 from jaxgnn.ops.reference import mhc_post, mhc_pre
 from jaxgnn.testing import assert_close
-from pallas_kernels import _mhc_slices as slices
-from pallas_kernels import _mhc_wide_sums as wide
-from pallas_kernels._dense_stack import SHARED_BYTES
-from pallas_kernels._mhc_pre_mixing import Constants, MixingTile, mix_streams
-from pallas_kernels._mhc_wide_sums import Sums, WideTile, wide_sums
+from pallas_kernels.chip import SHARED_BYTES
+from pallas_kernels.mhc import wide_sums as wide
+from pallas_kernels.mhc.pre_mixing import Constants, MixingTile, mix_streams
+from pallas_kernels.mhc.slices import shapes as slices
+from pallas_kernels.mhc.wide_sums import Sums, WideTile, wide_sums
 from tests.ops._mhc import exactly, outputs, parameters, streams
 from tests.pallas_kernels._emulator import emulated
 

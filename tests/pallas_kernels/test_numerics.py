@@ -16,9 +16,11 @@ from jaxgnn.ops.reference import maxk_spmm as maxk_spmm_reference
 from jaxgnn.ops.reference import segment_softmax as softmax_reference
 from jaxgnn.ops.reference import spmm as spmm_reference
 from jaxgnn.testing import DTYPES, assert_bit_equal, assert_close, random_array
-from pallas_kernels import _pieces, _simt, maxk_spmm
-from pallas_kernels._maxk_one_row import OneRow
-from pallas_kernels.segment_softmax import SoftmaxTile
+from pallas_kernels import simt
+from pallas_kernels.graph.segment_softmax import SoftmaxTile
+from pallas_kernels.maxk.one_row import OneRow
+from pallas_kernels.maxk_spmm import maxk_spmm
+from pallas_kernels.simt import blocks
 from tests.ops._table import rows_of_all_kinds
 from tests.pallas_kernels._emulator import emulated
 from tests.pallas_kernels._numpy_warp import NumpyWarp
@@ -131,7 +133,7 @@ def test_segment_softmax_and_its_gradient(monkeypatch, heads, kept, dtype):
     ids=["full and not", "one of two pieces", "of just one", "a hub", "more rows than lanes"],
 )
 def test_segment_softmax_by_the_warps_of_one_block(monkeypatch, lengths, heads, padding):
-    monkeypatch.setattr(_pieces, "MOST_BLOCKS", 1)
+    monkeypatch.setattr(blocks, "MOST_BLOCKS", 1)
     indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     edges = int(indptr[-1]) + padding
     graph = CSRGraph(indptr, np.zeros(edges, np.int32), num_cols=1).prepared()
@@ -143,7 +145,7 @@ def test_segment_softmax_by_the_warps_of_one_block(monkeypatch, lengths, heads, 
 
 
 def test_numbers_of_64_bits_are_shared_by_lanes():
-    warp = NumpyWarp(_simt.Grid(1, 1), 0)
+    warp = NumpyWarp(simt.Grid(1, 1), 0)
     value = warp.lane.to("i64") * 0x180000001 - 5
     np.testing.assert_array_equal(
         warp.share(value, warp.i32(7)).data, value.data[:, 7:8].repeat(32, 1)

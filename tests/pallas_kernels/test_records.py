@@ -4,9 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels._record_shape import RecordShape
-from pallas_kernels._records import make_records
-from pallas_kernels._two_places import other_place
+from pallas_kernels.maxk_spmm.bank_choice import other_place
+from pallas_kernels.maxk_spmm.record_shape import RecordShape
+from pallas_kernels.maxk_spmm.records import make_records
 from tests.pallas_kernels._emulator import emulated
 
 pytestmark = pytest.mark.emulated

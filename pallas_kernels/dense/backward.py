@@ -1,0 +1,254 @@
+"""The backward pass of one or two dense layers, in one kernel that reads every row once.
+
+Some warpgroups, the walkers, go through tiles of 64 rows: they recompute what is not known, and
+make ``dz`` of each layer and ``dx``. The others, the summers, add the tiles up in their registers,
+which would not hold both sides::
+
+    dkernel_i = h_iᵀ dz_i,  dbias_i = dz_iᵀ 1
+
+Where registers do not hold the sums of all columns of ``x``, blocks share these: each makes its
+part of ``dx`` and of ``dkernel``. What of ``dz`` takes all columns is then a kernel before. Each
+block writes its sums once; they are added in a fixed order. Where shared memory does not hold two
+float32 layers and tiles read ahead, ``dense.tight`` has another division of the same work.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from pallas_kernels import tensor_cores as tc
+from pallas_kernels.dense import forward as dense_forward
+from pallas_kernels.dense import terms as dense_terms
+from pallas_kernels.dense import tight as dense_tight
+from pallas_kernels.dense.activations import ACTIVATIONS
+from pallas_kernels.dense.plan import MARKS, BackwardTile, TightTile, Work
+from pallas_kernels.dense.stack import Stack
+from pallas_kernels.dense.sums import Summer, Tiles, TilesOfTeams
+from pallas_kernels.dense.walker import Walker
+from pallas_kernels.tensor_cores import BLOCK, COLUMNS, PART, ROWS, WARPGROUP, Ring, Stream
+
+
+def backward(
+    x, kernels, biases, y, dy, activations, tile: BackwardTile | TightTile | None = None, below=None
+) -> tuple[jax.Array, Sequence[jax.Array], Sequence[jax.Array | None]]:
+    """Gradients to ``x``, the kernels and the biases.
+
+    Args:
+      x: [rows, width], bfloat16, float16 or float32; of the latter three products of bfloat16
+        parts are added up.
+      kernels: one or two, as in ``forward``; the second layer without activation.
+      biases: likewise.
+      y: the result of ``forward`` where the derivative of the last activation takes it.
+      dy: [rows, last width].
+      activations: name or None, each.
+      tile: by default what suits the shapes.
+      below: the activation that made ``x``, one whose derivative takes its output: then the first
+        of the results is the gradient to what it was made of.
+
+    Returns:
+      Gradients, of the shapes and dtypes of the arguments.
+    """
+    stack = Stack.of(x, kernels, biases, activations)
+    if x.shape[0] == 0:
+        return jax.tree.map(jnp.zeros_like, (x, tuple(kernels), tuple(biases)))
+    tile = tile or choose(stack)
+    if tile is None and stack.layers == 1 and stack.last is not None:
+        (kernel,), (bias,), (activation,) = kernels, biases, activations
+        if stack.last.of_output:
+            wide = (array.astype(jnp.float32) for array in (y, dy))
+            dz = stack.last.pull_back(*wide).astype(dy.dtype)  # XLA's
+        else:
+            dz = dense_forward.pull_back(x, kernel, bias, activation, dy)
+        return backward(x, kernels, biases, None, dz, (None,), below=below)
+    if tile is None:
+        raise ValueError(f"the sums of layers of widths {stack.widths} do not fit registers")
+    tile = tile.limited_to(x.shape[0])
+    tight = isinstance(tile, TightTile)
+    work, streams = Work(stack, tile.parts, by_layer=tight), {"x": x, "dy": dy, "y": y}
+    call = tc.launch(
+        functools.partial(_backward, work, tile, None if below is None else ACTIVATIONS[below]),
+        "dense_backward",
+        (jax.ShapeDtypeStruct(x.shape, x.dtype), *_sums(work, tile)),
+        (tile.blocks, tile.parts),
+        tile.walkers + work.summers,
+        _parameters(work) | (dense_tight.scratch(work) if tight else _scratch(work, tile)),
+    )
+    given = [streams[name] for name in (*work.summed, *work.brief)]
+    prepared = [work.terms.prepare(kernel) for kernel in kernels]
+    parameters = [*prepared, *_marks(work)], list(biases[: work.needs_bias])
+    dx, sums, bias_sums = call(given, *parameters)
+    first, *second = (jnp.sum(s, axis=0).astype(x.dtype) for s in sums)
+    dkernels = (first, *(transposed.T for transposed in second))
+    return dx, dkernels, _dbiases(work, bias_sums)
+
+
+def choose(stack: Stack) -> BackwardTile | TightTile | None:
+    """Who does what, or None if one kernel does not hold it."""
+    return BackwardTile.choose(stack) or TightTile.choose(stack)
+
+
+def fits(layer: Stack) -> bool:
+    """Whether a float32 layer has a kernel, maybe behind what XLA makes of the activation."""
+    gated = layer.last is not None and layer.last.of_output
+    return BackwardTile.choose(layer.linear_last() if gated else layer) is not None
+
+
+def _sums(work: Work, tile: BackwardTile | TightTile) -> tuple[list, list]:
+    """The forms of what the blocks write: of the kernels, and of the biases if there are."""
+    first, *second = work.stack.shapes
+    shapes = [first, *((columns, rows) for rows, columns in second)]
+    sums, _ = work.marks
+    bias = [(tile.parts, work.summers, sums, COLUMNS, MARKS)] * bool(sums)
+    kernels, biases = (
+        [jax.ShapeDtypeStruct((tile.blocks, *shape), jnp.float32) for shape in some]
+        for some in (shapes, bias)
+    )
+    return kernels, biases
+
+
+def _marks(work: Work) -> list[jax.Array]:
+    """Matrices of zeros, each with a column of ones of its own; transposed. A constant."""
+    _, count = work.marks
+    matrices = [[[float(row == mark)] * ROWS for row in range(MARKS)] for mark in range(count)]
+    return [jnp.array(matrices, _factors(work))] if matrices else []
+
+
+def _factors(work: Work):
+    """The dtype of what tensor cores multiply."""
+    return work.terms.dtype(work.stack.dtype)
+
+
+def _dbiases(work: Work, sums: Sequence[jax.Array]) -> tuple[jax.Array | None, ...]:
+    """From what the blocks wrote: the chunks of a bias were summed under marks."""
+    stack = work.stack
+    total = [jnp.sum(s, axis=0).astype(stack.dtype) for s in sums]
+    return tuple(
+        jnp.concatenate([total[0][(*sums, slice(None), column)] for *sums, column in places])
+        if (places := work.bias_places(layer))
+        else None
+        for layer in range(stack.layers)
+    )
+
+
+def _parameters(work: Work) -> dict:
+    """Shared memory for what stays."""
+    stack, terms, marks = work.stack, work.terms, work.marks[1]
+    (_, width), *others = stack.shapes
+    return {
+        "kernels": [terms.tiles(stack.dtype, 1, *s) for s in ((work.share, width), *others)],
+        "biases": [tc.SMEM((width,), stack.dtype) for width in work.loaded_biases],
+        "marks": tc.tiles(_factors(work), marks, MARKS, ROWS) if marks else None,
+        "loaded": tc.Barrier(num_arrivals=stack.layers + bool(marks) + len(work.loaded_biases)),
+    }
+
+
+def _scratch(work: Work, tile: BackwardTile) -> dict:
+    """Shared memory for tiles, and what their readers and writers wait for."""
+    stack, teams = work.stack, tile.teams
+    summed, brief = (list(streams.values()) for streams in (work.summed, work.brief))
+    terms, places = work.terms, (teams, tile.slots)
+    kept = {k: terms.tiles(stack.dtype, teams, ROWS, w) for k, w in work.kept.items()}
+    if tile.over:
+        kept["dz"] = dense_terms.made_tiles(stack.dtype, work.kept["dz"], work.share, teams)
+    split = {}
+    if terms.split:
+        split["tiles"] = [dense_terms.split_tiles(stack.dtype, w, *places) for w in summed]
+    return {
+        "summed_streams": Ring.form(stack.dtype, summed, places) | split,
+        "brief_streams": Ring.form(stack.dtype, brief, (teams, tile.brief)) if brief else None,
+        "kept": kept,
+        "dx": None if tile.over else tc.chunked(stack.dtype, work.share, teams),
+        "split": tc.Barrier(num_arrivals=tile.members, num_barriers=teams),
+        "made": tc.Barrier(num_arrivals=tile.members, num_barriers=teams),
+        "summed": tc.Barrier(num_arrivals=work.summers + tile.members, num_barriers=teams),
+    }
+
+
+def _backward(work: Work, tile: BackwardTile | TightTile, below, scratch, *references) -> None:
+    """A warpgroup's part."""
+    arrays, matrices, biases, dx, kernel_sums, bias_sums = references
+    first = lax.axis_index(PART) * work.share if tile.parts > 1 else 0
+    kernel, *others = matrices
+    sources = [work.terms.rows_of(kernel, pl.ds(first, work.share)), *others]
+    sources += biases[: len(work.loaded_biases)]
+    targets = [kernel.at[0] for kernel in scratch["kernels"]]
+    targets += [*([scratch["marks"]] if work.marks[1] else []), *scratch["biases"]]
+    tc.ask_for(sources, targets, scratch["loaded"])
+    scratch = scratch | {"biases": scratch["biases"] or biases}
+    if isinstance(tile, BackwardTile) and tile.over:
+        dz, dx_tiles = dense_terms.faces_of_made(scratch["kept"]["dz"])
+        scratch = scratch | {"kept": scratch["kept"] | {"dz": dz}, "dx": dx_tiles}
+    warpgroup = lax.axis_index(WARPGROUP)
+    count = tc.own_tiles(dx.shape[0], lax.axis_index(BLOCK), tile.blocks)
+    if isinstance(tile, TightTile):
+        members, walk, tiles = _tight_parts(work, tile, below, scratch, arrays, dx)
+    else:
+        members = tile.members
+        walk, tiles = _parts(work, tile, below, scratch, arrays, dx, first)
+    registers = tile.registers(work)
+
+    def begin_walk(member):
+        if registers is not None:
+            tc.set_max_registers(registers[0], action="decrease")
+        walk(member, count)
+
+    def add_up(number):
+        if registers is not None:
+            tc.set_max_registers(registers[1], action="increase")
+        tc.barrier_wait(scratch["loaded"])
+        Summer(work, scratch, tiles(number), number).run(count, kernel_sums, *bias_sums)
+
+    for member in range(members):
+        mine = lax.rem(warpgroup, members) == member
+        pl.when((warpgroup < tile.walkers) & mine)(functools.partial(begin_walk, member))
+    for number in range(work.summers):
+        pl.when(warpgroup == tile.walkers + number)(functools.partial(add_up, number))
+
+
+_Walk = Callable[[int, Any], None]  # a member through so many tiles
+_TilesOf = Callable[[int], Tiles]  # of a summer
+
+
+def _parts(
+    work: Work, tile: BackwardTile, below, scratch, arrays, dx, first
+) -> tuple[_Walk, _TilesOf]:
+    """What walkers do, and what summers add up."""
+    widths = work.summed | work.brief
+    streams = {
+        name: Stream(array, width, first if name == "x" else 0)
+        for (name, width), array in zip(widths.items(), arrays, strict=True)
+    }
+    summed, terms = scratch["summed_streams"], [None] * len(work.summed)
+    if work.terms.split:
+        tiles, terms = zip(*map(dense_terms.faces, summed["tiles"]), strict=True)
+        summed = summed | {"tiles": tiles}
+    ring = Ring(summed, [streams[name] for name in work.summed])
+    brief = None
+    if work.brief:
+        brief = Ring(scratch["brief_streams"], [streams[name] for name in work.brief])
+
+    def walk(member, count):
+        team = 0 if tile.teams == 1 else lax.axis_index(WARPGROUP) // tile.members
+        common = (work, scratch, dx, below, member, tile.members)
+        Walker(*common, tile, ring, terms, brief, team).run(count)
+
+    return walk, lambda number: TilesOfTeams(work, tile, scratch, ring, terms)
+
+
+def _tight_parts(
+    work: Work, tile: TightTile, below, scratch, arrays, dx
+) -> tuple[int, _Walk, _TilesOf]:
+    """Likewise, and how many walkers are at a tile."""
+
+    def walk(member, count):
+        common = (work, scratch, dx, below, member, tile.walkers)
+        dense_tight.TightWalker(*common, tile, *arrays).run(count)
+
+    return tile.walkers, walk, lambda layer: dense_tight.TilesOfLayer(work, scratch, layer)

@@ -1,0 +1,151 @@
+"""Linear layers with an activation between them.
+
+Layers that fit shared memory together are one kernel, or two that fit that of two multiprocessors;
+of others there is one after the other, and what is between them goes through memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.dense import backward as dense_backward
+from pallas_kernels.dense import forward as dense_forward
+from pallas_kernels.dense import pair as dense_pair
+from pallas_kernels.dense.activations import ACTIVATIONS
+from pallas_kernels.dense.forward import DenseTile
+from pallas_kernels.dense.pair import PairTile
+from pallas_kernels.dense.stack import Stack
+
+_Group = tuple[int, int]  # the first layer, and the one behind the last
+
+
+def fused_mlp(
+    x: jax.Array,
+    kernels: Sequence[jax.Array],
+    biases: Sequence[jax.Array | None],
+    activation: str | None,
+    precision: str | None = None,
+) -> jax.Array:
+    """``h ← activation(h @ kernel + bias)``, the last layer linear; hidden ones rounded too.
+
+    Args:
+      x: [rows, in], bfloat16, float16 or float32.
+      kernels: [in, out] each, multiples of 64 up to 256.
+      biases: [out] or None, each.
+      activation: between the layers, a name or None.
+      precision: of float32, ``"tf32"`` or ``"bf16x3"``; else None.
+
+    Returns:
+      [rows, last out].
+    """
+    activations = (*[activation] * (len(kernels) - 1), None)
+    return _forward(x, kernels, biases, activations, precision)
+
+
+def fused_mlp_backward(
+    x: jax.Array,
+    kernels: Sequence[jax.Array],
+    biases: Sequence[jax.Array | None],
+    dy: jax.Array,
+    activation: str | None,
+    precision: str | None = None,
+) -> tuple[jax.Array, Sequence[jax.Array], Sequence[jax.Array | None]]:
+    """Gradients to the first three arguments; sums in a fixed order.
+
+    One or two layers are gone back through at once, and what they read is recomputed.
+
+    Args:
+      x: as in ``fused_mlp``.
+      kernels: likewise.
+      biases: likewise.
+      dy: [rows, last out].
+      activation: as in ``fused_mlp``.
+      precision: as in ``fused_mlp``, of layers whose result is read again; else float32 numbers
+        are multiplied as the sums of two bfloat16 ones.
+
+    Returns:
+      Of the shapes and dtypes of the arguments.
+    """
+    last = len(kernels)
+    groups = backward_groups(Stack.of(x, kernels, biases, [activation] * last))
+    inputs = [x]
+    for start, stop in groups[:-1]:
+        layers = kernels[start:stop], biases[start:stop]
+        inputs.append(_forward(inputs[-1], *layers, [activation] * (stop - start), precision))
+    gated = activation is not None and ACTIVATIONS[activation].of_output
+    dkernels, dbiases = [], []
+    for h, (start, stop) in reversed(list(zip(inputs, groups, strict=True))):
+        # The kernel above has gone back through an activation that it could tell from its input.
+        behind = None if gated or stop == last else activation
+        activations = (*[activation] * (stop - start - 1), behind)
+        below = activation if gated and start > 0 else None
+        layers = kernels[start:stop], biases[start:stop]
+        dy, *made = dense_backward.backward(h, *layers, None, dy, activations, below=below)
+        dkernels[:0], dbiases[:0] = made
+    return dy, tuple(dkernels), tuple(dbiases)
+
+
+def forward_groups(stack: Stack) -> list[_Group]:
+    """Layers that are one kernel: from the first on, as many as fit; or two that fit a pair."""
+    groups, start = [], 0
+    while start < stack.layers:
+        groups.append((start, _stop(stack, start)))
+        _, start = groups[-1]
+    return groups
+
+
+def _stop(stack: Stack, start: int) -> int:
+    """The layer behind the last one of the kernel that begins with ``start``."""
+    stops = range(start + 2, stack.layers + 1)
+    fits = itertools.takewhile(lambda stop: DenseTile.choose(stack.part(start, stop)), stops)
+    stop = max(fits, default=start + 1)
+    if stop == start + 1 < stack.layers and PairTile.choose(stack.part(start, stop + 1)):
+        return stop + 1
+    return stop
+
+
+def backward_groups(stack: Stack) -> list[_Group]:
+    """From the last on, two layers if they fit; behind the second must be nothing to go through."""
+    groups, stop = [], stack.layers
+    while stop > 0:
+        free = stop == stack.layers or stack.last is None or stack.last.of_output
+        pair = stop > 1 and free and dense_backward.choose(stack.part(stop - 2, stop).linear_last())
+        start = stop - 2 if pair else stop - 1
+        groups.insert(0, (start, stop))
+        stop = start
+    return groups
+
+
+def float32_fits(widths: tuple[int, ...], precision: str) -> bool:
+    """Whether each float32 layer between these widths fits a kernel, with a bias."""
+    for pair in itertools.pairwise(widths):
+        if DenseTile.choose(Stack(pair, (True,), (None,), jnp.dtype("float32"), precision)) is None:
+            return False
+    return True
+
+
+def float32_gradients_fit(widths: tuple[int, ...], activation: str | None) -> bool:
+    """Whether the backward pass of float32 layers between these widths fits kernels.
+
+    With biases, and with the ``activation`` between them, or behind if there is but one.
+    """
+    for pair in itertools.pairwise(widths):
+        layer = Stack(pair, (True,), (activation,), jnp.dtype("float32"))
+        if not dense_backward.fits(layer):
+            return False
+    return True
+
+
+def _forward(x, kernels, biases, activations, precision: str | None = None) -> jax.Array:
+    stack = Stack.of(x, kernels, biases, activations, precision)
+    for start, stop in forward_groups(stack):
+        layers = [some[start:stop] for some in (kernels, biases, activations)]
+        if stop - start == 2 and DenseTile.choose(stack.part(start, stop)) is None:
+            x = dense_pair.forward(x, *layers)
+        else:
+            x = dense_forward.forward(x, *layers, precision=precision)
+    return x

@@ -1,0 +1,266 @@
+"""Two dense layers whose kernels do not fit one multiprocessor, in clusters of two blocks.
+
+Each block keeps the kernel of one layer. The first reads tiles of rows, multiplies them, and sends
+what its layer makes of them from its registers to the shared memory of the second, which multiplies
+again and leaves the result to the copy engine. So hidden rows go through no memory outside of the
+two, and rows are read and written once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from pallas_kernels import chip, simt
+from pallas_kernels import tensor_cores as tc
+from pallas_kernels.dense.stack import Stack, finish
+from pallas_kernels.tensor_cores import BLOCK, COLUMNS, RANK, ROWS, WARPGROUP, Ring, Stream
+from pallas_kernels.tensor_cores.stores import (
+    Meet,
+    Pair,
+    SayFree,
+    SendChunk,
+    WaitForPlace,
+    WaitForTile,
+)
+
+_LAYERS = 2
+_WARPGROUPS = 2  # whose threads have registers for 128 sums
+_LEAST, _MOST = 3, 8  # tiles in shared memory
+_FIRST, _SECOND = 0, 1
+
+
+@dataclass(frozen=True)
+class PairTile:
+    """How clusters and warpgroups share the work.
+
+    Attributes:
+      pairs: clusters.
+      warpgroups: of each block, that take turns at its tiles.
+      slots: tiles in the shared memory of each block.
+    """
+
+    pairs: int
+    warpgroups: int
+    slots: int
+
+    @classmethod
+    def choose(cls, stack: Stack) -> PairTile | None:
+        """The heuristic: what fits, or None."""
+        is_wide = max(stack.widths) > tc.MOST_WIDTH
+        if stack.layers != _LAYERS or stack.dtype.itemsize != 2 or is_wide:
+            return None
+        parameters = max(stack.part(n, n + 1).parameter_bytes() for n in range(_LAYERS))
+        room = chip.SHARED_BYTES - parameters - tc.aligned(1)
+        slots = min(room // stack.row_bytes(max(stack.widths)), _MOST)
+        if slots < _LEAST:
+            return None
+        return cls(chip.MULTIPROCESSORS // _LAYERS, _WARPGROUPS, slots)
+
+    @property
+    def barriers(self) -> int:
+        """One for each pair of a slot and a warpgroup that waits for it."""
+        return math.lcm(self.slots, self.warpgroups)
+
+    def limited_to(self, rows: int) -> PairTile:
+        """Without clusters that would have no rows."""
+        return dataclasses.replace(self, pairs=min(self.pairs, -(-rows // ROWS)))
+
+
+def forward(x, kernels, biases, activations, tile: PairTile | None = None) -> jax.Array:
+    """The output of the second layer.
+
+    Args:
+      x: [rows, width], bfloat16 or float16.
+      kernels: two, [width of the layer before, width], multiples of 64.
+      biases: [width] or None, each.
+      activations: name or None, each.
+      tile: by default what suits the shapes.
+
+    Returns:
+      [rows, last width], of the dtype of ``x``.
+    """
+    stack = Stack.of(x, kernels, biases, activations)
+    tile = tile or PairTile.choose(stack)
+    if tile is None:
+        raise ValueError(f"layers of widths {stack.widths} do not fit two multiprocessors")
+    rows = x.shape[0]
+    if rows == 0:
+        return jnp.zeros((0, stack.widths[-1]), x.dtype)
+    tile = tile.limited_to(rows)
+    call = tc.launch(
+        functools.partial(_forward, stack, tile),
+        "dense_pair",
+        jax.ShapeDtypeStruct((rows, stack.widths[-1]), x.dtype),
+        (tile.pairs, 1),
+        tile.warpgroups,
+        _scratch(stack, tile),
+        cluster=_LAYERS,
+    )
+    return call(x, tuple(kernels), tuple(b for b in biases if b is not None))
+
+
+def _scratch(stack: Stack, tile: PairTile) -> dict:
+    """What blocks of both ranks use; the kernel and the bias are those of one layer."""
+    width, room = stack.widths[0], max(stack.widths)
+    kernels = [tc.tiles(stack.dtype, 1, *shape) for shape in stack.shapes]
+    loads = [1 + biased for biased in stack.biased]
+    ring = Ring.form(stack.dtype, [width], (tile.slots,), barriers=(tile.barriers,), room=[room])
+    return {
+        "kernel": tc.RefUnion(*kernels),
+        "bias": tc.SMEM((max(stack.widths[1:]),), stack.dtype) if any(stack.biased) else None,
+        "ring": ring,
+        "loaded": [tc.Barrier(num_arrivals=count) for count in loads],
+        "signals": tc.SMEM(Pair(tile.barriers).signals, jnp.uint32),
+    }
+
+
+def _forward(stack: Stack, tile: PairTile, scratch, x, kernels, biases, result) -> None:
+    """A warpgroup's part."""
+    block = _Block(stack, tile, scratch, x, kernels, biases, result)
+    for rank, run in ((_FIRST, block.run_first), (_SECOND, block.run_second)):
+        pl.when(lax.axis_index(RANK) == rank)(run)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A warpgroup of a block, of either rank.
+
+    Attributes:
+      stack: the layers.
+      tile: who does what.
+      scratch: shared memory.
+      x: in memory.
+      kernels: in memory.
+      biases: in memory, those that there are.
+      result: in memory.
+    """
+
+    stack: Stack
+    tile: PairTile
+    scratch: dict
+    x: Any
+    kernels: Any
+    biases: Any
+    result: Any
+
+    @property
+    def _count(self):
+        """Tiles of the cluster."""
+        return tc.own_tiles(self.x.shape[0], lax.axis_index(BLOCK), self.tile.pairs)
+
+    def _row(self, n):
+        """The first of a tile."""
+        return (lax.axis_index(BLOCK) + n * self.tile.pairs) * ROWS
+
+    def _slot(self, n):
+        return lax.rem(n, self.tile.slots)
+
+    def _with(self, kind, numbers, references=(), products=(), **options) -> None:
+        """One of the kinds of ``Pair``."""
+        pair = kind(self.tile.barriers, **options)
+        references = [*references, (self.scratch["signals"], ())]
+        simt.inline(pair, numbers, references, products, cluster=_LAYERS)
+
+    def _begin(self, layer: int) -> None:
+        """Asks for the layer's parameters, and meets the other block."""
+        sources, targets = [self.kernels[layer]], [self.scratch["kernel"][layer].at[0]]
+        bias = self.stack.bias_of(self.biases, layer)
+        if bias is not None:
+            sources.append(bias)
+            targets.append(self.scratch["bias"].at[pl.ds(0, bias.shape[0])])
+        tc.ask_for(sources, targets, self.scratch["loaded"][layer])
+        self._with(Meet, [lax.axis_index(WARPGROUP)])
+        tc.barrier_wait(self.scratch["loaded"][layer])
+
+    def _each(self, body) -> None:
+        """Does it for every tile of the warpgroup, with its number and a zero."""
+        warpgroup, step = lax.axis_index(WARPGROUP), self.tile.warpgroups
+
+        @pl.loop(0, tc.own(self._count, warpgroup, step))
+        def _(i):
+            body(warpgroup + i * step, tc.zero_in(i))
+
+    def _product(self, layer: int, tile, zero) -> jax.Array:
+        chunks = [tile.at[chunk] for chunk in range(self.stack.widths[layer] // COLUMNS)]
+        kernel = self.scratch["kernel"][layer].at[zero]
+        rows = tc.columns_of(kernel.shape[0])
+        return tc.product(
+            *((chunk, kernel.at[part]) for chunk, part in zip(chunks, rows, strict=True))
+        )
+
+    def _finished(self, layer: int, z):
+        """What a layer makes of its product, rounded, in chunks with their columns."""
+        bias = self.scratch["bias"] if self.stack.biased[layer] else None
+        for columns in tc.columns_of(z.shape[1]):
+            values = finish(self.stack, layer, z, columns, bias)
+            yield columns, values.astype(self.stack.dtype)
+
+    def run_first(self) -> None:
+        """Reads tiles, and sends what the first layer makes of them."""
+        tile, count = self.tile, self._count
+        ring = Ring(self.scratch["ring"], [Stream(self.x, self.stack.widths[0])])
+        matrices, _ = tc.faces(self.scratch["ring"]["tiles"][0])
+        chunks = matrices.shape[1]
+
+        def load(n):
+            place, barrier = (self._slot(n),), (lax.rem(n, tile.barriers),)
+            rows = pl.ds(self._row(n), ROWS)
+            pl.when(n < count)(lambda: ring.load(rows, place, barrier))
+
+        for turn in range(-(-tile.slots // tile.warpgroups)):
+            n = lax.axis_index(WARPGROUP) + turn * tile.warpgroups
+            pl.when(n < tile.slots)(functools.partial(load, n))
+        self._begin(_FIRST)
+
+        def make(n, zero):
+            ring.wait((lax.rem(n, tile.barriers),))
+            z = self._product(_FIRST, matrices.at[self._slot(n)], zero)
+            load(n + tile.slots)
+            pl.when(n >= tile.slots)(lambda: self._with(WaitForPlace, [n - tile.slots]))
+            for columns, values in self._finished(_FIRST, z):
+                number = self._slot(n) * chunks + columns.start // COLUMNS
+                memory = [(matrices, tc.tiled(self.stack.dtype))]
+                self._with(SendChunk, [number, n], memory, [values], rank=_SECOND)
+
+        self._each(make)
+
+    def run_second(self) -> None:
+        """Writes what the second layer makes of what has come."""
+        matrices, copied = tc.faces(self.scratch["ring"]["tiles"][0])
+        nbytes = self.stack.row_bytes(self.stack.widths[1])
+        self._begin(_SECOND)
+
+        def make(n, zero):
+            place = matrices.at[self._slot(n)]
+            self._with(WaitForTile, [n], nbytes=nbytes)
+            tc.commit_smem()  # what was sent is seen by the tensor cores
+            z = self._product(_SECOND, place, zero)
+            for columns, values in self._finished(_SECOND, z):
+                place.at[columns.start // COLUMNS][...] = values
+            tc.commit_smem()
+            for chunk, columns in enumerate(tc.columns_of(self.stack.widths[-1])):
+                target = self.result.at[pl.ds(self._row(n), ROWS), columns]
+                tc.copy_smem_to_gmem(copied.at[self._slot(n), chunk], target)
+            tc.wait_smem_to_gmem(0, wait_read_only=True)
+            self._give_back(n)
+
+        self._each(make)
+        tc.wait_smem_to_gmem(0)
+
+    def _give_back(self, n) -> None:
+        """Says that the place of a tile is free, if another one is to come there."""
+
+        def give_back():
+            tc.commit_smem()  # all warps have read it
+            self._with(SayFree, [n])
+
+        pl.when(n + self.tile.slots < self._count)(give_back)

@@ -1,0 +1,106 @@
+"""Stacks of dense layers, narrow enough for shared memory: their shapes, biases and activations.
+
+A block keeps the weights in shared memory. Its warpgroups go through tiles of 64 rows, which the
+copy engine reads ahead and writes back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import tensor_cores as tc
+from pallas_kernels.dense.activations import ACTIVATIONS, Activation
+
+
+@dataclass(frozen=True)
+class Stack:
+    """What is known of the layers when kernels are made.
+
+    Attributes:
+      widths: of the input, and of the output of each layer.
+      biased: whether each layer has a bias.
+      activations: behind each layer.
+      dtype: of everything in memory, 16 bits or float32.
+      precision: of float32, a key of ``dense.products.PRODUCTS``; None for 16 bits.
+    """
+
+    widths: tuple[int, ...]
+    biased: tuple[bool, ...]
+    activations: tuple[str | None, ...]
+    dtype: jnp.dtype
+    precision: str | None = None
+
+    @classmethod
+    def of(cls, x, kernels, biases, activations, precision: str | None = None) -> Stack:
+        """That of these arguments."""
+        widths = (x.shape[1], *(kernel.shape[1] for kernel in kernels))
+        biased = tuple(bias is not None for bias in biases)
+        return cls(widths, biased, tuple(activations), jnp.dtype(x.dtype), precision)
+
+    def part(self, start: int, stop: int) -> Stack:
+        """The layers from ``start`` to before ``stop``."""
+        layers = slice(start, stop)
+        return dataclasses.replace(
+            self,
+            widths=self.widths[start : stop + 1],
+            biased=self.biased[layers],
+            activations=self.activations[layers],
+        )
+
+    def linear_last(self) -> Stack:
+        """The same with nothing behind the last layer."""
+        return dataclasses.replace(self, activations=(*self.activations[:-1], None))
+
+    @property
+    def layers(self) -> int:
+        """How many."""
+        return len(self.biased)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, int], ...]:
+        """Of the kernels."""
+        return tuple(itertools.pairwise(self.widths))
+
+    def activation(self, layer: int) -> Activation | None:
+        """Behind the ``layer``, None for nothing."""
+        name = self.activations[layer]
+        return None if name is None else ACTIVATIONS[name]
+
+    @property
+    def last(self) -> Activation | None:
+        """Behind the last layer."""
+        return self.activation(self.layers - 1)
+
+    def parameter_bytes(self, parts: int = 1) -> int:
+        """Of what a block keeps in shared memory, if it has one of so many parts of the kernels."""
+        kernels = sum(rows * columns for rows, columns in self.shapes)
+        biases = itertools.compress(self.widths[1:], self.biased)
+        itemsize = self.dtype.itemsize
+        return kernels * itemsize // parts + sum(tc.aligned(width * itemsize) for width in biases)
+
+    def row_bytes(self, *widths: int) -> int:
+        """Of a tile of rows of these widths."""
+        return tc.ROWS * sum(widths) * self.dtype.itemsize
+
+    def bias_of(self, biases, layer: int) -> Any:
+        """Among those that there are, None if there is none."""
+        return biases[sum(self.biased[:layer])] if self.biased[layer] else None
+
+
+def finish(stack: Stack, layer: int, z: jax.Array, columns: slice, bias) -> jax.Array:
+    """What a layer makes of these columns of its product."""
+    z, activation = add_bias(z[:, columns], bias, columns), stack.activation(layer)
+    return z if activation is None else activation.value(z)
+
+
+def add_bias(z: jax.Array, bias, columns) -> jax.Array:
+    """``bias`` lies in shared memory, or is None; ``z`` has these ``columns``."""
+    if bias is None:
+        return z
+    return z + tc.rows_of_bias(bias, columns)

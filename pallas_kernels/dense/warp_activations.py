@@ -1,0 +1,140 @@
+"""Activations of dense layers in kernels of warps: the formulae of ``dense.activations``.
+
+They are written for arrays; here each of their equations becomes an instruction of every lane, or a
+product and what is added to it a single one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.dense.activations import ACTIVATIONS
+from pallas_kernels.simt.values import Value
+from pallas_kernels.simt.warp import Warp
+
+_Operand = Value | float
+
+
+def activate(warp: Warp, name: str | None, z: Value) -> Value:
+    """The activation of a preactivation."""
+    return z if name is None else _record(warp, ACTIVATIONS[name].value, z)
+
+
+def pull_back(warp: Warp, name: str | None, z: Value, dy: Value) -> Value:
+    """The gradient to a preactivation, from that to its activation.
+
+    A unit that is off passes nothing on, not even what is not finite.
+    """
+    if name is None:
+        return dy
+    activation = ACTIVATIONS[name]
+
+    def gradient(z, dy):
+        if activation.of_output:
+            return activation.pull_back(activation.value(z), dy)
+        return activation.pull_back(activation.value_and_slope(z)[1], dy)
+
+    return _record(warp, gradient, z, dy)
+
+
+def _record(warp: Warp, function: Callable[..., jax.Array], *values: Value) -> Value:
+    scalar = jax.ShapeDtypeStruct((), jnp.float32)
+    program = jax.make_jaxpr(function)(*[scalar] * len(values))
+    (made,) = _run(warp, program.jaxpr, program.consts, values)
+    assert isinstance(made, Value)
+    return made
+
+
+class _Product(NamedTuple):
+    """Of two operands, to which something is added that nothing else takes."""
+
+    a: Any
+    b: Any
+
+
+def _run(warp: Warp, program: Any, constants: Any, values: Any) -> list[_Operand]:
+    """What a jaxpr of scalars makes of ``values``."""
+    known: dict[Any, Any] = dict(zip(program.constvars, map(float, constants), strict=True))
+    known.update(zip(program.invars, values, strict=True))
+    summed = _only_summed(program)
+
+    def operand(atom: Any) -> Any:
+        return float(atom.val) if _is_literal(atom) else known[atom]
+
+    for equation in program.eqns:
+        operands, name = [operand(atom) for atom in equation.invars], equation.primitive.name
+        inner = equation.params.get("jaxpr")
+        if inner is not None:
+            made = _run(warp, inner.jaxpr, inner.consts, operands)
+        elif name == "mul" and equation.outvars[0] in summed:
+            made = [_Product(*operands)]
+        elif name in _INSTRUCTIONS:
+            made = [_INSTRUCTIONS[name](warp, *operands)]
+        else:
+            raise NotImplementedError(f"an activation has the operation {name}")
+        known.update(zip(equation.outvars, made, strict=True))
+    return [operand(atom) for atom in program.outvars]
+
+
+def _only_summed(program: Any) -> set[Any]:
+    """Variables that one sum or difference takes, and nothing else."""
+    uses = [(equation, atom) for equation in program.eqns for atom in equation.invars]
+    taken = [atom for _, atom in uses if not _is_literal(atom)]
+    taken += [atom for atom in program.outvars if not _is_literal(atom)]
+    by_sums = {atom for e, atom in uses if e.primitive.name == "add" and not _is_literal(atom)}
+    by_sums |= {e.invars[1] for e, _ in uses if e.primitive.name == "sub"}
+    return {atom for atom in by_sums if not _is_literal(atom) and taken.count(atom) == 1}
+
+
+def _is_literal(atom: Any) -> bool:
+    return hasattr(atom, "val")
+
+
+def _add(warp: Warp, a: Any, b: Any) -> Value:
+    if isinstance(a, _Product):
+        a, b = b, a
+    if not isinstance(b, _Product):
+        return a + b
+    a = _value(warp, a if not isinstance(a, _Product) else a.a * a.b)
+    return warp.fma(_value(warp, b.a), _value(warp, b.b), a)
+
+
+def _subtract(warp: Warp, a: Any, b: Any) -> Value:
+    if isinstance(b, _Product):
+        return _add(warp, a, _Product(b.a * -1.0, b.b))
+    return a - b
+
+
+def _value(warp: Warp, x: Any) -> Value:
+    return x if isinstance(x, Value) else warp.f32(x)
+
+
+def _binary(name: str) -> Callable[..., Value]:
+    return lambda warp, a, b: warp.binary(name, *warp.alike(a, b))
+
+
+# Of the operations on arrays that the formulae have; an operand may be a number.
+_INSTRUCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "add": _add,
+        "sub": _subtract,
+        "mul": lambda warp, a, b: a * b,
+        "neg": lambda warp, a: a * -1.0,
+        "max": _binary("maximum"),
+        "min": _binary("minimum"),
+        "lt": lambda warp, a, b: a < b,
+        "gt": lambda warp, a, b: a > b,
+        "eq": lambda warp, a, b: a == b,
+        "select_n": lambda warp, which, other, chosen: warp.select(which, chosen, other),
+        "exp2": lambda warp, a: warp.special("any_ex2", a),
+        "rsqrt": lambda warp, a: warp.special("normal_rsqrt", a),
+        "sqrt": lambda warp, a: a * warp.rsqrt(a),  # of zero NaN, which nothing takes
+        "convert_element_type": lambda warp, a: a,
+        "copy": lambda warp, a: a,
+    }
+)

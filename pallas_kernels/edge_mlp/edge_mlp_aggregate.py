@@ -1,0 +1,230 @@
+"""Layers of edges between both of their ends and a sum over each row."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.edge_mlp import backward as edge_backward
+from pallas_kernels.edge_mlp import chunks as edge_chunks
+from pallas_kernels.edge_mlp import forward as edge_forward
+from pallas_kernels.edge_mlp import stream_forward as edge_stream_forward
+from pallas_kernels.edge_mlp import wide as edge_wide
+from pallas_kernels.edge_mlp.chunks import ChunkTile
+from pallas_kernels.edge_mlp.forward import EdgeTile
+from pallas_kernels.edge_mlp.places import ROWS, EdgeLayers, Places, Tables
+from pallas_kernels.edge_mlp.stream_forward import StreamTile
+from pallas_kernels.edge_mlp.tiles import Plan
+from pallas_kernels.edge_mlp.wide import WideTile
+from pallas_kernels.edge_mlp.work import BackwardTile, Work
+from pallas_kernels.graph.rows import Pieces, add_pieces
+
+# Rows of more edges are cut: where all are as long, and where they are listed.
+_MOST_REGULAR, _MOST_STEPS = 256, 64
+
+
+def edge_reduce(
+    graph: Pieces,
+    layers: EdgeLayers,
+    activation: str | None,
+    activate_last: bool,
+    degree: int | None,
+    tile: EdgeTile | StreamTile | None = None,
+) -> jax.Array:
+    """``y_i = Σ_j w_ij layers(receivers_i + senders_j + features_ij)``, in float32, rounded once.
+
+    Args:
+      graph: its weights and scales play no part.
+      layers: see there; an activation in front of each.
+      activation: name, or None.
+      activate_last: whether it also stands behind the last.
+      degree: edges of every row, if all are known to have as many.
+      tile: by default what suits the shapes.
+
+    Returns:
+      [batch, rows, last], of the dtype of ``receivers``; zero for a row without edges.
+    """
+    batch, rows, _ = layers.receivers.shape
+    last = layers.kernels[-1].shape[1] if layers.kernels else layers.receivers.shape[-1]
+    if batch * rows * graph.num_edges == 0:
+        return jnp.zeros((batch, rows, last), layers.receivers.dtype)
+    places, tables = places_of(graph, batch, layers.senders.shape[1], degree)
+    tile = tile or _forward_tile(_plan(layers, activation, activate_last))
+    arguments = places, tables, layers.flat(), activation, activate_last, slots(graph)
+    if isinstance(tile, StreamTile):
+        y, partial = edge_stream_forward.forward(*arguments, tile)
+    elif isinstance(tile, WideTile):
+        y, partial = edge_wide.forward(*arguments, tile)
+    else:
+        y, partial = edge_forward.forward(*arguments, tile)
+    y = y.reshape(batch, rows, last)
+    return y if partial is None else _whole_rows(graph, partial, y)
+
+
+def edge_reduce_backward(
+    graph: Pieces,
+    layers: EdgeLayers,
+    dy: jax.Array,
+    activation: str | None,
+    activate_last: bool,
+    degree: int | None,
+    tile: BackwardTile | ChunkTile | None = None,
+) -> EdgeLayers:
+    """Gradients of ``edge_reduce`` to ``layers``.
+
+    Those of both ends are added up atomically, so their last bits change from run to run.
+
+    Args:
+      graph: as there.
+      layers: likewise.
+      dy: [batch, rows, last].
+      activation: as there.
+      activate_last: likewise.
+      degree: likewise.
+      tile: by default what suits the shapes.
+
+    Returns:
+      Of the shapes and dtypes of ``layers``; those of features that elements of a batch share in
+      float32.
+    """
+    batch, rows, _ = layers.receivers.shape
+    if batch * rows * graph.num_edges == 0:
+        return jax.tree.map(jnp.zeros_like, layers)
+    places, tables = places_of(graph, batch, layers.senders.shape[1], degree)
+    arguments = places, tables, layers.flat(), dy.reshape(-1, dy.shape[-1])
+    how = activation, activate_last
+    tile = tile or _backward_tile(_plan(layers, *how), places)
+    if isinstance(tile, ChunkTile):
+        made = edge_chunks.backward(*arguments, *how, tile)
+    else:
+        made = edge_backward.backward(*arguments, *how, tile)
+    dreceivers = made.receivers.reshape(layers.receivers.shape)
+    dsenders, dweights = made.senders.reshape(layers.senders.shape), made.weights
+    is_real = None
+    if places.degree is None:
+        is_real = jnp.arange(graph.num_edges, dtype=graph.indptr.dtype) < graph.indptr[-1]
+    if layers.weights is not None and dweights is not None:
+        dweights = dweights if is_real is None else jnp.where(is_real, dweights, 0)
+        if layers.weights.shape[0] < batch:
+            dweights = jnp.sum(dweights, axis=0, keepdims=True)
+    dfeatures = made.features
+    if dfeatures is not None and is_real is not None:
+        dfeatures = jnp.where(is_real[:, None], dfeatures, 0)
+    ends = {"receivers": dreceivers, "senders": dsenders}
+    return made._replace(**ends, weights=dweights, features=dfeatures)
+
+
+def goes_forth(layers: EdgeLayers, activation: str | None, activate_last: bool) -> bool:
+    """Whether ``edge_reduce`` has room for these layers."""
+    return _forward_tile(_plan(layers, activation, activate_last)) is not None
+
+
+def _forward_tile(plan: Plan) -> EdgeTile | StreamTile | None:
+    """What suits the layers: kernels in shared memory if they all fit; None if nothing does."""
+    is_wide = max(plan.stack.widths) > edge_forward.MOST_WIDTH
+    kinds = WideTile if is_wide else EdgeTile, StreamTile
+    tiles = (kind.choose(plan.stack, features=plan.has_features) for kind in kinds)
+    return next((tile for tile in tiles if tile is not None), None)
+
+
+def goes_back(layers: EdgeLayers, activation: str | None, activate_last: bool) -> bool:
+    """Whether ``edge_reduce_backward`` has room for these layers."""
+    return _backward_tile(_plan(layers, activation, activate_last), None) is not None
+
+
+def streams(
+    layers: EdgeLayers, activation: str | None, activate_last: bool, *, backward: bool
+) -> bool:
+    """Whether kernels of the layers, or backward their gradients, have to leave the chip."""
+    plan = _plan(layers, activation, activate_last)
+    tile = _backward_tile(plan, None) if backward else _forward_tile(plan)
+    return isinstance(tile, StreamTile | ChunkTile)
+
+
+def _backward_tile(plan: Plan, places: Places | None) -> BackwardTile | ChunkTile | None:
+    """What suits the layers: gradients of kernels in registers where they fit; or None."""
+    work = Work(plan)
+    is_narrow = edge_backward.supported(plan)
+    tile = (BackwardTile if is_narrow else ChunkTile).choose(work)
+    return tile if tile is None or places is None else tile.suited_to(places)
+
+
+def _plan(layers: EdgeLayers, activation: str | None, activate_last: bool) -> Plan:
+    """Of any graph."""
+    return Plan.of(Places(1, 1, 1, 1), layers, activation, activate_last)
+
+
+def _whole_rows(graph: Pieces, partial: jax.Array, y: jax.Array) -> jax.Array:
+    """With the rows of several parts."""
+    cut = _cut(graph)
+    return jax.vmap(add_pieces, (None, 0, 0))(cut, partial, y) if cut.has_long_rows else y
+
+
+def _cut(graph: Pieces) -> Pieces:
+    """As if pieces were the parts that tables list; as ``add_pieces`` takes it."""
+    return dataclasses.replace(
+        graph, weights=None, row_scale=None, col_scale=None, edges_per_piece=_MOST_STEPS
+    )
+
+
+def slots(graph: Pieces) -> int:
+    """Of partial sums, at least one."""
+    cut = _cut(graph)
+    return cut.partial_sums(1)[0].shape[0] if cut.has_long_rows else 1
+
+
+def places_of(graph: Pieces, batch: int, cols: int, degree: int | None) -> tuple[Places, Tables]:
+    """How the edges of a batch of graphs are dealt out."""
+    shape = batch, graph.num_rows, cols, graph.num_edges
+    if degree is not None and degree <= _MOST_REGULAR:
+        return Places(*shape, degree), Tables(graph.indices)
+    rows, starts, lengths = (numbers.astype(jnp.int32) for numbers in _parts(graph))
+    count = rows.shape[0]
+    behind = (0, -count % ROWS)
+    rows, lengths = jnp.pad(rows, behind), jnp.pad(lengths, behind)
+    starts = jnp.pad(starts, behind, constant_values=-1)
+    # As ``Pieces.slot`` has it.
+    part = starts // _MOST_STEPS
+    part += jnp.where(lengths == _MOST_STEPS, 0, graph.num_edges // _MOST_STEPS + 1)
+    is_whole = graph.indptr[rows + 1] - graph.indptr[rows] <= _MOST_STEPS
+    steps = jnp.max(lengths.reshape(-1, ROWS), axis=1)
+    tables = Tables(graph.indices, rows, starts, lengths, jnp.where(is_whole, -1, part), steps)
+    return Places(*shape, None, rows.shape[0]), tables
+
+
+def _parts(graph: Pieces) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Row, first edge and length of all parts of at most ``_MOST_STEPS`` edges.
+
+    First come full parts that are followed by others of their piece; then the last part of each
+    piece, by the length of the piece: of most rows it is the only one. Where there is no part, the
+    first edge is -1 and the length zero.
+    """
+    numbers = jnp.arange(graph.pieces.shape[0], dtype=jnp.int32)
+    is_piece = numbers < graph.counts[1]
+    rows = jnp.where(is_piece, graph.unit_rows[graph.pieces], 0)
+    starts = graph.unit_offsets[graph.pieces]
+    lengths = jnp.minimum(graph.indptr[rows + 1] - starts, graph.edges_per_piece)
+    lengths = jnp.where(is_piece, lengths, 0)
+    before = jnp.maximum(lengths - 1, 0) // _MOST_STEPS
+    last = (
+        rows,
+        jnp.where(is_piece, starts + before * _MOST_STEPS, -1),
+        lengths - before * _MOST_STEPS,
+    )
+    most = graph.num_edges // _MOST_STEPS
+    if most == 0:
+        return last
+    ends = jnp.cumsum(before)
+    piece = jnp.repeat(numbers, before, total_repeat_length=most)
+    part = jnp.arange(most, dtype=ends.dtype)
+    is_part = part < ends[-1]
+    within = part - (ends[piece] - before[piece])
+    full = (
+        rows[piece],
+        jnp.where(is_part, starts[piece] + within * _MOST_STEPS, -1),
+        jnp.where(is_part, _MOST_STEPS, 0),
+    )
+    made = [jnp.concatenate(pair) for pair in zip(full, last, strict=True)]
+    return made[0], made[1], made[2]

@@ -1,0 +1,235 @@
+"""Sparse times dense, and inner products along the edges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import simt
+from pallas_kernels.graph.rows import Pieces, add_pieces, load_row
+from pallas_kernels.simt.blocks import warps_with_rows
+from pallas_kernels.simt.values import Array, Shared
+from pallas_kernels.simt.warp import LANES, Warp
+
+# Lanes of 16 bytes that read a neighbour, widest first: fewer passes over the edges. The slice of
+# x that they read should stay in a second-level cache, of which this much is left for it.
+_LANES = (32, 16, 8)
+_CACHED_BYTES = 40 * 2**20
+_FEW_EDGES = 64
+
+
+@dataclass(frozen=True)
+class SpmmTile:
+    """How the warps share the work of ``spmm``.
+
+    Attributes:
+      lanes: lanes that read a neighbour.
+      entries: columns that a lane has of a slice.
+      ahead: neighbours that a lane reads before it adds them.
+      warps: warps of a block.
+    """
+
+    lanes: int
+    entries: int
+    ahead: int = 4
+    warps: int = 8
+
+    @classmethod
+    def choose(cls, rows: int, cols: int, edges: int, dim: int, itemsize: int) -> SpmmTile:
+        """The one heuristic: 16 bytes a lane, and the widest slice that stays in cache."""
+        wide = 16 // itemsize
+        if dim % wide != 0:
+            return cls(LANES, 1)
+        if dim * itemsize <= 2 * _LANES[-1] * 16:
+            return cls(_LANES[-1], wide)
+        if edges < _FEW_EDGES * rows:
+            return cls(_LANES[0], wide)  # a pass over the rows costs as much as their edges
+        fitting = (lanes for lanes in _LANES if cols * lanes * 16 <= _CACHED_BYTES)
+        return cls(next(fitting, _LANES[0]), wide)
+
+
+@dataclass(frozen=True)
+class SddmmTile:
+    """How the warps share the work of ``sddmm``.
+
+    Attributes:
+      lanes: lanes that read a neighbour.
+      entries: columns that a lane reads at once.
+      warps: warps of a block at most.
+    """
+
+    lanes: int
+    entries: int
+    warps: int = 8
+
+    @classmethod
+    def choose(cls, dim: int, itemsize: int) -> SddmmTile:
+        """The one heuristic: 16 bytes a lane."""
+        wide = 16 // itemsize
+        return cls(8, wide if dim % wide == 0 else 1)
+
+
+def spmm(graph: Pieces, x: jax.Array, tile: SpmmTile | None = None) -> jax.Array:
+    """``y_i = r_i Σ_j w_ij c_j x_j``, accumulated in float32.
+
+    Args:
+      graph: of ``rows`` rows.
+      x: [cols, dim], float32 or bfloat16.
+      tile: by default what suits the shapes.
+
+    Returns:
+      [rows, dim], of the dtype of ``x``.
+    """
+    (cols, dim), rows = x.shape, graph.num_rows
+    if rows * dim == 0 or cols == 0 or graph.num_edges == 0:
+        return jnp.zeros((rows, dim), x.dtype)
+    tile = tile or SpmmTile.choose(rows, cols, graph.num_edges, dim, x.dtype.itemsize)
+    slices = -(-dim // (tile.lanes * tile.entries))
+    outputs = [jax.ShapeDtypeStruct((rows, dim), x.dtype), *graph.partial_sums(dim)]
+    grid = simt.Grid(graph.blocks(tile.warps), tile.warps, slices)
+    y, *partial = simt.launch(_Spmm(tile), (graph, x), outputs, name="spmm", grid=grid)
+    return add_pieces(graph, partial[0], y) if partial else y
+
+
+@dataclass(frozen=True)
+class _Spmm:
+    """The groups of a warp take turns at the edges of its piece."""
+
+    tile: SpmmTile
+
+    def __call__(self, warp: Warp, inputs, y: Array, partial: Array | None = None) -> None:
+        graph, x = inputs
+        tile, dim = self.tile, x.shape[-1]
+        groups = LANES // tile.lanes
+        step = groups * tile.ahead
+        column = (warp.slice * tile.lanes + warp.lane % tile.lanes) * tile.entries
+        is_cut = dim % (tile.lanes * tile.entries) != 0
+        inside = column < dim
+        # Lanes behind the last column read the first, and store nothing.
+        read_column = warp.select(inside, column, 0) if is_cut else column
+        mine = warp.lane // tile.lanes
+
+        def add(edges, sums, end=None):
+            """Adds the edges that lie before ``end``, if it is given."""
+            inner = [e if end is None else e.least(end - 1) for e in edges]
+            nodes = [graph.indices.load(edge) for edge in inner]
+            words = [x.row(node).load_words(read_column, tile.entries) for node in nodes]
+            factors = [graph.factor(edge, node) for edge, node in zip(inner, nodes, strict=True)]
+            for edge, factor, read in zip(edges, factors, words, strict=True):
+                values = [x.unpack(read, i) for i in range(tile.entries)]
+                if end is not None:
+                    values = [warp.select(edge < end, value, 0.0) for value in values]
+                    factor = None if factor is None else warp.select(edge < end, factor, 0.0)
+                sums = [_add_scaled(warp, s, factor, v) for s, v in zip(sums, values, strict=True)]
+            return sums
+
+        def edges_from(first):
+            return [first + (mine + s * groups) for s in range(tile.ahead)]
+
+        def sum_piece(piece):
+            sums = [warp.f32(0.0) for _ in range(tile.entries)]
+            full_end = piece.end - (step - 1)
+            sums = warp.loop(piece.begin, full_end, step, sums, lambda e, s: add(edges_from(e), s))
+            # What is left is less than a step: a lane's neighbours may lie behind the end.
+            length = piece.end - piece.begin
+            rest = piece.end - length % step
+            sums = warp.loop(
+                rest, piece.end, step, sums, lambda e, s: add(edges_from(e), s, piece.end)
+            )
+            sums = [warp.sum_groups(s, tile.lanes) for s in sums]
+            keep = (mine == 0) & inside if is_cut else mine == 0
+            warp.when(keep, lambda: store(piece, sums))
+
+        def store(piece, sums):
+            def store_row():
+                y.row(piece.row).store(column, *(graph.scaled(piece.row, s) for s in sums))
+
+            if partial is None:
+                return store_row()
+            warp.when(piece.slot < 0, store_row)
+
+            def store_partial():
+                to, at_once = partial.row(piece.slot), min(tile.entries, 4)
+                for i in range(0, tile.entries, at_once):
+                    to.store(column + i, *sums[i : i + at_once])
+
+            warp.when(piece.slot >= 0, store_partial)
+
+        graph.for_each(warp, sum_piece)
+
+
+def _add_scaled(warp, total, factor, value):
+    return total + value if factor is None else warp.fma(factor, value, total)
+
+
+def sddmm(graph: Pieces, a: jax.Array, b: jax.Array, tile: SddmmTile | None = None) -> jax.Array:
+    """``e_ij = r_i c_j ⟨a_i, b_j⟩``; the weights of the graph play no part.
+
+    Args:
+      graph: of ``rows`` rows.
+      a: [rows, dim], float32 or bfloat16, dim at most ``graph.rows.MOST_COLUMNS``.
+      b: [cols, dim], like ``a``.
+      tile: by default what suits the shapes.
+
+    Returns:
+      [edges] float32, zero in padding slots.
+    """
+    dim = a.shape[-1]
+    if graph.num_edges == 0 or a.size == 0 or b.size == 0:
+        return jnp.zeros((graph.num_edges,), jnp.float32)
+    tile = tile or SddmmTile.choose(dim, a.dtype.itemsize)
+    warps = warps_with_rows(4 * dim, tile.warps)
+    return simt.launch(
+        _Sddmm(tile),
+        (graph, a, b),
+        [jax.ShapeDtypeStruct((graph.num_edges,), jnp.float32)],
+        name="sddmm",
+        grid=simt.Grid(graph.blocks(warps), warps),
+        shared={"row": ("f32", dim)},
+    )[0]
+
+
+@dataclass(frozen=True)
+class _Sddmm:
+    """A warp has the row of its piece in shared memory; each group takes a neighbour."""
+
+    tile: SddmmTile
+
+    def __call__(self, warp: Warp, inputs, edges: Array, row: Shared) -> None:
+        graph, a, b = inputs
+        lanes, entries, dim = self.tile.lanes, self.tile.entries, a.shape[-1]
+        mine = warp.lane // lanes
+
+        def inner_product(node):
+            features = b.row(node)
+
+            def add(at, total):
+                words = features.load_words(at, entries)
+                for i in range(entries):
+                    total = warp.fma(row.load(at + i), features.unpack(words, i), total)
+                return total
+
+            return warp.loop(warp.lane % lanes * entries, dim, lanes * entries, warp.f32(0.0), add)
+
+        def take(piece):
+            load_row(warp, graph, piece.row, a, row)
+
+            def take_neighbours(first, _):
+                edge = first + mine
+                # Groups behind the end repeat the last edge and store nothing.
+                read = edge.least(piece.end - 1)
+                node = graph.indices.load(read)
+                product = warp.sum_lanes(inner_product(node), lanes)
+
+                def store():
+                    scale = None if graph.col_scale is None else graph.col_scale.load(node)
+                    edges.store(edge, product if scale is None else scale * product)
+
+                warp.when((edge < piece.end) & (warp.lane % lanes == 0), store)
+
+            warp.loop(piece.begin, piece.end, LANES // lanes, (), take_neighbours)
+
+        graph.for_each(warp, take)
+        graph.zero_padding(warp, edges)

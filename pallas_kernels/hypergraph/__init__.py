@@ -1,0 +1,1 @@
+"""Kernels of hypergraphs: one small matrix for the nodes of every token."""

@@ -1,0 +1,200 @@
+"""The k largest entries of eight rows at once, by a warp that has them in registers."""
+
+from __future__ import annotations
+
+import operator
+import struct
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from pallas_kernels.maxk.one_row import OneRow, key_of
+from pallas_kernels.maxk.selection import QUAD, ROWS, SLAB, Format, Selection, drop_last, population
+from pallas_kernels.simt.values import Array, Value, fold_in_pairs
+from pallas_kernels.simt.warp import Warp
+
+MOST_WIDTH = 256
+_NEIGHBOURS = 4  # columns that a lane reads at once, of sixteen
+# A normal number, as is one over its root. Rows that deviate less are taken to deviate so much:
+# their search takes longer.
+_LEAST_VARIANCE = 2.0**-126
+
+
+@dataclass(frozen=True)
+class EightRows:
+    """A warp reads its rows once. Of float32, the search sees 16 bits of each entry.
+
+    That is the float16 nearest to how many deviations the entry lies above the mean: larger entries
+    never have smaller ones. So where exactly k entries reach a number, they are the k largest, and
+    where more do because some are equal, the first of those. Where those that look alike are not
+    equal, or some entry is not finite or its square is not, or there is a single such row among the
+    eight, the whole warp looks at the row again, all bits of it.
+
+    Attributes:
+      k: entries kept.
+      by_magnitude: whether entries rank by that.
+    """
+
+    k: int
+    by_magnitude: bool
+
+    def __call__(self, warp: Warp, x: Array, values: Array, columns: Array, kept: Array) -> None:
+        """Of x, [rows, dim], dim a multiple of 32 up to ``MOST_WIDTH``."""
+        first = warp.number * ROWS
+        warp.when(first < x.shape[0], lambda: self._take(warp, first, x, values, columns, kept))
+
+    def _take(self, warp, first, x, values, columns, kept) -> None:
+        last = x.shape[0] - 1
+        choose = self._choose_floats if x.itemsize == 4 else self._choose
+        rule, marks = choose(warp, x, first, last)
+        results, rows = (values.row(first), columns.row(first)), x.shape[0] - first
+        rule.write(warp, warp.lane, marks, kept, results, rows, _Rows(x, kept, first))
+
+    def _rule(self, x, dtype) -> Selection:
+        return Selection(x.shape[1], self.k, self.by_magnitude, Format.of(dtype), _NEIGHBOURS)
+
+    def _load(self, warp, x, first, last) -> list[list[Value]]:
+        """Words of the lane's row: four neighbouring entries in each half of a slab."""
+        row = x.row((first + warp.lane // QUAD).least(last))
+        column = warp.lane % QUAD * _NEIGHBOURS
+        half = SLAB // 2
+        return [row.load_words(column + at, _NEIGHBOURS) for at in range(0, x.shape[1], half)]
+
+    # -- 16 bits -------------------------------------------------------------------------------
+
+    def _choose(self, warp, x, first, last):
+        rule, halves = self._rule(x, x.dtype), self._load(warp, x, first, last)
+        if self.by_magnitude:
+            halves = [[word & 0x7FFF7FFF for word in half] for half in halves]
+        return rule, rule.choose(warp, _slabs(halves))
+
+    # -- 32 bits -------------------------------------------------------------------------------
+
+    def _choose_floats(self, warp, x, first, last):
+        rule = self._rule(x, jnp.float16)
+        halves = self._load(warp, x, first, last)
+        numbers = [[self._rank(word.bits("f32")) for word in half] for half in halves]
+        mean, numbers = self._centred(warp, numbers, rule.width)
+        deviation, scale, odd = _spread(warp, numbers, rule.width)
+
+        def scaled(a, b):
+            return warp.to_float16(a * scale, b * scale)
+
+        slabs = _slabs([[scaled(*half[:2]), scaled(*half[2:])] for half in numbers])
+        guess = warp.constant("u32", _bits_of_half(rule.bell.quantile)).bits("i32")
+        guess = rule.format.keys(guess << 16 >> 16)
+        key, reach = rule.search(warp, slabs, guess, warp.f32(rule.bell.spacing), odd)
+        threshold = rule.format.keys(key)
+        marks = rule.marks(warp, "geu", slabs, threshold)
+        is_done = (reach == float(self.k)) & ~odd
+        left = warp.ballot(~is_done)
+
+        def drop_equals(carry):
+            _, marks = carry
+            above = rule.marks(warp, "gtu", slabs, threshold)
+            alike = [m & ~a for m, a in zip(marks, above, strict=True)]
+            row = x.row((first + warp.lane // QUAD).least(last))
+            equal = self._count_equal(warp, row, rule.a_column(warp, alike))
+            are_equal = (equal == warp.sum_lanes(population(warp, alike), QUAD)) & ~odd
+            # Of the others, the marks are made anew anyway.
+            surplus = warp.select(are_equal, rule.surplus(reach), 0)
+            return warp.ballot(~(is_done | are_equal)), drop_last(warp, marks, alike, surplus)
+
+        # A single row is sooner looked at again.
+        left, marks = warp.change(warp.population(left) > QUAD, (left, marks), drop_equals)
+        rank = warp.fma(rule.format.to_float(warp, threshold), deviation, mean)
+        return rule, self._look_again(warp, rule, x, first, left, key_of(warp, rank), marks)
+
+    def _count_equal(self, warp, row, column) -> Value:
+        """Entries of the lane's row that are equal to one of them."""
+        one, first = self._rank(row.load(column)), warp.lane % QUAD * _NEIGHBOURS
+        # A loop of unknown length: unrolled, it would keep what was read before in registers.
+        start = warp.anew(warp.i32(0))
+
+        def add(at, count):
+            words = row.load_words(first + at, _NEIGHBOURS)
+            equal = [(self._rank(word.bits("f32")) == one).to("i32") for word in words]
+            return count + fold_in_pairs(equal, operator.add)
+
+        return warp.sum_lanes(warp.loop(start, row.shape[0], SLAB // 2, warp.i32(0), add), QUAD)
+
+    def _rank(self, number: Value) -> Value:
+        if not self.by_magnitude:
+            return number
+        return (number.bits("u32") & 0x7FFFFFFF).bits("f32")
+
+    def _centred(self, warp, numbers, width) -> tuple[Value, list[list[Value]]]:
+        """The mean of a row, and how far its entries lie above it; magnitudes lie above zero."""
+        if self.by_magnitude:
+            return warp.f32(0.0), numbers
+        total = fold_in_pairs([number for half in numbers for number in half], operator.add)
+        mean = warp.sum_lanes(total, QUAD) * (1 / width)
+        return mean, [[number - mean for number in half] for half in numbers]
+
+    def _look_again(self, warp, rule, x, first, left, guess, marks) -> list[Value]:
+        """The marks, those of some rows anew: of whose lanes ``left`` has the bits."""
+        one = OneRow(rule.width, self.k, self.by_magnitude)
+        slabs = rule.slabs_of(warp.lane % QUAD)
+
+        def take(carry):
+            left, marks = carry
+            lane = warp.first_bit(left)
+            row = x.row((first + lane // QUAD).least(x.shape[0] - 1))
+            mask, _ = one.keep(warp, row, warp.shuffle(guess, lane))
+            words = _together(warp, mask, one.own)
+            per_slab = SLAB // one.own
+            marks = [
+                warp.select(warp.lane // QUAD == lane // QUAD, warp.shuffle(words, s * per_slab), m)
+                for s, m in zip(slabs, marks, strict=True)
+            ]
+            return left & ~(warp.constant("u32", 0xF) << lane.bits("u32")), marks
+
+        _, marks = warp.repeat(lambda carry: carry[0] != 0, take, (left, marks))
+        return marks
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Of ``x``, from the ``first`` on; columns are listed in ``kept``."""
+
+    x: Array
+    kept: Array
+    first: Value
+
+    def entries(self, row: Value, words: list[Value], count: int) -> list[Value]:
+        """See ``Source``."""
+        entries = self.x.row(self.first + row)
+        return [entries.load_words(self.kept.unpack(words, i))[0] for i in range(count)]
+
+
+def _spread(warp: Warp, numbers: list[list[Value]], width: int) -> tuple[Value, Value, Value]:
+    """A row's deviation, what one is over that, and whether the row may not be finite."""
+    squares = warp.f32(0.0)
+    for number in [number for half in numbers for number in half]:
+        squares = warp.fma(number, number, squares)
+    squares = warp.sum_lanes(squares, QUAD)
+    variance = (squares * (1 / width)).most(_LEAST_VARIANCE)
+    scale = warp.special("normal_rsqrt", variance)
+    # What is not finite, less itself, is NaN.
+    return variance * scale, scale, squares - squares != 0.0
+
+
+def _slabs(halves: list[list[Value]]) -> list[list[Value]]:
+    """Operands of products: the first halves of slabs are rows g of theirs, the others below."""
+    pairs = zip(halves[::2], halves[1::2], strict=True)
+    return [[upper[0], lower[0], upper[1], lower[1]] for upper, lower in pairs]
+
+
+def _bits_of_half(number: float) -> int:
+    return struct.unpack("<H", struct.pack("<e", number))[0]
+
+
+def _together(warp: Warp, mask: Value, own: int) -> Value:
+    """The bits of neighbouring lanes as one word, in all of these lanes."""
+    lanes = SLAB // own
+    word = mask << (warp.lane % lanes * own).bits("u32")
+    step = 1
+    while step < lanes:
+        word = word | warp.shuffle_xor(word, step)
+        step *= 2
+    return word

@@ -1,0 +1,318 @@
+"""A linear layer, of whose rows only the k largest entries are written, compressed.
+
+The warpgroups of a block have one of two parts, and pass tiles of 64 rows on to each other::
+
+    multiplier → pairs of selectors, by turns
+
+Selectors ask the copy engine for rows, to where the tiles lay that they are done with. The
+multiplier, which also keeps the kernel in shared memory, overwrites a tile with its product,
+rounded; a pair of selectors looks for the k largest entries of its rows, half of them each, and
+writes them. So products, which the tensor cores make, and the search, which they hardly take part
+in, go on side by side, and no dense product leaves the multiprocessor. A search waits for its own
+results most of the time: so there are many warps of few rows, while few tiles have room. Searches
+of some rows take longer than others, so no warp that selects waits for another one: each asks for
+its own rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from pallas_kernels import chip, simt
+from pallas_kernels import tensor_cores as tc
+from pallas_kernels.dense.stack import Stack
+from pallas_kernels.maxk.linear_maxk_rows import (
+    OF_WARP,
+    SHARE,
+    WARPS,
+    EndUse,
+    Format,
+    KeepLargest,
+    kept_columns,
+)
+from pallas_kernels.tensor_cores import BLOCK, COLUMNS, ROWS, WARPGROUP
+
+_MOST_AHEAD = 8  # tiles on their way
+_MULTIPLIER, _SELECTOR = 0, 1
+_PAIR = 2  # selectors of a tile
+
+
+@dataclass(frozen=True)
+class LinearMaxkTile:
+    """How a block shares the work.
+
+    Attributes:
+      blocks: at most this many, one for each multiprocessor.
+      pairs: of warpgroups that select, two or three.
+      ring: tiles in shared memory.
+    """
+
+    blocks: int
+    pairs: int
+    ring: int
+
+    @classmethod
+    def choose(cls, stack: Stack, k: int) -> LinearMaxkTile | None:
+        """The one heuristic: as much of a ring as fits, or None."""
+        # Columns fit a byte then, and rows the registers of four lanes.
+        if max(stack.widths) > tc.MOST_WIDTH:
+            return None
+        # Of narrow rows searches are most of the work, and need fewer registers.
+        pairs = 3 if max(stack.widths) <= 2 * COLUMNS else 2
+        weights = math.prod(stack.widths) * stack.dtype.itemsize
+        kept = pairs * _PAIR * kept_columns(stack.widths[1], k)
+        room = chip.SHARED_BYTES - weights - tc.aligned(kept)
+        ring = min(room // stack.row_bytes(max(stack.widths)), _MOST_AHEAD)
+        return cls(chip.MULTIPROCESSORS, pairs, ring) if ring else None
+
+    @property
+    def warpgroups(self) -> int:
+        """Of both parts."""
+        return _SELECTOR + self.pairs * _PAIR
+
+    def limited_to(self, rows: int) -> LinearMaxkTile:
+        """Without blocks that would have no rows."""
+        return dataclasses.replace(self, blocks=min(self.blocks, -(-rows // ROWS)))
+
+
+@dataclass(frozen=True)
+class _Share:
+    """Of a multiprocessor's registers, what the threads have.
+
+    Attributes:
+      registers: of a thread of the multiplier, and of a selector: together no more than what all
+        warpgroups begin with, which is a multiple of eight each.
+      product: columns of a product at once, whose sums must fit what all begin with.
+    """
+
+    registers: tuple[int, int]
+    product: int
+
+
+_SHARES = {2: _Share((160, 80), 128), 3: _Share((168, 56), 64)}
+
+
+def linear_maxk(
+    x: jax.Array,
+    kernel: jax.Array,
+    bias: jax.Array | None,
+    k: int,
+    by: str,
+    tile: LinearMaxkTile | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """The k largest entries of each row of ``x @ kernel + bias``, rounded, as ``maxk`` has them.
+
+    Args:
+      x: [rows, in], bfloat16 or float16, in a multiple of 64 up to 256.
+      kernel: [in, out], of the same dtype, out likewise.
+      bias: [out], or None.
+      k: entries to keep, 1 to out.
+      by: rank by ``"value"`` or by ``"magnitude"``.
+      tile: by default what suits the shapes.
+
+    Returns:
+      [rows, k] values, and their columns, uint8, ascending.
+    """
+    stack, rows = Stack.of(x, (kernel,), (bias,), (None,)), x.shape[0]
+    results = [jax.ShapeDtypeStruct((rows, k), dtype) for dtype in (x.dtype, jnp.uint8)]
+    if rows == 0:
+        values, columns = (jnp.zeros(r.shape, r.dtype) for r in results)
+        return values, columns
+    tile = tile or LinearMaxkTile.choose(stack, k)
+    if tile is None:
+        raise ValueError(f"layers of widths {stack.widths} do not fit shared memory")
+    tile = tile.limited_to(rows)
+    plan = _Plan(stack, tile, rows, k, by == "magnitude")
+    call = tc.launch(
+        functools.partial(_run, plan),
+        "linear_maxk",
+        results,
+        (tile.blocks, 1),
+        tile.warpgroups,
+        plan.scratch(),
+        barriers=False,
+    )
+    return call(x, kernel, [b for b in (bias,) if b is not None])
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What the parts know of each other.
+
+    Attributes:
+      stack: the layer.
+      tile: who does what.
+      rows: of the input.
+      k: entries kept.
+      by_magnitude: whether entries rank by that.
+    """
+
+    stack: Stack
+    tile: LinearMaxkTile
+    rows: int
+    k: int
+    by_magnitude: bool
+
+    @property
+    def chunks(self) -> int:
+        """Of a tile, which is as wide as the input or the output."""
+        return max(self.stack.widths) // COLUMNS
+
+    @property
+    def stages(self) -> int:
+        """Barriers of each kind: as many as tiles are on their way, and the same for a pair."""
+        return -(-self.tile.ring // self.tile.pairs) * self.tile.pairs
+
+    @property
+    def share(self) -> _Share:
+        """Of the registers."""
+        return _SHARES[self.tile.pairs]
+
+    def scratch(self) -> dict:
+        """Shared memory and barriers."""
+        width, dtype = self.stack.widths[0], self.stack.dtype
+        kept = self.tile.pairs * _PAIR, kept_columns(self.stack.widths[1], self.k)
+        copies = _PAIR * WARPS * (width // COLUMNS)
+        return {
+            "weights": tc.tiles(dtype, 1, *self.stack.widths),
+            "ring": tc.copied_tiles(dtype, self.tile.ring * self.chunks, ROWS, COLUMNS),
+            "kept": tc.SMEM(kept, jnp.uint8),
+            "loaded": tc.Barrier(),
+            "full": tc.Barrier(num_arrivals=copies, num_barriers=self.stages),
+            "made": tc.Barrier(num_barriers=self.stages),
+        }
+
+    @property
+    def parts(self) -> list[slice]:
+        """Of the columns, that a product has at once."""
+        width = self.stack.widths[1]
+        whole = tc.columns_of(width, self.share.product)
+        return [slice(part.start, min(part.stop, width)) for part in whole]
+
+    def first_chunk(self, i):
+        """Where in the ring tile ``i`` is."""
+        return lax.rem(i, self.tile.ring) * self.chunks
+
+    def stage(self, i):
+        """The barriers of tile ``i``."""
+        return lax.rem(i, self.stages)
+
+    def first_row(self, i):
+        """Of tile ``i`` of this block."""
+        return (lax.axis_index(BLOCK) + i * self.tile.blocks) * ROWS
+
+
+def _run(plan: _Plan, scratch, x, kernel, biases, values, columns) -> None:
+    """A warpgroup's part."""
+    part = lax.axis_index(WARPGROUP)
+    count = tc.own_tiles(plan.rows, lax.axis_index(BLOCK), plan.tile.blocks)
+    parts = (
+        lambda: _multiply(plan, scratch, count, kernel, biases),
+        lambda: _select(plan, scratch, count, part - _SELECTOR, x, values, columns),
+    )
+    # Branches apart, or registers could not be dealt out anew.
+    lax.switch(jnp.minimum(part, _SELECTOR), parts)
+
+
+def _multiply(plan: _Plan, scratch, count, kernel, biases) -> None:
+    """Puts the product in the place of the input."""
+    stack, weights = plan.stack, scratch["weights"]
+    ring, _ = tc.faces(scratch["ring"])
+    tc.set_max_registers(plan.share.registers[_MULTIPLIER], action="increase")
+    tc.copy_gmem_to_smem(kernel, weights.at[0], scratch["loaded"])
+    columns = tc.columns_of(stack.widths[1])
+    tc.barrier_wait(scratch["loaded"])
+
+    @pl.loop(0, count)
+    def _(i):
+        first, zero = plan.first_chunk(i), tc.zero_in(i)
+        # While the tile is on its way.
+        sums = [_sums_before(plan, biases, zero, part) for part in plan.parts]
+        tc.barrier_wait(scratch["full"].at[plan.stage(i)])
+        held = [ring.at[first + number] for number in range(plan.chunks)]
+        # All products, by all warps, before the first of them takes the place of an operand.
+        products = _add_products(plan, sums, held, weights.at[zero])
+        tc.commit_smem()
+        for number, part in enumerate(columns):
+            product, at = divmod(part.start, plan.share.product)
+            z = products[product][:, at : at + COLUMNS]
+            held[number][...] = z.astype(stack.dtype)
+        tc.commit_smem()
+        tc.barrier_arrive(scratch["made"].at[plan.stage(i)])
+
+
+def _sums_before(plan: _Plan, biases, zero, part: slice) -> jax.Array:
+    """What products of a part of the columns are added to: the bias, in every row of a tile."""
+    width = part.stop - part.start
+    if not biases:
+        return tc.layout_cast(jnp.zeros((ROWS, width), jnp.float32), tc.Layout.WGMMA)
+    # From global memory: of shared memory the ring takes all that there is.
+    (bias,) = biases
+    return tc.rows_of_bias(bias, pl.ds(pl.multiple_of(zero + part.start, COLUMNS), width))
+
+
+def _add_products(plan: _Plan, sums: Sequence[jax.Array], chunks, weights) -> Sequence[jax.Array]:
+    """The rows of a tile times ``weights``, added to ``sums`` of each part of the columns."""
+
+    def multiply(totals):
+        for n in range(plan.stack.widths[0] // COLUMNS):
+            rows = slice(n * COLUMNS, (n + 1) * COLUMNS)
+            for total, part in zip(totals, plan.parts, strict=True):
+                tc.wgmma(total, chunks[n], weights.at[rows, part])
+
+    return tc.added_to(sums, multiply)
+
+
+def _select(plan: _Plan, scratch, count, number, x, values, columns) -> None:
+    """Writes what is kept of half of every tile whose turn it is, and asks for others."""
+    stack, tile = plan.stack, plan.tile
+    pair, half = number // _PAIR, lax.rem(number, _PAIR)
+    keep = KeepLargest(stack.widths[1], plan.k, plan.by_magnitude, Format.of(stack.dtype))
+    ring, _ = tc.faces(scratch["ring"])
+    tc.set_max_registers(plan.share.registers[_SELECTOR], action="decrease")
+
+    def load(i):
+        pl.when(i < count)(lambda: _load(plan, scratch, i, half, x))
+
+    def load_own(n):
+        load(pair + n * tile.pairs)
+
+    # Of what all multiprocessors ask for at once, the kernel and the first tile are to come first.
+    of_first_tile = jnp.int32(pair == 0)
+    pl.loop(0, of_first_tile)(load_own)
+    tc.barrier_wait(scratch["loaded"])
+    pl.loop(of_first_tile, tc.own(tile.ring, pair, tile.pairs))(load_own)
+
+    @pl.loop(0, tc.own(count, pair, tile.pairs))
+    def _(n):
+        i = pair + n * tile.pairs
+        tc.barrier_wait(scratch["made"].at[plan.stage(i)])
+        kept = scratch["kept"].at[number]
+        tiled = tc.tiled(stack.dtype)
+        references = [(ring, tiled), *((r, ()) for r in (kept, values, columns))]
+        simt.inline(keep, [plan.first_chunk(i), plan.first_row(i), half], references)
+        simt.inline(EndUse(), [], [])
+        load(i + tile.ring)
+
+
+def _load(plan: _Plan, scratch, i, half, x) -> None:
+    """Asks for half of the rows of tile ``i``, each warp for its own."""
+    _, ring = tc.faces(scratch["ring"])
+    first, full = plan.first_chunk(i), scratch["full"].at[plan.stage(i)]
+
+    def ask(warp):
+        in_tile = half * SHARE + warp * OF_WARP
+        rows, own = (pl.ds(start + in_tile, OF_WARP) for start in (plan.first_row(i), 0))
+        for number, columns in enumerate(tc.columns_of(plan.stack.widths[0])):
+            tc.copy_gmem_to_smem(x.at[rows, columns], ring.at[first + number, own], full)
+
+    tc.warp_map(ask)

@@ -1,0 +1,1 @@
+"""Kernels of the product of a sparse matrix and compressed rows, forward and backward."""

@@ -1,0 +1,1 @@
+"""Kernels of manifold-constrained hyper-connections: in front of a layer, behind it, between."""

@@ -1,0 +1,1 @@
+"""Gradients of hyper-connections by slices of columns, by tensor cores."""

@@ -1,0 +1,1 @@
+"""Gradients of hyper-connections by whole tokens, by warps."""

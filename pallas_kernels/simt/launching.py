@@ -1,0 +1,230 @@
+"""Runs kernels written in the vocabulary of ``simt.warp`` on a GPU, through Mosaic GPU.
+
+A whole kernel is one ``inline_mgpu`` body: Pallas gives it its buffers, shared memory and place in
+the grid; ``simt.mosaic_warp`` records the rest.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.simt.mosaic_warp import (
+    WARPS_PER_WARPGROUP,
+    MosaicWarp,
+    WarpgroupWarp,
+    pairs_of_words,
+    pointer_of,
+    strides_of,
+)
+from pallas_kernels.simt.values import Array, Shared, Value
+
+# Shared memory of a block: 227 KiB on the chips of data centres, 99 KiB on others, some of which
+# Mosaic GPU may want for itself.
+_MUCH_SHARED, _LITTLE_SHARED = 226 * 1024, 98 * 1024
+_DATA_CENTRE = ("9", "10")
+# Axes of the grid. An axis of a user's mesh that had one of these names would be taken for it.
+_SLICE, _CLUSTER, _RANK, _WARPGROUP = (f"jaxgnn.{n}" for n in ("slice", "cluster", "rank", "group"))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How many warps run a kernel.
+
+    Attributes:
+      blocks: blocks of a slice.
+      warps: warps of a block.
+      slices: passes, one after another.
+      cluster: neighbouring blocks that run side by side; it divides their number.
+    """
+
+    blocks: int
+    warps: int
+    slices: int = 1
+    cluster: int = 1
+
+
+def most_shared_bytes() -> int:
+    """Shared memory that a block may ask for on the GPU at hand, or on an H100 if there is none."""
+    capability = compute_capability()
+    is_small = capability and capability.partition(".")[0] not in _DATA_CENTRE
+    return _LITTLE_SHARED if is_small else _MUCH_SHARED
+
+
+def compute_capability() -> str:
+    """Of the GPU at hand; nothing if there is none."""
+    if jax.default_backend() != "gpu":
+        return ""
+    return str(getattr(jax.local_devices()[0], "compute_capability", "none"))
+
+
+def launch(
+    kernel: Callable[..., None],
+    inputs: Any,
+    outputs: Sequence[jax.ShapeDtypeStruct],
+    *,
+    name: str,
+    grid: Grid,
+    shared: Mapping[str, tuple[str, int]] | None = None,
+    block_shared: Mapping[str, jax.ShapeDtypeStruct] | None = None,
+    updated: Sequence[jax.Array] = (),
+) -> tuple[jax.Array, ...]:
+    """Runs ``kernel(warp, inputs, *updated, *outputs, **shared, **block_shared)`` in all warps.
+
+    Under ``vmap`` all slices run for each member of the batch; what is shared is not copied.
+
+    Args:
+      kernel: written in the vocabulary of ``simt.warp``.
+      inputs: a pytree of arrays, None allowed; the kernel gets it with an ``Array`` in each leaf.
+      outputs: what it writes; all of it, since the memory is not initialised.
+      name: of the kernel in profiles.
+      grid: how many warps.
+      shared: names, each with the kind (f32 or i32) and the number of words for each warp.
+      block_shared: names of arrays in shared memory that the warps of a block have together.
+      updated: arrays that it changes in place, returned after the outputs.
+    """
+    leaves, tree = jax.tree.flatten(inputs)
+    changing = [*updated, *outputs]
+    forms = [(a.shape, a.dtype, True) for a in leaves] + [
+        (a.shape, a.dtype, False) for a in changing
+    ]
+    scratch = _Scratch(grid, dict(shared or {}), dict(block_shared or {}))
+
+    def record(_, cluster, rank, slice_number, memory, *buffers):
+        warp = MosaicWarp(grid, cluster, rank, slice_number)
+        arrays = [
+            Array(warp, pointer_of(buffer), *form)
+            for buffer, form in zip(buffers, forms, strict=True)
+        ]
+        given, rest = tree.unflatten(arrays[: len(leaves)]), arrays[len(leaves) :]
+        run = functools.partial(kernel, warp, given, *rest, **scratch.divide(warp, memory))
+        if grid.warps % WARPS_PER_WARPGROUP == 0:
+            run()
+        else:
+            warp.when(warp.in_block < grid.warps, run)
+
+    # A kernel of no outputs would be no computation: it gets one that it does not see.
+    results = [*outputs] or [jax.ShapeDtypeStruct((1,), jnp.int32)]
+    call = _pallas_kernel(record, results, len(forms), scratch.words, name, grid)
+    references = [jax.new_ref(array) for array in updated]
+    made = call(*leaves, *references)
+    return (*made[: len(outputs)], *(jax.freeze(reference) for reference in references))
+
+
+def _pallas_kernel(record, results, count, words, name, grid):
+    """A Pallas kernel whose body ``record`` writes, given the first ``count`` buffers."""
+    splat, reference = plgpu.Layout.WG_SPLAT, plgpu.RefType()
+    inline = plgpu.inline_mgpu(arg_types=(*[splat] * 3, *[reference] * (count + 1)))
+
+    def body(*buffers, memory):
+        place = (lax.axis_index(axis) for axis in (_CLUSTER, _RANK, _SLICE))
+        inline(record)(*place, memory, *buffers[:count])
+
+    body.__name__ = name
+    return plgpu.kernel(
+        body,
+        out_type=results,
+        grid=(grid.slices, grid.blocks // grid.cluster),
+        grid_names=(_SLICE, _CLUSTER),
+        cluster=(grid.cluster,),
+        cluster_names=(_RANK,),
+        num_threads=-(-grid.warps // WARPS_PER_WARPGROUP),
+        thread_name=_WARPGROUP,
+        scratch_types={"memory": plgpu.SMEM((words,), jnp.float32)},
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Lane, reduction_scratch_bytes=0
+        ),
+    )
+
+
+def inline(
+    kernel: Callable[..., None],
+    numbers: Sequence[Any],
+    references: Sequence[tuple[Any, Any]],
+    products: Sequence[jax.Array] = (),
+    *,
+    cluster: int = 1,
+) -> None:
+    """Runs ``kernel(warp, *numbers, *arrays, *words)`` in a warpgroup, amid a Pallas kernel.
+
+    Args:
+      kernel: written in the vocabulary of ``simt.warp``, for the warps of a warpgroup as one block,
+        without ``Warp.barrier``.
+      numbers: i32, the same in all lanes.
+      references: Pallas' references to global or shared memory, each with the transforms that it
+        was allocated with; the kernel sees what lies in memory, as it lies there. Those to global
+        memory may be slices of columns.
+      products: arrays of 64 rows of 16-bit numbers, as products of tensor cores lie in registers.
+        Of each the kernel gets pairs of words: of columns ``8 j + 2 q`` and the next one, in row
+        ``16 warp + g`` and eight rows below, in lane ``4 g + q``; for each j.
+      cluster: blocks of the cluster that the kernel runs in.
+    """
+    forms = [(reference.shape, reference.dtype, False) for reference, _ in references]
+    splat, product = plgpu.Layout.WG_SPLAT, plgpu.Layout.WGMMA
+    memory = [plgpu.RefType(transforms) for _, transforms in references]
+    types = (*[splat] * len(numbers), *memory, *[product] * len(products))
+
+    @plgpu.inline_mgpu(arg_types=types)
+    def record(_, *arguments):
+        warp = WarpgroupWarp(cluster)
+        first, last = len(numbers), len(numbers) + len(references)
+        scalars, buffers, registers = arguments[:first], arguments[first:last], arguments[last:]
+        arrays = [
+            Array(warp, pointer_of(buffer), *form, strides=strides_of(buffer))
+            for buffer, form in zip(buffers, forms, strict=True)
+        ]
+        words = [pairs_of_words(warp, fragments.registers) for fragments in registers]
+        kernel(warp, *(Value(warp, "i32", n.registers.item()) for n in scalars), *arrays, *words)
+
+    record(*(jnp.int32(n) for n in numbers), *(reference for reference, _ in references), *products)
+
+
+@dataclass(frozen=True)
+class _Scratch:
+    """Shared memory of a block: arrays that its warps have together, then each warp's own words.
+
+    Attributes:
+      grid: whose warps they are.
+      own: names, each with the kind and the number of words for each warp.
+      together: names, each with shape and dtype; their first entries are aligned to 16 bytes.
+    """
+
+    grid: Grid
+    own: dict[str, tuple[str, int]]
+    together: dict[str, jax.ShapeDtypeStruct]
+
+    @property
+    def words(self) -> int:
+        """Words of a block; there is no empty shared memory."""
+        own = sum(count for _, count in self.own.values())
+        together = sum(map(_words_of, self.together.values()))
+        return max(1, together + own * self.grid.warps)
+
+    def divide(self, warp: MosaicWarp, memory: Any) -> dict[str, Array | Shared]:
+        """A warp's parts, one name after another."""
+        if not self.own and not self.together:
+            return {}
+        parts: dict[str, Array | Shared] = {}
+        base, first = pointer_of(memory), 0
+        for name, form in self.together.items():
+            pointer = warp.offset(base, warp.i32(first), 4)
+            parts[name] = Array(warp, pointer, form.shape, form.dtype, False)
+            first += _words_of(form)
+        at = warp.in_block * sum(count for _, count in self.own.values()) + first
+        for name, (kind, count) in self.own.items():
+            parts[name] = Shared(warp, warp.offset(base, at, 4), kind)
+            at = at + count
+        return parts
+
+
+def _words_of(form: jax.ShapeDtypeStruct) -> int:
+    """Words of an array that the warps of a block share, in whole 16 bytes."""
+    return -(-math.prod(form.shape) * form.dtype.itemsize // 16) * 4

@@ -1,0 +1,607 @@
+"""The vocabulary of ``simt.warp`` as instructions of a GPU: LLVM, ``scf``, ``arith`` and PTX.
+
+The only module that knows the builders of Mosaic GPU and MLIR, which change between releases of
+JAX. ``simt.launching`` launches what is recorded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.mosaic.gpu import utils
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, gpu, llvm, nvvm, scf
+
+from pallas_kernels.simt.values import Value
+from pallas_kernels.simt.warp import LANES, Warp
+
+WARPS_PER_WARPGROUP = 4
+_SHARED_SPACE = 3  # of addresses, in LLVM
+_OWN_BARRIER = 15  # of the 16 that a block has; Mosaic GPU numbers its own from 0
+
+
+def _integer(width: int) -> ir.Type:
+    return ir.IntegerType.get_signless(width)
+
+
+def _type_of(kind: str) -> ir.Type:
+    widths = {"bool": 1, "i32": 32, "u32": 32, "i64": 64}
+    return ir.F32Type.get() if kind == "f32" else _integer(widths[kind])
+
+
+_FLOAT_OPS = {
+    "add": arith.addf,
+    "sub": arith.subf,
+    "mul": arith.mulf,
+    "min": arith.minnumf,
+    "max": arith.maxnumf,
+    "minimum": arith.minimumf,
+    "maximum": arith.maximumf,
+}
+_SIGNED_OPS = {
+    "add": arith.addi,
+    "sub": arith.subi,
+    "mul": arith.muli,
+    "div": arith.divsi,
+    "rem": arith.remsi,
+    "and": arith.andi,
+    "or": arith.ori,
+    "xor": arith.xori,
+    "shl": arith.shli,
+    "shr": arith.shrsi,
+    "min": arith.minsi,
+    "max": arith.maxsi,
+}
+_UNSIGNED_OPS = _SIGNED_OPS | {
+    "div": arith.divui,
+    "rem": arith.remui,
+    "shr": arith.shrui,
+    "min": arith.minui,
+    "max": arith.maxui,
+}
+_OPS = {
+    "f32": _FLOAT_OPS,
+    "i32": _SIGNED_OPS,
+    "i64": _SIGNED_OPS,
+    "u32": _UNSIGNED_OPS,
+    "bool": _UNSIGNED_OPS,
+}
+_PTX_TYPES = {"bfloat16": "bf16", "float16": "f16"}
+
+
+class MosaicWarp(Warp):
+    """Records instructions where MLIR's insertion point is; ``grid`` is a ``simt.Grid``."""
+
+    def __init__(self, grid: Any, cluster, rank, slice_number):
+        self.thread, self.threads = Value(self, "i32", utils.thread_idx()), grid.warps * LANES
+        self.lane, self.in_block = self.thread % LANES, self.thread // LANES
+        self.slice = Value(self, "i32", slice_number.registers.item())
+        self.slices, self.count = grid.slices, grid.blocks * grid.warps
+        self.rank, self.cluster = Value(self, "i32", rank.registers.item()), grid.cluster
+        first = Value(self, "i32", cluster.registers.item()) * grid.cluster
+        self.block = first if grid.cluster == 1 else first + self.rank
+        self.number = self.block * grid.warps + self.in_block
+
+    # -- control flow --------------------------------------------------------------------------
+
+    def when(self, condition, body):
+        """See ``Warp``."""
+        branch = scf.IfOp(condition.data)
+        with ir.InsertionPoint(branch.then_block):
+            body()
+            scf.yield_([])
+
+    def change(self, condition, carry, body):
+        """See ``Warp``."""
+        leaves, tree = jax.tree.flatten(carry)
+        kinds = [leaf.kind for leaf in leaves]
+        branch = scf.IfOp(condition.data, [_type_of(kind) for kind in kinds], has_else=True)
+        otherwise = branch.else_block
+        assert otherwise is not None
+        with ir.InsertionPoint(branch.then_block):
+            self._yield(body(carry), kinds)
+        with ir.InsertionPoint(otherwise):
+            self._yield(carry, kinds)
+        return self._values(tree, kinds, branch.results)
+
+    def loop(self, start, stop, step, carry, body):
+        """See ``Warp``."""
+        start, stop = self.alike(start, stop) if isinstance(start, Value) else (start, stop)
+        stop = self.integer(stop)
+        start = start if isinstance(start, Value) else self.constant(stop.kind, start)
+        leaves, tree = jax.tree.flatten(carry)
+        kinds = [leaf.kind for leaf in leaves]
+        by = self.constant(stop.kind, step).data
+        op = scf.ForOp(start.data, stop.data, by, [leaf.data for leaf in leaves])
+        with ir.InsertionPoint(op.body):
+            inner = self._values(tree, kinds, op.inner_iter_args)
+            self._yield(body(Value(self, stop.kind, op.induction_variable), inner), kinds)
+        return self._values(tree, kinds, op.results)
+
+    def repeat(self, condition, body, carry):
+        """See ``Warp``."""
+        leaves, tree = jax.tree.flatten(carry)
+        kinds = [leaf.kind for leaf in leaves]
+        types = [_type_of(kind) for kind in kinds]
+        op = scf.WhileOp(types, [leaf.data for leaf in leaves])
+        before = op.before.blocks.append(*types)
+        after = op.after.blocks.append(*types)
+        with ir.InsertionPoint(before):
+            arguments = [*before.arguments]
+            scf.condition(condition(self._values(tree, kinds, arguments)).data, arguments)
+        with ir.InsertionPoint(after):
+            self._yield(body(self._values(tree, kinds, after.arguments)), kinds)
+        return self._values(tree, kinds, op.results)
+
+    def anew(self, value):
+        """See ``Warp``."""
+        operands = [value.data]
+        return Value(
+            self, "i32", llvm.inline_asm(_integer(32), operands, "mov.b32 $0, $1;", "=r,r")
+        )
+
+    def _values(self, tree, kinds, data):
+        return tree.unflatten(Value(self, *pair) for pair in zip(kinds, data, strict=True))
+
+    @staticmethod
+    def _yield(results, kinds):
+        leaves = jax.tree.leaves(results)
+        if [leaf.kind for leaf in leaves] != kinds:
+            raise TypeError(f"expected {kinds}, got {[leaf.kind for leaf in leaves]}")
+        scf.yield_([leaf.data for leaf in leaves])
+
+    # -- arithmetic ----------------------------------------------------------------------------
+
+    def constant(self, kind, x):
+        """See ``Warp``."""
+        mlir_type = _type_of(kind)
+        if kind == "f32":
+            attribute = ir.FloatAttr.get(mlir_type, float(x))
+        else:
+            width = {"bool": 1, "i64": 64}.get(kind, 32)
+            # Attributes of signless types hold signed numbers.
+            x = int(x) % 2**width
+            attribute = ir.IntegerAttr.get(mlir_type, x - (x >> (width - 1) << width))
+        return Value(self, kind, arith.constant(mlir_type, attribute))
+
+    def binary(self, op, a, b):
+        """See ``Warp``."""
+        return Value(self, a.kind, _OPS[a.kind][op](a.data, b.data))
+
+    def compare(self, op, a, b):
+        """See ``Warp``."""
+        if a.kind == "f32":
+            # Nothing is equal to, or ordered with, a NaN.
+            name = "UNE" if op == "ne" else "O" + op.upper()
+            data = arith.cmpf(getattr(arith.CmpFPredicate, name), a.data, b.data)
+        else:
+            sign = "s" if a.kind in ("i32", "i64") else "u"
+            name = op if op in ("eq", "ne") else sign + op
+            data = arith.cmpi(getattr(arith.CmpIPredicate, name), a.data, b.data)
+        return Value(self, "bool", data)
+
+    def select(self, condition, a, b):
+        """See ``Warp``."""
+        a, b = self.alike(a, b)
+        return Value(self, a.kind, arith.select(condition.data, a.data, b.data))
+
+    def fma(self, a, b, c):
+        """See ``Warp``."""
+        return Value(self, "f32", llvm.intr_fma(a.data, b.data, c.data))
+
+    def special(self, op, x):
+        """See ``Warp``."""
+        # By the PTX manual: rcp.rn is correctly rounded, ex2.approx has an error of at most 2^-22.5
+        # and rsqrt.approx of at most 2^-22.9 of the result, rcp.approx of 1 unit in the last place.
+        names = {"rcp": "rcp.rn", "guess_rcp": "rcp.approx.ftz", "rsqrt": "rsqrt.approx"}
+        names["normal_rsqrt"] = "rsqrt.approx.ftz"
+        ptx = f"{names.get(op, 'ex2.approx.ftz')}.f32"
+        float_type = ir.F32Type.get()
+        return Value(self, "f32", llvm.inline_asm(float_type, [x.data], f"{ptx} $0, $1;", "=f,f"))
+
+    def convert(self, value, kind):
+        """See ``Warp``."""
+        target = _type_of(kind)
+        if {value.kind, kind} == {"i32", "u32"}:
+            data = value.data
+        elif value.kind == "bool" or (value.kind == "u32" and kind == "i64"):
+            data = arith.extui(target, value.data)
+        elif value.kind == "i32" and kind == "i64":
+            data = arith.extsi(target, value.data)
+        elif value.kind == "i32" and kind == "f32":
+            data = arith.sitofp(target, value.data)
+        elif value.kind == "i64":
+            data = arith.trunci(target, value.data)
+        else:
+            raise NotImplementedError(f"{value.kind} to {kind}")
+        return Value(self, kind, data)
+
+    def bitcast(self, value, kind):
+        """See ``Warp``."""
+        target = _type_of(kind)
+        data = value.data if value.data.type == target else arith.bitcast(target, value.data)
+        return Value(self, kind, data)
+
+    def half_to_float(self, bits):
+        """See ``Warp``."""
+        half = arith.bitcast(ir.F16Type.get(), arith.trunci(_integer(16), bits.data))
+        return Value(self, "f32", arith.extf(ir.F32Type.get(), half))
+
+    def to_bfloat16(self, low, high):
+        """See ``Warp``."""
+        return self._narrow("bf16x2", low, high)
+
+    def to_float16(self, low, high):
+        """See ``Warp``."""
+        return self._narrow("f16x2", low, high)
+
+    def _narrow(self, kind, low, high):
+        # Conversions of one number at a time are slow.
+        operands = [high.data, low.data]
+        ptx = f"cvt.rn.{kind}.f32 $0, $1, $2;"
+        return Value(self, "u32", llvm.inline_asm(_integer(32), operands, ptx, "=r,f,f"))
+
+    def pairwise(self, op, dtype, *words):
+        """See ``Warp``."""
+        kind = _PTX_TYPES[jnp.dtype(dtype).name] + "x2"
+        name = {"add": "add.rn", "fma": "fma.rn"}.get(op, f"set.{op}.{kind}")
+        places = ", ".join(f"${i}" for i in range(len(words) + 1))
+        constraints = ",".join(["=r", *["r"] * len(words)])
+        operands = [word.data for word in words]
+        data = llvm.inline_asm(_integer(32), operands, f"{name}.{kind} {places};", constraints)
+        return Value(self, "u32", data)
+
+    def population(self, bits):
+        """See ``Warp``."""
+        return Value(self, "i32", llvm.intr_ctpop(bits.data))
+
+    def first_bit(self, bits):
+        """See ``Warp``."""
+        return Value(self, "i32", llvm.intr_cttz(bits.data, True))
+
+    def last_bit(self, bits):
+        """See ``Warp``."""
+        return Value(self, "i32", llvm.intr_ctlz(bits.data, True)) ^ 31
+
+    # -- between the lanes ---------------------------------------------------------------------
+
+    def _all_lanes(self) -> ir.Value:
+        return self.constant("u32", 0xFFFFFFFF).data
+
+    def sync(self):
+        """See ``Warp``."""
+        nvvm.bar_warp_sync(self._all_lanes())
+
+    def _shuffle(self, value, lane, kind):
+        clamp = self.i32(LANES - 1).data
+        data = nvvm.shfl_sync(self._all_lanes(), value.data, lane.data, clamp, kind)
+        return Value(self, value.kind, data)
+
+    def shuffle(self, value, lane):
+        """See ``Warp``."""
+        return self._shuffle(value, self.integer(lane), nvvm.ShflKind.idx)
+
+    def shuffle_xor(self, value, mask):
+        """See ``Warp``."""
+        return self._shuffle(value, self.i32(mask), nvvm.ShflKind.bfly)
+
+    def ballot(self, condition):
+        """See ``Warp``."""
+        kind = nvvm.VoteSyncKind.ballot
+        mask = self._all_lanes()
+        data = nvvm.vote_sync(mask, condition.data, kind, results=[_integer(32)])
+        return Value(self, "u32", data)
+
+    def reduce(self, op, value):
+        """See ``Warp``."""
+        names = {"add": "ADD", "min": "MIN", "max": "MAX"}
+        prefix = "U" if value.kind == "u32" and op != "add" else ""
+        kind = getattr(nvvm.ReductionKind, prefix + names[op])
+        return Value(self, value.kind, nvvm.redux_sync(value.data, kind, self._all_lanes()))
+
+    def mma(self, a, b, c, dtype=jnp.bfloat16):
+        """See ``Warp``."""
+        float_type, kind = ir.F32Type.get(), _PTX_TYPES[jnp.dtype(dtype).name]
+        made = llvm.inline_asm(
+            llvm.StructType.get_literal([float_type] * 4),
+            [value.data for value in (*a, *b, *c)],
+            f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 "
+            "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};",
+            "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f",
+            convergent=True,  # all lanes take part: it must not be moved behind a branch
+        )
+        assert isinstance(made, ir.Value)
+        return [Value(self, "f32", llvm.extractvalue(float_type, made, [i])) for i in range(4)]
+
+    # -- between the warps of a block ----------------------------------------------------------
+
+    def barrier(self):
+        """See ``Warp``."""
+        if self.threads % (WARPS_PER_WARPGROUP * LANES) == 0:
+            gpu.barrier()
+        else:  # warps that only make up a warpgroup do not come here
+            self._order(f"bar.sync {_OWN_BARRIER}, {self.threads};")
+
+    def roles(self, *roles):
+        """See ``Warp``."""
+        first = 0
+        for count, body in roles:
+            mine = (self.in_block >= first) & (self.in_block < first + count)
+            self.when(mine, body)
+            first += count
+
+    # -- between the warps of a cluster's blocks -----------------------------------------------
+
+    def cluster_arrive(self):
+        """See ``Warp``."""
+        self._order("fence.mbarrier_init.release.cluster;")
+        if self.cluster > 1:
+            # An arrival that released all memory would wait for what is on its way to it.
+            self._order("barrier.cluster.arrive.relaxed;")
+
+    def cluster_wait(self):
+        """See ``Warp``."""
+        if self.cluster > 1:
+            self._order("barrier.cluster.wait;")
+        else:
+            self.barrier()
+
+    def make_signal(self, pointer, number, times):
+        """See ``Warp``."""
+        operands = [self._shared_address(pointer, number, 8), self.i32(times).data]
+        self._order("mbarrier.init.shared::cta.b64 [$0], $1;", operands, "r,r")
+
+    def give(self, pointer, number, nbytes):
+        """See ``Warp``."""
+        address = self._shared_address(pointer, number, 8)
+        # Arrivals release, and waits acquire, at the scope of the block: by default.
+        if nbytes is None:
+            self._order("mbarrier.arrive.shared::cta.b64 _, [$0];", [address], "r")
+        else:
+            ptx = "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;"
+            self._order(ptx, [address, nbytes.data], "r,r")
+
+    def wait_for_signal(self, pointer, number, phase):
+        """See ``Warp``."""
+        # An acquire at the scope of the cluster would empty the first cache, also of global memory;
+        # what is sent goes to shared memory, which no cache is in front of.
+        ptx = (
+            "{ .reg .pred come; again: "
+            "mbarrier.try_wait.parity.shared::cta.b64 come, [$0], $1; @!come bra again; }"
+        )
+        self._order(ptx, [self._shared_address(pointer, number, 8), (phase & 1).data], "r,r")
+
+    def send(self, pointer, index, words, rank, signal, number):
+        """See ``Warp``."""
+        if self.cluster == 1:  # an H200 calls these instructions illegal in such a launch
+            raise NotImplementedError("blocks without a cluster can not send")
+        addresses = [
+            self._of_block(self._shared_address(*place), rank)
+            for place in ((pointer, index, 4), (signal, number, 8))
+        ]
+        count = len(words)
+        vector = f".v{count}" if count > 1 else ""
+        listed = ", ".join(f"${2 + i}" for i in range(count))
+        ptx = (
+            f"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes{vector}.b32 "
+            f"[$0], {f'{{{listed}}}' if count > 1 else listed}, [$1];"
+        )
+        operands = [*addresses, *(word.data for word in words)]
+        self._order(ptx, operands, ",".join("r" * (2 + count)))
+
+    def _shared_address(self, pointer, index, itemsize):
+        return llvm.ptrtoint(_integer(32), self.offset(pointer, index, itemsize))
+
+    def _of_block(self, address, rank):
+        """The same place in the shared memory of another block."""
+        operands = [address, rank.data]
+        ptx = "mapa.shared::cluster.u32 $0, $1, $2;"
+        made = llvm.inline_asm(_integer(32), operands, ptx, "=r,r,r")
+        assert isinstance(made, ir.Value)
+        return made
+
+    def _order(self, ptx: str, operands: Sequence[ir.Value] = (), constraints: str = "") -> None:
+        """An instruction that no access to memory may be moved across."""
+        clobber = ",".join(filter(None, (constraints, "~{memory}")))
+        void = ir.Type.parse("!llvm.void")
+        llvm.inline_asm(void, operands, ptx, clobber, has_side_effects=True, convergent=True)
+
+    # -- memory --------------------------------------------------------------------------------
+
+    def copy(self, target, to, source, at, nbytes, real):
+        """See ``Warp``."""
+        operands = [
+            self._shared_address(target, to, nbytes),
+            self.offset(source, at.to("i64"), nbytes),
+        ]
+        # Only whole 16 bytes can bypass the first cache. The second one gets whole lines: other
+        # lanes want the rest.
+        caches = "cg.shared.global.L2::128B" if nbytes == 16 else "ca.shared.global"
+        if real is None:
+            return self._order(f"cp.async.{caches} [$0], [$1], {nbytes};", operands, "r,l")
+        # Of fewer bytes than are written the rest is zeros.
+        operands.append(self.select(real, self.i32(nbytes), 0).data)
+        self._order(f"cp.async.{caches} [$0], [$1], {nbytes}, $2;", operands, "r,l,r")
+
+    def fetch(self, target, to, source, at, count, signal, number):
+        """See ``Warp``."""
+        operands = [
+            self._shared_address(target, to, 16),
+            self.offset(source, at.to("i64"), 16),
+            (count * 16).data,
+            self._shared_address(signal, number, 8),
+        ]
+        kind = "shared::cluster.global.mbarrier::complete_tx::bytes"
+        self._order(f"cp.async.bulk.{kind} [$0], [$1], $2, [$3];", operands, "r,l,r,r")
+
+    def end_copies(self):
+        """See ``Warp``."""
+        self._order("cp.async.commit_group;")
+
+    def wait_for_copies(self, groups):
+        """See ``Warp``."""
+        self._order(f"cp.async.wait_group {groups};")
+
+    def release_shared(self):
+        """See ``Warp``."""
+        self._order("fence.proxy.async.shared::cta;")
+
+    def offset(self, pointer, index, itemsize):
+        """A pointer ``index`` entries on."""
+        flags, dynamic = llvm.GEPNoWrapFlags.none, -(2**31)
+        unit = _integer(8 * itemsize)
+        return llvm.getelementptr(pointer.type, pointer, [index.data], [dynamic], unit, flags)
+
+    def advance(self, pointer, number, nbytes):
+        """See ``Warp``."""
+        # Addresses of shared memory have 32 bits.
+        wide = number if _is_shared(pointer) else number.to("i64")
+        return self.offset(pointer, wide * nbytes, 1)
+
+    def read(self, pointer, index, itemsize, nbytes, constant, streamed):
+        """See ``Warp``."""
+        address = self.offset(pointer, index, itemsize)
+        if streamed and nbytes == 16:
+            return self._read_streamed(address)
+        words = []
+        for first, size in _pieces_of_words(nbytes):
+            at = self.offset(address, self.i32(first), 1)
+            kind = (
+                _integer(8 * size) if size <= 4 else ir.VectorType.get((size // 4,), _integer(32))
+            )
+            loaded = llvm.load(kind, at, alignment=size, invariant=constant or None)
+            if size < 4:
+                words.append(arith.extui(_integer(32), loaded))
+            elif size == 4:
+                words.append(loaded)
+            else:
+                places = [self.i32(i).data for i in range(size // 4)]
+                words += [llvm.extractelement(loaded, place) for place in places]
+        return [Value(self, "u32", word) for word in words]
+
+    def _read_streamed(self, address):
+        """Four words, the first to leave the caches."""
+        word = _integer(32)
+        # Of no side effects it would be moved to where the words are used, after other reads.
+        read = llvm.inline_asm(
+            llvm.StructType.get_literal([word] * 4),
+            [address],
+            "ld.global.cs.v4.b32 {$0, $1, $2, $3}, [$4];",
+            "=r,=r,=r,=r,l",
+            has_side_effects=True,
+        )
+        assert isinstance(read, ir.Value)
+        return [Value(self, "u32", llvm.extractvalue(word, read, [i])) for i in range(4)]
+
+    def read_matrices(self, pointer, index):
+        """See ``Warp``."""
+        word = _integer(32)
+        # Not to be moved across what others write, nor behind a branch.
+        read = llvm.inline_asm(
+            llvm.StructType.get_literal([word] * 4),
+            [llvm.ptrtoint(word, self.offset(pointer, index, 2))],
+            "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];",
+            "=r,=r,=r,=r,r,~{memory}",
+            has_side_effects=True,
+            convergent=True,
+        )
+        assert isinstance(read, ir.Value)
+        return [Value(self, "u32", llvm.extractvalue(word, read, [i])) for i in range(4)]
+
+    def write(self, pointer, index, itemsize, words, nbytes):
+        """See ``Warp``."""
+        address = self.offset(pointer, index, itemsize)
+        if nbytes < 4:
+            data = arith.trunci(_integer(8 * nbytes), words[0].data)
+        elif nbytes == 4:
+            data = words[0].data
+        else:
+            data = llvm.mlir_undef(ir.VectorType.get((len(words),), _integer(32)))
+            for i, word in enumerate(words):
+                data = llvm.insertelement(data, word.data, self.i32(i).data)
+        llvm.store(data, address, alignment=nbytes)
+
+    def atomic_add(self, pointer, index, values):
+        """See ``Warp``."""
+        address = self.offset(pointer, index, 4)
+        if len(values) == 1:
+            ptx, constraints = "red.global.add.f32 [$0], $1;", "l,f"
+        else:
+            ptx, constraints = "red.global.add.v4.f32 [$0], {$1, $2, $3, $4};", "l,f,f,f,f"
+        operands = [address, *(value.data for value in values)]
+        void = ir.Type.parse("!llvm.void")
+        llvm.inline_asm(void, operands, ptx, constraints, has_side_effects=True)
+
+    def prefetch(self, pointer, index, itemsize):
+        """See ``Warp``."""
+        address = self.offset(pointer, index, itemsize)
+        ptx, void = "prefetch.global.L2::evict_last [$0];", ir.Type.parse("!llvm.void")
+        llvm.inline_asm(void, [address], ptx, "l", has_side_effects=True)
+
+    def read_shared(self, pointer, index, kind):
+        """See ``Warp``."""
+        address = self.offset(pointer, index, 4)
+        return Value(self, kind, llvm.load(_type_of(kind), address, alignment=4))
+
+    def write_shared(self, pointer, index, value):
+        """See ``Warp``."""
+        llvm.store(value.data, self.offset(pointer, index, 4), alignment=4)
+
+
+class WarpgroupWarp(MosaicWarp):
+    """A warp of a warpgroup, which is all that it knows of."""
+
+    def __init__(self, cluster: int = 1):
+        group = WARPS_PER_WARPGROUP
+        thread = Value(self, "i32", utils.thread_idx())
+        self.thread, self.threads = thread % (group * LANES), group * LANES
+        self.lane, self.in_block = thread % LANES, self.thread // LANES
+        self.number, self.count = self.in_block, group
+        self.block = self.slice = self.rank = self.i32(0)
+        self.slices, self.cluster = 1, cluster
+
+
+def _is_shared(pointer: ir.Value) -> bool:
+    return pointer.type == llvm.PointerType.get(_SHARED_SPACE)
+
+
+def _pieces_of_words(nbytes: int) -> list[tuple[int, int]]:
+    """Offsets and sizes of the widest loads that divide ``nbytes``."""
+    size = math.gcd(nbytes, 16)
+    return [(first, size) for first in range(0, nbytes, size)]
+
+
+# -- what Pallas hands over ------------------------------------------------------------------------
+
+
+def pointer_of(memref: ir.Value) -> ir.Value:
+    """To its first entry, in shared or global memory."""
+    if utils.is_smem_ref(ir.MemRefType(memref.type)):
+        return utils.memref_ptr(memref)
+    return _global_pointer(memref)
+
+
+def _global_pointer(memref: ir.Value) -> ir.Value:
+    return llvm.addrspacecast(llvm.PointerType.get(1), utils.memref_ptr(memref))
+
+
+def strides_of(memref: ir.Value) -> tuple[int, ...] | None:
+    """Of global memory, if there is something between its rows."""
+    form = ir.MemRefType(memref.type)
+    if utils.is_smem_ref(form) or form.rank < 2:
+        return None
+    strides, _ = form.get_strides_and_offset()
+    whole = [math.prod(form.shape[axis + 1 :]) for axis in range(form.rank)]
+    return None if list(strides) == whole else tuple(strides)
+
+
+def pairs_of_words(warp: MosaicWarp, registers: Any) -> list[list[Value]]:
+    """Of a product's 16-bit numbers, in the order of the registers."""
+    words = [
+        Value(warp, "u32", utils.bitcast(pair, _integer(32))) for pair in registers.reshape(-1)
+    ]
+    return [words[first : first + 2] for first in range(0, len(words), 2)]

@@ -1,0 +1,366 @@
+"""What a kernel computes with: a number in each lane, and arrays in global and shared memory.
+
+They say what is meant; the ``Warp`` that they belong to does it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+
+if TYPE_CHECKING:
+    from pallas_kernels.simt.warp import Warp
+
+# What a Value can be; uint8 and uint16 arrays are read as i32, floats of 16 bits as f32.
+KINDS = ("bool", "i32", "u32", "i64", "f32")
+_KIND_OF_DTYPE = {
+    "int32": "i32",
+    "int64": "i64",
+    "uint8": "i32",
+    "uint16": "i32",
+    "uint32": "u32",
+    "float32": "f32",
+    "bfloat16": "f32",
+    "float16": "f32",
+}
+
+
+class Value:
+    """A number in each lane, with the operators of its kind; mixes with Python numbers."""
+
+    __slots__ = ("data", "kind", "warp")
+
+    def __init__(self, warp: Warp, kind: str, data: Any):
+        self.warp, self.kind, self.data = warp, kind, data
+
+    def __bool__(self):
+        raise TypeError("a Value is known on the device only: use Warp.when or select")
+
+    def _binary(self, op: str, other: Any, swapped: bool = False) -> Value:
+        a, b = self.warp.alike(self, other)
+        return self.warp.binary(op, *((b, a) if swapped else (a, b)))
+
+    def _compare(self, op: str, other: Any) -> Value:
+        return self.warp.compare(op, *self.warp.alike(self, other))
+
+    def __add__(self, other):
+        return self._binary("add", other)
+
+    def __sub__(self, other):
+        return self._binary("sub", other)
+
+    def __rsub__(self, other):
+        return self._binary("sub", other, swapped=True)
+
+    def __mul__(self, other):
+        return self._binary("mul", other)
+
+    def __and__(self, other):
+        return self._binary("and", other)
+
+    def __or__(self, other):
+        return self._binary("or", other)
+
+    def __xor__(self, other):
+        return self._binary("xor", other)
+
+    def __lshift__(self, other):
+        return self._binary("shl", other)
+
+    def __rlshift__(self, other):
+        return self._binary("shl", other, swapped=True)
+
+    def __rshift__(self, other):
+        return self._binary("shr", other)
+
+    def __floordiv__(self, other):
+        """The quotient of integers that are not negative."""
+        if isinstance(other, int) and other & (other - 1) == 0:
+            return self >> (other.bit_length() - 1)
+        return self._binary("div", other)
+
+    def __mod__(self, other):
+        """The remainder of integers that are not negative."""
+        if isinstance(other, int) and other & (other - 1) == 0:
+            return self & (other - 1)
+        return self._binary("rem", other)
+
+    __radd__, __rmul__, __rand__, __ror__ = __add__, __mul__, __and__, __or__
+
+    def __invert__(self):
+        return self ^ (True if self.kind == "bool" else -1)
+
+    def __lt__(self, other):
+        return self._compare("lt", other)
+
+    def __le__(self, other):
+        return self._compare("le", other)
+
+    def __gt__(self, other):
+        return self._compare("gt", other)
+
+    def __ge__(self, other):
+        return self._compare("ge", other)
+
+    # Equality is elementwise, as of arrays; a Value is no key of a dictionary.
+    def __eq__(self, other):  # pyrefly: ignore[bad-override]
+        return self._compare("eq", other)
+
+    def __ne__(self, other):  # pyrefly: ignore[bad-override]
+        return self._compare("ne", other)
+
+    __hash__ = None  # pyrefly: ignore[bad-override]
+
+    def least(self, other) -> Value:
+        """The lesser of two."""
+        return self._binary("min", other)
+
+    def most(self, other) -> Value:
+        """The greater of two."""
+        return self._binary("max", other)
+
+    def to(self, kind: str) -> Value:
+        """Converted: numbers by their value, ``bool`` to 0 and 1."""
+        return self if kind == self.kind else self.warp.convert(self, kind)
+
+    def bits(self, kind: str) -> Value:
+        """The same 32 bits as another kind."""
+        return self if kind == self.kind else self.warp.bitcast(self, kind)
+
+
+def fold_in_pairs(values: Iterable[Value], operation: Callable[[Value, Value], Value]) -> Value:
+    """Of all values, neighbours first: the shortest chain."""
+    values = list(values)
+    while len(values) > 1:
+        odd = values[len(values) // 2 * 2 :]
+        pairs = zip(values[::2], values[1::2], strict=False)
+        values = [operation(a, b) for a, b in pairs] + odd
+    return values[0]
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array in global memory, or one that a block shares, or a row; indices count its entries.
+
+    Attributes:
+      warp: whose lanes read and write.
+      pointer: its first entry.
+      shape: of the array.
+      dtype: of its entries.
+      constant: whether nothing writes it while the kernel runs.
+      streamed: whether caches need not keep what is read of it; of constant arrays.
+      strides: entries from one to the next along each axis, or None if there is nothing between.
+    """
+
+    warp: Warp
+    pointer: Any
+    shape: tuple[int, ...]
+    dtype: Any
+    constant: bool
+    streamed: bool = False
+    strides: tuple[int, ...] | None = None
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an entry."""
+        return jnp.dtype(self.dtype).itemsize
+
+    @property
+    def kind(self) -> str:
+        """Kind of the loaded values."""
+        return _KIND_OF_DTYPE[jnp.dtype(self.dtype).name]
+
+    def row(self, number: Value) -> Array:
+        """One row of a matrix; offsets are of 64 bits."""
+        entries = math.prod(self.shape[1:]) if self.strides is None else self.strides[0]
+        pointer = self.warp.advance(self.pointer, number, self.itemsize * entries)
+        strides = None if self.strides is None else self.strides[1:]
+        return dataclasses.replace(self, pointer=pointer, shape=self.shape[1:], strides=strides)
+
+    def viewed(self, dtype: Any) -> Array:
+        """The same bytes of an array without gaps as entries of another type."""
+        *outer, last = self.shape
+        entries = last * self.itemsize // jnp.dtype(dtype).itemsize
+        return dataclasses.replace(self, shape=(*outer, entries), dtype=dtype)
+
+    def shifted(self, entries: Value) -> Array:
+        """The array as if it began so many entries later; its rows keep their length."""
+        pointer = self.warp.advance(self.pointer, entries, self.itemsize)
+        return dataclasses.replace(self, pointer=pointer)
+
+    def send(self, rank: Any, index: Any, values: Sequence[Value], signals: Signals, step) -> None:
+        """Writes into the array that a block of the cluster has in this one's place.
+
+        There its bytes are counted in the signal of the step: who waited for it sees them.
+
+        Args:
+          rank: of the block, which may be this one.
+          index: of the first entry, of four bytes.
+          values: one, two or four neighbours, whose bytes are aligned together.
+          signals: they are counted there.
+          step: likewise.
+        """
+        warp, (number, _) = self.warp, signals.place(step)
+        place = warp.integer(index), self.pack(*values), warp.integer(rank)
+        warp.send(self.pointer, *place, signals.array.pointer, number)
+
+    def copy_from(
+        self, number: Any, source: Array, at: Any, nbytes: int = 16, real: Value | None = None
+    ) -> None:
+        """Begins to copy some bytes of an array in global memory to one that a block shares.
+
+        Only this lane sees the copy once it has waited for it; others after a barrier.
+
+        Args:
+          number: where to, counted in such copies.
+          source: what is copied.
+          at: where from, likewise.
+          nbytes: 4, 8 or 16.
+          real: where it is false, zeros are written and the source is not read.
+        """
+        to, at = self.warp.integer(number), self.warp.integer(at)
+        self.warp.copy(self.pointer, to, source.pointer, at, nbytes, real)
+
+    def fetch(self, number: Value, source: Array, at: Value, count: Any, signals: Signals, step):
+        """Begins to copy from an array in global memory to one that a block shares.
+
+        Its bytes are counted in the signal of the step: who waited for it sees them.
+
+        Args:
+          number: where to, counted in sixteen bytes.
+          source: what is copied.
+          at: where from, likewise.
+          count: how many, likewise.
+          signals: they are counted there.
+          step: likewise.
+        """
+        warp, (signal, _) = self.warp, signals.place(step)
+        place = self.pointer, number, source.pointer, at, warp.integer(count)
+        warp.fetch(*place, signals.array.pointer, signal)
+
+    def load_words(self, index: Any, entries: int = 1) -> list[Value]:
+        """``entries`` neighbours, whose bytes are aligned together, packed in words of 32 bits."""
+        index = self.warp.integer(index)
+        nbytes = entries * self.itemsize
+        access = (self.constant, self.streamed)
+        return self.warp.read(self.pointer, index, self.itemsize, nbytes, *access)
+
+    def load_matrices(self, index: Value) -> list[Value]:
+        """Four matrices of 8 x 8 entries of 16 bits, of an array that a block shares.
+
+        Lane 8 i + r says where row r of matrix i begins. Of each matrix the lane ``4 g + q`` gets a
+        word: columns ``2 q`` and ``2 q + 1`` of row ``g``. All lanes take part.
+        """
+        return self.warp.read_matrices(self.pointer, index)
+
+    def load(self, index: Any) -> Value:
+        """One entry."""
+        return self.unpack(self.load_words(index), 0)
+
+    def unpack(self, words: Sequence[Value], entry: int) -> Value:
+        """Entry ``entry`` of what ``load_words`` read."""
+        if self.itemsize == 8:
+            low, high = words[2 * entry].to("i64"), words[2 * entry + 1].to("i64")
+            return high << 32 | low
+        if self.itemsize == 4:
+            return words[entry].bits(self.kind)
+        per_word = 4 // self.itemsize
+        word, width = words[entry // per_word], 8 * self.itemsize
+        at = entry % per_word
+        if jnp.dtype(self.dtype) == jnp.bfloat16:
+            return (word << 16 if at == 0 else word & 0xFFFF0000).bits("f32")
+        part = (word >> (width * at) if at else word) & ((1 << width) - 1)
+        return self.warp.half_to_float(part) if self.kind == "f32" else part.bits("i32")
+
+    def store_words(self, index: Any, words: Sequence[Value], entries: int = 1) -> None:
+        """Writes neighbours as ``load_words`` reads them."""
+        index = self.warp.integer(index)
+        self.warp.write(self.pointer, index, self.itemsize, words, entries * self.itemsize)
+
+    def store(self, index: Any, *values: Value) -> None:
+        """Writes neighbouring entries, whose bytes are aligned together, floats rounded."""
+        self.store_words(index, self.pack(*values), len(values))
+
+    def pack(self, *values: Value) -> list[Value]:
+        """Words of neighbouring entries, as ``load_words`` would read them; floats are rounded."""
+        if self.itemsize != 2:
+            return [value.bits("u32") for value in values]
+        lows, highs = values[::2], values[1::2] or (self.warp.constant(self.kind, 0),)
+        return [self._pack_pair(*pair) for pair in zip(lows, highs, strict=True)]
+
+    def _pack_pair(self, low: Value, high: Value) -> Value:
+        if self.kind != "f32":
+            return low.bits("u32") | high.bits("u32") << 16
+        if jnp.dtype(self.dtype) != jnp.bfloat16:
+            return self.warp.to_float16(low, high)
+        return self.warp.to_bfloat16(low, high)
+
+    def prefetch(self, index: Any) -> None:
+        """Begins to bring an entry in global memory to the second-level cache."""
+        self.warp.prefetch(self.pointer, self.warp.integer(index), self.itemsize)
+
+    def add(self, index: Any, *values: Value) -> None:
+        """Adds to one float32 entry, or to four that are aligned together, atomically."""
+        self.warp.atomic_add(self.pointer, self.warp.integer(index), values)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Words of shared memory that one warp has for itself.
+
+    Attributes:
+      warp: the warp.
+      pointer: its first word.
+      kind: of the values, f32 or i32.
+    """
+
+    warp: Warp
+    pointer: Any
+    kind: str
+
+    def load(self, index: Any) -> Value:
+        """One entry."""
+        return self.warp.read_shared(self.pointer, self.warp.integer(index), self.kind)
+
+    def store(self, index: Any, value: Value) -> None:
+        """Writes one entry."""
+        self.warp.write_shared(self.pointer, self.warp.integer(index), value)
+
+
+@dataclass(frozen=True)
+class Signals:
+    """What warps wait for step after step; several steps have signals of their own, in turn.
+
+    A signal has come when it was given so many times as it was made for, and what was announced
+    with it, sent by any block of the cluster, is there. What a warp did before it gave the signal
+    is seen by those who waited for it.
+
+    Attributes:
+      array: [signals, 2] of 32 bits, in the shared memory of the block.
+    """
+
+    array: Array
+
+    def make(self, times: int) -> None:
+        """By one lane, before ``Warp.cluster_arrive``: all are to be given so many times."""
+        for number in range(self.array.shape[0]):
+            self.array.warp.make_signal(self.array.pointer, self.array.warp.i32(number), times)
+
+    def give(self, step: Value, nbytes: Value | None = None) -> None:
+        """By one lane: once, and so many bytes are to come before the signal of a step has come."""
+        number, _ = self.place(step)
+        self.array.warp.give(self.array.pointer, number, nbytes)
+
+    def wait(self, step: Value) -> None:
+        """Waits for the signal of a step. Those of later steps of the same number come after it."""
+        self.array.warp.wait_for_signal(self.array.pointer, *self.place(step))
+
+    def place(self, step: Value) -> tuple[Value, Value]:
+        """Number of a step's signal, and how often it came for earlier ones."""
+        size = self.array.shape[0]
+        return step % size, step // size
