@@ -12,6 +12,7 @@ import jax
 from jaxgnn import _ffi, ops
 from jaxgnn._version import __version__
 from jaxgnn.ops import _dispatch as dispatch
+from pallas_kernels.chip import Chip
 
 
 def kernels() -> list[dispatch.Kernel]:
@@ -44,12 +45,22 @@ _ELSEWHERE = {"hypergraph_conv": "that of spmm"}
 _PACKAGES = ("jax", "jaxlib", "flax", "jraph", "numpy", "scipy", "optax", "orbax-checkpoint")
 
 
+def _describe_chip(chip: Chip) -> str:
+    return (
+        f"{chip.name}, compute capability {chip.capability}, "
+        f"{chip.multiprocessors} multiprocessors, "
+        f"{chip.block_bytes >> 10} KiB of shared memory a block, "
+        f"{chip.cache_bytes >> 20} MiB of second-level cache"
+    )
+
+
 def report() -> str:
     """Versions, devices, and for each op which implementations are usable on each platform."""
     lines = [f"jaxgnn {__version__}, Python {platform.python_version()}"]
     lines.append(", ".join(f"{name} {_version(name)}" for name in _PACKAGES))
     for device in jax.devices():
         lines.append(f"device {device.id}: {device.platform}, {device.device_kind}")
+    lines.append(f"GPU kernels are made for: {_describe_chip(Chip.current())}")
     for name in ("cpu", "cuda"):
         path = _ffi.library_path(name)
         lines.append(f"compiled kernels for {name}: {'none' if path is None else path}")

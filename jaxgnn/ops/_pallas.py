@@ -68,9 +68,10 @@ def maxk(x: Float[Array, "*batch dim"], *, k: int, by: str, early_stop: None) ->
 
 def has_eight_rows(dim: int) -> bool:
     """Whether a warp of ``maxk`` takes eight rows of so many columns at a time."""
+    from pallas_kernels.chip import Chip
     from pallas_kernels.maxk import maxk as kernels
 
-    return kernels.MaxkTile.choose(dim, column_dtype(dim)).rows > 1
+    return kernels.MaxkTile.choose(Chip.current(), dim, column_dtype(dim)).rows > 1
 
 
 @compiled

@@ -24,6 +24,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels import tensor_cores as tc
+from pallas_kernels.chip import Chip
 from pallas_kernels.dense import forward as dense_forward
 from pallas_kernels.dense import terms as dense_terms
 from pallas_kernels.dense import tight as dense_tight
@@ -58,7 +59,7 @@ def backward(
     stack = Stack.of(x, kernels, biases, activations)
     if x.shape[0] == 0:
         return jax.tree.map(jnp.zeros_like, (x, tuple(kernels), tuple(biases)))
-    tile = tile or choose(stack)
+    tile = tile or choose(Chip.current(), stack)
     if tile is None and stack.layers == 1 and stack.last is not None:
         (kernel,), (bias,), (activation,) = kernels, biases, activations
         if stack.last.of_output:
@@ -89,15 +90,15 @@ def backward(
     return dx, dkernels, _dbiases(work, bias_sums)
 
 
-def choose(stack: Stack) -> BackwardTile | TightTile | None:
+def choose(chip: Chip, stack: Stack) -> BackwardTile | TightTile | None:
     """Who does what, or None if one kernel does not hold it."""
-    return BackwardTile.choose(stack) or TightTile.choose(stack)
+    return BackwardTile.choose(chip, stack) or TightTile.choose(chip, stack)
 
 
 def fits(layer: Stack) -> bool:
     """Whether a float32 layer has a kernel, maybe behind what XLA makes of the activation."""
     gated = layer.last is not None and layer.last.of_output
-    return BackwardTile.choose(layer.linear_last() if gated else layer) is not None
+    return BackwardTile.choose(Chip.current(), layer.linear_last() if gated else layer) is not None
 
 
 def _sums(work: Work, tile: BackwardTile | TightTile) -> tuple[list, list]:

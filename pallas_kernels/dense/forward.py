@@ -20,8 +20,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels import chip
 from pallas_kernels import tensor_cores as tc
+from pallas_kernels.chip import Chip
 from pallas_kernels.dense.products import PRODUCTS
 from pallas_kernels.dense.stack import Stack, add_bias
 from pallas_kernels.tensor_cores import BLOCK, PART, WARPGROUP, Ring, Stream
@@ -93,40 +93,42 @@ class DenseTile:
             raise ValueError(f"DenseTile: slots: expected {expected}, got {self.slots}")
 
     @classmethod
-    def choose(cls, stack: Stack, rows: int = 0) -> DenseTile | None:
+    def choose(cls, chip: Chip, stack: Stack, rows: int = 0) -> DenseTile | None:
         """The heuristic of the forward pass, for so many rows, if known: what fits, or None."""
         if max(stack.widths) > tc.MOST_WIDTH:
             return None
         waves = _WAVES.get((stack.widths, stack.precision))
         many = rows * stack.widths[0] * stack.dtype.itemsize >= _WAVES_FROM_BYTES
         if waves and many and stack.activations in _TIMED:
-            blocks = chip.MULTIPROCESSORS * waves.resident * waves.count
+            blocks = chip.multiprocessors * waves.resident * waves.count
             blocks = min(blocks, rows // (tc.ROWS * _LEAST_TILES))
             return cls(blocks, waves.warpgroups, waves.slots)
         # Layers one by one are better than a stack that leaves no room to read ahead.
         least = 2 if stack.layers == 1 else 3
-        tile = cls._fitting(stack, stack.row_bytes(max(stack.widths)), least)
+        tile = cls._fitting(chip, stack, stack.row_bytes(max(stack.widths)), least)
         if tile is None or stack.layers > 1 or stack.dtype.itemsize != 2:
             return tile
         # Where few tiles fit, none of them should wait for the one before to be written.
         return dataclasses.replace(tile, direct=tile.slots < 2 * tile.warpgroups)
 
     @classmethod
-    def choose_pull_back(cls, stack: Stack) -> DenseTile | None:
+    def choose_pull_back(cls, chip: Chip, stack: Stack) -> DenseTile | None:
         """The heuristic of ``pull_back``: the fewest parts that leave room to read ahead."""
         before, after = stack.widths
         if max(stack.widths) > tc.MOST_WIDTH:
             return None
         chunks = after // tc.COLUMNS
         for parts in (n for n in range(1, chunks + 1) if chunks % n == 0):
-            tile = cls._fitting(stack, stack.row_bytes(before, after // parts), 3, parts)
+            tile = cls._fitting(chip, stack, stack.row_bytes(before, after // parts), 3, parts)
             if tile is not None:
                 return tile
         return None
 
     @classmethod
-    def _fitting(cls, stack: Stack, slot: int, least: int, parts: int = 1) -> DenseTile | None:
-        fitting = (chip.SHARED_BYTES - stack.parameter_bytes(parts)) // slot
+    def _fitting(
+        cls, chip: Chip, stack: Stack, slot: int, least: int, parts: int = 1
+    ) -> DenseTile | None:
+        fitting = (chip.shared_bytes - stack.parameter_bytes(parts)) // slot
         if fitting < least:
             return None
         narrow = max(stack.widths[1:]) // parts <= _NARROW
@@ -135,7 +137,7 @@ class DenseTile:
         slots = min(fitting, _AHEAD * warpgroups)
         if slots >= 2 * warpgroups:
             slots -= slots % warpgroups
-        return cls(chip.MULTIPROCESSORS // parts, warpgroups, slots, parts)
+        return cls(chip.multiprocessors // parts, warpgroups, slots, parts)
 
     @property
     def barriers(self) -> int:
@@ -164,7 +166,7 @@ def forward(
       [rows, last width], of the dtype of ``x``.
     """
     stack = Stack.of(x, kernels, biases, activations, precision)
-    tile = tile or DenseTile.choose(stack, x.shape[0])
+    tile = tile or DenseTile.choose(Chip.current(), stack, x.shape[0])
     return _launch("dense_forward", stack, tile, [x], kernels, biases)
 
 
@@ -183,7 +185,7 @@ def pull_back(x, kernel, bias, activation: str, dy, tile: DenseTile | None = Non
       [rows, last width], of the dtype of ``x``.
     """
     stack = Stack.of(x, (kernel,), (bias,), (activation,))
-    tile = tile or DenseTile.choose_pull_back(stack)
+    tile = tile or DenseTile.choose_pull_back(Chip.current(), stack)
     return _launch("dense_pull_back", stack, tile, [x, dy], (kernel,), (bias,))
 
 

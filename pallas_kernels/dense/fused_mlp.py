@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.chip import Chip
 from pallas_kernels.dense import backward as dense_backward
 from pallas_kernels.dense import forward as dense_forward
 from pallas_kernels.dense import pair as dense_pair
@@ -101,9 +102,13 @@ def forward_groups(stack: Stack) -> list[_Group]:
 def _stop(stack: Stack, start: int) -> int:
     """The layer behind the last one of the kernel that begins with ``start``."""
     stops = range(start + 2, stack.layers + 1)
-    fits = itertools.takewhile(lambda stop: DenseTile.choose(stack.part(start, stop)), stops)
+    fits = itertools.takewhile(
+        lambda stop: DenseTile.choose(Chip.current(), stack.part(start, stop)), stops
+    )
     stop = max(fits, default=start + 1)
-    if stop == start + 1 < stack.layers and PairTile.choose(stack.part(start, stop + 1)):
+    if stop == start + 1 < stack.layers and PairTile.choose(
+        Chip.current(), stack.part(start, stop + 1)
+    ):
         return stop + 1
     return stop
 
@@ -113,7 +118,11 @@ def backward_groups(stack: Stack) -> list[_Group]:
     groups, stop = [], stack.layers
     while stop > 0:
         free = stop == stack.layers or stack.last is None or stack.last.of_output
-        pair = stop > 1 and free and dense_backward.choose(stack.part(stop - 2, stop).linear_last())
+        pair = (
+            stop > 1
+            and free
+            and dense_backward.choose(Chip.current(), stack.part(stop - 2, stop).linear_last())
+        )
         start = stop - 2 if pair else stop - 1
         groups.insert(0, (start, stop))
         stop = start
@@ -123,7 +132,12 @@ def backward_groups(stack: Stack) -> list[_Group]:
 def float32_fits(widths: tuple[int, ...], precision: str) -> bool:
     """Whether each float32 layer between these widths fits a kernel, with a bias."""
     for pair in itertools.pairwise(widths):
-        if DenseTile.choose(Stack(pair, (True,), (None,), jnp.dtype("float32"), precision)) is None:
+        if (
+            DenseTile.choose(
+                Chip.current(), Stack(pair, (True,), (None,), jnp.dtype("float32"), precision)
+            )
+            is None
+        ):
             return False
     return True
 
@@ -144,7 +158,7 @@ def _forward(x, kernels, biases, activations, precision: str | None = None) -> j
     stack = Stack.of(x, kernels, biases, activations, precision)
     for start, stop in forward_groups(stack):
         layers = [some[start:stop] for some in (kernels, biases, activations)]
-        if stop - start == 2 and DenseTile.choose(stack.part(start, stop)) is None:
+        if stop - start == 2 and DenseTile.choose(Chip.current(), stack.part(start, stop)) is None:
             x = dense_pair.forward(x, *layers)
         else:
             x = dense_forward.forward(x, *layers, precision=precision)

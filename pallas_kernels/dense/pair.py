@@ -19,8 +19,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels import chip, simt
+from pallas_kernels import simt
 from pallas_kernels import tensor_cores as tc
+from pallas_kernels.chip import Chip
 from pallas_kernels.dense.stack import Stack, finish
 from pallas_kernels.tensor_cores import BLOCK, COLUMNS, RANK, ROWS, WARPGROUP, Ring, Stream
 from pallas_kernels.tensor_cores.stores import (
@@ -53,17 +54,17 @@ class PairTile:
     slots: int
 
     @classmethod
-    def choose(cls, stack: Stack) -> PairTile | None:
+    def choose(cls, chip: Chip, stack: Stack) -> PairTile | None:
         """The heuristic: what fits, or None."""
         is_wide = max(stack.widths) > tc.MOST_WIDTH
         if stack.layers != _LAYERS or stack.dtype.itemsize != 2 or is_wide:
             return None
         parameters = max(stack.part(n, n + 1).parameter_bytes() for n in range(_LAYERS))
-        room = chip.SHARED_BYTES - parameters - tc.aligned(1)
+        room = chip.shared_bytes - parameters - tc.aligned(1)
         slots = min(room // stack.row_bytes(max(stack.widths)), _MOST)
         if slots < _LEAST:
             return None
-        return cls(chip.MULTIPROCESSORS // _LAYERS, _WARPGROUPS, slots)
+        return cls(chip.multiprocessors // _LAYERS, _WARPGROUPS, slots)
 
     @property
     def barriers(self) -> int:
@@ -89,7 +90,7 @@ def forward(x, kernels, biases, activations, tile: PairTile | None = None) -> ja
       [rows, last width], of the dtype of ``x``.
     """
     stack = Stack.of(x, kernels, biases, activations)
-    tile = tile or PairTile.choose(stack)
+    tile = tile or PairTile.choose(Chip.current(), stack)
     if tile is None:
         raise ValueError(f"layers of widths {stack.widths} do not fit two multiprocessors")
     rows = x.shape[0]

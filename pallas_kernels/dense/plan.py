@@ -10,8 +10,8 @@ import functools
 import itertools
 from dataclasses import dataclass
 
-from pallas_kernels import chip
 from pallas_kernels import tensor_cores as tc
+from pallas_kernels.chip import Chip
 from pallas_kernels.dense.stack import Stack
 from pallas_kernels.dense.terms import Terms
 from pallas_kernels.tensor_cores import COLUMNS
@@ -223,17 +223,17 @@ class BackwardTile:
     over: bool = False
 
     @classmethod
-    def choose(cls, stack: Stack) -> BackwardTile | None:
+    def choose(cls, chip: Chip, stack: Stack) -> BackwardTile | None:
         """The one heuristic: what fits, or None; as few parts as do."""
         if stack.layers > _MOST_LAYERS or max(stack.widths) > tc.MOST_WIDTH:
             return None
         chunks = 1 if Work(stack, 1).recomputes else stack.widths[0] // COLUMNS
         works = (Work(stack, n) for n in range(1, chunks + 1) if chunks % n == 0)
-        tiles = (cls._fitting(work) for work in works if work.summers <= _MOST_SUMMERS)
+        tiles = (cls._fitting(chip, work) for work in works if work.summers <= _MOST_SUMMERS)
         return next((tile for tile in tiles if tile is not None), None)
 
     @classmethod
-    def _fitting(cls, work: Work) -> BackwardTile | None:
+    def _fitting(cls, chip: Chip, work: Work) -> BackwardTile | None:
         """More tiles at a time come before reading ahead further."""
         stack = work.stack
         # Two summers leave registers for two walkers, and these for a chunk each.
@@ -243,8 +243,8 @@ class BackwardTile:
         free = _MOST_WARPGROUPS - work.summers
         # A third walker would leave the summer too few.
         walkers = free if work.summer_registers <= _FAIR_REGISTERS or members == 2 else free - 1
-        room = chip.SHARED_BYTES - work.parameter_bytes
-        blocks = chip.MULTIPROCESSORS // work.parts
+        room = chip.shared_bytes - work.parameter_bytes
+        blocks = chip.multiprocessors // work.parts
         ways = (False, True) if work.may_be_over and members == 1 else (False,)
         for teams in range(walkers // members, 0, -1):
             for over, (slots, brief) in itertools.product(ways, _AHEAD):
@@ -280,7 +280,7 @@ class TightTile:
     teams, parts = 1, 1
 
     @classmethod
-    def choose(cls, stack: Stack) -> TightTile | None:
+    def choose(cls, chip: Chip, stack: Stack) -> TightTile | None:
         """What fits, or None; 16-bit numbers are no terms, which all take the same room."""
         if stack.layers != 2 or stack.last is not None or not Work(stack, 1).terms.split:
             return None
@@ -290,8 +290,8 @@ class TightTile:
         work = Work(stack, 1, by_layer=True)
         before, between, after = stack.widths
         tiles = stack.row_bytes(*[max(before, after)] * 2, max(before, between))
-        fits = work.parameter_bytes + tiles <= chip.SHARED_BYTES
-        return cls(chip.MULTIPROCESSORS) if fits else None
+        fits = work.parameter_bytes + tiles <= chip.shared_bytes
+        return cls(chip.multiprocessors) if fits else None
 
     def limited_to(self, rows: int) -> TightTile:
         """Without blocks that would have no rows."""

@@ -26,6 +26,7 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels import simt
 from pallas_kernels import tensor_cores as tc
+from pallas_kernels.chip import Chip
 from pallas_kernels.dense.plan import MARKS
 from pallas_kernels.dense.stack import add_bias
 from pallas_kernels.edge_mlp.forward import ask_for_parameters, parameters, wait_for_parameters
@@ -67,7 +68,7 @@ def backward(
     """
     work = Work(Plan.of(places, layers, activation, activate_last))
     stack = work.plan.stack
-    chosen = tile or BackwardTile.choose(work)
+    chosen = tile or BackwardTile.choose(Chip.current(), work)
     if chosen is None:
         raise ValueError(f"layers of widths {stack.widths} do not fit a multiprocessor")
     tile = tile or chosen.suited_to(places)
@@ -489,4 +490,4 @@ class _Walker:
 def supported(plan: Plan) -> bool:
     """Whether there is a tile for these layers."""
     suits = common_swizzle(plan.stack.widths) is not None
-    return suits and BackwardTile.choose(Work(plan)) is not None
+    return suits and BackwardTile.choose(Chip.current(), Work(plan)) is not None

@@ -24,8 +24,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels import chip, simt
+from pallas_kernels import simt
 from pallas_kernels import tensor_cores as tc
+from pallas_kernels.chip import Chip
 from pallas_kernels.dense.stack import add_bias
 from pallas_kernels.edge_mlp import stream
 from pallas_kernels.edge_mlp.gather_scatter import (
@@ -42,8 +43,8 @@ from pallas_kernels.edge_mlp.tiles import Plan, Tiles
 from pallas_kernels.edge_mlp.work import Work
 from pallas_kernels.tensor_cores import BLOCK, WARPGROUP
 
-# Of what a chunk leaves in memory: most of the cache of an H100 or H200.
-_CHUNK_BYTES = 36 * 2**20
+# What a chunk leaves in memory, as a part of the second-level cache.
+_CACHE_SHARE = 0.72
 _MOST_TURNS = 16
 _BEHIND_ALL = 2**30  # a step that no row has
 
@@ -65,20 +66,21 @@ class ChunkTile:
     turns: int
 
     @classmethod
-    def choose(cls, work: Work) -> ChunkTile | None:
+    def choose(cls, chip: Chip, work: Work) -> ChunkTile | None:
         """The one heuristic: as many walkers as fit, as many tiles as the cache holds; or None."""
         stack = work.plan.stack
         if not stream.suits(stack):
             return None
-        found = _slices(work).choose(_tile_bytes(work))
+        found = _slices(work).choose(chip, _tile_bytes(work))
         if found is None:
             return None
         walkers, slots = found
-        tiles = chip.MULTIPROCESSORS * walkers
+        tiles = chip.multiprocessors * walkers
         staged = sum(map(whole_tile_bytes, _staged_widths(work)))
-        turns = _CHUNK_BYTES // (tiles * staged) if staged else _MOST_TURNS
+        cached = int(_CACHE_SHARE * chip.cache_bytes)
+        turns = cached // (tiles * staged) if staged else _MOST_TURNS
         turns = max(1, min(_MOST_TURNS, turns))
-        return cls(chip.MULTIPROCESSORS, walkers, slots, turns)
+        return cls(chip.multiprocessors, walkers, slots, turns)
 
     def suited_to(self, places: Places) -> ChunkTile:
         """Without blocks and turns that would have nothing to do."""
@@ -126,7 +128,7 @@ def _tile_bytes(work: Work) -> int:
 
 def supported(plan: Plan) -> bool:
     """Whether there is a tile for these layers."""
-    return ChunkTile.choose(Work(plan)) is not None
+    return ChunkTile.choose(Chip.current(), Work(plan)) is not None
 
 
 def backward(
@@ -141,7 +143,7 @@ def backward(
     """As ``edge_mlp.backward.backward``, for widths that are multiples of 64 up to 256."""
     work = Work(Plan.of(places, layers, activation, activate_last))
     stack = work.plan.stack
-    chosen = tile or ChunkTile.choose(work)
+    chosen = tile or ChunkTile.choose(Chip.current(), work)
     if chosen is None:
         raise ValueError(f"layers of widths {stack.widths} do not fit a multiprocessor")
     tile = tile or chosen.suited_to(places)

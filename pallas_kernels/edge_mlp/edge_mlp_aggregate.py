@@ -7,6 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.chip import Chip
 from pallas_kernels.edge_mlp import backward as edge_backward
 from pallas_kernels.edge_mlp import chunks as edge_chunks
 from pallas_kernels.edge_mlp import forward as edge_forward
@@ -125,7 +126,7 @@ def _forward_tile(plan: Plan) -> EdgeTile | StreamTile | None:
     """What suits the layers: kernels in shared memory if they all fit; None if nothing does."""
     is_wide = max(plan.stack.widths) > edge_forward.MOST_WIDTH
     kinds = WideTile if is_wide else EdgeTile, StreamTile
-    tiles = (kind.choose(plan.stack, features=plan.has_features) for kind in kinds)
+    tiles = (kind.choose(Chip.current(), plan.stack, features=plan.has_features) for kind in kinds)
     return next((tile for tile in tiles if tile is not None), None)
 
 
@@ -147,7 +148,7 @@ def _backward_tile(plan: Plan, places: Places | None) -> BackwardTile | ChunkTil
     """What suits the layers: gradients of kernels in registers where they fit; or None."""
     work = Work(plan)
     is_narrow = edge_backward.supported(plan)
-    tile = (BackwardTile if is_narrow else ChunkTile).choose(work)
+    tile = (BackwardTile if is_narrow else ChunkTile).choose(Chip.current(), work)
     return tile if tile is None or places is None else tile.suited_to(places)
 
 

@@ -19,8 +19,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels import chip, simt
+from pallas_kernels import simt
 from pallas_kernels import tensor_cores as tc
+from pallas_kernels.chip import Chip
 from pallas_kernels.dense.stack import Stack, add_bias
 from pallas_kernels.edge_mlp.gather_scatter import WaitForCopies
 from pallas_kernels.edge_mlp.places import (
@@ -55,10 +56,11 @@ class EdgeTile:
     slots: int
 
     @classmethod
-    def choose(cls, stack: Stack, *, features: bool = False) -> EdgeTile | None:
+    def choose(cls, chip: Chip, stack: Stack, *, features: bool = False) -> EdgeTile | None:
         """The one heuristic: what fits, or None.
 
         Args:
+          chip: the GPU.
           stack: the layers.
           features: whether edges have something of their own.
         """
@@ -69,11 +71,11 @@ class EdgeTile:
         # Of the results two tiles, where they can not take the place of others.
         other = 0 if first == last else 2 * whole_tile_bytes(last)
         for warpgroups in range(most, 0, -1) if features else (most,):
-            room = chip.SHARED_BYTES - stack.parameter_bytes() - warpgroups * _MOST_SLOTS * 1024
+            room = chip.shared_bytes - stack.parameter_bytes() - warpgroups * _MOST_SLOTS * 1024
             slots = (room // warpgroups - other) // whole_tile_bytes(first) - 1
             slots = min(_MOST_SLOTS, slots // 2 if features else slots)
             if slots > 1:
-                return cls(chip.MULTIPROCESSORS, warpgroups, slots)
+                return cls(chip.multiprocessors, warpgroups, slots)
         return None
 
     @property
@@ -112,7 +114,7 @@ def forward(
       their pieces, [batch slots, last] float32, where tables list pieces.
     """
     plan = Plan.of(places, layers, activation, activate_last)
-    tile = tile or EdgeTile.choose(plan.stack, features=plan.has_features)
+    tile = tile or EdgeTile.choose(Chip.current(), plan.stack, features=plan.has_features)
     if tile is None:
         raise ValueError(f"layers of widths {plan.stack.widths} do not fit a multiprocessor")
     tile = tile.limited_to(places.groups)

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels import chip
 from pallas_kernels import tensor_cores as tc
+from pallas_kernels.chip import Chip
 from pallas_kernels.dense.stack import Stack
 from pallas_kernels.edge_mlp.places import ROWS
 from pallas_kernels.edge_mlp.tiles import Plan
@@ -105,10 +105,10 @@ class Slices:
         pairs = [(kernel, part) for kernel in kernels for part in parts(kernel.shape[1])]
         return jnp.concatenate([of_part(*pair) for pair in pairs])
 
-    def choose(self, tile_bytes: int) -> tuple[int, int] | None:
+    def choose(self, chip: Chip, tile_bytes: int) -> tuple[int, int] | None:
         """Walkers of a block, whose tiles take so many bytes each, and slots of its ring."""
         for walkers in (2, 1):
-            room = chip.SHARED_BYTES - walkers * tile_bytes - _NUMBER_BYTES
+            room = chip.shared_bytes - walkers * tile_bytes - _NUMBER_BYTES
             if not self.shapes and room >= 0:
                 return walkers, 0
             slots = min(_MOST_SLOTS, room // self.nbytes(1)) if self.shapes else 0

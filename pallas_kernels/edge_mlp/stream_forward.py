@@ -19,8 +19,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels import chip, simt
+from pallas_kernels import simt
 from pallas_kernels import tensor_cores as tc
+from pallas_kernels.chip import Chip
 from pallas_kernels.dense.stack import Stack, add_bias
 from pallas_kernels.edge_mlp import stream
 from pallas_kernels.edge_mlp.forward import row_results
@@ -46,15 +47,15 @@ class StreamTile:
     slots: int
 
     @classmethod
-    def choose(cls, stack: Stack, *, features: bool = False) -> StreamTile | None:
+    def choose(cls, chip: Chip, stack: Stack, *, features: bool = False) -> StreamTile | None:
         """The one heuristic: as many walkers as fit, or None."""
         if not stack.layers or not stream.suits(stack):
             return None
         first, last = stack.widths[0], stack.widths[-1]
         columns = first * (2 if features else 1) + sum(width for _, width in _places(stack))
         columns += 0 if first == last else 2 * last
-        found = Slices.of(stack).choose(whole_tile_bytes(columns))
-        return None if found is None else cls(chip.MULTIPROCESSORS, *found)
+        found = Slices.of(stack).choose(chip, whole_tile_bytes(columns))
+        return None if found is None else cls(chip.multiprocessors, *found)
 
     def ring(self, stack: Stack) -> Ring:
         """Of slices of kernels."""
@@ -82,7 +83,7 @@ def forward(
 ) -> tuple[jax.Array, jax.Array | None]:
     """As ``edge_mlp.forward.forward``, for widths that are multiples of 64 up to 256."""
     plan = Plan.of(places, layers, activation, activate_last)
-    tile = tile or StreamTile.choose(plan.stack, features=plan.has_features)
+    tile = tile or StreamTile.choose(Chip.current(), plan.stack, features=plan.has_features)
     if tile is None:
         raise ValueError(f"layers of widths {plan.stack.widths} do not fit a multiprocessor")
     units = -(-places.groups // tile.walkers)

@@ -18,8 +18,8 @@ import jax
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels import chip
 from pallas_kernels import tensor_cores as tc
+from pallas_kernels.chip import Chip
 from pallas_kernels.dense.stack import Stack, add_bias
 from pallas_kernels.edge_mlp.forward import EdgeTile, Worker, row_results
 from pallas_kernels.edge_mlp.places import (
@@ -45,16 +45,16 @@ class WideTile(EdgeTile):
     """How blocks and teams share the work; see there."""
 
     @classmethod
-    def choose(cls, stack: Stack, *, features: bool = False) -> WideTile | None:
+    def choose(cls, chip: Chip, stack: Stack, *, features: bool = False) -> WideTile | None:
         """The one heuristic: as many teams as fit, or None; see there."""
         half = _half(stack)
         if half is None or max(stack.widths) > MOST_WIDTH:
             return None
         needed = half.widths[-1] // 2 + max(half.widths) // 2 + _OTHER_REGISTERS
         for teams, slots in itertools.product(_REGISTERS, range(_MOST_SLOTS, 1, -1)):
-            fits = _shared_bytes(stack, teams, slots, features) <= chip.SHARED_BYTES
+            fits = _shared_bytes(stack, teams, slots, features) <= chip.shared_bytes
             if fits and needed <= _REGISTERS[teams]:
-                return cls(chip.MULTIPROCESSORS, teams * MEMBERS, slots)
+                return cls(chip.multiprocessors, teams * MEMBERS, slots)
         return None
 
     @property
@@ -98,7 +98,7 @@ def forward(
 ) -> tuple[jax.Array, jax.Array | None]:
     """As ``edge_mlp.forward.forward``, for widths that are multiples of 64 up to ``MOST_WIDTH``."""
     plan = Plan.of(places, layers, activation, activate_last)
-    chosen = tile or WideTile.choose(plan.stack, features=plan.has_features)
+    chosen = tile or WideTile.choose(Chip.current(), plan.stack, features=plan.has_features)
     half = _half(plan.stack)
     if chosen is None or half is None:
         raise ValueError(f"layers of widths {plan.stack.widths} do not fit a multiprocessor")

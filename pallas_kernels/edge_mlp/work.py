@@ -9,8 +9,8 @@ import dataclasses
 import functools
 from dataclasses import dataclass
 
-from pallas_kernels import chip
 from pallas_kernels import tensor_cores as tc
+from pallas_kernels.chip import Chip
 from pallas_kernels.dense.activations import Activation
 from pallas_kernels.dense.plan import MARKS
 from pallas_kernels.edge_mlp.places import ROWS, Places, whole_tile_bytes
@@ -136,7 +136,7 @@ class BackwardTile:
     parts: int = 1
 
     @classmethod
-    def choose(cls, work: Work) -> BackwardTile | None:
+    def choose(cls, chip: Chip, work: Work) -> BackwardTile | None:
         """The one heuristic: as many walkers as fit, or None; as few summers as do."""
         stack = work.plan.stack
         if max(stack.widths) > _MOST_WIDTH:
@@ -147,8 +147,8 @@ class BackwardTile:
                 continue
             rest = (_REGISTERS - summers * needed) // work.walker_registers
             for walkers in range(min(rest, _MOST_WARPGROUPS - summers), 0, -1):
-                if work.shared_bytes(walkers) <= chip.SHARED_BYTES:
-                    return cls(chip.MULTIPROCESSORS, walkers, summers)
+                if work.shared_bytes(walkers) <= chip.shared_bytes:
+                    return cls(chip.multiprocessors, walkers, summers)
         return None
 
     def suited_to(self, places: Places) -> BackwardTile:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import simt
+from pallas_kernels.chip import Chip
 from pallas_kernels.graph.rows import Piece, Pieces
 from pallas_kernels.graph.softmax_rules import Gradient, Rule, Softmax
 from pallas_kernels.simt.values import Array, Shared, Value
@@ -47,7 +48,9 @@ class SoftmaxTile:
     warps: int = 8
 
     @classmethod
-    def choose(cls, rows: int, edges: int, heads: int, arrays: int, itemsize: int) -> SoftmaxTile:
+    def choose(
+        cls, chip: Chip, rows: int, edges: int, heads: int, arrays: int, itemsize: int
+    ) -> SoftmaxTile:
         """The one heuristic: 16 bytes a lane, less where rows are short; see ``_AHEAD``."""
         average = edges // rows + 1
         entries = min(16 // itemsize, heads & -heads)
@@ -113,7 +116,7 @@ def _by_row(
         return jnp.zeros_like(like)
     if tile is None:
         shape = graph.num_rows, graph.num_edges, heads
-        tile = SoftmaxTile.choose(*shape, rule.arrays, like.dtype.itemsize)
+        tile = SoftmaxTile.choose(Chip.current(), *shape, rule.arrays, like.dtype.itemsize)
     partial = graph.partial_sums(heads) * rule.sums
     grid = simt.Grid(graph.blocks(tile.warps), tile.warps, tile.slices(heads))
     numbers = LANES * tile.kept * tile.ahead * tile.entries * rule.arrays

@@ -8,15 +8,16 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import simt
+from pallas_kernels.chip import Chip
 from pallas_kernels.graph.rows import Pieces, add_pieces, load_row
 from pallas_kernels.simt.blocks import warps_with_rows
 from pallas_kernels.simt.values import Array, Shared
 from pallas_kernels.simt.warp import LANES, Warp
 
 # Lanes of 16 bytes that read a neighbour, widest first: fewer passes over the edges. The slice of
-# x that they read should stay in a second-level cache, of which this much is left for it.
+# x that they read should stay in a second-level cache, of which this part is left for it.
 _LANES = (32, 16, 8)
-_CACHED_BYTES = 40 * 2**20
+_CACHE_SHARE = 0.8
 _FEW_EDGES = 64
 
 
@@ -37,7 +38,9 @@ class SpmmTile:
     warps: int = 8
 
     @classmethod
-    def choose(cls, rows: int, cols: int, edges: int, dim: int, itemsize: int) -> SpmmTile:
+    def choose(
+        cls, chip: Chip, rows: int, cols: int, edges: int, dim: int, itemsize: int
+    ) -> SpmmTile:
         """The one heuristic: 16 bytes a lane, and the widest slice that stays in cache."""
         wide = 16 // itemsize
         if dim % wide != 0:
@@ -46,7 +49,8 @@ class SpmmTile:
             return cls(_LANES[-1], wide)
         if edges < _FEW_EDGES * rows:
             return cls(_LANES[0], wide)  # a pass over the rows costs as much as their edges
-        fitting = (lanes for lanes in _LANES if cols * lanes * 16 <= _CACHED_BYTES)
+        cached = _CACHE_SHARE * chip.cache_bytes
+        fitting = (lanes for lanes in _LANES if cols * lanes * 16 <= cached)
         return cls(next(fitting, _LANES[0]), wide)
 
 
@@ -65,7 +69,7 @@ class SddmmTile:
     warps: int = 8
 
     @classmethod
-    def choose(cls, dim: int, itemsize: int) -> SddmmTile:
+    def choose(cls, chip: Chip, dim: int, itemsize: int) -> SddmmTile:
         """The one heuristic: 16 bytes a lane."""
         wide = 16 // itemsize
         return cls(8, wide if dim % wide == 0 else 1)
@@ -85,7 +89,9 @@ def spmm(graph: Pieces, x: jax.Array, tile: SpmmTile | None = None) -> jax.Array
     (cols, dim), rows = x.shape, graph.num_rows
     if rows * dim == 0 or cols == 0 or graph.num_edges == 0:
         return jnp.zeros((rows, dim), x.dtype)
-    tile = tile or SpmmTile.choose(rows, cols, graph.num_edges, dim, x.dtype.itemsize)
+    tile = tile or SpmmTile.choose(
+        Chip.current(), rows, cols, graph.num_edges, dim, x.dtype.itemsize
+    )
     slices = -(-dim // (tile.lanes * tile.entries))
     outputs = [jax.ShapeDtypeStruct((rows, dim), x.dtype), *graph.partial_sums(dim)]
     grid = simt.Grid(graph.blocks(tile.warps), tile.warps, slices)
@@ -179,8 +185,8 @@ def sddmm(graph: Pieces, a: jax.Array, b: jax.Array, tile: SddmmTile | None = No
     dim = a.shape[-1]
     if graph.num_edges == 0 or a.size == 0 or b.size == 0:
         return jnp.zeros((graph.num_edges,), jnp.float32)
-    tile = tile or SddmmTile.choose(dim, a.dtype.itemsize)
-    warps = warps_with_rows(4 * dim, tile.warps)
+    tile = tile or SddmmTile.choose(Chip.current(), dim, a.dtype.itemsize)
+    warps = warps_with_rows(Chip.current(), 4 * dim, tile.warps)
     return simt.launch(
         _Sddmm(tile),
         (graph, a, b),

@@ -21,15 +21,15 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import simt
+from pallas_kernels.chip import Chip
 from pallas_kernels.dense.warp_activations import activate, pull_back
 from pallas_kernels.simt.values import Array, Value
 from pallas_kernels.simt.warp import LANES, Warp
 
 _ENTRIES = 4  # neighbouring columns of a lane: 16 bytes of float32
 _FLOATS = 4  # in 16 bytes
-# Of an H200. A block of the most warps has a multiprocessor for itself, with 255 registers a lane:
+# A block of the most warps has a multiprocessor for itself, with 255 registers a lane. On an H200,
 # with 12 warps the backward kernel spills some, and took 7 % longer in float32, 20 % in bfloat16.
-_MULTIPROCESSORS = 132
 _WARPS = (8, 4)
 _MOST_AHEAD = 2
 
@@ -51,10 +51,11 @@ class MixTile:
     ahead: int
 
     @classmethod
-    def choose(cls, x: Any, arrays: int) -> MixTile:
+    def choose(cls, chip: Chip, x: Any, arrays: int) -> MixTile:
         """The one heuristic: one wave of blocks that fill the shared memory with what is to come.
 
         Args:
+          chip: the GPU.
           x: [tokens, nodes, width].
           arrays: of its shape that are read.
         """
@@ -62,11 +63,11 @@ class MixTile:
         lanes = math.gcd(width // _ENTRIES, LANES)
         of_lane = arrays * nodes * _ENTRIES * x.dtype.itemsize
         for warps in _WARPS:
-            ring = simt.most_shared_bytes() - 4 * _other_words(nodes, warps)
+            ring = chip.shared_bytes - 4 * _other_words(nodes, warps)
             ahead = min(ring // (warps * LANES * of_lane) - 1, _MOST_AHEAD)
             if ahead >= 1:
                 break
-        most = max(1, _MULTIPROCESSORS // (width // (lanes * _ENTRIES)))
+        most = max(1, chip.multiprocessors // (width // (lanes * _ENTRIES)))
         ranges = min(most, -(-tokens // (LANES // lanes * warps)))
         return cls(lanes, warps, ranges, ahead)
 
@@ -141,7 +142,7 @@ def mix(
     if tokens == 0:
         return jnp.zeros_like(x)
     inputs = _Inputs(x, residual, matrix, bias)
-    tile = tile or MixTile.choose(x, 1 if residual is None else 2)
+    tile = tile or MixTile.choose(Chip.current(), x, 1 if residual is None else 2)
     return _launch(
         _Forward(tile, activation),
         inputs,
@@ -179,7 +180,7 @@ def mix_backward(
     tokens, nodes, width = x.shape
     if tokens == 0:
         return jnp.zeros_like(x), jnp.zeros_like(matrix), jnp.zeros(width, jnp.float32)
-    tile = tile or MixTile.choose(x, 2)
+    tile = tile or MixTile.choose(Chip.current(), x, 2)
     slices, pairs = width // tile.span, nodes * nodes
     partial = jax.ShapeDtypeStruct((tile.ranges * slices, pairs + tile.span), jnp.float32)
     dx, partial = _launch(

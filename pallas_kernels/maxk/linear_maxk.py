@@ -27,8 +27,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels import chip, simt
+from pallas_kernels import simt
 from pallas_kernels import tensor_cores as tc
+from pallas_kernels.chip import Chip
 from pallas_kernels.dense.stack import Stack
 from pallas_kernels.maxk.linear_maxk_rows import (
     OF_WARP,
@@ -61,7 +62,7 @@ class LinearMaxkTile:
     ring: int
 
     @classmethod
-    def choose(cls, stack: Stack, k: int) -> LinearMaxkTile | None:
+    def choose(cls, chip: Chip, stack: Stack, k: int) -> LinearMaxkTile | None:
         """The one heuristic: as much of a ring as fits, or None."""
         # Columns fit a byte then, and rows the registers of four lanes.
         if max(stack.widths) > tc.MOST_WIDTH:
@@ -70,9 +71,9 @@ class LinearMaxkTile:
         pairs = 3 if max(stack.widths) <= 2 * COLUMNS else 2
         weights = math.prod(stack.widths) * stack.dtype.itemsize
         kept = pairs * _PAIR * kept_columns(stack.widths[1], k)
-        room = chip.SHARED_BYTES - weights - tc.aligned(kept)
+        room = chip.shared_bytes - weights - tc.aligned(kept)
         ring = min(room // stack.row_bytes(max(stack.widths)), _MOST_AHEAD)
-        return cls(chip.MULTIPROCESSORS, pairs, ring) if ring else None
+        return cls(chip.multiprocessors, pairs, ring) if ring else None
 
     @property
     def warpgroups(self) -> int:
@@ -127,7 +128,7 @@ def linear_maxk(
     if rows == 0:
         values, columns = (jnp.zeros(r.shape, r.dtype) for r in results)
         return values, columns
-    tile = tile or LinearMaxkTile.choose(stack, k)
+    tile = tile or LinearMaxkTile.choose(Chip.current(), stack, k)
     if tile is None:
         raise ValueError(f"layers of widths {stack.widths} do not fit shared memory")
     tile = tile.limited_to(rows)

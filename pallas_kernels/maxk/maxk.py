@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import simt
+from pallas_kernels.chip import Chip
 from pallas_kernels.maxk.eight_rows import MOST_WIDTH, EightRows
 from pallas_kernels.maxk.one_row import OneRow
 from pallas_kernels.maxk.selection import ROWS, SLAB, kept_columns
@@ -34,7 +35,7 @@ class MaxkTile:
     warps: int
 
     @classmethod
-    def choose(cls, dim: int, column_dtype: jnp.dtype) -> MaxkTile:
+    def choose(cls, chip: Chip, dim: int, column_dtype: jnp.dtype) -> MaxkTile:
         """The one heuristic: eight rows where there is a kernel of them."""
         if dim % SLAB == 0 and dim <= MOST_WIDTH and jnp.dtype(column_dtype) == jnp.uint8:
             return cls(ROWS, 4)
@@ -69,7 +70,7 @@ def maxk(
     results = [jax.ShapeDtypeStruct((rows, k), dtype) for dtype in (x.dtype, column_dtype)]
     if rows == 0:
         return jnp.zeros((0, k), x.dtype), jnp.zeros((0, k), column_dtype)
-    tile = tile or MaxkTile.choose(dim, column_dtype)
+    tile = tile or MaxkTile.choose(Chip.current(), dim, column_dtype)
     run = _one_row if tile.rows == 1 else _eight_rows
     values, columns = run(tile, k, by == "magnitude", x, results)
     return values, columns

@@ -9,14 +9,16 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import simt
+from pallas_kernels.chip import Chip
 from pallas_kernels.graph.rows import Pieces, load_row
 from pallas_kernels.maxk_spmm.edge_blocks import BlocksTile, EdgeBlocks, add_to_sums
 from pallas_kernels.simt.blocks import lanes_before, warps_with_rows
 from pallas_kernels.simt.values import Array, Shared
 from pallas_kernels.simt.warp import LANES, Warp
 
-# Sums that stay in a second-level cache while they are added to. Each pass reads dy anew.
-_CACHED_BYTES = 36 * 2**20
+# The part of a second-level cache for sums that stay there while they are added to. Each pass reads
+# dy anew.
+_CACHE_SHARE = 0.72
 _MOST_PASSES = 3
 
 
@@ -37,10 +39,11 @@ class GradTile:
     passes: int
 
     @classmethod
-    def choose(cls, nodes: int, k: int, dim: int, lists: int = 0) -> GradTile:
+    def choose(cls, chip: Chip, nodes: int, k: int, dim: int, lists: int = 0) -> GradTile:
         """The one heuristic: four entries a lane.
 
         Args:
+          chip: the GPU.
           nodes: compressed rows.
           k: entries of each.
           dim: columns.
@@ -49,8 +52,9 @@ class GradTile:
         lanes = 1
         while lanes < LANES and lanes * 4 < k:
             lanes *= 2
-        passes = max(1, min(_MOST_PASSES, -(-nodes * k * 4 // _CACHED_BYTES)))
-        return cls(lanes, 4, warps_with_rows(4 * (dim + lists), 8), passes)
+        cached = int(_CACHE_SHARE * chip.cache_bytes)
+        passes = max(1, min(_MOST_PASSES, -(-nodes * k * 4 // cached)))
+        return cls(lanes, 4, warps_with_rows(chip, 4 * (dim + lists), 8), passes)
 
 
 # Edges of a piece whose sender lies in the slice at hand: a short list in shared memory.
@@ -74,7 +78,7 @@ def grad_values(
     (nodes, k), dim = columns.shape, dy.shape[-1]
     if graph.num_edges == 0 or dy.size == 0 or columns.size == 0:
         return jnp.zeros((nodes, k), dy.dtype)
-    tile = tile or GradTile.choose(nodes, k, dim, lists=2 * _LIST)
+    tile = tile or GradTile.choose(Chip.current(), nodes, k, dim, lists=2 * _LIST)
     scale, graph = graph.col_scale, dataclasses.replace(graph, col_scale=None)
     sums = simt.launch(
         _GradValues(tile),
@@ -257,7 +261,7 @@ def grad_weights(
     (nodes, k), dim = values.shape, dy.shape[-1]
     if graph.num_edges == 0 or dy.size == 0 or values.size == 0:
         return jnp.zeros((graph.num_edges,), jnp.float32)
-    tile = tile or GradTile.choose(nodes, k, dim)
+    tile = tile or GradTile.choose(Chip.current(), nodes, k, dim)
     return simt.launch(
         _GradWeights(tile),
         (graph, values, columns, dy),

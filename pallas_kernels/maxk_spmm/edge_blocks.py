@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import simt
+from pallas_kernels.chip import Chip
 from pallas_kernels.simt.values import Array, Value
 from pallas_kernels.simt.warp import Warp
 
@@ -23,9 +24,9 @@ _LOADED, _LONGEST_RUN = 4, 128
 _ROWS_AHEAD = 4
 # Blocks of more rows get all threads that a block can have; others leave room for more blocks.
 _FEW_ROWS = 64
-# Above so many bytes of a tile's sums additions would mostly find theirs in no cache, which makes
-# them more than twice as slow.
-_CACHED_BYTES = 96 * 2**20
+# Above so many times the second-level cache, additions to a tile's sums would mostly find theirs in
+# no cache, which makes them more than twice as slow.
+_CACHE_SHARE = 1.92
 
 
 @jax.tree_util.register_dataclass
@@ -129,10 +130,13 @@ class BlocksTile:
     prefetches: bool
 
     @classmethod
-    def choose(cls, rows: int, senders: int, k: int, dim: int, itemsize: int) -> BlocksTile:
+    def choose(
+        cls, chip: Chip, rows: int, senders: int, k: int, dim: int, itemsize: int
+    ) -> BlocksTile:
         """The one heuristic: all rows of a block at once where there is shared memory for them.
 
         Args:
+          chip: the GPU.
           rows: of a block.
           senders: of a tile.
           k: kept columns.
@@ -142,8 +146,11 @@ class BlocksTile:
         lanes = next(n for n in (4, 8, 16, 32) if 4 * n >= k or n == 32) if k % 4 == 0 else 8
         row_bytes = dim * itemsize + (4 if itemsize < 4 else 0)
         # One row more is zero; what is shared begins at multiples of 16 bytes.
-        fitting = (simt.most_shared_bytes() - 32) // row_bytes - 1
-        held, prefetches = max(1, min(fitting, rows)), senders * k * 4 > _CACHED_BYTES
+        fitting = (chip.shared_bytes - 32) // row_bytes - 1
+        held, prefetches = (
+            max(1, min(fitting, rows)),
+            senders * k * 4 > _CACHE_SHARE * chip.cache_bytes,
+        )
         if rows > _FEW_ROWS:
             return cls(lanes, 32, held, 2 * _LOADED, prefetches=False)
         return cls(lanes, 8, held, _LOADED, prefetches)
@@ -171,7 +178,9 @@ def add_to_sums(
       [cols, k] float32.
     """
     k, (_, dim) = columns.shape[1], dy.shape
-    tile = tile or BlocksTile.choose(graph.rows, graph.senders, k, dim, dy.dtype.itemsize)
+    tile = tile or BlocksTile.choose(
+        Chip.current(), graph.rows, graph.senders, k, dim, dy.dtype.itemsize
+    )
     return simt.launch(
         _AddToSums(tile),
         (graph, columns, dy),

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import simt
+from pallas_kernels.chip import Chip
 from pallas_kernels.graph.rows import Piece, Pieces, add_pieces
 from pallas_kernels.maxk_spmm.backward import grad_values, grad_values_blocks, grad_weights
 from pallas_kernels.maxk_spmm.bank_choice import other_place
@@ -45,7 +46,7 @@ class ForwardTile:
     warps: int
 
     @classmethod
-    def choose(cls, k: int, dim: int, dtype: Any, edges_of_a_row: float) -> ForwardTile:
+    def choose(cls, chip: Chip, k: int, dim: int, dtype: Any, edges_of_a_row: float) -> ForwardTile:
         """The one heuristic: as many neighbours ahead as there are registers for.
 
         Fours pay where rows are much longer than what is left of them at their ends.
@@ -56,7 +57,7 @@ class ForwardTile:
         if not in_fours and not shape.is_one_load:
             ahead //= 2
         tile = cls(shape, ahead, in_fours, 1)
-        return dataclasses.replace(tile, warps=warps_with_rows(4 * tile.words, 4))
+        return dataclasses.replace(tile, warps=warps_with_rows(chip, 4 * tile.words, 4))
 
     @property
     def groups(self) -> int:
@@ -89,7 +90,7 @@ def maxk_spmm(
         return jnp.zeros((rows, dim), values.dtype)
     if tile is None:
         of_a_row = graph.num_edges / rows
-        tile = ForwardTile.choose(values.shape[-1], dim, values.dtype, of_a_row)
+        tile = ForwardTile.choose(Chip.current(), values.shape[-1], dim, values.dtype, of_a_row)
     scale = None
     if values.dtype == jnp.float32:
         scale, graph = graph.col_scale, dataclasses.replace(graph, col_scale=None)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import jax
 
+from pallas_kernels.chip import Chip
 from pallas_kernels.mhc.mhc_post import mhc_post_backward
 from pallas_kernels.mhc.mhc_pre import mhc_pre_backward
 from pallas_kernels.mhc.pre_backward import Gradients
@@ -19,7 +20,10 @@ from pallas_kernels.mhc.slices.shapes import Slices
 
 def links(tokens: int, n: int, dim: int, dtype) -> bool:
     """Whether there are such kernels for these streams."""
-    return SlicesTile.choose(tokens, Slices(n, dim, adds=False, mixes=True), dtype) is not None
+    return (
+        SlicesTile.choose(Chip.current(), tokens, Slices(n, dim, adds=False, mixes=True), dtype)
+        is not None
+    )
 
 
 def post_backward(

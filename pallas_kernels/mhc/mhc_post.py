@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import simt
+from pallas_kernels.chip import Chip
 from pallas_kernels.mhc.streams import READ_BYTES, combine, load_floats, read_once
 from pallas_kernels.simt.blocks import striding_blocks
 from pallas_kernels.simt.values import Array, Value
@@ -35,7 +36,7 @@ class MhcPostTile:
     backwards: bool = True
 
     @classmethod
-    def choose(cls, n: int, dim: int, itemsize: int, *, backward: bool) -> MhcPostTile:
+    def choose(cls, chip: Chip, n: int, dim: int, itemsize: int, *, backward: bool) -> MhcPostTile:
         """The one heuristic: 16 bytes a lane, and as many lanes as divide the width."""
         entries = READ_BYTES // itemsize
         # Sums and coefficients of all pairs of 8 streams would not fit the registers of a lane.
@@ -74,7 +75,7 @@ def mhc_post(
     tokens, n, dim = x.shape
     if tokens == 0:
         return jnp.zeros_like(x)
-    tile = tile or MhcPostTile.choose(n, dim, x.dtype.itemsize, backward=False)
+    tile = tile or MhcPostTile.choose(Chip.current(), n, dim, x.dtype.itemsize, backward=False)
     tasks = tokens * (dim // (tile.entries * tile.lanes))
     return simt.launch(
         _Forward(tile, transposed),
@@ -147,7 +148,7 @@ def mhc_post_backward(
     results = inputs if mixes else inputs[1:]
     if tokens == 0:
         return tuple(jnp.zeros_like(a) for a in results)
-    tile = tile or MhcPostTile.choose(n, dim, x.dtype.itemsize, backward=True)
+    tile = tile or MhcPostTile.choose(Chip.current(), n, dim, x.dtype.itemsize, backward=True)
     at_once = LANES // (tile.lanes * tile.parts) * tile.warps
     return simt.launch(
         _Backward(tile, transposed),

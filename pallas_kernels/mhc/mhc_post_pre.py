@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import simt
+from pallas_kernels.chip import Chip
 from pallas_kernels.mhc.cluster.post_pre import BoundaryForward, MhcPostPreClusterTile
 from pallas_kernels.mhc.mhc_post import mhc_post, mhc_post_backward
 from pallas_kernels.mhc.mhc_pre import mhc_pre, mhc_pre_backward
@@ -65,8 +66,8 @@ def mhc_post_pre(
       ``inv_rms`` and ``h_mix`` for the backward pass.
     """
     tokens, n, dim = x.shape
-    tile = tile or MhcPostPreClusterTile.choose(tokens, n, dim, x.dtype)
-    tile = tile or WideTile.choose(tokens, n, dim, x.dtype, posts=True)
+    tile = tile or MhcPostPreClusterTile.choose(Chip.current(), tokens, n, dim, x.dtype)
+    tile = tile or WideTile.choose(Chip.current(), tokens, n, dim, x.dtype, posts=True)
     if tokens == 0 or tile is None:
         y = mhc_post(x, f, h_post, h_res, transposed=transposed)
         constants = {"norm_eps": norm_eps, "pre_eps": pre_eps, "post_scale": post_scale}
@@ -138,9 +139,9 @@ def mhc_post_pre_backward(
     dy, *of_pre = cotangents
     constants = {"pre_eps": pre_eps, "post_scale": post_scale}
     tokens, n, dim = x.shape
-    tile = tile or SlicesPostTile.choose(tokens, Slices(n, dim), x.dtype)
+    tile = tile or SlicesPostTile.choose(Chip.current(), tokens, Slices(n, dim), x.dtype)
     form = Form(n, dim, x.dtype.itemsize, adds=True, posts=True)
-    tile = tile or StreamsTile.choose(tokens, form)
+    tile = tile or StreamsTile.choose(Chip.current(), tokens, form)
     if tile is None:
         dy, *parameters = mhc_pre_backward(y, weight, alpha, bias, saved, of_pre, dy, **constants)
         through_post = mhc_post_backward(x, f, h_post, h_res, dy, transposed=transposed)

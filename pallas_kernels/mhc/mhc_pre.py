@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import simt
+from pallas_kernels.chip import Chip
 from pallas_kernels.mhc.cluster.pre import Forward as _ForwardByClusters
 from pallas_kernels.mhc.cluster.streams import PARTS as FEW_PARTS
 from pallas_kernels.mhc.cluster.tile import LEAST_ENTRIES, MhcPreClusterTile
@@ -46,7 +47,7 @@ class MhcPreTile:
     parts: int = PARTS
 
     @classmethod
-    def choose(cls, tokens: int, n: int, dim: int, itemsize: int) -> MhcPreTile:
+    def choose(cls, chip: Chip, tokens: int, n: int, dim: int, itemsize: int) -> MhcPreTile:
         """The one heuristic: as many tokens as registers hold, and enough blocks."""
         fragments, warps = 2, 8 if n * dim * itemsize > 4 * _SPAN_BYTES else 4
         if n <= 4 and itemsize == 2:
@@ -99,12 +100,12 @@ def mhc_pre(
     outputs, constants = result_shapes(x), Constants(norm_eps, pre_eps, post_scale)
     if tokens == 0:
         return tuple(jnp.zeros(form.shape, form.dtype) for form in outputs)
-    tile = tile or MhcPreClusterTile.choose(tokens, n, dim, x.dtype)
-    tile = tile or WideTile.choose(tokens, n, dim, x.dtype, posts=False)
+    tile = tile or MhcPreClusterTile.choose(Chip.current(), tokens, n, dim, x.dtype)
+    tile = tile or WideTile.choose(Chip.current(), tokens, n, dim, x.dtype, posts=False)
     if isinstance(tile, WideTile):
         _, sums = wide_sums(x, weight, None, tile)
         return mix_streams(x, sums, alpha, bias, constants)
-    tile = tile or MhcPreTile.choose(tokens, n, dim, x.dtype.itemsize)
+    tile = tile or MhcPreTile.choose(Chip.current(), tokens, n, dim, x.dtype.itemsize)
     if isinstance(tile, MhcPreClusterTile):
         kernel, grid = _ForwardByClusters(tile, n, *constants), tile.grid
     else:

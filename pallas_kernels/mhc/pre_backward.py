@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import simt
+from pallas_kernels.chip import Chip
 from pallas_kernels.mhc.slices.backward import Behind, SlicesTile, slices_backward
 from pallas_kernels.mhc.slices.shapes import Slices
 from pallas_kernels.mhc.slices.sums import Partial, add_up
@@ -80,7 +81,7 @@ def mhc_pre_backward(
     of_token, given = (x, alpha, bias, saved, cotangents), (x, cotangents[0], dx_streams, weight)
     tokens, n, dim = x.shape
     form = Slices(n, dim, adds=dx_streams is not None, mixes=behind is not None)
-    tile = tile or SlicesTile.choose(tokens, form, x.dtype)
+    tile = tile or SlicesTile.choose(Chip.current(), tokens, form, x.dtype)
     if isinstance(tile, SlicesTile):
         of_post = None
         if behind is not None:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import simt
+from pallas_kernels.chip import Chip
 from pallas_kernels.simt.blocks import striding_blocks, warps_with_rows
 from pallas_kernels.simt.values import Array, Shared, Value, fold_in_pairs
 from pallas_kernels.simt.warp import LANES, Warp
@@ -30,7 +31,7 @@ class SinkhornTile:
     warps: int = 4
 
     @classmethod
-    def choose(cls, n: int) -> SinkhornTile:
+    def choose(cls, chip: Chip, n: int) -> SinkhornTile:
         """The one heuristic: no lane has more than four rows."""
         return cls(max(1, n // 4))
 
@@ -41,7 +42,8 @@ class SinkhornTile:
 
 def most_iterations(n: int) -> int:
     """Iterations whose sums fit shared memory, for the backward pass."""
-    return simt.most_shared_bytes() // (4 * SinkhornTile.choose(n).words(n, 1))
+    chip = Chip.current()
+    return chip.shared_bytes // (4 * SinkhornTile.choose(chip, n).words(n, 1))
 
 
 def sinkhorn(
@@ -68,7 +70,7 @@ def sinkhorn(
     count, n, _ = logits.shape
     if count == 0:
         return logits
-    tile = tile or SinkhornTile.choose(n)
+    tile = tile or SinkhornTile.choose(Chip.current(), n)
     return simt.launch(
         _Forward(tile, iterations, eps, last == "rows"),
         logits,
@@ -103,14 +105,14 @@ def sinkhorn_backward(
     count, n, _ = logits.shape
     if count == 0:
         return jnp.zeros_like(logits)
-    tile = tile or SinkhornTile.choose(n)
+    tile = tile or SinkhornTile.choose(Chip.current(), n)
     words = tile.words(n, iterations)
     return simt.launch(
         _Backward(tile, iterations, eps, last == "rows"),
         (logits, dh),
         [jax.ShapeDtypeStruct(logits.shape, logits.dtype)],
         name="sinkhorn_backward",
-        grid=_grid(count, tile, warps_with_rows(4 * words, tile.warps)),
+        grid=_grid(count, tile, warps_with_rows(Chip.current(), 4 * words, tile.warps)),
         shared={"sums": ("f32", words)},
     )[0]
 

@@ -23,8 +23,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels import chip
 from pallas_kernels import tensor_cores as tc
+from pallas_kernels.chip import Chip
 from pallas_kernels.mhc.cluster.streams import PARTS
 from pallas_kernels.mhc.post_coefficients import side_by_side
 from pallas_kernels.mhc.slices import shapes as common
@@ -75,17 +75,19 @@ class WideTile:
             raise ValueError(f"chunks and of_phi have to be two or more, got {self}")
 
     @classmethod
-    def choose(cls, tokens: int, n: int, dim: int, dtype, *, posts: bool) -> WideTile | None:
+    def choose(
+        cls, chip: Chip, tokens: int, n: int, dim: int, dtype, *, posts: bool
+    ) -> WideTile | None:
         """The one heuristic: the fewest shares whose waves are over first; None for others."""
         if n != _STREAMS or dim < _LEAST_WIDTH[posts]:
             return None
-        if not common.runs_here(tokens, jnp.dtype(dtype)):
+        if not common.runs_here(chip, tokens, jnp.dtype(dtype)):
             return None
         tiles = -(-tokens // (_WARPGROUPS * ROWS))
-        most = max(_MOST_SHARES, chip.MULTIPROCESSORS // tiles)
+        most = max(_MOST_SHARES, chip.multiprocessors // tiles)
 
         def chunks(shares: int) -> int:
-            waves = -(-tiles * shares // chip.MULTIPROCESSORS)
+            waves = -(-tiles * shares // chip.multiprocessors)
             return waves * -(-dim // (COLUMNS * shares))
 
         return cls(min(range(1, min(most, dim // COLUMNS) + 1), key=chunks))

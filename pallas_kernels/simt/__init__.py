@@ -4,12 +4,6 @@
 on a GPU, and ``launching`` starts them. Here is what kernels of every family call.
 """
 
-from pallas_kernels.simt.launching import (
-    Grid,
-    compute_capability,
-    inline,
-    launch,
-    most_shared_bytes,
-)
+from pallas_kernels.simt.launching import Grid, inline, launch
 
-__all__ = ["Grid", "compute_capability", "inline", "launch", "most_shared_bytes"]
+__all__ = ["Grid", "inline", "launch"]

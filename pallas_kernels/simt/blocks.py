@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from pallas_kernels import simt
+from pallas_kernels.chip import Chip
 from pallas_kernels.simt.values import Value
 from pallas_kernels.simt.warp import Warp
 
-# The grid does not depend on the device at hand, so that lowering needs none: enough blocks for the
-# multiprocessors of an H200, each of which has room for up to 32.
-MOST_BLOCKS = 132 * 32
+BLOCKS_EACH = 32  # that a multiprocessor has room for
 
 
 def striding_blocks(tasks: int, tasks_per_block: int) -> int:
     """Blocks that keep the device busy while each strides over its share of the tasks."""
-    return max(1, min(-(-tasks // tasks_per_block), MOST_BLOCKS))
+    most = BLOCKS_EACH * Chip.current().multiprocessors
+    return max(1, min(-(-tasks // tasks_per_block), most))
 
 
 def lanes_before(warp: Warp) -> Value:
@@ -21,6 +20,6 @@ def lanes_before(warp: Warp) -> Value:
     return (warp.constant("u32", 1) << warp.lane.bits("u32")) - 1
 
 
-def warps_with_rows(row_bytes: int, most: int) -> int:
+def warps_with_rows(chip: Chip, row_bytes: int, most: int) -> int:
     """Warps of a block that have shared memory for a row of their own each."""
-    return max(1, min(simt.most_shared_bytes() // row_bytes, most))
+    return max(1, min(chip.shared_bytes // row_bytes, most))

@@ -27,10 +27,6 @@ from pallas_kernels.simt.mosaic_warp import (
 )
 from pallas_kernels.simt.values import Array, Shared, Value
 
-# Shared memory of a block: 227 KiB on the chips of data centres, 99 KiB on others, some of which
-# Mosaic GPU may want for itself.
-_MUCH_SHARED, _LITTLE_SHARED = 226 * 1024, 98 * 1024
-_DATA_CENTRE = ("9", "10")
 # Axes of the grid. An axis of a user's mesh that had one of these names would be taken for it.
 _SLICE, _CLUSTER, _RANK, _WARPGROUP = (f"jaxgnn.{n}" for n in ("slice", "cluster", "rank", "group"))
 
@@ -50,20 +46,6 @@ class Grid:
     warps: int
     slices: int = 1
     cluster: int = 1
-
-
-def most_shared_bytes() -> int:
-    """Shared memory that a block may ask for on the GPU at hand, or on an H100 if there is none."""
-    capability = compute_capability()
-    is_small = capability and capability.partition(".")[0] not in _DATA_CENTRE
-    return _LITTLE_SHARED if is_small else _MUCH_SHARED
-
-
-def compute_capability() -> str:
-    """Of the GPU at hand; nothing if there is none."""
-    if jax.default_backend() != "gpu":
-        return ""
-    return str(getattr(jax.local_devices()[0], "compute_capability", "none"))
 
 
 def launch(

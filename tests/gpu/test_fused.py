@@ -14,6 +14,7 @@ import pytest
 
 from jaxgnn import deterministic, ops
 from jaxgnn.testing import assert_bit_equal, random_array
+from pallas_kernels.chip import Chip
 from pallas_kernels.dense import forward as dense_forward
 from pallas_kernels.dense import fused_mlp
 from pallas_kernels.dense import pair as dense_pair
@@ -189,7 +190,7 @@ def test_results_have_the_same_bits_from_registers(rows, widths):
     needs_kernels()
     inputs = features((rows, widths[0]), "bfloat16"), *layers(widths, "bfloat16")
     activations = ("gelu",) * (len(widths) - 1)
-    usual = DenseTile.choose(Stack.of(*inputs, activations))
+    usual = DenseTile.choose(Chip.current(), Stack.of(*inputs, activations))
     copied, direct = (
         jax.jit(functools.partial(dense_forward.forward, activations=activations, tile=tile))
         for tile in (dataclasses.replace(usual, direct=direct) for direct in (False, True))
@@ -209,7 +210,7 @@ def test_blocks_in_waves_have_the_bits_of_blocks_that_stay(rows, widths, precisi
     inputs = features((rows, widths[0]), dtype), *layers(widths, dtype)
     activations = (*["relu"] * (len(widths) - 2), "relu" if len(widths) == 2 else None)
     stack = Stack.of(*inputs, activations, precision)
-    tiles = DenseTile.choose(stack), DenseTile.choose(stack, rows)
+    tiles = DenseTile.choose(Chip.current(), stack), DenseTile.choose(Chip.current(), stack, rows)
     assert tiles[0].blocks < tiles[1].blocks
     stay, waves = (
         jax.jit(

@@ -20,6 +20,7 @@ from pallas_kernels import simt
 from pallas_kernels.maxk_spmm import edge_blocks, maxk_spmm
 from pallas_kernels.maxk_spmm.edge_blocks import BlocksTile
 from pallas_kernels.simt import launching
+from tests.pallas_kernels._chips import H100, on_a_chip
 from tests.pallas_kernels._emulator import emulated
 from tests.pallas_kernels._numpy_warp import NumpyWarp
 
@@ -120,7 +121,7 @@ def test_blocks_agree_with_the_reference(monkeypatch, launched, name, shape, dim
     dy = random_array((ROWS, dim), dtype, seed=1)
     if held is not None:
         row_bytes = dim * dy.dtype.itemsize + 4
-        monkeypatch.setattr(simt, "most_shared_bytes", lambda: 32 + (held + 1) * row_bytes)
+        on_a_chip(monkeypatch, block_bytes=1024 + 32 + (held + 1) * row_bytes)
     exact = maxk_spmm_reference.grad_values(graph, kept, dy)
     assert_close(pallas.grad_values(graph, kept, dy), exact, reduction_length=EDGES)
     shared = launched["maxk_spmm_grad_values_blocks"]
@@ -197,9 +198,11 @@ def traffic(monkeypatch):
 def test_sums_that_no_cache_holds_are_fetched_before(
     monkeypatch, traffic, name, shape, dim, k, held
 ):
-    monkeypatch.setattr(edge_blocks, "_CACHED_BYTES", _senders_of_tile(SHAPES[shape]) * k * 4 - 1)
+    monkeypatch.setattr(edge_blocks, "_CACHE_SHARE", 1)
+    figures = {"cache_bytes": _senders_of_tile(SHAPES[shape]) * k * 4 - 1}
     if held is not None:
-        monkeypatch.setattr(simt, "most_shared_bytes", lambda: 32 + (held + 1) * dim * 4)
+        figures["block_bytes"] = 1024 + 32 + (held + 1) * dim * 4
+    on_a_chip(monkeypatch, **figures)
     graph, kept = _graph(monkeypatch, name, shape), _kept(dim, k, "float32")
     dy = random_array((ROWS, dim), "float32", seed=1)
     exact = maxk_spmm_reference.grad_values(graph, kept, dy)
@@ -212,9 +215,8 @@ def test_sums_that_no_cache_holds_are_fetched_before(
 def test_sums_in_a_cache_and_those_of_large_blocks_are_not_fetched(
     monkeypatch, traffic, shape, excess
 ):
-    monkeypatch.setattr(
-        edge_blocks, "_CACHED_BYTES", _senders_of_tile(SHAPES[shape]) * 8 * 4 - excess
-    )
+    monkeypatch.setattr(edge_blocks, "_CACHE_SHARE", 1)
+    on_a_chip(monkeypatch, cache_bytes=_senders_of_tile(SHAPES[shape]) * 8 * 4 - excess)
     graph, kept = _graph(monkeypatch, "plain", shape), _kept(64, 8, "float32")
     fetched, added = traffic(8)
     pallas.grad_values(graph, kept, random_array((ROWS, 64), "float32", seed=1))
@@ -223,7 +225,7 @@ def test_sums_in_a_cache_and_those_of_large_blocks_are_not_fetched(
 
 def test_large_blocks_have_all_threads_and_prefetch_nothing_small_ones_sums_above_the_cache():
     def choose(rows, senders, k):
-        tile = BlocksTile.choose(rows, senders, k, 256, 4)
+        tile = BlocksTile.choose(H100, rows, senders, k, 256, 4)
         return tile.warps, tile.batch, tile.prefetches
 
     products = 1_224_515  # senders of one of two tiles
@@ -306,7 +308,7 @@ def test_rows_that_are_too_wide_are_walked_one_by_one(monkeypatch, launched):
 )
 def test_what_a_block_holds_fits_shared_memory(rows, dim, itemsize):
     dtype = {2: jnp.bfloat16, 4: jnp.float32}[itemsize]
-    tile = BlocksTile.choose(rows, 1 << 17, 32, dim, itemsize)
+    tile = BlocksTile.choose(H100, rows, 1 << 17, 32, dim, itemsize)
     scratch = launching._Scratch(simt.Grid(1, tile.warps), {}, tile.shared(dim, jnp.dtype(dtype)))
-    assert 4 * scratch.words <= simt.most_shared_bytes()
+    assert 4 * scratch.words <= H100.shared_bytes
     assert 1 <= tile.held <= rows < 512

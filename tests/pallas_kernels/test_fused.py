@@ -15,7 +15,6 @@ from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops.reference import fused_linear as linear_reference
 from jaxgnn.ops.reference import fused_mlp as mlp_reference
 from jaxgnn.testing import assert_close, random_array, to_float64
-from pallas_kernels.chip import MULTIPROCESSORS, SHARED_BYTES
 from pallas_kernels.dense import activations as dense_activations
 from pallas_kernels.dense import backward as dense_backward
 from pallas_kernels.dense import forward as dense_forward
@@ -24,6 +23,7 @@ from pallas_kernels.dense.forward import DenseTile
 from pallas_kernels.dense.plan import BackwardTile
 from pallas_kernels.dense.stack import Stack
 from tests.ops._linear import VALUES, features, layers
+from tests.pallas_kernels._chips import H100
 from tests.pallas_kernels._dense import interpreted, kernels_of, structs, with_gradients
 
 DTYPES = ("bfloat16", "float16")
@@ -152,9 +152,9 @@ def _stack(widths, activation="gelu"):
 def test_all_widths_have_tiles(widths):
     for activation in VALUES:
         stack = _stack(widths, activation)
-        assert DenseTile.choose(stack) and BackwardTile.choose(stack.linear_last())
-        if BackwardTile.choose(stack) is None:
-            assert not stack.last.of_output and DenseTile.choose_pull_back(stack)
+        assert DenseTile.choose(H100, stack) and BackwardTile.choose(H100, stack.linear_last())
+        if BackwardTile.choose(H100, stack) is None:
+            assert not stack.last.of_output and DenseTile.choose_pull_back(H100, stack)
 
 
 def test_walkers_always_read_ahead():
@@ -162,7 +162,7 @@ def test_walkers_always_read_ahead():
     sizes = (64, 128, 192, 256)
     shapes = [*itertools.product(sizes, repeat=2), *itertools.product(sizes, repeat=3)]
     stacks = (_stack(widths, name).linear_last() for widths in shapes for name in VALUES)
-    tiles = [tile for stack in stacks if (tile := BackwardTile.choose(stack))]
+    tiles = [tile for stack in stacks if (tile := BackwardTile.choose(H100, stack))]
     assert tiles and min(tile.slots for tile in tiles) > 1
 
 
@@ -325,10 +325,10 @@ def test_what_the_kernels_do_not_take_is_named(message):
 )
 def test_tiles_read_ahead_within_shared_memory(widths):
     stack = _stack(widths)
-    tile = DenseTile.choose(stack)
+    tile = DenseTile.choose(H100, stack)
     assert tile.slots > tile.warpgroups
     held = tile.slots * 64 * max(widths) * 2
-    assert held + stack.parameter_bytes() <= SHARED_BYTES
+    assert held + stack.parameter_bytes() <= H100.shared_bytes
     assert tile.limited_to(65).blocks == 2
 
 
@@ -346,17 +346,17 @@ def test_blocks_of_narrow_layers_come_in_waves_that_fit_a_multiprocessor(
     if precision:
         stack = dataclasses.replace(stack, dtype=jnp.dtype("float32"))
     rows, itemsize = 1_000_000, stack.dtype.itemsize
-    tile = DenseTile.choose(stack, rows)
-    assert tile.blocks % (resident * MULTIPROCESSORS) == 0 and tile.slots > tile.warpgroups
-    assert tile.blocks >= 4 * resident * MULTIPROCESSORS
+    tile = DenseTile.choose(H100, stack, rows)
+    assert tile.blocks % (resident * H100.multiprocessors) == 0 and tile.slots > tile.warpgroups
+    assert tile.blocks >= 4 * resident * H100.multiprocessors
     held = tile.slots * 64 * max(widths) * itemsize + 8 * (tile.barriers + 1)
     # Each block has a KiB of the system's.
     assert resident * (held + stack.parameter_bytes() + 1024) <= 228 * 1024
     # None has less than two tiles, and what a cache may hold has a block for each multiprocessor.
     few = 2**26 // (widths[0] * itemsize)
-    assert DenseTile.choose(stack, few).blocks * 2 * 64 <= few
-    assert DenseTile.choose(stack, few - 1).blocks == MULTIPROCESSORS
+    assert DenseTile.choose(H100, stack, few).blocks * 2 * 64 <= few
+    assert DenseTile.choose(H100, stack, few - 1).blocks == H100.multiprocessors
     # As with another activation.
     for name in ("gelu", None):
         other = dataclasses.replace(stack, activations=(name, *stack.activations[1:]))
-        assert DenseTile.choose(other, rows).blocks == MULTIPROCESSORS
+        assert DenseTile.choose(H100, other, rows).blocks == H100.multiprocessors

@@ -14,7 +14,6 @@ from jaxgnn.ops.fused_linear import FUSED_LINEAR
 from jaxgnn.ops.reference import fused_linear as linear_reference
 from jaxgnn.ops.reference import fused_mlp as mlp_reference
 from jaxgnn.testing import assert_close, random_array, to_float64
-from pallas_kernels.chip import SHARED_BYTES
 from pallas_kernels.dense import backward as dense_backward
 from pallas_kernels.dense import forward as dense_forward
 from pallas_kernels.dense import fused_linear, fused_mlp
@@ -22,6 +21,7 @@ from pallas_kernels.dense.forward import DenseTile
 from pallas_kernels.dense.plan import BackwardTile, TightTile, Work
 from pallas_kernels.dense.stack import Stack
 from tests.ops._linear import VALUES, features, layers, linear
+from tests.pallas_kernels._chips import H100
 from tests.pallas_kernels._dense import interpreted, kernels_of, structs, with_gradients
 
 PRECISIONS = ("tf32", "bf16x3")
@@ -165,17 +165,17 @@ def test_tiles_of_gradients_stay_within_shared_memory_and_read_ahead(activation)
     for widths in [*itertools.product(sizes, repeat=2), *itertools.product(sizes, repeat=3)]:
         names = _activations(widths, activation)
         stack = Stack(widths, (True,) * len(names), names, jnp.dtype("float32"))
-        tile = BackwardTile.choose(stack)
+        tile = BackwardTile.choose(H100, stack)
         assert fused_mlp.float32_gradients_fit(widths, activation)
         if tile is None:
             gated = stack.last is not None and stack.last.of_output
-            assert gated or TightTile.choose(stack)
+            assert gated or TightTile.choose(H100, stack)
             continue
         work = Work(stack, tile.parts)
         needed = tile.teams * work.shared_bytes(tile.slots, tile.brief, tile.over)
         needed += sum(4 * a * b for a, b in stack.shapes) // tile.parts
         needed += 1024 * (len(work.loaded_biases) + work.marks[1])
-        assert needed <= SHARED_BYTES and tile.slots > 1
+        assert needed <= H100.shared_bytes and tile.slots > 1
 
 
 def _stack(widths, precision):
@@ -187,11 +187,11 @@ def _stack(widths, precision):
 def test_tiles_stay_within_shared_memory_and_read_ahead(precision):
     sizes = (64, 128, 192, 256)
     shapes = [*itertools.product(sizes, repeat=2), *itertools.product(sizes, repeat=3)]
-    chosen = {widths: DenseTile.choose(_stack(widths, precision)) for widths in shapes}
+    chosen = {widths: DenseTile.choose(H100, _stack(widths, precision)) for widths in shapes}
     for widths, tile in chosen.items():
         if tile is not None:
             parameters = sum(4 * a * b + 1024 for a, b in itertools.pairwise(widths))
-            assert tile.slots * 64 * max(widths) * 4 + parameters <= SHARED_BYTES
+            assert tile.slots * 64 * max(widths) * 4 + parameters <= H100.shared_bytes
             assert tile.slots > tile.warpgroups
     # The tables of the benchmarks, one and two layers; and what no multiprocessor holds.
     assert all(chosen[(width,) * n] for width in (64, 128) for n in (2, 3))

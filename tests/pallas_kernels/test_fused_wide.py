@@ -12,7 +12,6 @@ import pytest
 from jaxgnn.ops.reference import fused_mlp as mlp_reference
 from jaxgnn.testing import assert_bit_equal, assert_close, random_array, to_float64
 from pallas_kernels import simt
-from pallas_kernels.chip import SHARED_BYTES
 from pallas_kernels.dense import forward as dense_forward
 from pallas_kernels.dense import fused_mlp
 from pallas_kernels.dense import pair as dense_pair
@@ -30,6 +29,7 @@ from pallas_kernels.tensor_cores.stores import (
     WaitForTile,
 )
 from tests.ops._linear import features, layers
+from tests.pallas_kernels._chips import H100
 from tests.pallas_kernels._dense import interpreted, kernels_of, structs
 from tests.pallas_kernels._emulator import emulated
 
@@ -193,8 +193,8 @@ CHOSEN = {(256, 256): True, (128, 128): False, (256, 192): False, (128, 256, 128
 
 @pytest.mark.parametrize("widths", CHOSEN)
 def test_few_tiles_are_written_from_registers(widths):
-    assert DenseTile.choose(_stack(widths)).direct == CHOSEN[widths]
-    assert not DenseTile.choose_pull_back(_stack((256, 256))).direct
+    assert DenseTile.choose(H100, _stack(widths)).direct == CHOSEN[widths]
+    assert not DenseTile.choose_pull_back(H100, _stack((256, 256))).direct
 
 
 def _stack(widths, dtype="bfloat16"):
@@ -204,10 +204,10 @@ def _stack(widths, dtype="bfloat16"):
 
 @pytest.mark.parametrize("widths", [*itertools.product((64, 128, 192, 256), repeat=3)])
 def test_two_blocks_hold_a_layer_each_and_read_ahead(widths):
-    tile = PairTile.choose(_stack(widths))
+    tile = PairTile.choose(H100, _stack(widths))
     assert tile.slots > tile.warpgroups and tile.limited_to(65).pairs == 2
     largest = max(a * b for a, b in itertools.pairwise(widths)) * 2
-    assert largest + tile.slots * 64 * max(widths) * 2 <= SHARED_BYTES
+    assert largest + tile.slots * 64 * max(widths) * 2 <= H100.shared_bytes
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_two_blocks_hold_a_layer_each_and_read_ahead(widths):
     [_stack((64, 64)), _stack((64,) * 4), _stack((512, 64, 64)), _stack((64,) * 3, "float32")],
 )
 def test_what_no_pair_takes(stack):
-    assert PairTile.choose(stack) is None
+    assert PairTile.choose(H100, stack) is None
 
 
 @pytest.mark.parametrize("dtype, parts", [("bfloat16", 2), ("float32", 1)])

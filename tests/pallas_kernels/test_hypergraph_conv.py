@@ -16,10 +16,10 @@ from jaxgnn.ops import _dispatch as dispatch
 from jaxgnn.ops import _pallas_hypergraph as pallas
 from jaxgnn.ops.hypergraph_conv import MIX, MIX_BACKWARD
 from jaxgnn.testing import random_array
-from pallas_kernels import simt
 from pallas_kernels.dense import activations as dense_activations
 from pallas_kernels.hypergraph import hypergraph_conv as kernels
 from tests.ops._mixing import check, exactly, inputs, integers, large_and_small
+from tests.pallas_kernels._chips import H100, on_a_chip
 from tests.pallas_kernels._emulator import emulated
 
 # (tokens, nodes, width, dtype, activation): one token and several of a warp, ends in the middle of
@@ -75,9 +75,9 @@ def test_activations_of_large_and_small_numbers(activation):
 
 @pytest.mark.emulated
 def test_blocks_that_take_turns_at_the_tokens(monkeypatch):
-    monkeypatch.setattr(kernels, "_MULTIPROCESSORS", 4)
+    chip = on_a_chip(monkeypatch, multiprocessors=4)
     given = inputs(150, 2, 64, "float32")
-    assert kernels.MixTile.choose(given[0], 2).ranges == 4
+    assert kernels.MixTile.choose(chip, given[0], 2).ranges == 4
     dy = random_array(given[0].shape, "float32", seed=9)
     check(_both(given, dy, "gelu"), "gelu", given, dy)
     monkeypatch.setattr(kernels, "_WARPS", (4,))
@@ -134,10 +134,10 @@ def test_what_is_not_finite_stays_with_the_terms_that_there_are(number, activati
 def test_tiles_cover_all_tokens_within_bounds(tokens, width):
     for nodes, dtype, arrays in itertools.product((1, 5, 8), ("float32", "bfloat16"), (1, 2)):
         x = jax.ShapeDtypeStruct((tokens, nodes, width), dtype)
-        tile = kernels.MixTile.choose(x, arrays)
+        tile = kernels.MixTile.choose(H100, x, arrays)
         ring = tile.warps * (tile.ahead + 1) * arrays * nodes * 128 * x.dtype.itemsize
         others = 4 * kernels._other_words(nodes, tile.warps)
-        assert tile.ahead >= 1 and ring + others <= simt.most_shared_bytes()
+        assert tile.ahead >= 1 and ring + others <= H100.shared_bytes
         assert width % tile.span == 0
         # No block has nothing to do.
         assert (tile.ranges - 1) * tile.warps * tile.tokens < tokens

@@ -25,7 +25,6 @@ from jaxgnn.ops.reference import maxk as reference
 from jaxgnn.testing import assert_bit_equal, assert_close, random_array
 from pallas_kernels import simt
 from pallas_kernels import tensor_cores as tc
-from pallas_kernels.chip import SHARED_BYTES
 from pallas_kernels.dense.stack import Stack
 from pallas_kernels.maxk import linear_maxk
 from pallas_kernels.maxk.linear_maxk import LinearMaxkTile
@@ -39,6 +38,7 @@ from pallas_kernels.maxk.linear_maxk_rows import (
     kept_columns,
 )
 from tests.ops._linear import features, layer
+from tests.pallas_kernels._chips import H100
 from tests.pallas_kernels._emulator import emulated
 from tests.pallas_kernels._tensor_cores import put_in_place
 
@@ -335,10 +335,10 @@ def test_rings_have_room_for_a_tile_and_fit_shared_memory(widths):
     x, kernel, bias = _structs((1000,), widths)
     stack = Stack.of(x, (kernel,), (bias,), (None,))
     for k in (1, 32, widths[1]):
-        tile = LinearMaxkTile.choose(stack, k)
+        tile = LinearMaxkTile.choose(H100, stack, k)
         held = tile.ring * ROWS * max(widths) * 2 + tile.pairs * 2 * kept_columns(widths[1], k)
         assert tile.ring >= (3 if k <= 32 else 2)
-        assert held + kernel.size * 2 <= SHARED_BYTES
+        assert held + kernel.size * 2 <= H100.shared_bytes
         assert tile.limited_to(65).blocks == 2
     assert MAXK.unavailable("pallas", "cpu")
 

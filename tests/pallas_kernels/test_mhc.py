@@ -30,6 +30,7 @@ from pallas_kernels.mhc.tokens.tile import Form, StreamsTile
 from pallas_kernels.simt import blocks, launching
 from pallas_kernels.tensor_cores.bfloat16_parts import products, split
 from tests.ops._mhc import outputs, parameters, streams
+from tests.pallas_kernels._chips import H100, on_a_chip
 from tests.pallas_kernels._emulator import emulated
 
 # (tokens, n, dim): every number of streams, narrow and wide, few and odd tokens.
@@ -192,7 +193,8 @@ def test_the_gradients_of_pre(tokens, n, dim, dtype):
 @pytest.mark.emulated
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_blocks_of_many_tokens_that_take_turns(monkeypatch, dtype):
-    monkeypatch.setattr(blocks, "MOST_BLOCKS", 2)
+    monkeypatch.setattr(blocks, "BLOCKS_EACH", 1)
+    on_a_chip(monkeypatch, multiprocessors=2)
     x, *parameters = _pre_inputs(150, 4, 64, dtype)
     exact, exactly_saved = _exactly(pre_reference.mhc_pre, x, *parameters, **PRE)
     phi, alpha, bias, gamma = parameters
@@ -279,16 +281,16 @@ def test_three_bfloat16_parts_are_a_float32():
 @pytest.mark.parametrize("n", [2, 4, 8])
 @pytest.mark.parametrize("tokens, dim", [*REAL, (1, 64), (100_000, 64), (100, 8192)])
 def test_tiles_cover_all_tokens_within_bounds(tokens, dim, n, itemsize):
-    tile = mhc_pre.MhcPreTile.choose(tokens, n, dim, itemsize)
+    tile = mhc_pre.MhcPreTile.choose(H100, tokens, n, dim, itemsize)
     scratch = launching._Scratch(simt.Grid(1, tile.warps), {}, tile.shared(n))
-    assert 4 * scratch.words <= simt.most_shared_bytes()
+    assert 4 * scratch.words <= H100.shared_bytes
     for adds, posts in ((False, False), (True, False), (True, n == 4)):
         form = Form(n, dim, itemsize, adds, posts)
-        tile = StreamsTile.choose(tokens, form)
+        tile = StreamsTile.choose(H100, tokens, form)
         assert (tile.ranges - 1) * tile.tokens < tokens <= tile.ranges * tile.tokens
         assert tile.tokens % form.step == 0 and dim % (8 * tile.entries) == 0
         assert 4 * tile.ranges * form.shares * form.rows * n * dim <= 48 * 2**20
-        assert form.shared_bytes(tile.entries, tile.ahead) <= simt.most_shared_bytes()
+        assert form.shared_bytes(tile.entries, tile.ahead) <= H100.shared_bytes
 
 
 @pytest.fixture

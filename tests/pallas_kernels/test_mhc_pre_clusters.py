@@ -16,6 +16,7 @@ from pallas_kernels.mhc.tokens.backward import Token, streams_backward
 from pallas_kernels.mhc.tokens.columns import Post
 from pallas_kernels.mhc.tokens.tile import StreamsTile
 from tests.ops._mhc import exactly, outputs, parameters, streams, streams_gradients
+from tests.pallas_kernels._chips import H100
 from tests.pallas_kernels._emulator import emulated
 from tests.pallas_kernels._numpy_warp import NumpyWarp
 
@@ -168,7 +169,7 @@ def _assert_all_close(actual, expected, length):
 @pytest.mark.parametrize("dim", [128, 192, 256, 320, 512, 1280, 2048, 2560])
 @pytest.mark.parametrize("tokens", [1, 131_072])
 def test_the_heuristic_shares_all_columns_and_keeps_to_shared_memory(tokens, dim):
-    tile = MhcPreClusterTile.choose(tokens, 4, dim, jnp.bfloat16)
+    tile = MhcPreClusterTile.choose(H100, tokens, 4, dim, jnp.bfloat16)
     assert tile is not None
     assert tile.warps * tile.cluster * 32 == dim
     assert 2 <= tile.cluster <= 8 and tile.warps * tile.teams + tile.helpers <= 12
@@ -182,7 +183,7 @@ def test_the_heuristic_shares_all_columns_and_keeps_to_shared_memory(tokens, dim
     [(512, 2, 8, 2), (1280, 5, 8, 2), (2048, 8, 8, 2), (2560, 8, 10, 1), (640, 2, 10, 1)],
 )
 def test_blocks_of_eight_warps_are_preferred_to_small_clusters(tile, dim, cluster, warps, ahead):
-    chosen = tile.choose(16_384, 4, dim, jnp.bfloat16)
+    chosen = tile.choose(H100, 16_384, 4, dim, jnp.bfloat16)
     clusters = {2: 64, 5: 22, 8: 14}[cluster]
     ahead = 1 if tile is BoundaryTile else ahead
     assert chosen == tile(warps, cluster, clusters, ahead=ahead, behind=2, helpers=2)
@@ -201,7 +202,7 @@ def test_blocks_of_eight_warps_are_preferred_to_small_clusters(tile, dim, cluste
 def test_what_registers_do_not_hold_or_is_not_exact_enough_is_left_to_the_other_kernel(
     n, dim, dtype
 ):
-    assert MhcPreClusterTile.choose(4096, n, dim, dtype) is None
+    assert MhcPreClusterTile.choose(H100, 4096, n, dim, dtype) is None
 
 
 def test_helpers_have_a_buffer_each():

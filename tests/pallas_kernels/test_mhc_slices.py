@@ -10,8 +10,7 @@ import pytest
 from jaxgnn.ops import _pallas_mhc as pallas
 from jaxgnn.ops.reference import mhc_post, mhc_pre
 from jaxgnn.testing import assert_close, random_array
-from pallas_kernels.chip import SHARED_BYTES
-from pallas_kernels.mhc.slices import shapes as common
+from pallas_kernels.chip import Chip
 from pallas_kernels.mhc.slices import tokens as tokens_kernel
 from pallas_kernels.mhc.slices.backward import Behind, SlicesTile, slices_backward
 from pallas_kernels.mhc.slices.post import SlicesPostTile, slices_post_backward
@@ -23,6 +22,7 @@ from pallas_kernels.mhc.tokens.columns import Post
 from pallas_kernels.tensor_cores import aligned
 from pallas_kernels.tensor_cores.bfloat16_parts import split
 from tests.ops._mhc import exactly, outputs, parameters, streams, streams_gradients
+from tests.pallas_kernels._chips import H100, on_a_chip
 from tests.pallas_kernels._emulator import emulated
 
 # (tokens, n, dim), whether there is a gradient to add, or one to mix, and a tile: rings that come
@@ -120,7 +120,8 @@ def test_every_tile_gives_the_gradients_through_post(interpreted, shape, transpo
 @pytest.mark.emulated
 @pytest.mark.parametrize("tokens, n, dim, blocks", [(9, 4, 64, 9), (35, 2, 256, 2)])
 def test_what_there_is_of_tokens(monkeypatch, tokens, n, dim, blocks):
-    monkeypatch.setattr(tokens_kernel, "_MOST_BLOCKS", blocks)
+    monkeypatch.setattr(tokens_kernel, "_BLOCKS_EACH", 1)
+    on_a_chip(monkeypatch, multiprocessors=blocks)
     x, phi, alpha, bias, _ = streams((tokens,), n, dim, "bfloat16"), *parameters(n, dim)
     options = {"pre_eps": 1e-3, "post_scale": 2.0}
     _, saved = mhc_pre.mhc_pre(x, phi, alpha, bias, None, norm_eps=1e-6, **options)
@@ -184,8 +185,8 @@ def test_the_ops_take_them(interpreted):
     _assert_all_close(made, exact, tokens * dim)
 
 
-def _tile(tokens, n, dim, adds=True, mixes=False, dtype="bfloat16"):
-    return SlicesTile.choose(tokens, Slices(n, dim, adds, mixes), jnp.dtype(dtype))
+def _tile(tokens, n, dim, adds=True, mixes=False, dtype="bfloat16", chip=H100):
+    return SlicesTile.choose(chip, tokens, Slices(n, dim, adds, mixes), jnp.dtype(dtype))
 
 
 @pytest.mark.parametrize("adds, mixes", [(False, False), (True, False), (False, True)])
@@ -203,7 +204,7 @@ def test_tiles_are_one_wave_within_shared_memory(tokens, dim, n, adds, mixes):
     held = tile.warpgroups * tile.pieces * piece * (1 + adds) + 2 * n * form.padded * 128
     coefficients = n + 1 + (n + n * n) * mixes
     of_tokens = piece * (1 + n * mixes) + 64 * form.width * 2 + aligned(coefficients * 64 * 4)
-    assert held + tile.slots * of_tokens <= SHARED_BYTES
+    assert held + tile.slots * of_tokens <= H100.shared_bytes
 
 
 @pytest.mark.parametrize(
@@ -222,14 +223,13 @@ def test_what_is_left_to_others_makes_the_longest_block_shorter(slices, tokens, 
     assert max(own, of_others) == longest
 
 
-def test_what_they_do_not_take_is_left_to_other_kernels(monkeypatch):
+def test_what_they_do_not_take_is_left_to_other_kernels():
     refused = [(12, 4, 64), (0, 4, 64), (64, 8, 64)]
     assert all(_tile(*shape) is None for shape in refused)
     assert _tile(64, 4, 64, dtype="float32") is None
     assert _tile(64, 4, 64) is not None
-    assert SlicesPostTile.choose(64, Slices(2, 64), jnp.bfloat16) is None
-    monkeypatch.setattr(common, "compute_capability", lambda: "10.0")
-    assert _tile(64, 4, 64) is None
+    assert SlicesPostTile.choose(H100, 64, Slices(2, 64), jnp.bfloat16) is None
+    assert _tile(64, 4, 64, chip=Chip.named("B200")) is None
 
 
 @pytest.mark.parametrize("tokens, n, dim", [(16384, 4, 1280), (8192, 2, 7168)])
@@ -261,7 +261,7 @@ def test_they_lower_at_real_shapes(tokens, n, dim):
             return slices_backward(*arguments, tile, behind)
 
         assert lowers(gradients, *arguments, dy and (h_post, h_res, dy))
-    tile = SlicesPostTile.choose(tokens, form, jnp.bfloat16)
+    tile = SlicesPostTile.choose(H100, tokens, form, jnp.bfloat16)
     # Products of each slice, or their sums: nothing interprets those, so here and on GPUs only.
     for totals in (None, struct(n + n * n, tokens)):
         arguments = *given[:2], x, given[3], of_post, (x, dh_in)

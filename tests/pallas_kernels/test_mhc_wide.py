@@ -8,12 +8,12 @@ import pytest
 from jaxgnn.ops import _pallas_mhc as pallas
 from jaxgnn.ops.reference import mhc_post, mhc_pre
 from jaxgnn.testing import assert_close
-from pallas_kernels.chip import SHARED_BYTES
+from pallas_kernels.chip import Chip
 from pallas_kernels.mhc import wide_sums as wide
 from pallas_kernels.mhc.pre_mixing import Constants, MixingTile, mix_streams
-from pallas_kernels.mhc.slices import shapes as slices
 from pallas_kernels.mhc.wide_sums import Sums, WideTile, wide_sums
 from tests.ops._mhc import exactly, outputs, parameters, streams
+from tests.pallas_kernels._chips import H100
 from tests.pallas_kernels._emulator import emulated
 
 # (tokens, n, dim), whether an mhc_post comes before, whether it is transposed, and a tile: tokens
@@ -91,23 +91,22 @@ def test_the_ops_take_them(interpreted, monkeypatch):
     "tokens, shares", [(8, 112), (256, 56), (640, 23), (4096, 4), (8192, 2), (16384, 1), (20000, 5)]
 )
 def test_shares_keep_all_multiprocessors_busy_within_shared_memory(tokens, shares, posts):
-    tile = WideTile.choose(tokens, 4, 7168, "bfloat16", posts=posts)
+    tile = WideTile.choose(H100, tokens, 4, 7168, "bfloat16", posts=posts)
     assert tile.shares == shares
     chunk, phi = 64 * 64 * 2 * (4 + posts), wide.PARTS * 4 * 24 * 32 * 2
     coefficients = posts * 20 * 64 * 4
-    assert 2 * (tile.chunks * chunk + coefficients) + tile.of_phi * phi <= SHARED_BYTES
+    assert 2 * (tile.chunks * chunk + coefficients) + tile.of_phi * phi <= H100.shared_bytes
 
 
-def test_what_they_do_not_take_is_left_to_other_kernels(monkeypatch):
-    def choose(tokens=64, n=4, dim=8192, dtype="bfloat16", posts=True):
-        return WideTile.choose(tokens, n, dim, dtype, posts=posts)
+def test_what_they_do_not_take_is_left_to_other_kernels():
+    def choose(tokens=64, n=4, dim=8192, dtype="bfloat16", posts=True, chip=H100):
+        return WideTile.choose(chip, tokens, n, dim, dtype, posts=posts)
 
     assert choose(dim=3072) and choose(dim=4096, posts=False)
     refused = {"tokens": 12, "n": 2, "dim": 3008, "dtype": "float32"}
     assert all(choose(**{name: value}) is None for name, value in refused.items())
     assert choose(dim=4032, posts=False) is None
-    monkeypatch.setattr(slices, "compute_capability", lambda: "10.0")
-    assert choose() is None
+    assert choose(chip=Chip.named("B200")) is None
 
 
 @pytest.mark.parametrize("posts", [False, True])
@@ -120,7 +119,7 @@ def test_they_lower_at_real_shapes(posts):
 
     x, f = (struct(tokens, *s, dim, dtype="bfloat16") for s in ((n,), ()))
     post = (f, struct(tokens, n), struct(tokens, n, n)) if posts else None
-    tile = WideTile.choose(tokens, n, dim, "bfloat16", posts=posts)
+    tile = WideTile.choose(H100, tokens, n, dim, "bfloat16", posts=posts)
 
     def both(x, weight, post, alpha, bias):
         y, sums = wide_sums(x, weight, post, tile)

@@ -22,6 +22,7 @@ from pallas_kernels.maxk.one_row import OneRow
 from pallas_kernels.maxk_spmm import maxk_spmm
 from pallas_kernels.simt import blocks
 from tests.ops._table import rows_of_all_kinds
+from tests.pallas_kernels._chips import H100, on_a_chip
 from tests.pallas_kernels._emulator import emulated
 from tests.pallas_kernels._numpy_warp import NumpyWarp
 
@@ -55,7 +56,7 @@ def test_rows_that_are_long_for_a_lane_are_read_by_16_bytes_and_kept():
     }
     for (average, heads, itemsize), shape in tiles.items():
         for arrays in (1, 2):
-            tile = SoftmaxTile.choose(1000, 1000 * average, heads, arrays, itemsize)
+            tile = SoftmaxTile.choose(H100, 1000, 1000 * average, heads, arrays, itemsize)
             assert (tile.lanes, tile.entries, tile.ahead) == shape
             assert (tile.kept > 0) == (average > 128)
             kept = tile.kept * tile.ahead * tile.entries * arrays * 128
@@ -133,7 +134,8 @@ def test_segment_softmax_and_its_gradient(monkeypatch, heads, kept, dtype):
     ids=["full and not", "one of two pieces", "of just one", "a hub", "more rows than lanes"],
 )
 def test_segment_softmax_by_the_warps_of_one_block(monkeypatch, lengths, heads, padding):
-    monkeypatch.setattr(blocks, "MOST_BLOCKS", 1)
+    monkeypatch.setattr(blocks, "BLOCKS_EACH", 1)
+    on_a_chip(monkeypatch, multiprocessors=1)
     indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     edges = int(indptr[-1]) + padding
     graph = CSRGraph(indptr, np.zeros(edges, np.int32), num_cols=1).prepared()

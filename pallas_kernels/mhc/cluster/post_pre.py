@@ -13,6 +13,7 @@ from typing import ClassVar, Self
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.chip import Chip
 from pallas_kernels.mhc.cluster.pre import Forward
 from pallas_kernels.mhc.cluster.streams import Streams, entry
 from pallas_kernels.mhc.cluster.tile import COLUMNS, FLOATS, TOKENS, MhcPreClusterTile
@@ -31,9 +32,9 @@ class MhcPostPreClusterTile(MhcPreClusterTile):
     depths: ClassVar[tuple[tuple[int, int, int], ...]] = ((2, 1, 2), (1, 1, 2))
 
     @classmethod
-    def choose(cls, tokens: int, n: int, dim: int, dtype: jnp.dtype) -> Self | None:
+    def choose(cls, chip: Chip, tokens: int, n: int, dim: int, dtype: jnp.dtype) -> Self | None:
         """As for ``mhc_pre``; None for other numbers of streams than four."""
-        return super().choose(tokens, n, dim, dtype) if n == _STREAMS else None
+        return super().choose(chip, tokens, n, dim, dtype) if n == _STREAMS else None
 
     @property
     def coming(self) -> int:

@@ -8,7 +8,8 @@ from typing import ClassVar, Self
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.simt import Grid, most_shared_bytes
+from pallas_kernels.chip import Chip
+from pallas_kernels.simt import Grid
 from pallas_kernels.simt.warp import LANES
 
 TOKENS = 16  # of a tile: two fragments of Warp.mma
@@ -72,7 +73,7 @@ class MhcPreClusterTile:
             raise ValueError(f"{self.helpers} helpers would share {self.summed} buffers of sums")
 
     @classmethod
-    def choose(cls, tokens: int, n: int, dim: int, dtype: jnp.dtype) -> Self | None:
+    def choose(cls, chip: Chip, tokens: int, n: int, dim: int, dtype: jnp.dtype) -> Self | None:
         """The one heuristic, or None where no cluster holds phi and the tiles.
 
         The smallest cluster that does, but rather one of blocks of eight warps with columns.
@@ -82,11 +83,11 @@ class MhcPreClusterTile:
         if n * dim < LEAST_ENTRIES:
             return None
         sizes = (size for size in _AT_ONCE if dim // SPAN % size == 0)
-        fitting = [tile for size in sizes if (tile := cls._of_cluster(size, tokens, n, dim))]
+        fitting = [tile for size in sizes if (tile := cls._of_cluster(chip, size, tokens, n, dim))]
         return min(fitting, key=lambda tile: tile.warps != _MANY_WARPS, default=None)
 
     @classmethod
-    def _of_cluster(cls, size: int, tokens: int, n: int, dim: int) -> Self | None:
+    def _of_cluster(cls, chip: Chip, size: int, tokens: int, n: int, dim: int) -> Self | None:
         """The deepest tile of clusters of so many blocks, or None if none fits."""
         warps = dim // SPAN // size
         teams = max(1, _MANY_WARPS // warps)
@@ -96,7 +97,7 @@ class MhcPreClusterTile:
         for behind, ahead, buffers in cls.depths if warps <= _MOST_WARPS else ():
             helpers = min(spare, buffers * teams)
             tile = cls(warps, size, clusters, ahead, behind, helpers, teams, buffers)
-            if tile.shared_bytes(n) <= most_shared_bytes():
+            if tile.shared_bytes(n) <= chip.shared_bytes:
                 return tile
         return None
 

@@ -23,6 +23,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels import tensor_cores as tc
+from pallas_kernels.chip import Chip
 from pallas_kernels.mhc.slices import shapes as common
 from pallas_kernels.mhc.slices.shapes import FEW_PARTS, Slices, TokenParts, Walker
 from pallas_kernels.mhc.slices.shares import Shares
@@ -68,14 +69,14 @@ class SlicesTile:
     backwards: bool = True
 
     @classmethod
-    def choose(cls, tokens: int, form: Slices, dtype) -> SlicesTile | None:
+    def choose(cls, chip: Chip, tokens: int, form: Slices, dtype) -> SlicesTile | None:
         """The one heuristic: one wave of blocks, reading ahead; None for the other kernel."""
-        if form.n not in _STREAMS or not common.runs_here(tokens, dtype):
+        if form.n not in _STREAMS or not common.runs_here(chip, tokens, dtype):
             return None
         # Of those with one to add: with another, an H200 took as long for 1280 columns, and 4 %
         # longer for 7168; with one less, a quarter longer.
         pieces = 4 if form.mixes else 3 if form.adds else 6
-        return cls(Shares.even(form.slices, tokens), warpgroups=2, pieces=pieces, slots=2)
+        return cls(Shares.even(chip, form.slices, tokens), warpgroups=2, pieces=pieces, slots=2)
 
     def scratch(self, form: Slices, dtype) -> dict[str, Any]:
         """Shared memory, and barriers."""

@@ -22,6 +22,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels import tensor_cores as tc
+from pallas_kernels.chip import Chip
 from pallas_kernels.mhc.slices import shapes as common
 from pallas_kernels.mhc.slices.shapes import FEW_PARTS, Slices, TokenParts, Walker
 from pallas_kernels.mhc.slices.shares import Shares
@@ -61,15 +62,15 @@ class SlicesPostTile:
     together: int = 2
 
     @classmethod
-    def choose(cls, tokens: int, form: Slices, dtype) -> SlicesPostTile | None:
+    def choose(cls, chip: Chip, tokens: int, form: Slices, dtype) -> SlicesPostTile | None:
         """The one heuristic: one wave of blocks, reading ahead; None for other kernels.
 
         Rings of just one tile, whose places are constants: on an H200, 16384 tokens, 1280 wide took
         0.214 ms, and with room for two more old streams and one more output 0.236 ms.
         """
-        if form.n != _N or not common.runs_here(tokens, dtype):
+        if form.n != _N or not common.runs_here(chip, tokens, dtype):
             return None
-        return cls(Shares.even(form.slices, tokens), new=_N, old=_N, layer=1, slots=2)
+        return cls(Shares.even(chip, form.slices, tokens), new=_N, old=_N, layer=1, slots=2)
 
     def scratch(self, form: Slices, dtype) -> dict[str, Any]:
         """Shared memory, and barriers."""

@@ -24,8 +24,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels import tensor_cores as tc
+from pallas_kernels.chip import Chip
 from pallas_kernels.mhc.slices.shares import Turn
-from pallas_kernels.simt import compute_capability
 from pallas_kernels.tensor_cores import COLUMNS, ROWS, WARPGROUP
 from pallas_kernels.tensor_cores.bfloat16_parts import PARTS, products, split
 
@@ -35,7 +35,7 @@ AT_ONCE = 8  # columns of which a thread has two, in the layout of sums
 # Bytes that lie together of all that tensor cores multiply: rows of phi are padded to so many.
 _SWIZZLE = 64
 _DEPTH = _SWIZZLE // 2
-_CAPABILITIES = ("9.0", "")  # others have other tensor cores; lowering needs no GPU
+_CAPABILITY = "9.0"  # others have other tensor cores
 
 
 @dataclass(frozen=True)
@@ -130,10 +130,10 @@ class TokenParts(NamedTuple):
     coefficients: jax.Array
 
 
-def runs_here(tokens: int, dtype) -> bool:
+def runs_here(chip: Chip, tokens: int, dtype) -> bool:
     """Whether there are such tensor cores, and the copy engine can tell the tokens apart."""
     divides = tokens > 0 and tokens % tc.GROUP == 0
-    return divides and dtype == jnp.bfloat16 and compute_capability() in _CAPABILITIES
+    return divides and dtype == jnp.bfloat16 and chip.capability == _CAPABILITY
 
 
 def factors(dtype, *shape: int):

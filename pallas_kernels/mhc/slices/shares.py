@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels import chip
 from pallas_kernels import tensor_cores as tc
+from pallas_kernels.chip import Chip
 from pallas_kernels.tensor_cores import BLOCK, ROWS
 
 
@@ -46,11 +46,14 @@ class Shares:
     others: int = 0
 
     @classmethod
-    def even(cls, slices: int, tokens: int) -> Shares:
-        """One wave, up to 132 slices, whose longest block has as few tiles as can be."""
+    def even(cls, chip: Chip, slices: int, tokens: int) -> Shares:
+        """One wave, up to a slice for each multiprocessor.
+
+        Its longest block has as few tiles as can be.
+        """
         tiles = -(-tokens // ROWS)
-        ranges = min(max(1, chip.MULTIPROCESSORS // slices), tiles)
-        others = chip.MULTIPROCESSORS - ranges * slices
+        ranges = min(max(1, chip.multiprocessors // slices), tiles)
+        others = chip.multiprocessors - ranges * slices
         if others <= 0:
             return cls(ranges)
 

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import simt
+from pallas_kernels.chip import Chip
 from pallas_kernels.mhc.slices.shapes import Slices, TokenParts
 from pallas_kernels.mhc.streams import READ_BYTES
 from pallas_kernels.simt.values import Array, Value
@@ -26,7 +27,7 @@ _WARPS = 8
 # Of a token. A warp has two, and makes at once what comes behind their inner products.
 _MOST_LANES = LANES // 2
 # Each writes sums. With half as many an H200 took 8 % longer, 7168 wide, and as long 512 wide.
-_MOST_BLOCKS = 6 * 132
+_BLOCKS_EACH = 6  # of a multiprocessor
 
 
 def token_parts(
@@ -65,7 +66,8 @@ def token_parts(
     tokens, n, dim = x.shape
     form, f32 = Slices(n, dim), jnp.dtype(jnp.float32)
     lanes = math.gcd(dim // (READ_BYTES // x.dtype.itemsize), _MOST_LANES)
-    blocks = min(-(-tokens // (LANES // lanes * _WARPS)), _MOST_BLOCKS)
+    most = _BLOCKS_EACH * Chip.current().multiprocessors
+    blocks = min(-(-tokens // (LANES // lanes * _WARPS)), most)
     dh_in, dh_post, dh_res = cotangents
     more = 0 if of_post is None else n + n * n
     parts, coefficients, sums, *zero = simt.launch(

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import simt
+from pallas_kernels.chip import Chip
 from pallas_kernels.mhc.streams import combine
 from pallas_kernels.mhc.tokens.columns import Columns, Inputs, Phi, Post
 from pallas_kernels.mhc.tokens.tile import (
@@ -71,7 +72,7 @@ def streams_backward(
     """
     tokens, n, dim = x.shape
     form = Form(n, dim, x.dtype.itemsize, adds=dx is not None, posts=post is not None)
-    tile = tile or StreamsTile.choose(tokens, form)
+    tile = tile or StreamsTile.choose(Chip.current(), tokens, form)
     if tile is None:
         raise NotImplementedError(f"{n} streams need more shared memory than this GPU has")
     padded = -tokens % form.step, -form.rows % FRAGMENT

@@ -6,8 +6,8 @@ import itertools
 import math
 from dataclasses import dataclass
 
+from pallas_kernels.chip import Chip
 from pallas_kernels.mhc.streams import READ_BYTES
-from pallas_kernels.simt import most_shared_bytes
 from pallas_kernels.simt.warp import LANES
 from pallas_kernels.tensor_cores.bfloat16_parts import PARTS
 
@@ -18,8 +18,8 @@ WARPS = 8
 FLOATS = 4  # in 16 bytes
 # Between the columns of neighbouring lanes, so that four of these use all banks of shared memory.
 PADDING = 16
-# Of an H200; and what the partial sums of the gradient to phi may take.
-_MULTIPROCESSORS, _PARTIAL_BYTES = 132, 48 * 2**20
+# What the partial sums of the gradient to phi may take of the second-level cache.
+_CACHE_SHARE = 0.96
 
 
 @dataclass(frozen=True)
@@ -104,33 +104,33 @@ class StreamsTile:
     ahead: int
 
     @classmethod
-    def choose(cls, tokens: int, form: Form) -> StreamsTile | None:
+    def choose(cls, chip: Chip, tokens: int, form: Form) -> StreamsTile | None:
         """The one heuristic: wide reads, well ahead, and few multiprocessors idle at the end.
 
         None if shared memory is too small, or kernels that post are not for so many streams.
         """
         if tokens == 0 or (form.posts and form.n != OF_LANE):
             return None
-        most, widest = most_shared_bytes(), READ_BYTES // form.itemsize
+        most, widest = chip.shared_bytes, READ_BYTES // form.itemsize
         # A lane has all rows of phi for each column: of 8 streams these are many.
         widths = [width for width in (8, 4, 2) if width <= widest and width * form.n <= 32]
         choices = [*itertools.product(widths, (3, 2, 1)), *itertools.product(widths, (0,))]
         for entries, ahead in choices:
             if form.shared_bytes(entries, ahead) <= most and not (form.posts and entries < 4):
-                return cls(entries, *cls._cut(tokens, form, entries), ahead)
+                return cls(entries, *cls._cut(chip, tokens, form, entries), ahead)
         return None
 
     @staticmethod
-    def _cut(tokens: int, form: Form, entries: int) -> tuple[int, int]:
+    def _cut(chip: Chip, tokens: int, form: Form, entries: int) -> tuple[int, int]:
         """Number and length of the ranges."""
         slices, step = form.dim // (GROUP * entries), form.step
         steps = -(-tokens // step)
         bytes_of_range = 4 * form.shares * form.rows * form.n * form.dim
-        most = max(1, min(_PARTIAL_BYTES // bytes_of_range, steps))
+        most = max(1, min(int(_CACHE_SHARE * chip.cache_bytes) // bytes_of_range, steps))
 
         def duration(ranges: int) -> int:
             # Partial sums, written and read, cost about as much as two steps.
-            return -(-slices * ranges // _MULTIPROCESSORS) * (-(-steps // ranges) + 2)
+            return -(-slices * ranges // chip.multiprocessors) * (-(-steps // ranges) + 2)
 
         length = -(-steps // min(range(1, most + 1), key=duration))
         return -(-steps // length), length * step
