@@ -3,6 +3,7 @@
 #   make demo          train a MaxK-GraphSAGE on the embedded data
 #   make test          all tests that need no GPU
 #   make lint          formatting, lint, types
+#   make docs          the documentation as a site, in site/
 #   make bench         benchmark tables of this machine's CPU, small sizes
 #   make gpu-check     on a GPU box: build, all tests, benchmark tables; no network needed
 #   make bench-report  draws a picture and prints a table of what these two have measured
@@ -42,7 +43,7 @@ JAX_REQUIREMENT := $(if $(filter latest,$(JAX)),--upgrade jax jaxlib,jax==$(JAX)
 SOURCES := pyproject.toml $(wildcard ffi/CMakeLists.txt ffi/*/*.cc ffi/*/*.cu ffi/include/*/*.h \
   pallas_kernels/*/__init__.py)
 
-.PHONY: demo test lint bench bench-report gpu-check cuda-check wheel-check clean
+.PHONY: demo test lint docs bench bench-report gpu-check cuda-check wheel-check clean
 .DELETE_ON_ERROR:
 
 PYTEST = JAX_PLATFORMS=cpu $(BIN)/python -m pytest -m '$(TESTS)' --numprocesses $(JOBS) \
@@ -82,6 +83,15 @@ $(VENV)/installed: $(BASE)/installed
 	@touch $@
 endif
 
+# The requirements alone, so that nothing of ours is compiled again.
+DOCS_REQUIREMENTS = import tomllib; \
+  extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
+  print(*extras["docs"])
+
+$(VENV)/docs: pyproject.toml $(VENV)/installed
+	$(PIP_INSTALL) $$($(BIN)/python -c '$(DOCS_REQUIREMENTS)')
+	@touch $@
+
 demo: $(VENV)/installed
 	JAX_PLATFORMS=cpu $(BIN)/python -m experiments.maxk train --run runs/demo --fresh
 
@@ -94,6 +104,10 @@ lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/clang-format --dry-run --Werror $(filter %.cc %.cu %.h,$(SOURCES))
 	$(BIN)/pyrefly check
+
+# Any warning ends it. The package is read, not imported: mkdocstrings finds it in the checkout.
+docs: $(VENV)/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 bench: $(VENV)/installed
 	JAX_PLATFORMS=cpu $(BIN)/python -m experiments.benchmarks --scale small $(MEASURED)
@@ -119,4 +133,4 @@ wheel-check: $(VENV)/installed
 	sh tools/check_wheel.sh "$(abspath $(BIN))/python"
 
 clean:
-	rm -rf build dist .venv* runs
+	rm -rf build dist site .venv* runs

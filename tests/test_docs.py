@@ -1,7 +1,8 @@
-"""The examples in docstrings, the README and the docs run as printed."""
+"""Examples in docstrings, the README and the docs run as printed; the reference is complete."""
 
 import doctest
 import importlib
+import inspect
 import pkgutil
 import re
 from pathlib import Path
@@ -16,6 +17,14 @@ MODULES = [
     module.name
     for module in pkgutil.walk_packages(jaxgnn.__path__, "jaxgnn.")
     if not module.name.rpartition(".")[2].startswith("lib")  # the compiled libraries
+]
+PUBLIC_PACKAGES = [
+    "jaxgnn",
+    *(
+        module.name
+        for module in pkgutil.walk_packages(jaxgnn.__path__, "jaxgnn.")
+        if module.ispkg and "._" not in module.name
+    ),
 ]
 OPS = (
     "maxk",
@@ -69,3 +78,57 @@ def test_links_to_files_of_the_project_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def _public(package: str) -> dict[str, object]:
+    """What a package exports, by name; a package or module of it is no name of its own."""
+    return {
+        name: value
+        for name, value in vars(importlib.import_module(package)).items()
+        if not name.startswith("_") and not inspect.ismodule(value)
+    }
+
+
+def _directives() -> list[str]:
+    """The names that mkdocstrings documents, wherever they stand."""
+    return [
+        name for page in PAGES for name in re.findall(r"^:::[ ]*(\S+)$", page.read_text(), re.M)
+    ]
+
+
+def test_every_name_in_the_reference_is_public_and_stands_there_once():
+    documented = []
+    for directive in _directives():
+        package, _, name = directive.rpartition(".")
+        assert package in PUBLIC_PACKAGES, f"{directive} is in no public package"
+        assert name in _public(package), f"{package} has no {name}"
+        documented.append((name, id(_public(package)[name])))
+    twice = {name for name, value in documented if documented.count((name, value)) > 1}
+    assert not twice
+
+
+@pytest.mark.parametrize("package", PUBLIC_PACKAGES)
+def test_every_public_name_is_in_the_reference(package):
+    # An export that another package exports too is documented under one of the two.
+    documented = set()
+    for directive in _directives():
+        home, _, name = directive.rpartition(".")
+        documented.add((name, id(_public(home)[name])))
+    missing = [n for n, value in _public(package).items() if (n, id(value)) not in documented]
+    assert not missing, f"no page of docs/api has these of {package}"
+
+
+@pytest.mark.parametrize("package", PUBLIC_PACKAGES)
+def test_every_public_class_and_function_says_what_it_is(package):
+    for name, value in _public(package).items():
+        if inspect.isclass(value) or inspect.isroutine(value):
+            documentation = vars(value).get("__doc__") if inspect.isclass(value) else value.__doc__
+            # A dataclass without a docstring is given its signature for one.
+            assert documentation and not documentation.startswith(f"{name}("), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_page_is_in_the_navigation(page):
+    if page.name != "README.md":
+        path = page.relative_to(ROOT / "docs").as_posix()
+        assert re.search(rf"[ ]{re.escape(path)}$", (ROOT / "mkdocs.yml").read_text(), re.M)

@@ -40,10 +40,12 @@ class HypergraphDataset:
 
     @property
     def num_nodes(self) -> int:
+        """How many nodes there are."""
         return self.features.shape[0]
 
     @property
     def num_incidences(self) -> int:
+        """Pairs of a node and a hyperedge that it is in."""
         return self.node_ids.shape[0]
 
     @property

@@ -39,10 +39,12 @@ class NodeDataset:
 
     @property
     def num_nodes(self) -> int:
+        """How many nodes there are."""
         return self.features.shape[0]
 
     @property
     def num_edges(self) -> int:
+        """Directed edges: one that is undirected counts twice."""
         return self.senders.shape[0]
 
     @property

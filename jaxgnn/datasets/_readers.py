@@ -18,6 +18,7 @@ READERS: dict[str, Callable[..., NodeDataset]] = {
     "ogbn-proteins": partial(read_ogb, name="ogbn-proteins"),
     "ogbn-arxiv": partial(read_ogb, name="ogbn-arxiv"),
 }
+"""The reader of each published data set, by the name that `read` takes."""
 
 
 def read(name: str, path: str | PathLike[str], **options: Any) -> NodeDataset:

@@ -49,6 +49,7 @@ SCALES: dict[str, SyntheticScale] = {
         132_534, 78_500_000, 8, 64, 0.4, tasks=112, train=0.65, validation=0.16
     ),
 }
+"""Sizes that `synthetic` takes by name; all but "tiny" are near those of published graphs."""
 
 
 def synthetic(

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 Normalization = Literal["mean", "sym"]
+"""What degrees divide: ``"mean"`` is ``D⁻¹ A``, ``"sym"`` is ``D_r^-½ A D_c^-½``."""
 
 
 def degree_scales(

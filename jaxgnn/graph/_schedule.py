@@ -14,6 +14,8 @@ from jaxtyping import Array, Int
 from jaxgnn.graph._arrays import KeepsArrays, is_concrete, own
 
 MAX_EDGES_PER_UNIT = 256
+"""Edges of a work unit at most; longer rows are cut into several."""
+
 MAX_UNITS_PER_PIECE = 16
 
 

@@ -29,6 +29,7 @@ HypergraphKind = Literal[
     "allsettransformer",
     "hypergcn",
 ]
+"""Convolutions of a ``HypergraphGNN``, which says what each of them is."""
 
 _CONVOLUTIONS: dict[str, Callable[..., nnx.Module]] = {
     "hgnn": partial(nn.HypergraphConv, normalization="sym"),

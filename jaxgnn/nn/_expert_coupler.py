@@ -23,6 +23,7 @@ from jaxgnn.nn._maxk import check_widths
 from jaxgnn.nn._options import any_activation, at_least, checked_options
 
 Strategy = Literal["all_pairs", "all_triples", "all", "alone"]
+"""Which experts share a hyperedge: every two, every three, all of them, or none."""
 
 _SUBSETS = {"alone": 1, "all_pairs": 2, "all_triples": 3}
 

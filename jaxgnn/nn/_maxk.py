@@ -15,7 +15,9 @@ from jaxgnn.nn._dropout import dropout as dropout
 from jaxgnn.nn._options import at_least, checked_options, is_integer
 
 Activation = Literal["maxk", "relu"]
+"""The activation in front of the aggregation of a graph convolution."""
 KernelMode = Literal["auto", "maxk", "dense"]
+"""How compressed rows are aggregated: as ``ops.maxk_spmm`` chooses, k-sparse, or expanded first."""
 
 
 class MaxK(nnx.Module):

@@ -30,6 +30,7 @@ from jaxgnn.ops._eager import runs_now
 from jaxgnn.ops._one_platform import on_a_gpu
 
 Name = Literal["xla", "pallas", "ffi"]
+"""Implementations: plain JAX, Pallas kernels, kernels that were compiled at install time."""
 Platform = Literal["cpu", "cuda"]
 
 _default_implementation = jax.make_user_context(default_value=None)

@@ -105,3 +105,4 @@ MHC_PRESETS: Mapping[Preset, MHCConvention] = _Presets(
         "liger": MHCConvention(pre_eps=0.0, last="columns"),
     }
 )
+"""The conventions of other implementations by name, read-only."""

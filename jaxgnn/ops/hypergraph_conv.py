@@ -41,6 +41,7 @@ from jaxgnn.ops.reference.hypergraph_conv import AttentionMode as AttentionMode
 from jaxgnn.ops.reference.hypergraph_conv import Weighting as Weighting
 
 HypergraphPath = Literal["auto", "sums", "mixing"]
+"""``"sums"`` takes two ``spmm``, ``"mixing"`` one small matrix; ``"auto"`` goes by the nodes."""
 
 HYPERGRAPH_CONV = dispatch.Kernel(
     "hypergraph_conv", {"xla": dispatch.xla(reference.hypergraph_conv)}

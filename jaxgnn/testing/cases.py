@@ -79,6 +79,7 @@ GRAPHS = (
     GraphCase("hub_row_spans_tasks", lambda: _random(300, 40_000, hub=39_000).normalized("mean")),
     GraphCase("hub_sender_spans_tasks", lambda: _random(300, 40_001, hub=39_000).transpose()),
 )
+"""Graphs to test an op on: empty, irregular, padded, normalised, with hubs."""
 
 
 def _positive(graph: CSRGraph) -> CSRGraph:
@@ -96,10 +97,9 @@ def _bfloat16(graph: CSRGraph) -> CSRGraph:
     )
 
 
-# Feature widths: one, odd, a vector, no power of two, the last with 8-bit ids and beyond.
 DIMS = (1, 3, 16, 70, 256, 300)
+"""Feature widths: one, odd, a vector, no power of two, the last with 8-bit ids and beyond."""
 
-# (dim, k) with tails below a vector or a warp, k = 1, k = dim, and 16-bit column ids.
 MAXK_SHAPES = (
     (1, 1),
     (8, 1),
@@ -113,5 +113,7 @@ MAXK_SHAPES = (
     (256, 255),
     (300, 32),
 )
+"""(dim, k) with tails below a vector or a warp, k = 1, k = dim, and 16-bit column ids."""
 
 DTYPES = ("float32", "bfloat16")
+"""Names of the dtypes that ops are tested in."""

@@ -15,6 +15,7 @@ from jaxtyping import Array
 from jaxgnn.ops.reference._dtypes import accumulation_dtype
 
 Name = Literal["relu", "gelu", "gelu_exact", "silu", "mish", "squared_relu"]
+"""Activations that ops know by name; gelu is computed by tanh, or exactly by erf."""
 
 
 @dataclass(frozen=True)

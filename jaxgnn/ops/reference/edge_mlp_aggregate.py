@@ -16,6 +16,7 @@ from jaxgnn.ops.reference._dtypes import accumulation_dtype
 from jaxgnn.ops.reference.fused_mlp import fused_mlp
 
 Reduce = Literal["sum", "mean", "max"]
+"""What a node makes of the messages that it gets."""
 
 
 def edge_mlp_aggregate(

@@ -16,6 +16,7 @@ from jaxgnn.ops.reference._dtypes import accumulation_dtype
 from jaxgnn.ops.reference.maxk import maxk
 
 Precision = Literal["highest", "tf32", "bf16x3"]
+"""Products of float32 numbers in float32, in TF32, or as three products of bfloat16 parts."""
 
 # What JAX calls them. HIGH is its "tensorfloat32": unlike the algorithm of that name it is there
 # on every backend. The last is float32 where a backend has nothing faster, as on CPU.

@@ -24,7 +24,9 @@ from jaxgnn.ops.reference._finite import (
 from jaxgnn.ops.reference.fused_linear import Precision, behind_barrier, product
 
 Weighting = Literal["paper", "pyg"]
+"""Hyperedges' weights in the formula of the paper, or in degrees alone as in torch-geometric."""
 AttentionMode = Literal["node", "edge"]
+"""Softmax over the nodes of each hyperedge, or over the hyperedges of each node."""
 
 # Nodes up to which the mixing of many tokens is written out, term by term.
 _FEW_NODES = 16
