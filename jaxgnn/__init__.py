@@ -7,3 +7,18 @@ from jaxgnn.graph import Incidence as Incidence
 from jaxgnn.ops import default_implementation as default_implementation
 from jaxgnn.ops import deterministic as deterministic
 from jaxgnn.ops import verify as verify
+
+# Imported when they are first asked for: they take Flax and more with them.
+_MODULES = ("datasets", "models", "nn", "pretrained", "testing", "training")
+
+
+def __getattr__(name: str):
+    if name in _MODULES:
+        import importlib
+
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})

@@ -213,3 +213,19 @@ def test_importing_the_library_registers_and_loads_nothing():
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment
     )
     assert result.returncode == 0, result.stderr
+
+
+def test_modules_are_there_after_importing_the_library_alone():
+    code = (
+        "import sys, jaxgnn\n"
+        "assert 'flax' not in sys.modules\n"
+        "assert {'graph', 'ops', 'nn', 'models', 'training'} <= set(dir(jaxgnn))\n"
+        "found = [jaxgnn.graph.CSRGraph, jaxgnn.ops.spmm, jaxgnn.nn.GCNConv]\n"
+        "found += [jaxgnn.models.MaxKGNN, jaxgnn.datasets.read_ogb, jaxgnn.training.fit]\n"
+        "assert jaxgnn.nn is sys.modules['jaxgnn.nn'] and not hasattr(jaxgnn, 'nonesuch')\n"
+    )
+    environment = os.environ | {"JAX_PLATFORMS": "nonesuch"}
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment
+    )
+    assert result.returncode == 0, result.stderr
