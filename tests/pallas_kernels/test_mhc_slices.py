@@ -217,7 +217,7 @@ def test_tiles_are_one_wave_within_shared_memory(tokens, dim, n, adds, mixes):
     ],
 )
 def test_what_is_left_to_others_makes_the_longest_block_shorter(slices, tokens, shares, longest):
-    assert Shares.even(slices, tokens) == shares
+    assert Shares.even(H100, slices, tokens) == shares
     own = -(-(-(-tokens // 64) - shares.rest) // shares.ranges)
     of_others = -(-slices // shares.others) * shares.rest if shares.rest else 0
     assert max(own, of_others) == longest
