@@ -75,7 +75,7 @@ def forward_limits(x: Any, kernels: Any, precision: str | None) -> str | None:
 def backward_limits(
     x: Any, kernels: Any, activation: str | None, precision: str | None
 ) -> str | None:
-    """Likewise of the backward pass, which makes some of the forward pass again."""
+    """Why the backward kernels do not take these layers; they make some of the forward again."""
     reason = forward_limits(x, kernels, precision)
     if reason is not None or x.dtype.name != "float32":
         return reason

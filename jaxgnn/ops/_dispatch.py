@@ -124,7 +124,7 @@ class Implementation:
 
     @property
     def platforms(self) -> tuple[Platform, ...]:
-        """Where it runs."""
+        """The platforms that this implementation runs on."""
         return tuple(self.runs)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @compiled
 def spmm(graph: CSRGraph, x: Float[Array, "cols dim"]) -> Float[Array, "rows dim"]:
-    """See ``jaxgnn.ops.spmm``."""
+    """The product of a sparse matrix and dense rows; arguments as ``jaxgnn.ops.spmm`` has them."""
     from pallas_kernels.graph import spmm as kernels
 
     return vary_like(x, kernels.spmm(pieces(graph), x))
@@ -38,7 +38,7 @@ def sddmm(
 def segment_softmax(
     graph: CSRGraph, logits: Float[Array, "edges heads"]
 ) -> Float[Array, "edges heads"]:
-    """See ``jaxgnn.ops.segment_softmax``."""
+    """Softmax over the edges of each row, by head."""
     from pallas_kernels.graph import segment_softmax as kernels
 
     return vary_like(logits, kernels.segment_softmax(pieces(graph), logits))
@@ -97,7 +97,7 @@ def gather_columns(
 
 @compiled
 def maxk_spmm(graph: CSRGraph, cbsr: CBSR) -> Float[Array, "rows dim"]:
-    """See ``jaxgnn.ops.maxk_spmm``."""
+    """The product of a sparse matrix and compressed rows of k entries each."""
     from pallas_kernels.maxk_spmm import maxk_spmm as kernels
 
     y = kernels.maxk_spmm(pieces(graph), cbsr.values, cbsr.indices, cbsr.dim)

@@ -43,7 +43,7 @@ def fused_linear(
     activation: str | None,
     precision: str | None,
 ) -> Float[Array, "*batch out"]:
-    """See ``jaxgnn.ops.fused_linear``."""
+    """``activation(x kernel + bias)`` of all rows, by one kernel."""
     from pallas_kernels.dense import fused_linear as kernels
 
     made = products(x.dtype, precision)
@@ -102,7 +102,7 @@ def fused_mlp(
     activation: str | None,
     precision: str | None,
 ) -> Float[Array, "*batch out"]:
-    """See ``jaxgnn.ops.fused_mlp``."""
+    """Dense layers with an activation between them, as many in a kernel as fit."""
     from pallas_kernels.dense import fused_mlp as kernels
 
     made = products(x.dtype, precision)

@@ -45,7 +45,7 @@ def edge_reduce_backward(
     *,
     options: EdgeOptions,
 ) -> EdgeOperands:
-    """Gradients of ``edge_reduce``."""
+    """Gradients of ``edge_reduce`` to all of its operands, in their layout."""
     from pallas_kernels.edge_mlp import edge_mlp_aggregate as kernels
 
     if operands.features is not None:  # what is of every edge is projected again
@@ -118,7 +118,7 @@ def limits(structure: CSRGraph, operands: EdgeOperands, *rest, options: EdgeOpti
 
 
 def _widths(operands: EdgeOperands) -> list[int]:
-    """Of what edges have, in front of the layers and behind each."""
+    """Features of an edge in front of the layers, and behind each of them."""
     return [operands.receivers.shape[-1], *(k.shape[1] for k in operands.kernels)]
 
 

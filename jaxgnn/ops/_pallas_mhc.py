@@ -22,7 +22,7 @@ def mhc_post(
     *,
     transposed: bool,
 ) -> Float[Array, "*batch n dim"]:
-    """See ``jaxgnn.ops.mhc_post``."""
+    """Mixes the streams of every token and adds the layer's output to them."""
     from pallas_kernels.mhc import mhc_post as kernels
 
     tokens = flat_tokens(x.ndim - 2, (x, f, h_post, h_res))
@@ -213,7 +213,7 @@ def mhc_post_pre_backward(
     post_scale: float,
     deterministic: bool,
 ) -> tuple[Array | None, ...]:
-    """Gradients to the first eight arguments; see ``pallas_kernels.mhc_post_pre``."""
+    """Gradients to the first eight arguments; see ``pallas_kernels.mhc.mhc_post_pre``."""
     del norm_eps  # in saved.inv_rms
     from pallas_kernels.mhc import mhc_post_pre as kernels
 

@@ -101,28 +101,21 @@ def forward_groups(stack: Stack) -> list[_Group]:
 
 def _stop(stack: Stack, start: int) -> int:
     """The layer behind the last one of the kernel that begins with ``start``."""
-    stops = range(start + 2, stack.layers + 1)
-    fits = itertools.takewhile(
-        lambda stop: DenseTile.choose(Chip.current(), stack.part(start, stop)), stops
-    )
+    chip, stops = Chip.current(), range(start + 2, stack.layers + 1)
+    fits = itertools.takewhile(lambda stop: DenseTile.choose(chip, stack.part(start, stop)), stops)
     stop = max(fits, default=start + 1)
-    if stop == start + 1 < stack.layers and PairTile.choose(
-        Chip.current(), stack.part(start, stop + 1)
-    ):
+    if stop == start + 1 < stack.layers and PairTile.choose(chip, stack.part(start, stop + 1)):
         return stop + 1
     return stop
 
 
 def backward_groups(stack: Stack) -> list[_Group]:
     """From the last on, two layers if they fit; behind the second must be nothing to go through."""
-    groups, stop = [], stack.layers
+    chip, groups, stop = Chip.current(), [], stack.layers
     while stop > 0:
         free = stop == stack.layers or stack.last is None or stack.last.of_output
-        pair = (
-            stop > 1
-            and free
-            and dense_backward.choose(Chip.current(), stack.part(stop - 2, stop).linear_last())
-        )
+        two = stack.part(stop - 2, stop).linear_last() if stop > 1 and free else None
+        pair = two is not None and dense_backward.choose(chip, two)
         start = stop - 2 if pair else stop - 1
         groups.insert(0, (start, stop))
         stop = start
@@ -132,12 +125,8 @@ def backward_groups(stack: Stack) -> list[_Group]:
 def float32_fits(widths: tuple[int, ...], precision: str) -> bool:
     """Whether each float32 layer between these widths fits a kernel, with a bias."""
     for pair in itertools.pairwise(widths):
-        if (
-            DenseTile.choose(
-                Chip.current(), Stack(pair, (True,), (None,), jnp.dtype("float32"), precision)
-            )
-            is None
-        ):
+        layer = Stack(pair, (True,), (None,), jnp.dtype("float32"), precision)
+        if DenseTile.choose(Chip.current(), layer) is None:
             return False
     return True
 

@@ -434,10 +434,8 @@ class _Walker:
 
     def _through_last(self, z, group, step) -> jax.Array:
         """The gradient to the last preactivation; those to the weights on the way."""
-        activation, dy = (
-            self.work.activation(self.work.layers),
-            tc.load_float32(self.tiles.at("dy")),
-        )
+        activation = self.work.activation(self.work.layers)
+        dy = tc.load_float32(self.tiles.at("dy"))
         if activation is None:
             values = known = z
         elif activation.of_output:

@@ -1,4 +1,4 @@
-"""What is known of GPUs, and that every choice of a tile keeps to the GPU that it is given."""
+"""What is known of GPUs, and that choices of tiles keep to the GPU that they are given."""
 
 import types
 
