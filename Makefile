@@ -59,8 +59,8 @@ HAS_GPU = import sys, jax; found = jax.default_backend(); \
   a GPU: name a Python whose JAX does with GPU_PYTHON=")
 
 # Each process of the tests takes memory when it needs it and keeps it, up to its own part of four
-# fifths of the GPU's, so that no other one runs out of what it was to have. The largest tests do not
-# fit 4.6 GB, the part of one of 14 processes on a GPU of 80 GB; one of six has 10.7 GB.
+# fifths of the GPU's, so that no other one runs out of what it was to have. The largest tests fit
+# 4.6 GB, the part of one of 14 processes on a GPU of 80 GB.
 GPU_MEMORY = XLA_PYTHON_CLIENT_PREALLOCATE=false \
   XLA_PYTHON_CLIENT_MEM_FRACTION=$(shell awk 'BEGIN { printf "%.3f", 0.8 / $(GPU_JOBS) }')
 

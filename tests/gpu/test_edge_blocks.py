@@ -32,9 +32,13 @@ def _many_senders(number):
 
 SHAPES = [(24, 5), (33, 4), (256, 16), (256, 33), (300, 96)]
 BUILDS = {case.name: case.build for case in GRAPHS} | LARGE
-# Of the graph of 17 M edges two shapes will do, and narrow ones of that whose features would take
-# the memory of a GPU that several processes share; bfloat16 has three tiles of it, float32 two.
-FEWER_SHAPES = {"large_blocks": [(256, 16), (256, 36)], "three_tiles": SHAPES[:2]}
+# Of the graph of 17 M edges two shapes will do. Features of many senders are narrow, for the memory
+# of a GPU that several processes share; bfloat16 has three tiles of the last, float32 two.
+FEWER_SHAPES = {
+    "large_blocks": [(256, 16), (256, 36)],
+    "two_tiles": [(24, 5), (33, 4), (64, 16), (64, 33), (128, 96)],
+    "three_tiles": SHAPES[:2],
+}
 CASES = [
     pytest.param(build, *shape, id=f"{name}-{shape}")
     for name, build in BUILDS.items()

@@ -1,7 +1,5 @@
 """Inputs of the ops of hyper-connections, away from every value at which a mistake hides."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
@@ -64,6 +62,15 @@ def length(batch, n, dim):
 
 
 def exactly(function, *arguments, **options):
-    """What a reference makes of these in float64."""
+    """What a reference makes of these in float64, as arrays of the host.
+
+    The arguments become float64 within the compiled program, and the results leave the device: the
+    widest of them are 550 MB each, and several processes share a GPU.
+    """
+
+    @jax.jit
+    def widened(arguments):
+        return function(*to_float64(arguments), **options)
+
     with jax.enable_x64(True):
-        return jax.jit(functools.partial(function, **options))(*to_float64(arguments))
+        return jax.device_get(widened(arguments))
