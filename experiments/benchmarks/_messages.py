@@ -67,6 +67,7 @@ def step_bytes(workload: Messages, itemsize: int) -> int:
 @contextlib.contextmanager
 def without_kernels():
     """What is traced meanwhile leaves the layers of edges to XLA, split as the op splits them."""
+    by_xla = {"cpu": ("xla",), "cuda": ("xla",)}
     left = {
         name: replace(
             getattr(edge_mlp_aggregate, name), preference={"cpu": ("xla",), "cuda": ("xla",)}
