@@ -69,9 +69,7 @@ def without_kernels():
     """What is traced meanwhile leaves the layers of edges to XLA, split as the op splits them."""
     by_xla = {"cpu": ("xla",), "cuda": ("xla",)}
     left = {
-        name: replace(
-            getattr(edge_mlp_aggregate, name), preference={"cpu": ("xla",), "cuda": ("xla",)}
-        )
+        name: replace(getattr(edge_mlp_aggregate, name), preference=by_xla)
         for name in ("FORWARD", "BACKWARD")
     }
     with mock.patch.multiple(edge_mlp_aggregate, **left):
