@@ -101,6 +101,7 @@ def launched(monkeypatch):
     return shared
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("held", [None, 5])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(

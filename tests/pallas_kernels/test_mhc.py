@@ -68,6 +68,7 @@ def _post_inputs(tokens, n, dim, dtype, scale=1.0):
     return streams((tokens,), n, dim, dtype, scale), *outputs((tokens,), n, dim, dtype, scale)
 
 
+@pytest.mark.costly
 @pytest.mark.emulated
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -108,6 +109,7 @@ SINKHORN = {"rows": {"last": "rows", "eps": 1e-6}, "columns": {"last": "columns"
 SINKHORN |= {f"{last}, logarithms": {"last": last, "eps": 0.0} for last in ("rows", "columns")}
 
 
+@pytest.mark.costly
 @pytest.mark.emulated
 @pytest.mark.parametrize("options", SINKHORN.values(), ids=SINKHORN)
 @pytest.mark.parametrize("n, count", [(2, 1), (4, 100), (8, 17)])
@@ -163,6 +165,7 @@ PRE = {"norm_eps": 1e-6, "pre_eps": 1e-3, "post_scale": 2.0}
 _reference_of_pre = jax.jit(functools.partial(pre_reference.mhc_pre, **PRE))
 
 
+@pytest.mark.costly
 @pytest.mark.emulated
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tokens, n, dim", SHAPES)
@@ -175,6 +178,7 @@ def test_pre(tokens, n, dim, dtype):
         _assert_all_close([*made, *saved], [*exact, *exactly_saved], n * dim)
 
 
+@pytest.mark.costly
 @pytest.mark.emulated
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tokens, n, dim", SHAPES)
@@ -206,6 +210,7 @@ def test_blocks_of_many_tokens_that_take_turns(monkeypatch, dtype):
         _assert_all_close(made, [*exact, *exactly_saved], 4 * 64)
 
 
+@pytest.mark.costly
 @pytest.mark.emulated
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_what_is_not_finite_in_pre_stays_with_its_token(n):
@@ -234,6 +239,7 @@ def _size_of_terms(x, f, h_post, h_res, *rest, transposed, **constants):
     return post_reference.mhc_post_backward(*sizes, transposed=transposed)
 
 
+@pytest.mark.costly
 @pytest.mark.emulated
 @pytest.mark.parametrize(
     "tokens, n, dim, dtype, transposed",
@@ -352,6 +358,7 @@ def _pre_structs(batch, n, dim, dtype):
     return _structs(((*batch, n, dim), dtype), *((shape, f32) for shape in shapes))
 
 
+@pytest.mark.costly
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", [2, 4, 8])
@@ -372,6 +379,7 @@ def test_pre_lowers_with_its_gradients(tokens, dim, return_streams, n, dtype):
     assert len(kernels) == 3 + adds_up + in_two_passes
 
 
+@pytest.mark.costly
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize(
     "tokens, n, dim, dtype, kernels",
