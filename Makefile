@@ -6,6 +6,7 @@
 #   make lint          formatting, lint, types
 #   make docs          the documentation as a site, in site/
 #   make bench         benchmark tables of this machine's CPU, small sizes
+#   make gpu-test      on a GPU box: build, and tests as `make test` has them
 #   make gpu-check     on a GPU box: build, all tests, benchmark tables; no network needed
 #   make bench-report  draws a picture and prints a table of what these two have measured
 #
@@ -23,7 +24,7 @@ CASES ?= some
 # Test processes on the CPU, each of which begins with a part of its own, so that tests of one file
 # find each other's fixtures and compiled programs; and on a GPU box, where they share the GPU.
 JOBS ?= 2
-GPU_JOBS ?= 6
+GPU_JOBS ?= 14
 # The Python of a GPU box: it has JAX for its GPU, our other dependencies, those of `dev` and those of
 # the build. With GPU_PIP empty, pip fetches what is missing there.
 GPU_PYTHON ?= python3
@@ -44,7 +45,7 @@ JAX_REQUIREMENT := $(if $(filter latest,$(JAX)),--upgrade jax jaxlib,jax==$(JAX)
 SOURCES := pyproject.toml $(wildcard ffi/CMakeLists.txt ffi/*/*.cc ffi/*/*.cu ffi/include/*/*.h \
   pallas_kernels/*/__init__.py)
 
-.PHONY: demo test test-all lint docs bench bench-report gpu-check cuda-check wheel-check clean
+.PHONY: demo test test-all lint docs bench bench-report gpu-installed gpu-test gpu-check cuda-check wheel-check clean
 .DELETE_ON_ERROR:
 
 PYTEST = JAX_PLATFORMS=cpu $(BIN)/python -m pytest -m '$(TESTS)' --numprocesses $(JOBS) \
@@ -64,6 +65,9 @@ HAS_GPU = import sys, jax; found = jax.default_backend(); \
 # 4.6 GB, the part of one of 14 processes on a GPU of 80 GB.
 GPU_MEMORY = XLA_PYTHON_CLIENT_PREALLOCATE=false \
   XLA_PYTHON_CLIENT_MEM_FRACTION=$(shell awk 'BEGIN { printf "%.3f", 0.8 / $(GPU_JOBS) }')
+
+GPU_PYTEST = $(GPU_MEMORY) $(GPU_PYTHON) -m pytest -q -p no:benchmark --numprocesses $(GPU_JOBS) \
+  --dist worksteal tests/gpu tests/ops tests/nn tests/models tests/graph
 
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PACKAGES := python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
@@ -119,12 +123,16 @@ bench: $(VENV)/installed
 bench-report: $(VENV)/installed
 	$(BIN)/python -m experiments.benchmarks.report $(MEASURED)
 
-gpu-check:
+gpu-installed:
 	@$(GPU_PYTHON) -c '$(HAS_GPU)'
 	$(GPU_PYTHON) -m pip install --quiet $(GPU_PIP) --editable .
 	$(GPU_PYTHON) -m jaxgnn._info
-	$(GPU_MEMORY) $(GPU_PYTHON) -m pytest -q -p no:benchmark \
-	  --numprocesses $(GPU_JOBS) tests/ops tests/nn tests/models tests/graph tests/gpu
+
+gpu-test: gpu-installed
+	$(GPU_PYTEST) -m 'not long' --cases some
+
+gpu-check: gpu-installed
+	$(GPU_PYTEST)
 	$(GPU_PYTHON) -m experiments.benchmarks --scale $(GPU_SCALE) $(MEASURED)
 	$(GPU_PYTHON) -m experiments.benchmarks.report $(MEASURED)
 

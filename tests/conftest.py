@@ -62,7 +62,7 @@ def pytest_addoption(parser):
         "--cases",
         choices=["all", "some", "first"],
         default="all",
-        help="of a test with parameters all cases; or if it is marked costly two that differ in "
+        help="of a test with parameters all cases; or if it is marked costly a few that differ in "
         "most parameters; or of each test only the first one, unless it says that something lowers",
     )
 
@@ -103,10 +103,12 @@ def _first(cases):
     return cases if "lower" in cases[0].name else cases[:1]
 
 
-def _differing(cases, most=2):
+def _differing(cases):
     """All cases; of a costly test those few that show the most values of its parameters."""
-    if cases[0].get_closest_marker("costly") is None:
+    costly = cases[0].get_closest_marker("costly")
+    if costly is None or not hasattr(cases[0], "callspec"):
         return cases
+    (most,) = costly.args or (2,)
     values = {case: _values(case) for case in cases}
     chosen, seen = [], set()
     for _ in range(min(most, len(cases))):

@@ -18,7 +18,7 @@ from jaxgnn.ops._mhc.reference import sinkhorn as sinkhorn_reference
 from jaxgnn.testing import DTYPES, assert_bit_equal, assert_close, random_array
 from tests.ops._mhc import exactly, outputs, parameters, streams
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.costly(8)]
 
 PALLAS = {"implementation": "pallas"}
 PRE = {"norm_eps": 1e-6, "pre_eps": 1e-3, "post_scale": 2.0}
