@@ -33,7 +33,7 @@ from pallas_kernels.dense.plan import MARKS, BackwardTile, TightTile, Work
 from pallas_kernels.dense.stack import Stack
 from pallas_kernels.dense.sums import Summer, Tiles, TilesOfTeams
 from pallas_kernels.dense.walker import Walker
-from pallas_kernels.tensor_cores import BLOCK, COLUMNS, PART, ROWS, WARPGROUP, Ring, Stream
+from pallas_kernels.tensor_cores import BLOCK, COLUMNS, PART, ROWS, WARPGROUP, Ring, TiledInput
 
 
 def backward(
@@ -157,13 +157,13 @@ def _scratch(work: Work, tile: BackwardTile) -> dict:
     terms, places = work.terms, (teams, tile.slots)
     kept = {k: terms.tiles(stack.dtype, teams, ROWS, w) for k, w in work.kept.items()}
     if tile.over:
-        kept["dz"] = dense_terms.made_tiles(stack.dtype, work.kept["dz"], work.share, teams)
+        kept["dz"] = dense_terms.reused_tiles(stack.dtype, work.kept["dz"], work.share, teams)
     split = {}
     if terms.split:
         split["tiles"] = [dense_terms.split_tiles(stack.dtype, w, *places) for w in summed]
     return {
-        "summed_streams": Ring.form(stack.dtype, summed, places) | split,
-        "brief_streams": Ring.form(stack.dtype, brief, (teams, tile.brief)) if brief else None,
+        "summed_streams": Ring.scratch(stack.dtype, summed, places) | split,
+        "brief_streams": Ring.scratch(stack.dtype, brief, (teams, tile.brief)) if brief else None,
         "kept": kept,
         "dx": None if tile.over else tc.chunked(stack.dtype, work.share, teams),
         "split": tc.Barrier(num_arrivals=tile.members, num_barriers=teams),
@@ -181,13 +181,13 @@ def _backward(work: Work, tile: BackwardTile | TightTile, below, scratch, *refer
     sources += biases[: len(work.loaded_biases)]
     targets = [kernel.at[0] for kernel in scratch["kernels"]]
     targets += [*([scratch["marks"]] if work.marks[1] else []), *scratch["biases"]]
-    tc.ask_for(sources, targets, scratch["loaded"])
+    tc.start_loads(sources, targets, scratch["loaded"])
     scratch = scratch | {"biases": scratch["biases"] or biases}
     if isinstance(tile, BackwardTile) and tile.over:
-        dz, dx_tiles = dense_terms.faces_of_made(scratch["kept"]["dz"])
+        dz, dx_tiles = dense_terms.reused_views(scratch["kept"]["dz"])
         scratch = scratch | {"kept": scratch["kept"] | {"dz": dz}, "dx": dx_tiles}
     warpgroup = lax.axis_index(WARPGROUP)
-    count = tc.own_tiles(dx.shape[0], lax.axis_index(BLOCK), tile.blocks)
+    count = tc.count_strided_tiles(dx.shape[0], lax.axis_index(BLOCK), tile.blocks)
     if isinstance(tile, TightTile):
         members, walk, tiles = _tight_parts(work, tile, below, scratch, arrays, dx)
     else:
@@ -223,12 +223,12 @@ def _parts(
     """What walkers do, and what summers add up."""
     widths = work.summed | work.brief
     streams = {
-        name: Stream(array, width, first if name == "x" else 0)
+        name: TiledInput(array, width, first if name == "x" else 0)
         for (name, width), array in zip(widths.items(), arrays, strict=True)
     }
     summed, terms = scratch["summed_streams"], [None] * len(work.summed)
     if work.terms.split:
-        tiles, terms = zip(*map(dense_terms.faces, summed["tiles"]), strict=True)
+        tiles, terms = zip(*map(dense_terms.split_views, summed["tiles"]), strict=True)
         summed = summed | {"tiles": tiles}
     ring = Ring(summed, [streams[name] for name in work.summed])
     brief = None

@@ -24,7 +24,7 @@ from pallas_kernels import tensor_cores as tc
 from pallas_kernels.chip import Chip
 from pallas_kernels.dense.products import PRODUCTS
 from pallas_kernels.dense.stack import Stack, add_bias
-from pallas_kernels.tensor_cores import BLOCK, PART, WARPGROUP, Ring, Stream
+from pallas_kernels.tensor_cores import BLOCK, PART, WARPGROUP, Ring, TiledInput
 
 # A thread has 128 sums of 256 columns, for which only two warpgroups have registers.
 _NARROW, _FEW = 128, 2
@@ -221,7 +221,7 @@ def _scratch(stack: Stack, tile: DenseTile, streams: int) -> dict:
     return {
         "kernels": [place(stack.dtype, *shape) for shape in itertools.pairwise(widths)],
         "biases": [tc.SMEM((width,), stack.dtype) for width in biases],
-        "ring": Ring.form(stack.dtype, streamed, places, barriers=barriers, room=room),
+        "ring": Ring.scratch(stack.dtype, streamed, places, barriers=barriers, room=room),
         "loaded": tc.Barrier(num_arrivals=stack.layers + sum(stack.biased)),
     }
 
@@ -236,8 +236,8 @@ def _forward(stack: Stack, tile: DenseTile, scratch, sources, kernels, biases, r
         kernels = [kernel.at[:, pl.ds(first, share)] for kernel in kernels]
         biases = [bias.at[pl.ds(first, share)] for bias in biases]
     targets = [*(kernel.at[0] for kernel in scratch["kernels"]), *scratch["biases"]]
-    tc.ask_for([*kernels, *biases], targets, scratch["loaded"])
-    streams = [Stream(x, stack.widths[0]), *(Stream(array, share, first) for array in dy)]
+    tc.start_loads([*kernels, *biases], targets, scratch["loaded"])
+    streams = [TiledInput(x, stack.widths[0]), *(TiledInput(array, share, first) for array in dy)]
     ring = Ring(scratch["ring"], streams)
     _Worker(stack, tile, scratch["kernels"], scratch["biases"], ring, result, first, bool(dy)).run(
         lambda: tc.barrier_wait(scratch["loaded"])
@@ -271,7 +271,7 @@ class _Worker:
     def run(self, parameters_are_there) -> None:
         """The tiles of the block whose number is the warpgroup's, modulo warpgroups."""
         tile, warpgroup, block = self.tile, lax.axis_index(WARPGROUP), lax.axis_index(BLOCK)
-        count = tc.own_tiles(self.result.shape[0], block, tile.blocks)
+        count = tc.count_strided_tiles(self.result.shape[0], block, tile.blocks)
 
         def rows(n):
             return tc.rows_of(block + n * tile.blocks)
@@ -291,11 +291,11 @@ class _Worker:
             pl.when(n < tile.slots)(functools.partial(load, n))
         parameters_are_there()
 
-        @pl.loop(0, tc.own(count, warpgroup, tile.warpgroups))
+        @pl.loop(0, tc.count_strided(count, warpgroup, tile.warpgroups))
         def _(i):
             n = warpgroup + i * tile.warpgroups
             self.ring.wait((lax.rem(n, tile.barriers),))
-            kernels = [kernel.at[tc.zero_in(i)] for kernel in self.kernels]
+            kernels = [kernel.at[tc.opaque_zero(i)] for kernel in self.kernels]
             place = (lax.rem(n, tile.slots),)
             if tile.direct:
                 z = self._multiply(kernels, place, _nothing)
@@ -310,7 +310,7 @@ class _Worker:
 
     def _multiply(self, kernels, place, reload) -> jax.Array:
         """All layers of a tile, as far as the last product."""
-        held, *_ = self.ring.held(place)
+        held, *_ = self.ring.tiles(place)
         products, x = PRODUCTS[self.stack.precision], held
         for layer, kernel in enumerate(kernels):
             z = products.multiply(held, kernel, _nothing if layer else reload)
@@ -324,8 +324,8 @@ class _Worker:
 
     def _copy(self, rows, z, place) -> None:
         """The last layer, by the copy engine."""
-        self._overwrite(self.stack.layers - 1, z, self.ring.held(place)[-1])
-        copied = self.ring.copied(place)[-1]
+        self._overwrite(self.stack.layers - 1, z, self.ring.tiles(place)[-1])
+        copied = self.ring.copy_tiles(place)[-1]
         size = copied.shape[-1]
         share = self.stack.widths[-1] // self.tile.parts
         for chunk in range(share // size):

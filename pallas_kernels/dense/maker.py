@@ -42,7 +42,7 @@ class Maker:
     def _own_chunks(self, width: int, zero, make) -> None:
         """``make(chunk, columns, is_first)`` for those of the member."""
         member, members = self.member, self.members
-        count = tc.own(width // COLUMNS, member, members)
+        count = tc.count_strided(width // COLUMNS, member, members)
         if count == 1:
             make(member + zero, tc.columns_at(0, member + zero), True)
             return

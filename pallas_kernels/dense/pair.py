@@ -23,13 +23,13 @@ from pallas_kernels import simt
 from pallas_kernels import tensor_cores as tc
 from pallas_kernels.chip import Chip
 from pallas_kernels.dense.stack import Stack, finish
-from pallas_kernels.tensor_cores import BLOCK, COLUMNS, RANK, ROWS, WARPGROUP, Ring, Stream
+from pallas_kernels.tensor_cores import BLOCK, COLUMNS, RANK, ROWS, WARPGROUP, Ring, TiledInput
 from pallas_kernels.tensor_cores.stores import (
-    Meet,
-    Pair,
-    SayFree,
+    InitChannel,
+    TileChannel,
+    ReleaseSlot,
     SendChunk,
-    WaitForPlace,
+    WaitForSlot,
     WaitForTile,
 )
 
@@ -114,13 +114,13 @@ def _scratch(stack: Stack, tile: PairTile) -> dict:
     width, room = stack.widths[0], max(stack.widths)
     kernels = [tc.tiles(stack.dtype, 1, *shape) for shape in stack.shapes]
     loads = [1 + biased for biased in stack.biased]
-    ring = Ring.form(stack.dtype, [width], (tile.slots,), barriers=(tile.barriers,), room=[room])
+    ring = Ring.scratch(stack.dtype, [width], (tile.slots,), barriers=(tile.barriers,), room=[room])
     return {
         "kernel": tc.RefUnion(*kernels),
         "bias": tc.SMEM((max(stack.widths[1:]),), stack.dtype) if any(stack.biased) else None,
         "ring": ring,
         "loaded": [tc.Barrier(num_arrivals=count) for count in loads],
-        "signals": tc.SMEM(Pair(tile.barriers).signals, jnp.uint32),
+        "signals": tc.SMEM(TileChannel(tile.barriers).signals, jnp.uint32),
     }
 
 
@@ -156,7 +156,7 @@ class _Block:
     @property
     def _count(self):
         """Tiles of the cluster."""
-        return tc.own_tiles(self.x.shape[0], lax.axis_index(BLOCK), self.tile.pairs)
+        return tc.count_strided_tiles(self.x.shape[0], lax.axis_index(BLOCK), self.tile.pairs)
 
     def _row(self, n):
         """The first of a tile."""
@@ -166,7 +166,7 @@ class _Block:
         return lax.rem(n, self.tile.slots)
 
     def _with(self, kind, numbers, references=(), products=(), **options) -> None:
-        """One of the kinds of ``Pair``."""
+        """One of the kinds of ``TileChannel``."""
         pair = kind(self.tile.barriers, **options)
         references = [*references, (self.scratch["signals"], ())]
         simt.inline(pair, numbers, references, products, cluster=_LAYERS)
@@ -178,17 +178,17 @@ class _Block:
         if bias is not None:
             sources.append(bias)
             targets.append(self.scratch["bias"].at[pl.ds(0, bias.shape[0])])
-        tc.ask_for(sources, targets, self.scratch["loaded"][layer])
-        self._with(Meet, [lax.axis_index(WARPGROUP)])
+        tc.start_loads(sources, targets, self.scratch["loaded"][layer])
+        self._with(InitChannel, [lax.axis_index(WARPGROUP)])
         tc.barrier_wait(self.scratch["loaded"][layer])
 
     def _each(self, body) -> None:
         """Does it for every tile of the warpgroup, with its number and a zero."""
         warpgroup, step = lax.axis_index(WARPGROUP), self.tile.warpgroups
 
-        @pl.loop(0, tc.own(self._count, warpgroup, step))
+        @pl.loop(0, tc.count_strided(self._count, warpgroup, step))
         def _(i):
-            body(warpgroup + i * step, tc.zero_in(i))
+            body(warpgroup + i * step, tc.opaque_zero(i))
 
     def _product(self, layer: int, tile, zero) -> jax.Array:
         chunks = [tile.at[chunk] for chunk in range(self.stack.widths[layer] // COLUMNS)]
@@ -208,8 +208,8 @@ class _Block:
     def run_first(self) -> None:
         """Reads tiles, and sends what the first layer makes of them."""
         tile, count = self.tile, self._count
-        ring = Ring(self.scratch["ring"], [Stream(self.x, self.stack.widths[0])])
-        matrices, _ = tc.faces(self.scratch["ring"]["tiles"][0])
+        ring = Ring(self.scratch["ring"], [TiledInput(self.x, self.stack.widths[0])])
+        matrices, _ = tc.tile_views(self.scratch["ring"]["tiles"][0])
         chunks = matrices.shape[1]
 
         def load(n):
@@ -226,7 +226,7 @@ class _Block:
             ring.wait((lax.rem(n, tile.barriers),))
             z = self._product(_FIRST, matrices.at[self._slot(n)], zero)
             load(n + tile.slots)
-            pl.when(n >= tile.slots)(lambda: self._with(WaitForPlace, [n - tile.slots]))
+            pl.when(n >= tile.slots)(lambda: self._with(WaitForSlot, [n - tile.slots]))
             for columns, values in self._finished(_FIRST, z):
                 number = self._slot(n) * chunks + columns.start // COLUMNS
                 memory = [(matrices, tc.tiled(self.stack.dtype))]
@@ -236,7 +236,7 @@ class _Block:
 
     def run_second(self) -> None:
         """Writes what the second layer makes of what has come."""
-        matrices, copied = tc.faces(self.scratch["ring"]["tiles"][0])
+        matrices, copied = tc.tile_views(self.scratch["ring"]["tiles"][0])
         nbytes = self.stack.row_bytes(self.stack.widths[1])
         self._begin(_SECOND)
 
@@ -262,6 +262,6 @@ class _Block:
 
         def give_back():
             tc.commit_smem()  # all warps have read it
-            self._with(SayFree, [n])
+            self._with(ReleaseSlot, [n])
 
         pl.when(n + self.tile.slots < self._count)(give_back)

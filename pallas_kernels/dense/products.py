@@ -57,7 +57,7 @@ def _place(dtype, rows: int, columns: int):
 
 
 def _multiply(rows, kernel, meanwhile) -> jax.Array:
-    return tc.product(*tc.by_chunks(rows, kernel), meanwhile=meanwhile)
+    return tc.product(*tc.chunked_factors(rows, kernel), meanwhile=meanwhile)
 
 
 def _rounded_to_tf32(kernel: jax.Array) -> jax.Array:
@@ -73,7 +73,7 @@ def _transposed_place(dtype, rows: int, columns: int):
 
 
 def _multiply_transposed(rows, kernel, meanwhile) -> jax.Array:
-    return tc.product(*tc.by_chunks(rows, kernel.T), meanwhile=meanwhile)
+    return tc.product(*tc.chunked_factors(rows, kernel.T), meanwhile=meanwhile)
 
 
 def _split(kernel: jax.Array) -> jax.Array:

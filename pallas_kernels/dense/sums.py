@@ -57,7 +57,7 @@ class TilesOfTeams:
         tc.barrier_wait(self.scratch["made"].at[team])
         streams = streams_of(self.work, self.ring, self.terms, place)
         # Of an only team the number is known.
-        zero = tc.zero_in(n)
+        zero = tc.opaque_zero(n)
         kept: dict[str, Sequence] = {
             name: self.work.terms.each(tile.at[team if self.tile.teams > 1 else zero])
             for name, tile in self.scratch["kept"].items()

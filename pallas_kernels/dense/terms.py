@@ -91,19 +91,19 @@ def split_tiles(dtype, width: int, *places: int):
     return tc.RefUnion(*chunked.refs, tc.tiles(jnp.bfloat16, *shape))
 
 
-def faces(union) -> tuple[Any, Any]:
+def split_views(union) -> tuple[Any, Any]:
     """What ``split_tiles`` is to a ring, and to the tensor cores once it was split."""
     *numbers, terms = union
     return numbers, terms
 
 
-def made_tiles(dtype, width: int, staged: int, places: int = 1):
+def reused_tiles(dtype, width: int, staged: int, places: int = 1):
     """Shared memory for the terms of tiles of rows, or for others that are copied."""
     chunked = tc.chunked(dtype, staged, places)
     return tc.RefUnion(_SPLIT.tiles(dtype, places, ROWS, width), *chunked.refs)
 
 
-def faces_of_made(union) -> tuple[Any, Any]:
+def reused_views(union) -> tuple[Any, Any]:
     """The terms, and the tile that is copied."""
     terms, *numbers = union
     return terms, numbers

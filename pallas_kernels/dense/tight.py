@@ -21,7 +21,7 @@ from pallas_kernels.dense import terms as dense_terms
 from pallas_kernels.dense.maker import Maker
 from pallas_kernels.dense.plan import TightTile, Work
 from pallas_kernels.dense.terms import Tile
-from pallas_kernels.tensor_cores import BLOCK, COLUMNS, Ring, Stream
+from pallas_kernels.tensor_cores import BLOCK, COLUMNS, Ring, TiledInput
 
 
 def scratch(work: Work) -> dict:
@@ -30,10 +30,10 @@ def scratch(work: Work) -> dict:
     members = TightTile.walkers
     barriers = {"barriers": (1,)}
     return {
-        "x": Ring.form(dtype, [before], (), **barriers)["full"],
-        "dy": Ring.form(dtype, [after], (), **barriers)["full"],
+        "x": Ring.scratch(dtype, [before], (), **barriers)["full"],
+        "dy": Ring.scratch(dtype, [after], (), **barriers)["full"],
         "read": dense_terms.split_tiles(dtype, max(before, after), 2),
-        "made": dense_terms.made_tiles(dtype, between, before),
+        "made": dense_terms.reused_tiles(dtype, between, before),
         # For the members alone; and for each layer, what its summer reads, and that it has.
         "met": tc.Barrier(num_arrivals=members),
         "ready": [tc.Barrier(num_arrivals=members) for _ in range(2)],
@@ -55,9 +55,9 @@ class _Room:
 
     def rings(self, x, dy) -> tuple[Ring, Ring]:
         """That of each stream, in the same places."""
-        numbers, _ = dense_terms.faces(self.scratch["read"])
+        numbers, _ = dense_terms.split_views(self.scratch["read"])
         before, _, after = self.work.stack.widths
-        named = (("x", Stream(x, before)), ("dy", Stream(dy, after)))
+        named = (("x", TiledInput(x, before)), ("dy", TiledInput(dy, after)))
         x_ring, dy_ring = (
             Ring({"tiles": [numbers], "full": self.scratch[name]}, [stream])
             for name, stream in named
@@ -66,8 +66,8 @@ class _Room:
 
     def streams(self, n) -> dict[str, Tile]:
         """Of the n-th tile."""
-        numbers, terms = dense_terms.faces(self.scratch["read"])
-        numbers, _ = tc.faces(numbers)
+        numbers, terms = dense_terms.split_views(self.scratch["read"])
+        numbers, _ = tc.tile_views(numbers)
         x = lax.rem(n, 2)
         places = {"x": x, "dy": 1 - x}
         return {name: Tile(numbers.at[at], terms.at[at]) for name, at in places.items()}
@@ -75,8 +75,8 @@ class _Room:
     def held(self, zero) -> dict[str, Any]:
         """The kernels, and what is made: in one place, so one at a time."""
         each = self.work.terms.each
-        terms, numbers = dense_terms.faces_of_made(self.scratch["made"])
-        staged, copied = (face.at[zero] for face in tc.faces(numbers))
+        terms, numbers = dense_terms.reused_views(self.scratch["made"])
+        staged, copied = (face.at[zero] for face in tc.tile_views(numbers))
         made = each(terms.at[zero])
         kernels = [each(kernel.at[zero]) for kernel in self.scratch["kernels"]]
         both = {"dx": staged, "copied_dx": copied, "hidden": made, "dz": made}
@@ -100,7 +100,7 @@ class TilesOfLayer:
     def take(self, n) -> tuple[dict[str, Tile], dict[str, Sequence], Any]:
         """See ``Tiles``."""
         tc.barrier_wait(self.scratch["ready"][self.layer])
-        room, zero = _Room(self.work, self.scratch), tc.zero_in(n)
+        room, zero = _Room(self.work, self.scratch), tc.opaque_zero(n)
         made = "hidden" if self.layer else "dz"
         return room.streams(n), {made: room.held(zero)[made]}, zero
 
@@ -142,7 +142,7 @@ class TightWalker(Maker):
 
         @pl.loop(0, count)
         def _(n):
-            streams, held, place = room.streams(n), room.held(tc.zero_in(n)), lax.rem(n, 2)
+            streams, held, place = room.streams(n), room.held(tc.opaque_zero(n)), lax.rem(n, 2)
             x_ring.wait((0,))
             self._split_stream(streams["x"], self.work.stack.widths[0], held["zero"])
             tc.commit_smem()

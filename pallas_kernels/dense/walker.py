@@ -43,7 +43,7 @@ class Walker(Maker):
     def run(self, count) -> None:
         """All tiles of the block whose number is the team's, modulo teams."""
         tile, team = self.tile, self.team
-        made = tc.own(count, team, tile.teams)
+        made = tc.count_strided(count, team, tile.teams)
         summed = self.scratch["summed"].at[team]
 
         def rows(i):
@@ -109,7 +109,7 @@ class Walker(Maker):
         if self.brief:
             place = (self.team, lax.rem(i, self.tile.brief))
             self.brief.wait(place)
-            held |= zip(self.work.brief, map(Tile, self.brief.held(place)), strict=True)
+            held |= zip(self.work.brief, map(Tile, self.brief.tiles(place)), strict=True)
         return held
 
     def _split(self, streams: dict[str, Tile], zero) -> None:
@@ -123,12 +123,12 @@ class Walker(Maker):
 
     def _held(self, i) -> dict[str, Any]:
         """What else is in shared memory: the kernels, and what the team makes."""
-        zero = tc.zero_in(i)
+        zero = tc.opaque_zero(i)
         team = self.team if self.tile.teams > 1 else zero
         each = self.work.terms.each
         kernels = [each(kernel.at[zero]) for kernel in self.scratch["kernels"]]
         kept = {name: each(tile.at[team]) for name, tile in self.scratch["kept"].items()}
-        staged, copied = (face.at[team] for face in tc.faces(self.scratch["dx"]))
+        staged, copied = (face.at[team] for face in tc.tile_views(self.scratch["dx"]))
         return {"zero": zero, "kernels": kernels, "dx": staged, "copied_dx": copied} | kept
 
     def _make_dz(self, streams: dict, held: dict, reuse) -> None:
@@ -178,6 +178,6 @@ class Walker(Maker):
 
 def streams_of(work: Work, ring: Ring, terms: Sequence, place: tuple) -> dict[str, Tile]:
     """The tiles of the streams that are summed, in this place of their ``ring``."""
-    held = zip(ring.held(place), terms, strict=True)
+    held = zip(ring.tiles(place), terms, strict=True)
     tiles = [Tile(numbers, None if term is None else term.at[place]) for numbers, term in held]
     return dict(zip(work.summed, tiles, strict=True))

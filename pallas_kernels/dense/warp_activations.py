@@ -115,7 +115,7 @@ def _value(warp: Warp, x: Any) -> Value:
 
 
 def _binary(name: str) -> Callable[..., Value]:
-    return lambda warp, a, b: warp.binary(name, *warp.alike(a, b))
+    return lambda warp, a, b: warp.binary(name, *warp.promote(a, b))
 
 
 # Of the operations on arrays that the formulae have; an operand may be a number.

@@ -90,7 +90,7 @@ class GatherEdges:
                 warp.when(warp.thread < ROWS, bring)
 
         warp.when(step < steps, gather)
-        warp.end_copies()
+        warp.commit_copies()
 
     def _bring_factor(self, warp: Warp, place: Place, step, weights: Any, factors: Array) -> None:
         real, edge = place.edge(warp, step)
@@ -156,7 +156,7 @@ class WaitForAllCopies:
     """Until all that were begun have ended."""
 
     def __call__(self, warp: Warp) -> None:
-        warp.end_copies()
+        warp.commit_copies()
         warp.wait_for_copies(0)
 
 

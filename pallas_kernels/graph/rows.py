@@ -129,7 +129,7 @@ class Pieces:
             left = (num_pieces - first + (warp.count - 1)) // warp.count
 
             def take_one(lane, _):
-                body(Piece(*(warp.share(value, lane) for value in found)))
+                body(Piece(*(warp.shuffle_wide(value, lane) for value in found)))
 
             warp.loop(warp.i32(0), left.least(LANES), 1, (), take_one)
 
@@ -241,10 +241,10 @@ class _AddPieces:
             found = warp.ballot((length > size) & (mine <= last))
 
             def take_one(left):
-                row = first + warp.first_bit(left)
+                row = first + warp.lowest_bit(left)
                 warp.when(inside, lambda: add_row(row))
                 return left & (left - 1)
 
-            warp.repeat(lambda left: left != 0, take_one, found)
+            warp.while_loop(lambda left: left != 0, take_one, found)
 
         warp.loop(warp.number * LANES, graph.num_rows, warp.count * LANES, (), look_through)

@@ -367,7 +367,7 @@ class _OfLongRows:
             warp.when(piece.slot >= 0, lambda: finish(piece))
             return number + warp.count
 
-        warp.repeat(is_full, take, warp.number)
+        warp.while_loop(is_full, take, warp.number)
 
 
 def _store_floats(array: Array, index: Value, values: list[Value]) -> None:

@@ -259,7 +259,7 @@ class _Walk:
 
         def load(i: Value) -> None:
             warp.when(i < count, lambda: self._load(i, token(i)))
-            warp.end_copies()
+            warp.commit_copies()
 
         def work(i, carry):
             load(i + tile.ahead)
@@ -418,8 +418,8 @@ class _Backward:
                 return quickly(i, token, x, totals)
             # The gradient in front of the activation is made of all features.
             strange = _strange(warp, _preactivation(warp, walk.row(0), x, bias))
-            totals = warp.change(~strange, totals, functools.partial(quickly, i, token, x))
-            return warp.change(strange, totals, functools.partial(exactly, i, token))
+            totals = warp.update_when(~strange, totals, functools.partial(quickly, i, token, x))
+            return warp.update_when(strange, totals, functools.partial(exactly, i, token))
 
         def quickly(i, token, x, totals):
             made = [[zero] * _ENTRIES for _ in nodes]
@@ -481,7 +481,7 @@ class _Backward:
         """Adds up what lanes and warps have, one after another."""
         warp, tile, count = walk.warp, self.tile, walk.nodes**2
         first = warp.thread // LANES * pairs.shape[1]
-        for number, total in warp.sum_each(totals.pairs, LANES):
+        for number, total in warp.sum_scatter(totals.pairs, LANES):
             pairs.store(first + number, total)
         sums = [warp.sum_groups(value, tile.lanes) for value in totals.columns]
         columns.store(warp.thread * _ENTRIES, *sums)

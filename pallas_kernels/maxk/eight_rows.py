@@ -101,7 +101,7 @@ class EightRows:
             return warp.ballot(~(is_done | are_equal)), drop_last(warp, marks, alike, surplus)
 
         # A single row is sooner looked at again.
-        left, marks = warp.change(warp.population(left) > QUAD, (left, marks), drop_equals)
+        left, marks = warp.update_when(warp.popcount(left) > QUAD, (left, marks), drop_equals)
         rank = warp.fma(rule.format.to_float(warp, threshold), deviation, mean)
         return rule, self._look_again(warp, rule, x, first, left, key_of(warp, rank), marks)
 
@@ -109,7 +109,7 @@ class EightRows:
         """Entries of the lane's row that are equal to one of them."""
         one, first = self._rank(row.load(column)), warp.lane % QUAD * _NEIGHBOURS
         # A loop of unknown length: unrolled, it would keep what was read before in registers.
-        start = warp.anew(warp.i32(0))
+        start = warp.opaque_copy(warp.i32(0))
 
         def add(at, count):
             words = row.load_words(first + at, _NEIGHBOURS)
@@ -138,7 +138,7 @@ class EightRows:
 
         def take(carry):
             left, marks = carry
-            lane = warp.first_bit(left)
+            lane = warp.lowest_bit(left)
             row = x.row((first + lane // QUAD).least(x.shape[0] - 1))
             mask, _ = one.keep(warp, row, warp.shuffle(guess, lane))
             words = _together(warp, mask, one.own)
@@ -149,7 +149,7 @@ class EightRows:
             ]
             return left & ~(warp.constant("u32", 0xF) << lane.bits("u32")), marks
 
-        _, marks = warp.repeat(lambda carry: carry[0] != 0, take, (left, marks))
+        _, marks = warp.while_loop(lambda carry: carry[0] != 0, take, (left, marks))
         return marks
 
 

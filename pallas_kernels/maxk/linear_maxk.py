@@ -215,7 +215,7 @@ class _Plan:
 def _run(plan: _Plan, scratch, x, kernel, biases, values, columns) -> None:
     """A warpgroup's part."""
     part = lax.axis_index(WARPGROUP)
-    count = tc.own_tiles(plan.rows, lax.axis_index(BLOCK), plan.tile.blocks)
+    count = tc.count_strided_tiles(plan.rows, lax.axis_index(BLOCK), plan.tile.blocks)
     parts = (
         lambda: _multiply(plan, scratch, count, kernel, biases),
         lambda: _select(plan, scratch, count, part - _SELECTOR, x, values, columns),
@@ -227,7 +227,7 @@ def _run(plan: _Plan, scratch, x, kernel, biases, values, columns) -> None:
 def _multiply(plan: _Plan, scratch, count, kernel, biases) -> None:
     """Puts the product in the place of the input."""
     stack, weights = plan.stack, scratch["weights"]
-    ring, _ = tc.faces(scratch["ring"])
+    ring, _ = tc.tile_views(scratch["ring"])
     tc.set_max_registers(plan.share.registers[_MULTIPLIER], action="increase")
     tc.copy_gmem_to_smem(kernel, weights.at[0], scratch["loaded"])
     columns = tc.columns_of(stack.widths[1])
@@ -235,7 +235,7 @@ def _multiply(plan: _Plan, scratch, count, kernel, biases) -> None:
 
     @pl.loop(0, count)
     def _(i):
-        first, zero = plan.first_chunk(i), tc.zero_in(i)
+        first, zero = plan.first_chunk(i), tc.opaque_zero(i)
         # While the tile is on its way.
         sums = [_sums_before(plan, biases, zero, part) for part in plan.parts]
         tc.barrier_wait(scratch["full"].at[plan.stage(i)])
@@ -270,7 +270,7 @@ def _add_products(plan: _Plan, sums: Sequence[jax.Array], chunks, weights) -> Se
             for total, part in zip(totals, plan.parts, strict=True):
                 tc.wgmma(total, chunks[n], weights.at[rows, part])
 
-    return tc.added_to(sums, multiply)
+    return tc.accumulate_into(sums, multiply)
 
 
 def _select(plan: _Plan, scratch, count, number, x, values, columns) -> None:
@@ -278,7 +278,7 @@ def _select(plan: _Plan, scratch, count, number, x, values, columns) -> None:
     stack, tile = plan.stack, plan.tile
     pair, half = number // _PAIR, lax.rem(number, _PAIR)
     keep = KeepLargest(stack.widths[1], plan.k, plan.by_magnitude, Format.of(stack.dtype))
-    ring, _ = tc.faces(scratch["ring"])
+    ring, _ = tc.tile_views(scratch["ring"])
     tc.set_max_registers(plan.share.registers[_SELECTOR], action="decrease")
 
     def load(i):
@@ -291,9 +291,9 @@ def _select(plan: _Plan, scratch, count, number, x, values, columns) -> None:
     of_first_tile = jnp.int32(pair == 0)
     pl.loop(0, of_first_tile)(load_own)
     tc.barrier_wait(scratch["loaded"])
-    pl.loop(of_first_tile, tc.own(tile.ring, pair, tile.pairs))(load_own)
+    pl.loop(of_first_tile, tc.count_strided(tile.ring, pair, tile.pairs))(load_own)
 
-    @pl.loop(0, tc.own(count, pair, tile.pairs))
+    @pl.loop(0, tc.count_strided(count, pair, tile.pairs))
     def _(n):
         i = pair + n * tile.pairs
         tc.barrier_wait(scratch["made"].at[plan.stage(i)])
@@ -307,7 +307,7 @@ def _select(plan: _Plan, scratch, count, number, x, values, columns) -> None:
 
 def _load(plan: _Plan, scratch, i, half, x) -> None:
     """Asks for half of the rows of tile ``i``, each warp for its own."""
-    _, ring = tc.faces(scratch["ring"])
+    _, ring = tc.tile_views(scratch["ring"])
     first, full = plan.first_chunk(i), scratch["full"].at[plan.stage(i)]
 
     def ask(warp):

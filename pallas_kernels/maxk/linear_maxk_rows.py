@@ -33,7 +33,7 @@ class EndUse:
 
     def __call__(self, warp: Warp) -> None:
         """What all lanes have read and written comes first."""
-        warp.release_shared()
+        warp.fence_async_proxy()
         warp.sync()
 
 

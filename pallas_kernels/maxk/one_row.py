@@ -87,7 +87,7 @@ class OneRow:
                 rank = rank + is_equal.to("i32")
             return _mask(warp, keep)
 
-        return warp.change(count != self.k, mask, drop_equals), low
+        return warp.update_when(count != self.k, mask, drop_equals), low
 
     def _load_keys(self, warp, row) -> list[Value]:
         """Integers that order like the ranks; zero, below all ranks, behind the last column."""
@@ -149,7 +149,7 @@ class OneRow:
 
         zero = warp.i32(0)
         start = low, high, warp.i32(self.dim), zero, guess, zero
-        low, _, count, above, *_ = warp.repeat(goes_on, narrow, start)
+        low, _, count, above, *_ = warp.while_loop(goes_on, narrow, start)
         return low, count, above
 
     def _range(self, warp, keys) -> tuple[Value, Value, Value]:
@@ -185,9 +185,9 @@ def _mask(warp: Warp, chosen: Sequence[Value]) -> Value:
 
 def _set_before(warp: Warp, mask: Value, entries: int) -> Value:
     """How many bits are set in the masks, of ``entries`` bits, of the lanes before each."""
-    own, before = warp.population(mask), warp.i32(0)
+    own, before = warp.popcount(mask), warp.i32(0)
     # The bits of the lanes' counts, one after another.
     for bit in range(entries.bit_length()):
         voted = warp.ballot((own >> bit & 1) == 1)
-        before = before + (warp.population(voted & lanes_before(warp)) << bit)
+        before = before + (warp.popcount(voted & lanes_before(warp)) << bit)
     return before

@@ -161,7 +161,7 @@ class Selection:
             equals = [m & ~a for m, a in zip(marks, above, strict=True)]
             return drop_last(warp, marks, equals, surplus)
 
-        return warp.change(warp.ballot(surplus != 0) != 0, marks, drop)
+        return warp.update_when(warp.ballot(surplus != 0) != 0, marks, drop)
 
     def search(
         self, warp: Warp, slabs, guess: Value, spacing: Value, done: Value | None = None
@@ -208,7 +208,7 @@ class Selection:
         def goes_on(carry):
             return warp.ballot(open_(carry[0])) != 0
 
-        (key, _, reach, _), _ = warp.repeat(goes_on, narrow, (start, warp.i32(0)))
+        (key, _, reach, _), _ = warp.while_loop(goes_on, narrow, (start, warp.i32(0)))
         return key, reach
 
     def marks(self, warp: Warp, op: str, slabs, threshold: Value) -> list[Value]:
@@ -242,7 +242,7 @@ class Selection:
         """One that is marked in the lane's row, for all lanes of the row; or 0 if none is."""
         column = warp.i32(0)
         for slab, word in zip(self.slabs_of(warp.lane % QUAD), marks, strict=True):
-            last = slab * SLAB + warp.last_bit(word | 1)
+            last = slab * SLAB + warp.highest_bit(word | 1)
             column = column.most(warp.select(word == 0, 0, last))
         for mask in (1, 2):
             column = column.most(warp.shuffle_xor(column, mask))
@@ -369,7 +369,7 @@ class Selection:
         # Lanes of the lower rows list first words, those of the upper rows second ones.
         upper = lane // (LANES // 2)
         lists = []
-        for first, second in (marks, (to, to + warp.population(marks[0]))):
+        for first, second in (marks, (to, to + warp.popcount(marks[0]))):
             given = warp.select(upper == 0, second, first)
             got = warp.shuffle_xor(given, LANES // 2)
             lists.append([warp.select(upper == 0, *pair) for pair in ((first, got), (got, second))])
@@ -414,14 +414,14 @@ def _list(warp: Warp, bits: Value, first_column: Value, to: Value, kept: Array) 
     def take(carry):
         left, low, high = carry
         lowest = left & (warp.constant("u32", 0) - left)
-        first, last = warp.last_bit(lowest), warp.last_bit(left)
+        first, last = warp.highest_bit(lowest), warp.highest_bit(left)
         kept.store_words(low, [(first_column + first).bits("u32")])
         kept.store_words(high, [(first_column + last).bits("u32")])
         highest = warp.constant("u32", 1) << last.bits("u32")
         return left & ~(lowest | highest), low + 1, high - 1
 
-    end = to + warp.population(bits)
-    warp.repeat(lambda carry: carry[0] != 0, take, (bits, to, end - 1))
+    end = to + warp.popcount(bits)
+    warp.while_loop(lambda carry: carry[0] != 0, take, (bits, to, end - 1))
 
 
 def _twice(bits: Value) -> Value:
@@ -445,7 +445,7 @@ def _end(warp: Warp, words: Sequence[Value]) -> Value:
 
 def population(warp: Warp, words: Sequence[Value]) -> Value:
     """How many bits of some words are set."""
-    return sum((warp.population(word) for word in words[1:]), warp.population(words[0]))
+    return sum((warp.popcount(word) for word in words[1:]), warp.popcount(words[0]))
 
 
 def drop_last(warp: Warp, marks: list[Value], candidates: list[Value], count: Value) -> list[Value]:
@@ -460,7 +460,7 @@ def _drop_last(warp, words, candidates, count) -> list[Value]:
     *before, last = candidates
     if not before:
         return [words[0] & ~_last_bits(warp, last, count)]
-    in_last = warp.population(last)
+    in_last = warp.popcount(last)
     is_whole = count >= in_last
     left = warp.select(is_whole, count - in_last, count)
     cut = _last_bits(warp, warp.select(is_whole, before[0], last), left)
@@ -477,7 +477,7 @@ def _last_bits(warp: Warp, word: Value, count: Value) -> Value:
 
     def drop(carry):
         left, count = carry
-        return left ^ warp.constant("u32", 1) << warp.last_bit(left).bits("u32"), count - 1
+        return left ^ warp.constant("u32", 1) << warp.highest_bit(left).bits("u32"), count - 1
 
-    left, _ = warp.repeat(goes_on, drop, (word, count))
+    left, _ = warp.while_loop(goes_on, drop, (word, count))
     return word & ~left

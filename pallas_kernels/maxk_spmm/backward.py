@@ -172,14 +172,14 @@ class _GradValues:
                 node = graph.indices.load(edge.least(piece.end - 1))
                 mine = (edge < piece.end) & (node >= first) & (node < last)
                 found = warp.ballot(mine)
-                at = listed + warp.population(found & before)
+                at = listed + warp.popcount(found & before)
 
                 def note():
                     list_nodes.store(at, node)
                     list_edges.store(at, (edge - piece.begin).to("i32"))
 
                 warp.when(mine, note)
-                listed = listed + warp.population(found)
+                listed = listed + warp.popcount(found)
                 is_last = begin + LANES >= piece.end
                 is_full = (listed > 0) & ((listed > _LIST - LANES) | is_last)
                 needs_row = is_full & (has_row == 0)

@@ -109,9 +109,9 @@ class Deal:
             votes = warp.ballot(has_bit)
             alike = alike & warp.select(has_bit, votes, votes ^ 0xFFFFFFFF)
         before = lanes_before(warp)
-        rank = warp.population(alike & before)
+        rank = warp.popcount(alike & before)
         if in_batches:
-            rank = rank + self._count(kind, warp.population(alike), exists & (rank == 0))
+            rank = rank + self._count(kind, warp.popcount(alike), exists & (rank == 0))
         numbers = self.table.load(own + kind)
         in_first, from_first, from_second = (
             numbers >> i * _BITS & ((1 << _BITS) - 1) for i in range(3)
@@ -124,7 +124,7 @@ class Deal:
             number = self.table.load(own + _GUESTS + bin_) + (slot - self.size)
             return self._room(row, number)
 
-        return warp.change(exists & (slot >= self.size), (bin_, slot), be_guest)
+        return warp.update_when(exists & (slot >= self.size), (bin_, slot), be_guest)
 
     def _count(self, kind: Value, found: Value, is_first: Value) -> Value:
         """How many of each lane's type were seen before; the first of a type notes those found."""

@@ -340,7 +340,7 @@ class _Runs:
                 self._add_run(four, first, (first + length).least(end))
                 return first + length * groups
 
-            warp.repeat(lambda first: first < end, take_run, group * length)
+            warp.while_loop(lambda first: first < end, take_run, group * length)
 
         at = warp.thread % lanes * 4
         if k == 4 * lanes:
@@ -432,7 +432,7 @@ class _Runs:
             four.add(sender, totals)
             return [warp.f32(0.0)] * 4
 
-        totals = warp.change(of != sender, totals, flush)
+        totals = warp.update_when(of != sender, totals, flush)
         held = self.rows.rows.row(row)
         values = [held.load(column) for column in four.unpack(words)]
         factors = [None if self.rows.scales is None else self.rows.scales.load(row), weight]

@@ -132,7 +132,7 @@ class InFours:
 
         # A graph may have no four edges to be read.
         none = [warp.i32(0)] * ahead
-        nodes = warp.change(most > 0, none, lambda _: load(warp.i32(0)))
+        nodes = warp.update_when(most > 0, none, lambda _: load(warp.i32(0)))
         self._walk_ends(graph, add)
         full = least - least % together
         nodes = warp.loop(0, full, together, nodes, lambda t, n: step(t, n, True))

@@ -132,7 +132,7 @@ class _MakeOnePlaced:
             return home, [warp.ballot(is_real & (home == lane)) for lane in lanes]
 
         def add(counts, members):
-            return [c + warp.population(m) for c, m in zip(counts, members, strict=True)]
+            return [c + warp.popcount(m) for c, m in zip(counts, members, strict=True)]
 
         def deal_out(found, votes, seen):
             home, members = votes

@@ -255,7 +255,7 @@ class _Token:
         lane = warp.lane % tile.lanes
         zeros = [warp.f32(0.0) for _ in range(n * (own + 1))]
         sums = warp.loop(lane * entries, dim, tile.lanes * entries, zeros, add_columns)
-        self._store_sums(warp.sum_each(sums, tile.lanes), dh_post, dh_res)
+        self._store_sums(warp.sum_scatter(sums, tile.lanes), dh_post, dh_res)
 
     def _matrix(self, h_res: Array) -> list[list[Value]]:
         """What ``dx_i`` has of ``dy_o``, [o][i], for the streams i of this part."""

@@ -171,7 +171,7 @@ class _Dots:
             zeros = [warp.f32(0.0)] * n
             begin = warp.lane % self.lanes * entries
             sums = warp.loop(begin, dim, self.lanes * entries, zeros, add)
-            for i, total in warp.sum_each(sums, self.lanes):
+            for i, total in warp.sum_scatter(sums, self.lanes):
                 store = (mine < tokens) & (i < n)
                 warp.when(store, lambda i=i, total=total: dots.row(token).store(i, total))
 

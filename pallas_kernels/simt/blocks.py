@@ -6,12 +6,12 @@ from pallas_kernels.chip import Chip
 from pallas_kernels.simt.values import Value
 from pallas_kernels.simt.warp import Warp
 
-BLOCKS_EACH = 32  # that a multiprocessor has room for
+BLOCKS_PER_MULTIPROCESSOR = 32  # that a multiprocessor has room for
 
 
 def striding_blocks(tasks: int, tasks_per_block: int) -> int:
     """Blocks that keep the device busy while each strides over its share of the tasks."""
-    most = BLOCKS_EACH * Chip.current().multiprocessors
+    most = BLOCKS_PER_MULTIPROCESSOR * Chip.current().multiprocessors
     return max(1, min(-(-tasks // tasks_per_block), most))
 
 

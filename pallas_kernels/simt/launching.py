@@ -21,7 +21,7 @@ from pallas_kernels.simt.mosaic_warp import (
     WARPS_PER_WARPGROUP,
     MosaicWarp,
     WarpgroupWarp,
-    pairs_of_words,
+    word_pairs,
     pointer_of,
     strides_of,
 )
@@ -75,7 +75,7 @@ def launch(
     """
     leaves, tree = jax.tree.flatten(inputs)
     changing = [*updated, *outputs]
-    forms = [(a.shape, a.dtype, True) for a in leaves] + [
+    specs = [(a.shape, a.dtype, True) for a in leaves] + [
         (a.shape, a.dtype, False) for a in changing
     ]
     scratch = _Scratch(grid, dict(shared or {}), dict(block_shared or {}))
@@ -83,19 +83,19 @@ def launch(
     def record(_, cluster, rank, slice_number, memory, *buffers):
         warp = MosaicWarp(grid, cluster, rank, slice_number)
         arrays = [
-            Array(warp, pointer_of(buffer), *form)
-            for buffer, form in zip(buffers, forms, strict=True)
+            Array(warp, pointer_of(buffer), *spec)
+            for buffer, spec in zip(buffers, specs, strict=True)
         ]
         given, rest = tree.unflatten(arrays[: len(leaves)]), arrays[len(leaves) :]
         run = functools.partial(kernel, warp, given, *rest, **scratch.divide(warp, memory))
         if grid.warps % WARPS_PER_WARPGROUP == 0:
             run()
         else:
-            warp.when(warp.in_block < grid.warps, run)
+            warp.when(warp.warp_in_block < grid.warps, run)
 
     # A kernel of no outputs would be no computation: it gets one that it does not see.
     results = [*outputs] or [jax.ShapeDtypeStruct((1,), jnp.int32)]
-    call = _pallas_kernel(record, results, len(forms), scratch.words, name, grid)
+    call = _pallas_kernel(record, results, len(specs), scratch.words, name, grid)
     references = [jax.new_ref(array) for array in updated]
     made = call(*leaves, *references)
     return (*made[: len(outputs)], *(jax.freeze(reference) for reference in references))
@@ -149,7 +149,7 @@ def inline(
         ``16 warp + g`` and eight rows below, in lane ``4 g + q``; for each j.
       cluster: blocks of the cluster that the kernel runs in.
     """
-    forms = [(reference.shape, reference.dtype, False) for reference, _ in references]
+    specs = [(reference.shape, reference.dtype, False) for reference, _ in references]
     splat, product = plgpu.Layout.WG_SPLAT, plgpu.Layout.WGMMA
     memory = [plgpu.RefType(transforms) for _, transforms in references]
     types = (*[splat] * len(numbers), *memory, *[product] * len(products))
@@ -160,10 +160,10 @@ def inline(
         first, last = len(numbers), len(numbers) + len(references)
         scalars, buffers, registers = arguments[:first], arguments[first:last], arguments[last:]
         arrays = [
-            Array(warp, pointer_of(buffer), *form, strides=strides_of(buffer))
-            for buffer, form in zip(buffers, forms, strict=True)
+            Array(warp, pointer_of(buffer), *spec, strides=strides_of(buffer))
+            for buffer, spec in zip(buffers, specs, strict=True)
         ]
-        words = [pairs_of_words(warp, fragments.registers) for fragments in registers]
+        words = [word_pairs(warp, fragments.registers) for fragments in registers]
         kernel(warp, *(Value(warp, "i32", n.registers.item()) for n in scalars), *arrays, *words)
 
     record(*(jnp.int32(n) for n in numbers), *(reference for reference, _ in references), *products)
@@ -175,38 +175,38 @@ class _Scratch:
 
     Attributes:
       grid: whose warps they are.
-      own: names, each with the kind and the number of words for each warp.
-      together: names, each with shape and dtype; their first entries are aligned to 16 bytes.
+      per_warp: names, each with the kind and the number of words for each warp.
+      per_block: names, each with shape and dtype; their first entries are aligned to 16 bytes.
     """
 
     grid: Grid
-    own: dict[str, tuple[str, int]]
-    together: dict[str, jax.ShapeDtypeStruct]
+    per_warp: dict[str, tuple[str, int]]
+    per_block: dict[str, jax.ShapeDtypeStruct]
 
     @property
     def words(self) -> int:
         """Words of a block; there is no empty shared memory."""
-        own = sum(count for _, count in self.own.values())
-        together = sum(map(_words_of, self.together.values()))
+        own = sum(count for _, count in self.per_warp.values())
+        together = sum(map(_words_of, self.per_block.values()))
         return max(1, together + own * self.grid.warps)
 
     def divide(self, warp: MosaicWarp, memory: Any) -> dict[str, Array | Shared]:
         """A warp's parts, one name after another."""
-        if not self.own and not self.together:
+        if not self.per_warp and not self.per_block:
             return {}
         parts: dict[str, Array | Shared] = {}
         base, first = pointer_of(memory), 0
-        for name, form in self.together.items():
+        for name, spec in self.per_block.items():
             pointer = warp.offset(base, warp.i32(first), 4)
-            parts[name] = Array(warp, pointer, form.shape, form.dtype, False)
-            first += _words_of(form)
-        at = warp.in_block * sum(count for _, count in self.own.values()) + first
-        for name, (kind, count) in self.own.items():
+            parts[name] = Array(warp, pointer, spec.shape, spec.dtype, False)
+            first += _words_of(spec)
+        at = warp.warp_in_block * sum(count for _, count in self.per_warp.values()) + first
+        for name, (kind, count) in self.per_warp.items():
             parts[name] = Shared(warp, warp.offset(base, at, 4), kind)
             at = at + count
         return parts
 
 
-def _words_of(form: jax.ShapeDtypeStruct) -> int:
+def _words_of(spec: jax.ShapeDtypeStruct) -> int:
     """Words of an array that the warps of a block share, in whole 16 bytes."""
-    return -(-math.prod(form.shape) * form.dtype.itemsize // 16) * 4
+    return -(-math.prod(spec.shape) * spec.dtype.itemsize // 16) * 4

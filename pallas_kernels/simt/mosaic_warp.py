@@ -21,7 +21,7 @@ from pallas_kernels.simt.warp import LANES, Warp
 
 WARPS_PER_WARPGROUP = 4
 _SHARED_SPACE = 3  # of addresses, in LLVM
-_OWN_BARRIER = 15  # of the 16 that a block has; Mosaic GPU numbers its own from 0
+_SIMT_BARRIER = 15  # of the 16 that a block has; Mosaic GPU numbers its own from 0
 
 
 def _integer(width: int) -> ir.Type:
@@ -78,13 +78,13 @@ class MosaicWarp(Warp):
 
     def __init__(self, grid: Any, cluster, rank, slice_number):
         self.thread, self.threads = Value(self, "i32", utils.thread_idx()), grid.warps * LANES
-        self.lane, self.in_block = self.thread % LANES, self.thread // LANES
+        self.lane, self.warp_in_block = self.thread % LANES, self.thread // LANES
         self.slice = Value(self, "i32", slice_number.registers.item())
         self.slices, self.count = grid.slices, grid.blocks * grid.warps
         self.rank, self.cluster = Value(self, "i32", rank.registers.item()), grid.cluster
         first = Value(self, "i32", cluster.registers.item()) * grid.cluster
         self.block = first if grid.cluster == 1 else first + self.rank
-        self.number = self.block * grid.warps + self.in_block
+        self.number = self.block * grid.warps + self.warp_in_block
 
     # -- control flow --------------------------------------------------------------------------
 
@@ -95,7 +95,7 @@ class MosaicWarp(Warp):
             body()
             scf.yield_([])
 
-    def change(self, condition, carry, body):
+    def update_when(self, condition, carry, body):
         """See ``Warp``."""
         leaves, tree = jax.tree.flatten(carry)
         kinds = [leaf.kind for leaf in leaves]
@@ -110,7 +110,7 @@ class MosaicWarp(Warp):
 
     def loop(self, start, stop, step, carry, body):
         """See ``Warp``."""
-        start, stop = self.alike(start, stop) if isinstance(start, Value) else (start, stop)
+        start, stop = self.promote(start, stop) if isinstance(start, Value) else (start, stop)
         stop = self.integer(stop)
         start = start if isinstance(start, Value) else self.constant(stop.kind, start)
         leaves, tree = jax.tree.flatten(carry)
@@ -122,7 +122,7 @@ class MosaicWarp(Warp):
             self._yield(body(Value(self, stop.kind, op.induction_variable), inner), kinds)
         return self._values(tree, kinds, op.results)
 
-    def repeat(self, condition, body, carry):
+    def while_loop(self, condition, body, carry):
         """See ``Warp``."""
         leaves, tree = jax.tree.flatten(carry)
         kinds = [leaf.kind for leaf in leaves]
@@ -137,7 +137,7 @@ class MosaicWarp(Warp):
             self._yield(body(self._values(tree, kinds, after.arguments)), kinds)
         return self._values(tree, kinds, op.results)
 
-    def anew(self, value):
+    def opaque_copy(self, value):
         """See ``Warp``."""
         operands = [value.data]
         return Value(
@@ -186,7 +186,7 @@ class MosaicWarp(Warp):
 
     def select(self, condition, a, b):
         """See ``Warp``."""
-        a, b = self.alike(a, b)
+        a, b = self.promote(a, b)
         return Value(self, a.kind, arith.select(condition.data, a.data, b.data))
 
     def fma(self, a, b, c):
@@ -255,15 +255,15 @@ class MosaicWarp(Warp):
         data = llvm.inline_asm(_integer(32), operands, f"{name}.{kind} {places};", constraints)
         return Value(self, "u32", data)
 
-    def population(self, bits):
+    def popcount(self, bits):
         """See ``Warp``."""
         return Value(self, "i32", llvm.intr_ctpop(bits.data))
 
-    def first_bit(self, bits):
+    def lowest_bit(self, bits):
         """See ``Warp``."""
         return Value(self, "i32", llvm.intr_cttz(bits.data, True))
 
-    def last_bit(self, bits):
+    def highest_bit(self, bits):
         """See ``Warp``."""
         return Value(self, "i32", llvm.intr_ctlz(bits.data, True)) ^ 31
 
@@ -324,13 +324,13 @@ class MosaicWarp(Warp):
         if self.threads % (WARPS_PER_WARPGROUP * LANES) == 0:
             gpu.barrier()
         else:  # warps that only make up a warpgroup do not come here
-            self._order(f"bar.sync {_OWN_BARRIER}, {self.threads};")
+            self._ordered_asm(f"bar.sync {_SIMT_BARRIER}, {self.threads};")
 
     def roles(self, *roles):
         """See ``Warp``."""
         first = 0
         for count, body in roles:
-            mine = (self.in_block >= first) & (self.in_block < first + count)
+            mine = (self.warp_in_block >= first) & (self.warp_in_block < first + count)
             self.when(mine, body)
             first += count
 
@@ -338,32 +338,32 @@ class MosaicWarp(Warp):
 
     def cluster_arrive(self):
         """See ``Warp``."""
-        self._order("fence.mbarrier_init.release.cluster;")
+        self._ordered_asm("fence.mbarrier_init.release.cluster;")
         if self.cluster > 1:
             # An arrival that released all memory would wait for what is on its way to it.
-            self._order("barrier.cluster.arrive.relaxed;")
+            self._ordered_asm("barrier.cluster.arrive.relaxed;")
 
     def cluster_wait(self):
         """See ``Warp``."""
         if self.cluster > 1:
-            self._order("barrier.cluster.wait;")
+            self._ordered_asm("barrier.cluster.wait;")
         else:
             self.barrier()
 
-    def make_signal(self, pointer, number, times):
+    def init_signal(self, pointer, number, times):
         """See ``Warp``."""
         operands = [self._shared_address(pointer, number, 8), self.i32(times).data]
-        self._order("mbarrier.init.shared::cta.b64 [$0], $1;", operands, "r,r")
+        self._ordered_asm("mbarrier.init.shared::cta.b64 [$0], $1;", operands, "r,r")
 
-    def give(self, pointer, number, nbytes):
+    def arrive_at_signal(self, pointer, number, nbytes):
         """See ``Warp``."""
         address = self._shared_address(pointer, number, 8)
         # Arrivals release, and waits acquire, at the scope of the block: by default.
         if nbytes is None:
-            self._order("mbarrier.arrive.shared::cta.b64 _, [$0];", [address], "r")
+            self._ordered_asm("mbarrier.arrive.shared::cta.b64 _, [$0];", [address], "r")
         else:
             ptx = "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;"
-            self._order(ptx, [address, nbytes.data], "r,r")
+            self._ordered_asm(ptx, [address, nbytes.data], "r,r")
 
     def wait_for_signal(self, pointer, number, phase):
         """See ``Warp``."""
@@ -373,14 +373,14 @@ class MosaicWarp(Warp):
             "{ .reg .pred come; again: "
             "mbarrier.try_wait.parity.shared::cta.b64 come, [$0], $1; @!come bra again; }"
         )
-        self._order(ptx, [self._shared_address(pointer, number, 8), (phase & 1).data], "r,r")
+        self._ordered_asm(ptx, [self._shared_address(pointer, number, 8), (phase & 1).data], "r,r")
 
     def send(self, pointer, index, words, rank, signal, number):
         """See ``Warp``."""
         if self.cluster == 1:  # an H200 calls these instructions illegal in such a launch
             raise NotImplementedError("blocks without a cluster can not send")
         addresses = [
-            self._of_block(self._shared_address(*place), rank)
+            self._address_in_rank(self._shared_address(*place), rank)
             for place in ((pointer, index, 4), (signal, number, 8))
         ]
         count = len(words)
@@ -391,12 +391,12 @@ class MosaicWarp(Warp):
             f"[$0], {f'{{{listed}}}' if count > 1 else listed}, [$1];"
         )
         operands = [*addresses, *(word.data for word in words)]
-        self._order(ptx, operands, ",".join("r" * (2 + count)))
+        self._ordered_asm(ptx, operands, ",".join("r" * (2 + count)))
 
     def _shared_address(self, pointer, index, itemsize):
         return llvm.ptrtoint(_integer(32), self.offset(pointer, index, itemsize))
 
-    def _of_block(self, address, rank):
+    def _address_in_rank(self, address, rank):
         """The same place in the shared memory of another block."""
         operands = [address, rank.data]
         ptx = "mapa.shared::cluster.u32 $0, $1, $2;"
@@ -404,7 +404,7 @@ class MosaicWarp(Warp):
         assert isinstance(made, ir.Value)
         return made
 
-    def _order(self, ptx: str, operands: Sequence[ir.Value] = (), constraints: str = "") -> None:
+    def _ordered_asm(self, ptx: str, operands: Sequence[ir.Value] = (), constraints: str = "") -> None:
         """An instruction that no access to memory may be moved across."""
         clobber = ",".join(filter(None, (constraints, "~{memory}")))
         void = ir.Type.parse("!llvm.void")
@@ -422,12 +422,12 @@ class MosaicWarp(Warp):
         # lanes want the rest.
         caches = "cg.shared.global.L2::128B" if nbytes == 16 else "ca.shared.global"
         if real is None:
-            return self._order(f"cp.async.{caches} [$0], [$1], {nbytes};", operands, "r,l")
+            return self._ordered_asm(f"cp.async.{caches} [$0], [$1], {nbytes};", operands, "r,l")
         # Of fewer bytes than are written the rest is zeros.
         operands.append(self.select(real, self.i32(nbytes), 0).data)
-        self._order(f"cp.async.{caches} [$0], [$1], {nbytes}, $2;", operands, "r,l,r")
+        self._ordered_asm(f"cp.async.{caches} [$0], [$1], {nbytes}, $2;", operands, "r,l,r")
 
-    def fetch(self, target, to, source, at, count, signal, number):
+    def bulk_copy(self, target, to, source, at, count, signal, number):
         """See ``Warp``."""
         operands = [
             self._shared_address(target, to, 16),
@@ -436,19 +436,19 @@ class MosaicWarp(Warp):
             self._shared_address(signal, number, 8),
         ]
         kind = "shared::cluster.global.mbarrier::complete_tx::bytes"
-        self._order(f"cp.async.bulk.{kind} [$0], [$1], $2, [$3];", operands, "r,l,r,r")
+        self._ordered_asm(f"cp.async.bulk.{kind} [$0], [$1], $2, [$3];", operands, "r,l,r,r")
 
-    def end_copies(self):
+    def commit_copies(self):
         """See ``Warp``."""
-        self._order("cp.async.commit_group;")
+        self._ordered_asm("cp.async.commit_group;")
 
     def wait_for_copies(self, groups):
         """See ``Warp``."""
-        self._order(f"cp.async.wait_group {groups};")
+        self._ordered_asm(f"cp.async.wait_group {groups};")
 
-    def release_shared(self):
+    def fence_async_proxy(self):
         """See ``Warp``."""
-        self._order("fence.proxy.async.shared::cta;")
+        self._ordered_asm("fence.proxy.async.shared::cta;")
 
     def offset(self, pointer, index, itemsize):
         """A pointer ``index`` entries on."""
@@ -468,7 +468,7 @@ class MosaicWarp(Warp):
         if streamed and nbytes == 16:
             return self._read_streamed(address)
         words = []
-        for first, size in _pieces_of_words(nbytes):
+        for first, size in _widest_loads(nbytes):
             at = self.offset(address, self.i32(first), 1)
             kind = (
                 _integer(8 * size) if size <= 4 else ir.VectorType.get((size // 4,), _integer(32))
@@ -559,8 +559,8 @@ class WarpgroupWarp(MosaicWarp):
         group = WARPS_PER_WARPGROUP
         thread = Value(self, "i32", utils.thread_idx())
         self.thread, self.threads = thread % (group * LANES), group * LANES
-        self.lane, self.in_block = thread % LANES, self.thread // LANES
-        self.number, self.count = self.in_block, group
+        self.lane, self.warp_in_block = thread % LANES, self.thread // LANES
+        self.number, self.count = self.warp_in_block, group
         self.block = self.slice = self.rank = self.i32(0)
         self.slices, self.cluster = 1, cluster
 
@@ -569,7 +569,7 @@ def _is_shared(pointer: ir.Value) -> bool:
     return pointer.type == llvm.PointerType.get(_SHARED_SPACE)
 
 
-def _pieces_of_words(nbytes: int) -> list[tuple[int, int]]:
+def _widest_loads(nbytes: int) -> list[tuple[int, int]]:
     """Offsets and sizes of the widest loads that divide ``nbytes``."""
     size = math.gcd(nbytes, 16)
     return [(first, size) for first in range(0, nbytes, size)]
@@ -599,7 +599,7 @@ def strides_of(memref: ir.Value) -> tuple[int, ...] | None:
     return None if list(strides) == whole else tuple(strides)
 
 
-def pairs_of_words(warp: MosaicWarp, registers: Any) -> list[list[Value]]:
+def word_pairs(warp: MosaicWarp, registers: Any) -> list[list[Value]]:
     """Of a product's 16-bit numbers, in the order of the registers."""
     words = [
         Value(warp, "u32", utils.bitcast(pair, _integer(32))) for pair in registers.reshape(-1)

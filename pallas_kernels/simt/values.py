@@ -42,11 +42,11 @@ class Value:
         raise TypeError("a Value is known on the device only: use Warp.when or select")
 
     def _binary(self, op: str, other: Any, swapped: bool = False) -> Value:
-        a, b = self.warp.alike(self, other)
+        a, b = self.warp.promote(self, other)
         return self.warp.binary(op, *((b, a) if swapped else (a, b)))
 
     def _compare(self, op: str, other: Any) -> Value:
-        return self.warp.compare(op, *self.warp.alike(self, other))
+        return self.warp.compare(op, *self.warp.promote(self, other))
 
     def __add__(self, other):
         return self._binary("add", other)
@@ -205,7 +205,7 @@ class Array:
           signals: they are counted there.
           step: likewise.
         """
-        warp, (number, _) = self.warp, signals.place(step)
+        warp, (number, _) = self.warp, signals.slot_and_phase(step)
         place = warp.integer(index), self.pack(*values), warp.integer(rank)
         warp.send(self.pointer, *place, signals.array.pointer, number)
 
@@ -226,7 +226,7 @@ class Array:
         to, at = self.warp.integer(number), self.warp.integer(at)
         self.warp.copy(self.pointer, to, source.pointer, at, nbytes, real)
 
-    def fetch(self, number: Value, source: Array, at: Value, count: Any, signals: Signals, step):
+    def bulk_copy_from(self, number: Value, source: Array, at: Value, count: Any, signals: Signals, step):
         """Begins to copy from an array in global memory to one that a block shares.
 
         Its bytes are counted in the signal of the step: who waited for it sees them.
@@ -239,9 +239,9 @@ class Array:
           signals: they are counted there.
           step: likewise.
         """
-        warp, (signal, _) = self.warp, signals.place(step)
+        warp, (signal, _) = self.warp, signals.slot_and_phase(step)
         place = self.pointer, number, source.pointer, at, warp.integer(count)
-        warp.fetch(*place, signals.array.pointer, signal)
+        warp.bulk_copy(*place, signals.array.pointer, signal)
 
     def load_words(self, index: Any, entries: int = 1) -> list[Value]:
         """``entries`` neighbours, whose bytes are aligned together, packed in words of 32 bits."""
@@ -346,21 +346,21 @@ class Signals:
 
     array: Array
 
-    def make(self, times: int) -> None:
+    def init(self, times: int) -> None:
         """By one lane, before ``Warp.cluster_arrive``: all are to be given so many times."""
         for number in range(self.array.shape[0]):
-            self.array.warp.make_signal(self.array.pointer, self.array.warp.i32(number), times)
+            self.array.warp.init_signal(self.array.pointer, self.array.warp.i32(number), times)
 
-    def give(self, step: Value, nbytes: Value | None = None) -> None:
+    def arrive(self, step: Value, nbytes: Value | None = None) -> None:
         """By one lane: once, and so many bytes are to come before the signal of a step has come."""
-        number, _ = self.place(step)
-        self.array.warp.give(self.array.pointer, number, nbytes)
+        number, _ = self.slot_and_phase(step)
+        self.array.warp.arrive_at_signal(self.array.pointer, number, nbytes)
 
     def wait(self, step: Value) -> None:
         """Waits for the signal of a step. Those of later steps of the same number come after it."""
-        self.array.warp.wait_for_signal(self.array.pointer, *self.place(step))
+        self.array.warp.wait_for_signal(self.array.pointer, *self.slot_and_phase(step))
 
-    def place(self, step: Value) -> tuple[Value, Value]:
+    def slot_and_phase(self, step: Value) -> tuple[Value, Value]:
         """Number of a step's signal, and how often it came for earlier ones."""
         size = self.array.shape[0]
         return step % size, step // size

@@ -71,7 +71,7 @@ class Warp(abc.ABC):
         """An index that may be a Python number."""
         return x if isinstance(x, Value) else self.i32(x)
 
-    def alike(self, a: Any, b: Any) -> tuple[Value, Value]:
+    def promote(self, a: Any, b: Any) -> tuple[Value, Value]:
         """Two operands of one kind: Python numbers take the other's, i32 widens to i64."""
         if not isinstance(a, Value):
             return self.constant(b.kind, a), b
@@ -98,7 +98,7 @@ class Warp(abc.ABC):
             lanes *= 2
         return value
 
-    def sum_each(self, values: Sequence[Value], lanes: int) -> list[tuple[Value, Value]]:
+    def sum_scatter(self, values: Sequence[Value], lanes: int) -> list[tuple[Value, Value]]:
         """The sums of several values over groups of ``lanes`` neighbours, dealt out to those.
 
         Returns:
@@ -117,7 +117,7 @@ class Warp(abc.ABC):
             first, step = first + self.select(upper, half, self.i32(0)), step // 2
         return [(first + i, part) for i, part in enumerate(parts)]
 
-    def share(self, value: Value, lane: Value) -> Value:
+    def shuffle_wide(self, value: Value, lane: Value) -> Value:
         """``shuffle``, of numbers of 64 bits too."""
         if value.kind != "i64":
             return self.shuffle(value, lane)
@@ -192,7 +192,7 @@ class Warp(abc.ABC):
         """Runs ``body`` in the lanes where the condition holds."""
 
     @abc.abstractmethod
-    def change(self, condition: Value, carry: Any, body: Callable[[Any], Any]) -> Any:
+    def update_when(self, condition: Value, carry: Any, body: Callable[[Any], Any]) -> Any:
         """``body(carry)`` in the lanes where the condition holds, in others the carry as it is."""
 
     @abc.abstractmethod
@@ -200,13 +200,13 @@ class Warp(abc.ABC):
         """``carry = body(i, carry)`` for i from ``start`` below ``stop``; the last carry."""
 
     @abc.abstractmethod
-    def repeat(
+    def while_loop(
         self, condition: Callable[[Any], Value], body: Callable[[Any], Any], carry: Any
     ) -> Any:
         """``carry = body(carry)`` while the condition holds; the last carry."""
 
     @abc.abstractmethod
-    def anew(self, value: Value) -> Value:
+    def opaque_copy(self, value: Value) -> Value:
         """The same i32; what a loop makes of its counter's is made again in each step.
 
         Else the compiler steps each place that depends on the counter from the one before, and
@@ -274,15 +274,15 @@ class Warp(abc.ABC):
         """
 
     @abc.abstractmethod
-    def population(self, bits: Value) -> Value:
+    def popcount(self, bits: Value) -> Value:
         """How many bits of a u32 are set, i32."""
 
     @abc.abstractmethod
-    def first_bit(self, bits: Value) -> Value:
+    def lowest_bit(self, bits: Value) -> Value:
         """The lowest set bit of a u32 that is not zero, i32."""
 
     @abc.abstractmethod
-    def last_bit(self, bits: Value) -> Value:
+    def highest_bit(self, bits: Value) -> Value:
         """The highest set bit of a u32 that is not zero, i32."""
 
     # -- between the lanes: all of them take part ----------------------------------------------
@@ -350,11 +350,11 @@ class Warp(abc.ABC):
         """Waits until all warps of the cluster have arrived. It orders no other memory."""
 
     @abc.abstractmethod
-    def make_signal(self, pointer: Any, number: Value, times: int) -> None:
+    def init_signal(self, pointer: Any, number: Value, times: int) -> None:
         """See ``Signals.make``."""
 
     @abc.abstractmethod
-    def give(self, pointer: Any, number: Value, nbytes: Value | None) -> None:
+    def arrive_at_signal(self, pointer: Any, number: Value, nbytes: Value | None) -> None:
         """See ``Signals.give``."""
 
     @abc.abstractmethod
@@ -382,7 +382,7 @@ class Warp(abc.ABC):
         """See ``Array.copy_from``."""
 
     @abc.abstractmethod
-    def fetch(
+    def bulk_copy(
         self,
         target: Any,
         to: Value,
@@ -395,7 +395,7 @@ class Warp(abc.ABC):
         """See ``Array.fetch``."""
 
     @abc.abstractmethod
-    def end_copies(self) -> None:
+    def commit_copies(self) -> None:
         """What this lane has begun to copy since the last such call is one group."""
 
     @abc.abstractmethod
@@ -403,7 +403,7 @@ class Warp(abc.ABC):
         """Waits until no more groups than so many are under way."""
 
     @abc.abstractmethod
-    def release_shared(self) -> None:
+    def fence_async_proxy(self) -> None:
         """What the lane did with shared memory comes before what copy engines do with it later."""
 
     @abc.abstractmethod

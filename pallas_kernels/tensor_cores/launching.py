@@ -52,7 +52,7 @@ def launch(
     )
 
 
-def zero_in(loop) -> jax.Array:
+def opaque_zero(loop) -> jax.Array:
     """Zero, in a loop with this variable, of at most 2^30 steps; which the compiler can not tell.
 
     Addresses made with it are not moved out of the loop, where they would take registers from

@@ -56,7 +56,7 @@ def copied_tiles(dtype, *shape: int):
     return plgpu.RefUnion(tiles(dtype, *shape), plgpu.SMEM(shape, dtype, transforms=rows))
 
 
-def faces(union) -> tuple[Any, Any]:
+def tile_views(union) -> tuple[Any, Any]:
     """What ``copied_tiles`` is to the tensor cores and the registers, and to the copy engine."""
     matrices, rows = union
     return matrices, rows
@@ -68,7 +68,7 @@ def chunked(dtype, width: int, *places: int):
     return copied_tiles(dtype, *places, width // columns, ROWS, columns)
 
 
-def ask_for(sources, targets, loaded) -> None:
+def start_loads(sources, targets, loaded) -> None:
     """The first warpgroup does; whoever reads them waits for ``loaded``."""
 
     def load():
@@ -79,7 +79,7 @@ def ask_for(sources, targets, loaded) -> None:
 
 
 @dataclass(frozen=True)
-class Stream:
+class TiledInput:
     """Columns of an array that are read tile by tile.
 
     Attributes:
@@ -97,7 +97,7 @@ class Ring:
     """Tiles of rows of some streams, which the copy engine reads into shared memory ahead."""
 
     @staticmethod
-    def form(dtype, widths: Sequence[int], places: tuple[int, ...], **options) -> dict:
+    def scratch(dtype, widths: Sequence[int], places: tuple[int, ...], **options) -> dict:
         """Of its memory.
 
         Args:
@@ -114,9 +114,9 @@ class Ring:
             "full": plgpu.Barrier(num_arrivals=arrivals, num_barriers=barriers),
         }
 
-    def __init__(self, scratch: dict, streams: Sequence[Stream]):
+    def __init__(self, scratch: dict, streams: Sequence[TiledInput]):
         """Of memory of that ``form``."""
-        tiles, copied = zip(*map(faces, scratch["tiles"]), strict=True)
+        tiles, copied = zip(*map(tile_views, scratch["tiles"]), strict=True)
         self._streams, self._tiles, self._copied, self._full = (
             streams,
             tiles,
@@ -137,11 +137,11 @@ class Ring:
         """For what was asked for; who waits at all waits for each completion."""
         plgpu.barrier_wait(self._full.at[barrier])
 
-    def held(self, place: tuple) -> list:
+    def tiles(self, place: tuple) -> list:
         """The tiles there, in chunks of columns."""
         return [tile.at[place] for tile in self._tiles]
 
-    def copied(self, place: tuple) -> list:
+    def copy_tiles(self, place: tuple) -> list:
         """The same to the copy engine."""
         return [tile.at[place] for tile in self._copied]
 
@@ -162,12 +162,12 @@ def columns_of(width: int, size: int = COLUMNS) -> list[slice]:
     return [slice(first, first + size) for first in range(0, width, size)]
 
 
-def own_tiles(rows: int, first, step: int):
+def count_strided_tiles(rows: int, first, step: int):
     """How many of the tiles ``first``, ``first + step``, ... there are."""
-    return own(-(-rows // ROWS), first, step)
+    return count_strided(-(-rows // ROWS), first, step)
 
 
-def own(count, first, step: int):
+def count_strided(count, first, step: int):
     """How many of ``first``, ``first + step``, ... are less than ``count``."""
     return (count - first + step - 1) // step
 

@@ -42,12 +42,12 @@ def sum_of_products(pairs, shape: tuple[int, int], meanwhile) -> jax.Array:
     return pl.run_scoped(multiply, plgpu.ACC(shape, jnp.float32))
 
 
-def added_to(sums: Sequence[jax.Array], multiply) -> Sequence[Any]:
+def accumulate_into(sums: Sequence[jax.Array], multiply) -> Sequence[Any]:
     """What ``sums``, as products lie in registers, are after ``multiply(references to them)``."""
     return pl.run_state(multiply)([plgpu.ACC.init(array) for array in sums])
 
 
-def by_chunks(tile, kernel) -> list[tuple]:
+def chunked_factors(tile, kernel) -> list[tuple]:
     """The factors of the product of a tile in chunks of columns and a matrix."""
     parts = columns_of(kernel.shape[0], tile.shape[-1])
     return [(tile.at[k], kernel.at[part]) for k, part in enumerate(parts)]

@@ -1,4 +1,4 @@
-"""Products of tensor cores on their way out of registers, in pieces of 16 bytes.
+"""Products of tensor cores on their way out of registers, in vectors of 16 bytes.
 
 Tensor cores leave two neighbours of a row to a lane, and those eight columns further on. Four lanes
 exchange theirs, so that each has eight neighbours: what is written then is whole sectors, to global
@@ -19,8 +19,8 @@ from pallas_kernels.simt.values import Array, Signals, Value
 from pallas_kernels.simt.warp import LANES, Warp
 
 _COLUMNS = 64  # of a chunk of 16-bit numbers: what lies together in shared memory
-_ENTRIES = 8  # of a piece
-_WORDS_PER_PIECE = 4
+_ENTRIES = 8  # of a vector
+_WORDS_PER_VECTOR = 4
 _CHUNK_WORDS = 64 * _COLUMNS // 2
 _WARP_ROWS, _GROUP = 16, 8
 _ACK_BYTES = 4
@@ -28,27 +28,27 @@ _ACK_BYTES = 4
 _Words = Sequence[Sequence[Value]]
 
 
-def pieces(warp: Warp, words: _Words) -> Iterator[tuple[Value, Value, list[Value]]]:
-    """Rows, numbers in the row, and words of the pieces that a lane has after the exchange.
+def vectors(warp: Warp, words: _Words) -> Iterator[tuple[Value, Value, list[Value]]]:
+    """Rows, numbers in the row, and words of the vectors that a lane has after the exchange.
 
     Args:
       warp: of a warpgroup.
       words: of a chunk of columns, as ``simt.inline`` gives them.
     """
-    group, lane = warp.lane // _WORDS_PER_PIECE, warp.lane % _WORDS_PER_PIECE
+    group, lane = warp.lane // _WORDS_PER_VECTOR, warp.lane % _WORDS_PER_VECTOR
     for half in range(2):
         row = warp.thread // LANES * _WARP_ROWS + half * _GROUP + group
-        for first in range(0, len(words), _WORDS_PER_PIECE):
-            own = [pair[half] for pair in words[first : first + _WORDS_PER_PIECE]]
-            yield row, lane + first, transposed(warp, own)
+        for first in range(0, len(words), _WORDS_PER_VECTOR):
+            own = [pair[half] for pair in words[first : first + _WORDS_PER_VECTOR]]
+            yield row, lane + first, transpose_in_quads(warp, own)
 
 
-def transposed(warp: Warp, words: Sequence[Value]) -> list[Value]:
+def transpose_in_quads(warp: Warp, words: Sequence[Value]) -> list[Value]:
     """Word i of lane q of each four becomes word q of lane i."""
     words = list(words)
     for mask in (1, 2):
         upper = (warp.lane & mask) != 0
-        for low in (i for i in range(_WORDS_PER_PIECE) if not i & mask):
+        for low in (i for i in range(_WORDS_PER_VECTOR) if not i & mask):
             a, b = words[low], words[low | mask]
             got = warp.shuffle_xor(warp.select(upper, a, b), mask)
             words[low] = warp.select(upper, got, a)
@@ -67,18 +67,18 @@ class StoreChunk:
     column: int
 
     def __call__(self, warp: Warp, first_row: Value, result: Array, words: _Words) -> None:
-        for row, number, piece in pieces(warp, words):
+        for row, number, vector in vectors(warp, words):
             at = first_row + row
             column = number * _ENTRIES + self.column
 
-            def write(at=at, column=column, piece=piece):
-                result.row(at).store_words(column, piece, _ENTRIES)
+            def write(at=at, column=column, vector=vector):
+                result.row(at).store_words(column, vector, _ENTRIES)
 
             warp.when(at < result.shape[0], write)
 
 
 @dataclass(frozen=True)
-class Pair:
+class TileChannel:
     """How the first block of a cluster sends tiles to the second, which says when it has read them.
 
     Attributes:
@@ -93,7 +93,7 @@ class Pair:
     def signals(self) -> tuple[int, int]:
         """Shape of 32-bit words in shared memory.
 
-        Those of tiles that have come, of places that are free, and what is sent to say so.
+        Those of tiles that have filled, of places that are free, and what is sent to say so.
         """
         return 3 * self.steps, 2
 
@@ -101,7 +101,7 @@ class Pair:
         first = array.warp.i32(2 * self.steps * number)
         return dataclasses.replace(array.shifted(first), shape=(self.steps, 2))
 
-    def come(self, array: Array) -> Signals:
+    def filled(self, array: Array) -> Signals:
         """Of tiles, in the second block."""
         return Signals(self._part(array, 0))
 
@@ -110,13 +110,13 @@ class Pair:
         return Signals(self._part(array, 1))
 
 
-class Meet(Pair):
+class InitChannel(TileChannel):
     """Before anything is sent, all warps of the cluster wait until the signals are made."""
 
     def __call__(self, warp: Warp, warpgroup: Value, signals: Array) -> None:
         def make():
-            self.come(signals).make(1)
-            self.free(signals).make(1)
+            self.filled(signals).init(1)
+            self.free(signals).init(1)
 
         warp.when((warpgroup == 0) & (warp.thread == 0), make)
         warp.cluster_arrive()
@@ -124,49 +124,49 @@ class Meet(Pair):
 
 
 @dataclass(frozen=True)
-class SendChunk(Pair):
+class SendChunk(TileChannel):
     """Sends a chunk of columns of a tile, to where tensor cores look for it."""
 
     def __call__(
         self, warp: Warp, chunk: Value, step: Value, tiles: Array, signals: Array, words: _Words
     ) -> None:
-        target, come = dataclasses.replace(tiles, dtype=jnp.uint32), self.come(signals)
-        for row, number, piece in pieces(warp, words):
-            # Within eight rows, pieces lie in another order in each.
+        target, filled = dataclasses.replace(tiles, dtype=jnp.uint32), self.filled(signals)
+        for row, number, vector in vectors(warp, words):
+            # Within eight rows, vectors lie in another order in each.
             place = row * (_COLUMNS // _ENTRIES) + (number ^ row % _GROUP)
             target.send(
-                self.rank, chunk * _CHUNK_WORDS + place * _WORDS_PER_PIECE, piece, come, step
+                self.rank, chunk * _CHUNK_WORDS + place * _WORDS_PER_VECTOR, vector, filled, step
             )
 
 
 @dataclass(frozen=True)
-class WaitForTile(Pair):
-    """Until all of a tile of so many bytes has come."""
+class WaitForTile(TileChannel):
+    """Until all of a tile of so many bytes has filled."""
 
     nbytes: int = 0
 
     def __call__(self, warp: Warp, step: Value, signals: Array) -> None:
-        come = self.come(signals)
-        warp.when(warp.thread == 0, lambda: come.give(step, warp.i32(self.nbytes)))
-        come.wait(step)
+        filled = self.filled(signals)
+        warp.when(warp.thread == 0, lambda: filled.arrive(step, warp.i32(self.nbytes)))
+        filled.wait(step)
 
 
-class SayFree(Pair):
+class ReleaseSlot(TileChannel):
     """Lets the first block write where a tile was that all warps of the warpgroup have read."""
 
     def __call__(self, warp: Warp, step: Value, signals: Array) -> None:
         words, free = self._part(signals, 2), self.free(signals)
-        number, _ = free.place(step)
+        number, _ = free.slot_and_phase(step)
         word = warp.constant("u32", 0)
         warp.when(warp.thread == 0, lambda: words.send(self.rank, number * 2, [word], free, step))
 
 
-class WaitForPlace(Pair):
+class WaitForSlot(TileChannel):
     """Until the place of a tile is free again."""
 
     def __call__(self, warp: Warp, step: Value, signals: Array) -> None:
         free = self.free(signals)
-        warp.when(warp.thread == 0, lambda: free.give(step, warp.i32(_ACK_BYTES)))
+        warp.when(warp.thread == 0, lambda: free.arrive(step, warp.i32(_ACK_BYTES)))
         free.wait(step)
 
 

@@ -136,7 +136,7 @@ class _Kernel:
 
         def load(i: Value) -> None:
             warp.when(i < count, lambda: some.load(i, first(i)))
-            warp.end_copies()
+            warp.commit_copies()
 
         for i in range(tile.ahead):
             load(warp.i32(i))
