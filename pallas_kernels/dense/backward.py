@@ -29,7 +29,7 @@ from pallas_kernels.dense import forward as dense_forward
 from pallas_kernels.dense import terms as dense_terms
 from pallas_kernels.dense import tight as dense_tight
 from pallas_kernels.dense.activations import ACTIVATIONS
-from pallas_kernels.dense.plan import MARKS, BackwardTile, TightTile, Work
+from pallas_kernels.dense.plan import MARKS, BackwardPlan, BackwardTile, TightTile
 from pallas_kernels.dense.stack import Stack
 from pallas_kernels.dense.sums import Summer, Tiles, TilesOfTeams
 from pallas_kernels.dense.walker import Walker
@@ -60,11 +60,11 @@ def backward(
     if x.shape[0] == 0:
         return jax.tree.map(jnp.zeros_like, (x, tuple(kernels), tuple(biases)))
     tile = tile or choose(Chip.current(), stack)
-    if tile is None and stack.layers == 1 and stack.last is not None:
+    if tile is None and stack.layers == 1 and stack.last_activation is not None:
         (kernel,), (bias,), (activation,) = kernels, biases, activations
-        if stack.last.of_output:
+        if stack.last_activation.of_output:
             wide = (array.astype(jnp.float32) for array in (y, dy))
-            dz = stack.last.pull_back(*wide).astype(dy.dtype)  # XLA's
+            dz = stack.last_activation.pull_back(*wide).astype(dy.dtype)  # XLA's
         else:
             dz = dense_forward.pull_back(x, kernel, bias, activation, dy)
         return backward(x, kernels, biases, None, dz, (None,), below=below)
@@ -72,22 +72,25 @@ def backward(
         raise ValueError(f"the sums of layers of widths {stack.widths} do not fit registers")
     tile = tile.limited_to(x.shape[0])
     tight = isinstance(tile, TightTile)
-    work, streams = Work(stack, tile.parts, by_layer=tight), {"x": x, "dy": dy, "y": y}
-    call = tc.launch(
-        functools.partial(_backward, work, tile, None if below is None else ACTIVATIONS[below]),
-        "dense_backward",
-        (jax.ShapeDtypeStruct(x.shape, x.dtype), *_sums(work, tile)),
-        (tile.blocks, tile.parts),
-        tile.walkers + work.summers,
-        _parameters(work) | (dense_tight.scratch(work) if tight else _scratch(work, tile)),
+    plan, inputs = (
+        BackwardPlan(stack, tile.parts, summer_per_layer=tight),
+        {"x": x, "dy": dy, "y": y},
     )
-    given = [streams[name] for name in (*work.summed, *work.brief)]
-    prepared = [work.terms.prepare(kernel) for kernel in kernels]
-    parameters = [*prepared, *_marks(work)], list(biases[: work.needs_bias])
+    call = tc.launch(
+        functools.partial(_backward, plan, tile, None if below is None else ACTIVATIONS[below]),
+        "dense_backward",
+        (jax.ShapeDtypeStruct(x.shape, x.dtype), *_sums(plan, tile)),
+        (tile.blocks, tile.parts),
+        tile.walkers + plan.summers,
+        _parameters(plan) | (dense_tight.scratch(plan) if tight else _scratch(plan, tile)),
+    )
+    given = [inputs[name] for name in (*plan.summed_inputs, *plan.brief_inputs)]
+    prepared = [plan.terms.prepare(kernel) for kernel in kernels]
+    parameters = [*prepared, *_marks(plan)], list(biases[: plan.needs_bias])
     dx, sums, bias_sums = call(given, *parameters)
     first, *second = (jnp.sum(s, axis=0).astype(x.dtype) for s in sums)
     dkernels = (first, *(transposed.T for transposed in second))
-    return dx, dkernels, _dbiases(work, bias_sums)
+    return dx, dkernels, _dbiases(plan, bias_sums)
 
 
 def choose(chip: Chip, stack: Stack) -> BackwardTile | TightTile | None:
@@ -97,16 +100,19 @@ def choose(chip: Chip, stack: Stack) -> BackwardTile | TightTile | None:
 
 def fits(layer: Stack) -> bool:
     """Whether a float32 layer has a kernel, maybe behind what XLA makes of the activation."""
-    gated = layer.last is not None and layer.last.of_output
-    return BackwardTile.choose(Chip.current(), layer.linear_last() if gated else layer) is not None
+    gated = layer.last_activation is not None and layer.last_activation.of_output
+    return (
+        BackwardTile.choose(Chip.current(), layer.without_last_activation() if gated else layer)
+        is not None
+    )
 
 
-def _sums(work: Work, tile: BackwardTile | TightTile) -> tuple[list, list]:
+def _sums(plan: BackwardPlan, tile: BackwardTile | TightTile) -> tuple[list, list]:
     """The forms of what the blocks write: of the kernels, and of the biases if there are."""
-    first, *second = work.stack.shapes
+    first, *second = plan.stack.shapes
     shapes = [first, *((columns, rows) for rows, columns in second)]
-    sums, _ = work.marks
-    bias = [(tile.parts, work.summers, sums, COLUMNS, MARKS)] * bool(sums)
+    sums, _ = plan.marks
+    bias = [(tile.parts, plan.summers, sums, COLUMNS, MARKS)] * bool(sums)
     kernels, biases = (
         [jax.ShapeDtypeStruct((tile.blocks, *shape), jnp.float32) for shape in some]
         for some in (shapes, bias)
@@ -114,73 +120,79 @@ def _sums(work: Work, tile: BackwardTile | TightTile) -> tuple[list, list]:
     return kernels, biases
 
 
-def _marks(work: Work) -> list[jax.Array]:
+def _marks(plan: BackwardPlan) -> list[jax.Array]:
     """Matrices of zeros, each with a column of ones of its own; transposed. A constant."""
-    _, count = work.marks
+    _, count = plan.marks
     matrices = [[[float(row == mark)] * ROWS for row in range(MARKS)] for mark in range(count)]
-    return [jnp.array(matrices, _factors(work))] if matrices else []
+    return [jnp.array(matrices, _factors(plan))] if matrices else []
 
 
-def _factors(work: Work):
+def _factors(plan: BackwardPlan):
     """The dtype of what tensor cores multiply."""
-    return work.terms.dtype(work.stack.dtype)
+    return plan.terms.dtype(plan.stack.dtype)
 
 
-def _dbiases(work: Work, sums: Sequence[jax.Array]) -> tuple[jax.Array | None, ...]:
+def _dbiases(plan: BackwardPlan, sums: Sequence[jax.Array]) -> tuple[jax.Array | None, ...]:
     """From what the blocks wrote: the chunks of a bias were summed under marks."""
-    stack = work.stack
+    stack = plan.stack
     total = [jnp.sum(s, axis=0).astype(stack.dtype) for s in sums]
     return tuple(
         jnp.concatenate([total[0][(*sums, slice(None), column)] for *sums, column in places])
-        if (places := work.bias_places(layer))
+        if (places := plan.bias_places(layer))
         else None
         for layer in range(stack.layers)
     )
 
 
-def _parameters(work: Work) -> dict:
+def _parameters(plan: BackwardPlan) -> dict:
     """Shared memory for what stays."""
-    stack, terms, marks = work.stack, work.terms, work.marks[1]
+    stack, terms, marks = plan.stack, plan.terms, plan.marks[1]
     (_, width), *others = stack.shapes
     return {
-        "kernels": [terms.tiles(stack.dtype, 1, *s) for s in ((work.share, width), *others)],
-        "biases": [tc.SMEM((width,), stack.dtype) for width in work.loaded_biases],
-        "marks": tc.tiles(_factors(work), marks, MARKS, ROWS) if marks else None,
-        "loaded": tc.Barrier(num_arrivals=stack.layers + bool(marks) + len(work.loaded_biases)),
+        "kernels": [
+            terms.tiles(stack.dtype, 1, *s) for s in ((plan.columns_per_part, width), *others)
+        ],
+        "biases": [tc.SMEM((width,), stack.dtype) for width in plan.loaded_biases],
+        "marks": tc.tiles(_factors(plan), marks, MARKS, ROWS) if marks else None,
+        "loaded": tc.Barrier(num_arrivals=stack.layers + bool(marks) + len(plan.loaded_biases)),
     }
 
 
-def _scratch(work: Work, tile: BackwardTile) -> dict:
+def _scratch(plan: BackwardPlan, tile: BackwardTile) -> dict:
     """Shared memory for tiles, and what their readers and writers wait for."""
-    stack, teams = work.stack, tile.teams
-    summed, brief = (list(streams.values()) for streams in (work.summed, work.brief))
-    terms, places = work.terms, (teams, tile.slots)
-    kept = {k: terms.tiles(stack.dtype, teams, ROWS, w) for k, w in work.kept.items()}
+    stack, teams = plan.stack, tile.teams
+    summed, brief = (list(inputs.values()) for inputs in (plan.summed_inputs, plan.brief_inputs))
+    terms, places = plan.terms, (teams, tile.slots)
+    kept = {k: terms.tiles(stack.dtype, teams, ROWS, w) for k, w in plan.walker_outputs.items()}
     if tile.over:
-        kept["dz"] = dense_terms.reused_tiles(stack.dtype, work.kept["dz"], work.share, teams)
+        kept["dz"] = dense_terms.reused_tiles(
+            stack.dtype, plan.walker_outputs["dz"], plan.columns_per_part, teams
+        )
     split = {}
     if terms.split:
         split["tiles"] = [dense_terms.split_tiles(stack.dtype, w, *places) for w in summed]
     return {
-        "summed_streams": Ring.scratch(stack.dtype, summed, places) | split,
-        "brief_streams": Ring.scratch(stack.dtype, brief, (teams, tile.brief)) if brief else None,
+        "summed_inputs": Ring.scratch(stack.dtype, summed, places) | split,
+        "brief_inputs": Ring.scratch(stack.dtype, brief, (teams, tile.brief)) if brief else None,
         "kept": kept,
-        "dx": None if tile.over else tc.chunked(stack.dtype, work.share, teams),
+        "dx": None if tile.over else tc.chunked(stack.dtype, plan.columns_per_part, teams),
         "split": tc.Barrier(num_arrivals=tile.members, num_barriers=teams),
         "made": tc.Barrier(num_arrivals=tile.members, num_barriers=teams),
-        "summed": tc.Barrier(num_arrivals=work.summers + tile.members, num_barriers=teams),
+        "summed": tc.Barrier(num_arrivals=plan.summers + tile.members, num_barriers=teams),
     }
 
 
-def _backward(work: Work, tile: BackwardTile | TightTile, below, scratch, *references) -> None:
+def _backward(
+    plan: BackwardPlan, tile: BackwardTile | TightTile, below, scratch, *references
+) -> None:
     """A warpgroup's part."""
     arrays, matrices, biases, dx, kernel_sums, bias_sums = references
-    first = lax.axis_index(PART) * work.share if tile.parts > 1 else 0
+    first = lax.axis_index(PART) * plan.columns_per_part if tile.parts > 1 else 0
     kernel, *others = matrices
-    sources = [work.terms.rows_of(kernel, pl.ds(first, work.share)), *others]
-    sources += biases[: len(work.loaded_biases)]
+    sources = [plan.terms.rows_of(kernel, pl.ds(first, plan.columns_per_part)), *others]
+    sources += biases[: len(plan.loaded_biases)]
     targets = [kernel.at[0] for kernel in scratch["kernels"]]
-    targets += [*([scratch["marks"]] if work.marks[1] else []), *scratch["biases"]]
+    targets += [*([scratch["marks"]] if plan.marks[1] else []), *scratch["biases"]]
     tc.start_loads(sources, targets, scratch["loaded"])
     scratch = scratch | {"biases": scratch["biases"] or biases}
     if isinstance(tile, BackwardTile) and tile.over:
@@ -189,11 +201,11 @@ def _backward(work: Work, tile: BackwardTile | TightTile, below, scratch, *refer
     warpgroup = lax.axis_index(WARPGROUP)
     count = tc.count_strided_tiles(dx.shape[0], lax.axis_index(BLOCK), tile.blocks)
     if isinstance(tile, TightTile):
-        members, walk, tiles = _tight_parts(work, tile, below, scratch, arrays, dx)
+        members, walk, tiles = _tight_parts(plan, tile, below, scratch, arrays, dx)
     else:
         members = tile.members
-        walk, tiles = _parts(work, tile, below, scratch, arrays, dx, first)
-    registers = tile.registers(work)
+        walk, tiles = _parts(plan, tile, below, scratch, arrays, dx, first)
+    registers = tile.registers(plan)
 
     def begin_walk(member):
         if registers is not None:
@@ -204,52 +216,52 @@ def _backward(work: Work, tile: BackwardTile | TightTile, below, scratch, *refer
         if registers is not None:
             tc.set_max_registers(registers[1], action="increase")
         tc.barrier_wait(scratch["loaded"])
-        Summer(work, scratch, tiles(number), number).run(count, kernel_sums, *bias_sums)
+        Summer(plan, scratch, tiles(number), number).run(count, kernel_sums, *bias_sums)
 
     for member in range(members):
         mine = lax.rem(warpgroup, members) == member
         pl.when((warpgroup < tile.walkers) & mine)(functools.partial(begin_walk, member))
-    for number in range(work.summers):
+    for number in range(plan.summers):
         pl.when(warpgroup == tile.walkers + number)(functools.partial(add_up, number))
 
 
-_Walk = Callable[[int, Any], None]  # a member through so many tiles
-_TilesOf = Callable[[int], Tiles]  # of a summer
+_RunWalker = Callable[[int, Any], None]  # a member through so many tiles
+_TilesOfSummer = Callable[[int], Tiles]  # of a summer
 
 
 def _parts(
-    work: Work, tile: BackwardTile, below, scratch, arrays, dx, first
-) -> tuple[_Walk, _TilesOf]:
+    plan: BackwardPlan, tile: BackwardTile, below, scratch, arrays, dx, first
+) -> tuple[_RunWalker, _TilesOfSummer]:
     """What walkers do, and what summers add up."""
-    widths = work.summed | work.brief
-    streams = {
+    widths = plan.summed_inputs | plan.brief_inputs
+    inputs = {
         name: TiledInput(array, width, first if name == "x" else 0)
         for (name, width), array in zip(widths.items(), arrays, strict=True)
     }
-    summed, terms = scratch["summed_streams"], [None] * len(work.summed)
-    if work.terms.split:
+    summed, terms = scratch["summed_inputs"], [None] * len(plan.summed_inputs)
+    if plan.terms.split:
         tiles, terms = zip(*map(dense_terms.split_views, summed["tiles"]), strict=True)
         summed = summed | {"tiles": tiles}
-    ring = Ring(summed, [streams[name] for name in work.summed])
+    ring = Ring(summed, [inputs[name] for name in plan.summed_inputs])
     brief = None
-    if work.brief:
-        brief = Ring(scratch["brief_streams"], [streams[name] for name in work.brief])
+    if plan.brief_inputs:
+        brief = Ring(scratch["brief_inputs"], [inputs[name] for name in plan.brief_inputs])
 
     def walk(member, count):
         team = 0 if tile.teams == 1 else lax.axis_index(WARPGROUP) // tile.members
-        common = (work, scratch, dx, below, member, tile.members)
+        common = (plan, scratch, dx, below, member, tile.members)
         Walker(*common, tile, ring, terms, brief, team).run(count)
 
-    return walk, lambda number: TilesOfTeams(work, tile, scratch, ring, terms)
+    return walk, lambda number: TilesOfTeams(plan, tile, scratch, ring, terms)
 
 
 def _tight_parts(
-    work: Work, tile: TightTile, below, scratch, arrays, dx
-) -> tuple[int, _Walk, _TilesOf]:
+    plan: BackwardPlan, tile: TightTile, below, scratch, arrays, dx
+) -> tuple[int, _RunWalker, _TilesOfSummer]:
     """Likewise, and how many walkers are at a tile."""
 
     def walk(member, count):
-        common = (work, scratch, dx, below, member, tile.walkers)
+        common = (plan, scratch, dx, below, member, tile.walkers)
         dense_tight.TightWalker(*common, tile, *arrays).run(count)
 
-    return tile.walkers, walk, lambda layer: dense_tight.TilesOfLayer(work, scratch, layer)
+    return tile.walkers, walk, lambda layer: dense_tight.TilesOfLayer(plan, scratch, layer)

@@ -27,7 +27,7 @@ from pallas_kernels.dense.stack import Stack, add_bias
 from pallas_kernels.tensor_cores import BLOCK, PART, WARPGROUP, Ring, TiledInput
 
 # A thread has 128 sums of 256 columns, for which only two warpgroups have registers.
-_NARROW, _FEW = 128, 2
+_NARROW_COLUMNS, _WIDE_WARPGROUPS = 128, 2
 _AHEAD = 4  # tiles for each warpgroup
 # Less than that may be in the cache; of two layers, blocks that stay were as good there.
 _WAVES_FROM_BYTES = 64 << 20
@@ -131,8 +131,8 @@ class DenseTile:
         fitting = (chip.shared_bytes - stack.parameter_bytes(parts)) // slot
         if fitting < least:
             return None
-        narrow = max(stack.widths[1:]) // parts <= _NARROW
-        most = PRODUCTS[stack.precision].warpgroups if narrow else _FEW
+        narrow = max(stack.widths[1:]) // parts <= _NARROW_COLUMNS
+        most = PRODUCTS[stack.precision].warpgroups if narrow else _WIDE_WARPGROUPS
         warpgroups = min(most, fitting - 1)
         slots = min(fitting, _AHEAD * warpgroups)
         if slots >= 2 * warpgroups:
@@ -189,12 +189,12 @@ def pull_back(x, kernel, bias, activation: str, dy, tile: DenseTile | None = Non
     return _launch("dense_pull_back", stack, tile, [x, dy], (kernel,), (bias,))
 
 
-def _launch(name: str, stack: Stack, tile: DenseTile | None, streams, kernels, biases) -> jax.Array:
+def _launch(name: str, stack: Stack, tile: DenseTile | None, inputs, kernels, biases) -> jax.Array:
     if tile is None:
         raise ValueError(f"layers of widths {stack.widths} do not fit shared memory")
-    if tile.direct and (len(streams) > 1 or tile.parts > 1 or stack.dtype.itemsize != 2):
+    if tile.direct and (len(inputs) > 1 or tile.parts > 1 or stack.dtype.itemsize != 2):
         raise ValueError("only whole rows of 16-bit results of forward are written from registers")
-    rows, x = streams[0].shape[0], streams[0]
+    rows, x = inputs[0].shape[0], inputs[0]
     if rows == 0:
         return jnp.zeros((0, stack.widths[-1]), x.dtype)
     tile = tile.limited_to(rows)
@@ -204,20 +204,20 @@ def _launch(name: str, stack: Stack, tile: DenseTile | None, streams, kernels, b
         jax.ShapeDtypeStruct((rows, stack.widths[-1]), x.dtype),
         (tile.blocks, tile.parts),
         tile.warpgroups,
-        _scratch(stack, tile, len(streams)),
+        _scratch(stack, tile, len(inputs)),
     )
     prepared = tuple(PRODUCTS[stack.precision].prepare(kernel) for kernel in kernels)
-    return call(streams, prepared, tuple(b for b in biases if b is not None))
+    return call(inputs, prepared, tuple(b for b in biases if b is not None))
 
 
-def _scratch(stack: Stack, tile: DenseTile, streams: int) -> dict:
+def _scratch(stack: Stack, tile: DenseTile, inputs: int) -> dict:
     """The layers' parameters, of the last its part of the columns; and the ring."""
     widths = [*stack.widths[:-1], stack.widths[-1] // tile.parts]
     biases = (width for width, biased in zip(widths[1:], stack.biased, strict=True) if biased)
-    streamed = [widths[0], widths[-1]][:streams]
-    room = [max(widths)] if streams == 1 else streamed
+    streamed = [widths[0], widths[-1]][:inputs]
+    room = [max(widths)] if inputs == 1 else streamed
     places, barriers = (tile.slots,), (tile.barriers,)
-    place = PRODUCTS[stack.precision].place
+    place = PRODUCTS[stack.precision].allocate
     return {
         "kernels": [place(stack.dtype, *shape) for shape in itertools.pairwise(widths)],
         "biases": [tc.SMEM((width,), stack.dtype) for width in biases],
@@ -237,8 +237,8 @@ def _forward(stack: Stack, tile: DenseTile, scratch, sources, kernels, biases, r
         biases = [bias.at[pl.ds(first, share)] for bias in biases]
     targets = [*(kernel.at[0] for kernel in scratch["kernels"]), *scratch["biases"]]
     tc.start_loads([*kernels, *biases], targets, scratch["loaded"])
-    streams = [TiledInput(x, stack.widths[0]), *(TiledInput(array, share, first) for array in dy)]
-    ring = Ring(scratch["ring"], streams)
+    inputs = [TiledInput(x, stack.widths[0]), *(TiledInput(array, share, first) for array in dy)]
+    ring = Ring(scratch["ring"], inputs)
     _Worker(stack, tile, scratch["kernels"], scratch["biases"], ring, result, first, bool(dy)).run(
         lambda: tc.barrier_wait(scratch["loaded"])
     )
@@ -268,7 +268,7 @@ class _Worker:
     first: Any
     pulls_back: bool
 
-    def run(self, parameters_are_there) -> None:
+    def run(self, wait_for_parameters) -> None:
         """The tiles of the block whose number is the warpgroup's, modulo warpgroups."""
         tile, warpgroup, block = self.tile, lax.axis_index(WARPGROUP), lax.axis_index(BLOCK)
         count = tc.count_strided_tiles(self.result.shape[0], block, tile.blocks)
@@ -289,7 +289,7 @@ class _Worker:
         for turn in range(-(-tile.slots // tile.warpgroups)):
             n = warpgroup + turn * tile.warpgroups
             pl.when(n < tile.slots)(functools.partial(load, n))
-        parameters_are_there()
+        wait_for_parameters()
 
         @pl.loop(0, tc.count_strided(count, warpgroup, tile.warpgroups))
         def _(i):
@@ -351,7 +351,7 @@ class _Worker:
         return self._activate(layer, add_bias(z[:, columns], bias, columns), dy)
 
     def _activate(self, layer: int, z, dy):
-        """The output, or the gradient to z where ``dy`` is a stream."""
+        """The output, or the gradient to z where ``dy`` is an array."""
         activation = self.stack.activation(layer)
         if activation is None:
             return z

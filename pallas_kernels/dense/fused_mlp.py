@@ -113,8 +113,10 @@ def backward_groups(stack: Stack) -> list[_Group]:
     """From the last on, two layers if they fit; behind the second must be nothing to go through."""
     chip, groups, stop = Chip.current(), [], stack.layers
     while stop > 0:
-        free = stop == stack.layers or stack.last is None or stack.last.of_output
-        two = stack.part(stop - 2, stop).linear_last() if stop > 1 and free else None
+        free = (
+            stop == stack.layers or stack.last_activation is None or stack.last_activation.of_output
+        )
+        two = stack.part(stop - 2, stop).without_last_activation() if stop > 1 and free else None
         pair = two is not None and dense_backward.choose(chip, two)
         start = stop - 2 if pair else stop - 1
         groups.insert(0, (start, stop))

@@ -26,16 +26,16 @@ from pallas_kernels.dense.stack import Stack, finish
 from pallas_kernels.tensor_cores import BLOCK, COLUMNS, RANK, ROWS, WARPGROUP, Ring, TiledInput
 from pallas_kernels.tensor_cores.stores import (
     InitChannel,
-    TileChannel,
     ReleaseSlot,
     SendChunk,
+    TileChannel,
     WaitForSlot,
     WaitForTile,
 )
 
 _LAYERS = 2
 _WARPGROUPS = 2  # whose threads have registers for 128 sums
-_LEAST, _MOST = 3, 8  # tiles in shared memory
+_MIN_SLOTS, _MAX_SLOTS = 3, 8  # tiles in shared memory
 _FIRST, _SECOND = 0, 1
 
 
@@ -61,8 +61,8 @@ class PairTile:
             return None
         parameters = max(stack.part(n, n + 1).parameter_bytes() for n in range(_LAYERS))
         room = chip.shared_bytes - parameters - tc.aligned(1)
-        slots = min(room // stack.row_bytes(max(stack.widths)), _MOST)
-        if slots < _LEAST:
+        slots = min(room // stack.row_bytes(max(stack.widths)), _MAX_SLOTS)
+        if slots < _MIN_SLOTS:
             return None
         return cls(chip.multiprocessors // _LAYERS, _WARPGROUPS, slots)
 
@@ -165,7 +165,7 @@ class _Block:
     def _slot(self, n):
         return lax.rem(n, self.tile.slots)
 
-    def _with(self, kind, numbers, references=(), products=(), **options) -> None:
+    def _use_channel(self, kind, numbers, references=(), products=(), **options) -> None:
         """One of the kinds of ``TileChannel``."""
         pair = kind(self.tile.barriers, **options)
         references = [*references, (self.scratch["signals"], ())]
@@ -179,10 +179,10 @@ class _Block:
             sources.append(bias)
             targets.append(self.scratch["bias"].at[pl.ds(0, bias.shape[0])])
         tc.start_loads(sources, targets, self.scratch["loaded"][layer])
-        self._with(InitChannel, [lax.axis_index(WARPGROUP)])
+        self._use_channel(InitChannel, [lax.axis_index(WARPGROUP)])
         tc.barrier_wait(self.scratch["loaded"][layer])
 
-    def _each(self, body) -> None:
+    def _for_each_tile(self, body) -> None:
         """Does it for every tile of the warpgroup, with its number and a zero."""
         warpgroup, step = lax.axis_index(WARPGROUP), self.tile.warpgroups
 
@@ -226,13 +226,13 @@ class _Block:
             ring.wait((lax.rem(n, tile.barriers),))
             z = self._product(_FIRST, matrices.at[self._slot(n)], zero)
             load(n + tile.slots)
-            pl.when(n >= tile.slots)(lambda: self._with(WaitForSlot, [n - tile.slots]))
+            pl.when(n >= tile.slots)(lambda: self._use_channel(WaitForSlot, [n - tile.slots]))
             for columns, values in self._finished(_FIRST, z):
                 number = self._slot(n) * chunks + columns.start // COLUMNS
                 memory = [(matrices, tc.tiled(self.stack.dtype))]
-                self._with(SendChunk, [number, n], memory, [values], rank=_SECOND)
+                self._use_channel(SendChunk, [number, n], memory, [values], rank=_SECOND)
 
-        self._each(make)
+        self._for_each_tile(make)
 
     def run_second(self) -> None:
         """Writes what the second layer makes of what has come."""
@@ -242,7 +242,7 @@ class _Block:
 
         def make(n, zero):
             place = matrices.at[self._slot(n)]
-            self._with(WaitForTile, [n], nbytes=nbytes)
+            self._use_channel(WaitForTile, [n], nbytes=nbytes)
             tc.commit_smem()  # what was sent is seen by the tensor cores
             z = self._product(_SECOND, place, zero)
             for columns, values in self._finished(_SECOND, z):
@@ -254,7 +254,7 @@ class _Block:
             tc.wait_smem_to_gmem(0, wait_read_only=True)
             self._give_back(n)
 
-        self._each(make)
+        self._for_each_tile(make)
         tc.wait_smem_to_gmem(0)
 
     def _give_back(self, n) -> None:
@@ -262,6 +262,6 @@ class _Block:
 
         def give_back():
             tc.commit_smem()  # all warps have read it
-            self._with(ReleaseSlot, [n])
+            self._use_channel(ReleaseSlot, [n])
 
         pl.when(n + self.tile.slots < self._count)(give_back)

@@ -33,7 +33,7 @@ class Products:
 
     Attributes:
       prepare: a kernel as it is to lie in memory, made by XLA before.
-      place: shared memory for such a kernel, of so many rows and columns, in front of which is an
+      allocate: shared memory for such a kernel, of so many rows and columns, in front of which is an
         axis of length one.
       multiply: the product, in float32 registers, of rows and a kernel in such a place; the last
         argument is done while the tensor cores are at it. Rows are a tile of chunks of columns.
@@ -42,17 +42,17 @@ class Products:
     """
 
     prepare: Callable[[jax.Array], jax.Array]
-    place: Callable[[Any, int, int], Any]
+    allocate: Callable[[Any, int, int], Any]
     multiply: Callable[[Any, Any, Callable[[], None]], jax.Array]
     from_registers: bool
     warpgroups: int
 
 
-def _as_it_is(kernel: jax.Array) -> jax.Array:
+def _unchanged(kernel: jax.Array) -> jax.Array:
     return kernel
 
 
-def _place(dtype, rows: int, columns: int):
+def _allocate(dtype, rows: int, columns: int):
     return tc.tiles(dtype, 1, rows, columns)
 
 
@@ -68,7 +68,7 @@ def _rounded_to_tf32(kernel: jax.Array) -> jax.Array:
     return lax.reduce_precision(kernel, *_TF32).T
 
 
-def _transposed_place(dtype, rows: int, columns: int):
+def _allocate_transposed(dtype, rows: int, columns: int):
     return tc.tiles(dtype, 1, columns, rows)
 
 
@@ -80,7 +80,7 @@ def _split(kernel: jax.Array) -> jax.Array:
     return bfloat16_parts.split(kernel, _PARTS)
 
 
-def _place_of_parts(dtype, rows: int, columns: int):
+def _allocate_parts(dtype, rows: int, columns: int):
     del dtype
     return tc.tiles(jnp.bfloat16, 1, _PARTS, rows, columns)
 
@@ -102,8 +102,8 @@ def _multiply_parts(rows, kernel, meanwhile) -> jax.Array:
 
 PRODUCTS: Mapping[str | None, Products] = MappingProxyType(
     {
-        None: Products(_as_it_is, _place, _multiply, False, 4),
-        "tf32": Products(_rounded_to_tf32, _transposed_place, _multiply_transposed, False, 4),
-        "bf16x3": Products(_split, _place_of_parts, _multiply_parts, True, 3),
+        None: Products(_unchanged, _allocate, _multiply, False, 4),
+        "tf32": Products(_rounded_to_tf32, _allocate_transposed, _multiply_transposed, False, 4),
+        "bf16x3": Products(_split, _allocate_parts, _multiply_parts, True, 3),
     }
 )

@@ -53,7 +53,7 @@ class Stack:
             activations=self.activations[layers],
         )
 
-    def linear_last(self) -> Stack:
+    def without_last_activation(self) -> Stack:
         """The same with nothing behind the last layer."""
         return dataclasses.replace(self, activations=(*self.activations[:-1], None))
 
@@ -73,7 +73,7 @@ class Stack:
         return None if name is None else ACTIVATIONS[name]
 
     @property
-    def last(self) -> Activation | None:
+    def last_activation(self) -> Activation | None:
         """Behind the last layer."""
         return self.activation(self.layers - 1)
 

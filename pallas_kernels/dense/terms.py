@@ -111,7 +111,7 @@ def reused_views(union) -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class Tile:
-    """A tile of a stream in shared memory, in chunks of 64 columns.
+    """A tile of an array in shared memory, in chunks of 64 columns.
 
     Attributes:
       numbers: as they were read.
@@ -127,7 +127,7 @@ class Tile:
             return [self.numbers.at[chunk]]
         return [self.terms.at[chunk, term] for term in range(_SPLIT.count)]
 
-    def by_chunks(self, kernel: Sequence) -> list[tuple]:
+    def chunked_factors(self, kernel: Sequence) -> list[tuple]:
         """The factors of the product with a matrix, of which ``kernel`` are the terms."""
         parts = tc.columns_of(kernel[0].shape[0])
         return [

@@ -18,15 +18,15 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels import tensor_cores as tc
 from pallas_kernels.dense import terms as dense_terms
-from pallas_kernels.dense.maker import Maker
-from pallas_kernels.dense.plan import TightTile, Work
+from pallas_kernels.dense.maker import GradientMaker
+from pallas_kernels.dense.plan import BackwardPlan, TightTile
 from pallas_kernels.dense.terms import Tile
 from pallas_kernels.tensor_cores import BLOCK, COLUMNS, Ring, TiledInput
 
 
-def scratch(work: Work) -> dict:
+def scratch(plan: BackwardPlan) -> dict:
     """Shared memory for tiles, and what their readers and writers wait for."""
-    dtype, (before, between, after) = work.stack.dtype, work.stack.widths
+    dtype, (before, between, after) = plan.stack.dtype, plan.stack.widths
     members = TightTile.walkers
     barriers = {"barriers": (1,)}
     return {
@@ -42,29 +42,28 @@ def scratch(work: Work) -> dict:
 
 
 @dataclass(frozen=True)
-class _Room:
+class _TileSlots:
     """Where tiles are.
 
     Attributes:
-      work: what there is to do.
+      plan: what there is to do.
       scratch: shared memory.
     """
 
-    work: Work
+    plan: BackwardPlan
     scratch: dict
 
     def rings(self, x, dy) -> tuple[Ring, Ring]:
-        """That of each stream, in the same places."""
+        """That of each array, in the same places."""
         numbers, _ = dense_terms.split_views(self.scratch["read"])
-        before, _, after = self.work.stack.widths
+        before, _, after = self.plan.stack.widths
         named = (("x", TiledInput(x, before)), ("dy", TiledInput(dy, after)))
         x_ring, dy_ring = (
-            Ring({"tiles": [numbers], "full": self.scratch[name]}, [stream])
-            for name, stream in named
+            Ring({"tiles": [numbers], "full": self.scratch[name]}, [array]) for name, array in named
         )
         return x_ring, dy_ring
 
-    def streams(self, n) -> dict[str, Tile]:
+    def inputs(self, n) -> dict[str, Tile]:
         """Of the n-th tile."""
         numbers, terms = dense_terms.split_views(self.scratch["read"])
         numbers, _ = tc.tile_views(numbers)
@@ -74,7 +73,7 @@ class _Room:
 
     def held(self, zero) -> dict[str, Any]:
         """The kernels, and what is made: in one place, so one at a time."""
-        each = self.work.terms.each
+        each = self.plan.terms.each
         terms, numbers = dense_terms.reused_views(self.scratch["made"])
         staged, copied = (face.at[zero] for face in tc.tile_views(numbers))
         made = each(terms.at[zero])
@@ -88,30 +87,30 @@ class TilesOfLayer:
     """What the summer of a layer adds up; see ``Tiles``.
 
     Attributes:
-      work: what there is to do.
+      plan: what there is to do.
       scratch: shared memory.
       layer: its number.
     """
 
-    work: Work
+    plan: BackwardPlan
     scratch: dict
     layer: int
 
-    def take(self, n) -> tuple[dict[str, Tile], dict[str, Sequence], Any]:
+    def acquire(self, n) -> tuple[dict[str, Tile], dict[str, Sequence], Any]:
         """See ``Tiles``."""
         tc.barrier_wait(self.scratch["ready"][self.layer])
-        room, zero = _Room(self.work, self.scratch), tc.opaque_zero(n)
+        room, zero = _TileSlots(self.plan, self.scratch), tc.opaque_zero(n)
         made = "hidden" if self.layer else "dz"
-        return room.streams(n), {made: room.held(zero)[made]}, zero
+        return room.inputs(n), {made: room.held(zero)[made]}, zero
 
-    def done(self, n) -> None:
+    def release(self, n) -> None:
         """See ``Tiles``."""
         del n
         tc.barrier_arrive(self.scratch["summed"][self.layer])
 
 
 @dataclass(frozen=True)
-class TightWalker(Maker):
+class TightWalker(GradientMaker):
     """One of two warpgroups that go through the tiles together.
 
     Attributes:
@@ -126,7 +125,7 @@ class TightWalker(Maker):
 
     def run(self, count) -> None:
         """All tiles of the block."""
-        room = _Room(self.work, self.scratch)
+        room = _TileSlots(self.plan, self.scratch)
         x_ring, dy_ring = room.rings(self.x, self.dy)
 
         def rows(n):
@@ -142,21 +141,21 @@ class TightWalker(Maker):
 
         @pl.loop(0, count)
         def _(n):
-            streams, held, place = room.streams(n), room.held(tc.opaque_zero(n)), lax.rem(n, 2)
+            inputs, held, place = room.inputs(n), room.held(tc.opaque_zero(n)), lax.rem(n, 2)
             x_ring.wait((0,))
-            self._split_stream(streams["x"], self.work.stack.widths[0], held["zero"])
+            self._split_input(inputs["x"], self.plan.stack.widths[0], held["zero"])
             tc.commit_smem()
             self._meet()
-            known = self._make_hidden(streams, held)
+            known = self._make_hidden(inputs, held)
             dy_ring.wait((0,))
-            self._split_stream(streams["dy"], self.work.stack.widths[2], held["zero"])
+            self._split_input(inputs["dy"], self.plan.stack.widths[2], held["zero"])
             self._hand_over(1)
-            dz = self._make_dz(streams, held, known)
+            dz = self._make_dz(inputs, held, known)
             self._wait_for_sums(1)
             load(x_ring, n + 1, 1 - place)
             self._keep("dz", held, self._columns(1, held), dz)
             self._hand_over(0)
-            dx = self._make_dx(streams, held)
+            dx = self._make_dx(inputs, held)
             self._wait_for_sums(0)
             load(dy_ring, n + 1, place)
             if dx is not None:
@@ -183,12 +182,12 @@ class TightWalker(Maker):
 
     def _has_chunk(self, number: int) -> bool:
         """Of this one of the widths."""
-        return self.member < self.work.stack.widths[number] // COLUMNS
+        return self.member < self.plan.stack.widths[number] // COLUMNS
 
     def _columns(self, number: int, held: dict):
         return tc.columns_at(0, self.member + held["zero"]) if self._has_chunk(number) else None
 
-    def _make_hidden(self, streams: dict, held: dict):
+    def _make_hidden(self, inputs: dict, held: dict):
         """The member's chunk of it; what is known of its derivative."""
 
         def reuse():
@@ -196,31 +195,31 @@ class TightWalker(Maker):
             tc.wait_smem_to_gmem(0, wait_read_only=True)
             self._meet()
 
-        activation, columns = self.work.stack.activation(0), self._columns(1, held)
+        activation, columns = self.plan.stack.activation(0), self._columns(1, held)
         if columns is None:
             reuse()
             return None
         if activation is None or activation.of_output:
-            hidden, _ = self._output(streams, held, self.member, columns)
+            hidden, _ = self._output(inputs, held, self.member, columns)
             known = None  # until it is read again: registers would not hold it
             reuse()
         else:
-            hidden, known = self._hidden_and_slope(activation, streams, held, columns, reuse)
+            hidden, known = self._hidden_and_slope(activation, inputs, held, columns, reuse)
         self._keep("hidden", held, columns, hidden)
         return known
 
-    def _make_dz(self, streams: dict, held: dict, known):
+    def _make_dz(self, inputs: dict, held: dict, known):
         """The member's chunk of that of the first layer."""
         columns = self._columns(1, held)
         if columns is None:
             return None
-        dh = self._dh(streams, held, self.member, columns)
-        if known is None and self.work.stack.activation(0) is not None:
+        dh = self._dh(inputs, held, self.member, columns)
+        if known is None and self.plan.stack.activation(0) is not None:
             first, *others = (tc.load_float32(term.at[:, columns]) for term in held["hidden"])
             known = sum(others, first)
         return self._dz(known, dh)
 
-    def _make_dx(self, streams: dict, held: dict):
+    def _make_dx(self, inputs: dict, held: dict):
         """The member's chunk of it."""
         columns = self._columns(0, held)
-        return None if columns is None else self._dx(streams, held, self.member, columns)
+        return None if columns is None else self._dx(inputs, held, self.member, columns)

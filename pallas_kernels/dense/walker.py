@@ -16,19 +16,19 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels import tensor_cores as tc
-from pallas_kernels.dense.maker import Maker
-from pallas_kernels.dense.plan import BackwardTile, Work
+from pallas_kernels.dense.maker import GradientMaker
+from pallas_kernels.dense.plan import BackwardPlan, BackwardTile
 from pallas_kernels.dense.terms import Tile
 from pallas_kernels.tensor_cores import BLOCK, Ring
 
 
 @dataclass(frozen=True)
-class Walker(Maker):
+class Walker(GradientMaker):
     """One of them.
 
     Attributes:
       tile: who does what.
-      ring: of the streams that are summed.
+      ring: of the inputs that are summed.
       terms: of their tiles; None each if these are not split.
       brief: of the others, None if there are none.
       team: its number.
@@ -74,48 +74,48 @@ class Walker(Maker):
 
         @pl.loop(0, made)
         def _(i):
-            streams, held = self._streams(i), self._held(i)
-            if self.work.terms.split:
-                self._split(streams, held["zero"])
-            if self.work.kept:
-                self._make_dz(streams, held, functools.partial(reuse, i))
+            inputs, held = self._input_tiles(i), self._held(i)
+            if self.plan.terms.split:
+                self._split(inputs, held["zero"])
+            if self.plan.walker_outputs:
+                self._make_dz(inputs, held, functools.partial(reuse, i))
                 tc.commit_smem()
             else:
                 reuse(i)
             # Also if there is nothing to wait for: a summer that ran ahead would be counted twice.
             tc.barrier_arrive(self.scratch["made"].at[team])
-            if self.work.kept and tile.members > 1:
+            if self.plan.walker_outputs and tile.members > 1:
                 tc.barrier_wait(self.scratch["made"].at[team])
             if self.brief:
                 load(self.brief, tile.brief, i + tile.brief)
             if tile.over:
-                self._make_dx_over(streams, held, summed)
+                self._make_dx_over(inputs, held, summed)
                 load(self.ring, tile.slots, i + tile.slots)
                 tc.commit_smem()
                 self._write(held, rows(i))
             else:
-                self._make_dx(streams, held, rows(i))
+                self._make_dx(inputs, held, rows(i))
 
         # Every completion is waited for, also the last.
         if not tile.over:
             pl.when(made > 0)(lambda: tc.barrier_wait(summed))
         tc.wait_smem_to_gmem(0)
 
-    def _streams(self, i) -> dict[str, Tile]:
+    def _input_tiles(self, i) -> dict[str, Tile]:
         """The tile's, once they are there."""
         place = (self.team, lax.rem(i, self.tile.slots))
         self.ring.wait(place)
-        held = streams_of(self.work, self.ring, self.terms, place)
+        held = input_tiles_at(self.plan, self.ring, self.terms, place)
         if self.brief:
             place = (self.team, lax.rem(i, self.tile.brief))
             self.brief.wait(place)
-            held |= zip(self.work.brief, map(Tile, self.brief.tiles(place)), strict=True)
+            held |= zip(self.plan.brief_inputs, map(Tile, self.brief.tiles(place)), strict=True)
         return held
 
-    def _split(self, streams: dict[str, Tile], zero) -> None:
+    def _split(self, inputs: dict[str, Tile], zero) -> None:
         """Those that are multiplied; until all members have done it."""
-        for name, width in self.work.summed.items():
-            self._split_stream(streams[name], width, zero)
+        for name, width in self.plan.summed_inputs.items():
+            self._split_input(inputs[name], width, zero)
         tc.commit_smem()
         if self.tile.members > 1:
             tc.barrier_arrive(self.scratch["split"].at[self.team])
@@ -125,59 +125,61 @@ class Walker(Maker):
         """What else is in shared memory: the kernels, and what the team makes."""
         zero = tc.opaque_zero(i)
         team = self.team if self.tile.teams > 1 else zero
-        each = self.work.terms.each
+        each = self.plan.terms.each
         kernels = [each(kernel.at[zero]) for kernel in self.scratch["kernels"]]
         kept = {name: each(tile.at[team]) for name, tile in self.scratch["kept"].items()}
         staged, copied = (face.at[team] for face in tc.tile_views(self.scratch["dx"]))
         return {"zero": zero, "kernels": kernels, "dx": staged, "copied_dx": copied} | kept
 
-    def _make_dz(self, streams: dict, held: dict, reuse) -> None:
+    def _make_dz(self, inputs: dict, held: dict, reuse) -> None:
         """That of the first layer, and the hidden tile if there is one.
 
         ``reuse`` is called before any of either is overwritten.
         """
-        stack = self.work.stack
+        stack = self.plan.stack
         activation = stack.activation(0)
 
         def make(chunk, columns, is_first):
             reuse_once = functools.partial(pl.when(is_first), reuse)
             # A slope leaves no registers for more before the hidden tile is out of them.
             if activation is None or activation.of_output:
-                hidden, known = self._output(streams, held, chunk, columns)
-                dh = self._dh(streams, held, chunk, columns)
+                hidden, known = self._output(inputs, held, chunk, columns)
+                dh = self._dh(inputs, held, chunk, columns)
                 reuse_once()
                 self._keep("hidden", held, columns, hidden)
             else:
                 hidden, known = self._hidden_and_slope(
-                    activation, streams, held, columns, reuse_once
+                    activation, inputs, held, columns, reuse_once
                 )
                 self._keep("hidden", held, columns, hidden)
-                dh = self._dh(streams, held, chunk, columns)
+                dh = self._dh(inputs, held, chunk, columns)
             self._keep("dz", held, columns, self._dz(known, dh))
 
         self._own_chunks(stack.widths[1], held["zero"], make)
 
-    def _make_dx(self, streams: dict, held: dict, rows) -> None:
+    def _make_dx(self, inputs: dict, held: dict, rows) -> None:
         def make(chunk, columns, is_first):
-            made = self._dx(streams, held, chunk, columns)
+            made = self._dx(inputs, held, chunk, columns)
             pl.when(is_first)(lambda: tc.wait_smem_to_gmem(0, wait_read_only=True))
             self._stage(held, chunk, made)
 
-        self._own_chunks(self.work.share, held["zero"], make)
+        self._own_chunks(self.plan.columns_per_part, held["zero"], make)
         tc.barrier_arrive(self.scratch["summed"].at[self.team])
         tc.commit_smem()
         self._write(held, rows)
 
-    def _make_dx_over(self, streams: dict, held: dict, summed) -> None:
+    def _make_dx_over(self, inputs: dict, held: dict, summed) -> None:
         """Where dz was, when that is summed: of one chunk, which registers hold."""
-        made = self._dx(streams, held, held["zero"], tc.columns_at(0, held["zero"]))
+        made = self._dx(inputs, held, held["zero"], tc.columns_at(0, held["zero"]))
         tc.barrier_arrive(summed)
         tc.barrier_wait(summed)
         self._stage(held, held["zero"], made)
 
 
-def streams_of(work: Work, ring: Ring, terms: Sequence, place: tuple) -> dict[str, Tile]:
-    """The tiles of the streams that are summed, in this place of their ``ring``."""
+def input_tiles_at(
+    plan: BackwardPlan, ring: Ring, terms: Sequence, place: tuple
+) -> dict[str, Tile]:
+    """The tiles of the inputs that are summed, in this place of their ``ring``."""
     held = zip(ring.tiles(place), terms, strict=True)
     tiles = [Tile(numbers, None if term is None else term.at[place]) for numbers, term in held]
-    return dict(zip(work.summed, tiles, strict=True))
+    return dict(zip(plan.summed_inputs, tiles, strict=True))

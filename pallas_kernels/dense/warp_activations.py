@@ -45,7 +45,7 @@ def pull_back(warp: Warp, name: str | None, z: Value, dy: Value) -> Value:
 def _record(warp: Warp, function: Callable[..., jax.Array], *values: Value) -> Value:
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
     program = jax.make_jaxpr(function)(*[scalar] * len(values))
-    (made,) = _run(warp, program.jaxpr, program.consts, values)
+    (made,) = _interpret(warp, program.jaxpr, program.consts, values)
     assert isinstance(made, Value)
     return made
 
@@ -57,11 +57,11 @@ class _Product(NamedTuple):
     b: Any
 
 
-def _run(warp: Warp, program: Any, constants: Any, values: Any) -> list[_Operand]:
+def _interpret(warp: Warp, program: Any, constants: Any, values: Any) -> list[_Operand]:
     """What a jaxpr of scalars makes of ``values``."""
     known: dict[Any, Any] = dict(zip(program.constvars, map(float, constants), strict=True))
     known.update(zip(program.invars, values, strict=True))
-    summed = _only_summed(program)
+    summed = _used_once_by_a_sum(program)
 
     def operand(atom: Any) -> Any:
         return float(atom.val) if _is_literal(atom) else known[atom]
@@ -70,7 +70,7 @@ def _run(warp: Warp, program: Any, constants: Any, values: Any) -> list[_Operand
         operands, name = [operand(atom) for atom in equation.invars], equation.primitive.name
         inner = equation.params.get("jaxpr")
         if inner is not None:
-            made = _run(warp, inner.jaxpr, inner.consts, operands)
+            made = _interpret(warp, inner.jaxpr, inner.consts, operands)
         elif name == "mul" and equation.outvars[0] in summed:
             made = [_Product(*operands)]
         elif name in _INSTRUCTIONS:
@@ -81,7 +81,7 @@ def _run(warp: Warp, program: Any, constants: Any, values: Any) -> list[_Operand
     return [operand(atom) for atom in program.outvars]
 
 
-def _only_summed(program: Any) -> set[Any]:
+def _used_once_by_a_sum(program: Any) -> set[Any]:
     """Variables that one sum or difference takes, and nothing else."""
     uses = [(equation, atom) for equation in program.eqns for atom in equation.invars]
     taken = [atom for _, atom in uses if not _is_literal(atom)]

@@ -82,9 +82,9 @@ class Pieces:
         """The workspace for rows of several pieces: full pieces, and last ones."""
         if not self.has_long_rows:
             return []
-        return [jax.ShapeDtypeStruct((2 * self._slots_of_a_kind(), dim), jnp.float32)]
+        return [jax.ShapeDtypeStruct((2 * self._slots_per_kind(), dim), jnp.float32)]
 
-    def _slots_of_a_kind(self) -> int:
+    def _slots_per_kind(self) -> int:
         return self.num_edges // self.edges_per_piece + 1
 
     # -- in kernels ----------------------------------------------------------------------------
@@ -96,7 +96,7 @@ class Pieces:
         is left of long rows is named likewise.
         """
         full = end - begin == self.edges_per_piece
-        last = warp.select(full, warp.constant(begin.kind, 0), self._slots_of_a_kind())
+        last = warp.select(full, warp.constant(begin.kind, 0), self._slots_per_kind())
         return begin // self.edges_per_piece + last
 
     def get(self, warp: Warp, number: Value) -> Piece:
@@ -116,7 +116,7 @@ class Pieces:
             warp.number, num_pieces, warp.count, (), lambda number, _: body(self.get(warp, number))
         )
 
-    def for_each_of_many(self, warp: Warp, body: Callable[[Piece], None]) -> None:
+    def for_each_found_by_lanes(self, warp: Warp, body: Callable[[Piece], None]) -> None:
         """``for_each``, where finding pieces would take as long as what is done with them.
 
         Each lane finds one, and they are done one after another.

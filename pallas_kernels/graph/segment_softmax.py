@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from pallas_kernels import simt
 from pallas_kernels.chip import Chip
 from pallas_kernels.graph.rows import Piece, Pieces
-from pallas_kernels.graph.softmax_rules import Gradient, Rule, Softmax
+from pallas_kernels.graph.softmax_rules import Rule, Softmax, SoftmaxGradient
 from pallas_kernels.simt.values import Array, Shared, Value
 from pallas_kernels.simt.warp import LANES, Warp
 
@@ -25,7 +25,7 @@ from pallas_kernels.simt.warp import LANES, Warp
 _AHEAD = ((8, 8), (4, 2), (2, 1))
 # Of rows so long as much as there is room for waits in shared memory to be used once more. The
 # rest, and shorter rows, is read again, from the first-level cache if it has it.
-_LONG = 128
+_KEPT_FROM_EDGES = 128
 _KEPT_BYTES = 8 * 1024  # that a warp has in shared memory at most
 
 
@@ -60,7 +60,7 @@ class SoftmaxTile:
         at_once = LANES // lanes
         enough = (n for n, times in _AHEAD if average > times * at_once and n * entries <= 32)
         ahead = next(enough, 1)
-        if average < _LONG:
+        if average < _KEPT_FROM_EDGES:
             return cls(lanes, entries, ahead, 0)
         # Rows half as long again as the average stay in shared memory.
         times = -(-3 * average // (2 * at_once * ahead))
@@ -104,7 +104,7 @@ def grad_logits(
     Returns:
       As ``dy``; zero in padding slots.
     """
-    return _by_row(Gradient(), graph, [probabilities, dy], tile, "segment_softmax_grad")
+    return _by_row(SoftmaxGradient(), graph, [probabilities, dy], tile, "segment_softmax_grad")
 
 
 def _by_row(
@@ -121,7 +121,7 @@ def _by_row(
     grid = simt.Grid(graph.blocks(tile.warps), tile.warps, tile.slices(heads))
     numbers = LANES * tile.kept * tile.ahead * tile.entries * rule.arrays
     result, *sums = simt.launch(
-        _OfPieces(rule, tile),
+        _PiecesKernel(rule, tile),
         (graph, arrays),
         [jax.ShapeDtypeStruct(like.shape, like.dtype), *partial],
         name=name,
@@ -131,7 +131,7 @@ def _by_row(
     if not sums:
         return result
     return simt.launch(
-        _OfLongRows(rule, tile),
+        _LongRowsKernel(rule, tile),
         (graph, arrays, sums),
         [],
         name=f"{name}_of_long_rows",
@@ -202,7 +202,7 @@ class _Lanes:
 
         def number(array, at, head):
             value = self.arrays[array].unpack(words[array][at], head)
-            return warp.select(edges[at] < piece.end, value, self.rule.nothing[array])
+            return warp.select(edges[at] < piece.end, value, self.rule.neutral[array])
 
         return [
             [[number(a, at, h) for a in range(self.rule.arrays)] for h in range(tile.entries)]
@@ -229,12 +229,12 @@ class _Lanes:
                 lambda edge=edge, made=made: results.row(edge).store(self.head, *made),
             )
 
-    def keep(self, kept: Shared, time: Value, numbers) -> None:
+    def store_kept(self, kept: Shared, time: Value, numbers) -> None:
         """Puts what was read to where ``kept_at`` finds it."""
         for at, number in enumerate(_flat(numbers)):
             kept.store(self._place(time, at), number)
 
-    def kept_at(self, kept: Shared, time: Value) -> list[list[list[Value]]]:
+    def load_kept(self, kept: Shared, time: Value) -> list[list[list[Value]]]:
         """What this lane read at some time."""
         tile, arrays = self.tile, self.rule.arrays
 
@@ -267,7 +267,7 @@ def _flat(numbers: list[list[list[Value]]]) -> list[Value]:
 
 
 @dataclass(frozen=True)
-class _OfPieces:
+class _PiecesKernel:
     """Whole rows; of pieces of longer ones the sums."""
 
     rule: Rule
@@ -283,18 +283,18 @@ class _OfPieces:
 
             def read(time, sums):
                 numbers = lanes.read(piece, time)
-                warp.when(time < tile.kept, lambda: lanes.keep(kept, time, numbers))
+                warp.when(time < tile.kept, lambda: lanes.store_kept(kept, time, numbers))
                 return lanes.add(sums, numbers)
 
             nothing = [rule.start(warp) for _ in range(tile.entries)]
             sums = warp.loop(warp.i32(0), times, 1, nothing, read)
-            sums = [rule.across(warp, of_head, tile.lanes) for of_head in sums]
+            sums = [rule.reduce_lanes(warp, of_head, tile.lanes) for of_head in sums]
 
             def finish():
-                finished = [rule.finished(warp, of_head) for of_head in sums]
+                finished = [rule.finalize(warp, of_head) for of_head in sums]
 
                 def from_kept(time, _):
-                    numbers = lanes.kept_at(kept, time)
+                    numbers = lanes.load_kept(kept, time)
                     lanes.store(piece, time, numbers, finished, results)
 
                 def from_memory(time, _):
@@ -313,12 +313,12 @@ class _OfPieces:
             warp.when(piece.slot < 0, finish)
             warp.when((piece.slot >= 0) & (lanes.group == 0) & lanes.has_heads, leave)
 
-        graph.for_each_of_many(warp, take)
+        graph.for_each_found_by_lanes(warp, take)
         lanes.zero_padding(graph, results)
 
 
 @dataclass(frozen=True)
-class _OfLongRows:
+class _LongRowsKernel:
     """Rows of several pieces: a full piece a warp, the last one with what is left of the row."""
 
     rule: Rule
@@ -339,15 +339,15 @@ class _OfLongRows:
 
             def merge(begin, sums):
                 others = sums_of(graph.slot(warp, begin, row_end.least(begin + size)))
-                return [rule.merged(warp, *both) for both in zip(sums, others, strict=True)]
+                return [rule.merge(warp, *both) for both in zip(sums, others, strict=True)]
 
             nothing = [rule.start(warp) for _ in range(self.tile.entries)]
             own = row_begin + lanes.group * size
             sums = warp.loop(own, row_end, lanes.groups * size, nothing, merge)
-            sums = [rule.across(warp, of_head, self.tile.lanes) for of_head in sums]
-            finished = [rule.finished(warp, of_head) for of_head in sums]
-            no_full_follows = row_end - piece.end < size
-            whole = piece._replace(end=warp.select(no_full_follows, row_end, piece.end))
+            sums = [rule.reduce_lanes(warp, of_head, self.tile.lanes) for of_head in sums]
+            finished = [rule.finalize(warp, of_head) for of_head in sums]
+            is_last_full_piece = row_end - piece.end < size
+            whole = piece._replace(end=warp.select(is_last_full_piece, row_end, piece.end))
 
             def store(time, _):
                 lanes.store(whole, time, lanes.read(whole, time), finished, results)

@@ -17,12 +17,12 @@ class Rule(abc.ABC):
 
     Attributes:
       arrays: how many numbers an edge has.
-      nothing: what numbers of an edge add nothing.
+      neutral: what numbers of an edge add nothing.
       sums: how many there are.
     """
 
     arrays: int
-    nothing: tuple[float, ...]
+    neutral: tuple[float, ...]
     sums: int
 
     @abc.abstractmethod
@@ -34,15 +34,15 @@ class Rule(abc.ABC):
         """Sums with some more edges, of each of which there are ``arrays`` numbers."""
 
     @abc.abstractmethod
-    def across(self, warp: Warp, sums: list[Value], lanes: int) -> list[Value]:
+    def reduce_lanes(self, warp: Warp, sums: list[Value], lanes: int) -> list[Value]:
         """Sums of all groups of ``lanes`` lanes together, in all of them."""
 
     @abc.abstractmethod
-    def merged(self, warp: Warp, sums: list[Value], others: list[Value]) -> list[Value]:
+    def merge(self, warp: Warp, sums: list[Value], others: list[Value]) -> list[Value]:
         """Sums of both."""
 
     @abc.abstractmethod
-    def finished(self, warp: Warp, sums: list[Value]) -> list[Value]:
+    def finalize(self, warp: Warp, sums: list[Value]) -> list[Value]:
         """What ``result`` takes of the sums of a whole row."""
 
     @abc.abstractmethod
@@ -55,7 +55,7 @@ class Softmax(Rule):
     """``exp(l - peak) / Σ exp(l' - peak)``: the peak and the sum, shifted anew when it grows."""
 
     arrays = 1
-    nothing = (float("-inf"),)
+    neutral = (float("-inf"),)
     sums = 2
 
     def start(self, warp):
@@ -69,7 +69,7 @@ class Softmax(Rule):
         parts = [_shifted(warp, peak, total, shift), *(_power(warp, x, shift) for x in logits)]
         return [highest, fold_in_pairs(parts, lambda a, b: a + b)]
 
-    def across(self, warp, sums, lanes):
+    def reduce_lanes(self, warp, sums, lanes):
         peak, total = sums
         highest, apart = peak, lanes
         while apart < LANES:
@@ -78,13 +78,13 @@ class Softmax(Rule):
         total = _shifted(warp, peak, total, _shift(warp, highest))
         return [highest, warp.sum_groups(total, lanes)]
 
-    def merged(self, warp, sums, others):
+    def merge(self, warp, sums, others):
         highest = _maximum(sums[0], others[0])
         shift = _shift(warp, highest)
         totals = [_shifted(warp, peak, total, shift) for peak, total in (sums, others)]
         return [highest, totals[0] + totals[1]]
 
-    def finished(self, warp, sums):
+    def finalize(self, warp, sums):
         peak, total = sums
         return [_shift(warp, peak), warp.reciprocal(total)]
 
@@ -115,11 +115,11 @@ def _power(warp: Warp, logit: Value, shift: Value) -> Value:
 
 
 @dataclass(frozen=True)
-class Gradient(Rule):
+class SoftmaxGradient(Rule):
     """``p (dp - Σ p' dp')``."""
 
     arrays = 2
-    nothing = (0.0, 0.0)
+    neutral = (0.0, 0.0)
     sums = 1
 
     def start(self, warp):
@@ -131,13 +131,13 @@ class Gradient(Rule):
             total = warp.fma(probability, slope, total)
         return [total]
 
-    def across(self, warp, sums, lanes):
+    def reduce_lanes(self, warp, sums, lanes):
         return [warp.sum_groups(sums[0], lanes)]
 
-    def merged(self, warp, sums, others):
+    def merge(self, warp, sums, others):
         return [sums[0] + others[0]]
 
-    def finished(self, warp, sums):
+    def finalize(self, warp, sums):
         return sums
 
     def result(self, warp, finished, numbers):

@@ -63,7 +63,7 @@ class MixTile:
         lanes = math.gcd(width // _ENTRIES, LANES)
         of_lane = arrays * nodes * _ENTRIES * x.dtype.itemsize
         for warps in _WARPS:
-            ring = chip.shared_bytes - 4 * _other_words(nodes, warps)
+            ring = chip.shared_bytes - 4 * _fixed_words(nodes, warps)
             ahead = min(ring // (warps * LANES * of_lane) - 1, _MOST_AHEAD)
             if ahead >= 1:
                 break
@@ -92,7 +92,7 @@ def _sums(nodes: int) -> int:
     return -(-nodes * nodes // LANES) * LANES
 
 
-def _other_words(nodes: int, warps: int) -> int:
+def _fixed_words(nodes: int, warps: int) -> int:
     """Shared memory beside what is read."""
     return nodes * _pitch(nodes) + warps * (_sums(nodes) + LANES * _ENTRIES)
 
@@ -201,8 +201,8 @@ def mix_backward(
 
 def _launch(kernel, inputs: _Inputs, outputs, name: str, floats: dict[str, tuple[int, ...]]):
     tile, x = kernel.tile, inputs.x
-    pieces = x.shape[1] * (1 if inputs.other is None else 2)
-    ring = tile.warps, tile.ahead + 1, pieces, LANES, _ENTRIES
+    vectors = x.shape[1] * (1 if inputs.other is None else 2)
+    ring = tile.warps, tile.ahead + 1, vectors, LANES, _ENTRIES
     shared = {"ring": jax.ShapeDtypeStruct(ring, x.dtype)}
     shared |= {n: jax.ShapeDtypeStruct(shape, jnp.float32) for n, shape in floats.items()}
     blocks = tile.ranges * (x.shape[2] // tile.span)
@@ -211,14 +211,14 @@ def _launch(kernel, inputs: _Inputs, outputs, name: str, floats: dict[str, tuple
 
 
 @dataclass(frozen=True)
-class _Walk:
+class _TokenWalk:
     """A lane on its way through tokens: what it reads of them, and the matrix.
 
     Attributes:
       warp: of the lanes.
       tile: how they share the columns.
       inputs: see ``_Inputs``.
-      ring: what has been read, [warps, stages, pieces, lanes, columns].
+      ring: what has been read, [warps, stages, vectors, lanes, columns].
       matrix: in shared memory, its rows padded.
     """
 
@@ -303,7 +303,8 @@ class _Walk:
         """Of a node: the terms that there are, and no others."""
         first = self.warp.integer(node) * self.matrix.shape[1]
         return self.each_node(
-            bias, lambda u, z: self._add_term(z, self.matrix.load(first + u), self.piece(i, u))
+            bias,
+            lambda u, z: self._add_term(z, self.matrix.load(first + u), self.node_columns(i, u)),
         )
 
     def exact_gradient(self, i: Value, node: Value, da: Any, token: Value) -> list[Value]:
@@ -325,7 +326,7 @@ class _Walk:
         return token < self.inputs.x.shape[0]
 
     def _load(self, i: Value, token: Value) -> None:
-        """Begins to copy what ``piece`` gives."""
+        """Begins to copy what ``vector`` gives."""
         x = self.inputs.x
         tokens, nodes, width = x.shape
         known = token if self.tile.tokens == 1 else token.least(tokens - 1)
@@ -337,16 +338,16 @@ class _Walk:
                 at = first + node * (width // _ENTRIES)
                 self.ring.copy_from(place, array, at, _ENTRIES * array.itemsize)
 
-    def piece(self, i: Value, number: Value | int) -> list[Value]:
+    def node_columns(self, i: Value, number: Value | int) -> list[Value]:
         """The columns of a node: of ``x``, and behind all its nodes of ``other``."""
         words = self.ring.load_words(self._place(i, number) * _ENTRIES, _ENTRIES)
         return [self.ring.unpack(words, e) for e in range(_ENTRIES)]
 
-    def _place(self, i: Value, piece: Value | int) -> Value:
+    def _place(self, i: Value, vector: Value | int) -> Value:
         """In the ring, counted in what a lane reads at once."""
-        _, stages, pieces, _, _ = self.ring.shape
+        _, stages, vectors, _, _ = self.ring.shape
         stage = self.warp.thread // LANES * stages + i % stages
-        return (stage * pieces + piece) * LANES + self.warp.lane
+        return (stage * vectors + vector) * LANES + self.warp.lane
 
     def store(self, token: Value, node: Value | int, values: list[Value], target: Array) -> None:
         """Writes the columns of a node."""
@@ -366,26 +367,26 @@ class _Forward:
     activation: str | None
 
     def __call__(self, warp: Warp, inputs, y: Array, *, ring: Array, matrix: Array) -> None:
-        walk = _Walk(warp, self.tile, inputs, ring, matrix)
+        walk = _TokenWalk(warp, self.tile, inputs, ring, matrix)
         bias = walk.bias()
 
         def finish(i, token, node, z):
             made = [activate(warp, self.activation, value) for value in z]
             if inputs.other is not None:
-                made = _sums_of(made, walk.piece(i, node + walk.nodes))
+                made = _sums_of(made, walk.node_columns(i, node + walk.nodes))
             walk.store(token, node, made, y)
 
         def take(i, token, _):
-            x = [walk.piece(i, node) for node in range(walk.nodes)]
+            x = [walk.node_columns(i, node) for node in range(walk.nodes)]
             first = _preactivation(warp, walk.row(0), x, bias)
-            strange = _strange(warp, first)
+            not_finite = _any_not_finite(warp, first)
             finish(i, token, 0, first)
             for node in range(1, walk.nodes):
                 finish(i, token, node, _preactivation(warp, walk.row(node), x, bias))
-            again = functools.partial(exactly, i, token)
-            warp.when(strange, lambda: walk.each_node((), lambda node, _: again(node)))
+            again = functools.partial(exact, i, token)
+            warp.when(not_finite, lambda: walk.each_node((), lambda node, _: again(node)))
 
-        def exactly(i, token, node):
+        def exact(i, token, node):
             finish(i, token, node, walk.exact_preactivation(i, node, bias))
 
         walk.run((), take)
@@ -409,23 +410,25 @@ class _Backward:
     activation: str | None
 
     def __call__(self, warp: Warp, inputs, dx: Array, partial: Array, **shared: Array) -> None:
-        walk = _Walk(warp, self.tile, inputs, shared["ring"], shared["matrix"])
+        walk = _TokenWalk(warp, self.tile, inputs, shared["ring"], shared["matrix"])
         bias, zero, nodes = walk.bias(), warp.f32(0.0), range(walk.nodes)
 
         def take(i, token, totals):
-            x = [walk.piece(i, node) for node in nodes]
+            x = [walk.node_columns(i, node) for node in nodes]
             if self.activation is None:
-                return quickly(i, token, x, totals)
+                return fast(i, token, x, totals)
             # The gradient in front of the activation is made of all features.
-            strange = _strange(warp, _preactivation(warp, walk.row(0), x, bias))
-            totals = warp.update_when(~strange, totals, functools.partial(quickly, i, token, x))
-            return warp.update_when(strange, totals, functools.partial(exactly, i, token))
+            not_finite = _any_not_finite(warp, _preactivation(warp, walk.row(0), x, bias))
+            totals = warp.update_when(~not_finite, totals, functools.partial(fast, i, token, x))
+            return warp.update_when(not_finite, totals, functools.partial(exact, i, token))
 
-        def quickly(i, token, x, totals):
+        def fast(i, token, x, totals):
             made = [[zero] * _ENTRIES for _ in nodes]
             for node in nodes:
                 row = walk.row(node)
-                da = self._through_activation(walk, row, x, bias, walk.piece(i, walk.nodes + node))
+                da = self._through_activation(
+                    walk, row, x, bias, walk.node_columns(i, walk.nodes + node)
+                )
                 if self.tile.tokens > 1:
                     da = [warp.select(walk.inside(token), d, zero) for d in da]
                 totals = self._add(warp, totals, node, da, x)
@@ -434,25 +437,25 @@ class _Backward:
                     made[other] = [warp.fma(factor, d, m) for d, m in pairs]
             for node in nodes:
                 walk.store(token, node, made[node], dx)
-            warp.when(_strange(warp, made[0]), lambda: store_exactly(i, token))
+            warp.when(_any_not_finite(warp, made[0]), lambda: store_exact(i, token))
             return totals
 
-        def exactly(i, token, totals):
-            x = [walk.piece(i, node) for node in nodes]
+        def exact(i, token, totals):
+            x = [walk.node_columns(i, node) for node in nodes]
             for node in nodes:
                 totals = self._add(warp, totals, node, exact_da(i, warp.i32(node), token), x)
-            store_exactly(i, token)
+            store_exact(i, token)
             return totals
 
         def exact_da(i, node, token):
-            da = walk.piece(i, node + walk.nodes)
+            da = walk.node_columns(i, node + walk.nodes)
             if self.activation is not None:
                 z = walk.exact_preactivation(i, node, bias)
                 pairs = zip(z, da, strict=True)
                 da = [pull_back(warp, self.activation, z, d) for z, d in pairs]
             return [warp.select(walk.inside(token), d, zero) for d in da]
 
-        def store_exactly(i, token):
+        def store_exact(i, token):
             def store(node, _):
                 walk.store(token, node, walk.exact_gradient(i, node, exact_da, token), dx)
 
@@ -462,7 +465,7 @@ class _Backward:
         partial = partial.row(warp.block)
         self._store(walk, totals, shared["pairs"], shared["columns"], partial)
 
-    def _through_activation(self, walk: _Walk, row, x, bias, dy) -> list[Value]:
+    def _through_activation(self, walk: _TokenWalk, row, x, bias, dy) -> list[Value]:
         """The gradient in front of the bias, at one node."""
         if self.activation is None:
             return dy
@@ -477,7 +480,7 @@ class _Backward:
                 pairs[place] = warp.fma(d, value, pairs[place])
         return _Totals(pairs, _sums_of(totals.columns, da))
 
-    def _store(self, walk: _Walk, totals: _Totals, pairs, columns, target: Array) -> None:
+    def _store(self, walk: _TokenWalk, totals: _Totals, pairs, columns, target: Array) -> None:
         """Adds up what lanes and warps have, one after another."""
         warp, tile, count = walk.warp, self.tile, walk.nodes**2
         first = warp.thread // LANES * pairs.shape[1]
@@ -508,7 +511,7 @@ def _preactivation(warp: Warp, row: list[Value], x: list[list[Value]], bias) -> 
     return totals
 
 
-def _strange(warp: Warp, sums: list[Value]) -> Value:
+def _any_not_finite(warp: Warp, sums: list[Value]) -> Value:
     """Whether one of them is not finite."""
     zero = total = warp.f32(0.0)
     for value in sums:

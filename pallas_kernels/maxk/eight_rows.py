@@ -9,7 +9,15 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 
 from pallas_kernels.maxk.one_row import OneRow, key_of
-from pallas_kernels.maxk.selection import QUAD, ROWS, SLAB, Format, Selection, drop_last, population
+from pallas_kernels.maxk.selection import (
+    QUAD,
+    ROWS,
+    SLAB,
+    Format,
+    Selection,
+    drop_last,
+    popcount_words,
+)
 from pallas_kernels.simt.values import Array, Value, fold_in_pairs
 from pallas_kernels.simt.warp import Warp
 
@@ -41,16 +49,18 @@ class EightRows:
     def __call__(self, warp: Warp, x: Array, values: Array, columns: Array, kept: Array) -> None:
         """Of x, [rows, dim], dim a multiple of 32 up to ``MOST_WIDTH``."""
         first = warp.number * ROWS
-        warp.when(first < x.shape[0], lambda: self._take(warp, first, x, values, columns, kept))
+        warp.when(
+            first < x.shape[0], lambda: self._select_rows(warp, first, x, values, columns, kept)
+        )
 
-    def _take(self, warp, first, x, values, columns, kept) -> None:
+    def _select_rows(self, warp, first, x, values, columns, kept) -> None:
         last = x.shape[0] - 1
-        choose = self._choose_floats if x.itemsize == 4 else self._choose
-        rule, marks = choose(warp, x, first, last)
+        choose = self._choose_float32 if x.itemsize == 4 else self._choose_16_bits
+        selection, marks = choose(warp, x, first, last)
         results, rows = (values.row(first), columns.row(first)), x.shape[0] - first
-        rule.write(warp, warp.lane, marks, kept, results, rows, _Rows(x, kept, first))
+        selection.write(warp, warp.lane, marks, kept, results, rows, _GlobalEntries(x, kept, first))
 
-    def _rule(self, x, dtype) -> Selection:
+    def _selection(self, x, dtype) -> Selection:
         return Selection(x.shape[1], self.k, self.by_magnitude, Format.of(dtype), _NEIGHBOURS)
 
     def _load(self, warp, x, first, last) -> list[list[Value]]:
@@ -62,48 +72,52 @@ class EightRows:
 
     # -- 16 bits -------------------------------------------------------------------------------
 
-    def _choose(self, warp, x, first, last):
-        rule, halves = self._rule(x, x.dtype), self._load(warp, x, first, last)
+    def _choose_16_bits(self, warp, x, first, last):
+        selection, halves = self._selection(x, x.dtype), self._load(warp, x, first, last)
         if self.by_magnitude:
             halves = [[word & 0x7FFF7FFF for word in half] for half in halves]
-        return rule, rule.choose(warp, _slabs(halves))
+        return selection, selection.choose(warp, _slabs(halves))
 
     # -- 32 bits -------------------------------------------------------------------------------
 
-    def _choose_floats(self, warp, x, first, last):
-        rule = self._rule(x, jnp.float16)
+    def _choose_float32(self, warp, x, first, last):
+        selection = self._selection(x, jnp.float16)
         halves = self._load(warp, x, first, last)
         numbers = [[self._rank(word.bits("f32")) for word in half] for half in halves]
-        mean, numbers = self._centred(warp, numbers, rule.width)
-        deviation, scale, odd = _spread(warp, numbers, rule.width)
+        mean, numbers = self._centred(warp, numbers, selection.width)
+        deviation, scale, odd = _deviation(warp, numbers, selection.width)
 
         def scaled(a, b):
             return warp.to_float16(a * scale, b * scale)
 
         slabs = _slabs([[scaled(*half[:2]), scaled(*half[2:])] for half in numbers])
-        guess = warp.constant("u32", _bits_of_half(rule.bell.quantile)).bits("i32")
-        guess = rule.format.keys(guess << 16 >> 16)
-        key, reach = rule.search(warp, slabs, guess, warp.f32(rule.bell.spacing), odd)
-        threshold = rule.format.keys(key)
-        marks = rule.marks(warp, "geu", slabs, threshold)
+        guess = warp.constant("u32", _bits_of_half(selection.normal.quantile)).bits("i32")
+        guess = selection.format.keys(guess << 16 >> 16)
+        key, reach = selection.search(warp, slabs, guess, warp.f32(selection.normal.spacing), odd)
+        threshold = selection.format.keys(key)
+        marks = selection.marks(warp, "geu", slabs, threshold)
         is_done = (reach == float(self.k)) & ~odd
-        left = warp.ballot(~is_done)
+        remaining = warp.ballot(~is_done)
 
         def drop_equals(carry):
             _, marks = carry
-            above = rule.marks(warp, "gtu", slabs, threshold)
+            above = selection.marks(warp, "gtu", slabs, threshold)
             alike = [m & ~a for m, a in zip(marks, above, strict=True)]
             row = x.row((first + warp.lane // QUAD).least(last))
-            equal = self._count_equal(warp, row, rule.a_column(warp, alike))
-            are_equal = (equal == warp.sum_lanes(population(warp, alike), QUAD)) & ~odd
+            equal = self._count_equal(warp, row, selection.marked_column(warp, alike))
+            are_equal = (equal == warp.sum_lanes(popcount_words(warp, alike), QUAD)) & ~odd
             # Of the others, the marks are made anew anyway.
-            surplus = warp.select(are_equal, rule.surplus(reach), 0)
+            surplus = warp.select(are_equal, selection.surplus(reach), 0)
             return warp.ballot(~(is_done | are_equal)), drop_last(warp, marks, alike, surplus)
 
         # A single row is sooner looked at again.
-        left, marks = warp.update_when(warp.popcount(left) > QUAD, (left, marks), drop_equals)
-        rank = warp.fma(rule.format.to_float(warp, threshold), deviation, mean)
-        return rule, self._look_again(warp, rule, x, first, left, key_of(warp, rank), marks)
+        remaining, marks = warp.update_when(
+            warp.popcount(remaining) > QUAD, (remaining, marks), drop_equals
+        )
+        rank = warp.fma(selection.format.to_float(warp, threshold), deviation, mean)
+        return selection, self._redo_rows(
+            warp, selection, x, first, remaining, key_of(warp, rank), marks
+        )
 
     def _count_equal(self, warp, row, column) -> Value:
         """Entries of the lane's row that are equal to one of them."""
@@ -131,43 +145,43 @@ class EightRows:
         mean = warp.sum_lanes(total, QUAD) * (1 / width)
         return mean, [[number - mean for number in half] for half in numbers]
 
-    def _look_again(self, warp, rule, x, first, left, guess, marks) -> list[Value]:
-        """The marks, those of some rows anew: of whose lanes ``left`` has the bits."""
-        one = OneRow(rule.width, self.k, self.by_magnitude)
-        slabs = rule.slabs_of(warp.lane % QUAD)
+    def _redo_rows(self, warp, selection, x, first, remaining, guess, marks) -> list[Value]:
+        """The marks, those of some rows anew: of whose lanes ``remaining`` has the bits."""
+        one = OneRow(selection.width, self.k, self.by_magnitude)
+        slabs = selection.slabs_of(warp.lane % QUAD)
 
         def take(carry):
-            left, marks = carry
-            lane = warp.lowest_bit(left)
+            remaining, marks = carry
+            lane = warp.lowest_bit(remaining)
             row = x.row((first + lane // QUAD).least(x.shape[0] - 1))
             mask, _ = one.keep(warp, row, warp.shuffle(guess, lane))
-            words = _together(warp, mask, one.own)
+            words = _join_masks(warp, mask, one.own)
             per_slab = SLAB // one.own
             marks = [
                 warp.select(warp.lane // QUAD == lane // QUAD, warp.shuffle(words, s * per_slab), m)
                 for s, m in zip(slabs, marks, strict=True)
             ]
-            return left & ~(warp.constant("u32", 0xF) << lane.bits("u32")), marks
+            return remaining & ~(warp.constant("u32", 0xF) << lane.bits("u32")), marks
 
-        _, marks = warp.while_loop(lambda carry: carry[0] != 0, take, (left, marks))
+        _, marks = warp.while_loop(lambda carry: carry[0] != 0, take, (remaining, marks))
         return marks
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _GlobalEntries:
     """Of ``x``, from the ``first`` on; columns are listed in ``kept``."""
 
     x: Array
     kept: Array
     first: Value
 
-    def entries(self, row: Value, words: list[Value], count: int) -> list[Value]:
+    def load_entries(self, row: Value, words: list[Value], count: int) -> list[Value]:
         """See ``Source``."""
         entries = self.x.row(self.first + row)
         return [entries.load_words(self.kept.unpack(words, i))[0] for i in range(count)]
 
 
-def _spread(warp: Warp, numbers: list[list[Value]], width: int) -> tuple[Value, Value, Value]:
+def _deviation(warp: Warp, numbers: list[list[Value]], width: int) -> tuple[Value, Value, Value]:
     """A row's deviation, what one is over that, and whether the row may not be finite."""
     squares = warp.f32(0.0)
     for number in [number for half in numbers for number in half]:
@@ -189,7 +203,7 @@ def _bits_of_half(number: float) -> int:
     return struct.unpack("<H", struct.pack("<e", number))[0]
 
 
-def _together(warp: Warp, mask: Value, own: int) -> Value:
+def _join_masks(warp: Warp, mask: Value, own: int) -> Value:
     """The bits of neighbouring lanes as one word, in all of these lanes."""
     lanes = SLAB // own
     word = mask << (warp.lane % lanes * own).bits("u32")

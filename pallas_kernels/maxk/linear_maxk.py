@@ -32,19 +32,19 @@ from pallas_kernels import tensor_cores as tc
 from pallas_kernels.chip import Chip
 from pallas_kernels.dense.stack import Stack
 from pallas_kernels.maxk.linear_maxk_rows import (
-    OF_WARP,
-    SHARE,
+    ROWS_PER_WARP,
+    ROWS_PER_WARPGROUP,
     WARPS,
-    EndUse,
     Format,
     KeepLargest,
+    ReleaseTile,
     kept_columns,
 )
 from pallas_kernels.tensor_cores import BLOCK, COLUMNS, ROWS, WARPGROUP
 
 _MOST_AHEAD = 8  # tiles on their way
 _MULTIPLIER, _SELECTOR = 0, 1
-_PAIR = 2  # selectors of a tile
+_SELECTORS_PER_TILE = 2  # selectors of a tile
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class LinearMaxkTile:
         # Of narrow rows searches are most of the work, and need fewer registers.
         pairs = 3 if max(stack.widths) <= 2 * COLUMNS else 2
         weights = math.prod(stack.widths) * stack.dtype.itemsize
-        kept = pairs * _PAIR * kept_columns(stack.widths[1], k)
+        kept = pairs * _SELECTORS_PER_TILE * kept_columns(stack.widths[1], k)
         room = chip.shared_bytes - weights - tc.aligned(kept)
         ring = min(room // stack.row_bytes(max(stack.widths)), _MOST_AHEAD)
         return cls(chip.multiprocessors, pairs, ring) if ring else None
@@ -78,7 +78,7 @@ class LinearMaxkTile:
     @property
     def warpgroups(self) -> int:
         """Of both parts."""
-        return _SELECTOR + self.pairs * _PAIR
+        return _SELECTOR + self.pairs * _SELECTORS_PER_TILE
 
     def limited_to(self, rows: int) -> LinearMaxkTile:
         """Without blocks that would have no rows."""
@@ -86,7 +86,7 @@ class LinearMaxkTile:
 
 
 @dataclass(frozen=True)
-class _Share:
+class _RegisterSplit:
     """Of a multiprocessor's registers, what the threads have.
 
     Attributes:
@@ -99,7 +99,7 @@ class _Share:
     product: int
 
 
-_SHARES = {2: _Share((160, 80), 128), 3: _Share((168, 56), 64)}
+_REGISTER_SPLITS = {2: _RegisterSplit((160, 80), 128), 3: _RegisterSplit((168, 56), 64)}
 
 
 def linear_maxk(
@@ -174,15 +174,15 @@ class _Plan:
         return -(-self.tile.ring // self.tile.pairs) * self.tile.pairs
 
     @property
-    def share(self) -> _Share:
+    def register_split(self) -> _RegisterSplit:
         """Of the registers."""
-        return _SHARES[self.tile.pairs]
+        return _REGISTER_SPLITS[self.tile.pairs]
 
     def scratch(self) -> dict:
         """Shared memory and barriers."""
         width, dtype = self.stack.widths[0], self.stack.dtype
-        kept = self.tile.pairs * _PAIR, kept_columns(self.stack.widths[1], self.k)
-        copies = _PAIR * WARPS * (width // COLUMNS)
+        kept = self.tile.pairs * _SELECTORS_PER_TILE, kept_columns(self.stack.widths[1], self.k)
+        copies = _SELECTORS_PER_TILE * WARPS * (width // COLUMNS)
         return {
             "weights": tc.tiles(dtype, 1, *self.stack.widths),
             "ring": tc.copied_tiles(dtype, self.tile.ring * self.chunks, ROWS, COLUMNS),
@@ -196,7 +196,7 @@ class _Plan:
     def parts(self) -> list[slice]:
         """Of the columns, that a product has at once."""
         width = self.stack.widths[1]
-        whole = tc.columns_of(width, self.share.product)
+        whole = tc.columns_of(width, self.register_split.product)
         return [slice(part.start, min(part.stop, width)) for part in whole]
 
     def first_chunk(self, i):
@@ -228,7 +228,7 @@ def _multiply(plan: _Plan, scratch, count, kernel, biases) -> None:
     """Puts the product in the place of the input."""
     stack, weights = plan.stack, scratch["weights"]
     ring, _ = tc.tile_views(scratch["ring"])
-    tc.set_max_registers(plan.share.registers[_MULTIPLIER], action="increase")
+    tc.set_max_registers(plan.register_split.registers[_MULTIPLIER], action="increase")
     tc.copy_gmem_to_smem(kernel, weights.at[0], scratch["loaded"])
     columns = tc.columns_of(stack.widths[1])
     tc.barrier_wait(scratch["loaded"])
@@ -244,7 +244,7 @@ def _multiply(plan: _Plan, scratch, count, kernel, biases) -> None:
         products = _add_products(plan, sums, held, weights.at[zero])
         tc.commit_smem()
         for number, part in enumerate(columns):
-            product, at = divmod(part.start, plan.share.product)
+            product, at = divmod(part.start, plan.register_split.product)
             z = products[product][:, at : at + COLUMNS]
             held[number][...] = z.astype(stack.dtype)
         tc.commit_smem()
@@ -276,10 +276,10 @@ def _add_products(plan: _Plan, sums: Sequence[jax.Array], chunks, weights) -> Se
 def _select(plan: _Plan, scratch, count, number, x, values, columns) -> None:
     """Writes what is kept of half of every tile whose turn it is, and asks for others."""
     stack, tile = plan.stack, plan.tile
-    pair, half = number // _PAIR, lax.rem(number, _PAIR)
+    pair, half = number // _SELECTORS_PER_TILE, lax.rem(number, _SELECTORS_PER_TILE)
     keep = KeepLargest(stack.widths[1], plan.k, plan.by_magnitude, Format.of(stack.dtype))
     ring, _ = tc.tile_views(scratch["ring"])
-    tc.set_max_registers(plan.share.registers[_SELECTOR], action="decrease")
+    tc.set_max_registers(plan.register_split.registers[_SELECTOR], action="decrease")
 
     def load(i):
         pl.when(i < count)(lambda: _load(plan, scratch, i, half, x))
@@ -301,7 +301,7 @@ def _select(plan: _Plan, scratch, count, number, x, values, columns) -> None:
         tiled = tc.tiled(stack.dtype)
         references = [(ring, tiled), *((r, ()) for r in (kept, values, columns))]
         simt.inline(keep, [plan.first_chunk(i), plan.first_row(i), half], references)
-        simt.inline(EndUse(), [], [])
+        simt.inline(ReleaseTile(), [], [])
         load(i + tile.ring)
 
 
@@ -311,8 +311,8 @@ def _load(plan: _Plan, scratch, i, half, x) -> None:
     first, full = plan.first_chunk(i), scratch["full"].at[plan.stage(i)]
 
     def ask(warp):
-        in_tile = half * SHARE + warp * OF_WARP
-        rows, own = (pl.ds(start + in_tile, OF_WARP) for start in (plan.first_row(i), 0))
+        in_tile = half * ROWS_PER_WARPGROUP + warp * ROWS_PER_WARP
+        rows, own = (pl.ds(start + in_tile, ROWS_PER_WARP) for start in (plan.first_row(i), 0))
         for number, columns in enumerate(tc.columns_of(plan.stack.widths[0])):
             tc.copy_gmem_to_smem(x.at[rows, columns], ring.at[first + number, own], full)
 

@@ -16,10 +16,10 @@ from pallas_kernels.simt.warp import LANES, Warp
 
 ROWS, COLUMNS = 64, 64  # of a chunk
 WARPS = 4  # of a warpgroup
-OF_WARP = selection.ROWS  # rows of a tile, that a warp selects from
-SHARE = WARPS * OF_WARP  # that a warpgroup does
-_PIECES = 8  # of a row of a chunk, 16 bytes each
-_PIECE = COLUMNS // _PIECES
+ROWS_PER_WARP = selection.ROWS  # rows of a tile, that a warp selects from
+ROWS_PER_WARPGROUP = WARPS * ROWS_PER_WARP  # that a warpgroup does
+_VECTORS_PER_ROW = 8  # of a row of a chunk, 16 bytes each
+_VECTOR_COLUMNS = COLUMNS // _VECTORS_PER_ROW
 
 
 def kept_columns(width: int, k: int) -> int:
@@ -28,7 +28,7 @@ def kept_columns(width: int, k: int) -> int:
 
 
 @dataclass(frozen=True)
-class EndUse:
+class ReleaseTile:
     """Before the copy engine overwrites a tile."""
 
     def __call__(self, warp: Warp) -> None:
@@ -76,24 +76,25 @@ class KeepLargest:
           values: [rows, k], the result.
           columns: likewise.
         """
-        in_tile = half * SHARE + warp.thread // LANES * OF_WARP
-        rule = Selection(self.width, self.k, self.by_magnitude, self.format, neighbours=2)
-        marks = rule.choose(warp, self._load(warp, first, in_tile, chunks))
+        in_tile = half * ROWS_PER_WARPGROUP + warp.thread // LANES * ROWS_PER_WARP
+        chooser = Selection(self.width, self.k, self.by_magnitude, self.format, neighbours=2)
+        marks = chooser.choose(warp, self._load(warp, first, in_tile, chunks))
         # What is made of the lane would take registers during the search; zero tells no compiler
         # that it is the same for all tiles.
         lane = warp.lane + (first_row >> 31)
         results = values.row(first_row + in_tile), columns.row(first_row + in_tile)
         rows = values.shape[0] - first_row - in_tile
-        source = _Tile(chunks, kept, first, in_tile)
-        rule.write(warp, lane, marks, kept, results, rows, source)
+        source = _RingEntries(chunks, kept, first, in_tile)
+        chooser.write(warp, lane, marks, kept, results, rows, source)
 
     def _load(self, warp, first, in_tile, chunks) -> list[list[Value]]:
         """Words of the lane's row, each with two of every eight columns, four of each slab."""
         matrix, row = warp.lane // 8, warp.lane % 8
         # Of a slab, rows g of the operand are the first half.
-        piece = matrix % 2 * 2 + matrix // 2
+        vector = matrix % 2 * 2 + matrix // 2
         within = [
-            (in_tile + row) * COLUMNS + (row ^ (piece + at)) * _PIECE for at in (0, _PIECES // 2)
+            (in_tile + row) * COLUMNS + (row ^ (vector + at)) * _VECTOR_COLUMNS
+            for at in (0, _VECTORS_PER_ROW // 2)
         ]
         bases = [(first + n) * (ROWS * COLUMNS) for n in range(self.width // COLUMNS)]
         slabs = [
@@ -105,7 +106,7 @@ class KeepLargest:
 
 
 @dataclass(frozen=True)
-class _Tile:
+class _RingEntries:
     """Of entries in the ring.
 
     Attributes:
@@ -120,12 +121,12 @@ class _Tile:
     first: Value
     in_tile: Value
 
-    def entries(self, row: Value, words: list[Value], count: int) -> list[Value]:
+    def load_entries(self, row: Value, words: list[Value], count: int) -> list[Value]:
         """See ``Source``."""
         row = self.in_tile + row
         place = self.first * (ROWS * COLUMNS) + row * COLUMNS
         # Of all columns in a word, the pieces' numbers as they lie there.
-        turn = (row % _PIECES * (_PIECE * 0x01010101)).bits("u32")
+        turn = (row % _VECTORS_PER_ROW * (_VECTOR_COLUMNS * 0x01010101)).bits("u32")
         turned = [word ^ turn for word in words]
 
         def entry(column):

@@ -116,9 +116,9 @@ def todense(values: jax.Array, columns: jax.Array, dim: int) -> jax.Array:
     result = jax.ShapeDtypeStruct((rows, dim), values.dtype)
     if values.size == 0:
         return jnp.zeros(result.shape, result.dtype)
-    together = _rows_together(dim * values.dtype.itemsize)
+    together = _rows_per_warp(dim * values.dtype.itemsize)
     if together is None:
-        return _by_rows(_todense, "todense", inputs, result.shape, result.dtype)
+        return _launch_by_rows(_todense, "todense", inputs, result.shape, result.dtype)
     warps = -(-rows // together)
     (dense,) = simt.launch(
         _Todense(together),
@@ -131,7 +131,7 @@ def todense(values: jax.Array, columns: jax.Array, dim: int) -> jax.Array:
     return dense
 
 
-def _rows_together(nbytes: int) -> int | None:
+def _rows_per_warp(nbytes: int) -> int | None:
     """Of so many bytes each, that a warp has in shared memory; None if they are too wide.
 
     Rows were timed up to 4 KiB.
@@ -156,10 +156,10 @@ def gather_columns(dense: jax.Array, columns: jax.Array) -> jax.Array:
     if columns.size == 0:
         return jnp.zeros(columns.shape, dense.dtype)
     inputs = dense, columns
-    return _by_rows(_gather_columns, "gather_columns", inputs, columns.shape, dense.dtype)
+    return _launch_by_rows(_gather_columns, "gather_columns", inputs, columns.shape, dense.dtype)
 
 
-def _by_rows(kernel, name, inputs, shape, dtype):
+def _launch_by_rows(kernel, name, inputs, shape, dtype):
     grid = simt.Grid(striding_blocks(shape[0], _WARPS), _WARPS)
     return simt.launch(kernel, inputs, [jax.ShapeDtypeStruct(shape, dtype)], name=name, grid=grid)[
         0

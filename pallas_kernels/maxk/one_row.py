@@ -46,7 +46,7 @@ class OneRow:
         def take(number, guess):
             row = x.row(number)
             mask, guess = self.keep(warp, row, guess)
-            to = _set_before(warp, mask, self.own)
+            to = _bits_before(warp, mask, self.own)
             for i in range(self.own):
                 bit, here, column = mask >> i & 1, to, first_column + i
                 warp.when(bit == 1, lambda h=here, c=column: kept.store(h, c))
@@ -80,7 +80,7 @@ class OneRow:
         def drop_equals(_):
             # Those above `low` and the first of its equals.
             equals = [key == low for key in keys]
-            rank, wanted = _set_before(warp, _mask(warp, equals), len(keys)), self.k - above
+            rank, wanted = _bits_before(warp, _mask(warp, equals), len(keys)), self.k - above
             keep = []
             for key, is_equal in zip(keys, equals, strict=True):
                 keep.append((key > low) | (is_equal & (rank < wanted)))
@@ -183,7 +183,7 @@ def _mask(warp: Warp, chosen: Sequence[Value]) -> Value:
     return mask
 
 
-def _set_before(warp: Warp, mask: Value, entries: int) -> Value:
+def _bits_before(warp: Warp, mask: Value, entries: int) -> Value:
     """How many bits are set in the masks, of ``entries`` bits, of the lanes before each."""
     own, before = warp.popcount(mask), warp.i32(0)
     # The bits of the lanes' counts, one after another.

@@ -31,10 +31,11 @@ QUAD = 4  # lanes that have a row
 # counted too many, and somewhat less far than a bell curve has them: found by trying on such rows,
 # where the last of eight searches ends after 5.5 steps on average, not 5.9.
 _GUESSES = 8
-_MORE, _NEARER = 0.15, 0.9
+_EXTRA_ENTRIES, _SPACING_FACTOR = 0.15, 0.9
 # Slabs that are added up before the tensor cores do the rest.
-_TOGETHER = 8
-_INTEGER = 8388608.0  # 2^23, which has integers that are added to it in its lowest bits
+_SLABS_ADDED = 8
+# A float32 of which an added integer becomes the lowest bits.
+_TWO_POW_23 = 8388608.0
 
 
 @dataclass(frozen=True)
@@ -95,13 +96,13 @@ def kept_columns(width: int, k: int) -> int:
 class Source(Protocol):
     """Where the entries are read that are written."""
 
-    def entries(self, row: Value, words: list[Value], count: int) -> list[Value]:
+    def load_entries(self, row: Value, words: list[Value], count: int) -> list[Value]:
         """Bits of so many entries of one of the eight rows, whose columns are in words of uint8."""
         ...
 
 
 @dataclass(frozen=True)
-class Bell:
+class NormalModel:
     """Where rows like a bell curve, of deviation one around zero, have their k-th largest entry.
 
     Attributes:
@@ -113,11 +114,11 @@ class Bell:
     spacing: float
 
     @classmethod
-    def of(cls, width: int, k: int, by_magnitude: bool) -> Bell:
+    def of(cls, width: int, k: int, by_magnitude: bool) -> NormalModel:
         """With both tails, if magnitudes are looked for."""
         tails, bell = 1 + by_magnitude, NormalDist()
         quantile = bell.inv_cdf(1 - (k - 0.5) / width / tails)
-        return cls(quantile, _NEARER / (width * tails * bell.pdf(quantile)))
+        return cls(quantile, _SPACING_FACTOR / (width * tails * bell.pdf(quantile)))
 
 
 @dataclass(frozen=True)
@@ -139,9 +140,9 @@ class Selection:
     neighbours: int
 
     @property
-    def bell(self) -> Bell:
+    def normal(self) -> NormalModel:
         """That of the rows."""
-        return Bell.of(self.width, self.k, self.by_magnitude)
+        return NormalModel.of(self.width, self.k, self.by_magnitude)
 
     # -- which entries are kept ----------------------------------------------------------------
 
@@ -180,7 +181,7 @@ class Selection:
             high = warp.select(done, low, high)
         start = low, high, warp.f32(float(self.width)), guess
 
-        def open_(row):
+        def is_open_row(row):
             low, high, reach, _ = row
             return (high - low > 1) & (reach != float(self.k))
 
@@ -193,10 +194,10 @@ class Selection:
                 low + ((high - low) >> 1),
             )
             bits = self.format.keys(middle)
-            count = self._count(warp, self._map(warp, "geu", slabs, _twice(bits)))
-            is_open, enough = open_(row), count >= float(self.k)
+            count = self._count(warp, self._pairwise_all(warp, "geu", slabs, _pack_twice(bits)))
+            is_open, enough = is_open_row(row), count >= float(self.k)
             number = self.format.to_float(warp, bits)
-            guess = warp.fma(count - (self.k - _MORE), spacing, number)
+            guess = warp.fma(count - (self.k - _EXTRA_ENTRIES), spacing, number)
             after = (
                 warp.select(is_open & enough, middle, low),
                 warp.select(is_open & ~enough, middle, high),
@@ -206,7 +207,7 @@ class Selection:
             return after, step + 1
 
         def goes_on(carry):
-            return warp.ballot(open_(carry[0])) != 0
+            return warp.ballot(is_open_row(carry[0])) != 0
 
         (key, _, reach, _), _ = warp.while_loop(goes_on, narrow, (start, warp.i32(0)))
         return key, reach
@@ -220,7 +221,7 @@ class Selection:
           slabs: entries.
           threshold: the number's bits.
         """
-        compared = self._map(warp, op, slabs, _twice(threshold))
+        compared = self._pairwise_all(warp, op, slabs, _pack_twice(threshold))
         powers, zeros, quarter = self._powers(warp), [warp.f32(0.0)] * 4, warp.lane % QUAD
         words = [zeros[:2]] * rounds(self.width)
         for number, slab in enumerate(compared):
@@ -231,14 +232,14 @@ class Selection:
                 warp.select(quarter == lane, made, other)
                 for made, other in zip((low, high), words[word], strict=True)
             ]
-        bits = [[(half + _INTEGER).bits("u32") for half in word] for word in words]
+        bits = [[(half + _TWO_POW_23).bits("u32") for half in word] for word in words]
         return [low & 0xFFFF | high << 16 for low, high in bits]
 
     def surplus(self, reach: Value) -> Value:
         """How many more than k reach a key, i32."""
-        return (reach + _INTEGER).bits("i32") - _bits_of(self.k + _INTEGER)
+        return (reach + _TWO_POW_23).bits("i32") - _bits_of(self.k + _TWO_POW_23)
 
-    def a_column(self, warp: Warp, marks: list[Value]) -> Value:
+    def marked_column(self, warp: Warp, marks: list[Value]) -> Value:
         """One that is marked in the lane's row, for all lanes of the row; or 0 if none is."""
         column = warp.i32(0)
         for slab, word in zip(self.slabs_of(warp.lane % QUAD), marks, strict=True):
@@ -250,19 +251,24 @@ class Selection:
 
     def slabs_of(self, quarter: Value) -> list[Value]:
         """Whose bits a lane of four has in its words: of none, it is one behind the last slab."""
-        first = (quarter * 2).least(quarter + self._longer)
+        first = (quarter * 2).least(quarter + self._two_word_lanes)
         if rounds(self.width) == 1:
             return [first]
-        return [first, quarter.warp.select(quarter < self._longer, first + 1, self.width // SLAB)]
+        return [
+            first,
+            quarter.warp.select(quarter < self._two_word_lanes, first + 1, self.width // SLAB),
+        ]
 
     @property
-    def _longer(self) -> int:
+    def _two_word_lanes(self) -> int:
         """Lanes of four that have two words of bits, of neighbouring slabs; the others have one."""
         return max(0, self.width // SLAB - QUAD)
 
     def _place_of(self, slab: int) -> tuple[int, int]:
         """The lane of four, and the word of it, that has the bits of a slab."""
-        return divmod(slab, 2) if slab < 2 * self._longer else (slab - self._longer, 0)
+        return (
+            divmod(slab, 2) if slab < 2 * self._two_word_lanes else (slab - self._two_word_lanes, 0)
+        )
 
     def _powers(self, warp) -> list[Value]:
         """Those of two that the lane has of a matrix: of the columns that its words have."""
@@ -286,10 +292,10 @@ class Selection:
         mean = warp.f32(0.0) if self.by_magnitude else total * (1 / self.width)
         variance = warp.fma(mean * -1.0, mean, squares * (1 / self.width)).most(1e-30)
         deviation = variance * warp.special("normal_rsqrt", variance)
-        guess = warp.fma(deviation, warp.f32(self.bell.quantile), mean)
-        return self.format.keys(self.format.of_float(warp, guess)), deviation * self.bell.spacing
+        guess = warp.fma(deviation, warp.f32(self.normal.quantile), mean)
+        return self.format.keys(self.format.of_float(warp, guess)), deviation * self.normal.spacing
 
-    def _map(self, warp, op, slabs, *others) -> list[list[Value]]:
+    def _pairwise_all(self, warp, op, slabs, *others) -> list[list[Value]]:
         """An operation on all words, and on others that are the same for all of them."""
         return [
             [warp.pairwise(op, self.format.dtype, word, *others) for word in slab] for slab in slabs
@@ -305,8 +311,8 @@ class Selection:
                 return warp.pairwise("fma", self.format.dtype, word, word, total)
             return warp.pairwise("add", self.format.dtype, total, word)
 
-        for i in range(0, len(slabs), _TOGETHER):
-            rest = slabs[i : i + _TOGETHER]
+        for i in range(0, len(slabs), _SLABS_ADDED):
+            rest = slabs[i : i + _SLABS_ADDED]
             together = [warp.constant("u32", 0)] * 4 if squared else rest.pop(0)
             for slab in rest:
                 together = [add(*pair) for pair in zip(together, slab, strict=True)]
@@ -353,16 +359,21 @@ class Selection:
           source: of the entries.
         """
         together = ROWS // rounds(self.width)
-        for number, (bits, first_column, to) in enumerate(self._deal(warp, lane, marks)):
-            _list(warp, bits, first_column, to, kept)
+        for number, (bits, first_column, to) in enumerate(self._assign_lists(warp, lane, marks)):
+            _list_columns(warp, bits, first_column, to, kept)
             warp.sync()
             self._copy(warp, lane, number * together, rows, kept, results, source)
             warp.sync()
 
-    def _deal(self, warp, lane, marks) -> list[tuple[Value, Value, Value]]:
+    def _assign_lists(self, warp, lane, marks) -> list[tuple[Value, Value, Value]]:
         """What the lane lists in each round: bits, the first one's column, and where to."""
         row, quarter = lane // QUAD % (ROWS // rounds(self.width)), lane % QUAD
-        to = self._kept(warp) + row * self.k + _end(warp, marks) - population(warp, marks)
+        to = (
+            self._kept_offset(warp)
+            + row * self.k
+            + _count_up_to(warp, marks)
+            - popcount_words(warp, marks)
+        )
         column = self.slabs_of(quarter)[0] * SLAB
         if len(marks) == 1:
             return [(marks[0], column, to)]
@@ -375,7 +386,7 @@ class Selection:
             lists.append([warp.select(upper == 0, *pair) for pair in ((first, got), (got, second))])
         return [(bits, column + upper * SLAB, to) for bits, to in zip(*lists, strict=True)]
 
-    def _kept(self, warp) -> Value:
+    def _kept_offset(self, warp) -> Value:
         """Where the warp's columns begin."""
         return warp.thread // LANES * kept_columns(self.width, self.k)
 
@@ -391,8 +402,8 @@ class Selection:
             row = first + i // self.k
 
             def store():
-                words = kept.load_words(self._kept(warp) + i, together)
-                packed = made = source.entries(row, words, together)
+                words = kept.load_words(self._kept_offset(warp) + i, together)
+                packed = made = source.load_entries(row, words, together)
                 if values.itemsize == 2:
                     pairs = itertools.zip_longest(made[::2], made[1::2])
                     packed = [low if high is None else low | high << 16 for low, high in pairs]
@@ -408,7 +419,7 @@ class Selection:
             warp.loop(lane, stop, LANES, (), lambda i, _: copy(i))
 
 
-def _list(warp: Warp, bits: Value, first_column: Value, to: Value, kept: Array) -> None:
+def _list_columns(warp: Warp, bits: Value, first_column: Value, to: Value, kept: Array) -> None:
     """Columns whose bits are set, ascending, found from both ends on."""
 
     def take(carry):
@@ -424,7 +435,7 @@ def _list(warp: Warp, bits: Value, first_column: Value, to: Value, kept: Array) 
     warp.while_loop(lambda carry: carry[0] != 0, take, (bits, to, end - 1))
 
 
-def _twice(bits: Value) -> Value:
+def _pack_twice(bits: Value) -> Value:
     """A word of two numbers alike, of one in the low bits of an i32."""
     return (bits & 0xFFFF | bits << 16).bits("u32")
 
@@ -434,23 +445,23 @@ def _bits_of(number: float) -> int:
     return struct.unpack("<i", struct.pack("<f", number))[0]
 
 
-def _end(warp: Warp, words: Sequence[Value]) -> Value:
+def _count_up_to(warp: Warp, words: Sequence[Value]) -> Value:
     """How many bits are set in the lane's words and those of the lanes before, of a row."""
-    count, quarter = population(warp, words), warp.lane % QUAD
+    count, quarter = popcount_words(warp, words), warp.lane % QUAD
     for step in (1, 2):
         before = warp.shuffle(count, warp.lane - step)
         count = count + warp.select(quarter >= step, before, 0)
     return count
 
 
-def population(warp: Warp, words: Sequence[Value]) -> Value:
+def popcount_words(warp: Warp, words: Sequence[Value]) -> Value:
     """How many bits of some words are set."""
     return sum((warp.popcount(word) for word in words[1:]), warp.popcount(words[0]))
 
 
 def drop_last(warp: Warp, marks: list[Value], candidates: list[Value], count: Value) -> list[Value]:
     """The marks of a row, by bits of its lanes, without the last ``count`` of the candidates."""
-    end = _end(warp, candidates)
+    end = _count_up_to(warp, candidates)
     behind = warp.shuffle(end, warp.lane | QUAD - 1) - end
     return _drop_last(warp, marks, candidates, count - behind)
 

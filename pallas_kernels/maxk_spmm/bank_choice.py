@@ -46,7 +46,7 @@ def num_places(dim: int) -> int:
 
 
 @dataclass(frozen=True)
-class Deal:
+class BinChoice:
     """Deals out the entries of up to 32 rows.
 
     An entry for which there is no room in its bin is a guest in another one. There it meets another

@@ -12,7 +12,7 @@ from pallas_kernels.simt.warp import Warp
 
 
 @dataclass(frozen=True)
-class Deal:
+class SlotOrder:
     """Where the entries of a record go, if lanes have ``size`` slots each.
 
     An entry is at home in the lane of its column. What finds no room there, the guests, goes to
@@ -36,7 +36,7 @@ class Deal:
     free: list[Value]
 
     @classmethod
-    def of(cls, warp: Warp, size: int, counts: list[Value]) -> Deal:
+    def of(cls, warp: Warp, size: int, counts: list[Value]) -> SlotOrder:
         """Given how many entries are at home in each lane."""
         spare = [(count - size).most(0) for count in counts]
         room = [(size - count).most(0) for count in counts]

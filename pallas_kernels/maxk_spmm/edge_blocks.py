@@ -156,7 +156,7 @@ class BlocksTile:
         return cls(lanes, 8, held, _LOADED, prefetches)
 
     def shared(self, dim: int, dtype: Any) -> dict[str, jax.ShapeDtypeStruct]:
-        """What a block has in shared memory; see ``_Rows``."""
+        """What a block has in shared memory; see ``_HeldRows``."""
         shared = {"held_rows": jax.ShapeDtypeStruct((self.held + 1, dim), dtype)}
         if dtype != jnp.float32:
             shared["held_scales"] = jax.ShapeDtypeStruct((self.held + 1,), jnp.float32)
@@ -209,7 +209,7 @@ class _AddToSums:
         graph, columns, dy = inputs
         task = graph.task(warp.block, dy.shape[0], self.tile.batch)
         scales = held_scales if graph.row_scale is not None else None
-        rows = _Rows(warp, held_rows, scales)
+        rows = _HeldRows(warp, held_rows, scales)
 
         def take(first):
             count = task.rows if first is None else (task.rows - first).least(self.tile.held)
@@ -232,7 +232,7 @@ class _AddToSums:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _HeldRows:
     """Rows of ``dy`` that a block has in shared memory, and behind them one of zeros.
 
     The scales of rows are multiplied into floats. Narrower types would be rounded twice, so theirs
@@ -317,7 +317,7 @@ class _Runs:
     warp: Warp
     graph: EdgeBlocks
     task: Task
-    rows: _Rows
+    rows: _HeldRows
     first: Value | None
     count: Value
 

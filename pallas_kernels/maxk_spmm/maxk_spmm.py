@@ -182,11 +182,11 @@ class _ForwardWarp:
         for block in range(self.tile.shape.blocks):
             share.walk(self.graph, self.tile.ahead, functools.partial(self._add_neighbours, block))
 
-    def _add_neighbours(self, block, edges, exist, nodes, then):
-        """See ``maxk_spmm.neighbours.Add``; a block of their records."""
+    def _add_neighbours(self, block, edges, exist, nodes, load_next):
+        """See ``maxk_spmm.neighbours.AddNeighbours``; a block of their records."""
         read = [self._read(block, node) for node in nodes]
         factors = [self.graph.factor(*pair) for pair in zip(edges, nodes, strict=True)]
-        following = then()
+        following = load_next()
         for entries, factor, exists in zip(read, factors, exist, strict=True):
             self._add_neighbour(*entries, factor, exists)
         return following

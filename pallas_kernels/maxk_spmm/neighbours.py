@@ -16,7 +16,7 @@ from pallas_kernels.simt.warp import LANES
 _FOUR, _ENDS = 4, 6
 
 
-class Add(Protocol):
+class AddNeighbours(Protocol):
     """Adds neighbours to the sums of their groups."""
 
     def __call__(
@@ -24,7 +24,7 @@ class Add(Protocol):
         edges: list[Value],
         exist: list[Value | None],
         nodes: list[Value],
-        then: Callable[[], Any],
+        load_next: Callable[[], Any],
     ) -> Any:
         """Reads their entries, then what ``then`` reads and returns, then adds the entries.
 
@@ -32,7 +32,7 @@ class Add(Protocol):
           edges: of the neighbours.
           exist: whether there are such, None if there are; what does not exist may be read.
           nodes: the neighbours.
-          then: reads what comes next.
+          load_next: reads what comes next.
         """
         ...
 
@@ -51,7 +51,7 @@ class OneByOne:
         count = _share(_edges_of(piece), number, groups, exists)
         return cls(piece.begin + number, groups, count)
 
-    def walk(self, graph: Pieces, ahead: int, add: Add) -> None:
+    def walk(self, graph: Pieces, ahead: int, add: AddNeighbours) -> None:
         """Adds them, ``ahead`` at a time."""
         warp, count = self.count.warp, self.count
 
@@ -65,8 +65,8 @@ class OneByOne:
         def step(t, nodes, is_full):
             places = [t + s for s in range(ahead)]
             exist = [None if is_full else place < count for place in places]
-            then = functools.partial(load, t + ahead)
-            return add([edge(place) for place in places], exist, nodes, then)
+            load_next = functools.partial(load, t + ahead)
+            return add([edge(place) for place in places], exist, nodes, load_next)
 
         # Groups have ever fewer edges: of a long piece, and of short ones sorted by length.
         most, least = warp.shuffle(count, 0), warp.shuffle(count, LANES - 1)
@@ -110,7 +110,7 @@ class InFours:
         fours = _share(fours, number, groups, exists)
         return cls(piece.begin, head, in_fours, ends, fours, number, groups)
 
-    def walk(self, graph: Pieces, ahead: int, add: Add) -> None:
+    def walk(self, graph: Pieces, ahead: int, add: AddNeighbours) -> None:
         """Adds them, ``ahead`` at a time, a multiple of four."""
         warp, together = self.fours.warp, ahead // _FOUR
         most, least = (warp.reduce(op, self.fours) for op in ("max", "min"))

@@ -101,7 +101,7 @@ class RecordShape:
         return self.blocks == self.chunks == 1 and _WIDEST // 2 < nbytes <= _WIDEST
 
     @property
-    def together(self) -> int:
+    def records_per_group(self) -> int:
         """Records that lie together: all values, then all columns, each aligned to its loads.
 
         Where records are seldom in a cache, each had better be in one piece.
@@ -115,7 +115,7 @@ class RecordShape:
         """Bytes of the records that lie together."""
         if self.is_one_load:
             return self.lanes * _WIDEST
-        return self.together * self.size * (self._itemsize + self._id_size)
+        return self.records_per_group * self.size * (self._itemsize + self._id_size)
 
     @property
     def _itemsize(self) -> int:
@@ -147,15 +147,15 @@ class RecordShape:
         own = self.per_block
         if self.is_one_load:
             return lane * (_WIDEST // self._id_size) + own * self._itemsize // self._id_size + slot
-        first = self.together * self.size * self._itemsize // self._id_size
+        first = self.records_per_group * self.size * self._itemsize // self._id_size
         block = slot // own * self.lanes + lane
         return first + record * self.size + block * own + slot % own
 
     def find(self, records: Array, number: Value) -> tuple[Array, Any]:
         """Those that lie together with a record, and which of them it is."""
-        if self.together == 1:
+        if self.records_per_group == 1:
             return records.row(number), 0
-        return records.row(number // self.together), number % self.together
+        return records.row(number // self.records_per_group), number % self.records_per_group
 
     def load(self, records: Array, number: Value, lane: Value, block: int) -> Words:
         """What a lane owns of a record's block, in words: its values, and their columns."""

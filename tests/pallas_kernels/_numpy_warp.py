@@ -170,7 +170,7 @@ class NumpyWarp(Warp):
             number, carry = state
             return number + step, () if (made := body(number, carry)) is None else made
 
-        return self.repeat(lambda state: state[0] < stop, advance, (number, carry))[1]
+        return self.while_loop(lambda state: state[0] < stop, advance, (number, carry))[1]
 
     def while_loop(self, condition, body, carry):
         outer = self.active

@@ -85,7 +85,7 @@ def test_dense_layers_keep_to_multiprocessors_and_shared_memory(chip, widths):
     if tile := DenseTile.choose_pull_back(chip, of.part(0, 1)):
         assert tile.blocks <= chip.multiprocessors
     for kind in (BackwardTile, TightTile):
-        if tile := kind.choose(chip, of.linear_last()):
+        if tile := kind.choose(chip, of.without_last_activation()):
             assert tile.blocks <= chip.multiprocessors
     if tile := PairTile.choose(chip, of):
         assert 2 * tile.pairs <= chip.multiprocessors

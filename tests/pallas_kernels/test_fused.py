@@ -152,16 +152,20 @@ def _stack(widths, activation="gelu"):
 def test_all_widths_have_tiles(widths):
     for activation in VALUES:
         stack = _stack(widths, activation)
-        assert DenseTile.choose(H100, stack) and BackwardTile.choose(H100, stack.linear_last())
+        assert DenseTile.choose(H100, stack) and BackwardTile.choose(
+            H100, stack.without_last_activation()
+        )
         if BackwardTile.choose(H100, stack) is None:
-            assert not stack.last.of_output and DenseTile.choose_pull_back(H100, stack)
+            assert not stack.last_activation.of_output and DenseTile.choose_pull_back(H100, stack)
 
 
 def test_walkers_always_read_ahead():
     """The place of the only tile would be filled by who waits for it."""
     sizes = (64, 128, 192, 256)
     shapes = [*itertools.product(sizes, repeat=2), *itertools.product(sizes, repeat=3)]
-    stacks = (_stack(widths, name).linear_last() for widths in shapes for name in VALUES)
+    stacks = (
+        _stack(widths, name).without_last_activation() for widths in shapes for name in VALUES
+    )
     tiles = [tile for stack in stacks if (tile := BackwardTile.choose(H100, stack))]
     assert tiles and min(tile.slots for tile in tiles) > 1
 
@@ -342,7 +346,7 @@ def test_blocks_of_narrow_layers_come_in_waves_that_fit_a_multiprocessor(
     widths, precision, resident
 ):
     stack = dataclasses.replace(_stack(widths, "relu"), precision=precision)
-    stack = stack if stack.layers == 1 else stack.linear_last()
+    stack = stack if stack.layers == 1 else stack.without_last_activation()
     if precision:
         stack = dataclasses.replace(stack, dtype=jnp.dtype("float32"))
     rows, itemsize = 1_000_000, stack.dtype.itemsize

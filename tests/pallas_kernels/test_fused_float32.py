@@ -18,7 +18,7 @@ from pallas_kernels.dense import backward as dense_backward
 from pallas_kernels.dense import forward as dense_forward
 from pallas_kernels.dense import fused_linear, fused_mlp
 from pallas_kernels.dense.forward import DenseTile
-from pallas_kernels.dense.plan import BackwardTile, TightTile, Work
+from pallas_kernels.dense.plan import BackwardPlan, BackwardTile, TightTile
 from pallas_kernels.dense.stack import Stack
 from tests.ops._linear import VALUES, features, layers, linear
 from tests.pallas_kernels._chips import H100
@@ -168,13 +168,13 @@ def test_tiles_of_gradients_stay_within_shared_memory_and_read_ahead(activation)
         tile = BackwardTile.choose(H100, stack)
         assert fused_mlp.float32_gradients_fit(widths, activation)
         if tile is None:
-            gated = stack.last is not None and stack.last.of_output
+            gated = stack.last_activation is not None and stack.last_activation.of_output
             assert gated or TightTile.choose(H100, stack)
             continue
-        work = Work(stack, tile.parts)
-        needed = tile.teams * work.shared_bytes(tile.slots, tile.brief, tile.over)
+        plan = BackwardPlan(stack, tile.parts)
+        needed = tile.teams * plan.shared_bytes(tile.slots, tile.brief, tile.over)
         needed += sum(4 * a * b for a, b in stack.shapes) // tile.parts
-        needed += 1024 * (len(work.loaded_biases) + work.marks[1])
+        needed += 1024 * (len(plan.loaded_biases) + plan.marks[1])
         assert needed <= H100.shared_bytes and tile.slots > 1
 
 
