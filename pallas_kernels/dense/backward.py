@@ -1,15 +1,16 @@
 """The backward pass of one or two dense layers, in one kernel that reads every row once.
 
-Some warpgroups, the walkers, go through tiles of 64 rows: they recompute what is not known, and
-make ``dz`` of each layer and ``dx``. The others, the summers, add the tiles up in their registers,
-which would not hold both sides::
+The warpgroups of a block have one of two roles. Walkers go through tiles of 64 rows: they recompute
+the hidden rows or slopes that they need, and compute ``dz`` of each layer and ``dx``. Summers
+accumulate the gradients of kernels and biases over all tiles, in their registers::
 
     dkernel_i = h_iᵀ dz_i,  dbias_i = dz_iᵀ 1
 
-Where registers do not hold the sums of all columns of ``x``, blocks share these: each makes its
-part of ``dx`` and of ``dkernel``. What of ``dz`` takes all columns is then a kernel before. Each
-block writes its sums once; they are added in a fixed order. Where shared memory does not hold two
-float32 layers and tiles read ahead, ``dense.tight`` has another division of the same work.
+Where registers do not hold the sums for all columns of ``x``, several blocks (parts) share the
+columns: each computes its part of ``dx`` and of ``dkernel``. If ``dz`` needs all columns of ``x``,
+it is then computed by a kernel before this one. Each block writes its sums once, and they are added
+in a fixed order. Where shared memory does not hold two float32 layers and tiles that are read
+ahead, ``dense.tight`` divides the same work differently.
 """
 
 from __future__ import annotations
@@ -39,22 +40,24 @@ from pallas_kernels.tensor_cores import BLOCK, COLUMNS, PART, ROWS, WARPGROUP, R
 def backward(
     x, kernels, biases, y, dy, activations, tile: BackwardTile | TightTile | None = None, below=None
 ) -> tuple[jax.Array, Sequence[jax.Array], Sequence[jax.Array | None]]:
-    """Gradients to ``x``, the kernels and the biases.
+    """Computes the gradients to ``x``, the kernels and the biases.
 
     Args:
-      x: [rows, width], bfloat16, float16 or float32; of the latter three products of bfloat16
-        parts are added up.
-      kernels: one or two, as in ``forward``; the second layer without activation.
-      biases: likewise.
-      y: the result of ``forward`` where the derivative of the last activation takes it.
+      x: [rows, width], bfloat16, float16 or float32. float32 numbers are multiplied as sums of two
+        bfloat16 parts, with three of the four products.
+      kernels: one or two, [width of the layer before, width] each; the second layer has no
+        activation.
+      biases: [width] or None, each.
+      y: the output of the forward pass, where the derivative of the last activation is computed
+        from it; else not used.
       dy: [rows, last width].
-      activations: name or None, each.
-      tile: by default what suits the shapes.
-      below: the activation that made ``x``, one whose derivative takes its output: then the first
-        of the results is the gradient to what it was made of.
+      activations: name or None, for each layer.
+      tile: how the work is divided; chosen by the shapes if None.
+      below: name of the activation that computed ``x``, whose derivative has to be computed from
+        its output: then the first result is the gradient to that activation's input.
 
     Returns:
-      Gradients, of the shapes and dtypes of the arguments.
+      The gradients, of the shapes and dtypes of the arguments.
     """
     stack = Stack.of(x, kernels, biases, activations)
     if x.shape[0] == 0:
@@ -64,7 +67,7 @@ def backward(
         (kernel,), (bias,), (activation,) = kernels, biases, activations
         if stack.last_activation.of_output:
             wide = (array.astype(jnp.float32) for array in (y, dy))
-            dz = stack.last_activation.pull_back(*wide).astype(dy.dtype)  # XLA's
+            dz = stack.last_activation.pull_back(*wide).astype(dy.dtype)  # computed by XLA
         else:
             dz = dense_forward.pull_back(x, kernel, bias, activation, dy)
         return backward(x, kernels, biases, None, dz, (None,), below=below)
@@ -94,12 +97,12 @@ def backward(
 
 
 def choose(chip: Chip, stack: Stack) -> BackwardTile | TightTile | None:
-    """Who does what, or None if one kernel does not hold it."""
+    """Returns how the work of one kernel is divided, or None if one kernel can not do it."""
     return BackwardTile.choose(chip, stack) or TightTile.choose(chip, stack)
 
 
 def fits(layer: Stack) -> bool:
-    """Whether a float32 layer has a kernel, maybe behind what XLA makes of the activation."""
+    """Returns whether a float32 layer has a kernel, maybe after XLA's activation gradient."""
     gated = layer.last_activation is not None and layer.last_activation.of_output
     return (
         BackwardTile.choose(Chip.current(), layer.without_last_activation() if gated else layer)
@@ -108,7 +111,7 @@ def fits(layer: Stack) -> bool:
 
 
 def _sums(plan: BackwardPlan, tile: BackwardTile | TightTile) -> tuple[list, list]:
-    """The forms of what the blocks write: of the kernels, and of the biases if there are."""
+    """Returns the shapes of the sums that the blocks write: for the kernels, and for the biases."""
     first, *second = plan.stack.shapes
     shapes = [first, *((columns, rows) for rows, columns in second)]
     sums, _ = plan.marks
@@ -121,31 +124,34 @@ def _sums(plan: BackwardPlan, tile: BackwardTile | TightTile) -> tuple[list, lis
 
 
 def _marks(plan: BackwardPlan) -> list[jax.Array]:
-    """Matrices of zeros, each with a column of ones of its own; transposed. A constant."""
+    """Returns constant matrices, transposed, with one column of ones each and zeros elsewhere.
+
+    A product with such a matrix adds up the rows of ``dz`` into the marked column.
+    """
     _, count = plan.marks
     matrices = [[[float(row == mark)] * ROWS for row in range(MARKS)] for mark in range(count)]
     return [jnp.array(matrices, _factors(plan))] if matrices else []
 
 
 def _factors(plan: BackwardPlan):
-    """The dtype of what tensor cores multiply."""
+    """Returns the dtype of what tensor cores multiply."""
     return plan.terms.dtype(plan.stack.dtype)
 
 
 def _dbiases(plan: BackwardPlan, sums: Sequence[jax.Array]) -> tuple[jax.Array | None, ...]:
-    """From what the blocks wrote: the chunks of a bias were summed under marks."""
+    """Returns the gradients of the biases, gathered from the marked sums of the blocks."""
     stack = plan.stack
     total = [jnp.sum(s, axis=0).astype(stack.dtype) for s in sums]
     return tuple(
         jnp.concatenate([total[0][(*sums, slice(None), column)] for *sums, column in places])
-        if (places := plan.bias_places(layer))
+        if (places := plan.bias_locations(layer))
         else None
         for layer in range(stack.layers)
     )
 
 
 def _parameters(plan: BackwardPlan) -> dict:
-    """Shared memory for what stays."""
+    """Returns scratch memory for kernels, biases and marks, which are loaded once."""
     stack, terms, marks = plan.stack, plan.terms, plan.marks[1]
     (_, width), *others = stack.shapes
     return {
@@ -159,12 +165,12 @@ def _parameters(plan: BackwardPlan) -> dict:
 
 
 def _scratch(plan: BackwardPlan, tile: BackwardTile) -> dict:
-    """Shared memory for tiles, and what their readers and writers wait for."""
+    """Returns scratch memory for tiles, and the barriers between walkers and summers."""
     stack, teams = plan.stack, tile.teams
     summed, brief = (list(inputs.values()) for inputs in (plan.summed_inputs, plan.brief_inputs))
     terms, places = plan.terms, (teams, tile.slots)
     kept = {k: terms.tiles(stack.dtype, teams, ROWS, w) for k, w in plan.walker_outputs.items()}
-    if tile.over:
+    if tile.overlay:
         kept["dz"] = dense_terms.reused_tiles(
             stack.dtype, plan.walker_outputs["dz"], plan.columns_per_part, teams
         )
@@ -173,9 +179,11 @@ def _scratch(plan: BackwardPlan, tile: BackwardTile) -> dict:
         split["tiles"] = [dense_terms.split_tiles(stack.dtype, w, *places) for w in summed]
     return {
         "summed_inputs": Ring.scratch(stack.dtype, summed, places) | split,
-        "brief_inputs": Ring.scratch(stack.dtype, brief, (teams, tile.brief)) if brief else None,
+        "brief_inputs": Ring.scratch(stack.dtype, brief, (teams, tile.brief_slots))
+        if brief
+        else None,
         "kept": kept,
-        "dx": None if tile.over else tc.chunked(stack.dtype, plan.columns_per_part, teams),
+        "dx": None if tile.overlay else tc.chunked(stack.dtype, plan.columns_per_part, teams),
         "split": tc.Barrier(num_arrivals=tile.members, num_barriers=teams),
         "made": tc.Barrier(num_arrivals=tile.members, num_barriers=teams),
         "summed": tc.Barrier(num_arrivals=plan.summers + tile.members, num_barriers=teams),
@@ -185,7 +193,7 @@ def _scratch(plan: BackwardPlan, tile: BackwardTile) -> dict:
 def _backward(
     plan: BackwardPlan, tile: BackwardTile | TightTile, below, scratch, *references
 ) -> None:
-    """A warpgroup's part."""
+    """Runs the walker or the summer that this warpgroup is."""
     arrays, matrices, biases, dx, kernel_sums, bias_sums = references
     first = lax.axis_index(PART) * plan.columns_per_part if tile.parts > 1 else 0
     kernel, *others = matrices
@@ -195,7 +203,7 @@ def _backward(
     targets += [*([scratch["marks"]] if plan.marks[1] else []), *scratch["biases"]]
     tc.start_loads(sources, targets, scratch["loaded"])
     scratch = scratch | {"biases": scratch["biases"] or biases}
-    if isinstance(tile, BackwardTile) and tile.over:
+    if isinstance(tile, BackwardTile) and tile.overlay:
         dz, dx_tiles = dense_terms.reused_views(scratch["kept"]["dz"])
         scratch = scratch | {"kept": scratch["kept"] | {"dz": dz}, "dx": dx_tiles}
     warpgroup = lax.axis_index(WARPGROUP)
@@ -225,14 +233,14 @@ def _backward(
         pl.when(warpgroup == tile.walkers + number)(functools.partial(add_up, number))
 
 
-_RunWalker = Callable[[int, Any], None]  # a member through so many tiles
-_TilesOfSummer = Callable[[int], Tiles]  # of a summer
+_RunWalker = Callable[[int, Any], None]  # runs a member of a team over so many tiles
+_TilesOfSummer = Callable[[int], Tiles]  # returns the tiles of a summer
 
 
 def _parts(
     plan: BackwardPlan, tile: BackwardTile, below, scratch, arrays, dx, first
 ) -> tuple[_RunWalker, _TilesOfSummer]:
-    """What walkers do, and what summers add up."""
+    """Returns the function that runs a walker, and the one that gives the tiles of a summer."""
     widths = plan.summed_inputs | plan.brief_inputs
     inputs = {
         name: TiledInput(array, width, first if name == "x" else 0)
@@ -258,7 +266,7 @@ def _parts(
 def _tight_parts(
     plan: BackwardPlan, tile: TightTile, below, scratch, arrays, dx
 ) -> tuple[int, _RunWalker, _TilesOfSummer]:
-    """Likewise, and how many walkers are at a tile."""
+    """Returns the walkers of a tile, the function that runs one, and that which gives the tiles."""
 
     def walk(member, count):
         common = (plan, scratch, dx, below, member, tile.walkers)

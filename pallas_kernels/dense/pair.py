@@ -1,9 +1,9 @@
 """Two dense layers whose kernels do not fit one multiprocessor, in clusters of two blocks.
 
-Each block keeps the kernel of one layer. The first reads tiles of rows, multiplies them, and sends
-what its layer makes of them from its registers to the shared memory of the second, which multiplies
-again and leaves the result to the copy engine. So hidden rows go through no memory outside of the
-two, and rows are read and written once.
+Each block keeps the kernel of one layer. The first block loads tiles of rows, multiplies them, and
+sends the output of its layer from registers to the shared memory of the second block. That one
+multiplies again and lets the copy engine store the result. So hidden rows never go through global
+memory, and rows are read and written once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pallas_kernels.tensor_cores.stores import (
 )
 
 _LAYERS = 2
-_WARPGROUPS = 2  # whose threads have registers for 128 sums
+_WARPGROUPS = 2  # as many as have registers for 128 sums a thread
 _MIN_SLOTS, _MAX_SLOTS = 3, 8  # tiles in shared memory
 _FIRST, _SECOND = 0, 1
 
@@ -44,8 +44,8 @@ class PairTile:
     """How clusters and warpgroups share the work.
 
     Attributes:
-      pairs: clusters.
-      warpgroups: of each block, that take turns at its tiles.
+      pairs: how many clusters there are.
+      warpgroups: warpgroups of each block, which take turns at its tiles.
       slots: tiles in the shared memory of each block.
     """
 
@@ -55,7 +55,7 @@ class PairTile:
 
     @classmethod
     def choose(cls, chip: Chip, stack: Stack) -> PairTile | None:
-        """The heuristic: what fits, or None."""
+        """The one heuristic: as many slots as fit, or None if the layers do not fit."""
         is_wide = max(stack.widths) > tc.MOST_WIDTH
         if stack.layers != _LAYERS or stack.dtype.itemsize != 2 or is_wide:
             return None
@@ -68,23 +68,23 @@ class PairTile:
 
     @property
     def barriers(self) -> int:
-        """One for each pair of a slot and a warpgroup that waits for it."""
+        """How many barriers there are: one for each pair of a slot and its waiting warpgroup."""
         return math.lcm(self.slots, self.warpgroups)
 
     def limited_to(self, rows: int) -> PairTile:
-        """Without clusters that would have no rows."""
+        """Returns the same without clusters that would have no rows."""
         return dataclasses.replace(self, pairs=min(self.pairs, -(-rows // ROWS)))
 
 
 def forward(x, kernels, biases, activations, tile: PairTile | None = None) -> jax.Array:
-    """The output of the second layer.
+    """Computes the output of the second layer.
 
     Args:
       x: [rows, width], bfloat16 or float16.
-      kernels: two, [width of the layer before, width], multiples of 64.
+      kernels: two, [width of the layer before, width], of widths that are multiples of 64.
       biases: [width] or None, each.
-      activations: name or None, each.
-      tile: by default what suits the shapes.
+      activations: name or None, for each layer.
+      tile: how the work is divided; chosen by the shapes if None.
 
     Returns:
       [rows, last width], of the dtype of ``x``.
@@ -110,11 +110,13 @@ def forward(x, kernels, biases, activations, tile: PairTile | None = None) -> ja
 
 
 def _scratch(stack: Stack, tile: PairTile) -> dict:
-    """What blocks of both ranks use; the kernel and the bias are those of one layer."""
+    """Returns scratch memory for blocks of both ranks, with the parameters of one layer."""
     width, room = stack.widths[0], max(stack.widths)
     kernels = [tc.tiles(stack.dtype, 1, *shape) for shape in stack.shapes]
     loads = [1 + biased for biased in stack.biased]
-    ring = Ring.scratch(stack.dtype, [width], (tile.slots,), barriers=(tile.barriers,), room=[room])
+    ring = Ring.scratch(
+        stack.dtype, [width], (tile.slots,), barriers=(tile.barriers,), slot_widths=[room]
+    )
     return {
         "kernel": tc.RefUnion(*kernels),
         "bias": tc.SMEM((max(stack.widths[1:]),), stack.dtype) if any(stack.biased) else None,
@@ -125,7 +127,7 @@ def _scratch(stack: Stack, tile: PairTile) -> dict:
 
 
 def _forward(stack: Stack, tile: PairTile, scratch, x, kernels, biases, result) -> None:
-    """A warpgroup's part."""
+    """Runs this warpgroup by the rank of its block."""
     block = _Block(stack, tile, scratch, x, kernels, biases, result)
     for rank, run in ((_FIRST, block.run_first), (_SECOND, block.run_second)):
         pl.when(lax.axis_index(RANK) == rank)(run)
@@ -137,12 +139,12 @@ class _Block:
 
     Attributes:
       stack: the layers.
-      tile: who does what.
-      scratch: shared memory.
-      x: in memory.
-      kernels: in memory.
-      biases: in memory, those that there are.
-      result: in memory.
+      tile: how the work is divided.
+      scratch: shared memory and barriers.
+      x: the input in global memory.
+      kernels: the kernels in global memory.
+      biases: the biases in global memory, without those that are None.
+      result: the result in global memory.
     """
 
     stack: Stack
@@ -155,11 +157,11 @@ class _Block:
 
     @property
     def _count(self):
-        """Tiles of the cluster."""
+        """How many tiles the cluster has."""
         return tc.count_strided_tiles(self.x.shape[0], lax.axis_index(BLOCK), self.tile.pairs)
 
     def _row(self, n):
-        """The first of a tile."""
+        """Returns the first row of the cluster's n-th tile."""
         return (lax.axis_index(BLOCK) + n * self.tile.pairs) * ROWS
 
     def _slot(self, n):
@@ -183,7 +185,7 @@ class _Block:
         tc.barrier_wait(self.scratch["loaded"][layer])
 
     def _for_each_tile(self, body) -> None:
-        """Does it for every tile of the warpgroup, with its number and a zero."""
+        """Calls ``body`` for every tile of the warpgroup, with its number and an opaque zero."""
         warpgroup, step = lax.axis_index(WARPGROUP), self.tile.warpgroups
 
         @pl.loop(0, tc.count_strided(self._count, warpgroup, step))
@@ -199,14 +201,17 @@ class _Block:
         )
 
     def _finished(self, layer: int, z):
-        """What a layer makes of its product, rounded, in chunks with their columns."""
+        """Adds the bias and applies the activation to a product.
+
+        Yields columns and rounded values.
+        """
         bias = self.scratch["bias"] if self.stack.biased[layer] else None
         for columns in tc.columns_of(z.shape[1]):
             values = finish(self.stack, layer, z, columns, bias)
             yield columns, values.astype(self.stack.dtype)
 
     def run_first(self) -> None:
-        """Reads tiles, and sends what the first layer makes of them."""
+        """Loads tiles, and sends the output of the first layer."""
         tile, count = self.tile, self._count
         ring = Ring(self.scratch["ring"], [TiledInput(self.x, self.stack.widths[0])])
         matrices, _ = tc.tile_views(self.scratch["ring"]["tiles"][0])
@@ -235,7 +240,7 @@ class _Block:
         self._for_each_tile(make)
 
     def run_second(self) -> None:
-        """Writes what the second layer makes of what has come."""
+        """Receives tiles, and stores the output of the second layer."""
         matrices, copied = tc.tile_views(self.scratch["ring"]["tiles"][0])
         nbytes = self.stack.row_bytes(self.stack.widths[1])
         self._begin(_SECOND)
@@ -243,7 +248,7 @@ class _Block:
         def make(n, zero):
             place = matrices.at[self._slot(n)]
             self._use_channel(WaitForTile, [n], nbytes=nbytes)
-            tc.commit_smem()  # what was sent is seen by the tensor cores
+            tc.commit_smem()  # makes what was sent visible to the tensor cores
             z = self._product(_SECOND, place, zero)
             for columns, values in self._finished(_SECOND, z):
                 place.at[columns.start // COLUMNS][...] = values
@@ -258,7 +263,7 @@ class _Block:
         tc.wait_smem_to_gmem(0)
 
     def _give_back(self, n) -> None:
-        """Says that the place of a tile is free, if another one is to come there."""
+        """Releases the slot of a tile, if another tile will be sent to it."""
 
         def give_back():
             tc.commit_smem()  # all warps have read it

@@ -1,9 +1,10 @@
 """The backward pass of two layers whose kernels leave room for three tiles of rows.
 
-Two of them hold ``x`` and ``dy``, in turn: where ``dy`` of a tile was, ``x`` of the next one is
-read as soon as the second layer is summed, and the other way round. The third is what is made:
-the hidden tile, over it ``dz`` of the first layer, over that ``dx``, each once nobody reads what is
-there. Two walkers have a chunk of columns each, and each layer has a summer.
+Two tiles hold ``x`` and ``dy``, and swap their roles: ``x`` of the next tile is loaded into the
+memory of ``dy`` as soon as the second layer has been summed, and the other way round. The third
+tile is computed: the hidden rows, then ``dz`` of the first layer in the same memory, then ``dx``,
+each as soon as nobody reads what it overwrites. Two walkers have a chunk of columns each, and each
+layer has a summer.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pallas_kernels.tensor_cores import BLOCK, COLUMNS, Ring, TiledInput
 
 
 def scratch(plan: BackwardPlan) -> dict:
-    """Shared memory for tiles, and what their readers and writers wait for."""
+    """Returns scratch memory for the three tiles, and the barriers of their readers and writers."""
     dtype, (before, between, after) = plan.stack.dtype, plan.stack.widths
     members = TightTile.walkers
     barriers = {"barriers": (1,)}
@@ -34,7 +35,7 @@ def scratch(plan: BackwardPlan) -> dict:
         "dy": Ring.scratch(dtype, [after], (), **barriers)["full"],
         "read": dense_terms.split_tiles(dtype, max(before, after), 2),
         "made": dense_terms.reused_tiles(dtype, between, before),
-        # For the members alone; and for each layer, what its summer reads, and that it has.
+        # Barriers among the members; and for each layer, when its summer may read, and has read.
         "met": tc.Barrier(num_arrivals=members),
         "ready": [tc.Barrier(num_arrivals=members) for _ in range(2)],
         "summed": [tc.Barrier(num_arrivals=members + 1) for _ in range(2)],
@@ -43,18 +44,18 @@ def scratch(plan: BackwardPlan) -> dict:
 
 @dataclass(frozen=True)
 class _TileSlots:
-    """Where tiles are.
+    """The memory of the three tiles.
 
     Attributes:
-      plan: what there is to do.
-      scratch: shared memory.
+      plan: what has to be computed.
+      scratch: shared memory and barriers.
     """
 
     plan: BackwardPlan
     scratch: dict
 
     def rings(self, x, dy) -> tuple[Ring, Ring]:
-        """That of each array, in the same places."""
+        """Returns the rings of x and of dy, which share the same two slots."""
         numbers, _ = dense_terms.split_views(self.scratch["read"])
         before, _, after = self.plan.stack.widths
         named = (("x", TiledInput(x, before)), ("dy", TiledInput(dy, after)))
@@ -64,7 +65,7 @@ class _TileSlots:
         return x_ring, dy_ring
 
     def inputs(self, n) -> dict[str, Tile]:
-        """Of the n-th tile."""
+        """Returns x and dy of the n-th tile."""
         numbers, terms = dense_terms.split_views(self.scratch["read"])
         numbers, _ = tc.tile_views(numbers)
         x = lax.rem(n, 2)
@@ -72,7 +73,7 @@ class _TileSlots:
         return {name: Tile(numbers.at[at], terms.at[at]) for name, at in places.items()}
 
     def held(self, zero) -> dict[str, Any]:
-        """The kernels, and what is made: in one place, so one at a time."""
+        """Returns the kernels, and the computed tiles: hidden, dz and dx share one memory."""
         each = self.plan.terms.each
         terms, numbers = dense_terms.reused_views(self.scratch["made"])
         staged, copied = (face.at[zero] for face in tc.tile_views(numbers))
@@ -84,12 +85,12 @@ class _TileSlots:
 
 @dataclass(frozen=True)
 class TilesOfLayer:
-    """What the summer of a layer adds up; see ``Tiles``.
+    """The tiles that the summer of a layer accumulates.
 
     Attributes:
-      plan: what there is to do.
-      scratch: shared memory.
-      layer: its number.
+      plan: what has to be computed.
+      scratch: shared memory and barriers.
+      layer: number of the layer.
     """
 
     plan: BackwardPlan
@@ -97,26 +98,26 @@ class TilesOfLayer:
     layer: int
 
     def acquire(self, n) -> tuple[dict[str, Tile], dict[str, Sequence], Any]:
-        """See ``Tiles``."""
+        """Waits until the walkers have handed over tile n of this layer."""
         tc.barrier_wait(self.scratch["ready"][self.layer])
         room, zero = _TileSlots(self.plan, self.scratch), tc.opaque_zero(n)
         made = "hidden" if self.layer else "dz"
         return room.inputs(n), {made: room.held(zero)[made]}, zero
 
     def release(self, n) -> None:
-        """See ``Tiles``."""
+        """Arrives at the barrier at which walkers wait for the sums of this layer."""
         del n
         tc.barrier_arrive(self.scratch["summed"][self.layer])
 
 
 @dataclass(frozen=True)
 class TightWalker(GradientMaker):
-    """One of two warpgroups that go through the tiles together.
+    """One of two walkers that go through the tiles together.
 
     Attributes:
       tile: how blocks share the work.
-      x: in memory.
-      dy: in memory.
+      x: the input in global memory.
+      dy: the gradient to the output, in global memory.
     """
 
     tile: TightTile
@@ -124,7 +125,7 @@ class TightWalker(GradientMaker):
     dy: Any
 
     def run(self, count) -> None:
-        """All tiles of the block."""
+        """Computes all tiles of the block."""
         room = _TileSlots(self.plan, self.scratch)
         x_ring, dy_ring = room.rings(self.x, self.dy)
 
@@ -170,25 +171,25 @@ class TightWalker(GradientMaker):
         tc.barrier_wait(self.scratch["met"])
 
     def _hand_over(self, layer: int) -> None:
-        """What a layer's summer, and all members, read next."""
+        """Waits until all members have written what they and a layer's summer read next."""
         tc.commit_smem()
         tc.barrier_arrive(self.scratch["ready"][layer])
         tc.barrier_wait(self.scratch["ready"][layer])
 
     def _wait_for_sums(self, layer: int) -> None:
-        """Until nobody reads what was handed over."""
+        """Waits until all members and the summer have read what was handed over."""
         tc.barrier_arrive(self.scratch["summed"][layer])
         tc.barrier_wait(self.scratch["summed"][layer])
 
     def _has_chunk(self, number: int) -> bool:
-        """Of this one of the widths."""
+        """Returns whether the member has a chunk of this one of the stack's widths."""
         return self.member < self.plan.stack.widths[number] // COLUMNS
 
     def _columns(self, number: int, held: dict):
         return tc.columns_at(0, self.member + held["zero"]) if self._has_chunk(number) else None
 
     def _make_hidden(self, inputs: dict, held: dict):
-        """The member's chunk of it; what is known of its derivative."""
+        """Computes the member's chunk of the hidden tile; returns its slope, if known already."""
 
         def reuse():
             """All members' results were written from there."""
@@ -201,7 +202,7 @@ class TightWalker(GradientMaker):
             return None
         if activation is None or activation.of_output:
             hidden, _ = self._output(inputs, held, self.member, columns)
-            known = None  # until it is read again: registers would not hold it
+            known = None  # it is loaded again later: registers would not hold it
             reuse()
         else:
             hidden, known = self._hidden_and_slope(activation, inputs, held, columns, reuse)
@@ -209,7 +210,7 @@ class TightWalker(GradientMaker):
         return known
 
     def _make_dz(self, inputs: dict, held: dict, known):
-        """The member's chunk of that of the first layer."""
+        """Computes the member's chunk of dz of the first layer."""
         columns = self._columns(1, held)
         if columns is None:
             return None
@@ -220,6 +221,6 @@ class TightWalker(GradientMaker):
         return self._dz(known, dh)
 
     def _make_dx(self, inputs: dict, held: dict):
-        """The member's chunk of it."""
+        """Computes the member's chunk of dx."""
         columns = self._columns(0, held)
         return None if columns is None else self._dx(inputs, held, self.member, columns)

@@ -1,7 +1,7 @@
-"""Warpgroups that go through tiles of rows, and make ``dz`` and ``dx``.
+"""Walkers: warpgroups that go through tiles of rows, and compute ``dz`` and ``dx``.
 
-The members of a team are at the same tile, and share its chunks of 64 columns. Of float32 numbers
-they first make the terms that tensor cores multiply.
+The members of a team work on the same tile, and share its chunks of 64 columns. Tiles of float32
+numbers are first split into the terms that tensor cores multiply.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from pallas_kernels.tensor_cores import BLOCK, Ring
 
 @dataclass(frozen=True)
 class Walker(GradientMaker):
-    """One of them.
+    """A warpgroup that goes through the tiles of its team.
 
     Attributes:
-      tile: who does what.
-      ring: of the inputs that are summed.
-      terms: of their tiles; None each if these are not split.
-      brief: of the others, None if there are none.
-      team: its number.
+      tile: how the work is divided.
+      ring: the ring of the inputs that are summed.
+      terms: the terms of the ring's tiles, for each input; None if numbers are not split.
+      brief: the ring of the other inputs, or None if there are none.
+      team: number of its team.
     """
 
     tile: BackwardTile
@@ -41,7 +41,7 @@ class Walker(GradientMaker):
     team: Any
 
     def run(self, count) -> None:
-        """All tiles of the block whose number is the team's, modulo teams."""
+        """Computes every tile of the block whose number is the team's, modulo teams."""
         tile, team = self.tile, self.team
         made = tc.count_strided(count, team, tile.teams)
         summed = self.scratch["summed"].at[team]
@@ -55,21 +55,21 @@ class Walker(GradientMaker):
                 pl.when(i < made)(lambda: ring.load(rows(i), place))
 
         def reuse(i):
-            """Waits until the tile before is summed, and reads into its place."""
+            """Waits until the tile before has been summed, and loads another into its slot."""
 
             def wait():
                 tc.barrier_wait(summed)
                 load(self.ring, tile.slots, i - 1 + tile.slots)
 
-            if tile.over:  # it was waited for
+            if tile.overlay:  # `_make_dx_in_place_of_dz` has waited for the sums
                 tc.wait_smem_to_gmem(0, wait_read_only=True)
             else:
                 pl.when(i > 0)(wait)
 
         for i in range(tile.slots):
             load(self.ring, tile.slots, jnp.int32(i))
-        for i in range(tile.brief if self.brief else 0):
-            load(self.brief, tile.brief, jnp.int32(i))
+        for i in range(tile.brief_slots if self.brief else 0):
+            load(self.brief, tile.brief_slots, jnp.int32(i))
         tc.barrier_wait(self.scratch["loaded"])
 
         @pl.loop(0, made)
@@ -82,38 +82,39 @@ class Walker(GradientMaker):
                 tc.commit_smem()
             else:
                 reuse(i)
-            # Also if there is nothing to wait for: a summer that ran ahead would be counted twice.
+            # Even if nothing was computed: otherwise a summer that runs ahead could arrive twice at
+            # the barrier of the sums before the walkers do.
             tc.barrier_arrive(self.scratch["made"].at[team])
             if self.plan.walker_outputs and tile.members > 1:
                 tc.barrier_wait(self.scratch["made"].at[team])
             if self.brief:
-                load(self.brief, tile.brief, i + tile.brief)
-            if tile.over:
-                self._make_dx_over(inputs, held, summed)
+                load(self.brief, tile.brief_slots, i + tile.brief_slots)
+            if tile.overlay:
+                self._make_dx_in_place_of_dz(inputs, held, summed)
                 load(self.ring, tile.slots, i + tile.slots)
                 tc.commit_smem()
                 self._write(held, rows(i))
             else:
                 self._make_dx(inputs, held, rows(i))
 
-        # Every completion is waited for, also the last.
-        if not tile.over:
+        # Every completion of a barrier is waited for, also the last one.
+        if not tile.overlay:
             pl.when(made > 0)(lambda: tc.barrier_wait(summed))
         tc.wait_smem_to_gmem(0)
 
     def _input_tiles(self, i) -> dict[str, Tile]:
-        """The tile's, once they are there."""
+        """Waits for the i-th tile of the team, and returns its inputs by name."""
         place = (self.team, lax.rem(i, self.tile.slots))
         self.ring.wait(place)
         held = input_tiles_at(self.plan, self.ring, self.terms, place)
         if self.brief:
-            place = (self.team, lax.rem(i, self.tile.brief))
+            place = (self.team, lax.rem(i, self.tile.brief_slots))
             self.brief.wait(place)
             held |= zip(self.plan.brief_inputs, map(Tile, self.brief.tiles(place)), strict=True)
         return held
 
     def _split(self, inputs: dict[str, Tile], zero) -> None:
-        """Those that are multiplied; until all members have done it."""
+        """Splits the inputs that are multiplied into terms, and waits for the other members."""
         for name, width in self.plan.summed_inputs.items():
             self._split_input(inputs[name], width, zero)
         tc.commit_smem()
@@ -122,7 +123,7 @@ class Walker(GradientMaker):
             tc.barrier_wait(self.scratch["split"].at[self.team])
 
     def _held(self, i) -> dict[str, Any]:
-        """What else is in shared memory: the kernels, and what the team makes."""
+        """Returns the other tiles in shared memory by name: the kernels, and the team's results."""
         zero = tc.opaque_zero(i)
         team = self.team if self.tile.teams > 1 else zero
         each = self.plan.terms.each
@@ -132,16 +133,16 @@ class Walker(GradientMaker):
         return {"zero": zero, "kernels": kernels, "dx": staged, "copied_dx": copied} | kept
 
     def _make_dz(self, inputs: dict, held: dict, reuse) -> None:
-        """That of the first layer, and the hidden tile if there is one.
+        """Computes dz of the first layer, and the hidden tile if there are two layers.
 
-        ``reuse`` is called before any of either is overwritten.
+        ``reuse`` is called before any of them is overwritten.
         """
         stack = self.plan.stack
         activation = stack.activation(0)
 
         def make(chunk, columns, is_first):
             reuse_once = functools.partial(pl.when(is_first), reuse)
-            # A slope leaves no registers for more before the hidden tile is out of them.
+            # A slope leaves no registers for dh before the hidden tile has been stored.
             if activation is None or activation.of_output:
                 hidden, known = self._output(inputs, held, chunk, columns)
                 dh = self._dh(inputs, held, chunk, columns)
@@ -158,6 +159,8 @@ class Walker(GradientMaker):
         self._own_chunks(stack.widths[1], held["zero"], make)
 
     def _make_dx(self, inputs: dict, held: dict, rows) -> None:
+        """Computes the member's chunks of dx, and lets the copy engine store them."""
+
         def make(chunk, columns, is_first):
             made = self._dx(inputs, held, chunk, columns)
             pl.when(is_first)(lambda: tc.wait_smem_to_gmem(0, wait_read_only=True))
@@ -168,7 +171,7 @@ class Walker(GradientMaker):
         tc.commit_smem()
         self._write(held, rows)
 
-    def _make_dx_over(self, inputs: dict, held: dict, summed) -> None:
+    def _make_dx_in_place_of_dz(self, inputs: dict, held: dict, summed) -> None:
         """Where dz was, when that is summed: of one chunk, which registers hold."""
         made = self._dx(inputs, held, held["zero"], tc.columns_at(0, held["zero"]))
         tc.barrier_arrive(summed)
@@ -179,7 +182,7 @@ class Walker(GradientMaker):
 def input_tiles_at(
     plan: BackwardPlan, ring: Ring, terms: Sequence, place: tuple
 ) -> dict[str, Tile]:
-    """The tiles of the inputs that are summed, in this place of their ``ring``."""
+    """Returns the tiles of the inputs that are summed, in a slot of their ring, by name."""
     held = zip(ring.tiles(place), terms, strict=True)
     tiles = [Tile(numbers, None if term is None else term.at[place]) for numbers, term in held]
     return dict(zip(plan.summed_inputs, tiles, strict=True))

@@ -1,8 +1,8 @@
 """Softmax over the edges of each row, and its gradient.
 
-Both sum over a row, and then make a number of each of its edges. A warp keeps what it has read of a
-piece in shared memory in between, as far as that goes. Rows of several pieces leave what was summed
-of each; a second kernel puts that together and finishes them.
+Both compute sums over a row, and then a result for each of its edges. In between, a warp keeps what
+it has read of a piece in shared memory, as far as there is room. Rows of several pieces write the
+sums of each piece to a workspace, and a second kernel combines them and computes the results.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ from pallas_kernels.simt.warp import LANES, Warp
 
 # How many edges a lane reads before it uses them, where a row has more than so many for each lane.
 _AHEAD = ((8, 8), (4, 2), (2, 1))
-# Of rows so long as much as there is room for waits in shared memory to be used once more. The
-# rest, and shorter rows, is read again, from the first-level cache if it has it.
+# Rows of at least this average length keep what was read in shared memory for its second use, as
+# far as there is room. The rest, and shorter rows, are read again, mostly from the first-level
+# cache.
 _KEPT_FROM_EDGES = 128
-_KEPT_BYTES = 8 * 1024  # that a warp has in shared memory at most
+_KEPT_BYTES = 8 * 1024  # shared memory of a warp at most
 
 
 @dataclass(frozen=True)
 class SoftmaxTile:
-    """How the lanes of a warp share a piece.
+    """How the lanes of a warp share a piece of a row.
 
     Attributes:
-      lanes: that have an edge, a power of two.
-      entries: heads that a lane has of an edge, which lie in as many bytes as they are aligned to.
+      lanes: lanes that share an edge, a power of two.
+      entries: heads of an edge that a lane has; it loads them at once.
       ahead: edges that a lane reads before it uses them.
-      kept: times that it does so, whose numbers stay in shared memory.
-      warps: of a block.
+      kept: how many such batches of a piece stay in shared memory.
+      warps: warps of a block.
     """
 
     lanes: int
@@ -51,7 +52,7 @@ class SoftmaxTile:
     def choose(
         cls, chip: Chip, rows: int, edges: int, heads: int, arrays: int, itemsize: int
     ) -> SoftmaxTile:
-        """The one heuristic: 16 bytes a lane, less where rows are short; see ``_AHEAD``."""
+        """The one heuristic: 16 bytes a lane, fewer where rows are short; batches by ``_AHEAD``."""
         average = edges // rows + 1
         entries = min(16 // itemsize, heads & -heads)
         while entries > 1 and average * cls._lanes(heads, entries) < 4 * LANES:
@@ -72,20 +73,20 @@ class SoftmaxTile:
         return min(1 << (heads // entries - 1).bit_length(), LANES)
 
     def slices(self, heads: int) -> int:
-        """Passes over the edges, each for other heads."""
+        """Returns how many passes over the edges there are, each for other heads."""
         return -(-heads // (self.lanes * self.entries))
 
 
 def segment_softmax(graph: Pieces, logits: jax.Array, tile: SoftmaxTile | None = None) -> jax.Array:
-    """``exp(l_e) / Σ exp(l_e')`` over the edges of a row.
+    """Computes ``exp(l_e) / Σ exp(l_e')`` over the edges of each row.
 
     Args:
-      graph: of which only the structure plays a part.
+      graph: the graph; its weights and scales are not used.
       logits: [edges, heads], float32 or bfloat16.
-      tile: by default what suits the shapes.
+      tile: how the work is divided; chosen by the shapes if None.
 
     Returns:
-      As ``logits``; zero in padding slots.
+      [edges, heads], of the dtype of ``logits``; zero in padding slots.
     """
     return _by_row(Softmax(), graph, [logits], tile, "segment_softmax")
 
@@ -93,16 +94,16 @@ def segment_softmax(graph: Pieces, logits: jax.Array, tile: SoftmaxTile | None =
 def grad_logits(
     graph: Pieces, probabilities: jax.Array, dy: jax.Array, tile: SoftmaxTile | None = None
 ) -> jax.Array:
-    """``p_e (dy_e - Σ p_e' dy_e')`` over the edges of a row.
+    """Computes ``p_e (dy_e - Σ p_e' dy_e')`` over the edges of each row.
 
     Args:
-      graph: as in ``segment_softmax``.
-      probabilities: [edges, heads], what that returned.
-      dy: the gradient to it, likewise.
-      tile: by default what suits the shapes.
+      graph: the graph; its weights and scales are not used.
+      probabilities: [edges, heads], the result of ``segment_softmax``.
+      dy: [edges, heads], the gradient to the probabilities.
+      tile: how the work is divided; chosen by the shapes if None.
 
     Returns:
-      As ``dy``; zero in padding slots.
+      [edges, heads], of the dtype of ``dy``; zero in padding slots.
     """
     return _by_row(SoftmaxGradient(), graph, [probabilities, dy], tile, "segment_softmax_grad")
 
@@ -110,7 +111,7 @@ def grad_logits(
 def _by_row(
     rule: Rule, graph: Pieces, arrays: list[jax.Array], tile: SoftmaxTile | None, name: str
 ) -> jax.Array:
-    """Pieces first, then what is left of rows of several."""
+    """Runs the kernel over all pieces, then the one over rows of several pieces."""
     like, heads = arrays[-1], arrays[-1].shape[-1]
     if like.size == 0 or graph.num_rows == 0:
         return jnp.zeros_like(like)
@@ -142,15 +143,15 @@ def _by_row(
 
 @dataclass(frozen=True)
 class _Lanes:
-    """A warp's part of the edges of a piece, and what its lanes do with them.
+    """What the lanes of a warp read, sum and store of the edges of a piece.
 
-    Neighbouring lanes have the heads of an edge; groups of them have an edge each.
+    Neighbouring lanes have the heads of one edge, and each such group of lanes has another edge.
 
     Attributes:
-      rule: what is made of them.
-      tile: how lanes share them.
-      warp: the warp.
-      arrays: numbers of the edges, [edges, heads] each.
+      rule: the sums and results to compute.
+      tile: how the lanes share a piece.
+      warp: the warp of these lanes.
+      arrays: the numbers of the edges, [edges, heads] each.
     """
 
     rule: Rule
@@ -160,37 +161,43 @@ class _Lanes:
 
     @property
     def groups(self) -> int:
-        """Edges that the lanes have at once."""
+        """How many edges the warp has at once."""
         return LANES // self.tile.lanes
 
     @property
     def group(self) -> Value:
-        """That the lane belongs to."""
+        """Number of the group that the lane belongs to."""
         return self.warp.lane // self.tile.lanes
 
     @property
     def head(self) -> Value:
-        """The first of the lane's."""
+        """The first head of the lane."""
         lane = self.warp.slice * self.tile.lanes + self.warp.lane % self.tile.lanes
         return lane * self.tile.entries
 
     @property
     def has_heads(self) -> Value:
-        """Whether it is one."""
+        """Whether the lane has any heads, or only padding."""
         return self.head < self.arrays[0].shape[-1]
 
     def edges(self, piece: Piece, time: Value) -> list[Value]:
-        """That the lane reads at some time, behind one another; some may lie behind the piece."""
+        """Returns the edges of a batch that the lane reads.
+
+        Some may be past the end of the piece.
+        """
         first = piece.begin + (time * (self.groups * self.tile.ahead) + self.group)
         return [first + i * self.groups for i in range(self.tile.ahead)]
 
     def times(self, piece: Piece) -> Value:
-        """How often the lanes read."""
+        """Returns how many batches the lanes read of a piece."""
         step = self.groups * self.tile.ahead
         return ((piece.end - piece.begin + (step - 1)) // step).to("i32")
 
     def read(self, piece: Piece, time: Value) -> list[list[list[Value]]]:
-        """Numbers by edge, head and array; of what lies behind the piece those that add nothing."""
+        """Reads a batch: numbers by edge, head and array.
+
+        Neutral ones past the end of the piece.
+        """
         warp, tile = self.warp, self.tile
         # Lanes without heads read the first, and store nothing.
         head = warp.select(self.has_heads, self.head, 0)
@@ -210,14 +217,14 @@ class _Lanes:
         ]
 
     def add(self, sums: list[list[Value]], numbers: list[list[list[Value]]]) -> list[list[Value]]:
-        """The sums of each head with what was read."""
+        """Adds the numbers of a batch to the sums of each head."""
         return [
             self.rule.add(self.warp, sums[head], [edge[head] for edge in numbers])
             for head in range(self.tile.entries)
         ]
 
     def store(self, piece: Piece, time: Value, numbers, finished, results: Array) -> None:
-        """Writes what is made of what was read."""
+        """Computes and stores the results of a batch of edges."""
         warp = self.warp
         for edge, heads in zip(self.edges(piece, time), numbers, strict=True):
             made = [
@@ -230,12 +237,12 @@ class _Lanes:
             )
 
     def store_kept(self, kept: Shared, time: Value, numbers) -> None:
-        """Puts what was read to where ``kept_at`` finds it."""
+        """Keeps the numbers of a batch in shared memory, from where ``load_kept`` loads them."""
         for at, number in enumerate(_flat(numbers)):
             kept.store(self._place(time, at), number)
 
     def load_kept(self, kept: Shared, time: Value) -> list[list[list[Value]]]:
-        """What this lane read at some time."""
+        """Loads the numbers of a batch that this lane has kept in shared memory."""
         tile, arrays = self.tile, self.rule.arrays
 
         def number(at, head, array):
@@ -251,7 +258,7 @@ class _Lanes:
         return (time * each + at) * LANES + self.warp.lane
 
     def zero_padding(self, graph: Pieces, results: Array) -> None:
-        """Sets the entries behind the last edge to zero."""
+        """Sets the results past the last edge to zero."""
         warp = self.warp
         zeros = [warp.f32(0.0)] * self.tile.entries
         first = graph.indptr.load(graph.num_rows) + (warp.number * self.groups + self.group)
@@ -268,7 +275,7 @@ def _flat(numbers: list[list[list[Value]]]) -> list[Value]:
 
 @dataclass(frozen=True)
 class _PiecesKernel:
-    """Whole rows; of pieces of longer ones the sums."""
+    """Computes the results of rows that are one piece, and the partial sums of other pieces."""
 
     rule: Rule
     tile: SoftmaxTile
@@ -319,7 +326,11 @@ class _PiecesKernel:
 
 @dataclass(frozen=True)
 class _LongRowsKernel:
-    """Rows of several pieces: a full piece a warp, the last one with what is left of the row."""
+    """Computes the results of rows of several pieces from their partial sums.
+
+    Each warp takes a full piece. The one with the last full piece of a row also takes the rest of
+    the row.
+    """
 
     rule: Rule
     tile: SoftmaxTile
@@ -357,13 +368,13 @@ class _LongRowsKernel:
         num_pieces = graph.counts.load(1)
 
         def is_full(number):
-            # The longest come first.
+            # The longest pieces come first, so the loop ends at the first one that is not full.
             piece = graph.get(warp, number.least(num_pieces - 1))
             return (number < num_pieces) & (piece.end - piece.begin == size)
 
         def take(number):
             piece = graph.get(warp, number)
-            # A row of just one full piece is done.
+            # A row of exactly one full piece was finished by the first kernel.
             warp.when(piece.slot >= 0, lambda: finish(piece))
             return number + warp.count
 
@@ -371,13 +382,13 @@ class _LongRowsKernel:
 
 
 def _store_floats(array: Array, index: Value, values: list[Value]) -> None:
-    """Neighbours, 16 bytes at once."""
+    """Stores neighbouring float32 values, 16 bytes at a time."""
     for i in range(0, len(values), 4):
         array.store(index + i, *values[i : i + 4])
 
 
 def _load_floats(array: Array, index: Value, count: int) -> list[Value]:
-    """Neighbours, 16 bytes at once."""
+    """Loads neighbouring float32 values, 16 bytes at a time."""
     values = []
     for i in range(0, count, 4):
         entries = min(count, 4)

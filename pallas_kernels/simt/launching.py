@@ -27,7 +27,7 @@ from pallas_kernels.simt.mosaic_warp import (
 )
 from pallas_kernels.simt.values import Array, Shared, Value
 
-# Axes of the grid. An axis of a user's mesh that had one of these names would be taken for it.
+# Axes of the grid. The prefix keeps them apart from the axes of a user's mesh.
 _SLICE, _CLUSTER, _RANK, _WARPGROUP = (f"jaxgnn.{n}" for n in ("slice", "cluster", "rank", "group"))
 
 

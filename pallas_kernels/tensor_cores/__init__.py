@@ -1,8 +1,8 @@
-"""Kernels of warpgroups that multiply by tensor cores: what those of every family call.
+"""Kernels in Pallas that multiply with tensor cores: what those of every family call.
 
-The builders of Pallas for GPUs (Mosaic), which change from one release of JAX to the next, are
-named here and in ``simt`` alone. ``launching`` starts a kernel, ``memory`` has tiles of rows in
-shared memory, ``products`` multiplies them, and ``stores`` writes what comes of it.
+``launching`` launches a kernel, ``memory`` has tiles of rows in shared memory, ``products``
+multiplies them, and ``stores`` writes products from registers. Only this folder and ``simt`` name
+the builders of Pallas for GPUs (Mosaic), which change from one release of JAX to the next.
 """
 
 from jax.experimental.pallas.mosaic_gpu import (

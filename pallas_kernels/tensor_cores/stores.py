@@ -1,8 +1,8 @@
-"""Products of tensor cores on their way out of registers, in vectors of 16 bytes.
+"""Stores products of tensor cores from registers, in vectors of 16 bytes.
 
-Tensor cores leave two neighbours of a row to a lane, and those eight columns further on. Four lanes
-exchange theirs, so that each has eight neighbours: what is written then is whole sectors, to global
-memory or to the shared memory of another block, with no way through the own.
+After a product, a lane has two neighbours of a row, and two more every eight columns. Four lanes
+exchange theirs so that each has eight neighbours. Then whole sectors are written, to global memory
+or to the shared memory of another block, without a copy in the block's own shared memory.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from pallas_kernels import simt
 from pallas_kernels.simt.values import Array, Signals, Value
 from pallas_kernels.simt.warp import LANES, Warp
 
-_COLUMNS = 64  # of a chunk of 16-bit numbers: what lies together in shared memory
-_ENTRIES = 8  # of a vector
+_COLUMNS = 64  # columns of a chunk of 16-bit numbers, contiguous in shared memory
+_ENTRIES = 8  # numbers of a vector of 16 bytes
 _WORDS_PER_VECTOR = 4
 _CHUNK_WORDS = 64 * _COLUMNS // 2
-_WARP_ROWS, _GROUP = 16, 8
-_ACK_BYTES = 4
+_WARP_ROWS, _GROUP = 16, 8  # rows of a warp, and rows that are swizzled together
+_ACK_BYTES = 4  # bytes that are sent to free a slot
 
 _Words = Sequence[Sequence[Value]]
 
 
 def vectors(warp: Warp, words: _Words) -> Iterator[tuple[Value, Value, list[Value]]]:
-    """Rows, numbers in the row, and words of the vectors that a lane has after the exchange.
+    """Yields the row, the number in the row and the words of each vector of 16 bytes of a lane.
 
     Args:
-      warp: of a warpgroup.
-      words: of a chunk of columns, as ``simt.inline`` gives them.
+      warp: a warp of a warpgroup.
+      words: pairs of words of a chunk of columns, as ``simt.inline`` passes products.
     """
     group, lane = warp.lane // _WORDS_PER_VECTOR, warp.lane % _WORDS_PER_VECTOR
     for half in range(2):
@@ -44,7 +44,7 @@ def vectors(warp: Warp, words: _Words) -> Iterator[tuple[Value, Value, list[Valu
 
 
 def transpose_in_quads(warp: Warp, words: Sequence[Value]) -> list[Value]:
-    """Word i of lane q of each four becomes word q of lane i."""
+    """Transposes words among four lanes: word i of lane q becomes word q of lane i."""
     words = list(words)
     for mask in (1, 2):
         upper = (warp.lane & mask) != 0
@@ -58,10 +58,10 @@ def transpose_in_quads(warp: Warp, words: Sequence[Value]) -> list[Value]:
 
 @dataclass(frozen=True)
 class StoreChunk:
-    """Writes a chunk of columns of a tile to global memory, but no rows behind the last one.
+    """Stores a chunk of columns of a tile to global memory, without rows past the end.
 
     Attributes:
-      column: the first of the chunk.
+      column: first column of the chunk in the result.
     """
 
     column: int
@@ -79,11 +79,14 @@ class StoreChunk:
 
 @dataclass(frozen=True)
 class TileChannel:
-    """How the first block of a cluster sends tiles to the second, which says when it has read them.
+    """The channel through which the first block of a cluster sends tiles to the second one.
+
+    The second block says when it has read a tile, so that its slot can be overwritten. The
+    subclasses are the operations on a channel, as kernels for ``simt.inline``.
 
     Attributes:
-      steps: signals of each kind; a tile has that of its number, in turn.
-      rank: of the block that is sent to.
+      steps: how many signals there are of each kind; tile n uses signal n modulo ``steps``.
+      rank: the block that is sent to.
     """
 
     steps: int
@@ -91,9 +94,10 @@ class TileChannel:
 
     @property
     def signals(self) -> tuple[int, int]:
-        """Shape of 32-bit words in shared memory.
+        """Shape of the channel's 32-bit words in shared memory.
 
-        Those of tiles that have filled, of places that are free, and what is sent to say so.
+        They are the signals of tiles that have arrived, the signals of slots that are free, and the
+        words that are sent to say so.
         """
         return 3 * self.steps, 2
 
@@ -102,16 +106,16 @@ class TileChannel:
         return dataclasses.replace(array.shifted(first), shape=(self.steps, 2))
 
     def filled(self, array: Array) -> Signals:
-        """Of tiles, in the second block."""
+        """Returns the signals of the second block, which complete when a tile has arrived."""
         return Signals(self._part(array, 0))
 
     def free(self, array: Array) -> Signals:
-        """Of places of tiles, in the first block."""
+        """Returns the signals of the first block, which complete when a slot is free."""
         return Signals(self._part(array, 1))
 
 
 class InitChannel(TileChannel):
-    """Before anything is sent, all warps of the cluster wait until the signals are made."""
+    """Initialises the signals, and waits until all warps of the cluster can use them."""
 
     def __call__(self, warp: Warp, warpgroup: Value, signals: Array) -> None:
         def make():
@@ -125,23 +129,23 @@ class InitChannel(TileChannel):
 
 @dataclass(frozen=True)
 class SendChunk(TileChannel):
-    """Sends a chunk of columns of a tile, to where tensor cores look for it."""
+    """Sends a chunk of columns of a tile to the second block, in the layout of its tensor cores."""
 
     def __call__(
         self, warp: Warp, chunk: Value, step: Value, tiles: Array, signals: Array, words: _Words
     ) -> None:
         target, filled = dataclasses.replace(tiles, dtype=jnp.uint32), self.filled(signals)
         for row, number, vector in vectors(warp, words):
-            # Within eight rows, vectors lie in another order in each.
-            place = row * (_COLUMNS // _ENTRIES) + (number ^ row % _GROUP)
+            # Vectors are swizzled: within eight rows, each row has them in another order.
+            index = row * (_COLUMNS // _ENTRIES) + (number ^ row % _GROUP)
             target.send(
-                self.rank, chunk * _CHUNK_WORDS + place * _WORDS_PER_VECTOR, vector, filled, step
+                self.rank, chunk * _CHUNK_WORDS + index * _WORDS_PER_VECTOR, vector, filled, step
             )
 
 
 @dataclass(frozen=True)
 class WaitForTile(TileChannel):
-    """Until all of a tile of so many bytes has filled."""
+    """Waits until all ``nbytes`` of a tile have arrived."""
 
     nbytes: int = 0
 
@@ -152,7 +156,10 @@ class WaitForTile(TileChannel):
 
 
 class ReleaseSlot(TileChannel):
-    """Lets the first block write where a tile was that all warps of the warpgroup have read."""
+    """Tells the first block that all warps of the warpgroup have read a tile.
+
+    Its slot may then be overwritten.
+    """
 
     def __call__(self, warp: Warp, step: Value, signals: Array) -> None:
         words, free = self._part(signals, 2), self.free(signals)
@@ -162,7 +169,7 @@ class ReleaseSlot(TileChannel):
 
 
 class WaitForSlot(TileChannel):
-    """Until the place of a tile is free again."""
+    """Waits until the slot of a tile is free again."""
 
     def __call__(self, warp: Warp, step: Value, signals: Array) -> None:
         free = self.free(signals)
@@ -171,12 +178,12 @@ class WaitForSlot(TileChannel):
 
 
 def store(values: jax.Array, result, first_row, column: int) -> None:
-    """A chunk of 16-bit numbers, as products lie in registers, straight to global memory.
+    """Stores a chunk of 16-bit numbers from registers directly to global memory.
 
     Args:
-      values: [ROWS, COLUMNS].
-      result: [rows, width], which may end before the chunk does.
-      first_row: where the chunk begins.
-      column: likewise.
+      values: [ROWS, COLUMNS], in the register layout of products.
+      result: [rows, width] in global memory; rows past its end are not stored.
+      first_row: row of the result where the chunk begins.
+      column: column of the result where the chunk begins.
     """
     simt.inline(StoreChunk(column), [first_row], [(result, ())], [values])

@@ -183,8 +183,8 @@ TILES = [
 def test_tiles_pass_from_part_to_part(rows, widths, tile, monkeypatch, interpreted):
     monkeypatch.setattr(simt, "inline", _inline_stand_in)
     # The interpreter has no memory that is known by two names.
-    faces = lambda tiles: (tiles, tiles)  # noqa: E731
-    put_in_place(monkeypatch, added_to=_added_later, copied_tiles=tc.tiles, faces=faces)
+    views = lambda tiles: (tiles, tiles)  # noqa: E731
+    put_in_place(monkeypatch, accumulate_into=_added_later, copied_tiles=tc.tiles, tile_views=views)
     dtype = "float16" if rows == 500 else "bfloat16"
     x, (kernel, bias) = features((rows, widths[0]), dtype), layer(*widths, dtype)
     bias = None if rows == 500 else bias
@@ -211,10 +211,10 @@ def test_a_tile_is_overwritten_after_all_products_and_passed_on_after_all_of_it(
 def test_the_end_of_use_is_told_to_the_copy_engine_before_lanes_meet():
     steps = []
     warp = SimpleNamespace(
-        **{n: functools.partial(steps.append, n) for n in ("release_shared", "sync")}
+        **{n: functools.partial(steps.append, n) for n in ("fence_async_proxy", "sync")}
     )
     ReleaseTile()(warp)
-    assert steps == ["release_shared", "sync"]
+    assert steps == ["fence_async_proxy", "sync"]
 
 
 @pytest.fixture
