@@ -168,13 +168,13 @@ class _Block:
         return lax.rem(n, self.tile.slots)
 
     def _use_channel(self, kind, numbers, references=(), products=(), **options) -> None:
-        """One of the kinds of ``TileChannel``."""
+        """Runs an operation of the channel between the blocks, a subclass of ``TileChannel``."""
         pair = kind(self.tile.barriers, **options)
         references = [*references, (self.scratch["signals"], ())]
         simt.inline(pair, numbers, references, products, cluster=_LAYERS)
 
     def _begin(self, layer: int) -> None:
-        """Asks for the layer's parameters, and meets the other block."""
+        """Starts to load the layer's parameters, and initialises the channel between the blocks."""
         sources, targets = [self.kernels[layer]], [self.scratch["kernel"][layer].at[0]]
         bias = self.stack.bias_of(self.biases, layer)
         if bias is not None:

@@ -126,12 +126,12 @@ class BackwardPlan:
         return 1 if chunks % self.parts else self.parts
 
     def bias_chunk_index(self, chunk: LayerChunk, part):
-        """Its number among all chunks, in a block of this ``part``."""
+        """Returns the number of a bias chunk among all chunks, in a block of this ``part``."""
         own = self.stack.widths[chunk.layer + 1] // COLUMNS // self._sharers(chunk.layer)
         return part * own + chunk.number if self._sharers(chunk.layer) > 1 else chunk.number
 
     def bias_locations(self, layer: int) -> list[tuple[int, int, int, int]]:
-        """The part, the summer, and ``mark_of`` each chunk of the layer's bias."""
+        """Returns where each chunk of a bias is summed: part, summer, and ``mark_of``."""
         places = [
             (part, chunk.number, (part, summer, *self.mark_of(index)))
             for part in range(self._sharers(layer))

@@ -78,7 +78,7 @@ class Stack:
         return self.activation(self.layers - 1)
 
     def parameter_bytes(self, parts: int = 1) -> int:
-        """Of what a block keeps in shared memory, if it has one of so many parts of the kernels."""
+        """Returns the shared bytes of the parameters in one of so many ``parts`` of the kernels."""
         kernels = sum(rows * columns for rows, columns in self.shapes)
         biases = itertools.compress(self.widths[1:], self.biased)
         itemsize = self.dtype.itemsize

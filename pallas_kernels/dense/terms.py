@@ -66,7 +66,7 @@ class Terms:
         return [matrix.at[term] for term in range(self.count)] if self.split else [matrix]
 
     def product(self, *pairs: tuple[Sequence, Sequence]) -> jax.Array:
-        """The sum of products of matrices, of each the terms, in float32 registers."""
+        """Returns the sum of products of matrices, given as their terms, in float32 registers."""
         flat = [(left[a], right[b]) for a, b in self.pairs for left, right in pairs]
         return tc.product(*flat)
 
@@ -131,7 +131,7 @@ class Tile:
         return [self.terms.at[chunk, term] for term in range(_SPLIT.count)]
 
     def chunked_factors(self, kernel: Sequence) -> list[tuple]:
-        """The factors of the product with a matrix, of which ``kernel`` are the terms."""
+        """Returns the pairs of chunks whose products add up to that with a kernel's terms."""
         parts = tc.columns_of(kernel[0].shape[0])
         return [
             (self.matrices(chunk), [term.at[part] for term in kernel])

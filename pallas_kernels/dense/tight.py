@@ -192,7 +192,7 @@ class TightWalker(GradientMaker):
         """Computes the member's chunk of the hidden tile; returns its slope, if known already."""
 
         def reuse():
-            """All members' results were written from there."""
+            """Waits until the copy engine has read all members' chunks of dx from this memory."""
             tc.wait_smem_to_gmem(0, wait_read_only=True)
             self._meet()
 

@@ -172,7 +172,7 @@ class Walker(GradientMaker):
         self._write(held, rows)
 
     def _make_dx_in_place_of_dz(self, inputs: dict, held: dict, summed) -> None:
-        """Where dz was, when that is summed: of one chunk, which registers hold."""
+        """Computes dx, of one chunk, and stages it in the memory of dz, which has been summed."""
         made = self._dx(inputs, held, held["zero"], tc.columns_at(0, held["zero"]))
         tc.barrier_arrive(summed)
         tc.barrier_wait(summed)

@@ -22,32 +22,33 @@ from pallas_kernels.simt.values import Array, Value, fold_in_pairs
 from pallas_kernels.simt.warp import Warp
 
 MOST_WIDTH = 256
-_NEIGHBOURS = 4  # columns that a lane reads at once, of sixteen
-# A normal number, as is one over its root. Rows that deviate less are taken to deviate so much:
-# their search takes longer.
+_NEIGHBOURS = 4  # neighbouring columns that a lane reads of every sixteen
+# The least variance that is assumed, so that it and the reciprocal of its root are normal numbers.
+# The search of rows with less takes longer.
 _LEAST_VARIANCE = 2.0**-126
 
 
 @dataclass(frozen=True)
 class EightRows:
-    """A warp reads its rows once. Of float32, the search sees 16 bits of each entry.
+    """Selects from eight rows per warp, which reads them once.
 
-    That is the float16 nearest to how many deviations the entry lies above the mean: larger entries
-    never have smaller ones. So where exactly k entries reach a number, they are the k largest, and
-    where more do because some are equal, the first of those. Where those that look alike are not
-    equal, or some entry is not finite or its square is not, or there is a single such row among the
-    eight, the whole warp looks at the row again, all bits of it.
+    For rows of float32, the search uses 16 bits for each entry: the float16 nearest to how many
+    standard deviations the entry lies above the mean. This is monotonic, so where exactly k entries
+    reach a threshold, they are the k largest. Where more do because some entries are equal, the
+    first of those are kept. Where entries that share a float16 are not equal, or an entry or its
+    square is not finite, or only a single row of the eight is undecided, the whole warp selects
+    from the row again with all 32 bits.
 
     Attributes:
-      k: entries kept.
-      by_magnitude: whether entries rank by that.
+      k: entries kept of each row.
+      by_magnitude: whether entries rank by their magnitude.
     """
 
     k: int
     by_magnitude: bool
 
     def __call__(self, warp: Warp, x: Array, values: Array, columns: Array, kept: Array) -> None:
-        """Of x, [rows, dim], dim a multiple of 32 up to ``MOST_WIDTH``."""
+        """Selects from x, [rows, dim], where dim is a multiple of 32 up to ``MOST_WIDTH``."""
         first = warp.number * ROWS
         warp.when(
             first < x.shape[0], lambda: self._select_rows(warp, first, x, values, columns, kept)
@@ -64,7 +65,7 @@ class EightRows:
         return Selection(x.shape[1], self.k, self.by_magnitude, Format.of(dtype), _NEIGHBOURS)
 
     def _load(self, warp, x, first, last) -> list[list[Value]]:
-        """Words of the lane's row: four neighbouring entries in each half of a slab."""
+        """Loads the lane's row in words: four neighbouring entries in each half of a slab."""
         row = x.row((first + warp.lane // QUAD).least(last))
         column = warp.lane % QUAD * _NEIGHBOURS
         half = SLAB // 2
@@ -106,11 +107,11 @@ class EightRows:
             row = x.row((first + warp.lane // QUAD).least(last))
             equal = self._count_equal(warp, row, selection.marked_column(warp, alike))
             are_equal = (equal == warp.sum_lanes(popcount_words(warp, alike), QUAD)) & ~odd
-            # Of the others, the marks are made anew anyway.
+            # The marks of other rows do not matter: these are selected from again.
             surplus = warp.select(are_equal, selection.surplus(reach), 0)
             return warp.ballot(~(is_done | are_equal)), drop_last(warp, marks, alike, surplus)
 
-        # A single row is sooner looked at again.
+        # Selecting again from a single row is faster than this.
         remaining, marks = warp.update_when(
             warp.popcount(remaining) > QUAD, (remaining, marks), drop_equals
         )
@@ -120,7 +121,7 @@ class EightRows:
         )
 
     def _count_equal(self, warp, row, column) -> Value:
-        """Entries of the lane's row that are equal to one of them."""
+        """Counts the entries of the lane's row that are equal to the one in a column."""
         one, first = self._rank(row.load(column)), warp.lane % QUAD * _NEIGHBOURS
         # A loop of unknown length: unrolled, it would keep what was read before in registers.
         start = warp.opaque_copy(warp.i32(0))
@@ -133,12 +134,16 @@ class EightRows:
         return warp.sum_lanes(warp.loop(start, row.shape[0], SLAB // 2, warp.i32(0), add), QUAD)
 
     def _rank(self, number: Value) -> Value:
+        """Returns the number that an entry ranks by."""
         if not self.by_magnitude:
             return number
         return (number.bits("u32") & 0x7FFFFFFF).bits("f32")
 
     def _centred(self, warp, numbers, width) -> tuple[Value, list[list[Value]]]:
-        """The mean of a row, and how far its entries lie above it; magnitudes lie above zero."""
+        """Returns the mean of a row and its entries minus the mean.
+
+        Magnitudes are taken as they are.
+        """
         if self.by_magnitude:
             return warp.f32(0.0), numbers
         total = fold_in_pairs([number for half in numbers for number in half], operator.add)
@@ -146,7 +151,10 @@ class EightRows:
         return mean, [[number - mean for number in half] for half in numbers]
 
     def _redo_rows(self, warp, selection, x, first, remaining, guess, marks) -> list[Value]:
-        """The marks, those of some rows anew: of whose lanes ``remaining`` has the bits."""
+        """Selects again, one row after another, from the rows whose lanes are in ``remaining``.
+
+        Returns the marks of all rows.
+        """
         one = OneRow(selection.width, self.k, self.by_magnitude)
         slabs = selection.slabs_of(warp.lane % QUAD)
 
@@ -169,32 +177,32 @@ class EightRows:
 
 @dataclass(frozen=True)
 class _GlobalEntries:
-    """Of ``x``, from the ``first`` on; columns are listed in ``kept``."""
+    """The entries of a warp's rows in global memory, as a ``Source``."""
 
     x: Array
     kept: Array
     first: Value
 
     def load_entries(self, row: Value, words: list[Value], count: int) -> list[Value]:
-        """See ``Source``."""
+        """Loads entries of a row at columns that are packed in words."""
         entries = self.x.row(self.first + row)
         return [entries.load_words(self.kept.unpack(words, i))[0] for i in range(count)]
 
 
 def _deviation(warp: Warp, numbers: list[list[Value]], width: int) -> tuple[Value, Value, Value]:
-    """A row's deviation, what one is over that, and whether the row may not be finite."""
+    """Returns a row's standard deviation, its reciprocal, and whether the row may not be finite."""
     squares = warp.f32(0.0)
     for number in [number for half in numbers for number in half]:
         squares = warp.fma(number, number, squares)
     squares = warp.sum_lanes(squares, QUAD)
     variance = (squares * (1 / width)).most(_LEAST_VARIANCE)
     scale = warp.special("normal_rsqrt", variance)
-    # What is not finite, less itself, is NaN.
+    # A sum that is not finite, minus itself, is NaN.
     return variance * scale, scale, squares - squares != 0.0
 
 
 def _slabs(halves: list[list[Value]]) -> list[list[Value]]:
-    """Operands of products: the first halves of slabs are rows g of theirs, the others below."""
+    """Returns slabs as operands of ``Warp.mma``: first halves are rows g, the others rows g + 8."""
     pairs = zip(halves[::2], halves[1::2], strict=True)
     return [[upper[0], lower[0], upper[1], lower[1]] for upper, lower in pairs]
 
@@ -204,7 +212,7 @@ def _bits_of_half(number: float) -> int:
 
 
 def _join_masks(warp: Warp, mask: Value, own: int) -> Value:
-    """The bits of neighbouring lanes as one word, in all of these lanes."""
+    """Joins the bits of neighbouring lanes to one word, in all of these lanes."""
     lanes = SLAB // own
     word = mask << (warp.lane % lanes * own).bits("u32")
     step = 1

@@ -1,4 +1,4 @@
-"""The k largest entries of each row, and moves between dense and compressed rows."""
+"""The k largest entries of each row, and conversions between dense and compressed rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pallas_kernels.simt.blocks import striding_blocks
 from pallas_kernels.simt.values import Array
 from pallas_kernels.simt.warp import LANES, Warp
 
-# Of a row, which a warp holds in registers.
+# Columns of a row that a warp can hold in registers.
 MOST_COLUMNS = 1024
 
 
@@ -26,8 +26,8 @@ class MaxkTile:
     """How warps share the rows.
 
     Attributes:
-      rows: of a warp at a time: eight of a multiple of 32 columns, at most 256, if columns are of
-        uint8; or one.
+      rows: rows of a warp at a time. Eight need a width that is a multiple of 32 up to 256, and
+        columns of uint8; otherwise it is one.
       warps: warps of a block.
     """
 
@@ -36,32 +36,32 @@ class MaxkTile:
 
     @classmethod
     def choose(cls, chip: Chip, dim: int, column_dtype: jnp.dtype) -> MaxkTile:
-        """The one heuristic: eight rows where there is a kernel of them."""
+        """The one heuristic: eight rows where they are supported."""
         if dim % SLAB == 0 and dim <= MOST_WIDTH and jnp.dtype(column_dtype) == jnp.uint8:
             return cls(ROWS, 4)
         return cls(1, 8)
 
 
-# Warps of a block in the kernels without a tile: they keep nothing from row to row.
+# Warps of a block in the kernels that have no tile.
 _WARPS = 8
-# Of todense; what a warp has in shared memory if rows are narrow, and at most.
+# Warps of a block of todense, and the shared bytes of a warp: for narrow rows, and at most.
 _TODENSE_WARPS, _TODENSE_BYTES, _MOST_TODENSE_BYTES = 4, 4096, 16384
 
 
 def maxk(
     x: jax.Array, k: int, by: str, column_dtype: jnp.dtype, tile: MaxkTile | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Keeps the entries of each row with the largest ranks; exact.
+    """Keeps the k largest entries of each row; exact.
 
-    Ties go to the lowest column, -0 equals +0, and NaN ranks with +inf. The bits of what is kept
-    stay as they are.
+    Ties go to the lowest column, -0 equals +0, and NaN ranks with +inf. The kept entries are copied
+    bit by bit.
 
     Args:
       x: [rows, dim], float32, bfloat16 or float16, dim at most ``MOST_COLUMNS``.
       k: entries to keep, 1 to dim.
       by: rank by ``"value"`` or by ``"magnitude"``.
       column_dtype: uint8 or uint16.
-      tile: by default what suits the shape.
+      tile: how the work is divided; chosen by the shape if None.
 
     Returns:
       [rows, k] values, and their columns, ascending.
@@ -102,10 +102,10 @@ def _eight_rows(tile, k, by_magnitude, x, results):
 
 
 def todense(values: jax.Array, columns: jax.Array, dim: int) -> jax.Array:
-    """Spreads kept values out over rows of zeros.
+    """Scatters kept values into rows of zeros.
 
     Args:
-      values: [rows, k], of 16 or 32 bits.
+      values: [rows, k], of 16 or 32 bits each.
       columns: [rows, k], unsigned, distinct in each row.
       dim: columns of the result.
 
@@ -132,7 +132,7 @@ def todense(values: jax.Array, columns: jax.Array, dim: int) -> jax.Array:
 
 
 def _rows_per_warp(nbytes: int) -> int | None:
-    """Of so many bytes each, that a warp has in shared memory; None if they are too wide.
+    """Returns how many rows of so many bytes a warp builds in shared memory; None if too wide.
 
     Rows were timed up to 4 KiB.
     """
@@ -144,10 +144,10 @@ def _rows_per_warp(nbytes: int) -> int | None:
 
 
 def gather_columns(dense: jax.Array, columns: jax.Array) -> jax.Array:
-    """Picks the entries of each row that ``columns`` names: the transpose of ``todense``.
+    """Gathers the entries of each row at ``columns``: the transpose of ``todense``.
 
     Args:
-      dense: [rows, dim], of 16 or 32 bits.
+      dense: [rows, dim], of 16 or 32 bits each.
       columns: [rows, k], unsigned.
 
     Returns:
@@ -168,10 +168,10 @@ def _launch_by_rows(kernel, name, inputs, shape, dtype):
 
 @dataclass(frozen=True)
 class _Todense:
-    """A warp makes neighbouring rows in shared memory, and writes them as one.
+    """A warp builds neighbouring rows in shared memory, and writes them all at once.
 
     Attributes:
-      together: so many rows.
+      together: how many rows a warp has.
     """
 
     together: int

@@ -1,7 +1,7 @@
 """The k largest entries of a row, by a warp that has the whole row in registers.
 
-The k-th largest entry is looked for among keys, integers that order like the ranks. Where exactly k
-entries reach a key, those are the k largest; where none has that, entries are equal.
+The search bisects keys, integers that order like the ranks of the entries. Where exactly k entries
+reach a key, those are the k largest. If there is no such key, the k-th largest entry has equals.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from pallas_kernels.simt.blocks import lanes_before
 from pallas_kernels.simt.values import Array, Shared, Value
 from pallas_kernels.simt.warp import LANES, Warp
 
-# How often the search for the k-th largest entry guesses before it halves.
+# How often the search for the k-th largest entry guesses before it bisects.
 _GUESSES = 6
 
 
 @dataclass(frozen=True)
 class OneRow:
-    """Lane l has the columns l * own up to (l + 1) * own.
+    """Selects from one row per warp; lane l has the columns from l * own up to (l + 1) * own.
 
     Attributes:
       dim: columns of the row.
-      k: entries kept.
-      by_magnitude: whether entries rank by that.
+      k: entries kept of each row.
+      by_magnitude: whether entries rank by their magnitude.
     """
 
     dim: int
@@ -37,9 +37,11 @@ class OneRow:
         return max(4, 1 << (-(-self.dim // LANES) - 1).bit_length())
 
     def __call__(self, warp: Warp, x: Array, values: Array, columns: Array, kept: Shared) -> None:
-        """One row after another; kept columns come together first, to write whole sectors.
+        """Selects from one row after another.
 
-        The key at which the row before was done is the first guess, since rows are often alike.
+        Kept columns are gathered in shared memory first, so that whole sectors are written. The
+        first guess for a row is the key at which the search of the row before ended, since rows are
+        often alike.
         """
         first_column = warp.lane * self.own
 
@@ -66,12 +68,12 @@ class OneRow:
         warp.loop(warp.number, x.shape[0], warp.count, warp.constant("u32", 0), take)
 
     def keep(self, warp: Warp, row: Array, guess: Value) -> tuple[Value, Value]:
-        """Bits of the lane's entries that are among the k largest; and where they were found.
+        """Returns which of the lane's entries are among the k largest, as bits, and the key found.
 
         Args:
-          warp: all of whose lanes take part.
-          row: of float32, bfloat16 or float16.
-          guess: the key of a rank near the k-th largest one's, or anything.
+          warp: the warp, of which all lanes take part.
+          row: a row of float32, bfloat16 or float16.
+          guess: a key near that of the k-th largest entry, or any other.
         """
         keys = self._load_keys(warp, row)
         low, count, above = self._search(warp, keys, guess)
@@ -90,7 +92,7 @@ class OneRow:
         return warp.update_when(count != self.k, mask, drop_equals), low
 
     def _load_keys(self, warp, row) -> list[Value]:
-        """Integers that order like the ranks; zero, below all ranks, behind the last column."""
+        """Loads entries as keys; past the last column they are zero, which is below all ranks."""
         own, dim = self.own, self.dim
         first_column = warp.lane * own
         if own * LANES == dim:
@@ -109,6 +111,7 @@ class OneRow:
         return [warp.select(i, key, 0) for i, key in zip(inside, keys, strict=True)]
 
     def _key(self, warp, entry) -> Value:
+        """Returns the key of an entry: an unsigned integer that orders like its rank."""
         bits = entry.bits("u32")
         magnitude = bits & 0x7FFFFFFF
         is_nan = magnitude > 0x7F800000
@@ -119,9 +122,9 @@ class OneRow:
         return rank ^ (spread | 0x80000000)
 
     def _search(self, warp, keys, guess) -> tuple[Value, Value, Value]:
-        """A key that at least k entries reach, how many do, and how many reach the next key.
+        """Returns a key that at least k entries reach, how many do, and how many are above it.
 
-        The last is right only if it is not exactly k that reach the key.
+        The last number is valid only if it is not exactly k entries that reach the key.
         """
         low, high, spacing = self._range(warp, keys)
 
@@ -136,7 +139,7 @@ class OneRow:
             own = sum(((key >= middle).to("i32") for key in keys), warp.i32(0))
             reach = warp.reduce("add", own)
             enough = reach >= self.k
-            # Near the k-th largest, entries lie about this far apart in rows of a bell curve.
+            # Near the k-th largest, entries of normally distributed rows are about this far apart.
             guess = key_of(warp, warp.fma((reach - self.k).to("f32"), spacing, _rank_of(middle)))
             return (
                 warp.select(enough, middle, low),
@@ -153,7 +156,7 @@ class OneRow:
         return low, count, above
 
     def _range(self, warp, keys) -> tuple[Value, Value, Value]:
-        """The lowest key, one above the highest, and how far apart their ranks lie, a column."""
+        """Returns the lowest key, one above the highest, and the mean distance of ranks."""
         # The keys behind the last column are zero: as the highest number they do not count.
         least, most = keys[0] - 1, keys[0]
         for key in keys[1:]:
@@ -164,19 +167,19 @@ class OneRow:
 
 
 def _rank_of(key: Value) -> Value:
-    """The number that orders like the key."""
+    """Returns the float whose key this is."""
     sign = (key.bits("i32") >> 31).bits("u32")
     return (key ^ (~sign | 0x80000000)).bits("f32")
 
 
 def key_of(warp: Warp, rank: Value) -> Value:
-    """The key of a rank that is no NaN."""
+    """Returns the key of a rank that is not NaN."""
     bits = rank.bits("u32")
     return bits ^ ((bits.bits("i32") >> 31).bits("u32") | 0x80000000)
 
 
 def _mask(warp: Warp, chosen: Sequence[Value]) -> Value:
-    """Bit i is set where entry i of the lane is chosen."""
+    """Returns a word in which bit i is set where entry i of the lane is chosen."""
     mask = warp.constant("u32", 0)
     for i, is_chosen in enumerate(chosen):
         mask = mask | is_chosen.to("u32") << i
@@ -184,7 +187,7 @@ def _mask(warp: Warp, chosen: Sequence[Value]) -> Value:
 
 
 def _bits_before(warp: Warp, mask: Value, entries: int) -> Value:
-    """How many bits are set in the masks, of ``entries`` bits, of the lanes before each."""
+    """Counts the bits that are set in the masks, of ``entries`` bits, of all lanes before each."""
     own, before = warp.popcount(mask), warp.i32(0)
     # The bits of the lanes' counts, one after another.
     for bit in range(entries.bit_length()):

@@ -1,4 +1,4 @@
-"""Compressed rows as the k-sparse forward kernel reads them."""
+"""Makes the records of compressed rows that the k-sparse forward kernel reads."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from pallas_kernels.simt.blocks import lanes_before, striding_blocks
 from pallas_kernels.simt.values import Array, Shared, Value
 from pallas_kernels.simt.warp import LANES, Warp
 
-# Entries of a lane that are read before the first of them is dealt with, unless a row has more.
+# Entries that a lane reads before it processes the first of them, unless a row has more.
 _READ_AT_ONCE = 4
 
 
 def make_records(
     shape: RecordShape, values: jax.Array, columns: jax.Array, scale: jax.Array | None
 ) -> jax.Array:
-    """Records of compressed rows, uint8: ``shape.nbytes`` for every ``shape.records_per_group`` rows.
+    """Makes records of compressed rows, uint8: ``shape.nbytes`` for each group of records.
 
     Args:
-      shape: of the records.
+      shape: layout of the records.
       values: kept entries, [rows, k].
-      columns: their columns, likewise.
-      scale: float32 factors of the rows, for float32 values only; narrower ones would be rounded
-        twice.
+      columns: columns of the kept entries, [rows, k].
+      scale: float32 factors of the rows, [rows], only for float32 values; narrower ones would be
+        rounded twice.
     """
     rows, warps = values.shape[0], 8
     output = jax.ShapeDtypeStruct((-(-rows // shape.records_per_group), shape.nbytes), jnp.uint8)
@@ -60,7 +60,7 @@ class _RecordRows:
     records: Array
 
     def read(self, row: Value, first: Any) -> tuple[list[Value], Value, Value]:
-        """An entry for each lane, in words, whether it is one, and its column."""
+        """Reads one entry of a row per lane: its words, whether there is one, and its column."""
         index = self.warp.lane + first
         inner = index.least(self.shape.k - 1)
         values = self.values.row(row)
@@ -71,7 +71,7 @@ class _RecordRows:
         return entry, index < self.shape.k, self.columns.row(row).load(inner)
 
     def write(self, row: Value, lane: Value, slot: Value, entry: list[Value], place: Value) -> None:
-        """An entry with a place of its column."""
+        """Writes an entry, and the place of its column, to a slot of a lane."""
         shape = self.shape
         record, at = shape.find(self.records, row)
         values, ids = record.viewed(shape.dtype), record.viewed(shape.id_dtype)
@@ -79,7 +79,7 @@ class _RecordRows:
         ids.store(shape.id_place(at, lane, slot), place)
 
     def pad(self, row: Value, find: Callable[[Value], tuple[Value, Value]]) -> None:
-        """Writes zeros at the lanes and slots that ``find`` says of each padded entry."""
+        """Writes zeros to the lanes and slots that ``find`` returns for each padded entry."""
         zero = self.warp.constant("u32", 0)
 
         def write(i):
@@ -92,7 +92,7 @@ class _RecordRows:
 
 @dataclass(frozen=True)
 class _MakeRecords:
-    """A warp a row, whose entries it deals out to the lanes of a group."""
+    """Each warp takes a row, and distributes its entries over the lanes of a group."""
 
     shape: RecordShape
 
@@ -111,7 +111,10 @@ class _MakeRecords:
         warp.loop(warp.number, values.shape[0], warp.count, (), take)
 
     def _in_order(self, warp, read, put):
-        """With as many lanes as banks there is nothing to choose; where padding goes."""
+        """Keeps the order of the entries, for as many lanes as banks.
+
+        Returns the slots of padding.
+        """
         lanes, k = self.shape.lanes, self.shape.k
 
         def take(first, _):
@@ -121,11 +124,14 @@ class _MakeRecords:
         return lambda i: ((i + k) % lanes, (i + k) // lanes)
 
     def _by_bank(self, warp, read, put):
-        """Deals with the entries in batches of a warp's width; where padding goes."""
+        """Assigns entries to lanes by their banks, a warp's width at a time.
+
+        Returns the slots of padding.
+        """
         shape, lanes = self.shape, range(self.shape.lanes)
 
         def vote(found):
-            """The lane where each entry is at home, and as bits, those of each lane."""
+            """Returns the home lane of each entry, and as bits the entries at home in each lane."""
             _, is_real, column = found
             home = column % shape.lanes
             return home, [warp.ballot(is_real & (home == lane)) for lane in lanes]
@@ -139,7 +145,8 @@ class _MakeRecords:
             put(found, *order.place(home, bank_order.pick(home, before)))
             return add(seen, members)
 
-        # Padding comes first: it stays at home, which it is if dim is a multiple of the lanes.
+        # Padding comes first, so it stays at home: its columns are in the banks of its lanes if dim
+        # is a multiple of the lanes.
         padding = [warp.i32(shape.padding(lane)) for lane in lanes]
         if shape.k <= LANES:
             found = read(warp.i32(0))
@@ -164,7 +171,7 @@ class _MakeRecords:
 
 @dataclass(frozen=True)
 class _MakeTwoPlaceRecords:
-    """A warp deals out 32 rows: at first a row a lane, then one row after another."""
+    """Each warp takes 32 rows: it plans one row per lane, then writes one row after another."""
 
     shape: RecordShape
 
@@ -184,7 +191,7 @@ class _MakeTwoPlaceRecords:
         warp.loop(warp.number * LANES, count, warp.count * LANES, (), take)
 
     def _count_types(self, warp, columns):
-        """How many entries each type has in this lane's row."""
+        """Returns how many entries each type has in this lane's row."""
         k = self.shape.k
         together = math.gcd(k, 4)
 
@@ -225,7 +232,7 @@ class _MakeTwoPlaceRecords:
             rows.pad(first + row, lambda i: lane_and_slot(*choice.left(row, i)))
 
         def take(row, _):
-            # Behind the last row it is done once more, with the same result.
+            # Past the last row, it is written again with the same result.
             own = [(row + i).least(count - 1) for i in range(at_once)]
             read = [[rows.read(first + r, start) for start in starts] for r in own]
             for r, batches in zip(own, read, strict=True):

@@ -256,7 +256,7 @@ class MosaicWarp(Warp):
         return Value(self, "u32", data)
 
     def popcount(self, bits):
-        """Records ``llvm.ctpop``."""
+        """Records ``llvm.ctpop``, a population count."""
         return Value(self, "i32", llvm.intr_ctpop(bits.data))
 
     def lowest_bit(self, bits):

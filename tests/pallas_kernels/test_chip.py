@@ -132,7 +132,7 @@ def test_sparse_products_keep_to_the_cache_and_shared_memory(chip):
     forward = ForwardTile.choose(chip, 32, 256, BFLOAT16, 100)
     assert 4 * forward.words * forward.warps <= chip.shared_bytes
     mix = MixTile.choose(chip, jnp.zeros((4096, 8, 256), BFLOAT16), 1)
-    assert mix.ranges * (256 // mix.span) <= chip.multiprocessors
+    assert mix.ranges * (256 // mix.columns_per_block) <= chip.multiprocessors
 
 
 def test_a_larger_cache_takes_wider_slices_and_fewer_passes():
