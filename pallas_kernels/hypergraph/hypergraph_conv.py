@@ -54,7 +54,7 @@ class MixTile:
 
     @classmethod
     def choose(cls, chip: Chip, x: Any, arrays: int) -> MixTile:
-        """The one heuristic: one wave of blocks that fill the shared memory with what is to come.
+        """The one heuristic: one wave of blocks, and as much read ahead as shared memory holds.
 
         Args:
           chip: the GPU.

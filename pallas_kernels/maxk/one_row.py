@@ -33,7 +33,7 @@ class OneRow:
 
     @property
     def own(self) -> int:
-        """Columns of a lane: the least power of two, from four on, with which all hold the row."""
+        """Columns of a lane: the least power of two, at least four, with which the row fits."""
         return max(4, 1 << (-(-self.dim // LANES) - 1).bit_length())
 
     def __call__(self, warp: Warp, x: Array, values: Array, columns: Array, kept: Shared) -> None:

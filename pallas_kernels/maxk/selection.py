@@ -292,7 +292,7 @@ class Selection:
         )
 
     def _powers(self, warp) -> list[Value]:
-        """Those of two that the lane has of a matrix: of the columns that its words have."""
+        """Returns the lane's part of a matrix of powers of two, which makes bits of comparisons."""
         first = warp.lane % QUAD * self.neighbours
         exponent = (first + self.format.bias).bits("u32") << self.format.mantissa
         step = 1 << self.format.mantissa

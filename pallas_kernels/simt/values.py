@@ -267,7 +267,7 @@ class Array:
         return self.warp.read_matrices(self.pointer, index)
 
     def load(self, index: Any) -> Value:
-        """Loads one entry."""
+        """Loads one entry, widened to 32 bits if it is narrower."""
         return self.unpack(self.load_words(index), 0)
 
     def unpack(self, words: Sequence[Value], entry: int) -> Value:
