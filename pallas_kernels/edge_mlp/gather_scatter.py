@@ -85,7 +85,7 @@ class GatherEdges:
                 for piece in self.layout.own_pieces(warp):
                     tile.copy_from(self.layout.at(row, piece), source, piece, real=real)
             if factors is not None:
-                place = self.places.place(warp, group, warp.thread.least(ROWS - 1), tables)
+                place = self.places.place(warp, group, warp.thread.at_most(ROWS - 1), tables)
                 bring = functools.partial(self._bring_factor, warp, place, step, weights, factors)
                 warp.when(warp.thread < ROWS, bring)
 

@@ -109,7 +109,7 @@ class Pieces:
         row = self.unit_rows.load(unit)
         begin = self.unit_offsets.load(unit)
         row_begin, row_end = self.indptr.load(row), self.indptr.load(row + 1)
-        end = row_end.least(begin + self.edges_per_piece)
+        end = row_end.at_most(begin + self.edges_per_piece)
         whole = row_end - row_begin <= self.edges_per_piece
         return Piece(row, begin, end, warp.select(whole, -1, self.slot(warp, begin, end)))
 
@@ -129,14 +129,14 @@ class Pieces:
         num_pieces = self.counts.load(1)
 
         def take(first, _):
-            own = (first + warp.lane * warp.count).least(num_pieces - 1)
+            own = (first + warp.lane * warp.count).at_most(num_pieces - 1)
             found = self.get(warp, own)
             left = (num_pieces - first + (warp.count - 1)) // warp.count
 
             def take_one(lane, _):
                 body(Piece(*(warp.shuffle_wide(value, lane) for value in found)))
 
-            warp.loop(warp.i32(0), left.least(LANES), 1, (), take_one)
+            warp.loop(warp.i32(0), left.at_most(LANES), 1, (), take_one)
 
         warp.loop(warp.number, num_pieces, warp.count * LANES, (), take)
 
@@ -241,7 +241,7 @@ class _AddPieces:
         def look_through(first, _):
             mine = first + warp.lane
             last = graph.num_rows - 1
-            row = mine.least(last)
+            row = mine.at_most(last)
             length = graph.indptr.load(row + 1) - graph.indptr.load(row)
             found = warp.ballot((length > size) & (mine <= last))
 

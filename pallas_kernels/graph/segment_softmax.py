@@ -203,7 +203,10 @@ class _Lanes:
         head = warp.select(self.has_heads, self.head, 0)
         edges = self.edges(piece, time)
         words = [
-            [array.row(edge.least(piece.end - 1)).load_words(head, tile.entries) for edge in edges]
+            [
+                array.row(edge.at_most(piece.end - 1)).load_words(head, tile.entries)
+                for edge in edges
+            ]
             for array in self.arrays
         ]
 
@@ -307,7 +310,7 @@ class _PiecesKernel:
                 def from_memory(time, _):
                     lanes.store(piece, time, lanes.read(piece, time), finished, results)
 
-                warp.loop(warp.i32(0), times.least(tile.kept), 1, (), from_kept)
+                warp.loop(warp.i32(0), times.at_most(tile.kept), 1, (), from_kept)
                 warp.loop(warp.i32(tile.kept), times, 1, (), from_memory)
 
             def leave():
@@ -349,7 +352,7 @@ class _LongRowsKernel:
             row_begin, row_end = graph.indptr.load(piece.row), graph.indptr.load(piece.row + 1)
 
             def merge(begin, sums):
-                others = sums_of(graph.slot(warp, begin, row_end.least(begin + size)))
+                others = sums_of(graph.slot(warp, begin, row_end.at_most(begin + size)))
                 return [rule.merge(warp, *both) for both in zip(sums, others, strict=True)]
 
             nothing = [rule.start(warp) for _ in range(self.tile.entries)]
@@ -369,7 +372,7 @@ class _LongRowsKernel:
 
         def is_full(number):
             # The longest pieces come first, so the loop ends at the first one that is not full.
-            piece = graph.get(warp, number.least(num_pieces - 1))
+            piece = graph.get(warp, number.at_most(num_pieces - 1))
             return (number < num_pieces) & (piece.end - piece.begin == size)
 
         def take(number):

@@ -119,7 +119,7 @@ class _Spmm:
 
         def add(edges, sums, end=None):
             """Adds edges to the sums; if ``end`` is given, only those before it."""
-            inner = [e if end is None else e.least(end - 1) for e in edges]
+            inner = [e if end is None else e.at_most(end - 1) for e in edges]
             nodes = [graph.indices.load(edge) for edge in inner]
             words = [x.row(node).load_words(read_column, tile.entries) for node in nodes]
             factors = [graph.factor(edge, node) for edge, node in zip(inner, nodes, strict=True)]
@@ -225,7 +225,7 @@ class _Sddmm:
             def take_neighbours(first, _):
                 edge = first + mine
                 # Groups past the end read the last edge again and store nothing.
-                read = edge.least(piece.end - 1)
+                read = edge.at_most(piece.end - 1)
                 node = graph.indices.load(read)
                 product = warp.sum_lanes(inner_product(node), lanes)
 

@@ -262,7 +262,7 @@ class _TokenWalk:
         in_block = warp.thread // LANES
         first = (warp.block // self.slices * tile.warps + in_block) * tile.tokens_per_warp
         # The first lane of a warp has the most tokens.
-        count = (tokens - 1 - first + step).most(0) // step
+        count = (tokens - 1 - first + step).at_least(0) // step
 
         def token(i: Value) -> Value:
             return first + i * step + warp.lane // tile.lanes
@@ -343,7 +343,7 @@ class _TokenWalk:
         """Starts to copy the lane's columns of a token to a stage of the ring."""
         x = self.inputs.x
         tokens, nodes, width = x.shape
-        known = token if self.tile.tokens_per_warp == 1 else token.least(tokens - 1)
+        known = token if self.tile.tokens_per_warp == 1 else token.at_most(tokens - 1)
         first = known.to("i64") * (nodes * width // _ENTRIES) + self.column // _ENTRIES
         arrays = [array for array in (x, self.inputs.other) if array is not None]
         for number, array in enumerate(arrays):

@@ -66,7 +66,7 @@ class EightRows:
 
     def _load(self, warp, x, first, last) -> list[list[Value]]:
         """Loads the lane's row in words: four neighbouring entries in each half of a slab."""
-        row = x.row((first + warp.lane // QUAD).least(last))
+        row = x.row((first + warp.lane // QUAD).at_most(last))
         column = warp.lane % QUAD * _NEIGHBOURS
         half = SLAB // 2
         return [row.load_words(column + at, _NEIGHBOURS) for at in range(0, x.shape[1], half)]
@@ -104,7 +104,7 @@ class EightRows:
             _, marks = carry
             above = selection.marks(warp, "gtu", slabs, threshold)
             alike = [m & ~a for m, a in zip(marks, above, strict=True)]
-            row = x.row((first + warp.lane // QUAD).least(last))
+            row = x.row((first + warp.lane // QUAD).at_most(last))
             equal = self._count_equal(warp, row, selection.marked_column(warp, alike))
             are_equal = (equal == warp.sum_lanes(popcount_words(warp, alike), QUAD)) & ~odd
             # The marks of other rows do not matter: these are selected from again.
@@ -161,7 +161,7 @@ class EightRows:
         def take(carry):
             remaining, marks = carry
             lane = warp.lowest_bit(remaining)
-            row = x.row((first + lane // QUAD).least(x.shape[0] - 1))
+            row = x.row((first + lane // QUAD).at_most(x.shape[0] - 1))
             mask, _ = one.keep(warp, row, warp.shuffle(guess, lane))
             words = _join_masks(warp, mask, one.own)
             per_slab = SLAB // one.own
@@ -195,7 +195,7 @@ def _deviation(warp: Warp, numbers: list[list[Value]], width: int) -> tuple[Valu
     for number in [number for half in numbers for number in half]:
         squares = warp.fma(number, number, squares)
     squares = warp.sum_lanes(squares, QUAD)
-    variance = (squares * (1 / width)).most(_LEAST_VARIANCE)
+    variance = (squares * (1 / width)).at_least(_LEAST_VARIANCE)
     scale = warp.special("normal_rsqrt", variance)
     # A sum that is not finite, minus itself, is NaN.
     return variance * scale, scale, squares - squares != 0.0

@@ -185,7 +185,7 @@ class _Todense:
         (rows, dim), k, at_once = dense.shape, values.shape[1], 16 // dense.itemsize
         own = kept.row(warp.thread // LANES)
         zeros = [warp.constant("u32", 0)] * 4
-        count = (rows - first).least(self.together)
+        count = (rows - first).at_most(self.together)
         to, value, column = (array.row(first) for array in (dense, values, columns))
         warp.strided(
             self.together * dim // at_once, lambda i: own.store_words(i * at_once, zeros, at_once)

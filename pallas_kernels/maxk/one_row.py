@@ -106,7 +106,7 @@ class OneRow:
         else:
             at = [first_column + i for i in range(own)]
             inside = [column < dim for column in at]
-            entries = [row.load(column.least(dim - 1)) for column in at]
+            entries = [row.load(column.at_most(dim - 1)) for column in at]
         keys = [self._key(warp, entry) for entry in entries]
         return [warp.select(i, key, 0) for i, key in zip(inside, keys, strict=True)]
 
@@ -160,7 +160,7 @@ class OneRow:
         # The keys behind the last column are zero: as the highest number they do not count.
         least, most = keys[0] - 1, keys[0]
         for key in keys[1:]:
-            least, most = least.least(key - 1), most.most(key)
+            least, most = least.at_most(key - 1), most.at_least(key)
         low, high = warp.reduce("min", least) + 1, warp.reduce("max", most)
         spacing = (_rank_of(high) - _rank_of(low)) * (1 / (LANES * self.own))
         return low, high + 1, spacing

@@ -262,9 +262,9 @@ class Selection:
         column = warp.i32(0)
         for slab, word in zip(self.slabs_of(warp.lane % QUAD), marks, strict=True):
             last = slab * SLAB + warp.highest_bit(word | 1)
-            column = column.most(warp.select(word == 0, 0, last))
+            column = column.at_least(warp.select(word == 0, 0, last))
         for mask in (1, 2):
-            column = column.most(warp.shuffle_xor(column, mask))
+            column = column.at_least(warp.shuffle_xor(column, mask))
         return column
 
     def slabs_of(self, quarter: Value) -> list[Value]:
@@ -272,7 +272,7 @@ class Selection:
 
         For a word without a slab it is one past the last slab.
         """
-        first = (quarter * 2).least(quarter + self._two_word_lanes)
+        first = (quarter * 2).at_most(quarter + self._two_word_lanes)
         if rounds(self.width) == 1:
             return [first]
         return [
@@ -311,7 +311,7 @@ class Selection:
         For a row with NaN they may be anything, since the search checks each guess.
         """
         mean = warp.f32(0.0) if self.by_magnitude else total * (1 / self.width)
-        variance = warp.fma(mean * -1.0, mean, squares * (1 / self.width)).most(1e-30)
+        variance = warp.fma(mean * -1.0, mean, squares * (1 / self.width)).at_least(1e-30)
         deviation = variance * warp.special("normal_rsqrt", variance)
         guess = warp.fma(deviation, warp.f32(self.normal.quantile), mean)
         return self.format.keys(self.format.of_float(warp, guess)), deviation * self.normal.spacing

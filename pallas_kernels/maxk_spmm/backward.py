@@ -171,7 +171,7 @@ class _GradValues:
             def take_edges(begin, carry):
                 listed, has_row = carry
                 edge = begin + warp.lane
-                node = graph.indices.load(edge.least(piece.end - 1))
+                node = graph.indices.load(edge.at_most(piece.end - 1))
                 mine = (edge < piece.end) & (node >= first) & (node < last)
                 found = warp.ballot(mine)
                 at = listed + warp.popcount(found & before)
@@ -205,7 +205,7 @@ class _GradValues:
             if is_aligned:
                 words = of_node.load_words(at, 4)
                 return [of_node.unpack(words, i) for i in range(4)]
-            return [of_node.load((at + i).least(k - 1)) for i in range(4)]
+            return [of_node.load((at + i).at_most(k - 1)) for i in range(4)]
 
         def add(node, at, four, weight):
             values = [row.load(column) for column in four]
@@ -220,7 +220,7 @@ class _GradValues:
         def take(first, _):
             places = [first + s * neighbours for s in range(ahead)]
             # Past the end of the list, its last entry is read again and nothing is added.
-            inner = [place.least(listed - 1) for place in places]
+            inner = [place.at_most(listed - 1) for place in places]
             nodes = [list_nodes.load(place) for place in inner]
             weights = [
                 None
@@ -298,7 +298,7 @@ class _GradWeights:
             def take_neighbours(first, _):
                 edge = first + warp.lane // lanes
                 # Groups past the end read the last edge again and store nothing.
-                node = graph.indices.load(edge.least(piece.end - 1))
+                node = graph.indices.load(edge.at_most(piece.end - 1))
                 product = warp.sum_lanes(inner_product(node), lanes)
 
                 def store():

@@ -79,8 +79,10 @@ class BinChoice:
             word = first[a][b] | before[0] << _BITS | before[1] << 2 * _BITS
             self.table.store(own + (a + BANKS * b), word)
         surplus = [*split.surplus[0], *split.surplus[1]]
-        guests = itertools.accumulate((s.most(0) for s in surplus), initial=warp.i32(0))
-        rooms = itertools.accumulate(((0 - s).most(0) for s in surplus[:-1]), initial=warp.i32(0))
+        guests = itertools.accumulate((s.at_least(0) for s in surplus), initial=warp.i32(0))
+        rooms = itertools.accumulate(
+            ((0 - s).at_least(0) for s in surplus[:-1]), initial=warp.i32(0)
+        )
         for first_word, numbers in ((_GUESTS, guests), (_ROOMS, rooms)):
             for i, number in enumerate(numbers):
                 self.table.store(own + (first_word + i), number)
@@ -174,7 +176,7 @@ class _Split:
             # Half of them, plus an eighth of the difference of the banks, to even these out. It is
             # rounded down and up in turn.
             eighths = counts[a][b] * 4 + columns[b] - rows[a] + (2 + (a + b) % 2 * 4)
-            first[a][b] = (eighths >> 3).most(0).least(counts[a][b])
+            first[a][b] = (eighths >> 3).at_least(0).at_most(counts[a][b])
         second = [[counts[a][b] - first[a][b] for a in range(BANKS)] for b in range(BANKS)]
         surplus = [[_sum(part) - size for part in half] for half in (first, second)]
         split = cls((first, second), (surplus[0], surplus[1]))
@@ -193,7 +195,7 @@ class _Split:
         """Moves surplus entries of bins of this half to bins of the other half with free slots."""
         ours, theirs = self.surplus[half], self.surplus[1 - half]
         for i, j in itertools.product(range(BANKS), repeat=2):
-            count = _to_move(ours[i], theirs[j]).least(self.parts[half][i][j])
+            count = _to_move(ours[i], theirs[j]).at_most(self.parts[half][i][j])
             self._move(half, i, j, count)
             ours[i], theirs[j] = ours[i] - count, theirs[j] + count
 
@@ -205,7 +207,7 @@ class _Split:
         ours, (here, there) = self.surplus[half], (self.parts[half], self.parts[1 - half])
         for i, to in itertools.permutations(range(BANKS), 2):
             for j in range(BANKS):
-                count = _to_move(ours[i], ours[to]).least(here[i][j]).least(there[j][to])
+                count = _to_move(ours[i], ours[to]).at_most(here[i][j]).at_most(there[j][to])
                 self._move(half, i, j, count)
                 self._move(1 - half, j, to, count)
                 ours[i], ours[to] = ours[i] - count, ours[to] + count
@@ -217,4 +219,4 @@ def _sum(values: Sequence[Value]) -> Value:
 
 def _to_move(surplus: Value, of_target: Value) -> Value:
     """Returns how many entries to move: the surplus, as far as the target has free slots."""
-    return surplus.most(0).least((0 - of_target).most(0))
+    return surplus.at_least(0).at_most((0 - of_target).at_least(0))

@@ -40,12 +40,12 @@ class SlotOrder:
     @classmethod
     def of(cls, warp: Warp, size: int, counts: list[Value]) -> SlotOrder:
         """Returns the order for so many entries at home in each lane."""
-        spare = [(count - size).most(0) for count in counts]
-        room = [(size - count).most(0) for count in counts]
+        spare = [(count - size).at_least(0) for count in counts]
+        room = [(size - count).at_least(0) for count in counts]
         *guests, total = itertools.accumulate(spare, initial=warp.i32(0))
         *rooms, _ = itertools.accumulate(room, initial=warp.i32(0))
         # At most two guests share a slot: of three, two would be of the same lane.
-        tail = functools.reduce(Value.most, [*spare, *room, (total + 1) >> 1]).least(size)
+        tail = functools.reduce(Value.at_least, [*spare, *room, (total + 1) >> 1]).at_most(size)
         taken = [_wrap(_wrap(before, tail), tail) for before in rooms]
         free = [_wrap(t + own, tail) for t, own in zip(taken, room, strict=True)]
         return cls(warp, size, tail, guests, rooms, free)

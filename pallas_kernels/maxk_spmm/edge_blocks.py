@@ -78,7 +78,7 @@ class EdgeBlocks:
         begin, end = self.begins.load(number), self.ends.load(number)
         aligned = begin - begin % batch
         begin, end = (begin - aligned).to("i32"), (end - aligned).to("i32")
-        rows = (num_rows - first_row).least(self.rows)
+        rows = (num_rows - first_row).at_most(self.rows)
         return Task(aligned, begin, end, first_row, span * self.span, rows)
 
     @property
@@ -214,7 +214,7 @@ class _AddToSums:
         rows = _HeldRows(warp, held_rows, scales)
 
         def take(first):
-            count = task.rows if first is None else (task.rows - first).least(self.tile.held)
+            count = task.rows if first is None else (task.rows - first).at_most(self.tile.held)
             rows.load(graph, dy, task.first_row + (0 if first is None else first), count)
             warp.barrier()
             _Runs(self.tile, warp, graph, task, rows, first, count).add(columns, sums)
@@ -270,7 +270,7 @@ class _HeldRows:
         def copy(begin, _):
             places = [begin + s * warp.threads for s in range(_ROWS_AHEAD)]
             # Past the end, the last entries are read again and not stored.
-            inner = [place.least(loads - 1) for place in places]
+            inner = [place.at_most(loads - 1) for place in places]
             rows = [graph.row_at(first + at // of_row) for at in inner]
             read = [
                 source.row(row).load_words(at % of_row * entries, entries)
@@ -340,7 +340,7 @@ class _Runs:
             four = _FourColumns(warp, columns.shifted(begin), sums.shifted(begin), at, k)
 
             def take_run(first):
-                self._add_run(four, first, (first + length).least(end))
+                self._add_run(four, first, (first + length).at_most(end))
                 return first + length * groups
 
             warp.while_loop(lambda first: first < end, take_run, group * length)
@@ -371,9 +371,9 @@ class _Runs:
             # an entry whose row is held.
             before = [last_sender, *senders[:-1]]
             # All loads come before the first use of one of them.
-            coming.append(load((batch + ahead * size).least(last)))
+            coming.append(load((batch + ahead * size).at_most(last)))
             if self.tile.prefetches:
-                self._prefetch(four, (batch + size).least(last), coming[0])
+                self._prefetch(four, (batch + size).at_most(last), coming[0])
             # Lanes that have the columns already read those of sender 0, which costs little.
             is_new = [of != other for of, other in zip(senders, before, strict=True)]
             places = [warp.select(new, of, 0) for new, of in zip(is_new, senders, strict=True)]
@@ -384,7 +384,7 @@ class _Runs:
                 sender, totals = self._add_entry(four, entry, kept, weight, sender, totals)
             return coming, senders[-1], kept, sender, totals
 
-        loaded = [load(first), *(load((first + s * size).least(last)) for s in range(1, ahead))]
+        loaded = [load(first), *(load((first + s * size).at_most(last)) for s in range(1, ahead))]
         if self.tile.prefetches:
             self._prefetch(four, first, loaded[0])
         sender = _sender_of(self._mask(first, loaded[0])[0])
@@ -417,7 +417,8 @@ class _Runs:
             return [None] * self.tile.batch
         edges, last = graph.edges.shifted(task.aligned), task.end - 1
         places = [
-            edges.load((batch + s).most(task.begin).least(last)) for s in range(self.tile.batch)
+            edges.load((batch + s).at_least(task.begin).at_most(last))
+            for s in range(self.tile.batch)
         ]
         weights = [graph.weights.load(place) for place in places]
         exist = self._exist(batch)
@@ -483,7 +484,7 @@ class _FourColumns:
         if self.k % 4 == 0:
             return row.load_words(0, 4)
         behind = self.k - 1 - self.at
-        return [row.load_words(behind.least(i))[0] for i in range(4)]
+        return [row.load_words(behind.at_most(i))[0] for i in range(4)]
 
     def prefetch(self, sender: Value) -> None:
         """Prefetches the sums of a sender."""

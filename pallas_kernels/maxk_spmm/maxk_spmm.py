@@ -148,7 +148,7 @@ class _Forward:
             # Groups past the last piece read it again, and store nothing.
             number = first + group % at_once
             exists = number < num_pieces
-            piece = graph.get(warp, number.least(num_pieces - 1))
+            piece = graph.get(warp, number.at_most(num_pieces - 1))
             add(share.of(piece, group // at_once, shape.halves, exists))
             part.store_rows(piece, exists, y)
             if partial is not None:

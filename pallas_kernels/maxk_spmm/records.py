@@ -62,7 +62,7 @@ class _RecordRows:
     def read(self, row: Value, first: Any) -> tuple[list[Value], Value, Value]:
         """Reads one entry of a row per lane: its words, whether there is one, and its column."""
         index = self.warp.lane + first
-        inner = index.least(self.shape.k - 1)
+        inner = index.at_most(self.shape.k - 1)
         values = self.values.row(row)
         if self.scales is None:
             entry = values.load_words(inner)
@@ -183,10 +183,10 @@ class _MakeTwoPlaceRecords:
 
         def take(first, _):
             warp.sync()
-            row = (first + warp.lane).least(count - 1)
+            row = (first + warp.lane).at_most(count - 1)
             choice.plan(self._count_types(warp, columns.row(row)))
             warp.sync()
-            self._write_rows(warp, rows, choice, first, (count - first).least(LANES))
+            self._write_rows(warp, rows, choice, first, (count - first).at_most(LANES))
 
         warp.loop(warp.number * LANES, count, warp.count * LANES, (), take)
 
@@ -233,7 +233,7 @@ class _MakeTwoPlaceRecords:
 
         def take(row, _):
             # Past the last row, it is written again with the same result.
-            own = [(row + i).least(count - 1) for i in range(at_once)]
+            own = [(row + i).at_most(count - 1) for i in range(at_once)]
             read = [[rows.read(first + r, start) for start in starts] for r in own]
             for r, batches in zip(own, read, strict=True):
                 write_row(r, batches)

@@ -175,7 +175,7 @@ class _Backward:
         def take(first, _):
             number = first + warp.lane // group
             # Groups behind the last token repeat it and store nothing.
-            inside, token = number < tokens, tile.turn(number.least(tokens - 1), tokens)
+            inside, token = number < tokens, tile.turn(number.at_most(tokens - 1), tokens)
             of_token = _Token(warp, tile, self.transposed, inputs, token, inside)
             of_token.run(dx, df, dh_post, dh_res)
 

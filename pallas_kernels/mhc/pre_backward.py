@@ -156,7 +156,7 @@ class _Dots:
         def take(first, _):
             # Groups behind the last token repeat it and store nothing.
             mine = first + warp.lane // self.lanes
-            token = mine.least(tokens - 1)
+            token = mine.at_most(tokens - 1)
 
             def add(column, sums):
                 row = x.row(token)

@@ -117,12 +117,12 @@ class Value:
 
     __hash__ = None  # pyrefly: ignore[bad-override]
 
-    def least(self, other) -> Value:
-        """Returns the smaller of two."""
+    def at_most(self, other) -> Value:
+        """Returns the smaller of two: the number, but at most the other."""
         return self._binary("min", other)
 
-    def most(self, other) -> Value:
-        """Returns the larger of two."""
+    def at_least(self, other) -> Value:
+        """Returns the larger of two: the number, but at least the other."""
         return self._binary("max", other)
 
     def to(self, kind: str) -> Value:

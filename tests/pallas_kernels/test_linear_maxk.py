@@ -61,7 +61,7 @@ def _emulate_selection(z, k, by, ring, first):
         for vector in range(width // PIECE // 2):
             at = half * (width // PIECE // 2) + vector
             to = _swizzled(at // PIECE + first, row, at % PIECE)
-            words = z.row(row.least(rows - 1)).load_words(at * PIECE, PIECE)
+            words = z.row(row.at_most(rows - 1)).load_words(at * PIECE, PIECE)
             chunks.store_words(to, words, PIECE)
         warp.barrier()
         for half, scratch in enumerate(kept.values()):

@@ -103,7 +103,7 @@ class _MixedStreams(Streams):
         """Begins to copy as many weights as there is room for: with signals of this lane's own."""
         warp, size = self.warp, self.rings[1].shape[0]
         is_first = warp.thread == self.tile.workers * LANES
-        every = count.least(size)
+        every = count.at_most(size)
         fetch = lambda i, _: self._fetch(i, first(i))  # noqa: E731
         warp.when(is_first, lambda: warp.loop(warp.i32(0), every, 1, (), fetch))
 
@@ -115,7 +115,7 @@ class _MixedStreams(Streams):
 
     def _fetch(self, i: Value, first: Value) -> None:
         """Begins to copy the weights of tile ``i``."""
-        tokens = (self.x.shape[0] - first).least(TOKENS)
+        tokens = (self.x.shape[0] - first).at_most(TOKENS)
         rings, sources = self.rings[1:], self.sources[1:]
         sizes = [source.shape[1] // FLOATS for source in sources]
         self.come.arrive(i, tokens * (16 * sum(sizes)))

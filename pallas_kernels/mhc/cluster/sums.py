@@ -259,7 +259,7 @@ class Coefficients:
         cluster, row = sums.tile.cluster, warp.lane % ROWS
         slot = warp.lane // ROWS + begin
         # Behind its last pair a block has that again.
-        known = slot.least((warp.i32(PAIRS - 1) - warp.rank) // cluster)
+        known = slot.at_most((warp.i32(PAIRS - 1) - warp.rank) // cluster)
         products, squares = sums.gather(i, known, row)
         norm_eps, pre_eps, post_scale = self.constants
         size = warp.f32(1 / (sums.n * sums.tile.warps * cluster * SPAN))

@@ -129,7 +129,7 @@ class _Kernel:
         phi.load(inputs.by_column, place * span, form.dim)
         some = Columns(warp, tile, inputs, in_block % form.n, column, shared["ring"], phi)
         begin = part * tile.tokens
-        count = ((inputs.x.shape[0] - begin).least(tile.tokens) + (form.step - 1)) // form.step
+        count = ((inputs.x.shape[0] - begin).at_most(tile.tokens) + (form.step - 1)) // form.step
 
         def first(i: Value) -> Value:
             return begin + i * form.step + share * FRAGMENT
