@@ -46,13 +46,10 @@ class Walker(GradientMaker):
         made = tc.count_strided(count, team, tile.teams)
         summed = self.scratch["summed"].at[team]
 
-        def rows(i):
-            return tc.rows_of(lax.axis_index(BLOCK) + (team + i * tile.teams) * tile.blocks)
-
         def load(ring, slots, i):
             place = (team, lax.rem(i, slots))
             if self.member == 0:
-                pl.when(i < made)(lambda: ring.load(rows(i), place))
+                pl.when(i < made)(lambda: ring.load(self._rows(i), place))
 
         def reuse(i):
             """Waits until the tile before has been summed, and loads another into its slot."""
@@ -74,33 +71,47 @@ class Walker(GradientMaker):
 
         @pl.loop(0, made)
         def _(i):
-            inputs, held = self._input_tiles(i), self._held(i)
-            if self.plan.terms.split:
-                self._split(inputs, held["zero"])
-            if self.plan.walker_outputs:
-                self._make_dz(inputs, held, functools.partial(reuse, i))
-                tc.commit_smem()
-            else:
-                reuse(i)
-            # Even if nothing was computed: otherwise a summer that runs ahead could arrive twice at
-            # the barrier of the sums before the walkers do.
-            tc.barrier_arrive(self.scratch["made"].at[team])
-            if self.plan.walker_outputs and tile.members > 1:
-                tc.barrier_wait(self.scratch["made"].at[team])
-            if self.brief:
-                load(self.brief, tile.brief_slots, i + tile.brief_slots)
-            if tile.overlay:
-                self._make_dx_in_place_of_dz(inputs, held, summed)
-                load(self.ring, tile.slots, i + tile.slots)
-                tc.commit_smem()
-                self._write(held, rows(i))
-            else:
-                self._make_dx(inputs, held, rows(i))
+            self._compute_tile(i, load, functools.partial(reuse, i))
 
         # Every completion of a barrier is waited for, also the last one.
         if not tile.overlay:
             pl.when(made > 0)(lambda: tc.barrier_wait(summed))
         tc.wait_smem_to_gmem(0)
+
+    def _rows(self, i):
+        """Returns the rows of the i-th tile of the team."""
+        number = lax.axis_index(BLOCK) + (self.team + i * self.tile.teams) * self.tile.blocks
+        return tc.rows_of(number)
+
+    def _compute_tile(self, i, load, reuse) -> None:
+        """Computes dz and dx of the i-th tile of the team.
+
+        ``load(ring, slots, i)`` loads another tile of the team, and ``reuse()`` waits until the
+        results of the tile before may be overwritten.
+        """
+        tile, team = self.tile, self.team
+        inputs, held = self._input_tiles(i), self._held(i)
+        if self.plan.terms.split:
+            self._split(inputs, held["zero"])
+        if self.plan.walker_outputs:
+            self._make_dz(inputs, held, reuse)
+            tc.commit_smem()
+        else:
+            reuse()
+        # Even if nothing was computed: otherwise a summer that runs ahead could arrive twice at the
+        # barrier of the sums before the walkers do.
+        tc.barrier_arrive(self.scratch["made"].at[team])
+        if self.plan.walker_outputs and tile.members > 1:
+            tc.barrier_wait(self.scratch["made"].at[team])
+        if self.brief:
+            load(self.brief, tile.brief_slots, i + tile.brief_slots)
+        if tile.overlay:
+            self._make_dx_in_place_of_dz(inputs, held, self.scratch["summed"].at[team])
+            load(self.ring, tile.slots, i + tile.slots)
+            tc.commit_smem()
+            self._write(held, self._rows(i))
+        else:
+            self._make_dx(inputs, held, self._rows(i))
 
     def _input_tiles(self, i) -> dict[str, Tile]:
         """Waits for the i-th tile of the team, and returns its inputs by name."""

@@ -59,7 +59,7 @@ class MixTile:
         Args:
           chip: the GPU.
           x: [tokens, nodes, width].
-          arrays: of its shape that are read.
+          arrays: how many arrays of the shape of ``x`` are read.
         """
         tokens, nodes, width = x.shape
         lanes = math.gcd(width // _ENTRIES, LANES)

@@ -222,10 +222,10 @@ class Array:
         well.
 
         Args:
-          number: where to, counted in such copies.
-          source: what is copied.
-          at: where from, likewise.
-          nbytes: 4, 8 or 16.
+          number: position to write to, in units of ``nbytes``.
+          source: array in global memory that is read.
+          at: position to read from, in units of ``nbytes``.
+          nbytes: bytes to copy: 4, 8 or 16.
           real: where it is false, zeros are written and the source is not read.
         """
         to, at = self.warp.integer(number), self.warp.integer(at)

@@ -106,8 +106,8 @@ class Warp(abc.ABC):
         It is a reduce-scatter, like ``jax.lax.psum_scatter``.
 
         Returns:
-          What a lane gets: pairs of a number, i32, and the sum of the value of that number, which
-          is zero for numbers behind the last value. A group has each number once.
+          The pairs that a lane gets: the index of a value, i32, and the sum of that value. Sums at
+          indices past the last value are zero. Each index belongs to one lane of the group.
         """
         parts = [*values, *[self.f32(0.0)] * (-len(values) % lanes)]
         first, step = self.i32(0), lanes // 2
@@ -333,10 +333,10 @@ class Warp(abc.ABC):
           a: ``a[g, q:]``, ``a[g + 8, q:]``, ``a[g, q + 8:]`` and ``a[g + 8, q + 8:]``.
           b: ``b[q:, g]`` and ``b[q + 8:, g]``.
           c: ``c[g, q]``, ``c[g, q + 1]``, ``c[g + 8, q]`` and ``c[g + 8, q + 1]``, f32.
-          dtype: of ``a`` and ``b``, bfloat16 or float16.
+          dtype: dtype of ``a`` and ``b``, bfloat16 or float16.
 
         Returns:
-          As ``c``.
+          The four sums of the lane, at the same positions as those of ``c``.
         """
 
     # -- between the warps of a block: all of them take part -----------------------------------
@@ -350,7 +350,8 @@ class Warp(abc.ABC):
         """Specialises the warps of a block: groups of them run different functions concurrently.
 
         Args:
-          roles: how many warps, in the order of their numbers, and what they do.
+          roles: pairs of a number of warps and the function that they run, in the order of the
+            warps' numbers.
         """
 
     # -- between the warps of a cluster: signals are mbarriers, see ``values.Signals`` ---------
