@@ -21,7 +21,7 @@ _Function = Callable[[jax.Array], jax.Array]
 
 
 def _takes_output(z: jax.Array) -> tuple[jax.Array, jax.Array]:
-    raise TypeError("the derivative is made of the output")
+    raise TypeError("the derivative is computed from the output")
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,8 @@ _COEFFICIENTS = (0.5307027145, -0.7265760135, 0.7107068705, -0.142248368, 0.1274
 
 
 def _gelu_exact(z):
-    # The error function does not lower. Constant slopes beyond 40: z² would overflow.
+    # Pallas does not lower the error function. Beyond 40 the slope is constant, since z² would
+    # overflow.
     size = jnp.minimum(jnp.maximum(z, -z), 40.0)
     t = _reciprocal(1.0 + _RATE * size)
     bell = jnp.exp2((-0.5 * _LOG2_E) * size * size)

@@ -232,7 +232,7 @@ def _forward(stack: Stack, tile: DenseTile, scratch, sources, kernels, biases, r
     x, *dy = sources
     share = stack.widths[-1] // tile.parts
     first = 0
-    if tile.parts > 1:  # of one layer
+    if tile.parts > 1:  # there is only one layer
         first = lax.axis_index(PART) * share
         kernels = [kernel.at[:, pl.ds(first, share)] for kernel in kernels]
         biases = [bias.at[pl.ds(first, share)] for bias in biases]

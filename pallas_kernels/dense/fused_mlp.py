@@ -85,8 +85,8 @@ def fused_mlp_backward(
     for h, (start, stop) in reversed(list(zip(inputs, groups, strict=True))):
         # If the activation is gated, the kernel of the layers above has already gone back through
         # it, since it knows the activation's output: its own input.
-        behind = None if gated or stop == last else activation
-        activations = (*[activation] * (stop - start - 1), behind)
+        last_activation = None if gated or stop == last else activation
+        activations = (*[activation] * (stop - start - 1), last_activation)
         below = activation if gated and start > 0 else None
         layers = kernels[start:stop], biases[start:stop]
         dy, *made = dense_backward.backward(h, *layers, None, dy, activations, below=below)

@@ -21,7 +21,8 @@ from pallas_kernels.graph.softmax_rules import Rule, Softmax, SoftmaxGradient
 from pallas_kernels.simt.values import Array, Shared, Value
 from pallas_kernels.simt.warp import LANES, Warp
 
-# How many edges a lane reads before it uses them, where a row has more than so many for each lane.
+# Pairs: how many edges a lane reads before it uses them, if rows have more than so many for each
+# group of lanes.
 _AHEAD = ((8, 8), (4, 2), (2, 1))
 # Rows of at least this average length keep what was read in shared memory for its second use, as
 # far as there is room. The rest, and shorter rows, are read again, mostly from the first-level
@@ -63,7 +64,7 @@ class SoftmaxTile:
         ahead = next(enough, 1)
         if average < _KEPT_FROM_EDGES:
             return cls(lanes, entries, ahead, 0)
-        # Rows half as long again as the average stay in shared memory.
+        # Rows of up to one and a half times the average length stay in shared memory.
         times = -(-3 * average // (2 * at_once * ahead))
         room = _KEPT_BYTES // (4 * LANES * ahead * entries * arrays)
         return cls(lanes, entries, ahead, min(times, room))

@@ -14,8 +14,9 @@ from pallas_kernels.simt.blocks import warps_with_rows
 from pallas_kernels.simt.values import Array, Shared
 from pallas_kernels.simt.warp import LANES, Warp
 
-# Lanes of 16 bytes that read a neighbour, widest first: fewer passes over the edges. The slice of
-# x that they read should stay in a second-level cache, of which this part is left for it.
+# How many lanes, of 16 bytes each, read a neighbour. The widest come first, as they need the fewest
+# passes over the edges. The slice of x that a pass reads should fit this part of the second-level
+# cache.
 _LANES = (32, 16, 8)
 _CACHE_SHARE = 0.8
 _FEW_EDGES = 64

@@ -28,7 +28,7 @@ from pallas_kernels.simt.values import Array, Value
 from pallas_kernels.simt.warp import LANES, Warp
 
 _ENTRIES = 4  # neighbouring columns of a lane: 16 bytes of float32
-_FLOATS = 4  # in 16 bytes
+_FLOATS = 4  # float32 numbers in 16 bytes
 # Warps of a block, most first. With eight, a block has a multiprocessor for itself, with 255
 # registers a lane. With 12, the backward kernel spills registers: on an H200 it took 7 % longer in
 # float32, and 20 % in bfloat16.
@@ -513,12 +513,12 @@ class _Backward:
         columns.store(warp.thread * _ENTRIES, *sums)
         warp.barrier()
 
-        def add(array, behind):
+        def add(array, offset):
             def store(i, _):
                 total = array.load(i)
                 for number in range(1, tile.warps):
                     total = total + array.load(i + number * array.shape[1])
-                target.store(i + behind, total)
+                target.store(i + offset, total)
 
             return store
 

@@ -123,7 +123,8 @@ class EightRows:
     def _count_equal(self, warp, row, column) -> Value:
         """Counts the entries of the lane's row that are equal to the one in a column."""
         one, first = self._rank(row.load(column)), warp.lane % QUAD * _NEIGHBOURS
-        # A loop of unknown length: unrolled, it would keep what was read before in registers.
+        # The opaque start hides the loop's length from the compiler. Unrolled, the loop would reuse
+        # the entries that were loaded before, and keep all of them in registers until here.
         start = warp.opaque_copy(warp.i32(0))
 
         def add(at, count):

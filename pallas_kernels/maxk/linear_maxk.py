@@ -63,7 +63,7 @@ class LinearMaxkTile:
     @classmethod
     def choose(cls, chip: Chip, stack: Stack, k: int) -> LinearMaxkTile | None:
         """The one heuristic: as many tiles in the ring as fit, or None."""
-        # Columns fit a byte then, and rows the registers of four lanes.
+        # Up to this width, column numbers fit a byte, and a row fits the registers of four lanes.
         if max(stack.widths) > tc.MOST_WIDTH:
             return None
         # For narrow rows, selections are most of the work, and need fewer registers.
@@ -236,7 +236,7 @@ def _multiply(plan: _Plan, scratch, count, kernel, biases) -> None:
     @pl.loop(0, count)
     def _(i):
         first, zero = plan.first_chunk(i), tc.opaque_zero(i)
-        # While the tile is on its way.
+        # This runs while the tile is still being loaded.
         sums = [_sums_before(plan, biases, zero, part) for part in plan.parts]
         tc.barrier_wait(scratch["full"].at[plan.stage(i)])
         held = [ring.at[first + number] for number in range(plan.chunks)]

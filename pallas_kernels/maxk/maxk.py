@@ -138,7 +138,7 @@ def _rows_per_warp(nbytes: int) -> int | None:
     """
     if nbytes > _TODENSE_BYTES:
         return None
-    whole = 16 // math.gcd(nbytes, 16)  # rows that end with 16 bytes
+    whole = 16 // math.gcd(nbytes, 16)  # the fewest rows whose bytes are a multiple of 16
     rows = max(1, _TODENSE_BYTES // nbytes // whole) * whole
     return rows if rows * nbytes <= _MOST_TODENSE_BYTES else None
 
@@ -203,7 +203,7 @@ class _Todense:
             to.store_words(i * at_once, own.load_words(i * at_once, at_once), at_once)
 
         warp.strided(whole, copy)
-        # What is left of the last rows.
+        # The rest of the last rows is less than 16 bytes.
         rest = whole * at_once + warp.lane
         warp.when(rest < count * dim, lambda: to.store_words(rest, own.load_words(rest)))
 

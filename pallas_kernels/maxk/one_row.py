@@ -80,7 +80,7 @@ class OneRow:
         mask = _mask(warp, [key >= low for key in keys])
 
         def drop_equals(_):
-            # Those above `low` and the first of its equals.
+            # Keeps the entries above `low`, and the first of those that are equal to it.
             equals = [key == low for key in keys]
             rank, wanted = _bits_before(warp, _mask(warp, equals), len(keys)), self.k - above
             keep = []
@@ -99,7 +99,7 @@ class OneRow:
             words = row.load_words(first_column, own)
             return [self._key(warp, row.unpack(words, i)) for i in range(own)]
         if dim % own == 0:
-            # All columns of a lane lie inside, or none: such a lane reads the first ones.
+            # All columns of a lane exist, or none; a lane without columns reads the first ones.
             inside = [first_column < dim] * own
             words = row.load_words(warp.select(inside[0], first_column, 0), own)
             entries = [row.unpack(words, i) for i in range(own)]
@@ -117,7 +117,7 @@ class OneRow:
         is_nan = magnitude > 0x7F800000
         rank = magnitude if self.by_magnitude else warp.select(magnitude == 0, magnitude, bits)
         rank = warp.select(is_nan, 0x7F800000, rank)
-        # The sign, spread over all bits: negative numbers order the other way round.
+        # All bits are copies of the sign, to reverse the order of negative numbers.
         spread = (rank.bits("i32") >> 31).bits("u32")
         return rank ^ (spread | 0x80000000)
 
@@ -157,7 +157,8 @@ class OneRow:
 
     def _range(self, warp, keys) -> tuple[Value, Value, Value]:
         """Returns the lowest key, one above the highest, and the mean distance of ranks."""
-        # The keys behind the last column are zero: as the highest number they do not count.
+        # Keys past the last column are zero; minus one they are the highest number, and so never
+        # the minimum.
         least, most = keys[0] - 1, keys[0]
         for key in keys[1:]:
             least, most = least.at_most(key - 1), most.at_least(key)
@@ -189,7 +190,7 @@ def _mask(warp: Warp, chosen: Sequence[Value]) -> Value:
 def _bits_before(warp: Warp, mask: Value, entries: int) -> Value:
     """Counts the bits that are set in the masks, of ``entries`` bits, of all lanes before each."""
     own, before = warp.popcount(mask), warp.i32(0)
-    # The bits of the lanes' counts, one after another.
+    # Each ballot adds up one bit of all lanes' counts.
     for bit in range(entries.bit_length()):
         voted = warp.ballot((own >> bit & 1) == 1)
         before = before + (warp.popcount(voted & lanes_before(warp)) << bit)

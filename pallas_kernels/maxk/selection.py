@@ -36,7 +36,7 @@ _GUESSES = 8
 _EXTRA_ENTRIES, _SPACING_FACTOR = 0.15, 0.9
 # Slabs that are added pairwise before the tensor cores add up the sums.
 _SLABS_ADDED = 8
-# A float32 of which an added integer becomes the lowest bits.
+# Added to this float32, a small integer becomes the lowest bits of the sum.
 _TWO_POW_23 = 8388608.0
 
 
@@ -172,7 +172,7 @@ class Selection:
 
         def drop(marks):
             above = self.marks(warp, "gtu", slabs, threshold)
-            # NaN ranks with the infinity, not above it.
+            # NaN ranks equal to infinity, not above it.
             none_above = threshold == self.format.infinity
             above = [warp.select(none_above, 0, word) for word in above]
             equals = [m & ~a for m, a in zip(marks, above, strict=True)]

@@ -262,7 +262,7 @@ class _HeldRows:
     def load(self, graph: EdgeBlocks, dy: Array, first: Value, count: Value) -> None:
         """Copies the rows of ``count`` places from ``first`` on, by all threads of the block."""
         warp, dim = self.warp, self.rows.shape[1]
-        entries = math.gcd(dim, 16 // dy.itemsize)  # of one load
+        entries = math.gcd(dim, 16 // dy.itemsize)  # entries of one load
         source, row_scale = dataclasses.replace(dy, streamed=True), graph.row_scale
         of_row = dim // entries
         loads = count * of_row
@@ -434,7 +434,7 @@ class _Runs:
             row = row - self.first
             is_held = row.bits("u32") < self.count.bits("u32")
             row, of = warp.select(is_held, row, self.rows.last), warp.select(is_held, of, sender)
-            # The weight of a row that is not held need not be finite.
+            # The weight is also zeroed, since that of a row that is not held may not be finite.
             weight = None if weight is None else warp.select(is_held, weight, 0.0)
 
         def flush(totals):

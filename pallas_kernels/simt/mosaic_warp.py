@@ -381,7 +381,7 @@ class MosaicWarp(Warp):
 
     def send(self, pointer, index, words, rank, signal, number):
         """Records an ``st.async`` to the shared memory of a block of the cluster."""
-        if self.cluster == 1:  # an H200 calls these instructions illegal in such a launch
+        if self.cluster == 1:  # the instruction is illegal in a launch without clusters
             raise NotImplementedError("blocks without a cluster can not send")
         addresses = [
             self._address_in_rank(self._shared_address(*place), rank)
