@@ -4,9 +4,9 @@ Lanes that share a row in fours have four banks of shared memory, and the bank o
 number modulo four. Of random columns, one bank gets too many. So half of a warp's groups keep their
 sums in another order (``other_place``), in which columns have other banks. Each group adds half of
 a lane's entries to sums in the one order, and half to sums in the other. Each lane has a bin of
-slots for each half, and an entry can go to one of two of the eight bins: that of its bank in the
-first order, or that of its bank in the second. These two banks are the entry's type, one of
-sixteen. The task is to find how many entries of each type go to their first bin.
+slots for each half. An entry can go to one of two of the eight bins, given by its bank in the first
+order or its bank in the second. These two banks are the entry's type, one of sixteen. The task is
+to find how many entries of each type go to their first bin.
 """
 
 from __future__ import annotations

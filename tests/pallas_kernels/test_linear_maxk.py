@@ -156,8 +156,8 @@ def _inline_stand_in(keep, numbers, references):
         values[first_row + i], columns[first_row + i] = made.values[i], made.indices[i]
 
 
-def _added_later(sums, multiply):
-    """Takes the place of ``added_to`` in the interpreter, whose products begin with zeros."""
+def _accumulated_later(sums, multiply):
+    """Takes the place of ``accumulate_into`` in the interpreter: its products begin with zeros."""
 
     def from_zeros(*totals):
         multiply(totals)
@@ -184,7 +184,9 @@ def test_tiles_pass_from_part_to_part(rows, widths, tile, monkeypatch, interpret
     monkeypatch.setattr(simt, "inline", _inline_stand_in)
     # The interpreter has no memory that is known by two names.
     views = lambda tiles: (tiles, tiles)  # noqa: E731
-    put_in_place(monkeypatch, accumulate_into=_added_later, copied_tiles=tc.tiles, tile_views=views)
+    put_in_place(
+        monkeypatch, accumulate_into=_accumulated_later, copied_tiles=tc.tiles, tile_views=views
+    )
     dtype = "float16" if rows == 500 else "bfloat16"
     x, (kernel, bias) = features((rows, widths[0]), dtype), layer(*widths, dtype)
     bias = None if rows == 500 else bias
