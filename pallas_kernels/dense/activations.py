@@ -21,6 +21,7 @@ _Function = Callable[[jax.Array], jax.Array]
 
 
 def _takes_output(z: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Takes the place of ``value_and_slope`` where the derivative is computed from the output."""
     raise TypeError("the derivative is computed from the output")
 
 

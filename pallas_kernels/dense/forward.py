@@ -129,6 +129,10 @@ class DenseTile:
     def _fitting(
         cls, chip: Chip, stack: Stack, slot: int, least: int, parts: int = 1
     ) -> DenseTile | None:
+        """Returns the tile with as many slots as fit, or None if fewer than ``least`` do.
+
+        ``slot`` is the size of a slot in bytes.
+        """
         fitting = (chip.shared_bytes - stack.parameter_bytes(parts)) // slot
         if fitting < least:
             return None
@@ -191,6 +195,7 @@ def pull_back(x, kernel, bias, activation: str, dy, tile: DenseTile | None = Non
 
 
 def _launch(name: str, stack: Stack, tile: DenseTile | None, inputs, kernels, biases) -> jax.Array:
+    """Launches the kernel over ``inputs``: x, and dy where the gradient is computed."""
     if tile is None:
         raise ValueError(f"layers of widths {stack.widths} do not fit shared memory")
     if tile.direct and (len(inputs) > 1 or tile.parts > 1 or stack.dtype.itemsize != 2):

@@ -153,6 +153,7 @@ def float32_gradients_fit(widths: tuple[int, ...], activation: str | None) -> bo
 
 
 def _forward(x, kernels, biases, activations, precision: str | None = None) -> jax.Array:
+    """Runs the forward kernel of each group of layers."""
     stack = Stack.of(x, kernels, biases, activations, precision)
     for start, stop in forward_groups(stack):
         layers = [some[start:stop] for some in (kernels, biases, activations)]

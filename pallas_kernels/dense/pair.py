@@ -193,6 +193,7 @@ class _Block:
             body(warpgroup + i * step, tc.opaque_zero(i))
 
     def _product(self, layer: int, tile, zero) -> jax.Array:
+        """Multiplies a tile by the kernel of a layer."""
         chunks = [tile.at[chunk] for chunk in range(self.stack.widths[layer] // COLUMNS)]
         kernel = self.scratch["kernel"][layer].at[zero]
         rows = tc.columns_of(kernel.shape[0])

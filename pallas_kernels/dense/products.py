@@ -90,6 +90,7 @@ def _allocate_parts(dtype, rows: int, columns: int):
 
 
 def _multiply_parts(rows, kernel, meanwhile) -> jax.Array:
+    """Multiplies float32 rows by a kernel that is split into bfloat16 parts."""
     _, height, width = kernel.shape
 
     def pairs():

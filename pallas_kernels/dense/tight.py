@@ -167,6 +167,7 @@ class TightWalker(GradientMaker):
         tc.wait_smem_to_gmem(0)
 
     def _meet(self) -> None:
+        """Waits until all members have arrived here."""
         tc.barrier_arrive(self.scratch["met"])
         tc.barrier_wait(self.scratch["met"])
 
@@ -186,6 +187,7 @@ class TightWalker(GradientMaker):
         return self.member < self.plan.stack.widths[number] // COLUMNS
 
     def _columns(self, number: int, held: dict):
+        """Returns the columns of the member's chunk of a width of the stack, or None."""
         return tc.columns_at(0, self.member + held["zero"]) if self._has_chunk(number) else None
 
     def _make_hidden(self, inputs: dict, held: dict):

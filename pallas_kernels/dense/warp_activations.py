@@ -43,6 +43,7 @@ def pull_back(warp: Warp, name: str | None, z: Value, dy: Value) -> Value:
 
 
 def _record(warp: Warp, function: Callable[..., jax.Array], *values: Value) -> Value:
+    """Traces a function of scalars, and records its jaxpr for these values."""
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
     program = jax.make_jaxpr(function)(*[scalar] * len(values))
     (made,) = _interpret(warp, program.jaxpr, program.consts, values)

@@ -206,6 +206,7 @@ def mix_backward(
 
 
 def _launch(kernel, inputs: _Inputs, outputs, name: str, floats: dict[str, tuple[int, ...]]):
+    """Launches a kernel with a ring of tokens and further float32 arrays in shared memory."""
     tile, x = kernel.tile, inputs.x
     vectors = x.shape[1] * (1 if inputs.other is None else 2)
     ring = tile.warps, tile.ahead + 1, vectors, LANES, _ENTRIES

@@ -55,6 +55,7 @@ class EightRows:
         )
 
     def _select_rows(self, warp, first, x, values, columns, kept) -> None:
+        """Selects from the eight rows from ``first`` on, and writes what is kept."""
         last = x.shape[0] - 1
         choose = self._choose_float32 if x.itemsize == 4 else self._choose_16_bits
         selection, marks = choose(warp, x, first, last)
@@ -74,6 +75,7 @@ class EightRows:
     # -- 16 bits -------------------------------------------------------------------------------
 
     def _choose_16_bits(self, warp, x, first, last):
+        """Returns the selection and the marks for rows of 16-bit floats."""
         selection, halves = self._selection(x, x.dtype), self._load(warp, x, first, last)
         if self.by_magnitude:
             halves = [[word & 0x7FFF7FFF for word in half] for half in halves]
@@ -82,6 +84,11 @@ class EightRows:
     # -- 32 bits -------------------------------------------------------------------------------
 
     def _choose_float32(self, warp, x, first, last):
+        """Returns the selection and the marks for rows of float32.
+
+        It searches among the entries as float16 in units of the row's deviation. Where that does
+        not decide, it compares entries exactly or selects from the row again.
+        """
         selection = self._selection(x, jnp.float16)
         halves = self._load(warp, x, first, last)
         numbers = [[self._rank(word.bits("f32")) for word in half] for half in halves]

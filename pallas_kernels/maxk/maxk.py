@@ -77,6 +77,7 @@ def maxk(
 
 
 def _one_row(tile, k, by_magnitude, x, results):
+    """Launches the kernel in which a warp selects from one row at a time."""
     rows, dim = x.shape
     return simt.launch(
         OneRow(dim, k, by_magnitude),
@@ -89,6 +90,7 @@ def _one_row(tile, k, by_magnitude, x, results):
 
 
 def _eight_rows(tile, k, by_magnitude, x, results):
+    """Launches the kernel in which a warp selects from eight rows at once."""
     rows, dim = x.shape
     kept = jax.ShapeDtypeStruct((tile.warps * kept_columns(dim, k),), jnp.uint8)
     return simt.launch(
@@ -160,6 +162,7 @@ def gather_columns(dense: jax.Array, columns: jax.Array) -> jax.Array:
 
 
 def _launch_by_rows(kernel, name, inputs, shape, dtype):
+    """Launches a kernel whose warps stride over rows."""
     grid = simt.Grid(striding_blocks(shape[0], _WARPS), _WARPS)
     return simt.launch(kernel, inputs, [jax.ShapeDtypeStruct(shape, dtype)], name=name, grid=grid)[
         0
@@ -181,6 +184,7 @@ class _Todense:
         warp.when(first < dense.shape[0], lambda: self._make(warp, first, inputs, dense, kept))
 
     def _make(self, warp, first, inputs, dense, kept) -> None:
+        """Clears the rows in shared memory, scatters the values, and copies the rows out."""
         values, columns = inputs
         (rows, dim), k, at_once = dense.shape, values.shape[1], 16 // dense.itemsize
         own = kept.row(warp.thread // LANES)
@@ -209,6 +213,7 @@ class _Todense:
 
 
 def _todense(warp: Warp, inputs, dense: Array) -> None:
+    """Clears each row in global memory, and then scatters its values; for wide rows."""
     values, columns = inputs
     zero = [warp.constant("u32", 0)]
 
@@ -226,6 +231,7 @@ def _todense(warp: Warp, inputs, dense: Array) -> None:
 
 
 def _gather_columns(warp: Warp, inputs, values: Array) -> None:
+    """Gathers the entries of each row at its columns."""
     dense, columns = inputs
 
     def take(number, _):

@@ -195,6 +195,7 @@ class _GradValues:
         graph.for_each(warp, take)
 
     def _add_listed(self, warp, graph, columns, piece, listed, sums, shared) -> None:
+        """Adds the row's entries to the sums of the senders in the list."""
         row, list_nodes, list_edges = shared
         lanes, ahead = self.tile.lanes, self.tile.ahead
         neighbours, k = LANES // lanes, columns.shape[1]

@@ -210,6 +210,7 @@ class _ForwardWarp:
         return [self.warp.select(begins_with_other, *pair) for pair in pairs]
 
     def _add_neighbour(self, values, columns, factor, exists) -> None:
+        """Adds the entries of a neighbour, times its factor, to the sums."""
         warp, tile = self.warp, self.tile
         size = tile.shape.per_block // tile.shape.halves
 

@@ -29,6 +29,7 @@ def _integer(width: int) -> ir.Type:
 
 
 def _type_of(kind: str) -> ir.Type:
+    """Returns the MLIR type of a kind; integers are signless."""
     widths = {"bool": 1, "i32": 32, "u32": 32, "i64": 64}
     return ir.F32Type.get() if kind == "f32" else _integer(widths[kind])
 
@@ -145,10 +146,12 @@ class MosaicWarp(Warp):
         )
 
     def _values(self, tree, kinds, data):
+        """Returns a carry of this tree, whose leaves are MLIR values of these kinds."""
         return tree.unflatten(Value(self, *pair) for pair in zip(kinds, data, strict=True))
 
     @staticmethod
     def _yield(results, kinds):
+        """Records an ``scf.yield`` of a carry, whose kinds must not have changed."""
         leaves = jax.tree.leaves(results)
         if [leaf.kind for leaf in leaves] != kinds:
             raise TypeError(f"expected {kinds}, got {[leaf.kind for leaf in leaves]}")
@@ -240,6 +243,7 @@ class MosaicWarp(Warp):
         return self._narrow("f16x2", low, high)
 
     def _narrow(self, kind, low, high):
+        """Records one PTX conversion of two f32 to a word of two 16-bit floats."""
         # Conversions of one number at a time are slow.
         operands = [high.data, low.data]
         ptx = f"cvt.rn.{kind}.f32 $0, $1, $2;"

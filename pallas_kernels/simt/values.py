@@ -358,9 +358,9 @@ class Signals:
     array: Array
 
     def init(self, times: int) -> None:
-        """Initialises all signals for so many arrivals; by one lane.
+        """Initialises all signals for so many arrivals.
 
-        It comes before ``Warp.cluster_arrive``.
+        One lane of the block calls it, before ``Warp.cluster_arrive``.
         """
         for number in range(self.array.shape[0]):
             self.array.warp.init_signal(self.array.pointer, self.array.warp.i32(number), times)
@@ -368,7 +368,7 @@ class Signals:
     def arrive(self, step: Value, nbytes: Value | None = None) -> None:
         """Arrives at the signal of a step, and optionally announces bytes to wait for.
 
-        By one lane.
+        One lane of a warp calls it.
         """
         number, _ = self.slot_and_phase(step)
         self.array.warp.arrive_at_signal(self.array.pointer, number, nbytes)
@@ -376,7 +376,7 @@ class Signals:
     def wait(self, step: Value) -> None:
         """Waits for the signal of a step.
 
-        Each step of a signal has to be waited for before the next one can complete.
+        A signal must not complete again before the step has been waited for.
         """
         self.array.warp.wait_for_signal(self.array.pointer, *self.slot_and_phase(step))
 

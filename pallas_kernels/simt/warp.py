@@ -20,10 +20,11 @@ from pallas_kernels.simt.values import Value
 LANES = 32
 
 _LARGEST = 2.0**126  # the largest power of two whose reciprocal is a normal number
-# log2(e) in two parts, and 1.5 * 2^23, to which a small number is added to round it.
+# log2(e) in two parts, and 1.5 * 2^23: adding it to a small number rounds that to an integer.
 _LOG2_E, _LOG2_E_REST = 1.4426950216293335, 1.9259629911266175e-08
 _ROUND, _ROUND_BITS = 12582912.0, 0x4B400000
-# log(1 + m) = m - m²/2 + ..., minimax from -1/3 to 1/3: even and odd powers from the highest on.
+# A minimax polynomial of log(1 + m) = m - m²/2 + ... from -1/3 to 1/3: the coefficients of even and
+# of odd powers, from the highest on.
 _TWO_THIRDS_BITS, _LOG_2 = 0x3F2AAAAB, 0.6931471805599453
 _LOG_EVEN = (-0.130310059, -0.121483512, -0.166846126, -0.249996200)
 _LOG_ODD = (0.140869141, 0.139814854, 0.200120345)

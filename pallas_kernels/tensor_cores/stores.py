@@ -102,6 +102,7 @@ class TileChannel:
         return 3 * self.steps, 2
 
     def _part(self, array: Array, number: int) -> Array:
+        """Returns one of the three parts of the channel's words."""
         first = array.warp.i32(2 * self.steps * number)
         return dataclasses.replace(array.shifted(first), shape=(self.steps, 2))
 
