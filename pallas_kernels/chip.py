@@ -1,7 +1,7 @@
-"""What kernels have to know of a GPU: one frozen record for each, given by name or by the device.
+"""What kernels need to know about a GPU: one frozen record for each, chosen by name or by device.
 
-Every choice of a tile receives such a record. Lowering needs no device: without a GPU at hand, the
-chip is the one that kernels are tuned for, or the one that ``JAXGNN_CHIP`` names.
+Every choice of a tile receives such a record. Lowering needs no device: without a GPU, the chip is
+the one that kernels are tuned for, or the one that ``JAXGNN_CHIP`` names.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Chip:
 
     @classmethod
     def named(cls, name: str) -> Chip:
-        """The chip of this name, in capitals or not.
+        """Returns the chip of this name, in upper or lower case.
 
         Raises:
           ValueError: for a name that is not among ``CHIPS``.
@@ -63,19 +63,20 @@ class Chip:
 
     @classmethod
     def current(cls) -> Chip:
-        """The chip of the first GPU at hand, or the one that kernels are made for without a GPU.
+        """Returns the chip of the first GPU, or without a GPU the one that kernels are lowered for.
 
-        That is the one that the environment variable ``JAXGNN_CHIP`` names, by default an H100. It
-        is read once.
+        The latter is named by the environment variable ``JAXGNN_CHIP``, by default an H100. It is
+        read once.
         """
         return _current()
 
     @classmethod
     def of_device(cls, device: jax.Device) -> Chip:
-        """The chip of a GPU that JAX knows.
+        """Returns the chip of a GPU that JAX has found.
 
-        One that is not among ``CHIPS`` has what JAX tells of it, and for the rest the figures of
-        the known one of the same generation that has the smallest cache.
+        A GPU that is not among ``CHIPS`` takes the name, capability and number of multiprocessors
+        that JAX reports, and the other figures of the known chip of the same generation with the
+        least memory.
         """
         kind, capability = device.device_kind, str(getattr(device, "compute_capability", ""))
         for chip in CHIPS.values():
@@ -87,12 +88,15 @@ class Chip:
 
 
 def _multiprocessors(device: jax.Device, like: Chip) -> int:
-    """How many a device says it has: one of a pair of chips, or a part of one, has fewer."""
+    """Returns how many multiprocessors a device reports, or those of the chip it is like.
+
+    A device that is part of a chip, such as a MIG instance, reports fewer than the whole chip has.
+    """
     return getattr(device, "core_count", None) or like.multiprocessors
 
 
 def _of_generation(capability: str) -> Chip:
-    """The least of the known chips whose capability begins alike, or else of all."""
+    """Returns the smallest known chip of the same major capability, or else of all."""
     major = capability.partition(".")[0]
     alike = [chip for chip in CHIPS.values() if chip.capability.partition(".")[0] == major]
     return min(alike or CHIPS.values(), key=lambda chip: (chip.block_bytes, chip.cache_bytes))
@@ -113,5 +117,5 @@ _ALL = (
     Chip("RTX4090", "8.9", 128, 99 * _KIB, 72 * _MIB),
     Chip("RTX5090", "12.0", 170, 99 * _KIB, 96 * _MIB),
 )
-# Those whose figures are known, by name.
+# The chips whose figures are known, by name.
 CHIPS = {chip.name: chip for chip in _ALL}

@@ -1,1 +1,1 @@
-"""Kernels of stacks of dense layers with activations: one launch forward, one backward."""
+"""Kernels of stacks of dense layers with activations: one launch forward and one backward."""

@@ -1,8 +1,9 @@
-"""Activations of dense layers inside kernels: those of ``jaxgnn.ops.reference``, by ``exp2``.
+"""Activations of dense layers in kernels of tensor cores, computed with ``exp2``.
 
-Hyperbolic tangents are written as logistic functions, ``(1 + tanh u) / 2 = σ(2u)``: where they
-approach their limits these keep their precision, and the exponential is what the hardware has. Of
-its units there are few: a value and its slope are made of the same exponential.
+They equal those of ``jaxgnn.ops.reference``. Hyperbolic tangents are written as logistic functions,
+``(1 + tanh u) / 2 = σ(2u)``, which keep their precision near their limits and need the exponential
+that the hardware has. The hardware computes few exponentials at a time, so a value and its slope
+share one.
 """
 
 from __future__ import annotations
@@ -20,17 +21,19 @@ _Function = Callable[[jax.Array], jax.Array]
 
 
 def _takes_output(z: jax.Array) -> tuple[jax.Array, jax.Array]:
-    raise TypeError("the derivative is made of the output")
+    """Takes the place of ``value_and_slope`` where the derivative is computed from the output."""
+    raise TypeError("the derivative is computed from the output")
 
 
 @dataclass(frozen=True)
 class Activation:
-    """An elementwise function of float32, and how gradients go back through it.
+    """An elementwise function of float32, and how gradients pass back through it.
 
     Attributes:
-      value: of the preactivation z.
-      value_and_slope: of z: ``value``, and its derivative.
-      gate: the gradient to z of y and dy, where the derivative is made of ``y = value(z)``.
+      value: the function of the preactivation z.
+      value_and_slope: returns ``value(z)`` and its derivative, from z.
+      gate: returns the gradient to z from ``y = value(z)`` and dy, where the derivative follows
+        from y; else None.
     """
 
     value: _Function
@@ -39,18 +42,18 @@ class Activation:
 
     @classmethod
     def of_preactivation(cls, value_and_slope) -> Activation:
-        """Whose derivative takes z."""
+        """Returns an activation whose derivative is computed from z."""
         return cls(lambda z: value_and_slope(z)[0], value_and_slope)
 
     @property
     def of_output(self) -> bool:
-        """Whether the derivative is made of the value."""
+        """Whether the derivative is computed from the output ``value(z)`` instead of z."""
         return self.gate is not None
 
     def pull_back(self, known: jax.Array, dy: jax.Array) -> jax.Array:
-        """The gradient to z; ``known`` is y if ``of_output``, else the slope.
+        """Returns the gradient to z; ``known`` is the output if ``of_output``, else the slope.
 
-        A unit that is off passes nothing on, not even what is not finite.
+        Where the derivative is zero the gradient is zero, even if ``dy`` is not finite.
         """
         if self.gate is not None:
             return self.gate(known, dy)
@@ -58,17 +61,20 @@ class Activation:
 
 
 def _reciprocal(x):
-    """Of a number that is not negative; a division would be a subroutine, to round exactly."""
+    """Returns the reciprocal of a number that is not negative, by ``rsqrt``.
+
+    A division would call a subroutine, since it rounds exactly.
+    """
     root = lax.rsqrt(x)
     return root * root
 
 
 _LOG2_E = math.log2(math.e)
-_LARGEST = 3e38  # of float32, about
+_LARGEST = 3e38  # about the largest float32
 
 
 def _logistic(exponent):
-    """``s = 1 / (1 + 2^exponent)`` and ``1 - s``, which as a difference would lose digits."""
+    """Returns ``s = 1 / (1 + 2^exponent)`` and ``1 - s``, without cancellation in the latter."""
     power = jnp.exp2(exponent)
     s = _reciprocal(1.0 + power)
     return s, jnp.minimum(power, _LARGEST) * s
@@ -88,11 +94,11 @@ def _squared_relu_gate(y, dy):
 
 _CUBIC = 0.044715
 _TWICE_SCALE = 2 * math.sqrt(2 / math.pi)
-_MOST_SQUARE = 1e30  # beyond, products of it would overflow
+_MOST_SQUARE = 1e30  # products of larger squares would overflow
 
 
 def _gelu(z):
-    # y = z s with s = σ(u), u = a z + b z³, of which the slope is s + y (1 - s) u'.
+    # y = z s with s = σ(u) and u = a z + b z³. The slope of y is s + y (1 - s) u'.
     square = jnp.minimum(z * z, _MOST_SQUARE)
     exponent = z * (-_LOG2_E * _TWICE_SCALE - (_LOG2_E * _TWICE_SCALE * _CUBIC) * square)
     s, rest = _logistic(exponent)
@@ -106,7 +112,8 @@ _COEFFICIENTS = (0.5307027145, -0.7265760135, 0.7107068705, -0.142248368, 0.1274
 
 
 def _gelu_exact(z):
-    # The error function does not lower. Constant slopes beyond 40: z² would overflow.
+    # Pallas does not lower the error function. Beyond 40 the slope is constant, since z² would
+    # overflow.
     size = jnp.minimum(jnp.maximum(z, -z), 40.0)
     t = _reciprocal(1.0 + _RATE * size)
     bell = jnp.exp2((-0.5 * _LOG2_E) * size * size)

@@ -18,15 +18,15 @@ def fused_linear(
     tile: DenseTile | None = None,
     precision: str | None = None,
 ) -> jax.Array:
-    """``activation(x @ kernel + bias)``, summed in float32 and rounded once.
+    """Computes ``activation(x @ kernel + bias)``, summed in float32 and rounded once.
 
     Args:
-      x: [rows, in], bfloat16, float16 or float32, in a multiple of 64 up to 256.
-      kernel: [in, out], of the same dtype, out likewise.
+      x: [rows, in], bfloat16, float16 or float32; in is a multiple of 64 up to 256.
+      kernel: [in, out], of the dtype of ``x``; out is a multiple of 64 up to 256.
       bias: [out], or None.
-      activation: a name, or None.
-      tile: by default what suits the shapes.
-      precision: of float32, ``"tf32"`` or ``"bf16x3"``; else None.
+      activation: name of the activation, or None.
+      tile: how the work is divided; chosen by the shapes if None.
+      precision: for float32 ``"tf32"`` or ``"bf16x3"``; else None.
 
     Returns:
       [rows, out].
@@ -43,19 +43,21 @@ def fused_linear_backward(
     activation: str | None,
     tile: BackwardTile | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Gradients to ``x``, ``kernel`` and ``bias``; sums in a fixed order.
+    """Computes the gradients to ``x``, ``kernel`` and ``bias``, with sums in a fixed order.
 
     Args:
-      x: as in ``fused_linear``; float32 numbers are multiplied as the sums of two bfloat16 ones.
-      kernel: likewise.
-      bias: likewise.
-      y: the result, for activations whose derivative is made of it; for others not used.
+      x: [rows, in], bfloat16, float16 or float32; float32 numbers are multiplied as sums of two
+        bfloat16 parts.
+      kernel: [in, out], of the dtype of ``x``.
+      bias: [out], or None.
+      y: [rows, out], the output, for activations whose derivative is computed from it; else not
+        used.
       dy: [rows, out].
-      activation: as in ``fused_linear``.
-      tile: by default what suits the shapes.
+      activation: name of the activation, or None.
+      tile: how the work is divided; chosen by the shapes if None.
 
     Returns:
-      Of the shapes and dtypes of the arguments.
+      The gradients, of the shapes and dtypes of the arguments.
     """
     made = dense_backward.backward(x, (kernel,), (bias,), y, dy, (activation,), tile)
     dx, (dkernel,), (dbias,) = made

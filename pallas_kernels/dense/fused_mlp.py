@@ -1,7 +1,8 @@
 """Linear layers with an activation between them.
 
-Layers that fit shared memory together are one kernel, or two that fit that of two multiprocessors;
-of others there is one after the other, and what is between them goes through memory.
+Layers that fit into shared memory together are computed by one kernel, and two layers that fit into
+that of two multiprocessors by another. Other layers are computed one after the other, and the rows
+between them go through global memory.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pallas_kernels.dense.forward import DenseTile
 from pallas_kernels.dense.pair import PairTile
 from pallas_kernels.dense.stack import Stack
 
-_Group = tuple[int, int]  # the first layer, and the one behind the last
+_Group = tuple[int, int]  # the first layer of a kernel, and one past the last
 
 
 def fused_mlp(
@@ -31,14 +32,16 @@ def fused_mlp(
     activation: str | None,
     precision: str | None = None,
 ) -> jax.Array:
-    """``h ← activation(h @ kernel + bias)``, the last layer linear; hidden ones rounded too.
+    """Computes ``h ← activation(h @ kernel + bias)`` for each layer; the last one is linear.
+
+    Hidden rows are rounded to the dtype of ``x``.
 
     Args:
       x: [rows, in], bfloat16, float16 or float32.
-      kernels: [in, out] each, multiples of 64 up to 256.
+      kernels: [in, out] each, of widths that are multiples of 64 up to 256.
       biases: [out] or None, each.
-      activation: between the layers, a name or None.
-      precision: of float32, ``"tf32"`` or ``"bf16x3"``; else None.
+      activation: name of the activation between the layers, or None.
+      precision: for float32 ``"tf32"`` or ``"bf16x3"``; else None.
 
     Returns:
       [rows, last out].
@@ -55,21 +58,21 @@ def fused_mlp_backward(
     activation: str | None,
     precision: str | None = None,
 ) -> tuple[jax.Array, Sequence[jax.Array], Sequence[jax.Array | None]]:
-    """Gradients to the first three arguments; sums in a fixed order.
+    """Computes the gradients to ``x``, the kernels and the biases, with sums in a fixed order.
 
-    One or two layers are gone back through at once, and what they read is recomputed.
+    One kernel handles one or two layers, and recomputes the hidden rows that it needs.
 
     Args:
-      x: as in ``fused_mlp``.
-      kernels: likewise.
-      biases: likewise.
+      x: [rows, in], bfloat16, float16 or float32.
+      kernels: [in, out] each, of widths that are multiples of 64 up to 256.
+      biases: [out] or None, each.
       dy: [rows, last out].
-      activation: as in ``fused_mlp``.
-      precision: as in ``fused_mlp``, of layers whose result is read again; else float32 numbers
-        are multiplied as the sums of two bfloat16 ones.
+      activation: name of the activation between the layers, or None.
+      precision: precision of the forward pass that recomputes hidden rows, ``"tf32"`` or
+        ``"bf16x3"`` for float32. Gradients of float32 are computed with sums of two bfloat16 parts.
 
     Returns:
-      Of the shapes and dtypes of the arguments.
+      The gradients, of the shapes and dtypes of the arguments.
     """
     last = len(kernels)
     groups = backward_groups(Stack.of(x, kernels, biases, [activation] * last))
@@ -80,9 +83,10 @@ def fused_mlp_backward(
     gated = activation is not None and ACTIVATIONS[activation].of_output
     dkernels, dbiases = [], []
     for h, (start, stop) in reversed(list(zip(inputs, groups, strict=True))):
-        # The kernel above has gone back through an activation that it could tell from its input.
-        behind = None if gated or stop == last else activation
-        activations = (*[activation] * (stop - start - 1), behind)
+        # If the activation is gated, the kernel of the layers above has already gone back through
+        # it, since it knows the activation's output: its own input.
+        last_activation = None if gated or stop == last else activation
+        activations = (*[activation] * (stop - start - 1), last_activation)
         below = activation if gated and start > 0 else None
         layers = kernels[start:stop], biases[start:stop]
         dy, *made = dense_backward.backward(h, *layers, None, dy, activations, below=below)
@@ -91,7 +95,7 @@ def fused_mlp_backward(
 
 
 def forward_groups(stack: Stack) -> list[_Group]:
-    """Layers that are one kernel: from the first on, as many as fit; or two that fit a pair."""
+    """Groups the layers into kernels: from the first on, as many as fit; or two that fit a pair."""
     groups, start = [], 0
     while start < stack.layers:
         groups.append((start, _stop(stack, start)))
@@ -100,7 +104,7 @@ def forward_groups(stack: Stack) -> list[_Group]:
 
 
 def _stop(stack: Stack, start: int) -> int:
-    """The layer behind the last one of the kernel that begins with ``start``."""
+    """Returns one past the last layer of the kernel that begins with layer ``start``."""
     chip, stops = Chip.current(), range(start + 2, stack.layers + 1)
     fits = itertools.takewhile(lambda stop: DenseTile.choose(chip, stack.part(start, stop)), stops)
     stop = max(fits, default=start + 1)
@@ -110,11 +114,16 @@ def _stop(stack: Stack, start: int) -> int:
 
 
 def backward_groups(stack: Stack) -> list[_Group]:
-    """From the last on, two layers if they fit; behind the second must be nothing to go through."""
+    """Groups the layers into kernels of the backward pass, from the last on: two if they fit.
+
+    A kernel of two layers can not start with the gradient of an activation of its second layer.
+    """
     chip, groups, stop = Chip.current(), [], stack.layers
     while stop > 0:
-        free = stop == stack.layers or stack.last is None or stack.last.of_output
-        two = stack.part(stop - 2, stop).linear_last() if stop > 1 and free else None
+        free = (
+            stop == stack.layers or stack.last_activation is None or stack.last_activation.of_output
+        )
+        two = stack.part(stop - 2, stop).without_last_activation() if stop > 1 and free else None
         pair = two is not None and dense_backward.choose(chip, two)
         start = stop - 2 if pair else stop - 1
         groups.insert(0, (start, stop))
@@ -123,7 +132,7 @@ def backward_groups(stack: Stack) -> list[_Group]:
 
 
 def float32_fits(widths: tuple[int, ...], precision: str) -> bool:
-    """Whether each float32 layer between these widths fits a kernel, with a bias."""
+    """Returns whether each float32 layer between these widths fits a kernel, with a bias."""
     for pair in itertools.pairwise(widths):
         layer = Stack(pair, (True,), (None,), jnp.dtype("float32"), precision)
         if DenseTile.choose(Chip.current(), layer) is None:
@@ -132,9 +141,9 @@ def float32_fits(widths: tuple[int, ...], precision: str) -> bool:
 
 
 def float32_gradients_fit(widths: tuple[int, ...], activation: str | None) -> bool:
-    """Whether the backward pass of float32 layers between these widths fits kernels.
+    """Returns whether kernels can compute the gradients of float32 layers of these widths.
 
-    With biases, and with the ``activation`` between them, or behind if there is but one.
+    The layers have biases, and the ``activation`` between them, or after a single one.
     """
     for pair in itertools.pairwise(widths):
         layer = Stack(pair, (True,), (activation,), jnp.dtype("float32"))
@@ -144,6 +153,7 @@ def float32_gradients_fit(widths: tuple[int, ...], activation: str | None) -> bo
 
 
 def _forward(x, kernels, biases, activations, precision: str | None = None) -> jax.Array:
+    """Runs the forward kernel of each group of layers."""
     stack = Stack.of(x, kernels, biases, activations, precision)
     for start, stop in forward_groups(stack):
         layers = [some[start:stop] for some in (kernels, biases, activations)]

@@ -1,9 +1,9 @@
 """Two dense layers whose kernels do not fit one multiprocessor, in clusters of two blocks.
 
-Each block keeps the kernel of one layer. The first reads tiles of rows, multiplies them, and sends
-what its layer makes of them from its registers to the shared memory of the second, which multiplies
-again and leaves the result to the copy engine. So hidden rows go through no memory outside of the
-two, and rows are read and written once.
+Each block keeps the kernel of one layer. The first block loads tiles of rows, multiplies them, and
+sends the output of its layer from registers to the shared memory of the second block. That one
+multiplies again and lets the copy engine store the result. So hidden rows never go through global
+memory, and rows are read and written once.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from pallas_kernels import simt
 from pallas_kernels import tensor_cores as tc
 from pallas_kernels.chip import Chip
 from pallas_kernels.dense.stack import Stack, finish
-from pallas_kernels.tensor_cores import BLOCK, COLUMNS, RANK, ROWS, WARPGROUP, Ring, Stream
+from pallas_kernels.tensor_cores import BLOCK, COLUMNS, RANK, ROWS, WARPGROUP, Ring, TiledInput
 from pallas_kernels.tensor_cores.stores import (
-    Meet,
-    Pair,
-    SayFree,
+    InitChannel,
+    ReleaseSlot,
     SendChunk,
-    WaitForPlace,
+    TileChannel,
+    WaitForSlot,
     WaitForTile,
 )
 
 _LAYERS = 2
-_WARPGROUPS = 2  # whose threads have registers for 128 sums
-_LEAST, _MOST = 3, 8  # tiles in shared memory
+_WARPGROUPS = 2  # as many as have registers for 128 sums a thread
+_MIN_SLOTS, _MAX_SLOTS = 3, 8  # tiles in shared memory
 _FIRST, _SECOND = 0, 1
 
 
@@ -44,8 +44,8 @@ class PairTile:
     """How clusters and warpgroups share the work.
 
     Attributes:
-      pairs: clusters.
-      warpgroups: of each block, that take turns at its tiles.
+      pairs: how many clusters there are.
+      warpgroups: warpgroups of each block, which take turns at its tiles.
       slots: tiles in the shared memory of each block.
     """
 
@@ -55,36 +55,36 @@ class PairTile:
 
     @classmethod
     def choose(cls, chip: Chip, stack: Stack) -> PairTile | None:
-        """The heuristic: what fits, or None."""
+        """The one heuristic: as many slots as fit, or None if the layers do not fit."""
         is_wide = max(stack.widths) > tc.MOST_WIDTH
         if stack.layers != _LAYERS or stack.dtype.itemsize != 2 or is_wide:
             return None
         parameters = max(stack.part(n, n + 1).parameter_bytes() for n in range(_LAYERS))
         room = chip.shared_bytes - parameters - tc.aligned(1)
-        slots = min(room // stack.row_bytes(max(stack.widths)), _MOST)
-        if slots < _LEAST:
+        slots = min(room // stack.row_bytes(max(stack.widths)), _MAX_SLOTS)
+        if slots < _MIN_SLOTS:
             return None
         return cls(chip.multiprocessors // _LAYERS, _WARPGROUPS, slots)
 
     @property
     def barriers(self) -> int:
-        """One for each pair of a slot and a warpgroup that waits for it."""
+        """How many barriers there are: one for each pair of a slot and its waiting warpgroup."""
         return math.lcm(self.slots, self.warpgroups)
 
     def limited_to(self, rows: int) -> PairTile:
-        """Without clusters that would have no rows."""
+        """Returns the same without clusters that would have no rows."""
         return dataclasses.replace(self, pairs=min(self.pairs, -(-rows // ROWS)))
 
 
 def forward(x, kernels, biases, activations, tile: PairTile | None = None) -> jax.Array:
-    """The output of the second layer.
+    """Computes the output of the second layer.
 
     Args:
       x: [rows, width], bfloat16 or float16.
-      kernels: two, [width of the layer before, width], multiples of 64.
+      kernels: two, [width of the layer before, width], of widths that are multiples of 64.
       biases: [width] or None, each.
-      activations: name or None, each.
-      tile: by default what suits the shapes.
+      activations: name or None, for each layer.
+      tile: how the work is divided; chosen by the shapes if None.
 
     Returns:
       [rows, last width], of the dtype of ``x``.
@@ -110,22 +110,24 @@ def forward(x, kernels, biases, activations, tile: PairTile | None = None) -> ja
 
 
 def _scratch(stack: Stack, tile: PairTile) -> dict:
-    """What blocks of both ranks use; the kernel and the bias are those of one layer."""
+    """Returns scratch memory for blocks of both ranks, with the parameters of one layer."""
     width, room = stack.widths[0], max(stack.widths)
     kernels = [tc.tiles(stack.dtype, 1, *shape) for shape in stack.shapes]
     loads = [1 + biased for biased in stack.biased]
-    ring = Ring.form(stack.dtype, [width], (tile.slots,), barriers=(tile.barriers,), room=[room])
+    ring = Ring.scratch(
+        stack.dtype, [width], (tile.slots,), barriers=(tile.barriers,), slot_widths=[room]
+    )
     return {
         "kernel": tc.RefUnion(*kernels),
         "bias": tc.SMEM((max(stack.widths[1:]),), stack.dtype) if any(stack.biased) else None,
         "ring": ring,
         "loaded": [tc.Barrier(num_arrivals=count) for count in loads],
-        "signals": tc.SMEM(Pair(tile.barriers).signals, jnp.uint32),
+        "signals": tc.SMEM(TileChannel(tile.barriers).signals, jnp.uint32),
     }
 
 
 def _forward(stack: Stack, tile: PairTile, scratch, x, kernels, biases, result) -> None:
-    """A warpgroup's part."""
+    """Runs this warpgroup by the rank of its block."""
     block = _Block(stack, tile, scratch, x, kernels, biases, result)
     for rank, run in ((_FIRST, block.run_first), (_SECOND, block.run_second)):
         pl.when(lax.axis_index(RANK) == rank)(run)
@@ -137,12 +139,12 @@ class _Block:
 
     Attributes:
       stack: the layers.
-      tile: who does what.
-      scratch: shared memory.
-      x: in memory.
-      kernels: in memory.
-      biases: in memory, those that there are.
-      result: in memory.
+      tile: how the work is divided.
+      scratch: shared memory and barriers.
+      x: the input in global memory.
+      kernels: the kernels in global memory.
+      biases: the biases in global memory, without those that are None.
+      result: the result in global memory.
     """
 
     stack: Stack
@@ -155,42 +157,43 @@ class _Block:
 
     @property
     def _count(self):
-        """Tiles of the cluster."""
-        return tc.own_tiles(self.x.shape[0], lax.axis_index(BLOCK), self.tile.pairs)
+        """How many tiles the cluster has."""
+        return tc.count_strided_tiles(self.x.shape[0], lax.axis_index(BLOCK), self.tile.pairs)
 
     def _row(self, n):
-        """The first of a tile."""
+        """Returns the first row of the cluster's n-th tile."""
         return (lax.axis_index(BLOCK) + n * self.tile.pairs) * ROWS
 
     def _slot(self, n):
         return lax.rem(n, self.tile.slots)
 
-    def _with(self, kind, numbers, references=(), products=(), **options) -> None:
-        """One of the kinds of ``Pair``."""
+    def _use_channel(self, kind, numbers, references=(), products=(), **options) -> None:
+        """Runs an operation of the channel between the blocks, a subclass of ``TileChannel``."""
         pair = kind(self.tile.barriers, **options)
         references = [*references, (self.scratch["signals"], ())]
         simt.inline(pair, numbers, references, products, cluster=_LAYERS)
 
     def _begin(self, layer: int) -> None:
-        """Asks for the layer's parameters, and meets the other block."""
+        """Starts to load the layer's parameters, and initialises the channel between the blocks."""
         sources, targets = [self.kernels[layer]], [self.scratch["kernel"][layer].at[0]]
         bias = self.stack.bias_of(self.biases, layer)
         if bias is not None:
             sources.append(bias)
             targets.append(self.scratch["bias"].at[pl.ds(0, bias.shape[0])])
-        tc.ask_for(sources, targets, self.scratch["loaded"][layer])
-        self._with(Meet, [lax.axis_index(WARPGROUP)])
+        tc.start_loads(sources, targets, self.scratch["loaded"][layer])
+        self._use_channel(InitChannel, [lax.axis_index(WARPGROUP)])
         tc.barrier_wait(self.scratch["loaded"][layer])
 
-    def _each(self, body) -> None:
-        """Does it for every tile of the warpgroup, with its number and a zero."""
+    def _for_each_tile(self, body) -> None:
+        """Calls ``body`` for every tile of the warpgroup, with its number and an opaque zero."""
         warpgroup, step = lax.axis_index(WARPGROUP), self.tile.warpgroups
 
-        @pl.loop(0, tc.own(self._count, warpgroup, step))
+        @pl.loop(0, tc.count_strided(self._count, warpgroup, step))
         def _(i):
-            body(warpgroup + i * step, tc.zero_in(i))
+            body(warpgroup + i * step, tc.opaque_zero(i))
 
     def _product(self, layer: int, tile, zero) -> jax.Array:
+        """Multiplies a tile by the kernel of a layer."""
         chunks = [tile.at[chunk] for chunk in range(self.stack.widths[layer] // COLUMNS)]
         kernel = self.scratch["kernel"][layer].at[zero]
         rows = tc.columns_of(kernel.shape[0])
@@ -199,17 +202,20 @@ class _Block:
         )
 
     def _finished(self, layer: int, z):
-        """What a layer makes of its product, rounded, in chunks with their columns."""
+        """Adds the bias and applies the activation to a product.
+
+        Yields columns and rounded values.
+        """
         bias = self.scratch["bias"] if self.stack.biased[layer] else None
         for columns in tc.columns_of(z.shape[1]):
             values = finish(self.stack, layer, z, columns, bias)
             yield columns, values.astype(self.stack.dtype)
 
     def run_first(self) -> None:
-        """Reads tiles, and sends what the first layer makes of them."""
+        """Loads tiles, and sends the output of the first layer."""
         tile, count = self.tile, self._count
-        ring = Ring(self.scratch["ring"], [Stream(self.x, self.stack.widths[0])])
-        matrices, _ = tc.faces(self.scratch["ring"]["tiles"][0])
+        ring = Ring(self.scratch["ring"], [TiledInput(self.x, self.stack.widths[0])])
+        matrices, _ = tc.tile_views(self.scratch["ring"]["tiles"][0])
         chunks = matrices.shape[1]
 
         def load(n):
@@ -226,24 +232,24 @@ class _Block:
             ring.wait((lax.rem(n, tile.barriers),))
             z = self._product(_FIRST, matrices.at[self._slot(n)], zero)
             load(n + tile.slots)
-            pl.when(n >= tile.slots)(lambda: self._with(WaitForPlace, [n - tile.slots]))
+            pl.when(n >= tile.slots)(lambda: self._use_channel(WaitForSlot, [n - tile.slots]))
             for columns, values in self._finished(_FIRST, z):
                 number = self._slot(n) * chunks + columns.start // COLUMNS
                 memory = [(matrices, tc.tiled(self.stack.dtype))]
-                self._with(SendChunk, [number, n], memory, [values], rank=_SECOND)
+                self._use_channel(SendChunk, [number, n], memory, [values], rank=_SECOND)
 
-        self._each(make)
+        self._for_each_tile(make)
 
     def run_second(self) -> None:
-        """Writes what the second layer makes of what has come."""
-        matrices, copied = tc.faces(self.scratch["ring"]["tiles"][0])
+        """Receives tiles, and stores the output of the second layer."""
+        matrices, copied = tc.tile_views(self.scratch["ring"]["tiles"][0])
         nbytes = self.stack.row_bytes(self.stack.widths[1])
         self._begin(_SECOND)
 
         def make(n, zero):
             place = matrices.at[self._slot(n)]
-            self._with(WaitForTile, [n], nbytes=nbytes)
-            tc.commit_smem()  # what was sent is seen by the tensor cores
+            self._use_channel(WaitForTile, [n], nbytes=nbytes)
+            tc.commit_smem()  # makes what was sent visible to the tensor cores
             z = self._product(_SECOND, place, zero)
             for columns, values in self._finished(_SECOND, z):
                 place.at[columns.start // COLUMNS][...] = values
@@ -254,14 +260,14 @@ class _Block:
             tc.wait_smem_to_gmem(0, wait_read_only=True)
             self._give_back(n)
 
-        self._each(make)
+        self._for_each_tile(make)
         tc.wait_smem_to_gmem(0)
 
     def _give_back(self, n) -> None:
-        """Says that the place of a tile is free, if another one is to come there."""
+        """Releases the slot of a tile, if another tile will be sent to it."""
 
         def give_back():
             tc.commit_smem()  # all warps have read it
-            self._with(SayFree, [n])
+            self._use_channel(ReleaseSlot, [n])
 
         pl.when(n + self.tile.slots < self._count)(give_back)

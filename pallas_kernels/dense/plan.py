@@ -1,6 +1,7 @@
-"""What there is to do in the backward pass of one or two dense layers, and who does it.
+"""What the backward pass of one or two dense layers computes, and which warpgroups compute it.
 
-Arithmetic of shapes only. Walkers and summers are those of ``dense.backward``.
+This module is arithmetic of shapes only. ``dense.backward`` explains the roles: walkers go through
+tiles of rows, and summers accumulate the gradients of parameters.
 """
 
 from __future__ import annotations
@@ -21,182 +22,197 @@ _TERM_BYTES = 2
 _MOST_LAYERS = 2
 _MOST_SUMMERS = 2
 _MOST_WARPGROUPS = 4
-# Tiles of each team, of the streams that are summed and of those that are not.
+# Slots of each team: for inputs that are summed, and for those that only walkers read.
 _AHEAD = ((4, 2), (3, 2), (2, 2), (3, 1), (2, 1))
-_SUMS = 256  # columns of 64 rows that a warpgroup sums, in 128 registers a thread
-# Of a thread: what there is for four warpgroups, for each if none gives any away, and what a summer
-# needs beside its sums. They are given in eights.
-_REGISTERS, _FAIR_REGISTERS, _OTHER_REGISTERS = 512, 128, 32
+_COLUMNS_PER_SUMMER = 256  # columns of 64 rows that a warpgroup sums, in 128 registers a thread
+# Registers of a thread: of all four warpgroups together, of each if they share equally, and what a
+# summer needs besides its sums. Registers are allocated in multiples of eight.
+_REGISTERS, _EQUAL_REGISTERS, _REGISTERS_BESIDE_SUMS = 512, 128, 32
 
 
 @dataclass(frozen=True)
-class Unit:
-    """A chunk of 64 columns of what a layer reads, or of its ``dz``.
+class LayerChunk:
+    """A chunk of 64 columns of the input of a layer, or of its ``dz``.
 
     Attributes:
-      layer: 0 or 1.
-      chunk: its number.
+      layer: number of the layer, 0 or 1.
+      number: number of the chunk.
     """
 
     layer: int
-    chunk: int
+    number: int
 
 
 @dataclass(frozen=True)
-class Work:
-    """The backward pass of a stack, as far as a block has to do with it.
+class BackwardPlan:
+    """What a block computes in the backward pass of a stack.
 
     Attributes:
       stack: the layers; the second of two has no activation.
       parts: blocks that share the columns of ``x``.
-      by_layer: whether each layer has a summer of its own.
+      summer_per_layer: whether each layer has a summer of its own.
     """
 
     stack: Stack
     parts: int
-    by_layer: bool = False
+    summer_per_layer: bool = False
 
     @property
     def terms(self) -> Terms:
-        """Of the numbers."""
+        """How the numbers are represented for tensor cores."""
         return Terms.of(self.stack.dtype)
 
     @property
-    def share(self) -> int:
-        """Columns of x, and of dx, of a block."""
+    def columns_per_part(self) -> int:
+        """Columns of x, and of dx, that a block has."""
         return self.stack.widths[0] // self.parts
 
     @property
     def recomputes(self) -> bool:
-        """Whether the preactivation of the first layer is made again, from all columns of x."""
-        last = self.stack.last
+        """Whether the first preactivation is recomputed, for which all columns of x are needed."""
+        last = self.stack.last_activation
         return self.stack.layers > 1 or not (last is None or last.of_output)
 
     @functools.cached_property
-    def summed(self) -> dict[str, int]:
-        """Widths of the streams that summers read: they stay until a tile is summed."""
+    def summed_inputs(self) -> dict[str, int]:
+        """Widths of the inputs that summers read; their tiles stay until they have been summed."""
         last = self.stack.widths[-1]
-        return {"x": self.share} | ({"dy": last} if self.stack.last is None else {})
+        return {"x": self.columns_per_part} | (
+            {"dy": last} if self.stack.last_activation is None else {}
+        )
 
     @functools.cached_property
-    def brief(self) -> dict[str, int]:
-        """Widths of the streams that only walkers read: their places are free once dz is made."""
-        width, last = self.stack.widths[-1], self.stack.last
+    def brief_inputs(self) -> dict[str, int]:
+        """Widths of the inputs that only walkers read; their slots are free once dz is computed."""
+        width, last = self.stack.widths[-1], self.stack.last_activation
         if last is None:
             return {}
         return {"dy": width} | ({"y": width} if last.of_output else {})
 
     @functools.cached_property
-    def kept(self) -> dict[str, int]:
-        """Widths of what walkers make for the summers."""
+    def walker_outputs(self) -> dict[str, int]:
+        """Widths of the tiles that walkers compute for the summers."""
         width, two = self.stack.widths[1], self.stack.layers > 1
         made = {"hidden": width} if two else {}
-        return made | ({"dz": width} if two or self.stack.last is not None else {})
+        return made | ({"dz": width} if two or self.stack.last_activation is not None else {})
 
     @functools.cached_property
-    def units(self) -> list[Unit]:
-        """Of what the sums of the kernels are: x, and dy of a second layer. Each takes 64 rows.
+    def kernel_chunks(self) -> list[LayerChunk]:
+        """Chunks whose products are the kernels' gradients: of x, and of dy for a second layer.
 
         The sums of the first layer are ``xᵀ dz``; those of the second are transposed, ``dyᵀ h``.
+        Each chunk takes 64 rows of sums.
         """
-        first = [Unit(0, chunk) for chunk in range(self.share // COLUMNS)]
+        first = [LayerChunk(0, chunk) for chunk in range(self.columns_per_part // COLUMNS)]
         second = self.stack.widths[2] // COLUMNS if self.stack.layers > 1 else 0
-        return first + [Unit(1, chunk) for chunk in range(second)]
+        return first + [LayerChunk(1, chunk) for chunk in range(second)]
 
     @functools.cached_property
-    def bias_units(self) -> list[Unit]:
-        """Of what the sums of the biases are: chunks of dz, numbered among those of a block."""
+    def bias_chunks(self) -> list[LayerChunk]:
+        """Chunks of dz whose sums are the biases' gradients, numbered within a block."""
         layers = itertools.compress(range(self.stack.layers), self.stack.biased)
         return [
-            Unit(layer, chunk)
+            LayerChunk(layer, chunk)
             for layer in layers
             for chunk in range(self.stack.widths[layer + 1] // COLUMNS // self._sharers(layer))
         ]
 
     def _sharers(self, layer: int) -> int:
-        """Parts that share the chunks of dz; each has all where these can not be divided."""
+        """Returns how many parts share the chunks of dz.
+
+        If they can not be divided, each has all.
+        """
         chunks = self.stack.widths[layer + 1] // COLUMNS
         return 1 if chunks % self.parts else self.parts
 
-    def bias_chunk(self, unit: Unit, part):
-        """Its number among all chunks, in a block of this ``part``."""
-        own = self.stack.widths[unit.layer + 1] // COLUMNS // self._sharers(unit.layer)
-        return part * own + unit.chunk if self._sharers(unit.layer) > 1 else unit.chunk
+    def bias_chunk_index(self, chunk: LayerChunk, part):
+        """Returns the number of a bias chunk among all chunks, in a block of this ``part``."""
+        own = self.stack.widths[chunk.layer + 1] // COLUMNS // self._sharers(chunk.layer)
+        return part * own + chunk.number if self._sharers(chunk.layer) > 1 else chunk.number
 
-    def bias_places(self, layer: int) -> list[tuple[int, int, int, int]]:
-        """The part, the summer, and ``mark_of`` each chunk of the layer's bias."""
+    def bias_locations(self, layer: int) -> list[tuple[int, int, int, int]]:
+        """Returns where each chunk of a bias is summed: part, summer, and ``mark_of``."""
         places = [
-            (part, unit.chunk, (part, summer, *self.mark_of(number)))
+            (part, chunk.number, (part, summer, *self.mark_of(index)))
             for part in range(self._sharers(layer))
             for summer in range(self.summers)
-            for number, unit in enumerate(self.share_of(summer)[1])
-            if unit.layer == layer
+            for index, chunk in enumerate(self.chunks_of_summer(summer)[1])
+            if chunk.layer == layer
         ]
         return [place for *_, place in sorted(places)]
 
     @property
     def summers(self) -> int:
-        """Warpgroups whose registers hold all sums."""
-        each = _SUMS // self.stack.widths[1]
-        return self.stack.layers if self.by_layer else -(-len(self.units) // each)
+        """How many warpgroups it takes to hold all sums in registers."""
+        each = _COLUMNS_PER_SUMMER // self.stack.widths[1]
+        return self.stack.layers if self.summer_per_layer else -(-len(self.kernel_chunks) // each)
 
-    def share_of(self, summer: int) -> tuple[list[Unit], list[Unit]]:
-        """Units of the kernels and of the biases that a ``summer`` has; the latter by mark."""
-        if self.by_layer:
-            units = [unit for unit in self.units if unit.layer == summer]
-            return units, [unit for unit in self.bias_units if unit.layer == summer]
-        each = -(-len(self.units) // self.summers)
-        units = self.units[summer * each : (summer + 1) * each]
-        return units, self.bias_units[summer :: self.summers]
+    def chunks_of_summer(self, summer: int) -> tuple[list[LayerChunk], list[LayerChunk]]:
+        """Returns the chunks of kernels and of biases that a summer has; the latter by mark."""
+        if self.summer_per_layer:
+            chunks = [chunk for chunk in self.kernel_chunks if chunk.layer == summer]
+            return chunks, [chunk for chunk in self.bias_chunks if chunk.layer == summer]
+        each = -(-len(self.kernel_chunks) // self.summers)
+        chunks = self.kernel_chunks[summer * each : (summer + 1) * each]
+        return chunks, self.bias_chunks[summer :: self.summers]
 
     @property
     def marks(self) -> tuple[int, int]:
-        """Sums of biases of one summer, and matrices that mark their columns.
+        """How many sums for biases a summer has, and how many matrices mark their columns.
 
-        Where memory is scarce, all have the same; where registers are, columns of the same sums.
+        Each bias chunk needs a pair of its own. Where shared memory is scarce, one matrix serves
+        several sums; where registers are scarce, one sum has a column for each matrix.
         """
-        count = max(len(self.share_of(summer)[1]) for summer in range(self.summers))
-        scarce = self.terms.split and not self.by_layer
+        count = max(len(self.chunks_of_summer(summer)[1]) for summer in range(self.summers))
+        scarce = self.terms.split and not self.summer_per_layer
         return (count, min(count, 1)) if scarce else (min(count, 1), count)
 
     def mark_of(self, number: int) -> tuple[int, int]:
-        """Which of these sums and matrices the chunk of a bias has, by its ``number``."""
+        """Returns which sum and which matrix the bias chunk of this ``number`` uses."""
         sums, matrices = self.marks
         return min(number, sums - 1), min(number, matrices - 1)
 
     @property
     def needs_bias(self) -> bool:
-        """That of the first layer, if it is made again."""
+        """Whether the bias of the first layer is read, to recompute its preactivation."""
         return self.recomputes and self.stack.biased[0]
 
     @property
     def loaded_biases(self) -> tuple[int, ...]:
-        """Widths of those in shared memory; for summers of layers there is no room left."""
-        return (self.stack.widths[1],) if self.needs_bias and not self.by_layer else ()
+        """Widths of the biases in shared memory.
+
+        With a summer per layer there is no room for any.
+        """
+        return (self.stack.widths[1],) if self.needs_bias and not self.summer_per_layer else ()
 
     @property
     def summer_registers(self) -> int:
-        """Of a thread that has the most sums."""
-        units = max(len(self.share_of(summer)[0]) for summer in range(self.summers))
-        return units * self.stack.widths[1] // 2 + _OTHER_REGISTERS
+        """Registers of a thread of the summer with the most sums."""
+        chunks = max(len(self.chunks_of_summer(summer)[0]) for summer in range(self.summers))
+        return chunks * self.stack.widths[1] // 2 + _REGISTERS_BESIDE_SUMS
 
     @property
     def parameter_bytes(self) -> int:
-        """Of what stays in shared memory."""
+        """Shared bytes of parameters and marks, which stay for the whole kernel."""
         kernels = dataclasses.replace(self.stack, biased=(False,) * self.stack.layers)
         biases = (tc.aligned(w * self.stack.dtype.itemsize) for w in self.loaded_biases)
         marks = self.marks[1] * tc.aligned(MARKS * tc.ROWS * _TERM_BYTES)
         return kernels.parameter_bytes(self.parts) + sum(biases) + marks
 
     @property
-    def may_be_over(self) -> bool:
-        """Whether the place of dz may be that of dx: both take the same room."""
-        return self.terms.split and self.kept.get("dz") == self.share == COLUMNS
+    def can_overlay(self) -> bool:
+        """Whether dx may be staged in the memory of dz: both have the same size."""
+        return (
+            self.terms.split and self.walker_outputs.get("dz") == self.columns_per_part == COLUMNS
+        )
 
-    def shared_bytes(self, slots: int, brief: int, over: bool = False) -> int:
-        """Of a team's tiles in shared memory; dx may lie ``over`` dz."""
-        row = [0 if over else self.share, *self.kept.values()]
-        row += [*self.summed.values()] * slots + [*self.brief.values()] * brief
+    def shared_bytes(self, slots: int, brief_slots: int, overlay: bool = False) -> int:
+        """Returns the shared bytes of a team's tiles.
+
+        With ``overlay`` dx is in the memory of dz.
+        """
+        row = [0 if overlay else self.columns_per_part, *self.walker_outputs.values()]
+        row += [*self.summed_inputs.values()] * slots + [*self.brief_inputs.values()] * brief_slots
         return self.stack.row_bytes(*row)
 
 
@@ -205,13 +221,14 @@ class BackwardTile:
     """How blocks and warpgroups share the work.
 
     Attributes:
-      blocks: at most this many have the same columns; with all parts one a multiprocessor.
+      blocks: how many blocks have the same columns, at most; with all parts there is one for each
+        multiprocessor.
       parts: blocks that share the columns of ``x``.
-      teams: tiles that the walkers of a block are at.
-      members: walkers of a team, which share the columns.
-      slots: tiles of each team in shared memory, of the streams that are summed.
-      brief: likewise of the streams that only walkers read.
-      over: whether dx is written from where dz was, of which there are terms; by one member.
+      teams: teams of walkers in a block; each works on a tile of its own.
+      members: walkers of a team, which share the columns of its tile.
+      slots: slots of each team for tiles of inputs that are summed.
+      brief_slots: slots of each team for tiles of inputs that only walkers read.
+      overlay: whether dx is staged in the memory of the terms of dz; for teams of one member.
     """
 
     blocks: int
@@ -219,59 +236,61 @@ class BackwardTile:
     teams: int
     members: int
     slots: int
-    brief: int
-    over: bool = False
+    brief_slots: int
+    overlay: bool = False
 
     @classmethod
     def choose(cls, chip: Chip, stack: Stack) -> BackwardTile | None:
         """The one heuristic: what fits, or None; as few parts as do."""
         if stack.layers > _MOST_LAYERS or max(stack.widths) > tc.MOST_WIDTH:
             return None
-        chunks = 1 if Work(stack, 1).recomputes else stack.widths[0] // COLUMNS
-        works = (Work(stack, n) for n in range(1, chunks + 1) if chunks % n == 0)
-        tiles = (cls._fitting(chip, work) for work in works if work.summers <= _MOST_SUMMERS)
+        chunks = 1 if BackwardPlan(stack, 1).recomputes else stack.widths[0] // COLUMNS
+        plans = (BackwardPlan(stack, n) for n in range(1, chunks + 1) if chunks % n == 0)
+        tiles = (cls._fitting(chip, plan) for plan in plans if plan.summers <= _MOST_SUMMERS)
         return next((tile for tile in tiles if tile is not None), None)
 
     @classmethod
-    def _fitting(cls, chip: Chip, work: Work) -> BackwardTile | None:
-        """More tiles at a time come before reading ahead further."""
-        stack = work.stack
-        # Two summers leave registers for two walkers, and these for a chunk each.
-        # Of float32 tiles there is room for one team.
-        few = work.summers == 2 or work.terms.split
+    def _fitting(cls, chip: Chip, plan: BackwardPlan) -> BackwardTile | None:
+        """Chooses as many teams as fit, and then reads ahead as far as there is room."""
+        stack = plan.stack
+        # Two summers leave registers for two walkers, each with one chunk at a time. Of float32
+        # tiles there is room for one team.
+        few = plan.summers == 2 or plan.terms.split
         members = 2 if few and stack.widths[1] > COLUMNS else 1
-        free = _MOST_WARPGROUPS - work.summers
-        # A third walker would leave the summer too few.
-        walkers = free if work.summer_registers <= _FAIR_REGISTERS or members == 2 else free - 1
-        room = chip.shared_bytes - work.parameter_bytes
-        blocks = chip.multiprocessors // work.parts
-        ways = (False, True) if work.may_be_over and members == 1 else (False,)
+        free = _MOST_WARPGROUPS - plan.summers
+        # With a third walker, the summer would have too few registers.
+        walkers = free if plan.summer_registers <= _EQUAL_REGISTERS or members == 2 else free - 1
+        room = chip.shared_bytes - plan.parameter_bytes
+        blocks = chip.multiprocessors // plan.parts
+        ways = (False, True) if plan.can_overlay and members == 1 else (False,)
         for teams in range(walkers // members, 0, -1):
-            for over, (slots, brief) in itertools.product(ways, _AHEAD):
-                if teams * work.shared_bytes(slots, brief, over) <= room:
-                    return cls(blocks, work.parts, teams, members, slots, brief, over)
+            for overlay, (slots, brief_slots) in itertools.product(ways, _AHEAD):
+                if teams * plan.shared_bytes(slots, brief_slots, overlay) <= room:
+                    return cls(blocks, plan.parts, teams, members, slots, brief_slots, overlay)
         return None
 
     @property
     def walkers(self) -> int:
-        """Of a block."""
+        """How many walkers a block has."""
         return self.teams * self.members
 
     def limited_to(self, rows: int) -> BackwardTile:
-        """Without blocks that would have no rows."""
+        """Returns the same without blocks that would have no rows."""
         return dataclasses.replace(self, blocks=min(self.blocks, -(-rows // tc.ROWS)))
 
-    def registers(self, work: Work) -> tuple[int, int] | None:
-        """Of the threads of walkers and of summers, None to leave them as they are."""
-        return registers(work, self.walkers)
+    def registers(self, plan: BackwardPlan) -> tuple[int, int] | None:
+        """Returns the registers of walkers' and summers' threads, or None to leave them equal."""
+        return registers(plan, self.walkers)
 
 
 @dataclass(frozen=True)
 class TightTile:
-    """As ``BackwardTile`` for two layers that leave room for three tiles, of which one is made.
+    """How the work is shared where shared memory holds only three tiles of two layers.
+
+    Two of the tiles are loaded and one is computed; see ``dense.tight``.
 
     Attributes:
-      blocks: at most this many; with all of them one a multiprocessor.
+      blocks: how many blocks there are, at most one for each multiprocessor.
     """
 
     blocks: int
@@ -281,31 +300,39 @@ class TightTile:
 
     @classmethod
     def choose(cls, chip: Chip, stack: Stack) -> TightTile | None:
-        """What fits, or None; 16-bit numbers are no terms, which all take the same room."""
-        if stack.layers != 2 or stack.last is not None or not Work(stack, 1).terms.split:
+        """Returns the tile if two float32 layers fit, or else None.
+
+        Numbers of 16 bits are not supported: the kernel reuses the same memory for numbers and for
+        their terms.
+        """
+        if (
+            stack.layers != 2
+            or stack.last_activation is not None
+            or not BackwardPlan(stack, 1).terms.split
+        ):
             return None
         # Each walker has one chunk, each layer one summer.
         if max(stack.widths) > cls.walkers * COLUMNS:
             return None
-        work = Work(stack, 1, by_layer=True)
+        plan = BackwardPlan(stack, 1, summer_per_layer=True)
         before, between, after = stack.widths
         tiles = stack.row_bytes(*[max(before, after)] * 2, max(before, between))
-        fits = work.parameter_bytes + tiles <= chip.shared_bytes
+        fits = plan.parameter_bytes + tiles <= chip.shared_bytes
         return cls(chip.multiprocessors) if fits else None
 
     def limited_to(self, rows: int) -> TightTile:
-        """Without blocks that would have no rows."""
+        """Returns the same without blocks that would have no rows."""
         return dataclasses.replace(self, blocks=min(self.blocks, -(-rows // tc.ROWS)))
 
-    def registers(self, work: Work) -> tuple[int, int] | None:
-        """As those of a ``BackwardTile``."""
-        return registers(work, self.walkers)
+    def registers(self, plan: BackwardPlan) -> tuple[int, int] | None:
+        """Returns the registers of walkers' and summers' threads, or None to leave them equal."""
+        return registers(plan, self.walkers)
 
 
-def registers(work: Work, walkers: int) -> tuple[int, int] | None:
-    """Of the threads of walkers and of summers, None to leave them as they are."""
-    needed = work.summer_registers
-    if walkers + work.summers < _MOST_WARPGROUPS or needed <= _FAIR_REGISTERS:
+def registers(plan: BackwardPlan, walkers: int) -> tuple[int, int] | None:
+    """Returns the registers of walkers' and summers' threads, or None to leave them equal."""
+    needed = plan.summer_registers
+    if walkers + plan.summers < _MOST_WARPGROUPS or needed <= _EQUAL_REGISTERS:
         return None
-    rest = (_REGISTERS - work.summers * needed) // walkers
+    rest = (_REGISTERS - plan.summers * needed) // walkers
     return rest // 8 * 8, needed

@@ -1,7 +1,7 @@
-"""Stacks of dense layers, narrow enough for shared memory: their shapes, biases and activations.
+"""Stacks of dense layers that fit shared memory: their shapes, biases and activations.
 
 A block keeps the weights in shared memory. Its warpgroups go through tiles of 64 rows, which the
-copy engine reads ahead and writes back.
+copy engine loads ahead and stores.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pallas_kernels.dense.activations import ACTIVATIONS, Activation
 
 @dataclass(frozen=True)
 class Stack:
-    """What is known of the layers when kernels are made.
+    """What is known about the layers when a kernel is built.
 
     Attributes:
-      widths: of the input, and of the output of each layer.
+      widths: width of the input, and of the output of each layer.
       biased: whether each layer has a bias.
-      activations: behind each layer.
-      dtype: of everything in memory, 16 bits or float32.
-      precision: of float32, a key of ``dense.products.PRODUCTS``; None for 16 bits.
+      activations: name of the activation after each layer, or None.
+      dtype: dtype of all arrays in global memory, of 16 bits or float32.
+      precision: how float32 is multiplied, a key of ``dense.products.PRODUCTS``; None for 16 bits.
     """
 
     widths: tuple[int, ...]
@@ -38,13 +38,13 @@ class Stack:
 
     @classmethod
     def of(cls, x, kernels, biases, activations, precision: str | None = None) -> Stack:
-        """That of these arguments."""
+        """Returns the stack that these arguments of a layer function describe."""
         widths = (x.shape[1], *(kernel.shape[1] for kernel in kernels))
         biased = tuple(bias is not None for bias in biases)
         return cls(widths, biased, tuple(activations), jnp.dtype(x.dtype), precision)
 
     def part(self, start: int, stop: int) -> Stack:
-        """The layers from ``start`` to before ``stop``."""
+        """Returns the layers from ``start`` to before ``stop``."""
         layers = slice(start, stop)
         return dataclasses.replace(
             self,
@@ -53,54 +53,54 @@ class Stack:
             activations=self.activations[layers],
         )
 
-    def linear_last(self) -> Stack:
-        """The same with nothing behind the last layer."""
+    def without_last_activation(self) -> Stack:
+        """Returns the same stack without an activation after the last layer."""
         return dataclasses.replace(self, activations=(*self.activations[:-1], None))
 
     @property
     def layers(self) -> int:
-        """How many."""
+        """How many layers there are."""
         return len(self.biased)
 
     @property
     def shapes(self) -> tuple[tuple[int, int], ...]:
-        """Of the kernels."""
+        """Shapes of the kernels, [input width, output width] each."""
         return tuple(itertools.pairwise(self.widths))
 
     def activation(self, layer: int) -> Activation | None:
-        """Behind the ``layer``, None for nothing."""
+        """Returns the activation after a layer, or None."""
         name = self.activations[layer]
         return None if name is None else ACTIVATIONS[name]
 
     @property
-    def last(self) -> Activation | None:
-        """Behind the last layer."""
+    def last_activation(self) -> Activation | None:
+        """The activation after the last layer, or None."""
         return self.activation(self.layers - 1)
 
     def parameter_bytes(self, parts: int = 1) -> int:
-        """Of what a block keeps in shared memory, if it has one of so many parts of the kernels."""
+        """Returns the shared bytes of the parameters in one of so many ``parts`` of the kernels."""
         kernels = sum(rows * columns for rows, columns in self.shapes)
         biases = itertools.compress(self.widths[1:], self.biased)
         itemsize = self.dtype.itemsize
         return kernels * itemsize // parts + sum(tc.aligned(width * itemsize) for width in biases)
 
     def row_bytes(self, *widths: int) -> int:
-        """Of a tile of rows of these widths."""
+        """Returns the bytes of a tile of 64 rows of these widths together."""
         return tc.ROWS * sum(widths) * self.dtype.itemsize
 
     def bias_of(self, biases, layer: int) -> Any:
-        """Among those that there are, None if there is none."""
+        """Returns the bias of a layer, from a list without those that are None; or None."""
         return biases[sum(self.biased[:layer])] if self.biased[layer] else None
 
 
 def finish(stack: Stack, layer: int, z: jax.Array, columns: slice, bias) -> jax.Array:
-    """What a layer makes of these columns of its product."""
+    """Adds the bias and applies the activation, for these columns of a layer's product."""
     z, activation = add_bias(z[:, columns], bias, columns), stack.activation(layer)
     return z if activation is None else activation.value(z)
 
 
 def add_bias(z: jax.Array, bias, columns) -> jax.Array:
-    """``bias`` lies in shared memory, or is None; ``z`` has these ``columns``."""
+    """Adds these ``columns`` of a bias, a reference or None, to the columns ``z`` of a product."""
     if bias is None:
         return z
     return z + tc.rows_of_bias(bias, columns)

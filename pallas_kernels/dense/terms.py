@@ -1,9 +1,9 @@
-"""What tensor cores multiply in the backward pass of dense layers: numbers as sums of terms.
+"""Terms: the numbers that tensor cores multiply in the backward pass of dense layers.
 
-Numbers of 16 bits are terms themselves. float32 numbers are sums of two bfloat16 ones, of whose
-four products the three largest count. Unlike float32 numbers, terms can be multiplied along either
-axis of how they lie in shared memory, as gradients need it; and both take the room of the number,
-so tiles that were read are split where they are.
+Numbers of 16 bits are their own terms. float32 numbers are split into two bfloat16 terms, of whose
+four products the three largest are added up. Unlike float32 numbers, 16-bit terms can be multiplied
+along either axis of their layout in shared memory, as gradients need it. Two terms take as much
+memory as the number, so tiles that were loaded are split in place.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from pallas_kernels.tensor_cores import COLUMNS, ROWS, bfloat16_parts
 
 @dataclass(frozen=True)
 class Terms:
-    """Of one dtype.
+    """How the numbers of a dtype are split into terms.
 
     Attributes:
       count: terms of a number.
-      pairs: of the terms of two factors whose products count, the smallest first.
+      pairs: pairs of terms of two factors whose products are added up, the smallest first.
     """
 
     count: int
@@ -33,48 +33,51 @@ class Terms:
 
     @classmethod
     def of(cls, dtype) -> Terms:
-        """Of numbers of 16 bits or float32."""
+        """Returns the terms of numbers of 16 bits or of float32."""
         return _SPLIT if jnp.dtype(dtype) == jnp.float32 else _WHOLE
 
     @property
     def split(self) -> bool:
-        """Whether numbers are not their own terms."""
+        """Whether numbers have to be split into terms."""
         return self.count > 1
 
     def dtype(self, dtype):
-        """Of the terms of numbers of a dtype."""
+        """Returns the dtype of the terms of numbers of a dtype."""
         return jnp.bfloat16 if self.split else dtype
 
     def prepare(self, kernel: jax.Array) -> jax.Array:
-        """A kernel as it is to lie in memory, made by XLA before."""
+        """Returns a kernel as the block loads it, split into terms.
+
+        XLA runs it before the kernel.
+        """
         return bfloat16_parts.split(kernel, self.count) if self.split else kernel
 
     def rows_of(self, kernel, rows):
-        """Some rows of a prepared kernel."""
+        """Returns some rows of a prepared kernel."""
         return kernel.at[:, rows] if self.split else kernel.at[rows]
 
     def tiles(self, dtype, places: int, rows: int, columns: int):
-        """Shared memory for the terms of matrices; ``each`` takes one of them apart."""
+        """Returns scratch memory for the terms of matrices; ``each`` separates them."""
         leading = (self.count,) if self.split else ()
         return tc.tiles(self.dtype(dtype), places, *leading, rows, columns)
 
     def each(self, matrix) -> list:
-        """The terms of a matrix."""
+        """Returns references to the terms of a matrix."""
         return [matrix.at[term] for term in range(self.count)] if self.split else [matrix]
 
     def product(self, *pairs: tuple[Sequence, Sequence]) -> jax.Array:
-        """The sum of products of matrices, of each the terms, in float32 registers."""
+        """Returns the sum of products of matrices, given as their terms, in float32 registers."""
         flat = [(left[a], right[b]) for a, b in self.pairs for left, right in pairs]
         return tc.product(*flat)
 
     def store(self, targets: Sequence, wide: jax.Array) -> None:
-        """The terms of float32 numbers, rounded if there is but one."""
+        """Stores the terms of float32 numbers, or the rounded numbers if they are not split."""
         if not self.split:
             (target,) = targets
             target[...] = wide.astype(target.dtype)
             return
         high = upper_half(wide)
-        # No term is stored before all numbers are read: it may be to where they lie.
+        # All numbers have been read before the first term is stored, since it may overwrite them.
         parts = [part.astype(jnp.bfloat16) for part in (high, wide - high)]
         for target, part in zip(targets, parts, strict=True):
             target[...] = part
@@ -85,50 +88,50 @@ _SPLIT = Terms(2, ((1, 0), (0, 1), (0, 0)))
 
 
 def split_tiles(dtype, width: int, *places: int):
-    """Shared memory for tiles of rows as ``chunked``, which is also that of their terms."""
+    """Returns scratch memory for tiles of rows and, in the same place, for their terms."""
     chunked = tc.chunked(dtype, width, *places)
     shape = (*places, width // COLUMNS, _SPLIT.count, ROWS, COLUMNS)
     return tc.RefUnion(*chunked.refs, tc.tiles(jnp.bfloat16, *shape))
 
 
-def faces(union) -> tuple[Any, Any]:
-    """What ``split_tiles`` is to a ring, and to the tensor cores once it was split."""
+def split_views(union) -> tuple[Any, Any]:
+    """Returns the views of ``split_tiles``: the numbers for a ring, and the terms."""
     *numbers, terms = union
     return numbers, terms
 
 
-def made_tiles(dtype, width: int, staged: int, places: int = 1):
-    """Shared memory for the terms of tiles of rows, or for others that are copied."""
+def reused_tiles(dtype, width: int, staged: int, places: int = 1):
+    """Returns scratch memory for terms of tiles, or for other tiles that are copied."""
     chunked = tc.chunked(dtype, staged, places)
     return tc.RefUnion(_SPLIT.tiles(dtype, places, ROWS, width), *chunked.refs)
 
 
-def faces_of_made(union) -> tuple[Any, Any]:
-    """The terms, and the tile that is copied."""
+def reused_views(union) -> tuple[Any, Any]:
+    """Returns the views of ``reused_tiles``: the terms, and the tiles that are copied."""
     terms, *numbers = union
     return terms, numbers
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A tile of a stream in shared memory, in chunks of 64 columns.
+    """A tile of an input in shared memory, in chunks of 64 columns.
 
     Attributes:
-      numbers: as they were read.
-      terms: where these are split, None if they are not.
+      numbers: the numbers as they were loaded.
+      terms: their terms in the same memory, or None if numbers are not split.
     """
 
     numbers: Any
     terms: Any = None
 
     def matrices(self, chunk) -> list:
-        """The terms of a chunk, for tensor cores."""
+        """Returns the terms of a chunk, for tensor cores."""
         if self.terms is None:
             return [self.numbers.at[chunk]]
         return [self.terms.at[chunk, term] for term in range(_SPLIT.count)]
 
-    def by_chunks(self, kernel: Sequence) -> list[tuple]:
-        """The factors of the product with a matrix, of which ``kernel`` are the terms."""
+    def chunked_factors(self, kernel: Sequence) -> list[tuple]:
+        """Returns the pairs of chunks whose products add up to that with a kernel's terms."""
         parts = tc.columns_of(kernel[0].shape[0])
         return [
             (self.matrices(chunk), [term.at[part] for term in kernel])
@@ -136,11 +139,11 @@ class Tile:
         ]
 
     def split(self, chunk) -> None:
-        """A chunk, where it is."""
+        """Splits a chunk into its terms, in place."""
         _SPLIT.store(self.matrices(chunk), load_chunk(self.numbers, chunk))
 
     def load(self, chunk) -> jax.Array:
-        """The numbers of a chunk, in float32 registers."""
+        """Loads the numbers of a chunk into registers, as float32."""
         if self.terms is None:
             return load_chunk(self.numbers, chunk)
         first, *others = (tc.load_float32(term) for term in self.matrices(chunk))
@@ -148,7 +151,7 @@ class Tile:
 
 
 def load_chunk(tile, chunk) -> jax.Array:
-    """64 columns of a tile of numbers, of which less may lie together."""
+    """Loads 64 columns of a tile, whose chunks in memory may be narrower, as float32."""
     count = COLUMNS // tile.shape[-1]
     if count == 1:
         return tc.load_float32(tile.at[chunk])
@@ -157,9 +160,9 @@ def load_chunk(tile, chunk) -> jax.Array:
 
 
 def upper_half(wide: jax.Array) -> jax.Array:
-    """float32 numbers rounded to bfloat16 ones, halves away from zero, but not yet stored as such.
+    """Rounds float32 numbers to bfloat16 precision, halves away from zero, and keeps float32.
 
-    Of their bits, as a conversion there and back would be one of single numbers, which are slow.
+    It works on the bits: conversions to bfloat16 and back would be done one number at a time.
     """
     bits = jax.lax.bitcast_convert_type(wide, jnp.int32) + jnp.int32(0x8000)
     return jax.lax.bitcast_convert_type(bits & jnp.int32(-0x10000), jnp.float32)

@@ -1,9 +1,10 @@
 """The backward pass of two layers whose kernels leave room for three tiles of rows.
 
-Two of them hold ``x`` and ``dy``, in turn: where ``dy`` of a tile was, ``x`` of the next one is
-read as soon as the second layer is summed, and the other way round. The third is what is made:
-the hidden tile, over it ``dz`` of the first layer, over that ``dx``, each once nobody reads what is
-there. Two walkers have a chunk of columns each, and each layer has a summer.
+Two tiles hold ``x`` and ``dy``, and swap their roles: ``x`` of the next tile is loaded into the
+memory of ``dy`` as soon as the second layer has been summed, and the other way round. The third
+tile is computed: the hidden rows, then ``dz`` of the first layer in the same memory, then ``dx``,
+each as soon as nobody reads what it overwrites. Two walkers have a chunk of columns each, and each
+layer has a summer.
 """
 
 from __future__ import annotations
@@ -18,23 +19,23 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels import tensor_cores as tc
 from pallas_kernels.dense import terms as dense_terms
-from pallas_kernels.dense.maker import Maker
-from pallas_kernels.dense.plan import TightTile, Work
+from pallas_kernels.dense.maker import GradientMaker
+from pallas_kernels.dense.plan import BackwardPlan, TightTile
 from pallas_kernels.dense.terms import Tile
-from pallas_kernels.tensor_cores import BLOCK, COLUMNS, Ring, Stream
+from pallas_kernels.tensor_cores import BLOCK, COLUMNS, Ring, TiledInput
 
 
-def scratch(work: Work) -> dict:
-    """Shared memory for tiles, and what their readers and writers wait for."""
-    dtype, (before, between, after) = work.stack.dtype, work.stack.widths
+def scratch(plan: BackwardPlan) -> dict:
+    """Returns scratch memory for the three tiles, and the barriers of their readers and writers."""
+    dtype, (before, between, after) = plan.stack.dtype, plan.stack.widths
     members = TightTile.walkers
     barriers = {"barriers": (1,)}
     return {
-        "x": Ring.form(dtype, [before], (), **barriers)["full"],
-        "dy": Ring.form(dtype, [after], (), **barriers)["full"],
+        "x": Ring.scratch(dtype, [before], (), **barriers)["full"],
+        "dy": Ring.scratch(dtype, [after], (), **barriers)["full"],
         "read": dense_terms.split_tiles(dtype, max(before, after), 2),
-        "made": dense_terms.made_tiles(dtype, between, before),
-        # For the members alone; and for each layer, what its summer reads, and that it has.
+        "made": dense_terms.reused_tiles(dtype, between, before),
+        # Barriers among the members; and for each layer, when its summer may read, and has read.
         "met": tc.Barrier(num_arrivals=members),
         "ready": [tc.Barrier(num_arrivals=members) for _ in range(2)],
         "summed": [tc.Barrier(num_arrivals=members + 1) for _ in range(2)],
@@ -42,41 +43,40 @@ def scratch(work: Work) -> dict:
 
 
 @dataclass(frozen=True)
-class _Room:
-    """Where tiles are.
+class _TileSlots:
+    """The memory of the three tiles.
 
     Attributes:
-      work: what there is to do.
-      scratch: shared memory.
+      plan: what has to be computed.
+      scratch: shared memory and barriers.
     """
 
-    work: Work
+    plan: BackwardPlan
     scratch: dict
 
     def rings(self, x, dy) -> tuple[Ring, Ring]:
-        """That of each stream, in the same places."""
-        numbers, _ = dense_terms.faces(self.scratch["read"])
-        before, _, after = self.work.stack.widths
-        named = (("x", Stream(x, before)), ("dy", Stream(dy, after)))
+        """Returns the rings of x and of dy, which share the same two slots."""
+        numbers, _ = dense_terms.split_views(self.scratch["read"])
+        before, _, after = self.plan.stack.widths
+        named = (("x", TiledInput(x, before)), ("dy", TiledInput(dy, after)))
         x_ring, dy_ring = (
-            Ring({"tiles": [numbers], "full": self.scratch[name]}, [stream])
-            for name, stream in named
+            Ring({"tiles": [numbers], "full": self.scratch[name]}, [array]) for name, array in named
         )
         return x_ring, dy_ring
 
-    def streams(self, n) -> dict[str, Tile]:
-        """Of the n-th tile."""
-        numbers, terms = dense_terms.faces(self.scratch["read"])
-        numbers, _ = tc.faces(numbers)
+    def inputs(self, n) -> dict[str, Tile]:
+        """Returns x and dy of the n-th tile."""
+        numbers, terms = dense_terms.split_views(self.scratch["read"])
+        numbers, _ = tc.tile_views(numbers)
         x = lax.rem(n, 2)
         places = {"x": x, "dy": 1 - x}
         return {name: Tile(numbers.at[at], terms.at[at]) for name, at in places.items()}
 
     def held(self, zero) -> dict[str, Any]:
-        """The kernels, and what is made: in one place, so one at a time."""
-        each = self.work.terms.each
-        terms, numbers = dense_terms.faces_of_made(self.scratch["made"])
-        staged, copied = (face.at[zero] for face in tc.faces(numbers))
+        """Returns the kernels, and the computed tiles: hidden, dz and dx share one memory."""
+        each = self.plan.terms.each
+        terms, numbers = dense_terms.reused_views(self.scratch["made"])
+        staged, copied = (face.at[zero] for face in tc.tile_views(numbers))
         made = each(terms.at[zero])
         kernels = [each(kernel.at[zero]) for kernel in self.scratch["kernels"]]
         both = {"dx": staged, "copied_dx": copied, "hidden": made, "dz": made}
@@ -85,39 +85,39 @@ class _Room:
 
 @dataclass(frozen=True)
 class TilesOfLayer:
-    """What the summer of a layer adds up; see ``Tiles``.
+    """The tiles that the summer of a layer accumulates.
 
     Attributes:
-      work: what there is to do.
-      scratch: shared memory.
-      layer: its number.
+      plan: what has to be computed.
+      scratch: shared memory and barriers.
+      layer: number of the layer.
     """
 
-    work: Work
+    plan: BackwardPlan
     scratch: dict
     layer: int
 
-    def take(self, n) -> tuple[dict[str, Tile], dict[str, Sequence], Any]:
-        """See ``Tiles``."""
+    def acquire(self, n) -> tuple[dict[str, Tile], dict[str, Sequence], Any]:
+        """Waits until the walkers have handed over tile n of this layer."""
         tc.barrier_wait(self.scratch["ready"][self.layer])
-        room, zero = _Room(self.work, self.scratch), tc.zero_in(n)
+        room, zero = _TileSlots(self.plan, self.scratch), tc.opaque_zero(n)
         made = "hidden" if self.layer else "dz"
-        return room.streams(n), {made: room.held(zero)[made]}, zero
+        return room.inputs(n), {made: room.held(zero)[made]}, zero
 
-    def done(self, n) -> None:
-        """See ``Tiles``."""
+    def release(self, n) -> None:
+        """Arrives at the barrier at which walkers wait for the sums of this layer."""
         del n
         tc.barrier_arrive(self.scratch["summed"][self.layer])
 
 
 @dataclass(frozen=True)
-class TightWalker(Maker):
-    """One of two warpgroups that go through the tiles together.
+class TightWalker(GradientMaker):
+    """One of two walkers that go through the tiles together.
 
     Attributes:
       tile: how blocks share the work.
-      x: in memory.
-      dy: in memory.
+      x: the input in global memory.
+      dy: the gradient to the output, in global memory.
     """
 
     tile: TightTile
@@ -125,8 +125,8 @@ class TightWalker(Maker):
     dy: Any
 
     def run(self, count) -> None:
-        """All tiles of the block."""
-        room = _Room(self.work, self.scratch)
+        """Computes all tiles of the block."""
+        room = _TileSlots(self.plan, self.scratch)
         x_ring, dy_ring = room.rings(self.x, self.dy)
 
         def rows(n):
@@ -142,21 +142,21 @@ class TightWalker(Maker):
 
         @pl.loop(0, count)
         def _(n):
-            streams, held, place = room.streams(n), room.held(tc.zero_in(n)), lax.rem(n, 2)
+            inputs, held, place = room.inputs(n), room.held(tc.opaque_zero(n)), lax.rem(n, 2)
             x_ring.wait((0,))
-            self._split_stream(streams["x"], self.work.stack.widths[0], held["zero"])
+            self._split_input(inputs["x"], self.plan.stack.widths[0], held["zero"])
             tc.commit_smem()
             self._meet()
-            known = self._make_hidden(streams, held)
+            known = self._make_hidden(inputs, held)
             dy_ring.wait((0,))
-            self._split_stream(streams["dy"], self.work.stack.widths[2], held["zero"])
+            self._split_input(inputs["dy"], self.plan.stack.widths[2], held["zero"])
             self._hand_over(1)
-            dz = self._make_dz(streams, held, known)
+            dz = self._make_dz(inputs, held, known)
             self._wait_for_sums(1)
             load(x_ring, n + 1, 1 - place)
             self._keep("dz", held, self._columns(1, held), dz)
             self._hand_over(0)
-            dx = self._make_dx(streams, held)
+            dx = self._make_dx(inputs, held)
             self._wait_for_sums(0)
             load(dy_ring, n + 1, place)
             if dx is not None:
@@ -167,60 +167,62 @@ class TightWalker(Maker):
         tc.wait_smem_to_gmem(0)
 
     def _meet(self) -> None:
+        """Waits until all members have arrived here."""
         tc.barrier_arrive(self.scratch["met"])
         tc.barrier_wait(self.scratch["met"])
 
     def _hand_over(self, layer: int) -> None:
-        """What a layer's summer, and all members, read next."""
+        """Waits until all members have written what they and a layer's summer read next."""
         tc.commit_smem()
         tc.barrier_arrive(self.scratch["ready"][layer])
         tc.barrier_wait(self.scratch["ready"][layer])
 
     def _wait_for_sums(self, layer: int) -> None:
-        """Until nobody reads what was handed over."""
+        """Waits until all members and the summer have read what was handed over."""
         tc.barrier_arrive(self.scratch["summed"][layer])
         tc.barrier_wait(self.scratch["summed"][layer])
 
     def _has_chunk(self, number: int) -> bool:
-        """Of this one of the widths."""
-        return self.member < self.work.stack.widths[number] // COLUMNS
+        """Returns whether the member has a chunk of this one of the stack's widths."""
+        return self.member < self.plan.stack.widths[number] // COLUMNS
 
     def _columns(self, number: int, held: dict):
+        """Returns the columns of the member's chunk of a width of the stack, or None."""
         return tc.columns_at(0, self.member + held["zero"]) if self._has_chunk(number) else None
 
-    def _make_hidden(self, streams: dict, held: dict):
-        """The member's chunk of it; what is known of its derivative."""
+    def _make_hidden(self, inputs: dict, held: dict):
+        """Computes the member's chunk of the hidden tile; returns its slope, if known already."""
 
         def reuse():
-            """All members' results were written from there."""
+            """Waits until the copy engine has read all members' chunks of dx from this memory."""
             tc.wait_smem_to_gmem(0, wait_read_only=True)
             self._meet()
 
-        activation, columns = self.work.stack.activation(0), self._columns(1, held)
+        activation, columns = self.plan.stack.activation(0), self._columns(1, held)
         if columns is None:
             reuse()
             return None
         if activation is None or activation.of_output:
-            hidden, _ = self._output(streams, held, self.member, columns)
-            known = None  # until it is read again: registers would not hold it
+            hidden, _ = self._output(inputs, held, self.member, columns)
+            known = None  # it is loaded again later: registers would not hold it
             reuse()
         else:
-            hidden, known = self._hidden_and_slope(activation, streams, held, columns, reuse)
+            hidden, known = self._hidden_and_slope(activation, inputs, held, columns, reuse)
         self._keep("hidden", held, columns, hidden)
         return known
 
-    def _make_dz(self, streams: dict, held: dict, known):
-        """The member's chunk of that of the first layer."""
+    def _make_dz(self, inputs: dict, held: dict, known):
+        """Computes the member's chunk of dz of the first layer."""
         columns = self._columns(1, held)
         if columns is None:
             return None
-        dh = self._dh(streams, held, self.member, columns)
-        if known is None and self.work.stack.activation(0) is not None:
+        dh = self._dh(inputs, held, self.member, columns)
+        if known is None and self.plan.stack.activation(0) is not None:
             first, *others = (tc.load_float32(term.at[:, columns]) for term in held["hidden"])
             known = sum(others, first)
         return self._dz(known, dh)
 
-    def _make_dx(self, streams: dict, held: dict):
-        """The member's chunk of it."""
+    def _make_dx(self, inputs: dict, held: dict):
+        """Computes the member's chunk of dx."""
         columns = self._columns(0, held)
-        return None if columns is None else self._dx(streams, held, self.member, columns)
+        return None if columns is None else self._dx(inputs, held, self.member, columns)

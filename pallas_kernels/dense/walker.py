@@ -1,7 +1,7 @@
-"""Warpgroups that go through tiles of rows, and make ``dz`` and ``dx``.
+"""Walkers: warpgroups that go through tiles of rows, and compute ``dz`` and ``dx``.
 
-The members of a team are at the same tile, and share its chunks of 64 columns. Of float32 numbers
-they first make the terms that tensor cores multiply.
+The members of a team work on the same tile, and share its chunks of 64 columns. Tiles of float32
+numbers are first split into the terms that tensor cores multiply.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels import tensor_cores as tc
-from pallas_kernels.dense.maker import Maker
-from pallas_kernels.dense.plan import BackwardTile, Work
+from pallas_kernels.dense.maker import GradientMaker
+from pallas_kernels.dense.plan import BackwardPlan, BackwardTile
 from pallas_kernels.dense.terms import Tile
 from pallas_kernels.tensor_cores import BLOCK, Ring
 
 
 @dataclass(frozen=True)
-class Walker(Maker):
-    """One of them.
+class Walker(GradientMaker):
+    """A warpgroup that goes through the tiles of its team.
 
     Attributes:
-      tile: who does what.
-      ring: of the streams that are summed.
-      terms: of their tiles; None each if these are not split.
-      brief: of the others, None if there are none.
-      team: its number.
+      tile: how the work is divided.
+      ring: the ring of the inputs that are summed.
+      terms: the terms of the ring's tiles, for each input; None if numbers are not split.
+      brief: the ring of the other inputs, or None if there are none.
+      team: number of its team.
     """
 
     tile: BackwardTile
@@ -41,143 +41,159 @@ class Walker(Maker):
     team: Any
 
     def run(self, count) -> None:
-        """All tiles of the block whose number is the team's, modulo teams."""
+        """Computes every tile of the block whose number is the team's, modulo teams."""
         tile, team = self.tile, self.team
-        made = tc.own(count, team, tile.teams)
+        made = tc.count_strided(count, team, tile.teams)
         summed = self.scratch["summed"].at[team]
-
-        def rows(i):
-            return tc.rows_of(lax.axis_index(BLOCK) + (team + i * tile.teams) * tile.blocks)
 
         def load(ring, slots, i):
             place = (team, lax.rem(i, slots))
             if self.member == 0:
-                pl.when(i < made)(lambda: ring.load(rows(i), place))
+                pl.when(i < made)(lambda: ring.load(self._rows(i), place))
 
         def reuse(i):
-            """Waits until the tile before is summed, and reads into its place."""
+            """Waits until the tile before has been summed, and loads another into its slot."""
 
             def wait():
                 tc.barrier_wait(summed)
                 load(self.ring, tile.slots, i - 1 + tile.slots)
 
-            if tile.over:  # it was waited for
+            if tile.overlay:  # `_make_dx_in_place_of_dz` has waited for the sums
                 tc.wait_smem_to_gmem(0, wait_read_only=True)
             else:
                 pl.when(i > 0)(wait)
 
         for i in range(tile.slots):
             load(self.ring, tile.slots, jnp.int32(i))
-        for i in range(tile.brief if self.brief else 0):
-            load(self.brief, tile.brief, jnp.int32(i))
+        for i in range(tile.brief_slots if self.brief else 0):
+            load(self.brief, tile.brief_slots, jnp.int32(i))
         tc.barrier_wait(self.scratch["loaded"])
 
         @pl.loop(0, made)
         def _(i):
-            streams, held = self._streams(i), self._held(i)
-            if self.work.terms.split:
-                self._split(streams, held["zero"])
-            if self.work.kept:
-                self._make_dz(streams, held, functools.partial(reuse, i))
-                tc.commit_smem()
-            else:
-                reuse(i)
-            # Also if there is nothing to wait for: a summer that ran ahead would be counted twice.
-            tc.barrier_arrive(self.scratch["made"].at[team])
-            if self.work.kept and tile.members > 1:
-                tc.barrier_wait(self.scratch["made"].at[team])
-            if self.brief:
-                load(self.brief, tile.brief, i + tile.brief)
-            if tile.over:
-                self._make_dx_over(streams, held, summed)
-                load(self.ring, tile.slots, i + tile.slots)
-                tc.commit_smem()
-                self._write(held, rows(i))
-            else:
-                self._make_dx(streams, held, rows(i))
+            self._compute_tile(i, load, functools.partial(reuse, i))
 
-        # Every completion is waited for, also the last.
-        if not tile.over:
+        # Every completion of a barrier is waited for, also the last one.
+        if not tile.overlay:
             pl.when(made > 0)(lambda: tc.barrier_wait(summed))
         tc.wait_smem_to_gmem(0)
 
-    def _streams(self, i) -> dict[str, Tile]:
-        """The tile's, once they are there."""
+    def _rows(self, i):
+        """Returns the rows of the i-th tile of the team."""
+        number = lax.axis_index(BLOCK) + (self.team + i * self.tile.teams) * self.tile.blocks
+        return tc.rows_of(number)
+
+    def _compute_tile(self, i, load, reuse) -> None:
+        """Computes dz and dx of the i-th tile of the team.
+
+        ``load(ring, slots, i)`` loads another tile of the team, and ``reuse()`` waits until the
+        results of the tile before may be overwritten.
+        """
+        tile, team = self.tile, self.team
+        inputs, held = self._input_tiles(i), self._held(i)
+        if self.plan.terms.split:
+            self._split(inputs, held["zero"])
+        if self.plan.walker_outputs:
+            self._make_dz(inputs, held, reuse)
+            tc.commit_smem()
+        else:
+            reuse()
+        # Even if nothing was computed: otherwise a summer that runs ahead could arrive twice at the
+        # barrier of the sums before the walkers do.
+        tc.barrier_arrive(self.scratch["made"].at[team])
+        if self.plan.walker_outputs and tile.members > 1:
+            tc.barrier_wait(self.scratch["made"].at[team])
+        if self.brief:
+            load(self.brief, tile.brief_slots, i + tile.brief_slots)
+        if tile.overlay:
+            self._make_dx_in_place_of_dz(inputs, held, self.scratch["summed"].at[team])
+            load(self.ring, tile.slots, i + tile.slots)
+            tc.commit_smem()
+            self._write(held, self._rows(i))
+        else:
+            self._make_dx(inputs, held, self._rows(i))
+
+    def _input_tiles(self, i) -> dict[str, Tile]:
+        """Waits for the i-th tile of the team, and returns its inputs by name."""
         place = (self.team, lax.rem(i, self.tile.slots))
         self.ring.wait(place)
-        held = streams_of(self.work, self.ring, self.terms, place)
+        held = input_tiles_at(self.plan, self.ring, self.terms, place)
         if self.brief:
-            place = (self.team, lax.rem(i, self.tile.brief))
+            place = (self.team, lax.rem(i, self.tile.brief_slots))
             self.brief.wait(place)
-            held |= zip(self.work.brief, map(Tile, self.brief.held(place)), strict=True)
+            held |= zip(self.plan.brief_inputs, map(Tile, self.brief.tiles(place)), strict=True)
         return held
 
-    def _split(self, streams: dict[str, Tile], zero) -> None:
-        """Those that are multiplied; until all members have done it."""
-        for name, width in self.work.summed.items():
-            self._split_stream(streams[name], width, zero)
+    def _split(self, inputs: dict[str, Tile], zero) -> None:
+        """Splits the inputs that are multiplied into terms, and waits for the other members."""
+        for name, width in self.plan.summed_inputs.items():
+            self._split_input(inputs[name], width, zero)
         tc.commit_smem()
         if self.tile.members > 1:
             tc.barrier_arrive(self.scratch["split"].at[self.team])
             tc.barrier_wait(self.scratch["split"].at[self.team])
 
     def _held(self, i) -> dict[str, Any]:
-        """What else is in shared memory: the kernels, and what the team makes."""
-        zero = tc.zero_in(i)
+        """Returns the other tiles in shared memory by name: the kernels, and the team's results."""
+        zero = tc.opaque_zero(i)
         team = self.team if self.tile.teams > 1 else zero
-        each = self.work.terms.each
+        each = self.plan.terms.each
         kernels = [each(kernel.at[zero]) for kernel in self.scratch["kernels"]]
         kept = {name: each(tile.at[team]) for name, tile in self.scratch["kept"].items()}
-        staged, copied = (face.at[team] for face in tc.faces(self.scratch["dx"]))
+        staged, copied = (face.at[team] for face in tc.tile_views(self.scratch["dx"]))
         return {"zero": zero, "kernels": kernels, "dx": staged, "copied_dx": copied} | kept
 
-    def _make_dz(self, streams: dict, held: dict, reuse) -> None:
-        """That of the first layer, and the hidden tile if there is one.
+    def _make_dz(self, inputs: dict, held: dict, reuse) -> None:
+        """Computes dz of the first layer, and the hidden tile if there are two layers.
 
-        ``reuse`` is called before any of either is overwritten.
+        ``reuse`` is called before any of them is overwritten.
         """
-        stack = self.work.stack
+        stack = self.plan.stack
         activation = stack.activation(0)
 
         def make(chunk, columns, is_first):
             reuse_once = functools.partial(pl.when(is_first), reuse)
-            # A slope leaves no registers for more before the hidden tile is out of them.
+            # A slope leaves no registers for dh before the hidden tile has been stored.
             if activation is None or activation.of_output:
-                hidden, known = self._output(streams, held, chunk, columns)
-                dh = self._dh(streams, held, chunk, columns)
+                hidden, known = self._output(inputs, held, chunk, columns)
+                dh = self._dh(inputs, held, chunk, columns)
                 reuse_once()
                 self._keep("hidden", held, columns, hidden)
             else:
                 hidden, known = self._hidden_and_slope(
-                    activation, streams, held, columns, reuse_once
+                    activation, inputs, held, columns, reuse_once
                 )
                 self._keep("hidden", held, columns, hidden)
-                dh = self._dh(streams, held, chunk, columns)
+                dh = self._dh(inputs, held, chunk, columns)
             self._keep("dz", held, columns, self._dz(known, dh))
 
         self._own_chunks(stack.widths[1], held["zero"], make)
 
-    def _make_dx(self, streams: dict, held: dict, rows) -> None:
+    def _make_dx(self, inputs: dict, held: dict, rows) -> None:
+        """Computes the member's chunks of dx, and lets the copy engine store them."""
+
         def make(chunk, columns, is_first):
-            made = self._dx(streams, held, chunk, columns)
+            made = self._dx(inputs, held, chunk, columns)
             pl.when(is_first)(lambda: tc.wait_smem_to_gmem(0, wait_read_only=True))
             self._stage(held, chunk, made)
 
-        self._own_chunks(self.work.share, held["zero"], make)
+        self._own_chunks(self.plan.columns_per_part, held["zero"], make)
         tc.barrier_arrive(self.scratch["summed"].at[self.team])
         tc.commit_smem()
         self._write(held, rows)
 
-    def _make_dx_over(self, streams: dict, held: dict, summed) -> None:
-        """Where dz was, when that is summed: of one chunk, which registers hold."""
-        made = self._dx(streams, held, held["zero"], tc.columns_at(0, held["zero"]))
+    def _make_dx_in_place_of_dz(self, inputs: dict, held: dict, summed) -> None:
+        """Computes dx, of one chunk, and stages it in the memory of dz, which has been summed."""
+        made = self._dx(inputs, held, held["zero"], tc.columns_at(0, held["zero"]))
         tc.barrier_arrive(summed)
         tc.barrier_wait(summed)
         self._stage(held, held["zero"], made)
 
 
-def streams_of(work: Work, ring: Ring, terms: Sequence, place: tuple) -> dict[str, Tile]:
-    """The tiles of the streams that are summed, in this place of their ``ring``."""
-    held = zip(ring.held(place), terms, strict=True)
+def input_tiles_at(
+    plan: BackwardPlan, ring: Ring, terms: Sequence, place: tuple
+) -> dict[str, Tile]:
+    """Returns the tiles of the inputs that are summed, in a slot of their ring, by name."""
+    held = zip(ring.tiles(place), terms, strict=True)
     tiles = [Tile(numbers, None if term is None else term.at[place]) for numbers, term in held]
-    return dict(zip(work.summed, tiles, strict=True))
+    return dict(zip(plan.summed_inputs, tiles, strict=True))

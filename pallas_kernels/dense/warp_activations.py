@@ -1,7 +1,7 @@
-"""Activations of dense layers in kernels of warps: the formulae of ``dense.activations``.
+"""Activations of dense layers in SIMT code: the formulae of ``dense.activations``.
 
-They are written for arrays; here each of their equations becomes an instruction of every lane, or a
-product and what is added to it a single one.
+They are written for arrays. Here they are traced to a jaxpr, of which each equation becomes an
+instruction; a product that is only added to something becomes part of an fma.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _Operand = Value | float
 
 
 def activate(warp: Warp, name: str | None, z: Value) -> Value:
-    """The activation of a preactivation."""
+    """Applies an activation, by its name or None, to a preactivation."""
     return z if name is None else _record(warp, ACTIVATIONS[name].value, z)
 
 
 def pull_back(warp: Warp, name: str | None, z: Value, dy: Value) -> Value:
-    """The gradient to a preactivation, from that to its activation.
+    """Returns the gradient to a preactivation from the gradient ``dy`` to its activation.
 
-    A unit that is off passes nothing on, not even what is not finite.
+    Where the derivative is zero the gradient is zero, even if ``dy`` is not finite.
     """
     if name is None:
         return dy
@@ -43,25 +43,26 @@ def pull_back(warp: Warp, name: str | None, z: Value, dy: Value) -> Value:
 
 
 def _record(warp: Warp, function: Callable[..., jax.Array], *values: Value) -> Value:
+    """Traces a function of scalars, and records its jaxpr for these values."""
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
     program = jax.make_jaxpr(function)(*[scalar] * len(values))
-    (made,) = _run(warp, program.jaxpr, program.consts, values)
+    (made,) = _interpret(warp, program.jaxpr, program.consts, values)
     assert isinstance(made, Value)
     return made
 
 
 class _Product(NamedTuple):
-    """Of two operands, to which something is added that nothing else takes."""
+    """A product of two operands that has not been computed yet, since it may become an fma."""
 
     a: Any
     b: Any
 
 
-def _run(warp: Warp, program: Any, constants: Any, values: Any) -> list[_Operand]:
-    """What a jaxpr of scalars makes of ``values``."""
+def _interpret(warp: Warp, program: Any, constants: Any, values: Any) -> list[_Operand]:
+    """Records a jaxpr of scalars as instructions, and returns its results."""
     known: dict[Any, Any] = dict(zip(program.constvars, map(float, constants), strict=True))
     known.update(zip(program.invars, values, strict=True))
-    summed = _only_summed(program)
+    summed = _used_once_by_a_sum(program)
 
     def operand(atom: Any) -> Any:
         return float(atom.val) if _is_literal(atom) else known[atom]
@@ -70,7 +71,7 @@ def _run(warp: Warp, program: Any, constants: Any, values: Any) -> list[_Operand
         operands, name = [operand(atom) for atom in equation.invars], equation.primitive.name
         inner = equation.params.get("jaxpr")
         if inner is not None:
-            made = _run(warp, inner.jaxpr, inner.consts, operands)
+            made = _interpret(warp, inner.jaxpr, inner.consts, operands)
         elif name == "mul" and equation.outvars[0] in summed:
             made = [_Product(*operands)]
         elif name in _INSTRUCTIONS:
@@ -81,8 +82,8 @@ def _run(warp: Warp, program: Any, constants: Any, values: Any) -> list[_Operand
     return [operand(atom) for atom in program.outvars]
 
 
-def _only_summed(program: Any) -> set[Any]:
-    """Variables that one sum or difference takes, and nothing else."""
+def _used_once_by_a_sum(program: Any) -> set[Any]:
+    """Returns the variables of which a sum or a difference is the only user."""
     uses = [(equation, atom) for equation in program.eqns for atom in equation.invars]
     taken = [atom for _, atom in uses if not _is_literal(atom)]
     taken += [atom for atom in program.outvars if not _is_literal(atom)]
@@ -115,10 +116,10 @@ def _value(warp: Warp, x: Any) -> Value:
 
 
 def _binary(name: str) -> Callable[..., Value]:
-    return lambda warp, a, b: warp.binary(name, *warp.alike(a, b))
+    return lambda warp, a, b: warp.binary(name, *warp.promote(a, b))
 
 
-# Of the operations on arrays that the formulae have; an operand may be a number.
+# The instructions of each operation on arrays that the formulae use; operands may be numbers.
 _INSTRUCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
         "add": _add,
@@ -133,7 +134,7 @@ _INSTRUCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "select_n": lambda warp, which, other, chosen: warp.select(which, chosen, other),
         "exp2": lambda warp, a: warp.special("any_ex2", a),
         "rsqrt": lambda warp, a: warp.special("normal_rsqrt", a),
-        "sqrt": lambda warp, a: a * warp.rsqrt(a),  # of zero NaN, which nothing takes
+        "sqrt": lambda warp, a: a * warp.rsqrt(a),  # NaN at zero, where no formula uses it
         "convert_element_type": lambda warp, a: a,
         "copy": lambda warp, a: a,
     }

@@ -187,7 +187,7 @@ def own_units(work: Work, tile: BackwardTile, walker) -> tuple[Any, Any]:
     """
     first = walker * tile.blocks + lax.axis_index(BLOCK)
     units = work.plan.places.groups * tile.parts
-    return first, tc.own(units, first, tile.blocks * tile.walkers)
+    return first, tc.count_strided(units, first, tile.blocks * tile.walkers)
 
 
 def own_tiles(work: Work, tile: BackwardTile, tables: Tables, walker) -> Any:
@@ -223,7 +223,7 @@ def _add_up(work: Work, tile: BackwardTile, scratch, share, results: Sequence, c
     def accumulate(*sums):
         @pl.loop(0, count)
         def _(i):
-            zero = tc.zero_in(i)
+            zero = tc.opaque_zero(i)
             for walker in range(tile.walkers):
                 for layer in share:
                     add(walker, layer, zero, sums)
@@ -383,7 +383,7 @@ class _Walker:
     def _walk(self, group, steps, before, step, sums):
         """Forth and back; adds to the gradients of the receivers."""
         work, tiles, layers = self.work, self.tiles, self.work.layers
-        zero, number = tc.zero_in(step), before + step
+        zero, number = tc.opaque_zero(step), before + step
         simt.inline(WaitForCopies(0), [], [])
         # All warps have their copies, and have read what they send of the tile before.
         tc.commit_smem()

@@ -282,7 +282,7 @@ def _chunk(work: Work, tile: ChunkTile, scratch, units, slices, layers, dy, tabl
             unit = (turn * tile.walkers + number) * tile.blocks + lax.axis_index(BLOCK)
             group, step = units[unit, 0], units[unit, 1]
             # The compiler knows how often this is done, but not that groups are fewer.
-            own = number + tc.zero_in(group)
+            own = number + tc.opaque_zero(group)
             tiles = Tiles(work.plan, scratch | named, layers, tables, own)
             _Walker(work, tile.ring(work), tiles, dy, ends, staged).walk(turn, unit, group, step)
 

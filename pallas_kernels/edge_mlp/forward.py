@@ -156,7 +156,7 @@ def ask_for_parameters(scratch: dict, layers: EdgeLayers) -> None:
     """The first warpgroup does; ``wait_for_parameters`` waits."""
     if scratch["loaded"] is not None:
         targets = [*(kernel.at[0] for kernel in scratch["kernels"]), *scratch["biases"]]
-        tc.ask_for([*layers.kernels, *layers.biases], targets, scratch["loaded"])
+        tc.start_loads([*layers.kernels, *layers.biases], targets, scratch["loaded"])
 
 
 def wait_for_parameters(scratch: dict) -> None:
@@ -209,7 +209,7 @@ class Worker:
         worker = self.number * tile.blocks + lax.axis_index(BLOCK)
         workers = tile.blocks * tile.workers
 
-        @pl.loop(0, tc.own(plan.places.groups, worker, workers))
+        @pl.loop(0, tc.count_strided(plan.places.groups, worker, workers))
         def _(i):
             group = worker + i * workers
             steps = plan.places.steps(group, tiles.tables)
@@ -248,7 +248,7 @@ class Worker:
         gather()
         plan, scratch = self.tiles.plan, self.tiles.scratch
         z, activation = self.tiles.preactivation(slot), plan.first_activation
-        zero = tc.zero_in(step)
+        zero = tc.opaque_zero(step)
         for layer, kernel in enumerate(scratch["kernels"]):
             z = z if activation is None else activation.value(z)
             z = multiply(z.astype(plan.stack.dtype), kernel.at[zero])

@@ -85,12 +85,12 @@ class GatherEdges:
                 for piece in self.layout.own_pieces(warp):
                     tile.copy_from(self.layout.at(row, piece), source, piece, real=real)
             if factors is not None:
-                place = self.places.place(warp, group, warp.thread.least(ROWS - 1), tables)
+                place = self.places.place(warp, group, warp.thread.at_most(ROWS - 1), tables)
                 bring = functools.partial(self._bring_factor, warp, place, step, weights, factors)
                 warp.when(warp.thread < ROWS, bring)
 
         warp.when(step < steps, gather)
-        warp.end_copies()
+        warp.commit_copies()
 
     def _bring_factor(self, warp: Warp, place: Place, step, weights: Any, factors: Array) -> None:
         real, edge = place.edge(warp, step)
@@ -156,7 +156,7 @@ class WaitForAllCopies:
     """Until all that were begun have ended."""
 
     def __call__(self, warp: Warp) -> None:
-        warp.end_copies()
+        warp.commit_copies()
         warp.wait_for_copies(0)
 
 

@@ -113,7 +113,7 @@ class Places:
         if self.degree is not None:
             number = group * ROWS + row
             is_real = number < self.batch * self.rows
-            number = number.least(self.batch * self.rows - 1)
+            number = number.at_most(self.batch * self.rows - 1)
             element, own = self.divided(warp, number, self.rows)
             return Place(element, own, own * self.degree, None, is_real)
         element, group = self.divided(warp, group, self.pieces // ROWS)

@@ -148,7 +148,7 @@ class _Walker:
     def _units(self) -> Any:
         """Of the block: groups of all walkers, neighbouring units to different multiprocessors."""
         units = -(-self.tiles.plan.places.groups // self.tile.walkers)
-        return tc.own(units, lax.axis_index(BLOCK), self.tile.blocks)
+        return tc.count_strided(units, lax.axis_index(BLOCK), self.tile.blocks)
 
     def _group(self, i, walker) -> Any:
         """Of a walker in the block's i-th unit; there may be none of this number."""
@@ -181,7 +181,7 @@ class _Walker:
 
             def add(step, sums):
                 # The compiler knows the steps of a graph of one degree, but not that all are few.
-                number = tiles.number + tc.zero_in(before + step)
+                number = tiles.number + tc.opaque_zero(before + step)
                 own = dataclasses.replace(tiles, number=number)
                 walker = dataclasses.replace(self, tiles=own)
                 return walker._add(group, steps, before, step, sums)

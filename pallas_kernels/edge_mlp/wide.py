@@ -147,7 +147,7 @@ def _ask_for_parameters(own: Plan, scratch: dict, layers: EdgeLayers) -> None:
             place = pl.ds(part * rows, rows), pl.ds(member * columns, columns)
             sources.append(kernel.at[place])
             targets.append(target.at[member, part])
-    tc.ask_for(sources, targets, scratch["loaded"])
+    tc.start_loads(sources, targets, scratch["loaded"])
 
 
 def _forward(own: Plan, tile: WideTile, scratch, layers, tables, *results) -> None:
@@ -211,7 +211,7 @@ class _Member(Worker):
         plan, scratch, member = self.tiles.plan, self.tiles.scratch, self._member
         stack = plan.stack
         z, activation = self.tiles.preactivation(slot), plan.first_activation
-        zero, in_slot = tc.zero_in(step), False
+        zero, in_slot = tc.opaque_zero(step), False
         if not stack.layers:
             gather()
         for layer, kernel in enumerate(scratch["kernels"]):

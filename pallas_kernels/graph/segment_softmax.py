@@ -1,8 +1,8 @@
 """Softmax over the edges of each row, and its gradient.
 
-Both sum over a row, and then make a number of each of its edges. A warp keeps what it has read of a
-piece in shared memory in between, as far as that goes. Rows of several pieces leave what was summed
-of each; a second kernel puts that together and finishes them.
+Both compute sums over a row, and then a result for each of its edges. In between, a warp keeps what
+it has read of a piece in shared memory, as far as there is room. Rows of several pieces write the
+sums of each piece to a workspace, and a second kernel combines them and computes the results.
 """
 
 from __future__ import annotations
@@ -17,28 +17,30 @@ import jax.numpy as jnp
 from pallas_kernels import simt
 from pallas_kernels.chip import Chip
 from pallas_kernels.graph.rows import Piece, Pieces
-from pallas_kernels.graph.softmax_rules import Gradient, Rule, Softmax
+from pallas_kernels.graph.softmax_rules import Rule, Softmax, SoftmaxGradient
 from pallas_kernels.simt.values import Array, Shared, Value
 from pallas_kernels.simt.warp import LANES, Warp
 
-# How many edges a lane reads before it uses them, where a row has more than so many for each lane.
+# Pairs: how many edges a lane reads before it uses them, if rows have more than so many for each
+# group of lanes.
 _AHEAD = ((8, 8), (4, 2), (2, 1))
-# Of rows so long as much as there is room for waits in shared memory to be used once more. The
-# rest, and shorter rows, is read again, from the first-level cache if it has it.
-_LONG = 128
-_KEPT_BYTES = 8 * 1024  # that a warp has in shared memory at most
+# Rows of at least this average length keep what was read in shared memory for its second use, as
+# far as there is room. The rest, and shorter rows, are read again, mostly from the first-level
+# cache.
+_KEPT_FROM_EDGES = 128
+_KEPT_BYTES = 8 * 1024  # shared memory of a warp at most
 
 
 @dataclass(frozen=True)
 class SoftmaxTile:
-    """How the lanes of a warp share a piece.
+    """How the lanes of a warp share a piece of a row.
 
     Attributes:
-      lanes: that have an edge, a power of two.
-      entries: heads that a lane has of an edge, which lie in as many bytes as they are aligned to.
+      lanes: lanes that share an edge, a power of two.
+      entries: heads of an edge that a lane has; it loads them at once.
       ahead: edges that a lane reads before it uses them.
-      kept: times that it does so, whose numbers stay in shared memory.
-      warps: of a block.
+      kept: how many such batches of a piece stay in shared memory.
+      warps: warps of a block.
     """
 
     lanes: int
@@ -51,7 +53,7 @@ class SoftmaxTile:
     def choose(
         cls, chip: Chip, rows: int, edges: int, heads: int, arrays: int, itemsize: int
     ) -> SoftmaxTile:
-        """The one heuristic: 16 bytes a lane, less where rows are short; see ``_AHEAD``."""
+        """The one heuristic: 16 bytes a lane, fewer where rows are short; batches by ``_AHEAD``."""
         average = edges // rows + 1
         entries = min(16 // itemsize, heads & -heads)
         while entries > 1 and average * cls._lanes(heads, entries) < 4 * LANES:
@@ -60,9 +62,9 @@ class SoftmaxTile:
         at_once = LANES // lanes
         enough = (n for n, times in _AHEAD if average > times * at_once and n * entries <= 32)
         ahead = next(enough, 1)
-        if average < _LONG:
+        if average < _KEPT_FROM_EDGES:
             return cls(lanes, entries, ahead, 0)
-        # Rows half as long again as the average stay in shared memory.
+        # Rows of up to one and a half times the average length stay in shared memory.
         times = -(-3 * average // (2 * at_once * ahead))
         room = _KEPT_BYTES // (4 * LANES * ahead * entries * arrays)
         return cls(lanes, entries, ahead, min(times, room))
@@ -72,20 +74,20 @@ class SoftmaxTile:
         return min(1 << (heads // entries - 1).bit_length(), LANES)
 
     def slices(self, heads: int) -> int:
-        """Passes over the edges, each for other heads."""
+        """Returns how many passes over the edges there are, each for other heads."""
         return -(-heads // (self.lanes * self.entries))
 
 
 def segment_softmax(graph: Pieces, logits: jax.Array, tile: SoftmaxTile | None = None) -> jax.Array:
-    """``exp(l_e) / Σ exp(l_e')`` over the edges of a row.
+    """Computes ``exp(l_e) / Σ exp(l_e')`` over the edges of each row.
 
     Args:
-      graph: of which only the structure plays a part.
+      graph: the graph; its weights and scales are not used.
       logits: [edges, heads], float32 or bfloat16.
-      tile: by default what suits the shapes.
+      tile: how the work is divided; chosen by the shapes if None.
 
     Returns:
-      As ``logits``; zero in padding slots.
+      [edges, heads], of the dtype of ``logits``; zero in padding slots.
     """
     return _by_row(Softmax(), graph, [logits], tile, "segment_softmax")
 
@@ -93,24 +95,24 @@ def segment_softmax(graph: Pieces, logits: jax.Array, tile: SoftmaxTile | None =
 def grad_logits(
     graph: Pieces, probabilities: jax.Array, dy: jax.Array, tile: SoftmaxTile | None = None
 ) -> jax.Array:
-    """``p_e (dy_e - Σ p_e' dy_e')`` over the edges of a row.
+    """Computes ``p_e (dy_e - Σ p_e' dy_e')`` over the edges of each row.
 
     Args:
-      graph: as in ``segment_softmax``.
-      probabilities: [edges, heads], what that returned.
-      dy: the gradient to it, likewise.
-      tile: by default what suits the shapes.
+      graph: the graph; its weights and scales are not used.
+      probabilities: [edges, heads], the result of ``segment_softmax``.
+      dy: [edges, heads], the gradient to the probabilities.
+      tile: how the work is divided; chosen by the shapes if None.
 
     Returns:
-      As ``dy``; zero in padding slots.
+      [edges, heads], of the dtype of ``dy``; zero in padding slots.
     """
-    return _by_row(Gradient(), graph, [probabilities, dy], tile, "segment_softmax_grad")
+    return _by_row(SoftmaxGradient(), graph, [probabilities, dy], tile, "segment_softmax_grad")
 
 
 def _by_row(
     rule: Rule, graph: Pieces, arrays: list[jax.Array], tile: SoftmaxTile | None, name: str
 ) -> jax.Array:
-    """Pieces first, then what is left of rows of several."""
+    """Runs the kernel over all pieces, then the one over rows of several pieces."""
     like, heads = arrays[-1], arrays[-1].shape[-1]
     if like.size == 0 or graph.num_rows == 0:
         return jnp.zeros_like(like)
@@ -121,7 +123,7 @@ def _by_row(
     grid = simt.Grid(graph.blocks(tile.warps), tile.warps, tile.slices(heads))
     numbers = LANES * tile.kept * tile.ahead * tile.entries * rule.arrays
     result, *sums = simt.launch(
-        _OfPieces(rule, tile),
+        _PiecesKernel(rule, tile),
         (graph, arrays),
         [jax.ShapeDtypeStruct(like.shape, like.dtype), *partial],
         name=name,
@@ -131,7 +133,7 @@ def _by_row(
     if not sums:
         return result
     return simt.launch(
-        _OfLongRows(rule, tile),
+        _LongRowsKernel(rule, tile),
         (graph, arrays, sums),
         [],
         name=f"{name}_of_long_rows",
@@ -142,15 +144,15 @@ def _by_row(
 
 @dataclass(frozen=True)
 class _Lanes:
-    """A warp's part of the edges of a piece, and what its lanes do with them.
+    """What the lanes of a warp read, sum and store of the edges of a piece.
 
-    Neighbouring lanes have the heads of an edge; groups of them have an edge each.
+    Neighbouring lanes have the heads of one edge, and each such group of lanes has another edge.
 
     Attributes:
-      rule: what is made of them.
-      tile: how lanes share them.
-      warp: the warp.
-      arrays: numbers of the edges, [edges, heads] each.
+      rule: the sums and results to compute.
+      tile: how the lanes share a piece.
+      warp: the warp of these lanes.
+      arrays: the numbers of the edges, [edges, heads] each.
     """
 
     rule: Rule
@@ -160,49 +162,58 @@ class _Lanes:
 
     @property
     def groups(self) -> int:
-        """Edges that the lanes have at once."""
+        """How many edges the warp has at once."""
         return LANES // self.tile.lanes
 
     @property
     def group(self) -> Value:
-        """That the lane belongs to."""
+        """Number of the group that the lane belongs to."""
         return self.warp.lane // self.tile.lanes
 
     @property
     def head(self) -> Value:
-        """The first of the lane's."""
+        """The first head of the lane."""
         lane = self.warp.slice * self.tile.lanes + self.warp.lane % self.tile.lanes
         return lane * self.tile.entries
 
     @property
     def has_heads(self) -> Value:
-        """Whether it is one."""
+        """Whether the lane has any heads, or only padding."""
         return self.head < self.arrays[0].shape[-1]
 
     def edges(self, piece: Piece, time: Value) -> list[Value]:
-        """That the lane reads at some time, behind one another; some may lie behind the piece."""
+        """Returns the edges of a batch that the lane reads.
+
+        Some may be past the end of the piece.
+        """
         first = piece.begin + (time * (self.groups * self.tile.ahead) + self.group)
         return [first + i * self.groups for i in range(self.tile.ahead)]
 
     def times(self, piece: Piece) -> Value:
-        """How often the lanes read."""
+        """Returns how many batches the lanes read of a piece."""
         step = self.groups * self.tile.ahead
         return ((piece.end - piece.begin + (step - 1)) // step).to("i32")
 
     def read(self, piece: Piece, time: Value) -> list[list[list[Value]]]:
-        """Numbers by edge, head and array; of what lies behind the piece those that add nothing."""
+        """Reads a batch: numbers by edge, head and array.
+
+        Neutral ones past the end of the piece.
+        """
         warp, tile = self.warp, self.tile
         # Lanes without heads read the first, and store nothing.
         head = warp.select(self.has_heads, self.head, 0)
         edges = self.edges(piece, time)
         words = [
-            [array.row(edge.least(piece.end - 1)).load_words(head, tile.entries) for edge in edges]
+            [
+                array.row(edge.at_most(piece.end - 1)).load_words(head, tile.entries)
+                for edge in edges
+            ]
             for array in self.arrays
         ]
 
         def number(array, at, head):
             value = self.arrays[array].unpack(words[array][at], head)
-            return warp.select(edges[at] < piece.end, value, self.rule.nothing[array])
+            return warp.select(edges[at] < piece.end, value, self.rule.neutral[array])
 
         return [
             [[number(a, at, h) for a in range(self.rule.arrays)] for h in range(tile.entries)]
@@ -210,14 +221,14 @@ class _Lanes:
         ]
 
     def add(self, sums: list[list[Value]], numbers: list[list[list[Value]]]) -> list[list[Value]]:
-        """The sums of each head with what was read."""
+        """Adds the numbers of a batch to the sums of each head."""
         return [
             self.rule.add(self.warp, sums[head], [edge[head] for edge in numbers])
             for head in range(self.tile.entries)
         ]
 
     def store(self, piece: Piece, time: Value, numbers, finished, results: Array) -> None:
-        """Writes what is made of what was read."""
+        """Computes and stores the results of a batch of edges."""
         warp = self.warp
         for edge, heads in zip(self.edges(piece, time), numbers, strict=True):
             made = [
@@ -229,13 +240,13 @@ class _Lanes:
                 lambda edge=edge, made=made: results.row(edge).store(self.head, *made),
             )
 
-    def keep(self, kept: Shared, time: Value, numbers) -> None:
-        """Puts what was read to where ``kept_at`` finds it."""
+    def store_kept(self, kept: Shared, time: Value, numbers) -> None:
+        """Keeps the numbers of a batch in shared memory, from where ``load_kept`` loads them."""
         for at, number in enumerate(_flat(numbers)):
             kept.store(self._place(time, at), number)
 
-    def kept_at(self, kept: Shared, time: Value) -> list[list[list[Value]]]:
-        """What this lane read at some time."""
+    def load_kept(self, kept: Shared, time: Value) -> list[list[list[Value]]]:
+        """Loads the numbers of a batch that this lane has kept in shared memory."""
         tile, arrays = self.tile, self.rule.arrays
 
         def number(at, head, array):
@@ -251,7 +262,7 @@ class _Lanes:
         return (time * each + at) * LANES + self.warp.lane
 
     def zero_padding(self, graph: Pieces, results: Array) -> None:
-        """Sets the entries behind the last edge to zero."""
+        """Sets the results past the last edge to zero."""
         warp = self.warp
         zeros = [warp.f32(0.0)] * self.tile.entries
         first = graph.indptr.load(graph.num_rows) + (warp.number * self.groups + self.group)
@@ -267,8 +278,8 @@ def _flat(numbers: list[list[list[Value]]]) -> list[Value]:
 
 
 @dataclass(frozen=True)
-class _OfPieces:
-    """Whole rows; of pieces of longer ones the sums."""
+class _PiecesKernel:
+    """Computes the results of rows that are one piece, and the partial sums of other pieces."""
 
     rule: Rule
     tile: SoftmaxTile
@@ -283,24 +294,24 @@ class _OfPieces:
 
             def read(time, sums):
                 numbers = lanes.read(piece, time)
-                warp.when(time < tile.kept, lambda: lanes.keep(kept, time, numbers))
+                warp.when(time < tile.kept, lambda: lanes.store_kept(kept, time, numbers))
                 return lanes.add(sums, numbers)
 
             nothing = [rule.start(warp) for _ in range(tile.entries)]
             sums = warp.loop(warp.i32(0), times, 1, nothing, read)
-            sums = [rule.across(warp, of_head, tile.lanes) for of_head in sums]
+            sums = [rule.reduce_lanes(warp, of_head, tile.lanes) for of_head in sums]
 
             def finish():
-                finished = [rule.finished(warp, of_head) for of_head in sums]
+                finished = [rule.finalize(warp, of_head) for of_head in sums]
 
                 def from_kept(time, _):
-                    numbers = lanes.kept_at(kept, time)
+                    numbers = lanes.load_kept(kept, time)
                     lanes.store(piece, time, numbers, finished, results)
 
                 def from_memory(time, _):
                     lanes.store(piece, time, lanes.read(piece, time), finished, results)
 
-                warp.loop(warp.i32(0), times.least(tile.kept), 1, (), from_kept)
+                warp.loop(warp.i32(0), times.at_most(tile.kept), 1, (), from_kept)
                 warp.loop(warp.i32(tile.kept), times, 1, (), from_memory)
 
             def leave():
@@ -313,13 +324,17 @@ class _OfPieces:
             warp.when(piece.slot < 0, finish)
             warp.when((piece.slot >= 0) & (lanes.group == 0) & lanes.has_heads, leave)
 
-        graph.for_each_of_many(warp, take)
+        graph.for_each_found_by_lanes(warp, take)
         lanes.zero_padding(graph, results)
 
 
 @dataclass(frozen=True)
-class _OfLongRows:
-    """Rows of several pieces: a full piece a warp, the last one with what is left of the row."""
+class _LongRowsKernel:
+    """Computes the results of rows of several pieces from their partial sums.
+
+    Each warp takes a full piece. The one with the last full piece of a row also takes the rest of
+    the row.
+    """
 
     rule: Rule
     tile: SoftmaxTile
@@ -338,16 +353,16 @@ class _OfLongRows:
             row_begin, row_end = graph.indptr.load(piece.row), graph.indptr.load(piece.row + 1)
 
             def merge(begin, sums):
-                others = sums_of(graph.slot(warp, begin, row_end.least(begin + size)))
-                return [rule.merged(warp, *both) for both in zip(sums, others, strict=True)]
+                others = sums_of(graph.slot(warp, begin, row_end.at_most(begin + size)))
+                return [rule.merge(warp, *both) for both in zip(sums, others, strict=True)]
 
             nothing = [rule.start(warp) for _ in range(self.tile.entries)]
             own = row_begin + lanes.group * size
             sums = warp.loop(own, row_end, lanes.groups * size, nothing, merge)
-            sums = [rule.across(warp, of_head, self.tile.lanes) for of_head in sums]
-            finished = [rule.finished(warp, of_head) for of_head in sums]
-            no_full_follows = row_end - piece.end < size
-            whole = piece._replace(end=warp.select(no_full_follows, row_end, piece.end))
+            sums = [rule.reduce_lanes(warp, of_head, self.tile.lanes) for of_head in sums]
+            finished = [rule.finalize(warp, of_head) for of_head in sums]
+            is_last_full_piece = row_end - piece.end < size
+            whole = piece._replace(end=warp.select(is_last_full_piece, row_end, piece.end))
 
             def store(time, _):
                 lanes.store(whole, time, lanes.read(whole, time), finished, results)
@@ -357,27 +372,27 @@ class _OfLongRows:
         num_pieces = graph.counts.load(1)
 
         def is_full(number):
-            # The longest come first.
-            piece = graph.get(warp, number.least(num_pieces - 1))
+            # The longest pieces come first, so the loop ends at the first one that is not full.
+            piece = graph.get(warp, number.at_most(num_pieces - 1))
             return (number < num_pieces) & (piece.end - piece.begin == size)
 
         def take(number):
             piece = graph.get(warp, number)
-            # A row of just one full piece is done.
+            # A row of exactly one full piece was finished by the first kernel.
             warp.when(piece.slot >= 0, lambda: finish(piece))
             return number + warp.count
 
-        warp.repeat(is_full, take, warp.number)
+        warp.while_loop(is_full, take, warp.number)
 
 
 def _store_floats(array: Array, index: Value, values: list[Value]) -> None:
-    """Neighbours, 16 bytes at once."""
+    """Stores neighbouring float32 values, 16 bytes at a time."""
     for i in range(0, len(values), 4):
         array.store(index + i, *values[i : i + 4])
 
 
 def _load_floats(array: Array, index: Value, count: int) -> list[Value]:
-    """Neighbours, 16 bytes at once."""
+    """Loads neighbouring float32 values, 16 bytes at a time."""
     values = []
     for i in range(0, count, 4):
         entries = min(count, 4)

@@ -1,4 +1,4 @@
-"""What a softmax and its gradient sum of the edges of a row, and make of each of them with it."""
+"""The sums over the edges of a row that a softmax and its gradient need, and their results."""
 
 from __future__ import annotations
 
@@ -13,49 +13,52 @@ _LOG2_E = math.log2(math.e)
 
 
 class Rule(abc.ABC):
-    """What is summed of the edges of a row, head by head, and what is made of them with it.
+    """What is summed over the edges of a row for each head, and how results follow from the sums.
 
     Attributes:
-      arrays: how many numbers an edge has.
-      nothing: what numbers of an edge add nothing.
-      sums: how many there are.
+      arrays: how many numbers each edge has, one from each input array.
+      neutral: numbers of an edge that add nothing to the sums.
+      sums: how many sums each head has.
     """
 
     arrays: int
-    nothing: tuple[float, ...]
+    neutral: tuple[float, ...]
     sums: int
 
     @abc.abstractmethod
     def start(self, warp: Warp) -> list[Value]:
-        """Sums of no edges."""
+        """Returns the sums over no edges."""
 
     @abc.abstractmethod
     def add(self, warp: Warp, sums: list[Value], edges: list[list[Value]]) -> list[Value]:
-        """Sums with some more edges, of each of which there are ``arrays`` numbers."""
+        """Adds edges to the sums; each edge is a list of ``arrays`` numbers."""
 
     @abc.abstractmethod
-    def across(self, warp: Warp, sums: list[Value], lanes: int) -> list[Value]:
-        """Sums of all groups of ``lanes`` lanes together, in all of them."""
+    def reduce_lanes(self, warp: Warp, sums: list[Value], lanes: int) -> list[Value]:
+        """Combines the sums of all groups of ``lanes`` lanes; all lanes get the result."""
 
     @abc.abstractmethod
-    def merged(self, warp: Warp, sums: list[Value], others: list[Value]) -> list[Value]:
-        """Sums of both."""
+    def merge(self, warp: Warp, sums: list[Value], others: list[Value]) -> list[Value]:
+        """Combines the sums of two disjoint sets of edges."""
 
     @abc.abstractmethod
-    def finished(self, warp: Warp, sums: list[Value]) -> list[Value]:
-        """What ``result`` takes of the sums of a whole row."""
+    def finalize(self, warp: Warp, sums: list[Value]) -> list[Value]:
+        """Turns the sums of a whole row into what ``result`` takes."""
 
     @abc.abstractmethod
     def result(self, warp: Warp, finished: list[Value], numbers: list[Value]) -> Value:
-        """Of an edge with these numbers."""
+        """Returns the result of an edge with these numbers."""
 
 
 @dataclass(frozen=True)
 class Softmax(Rule):
-    """``exp(l - peak) / Σ exp(l' - peak)``: the peak and the sum, shifted anew when it grows."""
+    """The softmax ``exp(l - peak) / Σ exp(l' - peak)``, computed online.
+
+    The sums are the peak, and the sum of exponentials, which is rescaled whenever the peak grows.
+    """
 
     arrays = 1
-    nothing = (float("-inf"),)
+    neutral = (float("-inf"),)
     sums = 2
 
     def start(self, warp):
@@ -69,7 +72,7 @@ class Softmax(Rule):
         parts = [_shifted(warp, peak, total, shift), *(_power(warp, x, shift) for x in logits)]
         return [highest, fold_in_pairs(parts, lambda a, b: a + b)]
 
-    def across(self, warp, sums, lanes):
+    def reduce_lanes(self, warp, sums, lanes):
         peak, total = sums
         highest, apart = peak, lanes
         while apart < LANES:
@@ -78,13 +81,13 @@ class Softmax(Rule):
         total = _shifted(warp, peak, total, _shift(warp, highest))
         return [highest, warp.sum_groups(total, lanes)]
 
-    def merged(self, warp, sums, others):
+    def merge(self, warp, sums, others):
         highest = _maximum(sums[0], others[0])
         shift = _shift(warp, highest)
         totals = [_shifted(warp, peak, total, shift) for peak, total in (sums, others)]
         return [highest, totals[0] + totals[1]]
 
-    def finished(self, warp, sums):
+    def finalize(self, warp, sums):
         peak, total = sums
         return [_shift(warp, peak), warp.reciprocal(total)]
 
@@ -94,32 +97,36 @@ class Softmax(Rule):
 
 
 def _maximum(a: Value, b: Value) -> Value:
-    """The greater of two; NaN if one of them is."""
+    """Returns the larger of two; NaN if one of them is."""
     return a.warp.binary("maximum", a, b)
 
 
 def _shift(warp: Warp, peak: Value) -> Value:
-    """What logits are shifted by: of nothing but -inf by zero, since -inf + inf is no number."""
+    """Returns what logits are shifted by: their peak, or zero if all of them are -inf.
+
+    Shifting by -inf would give -inf + inf, which is NaN.
+    """
     return warp.select(peak == float("-inf"), 0.0, peak)
 
 
 def _shifted(warp: Warp, peak: Value, total: Value, shift: Value) -> Value:
-    """A sum that was shifted by its own peak, exactly as it was if that is still the highest."""
-    # It was shifted by more than now only where its peak is -inf, by zero: of nothing, which zero
-    # times infinity would not be.
+    """Rescales a sum of exponentials from its own peak to a shift; exact if they are equal."""
+    # The shift of an empty sum, whose peak is -inf, is zero, which may be more than the new shift.
+    # The minimum avoids an infinite factor, of which the product with zero would be NaN.
     return total * _power(warp, warp.binary("minimum", _shift(warp, peak), shift), shift)
 
 
 def _power(warp: Warp, logit: Value, shift: Value) -> Value:
+    """Returns ``exp(logit - shift)``."""
     return warp.special("any_ex2", (logit - shift) * _LOG2_E)
 
 
 @dataclass(frozen=True)
-class Gradient(Rule):
-    """``p (dp - Σ p' dp')``."""
+class SoftmaxGradient(Rule):
+    """The gradient ``p (dp - Σ p' dp')`` of a softmax ``p``, where ``dp`` is the gradient to it."""
 
     arrays = 2
-    nothing = (0.0, 0.0)
+    neutral = (0.0, 0.0)
     sums = 1
 
     def start(self, warp):
@@ -131,13 +138,13 @@ class Gradient(Rule):
             total = warp.fma(probability, slope, total)
         return [total]
 
-    def across(self, warp, sums, lanes):
+    def reduce_lanes(self, warp, sums, lanes):
         return [warp.sum_groups(sums[0], lanes)]
 
-    def merged(self, warp, sums, others):
+    def merge(self, warp, sums, others):
         return [sums[0] + others[0]]
 
-    def finished(self, warp, sums):
+    def finalize(self, warp, sums):
         return sums
 
     def result(self, warp, finished, numbers):

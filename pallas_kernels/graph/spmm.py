@@ -1,4 +1,4 @@
-"""Sparse times dense, and inner products along the edges."""
+"""The product of a sparse and a dense matrix, and inner products along the edges of a graph."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from pallas_kernels.simt.blocks import warps_with_rows
 from pallas_kernels.simt.values import Array, Shared
 from pallas_kernels.simt.warp import LANES, Warp
 
-# Lanes of 16 bytes that read a neighbour, widest first: fewer passes over the edges. The slice of
-# x that they read should stay in a second-level cache, of which this part is left for it.
+# How many lanes, of 16 bytes each, read a neighbour. The widest come first, as they need the fewest
+# passes over the edges. The slice of x that a pass reads should fit this part of the second-level
+# cache.
 _LANES = (32, 16, 8)
 _CACHE_SHARE = 0.8
 _FEW_EDGES = 64
@@ -26,8 +27,8 @@ class SpmmTile:
     """How the warps share the work of ``spmm``.
 
     Attributes:
-      lanes: lanes that read a neighbour.
-      entries: columns that a lane has of a slice.
+      lanes: lanes that read a neighbour together.
+      entries: columns that a lane has in a slice.
       ahead: neighbours that a lane reads before it adds them.
       warps: warps of a block.
     """
@@ -59,7 +60,7 @@ class SddmmTile:
     """How the warps share the work of ``sddmm``.
 
     Attributes:
-      lanes: lanes that read a neighbour.
+      lanes: lanes that read a neighbour together.
       entries: columns that a lane reads at once.
       warps: warps of a block at most.
     """
@@ -76,12 +77,12 @@ class SddmmTile:
 
 
 def spmm(graph: Pieces, x: jax.Array, tile: SpmmTile | None = None) -> jax.Array:
-    """``y_i = r_i Σ_j w_ij c_j x_j``, accumulated in float32.
+    """Computes ``y_i = r_i Σ_j w_ij c_j x_j``, accumulated in float32.
 
     Args:
-      graph: of ``rows`` rows.
+      graph: the sparse matrix of ``rows`` rows, with its weights and scales.
       x: [cols, dim], float32 or bfloat16.
-      tile: by default what suits the shapes.
+      tile: how the work is divided; chosen by the shapes if None.
 
     Returns:
       [rows, dim], of the dtype of ``x``.
@@ -101,7 +102,7 @@ def spmm(graph: Pieces, x: jax.Array, tile: SpmmTile | None = None) -> jax.Array
 
 @dataclass(frozen=True)
 class _Spmm:
-    """The groups of a warp take turns at the edges of its piece."""
+    """Each warp sums one piece at a time; its groups of lanes take turns at the edges."""
 
     tile: SpmmTile
 
@@ -113,13 +114,13 @@ class _Spmm:
         column = (warp.slice * tile.lanes + warp.lane % tile.lanes) * tile.entries
         is_cut = dim % (tile.lanes * tile.entries) != 0
         inside = column < dim
-        # Lanes behind the last column read the first, and store nothing.
+        # Lanes past the last column read the first one, and store nothing.
         read_column = warp.select(inside, column, 0) if is_cut else column
         mine = warp.lane // tile.lanes
 
         def add(edges, sums, end=None):
-            """Adds the edges that lie before ``end``, if it is given."""
-            inner = [e if end is None else e.least(end - 1) for e in edges]
+            """Adds edges to the sums; if ``end`` is given, only those before it."""
+            inner = [e if end is None else e.at_most(end - 1) for e in edges]
             nodes = [graph.indices.load(edge) for edge in inner]
             words = [x.row(node).load_words(read_column, tile.entries) for node in nodes]
             factors = [graph.factor(edge, node) for edge, node in zip(inner, nodes, strict=True)]
@@ -138,7 +139,7 @@ class _Spmm:
             sums = [warp.f32(0.0) for _ in range(tile.entries)]
             full_end = piece.end - (step - 1)
             sums = warp.loop(piece.begin, full_end, step, sums, lambda e, s: add(edges_from(e), s))
-            # What is left is less than a step: a lane's neighbours may lie behind the end.
+            # The rest is less than a step, so some of a lane's neighbours may be past the end.
             length = piece.end - piece.begin
             rest = piece.end - length % step
             sums = warp.loop(
@@ -171,13 +172,13 @@ def _add_scaled(warp, total, factor, value):
 
 
 def sddmm(graph: Pieces, a: jax.Array, b: jax.Array, tile: SddmmTile | None = None) -> jax.Array:
-    """``e_ij = r_i c_j ⟨a_i, b_j⟩``; the weights of the graph play no part.
+    """Computes ``e_ij = r_i c_j ⟨a_i, b_j⟩``; the weights of the graph are not used.
 
     Args:
-      graph: of ``rows`` rows.
+      graph: the sparse matrix of ``rows`` rows.
       a: [rows, dim], float32 or bfloat16, dim at most ``graph.rows.MOST_COLUMNS``.
-      b: [cols, dim], like ``a``.
-      tile: by default what suits the shapes.
+      b: [cols, dim], of the dtype of ``a``.
+      tile: how the work is divided; chosen by the shapes if None.
 
     Returns:
       [edges] float32, zero in padding slots.
@@ -199,7 +200,7 @@ def sddmm(graph: Pieces, a: jax.Array, b: jax.Array, tile: SddmmTile | None = No
 
 @dataclass(frozen=True)
 class _Sddmm:
-    """A warp has the row of its piece in shared memory; each group takes a neighbour."""
+    """Each warp keeps the row of its piece in shared memory; each group takes a neighbour."""
 
     tile: SddmmTile
 
@@ -224,8 +225,8 @@ class _Sddmm:
 
             def take_neighbours(first, _):
                 edge = first + mine
-                # Groups behind the end repeat the last edge and store nothing.
-                read = edge.least(piece.end - 1)
+                # Groups past the end read the last edge again and store nothing.
+                read = edge.at_most(piece.end - 1)
                 node = graph.indices.load(read)
                 product = warp.sum_lanes(inner_product(node), lanes)
 

@@ -1,1 +1,1 @@
-"""Kernels of the k largest entries of rows, also straight behind a linear layer."""
+"""Kernels of the k largest entries of rows, also directly after a linear layer."""

@@ -1,17 +1,16 @@
-"""A linear layer, of whose rows only the k largest entries are written, compressed.
+"""A linear layer of which only the k largest entries of each row are written, compressed.
 
-The warpgroups of a block have one of two parts, and pass tiles of 64 rows on to each other::
+The warpgroups of a block have one of two roles, and pass tiles of 64 rows on to each other::
 
-    multiplier → pairs of selectors, by turns
+    multiplier → pairs of selectors, in turn
 
-Selectors ask the copy engine for rows, to where the tiles lay that they are done with. The
-multiplier, which also keeps the kernel in shared memory, overwrites a tile with its product,
-rounded; a pair of selectors looks for the k largest entries of its rows, half of them each, and
-writes them. So products, which the tensor cores make, and the search, which they hardly take part
-in, go on side by side, and no dense product leaves the multiprocessor. A search waits for its own
-results most of the time: so there are many warps of few rows, while few tiles have room. Searches
-of some rows take longer than others, so no warp that selects waits for another one: each asks for
-its own rows.
+A selector asks the copy engine to load rows into the slots that it has finished with. The
+multiplier, which also keeps the kernel in shared memory, overwrites a tile with its rounded
+product. Each selector of a pair then selects the k largest entries of half of the tile's rows and
+writes them. So products, on tensor cores, overlap with selections, which hardly use them, and no
+dense product leaves the multiprocessor. A selection mostly waits for its own results, so there are
+many warps with few rows each, while there is room for few tiles. Some rows take longer than others,
+so no warp that selects waits for another one: each loads its own rows.
 """
 
 from __future__ import annotations
@@ -32,28 +31,28 @@ from pallas_kernels import tensor_cores as tc
 from pallas_kernels.chip import Chip
 from pallas_kernels.dense.stack import Stack
 from pallas_kernels.maxk.linear_maxk_rows import (
-    OF_WARP,
-    SHARE,
+    ROWS_PER_WARP,
+    ROWS_PER_WARPGROUP,
     WARPS,
-    EndUse,
     Format,
     KeepLargest,
+    ReleaseTile,
     kept_columns,
 )
 from pallas_kernels.tensor_cores import BLOCK, COLUMNS, ROWS, WARPGROUP
 
-_MOST_AHEAD = 8  # tiles on their way
+_MOST_AHEAD = 8  # tiles in the ring at most
 _MULTIPLIER, _SELECTOR = 0, 1
-_PAIR = 2  # selectors of a tile
+_SELECTORS_PER_TILE = 2  # each has half of the rows
 
 
 @dataclass(frozen=True)
 class LinearMaxkTile:
-    """How a block shares the work.
+    """How the warpgroups of a block share the work.
 
     Attributes:
-      blocks: at most this many, one for each multiprocessor.
-      pairs: of warpgroups that select, two or three.
+      blocks: how many blocks there are, at most one for each multiprocessor.
+      pairs: pairs of selectors in a block, two or three.
       ring: tiles in shared memory.
     """
 
@@ -63,43 +62,44 @@ class LinearMaxkTile:
 
     @classmethod
     def choose(cls, chip: Chip, stack: Stack, k: int) -> LinearMaxkTile | None:
-        """The one heuristic: as much of a ring as fits, or None."""
-        # Columns fit a byte then, and rows the registers of four lanes.
+        """The one heuristic: as many tiles in the ring as fit, or None."""
+        # Up to this width, column numbers fit a byte, and a row fits the registers of four lanes.
         if max(stack.widths) > tc.MOST_WIDTH:
             return None
-        # Of narrow rows searches are most of the work, and need fewer registers.
+        # For narrow rows, selections are most of the work, and need fewer registers.
         pairs = 3 if max(stack.widths) <= 2 * COLUMNS else 2
         weights = math.prod(stack.widths) * stack.dtype.itemsize
-        kept = pairs * _PAIR * kept_columns(stack.widths[1], k)
+        kept = pairs * _SELECTORS_PER_TILE * kept_columns(stack.widths[1], k)
         room = chip.shared_bytes - weights - tc.aligned(kept)
         ring = min(room // stack.row_bytes(max(stack.widths)), _MOST_AHEAD)
         return cls(chip.multiprocessors, pairs, ring) if ring else None
 
     @property
     def warpgroups(self) -> int:
-        """Of both parts."""
-        return _SELECTOR + self.pairs * _PAIR
+        """How many warpgroups a block has: the multiplier and the selectors."""
+        return _SELECTOR + self.pairs * _SELECTORS_PER_TILE
 
     def limited_to(self, rows: int) -> LinearMaxkTile:
-        """Without blocks that would have no rows."""
+        """Returns the same without blocks that would have no rows."""
         return dataclasses.replace(self, blocks=min(self.blocks, -(-rows // ROWS)))
 
 
 @dataclass(frozen=True)
-class _Share:
-    """Of a multiprocessor's registers, what the threads have.
+class _RegisterSplit:
+    """How the registers of a multiprocessor are divided between the two roles.
 
     Attributes:
-      registers: of a thread of the multiplier, and of a selector: together no more than what all
-        warpgroups begin with, which is a multiple of eight each.
-      product: columns of a product at once, whose sums must fit what all begin with.
+      registers: registers of a thread of the multiplier, and of a selector; multiples of each
+        eight, which together fit in what all warpgroups start with.
+      product: columns of a product that are computed at once; their sums have to fit the registers
+        that a warpgroup starts with.
     """
 
     registers: tuple[int, int]
     product: int
 
 
-_SHARES = {2: _Share((160, 80), 128), 3: _Share((168, 56), 64)}
+_REGISTER_SPLITS = {2: _RegisterSplit((160, 80), 128), 3: _RegisterSplit((168, 56), 64)}
 
 
 def linear_maxk(
@@ -110,18 +110,18 @@ def linear_maxk(
     by: str,
     tile: LinearMaxkTile | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """The k largest entries of each row of ``x @ kernel + bias``, rounded, as ``maxk`` has them.
+    """Computes the k largest entries of each row of ``x @ kernel + bias``, rounded, as ``maxk``.
 
     Args:
-      x: [rows, in], bfloat16 or float16, in a multiple of 64 up to 256.
-      kernel: [in, out], of the same dtype, out likewise.
+      x: [rows, in], bfloat16 or float16; in is a multiple of 64 up to 256.
+      kernel: [in, out], of the dtype of ``x``; out is a multiple of 64 up to 256.
       bias: [out], or None.
       k: entries to keep, 1 to out.
       by: rank by ``"value"`` or by ``"magnitude"``.
-      tile: by default what suits the shapes.
+      tile: how the work is divided; chosen by the shapes if None.
 
     Returns:
-      [rows, k] values, and their columns, uint8, ascending.
+      [rows, k] values, and [rows, k] columns of uint8, ascending.
     """
     stack, rows = Stack.of(x, (kernel,), (bias,), (None,)), x.shape[0]
     results = [jax.ShapeDtypeStruct((rows, k), dtype) for dtype in (x.dtype, jnp.uint8)]
@@ -147,14 +147,14 @@ def linear_maxk(
 
 @dataclass(frozen=True)
 class _Plan:
-    """What the parts know of each other.
+    """What both roles know of a launch.
 
     Attributes:
-      stack: the layer.
-      tile: who does what.
-      rows: of the input.
-      k: entries kept.
-      by_magnitude: whether entries rank by that.
+      stack: the linear layer.
+      tile: how the work is divided.
+      rows: rows of the input.
+      k: entries kept of each row.
+      by_magnitude: whether entries rank by their magnitude.
     """
 
     stack: Stack
@@ -165,24 +165,24 @@ class _Plan:
 
     @property
     def chunks(self) -> int:
-        """Of a tile, which is as wide as the input or the output."""
+        """Chunks of a tile, which is as wide as the wider of input and output."""
         return max(self.stack.widths) // COLUMNS
 
     @property
     def stages(self) -> int:
-        """Barriers of each kind: as many as tiles are on their way, and the same for a pair."""
+        """Barriers of each kind: at least one for each tile, and a whole number for each pair."""
         return -(-self.tile.ring // self.tile.pairs) * self.tile.pairs
 
     @property
-    def share(self) -> _Share:
-        """Of the registers."""
-        return _SHARES[self.tile.pairs]
+    def register_split(self) -> _RegisterSplit:
+        """How registers are divided, for this number of pairs."""
+        return _REGISTER_SPLITS[self.tile.pairs]
 
     def scratch(self) -> dict:
-        """Shared memory and barriers."""
+        """Returns the scratch memory and barriers of a block."""
         width, dtype = self.stack.widths[0], self.stack.dtype
-        kept = self.tile.pairs * _PAIR, kept_columns(self.stack.widths[1], self.k)
-        copies = _PAIR * WARPS * (width // COLUMNS)
+        kept = self.tile.pairs * _SELECTORS_PER_TILE, kept_columns(self.stack.widths[1], self.k)
+        copies = _SELECTORS_PER_TILE * WARPS * (width // COLUMNS)
         return {
             "weights": tc.tiles(dtype, 1, *self.stack.widths),
             "ring": tc.copied_tiles(dtype, self.tile.ring * self.chunks, ROWS, COLUMNS),
@@ -194,57 +194,57 @@ class _Plan:
 
     @property
     def parts(self) -> list[slice]:
-        """Of the columns, that a product has at once."""
+        """Slices of the columns that are multiplied at once."""
         width = self.stack.widths[1]
-        whole = tc.columns_of(width, self.share.product)
+        whole = tc.columns_of(width, self.register_split.product)
         return [slice(part.start, min(part.stop, width)) for part in whole]
 
     def first_chunk(self, i):
-        """Where in the ring tile ``i`` is."""
+        """Returns the number of the first chunk of tile ``i`` in the ring."""
         return lax.rem(i, self.tile.ring) * self.chunks
 
     def stage(self, i):
-        """The barriers of tile ``i``."""
+        """Returns the number of the barriers of tile ``i``."""
         return lax.rem(i, self.stages)
 
     def first_row(self, i):
-        """Of tile ``i`` of this block."""
+        """Returns the first row of tile ``i`` of this block."""
         return (lax.axis_index(BLOCK) + i * self.tile.blocks) * ROWS
 
 
 def _run(plan: _Plan, scratch, x, kernel, biases, values, columns) -> None:
-    """A warpgroup's part."""
+    """Runs the multiplier or the selector that this warpgroup is."""
     part = lax.axis_index(WARPGROUP)
-    count = tc.own_tiles(plan.rows, lax.axis_index(BLOCK), plan.tile.blocks)
+    count = tc.count_strided_tiles(plan.rows, lax.axis_index(BLOCK), plan.tile.blocks)
     parts = (
         lambda: _multiply(plan, scratch, count, kernel, biases),
         lambda: _select(plan, scratch, count, part - _SELECTOR, x, values, columns),
     )
-    # Branches apart, or registers could not be dealt out anew.
+    # Registers can only be reallocated in separate branches.
     lax.switch(jnp.minimum(part, _SELECTOR), parts)
 
 
 def _multiply(plan: _Plan, scratch, count, kernel, biases) -> None:
-    """Puts the product in the place of the input."""
+    """Runs the multiplier: overwrites each tile of the input with its product."""
     stack, weights = plan.stack, scratch["weights"]
-    ring, _ = tc.faces(scratch["ring"])
-    tc.set_max_registers(plan.share.registers[_MULTIPLIER], action="increase")
+    ring, _ = tc.tile_views(scratch["ring"])
+    tc.set_max_registers(plan.register_split.registers[_MULTIPLIER], action="increase")
     tc.copy_gmem_to_smem(kernel, weights.at[0], scratch["loaded"])
     columns = tc.columns_of(stack.widths[1])
     tc.barrier_wait(scratch["loaded"])
 
     @pl.loop(0, count)
     def _(i):
-        first, zero = plan.first_chunk(i), tc.zero_in(i)
-        # While the tile is on its way.
+        first, zero = plan.first_chunk(i), tc.opaque_zero(i)
+        # This runs while the tile is still being loaded.
         sums = [_sums_before(plan, biases, zero, part) for part in plan.parts]
         tc.barrier_wait(scratch["full"].at[plan.stage(i)])
         held = [ring.at[first + number] for number in range(plan.chunks)]
-        # All products, by all warps, before the first of them takes the place of an operand.
+        # All warps compute all products before the first of these overwrites an operand.
         products = _add_products(plan, sums, held, weights.at[zero])
         tc.commit_smem()
         for number, part in enumerate(columns):
-            product, at = divmod(part.start, plan.share.product)
+            product, at = divmod(part.start, plan.register_split.product)
             z = products[product][:, at : at + COLUMNS]
             held[number][...] = z.astype(stack.dtype)
         tc.commit_smem()
@@ -252,17 +252,17 @@ def _multiply(plan: _Plan, scratch, count, kernel, biases) -> None:
 
 
 def _sums_before(plan: _Plan, biases, zero, part: slice) -> jax.Array:
-    """What products of a part of the columns are added to: the bias, in every row of a tile."""
+    """Returns what a product starts from: the bias in every row of a tile, or zeros."""
     width = part.stop - part.start
     if not biases:
         return tc.layout_cast(jnp.zeros((ROWS, width), jnp.float32), tc.Layout.WGMMA)
-    # From global memory: of shared memory the ring takes all that there is.
+    # The bias is read from global memory, since the ring takes all of shared memory.
     (bias,) = biases
     return tc.rows_of_bias(bias, pl.ds(pl.multiple_of(zero + part.start, COLUMNS), width))
 
 
 def _add_products(plan: _Plan, sums: Sequence[jax.Array], chunks, weights) -> Sequence[jax.Array]:
-    """The rows of a tile times ``weights``, added to ``sums`` of each part of the columns."""
+    """Adds the product of a tile and ``weights`` to ``sums``, one for each part of the columns."""
 
     def multiply(totals):
         for n in range(plan.stack.widths[0] // COLUMNS):
@@ -270,16 +270,16 @@ def _add_products(plan: _Plan, sums: Sequence[jax.Array], chunks, weights) -> Se
             for total, part in zip(totals, plan.parts, strict=True):
                 tc.wgmma(total, chunks[n], weights.at[rows, part])
 
-    return tc.added_to(sums, multiply)
+    return tc.accumulate_into(sums, multiply)
 
 
 def _select(plan: _Plan, scratch, count, number, x, values, columns) -> None:
-    """Writes what is kept of half of every tile whose turn it is, and asks for others."""
+    """Runs a selector: writes the k largest entries of its half of tiles, and loads others."""
     stack, tile = plan.stack, plan.tile
-    pair, half = number // _PAIR, lax.rem(number, _PAIR)
+    pair, half = number // _SELECTORS_PER_TILE, lax.rem(number, _SELECTORS_PER_TILE)
     keep = KeepLargest(stack.widths[1], plan.k, plan.by_magnitude, Format.of(stack.dtype))
-    ring, _ = tc.faces(scratch["ring"])
-    tc.set_max_registers(plan.share.registers[_SELECTOR], action="decrease")
+    ring, _ = tc.tile_views(scratch["ring"])
+    tc.set_max_registers(plan.register_split.registers[_SELECTOR], action="decrease")
 
     def load(i):
         pl.when(i < count)(lambda: _load(plan, scratch, i, half, x))
@@ -287,13 +287,13 @@ def _select(plan: _Plan, scratch, count, number, x, values, columns) -> None:
     def load_own(n):
         load(pair + n * tile.pairs)
 
-    # Of what all multiprocessors ask for at once, the kernel and the first tile are to come first.
+    # All multiprocessors start to load at once. The kernel and the first tile should come first.
     of_first_tile = jnp.int32(pair == 0)
     pl.loop(0, of_first_tile)(load_own)
     tc.barrier_wait(scratch["loaded"])
-    pl.loop(of_first_tile, tc.own(tile.ring, pair, tile.pairs))(load_own)
+    pl.loop(of_first_tile, tc.count_strided(tile.ring, pair, tile.pairs))(load_own)
 
-    @pl.loop(0, tc.own(count, pair, tile.pairs))
+    @pl.loop(0, tc.count_strided(count, pair, tile.pairs))
     def _(n):
         i = pair + n * tile.pairs
         tc.barrier_wait(scratch["made"].at[plan.stage(i)])
@@ -301,18 +301,18 @@ def _select(plan: _Plan, scratch, count, number, x, values, columns) -> None:
         tiled = tc.tiled(stack.dtype)
         references = [(ring, tiled), *((r, ()) for r in (kept, values, columns))]
         simt.inline(keep, [plan.first_chunk(i), plan.first_row(i), half], references)
-        simt.inline(EndUse(), [], [])
+        simt.inline(ReleaseTile(), [], [])
         load(i + tile.ring)
 
 
 def _load(plan: _Plan, scratch, i, half, x) -> None:
-    """Asks for half of the rows of tile ``i``, each warp for its own."""
-    _, ring = tc.faces(scratch["ring"])
+    """Starts to load half of the rows of tile ``i``; each warp loads its own rows."""
+    _, ring = tc.tile_views(scratch["ring"])
     first, full = plan.first_chunk(i), scratch["full"].at[plan.stage(i)]
 
     def ask(warp):
-        in_tile = half * SHARE + warp * OF_WARP
-        rows, own = (pl.ds(start + in_tile, OF_WARP) for start in (plan.first_row(i), 0))
+        in_tile = half * ROWS_PER_WARPGROUP + warp * ROWS_PER_WARP
+        rows, own = (pl.ds(start + in_tile, ROWS_PER_WARP) for start in (plan.first_row(i), 0))
         for number, columns in enumerate(tc.columns_of(plan.stack.widths[0])):
             tc.copy_gmem_to_smem(x.at[rows, columns], ring.at[first + number, own], full)
 

@@ -1,51 +1,75 @@
-"""What warps do with tiles of 64 rows beside the tensor cores' products, in SIMT code.
+"""The k largest entries of rows of a tile in shared memory, in SIMT code.
 
-A tile lies in chunks of 64 columns, as the tensor cores take them: rows of 128 bytes, whose pieces
-of 16 bytes change places with the row. The chunks are neighbours in a ring.
+A tile consists of chunks of 64 columns in the layout of the tensor cores: rows of 128 bytes, whose
+vectors of 16 bytes are permuted (swizzled) by the number of the row. The chunks are neighbours in a
+ring.
 """
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from pallas_kernels.maxk import selection
 from pallas_kernels.maxk.selection import Format, Selection
 from pallas_kernels.simt.values import Array, Value
 from pallas_kernels.simt.warp import LANES, Warp
 
-ROWS, COLUMNS = 64, 64  # of a chunk
-WARPS = 4  # of a warpgroup
-OF_WARP = selection.ROWS  # rows of a tile, that a warp selects from
-SHARE = WARPS * OF_WARP  # that a warpgroup does
-_PIECES = 8  # of a row of a chunk, 16 bytes each
-_PIECE = COLUMNS // _PIECES
+ROWS, COLUMNS = 64, 64  # rows and columns of a chunk
+WARPS = 4  # warps of a warpgroup
+ROWS_PER_WARP = selection.ROWS  # rows of a tile that a warp selects from
+ROWS_PER_WARPGROUP = WARPS * ROWS_PER_WARP
+_VECTORS_PER_ROW = 8  # vectors of 16 bytes in a row of a chunk
+_VECTOR_COLUMNS = COLUMNS // _VECTORS_PER_ROW
 
 
 def kept_columns(width: int, k: int) -> int:
-    """That a warpgroup which keeps k of this width has in shared memory."""
+    """Returns the shared bytes of a warpgroup for columns, if it keeps k of this width."""
     return WARPS * selection.kept_columns(width, k)
 
 
+class TileOperands(NamedTuple):
+    """What ``KeepLargest`` is called with.
+
+    Attributes:
+      first_chunk: number of the tile's first chunk in the ring.
+      first_row: row of the results that the tile begins with.
+      half: which half of the tile's rows the warpgroup has, 0 or 1.
+      chunks: the ring, [chunks, 64, 64].
+      kept: shared memory of the warpgroup for ``kept_columns`` columns.
+      values: [rows, k], the values that are kept.
+      columns: [rows, k], their columns.
+    """
+
+    first_chunk: Value
+    first_row: Value
+    half: Value
+    chunks: Array
+    kept: Array
+    values: Array
+    columns: Array
+
+
 @dataclass(frozen=True)
-class EndUse:
-    """Before the copy engine overwrites a tile."""
+class ReleaseTile:
+    """What a warp does before the copy engine may overwrite its rows of a tile."""
 
     def __call__(self, warp: Warp) -> None:
-        """What all lanes have read and written comes first."""
-        warp.release_shared()
+        """Orders all accesses of the lanes before later ones by the copy engine."""
+        warp.fence_async_proxy()
         warp.sync()
 
 
 @dataclass(frozen=True)
 class KeepLargest:
-    """Writes the k largest entries of each row of half of a tile, and their columns.
+    """Stores the k largest entries of each row of half of a tile, and their columns.
 
     Attributes:
-      width: of a row, a multiple of 64 up to 256.
-      k: entries kept.
-      by_magnitude: whether entries rank by that.
-      format: of the entries.
+      width: columns of a row, a multiple of 64 up to 256.
+      k: entries kept of each row.
+      by_magnitude: whether entries rank by their magnitude.
+      format: format of the entries.
     """
 
     width: int
@@ -53,51 +77,39 @@ class KeepLargest:
     by_magnitude: bool
     format: Format
 
-    def __call__(
-        self,
-        warp: Warp,
-        first: Value,
-        first_row: Value,
-        half: Value,
-        chunks: Array,
-        kept: Array,
-        values: Array,
-        columns: Array,
-    ) -> None:
-        """All eight rows of each warp.
+    def __call__(self, warp: Warp, *operands: Any) -> None:
+        """Selects from all eight rows of each warp; ``operands`` are those of ``TileOperands``."""
+        tile = TileOperands(*operands)
+        row_in_tile = tile.half * ROWS_PER_WARPGROUP + warp.thread // LANES * ROWS_PER_WARP
+        chooser = Selection(self.width, self.k, self.by_magnitude, self.format, neighbours=2)
+        marks = chooser.choose(warp, self._load(warp, tile, row_in_tile))
+        # Adds zero, which the compiler does not know: otherwise it would compute what depends on
+        # the lane before the loop over tiles, and keep it in registers during the search.
+        lane = warp.lane + (tile.first_row >> 31)
+        results = (
+            tile.values.row(tile.first_row + row_in_tile),
+            tile.columns.row(tile.first_row + row_in_tile),
+        )
+        rows = tile.values.shape[0] - tile.first_row - row_in_tile
+        source = _RingEntries(tile, row_in_tile)
+        chooser.write(warp, lane, marks, tile.kept, results, rows, source)
 
-        Args:
-          warp: of a warpgroup.
-          first: chunk of the ring, with the first 64 columns.
-          first_row: of the tile.
-          half: of the tile, 0 or 1.
-          chunks: the ring, [ring, 64, 64].
-          kept: shared memory of the warpgroup for as many columns.
-          values: [rows, k], the result.
-          columns: likewise.
+    def _load(self, warp, tile, row_in_tile) -> list[list[Value]]:
+        """Loads the lane's part of its row, as operands of ``Warp.mma``: four words for each slab.
+
+        Each word has two neighbours of every eight columns.
         """
-        in_tile = half * SHARE + warp.thread // LANES * OF_WARP
-        rule = Selection(self.width, self.k, self.by_magnitude, self.format, neighbours=2)
-        marks = rule.choose(warp, self._load(warp, first, in_tile, chunks))
-        # What is made of the lane would take registers during the search; zero tells no compiler
-        # that it is the same for all tiles.
-        lane = warp.lane + (first_row >> 31)
-        results = values.row(first_row + in_tile), columns.row(first_row + in_tile)
-        rows = values.shape[0] - first_row - in_tile
-        source = _Tile(chunks, kept, first, in_tile)
-        rule.write(warp, lane, marks, kept, results, rows, source)
-
-    def _load(self, warp, first, in_tile, chunks) -> list[list[Value]]:
-        """Words of the lane's row, each with two of every eight columns, four of each slab."""
         matrix, row = warp.lane // 8, warp.lane % 8
-        # Of a slab, rows g of the operand are the first half.
-        piece = matrix % 2 * 2 + matrix // 2
+        # The first half of a slab's columns are rows g of the operand, the second half rows g + 8.
+        vector = matrix % 2 * 2 + matrix // 2
         within = [
-            (in_tile + row) * COLUMNS + (row ^ (piece + at)) * _PIECE for at in (0, _PIECES // 2)
+            (row_in_tile + row) * COLUMNS + (row ^ (vector + at)) * _VECTOR_COLUMNS
+            for at in (0, _VECTORS_PER_ROW // 2)
         ]
-        bases = [(first + n) * (ROWS * COLUMNS) for n in range(self.width // COLUMNS)]
+        bases = [(tile.first_chunk + n) * (ROWS * COLUMNS) for n in range(self.width // COLUMNS)]
         slabs = [
-            chunks.load_matrices(base + place) for base, place in itertools.product(bases, within)
+            tile.chunks.load_matrices(base + offset)
+            for base, offset in itertools.product(bases, within)
         ]
         if self.by_magnitude:
             slabs = [[word & 0x7FFF7FFF for word in slab] for slab in slabs]
@@ -105,31 +117,27 @@ class KeepLargest:
 
 
 @dataclass(frozen=True)
-class _Tile:
-    """Of entries in the ring.
+class _RingEntries:
+    """The entries of a warp's rows in the ring, as a ``Source``.
 
     Attributes:
-      chunks: the ring.
-      kept: what columns are listed in.
-      first: chunk of the tile.
-      in_tile: the first of the rows.
+      tile: the tile in the ring.
+      row_in_tile: first of the warp's rows in the tile.
     """
 
-    chunks: Array
-    kept: Array
-    first: Value
-    in_tile: Value
+    tile: TileOperands
+    row_in_tile: Value
 
-    def entries(self, row: Value, words: list[Value], count: int) -> list[Value]:
-        """See ``Source``."""
-        row = self.in_tile + row
-        place = self.first * (ROWS * COLUMNS) + row * COLUMNS
-        # Of all columns in a word, the pieces' numbers as they lie there.
-        turn = (row % _PIECES * (_PIECE * 0x01010101)).bits("u32")
+    def load_entries(self, row: Value, words: list[Value], count: int) -> list[Value]:
+        """Loads entries of a row at columns that are packed in words."""
+        row = self.row_in_tile + row
+        place = self.tile.first_chunk * (ROWS * COLUMNS) + row * COLUMNS
+        # Swizzles the columns of a word at once: the vectors of a row are permuted by its number.
+        turn = (row % _VECTORS_PER_ROW * (_VECTOR_COLUMNS * 0x01010101)).bits("u32")
         turned = [word ^ turn for word in words]
 
         def entry(column):
             chunk = column // COLUMNS * (ROWS * COLUMNS)
-            return self.chunks.load_words(place + (chunk | column % COLUMNS))[0]
+            return self.tile.chunks.load_words(place + (chunk | column % COLUMNS))[0]
 
-        return [entry(self.kept.unpack(turned, i)) for i in range(count)]
+        return [entry(self.tile.kept.unpack(turned, i)) for i in range(count)]

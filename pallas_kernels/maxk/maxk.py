@@ -1,4 +1,4 @@
-"""The k largest entries of each row, and moves between dense and compressed rows."""
+"""The k largest entries of each row, and conversions between dense and compressed rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pallas_kernels.simt.blocks import striding_blocks
 from pallas_kernels.simt.values import Array
 from pallas_kernels.simt.warp import LANES, Warp
 
-# Of a row, which a warp holds in registers.
+# Columns of a row that a warp can hold in registers.
 MOST_COLUMNS = 1024
 
 
@@ -26,8 +26,8 @@ class MaxkTile:
     """How warps share the rows.
 
     Attributes:
-      rows: of a warp at a time: eight of a multiple of 32 columns, at most 256, if columns are of
-        uint8; or one.
+      rows: rows of a warp at a time. Eight need a width that is a multiple of 32 up to 256, and
+        columns of uint8; otherwise it is one.
       warps: warps of a block.
     """
 
@@ -36,32 +36,32 @@ class MaxkTile:
 
     @classmethod
     def choose(cls, chip: Chip, dim: int, column_dtype: jnp.dtype) -> MaxkTile:
-        """The one heuristic: eight rows where there is a kernel of them."""
+        """The one heuristic: eight rows where they are supported."""
         if dim % SLAB == 0 and dim <= MOST_WIDTH and jnp.dtype(column_dtype) == jnp.uint8:
             return cls(ROWS, 4)
         return cls(1, 8)
 
 
-# Warps of a block in the kernels without a tile: they keep nothing from row to row.
+# Warps of a block in the kernels that have no tile.
 _WARPS = 8
-# Of todense; what a warp has in shared memory if rows are narrow, and at most.
+# Warps of a block of todense, and the shared bytes of a warp: for narrow rows, and at most.
 _TODENSE_WARPS, _TODENSE_BYTES, _MOST_TODENSE_BYTES = 4, 4096, 16384
 
 
 def maxk(
     x: jax.Array, k: int, by: str, column_dtype: jnp.dtype, tile: MaxkTile | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Keeps the entries of each row with the largest ranks; exact.
+    """Keeps the k largest entries of each row; exact.
 
-    Ties go to the lowest column, -0 equals +0, and NaN ranks with +inf. The bits of what is kept
-    stay as they are.
+    Ties go to the lowest column, -0 equals +0, and NaN ranks with +inf. The kept entries are copied
+    bit by bit.
 
     Args:
       x: [rows, dim], float32, bfloat16 or float16, dim at most ``MOST_COLUMNS``.
       k: entries to keep, 1 to dim.
       by: rank by ``"value"`` or by ``"magnitude"``.
       column_dtype: uint8 or uint16.
-      tile: by default what suits the shape.
+      tile: how the work is divided; chosen by the shape if None.
 
     Returns:
       [rows, k] values, and their columns, ascending.
@@ -77,6 +77,7 @@ def maxk(
 
 
 def _one_row(tile, k, by_magnitude, x, results):
+    """Launches the kernel in which a warp selects from one row at a time."""
     rows, dim = x.shape
     return simt.launch(
         OneRow(dim, k, by_magnitude),
@@ -89,6 +90,7 @@ def _one_row(tile, k, by_magnitude, x, results):
 
 
 def _eight_rows(tile, k, by_magnitude, x, results):
+    """Launches the kernel in which a warp selects from eight rows at once."""
     rows, dim = x.shape
     kept = jax.ShapeDtypeStruct((tile.warps * kept_columns(dim, k),), jnp.uint8)
     return simt.launch(
@@ -102,10 +104,10 @@ def _eight_rows(tile, k, by_magnitude, x, results):
 
 
 def todense(values: jax.Array, columns: jax.Array, dim: int) -> jax.Array:
-    """Spreads kept values out over rows of zeros.
+    """Scatters kept values into rows of zeros.
 
     Args:
-      values: [rows, k], of 16 or 32 bits.
+      values: [rows, k], of 16 or 32 bits each.
       columns: [rows, k], unsigned, distinct in each row.
       dim: columns of the result.
 
@@ -116,9 +118,9 @@ def todense(values: jax.Array, columns: jax.Array, dim: int) -> jax.Array:
     result = jax.ShapeDtypeStruct((rows, dim), values.dtype)
     if values.size == 0:
         return jnp.zeros(result.shape, result.dtype)
-    together = _rows_together(dim * values.dtype.itemsize)
+    together = _rows_per_warp(dim * values.dtype.itemsize)
     if together is None:
-        return _by_rows(_todense, "todense", inputs, result.shape, result.dtype)
+        return _launch_by_rows(_todense, "todense", inputs, result.shape, result.dtype)
     warps = -(-rows // together)
     (dense,) = simt.launch(
         _Todense(together),
@@ -131,23 +133,23 @@ def todense(values: jax.Array, columns: jax.Array, dim: int) -> jax.Array:
     return dense
 
 
-def _rows_together(nbytes: int) -> int | None:
-    """Of so many bytes each, that a warp has in shared memory; None if they are too wide.
+def _rows_per_warp(nbytes: int) -> int | None:
+    """Returns how many rows of so many bytes a warp builds in shared memory; None if too wide.
 
     Rows were timed up to 4 KiB.
     """
     if nbytes > _TODENSE_BYTES:
         return None
-    whole = 16 // math.gcd(nbytes, 16)  # rows that end with 16 bytes
+    whole = 16 // math.gcd(nbytes, 16)  # the fewest rows whose bytes are a multiple of 16
     rows = max(1, _TODENSE_BYTES // nbytes // whole) * whole
     return rows if rows * nbytes <= _MOST_TODENSE_BYTES else None
 
 
 def gather_columns(dense: jax.Array, columns: jax.Array) -> jax.Array:
-    """Picks the entries of each row that ``columns`` names: the transpose of ``todense``.
+    """Gathers the entries of each row at ``columns``: the transpose of ``todense``.
 
     Args:
-      dense: [rows, dim], of 16 or 32 bits.
+      dense: [rows, dim], of 16 or 32 bits each.
       columns: [rows, k], unsigned.
 
     Returns:
@@ -156,10 +158,11 @@ def gather_columns(dense: jax.Array, columns: jax.Array) -> jax.Array:
     if columns.size == 0:
         return jnp.zeros(columns.shape, dense.dtype)
     inputs = dense, columns
-    return _by_rows(_gather_columns, "gather_columns", inputs, columns.shape, dense.dtype)
+    return _launch_by_rows(_gather_columns, "gather_columns", inputs, columns.shape, dense.dtype)
 
 
-def _by_rows(kernel, name, inputs, shape, dtype):
+def _launch_by_rows(kernel, name, inputs, shape, dtype):
+    """Launches a kernel whose warps stride over rows."""
     grid = simt.Grid(striding_blocks(shape[0], _WARPS), _WARPS)
     return simt.launch(kernel, inputs, [jax.ShapeDtypeStruct(shape, dtype)], name=name, grid=grid)[
         0
@@ -168,10 +171,10 @@ def _by_rows(kernel, name, inputs, shape, dtype):
 
 @dataclass(frozen=True)
 class _Todense:
-    """A warp makes neighbouring rows in shared memory, and writes them as one.
+    """A warp builds neighbouring rows in shared memory, and writes them all at once.
 
     Attributes:
-      together: so many rows.
+      together: how many rows a warp has.
     """
 
     together: int
@@ -181,11 +184,12 @@ class _Todense:
         warp.when(first < dense.shape[0], lambda: self._make(warp, first, inputs, dense, kept))
 
     def _make(self, warp, first, inputs, dense, kept) -> None:
+        """Clears the rows in shared memory, scatters the values, and copies the rows out."""
         values, columns = inputs
         (rows, dim), k, at_once = dense.shape, values.shape[1], 16 // dense.itemsize
         own = kept.row(warp.thread // LANES)
         zeros = [warp.constant("u32", 0)] * 4
-        count = (rows - first).least(self.together)
+        count = (rows - first).at_most(self.together)
         to, value, column = (array.row(first) for array in (dense, values, columns))
         warp.strided(
             self.together * dim // at_once, lambda i: own.store_words(i * at_once, zeros, at_once)
@@ -203,12 +207,13 @@ class _Todense:
             to.store_words(i * at_once, own.load_words(i * at_once, at_once), at_once)
 
         warp.strided(whole, copy)
-        # What is left of the last rows.
+        # The rest of the last rows is less than 16 bytes.
         rest = whole * at_once + warp.lane
         warp.when(rest < count * dim, lambda: to.store_words(rest, own.load_words(rest)))
 
 
 def _todense(warp: Warp, inputs, dense: Array) -> None:
+    """Clears each row in global memory, and then scatters its values; for wide rows."""
     values, columns = inputs
     zero = [warp.constant("u32", 0)]
 
@@ -226,6 +231,7 @@ def _todense(warp: Warp, inputs, dense: Array) -> None:
 
 
 def _gather_columns(warp: Warp, inputs, values: Array) -> None:
+    """Gathers the entries of each row at its columns."""
     dense, columns = inputs
 
     def take(number, _):

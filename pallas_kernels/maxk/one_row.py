@@ -1,7 +1,7 @@
 """The k largest entries of a row, by a warp that has the whole row in registers.
 
-The k-th largest entry is looked for among keys, integers that order like the ranks. Where exactly k
-entries reach a key, those are the k largest; where none has that, entries are equal.
+The search bisects keys, integers that order like the ranks of the entries. Where exactly k entries
+reach a key, those are the k largest. If there is no such key, the k-th largest entry has equals.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from pallas_kernels.simt.blocks import lanes_before
 from pallas_kernels.simt.values import Array, Shared, Value
 from pallas_kernels.simt.warp import LANES, Warp
 
-# How often the search for the k-th largest entry guesses before it halves.
+# How often the search for the k-th largest entry guesses before it bisects.
 _GUESSES = 6
 
 
 @dataclass(frozen=True)
 class OneRow:
-    """Lane l has the columns l * own up to (l + 1) * own.
+    """Selects from one row per warp; lane l has the columns from l * own up to (l + 1) * own.
 
     Attributes:
       dim: columns of the row.
-      k: entries kept.
-      by_magnitude: whether entries rank by that.
+      k: entries kept of each row.
+      by_magnitude: whether entries rank by their magnitude.
     """
 
     dim: int
@@ -33,20 +33,22 @@ class OneRow:
 
     @property
     def own(self) -> int:
-        """Columns of a lane: the least power of two, from four on, with which all hold the row."""
+        """Columns of a lane: the least power of two, at least four, with which the row fits."""
         return max(4, 1 << (-(-self.dim // LANES) - 1).bit_length())
 
     def __call__(self, warp: Warp, x: Array, values: Array, columns: Array, kept: Shared) -> None:
-        """One row after another; kept columns come together first, to write whole sectors.
+        """Selects from one row after another.
 
-        The key at which the row before was done is the first guess, since rows are often alike.
+        Kept columns are gathered in shared memory first, so that whole sectors are written. The
+        first guess for a row is the key at which the search of the row before ended, since rows are
+        often alike.
         """
         first_column = warp.lane * self.own
 
         def take(number, guess):
             row = x.row(number)
             mask, guess = self.keep(warp, row, guess)
-            to = _set_before(warp, mask, self.own)
+            to = _bits_before(warp, mask, self.own)
             for i in range(self.own):
                 bit, here, column = mask >> i & 1, to, first_column + i
                 warp.when(bit == 1, lambda h=here, c=column: kept.store(h, c))
@@ -66,62 +68,63 @@ class OneRow:
         warp.loop(warp.number, x.shape[0], warp.count, warp.constant("u32", 0), take)
 
     def keep(self, warp: Warp, row: Array, guess: Value) -> tuple[Value, Value]:
-        """Bits of the lane's entries that are among the k largest; and where they were found.
+        """Returns which of the lane's entries are among the k largest, as bits, and the key found.
 
         Args:
-          warp: all of whose lanes take part.
-          row: of float32, bfloat16 or float16.
-          guess: the key of a rank near the k-th largest one's, or anything.
+          warp: the warp, of which all lanes take part.
+          row: a row of float32, bfloat16 or float16.
+          guess: a key near that of the k-th largest entry, or any other.
         """
         keys = self._load_keys(warp, row)
         low, count, above = self._search(warp, keys, guess)
         mask = _mask(warp, [key >= low for key in keys])
 
         def drop_equals(_):
-            # Those above `low` and the first of its equals.
+            # Keeps the entries above `low`, and the first of those that are equal to it.
             equals = [key == low for key in keys]
-            rank, wanted = _set_before(warp, _mask(warp, equals), len(keys)), self.k - above
+            rank, wanted = _bits_before(warp, _mask(warp, equals), len(keys)), self.k - above
             keep = []
             for key, is_equal in zip(keys, equals, strict=True):
                 keep.append((key > low) | (is_equal & (rank < wanted)))
                 rank = rank + is_equal.to("i32")
             return _mask(warp, keep)
 
-        return warp.change(count != self.k, mask, drop_equals), low
+        return warp.update_when(count != self.k, mask, drop_equals), low
 
     def _load_keys(self, warp, row) -> list[Value]:
-        """Integers that order like the ranks; zero, below all ranks, behind the last column."""
+        """Loads entries as keys; past the last column they are zero, which is below all ranks."""
         own, dim = self.own, self.dim
         first_column = warp.lane * own
         if own * LANES == dim:
             words = row.load_words(first_column, own)
             return [self._key(warp, row.unpack(words, i)) for i in range(own)]
         if dim % own == 0:
-            # All columns of a lane lie inside, or none: such a lane reads the first ones.
+            # All columns of a lane exist, or none; a lane without columns reads the first ones.
             inside = [first_column < dim] * own
             words = row.load_words(warp.select(inside[0], first_column, 0), own)
             entries = [row.unpack(words, i) for i in range(own)]
         else:
             at = [first_column + i for i in range(own)]
             inside = [column < dim for column in at]
-            entries = [row.load(column.least(dim - 1)) for column in at]
+            entries = [row.load(column.at_most(dim - 1)) for column in at]
         keys = [self._key(warp, entry) for entry in entries]
         return [warp.select(i, key, 0) for i, key in zip(inside, keys, strict=True)]
 
     def _key(self, warp, entry) -> Value:
+        """Returns the key of an entry: an unsigned integer that orders like its rank."""
         bits = entry.bits("u32")
         magnitude = bits & 0x7FFFFFFF
         is_nan = magnitude > 0x7F800000
         rank = magnitude if self.by_magnitude else warp.select(magnitude == 0, magnitude, bits)
         rank = warp.select(is_nan, 0x7F800000, rank)
-        # The sign, spread over all bits: negative numbers order the other way round.
+        # All bits are copies of the sign, to reverse the order of negative numbers.
         spread = (rank.bits("i32") >> 31).bits("u32")
         return rank ^ (spread | 0x80000000)
 
     def _search(self, warp, keys, guess) -> tuple[Value, Value, Value]:
-        """A key that at least k entries reach, how many do, and how many reach the next key.
+        """Returns a key that at least k entries reach, how many do, and how many are above it.
 
-        The last is right only if it is not exactly k that reach the key.
+        The last number is valid only if it is not exactly k entries that reach the key.
         """
         low, high, spacing = self._range(warp, keys)
 
@@ -136,7 +139,7 @@ class OneRow:
             own = sum(((key >= middle).to("i32") for key in keys), warp.i32(0))
             reach = warp.reduce("add", own)
             enough = reach >= self.k
-            # Near the k-th largest, entries lie about this far apart in rows of a bell curve.
+            # Near the k-th largest, entries of normally distributed rows are about this far apart.
             guess = key_of(warp, warp.fma((reach - self.k).to("f32"), spacing, _rank_of(middle)))
             return (
                 warp.select(enough, middle, low),
@@ -149,45 +152,46 @@ class OneRow:
 
         zero = warp.i32(0)
         start = low, high, warp.i32(self.dim), zero, guess, zero
-        low, _, count, above, *_ = warp.repeat(goes_on, narrow, start)
+        low, _, count, above, *_ = warp.while_loop(goes_on, narrow, start)
         return low, count, above
 
     def _range(self, warp, keys) -> tuple[Value, Value, Value]:
-        """The lowest key, one above the highest, and how far apart their ranks lie, a column."""
-        # The keys behind the last column are zero: as the highest number they do not count.
+        """Returns the lowest key, one above the highest, and the mean distance of ranks."""
+        # Keys past the last column are zero; minus one they are the highest number, and so never
+        # the minimum.
         least, most = keys[0] - 1, keys[0]
         for key in keys[1:]:
-            least, most = least.least(key - 1), most.most(key)
+            least, most = least.at_most(key - 1), most.at_least(key)
         low, high = warp.reduce("min", least) + 1, warp.reduce("max", most)
         spacing = (_rank_of(high) - _rank_of(low)) * (1 / (LANES * self.own))
         return low, high + 1, spacing
 
 
 def _rank_of(key: Value) -> Value:
-    """The number that orders like the key."""
+    """Returns the float whose key this is."""
     sign = (key.bits("i32") >> 31).bits("u32")
     return (key ^ (~sign | 0x80000000)).bits("f32")
 
 
 def key_of(warp: Warp, rank: Value) -> Value:
-    """The key of a rank that is no NaN."""
+    """Returns the key of a rank that is not NaN."""
     bits = rank.bits("u32")
     return bits ^ ((bits.bits("i32") >> 31).bits("u32") | 0x80000000)
 
 
 def _mask(warp: Warp, chosen: Sequence[Value]) -> Value:
-    """Bit i is set where entry i of the lane is chosen."""
+    """Returns a word in which bit i is set where entry i of the lane is chosen."""
     mask = warp.constant("u32", 0)
     for i, is_chosen in enumerate(chosen):
         mask = mask | is_chosen.to("u32") << i
     return mask
 
 
-def _set_before(warp: Warp, mask: Value, entries: int) -> Value:
-    """How many bits are set in the masks, of ``entries`` bits, of the lanes before each."""
-    own, before = warp.population(mask), warp.i32(0)
-    # The bits of the lanes' counts, one after another.
+def _bits_before(warp: Warp, mask: Value, entries: int) -> Value:
+    """Counts the bits that are set in the masks, of ``entries`` bits, of all lanes before each."""
+    own, before = warp.popcount(mask), warp.i32(0)
+    # Each ballot adds up one bit of all lanes' counts.
     for bit in range(entries.bit_length()):
         voted = warp.ballot((own >> bit & 1) == 1)
-        before = before + (warp.population(voted & lanes_before(warp)) << bit)
+        before = before + (warp.popcount(voted & lanes_before(warp)) << bit)
     return before

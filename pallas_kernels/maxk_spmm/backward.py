@@ -16,8 +16,7 @@ from pallas_kernels.simt.blocks import lanes_before, warps_with_rows
 from pallas_kernels.simt.values import Array, Shared
 from pallas_kernels.simt.warp import LANES, Warp
 
-# The part of a second-level cache for sums that stay there while they are added to. Each pass reads
-# dy anew.
+# The part of the second-level cache for the sums that a pass adds to. Each pass reads dy again.
 _CACHE_SHARE = 0.72
 _MOST_PASSES = 3
 
@@ -30,7 +29,7 @@ class GradTile:
       lanes: lanes that share a neighbour.
       ahead: neighbours whose columns a lane reads before it works on them.
       warps: warps of a block.
-      passes: over the edges, each for the sums of some senders that stay in cache.
+      passes: passes over the edges; each adds to the sums of some senders, which stay in the cache.
     """
 
     lanes: int
@@ -44,10 +43,10 @@ class GradTile:
 
         Args:
           chip: the GPU.
-          nodes: compressed rows.
-          k: entries of each.
-          dim: columns.
-          lists: words of shared memory that a warp needs beside its row.
+          nodes: how many compressed rows there are.
+          k: entries of a compressed row.
+          dim: columns of a dense row.
+          lists: words of shared memory that a warp needs besides its row.
         """
         lanes = 1
         while lanes < LANES and lanes * 4 < k:
@@ -57,20 +56,22 @@ class GradTile:
         return cls(lanes, 4, warps_with_rows(chip, 4 * (dim + lists), 8), passes)
 
 
-# Edges of a piece whose sender lies in the slice at hand: a short list in shared memory.
+# Length of a warp's list of edges whose sender is in the current slice, in shared memory.
 _LIST = 4 * LANES
 
 
 def grad_values(
     graph: Pieces, columns: jax.Array, dy: jax.Array, tile: GradTile | None = None
 ) -> jax.Array:
-    """``dvalues_jt = c_j Σ_i w_ij r_i dy_i[column_jt]``; atomic, so its last bits vary.
+    """Computes ``dvalues_jt = c_j Σ_i w_ij r_i dy_i[column_jt]``.
+
+    The sums are atomic, so their last bits vary.
 
     Args:
-      graph: of ``rows`` rows.
+      graph: the sparse matrix of ``rows`` rows, with its weights and scales.
       columns: [cols, k], uint8 or uint16.
       dy: [rows, dim], float32 or bfloat16, dim at most ``graph.rows.MOST_COLUMNS``.
-      tile: by default what suits the shapes.
+      tile: how the work is divided; chosen by the shapes if None.
 
     Returns:
       [cols, k], of the dtype of ``dy``.
@@ -95,7 +96,7 @@ def grad_values(
 def grad_values_blocks(
     graph: EdgeBlocks, columns: jax.Array, dy: jax.Array, tile: BlocksTile | None = None
 ) -> jax.Array:
-    """``grad_values`` of a graph whose edges are grouped by block of rows."""
+    """Computes the same as ``grad_values``, for edges that are grouped by block of rows."""
     if graph.entries.size == 0 or dy.size == 0 or columns.size == 0:
         return jnp.zeros(columns.shape, dy.dtype)
     scale, graph = graph.col_scale, dataclasses.replace(graph, col_scale=None)
@@ -107,10 +108,10 @@ def grad_values_blocks(
 
 
 def _across_lanes(columns: jax.Array) -> jax.Array:
-    """Rows in the order in which lanes that have four entries each read neighbours side by side.
+    """Reorders rows so that lanes with four entries each read neighbouring columns.
 
-    Neighbours in a row of rising columns are seldom in the same bank of shared memory. Where there
-    are few edges, this is not worth a pass over the columns and one over the sums.
+    Neighbours in a row of ascending columns are seldom in the same bank of shared memory. Where
+    there are few edges, this is not worth a pass over the columns and one over the sums.
     """
     nodes, k = columns.shape
     if k % 4:
@@ -119,7 +120,7 @@ def _across_lanes(columns: jax.Array) -> jax.Array:
 
 
 def _along_rows(sums: jax.Array) -> jax.Array:
-    """Undoes ``_across_lanes``."""
+    """Restores the order of entries before ``_across_lanes``."""
     nodes, k = sums.shape
     if k % 4:
         return sums
@@ -127,16 +128,17 @@ def _along_rows(sums: jax.Array) -> jax.Array:
 
 
 def _scaled(sums: jax.Array, scale: jax.Array | None, dtype) -> jax.Array:
-    """``sums`` by rows times ``scale``, rounded."""
+    """Scales the sums of each row, and rounds them to a dtype."""
     scaled = sums if scale is None else sums * scale[:, None]
     return scaled.astype(dtype)
 
 
 @dataclass(frozen=True)
 class _GradValues:
-    """A warp a piece, whose row of dy it holds in shared memory, for the senders of one slice.
+    """Each warp keeps the row of dy of its piece in shared memory, for the senders of a slice.
 
-    Slices come one after another, so that their sums stay in the second-level cache.
+    Slices come one after another, so that their sums stay in the second-level cache. A warp first
+    lists the edges of the piece whose sender is in the slice, and then adds to the sums of those.
     """
 
     tile: GradTile
@@ -169,17 +171,17 @@ class _GradValues:
             def take_edges(begin, carry):
                 listed, has_row = carry
                 edge = begin + warp.lane
-                node = graph.indices.load(edge.least(piece.end - 1))
+                node = graph.indices.load(edge.at_most(piece.end - 1))
                 mine = (edge < piece.end) & (node >= first) & (node < last)
                 found = warp.ballot(mine)
-                at = listed + warp.population(found & before)
+                at = listed + warp.popcount(found & before)
 
                 def note():
                     list_nodes.store(at, node)
                     list_edges.store(at, (edge - piece.begin).to("i32"))
 
                 warp.when(mine, note)
-                listed = listed + warp.population(found)
+                listed = listed + warp.popcount(found)
                 is_last = begin + LANES >= piece.end
                 is_full = (listed > 0) & ((listed > _LIST - LANES) | is_last)
                 needs_row = is_full & (has_row == 0)
@@ -193,6 +195,7 @@ class _GradValues:
         graph.for_each(warp, take)
 
     def _add_listed(self, warp, graph, columns, piece, listed, sums, shared) -> None:
+        """Adds the row's entries to the sums of the senders in the list."""
         row, list_nodes, list_edges = shared
         lanes, ahead = self.tile.lanes, self.tile.ahead
         neighbours, k = LANES // lanes, columns.shape[1]
@@ -203,7 +206,7 @@ class _GradValues:
             if is_aligned:
                 words = of_node.load_words(at, 4)
                 return [of_node.unpack(words, i) for i in range(4)]
-            return [of_node.load((at + i).least(k - 1)) for i in range(4)]
+            return [of_node.load((at + i).at_most(k - 1)) for i in range(4)]
 
         def add(node, at, four, weight):
             values = [row.load(column) for column in four]
@@ -217,8 +220,8 @@ class _GradValues:
 
         def take(first, _):
             places = [first + s * neighbours for s in range(ahead)]
-            # Behind the end of the list, the last is read again and nothing is added.
-            inner = [place.least(listed - 1) for place in places]
+            # Past the end of the list, its last entry is read again and nothing is added.
+            inner = [place.at_most(listed - 1) for place in places]
             nodes = [list_nodes.load(place) for place in inner]
             weights = [
                 None
@@ -246,14 +249,14 @@ def grad_weights(
     dy: jax.Array,
     tile: GradTile | None = None,
 ) -> jax.Array:
-    """``dw_ij = r_i c_j Σ_t dy_i[column_jt] value_jt``; the weights play no part.
+    """Computes ``dw_ij = r_i c_j Σ_t dy_i[column_jt] value_jt``; the weights are not used.
 
     Args:
-      graph: of ``rows`` rows.
+      graph: the sparse matrix of ``rows`` rows.
       values: [cols, k], float32 or bfloat16.
       columns: [cols, k], uint8 or uint16.
-      dy: [rows, dim], like the values, dim at most ``graph.rows.MOST_COLUMNS``.
-      tile: by default what suits the shapes.
+      dy: [rows, dim], of the dtype of the values, dim at most ``graph.rows.MOST_COLUMNS``.
+      tile: how the work is divided; chosen by the shapes if None.
 
     Returns:
       [edges] float32, zero in padding slots.
@@ -274,7 +277,7 @@ def grad_weights(
 
 @dataclass(frozen=True)
 class _GradWeights:
-    """A warp has the row of its piece in shared memory; each group takes a neighbour."""
+    """Each warp keeps the row of its piece in shared memory; each group takes a neighbour."""
 
     tile: GradTile
 
@@ -295,8 +298,8 @@ class _GradWeights:
 
             def take_neighbours(first, _):
                 edge = first + warp.lane // lanes
-                # Groups behind the end repeat the last edge and store nothing.
-                node = graph.indices.load(edge.least(piece.end - 1))
+                # Groups past the end read the last edge again and store nothing.
+                node = graph.indices.load(edge.at_most(piece.end - 1))
                 product = warp.sum_lanes(inner_product(node), lanes)
 
                 def store():

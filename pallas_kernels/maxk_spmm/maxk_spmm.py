@@ -1,4 +1,4 @@
-"""Sparse times k-sparse: the forward; its gradients lie next door."""
+"""The product of a sparse matrix and a k-sparse one; ``backward`` has its gradients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pallas_kernels.simt.warp import LANES, Warp
 __all__ = ["ForwardTile", "grad_values", "grad_values_blocks", "grad_weights", "maxk_spmm"]
 
 
-# Of a row on average: those timed had 478, and 50 and 10.
+# Edges of a row on average. The graphs that were timed had 478, and 50 and 10.
 _MANY_EDGES = 128
 
 
@@ -34,9 +34,9 @@ class ForwardTile:
     """How the warps share the work of ``maxk_spmm``.
 
     Attributes:
-      shape: of the records.
+      shape: layout of the records that hold compressed rows.
       ahead: neighbours that a lane reads before it adds them.
-      in_fours: whether their numbers are read in fours.
+      in_fours: whether indices of neighbours are loaded four at a time.
       warps: warps of a block.
     """
 
@@ -49,7 +49,8 @@ class ForwardTile:
     def choose(cls, chip: Chip, k: int, dim: int, dtype: Any, edges_of_a_row: float) -> ForwardTile:
         """The one heuristic: as many neighbours ahead as there are registers for.
 
-        Fours pay where rows are much longer than what is left of them at their ends.
+        Loads of four indices pay off where rows are much longer than the parts at their ends that
+        are not aligned.
         """
         in_fours = edges_of_a_row >= _MANY_EDGES
         shape = RecordShape.choose(k, dim, dtype, two_places=in_fours)
@@ -61,26 +62,26 @@ class ForwardTile:
 
     @property
     def groups(self) -> int:
-        """Groups of lanes in a warp."""
+        """How many groups of lanes a warp has."""
         return LANES // self.shape.lanes
 
     @property
     def words(self) -> int:
-        """Sums of a warp, those of padding included."""
+        """How many sums a warp has in shared memory, those of padding included."""
         return (self.shape.places + self.shape.lanes) * self.groups
 
 
 def maxk_spmm(
     graph: Pieces, values: jax.Array, columns: jax.Array, dim: int, tile: ForwardTile | None = None
 ) -> jax.Array:
-    """``y_i = r_i Σ_j w_ij c_j x_j`` where ``x_j`` has k entries, accumulated in float32.
+    """Computes ``y_i = r_i Σ_j w_ij c_j x_j``, where ``x_j`` has k entries, in float32.
 
     Args:
-      graph: of ``rows`` rows.
+      graph: the sparse matrix of ``rows`` rows, with its weights and scales.
       values: [cols, k], float32 or bfloat16.
       columns: [cols, k], uint8 or uint16, distinct in each row.
       dim: columns of ``x``, at most ``graph.rows.MOST_COLUMNS``.
-      tile: by default what suits the shapes.
+      tile: how the work is divided; chosen by the shapes if None.
 
     Returns:
       [rows, dim], of the dtype of the values.
@@ -110,13 +111,14 @@ def maxk_spmm(
 class _Forward:
     """The lanes of a group add one neighbour's entries to sums in shared memory.
 
-    The sums of a warp's groups lie side by side: [column][group]. A long piece is walked by all
-    groups of a warp, short ones by a group each. Adding needs no atomics: the lanes of a group hold
-    different columns.
+    The sums of a warp's groups are interleaved: [column][group]. A long piece is processed by all
+    groups of a warp, short ones by a group each. The additions need no atomics, since the lanes of
+    a group have different columns.
 
-    Where columns have two places, the first half of the groups has the first place, the others have
-    the second. Groups add in pairs, each to the sums of both, but one half of their entries after
-    the other and never to the same sums at the same time. Then a pair walks a short piece together.
+    Where columns have two places, the first half of the groups keeps its sums in the first order,
+    the other half in the second. Groups work in pairs: each adds to the sums of both, but one half
+    of its entries after the other, and never to the same sums as its partner at the same time. Then
+    a pair processes a short piece together.
     """
 
     tile: ForwardTile
@@ -143,14 +145,14 @@ class _Forward:
             part.store_sum(piece, y, partial)
 
         def take_short(first, _):
-            # Behind the last piece there are units that begin none, so this one is read again.
+            # Groups past the last piece read it again, and store nothing.
             number = first + group % at_once
             exists = number < num_pieces
-            piece = graph.get(warp, number.least(num_pieces - 1))
+            piece = graph.get(warp, number.at_most(num_pieces - 1))
             add(share.of(piece, group // at_once, shape.halves, exists))
             part.store_rows(piece, exists, y)
             if partial is not None:
-                # The short end of a row of several pieces.
+                # The last, short piece of a row of several pieces.
                 warp.when(exists & (piece.slot >= 0), lambda: part.store_partial(piece, partial))
             warp.sync()
 
@@ -161,7 +163,7 @@ class _Forward:
 
 @dataclass(frozen=True)
 class _ForwardWarp:
-    """What a warp of ``_Forward`` does for the pieces that it has at hand."""
+    """What a warp of ``_Forward`` does for its current pieces."""
 
     tile: ForwardTile
     warp: Warp
@@ -178,21 +180,21 @@ class _ForwardWarp:
         self.warp.sync()
 
     def add(self, share: OneByOne | InFours) -> None:
-        """This lane's group adds its edges."""
+        """Adds the edges of this lane's group to the sums."""
         for block in range(self.tile.shape.blocks):
             share.walk(self.graph, self.tile.ahead, functools.partial(self._add_neighbours, block))
 
-    def _add_neighbours(self, block, edges, exist, nodes, then):
-        """See ``maxk_spmm.neighbours.Add``; a block of their records."""
+    def _add_neighbours(self, block, edges, exist, nodes, load_next):
+        """Adds a block of the neighbours' records; an ``AddNeighbours`` once ``block`` is bound."""
         read = [self._read(block, node) for node in nodes]
         factors = [self.graph.factor(*pair) for pair in zip(edges, nodes, strict=True)]
-        following = then()
+        following = load_next()
         for entries, factor, exists in zip(read, factors, exist, strict=True):
             self._add_neighbour(*entries, factor, exists)
         return following
 
     def _read(self, block, node) -> tuple[list[Value], list[Value]]:
-        """This lane's values and columns of a block of a neighbour's record."""
+        """Loads this lane's values and columns of a block of a neighbour's record."""
         shape = self.tile.shape
         words = shape.load(self.records, node, self.warp.lane % shape.lanes, block)
         if shape.halves == 2:
@@ -200,7 +202,7 @@ class _ForwardWarp:
         return shape.unpack(self.records, words)
 
     def _swapped(self, words: list[Value]) -> list[Value]:
-        """The other half first, for groups that begin with it."""
+        """Swaps the halves of the entries in groups that start with the second half."""
         half = len(words) // 2
         swapped = [*words[half:], *words[:half]] if half else [words[0] << 16 | words[0] >> 16]
         begins_with_other = self.group >= self.tile.groups // 2
@@ -208,6 +210,7 @@ class _ForwardWarp:
         return [self.warp.select(begins_with_other, *pair) for pair in pairs]
 
     def _add_neighbour(self, values, columns, factor, exists) -> None:
+        """Adds the entries of a neighbour, times its factor, to the sums."""
         warp, tile = self.warp, self.tile
         size = tile.shape.per_block // tile.shape.halves
 
@@ -227,11 +230,11 @@ class _ForwardWarp:
             warp.sync()
 
     def _sums_of(self, half: int) -> Value:
-        """Which of the sums side by side this lane's group adds the first or other half to."""
+        """Returns the group to whose sums this lane adds one half of its entries."""
         return self.group ^ self.tile.groups // 2 if half else self.group
 
     def store_sum(self, piece: Piece, y: Array, partial: Array | None) -> None:
-        """The sum over groups, for a long piece."""
+        """Stores the row of a long piece: the sum over all groups."""
         warp, groups = self.warp, self.tile.groups
         warp.sync()
 
@@ -239,7 +242,7 @@ class _ForwardWarp:
             def store(column):
                 total = warp.f32(0.0)
                 for g in range(groups):
-                    # Each group another, so that lanes meet different banks.
+                    # Each group starts with its own sum, so that lanes access different banks.
                     total = total + self._load(column, (self.group + g) % groups)
                 row.store(column, total if scale is None else scale * total)
 
@@ -257,7 +260,7 @@ class _ForwardWarp:
         warp.sync()
 
     def _load(self, column: Value, number: Value) -> Value:
-        """One of the sums of a column that lie side by side, in places of their own."""
+        """Loads the sum of a column that belongs to group ``number``."""
         tile = self.tile
         if tile.shape.halves == 2:
             is_other = number >= tile.groups // 2
@@ -265,11 +268,11 @@ class _ForwardWarp:
         return self.sums.load(column * tile.groups + number)
 
     def store_partial(self, piece: Piece, partial: Array) -> None:
-        """The unscaled sums of each group's row, or pair's."""
+        """Stores the unscaled sums of each group's or pair's row in the workspace."""
         self._store_row(partial.row(piece.slot), None)
 
     def store_rows(self, piece: Piece, exists: Value, y: Array) -> None:
-        """The row of each group, or pair."""
+        """Stores the row of each group or pair that is a whole row."""
         self.warp.sync()
         scales = self.graph.row_scale
 
@@ -281,7 +284,7 @@ class _ForwardWarp:
         self.warp.sync()
 
     def _store_row(self, row: Array, scale: Value | None) -> None:
-        """The sums of this lane's group or pair, four at a time where rows are aligned to that."""
+        """Stores the sums of this lane's group or pair, four at a time if rows are aligned."""
         warp, shape, dim = self.warp, self.tile.shape, self.tile.shape.dim
         lanes, at_once = shape.lanes * shape.halves, self.tile.groups // shape.halves
         lane = self.group // at_once * shape.lanes + warp.lane % shape.lanes
@@ -296,7 +299,7 @@ class _ForwardWarp:
             row.store(column, load(column))
 
         def store_four(first, _):
-            # Each lane begins with another, so that they meet different banks.
+            # Each lane starts with another column, so that they access different banks.
             four = [load(first + (lane + i) % 4) for i in range(4)]
             for bit in (1, 2):
                 turned = [*four[-bit:], *four[:-bit]]

@@ -11,35 +11,39 @@ from pallas_kernels.graph.rows import Piece, Pieces
 from pallas_kernels.simt.values import Value
 from pallas_kernels.simt.warp import LANES
 
-# Neighbours whose numbers are read at once, from an aligned place; and most edges of a piece that
-# are in no such four.
+# Neighbours whose indices are loaded at once, from an aligned address; and the most edges of a
+# piece that are in no such four.
 _FOUR, _ENDS = 4, 6
 
 
-class Add(Protocol):
-    """Adds neighbours to the sums of their groups."""
+class AddNeighbours(Protocol):
+    """A function that adds neighbours to the sums of their groups."""
 
     def __call__(
         self,
         edges: list[Value],
         exist: list[Value | None],
         nodes: list[Value],
-        then: Callable[[], Any],
+        load_next: Callable[[], Any],
     ) -> Any:
-        """Reads their entries, then what ``then`` reads and returns, then adds the entries.
+        """Loads the neighbours' entries, calls ``load_next``, and then adds the entries.
+
+        Returns what ``load_next`` returned. This order lets the next loads overlap with the
+        additions.
 
         Args:
-          edges: of the neighbours.
-          exist: whether there are such, None if there are; what does not exist may be read.
+          edges: edges to the neighbours.
+          exist: whether each edge is one of the group's, or None if all are; others may be read,
+            but not added.
           nodes: the neighbours.
-          then: reads what comes next.
+          load_next: starts to load what is needed next.
         """
         ...
 
 
 @dataclass(frozen=True)
 class OneByOne:
-    """Every ``stride``-th edge from ``first`` on, ``count`` of them, i32."""
+    """A group's edges of a piece: every ``stride``-th from ``first`` on, ``count`` of them."""
 
     first: Value
     stride: int
@@ -47,16 +51,19 @@ class OneByOne:
 
     @classmethod
     def of(cls, piece: Piece, number: Value, groups: int, exists: Value) -> OneByOne:
-        """What group ``number`` takes of a piece that so many share; nothing if there is none."""
+        """Returns the edges of group ``number`` of those that share a piece.
+
+        None if not ``exists``.
+        """
         count = _share(_edges_of(piece), number, groups, exists)
         return cls(piece.begin + number, groups, count)
 
-    def walk(self, graph: Pieces, ahead: int, add: Add) -> None:
-        """Adds them, ``ahead`` at a time."""
+    def walk(self, graph: Pieces, ahead: int, add: AddNeighbours) -> None:
+        """Adds the neighbours, ``ahead`` at a time."""
         warp, count = self.count.warp, self.count
 
         def edge(t):
-            # Any edge will do for a group that is done.
+            # A group without further edges reads any edge.
             return warp.select(t < count, self.first + t * self.stride, 0)
 
         def load(t):
@@ -65,10 +72,11 @@ class OneByOne:
         def step(t, nodes, is_full):
             places = [t + s for s in range(ahead)]
             exist = [None if is_full else place < count for place in places]
-            then = functools.partial(load, t + ahead)
-            return add([edge(place) for place in places], exist, nodes, then)
+            load_next = functools.partial(load, t + ahead)
+            return add([edge(place) for place in places], exist, nodes, load_next)
 
-        # Groups have ever fewer edges: of a long piece, and of short ones sorted by length.
+        # The first group has the most edges and the last one the fewest: groups that share a long
+        # piece take its edges in turn, and short pieces are sorted by length.
         most, least = warp.shuffle(count, 0), warp.shuffle(count, LANES - 1)
         full = least - least % ahead
         nodes = warp.loop(0, full, ahead, load(warp.i32(0)), lambda t, n: step(t, n, True))
@@ -77,16 +85,16 @@ class OneByOne:
 
 @dataclass(frozen=True)
 class InFours:
-    """Edges of some fours of a piece, and some of those at its ends that are in none.
+    """A group's edges of a piece: some aligned fours, and some of the edges at its ends.
 
     Attributes:
       begin: first edge of the piece.
-      head: edges of the piece in front of its first four, i32.
-      in_fours: edges in its fours, i32.
-      ends: edges in front of and behind its fours that are the group's, i32.
-      fours: fours that are the group's, i32.
-      number: of the group, among those that share the piece, i32.
-      groups: how many do.
+      head: edges of the piece before its first four, i32.
+      in_fours: edges of the piece that are in fours, i32.
+      ends: edges before and after the fours that belong to the group, i32.
+      fours: fours that belong to the group, i32.
+      number: number of the group among those that share the piece, i32.
+      groups: how many groups share the piece.
     """
 
     begin: Value
@@ -99,7 +107,10 @@ class InFours:
 
     @classmethod
     def of(cls, piece: Piece, number: Value, groups: int, exists: Value) -> InFours:
-        """As ``OneByOne.of``."""
+        """Returns the edges of group ``number`` of those that share a piece.
+
+        None if not ``exists``.
+        """
         count = _edges_of(piece)
         head = (_FOUR - (piece.begin % _FOUR).to("i32")) % _FOUR
         head = count.warp.select(count <= _ENDS, count, head)
@@ -110,8 +121,8 @@ class InFours:
         fours = _share(fours, number, groups, exists)
         return cls(piece.begin, head, in_fours, ends, fours, number, groups)
 
-    def walk(self, graph: Pieces, ahead: int, add: Add) -> None:
-        """Adds them, ``ahead`` at a time, a multiple of four."""
+    def walk(self, graph: Pieces, ahead: int, add: AddNeighbours) -> None:
+        """Adds the neighbours, ``ahead`` at a time, which is a multiple of four."""
         warp, together = self.fours.warp, ahead // _FOUR
         most, least = (warp.reduce(op, self.fours) for op in ("max", "min"))
 
@@ -130,15 +141,16 @@ class InFours:
                 exist += [None if is_full else t < self.fours] * _FOUR
             return add(edges, exist, nodes, functools.partial(load, first + together))
 
-        # A graph may have no four edges to be read.
+        # The graph may have fewer than four edges, so nothing is loaded without a four.
         none = [warp.i32(0)] * ahead
-        nodes = warp.change(most > 0, none, lambda _: load(warp.i32(0)))
+        nodes = warp.update_when(most > 0, none, lambda _: load(warp.i32(0)))
         self._walk_ends(graph, add)
         full = least - least % together
         nodes = warp.loop(0, full, together, nodes, lambda t, n: step(t, n, True))
         warp.loop(full, most, together, nodes, lambda t, n: step(t, n, False))
 
     def _walk_ends(self, graph, add) -> None:
+        """Adds the neighbours of edges that are in no four."""
         warp, together = self.ends.warp, _ENDS // 2
 
         def step(first, _):
@@ -150,13 +162,16 @@ class InFours:
         warp.loop(0, warp.reduce("max", self.ends), together, (), step)
 
     def _end(self, t: Value) -> Value:
-        """The ``t``-th edge of the group that is in no four; edge 0 if it has fewer."""
+        """Returns the group's ``t``-th edge that is in no four; edge 0 if it has fewer."""
         at = t * self.groups + self.number
         edge = self.begin + at.warp.select(at < self.head, at, at + self.in_fours)
         return at.warp.select(t < self.ends, edge, 0)
 
     def _four(self, t: Value, count: Value | None) -> Value:
-        """The first edge of the group's ``t``-th four; edge 0 where there are only ``count``."""
+        """Returns the first edge of the group's ``t``-th four.
+
+        Edge 0 if ``t`` is not below ``count``.
+        """
         edge = self.begin + self.head + (t * self.groups + self.number) * _FOUR
         return edge if count is None else t.warp.select(t < count, edge, 0)
 
@@ -166,5 +181,5 @@ def _edges_of(piece: Piece) -> Value:
 
 
 def _share(count: Value, number: Value, groups: int, exists: Value) -> Value:
-    """How many of ``count`` things are those of a group, if groups take them by turns."""
+    """Returns how many of ``count`` things a group has if groups take them in turn."""
     return count.warp.select(exists, (count - number + (groups - 1)) // groups, 0)

@@ -1,4 +1,4 @@
-"""How a compressed row lies in memory for the k-sparse forward kernel."""
+"""The layout of compressed rows in memory that the k-sparse forward kernel reads: records."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from pallas_kernels.maxk_spmm.bank_choice import MOST_ENTRIES, num_places
 from pallas_kernels.simt.values import Array, Value
 from pallas_kernels.simt.warp import LANES
 
-# Sums of more columns are too many for eight rows a warp, which take 32 KiB of shared memory.
+# With more columns, the sums of eight rows a warp would take more than 32 KiB of shared memory.
 _MOST_COLUMNS_OF_GROUPS = 1024
-# Bytes of the widest load, and of that of lanes that share a row.
+# Bytes of the widest load, and of one by all lanes that share a row.
 _WIDEST, _ALIGNED = 16, 64
 
-# Of the values and of the columns that a lane owns.
+# Words of the values and of the columns that a lane owns.
 Words = tuple[list[Value], list[Value]]
 
 
 @dataclass(frozen=True)
 class RecordShape:
-    """How the forward kernel wants a compressed row: values and columns in one piece of memory.
+    """The layout of a record: the values and columns of a compressed row in one piece of memory.
 
-    ``lanes`` lanes share it; each owns ``blocks`` blocks of ``chunks * entries`` entries. Which
-    entry goes to which lane is free, and chosen so that the lanes meet different banks of shared
-    memory: those of lane l should have columns that are l modulo ``lanes``.
-
-    The columns follow the values, or where one load has room for all that a lane owns, its own
-    values.
+    ``lanes`` lanes share a record; each owns ``blocks`` blocks of ``chunks * entries`` entries.
+    Entries may go to any lane, and are assigned so that lanes access different banks of shared
+    memory: lane l should have columns that are l modulo ``lanes``. In memory, the columns follow
+    the values. If one load can hold everything that a lane owns, its columns follow its own values.
 
     Attributes:
-      lanes: lanes that share a neighbour, 4, or all 32 where there are many columns.
-      chunks: loads of values a lane makes for a block.
+      lanes: lanes that share a neighbour: 4, or all 32 where there are many columns.
+      chunks: loads of values that a lane makes for a block.
       entries: values of one load.
       blocks: blocks of a lane.
-      k: real entries; padding has value zero and a column of its lane's own behind the real ones.
-      dim: columns.
-      dtype: of the values.
-      halves: 2 if each column has two places in the sums, see ``maxk_spmm.bank_choice``; else 1.
+      k: entries of a row. Padding has value zero, and a column of its lane's own past the real
+        ones.
+      dim: columns of a dense row.
+      dtype: dtype of the values.
+      halves: 2 if each column has two places in the sums, as ``maxk_spmm.bank_choice`` explains;
+        else 1.
     """
 
     lanes: int
@@ -56,7 +56,7 @@ class RecordShape:
     def choose(cls, k: int, dim: int, dtype: Any, two_places: bool) -> RecordShape:
         """The one heuristic: few padded entries, few passes over the edges, wide loads.
 
-        Two places are for up to ``MOST_ENTRIES`` entries, which four lanes share.
+        Two places are possible for up to ``MOST_ENTRIES`` entries, which four lanes share.
         """
         if dim > _MOST_COLUMNS_OF_GROUPS:
             return cls(LANES, 1, 1, -(-k // LANES), k, dim, dtype, halves=1)
@@ -70,41 +70,42 @@ class RecordShape:
 
     @property
     def per_block(self) -> int:
-        """Entries of a lane in one block."""
+        """How many entries a lane has in one block."""
         return self.chunks * self.entries
 
     @property
     def per_lane(self) -> int:
-        """Entries of a lane."""
+        """How many entries a lane has."""
         return self.blocks * self.per_block
 
     @property
     def size(self) -> int:
-        """Entries of a record, padding included."""
+        """How many entries a record has, padding included."""
         return self.per_lane * self.lanes
 
     @property
     def places(self) -> int:
-        """Places of the columns, behind which padding has places of its own."""
+        """How many places there are for columns; places of padding come after them."""
         return num_places(self.dim) if self.halves == 2 else self.dim
 
     @property
     def id_dtype(self) -> Any:
-        """The smallest that holds the places, those of padding included."""
+        """The smallest dtype for places, those of padding included."""
         places = self.places + (self.lanes if self.size > self.k else 0)
         return jnp.uint8 if places <= 256 else jnp.uint16
 
     @property
     def is_one_load(self) -> bool:
-        """Whether one load has all that a lane owns."""
+        """Whether one load holds everything that a lane owns."""
         nbytes = self.entries * (self._itemsize + self._id_size)
         return self.blocks == self.chunks == 1 and _WIDEST // 2 < nbytes <= _WIDEST
 
     @property
-    def together(self) -> int:
-        """Records that lie together: all values, then all columns, each aligned to its loads.
+    def records_per_group(self) -> int:
+        """How many records are stored together: all values, then all columns.
 
-        Where records are seldom in a cache, each had better be in one piece.
+        Grouping aligns the columns to their loads. Where records are seldom in a cache, it is
+        better to store each in one piece.
         """
         if self.is_one_load or self.halves == 1:
             return 1
@@ -112,10 +113,10 @@ class RecordShape:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the records that lie together."""
+        """Bytes of the records that are stored together."""
         if self.is_one_load:
             return self.lanes * _WIDEST
-        return self.together * self.size * (self._itemsize + self._id_size)
+        return self.records_per_group * self.size * (self._itemsize + self._id_size)
 
     @property
     def _itemsize(self) -> int:
@@ -126,39 +127,45 @@ class RecordShape:
         return jnp.dtype(self.id_dtype).itemsize
 
     def padding(self, lane: int) -> int:
-        """Entries of a lane that are padding."""
+        """Returns how many entries of a lane are padding."""
         padding = self.size - self.k
         return padding // self.lanes + (lane < padding % self.lanes)
 
     def slot(self, half: Any, number: Any) -> Any:
-        """A lane's slot, given that it is the ``number``-th of a half; blocks have all halves."""
+        """Returns the slot of a lane's ``number``-th entry of a half.
+
+        Each block has both halves.
+        """
         own = self.per_block // self.halves
         return number // own * self.per_block + half * own + number % own
 
     def value_place(self, record: Any, lane: Any, slot: Any) -> Any:
-        """Which is the value of a lane's slot, of the ``record``-th of those that lie together."""
+        """Returns the index of the value in a lane's slot, for the ``record``-th of a group."""
         if self.is_one_load:
             return lane * (_WIDEST // self._itemsize) + slot
         chunk = slot // self.entries * self.lanes + lane
         return record * self.size + chunk * self.entries + slot % self.entries
 
     def id_place(self, record: Any, lane: Any, slot: Any) -> Any:
-        """Likewise which is its column; those of a block are next to each other for a lane."""
+        """Returns the index of the column in a lane's slot, for the ``record``-th of a group.
+
+        The columns of a lane's block are next to each other.
+        """
         own = self.per_block
         if self.is_one_load:
             return lane * (_WIDEST // self._id_size) + own * self._itemsize // self._id_size + slot
-        first = self.together * self.size * self._itemsize // self._id_size
+        first = self.records_per_group * self.size * self._itemsize // self._id_size
         block = slot // own * self.lanes + lane
         return first + record * self.size + block * own + slot % own
 
     def find(self, records: Array, number: Value) -> tuple[Array, Any]:
-        """Those that lie together with a record, and which of them it is."""
-        if self.together == 1:
+        """Returns the group of a record, and the number of the record in it."""
+        if self.records_per_group == 1:
             return records.row(number), 0
-        return records.row(number // self.together), number % self.together
+        return records.row(number // self.records_per_group), number % self.records_per_group
 
     def load(self, records: Array, number: Value, lane: Value, block: int) -> Words:
-        """What a lane owns of a record's block, in words: its values, and their columns."""
+        """Loads words of a lane's values and columns in a block of a record."""
         record, at = self.find(records, number)
         if self.is_one_load:
             words = record.load_words(lane * _WIDEST, _WIDEST)
@@ -176,7 +183,7 @@ class RecordShape:
         return words, ids.load_words(self.id_place(at, lane, first), self.per_block)
 
     def unpack(self, records: Array, words: Words) -> tuple[list[Value], list[Value]]:
-        """The values and columns of a lane's block."""
+        """Unpacks the values and columns of a lane's block."""
         values, ids = records.viewed(self.dtype), records.viewed(self.id_dtype)
         entries = range(self.per_block)
         return (
@@ -186,6 +193,6 @@ class RecordShape:
 
 
 def _cost(k: int, block: int) -> int:
-    """Entries read for a neighbour, and what a pass over the edges costs beside them."""
+    """Returns the cost of a neighbour in entries: those read, and the overhead of each pass."""
     entries_a_pass_costs = 8
     return -(-k // block) * (block + entries_a_pass_costs)

@@ -1,4 +1,4 @@
-"""Compressed rows as the k-sparse forward kernel reads them."""
+"""Makes the records of compressed rows that the k-sparse forward kernel reads."""
 
 from __future__ import annotations
 
@@ -12,36 +12,35 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import simt
-from pallas_kernels.maxk_spmm import bank_choice as two_places
-from pallas_kernels.maxk_spmm import bank_order as one_place
+from pallas_kernels.maxk_spmm import bank_choice, bank_order
 from pallas_kernels.maxk_spmm.bank_choice import BANKS, TABLE_WORDS, other_place
 from pallas_kernels.maxk_spmm.record_shape import RecordShape
 from pallas_kernels.simt.blocks import lanes_before, striding_blocks
 from pallas_kernels.simt.values import Array, Shared, Value
 from pallas_kernels.simt.warp import LANES, Warp
 
-# Entries of a lane that are read before the first of them is dealt with, unless a row has more.
+# Entries that a lane reads before it processes the first of them, unless a row has more.
 _READ_AT_ONCE = 4
 
 
 def make_records(
     shape: RecordShape, values: jax.Array, columns: jax.Array, scale: jax.Array | None
 ) -> jax.Array:
-    """Records of compressed rows, uint8: ``shape.nbytes`` for every ``shape.together`` rows.
+    """Makes records of compressed rows, uint8: ``shape.nbytes`` for each group of records.
 
     Args:
-      shape: of the records.
+      shape: layout of the records.
       values: kept entries, [rows, k].
-      columns: their columns, likewise.
-      scale: float32 factors of the rows, for float32 values only; narrower ones would be rounded
-        twice.
+      columns: columns of the kept entries, [rows, k].
+      scale: float32 factors of the rows, [rows], only for float32 values; narrower ones would be
+        rounded twice.
     """
     rows, warps = values.shape[0], 8
-    output = jax.ShapeDtypeStruct((-(-rows // shape.together), shape.nbytes), jnp.uint8)
+    output = jax.ShapeDtypeStruct((-(-rows // shape.records_per_group), shape.nbytes), jnp.uint8)
     if shape.halves == 1:
-        kernel, rows_of_a_warp, shared = _MakeOnePlaced(shape), 1, None
+        kernel, rows_of_a_warp, shared = _MakeRecords(shape), 1, None
     else:
-        kernel, rows_of_a_warp = _MakeTwoPlaced(shape), LANES
+        kernel, rows_of_a_warp = _MakeTwoPlaceRecords(shape), LANES
         shared = {"table": ("i32", TABLE_WORDS)}
     grid = simt.Grid(striding_blocks(-(-rows // rows_of_a_warp), warps), warps)
     inputs = values, columns, scale
@@ -50,7 +49,7 @@ def make_records(
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _RecordRows:
     """Compressed rows, and the records that are made of them."""
 
     shape: RecordShape
@@ -61,9 +60,9 @@ class _Rows:
     records: Array
 
     def read(self, row: Value, first: Any) -> tuple[list[Value], Value, Value]:
-        """An entry for each lane, in words, whether it is one, and its column."""
+        """Reads one entry of a row per lane: its words, whether there is one, and its column."""
         index = self.warp.lane + first
-        inner = index.least(self.shape.k - 1)
+        inner = index.at_most(self.shape.k - 1)
         values = self.values.row(row)
         if self.scales is None:
             entry = values.load_words(inner)
@@ -72,7 +71,7 @@ class _Rows:
         return entry, index < self.shape.k, self.columns.row(row).load(inner)
 
     def write(self, row: Value, lane: Value, slot: Value, entry: list[Value], place: Value) -> None:
-        """An entry with a place of its column."""
+        """Writes an entry, and the place of its column, to a slot of a lane."""
         shape = self.shape
         record, at = shape.find(self.records, row)
         values, ids = record.viewed(shape.dtype), record.viewed(shape.id_dtype)
@@ -80,7 +79,7 @@ class _Rows:
         ids.store(shape.id_place(at, lane, slot), place)
 
     def pad(self, row: Value, find: Callable[[Value], tuple[Value, Value]]) -> None:
-        """Writes zeros at the lanes and slots that ``find`` says of each padded entry."""
+        """Writes zeros to the lanes and slots that ``find`` returns for each padded entry."""
         zero = self.warp.constant("u32", 0)
 
         def write(i):
@@ -92,27 +91,30 @@ class _Rows:
 
 
 @dataclass(frozen=True)
-class _MakeOnePlaced:
-    """A warp a row, whose entries it deals out to the lanes of a group."""
+class _MakeRecords:
+    """Each warp takes a row, and distributes its entries over the lanes of a group."""
 
     shape: RecordShape
 
     def __call__(self, warp: Warp, inputs, records: Array) -> None:
         values, columns, scales = inputs
-        rows = _Rows(self.shape, warp, values, columns, scales, records)
-        order = self._in_order if self.shape.lanes == LANES else self._by_bank
+        rows = _RecordRows(self.shape, warp, values, columns, scales, records)
+        arrange = self._in_order if self.shape.lanes == LANES else self._by_bank
 
         def take(row, _):
             def put(found, lane, slot):
                 entry, is_real, column = found
                 warp.when(is_real, lambda: rows.write(row, lane, slot, entry, column))
 
-            rows.pad(row, order(warp, functools.partial(rows.read, row), put))
+            rows.pad(row, arrange(warp, functools.partial(rows.read, row), put))
 
         warp.loop(warp.number, values.shape[0], warp.count, (), take)
 
     def _in_order(self, warp, read, put):
-        """With as many lanes as banks there is nothing to choose; where padding goes."""
+        """Keeps the order of the entries, for as many lanes as banks.
+
+        Returns the slots of padding.
+        """
         lanes, k = self.shape.lanes, self.shape.k
 
         def take(first, _):
@@ -122,31 +124,35 @@ class _MakeOnePlaced:
         return lambda i: ((i + k) % lanes, (i + k) // lanes)
 
     def _by_bank(self, warp, read, put):
-        """Deals with the entries in batches of a warp's width; where padding goes."""
+        """Assigns entries to lanes by their banks, a warp's width at a time.
+
+        Returns the slots of padding.
+        """
         shape, lanes = self.shape, range(self.shape.lanes)
 
         def vote(found):
-            """The lane where each entry is at home, and as bits, those of each lane."""
+            """Returns the home lane of each entry, and as bits the entries at home in each lane."""
             _, is_real, column = found
             home = column % shape.lanes
             return home, [warp.ballot(is_real & (home == lane)) for lane in lanes]
 
         def add(counts, members):
-            return [c + warp.population(m) for c, m in zip(counts, members, strict=True)]
+            return [c + warp.popcount(m) for c, m in zip(counts, members, strict=True)]
 
-        def deal_out(found, votes, seen):
+        def write_entries(found, votes, seen):
             home, members = votes
             before = add(seen, [m & lanes_before(warp) for m in members])
-            put(found, *deal.place(home, one_place.pick(home, before)))
+            put(found, *order.place(home, bank_order.pick(home, before)))
             return add(seen, members)
 
-        # Padding comes first: it stays at home, which it is if dim is a multiple of the lanes.
+        # Padding comes first, so it stays at home: its columns are in the banks of its lanes if dim
+        # is a multiple of the lanes.
         padding = [warp.i32(shape.padding(lane)) for lane in lanes]
         if shape.k <= LANES:
             found = read(warp.i32(0))
             votes = vote(found)
-            deal = one_place.Deal.of(warp, shape.per_lane, add(padding, votes[1]))
-            deal_out(found, votes, padding)
+            order = bank_order.SlotOrder.of(warp, shape.per_lane, add(padding, votes[1]))
+            write_entries(found, votes, padding)
         else:
             start, stop = warp.i32(0), shape.k
 
@@ -155,37 +161,37 @@ class _MakeOnePlaced:
 
             def take(first, seen):
                 found = read(first)
-                return deal_out(found, vote(found), seen)
+                return write_entries(found, vote(found), seen)
 
             counts = warp.loop(start, stop, LANES, padding, count)
-            deal = one_place.Deal.of(warp, shape.per_lane, counts)
+            order = bank_order.SlotOrder.of(warp, shape.per_lane, counts)
             warp.loop(start, stop, LANES, padding, take)
-        return lambda i: deal.place(i % shape.lanes, i // shape.lanes)
+        return lambda i: order.place(i % shape.lanes, i // shape.lanes)
 
 
 @dataclass(frozen=True)
-class _MakeTwoPlaced:
-    """A warp deals out 32 rows: at first a row a lane, then one row after another."""
+class _MakeTwoPlaceRecords:
+    """Each warp takes 32 rows: it plans one row per lane, then writes one row after another."""
 
     shape: RecordShape
 
     def __call__(self, warp: Warp, inputs, records: Array, table: Shared) -> None:
         values, columns, scales = inputs
-        rows = _Rows(self.shape, warp, values, columns, scales, records)
-        deal = two_places.Deal(warp, self.shape.per_lane // 2, table)
+        rows = _RecordRows(self.shape, warp, values, columns, scales, records)
+        choice = bank_choice.BinChoice(warp, self.shape.per_lane // 2, table)
         count = values.shape[0]
 
         def take(first, _):
             warp.sync()
-            row = (first + warp.lane).least(count - 1)
-            deal.plan(self._count_types(warp, columns.row(row)))
+            row = (first + warp.lane).at_most(count - 1)
+            choice.plan(self._count_types(warp, columns.row(row)))
             warp.sync()
-            self._deal_out(warp, rows, deal, first, (count - first).least(LANES))
+            self._write_rows(warp, rows, choice, first, (count - first).at_most(LANES))
 
         warp.loop(warp.number * LANES, count, warp.count * LANES, (), take)
 
     def _count_types(self, warp, columns):
-        """How many entries each type has in this lane's row."""
+        """Returns how many entries each type has in this lane's row."""
         k = self.shape.k
         together = math.gcd(k, 4)
 
@@ -202,7 +208,7 @@ class _MakeTwoPlaced:
         words = warp.loop(warp.i32(0), k, together, [warp.i32(0)] * BANKS, add)
         return [[word >> 8 * b & 0xFF for b in range(BANKS)] for word in words]
 
-    def _deal_out(self, warp, rows, deal, first, count) -> None:
+    def _write_rows(self, warp, rows, choice, first, count) -> None:
         """Writes the records of ``count`` rows from ``first`` on."""
         starts = range(0, self.shape.k, LANES)
         at_once = max(1, _READ_AT_ONCE // len(starts))
@@ -210,11 +216,11 @@ class _MakeTwoPlaced:
         def lane_and_slot(bin_, slot):
             return bin_ % BANKS, self.shape.slot(bin_ // BANKS, slot)
 
-        def deal_row(row, batches):
+        def write_row(row, batches):
             if len(batches) > 1:
-                deal.start()
+                choice.start()
             for entry, is_real, column in batches:
-                bin_, slot = deal.place(row, column, is_real, len(batches) > 1)
+                bin_, slot = choice.place(row, column, is_real, len(batches) > 1)
                 place = warp.select(bin_ < BANKS, column, other_place(column))
                 to = lane_and_slot(bin_, slot)
                 warp.when(
@@ -223,13 +229,13 @@ class _MakeTwoPlaced:
                         first + row, *to, entry, place
                     ),
                 )
-            rows.pad(first + row, lambda i: lane_and_slot(*deal.left(row, i)))
+            rows.pad(first + row, lambda i: lane_and_slot(*choice.left(row, i)))
 
         def take(row, _):
-            # Behind the last row it is done once more, with the same result.
-            own = [(row + i).least(count - 1) for i in range(at_once)]
+            # Past the last row, it is written again with the same result.
+            own = [(row + i).at_most(count - 1) for i in range(at_once)]
             read = [[rows.read(first + r, start) for start in starts] for r in own]
             for r, batches in zip(own, read, strict=True):
-                deal_row(r, batches)
+                write_row(r, batches)
 
         warp.loop(warp.i32(0), count, at_once, (), take)

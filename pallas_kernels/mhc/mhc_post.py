@@ -175,7 +175,7 @@ class _Backward:
         def take(first, _):
             number = first + warp.lane // group
             # Groups behind the last token repeat it and store nothing.
-            inside, token = number < tokens, tile.turn(number.least(tokens - 1), tokens)
+            inside, token = number < tokens, tile.turn(number.at_most(tokens - 1), tokens)
             of_token = _Token(warp, tile, self.transposed, inputs, token, inside)
             of_token.run(dx, df, dh_post, dh_res)
 
@@ -255,7 +255,7 @@ class _Token:
         lane = warp.lane % tile.lanes
         zeros = [warp.f32(0.0) for _ in range(n * (own + 1))]
         sums = warp.loop(lane * entries, dim, tile.lanes * entries, zeros, add_columns)
-        self._store_sums(warp.sum_each(sums, tile.lanes), dh_post, dh_res)
+        self._store_sums(warp.sum_scatter(sums, tile.lanes), dh_post, dh_res)
 
     def _matrix(self, h_res: Array) -> list[list[Value]]:
         """What ``dx_i`` has of ``dy_o``, [o][i], for the streams i of this part."""

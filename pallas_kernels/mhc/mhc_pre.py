@@ -138,7 +138,7 @@ class _Forward:
 
         def take(block, _):
             first = block * at_once
-            count = (tokens - first).least(at_once)
+            count = (tokens - first).at_most(at_once)
             _Projection(warp, self.tile, x, parts, first).run(sums)
             warp.barrier()
             self._add_up(warp, sums, outputs[-1], first, count)
@@ -241,7 +241,7 @@ class _Projection:
         """Words of eight columns of this lane's two tokens; behind the last token, it again."""
         last = self.x.shape[0] - 1
         rows = [self.first + (_ROWS * fragment + 8 * half) + self.warp.lane // 4 for half in (0, 1)]
-        return [self.x.row(row.least(last)).load_words(at, _COLUMNS) for row in rows]
+        return [self.x.row(row.at_most(last)).load_words(at, _COLUMNS) for row in rows]
 
     def _unpack(self, words: list[Value]) -> list[Value]:
         return [self.x.unpack(words, e) for e in range(_COLUMNS)]

@@ -38,7 +38,7 @@ def _turn(warp: Warp, inputs: tuple[Array, Array], turned: Array) -> None:
 
     def take(first, _):
         token = first + warp.lane
-        held = [load_floats(array.row(token.least(tokens - 1))) for array in inputs]
+        held = [load_floats(array.row(token.at_most(tokens - 1))) for array in inputs]
 
         def store():
             for row, value in enumerate([*held[0], *held[1]]):

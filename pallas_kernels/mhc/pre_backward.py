@@ -156,7 +156,7 @@ class _Dots:
         def take(first, _):
             # Groups behind the last token repeat it and store nothing.
             mine = first + warp.lane // self.lanes
-            token = mine.least(tokens - 1)
+            token = mine.at_most(tokens - 1)
 
             def add(column, sums):
                 row = x.row(token)
@@ -171,7 +171,7 @@ class _Dots:
             zeros = [warp.f32(0.0)] * n
             begin = warp.lane % self.lanes * entries
             sums = warp.loop(begin, dim, self.lanes * entries, zeros, add)
-            for i, total in warp.sum_each(sums, self.lanes):
+            for i, total in warp.sum_scatter(sums, self.lanes):
                 store = (mine < tokens) & (i < n)
                 warp.when(store, lambda i=i, total=total: dots.row(token).store(i, total))
 

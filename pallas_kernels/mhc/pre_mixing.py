@@ -171,7 +171,7 @@ class _Mix:
 
         def take(block, _):
             first = block * at_once
-            count = (tokens - first).least(at_once)
+            count = (tokens - first).at_most(at_once)
             self._add_up(warp, of_shares, sums, outputs[-1], first, count)
             warp.barrier()
             self.mixing.run(warp, (x, alpha, bias), sums, first, count, weights, outputs)

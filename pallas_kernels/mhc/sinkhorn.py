@@ -153,7 +153,7 @@ class _Matrices:
 
         def take(first, _):
             number = first + warp.lane // self.lanes
-            body(number.least(count - 1), number < count)
+            body(number.at_most(count - 1), number < count)
 
         warp.loop(warp.number * at_once, count, warp.count * at_once, (), take)
 
@@ -214,7 +214,9 @@ class _Matrices:
     def softmax(self, logits: Matrix, by_rows: bool, log: bool = False) -> Matrix:
         """Along an axis; or its logarithm."""
         warp = self.warp
-        shifted = self.combine(logits, self.reduce(logits, by_rows, Value.most), by_rows, _subtract)
+        shifted = self.combine(
+            logits, self.reduce(logits, by_rows, Value.at_least), by_rows, _subtract
+        )
         powers = self.map(shifted, operation=warp.exp)
         sums = self.reduce(powers, by_rows)
         if log:
@@ -231,7 +233,7 @@ class _Matrices:
         """``m`` divided by its sums along an axis, and the sums; all logarithms if eps is zero."""
         warp = self.warp
         if self.eps == 0:
-            largest = self.reduce(m, by_rows, Value.most)
+            largest = self.reduce(m, by_rows, Value.at_least)
             powers = self.combine(m, largest, by_rows, lambda e, top: warp.exp(e - top))
             sums = self.reduce(powers, by_rows)
             sums = [top + warp.log(s) for top, s in zip(largest, sums, strict=True)]

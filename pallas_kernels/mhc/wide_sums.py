@@ -201,7 +201,7 @@ class _Walker:
         """The warpgroup that runs this; ``arrays`` are attributes."""
         block, number = lax.axis_index(BLOCK), lax.axis_index(WARPGROUP)
         rows, share = block // tile.shares, lax.rem(block, tile.shares)
-        count = tc.own(form.slices, share, tile.shares)
+        count = tc.count_strided(form.slices, share, tile.shares)
         numbers = number, rows * _WARPGROUPS + number, share, count
         return cls(form, tile, transposed, *numbers, **arrays)
 

@@ -1,7 +1,7 @@
-"""Runs kernels written in the vocabulary of ``simt.warp`` on a GPU, through Mosaic GPU.
+"""Launches kernels that are written in the vocabulary of ``simt.warp``, through Mosaic GPU.
 
-A whole kernel is one ``inline_mgpu`` body: Pallas gives it its buffers, shared memory and place in
-the grid; ``simt.mosaic_warp`` records the rest.
+A whole kernel is one ``inline_mgpu`` body: Pallas provides its buffers, its shared memory and its
+position in the grid, and ``simt.mosaic_warp`` records the instructions.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from pallas_kernels.simt.mosaic_warp import (
     WARPS_PER_WARPGROUP,
     MosaicWarp,
     WarpgroupWarp,
-    pairs_of_words,
     pointer_of,
     strides_of,
+    word_pairs,
 )
 from pallas_kernels.simt.values import Array, Shared, Value
 
-# Axes of the grid. An axis of a user's mesh that had one of these names would be taken for it.
+# Axes of the grid. The prefix keeps them apart from the axes of a user's mesh.
 _SLICE, _CLUSTER, _RANK, _WARPGROUP = (f"jaxgnn.{n}" for n in ("slice", "cluster", "rank", "group"))
 
 
@@ -36,10 +36,11 @@ class Grid:
     """How many warps run a kernel.
 
     Attributes:
-      blocks: blocks of a slice.
-      warps: warps of a block.
-      slices: passes, one after another.
-      cluster: neighbouring blocks that run side by side; it divides their number.
+      blocks: how many blocks a slice has.
+      warps: how many warps a block has.
+      slices: how many times the blocks are run, one slice after another.
+      cluster: how many neighbouring blocks form a cluster and run at the same time; it divides
+        ``blocks``.
     """
 
     blocks: int
@@ -59,23 +60,26 @@ def launch(
     block_shared: Mapping[str, jax.ShapeDtypeStruct] | None = None,
     updated: Sequence[jax.Array] = (),
 ) -> tuple[jax.Array, ...]:
-    """Runs ``kernel(warp, inputs, *updated, *outputs, **shared, **block_shared)`` in all warps.
+    """Launches ``kernel(warp, inputs, *updated, *outputs, **shared, **block_shared)`` in all warps.
 
-    Under ``vmap`` all slices run for each member of the batch; what is shared is not copied.
+    Under ``vmap``, all slices run for each member of the batch; arrays without a batch axis are not
+    copied.
 
     Args:
       kernel: written in the vocabulary of ``simt.warp``.
-      inputs: a pytree of arrays, None allowed; the kernel gets it with an ``Array`` in each leaf.
-      outputs: what it writes; all of it, since the memory is not initialised.
-      name: of the kernel in profiles.
-      grid: how many warps.
-      shared: names, each with the kind (f32 or i32) and the number of words for each warp.
-      block_shared: names of arrays in shared memory that the warps of a block have together.
-      updated: arrays that it changes in place, returned after the outputs.
+      inputs: a pytree of arrays, None allowed; the kernel gets it with an ``Array`` at each leaf.
+      outputs: shapes and dtypes of the results. The kernel has to write all entries: they are not
+        initialised.
+      name: name of the kernel in profiles.
+      grid: how many warps run it.
+      shared: shared memory of each warp: names, each with the kind (f32 or i32) and the number of
+        words.
+      block_shared: names and shapes of arrays in shared memory that all warps of a block share.
+      updated: arrays that the kernel changes in place; they are returned after the outputs.
     """
     leaves, tree = jax.tree.flatten(inputs)
     changing = [*updated, *outputs]
-    forms = [(a.shape, a.dtype, True) for a in leaves] + [
+    specs = [(a.shape, a.dtype, True) for a in leaves] + [
         (a.shape, a.dtype, False) for a in changing
     ]
     scratch = _Scratch(grid, dict(shared or {}), dict(block_shared or {}))
@@ -83,26 +87,26 @@ def launch(
     def record(_, cluster, rank, slice_number, memory, *buffers):
         warp = MosaicWarp(grid, cluster, rank, slice_number)
         arrays = [
-            Array(warp, pointer_of(buffer), *form)
-            for buffer, form in zip(buffers, forms, strict=True)
+            Array(warp, pointer_of(buffer), *spec)
+            for buffer, spec in zip(buffers, specs, strict=True)
         ]
         given, rest = tree.unflatten(arrays[: len(leaves)]), arrays[len(leaves) :]
         run = functools.partial(kernel, warp, given, *rest, **scratch.divide(warp, memory))
         if grid.warps % WARPS_PER_WARPGROUP == 0:
             run()
         else:
-            warp.when(warp.in_block < grid.warps, run)
+            warp.when(warp.warp_in_block < grid.warps, run)
 
-    # A kernel of no outputs would be no computation: it gets one that it does not see.
+    # Pallas drops a kernel without outputs: such a kernel gets one, which it does not see.
     results = [*outputs] or [jax.ShapeDtypeStruct((1,), jnp.int32)]
-    call = _pallas_kernel(record, results, len(forms), scratch.words, name, grid)
+    call = _pallas_kernel(record, results, len(specs), scratch.words, name, grid)
     references = [jax.new_ref(array) for array in updated]
     made = call(*leaves, *references)
     return (*made[: len(outputs)], *(jax.freeze(reference) for reference in references))
 
 
 def _pallas_kernel(record, results, count, words, name, grid):
-    """A Pallas kernel whose body ``record`` writes, given the first ``count`` buffers."""
+    """Builds a Pallas kernel whose body ``record`` records from the first ``count`` buffers."""
     splat, reference = plgpu.Layout.WG_SPLAT, plgpu.RefType()
     inline = plgpu.inline_mgpu(arg_types=(*[splat] * 3, *[reference] * (count + 1)))
 
@@ -135,21 +139,22 @@ def inline(
     *,
     cluster: int = 1,
 ) -> None:
-    """Runs ``kernel(warp, *numbers, *arrays, *words)`` in a warpgroup, amid a Pallas kernel.
+    """Runs ``kernel(warp, *numbers, *arrays, *words)`` in a warpgroup, within a Pallas kernel.
 
     Args:
-      kernel: written in the vocabulary of ``simt.warp``, for the warps of a warpgroup as one block,
-        without ``Warp.barrier``.
-      numbers: i32, the same in all lanes.
-      references: Pallas' references to global or shared memory, each with the transforms that it
-        was allocated with; the kernel sees what lies in memory, as it lies there. Those to global
-        memory may be slices of columns.
-      products: arrays of 64 rows of 16-bit numbers, as products of tensor cores lie in registers.
-        Of each the kernel gets pairs of words: of columns ``8 j + 2 q`` and the next one, in row
-        ``16 warp + g`` and eight rows below, in lane ``4 g + q``; for each j.
-      cluster: blocks of the cluster that the kernel runs in.
+      kernel: written in the vocabulary of ``simt.warp``, for the four warps of a warpgroup, which
+        act as a block; it must not call ``Warp.barrier``.
+      numbers: i32 arguments, the same in all lanes.
+      references: Pallas references to global or shared memory, each with the transforms that it was
+        allocated with. The kernel sees the bytes in the order in which they lie in memory, swizzled
+        if the transforms say so. References to global memory may be slices of columns.
+      products: arrays of 64 rows of 16-bit numbers in the register layout of tensor cores'
+        products. For each, the kernel gets a list of pairs of words: in lane ``4 g + q``, pair j
+        has the columns ``8 j + 2 q`` and the next one, of row ``16 warp + g`` and of the row eight
+        below.
+      cluster: blocks in the cluster that the kernel runs in.
     """
-    forms = [(reference.shape, reference.dtype, False) for reference, _ in references]
+    specs = [(reference.shape, reference.dtype, False) for reference, _ in references]
     splat, product = plgpu.Layout.WG_SPLAT, plgpu.Layout.WGMMA
     memory = [plgpu.RefType(transforms) for _, transforms in references]
     types = (*[splat] * len(numbers), *memory, *[product] * len(products))
@@ -160,10 +165,10 @@ def inline(
         first, last = len(numbers), len(numbers) + len(references)
         scalars, buffers, registers = arguments[:first], arguments[first:last], arguments[last:]
         arrays = [
-            Array(warp, pointer_of(buffer), *form, strides=strides_of(buffer))
-            for buffer, form in zip(buffers, forms, strict=True)
+            Array(warp, pointer_of(buffer), *spec, strides=strides_of(buffer))
+            for buffer, spec in zip(buffers, specs, strict=True)
         ]
-        words = [pairs_of_words(warp, fragments.registers) for fragments in registers]
+        words = [word_pairs(warp, fragments.registers) for fragments in registers]
         kernel(warp, *(Value(warp, "i32", n.registers.item()) for n in scalars), *arrays, *words)
 
     record(*(jnp.int32(n) for n in numbers), *(reference for reference, _ in references), *products)
@@ -171,42 +176,42 @@ def inline(
 
 @dataclass(frozen=True)
 class _Scratch:
-    """Shared memory of a block: arrays that its warps have together, then each warp's own words.
+    """Shared memory of a block: the arrays that its warps share, then each warp's own words.
 
     Attributes:
-      grid: whose warps they are.
-      own: names, each with the kind and the number of words for each warp.
-      together: names, each with shape and dtype; their first entries are aligned to 16 bytes.
+      grid: how many warps the kernel has.
+      per_warp: names, each with the kind and the number of words of each warp.
+      per_block: names, each with shape and dtype; their first entries are aligned to 16 bytes.
     """
 
     grid: Grid
-    own: dict[str, tuple[str, int]]
-    together: dict[str, jax.ShapeDtypeStruct]
+    per_warp: dict[str, tuple[str, int]]
+    per_block: dict[str, jax.ShapeDtypeStruct]
 
     @property
     def words(self) -> int:
-        """Words of a block; there is no empty shared memory."""
-        own = sum(count for _, count in self.own.values())
-        together = sum(map(_words_of, self.together.values()))
+        """Words of shared memory per block, at least one, since an empty buffer is not allowed."""
+        own = sum(count for _, count in self.per_warp.values())
+        together = sum(map(_words_of, self.per_block.values()))
         return max(1, together + own * self.grid.warps)
 
     def divide(self, warp: MosaicWarp, memory: Any) -> dict[str, Array | Shared]:
-        """A warp's parts, one name after another."""
-        if not self.own and not self.together:
+        """Returns the arrays of the block and the words of this warp, by name."""
+        if not self.per_warp and not self.per_block:
             return {}
         parts: dict[str, Array | Shared] = {}
         base, first = pointer_of(memory), 0
-        for name, form in self.together.items():
+        for name, spec in self.per_block.items():
             pointer = warp.offset(base, warp.i32(first), 4)
-            parts[name] = Array(warp, pointer, form.shape, form.dtype, False)
-            first += _words_of(form)
-        at = warp.in_block * sum(count for _, count in self.own.values()) + first
-        for name, (kind, count) in self.own.items():
+            parts[name] = Array(warp, pointer, spec.shape, spec.dtype, False)
+            first += _words_of(spec)
+        at = warp.warp_in_block * sum(count for _, count in self.per_warp.values()) + first
+        for name, (kind, count) in self.per_warp.items():
             parts[name] = Shared(warp, warp.offset(base, at, 4), kind)
             at = at + count
         return parts
 
 
-def _words_of(form: jax.ShapeDtypeStruct) -> int:
-    """Words of an array that the warps of a block share, in whole 16 bytes."""
-    return -(-math.prod(form.shape) * form.dtype.itemsize // 16) * 4
+def _words_of(spec: jax.ShapeDtypeStruct) -> int:
+    """Returns the words that an array shared by a block takes, rounded up to 16 bytes."""
+    return -(-math.prod(spec.shape) * spec.dtype.itemsize // 16) * 4

@@ -1,6 +1,7 @@
 """What a kernel computes with: a number in each lane, and arrays in global and shared memory.
 
-They say what is meant; the ``Warp`` that they belong to does it.
+They are thin handles: their methods call the ``Warp`` that they belong to, which records the
+instructions.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 if TYPE_CHECKING:
     from pallas_kernels.simt.warp import Warp
 
-# What a Value can be; uint8 and uint16 arrays are read as i32, floats of 16 bits as f32.
+# Kinds of a Value; entries of uint8 and uint16 arrays are loaded as i32, floats of 16 bits as f32.
 KINDS = ("bool", "i32", "u32", "i64", "f32")
 _KIND_OF_DTYPE = {
     "int32": "i32",
@@ -42,11 +43,11 @@ class Value:
         raise TypeError("a Value is known on the device only: use Warp.when or select")
 
     def _binary(self, op: str, other: Any, swapped: bool = False) -> Value:
-        a, b = self.warp.alike(self, other)
+        a, b = self.warp.promote(self, other)
         return self.warp.binary(op, *((b, a) if swapped else (a, b)))
 
     def _compare(self, op: str, other: Any) -> Value:
-        return self.warp.compare(op, *self.warp.alike(self, other))
+        return self.warp.compare(op, *self.warp.promote(self, other))
 
     def __add__(self, other):
         return self._binary("add", other)
@@ -79,13 +80,13 @@ class Value:
         return self._binary("shr", other)
 
     def __floordiv__(self, other):
-        """The quotient of integers that are not negative."""
+        """Returns the quotient of integers that are not negative."""
         if isinstance(other, int) and other & (other - 1) == 0:
             return self >> (other.bit_length() - 1)
         return self._binary("div", other)
 
     def __mod__(self, other):
-        """The remainder of integers that are not negative."""
+        """Returns the remainder of integers that are not negative."""
         if isinstance(other, int) and other & (other - 1) == 0:
             return self & (other - 1)
         return self._binary("rem", other)
@@ -116,25 +117,25 @@ class Value:
 
     __hash__ = None  # pyrefly: ignore[bad-override]
 
-    def least(self, other) -> Value:
-        """The lesser of two."""
+    def at_most(self, other) -> Value:
+        """Returns the smaller of two: the number, but at most the other."""
         return self._binary("min", other)
 
-    def most(self, other) -> Value:
-        """The greater of two."""
+    def at_least(self, other) -> Value:
+        """Returns the larger of two: the number, but at least the other."""
         return self._binary("max", other)
 
     def to(self, kind: str) -> Value:
-        """Converted: numbers by their value, ``bool`` to 0 and 1."""
+        """Converts to another kind: numbers by their value, ``bool`` to 0 and 1."""
         return self if kind == self.kind else self.warp.convert(self, kind)
 
     def bits(self, kind: str) -> Value:
-        """The same 32 bits as another kind."""
+        """Reinterprets the same 32 bits as another kind."""
         return self if kind == self.kind else self.warp.bitcast(self, kind)
 
 
 def fold_in_pairs(values: Iterable[Value], operation: Callable[[Value, Value], Value]) -> Value:
-    """Of all values, neighbours first: the shortest chain."""
+    """Reduces values by an operation on neighbours first, which makes the chain short."""
     values = list(values)
     while len(values) > 1:
         odd = values[len(values) // 2 * 2 :]
@@ -145,16 +146,18 @@ def fold_in_pairs(values: Iterable[Value], operation: Callable[[Value, Value], V
 
 @dataclass(frozen=True)
 class Array:
-    """An array in global memory, or one that a block shares, or a row; indices count its entries.
+    """An array in global memory, or one in shared memory of a block, or a row of either.
+
+    Indices count entries.
 
     Attributes:
-      warp: whose lanes read and write.
-      pointer: its first entry.
-      shape: of the array.
-      dtype: of its entries.
+      warp: the warp whose lanes read and write it.
+      pointer: address of its first entry.
+      shape: shape of the array.
+      dtype: dtype of its entries.
       constant: whether nothing writes it while the kernel runs.
-      streamed: whether caches need not keep what is read of it; of constant arrays.
-      strides: entries from one to the next along each axis, or None if there is nothing between.
+      streamed: whether loads, of constant arrays, tell the caches to evict what was read first.
+      strides: entries from one to the next along each axis, or None if the array is contiguous.
     """
 
     warp: Warp
@@ -172,98 +175,103 @@ class Array:
 
     @property
     def kind(self) -> str:
-        """Kind of the loaded values."""
+        """Kind of the values that loads return."""
         return _KIND_OF_DTYPE[jnp.dtype(self.dtype).name]
 
     def row(self, number: Value) -> Array:
-        """One row of a matrix; offsets are of 64 bits."""
+        """Returns one row of a matrix; its offset has 64 bits."""
         entries = math.prod(self.shape[1:]) if self.strides is None else self.strides[0]
         pointer = self.warp.advance(self.pointer, number, self.itemsize * entries)
         strides = None if self.strides is None else self.strides[1:]
         return dataclasses.replace(self, pointer=pointer, shape=self.shape[1:], strides=strides)
 
     def viewed(self, dtype: Any) -> Array:
-        """The same bytes of an array without gaps as entries of another type."""
+        """Returns the same bytes of a contiguous array as entries of another dtype."""
         *outer, last = self.shape
         entries = last * self.itemsize // jnp.dtype(dtype).itemsize
         return dataclasses.replace(self, shape=(*outer, entries), dtype=dtype)
 
     def shifted(self, entries: Value) -> Array:
-        """The array as if it began so many entries later; its rows keep their length."""
+        """Returns the array as if it began so many entries later; its rows keep their length."""
         pointer = self.warp.advance(self.pointer, entries, self.itemsize)
         return dataclasses.replace(self, pointer=pointer)
 
     def send(self, rank: Any, index: Any, values: Sequence[Value], signals: Signals, step) -> None:
-        """Writes into the array that a block of the cluster has in this one's place.
+        """Writes entries into the same array of another block of the cluster.
 
-        There its bytes are counted in the signal of the step: who waited for it sees them.
+        The bytes are counted in the receiving block's signal of the step; whoever has waited for
+        the signal sees them.
 
         Args:
-          rank: of the block, which may be this one.
-          index: of the first entry, of four bytes.
+          rank: number of the receiving block in the cluster, which may be this block's own.
+          index: index of the first entry, each of four bytes.
           values: one, two or four neighbours, whose bytes are aligned together.
-          signals: they are counted there.
-          step: likewise.
+          signals: the signals of the receiving block, in which the bytes are counted.
+          step: step of the pipeline that the entries belong to, which selects the signal.
         """
-        warp, (number, _) = self.warp, signals.place(step)
+        warp, (number, _) = self.warp, signals.slot_and_phase(step)
         place = warp.integer(index), self.pack(*values), warp.integer(rank)
         warp.send(self.pointer, *place, signals.array.pointer, number)
 
     def copy_from(
         self, number: Any, source: Array, at: Any, nbytes: int = 16, real: Value | None = None
     ) -> None:
-        """Begins to copy some bytes of an array in global memory to one that a block shares.
+        """Starts an asynchronous copy (``cp.async``) from global memory into this shared array.
 
-        Only this lane sees the copy once it has waited for it; others after a barrier.
+        Only this lane sees the copy after ``Warp.wait_for_copies``; other lanes after a barrier as
+        well.
 
         Args:
-          number: where to, counted in such copies.
-          source: what is copied.
-          at: where from, likewise.
-          nbytes: 4, 8 or 16.
+          number: position to write to, in units of ``nbytes``.
+          source: array in global memory that is read.
+          at: position to read from, in units of ``nbytes``.
+          nbytes: bytes to copy: 4, 8 or 16.
           real: where it is false, zeros are written and the source is not read.
         """
         to, at = self.warp.integer(number), self.warp.integer(at)
         self.warp.copy(self.pointer, to, source.pointer, at, nbytes, real)
 
-    def fetch(self, number: Value, source: Array, at: Value, count: Any, signals: Signals, step):
-        """Begins to copy from an array in global memory to one that a block shares.
+    def bulk_copy_from(
+        self, number: Value, source: Array, at: Value, count: Any, signals: Signals, step
+    ):
+        """Starts a bulk copy from global memory into this array in shared memory.
 
-        Its bytes are counted in the signal of the step: who waited for it sees them.
+        The bytes are counted in the signal of the step; whoever has waited for the signal sees
+        them.
 
         Args:
-          number: where to, counted in sixteen bytes.
-          source: what is copied.
-          at: where from, likewise.
-          count: how many, likewise.
-          signals: they are counted there.
-          step: likewise.
+          number: position to write to, in units of 16 bytes.
+          source: array in global memory that is read.
+          at: position to read from, in units of 16 bytes.
+          count: how many units of 16 bytes are copied.
+          signals: the block's signals, in which the bytes are counted.
+          step: step of the pipeline that the copy belongs to, which selects the signal.
         """
-        warp, (signal, _) = self.warp, signals.place(step)
+        warp, (signal, _) = self.warp, signals.slot_and_phase(step)
         place = self.pointer, number, source.pointer, at, warp.integer(count)
-        warp.fetch(*place, signals.array.pointer, signal)
+        warp.bulk_copy(*place, signals.array.pointer, signal)
 
     def load_words(self, index: Any, entries: int = 1) -> list[Value]:
-        """``entries`` neighbours, whose bytes are aligned together, packed in words of 32 bits."""
+        """Loads neighbouring entries, aligned together, packed in words of 32 bits."""
         index = self.warp.integer(index)
         nbytes = entries * self.itemsize
         access = (self.constant, self.streamed)
         return self.warp.read(self.pointer, index, self.itemsize, nbytes, *access)
 
     def load_matrices(self, index: Value) -> list[Value]:
-        """Four matrices of 8 x 8 entries of 16 bits, of an array that a block shares.
+        """Loads four matrices of 8 x 8 entries of 16 bits from shared memory for ``Warp.mma``.
 
-        Lane 8 i + r says where row r of matrix i begins. Of each matrix the lane ``4 g + q`` gets a
-        word: columns ``2 q`` and ``2 q + 1`` of row ``g``. All lanes take part.
+        Lane 8 i + r passes the index at which row r of matrix i begins. Lane ``4 g + q`` gets a
+        word of each matrix: columns ``2 q`` and ``2 q + 1`` of row ``g``. All lanes take part.
         """
         return self.warp.read_matrices(self.pointer, index)
 
     def load(self, index: Any) -> Value:
-        """One entry."""
+        """Loads one entry, widened to 32 bits if it is narrower."""
         return self.unpack(self.load_words(index), 0)
 
     def unpack(self, words: Sequence[Value], entry: int) -> Value:
-        """Entry ``entry`` of what ``load_words`` read."""
+        """Returns entry ``entry`` of the words that ``load_words`` loaded."""
         if self.itemsize == 8:
             low, high = words[2 * entry].to("i64"), words[2 * entry + 1].to("i64")
             return high << 32 | low
@@ -278,16 +286,19 @@ class Array:
         return self.warp.half_to_float(part) if self.kind == "f32" else part.bits("i32")
 
     def store_words(self, index: Any, words: Sequence[Value], entries: int = 1) -> None:
-        """Writes neighbours as ``load_words`` reads them."""
+        """Stores neighbouring entries, packed in words as ``load_words`` returns them."""
         index = self.warp.integer(index)
         self.warp.write(self.pointer, index, self.itemsize, words, entries * self.itemsize)
 
     def store(self, index: Any, *values: Value) -> None:
-        """Writes neighbouring entries, whose bytes are aligned together, floats rounded."""
+        """Stores neighbouring entries, whose bytes are aligned together; floats are rounded."""
         self.store_words(index, self.pack(*values), len(values))
 
     def pack(self, *values: Value) -> list[Value]:
-        """Words of neighbouring entries, as ``load_words`` would read them; floats are rounded."""
+        """Packs neighbouring entries into words, as ``load_words`` returns them.
+
+        Floats are rounded.
+        """
         if self.itemsize != 2:
             return [value.bits("u32") for value in values]
         lows, highs = values[::2], values[1::2] or (self.warp.constant(self.kind, 0),)
@@ -301,7 +312,7 @@ class Array:
         return self.warp.to_bfloat16(low, high)
 
     def prefetch(self, index: Any) -> None:
-        """Begins to bring an entry in global memory to the second-level cache."""
+        """Starts to load an entry of global memory into the second-level cache."""
         self.warp.prefetch(self.pointer, self.warp.integer(index), self.itemsize)
 
     def add(self, index: Any, *values: Value) -> None:
@@ -311,12 +322,12 @@ class Array:
 
 @dataclass(frozen=True)
 class Shared:
-    """Words of shared memory that one warp has for itself.
+    """32-bit words of shared memory that belong to one warp.
 
     Attributes:
-      warp: the warp.
-      pointer: its first word.
-      kind: of the values, f32 or i32.
+      warp: the warp that they belong to.
+      pointer: address of the first word.
+      kind: kind of the values, f32 or i32.
     """
 
     warp: Warp
@@ -324,43 +335,52 @@ class Shared:
     kind: str
 
     def load(self, index: Any) -> Value:
-        """One entry."""
+        """Loads the word at an index."""
         return self.warp.read_shared(self.pointer, self.warp.integer(index), self.kind)
 
     def store(self, index: Any, value: Value) -> None:
-        """Writes one entry."""
+        """Stores a value at an index."""
         self.warp.write_shared(self.pointer, self.warp.integer(index), value)
 
 
 @dataclass(frozen=True)
 class Signals:
-    """What warps wait for step after step; several steps have signals of their own, in turn.
+    """A ring of mbarriers, through which warps wait for steps of a pipeline.
 
-    A signal has come when it was given so many times as it was made for, and what was announced
-    with it, sent by any block of the cluster, is there. What a warp did before it gave the signal
-    is seen by those who waited for it.
+    Step i uses signal i modulo their number. The signal of a step completes when it has had as many
+    arrivals as it was initialised for, and all bytes that were announced with them have come, from
+    any block of the cluster. What a warp did before it arrived is visible to those who have waited.
 
     Attributes:
-      array: [signals, 2] of 32 bits, in the shared memory of the block.
+      array: [signals, 2] words of 32 bits in the shared memory of the block.
     """
 
     array: Array
 
-    def make(self, times: int) -> None:
-        """By one lane, before ``Warp.cluster_arrive``: all are to be given so many times."""
-        for number in range(self.array.shape[0]):
-            self.array.warp.make_signal(self.array.pointer, self.array.warp.i32(number), times)
+    def init(self, times: int) -> None:
+        """Initialises all signals for so many arrivals.
 
-    def give(self, step: Value, nbytes: Value | None = None) -> None:
-        """By one lane: once, and so many bytes are to come before the signal of a step has come."""
-        number, _ = self.place(step)
-        self.array.warp.give(self.array.pointer, number, nbytes)
+        One lane of the block calls it, before ``Warp.cluster_arrive``.
+        """
+        for number in range(self.array.shape[0]):
+            self.array.warp.init_signal(self.array.pointer, self.array.warp.i32(number), times)
+
+    def arrive(self, step: Value, nbytes: Value | None = None) -> None:
+        """Arrives at the signal of a step, and optionally announces bytes to wait for.
+
+        One lane of a warp calls it.
+        """
+        number, _ = self.slot_and_phase(step)
+        self.array.warp.arrive_at_signal(self.array.pointer, number, nbytes)
 
     def wait(self, step: Value) -> None:
-        """Waits for the signal of a step. Those of later steps of the same number come after it."""
-        self.array.warp.wait_for_signal(self.array.pointer, *self.place(step))
+        """Waits for the signal of a step.
 
-    def place(self, step: Value) -> tuple[Value, Value]:
-        """Number of a step's signal, and how often it came for earlier ones."""
+        A signal must not complete again before the step has been waited for.
+        """
+        self.array.warp.wait_for_signal(self.array.pointer, *self.slot_and_phase(step))
+
+    def slot_and_phase(self, step: Value) -> tuple[Value, Value]:
+        """Returns which signal a step uses, and how often it has completed for earlier steps."""
         size = self.array.shape[0]
         return step % size, step // size

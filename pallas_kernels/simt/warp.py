@@ -1,10 +1,10 @@
-"""The vocabulary that the kernels are written in: SIMT code of one warp.
+"""The vocabulary that SIMT kernels are written in: what the 32 lanes of a warp can do.
 
-A kernel is a function of a ``Warp`` and of the arrays in its reach. It runs once, and what it calls
-is recorded as instructions; a ``Value`` is a number that each lane has of its own. What Python's
-``if`` and ``for`` see is static; ``Warp.when``, ``change``, ``loop`` and ``repeat`` are control
-flow on the device. ``simt.mosaic_warp`` records for Mosaic GPU; the tests have an implementation in
-NumPy.
+A kernel is a function of a ``Warp`` and of the arrays that it reads and writes. It runs once, in
+Python, and each call is recorded as an instruction; a ``Value`` is a number of which each lane has
+its own. Python's ``if`` and ``for`` are evaluated while recording. Control flow on the device is
+written with ``Warp.when``, ``update_when``, ``loop`` and ``while_loop``. ``simt.mosaic_warp``
+records for Mosaic GPU; the tests have an implementation in NumPy.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from pallas_kernels.simt.values import Value
 
 LANES = 32
 
-_LARGEST = 2.0**126  # whose reciprocal is a normal number
-# log2(e) in two parts, and 1.5 * 2^23, to which a small number is added to round it.
+_LARGEST = 2.0**126  # the largest power of two whose reciprocal is a normal number
+# log2(e) in two parts, and 1.5 * 2^23: adding it to a small number rounds that to an integer.
 _LOG2_E, _LOG2_E_REST = 1.4426950216293335, 1.9259629911266175e-08
 _ROUND, _ROUND_BITS = 12582912.0, 0x4B400000
-# log(1 + m) = m - m²/2 + ..., minimax from -1/3 to 1/3: even and odd powers from the highest on.
+# A minimax polynomial of log(1 + m) = m - m²/2 + ... from -1/3 to 1/3: the coefficients of even and
+# of odd powers, from the highest on.
 _TWO_THIRDS_BITS, _LOG_2 = 0x3F2AAAAB, 0.6931471805599453
 _LOG_EVEN = (-0.130310059, -0.121483512, -0.166846126, -0.249996200)
 _LOG_ODD = (0.140869141, 0.139814854, 0.200120345)
@@ -31,19 +32,21 @@ _LOG_LAST = (0.333331972, -0.5)
 
 
 class Warp(abc.ABC):
-    """The lanes of a warp, what they say to each other, and their control flow.
+    """The lanes of a warp: their arithmetic, communication, memory accesses and control flow.
 
     Attributes:
-      lane: 0 to 31.
-      number: of this warp among those of its slice, i32.
-      count: how many warps that are, static.
-      block: of this warp among those of its slice, i32; a block has several warps.
-      thread: of this lane among those of its block, i32.
-      threads: lanes of a block, static.
-      slice: i32, of ``slices``, which come one after another.
-      slices: how many passes there are, static.
-      rank: of this block among those of its cluster, i32; they are neighbours.
-      cluster: blocks of a cluster, static: they run side by side and send each other numbers.
+      lane: number of the lane in its warp, 0 to 31.
+      number: number of this warp among all warps of its slice, i32.
+      count: how many warps a slice has, static.
+      block: number of this warp's block among those of its slice, i32; a block has several warps.
+      thread: number of this lane among the lanes of its block, i32.
+      threads: how many lanes a block has, static.
+      slice: number of the slice that the warp works on, i32; slices are passes over the grid, one
+        after another.
+      slices: how many slices there are, static.
+      rank: number of this block within its cluster, i32.
+      cluster: how many blocks a cluster has, static: they run at the same time and can write into
+        each other's shared memory.
     """
 
     lane: Value
@@ -57,22 +60,22 @@ class Warp(abc.ABC):
     rank: Value
     cluster: int
 
-    # -- what every implementation shares ------------------------------------------------------
+    # -- derived operations, the same for every implementation ---------------------------------
 
     def i32(self, x: int) -> Value:
-        """A constant."""
+        """Returns a constant i32."""
         return self.constant("i32", x)
 
     def f32(self, x: float) -> Value:
-        """A constant."""
+        """Returns a constant f32."""
         return self.constant("f32", x)
 
     def integer(self, x: Any) -> Value:
-        """An index that may be a Python number."""
+        """Returns an index as a Value: a Python number becomes a constant i32."""
         return x if isinstance(x, Value) else self.i32(x)
 
-    def alike(self, a: Any, b: Any) -> tuple[Value, Value]:
-        """Two operands of one kind: Python numbers take the other's, i32 widens to i64."""
+    def promote(self, a: Any, b: Any) -> tuple[Value, Value]:
+        """Converts two operands to one kind: Python numbers take the other's, i32 widens to i64."""
         if not isinstance(a, Value):
             return self.constant(b.kind, a), b
         if not isinstance(b, Value):
@@ -84,7 +87,7 @@ class Warp(abc.ABC):
         return a.to("i64"), b.to("i64")
 
     def sum_lanes(self, value: Value, lanes: int) -> Value:
-        """The sum over groups of ``lanes`` neighbouring lanes, in all of them."""
+        """Sums over each group of ``lanes`` neighbouring lanes; all of them get the result."""
         step = lanes // 2
         while step:
             value = value + self.shuffle_xor(value, step)
@@ -92,23 +95,25 @@ class Warp(abc.ABC):
         return value
 
     def sum_groups(self, value: Value, lanes: int) -> Value:
-        """The sum over lanes of equal place in the groups of ``lanes``, in all of them."""
+        """Sums over the lanes of equal position in all groups of ``lanes``; all of them get it."""
         while lanes < LANES:
             value = value + self.shuffle_xor(value, lanes)
             lanes *= 2
         return value
 
-    def sum_each(self, values: Sequence[Value], lanes: int) -> list[tuple[Value, Value]]:
-        """The sums of several values over groups of ``lanes`` neighbours, dealt out to those.
+    def sum_scatter(self, values: Sequence[Value], lanes: int) -> list[tuple[Value, Value]]:
+        """Sums several values over groups of ``lanes`` neighbours; each lane gets some of the sums.
+
+        It is a reduce-scatter, like ``jax.lax.psum_scatter``.
 
         Returns:
-          What a lane gets: pairs of a number, i32, and the sum of the value of that number, which
-          is zero for numbers behind the last value. A group has each number once.
+          The pairs that a lane gets: the index of a value, i32, and the sum of that value. Sums at
+          indices past the last value are zero. Each index belongs to one lane of the group.
         """
         parts = [*values, *[self.f32(0.0)] * (-len(values) % lanes)]
         first, step = self.i32(0), lanes // 2
         while step:
-            # Half of the lanes go on with half of the values, and give the others away.
+            # Each half of the lanes keeps half of the values and sends the others to its partner.
             half, upper = len(parts) // 2, (self.lane & step) != 0
             parts = [
                 self.select(upper, b, a) + self.shuffle_xor(self.select(upper, a, b), step)
@@ -117,16 +122,16 @@ class Warp(abc.ABC):
             first, step = first + self.select(upper, half, self.i32(0)), step // 2
         return [(first + i, part) for i, part in enumerate(parts)]
 
-    def share(self, value: Value, lane: Value) -> Value:
-        """``shuffle``, of numbers of 64 bits too."""
+    def shuffle_wide(self, value: Value, lane: Value) -> Value:
+        """Returns the value that another lane has, like ``shuffle``, also of 64 bits."""
         if value.kind != "i64":
             return self.shuffle(value, lane)
         low, high = (self.shuffle((value >> by).to("i32"), lane) for by in (0, 32))
         return high.to("i64") << 32 | low.bits("u32").to("i64")
 
     def exp(self, x: Value) -> Value:
-        """e^x, within 2 units in the last place; of NaN, NaN."""
-        # Outside of these it is zero, or infinite.
+        """Returns e^x, within 2 units in the last place; NaN gives NaN."""
+        # Outside of these bounds the result is zero, or infinite.
         x = self.select(x < -104.0, -104.0, x)
         x = self.select(x > 89.0, 89.0, x)
         # 2^(whole + rest): the sum with 1.5 * 2^23 has the whole part in its lowest bits.
@@ -141,10 +146,13 @@ class Warp(abc.ABC):
         return self.special("ex2", rest) * factors[0] * factors[1]
 
     def log(self, x: Value) -> Value:
-        """The logarithm of a positive normal number, within 1 unit in the last place; or NaN."""
+        """Returns the logarithm of a positive normal number, within 1 unit in the last place.
+
+        NaN gives NaN.
+        """
         bits = x.bits("i32")
         power = (bits - _TWO_THIRDS_BITS) & -(2**23)
-        # 2^power (1 + m), m from -1/3 to 1/3; the two halves of the polynomial go side by side.
+        # x = 2^power (1 + m), m from -1/3 to 1/3; the two halves of the polynomial are independent.
         m = (bits - power).bits("f32") - 1.0
         square = m * m
         even, odd = self.f32(_LOG_EVEN[0]), self.f32(_LOG_ODD[0])
@@ -160,28 +168,28 @@ class Warp(abc.ABC):
         return self.select(x == x, log, x)
 
     def sigmoid(self, x: Value) -> Value:
-        """1 / (1 + e^-x), at least 2^-126."""
+        """Returns 1 / (1 + e^-x), at least 2^-126."""
         power = self.exp(x * -1.0)
         return self.normal_reciprocal(self.select(power > _LARGEST, _LARGEST, power) + 1.0)
 
     def reciprocal(self, x: Value) -> Value:
-        """1 / x, rounded to nearest."""
+        """Returns 1 / x, rounded to nearest."""
         return self.special("rcp", x)
 
     def normal_reciprocal(self, x: Value) -> Value:
-        """1 / x of 2^-126 to 2^126, within 1 unit in the last place; of NaN, NaN.
+        """Returns 1 / x for 2^-126 to 2^126, within 1 unit in the last place; NaN gives NaN.
 
-        Without the branch for other numbers, so that several go side by side.
+        It has no branch for other numbers, so the compiler can interleave several of them.
         """
         guess = self.special("guess_rcp", x)
         return self.fma(guess, self.fma(guess * -1.0, x, self.f32(1.0)), guess)
 
     def rsqrt(self, x: Value) -> Value:
-        """1 / √x, within 2 units in the last place."""
+        """Returns 1 / √x, within 2 units in the last place."""
         return self.special("rsqrt", x)
 
     def strided(self, stop: Any, body: Callable[[Value], None]) -> None:
-        """``body(i)`` for i below ``stop``, the lanes side by side."""
+        """Calls ``body(i)`` for all i below ``stop``, of which each lane takes every 32nd."""
         stop = self.integer(stop)
         self.loop(self.lane.to(stop.kind), stop, LANES, (), lambda i, _: body(i))
 
@@ -192,174 +200,185 @@ class Warp(abc.ABC):
         """Runs ``body`` in the lanes where the condition holds."""
 
     @abc.abstractmethod
-    def change(self, condition: Value, carry: Any, body: Callable[[Any], Any]) -> Any:
-        """``body(carry)`` in the lanes where the condition holds, in others the carry as it is."""
+    def update_when(self, condition: Value, carry: Any, body: Callable[[Any], Any]) -> Any:
+        """Returns ``body(carry)`` in the lanes where the condition holds, else the carry."""
 
     @abc.abstractmethod
     def loop(self, start: Any, stop: Any, step: int, carry: Any, body: Callable[..., Any]) -> Any:
-        """``carry = body(i, carry)`` for i from ``start`` below ``stop``; the last carry."""
+        """Repeats ``carry = body(i, carry)`` for i from ``start`` below ``stop``.
+
+        Returns the last carry.
+        """
 
     @abc.abstractmethod
-    def repeat(
+    def while_loop(
         self, condition: Callable[[Any], Value], body: Callable[[Any], Any], carry: Any
     ) -> Any:
-        """``carry = body(carry)`` while the condition holds; the last carry."""
+        """Repeats ``carry = body(carry)`` while the condition holds; returns the last carry."""
 
     @abc.abstractmethod
-    def anew(self, value: Value) -> Value:
-        """The same i32; what a loop makes of its counter's is made again in each step.
+    def opaque_copy(self, value: Value) -> Value:
+        """Returns a copy of an i32 whose origin the compiler does not see.
 
-        Else the compiler steps each place that depends on the counter from the one before, and
-        keeps it in a register of its own.
+        Addresses computed from a copy of a loop counter are computed again in each step. Otherwise
+        the compiler would keep each of them in a register and increment it from step to step.
         """
 
     # -- arithmetic ----------------------------------------------------------------------------
 
     @abc.abstractmethod
     def constant(self, kind: str, x: Any) -> Value:
-        """A constant of a kind."""
+        """Returns a constant of the given kind."""
 
     @abc.abstractmethod
     def binary(self, op: str, a: Value, b: Value) -> Value:
-        """``add sub mul div rem and or xor shl shr min max`` of two of a kind.
+        """Returns ``add sub mul div rem and or xor shl shr min max`` of two values of one kind.
 
-        Of floats also ``minimum maximum``, which are NaN if one of them is.
+        Floats also have ``minimum`` and ``maximum``, which are NaN if one of the operands is.
         """
 
     @abc.abstractmethod
     def compare(self, op: str, a: Value, b: Value) -> Value:
-        """``lt le gt ge eq ne`` of two of a kind."""
+        """Returns ``lt le gt ge eq ne`` of two values of the same kind, as a bool."""
 
     @abc.abstractmethod
     def select(self, condition: Value, a: Any, b: Any) -> Value:
-        """``a`` where the condition holds, else ``b``; at least one is a Value."""
+        """Returns ``a`` where the condition holds, else ``b``; at least one of them is a Value."""
 
     @abc.abstractmethod
     def fma(self, a: Value, b: Value, c: Value) -> Value:
-        """``a b + c``, rounded once."""
+        """Returns ``a b + c``, rounded once."""
 
     @abc.abstractmethod
     def special(self, op: str, x: Value) -> Value:
-        """``rcp`` rounded to nearest; ``rsqrt``; ``ex2``, two to the power of -1 to 1.
+        """Returns a special function of an f32, as the hardware computes it.
 
-        And ``guess_rcp`` of normal numbers, within 1 unit in the last place; ``normal_rsqrt`` of
-        normal numbers and infinity; ``any_ex2``, two to any power, zero for what is not normal.
+        They are ``rcp``, rounded to nearest; ``guess_rcp`` of normal numbers, within 1 unit in the
+        last place; ``rsqrt``; ``normal_rsqrt``, of normal numbers and infinity; ``ex2``, two to the
+        power of -1 to 1; and ``any_ex2``, two to any power, with results that are not normal
+        flushed to zero.
         """
 
     @abc.abstractmethod
     def convert(self, value: Value, kind: str) -> Value:
-        """See ``Value.to``."""
+        """Converts a value to another kind: numbers by their value, ``bool`` to 0 and 1."""
 
     @abc.abstractmethod
     def bitcast(self, value: Value, kind: str) -> Value:
-        """See ``Value.bits``."""
+        """Reinterprets the 32 bits of a value as another kind."""
 
     @abc.abstractmethod
     def half_to_float(self, bits: Value) -> Value:
-        """f32 of a float16 in the low bits of a word."""
+        """Converts a float16 in the low bits of a word to f32."""
 
     @abc.abstractmethod
     def to_bfloat16(self, low: Value, high: Value) -> Value:
-        """A word of the nearest bfloat16 of two numbers."""
+        """Rounds two f32 to the nearest bfloat16 and packs them into a word."""
 
     @abc.abstractmethod
     def to_float16(self, low: Value, high: Value) -> Value:
-        """A word of the nearest float16 of two numbers."""
+        """Rounds two f32 to the nearest float16 and packs them into a word."""
 
     @abc.abstractmethod
     def pairwise(self, op: str, dtype: Any, *words: Value) -> Value:
-        """``add fma geu gtu`` of words of two bfloat16 or float16.
+        """Returns ``add fma geu gtu`` of words that pack two bfloat16 or two float16 each.
 
-        Comparisons give 1 or 0; they are true of NaN.
+        The comparisons return 1 or 0 in the same dtype; they are true where an operand is NaN.
         """
 
     @abc.abstractmethod
-    def population(self, bits: Value) -> Value:
-        """How many bits of a u32 are set, i32."""
+    def popcount(self, bits: Value) -> Value:
+        """Counts the bits of a u32 that are set, i32."""
 
     @abc.abstractmethod
-    def first_bit(self, bits: Value) -> Value:
-        """The lowest set bit of a u32 that is not zero, i32."""
+    def lowest_bit(self, bits: Value) -> Value:
+        """Returns the position of the lowest set bit of a nonzero u32, i32."""
 
     @abc.abstractmethod
-    def last_bit(self, bits: Value) -> Value:
-        """The highest set bit of a u32 that is not zero, i32."""
+    def highest_bit(self, bits: Value) -> Value:
+        """Returns the position of the highest set bit of a nonzero u32, i32."""
 
     # -- between the lanes: all of them take part ----------------------------------------------
 
     @abc.abstractmethod
     def sync(self) -> None:
-        """Orders what lanes wrote to memory before it with what others read after it."""
+        """Makes what lanes wrote to memory before it visible to the whole warp after it."""
 
     @abc.abstractmethod
     def shuffle(self, value: Value, lane: Any) -> Value:
-        """The value that another lane has."""
+        """Returns the value that another lane has."""
 
     @abc.abstractmethod
     def shuffle_xor(self, value: Value, mask: int) -> Value:
-        """The value of the lane whose number differs in the bits of ``mask``."""
+        """Returns the value of the lane whose number differs in the bits of ``mask``."""
 
     @abc.abstractmethod
     def ballot(self, condition: Value) -> Value:
-        """The lanes where the condition holds, as bits of a u32."""
+        """Returns the lanes where the condition holds, as bits of a u32."""
 
     @abc.abstractmethod
     def reduce(self, op: str, value: Value) -> Value:
-        """``add``, ``min`` or ``max`` over all lanes, of integers of 32 bits."""
+        """Returns ``add``, ``min`` or ``max`` over all lanes, for integers of 32 bits."""
 
     @abc.abstractmethod
     def mma(
         self, a: Sequence[Value], b: Sequence[Value], c: Sequence[Value], dtype: Any = jnp.bfloat16
     ) -> list[Value]:
-        """``c + a b`` of matrices of 16 x 16 and 16 x 8 numbers of 16 bits, summed in float32.
+        """Returns ``c + a b`` of matrices of 16 x 16 and 16 x 8 numbers of 16 bits, in float32.
 
-        With ``g = lane // 4`` and ``q = 2 (lane % 4)``, a lane has, in words of two neighbours:
+        The matrices are distributed over the lanes. With ``g = lane // 4`` and ``q = 2 (lane %
+        4)``, a lane holds these fragments, of which those of ``a`` and ``b`` are words of two
+        neighbours:
 
         Args:
           a: ``a[g, q:]``, ``a[g + 8, q:]``, ``a[g, q + 8:]`` and ``a[g + 8, q + 8:]``.
           b: ``b[q:, g]`` and ``b[q + 8:, g]``.
           c: ``c[g, q]``, ``c[g, q + 1]``, ``c[g + 8, q]`` and ``c[g + 8, q + 1]``, f32.
-          dtype: of ``a`` and ``b``, bfloat16 or float16.
+          dtype: dtype of ``a`` and ``b``, bfloat16 or float16.
 
         Returns:
-          As ``c``.
+          The four sums of the lane, at the same positions as those of ``c``.
         """
 
     # -- between the warps of a block: all of them take part -----------------------------------
 
     @abc.abstractmethod
     def barrier(self) -> None:
-        """Waits for the whole block: as ``sync``, for what its warps share."""
+        """Waits until all warps of the block have arrived, and makes their writes visible."""
 
     @abc.abstractmethod
     def roles(self, *roles: tuple[int, Callable[[], None]]) -> None:
-        """Gives each warp of the block something else to do, all at the same time.
+        """Specialises the warps of a block: groups of them run different functions concurrently.
 
         Args:
-          roles: how many warps, in the order of their numbers, and what they do.
+          roles: pairs of a number of warps and the function that they run, in the order of the
+            warps' numbers.
         """
 
-    # -- between the warps of a cluster's blocks: see ``Signals`` ------------------------------
+    # -- between the warps of a cluster: signals are mbarriers, see ``values.Signals`` ---------
 
     @abc.abstractmethod
     def cluster_arrive(self) -> None:
-        """Says that this warp is so far: what signals it made may be used."""
+        """Announces that this warp has arrived: others may use the signals that it initialised."""
 
     @abc.abstractmethod
     def cluster_wait(self) -> None:
         """Waits until all warps of the cluster have arrived. It orders no other memory."""
 
     @abc.abstractmethod
-    def make_signal(self, pointer: Any, number: Value, times: int) -> None:
-        """See ``Signals.make``."""
+    def init_signal(self, pointer: Any, number: Value, times: int) -> None:
+        """Initialises a signal (an mbarrier) that completes after ``times`` arrivals."""
 
     @abc.abstractmethod
-    def give(self, pointer: Any, number: Value, nbytes: Value | None) -> None:
-        """See ``Signals.give``."""
+    def arrive_at_signal(self, pointer: Any, number: Value, nbytes: Value | None) -> None:
+        """Arrives at a signal, and optionally announces bytes that have to come as well."""
 
     @abc.abstractmethod
     def wait_for_signal(self, pointer: Any, number: Value, phase: Value) -> None:
-        """Waits until a signal has come ``phase + 1`` times; once more it can not have come."""
+        """Waits until a signal has completed ``phase + 1`` times.
+
+        It must not have completed more often.
+        """
 
     @abc.abstractmethod
     def send(
@@ -371,7 +390,7 @@ class Warp(abc.ABC):
         signal: Any,
         number: Value,
     ) -> None:
-        """See ``Array.send``."""
+        """Writes words to shared memory of a block of the cluster, counted in its signal."""
 
     # -- memory --------------------------------------------------------------------------------
 
@@ -379,10 +398,10 @@ class Warp(abc.ABC):
     def copy(
         self, target: Any, to: Value, source: Any, at: Value, nbytes: int, real: Value | None
     ) -> None:
-        """See ``Array.copy_from``."""
+        """Starts an asynchronous copy from global to shared memory; zeros if not ``real``."""
 
     @abc.abstractmethod
-    def fetch(
+    def bulk_copy(
         self,
         target: Any,
         to: Value,
@@ -392,23 +411,23 @@ class Warp(abc.ABC):
         signal: Any,
         number: Value,
     ) -> None:
-        """See ``Array.fetch``."""
+        """Starts a copy of ``count`` times 16 bytes from global to shared memory, with a signal."""
 
     @abc.abstractmethod
-    def end_copies(self) -> None:
-        """What this lane has begun to copy since the last such call is one group."""
+    def commit_copies(self) -> None:
+        """Closes a group of copies: those that this lane has started since the last such call."""
 
     @abc.abstractmethod
     def wait_for_copies(self, groups: int) -> None:
-        """Waits until no more groups than so many are under way."""
+        """Waits until at most ``groups`` groups of copies are still in flight."""
 
     @abc.abstractmethod
-    def release_shared(self) -> None:
-        """What the lane did with shared memory comes before what copy engines do with it later."""
+    def fence_async_proxy(self) -> None:
+        """Orders the lane's accesses to shared memory before later ones by the copy engine."""
 
     @abc.abstractmethod
     def advance(self, pointer: Any, number: Value, nbytes: int) -> Any:
-        """A pointer ``number`` times ``nbytes`` on."""
+        """Returns a pointer that is ``number`` times ``nbytes`` further on."""
 
     @abc.abstractmethod
     def read(
@@ -420,30 +439,33 @@ class Warp(abc.ABC):
         constant: bool,
         streamed: bool,
     ) -> list[Value]:
-        """u32 words; a single one for less than four bytes. See ``Array.load_words``."""
+        """Loads ``nbytes`` from memory as u32 words; fewer than four bytes are one word."""
 
     @abc.abstractmethod
     def read_matrices(self, pointer: Any, index: Value) -> list[Value]:
-        """See ``Array.load_matrices``."""
+        """Loads four matrices of 8 x 8 numbers of 16 bits from shared memory, a word per lane."""
 
     @abc.abstractmethod
     def write(
         self, pointer: Any, index: Value, itemsize: int, words: Sequence[Value], nbytes: int
     ) -> None:
-        """See ``Array.store_words``."""
+        """Stores words to memory: ``nbytes``, from entry ``index`` of ``itemsize`` bytes on."""
 
     @abc.abstractmethod
     def atomic_add(self, pointer: Any, index: Value, values: Sequence[Value]) -> None:
-        """See ``Array.add``."""
+        """Adds one f32, or four neighbours that are aligned together, to global memory.
+
+        The addition of each number is atomic.
+        """
 
     @abc.abstractmethod
     def prefetch(self, pointer: Any, index: Value, itemsize: int) -> None:
-        """See ``Array.prefetch``."""
+        """Starts to load an entry of global memory into the second-level cache."""
 
     @abc.abstractmethod
     def read_shared(self, pointer: Any, index: Value, kind: str) -> Value:
-        """See ``Shared.load``."""
+        """Loads a 32-bit number of the warp's own shared memory."""
 
     @abc.abstractmethod
     def write_shared(self, pointer: Any, index: Value, value: Value) -> None:
-        """See ``Shared.store``."""
+        """Stores a 32-bit number to the warp's own shared memory."""

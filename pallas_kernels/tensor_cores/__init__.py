@@ -1,8 +1,8 @@
-"""Kernels of warpgroups that multiply by tensor cores: what those of every family call.
+"""Kernels in Pallas that multiply with tensor cores: what those of every family call.
 
-The builders of Pallas for GPUs (Mosaic), which change from one release of JAX to the next, are
-named here and in ``simt`` alone. ``launching`` starts a kernel, ``memory`` has tiles of rows in
-shared memory, ``products`` multiplies them, and ``stores`` writes what comes of it.
+``launching`` launches a kernel, ``memory`` has tiles of rows in shared memory, ``products``
+multiplies them, and ``stores`` writes products from registers. Only this folder and ``simt`` name
+the builders of Pallas for GPUs (Mosaic), which change from one release of JAX to the next.
 """
 
 from jax.experimental.pallas.mosaic_gpu import (
@@ -32,33 +32,33 @@ from pallas_kernels.tensor_cores.launching import (
     RANK,
     WARPGROUP,
     launch,
-    zero_in,
+    opaque_zero,
 )
 from pallas_kernels.tensor_cores.memory import (
     COLUMNS,
     GROUP,
     ROWS,
     Ring,
-    Stream,
+    TiledInput,
     aligned,
-    ask_for,
     chunk_columns,
     chunked,
     columns_at,
     columns_of,
     copied_tiles,
-    faces,
+    count_strided,
+    count_strided_tiles,
     in_shared_memory,
-    own,
-    own_tiles,
     rows_of,
+    start_loads,
+    tile_views,
     tiled,
     tiles,
 )
 from pallas_kernels.tensor_cores.products import (
     MOST_WIDTH,
-    added_to,
-    by_chunks,
+    accumulate_into,
+    chunked_factors,
     load_float32,
     product,
     product_from_registers,
@@ -84,36 +84,37 @@ __all__ = [
     "Layout",
     "RefUnion",
     "Ring",
-    "Stream",
-    "added_to",
+    "TiledInput",
+    "accumulate_into",
     "aligned",
-    "ask_for",
     "barrier_arrive",
     "barrier_wait",
-    "by_chunks",
     "chunk_columns",
     "chunked",
+    "chunked_factors",
     "columns_at",
     "columns_of",
     "commit_smem",
     "copied_tiles",
     "copy_gmem_to_smem",
     "copy_smem_to_gmem",
-    "faces",
+    "count_strided",
+    "count_strided_tiles",
     "in_shared_memory",
     "launch",
     "layout_cast",
     "load",
     "load_float32",
-    "own",
-    "own_tiles",
+    "opaque_zero",
     "product",
     "product_from_registers",
     "rows_of",
     "rows_of_bias",
     "set_max_registers",
+    "start_loads",
     "store",
     "sum_of_products",
+    "tile_views",
     "tiled",
     "tiles",
     "wait_smem_to_gmem",
@@ -121,5 +122,4 @@ __all__ = [
     "wgmma",
     "wgmma_accumulator_load",
     "wgmma_wait",
-    "zero_in",
 ]

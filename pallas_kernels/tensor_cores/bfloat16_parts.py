@@ -1,7 +1,7 @@
-"""float32 numbers as sums of bfloat16 ones, so that tensor cores multiply them exactly.
+"""float32 numbers as sums of bfloat16 parts, which tensor cores multiply without rounding.
 
-A float32 has 24 significant bits, a bfloat16 8: three parts have them all. Of the products of two
-such sums those below 2^-24 of the first are left out.
+A float32 has 24 significant bits and a bfloat16 has 8, so three parts hold all of them. Of the
+products of two such sums, those that are below 2^-24 of the largest are left out.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ _BFLOAT16 = (8, 7)
 
 
 def split(x: jax.Array, parts: int = PARTS) -> jax.Array:
-    """bfloat16 numbers that add up to float32 ``x``, largest first, along a new first axis."""
+    """Splits float32 numbers into bfloat16 parts that add up to them, along a new first axis.
+
+    The largest part comes first.
+    """
     made = []
     for _ in range(parts):
-        # A cast there and back could be taken for needless.
+        # The compiler could remove a cast to bfloat16 and back.
         part = lax.reduce_precision(x, *_BFLOAT16)
         made.append(part.astype(jnp.bfloat16))
         x = x - part
@@ -30,7 +33,10 @@ def split(x: jax.Array, parts: int = PARTS) -> jax.Array:
 
 
 def split_words(warp: Warp, values: list[Value], parts: int = PARTS) -> list[list[Value]]:
-    """As ``split``, in a kernel: words of two neighbours each, for each part."""
+    """Splits float32 values of a lane into bfloat16 parts, in SIMT code.
+
+    Returns for each part, the largest first, the words of two neighbouring values each.
+    """
     made = []
     for _ in range(parts):
         words = [warp.to_bfloat16(*pair) for pair in zip(values[::2], values[1::2], strict=True)]
@@ -41,7 +47,7 @@ def split_words(warp: Warp, values: list[Value], parts: int = PARTS) -> list[lis
 
 
 def products(left: int, right: int) -> list[tuple[int, int]]:
-    """Pairs of parts whose products count, the smallest first."""
+    """Returns which pairs of parts have to be multiplied, the smallest products first."""
     pairs = [(a, b) for a in range(left) for b in range(right) if a + b < max(left, right)]
     return sorted(pairs, key=lambda pair: (-sum(pair), pair))
 
@@ -52,19 +58,20 @@ def add_products(
     left: list[list[list[Value]]],
     right: list[list[list[Value]]],
 ) -> list[Value]:
-    """``total`` plus the product of two matrices, whose parts are fragments of ``Warp.mma``.
+    """Adds the product of two matrices to ``total``; both are given as parts, in fragments.
 
-    Tensor cores cut off what they add. Few of their sums go into one another here, and these are
-    added to the total by an addition that rounds.
+    Tensor cores truncate what they add. To keep that error small, only few products are accumulated
+    by them, and their sum is added to the total by an addition that rounds.
 
     Args:
-      warp: of the lanes.
-      total: four numbers of a lane, as ``Warp.mma`` has them.
-      left: of each part the fragments, one after another along the summed axis.
-      right: likewise.
+      warp: the warp that multiplies.
+      total: the four sums of a lane, in the layout of ``Warp.mma``.
+      left: for each part of the left matrix, its fragments for ``Warp.mma``, one after another
+        along the summed axis.
+      right: for each part of the right matrix, its fragments in the same order.
 
     Returns:
-      As ``total``.
+      The four new sums of the lane.
     """
     made = [warp.f32(0.0)] * 4
     for a, b in products(len(left), len(right)):

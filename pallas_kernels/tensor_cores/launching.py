@@ -1,4 +1,4 @@
-"""Pallas kernels of warpgroups: how one is launched, and what its axes are called."""
+"""Launches Pallas kernels of warpgroups, and names the axes of their grids."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-# Axes of the grid. An axis of a user's mesh that had one of these names would be taken for it.
+# Axes of the grid. The prefix keeps them apart from the axes of a user's mesh.
 BLOCK, PART, WARPGROUP = "jaxgnn.block", "jaxgnn.part", "jaxgnn.warpgroup"
-RANK = "jaxgnn.rank"  # of a block in its cluster
+RANK = "jaxgnn.rank"  # number of a block in its cluster
 
 
 def launch(
@@ -23,14 +23,15 @@ def launch(
     barriers: bool = True,
     cluster: int = 1,
 ):
-    """A Pallas kernel of ``body``, with the axes ``BLOCK``, ``PART`` and ``WARPGROUP``.
+    """Returns a Pallas kernel of ``body``, with the axes ``BLOCK``, ``PART`` and ``WARPGROUP``.
 
-    Without ``barriers``, the warps of a warpgroup meet only where ``body`` asks for it. In clusters
-    of several blocks there is the axis ``RANK`` as well; a grid is one of clusters then.
+    Without ``barriers``, Pallas adds no barriers of its own, and the warps of a warpgroup
+    synchronise only where ``body`` asks for it. With a ``cluster`` of several blocks there is the
+    axis ``RANK`` as well, and the grid counts clusters.
     """
 
     def kernel(*references, **scratch_references):
-        # Indices have 32 bits, whatever numbers the program around has.
+        # Indices have 32 bits, even if the program enables 64 bits.
         with jax.enable_x64(False):
             body(scratch_references, *references)
 
@@ -45,17 +46,17 @@ def launch(
         num_threads=warpgroups,
         thread_name=WARPGROUP,
         scratch_types=scratch,
-        # Exponentials by the hardware's, whose error float32 hardly shows.
+        # The hardware's exponential, whose error is a few units in the last place of float32.
         compiler_params=plgpu.CompilerParams(
             approx_math=True, reduction_scratch_bytes=0, unsafe_no_auto_barriers=not barriers
         ),
     )
 
 
-def zero_in(loop) -> jax.Array:
-    """Zero, in a loop with this variable, of at most 2^30 steps; which the compiler can not tell.
+def opaque_zero(loop) -> jax.Array:
+    """Returns zero in a way that the compiler does not see, from the counter of a loop.
 
-    Addresses made with it are not moved out of the loop, where they would take registers from
-    those who have the fewest.
+    The loop may have at most 2^30 steps. The compiler does not move addresses that are computed
+    with this zero out of the loop, where each would occupy a register.
     """
     return lax.shift_right_logical(loop, jnp.int32(30))

@@ -1,7 +1,7 @@
-"""Tiles of 64 rows in shared memory: how they lie there, and how the copy engine brings them.
+"""Tiles of 64 rows in shared memory: their layout, and how the copy engine loads them.
 
-Rows behind the last one are read as zeros and not written: the copy engine sees to both, or
-``tensor_cores.store`` does where registers go straight to global memory.
+Rows past the end of an array are loaded as zeros and are not stored. The copy engine (TMA) handles
+both, and ``tensor_cores.store`` where registers are stored to global memory directly.
 """
 
 from __future__ import annotations
@@ -18,58 +18,63 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.tensor_cores.launching import WARPGROUP
 
-ROWS = 64  # of a tile: what a warpgroup multiplies at once
-_SWIZZLE = 128  # bytes of a row that lie together in shared memory
-COLUMNS = 64  # that many 16-bit numbers: widths are multiples, also of float32 ones
-GROUP = 8  # rows that lie together in shared memory
-_ALIGNMENT = 1024  # of arrays in shared memory
+ROWS = 64  # rows of a tile: what a warpgroup multiplies at once
+_SWIZZLE = 128  # bytes of a row that are contiguous in shared memory
+# Columns of a chunk of 16-bit numbers. Widths are multiples of it for float32 as well.
+COLUMNS = 64
+GROUP = 8  # rows that are swizzled together in shared memory
+_ALIGNMENT = 1024  # bytes that arrays in shared memory are aligned to
 
 
 def aligned(size: int) -> int:
-    """Bytes of shared memory that an array of ``size`` bytes takes."""
+    """Returns the bytes of shared memory that an array of ``size`` bytes takes."""
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 def tiled(dtype, swizzle: int = _SWIZZLE) -> tuple:
-    """How matrices lie in shared memory for the tensor cores."""
+    """Returns the transforms of matrices in shared memory, tiled and swizzled for tensor cores."""
     tiling = plgpu.TilingTransform((GROUP, swizzle // jnp.dtype(dtype).itemsize))
     return tiling, plgpu.SwizzleTransform(swizzle)
 
 
 def tiles(dtype, *shape: int, swizzle: int = _SWIZZLE):
-    """Shared memory for matrices as the tensor cores take them."""
+    """Returns scratch memory for matrices in the layout of the tensor cores."""
     return plgpu.SMEM(shape, dtype, transforms=tiled(dtype, swizzle))
 
 
 def chunk_columns(dtype) -> int:
-    """Of numbers that lie together in shared memory, and so are copied at once."""
+    """Returns how many columns form a chunk: 128 bytes of a row, which are copied at once."""
     return _SWIZZLE // jnp.dtype(dtype).itemsize
 
 
 def copied_tiles(dtype, *shape: int):
-    """Shared memory for ``tiles`` of a chunk, copied from or to arrays of any number of rows.
+    """Returns scratch memory for tiles that tensor cores multiply and the copy engine transfers.
 
-    The copy engine is told of rows in the same place: groups of eight it would look for in all of
-    the array, whose rows then had to be a multiple.
+    It is the same memory in two views, which ``tile_views`` returns. For the copy engine a tile
+    consists of single rows: as groups of eight rows, arrays in global memory would have to have a
+    multiple of eight rows.
     """
     rows = (plgpu.TilingTransform((1, chunk_columns(dtype))), plgpu.SwizzleTransform(_SWIZZLE))
     return plgpu.RefUnion(tiles(dtype, *shape), plgpu.SMEM(shape, dtype, transforms=rows))
 
 
-def faces(union) -> tuple[Any, Any]:
-    """What ``copied_tiles`` is to the tensor cores and the registers, and to the copy engine."""
+def tile_views(union) -> tuple[Any, Any]:
+    """Returns the two views of ``copied_tiles``.
+
+    The first is for tensor cores and registers, the second for the copy engine.
+    """
     matrices, rows = union
     return matrices, rows
 
 
 def chunked(dtype, width: int, *places: int):
-    """Shared memory for tiles of rows that are copied: their columns in chunks."""
+    """Returns scratch memory for tiles of rows that are copied, with their columns in chunks."""
     columns = chunk_columns(dtype)
     return copied_tiles(dtype, *places, width // columns, ROWS, columns)
 
 
-def ask_for(sources, targets, loaded) -> None:
-    """The first warpgroup does; whoever reads them waits for ``loaded``."""
+def start_loads(sources, targets, loaded) -> None:
+    """Lets the first warpgroup start copies into shared memory, which arrive at ``loaded``."""
 
     def load():
         for source, target in zip(sources, targets, strict=True):
@@ -79,13 +84,13 @@ def ask_for(sources, targets, loaded) -> None:
 
 
 @dataclass(frozen=True)
-class Stream:
-    """Columns of an array that are read tile by tile.
+class TiledInput:
+    """Columns of an array in global memory that are read tile by tile.
 
     Attributes:
-      source: [rows, some width], in memory.
-      width: how many columns.
-      first: of these columns.
+      source: the array, [rows, at least first + width].
+      width: how many columns are read.
+      first: the first of these columns.
     """
 
     source: Any
@@ -94,84 +99,90 @@ class Stream:
 
 
 class Ring:
-    """Tiles of rows of some streams, which the copy engine reads into shared memory ahead."""
+    """A ring buffer in shared memory, into which the copy engine loads tiles of inputs ahead.
+
+    Each slot holds one tile of rows of every input.
+    """
 
     @staticmethod
-    def form(dtype, widths: Sequence[int], places: tuple[int, ...], **options) -> dict:
-        """Of its memory.
+    def scratch(dtype, widths: Sequence[int], slots: tuple[int, ...], **options) -> dict:
+        """Returns the scratch memory and barriers of a ring.
 
         Args:
-          dtype: of the streams.
-          widths: of the streams.
-          places: how many tiles it holds.
-          options: ``barriers``, by default one for each place; and ``room``, columns of a tile of
-            each stream, by default its width.
+          dtype: dtype of the inputs.
+          widths: width of each input.
+          slots: how many slots the ring has, as a shape of one or two axes.
+          options: ``barriers``, a shape, by default one barrier for each slot; and ``slot_widths``,
+            how many columns a slot has for each input, by default its width.
         """
-        room, barriers = options.get("room", widths), options.get("barriers", places)
+        slot_widths, barriers = options.get("slot_widths", widths), options.get("barriers", slots)
         arrivals = sum(widths) // chunk_columns(dtype)
         return {
-            "tiles": [chunked(dtype, width, *places) for width in room],
+            "tiles": [chunked(dtype, width, *slots) for width in slot_widths],
             "full": plgpu.Barrier(num_arrivals=arrivals, num_barriers=barriers),
         }
 
-    def __init__(self, scratch: dict, streams: Sequence[Stream]):
-        """Of memory of that ``form``."""
-        tiles, copied = zip(*map(faces, scratch["tiles"]), strict=True)
-        self._streams, self._tiles, self._copied, self._full = (
-            streams,
+    def __init__(self, scratch: dict, inputs: Sequence[TiledInput]):
+        """Uses the memory and barriers that ``Ring.scratch`` allocated for these inputs."""
+        tiles, copied = zip(*map(tile_views, scratch["tiles"]), strict=True)
+        self._inputs, self._tiles, self._copied, self._full = (
+            inputs,
             tiles,
             copied,
             scratch["full"],
         )
 
-    def load(self, rows, place: tuple, barrier: tuple | None = None) -> None:
-        """Asks for ``rows``."""
-        full = self._full.at[place if barrier is None else barrier]
-        for stream, target in zip(self._streams, self._copied, strict=True):
+    def load(self, rows, slot: tuple, barrier: tuple | None = None) -> None:
+        """Starts to load ``rows`` of all inputs into a slot; they arrive at a barrier.
+
+        By default that is the slot's own barrier.
+        """
+        full = self._full.at[slot if barrier is None else barrier]
+        for array, target in zip(self._inputs, self._copied, strict=True):
             size = target.shape[-1]
-            for chunk in range(stream.width // size):
-                source = stream.source.at[rows, columns_at(stream.first, chunk, size)]
-                plgpu.copy_gmem_to_smem(source, target.at[(*place, chunk)], full)
+            for chunk in range(array.width // size):
+                source = array.source.at[rows, columns_at(array.first, chunk, size)]
+                plgpu.copy_gmem_to_smem(source, target.at[(*slot, chunk)], full)
 
     def wait(self, barrier: tuple) -> None:
-        """For what was asked for; who waits at all waits for each completion."""
+        """Waits until a load has arrived. Every load of a barrier has to be waited for."""
         plgpu.barrier_wait(self._full.at[barrier])
 
-    def held(self, place: tuple) -> list:
-        """The tiles there, in chunks of columns."""
-        return [tile.at[place] for tile in self._tiles]
+    def tiles(self, slot: tuple) -> list:
+        """Returns the tile of each input in a slot, in chunks of columns, for the tensor cores."""
+        return [tile.at[slot] for tile in self._tiles]
 
-    def copied(self, place: tuple) -> list:
-        """The same to the copy engine."""
-        return [tile.at[place] for tile in self._copied]
+    def copy_tiles(self, slot: tuple) -> list:
+        """Returns the tile of each input in a slot as the copy engine sees it."""
+        return [tile.at[slot] for tile in self._copied]
 
 
 def rows_of(tile) -> pl.Slice:
-    """The rows of a tile."""
+    """Returns the slice of rows of a tile."""
     return pl.ds(tile * ROWS, ROWS)
 
 
 def columns_at(first, chunk, size: int = COLUMNS) -> pl.Slice:
-    """Those of a ``chunk`` of this size, from the ``first`` column on."""
+    """Returns the slice of columns of a chunk, counted from the ``first`` column on."""
     start = first + chunk * size
     return pl.ds(start if isinstance(start, int) else pl.multiple_of(start, size), size)
 
 
 def columns_of(width: int, size: int = COLUMNS) -> list[slice]:
-    """What lies side by side in shared memory."""
+    """Returns the slices of columns of all chunks of a row."""
     return [slice(first, first + size) for first in range(0, width, size)]
 
 
-def own_tiles(rows: int, first, step: int):
-    """How many of the tiles ``first``, ``first + step``, ... there are."""
-    return own(-(-rows // ROWS), first, step)
+def count_strided_tiles(rows: int, first, step: int):
+    """Returns how many tiles there are among ``first``, ``first + step``, ... of these rows."""
+    return count_strided(-(-rows // ROWS), first, step)
 
 
-def own(count, first, step: int):
-    """How many of ``first``, ``first + step``, ... are less than ``count``."""
+def count_strided(count, first, step: int):
+    """Returns how many of ``first``, ``first + step``, ... are less than ``count``."""
     return (count - first + step - 1) // step
 
 
 def in_shared_memory(rows) -> bool:
-    """As references are; arrays are in registers."""
+    """Returns whether rows are a reference to shared memory, and not an array in registers."""
     return not isinstance(rows, jax.Array)

@@ -17,10 +17,10 @@ from pallas_kernels import tensor_cores as tc
 from pallas_kernels.dense import terms as dense_terms
 from pallas_kernels.tensor_cores import BLOCK, COLUMNS, ROWS
 from pallas_kernels.tensor_cores.stores import (
-    SayFree,
+    ReleaseSlot,
     SendChunk,
     StoreChunk,
-    WaitForPlace,
+    WaitForSlot,
     WaitForTile,
 )
 from tests.pallas_kernels._tensor_cores import put_in_place
@@ -36,14 +36,14 @@ def interpreted():
         put_in_place(
             patch,
             copied_tiles=tc.tiles,
-            faces=lambda tiles: (tiles, tiles),
+            tile_views=lambda tiles: (tiles, tiles),
             product_from_registers=_product,
             RefUnion=lambda *forms: forms,
         )
         patch.setattr(dense_terms, "split_tiles", _split_tiles)
-        patch.setattr(dense_terms, "faces", lambda tiles: tiles)
-        patch.setattr(dense_terms, "made_tiles", _made_tiles)
-        patch.setattr(dense_terms, "faces_of_made", lambda tiles: tiles)
+        patch.setattr(dense_terms, "split_views", lambda tiles: tiles)
+        patch.setattr(dense_terms, "reused_tiles", _reused_tiles)
+        patch.setattr(dense_terms, "reused_views", lambda tiles: tiles)
         patch.setattr(simt, "inline", _Inline())
         yield
 
@@ -55,7 +55,7 @@ def _split_tiles(dtype, width, *places):
     return [chunked, tc.tiles(jnp.bfloat16, *shape)]
 
 
-def _made_tiles(dtype, width, staged, places=1):
+def _reused_tiles(dtype, width, staged, places=1):
     terms = tc.tiles(jnp.bfloat16, places, 2, tc.ROWS, width)
     return [terms, tc.chunked(dtype, staged, places)]
 
@@ -111,9 +111,9 @@ class _Inline:
             for chunk in range(kernel.nbytes // (2 * ROWS * COLUMNS)):
                 form = jax.ShapeDtypeStruct((ROWS, COLUMNS), self._tiles.dtype)
                 self._tiles[lax.rem(step, slots), chunk] = self._get(step, chunk, form)
-        elif isinstance(kernel, SayFree):
+        elif isinstance(kernel, ReleaseSlot):
             self._put(*numbers, _FREE, 1)
-        elif isinstance(kernel, WaitForPlace):
+        elif isinstance(kernel, WaitForSlot):
             self._get(*numbers, _FREE, jax.ShapeDtypeStruct((), jnp.int32))
 
 

@@ -143,7 +143,7 @@ class NumpyWarp(Warp):
             body()
         self.active = outer
 
-    def change(self, condition, carry, body):
+    def update_when(self, condition, carry, body):
         outer, mask = self.active, self.active & condition.data
         if not mask.any():
             return carry
@@ -158,11 +158,11 @@ class NumpyWarp(Warp):
 
         return jax.tree.map(choose, new, old)
 
-    def anew(self, value):
+    def opaque_copy(self, value):
         return value
 
     def loop(self, start, stop, step, carry, body):
-        start, stop = self.alike(start, stop) if isinstance(start, Value) else (start, stop)
+        start, stop = self.promote(start, stop) if isinstance(start, Value) else (start, stop)
         stop = self.integer(stop)
         number = start if isinstance(start, Value) else self.constant(stop.kind, start)
 
@@ -170,9 +170,9 @@ class NumpyWarp(Warp):
             number, carry = state
             return number + step, () if (made := body(number, carry)) is None else made
 
-        return self.repeat(lambda state: state[0] < stop, advance, (number, carry))[1]
+        return self.while_loop(lambda state: state[0] < stop, advance, (number, carry))[1]
 
-    def repeat(self, condition, body, carry):
+    def while_loop(self, condition, body, carry):
         outer = self.active
         while True:
             self.active = outer & condition(carry).data
@@ -198,7 +198,7 @@ class NumpyWarp(Warp):
         return self._value("bool", _OPS[op](a.data, b.data))
 
     def select(self, condition, a, b):
-        a, b = self.alike(a, b)
+        a, b = self.promote(a, b)
         return self._value(a.kind, np.where(condition.data, a.data, b.data))
 
     def fma(self, a, b, c):
@@ -244,13 +244,13 @@ class NumpyWarp(Warp):
         bits = made.astype(np.float32).astype(dtype).view(np.uint16).astype(np.uint32)
         return self._value("u32", bits[0] | bits[1] << np.uint32(16))
 
-    def population(self, bits):
+    def popcount(self, bits):
         return self._value("i32", np.bitwise_count(bits.data))
 
-    def first_bit(self, bits):
+    def lowest_bit(self, bits):
         return self._value("i32", np.bitwise_count((bits.data & -bits.data) - np.uint32(1)))
 
-    def last_bit(self, bits):
+    def highest_bit(self, bits):
         return self._value("i32", np.frexp(bits.data.astype(np.float64))[1] - 1)
 
     # -- between the lanes
@@ -344,7 +344,7 @@ class NumpyWarp(Warp):
         self.schedule.wait(lambda: (arrived[clusters] >= number).all())
         self.waited[warps] += 1
 
-    def make_signal(self, pointer, number, times):
+    def init_signal(self, pointer, number, times):
         places = self._bytes(pointer, number, 8, 8)[:, 0]
         assert not self.arrived[self._active_warps()].any(), "made when others may use it"
         for place, thread in zip(places, self._active_threads(), strict=True):
@@ -360,7 +360,7 @@ class NumpyWarp(Warp):
         assert ((self.waited[warps] > 0) | own).all(), "signals that may not have been made"
         return signals, warps
 
-    def give(self, pointer, number, nbytes):
+    def arrive_at_signal(self, pointer, number, nbytes):
         signals, warps = self._signals(pointer, number)
         announced = np.zeros(len(warps), int) if nbytes is None else nbytes.data[self.active]
         for signal, told, count in zip(signals, self._told(warps), announced, strict=True):
@@ -387,7 +387,7 @@ class NumpyWarp(Warp):
         data = self._bytes_of_words(words, count)
         self._send(pointer[0], places, data, self._of_block(signal, rank), number)
 
-    def fetch(self, target, to, source, at, count, signal, number):
+    def bulk_copy(self, target, to, source, at, count, signal, number):
         outer = self.active
         for size in np.unique(count.data[outer]):
             self.active = outer & (count.data == size)
@@ -442,7 +442,7 @@ class NumpyWarp(Warp):
         target[0].under_way[places] = True
         self.copies[-1].append((target[0], places, threads, data))
 
-    def end_copies(self):
+    def commit_copies(self):
         self.copies.append([])
 
     def wait_for_copies(self, groups):
@@ -452,7 +452,7 @@ class NumpyWarp(Warp):
                 memory.write(places, *copy)
             group.clear()
 
-    def release_shared(self):
+    def fence_async_proxy(self):
         """No copy engine is emulated that could come before."""
 
     def advance(self, pointer, number, nbytes):

@@ -86,7 +86,7 @@ def test_dense_layers_keep_to_multiprocessors_and_shared_memory(chip, widths):
     if tile := DenseTile.choose_pull_back(chip, of.part(0, 1)):
         assert tile.blocks <= chip.multiprocessors
     for kind in (BackwardTile, TightTile):
-        if tile := kind.choose(chip, of.linear_last()):
+        if tile := kind.choose(chip, of.without_last_activation()):
             assert tile.blocks <= chip.multiprocessors
     if tile := PairTile.choose(chip, of):
         assert 2 * tile.pairs <= chip.multiprocessors
@@ -133,7 +133,7 @@ def test_sparse_products_keep_to_the_cache_and_shared_memory(chip):
     forward = ForwardTile.choose(chip, 32, 256, BFLOAT16, 100)
     assert 4 * forward.words * forward.warps <= chip.shared_bytes
     mix = MixTile.choose(chip, jnp.zeros((4096, 8, 256), BFLOAT16), 1)
-    assert mix.ranges * (256 // mix.span) <= chip.multiprocessors
+    assert mix.ranges * (256 // mix.columns_per_block) <= chip.multiprocessors
 
 
 @EACH

@@ -34,10 +34,10 @@ FORWARD = (
     DenseTile(blocks=2, warpgroups=1, slots=2),
     DenseTile(blocks=1, warpgroups=2, slots=3),
 )
-ALONE = BackwardTile(blocks=2, parts=1, teams=1, members=1, slots=2, brief=2)
-TEAMS = BackwardTile(blocks=2, parts=1, teams=2, members=1, slots=1, brief=1)
-MEMBERS = BackwardTile(blocks=2, parts=1, teams=1, members=2, slots=2, brief=1)
-PARTS = BackwardTile(blocks=1, parts=2, teams=1, members=2, slots=2, brief=1)
+ALONE = BackwardTile(blocks=2, parts=1, teams=1, members=1, slots=2, brief_slots=2)
+TEAMS = BackwardTile(blocks=2, parts=1, teams=2, members=1, slots=1, brief_slots=1)
+MEMBERS = BackwardTile(blocks=2, parts=1, teams=1, members=2, slots=2, brief_slots=1)
+PARTS = BackwardTile(blocks=1, parts=2, teams=1, members=2, slots=2, brief_slots=1)
 # (rows, widths, activation, dtype, tile): a lone row, rows behind the last of a tile and of eight;
 # a part that has no chunk for one of its walkers, and biases that parts can not share.
 LINEAR = [
@@ -154,16 +154,20 @@ def _stack(widths, activation="gelu"):
 def test_all_widths_have_tiles(widths):
     for activation in VALUES:
         stack = _stack(widths, activation)
-        assert DenseTile.choose(H100, stack) and BackwardTile.choose(H100, stack.linear_last())
+        assert DenseTile.choose(H100, stack) and BackwardTile.choose(
+            H100, stack.without_last_activation()
+        )
         if BackwardTile.choose(H100, stack) is None:
-            assert not stack.last.of_output and DenseTile.choose_pull_back(H100, stack)
+            assert not stack.last_activation.of_output and DenseTile.choose_pull_back(H100, stack)
 
 
 def test_walkers_always_read_ahead():
     """The place of the only tile would be filled by who waits for it."""
     sizes = (64, 128, 192, 256)
     shapes = [*itertools.product(sizes, repeat=2), *itertools.product(sizes, repeat=3)]
-    stacks = (_stack(widths, name).linear_last() for widths in shapes for name in VALUES)
+    stacks = (
+        _stack(widths, name).without_last_activation() for widths in shapes for name in VALUES
+    )
     tiles = [tile for stack in stacks if (tile := BackwardTile.choose(H100, stack))]
     assert tiles and min(tile.slots for tile in tiles) > 1
 
@@ -346,7 +350,7 @@ def test_blocks_of_narrow_layers_come_in_waves_that_fit_a_multiprocessor(
     widths, precision, resident
 ):
     stack = dataclasses.replace(_stack(widths, "relu"), precision=precision)
-    stack = stack if stack.layers == 1 else stack.linear_last()
+    stack = stack if stack.layers == 1 else stack.without_last_activation()
     if precision:
         stack = dataclasses.replace(stack, dtype=jnp.dtype("float32"))
     rows, itemsize = 1_000_000, stack.dtype.itemsize

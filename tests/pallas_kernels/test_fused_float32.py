@@ -18,7 +18,7 @@ from pallas_kernels.dense import backward as dense_backward
 from pallas_kernels.dense import forward as dense_forward
 from pallas_kernels.dense import fused_linear, fused_mlp
 from pallas_kernels.dense.forward import DenseTile
-from pallas_kernels.dense.plan import BackwardTile, TightTile, Work
+from pallas_kernels.dense.plan import BackwardPlan, BackwardTile, TightTile
 from pallas_kernels.dense.stack import Stack
 from tests.ops._linear import VALUES, features, layers, linear
 from tests.pallas_kernels._chips import H100
@@ -86,11 +86,11 @@ def test_three_products_of_parts_have_their_precision(rows, widths, activation):
     assert np.abs(np.asarray(y) - exact).max() < 2e-5 * np.abs(exact).max()
 
 
-ALONE = BackwardTile(blocks=2, parts=1, teams=1, members=1, slots=2, brief=2)
-TEAMS = BackwardTile(blocks=2, parts=1, teams=2, members=1, slots=2, brief=1)
-OVER = BackwardTile(blocks=1, parts=1, teams=2, members=1, slots=2, brief=1, over=True)
-MEMBERS = BackwardTile(blocks=2, parts=1, teams=1, members=2, slots=2, brief=1)
-PARTS = BackwardTile(blocks=1, parts=2, teams=1, members=2, slots=2, brief=1)
+ALONE = BackwardTile(blocks=2, parts=1, teams=1, members=1, slots=2, brief_slots=2)
+TEAMS = BackwardTile(blocks=2, parts=1, teams=2, members=1, slots=2, brief_slots=1)
+OVER = BackwardTile(blocks=1, parts=1, teams=2, members=1, slots=2, brief_slots=1, overlay=True)
+MEMBERS = BackwardTile(blocks=2, parts=1, teams=1, members=2, slots=2, brief_slots=1)
+PARTS = BackwardTile(blocks=1, parts=2, teams=1, members=2, slots=2, brief_slots=1)
 # None: by default. That of relu does not fit, which XLA then goes back through; a member that has
 # no chunk of the result; blocks that share columns; teams; and two layers at once.
 GRADIENTS = [
@@ -169,13 +169,13 @@ def test_tiles_of_gradients_stay_within_shared_memory_and_read_ahead(activation)
         tile = BackwardTile.choose(H100, stack)
         assert fused_mlp.float32_gradients_fit(widths, activation)
         if tile is None:
-            gated = stack.last is not None and stack.last.of_output
+            gated = stack.last_activation is not None and stack.last_activation.of_output
             assert gated or TightTile.choose(H100, stack)
             continue
-        work = Work(stack, tile.parts)
-        needed = tile.teams * work.shared_bytes(tile.slots, tile.brief, tile.over)
+        plan = BackwardPlan(stack, tile.parts)
+        needed = tile.teams * plan.shared_bytes(tile.slots, tile.brief_slots, tile.overlay)
         needed += sum(4 * a * b for a, b in stack.shapes) // tile.parts
-        needed += 1024 * (len(work.loaded_biases) + work.marks[1])
+        needed += 1024 * (len(plan.loaded_biases) + plan.marks[1])
         assert needed <= H100.shared_bytes and tile.slots > 1
 
 

@@ -21,11 +21,11 @@ from pallas_kernels.dense.stack import Stack
 from pallas_kernels.simt import Grid
 from pallas_kernels.simt.warp import LANES
 from pallas_kernels.tensor_cores.stores import (
-    Meet,
-    SayFree,
+    InitChannel,
+    ReleaseSlot,
     SendChunk,
     StoreChunk,
-    WaitForPlace,
+    WaitForSlot,
     WaitForTile,
 )
 from tests.ops._linear import features, layers
@@ -76,13 +76,13 @@ def test_blocks_pass_tiles_on_that_wait_for_places(seed, steps):
     options = {"steps": steps}
     shared = {
         "ring": jax.ShapeDtypeStruct((slots, CHUNK, CHUNK), "bfloat16"),
-        "signals": jax.ShapeDtypeStruct(Meet(steps).signals, jnp.uint32),
+        "signals": jax.ShapeDtypeStruct(InitChannel(steps).signals, jnp.uint32),
     }
 
     def send(warp, source, ring, signals):
         for n in range(tiles):
             if n >= slots:
-                WaitForPlace(**options)(warp, warp.i32(n - slots), signals)
+                WaitForSlot(**options)(warp, warp.i32(n - slots), signals)
             words = _words_of(warp, source.row(warp.i32(n)))
             place = warp.i32(n % slots), warp.i32(n)
             SendChunk(**options, rank=1)(warp, *place, ring, signals, words)
@@ -97,11 +97,11 @@ def test_blocks_pass_tiles_on_that_wait_for_places(seed, steps):
                 result.row(warp.i32(n)).store_words(at, words, 8)
             warp.barrier()
             if n + slots < tiles:
-                SayFree(**options)(warp, warp.i32(n), signals)
+                ReleaseSlot(**options)(warp, warp.i32(n), signals)
 
     def kernel(warp, source, result, ring, signals):
         def run():
-            Meet(**options)(warp, warp.i32(0), signals)
+            InitChannel(**options)(warp, warp.i32(0), signals)
             warp.when(warp.rank == 0, lambda: send(warp, source, ring, signals))
             warp.when(warp.rank == 1, lambda: receive(warp, result, ring, signals))
 

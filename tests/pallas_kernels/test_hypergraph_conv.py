@@ -138,13 +138,13 @@ def test_tiles_cover_all_tokens_within_bounds(tokens, width):
         x = jax.ShapeDtypeStruct((tokens, nodes, width), dtype)
         tile = kernels.MixTile.choose(H100, x, arrays)
         ring = tile.warps * (tile.ahead + 1) * arrays * nodes * 128 * x.dtype.itemsize
-        others = 4 * kernels._other_words(nodes, tile.warps)
+        others = 4 * kernels._fixed_words(nodes, tile.warps)
         assert tile.ahead >= 1 and ring + others <= H100.shared_bytes
-        assert width % tile.span == 0
+        assert width % tile.columns_per_block == 0
         # No block has nothing to do.
-        assert (tile.ranges - 1) * tile.warps * tile.tokens < tokens
+        assert (tile.ranges - 1) * tile.warps * tile.tokens_per_warp < tokens
         # One wave, if columns alone do not make more blocks.
-        assert tile.ranges == 1 or tile.ranges * (width // tile.span) <= 132
+        assert tile.ranges == 1 or tile.ranges * (width // tile.columns_per_block) <= 132
 
 
 @pytest.fixture

@@ -31,10 +31,10 @@ from pallas_kernels.maxk.linear_maxk import LinearMaxkTile
 from pallas_kernels.maxk.linear_maxk_rows import (
     COLUMNS,
     ROWS,
-    SHARE,
-    EndUse,
+    ROWS_PER_WARPGROUP,
     Format,
     KeepLargest,
+    ReleaseTile,
     kept_columns,
 )
 from tests.ops._linear import features, layer
@@ -46,9 +46,9 @@ PIECE = 8  # entries that keep together when rows are swizzled
 WARPGROUP = simt.Grid(blocks=1, warps=4)
 
 
-def _swizzled(chunk, row, piece):
-    """The first entry of a piece of a row of a chunk."""
-    return (chunk * ROWS + row) * COLUMNS + (piece ^ (row % PIECE)) * PIECE
+def _swizzled(chunk, row, vector):
+    """The first entry of a vector of a row of a chunk."""
+    return (chunk * ROWS + row) * COLUMNS + (vector ^ (row % PIECE)) * PIECE
 
 
 def _emulate_selection(z, k, by, ring, first):
@@ -58,10 +58,10 @@ def _emulate_selection(z, k, by, ring, first):
 
     def kernel(warp, z, values, columns, chunks, **kept):
         row, half = warp.thread // 2, warp.thread % 2
-        for piece in range(width // PIECE // 2):
-            at = half * (width // PIECE // 2) + piece
+        for vector in range(width // PIECE // 2):
+            at = half * (width // PIECE // 2) + vector
             to = _swizzled(at // PIECE + first, row, at % PIECE)
-            words = z.row(row.least(rows - 1)).load_words(at * PIECE, PIECE)
+            words = z.row(row.at_most(rows - 1)).load_words(at * PIECE, PIECE)
             chunks.store_words(to, words, PIECE)
         warp.barrier()
         for half, scratch in enumerate(kept.values()):
@@ -142,23 +142,23 @@ def test_searches_end_wherever_they_begin():
 
 def _inline_stand_in(keep, numbers, references):
     """Takes the place of ``simt.inline`` in the interpreter."""
-    if isinstance(keep, EndUse):
+    if isinstance(keep, ReleaseTile):
         plgpu.commit_smem()
         return
     (first, first_row, half), (ring, _, values, columns) = numbers, [r for r, _ in references]
-    share = pl.ds(half * SHARE, SHARE)
+    share = pl.ds(half * ROWS_PER_WARPGROUP, ROWS_PER_WARPGROUP)
     chunks = [ring[first + i, share] for i in range(keep.width // COLUMNS)]
     by = "magnitude" if keep.by_magnitude else "value"
     made = reference.maxk(jnp.concatenate(chunks, 1), k=keep.k, by=by, early_stop=None)
-    first_row = first_row + half * SHARE
+    first_row = first_row + half * ROWS_PER_WARPGROUP
 
-    @pl.loop(0, jnp.clip(values.shape[0] - first_row, 0, SHARE))
+    @pl.loop(0, jnp.clip(values.shape[0] - first_row, 0, ROWS_PER_WARPGROUP))
     def _(i):
         values[first_row + i], columns[first_row + i] = made.values[i], made.indices[i]
 
 
-def _added_later(sums, multiply):
-    """Takes the place of ``added_to`` in the interpreter, whose products begin with zeros."""
+def _accumulated_later(sums, multiply):
+    """Takes the place of ``accumulate_into`` in the interpreter: its products begin with zeros."""
 
     def from_zeros(*totals):
         multiply(totals)
@@ -185,8 +185,10 @@ TILES = [
 def test_tiles_pass_from_part_to_part(rows, widths, tile, monkeypatch, interpreted):
     monkeypatch.setattr(simt, "inline", _inline_stand_in)
     # The interpreter has no memory that is known by two names.
-    faces = lambda tiles: (tiles, tiles)  # noqa: E731
-    put_in_place(monkeypatch, added_to=_added_later, copied_tiles=tc.tiles, faces=faces)
+    views = lambda tiles: (tiles, tiles)  # noqa: E731
+    put_in_place(
+        monkeypatch, accumulate_into=_accumulated_later, copied_tiles=tc.tiles, tile_views=views
+    )
     dtype = "float16" if rows == 500 else "bfloat16"
     x, (kernel, bias) = features((rows, widths[0]), dtype), layer(*widths, dtype)
     bias = None if rows == 500 else bias
@@ -213,10 +215,10 @@ def test_a_tile_is_overwritten_after_all_products_and_passed_on_after_all_of_it(
 def test_the_end_of_use_is_told_to_the_copy_engine_before_lanes_meet():
     steps = []
     warp = SimpleNamespace(
-        **{n: functools.partial(steps.append, n) for n in ("release_shared", "sync")}
+        **{n: functools.partial(steps.append, n) for n in ("fence_async_proxy", "sync")}
     )
-    EndUse()(warp)
-    assert steps == ["release_shared", "sync"]
+    ReleaseTile()(warp)
+    assert steps == ["fence_async_proxy", "sync"]
 
 
 @pytest.fixture
@@ -348,7 +350,7 @@ def test_rings_have_room_for_a_tile_and_fit_shared_memory(widths):
 @pytest.mark.parametrize("pairs, at_first", [(2, 96), (3, 72)])
 def test_the_multiplier_waits_for_no_registers_that_selectors_do_not_give_back(pairs, at_first):
     """All of 65,536 are in use from the start; parts ask for multiples of eight."""
-    multiplier, selector = linear_maxk._SHARES[pairs].registers
+    multiplier, selector = linear_maxk._REGISTER_SPLITS[pairs].registers
     warpgroups = LinearMaxkTile(1, pairs, 1).warpgroups
     assert at_first == 65_536 // (128 * warpgroups) // 8 * 8
     assert multiplier + 2 * pairs * selector <= warpgroups * at_first

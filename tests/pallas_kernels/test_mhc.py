@@ -197,7 +197,7 @@ def test_the_gradients_of_pre(tokens, n, dim, dtype):
 @pytest.mark.emulated
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_blocks_of_many_tokens_that_take_turns(monkeypatch, dtype):
-    monkeypatch.setattr(blocks, "BLOCKS_EACH", 1)
+    monkeypatch.setattr(blocks, "BLOCKS_PER_MULTIPROCESSOR", 1)
     on_a_chip(monkeypatch, multiprocessors=2)
     x, *parameters = _pre_inputs(150, 4, 64, dtype)
     exact, exactly_saved = _exactly(pre_reference.mhc_pre, x, *parameters, **PRE)

@@ -139,7 +139,7 @@ def test_segment_softmax_and_its_gradient(monkeypatch, heads, kept, dtype):
     ids=["full and not", "one of two pieces", "of just one", "a hub", "more rows than lanes"],
 )
 def test_segment_softmax_by_the_warps_of_one_block(monkeypatch, lengths, heads, padding):
-    monkeypatch.setattr(blocks, "BLOCKS_EACH", 1)
+    monkeypatch.setattr(blocks, "BLOCKS_PER_MULTIPROCESSOR", 1)
     on_a_chip(monkeypatch, multiprocessors=1)
     indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     edges = int(indptr[-1]) + padding
@@ -155,7 +155,7 @@ def test_numbers_of_64_bits_are_shared_by_lanes():
     warp = NumpyWarp(simt.Grid(1, 1), 0)
     value = warp.lane.to("i64") * 0x180000001 - 5
     np.testing.assert_array_equal(
-        warp.share(value, warp.i32(7)).data, value.data[:, 7:8].repeat(32, 1)
+        warp.shuffle_wide(value, warp.i32(7)).data, value.data[:, 7:8].repeat(32, 1)
     )
 
 

@@ -32,7 +32,7 @@ def test_records_have_a_place_for_each_entry(k, dim, dtype, two_places):
     shape = RecordShape.choose(k, dim, dtype, two_places)
     lanes, slots = np.arange(shape.lanes), np.arange(shape.per_lane)[:, None]
     taken = []
-    for record in range(shape.together):
+    for record in range(shape.records_per_group):
         for place, of in ((shape.value_place, shape.dtype), (shape.id_place, shape.id_dtype)):
             size = jnp.dtype(of).itemsize
             at = place(record, lanes, slots).ravel()
@@ -66,7 +66,7 @@ def _by_lane(shape, k, dtype, columns):
     records = np.asarray(records)
     values, ids = records.view(jnp.dtype(dtype)), records.view(jnp.dtype(shape.id_dtype))
     lanes, slots = np.arange(shape.lanes), np.arange(shape.per_lane)[:, None]
-    at = np.arange(shape.together)[:, None, None]
+    at = np.arange(shape.records_per_group)[:, None, None]
     ids, values = (
         ids[:, shape.id_place(at, lanes, slots)],
         values[:, shape.value_place(at, lanes, slots)],
@@ -127,5 +127,5 @@ def test_entries_of_columns_that_are_not_distinct_keep_within_their_records(k, t
         records = make_records(
             shape, jnp.ones((40, k), "float32"), jnp.asarray(columns, jnp.uint8), None
         )
-    values = np.asarray(records)[..., : shape.together * shape.size * 4].view(np.float32)
+    values = np.asarray(records)[..., : shape.records_per_group * shape.size * 4].view(np.float32)
     np.testing.assert_array_equal(values.reshape(40, -1).sum(axis=1), k)

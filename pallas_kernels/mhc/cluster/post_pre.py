@@ -97,13 +97,13 @@ class _MixedStreams(Streams):
 
     def make_signals(self) -> None:
         """By the first lane of the first helper."""
-        self.come.make(1)
+        self.come.init(1)
 
     def help_first(self, count: Value, first: Callable[[Value], Value]) -> None:
         """Begins to copy as many weights as there is room for: with signals of this lane's own."""
         warp, size = self.warp, self.rings[1].shape[0]
         is_first = warp.thread == self.tile.workers * LANES
-        every = count.least(size)
+        every = count.at_most(size)
         fetch = lambda i, _: self._fetch(i, first(i))  # noqa: E731
         warp.when(is_first, lambda: warp.loop(warp.i32(0), every, 1, (), fetch))
 
@@ -115,13 +115,13 @@ class _MixedStreams(Streams):
 
     def _fetch(self, i: Value, first: Value) -> None:
         """Begins to copy the weights of tile ``i``."""
-        tokens = (self.x.shape[0] - first).least(TOKENS)
+        tokens = (self.x.shape[0] - first).at_most(TOKENS)
         rings, sources = self.rings[1:], self.sources[1:]
         sizes = [source.shape[1] // FLOATS for source in sources]
-        self.come.give(i, tokens * (16 * sum(sizes)))
+        self.come.arrive(i, tokens * (16 * sum(sizes)))
         for source, ring, size in zip(sources, rings, sizes, strict=True):
             to = i % ring.shape[0] * (TOKENS * size)
-            ring.fetch(to, source, first * size, tokens * size, self.come, i)
+            ring.bulk_copy_from(to, source, first * size, tokens * size, self.come, i)
 
     def wait(self, i: Value) -> None:
         """Waits for tile ``i``."""

@@ -113,16 +113,16 @@ class _Mixing:
         warp.cluster_wait()
 
         def step(i, _):
-            self._load(warp.anew(i + ahead))
-            warp.when(i < self.count, lambda: self._project(warp.anew(i), fragments))
-            warp.when(i >= behind, lambda: self._apply(warp.anew(i - behind)))
+            self._load(warp.opaque_copy(i + ahead))
+            warp.when(i < self.count, lambda: self._project(warp.opaque_copy(i), fragments))
+            warp.when(i >= behind, lambda: self._apply(warp.opaque_copy(i - behind)))
 
         warp.loop(team, self.count + behind, tile.teams, (), step)
 
     def _load(self, i: Value) -> None:
         warp = self.streams.warp
         warp.when(i < self.count, lambda: self.streams.load(i, self.first(i)))
-        warp.end_copies()
+        warp.commit_copies()
 
     def _project(self, i: Value, phi: list[list[list[list[Value]]]]) -> None:
         """Waits for tile ``i`` and sums its products with the rows of phi, and its squares."""

@@ -59,7 +59,7 @@ class Streams:
         size = source.shape[1] // streams
         for half in (0, 1):
             # Behind the last token it again.
-            token = (first + self.token(half)).least(source.shape[0] - 1)
+            token = (first + self.token(half)).at_most(source.shape[0] - 1)
             row = source.row(token).shifted(self.column)
             for stream in range(streams):
                 to.copy_from((stream * 2 + half) * LANES, row, stream * size // COLUMNS)

@@ -68,9 +68,9 @@ class Sums:
 
     def make_signals(self) -> None:
         """By one lane of the block."""
-        self.summed.make(self.tile.warps)
+        self.summed.init(self.tile.warps)
         for signals in (self.taken, self.gathered, self.weighted):
-            signals.make(1)
+            signals.init(1)
 
     def put(self, i: Value, products: list[list[Value]], squares: list[Value]) -> None:
         """What a warp has of tile ``i``.
@@ -96,7 +96,7 @@ class Sums:
         # the signal, and order is transitive. A checker that follows only what a lane does itself,
         # as compute-sanitizer's, calls the other 31 lanes' numbers a race with those who read them.
         warp.sync()
-        warp.when(warp.lane == 0, lambda: self.summed.give(i))
+        warp.when(warp.lane == 0, lambda: self.summed.arrive(i))
 
     def take(self, i: Value) -> list[list[Value]]:
         """The sums of the block for tile ``i``, in the order of its warps.
@@ -111,7 +111,7 @@ class Sums:
             for array, at, count in self._of_lane(i % self.tile.summed * self.tile.warps)
         ]
         self.warp.sync()  # as in ``put``
-        self.warp.when(self.warp.lane == 0, lambda: self.taken.give(i))
+        self.warp.when(self.warp.lane == 0, lambda: self.taken.arrive(i))
         return sums
 
     def _of_lane(self, number: Value) -> list[tuple[Array, int, int]]:
@@ -131,8 +131,8 @@ class Sums:
 
         def give():
             own = (warp.i32(PAIRS + tile.cluster - 1) - warp.rank) // tile.cluster
-            self.gathered.give(i, own * (tile.cluster * 8 * (self._rows + 1)))
-            self.weighted.give(i, warp.i32(TOKENS * self.n * 4))
+            self.gathered.arrive(i, own * (tile.cluster * 8 * (self._rows + 1)))
+            self.weighted.arrive(i, warp.i32(TOKENS * self.n * 4))
 
         warp.when(warp.lane == 0, give)
 
@@ -259,7 +259,7 @@ class Coefficients:
         cluster, row = sums.tile.cluster, warp.lane % ROWS
         slot = warp.lane // ROWS + begin
         # Behind its last pair a block has that again.
-        known = slot.least((warp.i32(PAIRS - 1) - warp.rank) // cluster)
+        known = slot.at_most((warp.i32(PAIRS - 1) - warp.rank) // cluster)
         products, squares = sums.gather(i, known, row)
         norm_eps, pre_eps, post_scale = self.constants
         size = warp.f32(1 / (sums.n * sums.tile.warps * cluster * SPAN))

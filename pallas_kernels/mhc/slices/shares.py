@@ -77,13 +77,13 @@ class Shares:
     def turns(self, slices: int):
         """Of the block that runs this, where there is a rest."""
         other = lax.axis_index(BLOCK) - slices * self.ranges
-        return jnp.where(other < 0, 1, tc.own(slices, other, self.others))
+        return jnp.where(other < 0, 1, tc.count_strided(slices, other, self.others))
 
     def turn(self, slices: int, tiles: int, k) -> Turn:
         """The ``k``-th of the block that runs this."""
         block = lax.axis_index(BLOCK)
         part, place, kept = block // slices, lax.rem(block, slices), tiles - self.rest
-        own = Turn(part, place, part, self.ranges, tc.own(kept, part, self.ranges))
+        own = Turn(part, place, part, self.ranges, tc.count_strided(kept, part, self.ranges))
         if not self.rest:
             return own
         other = block - slices * self.ranges

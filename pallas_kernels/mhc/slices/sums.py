@@ -105,7 +105,7 @@ class _AddUp:
         spans = -(-tokens // LANES)
         piece = number // spans
         token = (number - piece * spans) * LANES + warp.lane
-        known = token.least(tokens - 1)
+        known = token.at_most(tokens - 1)
 
         def read(i):
             rows = [products.row(i).row(piece * _FLOATS + k) for k in range(_FLOATS)]
@@ -126,7 +126,7 @@ class _AddUp:
 
         def read(turn):
             i = turn * _WARPS + number
-            row = tokens.row(i.least(blocks - 1))
+            row = tokens.row(i.at_most(blocks - 1))
             values = [row.load(warp.lane + kind * padded) for kind in (0, 1)]
             return [warp.select(i < blocks, value, warp.f32(0.0)) for value in values]
 

@@ -121,7 +121,7 @@ class _Tokens:
         def take(first, totals):
             # Groups behind the last token repeat it and store nothing.
             mine = first + warp.lane // self.lanes
-            token, inside = mine.least(tokens - 1), mine < tokens
+            token, inside = mine.at_most(tokens - 1), mine < tokens
             token = tokens - 1 - token if self.backwards else token
             given = [self._read(token, row, small) for row in rows]
             scale = inv_rms.load(token)
@@ -155,14 +155,14 @@ class _Tokens:
         n, rows = self.form.n, self.form.rows
         number = warp.lane % self.lanes + k * self.lanes
         part = (number >= n).to("i32") + (number >= 2 * n).to("i32")
-        return _Row(number, number < rows, alpha.load(part), bias.load(number.least(rows - 1)))
+        return _Row(number, number < rows, alpha.load(part), bias.load(number.at_most(rows - 1)))
 
     def _read(self, token: Value, row: _Row, small: Sequence[Array]) -> _Given:
         n, last = self.form.n, self.form.rows - 1
         firsts, lasts = (0, n, 2 * n), (last, 2 * n - 1, last)
         return _Given(
             *(
-                array.row(token).load(row.number.least(end).most(first) - first)
+                array.row(token).load(row.number.at_most(end).at_least(first) - first)
                 for array, first, end in zip(small, firsts, lasts, strict=True)
             )
         )
@@ -213,20 +213,20 @@ class _Tokens:
         h_pre, factor, kept = values
         value = warp.select(number < n, h_pre, factor)
         value = value if kept is None else warp.select(number > n, kept, value)
-        store = coefficients.row(number.least(last)).store
+        store = coefficients.row(number.at_most(last)).store
         warp.when(number <= last, lambda: store(token, value))
 
     def _store_zero(self, warp: Warp, zeros: Array, token: Value, number: Value) -> None:
         last = zeros.shape[0] - 1
-        store = zeros.row(number.least(last)).store
+        store = zeros.row(number.at_most(last)).store
         warp.when(number <= last, lambda: store(token, warp.f32(0.0)))
 
     def _read_of_post(self, warp: Warp, token: Value, row: _Row, of_post) -> Value:
         """What is kept in the place of the row, behind the coefficients of ``mhc_pre``."""
         n, at = self.form.n, row.number - (self.form.n + 1)
         h_post, h_res = (array.row(token) for array in of_post)
-        first = h_post.load(at.most(0).least(n - 1))
-        second = h_res.load((at - n).most(0).least(n * n - 1))
+        first = h_post.load(at.at_least(0).at_most(n - 1))
+        second = h_res.load((at - n).at_least(0).at_most(n * n - 1))
         return warp.select(at < n, first, second)
 
     def _store_sums(self, warp: Warp, totals, rows, of_warps: Array, sums: Array) -> None:

@@ -129,14 +129,14 @@ class _Kernel:
         phi.load(inputs.by_column, place * span, form.dim)
         some = Columns(warp, tile, inputs, in_block % form.n, column, shared["ring"], phi)
         begin = part * tile.tokens
-        count = ((inputs.x.shape[0] - begin).least(tile.tokens) + (form.step - 1)) // form.step
+        count = ((inputs.x.shape[0] - begin).at_most(tile.tokens) + (form.step - 1)) // form.step
 
         def first(i: Value) -> Value:
             return begin + i * form.step + share * FRAGMENT
 
         def load(i: Value) -> None:
             warp.when(i < count, lambda: some.load(i, first(i)))
-            warp.end_copies()
+            warp.commit_copies()
 
         for i in range(tile.ahead):
             load(warp.i32(i))

@@ -161,7 +161,7 @@ class Columns:
 
     def known(self, token: Value) -> Value:
         """Behind the last token, it again."""
-        return token.least(self.inputs.x.shape[0] - 1)
+        return token.at_most(self.inputs.x.shape[0] - 1)
 
     def load(self, i: Value, first: Value) -> None:
         """Begins to copy what ``piece`` gives for the tokens from ``first`` on."""
