@@ -20,8 +20,8 @@ from tests.pallas_kernels._emulator import emulated
 # that are cut off, of either warpgroup; shares of different lengths; rings that come round.
 CASES = {
     "three chunks for two": ((264, 4, 192), True, False, WideTile(2)),
-    "one share": ((136, 4, 256), False, False, WideTile(1, chunks=2, of_phi=2)),
-    "two streams": ((72, 2, 128), True, True, WideTile(1, chunks=3, of_phi=5)),
+    "one share": ((136, 4, 256), False, False, WideTile(1, chunks=2, phi_stages=2)),
+    "two streams": ((72, 2, 128), True, True, WideTile(1, chunks=3, phi_stages=5)),
     "a chunk each": ((128, 4, 128), True, False, WideTile(2, chunks=3)),
 }
 OPTIONS = {"norm_eps": 1e-6, "pre_eps": 1e-3, "post_scale": 2.0}
@@ -95,7 +95,7 @@ def test_shares_keep_all_multiprocessors_busy_within_shared_memory(tokens, share
     assert tile.shares == shares
     chunk, phi = 64 * 64 * 2 * (4 + posts), wide.PARTS * 4 * 24 * 32 * 2
     coefficients = posts * 20 * 64 * 4
-    assert 2 * (tile.chunks * chunk + coefficients) + tile.of_phi * phi <= H100.shared_bytes
+    assert 2 * (tile.chunks * chunk + coefficients) + tile.phi_stages * phi <= H100.shared_bytes
 
 
 def test_what_they_do_not_take_is_left_to_other_kernels():
