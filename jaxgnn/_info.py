@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+import importlib
 import platform
-import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import get_args
 
 import jax
 
-from jaxgnn import _ffi, ops
+from jaxgnn import _ffi
 from jaxgnn._version import __version__
-from jaxgnn.ops import _dispatch as dispatch
+from jaxgnn.ops._core import dispatch
+from jaxgnn.ops._core.registry import BY_NAME, OPS
 from pallas_kernels.chip import Chip
 
 
 def kernels() -> list[dispatch.Kernel]:
-    """Every kernel of every public op, from the op's own module; some have more than one table."""
-    modules = {getattr(op, "__module__", "") for op in vars(ops).values() if callable(op)}
+    """Every kernel of every op, from the op's own module; some have more than one table."""
     found = [
         table
-        for name in sorted(modules)
-        if name.startswith(f"{ops.__name__}.")
-        for table in vars(sys.modules[name]).values()
+        for op in OPS
+        for table in vars(importlib.import_module(op.module)).values()
         if isinstance(table, dispatch.Kernel)
     ]
     return list({id(table): table for table in found}.values())
@@ -40,8 +39,6 @@ def tables() -> dict[str, dispatch.Kernel]:
     return {name: dispatch.Kernel(name, entries) for name, entries in merged.items()}
 
 
-# Ops whose kernels are those of others.
-_ELSEWHERE = {"hypergraph_conv": "that of spmm"}
 _PACKAGES = ("jax", "jaxlib", "flax", "jraph", "numpy", "scipy", "optax", "orbax-checkpoint")
 
 
@@ -75,11 +72,17 @@ def _describe(kernel: dispatch.Kernel, here: dispatch.Platform) -> list[str]:
     lines = []
     for name in get_args(dispatch.Name):
         if name not in kernel.implementations:
-            reason = _ELSEWHERE.get(kernel.name, "not in this release")
+            reason = _why_there_is_none(kernel.name, name)
         else:
             reason = kernel.unavailable(name, here)
         lines.append(f"  {kernel.name:29} {name:7} {'usable' if reason is None else reason}")
     return lines
+
+
+def _why_there_is_none(kernel: str, name: dispatch.Name) -> str:
+    op = BY_NAME.get(kernel)
+    other = op.native_of if op is not None and name == "ffi" else None
+    return f"that of {other}" if other is not None else "not in this release"
 
 
 def _version(package: str) -> str:

@@ -1,12 +1,17 @@
 """The import arrows of the library, and the rule that an op has one name in every layer."""
 
 import ast
+import inspect
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import jaxgnn.ops
+from jaxgnn.ops._core.dispatch import Kernel
+from jaxgnn.ops._core.registry import OPS
 
 ROOT = Path(__file__).parent.parent
 
@@ -25,8 +30,32 @@ ROOMS = {
 }
 
 
+# Families of ops, and those on whose ops and kernels they are built.
+FAMILIES = {
+    "graph": (),
+    "maxk": (),
+    "maxk_spmm": ("graph", "maxk"),
+    "dense": ("maxk",),
+    "edge_mlp": ("graph", "dense"),
+    "mhc": (),
+    "hypergraph": ("graph", "dense"),
+}
+
+
 def _rooms(*names: str) -> set[str]:
     return {f"pallas_kernels.{name}" for name in names}
+
+
+def _family(name: str, *below: str) -> dict[str, set[str]]:
+    """What the ops of a family may import; its references, which are maths alone, much less."""
+    families = {f"jaxgnn.ops._{family}" for family in (name, *below)}
+    core = {"jaxgnn.ops._core.activations", "jaxgnn.ops._core.dtypes", "jaxgnn.ops._core.finite"}
+    references = {f"{family}.reference" for family in families}
+    below_ops = {"jaxgnn._errors", "jaxgnn.graph", "jaxgnn._ffi", "jaxgnn.ops._core"}
+    return {
+        f"jaxgnn.ops._{name}": below_ops | families | _rooms("chip", name, *below),
+        f"jaxgnn.ops._{name}.reference": {"jaxgnn.graph"} | core | references,
+    }
 
 
 # What a module may import of this project, by the longest prefix of its name that stands here.
@@ -40,8 +69,15 @@ ALLOWED = {
     "jaxgnn._ffi": {"jaxgnn.graph", "jaxgnn._ffi"},
     **{f"pallas_kernels.{room}": _rooms(room, *below) for room, below in ROOMS.items()},
     "pallas_kernels": set(),
-    "jaxgnn.ops.reference": {"jaxgnn.graph", "jaxgnn.ops.reference"},
-    "jaxgnn.ops": {"jaxgnn._errors", "jaxgnn.graph", "jaxgnn._ffi", "jaxgnn.ops", "pallas_kernels"},
+    "jaxgnn.ops": {"jaxgnn.ops"},
+    "jaxgnn.ops._core": {
+        "jaxgnn._errors",
+        "jaxgnn.graph",
+        "jaxgnn._ffi",
+        "jaxgnn.ops._core",
+        "pallas_kernels.simt",
+    },
+    **{k: v for name, below in FAMILIES.items() for k, v in _family(name, *below).items()},
     "jaxgnn.nn": {"jaxgnn._errors", "jaxgnn.graph", "jaxgnn.ops", "jaxgnn.nn"},
     "jaxgnn.models": {
         "jaxgnn._errors",
@@ -74,15 +110,8 @@ HOMES = {
 }
 
 
-# Ops without native sources; and those that have no kernel of any kind, so nothing to time.
-WITHOUT_COMPILED_KERNELS = {"mhc_pre", "mhc_post", "mhc_post_pre", "mhc_layer", "mhc_head"}
-WITHOUT_COMPILED_KERNELS |= {"sinkhorn", "fused_linear", "fused_mlp", "hypergraph_conv"}
-WITHOUT_COMPILED_KERNELS |= {"edge_mlp_aggregate"}
 # Native code of data sets: plain C functions, which are no ops.
 FUNCTIONS_OF_THE_HOST = {"sudoku"}
-WITHOUT_BENCHMARKS = {"mhc_head", "edge_mlp_aggregate"}
-# Kernels of a step of an op, and pytrees that kernels take; all else is named like an op.
-PARTS_OF_OPS = {"linear_maxk", "rows", "edge_blocks", "places"}
 
 
 def _modules():
@@ -170,34 +199,56 @@ def test_the_unstable_builders_of_mosaic_have_two_homes():
             assert not any(_is_below(imported, p) for p in unstable), f"{name} imports {imported}"
 
 
-def _entries_of_kernels() -> set[str]:
-    """The modules of kernels that ``jaxgnn`` imports."""
-    found = set()
-    for name, path in MODULES.items():
-        if _is_below(name, "jaxgnn"):
-            imported = (i.split(".") for i in _imports(name, path))
-            found |= {
-                i[2]
-                for i in imported
-                if i[0] == "pallas_kernels" and i[1:2] != ["chip"] and len(i) > 2
-            }
-    return found
+def _stems(folder: str, pattern: str) -> set[str]:
+    return {p.stem for p in (ROOT / folder).glob(pattern) if not p.stem.startswith("_")}
 
 
-def test_an_op_has_the_same_file_name_in_every_layer():
-    def stems(folder, pattern):
-        return {p.stem for p in (ROOT / folder).glob(pattern) if not p.stem.startswith("_")}
+def test_the_registry_has_every_public_function_that_takes_an_implementation():
+    found = {
+        name: function.__module__
+        for name, function in vars(jaxgnn.ops).items()
+        if inspect.isfunction(function)
+        and "implementation" in inspect.signature(function).parameters
+        and not _is_below(function.__module__, "jaxgnn.ops._core")
+    }
+    assert found == {name: op.module for op in OPS for name in op.functions}
+    assert set(FAMILIES) == {op.family for op in OPS}
 
-    ops = stems("jaxgnn/ops", "*.py")
-    assert ops == stems("jaxgnn/ops/reference", "*.py")
-    compiled = ops - WITHOUT_COMPILED_KERNELS
-    assert compiled | FUNCTIONS_OF_THE_HOST == stems("jaxgnn/_ffi", "*.py")
-    assert compiled | FUNCTIONS_OF_THE_HOST == stems("ffi/cpu", "*.cc")
-    assert stems("ffi/cuda", "*.cu") <= compiled
-    assert _entries_of_kernels() <= ops | PARTS_OF_OPS
-    assert ops - WITHOUT_BENCHMARKS <= stems("experiments/benchmarks", "*.py")
-    assert ops == {p.stem for p in (ROOT / "docs/ops").glob("*.md")}
-    assert {f"test_{op}" for op in ops} <= stems("tests/ops", "test_*.py")
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_an_op_has_one_name_in_every_layer(op):
+    files = [
+        f"jaxgnn/ops/_{op.family}/{op.name}.py",
+        f"jaxgnn/ops/_{op.family}/reference/{op.name}.py",
+        f"tests/ops/test_{op.name}.py",
+        op.page,
+        *(f"experiments/benchmarks/{benchmark.module}.py" for benchmark in op.benchmarks),
+    ]
+    if op.pallas:
+        files.append(f"pallas_kernels/{op.family}/{op.name}.py")
+    if op.native:
+        files.append(f"jaxgnn/_ffi/{op.name}.py")
+    assert [file for file in files if not (ROOT / file).exists()] == []
+    tables = [t for t in vars(sys.modules[op.module]).values() if isinstance(t, Kernel)]
+    own = [t.implementations for t in tables if t.name.partition(".")[0] in op.functions]
+
+    def platforms(name):
+        return {p for table in own if name in table for p in table[name].platforms}
+
+    assert platforms("pallas") == ({"cuda"} if op.pallas else set())
+    assert platforms("ffi") == set(op.native)
+    assert bool(op.pallas or op.native) == bool(op.benchmarks), "what has kernels is timed"
+
+
+def test_native_sources_and_pages_are_those_of_ops():
+    for suffix, platform in (("cc", "cpu"), ("cu", "cuda")):
+        native = {op.name for op in OPS if platform in op.native}
+        of_the_host = FUNCTIONS_OF_THE_HOST if platform == "cpu" else set()
+        assert _stems(f"ffi/{platform}", f"*.{suffix}") == native | of_the_host
+    assert _stems("jaxgnn/_ffi", "*.py") == {op.name for op in OPS if op.native} | (
+        FUNCTIONS_OF_THE_HOST
+    )
+    assert _stems("docs/ops", "*.md") == {op.name for op in OPS}
 
 
 def test_importing_the_library_registers_and_loads_nothing():

@@ -15,7 +15,7 @@ import jaxgnn
 from jaxgnn import datasets, graph, models, nn, ops, pretrained, training
 from jaxgnn.datasets import sudoku
 from jaxgnn.graph._plan import make_plan
-from jaxgnn.ops._verify import Setting
+from jaxgnn.ops._core.verify import Setting
 from tests.models._table import MODELS
 from tests.nn._table import GRAPH, HYPERGRAPH, LAYERS, X
 

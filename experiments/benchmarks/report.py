@@ -20,16 +20,12 @@ from matplotlib.patches import Patch
 
 from experiments.benchmarks._report import Column, Output, Row, markdown, read_rows
 from experiments.benchmarks._workloads import HEADLINE
+from jaxgnn.ops._core.registry import OPS
 
 _K = 32
 _DTYPE = "float32"
 _BAR = 0.8
-_ORDER = (
-    *("maxk", "spmm", "maxk_spmm", "segment_softmax"),
-    *("mhc_pre", "mhc_post", "sinkhorn", "mhc_post_pre", "mhc_layer"),
-    *("fused_linear", "fused_linear_maxk", "fused_mlp", "edge_mlp_aggregate"),
-    *("hypergraph_conv", "expert_coupling", "expert_lm"),
-)
+_ORDER = [row for op in OPS for benchmark in op.benchmarks for row in benchmark.row_names]
 
 _COLUMNS = (
     Column("op", "op", 0),

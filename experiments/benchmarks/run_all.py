@@ -2,50 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import importlib
+from types import ModuleType
+from typing import Any, get_type_hints
 
 import tyro
 
-from experiments.benchmarks import (
-    edge_mlp_aggregate,
-    fused_linear,
-    fused_linear_maxk,
-    fused_mlp,
-    hypergraph_conv,
-    maxk,
-    maxk_spmm,
-    mhc_layer,
-    mhc_post,
-    mhc_post_pre,
-    mhc_pre,
-    segment_softmax,
-    sinkhorn,
-    spmm,
-)
-from experiments.benchmarks._hypergraphs import Coupling, Hypergraph, Step
+from experiments.benchmarks import hypergraph_conv
 from experiments.benchmarks._report import Row
 from experiments.benchmarks._session import Options, Session
-from experiments.benchmarks._workloads import (
-    MESSAGES,
-    ROWS,
-    STREAMS,
-    WORKLOADS,
-    Messages,
-    Rows,
-    Streams,
-    Workload,
-)
+from experiments.benchmarks._workloads import MESSAGES, ROWS, STREAMS, WORKLOADS
+from jaxgnn.ops._core.registry import OPS
 
-OPS: Mapping[type, tuple[Any, ...]] = {
-    Workload: (maxk, spmm, maxk_spmm, segment_softmax),
-    Streams: (mhc_pre, mhc_post, sinkhorn, mhc_post_pre, mhc_layer),
-    Rows: (fused_linear, fused_linear_maxk, fused_mlp),
-    Messages: (edge_mlp_aggregate,),
-    Hypergraph: (hypergraph_conv,),
-    Coupling: (hypergraph_conv,),
-    Step: (hypergraph_conv,),
-}
+
+def modules() -> list[ModuleType]:
+    """The benchmarks of all ops; each has ``cases(workload)``."""
+    names = [benchmark.module for op in OPS for benchmark in op.benchmarks]
+    return [importlib.import_module(f"experiments.benchmarks.{name}") for name in names]
+
+
+def takes(module: ModuleType) -> Any:
+    """The type of the workloads that a benchmark has cases for, to be used with ``isinstance``."""
+    return get_type_hints(module.cases)["workload"]
 
 
 def main(options: Options) -> list[Row]:
@@ -53,11 +31,10 @@ def main(options: Options) -> list[Row]:
     session = Session.start(options, WORKLOADS, STREAMS, ROWS, MESSAGES, *hypergraph_conv.TABLES)
     return session.run(
         case
-        for kind, ops in OPS.items()
-        for op in ops
+        for module in modules()
         for workload in session.workloads
-        if isinstance(workload, kind)
-        for case in op.cases(workload)
+        if isinstance(workload, takes(module))
+        for case in module.cases(workload)
     )
 
 

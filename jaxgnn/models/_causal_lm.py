@@ -14,7 +14,7 @@ from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.nn import HyperConnection, HyperHead, HyperStack, check_widths, xla_or_fastest
 from jaxgnn.nn._options import checked_options, is_integer
-from jaxgnn.ops._eager import run_compiled
+from jaxgnn.ops._core.eager import run_compiled
 
 # Slowest rotation of a pair of features, in tokens: far beyond any text that is seen in training.
 _ROTARY_BASE = 10_000.0

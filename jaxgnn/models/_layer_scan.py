@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
 from jaxgnn.nn._dropout import require_stream
-from jaxgnn.ops._eager import run_compiled
+from jaxgnn.ops._core.eager import run_compiled
 
 
 class LayerScan[M: nnx.Module](nnx.Module):

@@ -8,7 +8,7 @@ import jax
 from jaxtyping import Array
 
 from jaxgnn import ops
-from jaxgnn.ops.reference._activations import ACTIVATIONS
+from jaxgnn.ops._core.activations import ACTIVATIONS
 
 Function = Callable[[Array], Array]
 

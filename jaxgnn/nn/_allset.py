@@ -24,7 +24,7 @@ from jaxgnn.nn._linear import FusedMLP, apply_mlp
 from jaxgnn.nn._maxk import check_widths
 from jaxgnn.nn._options import activation as known_activation
 from jaxgnn.nn._options import checked_options
-from jaxgnn.ops._attention import edge_scores, row_scores, row_softmax, weighted_sums
+from jaxgnn.ops._graph.attention import edge_scores, row_scores, row_softmax, weighted_sums
 
 
 class AllDeepSetsConv(nnx.Module):

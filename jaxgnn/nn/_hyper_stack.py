@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from jaxgnn._errors import bad_input
 from jaxgnn.nn._hyper_connection import LAYER_OUTPUT, HyperConnection
 from jaxgnn.nn._options import checked_options
-from jaxgnn.ops._eager import run_compiled
+from jaxgnn.ops._core.eager import run_compiled
 
 
 class HyperStack(nnx.Module):

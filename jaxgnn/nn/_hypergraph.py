@@ -18,7 +18,7 @@ from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, Incidence
 from jaxgnn.nn._options import at_least, checked_options
-from jaxgnn.ops._hypergraph_checks import check_incidence
+from jaxgnn.ops._hypergraph.checks import check_incidence
 
 
 class HyperedgeWeights(nnx.Module):

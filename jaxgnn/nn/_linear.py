@@ -21,8 +21,8 @@ from jaxgnn.nn._implementations import xla_or_fastest
 from jaxgnn.nn._maxk import Features, check_kept, check_widths
 from jaxgnn.nn._options import activation as known_activation
 from jaxgnn.nn._options import checked_options, either_of, instance_of
-from jaxgnn.ops._checks import check_choice
-from jaxgnn.ops._eager import run_compiled
+from jaxgnn.ops._core.checks import check_choice
+from jaxgnn.ops._core.eager import run_compiled
 
 _kernel_init = nnx.initializers.lecun_normal()
 _bias_init = nnx.initializers.zeros_init()

@@ -23,7 +23,7 @@ from jaxgnn.nn._maxk import check_widths
 from jaxgnn.nn._node_updates import NodeUpdate
 from jaxgnn.nn._options import activation as known_activation
 from jaxgnn.nn._options import anything, checked_options, is_integer
-from jaxgnn.ops._eager import run_compiled
+from jaxgnn.ops._core.eager import run_compiled
 
 # That ``recompute_every="auto"`` keeps at a time: two levels for steps of Sudoku networks.
 _MOST_STATES = 24

@@ -14,8 +14,8 @@ from flax import nnx
 
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
-from jaxgnn.ops.reference._activations import ACTIVATIONS
-from jaxgnn.ops.reference.fused_linear import PRECISIONS
+from jaxgnn.ops._core.activations import ACTIVATIONS
+from jaxgnn.ops._dense.reference.fused_linear import PRECISIONS
 
 # Of a value: None if it will do, else what it should have been.
 type Check = Callable[[Any], str | None]

@@ -29,7 +29,7 @@ from jaxgnn.nn._hypergraph import (
 )
 from jaxgnn.nn._maxk import check_widths
 from jaxgnn.nn._options import checked_options
-from jaxgnn.ops._attention import edge_scores, row_scores, row_softmax, weighted_sums
+from jaxgnn.ops._graph.attention import edge_scores, row_scores, row_softmax, weighted_sums
 
 
 class _UniConv(nnx.Module):

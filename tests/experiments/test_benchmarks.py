@@ -59,16 +59,14 @@ from experiments.benchmarks._workloads import (
     uniform_graph,
 )
 from jaxgnn.graph import CSRGraph
+from jaxgnn.ops._core.registry import OPS
 from jaxgnn.testing.timing import Candidate
 from tests.testing.test_timing import DEVICE_KEYS, raise_else
 
 QUICK = {"repeats": 3, "batch_ms": 0.0}
-GRAPH_OPS = ("maxk", "spmm", "maxk_spmm", "segment_softmax")
-HYPER_CONNECTION_OPS = ("mhc_pre", "mhc_post", "sinkhorn", "mhc_post_pre", "mhc_layer")
+HYPER_CONNECTION_OPS = [op.name for op in OPS if op.family == "mhc" and op.benchmarks]
 LAYER_OPS = ("fused_linear", "fused_mlp")
-HYPERGRAPH_OPS = ("hypergraph_conv", "expert_coupling", "expert_lm")
-ALL_OPS = (*GRAPH_OPS, *HYPER_CONNECTION_OPS, *LAYER_OPS, "fused_linear_maxk")
-ALL_OPS = (*ALL_OPS, "edge_mlp_aggregate", *HYPERGRAPH_OPS)
+ALL_ROWS = [row for op in OPS for benchmark in op.benchmarks for row in benchmark.row_names]
 TINY = (Workload("uniform-48", 48, 200, 16, (4,), ("float32",), directions=("forward",)),)
 
 
@@ -328,7 +326,7 @@ def test_input_sets_outgrow_caches_within_reason():
 
 def test_all_rows_carry_device_and_versions(rows_of_all):
     folder, rows = rows_of_all
-    assert {path.stem for path in folder.iterdir()} == set(ALL_OPS)
+    assert {path.stem for path in folder.iterdir()} == set(ALL_ROWS)
     written = [row for path in sorted(folder.iterdir()) for row in read_rows(path)]
     assert len(written) == len(rows)
     for row in written:
@@ -367,7 +365,7 @@ def test_layers_that_keep_the_largest_are_timed_with_two_ops_and_the_product_alo
 
 def test_every_op_is_compared_with_xla(rows_of_all):
     _, rows = rows_of_all
-    for op in ALL_OPS:
+    for op in ALL_ROWS:
         same = [row for row in rows if row["op"] == op]
         assert "xla" in {row["implementation"] for row in same}
         assert all(row["speedup_over_xla"] > 0 for row in same)

@@ -16,7 +16,7 @@ from experiments.mlp.data import enlarge
 from experiments.mlp.differences import largest_difference
 from experiments.mlp.validate import validate
 from jaxgnn import ops
-from jaxgnn.ops import _dispatch as dispatch
+from jaxgnn.ops._core import dispatch
 
 QUICK = ValidateConfig(steps=10, progress=False)
 KINDS = [(t, d) for t in ("float32", "bfloat16") for d in ("forward", "forward+backward")]

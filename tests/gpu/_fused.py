@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgnn.ops.fused_linear import FUSED_LINEAR
+from jaxgnn.ops._dense.fused_linear import FUSED_LINEAR
 from tests.ops._linear import VALUES
 
 PALLAS = {"implementation": "pallas"}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxgnn import CBSR, CSRGraph, deterministic, ops
-from jaxgnn.ops.maxk import TODENSE
+from jaxgnn.ops._maxk.maxk import TODENSE
 from jaxgnn.testing import assert_bit_equal, random_array, timing
 
 pytestmark = pytest.mark.gpu

@@ -9,8 +9,8 @@ import pytest
 import scipy.sparse
 
 from jaxgnn import CBSR, CSRGraph, deterministic, ops
-from jaxgnn.ops.maxk_spmm import FORWARD
-from jaxgnn.ops.reference import maxk as maxk_reference
+from jaxgnn.ops._maxk.reference import maxk as maxk_reference
+from jaxgnn.ops._maxk_spmm.maxk_spmm import FORWARD
 from jaxgnn.testing import DTYPES, assert_bit_equal, assert_close, random_array
 from tests.ops._table import longest_row, rows_of_all_kinds
 

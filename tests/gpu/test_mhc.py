@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from jaxgnn import deterministic, ops
-from jaxgnn.ops import _pallas_mhc as pallas
-from jaxgnn.ops.mhc_pre import MHC_PRE
-from jaxgnn.ops.reference import mhc_layer as layer_reference
-from jaxgnn.ops.reference import mhc_post as post_reference
-from jaxgnn.ops.reference import mhc_post_pre as post_pre_reference
-from jaxgnn.ops.reference import mhc_pre as pre_reference
-from jaxgnn.ops.reference import sinkhorn as sinkhorn_reference
+from jaxgnn.ops._mhc import pallas
+from jaxgnn.ops._mhc.mhc_pre import MHC_PRE
+from jaxgnn.ops._mhc.reference import mhc_layer as layer_reference
+from jaxgnn.ops._mhc.reference import mhc_post as post_reference
+from jaxgnn.ops._mhc.reference import mhc_post_pre as post_pre_reference
+from jaxgnn.ops._mhc.reference import mhc_pre as pre_reference
+from jaxgnn.ops._mhc.reference import sinkhorn as sinkhorn_reference
 from jaxgnn.testing import DTYPES, assert_bit_equal, assert_close, random_array
 from tests.ops._mhc import exactly, outputs, parameters, streams
 

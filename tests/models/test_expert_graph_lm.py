@@ -10,7 +10,7 @@ from flax import nnx
 
 import jaxgnn
 from jaxgnn.models import ExpertGraphLM, expert_output_orthogonality, expert_weight_orthogonality
-from jaxgnn.ops.spmm import SPMM
+from jaxgnn.ops._graph.spmm import SPMM
 from jaxgnn.testing import check_forward_mode, random_array
 from tests.ops._table import usable
 

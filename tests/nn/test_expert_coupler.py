@@ -11,7 +11,7 @@ from flax import nnx
 
 import jaxgnn
 from jaxgnn import Incidence, nn, ops
-from jaxgnn.ops.spmm import SPMM
+from jaxgnn.ops._graph.spmm import SPMM
 from jaxgnn.testing import check_forward_mode, random_array
 from tests.ops._hypergraph import formula
 from tests.ops._table import usable

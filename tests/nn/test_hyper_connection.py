@@ -10,7 +10,7 @@ import jaxgnn
 from jaxgnn import nn, ops
 from jaxgnn.graph import CSRGraph
 from jaxgnn.nn._hyper_init import initial_bias
-from jaxgnn.ops import _pallas_mhc
+from jaxgnn.ops._mhc import pallas
 from jaxgnn.testing import check_forward_mode, random_array
 
 TOKENS, DIM, N = 6, 8, 4
@@ -181,7 +181,7 @@ def test_recomputing_changes_no_value_no_gradient_and_no_state(recompute_every, 
 def test_dropout_and_state_go_through_linked_ends_as_through_ops_apart(remat, monkeypatch):
     results = []
     for linked in (False, True):
-        monkeypatch.setattr(_pallas_mhc, "layer_links", lambda x, linked=linked: linked)
+        monkeypatch.setattr(pallas, "layer_links", lambda x, linked=linked: linked)
         rngs = nnx.Rngs(1, dropout=7)
         connection = nn.HyperConnection(_Block(rngs), DIM, rngs=rngs)
 

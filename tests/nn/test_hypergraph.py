@@ -11,8 +11,8 @@ from flax import nnx
 
 import jaxgnn
 from jaxgnn import Incidence, nn
-from jaxgnn.ops.segment_softmax import FORWARD as SEGMENT_SOFTMAX
-from jaxgnn.ops.spmm import SPMM
+from jaxgnn.ops._graph.segment_softmax import FORWARD as SEGMENT_SOFTMAX
+from jaxgnn.ops._graph.spmm import SPMM
 from jaxgnn.testing import check_forward_mode, random_array
 from tests.ops._hypergraph import FEATURES, HYPEREDGES, INCIDENCE, NODES, formula, power
 from tests.ops._table import usable

@@ -7,7 +7,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jaxgnn.ops.reference import hypergraph_conv as reference
+from jaxgnn.ops._hypergraph.reference import hypergraph_conv as reference
 from jaxgnn.testing import assert_close, random_array, to_float64
 
 

@@ -21,7 +21,7 @@ from jaxgnn import (
     deterministic,
     ops,
 )
-from jaxgnn.ops import _dispatch as dispatch
+from jaxgnn.ops._core import dispatch
 from jaxgnn.testing import assert_bit_equal, random_array
 from tests.ops._table import BUILT
 
@@ -42,7 +42,7 @@ def test_a_named_implementation_is_the_one_that_runs():
 
 
 def test_none_takes_the_compiled_kernel_on_cpu_and_lowers_for_cuda_too():
-    from jaxgnn.ops.maxk_spmm import FORWARD
+    from jaxgnn.ops._maxk_spmm.maxk_spmm import FORWARD
 
     request, is_built = dispatch.resolve("test", None), _ffi.library_path("cuda") is not None
     for op, target, on_cuda in (
@@ -61,7 +61,7 @@ def test_a_name_without_an_implementation_says_what_it_needs():
 
 
 def test_without_mosaic_gpu_the_pallas_kernels_are_passed_over(monkeypatch):
-    from jaxgnn.ops.maxk_spmm import FORWARD
+    from jaxgnn.ops._maxk_spmm.maxk_spmm import FORWARD
 
     dispatch._no_mosaic_gpu.cache_clear()
     monkeypatch.setitem(sys.modules, "pallas_kernels.simt", None)
@@ -86,9 +86,9 @@ def test_a_name_with_an_unsupported_dtype_says_what_it_needs():
 
 
 def test_what_a_cuda_kernel_does_not_take_is_told_before_it_is_launched():
-    from jaxgnn.ops.maxk import MAXK
-    from jaxgnn.ops.maxk_spmm import FORWARD, GRAD_VALUES
-    from jaxgnn.ops.spmm import SDDMM, SPMM
+    from jaxgnn.ops._graph.spmm import SDDMM, SPMM
+    from jaxgnn.ops._maxk.maxk import MAXK
+    from jaxgnn.ops._maxk_spmm.maxk_spmm import FORWARD, GRAD_VALUES
 
     def reason(kernel, *args, **options):
         return kernel.implementations["ffi"].unsupported("cuda", *args, **options)
@@ -184,7 +184,7 @@ def test_deterministic_mode_gives_equal_bits_or_refuses():
 
 
 def test_the_backward_pass_keeps_the_mode_of_its_forward_pass(monkeypatch):
-    from jaxgnn.ops.spmm import SPMM
+    from jaxgnn.ops._graph.spmm import SPMM
 
     seen = []
     original = dispatch.Kernel.choose
@@ -231,7 +231,7 @@ def test_int64_offsets_give_the_same_values_and_gradients():
 
 
 def test_deterministic_mode_refuses_xla_scatters_on_a_gpu():
-    from jaxgnn.ops.spmm import SPMM
+    from jaxgnn.ops._graph.spmm import SPMM
 
     with deterministic():
         assert SPMM.unavailable("xla", "cpu") is None

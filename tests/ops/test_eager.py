@@ -2,9 +2,6 @@
 
 import functools
 import gc
-import importlib
-import inspect
-import pkgutil
 import weakref
 
 import jax
@@ -13,7 +10,8 @@ import numpy as np
 import pytest
 
 from jaxgnn import CBSR, CSRGraph, deterministic, ops, verify
-from jaxgnn.ops._eager import run_compiled, runs_now
+from jaxgnn.ops._core.eager import run_compiled, runs_now
+from jaxgnn.ops._core.registry import OPS
 from jaxgnn.testing import random_array
 from tests._eager_costs import assert_costs_nothing_again
 from tests.ops import _mhc as mhc
@@ -181,9 +179,6 @@ CASES = {
     },
     "todense": {"": (lambda a, i: ops.todense(_compressed(a), implementation=i), KEPT.values)},
 }
-# Public functions of the modules of ops that compute nothing.
-NO_OPS = {"break_even", "sparse_implementation", "sinkhorn_options", "pre_options"}
-NO_OPS |= {"check_k", "for_each_token"}
 ALL = [
     pytest.param(op, case, implementation, id=f"{op}-{case or 'plain'}-{implementation}")
     for op, cases in CASES.items()
@@ -192,23 +187,8 @@ ALL = [
 ]
 
 
-def _public_functions():
-    """Of all modules of ops, and of what ``jaxgnn.ops`` gives out."""
-    modules = [m.name for m in pkgutil.iter_modules(ops.__path__) if not m.name.startswith("_")]
-    for name in set(modules) - {"reference"}:
-        module = importlib.import_module(f"jaxgnn.ops.{name}")
-        for function, value in vars(module).items():
-            is_own = inspect.isfunction(value) and value.__module__ == module.__name__
-            if is_own and not function.startswith("_"):
-                yield function
-    for name, value in vars(ops).items():
-        is_op = inspect.isfunction(value) and not value.__module__.startswith("jaxgnn.ops._")
-        if is_op and not name.startswith("_"):
-            yield name
-
-
 def test_the_table_has_every_op():
-    assert set(_public_functions()) - NO_OPS == set(CASES)
+    assert {name for op in OPS for name in op.functions} == set(CASES)
 
 
 def _total(tree):

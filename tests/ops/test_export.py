@@ -20,7 +20,7 @@ import jaxgnn
 from jaxgnn import CSRGraph, Incidence, nn, ops
 from jaxgnn._ffi import _library
 from jaxgnn.models import MaxKGNN
-from jaxgnn.ops import _dispatch as dispatch
+from jaxgnn.ops._core import dispatch
 from jaxgnn.testing import random_array
 from tests.ops import _mhc
 

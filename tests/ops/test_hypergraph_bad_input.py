@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxgnn import Incidence, ops
-from jaxgnn.ops.hypergraph_conv import _PATHS
+from jaxgnn.ops._hypergraph.hypergraph_conv import _PATHS
 from tests.ops._hypergraph import FEATURES, HEADS, HYPEREDGES, INCIDENCE, NODES, WIDTH, arrays
 
 GIVEN = arrays()

@@ -10,9 +10,9 @@ import pytest
 
 from jaxgnn import _ffi, deterministic, ops
 from jaxgnn.graph import CBSR, CSRGraph, _csr, _edge_blocks, column_dtype
-from jaxgnn.ops import _dispatch as dispatch
-from jaxgnn.ops._dispatch import current_platform
-from jaxgnn.ops.maxk_spmm import (
+from jaxgnn.ops._core import dispatch
+from jaxgnn.ops._core.dispatch import current_platform
+from jaxgnn.ops._maxk_spmm.maxk_spmm import (
     BREAK_EVEN,
     FORWARD,
     GRAD_VALUES,
@@ -20,7 +20,7 @@ from jaxgnn.ops.maxk_spmm import (
     _is_worth_it,
     break_even,
 )
-from jaxgnn.ops.reference import maxk_spmm as reference
+from jaxgnn.ops._maxk_spmm.reference import maxk_spmm as reference
 from jaxgnn.testing import (
     DTYPES,
     MAXK_SHAPES,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from jaxgnn import ops
-from jaxgnn.ops.mhc_head import MHC_HEAD
-from jaxgnn.ops.reference import mhc_head as reference
+from jaxgnn.ops._mhc.mhc_head import MHC_HEAD
+from jaxgnn.ops._mhc.reference import mhc_head as reference
 from jaxgnn.testing import DTYPES, assert_close, check_against_float64, random_array
 from tests.ops._mhc import SHAPES, length, parameters, streams
 from tests.ops._table import usable

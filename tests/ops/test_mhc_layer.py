@@ -10,12 +10,12 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxgnn import ops
-from jaxgnn.ops import _pallas_mhc as pallas
-from jaxgnn.ops._dispatch import current_platform
-from jaxgnn.ops.mhc_pre import MHC_PRE
-from jaxgnn.ops.reference import mhc_post as reference_post
-from jaxgnn.ops.reference import mhc_pre as reference_pre
-from jaxgnn.ops.reference import sinkhorn as reference_sinkhorn
+from jaxgnn.ops._core.dispatch import current_platform
+from jaxgnn.ops._mhc import pallas
+from jaxgnn.ops._mhc.mhc_pre import MHC_PRE
+from jaxgnn.ops._mhc.reference import mhc_post as reference_post
+from jaxgnn.ops._mhc.reference import mhc_pre as reference_pre
+from jaxgnn.ops._mhc.reference import sinkhorn as reference_sinkhorn
 from jaxgnn.testing import check_against_float64, random_array
 from tests.ops._mhc import SHAPES, length, parameters, streams
 

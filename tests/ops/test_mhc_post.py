@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jaxgnn import ops
-from jaxgnn.ops.mhc_post import MHC_POST
-from jaxgnn.ops.reference import mhc_post as reference
+from jaxgnn.ops._mhc.mhc_post import MHC_POST
+from jaxgnn.ops._mhc.reference import mhc_post as reference
 from jaxgnn.testing import DTYPES, check_against_float64, check_numerical_gradients
 from tests.ops._mhc import SHAPES, length, outputs, streams, width
 from tests.ops._table import usable

@@ -9,9 +9,9 @@ import pytest
 from jax import lax
 
 from jaxgnn import ops
-from jaxgnn.ops.mhc_post_pre import MHC_POST_PRE
-from jaxgnn.ops.reference import mhc_post as reference_post
-from jaxgnn.ops.reference import mhc_pre as reference_pre
+from jaxgnn.ops._mhc.mhc_post_pre import MHC_POST_PRE
+from jaxgnn.ops._mhc.reference import mhc_post as reference_post
+from jaxgnn.ops._mhc.reference import mhc_pre as reference_pre
 from jaxgnn.testing import check_against_float64
 from tests.ops._mhc import SHAPES, length, outputs, parameters, streams, width
 from tests.ops._table import usable

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from jaxgnn import ops
-from jaxgnn.ops.mhc_pre import BACKWARD, MHC_PRE, STATIC
-from jaxgnn.ops.reference import mhc_pre as reference
+from jaxgnn.ops._mhc.mhc_pre import BACKWARD, MHC_PRE, STATIC
+from jaxgnn.ops._mhc.reference import mhc_pre as reference
 from jaxgnn.testing import DTYPES, check_against_float64, check_numerical_gradients
 from tests.ops._mhc import SHAPES, length, parameters, streams, width
 from tests.ops._table import usable

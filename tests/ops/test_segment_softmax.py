@@ -10,8 +10,8 @@ import pytest
 
 from jaxgnn import ops
 from jaxgnn.graph import CSRGraph
-from jaxgnn.ops.reference import segment_softmax as reference
-from jaxgnn.ops.segment_softmax import FORWARD
+from jaxgnn.ops._graph.reference import segment_softmax as reference
+from jaxgnn.ops._graph.segment_softmax import FORWARD
 from jaxgnn.testing import (
     DTYPES,
     check_against_float64,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from jaxgnn import ops
-from jaxgnn.ops.reference import sinkhorn as reference
-from jaxgnn.ops.sinkhorn import PERMUTATION_MIXTURE, SINKHORN
+from jaxgnn.ops._mhc.reference import sinkhorn as reference
+from jaxgnn.ops._mhc.sinkhorn import PERMUTATION_MIXTURE, SINKHORN
 from jaxgnn.testing import DTYPES, check_against_float64, random_array
 from tests.ops._table import usable
 

@@ -10,8 +10,8 @@ import pytest
 
 from jaxgnn import ops
 from jaxgnn.graph import CSRGraph
-from jaxgnn.ops.reference import spmm as reference_spmm
-from jaxgnn.ops.spmm import SDDMM, SPMM
+from jaxgnn.ops._graph.reference import spmm as reference_spmm
+from jaxgnn.ops._graph.spmm import SDDMM, SPMM
 from jaxgnn.testing import (
     DIMS,
     DTYPES,

@@ -11,7 +11,7 @@ import pytest
 
 import jaxgnn
 from jaxgnn import CSRGraph, ops
-from jaxgnn.ops import _dispatch as dispatch
+from jaxgnn.ops._core import dispatch
 
 GRAPH = CSRGraph.from_edges([0, 1, 2, 2], [1, 0, 0, 2], 3, weights=jnp.arange(1.0, 5.0))
 

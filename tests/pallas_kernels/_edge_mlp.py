@@ -17,10 +17,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jaxgnn import CSRGraph, ops
-from jaxgnn.ops import _pallas_edges
-from jaxgnn.ops._pallas import pieces
-from jaxgnn.ops.reference import _edge_reduce as reference
-from jaxgnn.ops.reference._edge_reduce import EdgeOperands, EdgeOptions
+from jaxgnn.ops._edge_mlp import pallas
+from jaxgnn.ops._edge_mlp.reference import edge_reduce as reference
+from jaxgnn.ops._edge_mlp.reference.edge_reduce import EdgeOperands, EdgeOptions
+from jaxgnn.ops._graph.pallas import pieces
 from jaxgnn.testing import assert_close, random_array, to_float64
 from pallas_kernels import simt
 from pallas_kernels.edge_mlp import edge_mlp_aggregate
@@ -278,7 +278,7 @@ def _exactly(structure, operands, options):
 
 def _edge_layers(operands):
     """As the kernels take them."""
-    return EdgeLayers(*_pallas_edges._layers(operands))
+    return EdgeLayers(*pallas._layers(operands))
 
 
 def run_sums(graph, operands, options, tile):
@@ -292,7 +292,7 @@ def run_gradients(graph, operands, dy, options, tile, monkeypatch):
     """By the kernels, interpreted."""
     backward = functools.partial(edge_mlp_aggregate.edge_reduce_backward, tile=tile)
     monkeypatch.setattr(edge_mlp_aggregate, "edge_reduce_backward", backward)
-    run = inspect.unwrap(_pallas_edges.edge_reduce_backward)  # a jit would keep it
+    run = inspect.unwrap(pallas.edge_reduce_backward)  # a jit would keep it
     with interpreted():
         return run(graph, operands, dy, options=options)
 

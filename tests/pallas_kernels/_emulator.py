@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgnn.ops import _pallas
+from jaxgnn.ops._maxk import pallas as maxk_calls
 from pallas_kernels import simt
 from tests.pallas_kernels._numpy_warp import NumpyWarp
 
@@ -46,6 +46,6 @@ def emulated(seed=0):
     """Lets all kernels run here, on concrete arrays; what is side by side in some random order."""
     seeded = functools.partial(launch, seed=seed)
     # A rule for vmap is traced, also without jit.
-    direct = mock.patch.object(_pallas, "batches_as_rows", lambda run: run)
+    direct = mock.patch.object(maxk_calls, "batches_as_rows", lambda run: run)
     with mock.patch.object(simt, "launch", seeded), direct, jax.disable_jit():
         yield

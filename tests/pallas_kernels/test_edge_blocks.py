@@ -12,9 +12,9 @@ from jaxgnn._ffi import maxk_spmm as ffi
 from jaxgnn.graph import BlockShape
 from jaxgnn.graph import _edge_blocks as graph_edge_blocks
 from jaxgnn.graph._edge_blocks import make_edge_blocks
-from jaxgnn.ops import _pallas as pallas
-from jaxgnn.ops.reference import maxk as maxk_reference
-from jaxgnn.ops.reference import maxk_spmm as maxk_spmm_reference
+from jaxgnn.ops._maxk.reference import maxk as maxk_reference
+from jaxgnn.ops._maxk_spmm import pallas
+from jaxgnn.ops._maxk_spmm.reference import maxk_spmm as maxk_spmm_reference
 from jaxgnn.testing import DTYPES, assert_close, random_array
 from pallas_kernels import simt
 from pallas_kernels.maxk_spmm import edge_blocks, maxk_spmm

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgnn.ops.reference import fused_mlp as mlp_reference
+from jaxgnn.ops._dense.reference import fused_mlp as mlp_reference
 from jaxgnn.testing import assert_bit_equal, assert_close, random_array, to_float64
 from pallas_kernels import simt
 from pallas_kernels.dense import forward as dense_forward

@@ -12,7 +12,7 @@ from jax.sharding import AxisType, PartitionSpec
 from jaxgnn import CBSR, CSRGraph, deterministic, ops
 from jaxgnn.graph import BlockShape, BlockTasks, EdgeBlocks, GraphPlan, RowSchedule
 from jaxgnn.graph._schedule import units
-from jaxgnn.ops import _dispatch as dispatch
+from jaxgnn.ops._core import dispatch
 from jaxgnn.testing import DTYPES
 
 DIM, NODES, EDGES = 256, 232_965, 111_400_000  # Reddit

@@ -10,12 +10,12 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxgnn import deterministic, ops
-from jaxgnn.ops import _dispatch as dispatch
-from jaxgnn.ops import _pallas_mhc as pallas
-from jaxgnn.ops.reference import mhc_post as post_reference
-from jaxgnn.ops.reference import mhc_post_pre as post_pre_reference
-from jaxgnn.ops.reference import mhc_pre as pre_reference
-from jaxgnn.ops.reference import sinkhorn as sinkhorn_reference
+from jaxgnn.ops._core import dispatch
+from jaxgnn.ops._mhc import pallas
+from jaxgnn.ops._mhc.reference import mhc_post as post_reference
+from jaxgnn.ops._mhc.reference import mhc_post_pre as post_pre_reference
+from jaxgnn.ops._mhc.reference import mhc_pre as pre_reference
+from jaxgnn.ops._mhc.reference import sinkhorn as sinkhorn_reference
 from jaxgnn.testing import (
     DTYPES,
     assert_bit_equal,

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxgnn.ops.reference import mhc_post
-from jaxgnn.ops.reference import mhc_pre as reference
+from jaxgnn.ops._mhc.reference import mhc_post
+from jaxgnn.ops._mhc.reference import mhc_pre as reference
 from jaxgnn.testing import assert_bit_equal, assert_close, random_array
 from pallas_kernels.mhc import mhc_post_pre
 from pallas_kernels.mhc.cluster.post_pre import MhcPostPreClusterTile as BoundaryTile

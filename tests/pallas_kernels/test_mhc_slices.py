@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgnn.ops import _pallas_mhc as pallas
-from jaxgnn.ops.reference import mhc_post, mhc_pre
+from jaxgnn.ops._mhc import pallas
+from jaxgnn.ops._mhc.reference import mhc_post, mhc_pre
 from jaxgnn.testing import assert_close, random_array
 from pallas_kernels.chip import Chip
 from pallas_kernels.mhc.arguments import MHCConstants, MHCParams, PostInputs

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxgnn.ops import _pallas_mhc as pallas
-from jaxgnn.ops.reference import mhc_post, mhc_pre
+from jaxgnn.ops._mhc import pallas
+from jaxgnn.ops._mhc.reference import mhc_post, mhc_pre
 from jaxgnn.testing import assert_close
 from pallas_kernels.chip import Chip
 from pallas_kernels.mhc import wide_sums as wide

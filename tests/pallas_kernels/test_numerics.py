@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from jaxgnn import CBSR, CSRGraph
-from jaxgnn.ops import _pallas as pallas
-from jaxgnn.ops.reference import maxk as maxk_reference
-from jaxgnn.ops.reference import maxk_spmm as maxk_spmm_reference
-from jaxgnn.ops.reference import segment_softmax as softmax_reference
-from jaxgnn.ops.reference import spmm as spmm_reference
+from jaxgnn.ops._graph import pallas as graph_calls
+from jaxgnn.ops._graph.reference import segment_softmax as softmax_reference
+from jaxgnn.ops._graph.reference import spmm as spmm_reference
+from jaxgnn.ops._maxk import pallas as maxk_calls
+from jaxgnn.ops._maxk.reference import maxk as maxk_reference
+from jaxgnn.ops._maxk_spmm import pallas as maxk_spmm_calls
+from jaxgnn.ops._maxk_spmm.reference import maxk_spmm as maxk_spmm_reference
 from jaxgnn.testing import DTYPES, assert_bit_equal, assert_close, random_array
 from pallas_kernels import simt
 from pallas_kernels.graph.segment_softmax import SoftmaxTile
@@ -91,9 +93,9 @@ def _graph(name) -> CSRGraph:
 def test_spmm_and_sddmm(name, dim, dtype):
     graph = _graph(name)
     a, b = random_array((ROWS, dim), dtype, seed=0), random_array((COLS, dim), dtype, seed=1)
-    assert_close(pallas.spmm(graph, b), spmm_reference.spmm(graph, b), reduction_length=EDGES)
+    assert_close(graph_calls.spmm(graph, b), spmm_reference.spmm(graph, b), reduction_length=EDGES)
     exact = spmm_reference.sddmm(graph, a, b)
-    assert_close(pallas.sddmm(graph, a, b), exact, reduction_length=dim)
+    assert_close(graph_calls.sddmm(graph, a, b), exact, reduction_length=dim)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -116,10 +118,10 @@ def test_segment_softmax_and_its_gradient(monkeypatch, heads, kept, dtype):
     logits = logits.at[first[9] : first[10], 0].set(-jnp.inf)
     logits = logits.at[first[8]].set(jnp.nan).at[first[6]].set(jnp.inf)
     p = softmax_reference.segment_softmax(graph, logits)
-    assert_close(pallas.segment_softmax(graph, logits), p, reduction_length=EDGES)
+    assert_close(graph_calls.segment_softmax(graph, logits), p, reduction_length=EDGES)
     p = jnp.nan_to_num(p)
     exact = softmax_reference.grad_logits(graph, p, dy)
-    assert_close(pallas.grad_logits(graph, p, dy), exact, reduction_length=EDGES)
+    assert_close(graph_calls.grad_logits(graph, p, dy), exact, reduction_length=EDGES)
 
 
 @pytest.mark.parametrize(
@@ -141,9 +143,9 @@ def test_segment_softmax_by_the_warps_of_one_block(monkeypatch, lengths, heads, 
     graph = CSRGraph(indptr, np.zeros(edges, np.int32), num_cols=1).prepared()
     logits, dy = (random_array((edges, heads), "float32", seed=s, scale=3.0) for s in (0, 1))
     p = softmax_reference.segment_softmax(graph, logits)
-    assert_close(pallas.segment_softmax(graph, logits), p, reduction_length=max(lengths))
+    assert_close(graph_calls.segment_softmax(graph, logits), p, reduction_length=max(lengths))
     exact = softmax_reference.grad_logits(graph, p, dy)
-    assert_close(pallas.grad_logits(graph, p, dy), exact, reduction_length=max(lengths))
+    assert_close(graph_calls.grad_logits(graph, p, dy), exact, reduction_length=max(lengths))
 
 
 def test_numbers_of_64_bits_are_shared_by_lanes():
@@ -164,11 +166,11 @@ def test_maxk_spmm_and_its_gradients(any_walk, name, dim, k, dtype):
     x, dy = random_array((COLS, dim), dtype, seed=0), random_array((ROWS, dim), dtype, seed=1)
     kept = maxk_reference.maxk(x, k=k, by="value", early_stop=None)
     y = maxk_spmm_reference.maxk_spmm(graph, kept)
-    assert_close(pallas.maxk_spmm(graph, kept), y, reduction_length=EDGES)
+    assert_close(maxk_spmm_calls.maxk_spmm(graph, kept), y, reduction_length=EDGES)
     dvalues = maxk_spmm_reference.grad_values(graph, kept, dy)
-    assert_close(pallas.grad_values(graph, kept, dy), dvalues, reduction_length=EDGES)
+    assert_close(maxk_spmm_calls.grad_values(graph, kept, dy), dvalues, reduction_length=EDGES)
     dweights = maxk_spmm_reference.grad_weights(graph, kept, dy)
-    assert_close(pallas.grad_weights(graph, kept, dy), dweights, reduction_length=k)
+    assert_close(maxk_spmm_calls.grad_weights(graph, kept, dy), dweights, reduction_length=k)
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, "float16"])
@@ -182,10 +184,10 @@ def test_maxk_has_the_bits_of_the_reference(dim, dtype):
     for k in sorted({1, (dim + 2) // 3, dim}):
         for by in ("value", "magnitude"):
             exact = maxk_reference.maxk(x, k=k, by=by, early_stop=None)
-            assert_bit_equal(pallas.maxk(x, k=k, by=by, early_stop=None), exact)
+            assert_bit_equal(maxk_calls.maxk(x, k=k, by=by, early_stop=None), exact)
         dense = maxk_reference.todense(exact)
-        assert_bit_equal(pallas.todense(exact), dense)
-        assert_bit_equal(pallas.gather_columns(dense, exact.indices), exact.values)
+        assert_bit_equal(maxk_calls.todense(exact), dense)
+        assert_bit_equal(maxk_calls.gather_columns(dense, exact.indices), exact.values)
 
 
 @pytest.mark.parametrize("dim", [64, 256])
@@ -195,7 +197,7 @@ def test_eight_rows_are_exact_whatever_16_bits_can_tell(rows, dim):
     for k in (1, dim // 8, dim - 1):
         for by in ("value", "magnitude"):
             exact = maxk_reference.maxk(kinds, k=k, by=by, early_stop=None)
-            assert_bit_equal(pallas.maxk(kinds, k=k, by=by, early_stop=None), exact)
+            assert_bit_equal(maxk_calls.maxk(kinds, k=k, by=by, early_stop=None), exact)
 
 
 def _looked_at_again(x, k, by) -> int:
@@ -207,7 +209,7 @@ def _looked_at_again(x, k, by) -> int:
         return keep(self, warp, row, guess)
 
     with mock.patch.object(OneRow, "keep", counted):
-        pallas.maxk(x, k=k, by=by, early_stop=None)
+        maxk_calls.maxk(x, k=k, by=by, early_stop=None)
     return sum(looks)
 
 
@@ -242,23 +244,28 @@ def test_offsets_of_64_bits(any_walk):
         plan = dataclasses.replace(plan, schedule=schedule)
         wide = dataclasses.replace(graph, indptr=graph.indptr.astype(jnp.int64), plan=plan)
         x = random_array((COLS, 16), "float32", seed=0)
-        assert_bit_equal(pallas.spmm(wide, x), pallas.spmm(graph, x))
+        assert_bit_equal(graph_calls.spmm(wide, x), graph_calls.spmm(graph, x))
         kept = maxk_reference.maxk(x, k=3, by="value", early_stop=None)
-        assert_bit_equal(pallas.maxk_spmm(wide, kept), pallas.maxk_spmm(graph, kept))
+        assert_bit_equal(
+            maxk_spmm_calls.maxk_spmm(wide, kept), maxk_spmm_calls.maxk_spmm(graph, kept)
+        )
         dy = random_array((ROWS, 16), "float32", seed=1)
-        assert_bit_equal(pallas.grad_weights(wide, kept, dy), pallas.grad_weights(graph, kept, dy))
+        assert_bit_equal(
+            maxk_spmm_calls.grad_weights(wide, kept, dy),
+            maxk_spmm_calls.grad_weights(graph, kept, dy),
+        )
         logits = random_array((graph.num_edges, 3), "float32", seed=2)
-        p = pallas.segment_softmax(graph, logits)
-        assert_bit_equal(pallas.segment_softmax(wide, logits), p)
-        slopes = pallas.grad_logits(graph, p, logits)
-        assert_bit_equal(pallas.grad_logits(wide, p, logits), slopes)
+        p = graph_calls.segment_softmax(graph, logits)
+        assert_bit_equal(graph_calls.segment_softmax(wide, logits), p)
+        slopes = graph_calls.grad_logits(graph, p, logits)
+        assert_bit_equal(graph_calls.grad_logits(wide, p, logits), slopes)
 
 
 def test_what_is_not_finite_stays_with_its_neighbours(any_walk):
     graph = _graph("plain")
     x = jnp.zeros((COLS, 64)).at[5].set(jnp.inf).at[0].set(jnp.nan)
-    np.testing.assert_array_equal(pallas.spmm(graph, x), spmm_reference.spmm(graph, x))
+    np.testing.assert_array_equal(graph_calls.spmm(graph, x), spmm_reference.spmm(graph, x))
     columns = jnp.broadcast_to(jnp.arange(8, dtype=jnp.uint8), (COLS, 8))
     kept = CBSR(x[:, :8], columns, 64)
     exact = maxk_spmm_reference.maxk_spmm(graph, kept)
-    np.testing.assert_array_equal(pallas.maxk_spmm(graph, kept), exact)
+    np.testing.assert_array_equal(maxk_spmm_calls.maxk_spmm(graph, kept), exact)

@@ -1,0 +1,477 @@
+"""Which implementation runs: the only dispatch code of the library.
+
+An op consists of kernels (a forward, and what its backward needs). Each ``Kernel`` is a table of
+implementations. A named implementation runs or raises; ``None`` takes, per platform, the first of
+the kernel's preference that supports the arguments, and always works.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxgnn import _ffi
+from jaxgnn._errors import bad_input
+from jaxgnn.graph import CSRGraph
+from jaxgnn.graph._arrays import empty_like
+from jaxgnn.graph._arrays import match_varying as match_varying
+from jaxgnn.ops._core import verify as verification
+from jaxgnn.ops._core.eager import runs_now
+from jaxgnn.ops._core.one_platform import on_a_gpu
+
+Name = Literal["xla", "pallas", "ffi"]
+"""Implementations: plain JAX, Pallas kernels, kernels that were compiled at install time."""
+Platform = Literal["cpu", "cuda"]
+
+_default_implementation = jax.make_user_context(default_value=None)
+_deterministic = jax.make_user_context(default_value=False)
+
+
+def default_implementation(name: Name | None):
+    """Context manager: the implementation that ops use when they are given ``None``.
+
+    As with the argument of an op, a name never falls back. The setting is part of ``jax.jit``'s
+    cache key: a function traced under another setting is traced again.
+
+    Args:
+      name: ``"xla"``, ``"pallas"``, ``"ffi"``, or None for the fastest that was measured.
+
+    Raises:
+      ValueError: if there is no such implementation.
+    """
+    _require_name("default_implementation", name)
+    return _default_implementation(name)
+
+
+def deterministic(enabled: bool = True):
+    """Context manager: results and gradients are equal to the last bit from run to run.
+
+    An implementation that can not promise that on the platform at hand is passed over by
+    ``None`` and refused by name. On CPU every implementation is deterministic.
+    """
+    return _deterministic(bool(enabled))
+
+
+class Request(NamedTuple):
+    """What an op was asked for; goes from its forward to its backward pass.
+
+    Attributes:
+      name: the implementation, None for the fastest.
+      deterministic: whether results have to repeat to the bit.
+      verify: how they are checked.
+    """
+
+    name: Name | None
+    deterministic: bool
+    verify: verification.Setting
+
+
+def resolve(op: str, implementation: Name | None) -> Request:
+    """What an op was asked for: its argument, else the session default; and the modes."""
+    _require_name(op, implementation)
+    name = requested_implementation(implementation)
+    return Request(name, _deterministic.value, verification.setting())
+
+
+def requested_implementation(implementation: Name | None) -> Name | None:
+    """What an op with this argument is asked for: the argument, else the session default."""
+    return _default_implementation.value if implementation is None else implementation
+
+
+def _require_name(where: str, name: str | None) -> None:
+    if name is not None and name not in get_args(Name):
+        expected = "None or one of " + ", ".join(get_args(Name))
+        raise bad_input(where, "implementation", expected, repr(name))
+
+
+def _always(*args: Any, **options: Any) -> None:
+    """Supports everything, and says nothing else of it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Implementation:
+    """One way to run a kernel.
+
+    Attributes:
+      runs: ``run(*args, **options)`` for each platform where it runs; args are pytrees of arrays,
+        options are static.
+      unsupported: ``unsupported(platform, *args, **options)``: the reason why it can not run
+        these, or None. Asked before tracing ``run``.
+      deterministic_on: platforms where two runs give equal bits.
+      missing: the reason why it can not run anything on a platform (not compiled, say), or None.
+      not_worth: ``not_worth(*args, **options)``: the reason why ``None`` passes over it although it
+        could run these, or None.
+      tolerance: ``tolerance(*args, **options)``: what ``jaxgnn.verify`` is to allow, of the
+        largest entry; None for what the dtype allows.
+    """
+
+    runs: Mapping[Platform, Callable[..., Any]]
+    unsupported: Callable[..., str | None] = _always
+    deterministic_on: tuple[Platform, ...] = ("cpu", "cuda")
+    missing: Callable[[Platform], str | None] = _always
+    not_worth: Callable[..., str | None] = _always
+    tolerance: Callable[..., float | None] = _always
+
+    @property
+    def platforms(self) -> tuple[Platform, ...]:
+        """The platforms that this implementation runs on."""
+        return tuple(self.runs)
+
+
+def ffi(
+    *,
+    dtypes: tuple[str, ...],
+    cpu: Callable[..., Any],
+    cuda: Callable[..., Any] | None = None,
+    cuda_limits: Callable[..., str | None] = _always,
+) -> Implementation:
+    """Compiled kernels for features of ``dtypes``, where their libraries were built.
+
+    Args:
+      dtypes: names of the dtypes of features.
+      cpu: runs the kernel of the CPU library.
+      cuda: runs that of the CUDA library, if it has one.
+      cuda_limits: the reason why that one can not run these arguments, or None.
+    """
+
+    def unsupported(platform: Platform, *args: Any, **options: Any) -> str | None:
+        # A library reads the number of rows when it is called; what it cuts them into, it is told.
+        reason = _other_dtype(dtypes, args) or unknown_size(args, leading=False)
+        if reason is None and platform == "cuda":
+            reason = cuda_limits(*args, **options)
+        return reason
+
+    runs: dict[Platform, Callable[..., Any]] = {"cpu": cpu}
+    if cuda is not None:
+        runs["cuda"] = cuda
+    return Implementation(runs, unsupported, missing=_ffi.why_missing)
+
+
+def pallas(
+    run: Callable[..., Any],
+    *,
+    dtypes: tuple[str, ...],
+    limits: Callable[..., str | None] = _always,
+    not_worth: Callable[..., str | None] = _always,
+    tolerance: Callable[..., float | None] = _always,
+) -> Implementation:
+    """Mosaic GPU kernels for features of ``dtypes``, which need nothing compiled at install time.
+
+    Args:
+      run: calls the kernel.
+      dtypes: names of the dtypes of features.
+      limits: the reason why it can not run these arguments, or None.
+      not_worth: the reason why it is slower with these arguments than what comes next, or None.
+      tolerance: what ``jaxgnn.verify`` is to allow, None for what the dtype allows.
+    """
+
+    def unsupported(platform: Platform, *args: Any, **options: Any) -> str | None:
+        reason = _other_dtype(dtypes, args) or unknown_size(args)
+        return limits(*args, **options) if reason is None else reason
+
+    runs: dict[Platform, Callable[..., Any]] = {"cuda": run}
+    return Implementation(
+        runs, unsupported, missing=_no_mosaic_gpu, not_worth=not_worth, tolerance=tolerance
+    )
+
+
+def _other_dtype(dtypes: tuple[str, ...], args: Any) -> str | None:
+    """The reason if features are of none of these dtypes."""
+    # Those of a graph are coefficients, which every implementation casts to what it sums in.
+    features = [argument for argument in args if not isinstance(argument, CSRGraph)]
+    for leaf in jax.tree.leaves(features):
+        # float32 may stand beside shorter features, such as the weights of edges.
+        known = leaf.dtype.name in (*dtypes, "float32")
+        if jnp.issubdtype(leaf.dtype, jnp.floating) and not known:
+            return f"needs {' or '.join(dtypes)} values, got {leaf.dtype.name}"
+    return None
+
+
+def unknown_size(args: Any, *, leading: bool = True) -> str | None:
+    """The reason if a size is known only when an exported program is called, or None.
+
+    Args:
+      args: pytrees of arrays.
+      leading: whether leading axes count, not only those of graphs.
+    """
+    for argument in args:
+        first = 0 if leading or isinstance(argument, CSRGraph) else -1
+        for leaf in jax.tree.leaves(argument):
+            if any(jax.export.is_symbolic_dim(size) for size in leaf.shape[first:]):
+                return f"needs sizes that are known when it is traced, got {list(leaf.shape)}"
+    return None
+
+
+@functools.cache
+def _no_mosaic_gpu(platform: Platform) -> str | None:
+    """Why Mosaic GPU kernels do not run here; None if they do, or would if there were a GPU."""
+    try:
+        import pallas_kernels.simt  # noqa: F401
+    except ImportError as error:
+        return f"needs a jaxlib with Mosaic GPU: {error}"
+    if jax.default_backend() != "gpu":
+        return None
+    found = str(getattr(jax.local_devices()[0], "compute_capability", "none"))
+    major = found.partition(".")[0]
+    if major.isdigit() and int(major) >= 9:
+        return None
+    return f"needs a GPU of compute capability 9.0 or higher, got {found}"
+
+
+def xla(
+    run: Callable[..., Any], *, scatters: bool = True, cuda: Callable[..., Any] | None = None
+) -> Implementation:
+    """The reference as an implementation; a scatter has no fixed order of summation on a GPU.
+
+    Args:
+      run: the reference.
+      scatters: whether it has any.
+      cuda: the reference with roundings that a GPU's libraries have, if it has them; what is
+        verified is compared with ``run``.
+    """
+    runs: dict[Platform, Callable[..., Any]] = {"cpu": run, "cuda": cuda or run}
+    return Implementation(runs, deterministic_on=("cpu",) if scatters else ("cpu", "cuda"))
+
+
+def is_deterministic() -> bool:
+    """Whether the op that is being traced was asked to repeat to the bit."""
+    return _deterministic.value
+
+
+_PREFERENCE: Mapping[Platform, tuple[Name, ...]] = {
+    "cpu": ("ffi", "xla"),
+    "cuda": ("ffi", "pallas", "xla"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """A named computation and the table of its implementations.
+
+    Attributes:
+      name: as in error messages, for example ``"spmm"``.
+      implementations: by name; ``"xla"`` is always there.
+      preference: the order in which ``None`` tries them on each platform.
+    """
+
+    name: str
+    implementations: Mapping[Name, Implementation]
+    preference: Mapping[Platform, tuple[Name, ...]] = field(default_factory=lambda: _PREFERENCE)
+
+    def __call__(self, request: Request, *args: Any, **options: Any) -> Any:
+        """Runs the named implementation, or for None what suits platform and arguments."""
+        with _deterministic(request.deterministic), verification.using(request.verify):
+            return self._run(request.name, *args, **options)
+
+    def _run(self, implementation: Name | None, *args: Any, **options: Any) -> Any:
+        here = current_platform()
+        if implementation is not None:
+            reason = self.why_not(implementation, here, *args, **options)
+            if reason is not None:
+                raise NotImplementedError(f"{self.name}[{implementation}]: {reason}")
+            run = _compiled_once(_Choice(self._call(implementation, here, options)))
+            return self._verified(implementation, run, options)(*args)
+        chosen = {p: self.choose(p, *args, **options) for p in get_args(Platform)}
+        named = {p: name for p, name in chosen.items() if name != "xla"}
+        if runs_now():  # by the platform that the arrays are on
+            branches = tuple((p, n, self._call(n, p, options)) for p, n in named.items())
+            run = _compiled_once(_Choice(self._call("xla", here, options), branches))
+            return self._verified(chosen[here], run, options)(*args)
+        fallback = self._branch("xla", here, options)
+        return _platform_dependent(
+            fallback, {p: self._branch(n, p, options) for p, n in named.items()}, args
+        )
+
+    def choose(self, platform: Platform, *args: Any, **options: Any) -> Name:
+        """The implementation that ``None`` takes on ``platform`` for these arguments."""
+        reasons = {}
+        for name in self.preference[platform]:
+            reason = self.why_not(name, platform, *args, **options)
+            if reason is None:
+                reason = self.implementations[name].not_worth(*args, **options)
+            if reason is None:
+                return name
+            reasons[name] = reason
+            # A CPU install without its library is a mishap; nvcc is optional on a GPU.
+            if platform == current_platform() == "cpu" and name in self.implementations:
+                _warn_if_not_installed(self.implementations[name])
+        if platform == current_platform():
+            listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+            raise NotImplementedError(f"{self.name}: no implementation applies: {listed}")
+        return "xla"
+
+    def unavailable(self, name: Name, platform: Platform) -> str | None:
+        """Why ``name`` runs nothing at all on ``platform``; None if it depends on the arguments."""
+        entry = self.implementations.get(name)
+        if entry is None:
+            return f"needs one of the implementations {', '.join(self.implementations)}, got {name}"
+        if platform not in entry.platforms:
+            return f"needs platform {' or '.join(entry.platforms)}, got {platform}"
+        if _deterministic.value and not _is_deterministic(entry, platform):
+            return (
+                "needs a fixed order of summation under jaxgnn.deterministic(), got scatters on "
+                "a GPU; XLA_FLAGS=--xla_gpu_deterministic_ops=true gives XLA one"
+            )
+        return entry.missing(platform)
+
+    def why_not(self, name: Name, platform: Platform, *args: Any, **options: Any) -> str | None:
+        """Why ``name`` can not run these arguments on ``platform``; None if it can."""
+        reason = self.unavailable(name, platform)
+        if reason is not None:
+            return reason
+        return self.implementations[name].unsupported(platform, *args, **options)
+
+    def _branch(
+        self, name: Name, platform: Platform, options: Mapping[str, Any]
+    ) -> Callable[..., Any]:
+        branch = _branch_of(name, self._call(name, platform, options))
+        return self._verified(name, branch, options)
+
+    def _call(self, name: Name, platform: Platform, options: Mapping[str, Any]) -> _Call:
+        run = self.implementations[name].runs[platform]
+        return _Call(f"{self.name}[{name}]", run, tuple(sorted(options.items())))
+
+    def _verified(
+        self, name: Name, run: Callable[..., Any], options: Mapping[str, Any]
+    ) -> Callable[..., Any]:
+        if name == "xla" or verification.setting().mode == "off":
+            return run
+        # The formula as it stands, on every platform.
+        exact = {**options, "precision": "highest"} if "precision" in options else options
+        reference = _compiled_once(_Choice(self._call("xla", "cpu", exact)))
+        known = functools.partial(self.implementations[name].tolerance, **options)
+        return verification.checked(f"{self.name}[{name}]", run, reference, known, _most_edges)
+
+
+class _Call(NamedTuple):
+    """What is static of a kernel's call: the same for equal calls, and without any array."""
+
+    label: str
+    run: Callable[..., Any]
+    options: tuple[tuple[str, Any], ...]
+
+
+class _Choice(NamedTuple):
+    """What runs a kernel: one call, or another one on each platform that has a branch."""
+
+    fallback: _Call
+    branches: tuple[tuple[Platform, Name, _Call], ...] = ()
+
+
+def _compiled_once(choice: _Choice) -> Callable[..., Any]:
+    """What runs ``choice``, which outside of ``jit`` is one program for equal choices."""
+    return functools.partial(_run_compiled if runs_now() else _run_choice, choice)
+
+
+def _run_choice(choice: _Choice, *args: Any) -> Any:
+    branches = {platform: _branch_of(name, call) for platform, name, call in choice.branches}
+    return _platform_dependent(functools.partial(_run, choice.fallback), branches, args)
+
+
+_run_compiled = jax.jit(_run_choice, static_argnums=0)
+
+
+def _branch_of(name: Name, call: _Call) -> Callable[..., Any]:
+    """``call`` for the branch of one platform, in a program that may be lowered for others too."""
+    run = functools.partial(_run, call)
+    return on_a_gpu(run) if name == "pallas" else run
+
+
+def _run(call: _Call, *args: Any) -> Any:
+    with jax.named_scope(call.label):
+        return call.run(*args, **dict(call.options))
+
+
+def _platform_dependent(
+    fallback: Callable[..., Any], branches: Mapping[Platform, Callable[..., Any]], args: Any
+) -> Any:
+    """``lax.platform_dependent``, whose operands are the arrays that have elements.
+
+    What all branches return varies over a mesh as the operands do: of no edges, say, the result of
+    the reference is zeros, which depend on no operand.
+    """
+    leaves, structure = jax.tree.flatten(args)
+    operands = [leaf for leaf in leaves if 0 not in leaf.shape]
+    if not branches or not operands:
+        return fallback(*args)
+    kinds = [jax.typeof(leaf) for leaf in leaves]
+
+    def of_operands(run):
+        def whole(*operands):
+            rest = iter(operands)
+            made = [empty_like(k, operands[0]) if 0 in k.shape else next(rest) for k in kinds]
+            results = run(*jax.tree.unflatten(structure, made))
+            return jax.tree.map(lambda r: match_varying(r, operands[0])[0], results)
+
+        return whole
+
+    of_platforms = {platform: of_operands(run) for platform, run in branches.items()}
+    return lax.platform_dependent(*operands, default=of_operands(fallback), **of_platforms)
+
+
+def _most_edges(*args: Any) -> jax.Array | None:
+    """How many edges the node has that has most, of the graphs among the arguments."""
+    numbers = [jnp.int32(0)]
+    for graph in args:
+        if isinstance(graph, CSRGraph):
+            rows = graph.receivers()
+            real = (rows < graph.num_rows).astype(jnp.int32)
+            numbers += [jnp.max(jnp.diff(graph.indptr), initial=0).astype(jnp.int32)]
+            senders = jax.ops.segment_sum(real, graph.indices, graph.num_cols)
+            numbers += [jnp.max(senders, initial=0)]
+    return jnp.max(jnp.stack(numbers))
+
+
+def _warn_if_not_installed(entry: Implementation) -> None:
+    """Tells, once, that a fast path is passed over for want of a compiled library."""
+    reason = entry.missing("cpu") if "cpu" in entry.platforms else None
+    if reason is not None:
+        _warn_once(reason)
+
+
+@functools.cache
+def _warn_once(reason: str) -> None:
+    warnings.warn(f"jaxgnn: slow path: {reason}", stacklevel=2)
+
+
+def _is_deterministic(entry: Implementation, platform: Platform) -> bool:
+    flags = os.environ.get("XLA_FLAGS", "").lower().split()
+    forced = "--xla_gpu_deterministic_ops=true" in flags or "--xla_gpu_deterministic_ops" in flags
+    return platform in entry.deterministic_on or forced
+
+
+def current_platform() -> Platform:
+    """Where an eager op or a ``jit`` without further instructions would run."""
+    device = jax.config.jax_default_device
+    if device is None:
+        name = jax.default_backend()
+    else:
+        name = device if isinstance(device, str) else device.platform
+    return "cuda" if name in ("gpu", "cuda") else "cpu"
+
+
+def mapped_with(x: jax.Array, other: jax.Array) -> jax.Array:
+    """``x``, but such that ``jax.vmap`` maps it wherever it maps ``other``, which broadcasts to it.
+
+    Of the results of a ``custom_vjp``, ``jax.vmap`` sums the cotangents of each that it does not
+    map, and the backward pass of every member gets that sum for its own. So all results have to
+    depend on all arguments. A compiler knows the choice made here, and leaves it out.
+    """
+    return lax.select(np.bool_(True), x, jnp.broadcast_to(other.astype(x.dtype), x.shape))
+
+
+def vmap_leading(function: Callable[..., Any], batch_dims: int, in_axes: Any):
+    """``function`` mapped over ``batch_dims`` leading axes of the arguments that have them."""
+    for _ in range(batch_dims):
+        function = jax.vmap(function, in_axes=in_axes)
+    return function

@@ -1,0 +1,109 @@
+"""The ops of the library, in the order in which tables show them.
+
+Whatever needs a list of the ops reads this one: ``jaxgnn info``, the benchmarks and their report,
+and the tests that hold every op to a page, a benchmark and a name in each layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxgnn.ops._core.dispatch import Platform
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A module of ``experiments/benchmarks``.
+
+    Attributes:
+      module: its name.
+      rows: the names in the column ``op`` of its results; that of the module if empty.
+    """
+
+    module: str
+    rows: tuple[str, ...] = ()
+
+    @property
+    def row_names(self) -> tuple[str, ...]:
+        """The names in the column ``op`` of its results."""
+        return self.rows or (self.module,)
+
+
+@dataclass(frozen=True)
+class Op:
+    """An op, and what there is of it in each layer.
+
+    The name is that of the public function in ``jaxgnn.ops``, of its module and its reference in
+    ``jaxgnn/ops/_<family>/``, of its page in ``docs/ops/``, of its test in ``tests/ops/``, and,
+    where it has them, of its GPU kernel in ``pallas_kernels/<family>/`` and its native sources.
+
+    Attributes:
+      name: the word for this op in every layer.
+      family: the folder of its kernels, and with an underscore in front, that of its op.
+      companions: further public functions of its module that compute something.
+      pallas: whether it has Mosaic GPU kernels.
+      native: the platforms for which there are compiled kernels.
+      native_of: the op whose compiled kernels it runs, if it has none of its own.
+      benchmarks: what times it.
+    """
+
+    name: str
+    family: str
+    companions: tuple[str, ...] = ()
+    pallas: bool = True
+    native: tuple[Platform, ...] = ()
+    native_of: str | None = None
+    benchmarks: tuple[Benchmark, ...] = ()
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """Its public functions in ``jaxgnn.ops``."""
+        return self.name, *self.companions
+
+    @property
+    def module(self) -> str:
+        """The full name of the module that defines it."""
+        return f"jaxgnn.ops._{self.family}.{self.name}"
+
+    @property
+    def page(self) -> str:
+        """Its page, relative to the root of the project."""
+        return f"docs/ops/{self.name}.md"
+
+
+_EVERYWHERE: tuple[Platform, ...] = ("cpu", "cuda")
+_LINEAR = (Benchmark("fused_linear"), Benchmark("fused_linear_maxk"))
+_HYPERGRAPHS = Benchmark("hypergraph_conv", ("hypergraph_conv", "expert_coupling", "expert_lm"))
+
+
+def _timed(
+    name: str,
+    family: str,
+    companions: tuple[str, ...] = (),
+    *,
+    native: tuple[Platform, ...] = (),
+) -> Op:
+    """An op with GPU kernels and a benchmark of its own name."""
+    return Op(name, family, companions, native=native, benchmarks=(Benchmark(name),))
+
+
+OPS = (
+    _timed("maxk", "maxk", ("todense",), native=_EVERYWHERE),
+    _timed("spmm", "graph", ("sddmm",), native=_EVERYWHERE),
+    _timed("maxk_spmm", "maxk_spmm", native=_EVERYWHERE),
+    _timed("segment_softmax", "graph", native=("cpu",)),
+    _timed("mhc_pre", "mhc"),
+    _timed("mhc_post", "mhc"),
+    _timed("sinkhorn", "mhc", ("permutation_mixture",)),
+    _timed("mhc_post_pre", "mhc"),
+    _timed("mhc_layer", "mhc"),
+    Op("mhc_head", "mhc", ("mhc_expand",), pallas=False),
+    Op("fused_linear", "dense", benchmarks=_LINEAR),
+    _timed("fused_mlp", "dense"),
+    _timed("edge_mlp_aggregate", "edge_mlp"),
+    Op("hypergraph_conv", "hypergraph", native_of="spmm", benchmarks=(_HYPERGRAPHS,)),
+)
+"""Every op, in the order in which tables show them."""
+
+BY_NAME = {op.name: op for op in OPS}
+"""Every op, by its name."""

@@ -1,0 +1,233 @@
+"""A linear layer with its activation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, overload
+
+import jax
+from jaxtyping import Array, Float
+
+from jaxgnn.graph import CBSR
+from jaxgnn.ops._core import dispatch
+from jaxgnn.ops._core.activations import Name as Activation
+from jaxgnn.ops._core.checks import check_choice, check_float, from_numpy
+from jaxgnn.ops._dense import pallas
+from jaxgnn.ops._dense.checks import check_layer, check_options
+from jaxgnn.ops._dense.kernels import (
+    backward_limits,
+    forward_limits,
+    gradient_request,
+    layer_limits,
+)
+from jaxgnn.ops._dense.kernels import kernel as kernel_table
+from jaxgnn.ops._dense.reference import fused_linear as reference
+from jaxgnn.ops._dense.reference.fused_linear import Precision
+from jaxgnn.ops._maxk.maxk import TODENSE, check_k, maxk
+
+
+def _forward_limits(x, kernel, bias, *, activation, precision) -> str | None:
+    del bias, activation
+    return forward_limits(x, (kernel,), precision)
+
+
+def _backward_limits(x, kernel, *arrays, activation, precision) -> str | None:
+    del arrays
+    return backward_limits(x, (kernel,), activation, precision)
+
+
+def _limits(x, kernel, *arrays, **options) -> str | None:
+    del arrays, options  # also the precision: products of 16-bit numbers are exact
+    return layer_limits(x, (kernel,))
+
+
+# The formula as it stands, differentiated by JAX.
+REFERENCE = dispatch.Kernel(
+    "fused_linear", {"xla": dispatch.xla(reference.fused_linear, scatters=False)}
+)
+FUSED_LINEAR = kernel_table(
+    "fused_linear", reference.fused_linear, pallas.fused_linear, limits=_forward_limits
+)
+BACKWARD = kernel_table(
+    "fused_linear.backward",
+    reference.fused_linear_backward,
+    pallas.fused_linear_backward,
+    limits=_backward_limits,
+    backward=True,
+)
+
+MAXK = kernel_table(
+    "fused_linear.maxk",
+    reference.fused_linear_maxk,
+    pallas.fused_linear_maxk,
+    limits=_limits,
+)
+
+
+@dataclass(frozen=True)
+class MaxK:
+    """Names the ``maxk`` nonlinearity as the activation of ``fused_linear``.
+
+    Attributes:
+      k: entries kept of each row.
+      by: rank by ``"value"`` or ``"magnitude"``.
+
+    Example:
+      >>> from jaxgnn import ops
+      >>> ops.MaxK(32)
+      MaxK(k=32, by='value')
+    """
+
+    k: int
+    by: Literal["value", "magnitude"] = "value"
+
+
+@overload
+def fused_linear(
+    x: Array,
+    kernel: Array,
+    bias: Array | None = None,
+    *,
+    activation: Activation | None = None,
+    precision: Precision | None = None,
+    implementation: dispatch.Name | None = None,
+) -> Array: ...
+@overload
+def fused_linear(
+    x: Array,
+    kernel: Array,
+    bias: Array | None = None,
+    *,
+    activation: MaxK,
+    precision: Precision | None = None,
+    implementation: dispatch.Name | None = None,
+) -> CBSR: ...
+def fused_linear(
+    x: Float[Array, "*batch in"],
+    kernel: Float[Array, "in out"],
+    bias: Float[Array, " out"] | None = None,
+    *,
+    activation: Activation | MaxK | None = None,
+    precision: Precision | None = None,
+    implementation: dispatch.Name | None = None,
+) -> Float[Array, "*batch out"] | CBSR:
+    """``activation(x @ kernel + bias)``.
+
+    Sums are accumulated in float32 (float64 for float64 input), bias and activation applied to
+    them, and the result rounded once. But ``implementation=None``, where it takes XLA for 16-bit
+    numbers on a GPU, rounds the product before, as its library does. Differentiable in all arrays::
+
+        dz = dy activation'(z),  dx = dz kernelᵀ,  dkernel = xᵀ dz,  dbias = Σ_rows dz
+
+    The preactivation z is not kept for the backward pass: ``"relu"`` and ``"squared_relu"`` go by
+    the result, the others recompute z from ``x``. ``dz`` is rounded as an operand of the products.
+
+    Args:
+      x: features, any leading axes, also of length 0.
+      kernel: weights, of the dtype of ``x``.
+      bias: of the dtype of ``x``, or None.
+      activation: ``"relu"``, ``"gelu"`` (by tanh), ``"gelu_exact"`` (by erf), ``"silu"``,
+        ``"mish"``, ``"squared_relu"`` (https://arxiv.org/abs/2109.08668) or None. The derivative
+        of relu at 0 is 0, as in JAX. ``ops.MaxK(k)`` for the k largest entries of each row,
+        compressed.
+      precision: of products of float32 numbers: None for JAX's setting, by default TF32 on recent
+        NVIDIA GPUs and float32 on CPU; ``"highest"`` for float32; ``"tf32"`` or ``"bf16x3"``
+        (three products of bfloat16 parts), which on CPU are float32 as well. Of no effect for
+        other dtypes. ``"pallas"`` has kernels for the last two, and for None where JAX's setting
+        means one of them; the gradients of wide float32 layers are XLA's even so.
+      implementation: ``"xla"``, ``"pallas"``, or None for what was measured to be fastest.
+
+    Returns:
+      The activated features, of the dtype of ``x``. For ``ops.MaxK`` what ``maxk`` makes of the
+      rounded ``x @ kernel + bias``, as CBSR.
+
+    Raises:
+      ValueError: if shapes or dtypes do not match, or an option is not as above.
+      NotImplementedError: if the named implementation can not run these arguments here.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxgnn import ops
+      >>> x, kernel = jnp.array([[1.0, 2.0]]), jnp.array([[1.0, -1.0, 0.0], [1.0, 0.0, 2.0]])
+      >>> ops.fused_linear(x, kernel, jnp.array([0.5, 0.0, 0.0]), activation="relu").tolist()
+      [[3.5, 0.0, 4.0]]
+      >>> kept = ops.fused_linear(x, kernel, activation=ops.MaxK(1))
+      >>> kept.values.tolist(), kept.indices.tolist()
+      ([[4.0]], [[2]])
+    """
+    x, kernel, bias = from_numpy(x, kernel, bias)
+    check_float("fused_linear", "x", x, 1)
+    check_layer("fused_linear", x, kernel, bias, in_features=x.shape[-1])
+    request = dispatch.resolve("fused_linear", implementation)
+    arguments = dispatch.match_varying(x, kernel, bias)
+    if isinstance(activation, MaxK):
+        return _keep_largest(request, activation, precision, *arguments)
+    check_options("fused_linear", activation, precision)
+    if request.name == "xla":
+        return REFERENCE(request, *arguments, activation=activation, precision=precision)
+    return _fused_linear(request, activation, precision, *arguments)
+
+
+def _keep_largest(request, epilogue: MaxK, precision, x, kernel, bias) -> CBSR:
+    """In one kernel, or by two ops; for the backward pass both keep ``x`` and the columns."""
+    check_k("fused_linear", "activation.k", epilogue.k, kernel.shape[1])
+    check_choice("fused_linear", "activation.by", epilogue.by, "value", "magnitude")
+    options = {"k": int(epilogue.k), "by": epilogue.by, "precision": precision}
+    if _in_one_kernel(request, x, kernel, bias, options):
+        values, indices = _linear_maxk(request, tuple(options.items()), x, kernel, bias)
+        return CBSR(values, indices, kernel.shape[1])
+    options = {"precision": precision, "implementation": request.name}
+    z = fused_linear(x, kernel, bias, **options)
+    return maxk(z, epilogue.k, by=epilogue.by, implementation=request.name)
+
+
+def _in_one_kernel(request: dispatch.Request, x, kernel, bias, options: dict) -> bool:
+    """Whether that was asked for by name, or is what ``None`` takes here."""
+    # Two that round numbers differently keep others: only the two ops can be verified.
+    if request.verify.mode != "off" or request.name not in (None, "pallas"):
+        return False
+    here = dispatch.current_platform()
+    return request.name == "pallas" or MAXK.choose(here, x, kernel, bias, **options) == "pallas"
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _linear_maxk(request, options, x, kernel, bias):
+    kept = MAXK(request, x, kernel, bias, **dict(options))
+    return kept.values, kept.indices
+
+
+def _linear_maxk_forward(request, options, *inputs):
+    values, indices = _linear_maxk(request, options, *inputs)
+    return (values, indices), (inputs, indices)
+
+
+def _linear_maxk_backward(request, options, residuals, cotangents):
+    inputs, indices = residuals
+    dz = TODENSE(request, CBSR(cotangents[0], indices, inputs[1].shape[1]))
+    precision = dict(options)["precision"]
+    return BACKWARD(request, *inputs, None, dz, activation=None, precision=precision)
+
+
+_linear_maxk.defvjp(_linear_maxk_forward, _linear_maxk_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _fused_linear(request, activation, precision, x, kernel, bias):
+    options = {"activation": activation, "precision": precision}
+    return FUSED_LINEAR(request, x, kernel, bias, **options)
+
+
+def _fused_linear_forward(request, activation, precision, *inputs):
+    y = _fused_linear(request, activation, precision, *inputs)
+    return y, (inputs, y if reference.saves_output(activation) else None)
+
+
+def _fused_linear_backward(request, activation, precision, residuals, dy):
+    inputs, y = residuals
+    options = {"activation": activation, "precision": precision}
+    request = gradient_request(request, inputs[0], inputs[1:2], **options)
+    return BACKWARD(request, *inputs, y, dy, **options)
+
+
+_fused_linear.defvjp(_fused_linear_forward, _fused_linear_backward)

@@ -1,0 +1,187 @@
+"""The tables of implementations of the fused linear layers, and what their GPU kernels take.
+
+On a GPU ``implementation=None`` takes the Mosaic GPU kernels for what they were timed with: layers
+narrow enough that the time is that of reading and writing rows, and so many rows that this
+is more than the time of a launch; the rest is XLA's. ``layer_limits`` and ``_not_worth`` are this
+rule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+
+from jaxgnn.ops._core import dispatch
+from jaxgnn.ops._dense.pallas import products
+
+_DTYPES = ("bfloat16", "float16")
+_LEAST_WIDTH, _MOST_WIDTH = 64, 256
+_LEAST_ROWS = 2048  # an estimate: fewer were not timed
+# The backward pass of wider layers is made of other kernels, which were timed for some activations:
+# those of a single layer, and of several.
+_MOST_TIMED_BACKWARD = 128
+_TIMED_WIDE: dict[bool, tuple[str | None, ...]] = {True: ("relu", None), False: ("relu",)}
+# In float32 two layers were timed, their gradients with some activations.
+_MOST_TIMED_FLOAT32 = 128
+_TIMED_FLOAT32_BACKWARD = ("relu", "gelu")
+# Of the largest entry, behind some layers: factors have 10 bits of mantissa.
+_TF32_ERROR = 2e-3
+
+
+def kernel(
+    name: str,
+    reference: Callable[..., Any],
+    mosaic: Callable[..., Any],
+    *,
+    limits: Callable[..., str | None],
+    backward: bool = False,
+) -> dispatch.Kernel:
+    """The reference and a Mosaic GPU kernel, which ``None`` takes where it was timed."""
+    not_worth = _backward_not_worth if backward else _not_worth
+    return dispatch.Kernel(
+        name,
+        {
+            "xla": dispatch.xla(
+                reference, scatters=False, cuda=partial(reference, round_products=True)
+            ),
+            # float32 is for ``limits`` to judge.
+            "pallas": dispatch.pallas(
+                mosaic, dtypes=_DTYPES, limits=limits, not_worth=not_worth, tolerance=_tolerance
+            ),
+        },
+        preference={"cpu": ("xla",), "cuda": ("pallas", "xla")},
+    )
+
+
+def layer_limits(x: Any, kernels: Any) -> str | None:
+    """Why kernels for 16 bits do not take these layers here, or None."""
+    if x.dtype.name not in _DTYPES:
+        return f"needs {' or '.join(_DTYPES)} values, got {x.dtype.name}"
+    return _width_limits(x, kernels) or device_limits()
+
+
+def forward_limits(x: Any, kernels: Any, precision: str | None) -> str | None:
+    """Why the kernels of the forward pass do not take these layers, or None."""
+    if x.dtype.name != "float32":
+        return layer_limits(x, kernels)
+    reason = _width_limits(x, kernels) or _precision_limits(x, precision)
+    return reason or _room_limits(x, kernels, precision) or device_limits()
+
+
+def backward_limits(
+    x: Any, kernels: Any, activation: str | None, precision: str | None
+) -> str | None:
+    """Why the backward kernels do not take these layers; they make some of the forward again."""
+    reason = forward_limits(x, kernels, precision)
+    if reason is not None or x.dtype.name != "float32":
+        return reason
+    from pallas_kernels.dense import fused_mlp
+
+    widths = _widths(x, kernels)
+    if fused_mlp.float32_gradients_fit(widths, activation):
+        return None
+    return f"needs float32 layers whose gradients fit registers, got widths {widths}"
+
+
+def _precision_limits(x: Any, precision: str | None) -> str | None:
+    if products(x.dtype, precision) is not None:
+        return None
+    got = precision or f"JAX's setting {jax.config.jax_default_matmul_precision}"
+    return f"needs precision tf32 or bf16x3 for float32 values, got {got}"
+
+
+def _widths(x: Any, kernels: Any) -> tuple[int, ...]:
+    return x.shape[-1], *(kernel.shape[1] for kernel in kernels)
+
+
+def _width_limits(x: Any, kernels: Any) -> str | None:
+    for width in _widths(x, kernels):
+        if width == 0 or width % _LEAST_WIDTH or width > _MOST_WIDTH:
+            known = f"multiples of {_LEAST_WIDTH} up to {_MOST_WIDTH}"
+            return f"needs widths that are {known}, got {width}"
+    return None
+
+
+def _room_limits(x: Any, kernels: Any, precision: str | None) -> str | None:
+    """The reason if a float32 layer and a tile of rows are too large together."""
+    from pallas_kernels.dense import fused_mlp
+
+    widths, made = _widths(x, kernels), products(x.dtype, precision)
+    if made is not None and fused_mlp.float32_fits(widths, made):
+        return None
+    return f"needs float32 layers that fit shared memory, got widths {widths}"
+
+
+def gradient_request(
+    request: dispatch.Request,
+    x: Any,
+    kernels: Any,
+    *,
+    activation: str | None,
+    precision: str | None,
+) -> dispatch.Request:
+    """What the backward pass is asked for: not all float32 layers have kernels of it.
+
+    Where kernels made the results of such layers by name, their gradients are what ``None`` takes.
+    """
+    if request.name != "pallas" or x.dtype.name != "float32":
+        return request
+    refused = backward_limits(x, kernels, activation, precision)
+    return request._replace(name=None) if refused else request
+
+
+def _tolerance(x: Any, *arrays: Any, precision: str | None = None, **options: Any) -> float | None:
+    """What results may be off by in TF32, or None."""
+    del arrays, options
+    return _TF32_ERROR if products(x.dtype, precision) == "tf32" else None
+
+
+def product_tolerance(x: Any, precision: str | None) -> float | None:
+    """What ``jaxgnn.verify`` is to allow where XLA multiplies ``x`` in TF32 here, or None."""
+    return _tolerance(x, precision=precision) if dispatch.current_platform() == "cuda" else None
+
+
+def _not_worth(x: Any, kernels: Any, *arrays: Any, **options: Any) -> str | None:
+    """The reason if launching kernels may take longer than what they do, or none were timed."""
+    del arrays, options
+    if x.dtype.name == "float32":
+        count, widest = _size(x, kernels)
+        if count != 2 or widest > _MOST_TIMED_FLOAT32:
+            known = f"for two layers up to {_MOST_TIMED_FLOAT32} wide"
+            return f"was timed in float32 {known}, got {count} of {widest}"
+    rows = math.prod(x.shape[:-1])
+    return None if rows >= _LEAST_ROWS else f"is taken from {_LEAST_ROWS} rows on, got {rows}"
+
+
+def _backward_not_worth(
+    x: Any, kernels: Any, *arrays: Any, activation: str | None, **options: Any
+) -> str | None:
+    """Likewise, or if no such layers were timed."""
+    del arrays, options
+    count, widest = _size(x, kernels)
+    if x.dtype.name == "float32" and activation not in _TIMED_FLOAT32_BACKWARD:
+        known = " or ".join(_TIMED_FLOAT32_BACKWARD)
+        return f"was timed in float32 with {known}, got {activation}"
+    timed = _TIMED_WIDE[count == 1]
+    if widest > _MOST_TIMED_BACKWARD and activation not in timed:
+        known = f"with {' or '.join(map(str, timed))}, or up to {_MOST_TIMED_BACKWARD} wide"
+        return f"was timed {known}, got {activation} and {widest}"
+    return _not_worth(x, kernels)
+
+
+def _size(x: Any, kernels: Any) -> tuple[int, int]:
+    """Number of layers, and the widest of what they read and make."""
+    widths = [kernel.shape[1] for kernel in jax.tree.leaves(kernels)]
+    return len(widths), max(x.shape[-1], *widths)
+
+
+def device_limits() -> str | None:
+    """Other tensor cores than those of 9.0 have other instructions."""
+    if jax.default_backend() != "gpu":
+        return None
+    found = str(getattr(jax.local_devices()[0], "compute_capability", "none"))
+    return None if found == "9.0" else f"needs a GPU of compute capability 9.0, got {found}"

@@ -1,0 +1,130 @@
+"""Calls of the Mosaic GPU kernels of dense layers: leading axes become one of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxgnn.graph import CBSR
+from jaxgnn.ops._core.pallas_call import compiled, flat_tokens, forget_variation, vary_like
+
+# By the argument, or where that is None by JAX's setting: what XLA takes for TF32 on a GPU is so
+# here. For other settings there are no kernels.
+_TF32, _BF16X3 = "tf32", "bf16x3"
+_BY_ARGUMENT = {"tf32": _TF32, "bf16x3": _BF16X3}
+_TF32_SETTINGS = (None, "default", "high", "bfloat16", "bfloat16_3x", "tensorfloat32")
+_BY_SETTING = {**dict.fromkeys(_TF32_SETTINGS, _TF32), "BF16_BF16_F32_X3": _BF16X3}
+_BY_SETTING |= {"TF32_TF32_F32": _TF32}
+
+
+def products(dtype: Any, precision: str | None) -> str | None:
+    """How kernels multiply float32 numbers, by its name among them; None if they do not.
+
+    And None for 16-bit numbers, whose products are exact.
+    """
+    if jnp.dtype(dtype) != jnp.float32:
+        return None
+    if precision is not None:
+        return _BY_ARGUMENT.get(precision)
+    return _BY_SETTING.get(jax.config.jax_default_matmul_precision)
+
+
+@partial(compiled, static_argnames=("activation", "precision"))
+def fused_linear(
+    x: Float[Array, "*batch in"],
+    kernel: Float[Array, "in out"],
+    bias: Float[Array, " out"] | None,
+    *,
+    activation: str | None,
+    precision: str | None,
+) -> Float[Array, "*batch out"]:
+    """``activation(x kernel + bias)`` of all rows, by one kernel."""
+    from pallas_kernels.dense import fused_linear as kernels
+
+    made = products(x.dtype, precision)
+    flat = flat_tokens(x.ndim - 1, x)
+    y = kernels.fused_linear(flat, kernel, bias, activation, precision=made)
+    return vary_like(x, y.reshape(*x.shape[:-1], y.shape[-1]))
+
+
+@partial(compiled, static_argnames=("activation", "precision"))
+def fused_linear_backward(
+    x: Float[Array, "*batch in"],
+    kernel: Float[Array, "in out"],
+    bias: Float[Array, " out"] | None,
+    y: Float[Array, "*batch out"] | None,
+    dy: Float[Array, "*batch out"],
+    *,
+    activation: str | None,
+    precision: str | None,
+) -> tuple[Array, Array, Array | None]:
+    """Gradients to ``x``, ``kernel`` and ``bias``."""
+    del precision  # no less than three products of parts
+    from pallas_kernels.dense import fused_linear as kernels
+
+    flat, y, dy = flat_tokens(x.ndim - 1, (x, y, dy))
+    made = kernels.fused_linear_backward(flat, kernel, bias, y, dy, activation)
+    dx, dkernel, dbias = jax.tree.map(partial(vary_like, x), made)
+    return dx.reshape(x.shape), dkernel, dbias
+
+
+@partial(compiled, static_argnames=("k", "by", "precision"))
+def fused_linear_maxk(
+    x: Float[Array, "*batch in"],
+    kernel: Float[Array, "in out"],
+    bias: Float[Array, " out"] | None,
+    *,
+    k: int,
+    by: str,
+    precision: str | None,
+) -> CBSR:
+    """See ``jaxgnn.ops.fused_linear`` with ``MaxK``."""
+    del precision
+    from pallas_kernels.maxk import linear_maxk as kernels
+
+    rows = forget_variation(flat_tokens(x.ndim - 1, x))
+    made = kernels.linear_maxk(rows, kernel, bias, k, by)
+    values, indices = (vary_like(x, part.reshape(*x.shape[:-1], k)) for part in made)
+    return CBSR(values, indices, kernel.shape[1])
+
+
+@partial(compiled, static_argnames=("activation", "precision"))
+def fused_mlp(
+    x: Float[Array, "*batch in"],
+    layers: Sequence[Float[Array, "in out"]],
+    biases: Sequence[Float[Array, " out"] | None],
+    *,
+    activation: str | None,
+    precision: str | None,
+) -> Float[Array, "*batch out"]:
+    """Dense layers with an activation between them, as many in a kernel as fit."""
+    from pallas_kernels.dense import fused_mlp as kernels
+
+    made = products(x.dtype, precision)
+    y = kernels.fused_mlp(flat_tokens(x.ndim - 1, x), layers, biases, activation, made)
+    return vary_like(x, y.reshape(*x.shape[:-1], y.shape[-1]))
+
+
+@partial(compiled, static_argnames=("activation", "precision"))
+def fused_mlp_backward(
+    x: Float[Array, "*batch in"],
+    layers: Sequence[Float[Array, "in out"]],
+    biases: Sequence[Float[Array, " out"] | None],
+    dy: Float[Array, "*batch out"],
+    *,
+    activation: str | None,
+    precision: str | None,
+) -> tuple[Array, Sequence[Array], Sequence[Array | None]]:
+    """Gradients to ``x``, the kernels and the biases."""
+    from pallas_kernels.dense import fused_mlp as kernels
+
+    precision = products(x.dtype, precision)
+    flat, dy = flat_tokens(x.ndim - 1, (x, dy))
+    made = kernels.fused_mlp_backward(flat, layers, biases, dy, activation, precision)
+    dx, dkernels, dbiases = jax.tree.map(partial(vary_like, x), made)
+    return dx.reshape(x.shape), tuple(dkernels), tuple(dbiases)

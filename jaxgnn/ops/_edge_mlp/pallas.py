@@ -1,0 +1,170 @@
+"""Calls of the Mosaic GPU kernels of layers of edges, and what these take."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxgnn.graph import CSRGraph
+from jaxgnn.ops._core import dispatch
+from jaxgnn.ops._core.pallas_call import compiled, vary_like
+from jaxgnn.ops._dense.kernels import device_limits
+from jaxgnn.ops._dense.reference.fused_linear import behind_barrier, gradients, preactivation
+from jaxgnn.ops._edge_mlp.reference.edge_reduce import EdgeOperands, EdgeOptions
+from jaxgnn.ops._graph.pallas import pieces
+
+DTYPES = ("bfloat16", "float16")
+# Widths of layers that fit a multiprocessor, and of all others: multiples of these up to those.
+_NARROW, _WIDE = (32, 128), (64, 256)
+_MOST_TIMED = 128
+# A group of 64 rows for half of the multiprocessors of an H200. An estimate: fewer were not timed.
+_LEAST_ROWS = 4096
+
+
+@partial(compiled, static_argnames=("options",))
+def edge_reduce(
+    structure: CSRGraph, operands: EdgeOperands, *, options: EdgeOptions
+) -> Float[Array, "batch rows out"]:
+    """See ``jaxgnn.ops.reference._edge_reduce``; sums only."""
+    from pallas_kernels.edge_mlp import edge_mlp_aggregate as kernels
+
+    y = kernels.edge_reduce(
+        pieces(structure), _layers(operands), *_static(options), options.row_degree
+    )
+    return vary_like(operands.receivers, y)
+
+
+@partial(compiled, static_argnames=("options",))
+def edge_reduce_backward(
+    structure: CSRGraph,
+    operands: EdgeOperands,
+    dy: Float[Array, "batch rows out"],
+    *,
+    options: EdgeOptions,
+) -> EdgeOperands:
+    """Gradients of ``edge_reduce`` to all of its operands, in their layout."""
+    from pallas_kernels.edge_mlp import edge_mlp_aggregate as kernels
+
+    if operands.features is not None:  # what is of every edge is projected again
+        operands, dy = behind_barrier(operands, dy)
+    made = kernels.edge_reduce_backward(
+        pieces(structure), _layers(operands), dy, *_static(options), options.row_degree
+    )
+    made = jax.tree.map(partial(vary_like, dy), made)
+    ends, of_features = (made.receivers, made.senders), (None, None)
+    if operands.features is not None:
+        features = operands.features, operands.feature_kernel
+        of_features = _through_projection(structure, *features, made.features, options)
+    return EdgeOperands(
+        *ends,
+        of_features[0],
+        made.weights,
+        of_features[1],
+        tuple(made.kernels),
+        tuple(made.biases),
+    )
+
+
+def _layers(operands: EdgeOperands):
+    """As kernels take them: features of edges by the first layer's part of them."""
+    from pallas_kernels.edge_mlp.places import EdgeLayers
+
+    features = None
+    if operands.features is not None:
+        features = preactivation(operands.features, operands.feature_kernel, None, None)
+        features = features.astype(operands.receivers.dtype)
+    ends = operands.receivers, operands.senders
+    return EdgeLayers(*ends, operands.weights, operands.kernels, operands.biases, features)
+
+
+def _through_projection(
+    structure: CSRGraph, features: Array, kernel, dz: Array, options: EdgeOptions
+) -> tuple[Array, Array]:
+    """Gradients to features and to their part of the first layer."""
+    if options.row_degree is None:  # padding slots hold anything
+        real = structure.receivers() < structure.num_rows
+        features = jnp.where(real[:, None], features, 0)
+    dz = dz.astype(jnp.float32)
+    dfeatures, dkernel, _ = gradients(features, kernel, None, dz, None)
+    return dfeatures.astype(features.dtype), dkernel
+
+
+def _static(options: EdgeOptions) -> tuple[str | None, bool]:
+    return options.activation, options.activate_last
+
+
+def limits(structure: CSRGraph, operands: EdgeOperands, *rest, options: EdgeOptions) -> str | None:
+    """Why kernels do not take these layers here, or None."""
+    del rest
+    dtype = operands.receivers.dtype.name
+    if dtype not in DTYPES:
+        return f"needs {' or '.join(DTYPES)} values, got {dtype}"
+    if options.largest:
+        return "needs a sum or a mean, got the largest"
+    widths = _widths(operands)
+    multiple, most = _NARROW if max(widths) <= _NARROW[1] else _WIDE
+    for width in widths:
+        if width == 0 or width % multiple or width > most:
+            known = "multiples of {} up to {}, or all of {} up to {}".format(*_NARROW, *_WIDE)
+            return (
+                f"needs widths between the first and the last layer that are {known}, got {width}"
+            )
+    if structure.num_edges >= 2**31:
+        return f"needs fewer than 2^31 edges, got {structure.num_edges}"
+    return device_limits() or _room(operands, options, backward=False)
+
+
+def _widths(operands: EdgeOperands) -> list[int]:
+    """Features of an edge in front of the layers, and behind each of them."""
+    return [operands.receivers.shape[-1], *(k.shape[1] for k in operands.kernels)]
+
+
+def _room(operands: EdgeOperands, options: EdgeOptions, *, backward: bool) -> str | None:
+    from pallas_kernels.edge_mlp import edge_mlp_aggregate as kernels
+
+    fits = kernels.fits_backward if backward else kernels.fits_forward
+    if fits(jax.eval_shape(_layers, operands), *_static(options)):
+        return None
+    found = f"the widths {_widths(operands)}"
+    found += "" if operands.features is None else " and features"
+    return f"needs layers that fit a multiprocessor, got {found}"
+
+
+def backward_limits(
+    structure: CSRGraph, operands: EdgeOperands, dy: Array, *, options: EdgeOptions
+) -> str | None:
+    """Why the kernel does not go back through these layers here, or None."""
+    reason = limits(structure, operands, options=options)
+    if reason is not None:
+        return reason
+    if dispatch.is_deterministic():
+        return "needs sums in no fixed order, got jaxgnn.deterministic()"
+    return _room(operands, options, backward=True)
+
+
+def not_worth(
+    structure: CSRGraph, operands: EdgeOperands, *rest, options: EdgeOptions
+) -> str | None:
+    """The reason if none was timed, or most multiprocessors would have nothing to do, or None.
+
+    ``rest`` is the gradient to go back with, or nothing.
+    """
+    from pallas_kernels.edge_mlp import edge_mlp_aggregate as kernels
+
+    if options.row_degree is None:
+        return "was timed on graphs whose rows are known to have as many edges each, got another"
+    if operands.features is not None:
+        return "was timed without features of edges, got some"
+    widest = max(_widths(operands))
+    if widest > _MOST_TIMED:
+        return f"was timed up to {_MOST_TIMED} wide, got {widest}"
+    layers = jax.eval_shape(_layers, operands)
+    if widest <= _NARROW[1] and kernels.streams_kernels(
+        layers, *_static(options), backward=bool(rest)
+    ):
+        return f"was timed with layers that fit a multiprocessor, got {_widths(operands)}"
+    rows = operands.receivers.shape[0] * structure.num_rows
+    return None if rows >= _LEAST_ROWS else f"is taken from {_LEAST_ROWS} rows on, got {rows}"

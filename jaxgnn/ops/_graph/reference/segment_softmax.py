@@ -1,0 +1,44 @@
+"""Softmax over the edges of each row, in plain JAX."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from jaxgnn.graph import CSRGraph
+from jaxgnn.graph._row_sums import sum_rows
+from jaxgnn.ops._core.dtypes import accumulation_dtype
+
+
+def segment_softmax(
+    graph: CSRGraph, logits: Float[Array, "edges heads"]
+) -> Float[Array, "edges heads"]:
+    """``exp(l_e) / Σ exp(l_e')`` over the edges of a row; zero in padding slots."""
+    rows, num_rows = graph.receivers(), graph.num_rows
+    real = (rows < num_rows)[:, None]
+    values = logits.astype(accumulation_dtype(logits.dtype))
+    # The shift leaves the result as it is, so it need not be differentiated.
+    peaks = jax.ops.segment_max(lax.stop_gradient(values), rows, num_rows, indices_are_sorted=True)
+    # A row of only -inf would give inf - inf: shifted by zero it is 0 / 0, as jax.nn.softmax has.
+    peaks = jnp.where(peaks == -jnp.inf, 0, peaks)
+    shifted = values - _spread(peaks, rows, 0)
+    exponentials = jnp.where(real, jnp.exp(jnp.where(real, shifted, 0)), 0)
+    sums = sum_rows(exponentials, graph.indptr)
+    return (exponentials / _spread(sums, rows, 1)).astype(logits.dtype)
+
+
+def grad_logits(
+    graph: CSRGraph, probabilities: Float[Array, "edges heads"], dy: Float[Array, "edges heads"]
+) -> Float[Array, "edges heads"]:
+    """``p_e (dy_e - Σ p_e' dy_e')`` over the edges of a row."""
+    rows, accumulator = graph.receivers(), accumulation_dtype(dy.dtype)
+    weighted = probabilities.astype(accumulator) * dy.astype(accumulator)
+    sums = sum_rows(weighted, graph.indptr)
+    return (weighted - probabilities.astype(accumulator) * _spread(sums, rows, 0)).astype(dy.dtype)
+
+
+def _spread(per_row: Float[Array, "rows heads"], rows: Int[Array, " edges"], padding: float):
+    """Each edge's entry of its row. Rows ascend, which keeps the gradient a sorted sum."""
+    return per_row.at[rows].get(mode="fill", fill_value=padding, indices_are_sorted=True)

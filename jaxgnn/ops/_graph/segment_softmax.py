@@ -1,0 +1,120 @@
+"""Softmax over the edges of each row: attention weights."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import jax
+from jaxtyping import Array, Float
+
+from jaxgnn._errors import bad_input
+from jaxgnn._ffi import segment_softmax as ffi
+from jaxgnn.graph import CSRGraph
+from jaxgnn.ops._core import dispatch
+from jaxgnn.ops._core.checks import check_float, check_graph
+from jaxgnn.ops._graph import pallas
+from jaxgnn.ops._graph.reference import segment_softmax as reference
+
+_DTYPES = ("float32", "bfloat16")
+
+
+def _kernel(name: str) -> dispatch.Kernel:
+    return dispatch.Kernel(
+        name if name == "segment_softmax" else f"segment_softmax.{name}",
+        {
+            "xla": dispatch.xla(getattr(reference, name)),
+            "pallas": dispatch.pallas(getattr(pallas, name), dtypes=_DTYPES),
+            "ffi": dispatch.ffi(dtypes=_DTYPES, cpu=getattr(ffi, name)),
+        },
+    )
+
+
+FORWARD = _kernel("segment_softmax")
+BACKWARD = _kernel("grad_logits")
+
+
+def segment_softmax(
+    graph: CSRGraph,
+    logits: Float[Array, "edges *heads"],
+    *,
+    implementation: dispatch.Name | None = None,
+) -> Float[Array, "edges *heads"]:
+    """Normalises edge scores over the edges that enter each row.
+
+    ``p_e = exp(l_e) / Σ_e' exp(l_e')`` with ``e'`` over the edges of the row of ``e``, shifted by
+    the row's maximum. As in ``jax.nn.softmax``, a row of only -inf is NaN, and a NaN or +inf
+    spreads over its row. Differentiable in ``logits``, twice too, by the probabilities as they were
+    rounded; the weights and scales of the graph play no part.
+
+    Args:
+      graph: rows are receivers.
+      logits: one score for each edge slot, in the graph's edge order, and any further axes
+        (attention heads), which are normalised apart.
+      implementation: ``"xla"``, ``"ffi"`` on a CPU, ``"pallas"``, or None for what was measured to
+        be fastest.
+
+    Returns:
+      Probabilities of the shape and dtype of ``logits``; zero in padding slots.
+
+    Raises:
+      ValueError: if ``logits`` does not have one entry for each edge slot.
+      NotImplementedError: if the named implementation can not run these arguments here.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxgnn import ops
+      >>> from jaxgnn.graph import CSRGraph
+      >>> graph = CSRGraph.from_edges(senders=[0, 1, 2], receivers=[1, 2, 2], num_nodes=3)
+      >>> ops.segment_softmax(graph, jnp.array([5.0, 1.0, 1.0])).tolist()
+      [1.0, 0.5, 0.5]
+    """
+    graph = check_graph("segment_softmax", graph)
+    check_float("segment_softmax", "logits", logits, 1, may_be_empty=True)
+    if logits.shape[0] != graph.num_edges:
+        expected = f"of shape [{graph.num_edges}, ...], one entry for each edge slot"
+        raise bad_input("segment_softmax", "logits", expected, f"shape {logits.shape}")
+    request = dispatch.resolve("segment_softmax", implementation)
+    graph, logits = dispatch.match_varying(graph.with_weights(None), logits)
+    heads = logits.reshape(graph.num_edges, math.prod(logits.shape[1:]))
+    if request.name == "xla":
+        return FORWARD(request, graph, heads).reshape(logits.shape)
+    return _segment_softmax(request, graph, heads).reshape(logits.shape)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _segment_softmax(request, structure, logits):
+    return FORWARD(request, structure, logits)
+
+
+def _segment_softmax_forward(request, structure, logits):
+    probabilities = _segment_softmax(request, structure, logits)
+    return probabilities, (structure, probabilities)
+
+
+def _segment_softmax_backward(request, residuals, dy):
+    structure, probabilities = residuals
+    return None, _grad_logits(request, structure, probabilities, dy)
+
+
+_segment_softmax.defvjp(_segment_softmax_forward, _segment_softmax_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _grad_logits(request, structure, probabilities, dy):
+    return BACKWARD(request, structure, probabilities, dy)
+
+
+def _grad_logits_forward(request, structure, probabilities, dy):
+    made = _grad_logits(request, structure, probabilities, dy)
+    return made, (structure, probabilities, dy)
+
+
+def _grad_logits_backward(request, residuals, slope):
+    # Second derivatives are rare enough for the formula as it stands.
+    structure, *arguments = residuals
+    _, pull_back = jax.vjp(partial(reference.grad_logits, structure), *arguments)
+    return None, *pull_back(slope)
+
+
+_grad_logits.defvjp(_grad_logits_forward, _grad_logits_backward)

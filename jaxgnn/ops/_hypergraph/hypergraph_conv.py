@@ -1,0 +1,293 @@
+"""Convolution and attention over a hypergraph."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxgnn.graph import Incidence, Normalization
+from jaxgnn.ops._core import dispatch, verify
+from jaxgnn.ops._core.activations import Name as Activation
+from jaxgnn.ops._core.checks import from_numpy
+from jaxgnn.ops._core.dtypes import accumulation_dtype
+from jaxgnn.ops._dense.kernels import product_tolerance
+from jaxgnn.ops._dense.reference.fused_linear import Precision, behind_barrier
+from jaxgnn.ops._hypergraph import pallas
+from jaxgnn.ops._hypergraph.checks import (
+    check_arrays,
+    check_bias,
+    check_convention,
+    check_dropout,
+    check_finish,
+    check_incidence,
+)
+from jaxgnn.ops._hypergraph.kernels import kernel as kernel_table
+from jaxgnn.ops._hypergraph.paths import (
+    MIXING_LIMITS,
+    Arrays,
+    Convention,
+    attended_mixing,
+    attended_sparse_sums,
+    mixing_matrix,
+    sparse_sums,
+)
+from jaxgnn.ops._hypergraph.reference import hypergraph_conv as reference
+from jaxgnn.ops._hypergraph.reference.hypergraph_conv import AttentionMode as AttentionMode
+from jaxgnn.ops._hypergraph.reference.hypergraph_conv import Weighting as Weighting
+
+HypergraphPath = Literal["auto", "sums", "mixing"]
+"""``"sums"`` takes two ``spmm``, ``"mixing"`` one small matrix; ``"auto"`` goes by the nodes."""
+
+HYPERGRAPH_CONV = dispatch.Kernel(
+    "hypergraph_conv", {"xla": dispatch.xla(reference.hypergraph_conv)}
+)
+MIX = kernel_table("hypergraph_conv.mix", reference.mix, pallas.mix)
+MIX_BACKWARD = kernel_table(
+    "hypergraph_conv.mix_backward", reference.mix_backward, pallas.mix_backward
+)
+ATTENDED_MIXING = dispatch.Kernel(
+    "hypergraph_conv.mix_attended", {"xla": dispatch.xla(attended_mixing, scatters=False)}
+)
+
+
+def hypergraph_conv(
+    x: Float[Array, "*batch nodes in"],
+    incidence: Incidence,
+    weight: Float[Array, " hyperedges"] | None = None,
+    attributes: Float[Array, "*batch hyperedges in"] | None = None,
+    *,
+    kernel: Float[Array, "in width"] | None = None,
+    bias: Float[Array, " out"] | None = None,
+    attention: Float[Array, "heads pair"] | None = None,
+    weighting: Weighting = "paper",
+    normalization: Normalization = "mean",
+    attention_mode: AttentionMode = "node",
+    concat: bool = True,
+    negative_slope: float = 0.2,
+    dropout: float = 0.0,
+    key: jax.Array | None = None,
+    activation: Activation | None = None,
+    residual: Float[Array, "*batch nodes out"] | None = None,
+    precision: Precision | None = None,
+    path: HypergraphPath = "auto",
+    implementation: dispatch.Name | None = None,
+) -> Float[Array, "*batch nodes out"]:
+    """Nodes to hyperedges and back: ``D⁻¹ H W B⁻¹ Hᵀ x Θ + b`` (https://arxiv.org/abs/1901.08150).
+
+    Then ``residual + activation(...)`` of it, where these are given.
+
+    H is the incidence matrix, W the diagonal of the hyperedges' weights, ``B_e = Σ_v H_ve`` the
+    hyperedges' sizes, ``D_v = Σ_e W_e H_ve`` the nodes' degrees. With one weight for all hyperedges
+    W cancels. An incidence that is repeated counts as often. A hyperedge without nodes gives
+    nothing, a node of degree zero gets b.
+
+    With ``attention`` a, every incidence has a coefficient of its own in H, both times; D and B
+    stay as they are. It is the softmax of ``leaky_relu(a · [x_v Θ; attributes_e Θ])`` over the
+    nodes of a hyperedge or over the hyperedges of a node, by heads.
+
+    Differentiable in every floating array. Leading axes of ``x``, and ``jax.vmap`` over it, share
+    the hypergraph. There are two ways through it. ``"sums"`` takes two ``spmm``. ``"mixing"`` makes
+    the matrix ``D⁻¹ H W B⁻¹ Hᵀ`` once and multiplies the narrower of ``x`` and ``x Θ`` by it, which
+    are all that it keeps for the backward pass; with attention one for each token and head.
+
+    On a GPU prefer leading axes to ``jax.vmap`` over many tokens: under ``vmap`` the gradient to Θ
+    is held there once for each token before it is summed.
+
+    Args:
+      x: features of the nodes.
+      incidence: the hypergraph.
+      weight: W, None for ones. It may be of another dtype than ``x``. Negative weights are allowed,
+        but let degrees come close to zero.
+      attributes: features of the hyperedges, for attention; with the leading axes of ``x`` or
+        without.
+      kernel: Θ, of the dtype of ``x``; columns of the first head first. None for the identity.
+      bias: b.
+      attention: a, node part before hyperedge part: two times the width of a head. None for none.
+      weighting: ``"paper"``, or ``"pyg"`` for W in D alone, which is what torch-geometric computes.
+      normalization: ``"mean"``, or ``"sym"`` for ``D^-½ H W B⁻¹ Hᵀ D^-½`` as in HGNN
+        (https://arxiv.org/abs/1809.09401). It gives nodes of negative degree zero.
+      attention_mode: softmax over the nodes of each hyperedge, ``"node"``, or over the hyperedges
+        of each node, ``"edge"``.
+      concat: heads one after the other; False for their mean.
+      negative_slope: of leaky_relu.
+      dropout: probability of leaving an incidence out of attention, after the softmax; the others
+        are scaled up. Nothing is left out without a ``key``.
+      key: random key, for training.
+      activation: of the sums, a name as in ``fused_linear``; None for none.
+      residual: added behind the activation; of the shape and dtype of the result. Or None.
+      precision: of products with Θ, as in ``fused_linear``.
+      path: ``"sums"``, ``"mixing"``, or ``"auto"`` for the second where the hypergraph has at most
+        128 nodes.
+      implementation: ``"xla"`` for the reference, which takes neither path; ``"ffi"`` or
+        ``"pallas"`` for these kernels of ``spmm``, and with ``path="mixing"`` the latter for up to
+        8 nodes of a width that is a multiple of 32; None for what is taken to be fastest.
+
+    Returns:
+      Features of the nodes, of the dtype of ``x``.
+
+    Raises:
+      ValueError: if shapes or dtypes do not match, an option is not as above, attention has no
+        attributes, or concrete ids are out of range or weights not finite.
+      NotImplementedError: if the named implementation can not run these arguments here.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxgnn import Incidence, ops
+      >>> hypergraph = Incidence.from_hyperedges([{0, 1}, {1, 2}], num_nodes=3)
+      >>> x, weight = jnp.array([[4.0], [8.0], [0.0]]), jnp.array([1.0, 3.0])
+      >>> ops.hypergraph_conv(x, hypergraph, weight).tolist()
+      [[6.0], [4.5], [4.0]]
+      >>> ops.hypergraph_conv(x, hypergraph, weight, weighting="pyg").tolist()
+      [[6.0], [2.5], [1.3333333730697632]]
+    """
+    incidence = check_incidence("hypergraph_conv", incidence)
+    x, weight, attributes, kernel, bias, attention, residual = from_numpy(
+        x, weight, attributes, kernel, bias, attention, residual
+    )
+    arrays = Arrays(x, incidence, weight, attributes, kernel, bias, attention, None, residual)
+    check_arrays(arrays)
+    convention = Convention(
+        weighting, normalization, attention_mode, concat, negative_slope, activation, precision
+    )
+    check_convention(convention, path)
+    check_dropout(dropout, attention)
+    width = _width(arrays, concat)
+    check_bias(bias, width)
+    check_finish(activation, residual, (*x.shape[:-1], width), x.dtype)
+    request = dispatch.resolve("hypergraph_conv", implementation)
+    if incidence.num_hyperedges == 0:
+        arrays = _with_an_empty_hyperedge(arrays)
+    if dropout and key is not None:
+        arrays = arrays._replace(dropped=_dropout_factors(arrays, dropout, key))
+    arrays = Arrays(*dispatch.match_varying(*arrays))
+    if request.name == "xla":
+        return HYPERGRAPH_CONV(request, *arrays, **convention._asdict())
+    if path == "auto":
+        # The kernels that have names are those of the sums.
+        small = MIXING_LIMITS.admit(incidence) and request.name is None
+        path = "mixing" if small else "sums"
+    return _PATHS[path](request, arrays, convention)
+
+
+def _by_sums(request, arrays: Arrays, convention: Convention):
+    through = sparse_sums if arrays.attention is None else attended_sparse_sums
+    return through(arrays, convention, request.name)
+
+
+def _by_mixing(request, arrays: Arrays, convention: Convention):
+    run = partial(_mixed, request, convention)
+    if request.verify.mode != "off":  # spmm sees to itself; of this there is nothing else to check
+        name, options = (
+            "hypergraph_conv[mixing]",
+            convention._replace(precision="highest")._asdict(),
+        )
+        exact = lambda a: reference.hypergraph_conv(*a, **options)  # noqa: E731
+        known = lambda a: product_tolerance(a.x, convention.precision)  # noqa: E731
+        run = verify.contained(name, verify.checked(name, run, exact, known), exact)
+    return run(arrays)
+
+
+def _mixed(request, convention: Convention, arrays: Arrays):
+    x, incidence, weight = arrays.x, arrays.incidence, arrays.weight
+    if arrays.attention is not None:
+        return ATTENDED_MIXING(request, arrays, convention=convention)
+    matrix = mixing_matrix(incidence, weight, convention, accumulation_dtype(x.dtype))
+    shared = matrix, arrays.kernel, arrays.bias
+    return _mix(request, convention, x, *shared, arrays.residual)
+
+
+_PATHS = {"sums": _by_sums, "mixing": _by_mixing}
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _mix(request, convention: Convention, x, matrix, kernel, bias, residual):
+    return _mix_forward(request, convention, x, matrix, kernel, bias, residual)[0]
+
+
+def _mix_forward(request, convention: Convention, x, matrix, kernel, bias, residual):
+    activation, kept = convention.activation, (matrix, kernel, bias)
+    if kernel is None:
+        y = MIX(request, x, matrix, bias, residual, activation=activation)
+        return y, (x, None, *kept)
+    if _mixes_first(x, kernel):
+        y = _behind_mixing(request, convention, x, *kept)[1]
+        return reference.finish(y, activation, residual).astype(x.dtype), (x, None, *kept)
+    # Over the narrower rows; over those behind the product if they are as wide, since there the
+    # mixing of tokens is one pass with what follows.
+    z = reference.project(x, kernel, 1, convention.precision)[..., 0, :].astype(x.dtype)
+    return MIX(request, z, matrix, bias, residual, activation=activation), (x, z, *kept)
+
+
+def _mixes_first(x, kernel) -> bool:
+    """Whether the rows in front of the product are narrower, or those of a single token."""
+    return kernel.shape[1] > kernel.shape[0] or x.ndim == 2
+
+
+def _behind_mixing(request, convention: Convention, x, matrix, kernel, bias):
+    """``M x``, rounded as an operand of the product, and ``M x Θ + b``."""
+    mixed = MIX(request, x, matrix, None, None, activation=None)
+    y = reference.project(mixed, kernel, 1, convention.precision)[..., 0, :]
+    return mixed, y if bias is None else y + bias.astype(y.dtype)
+
+
+def _mix_backward(request, convention: Convention, residuals, dy):
+    x, z, matrix, kernel, bias = residuals
+    options = {"activation": convention.activation}
+    if kernel is None:
+        dx, dmatrix, dbias = MIX_BACKWARD(request, x, matrix, bias, dy, **options)
+        return dx, dmatrix, None, dbias, dy
+    if z is None:
+        return *_mixed_first_backward(request, convention, x, matrix, kernel, bias, dy), dy
+    dz, dmatrix, dbias = MIX_BACKWARD(request, z, matrix, bias, dy, **options)
+    dx, dkernel = reference.project_backward(x, kernel, dz, convention.precision)
+    return dx, dmatrix, dkernel, dbias, dy
+
+
+def _mixed_first_backward(request, convention: Convention, x, matrix, kernel, bias, dy):
+    """Gradients to the arrays; what was mixed is mixed again."""
+    activation, da = convention.activation, dy
+    if activation is not None:
+        x, matrix, kernel, bias, dy = behind_barrier(x, matrix, kernel, bias, dy)
+    mixed, y = _behind_mixing(request, convention, x, matrix, kernel, bias)
+    if activation is not None:
+        da = reference.pull_back(y, activation, dy)
+    dbias = reference.bias_gradient(bias, da)
+    dmixed, dkernel = reference.project_backward(
+        mixed, kernel, da.astype(x.dtype), convention.precision
+    )
+    dx, dmatrix, _ = MIX_BACKWARD(request, x, matrix, None, dmixed, activation=None)
+    return dx, dmatrix, dkernel, dbias
+
+
+_mix.defvjp(_mix_forward, _mix_backward)
+
+
+def _width(arrays: Arrays, concat: bool) -> int:
+    """Features of the result."""
+    width = (arrays.x if arrays.kernel is None else arrays.kernel).shape[-1]
+    return width if concat or arrays.attention is None else width // arrays.attention.shape[0]
+
+
+def _dropout_factors(arrays: Arrays, dropout: float, key: jax.Array) -> Array:
+    """Zero for the incidences left out, else what makes up for these; for each token and head."""
+    heads = 1 if arrays.attention is None else arrays.attention.shape[0]
+    shape = (*arrays.x.shape[:-2], arrays.incidence.num_incidences, heads)
+    # Of a number with a dtype, so that the same key leaves out the same under every precision.
+    kept = jax.random.bernoulli(key, jnp.float32(1 - dropout), shape)
+    return kept.astype(accumulation_dtype(arrays.x.dtype)) / (1 - dropout)
+
+
+def _with_an_empty_hyperedge(arrays: Arrays) -> Arrays:
+    """The same, for kernels that need one hyperedge at least."""
+    weight, attributes = arrays.weight, arrays.attributes
+    if attributes is not None:
+        attributes = jnp.zeros((*attributes.shape[:-2], 1, attributes.shape[-1]), attributes.dtype)
+    return arrays._replace(
+        incidence=arrays.incidence.padded(num_hyperedges=1),
+        weight=None if weight is None else jnp.ones(1, weight.dtype),
+        attributes=attributes,
+    )

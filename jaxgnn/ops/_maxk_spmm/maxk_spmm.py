@@ -1,0 +1,272 @@
+"""Sparse times k-sparse: aggregation of MaxK-compressed features."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxgnn import _ffi
+from jaxgnn._errors import bad_input
+from jaxgnn._ffi import maxk_spmm as ffi
+from jaxgnn._ffi._call import edge_blocks
+from jaxgnn._ffi.spmm import spmm_cuda
+from jaxgnn.graph import CBSR, CSRGraph
+from jaxgnn.ops._core import dispatch
+from jaxgnn.ops._core.checks import check_cbsr, check_graph
+from jaxgnn.ops._graph import pallas as graph_pallas
+from jaxgnn.ops._graph.spmm import spmm
+from jaxgnn.ops._maxk import pallas as maxk_pallas
+from jaxgnn.ops._maxk.maxk import todense
+from jaxgnn.ops._maxk.reference.maxk import gather_columns
+from jaxgnn.ops._maxk_spmm import pallas
+from jaxgnn.ops._maxk_spmm.reference import maxk_spmm as reference
+
+_DTYPES = ("float32", "bfloat16")
+
+
+def _kernel(
+    name: str,
+    cuda,
+    mosaic,
+    *,
+    on_cuda: tuple[dispatch.Name, ...] = ("ffi", "pallas", "xla"),
+    **of_mosaic,
+) -> dispatch.Kernel:
+    return dispatch.Kernel(
+        name if name == "maxk_spmm" else f"maxk_spmm.{name}",
+        {
+            "xla": dispatch.xla(getattr(reference, name)),
+            "pallas": dispatch.pallas(mosaic, dtypes=_DTYPES, limits=ffi.cuda_limits, **of_mosaic),
+            "ffi": dispatch.ffi(
+                dtypes=_DTYPES, cpu=getattr(ffi, name), cuda=cuda, cuda_limits=ffi.cuda_limits
+            ),
+        },
+        preference={"cpu": ("ffi", "xla"), "cuda": on_cuda},
+    )
+
+
+def _grad_values_cuda(graph, cbsr, dy):
+    """Atomic additions, or where bits have to repeat, the dense product read at the columns."""
+    if dispatch.is_deterministic():
+        return gather_columns(spmm_cuda(graph.transpose(), dy), cbsr.indices)
+    return ffi.grad_values_cuda(graph, cbsr, dy)
+
+
+def _grad_values_pallas(graph, cbsr, dy):
+    """Atomic additions, or where bits have to repeat, the dense product read at the columns."""
+    if dispatch.is_deterministic():
+        return maxk_pallas.gather_columns(graph_pallas.spmm(graph.transpose(), dy), cbsr.indices)
+    return pallas.grad_values(graph, cbsr, dy)
+
+
+def _compiled_is_faster(graph, cbsr, dy):
+    if _ffi.why_missing("cuda") is not None:
+        return None
+    if dispatch.is_deterministic():
+        return "the compiled dense product takes its place"
+    # As measured on an H200: by up to 1.09 in a graph of 50 edges a row, not in one of 480; in one
+    # of 10 by 0.98 to 1.02 in float32, and by 0.92 to 0.97 in bfloat16.
+    blocks = edge_blocks(graph, cbsr.dim, dy.dtype)
+    if blocks is None or blocks.shape.order != "degree":
+        return "the compiled kernel is faster unless there are blocks by degree"
+    return None
+
+
+FORWARD = _kernel(
+    # On an H200 faster than the CUDA kernel by 1.05 to 1.17 in a graph of 480 edges a row, and by a
+    # third in a small one; in one of 50 by 0.92 to 1.1.
+    "maxk_spmm",
+    ffi.maxk_spmm_cuda,
+    pallas.maxk_spmm,
+    on_cuda=("pallas", "ffi", "xla"),
+)
+GRAD_VALUES = _kernel(
+    "grad_values",
+    _grad_values_cuda,
+    _grad_values_pallas,
+    not_worth=_compiled_is_faster,
+    on_cuda=("pallas", "ffi", "xla"),
+)
+GRAD_WEIGHTS = _kernel("grad_weights", ffi.grad_weights_cuda, pallas.grad_weights)
+
+
+class BreakEven(NamedTuple):
+    """Largest k / dim at which the k-sparse kernels beat todense + spmm, both ways together.
+
+    Attributes:
+      dtype: of the features.
+      dim: least width.
+      mib: least size of the dense features.
+      degree: least edges a row, on average, of edges that are in blocks for the gradient.
+      ratio: k / dim.
+    """
+
+    dtype: str
+    dim: int
+    mib: int
+    degree: int
+    ratio: float
+
+
+# The first that fits counts; as `python -m experiments.benchmarks.maxk_spmm --break-even` measures.
+# On a CPU the features of one graph fitted the last cache of 32 MiB and those of the other did not.
+# On a GPU the widths were 64 and 256, the graphs one of 10 edges a row and three of 50 to 600.
+# Widths and degrees between get the lesser ratio, narrower rows that of 64; wider ones and edges
+# that are in no blocks, which were not measured, the least.
+BREAK_EVEN: dict[dispatch.Platform, tuple[BreakEven, ...]] = {
+    "cpu": (
+        BreakEven("float32", dim=1, mib=32, degree=0, ratio=0.25),
+        BreakEven("bfloat16", dim=1, mib=32, degree=0, ratio=0.125),
+        BreakEven("float32", dim=128, mib=0, degree=0, ratio=0.125),
+        BreakEven("float32", dim=1, mib=0, degree=0, ratio=0.03125),
+    ),
+    "cuda": (
+        BreakEven("float32", dim=257, mib=0, degree=0, ratio=0.25),
+        BreakEven("float32", dim=1, mib=0, degree=50, ratio=0.5),
+        BreakEven("float32", dim=65, mib=0, degree=10, ratio=0.375),
+        BreakEven("float32", dim=1, mib=0, degree=10, ratio=0.5),
+        BreakEven("float32", dim=1, mib=0, degree=0, ratio=0.25),
+        BreakEven("bfloat16", dim=257, mib=0, degree=0, ratio=0.125),
+        BreakEven("bfloat16", dim=1, mib=0, degree=50, ratio=0.25),
+        BreakEven("bfloat16", dim=65, mib=0, degree=0, ratio=0.125),
+        BreakEven("bfloat16", dim=1, mib=0, degree=10, ratio=0.25),
+        BreakEven("bfloat16", dim=1, mib=0, degree=0, ratio=0.125),
+    ),
+}
+
+
+def break_even(
+    platform: dispatch.Platform, dtype: Any, nodes: int, dim: int, degree: float
+) -> float:
+    """Largest ``k / dim`` for which ``maxk_spmm`` takes k-sparse kernels when left to choose.
+
+    Args:
+      platform: of the arrays.
+      dtype: of the features.
+      nodes: rows of the features.
+      dim: their width.
+      degree: see ``BreakEven``.
+    """
+    name, mib = jnp.dtype(dtype).name, nodes * dim * jnp.dtype(dtype).itemsize / 2**20
+    for row in BREAK_EVEN[platform]:
+        if name == row.dtype and dim >= row.dim and mib >= row.mib and degree >= row.degree:
+            return row.ratio
+    return 0.0
+
+
+def maxk_spmm(
+    graph: CSRGraph, cbsr: CBSR, *, implementation: dispatch.Name | None = None
+) -> Float[Array, "*batch rows dim"]:
+    """Aggregates compressed neighbours: ``y_i = r_i Σ_j w_ij c_j x_j``, ``x_j`` with k entries.
+
+    The SpGEMM forward and SSpMM backward of MaxK-GNN (https://arxiv.org/abs/2312.08656), for any
+    ``k`` and any number of columns. Accumulates in float32 and rounds once; rows without edges are
+    zero. Differentiable in ``cbsr.values`` and in ``graph.weights``; the gradients of the values
+    are computed at the kept columns only.
+
+    Args:
+      graph: rows are receivers, columns are senders.
+      cbsr: compressed features of the senders, leading axes share the graph.
+      implementation: ``"xla"`` (expands and multiplies), ``"ffi"``, ``"pallas"``, or None, which
+        takes the k-sparse kernels up to the measured break-even of ``k / dim`` and dense ``spmm``
+        beyond.
+
+    Returns:
+      Dense features of the receivers, of the dtype of the values.
+
+    Raises:
+      ValueError: if ``cbsr`` does not have one row for each column of the graph.
+      NotImplementedError: if the named implementation can not run these arguments here.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxgnn import ops
+      >>> from jaxgnn.graph import CSRGraph
+      >>> graph = CSRGraph.from_edges(senders=[0, 1], receivers=[1, 1], num_nodes=2)
+      >>> ops.maxk_spmm(graph, ops.maxk(jnp.array([[1.0, 2.0], [4.0, 3.0]]), k=1)).tolist()
+      [[0.0, 0.0], [4.0, 2.0]]
+    """
+    graph = check_graph("maxk_spmm", graph)
+    check_cbsr("maxk_spmm", cbsr)
+    if cbsr.values.shape[-2] != graph.num_cols:
+        expected = f"of {graph.num_cols} rows, one for each column of the graph"
+        raise bad_input("maxk_spmm", "cbsr", expected, f"{cbsr.values.shape[-2]} rows")
+    request = dispatch.resolve("maxk_spmm", implementation)
+    if request.name is None and not _is_worth_it(graph, cbsr):
+        return spmm(graph, todense(cbsr))
+    graph, cbsr = dispatch.match_varying(graph, cbsr)
+
+    def run(kept):
+        if request.name == "xla":
+            return FORWARD(request, graph, kept)
+        return _maxk_spmm(request, graph.with_weights(None), graph.weights, kept)
+
+    return dispatch.vmap_leading(run, cbsr.values.ndim - 2, 0)(cbsr)
+
+
+def _is_worth_it(graph: CSRGraph, cbsr: CBSR) -> bool:
+    """Whether a k-sparse kernel runs here, and faster than the dense product."""
+    if None not in _sparse_kernels(graph, cbsr).values():
+        return False
+    platform = dispatch.current_platform()
+    # A plan, which a CPU does not choose by, would be made to know this.
+    degree = _degree_in_blocks(graph, cbsr) if platform == "cuda" else 0.0
+    ratio = break_even(platform, cbsr.dtype, graph.num_cols, cbsr.dim, degree)
+    return cbsr.k <= ratio * cbsr.dim
+
+
+def _degree_in_blocks(graph: CSRGraph, cbsr: CBSR) -> float:
+    """Edges a row, or 0 if the gradient does not walk them by block."""
+    if dispatch.is_deterministic():
+        return 0.0
+    blocks = edge_blocks(graph, cbsr.dim, cbsr.dtype)
+    return 0.0 if blocks is None else graph.num_edges / max(graph.num_rows, 1)
+
+
+def _sparse_kernels(graph: CSRGraph, cbsr: CBSR) -> dict[dispatch.Name, str | None]:
+    """By name, why a k-sparse kernel does not run here, None if it does; the fastest first."""
+    platform = dispatch.current_platform()
+    names = [name for name in FORWARD.preference[platform] if name != "xla"]
+    return {name: FORWARD.why_not(name, platform, graph, cbsr) for name in names}
+
+
+def sparse_implementation(graph: CSRGraph, cbsr: CBSR) -> dispatch.Name:
+    """The k-sparse implementation that runs here, whatever the break-even says.
+
+    Raises:
+      NotImplementedError: if there is none, with the reason of each.
+    """
+    kernels = _sparse_kernels(graph, cbsr)
+    for name, reason in kernels.items():
+        if reason is None:
+            return name
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in kernels.items())
+    raise NotImplementedError(f"maxk_spmm: no k-sparse kernel runs here: {reasons}")
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _maxk_spmm(request, structure, weights, cbsr):
+    return FORWARD(request, structure.with_weights(weights), cbsr)
+
+
+def _maxk_spmm_forward(request, structure, weights, cbsr):
+    return _maxk_spmm(request, structure, weights, cbsr), (structure, weights, cbsr)
+
+
+def _maxk_spmm_backward(request, residuals, dy):
+    structure, weights, cbsr = residuals
+    dvalues = GRAD_VALUES(request, structure.with_weights(weights), cbsr, dy)
+    # None: integers have no gradient.
+    dcbsr = dataclasses.replace(cbsr, values=dvalues, indices=None)
+    if weights is None:
+        return None, None, dcbsr
+    dweights = GRAD_WEIGHTS(request, structure, cbsr, dy)
+    return None, dweights.astype(weights.dtype), dcbsr
+
+
+_maxk_spmm.defvjp(_maxk_spmm_forward, _maxk_spmm_backward)

@@ -1,0 +1,155 @@
+"""The way into the n streams of hyper-connections, and the way out of them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxgnn._errors import bad_input
+from jaxgnn.ops._core import dispatch
+from jaxgnn.ops._core.checks import check_float
+from jaxgnn.ops._mhc.checks import check_coefficients, check_number, check_streams
+from jaxgnn.ops._mhc.reference import mhc_head as reference
+
+
+def _kernel(name: str, run) -> dispatch.Kernel:
+    return dispatch.Kernel(name, {"xla": dispatch.xla(run, scatters=False)})
+
+
+MHC_EXPAND = _kernel("mhc_expand", reference.mhc_expand)
+EXPAND_BACKWARD = _kernel("mhc_expand.backward", reference.mhc_expand_backward)
+MHC_HEAD = _kernel("mhc_head", reference.mhc_head)
+HEAD_BACKWARD = _kernel("mhc_head.backward", reference.mhc_head_backward)
+
+
+def mhc_expand(
+    x: Float[Array, "*batch dim"],
+    num_streams: int,
+    *,
+    implementation: dispatch.Name | None = None,
+) -> Float[Array, "*batch n dim"]:
+    """Copies features to the n streams of hyper-connections (https://arxiv.org/abs/2512.24880).
+
+    The gradient sums the streams in float32 and is rounded once.
+
+    Args:
+      x: features, any leading axes.
+      num_streams: copies, at least 1.
+      implementation: ``"xla"``, or None for what was measured to be fastest.
+
+    Returns:
+      ``num_streams`` copies along a new axis in front of the last, of the dtype of ``x``.
+
+    Raises:
+      ValueError: if ``x`` is not a floating array or ``num_streams`` no int of at least 1.
+      NotImplementedError: if the named implementation can not run these arguments here.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxgnn import ops
+      >>> ops.mhc_expand(jnp.array([1.0, 2.0]), 3).tolist()
+      [[1.0, 2.0], [1.0, 2.0], [1.0, 2.0]]
+    """
+    check_float("mhc_expand", "x", x, 1)
+    is_integer = isinstance(num_streams, int | np.integer) and not isinstance(num_streams, bool)
+    if not is_integer or num_streams < 1:
+        raise bad_input("mhc_expand", "num_streams", "an int of at least 1", repr(num_streams))
+    request = dispatch.resolve("mhc_expand", implementation)
+    if request.name == "xla":
+        return MHC_EXPAND(request, x, num_streams=int(num_streams))
+    return _mhc_expand(request, int(num_streams), x)
+
+
+def mhc_head(
+    x: Float[Array, "*batch n dim"],
+    phi: Float[Array, "n n*dim"],
+    alpha: Float[Array, ""],
+    bias: Float[Array, " n"],
+    gamma: Float[Array, "n dim"] | None = None,
+    *,
+    norm_eps: float = 1e-6,
+    pre_eps: float = 1e-6,
+    implementation: dispatch.Name | None = None,
+) -> Float[Array, "*batch dim"]:
+    """One stream out of n, behind the last layer with hyper-connections.
+
+    ``y = Σ_i w_i x_i`` with ``w = σ(alpha t + bias) + pre_eps`` and ``t`` as in ``mhc_pre``: the
+    part of it that makes a layer's input (https://arxiv.org/abs/2512.24880). Differentiable in
+    every array.
+
+    Args:
+      x: the streams, any leading axes.
+      phi: float32 projection to the weights.
+      alpha: float32 gain, a scalar.
+      bias: float32, one for each stream.
+      gamma: float32 scale of the normalised streams, None for ones.
+      norm_eps: added to the mean square.
+      pre_eps: added to the sigmoid.
+      implementation: ``"xla"``, or None for what was measured to be fastest.
+
+    Returns:
+      Features, of the dtype of ``x``.
+
+    Raises:
+      ValueError: if shapes or dtypes do not match, or a constant is negative.
+      NotImplementedError: if the named implementation can not run these arguments here.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxgnn import ops
+      >>> x = jnp.array([[[1.0], [5.0]]])
+      >>> ops.mhc_head(x, jnp.zeros((2, 2)), jnp.ones(()), jnp.zeros(2), pre_eps=0.0).tolist()
+      [[3.0]]
+    """
+    n, dim = check_streams("mhc_head", x)
+    check_coefficients("mhc_head", "phi", phi, (n, n * dim))
+    check_coefficients("mhc_head", "alpha", alpha, ())
+    check_coefficients("mhc_head", "bias", bias, (n,))
+    if gamma is not None:
+        check_coefficients("mhc_head", "gamma", gamma, (n, dim))
+    options = (
+        ("norm_eps", check_number("mhc_head", "norm_eps", norm_eps)),
+        ("pre_eps", check_number("mhc_head", "pre_eps", pre_eps)),
+    )
+    request = dispatch.resolve("mhc_head", implementation)
+    arguments = dispatch.match_varying(x, phi, alpha, bias, gamma)
+    if request.name == "xla":
+        return MHC_HEAD(request, *arguments, **dict(options))[0]
+    return _mhc_head(request, options, *arguments)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _mhc_expand(request, num_streams, x):
+    return MHC_EXPAND(request, x, num_streams=num_streams)
+
+
+def _mhc_expand_forward(request, num_streams, x):
+    return _mhc_expand(request, num_streams, x), None
+
+
+def _mhc_expand_backward(request, num_streams, residuals, dy):
+    return (EXPAND_BACKWARD(request, dy),)
+
+
+_mhc_expand.defvjp(_mhc_expand_forward, _mhc_expand_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _mhc_head(request, options, x, phi, alpha, bias, gamma):
+    return MHC_HEAD(request, x, phi, alpha, bias, gamma, **dict(options))[0]
+
+
+def _mhc_head_forward(request, options, *inputs):
+    y, saved = MHC_HEAD(request, *inputs, **dict(options))
+    return y, (inputs, saved)
+
+
+def _mhc_head_backward(request, options, residuals, dy):
+    inputs, saved = residuals
+    return HEAD_BACKWARD(request, *inputs, saved, dy, **dict(options))
+
+
+_mhc_head.defvjp(_mhc_head_forward, _mhc_head_backward)

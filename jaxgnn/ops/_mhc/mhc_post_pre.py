@@ -1,0 +1,149 @@
+"""The boundary of two layers with hyper-connections as one op: post of one, pre of the next."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+from jaxtyping import Array, Float
+
+from jaxgnn.ops._core import dispatch
+from jaxgnn.ops._core.checks import check_choice, from_numpy
+from jaxgnn.ops._mhc import pallas
+from jaxgnn.ops._mhc.checks import check_post, check_pre
+from jaxgnn.ops._mhc.kernels import kernel, projection_limits, unmeasured_streams
+from jaxgnn.ops._mhc.mhc_post import for_each_token, mhc_post
+from jaxgnn.ops._mhc.mhc_pre import mhc_pre, pre_options
+from jaxgnn.ops._mhc.reference import mhc_post_pre as reference
+
+
+def _limits(x, f, h_post, h_res, phi, *arrays, **options):
+    return projection_limits(x, phi)
+
+
+def _pallas_backward(*arrays, **options):
+    deterministic = dispatch.is_deterministic()
+    return pallas.mhc_post_pre_backward(*arrays, deterministic=deterministic, **options)
+
+
+_TAKEN = {"limits": _limits, "unmeasured": unmeasured_streams}
+MHC_POST_PRE = kernel("mhc_post_pre", reference.mhc_post_pre, pallas.mhc_post_pre, **_TAKEN)
+BACKWARD = kernel(
+    "mhc_post_pre.backward",
+    reference.mhc_post_pre_backward,
+    _pallas_backward,
+    **_TAKEN,
+)
+
+
+def mhc_post_pre(
+    x: Float[Array, "*batch n dim"],
+    f: Float[Array, "*batch dim"],
+    h_post: Float[Array, "*batch n"],
+    h_res: Float[Array, "*batch n n"],
+    phi: Float[Array, "rows n*dim"] | None,
+    alpha: Float[Array, "3"] | None,
+    bias: Float[Array, " rows"],
+    gamma: Float[Array, "n dim"] | None = None,
+    *,
+    transposed: bool = False,
+    norm_eps: float = 1e-6,
+    pre_eps: float = 1e-6,
+    post_scale: float = 2.0,
+    implementation: dispatch.Name | None = None,
+) -> tuple[
+    Float[Array, "*batch n dim"],
+    Float[Array, "*batch dim"],
+    Float[Array, "*batch n"],
+    Float[Array, "*batch n n"],
+]:
+    """``mhc_post`` of one layer and ``mhc_pre`` of the next, one after the other.
+
+    The boundary of two layers in https://arxiv.org/abs/2512.24880::
+
+        y                     = mhc_post(x, f, h_post, h_res)
+        h_in, h_post', h_res' = mhc_pre(y, phi, alpha, bias, gamma)
+
+    The value is that of the two ops. In the backward pass the two gradients that meet at ``y`` are
+    added in float32. Their sum is rounded at most once, to the dtype of ``y``, where it lies in
+    memory between kernels of ``"pallas"``.
+
+    Args:
+      x: the streams in front of the layer that gave ``f``.
+      f: its output.
+      h_post: its float32 weights, as in ``mhc_post``.
+      h_res: its float32 mixing matrix, as in ``mhc_post``.
+      phi: of the next layer, as in ``mhc_pre``; None for static coefficients.
+      alpha: of the next layer.
+      bias: of the next layer.
+      gamma: of the next layer.
+      transposed: as in ``mhc_post``.
+      norm_eps: as in ``mhc_pre``.
+      pre_eps: as in ``mhc_pre``.
+      post_scale: as in ``mhc_pre``.
+      implementation: ``"xla"``; ``"pallas"`` on a GPU, with ``phi`` of [n² + 2n, n dim], for 2, 4
+        or 8 streams of a width that is a multiple of 64 up to 8192, float32 or bfloat16; or None
+        for what was measured to be fastest.
+
+    Returns:
+      ``(y, h_in, h_post, h_res)``, the latter three for the next layer.
+
+    Raises:
+      ValueError: if shapes or dtypes do not match, or a constant is negative.
+      NotImplementedError: if the named implementation can not run these arguments here.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxgnn import ops
+      >>> x, f = jnp.array([[[1.0], [5.0]]]), jnp.array([[10.0]])
+      >>> h_post, h_res = jnp.ones((1, 2)), jnp.eye(2)[None]
+      >>> phi, alpha, bias = jnp.zeros((8, 2)), jnp.ones(3), jnp.zeros(8)
+      >>> y, h_in, *_ = ops.mhc_post_pre(x, f, h_post, h_res, phi, alpha, bias, pre_eps=0.0)
+      >>> y.tolist(), h_in.tolist()
+      ([[[11.0], [15.0]]], [[13.0]])
+    """
+    x, f = from_numpy(x, f)
+    check_post("mhc_post_pre", x, f, h_post, h_res)
+    check_pre("mhc_post_pre", x, phi, alpha, bias, gamma)
+    check_choice("mhc_post_pre", "transposed", transposed, True, False)
+    request = dispatch.resolve("mhc_post_pre", implementation)
+    if phi is None:  # without a projection there is little to fuse
+        y = mhc_post(x, f, h_post, h_res, transposed=transposed, implementation=request.name)
+        return mhc_pre(
+            y,
+            None,
+            None,
+            bias,
+            norm_eps=norm_eps,
+            pre_eps=pre_eps,
+            post_scale=post_scale,
+            return_streams=True,
+            implementation=request.name,
+        )
+    per_token = for_each_token(x, h_post, h_res)
+    arguments = dispatch.match_varying(x, f, *per_token, phi, alpha, bias, gamma)
+    constants = pre_options("mhc_post_pre", norm_eps, pre_eps, post_scale)
+    options = (("transposed", transposed), *constants)
+    if request.name == "xla":
+        return MHC_POST_PRE(request, *arguments, **dict(options))[0]
+    return _mhc_post_pre(request, options, *arguments)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _mhc_post_pre(request, options, x, f, h_post, h_res, phi, alpha, bias, gamma):
+    arguments = (x, f, h_post, h_res, phi, alpha, bias, gamma)
+    return _mhc_post_pre_forward(request, options, *arguments)[0]
+
+
+def _mhc_post_pre_forward(request, options, *inputs):
+    (y, h_in, h_post, h_res), saved = MHC_POST_PRE(request, *inputs, **dict(options))
+    y = dispatch.mapped_with(y, h_post[..., None])
+    return (y, h_in, h_post, h_res), (inputs, y, saved)
+
+
+def _mhc_post_pre_backward(request, options, residuals, cotangents):
+    inputs, y, saved = residuals
+    return BACKWARD(request, *inputs, y, saved, cotangents, **dict(options))
+
+
+_mhc_post_pre.defvjp(_mhc_post_pre_forward, _mhc_post_pre_backward)

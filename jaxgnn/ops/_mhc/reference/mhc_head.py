@@ -1,0 +1,76 @@
+"""The way into n streams and the way out of them, in plain JAX."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxgnn.ops._core.dtypes import accumulation_dtype
+from jaxgnn.ops._mhc.reference.mhc_pre import (
+    Saved,
+    aggregate,
+    project,
+    project_backward,
+    sum_tokens,
+    widened,
+)
+
+
+def mhc_expand(x: Float[Array, "*batch dim"], *, num_streams: int) -> Float[Array, "*batch n dim"]:
+    """Copies ``x`` to every stream. Its gradient is summed in the accumulation dtype."""
+    wide = x.astype(accumulation_dtype(x.dtype))[..., None, :]
+    shape = (*x.shape[:-1], num_streams, x.shape[-1])
+    return jnp.broadcast_to(wide, shape).astype(x.dtype)
+
+
+def mhc_expand_backward(dy: Float[Array, "*batch n dim"]) -> Float[Array, "*batch dim"]:
+    """Sums the streams."""
+    return jnp.sum(dy.astype(accumulation_dtype(dy.dtype)), axis=-2).astype(dy.dtype)
+
+
+def mhc_head(
+    x: Float[Array, "*batch n dim"],
+    phi: Float[Array, "n n*dim"],
+    alpha: Float[Array, ""],
+    bias: Float[Array, " n"],
+    gamma: Float[Array, "n dim"] | None,
+    *,
+    norm_eps: float,
+    pre_eps: float,
+) -> tuple[Float[Array, "*batch dim"], Saved]:
+    """``Σ_i w_i x_i`` and what the backward pass needs: see ``jaxgnn.ops.mhc_head``."""
+    v = widened(x, phi, alpha, bias, gamma)
+    saved = project(v, phi, gamma, norm_eps)
+    return aggregate(v, _sigmoid(saved, alpha, bias)[0] + pre_eps).astype(x.dtype), saved
+
+
+def mhc_head_backward(
+    x: Float[Array, "*batch n dim"],
+    phi: Float[Array, "n n*dim"],
+    alpha: Float[Array, ""],
+    bias: Float[Array, " n"],
+    gamma: Float[Array, "n dim"] | None,
+    saved: Saved,
+    dy: Float[Array, "*batch dim"],
+    *,
+    norm_eps: float,
+    pre_eps: float,
+) -> tuple[Array, Array, Array, Array, Array | None]:
+    """Gradients to the first five arguments: those of the part pre of ``mhc_pre``."""
+    del norm_eps  # in saved.inv_rms
+    s, normed = _sigmoid(saved, alpha, bias)
+    v, dy = x.astype(s.dtype), dy.astype(s.dtype)
+    dlogits = jnp.einsum("...d,...nd->...n", dy, v, precision="highest") * s * (1 - s)
+    dalpha = jnp.sum(dlogits * normed).astype(alpha.dtype)
+    dbias = sum_tokens(dlogits).astype(bias.dtype)
+    dt = alpha.astype(s.dtype) * dlogits
+    dx, dphi, dgamma = project_backward(v, phi, gamma, saved, dt)
+    dx = dx + (s + pre_eps)[..., None] * dy[..., None, :]
+    return dx.astype(x.dtype), dphi, dalpha, dbias, dgamma
+
+
+def _sigmoid(saved: Saved, alpha, bias):
+    """``σ(alpha t + bias)``, and ``t``."""
+    normed = saved.h_mix * saved.inv_rms[..., None]
+    return jax.nn.sigmoid(alpha.astype(normed.dtype) * normed + bias.astype(normed.dtype)), normed
