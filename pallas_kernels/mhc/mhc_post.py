@@ -88,7 +88,7 @@ def mhc_post(
 
 @dataclass(frozen=True)
 class _Forward:
-    """Mixes the streams; a group of lanes processes the columns of a token that it loads at once."""
+    """Mixes the streams; a group of lanes processes the columns that it loads at once."""
 
     tile: MhcPostTile
     transposed: bool

@@ -139,8 +139,11 @@ def _backward_one_by_one(inputs, params, saved, cotangents, constants, transpose
     """The backward passes of the two ops, one after the other."""
     dy, *of_pre = cotangents
     y, *of_token = saved
-    dy, *dparams = mhc_pre_backward(y, params, of_token, of_pre, constants, dx_streams=dy)
-    return mhc_post_backward(*inputs, dy, transposed=transposed), tuple(dparams)
+    given = y, params, of_token, of_pre, constants
+    dy, *dparams = mhc_pre_backward(*given, dx_streams=dy)
+    x, f, h_post, h_res = inputs
+    through_post = mhc_post_backward(x, f, h_post, h_res, dy, transposed=transposed)
+    return through_post, tuple(dparams)
 
 
 def _backward_by_slices(

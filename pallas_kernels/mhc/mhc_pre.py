@@ -146,7 +146,7 @@ class _Forward:
         warp.loop(warp.block, -(-tokens // at_once), blocks, (), take)
 
     def _add_up(self, warp, sums, h_mix, first, count) -> None:
-        """Adds the sums of all warps to those of the first, and writes the projections ``h_mix``."""
+        """Adds the sums of all warps to those of the first, and writes ``h_mix``."""
         rows = self.mixing.rows
         width = rows + 1
 

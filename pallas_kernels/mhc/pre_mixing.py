@@ -46,7 +46,7 @@ class _Tokens(NamedTuple):
 
 
 def result_shapes(x: jax.Array) -> list[jax.ShapeDtypeStruct]:
-    """Shapes of all results of ``mhc_pre`` for ``x`` [tokens, n, dim], those of ``mhc_pre.mhc_pre``."""
+    """Shapes of all results of ``mhc_pre`` for ``x`` [tokens, n, dim]."""
     tokens, n, dim = x.shape
     shapes = [(tokens, n), (tokens, n, n), (tokens,), (tokens, n * n + 2 * n)]
     of_tokens = [jax.ShapeDtypeStruct(shape, jnp.dtype(jnp.float32)) for shape in shapes]

@@ -155,7 +155,7 @@ class _Matrices:
         return self.n // self.lanes
 
     def for_each(self, count: int, body: Callable[[Value, Value], None]) -> None:
-        """Calls ``body(number, inside)`` for each matrix; lanes behind the last get it again, outside."""
+        """Calls ``body(number, inside)``; lanes behind the last matrix get it, and not inside."""
         warp, at_once = self.warp, LANES // self.lanes
 
         def take(first, _):
@@ -256,7 +256,10 @@ class _Matrices:
     def undo(
         self, state: tuple[Matrix, Matrix], sums: list[Value], by_rows: bool
     ) -> tuple[Matrix, Matrix]:
-        """The gradient of the logarithm before a division and the matrix there, from those after it."""
+        """The gradient and the matrix in front of a division, from those behind it.
+
+        Gradients are those to the logarithm of the matrix.
+        """
         z, m = state
         z = self.centred(z, self.entries(m), by_rows)
         operation = _add if self.eps == 0 else _multiply
@@ -301,7 +304,7 @@ class _Forward:
 
 @dataclass(frozen=True)
 class _Backward:
-    """Recomputes the iteration and keeps the sums of every division, then goes back through them."""
+    """Recomputes the iteration, keeping the sums of every division, then undoes it."""
 
     tile: SinkhornTile
     iterations: int

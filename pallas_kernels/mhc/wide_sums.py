@@ -248,7 +248,7 @@ class _Walker:
         tc.wait_smem_to_gmem(0)
 
     def drain_phi(self) -> None:
-        """Marks phi as read, for a warpgroup without tokens, so that the other one does not wait."""
+        """Marks phi as read in a warpgroup without tokens, for which the loader waits."""
 
         def take(k):
             tc.barrier_wait(self.scratch["phi full"].at[lax.rem(k, self.tile.phi_stages)])
@@ -257,7 +257,7 @@ class _Walker:
         pl.loop(0, _HALVES * self.count)(take)
 
     def _coefficients(self) -> list[list[jax.Array]]:
-        """Weights of the old streams, then of the layer's output, in each new stream, [new][old]."""
+        """Weights of the old streams and then the layer's output in each new stream."""
         held, known = (self.scratch[name].at[self.number] for name in ("coefficients", "known"))
         tc.copy_gmem_to_smem(self.given["coefficients"].at[:, self.rows], held, known)
         tc.barrier_wait(known)
@@ -346,7 +346,7 @@ class _Walker:
         pl.when(chunk > 0)(lambda: self._load(chunk - 1 + self.tile.chunks))
 
     def _products(self, chunk, at, half: int, meanwhile):
-        """The products of half a chunk with phi; and ``meanwhile()``, called while they are computed."""
+        """The products of half a chunk with phi, and ``meanwhile()``, run at the same time."""
         k = chunk * _HALVES + half
         place = lax.rem(k, self.tile.phi_stages)
         phi, streams = self.scratch["phi"].at[place], self._stages(at, half)

@@ -1,6 +1,5 @@
 """The backward pass of hyper-connections by slices: interpreted against float64, and lowered."""
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,8 +48,12 @@ POSTS = {
 }
 
 
+CONSTANTS = MHCConstants(norm_eps=1e-6, pre_eps=1e-3, post_scale=2.0)
+
+
 def _assert_all_close(actual, expected, length):
-    for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
+    pairs = zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)
+    for i, (a, e) in enumerate(pairs):
         assert_close(a, e, reduction_length=length, err_msg=f"result {i}")
 
 
@@ -123,21 +126,19 @@ def test_every_tile_gives_the_gradients_through_post(interpreted, shape, transpo
 def test_what_there_is_of_tokens(monkeypatch, tokens, n, dim, blocks):
     monkeypatch.setattr(tokens_kernel, "_BLOCKS_EACH", 1)
     on_a_chip(monkeypatch, multiprocessors=blocks)
-    x, phi, alpha, bias, _ = streams((tokens,), n, dim, "bfloat16"), *parameters(n, dim)
-    options = {"pre_eps": 1e-3, "post_scale": 2.0}
-    _, saved = mhc_pre.mhc_pre(x, phi, alpha, bias, None, norm_eps=1e-6, **options)
+    x, params = streams((tokens,), n, dim, "bfloat16"), MHCParams(*parameters(n, dim)[:3])
+    _, saved = mhc_pre.mhc_pre(x, params, constants=CONSTANTS)
     cotangents = outputs((tokens,), n, dim, "bfloat16")
     with emulated():
         of_post = [random_array((tokens, k), "float32", seed=k) for k in (n, n * n)]
-        constants = MHCConstants(1e-6, **options)
-        given = x, MHCParams(phi, alpha, bias), saved, cotangents, constants, of_post
+        given = x, params, saved, cotangents, CONSTANTS, of_post
         parts, sums, zeros = token_parts(*given, reverse=n == 2, zeros=True)
         of_phi = jnp.zeros((1, n * dim, n * n + 2 * n))
         _, *small = add_up(Slices(n, dim), Partial(of_phi, sums))
     assert zeros is not None and zeros.shape == (n + n * n, tokens) and not zeros.any()
-    given = x, phi, alpha, bias, None, saved, cotangents
-    exact = exactly(mhc_pre.gradients, *given, None, **options)
-    _assert_all_close(small, exact[2:4], tokens * dim)
+    given = x, params, saved, cotangents, None
+    exact, exact_params = exactly(mhc_pre.gradients, *given, constants=CONSTANTS)
+    _assert_all_close(small, exact_params[1:3], tokens * dim)
     # What else there is, is what the gradients to streams and phi are made of.
     dh_mix = jnp.sum(parts.dh_mix.astype(jnp.float32).reshape(tokens, 3, -1), axis=1)
     rows = n * n + 2 * n
@@ -148,12 +149,12 @@ def test_what_there_is_of_tokens(monkeypatch, tokens, n, dim, blocks):
     made = streams_gradients(
         *(a.astype(jnp.float32) for a in (x, cotangents[0])),
         None,
-        phi,
+        params.phi,
         h_pre,
         scale,
         dh_mix[:, :rows],
     )
-    _assert_all_close(made, (exact[1], exact[0]), tokens * dim)
+    _assert_all_close(made, (exact_params.phi, exact), tokens * dim)
 
 
 # More ranges, slices and blocks than are read at once; a last span of tokens that is cut off.
@@ -176,14 +177,14 @@ def test_partial_sums_are_added_up(n, ranges, blocks, posts):
 
 
 def test_the_ops_take_them(interpreted):
-    (tokens, n, dim), options = (72, 4, 64), {"norm_eps": 1e-6, "pre_eps": 1e-3, "post_scale": 2.0}
-    inputs = streams((tokens,), n, dim, "bfloat16"), *parameters(n, dim)
-    _, saved = mhc_pre.mhc_pre(*inputs, **options)
+    tokens, n, dim = 72, 4, 64
+    inputs = streams((tokens,), n, dim, "bfloat16"), MHCParams(*parameters(n, dim))
+    _, saved = mhc_pre.mhc_pre(*inputs, constants=CONSTANTS)
     dx_streams = random_array((tokens, n, dim), "bfloat16", seed=9)
     given = *inputs, saved, outputs((tokens,), n, dim, "bfloat16"), dx_streams
     with emulated(), interpreted():
-        made = pallas.mhc_pre_backward(*given, **options)
-    exact = exactly(mhc_pre.mhc_pre_backward, *given, **options)
+        made = pallas.mhc_pre_backward(*given, constants=CONSTANTS)
+    exact = exactly(mhc_pre.mhc_pre_backward, *given, constants=CONSTANTS)
     _assert_all_close(made, exact, tokens * dim)
 
 

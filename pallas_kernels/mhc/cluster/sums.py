@@ -190,7 +190,7 @@ class Sums:
         self.weights.send(rank, place, values, self.weighted, i)
 
     def weights_of(self, i: Value, half: int) -> list[Value]:
-        """Weights of the streams for token ``lane // 4 + 8 half``; call ``weighted.wait`` before."""
+        """Weights of the streams for token ``lane // 4 + 8 half``; wait for them before."""
         place = (i % self.tile.weighted * TOKENS + self.warp.lane // 4) * self.n
         return _floats(self.weights.shifted(place), half * (PAIRS * self.n), self.n)
 
@@ -289,7 +289,7 @@ class Coefficients:
             warp.when((pair < PAIRS) & (number < self.tokens), store)
 
     def _send_weights(self, i: Value, begin: int, weights: list[Value]) -> None:
-        """Sends the weights of the pairs to all blocks; a lane sends those of a token to a block."""
+        """Sends weights of pairs to all blocks; a lane sends those of a token to a block."""
         sums, warp = self.sums, self.sums.warp
         cluster = sums.tile.cluster
         number = warp.lane // cluster

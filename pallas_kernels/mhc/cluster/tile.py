@@ -106,7 +106,7 @@ class MhcPreClusterTile:
 
     @property
     def stages(self) -> int:
-        """Stages of a team's ring of tiles: those not yet mixed, the present one, and those ahead."""
+        """Stages of a team's ring: tiles not yet mixed, the present one, and those ahead."""
         return self.behind + 1 + self.ahead
 
     @property
@@ -137,7 +137,7 @@ class MhcPreClusterTile:
 
     @property
     def gathered(self) -> int:
-        """Buffers of a block for the sums of all blocks, one for each tile: see ``mhc.cluster.sums``."""
+        """Buffers of a block for sums of all blocks, by tiles: see ``mhc.cluster.sums``."""
         return 2 * (self.helpers + self.delay)
 
     @property

@@ -187,7 +187,7 @@ class _Walker(Walker):
         return self.number, lax.rem(i * self._own + k, self.tile.stages)
 
     def _load_first(self) -> None:
-        """Begins to copy the first stages and inputs of tokens, and loads the block's part of phi."""
+        """Begins to copy the first streams and inputs of tokens, and loads phi."""
         for ahead in range(self.tile.stages):
             self._load_stage(jnp.int32(0), ahead)
 
@@ -293,7 +293,7 @@ class _StreamByStream(_Walker):
         """The gradient of a stage; meanwhile begins to copy into the previous stage."""
         self._start_products(stages, slot)
         direct = self._direct(slot, *stages)
-        tc.wait_smem_to_gmem(0, wait_refill_stagesly=True)
+        tc.wait_smem_to_gmem(0, wait_read_only=True)
         ahead = k - 1 + self.tile.stages
         pl.when(i * self._own + k > 0)(lambda: self._load_stage(i, ahead))
         return direct + self._through_phi(stages, 0)
@@ -331,7 +331,7 @@ class _AllStreams(_Walker):
 
     def _refill_stages(self, i) -> None:
         """Begins to copy into the stages of the previous tile, once its gradients were written."""
-        tc.wait_smem_to_gmem(0, wait_refill_stagesly=True)
+        tc.wait_smem_to_gmem(0, wait_read_only=True)
         for k in range(self._own):
             self._load_stage(i - 1, k + self.tile.stages)
         pl.when(self.number == 0)(functools.partial(self.refill_tokens, i))

@@ -189,7 +189,7 @@ class _Warpgroup(Walker):
     results: Mapping[str, Any]
 
     def ring(self, name: str, i, k: int):
-        """Index of the stage for the ``k``-th operand of tile ``i``, or ``k`` operands further on."""
+        """Index of the stage for the ``k``-th operand of tile ``i``; ``k`` may exceed a tile."""
         length, of_tile = getattr(self.tile, name), _PER_TILE[name]
         return k % length if length == of_tile else lax.rem(i * of_tile + k, length)
 
@@ -240,7 +240,7 @@ class _Walker(_Warpgroup):
         pl.when(tile < self.count)(load)
 
     def _reload(self, i, operands: Sequence[tuple[str, int]]) -> None:
-        """Begins to copy into stages of tile ``i``, once their gradients were written from there."""
+        """Refills stages of tile ``i``, once the gradients in them were written."""
         tc.wait_smem_to_gmem(0, wait_read_only=True)
         for name, stream in operands:
             self._load(name, i, stream + getattr(self.tile, name))
@@ -296,7 +296,7 @@ class _Walker(_Warpgroup):
         return made
 
     def _release(self, i, *streams: int) -> None:
-        """Marks the stages of new streams as read, two at once so that warps synchronize less often."""
+        """Marks stages of new streams as read, two at once so that warps synchronize less."""
         tc.commit_smem()  # all warps have read what the copy engine overwrites
         for stream in streams:
             tc.barrier_arrive(self.scratch["new read"].at[self.ring("new", i, stream)])
@@ -312,7 +312,7 @@ class _Walker(_Warpgroup):
         return through_layer + dy + scale * y
 
     def _gradient(self, name: str, stream: int, i, slot, gradients) -> jax.Array:
-        """The gradient to an old stream or the layer's output; writes the inner products with it."""
+        """The gradient to an old stream or the layer's output; writes its inner products."""
         at = self.number, self.ring(name, i, stream)
         tc.barrier_wait(self.scratch[f"{name} full"].at[*at])
         old, places = common.load(self.scratch[name].at[*at]), self._product_rows(name, stream)
@@ -418,7 +418,7 @@ class _Helper(_Warpgroup):
         return pl.run_scoped(run, tc.ACC((COLUMNS, self.form.padded), jnp.float32))
 
     def _write_products(self, i) -> None:
-        """Waits until the previous tile was processed, refills its stage, and writes its products."""
+        """Waits for the previous tile, refills its stage, and writes its inner products."""
         self.refill_tokens(i)
         products = self.scratch["products"]
 

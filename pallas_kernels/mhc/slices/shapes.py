@@ -173,7 +173,7 @@ class Walker:
         return cls(form, tile, scratch, per_token, number, turn, **arrays)
 
     def run(self) -> None:
-        """Processes all tiles of a turn, after which shared memory may be used for the next turn."""
+        """Processes all tiles of a turn, and leaves shared memory free for the next turn."""
         raise NotImplementedError
 
     def run_all_turns(self) -> None:
@@ -213,7 +213,7 @@ class Walker:
         return pl.ds(pl.multiple_of(first, count), count)
 
     def load_first_tokens(self) -> None:
-        """Begins to copy the inputs of tokens of the first tiles, as many as the ring has stages."""
+        """Begins to copy the inputs of tokens of the first tiles, one for each stage."""
         for slot in range(self.tile.slots):
             self._load_tokens(jnp.int32(slot))
 
@@ -289,7 +289,7 @@ def load(matrix) -> jax.Array:
 
 
 def add_products(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Sums of ``a b`` over the columns that a thread has in the layout of accumulators, [rows, 8]."""
+    """Sums of ``a b`` over a thread's columns in the layout of accumulators, [rows, 8]."""
     columns = [slice(first, first + AT_ONCE) for first in range(0, a.shape[1], AT_ONCE)]
     return functools.reduce(jnp.add, [a[:, c] * b[:, c] for c in columns])
 

@@ -37,11 +37,11 @@ class Partial(NamedTuple):
 
 
 def add_up(form: Slices, partial: Partial) -> tuple[jax.Array, ...]:
-    """Gradients to phi [rows, n dim], alpha and bias; with products, to ``h_post`` and ``h_res`` too.
+    """Gradients to phi [rows, n dim], alpha and bias; and to ``h_post`` and ``h_res``, if asked.
 
     Args:
       form: shapes of the streams.
-      partial: the partial sums.
+      partial: the partial sums; with products, gradients to ``h_post`` and ``h_res`` are results.
     """
     n, rows = form.n, form.rows
     shapes = [(rows, n * form.dim), (3,), (rows,)]
@@ -62,7 +62,7 @@ def add_up(form: Slices, partial: Partial) -> tuple[jax.Array, ...]:
 
 @dataclass(frozen=True)
 class _AddUp:
-    """Adds partial sums: a warp those of four rows for 32 columns or tokens, one block the gains."""
+    """Adds partial sums: a warp four rows of 32 columns or tokens, the first block the gains."""
 
     form: Slices
 
@@ -124,7 +124,7 @@ class _AddUp:
     def _gains(
         self, warp: Warp, tokens: Array, warp_sums: Array, dalpha: Array, dbias: Array
     ) -> None:
-        """Adds the gradients to bias and gains, a row of phi in each lane; the gains also over rows."""
+        """Adds the gradients to bias and gains, with a row of phi in each lane."""
         blocks, _, padded = tokens.shape
         number = warp.thread // LANES
 

@@ -105,7 +105,7 @@ class _Given(NamedTuple):
 
 @dataclass(frozen=True)
 class _Tokens:
-    """The kernel: each group of ``lanes`` neighbouring lanes processes one token after the other."""
+    """The kernel: each group of ``lanes`` neighbouring lanes processes its tokens in turn."""
 
     form: Slices
     lanes: int
@@ -219,7 +219,7 @@ class _Tokens:
             value = value - (bits << 16).bits("f32")
 
     def _store_coefficient(self, warp: Warp, coefficients: Array, token, number, values) -> None:
-        """Writes ``h_pre``, the factor of the streams or a coefficient of ``mhc_post``, by the row."""
+        """Writes ``h_pre``, the factor of the streams, or a coefficient of ``mhc_post``."""
         n, last = self.form.n, coefficients.shape[0] - 1
         h_pre, factor, kept = values
         value = warp.select(number < n, h_pre, factor)

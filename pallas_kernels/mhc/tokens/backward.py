@@ -103,11 +103,13 @@ def streams_backward(
 
 def _inputs(form: Form, arrays, phi: jax.Array, token: Token, post: PostInputs | None) -> Inputs:
     """Splits and pads the factors of tensor cores; ``arrays`` are ``x``, ``dh_in`` and ``dx``."""
-    tokens = arrays[0].shape[0]
-    padded = -tokens % form.step, -form.rows % FRAGMENT
+    x, dh_in, dx = arrays
+    padded = -x.shape[0] % form.step, -form.rows % FRAGMENT
     dh_mix = split(jnp.pad(token.dh_mix, ((0, padded[0]), (0, padded[1]))))
     return Inputs(
-        *arrays,
+        x,
+        dh_in,
+        dx,
         token.h_pre,
         token.scale,
         by_token=dh_mix[: form.parts],

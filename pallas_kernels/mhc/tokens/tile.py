@@ -106,7 +106,7 @@ class StreamsTile:
 
     @classmethod
     def choose(cls, chip: Chip, tokens: int, form: Form) -> StreamsTile | None:
-        """The only heuristic: wide reads, copied well ahead, and few idle multiprocessors at the end.
+        """The only heuristic: wide reads, copied well ahead, and few idle multiprocessors.
 
         None if shared memory is too small, or if ``mhc_post`` takes part with other than 4 streams.
         """
