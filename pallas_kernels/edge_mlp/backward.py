@@ -95,7 +95,7 @@ def backward(
     dreceivers, dsenders, *shared = (jax.freeze(end) for end in ends)
     nodes = dreceivers.astype(stack.dtype), dsenders.astype(stack.dtype)
     dfeatures = next(iter([*by_edge, *shared]), None)
-    return EdgeLayers(*nodes, dweights, *_of_parameters(needs, sums), dfeatures)
+    return EdgeLayers(*nodes, dweights, *_parameter_gradients(needs, sums), dfeatures)
 
 
 def _results_by_edge(plan: Plan) -> list[jax.ShapeDtypeStruct]:
@@ -116,7 +116,7 @@ def _sums(needs: BackwardNeeds, tile: BackwardTile) -> list[jax.ShapeDtypeStruct
     return [jax.ShapeDtypeStruct((tile.blocks, *form), jnp.float32) for form in forms]
 
 
-def _of_parameters(needs: BackwardNeeds, sums: Sequence[jax.Array]) -> tuple[tuple, tuple]:
+def _parameter_gradients(needs: BackwardNeeds, sums: Sequence[jax.Array]) -> tuple[tuple, tuple]:
     """Gradients of kernels and biases, summed over the partial sums of the blocks."""
     stack = needs.plan.stack
     totals = [jnp.sum(s, axis=0).astype(stack.dtype) for s in sums]

@@ -183,14 +183,7 @@ def backward(
         units = _units(places, tables, i * tile.tiles, tile.tiles, total)
         references = jax.tree.map(jax.new_ref, ends)
         made = call(units, slices, operands, references)
-        inputs, dzs = made[: needs.layers], made[needs.layers :]
-        pairs = zip(dkernels, inputs, dzs, strict=True)
-        dkernels = [dkernel + _product(a, dz) for dkernel, a, dz in pairs]
-        biased = [dz for dz, is_biased in zip(dzs, stack.biased, strict=True) if is_biased]
-        dbiases = [
-            dbias + jnp.sum(dz, axis=0, dtype=jnp.float32)
-            for dbias, dz in zip(dbiases, biased, strict=True)
-        ]
+        dkernels, dbiases = _add_parameter_gradients(needs, made, dkernels, dbiases)
         return jax.tree.map(jax.freeze, references), dkernels, dbiases
 
     zeros = functools.partial(jnp.zeros, dtype=jnp.float32)
@@ -198,6 +191,22 @@ def backward(
     sums = *sums, [zeros(bias.shape) for bias in biases]
     ends, dkernels, dbiases = lax.fori_loop(0, -(-total // tile.tiles), add, sums)
     return _gradients(needs, ends, dkernels, dbiases)
+
+
+def _add_parameter_gradients(
+    needs: BackwardNeeds, staged: Sequence, dkernels: list, dbiases: list
+) -> tuple[list, list]:
+    """The gradients of kernels and biases plus those of a chunk, from its staging buffer."""
+    inputs, dzs = staged[: needs.layers], staged[needs.layers :]
+    triples = zip(dkernels, inputs, dzs, strict=True)
+    dkernels = [dkernel + _product(a, dz) for dkernel, a, dz in triples]
+    pairs = zip(dzs, needs.plan.stack.biased, strict=True)
+    biased = [dz for dz, is_biased in pairs if is_biased]
+    dbiases = [
+        dbias + jnp.sum(dz, axis=0, dtype=jnp.float32)
+        for dbias, dz in zip(dbiases, biased, strict=True)
+    ]
+    return dkernels, dbiases
 
 
 def _product(a: jax.Array, dz: jax.Array) -> jax.Array:

@@ -249,7 +249,7 @@ class AddToRows:
         Args:
           warp: a warp of the warpgroup.
           group: number of the group.
-          sums: what is added to, [batch rows, width] float32.
+          sums: array to add to, [batch rows, width] float32.
           tile: the rounded sums of the group, [64, width] in shared memory.
           left: their rounding errors, [64, width] in shared memory.
           tables: the arrays of ``Tables``.
@@ -285,7 +285,7 @@ class AddToReceivers:
           warp: a warp of the warpgroup.
           group: number of the group.
           step: step of the tile in its group.
-          sums: what is added to, [batch rows, width] float32.
+          sums: array to add to, [batch rows, width] float32.
           tile: [64, width] in shared memory.
           tables: the arrays of ``Tables``.
         """
@@ -312,7 +312,7 @@ class AddToSenders:
           warp: a warp of the warpgroup.
           group: number of the group.
           step: step of the tile in its group.
-          sums: what is added to, [batch cols, width] float32.
+          sums: array to add to, [batch cols, width] float32.
           tile: [64, width] in shared memory.
           tables: the arrays of ``Tables``.
         """

@@ -205,7 +205,7 @@ class _Token:
 
     @property
     def n(self) -> int:
-        """Number of streams."""
+        """Number of residual streams."""
         return self.inputs[0].shape[1]
 
     @property

@@ -32,7 +32,7 @@ from pallas_kernels.mhc.wide_sums import WideTile, wide_sums
 
 
 class PostPreSaved(NamedTuple):
-    """What the forward pass of ``mhc_post_pre`` leaves for the backward pass.
+    """Results of the forward pass of ``mhc_post_pre`` that the backward pass reads.
 
     Attributes:
       y: the new streams, [tokens, n, dim].

@@ -94,7 +94,7 @@ class Mixing:
 
     @property
     def rows(self) -> int:
-        """Rows of phi."""
+        """Number of rows of phi."""
         return self.n * self.n + 2 * self.n
 
     def run(self, warp: Warp, inputs, sums: Array, first, count, weights: Array, outputs) -> None:

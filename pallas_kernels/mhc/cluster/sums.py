@@ -129,7 +129,7 @@ class Sums:
 
     @property
     def _rows(self) -> int:
-        """Rows of phi."""
+        """Number of rows of phi."""
         return self.totals.shape[3] - 1
 
     def expect(self, i: Value) -> None:

@@ -149,7 +149,7 @@ class MhcPreClusterTile:
         return 1 if self.helpers == 1 else 0
 
     def shared_bytes(self, n: int) -> int:
-        """Bytes of ``shared``."""
+        """Shared memory of a block, in bytes."""
         return sum(form.size * form.dtype.itemsize for form in self.shared(n).values())
 
     def shared(self, n: int) -> dict[str, jax.ShapeDtypeStruct]:

@@ -1,4 +1,4 @@
-"""What the kernels by slices share: shapes, and the pipeline of the inputs of each token.
+"""Shapes of the kernels by slices, and their pipeline of the inputs of each token.
 
 A block has a slice of 64 columns of every stream, and some of the tiles of 64 tokens; some blocks
 process several slices, one after the other: see ``mhc.slices.shares``. The warpgroups of a block
@@ -58,7 +58,7 @@ class Slices:
 
     @property
     def rows(self) -> int:
-        """Rows of phi."""
+        """Number of rows of phi."""
         return self.n * self.n + 2 * self.n
 
     @property

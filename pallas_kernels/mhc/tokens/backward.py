@@ -142,7 +142,7 @@ class _Kernel:
         column = place * span + warp.lane // 4 * tile.entries
         phi = Phi(warp, tile.entries, form.n, shared["phi"])
         phi.load(inputs.by_column, place * span, form.dim)
-        some = Columns(warp, tile, inputs, in_block % form.n, column, shared["ring"], phi)
+        columns = Columns(warp, tile, inputs, in_block % form.n, column, shared["ring"], phi)
         begin = part * tile.tokens
         count = ((inputs.x.shape[0] - begin).least(tile.tokens) + (form.step - 1)) // form.step
 
@@ -150,27 +150,29 @@ class _Kernel:
             return begin + i * form.step + share * FRAGMENT
 
         def load(i: Value) -> None:
-            warp.when(i < count, lambda: some.load(i, first(i)))
+            warp.when(i < count, lambda: columns.load(i, first(i)))
             warp.end_copies()
 
         for i in range(tile.ahead):
             load(warp.i32(i))
         if form.posts:
-            end = _Post(some, inputs.post, self.transposed, shared["totals"], share, place, outputs)
+            end = _Post(
+                columns, inputs.post, self.transposed, shared["totals"], share, place, outputs
+            )
         else:
-            end = _Store(some, outputs[0])
+            end = _Store(columns, outputs[0])
 
         def step(i, sums):
             load(i + tile.ahead)
             warp.wait_for_copies(tile.ahead)
             # In the first step the block's part of phi has arrived as well.
             warp.when(i == 0, warp.barrier)
-            total, sums = some.gradients(i, first(i), sums)
+            total, sums = columns.gradients(i, first(i), sums)
             end(i, first(i), total)
             return sums
 
-        sums = warp.loop(warp.i32(0), count, 1, some.zeros(), step)
-        some.store(sums, weights.row(part * form.shares + share))
+        sums = warp.loop(warp.i32(0), count, 1, columns.zeros(), step)
+        columns.store(sums, weights.row(part * form.shares + share))
 
 
 @dataclass(frozen=True)
@@ -181,14 +183,14 @@ class _Store:
     dx: Array
 
     def __call__(self, i: Value, first: Value, total: list[list[Value]]) -> None:
-        some = self.columns
+        columns = self.columns
         for t, values in enumerate(total):
-            token = some.token(first, t)
+            token = columns.token(first, t)
 
             def store(token=token, values=values):
-                self.dx.row(token).store(some.flat_column, *values)
+                self.dx.row(token).store(columns.flat_column, *values)
 
-            some.warp.when(token < some.inputs.x.shape[0], store)
+            columns.warp.when(token < columns.inputs.x.shape[0], store)
 
 
 @dataclass(frozen=True)
@@ -247,27 +249,27 @@ class _Post:
 
     def _old_stream(self, i: Value, token: Value, t: int) -> None:
         """Writes the gradient to this warp's old stream of a token, and the products with it."""
-        some, (dx, _, _, dh_res) = self.columns, self.outputs
+        columns, (dx, _, _, dh_res) = self.columns, self.outputs
         n, dy = self.totals.shape[1], self._gradients(t)
-        number = TOKENS_PER_LANE * (2 + (some.inputs.dx is not None)) + t
-        x = some.unpack(some.vector(i, number))
-        row = self.post.h_res.row(some.clamped(token))
+        number = TOKENS_PER_LANE * (2 + (columns.inputs.dx is not None)) + t
+        x = columns.unpack(columns.vector(i, number))
+        row = self.post.h_res.row(columns.clamped(token))
         places = [self._entry(o) for o in range(n)]
-        values = combine(some.warp, [row.load(place) for place in places], dy)
+        values = combine(columns.warp, [row.load(place) for place in places], dy)
         products = [self._product(dy[o], x) for o in range(n)]
-        self._store(token, lambda: dx.row(token).store(some.flat_column, *values))
+        self._store(token, lambda: dx.row(token).store(columns.flat_column, *values))
         self._store_sums(token, products, places, dh_res)
 
     def _layer(self, i: Value, token: Value) -> None:
         """Writes the gradient to the layer's output of a token, and the products with it."""
-        some, (_, df, dh_post, _) = self.columns, self.outputs
-        n, dy = self.totals.shape[1], self._gradients(some.stream)
-        f = some.unpack(some.vector(i, self.columns.ring.shape[2] - 1))
-        row = self.post.h_post.row(some.clamped(token))
-        values = combine(some.warp, [row.load(o) for o in range(n)], dy)
+        columns, (_, df, dh_post, _) = self.columns, self.outputs
+        n, dy = self.totals.shape[1], self._gradients(columns.stream)
+        f = columns.unpack(columns.vector(i, self.columns.ring.shape[2] - 1))
+        row = self.post.h_post.row(columns.clamped(token))
+        values = combine(columns.warp, [row.load(o) for o in range(n)], dy)
         products = [self._product(dy[o], f) for o in range(n)]
-        self._store(token, lambda: df.row(token).store(some.column, *values))
-        self._store_sums(token, products, [some.warp.i32(o) for o in range(n)], dh_post)
+        self._store(token, lambda: df.row(token).store(columns.column, *values))
+        self._store_sums(token, products, [columns.warp.i32(o) for o in range(n)], dh_post)
 
     def _entry(self, o: int) -> Value:
         """Entry of ``h_res`` with which this warp's old stream enters the new stream ``o``."""

@@ -134,7 +134,7 @@ class Columns:
 
     @property
     def rows(self) -> int:
-        """Rows of phi."""
+        """Number of rows of phi."""
         return self.inputs.by_row.shape[1]
 
     @property

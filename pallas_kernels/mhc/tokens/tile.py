@@ -43,7 +43,7 @@ class Form:
 
     @property
     def rows(self) -> int:
-        """Rows of phi."""
+        """Number of rows of phi."""
         return self.n * self.n + 2 * self.n
 
     @property
@@ -82,7 +82,7 @@ class Form:
         return shapes
 
     def shared_bytes(self, entries: int, ahead: int) -> int:
-        """Bytes of ``shared``."""
+        """Shared memory of a block, in bytes."""
         sizes = {"ring": self.itemsize, "phi": 2, "totals": 4}
         shapes = self.shared(entries, ahead).items()
         return sum(math.prod(shape) * sizes[name] for name, shape in shapes)
