@@ -126,7 +126,8 @@ def mhc_pre_backward(
         flat, params.folded(), saved, cotangents, constants, dx_streams=dx_streams
     )
     dx, *folded = (vary_like(x, gradient) for gradient in made)
-    return dx.reshape(x.shape), _unfolded(params, *folded)
+    dparams = _unfolded(params, *folded)
+    return dx.reshape(x.shape), dparams
 
 
 @partial(compiled, static_argnames=("transposed", "constants"))
@@ -233,7 +234,8 @@ def mhc_layer_pre_backward(
     following = kernels.FollowingPost(*of_post, dy, transposed)
     made = kernels.pre_backward(flat, params.folded(), saved, cotangents, following, constants)
     dx, *folded = (vary_like(x, gradient) for gradient in made)
-    return dx.reshape(x.shape), _unfolded(params, *folded)
+    dparams = _unfolded(params, *folded)
+    return dx.reshape(x.shape), dparams
 
 
 def _unfolded(params: MHCParams, dphi: Array, dalpha: Array, dbias: Array) -> MHCParams:
