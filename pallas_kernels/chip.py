@@ -43,6 +43,12 @@ class Chip:
         """
         return self.block_bytes - _KIB
 
+    @property
+    def generation(self) -> int:
+        """The first number of its compute capability; 0 if the device told none."""
+        major = self.capability.partition(".")[0]
+        return int(major) if major.isdigit() else 0
+
     @classmethod
     def named(cls, name: str) -> Chip:
         """The chip of this name, in capitals or not.

@@ -13,6 +13,7 @@ from jax import Array
 
 from jaxgnn.graph import CSRGraph, EdgeBlocks, blocks_for, edges_per_piece
 from jaxgnn.graph._arrays import empty_like, is_concrete
+from pallas_kernels.chip import Chip
 
 Shape = tuple[int, ...]
 
@@ -106,7 +107,9 @@ def edge_blocks(graph: CSRGraph, dim: int, dtype: Any) -> EdgeBlocks | None:
     """
     if graph.plan is None and not is_concrete(graph.indptr, graph.indices):
         return None  # nor would a plan that is made now list any
-    return blocks_for(graph.made_plan().edge_blocks, dim * jnp.dtype(dtype).itemsize)
+    return blocks_for(
+        Chip.current(), graph.made_plan().edge_blocks, dim * jnp.dtype(dtype).itemsize
+    )
 
 
 def coefficients(graph: CSRGraph) -> tuple[Array | None, ...]:

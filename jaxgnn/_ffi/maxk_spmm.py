@@ -22,6 +22,7 @@ from jaxgnn._ffi._call import (
     structure,
 )
 from jaxgnn.graph import CBSR, CSRGraph
+from pallas_kernels.chip import Chip
 
 
 def maxk_spmm(graph: CSRGraph, cbsr: CBSR) -> Float[Array, "rows dim"]:
@@ -101,8 +102,7 @@ class RecordShape:
 
 # Eight rows of sums a warp then take 32 KiB of shared memory.
 _MOST_COLUMNS_OF_GROUPS = 1024
-# Sums that stay in a second-level cache while they are added to. Each pass reads dy anew.
-_CACHED_BYTES = 36 * 2**20
+# Each pass over the edges reads dy anew.
 _MOST_TILES = 3
 
 
@@ -151,7 +151,7 @@ def grad_values_cuda(
     results = [(shape, cbsr.dtype), ((0,) if cbsr.dtype == jnp.float32 else shape, jnp.float32)]
     blocks = edge_blocks(graph, cbsr.dim, dy.dtype)
     if blocks is not None:
-        tasks = blocks.tasks_for(cbsr.k, dy.dtype.itemsize)
+        tasks = blocks.tasks_for(Chip.current(), cbsr.k, dy.dtype.itemsize)
         return call_many(
             "jaxgnn_maxk_spmm_grad_values_blocks",
             results,
@@ -176,13 +176,16 @@ def grad_values_cuda(
         cbsr.indices,
         dy,
         **piece_size(graph),
-        tiles=np.int64(_tiles(graph.num_cols * cbsr.k * 4)),
+        tiles=np.int64(_tiles(Chip.current(), graph.num_cols * cbsr.k * 4)),
     )[0]
 
 
-def _tiles(nbytes: int) -> int:
-    """Passes over the edges, each for the sums of some senders that stay in cache."""
-    return max(1, min(_MOST_TILES, -(-nbytes // _CACHED_BYTES)))
+def _tiles(chip: Chip, nbytes: int) -> int:
+    """Passes over the edges, each for the sums of some senders.
+
+    While they are added to, these stay in 18 of 25 parts of the second-level cache.
+    """
+    return max(1, min(_MOST_TILES, -(-nbytes // (chip.cache_bytes * 18 // 25))))
 
 
 def grad_weights_cuda(

@@ -18,11 +18,10 @@ from jaxgnn._ffi._call import (
     structure,
 )
 from jaxgnn.graph import CSRGraph
+from pallas_kernels.chip import Chip
 
-# Lanes of 16 bytes that read a neighbour, widest first: fewer passes over the edges. The slice of
-# x that they read should stay in a second-level cache, of which this much is left for it.
+# Lanes of 16 bytes that read a neighbour, widest first: fewer passes over the edges.
 _LANES = (32, 16, 8)
-_CACHED_BYTES = 40 * 2**20
 _FEW_EDGES = 64
 
 
@@ -60,7 +59,9 @@ def _lanes(graph: CSRGraph, row_bytes: int) -> int:
         return _LANES[-1]
     if graph.num_edges < _FEW_EDGES * graph.num_rows:
         return _LANES[0]  # a pass over the rows costs as much as their edges
-    fitting = (lanes for lanes in _LANES if graph.num_cols * lanes * 16 <= _CACHED_BYTES)
+    # The slice of x that they read should stay in four fifths of the second-level cache.
+    cached = Chip.current().cache_bytes * 4 // 5
+    fitting = (lanes for lanes in _LANES if graph.num_cols * lanes * 16 <= cached)
     return next(fitting, _LANES[0])
 
 

@@ -15,6 +15,7 @@ from jaxgnn.graph._arrays import KeepsArrays, is_concrete, own
 from jaxgnn.graph._communities import find_communities
 from jaxgnn.graph._schedule import cut_rows
 from jaxgnn.graph._sorting import inverse_permutation, row_ids, row_ids_on_host, sort_edges
+from pallas_kernels.chip import Chip
 
 # Bits of an entry that name the row within its block; the others name the sender in its span.
 ROW_BITS = 9
@@ -48,16 +49,19 @@ class BlockShape:
     order: Literal["degree", "community", "given"]
 
     @classmethod
-    def choices(cls, num_rows: int, num_cols: int, num_edges: int) -> tuple[BlockShape, ...]:
+    def choices(
+        cls, chip: Chip, num_rows: int, num_cols: int, num_edges: int
+    ) -> tuple[BlockShape, ...]:
         """The shapes in which a graph is cut: the larger its blocks, the narrower are its rows.
 
-        The one heuristic, for an H100. Many rows in a block have senders in common, whose sums
+        The one heuristic. Many rows in a block have senders in common, whose sums
         are then added once for all of them; that pays where rows have many edges, and the more
         the larger the block. Otherwise a block only spares reading rows again, and small ones keep
         more thread blocks in flight.
         """
         options, many_edges = _rows_of_blocks(num_rows, num_edges)
-        order = "degree" if many_edges else "given" if num_cols <= _FEW_SENDERS else "community"
+        few_senders = num_cols <= _few_senders(chip)
+        order = "degree" if many_edges else "given" if few_senders else "community"
         if 0 in (num_rows, num_cols):
             order = "given"
         spans = max(1, -(-num_cols // _MOST_SENDERS))
@@ -86,7 +90,7 @@ class BlockShape:
         """Senders of a tile, if a span is cut into so many."""
         return -(-self.senders // tiles)
 
-    def tiles_for(self, k: int, itemsize: int) -> int:
+    def tiles_for(self, chip: Chip, k: int, itemsize: int) -> int:
         """Into how many tiles a span is best cut, of the numbers in ``tiles``.
 
         As measured on an H200. Each tile reads the rows of a block again, which takes half the
@@ -95,22 +99,23 @@ class BlockShape:
         there, and kernels prefetch the sums of tiles that are too large.
 
         Args:
+          chip: the GPU, whose second-level cache is to hold the sums.
           k: kept columns of a sender, whose sums are float32.
           itemsize: bytes of an entry of a row.
         """
         if self.order == "degree":
-            most = _CACHED_SUMS[itemsize] // (4 * k)
+            most = _bytes_of_sums(chip, itemsize) // (4 * k)
         else:
             most = _TILE_SENDERS[itemsize]
         return next((n for n in self.tiles if self.senders_of(n) <= most), self.tiles[-1])
 
-    def can_hold(self, row_bytes: int, passes: int) -> bool:
+    def can_hold(self, chip: Chip, row_bytes: int, passes: int) -> bool:
         """Whether shared memory holds the rows of a block in so many passes."""
-        return self.rows * row_bytes <= passes * _BYTES_AT_ONCE
+        return self.rows * row_bytes <= passes * (chip.shared_bytes - _BYTES_OF_KERNELS)
 
 
-# Of rows in the shared memory of an H100.
-_BYTES_AT_ONCE = 224 * 1024
+# Of the shared memory of a block, what kernels need beside its rows.
+_BYTES_OF_KERNELS = 2 * 1024
 # Wider rows are walked one by one.
 _MOST_PASSES = 2
 # Blocks are large in graphs of so many rows, which leave 512 blocks and more, that have so many
@@ -123,14 +128,25 @@ _LARGE_BLOCKS, _MANY_BLOCKS, _MOST_IN_BLOCK = (128, 144), 1024, 288
 _SMALL_BLOCKS = 64
 # Senders that the bits of an entry can name.
 _MOST_SENDERS = 1 << (32 - ROW_BITS)
-# Whose sums, of 32 kept columns, take about as much as a second-level cache of 50 MB holds.
-_FEW_SENDERS = 420_000
+# Of the sums of a sender, if 32 columns are kept.
+_BYTES_OF_FEW_SUMS = 32 * 4
 # Of a tile, by the bytes of an entry of the rows: the narrower they are, the less it costs to read
-# them again, and the more tiles pay. Bytes of sums where rows have many edges; elsewhere senders.
-_CACHED_SUMS = {2: 16 << 20, 4: 32 << 20}
+# them again, and the more tiles pay. Where rows have many edges, the sums' part of the second-level
+# cache, in 25ths; elsewhere senders, as measured on an H200.
+_CACHED_PARTS, _PARTS = {2: 8, 4: 16}, 25
 _TILE_SENDERS = {2: 7 << 17, 4: 5 << 18}
 # No tile has to be smaller where rows have many edges: that would leave tasks of few of them.
 _SMALL_TILE = 1 << 17
+
+
+def _few_senders(chip: Chip) -> int:
+    """Senders whose sums a second-level cache holds, so that the order of rows matters little."""
+    return chip.cache_bytes // _BYTES_OF_FEW_SUMS
+
+
+def _bytes_of_sums(chip: Chip, itemsize: int) -> int:
+    """The sums of a tile that are to stay in the second-level cache, in bytes."""
+    return chip.cache_bytes * _CACHED_PARTS[itemsize] // _PARTS
 
 
 def _rows_of_blocks(num_rows: int, num_edges: int) -> tuple[tuple[int, ...], bool]:
@@ -194,23 +210,26 @@ class EdgeBlocks(KeepsArrays):
     tasks: tuple[BlockTasks, ...]
     shape: BlockShape = field(metadata={"static": True})
 
-    def tasks_for(self, k: int, itemsize: int) -> BlockTasks:
+    def tasks_for(self, chip: Chip, k: int, itemsize: int) -> BlockTasks:
         """The tasks by as many tiles as ``BlockShape.tiles_for`` says of these arguments."""
-        return self.tasks[self.shape.tiles.index(self.shape.tiles_for(k, itemsize))]
+        return self.tasks[self.shape.tiles.index(self.shape.tiles_for(chip, k, itemsize))]
 
 
-def blocks_for(options: Sequence[EdgeBlocks], row_bytes: int) -> EdgeBlocks | None:
+def blocks_for(chip: Chip, options: Sequence[EdgeBlocks], row_bytes: int) -> EdgeBlocks | None:
     """The largest blocks whose rows shared memory holds, or None.
 
     Args:
-      options: as ``make_edge_blocks`` returns them.
+      chip: the GPU, whose shared memory is to hold them.
+      options: what ``make_edge_blocks`` returns.
       row_bytes: of a row.
     """
-    at_once = [blocks for blocks in options if blocks.shape.can_hold(row_bytes, 1)]
-    if at_once:
+
+    def held_in(passes):
+        return [blocks for blocks in options if blocks.shape.can_hold(chip, row_bytes, passes)]
+
+    if at_once := held_in(1):
         return at_once[-1]
-    in_passes = [blocks for blocks in options if blocks.shape.can_hold(row_bytes, _MOST_PASSES)]
-    return in_passes[0] if in_passes else None
+    return next(iter(held_in(_MOST_PASSES)), None)
 
 
 def make_edge_blocks(
@@ -238,7 +257,7 @@ def make_edge_blocks(
         senders = row_ids_on_host(transposed_indptr, num_edges)
     else:
         senders = row_ids(jnp.asarray(transposed_indptr), num_edges)
-    shapes = BlockShape.choices(num_rows, num_cols, num_edges)
+    shapes = BlockShape.choices(Chip.current(), num_rows, num_cols, num_edges)
     row_order, places = None, transposed_indices
     if shapes[0].order != "given":
         communities = find_communities(indptr, transposed_indptr, transposed_indices, senders)

@@ -13,6 +13,7 @@ from jaxgnn.graph._communities import find_communities
 from jaxgnn.graph._edge_blocks import ROW_BITS, blocks_for, make_edge_blocks
 from jaxgnn.testing import GRAPHS
 from tests.graph._oracles import assert_same_tree, edges_by_sender
+from tests.pallas_kernels._chips import H100
 
 # Several tiles of senders; rows of many edges, cut into several tasks; both kinds of block.
 _SENDERS = 2_200_000
@@ -89,7 +90,7 @@ def _order_by(monkeypatch, order):
     if order == "degree":
         _count_as_many_edges(monkeypatch, 3, 7)
     if order == "community":
-        monkeypatch.setattr(_edge_blocks, "_FEW_SENDERS", 0)
+        monkeypatch.setattr(_edge_blocks, "_few_senders", lambda chip: 0)
 
 
 @pytest.fixture
@@ -197,22 +198,22 @@ def test_the_order_of_rows_saves_additions(monkeypatch, skew, in_community, shuf
 
 
 def test_rows_that_fit_at_once_get_the_largest_blocks_and_wide_ones_the_smallest():
-    both = BlockShape.choices(233_000, 233_000, 111_000_000)
+    both = BlockShape.choices(H100, 233_000, 233_000, 111_000_000)
     assert [(shape.rows, shape.order) for shape in both] == [(144, "degree"), (288, "degree")]
     made = [EdgeBlocks(*[np.zeros(0)] * 4, shape=shape) for shape in both]  # pyrefly: ignore
     for row_bytes, rows in ((398 * 2, 288), (199 * 4, 288), (200 * 4, 144), (796 * 4, 144)):
-        assert blocks_for(made, row_bytes).shape.rows == rows
-    assert blocks_for(made, 797 * 4) is None
-    assert blocks_for((), 4) is None
+        assert blocks_for(H100, made, row_bytes).shape.rows == rows
+    assert blocks_for(H100, made, 797 * 4) is None
+    assert blocks_for(H100, (), 4) is None
 
 
 @pytest.mark.parametrize(
     "rows, edges, expected, tiles, task, order",
     [
         (2_449_029, 123_718_280, [64], (2, 3), 1 << 15, "community"),
-        (420_001, 4_000_000, [64], (1,), 3_906, "community"),
-        (420_000, 4_000_000, [64], (1,), 3_906, "given"),
-        (420_001, 0, [64], (1,), 1 << 10, "community"),
+        (409_601, 4_000_000, [64], (1,), 3_906, "community"),
+        (409_600, 4_000_000, [64], (1,), 3_906, "given"),
+        (409_601, 0, [64], (1,), 1 << 10, "community"),
         (917_504, 4_000_000, [64], (1,), 3_906, "community"),
         (917_505, 4_000_000, [64], (1, 2), 3_906, "community"),
         (1_310_720, 4_000_000, [64], (1, 2), 3_906, "community"),
@@ -229,7 +230,7 @@ def test_rows_that_fit_at_once_get_the_largest_blocks_and_wide_ones_the_smallest
 def test_blocks_are_large_where_rows_have_many_edges_and_leave_many_blocks(
     rows, edges, expected, tiles, task, order
 ):
-    shapes = BlockShape.choices(rows, rows, edges)
+    shapes = BlockShape.choices(H100, rows, rows, edges)
     assert [shape.rows for shape in shapes] == expected
     assert {(s.spans, s.tiles, s.edges_per_task, s.order) for s in shapes} == {
         (1, tiles, task, order)
@@ -260,26 +261,26 @@ def test_blocks_are_large_where_rows_have_many_edges_and_leave_many_blocks(
 def test_tiles_are_many_where_their_sums_would_fill_a_cache_and_rows_are_narrow(
     rows, edges, k, itemsize, tiles
 ):
-    for shape in BlockShape.choices(rows, rows, edges):
-        assert shape.tiles_for(k, itemsize) == tiles
+    for shape in BlockShape.choices(H100, rows, rows, edges):
+        assert shape.tiles_for(H100, k, itemsize) == tiles
 
 
-@pytest.mark.parametrize("rows, cols", [(0, 420_001), (100_000, 0)])
+@pytest.mark.parametrize("rows, cols", [(0, 409_601), (100_000, 0)])
 def test_padding_alone_is_cut_in_the_given_order(rows, cols):
-    shapes = BlockShape.choices(rows, cols, 128 * 100_000)
+    shapes = BlockShape.choices(H100, rows, cols, 128 * 100_000)
     assert {shape.order for shape in shapes} == {"given"}
 
 
 def test_padding_without_rows_has_blocks_of_no_edges():
     none = np.zeros(3, int)
-    graph = CSRGraph.from_edges(none, none, 0, num_senders=420_001, edge_mask=none.astype(bool))
+    graph = CSRGraph.from_edges(none, none, 0, num_senders=409_601, edge_mask=none.astype(bool))
     (blocks,) = _blocks(graph)
     assert all((tasks.begins == tasks.ends).all() for tasks in blocks.tasks)
 
 
 def test_senders_and_rows_fit_their_bits():
     for sizes in ((1, 1, 0), (233_000, 233_000, 111_000_000), (1, 2**31 - 1, 2**31 - 1)):
-        for shape in BlockShape.choices(*sizes):
+        for shape in BlockShape.choices(H100, *sizes):
             assert shape.rows < 2**ROW_BITS
             assert shape.senders <= 2 ** (32 - ROW_BITS)
 

@@ -5,6 +5,7 @@ import types
 import jax.numpy as jnp
 import pytest
 
+from jaxgnn.graph import BlockShape
 from pallas_kernels.chip import CHIPS, Chip
 from pallas_kernels.dense.forward import DenseTile
 from pallas_kernels.dense.pair import PairTile
@@ -133,6 +134,19 @@ def test_sparse_products_keep_to_the_cache_and_shared_memory(chip):
     assert 4 * forward.words * forward.warps <= chip.shared_bytes
     mix = MixTile.choose(chip, jnp.zeros((4096, 8, 256), BFLOAT16), 1)
     assert mix.ranges * (256 // mix.span) <= chip.multiprocessors
+
+
+@EACH
+def test_edges_grouped_by_block_keep_to_the_cache_and_shared_memory(chip):
+    for shape in BlockShape.choices(chip, 1_000_000, 1_000_000, 500_000_000):
+        widest = chip.shared_bytes // shape.rows
+        assert shape.can_hold(chip, widest // 2, 1) and not shape.can_hold(chip, widest + 1, 1)
+        for k, itemsize in ((16, 2), (32, 4)):
+            tiles = shape.tiles_for(chip, k, itemsize)
+            sums = shape.senders_of(tiles) * k * 4
+            assert sums <= chip.cache_bytes or tiles == shape.tiles[-1]
+    orders = [BlockShape.choices(chip, n, n, n)[0].order for n in (10_000, 2_000_000)]
+    assert orders == ["given", "community"]
 
 
 def test_a_larger_cache_takes_wider_slices_and_fewer_passes():

@@ -252,7 +252,8 @@ def test_what_is_not_finite_stays_with_its_senders(monkeypatch, held):
 )
 def test_as_many_tiles_as_suit_k_and_the_gradient(monkeypatch, dtype, k, tiles):
     monkeypatch.setitem(SHAPES, "several", dataclasses.replace(SHAPES["one"], tiles=(1, 3)))
-    monkeypatch.setattr(graph_edge_blocks, "_CACHED_SUMS", {4: 60 * 8 * 4, 2: 60 * 7 * 4})
+    sums_of_all = {4: 60 * 8 * 4, 2: 60 * 7 * 4}
+    monkeypatch.setattr(graph_edge_blocks, "_bytes_of_sums", lambda chip, size: sums_of_all[size])
     graph, kept = _graph(monkeypatch, "scaled", "several"), _kept(64, k, dtype)
     dy = random_array((ROWS, 64), dtype, seed=1)
     blocks = pallas._edge_blocks(graph, kept, dy)
@@ -267,7 +268,7 @@ def test_as_many_tiles_as_suit_k_and_the_gradient(monkeypatch, dtype, k, tiles):
 @pytest.mark.parametrize("k, tiles", [(8, 1), (9, 3)])
 def test_the_cuda_kernel_gets_the_same_tasks(monkeypatch, k, tiles):
     monkeypatch.setitem(SHAPES, "several", dataclasses.replace(SHAPES["one"], tiles=(1, 3)))
-    monkeypatch.setattr(graph_edge_blocks, "_CACHED_SUMS", {4: 60 * 8 * 4})
+    monkeypatch.setattr(graph_edge_blocks, "_bytes_of_sums", lambda *_: 60 * 8 * 4)
     graph, kept = _graph(monkeypatch, "scaled", "several"), _kept(64, k, "float32")
     calls = []
     monkeypatch.setattr(ffi, "call_many", lambda *args, **sizes: [calls.append((args, sizes))])

@@ -14,6 +14,7 @@ from jaxgnn.graph import BlockShape, BlockTasks, EdgeBlocks, GraphPlan, RowSched
 from jaxgnn.graph._schedule import units
 from jaxgnn.ops._core import dispatch
 from jaxgnn.testing import DTYPES
+from tests.pallas_kernels._chips import H100
 
 DIM, NODES, EDGES = 256, 232_965, 111_400_000  # Reddit
 struct = jax.ShapeDtypeStruct
@@ -36,7 +37,7 @@ def _graph(
     schedule = RowSchedule(array(pieces), array(pieces + 1, offsets), array(pieces), array(2))
     indptr, indices = array(nodes + 1, offsets), array(edges)
     by_block = []
-    for shape in BlockShape.choices(nodes, nodes, edges) if blocks else ():
+    for shape in BlockShape.choices(H100, nodes, nodes, edges) if blocks else ():
         tasks = [
             BlockTasks(array(n), array(n, offsets), array(n, offsets), shape.senders_of(tiles))
             for tiles in shape.tiles

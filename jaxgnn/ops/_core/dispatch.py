@@ -28,6 +28,7 @@ from jaxgnn.graph._arrays import match_varying as match_varying
 from jaxgnn.ops._core import verify as verification
 from jaxgnn.ops._core.eager import runs_now
 from jaxgnn.ops._core.one_platform import on_a_gpu
+from pallas_kernels.chip import Chip
 
 Name = Literal["xla", "pallas", "ffi"]
 """Implementations: plain JAX, Pallas kernels, kernels that were compiled at install time."""
@@ -219,13 +220,10 @@ def _no_mosaic_gpu(platform: Platform) -> str | None:
         import pallas_kernels.simt  # noqa: F401
     except ImportError as error:
         return f"needs a jaxlib with Mosaic GPU: {error}"
-    if jax.default_backend() != "gpu":
+    chip = Chip.current()
+    if chip.generation >= 9:
         return None
-    found = str(getattr(jax.local_devices()[0], "compute_capability", "none"))
-    major = found.partition(".")[0]
-    if major.isdigit() and int(major) >= 9:
-        return None
-    return f"needs a GPU of compute capability 9.0 or higher, got {found}"
+    return f"needs a GPU of compute capability 9.0 or higher, got {chip.capability or 'none'}"
 
 
 def xla(

@@ -17,6 +17,7 @@ import jax
 
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._dense.pallas import products
+from pallas_kernels.chip import Chip
 
 _DTYPES = ("bfloat16", "float16")
 _LEAST_WIDTH, _MOST_WIDTH = 64, 256
@@ -181,7 +182,5 @@ def _size(x: Any, kernels: Any) -> tuple[int, int]:
 
 def device_limits() -> str | None:
     """Other tensor cores than those of 9.0 have other instructions."""
-    if jax.default_backend() != "gpu":
-        return None
-    found = str(getattr(jax.local_devices()[0], "compute_capability", "none"))
+    found = Chip.current().capability
     return None if found == "9.0" else f"needs a GPU of compute capability 9.0, got {found}"

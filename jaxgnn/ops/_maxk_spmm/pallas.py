@@ -10,6 +10,7 @@ from jaxgnn._ffi import _call
 from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.ops._core.pallas_call import compiled, vary_like
 from jaxgnn.ops._graph.pallas import pieces
+from pallas_kernels.chip import Chip
 
 if TYPE_CHECKING:
     from pallas_kernels.maxk_spmm.edge_blocks import EdgeBlocks
@@ -56,7 +57,7 @@ def _edge_blocks(graph: CSRGraph, cbsr: CBSR, dy: Array) -> EdgeBlocks | None:
     blocks = _call.edge_blocks(graph, cbsr.dim, dy.dtype)
     if blocks is None:
         return None
-    tasks = blocks.tasks_for(cbsr.k, dy.dtype.itemsize)
+    tasks = blocks.tasks_for(Chip.current(), cbsr.k, dy.dtype.itemsize)
     return EdgeBlocks(
         blocks.row_order,
         blocks.entries,
