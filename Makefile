@@ -1,7 +1,8 @@
 # Everything a fresh checkout needs: each target makes the virtual environment it runs in.
 #
 #   make demo          train a MaxK-GraphSAGE on the embedded data
-#   make test          all tests that need no GPU
+#   make test          the tests that need no GPU, in minutes: of costly ones two cases each
+#   make test-all      all tests that need no GPU
 #   make lint          formatting, lint, types
 #   make docs          the documentation as a site, in site/
 #   make bench         benchmark tables of this machine's CPU, small sizes
@@ -16,9 +17,9 @@ VENV ?= .venv
 JAX ?= 0.11.2
 # An environment that has been made, from which another one takes all but JAX.
 BASE ?=
-# Which of the tests that need no GPU; and `first` for the first case of each, or if it lowers all.
-TESTS ?= not gpu
-CASES ?= all
+# Which of the tests that need no GPU; and which of their cases: see --cases in tests/conftest.py.
+TESTS ?= not gpu and not long
+CASES ?= some
 # Test processes on the CPU, each of which begins with a part of its own, so that tests of one file
 # find each other's fixtures and compiled programs; and on a GPU box, where they share the GPU.
 JOBS ?= 2
@@ -43,11 +44,11 @@ JAX_REQUIREMENT := $(if $(filter latest,$(JAX)),--upgrade jax jaxlib,jax==$(JAX)
 SOURCES := pyproject.toml $(wildcard ffi/CMakeLists.txt ffi/*/*.cc ffi/*/*.cu ffi/include/*/*.h \
   pallas_kernels/*/__init__.py)
 
-.PHONY: demo test lint docs bench bench-report gpu-check cuda-check wheel-check clean
+.PHONY: demo test test-all lint docs bench bench-report gpu-check cuda-check wheel-check clean
 .DELETE_ON_ERROR:
 
 PYTEST = JAX_PLATFORMS=cpu $(BIN)/python -m pytest -m '$(TESTS)' --numprocesses $(JOBS) \
-  --dist worksteal $(if $(filter first,$(CASES)),--first-cases)
+  --dist worksteal --cases $(CASES)
 # Kernels as JAX interprets them on a CPU, which no user does, are large programs, most of whose time
 # is compilation; loops fused in XLA's older way take a quarter less of it.
 FUSED_THE_OLDER_WAY := --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters
@@ -98,6 +99,9 @@ demo: $(VENV)/installed
 test: $(VENV)/installed
 	$(PYTEST) --ignore tests/pallas_kernels
 	XLA_FLAGS='$(XLA_FLAGS) $(FUSED_THE_OLDER_WAY)' $(PYTEST) tests/pallas_kernels
+
+test-all:
+	$(MAKE) test TESTS='not gpu' CASES=all
 
 lint: $(VENV)/installed
 	$(BIN)/ruff format --check .

@@ -59,9 +59,11 @@ def compile_as_for_users_or_quickly(request):
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--first-cases",
-        action="store_true",
-        help="of a test with parameters only the first case, unless it says that something lowers",
+        "--cases",
+        choices=["all", "some", "first"],
+        default="all",
+        help="of a test with parameters all cases; or if it is marked costly two that differ in "
+        "most parameters; or of each test only the first one, unless it says that something lowers",
     )
 
 
@@ -87,14 +89,37 @@ def pytest_sessionstart(session):
 
 @pytest.hookimpl(trylast=True)  # behind -m
 def pytest_collection_modifyitems(config, items):
-    if not config.getoption("--first-cases"):
-        return
-    seen, kept, dropped = set(), [], []
+    choose = {"all": list, "some": _differing, "first": _first}[config.getoption("--cases")]
+    cases = {}
     for item in items:
-        test, *_ = item.nodeid.split("[")
-        # What a release of JAX lowers to, or refuses, differs from case to case.
-        is_kept = test not in seen or "lower" in test
-        (kept if is_kept else dropped).append(item)
-        seen.add(test)
-    config.hook.pytest_deselected(items=dropped)
-    items[:] = kept
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    kept = {item for of_test in cases.values() for item in choose(of_test)}
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
+
+
+def _first(cases):
+    """The first case; all of them where releases of JAX differ: in what lowers, or is refused."""
+    return cases if "lower" in cases[0].name else cases[:1]
+
+
+def _differing(cases, most=2):
+    """All cases; of a costly test those few that show the most values of its parameters."""
+    if cases[0].get_closest_marker("costly") is None:
+        return cases
+    values = {case: _values(case) for case in cases}
+    chosen, seen = [], set()
+    for _ in range(min(most, len(cases))):
+        rest = [case for case in cases if case not in chosen]
+        chosen.append(max(rest, key=lambda case: len(values[case] - seen)))
+        seen |= values[chosen[-1]]
+    return chosen
+
+
+def _values(case):
+    """The values of a case's parameters by name, those that are no constants by identity."""
+    constants = (str, int, float, bool, tuple, type(None))
+    return {
+        (name, repr(value) if isinstance(value, constants) else id(value))
+        for name, value in case.callspec.params.items()
+    }

@@ -122,6 +122,7 @@ def _fields(record):
     return {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
 def test_records_and_graphs_are_the_same_behind_it(record, route):
@@ -129,6 +130,7 @@ def test_records_and_graphs_are_the_same_behind_it(record, route):
     _assert_same(ROUTES[route](value), value)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("name", [*LAYERS, *MODELS])
 def test_layers_and_models_are_the_same_behind_it(name, route):

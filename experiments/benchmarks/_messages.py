@@ -24,6 +24,7 @@ from experiments.benchmarks._workloads import Messages, input_sets
 from jaxgnn import ops
 from jaxgnn.graph import CSRGraph
 from jaxgnn.models import RecurrentRelationalNetwork, sudoku_cross_entropy
+from jaxgnn.ops._edge_mlp import edge_mlp_aggregate
 
 # h and y; then h, dy and dh.
 _PASSES = {"forward": 2, "forward+backward": 5}
@@ -66,13 +67,12 @@ def step_bytes(workload: Messages, itemsize: int) -> int:
 @contextlib.contextmanager
 def without_kernels():
     """What is traced meanwhile leaves the layers of edges to XLA, split as the op splits them."""
-    # The package has the op under the name of its module.
-    module = importlib.import_module("jaxgnn.ops.edge_mlp_aggregate")
+    by_xla = {"cpu": ("xla",), "cuda": ("xla",)}
     left = {
-        name: replace(getattr(module, name), preference={"cpu": ("xla",), "cuda": ("xla",)})
+        name: replace(getattr(edge_mlp_aggregate, name), preference=by_xla)
         for name in ("FORWARD", "BACKWARD")
     }
-    with mock.patch.multiple(module, **left):
+    with mock.patch.multiple(edge_mlp_aggregate, **left):
         yield
 
 

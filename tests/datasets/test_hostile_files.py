@@ -228,6 +228,7 @@ def little_slack(monkeypatch):
     return 1 << 19
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", GROWING)
 def test_no_pickle_becomes_large(name, tmp_path, little_slack):
     formats.write_hypergcn(tmp_path, SMALL)

@@ -31,6 +31,7 @@ def nearest_centre_accuracy(data, features):
     return (distances.argmin(1) == data.labels[test]).mean()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("sizes", [TINY, TASKS, DENSE], ids=["tiny", "tasks", "dense"])
 def test_arrays_are_consistent_and_sized_as_asked(sizes):
     data = synthetic(sizes, seed=3)

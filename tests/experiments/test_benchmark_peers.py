@@ -95,6 +95,7 @@ def _assert_same_gradients(actual, expected):
         np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.costly
 def test_plain_layers_compute_what_the_op_does(layers_and_inputs):
     layers, inputs = layers_and_inputs
     both = DIRECTIONS["forward+backward"]

@@ -195,6 +195,7 @@ def test_every_convolution_has_a_network_of_every_depth(kind):
         assert scores.shape == (formats.NODES, 5)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", _CONVOLUTIONS)
 def test_networks_have_forward_mode_gradients_by_the_name_of_the_reference(kind):
     batch = make_batch(NodesConfig(), formats.small_hypergraph())

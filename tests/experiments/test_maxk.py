@@ -58,6 +58,7 @@ def test_digits_reach_96_per_cent_and_maxk_is_on_average_within_half_a_point_of_
     assert all(outcome.curves.exists() for outcomes in runs for outcome in outcomes)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("activation", ["maxk", "relu"])
 @pytest.mark.parametrize("model", ["sage", "gcn", "gin"])
 def test_every_model_trains_and_its_loss_falls(model, activation, tiny, tmp_path):

@@ -1,6 +1,5 @@
 """The experiments with multilayer perceptrons, from the command line to the picture."""
 
-import importlib
 import json
 import sys
 
@@ -17,6 +16,7 @@ from experiments.mlp.differences import largest_difference
 from experiments.mlp.validate import validate
 from jaxgnn import ops
 from jaxgnn.ops._core import dispatch
+from jaxgnn.ops._dense import fused_mlp
 
 QUICK = ValidateConfig(steps=10, progress=False)
 KINDS = [(t, d) for t in ("float32", "bfloat16") for d in ("forward", "forward+backward")]
@@ -129,7 +129,7 @@ def test_validate_passes_and_prints_the_differences(capsys):
 
 def _install(monkeypatch, name: str, change):
     """A fast path for this platform that is the reference, changed."""
-    kernel = getattr(importlib.import_module("jaxgnn.ops.fused_mlp"), name)
+    kernel = getattr(fused_mlp, name)
     platform = dispatch.current_platform()
     run = kernel.implementations["xla"].runs[platform]
     fast = dispatch.Implementation({platform: lambda *a, **options: change(run(*a, **options))})

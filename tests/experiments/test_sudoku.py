@@ -168,6 +168,7 @@ def test_recipes_are_measured_on_what_they_train_on(data):
         recipe("huge")  # type: ignore[arg-type]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", _RECIPES)
 def test_every_recipe_has_a_loss_in_its_dtype(data, name):
     settings = dataclasses.replace(recipe(name), batch_size=2, features=8)
@@ -402,6 +403,7 @@ def test_bad_options_end_with_one_line(name, monkeypatch, tmp_path):
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "puzzle, message",
     [

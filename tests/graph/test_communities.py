@@ -99,6 +99,7 @@ BUILDS = {case.name: case.build for case in GRAPHS} | {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", BUILDS)
 def test_found_under_jit_are_those_of_the_host(name):
     arrays = edges_by_sender(BUILDS[name]())

@@ -101,6 +101,7 @@ def by_degree(monkeypatch):
 ORDERS = {"degree": (3, 7), "community": (64,), "given": (64,)}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("build", [pytest.param(build, id=name) for name, build in _graphs()])
 def test_every_edge_is_there_once_grouped_by_block_and_sender(monkeypatch, build, order):
@@ -133,6 +134,7 @@ def test_rows_are_in_order_of_the_bits_of_their_degrees_then_communities_then_as
         assert (np.diff(blocks.row_order)[steps == 0][among == 0] > 0).all()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("build", [pytest.param(build, id=name) for name, build in _graphs()])
 def test_made_under_jit_has_the_bits_of_the_host(monkeypatch, build, order):
@@ -174,6 +176,7 @@ def _power_law(skew, in_community, shuffled=False):
     return CSRGraph.from_edges(node[senders], node[receivers], NODES)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "skew, in_community, shuffled, saved",
     [

@@ -58,6 +58,7 @@ def test_any_leading_axes_are_texts_beside_each_other():
         np.testing.assert_allclose(together[i], _apply(model, texts), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("shape", [(0, 5), (2, 0), (0,), (2, 0, 5)], ids=str)
 @pytest.mark.parametrize("name", ["residuals", "hyper-connections"])
 def test_without_texts_or_tokens_there_are_no_logits_and_no_gradients(name, shape):
@@ -73,6 +74,7 @@ def test_without_texts_or_tokens_there_are_no_logits_and_no_gradients(name, shap
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradients))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("by_default", [False, True], ids=["argument", "session default"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_reference_by_name_has_forward_mode_gradients(name, by_default):

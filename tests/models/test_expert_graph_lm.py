@@ -77,6 +77,7 @@ def _roundings(name: str, logits) -> float:
     return 0.0 if has_an_order else 4 * jnp.finfo(logits.dtype).eps * float(jnp.abs(logits).max())
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", COUPLINGS)
 def test_a_token_moves_its_own_logits_and_later_ones_and_no_earlier_one(name):
     model = _model(**COUPLINGS[name])
@@ -111,6 +112,7 @@ def test_any_leading_axes_are_texts_beside_each_other(name):
         np.testing.assert_allclose(together[i], _apply(model, texts), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("shape", [(0, 5), (2, 0), (0,), (2, 0, 5)], ids=str)
 @pytest.mark.parametrize("name", ["all_pairs by mixing", "all_triples by sums", "pairwise"])
 def test_without_texts_or_tokens_there_are_no_logits_and_no_gradients(name, shape):
@@ -127,6 +129,7 @@ def test_without_texts_or_tokens_there_are_no_logits_and_no_gradients(name, shap
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradients))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("by_default", [False, True], ids=["argument", "session default"])
 @pytest.mark.parametrize("coupling", ["hypergraph", "pairwise", "mean"])
 def test_the_reference_by_name_has_forward_mode_gradients(coupling, by_default):

@@ -68,6 +68,7 @@ def test_the_network_is_the_published_sequence(kind):
     np.testing.assert_allclose(model(GRAPH, X), model.lin_out(h), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_parameter_gets_a_gradient_and_all_implementations_agree(kind):
     def gradients(**options):
@@ -111,6 +112,7 @@ def test_maxk_with_k_of_the_full_width_is_the_identity():
     )
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_padded_jraph_batch_gives_each_graph_what_it_gets_alone(kind):
     model = _model(kind)
@@ -195,6 +197,7 @@ def test_with_streams_it_is_norm_and_convolution_between_them():
     np.testing.assert_allclose(_apply(model, GRAPH, X), by_hand(model), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("by_default", [False, True], ids=["argument", "session default"])
 @pytest.mark.parametrize("name", HYPER)
 def test_the_reference_by_name_has_forward_mode_gradients(name, by_default):

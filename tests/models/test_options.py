@@ -11,6 +11,7 @@ from tests.models._table import MODELS
 from tests.nn._bad_options import assert_refused, bad_options
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "name, option, values",
     [p for name in MODELS for p in bad_options(name, getattr(models, name))],
@@ -19,6 +20,7 @@ def test_a_model_with_a_bad_option_is_not_made(name, option, values):
     assert_refused(MODELS[name].make, option, values)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", [name for name, case in MODELS.items() if case.drops])
 def test_dropout_wants_a_stream_in_training_and_none_in_evaluation(name):
     case = MODELS[name]

@@ -247,6 +247,7 @@ NETWORKS = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_parameter_has_a_gradient_in_training_and_in_bfloat16(name):
     options = {"features": 4, "num_steps": 2, "dtype": jnp.bfloat16}

@@ -45,6 +45,7 @@ def assert_cheap(module, case):
     assert_costs_nothing_again(call)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name, implementation, varied", ALL)
 def test_a_layer_is_compiled_once_and_leaves_nothing(name, implementation, varied):
     module = LAYERS[name].make(nnx.Rngs(0), **(VARIANTS[name] if varied else {}))

@@ -121,6 +121,7 @@ def tokens_that_move(function, batch, time):
 class TestTokensStayApart:
     """Causality: no output before a token moves with it, whatever else is in the batch."""
 
+    @pytest.mark.costly
     @pytest.mark.parametrize("way", WAYS)
     @pytest.mark.parametrize("strategy", STRATEGIES)
     def test_only_the_output_of_a_token_moves_with_it(self, strategy, way):

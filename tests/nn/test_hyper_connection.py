@@ -59,6 +59,7 @@ def _stack(num_layers=5, **options):
     return nn.HyperStack(layers, **options)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", VARIANTS)
 def test_begins_as_a_plain_residual_on_equal_streams(name):
     connection = _connection(**VARIANTS[name])
@@ -67,6 +68,7 @@ def test_begins_as_a_plain_residual_on_equal_streams(name):
     np.testing.assert_allclose(connection(x), jnp.broadcast_to(plain[:, None], x.shape), atol=0.1)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_parameter_and_the_input_have_a_gradient(name):
     connection = _connection(**VARIANTS[name])
@@ -112,6 +114,7 @@ def test_initial_bias_gives_the_asked_weights_and_diagonal(n, permutations):
         np.testing.assert_allclose(jnp.diag(h), 0.8, atol=1e-4)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["default", "static", "permutations"])
 def test_training_makes_the_streams_of_a_stack_differ(name):
     layers = [_connection(i, layer_index=i, **VARIANTS[name]) for i in range(3)]
@@ -208,6 +211,7 @@ def test_gradient_and_implementation_are_those_that_were_asked_for():
     assert not np.allclose(slope("exact"), slope("implicit"), rtol=1e-2)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("by_default", [False, True], ids=["argument", "session default"])
 @pytest.mark.parametrize("name", [n for n in VARIANTS if n != "xla"])
 def test_the_reference_by_name_has_forward_mode_gradients(name, by_default):
@@ -240,6 +244,7 @@ def _saved_streams(**options) -> int:
     return sum(getattr(leaf, "shape", None) == X.shape for leaf in jax.tree.leaves(pull_back))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("compile_", [jax.jit, nnx.jit, lambda f: f])
 def test_a_stack_that_recomputes_may_be_closed_over(compile_):
     rngs = nnx.Rngs(0)

@@ -187,6 +187,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", LAYERS)
 def test_is_its_formula_for_every_member_of_a_batch(name):
     make, expected = LAYERS[name]
@@ -198,6 +199,7 @@ def test_is_its_formula_for_every_member_of_a_batch(name):
         np.testing.assert_allclose(y[i], exact, rtol=1e-4, atol=1e-5 * np.abs(exact).max())
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", [n for n in LAYERS if " " not in n])
 def test_every_parameter_and_the_features_have_finite_gradients(name):
     layer = LAYERS[name][0](nnx.Rngs(0))
@@ -217,6 +219,7 @@ def test_every_parameter_and_the_features_have_finite_gradients(name):
 ONE_OF_EACH = [n for n in LAYERS if " " not in n]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("by_default", [False, True], ids=["argument", "session default"])
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_the_reference_by_name_has_forward_mode_gradients(name, by_default):
@@ -235,6 +238,7 @@ NAMED = [
 ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("by_default", [False, True], ids=["argument", "session default"])
 @pytest.mark.parametrize("name, implementation", NAMED)
 def test_names_of_sparse_kernels_are_for_the_sparse_ops_alone(name, implementation, by_default):
@@ -264,6 +268,7 @@ ATTENDING = {
 OF_NONE = {name: LAYERS[name][0] for name in ONE_OF_EACH} | ATTENDING
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", OF_NONE)
 def test_a_batch_without_members_has_none_in_its_result_and_no_gradients(name):
     layer = OF_NONE[name](nnx.Rngs(0))

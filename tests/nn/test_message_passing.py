@@ -278,6 +278,7 @@ def test_every_step_drops_other_features_by_the_rngs_of_the_call():
     assert not np.array_equal(first, second)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", UPDATES)
 def test_an_update_runs_in_shard_map_and_equals_the_whole_batch(name, four_devices):
     layer, batch = _layer(name), jnp.stack([H, 2 * H, -H, H + 1])

@@ -41,6 +41,7 @@ def test_numbers_of_numpy_and_names_of_dtypes_are_good_options():
 DROPPING = [name for name, case in LAYERS.items() if case.drops]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", DROPPING)
 def test_dropout_wants_a_stream_in_training_and_none_in_evaluation(name):
     case = LAYERS[name]

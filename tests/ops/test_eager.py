@@ -196,6 +196,7 @@ def _total(tree):
     return jnp.sum(jnp.stack(parts))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("op, case, implementation", ALL)
 def test_eager_values_and_gradients_are_compiled_once_and_leave_nothing(op, case, implementation):
     function, tree = CASES[op][case]
@@ -210,6 +211,7 @@ MODES = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("op, case", [("sinkhorn", "exact, rows last, eps 1e-06"), ("spmm", "")])
 def test_modes_have_programs_of_their_own_which_are_compiled_once(op, case, mode):

@@ -103,6 +103,7 @@ def test_a_batch_without_members_has_none_in_its_result_and_no_gradients(reduce)
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradients))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", MAPS)
 def test_vmap_is_one_member_at_a_time_with_gradients_inside_and_outside(name):
     graph, maps = MAPS[name]

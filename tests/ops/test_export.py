@@ -197,6 +197,7 @@ def _exported(case: Case, run) -> jax.export.Exported:
     return jax.export.export(run, disabled_checks=targets)(*arguments)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", CASES)
 def test_an_exported_program_is_the_op_at_each_size(name):
     case = CASES[name]

@@ -54,6 +54,7 @@ def _roundings(name: str) -> float:
     return 1e-6 if in_any_order else 0.0
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", CASES)
 def test_one_export_for_cpu_and_cuda_has_the_kernels_and_runs_here(name):
     function, x = CASES[name]

@@ -30,6 +30,7 @@ def _call(activation, **options):
     return functools.partial(ops.fused_mlp, activation=activation, **options)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "dtype, implementation",
     [*((d, None) for d in DTYPES), ("float32", "xla")],

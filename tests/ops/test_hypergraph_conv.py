@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import sys
 
 import jax
 import jax.extend.core
@@ -14,13 +13,13 @@ from jax.sharding import Mesh, PartitionSpec
 import jaxgnn
 from jaxgnn import Incidence, ops
 from jaxgnn.ops._core import dispatch
+from jaxgnn.ops._hypergraph import hypergraph_conv
 from jaxgnn.ops._hypergraph.paths import MIXING_LIMITS
 from jaxgnn.testing import assert_bit_equal, check_against_float64, check_numerical_gradients
 from tests._settings import jax_settings
 from tests.ops._hypergraph import HYPEREDGES, INCIDENCE, NODES, arrays, formula
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
-conv = sys.modules["jaxgnn.ops.hypergraph_conv"]  # the op has taken the module's name
 # Which arguments there are, and the options; the formula has each without dropout and batch.
 CONFIGURATIONS = {
     "no weights": ({"weight": False, "attention": False, "batch": (2, 3)}, {}),
@@ -179,9 +178,9 @@ def test_a_batch_of_copies_equals_leading_axes_that_share_one(path):
 class TestChoiceOfPath:
     def test_goes_by_the_hypergraph_alone(self, monkeypatch):
         taken = []
-        for name, path in dict(conv._PATHS).items():
+        for name, path in dict(hypergraph_conv._PATHS).items():
             spy = functools.partial(lambda n, p, *a: taken.append(n) or p(*a), name, path)
-            monkeypatch.setitem(conv._PATHS, name, spy)
+            monkeypatch.setitem(hypergraph_conv._PATHS, name, spy)
         most = MIXING_LIMITS.nodes
         for nodes in (1, most, most + 1):
             pairs = Incidence.from_hyperedges([[0, nodes - 1]], nodes)
@@ -237,8 +236,8 @@ def test_verify_compares_the_mixing_with_the_reference(monkeypatch):
     given = arrays(attention=False)
     with jaxgnn.verify("strict"):
         ops.hypergraph_conv(incidence=INCIDENCE, **given)
-    original = conv.mixing_matrix
-    monkeypatch.setattr(conv, "mixing_matrix", lambda *a: 1.01 * original(*a))
+    original = hypergraph_conv.mixing_matrix
+    monkeypatch.setattr(hypergraph_conv, "mixing_matrix", lambda *a: 1.01 * original(*a))
     with jaxgnn.verify("strict"), pytest.raises(jaxgnn.ops.VerificationError, match="mixing"):
         ops.hypergraph_conv(incidence=INCIDENCE, **given)
 

@@ -45,6 +45,7 @@ def test_attention_over_a_hub_by_the_reference_is_as_exact_as_a_short_one():
     np.testing.assert_allclose(made, exact, rtol=2e-6)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("weighting", ["paper", "pyg"])
 @pytest.mark.parametrize("normalization", ["mean", "sym"])
 def test_a_node_of_very_many_hyperedges_is_divided_by_its_exact_degree(weighting, normalization):

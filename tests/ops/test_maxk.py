@@ -66,6 +66,7 @@ def _check(x, ks, implementation, by=("value", "magnitude")):
         assert kept.values.dtype == x.dtype
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS, None])
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(("dim", "k"), MAXK_SHAPES)

@@ -72,6 +72,7 @@ def _check(name, dim, k, dtype, implementation):
     )
 
 
+@pytest.mark.costly
 @pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS, None])
 @pytest.mark.parametrize("name", BUILT)
@@ -79,6 +80,7 @@ def test_value_and_gradients_equal_float64_on_every_graph(name, implementation):
     _check(name, 24, 5, "float32", implementation)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("dim", "k"), MAXK_SHAPES)

@@ -1,7 +1,6 @@
 """mhc_layer against float64 autodiff of its formulae, whether its two ends are linked or not."""
 
 import functools
-import importlib
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxgnn import ops
 from jaxgnn.ops._core.dispatch import current_platform
-from jaxgnn.ops._mhc import pallas
+from jaxgnn.ops._mhc import mhc_layer, pallas
 from jaxgnn.ops._mhc.mhc_pre import MHC_PRE
 from jaxgnn.ops._mhc.reference import mhc_post as reference_post
 from jaxgnn.ops._mhc.reference import mhc_pre as reference_pre
@@ -22,7 +21,6 @@ from tests.ops._mhc import SHAPES, length, parameters, streams
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
-OP = importlib.import_module("jaxgnn.ops._mhc.mhc_layer")
 CONSTANTS = {"norm_eps": 1e-3, "pre_eps": 1e-2, "post_scale": 1.7}
 BALANCE = {"iterations": 3, "eps": 1e-4, "last": "columns"}
 OPTIONS = CONSTANTS | BALANCE
@@ -83,14 +81,14 @@ def _link(monkeypatch, linked):
     """Links the ends, or not; the list is of the backward passes that were traced so."""
     if linked and MHC_PRE.unavailable("pallas", "cuda"):
         pytest.skip(f"reason: {MHC_PRE.unavailable('pallas', 'cuda')}")
-    traced, backward = [], OP.PRE_BACKWARD
+    traced, backward = [], mhc_layer.PRE_BACKWARD
 
     def spied(*args, **options):
         traced.append("linked")
         return backward(*args, **options)
 
     monkeypatch.setattr(pallas, "has_paired_backward", lambda x: linked)
-    monkeypatch.setattr(OP, "PRE_BACKWARD", spied)
+    monkeypatch.setattr(mhc_layer, "PRE_BACKWARD", spied)
     return traced
 
 

@@ -45,6 +45,7 @@ def _check(x, *params, implementation, return_streams=False):
     )
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("return_streams", [False, True])
@@ -57,6 +58,7 @@ def test_value_and_every_gradient_equal_float64_at_every_scale_of_x(
     _check(x, *parameters(4, dim), implementation=implementation, **options)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("batch", "n", "dim"), SHAPES)
 def test_value_and_every_gradient_equal_float64_at_every_shape(batch, n, dim):
     _check(streams(batch, n, dim), *parameters(n, dim), implementation=None)

@@ -340,11 +340,13 @@ def _without(rows: slice, array: jax.Array) -> np.ndarray:
     return np.delete(np.asarray(array), rows, axis=0)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", [*_path_cases(), *_model_cases()])
 def test_the_other_sample_is_the_same_to_the_bit(name):
     _check(CASES[name], in_order=_in_order(name))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("implementation", ["xla", "ffi", None])
 @pytest.mark.parametrize("name", _op_cases())
 def test_the_other_sample_is_the_same_to_the_bit_by(name, implementation):
@@ -381,6 +383,7 @@ def test_a_node_without_edges_has_no_part_in_the_gradients_of_the_layers(name):
             np.testing.assert_array_equal(gradient, gradients[parameter], err_msg=parameter)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", [name for name in _path_cases() if "mixing" in name])
 @pytest.mark.parametrize("number", NUMBERS.values(), ids=NUMBERS)
 def test_by_mixing_it_reaches_what_it_reaches_in_the_reference(name, number):

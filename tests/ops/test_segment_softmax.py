@@ -33,6 +33,7 @@ def _longest_row(name):
     return longest_row(BUILT[name])
 
 
+@pytest.mark.costly
 @pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS, None])
 @pytest.mark.parametrize("name", BUILT)

@@ -41,6 +41,7 @@ def _network(graph, name, x):
     return y + jnp.sum(attention) + ops.todense(kept, implementation=name)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", SPARSE)
 @pytest.mark.parametrize("graph", [EDGES, NO_EDGES], ids=["edges", "no edges"])
 @modes
@@ -74,6 +75,7 @@ HYPERGRAPHS = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "hypergraph, path", [*((h, "sums") for h in HYPERGRAPHS), ("of sets", "mixing")]
 )
@@ -103,6 +105,7 @@ GRAPHS = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", GRAPHS)
 @modes
 @compiled
@@ -119,6 +122,7 @@ def test_graphs_of_numbers_made_inside_stay_numbers_and_have_a_plan(
     np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
+@pytest.mark.costly
 @modes
 @compiled
 def test_plans_of_ids_that_vary_have_blocks_of_edges_for_a_gpu(check_vma, wrap, four_devices):

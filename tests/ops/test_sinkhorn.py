@@ -48,6 +48,7 @@ def _check(logits, name="default", implementation=None):
     )
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", OPTIONS)
 def test_value_and_gradient_equal_float64_whatever_the_options(name):
     _check(_logits(5, 4, 4), name)

@@ -59,6 +59,7 @@ def _check_spmm(name, dim, dtype, implementation):
     )
 
 
+@pytest.mark.costly
 @pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS, None])
 @pytest.mark.parametrize("name", BUILT)
@@ -80,6 +81,7 @@ def test_weights_of_padding_slots_may_be_anything(implementation):
     assert dweights.tolist() == [7.0, 50.0, 0.0]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", DIMS)
@@ -87,6 +89,7 @@ def test_spmm_value_and_gradients_equal_float64_at_every_width(dim, dtype, imple
     _check_spmm("padding_edges", dim, dtype, implementation)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("implementation", usable(SDDMM))
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
@@ -105,6 +108,7 @@ def test_sddmm_value_and_gradients_equal_float64(name, dtype, implementation):
     )
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["weighted", "sym", "padding_edges"])
 def test_reference_is_the_dense_matrix_product(name):
     graph = BUILT[name]

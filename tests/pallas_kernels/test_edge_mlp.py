@@ -306,6 +306,7 @@ FORWARD = [
 ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name, batch, widths, weights, features, activation, last, tile", FORWARD)
 def test_sums_of_layers(name, batch, widths, weights, features, activation, last, tile, capfd):
     check_sums(name, batch, widths, weights, features, activation, last, tile, capfd)
@@ -320,6 +321,7 @@ BACKWARD = [
 ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name, batch, widths, weights, features, activation, last, tile", BACKWARD)
 def test_gradients_of_sums_of_layers(
     name, batch, widths, weights, features, activation, last, tile, monkeypatch
@@ -341,6 +343,7 @@ def _kernels(function, *arguments) -> int:
     return lowered.as_text().count("mosaic_gpu_v2")
 
 
+@pytest.mark.costly
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("layers, activation", [(4, "relu"), (3, "gelu"), (2, "silu")])
 def test_two_kernels_lower_for_a_batch_of_regular_graphs(layers, activation):
@@ -423,6 +426,7 @@ def test_weights_and_means_lower_with_gradients():
     assert "edge_mlp_aggregate_mosaic" not in lowered.lower(lowering_platforms=("cuda",)).as_text()
 
 
+@pytest.mark.costly
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize(
     "is_regular, width, layers, leading",

@@ -40,11 +40,13 @@ BACKWARD = [
 ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name, batch, widths, weights, features, activation, last, tile", FORWARD)
 def test_sums_of_layers(name, batch, widths, weights, features, activation, last, tile, capfd):
     check_sums(name, batch, widths, weights, features, activation, last, tile, capfd)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name, batch, widths, weights, features, activation, last, tile", BACKWARD)
 def test_gradients_of_sums_of_layers(
     name, batch, widths, weights, features, activation, last, tile, monkeypatch

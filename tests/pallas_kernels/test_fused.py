@@ -83,6 +83,7 @@ def _assert_all_close(actual, expected, dtype, length):
         assert_close(a, e, reduction_length=length, operands=dtype, err_msg=f"result {i}")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("rows, widths, activation, dtype, tile", LINEAR)
 def test_linear_and_its_gradients(rows, widths, activation, dtype, tile):
     x, (kernel,), (bias,), dy = _inputs(rows, widths, dtype)
@@ -98,6 +99,7 @@ def test_linear_and_its_gradients(rows, widths, activation, dtype, tile):
     _assert_all_close(made, exact, dtype, max(rows, *widths))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("rows, widths, activation, dtype, tile", MLP)
 def test_mlp_and_its_gradients(rows, widths, activation, dtype, tile):
     x, kernels, biases, dy = _inputs(rows, widths, dtype)
@@ -217,6 +219,7 @@ def _mlp_structs(batch, widths, dtype="bfloat16"):
     return jax.ShapeDtypeStruct((*batch, widths[0]), dtype), *structs(layers(widths, dtype))
 
 
+@pytest.mark.costly
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("activation", VALUES)
 def test_layers_lower_with_their_gradients(activation):
@@ -252,6 +255,7 @@ WIDE_AND_DEEP = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("widths, activation", WIDE_AND_DEEP)
 def test_wide_and_deep_layers_lower(widths, activation):

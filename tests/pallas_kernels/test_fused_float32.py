@@ -123,6 +123,7 @@ def _gradient_inputs(rows, widths, activation):
     return _on_grid(inputs) if activation in ("relu", "squared_relu") else inputs
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("rows, widths, activation, tile", GRADIENTS)
 def test_gradients_have_the_precision_of_three_products_of_parts(rows, widths, activation, tile):
     x, kernels, biases, dy = _gradient_inputs(rows, widths, activation)
@@ -211,6 +212,7 @@ def _mlp_structs(rows, widths):
     return jax.ShapeDtypeStruct((rows, widths[0]), "float32"), *structs(layers(widths))
 
 
+@pytest.mark.costly
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("activation", VALUES)
@@ -233,6 +235,7 @@ WITH_GRADIENTS = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("widths, activation", WITH_GRADIENTS)
 def test_gradients_lower_for_what_fits(widths, activation):
@@ -248,6 +251,7 @@ def test_gradients_lower_for_what_fits(widths, activation):
     assert len(made) == WITH_GRADIENTS[widths, activation]
 
 
+@pytest.mark.costly
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize(
     "activation, widths, count",

@@ -44,6 +44,7 @@ def _both(given, dy, activation):
         return y, *pallas.mix_backward(x, matrix, bias, dy, activation=activation)
 
 
+@pytest.mark.costly
 @pytest.mark.emulated
 @pytest.mark.parametrize("tokens, nodes, width, dtype, activation", CASES)
 def test_value_and_gradients(tokens, nodes, width, dtype, activation):
@@ -103,6 +104,7 @@ APART = np.array(
 )
 
 
+@pytest.mark.costly
 @pytest.mark.emulated
 @pytest.mark.parametrize(
     "activation, dtype", [(None, "float32"), ("gelu", "bfloat16"), ("relu", "float32")]
@@ -176,6 +178,7 @@ def _convolution(nodes=8, *, path="mixing", implementation="pallas", **options):
     return jax.value_and_grad(loss, argnums=(0, 1, 2, 3))
 
 
+@pytest.mark.costly
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(

@@ -105,6 +105,7 @@ def _assert_selects(z, k, by, ring, first):
     assert_bit_equal((made.values, made.indices), (values, columns.astype(np.uint8)))
 
 
+@pytest.mark.costly
 @pytest.mark.emulated
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(
@@ -179,6 +180,7 @@ TILES = [
 ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("rows, widths, tile", TILES)
 def test_tiles_pass_from_part_to_part(rows, widths, tile, monkeypatch, interpreted):
     monkeypatch.setattr(simt, "inline", _inline_stand_in)

@@ -104,6 +104,7 @@ def test_products_lower_with_their_gradients(name, dtype):
             assert _kernels(text) >= (2 if graph.weights is None else 3)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "dim, k", [(256, 16), (256, 64), (256, 5), (300, 31), (1024, 96), (4096, 40)]
@@ -194,6 +195,7 @@ def test_sddmm_and_its_gradients_lower():
     assert _kernels(_lower(jax.value_and_grad(loss, (1, 2)), _graph(), x, x)) >= 3
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("offsets", [jnp.int32, jnp.int64])
 @pytest.mark.parametrize("heads", [(), (1,), (3,), (8,), (4, 16)])

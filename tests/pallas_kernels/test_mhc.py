@@ -70,6 +70,7 @@ def _post_inputs(tokens, n, dim, dtype, scale=1.0):
     return streams((tokens,), n, dim, dtype, scale), *outputs((tokens,), n, dim, dtype, scale)
 
 
+@pytest.mark.costly
 @pytest.mark.emulated
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -110,6 +111,7 @@ SINKHORN = {"rows": {"last": "rows", "eps": 1e-6}, "columns": {"last": "columns"
 SINKHORN |= {f"{last}, logarithms": {"last": last, "eps": 0.0} for last in ("rows", "columns")}
 
 
+@pytest.mark.costly
 @pytest.mark.emulated
 @pytest.mark.parametrize("options", SINKHORN.values(), ids=SINKHORN)
 @pytest.mark.parametrize("n, count", [(2, 1), (4, 100), (8, 17)])
@@ -166,6 +168,7 @@ CONSTANTS = MHCConstants(**PRE)
 _reference_of_pre = jax.jit(functools.partial(pre_reference.mhc_pre, constants=CONSTANTS))
 
 
+@pytest.mark.costly
 @pytest.mark.emulated
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tokens, n, dim", SHAPES)
@@ -178,6 +181,7 @@ def test_pre(tokens, n, dim, dtype):
         _assert_all_close([*made, *saved], [*exact, *exactly_saved], n * dim)
 
 
+@pytest.mark.costly
 @pytest.mark.emulated
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tokens, n, dim", SHAPES)
@@ -207,6 +211,7 @@ def test_blocks_of_many_tokens_that_take_turns(monkeypatch, dtype):
         _assert_all_close(made, [*exact, *exactly_saved], 4 * 64)
 
 
+@pytest.mark.costly
 @pytest.mark.emulated
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_what_is_not_finite_in_pre_stays_with_its_token(n):
@@ -237,6 +242,7 @@ def _size_of_terms(inputs, params, y, saved, cotangents, *, transposed, constant
     return post_reference.mhc_post_backward(*sizes, transposed=transposed)
 
 
+@pytest.mark.costly
 @pytest.mark.emulated
 @pytest.mark.parametrize(
     "tokens, n, dim, dtype, transposed",
@@ -356,6 +362,7 @@ def _pre_structs(batch, n, dim, dtype):
     return _structs(((*batch, n, dim), dtype), *((shape, f32) for shape in shapes))
 
 
+@pytest.mark.costly
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", [2, 4, 8])
@@ -376,6 +383,7 @@ def test_pre_lowers_with_its_gradients(tokens, dim, return_streams, n, dtype):
     assert len(kernels) == 3 + adds_up + in_two_passes
 
 
+@pytest.mark.costly
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize(
     "tokens, n, dim, dtype, kernels",

@@ -45,6 +45,7 @@ CASES = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.emulated
 @pytest.mark.parametrize("shape, tile", CASES.values(), ids=CASES)
 def test_every_tile_gives_the_values(shape, tile):
@@ -98,6 +99,7 @@ BOUNDARIES = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.emulated
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("shape, tile", BOUNDARIES.values(), ids=BOUNDARIES)
@@ -133,6 +135,7 @@ BACKWARD = [(name, False) for name in STEPS]
 BACKWARD += [(name, True) for name, (shape, *_) in STEPS.items() if shape[1] == 4]
 
 
+@pytest.mark.costly
 @pytest.mark.emulated
 @pytest.mark.parametrize("name, posts", BACKWARD)
 def test_the_backward_pass_in_several_steps(name, posts):

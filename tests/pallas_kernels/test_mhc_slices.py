@@ -76,6 +76,7 @@ def _inputs(tokens, n, dim):
     return *arrays, weight, token
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("shape, gradient, tile", CASES.values(), ids=CASES)
 def test_every_tile_gives_the_gradients(interpreted, shape, gradient, tile):
     x, dh_in, dy, weight, token = _inputs(*shape)
@@ -98,6 +99,7 @@ def test_every_tile_gives_the_gradients(interpreted, shape, gradient, tile):
     _assert_all_close(made, exact, max(shape))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("shape, transposed, tile", POSTS.values(), ids=POSTS)
 def test_every_tile_gives_the_gradients_through_post(interpreted, shape, transposed, tile):
     tokens, n, dim = shape

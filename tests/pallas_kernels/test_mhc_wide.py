@@ -28,6 +28,7 @@ CASES = {
 CONSTANTS = MHCConstants(norm_eps=1e-6, pre_eps=1e-3, post_scale=2.0)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("shape, posts, transposed, tile", CASES.values(), ids=CASES)
 def test_every_tile_gives_streams_and_sums(interpreted, shape, posts, transposed, tile):
     tokens, n, dim = shape

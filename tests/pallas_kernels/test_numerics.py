@@ -88,6 +88,7 @@ def _graph(name) -> CSRGraph:
     return graph.prepared()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name, dim", [("plain", 64), ("scaled", 255), ("weighted", 256)])
 def test_spmm_and_sddmm(name, dim, dtype):
@@ -98,6 +99,7 @@ def test_spmm_and_sddmm(name, dim, dtype):
     assert_close(graph_calls.sddmm(graph, a, b), exact, reduction_length=dim)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads, kept", [(1, 0), (3, 1), (4, 0), (8, 9), (40, 2), (264, 0)])
 def test_segment_softmax_and_its_gradient(monkeypatch, heads, kept, dtype):
@@ -124,6 +126,7 @@ def test_segment_softmax_and_its_gradient(monkeypatch, heads, kept, dtype):
     assert_close(graph_calls.grad_logits(graph, p, dy), exact, reduction_length=EDGES)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "lengths, heads, padding",
     [
@@ -156,6 +159,7 @@ def test_numbers_of_64_bits_are_shared_by_lanes():
     )
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "name, dim, k",
@@ -173,6 +177,7 @@ def test_maxk_spmm_and_its_gradients(any_walk, name, dim, k, dtype):
     assert_close(maxk_spmm_calls.grad_weights(graph, kept, dy), dweights, reduction_length=k)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", [*DTYPES, "float16"])
 @pytest.mark.parametrize("dim", [1, 7, 32, 64, 160, 192, 224, 255, 256, 1024])
 def test_maxk_has_the_bits_of_the_reference(dim, dtype):
@@ -190,6 +195,7 @@ def test_maxk_has_the_bits_of_the_reference(dim, dtype):
         assert_bit_equal(maxk_calls.gather_columns(dense, exact.indices), exact.values)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dim", [64, 256])
 @pytest.mark.parametrize("rows", [8, 21])
 def test_eight_rows_are_exact_whatever_16_bits_can_tell(rows, dim):

@@ -61,6 +61,7 @@ def test_best_can_be_the_smallest_and_is_never_nan():
     assert result.best is not None and result.best.step == 3
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("mode", ["max", "min"])
 def test_a_metric_that_is_not_finite_is_never_the_best(bad, mode):

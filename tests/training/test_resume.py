@@ -47,6 +47,7 @@ def whole(tmp_path_factory):
 
 # Checkpoints come after steps 6, 12 and 18, evaluations after 4, 8, 12, 16 and 18: before the
 # first checkpoint, right after one, between both, and before the last step.
+@pytest.mark.costly
 @pytest.mark.parametrize("cuts", [[2], [7], [4, 10, 18]], ids=str)
 def test_resumed_run_equals_the_whole_one_bit_for_bit(tmp_path, whole, cuts):
     for step in cuts:
