@@ -51,10 +51,11 @@ def _family(name: str, *below: str) -> dict[str, set[str]]:
     families = {f"jaxgnn.ops._{family}" for family in (name, *below)}
     core = {"jaxgnn.ops._core.activations", "jaxgnn.ops._core.dtypes", "jaxgnn.ops._core.finite"}
     references = {f"{family}.reference" for family in families}
+    groups = {f"pallas_kernels.{name}.arguments"}  # what its functions take together
     below_ops = {"jaxgnn._errors", "jaxgnn.graph", "jaxgnn._ffi", "jaxgnn.ops._core"}
     return {
         f"jaxgnn.ops._{name}": below_ops | families | _rooms("chip", name, *below),
-        f"jaxgnn.ops._{name}.reference": {"jaxgnn.graph"} | core | references,
+        f"jaxgnn.ops._{name}.reference": {"jaxgnn.graph"} | core | references | groups,
     }
 
 

@@ -1,14 +1,14 @@
-"""Layers of edges, backward, whose kernels have gradients that are too large for registers.
+"""Backward pass of layers on edges whose gradients of kernels are too large for registers.
 
-A loop goes through chunks of tiles of 64 edges. A kernel gathers both ends of a chunk's edges,
-makes its layers again and goes back through them; of what it makes, the inputs of the layers and
-their dz go to memory, in places that every chunk overwrites and that stay in the cache. Products of
-a library then add them up::
+A loop goes through chunks of tiles of 64 edges. A GPU kernel gathers the receivers and senders of
+a chunk, recomputes the layers and runs their backward pass. It writes the inputs a_l of the layers
+and the gradients dz_l of their outputs to a staging buffer that every chunk overwrites and that
+stays in the second-level cache. XLA's matrix products then accumulate the gradients::
 
     dkernel_l += Σ a_lᵀ dz_l,  dbias_l += Σ dz_l
 
-A warpgroup has a tile, all columns of it. Of what the layers made it keeps in shared memory what
-their derivatives need; everything else takes one place in turn.
+A warpgroup has all columns of a tile. It keeps in shared memory what the derivatives of the
+activations need; everything else shares one buffer for each width.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,36 +28,36 @@ from pallas_kernels import simt
 from pallas_kernels import tensor_cores as tc
 from pallas_kernels.chip import Chip
 from pallas_kernels.dense.stack import add_bias
-from pallas_kernels.edge_mlp import stream
+from pallas_kernels.edge_mlp import kernel_ring
+from pallas_kernels.edge_mlp.backward_needs import BackwardNeeds
 from pallas_kernels.edge_mlp.gather_scatter import (
     AddToReceivers,
     AddToSenders,
     GatherFeatures,
-    GiveToFeatures,
+    ScatterFeatures,
     StoreByEdge,
     WaitForAllCopies,
 )
+from pallas_kernels.edge_mlp.kernel_ring import KernelRing, KernelSlices
 from pallas_kernels.edge_mlp.places import ROWS, EdgeLayers, Places, Tables, whole_tile_bytes
-from pallas_kernels.edge_mlp.stream import Ring, Slices
 from pallas_kernels.edge_mlp.tiles import Plan, Tiles
-from pallas_kernels.edge_mlp.work import Work
 from pallas_kernels.tensor_cores import BLOCK, WARPGROUP
 
-# What a chunk leaves in memory, as a part of the second-level cache.
+# Size of the staging buffer, as a part of the second-level cache.
 _CACHE_SHARE = 0.72
 _MOST_TURNS = 16
-_BEHIND_ALL = 2**30  # a step that no row has
+_NO_STEP = 2**30  # a step that no row has
 
 
 @dataclass(frozen=True)
 class ChunkTile:
-    """How a chunk is made.
+    """How the tiles of a chunk are shared.
 
     Attributes:
-      blocks: one a multiprocessor.
-      walkers: of a block.
-      slots: of its ring of slices of kernels; none without layers.
-      turns: tiles of a walker.
+      blocks: blocks of the grid, one for each multiprocessor.
+      walkers: warpgroups of a block that process tiles.
+      slots: stages of the ring of slices of kernels in shared memory; zero without layers.
+      turns: tiles of a chunk that each walker processes.
     """
 
     blocks: int
@@ -66,69 +66,70 @@ class ChunkTile:
     turns: int
 
     @classmethod
-    def choose(cls, chip: Chip, work: Work) -> ChunkTile | None:
-        """The one heuristic: as many walkers as fit, as many tiles as the cache holds; or None."""
-        stack = work.plan.stack
-        if not stream.suits(stack):
+    def choose(cls, chip: Chip, needs: BackwardNeeds) -> ChunkTile | None:
+        """The only heuristic: as many walkers as fit, as many tiles as the cache holds; or None."""
+        stack = needs.plan.stack
+        if not kernel_ring.suits(stack):
             return None
-        found = _slices(work).choose(chip, _tile_bytes(work))
+        found = _slices(needs).choose(chip, _tile_bytes(needs))
         if found is None:
             return None
         walkers, slots = found
         tiles = chip.multiprocessors * walkers
-        staged = sum(map(whole_tile_bytes, _staged_widths(work)))
+        staged = sum(map(whole_tile_bytes, _staged_widths(needs)))
         cached = int(_CACHE_SHARE * chip.cache_bytes)
         turns = cached // (tiles * staged) if staged else _MOST_TURNS
         turns = max(1, min(_MOST_TURNS, turns))
         return cls(chip.multiprocessors, walkers, slots, turns)
 
     def suited_to(self, places: Places) -> ChunkTile:
-        """Without blocks and turns that would have nothing to do."""
-        about = _about(places)
-        blocks = max(1, min(self.blocks, -(-about // self.walkers)))
-        turns = max(1, min(self.turns, -(-about // (blocks * self.walkers))))
+        """This tile for a graph: without idle blocks and turns."""
+        tiles = _estimated_tiles(places)
+        blocks = max(1, min(self.blocks, -(-tiles // self.walkers)))
+        turns = max(1, min(self.turns, -(-tiles // (blocks * self.walkers))))
         return dataclasses.replace(self, blocks=blocks, turns=turns)
 
     @property
     def tiles(self) -> int:
-        """Of a chunk."""
+        """Tiles of a chunk."""
         return self.blocks * self.walkers * self.turns
 
-    def ring(self, work: Work) -> Ring:
-        """Of slices of kernels."""
-        return Ring(_slices(work), self.walkers, self.slots)
+    def ring(self, needs: BackwardNeeds) -> KernelRing:
+        """The ring through which slices of kernels reach the walkers."""
+        return KernelRing(_slices(needs), self.walkers, self.slots)
 
 
-def _slices(work: Work) -> Slices:
-    return Slices.of(work.plan.stack, back=True)
+def _slices(needs: BackwardNeeds) -> KernelSlices:
+    """The slices of kernels for a forward and a backward pass of the layers."""
+    return KernelSlices.of(needs.plan.stack, backward=True)
 
 
-def _about(places: Places) -> int:
-    """Tiles there are; where tables list them, if pieces of a group have as many edges each."""
+def _estimated_tiles(places: Places) -> int:
+    """Number of tiles; an estimate if tables list pieces, as those of a group differ in length."""
     if places.degree is not None:
         return places.groups * places.degree
     return places.groups + places.batch * places.edges // ROWS
 
 
-def _staged_widths(work: Work) -> list[int]:
-    """Of inputs of layers, then of their dz."""
-    widths = work.plan.stack.widths if work.layers else ()
+def _staged_widths(needs: BackwardNeeds) -> list[int]:
+    """Widths of what goes to the staging buffer: inputs of the layers, then their dz."""
+    widths = needs.plan.stack.widths if needs.layers else ()
     return [*widths[:-1], *widths[1:]]
 
 
-def _kept_widths(work: Work) -> tuple[int, ...]:
-    """Of what a walker keeps of each layer; in the first place lies what belongs to senders."""
-    return work.plan.stack.widths[: max(work.layers, 1)]
+def _kept_widths(needs: BackwardNeeds) -> tuple[int, ...]:
+    """Widths of what a walker keeps for each layer; the first buffer also receives the senders."""
+    return needs.plan.stack.widths[: max(needs.layers, 1)]
 
 
-def _tile_bytes(work: Work) -> int:
-    """Of those that a walker has in shared memory."""
-    return whole_tile_bytes(sum(_kept_widths(work)) + sum(set(work.plan.stack.widths)))
+def _tile_bytes(needs: BackwardNeeds) -> int:
+    """Shared memory of the tiles of a walker, in bytes."""
+    return whole_tile_bytes(sum(_kept_widths(needs)) + sum(set(needs.plan.stack.widths)))
 
 
 def supported(plan: Plan) -> bool:
-    """Whether there is a tile for these layers."""
-    return ChunkTile.choose(Chip.current(), Work(plan)) is not None
+    """Whether this kernel fits a multiprocessor for these layers."""
+    return ChunkTile.choose(Chip.current(), BackwardNeeds(plan)) is not None
 
 
 def backward(
@@ -140,25 +141,40 @@ def backward(
     activate_last: bool,
     tile: ChunkTile | None = None,
 ) -> EdgeLayers:
-    """As ``edge_mlp.backward.backward``, for widths that are multiples of 64 up to 256."""
-    work = Work(Plan.of(places, layers, activation, activate_last))
-    stack = work.plan.stack
-    chosen = tile or ChunkTile.choose(Chip.current(), work)
+    """Gradients of ``edge_mlp.forward.forward``, for widths that are multiples of 64 up to 256.
+
+    Args:
+      places: the shape of the graph, and how its edges are assigned to tiles.
+      tables: the senders of edges, and the pieces of rows unless all rows have one degree.
+      layers: nodes of the whole batch along one axis.
+      dy: [batch rows, last], the gradient of the result.
+      activation: name of the activation in front of each kernel, or None.
+      activate_last: whether the activation is also applied behind the last kernel.
+      tile: how a chunk is shared; by default chosen for the shapes.
+
+    Returns:
+      The gradients in the layout of ``layers``. Gradients of edge weights have a row for each
+      element of the batch; padding slots of edges hold undefined values.
+    """
+    needs = BackwardNeeds(Plan.of(places, layers, activation, activate_last))
+    stack = needs.plan.stack
+    chosen = tile or ChunkTile.choose(Chip.current(), needs)
     if chosen is None:
         raise ValueError(f"layers of widths {stack.widths} do not fit a multiprocessor")
     tile = tile or chosen.suited_to(places)
-    ring = tile.ring(work)
+    ring = tile.ring(needs)
     biases = [bias for bias in layers.biases if bias is not None]
     given = layers._replace(kernels=[], biases=biases)
+    operands = _Operands(given, dy, tables)
     kernels = [*layers.kernels, *(kernel.T for kernel in reversed(layers.kernels))]
     slices = [ring.slices.arranged(kernels)] if kernels else []
     call = tc.launch(
-        functools.partial(_chunk, work, tile),
+        functools.partial(_chunk, needs, tile),
         "edge_mlp_aggregate_backward_chunk",
-        _staged(work, tile),
+        _staged(needs, tile),
         (tile.blocks, 1),
         ring.warpgroups,
-        _scratch(work, tile),
+        _scratch(needs, tile),
     )
     total = _total(places, tables)
 
@@ -166,22 +182,31 @@ def backward(
         ends, dkernels, dbiases = sums
         units = _units(places, tables, i * tile.tiles, tile.tiles, total)
         references = jax.tree.map(jax.new_ref, ends)
-        made = call(units, slices, given, dy, tables, references)
-        inputs, dzs = made[: work.layers], made[work.layers :]
-        pairs = zip(dkernels, inputs, dzs, strict=True)
-        dkernels = [dkernel + _product(a, dz) for dkernel, a, dz in pairs]
-        biased = [dz for dz, is_biased in zip(dzs, stack.biased, strict=True) if is_biased]
-        dbiases = [
-            dbias + jnp.sum(dz, axis=0, dtype=jnp.float32)
-            for dbias, dz in zip(dbiases, biased, strict=True)
-        ]
+        made = call(units, slices, operands, references)
+        dkernels, dbiases = _add_parameter_gradients(needs, made, dkernels, dbiases)
         return jax.tree.map(jax.freeze, references), dkernels, dbiases
 
     zeros = functools.partial(jnp.zeros, dtype=jnp.float32)
-    sums = _ends(work, layers), [zeros(k.shape) for k in layers.kernels]
+    sums = _ends(needs, layers), [zeros(k.shape) for k in layers.kernels]
     sums = *sums, [zeros(bias.shape) for bias in biases]
     ends, dkernels, dbiases = lax.fori_loop(0, -(-total // tile.tiles), add, sums)
-    return _gradients(work, ends, dkernels, dbiases)
+    return _gradients(needs, ends, dkernels, dbiases)
+
+
+def _add_parameter_gradients(
+    needs: BackwardNeeds, staged: Sequence, dkernels: list, dbiases: list
+) -> tuple[list, list]:
+    """The gradients of kernels and biases plus those of a chunk, from its staging buffer."""
+    inputs, dzs = staged[: needs.layers], staged[needs.layers :]
+    triples = zip(dkernels, inputs, dzs, strict=True)
+    dkernels = [dkernel + _product(a, dz) for dkernel, a, dz in triples]
+    pairs = zip(dzs, needs.plan.stack.biased, strict=True)
+    biased = [dz for dz, is_biased in pairs if is_biased]
+    dbiases = [
+        dbias + jnp.sum(dz, axis=0, dtype=jnp.float32)
+        for dbias, dz in zip(dbiases, biased, strict=True)
+    ]
+    return dkernels, dbiases
 
 
 def _product(a: jax.Array, dz: jax.Array) -> jax.Array:
@@ -190,12 +215,13 @@ def _product(a: jax.Array, dz: jax.Array) -> jax.Array:
     return lax.dot_general(a, dz, contracted, preferred_element_type=jnp.float32)
 
 
-def _ends(work: Work, layers: EdgeLayers) -> dict[str, jax.Array]:
-    """Sums and results that kernels add to or write: of both ends, and of edges if they have some.
+def _ends(needs: BackwardNeeds, layers: EdgeLayers) -> dict[str, jax.Array]:
+    """Zeros for the gradients that chunks write or add to: receivers, senders, weights, features.
 
-    Features of each element of a batch have gradients of their dtype, all others are float32.
+    Features that elements of the batch do not share have gradients of their dtype, all others are
+    float32.
     """
-    plan, places = work.plan, work.plan.places
+    plan, places = needs.plan, needs.plan.places
     made = {"receivers": layers.receivers.shape, "senders": layers.senders.shape}
     if plan.own_weights is not None:
         made["weights"] = (places.batch, places.edges)
@@ -206,9 +232,9 @@ def _ends(work: Work, layers: EdgeLayers) -> dict[str, jax.Array]:
     return ends
 
 
-def _gradients(work: Work, ends: dict, dkernels: list, dbiases: list) -> EdgeLayers:
-    """Of the dtypes of the layers, but those of weights and of shared features."""
-    stack, left = work.plan.stack, list(dbiases)
+def _gradients(needs: BackwardNeeds, ends: dict, dkernels: list, dbiases: list) -> EdgeLayers:
+    """The gradients cast to the dtype of the layers, except those of weights and features."""
+    stack, left = needs.plan.stack, list(dbiases)
     biases = [left.pop(0).astype(stack.dtype) if biased else None for biased in stack.biased]
     return EdgeLayers(
         ends["receivers"].astype(stack.dtype),
@@ -224,17 +250,17 @@ def _gradients(work: Work, ends: dict, dkernels: list, dbiases: list) -> EdgeLay
 
 
 def _total(places: Places, tables: Tables) -> Any:
-    """Of all of the batch; known if all rows have one degree."""
+    """Number of tiles of the batch; a Python int if all rows have one degree."""
     if places.degree is not None:
         return places.groups * places.degree
     return places.batch * jnp.sum(tables.steps)
 
 
 def _units(places: Places, tables: Tables, first, count: int, total) -> jax.Array:
-    """Group and step of each tile of a chunk, [count, 2]; behind the last, of none of the edges."""
+    """Group and step of each tile of a chunk, [count, 2]; tiles behind the last have no edges."""
     numbers = jnp.int32(first) + jnp.arange(count, dtype=jnp.int32)
     if places.degree is not None:
-        # Behind the last are groups without rows.
+        # Groups behind the last have no rows.
         return jnp.stack([numbers // places.degree, numbers % places.degree], axis=1)
     ends = jnp.cumsum(tables.steps, dtype=jnp.int32)
     is_real = numbers < total
@@ -243,32 +269,47 @@ def _units(places: Places, tables: Tables, first, count: int, total) -> jax.Arra
     group = jnp.searchsorted(ends, within, side="right").astype(jnp.int32)
     step = within - (ends[group] - tables.steps[group])
     group += element * tables.steps.shape[0]
-    return jnp.stack([group, jnp.where(is_real, step, _BEHIND_ALL)], axis=1)
+    return jnp.stack([group, jnp.where(is_real, step, _NO_STEP)], axis=1)
 
 
 # -- the kernel ------------------------------------------------------------------------------------
 
 
-def _staged(work: Work, tile: ChunkTile) -> list[jax.ShapeDtypeStruct]:
-    """The forms of inputs and dz of all layers."""
-    dtype, rows = work.plan.stack.dtype, tile.tiles * ROWS
-    return [jax.ShapeDtypeStruct((rows, width), dtype) for width in _staged_widths(work)]
+def _staged(needs: BackwardNeeds, tile: ChunkTile) -> list[jax.ShapeDtypeStruct]:
+    """Shapes of the staging buffer: inputs of all layers, then their dz."""
+    dtype, rows = needs.plan.stack.dtype, tile.tiles * ROWS
+    return [jax.ShapeDtypeStruct((rows, width), dtype) for width in _staged_widths(needs)]
 
 
-def _scratch(work: Work, tile: ChunkTile) -> dict:
-    plan, walkers = work.plan, tile.walkers
+class _Operands(NamedTuple):
+    """Arrays in global memory from which walkers gather tiles.
+
+    Attributes:
+      layers: nodes, edges and biases; the kernels come as slices.
+      dy: gradient of the result, [batch rows, last].
+      tables: the senders of edges, and the pieces of rows unless all rows have one degree.
+    """
+
+    layers: EdgeLayers
+    dy: Any
+    tables: Tables
+
+
+def _scratch(needs: BackwardNeeds, tile: ChunkTile) -> dict:
+    """Shared memory and barriers of a block."""
+    plan, walkers = needs.plan, tile.walkers
     dweights = tc.SMEM((walkers, ROWS), jnp.float32)
-    return tile.ring(work).form(plan) | {
-        "kept": [plan.tiles(walkers, 1, ROWS, width) for width in _kept_widths(work)],
+    return tile.ring(needs).scratch(plan) | {
+        "kept": [plan.tiles(walkers, 1, ROWS, width) for width in _kept_widths(needs)],
         "work": {width: plan.tiles(walkers, ROWS, width) for width in set(plan.stack.widths)},
         "factors": plan.factors(walkers, 1),
         "dweights": None if plan.own_weights is None else dweights,
     }
 
 
-def _chunk(work: Work, tile: ChunkTile, scratch, units, slices, layers, dy, tables, ends, *staged):
-    """A warpgroup's part."""
-    number, stack = lax.axis_index(WARPGROUP), work.plan.stack
+def _chunk(needs: BackwardNeeds, tile: ChunkTile, scratch, units, slices, operands, ends, *staged):
+    """Runs one warpgroup of the kernel, as a walker or as the loader."""
+    number, stack = lax.axis_index(WARPGROUP), needs.plan.stack
 
     def walk():
         named = {
@@ -281,105 +322,109 @@ def _chunk(work: Work, tile: ChunkTile, scratch, units, slices, layers, dy, tabl
         def _(turn):
             unit = (turn * tile.walkers + number) * tile.blocks + lax.axis_index(BLOCK)
             group, step = units[unit, 0], units[unit, 1]
-            # The compiler knows how often this is done, but not that groups are fewer.
+            # An index that is not known to be constant: nothing of it is moved out of the loop.
             own = number + tc.opaque_zero(group)
-            tiles = Tiles(work.plan, scratch | named, layers, tables, own)
-            _Walker(work, tile.ring(work), tiles, dy, ends, staged).walk(turn, unit, group, step)
+            tiles = Tiles(needs.plan, scratch | named, operands.layers, operands.tables, own)
+            walker = _Walker(needs, tile.ring(needs), tiles, operands.dy, ends, staged)
+            walker.process_tile(turn, unit, group, step)
 
         tc.wait_smem_to_gmem(0)
 
-    ring = tile.ring(work)
-    ring.share(number, scratch, lambda: ring.load(slices[0], scratch, tile.turns), walk)
+    ring = tile.ring(needs)
+    ring.run_roles(number, scratch, lambda: ring.load(slices[0], scratch, tile.turns), walk)
 
 
 @dataclass(frozen=True)
 class _Walker:
-    """A warpgroup that goes through tiles.
+    """A warpgroup that runs the layers forward and backward, tile after tile.
 
     Attributes:
-      work: what there is to do.
-      ring: of slices of kernels.
-      tiles: of the warpgroup.
-      dy: in memory.
-      ends: gradients of both ends, of weights and of features, as far as there are.
-      staged: inputs of the layers, then their dz.
+      needs: layers, and what their backward pass keeps.
+      ring: the slices of kernels in shared memory.
+      tiles: the tiles of this warpgroup in shared memory.
+      dy: gradient of the result, in global memory.
+      ends: gradients of receivers, senders, edge weights and features, those that exist.
+      staged: the staging buffer: inputs of the layers, then their dz.
     """
 
-    work: Work
-    ring: Ring
+    needs: BackwardNeeds
+    ring: KernelRing
     tiles: Tiles
     dy: Any
     ends: dict
     staged: Sequence
 
-    def walk(self, turn, unit, group, step) -> None:
-        """Forth and back through a tile; values are parts, by columns."""
-        work, layers = self.work, range(self.work.layers)
+    def process_tile(self, turn, unit, group, step) -> None:
+        """Runs the layers forward and backward; each value is a list of parts by columns."""
+        needs, layers = self.needs, range(self.needs.layers)
         z = self._preactivation(group, step)
         for layer in layers:
             a = self._keep(layer, z)
             self._stage(a, layer, unit)
-            if layer == 0 and not self._multiplies_work:
+            if layer == 0 and not self._inputs_share_buffer:
                 self._gather_dy(group)
             z = self._product(a, layer, turn)
             z = self._add_bias(layer, z)
-        if self._multiplies_work:
-            tc.wait_smem_to_gmem(0, wait_read_only=True)  # and all have multiplied
-        if self._multiplies_work or not layers:
+        if self._inputs_share_buffer:
+            tc.wait_smem_to_gmem(0, wait_read_only=True)  # and all warps have multiplied
+        if self._inputs_share_buffer or not layers:
             self._gather_dy(group)
         dz = self._through_last(z, group, step)
         for layer in reversed(layers):
             place = self._put(dz, layer + 1)
-            self._stage(place, work.layers + layer, unit)
-            da = self._product(place, 2 * work.layers - 1 - layer, turn)
+            self._stage(place, needs.layers + layer, unit)
+            da = self._product(place, 2 * needs.layers - 1 - layer, turn)
             tc.wait_smem_to_gmem(0, wait_read_only=True)
             dz = self._pull_back(layer, da)
-        self._send(dz, group, step)
+        self._add_to_ends(dz, group, step)
 
-    # -- places in shared memory -------------------------------------------------------------------
+    # -- tiles in shared memory --------------------------------------------------------------------
 
     @property
-    def _multiplies_work(self) -> bool:
-        """Whether inputs of layers take the place that what belongs to edges has in turn."""
-        return any(self.work.keeps_slope(layer) for layer in range(self.work.layers))
+    def _inputs_share_buffer(self) -> bool:
+        """Whether inputs of layers are in the shared buffer, so that dy is copied later."""
+        return any(self.needs.keeps_slope(layer) for layer in range(self.needs.layers))
 
-    def _work(self, layer: int) -> Any:
-        """The place for all in turn, as wide as the input of a layer; ``layers`` for the result."""
-        width = self.work.plan.stack.widths[layer]
+    def _shared_buffer(self, layer: int) -> Any:
+        """The shared buffer as wide as the input of a layer; ``needs.layers`` for the output."""
+        width = self.needs.plan.stack.widths[layer]
         return self.tiles.scratch["work"][width].at[self.tiles.number]
 
     def _kept(self, layer: int) -> Any:
+        """The tile in which a layer keeps its input, or the slope of its activation."""
         return self.tiles.scratch["kept"][layer].at[(self.tiles.number, 0)]
 
     def _parts(self, layer: int) -> list[slice]:
-        return stream.parts(self.work.plan.stack.widths[layer])
+        """Columns of the parts of the input of a layer."""
+        return kernel_ring.parts(self.needs.plan.stack.widths[layer])
 
     def _put(self, values: Iterable, layer: int) -> Any:
-        """Into the place for all, each part as soon as it is made: registers are few."""
-        place = self._work(layer)
+        """Writes values to a shared buffer, each part as it is computed to save registers."""
+        place = self._shared_buffer(layer)
         for columns, part in zip(self._parts(layer), values, strict=True):
-            place.at[:, columns][...] = part.astype(self.work.plan.stack.dtype)
+            place.at[:, columns][...] = part.astype(self.needs.plan.stack.dtype)
         tc.commit_smem()
         return place
 
     def _stage(self, place, number: int, unit) -> None:
-        """Begins to copy a tile to memory; ``wait_smem_to_gmem`` is for who overwrites it."""
+        """Begins to copy a tile to the staging buffer; wait for it before overwriting the tile."""
         rows = pl.ds(pl.multiple_of(unit * ROWS, ROWS), ROWS)
         tc.copy_smem_to_gmem(place, self.staged[number].at[rows])
 
     def _wait_for_copies(self) -> None:
+        """Waits until the copies of all warps to shared memory have completed."""
         simt.inline(WaitForAllCopies(), [], [])
         tc.commit_smem()
 
     # -- a tile ------------------------------------------------------------------------------------
 
     def _preactivation(self, group, step) -> list:
-        """What both ends and features make together; then both places are free."""
-        tiles, plan = self.tiles, self.work.plan
+        """The sum of receivers, senders and features, whose buffers are free afterwards."""
+        tiles, plan = self.tiles, self.needs.plan
         tiles.gather_rows(group, tiles.layers.receivers, "receivers")
         tiles.gather_senders(group, step, step + 1, 0)
         self._wait_for_copies()
-        ends = self._work(0), self._kept(0)
+        ends = self._shared_buffer(0), self._kept(0)
         z = [
             tc.load_float32(ends[0].at[:, columns]) + tc.load_float32(ends[1].at[:, columns])
             for columns in self._parts(0)
@@ -397,13 +442,14 @@ class _Walker:
         return z
 
     def _gather_dy(self, group) -> None:
+        """Begins to copy the rows of ``dy`` of a group."""
         self.tiles.gather_rows(group, self.dy, "dy")
 
     def _keep(self, layer: int, z: list) -> Any:
-        """What a layer reads, and on the way back its activation; the place of the former."""
-        activation, dtype = self.work.activation(layer), self.work.plan.stack.dtype
+        """Writes a layer's input and, if it is kept, its slope; returns the tile of the input."""
+        activation, dtype = self.needs.activation(layer), self.needs.plan.stack.dtype
         kept = self._kept(layer)
-        if self.work.keeps_slope(layer):
+        if self.needs.keeps_slope(layer):
             assert activation is not None
             if layer > 0:
                 tc.wait_smem_to_gmem(0, wait_read_only=True)
@@ -422,18 +468,19 @@ class _Walker:
         return kept
 
     def _product(self, place, number: int, turn) -> list:
+        """The product of a tile with a kernel of the ring, by parts."""
         return self.ring.product(self.tiles.scratch, place, number, turn, lambda _, z: z)
 
     def _add_bias(self, layer: int, z: list) -> list:
-        bias = self.work.plan.stack.bias_of(self.tiles.layers.biases, layer)
+        bias = self.needs.plan.stack.bias_of(self.tiles.layers.biases, layer)
         pairs = zip(self._parts(layer + 1), z, strict=True)
         return [add_bias(part, bias, columns) for columns, part in pairs]
 
     def _through_last(self, z: list, group, step) -> Iterator:
-        """The gradient to the last preactivation; those to the weights on the way."""
+        """Parts of the gradient of the last preactivation; stores the gradients of edge weights."""
         self._wait_for_copies()
-        last = self.work.layers
-        activation, place = self.work.activation(last), self._work(last)
+        last = self.needs.layers
+        activation, place = self.needs.activation(last), self._shared_buffer(last)
         dweights = []
         for columns, part in zip(self._parts(last), z, strict=True):
             dy = tc.load_float32(place.at[:, columns])
@@ -446,7 +493,7 @@ class _Walker:
             dweights.append(jnp.sum(dy * values, axis=1))
             dvalues = self.tiles.scaled(dy, 0)
             yield dvalues if activation is None else activation.pull_back(known, dvalues)
-        if self.work.plan.own_weights is not None:
+        if self.needs.plan.own_weights is not None:
             self._store_dweights(group, step, sum(dweights[1:], dweights[0]))
 
     def _store_dweights(self, group, step, numbers) -> None:
@@ -458,15 +505,15 @@ class _Walker:
         tiles.inline(StoreByEdge(tiles.plan.places), [group, step], arrays)
 
     def _pull_back(self, layer: int, da: list) -> Iterator:
-        """The gradient to the preactivation in front of a layer."""
-        activation = self.work.activation(layer)
+        """Parts of the gradient of a layer's input before activation."""
+        activation = self.needs.activation(layer)
         for columns, part in zip(self._parts(layer), da, strict=True):
             known = self._kept(layer).at[:, columns]
             yield part if activation is None else activation.pull_back(tc.load_float32(known), part)
 
-    def _send(self, dz: Iterable, group, step) -> None:
-        """Adds to the gradients of both ends; those of features."""
-        tiles, plan = self.tiles, self.work.plan
+    def _add_to_ends(self, dz: Iterable, group, step) -> None:
+        """Adds a tile of gradients to those of receivers, senders and features."""
+        tiles, plan = self.tiles, self.needs.plan
         tile = self._put(dz, 0)
         layout = tiles.layout(tile.shape[1])
         kernels: dict[str, Any] = {
@@ -474,7 +521,7 @@ class _Walker:
             "senders": AddToSenders(plan.places, layout),
         }
         if plan.own_features is not None:
-            kernels["features"] = GiveToFeatures(plan.places, layout, plan.own_features)
+            kernels["features"] = ScatterFeatures(plan.places, layout, plan.own_features)
         for name, kernel in kernels.items():
             tiles.inline(kernel, [group, step], [(self.ends[name], False), (tile, True)])
         tc.commit_smem()  # all warps have read it

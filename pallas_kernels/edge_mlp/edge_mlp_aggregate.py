@@ -1,4 +1,7 @@
-"""Layers of edges between both of their ends and a sum over each row."""
+"""Dense layers on edges, from receivers and senders, and their sum over the edges of each row.
+
+This module chooses among the kernels of the folder and prepares their tables.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,18 @@ from pallas_kernels.chip import Chip
 from pallas_kernels.edge_mlp import backward as edge_backward
 from pallas_kernels.edge_mlp import chunks as edge_chunks
 from pallas_kernels.edge_mlp import forward as edge_forward
-from pallas_kernels.edge_mlp import stream_forward as edge_stream_forward
+from pallas_kernels.edge_mlp import ring_forward as edge_ring_forward
 from pallas_kernels.edge_mlp import wide as edge_wide
+from pallas_kernels.edge_mlp.backward_needs import BackwardNeeds, BackwardTile
 from pallas_kernels.edge_mlp.chunks import ChunkTile
 from pallas_kernels.edge_mlp.forward import EdgeTile
 from pallas_kernels.edge_mlp.places import ROWS, EdgeLayers, Places, Tables
-from pallas_kernels.edge_mlp.stream_forward import StreamTile
+from pallas_kernels.edge_mlp.ring_forward import RingTile
 from pallas_kernels.edge_mlp.tiles import Plan
 from pallas_kernels.edge_mlp.wide import WideTile
-from pallas_kernels.edge_mlp.work import BackwardTile, Work
 from pallas_kernels.graph.rows import Pieces, add_pieces
 
-# Rows of more edges are cut: where all are as long, and where they are listed.
+# Rows of more edges are cut into pieces: graphs of one degree, and graphs whose rows are listed.
 _MOST_REGULAR, _MOST_STEPS = 256, 64
 
 
@@ -32,17 +35,17 @@ def edge_reduce(
     activation: str | None,
     activate_last: bool,
     degree: int | None,
-    tile: EdgeTile | StreamTile | None = None,
+    tile: EdgeTile | RingTile | None = None,
 ) -> jax.Array:
     """``y_i = Σ_j w_ij layers(receivers_i + senders_j + features_ij)``, in float32, rounded once.
 
     Args:
-      graph: its weights and scales play no part.
-      layers: see there; an activation in front of each.
-      activation: name, or None.
-      activate_last: whether it also stands behind the last.
-      degree: edges of every row, if all are known to have as many.
-      tile: by default what suits the shapes.
+      graph: edges sorted by rows, and their pieces; its weights and scales are ignored.
+      layers: arrays of nodes and edges, and the kernels and biases.
+      activation: name of the activation in front of each kernel, or None.
+      activate_last: whether the activation is also applied behind the last kernel.
+      degree: edges of every row, if all rows are known to have equally many.
+      tile: how blocks share the work; by default chosen for the shapes.
 
     Returns:
       [batch, rows, last], of the dtype of ``receivers``; zero for a row without edges.
@@ -54,8 +57,8 @@ def edge_reduce(
     places, tables = places_of(graph, batch, layers.senders.shape[1], degree)
     tile = tile or _forward_tile(_plan(layers, activation, activate_last))
     arguments = places, tables, layers.flat(), activation, activate_last, slots(graph)
-    if isinstance(tile, StreamTile):
-        y, partial = edge_stream_forward.forward(*arguments, tile)
+    if isinstance(tile, RingTile):
+        y, partial = edge_ring_forward.forward(*arguments, tile)
     elif isinstance(tile, WideTile):
         y, partial = edge_wide.forward(*arguments, tile)
     else:
@@ -73,22 +76,22 @@ def edge_reduce_backward(
     degree: int | None,
     tile: BackwardTile | ChunkTile | None = None,
 ) -> EdgeLayers:
-    """Gradients of ``edge_reduce`` to ``layers``.
+    """Gradients of ``edge_reduce`` to all arrays of ``layers``.
 
-    Those of both ends are added up atomically, so their last bits change from run to run.
+    Gradients of receivers and senders are added atomically, so their last bits differ between runs.
 
     Args:
-      graph: as there.
-      layers: likewise.
-      dy: [batch, rows, last].
-      activation: as there.
-      activate_last: likewise.
-      degree: likewise.
-      tile: by default what suits the shapes.
+      graph: edges sorted by rows, and their pieces; its weights and scales are ignored.
+      layers: arrays of nodes and edges, and the kernels and biases.
+      dy: [batch, rows, last], the gradient of the result.
+      activation: name of the activation in front of each kernel, or None.
+      activate_last: whether the activation is also applied behind the last kernel.
+      degree: edges of every row, if all rows are known to have equally many.
+      tile: how blocks share the work; by default chosen for the shapes.
 
     Returns:
-      Of the shapes and dtypes of ``layers``; those of features that elements of a batch share in
-      float32.
+      Gradients of the shapes and dtypes of ``layers``; features that elements of the batch share
+      have float32 gradients.
     """
     batch, rows, _ = layers.receivers.shape
     if batch * rows * graph.num_edges == 0:
@@ -117,67 +120,67 @@ def edge_reduce_backward(
     return made._replace(**ends, weights=dweights, features=dfeatures)
 
 
-def goes_forth(layers: EdgeLayers, activation: str | None, activate_last: bool) -> bool:
-    """Whether ``edge_reduce`` has room for these layers."""
+def fits_forward(layers: EdgeLayers, activation: str | None, activate_last: bool) -> bool:
+    """Whether a kernel of ``edge_reduce`` fits a multiprocessor for these layers."""
     return _forward_tile(_plan(layers, activation, activate_last)) is not None
 
 
-def _forward_tile(plan: Plan) -> EdgeTile | StreamTile | None:
-    """What suits the layers: kernels in shared memory if they all fit; None if nothing does."""
+def _forward_tile(plan: Plan) -> EdgeTile | RingTile | None:
+    """The tile for these layers, with all kernels in shared memory if they fit; or None."""
     is_wide = max(plan.stack.widths) > edge_forward.MOST_WIDTH
-    kinds = WideTile if is_wide else EdgeTile, StreamTile
+    kinds = WideTile if is_wide else EdgeTile, RingTile
     tiles = (kind.choose(Chip.current(), plan.stack, features=plan.has_features) for kind in kinds)
     return next((tile for tile in tiles if tile is not None), None)
 
 
-def goes_back(layers: EdgeLayers, activation: str | None, activate_last: bool) -> bool:
-    """Whether ``edge_reduce_backward`` has room for these layers."""
+def fits_backward(layers: EdgeLayers, activation: str | None, activate_last: bool) -> bool:
+    """Whether a kernel of ``edge_reduce_backward`` fits a multiprocessor for these layers."""
     return _backward_tile(_plan(layers, activation, activate_last), None) is not None
 
 
-def streams(
+def streams_kernels(
     layers: EdgeLayers, activation: str | None, activate_last: bool, *, backward: bool
 ) -> bool:
-    """Whether kernels of the layers, or backward their gradients, have to leave the chip."""
+    """Whether kernels of the layers are streamed from memory, or backward their gradients to it."""
     plan = _plan(layers, activation, activate_last)
     tile = _backward_tile(plan, None) if backward else _forward_tile(plan)
-    return isinstance(tile, StreamTile | ChunkTile)
+    return isinstance(tile, RingTile | ChunkTile)
 
 
 def _backward_tile(plan: Plan, places: Places | None) -> BackwardTile | ChunkTile | None:
-    """What suits the layers: gradients of kernels in registers where they fit; or None."""
-    work = Work(plan)
+    """The tile for these layers, with gradients of kernels in registers if they fit; or None."""
+    needs = BackwardNeeds(plan)
     is_narrow = edge_backward.supported(plan)
-    tile = (BackwardTile if is_narrow else ChunkTile).choose(Chip.current(), work)
+    tile = (BackwardTile if is_narrow else ChunkTile).choose(Chip.current(), needs)
     return tile if tile is None or places is None else tile.suited_to(places)
 
 
 def _plan(layers: EdgeLayers, activation: str | None, activate_last: bool) -> Plan:
-    """Of any graph."""
+    """The plan of the layers on an arbitrary graph, for choices that do not depend on the graph."""
     return Plan.of(Places(1, 1, 1, 1), layers, activation, activate_last)
 
 
 def _whole_rows(graph: Pieces, partial: jax.Array, y: jax.Array) -> jax.Array:
-    """With the rows of several parts."""
+    """``y`` with the rows that were cut into several pieces, summed from ``partial``."""
     cut = _cut(graph)
     return jax.vmap(add_pieces, (None, 0, 0))(cut, partial, y) if cut.has_long_rows else y
 
 
 def _cut(graph: Pieces) -> Pieces:
-    """As if pieces were the parts that tables list; as ``add_pieces`` takes it."""
+    """The graph with pieces of the length that the tables list, as ``add_pieces`` takes it."""
     return dataclasses.replace(
         graph, weights=None, row_scale=None, col_scale=None, edges_per_piece=_MOST_STEPS
     )
 
 
 def slots(graph: Pieces) -> int:
-    """Of partial sums, at least one."""
+    """Number of partial sums of pieces of rows, at least one."""
     cut = _cut(graph)
     return cut.partial_sums(1)[0].shape[0] if cut.has_long_rows else 1
 
 
 def places_of(graph: Pieces, batch: int, cols: int, degree: int | None) -> tuple[Places, Tables]:
-    """How the edges of a batch of graphs are dealt out."""
+    """Assigns the edges of a batch of copies of the graph to places in tiles."""
     shape = batch, graph.num_rows, cols, graph.num_edges
     if degree is not None and degree <= _MOST_REGULAR:
         return Places(*shape, degree), Tables(graph.indices)
@@ -186,7 +189,7 @@ def places_of(graph: Pieces, batch: int, cols: int, degree: int | None) -> tuple
     behind = (0, -count % ROWS)
     rows, lengths = jnp.pad(rows, behind), jnp.pad(lengths, behind)
     starts = jnp.pad(starts, behind, constant_values=-1)
-    # As ``Pieces.slot`` has it.
+    # The same index of the partial sum as ``Pieces.slot``.
     part = starts // _MOST_STEPS
     part += jnp.where(lengths == _MOST_STEPS, 0, graph.num_edges // _MOST_STEPS + 1)
     is_whole = graph.indptr[rows + 1] - graph.indptr[rows] <= _MOST_STEPS
@@ -196,11 +199,11 @@ def places_of(graph: Pieces, batch: int, cols: int, degree: int | None) -> tuple
 
 
 def _parts(graph: Pieces) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Row, first edge and length of all parts of at most ``_MOST_STEPS`` edges.
+    """Row, first edge and length of all parts of pieces, of at most ``_MOST_STEPS`` edges each.
 
-    First come full parts that are followed by others of their piece; then the last part of each
-    piece, by the length of the piece: of most rows it is the only one. Where there is no part, the
-    first edge is -1 and the length zero.
+    First come the full parts except the last of each piece. Then comes the last part of each piece,
+    in the order of the pieces, which are sorted by length: most rows have no other. Unused entries
+    have the first edge -1 and the length zero.
     """
     numbers = jnp.arange(graph.pieces.shape[0], dtype=jnp.int32)
     is_piece = numbers < graph.counts[1]

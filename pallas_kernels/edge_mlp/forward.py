@@ -1,8 +1,8 @@
-"""Layers between both ends of edges and a sum, forward: nothing of an edge leaves the chip.
+"""Forward pass of layers on edges and a sum over each row; values of edges stay on the chip.
 
-A warpgroup goes through a group of 64 rows, the edges of each one after the other, while what the
-senders of the next edges have is on its way. All layers of a tile are products whose left side is
-in registers, and so is the sum.
+A warpgroup processes a group of 64 rows. Step k has a tile with the k-th edge of each row, and the
+senders of the next steps are copied meanwhile. The layers multiply the tile in registers by kernels
+in shared memory, and the sum over the steps is in registers too.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from pallas_kernels.edge_mlp.places import (
 from pallas_kernels.edge_mlp.tiles import Plan, Tiles
 from pallas_kernels.tensor_cores import BLOCK, WARPGROUP
 
-MOST_WIDTH = 128  # of a tile whose sum, product and input are in registers
-# Warpgroups that have registers for that, by width.
+MOST_WIDTH = 128  # so that sum, product and input of a tile fit the registers of a warpgroup
+# Warpgroups of a block that have enough registers, by the largest width.
 _WARPGROUPS = {64: 4, 96: 3, 128: 2}
 _MOST_SLOTS = 4
 
@@ -46,9 +46,9 @@ class EdgeTile:
     """How blocks and warpgroups share the work.
 
     Attributes:
-      blocks: one a multiprocessor.
-      warpgroups: that each have groups of their own.
-      slots: tiles of senders of each worker, those on their way and the one worked on.
+      blocks: blocks of the grid, one for each multiprocessor.
+      warpgroups: warpgroups of a block, each with groups of rows of its own.
+      slots: stages of the pipeline of tiles of senders, the present one included.
     """
 
     blocks: int
@@ -57,18 +57,18 @@ class EdgeTile:
 
     @classmethod
     def choose(cls, chip: Chip, stack: Stack, *, features: bool = False) -> EdgeTile | None:
-        """The one heuristic: what fits, or None.
+        """The only heuristic: as many warpgroups and stages as fit, or None.
 
         Args:
           chip: the GPU.
           stack: the layers.
-          features: whether edges have something of their own.
+          features: whether edges have features of their own.
         """
         widest, first, last = max(stack.widths), stack.widths[0], stack.widths[-1]
         if common_swizzle(stack.widths) is None or widest > MOST_WIDTH:
             return None
         most = next(n for width, n in _WARPGROUPS.items() if widest <= width)
-        # Of the results two tiles, where they can not take the place of others.
+        # Two more tiles for results, unless they have the width of tiles that can be reused.
         other = 0 if first == last else 2 * whole_tile_bytes(last)
         for warpgroups in range(most, 0, -1) if features else (most,):
             room = chip.shared_bytes - stack.parameter_bytes() - warpgroups * _MOST_SLOTS * 1024
@@ -80,11 +80,11 @@ class EdgeTile:
 
     @property
     def workers(self) -> int:
-        """Of a block, that have groups of their own."""
+        """Workers of a block, which have groups of rows of their own."""
         return self.warpgroups
 
     def limited_to(self, groups: int) -> Self:
-        """Without blocks that would have no groups."""
+        """This tile without blocks that would have no groups."""
         return dataclasses.replace(self, blocks=min(self.blocks, groups))
 
 
@@ -97,21 +97,21 @@ def forward(
     partial_slots: int,
     tile: EdgeTile | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """``y_i = Σ_j w_ij layers(receivers_i + senders_j)``, accumulated in float32.
+    """``y_i = Σ_j w_ij layers(receivers_i + senders_j + features_ij)``, accumulated in float32.
 
     Args:
-      places: the graph.
-      tables: likewise.
-      layers: see there; nodes of all of the batch along one axis, widths multiples of 32 up to
-        ``MOST_WIDTH``.
-      activation: in front of each kernel.
-      activate_last: whether it also stands behind the last.
-      partial_slots: of pieces of rows; where tables list pieces, at least one.
-      tile: by default what suits the shapes.
+      places: the shape of the graph, and how its edges are assigned to tiles.
+      tables: the senders of edges, and the pieces of rows unless all rows have one degree.
+      layers: nodes of the whole batch along one axis, widths multiples of 32 up to ``MOST_WIDTH``.
+      activation: name of the activation in front of each kernel, or None.
+      activate_last: whether the activation is also applied behind the last kernel.
+      partial_slots: number of partial sums of pieces of rows, at least one if tables list pieces.
+      tile: how blocks share the work; by default chosen for the shapes.
 
     Returns:
-      [batch rows, last], of the dtype of ``receivers``, without rows of several pieces; and sums of
-      their pieces, [batch slots, last] float32, where tables list pieces.
+      [batch rows, last], of the dtype of ``receivers``, where rows of several pieces are not
+      written; and the partial sums of their pieces, [batch, partial_slots, last] float32, or None
+      unless tables list pieces.
     """
     plan = Plan.of(places, layers, activation, activate_last)
     tile = tile or EdgeTile.choose(Chip.current(), plan.stack, features=plan.has_features)
@@ -131,7 +131,7 @@ def forward(
 
 
 def row_results(plan: Plan, width: int, partial_slots: int) -> list[jax.ShapeDtypeStruct]:
-    """The forms of what ``Tiles.write`` writes."""
+    """Shapes of the results that ``Tiles.write`` writes: rows, and partial sums of pieces."""
     places = plan.places
     results = [jax.ShapeDtypeStruct((places.batch * places.rows, width), plan.stack.dtype)]
     if plan.lists_pieces:
@@ -141,7 +141,7 @@ def row_results(plan: Plan, width: int, partial_slots: int) -> list[jax.ShapeDty
 
 
 def parameters(plan: Plan) -> dict:
-    """Shared memory for what all tiles are multiplied with."""
+    """Shared memory for the kernels and biases of all layers, and the barrier of their copy."""
     stack = plan.stack
     biases = itertools.compress(stack.widths[1:], stack.biased)
     count = stack.layers + sum(stack.biased)
@@ -152,20 +152,21 @@ def parameters(plan: Plan) -> dict:
     }
 
 
-def ask_for_parameters(scratch: dict, layers: EdgeLayers) -> None:
-    """The first warpgroup does; ``wait_for_parameters`` waits."""
+def load_parameters(scratch: dict, layers: EdgeLayers) -> None:
+    """Begins to copy kernels and biases to shared memory; see ``wait_for_parameters``."""
     if scratch["loaded"] is not None:
         targets = [*(kernel.at[0] for kernel in scratch["kernels"]), *scratch["biases"]]
         tc.start_loads([*layers.kernels, *layers.biases], targets, scratch["loaded"])
 
 
 def wait_for_parameters(scratch: dict) -> None:
-    """By every warpgroup that reads them."""
+    """Waits for kernels and biases; every warpgroup that reads them calls it."""
     if scratch["loaded"] is not None:
         tc.barrier_wait(scratch["loaded"])
 
 
 def _scratch(plan: Plan, tile: EdgeTile) -> dict:
+    """Shared memory and barriers of a block."""
     first, last, warpgroups = plan.stack.widths[0], plan.stack.widths[-1], tile.warpgroups
     return parameters(plan) | {
         "receivers": plan.tiles(warpgroups, ROWS, first),
@@ -177,8 +178,8 @@ def _scratch(plan: Plan, tile: EdgeTile) -> dict:
 
 
 def _forward(plan: Plan, tile: EdgeTile, scratch, layers, tables, *results) -> None:
-    """A warpgroup's part."""
-    ask_for_parameters(scratch, layers)
+    """Runs one warpgroup of the kernel."""
+    load_parameters(scratch, layers)
     wait_for_parameters(scratch)
     tiles = Tiles(plan, scratch, layers, tables, lax.axis_index(WARPGROUP))
     Worker(tile, tiles, results).run()
@@ -186,12 +187,12 @@ def _forward(plan: Plan, tile: EdgeTile, scratch, layers, tables, *results) -> N
 
 @dataclass(frozen=True)
 class Worker:
-    """A warpgroup that goes through groups of rows.
+    """A warpgroup that processes groups of rows, one after the other.
 
     Attributes:
-      tile: who does what.
-      tiles: of the warpgroup.
-      results: in memory.
+      tile: how blocks share the work.
+      tiles: the tiles of this warpgroup in shared memory.
+      results: rows and partial sums in global memory, as ``row_results`` describes them.
     """
 
     tile: EdgeTile
@@ -200,11 +201,11 @@ class Worker:
 
     @property
     def number(self):
-        """Among those of the block that have groups of their own."""
+        """Index of this worker in its block."""
         return lax.axis_index(WARPGROUP)
 
     def run(self) -> None:
-        """Groups by turns: neighbouring ones to different multiprocessors."""
+        """Processes this worker's groups; neighbouring groups are on different multiprocessors."""
         tile, tiles, plan = self.tile, self.tiles, self.tiles.plan
         worker = self.number * tile.blocks + lax.axis_index(BLOCK)
         workers = tile.blocks * tile.workers
@@ -216,22 +217,22 @@ class Worker:
             tiles.gather_rows(group, tiles.layers.receivers, "receivers")
             for step in range(tile.slots - 1):
                 tiles.gather(group, jnp.int32(step), steps, step)
-            add, zeros = functools.partial(self._add, group, steps), plan.stack.widths[-1]
+            add, zeros = functools.partial(self._add_tile, group, steps), plan.stack.widths[-1]
             sums = lax.fori_loop(0, steps, add, tiles.zeros(zeros))
             if tiles.scratch["sums"] is None:
                 places = tiles.at("receivers"), tiles.at("senders", 0)
             else:
                 places = tiles.at("sums", 0), tiles.at("sums", 1)
             simt.inline(WaitForCopies(0), [], [])
-            self._have_read()
+            self._wait_until_read()
             tiles.write(group, sums, self.results, *places)
 
-    def _have_read(self) -> None:
-        """Waits until all warps have read what was in the tiles."""
+    def _wait_until_read(self) -> None:
+        """Waits until all warps have read their tiles, so that they may be overwritten."""
         tc.commit_smem()
 
-    def _add(self, group, steps, step, sums):
-        """A tile."""
+    def _add_tile(self, group, steps, step, sums):
+        """``sums`` plus the output of the layers for the tile of one step."""
         slots, tiles = self.tile.slots, self.tiles
         slot, ahead = lax.rem(step, slots), step + (slots - 1)
 
@@ -239,12 +240,12 @@ class Worker:
             tiles.gather(group, ahead, steps, lax.rem(ahead, slots))
 
         simt.inline(WaitForCopies(slots - 2), [], [])
-        # All warps have their copies, and have read the tile before: its place is free.
+        # All warps have their copies, and have read the previous tile, which may be overwritten.
         tc.commit_smem()
         return sums + tiles.scaled(self._values(step, slot, gather), slot)
 
     def _values(self, step, slot, gather):
-        """What the layers make of a tile; ``gather`` asks for one into the place of the last."""
+        """The output of the layers for a tile; ``gather()`` begins to copy a later tile."""
         gather()
         plan, scratch = self.tiles.plan, self.tiles.scratch
         z, activation = self.tiles.preactivation(slot), plan.first_activation
@@ -259,7 +260,7 @@ class Worker:
 
 
 def multiply(a: jax.Array, kernel) -> jax.Array:
-    """The product of what is in registers and a matrix in shared memory, in float32 registers."""
+    """The product of a tile in registers and a kernel in shared memory, accumulated in float32."""
 
     def run(sums):
         tc.wgmma(sums, a, kernel)

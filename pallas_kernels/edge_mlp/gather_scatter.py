@@ -1,6 +1,6 @@
-"""SIMT code that brings what the edges of a tile have, and takes results back to where they belong.
+"""SIMT code that gathers tiles of edges into shared memory, and scatters results to global memory.
 
-``edge_mlp.places`` says where that is.
+``edge_mlp.places`` defines which edges a tile has. Lanes copy vectors of 16 bytes.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pallas_kernels.edge_mlp.places import PIECE, ROWS, Layout, Place, Places, Tables
+from pallas_kernels.edge_mlp.places import ROWS, VECTOR_BYTES, Layout, Place, Places, Tables
 from pallas_kernels.simt.values import Array, Value
 from pallas_kernels.simt.warp import Warp
 
 
 @dataclass(frozen=True)
 class GatherRows:
-    """Begins to copy what belongs to the receivers of a group; zeros where there are no edges."""
+    """Begins to copy the rows of a group's receivers to a tile; zeros for rows without edges."""
 
     places: Places
     layout: Layout
@@ -26,22 +26,21 @@ class GatherRows:
         for row in self.layout.own_rows(warp):
             place = self.places.place(warp, group, row, Tables(*tables))
             source = nodes.row(place.element * self.places.rows + place.row)
-            for piece in self.layout.own_pieces(warp):
-                tile.copy_from(self.layout.at(row, piece), source, piece, real=place.has_any)
+            for vector in self.layout.own_vectors(warp):
+                tile.copy_from(self.layout.at(row, vector), source, vector, real=place.has_any)
 
 
 @dataclass(frozen=True)
 class GatherEdges:
-    """Begins to copy what belongs to the senders of a tile, and the weights of its edges.
+    """Begins to copy the senders of a tile, and the weights of its edges.
 
-    Behind the last step nothing is copied; where a place has no edge, zeros are.
+    Behind the last step of a group nothing is copied; places without an edge get zeros.
 
     Attributes:
-      places: where.
-      layout: of the tile.
-      steps: None, or of every group.
-      own_weights: whether each element of the batch has its own; None without weights.
-      has_factors: whether weights are asked for, ones if there are none.
+      places: the shape of the graph, and how its edges are assigned to tiles.
+      layout: layout of the tile in shared memory.
+      own_weights: whether each element of the batch has its own edge weights; None without weights.
+      has_factors: whether to write the factors of the rows: the weights, or ones without weights.
     """
 
     places: Places
@@ -62,14 +61,14 @@ class GatherEdges:
         """Begins to copy.
 
         Args:
-          warp: of a warpgroup.
-          group: its number.
-          step: of the tile.
-          steps: of the group.
-          nodes: [batch cols, width].
+          warp: a warp of the warpgroup.
+          group: number of the group.
+          step: step of the tile in its group.
+          steps: number of steps of the group.
+          nodes: the senders, [batch cols, width].
           tile: [64, width], in shared memory.
-          rest: factors, [64] in shared memory, if there are; weights, [batch|1 edges], if there
-            are; and what ``Tables`` has.
+          rest: factors [64] in shared memory if ``has_factors``; edge weights [batch|1, edges] if
+            there are any; and the arrays of ``Tables``.
         """
         left: list[Any] = [*rest]
         factors = left.pop(0) if self.has_factors else None
@@ -78,21 +77,22 @@ class GatherEdges:
 
         def gather():
             rows = self.layout.own_rows(warp)
-            # All are looked up before the first is copied.
+            # All senders are looked up before the first is copied.
             found = [self.places.sender(warp, group, row, step, tables) for row in rows]
             for row, (real, node) in zip(rows, found, strict=True):
                 source = nodes.row(node)
-                for piece in self.layout.own_pieces(warp):
-                    tile.copy_from(self.layout.at(row, piece), source, piece, real=real)
+                for vector in self.layout.own_vectors(warp):
+                    tile.copy_from(self.layout.at(row, vector), source, vector, real=real)
             if factors is not None:
                 place = self.places.place(warp, group, warp.thread.at_most(ROWS - 1), tables)
-                bring = functools.partial(self._bring_factor, warp, place, step, weights, factors)
-                warp.when(warp.thread < ROWS, bring)
+                write = functools.partial(self._write_factor, warp, place, step, weights, factors)
+                warp.when(warp.thread < ROWS, write)
 
         warp.when(step < steps, gather)
         warp.commit_copies()
 
-    def _bring_factor(self, warp: Warp, place: Place, step, weights: Any, factors: Array) -> None:
+    def _write_factor(self, warp: Warp, place: Place, step, weights: Any, factors: Array) -> None:
+        """Writes the factor of this lane's place: the weight of its edge, or one; zero without."""
         real, edge = place.edge(warp, step)
         if weights is None:
             factors.store(warp.thread, warp.select(real, warp.f32(1.0), 0.0))
@@ -103,12 +103,14 @@ class GatherEdges:
 
 @dataclass(frozen=True)
 class GatherFeatures:
-    """Begins to copy what the edges of a tile have of their own, as ``GatherEdges``, which ends it.
+    """Begins to copy the features of the edges of a tile; ``GatherEdges`` commits the copies.
+
+    Behind the last step of a group nothing is copied; places without an edge get zeros.
 
     Attributes:
-      places: where.
-      layout: of the tile.
-      own: whether each element of the batch has its own.
+      places: the shape of the graph, and how its edges are assigned to tiles.
+      layout: layout of the tile in shared memory.
+      own: whether each element of the batch has its own features.
     """
 
     places: Places
@@ -121,13 +123,13 @@ class GatherFeatures:
         """Begins to copy.
 
         Args:
-          warp: of a warpgroup.
-          group: its number.
-          step: of the tile.
-          steps: of the group.
+          warp: a warp of the warpgroup.
+          group: number of the group.
+          step: step of the tile in its group.
+          steps: number of steps of the group.
           features: [batch|1, edges, width].
           tile: [64, width], in shared memory.
-          tables: what ``Tables`` has.
+          tables: the arrays of ``Tables``.
         """
 
         def gather():
@@ -135,15 +137,15 @@ class GatherFeatures:
                 place = self.places.place(warp, group, row, Tables(*tables))
                 real, edge = place.edge(warp, step)
                 source = features.row(place.element if self.own else warp.i32(0)).row(edge)
-                for piece in self.layout.own_pieces(warp):
-                    tile.copy_from(self.layout.at(row, piece), source, piece, real=real)
+                for vector in self.layout.own_vectors(warp):
+                    tile.copy_from(self.layout.at(row, vector), source, vector, real=real)
 
         warp.when(step < steps, gather)
 
 
 @dataclass(frozen=True)
 class WaitForCopies:
-    """Until no more groups of copies than so many are under way."""
+    """Waits until at most ``groups`` of the committed groups of copies are still pending."""
 
     groups: int
 
@@ -153,7 +155,7 @@ class WaitForCopies:
 
 @dataclass(frozen=True)
 class WaitForAllCopies:
-    """Until all that were begun have ended."""
+    """Commits all copies of the lanes and waits for them."""
 
     def __call__(self, warp: Warp) -> None:
         warp.commit_copies()
@@ -162,11 +164,11 @@ class WaitForAllCopies:
 
 @dataclass(frozen=True)
 class ScatterRows:
-    """Writes the sums of a group: rows, rounded; of a piece of a row, its part in float32.
+    """Writes the sums of a group: whole rows, rounded, and partial sums of pieces in float32.
 
     Attributes:
-      places: where.
-      layout: of the tiles.
+      places: the shape of the graph, and how its edges are assigned to tiles.
+      layout: layout of the tiles in shared memory.
     """
 
     places: Places
@@ -180,28 +182,29 @@ class ScatterRows:
         tile: Array,
         *rest: Array,
     ) -> None:
-        """Writes.
+        """Writes the sums.
 
         Args:
-          warp: of a warpgroup.
-          group: its number.
+          warp: a warp of the warpgroup.
+          group: number of the group.
           result: [batch rows, width].
-          tile: [64, width] in shared memory, the sums, rounded.
-          rest: where ``Tables`` list pieces: what rounding has left over, likewise, and the partial
-            sums, [batch, slots, width] float32; and what ``Tables`` has.
+          tile: the rounded sums, [64, width] in shared memory.
+          rest: where ``Tables`` list pieces, the rounding errors of the sums, [64, width] in shared
+            memory, and the partial sums to write, [batch, slots, width] float32; and the arrays of
+            ``Tables``.
         """
         places, layout = self.places, self.layout
-        each = PIECE // 2  # numbers of a piece
+        each = VECTOR_BYTES // 2  # numbers of a vector
         arrays: list[Any] = [*rest]
         left, partial = (arrays.pop(0), arrays.pop(0)) if places.degree is None else (None, None)
         tables = Tables(*arrays)
 
-        for row, piece in layout.each(warp):
+        for row, vector in layout.each(warp):
             place = places.place(warp, group, row, tables)
-            at = layout.at(row, piece) * each
+            at = layout.at(row, vector) * each
             words = tile.load_words(at, each)
             target = result.row(place.element * places.rows + place.row)
-            store = functools.partial(target.store_words, piece * each, words, each)
+            store = functools.partial(target.store_words, vector * each, words, each)
             if partial is None:
                 warp.when(place.is_real, store)
                 continue
@@ -210,26 +213,30 @@ class ScatterRows:
             warp.when(place.is_real & (slot < 0), store)
 
             to = partial.row(element).row(slot)
-            store = functools.partial(self._store_part, tile, words, left, at, to, piece)
+            store = functools.partial(self._store_partial_sum, tile, words, left, at, to, vector)
             warp.when(place.is_real & (slot >= 0), store)
 
     @staticmethod
-    def _store_part(tile: Array, words, left: Any, at: Value, target: Array, piece: Value) -> None:
-        each = PIECE // 2
-        sums = _both(tile, words, left, at)
+    def _store_partial_sum(
+        tile: Array, words, left: Any, at: Value, target: Array, vector: Value
+    ) -> None:
+        each = VECTOR_BYTES // 2
+        sums = _with_rounding_errors(tile, words, left, at)
         for i in range(0, each, 4):
-            target.store(piece * each + i, *sums[i : i + 4])
+            target.store(vector * each + i, *sums[i : i + 4])
 
 
-def _both(tile: Array, words: Sequence[Value], left: Array, at: Value) -> list[Value]:
-    """Numbers of a piece, rounded, and what rounding has left over."""
-    low = left.load_words(at, PIECE // 2)
-    return [tile.unpack(words, i) + left.unpack(low, i) for i in range(PIECE // 2)]
+def _with_rounding_errors(
+    tile: Array, words: Sequence[Value], left: Array, at: Value
+) -> list[Value]:
+    """The float32 numbers of a vector, from the rounded ones and their rounding errors."""
+    low = left.load_words(at, VECTOR_BYTES // 2)
+    return [tile.unpack(words, i) + left.unpack(low, i) for i in range(VECTOR_BYTES // 2)]
 
 
 @dataclass(frozen=True)
 class AddToRows:
-    """Adds the sums of a group to its rows, atomically."""
+    """Adds the float32 sums of a group to its rows in global memory, atomically."""
 
     places: Places
     layout: Layout
@@ -237,34 +244,34 @@ class AddToRows:
     def __call__(
         self, warp: Warp, group: Value, sums: Array, tile: Array, left: Array, *tables: Array
     ) -> None:
-        """Adds.
+        """Adds the sums.
 
         Args:
-          warp: of a warpgroup.
-          group: its number.
-          sums: [batch rows, width] float32.
-          tile: [64, width] in shared memory, rounded.
-          left: likewise, what rounding has left over.
-          tables: what ``Tables`` has.
+          warp: a warp of the warpgroup.
+          group: number of the group.
+          sums: array to add to, [batch rows, width] float32.
+          tile: the rounded sums of the group, [64, width] in shared memory.
+          left: their rounding errors, [64, width] in shared memory.
+          tables: the arrays of ``Tables``.
         """
-        each = PIECE // 2
+        each = VECTOR_BYTES // 2
         for row in self.layout.own_rows(warp):
             place = self.places.place(warp, group, row, Tables(*tables))
             target = sums.row(place.element * self.places.rows + place.row)
 
             def add(row=row, target=target):
-                for piece in self.layout.own_pieces(warp):
-                    at = self.layout.at(row, piece) * each
-                    values = _both(tile, tile.load_words(at, each), left, at)
+                for vector in self.layout.own_vectors(warp):
+                    at = self.layout.at(row, vector) * each
+                    values = _with_rounding_errors(tile, tile.load_words(at, each), left, at)
                     for i in range(0, each, 4):
-                        target.add(piece * each + i, *values[i : i + 4])
+                        target.add(vector * each + i, *values[i : i + 4])
 
             warp.when(place.has_any, add)
 
 
 @dataclass(frozen=True)
 class AddToReceivers:
-    """Adds the rows of a tile to what belongs to the receivers of its edges, atomically."""
+    """Adds the rows of a tile to the rows of the receivers of its edges, atomically."""
 
     places: Places
     layout: Layout
@@ -272,7 +279,16 @@ class AddToReceivers:
     def __call__(
         self, warp: Warp, group: Value, step: Value, sums: Array, tile: Array, *tables: Array
     ) -> None:
-        """As ``AddToSenders``, to [batch rows, width]."""
+        """Adds the rows.
+
+        Args:
+          warp: a warp of the warpgroup.
+          group: number of the group.
+          step: step of the tile in its group.
+          sums: array to add to, [batch rows, width] float32.
+          tile: [64, width] in shared memory.
+          tables: the arrays of ``Tables``.
+        """
         for row in self.layout.own_rows(warp):
             place = self.places.place(warp, group, row, Tables(*tables))
             real, _ = place.edge(warp, step)
@@ -282,7 +298,7 @@ class AddToReceivers:
 
 @dataclass(frozen=True)
 class AddToSenders:
-    """Adds the rows of a tile to what belongs to the senders of its edges, atomically."""
+    """Adds the rows of a tile to the rows of the senders of its edges, atomically."""
 
     places: Places
     layout: Layout
@@ -290,15 +306,15 @@ class AddToSenders:
     def __call__(
         self, warp: Warp, group: Value, step: Value, sums: Array, tile: Array, *tables: Array
     ) -> None:
-        """Adds.
+        """Adds the rows.
 
         Args:
-          warp: of a warpgroup.
-          group: its number.
-          step: of the tile.
-          sums: [batch cols, width] float32.
+          warp: a warp of the warpgroup.
+          group: number of the group.
+          step: step of the tile in its group.
+          sums: array to add to, [batch cols, width] float32.
           tile: [64, width] in shared memory.
-          tables: what ``Tables`` has.
+          tables: the arrays of ``Tables``.
         """
         rows = self.layout.own_rows(warp)
         found = [self.places.sender(warp, group, row, step, Tables(*tables)) for row in rows]
@@ -308,24 +324,24 @@ class AddToSenders:
 
 
 def _add_row(warp: Warp, layout: Layout, row: Value, tile: Array, sums: Array) -> None:
-    """Adds one of a tile."""
-    each = PIECE // 2
-    for piece in layout.own_pieces(warp):
-        words = tile.load_words(layout.at(row, piece) * each, each)
+    """Adds this lane's part of a row of a tile to a float32 row, atomically."""
+    each = VECTOR_BYTES // 2
+    for vector in layout.own_vectors(warp):
+        words = tile.load_words(layout.at(row, vector) * each, each)
         values = [tile.unpack(words, i) for i in range(each)]
         for i in range(0, each, 4):
-            sums.add(piece * each + i, *values[i : i + 4])
+            sums.add(vector * each + i, *values[i : i + 4])
 
 
 @dataclass(frozen=True)
-class GiveToFeatures:
-    """Brings the rows of a tile to what its edges have of their own.
+class ScatterFeatures:
+    """Writes or adds the rows of a tile to the gradients of its edges' features.
 
     Attributes:
-      places: where.
-      layout: of the tile.
-      own: whether each element of the batch has its own: these are written, others added to,
-        atomically.
+      places: the shape of the graph, and how its edges are assigned to tiles.
+      layout: layout of the tile in shared memory.
+      own: whether each element of the batch has its own features, so that rows are written; shared
+        features are added to atomically.
     """
 
     places: Places
@@ -335,49 +351,49 @@ class GiveToFeatures:
     def __call__(
         self, warp: Warp, group: Value, step: Value, result: Array, tile: Array, *tables: Array
     ) -> None:
-        """Writes or adds.
+        """Writes or adds the rows.
 
         Args:
-          warp: of a warpgroup.
-          group: its number.
-          step: of the tile.
+          warp: a warp of the warpgroup.
+          group: number of the group.
+          step: step of the tile in its group.
           result: [batch, edges, width] of the dtype of the tile, or [1, edges, width] float32.
           tile: [64, width] in shared memory.
-          tables: what ``Tables`` has.
+          tables: the arrays of ``Tables``.
         """
         for row in self.layout.own_rows(warp):
             place = self.places.place(warp, group, row, Tables(*tables))
             real, edge = place.edge(warp, step)
             target = result.row(place.element if self.own else warp.i32(0)).row(edge)
-            bring = self._store if self.own else _add_row
-            warp.when(real, functools.partial(bring, warp, self.layout, row, tile, target))
+            put = self._store_row if self.own else _add_row
+            warp.when(real, functools.partial(put, warp, self.layout, row, tile, target))
 
     @staticmethod
-    def _store(warp: Warp, layout: Layout, row: Value, tile: Array, target: Array) -> None:
-        each = PIECE // 2
-        for piece in layout.own_pieces(warp):
-            words = tile.load_words(layout.at(row, piece) * each, each)
-            target.store_words(piece * each, words, each)
+    def _store_row(warp: Warp, layout: Layout, row: Value, tile: Array, target: Array) -> None:
+        each = VECTOR_BYTES // 2
+        for vector in layout.own_vectors(warp):
+            words = tile.load_words(layout.at(row, vector) * each, each)
+            target.store_words(vector * each, words, each)
 
 
 @dataclass(frozen=True)
 class StoreByEdge:
-    """Writes a number of each edge of a tile."""
+    """Writes one number for each edge of a tile, such as the gradient of its weight."""
 
     places: Places
 
     def __call__(
         self, warp: Warp, group: Value, step: Value, result: Array, numbers: Array, *tables: Array
     ) -> None:
-        """Writes.
+        """Writes the numbers.
 
         Args:
-          warp: of a warpgroup.
-          group: its number.
-          step: of the tile.
+          warp: a warp of the warpgroup.
+          group: number of the group.
+          step: step of the tile in its group.
           result: [batch, edges] float32.
           numbers: [64] float32 in shared memory.
-          tables: what ``Tables`` has.
+          tables: the arrays of ``Tables``.
         """
 
         def store():

@@ -1,4 +1,4 @@
-"""Tiles of edges: what kernels know of them, and how their warpgroups get and give them."""
+"""Tiles of edges in shared memory, and the copies between them and global memory."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ from pallas_kernels.edge_mlp.places import ROWS, EdgeLayers, Layout, Places, Tab
 
 @dataclass(frozen=True)
 class Plan:
-    """What is known when a kernel is made.
+    """The static description of layers on edges, from which a kernel is built.
 
     Attributes:
-      stack: the layers behind the first, with the activation behind each.
-      first: the activation in front of all of them.
-      places: the edges.
-      own_weights: whether each element of the batch has its own weights; None without weights.
-      own_features: likewise of what edges have of their own; true if there is one element.
+      stack: widths, biases and dtype of the layers, with the activation behind each.
+      first: the activation in front of the first layer, or None.
+      places: the shape of the graph, and how its edges are assigned to tiles.
+      own_weights: whether each element of the batch has its own edge weights; None without weights.
+      own_features: whether each element of the batch has its own edge features, as it has in a
+        batch of one; None without features.
     """
 
     stack: Stack
@@ -46,7 +47,7 @@ class Plan:
     def of(
         cls, places: Places, layers: EdgeLayers, activation: str | None, activate_last: bool
     ) -> Plan:
-        """Of arguments of kernels; ``activation`` is in front of each layer of ``layers``."""
+        """The plan of these arguments of a kernel; ``activation`` is in front of every layer."""
         _, _, weights, kernels, biases, features = layers
         first, *others = [activation] * len(kernels) + [activation if activate_last else None]
         widths = layers.receivers.shape[-1], *(kernel.shape[1] for kernel in kernels)
@@ -58,51 +59,51 @@ class Plan:
 
     @functools.cached_property
     def swizzle(self) -> int:
-        """Of all tiles."""
+        """Bytes of a swizzle span of all tiles and kernels."""
         swizzle = common_swizzle(self.stack.widths)
         assert swizzle is not None
         return swizzle
 
     @property
     def first_activation(self) -> Activation | None:
-        """In front of all layers."""
+        """The activation in front of the first layer, or None."""
         return None if self.first is None else ACTIVATIONS[self.first]
 
     @property
     def has_features(self) -> bool:
-        """Whether edges have something of their own."""
+        """Whether edges have features of their own."""
         return self.own_features is not None
 
     @property
     def lists_pieces(self) -> bool:
-        """Whether there are ``Tables`` of them."""
+        """Whether ``Tables`` list pieces of rows, as rows differ in degree."""
         return self.places.degree is None
 
     @property
     def has_factors(self) -> bool:
-        """Whether tiles have numbers that multiply their rows: weights, or zeros for no edges."""
+        """Whether rows of tiles have factors: weights of edges, or zeros where there is no edge."""
         return self.lists_pieces or self.own_weights is not None
 
     def tiles(self, *shape: int):
-        """Shared memory for tiles, or for kernels."""
+        """Shared memory for tiles, or for kernels of layers; the last two axes are a matrix."""
         return tc.tiles(self.stack.dtype, *shape, swizzle=self.swizzle)
 
     def factors(self, *places: int):
-        """Shared memory for factors of tiles, None if they have none."""
+        """Shared memory for the factors of tiles, None if they have none."""
         return tc.SMEM((*places, ROWS), jnp.float32) if self.has_factors else None
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """Those of a warpgroup.
+    """The tiles of one warpgroup, and the arrays they are copied from.
 
     Attributes:
-      plan: what is known.
+      plan: the layers and the edges.
       scratch: shared memory: ``receivers``, ``senders``, ``features`` and ``factors``, with a
-        leading axis of warpgroups, all but the first also one of slots.
-      layers: in memory.
-      tables: likewise.
-      number: of the warpgroup.
+        leading axis of warpgroups, and all but the first also an axis of slots.
+      layers: the arrays of the layers in global memory.
+      tables: the tables of edges in global memory.
+      number: index of the warpgroup in its block.
     """
 
     plan: Plan
@@ -112,28 +113,28 @@ class Tiles:
     number: Any
 
     def at(self, name: str, *place) -> Any:
-        """One of them."""
+        """A tile of this warpgroup, by its name and slot."""
         return self.scratch[name].at[(self.number, *place)]
 
     def layout(self, width: int) -> Layout:
-        """Of a tile."""
+        """The layout of a tile of this width."""
         return Layout(width, self.plan.swizzle)
 
     def gather_rows(self, group, nodes, name: str) -> None:
-        """Begins to copy what belongs to the rows of a group."""
+        """Begins to copy the rows of ``nodes`` of a group to the tile of this name."""
         tile = self.at(name)
         kernel = GatherRows(self.plan.places, self.layout(nodes.shape[1]))
         self.inline(kernel, [group], [(nodes, False), (tile, True)])
 
     def gather(self, group, step, steps, slot, factors_slot=None) -> None:
-        """Begins to copy what belongs to the edges of a tile, if there is one.
+        """Begins to copy senders, features and factors of a tile, if the group has this step.
 
         Args:
-          group: its number.
-          step: of the tile.
-          steps: of the group.
-          slot: for what belongs to the senders and to the edges themselves.
-          factors_slot: for factors, if that is not the same.
+          group: number of the group.
+          step: step of the tile in its group.
+          steps: number of steps of the group.
+          slot: slot for senders and features.
+          factors_slot: slot for factors, by default the same.
         """
         plan, layers = self.plan, self.layers
         if plan.own_features is not None:
@@ -144,7 +145,15 @@ class Tiles:
         self.gather_senders(group, step, steps, slot, factors_slot)
 
     def gather_senders(self, group, step, steps, slot, factors_slot=None) -> None:
-        """As ``gather``, without features."""
+        """Begins to copy senders and factors of a tile, if the group has this step.
+
+        Args:
+          group: number of the group.
+          step: step of the tile in its group.
+          steps: number of steps of the group.
+          slot: slot for senders.
+          factors_slot: slot for factors, by default the same.
+        """
         plan, layers = self.plan, self.layers
         layout = self.layout(plan.stack.widths[0])
         kernel = GatherEdges(plan.places, layout, plan.own_weights, plan.has_factors)
@@ -157,19 +166,19 @@ class Tiles:
         self.inline(kernel, [group, step, steps], arrays)
 
     def inline(self, kernel, numbers: Sequence, arrays: Sequence[tuple[Any, bool]]) -> None:
-        """Runs SIMT code on arrays, each a tile or none, and on the tables."""
+        """Runs SIMT code on arrays, each with whether it is a swizzled tile, and on the tables."""
         tiled = tc.tiled(self.plan.stack.dtype, self.plan.swizzle)
         references = [(array, tiled if is_tile else ()) for array, is_tile in arrays]
         listed = [(array, ()) for array in jax.tree.leaves(self.tables)]
         simt.inline(kernel, numbers, [*references, *listed])
 
     def preactivation(self, slot) -> jax.Array:
-        """What both ends of the edges make together, and their features."""
+        """The input of the layers: the sum of receivers, senders and features, in float32."""
         z = tc.load_float32(self.at("receivers")) + tc.load_float32(self.at("senders", slot))
         return z + tc.load_float32(self.at("features", slot)) if self.plan.has_features else z
 
     def scaled(self, values: jax.Array, slot) -> jax.Array:
-        """Each row times its factor."""
+        """The values with each row multiplied by its factor, if rows have factors."""
         if not self.plan.has_factors:
             return values
         layout = tc.Layout.WGMMA.reduce(1)
@@ -177,25 +186,25 @@ class Tiles:
         return values * lax.broadcast_in_dim(factors, values.shape, (0,))
 
     def zeros(self, width: int) -> jax.Array:
-        """Sums of no tiles."""
+        """Zeros in the layout of the sums of a warpgroup, [64, width]."""
         return tc.layout_cast(jnp.zeros((ROWS, width), jnp.float32), tc.Layout.WGMMA)
 
     def split(self, sums: jax.Array, tile, other) -> None:
-        """``sums``, rounded, to a tile, and what rounding leaves over to the other."""
+        """Writes ``sums``, rounded, to a tile, and their rounding errors to another."""
         dtype = self.plan.stack.dtype
         rounded = sums.astype(dtype)
         tile[...] = rounded
         other[...] = (sums - rounded.astype(jnp.float32)).astype(dtype)
 
     def write(self, group, sums: jax.Array, results: Sequence, tile, other) -> None:
-        """The sums of a group.
+        """Writes the sums of a group to global memory, through tiles of shared memory.
 
         Args:
-          group: its number.
-          sums: float32.
-          results: rows, and of listed pieces partial sums.
-          tile: of shared memory, through which rows go; what others read there, they have read.
-          other: likewise, for listed pieces.
+          group: number of the group.
+          sums: [64, width] float32.
+          results: the rows, and the partial sums of pieces if tables list them.
+          tile: a tile that all warps have read; takes the rounded sums.
+          other: a tile that all warps have read; takes the rounding errors if tables list pieces.
         """
         if self.plan.lists_pieces:
             self.split(sums, tile, other)
@@ -204,11 +213,18 @@ class Tiles:
         self.scatter(group, results, tile, other)
 
     def scatter(self, group, results: Sequence, tile, other) -> None:
-        """As ``write``, of sums that are in the tiles, rounded, and what rounding leaves over."""
+        """Writes the sums of a group to global memory from tiles of shared memory.
+
+        Args:
+          group: number of the group.
+          results: the rows, and the partial sums of pieces if tables list them.
+          tile: the rounded sums.
+          other: their rounding errors, if tables list pieces.
+        """
         arrays = [(results[0], False), (tile, True)]
         if self.plan.lists_pieces:
             arrays += [(other, True), (results[1], False)]
         tc.commit_smem()
         self.inline(ScatterRows(self.plan.places, self.layout(tile.shape[1])), [group], arrays)
-        # Before what was read and written is used anew.
+        # All warps have read the tiles before these are overwritten.
         tc.commit_smem()

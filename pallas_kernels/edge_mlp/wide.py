@@ -1,9 +1,9 @@
-"""Layers between both ends of edges and a sum, forward, too wide for one warpgroup's registers.
+"""Forward pass of layers on edges that are too wide for the registers of one warpgroup.
 
-Two warpgroups, a team, go through the same groups of 64 rows as one does in ``edge_mlp.forward``.
-Each has one half of the columns: it gathers that half of what the nodes have, makes that half of
-what every layer makes, and has that half of the sums. What a layer reads is all columns: the
-members of a team write it to shared memory, and meet.
+Two warpgroups, a team, process each group of 64 rows together, as one does in ``edge_mlp.forward``.
+Each member has one half of the columns: of the nodes it gathers, of the output of every layer, and
+of the sums. Since a layer reads all columns, the members write its input to shared memory and
+synchronize.
 """
 
 from __future__ import annotations
@@ -33,20 +33,26 @@ from pallas_kernels.edge_mlp.places import (
 from pallas_kernels.edge_mlp.tiles import Plan, Tiles
 from pallas_kernels.tensor_cores import WARPGROUP
 
-MEMBERS = 2  # of a team
+MEMBERS = 2  # warpgroups of a team
 MOST_WIDTH = 256
 _MOST_SLOTS = 4
-# Of a thread, by teams of a block; and what it needs beside its sums and a product.
+# Registers of a thread, by teams of a block; and those it needs beside its sums and a product.
 _REGISTERS, _OTHER_REGISTERS = {2: 128, 1: 248}, 48
 
 
 @dataclass(frozen=True)
 class WideTile(EdgeTile):
-    """How blocks and teams share the work; see there."""
+    """How blocks and teams share the work: an ``EdgeTile`` whose workers are teams."""
 
     @classmethod
     def choose(cls, chip: Chip, stack: Stack, *, features: bool = False) -> WideTile | None:
-        """The one heuristic: as many teams as fit, or None; see there."""
+        """The only heuristic: as many teams and stages as fit, or None.
+
+        Args:
+          chip: the GPU.
+          stack: the layers.
+          features: whether edges have features of their own.
+        """
         half = _half(stack)
         if half is None or max(stack.widths) > MOST_WIDTH:
             return None
@@ -59,12 +65,12 @@ class WideTile(EdgeTile):
 
     @property
     def workers(self) -> int:
-        """Teams of a block, which have groups of their own."""
+        """Teams of a block, which have groups of rows of their own."""
         return self.warpgroups // MEMBERS
 
 
 def _half(stack: Stack) -> Stack | None:
-    """As a member of a team has it; None if that does not suit the tensor cores."""
+    """The layers with half of the widths, as a member has them; None if tensor cores can not."""
     widths = tuple(width // MEMBERS for width in stack.widths)
     is_whole = all(width % MEMBERS == 0 for width in stack.widths)
     if not is_whole or common_swizzle(widths) is None:
@@ -72,16 +78,16 @@ def _half(stack: Stack) -> Stack | None:
     return dataclasses.replace(stack, widths=widths)
 
 
-def _own_places(stack: Stack) -> list[int]:
-    """Layers whose input does not take the place of what belongs to senders."""
+def _with_input_tile(stack: Stack) -> list[int]:
+    """Layers whose input has a tile of its own, as it does not fit that of the senders."""
     return [n for n in range(stack.layers) if stack.widths[n] != stack.widths[0]]
 
 
 def _shared_bytes(stack: Stack, teams: int, slots: int, features: bool) -> int:
-    """Of a block."""
+    """Shared memory of a block, in bytes."""
     first, last = stack.widths[0], stack.widths[-1]
     columns = (1 + slots * (2 if features else 1)) * first
-    columns += sum(stack.widths[n] for n in _own_places(stack))
+    columns += sum(stack.widths[n] for n in _with_input_tile(stack))
     columns += 0 if first == last else 2 * last
     factors = tc.aligned(teams * MEMBERS * slots * ROWS * 4)
     return stack.parameter_bytes() + factors + teams * whole_tile_bytes(columns)
@@ -96,7 +102,21 @@ def forward(
     partial_slots: int,
     tile: WideTile | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """As ``edge_mlp.forward.forward``, for widths that are multiples of 64 up to ``MOST_WIDTH``."""
+    """``edge_mlp.forward.forward`` for widths that are multiples of 64 up to ``MOST_WIDTH``.
+
+    Args:
+      places: the shape of the graph, and how its edges are assigned to tiles.
+      tables: the senders of edges, and the pieces of rows unless all rows have one degree.
+      layers: nodes of the whole batch along one axis.
+      activation: name of the activation in front of each kernel, or None.
+      activate_last: whether the activation is also applied behind the last kernel.
+      partial_slots: number of partial sums of pieces of rows, at least one if tables list pieces.
+      tile: how blocks share the work; by default chosen for the shapes.
+
+    Returns:
+      [batch rows, last], where rows of several pieces are not written; and the partial sums of
+      their pieces, [batch, partial_slots, last] float32, or None unless tables list pieces.
+    """
     plan = Plan.of(places, layers, activation, activate_last)
     chosen = tile or WideTile.choose(Chip.current(), plan.stack, features=plan.has_features)
     half = _half(plan.stack)
@@ -117,7 +137,7 @@ def forward(
 
 
 def _scratch(own: Plan, tile: WideTile) -> dict:
-    """Shared memory; of ``own`` widths, those of a member."""
+    """Shared memory and barriers of a block; ``own`` has the widths of a member."""
     stack, warpgroups = own.stack, tile.warpgroups
     first, last = stack.widths[0], stack.widths[-1]
     biases = itertools.compress(stack.widths[1:], stack.biased)
@@ -129,15 +149,15 @@ def _scratch(own: Plan, tile: WideTile) -> dict:
         "receivers": own.tiles(warpgroups, ROWS, first),
         "senders": own.tiles(warpgroups, tile.slots, ROWS, first),
         "features": own.tiles(warpgroups, tile.slots, ROWS, first) if own.has_features else None,
-        "inputs": [own.tiles(warpgroups, ROWS, stack.widths[n]) for n in _own_places(stack)],
+        "inputs": [own.tiles(warpgroups, ROWS, stack.widths[n]) for n in _with_input_tile(stack)],
         "factors": own.factors(warpgroups, tile.slots),
         "sums": None if first == last else own.tiles(warpgroups, 2, ROWS, last),
         "met": tc.Barrier(num_arrivals=MEMBERS, num_barriers=tile.workers),
     }
 
 
-def _ask_for_parameters(own: Plan, scratch: dict, layers: EdgeLayers) -> None:
-    """Kernels by halves of their rows and columns; the first of the latter are the member's."""
+def _load_parameters(own: Plan, scratch: dict, layers: EdgeLayers) -> None:
+    """Begins to copy biases, and kernels as quarters, indexed by member and by half of the rows."""
     sources: list[Any] = [*layers.biases]
     targets = [*scratch["biases"]]
     for kernel, target, (rows, columns) in zip(
@@ -151,9 +171,9 @@ def _ask_for_parameters(own: Plan, scratch: dict, layers: EdgeLayers) -> None:
 
 
 def _forward(own: Plan, tile: WideTile, scratch, layers, tables, *results) -> None:
-    """A warpgroup's part."""
+    """Runs one warpgroup of the kernel, a member of a team."""
     if scratch["loaded"] is not None:
-        _ask_for_parameters(own, scratch, layers)
+        _load_parameters(own, scratch, layers)
         tc.barrier_wait(scratch["loaded"])
     number = lax.axis_index(WARPGROUP)
     member = lax.rem(number, MEMBERS)
@@ -170,44 +190,45 @@ def _forward(own: Plan, tile: WideTile, scratch, layers, tables, *results) -> No
 
 
 def _columns(member, width: int) -> pl.Slice:
-    """Those of a member."""
+    """The columns of a member."""
     return pl.ds(pl.multiple_of(member * width, width), width)
 
 
 @dataclass(frozen=True)
 class _Member(Worker):
-    """A warpgroup of a team, with its half of the columns of everything."""
+    """A warpgroup of a team, which has its half of the columns of all tiles."""
 
     @property
     def number(self):
-        """That of the team."""
+        """Index of the team in its block."""
         return lax.div(lax.axis_index(WARPGROUP), MEMBERS)
 
     @property
     def _member(self):
+        """Index of this warpgroup in its team."""
         return lax.rem(lax.axis_index(WARPGROUP), MEMBERS)
 
-    def _meet(self) -> None:
-        """Waits for the other: what both wrote is there, what they read may be overwritten."""
+    def _synchronize(self) -> None:
+        """Waits for the other member: both have finished their reads and writes before it."""
         met = self.tiles.scratch["met"].at[self.number]
         tc.barrier_arrive(met)
         tc.barrier_wait(met)
 
-    def _have_read(self) -> None:
+    def _wait_until_read(self) -> None:
         tc.commit_smem()
         if self.tiles.plan.stack.layers:
-            self._meet()
+            self._synchronize()
 
     def _input(self, layer: int, slot, member):
-        """Where that half of what a layer reads is."""
+        """The tile of shared memory with a member's half of the input of a layer."""
         scratch, warpgroup = self.tiles.scratch, self.number * MEMBERS + member
-        own = _own_places(self.tiles.plan.stack)
+        own = _with_input_tile(self.tiles.plan.stack)
         if layer in own:
             return scratch["inputs"][own.index(layer)].at[warpgroup]
         return scratch["senders"].at[(warpgroup, slot)]
 
     def _values(self, step, slot, gather):
-        """The member's half; each layer's input takes a place that all have read."""
+        """This member's half of the output of the layers for a tile."""
         plan, scratch, member = self.tiles.plan, self.tiles.scratch, self._member
         stack = plan.stack
         z, activation = self.tiles.preactivation(slot), plan.first_activation
@@ -216,13 +237,13 @@ class _Member(Worker):
             gather()
         for layer, kernel in enumerate(scratch["kernels"]):
             z = z if activation is None else activation.value(z)
-            takes_slot = layer not in _own_places(stack)
-            if in_slot and takes_slot:
-                self._meet()  # the other has read it as well
-            in_slot = in_slot or takes_slot
+            reuses_slot = layer not in _with_input_tile(stack)
+            if in_slot and reuses_slot:
+                self._synchronize()  # the other member has read it as well
+            in_slot = in_slot or reuses_slot
             self._input(layer, slot, member)[...] = z.astype(stack.dtype)
             tc.commit_smem()
-            self._meet()
+            self._synchronize()
             if layer == 0:
                 gather()
             z = tc.product(

@@ -1,7 +1,8 @@
-"""The backward pass of a layer with hyper-connections, whose two ends know of each other.
+"""The backward pass of a layer with hyper-connections, as a pair of kernels.
 
-The gradient to what ``mhc_post`` makes of the streams is mixed where ``mhc_pre`` needs it: it is
-not made by one kernel for another to read.
+``mhc_pre`` and ``mhc_post`` of the layer read the same streams. The kernel of ``mhc_pre`` computes
+the whole gradient of the streams from the gradient of the result of ``mhc_post``, so that no part
+of it is written by one kernel and read by the other.
 """
 
 from __future__ import annotations
@@ -11,63 +12,47 @@ from collections.abc import Sequence
 import jax
 
 from pallas_kernels.chip import Chip
+from pallas_kernels.mhc.arguments import MHCConstants, MHCParams, PostInputs
 from pallas_kernels.mhc.mhc_post import mhc_post_backward
 from pallas_kernels.mhc.mhc_pre import mhc_pre_backward
 from pallas_kernels.mhc.pre_backward import Gradients
-from pallas_kernels.mhc.slices.backward import Behind, SlicesTile
+from pallas_kernels.mhc.slices.backward import FollowingPost, SlicesTile
 from pallas_kernels.mhc.slices.shapes import Slices
 
 
-def links(tokens: int, n: int, dim: int, dtype) -> bool:
-    """Whether there are such kernels for these streams."""
-    return (
-        SlicesTile.choose(Chip.current(), tokens, Slices(n, dim, adds=False, mixes=True), dtype)
-        is not None
-    )
+def has_paired_backward(tokens: int, n: int, dim: int, dtype) -> bool:
+    """Whether this pair of kernels takes streams of this shape and dtype."""
+    form = Slices(n, dim, adds=False, mixes=True)
+    return SlicesTile.choose(Chip.current(), tokens, form, dtype) is not None
 
 
-def post_backward(
-    x: jax.Array,
-    f: jax.Array,
-    h_post: jax.Array,
-    h_res: jax.Array,
-    dy: jax.Array,
-    *,
-    transposed: bool,
-) -> tuple[jax.Array, ...]:
-    """Gradients to ``f``, ``h_post`` and ``h_res``: see ``mhc_post_backward``."""
-    return mhc_post_backward(x, f, h_post, h_res, dy, transposed=transposed, mixes=False)
+def post_backward(inputs: PostInputs, dy: jax.Array, *, transposed: bool) -> tuple[jax.Array, ...]:
+    """Gradients of ``mhc_post`` to ``f``, ``h_post`` and ``h_res``, without that to the streams.
+
+    Args:
+      inputs: the arrays of ``mhc_post``.
+      dy: gradient of the new streams, [tokens, n, dim].
+      transposed: whether the matrices ``h_res`` are transposed.
+    """
+    return mhc_post_backward(*inputs, dy, transposed=transposed, mixes=False)
 
 
 def pre_backward(
     x: jax.Array,
-    weight: jax.Array,
-    alpha: jax.Array,
-    bias: jax.Array,
+    params: MHCParams,
     saved: Sequence[jax.Array],
     cotangents: Sequence[jax.Array],
-    of_post: tuple[jax.Array, jax.Array],
-    dy: jax.Array,
-    *,
-    transposed: bool,
-    pre_eps: float,
-    post_scale: float,
+    following: FollowingPost,
+    constants: MHCConstants,
 ) -> Gradients:
-    """Gradients to the first four arguments, that to ``x`` with what comes through ``mhc_post``.
+    """Gradients of a layer to the streams, through ``mhc_pre`` and ``mhc_post``, and to ``params``.
 
     Args:
-      x: as in ``mhc_pre``.
-      weight: as in ``mhc_pre``.
-      alpha: as in ``mhc_pre``.
-      bias: as in ``mhc_pre``.
-      saved: ``inv_rms`` and ``h_mix``.
-      cotangents: of ``h_in``, ``h_post`` and the logits of ``h_res``.
-      of_post: ``h_post`` and ``h_res``.
-      dy: the gradient to the new streams.
-      transposed: as in ``mhc_post``.
-      pre_eps: as in ``mhc_pre``.
-      post_scale: as in ``mhc_pre``.
+      x: the streams, [tokens, n, dim].
+      params: parameters of ``mhc_pre``, ``gamma`` folded into ``phi``.
+      saved: ``inv_rms`` and ``h_mix`` of the forward pass.
+      cotangents: gradients of ``h_in``, ``h_post`` and the logits of ``h_res``.
+      following: the coefficients of ``mhc_post``, and the gradient of its result.
+      constants: constants of ``mhc_pre``.
     """
-    given, constants = (x, weight, alpha, bias, saved), {"pre_eps": pre_eps}
-    behind = Behind(*of_post, dy, transposed)
-    return mhc_pre_backward(*given, cotangents, None, behind, **constants, post_scale=post_scale)
+    return mhc_pre_backward(x, params, saved, cotangents, constants, following=following)

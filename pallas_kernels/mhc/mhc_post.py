@@ -1,4 +1,4 @@
-"""What hyper-connections do behind a layer: mix the streams and add the layer's output."""
+"""The part of hyper-connections behind a layer: mixes the streams and adds the layer's output."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from pallas_kernels.simt.warp import LANES, Warp
 
 @dataclass(frozen=True)
 class MhcPostTile:
-    """How the lanes of a warp share the columns of a token.
+    """How the lanes of a warp share tokens and their columns.
 
     Attributes:
-      entries: neighbouring columns that a lane reads at once, of every stream.
-      lanes: lanes side by side; other lanes of the warp have other tokens, or other streams.
-      parts: groups of lanes that share the streams ``x`` of a token in the backward pass.
+      entries: neighbouring columns of every stream that a lane loads at once.
+      lanes: lanes that share the columns of a token; other lanes have other tokens or streams.
+      parts: groups of such lanes that share the streams ``x`` of a token in the backward pass.
       warps: warps of a block.
-      backwards: whether the last tokens come first. These are what ``mhc_pre`` read last, and some
-        of it is still in a cache.
+      reverse: whether to process the last tokens first. ``mhc_pre`` has read them last, so that
+        some of them are still in a cache.
     """
 
     entries: int
     lanes: int
     parts: int
     warps: int
-    backwards: bool = True
+    reverse: bool = True
 
     @classmethod
     def choose(cls, chip: Chip, n: int, dim: int, itemsize: int, *, backward: bool) -> MhcPostTile:
-        """The one heuristic: 16 bytes a lane, and as many lanes as divide the width."""
+        """The only heuristic: 16 bytes for a lane, and as many lanes as divide the width."""
         entries = READ_BYTES // itemsize
         # Sums and coefficients of all pairs of 8 streams would not fit the registers of a lane.
         parts = 2 if backward and n == 8 else 1
         lanes = math.gcd(dim // entries, LANES // parts)
-        # The backward pass needs many registers: smaller blocks leave fewer of them over.
+        # The backward pass needs many registers: smaller blocks leave fewer registers unused.
         return cls(entries, lanes, parts, warps=4 if backward else 8)
 
-    def turn(self, number: Value, count: int) -> Value:
-        """Which of ``count`` is the one of this ``number``."""
-        return count - 1 - number if self.backwards else number
+    def ordered(self, number: Value, count: int) -> Value:
+        """Which of ``count`` items to process as number ``number``, in reverse order or not."""
+        return count - 1 - number if self.reverse else number
 
 
 def mhc_post(
@@ -62,15 +62,15 @@ def mhc_post(
     """``y_o = Σ_i h_res[o, i] x_i + h_post[o] f``, accumulated in float32.
 
     Args:
-      x: [tokens, n, dim], float32 or bfloat16, dim a multiple of 64.
-      f: [tokens, dim], of the dtype of ``x``.
-      h_post: [tokens, n] float32.
-      h_res: [tokens, n, n] float32.
-      transposed: ``h_res[i, o]`` instead.
-      tile: by default what suits the shapes.
+      x: the streams, [tokens, n, dim], float32 or bfloat16, dim a multiple of 64.
+      f: the layer's output, [tokens, dim], of the dtype of ``x``.
+      h_post: weights of the layer's output, [tokens, n] float32.
+      h_res: matrices that mix the streams, [tokens, n, n] float32.
+      transposed: whether to use ``h_res[i, o]`` instead of ``h_res[o, i]``.
+      tile: how lanes share the work; by default chosen for the shapes.
 
     Returns:
-      Like ``x``.
+      The new streams, of the shape and dtype of ``x``.
     """
     tokens, n, dim = x.shape
     if tokens == 0:
@@ -88,7 +88,7 @@ def mhc_post(
 
 @dataclass(frozen=True)
 class _Forward:
-    """A group of lanes takes as many columns of a token as it reads at once."""
+    """Mixes the streams; a group of lanes processes the columns that it loads at once."""
 
     tile: MhcPostTile
     transposed: bool
@@ -99,7 +99,7 @@ class _Forward:
         chunks, groups = dim // (entries * lanes), LANES // lanes
 
         def take(number, _):
-            task = self.tile.turn(number, tokens * chunks)
+            task = self.tile.ordered(number, tokens * chunks)
             token = task // chunks
             column = ((task - token * chunks) * lanes + warp.lane % lanes) * entries
             weights, matrix = (load_floats(a.row(token)) for a in (h_post, h_res))
@@ -130,14 +130,14 @@ def mhc_post_backward(
     """Gradients to the first four arguments, in one pass; sums over columns in a fixed order.
 
     Args:
-      x: as in ``mhc_post``.
-      f: as in ``mhc_post``.
-      h_post: as in ``mhc_post``.
-      h_res: as in ``mhc_post``.
-      dy: like ``x``.
-      transposed: as in ``mhc_post``.
-      mixes: whether to make ``dx``; else it is left to the kernel that has ``dy`` as well.
-      tile: by default what suits the shapes.
+      x: the streams, [tokens, n, dim].
+      f: the layer's output, [tokens, dim].
+      h_post: weights of the layer's output, [tokens, n] float32.
+      h_res: matrices that mix the streams, [tokens, n, n] float32.
+      dy: gradient of the new streams, of the shape and dtype of ``x``.
+      transposed: whether the forward pass used ``h_res[i, o]`` instead of ``h_res[o, i]``.
+      mixes: whether to compute ``dx``; otherwise another kernel computes it from ``dy``.
+      tile: how lanes share the work; by default chosen for the shapes.
 
     Returns:
       ``dx``, ``df``, ``dh_post`` and ``dh_res``, of the shapes and dtypes of the arguments; without
@@ -161,7 +161,7 @@ def mhc_post_backward(
 
 @dataclass(frozen=True)
 class _Backward:
-    """A group of lanes takes a token; of its streams ``x``, each part of the group has a share."""
+    """Gradients of a token in each group of lanes, whose parts have some of the streams ``x``."""
 
     tile: MhcPostTile
     transposed: bool
@@ -175,7 +175,7 @@ class _Backward:
         def take(first, _):
             number = first + warp.lane // group
             # Groups behind the last token repeat it and store nothing.
-            inside, token = number < tokens, tile.turn(number.at_most(tokens - 1), tokens)
+            inside, token = number < tokens, tile.ordered(number.at_most(tokens - 1), tokens)
             of_token = _Token(warp, tile, self.transposed, inputs, token, inside)
             of_token.run(dx, df, dh_post, dh_res)
 
@@ -185,15 +185,15 @@ class _Backward:
 
 @dataclass(frozen=True)
 class _Token:
-    """The backward pass of one token.
+    """The backward pass of one token in a group of lanes.
 
     Attributes:
-      warp: of the lanes.
-      tile: how they share the columns.
-      transposed: see ``mhc_post``.
+      warp: the warp that runs this.
+      tile: how lanes share the columns.
+      transposed: whether the forward pass used ``h_res[i, o]`` instead of ``h_res[o, i]``.
       inputs: x, f, h_post, h_res and dy.
-      token: which.
-      inside: whether to store anything.
+      token: number of the token.
+      inside: whether to store anything; false for lanes behind the last token.
     """
 
     warp: Warp
@@ -205,21 +205,21 @@ class _Token:
 
     @property
     def n(self) -> int:
-        """Streams."""
+        """Number of residual streams."""
         return self.inputs[0].shape[1]
 
     @property
     def own(self) -> int:
-        """Streams ``x`` of a part."""
+        """Number of streams ``x`` of a part of the group."""
         return self.n // self.tile.parts
 
     @property
     def part(self) -> Value:
-        """Which streams ``x`` are this lane's."""
+        """Index of this lane's part in the group."""
         return self.warp.lane // self.tile.lanes % self.tile.parts
 
     def run(self, dx: Array | None, df: Array, dh_post: Array, dh_res: Array) -> None:
-        """Walks the columns, then adds up what the lanes have; no ``dx`` if there is no place."""
+        """Processes all columns, then sums over lanes; does not compute ``dx`` if that is None."""
         warp, tile, n, own = self.warp, self.tile, self.n, self.own
         _, _, h_post, h_res, _ = (array.row(self.token) for array in self.inputs)
         weights, matrix = load_floats(h_post), self._matrix(h_res)
@@ -258,7 +258,7 @@ class _Token:
         self._store_sums(warp.sum_scatter(sums, tile.lanes), dh_post, dh_res)
 
     def _matrix(self, h_res: Array) -> list[list[Value]]:
-        """What ``dx_i`` has of ``dy_o``, [o][i], for the streams i of this part."""
+        """The weight of ``dy_o`` in ``dx_i``, [o][i], for the streams i of this part."""
         n, own = self.n, self.own
         if self.transposed:
             rows = h_res.load_words(self.part * (own * n), own * n)
@@ -267,7 +267,7 @@ class _Token:
         return [[h_res.unpack(row, i) for i in range(own)] for row in rows]
 
     def _read(self, column: Value):
-        """A lane's columns of its streams, of the layer's output, and of all cotangents."""
+        """Loads this lane's columns of its streams ``x``, of ``f`` and of all streams ``dy``."""
         x, f, _, _, dy = self.inputs
         dim, entries = x.shape[2], self.tile.entries
         first = self.part * (self.own * dim) + column

@@ -1,89 +1,89 @@
 """The boundary of two layers with hyper-connections: ``mhc_post`` of one, ``mhc_pre`` of the next.
 
-Four streams have kernels of this op alone where ``mhc.cluster.post_pre`` or ``mhc.wide_sums``,
-forward, and ``mhc.slices.post`` or ``mhc.tokens.backward`` have a tile. Otherwise the kernels
-of the two ops run one after the other, and what lies between them is in memory, in the dtype of the
-streams.
+Fused kernels take four streams, if there is a tile for the shapes: forward in
+``mhc.cluster.post_pre`` or ``mhc.wide_sums``, backward in ``mhc.slices.post`` or
+``mhc.tokens.backward``. Otherwise the kernels of the two ops run one after the other, and the
+streams between them go through memory, in their own dtype.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels import simt
 from pallas_kernels.chip import Chip
+from pallas_kernels.mhc.arguments import MHCConstants, MHCParams, PostInputs
 from pallas_kernels.mhc.cluster.post_pre import BoundaryForward, MhcPostPreClusterTile
 from pallas_kernels.mhc.mhc_post import mhc_post, mhc_post_backward
 from pallas_kernels.mhc.mhc_pre import mhc_pre, mhc_pre_backward
 from pallas_kernels.mhc.pre_backward import token_backward
-from pallas_kernels.mhc.pre_mixing import Constants, mix_streams
-from pallas_kernels.mhc.slices.post import SlicesPostTile, slices_post_backward
+from pallas_kernels.mhc.pre_mixing import mix_streams
+from pallas_kernels.mhc.slices.post import PrecedingPost, SlicesPostTile, slices_post_backward
 from pallas_kernels.mhc.slices.shapes import Slices
 from pallas_kernels.mhc.slices.sums import Partial, add_up
 from pallas_kernels.mhc.slices.tokens import token_parts
 from pallas_kernels.mhc.tokens.backward import streams_backward
-from pallas_kernels.mhc.tokens.columns import Post
 from pallas_kernels.mhc.tokens.tile import Form, StreamsTile
 from pallas_kernels.mhc.wide_sums import WideTile, wide_sums
 
 
+class PostPreSaved(NamedTuple):
+    """Results of the forward pass of ``mhc_post_pre`` that the backward pass reads.
+
+    Attributes:
+      y: the new streams, [tokens, n, dim].
+      inv_rms: one over the root mean square of each token, [tokens] float32.
+      h_mix: products of the new streams with the rows of phi, [tokens, n n + 2 n] float32.
+    """
+
+    y: jax.Array
+    inv_rms: jax.Array
+    h_mix: jax.Array
+
+
 def mhc_post_pre(
-    x: jax.Array,
-    f: jax.Array,
-    h_post: jax.Array,
-    h_res: jax.Array,
-    weight: jax.Array,
-    alpha: jax.Array,
-    bias: jax.Array,
+    inputs: PostInputs,
+    params: MHCParams,
+    constants: MHCConstants,
     *,
     transposed: bool,
-    norm_eps: float,
-    pre_eps: float,
-    post_scale: float,
     tile: MhcPostPreClusterTile | WideTile | None = None,
 ) -> tuple[jax.Array, ...]:
     """New streams, and the next layer's input and coefficients: see ``jaxgnn.ops.mhc_post_pre``.
 
     Args:
-      x: as in ``mhc_post``.
-      f: as in ``mhc_post``.
-      h_post: as in ``mhc_post``.
-      h_res: as in ``mhc_post``.
-      weight: as in ``mhc_pre``.
-      alpha: as in ``mhc_pre``.
-      bias: as in ``mhc_pre``.
-      transposed: as in ``mhc_post``.
-      norm_eps: as in ``mhc_pre``.
-      pre_eps: as in ``mhc_pre``.
-      post_scale: as in ``mhc_pre``.
-      tile: of the kernel of this op alone, by default what suits the shapes.
+      inputs: the arrays of ``mhc_post``, float32 or bfloat16, dim a multiple of 64.
+      params: parameters of ``mhc_pre``, ``gamma`` folded into ``phi``.
+      constants: constants of ``mhc_pre``.
+      transposed: whether the matrices ``h_res`` are transposed.
+      tile: tile of a fused kernel, by default chosen for the shapes.
 
     Returns:
-      ``y``, like ``x``, and what ``mhc_pre`` makes of it: ``h_in``, ``h_post`` and ``h_res``, then
-      ``inv_rms`` and ``h_mix`` for the backward pass.
+      ``y``, like ``x``, and the results of ``mhc_pre`` for it: ``h_in``, ``h_post`` and ``h_res``,
+      then ``inv_rms`` and ``h_mix`` for the backward pass.
     """
+    x, f, h_post, h_res = inputs
     tokens, n, dim = x.shape
     tile = tile or MhcPostPreClusterTile.choose(Chip.current(), tokens, n, dim, x.dtype)
     tile = tile or WideTile.choose(Chip.current(), tokens, n, dim, x.dtype, posts=True)
     if tokens == 0 or tile is None:
-        y = mhc_post(x, f, h_post, h_res, transposed=transposed)
-        constants = {"norm_eps": norm_eps, "pre_eps": pre_eps, "post_scale": post_scale}
-        return y, *mhc_pre(y, weight, alpha, bias, **constants)
+        y = mhc_post(*inputs, transposed=transposed)
+        return y, *mhc_pre(y, params, constants)
     if isinstance(tile, WideTile):
-        y, sums = wide_sums(x, weight, (f, h_post, h_res), tile, transposed=transposed)
-        constants = Constants(norm_eps, pre_eps, post_scale)
-        return y, *mix_streams(y, sums, alpha, bias, constants)
+        y, sums = wide_sums(x, params.phi, (f, h_post, h_res), tile, transposed=transposed)
+        return y, *mix_streams(y, sums, params, constants)
     f32 = jnp.dtype(jnp.float32)
-    of_token = [(n,), (n, n), (), (n * n + 2 * n,)]
+    shapes = [(n,), (n, n), (), (n * n + 2 * n,)]
     outputs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (x, f)]
-    outputs += [jax.ShapeDtypeStruct((tokens, *shape), f32) for shape in of_token]
+    outputs += [jax.ShapeDtypeStruct((tokens, *shape), f32) for shape in shapes]
     flat = x.reshape(tokens, n * dim), f, h_post, h_res.reshape(tokens, n * n)
     return simt.launch(
-        BoundaryForward(tile, n, norm_eps, pre_eps, post_scale, transposed),
-        (*flat, weight, alpha, bias),
+        BoundaryForward(tile, n, constants, transposed),
+        (*flat, params.phi, params.alpha, params.bias),
         outputs,
         name="mhc_post_pre",
         grid=tile.grid,
@@ -92,74 +92,85 @@ def mhc_post_pre(
 
 
 def mhc_post_pre_backward(
-    x: jax.Array,
-    f: jax.Array,
-    h_post: jax.Array,
-    h_res: jax.Array,
-    weight: jax.Array,
-    alpha: jax.Array,
-    bias: jax.Array,
-    y: jax.Array,
-    saved: Sequence[jax.Array],
+    inputs: PostInputs,
+    params: MHCParams,
+    saved: PostPreSaved,
     cotangents: Sequence[jax.Array],
+    constants: MHCConstants,
     *,
     transposed: bool,
-    pre_eps: float,
-    post_scale: float,
     deterministic: bool = True,
     tile: SlicesPostTile | StreamsTile | None = None,
 ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
     """Gradients; all sums in a fixed order, with one exception unless ``deterministic``.
 
-    The two that meet at ``y`` are added in float32. Where the kernels of the two ops run one
-    after the other, their sum goes through memory, rounded once to the dtype of ``y``.
+    The two gradients of ``y`` are added in float32. Where the kernels of the two ops run one after
+    the other, their sum goes through memory, rounded once to the dtype of ``y``.
 
     Args:
-      x: as in ``mhc_post``.
-      f: as in ``mhc_post``.
-      h_post: as in ``mhc_post``.
-      h_res: as in ``mhc_post``.
-      weight: as in ``mhc_pre``.
-      alpha: as in ``mhc_pre``.
-      bias: as in ``mhc_pre``.
-      y: the new streams.
-      saved: ``inv_rms`` and ``h_mix``.
-      cotangents: of ``y``, ``h_in``, ``h_post`` and ``h_res``.
-      transposed: as in ``mhc_post``.
-      pre_eps: as in ``mhc_pre``.
-      post_scale: as in ``mhc_pre``.
-      deterministic: whether kernels by slices also add up those to ``h_post`` and ``h_res`` in a
-        fixed order. For that they go through memory once for each 64 columns: of 7168 wide tokens
-        73 MB for 8192.
-      tile: of a kernel of this op alone, by default what suits the shapes.
+      inputs: the arrays of ``mhc_post``.
+      params: parameters of ``mhc_pre``, ``gamma`` folded into ``phi``.
+      saved: the new streams, and what ``mhc_pre`` kept.
+      cotangents: gradients of ``y``, ``h_in``, ``h_post`` and ``h_res``.
+      constants: constants of ``mhc_pre``.
+      transposed: whether the matrices ``h_res`` are transposed.
+      deterministic: whether kernels by slices also add up the gradients of ``h_post`` and ``h_res``
+        in a fixed order. The inner products of each slice of 64 columns then go through memory: 73
+        MB for 8192 tokens, 7168 wide.
+      tile: tile of a fused kernel, by default chosen for the shapes.
 
     Returns:
-      Gradients to the first four arguments, and to ``weight``, ``alpha`` and ``bias``.
+      Gradients to ``inputs``, and to ``phi``, ``alpha`` and ``bias``.
     """
-    dy, *of_pre = cotangents
-    constants = {"pre_eps": pre_eps, "post_scale": post_scale}
-    tokens, n, dim = x.shape
-    tile = tile or SlicesPostTile.choose(Chip.current(), tokens, Slices(n, dim), x.dtype)
-    form = Form(n, dim, x.dtype.itemsize, adds=True, posts=True)
+    tokens, n, dim = inputs.x.shape
+    dtype = inputs.x.dtype
+    tile = tile or SlicesPostTile.choose(Chip.current(), tokens, Slices(n, dim), dtype)
+    form = Form(n, dim, dtype.itemsize, adds=True, posts=True)
     tile = tile or StreamsTile.choose(Chip.current(), tokens, form)
+    given = inputs, params, saved, cotangents, constants
     if tile is None:
-        dy, *parameters = mhc_pre_backward(y, weight, alpha, bias, saved, of_pre, dy, **constants)
-        through_post = mhc_post_backward(x, f, h_post, h_res, dy, transposed=transposed)
-        return through_post, tuple(parameters)
-    of_token, given = (y, alpha, bias, saved, of_pre), (y, of_pre[0], dy, weight)
-    options = {"transposed": transposed}
+        return _backward_one_by_one(*given, transposed)
     if isinstance(tile, SlicesPostTile):
-        of_post = h_post, h_res.reshape(tokens, n * n)
-        turned = not tile.backwards
-        of_tokens = {"backwards": turned, "zeros": not deterministic, **constants}
-        parts, sums, zeros = token_parts(*of_token, of_post, **of_tokens)
-        given = *given, parts, (x, f), tile, zeros
-        of_phi, *old, products = slices_post_backward(*given, **options)
-        made = add_up(Slices(n, dim), Partial(of_phi, sums, products))
-        dweight, dalpha, dbias, *coefficients = made
-        through_post = [*old, *coefficients]
-    else:
-        token, dalpha, dbias = token_backward(*of_token, **constants)
-        post = Post(x, f, h_post, h_res)
-        dweight, *through_post = streams_backward(*given, token, post, tile=tile, **options)
-    return tuple(through_post), (dweight, dalpha, dbias)
+        return _backward_by_slices(*given, transposed, deterministic, tile)
+    return _backward_by_tokens(*given, transposed, tile)
+
+
+def _backward_one_by_one(inputs, params, saved, cotangents, constants, transposed: bool):
+    """The backward passes of the two ops, one after the other."""
+    dy, *of_pre = cotangents
+    y, *of_token = saved
+    given = y, params, of_token, of_pre, constants
+    dy, *dparams = mhc_pre_backward(*given, dx_streams=dy)
+    x, f, h_post, h_res = inputs
+    through_post = mhc_post_backward(x, f, h_post, h_res, dy, transposed=transposed)
+    return through_post, tuple(dparams)
+
+
+def _backward_by_slices(
+    inputs, params, saved, cotangents, constants, transposed: bool, deterministic: bool, tile
+):
+    """The backward pass by ``mhc.slices``, whose partial sums another kernel adds up."""
+    dy, *of_pre = cotangents
+    y, *of_token = saved
+    tokens, n, dim = inputs.x.shape
+    coefficients = inputs.h_post, inputs.h_res.reshape(tokens, n * n)
+    options = {"reverse": not tile.reverse, "zeros": not deterministic}
+    parts, sums, zeros = token_parts(
+        y, params, of_token, of_pre, constants, coefficients, **options
+    )
+    post = PrecedingPost(inputs.x, inputs.f, transposed)
+    of_phi, *old, products = slices_post_backward(
+        y, of_pre[0], dy, params.phi, parts, post, tile, zeros
+    )
+    dphi, dalpha, dbias, *dcoefficients = add_up(Slices(n, dim), Partial(of_phi, sums, products))
+    return (*old, *dcoefficients), (dphi, dalpha, dbias)
+
+
+def _backward_by_tokens(inputs, params, saved, cotangents, constants, transposed: bool, tile):
+    """The backward pass by ``mhc.tokens``."""
+    dy, *of_pre = cotangents
+    y, *of_token = saved
+    token, dalpha, dbias = token_backward(y, params, of_token, of_pre, constants)
+    given = y, of_pre[0], dy, params.phi, token, inputs
+    dphi, *through_post = streams_backward(*given, transposed=transposed, tile=tile)
+    return tuple(through_post), (dphi, dalpha, dbias)

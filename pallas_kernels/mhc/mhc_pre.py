@@ -1,4 +1,8 @@
-"""What hyper-connections do in front of a layer: coefficients, and the layer's input."""
+"""The part of hyper-connections in front of a layer: coefficients, and the layer's input.
+
+The forward pass has three kernels: ``mhc.cluster.pre`` for few streams in bfloat16,
+``mhc.wide_sums`` for wide tokens, and that of this module for all other shapes.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,12 @@ import jax.numpy as jnp
 
 from pallas_kernels import simt
 from pallas_kernels.chip import Chip
+from pallas_kernels.mhc.arguments import MHCConstants, MHCParams
 from pallas_kernels.mhc.cluster.pre import Forward as _ForwardByClusters
 from pallas_kernels.mhc.cluster.streams import PARTS as FEW_PARTS
 from pallas_kernels.mhc.cluster.tile import LEAST_ENTRIES, MhcPreClusterTile
 from pallas_kernels.mhc.pre_backward import mhc_pre_backward
-from pallas_kernels.mhc.pre_mixing import Constants, Mixing, mix_streams, result_shapes
+from pallas_kernels.mhc.pre_mixing import Mixing, mix_streams, result_shapes
 from pallas_kernels.mhc.wide_sums import WideTile, wide_sums
 from pallas_kernels.simt.blocks import striding_blocks
 from pallas_kernels.simt.values import Array, Value
@@ -23,10 +28,10 @@ from pallas_kernels.tensor_cores.bfloat16_parts import PARTS, add_products, spli
 __all__ = ["MhcPreClusterTile", "MhcPreTile", "mhc_pre", "mhc_pre_backward"]
 
 _ROWS = 16  # tokens of a fragment of Warp.mma
-_COLUMNS = 8  # rows of phi of a fragment, and columns of x that a lane has of one
-_SPAN_BYTES = 128  # that a warp reads at once of a token
+_COLUMNS = 8  # rows of phi of a fragment, and neighbouring columns of x in a lane
+_SPAN_BYTES = 128  # bytes of a token that a warp reads at once
 _FEW_BLOCKS = 96
-# Entries of a token, of 16 bits. More warps with fewer tokens take less time: 8192 tokens of four
+# Entries of a wide token of 16 bits, from which on blocks have 16 warps: 8192 tokens of four
 # streams, 3072 wide, took an H200 0.128 ms with 2 fragments and 16 warps, 0.154 ms with 4 and 8;
 # 7168 wide 0.307 and 0.353 ms. Between these and the narrow ones nothing was timed.
 _LEAST_WIDE = 4 * 2048
@@ -34,12 +39,12 @@ _LEAST_WIDE = 4 * 2048
 
 @dataclass(frozen=True)
 class MhcPreTile:
-    """How the warps of a block share its tokens: each has all of them, and some of the columns.
+    """How the warps of a block share its tokens: each has some of the columns of all of them.
 
     Attributes:
-      fragments: sixteens of tokens of a block, which share what is read of phi.
+      fragments: fragments of 16 tokens that a block processes at once; they share reads of phi.
       warps: warps of a block.
-      parts: bfloat16 numbers that add up to an entry of phi.
+      parts: bfloat16 numbers whose sum represents an entry of phi.
     """
 
     fragments: int
@@ -48,7 +53,7 @@ class MhcPreTile:
 
     @classmethod
     def choose(cls, chip: Chip, tokens: int, n: int, dim: int, itemsize: int) -> MhcPreTile:
-        """The one heuristic: as many tokens as registers hold, and enough blocks."""
+        """The only heuristic: as many tokens as registers hold, but enough blocks."""
         fragments, warps = 2, 8 if n * dim * itemsize > 4 * _SPAN_BYTES else 4
         if n <= 4 and itemsize == 2:
             fragments, warps = (2, 16) if n * dim >= _LEAST_WIDE else (4, warps)
@@ -59,11 +64,11 @@ class MhcPreTile:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a block."""
+        """Tokens that a block processes at once."""
         return _ROWS * self.fragments
 
     def shared(self, n: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """What a block has in shared memory: sums of each warp, then weights of the streams."""
+        """Arrays in shared memory of a block: sums of each warp, and weights of the streams."""
         sums = (self.warps, self.tokens, n * n + 2 * n + 1)
         shapes = {"sums": sums, "weights": (self.tokens, n)}
         return {name: jax.ShapeDtypeStruct(s, jnp.float32) for name, s in shapes.items()}
@@ -71,49 +76,41 @@ class MhcPreTile:
 
 def mhc_pre(
     x: jax.Array,
-    weight: jax.Array,
-    alpha: jax.Array,
-    bias: jax.Array,
-    *,
-    norm_eps: float,
-    pre_eps: float,
-    post_scale: float,
+    params: MHCParams,
+    constants: MHCConstants,
     tile: MhcPreTile | MhcPreClusterTile | WideTile | None = None,
 ) -> tuple[jax.Array, ...]:
-    """Projects the streams to coefficients and adds them up: see ``jaxgnn.ops.mhc_pre``.
+    """Projects the streams to coefficients and mixes them: see ``jaxgnn.ops.mhc_pre``.
 
     Args:
-      x: [tokens, n, dim], float32 or bfloat16, dim a multiple of 64.
-      weight: ``phi`` times ``gamma``, [n n + 2 n, n dim] float32.
-      alpha: [3] float32.
-      bias: [n n + 2 n] float32.
-      norm_eps: added to the mean square.
-      pre_eps: added to the weights of the streams.
-      post_scale: multiplies the sigmoid of ``h_post``.
-      tile: by default what suits the shapes.
+      x: the streams, [tokens, n, dim], float32 or bfloat16, dim a multiple of 64.
+      params: parameters with ``gamma`` folded into ``phi``.
+      constants: constants of the op.
+      tile: how blocks share the work; by default chosen for the shapes.
 
     Returns:
       ``h_in`` [tokens, dim], ``h_post`` [tokens, n], ``h_res`` [tokens, n, n]; and for the backward
       pass ``inv_rms`` [tokens], ``h_mix`` [tokens, n n + 2 n].
     """
     tokens, n, dim = x.shape
-    outputs, constants = result_shapes(x), Constants(norm_eps, pre_eps, post_scale)
+    phi, alpha, bias, _ = params
+    outputs = result_shapes(x)
     if tokens == 0:
         return tuple(jnp.zeros(form.shape, form.dtype) for form in outputs)
     tile = tile or MhcPreClusterTile.choose(Chip.current(), tokens, n, dim, x.dtype)
     tile = tile or WideTile.choose(Chip.current(), tokens, n, dim, x.dtype, posts=False)
     if isinstance(tile, WideTile):
-        _, sums = wide_sums(x, weight, None, tile)
-        return mix_streams(x, sums, alpha, bias, constants)
+        _, sums = wide_sums(x, phi, None, tile)
+        return mix_streams(x, sums, params, constants)
     tile = tile or MhcPreTile.choose(Chip.current(), tokens, n, dim, x.dtype.itemsize)
     if isinstance(tile, MhcPreClusterTile):
-        kernel, grid = _ForwardByClusters(tile, n, *constants), tile.grid
+        kernel, grid = _ForwardByClusters(tile, n, constants), tile.grid
     else:
-        kernel, weight = _Forward(tile, Mixing(n, constants)), split(weight, tile.parts)
+        kernel, phi = _Forward(tile, Mixing(n, constants)), split(phi, tile.parts)
         grid = simt.Grid(striding_blocks(tokens, tile.tokens), tile.warps)
     return simt.launch(
         kernel,
-        (x.reshape(tokens, n * dim), weight, alpha, bias),
+        (x.reshape(tokens, n * dim), phi, alpha, bias),
         outputs,
         name="mhc_pre",
         grid=grid,
@@ -123,10 +120,10 @@ def mhc_pre(
 
 @dataclass(frozen=True)
 class _Forward:
-    """A block takes some tokens at a time, and reads them twice: the second time from a cache.
+    """Projects and then mixes some tokens at a time, which a block reads twice.
 
-    Its warps share the columns in the first pass; what each of them has of the sums goes through
-    shared memory, where they are added in a fixed order.
+    The second read is served from a cache. In the first pass the warps share the columns; their
+    partial sums go through shared memory, where they are added in a fixed order.
     """
 
     tile: MhcPreTile
@@ -149,7 +146,7 @@ class _Forward:
         warp.loop(warp.block, -(-tokens // at_once), blocks, (), take)
 
     def _add_up(self, warp, sums, h_mix, first, count) -> None:
-        """Adds what the warps have, to where the first has it; keeps the projections."""
+        """Adds the sums of all warps to those of the first, and writes ``h_mix``."""
         rows = self.mixing.rows
         width = rows + 1
 
@@ -169,16 +166,16 @@ class _Forward:
 class _Projection:
     """The products of a block's tokens with the rows of phi, and their sums of squares.
 
-    A lane reads eight neighbouring columns, ``8 q`` on, of a token or of a row of phi. They are the
-    columns ``2 q``, ``2 q + 1``, ``2 q + 8`` and ``2 q + 9`` of two fragments: in which order a sum
-    takes its terms is free, as long as both factors have the same.
+    A lane reads eight neighbouring columns, from ``8 q`` on, of a token or of a row of phi. It uses
+    them as the columns ``2 q``, ``2 q + 1``, ``2 q + 8`` and ``2 q + 9`` of two fragments. A sum
+    may take its terms in any order that is the same for both factors.
 
     Attributes:
-      warp: of the lanes.
-      tile: how many tokens a block has.
-      x: [tokens, columns].
-      parts: of phi, [parts, rows, columns] bfloat16.
-      first: token of the block.
+      warp: the warp that runs this.
+      tile: how the warps of a block share its tokens.
+      x: the streams, [tokens, columns].
+      parts: bfloat16 parts of phi, [parts, rows, columns].
+      first: first token of the block.
     """
 
     warp: Warp
@@ -189,16 +186,16 @@ class _Projection:
 
     @property
     def groups(self) -> int:
-        """Eights of rows of phi."""
+        """Groups of eight rows of phi."""
         return self.parts.shape[1] // _COLUMNS
 
     @property
     def chunks(self) -> int:
-        """How often four lanes' columns are read at once of a token."""
+        """Reads of four lanes' columns that a warp has in flight for a token."""
         return _SPAN_BYTES // (4 * _COLUMNS * self.x.itemsize)
 
     def run(self, sums: Array) -> None:
-        """Stores what this warp has of the sums, [warps, tokens, rows + 1]."""
+        """Writes this warp's partial sums to shared memory, [warps, tokens, rows + 1]."""
         warp, size = self.warp, self.x.shape[1]
         zeros = [
             [[warp.f32(0.0)] * 4 for _ in range(self.groups)] for _ in range(self.tile.fragments)
@@ -212,7 +209,7 @@ class _Projection:
         self._store(sums, products, squares)
 
     def _add(self, column, carry):
-        """Adds the products of the columns from ``column`` on."""
+        """Adds the products and squares of the columns from ``column`` on."""
         warp, (products, squares) = self.warp, carry
         at = column + warp.lane % 4 * _COLUMNS
         # All loads of x come before the first use of one of them.
@@ -238,7 +235,7 @@ class _Projection:
         return products, squares
 
     def _read(self, fragment: int, at: Value) -> list[list[Value]]:
-        """Words of eight columns of this lane's two tokens; behind the last token, it again."""
+        """Words of eight columns of this lane's two tokens, which are clamped to the last token."""
         last = self.x.shape[0] - 1
         rows = [self.first + (_ROWS * fragment + 8 * half) + self.warp.lane // 4 for half in (0, 1)]
         return [self.x.row(row.at_most(last)).load_words(at, _COLUMNS) for row in rows]
@@ -247,7 +244,7 @@ class _Projection:
         return [self.x.unpack(words, e) for e in range(_COLUMNS)]
 
     def _split(self, words: list[Value]) -> list[list[Value]]:
-        """Words of bfloat16 parts: one if ``x`` is bfloat16."""
+        """Words of the bfloat16 parts of these numbers: one part if ``x`` is bfloat16."""
         return [words] if self.x.itemsize == 2 else split_words(self.warp, self._unpack(words))
 
     def _add_squares(self, values: list[Value], total: Value) -> Value:
@@ -256,7 +253,7 @@ class _Projection:
         return total
 
     def _weights(self, group: int, at: Value) -> list[list[list[Value]]]:
-        """Right fragments of each part."""
+        """Right fragments of each part of a group of rows of phi."""
         row = self.warp.lane // 4 + group * _COLUMNS
         words = [
             self.parts.row(self.warp.i32(part)).row(row).load_words(at, _COLUMNS)
@@ -265,6 +262,7 @@ class _Projection:
         return [[part[:2], part[2:]] for part in words]
 
     def _store(self, sums: Array, products, squares) -> None:
+        """Writes the products and squares of this warp to its part of ``sums``."""
         warp, width = self.warp, self.parts.shape[1] + 1
         first = warp.thread // LANES * self.tile.tokens
         for fragment, (totals, halves) in enumerate(zip(products, squares, strict=True)):

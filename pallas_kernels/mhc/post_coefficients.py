@@ -1,4 +1,4 @@
-"""The coefficients of ``mhc_post`` as kernels read them that have a tile of tokens at once."""
+"""The coefficients of ``mhc_post`` in the layout of kernels that process tiles of tokens."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pallas_kernels.simt.warp import LANES, Warp
 _WARPS = 4
 
 
-def side_by_side(h_post: jax.Array, h_res: jax.Array) -> jax.Array:
-    """``h_post`` and then ``h_res`` of each token, [n + n n, tokens].
+def stack_coefficients(h_post: jax.Array, h_res: jax.Array) -> jax.Array:
+    """Stacks and transposes coefficients: ``h_post``, then ``h_res``, [n + n n, tokens].
 
-    XLA has three kernels for this. 8192 tokens took them 0.005 ms on an H200.
+    A kernel of its own, as XLA would launch three. These took 0.005 ms for 8192 tokens on an H200.
 
     Args:
       h_post: [tokens, n] float32.
@@ -24,7 +24,7 @@ def side_by_side(h_post: jax.Array, h_res: jax.Array) -> jax.Array:
     """
     tokens, rows = h_post.shape[0], h_post.shape[1] + h_res.shape[1]
     return simt.launch(
-        _turn,
+        _transpose,
         (h_post, h_res),
         [jax.ShapeDtypeStruct((rows, tokens), h_post.dtype)],
         name="mhc_post_coefficients",
@@ -32,9 +32,9 @@ def side_by_side(h_post: jax.Array, h_res: jax.Array) -> jax.Array:
     )[0]
 
 
-def _turn(warp: Warp, inputs: tuple[Array, Array], turned: Array) -> None:
-    """A lane has a token."""
-    tokens = turned.shape[1]
+def _transpose(warp: Warp, inputs: tuple[Array, Array], stacked: Array) -> None:
+    """Copies the coefficients of one token in each lane."""
+    tokens = stacked.shape[1]
 
     def take(first, _):
         token = first + warp.lane
@@ -42,7 +42,7 @@ def _turn(warp: Warp, inputs: tuple[Array, Array], turned: Array) -> None:
 
         def store():
             for row, value in enumerate([*held[0], *held[1]]):
-                turned.row(warp.i32(row)).store(token, value)
+                stacked.row(warp.i32(row)).store(token, value)
 
         warp.when(token < tokens, store)
 

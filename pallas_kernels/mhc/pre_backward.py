@@ -1,7 +1,8 @@
-"""The backward pass of ``mhc_pre``: two kernels, the first of which makes inner products.
+"""The backward pass of ``mhc_pre``: a kernel for each token's coefficients, then one for streams.
 
-Where ``mhc.slices.backward`` has a tile, they are that of ``mhc.slices.tokens`` and that one. Else
-the second is in ``mhc.tokens.backward``, and plain JAX makes what is small between them.
+If ``mhc.slices.backward`` has a tile for the shapes, it is the second kernel and
+``mhc.slices.tokens`` the first. Otherwise the first kernel only makes inner products, plain JAX
+computes what is small, and ``mhc.tokens.backward`` is the second.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import jax.numpy as jnp
 
 from pallas_kernels import simt
 from pallas_kernels.chip import Chip
-from pallas_kernels.mhc.slices.backward import Behind, SlicesTile, slices_backward
+from pallas_kernels.mhc.arguments import MHCConstants, MHCParams
+from pallas_kernels.mhc.slices.backward import FollowingPost, SlicesTile, slices_backward
 from pallas_kernels.mhc.slices.shapes import Slices
 from pallas_kernels.mhc.slices.sums import Partial, add_up
 from pallas_kernels.mhc.slices.tokens import token_parts
@@ -34,81 +36,82 @@ class Gradients(NamedTuple):
     """Gradients of ``mhc_pre``.
 
     Attributes:
-      x: like ``x``.
-      weight: to ``phi gamma``, float32.
-      alpha: like ``alpha``.
-      bias: like ``bias``.
+      x: gradient to the streams, [tokens, n, dim], of their dtype.
+      phi: gradient to ``phi`` with ``gamma`` folded into it, [n n + 2 n, n dim] float32.
+      alpha: gradient to ``alpha``, [3] float32.
+      bias: gradient to ``bias``, [n n + 2 n] float32.
     """
 
     x: jax.Array
-    weight: jax.Array
+    phi: jax.Array
     alpha: jax.Array
     bias: jax.Array
 
 
 def mhc_pre_backward(
     x: jax.Array,
-    weight: jax.Array,
-    alpha: jax.Array,
-    bias: jax.Array,
+    params: MHCParams,
     saved: Sequence[jax.Array],
     cotangents: Sequence[jax.Array],
-    dx_streams: jax.Array | None = None,
-    behind: Behind | None = None,
+    constants: MHCConstants,
     *,
-    pre_eps: float,
-    post_scale: float,
+    dx_streams: jax.Array | None = None,
+    following: FollowingPost | None = None,
     tile: SlicesTile | StreamsTile | None = None,
 ) -> Gradients:
-    """Gradients; all sums in a fixed order.
+    """Gradients of ``mhc_pre``; all sums in a fixed order.
 
     Args:
-      x: as in ``mhc_pre``.
-      weight: as in ``mhc_pre``.
-      alpha: as in ``mhc_pre``.
-      bias: as in ``mhc_pre``.
-      saved: ``inv_rms`` and ``h_mix``.
-      cotangents: of ``h_in``, ``h_post`` and ``h_res``.
-      dx_streams: like ``x``, added to its gradient before that is rounded; None for zero.
-      behind: instead of ``dx_streams``, what they are to be made of, where kernels go by slices.
-      pre_eps: as in ``mhc_pre``.
-      post_scale: as in ``mhc_pre``.
-      tile: by default what suits the shapes.
+      x: the streams, [tokens, n, dim].
+      params: parameters of ``mhc_pre``, ``gamma`` folded into ``phi``.
+      saved: ``inv_rms`` and ``h_mix`` of the forward pass.
+      cotangents: gradients of ``h_in``, ``h_post`` and ``h_res``.
+      constants: constants of ``mhc_pre``.
+      dx_streams: another gradient of the streams, [tokens, n, dim], added to that of this op before
+        it is rounded; None for zero.
+      following: instead of ``dx_streams``, the ``mhc_post`` whose backward pass gives it. Only
+        kernels by slices take it.
+      tile: how blocks share the work; by default chosen for the shapes.
     """
     if x.shape[0] == 0:
-        return Gradients(*(jnp.zeros_like(a) for a in (x, weight, alpha, bias)))
-    constants = {"pre_eps": pre_eps, "post_scale": post_scale}
-    of_token, given = (x, alpha, bias, saved, cotangents), (x, cotangents[0], dx_streams, weight)
+        return Gradients(*(jnp.zeros_like(a) for a in (x, *params[:3])))
+    given, arrays = (params, saved, cotangents, constants), (x, cotangents[0], dx_streams)
     tokens, n, dim = x.shape
-    form = Slices(n, dim, adds=dx_streams is not None, mixes=behind is not None)
+    form = Slices(n, dim, adds=dx_streams is not None, mixes=following is not None)
     tile = tile or SlicesTile.choose(Chip.current(), tokens, form, x.dtype)
     if isinstance(tile, SlicesTile):
         of_post = None
-        if behind is not None:
-            of_post = behind.h_post, behind.h_res.reshape(tokens, n * n)
-        parts, sums, _ = token_parts(*of_token, of_post, backwards=not tile.backwards, **constants)
-        of_phi, dx = slices_backward(*given, parts, tile, behind)
-        dweight, dalpha, dbias = add_up(Slices(n, dim), Partial(of_phi, sums))
-    elif behind is not None:
+        if following is not None:
+            of_post = following.h_post, following.h_res.reshape(tokens, n * n)
+        parts, sums, _ = token_parts(x, *given, of_post, reverse=not tile.reverse)
+        of_phi, dx = slices_backward(*arrays, params.phi, parts, tile, following)
+        dphi, dalpha, dbias = add_up(Slices(n, dim), Partial(of_phi, sums))
+    elif following is not None:
         raise ValueError(f"mhc_pre_backward: needs a tile by slices to mix, got x of {x.shape}")
     else:
-        token, dalpha, dbias = token_backward(*of_token, **constants)
-        dweight, dx = streams_backward(*given, token, tile=tile)
-    return Gradients(dx, dweight, dalpha, dbias)
+        token, dalpha, dbias = token_backward(x, *given)
+        dphi, dx = streams_backward(*arrays, params.phi, token, tile=tile)
+    return Gradients(dx, dphi, dalpha, dbias)
 
 
 def token_backward(
     x: jax.Array,
-    alpha: jax.Array,
-    bias: jax.Array,
+    params: MHCParams,
     saved: Sequence[jax.Array],
     cotangents: Sequence[jax.Array],
-    *,
-    pre_eps: float,
-    post_scale: float,
+    constants: MHCConstants,
 ) -> tuple[Token, jax.Array, jax.Array]:
-    """What there is of each token, and the gradients to ``alpha`` and ``bias``."""
+    """Coefficients of each token in the backward pass, and the gradients to ``alpha`` and ``bias``.
+
+    Args:
+      x: the streams, [tokens, n, dim].
+      params: parameters of ``mhc_pre``.
+      saved: ``inv_rms`` and ``h_mix`` of the forward pass.
+      cotangents: gradients of ``h_in``, ``h_post`` and ``h_res``.
+      constants: constants of ``mhc_pre``.
+    """
     inv_rms, h_mix = saved
+    alpha, bias = params.alpha, params.bias
     dh_in, dh_post, dh_res = cotangents
     tokens, n, dim = x.shape
     normed = h_mix * inv_rms[:, None]
@@ -117,21 +120,21 @@ def token_backward(
     s_pre, s_post = (jax.nn.sigmoid(alpha[k] * parts[k] + biases[k]) for k in (0, 1))
     dlogits = (
         _dots(x, dh_in) * s_pre * (1 - s_pre),
-        dh_post * post_scale * s_post * (1 - s_post),
+        dh_post * constants.post_scale * s_post * (1 - s_post),
         dh_res.reshape(tokens, n * n),
     )
     dalpha = jnp.stack([jnp.sum(d * t) for d, t in zip(dlogits, parts, strict=True)])
     dbias = jnp.sum(jnp.concatenate(dlogits, axis=1), axis=0)
     dt = jnp.concatenate([alpha[k] * d for k, d in enumerate(dlogits)], axis=1)
     scale = -jnp.sum(dt * h_mix, axis=1) * inv_rms**3 / (n * dim)
-    return Token(s_pre + pre_eps, scale, dt * inv_rms[:, None]), dalpha, dbias
+    return Token(s_pre + constants.pre_eps, scale, dt * inv_rms[:, None]), dalpha, dbias
 
 
-# -- inner products of the layer's cotangent and the streams -------------------------------------
+# -- inner products of the gradient of h_in and the streams --------------------------------------
 
 
 def _dots(x: jax.Array, dh_in: jax.Array) -> jax.Array:
-    """``⟨dh_in, x_i⟩``, [tokens, n]."""
+    """Inner products ``⟨dh_in, x_i⟩`` of the gradient of ``h_in`` and each stream, [tokens, n]."""
     tokens, n, dim = x.shape
     lanes = math.gcd(dim // (READ_BYTES // x.dtype.itemsize), LANES)
     return simt.launch(
@@ -145,7 +148,7 @@ def _dots(x: jax.Array, dh_in: jax.Array) -> jax.Array:
 
 @dataclass(frozen=True)
 class _Dots:
-    """A group of lanes takes a token."""
+    """Computes the inner products, each token by a group of ``lanes`` neighbouring lanes."""
 
     lanes: int
 

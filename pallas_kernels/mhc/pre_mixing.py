@@ -1,6 +1,6 @@
-"""What ``mhc_pre`` makes of the sums of its tokens: coefficients, and the layer's input.
+"""The second of two passes of ``mhc_pre``: coefficients and the layer's input, from projections.
 
-Second of two passes forward; ``mhc.wide_sums`` has the first, where a token is too wide for one.
+``mhc.wide_sums`` is the first pass, for tokens that are too wide for a single one.
 """
 
 from __future__ import annotations
@@ -12,41 +12,41 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import simt
+from pallas_kernels.mhc.arguments import MHCConstants, MHCParams
 from pallas_kernels.mhc.streams import READ_BYTES, combine, read_once, sum_terms
 from pallas_kernels.mhc.wide_sums import Sums
 from pallas_kernels.simt.blocks import striding_blocks
-from pallas_kernels.simt.values import Array
+from pallas_kernels.simt.values import Array, Value
 from pallas_kernels.simt.warp import LANES, Warp
 
 
 @dataclass(frozen=True)
 class MixingTile:
-    """What a block does.
+    """How blocks share the tokens.
 
     Attributes:
-      tokens: that it takes at once.
-      warps: that it has.
+      tokens: tokens that a block processes at once.
+      warps: warps of a block.
     """
 
     tokens: int = 2
     warps: int = 8
 
     def shared(self, n: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """What a block has in shared memory: sums, and weights of the streams."""
+        """Arrays in shared memory of a block: sums of each token, and weights of its streams."""
         shapes = {"sums": (self.tokens, n * n + 2 * n + 1), "weights": (self.tokens, n)}
         return {name: jax.ShapeDtypeStruct(s, jnp.float32) for name, s in shapes.items()}
 
 
-class Constants(NamedTuple):
-    """Those of ``mhc_pre``."""
+class _Tokens(NamedTuple):
+    """The tokens that a block processes at once: the first of them, and how many there are."""
 
-    norm_eps: float
-    pre_eps: float
-    post_scale: float
+    first: Value
+    count: Value
 
 
 def result_shapes(x: jax.Array) -> list[jax.ShapeDtypeStruct]:
-    """Of all that ``mhc_pre`` makes of ``x`` [tokens, n, dim]."""
+    """Shapes of all results of ``mhc_pre`` for ``x`` [tokens, n, dim]."""
     tokens, n, dim = x.shape
     shapes = [(tokens, n), (tokens, n, n), (tokens,), (tokens, n * n + 2 * n)]
     of_tokens = [jax.ShapeDtypeStruct(shape, jnp.dtype(jnp.float32)) for shape in shapes]
@@ -56,25 +56,23 @@ def result_shapes(x: jax.Array) -> list[jax.ShapeDtypeStruct]:
 def mix_streams(
     x: jax.Array,
     sums: Sums,
-    alpha: jax.Array,
-    bias: jax.Array,
-    constants: Constants,
+    params: MHCParams,
+    constants: MHCConstants,
     tile: MixingTile = MixingTile(),
 ) -> tuple[jax.Array, ...]:
-    """What ``mhc_pre`` makes, from the sums.
+    """All results of ``mhc_pre``, from the products of the streams with phi and their squares.
 
     Args:
-      x: [tokens, n, dim], of a dtype of 16 bits.
-      sums: of these.
-      alpha: as in ``mhc_pre``.
-      bias: as in ``mhc_pre``.
-      constants: likewise.
-      tile: what a block does.
+      x: the streams, [tokens, n, dim], of a dtype of 16 bits.
+      sums: partial sums of the products and squares of ``x``.
+      params: parameters of ``mhc_pre``; ``phi`` is not read.
+      constants: constants of ``mhc_pre``.
+      tile: how blocks share the tokens.
     """
     tokens, n, dim = x.shape
     return simt.launch(
         _Mix(Mixing(n, constants), tile),
-        (x.reshape(tokens, n * dim), *sums, alpha, bias),
+        (x.reshape(tokens, n * dim), *sums, params.alpha, params.bias),
         result_shapes(x),
         name="mhc_pre_mix",
         grid=simt.Grid(striding_blocks(tokens, tile.tokens), tile.warps),
@@ -84,41 +82,44 @@ def mix_streams(
 
 @dataclass(frozen=True)
 class Mixing:
-    """What all warps of a block do with some tokens.
+    """Coefficients and mixed streams of some tokens, computed by all warps of a block.
 
     Attributes:
-      n: streams.
-      constants: see there.
+      n: number of streams.
+      constants: constants of ``mhc_pre``.
     """
 
     n: int
-    constants: Constants
+    constants: MHCConstants
 
     @property
     def rows(self) -> int:
-        """Rows of phi."""
+        """Number of rows of phi."""
         return self.n * self.n + 2 * self.n
 
     def run(self, warp: Warp, inputs, sums: Array, first, count, weights: Array, outputs) -> None:
-        """Makes all but ``h_mix``.
+        """Computes and writes all results except ``h_mix``.
 
         Args:
-          warp: one of the block.
-          inputs: x, alpha and bias.
-          sums: of products and then of squares, in shared memory, [tokens, rows + 1].
-          first: of the tokens.
-          count: of tokens.
-          weights: of the streams, in shared memory, [tokens, n]; made here.
-          outputs: as ``result_shapes`` has them.
+          warp: a warp of the block.
+          inputs: x [tokens, n dim], alpha and bias.
+          sums: products with the rows of phi, then the sum of squares, [tokens, rows + 1] in shared
+            memory.
+          first: first of the tokens.
+          count: number of tokens.
+          weights: weights of the streams, [tokens, n] in shared memory; written here.
+          outputs: all results in the order of ``result_shapes``.
         """
         x, *parameters = inputs
         h_in, *coefficients, _ = outputs
-        self._coefficients(warp, parameters, sums, first, count, x.shape[1], weights, coefficients)
+        tokens = _Tokens(first, count)
+        self._coefficients(warp, tokens, parameters, sums, x.shape[1], weights, coefficients)
         warp.barrier()
-        self._combine(warp, x, weights, h_in, first, count)
+        self._combine(warp, tokens, x, weights, h_in)
 
-    def _coefficients(self, warp, given, sums, first, count, size: int, weights, to) -> None:
-        (alpha, bias), (h_post, h_res, inv_rms) = given, to
+    def _coefficients(self, warp, tokens: _Tokens, given, sums, size: int, weights, to) -> None:
+        """Computes the coefficients of tokens of ``size`` entries, one row of phi in a lane."""
+        (first, count), (alpha, bias), (h_post, h_res, inv_rms) = tokens, given, to
         n, width, (norm_eps, pre_eps, post_scale) = self.n, self.rows + 1, self.constants
 
         def make(i, _):
@@ -141,8 +142,9 @@ class Mixing:
 
         warp.loop(warp.thread, count * self.rows, warp.threads, (), make)
 
-    def _combine(self, warp: Warp, x: Array, weights: Array, h_in: Array, first, count) -> None:
-        """Adds the streams up, 16 bytes of a token's columns in a lane."""
+    def _combine(self, warp: Warp, tokens: _Tokens, x: Array, weights: Array, h_in: Array) -> None:
+        """Writes the weighted sums of the streams, 16 bytes of a token in a lane."""
+        first, count = tokens
         n, dim, entries = self.n, h_in.shape[1], READ_BYTES // x.itemsize
         reads = dim // entries
 
@@ -160,30 +162,31 @@ class Mixing:
 
 @dataclass(frozen=True)
 class _Mix:
-    """A block adds up what the shares have of some tokens, and goes on with the sums."""
+    """Adds the partial sums of some tokens in each block, then computes their results."""
 
     mixing: Mixing
     tile: MixingTile
 
     def __call__(self, warp: Warp, inputs, *outputs: Array, sums: Array, weights: Array) -> None:
-        x, *of_shares, alpha, bias = inputs
+        x, *partial_sums, alpha, bias = inputs
         tokens, at_once = x.shape[0], self.tile.tokens
 
         def take(block, _):
             first = block * at_once
             count = (tokens - first).at_most(at_once)
-            self._add_up(warp, of_shares, sums, outputs[-1], first, count)
+            self._add_up(warp, partial_sums, sums, outputs[-1], first, count)
             warp.barrier()
             self.mixing.run(warp, (x, alpha, bias), sums, first, count, weights, outputs)
 
         blocks = warp.count * LANES // warp.threads
         warp.loop(warp.block, -(-tokens // at_once), blocks, (), take)
 
-    def _add_up(self, warp: Warp, of_shares, sums: Array, h_mix: Array, first, count) -> None:
-        products, squares = of_shares
+    def _add_up(self, warp: Warp, partial_sums, sums: Array, h_mix: Array, first, count) -> None:
+        """Adds the partial sums of all shares to shared memory, and writes ``h_mix``."""
+        products, squares = partial_sums
         rows, shares = self.mixing.rows, products.shape[0]
 
-        def of_row(i, _):
+        def add_products(i, _):
             token = i // rows
             row, number = i - token * rows, first + token
 
@@ -194,10 +197,10 @@ class _Mix:
             sums.store(token * (rows + 1) + row, total)
             h_mix.row(number).store(row, total)
 
-        warp.loop(warp.thread, count * rows, warp.threads, (), of_row)
+        warp.loop(warp.thread, count * rows, warp.threads, (), add_products)
 
-        def of_squares(token, _):
+        def add_squares(token, _):
             (total,) = sum_terms(warp, shares, 1, lambda s: [squares.row(s).load(first + token)])
             sums.store(token * (rows + 1) + rows, total)
 
-        warp.loop(warp.thread, count, warp.threads, (), of_squares)
+        warp.loop(warp.thread, count, warp.threads, (), add_squares)

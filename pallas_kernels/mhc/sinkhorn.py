@@ -20,11 +20,11 @@ Matrix = list[list[Value]]  # [row][column], the rows that a lane has
 
 @dataclass(frozen=True)
 class SinkhornTile:
-    """How lanes hold matrices.
+    """How lanes hold matrices in registers.
 
     Attributes:
-      lanes: neighbouring lanes that share a matrix, each with as many of its rows.
-      warps: warps of a block at most.
+      lanes: neighbouring lanes that share a matrix, each with an equal number of its rows.
+      warps: the most warps of a block.
     """
 
     lanes: int
@@ -32,16 +32,16 @@ class SinkhornTile:
 
     @classmethod
     def choose(cls, chip: Chip, n: int) -> SinkhornTile:
-        """The one heuristic: no lane has more than four rows."""
+        """The only heuristic: no lane has more than four rows."""
         return cls(max(1, n // 4))
 
     def words(self, n: int, iterations: int) -> int:
-        """Words of shared memory that a warp needs for the sums of all iterations."""
+        """Words of shared memory of a warp for the sums of all iterations."""
         return iterations * (n + n // self.lanes) * LANES
 
 
 def most_iterations(n: int) -> int:
-    """Iterations whose sums fit shared memory, for the backward pass."""
+    """The most iterations whose sums fit shared memory in the backward pass."""
     chip = Chip.current()
     return chip.shared_bytes // (4 * SinkhornTile.choose(chip, n).words(n, 1))
 
@@ -61,11 +61,11 @@ def sinkhorn(
       iterations: pairs of divisions.
       eps: added to the result of the first division and to every later sum; if it is zero,
         everything is done in logarithms.
-      last: normalise ``"rows"`` last, or ``"columns"``.
-      tile: by default what suits the shape.
+      last: whether the ``"rows"`` or the ``"columns"`` are normalised last.
+      tile: how lanes hold matrices; by default chosen for the shape.
 
     Returns:
-      Like ``logits``.
+      The matrices, of the shape of ``logits``.
     """
     count, n, _ = logits.shape
     if count == 0:
@@ -89,18 +89,18 @@ def sinkhorn_backward(
     last: str,
     tile: SinkhornTile | None = None,
 ) -> jax.Array:
-    """The exact gradient to ``logits``: iterates are made again, and undone with their sums.
+    """The exact gradient to ``logits``: recomputes the iterations, then undoes them by their sums.
 
     Args:
-      logits: as in ``sinkhorn``.
-      dh: like ``logits``.
-      iterations: as in ``sinkhorn``, at most ``most_iterations(n)``.
-      eps: as in ``sinkhorn``.
-      last: as in ``sinkhorn``.
-      tile: by default what suits the shape.
+      logits: [matrices, n, n] float32, n 2, 4 or 8.
+      dh: gradient of the matrices, of the shape of ``logits``.
+      iterations: pairs of divisions, at most ``most_iterations(n)``.
+      eps: added to the result of the first division and to every later sum; zero for logarithms.
+      last: whether the ``"rows"`` or the ``"columns"`` are normalised last.
+      tile: how lanes hold matrices; by default chosen for the shape.
 
     Returns:
-      Like ``logits``.
+      The gradient, of the shape of ``logits``.
     """
     count, n, _ = logits.shape
     if count == 0:
@@ -135,7 +135,14 @@ def _multiply(a: Value, b: Value) -> Value:
 
 @dataclass(frozen=True)
 class _Matrices:
-    """Matrices of ``n`` rows in the registers of neighbouring lanes, and what is done to them."""
+    """Operations on matrices of ``n`` rows in the registers of neighbouring lanes.
+
+    Attributes:
+      warp: the warp that runs this.
+      n: rows and columns of a matrix.
+      lanes: neighbouring lanes that share a matrix.
+      eps: added to sums; zero if matrices are held as logarithms.
+    """
 
     warp: Warp
     n: int
@@ -144,11 +151,11 @@ class _Matrices:
 
     @property
     def own(self) -> int:
-        """Rows of a lane."""
+        """Number of rows of a lane."""
         return self.n // self.lanes
 
     def for_each(self, count: int, body: Callable[[Value, Value], None]) -> None:
-        """``body(number, inside)``; lanes behind the last matrix repeat it and store nothing."""
+        """Calls ``body(number, inside)``; lanes behind the last matrix get it, and not inside."""
         warp, at_once = self.warp, LANES // self.lanes
 
         def take(first, _):
@@ -158,23 +165,24 @@ class _Matrices:
         warp.loop(warp.number * at_once, count, warp.count * at_once, (), take)
 
     def load(self, array: Array, number: Value) -> Matrix:
-        """This lane's rows."""
+        """Loads the rows of a matrix that this lane has."""
         n, own = self.n, self.own
         words = array.row(number).load_words(self._first(), own * n)
         return [[array.unpack(words, r * n + c) for c in range(n)] for r in range(own)]
 
     def store(self, array: Array, number: Value, matrix: Matrix) -> None:
-        """Writes this lane's rows."""
+        """Writes the rows of a matrix that this lane has."""
         to, at_once = array.row(number), min(4, self.n)
         for r, row in enumerate(matrix):
             for c in range(0, self.n, at_once):
                 to.store(self._first() + (r * self.n + c), *row[c : c + at_once])
 
     def _first(self) -> Value:
+        """Offset of this lane's first entry in a matrix."""
         return self.warp.lane % self.lanes * (self.own * self.n)
 
     def load_finite(self, array: Array, number: Value) -> Matrix:
-        """As ``load``; NaN throughout for a matrix with a NaN or an infinity."""
+        """Loads this lane's rows; all NaN if the matrix has a NaN or an infinity anywhere."""
         matrix = self.load(array, number)
         rows = [[value * 0.0 for value in row] for row in matrix]
         spread = self.warp.sum_lanes(
@@ -182,10 +190,10 @@ class _Matrices:
         )
         return [[value + spread for value in row] for row in matrix]
 
-    # -- along an axis: what belongs to each row of the lane, or to each column ------------------
+    # -- along an axis: one number for each row of the lane, or for each column -----------------
 
     def reduce(self, matrix: Matrix, by_rows: bool, fold: Callable = _add) -> list[Value]:
-        """Sums, or what ``fold`` makes of entries."""
+        """Sums of rows or columns, or their reductions by another ``fold``."""
         if by_rows:
             return [fold_in_pairs(row, fold) for row in matrix]
         columns = [fold_in_pairs(column, fold) for column in zip(*matrix, strict=True)]
@@ -196,14 +204,14 @@ class _Matrices:
         return columns
 
     def combine(self, matrix: Matrix, parts: list[Value], by_rows: bool, operation) -> Matrix:
-        """``operation(entry, part)`` with the part of the entry's row or column."""
+        """``operation(entry, part)`` of every entry and the number of its row or column."""
         return [
             [operation(entry, parts[r if by_rows else c]) for c, entry in enumerate(row)]
             for r, row in enumerate(matrix)
         ]
 
     def map(self, matrix: Matrix, *others: Matrix, operation: Callable[..., Value]) -> Matrix:
-        """``operation`` of entries of equal place."""
+        """``operation`` of the entries of several matrices at the same position."""
         return [
             [operation(*entries) for entries in zip(*rows, strict=True)]
             for rows in zip(matrix, *others, strict=True)
@@ -212,7 +220,7 @@ class _Matrices:
     # -- the iteration ---------------------------------------------------------------------------
 
     def softmax(self, logits: Matrix, by_rows: bool, log: bool = False) -> Matrix:
-        """Along an axis; or its logarithm."""
+        """The softmax along an axis, or its logarithm."""
         warp = self.warp
         shifted = self.combine(
             logits, self.reduce(logits, by_rows, Value.at_least), by_rows, _subtract
@@ -224,7 +232,7 @@ class _Matrices:
         return self.combine(powers, [warp.normal_reciprocal(s) for s in sums], by_rows, _multiply)
 
     def start(self, logits: Matrix, by_rows: bool) -> Matrix:
-        """The first division; in logarithms if eps is zero."""
+        """The matrix after the first division; its logarithm if eps is zero."""
         if self.eps == 0:
             return self.softmax(logits, by_rows, log=True)
         return self.map(self.softmax(logits, by_rows), operation=lambda p: p + self.eps)
@@ -243,33 +251,36 @@ class _Matrices:
         return self.combine(m, factors, by_rows, _multiply), sums
 
     def reciprocal(self, total: Value) -> Value:
-        """Of a number of at least eps."""
+        """The reciprocal of a number of at least eps."""
         warp = self.warp
         return (warp.normal_reciprocal if self.eps >= _TINY else warp.reciprocal)(total)
 
     def undo(
         self, state: tuple[Matrix, Matrix], sums: list[Value], by_rows: bool
     ) -> tuple[Matrix, Matrix]:
-        """From a gradient to ``log m`` and ``m``: the same of what ``divide`` made ``m`` of."""
+        """The gradient and the matrix in front of a division, from those behind it.
+
+        Gradients are those to the logarithm of the matrix.
+        """
         z, m = state
         z = self.centred(z, self.entries(m), by_rows)
         operation = _add if self.eps == 0 else _multiply
         return z, self.combine(m, sums, by_rows, operation)
 
     def centred(self, z: Matrix, m: Matrix, by_rows: bool) -> Matrix:
-        """``z - m Σz`` along an axis."""
+        """``z - m Σz``, with the sum along an axis: the gradient through a division by sums."""
         negative = [s * -1.0 for s in self.reduce(z, by_rows)]
         weighted = self.combine(m, negative, by_rows, _multiply)
         return self.map(z, weighted, operation=_add)
 
     def entries(self, m: Matrix) -> Matrix:
-        """The matrix, of its logarithm if eps is zero."""
+        """The matrix itself, exponentiated if matrices are held as logarithms."""
         return self.map(m, operation=self.warp.exp) if self.eps == 0 else m
 
 
 @dataclass(frozen=True)
 class _Forward:
-    """Each lane, or a few neighbours, has a matrix in registers."""
+    """The iteration, with a matrix in the registers of a lane or of a few neighbours."""
 
     tile: SinkhornTile
     iterations: int
@@ -295,7 +306,7 @@ class _Forward:
 
 @dataclass(frozen=True)
 class _Backward:
-    """As ``_Forward``; each lane keeps the sums of its rows, and of all columns."""
+    """Recomputes the iteration, keeping the sums of every division, then undoes it."""
 
     tile: SinkhornTile
     iterations: int
@@ -342,23 +353,24 @@ class _Backward:
 
 @dataclass(frozen=True)
 class _KeptSums:
-    """The sums of every iteration, of each lane for itself."""
+    """The sums of every iteration in shared memory; a lane reads only what it wrote itself."""
 
     warp: Warp
     memory: Shared
     n: int
     own: int
 
-    def _place(self, iteration: Value, by_rows: bool, i: int) -> Value:
+    def _index(self, iteration: Value, by_rows: bool, i: int) -> Value:
+        """Index of the sum of this lane's i-th row, or of the i-th column."""
         slot = i + (self.n if by_rows else 0)
         return (iteration * (self.n + self.own) + slot) * LANES + self.warp.lane
 
     def store(self, iteration: Value, by_rows: bool, sums: list[Value]) -> None:
-        """Keeps the sums of one division."""
+        """Stores the sums of one division."""
         for i, value in enumerate(sums):
-            self.memory.store(self._place(iteration, by_rows, i), value)
+            self.memory.store(self._index(iteration, by_rows, i), value)
 
     def load(self, iteration: Value, by_rows: bool) -> list[Value]:
-        """What ``store`` kept."""
+        """Loads the sums that ``store`` kept."""
         count = self.own if by_rows else self.n
-        return [self.memory.load(self._place(iteration, by_rows, i)) for i in range(count)]
+        return [self.memory.load(self._index(iteration, by_rows, i)) for i in range(count)]

@@ -1,4 +1,4 @@
-"""What the kernels of hyper-connections share: columns of a token's streams, and small matrices."""
+"""Loads and sums that several kernels of hyper-connections share."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from collections.abc import Callable
 from pallas_kernels.simt.values import Array, Value
 from pallas_kernels.simt.warp import Warp
 
-READ_BYTES = 16  # the most that a lane reads at once
-_AT_ONCE = 8  # terms that are read before the first is added
+READ_BYTES = 16  # the most bytes that a lane loads at once
+_AT_ONCE = 8  # terms that are loaded before the first is added
 
 
 def read_once(array: Array, token: Value, at: Value, entries: int) -> list[Value]:
-    """Words of ``entries`` neighbours of a token; they are not needed again."""
+    """Loads ``entries`` neighbours of a token, with a hint that no cache need keep them."""
     streamed = entries * array.itemsize == READ_BYTES
     return dataclasses.replace(array, streamed=streamed).row(token).load_words(at, entries)
 
 
 def load_floats(array: Array) -> list[Value]:
-    """All of a small array."""
+    """Loads all entries of a small array."""
     size = math.prod(array.shape)
     words = array.load_words(0, size)
     return [array.unpack(words, i) for i in range(size)]
 
 
 def combine(warp: Warp, factors: list[Value], streams: list[list[Value]]) -> list[Value]:
-    """``Σ_i factors_i streams_i`` of several columns."""
+    """The weighted sum ``Σ_i factors_i streams_i`` of several columns, [column]."""
     totals = [factors[0] * column for column in streams[0]]
     for factor, stream in zip(factors[1:], streams[1:], strict=True):
         totals = [warp.fma(factor, c, total) for c, total in zip(stream, totals, strict=True)]
@@ -37,7 +37,7 @@ def combine(warp: Warp, factors: list[Value], streams: list[list[Value]]) -> lis
 def sum_terms(
     warp: Warp, count: int, width: int, read: Callable[[Value], list[Value]]
 ) -> list[Value]:
-    """The sum of ``read(i)``, ``width`` numbers, for i below ``count``."""
+    """The sums of the ``width`` numbers that ``read(i)`` loads, over i below ``count``."""
 
     def add(terms: list[list[Value]], totals: list[Value]) -> list[Value]:
         for term in terms:

@@ -1,14 +1,13 @@
-"""The products of tokens with phi, where these are too wide for a cluster to hold.
+"""The first of two passes of ``mhc_pre``: products with phi, of tokens too wide for a cluster.
 
-First of two passes forward; ``mhc.pre_mixing`` has the second. A block has 128 tokens, 64 for each
-of its two warpgroups, and a share of the columns, which it walks through in chunks of 64. Chunks of
-different shares are neighbours, so that what blocks read at the same time lies side by side: with
-two shares of 8192 tokens, 7168 wide, an H200 took 0.303 ms, and 0.324 ms where each was half of the
-columns.
+``mhc.pre_mixing`` is the second pass. A block has 128 tokens, 64 for each of its two warpgroups,
+and a share of the columns, which it processes in chunks of 64. Shares are interleaved chunk by
+chunk, so that blocks read neighbouring columns at the same time: with two shares of 8192 tokens,
+7168 wide, an H200 took 0.303 ms, and 0.324 ms where each share was one half of the columns.
 
-The streams are read once: tensor cores multiply them where they lie in shared memory. Where an
-``mhc_post`` comes before, a warpgroup first makes new streams in the place of the old ones, and
-these leave from there. What the warpgroups read of phi is shared.
+The streams are read once: tensor cores multiply them in shared memory. Where an ``mhc_post`` comes
+before, a warpgroup first replaces the old streams in shared memory by the new ones, and writes
+these to global memory from there. The warpgroups share the chunks of phi.
 """
 
 from __future__ import annotations
@@ -26,30 +25,30 @@ from jax.experimental import pallas as pl
 from pallas_kernels import tensor_cores as tc
 from pallas_kernels.chip import Chip
 from pallas_kernels.mhc.cluster.streams import PARTS
-from pallas_kernels.mhc.post_coefficients import side_by_side
+from pallas_kernels.mhc.post_coefficients import stack_coefficients
 from pallas_kernels.mhc.slices import shapes as common
 from pallas_kernels.mhc.slices.shapes import Slices
 from pallas_kernels.tensor_cores import BLOCK, COLUMNS, ROWS, WARPGROUP
 from pallas_kernels.tensor_cores.bfloat16_parts import split
 
 _WARPGROUPS = 2
-_HALVES = 2  # of a chunk: the registers hold all streams of one
+_HALVES = 2  # halves of a chunk: registers hold all streams of one half
 _HALF = COLUMNS // _HALVES
 _STREAMS = 4
 _MOST_SHARES = 8
-# Columns from which on it is taken, with an ``mhc_post`` before and without. For 8192 tokens with
-# one both passes took an H200 0.198 ms where the kernels of both ops had taken 0.244 (3072 wide),
-# 0.263 and 0.325 (4096), 0.454 and 0.577 (7168); without, 0.162 and 0.173 (4096), 0.277 and 0.312
-# (7168).
+# The least width for which the two passes are used, with an ``mhc_post`` before and without. For
+# 8192 tokens with one both passes took an H200 0.198 ms where the kernels of both ops had taken
+# 0.244 (3072 wide), 0.263 and 0.325 (4096), 0.454 and 0.577 (7168); without, 0.162 and 0.173
+# (4096), 0.277 and 0.312 (7168).
 _LEAST_WIDTH = {True: 3072, False: 4096}
 
 
 class Sums(NamedTuple):
-    """What shares of columns have of each token; there may be more tokens, with anything.
+    """Partial sums of each token over shares of columns, with undefined padding of tokens.
 
     Attributes:
-      products: with the rows of phi, [shares, tokens or more, rows].
-      squares: of the columns, [shares, tokens or more].
+      products: products with the rows of phi, [shares, padded tokens, rows].
+      squares: sums of squares, [shares, padded tokens].
     """
 
     products: Any
@@ -58,27 +57,36 @@ class Sums(NamedTuple):
 
 @dataclass(frozen=True)
 class WideTile:
-    """How blocks share the columns, and how far they read ahead.
+    """How blocks share the columns, and how far they copy ahead.
 
     Attributes:
-      shares: blocks that share the columns of their tokens.
-      chunks: that a warpgroup has in shared memory, two at least.
-      of_phi: halves of chunks of phi that a block has there, two at least.
+      shares: blocks that share the columns of the same tokens.
+      chunks: stages of each warpgroup's ring of chunks of streams, two at least.
+      phi_stages: stages of a block's ring of half chunks of phi, two at least.
     """
 
     shares: int
     chunks: int = 2
-    of_phi: int = 4
+    phi_stages: int = 4
 
     def __post_init__(self):
-        if min(self.chunks, self.of_phi) < 2:
-            raise ValueError(f"chunks and of_phi have to be two or more, got {self}")
+        if min(self.chunks, self.phi_stages) < 2:
+            raise ValueError(f"chunks and phi_stages have to be two or more, got {self}")
 
     @classmethod
     def choose(
         cls, chip: Chip, tokens: int, n: int, dim: int, dtype, *, posts: bool
     ) -> WideTile | None:
-        """The one heuristic: the fewest shares whose waves are over first; None for others."""
+        """The only heuristic: the shares with the shortest time, the fewest of these; or None.
+
+        Args:
+          chip: the GPU.
+          tokens: number of tokens.
+          n: number of streams.
+          dim: width of a stream.
+          dtype: dtype of the streams.
+          posts: whether an ``mhc_post`` comes before.
+        """
         if n != _STREAMS or dim < _LEAST_WIDTH[posts]:
             return None
         if not common.runs_here(chip, tokens, jnp.dtype(dtype)):
@@ -93,14 +101,14 @@ class WideTile:
         return cls(min(range(1, min(most, dim // COLUMNS) + 1), key=chunks))
 
     def scratch(self, form: Slices, dtype, posts: bool) -> dict[str, Any]:
-        """Shared memory, and barriers."""
+        """Shared memory and barriers of a block."""
         ring = (_WARPGROUPS, self.chunks)
         made = {
             "streams": common.factors(dtype, *ring, form.n, ROWS, COLUMNS),
             "full": tc.Barrier(num_arrivals=form.n + posts, num_barriers=ring),
-            "phi": common.factors(dtype, self.of_phi, PARTS, form.n, form.rows, _HALF),
-            "phi full": tc.Barrier(num_arrivals=PARTS * form.n, num_barriers=self.of_phi),
-            "phi read": tc.Barrier(num_arrivals=_WARPGROUPS, num_barriers=self.of_phi),
+            "phi": common.factors(dtype, self.phi_stages, PARTS, form.n, form.rows, _HALF),
+            "phi full": tc.Barrier(num_arrivals=PARTS * form.n, num_barriers=self.phi_stages),
+            "phi read": tc.Barrier(num_arrivals=_WARPGROUPS, num_barriers=self.phi_stages),
         }
         if posts:
             made["layer"] = common.factors(dtype, *ring, ROWS, COLUMNS)
@@ -112,21 +120,25 @@ class WideTile:
 
 def wide_sums(
     x: jax.Array,
-    weight: jax.Array,
+    phi: jax.Array,
     post: tuple[jax.Array, jax.Array, jax.Array] | None,
     tile: WideTile,
     *,
     transposed: bool = False,
 ) -> tuple[jax.Array, Sums]:
-    """The streams whose products these are, and the sums, which are still to be added up.
+    """The streams that ``mhc_pre`` reads, and partial sums of their products with phi.
 
     Args:
-      x: [tokens, n, dim] bfloat16, tokens a multiple of 8, n 2 or 4, dim a multiple of 64.
-      weight: as in ``mhc_pre``.
-      post: ``f``, ``h_post`` and ``h_res`` as in ``mhc_post``, whose result the streams are; or
-        None, if they are ``x``.
-      tile: as ``WideTile.choose`` gives it.
-      transposed: as in ``mhc_post``.
+      x: the streams, [tokens, n, dim] bfloat16, tokens a multiple of 8, n 2 or 4, dim a multiple of
+        64.
+      phi: projection with ``gamma`` folded in, [n n + 2 n, n dim] float32.
+      post: ``f``, ``h_post`` and ``h_res`` of an ``mhc_post`` that is applied to ``x`` first; or
+        None.
+      tile: how blocks share the work, from ``WideTile.choose``.
+      transposed: whether the matrices ``h_res`` are transposed.
+
+    Returns:
+      The new streams, or ``x`` without ``post``; and the partial sums.
     """
     tokens, n, dim = x.shape
     form, flat = Slices(n, dim), (tokens, n * dim)
@@ -139,7 +151,10 @@ def wide_sums(
     given = {"streams": x.reshape(flat)}
     if post is not None:
         f, h_post, h_res = post
-        given |= {"layer": f, "coefficients": side_by_side(h_post, h_res.reshape(tokens, n * n))}
+        given |= {
+            "layer": f,
+            "coefficients": stack_coefficients(h_post, h_res.reshape(tokens, n * n)),
+        }
         results["streams"] = jax.ShapeDtypeStruct(flat, x.dtype)
     call = tc.launch(
         functools.partial(_run, form, tile, transposed),
@@ -150,38 +165,38 @@ def wide_sums(
         tile.scratch(form, x.dtype, post is not None),
         barriers=False,
     )
-    made = call(given, split(weight, PARTS))
+    made = call(given, split(phi, PARTS))
     y = x if post is None else made["streams"].reshape(x.shape)
     return y, Sums(made["products"], made["squares"])
 
 
 def _run(form, tile, transposed, scratch, given, phi, results) -> None:
-    """A warpgroup's part."""
+    """Runs one warpgroup of the kernel."""
     arrays = {"scratch": scratch, "given": given, "phi": phi, "results": results}
-    walker = _Walker.here(form, tile, transposed, **arrays)
+    walker = _Walker.current(form, tile, transposed, **arrays)
     exists = walker.tile_number * ROWS < given["streams"].shape[0]
     pl.when(exists)(walker.run)
-    pl.when(~exists)(walker.only_read_phi)
+    pl.when(~exists)(walker.drain_phi)
 
 
 @dataclass(frozen=True)
 class _Walker:
-    """A warpgroup on its way through its columns.
+    """A warpgroup that processes the chunks of its share of the columns, for 64 tokens.
 
-    Warps meet where ``mhc.slices.shapes`` says.
+    Its warps synchronize by the rules of ``mhc.slices.shapes``.
 
     Attributes:
-      form: shapes.
-      tile: who does what.
-      transposed: see ``mhc_post``.
-      number: of the warpgroup.
-      tile_number: of its tokens, 64 of them.
-      share: the first chunk of its columns; then there is every so many-th.
-      count: of chunks.
-      scratch: in shared memory.
-      given: streams, and what there is of an ``mhc_post``, [tokens, columns].
-      phi: its parts, [parts, rows, columns].
-      results: see ``Sums``; and new streams if there is an ``mhc_post``.
+      form: shapes of the streams.
+      tile: how blocks share the work.
+      transposed: whether the matrices ``h_res`` are transposed.
+      number: index of the warpgroup in its block.
+      tile_number: number of its tile of 64 tokens.
+      share: number of its share of the columns: of every ``shares`` chunks it has one.
+      count: number of chunks of the share.
+      scratch: arrays and barriers in shared memory.
+      given: the streams, and the layer's output and coefficients if an ``mhc_post`` comes before.
+      phi: bfloat16 parts of phi, [parts, rows, columns].
+      results: the arrays of ``Sums``; and the new streams if an ``mhc_post`` comes before.
     """
 
     form: Slices
@@ -197,8 +212,8 @@ class _Walker:
     results: Mapping[str, Any]
 
     @classmethod
-    def here(cls, form: Slices, tile: WideTile, transposed: bool, **arrays):
-        """The warpgroup that runs this; ``arrays`` are attributes."""
+    def current(cls, form: Slices, tile: WideTile, transposed: bool, **arrays):
+        """Describes the warpgroup that runs this; ``arrays`` are attributes."""
         block, number = lax.axis_index(BLOCK), lax.axis_index(WARPGROUP)
         rows, share = block // tile.shares, lax.rem(block, tile.shares)
         count = tc.count_strided(form.slices, share, tile.shares)
@@ -207,16 +222,16 @@ class _Walker:
 
     @property
     def posts(self) -> bool:
-        """Whether it makes the streams."""
+        """Whether an ``mhc_post`` comes before."""
         return "layer" in self.given
 
     @property
     def rows(self):
-        """Its tokens."""
+        """The tokens of this warpgroup, as an index of rows."""
         return tc.rows_of(self.tile_number)
 
     def run(self) -> None:
-        """All chunks."""
+        """Processes all chunks, and writes the partial sums."""
         for ahead in range(self.tile.chunks):
             self._load(ahead)
         self._begin_phi()
@@ -225,24 +240,24 @@ class _Walker:
         zeros = [tc.layout_cast(products, tc.Layout.WGMMA)]
         squares = jnp.zeros((ROWS, common.AT_ONCE), jnp.float32)
         zeros.append(tc.layout_cast(squares, tc.Layout.WGMMA))
-        take = functools.partial(self._take, weights)
+        take = functools.partial(self._add_chunk, weights)
         products, squares = lax.fori_loop(0, self.count, take, tuple(zeros))
         self.results["products"].at[self.share, self.rows][...] = products
         self.results["squares"].at[self.share, self.rows][...] = jnp.sum(squares, axis=1)
         self._finish_phi()
         tc.wait_smem_to_gmem(0)
 
-    def only_read_phi(self) -> None:
-        """What others wait for, of a warpgroup without tokens."""
+    def drain_phi(self) -> None:
+        """Marks phi as read in a warpgroup without tokens, for which the loader waits."""
 
         def take(k):
-            tc.barrier_wait(self.scratch["phi full"].at[lax.rem(k, self.tile.of_phi)])
-            tc.barrier_arrive(self.scratch["phi read"].at[lax.rem(k, self.tile.of_phi)])
+            tc.barrier_wait(self.scratch["phi full"].at[lax.rem(k, self.tile.phi_stages)])
+            tc.barrier_arrive(self.scratch["phi read"].at[lax.rem(k, self.tile.phi_stages)])
 
         pl.loop(0, _HALVES * self.count)(take)
 
     def _coefficients(self) -> list[list[jax.Array]]:
-        """What each new stream has of each old one, and then of the layer's output, of a token."""
+        """Weights of the old streams and then the layer's output in each new stream."""
         held, known = (self.scratch[name].at[self.number] for name in ("coefficients", "known"))
         tc.copy_gmem_to_smem(self.given["coefficients"].at[:, self.rows], held, known)
         tc.barrier_wait(known)
@@ -258,13 +273,13 @@ class _Walker:
         return [[*(h_res(o, i) for i in range(n)), load(o)] for o in range(n)]
 
     def _columns(self, stream: int, chunk, half=0, count: int = COLUMNS):
-        """Of a chunk of this block's, or of a part of it, among those of all streams."""
+        """Columns of this block's chunk, or of a part of it, among the columns of all streams."""
         chunk = chunk * self.tile.shares + self.share
         first = stream * self.form.dim + chunk * COLUMNS + half * count
         return pl.ds(pl.multiple_of(first, count), count)
 
     def _load(self, chunk) -> None:
-        """If there is such a chunk."""
+        """Begins to copy a chunk of streams and of the layer's output, if there is one."""
         at = self.number, lax.rem(jnp.int32(chunk), self.tile.chunks)
 
         def load():
@@ -276,36 +291,36 @@ class _Walker:
 
         pl.when(chunk < self.count)(load)
 
-    def _take(self, weights, chunk, sums):
-        """Both halves of a chunk; the sums with theirs.
+    def _add_chunk(self, weights, chunk, sums):
+        """``sums`` plus the products and squares of a chunk, by halves.
 
-        While tensor cores multiply the first, the streams of the second are made.
+        While tensor cores multiply the first half, the streams of the second are computed.
         """
         products, squares = sums
         at = self.number, lax.rem(chunk, self.tile.chunks)
         tc.barrier_wait(self.scratch["full"].at[*at])
-        streams = self._make(weights, at, 0)
+        streams = self._half_streams(weights, at, 0)
         self._reload(chunk)
         for half in range(_HALVES):
 
             def meanwhile(half=half, streams=streams):
                 squares = (common.add_products(x, x) for x in streams)
                 more = functools.reduce(jnp.add, squares)
-                return more, self._make(weights, at, 1) if half == 0 else None
+                return more, self._half_streams(weights, at, 1) if half == 0 else None
 
             more, (of_squares, streams) = self._products(chunk, at, half, meanwhile)
             products, squares = products + more, squares + of_squares
-        self._leave(chunk, at)
+        self._write_streams(chunk, at)
         return products, squares
 
-    def _places(self, at, half: int) -> list:
-        """Where half of the streams' chunk lies."""
+    def _stages(self, at, half: int) -> list:
+        """The tiles of shared memory with one half of a chunk, for each stream."""
         columns = pl.ds(half * _HALF, _HALF)
         return [self.scratch["streams"].at[*at, s, :, columns] for s in range(self.form.n)]
 
-    def _make(self, weights, at, half: int) -> list[jax.Array]:
-        """The streams of half a chunk; they lie in shared memory then."""
-        places = self._places(at, half)
+    def _half_streams(self, weights, at, half: int) -> list[jax.Array]:
+        """The streams of half a chunk; with an ``mhc_post`` also written to shared memory."""
+        places = self._stages(at, half)
         streams = [common.load(place) for place in places]
         if self.posts:
             columns = pl.ds(half * _HALF, _HALF)
@@ -314,31 +329,31 @@ class _Walker:
             for place, new in zip(places, made, strict=True):
                 place[...] = new
             streams = [new.astype(jnp.float32) for new in made]
-        tc.commit_smem()  # where warps meet: tensor cores and copy engine are to read it
+        tc.commit_smem()  # all warps have written what tensor cores and copy engine read
         return streams
 
-    def _leave(self, chunk, at) -> None:
-        """Writes new streams."""
+    def _write_streams(self, chunk, at) -> None:
+        """Begins to copy the new streams of a chunk to global memory, if there are any."""
         for stream in range(self.form.n if self.posts else 0):
             source = self.scratch["streams"].at[*at, stream]
             target = self.results["streams"].at[self.rows, self._columns(stream, chunk)]
             tc.copy_smem_to_gmem(source, target)
 
     def _reload(self, chunk) -> None:
-        """Reads on where the chunk before was, once all warps have read it, and it has left."""
+        """Refills the stage of the previous chunk, which was read, and copied if it is new."""
         if self.posts:
             tc.wait_smem_to_gmem(0, wait_read_only=True)
         pl.when(chunk > 0)(lambda: self._load(chunk - 1 + self.tile.chunks))
 
     def _products(self, chunk, at, half: int, meanwhile):
-        """Those of half a chunk with the rows of phi, and what is made meanwhile."""
+        """The products of half a chunk with phi, and ``meanwhile()``, run at the same time."""
         k = chunk * _HALVES + half
-        place = lax.rem(k, self.tile.of_phi)
-        phi, streams = self.scratch["phi"].at[place], self._places(at, half)
+        place = lax.rem(k, self.tile.phi_stages)
+        phi, streams = self.scratch["phi"].at[place], self._stages(at, half)
         tc.barrier_wait(self.scratch["phi full"].at[place])
 
         def run(sums):
-            for part in reversed(range(PARTS)):  # the smaller ones first
+            for part in reversed(range(PARTS)):  # the smallest first
                 for stream, x in enumerate(streams):
                     tc.wgmma(sums, x, phi.at[part, stream].T)
             made = meanwhile()
@@ -350,15 +365,17 @@ class _Walker:
         return products
 
     def _begin_phi(self) -> None:
+        """Begins to copy the first halves of phi; the first warpgroup does so for the block."""
+
         def begin():
-            for k in range(self.tile.of_phi):
+            for k in range(self.tile.phi_stages):
                 self._load_phi(jnp.int32(k))
 
         pl.when(self.number == 0)(begin)
 
     def _load_phi(self, k) -> None:
-        """Half ``k``, if there is such."""
-        place, chunk, half = lax.rem(k, self.tile.of_phi), k // _HALVES, lax.rem(k, _HALVES)
+        """Begins to copy half ``k`` of phi, if there is one."""
+        place, chunk, half = lax.rem(k, self.tile.phi_stages), k // _HALVES, lax.rem(k, _HALVES)
 
         def load():
             for stream in range(self.form.n):
@@ -371,20 +388,20 @@ class _Walker:
         pl.when(chunk < self.count)(load)
 
     def _reload_phi(self, k) -> None:
-        """Where half ``k`` minus one was, once both warpgroups have read it."""
+        """Refills the stage of half ``k - 1`` of phi, once both warpgroups have read it."""
 
         def wait():
-            tc.barrier_wait(self.scratch["phi read"].at[lax.rem(k - 1, self.tile.of_phi)])
-            self._load_phi(k - 1 + self.tile.of_phi)
+            tc.barrier_wait(self.scratch["phi read"].at[lax.rem(k - 1, self.tile.phi_stages)])
+            self._load_phi(k - 1 + self.tile.phi_stages)
 
         pl.when(k > 0)(wait)
 
     def _finish_phi(self) -> None:
-        """Every completion is waited for, also the last."""
+        """Waits for the last phase of the barriers of phi, as every phase has to be waited for."""
         pl.when(self.number == 0)(lambda: self._reload_phi(_HALVES * self.count))
 
 
 def _combine(weights: list[jax.Array], streams: list[jax.Array]) -> jax.Array:
-    """The sum of these streams with these weights."""
+    """The weighted sum of streams."""
     terms = [weight * x for weight, x in zip(weights, streams, strict=True)]
     return functools.reduce(jnp.add, terms)

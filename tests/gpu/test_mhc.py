@@ -16,12 +16,14 @@ from jaxgnn.ops._mhc.reference import mhc_post_pre as post_pre_reference
 from jaxgnn.ops._mhc.reference import mhc_pre as pre_reference
 from jaxgnn.ops._mhc.reference import sinkhorn as sinkhorn_reference
 from jaxgnn.testing import DTYPES, assert_bit_equal, assert_close, random_array
+from pallas_kernels.mhc.arguments import MHCConstants, MHCParams, PostInputs
 from tests.ops._mhc import exactly, outputs, parameters, streams
 
 pytestmark = [pytest.mark.gpu, pytest.mark.costly(8)]
 
 PALLAS = {"implementation": "pallas"}
 PRE = {"norm_eps": 1e-6, "pre_eps": 1e-3, "post_scale": 2.0}
+CONSTANTS = MHCConstants(**PRE)
 # (tokens, n, dim): the last have blocks of many tokens, that take turns, and the widest streams.
 SHAPES = [
     (1, 4, 64),
@@ -67,7 +69,8 @@ def _with_gradients(function, inputs, cotangent):
 
 
 def _assert_all_close(actual, expected, length):
-    for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
+    pairs = zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)
+    for i, (a, e) in enumerate(pairs):
         assert_close(a, e, reduction_length=length, err_msg=f"result {i}")
 
 
@@ -81,11 +84,13 @@ def test_pre_agrees_with_float64(tokens, n, dim, dtype, scale):
     inputs = streams((tokens,), n, dim, dtype, scale), *parameters(n, dim)
     cotangents = outputs((tokens,), n, dim, dtype)
     dx_streams = random_array((tokens, n, dim), dtype, seed=9)
-    (exact, saved) = exactly(pre_reference.mhc_pre, *inputs, **PRE)
+    x, *params = inputs
+    params = MHCParams(*params)
+    (exact, saved) = exactly(pre_reference.mhc_pre, x, params, constants=CONSTANTS)
     for return_streams in (False, True):
         added, exact_streams = ((dx_streams,), inputs[:1]) if return_streams else ((), ())
-        given = (*inputs, saved, cotangents, *added)
-        exact_gradients = exactly(pre_reference.mhc_pre_backward, *given, **PRE)
+        given = (x, params, saved, cotangents, *added)
+        exact_gradients = exactly(pre_reference.mhc_pre_backward, *given, constants=CONSTANTS)
         _poison(((tokens, n, dim), dtype), ((tokens, n, n), "float32"))
         pre = functools.partial(ops.mhc_pre, return_streams=return_streams, **PRE, **PALLAS)
         made, gradients = _with_gradients(pre, inputs, (*added, *cotangents))
@@ -113,7 +118,7 @@ def test_post_agrees_with_float64(tokens, n, dim, dtype, transposed):
 @pytest.mark.parametrize("tokens, n, dim, dtype", BOUNDARIES)
 def test_post_pre_agrees_with_float64(tokens, n, dim, dtype, transposed):
     inputs = streams((tokens,), n, dim, dtype), *outputs((tokens,), n, dim, dtype)
-    weights = parameters(n, dim)
+    weights = MHCParams(*parameters(n, dim))
     cotangents = random_array((tokens, n, dim), dtype, seed=9), *outputs((tokens,), n, dim, dtype)
     post_pre = functools.partial(ops.mhc_post_pre, transposed=transposed, **PRE, **PALLAS)
     by_slices = dtype == "bfloat16" and tokens % 8 == 0  # then there are two orders of sums
@@ -124,27 +129,29 @@ def test_post_pre_agrees_with_float64(tokens, n, dim, dtype, transposed):
         y, *made = made
         exact = exactly(post_reference.mhc_post, *inputs, transposed=transposed)
         assert_close(y, exact, reduction_length=n + 1)
-        exact, saved = exactly(pre_reference.mhc_pre, y, *weights, **PRE)
+        exact, saved = exactly(pre_reference.mhc_pre, y, weights, constants=CONSTANTS)
         _assert_all_close(made, exact, n * dim)
-        given, options = (*inputs, *weights, y, saved, cotangents), {"transposed": transposed}
-        exact = exactly(post_pre_reference.mhc_post_pre_backward, *given, **options, **PRE)
+        given = PostInputs(*inputs), weights, y, saved, cotangents
+        options = {"transposed": transposed, "constants": CONSTANTS}
+        exact = exactly(post_pre_reference.mhc_post_pre_backward, *given, **options)
         _assert_all_close(gradients, exact, max(n, tokens) * dim)
 
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("tokens, n, dim", SLICES + WIDE)
 def test_linked_ends_of_a_layer_agree_with_float64(tokens, n, dim, transposed):
-    x, weights = streams((tokens,), n, dim, "bfloat16"), parameters(n, dim)
+    x, weights = streams((tokens,), n, dim, "bfloat16"), MHCParams(*parameters(n, dim))
     cotangents = outputs((tokens,), n, dim, "bfloat16")
     f, *of_post = outputs((tokens,), n, dim, "bfloat16", 0.5)
     dy, options = random_array((tokens, n, dim), "bfloat16", seed=9), {"transposed": transposed}
-    _, saved = exactly(pre_reference.mhc_pre, x, *weights, **PRE)
+    _, saved = exactly(pre_reference.mhc_pre, x, weights, constants=CONSTANTS)
     saved = jax.tree.map(lambda a: a.astype(jnp.float32), saved)
     _poison(((tokens, n, dim), "bfloat16"), ((tokens, n, n), "float32"))
-    assert pallas.layer_links(x)
-    given = x, *weights, saved, cotangents, (of_post[0], of_post[1]), dy
-    made = pallas.mhc_layer_pre_backward(*given, **options, **PRE)
-    exact = exactly(layer_reference.mhc_layer_pre_backward, *given, **options, **PRE)
+    assert pallas.has_paired_backward(x)
+    given = x, weights, saved, cotangents, (of_post[0], of_post[1]), dy
+    made = pallas.mhc_layer_pre_backward(*given, **options, constants=CONSTANTS)
+    options_of_pre = {**options, "constants": CONSTANTS}
+    exact = exactly(layer_reference.mhc_layer_pre_backward, *given, **options_of_pre)
     _assert_all_close(made, exact, max(n, tokens) * dim)
     given = x, f, *of_post, dy
     made = pallas.mhc_layer_post_backward(*given, **options)

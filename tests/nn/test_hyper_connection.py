@@ -184,7 +184,7 @@ def test_recomputing_changes_no_value_no_gradient_and_no_state(recompute_every, 
 def test_dropout_and_state_go_through_linked_ends_as_through_ops_apart(remat, monkeypatch):
     results = []
     for linked in (False, True):
-        monkeypatch.setattr(pallas, "layer_links", lambda x, linked=linked: linked)
+        monkeypatch.setattr(pallas, "has_paired_backward", lambda x, linked=linked: linked)
         rngs = nnx.Rngs(1, dropout=7)
         connection = nn.HyperConnection(_Block(rngs), DIM, rngs=rngs)
 

@@ -11,6 +11,7 @@ from jaxgnn import ops
 from jaxgnn.ops._mhc.mhc_head import MHC_HEAD
 from jaxgnn.ops._mhc.reference import mhc_head as reference
 from jaxgnn.testing import DTYPES, assert_close, check_against_float64, random_array
+from pallas_kernels.mhc.arguments import MHCParams
 from tests.ops._mhc import SHAPES, length, parameters, streams
 from tests.ops._table import usable
 
@@ -25,7 +26,8 @@ def _op(implementation):
 
 @jax.jit
 def _oracle(*args):
-    return reference.mhc_head(*args, **CONSTANTS)[0]
+    x, *params = args
+    return reference.mhc_head(x, MHCParams(*params), **CONSTANTS)[0]
 
 
 def _check(shape, dtype, scale, implementation):

@@ -16,6 +16,7 @@ from jaxgnn.ops._mhc.reference import mhc_post as reference_post
 from jaxgnn.ops._mhc.reference import mhc_pre as reference_pre
 from jaxgnn.ops._mhc.reference import sinkhorn as reference_sinkhorn
 from jaxgnn.testing import check_against_float64, random_array
+from pallas_kernels.mhc.arguments import MHCConstants, MHCParams
 from tests.ops._mhc import SHAPES, length, parameters, streams
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
@@ -66,7 +67,9 @@ def _oracle(dtype, transposed):
     stored.defvjp(lambda a: (stored(a), None), lambda _, g: (stored(g),))
 
     def apply(x, weight, *params):
-        (h_in, h_post, logits), _ = reference_pre.mhc_pre(x, *params, **CONSTANTS)
+        (h_in, h_post, logits), _ = reference_pre.mhc_pre(
+            x, MHCParams(*params), constants=MHCConstants(**CONSTANTS)
+        )
         h_res = reference_sinkhorn.sinkhorn(logits, **BALANCE)
         f = stored(_layer(stored(h_in), weight))
         return reference_post.mhc_post(x, f, h_post, h_res, transposed=transposed)
@@ -84,7 +87,7 @@ def _link(monkeypatch, linked):
         traced.append("linked")
         return backward(*args, **options)
 
-    monkeypatch.setattr(pallas, "layer_links", lambda x: linked)
+    monkeypatch.setattr(pallas, "has_paired_backward", lambda x: linked)
     monkeypatch.setattr(mhc_layer, "PRE_BACKWARD", spied)
     return traced
 
@@ -277,7 +280,7 @@ def test_the_implicit_gradient_is_that_of_the_ops_apart(monkeypatch):
 def test_ends_are_linked_where_there_are_kernels(shape, dtype, expected):
     if MHC_PRE.unavailable("pallas", "cuda"):
         pytest.skip(f"reason: {MHC_PRE.unavailable('pallas', 'cuda')}")
-    assert pallas.layer_links(jax.ShapeDtypeStruct(shape, dtype)) is expected
+    assert pallas.has_paired_backward(jax.ShapeDtypeStruct(shape, dtype)) is expected
 
 
 @pytest.mark.parametrize("ends_are_linked", [False, True])

@@ -13,6 +13,7 @@ from jaxgnn.ops._mhc.mhc_post_pre import MHC_POST_PRE
 from jaxgnn.ops._mhc.reference import mhc_post as reference_post
 from jaxgnn.ops._mhc.reference import mhc_pre as reference_pre
 from jaxgnn.testing import check_against_float64
+from pallas_kernels.mhc.arguments import MHCConstants, MHCParams
 from tests.ops._mhc import SHAPES, length, outputs, parameters, streams, width
 from tests.ops._table import usable
 
@@ -28,7 +29,8 @@ def _oracle(dtype, transposed):
         y = reference_post.mhc_post(x, f, h_post, h_res, transposed=transposed)
         stored = y.astype(dtype).astype(y.dtype)
         y = y + lax.stop_gradient(stored - y)
-        return y, *reference_pre.mhc_pre(y, *params, **CONSTANTS)[0]
+        constants = MHCConstants(**CONSTANTS)
+        return y, *reference_pre.mhc_pre(y, MHCParams(*params), constants=constants)[0]
 
     return jax.jit(apply)
 

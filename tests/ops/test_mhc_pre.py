@@ -11,6 +11,7 @@ from jaxgnn import ops
 from jaxgnn.ops._mhc.mhc_pre import BACKWARD, MHC_PRE, STATIC
 from jaxgnn.ops._mhc.reference import mhc_pre as reference
 from jaxgnn.testing import DTYPES, check_against_float64, check_numerical_gradients
+from pallas_kernels.mhc.arguments import MHCConstants, MHCParams
 from tests.ops._mhc import SHAPES, length, parameters, streams, width
 from tests.ops._table import usable
 
@@ -21,7 +22,8 @@ CONSTANTS = {"norm_eps": 1e-3, "pre_eps": 1e-2, "post_scale": 1.7}
 @functools.cache  # one function for each, so that JAX compiles it once
 def _oracle(return_streams):
     def apply(x, phi, alpha, bias, gamma=None):
-        outputs = reference.mhc_pre(x, phi, alpha, bias, gamma, **CONSTANTS)[0]
+        params, constants = MHCParams(phi, alpha, bias, gamma), MHCConstants(**CONSTANTS)
+        outputs = reference.mhc_pre(x, params, constants=constants)[0]
         return (x, *outputs) if return_streams else outputs
 
     return jax.jit(apply)
@@ -133,8 +135,8 @@ def test_none_takes_kernels_on_a_gpu_where_they_were_measured(tokens, n, dim, dt
         pytest.skip(f"reason: {MHC_PRE.unavailable('pallas', 'cuda')}")
     x = jax.ShapeDtypeStruct((tokens, n, dim), dtype)
     phi = jax.ShapeDtypeStruct((n * n + 2 * n, n * dim), "float32")
-    assert MHC_PRE.choose("cuda", x, phi) == expected
-    assert BACKWARD.choose("cuda", x, phi) == expected
+    assert MHC_PRE.choose("cuda", x, MHCParams(phi, None, None)) == expected
+    assert BACKWARD.choose("cuda", x, MHCParams(phi, None, None)) == expected
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

@@ -32,14 +32,14 @@ from pallas_kernels.edge_mlp.gather_scatter import (
     GatherEdges,
     GatherFeatures,
     GatherRows,
-    GiveToFeatures,
+    ScatterFeatures,
     ScatterRows,
     StoreByEdge,
     WaitForAllCopies,
     WaitForCopies,
 )
 from pallas_kernels.edge_mlp.places import ROWS, EdgeLayers, Tables
-from pallas_kernels.edge_mlp.stream_forward import StreamTile
+from pallas_kernels.edge_mlp.ring_forward import RingTile
 from tests.ops._edges import RING
 
 
@@ -147,7 +147,7 @@ def _inline_stand_in(kernel, numbers, references):
             own = element if kernel.own else 0 * element
             rows = features[...][own, jnp.where(has, start + step, 0)]
             tile[...] = jnp.where(has[:, None], rows, 0)
-    elif isinstance(kernel, GiveToFeatures):
+    elif isinstance(kernel, ScatterFeatures):
         (group, step), (result, tile, *listed) = numbers, references
         element, _, start, length, real = _vector_places(kernel.places, group, Tables(*listed))
         values = tile[...]
@@ -284,7 +284,7 @@ def _edge_layers(operands):
 def run_sums(graph, operands, options, tile):
     """By the kernel, interpreted."""
     how = options.activation, options.activate_last, options.row_degree, tile
-    with interpreted(detect_races=isinstance(tile, StreamTile)):
+    with interpreted(detect_races=isinstance(tile, RingTile)):
         return edge_mlp_aggregate.edge_reduce(pieces(graph), _edge_layers(operands), *how)
 
 

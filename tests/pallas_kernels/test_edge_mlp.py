@@ -18,6 +18,7 @@ from jaxgnn.ops._graph.pallas import pieces
 from jaxgnn.testing import assert_bit_equal, random_array
 from pallas_kernels import simt
 from pallas_kernels.edge_mlp import edge_mlp_aggregate
+from pallas_kernels.edge_mlp.backward_needs import BackwardTile
 from pallas_kernels.edge_mlp.forward import EdgeTile
 from pallas_kernels.edge_mlp.gather_scatter import (
     AddToReceivers,
@@ -26,12 +27,11 @@ from pallas_kernels.edge_mlp.gather_scatter import (
     GatherEdges,
     GatherFeatures,
     GatherRows,
-    GiveToFeatures,
+    ScatterFeatures,
     ScatterRows,
     WaitForCopies,
 )
 from pallas_kernels.edge_mlp.places import ROWS, Layout
-from pallas_kernels.edge_mlp.work import BackwardTile
 from tests.pallas_kernels._edge_mlp import (
     GRAPHS,
     check_gradients,
@@ -270,7 +270,7 @@ def test_rows_are_added_to_those_of_both_ends_and_given_to_edges(name):
                 add(warp, warp.i32(group), warp.i32(step), end, shared, *listed)
             to_rows(warp, warp.i32(group), receivers, shared, shared, *listed)
             for own, edges in ((False, of_all), (True, of_each)):
-                give = GiveToFeatures(places, layout, own)
+                give = ScatterFeatures(places, layout, own)
                 give(warp, warp.i32(group), warp.i32(step), edges, shared, *listed)
 
     form = jax.ShapeDtypeStruct((ROWS, width), jnp.bfloat16)

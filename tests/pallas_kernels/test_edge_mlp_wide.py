@@ -12,7 +12,7 @@ import pytest
 from jaxgnn import ops
 from jaxgnn.ops._core import dispatch
 from pallas_kernels.edge_mlp.chunks import ChunkTile
-from pallas_kernels.edge_mlp.stream_forward import StreamTile
+from pallas_kernels.edge_mlp.ring_forward import RingTile
 from pallas_kernels.edge_mlp.wide import WideTile
 from tests.pallas_kernels._edge_mlp import (
     check_gradients,
@@ -29,8 +29,8 @@ from tests.pallas_kernels.test_lowering import _graph as prepared_graph
 FORWARD = [
     ("ring", 6, (192, 192), 6, 6, "relu", True, WideTile(1, 2, 2)),
     ("ragged", 1, (64, 192, 64, 64), 1, None, "silu", False, WideTile(1, 4, 3)),
-    ("ring", 6, (256, 256), 6, 1, "relu", True, StreamTile(1, 2, 3)),
-    ("ragged", 1, (64, 256, 64, 64), 1, None, "silu", False, StreamTile(2, 2, 2)),
+    ("ring", 6, (256, 256), 6, 1, "relu", True, RingTile(1, 2, 3)),
+    ("ragged", 1, (64, 256, 64, 64), 1, None, "silu", False, RingTile(2, 2, 2)),
 ]
 BACKWARD = [
     ("pairs", 3, (256, 256), None, 3, "relu", True, ChunkTile(2, 2, 3, 1)),

@@ -26,6 +26,7 @@ from jaxgnn.testing import (
 )
 from pallas_kernels import simt
 from pallas_kernels.mhc import mhc_pre
+from pallas_kernels.mhc.arguments import MHCConstants, MHCParams, PostInputs
 from pallas_kernels.mhc.tokens.tile import Form, StreamsTile
 from pallas_kernels.simt import blocks, launching
 from pallas_kernels.tensor_cores.bfloat16_parts import products, split
@@ -60,7 +61,8 @@ def _exactly(function, *arguments, **options):
 
 def _assert_all_close(actual, expected, length):
     assert len(actual) == len(expected)
-    for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
+    pairs = zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)
+    for i, (a, e) in enumerate(pairs):
         assert_close(a, e, reduction_length=length, err_msg=f"result {i}")
 
 
@@ -158,11 +160,12 @@ def test_sinkhorn_does_not_underflow_in_logarithms():
 
 
 def _pre_inputs(tokens, n, dim, dtype, scale=1.0):
-    return streams((tokens,), n, dim, dtype, scale), *parameters(n, dim)
+    return streams((tokens,), n, dim, dtype, scale), MHCParams(*parameters(n, dim))
 
 
 PRE = {"norm_eps": 1e-6, "pre_eps": 1e-3, "post_scale": 2.0}
-_reference_of_pre = jax.jit(functools.partial(pre_reference.mhc_pre, **PRE))
+CONSTANTS = MHCConstants(**PRE)
+_reference_of_pre = jax.jit(functools.partial(pre_reference.mhc_pre, constants=CONSTANTS))
 
 
 @pytest.mark.costly
@@ -173,8 +176,8 @@ def test_pre(tokens, n, dim, dtype):
     for scale in (0.1, 1.0, 3.0):
         inputs = _pre_inputs(tokens, n, dim, dtype, scale)
         with emulated():
-            made, saved = pallas.mhc_pre(*inputs, **PRE)
-        exact, exactly_saved = _exactly(pre_reference.mhc_pre, *inputs, **PRE)
+            made, saved = pallas.mhc_pre(*inputs, constants=CONSTANTS)
+        exact, exactly_saved = _exactly(pre_reference.mhc_pre, *inputs, constants=CONSTANTS)
         _assert_all_close([*made, *saved], [*exact, *exactly_saved], n * dim)
 
 
@@ -189,8 +192,8 @@ def test_the_gradients_of_pre(tokens, n, dim, dtype):
         dx_streams = random_array(inputs[0].shape, dtype, seed=9) if return_streams else None
         given = (*inputs, saved, outputs((tokens,), n, dim, dtype), dx_streams)
         with emulated():
-            made = pallas.mhc_pre_backward(*given, **PRE)
-        exact = _exactly(pre_reference.mhc_pre_backward, *given, **PRE)
+            made = pallas.mhc_pre_backward(*given, constants=CONSTANTS)
+        exact = _exactly(pre_reference.mhc_pre_backward, *given, constants=CONSTANTS)
         _assert_all_close(made, exact, max(n, tokens) * dim)
 
 
@@ -199,14 +202,12 @@ def test_the_gradients_of_pre(tokens, n, dim, dtype):
 def test_blocks_of_many_tokens_that_take_turns(monkeypatch, dtype):
     monkeypatch.setattr(blocks, "BLOCKS_PER_MULTIPROCESSOR", 1)
     on_a_chip(monkeypatch, multiprocessors=2)
-    x, *parameters = _pre_inputs(150, 4, 64, dtype)
-    exact, exactly_saved = _exactly(pre_reference.mhc_pre, x, *parameters, **PRE)
-    phi, alpha, bias, gamma = parameters
+    x, params = _pre_inputs(150, 4, 64, dtype)
+    exact, exactly_saved = _exactly(pre_reference.mhc_pre, x, params, constants=CONSTANTS)
     for fragments, warps in ((4, 4), (2, 8), (2, 16)):
         with emulated():
             tile = mhc_pre.MhcPreTile(fragments, warps)
-            weight = phi * gamma.reshape(-1)
-            made = mhc_pre.mhc_pre(x, weight, alpha, bias, **PRE, tile=tile)
+            made = mhc_pre.mhc_pre(x, params.folded(), CONSTANTS, tile)
         _assert_all_close(made, [*exact, *exactly_saved], 4 * 64)
 
 
@@ -214,15 +215,16 @@ def test_blocks_of_many_tokens_that_take_turns(monkeypatch, dtype):
 @pytest.mark.emulated
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_what_is_not_finite_in_pre_stays_with_its_token(n):
-    x, *parameters = _pre_inputs(33, n, 64, "bfloat16")
+    x, params = _pre_inputs(33, n, 64, "bfloat16")
     bad = x.at[3, 0, 1].set(jnp.nan).at[32, 1, 63].set(jnp.inf)
     cotangents = outputs((33,), n, 64, "bfloat16")
     kept = np.delete(np.arange(33), [3, 32])
 
     def run(x):
         with emulated():
-            made, saved = pallas.mhc_pre(x, *parameters, **PRE)
-            dx, *_ = pallas.mhc_pre_backward(x, *parameters, saved, cotangents, x, **PRE)
+            made, saved = pallas.mhc_pre(x, params, constants=CONSTANTS)
+            given = x, params, saved, cotangents, x
+            dx, _ = pallas.mhc_pre_backward(*given, constants=CONSTANTS)
         return [np.asarray(a).astype(np.float64) for a in (*made, *saved, dx)]
 
     for a, b in zip(run(bad), run(x), strict=True):
@@ -231,11 +233,12 @@ def test_what_is_not_finite_in_pre_stays_with_its_token(n):
     assert np.isnan(h_in[3]).all() and np.isnan(dx[3]).all() and np.isnan(h_in[32]).any()
 
 
-def _size_of_terms(x, f, h_post, h_res, *rest, transposed, **constants):
+def _size_of_terms(inputs, params, y, saved, cotangents, *, transposed, constants):
     """The gradients of ``mhc_post``, had none of the terms that they sum been negative."""
-    *parameters, y, saved, (dy, *cotangents) = rest
-    dy, *_ = pre_reference.mhc_pre_backward(y, *parameters, saved, cotangents, dy, **constants)
-    sizes = map(jnp.abs, (x, f, h_post, h_res, dy))
+    dy, *cotangents = cotangents
+    given = y, params, saved, cotangents, dy
+    dy, _ = pre_reference.mhc_pre_backward(*given, constants=constants)
+    sizes = map(jnp.abs, (*inputs, dy))
     return post_reference.mhc_post_backward(*sizes, transposed=transposed)
 
 
@@ -253,21 +256,22 @@ def _size_of_terms(x, f, h_post, h_res, *rest, transposed, **constants):
 )
 def test_post_pre_and_its_gradients(tokens, n, dim, dtype, transposed):
     """What lies between is rounded: ``y``, and where kernels meet the gradient to it."""
-    inputs = *_post_inputs(tokens, n, dim, dtype), *parameters(n, dim)
+    inputs = PostInputs(*_post_inputs(tokens, n, dim, dtype))
+    params = MHCParams(*parameters(n, dim))
     cotangents = random_array((tokens, n, dim), dtype, seed=9), *outputs((tokens,), n, dim, dtype)
-    options = {"transposed": transposed, **PRE}
+    options = {"transposed": transposed, "constants": CONSTANTS}
     with emulated():
-        (y, *made), saved = pallas.mhc_post_pre(*inputs, **options)
-        given = (*inputs, y, saved, cotangents)
+        (y, *made), saved = pallas.mhc_post_pre(inputs, params, **options)
+        given = (inputs, params, y, saved, cotangents)
         gradients = pallas.mhc_post_pre_backward(*given, deterministic=True, **options)
-    exact = _exactly(post_reference.mhc_post, *inputs[:4], transposed=transposed)
+    exact = _exactly(post_reference.mhc_post, *inputs, transposed=transposed)
     assert_close(y, exact, reduction_length=n + 1)
-    exact, exactly_saved = _exactly(pre_reference.mhc_pre, y, *inputs[4:], **PRE)
+    exact, exactly_saved = _exactly(pre_reference.mhc_pre, y, params, constants=CONSTANTS)
     _assert_all_close([*made, *saved], [*exact, *exactly_saved], n * dim)
     exact = _exactly(post_pre_reference.mhc_post_pre_backward, *given, **options)
-    _assert_all_close(gradients[4:], exact[4:], max(n, tokens) * dim)
+    _assert_all_close(gradients[1], exact[1], max(n, tokens) * dim)
     sizes, half_a_place = _exactly(_size_of_terms, *given, **options), jnp.finfo(dtype).eps / 2
-    for actual, expected, size in zip(gradients[:4], exact[:4], sizes, strict=True):
+    for actual, expected, size in zip(gradients[0], exact[0], sizes, strict=True):
         storage, accumulation = tolerances(actual.dtype, max(n, tokens) * dim)
         actual, expected, size = (np.asarray(a).astype(float) for a in (actual, expected, size))
         allowed = storage * np.abs(expected) + accumulation * np.abs(expected).max()
@@ -481,7 +485,7 @@ def test_nothing_is_launched_for_no_tokens():
 
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_none_does_not_take_what_was_not_measured():
-    x, phi, alpha, bias, _ = _pre_inputs(2, 4, 64, "float32")
+    x, (phi, alpha, bias, _) = _pre_inputs(2, 4, 64, "float32")
     assert not _kernels(lambda x: ops.mhc_pre(x, phi, alpha, bias), x)
     between = x[:, 0], x[:, :, 0], x[:, :, :4]
     assert not _kernels(lambda x: ops.mhc_post_pre(x, *between, phi, alpha, bias), x)
@@ -503,7 +507,7 @@ def test_what_the_kernels_do_not_take_is_named():
     pre = functools.partial(ops.mhc_pre, implementation="pallas")
     lite = parameters(4, 64, rows=32)
     refused("phi of 24 rows for 4 streams, got 32", pre, streams((2,), 4, 64), *lite)
-    refused("multiple of 64 up to 8192, got 65", pre, *_pre_inputs(2, 4, 65, "float32"))
+    refused("multiple of 64 up to 8192, got 65", pre, streams((2,), 4, 65), *parameters(4, 65))
     post_pre = functools.partial(ops.mhc_post_pre, implementation="pallas")
     refused(
         "phi of 24 rows for 4 streams, got 32", post_pre, *_post_inputs(2, 4, 64, "float32"), *lite

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxgnn.testing import random_array
-from pallas_kernels.mhc.post_coefficients import side_by_side
+from pallas_kernels.mhc.post_coefficients import stack_coefficients
 from tests.pallas_kernels._emulator import emulated
 
 
@@ -14,5 +14,5 @@ from tests.pallas_kernels._emulator import emulated
 def test_the_coefficients_of_each_token_are_a_column(tokens, n):
     given = [random_array((tokens, k), "float32", seed=k) for k in (n, n * n)]
     with emulated():
-        made = side_by_side(*given)
+        made = stack_coefficients(*given)
     np.testing.assert_array_equal(made, np.concatenate(given, axis=1).T)

@@ -10,17 +10,17 @@ from jaxgnn.ops._mhc.reference import mhc_post
 from jaxgnn.ops._mhc.reference import mhc_pre as reference
 from jaxgnn.testing import assert_bit_equal, assert_close, random_array
 from pallas_kernels.mhc import mhc_post_pre
+from pallas_kernels.mhc.arguments import MHCConstants, MHCParams, PostInputs
 from pallas_kernels.mhc.cluster.post_pre import MhcPostPreClusterTile as BoundaryTile
 from pallas_kernels.mhc.mhc_pre import MhcPreClusterTile, MhcPreTile, mhc_pre
 from pallas_kernels.mhc.tokens.backward import Token, streams_backward
-from pallas_kernels.mhc.tokens.columns import Post
 from pallas_kernels.mhc.tokens.tile import StreamsTile
 from tests.ops._mhc import exactly, outputs, parameters, streams, streams_gradients
 from tests.pallas_kernels._chips import H100
 from tests.pallas_kernels._emulator import emulated
 from tests.pallas_kernels._numpy_warp import NumpyWarp
 
-OPTIONS = {"norm_eps": 1e-6, "pre_eps": 1e-3, "post_scale": 2.0}
+CONSTANTS = MHCConstants(norm_eps=1e-6, pre_eps=1e-3, post_scale=2.0)
 # Tokens, streams, width; tiles of one block and of several, that leave the last tokens over.
 CASES = {
     "one token": ((1, 4, 64), MhcPreClusterTile(warps=1, cluster=2, clusters=1)),
@@ -50,19 +50,18 @@ CASES = {
 @pytest.mark.parametrize("shape, tile", CASES.values(), ids=CASES)
 def test_every_tile_gives_the_values(shape, tile):
     tokens, n, dim = shape
-    inputs = streams((tokens,), n, dim, "bfloat16", 3.0), *parameters(n, dim)
-    x, phi, alpha, bias, gamma = inputs
+    x, params = streams((tokens,), n, dim, "bfloat16", 3.0), MHCParams(*parameters(n, dim))
     with emulated():
-        made = mhc_pre(x, phi * gamma.reshape(-1), alpha, bias, **OPTIONS, tile=tile)
-    exact, saved = exactly(reference.mhc_pre, *inputs, **OPTIONS)
+        made = mhc_pre(x, params.folded(), CONSTANTS, tile)
+    exact, saved = exactly(reference.mhc_pre, x, params, constants=CONSTANTS)
     _assert_all_close(made, [*exact, *saved], n * dim)
 
 
 def _made(case, seed=0):
     (tokens, n, dim), tile = CASES[case]
-    x, phi, alpha, bias, _ = streams((tokens,), n, dim, "bfloat16", 3.0), *parameters(n, dim)
+    x, params = streams((tokens,), n, dim, "bfloat16", 3.0), MHCParams(*parameters(n, dim)[:3])
     with emulated(seed):
-        return mhc_pre(x, phi, alpha, bias, **OPTIONS, tile=tile)
+        return mhc_pre(x, params, CONSTANTS, tile)
 
 
 @pytest.mark.emulated
@@ -107,14 +106,13 @@ BOUNDARIES = {
 def test_every_tile_of_the_boundary_gives_the_values(shape, tile, transposed):
     tokens, n, dim = shape
     old = streams((tokens,), n, dim, "bfloat16"), *outputs((tokens,), n, dim, "bfloat16")
-    phi, alpha, bias, gamma = parameters(n, dim)
-    weight, options = phi * gamma.reshape(-1), {"transposed": transposed}
+    params, options = MHCParams(*parameters(n, dim)), {"transposed": transposed}
     with emulated():
         y, *made = mhc_post_pre.mhc_post_pre(
-            *old, weight, alpha, bias, **options, **OPTIONS, tile=BoundaryTile(*tile)
+            PostInputs(*old), params.folded(), CONSTANTS, **options, tile=BoundaryTile(*tile)
         )
     assert_close(y, exactly(mhc_post.mhc_post, *old, **options), reduction_length=n + 1)
-    exact, saved = exactly(reference.mhc_pre, y, phi, alpha, bias, gamma, **OPTIONS)
+    exact, saved = exactly(reference.mhc_pre, y, params, constants=CONSTANTS)
     _assert_all_close(made, [*exact, *saved], n * dim)
 
 
@@ -150,7 +148,7 @@ def test_the_backward_pass_in_several_steps(name, posts):
     rows = n * n + 2 * n
     shapes = (rows, n * dim), (tokens, n), (tokens,), (tokens, rows)
     weight, *token = (random_array(s, "float32", seed=k + 3) for k, s in enumerate(shapes))
-    post = Post(x, f, h_post, h_res) if posts else None
+    post = PostInputs(x, f, h_post, h_res) if posts else None
     with emulated():
         made = streams_backward(y, dh_in, dy, weight, Token(*token), post, tile=tile)
 
@@ -222,8 +220,11 @@ def test_blocks_that_send_are_in_a_cluster():
 def test_clusters_reach_the_compiler():
     n, dim = 4, 1280
     shapes = ((16_384, n, dim), "bfloat16"), ((24, n * dim), "float32")
-    arguments = [jax.ShapeDtypeStruct(*s) for s in (*shapes, ((3,), "float32"), ((24,), "float32"))]
-    traced = jax.jit(functools.partial(mhc_pre, **OPTIONS)).trace(*arguments)
+    x, *params = (
+        jax.ShapeDtypeStruct(*s) for s in (*shapes, ((3,), "float32"), ((24,), "float32"))
+    )
+    run = functools.partial(mhc_pre, constants=CONSTANTS)
+    traced = jax.jit(run).trace(x, MHCParams(*params))
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("mosaic_gpu_v2") == 1
     assert "st.async.weak.shared::cluster" in text and "cp.async.cg.shared.global" in text

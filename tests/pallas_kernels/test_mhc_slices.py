@@ -1,7 +1,5 @@
 """The backward pass of hyper-connections by slices: interpreted against float64, and lowered."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,14 +9,14 @@ from jaxgnn.ops._mhc import pallas
 from jaxgnn.ops._mhc.reference import mhc_post, mhc_pre
 from jaxgnn.testing import assert_close, random_array
 from pallas_kernels.chip import Chip
+from pallas_kernels.mhc.arguments import MHCConstants, MHCParams, PostInputs
 from pallas_kernels.mhc.slices import tokens as tokens_kernel
-from pallas_kernels.mhc.slices.backward import Behind, SlicesTile, slices_backward
-from pallas_kernels.mhc.slices.post import SlicesPostTile, slices_post_backward
+from pallas_kernels.mhc.slices.backward import FollowingPost, SlicesTile, slices_backward
+from pallas_kernels.mhc.slices.post import PrecedingPost, SlicesPostTile, slices_post_backward
 from pallas_kernels.mhc.slices.shapes import Slices, TokenParts
 from pallas_kernels.mhc.slices.shares import Shares
 from pallas_kernels.mhc.slices.sums import Partial, add_up
 from pallas_kernels.mhc.slices.tokens import token_parts
-from pallas_kernels.mhc.tokens.columns import Post
 from pallas_kernels.tensor_cores import aligned
 from pallas_kernels.tensor_cores.bfloat16_parts import split
 from tests.ops._mhc import exactly, outputs, parameters, streams, streams_gradients
@@ -29,13 +27,13 @@ from tests.pallas_kernels._emulator import emulated
 # round, ranges of which some are shorter, blocks that take the rest of two slices, a last tile that
 # is cut off.
 CASES = {
-    "ranges": ((264, 4, 128), "add", SlicesTile(Shares(2), warpgroups=2, pieces=3, slots=2)),
-    "two streams": ((328, 2, 64), "add", SlicesTile(Shares(1), warpgroups=2, pieces=2, slots=3)),
-    "rest": ((584, 2, 192), "add", SlicesTile(Shares(2, 2, 2), warpgroups=2, pieces=3, slots=2)),
-    "nothing": ((136, 4, 64), None, SlicesTile(Shares(1), warpgroups=4, pieces=2, slots=2)),
-    "nothing, ranges": ((264, 4, 128), None, SlicesTile(Shares(2), 2, pieces=6, slots=2)),
-    "mixed": ((264, 4, 128), "mix", SlicesTile(Shares(2), warpgroups=2, pieces=4, slots=2)),
-    "mixed, two": ((200, 2, 64), "transposed", SlicesTile(Shares(1), 2, pieces=2, slots=3)),
+    "ranges": ((264, 4, 128), "add", SlicesTile(Shares(2), warpgroups=2, stages=3, slots=2)),
+    "two streams": ((328, 2, 64), "add", SlicesTile(Shares(1), warpgroups=2, stages=2, slots=3)),
+    "rest": ((584, 2, 192), "add", SlicesTile(Shares(2, 2, 2), warpgroups=2, stages=3, slots=2)),
+    "nothing": ((136, 4, 64), None, SlicesTile(Shares(1), warpgroups=4, stages=2, slots=2)),
+    "nothing, ranges": ((264, 4, 128), None, SlicesTile(Shares(2), 2, stages=6, slots=2)),
+    "mixed": ((264, 4, 128), "mix", SlicesTile(Shares(2), warpgroups=2, stages=4, slots=2)),
+    "mixed, two": ((200, 2, 64), "transposed", SlicesTile(Shares(1), 2, stages=2, slots=3)),
     "mixed, rest": ((392, 4, 192), "transposed", SlicesTile(Shares(1, 3, 2), 2, 4, slots=2)),
 }
 POSTS = {
@@ -45,13 +43,17 @@ POSTS = {
     "short rings": (
         (136, 4, 64),
         True,
-        SlicesPostTile(Shares(1), 2, 2, 1, 3, backwards=True, together=1),
+        SlicesPostTile(Shares(1), 2, 2, 1, 3, reverse=True, together=1),
     ),
 }
 
 
+CONSTANTS = MHCConstants(norm_eps=1e-6, pre_eps=1e-3, post_scale=2.0)
+
+
 def _assert_all_close(actual, expected, length):
-    for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
+    pairs = zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)
+    for i, (a, e) in enumerate(pairs):
         assert_close(a, e, reduction_length=length, err_msg=f"result {i}")
 
 
@@ -79,21 +81,21 @@ def _inputs(tokens, n, dim):
 def test_every_tile_gives_the_gradients(interpreted, shape, gradient, tile):
     x, dh_in, dy, weight, token = _inputs(*shape)
     given = x, dh_in, dy if gradient == "add" else None, weight
-    behind, transposed = None, gradient == "transposed"
+    following, transposed = None, gradient == "transposed"
     if gradient == "mix" or transposed:
         coefficients = outputs(shape[:1], *shape[1:])[1:]
-        behind = Behind(*coefficients, dy, transposed)
+        following = FollowingPost(*coefficients, dy, transposed)
     with interpreted():
-        parts = _parts(*token, *(behind[:2] if behind else ()))
-        sums, dx = slices_backward(*given, parts, tile, behind)
+        parts = _parts(*token, *(following[:2] if following else ()))
+        sums, dx = slices_backward(*given, parts, tile, following)
     made = jnp.sum(sums, axis=0).T, dx
 
-    def reference(behind, x, dh_in, dx, *rest):
-        if behind is not None:
-            dx = mhc_post.mixed(behind.h_res, behind.dy, transposed=not transposed)
+    def reference(following, x, dh_in, dx, *rest):
+        if following is not None:
+            dx = mhc_post.mixed(following.h_res, following.dy, transposed=not transposed)
         return streams_gradients(x, dh_in, dx, *rest)
 
-    exact = exactly(reference, behind and behind._replace(transposed=None), *given, *token)
+    exact = exactly(reference, following and following._replace(transposed=None), *given, *token)
     _assert_all_close(made, exact, max(shape))
 
 
@@ -102,11 +104,13 @@ def test_every_tile_gives_the_gradients(interpreted, shape, gradient, tile):
 def test_every_tile_gives_the_gradients_through_post(interpreted, shape, transposed, tile):
     tokens, n, dim = shape
     *given, token = _inputs(*shape)
-    post = Post(streams((tokens,), n, dim, "bfloat16"), *outputs((tokens,), n, dim, "bfloat16"))
+    post = PostInputs(
+        streams((tokens,), n, dim, "bfloat16"), *outputs((tokens,), n, dim, "bfloat16")
+    )
     with interpreted():
         parts = _parts(*token, post.h_post, post.h_res)
-        options = {"transposed": transposed}
-        sums, *old, products = slices_post_backward(*given, parts, post[:2], tile, **options)
+        preceding = PrecedingPost(post.x, post.f, transposed)
+        sums, *old, products = slices_post_backward(*given, parts, preceding, tile)
     products = jnp.sum(products, axis=0).T
     of_post = products[:, :n], products[:, n:].reshape(tokens, n, n)
     made = jnp.sum(sums, axis=0).T, *old, *of_post
@@ -124,20 +128,19 @@ def test_every_tile_gives_the_gradients_through_post(interpreted, shape, transpo
 def test_what_there_is_of_tokens(monkeypatch, tokens, n, dim, blocks):
     monkeypatch.setattr(tokens_kernel, "_BLOCKS_EACH", 1)
     on_a_chip(monkeypatch, multiprocessors=blocks)
-    x, phi, alpha, bias, _ = streams((tokens,), n, dim, "bfloat16"), *parameters(n, dim)
-    options = {"pre_eps": 1e-3, "post_scale": 2.0}
-    _, saved = mhc_pre.mhc_pre(x, phi, alpha, bias, None, norm_eps=1e-6, **options)
+    x, params = streams((tokens,), n, dim, "bfloat16"), MHCParams(*parameters(n, dim)[:3])
+    _, saved = mhc_pre.mhc_pre(x, params, constants=CONSTANTS)
     cotangents = outputs((tokens,), n, dim, "bfloat16")
     with emulated():
         of_post = [random_array((tokens, k), "float32", seed=k) for k in (n, n * n)]
-        given = x, alpha, bias, saved, cotangents, of_post
-        parts, sums, zeros = token_parts(*given, backwards=n == 2, zeros=True, **options)
+        given = x, params, saved, cotangents, CONSTANTS, of_post
+        parts, sums, zeros = token_parts(*given, reverse=n == 2, zeros=True)
         of_phi = jnp.zeros((1, n * dim, n * n + 2 * n))
         _, *small = add_up(Slices(n, dim), Partial(of_phi, sums))
     assert zeros is not None and zeros.shape == (n + n * n, tokens) and not zeros.any()
-    given = x, phi, alpha, bias, None, saved, cotangents
-    exact = exactly(mhc_pre.gradients, *given, None, **options)
-    _assert_all_close(small, exact[2:4], tokens * dim)
+    given = x, params, saved, cotangents, None
+    exact, exact_params = exactly(mhc_pre.gradients, *given, constants=CONSTANTS)
+    _assert_all_close(small, exact_params[1:3], tokens * dim)
     # What else there is, is what the gradients to streams and phi are made of.
     dh_mix = jnp.sum(parts.dh_mix.astype(jnp.float32).reshape(tokens, 3, -1), axis=1)
     rows = n * n + 2 * n
@@ -148,12 +151,12 @@ def test_what_there_is_of_tokens(monkeypatch, tokens, n, dim, blocks):
     made = streams_gradients(
         *(a.astype(jnp.float32) for a in (x, cotangents[0])),
         None,
-        phi,
+        params.phi,
         h_pre,
         scale,
         dh_mix[:, :rows],
     )
-    _assert_all_close(made, (exact[1], exact[0]), tokens * dim)
+    _assert_all_close(made, (exact_params.phi, exact), tokens * dim)
 
 
 # More ranges, slices and blocks than are read at once; a last span of tokens that is cut off.
@@ -176,14 +179,14 @@ def test_partial_sums_are_added_up(n, ranges, blocks, posts):
 
 
 def test_the_ops_take_them(interpreted):
-    (tokens, n, dim), options = (72, 4, 64), {"norm_eps": 1e-6, "pre_eps": 1e-3, "post_scale": 2.0}
-    inputs = streams((tokens,), n, dim, "bfloat16"), *parameters(n, dim)
-    _, saved = mhc_pre.mhc_pre(*inputs, **options)
+    tokens, n, dim = 72, 4, 64
+    inputs = streams((tokens,), n, dim, "bfloat16"), MHCParams(*parameters(n, dim))
+    _, saved = mhc_pre.mhc_pre(*inputs, constants=CONSTANTS)
     dx_streams = random_array((tokens, n, dim), "bfloat16", seed=9)
     given = *inputs, saved, outputs((tokens,), n, dim, "bfloat16"), dx_streams
     with emulated(), interpreted():
-        made = pallas.mhc_pre_backward(*given, **options)
-    exact = exactly(mhc_pre.mhc_pre_backward, *given, **options)
+        made = pallas.mhc_pre_backward(*given, constants=CONSTANTS)
+    exact = exactly(mhc_pre.mhc_pre_backward, *given, constants=CONSTANTS)
     _assert_all_close(made, exact, tokens * dim)
 
 
@@ -203,7 +206,7 @@ def test_tiles_are_one_wave_within_shared_memory(tokens, dim, n, adds, mixes):
     # No block has more tiles than it had if nothing was left to others.
     assert -(-slices // max(1, shares.others)) * shares.rest <= -(-tiles // shares.ranges)
     form, piece = Slices(n, dim, adds, mixes), 64 * 64 * 2
-    held = tile.warpgroups * tile.pieces * piece * (1 + adds) + 2 * n * form.padded * 128
+    held = tile.warpgroups * tile.stages * piece * (1 + adds) + 2 * n * form.padded * 128
     coefficients = n + 1 + (n + n * n) * mixes
     of_tokens = piece * (1 + n * mixes) + 64 * form.width * 2 + aligned(coefficients * 64 * 4)
     assert held + tile.slots * of_tokens <= H100.shared_bytes
@@ -258,14 +261,18 @@ def test_they_lower_at_real_shapes(tokens, n, dim):
         arguments = *given[:2], dx, given[3], of_token
 
         def gradients(*arguments, tile=tile):
-            *arguments, behind = arguments
-            behind = behind and Behind(*behind, False)
-            return slices_backward(*arguments, tile, behind)
+            *arguments, following = arguments
+            following = following and FollowingPost(*following, False)
+            return slices_backward(*arguments, tile, following)
 
         assert lowers(gradients, *arguments, dy and (h_post, h_res, dy))
     tile = SlicesPostTile.choose(H100, tokens, form, jnp.bfloat16)
     # Products of each slice, or their sums: nothing interprets those, so here and on GPUs only.
     for totals in (None, struct(n + n * n, tokens)):
         arguments = *given[:2], x, given[3], of_post, (x, dh_in)
-        post = functools.partial(slices_post_backward, tile=tile, transposed=False)
-        assert tile is None or lowers(post, *arguments, totals=totals)
+
+        def through_post(*arguments, totals):
+            *arguments, post = arguments
+            return slices_post_backward(*arguments, PrecedingPost(*post, False), tile, totals)
+
+        assert tile is None or lowers(through_post, *arguments, totals=totals)

@@ -10,7 +10,8 @@ from jaxgnn.ops._mhc.reference import mhc_post, mhc_pre
 from jaxgnn.testing import assert_close
 from pallas_kernels.chip import Chip
 from pallas_kernels.mhc import wide_sums as wide
-from pallas_kernels.mhc.pre_mixing import Constants, MixingTile, mix_streams
+from pallas_kernels.mhc.arguments import MHCConstants, MHCParams, PostInputs
+from pallas_kernels.mhc.pre_mixing import MixingTile, mix_streams
 from pallas_kernels.mhc.wide_sums import Sums, WideTile, wide_sums
 from tests.ops._mhc import exactly, outputs, parameters, streams
 from tests.pallas_kernels._chips import H100
@@ -20,11 +21,11 @@ from tests.pallas_kernels._emulator import emulated
 # that are cut off, of either warpgroup; shares of different lengths; rings that come round.
 CASES = {
     "three chunks for two": ((264, 4, 192), True, False, WideTile(2)),
-    "one share": ((136, 4, 256), False, False, WideTile(1, chunks=2, of_phi=2)),
-    "two streams": ((72, 2, 128), True, True, WideTile(1, chunks=3, of_phi=5)),
+    "one share": ((136, 4, 256), False, False, WideTile(1, chunks=2, phi_stages=2)),
+    "two streams": ((72, 2, 128), True, True, WideTile(1, chunks=3, phi_stages=5)),
     "a chunk each": ((128, 4, 128), True, False, WideTile(2, chunks=3)),
 }
-OPTIONS = {"norm_eps": 1e-6, "pre_eps": 1e-3, "post_scale": 2.0}
+CONSTANTS = MHCConstants(norm_eps=1e-6, pre_eps=1e-3, post_scale=2.0)
 
 
 @pytest.mark.costly
@@ -64,8 +65,8 @@ def test_the_second_pass_makes_of_the_sums_what_mhc_pre_does(tokens, n, shares, 
     sums = Sums(jnp.asarray(more[:, :, :-1]), jnp.asarray(more[:, :, -1]))
     with emulated():
         tiles = () if tile is None else (tile,)
-        made = mix_streams(x, sums, alpha, bias, Constants(*OPTIONS.values()), *tiles)
-    exact, saved = exactly(mhc_pre.mhc_pre, x, phi, alpha, bias, None, **OPTIONS)
+        made = mix_streams(x, sums, MHCParams(phi, alpha, bias), CONSTANTS, *tiles)
+    exact, saved = exactly(mhc_pre.mhc_pre, x, MHCParams(phi, alpha, bias), constants=CONSTANTS)
     for i, (a, e) in enumerate(zip(made, (*exact, *saved), strict=True)):
         assert_close(a, e, reduction_length=n * dim, err_msg=f"result {i}")
 
@@ -73,13 +74,14 @@ def test_the_second_pass_makes_of_the_sums_what_mhc_pre_does(tokens, n, shares, 
 def test_the_ops_take_them(interpreted, monkeypatch):
     monkeypatch.setattr(wide, "_LEAST_WIDTH", {True: 64, False: 64})
     tokens, n, dim = 72, 4, 64
-    inputs, of_post = parameters(n, dim), outputs((tokens,), n, dim, "bfloat16")
+    params, of_post = MHCParams(*parameters(n, dim)), outputs((tokens,), n, dim, "bfloat16")
     x = streams((tokens,), n, dim, "bfloat16")
     with emulated(), interpreted():
-        made, saved = pallas.mhc_pre(x, *inputs, **OPTIONS)
-        (y, *behind), _ = pallas.mhc_post_pre(x, *of_post, *inputs, transposed=False, **OPTIONS)
-    exact, exact_saved = exactly(mhc_pre.mhc_pre, x, *inputs, **OPTIONS)
-    of_y, _ = exactly(mhc_pre.mhc_pre, y, *inputs, **OPTIONS)
+        made, saved = pallas.mhc_pre(x, params, constants=CONSTANTS)
+        inputs, options = PostInputs(x, *of_post), {"transposed": False, "constants": CONSTANTS}
+        (y, *behind), _ = pallas.mhc_post_pre(inputs, params, **options)
+    exact, exact_saved = exactly(mhc_pre.mhc_pre, x, params, constants=CONSTANTS)
+    of_y, _ = exactly(mhc_pre.mhc_pre, y, params, constants=CONSTANTS)
     exact_y = exactly(mhc_post.mhc_post, x, *of_post, transposed=False)
     pairs = zip((*made, *saved, *behind), (*exact, *exact_saved, *of_y), strict=True)
     for i, (a, e) in enumerate(pairs):
@@ -96,7 +98,7 @@ def test_shares_keep_all_multiprocessors_busy_within_shared_memory(tokens, share
     assert tile.shares == shares
     chunk, phi = 64 * 64 * 2 * (4 + posts), wide.PARTS * 4 * 24 * 32 * 2
     coefficients = posts * 20 * 64 * 4
-    assert 2 * (tile.chunks * chunk + coefficients) + tile.of_phi * phi <= H100.shared_bytes
+    assert 2 * (tile.chunks * chunk + coefficients) + tile.phi_stages * phi <= H100.shared_bytes
 
 
 def test_what_they_do_not_take_is_left_to_other_kernels():
@@ -124,7 +126,7 @@ def test_they_lower_at_real_shapes(posts):
 
     def both(x, weight, post, alpha, bias):
         y, sums = wide_sums(x, weight, post, tile)
-        return y, mix_streams(y, sums, alpha, bias, Constants(*OPTIONS.values()))
+        return y, mix_streams(y, sums, MHCParams(weight, alpha, bias), CONSTANTS)
 
     traced = jax.jit(both).trace(x, struct(24, n * dim), post, struct(3), struct(24))
     text = traced.lower(lowering_platforms=("cuda",)).as_text()

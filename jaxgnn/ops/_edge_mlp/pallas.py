@@ -125,7 +125,7 @@ def _widths(operands: EdgeOperands) -> list[int]:
 def _room(operands: EdgeOperands, options: EdgeOptions, *, backward: bool) -> str | None:
     from pallas_kernels.edge_mlp import edge_mlp_aggregate as kernels
 
-    fits = kernels.goes_back if backward else kernels.goes_forth
+    fits = kernels.fits_backward if backward else kernels.fits_forward
     if fits(jax.eval_shape(_layers, operands), *_static(options)):
         return None
     found = f"the widths {_widths(operands)}"
@@ -162,7 +162,9 @@ def not_worth(
     if widest > _MOST_TIMED:
         return f"was timed up to {_MOST_TIMED} wide, got {widest}"
     layers = jax.eval_shape(_layers, operands)
-    if widest <= _NARROW[1] and kernels.streams(layers, *_static(options), backward=bool(rest)):
+    if widest <= _NARROW[1] and kernels.streams_kernels(
+        layers, *_static(options), backward=bool(rest)
+    ):
         return f"was timed with layers that fit a multiprocessor, got {_widths(operands)}"
     rows = operands.receivers.shape[0] * structure.num_rows
     return None if rows >= _LEAST_ROWS else f"is taken from {_LEAST_ROWS} rows on, got {rows}"

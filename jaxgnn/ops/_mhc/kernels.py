@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxgnn.ops._core import dispatch
+from pallas_kernels.mhc.arguments import MHCParams
 
 _STREAMS = (2, 4, 8)
 _LEAST_WIDTH, _MOST_WIDTH = 64, 8192
@@ -82,13 +83,13 @@ def stream_limits(x: Any, *arrays: Any, **options: Any) -> str | None:
     return count_limits(n) or width_limits(dim)
 
 
-def projection_limits(x: Any, phi: Any, *arrays: Any, **options: Any) -> str | None:
-    """Why kernels do not take the streams ``x`` and their projection ``phi``, [rows, n dim]."""
+def projection_limits(x: Any, params: MHCParams, *arrays: Any, **options: Any) -> str | None:
+    """Why kernels do not take the streams ``x`` and their projection ``params.phi``, or None."""
     del arrays, options
     n = x.shape[-2]
     reason, rows = stream_limits(x), n * n + 2 * n
-    if reason is None and phi.shape[0] != rows:
-        reason = f"needs phi of {rows} rows for {n} streams, got {phi.shape[0]}"
+    if reason is None and params.phi.shape[0] != rows:
+        reason = f"needs phi of {rows} rows for {n} streams, got {params.phi.shape[0]}"
     return reason
 
 

@@ -13,6 +13,7 @@ from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import check_float
 from jaxgnn.ops._mhc.checks import check_coefficients, check_number, check_streams
 from jaxgnn.ops._mhc.reference import mhc_head as reference
+from pallas_kernels.mhc.arguments import MHCParams
 
 
 def _kernel(name: str, run) -> dispatch.Kernel:
@@ -115,10 +116,11 @@ def mhc_head(
         ("pre_eps", check_number("mhc_head", "pre_eps", pre_eps)),
     )
     request = dispatch.resolve("mhc_head", implementation)
-    arguments = dispatch.match_varying(x, phi, alpha, bias, gamma)
+    x, *arrays = dispatch.match_varying(x, phi, alpha, bias, gamma)
+    params = MHCParams(*arrays)
     if request.name == "xla":
-        return MHC_HEAD(request, *arguments, **dict(options))[0]
-    return _mhc_head(request, options, *arguments)
+        return MHC_HEAD(request, x, params, **dict(options))[0]
+    return _mhc_head(request, options, x, params)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -138,8 +140,8 @@ _mhc_expand.defvjp(_mhc_expand_forward, _mhc_expand_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _mhc_head(request, options, x, phi, alpha, bias, gamma):
-    return MHC_HEAD(request, x, phi, alpha, bias, gamma, **dict(options))[0]
+def _mhc_head(request, options, x, params):
+    return MHC_HEAD(request, x, params, **dict(options))[0]
 
 
 def _mhc_head_forward(request, options, *inputs):

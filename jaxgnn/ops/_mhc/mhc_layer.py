@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +17,12 @@ from jaxgnn.ops._mhc import pallas
 from jaxgnn.ops._mhc.checks import check_coefficients, check_output, check_pre, check_streams
 from jaxgnn.ops._mhc.kernels import kernel, projection_limits, stream_limits, unmeasured_streams
 from jaxgnn.ops._mhc.mhc_post import MHC_POST, mhc_post
-from jaxgnn.ops._mhc.mhc_pre import MHC_PRE, mhc_pre, pre_options
+from jaxgnn.ops._mhc.mhc_pre import MHC_PRE, mhc_pre, pre_constants
 from jaxgnn.ops._mhc.reference import mhc_layer as reference
 from jaxgnn.ops._mhc.reference.sinkhorn import Last
 from jaxgnn.ops._mhc.sinkhorn import BACKWARD as SINKHORN_BACKWARD
 from jaxgnn.ops._mhc.sinkhorn import SINKHORN, sinkhorn, sinkhorn_options
+from pallas_kernels.mhc.arguments import MHCConstants, MHCParams
 
 PRE_BACKWARD = kernel(
     "mhc_layer.pre_backward",
@@ -111,18 +112,18 @@ def mhc_layer(
     _check(x, phi, alpha, bias, gamma)
     check_choice("mhc_layer", "transposed", transposed, True, False)
     check_choice("mhc_layer", "gradient", gradient, "exact", "implicit")
-    constants = pre_options("mhc_layer", norm_eps, pre_eps, post_scale)
+    constants = pre_constants("mhc_layer", norm_eps, pre_eps, post_scale)
     balance = sinkhorn_options("mhc_layer", iterations, eps, last)
     request = dispatch.resolve("mhc_layer", implementation)
     named = {"implementation": request.name}
     if gradient == "exact" and _is_linked(request, x):
-        arguments = dispatch.match_varying(x, phi, alpha, bias, gamma)
-        link, h_in, h_post, h_res = _before(request, transposed, constants, balance, *arguments)
-        x = arguments[0]
+        x, *arrays = dispatch.match_varying(x, phi, alpha, bias, gamma)
+        options = _Options(transposed, constants, balance)
+        link, h_in, h_post, h_res = _before(request, options, x, MHCParams(*arrays))
     else:
         link = None
         x, h_in, h_post, logits = mhc_pre(
-            x, phi, alpha, bias, gamma, **dict(constants), return_streams=True, **named
+            x, phi, alpha, bias, gamma, **constants._asdict(), return_streams=True, **named
         )
         h_res = sinkhorn(logits, **dict(balance), gradient=gradient, **named)
     f = layer(h_in)
@@ -142,13 +143,21 @@ def _check(x, phi, alpha, bias, gamma) -> None:
     check_pre("mhc_layer", x, phi, alpha, bias, gamma)
 
 
+class _Options(NamedTuple):
+    """Static options of the front end of a layer: of both halves, and of ``sinkhorn``."""
+
+    transposed: bool
+    constants: MHCConstants
+    balance: tuple
+
+
 def _is_linked(request: dispatch.Request, x: Array) -> bool:
     """Whether the backward passes of both ends go hand in hand, as below."""
     if request.name == "xla" or MHC_PRE.unavailable("pallas", "cuda") is not None:
         return False
     if dispatch.unknown_size((x,)) is not None:
         return False
-    return pallas.layer_links(x)
+    return pallas.has_paired_backward(x)
 
 
 # The two ends of a layer. What _before returns first is a link to _behind, which goes there and
@@ -161,27 +170,25 @@ def _is_linked(request: dispatch.Request, x: Array) -> bool:
 # its cotangents, and dy may be summed only where h_res is the same for all. The forward rules call
 # neither _before nor _behind: a second differentiation takes the rules as they are written, with
 # the link as an array that nothing depends on.
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
-def _before(request, transposed, constants, balance, x, phi, alpha, bias, gamma):
-    inputs = (x, phi, alpha, bias, gamma)
-    return _before_forward(request, transposed, constants, balance, *inputs)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _before(request, options, x, params):
+    return _before_forward(request, options, x, params)[0]
 
 
-def _before_forward(request, transposed, constants, balance, *inputs):
-    (h_in, h_post, logits), saved = MHC_PRE(request, *inputs, **dict(constants))
-    h_res = SINKHORN(request, logits, **dict(balance))
-    x = inputs[0]
+def _before_forward(request, options, x, params):
+    (h_in, h_post, logits), saved = MHC_PRE(request, x, params, constants=options.constants)
+    h_res = SINKHORN(request, logits, **dict(options.balance))
     link = jnp.broadcast_to(h_post[..., None].astype(x.dtype), x.shape)
-    return (link, h_in, h_post, h_res), (inputs, saved, logits, h_post, h_res)
+    return (link, h_in, h_post, h_res), ((x, params), saved, logits, h_post, h_res)
 
 
-def _before_backward(request, transposed, constants, balance, residuals, cotangents):
+def _before_backward(request, options, residuals, cotangents):
     inputs, saved, logits, h_post, h_res = residuals
     dy, dh_in, dh_post, dh_res = cotangents
-    dlogits = SINKHORN_BACKWARD(request, logits, dh_res, **dict(balance))
+    dlogits = SINKHORN_BACKWARD(request, logits, dh_res, **dict(options.balance))
     of_pre, of_post = (dh_in, dh_post, dlogits), (h_post, h_res)
-    options = {"transposed": transposed, **dict(constants)}
-    return PRE_BACKWARD(request, *inputs, saved, of_pre, of_post, dy, **options)
+    named = {"transposed": options.transposed, "constants": options.constants}
+    return PRE_BACKWARD(request, *inputs, saved, of_pre, of_post, dy, **named)
 
 
 _before.defvjp(_before_forward, _before_backward)

@@ -13,12 +13,17 @@ from jaxgnn.ops._mhc import pallas
 from jaxgnn.ops._mhc.checks import check_post, check_pre
 from jaxgnn.ops._mhc.kernels import kernel, projection_limits, unmeasured_streams
 from jaxgnn.ops._mhc.mhc_post import for_each_token, mhc_post
-from jaxgnn.ops._mhc.mhc_pre import mhc_pre, pre_options
+from jaxgnn.ops._mhc.mhc_pre import mhc_pre, pre_constants
 from jaxgnn.ops._mhc.reference import mhc_post_pre as reference
+from pallas_kernels.mhc.arguments import MHCParams, PostInputs
 
 
-def _limits(x, f, h_post, h_res, phi, *arrays, **options):
-    return projection_limits(x, phi)
+def _limits(inputs, params, *arrays, **options):
+    return projection_limits(inputs.x, params)
+
+
+def _unmeasured(inputs, *arrays, **options):
+    return unmeasured_streams(inputs.x)
 
 
 def _pallas_backward(*arrays, **options):
@@ -26,7 +31,7 @@ def _pallas_backward(*arrays, **options):
     return pallas.mhc_post_pre_backward(*arrays, deterministic=deterministic, **options)
 
 
-_TAKEN = {"limits": _limits, "unmeasured": unmeasured_streams}
+_TAKEN = {"limits": _limits, "unmeasured": _unmeasured}
 MHC_POST_PRE = kernel("mhc_post_pre", reference.mhc_post_pre, pallas.mhc_post_pre, **_TAKEN)
 BACKWARD = kernel(
     "mhc_post_pre.backward",
@@ -121,29 +126,28 @@ def mhc_post_pre(
             implementation=request.name,
         )
     per_token = for_each_token(x, h_post, h_res)
-    arguments = dispatch.match_varying(x, f, *per_token, phi, alpha, bias, gamma)
-    constants = pre_options("mhc_post_pre", norm_eps, pre_eps, post_scale)
-    options = (("transposed", transposed), *constants)
+    arrays = dispatch.match_varying(x, f, *per_token, phi, alpha, bias, gamma)
+    inputs, params = PostInputs(*arrays[:4]), MHCParams(*arrays[4:])
+    constants = pre_constants("mhc_post_pre", norm_eps, pre_eps, post_scale)
+    options = (("transposed", transposed), ("constants", constants))
     if request.name == "xla":
-        return MHC_POST_PRE(request, *arguments, **dict(options))[0]
-    return _mhc_post_pre(request, options, *arguments)
+        return MHC_POST_PRE(request, inputs, params, **dict(options))[0]
+    return _mhc_post_pre(request, options, inputs, params)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _mhc_post_pre(request, options, x, f, h_post, h_res, phi, alpha, bias, gamma):
-    arguments = (x, f, h_post, h_res, phi, alpha, bias, gamma)
-    return _mhc_post_pre_forward(request, options, *arguments)[0]
+def _mhc_post_pre(request, options, inputs, params):
+    return _mhc_post_pre_forward(request, options, inputs, params)[0]
 
 
-def _mhc_post_pre_forward(request, options, *inputs):
-    (y, h_in, h_post, h_res), saved = MHC_POST_PRE(request, *inputs, **dict(options))
+def _mhc_post_pre_forward(request, options, inputs, params):
+    (y, h_in, h_post, h_res), saved = MHC_POST_PRE(request, inputs, params, **dict(options))
     y = dispatch.mapped_with(y, h_post[..., None])
-    return (y, h_in, h_post, h_res), (inputs, y, saved)
+    return (y, h_in, h_post, h_res), (inputs, params, y, saved)
 
 
 def _mhc_post_pre_backward(request, options, residuals, cotangents):
-    inputs, y, saved = residuals
-    return BACKWARD(request, *inputs, y, saved, cotangents, **dict(options))
+    return BACKWARD(request, *residuals, cotangents, **dict(options))
 
 
 _mhc_post_pre.defvjp(_mhc_post_pre_forward, _mhc_post_pre_backward)

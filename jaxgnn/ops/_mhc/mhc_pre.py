@@ -14,6 +14,7 @@ from jaxgnn.ops._mhc import pallas
 from jaxgnn.ops._mhc.checks import check_number, check_pre
 from jaxgnn.ops._mhc.kernels import kernel, projection_limits, unmeasured_streams
 from jaxgnn.ops._mhc.reference import mhc_pre as reference
+from pallas_kernels.mhc.arguments import MHCConstants, MHCParams
 
 _TAKEN = {"limits": projection_limits, "unmeasured": unmeasured_streams}
 MHC_PRE = kernel("mhc_pre", reference.mhc_pre, pallas.mhc_pre, **_TAKEN)
@@ -124,42 +125,45 @@ def mhc_pre(
     """
     check_pre("mhc_pre", x, phi, alpha, bias, gamma)
     check_choice("mhc_pre", "return_streams", return_streams, True, False)
-    options = pre_options("mhc_pre", norm_eps, pre_eps, post_scale)
+    constants = pre_constants("mhc_pre", norm_eps, pre_eps, post_scale)
     request = dispatch.resolve("mhc_pre", implementation)
     if phi is None:
         x, bias = dispatch.match_varying(x, bias)
-        return STATIC(request, x, bias, return_streams=return_streams, **dict(options[1:]))
-    arguments = dispatch.match_varying(x, phi, alpha, bias, gamma)
+        return STATIC(request, x, bias, return_streams=return_streams, constants=constants)
+    x, *arrays = dispatch.match_varying(x, phi, alpha, bias, gamma)
+    params = MHCParams(*arrays)
     if request.name == "xla":
-        return MHC_PRE(request, *arguments, return_streams=return_streams, **dict(options))[0]
-    return _mhc_pre(request, return_streams, options, *arguments)
+        options = {"return_streams": return_streams, "constants": constants}
+        return MHC_PRE(request, x, params, **options)[0]
+    return _mhc_pre(request, return_streams, constants, x, params)
 
 
-def pre_options(op: str, norm_eps: float, pre_eps: float, post_scale: float):
-    """The constants of ``mhc_pre`` as a hashable list of names and checked values."""
-    constants = {"norm_eps": norm_eps, "pre_eps": pre_eps, "post_scale": post_scale}
-    return tuple((name, check_number(op, name, value)) for name, value in constants.items())
+def pre_constants(op: str, norm_eps: float, pre_eps: float, post_scale: float) -> MHCConstants:
+    """The constants of ``mhc_pre``, checked on behalf of an op."""
+    return MHCConstants(
+        norm_eps=check_number(op, "norm_eps", norm_eps),
+        pre_eps=check_number(op, "pre_eps", pre_eps),
+        post_scale=check_number(op, "post_scale", post_scale),
+    )
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _mhc_pre(request, return_streams, options, x, phi, alpha, bias, gamma):
-    return _mhc_pre_forward(request, return_streams, options, x, phi, alpha, bias, gamma)[0]
+def _mhc_pre(request, return_streams, constants, x, params):
+    return _mhc_pre_forward(request, return_streams, constants, x, params)[0]
 
 
-def _mhc_pre_forward(request, return_streams, options, *inputs):
-    outputs, saved = MHC_PRE(request, *inputs, **dict(options))
+def _mhc_pre_forward(request, return_streams, constants, x, params):
+    outputs, saved = MHC_PRE(request, x, params, constants=constants)
     if not return_streams:
-        return outputs, (inputs, saved)
+        return outputs, (x, params, saved)
     # The streams go past the kernel, so that they stay one array with those that are kept.
-    x, *parameters = inputs
     x = dispatch.mapped_with(x, outputs[1][..., None])
-    return (x, *outputs), ((x, *parameters), saved)
+    return (x, *outputs), (x, params, saved)
 
 
-def _mhc_pre_backward(request, return_streams, options, residuals, cotangents):
-    inputs, saved = residuals
+def _mhc_pre_backward(request, return_streams, constants, residuals, cotangents):
     dx_streams, *rest = cotangents if return_streams else (None, *cotangents)
-    return BACKWARD(request, *inputs, saved, tuple(rest), dx_streams, **dict(options))
+    return BACKWARD(request, *residuals, tuple(rest), dx_streams, constants=constants)
 
 
 _mhc_pre.defvjp(_mhc_pre_forward, _mhc_pre_backward)

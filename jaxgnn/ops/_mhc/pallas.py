@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from jaxgnn.ops._core.pallas_call import compiled, flat_tokens, vary_like
 from jaxgnn.ops._mhc.kernels import stream_limits
 from jaxgnn.ops._mhc.reference.mhc_pre import Saved
+from pallas_kernels.mhc.arguments import MHCConstants, MHCParams, PostInputs
 
 
 @partial(compiled, static_argnames=("transposed",))
@@ -87,103 +88,58 @@ def most_sinkhorn_iterations(n: int) -> int:
     return kernels.most_iterations(n)
 
 
-@partial(compiled, static_argnames=("norm_eps", "pre_eps", "post_scale"))
+@partial(compiled, static_argnames=("constants",))
 def mhc_pre(
     x: Float[Array, "*batch n dim"],
-    phi: Float[Array, "rows n*dim"],
-    alpha: Float[Array, "3"],
-    bias: Float[Array, " rows"],
-    gamma: Float[Array, "n dim"] | None,
+    params: MHCParams,
     *,
-    norm_eps: float,
-    pre_eps: float,
-    post_scale: float,
+    constants: MHCConstants,
 ) -> tuple[tuple[Array, Array, Array], Saved]:
     """See ``jaxgnn.ops.mhc_pre``: ``(h_in, h_post, h_res)`` and what the backward pass needs."""
     from pallas_kernels.mhc import mhc_pre as kernels
 
     flat = flat_tokens(x.ndim - 2, x)
-    made = kernels.mhc_pre(
-        flat,
-        _scaled(phi, gamma),
-        alpha,
-        bias,
-        norm_eps=norm_eps,
-        pre_eps=pre_eps,
-        post_scale=post_scale,
-    )
+    made = kernels.mhc_pre(flat, params.folded(), constants)
     h_in, h_post, h_res, inv_rms, h_mix = (
         vary_like(x, a.reshape(*x.shape[:-2], *a.shape[1:])) for a in made
     )
     return (h_in, h_post, h_res), Saved(inv_rms, h_mix)
 
 
-@partial(compiled, static_argnames=("norm_eps", "pre_eps", "post_scale"))
+@partial(compiled, static_argnames=("constants",))
 def mhc_pre_backward(
     x: Float[Array, "*batch n dim"],
-    phi: Float[Array, "rows n*dim"],
-    alpha: Float[Array, "3"],
-    bias: Float[Array, " rows"],
-    gamma: Float[Array, "n dim"] | None,
+    params: MHCParams,
     saved: Saved,
     cotangents: tuple[Array, Array, Array],
     dx_streams: Float[Array, "*batch n dim"] | None = None,
     *,
-    norm_eps: float,
-    pre_eps: float,
-    post_scale: float,
-) -> tuple[Array, Array, Array, Array, Array | None]:
-    """Gradients to ``x``, ``phi``, ``alpha``, ``bias`` and ``gamma``."""
-    del norm_eps  # in saved.inv_rms
+    constants: MHCConstants,
+) -> tuple[Array, MHCParams]:
+    """Gradients to ``x`` and to ``params``."""
     from pallas_kernels.mhc import mhc_pre as kernels
 
     flat, saved, cotangents, dx_streams = flat_tokens(
         x.ndim - 2, (x, saved, cotangents, dx_streams)
     )
     made = kernels.mhc_pre_backward(
-        flat,
-        _scaled(phi, gamma),
-        alpha,
-        bias,
-        saved,
-        cotangents,
-        dx_streams,
-        pre_eps=pre_eps,
-        post_scale=post_scale,
+        flat, params.folded(), saved, cotangents, constants, dx_streams=dx_streams
     )
-    dx, g, dalpha, dbias = (vary_like(x, gradient) for gradient in made)
-    dphi, dgamma = _unscaled(g, phi, gamma)
-    return dx.reshape(x.shape), dphi, dalpha, dbias, dgamma
+    dx, *folded = (vary_like(x, gradient) for gradient in made)
+    dparams = _unfolded(params, *folded)
+    return dx.reshape(x.shape), dparams
 
 
-@partial(compiled, static_argnames=("transposed", "norm_eps", "pre_eps", "post_scale"))
+@partial(compiled, static_argnames=("transposed", "constants"))
 def mhc_post_pre(
-    x: Float[Array, "*batch n dim"],
-    f: Float[Array, "*batch dim"],
-    h_post: Float[Array, "*batch n"],
-    h_res: Float[Array, "*batch n n"],
-    phi: Float[Array, "rows n*dim"],
-    alpha: Float[Array, "3"],
-    bias: Float[Array, " rows"],
-    gamma: Float[Array, "n dim"] | None,
-    *,
-    transposed: bool,
-    norm_eps: float,
-    pre_eps: float,
-    post_scale: float,
+    inputs: PostInputs, params: MHCParams, *, transposed: bool, constants: MHCConstants
 ) -> tuple[tuple[Array, Array, Array, Array], Saved]:
     """See ``jaxgnn.ops.mhc_post_pre``: its results, and what the backward pass needs."""
     from pallas_kernels.mhc import mhc_post_pre as kernels
 
+    x = inputs.x
     made = kernels.mhc_post_pre(
-        *flat_tokens(x.ndim - 2, (x, f, h_post, h_res)),
-        _scaled(phi, gamma),
-        alpha,
-        bias,
-        transposed=transposed,
-        norm_eps=norm_eps,
-        pre_eps=pre_eps,
-        post_scale=post_scale,
+        flat_tokens(x.ndim - 2, inputs), params.folded(), constants, transposed=transposed
     )
     y, h_in, h_post, h_res, inv_rms, h_mix = (
         vary_like(x, a.reshape(*x.shape[:-2], *a.shape[1:])) for a in made
@@ -191,62 +147,48 @@ def mhc_post_pre(
     return (y, h_in, h_post, h_res), Saved(inv_rms, h_mix)
 
 
-@partial(
-    compiled, static_argnames=("transposed", "norm_eps", "pre_eps", "post_scale", "deterministic")
-)
+@partial(compiled, static_argnames=("transposed", "constants", "deterministic"))
 def mhc_post_pre_backward(
-    x: Float[Array, "*batch n dim"],
-    f: Float[Array, "*batch dim"],
-    h_post: Float[Array, "*batch n"],
-    h_res: Float[Array, "*batch n n"],
-    phi: Float[Array, "rows n*dim"],
-    alpha: Float[Array, "3"],
-    bias: Float[Array, " rows"],
-    gamma: Float[Array, "n dim"] | None,
+    inputs: PostInputs,
+    params: MHCParams,
     y: Float[Array, "*batch n dim"],
     saved: Saved,
     cotangents: tuple[Array, Array, Array, Array],
     *,
     transposed: bool,
-    norm_eps: float,
-    pre_eps: float,
-    post_scale: float,
+    constants: MHCConstants,
     deterministic: bool,
-) -> tuple[Array | None, ...]:
-    """Gradients to the first eight arguments; see ``pallas_kernels.mhc.mhc_post_pre``."""
-    del norm_eps  # in saved.inv_rms
+) -> tuple[PostInputs, MHCParams]:
+    """Gradients to ``inputs`` and to ``params``; see ``pallas_kernels.mhc.mhc_post_pre``."""
     from pallas_kernels.mhc import mhc_post_pre as kernels
 
-    inputs = (x, f, h_post, h_res)
+    x = inputs.x
     flat, flat_y, saved, cotangents = flat_tokens(x.ndim - 2, (inputs, y, saved, cotangents))
-    through_post, (g, dalpha, dbias) = kernels.mhc_post_pre_backward(
-        *flat,
-        _scaled(phi, gamma),
-        alpha,
-        bias,
-        flat_y,
-        saved,
+    through_post, folded = kernels.mhc_post_pre_backward(
+        flat,
+        params.folded(),
+        kernels.PostPreSaved(flat_y, *saved),
         cotangents,
+        constants,
         transposed=transposed,
-        pre_eps=pre_eps,
-        post_scale=post_scale,
         deterministic=deterministic,
     )
     through_post = [
         vary_like(x, gradient.reshape(a.shape))
         for gradient, a in zip(through_post, inputs, strict=True)
     ]
-    g, dalpha, dbias = (vary_like(x, gradient) for gradient in (g, dalpha, dbias))
-    dphi, dgamma = _unscaled(g, phi, gamma)
-    return *through_post, dphi, dalpha, dbias, dgamma
+    folded = (vary_like(x, gradient) for gradient in folded)
+    return PostInputs(*through_post), _unfolded(params, *folded)
 
 
-def layer_links(x: Float[Array, "*batch n dim"]) -> bool:
+def has_paired_backward(x: Float[Array, "*batch n dim"]) -> bool:
     """Whether there are kernels for the two backward passes of ``mhc_layer`` as a pair."""
     from pallas_kernels.mhc import mhc_layer as kernels
 
     *batch, n, dim = x.shape
-    return stream_limits(x) is None and kernels.links(math.prod(batch), n, dim, x.dtype)
+    return stream_limits(x) is None and kernels.has_paired_backward(
+        math.prod(batch), n, dim, x.dtype
+    )
 
 
 @partial(compiled, static_argnames=("transposed",))
@@ -264,61 +206,42 @@ def mhc_layer_post_backward(
 
     inputs = (f, h_post, h_res)
     tokens = flat_tokens(x.ndim - 2, (x, *inputs, dy))
-    made = kernels.post_backward(*tokens, transposed=transposed)
+    *arrays, flat_dy = tokens
+    made = kernels.post_backward(PostInputs(*arrays), flat_dy, transposed=transposed)
     df, dh_post, dh_res = (
         vary_like(x, gradient.reshape(a.shape)) for gradient, a in zip(made, inputs, strict=True)
     )
     return df, dh_post, dh_res
 
 
-@partial(compiled, static_argnames=("transposed", "norm_eps", "pre_eps", "post_scale"))
+@partial(compiled, static_argnames=("transposed", "constants"))
 def mhc_layer_pre_backward(
     x: Float[Array, "*batch n dim"],
-    phi: Float[Array, "rows n*dim"],
-    alpha: Float[Array, "3"],
-    bias: Float[Array, " rows"],
-    gamma: Float[Array, "n dim"] | None,
+    params: MHCParams,
     saved: Saved,
     cotangents: tuple[Array, Array, Array],
     of_post: tuple[Array, Array],
     dy: Float[Array, "*batch n dim"],
     *,
     transposed: bool,
-    norm_eps: float,
-    pre_eps: float,
-    post_scale: float,
-) -> tuple[Array, Array, Array, Array, Array | None]:
-    """Gradients to ``x``, ``phi``, ``alpha``, ``bias`` and ``gamma``."""
-    del norm_eps  # in saved.inv_rms
+    constants: MHCConstants,
+) -> tuple[Array, MHCParams]:
+    """Gradients to ``x`` and to ``params``."""
     from pallas_kernels.mhc import mhc_layer as kernels
 
     given = flat_tokens(x.ndim - 2, (x, saved, cotangents, of_post, dy))
     flat, saved, cotangents, of_post, dy = given
-    made = kernels.pre_backward(
-        flat,
-        _scaled(phi, gamma),
-        alpha,
-        bias,
-        saved,
-        cotangents,
-        of_post,
-        dy,
-        transposed=transposed,
-        pre_eps=pre_eps,
-        post_scale=post_scale,
-    )
-    dx, g, dalpha, dbias = (vary_like(x, gradient) for gradient in made)
-    dphi, dgamma = _unscaled(g, phi, gamma)
-    return dx.reshape(x.shape), dphi, dalpha, dbias, dgamma
+    following = kernels.FollowingPost(*of_post, dy, transposed)
+    made = kernels.pre_backward(flat, params.folded(), saved, cotangents, following, constants)
+    dx, *folded = (vary_like(x, gradient) for gradient in made)
+    dparams = _unfolded(params, *folded)
+    return dx.reshape(x.shape), dparams
 
 
-def _scaled(phi: Array, gamma: Array | None) -> Array:
-    """``phi`` times ``gamma``."""
-    return phi if gamma is None else phi * gamma.reshape(-1)
-
-
-def _unscaled(g: Array, phi: Array, gamma: Array | None) -> tuple[Array, Array | None]:
-    """Gradients to ``phi`` and ``gamma`` from ``g``, that to ``_scaled(phi, gamma)``."""
+def _unfolded(params: MHCParams, dphi: Array, dalpha: Array, dbias: Array) -> MHCParams:
+    """Gradients to ``params`` from those to ``params.folded()``."""
+    phi, gamma = params.phi, params.gamma
     if gamma is None:
-        return g, None
-    return g * gamma.reshape(-1), jnp.sum(phi * g, axis=0).reshape(gamma.shape)
+        return MHCParams(dphi, dalpha, dbias)
+    unfolded = dphi * gamma.reshape(-1)
+    return MHCParams(unfolded, dalpha, dbias, jnp.sum(phi * dphi, axis=0).reshape(gamma.shape))

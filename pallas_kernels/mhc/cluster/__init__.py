@@ -1,1 +1,1 @@
-"""``mhc_pre`` by clusters of blocks that share the columns of a tile of tokens."""
+"""Kernels of ``mhc_pre`` whose clusters of blocks share the columns of a tile of tokens."""

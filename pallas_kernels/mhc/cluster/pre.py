@@ -1,10 +1,10 @@
-"""``mhc_pre`` of few streams in bfloat16: it reads them once.
+"""Forward pass of ``mhc_pre`` for few streams in bfloat16, which are read once.
 
-The blocks of a cluster share the columns. Each warp keeps its part of phi in registers and walks
-over the tokens, sixteen at a time. It sums their products and leaves what it read in shared memory;
-some sixteens later, when other warps have made weights of the sums of the whole cluster, it mixes
-the streams. Meanwhile further ones are on their way. Its columns are its own: it waits for no
-other warp but for the weights.
+The blocks of a cluster share the columns. Each warp keeps its part of phi in registers and
+processes tiles of 16 tokens. It multiplies a tile by phi and leaves it in shared memory. Some tiles
+later, when helper warps have computed the weights from the sums of the whole cluster, it mixes the
+streams of the tile. Meanwhile the next tiles are copied. No other warp has its columns, so it waits
+for others only to get the weights.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pallas_kernels.mhc.arguments import MHCConstants
 from pallas_kernels.mhc.cluster.streams import PARTS, Streams
 from pallas_kernels.mhc.cluster.sums import Coefficients, Sums
 from pallas_kernels.mhc.cluster.tile import COLUMNS, TOKENS, MhcPreClusterTile
@@ -23,33 +24,36 @@ from pallas_kernels.simt.warp import LANES, Warp
 
 @dataclass(frozen=True)
 class Forward:
-    """All of a cluster's tiles; see the module.
+    """The kernel: the warps of a cluster process all of its tiles.
 
     Attributes:
-      tile: who does what.
-      n: streams.
-      norm_eps: see ``mhc_pre``.
-      pre_eps: see ``mhc_pre``.
-      post_scale: see ``mhc_pre``.
+      tile: how blocks and warps share the work.
+      n: number of streams.
+      constants: constants of ``mhc_pre``.
     """
 
     tile: MhcPreClusterTile
     n: int
-    norm_eps: float
-    pre_eps: float
-    post_scale: float
+    constants: MHCConstants
 
     def __call__(self, warp: Warp, inputs, *outputs: Array, ring: Array, **shared: Array) -> None:
         x, *parameters = inputs
         self.run(Streams(warp, self.tile, self.n, x, ring), parameters, outputs, **shared)
 
     def run(self, streams: Streams, parameters, outputs, **shared: Array) -> None:
-        """Everything; see ``shared`` of the tile for the arrays in shared memory."""
+        """Starts the warps in their roles.
+
+        Args:
+          streams: the tiles of this lane.
+          parameters: phi, alpha and bias.
+          outputs: ``h_in``, ``h_post``, ``h_res``, ``inv_rms`` and ``h_mix``.
+          **shared: arrays in shared memory, as ``MhcPreClusterTile.shared`` describes them.
+        """
         warp, tile = streams.warp, self.tile
         sums = Sums.of(warp, tile, self.n, **shared)
         cluster = warp.block // tile.cluster
         tiles = -(-streams.x.shape[0] // TOKENS)
-        # The cluster's own tiles are numbered from 0.
+        # The tiles of a cluster are numbered from 0.
         count = (tiles - cluster + (tile.clusters - 1)) // tile.clusters
 
         def first(i: Value) -> Value:
@@ -68,32 +72,31 @@ class Forward:
         def mix():
             _Mixing(streams, sums, h_in, first, count).run(phi)
 
-        def help_out():
-            streams.help_first(count, first)
-            constants = self.norm_eps, self.pre_eps, self.post_scale
+        def compute_coefficients():
+            streams.start_helper(count, first)
             tokens = streams.x.shape[0]
-            helper = Coefficients.of(sums, alpha, bias, coefficients, tokens, constants)
+            helper = Coefficients.of(sums, alpha, bias, coefficients, tokens, self.constants)
             warp.cluster_wait()
             number = warp.thread // LANES - tile.workers
-            helper.run(number, count, first, lambda i: streams.help(i, count, first))
+            helper.run(number, count, first, lambda i: streams.tile_summed(i, count, first))
 
-        warp.roles((tile.workers, mix), (tile.helpers, help_out))
+        warp.roles((tile.workers, mix), (tile.helpers, compute_coefficients))
 
 
 @dataclass(frozen=True)
 class _Mixing:
-    """What a warp with columns does.
+    """Projects and mixes tiles of tokens, in a warp that has columns.
 
-    A lane's eight neighbouring columns, ``8 q`` on, are the columns ``2 q``, ``2 q + 1``,
-    ``2 q + 8`` and ``2 q + 9`` of two fragments, of phi, which is on the left, as of the tokens:
-    so a right fragment is two words that were read together.
+    A lane's eight neighbouring columns, from ``8 q`` on, serve as the columns ``2 q``, ``2 q + 1``,
+    ``2 q + 8`` and ``2 q + 9`` of two fragments, both of phi, the left factor, and of the tokens.
+    So a right fragment is two words that were read together.
 
     Attributes:
-      streams: the tiles.
-      sums: where sums go to, and weights come from.
-      h_in: [tokens, dim].
+      streams: the tiles in shared memory.
+      sums: takes the sums of a tile, and gives its weights.
+      h_in: the layer's input, [tokens, dim].
       first: the first token of a tile.
-      count: of tiles.
+      count: number of tiles of the cluster.
     """
 
     streams: Streams
@@ -103,7 +106,7 @@ class _Mixing:
     count: Value
 
     def run(self, phi: Array) -> None:
-        """Everything."""
+        """Processes the tiles of this warp's team."""
         warp, tile = self.streams.warp, self.streams.tile
         team = warp.thread // LANES // tile.warps
         ahead, behind = tile.ahead * tile.teams, tile.behind * tile.teams
@@ -115,23 +118,24 @@ class _Mixing:
         def step(i, _):
             self._load(warp.opaque_copy(i + ahead))
             warp.when(i < self.count, lambda: self._project(warp.opaque_copy(i), fragments))
-            warp.when(i >= behind, lambda: self._apply(warp.opaque_copy(i - behind)))
+            warp.when(i >= behind, lambda: self._mix_tile(warp.opaque_copy(i - behind)))
 
         warp.loop(team, self.count + behind, tile.teams, (), step)
 
     def _load(self, i: Value) -> None:
+        """Begins to copy tile ``i``, if there is one, and commits the copies."""
         warp = self.streams.warp
         warp.when(i < self.count, lambda: self.streams.load(i, self.first(i)))
         warp.commit_copies()
 
     def _project(self, i: Value, phi: list[list[list[list[Value]]]]) -> None:
-        """Waits for tile ``i`` and sums its products with the rows of phi, and its squares."""
+        """Waits for tile ``i``, and sums its products with the rows of phi and its squares."""
         streams, warp = self.streams, self.streams.warp
         streams.wait(i)
         squares, halves = [], []
         for half in (0, 1):
-            # Tensor cores cut off what they add; so few sums go into one another that it is no
-            # more than one rounding.
+            # Tensor cores truncate when they add. So few sums are chained that the error is that of
+            # one rounding.
             totals = [[warp.f32(0.0)] * 4 for _ in phi[0]]
             square = warp.f32(0.0)
             for tiles, words in zip(phi, streams.words(i, self.first(i), half), strict=True):
@@ -146,24 +150,25 @@ class _Mixing:
         self.sums.put(i, products, squares)
 
     def _add_squares(self, words: list[Value], total: Value) -> Value:
+        """``total`` plus the squares of a lane's columns."""
         for e in range(COLUMNS):
             value = self.streams.x.unpack(words, e)
             total = self.streams.warp.fma(value, value, total)
         return total
 
-    def _apply(self, i: Value) -> None:
-        """Waits for the weights of tile ``i``, and adds up its streams."""
+    def _mix_tile(self, i: Value) -> None:
+        """Waits for the weights of tile ``i``, and writes the weighted sum of its streams."""
         streams, warp = self.streams, self.streams.warp
         self.sums.weighted.wait(i)
         for half in (0, 1):
-            words = self._mix(i, half)
+            words = self._mixed(i, half)
             number = self.first(i) + streams.token(half)
             row = self.h_in.row(number)
             store = functools.partial(row.store_words, streams.column, words, COLUMNS)
             warp.when(number < streams.x.shape[0], store)
 
-    def _mix(self, i: Value, half: int) -> list[Value]:
-        """Words of a token's sum."""
+    def _mixed(self, i: Value, half: int) -> list[Value]:
+        """Words of the weighted sum of a token's streams, in this lane's columns."""
         x = self.streams.x
         words = [self.streams.read(i, stream, half) for stream in range(self.streams.n)]
         values = [[x.unpack(part, e) for e in range(COLUMNS)] for part in words]
@@ -172,7 +177,7 @@ class _Mixing:
 
 
 def _add_parts(totals: list[list[Value]]) -> list[list[Value]]:
-    """For each group of rows, what a lane has of two tokens: both parts of phi together."""
+    """For each group of rows, a lane's products for two tokens, summed over the parts of phi."""
     groups = [of_tile[k : k + 2] for of_tile in totals for k in (0, 2)]
     size = len(groups) // PARTS
     return [

@@ -18,16 +18,17 @@ PARTS = 2
 
 @dataclass(frozen=True)
 class Streams:
-    """What a lane has of a tile: eight neighbouring columns of every stream, of two tokens.
+    """A lane's part of the tiles: eight neighbouring columns of every stream, of two tokens.
 
-    These are ``lane // 4`` and that plus eight. Only the lane itself reads what it copies.
+    The tokens are ``lane // 4`` and ``lane // 4 + 8`` of a tile, its halves. Only the lane itself
+    reads what it has copied to shared memory.
 
     Attributes:
-      warp: of the lanes.
-      tile: who does what.
-      n: streams.
-      x: [tokens, n dim].
-      ring: the tiles in shared memory.
+      warp: the warp that runs this.
+      tile: how blocks and warps share the work.
+      n: number of streams.
+      x: the streams, [tokens, n dim].
+      ring: the tiles in shared memory, [workers, stages, n, 2, lanes, columns].
     """
 
     warp: Warp
@@ -38,13 +39,13 @@ class Streams:
 
     @property
     def column(self) -> Value:
-        """The first, of a stream."""
+        """The first of this lane's columns in a stream."""
         warp = self.warp
         number = warp.rank * self.tile.warps + warp.thread // LANES % self.tile.warps
         return number * SPAN + warp.lane % 4 * COLUMNS
 
     def token(self, half: int) -> Value:
-        """Of the tile."""
+        """This lane's token in a half of a tile."""
         return self.warp.lane // 4 + 8 * half
 
     def load(self, i: Value, first: Value) -> None:
@@ -54,48 +55,49 @@ class Streams:
     def load_columns(
         self, ring: Array, i: Value, source: Array, first: Value, streams: int
     ) -> None:
-        """Begins to copy the lane's columns of some streams to a ring."""
-        to = self.of_lane(ring, i)
+        """Begins to copy this lane's columns of some streams of tile ``i`` to a ring."""
+        to = self.lane_part(ring, i)
         size = source.shape[1] // streams
         for half in (0, 1):
-            # Behind the last token it again.
+            # Tokens behind the last are clamped to it.
             token = (first + self.token(half)).at_most(source.shape[0] - 1)
             row = source.row(token).shifted(self.column)
             for stream in range(streams):
                 to.copy_from((stream * 2 + half) * LANES, row, stream * size // COLUMNS)
 
     def wait(self, i: Value) -> None:
-        """Waits for tile ``i``."""
+        """Waits until this lane's copies of tile ``i`` have completed."""
         self.warp.wait_for_copies(self.tile.ahead)
 
-    def of_lane(self, ring: Array, i: Value) -> Array:
-        """What the lane has of tile ``i`` in a ring of [workers, stages, streams, 2, lanes, 8]."""
+    def lane_part(self, ring: Array, i: Value) -> Array:
+        """This lane's part of tile ``i`` in a ring [workers, stages, streams, 2, lanes, 8]."""
         stages, size = ring.shape[1], math.prod(ring.shape[2:])
         worker, turn = self.warp.thread // LANES, i // self.tile.teams
         place = (worker * stages + turn % stages) * size + self.warp.lane * COLUMNS
         return ring.shifted(place)
 
     def read(self, i: Value, stream: int, half: int) -> list[Value]:
-        """Words of a token of tile ``i``."""
-        return self.of_lane(self.ring, i).load_words(entry(stream, half), COLUMNS)
+        """Words of this lane's columns of one stream, for its token in a half of tile ``i``."""
+        return self.lane_part(self.ring, i).load_words(lane_offset(stream, half), COLUMNS)
 
     def words(self, i: Value, first: Value, half: int) -> list[list[Value]]:
-        """Of a token of tile ``i``, of tokens from ``first`` on, in each stream."""
+        """Words of this lane's columns of each stream; tile ``i`` begins with token ``first``."""
         return [self.read(i, stream, half) for stream in range(self.n)]
 
     def make_signals(self) -> None:
-        """By the first lane of the first helper."""
+        """Initializes the signals that this class needs; the first lane of a helper calls it."""
 
-    def help_first(self, count: Value, first: Callable[[Value], Value]) -> None:
-        """What the first helper does before anything else."""
+    def start_helper(self, count: Value, first: Callable[[Value], Value]) -> None:
+        """Runs in the helpers before their first tile; does nothing here."""
 
-    def help(self, i: Value, count: Value, first: Callable[[Value], Value]) -> None:
-        """What a helper does when all warps have put the sums of tile ``i``."""
+    def tile_summed(self, i: Value, count: Value, first: Callable[[Value], Value]) -> None:
+        """Runs in a helper when all warps have put the sums of tile ``i``; does nothing here."""
 
     def fragments_of(self, phi: Array) -> list[list[list[list[Value]]]]:
-        """Left fragments, [stream][tile][fragment along the columns]: of the same columns.
+        """Left fragments of phi for this lane's columns, [stream][tile][fragment along columns].
 
-        The groups of rows, of the first part and then of the second, fill up the tiles.
+        A tile has two groups of eight rows: first all groups of the first part of phi, then all of
+        the second.
         """
         dim = self.x.shape[1] // self.n
         made = []
@@ -109,7 +111,7 @@ class Streams:
         return made
 
     def _words(self, phi: Array, group: int, at: Value) -> list[list[Value]]:
-        """For each part, the words of the lane's columns."""
+        """Words of the bfloat16 parts of phi, for this lane's columns and its row of a group."""
         row = phi.row(self.warp.lane // 4 + group * ROWS)
         entries = READ_BYTES // phi.itemsize
         values = [
@@ -120,11 +122,11 @@ class Streams:
         return split_words(self.warp, values, PARTS)
 
 
-def entry(stream: int, half: int) -> int:
-    """Of ``Streams.of_lane``: the constant is part of the instruction that reads there."""
+def lane_offset(stream: int, half: int) -> int:
+    """Offset in ``Streams.lane_part``, a constant that becomes part of the load instruction."""
     return (stream * 2 + half) * (LANES * COLUMNS)
 
 
 def _interleave(upper: list[Value], lower: list[Value]) -> list[list[Value]]:
-    """Left fragments of eight rows and eight rows more, of 16 columns each."""
+    """Left fragments of two groups of eight rows, of 16 columns each."""
     return [[upper[k], lower[k], upper[k + 1], lower[k + 1]] for k in (0, 2)]

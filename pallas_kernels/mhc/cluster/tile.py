@@ -1,4 +1,4 @@
-"""How the blocks of a cluster share columns and tokens of ``mhc_pre``."""
+"""How the blocks of a cluster share the columns and tokens of ``mhc_pre``."""
 
 from __future__ import annotations
 
@@ -12,43 +12,45 @@ from pallas_kernels.chip import Chip
 from pallas_kernels.simt import Grid
 from pallas_kernels.simt.warp import LANES
 
-TOKENS = 16  # of a tile: two fragments of Warp.mma
+TOKENS = 16  # tokens of a tile: two fragments of Warp.mma
 PAIRS = TOKENS // 2
-ROWS = 8  # of phi, of half a fragment
-COLUMNS = 8  # of a lane
-SPAN = 4 * COLUMNS  # of a warp, of every stream
-FLOATS = 4  # in 16 bytes
+ROWS = 8  # rows of phi of half a fragment
+COLUMNS = 8  # columns of a lane
+SPAN = 4 * COLUMNS  # columns of a warp in every stream
+FLOATS = 4  # float32 numbers of 16 bytes
 # A lane keeps 96 words of phi of four streams: more warps would have too few registers.
 _MOST_STREAMS, _MOST_WARPS = 4, 11
-# Are enough, and better than more, which leave room for fewer tiles: for 16384 tokens, four streams
-# 1280 wide, an H200 took 0.149 ms for ``mhc_post_pre`` with four blocks of ten warps, 0.123 ms with
-# five of eight. The forward pass of a layer that begins with ``mhc_pre`` took 0.170 ms with either.
+# Eight warps are enough. More leave room for fewer tiles: for 16384 tokens, four streams 1280 wide,
+# an H200 took 0.149 ms for ``mhc_post_pre`` with four blocks of ten warps, 0.123 ms with five of
+# eight. The forward pass of a layer that begins with ``mhc_pre`` took 0.170 ms with either.
 _MANY_WARPS = 8
-_WARPGROUP = 4  # warps that are there or not together
+_WARPGROUP = 4  # warps of a warpgroup, to which registers are allocated
 _MOST_HELPERS = 3
-# Clusters of so many blocks that run at once on an H200: all that were tried and took no second
-# wave (2, 4, 5 and 8), and for other sizes what fits into seven parts of sixteen multiprocessors.
-# The chip has 132, but its parts have 16 or 18, or fewer, and a cluster is in one of them.
-# A launch without clusters is not among them: an H200 refuses what its blocks send.
+# Clusters that run at once on an H200, by the number of their blocks. Measured for 2, 4, 5 and 8
+# blocks as the most that took no second wave; for other sizes, the clusters that fit into seven
+# GPCs of sixteen multiprocessors. The chip has 132 multiprocessors, but GPCs of 16, 18 or fewer,
+# and a cluster lies within one of them. One block is missing: an H200 refuses its sends without a
+# cluster.
 _AT_ONCE = {2: 64, 3: 35, 4: 28, 5: 22, 6: 14, 7: 14, 8: 14}
-# Entries of a token. Two bfloat16 parts of phi are as exact as float32 sums of so many products.
+# Least entries of a token. Two bfloat16 parts of phi are as exact as a float32 sum of so many
+# terms.
 LEAST_ENTRIES = 512
 
 
 @dataclass(frozen=True)
 class MhcPreClusterTile:
-    """How blocks and warps share the columns, and clusters the tokens.
+    """How blocks and warps share the columns, and clusters and teams the tiles of 16 tokens.
 
     Attributes:
-      warps: of a team, which have columns, 32 of every stream.
-      cluster: blocks of a cluster.
-      clusters: how many; each takes every so many-th sixteen of tokens.
-      ahead: sixteens of tokens of a team that are on their way while it sums one.
-      behind: sixteens of tokens that a team sums before it mixes the first of them.
-      helpers: more warps of a block, which make sums to weights; they take turns. No more than
-        there are buffers in a block.
-      teams: of a block; they take turns.
-      buffers: sixteens of tokens of a team whose sums may wait to be added up.
+      warps: warps of a team; each has 32 columns of every stream.
+      cluster: blocks of a cluster, which together have all columns.
+      clusters: number of clusters, which take the tiles in turn.
+      ahead: tiles that a team copies ahead of the one that it projects.
+      behind: tiles that a team projects before it mixes the first of them.
+      helpers: further warps of a block, which compute weights from sums and take the tiles in turn;
+        no more than a block has buffers of sums.
+      teams: teams of a block, which take its tiles in turn.
+      buffers: buffers of a team for the sums of its warps.
     """
 
     warps: int
@@ -60,7 +62,7 @@ class MhcPreClusterTile:
     teams: int = 1
     buffers: int = 2
 
-    # Tiles that are behind and ahead, and buffers, the best first.
+    # Choices of ``behind``, ``ahead`` and ``buffers``, the best first.
     depths: ClassVar[tuple[tuple[int, int, int], ...]] = ((2, 2, 2), (2, 1, 2), (1, 1, 2))
 
     def __post_init__(self):
@@ -68,15 +70,16 @@ class MhcPreClusterTile:
             raise ValueError(
                 f"blocks send to each other in clusters of two or more, got {self.cluster}"
             )
-        # A helper would wait for a signal's turn after the next, which looks like the one before.
+        # A helper would wait for the phase after the next of a barrier, and take the previous one
+        # for it.
         if self.helpers > self.summed:
             raise ValueError(f"{self.helpers} helpers would share {self.summed} buffers of sums")
 
     @classmethod
     def choose(cls, chip: Chip, tokens: int, n: int, dim: int, dtype: jnp.dtype) -> Self | None:
-        """The one heuristic, or None where no cluster holds phi and the tiles.
+        """The only heuristic; None if no cluster has room for phi and the tiles.
 
-        The smallest cluster that does, but rather one of blocks of eight warps with columns.
+        Takes the smallest cluster of blocks of eight warps with columns, or else the smallest.
         """
         if jnp.dtype(dtype) != jnp.bfloat16 or n > _MOST_STREAMS or dim % SPAN:
             return None
@@ -91,7 +94,7 @@ class MhcPreClusterTile:
         """The deepest tile of clusters of so many blocks, or None if none fits."""
         warps = dim // SPAN // size
         teams = max(1, _MANY_WARPS // warps)
-        # Registers are dealt out to whole warpgroups: helpers to fill one up cost nothing.
+        # Registers are allocated to whole warpgroups: helpers that fill one up cost nothing.
         spare = min(_MOST_HELPERS, -(warps * teams) % _WARPGROUP or _WARPGROUP)
         clusters = min(_AT_ONCE[size], -(-tokens // TOKENS))
         for behind, ahead, buffers in cls.depths if warps <= _MOST_WARPS else ():
@@ -103,7 +106,7 @@ class MhcPreClusterTile:
 
     @property
     def stages(self) -> int:
-        """Tiles of a team in shared memory: not yet mixed, the present one, and on their way."""
+        """Stages of a team's ring: tiles not yet mixed, the present one, and those ahead."""
         return self.behind + 1 + self.ahead
 
     @property
@@ -113,46 +116,51 @@ class MhcPreClusterTile:
 
     @property
     def grid(self) -> Grid:
-        """Blocks and warps."""
+        """The grid of blocks, clusters and warps."""
         blocks, warps = self.clusters * self.cluster, self.workers + self.helpers
         return Grid(blocks, warps, cluster=self.cluster)
 
     @property
     def slots(self) -> int:
-        """Pairs of tokens of a tile that a block has the sums of, at most."""
+        """The most pairs of tokens of a tile whose sums a block gathers."""
         return -(-PAIRS // self.cluster)
 
     @property
     def summed(self) -> int:
-        """Tiles whose sums of all warps are in shared memory."""
+        """Buffers of a block for the sums of its warps, one for each tile."""
         return self.buffers * self.teams
 
     @property
     def weighted(self) -> int:
-        """Tiles whose weights are in shared memory: see ``mhc.cluster.sums``."""
+        """Buffers of a block for weights, one for each tile: see ``mhc.cluster.sums``."""
         return (self.behind + 1) * self.teams
 
     @property
     def gathered(self) -> int:
-        """Tiles whose sums of all blocks are in shared memory: likewise."""
-        return 2 * (self.helpers + self.late)
+        """Buffers of a block for sums of all blocks, by tiles: see ``mhc.cluster.sums``."""
+        return 2 * (self.helpers + self.delay)
 
     @property
-    def late(self) -> int:
-        """Tiles that a helper has sums of before it makes weights: alone it would wait for both."""
+    def delay(self) -> int:
+        """Tiles by which a helper delays the weights after the sums.
+
+        A single helper would otherwise wait for the other blocks' sums of the same tile.
+        """
         return 1 if self.helpers == 1 else 0
 
     def shared_bytes(self, n: int) -> int:
-        """Bytes of ``shared``."""
+        """Shared memory of a block, in bytes."""
         return sum(form.size * form.dtype.itemsize for form in self.shared(n).values())
 
     def shared(self, n: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """What a block has in shared memory.
+        """Arrays in shared memory of a block.
 
-        Tiles, as each lane has them; sums of a tile and warp: for each group of rows four tokens of
-        each lane, then a square of each; sums of a tile and block, of this block's pairs of
-        tokens: of each row, then the squares; the weights of the streams; and signals that each of
-        these has come, and that the first sums were read.
+        ``ring`` has the tiles in the layout of ``Streams``. ``sums`` has the sums of each tile and
+        warp: for each group of rows those of four tokens in each lane, then one square in each
+          lane.
+        ``totals`` has the sums of each tile and block for this block's pairs of tokens: those of
+        each row, then the squares. ``weights`` has the weights of the streams. The others are
+        signals: that sums, totals and weights have arrived, and that sums were read.
         """
         groups = (n * n + 2 * n) // ROWS
         ring = (self.workers, self.stages, n, 2, LANES, COLUMNS)

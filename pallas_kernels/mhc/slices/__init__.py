@@ -1,1 +1,1 @@
-"""Gradients of hyper-connections by slices of columns, by tensor cores."""
+"""Backward pass of hyper-connections by slices of 64 columns, on tensor cores."""

@@ -1,13 +1,12 @@
-"""Gradients to the streams and to phi, by tensor cores that the copy engine feeds.
+"""Gradients to the streams and to phi, by tensor cores with inputs from the copy engine.
 
-What ``mhc.tokens.backward`` makes without an ``mhc_post``, for streams of bfloat16. Each of the
-warpgroups of a block, see ``mhc.slices.shapes``, has some of the streams, and a ring of pieces of
-its own: a piece is one stream of one tile, read ahead, and its gradient leaves from where it was
-read.
+This kernel computes what ``mhc.tokens.backward`` does without an ``mhc_post``, for bfloat16
+streams. Each warpgroup of a block (see ``mhc.slices.shapes``) has some of the streams. It has a
+ring whose stages hold one stream of one tile, copied ahead; the gradient is written to global
+memory from the same stage.
 
-Where an ``mhc_post`` reads the streams too, its part of their gradient is either read with them, to
-be added, or made here: of the gradients to the new streams, which then come with what there is of a
-tile's tokens.
+Where an ``mhc_post`` reads the streams too, its part of their gradient is either given and added,
+or computed here from the gradients to the new streams, which are then among the inputs of tokens.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ from pallas_kernels.mhc.slices.shares import Shares
 from pallas_kernels.tensor_cores import COLUMNS, ROWS
 from pallas_kernels.tensor_cores.bfloat16_parts import PARTS, products
 
-_STREAMS = (2, 4)  # of more, a block's part of phi leaves no room to read ahead
+_STREAMS = (2, 4)  # with more, a block's part of phi leaves no room to copy ahead
 
 
-class Behind(NamedTuple):
-    """The ``mhc_post`` that reads the streams too, and the gradient to what it makes.
+class FollowingPost(NamedTuple):
+    """The ``mhc_post`` of the same layer, which also reads the streams, and its cotangent.
 
     Attributes:
-      h_post: as in ``mhc_post``.
-      h_res: as in ``mhc_post``.
-      dy: the gradient, like the streams.
-      transposed: as in ``mhc_post``.
+      h_post: weights of the layer's output, [tokens, n] float32.
+      h_res: matrices that mix the streams, [tokens, n, n] float32.
+      dy: gradient of the new streams, [tokens, n, dim].
+      transposed: whether the matrices ``h_res`` are transposed.
     """
 
     h_post: jax.Array
@@ -54,40 +53,39 @@ class SlicesTile:
     """How blocks and warpgroups share tokens and streams.
 
     Attributes:
-      shares: which blocks have which tiles.
-      warpgroups: of a block, a divisor of the streams.
-      pieces: that each of them has in shared memory, as many as it has streams and two at least.
-      slots: tiles of whose tokens it has ``dh_in``, ``dh_mix``, the coefficients, and ``dy`` where
-        it is mixed; two at least.
-      backwards: see ``Walker``.
+      shares: how tiles are assigned to blocks.
+      warpgroups: warpgroups of a block, a divisor of the number of streams.
+      stages: stages of each warpgroup's ring of streams: at least its number of streams, and two.
+      slots: stages of the ring of inputs of tokens, two at least.
+      reverse: whether to process the last tokens first, some of which are still in a cache.
     """
 
     shares: Shares
     warpgroups: int
-    pieces: int
+    stages: int
     slots: int
-    backwards: bool = True
+    reverse: bool = True
 
     @classmethod
     def choose(cls, chip: Chip, tokens: int, form: Slices, dtype) -> SlicesTile | None:
-        """The one heuristic: one wave of blocks, reading ahead; None for the other kernel."""
+        """The only heuristic: one wave of blocks that copy ahead; None for the other kernel."""
         if form.n not in _STREAMS or not common.runs_here(chip, tokens, dtype):
             return None
-        # Of those with one to add: with another, an H200 took as long for 1280 columns, and 4 %
-        # longer for 7168; with one less, a quarter longer.
-        pieces = 4 if form.mixes else 3 if form.adds else 6
-        return cls(Shares.even(chip, form.slices, tokens), warpgroups=2, pieces=pieces, slots=2)
+        # With a gradient to add and one stage more, an H200 took as long for 1280 columns and 4 %
+        # longer for 7168; with one stage less, a quarter longer.
+        stages = 4 if form.mixes else 3 if form.adds else 6
+        return cls(Shares.even(chip, form.slices, tokens), warpgroups=2, stages=stages, slots=2)
 
     def scratch(self, form: Slices, dtype) -> dict[str, Any]:
-        """Shared memory, and barriers."""
-        ring = (self.warpgroups, self.pieces)
-        piece = (*ring, ROWS, COLUMNS)
-        added = [tc.tiles(dtype, *piece)] * form.adds
+        """Shared memory and barriers of a block."""
+        ring = (self.warpgroups, self.stages)
+        stage = (*ring, ROWS, COLUMNS)
+        added = [tc.tiles(dtype, *stage)] * form.adds
         return {
             **form.shared_of_tokens(self.slots, form.coefficients, self.warpgroups, dtype),
             "phi": common.factors(dtype, FEW_PARTS, form.n, form.padded, COLUMNS),
             "loaded": tc.Barrier(num_arrivals=FEW_PARTS * form.n),
-            "streams": [common.factors(dtype, *piece), *added],
+            "streams": [common.factors(dtype, *stage), *added],
             "full": tc.Barrier(num_arrivals=1 + form.adds, num_barriers=ring),
         }
 
@@ -96,59 +94,62 @@ def slices_backward(
     x: jax.Array,
     dh_in: jax.Array,
     dx: jax.Array | None,
-    weight: jax.Array,
+    phi: jax.Array,
     token: TokenParts,
     tile: SlicesTile,
-    behind: Behind | None = None,
+    following: FollowingPost | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Terms of the gradient to phi, and the gradient to the streams.
+    """Partial sums of the gradient to phi, and the gradient to the streams.
 
     Args:
       x: the streams, [tokens, n, dim] bfloat16, tokens a multiple of 8.
-      dh_in: [tokens, dim].
-      dx: like ``x``, a part of its gradient, or None.
-      weight: as in ``mhc_pre``.
-      token: what there is of tokens beside these; with ``of_post`` if something is behind.
-      tile: as ``SlicesTile.choose`` gives it.
-      behind: instead of ``dx``, what it is to be made of.
+      dh_in: gradient of the layer's input, [tokens, dim].
+      dx: another gradient of the streams to be added, [tokens, n, dim], or None.
+      phi: projection with ``gamma`` folded in, [n n + 2 n, n dim] float32.
+      token: other inputs of each token; with the coefficients of ``mhc_post`` if that follows.
+      tile: how blocks share the work, from ``SlicesTile.choose``.
+      following: instead of ``dx``, the ``mhc_post`` whose backward pass gives it.
+
+    Returns:
+      The gradient to phi over each range of tokens, [ranges, n dim, rows]; and that to ``x``.
     """
     tokens, n, dim = x.shape
-    form = Slices(n, dim, adds=dx is not None, mixes=behind is not None)
+    form = Slices(n, dim, adds=dx is not None, mixes=following is not None)
     flat = jax.ShapeDtypeStruct((tokens, n * dim), x.dtype)
     sums = jax.ShapeDtypeStruct((tile.shares.parts, n * dim, form.rows), jnp.float32)
     call = tc.launch(
-        functools.partial(_backward, form, tile, bool(behind and behind.transposed)),
+        functools.partial(_backward, form, tile, bool(following and following.transposed)),
         "mhc_pre_backward",
-        (flat, sums),
+        {"dx": flat, "sums": sums},
         (tile.shares.blocks(form.slices), 1),
         tile.warpgroups,
         tile.scratch(form, x.dtype),
         barriers=False,
     )
-    mixed = {"dy": behind.dy.reshape(flat.shape)} if behind else {}
-    of_tokens = {"dh_in": dh_in, **token._asdict(), **mixed}
+    mixed = {"dy": following.dy.reshape(flat.shape)} if following else {}
+    per_token = {"dh_in": dh_in, **token._asdict(), **mixed}
     streams = [a.reshape(flat.shape) for a in (x, dx) if a is not None]
-    made, sums = call(of_tokens, streams, form.parts_of_phi(weight))
-    return sums, made.reshape(x.shape)
+    made = call(per_token, streams, form.parts_of_phi(phi))
+    return made["sums"], made["dx"].reshape(x.shape)
 
 
-def _backward(form, tile, transposed, scratch, of_tokens, streams, phi, dx, sums) -> None:
-    """A warpgroup's part."""
-    arrays = {"streams": streams, "phi": phi, "dx": dx, "sums": sums, "transposed": transposed}
-    walker = _OneByOne if form.adds else _Together
-    walker.here(form, tile, scratch, of_tokens, **arrays).take_turns()
+def _backward(form, tile, transposed, scratch, per_token, streams, phi, results) -> None:
+    """Runs one warpgroup of the kernel."""
+    arrays = {"streams": streams, "phi": phi, "transposed": transposed, **results}
+    walker = _StreamByStream if form.adds else _AllStreams
+    walker.current(form, tile, scratch, per_token, **arrays).run_all_turns()
 
 
 @dataclass(frozen=True)
 class _Walker(Walker):
-    """A warpgroup, which has some of the streams.
+    """A warpgroup, which has some of the streams of a slice.
 
     Attributes:
-      transposed: see ``mhc_post``.
-      streams: x, and the gradient to add if there is one; [tokens, columns].
-      phi: its parts, [parts, rows, columns].
-      dx: the gradient to the streams.
-      sums: that to phi of each range, and of the rest, [parts, columns, rows].
+      transposed: whether the matrices ``h_res`` are transposed.
+      streams: x, and the gradient to add if there is one, [tokens, columns].
+      phi: bfloat16 parts of phi, [parts, rows, columns].
+      dx: gradient to the streams, [tokens, columns].
+      sums: gradient to phi over each range of tokens, [ranges, columns, rows].
     """
 
     transposed: bool
@@ -158,40 +159,40 @@ class _Walker(Walker):
     sums: Any
 
     def run(self) -> None:
-        """All tiles of a turn."""
-        self._begin()
+        """Processes all tiles of a turn, and writes the gradient to phi over them."""
+        self._load_first()
         totals = tuple(self.zeros() for _ in range(self._own))
-        totals = lax.fori_loop(0, self.count, self._take, totals)
+        totals = lax.fori_loop(0, self.count, self._process_tile, totals)
         for k, total in enumerate(totals):
-            self.sums.at[self.part, self.columns(self._stream(k))][...] = total
-        # Every completion is waited for, also the last.
-        pl.when(self.number == 0)(functools.partial(self.reload_tokens, self.count))
+            self.sums.at[self.range_number, self.columns(self._stream(k))][...] = total
+        # Every phase of a barrier is waited for, also the last.
+        pl.when(self.number == 0)(functools.partial(self.refill_tokens, self.count))
         tc.wait_smem_to_gmem(0)
 
-    def _take(self, i, totals):
-        """All pieces of tile ``i``; the sums with theirs."""
+    def _process_tile(self, i, totals):
+        """Writes the gradients of tile ``i``; returns ``totals`` plus its gradients to phi."""
         raise NotImplementedError
 
     @property
     def _own(self) -> int:
-        """Streams of a warpgroup."""
+        """Number of streams of a warpgroup."""
         return self.form.n // self.tile.warpgroups
 
     def _stream(self, k: int):
-        """The ``k``-th of this warpgroup."""
+        """The ``k``-th stream of this warpgroup."""
         return self.number * self._own + k
 
     def _ring(self, i, k):
-        """Where the piece of the ``k``-th stream of tile ``i`` lies; ``k`` may count on."""
-        return self.number, lax.rem(i * self._own + k, self.tile.pieces)
+        """Index of the stage for the ``k``-th stream of tile ``i``, or ``k`` streams further on."""
+        return self.number, lax.rem(i * self._own + k, self.tile.stages)
 
-    def _begin(self) -> None:
-        """Reads what comes first, and the block's part of phi."""
-        for ahead in range(self.tile.pieces):
-            self._load_piece(jnp.int32(0), ahead)
+    def _load_first(self) -> None:
+        """Begins to copy the first streams and inputs of tokens, and loads phi."""
+        for ahead in range(self.tile.stages):
+            self._load_stage(jnp.int32(0), ahead)
 
         def load():
-            self.begin_tokens()
+            self.load_first_tokens()
             for stream in range(self.form.n):
                 for part in range(FEW_PARTS):
                     source = self.phi.at[part, :, self.columns(stream)]
@@ -201,8 +202,8 @@ class _Walker(Walker):
         pl.when(self.number == 0)(load)
         tc.barrier_wait(self.scratch["loaded"])
 
-    def _load_piece(self, i, ahead: int) -> None:
-        """The one ``ahead`` of the first of tile ``i``, if there is one."""
+    def _load_stage(self, i, ahead: int) -> None:
+        """Begins to copy the stream ``ahead`` of the first of tile ``i``, if there is one."""
         tile, stream = i + ahead // self._own, self._stream(ahead % self._own)
         at = self._ring(i, ahead)
 
@@ -213,48 +214,56 @@ class _Walker(Walker):
 
         pl.when(tile < self.count)(load)
 
-    def _begin_to_multiply(self, pieces: Sequence[_Piece], slot) -> None:
-        """Tensor cores: what comes through phi to all of them, then the sums for phi."""
+    def _start_products(self, stages: Sequence[_Stage], slot) -> None:
+        """Starts products: the gradients of these stages through phi, then those to phi."""
         phi, dh_mix = self.scratch["phi"], self.scratch["dh_mix"].at[slot]
-        for piece in pieces:
-            parts = [phi.at[part, piece.stream] for part in range(FEW_PARTS)]
-            self.add_through_phi(piece.through_phi, dh_mix, parts)
-        for piece in pieces:
-            self.add_for_phi(piece.for_phi, self.scratch["streams"][0].at[*piece.at], dh_mix)
+        for stage in stages:
+            parts = [phi.at[part, stage.stream] for part in range(FEW_PARTS)]
+            self.add_through_phi(stage.through_phi, dh_mix, parts)
+        for stage in stages:
+            self.add_for_phi(stage.for_phi, self.scratch["streams"][0].at[*stage.at], dh_mix)
 
-    def _through_phi(self, pieces: Sequence[_Piece], k: int) -> jax.Array:
-        """What comes to the ``k``-th of them, once it is there."""
-        # Only on a GPU would a product be missing if this were more than there are behind it.
-        later = len(pieces) - 1 - k
-        behind = later * len(products(FEW_PARTS, FEW_PARTS)) + len(pieces) * PARTS
-        return tc.wgmma_accumulator_load(pieces[k].through_phi, wait_n=behind)
+    def _through_phi(self, stages: Sequence[_Stage], k: int) -> jax.Array:
+        """Waits for the gradient of the ``k``-th of these stages through phi."""
+        # The number of products that were started later. If it were too large, a result would be
+        # incomplete, which only shows on a GPU.
+        later = len(stages) - 1 - k
+        behind = later * len(products(FEW_PARTS, FEW_PARTS)) + len(stages) * PARTS
+        return tc.wgmma_accumulator_load(stages[k].through_phi, wait_n=behind)
 
     def _multiply(self, i, own: Sequence[int], body):
-        """``body`` of some pieces of tile ``i``, with sums for tensor cores; waits for these.
+        """Calls ``body`` with some stages of tile ``i`` and their accumulators.
 
         Returns:
-          What ``body`` does, and the sums for phi.
+          The result of ``body``, and the gradients to phi, once their products have completed.
         """
         shapes = [(ROWS, COLUMNS)] * len(own) + [(COLUMNS, self.form.padded)] * len(own)
 
         def run(*sums):
             pairs = zip(own, sums, sums[len(own) :], strict=False)
-            pieces = [_Piece(self._stream(k), self._ring(i, k), *pair) for k, *pair in pairs]
-            made = body(pieces)
-            return made, [piece.for_phi[...][:, : self.form.rows] for piece in pieces]
+            stages = [_Stage(self._stream(k), self._ring(i, k), *pair) for k, *pair in pairs]
+            made = body(stages)
+            return made, [stage.for_phi[...][:, : self.form.rows] for stage in stages]
 
         return pl.run_scoped(run, *(tc.ACC(shape, jnp.float32) for shape in shapes))
 
-    def _leave(self, i, k: int, dx) -> Any:
-        """Puts ``dx`` where the piece lay; the copy that is then to begin, once warps have met."""
+    def _stage_gradient(self, i, k: int, dx) -> Any:
+        """Overwrites a stage by ``dx``; returns the function that copies it, for after a sync."""
         staged = self.scratch["streams"][-1].at[*self._ring(i, k)]
         staged[...] = dx.astype(self.dx.dtype)
         target = self.dx.at[self.rows(i), self.columns(self._stream(k))]
         return functools.partial(tc.copy_smem_to_gmem, staged, target)
 
 
-class _Piece(NamedTuple):
-    """A piece of a stream: which, where it lies, and sums through and for its columns of phi."""
+class _Stage(NamedTuple):
+    """A stage of the ring of streams, and the accumulators of its products.
+
+    Attributes:
+      stream: number of the stream.
+      at: index of the stage in shared memory.
+      through_phi: accumulator of the gradient of the stream through phi, [tokens, columns].
+      for_phi: accumulator of the gradient to phi, [columns, padded rows].
+    """
 
     stream: Any
     at: Any
@@ -263,88 +272,89 @@ class _Piece(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _OneByOne(_Walker):
-    """Takes its pieces one after the other; gradients leave from where those to add were."""
+class _StreamByStream(_Walker):
+    """Processes streams one after the other; gradients replace those that were added to them."""
 
-    def _take(self, i, totals):
+    def _process_tile(self, i, totals):
         slot, made = self.wait_for_tokens(i), []
         for k, total in enumerate(totals):
             tc.barrier_wait(self.scratch["full"].at[*self._ring(i, k)])
             dx, (more,) = self._multiply(i, [k], functools.partial(self._gradient, i, k, slot))
             made.append(total + more)
             if k == 0:
-                pl.when(self.number == 0)(functools.partial(self.reload_tokens, i))
-            leave = self._leave(i, k, dx)
+                pl.when(self.number == 0)(functools.partial(self.refill_tokens, i))
+            start_copy = self._stage_gradient(i, k, dx)
             tc.commit_smem()
-            leave()
+            start_copy()
         tc.barrier_arrive(self.scratch["done"].at[slot])
         return tuple(made)
 
-    def _gradient(self, i, k: int, slot, pieces: Sequence[_Piece]) -> jax.Array:
-        """To a piece; reads on into the one before while tensor cores multiply."""
-        self._begin_to_multiply(pieces, slot)
-        direct = self._direct(slot, *pieces)
+    def _gradient(self, i, k: int, slot, stages: Sequence[_Stage]) -> jax.Array:
+        """The gradient of a stage; meanwhile begins to copy into the previous stage."""
+        self._start_products(stages, slot)
+        direct = self._direct(slot, *stages)
         tc.wait_smem_to_gmem(0, wait_read_only=True)
-        ahead = k - 1 + self.tile.pieces
-        pl.when(i * self._own + k > 0)(lambda: self._load_piece(i, ahead))
-        return direct + self._through_phi(pieces, 0)
+        ahead = k - 1 + self.tile.stages
+        pl.when(i * self._own + k > 0)(lambda: self._load_stage(i, ahead))
+        return direct + self._through_phi(stages, 0)
 
-    def _direct(self, slot, piece: _Piece) -> jax.Array:
-        """All but what comes through phi."""
-        x, added = (common.load(ring.at[*piece.at]) for ring in self.scratch["streams"])
-        numbers = self.form.n, piece.stream
+    def _direct(self, slot, stage: _Stage) -> jax.Array:
+        """The gradient except the part through phi."""
+        x, added = (common.load(ring.at[*stage.at]) for ring in self.scratch["streams"])
+        numbers = self.form.n, stage.stream
         scale, h_pre = (self.coefficient(slot, number, COLUMNS) for number in numbers)
-        # In this order all sums are those of products.
+        # In this order each addition fuses with a product.
         return h_pre * common.load(self.scratch["dh_in"].at[slot]) + added + scale * x
 
 
 @dataclass(frozen=True)
-class _Together(_Walker):
-    """Takes its pieces of a tile together: they share what else they are made of.
+class _AllStreams(_Walker):
+    """Processes all streams of a tile together, since they share the inputs of tokens.
 
-    On an H200, taking them one after the other 16384 tokens, 1280 wide, took 0.160 ms for 0.139.
+    On an H200, 16384 tokens, 1280 wide, took 0.139 ms, and 0.160 ms one stream after the other.
     """
 
-    def _take(self, i, totals):
+    def _process_tile(self, i, totals):
         own = range(self._own)
-        pl.when(i > 0)(functools.partial(self._read_on, i))
+        pl.when(i > 0)(functools.partial(self._refill_stages, i))
         slot = self.wait_for_tokens(i)
         for k in own:
             tc.barrier_wait(self.scratch["full"].at[*self._ring(i, k)])
         gradients, sums = self._multiply(i, own, functools.partial(self._gradients, slot))
-        tc.commit_smem()  # dx is to lie where all warps' products have read x
+        tc.commit_smem()  # all warps' products have read x, which dx overwrites
         tc.barrier_arrive(self.scratch["done"].at[slot])
-        copies = [self._leave(i, k, dx) for k, dx in enumerate(gradients)]
+        copies = [self._stage_gradient(i, k, dx) for k, dx in enumerate(gradients)]
         tc.commit_smem()
         for copy in copies:
             copy()
         return tuple(total + more for total, more in zip(totals, sums, strict=True))
 
-    def _read_on(self, i) -> None:
-        """Into the pieces of the tile before, once they have been written."""
+    def _refill_stages(self, i) -> None:
+        """Begins to copy into the stages of the previous tile, once its gradients were written."""
         tc.wait_smem_to_gmem(0, wait_read_only=True)
         for k in range(self._own):
-            self._load_piece(i - 1, k + self.tile.pieces)
-        pl.when(self.number == 0)(functools.partial(self.reload_tokens, i))
+            self._load_stage(i - 1, k + self.tile.stages)
+        pl.when(self.number == 0)(functools.partial(self.refill_tokens, i))
 
-    def _gradients(self, slot, pieces: Sequence[_Piece]) -> list[jax.Array]:
-        self._begin_to_multiply(pieces, slot)
-        direct = self._direct(slot, pieces)
-        return [a + self._through_phi(pieces, k) for k, a in enumerate(direct)]
+    def _gradients(self, slot, stages: Sequence[_Stage]) -> list[jax.Array]:
+        """The gradients of all streams of this warpgroup in a tile."""
+        self._start_products(stages, slot)
+        direct = self._direct(slot, stages)
+        return [a + self._through_phi(stages, k) for k, a in enumerate(direct)]
 
-    def _direct(self, slot, pieces: Sequence[_Piece]) -> list[jax.Array]:
-        """All but what comes through phi."""
+    def _direct(self, slot, stages: Sequence[_Stage]) -> list[jax.Array]:
+        """The gradient except the part through phi."""
         n, load = self.form.n, functools.partial(self.coefficient, slot, columns=COLUMNS)
         dh_in = common.load(self.scratch["dh_in"].at[slot])
-        made = [load(piece.stream) * dh_in for piece in pieces]
+        made = [load(stage.stream) * dh_in for stage in stages]
         for new in range(n * self.form.mixes):
             dy = common.load(self.scratch["dy"].at[slot, new])
-            weights = [load(self._h_res(piece.stream, new)) for piece in pieces]
+            weights = [load(self._h_res(stage.stream, new)) for stage in stages]
             made = [total + weight * dy for total, weight in zip(made, weights, strict=True)]
-        streams = [common.load(self.scratch["streams"][0].at[*piece.at]) for piece in pieces]
+        streams = [common.load(self.scratch["streams"][0].at[*stage.at]) for stage in stages]
         return [total + load(n) * x for total, x in zip(made, streams, strict=True)]
 
     def _h_res(self, old, new: int):
-        """Which coefficient it is."""
+        """Row of the coefficient with which an old stream enters a new one."""
         n = self.form.n
         return self.form.h_res + (old * n + new if self.transposed else new * n + old)

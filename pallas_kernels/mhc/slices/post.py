@@ -1,12 +1,14 @@
-"""Gradients through the ``mhc_post`` that made the streams, and to phi, by slices.
+"""Gradients to phi, and through the ``mhc_post`` that computed the streams, by slices.
 
-What ``mhc.tokens.backward`` makes with an ``mhc_post``, for four streams of bfloat16. Of the
-warpgroups of a block, see ``mhc.slices.shapes``, two are walkers, that make 32 columns of all
-streams each: their gradients meet in registers. What both read, new streams and their gradients,
-lies in a ring for both, of pieces that are one stream of one tile each. What only one of them
-reads, the layer's output and old streams, lies in rings of its own, and the gradients to them leave
-from there. The third, the helper, reads what is shared, and adds up sums for phi, and what both
-walkers have of inner products over columns.
+This kernel computes what ``mhc.tokens.backward`` does with an ``mhc_post``, for four bfloat16
+streams. A block (see ``mhc.slices.shapes``) has three warpgroups. Two are walkers: each computes
+the gradients to 32 columns of all new streams in registers, and from these the gradients to the old
+streams and the layer's output. The new streams and their given gradients are in a ring that both
+walkers read, one stream of one tile in each stage. The old streams and the layer's output are in
+rings of each walker, and their gradients are written to global memory from the same stages.
+
+The third warpgroup, the helper, fills the shared rings, accumulates the gradient to phi, and adds
+the inner products that the walkers have over their columns.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,23 +36,37 @@ _HALF = COLUMNS // 2  # columns of a walker
 _WALKERS = COLUMNS // _HALF
 _WARPGROUPS = _WALKERS + 1
 _PRODUCTS = _N + _N * _N  # inner products of a token: for h_post, and for h_res
-# Rows of the coefficients.
+# First rows of the coefficients.
 _H_PRE, _SCALE, _H_POST, _H_RES = 0, _N, _N + 1, 2 * _N + 1
+
+
+class PrecedingPost(NamedTuple):
+    """The ``mhc_post`` that computed the streams.
+
+    Attributes:
+      x: its streams, [tokens, 4, dim].
+      f: its layer's output, [tokens, dim].
+      transposed: whether its matrices ``h_res`` are transposed.
+    """
+
+    x: jax.Array
+    f: jax.Array
+    transposed: bool
 
 
 @dataclass(frozen=True)
 class SlicesPostTile:
-    """How blocks share the tokens, and how far they read ahead.
+    """How blocks share the tokens, and how far they copy ahead.
 
     Attributes:
-      shares: which blocks have which tiles.
-      new: new streams, with their gradients, that a block has in shared memory; two at least.
-      old: old streams that each walker has there, twice ``together`` at least.
-      layer: tiles of the layer's output, likewise, one at least.
-      slots: tiles whose tokens' cotangents and coefficients are there, two at least.
-      backwards: see ``Walker``; the kernel of tokens goes the other way, by default beginning with
-        those that the forward pass ended with.
-      together: old streams, a divisor of their number, whose gradients leave together.
+      shares: how tiles are assigned to blocks.
+      new: stages of the ring of new streams and their gradients, two at least.
+      old: stages of each walker's ring of old streams, twice ``together`` at least.
+      layer: stages of each walker's ring of the layer's output, one at least.
+      slots: stages of the ring of inputs of tokens, two at least.
+      reverse: whether to process the last tokens first. The kernel of tokens goes the other way, by
+        default beginning with those that the forward pass ended with.
+      together: number of old streams, a divisor of all, whose gradients are written together.
     """
 
     shares: Shares
@@ -58,22 +74,22 @@ class SlicesPostTile:
     old: int
     layer: int
     slots: int
-    backwards: bool = False
+    reverse: bool = False
     together: int = 2
 
     @classmethod
     def choose(cls, chip: Chip, tokens: int, form: Slices, dtype) -> SlicesPostTile | None:
-        """The one heuristic: one wave of blocks, reading ahead; None for other kernels.
+        """The only heuristic: one wave of blocks that copy ahead; None for other kernels.
 
-        Rings of just one tile, whose places are constants: on an H200, 16384 tokens, 1280 wide took
-        0.214 ms, and with room for two more old streams and one more output 0.236 ms.
+        Rings hold one tile, so that stages are constants: on an H200, 16384 tokens, 1280 wide, took
+        0.214 ms, and 0.236 ms with stages for two more old streams and one more output.
         """
         if form.n != _N or not common.runs_here(chip, tokens, dtype):
             return None
         return cls(Shares.even(chip, form.slices, tokens), new=_N, old=_N, layer=1, slots=2)
 
     def scratch(self, form: Slices, dtype) -> dict[str, Any]:
-        """Shared memory, and barriers."""
+        """Shared memory and barriers of a block."""
         own = {"old": (_WALKERS, self.old), "layer": (_WALKERS, self.layer)}
         matrices = functools.partial(common.factors, dtype)
         coefficients = _H_RES + _N * _N
@@ -95,30 +111,28 @@ def slices_post_backward(
     y: jax.Array,
     dh_in: jax.Array,
     dy: jax.Array,
-    weight: jax.Array,
+    phi: jax.Array,
     token: TokenParts,
-    post: tuple[jax.Array, jax.Array],
+    post: PrecedingPost,
     tile: SlicesPostTile,
     totals: jax.Array | None = None,
-    *,
-    transposed: bool,
 ) -> tuple[jax.Array, ...]:
-    """Terms of the gradient to phi; gradients to old streams and output; and inner products.
-
-    See ``Partial`` for the terms and products, which are still to be added up: these only without
-    ``totals``.
+    """Gradients to phi, to the old streams and the layer's output, and inner products.
 
     Args:
       y: the new streams, [tokens, 4, dim] bfloat16, tokens a multiple of 8.
-      dh_in: [tokens, dim].
-      dy: like ``y``, a part of its gradient.
-      weight: as in ``mhc_pre``.
-      token: what there is of tokens beside these, with ``of_post``.
-      post: the old streams and the layer's output that made ``y``.
-      tile: as ``SlicesPostTile.choose`` gives it.
-      totals: zeros, [n + n n, tokens], to which slices add their inner products, in any order; None
-        for products of each slice.
-      transposed: as in ``mhc_post``.
+      dh_in: gradient of the layer's input, [tokens, dim].
+      dy: another gradient of the new streams to be added, [tokens, 4, dim].
+      phi: projection with ``gamma`` folded in, [24, 4 dim] float32.
+      token: other inputs of each token, with the coefficients of ``mhc_post``.
+      post: the ``mhc_post`` that computed ``y``.
+      tile: how blocks share the work, from ``SlicesPostTile.choose``.
+      totals: zeros, [n + n n, tokens], to which slices add their inner products in no fixed order;
+        None for separate products of each slice.
+
+    Returns:
+      The gradient to phi over each range of tokens; the gradients to the old streams and the
+      layer's output; and the inner products. ``Partial`` describes the first and the last.
     """
     tokens, n, dim = y.shape
     form, f32 = Slices(n, dim), jnp.float32
@@ -132,7 +146,7 @@ def slices_post_backward(
         of_slices = form.slices, _PRODUCTS, tokens
         results["products"] = jax.ShapeDtypeStruct(of_slices, f32)
     call = tc.launch(
-        functools.partial(_backward, form, tile, transposed),
+        functools.partial(_backward, form, tile, post.transposed),
         "mhc_post_pre_backward",
         results,
         (tile.shares.blocks(form.slices), 1),
@@ -140,80 +154,82 @@ def slices_post_backward(
         tile.scratch(form, y.dtype),
         barriers=False,
     )
-    of_tokens = {"dh_in": dh_in, **token._asdict()}
-    x, layer = post
-    y, dy, old = (a.reshape(flat.shape) for a in (y, dy, x))
-    sources = {"new": [y, dy], "old": old, "layer": layer}
-    added_to = None if totals is None else jax.new_ref(totals)
-    made = call(of_tokens, sources, form.parts_of_phi(weight), added_to)
-    found = made["products"] if added_to is None else jax.freeze(added_to)[None]
-    return made["sums"], made["old"].reshape(x.shape), made["layer"], found
+    per_token = {"dh_in": dh_in, **token._asdict()}
+    y, dy, old = (a.reshape(flat.shape) for a in (y, dy, post.x))
+    sources = {"new": [y, dy], "old": old, "layer": post.f}
+    totals_ref = None if totals is None else jax.new_ref(totals)
+    sources["phi"] = form.parts_of_phi(phi)
+    made = call(per_token, sources, totals_ref)
+    found = made["products"] if totals_ref is None else jax.freeze(totals_ref)[None]
+    return made["sums"], made["old"].reshape(post.x.shape), made["layer"], found
 
 
-def _backward(form, tile, transposed, scratch, of_tokens, sources, phi, totals, results) -> None:
-    """A warpgroup's part."""
-    given = form, tile, scratch, of_tokens
+def _backward(form, tile, transposed, scratch, per_token, sources, totals, results) -> None:
+    """Runs one warpgroup of the kernel, as a walker or as the helper."""
+    given = form, tile, scratch, per_token
     arrays = {"sources": sources, "results": results}
-    walker = _Walker.here(*given, transposed=transposed, **arrays)
-    pl.when(walker.number < _WALKERS)(walker.take_turns)
-    helper = _Helper.here(*given, phi=phi, totals=totals, **arrays)
-    pl.when(helper.number == _WALKERS)(helper.take_turns)
+    walker = _Walker.current(*given, transposed=transposed, **arrays)
+    pl.when(walker.number < _WALKERS)(walker.run_all_turns)
+    helper = _Helper.current(*given, totals=totals, **arrays)
+    pl.when(helper.number == _WALKERS)(helper.run_all_turns)
 
 
 @dataclass(frozen=True)
 class _Warpgroup(Walker):
-    """What walkers and the helper have.
+    """A walker or the helper.
 
     Attributes:
-      sources: new streams and their gradients, old streams, and the layer's output.
-      results: gradients to old streams and to the layer's output; of each range, and of the rest,
-        sums for that to phi, and of each slice inner products unless they are added to totals.
+      sources: the new streams with their gradients, the old streams, the layer's output, and the
+        bfloat16 parts of phi, [parts, rows, columns].
+      results: gradients to the old streams and the layer's output; gradient to phi over each range
+        of tokens; and inner products of each slice, unless they are added to totals.
     """
 
     sources: Mapping[str, Any]
     results: Mapping[str, Any]
 
     def ring(self, name: str, i, k: int):
-        """Where the ``k``-th of tile ``i`` lies; ``k`` may count on."""
-        length, of_tile = getattr(self.tile, name), _OF_TILE[name]
+        """Index of the stage for the ``k``-th operand of tile ``i``; ``k`` may exceed a tile."""
+        length, of_tile = getattr(self.tile, name), _PER_TILE[name]
         return k % length if length == of_tile else lax.rem(i * of_tile + k, length)
 
 
-_OF_TILE = {"new": _N, "old": _N, "layer": 1}
+# Stages of a tile in each ring.
+_PER_TILE = {"new": _N, "old": _N, "layer": 1}
 
 
 @dataclass(frozen=True)
 class _Walker(_Warpgroup):
-    """Makes its columns.
+    """A warpgroup that computes gradients in its half of the columns.
 
     Attributes:
-      transposed: see ``mhc_post``.
+      transposed: whether the matrices ``h_res`` are transposed.
     """
 
     transposed: bool
 
     def run(self) -> None:
-        """All tiles of a turn."""
+        """Processes all tiles of a turn."""
         for name in ("layer", "old"):
             for ahead in range(getattr(self.tile, name)):
                 self._load(name, jnp.int32(0), ahead)
         tc.barrier_wait(self.scratch["loaded"])
-        pl.loop(0, self.count)(self._take)
-        self._wait_until_taken(self.count)  # every completion is waited for, also the last
+        pl.loop(0, self.count)(self._process_tile)
+        self._wait_until_products_read(self.count)  # every phase is waited for, also the last
         tc.wait_smem_to_gmem(0)
 
     @property
     def _half(self):
-        """Its columns of a slice."""
+        """This walker's columns of a slice."""
         return pl.ds(pl.multiple_of(self.number * _HALF, _HALF), _HALF)
 
     def _own(self, stream: int):
-        """Its columns of a stream."""
+        """This walker's columns of a stream."""
         return self.columns(stream, self.number, _HALF)
 
     def _load(self, name: str, i, ahead: int) -> None:
-        """What is ``ahead`` of the first of tile ``i``, if there is such."""
-        tile, stream = i + ahead // _OF_TILE[name], ahead % _OF_TILE[name]
+        """Begins to copy the operand ``ahead`` of the first of tile ``i``, if there is one."""
+        tile, stream = i + ahead // _PER_TILE[name], ahead % _PER_TILE[name]
         at = self.number, self.ring(name, i, ahead)
 
         def load():
@@ -223,46 +239,46 @@ class _Walker(_Warpgroup):
 
         pl.when(tile < self.count)(load)
 
-    def _reload(self, i, pieces: Sequence[tuple[str, int]]) -> None:
-        """Reads on into pieces of tile ``i``, with which the last gradients left."""
+    def _reload(self, i, operands: Sequence[tuple[str, int]]) -> None:
+        """Refills stages of tile ``i``, once the gradients in them were written."""
         tc.wait_smem_to_gmem(0, wait_read_only=True)
-        for name, stream in pieces:
+        for name, stream in operands:
             self._load(name, i, stream + getattr(self.tile, name))
 
     def _reload_last(self, i) -> None:
-        """That of the tile before."""
-        pieces = self._groups()[-1]
-        pl.when(i > 0)(lambda: self._reload(i - 1, pieces))
+        """Begins to copy into the last stages of the previous tile."""
+        operands = self._groups()[-1]
+        pl.when(i > 0)(lambda: self._reload(i - 1, operands))
 
     def _groups(self) -> list[list[tuple[str, int]]]:
-        """Pieces whose gradients leave together: the layer's output, then old streams."""
+        """Operands whose gradients are written together: the layer's output, then old streams."""
         size = self.tile.together
         streams = [("old", stream) for stream in range(_N)]
         return [[("layer", 0)], *(streams[k : k + size] for k in range(0, _N, size))]
 
-    def _take(self, i) -> None:
-        """Tile ``i``."""
+    def _process_tile(self, i) -> None:
+        """Computes and writes the gradients and inner products of tile ``i``."""
         slot = self.wait_for_tokens(i)
         sums = [tc.ACC((ROWS, _HALF), jnp.float32)] * _N
         gradients = pl.run_scoped(functools.partial(self._new_streams, i, slot), *sums)
-        self._wait_until_taken(i)
+        self._wait_until_products_read(i)
         before: list[tuple[str, int]] = []
-        for pieces in self._groups():
-            made = [self._through(*piece, i, slot, gradients) for piece in pieces]
+        for operands in self._groups():
+            made = [self._gradient(*operand, i, slot, gradients) for operand in operands]
             if before:
                 self._reload(i, before)
-            self._leave(i, pieces, made)
-            before = pieces
+            self._write_gradients(i, operands, made)
+            before = operands
         tc.barrier_arrive(self.scratch["done"].at[slot])
 
-    def _wait_until_taken(self, i) -> None:
-        """The inner products of the tile before."""
+    def _wait_until_products_read(self, i) -> None:
+        """Waits until the helper has read the inner products of the previous tile."""
         pl.when(i > 0)(lambda: tc.barrier_wait(self.scratch["taken"]))
 
     def _new_streams(self, i, slot, *through_phi) -> list[jax.Array]:
         """The gradients to the new streams, in float32.
 
-        Tensor cores begin with what comes through phi to all of them, which is there already.
+        Tensor cores first start the gradients through phi of all streams, whose inputs are loaded.
         """
         phi, dh_mix = self.scratch["phi"], self.scratch["dh_mix"].at[slot]
         for stream, sums in enumerate(through_phi):
@@ -276,48 +292,50 @@ class _Walker(_Warpgroup):
             if stream == 0:
                 self._reload_last(i)
             if stream % 2:
-                self._give_back(i, stream - 1, stream)
+                self._release(i, stream - 1, stream)
         return made
 
-    def _give_back(self, i, *streams: int) -> None:
-        """New streams that were read, two at once so that the warps meet less often."""
-        tc.commit_smem()  # the copy engine will write there
+    def _release(self, i, *streams: int) -> None:
+        """Marks stages of new streams as read, two at once so that warps synchronize less."""
+        tc.commit_smem()  # all warps have read what the copy engine overwrites
         for stream in streams:
             tc.barrier_arrive(self.scratch["new read"].at[self.ring("new", i, stream)])
 
     def _direct(self, i, slot, stream: int) -> jax.Array:
-        """The gradient to a new stream but for what comes through phi."""
+        """The gradient to a new stream except the part through phi."""
         at, half = self.ring("new", i, stream), self._half
         tc.barrier_wait(self.scratch["new full"].at[at])
         y, dy = (common.load(ring.at[at, :, half]) for ring in self.scratch["new"])
         scale, h_pre = (self.coefficient(slot, c, _HALF) for c in (_SCALE, _H_PRE + stream))
         through_layer = h_pre * common.load(self.scratch["dh_in"].at[slot, :, half])
-        # In this order all sums are those of products.
+        # In this order each addition fuses with a product.
         return through_layer + dy + scale * y
 
-    def _through(self, name: str, stream: int, i, slot, gradients) -> jax.Array:
-        """The gradient to an old stream, or the layer's output; writes inner products with it."""
+    def _gradient(self, name: str, stream: int, i, slot, gradients) -> jax.Array:
+        """The gradient to an old stream or the layer's output; writes its inner products."""
         at = self.number, self.ring(name, i, stream)
         tc.barrier_wait(self.scratch[f"{name} full"].at[*at])
-        old, places = common.load(self.scratch[name].at[*at]), self._products(name, stream)
+        old, places = common.load(self.scratch[name].at[*at]), self._product_rows(name, stream)
         weights = [self.coefficient(slot, _H_POST + place, _HALF) for place in places]
         terms = [weight * dy for weight, dy in zip(weights, gradients, strict=True)]
         for place, dy in zip(places, gradients, strict=True):
             self.scratch["products"].at[self.number, place][...] = _inner(dy, old)
         return functools.reduce(jnp.add, terms).astype(self.results[name].dtype)
 
-    def _leave(self, i, pieces: Sequence[tuple[str, int]], made: Sequence[jax.Array]) -> None:
-        """Writes gradients from where the pieces were."""
-        places = [self.scratch[n].at[self.number, self.ring(n, i, s)] for n, s in pieces]
+    def _write_gradients(
+        self, i, operands: Sequence[tuple[str, int]], made: Sequence[jax.Array]
+    ) -> None:
+        """Overwrites operands by their gradients, and begins to copy these to global memory."""
+        places = [self.scratch[n].at[self.number, self.ring(n, i, s)] for n, s in operands]
         for place, gradient in zip(places, made, strict=True):
             place[...] = gradient
         tc.commit_smem()
-        for place, (name, stream) in zip(places, pieces, strict=True):
+        for place, (name, stream) in zip(places, operands, strict=True):
             target = self.results[name].at[self.rows(i), self._own(stream)]
             tc.copy_smem_to_gmem(place, target)
 
-    def _products(self, name: str, stream: int) -> list[int]:
-        """Rows of its inner products with the gradients to the new streams."""
+    def _product_rows(self, name: str, stream: int) -> list[int]:
+        """Rows of the inner products of an operand with the gradients to the new streams."""
         if name == "layer":
             return [*range(_N)]
         return [_N + (stream * _N + o if self.transposed else o * _N + stream) for o in range(_N)]
@@ -325,37 +343,35 @@ class _Walker(_Warpgroup):
 
 @dataclass(frozen=True)
 class _Helper(_Warpgroup):
-    """Reads what is shared, and adds up.
+    """The warpgroup that fills shared rings, and accumulates the gradient to phi and products.
 
     Attributes:
-      phi: its parts, [parts, rows, columns].
-      totals: to which inner products are added, or None.
+      totals: array to which inner products are added, or None.
     """
 
-    phi: Any
     totals: Any
 
     def run(self) -> None:
-        """All tiles of a turn."""
+        """Processes all tiles of a turn, and writes the gradient to phi over them."""
         for ahead in range(self.tile.new):
             self._load(jnp.int32(0), ahead)
-        self.begin_tokens()
+        self.load_first_tokens()
         for stream in range(_N):
             for part in range(FEW_PARTS):
-                source = self.phi.at[part, :, self.columns(stream)]
+                source = self.sources["phi"].at[part, :, self.columns(stream)]
                 target = self.scratch["phi"].at[part, stream]
                 tc.copy_gmem_to_smem(source, target, self.scratch["loaded"])
         totals = tuple(self.zeros() for _ in range(_N))
-        totals = lax.fori_loop(0, self.count, self._take, totals)
+        totals = lax.fori_loop(0, self.count, self._process_tile, totals)
         for stream, total in enumerate(totals):
-            self.results["sums"].at[self.part, self.columns(stream)][...] = total
-        # Every completion is waited for, also the last.
+            self.results["sums"].at[self.range_number, self.columns(stream)][...] = total
+        # Every phase of a barrier is waited for, also the last.
         self._reload(self.count, 0)
-        self._finish(self.count)
+        self._write_products(self.count)
         tc.wait_smem_to_gmem(0)
 
     def _load(self, i, ahead: int) -> None:
-        """The new stream that is ``ahead`` of the first of tile ``i``, if there is one."""
+        """Begins to copy the new stream ``ahead`` of the first of tile ``i``, if there is one."""
         tile, at = i + ahead // _N, self.ring("new", i, ahead)
 
         def load():
@@ -366,7 +382,7 @@ class _Helper(_Warpgroup):
         pl.when(tile < self.count)(load)
 
     def _reload(self, i, stream: int) -> None:
-        """Where the stream before was, once all warpgroups have read it."""
+        """Refills the stage of the previous stream, once all warpgroups have read it."""
 
         def wait():
             # Counted from the tile before, so that nothing is negative.
@@ -376,24 +392,24 @@ class _Helper(_Warpgroup):
 
         pl.when((i > 0) | (stream > 0))(wait)
 
-    def _take(self, i, totals):
-        """Tile ``i``; the sums with its."""
+    def _process_tile(self, i, totals):
+        """``totals`` plus the gradients to phi of tile ``i``."""
         slot, made = self.wait_for_tokens(i), []
         for stream, total in enumerate(totals):
             at = self.ring("new", i, stream)
             tc.barrier_wait(self.scratch["new full"].at[at])
             y, dh_mix = self.scratch["new"][0].at[at], self.scratch["dh_mix"].at[slot]
-            # Added at once, or all four products would be held until the end.
+            # Added immediately; otherwise all four products would be kept in registers.
             made.append(lax.optimization_barrier(total + self._product(y, dh_mix)))
             tc.barrier_arrive(self.scratch["new read"].at[at])
             self._reload(i, stream)
             if stream == 0:
-                self._finish(i)
+                self._write_products(i)
         tc.barrier_arrive(self.scratch["done"].at[slot])
         return tuple(made)
 
     def _product(self, y, dh_mix) -> jax.Array:
-        """Sums for 64 columns of phi, [columns, rows]."""
+        """The gradient to 64 columns of phi from one stream of a tile, [columns, rows]."""
 
         def run(sums):
             self.add_for_phi(sums, y, dh_mix)
@@ -401,9 +417,9 @@ class _Helper(_Warpgroup):
 
         return pl.run_scoped(run, tc.ACC((COLUMNS, self.form.padded), jnp.float32))
 
-    def _finish(self, i) -> None:
-        """Waits for the tile before; reads on, and writes its inner products."""
-        self.reload_tokens(i)
+    def _write_products(self, i) -> None:
+        """Waits for the previous tile, refills its stage, and writes its inner products."""
+        self.refill_tokens(i)
         products = self.scratch["products"]
 
         def add():
@@ -412,7 +428,7 @@ class _Helper(_Warpgroup):
             tc.commit_smem()
             rows = self.rows(i - 1)
             if self.totals is None:
-                target = self.results["products"].at[self.place, :, rows]
+                target = self.results["products"].at[self.slice_number, :, rows]
                 tc.copy_smem_to_gmem(products.at[0], target)
             else:
                 target = self.totals.at[:, rows]
@@ -424,5 +440,5 @@ class _Helper(_Warpgroup):
 
 
 def _inner(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Inner products of rows; a thread adds up what it has before others' is added."""
+    """Inner products of rows; a thread adds its own columns first."""
     return jnp.sum(common.add_products(a, b), axis=1)

@@ -1,4 +1,4 @@
-"""Which blocks of the kernels by slices have which tiles of tokens."""
+"""How the kernels by slices assign tiles of tokens to blocks."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from pallas_kernels.tensor_cores import BLOCK, ROWS
 
 
 class Turn(NamedTuple):
-    """Tiles that a block takes one after the other.
+    """Tiles of one slice that a block processes one after the other.
 
     Attributes:
-      part: which range of its slice.
-      place: which slice.
-      first: tile.
-      step: from one to the next.
-      count: of them.
+      range_number: number of the block's range among those of the slice.
+      slice_number: number of the slice.
+      first: first tile.
+      step: distance from one tile to the next.
+      count: number of tiles.
     """
 
-    part: Any
-    place: Any
+    range_number: Any
+    slice_number: Any
     first: Any
     step: Any
     count: Any
@@ -36,9 +36,9 @@ class Shares:
     """How blocks share the tiles of all slices.
 
     Attributes:
-      ranges: blocks that share a slice, and take turns at its tiles.
-      rest: tiles of each slice that are left to blocks without a slice, as one more range.
-      others: such blocks, which take turns at the slices.
+      ranges: blocks that share a slice, whose tiles they take in turn.
+      rest: last tiles of each slice, one more range, which blocks without a slice process.
+      others: number of blocks without a slice, which take the slices in turn.
     """
 
     ranges: int
@@ -47,9 +47,9 @@ class Shares:
 
     @classmethod
     def even(cls, chip: Chip, slices: int, tokens: int) -> Shares:
-        """One wave, up to a slice for each multiprocessor.
+        """Balances the blocks, in one wave if there are at least as many multiprocessors as slices.
 
-        Its longest block has as few tiles as can be.
+        The block with the most tiles has as few as possible.
         """
         tiles = -(-tokens // ROWS)
         ranges = min(max(1, chip.multiprocessors // slices), tiles)
@@ -58,32 +58,34 @@ class Shares:
             return cls(ranges)
 
         def longest(rest: int) -> int:
-            # The blocks without a slice begin anew with each, which takes about as long as a tile.
-            of_others = -(-slices // others) * (rest + 1) if rest else 0
-            return max(-(-(tiles - rest) // ranges), of_others)
+            # The blocks without a slice load phi for each slice, which takes as long as a tile.
+            longest_other = -(-slices // others) * (rest + 1) if rest else 0
+            return max(-(-(tiles - rest) // ranges), longest_other)
 
         rest = min(range(tiles - ranges + 1), key=longest)
         return cls(ranges, rest, others if rest else 0)
 
     def blocks(self, slices: int) -> int:
-        """All of them."""
+        """Number of all blocks."""
         return slices * self.ranges + self.others
 
     @property
     def parts(self) -> int:
-        """Ranges of a slice, with that of the rest."""
+        """Ranges of a slice, including that of the rest."""
         return self.ranges + (self.rest > 0)
 
     def turns(self, slices: int):
-        """Of the block that runs this, where there is a rest."""
+        """Number of turns of the block that runs this, if there is a rest."""
         other = lax.axis_index(BLOCK) - slices * self.ranges
         return jnp.where(other < 0, 1, tc.count_strided(slices, other, self.others))
 
     def turn(self, slices: int, tiles: int, k) -> Turn:
-        """The ``k``-th of the block that runs this."""
+        """The ``k``-th turn of the block that runs this."""
         block = lax.axis_index(BLOCK)
-        part, place, kept = block // slices, lax.rem(block, slices), tiles - self.rest
-        own = Turn(part, place, part, self.ranges, tc.count_strided(kept, part, self.ranges))
+        range_number, slice_number = block // slices, lax.rem(block, slices)
+        kept = tiles - self.rest
+        count = tc.count_strided(kept, range_number, self.ranges)
+        own = Turn(range_number, slice_number, range_number, self.ranges, count)
         if not self.rest:
             return own
         other = block - slices * self.ranges

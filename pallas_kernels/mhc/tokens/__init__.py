@@ -1,1 +1,1 @@
-"""Gradients of hyper-connections by whole tokens, by warps."""
+"""Backward pass of hyper-connections by SIMT code, for all shapes and dtypes."""

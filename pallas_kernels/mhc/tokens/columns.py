@@ -1,4 +1,4 @@
-"""What a lane has in the backward pass of whole tokens: its columns of a stream, and of phi."""
+"""A lane's part of the backward pass by SIMT code: columns of a stream, and of phi."""
 
 from __future__ import annotations
 
@@ -6,43 +6,36 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pallas_kernels.mhc.tokens.tile import FLOATS, FRAGMENT, GROUP, OF_LANE, PADDING, StreamsTile
+from pallas_kernels.mhc.arguments import PostInputs
+from pallas_kernels.mhc.tokens.tile import (
+    FLOATS,
+    FRAGMENT,
+    GROUP,
+    PADDING,
+    TOKENS_PER_LANE,
+    StreamsTile,
+)
 from pallas_kernels.simt.values import Array, Value
 from pallas_kernels.simt.warp import LANES, Warp
 from pallas_kernels.tensor_cores.bfloat16_parts import add_products, split_words
 
 
-class Post(NamedTuple):
-    """The ``mhc_post`` that made the streams, whose backward pass follows.
-
-    Attributes:
-      x: its streams, [tokens, n, dim].
-      f: its layer's output, [tokens, dim].
-      h_post: [tokens, n].
-      h_res: [tokens, n, n].
-    """
-
-    x: Any
-    f: Any
-    h_post: Any
-    h_res: Any
-
-
 class Inputs(NamedTuple):
-    """What the kernel reads; in it each is an ``Array``.
+    """The inputs of the kernel; inside of it, each is an ``Array``.
 
-    Parts are bfloat16 and add up; rows and tokens are padded with zeros.
+    Parts are bfloat16 numbers whose sum represents a float32 number. Rows of phi and tokens are
+    padded with zeros in them.
 
     Attributes:
-      x: [tokens, n, dim].
-      dh_in: [tokens, dim].
-      dx: [tokens, n, dim], or None.
-      h_pre: [tokens, n].
-      scale: [tokens].
-      by_token: parts of dh_mix, [parts, tokens, rows].
-      by_row: the same, [parts, rows, tokens].
-      by_column: parts of weight, [parts, columns, rows].
-      post: see ``Post``; or None.
+      x: the streams, [tokens, n, dim].
+      dh_in: gradient of the layer's input, [tokens, dim].
+      dx: another gradient of the streams to be added, [tokens, n, dim], or None.
+      h_pre: weights of the streams, [tokens, n].
+      scale: factor of the streams in their own gradient, [tokens].
+      by_token: parts of the gradient of ``h_mix``, [parts, tokens, rows].
+      by_row: the same parts transposed, [parts, rows, tokens].
+      by_column: parts of phi, [parts, columns, rows].
+      post: inputs of the ``mhc_post`` that computed the streams, or None.
     """
 
     x: Any
@@ -53,18 +46,18 @@ class Inputs(NamedTuple):
     by_token: Any
     by_row: Any
     by_column: Any
-    post: Post | None
+    post: PostInputs | None
 
 
 @dataclass(frozen=True)
 class Phi:
-    """A block's columns of phi, in parts, in shared memory.
+    """The parts of a block's columns of phi in shared memory.
 
     Attributes:
-      warp: of the lanes.
+      warp: the warp that runs this.
       entries: neighbouring columns of a lane.
-      n: streams.
-      array: [parts, streams and lanes, columns of a lane and rows].
+      n: number of streams.
+      array: [parts, streams * lanes, columns of a lane * rows + padding].
     """
 
     warp: Warp
@@ -74,32 +67,32 @@ class Phi:
 
     @property
     def rows(self) -> int:
-        """Rows, padded."""
+        """Number of rows of phi, padded to whole fragments."""
         return (self.array.shape[2] - PADDING) // self.entries
 
     def load(self, source: Array, first: Value, dim: int) -> None:
-        """Begins to copy what the block needs; ``first`` is its first column of a stream."""
-        span, pieces = GROUP * self.entries, self.rows // GROUP
+        """Begins to copy the block's columns, from column ``first`` of each stream on."""
+        span, vectors = GROUP * self.entries, self.rows // GROUP
         pitch = self.array.shape[2] // GROUP
         columns = self.n * span
 
         def copy(i, _):
-            number = i // pieces
+            number = i // vectors
             part = number // columns
             column = number - part * columns
             stream = column // span
             local = column - stream * span
             lanes = local // self.entries
             to = (part * self.array.shape[1] + stream * GROUP + lanes) * pitch
-            to = to + (local - lanes * self.entries) * pieces + (i - number * pieces)
-            at = (part * (self.n * dim) + stream * dim + first + local) * pieces
-            self.array.copy_from(to, source, at + (i - number * pieces))
+            to = to + (local - lanes * self.entries) * vectors + (i - number * vectors)
+            at = (part * (self.n * dim) + stream * dim + first + local) * vectors
+            self.array.copy_from(to, source, at + (i - number * vectors))
 
-        count = self.array.shape[0] * columns * pieces
+        count = self.array.shape[0] * columns * vectors
         self.warp.loop(self.warp.thread, count, self.warp.threads, (), copy)
 
     def fragments(self, part: int, stream: Value, entry: int) -> list[list[Value]]:
-        """Two words of each sixteen rows, of a lane's column."""
+        """Two words of each 16 rows of phi, for one of a lane's columns."""
         lane = self.warp.lane
         group = (stream + part * self.n) * GROUP + lane // 4
         first = group * self.array.shape[2] + (entry * self.rows + lane % 4 * 4)
@@ -110,19 +103,20 @@ class Phi:
 class Columns:
     """A lane's neighbouring columns of one stream.
 
-    Of sixteen tokens, a lane has the four ``4 q`` on, with ``q = lane % 4``: to ``Warp.mma`` these
-    are ``2 q``, ``2 q + 1``, ``2 q + 8`` and ``2 q + 9`` where it sums over tokens, and ``2 q`` and
-    ``2 q + 1`` of two fragments where it does not. Two of a lane's columns are the rows ``g`` and
-    ``g + 8`` of a fragment, and the rows of phi are permuted as the tokens are.
+    Of 16 tokens, a lane has the four from ``4 q`` on, with ``q = lane % 4``. ``Warp.mma`` takes
+    them as the tokens ``2 q``, ``2 q + 1``, ``2 q + 8`` and ``2 q + 9`` of a fragment where it sums
+    over tokens, and otherwise as ``2 q`` and ``2 q + 1`` of two fragments. Two of a lane's columns
+    are the rows ``g`` and ``g + 8`` of a fragment, with ``g = lane // 4``. Rows of phi are permuted
+    in the same way as the tokens.
 
     Attributes:
-      warp: of the lanes.
-      tile: how many columns.
-      inputs: as in ``Inputs``.
-      stream: which.
-      column: the first, of the stream.
-      ring: what has been read, [warps, stages, pieces, lanes, columns].
-      phi: of the block's columns.
+      warp: the warp that runs this.
+      tile: how blocks share the work.
+      inputs: inputs of the kernel in global memory.
+      stream: number of the stream.
+      column: first of the lane's columns in the stream.
+      ring: copies of inputs in shared memory, [warps, stages, vectors, lanes, columns].
+      phi: parts of the block's columns of phi in shared memory.
     """
 
     warp: Warp
@@ -135,90 +129,100 @@ class Columns:
 
     @property
     def pairs(self) -> int:
-        """Pairs of columns."""
+        """Number of pairs of this lane's columns."""
         return self.tile.entries // 2
 
     @property
     def rows(self) -> int:
-        """Rows of phi."""
+        """Number of rows of phi."""
         return self.inputs.by_row.shape[1]
 
     @property
-    def place(self) -> Value:
-        """Of the first column among those of all streams."""
+    def flat_column(self) -> Value:
+        """Index of this lane's first column among the columns of all streams."""
         return self.stream * self.inputs.x.shape[2] + self.column
 
     def zeros(self):
-        """Sums of each pair of columns and each eight rows of phi."""
+        """Zeros for the gradient to phi: for each pair of columns and each group of eight rows."""
         zero = [self.warp.f32(0.0)] * 4
         return [[zero for _ in range(self.rows // GROUP)] for _ in range(self.pairs)]
 
-    # -- what it reads
+    # -- inputs
 
     def token(self, first: Value, i: Any) -> Value:
-        """The ``i``-th that this lane has; it may be behind the last."""
-        return first + (self.warp.lane % 4 * OF_LANE + i)
+        """The ``i``-th token of this lane; it may lie behind the last token."""
+        return first + (self.warp.lane % 4 * TOKENS_PER_LANE + i)
 
-    def known(self, token: Value) -> Value:
-        """Behind the last token, it again."""
+    def clamped(self, token: Value) -> Value:
+        """The token, or the last one if it lies behind that."""
         return token.at_most(self.inputs.x.shape[0] - 1)
 
     def load(self, i: Value, first: Value) -> None:
-        """Begins to copy what ``piece`` gives for the tokens from ``first`` on."""
+        """Begins to copy the inputs of step ``i``, for the 16 tokens from ``first`` on."""
         given, post = self.inputs, self.inputs.post
         arrays = [given.x, given.dh_in]
         arrays += [] if given.dx is None else [given.dx]
         arrays += [] if post is None else [post.x]
-        pieces = [(array, self.token(first, t)) for array in arrays for t in range(OF_LANE)]
+        vectors = [
+            (array, self.token(first, t)) for array in arrays for t in range(TOKENS_PER_LANE)
+        ]
         if post is not None:
-            pieces.append((post.f, self.token(first, self.stream)))
+            vectors.append((post.f, self.token(first, self.stream)))
         entries, nbytes = self.tile.entries, self.tile.entries * given.x.itemsize
-        for number, (array, token) in enumerate(pieces):
-            of_streams = len(array.shape) == 3
-            at = self.known(token).to("i64") * (math.prod(array.shape[1:]) // entries)
-            at = at + (self.place if of_streams else self.column) // entries
-            self.ring.copy_from(self._place(i, number), array, at, nbytes)
+        for number, (array, token) in enumerate(vectors):
+            has_streams = len(array.shape) == 3
+            at = self.clamped(token).to("i64") * (math.prod(array.shape[1:]) // entries)
+            at = at + (self.flat_column if has_streams else self.column) // entries
+            self.ring.copy_from(self._ring_index(i, number), array, at, nbytes)
 
-    def piece(self, i: Value, number: int) -> list[Value]:
-        """Words that were read for step ``i``.
+    def vector(self, i: Value, number: int) -> list[Value]:
+        """Words of one of the vectors that were copied for step ``i``.
 
-        Their order is that of ``load``: of four tokens ``x``, ``dh_in``, ``dx`` if there is one and
-        ``post.x`` if it follows; then ``post.f``, of the token with the number of the stream.
+        They are numbered in the order of ``load``: ``x``, ``dh_in``, ``dx`` if it is given and
+        ``post.x`` if there is an ``mhc_post``, of four tokens each; then ``post.f``, of the token
+        with the number of the stream.
         """
         entries = self.tile.entries
-        return self.ring.load_words(self._place(i, number) * entries, entries)
+        return self.ring.load_words(self._ring_index(i, number) * entries, entries)
 
-    def _place(self, i: Value, piece: int) -> Value:
-        """In the ring, counted in what a lane reads at once."""
-        _, stages, pieces, _, _ = self.ring.shape
+    def _ring_index(self, i: Value, vector: int) -> Value:
+        """Index of a vector of step ``i`` in the ring, counted in vectors."""
+        _, stages, vectors, _, _ = self.ring.shape
         stage = self.warp.thread // LANES * stages + i % stages
-        return (stage * pieces + piece) * LANES + self.warp.lane
+        return (stage * vectors + vector) * LANES + self.warp.lane
 
     def unpack(self, words: list[Value]) -> list[Value]:
-        """The columns of a piece."""
+        """The columns of a vector as float32."""
         return [self.inputs.x.unpack(words, e) for e in range(self.tile.entries)]
 
-    # -- what it makes
+    # -- gradients
 
-    def take(self, i: Value, first: Value, sums):
-        """Gradient to the streams of sixteen tokens, [token][column]; sums for that to phi."""
-        x, dh_in = ([self.piece(i, OF_LANE * k + t) for t in range(OF_LANE)] for k in (0, 1))
+    def gradients(self, i: Value, first: Value, sums):
+        """The gradient to the stream for this lane's tokens of step ``i``, and that to phi.
+
+        Returns:
+          The former, [token][column]; and ``sums`` plus the latter.
+        """
+        x, dh_in = (
+            [self.vector(i, TOKENS_PER_LANE * k + t) for t in range(TOKENS_PER_LANE)]
+            for k in (0, 1)
+        )
         direct = []
-        for t in range(OF_LANE):
-            token = self.known(self.token(first, t))
+        for t in range(TOKENS_PER_LANE):
+            token = self.clamped(self.token(first, t))
             weight = self.inputs.h_pre.row(token).load(self.stream)
             scale = self.inputs.scale.load(token)
             values = [scale * value for value in self.unpack(x[t])]
             pairs = zip(self.unpack(dh_in[t]), values, strict=True)
             values = [self.warp.fma(weight, d, v) for d, v in pairs]
             if self.inputs.dx is not None:
-                more = self.unpack(self.piece(i, 2 * OF_LANE + t))
+                more = self.unpack(self.vector(i, 2 * TOKENS_PER_LANE + t))
                 values = [a + b for a, b in zip(values, more, strict=True)]
             direct.append(values)
         return self._through_phi(first, direct), self._add(first, x, sums)
 
     def _through_phi(self, first: Value, direct: list[list[Value]]) -> list[list[Value]]:
-        """``direct`` plus ``dh_mix weight``, [token][column]."""
+        """``direct`` plus the gradient through phi, ``dh_mix phi``, [token][column]."""
         made = [list(values) for values in direct]
         cotangents = [self._cotangents(first, half) for half in (0, 1)]
         for pair in range(self.pairs):
@@ -232,7 +236,7 @@ class Columns:
         return made
 
     def _cotangents(self, first: Value, half: int) -> list[list[list[Value]]]:
-        """Right fragments of each part: of eight tokens, along the rows of phi."""
+        """Right fragments of each part of dh_mix: eight tokens, along the rows of phi."""
         g, q = self.warp.lane // 4, self.warp.lane % 4
         token = first + (g // 2 * 4 + g % 2 + 2 * half)
         rows = range(0, self.phi.rows, FRAGMENT)
@@ -242,7 +246,7 @@ class Columns:
         ]
 
     def _weights(self, pair: int) -> list[list[list[Value]]]:
-        """Left fragments of each part: of two columns, along the rows of phi."""
+        """Left fragments of each part of phi: two columns, along its rows."""
         made = []
         for part in range(self.inputs.by_column.shape[0]):
             columns = [self.phi.fragments(part, self.stream, 2 * pair + c) for c in (0, 1)]
@@ -250,10 +254,11 @@ class Columns:
         return made
 
     def _parts(self, array: Array) -> list[Array]:
+        """The parts along the first axis of an array."""
         return [array.row(self.warp.i32(part)) for part in range(array.shape[0])]
 
     def _add(self, first: Value, words, sums):
-        """``sums`` plus the products of ``x`` and ``dh_mix``, over sixteen tokens."""
+        """``sums`` plus the products of ``x`` and ``dh_mix``, summed over 16 tokens."""
         at = self.token(first, 0)
         cotangents = [
             [
@@ -272,7 +277,7 @@ class Columns:
         ]
 
     def _transposed(self, pair: int, words) -> list[list[list[Value]]]:
-        """Left fragments of each part of ``x``: of two columns, along the tokens."""
+        """Left fragments of each part of ``x``: two columns, along the tokens."""
         if self.inputs.x.itemsize == 2:
             a, b, c, d = (of_token[pair] for of_token in words)
             low = [upper << 16 | lower & 0xFFFF for lower, upper in ((a, b), (c, d))]
@@ -284,10 +289,10 @@ class Columns:
         return [[fragment] for fragment in split_words(self.warp, values)]
 
     def store(self, sums, partial: Array) -> None:
-        """Writes the sums, [rows, columns], neighbouring columns together."""
+        """Writes the gradient to phi, [rows, columns], neighbouring columns together."""
         for group in range(self.rows // GROUP):
             for i in (0, 1):
                 row = self.warp.lane % 4 * 2 + (group * GROUP + i)
                 values = [totals[group][2 * c + i] for totals in sums for c in (0, 1)]
                 for e in range(0, self.tile.entries, FLOATS):
-                    partial.row(row).store(self.place + e, *values[e : e + FLOATS])
+                    partial.row(row).store(self.flat_column + e, *values[e : e + FLOATS])

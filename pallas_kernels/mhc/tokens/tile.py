@@ -1,4 +1,4 @@
-"""How the backward pass of whole tokens is divided among blocks, warps and lanes."""
+"""How blocks, warps and lanes share the backward pass by SIMT code."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from pallas_kernels.mhc.streams import READ_BYTES
 from pallas_kernels.simt.warp import LANES
 from pallas_kernels.tensor_cores.bfloat16_parts import PARTS
 
-FRAGMENT = 16  # tokens that a warp takes at once; also rows of phi are padded to so many
-OF_LANE = 4  # tokens of these that a lane has
-GROUP = 8  # rows of phi of a fragment; lanes that have other columns of the same tokens
+FRAGMENT = 16  # tokens that a warp processes at once; rows of phi are padded to a multiple
+TOKENS_PER_LANE = 4  # tokens of a fragment that a lane has
+GROUP = 8  # rows of phi of a fragment; lanes with different columns of the same tokens
 WARPS = 8
-FLOATS = 4  # in 16 bytes
-# Between the columns of neighbouring lanes, so that four of these use all banks of shared memory.
+FLOATS = 4  # float32 numbers of 16 bytes
+# Padding between the columns of neighbouring lanes, so that four lanes use all banks of shared
+# memory.
 PADDING = 16
-# What the partial sums of the gradient to phi may take of the second-level cache.
+# Part of the second-level cache that the partial sums of the gradient to phi may take.
 _CACHE_SHARE = 0.96
 
 
 @dataclass(frozen=True)
 class Form:
-    """Shapes, and what is to be done.
+    """Shapes of the streams, and which other gradients take part.
 
     Attributes:
-      n: streams.
-      dim: their width.
-      itemsize: of their entries.
-      adds: whether there is a gradient to add.
-      posts: whether ``mhc_post`` follows.
+      n: number of streams.
+      dim: width of a stream.
+      itemsize: bytes of an entry of the streams.
+      adds: whether another gradient of the streams is given, to be added.
+      posts: whether the backward pass goes on through the ``mhc_post`` that computed the streams.
     """
 
     n: int
@@ -42,7 +43,7 @@ class Form:
 
     @property
     def rows(self) -> int:
-        """Rows of phi."""
+        """Number of rows of phi."""
         return self.n * self.n + 2 * self.n
 
     @property
@@ -52,36 +53,36 @@ class Form:
 
     @property
     def step(self) -> int:
-        """Tokens that a block takes at once."""
+        """Tokens that a block processes at once."""
         return self.shares * FRAGMENT
 
     @property
     def parts(self) -> int:
-        """Of phi and of dh_mix, in the gradient to the streams.
+        """bfloat16 parts of phi and of dh_mix in the gradient to the streams.
 
-        What it loses with two of both is less than its rounding to bfloat16.
+        With two parts the error is less than that of rounding the gradient to bfloat16.
         """
         return PARTS if self.itemsize == 4 else PARTS - 1
 
     @property
-    def pieces(self) -> int:
-        """That a lane reads of its tokens at once."""
-        return OF_LANE * (2 + self.adds + self.posts) + self.posts
+    def vectors(self) -> int:
+        """Vectors of neighbouring columns that a lane copies for a step."""
+        return TOKENS_PER_LANE * (2 + self.adds + self.posts) + self.posts
 
     def shared(self, entries: int, ahead: int) -> dict[str, tuple[int, ...]]:
-        """Shapes in shared memory: what lanes read, phi, and gradients for each other's streams."""
+        """Shapes in shared memory: the ring of inputs, phi, and gradients that warps exchange."""
         rows = -(-self.rows // FRAGMENT) * FRAGMENT
         shapes: dict[str, tuple[int, ...]] = {
-            "ring": (WARPS, ahead + 1, self.pieces, LANES, entries),
+            "ring": (WARPS, ahead + 1, self.vectors, LANES, entries),
             "phi": (self.parts, self.n * GROUP, entries * rows + PADDING),
         }
         if self.posts:
-            pieces = entries // FLOATS
-            shapes["totals"] = (self.shares, self.n, OF_LANE, pieces, LANES, FLOATS)
+            quads = entries // FLOATS
+            shapes["totals"] = (self.shares, self.n, TOKENS_PER_LANE, quads, LANES, FLOATS)
         return shapes
 
     def shared_bytes(self, entries: int, ahead: int) -> int:
-        """Bytes of ``shared``."""
+        """Shared memory of a block, in bytes."""
         sizes = {"ring": self.itemsize, "phi": 2, "totals": 4}
         shapes = self.shared(entries, ahead).items()
         return sum(math.prod(shape) * sizes[name] for name, shape in shapes)
@@ -92,10 +93,10 @@ class StreamsTile:
     """How blocks share tokens and columns; the warps of a block have different streams.
 
     Attributes:
-      entries: neighbouring columns that a lane has of a token.
-      ranges: how many parts the tokens are cut into.
-      tokens: of a range, a multiple of what the warps take at once.
-      ahead: how often they have read on while they work.
+      entries: neighbouring columns of a token that a lane has.
+      ranges: number of ranges of tokens.
+      tokens: tokens of a range, a multiple of those that a block processes at once.
+      ahead: steps whose inputs are copied ahead.
     """
 
     entries: int
@@ -105,14 +106,14 @@ class StreamsTile:
 
     @classmethod
     def choose(cls, chip: Chip, tokens: int, form: Form) -> StreamsTile | None:
-        """The one heuristic: wide reads, well ahead, and few multiprocessors idle at the end.
+        """The only heuristic: wide reads, copied well ahead, and few idle multiprocessors.
 
-        None if shared memory is too small, or kernels that post are not for so many streams.
+        None if shared memory is too small, or if ``mhc_post`` takes part with other than 4 streams.
         """
-        if tokens == 0 or (form.posts and form.n != OF_LANE):
+        if tokens == 0 or (form.posts and form.n != TOKENS_PER_LANE):
             return None
         most, widest = chip.shared_bytes, READ_BYTES // form.itemsize
-        # A lane has all rows of phi for each column: of 8 streams these are many.
+        # A lane has all rows of phi for each of its columns; for 8 streams these are many.
         widths = [width for width in (8, 4, 2) if width <= widest and width * form.n <= 32]
         choices = [*itertools.product(widths, (3, 2, 1)), *itertools.product(widths, (0,))]
         for entries, ahead in choices:
@@ -129,7 +130,7 @@ class StreamsTile:
         most = max(1, min(int(_CACHE_SHARE * chip.cache_bytes) // bytes_of_range, steps))
 
         def duration(ranges: int) -> int:
-            # Partial sums, written and read, cost about as much as two steps.
+            # Writing and reading the partial sums of a range costs about as much as two steps.
             return -(-slices * ranges // chip.multiprocessors) * (-(-steps // ranges) + 2)
 
         length = -(-steps // min(range(1, most + 1), key=duration))

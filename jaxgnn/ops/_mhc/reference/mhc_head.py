@@ -15,6 +15,7 @@ from jaxgnn.ops._mhc.reference.mhc_pre import (
     sum_tokens,
     widened,
 )
+from pallas_kernels.mhc.arguments import MHCParams
 
 
 def mhc_expand(x: Float[Array, "*batch dim"], *, num_streams: int) -> Float[Array, "*batch n dim"]:
@@ -31,46 +32,41 @@ def mhc_expand_backward(dy: Float[Array, "*batch n dim"]) -> Float[Array, "*batc
 
 def mhc_head(
     x: Float[Array, "*batch n dim"],
-    phi: Float[Array, "n n*dim"],
-    alpha: Float[Array, ""],
-    bias: Float[Array, " n"],
-    gamma: Float[Array, "n dim"] | None,
+    params: MHCParams,
     *,
     norm_eps: float,
     pre_eps: float,
 ) -> tuple[Float[Array, "*batch dim"], Saved]:
     """``Σ_i w_i x_i`` and what the backward pass needs: see ``jaxgnn.ops.mhc_head``."""
-    v = widened(x, phi, alpha, bias, gamma)
-    saved = project(v, phi, gamma, norm_eps)
-    return aggregate(v, _sigmoid(saved, alpha, bias)[0] + pre_eps).astype(x.dtype), saved
+    v = widened(x, *params)
+    saved = project(v, params, norm_eps)
+    return aggregate(v, _sigmoid(saved, params)[0] + pre_eps).astype(x.dtype), saved
 
 
 def mhc_head_backward(
     x: Float[Array, "*batch n dim"],
-    phi: Float[Array, "n n*dim"],
-    alpha: Float[Array, ""],
-    bias: Float[Array, " n"],
-    gamma: Float[Array, "n dim"] | None,
+    params: MHCParams,
     saved: Saved,
     dy: Float[Array, "*batch dim"],
     *,
     norm_eps: float,
     pre_eps: float,
-) -> tuple[Array, Array, Array, Array, Array | None]:
-    """Gradients to the first five arguments: those of the part pre of ``mhc_pre``."""
+) -> tuple[Array, MHCParams]:
+    """Gradients to ``x`` and ``params``: those of the part pre of ``mhc_pre``."""
     del norm_eps  # in saved.inv_rms
-    s, normed = _sigmoid(saved, alpha, bias)
+    s, normed = _sigmoid(saved, params)
     v, dy = x.astype(s.dtype), dy.astype(s.dtype)
     dlogits = jnp.einsum("...d,...nd->...n", dy, v, precision="highest") * s * (1 - s)
-    dalpha = jnp.sum(dlogits * normed).astype(alpha.dtype)
-    dbias = sum_tokens(dlogits).astype(bias.dtype)
-    dt = alpha.astype(s.dtype) * dlogits
-    dx, dphi, dgamma = project_backward(v, phi, gamma, saved, dt)
+    dalpha = jnp.sum(dlogits * normed).astype(params.alpha.dtype)
+    dbias = sum_tokens(dlogits).astype(params.bias.dtype)
+    dt = params.alpha.astype(s.dtype) * dlogits
+    dx, dphi, dgamma = project_backward(v, params, saved, dt)
     dx = dx + (s + pre_eps)[..., None] * dy[..., None, :]
-    return dx.astype(x.dtype), dphi, dalpha, dbias, dgamma
+    return dx.astype(x.dtype), MHCParams(dphi, dalpha, dbias, dgamma)
 
 
-def _sigmoid(saved: Saved, alpha, bias):
+def _sigmoid(saved: Saved, params: MHCParams):
     """``σ(alpha t + bias)``, and ``t``."""
     normed = saved.h_mix * saved.inv_rms[..., None]
-    return jax.nn.sigmoid(alpha.astype(normed.dtype) * normed + bias.astype(normed.dtype)), normed
+    alpha, bias = params.alpha.astype(normed.dtype), params.bias.astype(normed.dtype)
+    return jax.nn.sigmoid(alpha * normed + bias), normed

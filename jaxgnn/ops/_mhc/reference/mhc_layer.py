@@ -6,6 +6,7 @@ from jaxtyping import Array, Float
 
 from jaxgnn.ops._mhc.reference.mhc_post import mhc_post_backward, mixed
 from jaxgnn.ops._mhc.reference.mhc_pre import Saved, mhc_pre_backward
+from pallas_kernels.mhc.arguments import MHCConstants, MHCParams
 
 
 def mhc_layer_post_backward(
@@ -25,36 +26,31 @@ def mhc_layer_post_backward(
 
 def mhc_layer_pre_backward(
     x: Float[Array, "*batch n dim"],
-    phi: Float[Array, "rows n*dim"],
-    alpha: Float[Array, "3"],
-    bias: Float[Array, " rows"],
-    gamma: Float[Array, "n dim"] | None,
+    params: MHCParams,
     saved: Saved,
     cotangents: tuple[Array, Array, Array],
     of_post: tuple[Array, Array],
     dy: Float[Array, "*batch n dim"],
     *,
     transposed: bool,
-    **constants: float,
-) -> tuple[Array, Array, Array, Array, Array | None]:
-    """Gradients of a layer to ``x``, ``phi``, ``alpha``, ``bias`` and ``gamma``.
+    constants: MHCConstants,
+) -> tuple[Array, MHCParams]:
+    """Gradients of a layer to ``x`` and to ``params``.
 
-    That of ``mhc_pre`` to ``x``, plus ``Σ_o h_res[o, i] dy_o`` of ``mhc_post``, rounded together.
+    The gradient to ``x`` is that of ``mhc_pre`` plus ``Σ_o h_res[o, i] dy_o`` of ``mhc_post``,
+    rounded once.
 
     Args:
-      x: as ``phi``, ``alpha``, ``bias`` and ``gamma``, an argument of ``mhc_pre``.
-      phi: see ``x``.
-      alpha: see ``x``.
-      bias: see ``x``.
-      gamma: see ``x``.
-      saved: what its forward pass kept.
-      cotangents: of its results.
-      of_post: the ``h_post`` and ``h_res`` that ``mhc_post`` had; here only the latter is of use.
-      dy: cotangent of what ``mhc_post`` gave.
-      transposed: as in ``mhc_post``.
-      **constants: those of ``mhc_pre``.
+      x: the streams, which both ``mhc_pre`` and ``mhc_post`` read.
+      params: parameters of ``mhc_pre``.
+      saved: what the forward pass of ``mhc_pre`` kept.
+      cotangents: gradients of the results of ``mhc_pre``.
+      of_post: ``h_post`` and ``h_res`` of ``mhc_post``; only the latter is read here.
+      dy: gradient of the result of ``mhc_post``.
+      transposed: whether the matrices ``h_res`` are transposed.
+      constants: constants of ``mhc_pre``.
     """
     _, h_res = of_post
     accumulator = saved.h_mix.dtype
     dx = mixed(h_res.astype(accumulator), dy.astype(accumulator), transposed=not transposed)
-    return mhc_pre_backward(x, phi, alpha, bias, gamma, saved, cotangents, dx, **constants)
+    return mhc_pre_backward(x, params, saved, cotangents, dx, constants=constants)

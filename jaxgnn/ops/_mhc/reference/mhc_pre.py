@@ -10,6 +10,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxgnn.ops._core.dtypes import accumulation_dtype
+from pallas_kernels.mhc.arguments import MHCConstants, MHCParams
 
 
 class Saved(NamedTuple):
@@ -26,22 +27,17 @@ class Saved(NamedTuple):
 
 def mhc_pre(
     x: Float[Array, "*batch n dim"],
-    phi: Float[Array, "rows n*dim"],
-    alpha: Float[Array, "3"],
-    bias: Float[Array, " rows"],
-    gamma: Float[Array, "n dim"] | None,
+    params: MHCParams,
     *,
-    norm_eps: float,
-    pre_eps: float,
-    post_scale: float,
+    constants: MHCConstants,
     return_streams: bool = False,
 ) -> tuple[tuple[Array, ...], Saved]:
     """``(h_in, h_post, h_res)`` and what the backward pass needs: see ``jaxgnn.ops.mhc_pre``."""
-    v = widened(x, phi, alpha, bias, gamma)
-    saved = project(v, phi, gamma, norm_eps)
-    normed, alphas, biases = _parts(saved, alpha, bias, x.shape[-2])
+    v = widened(x, *params)
+    saved = project(v, params, constants.norm_eps)
+    normed, alphas, biases = _parts(saved, params, x.shape[-2])
     logits = [a * t + b for a, t, b in zip(alphas, normed, biases, strict=True)]
-    outputs = _apply(v, logits, pre_eps, post_scale)
+    outputs = _apply(v, logits, constants)
     return _stored(v, outputs, x.dtype, return_streams), saved
 
 
@@ -49,56 +45,38 @@ def mhc_pre_static(
     x: Float[Array, "*batch n dim"],
     bias: Float[Array, " rows"],
     *,
-    pre_eps: float,
-    post_scale: float,
+    constants: MHCConstants,
     return_streams: bool = False,
 ) -> tuple[Array, ...]:
-    """The same with coefficients that do not depend on ``x``: they have no leading axes."""
+    """``mhc_pre`` with coefficients that do not depend on ``x`` and have no leading axes."""
     v = widened(x, bias)
     logits = split_rows(bias.astype(v.dtype), x.shape[-2])
-    outputs = _apply(v, logits, pre_eps, post_scale)
+    outputs = _apply(v, logits, constants)
     return _stored(v, outputs, x.dtype, return_streams)
 
 
 def mhc_pre_backward(
     x: Float[Array, "*batch n dim"],
-    phi: Float[Array, "rows n*dim"],
-    alpha: Float[Array, "3"],
-    bias: Float[Array, " rows"],
-    gamma: Float[Array, "n dim"] | None,
+    params: MHCParams,
     saved: Saved,
     cotangents: tuple[Array, Array, Array],
     dx_streams: Float[Array, "*batch n dim"] | None = None,
     *,
-    norm_eps: float,
-    pre_eps: float,
-    post_scale: float,
-) -> tuple[Array, Array, Array, Array, Array | None]:
-    """Gradients to ``x``, ``phi``, ``alpha``, ``bias`` and ``gamma``.
+    constants: MHCConstants,
+) -> tuple[Array, MHCParams]:
+    """Gradients to ``x`` and to ``params``.
 
     ``dx_streams`` is the cotangent of the streams where they were returned; it is added to ``dx``
     before that is rounded.
     """
-    del norm_eps  # in saved.inv_rms
-    options = {"pre_eps": pre_eps, "post_scale": post_scale}
-    made = gradients(x, phi, alpha, bias, gamma, saved, cotangents, dx_streams, **options)
-    return made[0].astype(x.dtype), *made[1:]
+    dx, dparams = gradients(x, params, saved, cotangents, dx_streams, constants)
+    return dx.astype(x.dtype), dparams
 
 
 def gradients(
-    x,
-    phi,
-    alpha,
-    bias,
-    gamma,
-    saved: Saved,
-    cotangents,
-    dx_streams,
-    *,
-    pre_eps: float,
-    post_scale: float,
-) -> tuple[Array, Array, Array, Array, Array | None]:
-    """As ``mhc_pre_backward``, with ``dx`` not yet rounded to the dtype of ``x``.
+    x, params: MHCParams, saved: Saved, cotangents, dx_streams, constants: MHCConstants
+) -> tuple[Array, MHCParams]:
+    """The gradients of ``mhc_pre_backward``, with ``dx`` not yet rounded to the dtype of ``x``.
 
     In the order of the names below, with ``t = h_mix inv_rms`` and ``s`` the sigmoids::
 
@@ -109,22 +87,23 @@ def gradients(
                   + dx_streams_i
     """
     v, dh_in, dh_post, dh_res = (a.astype(saved.h_mix.dtype) for a in (x, *cotangents))
-    normed, alphas, biases = _parts(saved, alpha, bias, x.shape[-2])
+    normed, alphas, biases = _parts(saved, params, x.shape[-2])
     s_pre, s_post = (jax.nn.sigmoid(alphas[k] * normed[k] + biases[k]) for k in (0, 1))
     dh_pre = jnp.einsum("...d,...nd->...n", dh_in, v, precision="highest")
     dlogits = (
         dh_pre * s_pre * (1 - s_pre),
-        dh_post * post_scale * s_post * (1 - s_post),
+        dh_post * constants.post_scale * s_post * (1 - s_post),
         dh_res.reshape(normed[2].shape),
     )
     dalpha = jnp.stack([jnp.sum(d * t) for d, t in zip(dlogits, normed, strict=True)])
     dbias = sum_tokens(jnp.concatenate(dlogits, axis=-1))
     dt = jnp.concatenate([a * d for a, d in zip(alphas, dlogits, strict=True)], axis=-1)
-    dx, dphi, dgamma = project_backward(v, phi, gamma, saved, dt)
-    dx = dx + (s_pre + pre_eps)[..., None] * dh_in[..., None, :]
+    dx, dphi, dgamma = project_backward(v, params, saved, dt)
+    dx = dx + (s_pre + constants.pre_eps)[..., None] * dh_in[..., None, :]
     if dx_streams is not None:
         dx = dx + dx_streams.astype(dx.dtype)
-    return dx, dphi, dalpha.astype(alpha.dtype), dbias.astype(bias.dtype), dgamma
+    dalpha, dbias = dalpha.astype(params.alpha.dtype), dbias.astype(params.bias.dtype)
+    return dx, MHCParams(dphi, dalpha, dbias, dgamma)
 
 
 def widened(x, *parameters):
@@ -133,14 +112,14 @@ def widened(x, *parameters):
     return x.astype(accumulation_dtype(*dtypes))
 
 
-def project(v, phi, gamma, norm_eps: float) -> Saved:
+def project(v, params: MHCParams, norm_eps: float) -> Saved:
     """One over the root mean square of a token, of ``v`` itself, and ``(v γ) φᵀ``."""
     inv_rms = lax.rsqrt(jnp.mean(v * v, axis=(-2, -1)) + norm_eps)
-    h_mix = jnp.einsum("...nd,mnd->...m", v, _weight(phi, gamma, v), precision="highest")
+    h_mix = jnp.einsum("...nd,mnd->...m", v, _weight(params, v), precision="highest")
     return Saved(inv_rms, h_mix)
 
 
-def project_backward(v, phi, gamma, saved: Saved, dt):
+def project_backward(v, params: MHCParams, saved: Saved, dt):
     """Gradients to ``v``, ``phi`` and ``gamma`` from ``dt``, those to ``t = h_mix inv_rms``.
 
     In formulae::
@@ -149,11 +128,12 @@ def project_backward(v, phi, gamma, saved: Saved, dt):
         dv     = (dh_mix φ) γ - dinv_rms inv_rms³ / (n dim) v
         G      = Σ_tokens dh_mixᵀ v,  dphi = G γ,  dgamma = Σ_rows φ G
     """
+    phi, gamma = params.phi, params.gamma
     inv_rms, h_mix = saved
     size = v.shape[-2] * v.shape[-1]
     dh_mix = dt * inv_rms[..., None]
     dinv_rms = jnp.sum(dt * h_mix, axis=-1)
-    through_phi = jnp.einsum("...m,mnd->...nd", dh_mix, _weight(phi, gamma, v), precision="highest")
+    through_phi = jnp.einsum("...m,mnd->...nd", dh_mix, _weight(params, v), precision="highest")
     dv = through_phi - (dinv_rms * inv_rms**3 / size)[..., None, None] * v
     g = jnp.einsum("...m,...nd->mnd", dh_mix, v, precision="highest")
     if gamma is None:
@@ -178,24 +158,25 @@ def sum_tokens(per_token):
     return jnp.sum(per_token, axis=tuple(range(per_token.ndim - 1)))
 
 
-def _parts(saved: Saved, alpha, bias, n: int):
+def _parts(saved: Saved, params: MHCParams, n: int):
     """``t``, alpha and bias, each of the parts pre, post and res."""
     normed = saved.h_mix * saved.inv_rms[..., None]
     return (
         split_rows(normed, n),
-        list(alpha.astype(normed.dtype)),
-        split_rows(bias.astype(normed.dtype), n),
+        list(params.alpha.astype(normed.dtype)),
+        split_rows(params.bias.astype(normed.dtype), n),
     )
 
 
-def _apply(v, logits, pre_eps: float, post_scale: float):
+def _apply(v, logits, constants: MHCConstants):
+    """``h_in``, ``h_post`` and ``h_res`` from the logits of these parts."""
     pre, post, res = logits
     n = v.shape[-2]
-    h_pre = jax.nn.sigmoid(pre) + pre_eps
+    h_pre = jax.nn.sigmoid(pre) + constants.pre_eps
     if res.shape[-1] == n * n:
         res = res.reshape(*res.shape[:-1], n, n)
     h_in = aggregate(v, jnp.broadcast_to(h_pre, v.shape[:-1]))
-    return h_in, post_scale * jax.nn.sigmoid(post), res
+    return h_in, constants.post_scale * jax.nn.sigmoid(post), res
 
 
 def _stored(v, outputs, dtype, return_streams: bool) -> tuple[Array, ...]:
@@ -208,7 +189,8 @@ def _stored(v, outputs, dtype, return_streams: bool) -> tuple[Array, ...]:
     return *streams, h_in.astype(dtype), *coefficients
 
 
-def _weight(phi, gamma, v):
+def _weight(params: MHCParams, v):
     """``φ γ`` as [rows, n, dim]."""
-    weight = phi.reshape(-1, *v.shape[-2:]).astype(v.dtype)
+    gamma = params.gamma
+    weight = params.phi.reshape(-1, *v.shape[-2:]).astype(v.dtype)
     return weight if gamma is None else weight * gamma.astype(v.dtype)

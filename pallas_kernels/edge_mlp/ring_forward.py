@@ -1,9 +1,9 @@
-"""Layers between both ends of edges and a sum, forward, whose kernels do not fit shared memory.
+"""Forward pass of layers on edges whose kernels do not fit shared memory.
 
-The walkers of a block go through neighbouring groups of 64 rows, the edges of each one after the
-other, all through the same slices of kernels at about the same time; those that have fewer edges go
-through tiles of none. A walker has all columns of its tile. What one layer reads another does not
-overwrite: inputs of layers take two places by turns, the first of them that of the senders.
+Slices of the kernels are streamed through a ring in shared memory. The walkers of a block process
+neighbouring groups of 64 rows in lockstep, so that all use the same slices; walkers with fewer
+steps process tiles without edges. A walker has all columns of its tile. Inputs of layers alternate
+between two buffers, the first of which also receives the senders.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from pallas_kernels import simt
 from pallas_kernels import tensor_cores as tc
 from pallas_kernels.chip import Chip
 from pallas_kernels.dense.stack import Stack, add_bias
-from pallas_kernels.edge_mlp import stream
+from pallas_kernels.edge_mlp import kernel_ring
 from pallas_kernels.edge_mlp.forward import row_results
 from pallas_kernels.edge_mlp.gather_scatter import WaitForAllCopies
+from pallas_kernels.edge_mlp.kernel_ring import KernelRing, KernelSlices
 from pallas_kernels.edge_mlp.places import ROWS, EdgeLayers, Places, Tables, whole_tile_bytes
-from pallas_kernels.edge_mlp.stream import Ring, Slices
 from pallas_kernels.edge_mlp.tiles import Plan, Tiles
 from pallas_kernels.tensor_cores import BLOCK, WARPGROUP
 
 
 @dataclass(frozen=True)
-class StreamTile:
+class RingTile:
     """How blocks and walkers share the work.
 
     Attributes:
-      blocks: one a multiprocessor.
-      walkers: of a block.
-      slots: of its ring of slices of kernels.
+      blocks: blocks of the grid, one for each multiprocessor.
+      walkers: warpgroups of a block that process tiles.
+      slots: stages of the ring of slices of kernels in shared memory.
     """
 
     blocks: int
@@ -47,29 +47,35 @@ class StreamTile:
     slots: int
 
     @classmethod
-    def choose(cls, chip: Chip, stack: Stack, *, features: bool = False) -> StreamTile | None:
-        """The one heuristic: as many walkers as fit, or None."""
-        if not stack.layers or not stream.suits(stack):
+    def choose(cls, chip: Chip, stack: Stack, *, features: bool = False) -> RingTile | None:
+        """The only heuristic: as many walkers as fit, or None.
+
+        Args:
+          chip: the GPU.
+          stack: the layers.
+          features: whether edges have features of their own.
+        """
+        if not stack.layers or not kernel_ring.suits(stack):
             return None
         first, last = stack.widths[0], stack.widths[-1]
-        columns = first * (2 if features else 1) + sum(width for _, width in _places(stack))
+        columns = first * (2 if features else 1) + sum(width for _, width in _buffers(stack))
         columns += 0 if first == last else 2 * last
-        found = Slices.of(stack).choose(chip, whole_tile_bytes(columns))
+        found = KernelSlices.of(stack).choose(chip, whole_tile_bytes(columns))
         return None if found is None else cls(chip.multiprocessors, *found)
 
-    def ring(self, stack: Stack) -> Ring:
-        """Of slices of kernels."""
-        return Ring(Slices.of(stack), self.walkers, self.slots)
+    def ring(self, stack: Stack) -> KernelRing:
+        """The ring through which slices of kernels reach the walkers."""
+        return KernelRing(KernelSlices.of(stack), self.walkers, self.slots)
 
 
-def _place(stack: Stack, layer: int) -> tuple[int, int]:
-    """Where the input of a layer is: which of the two places, and how wide that is."""
+def _buffer(stack: Stack, layer: int) -> tuple[int, int]:
+    """The buffer of the input of a layer: its parity, and its width."""
     return layer % 2, stack.widths[layer]
 
 
-def _places(stack: Stack) -> list[tuple[int, int]]:
-    """All of them; the first is that of what belongs to senders."""
-    return list(dict.fromkeys(_place(stack, layer) for layer in range(stack.layers)))
+def _buffers(stack: Stack) -> list[tuple[int, int]]:
+    """The distinct buffers of inputs of layers; the first also receives the senders."""
+    return list(dict.fromkeys(_buffer(stack, layer) for layer in range(stack.layers)))
 
 
 def forward(
@@ -79,11 +85,25 @@ def forward(
     activation: str | None,
     activate_last: bool,
     partial_slots: int,
-    tile: StreamTile | None = None,
+    tile: RingTile | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """As ``edge_mlp.forward.forward``, for widths that are multiples of 64 up to 256."""
+    """``edge_mlp.forward.forward`` for widths that are multiples of 64 up to 256.
+
+    Args:
+      places: the shape of the graph, and how its edges are assigned to tiles.
+      tables: the senders of edges, and the pieces of rows unless all rows have one degree.
+      layers: nodes of the whole batch along one axis, one kernel at least.
+      activation: name of the activation in front of each kernel, or None.
+      activate_last: whether the activation is also applied behind the last kernel.
+      partial_slots: number of partial sums of pieces of rows, at least one if tables list pieces.
+      tile: how blocks share the work; by default chosen for the shapes.
+
+    Returns:
+      [batch rows, last], where rows of several pieces are not written; and the partial sums of
+      their pieces, [batch, partial_slots, last] float32, or None unless tables list pieces.
+    """
     plan = Plan.of(places, layers, activation, activate_last)
-    tile = tile or StreamTile.choose(Chip.current(), plan.stack, features=plan.has_features)
+    tile = tile or RingTile.choose(Chip.current(), plan.stack, features=plan.has_features)
     if tile is None:
         raise ValueError(f"layers of widths {plan.stack.widths} do not fit a multiprocessor")
     units = -(-places.groups // tile.walkers)
@@ -103,40 +123,41 @@ def forward(
     return y, partial[0] if partial else None
 
 
-def _scratch(plan: Plan, tile: StreamTile) -> dict:
+def _scratch(plan: Plan, tile: RingTile) -> dict:
+    """Shared memory and barriers of a block."""
     walkers, first, last = tile.walkers, plan.stack.widths[0], plan.stack.widths[-1]
-    return tile.ring(plan.stack).form(plan) | {
+    return tile.ring(plan.stack).scratch(plan) | {
         "receivers": plan.tiles(walkers, ROWS, first),
         "features": plan.tiles(walkers, 1, ROWS, first) if plan.has_features else None,
-        "inputs": [plan.tiles(walkers, 1, ROWS, width) for _, width in _places(plan.stack)],
+        "inputs": [plan.tiles(walkers, 1, ROWS, width) for _, width in _buffers(plan.stack)],
         "factors": plan.factors(walkers, 2),
         "sums": None if first == last else plan.tiles(walkers, 2, ROWS, last),
     }
 
 
-def _forward(plan: Plan, tile: StreamTile, scratch, slices, layers, tables, *results) -> None:
-    """A warpgroup's part."""
+def _forward(plan: Plan, tile: RingTile, scratch, slices, layers, tables, *results) -> None:
+    """Runs one warpgroup of the kernel, as a walker or as the loader."""
     number, ring = lax.axis_index(WARPGROUP), tile.ring(plan.stack)
     named = scratch | {"senders": scratch["inputs"][0]}
     tiles = Tiles(plan, named, layers, tables, number)
     walker = _Walker(tile, ring, tiles, results)
     load = lambda: ring.load(slices, scratch, walker.all_steps())  # noqa: E731
-    ring.share(number, scratch, load, walker.run)
+    ring.run_roles(number, scratch, load, walker.run)
 
 
 @dataclass(frozen=True)
 class _Walker:
-    """A warpgroup that goes through groups of rows; values are parts, by columns.
+    """A warpgroup that processes groups of rows; values of a tile are lists of parts by columns.
 
     Attributes:
-      tile: who does what.
-      ring: of slices of kernels.
-      tiles: of the warpgroup.
-      results: in memory.
+      tile: how blocks share the work.
+      ring: the slices of kernels in shared memory.
+      tiles: the tiles of this warpgroup in shared memory.
+      results: rows and partial sums in global memory, as ``row_results`` describes them.
     """
 
-    tile: StreamTile
-    ring: Ring
+    tile: RingTile
+    ring: KernelRing
     tiles: Tiles
     results: Sequence
 
@@ -146,75 +167,80 @@ class _Walker:
 
     @property
     def _units(self) -> Any:
-        """Of the block: groups of all walkers, neighbouring units to different multiprocessors."""
+        """Number of units of the block; a unit has one group for each walker."""
         units = -(-self.tiles.plan.places.groups // self.tile.walkers)
         return tc.count_strided(units, lax.axis_index(BLOCK), self.tile.blocks)
 
     def _group(self, i, walker) -> Any:
-        """Of a walker in the block's i-th unit; there may be none of this number."""
+        """The group of a walker in the block's i-th unit; it may lie behind the last group."""
         unit = lax.axis_index(BLOCK) + i * self.tile.blocks
         return unit * self.tile.walkers + walker
 
     def _steps(self, i) -> Any:
-        """The most of all walkers."""
+        """Steps of the block's i-th unit: the most of all walkers."""
         places = self.tiles.plan.places
         groups = (self._group(i, walker) for walker in range(self.tile.walkers))
-        steps = [places.steps(_least(places, group), self.tiles.tables) for group in groups]
+        steps = [
+            places.steps(_existing_group(places, group), self.tiles.tables) for group in groups
+        ]
         return functools.reduce(jnp.maximum, steps)
 
     def all_steps(self) -> Any:
-        """Tiles that each walker goes through."""
+        """Number of tiles that each walker processes."""
         return lax.fori_loop(0, self._units, lambda i, total: total + self._steps(i), jnp.int32(0))
 
     def run(self) -> None:
-        """All groups."""
+        """Processes all groups of this walker."""
         tiles, places = self.tiles, self.tiles.plan.places
         zeros = [tiles.zeros(part.stop - part.start) for part in self._parts(self._stack.layers)]
 
         @pl.loop(0, self._units, init_carry=jnp.int32(0))
         def _(i, before):
             found = self._group(i, tiles.number)
-            group, steps = _least(places, found), self._steps(i)
+            group, steps = _existing_group(places, found), self._steps(i)
             tiles.gather_rows(group, tiles.layers.receivers, "receivers")
             if self._gathers_ahead:
                 tiles.gather(group, jnp.int32(0), steps, 0, 0)
 
             def add(step, sums):
-                # The compiler knows the steps of a graph of one degree, but not that all are few.
+                # The compiler may know the number of steps, but not this index, so that it moves
+                # nothing that depends on it out of the loop.
                 number = tiles.number + tc.opaque_zero(before + step)
                 own = dataclasses.replace(tiles, number=number)
                 walker = dataclasses.replace(self, tiles=own)
-                return walker._add(group, steps, before, step, sums)
+                return walker._add_tile(group, steps, before, step, sums)
 
             sums = lax.fori_loop(0, steps, add, tuple(zeros))
             simt.inline(WaitForAllCopies(), [], [])
-            tc.commit_smem()  # all warps have read what was there
+            tc.commit_smem()  # all warps have read the tiles that results overwrite
             pl.when(found < places.groups)(lambda: self._write(group, sums))
             return before + steps
 
     def _parts(self, layer: int) -> list[slice]:
-        return stream.parts(self._stack.widths[layer])
+        """Columns of the parts of the input of a layer."""
+        return kernel_ring.parts(self._stack.widths[layer])
 
     @property
     def _last_use(self) -> int:
-        """The last layer that reads the place of senders."""
+        """The last layer whose input is in the buffer that receives the senders."""
         stack = self._stack
-        return max(n for n in range(stack.layers) if _place(stack, n) == _place(stack, 0))
+        return max(n for n in range(stack.layers) if _buffer(stack, n) == _buffer(stack, 0))
 
     @property
     def _gathers_ahead(self) -> bool:
-        """Whether the next tile is gathered while layers still are at this one."""
+        """Whether the next tile is copied while later layers still process this one."""
         return self._last_use < self._stack.layers - 1
 
     def _input(self, layer: int) -> Any:
-        number = _places(self._stack).index(_place(self._stack, layer))
+        """The tile of shared memory with the input of a layer."""
+        number = _buffers(self._stack).index(_buffer(self._stack, layer))
         return self.tiles.scratch["inputs"][number].at[(self.tiles.number, 0)]
 
-    def _add(self, group, steps, before, step, sums) -> tuple:
-        """A tile."""
+    def _add_tile(self, group, steps, before, step, sums) -> tuple:
+        """``sums`` plus the output of the layers for the tile of one step."""
         tiles, stack = self.tiles, self._stack
         if not self._gathers_ahead:
-            tc.commit_smem()  # all warps have multiplied what was there
+            tc.commit_smem()  # all warps have multiplied the tile that the copies overwrite
             tiles.gather(group, step, steps, 0, lax.rem(step, 2))
         simt.inline(WaitForAllCopies(), [], [])
         tc.commit_smem()  # all warps have their copies
@@ -224,7 +250,11 @@ class _Walker:
         for layer in range(stack.layers):
             tc.commit_smem()
             is_last = layer == stack.layers - 1
-            done = functools.partial(self._sum, step, sums) if is_last else self._pass_on
+            done = (
+                functools.partial(self._add_to_sums, step, sums)
+                if is_last
+                else self._write_next_input
+            )
             made = self.ring.product(
                 tiles.scratch,
                 self._input(layer),
@@ -238,7 +268,7 @@ class _Walker:
         return tuple(made)
 
     def _preactivations(self) -> Iterator:
-        """Of what belongs to both ends and to the edges, part by part: registers are few."""
+        """The sum of receivers, senders and features, part by part to save registers."""
         names = ["receivers", "features"] if self.tiles.plan.has_features else ["receivers"]
         others = [self.tiles.at(name, *[0] * (name == "features")) for name in names]
         places = [self._input(0), *others]
@@ -248,27 +278,28 @@ class _Walker:
             )
 
     def _keep(self, layer: int, columns, z, activation) -> None:
-        """As a part of what a layer reads."""
+        """Applies the activation and writes a part of the input of a layer."""
         z = z if activation is None else activation.value(z)
         self._input(layer).at[:, columns][...] = z.astype(self._stack.dtype)
 
     def _biased(self, layer: int, columns, z) -> jax.Array:
+        """A part of the output of a layer, with its bias."""
         return add_bias(z, self._stack.bias_of(self.tiles.layers.biases, layer), columns)
 
-    def _pass_on(self, layer: int, columns, z) -> None:
-        """From a layer to the next."""
+    def _write_next_input(self, layer: int, columns, z) -> None:
+        """Writes a part of the output of a layer as the input of the next."""
         z = self._biased(layer, columns, z)
         self._keep(layer + 1, columns, z, self._stack.activation(layer))
 
-    def _sum(self, step, sums, layer: int, columns, z) -> jax.Array:
-        """Adds to a part of the sums."""
+    def _add_to_sums(self, step, sums, layer: int, columns, z) -> jax.Array:
+        """A part of the sums, plus that of the output of the last layer."""
         z, activation = self._biased(layer, columns, z), self._stack.activation(layer)
         z = z if activation is None else activation.value(z)
         before = sums[self._parts(layer + 1).index(columns)]
         return before + self.tiles.scaled(z, lax.rem(step, 2))
 
     def _write(self, group, sums) -> None:
-        """The sums of a group."""
+        """Writes the sums of a group to the results."""
         tiles, dtype = self.tiles, self._stack.dtype
         if tiles.scratch["sums"] is None:
             tile, other = tiles.at("receivers"), tiles.at("senders", 0)
@@ -283,6 +314,6 @@ class _Walker:
         tiles.scatter(group, self.results, tile, other)
 
 
-def _least(places: Places, group) -> Any:
-    """A group that there is."""
+def _existing_group(places: Places, group) -> Any:
+    """The group, or the last one if there is none of this number."""
     return jnp.minimum(group, places.groups - 1)

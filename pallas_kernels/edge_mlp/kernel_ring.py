@@ -1,8 +1,8 @@
-"""Kernels of layers that stream through shared memory, for stacks that it does not hold.
+"""A ring in shared memory for kernels of layers that are too large for it.
 
-They come in slices, each of 64 rows of a kernel and the columns that a product makes at once, or of
-as many times 64 rows as have room side by side. One warpgroup of a block, the loader, asks for
-slices in the order in which all the others, the walkers, multiply tiles of their own by them.
+The kernels are cut into slices of 64 rows and the columns of one product, or of several times 64
+rows side by side where columns are few. One warpgroup of a block, the loader, copies the slices in
+the order in which all other warpgroups, the walkers, multiply their tiles by them.
 """
 
 from __future__ import annotations
@@ -22,56 +22,57 @@ from pallas_kernels.dense.stack import Stack
 from pallas_kernels.edge_mlp.places import ROWS
 from pallas_kernels.edge_mlp.tiles import Plan
 
-SLICE = 64  # rows
+SLICE = 64  # rows of a slice
 MOST_WIDTH = 256
-_MOST_COLUMNS = 128  # of a product: sums of all columns are in registers as well
+_MOST_COLUMNS = 128  # columns of a product: registers also hold sums of all columns
 _MOST_SLOTS = 8
-# Of a thread of a walker and of the loader, where two walkers share a multiprocessor with it.
+# Registers of a thread of a walker and of the loader, if a block has two walkers.
 _REGISTERS = {2: (232, 40)}
-# Of a block beside tiles and slices: of each edge a factor and the gradient to it, in places that
-# are aligned, or two factors.
+# Shared memory beside tiles and slices: for each edge a factor and its gradient, or two factors,
+# aligned.
 _NUMBER_BYTES = 2 * 1024
 
 
 def suits(stack: Stack) -> bool:
-    """Whether slices of these layers are whole."""
+    """Whether all widths of these layers are whole slices, and narrow enough."""
     return max(stack.widths) <= MOST_WIDTH and not any(width % SLICE for width in stack.widths)
 
 
 def parts(width: int) -> list[slice]:
-    """Columns of each of the products that make a tile of this width."""
+    """The columns of the products that together give a tile of this width."""
     firsts = range(0, width, _MOST_COLUMNS)
     return [slice(first, min(width, first + _MOST_COLUMNS)) for first in firsts]
 
 
 @dataclass(frozen=True)
-class Slices:
-    """Those of kernels that a tile is multiplied by, one after the other.
+class KernelSlices:
+    """The slices of a sequence of kernels, by which a tile is multiplied one after the other.
 
     Attributes:
-      shapes: of the kernels.
+      shapes: shapes of the kernels.
     """
 
     shapes: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, stack: Stack, *, back: bool = False) -> Slices:
-        """Of the layers; ``back`` through them as well, by the transposed kernels."""
-        forth = stack.shapes
-        return cls(forth + tuple((after, before) for before, after in reversed(forth) if back))
+    def of(cls, stack: Stack, *, backward: bool = False) -> KernelSlices:
+        """The slices of the layers; with ``backward`` also those of the transposed kernels."""
+        shapes = stack.shapes
+        transposed = ((after, before) for before, after in reversed(shapes) if backward)
+        return cls(shapes + tuple(transposed))
 
     @property
     def columns(self) -> int:
-        """Of a slice."""
+        """Columns of a slice."""
         return min(_MOST_COLUMNS, max((columns for _, columns in self.shapes), default=0))
 
     @property
     def total(self) -> int:
-        """How many there are."""
+        """Number of slices of all kernels."""
         return self.first(len(self.shapes))
 
     def first(self, number: int) -> int:
-        """The first of a kernel."""
+        """Index of the first slice of a kernel."""
         return sum(
             self.count(rows, part)
             for rows, columns in self.shapes[:number]
@@ -79,19 +80,19 @@ class Slices:
         )
 
     def count(self, rows: int, part: slice) -> int:
-        """How many of a kernel with so many rows a part of its columns has."""
+        """Number of slices of a part of the columns of a kernel with so many rows."""
         return -(-rows // (SLICE * self.beside(part)))
 
     def beside(self, part: slice) -> int:
-        """How many times 64 rows lie side by side."""
+        """How many times 64 rows lie side by side in a slice of a part of the columns."""
         return self.columns // (part.stop - part.start)
 
     def nbytes(self, slots: int) -> int:
-        """Of a ring of so many, 16 bits a number."""
+        """Bytes of a ring of so many slices of 16-bit numbers."""
         return slots * SLICE * self.columns * 2
 
     def arranged(self, kernels: Sequence[jax.Array]) -> jax.Array:
-        """[total, 64, columns], of kernels of these ``shapes``."""
+        """The slices of kernels of these ``shapes`` as an array, [total, 64, columns]."""
 
         def of_part(kernel: jax.Array, part: slice) -> jax.Array:
             beside, size = self.beside(part), part.stop - part.start
@@ -106,7 +107,7 @@ class Slices:
         return jnp.concatenate([of_part(*pair) for pair in pairs])
 
     def choose(self, chip: Chip, tile_bytes: int) -> tuple[int, int] | None:
-        """Walkers of a block, whose tiles take so many bytes each, and slots of its ring."""
+        """Walkers of a block with tiles of so many bytes, and stages of its ring; or None."""
         for walkers in (2, 1):
             room = chip.shared_bytes - walkers * tile_bytes - _NUMBER_BYTES
             if not self.shapes and room >= 0:
@@ -118,26 +119,26 @@ class Slices:
 
 
 @dataclass(frozen=True)
-class Ring:
-    """Slices in shared memory.
+class KernelRing:
+    """A ring of slices of kernels in shared memory, filled by a loader and read by walkers.
 
     Attributes:
-      slices: in their order.
-      walkers: of a block.
-      slots: for so many at once.
+      slices: the slices, in the order in which they are used.
+      walkers: warpgroups of a block that multiply by the slices.
+      slots: stages of the ring; zero if there are no kernels.
     """
 
-    slices: Slices
+    slices: KernelSlices
     walkers: int
     slots: int
 
     @property
     def warpgroups(self) -> int:
-        """Of a block: walkers, and if there is something to load, the loader."""
+        """Warpgroups of a block: the walkers, and the loader if there are kernels."""
         return self.walkers + (1 if self.slots else 0)
 
-    def form(self, plan: Plan) -> dict:
-        """Of its memory."""
+    def scratch(self, plan: Plan) -> dict:
+        """Shared memory and barriers of the ring."""
         if not self.slots:
             return {}
         return {
@@ -146,10 +147,10 @@ class Ring:
             "free": tc.Barrier(num_arrivals=self.walkers, num_barriers=self.slots),
         }
 
-    def share(self, number, scratch: dict, load, walk) -> None:
-        """``load()`` in the loader; ``walk()`` in the others, which get its registers.
+    def run_roles(self, number, scratch: dict, load, walk) -> None:
+        """Runs ``load()`` in the loader, and ``walk()`` in the walkers, which get its registers.
 
-        Before that, these free all slots.
+        The walkers first mark all stages of the ring as free.
         """
         registers = _REGISTERS.get(self.walkers) if self.slots else None
 
@@ -170,7 +171,7 @@ class Ring:
             pl.when(number == self.walkers)(in_loader)
 
     def load(self, source, scratch: dict, tiles) -> None:
-        """All slices, for each of so many ``tiles``; by the loader."""
+        """Copies all slices once for each of so many ``tiles``; the loader runs it."""
         total = self.slices.total
 
         # The first slices wait as well: where they did not, LLVM took them out of the loop, and
@@ -182,20 +183,21 @@ class Ring:
             target, full = scratch["slices"].at[slot], scratch["full"].at[slot]
             tc.copy_gmem_to_smem(source.at[lax.rem(i, jnp.int32(total))], target, full)
 
-        # Every completion is waited for, also the last.
+        # Every phase of a barrier is waited for, also the last.
         @pl.loop(0, self.slots)
         def _(slot):
             tc.barrier_wait(scratch["free"].at[slot])
 
     def product(self, scratch: dict, tile, number: int, turn, done) -> list[Any]:
-        """What ``done(columns, product)`` makes of each part of a tile's product, float32.
+        """Multiplies a tile by a kernel; returns the results of ``done`` for parts of the columns.
 
         Args:
-          scratch: with the memory of the ring.
+          scratch: shared memory, with that of the ring.
           tile: [64, rows of the kernel] in shared memory.
-          number: of the kernel.
-          turn: how many tiles all walkers had before.
-          done: is called in order; the next part reads ``tile`` as well.
+          number: index of the kernel.
+          turn: number of tiles that the walkers processed before.
+          done: ``done(columns, product)``, called for each part in order with its float32 product;
+            it must not overwrite ``tile``, which the next part reads.
         """
         rows, width = self.slices.shapes[number]
         before, made = turn * self.slices.total + self.slices.first(number), []
@@ -207,7 +209,7 @@ class Ring:
         return made
 
     def _part(self, scratch: dict, tile, part: slice, slots: Sequence) -> jax.Array:
-        """Of a product; ``slots`` are those of its slices."""
+        """A part of the columns of a product; ``slots`` are the stages of its slices."""
         size, beside = part.stop - part.start, self.slices.beside(part)
 
         def multiply(sums):
@@ -220,7 +222,7 @@ class Ring:
                     a = tile.at[:, first : first + SLICE]
                     tc.wgmma(sums, a, scratch["slices"].at[slot, :, columns])
                 if number > 0:
-                    tc.wgmma_wait(asked)  # those of the slice before are over
+                    tc.wgmma_wait(asked)  # the products of the previous slice have completed
                     tc.barrier_arrive(scratch["free"].at[slots[number - 1]])
             value = sums[...]
             tc.barrier_arrive(scratch["free"].at[slots[-1]])
