@@ -1,19 +1,27 @@
 #!/bin/sh
 # Builds the sdist, from it a wheel, and from the tree one without compiled libraries, which has to
-# hold the same files but these; uses both from another directory.
+# hold the same files but these; uses both from another directory. Where a folder is given that has an
+# sdist and a wheel, as a release makes them, it takes these instead, and installs the wheel where
+# nothing can be compiled, to run the README there.
 set -eu
 python=$1
+release=${2-}
 root=$(pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export JAXGNN_CUDA=0 # the install of the test environment compiles it already, and the rest too
 JAXGNN_PURE_PYTHON=1 \
   "$python" -m pip wheel --quiet --no-deps --wheel-dir "$work/pure" "$root"
-"$python" -m build --sdist --outdir "$work/sdist" "$root" >"$work/sdist.log" || {
-  cat "$work/sdist.log"
-  exit 1
-}
-"$python" -m pip wheel --quiet --no-deps --wheel-dir "$work/compiled" "$work"/sdist/*.tar.gz
+if [ -z "$release" ]; then
+  "$python" -m build --sdist --outdir "$work/sdist" "$root" >"$work/sdist.log" || {
+    cat "$work/sdist.log"
+    exit 1
+  }
+  "$python" -m pip wheel --quiet --no-deps --wheel-dir "$work/compiled" "$work"/sdist/*.tar.gz
+else
+  mkdir "$work/compiled"
+  cp "$release"/*.whl "$work/compiled"
+fi
 files() { # of the packages, without what was compiled
   "$python" -m zipfile --list "$1" | awk '/^(jaxgnn|pallas_kernels)\// && !/\.so / { print $1 }' | LC_ALL=C sort
 }
@@ -52,3 +60,26 @@ assert sorted(weights) == shipped, (weights, shipped)
 print("ok:", jaxgnn.__version__, kind)
 ' "$kind" "$work/site-$kind" "$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" $shipped)
 done
+[ -n "$release" ] || exit 0
+
+# As a user has it: with the newest of all that it needs, and neither a compiler nor the checkout.
+"$python" -c '
+from tests import test_docs
+print(test_docs._blocks(test_docs.ROOT / "README.md"))' >"$work/readme.py"
+test -s "$work/readme.py"
+"$python" -m venv "$work/empty"
+(
+  CC=$(command -v false)
+  export CC CXX="$CC" CUDACXX="$CC" PATH="$work/empty/bin" JAX_PLATFORMS=cpu
+  unset PYTHONPATH
+  cd "$work/empty"
+  pip install --quiet --disable-pip-version-check --only-binary :all: "$work"/compiled/*.whl
+  jaxgnn info >"$work/info.txt"
+  python "$work/readme.py"
+)
+cat "$work/info.txt"
+for library in cpu cuda; do
+  grep -q "^compiled kernels for $library: $work/empty/" "$work/info.txt"
+done
+grep -Eq "^ +spmm +ffi +usable$" "$work/info.txt"
+echo "ok: the README in an environment without a compiler"
