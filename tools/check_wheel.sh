@@ -23,7 +23,7 @@ else
   cp "$release"/*.whl "$work/compiled"
 fi
 files() { # of the packages, without what was compiled
-  "$python" -m zipfile --list "$1" | awk '/^(jaxgnn|pallas_kernels)\// && !/\.so / { print $1 }' | LC_ALL=C sort
+  "$python" -m zipfile --list "$1" | awk '/^(jaxgnn|pallas_kernels)\// && !/\.so / && $1 !~ /\/$/ { print $1 }' | LC_ALL=C sort
 }
 files "$work"/pure/*.whl >"$work/pure.txt"
 files "$work"/compiled/*.whl >"$work/compiled.txt"
