@@ -77,9 +77,12 @@ test -s "$work/readme.py"
   jaxgnn info >"$work/info.txt"
   python "$work/readme.py"
 )
-cat "$work/info.txt"
-for library in cpu cuda; do
-  grep -q "^compiled kernels for $library: $work/empty/" "$work/info.txt"
+for line in "compiled kernels for cpu: $work/empty/" "compiled kernels for cuda: $work/empty/" \
+  " +spmm +ffi +usable$"; do
+  grep -E "^$line" "$work/info.txt" || {
+    cat "$work/info.txt"
+    echo "the wheel has not what 'jaxgnn info' was to tell: $line"
+    exit 1
+  }
 done
-grep -Eq "^ +spmm +ffi +usable$" "$work/info.txt"
 echo "ok: the README in an environment without a compiler"

@@ -48,10 +48,10 @@ build() {
     refuse "the build has failed"
   }
   mv "$work"/built/*.tar.gz "$work/dist"
-  # Fails where a library asks for newer symbols, and names them; else it only names the wheel.
+  "$python" -m auditwheel show "$work"/built/*.whl # the versions of all symbols that it asks for
+  # Fails where one of them is newer; else it only names the wheel.
   PATH="$(dirname "$python"):$PATH" "$python" -m auditwheel repair \
     --plat "manylinux_${glibc}_$(uname -m)" --wheel-dir "$work/dist" "$work"/built/*.whl
-  "$python" -m auditwheel show "$work"/dist/*.whl
   "$python" -m twine check --strict "$work"/dist/*
   sh tools/check_wheel.sh "$python" "$work/dist"
 
