@@ -9,6 +9,7 @@
 #   make gpu-test      on a GPU box: build, and tests as `make test` has them
 #   make gpu-check     on a GPU box: build, all tests, benchmark tables; no network needed
 #   make bench-report  draws a picture and prints a table of what these two have measured
+#   make release       the wheel and the sdist of this commit, checked, in dist/; uploads nothing
 #
 # What is measured lies in runs/, which git ignores; with COMMIT_RESULTS=1 it is added to the results
 # that are kept with the code, and the picture is that of the README.
@@ -45,7 +46,8 @@ JAX_REQUIREMENT := $(if $(filter latest,$(JAX)),--upgrade jax jaxlib,jax==$(JAX)
 SOURCES := pyproject.toml $(wildcard ffi/CMakeLists.txt ffi/*/*.cc ffi/*/*.cu ffi/include/*/*.h \
   pallas_kernels/*/__init__.py)
 
-.PHONY: demo test test-all lint docs bench bench-report gpu-installed gpu-test gpu-check cuda-check wheel-check clean
+.PHONY: demo test test-all lint docs bench bench-report gpu-installed gpu-test gpu-check \
+  cuda-check wheel-check release release-ready clean
 .DELETE_ON_ERROR:
 
 PYTEST = JAX_PLATFORMS=cpu $(BIN)/python -m pytest -m '$(TESTS)' --numprocesses $(JOBS) \
@@ -89,12 +91,12 @@ $(VENV)/installed: $(BASE)/installed
 endif
 
 # The requirements alone, so that nothing of ours is compiled again.
-DOCS_REQUIREMENTS = import tomllib; \
+REQUIREMENTS = import sys, tomllib; \
   extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
-  print(*extras["docs"])
+  print(*extras[sys.argv[1]])
 
-$(VENV)/docs: pyproject.toml $(VENV)/installed
-	$(PIP_INSTALL) $$($(BIN)/python -c '$(DOCS_REQUIREMENTS)')
+$(VENV)/docs $(VENV)/release: $(VENV)/%: pyproject.toml $(VENV)/installed
+	$(PIP_INSTALL) $$($(BIN)/python -c '$(REQUIREMENTS)' $*)
 	@touch $@
 
 demo: $(VENV)/installed
@@ -143,6 +145,13 @@ cuda-check: $(VENV)/installed
 # The wheel and the sdist install and work away from the checkout.
 wheel-check: $(VENV)/installed
 	sh tools/check_wheel.sh "$(abspath $(BIN))/python"
+
+# What would be in the way of a release is told before anything is installed or built.
+release: release-ready $(VENV)/release
+	sh tools/release.sh build "$(abspath $(BIN))/python"
+
+release-ready:
+	@sh tools/release.sh ready
 
 clean:
 	rm -rf build dist site .venv* runs

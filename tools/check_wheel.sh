@@ -1,21 +1,29 @@
 #!/bin/sh
 # Builds the sdist, from it a wheel, and from the tree one without compiled libraries, which has to
-# hold the same files but these; uses both from another directory.
+# hold the same files but these; uses both from another directory. Where a folder is given that has an
+# sdist and a wheel, as a release makes them, it takes these instead, and installs the wheel where
+# nothing can be compiled, to run the README there.
 set -eu
 python=$1
+release=${2-}
 root=$(pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export JAXGNN_CUDA=0 # the install of the test environment compiles it already, and the rest too
 JAXGNN_PURE_PYTHON=1 \
   "$python" -m pip wheel --quiet --no-deps --wheel-dir "$work/pure" "$root"
-"$python" -m build --sdist --outdir "$work/sdist" "$root" >"$work/sdist.log" || {
-  cat "$work/sdist.log"
-  exit 1
-}
-"$python" -m pip wheel --quiet --no-deps --wheel-dir "$work/compiled" "$work"/sdist/*.tar.gz
+if [ -z "$release" ]; then
+  "$python" -m build --sdist --outdir "$work/sdist" "$root" >"$work/sdist.log" || {
+    cat "$work/sdist.log"
+    exit 1
+  }
+  "$python" -m pip wheel --quiet --no-deps --wheel-dir "$work/compiled" "$work"/sdist/*.tar.gz
+else
+  mkdir "$work/compiled"
+  cp "$release"/*.whl "$work/compiled"
+fi
 files() { # of the packages, without what was compiled
-  "$python" -m zipfile --list "$1" | awk '/^(jaxgnn|pallas_kernels)\// && !/\.so / { print $1 }' | LC_ALL=C sort
+  "$python" -m zipfile --list "$1" | awk '/^(jaxgnn|pallas_kernels)\// && !/\.so / && $1 !~ /\/$/ { print $1 }' | LC_ALL=C sort
 }
 files "$work"/pure/*.whl >"$work/pure.txt"
 files "$work"/compiled/*.whl >"$work/compiled.txt"
@@ -52,3 +60,29 @@ assert sorted(weights) == shipped, (weights, shipped)
 print("ok:", jaxgnn.__version__, kind)
 ' "$kind" "$work/site-$kind" "$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" $shipped)
 done
+[ -n "$release" ] || exit 0
+
+# As a user has it: with the newest of all that it needs, and neither a compiler nor the checkout.
+"$python" -c '
+from tests import test_docs
+print(test_docs._blocks(test_docs.ROOT / "README.md"))' >"$work/readme.py"
+test -s "$work/readme.py"
+"$python" -m venv "$work/empty"
+(
+  CC=$(command -v false)
+  export CC CXX="$CC" CUDACXX="$CC" PATH="$work/empty/bin" JAX_PLATFORMS=cpu
+  unset PYTHONPATH
+  cd "$work/empty"
+  pip install --quiet --disable-pip-version-check --only-binary :all: "$work"/compiled/*.whl
+  jaxgnn info >"$work/info.txt"
+  python "$work/readme.py"
+)
+for line in "compiled kernels for cpu: $work/empty/" "compiled kernels for cuda: $work/empty/" \
+  " +spmm +ffi +usable$"; do
+  grep -E "^$line" "$work/info.txt" || {
+    cat "$work/info.txt"
+    echo "the wheel has not what 'jaxgnn info' was to tell: $line"
+    exit 1
+  }
+done
+echo "ok: the README in an environment without a compiler"

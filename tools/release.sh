@@ -1,0 +1,66 @@
+#!/bin/sh
+# `ready` says what is in the way of a release of the commit that is checked out, if anything is.
+# `build PYTHON` makes and checks one, an sdist and a wheel, and lays it in dist/, of which nothing else
+# is left; PYTHON has the extras dev and release. Nothing is uploaded.
+set -eu
+# The oldest glibc that the wheel may ask for, which came out in February 2022.
+glibc=2_35
+
+refuse() {
+  echo "release: $1" >&2
+  exit 1
+}
+
+section() { # its lines that are not empty
+  awk -v heading="## [$1]" '/^## / { inside = index($0, heading) == 1; next } inside && NF' CHANGELOG.md
+}
+
+ready() {
+  version=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)
+  test -n "$version" || refuse "pyproject.toml names no version"
+  changes=$(git status --porcelain --untracked-files=normal) || refuse "this is no git checkout"
+  test -z "$changes" || refuse "a release is made of a commit, but these files differ:
+$changes"
+  test -n "$(section "$version")" || refuse "CHANGELOG.md has no section [$version], or an empty one"
+  test -z "$(section Unreleased)" || refuse "CHANGELOG.md has entries under [Unreleased]: $version has them too"
+  command -v "${CXX:-c++}" >/dev/null || refuse "needs a C++ compiler"
+  # A wheel without the CUDA kernels would have the same name as one with them.
+  command -v "${CUDACXX:-nvcc}" >/dev/null ||
+    refuse "needs nvcc: without it the wheel would lack the CUDA kernels; no GPU is needed"
+}
+
+build() {
+  python=$1
+  ready
+  rm -rf dist # what lies there has passed, or it is not there
+  work=$(mktemp -d)
+  trap 'rm -rf "$work"' EXIT
+  unset JAXGNN_CUDA JAXGNN_PURE_PYTHON
+  SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
+  export SOURCE_DATE_EPOCH
+  mkdir "$work/tree" "$work/dist"
+  git archive HEAD | tar -x -C "$work/tree" # what git ignores is no part of it
+
+  echo "release: jaxgnn $version, the sdist and from it the wheel, which takes minutes"
+  "$python" -m build --outdir "$work/built" --config-setting=cmake.define.JAXGNN_CUDA_REQUIRED=ON \
+    "$work/tree" >"$work/build.log" 2>&1 || {
+    cat "$work/build.log"
+    refuse "the build has failed"
+  }
+  mv "$work"/built/*.tar.gz "$work/dist"
+  "$python" -m auditwheel show "$work"/built/*.whl # the versions of all symbols that it asks for
+  # Fails where one of them is newer; else it only names the wheel.
+  PATH="$(dirname "$python"):$PATH" "$python" -m auditwheel repair \
+    --plat "manylinux_${glibc}_$(uname -m)" --wheel-dir "$work/dist" "$work"/built/*.whl
+  "$python" -m twine check --strict "$work"/dist/*
+  sh tools/check_wheel.sh "$python" "$work/dist"
+
+  mv "$work/dist" dist
+  echo "release: jaxgnn $version is in dist/; nothing was uploaded"
+  (cd dist && ls -l && sha256sum ./*)
+}
+
+case ${1-} in
+ready | build) "$@" ;;
+*) refuse "expected ready or build, got '${1-}'" ;;
+esac
