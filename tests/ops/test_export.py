@@ -21,6 +21,7 @@ from jaxgnn import CSRGraph, Incidence, nn, ops
 from jaxgnn._ffi import _library
 from jaxgnn.models import MaxKGNN
 from jaxgnn.ops._core import dispatch
+from jaxgnn.ops._core.dispatch import current_platform
 from jaxgnn.testing import random_array
 from tests.ops import _mhc
 
@@ -222,6 +223,8 @@ def test_plain_jax_is_exported_without_custom_calls(name):
 
 @pytest.mark.parametrize("name", ["spmm", "spmm, any width", "segment_softmax", "maxk_spmm"])
 def test_a_named_kernel_says_that_it_needs_the_sizes(name):
+    if name == "segment_softmax" and current_platform() == "cuda":
+        pytest.skip("reason: segment_softmax has no compiled kernel for a GPU")
     needs = r"\[ffi\]: needs sizes that are known when it is traced, got \[.*(nodes|edges)"
     with jaxgnn.default_implementation("ffi"), pytest.raises(NotImplementedError, match=needs):
         _exported(CASES[name], jax.jit(CASES[name].run))

@@ -34,6 +34,7 @@ def _inputs(dtype="float32"):
     return features((ROWS, IN), dtype), *layer(IN, OUT, dtype)
 
 
+@pytest.mark.usefixtures("rounded_once")
 @pytest.mark.parametrize(
     "dtype, implementation",
     [*((d, None) for d in DTYPES), ("float32", "xla")],
@@ -143,6 +144,7 @@ def test_what_is_recomputed_is_not_merged_with_the_forward_pass():
 
 # What a compiler may get wrong behind a product: scaling a sum with a bias as if it were the
 # product alone, and adding the bias to rows instead of columns where there are as many.
+@pytest.mark.usefixtures("rounded_once")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_scaled_sums_and_biases_of_square_outputs_are_right(dtype):
     x, (kernel, bias) = features((64, 64), dtype), layer(64, 64, dtype)

@@ -31,6 +31,7 @@ def _call(activation, **options):
 
 
 @pytest.mark.costly
+@pytest.mark.usefixtures("rounded_once")
 @pytest.mark.parametrize(
     "dtype, implementation",
     [*((d, None) for d in DTYPES), ("float32", "xla")],

@@ -132,7 +132,7 @@ def test_value_and_every_gradient_equal_float64_at_every_shape(shape):
     _check(shape)
 
 
-@pytest.mark.usefixtures("linked")
+@pytest.mark.usefixtures("rounded_once", "linked")
 @pytest.mark.parametrize(("scale", "transposed"), SCALES)
 def test_gradients_of_the_streams_are_rounded_as_one_in_bfloat16(scale, transposed):
     _check(((2, 4), 4, 24), "bfloat16", transposed, scale)
@@ -206,7 +206,7 @@ LAYERS = {
 }
 
 
-@pytest.mark.usefixtures("linked")
+@pytest.mark.usefixtures("four_devices", "linked")  # skipped before gradients are asserted
 # What is constant is the same on all devices, unlike the streams.
 @pytest.mark.parametrize("layer", [_layer, LAYERS["constant"]], ids=["tanh", "constant"])
 def test_shard_map_over_tokens_sums_gradients_of_parameters(layer, four_devices):

@@ -63,10 +63,12 @@ def test_value_and_every_gradient_equal_float64_at_every_shape(shape):
     _check(shape, "float32", False, None)
 
 
+@pytest.mark.usefixtures("rounded_once")
 def test_only_the_last_gradient_is_rounded_in_bfloat16():
     _check(((6,), 4, 24), "bfloat16", False, None)
 
 
+@pytest.mark.usefixtures("rounded_once")
 @pytest.mark.parametrize("static", [False, True])
 def test_value_is_that_of_the_two_ops(static):
     x, between = streams((5,), 3, 10, "bfloat16"), outputs((5,), 3, 10, "bfloat16")
