@@ -61,6 +61,15 @@ def test_links_to_files_of_the_project_lead_somewhere(page):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/kernels").glob("*.md")), ids=lambda p: p.stem)
+def test_files_that_a_page_of_kernels_names_exist(page):
+    kernels = ROOT / "pallas_kernels"
+    homes = [ROOT, kernels, kernels / page.stem]
+    for name in re.findall(r"`([\w/]+\.py)`", page.read_text()):
+        found = any((home / name).exists() for home in homes)
+        assert found or list((kernels / page.stem).rglob(name)), f"{page.name} names {name}"
+
+
 def _public(package: str) -> dict[str, object]:
     """What a package exports, by name; a package or module of it is no name of its own."""
     return {
