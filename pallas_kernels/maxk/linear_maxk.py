@@ -43,6 +43,7 @@ from pallas_kernels.tensor_cores import BLOCK, COLUMNS, ROWS, WARPGROUP
 
 _MOST_AHEAD = 8  # tiles in the ring at most
 _MULTIPLIER, _SELECTOR = 0, 1
+_THREADS_PER_WARPGROUP = 128
 _SELECTORS_PER_TILE = 2  # each has half of the rows
 
 
@@ -68,6 +69,8 @@ class LinearMaxkTile:
             return None
         # For narrow rows, selections are most of the work, and need fewer registers.
         pairs = 3 if max(stack.widths) <= 2 * COLUMNS else 2
+        if _REGISTER_SPLITS[pairs].of_block(pairs * _SELECTORS_PER_TILE) > chip.registers:
+            return None
         weights = math.prod(stack.widths) * stack.dtype.itemsize
         kept = pairs * _SELECTORS_PER_TILE * kept_columns(stack.widths[1], k)
         room = chip.shared_bytes - weights - tc.aligned(kept)
@@ -97,6 +100,11 @@ class _RegisterSplit:
 
     registers: tuple[int, int]
     product: int
+
+    def of_block(self, selectors: int) -> int:
+        """Registers of one multiplier and so many selectors."""
+        multiplier, selector = self.registers
+        return _THREADS_PER_WARPGROUP * (multiplier + selectors * selector)
 
 
 _REGISTER_SPLITS = {2: _RegisterSplit((160, 80), 128), 3: _RegisterSplit((168, 56), 64)}

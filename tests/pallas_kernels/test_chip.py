@@ -1,5 +1,6 @@
 """What is known of GPUs, and that choices of tiles keep to the GPU that they are given."""
 
+import dataclasses
 import types
 
 import jax.numpy as jnp
@@ -101,6 +102,13 @@ def test_layers_of_edges_keep_to_multiprocessors_and_shared_memory(chip):
     if tile := LinearMaxkTile.choose(chip, of, 16):
         assert tile.blocks == chip.multiprocessors
         assert in_memory(of, tile.ring) <= chip.shared_bytes
+
+
+def test_a_linear_layer_with_maxk_needs_the_registers_of_its_warpgroups():
+    few = dataclasses.replace(H100, registers=60_000)
+    for widths in ((128, 128), (256, 256)):
+        assert LinearMaxkTile.choose(H100, stack(*widths), 16)
+        assert LinearMaxkTile.choose(few, stack(*widths), 16) is None
 
 
 def test_what_fits_the_memory_of_a_large_chip_does_not_fit_a_small_one():
