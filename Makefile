@@ -6,7 +6,7 @@
 #   make lint          formatting, lint, types
 #   make docs          the documentation as a site, in site/
 #   make bench         benchmark tables of this machine's CPU, small sizes
-#   make gpu-test      on a GPU box: build, and tests as `make test` has them
+#   make gpu-test      on a GPU box: build, and a few cases of each test, in minutes
 #   make gpu-check     on a GPU box: build, all tests, benchmark tables; no network needed
 #   make bench-report  draws a picture and prints a table of what these two have measured
 #   make release       the wheel and the sdist of this commit, checked, in dist/; uploads nothing
@@ -69,7 +69,9 @@ GPU_MEMORY = XLA_PYTHON_CLIENT_PREALLOCATE=false \
   XLA_PYTHON_CLIENT_MEM_FRACTION=$(shell awk 'BEGIN { printf "%.3f", 0.8 / $(GPU_JOBS) }')
 
 GPU_PYTEST = $(GPU_MEMORY) $(GPU_PYTHON) -m pytest -q -p no:benchmark --numprocesses $(GPU_JOBS) \
-  --dist worksteal tests/gpu tests/ops tests/nn tests/models tests/graph
+  --dist worksteal
+# The tests of these folders run on whatever there is.
+GPU_OTHERS = tests/ops tests/nn tests/models tests/graph
 
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PACKAGES := python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
@@ -131,10 +133,11 @@ gpu-installed:
 	$(GPU_PYTHON) -m jaxgnn._info
 
 gpu-test: gpu-installed
-	$(GPU_PYTEST) -m 'not long' --cases some
+	$(GPU_PYTEST) --cases some tests/gpu
+	$(GPU_PYTEST) --cases first -m 'not long' $(GPU_OTHERS)
 
 gpu-check: gpu-installed
-	$(GPU_PYTEST)
+	$(GPU_PYTEST) tests/gpu $(GPU_OTHERS)
 	$(GPU_PYTHON) -m experiments.benchmarks --scale $(GPU_SCALE) $(MEASURED)
 	$(GPU_PYTHON) -m experiments.benchmarks.report $(MEASURED)
 

@@ -9,7 +9,7 @@ from jaxgnn import CBSR, CSRGraph, deterministic, ops
 from jaxgnn.ops._maxk.maxk import TODENSE
 from jaxgnn.testing import assert_bit_equal, random_array, timing
 
-pytestmark = [pytest.mark.gpu, pytest.mark.costly(8)]
+pytestmark = [pytest.mark.gpu, pytest.mark.costly(4)]
 
 NODES, EDGES, DIM, K = 20_000, 400_000, 256, 32
 

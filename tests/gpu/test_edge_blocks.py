@@ -13,7 +13,7 @@ from tests.gpu.test_kernels import _aggregate, _poison, _power_law
 from tests.gpu.test_kernels import implementation as implementation
 from tests.ops._table import longest_row
 
-pytestmark = [pytest.mark.gpu, pytest.mark.costly(8)]
+pytestmark = [pytest.mark.gpu, pytest.mark.costly(4)]
 
 # Many senders in several tiles; a row of several tasks; rows of many edges, in blocks of 128 and
 # of 257 rows, in one tile and, of bfloat16 for more than 31 kept columns, in two.

@@ -15,7 +15,7 @@ from jaxgnn.ops._edge_mlp.reference import edge_reduce as reference
 from jaxgnn.ops._edge_mlp.reference.edge_reduce import EdgeOperands, EdgeOptions
 from jaxgnn.testing import assert_bit_equal, assert_close, random_array, to_float64
 
-pytestmark = [pytest.mark.gpu, pytest.mark.costly(8)]
+pytestmark = [pytest.mark.gpu, pytest.mark.costly(4)]
 
 PALLAS = dispatch.resolve("edge_mlp_aggregate", "pallas")
 

@@ -33,7 +33,7 @@ from tests.gpu._fused import (
 )
 from tests.ops._linear import DTYPES, VALUES, check, features, layer, layers, linear, mlp
 
-pytestmark = [pytest.mark.gpu, pytest.mark.costly(8)]
+pytestmark = [pytest.mark.gpu, pytest.mark.costly(4)]
 
 # Rows and widths that no kernel tiles evenly, and those that all do.
 SHAPES = [(1, 64, 64), (1000, 48, 130), (1024, 256, 256)]

@@ -21,7 +21,7 @@ from tests.gpu._fused import (
 )
 from tests.ops._linear import VALUES, features, layers, linear, mlp
 
-pytestmark = [pytest.mark.gpu, pytest.mark.costly(8)]
+pytestmark = [pytest.mark.gpu, pytest.mark.costly(4)]
 
 # Of float32: one to three layers, also more than one kernel holds.
 FLOAT32_SHAPES = [(1, (64, 64)), (203, (128, 128)), (8449, (64, 256)), (100_000, (256, 64))]

@@ -14,7 +14,7 @@ from jaxgnn.ops._hypergraph.hypergraph_conv import MIX, MIX_BACKWARD
 from jaxgnn.testing import assert_bit_equal, assert_close, random_array
 from tests.ops._mixing import check, exactly, inputs, integers, large_and_small
 
-pytestmark = [pytest.mark.gpu, pytest.mark.costly(8)]
+pytestmark = [pytest.mark.gpu, pytest.mark.costly(4)]
 
 DTYPES = ["float32", "bfloat16", "float16"]
 SMOOTH = ["gelu", "gelu_exact", "silu", "mish", None]

@@ -14,7 +14,7 @@ from jaxgnn.ops._maxk_spmm.maxk_spmm import FORWARD
 from jaxgnn.testing import DTYPES, assert_bit_equal, assert_close, random_array
 from tests.ops._table import longest_row, rows_of_all_kinds
 
-pytestmark = [pytest.mark.gpu, pytest.mark.costly(8)]
+pytestmark = [pytest.mark.gpu, pytest.mark.costly(4)]
 
 TAILS = (1, 2, 3, 5, 8, 16, 31, 33, 96, 255)
 # Eight rows a warp, one row a warp, ids of one and of two bytes, nearly all shared memory.

@@ -19,7 +19,7 @@ from jaxgnn.testing import DTYPES, assert_bit_equal, assert_close, random_array
 from pallas_kernels.mhc.arguments import MHCConstants, MHCParams, PostInputs
 from tests.ops._mhc import exactly, outputs, parameters, streams
 
-pytestmark = [pytest.mark.gpu, pytest.mark.costly(8)]
+pytestmark = [pytest.mark.gpu, pytest.mark.costly(4)]
 
 PALLAS = {"implementation": "pallas"}
 PRE = {"norm_eps": 1e-6, "pre_eps": 1e-3, "post_scale": 2.0}
