@@ -11,7 +11,7 @@ from jaxgnn import nn, ops
 from jaxgnn.graph import CSRGraph
 from jaxgnn.nn._hyper_init import initial_bias
 from jaxgnn.ops._mhc import pallas
-from jaxgnn.testing import check_forward_mode, random_array
+from jaxgnn.testing import assert_close, check_forward_mode, random_array
 
 TOKENS, DIM, N = 6, 8, 4
 X = random_array((TOKENS, N, DIM), "float32", seed=0)
