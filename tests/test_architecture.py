@@ -6,14 +6,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import jaxgnn.ops
-from jaxgnn.ops._core.dispatch import Kernel
+from jaxgnn.ops._core.dispatch import Kernel, Platform
 from jaxgnn.ops._core.registry import OPS
 
 ROOT = Path(__file__).parent.parent
+PLATFORMS = get_args(Platform)
 
 # Rooms of kernels, and what each may import beside itself.
 ROOMS = {
@@ -110,10 +112,6 @@ HOMES = {
     "torch": {"experiments.benchmarks"},
     "jax._src": set(),
 }
-
-
-# Native code of data sets: plain C functions, which are no ops.
-FUNCTIONS_OF_THE_HOST = {"sudoku"}
 
 
 def _modules():
@@ -242,14 +240,21 @@ def test_an_op_has_one_name_in_every_layer(op):
     assert bool(op.pallas or op.native) == bool(op.benchmarks), "what has kernels is timed"
 
 
-def test_native_sources_and_pages_are_those_of_ops():
-    for suffix, platform in (("cc", "cpu"), ("cu", "cuda")):
-        native = {op.name for op in OPS if platform in op.native}
-        of_the_host = FUNCTIONS_OF_THE_HOST if platform == "cpu" else set()
-        assert _stems(f"ffi/{platform}", f"*.{suffix}") == native | of_the_host
-    assert _stems("jaxgnn/_ffi", "*.py") == {op.name for op in OPS if op.native} | (
-        FUNCTIONS_OF_THE_HOST
-    )
+def _native_functions_of_data_sets() -> set[str]:
+    """What data sets have compiled: plain C functions, which are no ops."""
+    imported = set()
+    for name, path in MODULES.items():
+        if _is_below(name, "jaxgnn.datasets"):
+            imported |= _imports(name, path)
+    return {stem for stem in _stems("jaxgnn/_ffi", "*.py") if f"jaxgnn._ffi.{stem}" in imported}
+
+
+def test_native_sources_and_pages_are_those_of_ops_and_data_sets():
+    of_data_sets = _native_functions_of_data_sets()
+    native = {platform: {op.name for op in OPS if platform in op.native} for platform in PLATFORMS}
+    assert _stems("ffi/cpu", "*.cc") == native["cpu"] | of_data_sets
+    assert _stems("ffi/cuda", "*.cu") == native["cuda"]
+    assert _stems("jaxgnn/_ffi", "*.py") == native["cpu"] | native["cuda"] | of_data_sets
     assert _stems("docs/ops", "*.md") == {op.name for op in OPS}
 
 
