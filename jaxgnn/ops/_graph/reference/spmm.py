@@ -18,7 +18,7 @@ def spmm(graph: CSRGraph, x: Float[Array, "cols dim"]) -> Float[Array, "rows dim
     sources = x.astype(accumulator) * col_scale[:, None]
     messages = sources[graph.indices]
     if graph.weights is not None:
-        # Those of padding slots may be anything.
+        # Weights of padding slots may be anything.
         weights = jnp.where(graph.receivers() < graph.num_rows, graph.weights, 0)
         messages = messages * weights.astype(accumulator)[:, None]
     sums = sum_rows(messages, graph.indptr)
