@@ -57,8 +57,8 @@ def default_implementation(name: Name | None):
 def deterministic(enabled: bool = True):
     """Context manager: results and gradients are equal to the last bit from run to run.
 
-    An implementation that can not promise that on the platform at hand is passed over by
-    ``None`` and refused by name. On CPU every implementation is deterministic.
+    An implementation that can not promise that on the current platform is skipped by ``None`` and
+    refused by name. On CPU every implementation is deterministic.
     """
     return _deterministic(bool(enabled))
 

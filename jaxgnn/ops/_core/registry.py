@@ -33,9 +33,9 @@ class Benchmark:
 class Op:
     """An op, with its implementations, benchmarks and related functions.
 
-    The name is that of the public function in ``jaxgnn.ops``, of its module and its reference in
-    ``jaxgnn/ops/_<family>/``, of its page in ``docs/ops/``, of its test in ``tests/ops/``, and,
-    where it has them, of its GPU kernel in ``pallas_kernels/<family>/`` and its native sources.
+    The name is shared by the public function in ``jaxgnn.ops``, its module and its reference in
+    ``jaxgnn/ops/_<family>/``, its page in ``docs/ops/``, its test in ``tests/ops/``, and, if there
+    are any, its GPU kernel in ``pallas_kernels/<family>/`` and its native sources.
 
     Attributes:
       name: the word for this op in every layer.
@@ -83,7 +83,7 @@ def _timed(
     *,
     native: tuple[Platform, ...] = (),
 ) -> Op:
-    """An op with GPU kernels and a benchmark of its own name."""
+    """An op that has GPU kernels and a benchmark module of the same name."""
     return Op(name, family, companions, native=native, benchmarks=(Benchmark(name),))
 
 

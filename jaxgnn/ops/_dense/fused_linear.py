@@ -128,9 +128,8 @@ def fused_linear(
       kernel: weights, of the dtype of ``x``.
       bias: one number for each output feature, of the dtype of ``x``, or None for zeros.
       activation: ``"relu"``, ``"gelu"`` (by tanh), ``"gelu_exact"`` (by erf), ``"silu"``,
-        ``"mish"``, ``"squared_relu"`` (https://arxiv.org/abs/2109.08668) or None. The derivative
-        of relu at 0 is 0, as in JAX. ``ops.MaxK(k)`` for the k largest entries of each row,
-        compressed.
+        ``"mish"``, ``"squared_relu"`` (https://arxiv.org/abs/2109.08668) or None. The derivative of
+        relu at 0 is 0. ``ops.MaxK(k)`` for the k largest entries of each row, compressed.
       precision: how float32 numbers are multiplied: None for JAX's setting, by default TF32 on
         recent NVIDIA GPUs and float32 on CPU; ``"highest"`` for float32; ``"tf32"`` or ``"bf16x3"``
         (three products of bfloat16 parts), which on CPU are float32 as well. Of no effect for other

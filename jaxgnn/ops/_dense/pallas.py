@@ -102,7 +102,7 @@ def fused_mlp(
     activation: str | None,
     precision: str | None,
 ) -> Float[Array, "*batch out"]:
-    """Dense layers with an activation between them, as many in a kernel as fit."""
+    """Runs dense layers with an activation between them; each kernel takes as many as fit."""
     from pallas_kernels.dense import fused_mlp as kernels
 
     made = products(x.dtype, precision)

@@ -86,15 +86,15 @@ def edge_mlp_aggregate(
     (https://arxiv.org/abs/1704.01212). The result is exact, with products moved to the nodes::
 
         [h_i ; h_j ; e_ij] W = h_i W_r + h_j W_s + e_ij W_e        one product a node, not an edge
-        Σ_j w_ij (a_ij W + b) = (Σ_j w_ij a_ij) W + (Σ_j w_ij) b   a node too, for sum and mean
+        Σ_j w_ij (a_ij W + b) = (Σ_j w_ij a_ij) W + (Σ_j w_ij) b   the same, for sum and mean
 
-    so that of an MLP of two layers only its activation is left to the edges, of a deeper one the
+    In an MLP of two layers only the activation is then computed for every edge; in a deeper one the
     layers between the first and the last, and for the maximum the last too. Nothing of the size
-    edges × width is kept for the backward pass, which makes it again. Differentiable in ``h``, in
-    all of ``params``, in ``edge_features`` and in weights.
+    edges × width is kept for the backward pass, which computes it again. Differentiable in ``h``,
+    in all of ``params``, in ``edge_features`` and in weights.
 
-    Sums are accumulated in float32 (float64 for float64 input); what an edge multiplies with a
-    kernel, and what a node hands to the edges, is rounded to the dtype of ``h``.
+    Sums are accumulated in float32 (float64 for float64 input); what is multiplied with a kernel,
+    and the products of nodes that edges read, are rounded to the dtype of ``h``.
 
     Args:
       graph: rows are receivers, columns senders. Its weights count unless ``weights`` are given,
@@ -104,7 +104,7 @@ def edge_mlp_aggregate(
         bipartite graphs.
       params: kernels and biases of the dtype of ``h``, one layer or more, activation between them.
       edge_features: features of the edges in the graph's edge order, [edges, e] to share them among
-        all leading axes, or with the leading axes of ``h``. None for none.
+        all leading axes, or with the leading axes of ``h``. None for no features.
       reduce: ``"sum"``; ``"mean"``, ``Σ_j w_ij m_ij / Σ_j w_ij``, the plain mean without weights;
         or ``"max"``, of ``w_ij m_ij``, where edges that tie share the gradient evenly. A node
         without edges gets zero. In a mean, so does a node whose weights do not have a positive sum.

@@ -98,28 +98,30 @@ def hypergraph_conv(
     is held there once for each token before it is summed.
 
     Args:
-      x: features of the nodes.
-      incidence: the hypergraph.
-      weight: W, None for ones. It may be of another dtype than ``x``. Negative weights are allowed,
-        but let degrees come close to zero.
+      x: features of the nodes, any leading axes.
+      incidence: the hypergraph: pairs of a node and a hyperedge that contains it.
+      weight: W, one number for each hyperedge; None for ones. Its dtype may differ from ``x``.
+        Negative weights are allowed, but let degrees come close to zero.
       attributes: features of the hyperedges, for attention; with the leading axes of ``x`` or
         without.
-      kernel: Θ, of the dtype of ``x``; columns of the first head first. None for the identity.
+      kernel: Θ, of the dtype of ``x``, the columns of one head after another. None for the
+        identity.
       bias: b, one number for each feature of the result; None for zeros.
-      attention: a, node part before hyperedge part: two times the width of a head. None for none.
+      attention: a for each head, the part for nodes before the part for hyperedges, so that it is
+        twice as wide as a head. None for no attention.
       weighting: ``"paper"``, or ``"pyg"`` for W in D alone, which is what torch-geometric computes.
-      normalization: ``"mean"``, or ``"sym"`` for ``D^-½ H W B⁻¹ Hᵀ D^-½`` as in HGNN
-        (https://arxiv.org/abs/1809.09401). It gives nodes of negative degree zero.
+      normalization: ``"mean"``, or ``"sym"`` for ``D^-½ H W B⁻¹ Hᵀ D^-½``, the formula of HGNN
+        (https://arxiv.org/abs/1809.09401). ``"sym"`` gives nodes of negative degree zero.
       attention_mode: softmax over the nodes of each hyperedge, ``"node"``, or over the hyperedges
         of each node, ``"edge"``.
-      concat: heads one after the other; False for their mean.
+      concat: whether heads are concatenated; False for their mean.
       negative_slope: slope of leaky_relu for negative numbers.
       dropout: probability of leaving an incidence out of attention, after the softmax; the others
         are scaled up. Nothing is left out without a ``key``.
       key: random key, for training.
       activation: function applied to the sums: ``"relu"``, ``"gelu"`` (by tanh), ``"gelu_exact"``
         (by erf), ``"silu"``, ``"mish"``, ``"squared_relu"`` or None.
-      residual: added after the activation, of the shape and dtype of the result; None for none.
+      residual: added after the activation, of the shape and dtype of the result. None adds nothing.
       precision: how float32 products with Θ are made: None for JAX's setting, by default TF32 on
         recent NVIDIA GPUs and float32 on CPU; ``"highest"`` for float32; ``"tf32"`` or ``"bf16x3"``
         (three products of bfloat16 parts), which on CPU are float32 as well.

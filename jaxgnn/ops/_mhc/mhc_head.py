@@ -75,7 +75,7 @@ def mhc_head(
     pre_eps: float = 1e-6,
     implementation: dispatch.Name | None = None,
 ) -> Float[Array, "*batch dim"]:
-    """One stream out of n, behind the last layer with hyper-connections.
+    """Combines the n streams into one after the last layer with hyper-connections.
 
     ``y = Σ_i w_i x_i`` with ``w = σ(alpha t + bias) + pre_eps``, where ``t`` is the projection by
     ``phi`` of a token's normalised streams: ``((v gamma) phiᵀ) / √(mean(v²) + norm_eps)`` of the

@@ -65,9 +65,9 @@ def mhc_layer(
         h_in, h_post, logits = mhc_pre(x, phi, alpha, bias, gamma)
         y                    = mhc_post(x, layer(h_in), h_post, sinkhorn(logits))
 
-    The value is that of the ops, both of which read ``x``. Where this op has kernels for it, the
-    backward pass computes the gradient of ``x`` in one place, from the gradient of ``y``: the share
-    of ``mhc_post`` is never written to memory, and the sum is rounded once.
+    The value is the same as with the ops, both of which read ``x``. Where this op has kernels for
+    it, the backward pass computes the gradient of ``x`` in one place, from the gradient of ``y``:
+    the share of ``mhc_post`` is never written to memory, and the sum is rounded once.
 
     This op has no coefficients that are the same for every token and no permutations (mHC-lite);
     use ``mhc_pre``, ``permutation_mixture`` and ``mhc_post`` for them.
@@ -97,8 +97,8 @@ def mhc_layer(
       The new streams, of the shape and dtype of ``x``.
 
     Raises:
-      ValueError: if shapes or dtypes do not match, those of the layer's result included, or another
-        argument is not as above.
+      ValueError: if shapes or dtypes of the arguments or of the layer's result do not match, or
+        another argument is not as above.
       NotImplementedError: if the named implementation can not run these arguments here.
 
     Example:

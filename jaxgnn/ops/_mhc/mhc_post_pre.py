@@ -69,12 +69,12 @@ def mhc_post_pre(
         y                     = mhc_post(x, f, h_post, h_res)
         h_in, h_post', h_res' = mhc_pre(y, phi, alpha, bias, gamma)
 
-    The value is that of the two ops. In the backward pass the two gradients that meet at ``y`` are
-    added in float32. Their sum is rounded at most once, to the dtype of ``y``, where it lies in
-    memory between kernels of ``"pallas"``.
+    The value is the same as with the two ops. In the backward pass the two gradients that meet at
+    ``y`` are added in float32. Their sum is rounded at most once, to the dtype of ``y``, where it
+    lies in memory between kernels of ``"pallas"``.
 
     Args:
-      x: the streams in front of the layer that gave ``f``.
+      x: the streams before the layer that gave ``f``, any leading axes.
       f: the output of that layer, of the dtype of ``x``.
       h_post: float32 weights of ``f``, one for each stream; without leading axes, the same for
         every token.

@@ -76,7 +76,7 @@ def mhc_pre(
         h_res  = alpha_2 t_res + bias_res                 logits, for ``sinkhorn``
         h_in   = Σ_i h_pre[i] x_i
 
-    The root mean square is that of ``x`` itself, without ``γ``. Sums are accumulated in float32
+    The root mean square is taken of ``x`` itself, without ``γ``. Sums are accumulated in float32
     (float64 for float64 input). Differentiable in every array; the backward pass keeps ``rows + 1``
     numbers a token beside the inputs.
 
@@ -96,7 +96,7 @@ def mhc_pre(
       norm_eps: added to the mean square of a token's streams.
       pre_eps: added to the sigmoid of ``h_pre``.
       post_scale: multiplies the sigmoid of ``h_post``.
-      return_streams: return ``x`` as well, for whatever else reads the streams.
+      return_streams: whether to return ``x`` as well, for other ops that read the streams.
       implementation: ``"xla"``; ``"pallas"`` on a GPU, with ``phi`` of [n² + 2n, n dim], for 2, 4
         or 8 streams of a width that is a multiple of 64 up to 8192, float32 or bfloat16; or None
         for what was measured to be fastest.

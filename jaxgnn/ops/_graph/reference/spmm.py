@@ -31,7 +31,7 @@ def sddmm(
     """``e_ij = r_i c_j ⟨a_i, b_j⟩`` for each edge; zero in padding slots. Weights are ignored.
 
     The result stays in the accumulation dtype: the gradient of float32 weights must not be rounded
-    to that of the features.
+    to the dtype of the features.
     """
     accumulator = accumulation_dtype(a.dtype)
     row_scale, col_scale = _scales(graph, accumulator)

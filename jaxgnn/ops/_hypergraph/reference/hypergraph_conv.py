@@ -150,7 +150,7 @@ def project_backward(
 def merge_heads(
     y: Float[Array, "*batch nodes heads out"], bias: Float[Array, " out"] | None, concat: bool
 ) -> Float[Array, "*batch nodes out"]:
-    """Heads one after the other, or their mean, and the bias."""
+    """Concatenates the heads or takes their mean, and adds the bias."""
     width = y.shape[-2] * y.shape[-1]
     y = y.reshape(*y.shape[:-2], width) if concat else jnp.mean(y, axis=-2)
     return y if bias is None else y + bias.astype(y.dtype)
