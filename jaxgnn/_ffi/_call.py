@@ -1,4 +1,4 @@
-"""How every wrapper calls its target."""
+"""The functions by which every wrapper calls its FFI target."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pallas_kernels.chip import Chip
 
 Shape = tuple[int, ...]
 
-# CUDA kernels that hold a row of floats in shared memory, of which a block has 99 KiB at least.
+# Longest row of floats that CUDA kernels hold in shared memory; a block has at least 99 KiB.
 MOST_COLUMNS_IN_SHARED = 16384
 
 
@@ -32,7 +32,7 @@ def call(
 
     Args:
       target: name in the table of targets.
-      result: shape and dtype.
+      result: shape and dtype of the result.
       *operands: arrays, all varying over the same mesh axes.
       **attributes: static numpy scalars or strings.
     """
@@ -42,14 +42,17 @@ def call(
 def call_many(
     target: str, results: Sequence[tuple[Shape, Any]], *operands: Array | None, **attributes: Any
 ) -> Sequence[Array]:
-    """Calls an FFI target of several results; see ``call``."""
+    """Calls an FFI target of several results on arrays without batch dimensions.
+
+    Operands and attributes may be the same as for ``call``.
+    """
     like = next(o for o in operands if o is not None)
     structs = tuple(_result(shape, dtype, like) for shape, dtype in results)
     return _compiled(target, structs, tuple(sorted(attributes.items())), *operands)
 
 
-# Arrays of no elements are made here, in the program of the call; see ``empty_like``. It is one
-# function for all calls, so that an eager one finds the program of the last of its kind.
+# Arrays of no elements are made here, inside the compiled program, by ``empty_like``. One function
+# serves all calls, so that an eager call finds the program of an earlier call with equal shapes.
 @partial(jax.jit, static_argnums=(0, 1, 2), inline=True)
 def _compiled(target, structs, attributes, *operands):
     like = next(o for o in operands if o is not None)
@@ -64,7 +67,7 @@ def _result(shape, dtype, like) -> jax.ShapeDtypeStruct:
     kind = jax.typeof(like)
     if not kind.mat.varying:
         return jax.ShapeDtypeStruct(shape, dtype)
-    # Inside shard_map the result varies over the mesh as the operands do.
+    # Inside shard_map the result varies over the same mesh axes as the operands.
     return jax.ShapeDtypeStruct(shape, dtype, sharding=kind.sharding, manual_axis_type=kind.mat)
 
 
@@ -75,7 +78,7 @@ def structure(graph: CSRGraph) -> tuple[Array, Array, Array]:
 
 
 def pieces(graph: CSRGraph) -> tuple[Array, ...]:
-    """What every sparse CUDA kernel starts with: indptr, the schedule with its pieces, indices."""
+    """The first operands of sparse CUDA kernels: indptr, the schedule with its pieces, indices."""
     schedule = graph.made_plan().schedule
     offsets = schedule.offsets
     return (
@@ -89,24 +92,24 @@ def pieces(graph: CSRGraph) -> tuple[Array, ...]:
 
 
 def piece_size(graph: CSRGraph) -> dict[str, np.int64]:
-    """The attribute that goes with ``pieces``."""
+    """The attribute that tells a CUDA kernel how many edges a piece of ``pieces`` has."""
     return {"edges_per_piece": np.int64(edges_per_piece(graph.num_edges))}
 
 
 def partial_sums(graph: CSRGraph, dim: int) -> tuple[Shape, Any]:
-    """Shape and dtype of the workspace for rows of several pieces: full ones, and last ones."""
+    """Shape and dtype of the workspace for sums of rows that are cut into several pieces."""
     size = edges_per_piece(graph.num_edges)
     slots = 0 if graph.num_edges <= size else 2 * (graph.num_edges // size + 1)
     return (slots, dim), jnp.float32
 
 
 def edge_blocks(graph: CSRGraph, dim: int, dtype: Any) -> EdgeBlocks | None:
-    """The edges by block, if the graph lists them so and rows of ``dim`` entries are narrow enough.
+    """The edges by block, or None if they are not listed or ``dim`` is too wide.
 
     Blocks of wider rows do not fit the shared memory of a GPU.
     """
     if graph.plan is None and not is_concrete(graph.indptr, graph.indices):
-        return None  # nor would a plan that is made now list any
+        return None  # a plan made now would list none either
     return blocks_for(
         Chip.current(), graph.made_plan().edge_blocks, dim * jnp.dtype(dtype).itemsize
     )
@@ -123,5 +126,5 @@ def scales(graph: CSRGraph) -> tuple[Array | None, Array | None]:
 
 
 def as_float32(array: Array | None) -> Array | None:
-    """Casts, leaving None alone."""
+    """Casts an array to float32 and returns None for None."""
     return None if array is None else array.astype(jnp.float32)

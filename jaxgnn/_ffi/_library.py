@@ -34,7 +34,7 @@ _COMPILERS = {"cpu": "a C++ compiler", "cuda": "nvcc"}
 
 
 def library_path(platform: str) -> Path | None:
-    """Where the library for ``platform`` lies, or None if it was not built."""
+    """The path of the library for ``platform``, or None if it was not built."""
     import jaxgnn._ffi
 
     # An editable install keeps compiled files apart from the sources: the package has two folders.
@@ -46,7 +46,7 @@ def library_path(platform: str) -> Path | None:
 
 
 def open_library(platform: str) -> ctypes.CDLL | None:
-    """Loads the library for ``platform``, None if it is missing or broken; JAX learns nothing."""
+    """Loads the library for ``platform`` without JAX; None if it is missing or broken."""
     path = library_path(platform)
     if path is None:
         return None
@@ -59,7 +59,7 @@ def open_library(platform: str) -> ctypes.CDLL | None:
 
 @functools.cache
 def load(platform: str) -> ctypes.CDLL | None:
-    """Loads and registers the library for ``platform``; None if ``why_missing`` has a reason."""
+    """Loads and registers the library for ``platform``; returns None if it can not be used."""
     library = open_library(platform)
     if library is None:
         return None
@@ -83,7 +83,7 @@ def why_missing(platform: str) -> str | None:
 
 
 def why_not_open(platform: str) -> str:
-    """Why ``open_library`` has nothing for ``platform``."""
+    """The reason why ``open_library`` returns None for ``platform``."""
     reason = "can not be loaded" if library_path(platform) else "was not built"
     return (
         f"needs the compiled library libjaxgnn_{platform}.so, which {reason}; reinstall jaxgnn "
@@ -92,7 +92,7 @@ def why_not_open(platform: str) -> str:
 
 
 def _cuda_problem(library: ctypes.CDLL) -> str | None:
-    """Why nothing of the CUDA library runs on the GPU at hand; None if it does or there is none."""
+    """Why the CUDA library does not run on this GPU; None if it runs or there is no GPU."""
     if jax.default_backend() != "gpu":
         return None
     library.jaxgnn_cuda_problem.restype = ctypes.c_char_p

@@ -10,13 +10,13 @@ from jaxgnn.graph import CBSR, column_dtype
 
 
 def maxk(x: Float[Array, "*batch dim"], *, k: int, by: str, early_stop: int | None) -> CBSR:
-    """See ``jaxgnn.ops.maxk``."""
+    """Keeps the ``k`` largest entries of each row, on a CPU."""
     steps = np.int64(-1 if early_stop is None else early_stop)
     return _maxk(x, k, by_magnitude=by == "magnitude", early_stop=steps)
 
 
 def maxk_cuda(x: Float[Array, "*batch dim"], *, k: int, by: str, early_stop: None) -> CBSR:
-    """See ``jaxgnn.ops.maxk``; exact only."""
+    """Keeps the ``k`` largest entries of each row, on a GPU; it has no early stop."""
     return _maxk(x, k, by_magnitude=by == "magnitude")
 
 

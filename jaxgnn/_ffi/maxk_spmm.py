@@ -26,7 +26,7 @@ from pallas_kernels.chip import Chip
 
 
 def maxk_spmm(graph: CSRGraph, cbsr: CBSR) -> Float[Array, "rows dim"]:
-    """See ``jaxgnn.ops.maxk_spmm``."""
+    """The product of a sparse matrix and compressed rows of k entries each, on a CPU."""
     return call(
         "jaxgnn_maxk_spmm",
         ((graph.num_rows, cbsr.dim), cbsr.dtype),
@@ -68,14 +68,15 @@ def grad_weights(
 
 @dataclass(frozen=True)
 class RecordShape:
-    """How the CUDA kernel wants a compressed row; see ffi/include/jaxgnn_ffi/records.h.
+    """The layout of a compressed row in CUDA kernels (ffi/include/jaxgnn_ffi/records.h).
 
     Attributes:
-      lanes: lanes that share a neighbour, 4, or all 32 where sums are too wide for 8 rows a warp.
-      chunks: loads of values a lane makes at once.
-      entries: values of one load.
-      size: entries of a record, padding included.
-      id_dtype: of the columns, of which padding has one a lane behind the real ones.
+      lanes: number of lanes that share a neighbour: 4, or all 32 of a warp where the sums are too
+        wide for 8 rows a warp.
+      chunks: number of loads of values that a lane makes at once.
+      entries: number of values in one load.
+      size: number of entries in a record, padding included.
+      id_dtype: dtype of the columns; each lane has one padding column after the real columns.
     """
 
     lanes: int
@@ -86,7 +87,7 @@ class RecordShape:
 
     @classmethod
     def choose(cls, k: int, dim: int, dtype: Any) -> RecordShape:
-        """The one heuristic: few padded entries, few passes over the edges, wide loads."""
+        """Chooses the shape with few padded entries, few passes over the edges and wide loads."""
         if dim > _MOST_COLUMNS_OF_GROUPS:
             lanes, chunks, entries = 32, 1, 1
         else:
@@ -100,14 +101,14 @@ class RecordShape:
         return cls(lanes, chunks, entries, size, jnp.uint8 if fits_byte else jnp.uint16)
 
 
-# Eight rows of sums a warp then take 32 KiB of shared memory.
+# Up to this width eight rows of sums a warp take at most 32 KiB of shared memory.
 _MOST_COLUMNS_OF_GROUPS = 1024
 # Each pass over the edges reads dy anew.
 _MOST_TILES = 3
 
 
 def _cost(k: int, block: int) -> int:
-    """Entries read for a neighbour, and what a pass over the edges costs beside them."""
+    """Entries read for a neighbour, plus eight for each pass over the edges."""
     entries_a_pass_costs = 8
     passes = -(-k // block)
     return passes * (block + entries_a_pass_costs)
@@ -121,7 +122,7 @@ def cuda_limits(graph: CSRGraph, cbsr: CBSR, dy: Any = None) -> str | None:
 
 
 def maxk_spmm_cuda(graph: CSRGraph, cbsr: CBSR) -> Float[Array, "rows dim"]:
-    """See ``jaxgnn.ops.maxk_spmm``."""
+    """The product of a sparse matrix and compressed rows of k entries each, on a GPU."""
     shape = RecordShape.choose(cbsr.k, cbsr.dim, cbsr.dtype)
     record = (graph.num_cols, shape.size)
     return call_many(
@@ -181,9 +182,9 @@ def grad_values_cuda(
 
 
 def _tiles(chip: Chip, nbytes: int) -> int:
-    """Passes over the edges, each for the sums of some senders.
+    """The number of passes over the edges, each of which adds up the sums of some of the senders.
 
-    While they are added to, these stay in 18 of 25 parts of the second-level cache.
+    The sums of one pass fit in 18/25 of the second-level cache.
     """
     return max(1, min(_MOST_TILES, -(-nbytes // (chip.cache_bytes * 18 // 25))))
 

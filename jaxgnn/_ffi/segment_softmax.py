@@ -11,13 +11,13 @@ from jaxgnn.graph import CSRGraph
 def segment_softmax(
     graph: CSRGraph, logits: Float[Array, "edges heads"]
 ) -> Float[Array, "edges heads"]:
-    """See ``jaxgnn.ops.segment_softmax``."""
+    """Softmax over the edges of each row, for each head; zero in padding slots."""
     return call("jaxgnn_segment_softmax", (logits.shape, logits.dtype), graph.indptr, logits)
 
 
 def grad_logits(
     graph: CSRGraph, probabilities: Float[Array, "edges heads"], dy: Float[Array, "edges heads"]
 ) -> Float[Array, "edges heads"]:
-    """Gradient to the logits."""
+    """Gradient of ``segment_softmax`` to the logits."""
     shape = dy.shape, dy.dtype
     return call("jaxgnn_segment_softmax_grad", shape, graph.indptr, probabilities, dy)

@@ -20,13 +20,13 @@ from jaxgnn._ffi._call import (
 from jaxgnn.graph import CSRGraph
 from pallas_kernels.chip import Chip
 
-# Lanes of 16 bytes that read a neighbour, widest first: fewer passes over the edges.
+# How many lanes, of 16 bytes each, may read a neighbour; more lanes need fewer passes.
 _LANES = (32, 16, 8)
 _FEW_EDGES = 64
 
 
 def spmm(graph: CSRGraph, x: Float[Array, "cols dim"]) -> Float[Array, "rows dim"]:
-    """See ``jaxgnn.ops.spmm``."""
+    """The product of a sparse matrix and dense rows, on a CPU."""
     shape = (graph.num_rows, x.shape[-1])
     return call("jaxgnn_spmm", (shape, x.dtype), *structure(graph), *coefficients(graph), x)
 
@@ -34,13 +34,13 @@ def spmm(graph: CSRGraph, x: Float[Array, "cols dim"]) -> Float[Array, "rows dim
 def sddmm(
     graph: CSRGraph, a: Float[Array, "rows dim"], b: Float[Array, "cols dim"]
 ) -> Float[Array, " edges"]:
-    """See ``jaxgnn.ops.sddmm``; the result is float32."""
+    """The inner product of both ends of each edge in float32, on a CPU."""
     shape = (graph.num_edges,)
     return call("jaxgnn_sddmm", (shape, jnp.float32), *structure(graph), *scales(graph), a, b)
 
 
 def spmm_cuda(graph: CSRGraph, x: Float[Array, "cols dim"]) -> Float[Array, "rows dim"]:
-    """See ``jaxgnn.ops.spmm``."""
+    """The product of a sparse matrix and dense rows, on a GPU."""
     dim = x.shape[-1]
     return call_many(
         "jaxgnn_spmm",
@@ -54,12 +54,12 @@ def spmm_cuda(graph: CSRGraph, x: Float[Array, "cols dim"]) -> Float[Array, "row
 
 
 def _lanes(graph: CSRGraph, row_bytes: int) -> int:
-    """The one heuristic: how many lanes read a neighbour."""
+    """Chooses how many lanes read a neighbour."""
     if row_bytes <= 2 * _LANES[-1] * 16:
         return _LANES[-1]
     if graph.num_edges < _FEW_EDGES * graph.num_rows:
         return _LANES[0]  # a pass over the rows costs as much as their edges
-    # The slice of x that they read should stay in four fifths of the second-level cache.
+    # The slice of x that these lanes read should stay in four fifths of the second-level cache.
     cached = Chip.current().cache_bytes * 4 // 5
     fitting = (lanes for lanes in _LANES if graph.num_cols * lanes * 16 <= cached)
     return next(fitting, _LANES[0])
@@ -75,7 +75,7 @@ def sddmm_limits(graph: CSRGraph, a: Array, b: Array) -> str | None:
 def sddmm_cuda(
     graph: CSRGraph, a: Float[Array, "rows dim"], b: Float[Array, "cols dim"]
 ) -> Float[Array, " edges"]:
-    """See ``jaxgnn.ops.sddmm``; the result is float32."""
+    """The inner product of both ends of each edge in float32, on a GPU."""
     return call(
         "jaxgnn_sddmm",
         ((graph.num_edges,), jnp.float32),

@@ -1,4 +1,4 @@
-"""Typed calls of the Sudoku generator and solver, which are plain C functions: JAX has no part."""
+"""Typed calls of the Sudoku generator and solver, plain C functions that run without JAX."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def generate(
     """Makes minimal puzzles, each from a stream of random numbers of its own.
 
     Args:
-      most: [count] int8, how many givens each puzzle may have.
-      exactly: whether each has to have just so many.
-      seed: of all streams, taken modulo 2^64.
+      most: the largest number of givens of each puzzle, [count] int8.
+      exactly: whether each puzzle has to have exactly that many givens.
+      seed: seed of all streams of random numbers, taken modulo 2^64.
       first: index of the first puzzle's stream.
-      threads: how many work on it; None takes all the process may use.
+      threads: number of threads; None for as many as the process may use.
 
     Returns:
       Puzzles and solutions, [count, 81] int8, 0 where a puzzle's cell is empty.
@@ -57,13 +57,13 @@ def solve(
     """Looks for up to ``limit`` solutions of each board.
 
     Args:
-      boards: [count, 81] int8 of 0 to 9.
-      limit: at least 1.
-      threads: how many work on it; None takes all the process may use.
+      boards: boards of 81 cells, [count, 81] int8 of 0 (empty) to 9.
+      limit: the largest number of solutions to look for, at least 1.
+      threads: number of threads; None for as many as the process may use.
 
     Returns:
-      How many there are, [count] int32; the solutions, [count, limit, 81] int8, zeros where there
-      is none; and the guesses it took, [count] int64.
+      The number of solutions found, [count] int32; the solutions, [count, limit, 81] int8, zeros
+      beyond that number; and the number of guesses, [count] int64.
     """
     count = boards.shape[0]
     found, guesses = np.zeros(count, np.int32), np.zeros(count, np.int64)
@@ -74,11 +74,14 @@ def solve(
 
 
 def singles(boards: np.ndarray, *, threads: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Rounds of naked and hidden singles, and cells that are open after them; each [count] int32.
+    """Counts the rounds in which naked and hidden singles fill cells of each board.
 
     Args:
-      boards: [count, 81] int8 of 0 to 9.
-      threads: how many work on it; None takes all the process may use.
+      boards: boards of 81 cells, [count, 81] int8 of 0 (empty) to 9.
+      threads: number of threads; None for as many as the process may use.
+
+    Returns:
+      The number of rounds, and the number of cells that are empty after them, each [count] int32.
     """
     rounds, still_open = np.zeros((2, boards.shape[0]), np.int32)
     boards = np.ascontiguousarray(boards)

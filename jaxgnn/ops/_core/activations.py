@@ -23,8 +23,8 @@ class Activation:
     """An elementwise function with its derivative, for float32 and float64.
 
     Attributes:
-      value: of the preactivation z.
-      derivative: of ``value``, finite where that is. At the kink it is 0, as in ``jax.nn.relu``.
+      value: the function itself, of the preactivation z.
+      derivative: the derivative of ``value``, finite where ``value`` is, and 0 at a kink.
       of_output: whether ``derivative`` takes ``y = value(z)`` instead of z.
       selects: whether ``value`` gives z or zero, and so rounds nothing in any dtype.
     """
@@ -35,14 +35,14 @@ class Activation:
     selects: bool = False
 
     def activate(self, z: Array) -> Array:
-        """``value`` of a z of any dtype, in the accumulation dtype if it makes new numbers."""
+        """Computes ``value`` of z, in the accumulation dtype unless it only selects from z."""
         return self.value(z if self.selects else z.astype(accumulation_dtype(z.dtype)))
 
     def pull_back(self, known: Array, dy: Array) -> Array:
-        """The gradient to z from ``dy`` and what is ``known``: y or z.
+        """The gradient to z from ``dy`` and from ``known``, which is y or z.
 
-        Of the accumulation dtype; of that of ``dy`` where it rounds nothing. A unit that is off
-        passes nothing on, not even an infinite gradient.
+        It has the accumulation dtype, or the dtype of ``dy`` where nothing is rounded. A unit whose
+        derivative is 0 passes nothing on, not even an infinite gradient.
         """
         if self.selects:
             return jnp.where(self.derivative(known) == 0, jnp.zeros_like(dy), dy)

@@ -1,4 +1,4 @@
-"""What ops ask of their arguments at trace time."""
+"""Checks of the arguments of ops at trace time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_graph(op: str, graph: Any) -> CSRGraph:
 
 
 def from_numpy[*Trees](*trees: *Trees) -> tuple[*Trees]:
-    """Floating NumPy arrays as JAX has them: float64 is float32 unless x64 is enabled."""
+    """Converts floating NumPy arrays to JAX arrays: float64 to float32 unless x64 is enabled."""
 
     def convert(leaf):
         is_numpy = isinstance(leaf, np.ndarray) and np.issubdtype(leaf.dtype, np.floating)

@@ -1,8 +1,8 @@
 """Which implementation runs: the only dispatch code of the library.
 
-An op consists of kernels (a forward, and what its backward needs). Each ``Kernel`` is a table of
-implementations. A named implementation runs or raises; ``None`` takes, per platform, the first of
-the kernel's preference that supports the arguments, and always works.
+An op consists of kernels: one for the forward pass and those that the backward pass needs. Each
+``Kernel`` is a table of implementations. A named implementation runs or raises; ``None`` takes, per
+platform, the first of the kernel's preference that supports the arguments, and always works.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _deterministic = jax.make_user_context(default_value=False)
 def default_implementation(name: Name | None):
     """Context manager: the implementation that ops use when they are given ``None``.
 
-    As with the argument of an op, a name never falls back. The setting is part of ``jax.jit``'s
-    cache key: a function traced under another setting is traced again.
+    An implementation given by name never falls back to another one. The setting is part of
+    ``jax.jit``'s cache key: a function traced under another setting is traced again.
 
     Args:
-      name: ``"xla"``, ``"pallas"``, ``"ffi"``, or None for the fastest that was measured.
+      name: ``"xla"``, ``"pallas"``, ``"ffi"``, or None for the fastest one that was measured.
 
     Raises:
       ValueError: if there is no such implementation.
@@ -57,19 +57,19 @@ def default_implementation(name: Name | None):
 def deterministic(enabled: bool = True):
     """Context manager: results and gradients are equal to the last bit from run to run.
 
-    An implementation that can not promise that on the platform at hand is passed over by
-    ``None`` and refused by name. On CPU every implementation is deterministic.
+    An implementation that can not promise that on the current platform is skipped by ``None`` and
+    refused by name. On CPU every implementation is deterministic.
     """
     return _deterministic(bool(enabled))
 
 
 class Request(NamedTuple):
-    """What an op was asked for; goes from its forward to its backward pass.
+    """The options of an op's call, passed from its forward to its backward pass.
 
     Attributes:
-      name: the implementation, None for the fastest.
+      name: name of the implementation, None for the fastest.
       deterministic: whether results have to repeat to the bit.
-      verify: how they are checked.
+      verify: how results are compared with the reference.
     """
 
     name: Name | None
@@ -78,14 +78,14 @@ class Request(NamedTuple):
 
 
 def resolve(op: str, implementation: Name | None) -> Request:
-    """What an op was asked for: its argument, else the session default; and the modes."""
+    """The request of an op's call: its argument, else the session default, and the modes set."""
     _require_name(op, implementation)
     name = requested_implementation(implementation)
     return Request(name, _deterministic.value, verification.setting())
 
 
 def requested_implementation(implementation: Name | None) -> Name | None:
-    """What an op with this argument is asked for: the argument, else the session default."""
+    """The implementation to use: the argument, else the session default."""
     return _default_implementation.value if implementation is None else implementation
 
 
@@ -96,7 +96,7 @@ def _require_name(where: str, name: str | None) -> None:
 
 
 def _always(*args: Any, **options: Any) -> None:
-    """Supports everything, and says nothing else of it."""
+    """Returns None for any arguments: there is no limit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,8 +112,8 @@ class Implementation:
       missing: the reason why it can not run anything on a platform (not compiled, say), or None.
       not_worth: ``not_worth(*args, **options)``: the reason why ``None`` passes over it although it
         could run these, or None.
-      tolerance: ``tolerance(*args, **options)``: what ``jaxgnn.verify`` is to allow, of the
-        largest entry; None for what the dtype allows.
+      tolerance: ``tolerance(*args, **options)``: the difference that ``jaxgnn.verify`` allows,
+        relative to the largest entry; None for the tolerance of the dtype.
     """
 
     runs: Mapping[Platform, Callable[..., Any]]
@@ -141,12 +141,12 @@ def ffi(
     Args:
       dtypes: names of the dtypes of features.
       cpu: runs the kernel of the CPU library.
-      cuda: runs that of the CUDA library, if it has one.
-      cuda_limits: the reason why that one can not run these arguments, or None.
+      cuda: runs the kernel of the CUDA library, or None if it has none.
+      cuda_limits: gives the reason why the CUDA kernel can not run these arguments, or None.
     """
 
     def unsupported(platform: Platform, *args: Any, **options: Any) -> str | None:
-        # A library reads the number of rows when it is called; what it cuts them into, it is told.
+        # A library reads leading sizes when it is called; sizes of graphs must be known before.
         reason = _other_dtype(dtypes, args) or unknown_size(args, leading=False)
         if reason is None and platform == "cuda":
             reason = cuda_limits(*args, **options)
@@ -171,9 +171,11 @@ def pallas(
     Args:
       run: calls the kernel.
       dtypes: names of the dtypes of features.
-      limits: the reason why it can not run these arguments, or None.
-      not_worth: the reason why it is slower with these arguments than what comes next, or None.
-      tolerance: what ``jaxgnn.verify`` is to allow, None for what the dtype allows.
+      limits: gives the reason why the kernel can not run these arguments, or None.
+      not_worth: gives the reason why the kernel is slower with these arguments than the next
+        implementation, or None.
+      tolerance: gives the difference, relative to the largest entry, that ``jaxgnn.verify`` allows;
+        None for the tolerance of the dtype.
     """
 
     def unsupported(platform: Platform, *args: Any, **options: Any) -> str | None:
@@ -188,7 +190,7 @@ def pallas(
 
 def _other_dtype(dtypes: tuple[str, ...], args: Any) -> str | None:
     """The reason if features are of none of these dtypes."""
-    # Those of a graph are coefficients, which every implementation casts to what it sums in.
+    # Arrays of a graph are coefficients, which every implementation casts for its sums.
     features = [argument for argument in args if not isinstance(argument, CSRGraph)]
     for leaf in jax.tree.leaves(features):
         # float32 may stand beside shorter features, such as the weights of edges.
@@ -203,7 +205,7 @@ def unknown_size(args: Any, *, leading: bool = True) -> str | None:
 
     Args:
       args: pytrees of arrays.
-      leading: whether leading axes count, not only those of graphs.
+      leading: whether leading axes of arrays count, not only the sizes of graphs.
     """
     for argument in args:
         first = 0 if leading or isinstance(argument, CSRGraph) else -1
@@ -215,7 +217,7 @@ def unknown_size(args: Any, *, leading: bool = True) -> str | None:
 
 @functools.cache
 def _no_mosaic_gpu(platform: Platform) -> str | None:
-    """Why Mosaic GPU kernels do not run here; None if they do, or would if there were a GPU."""
+    """Why Mosaic GPU kernels do not run here; None if they do or if only a GPU is missing."""
     try:
         import pallas_kernels.simt  # noqa: F401
     except ImportError as error:
@@ -233,9 +235,9 @@ def xla(
 
     Args:
       run: the reference.
-      scatters: whether it has any.
-      cuda: the reference with roundings that a GPU's libraries have, if it has them; what is
-        verified is compared with ``run``.
+      scatters: whether the reference has scatters.
+      cuda: the reference with the roundings of a GPU's libraries, or None to use ``run`` on a GPU
+        too. Verification always compares with ``run``.
     """
     runs: dict[Platform, Callable[..., Any]] = {"cpu": run, "cuda": cuda or run}
     return Implementation(runs, deterministic_on=("cpu",) if scatters else ("cpu", "cuda"))
@@ -257,8 +259,8 @@ class Kernel:
     """A named computation and the table of its implementations.
 
     Attributes:
-      name: as in error messages, for example ``"spmm"``.
-      implementations: by name; ``"xla"`` is always there.
+      name: name of the kernel in error messages, for example ``"spmm"``.
+      implementations: the implementations by name; ``"xla"`` is always present.
       preference: the order in which ``None`` tries them on each platform.
     """
 
@@ -267,7 +269,7 @@ class Kernel:
     preference: Mapping[Platform, tuple[Name, ...]] = field(default_factory=lambda: _PREFERENCE)
 
     def __call__(self, request: Request, *args: Any, **options: Any) -> Any:
-        """Runs the named implementation, or for None what suits platform and arguments."""
+        """Runs the named implementation, or for None the first suitable one."""
         with _deterministic(request.deterministic), verification.using(request.verify):
             return self._run(request.name, *args, **options)
 
@@ -344,7 +346,7 @@ class Kernel:
     ) -> Callable[..., Any]:
         if name == "xla" or verification.setting().mode == "off":
             return run
-        # The formula as it stands, on every platform.
+        # The reference in full precision, on every platform.
         exact = {**options, "precision": "highest"} if "precision" in options else options
         reference = _compiled_once(_Choice(self._call("xla", "cpu", exact)))
         known = functools.partial(self.implementations[name].tolerance, **options)
@@ -352,7 +354,7 @@ class Kernel:
 
 
 class _Call(NamedTuple):
-    """What is static of a kernel's call: the same for equal calls, and without any array."""
+    """The static part of a kernel's call, which holds no array and is equal for equal calls."""
 
     label: str
     run: Callable[..., Any]
@@ -360,14 +362,14 @@ class _Call(NamedTuple):
 
 
 class _Choice(NamedTuple):
-    """What runs a kernel: one call, or another one on each platform that has a branch."""
+    """How a kernel runs: by one call, or by one call for each platform that has a branch."""
 
     fallback: _Call
     branches: tuple[tuple[Platform, Name, _Call], ...] = ()
 
 
 def _compiled_once(choice: _Choice) -> Callable[..., Any]:
-    """What runs ``choice``, which outside of ``jit`` is one program for equal choices."""
+    """A function that runs ``choice``; outside of ``jit`` equal choices share one program."""
     return functools.partial(_run_compiled if runs_now() else _run_choice, choice)
 
 
@@ -393,10 +395,10 @@ def _run(call: _Call, *args: Any) -> Any:
 def _platform_dependent(
     fallback: Callable[..., Any], branches: Mapping[Platform, Callable[..., Any]], args: Any
 ) -> Any:
-    """``lax.platform_dependent``, whose operands are the arrays that have elements.
+    """Calls ``lax.platform_dependent`` with those arrays as operands that have elements.
 
-    What all branches return varies over a mesh as the operands do: of no edges, say, the result of
-    the reference is zeros, which depend on no operand.
+    The results of all branches vary over the same mesh axes as the operands. Without this the
+    reference's zeros for a graph without edges, which depend on no operand, would not.
     """
     leaves, structure = jax.tree.flatten(args)
     operands = [leaf for leaf in leaves if 0 not in leaf.shape]
@@ -418,7 +420,7 @@ def _platform_dependent(
 
 
 def _most_edges(*args: Any) -> jax.Array | None:
-    """How many edges the node has that has most, of the graphs among the arguments."""
+    """The largest number of edges of a node in the graphs among the arguments."""
     numbers = [jnp.int32(0)]
     for graph in args:
         if isinstance(graph, CSRGraph):
@@ -431,7 +433,7 @@ def _most_edges(*args: Any) -> jax.Array | None:
 
 
 def _warn_if_not_installed(entry: Implementation) -> None:
-    """Tells, once, that a fast path is passed over for want of a compiled library."""
+    """Warns once that a fast path is not used because a compiled library is missing."""
     reason = entry.missing("cpu") if "cpu" in entry.platforms else None
     if reason is not None:
         _warn_once(reason)
@@ -449,7 +451,7 @@ def _is_deterministic(entry: Implementation, platform: Platform) -> bool:
 
 
 def current_platform() -> Platform:
-    """Where an eager op or a ``jit`` without further instructions would run."""
+    """The platform on which an eager op or a ``jit`` runs by default."""
     device = jax.config.jax_default_device
     if device is None:
         name = jax.default_backend()
@@ -459,11 +461,11 @@ def current_platform() -> Platform:
 
 
 def mapped_with(x: jax.Array, other: jax.Array) -> jax.Array:
-    """``x``, but such that ``jax.vmap`` maps it wherever it maps ``other``, which broadcasts to it.
+    """Returns ``x``, but mapped by ``jax.vmap`` wherever ``other`` is, which broadcasts to ``x``.
 
-    Of the results of a ``custom_vjp``, ``jax.vmap`` sums the cotangents of each that it does not
-    map, and the backward pass of every member gets that sum for its own. So all results have to
-    depend on all arguments. A compiler knows the choice made here, and leaves it out.
+    ``jax.vmap`` sums the cotangents of each result of a ``custom_vjp`` that it does not map, and
+    the backward pass of every member gets that sum instead of its own cotangent. So all results
+    have to depend on all arguments. A compiler removes the dependence that is made here.
     """
     return lax.select(np.bool_(True), x, jnp.broadcast_to(other.astype(x.dtype), x.shape))
 

@@ -1,4 +1,4 @@
-"""Dtypes of sums and of what is kept, shared by the references."""
+"""Dtypes of sums and of stored arrays, shared by the references."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def accumulation_dtype(*dtypes) -> jnp.dtype:
 
 
 def stored(value: Array, dtype: Any) -> Array:
-    """``value`` rounded to ``dtype``, also where it is not stored.
+    """Rounds ``value`` to ``dtype``, even where no array is stored.
 
-    XLA for GPUs leaves out a rounding between operations that it fuses, if not told of the bits.
+    XLA for GPUs leaves out a cast between fused operations, but not an explicit rounding of bits.
     """
     info = jnp.finfo(dtype)
     if info.bits < jnp.finfo(value.dtype).bits:

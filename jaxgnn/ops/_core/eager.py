@@ -1,4 +1,4 @@
-"""What runs outside of ``jax.jit`` as one program, compiled once.
+"""Functions that run outside of ``jax.jit`` as one program, compiled once.
 
 JAX knows the traces of ``lax.scan``, ``lax.cond``, ``jax.checkpoint`` and their like again by the
 function that they were given, and an eager loop's program by that trace. A function that is made
@@ -6,7 +6,7 @@ anew for each call, as closures are, is therefore traced and compiled for each c
 compiled before stays in memory. Here such code is a function of arrays and of static values that
 have a hash: outside of ``jit``, equal static values and shapes find the program of the call before,
 and no cache holds an array. Inside of ``jit``, where the program around it is what is compiled, the
-function runs as it stands, and nothing of this shows.
+function is simply called.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from jaxgnn.graph import CSRGraph, Incidence, is_concrete
 
 
 class _BeingRecorded(Exception):
-    """What the question below raises where operations are recorded and not run."""
+    """Raised by the primitive below where operations are recorded and not run."""
 
 
 def _refuse_to_be_recorded():
     raise _BeingRecorded
 
 
-# A question to the trace that operations belong to. The traces of an eager gradient and of an eager
-# vmap pass it on, as it has no operands; one that records operations asks what it would return.
+# A primitive that tells whether the current trace records operations. The traces of an eager
+# gradient and of an eager vmap pass it on, as it has no operands; a trace that records operations
+# evaluates its abstract result, which raises.
 _RUNS_NOW = Primitive("jaxgnn_runs_now")
 _RUNS_NOW.def_impl(lambda: True)
 _RUNS_NOW.def_abstract_eval(_refuse_to_be_recorded)
@@ -52,35 +53,35 @@ def runs_now() -> bool:
 def run_compiled[S: Hashable, T](function: Callable[[S, Any], T], static: S, arguments: Any) -> T:
     """``function(static, arguments)``, which outside of ``jit`` is one program, compiled once.
 
-    That is, for equal ``static`` values and for arguments of the same structure, shapes and dtypes.
-    A graph among them is an argument of the program, of which is known what its
-    ``uniform_degrees`` are. Where static values have no hash, by which to know them again, the
-    function runs as it stands.
+    Calls with equal ``static`` values and with arguments of the same structure, shapes and dtypes
+    share a program. A graph among the arguments is an argument of the program, whose
+    ``uniform_degrees`` are static. Where static values have no hash to find the program by, the
+    function is simply called.
 
     Args:
-      function: made once, when its module is imported.
-      static: what is known when it is compiled.
-      arguments: a tree. Arrays and graphs in it are arguments of the program; anything else, static
-        too. Concrete graphs get their plans, which checks their indices.
+      function: a function that is made once, when its module is imported.
+      static: values that are fixed when the program is compiled.
+      arguments: a pytree. Arrays and graphs in it are arguments of the program; anything else is
+        static too. Concrete graphs get their plans, which checks their indices.
     """
     if not runs_now():
         return function(static, arguments)
-    others, arrays = _split(arguments)
+    static_parts, arrays = _split_arrays(arguments)
     try:
-        known = _first_equal((static, others))
+        known = _first_equal((static, static_parts))
     except TypeError:  # it has no hash
         return function(static, arguments)
     return _program(function, *known, arrays)
 
 
-class _Others(NamedTuple):
-    """What is static of a tree of arguments.
+class _StaticParts(NamedTuple):
+    """The static part of a pytree of arguments.
 
     Attributes:
-      structure: of the tree.
-      values: for each leaf what is no array, behind what tells it from others that are equal to it,
-        as 1 is to 1.0 and to True; None for arrays.
-      degrees: for each leaf ``uniform_degrees``, None for what is no graph.
+      structure: structure of the pytree.
+      values: for each leaf that is no array its type, its text if it is a float, and its value: 1,
+        1.0 and True are equal and must be told apart. None for arrays.
+      degrees: the ``uniform_degrees`` of each leaf that is a graph, None for other leaves.
     """
 
     structure: Any
@@ -89,36 +90,38 @@ class _Others(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _first_equal(key: tuple[Any, _Others]) -> tuple[Any, _Others]:
-    """The first of equal keys: inside of a gradient JAX keeps those of each call for some time."""
+def _first_equal(key: tuple[Any, _StaticParts]) -> tuple[Any, _StaticParts]:
+    """Returns the first of equal keys, so that JAX does not hold another key for each call."""
     return key
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _program(function: Callable[..., Any], static: Any, others: _Others, arrays: list[Any]) -> Any:
-    return function(static, _join(others, arrays))
+def _program(
+    function: Callable[..., Any], static: Any, static_parts: _StaticParts, arrays: list[Any]
+) -> Any:
+    return function(static, _join_arrays(static_parts, arrays))
 
 
-def _split(arguments: Any) -> tuple[_Others, list[Any]]:
+def _split_arrays(arguments: Any) -> tuple[_StaticParts, list[Any]]:
     leaves, structure = jax.tree.flatten(arguments, is_leaf=_is_graph)
-    values = tuple(None if _is_array(leaf) else _told_apart(leaf) for leaf in leaves)
+    values = tuple(None if _is_array(leaf) else _distinct_key(leaf) for leaf in leaves)
     degrees = tuple(g.uniform_degrees() if isinstance(g, CSRGraph) else None for g in leaves)
     arrays = [_prepared(leaf) for leaf in leaves if _is_array(leaf)]
-    return _Others(structure, values, degrees), arrays
+    return _StaticParts(structure, values, degrees), arrays
 
 
-def _join(others: _Others, arrays: list[Any]) -> Any:
+def _join_arrays(static_parts: _StaticParts, arrays: list[Any]) -> Any:
     rest = iter(arrays)
-    leaves = [next(rest) if value is None else value[-1] for value in others.values]
+    leaves = [next(rest) if value is None else value[-1] for value in static_parts.values]
     leaves = [
         leaf if degrees is None else leaf.with_known_degrees(degrees)
-        for leaf, degrees in zip(leaves, others.degrees, strict=True)
+        for leaf, degrees in zip(leaves, static_parts.degrees, strict=True)
     ]
-    return jax.tree.unflatten(others.structure, leaves)
+    return jax.tree.unflatten(static_parts.structure, leaves)
 
 
-def _told_apart(leaf: Any) -> tuple[type, str | None, Any]:
-    # Zero has a sign, which its text shows.
+def _distinct_key(leaf: Any) -> tuple[type, str | None, Any]:
+    # 0.0 equals -0.0, but their texts differ.
     return type(leaf), repr(leaf) if isinstance(leaf, float) else None, leaf
 
 

@@ -1,6 +1,6 @@
-"""Sums that a number reaches only if they contain it, also if it is not finite.
+"""Sums in which NaN and infinities reach only the results whose terms contain them.
 
-In a product of matrices a zero stands for what a sum does not contain, and zero times NaN is NaN.
+In a product of matrices a zero marks a term that a sum does not contain, but zero times NaN is NaN.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from jaxtyping import Array, Bool, Float
 def any_not_finite(*arrays: Float[Array, "*any"]) -> Bool[Array, ""]:
     """Whether an entry is infinite or NaN.
 
-    Under ``jax.vmap`` it is one answer for all members, so that a ``lax.cond`` by it stays one.
+    Under ``jax.vmap`` all members share one answer, so that a ``lax.cond`` on it stays a branch.
     """
-    # NaN is the larger of itself and any other, and no comparison holds for it.
+    # A maximum over NaN is NaN, and no comparison holds for NaN.
     finite = (jnp.max(jnp.abs(array), initial=0) < jnp.inf for array in arrays)
     return _any_member(~functools.reduce(jnp.logical_and, finite))
 
@@ -35,41 +35,43 @@ def _any_of_all_members(axis_size, in_batched, flags):
 
 
 def exact_matmul(a: Float[Array, "*batch v k"], b: Float[Array, "*batch k n"]) -> Array:
-    """Their product, never of fewer bits than they have."""
+    """The product ``a b`` in the full precision of its operands."""
     return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 
 def finite_part(array: Float[Array, "*any"]) -> Float[Array, "*any"]:
-    """Zero where it is not finite."""
+    """Replaces NaN and infinities by zero."""
     return jnp.where(jnp.isfinite(array), array, 0)
 
 
-def add_the_rest(
+def add_nonfinite_terms(
     y: Float[Array, "*batch v n"],
     a: Float[Array, "*batch v k"],
     b: Float[Array, "*batch k n"],
-    there_a: Bool[Array, "v k"] | None,
-    there_b: Bool[Array, "k n"] | None,
+    present_a: Bool[Array, "v k"] | None,
+    present_b: Bool[Array, "k n"] | None,
 ) -> Float[Array, "*batch v n"]:
-    """``a b`` from the product of their finite parts, with the terms whose factors are both there.
+    """Adds the terms of ``a b`` that are not finite to the product of the finite parts.
 
-    What is not there is zero, or a number that is not finite. Slow: one term after another.
+    A term counts only if both of its factors are present. This is slow: it adds one term after
+    another.
 
     Args:
-      y: the product of the finite parts; of it remains each bit where nothing else is.
-      a: a matrix, with leading axes or without.
-      b: likewise.
-      there_a: False where nothing is; None where everything is.
-      there_b: likewise.
+      y: the product of the finite parts of ``a`` and ``b``; entries without other terms are
+        returned unchanged.
+      a: left matrix, with leading axes or without.
+      b: right matrix, with leading axes or without.
+      present_a: False at entries of ``a`` that are no terms; None if all entries are.
+      present_b: False at entries of ``b`` that are no terms; None if all entries are.
     """
 
     def add(k, y):
         x, z = _column(a, k), _row(b, k)
         contained = ~(jnp.isfinite(x) & jnp.isfinite(z))
-        if there_a is not None:
-            contained &= _column(there_a, k)
-        if there_b is not None:
-            contained &= _row(there_b, k)
+        if present_a is not None:
+            contained &= _column(present_a, k)
+        if present_b is not None:
+            contained &= _row(present_b, k)
         return jnp.where(contained, y + x * z, y)
 
     return lax.fori_loop(0, a.shape[-1], add, y)
@@ -84,26 +86,29 @@ def _row(matrix: Array, k: Array) -> Array:
 
 
 @jax.custom_vjp
-def product_of_what_is_there(a, b, there_a, there_b):
-    """``a b`` as ``add_the_rest`` has it, of the same leading axes; so are its gradients."""
+def masked_product(a, b, present_a, present_b):
+    """``a b`` and its gradients without the terms that ``present_a`` and ``present_b`` exclude.
+
+    Both matrices have the same leading axes.
+    """
     y = exact_matmul(finite_part(a), finite_part(b))
-    return add_the_rest(y, a, b, there_a, there_b)
+    return add_nonfinite_terms(y, a, b, present_a, present_b)
 
 
-def _forward(a, b, there_a, there_b):
-    return product_of_what_is_there(a, b, there_a, there_b), (a, b, there_a, there_b)
+def _masked_product_forward(a, b, present_a, present_b):
+    return masked_product(a, b, present_a, present_b), (a, b, present_a, present_b)
 
 
-def _backward(residuals, dy):
-    a, b, there_a, there_b = residuals
-    turned_a, turned_b = (None if t is None else t.mT for t in (there_a, there_b))
-    da = product_of_what_is_there(dy, b.mT, None, turned_b)
-    db = product_of_what_is_there(a.mT, dy, turned_a, None)
-    return _only(da, there_a), _only(db, there_b), None, None
+def _masked_product_backward(residuals, dy):
+    a, b, present_a, present_b = residuals
+    turned_a, turned_b = (None if t is None else t.mT for t in (present_a, present_b))
+    da = masked_product(dy, b.mT, None, turned_b)
+    db = masked_product(a.mT, dy, turned_a, None)
+    return _masked(da, present_a), _masked(db, present_b), None, None
 
 
-def _only(gradient: Array, there: Bool[Array, "rows cols"] | None) -> Array:
-    return gradient if there is None else jnp.where(there, gradient, 0)
+def _masked(gradient: Array, present: Bool[Array, "rows cols"] | None) -> Array:
+    return gradient if present is None else jnp.where(present, gradient, 0)
 
 
-product_of_what_is_there.defvjp(_forward, _backward)
+masked_product.defvjp(_masked_product_forward, _masked_product_backward)

@@ -1,8 +1,8 @@
-"""Lowers what only one platform has, also in a program that is lowered for several.
+"""Lowers kernels of a single platform in a program that is lowered for several.
 
 Pallas refuses to lower a Mosaic GPU kernel for several platforms at once, as ``jax.export`` does
-with ``platforms=["cpu", "cuda"]``, although the kernel stands in the branch of the one platform
-that it is for. The primitive here holds such a branch, and lowers it as if for a GPU alone.
+with ``platforms=["cpu", "cuda"]``, although the kernel is in the branch of its own platform. The
+primitive here holds such a branch, and lowers it as if for a GPU alone.
 """
 
 from __future__ import annotations

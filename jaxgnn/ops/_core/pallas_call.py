@@ -1,4 +1,4 @@
-"""What the calls of Mosaic GPU kernels share.
+"""Functions that all calls of Mosaic GPU kernels share.
 
 The kernels are imported when the first of them is called: Mosaic GPU would slow down the import of
 the library, and is not there on every platform. Calls outside of ``jit`` are compiled once for each
@@ -23,7 +23,7 @@ compiled = partial(jax.jit, inline=True)
 
 
 def flat_tokens[T](batch_dims: int, arrays: T) -> T:
-    """A pytree of arrays, their leading axes, one number of them for all, as one."""
+    """Merges the ``batch_dims`` leading axes of every array in a pytree into one."""
 
     def flatten(array):
         return array.reshape(math.prod(array.shape[:batch_dims]), *array.shape[batch_dims:])
@@ -32,13 +32,13 @@ def flat_tokens[T](batch_dims: int, arrays: T) -> T:
 
 
 def batches_as_rows[**P, T](run: Callable[P, T]) -> Callable[P, T]:
-    """``run`` of matrices, whose rows are independent: of ``vmap`` they have more rows.
+    """``run`` on matrices with independent rows, to which ``jax.vmap`` adds further rows.
 
-    By Pallas' own rule each member of a batch would be an array by itself, which begins where 16
-    bytes need not, and blocks of its own, of which CUDA takes no more than 65,535.
+    By Pallas' own rule each member of a batch would be an array of its own, which may not be
+    aligned to 16 bytes, and would have blocks of its own, of which CUDA takes at most 65,535.
 
     Args:
-      run: matrices in, matrices out, of as many rows all of them.
+      run: a function from matrices to matrices, all with the same number of rows.
     """
     call = custom_vmap(run)
 
@@ -69,13 +69,13 @@ batching.primitive_batchers[_FORGET_VARIATION] = lambda arrays, axes: (
 def forget_variation(operand: jax.Array) -> jax.Array:
     """Inside ``shard_map``, an operand as if it did not vary over the mesh; compiled to nothing.
 
-    For kernels that ``vary_like`` follows, in which warps by themselves use the operand: Pallas
-    refuses them one that varies.
+    For kernels in which single warps use the operand: there Pallas refuses an operand that varies.
+    ``vary_like`` restores the variation in their results.
     """
     return _FORGET_VARIATION.bind(operand) if jax.typeof(operand).mat.varying else operand
 
 
 def vary_like(operand: Any, result: jax.Array) -> jax.Array:
-    """Inside ``shard_map``, lets the result of a kernel vary over the mesh as the operands do."""
+    """Inside ``shard_map``, lets the result of a kernel vary over the mesh axes of the operands."""
     missing = jax.typeof(operand).mat.varying - jax.typeof(result).mat.varying
     return lax.pcast(result, tuple(missing), to="varying") if missing else result

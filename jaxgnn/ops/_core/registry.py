@@ -16,8 +16,8 @@ class Benchmark:
     """A module of ``experiments/benchmarks``.
 
     Attributes:
-      module: its name.
-      rows: the names in the column ``op`` of its results; that of the module if empty.
+      module: name of the module.
+      rows: the names in the column ``op`` of its results; the name of the module if empty.
     """
 
     module: str
@@ -31,20 +31,20 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class Op:
-    """An op, and what there is of it in each layer.
+    """An op, with its implementations, benchmarks and related functions.
 
-    The name is that of the public function in ``jaxgnn.ops``, of its module and its reference in
-    ``jaxgnn/ops/_<family>/``, of its page in ``docs/ops/``, of its test in ``tests/ops/``, and,
-    where it has them, of its GPU kernel in ``pallas_kernels/<family>/`` and its native sources.
+    The name is shared by the public function in ``jaxgnn.ops``, its module and its reference in
+    ``jaxgnn/ops/_<family>/``, its page in ``docs/ops/``, its test in ``tests/ops/``, and, if there
+    are any, its GPU kernel in ``pallas_kernels/<family>/`` and its native sources.
 
     Attributes:
       name: the word for this op in every layer.
-      family: the folder of its kernels, and with an underscore in front, that of its op.
+      family: name of the folder of its kernels; the folder of the op has an underscore in front.
       companions: further public functions of its module that compute something.
       pallas: whether it has Mosaic GPU kernels.
       native: the platforms for which there are compiled kernels.
       native_of: the op whose compiled kernels it runs, if it has none of its own.
-      benchmarks: what times it.
+      benchmarks: the benchmarks that time it.
     """
 
     name: str
@@ -83,7 +83,7 @@ def _timed(
     *,
     native: tuple[Platform, ...] = (),
 ) -> Op:
-    """An op with GPU kernels and a benchmark of its own name."""
+    """An op that has GPU kernels and a benchmark module of the same name."""
     return Op(name, family, companions, native=native, benchmarks=(Benchmark(name),))
 
 

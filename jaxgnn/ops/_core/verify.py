@@ -16,8 +16,8 @@ from jaxgnn._errors import bad_input
 
 Mode = Literal["off", "warn", "strict"]
 
-# What sums in another order may differ by, against the largest entry: half of the digits that a
-# dtype has, or two roundings to a short one.
+# How much sums in another order may differ, relative to the largest entry: half of the digits of a
+# dtype, or two roundings for 16-bit dtypes.
 _TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 
 
@@ -25,8 +25,9 @@ class Setting(NamedTuple):
     """How implementations are checked.
 
     Attributes:
-      mode: what is done about a difference.
-      tolerance: of an entry, against the largest of its array; None for that of the dtype.
+      mode: ``"off"``, ``"warn"`` or ``"strict"``: what happens if results differ.
+      tolerance: largest allowed difference, relative to the largest entry of an array; None for the
+        tolerance of the dtype.
     """
 
     mode: Mode = "off"
@@ -44,15 +45,16 @@ class VerificationError(ArithmeticError):
 def verify(mode: Mode, *, tolerance: float | None = None) -> Iterator[None]:
     """Context manager and decorator: checks every op that does not run its reference.
 
-    The op runs both, on the same arguments, in the forward and in the backward pass; what it
-    returns is that of the implementation that it would have run. Results must not differ by more
+    The op runs its implementation and its reference on the same arguments, in the forward and in
+    the backward pass, and returns the result of the implementation. Results must not differ by more
     than the tolerance times the largest finite magnitude in the reference's array, and have its
     shape; NaN and infinities, of either sign, must be in the same places whatever the tolerance,
     and integers equal. References multiply matrices in full precision.
 
-    Of ops that are made of several, where an activation's kink lets gradients differ that are both
-    right (``hypergraph_conv`` by mixing, ``edge_mlp_aggregate`` that is split), all gradients are
-    checked for what is not finite where the formula's is.
+    Some ops consist of several kernels (``hypergraph_conv`` with ``path="mixing"``,
+    ``edge_mlp_aggregate`` by products of nodes). At the kink of an activation two of their
+    gradients may differ and both be right. Their gradients are checked only for being finite where
+    the reference's are.
 
     The setting is part of ``jax.jit``'s cache key: a function traced under another setting is
     traced again, and under ``"off"`` nothing is added to it. Arrays are compared where they are;
@@ -63,9 +65,9 @@ def verify(mode: Mode, *, tolerance: float | None = None) -> Iterator[None]:
         ``jax.jit`` comes as a ``jax.errors.JaxRuntimeError`` that quotes it, when the results are
         waited for.
       tolerance: relative, finite and at least zero; by default 1e-9 for float64, 1e-4 for float32,
-        2^-10 for float16 and 2^-7 for bfloat16, and what TF32 products may differ by where they
-        were asked for, as JAX does unless it is told otherwise. For a node of more than 1,677 edges
-        in float32 it is 2^-24 an edge, since that is how exact the reference's sum is.
+        2^-10 for float16 and 2^-7 for bfloat16, and more for TF32 products, which JAX uses by
+        default on recent NVIDIA GPUs. For a node of more than 1,677 edges in float32 it is 2^-24 an
+        edge, since that is how exact the reference's sum is.
 
     Raises:
       ValueError: if there is no such mode, or the tolerance is negative or not finite.
@@ -108,26 +110,28 @@ def checked(
     """``run``, whose results are compared with those of ``reference`` on the same arguments.
 
     Args:
-      name: of the kernel and the implementation.
+      name: names of the kernel and of the implementation.
       run: the implementation.
-      reference: what it has to equal.
-      known: by how much it may differ from these arguments' exact result, by what was asked for;
-        None, or None of it, for what the dtype allows. The setting's tolerance comes before it.
-      longest_sum: of how many numbers, in the reference, of these arguments; None if of few.
+      reference: the function that the implementation has to equal.
+      known: gives the tolerance for these arguments, where the precision asked for needs one of its
+        own. None, or a result of None, for the tolerance of the dtype. A tolerance in the setting
+        takes precedence.
+      longest_sum: gives the number of terms in the longest sum of the reference for these
+        arguments; None if all sums are short.
     """
     mode, asked = _setting.value
 
     def both(*args):
         made = run(*args)
         tolerance = known(*args) if asked is None and known is not None else asked
-        # Unchecked: what the reference may call in its turn.
+        # Ops that the reference calls are not checked themselves.
         with using(Setting()), jax.default_matmul_precision("highest"):
             expected = reference(*args)
         longest = longest_sum(*args) if tolerance is None else None
         for path, a, e in _pairs(made, expected):
             if a.shape != e.shape:
                 shapes = f"is of shape {a.shape}, the reference's of {e.shape}"
-                _tell(mode, f"{name}{path} {shapes}")
+                _report(mode, f"{name}{path} {shapes}")
                 continue
             difference = _worst(a, e, tolerance, longest)
             jax.debug.callback(partial(_judge, mode, f"{name}{path}"), *difference)
@@ -137,21 +141,21 @@ def checked(
 
 
 def contained(name: str, run: Callable[..., Any], reference: Callable[..., Any]):
-    """``run``, where results and gradients have to be finite wherever ``reference`` has such.
+    """``run``, whose results and gradients have to be finite wherever those of ``reference`` are.
 
-    For ops of several pieces, each of which may be right by itself.
+    For ops of several kernels, each of which is compared with its own reference.
 
     Args:
-      name: of the op and the way that it takes.
-      run: of arrays in pytrees, all that it depends on.
-      reference: what it has to equal.
+      name: names of the op and of the way in which it is computed.
+      run: a function of pytrees of arrays, which depends on nothing else.
+      reference: a function of the same arguments, which ``run`` has to equal.
     """
     mode = _setting.value.mode
 
     def compare(what: str, made: Any, expected: Any) -> None:
         for path, a, e in _pairs(made, expected):
-            where = _spread(a, e)
-            jax.debug.callback(partial(_judge_spread, mode, f"{name}{what}{path}"), *where)
+            where = _wrongly_not_finite(a, e)
+            jax.debug.callback(partial(_judge_not_finite, mode, f"{name}{what}{path}"), *where)
 
     def exactly(function: Callable[..., Any]):
         with using(Setting()), jax.default_matmul_precision("highest"):
@@ -176,17 +180,17 @@ def contained(name: str, run: Callable[..., Any], reference: Callable[..., Any])
     return both
 
 
-def _spread(made: jax.Array, expected: jax.Array):
-    """Where the one is not finite and the other is, if anywhere, and the entry of the first."""
+def _wrongly_not_finite(made: jax.Array, expected: jax.Array):
+    """Whether ``made`` is not finite where ``expected`` is; the first such index, and its entry."""
     wrong = ~jnp.isfinite(made) & jnp.isfinite(expected)
     place = jnp.argmax(wrong)
     return jnp.any(wrong), _index(place, made.shape), made.reshape(-1)[place]
 
 
-def _judge_spread(mode: Mode, name: str, is_wrong, index, actual) -> None:
+def _judge_not_finite(mode: Mode, name: str, is_wrong, index, actual) -> None:
     if is_wrong:
         place = np.asarray(index).tolist()
-        _tell(mode, f"{name}: entry {place} is {actual}, the reference's is finite")
+        _report(mode, f"{name}: entry {place} is {actual}, the reference's is finite")
 
 
 def _pairs(made: Any, expected: Any) -> Iterator[tuple[str, jax.Array, jax.Array]]:
@@ -200,9 +204,9 @@ def _pairs(made: Any, expected: Any) -> Iterator[tuple[str, jax.Array, jax.Array
 def _worst(
     made: jax.Array, expected: jax.Array, tolerance: float | None, longest_sum: jax.Array | None
 ):
-    """Where they differ most, by how much, what was allowed, and both entries."""
+    """The index of the largest difference, the difference, the allowed one, and both entries."""
     if not jnp.issubdtype(made.dtype, jnp.floating):
-        cut = expected.astype(made.dtype), made.astype(expected.dtype)  # if of other bits
+        cut = expected.astype(made.dtype), made.astype(expected.dtype)  # the dtypes may differ
         difference = ((made != cut[0]) | (cut[1] != expected)).astype(jnp.float32)
         allowed = jnp.float32(0.0)
     else:
@@ -212,10 +216,10 @@ def _worst(
         a, e = made.astype(wide), expected.astype(wide)
         same = (a == e) | (jnp.isnan(a) & jnp.isnan(e))
         difference = jnp.where(same, 0, jnp.abs(a - e))
-        # Of infinities and NaN on one side alone.
+        # The difference is NaN where only one of the two is an infinity or NaN.
         difference = jnp.where(jnp.isnan(difference), jnp.inf, difference)
         largest = jnp.max(jnp.abs(e), initial=0, where=jnp.isfinite(e))
-        # No tolerance allows those.
+        # No tolerance allows infinite differences.
         allowed = jnp.minimum(tolerance * largest, jnp.finfo(wide).max)
     place = jnp.argmax(difference)
     entries = (array.reshape(-1)[place] for array in (made, expected))
@@ -227,7 +231,7 @@ def _index(place: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def _of_dtype(dtype: jnp.dtype, wide: jnp.dtype, longest_sum: jax.Array | None) -> Any:
-    """What sums that are made in ``wide`` and rounded to ``dtype`` may differ by."""
+    """How much sums that are made in ``wide`` and rounded to ``dtype`` may differ."""
     tolerance = _TOLERANCES[dtype.name]
     if longest_sum is None:
         return tolerance
@@ -243,10 +247,10 @@ def _judge(mode: Mode, name: str, index, difference, allowed, actual, expected) 
         f"{name}: entry {np.asarray(index).tolist()} is {actual}, the reference has {expected}: "
         f"the difference {difference:.3g} is more than {allowed:.3g}"
     )
-    _tell(mode, text)
+    _report(mode, text)
 
 
-def _tell(mode: Mode, text: str) -> None:
+def _report(mode: Mode, text: str) -> None:
     if mode == "strict":
         raise VerificationError(text)
     warnings.warn(f"jaxgnn: {text}", RuntimeWarning, stacklevel=2)

@@ -1,4 +1,4 @@
-"""What the fused linear layers ask of their arguments at trace time."""
+"""Checks of the arguments of the fused linear layers at trace time."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def check_layer(
     in_features: int,
     source: str | None = None,
 ) -> None:
-    """Raises ValueError unless a layer takes ``in_features`` and is of the dtype of ``x``.
+    """Raises ValueError unless a layer takes ``in_features`` and has the dtype of ``x``.
 
-    With an ``index`` the arguments are called ``kernels[index]`` and ``biases[index]``. ``source``
-    says what the first layer reads, if that is not ``x`` alone.
+    With an ``index`` messages call the arguments ``kernels[index]`` and ``biases[index]``.
+    ``source`` names the input of the first layer in messages, if it is not ``x`` alone.
     """
     names = ("kernel", "bias") if index is None else (f"kernels[{index}]", f"biases[{index}]")
     check_float(op, names[0], kernel, 2)
@@ -60,6 +60,6 @@ def check_layers(op: str, x: Any, kernels: Any, biases: Any) -> None:
 
 
 def check_options(op: str, activation: Any, precision: Any) -> None:
-    """Raises ValueError unless both are names that the tables have."""
+    """Raises ValueError unless the activation and the precision are known names."""
     check_choice(op, "activation", activation, *ACTIVATIONS)
     check_choice(op, "precision", precision, *PRECISIONS)

@@ -42,7 +42,7 @@ def _limits(x, kernel, *arrays, **options) -> str | None:
     return layer_limits(x, (kernel,))
 
 
-# The formula as it stands, differentiated by JAX.
+# The unfused formula, differentiated by JAX.
 REFERENCE = dispatch.Kernel(
     "fused_linear", {"xla": dispatch.xla(reference.fused_linear, scatters=False)}
 )
@@ -115,32 +115,31 @@ def fused_linear(
     """``activation(x @ kernel + bias)``.
 
     Sums are accumulated in float32 (float64 for float64 input), bias and activation applied to
-    them, and the result rounded once. But ``implementation=None``, where it takes XLA for 16-bit
-    numbers on a GPU, rounds the product before, as its library does. Differentiable in all arrays::
+    them, and the result rounded once. Only where ``implementation=None`` takes XLA for 16-bit
+    numbers on a GPU, the product is rounded first too. Differentiable in all arrays::
 
         dz = dy activation'(z),  dx = dz kernelᵀ,  dkernel = xᵀ dz,  dbias = Σ_rows dz
 
-    The preactivation z is not kept for the backward pass: ``"relu"`` and ``"squared_relu"`` go by
-    the result, the others recompute z from ``x``. ``dz`` is rounded as an operand of the products.
+    The preactivation z is not kept for the backward pass: ``"relu"`` and ``"squared_relu"`` use the
+    result, the others recompute z from ``x``. ``dz`` is rounded as an operand of the products.
 
     Args:
       x: features, any leading axes, also of length 0.
       kernel: weights, of the dtype of ``x``.
-      bias: of the dtype of ``x``, or None.
+      bias: one number for each output feature, of the dtype of ``x``, or None for zeros.
       activation: ``"relu"``, ``"gelu"`` (by tanh), ``"gelu_exact"`` (by erf), ``"silu"``,
-        ``"mish"``, ``"squared_relu"`` (https://arxiv.org/abs/2109.08668) or None. The derivative
-        of relu at 0 is 0, as in JAX. ``ops.MaxK(k)`` for the k largest entries of each row,
-        compressed.
-      precision: of products of float32 numbers: None for JAX's setting, by default TF32 on recent
-        NVIDIA GPUs and float32 on CPU; ``"highest"`` for float32; ``"tf32"`` or ``"bf16x3"``
-        (three products of bfloat16 parts), which on CPU are float32 as well. Of no effect for
-        other dtypes. ``"pallas"`` has kernels for the last two, and for None where JAX's setting
-        means one of them; the gradients of wide float32 layers are XLA's even so.
+        ``"mish"``, ``"squared_relu"`` (https://arxiv.org/abs/2109.08668) or None. The derivative of
+        relu at 0 is 0. ``ops.MaxK(k)`` for the k largest entries of each row, compressed.
+      precision: how float32 numbers are multiplied: None for JAX's setting, by default TF32 on
+        recent NVIDIA GPUs and float32 on CPU; ``"highest"`` for float32; ``"tf32"`` or ``"bf16x3"``
+        (three products of bfloat16 parts), which on CPU are float32 as well. Of no effect for other
+        dtypes. ``"pallas"`` has kernels for the last two, and for None where JAX's setting means
+        one of them; the gradients of wide float32 layers are XLA's even so.
       implementation: ``"xla"``, ``"pallas"``, or None for what was measured to be fastest.
 
     Returns:
-      The activated features, of the dtype of ``x``. For ``ops.MaxK`` what ``maxk`` makes of the
-      rounded ``x @ kernel + bias``, as CBSR.
+      The activated features, of the dtype of ``x``. For ``ops.MaxK`` the k largest entries of each
+      row of the rounded ``x @ kernel + bias``, as CBSR.
 
     Raises:
       ValueError: if shapes or dtypes do not match, or an option is not as above.
@@ -170,7 +169,7 @@ def fused_linear(
 
 
 def _keep_largest(request, epilogue: MaxK, precision, x, kernel, bias) -> CBSR:
-    """In one kernel, or by two ops; for the backward pass both keep ``x`` and the columns."""
+    """Runs one kernel or two ops; both keep ``x`` and the columns for the backward pass."""
     check_k("fused_linear", "activation.k", epilogue.k, kernel.shape[1])
     check_choice("fused_linear", "activation.by", epilogue.by, "value", "magnitude")
     options = {"k": int(epilogue.k), "by": epilogue.by, "precision": precision}
@@ -183,8 +182,9 @@ def _keep_largest(request, epilogue: MaxK, precision, x, kernel, bias) -> CBSR:
 
 
 def _in_one_kernel(request: dispatch.Request, x, kernel, bias, options: dict) -> bool:
-    """Whether that was asked for by name, or is what ``None`` takes here."""
-    # Two that round numbers differently keep others: only the two ops can be verified.
+    """Whether one kernel was asked for by name, or is what ``None`` takes here."""
+    # Implementations that round differently may keep different entries: only the two ops can be
+    # verified.
     if request.verify.mode != "off" or request.name not in (None, "pallas"):
         return False
     here = dispatch.current_platform()

@@ -35,7 +35,7 @@ def _backward_limits(x, kernels, *arrays, activation, precision) -> str | None:
     return backward_limits(x, kernels, activation, precision)
 
 
-# The formula as it stands, differentiated by JAX.
+# The unfused formula, differentiated by JAX.
 REFERENCE = dispatch.Kernel("fused_mlp", {"xla": dispatch.xla(reference.fused_mlp, scatters=False)})
 FUSED_MLP = kernel("fused_mlp", reference.fused_mlp, pallas.fused_mlp, limits=_forward_limits)
 BACKWARD = kernel(
@@ -58,20 +58,24 @@ def fused_mlp(
 ) -> Float[Array, "*batch out"]:
     """A multilayer perceptron: ``h ← activation(h @ kernel + bias)``, the last layer linear.
 
-    Each layer is as ``fused_linear``: sums in float32 (float64 for float64 input), rounded once,
-    hidden layers to the dtype of ``x`` too. Differentiable in every array.
+    Each layer accumulates in float32 (float64 for float64 input) and rounds its result once, to the
+    dtype of ``x``, hidden layers included. Differentiable in every array.
 
     Layers for which a GPU's kernels would be taken keep only ``x`` and the parameters for the
     backward pass, which recomputes the hidden layers: about a quarter more products in a training
-    step, but none of the hidden layers is read or written. What is too wide for that, or too few
-    rows, is one ``fused_linear`` a layer, which keeps what each layer reads.
+    step, but none of the hidden layers is read or written. Layers that are too wide for that, or
+    too few rows, take one ``fused_linear`` a layer, which keeps the input of each layer.
 
     Args:
       x: features, any leading axes, also of length 0.
       kernels: weights of the layers, each as wide as the next is high, of the dtype of ``x``.
       biases: one for each layer, of the dtype of ``x``, or None.
-      activation: between the layers, one of the names that ``fused_linear`` has, or None.
-      precision: as in ``fused_linear``.
+      activation: function between the layers: ``"relu"``, ``"gelu"`` (by tanh), ``"gelu_exact"``
+        (by erf), ``"silu"``, ``"mish"``, ``"squared_relu"`` or None.
+      precision: how float32 numbers are multiplied: None for JAX's setting, by default TF32 on
+        recent NVIDIA GPUs and float32 on CPU; ``"highest"`` for float32; ``"tf32"`` or ``"bf16x3"``
+        (three products of bfloat16 parts), which on CPU are float32 as well. Of no effect for other
+        dtypes.
       implementation: ``"xla"``, ``"pallas"``, or None for what was measured to be fastest.
 
     Returns:
@@ -112,7 +116,10 @@ def _in_one_kernel(options: dict, x, kernels, biases) -> bool:
 
 
 def _layer_by_layer(x, kernels, biases, activation, precision):
-    """Where time is that of the products, which recomputing makes a third more of."""
+    """Runs one ``fused_linear`` a layer, where the products take most of the time.
+
+    Recomputing hidden layers would make a third more of them.
+    """
     *hidden, last = zip(kernels, biases, strict=True)
     for layer in hidden:
         x = fused_linear(x, *layer, activation=activation, precision=precision)

@@ -1,9 +1,8 @@
-"""The tables of implementations of the fused linear layers, and what their GPU kernels take.
+"""The tables of implementations of the fused linear layers, and the limits of their GPU kernels.
 
-On a GPU ``implementation=None`` takes the Mosaic GPU kernels for what they were timed with: layers
-narrow enough that the time is that of reading and writing rows, and so many rows that this
-is more than the time of a launch; the rest is XLA's. ``layer_limits`` and ``_not_worth`` are this
-rule.
+On a GPU ``implementation=None`` takes the Mosaic GPU kernels for sizes that were timed: layers so
+narrow that reading and writing rows takes most of the time, and so many rows that this takes longer
+than a launch. XLA runs all other layers. ``layer_limits`` and ``_not_worth`` implement this rule.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from pallas_kernels.chip import Chip
 _DTYPES = ("bfloat16", "float16")
 _LEAST_WIDTH, _MOST_WIDTH = 64, 256
 _LEAST_ROWS = 2048  # an estimate: fewer were not timed
-# The backward pass of wider layers is made of other kernels, which were timed for some activations:
-# those of a single layer, and of several.
+# Wider layers have other backward kernels, which were timed with some activations only, for a
+# single layer and for several.
 _MOST_TIMED_BACKWARD = 128
 _TIMED_WIDE: dict[bool, tuple[str | None, ...]] = {True: ("relu", None), False: ("relu",)}
-# In float32 two layers were timed, their gradients with some activations.
+# In float32 two layers were timed, and their gradients with some activations only.
 _MOST_TIMED_FLOAT32 = 128
 _TIMED_FLOAT32_BACKWARD = ("relu", "gelu")
-# Of the largest entry, behind some layers: factors have 10 bits of mantissa.
+# Error after a few layers, relative to the largest entry: TF32 factors have 10 bits of mantissa.
 _TF32_ERROR = 2e-3
 
 
@@ -49,7 +48,7 @@ def kernel(
             "xla": dispatch.xla(
                 reference, scatters=False, cuda=partial(reference, round_products=True)
             ),
-            # float32 is for ``limits`` to judge.
+            # ``limits`` decides which float32 layers the kernels take.
             "pallas": dispatch.pallas(
                 mosaic, dtypes=_DTYPES, limits=limits, not_worth=not_worth, tolerance=_tolerance
             ),
@@ -76,7 +75,7 @@ def forward_limits(x: Any, kernels: Any, precision: str | None) -> str | None:
 def backward_limits(
     x: Any, kernels: Any, activation: str | None, precision: str | None
 ) -> str | None:
-    """Why the backward kernels do not take these layers; they make some of the forward again."""
+    """Why backward kernels, which repeat part of the forward, do not take these layers."""
     reason = forward_limits(x, kernels, precision)
     if reason is not None or x.dtype.name != "float32":
         return reason
@@ -108,7 +107,7 @@ def _width_limits(x: Any, kernels: Any) -> str | None:
 
 
 def _room_limits(x: Any, kernels: Any, precision: str | None) -> str | None:
-    """The reason if a float32 layer and a tile of rows are too large together."""
+    """The reason if a float32 layer and a tile of rows together exceed the memory, or None."""
     from pallas_kernels.dense import fused_mlp
 
     widths, made = _widths(x, kernels), products(x.dtype, precision)
@@ -125,9 +124,10 @@ def gradient_request(
     activation: str | None,
     precision: str | None,
 ) -> dispatch.Request:
-    """What the backward pass is asked for: not all float32 layers have kernels of it.
+    """The request for the backward pass, as not all float32 layers have backward kernels.
 
-    Where kernels made the results of such layers by name, their gradients are what ``None`` takes.
+    Layers without them whose forward kernels were asked for by name get the gradients that ``None``
+    takes.
     """
     if request.name != "pallas" or x.dtype.name != "float32":
         return request
@@ -136,18 +136,18 @@ def gradient_request(
 
 
 def _tolerance(x: Any, *arrays: Any, precision: str | None = None, **options: Any) -> float | None:
-    """What results may be off by in TF32, or None."""
+    """The error that TF32 products may have, relative to the largest entry, or None."""
     del arrays, options
     return _TF32_ERROR if products(x.dtype, precision) == "tf32" else None
 
 
 def product_tolerance(x: Any, precision: str | None) -> float | None:
-    """What ``jaxgnn.verify`` is to allow where XLA multiplies ``x`` in TF32 here, or None."""
+    """The tolerance for ``jaxgnn.verify`` where XLA multiplies ``x`` in TF32 here, or None."""
     return _tolerance(x, precision=precision) if dispatch.current_platform() == "cuda" else None
 
 
 def _not_worth(x: Any, kernels: Any, *arrays: Any, **options: Any) -> str | None:
-    """The reason if launching kernels may take longer than what they do, or none were timed."""
+    """The reason if a launch may outlast its work or such layers were not timed, or None."""
     del arrays, options
     if x.dtype.name == "float32":
         count, widest = _size(x, kernels)
@@ -161,7 +161,7 @@ def _not_worth(x: Any, kernels: Any, *arrays: Any, **options: Any) -> str | None
 def _backward_not_worth(
     x: Any, kernels: Any, *arrays: Any, activation: str | None, **options: Any
 ) -> str | None:
-    """Likewise, or if no such layers were timed."""
+    """The reason if backward kernels may be slower or were not timed with such layers, or None."""
     del arrays, options
     count, widest = _size(x, kernels)
     if x.dtype.name == "float32" and activation not in _TIMED_FLOAT32_BACKWARD:
@@ -175,12 +175,12 @@ def _backward_not_worth(
 
 
 def _size(x: Any, kernels: Any) -> tuple[int, int]:
-    """Number of layers, and the widest of what they read and make."""
+    """The number of layers, and the largest width of their inputs and results."""
     widths = [kernel.shape[1] for kernel in jax.tree.leaves(kernels)]
     return len(widths), max(x.shape[-1], *widths)
 
 
 def device_limits() -> str | None:
-    """Other tensor cores than those of 9.0 have other instructions."""
+    """Why this GPU has no kernels, which use tensor core instructions of 9.0; None if it has."""
     found = Chip.current().capability
     return None if found == "9.0" else f"needs a GPU of compute capability 9.0, got {found}"

@@ -1,4 +1,4 @@
-"""What ``edge_mlp_aggregate`` asks of its arguments at trace time."""
+"""Checks of the arguments of ``edge_mlp_aggregate`` at trace time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def both_ends(op: str, graph: CSRGraph, h: Any) -> tuple[Any, Any]:
 def check_edge_arrays(
     op: str, graph: CSRGraph, receivers: Any, edge_features: Any, weights: Any
 ) -> None:
-    """Raises ValueError unless both have an entry for every edge slot, and axes that fit ``h``."""
+    """Raises ValueError unless features and weights fit the edge slots and the axes of ``h``."""
     leading = receivers.shape[:-2]
     slots = f"{graph.num_edges} edge slots"
     if edge_features is not None:
@@ -80,7 +80,7 @@ def check_edge_mlp(op: str, params: Any, receivers: Any, senders: Any, edge_feat
 
 
 def check_reduction(op: str, graph: CSRGraph, reduce: Any, activation: Any, weights: Any) -> None:
-    """Raises ValueError unless both are known, and the graph is not normalised twice."""
+    """Raises ValueError unless reduction and activation are known and the graph suits them."""
     check_choice(op, "reduce", reduce, "sum", "mean", "max")
     check_choice(op, "activation", activation, *ACTIVATIONS)
     folded = graph.normalization is not None and weights is None

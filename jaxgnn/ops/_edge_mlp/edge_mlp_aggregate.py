@@ -32,12 +32,12 @@ from jaxgnn.ops._edge_mlp.reference.edge_reduce import EdgeOperands, EdgeOptions
 
 _OP = "edge_mlp_aggregate"
 
-# The formula as it stands, differentiated by JAX.
+# The formula edge by edge, differentiated by JAX.
 REFERENCE = dispatch.Kernel(_OP, {"xla": dispatch.xla(reference.edge_mlp_aggregate)})
 
 
 def _kernel(name: str, run: Any, mosaic: Any, limits: Any) -> dispatch.Kernel:
-    """A kernel over edges, between the layers that are left to nodes."""
+    """The implementations of a kernel for the layers that are evaluated for every edge."""
     options = {"dtypes": pallas.DTYPES, "limits": limits, "not_worth": pallas.not_worth}
     return dispatch.Kernel(
         name,
@@ -59,9 +59,10 @@ class EdgeMLPParams(NamedTuple):
     """Layers of the MLP of ``edge_mlp_aggregate``.
 
     Attributes:
-      kernels: weights, each layer's as high as the one before is wide. The rows of the first belong
-        to the receiver, to the sender, and to the features of the edge, in this order.
-      biases: one for each layer, or None.
+      kernels: weights of the layers, each [in, out] with the out of one as the in of the next. The
+        rows of the first belong to the receiver, to the sender, and to the features of the edge, in
+        this order.
+      biases: the bias of each layer, [out], or None for zeros.
     """
 
     kernels: Sequence[Float[Array, "in out"]]
@@ -82,39 +83,39 @@ def edge_mlp_aggregate(
     """Message passing: ``y_i = reduce_j w_ij mlp([h_i ; h_j ; e_ij])``.
 
     An MLP of both ends of each edge and of its features, reduced where edges arrive
-    (https://arxiv.org/abs/1704.01212). Exactly that, but products are left to the nodes::
+    (https://arxiv.org/abs/1704.01212). The result is exact, with products moved to the nodes::
 
         [h_i ; h_j ; e_ij] W = h_i W_r + h_j W_s + e_ij W_e        one product a node, not an edge
-        Σ_j w_ij (a_ij W + b) = (Σ_j w_ij a_ij) W + (Σ_j w_ij) b   likewise, for sum and mean
+        Σ_j w_ij (a_ij W + b) = (Σ_j w_ij a_ij) W + (Σ_j w_ij) b   the same, for sum and mean
 
-    so that of an MLP of two layers only its activation is left to the edges, of a deeper one the
+    In an MLP of two layers only the activation is then computed for every edge; in a deeper one the
     layers between the first and the last, and for the maximum the last too. Nothing of the size
-    edges × width is kept for the backward pass, which makes it again. Differentiable in ``h``, in
-    all of ``params``, in ``edge_features`` and in weights.
+    edges × width is kept for the backward pass, which computes it again. Differentiable in ``h``,
+    in all of ``params``, in ``edge_features`` and in weights.
 
-    Sums are accumulated in float32 (float64 for float64 input); what an edge multiplies with a
-    kernel, and what a node hands to the edges, is rounded to the dtype of ``h``.
+    Sums are accumulated in float32 (float64 for float64 input); what is multiplied with a kernel,
+    and the products of nodes that edges read, are rounded to the dtype of ``h``.
 
     Args:
       graph: rows are receivers, columns senders. Its weights count unless ``weights`` are given,
         its scales always.
-      h: features of the nodes, any leading axes, which share the graph: it is not copied for them,
-        nor under ``jax.vmap``, which is the same. A pair ``(receivers, senders)`` for bipartite
-        graphs.
+      h: features of the nodes, any leading axes. The graph is shared by the leading axes and by
+        members of ``jax.vmap``, and is not copied for them. A pair ``(receivers, senders)`` for
+        bipartite graphs.
       params: kernels and biases of the dtype of ``h``, one layer or more, activation between them.
-      edge_features: [edges, e] for all leading axes, or with those of ``h``; in the graph's edge
-        order.
+      edge_features: features of the edges in the graph's edge order, [edges, e] to share them among
+        all leading axes, or with the leading axes of ``h``. None for no features.
       reduce: ``"sum"``; ``"mean"``, ``Σ_j w_ij m_ij / Σ_j w_ij``, the plain mean without weights;
         or ``"max"``, of ``w_ij m_ij``, where edges that tie share the gradient evenly. A node
-        without edges gets zero, and so does one whose weights have a sum that is not positive in a
-        mean.
-      weights: [edges] or with the leading axes of ``h``; they may depend on ``h``, attention for
-        one, but then not on the messages. None for those of the graph.
-      activation: one of the names that ``fused_linear`` has, or None.
-      implementation: ``"xla"`` for the formula as it stands, ``"pallas"`` for kernels of what is
-        left to edges, beside products of nodes as is fastest, or None to take these where they were
-        timed: graphs of one known degree, up to 128 wide, no features of edges, at least 4,096
-        rows; and else plain JAX.
+        without edges gets zero. In a mean, so does a node whose weights do not have a positive sum.
+      weights: a number for each edge, [edges] or with the leading axes of ``h``. They may depend on
+        ``h``, as attention does, but not on the messages. None for the weights of the graph.
+      activation: function between the layers: ``"relu"``, ``"gelu"`` (by tanh), ``"gelu_exact"``
+        (by erf), ``"silu"``, ``"mish"``, ``"squared_relu"`` or None.
+      implementation: ``"xla"`` for the first formula, computed edge by edge; ``"pallas"`` for
+        kernels of the layers that are left to edges, with the fastest products for the nodes; or
+        None to take these kernels where they were timed (graphs of one known degree, layers up to
+        128 wide, no features of edges, at least 4,096 rows) and plain JAX elsewhere.
 
     Returns:
       [*batch, rows, out], of the dtype of ``h``.
@@ -155,16 +156,16 @@ def edge_mlp_aggregate(
     graph = edge_weights.structure(graph)
     arrays = graph, receivers, senders, layers, edge_features, weights
     if request.name == "xla":
-        return _as_it_stands(request, *arrays, reduce=reduce, activation=activation)
+        return _edge_by_edge(request, *arrays, reduce=reduce, activation=activation)
     options = {"reduce": reduce, "activation": activation}
-    run = partial(_split, request, degrees, **options)
-    if request.verify.mode != "off":  # of each piece its kernel sees to itself
-        formula = partial(_as_it_stands, request._replace(name="xla"), **options)
+    run = partial(_by_nodes_and_edges, request, degrees, **options)
+    if request.verify.mode != "off":  # each kernel checks its own piece
+        formula = partial(_edge_by_edge, request._replace(name="xla"), **options)
         run = verify.contained(f"{_OP}[split]", run, formula)
     return run(*arrays)
 
 
-def _as_it_stands(
+def _edge_by_edge(
     request, graph, receivers, senders, layers, edge_features, weights, **options
 ) -> Array:
     batch_dims = receivers.ndim - 2
@@ -181,10 +182,13 @@ def _as_it_stands(
     return mapped(receivers, senders, edge_features, weights)
 
 
-def _split(
+def _by_nodes_and_edges(
     request, degrees, graph, receivers, senders, layers, features, weights, *, reduce, activation
 ) -> Array:
-    """The first layer and, but for the maximum, the last by nodes; what is between by edges."""
+    """Evaluates the first and the last layer by nodes, and the rest by edges.
+
+    For the maximum the last layer is evaluated by edges too.
+    """
     batch = receivers.shape[:-2]
     receivers, senders = _one_batch_axis(receivers, 2), _one_batch_axis(senders, 2)
     features = None if features is None else _one_batch_axis(features, 2)
@@ -200,7 +204,9 @@ def _split(
     *biases, last_bias = biases if to_nodes else (*biases, None)
     ends = receivers.shape[-1], receivers.shape[-1] + senders.shape[-1]
     static = EdgeOptions(activation, to_nodes, reduce == "max", *degrees)
-    by_rows, by_columns = (_by_nodes if not degree else _by_nodes_with_edges for degree in degrees)
+    by_rows, by_columns = (
+        _masked_node_products if not degree else _node_products for degree in degrees
+    )
     operands = EdgeOperands(
         receivers=by_rows(receivers, first[: ends[0]], first_bias),
         senders=by_columns(senders, first[ends[0] : ends[1]], None),
@@ -217,43 +223,46 @@ def _split(
     return y.reshape(*batch, *y.shape[1:])
 
 
-def _by_nodes_with_edges(h: Array, kernel: Array, bias: Array | None) -> Array:
-    """What a node hands to its edges; names of kernels, argument or default, are for the edges."""
+def _node_products(h: Array, kernel: Array, bias: Array | None) -> Array:
+    """The first layer's product for nodes that have edges, by the fastest implementation.
+
+    A named implementation, from the argument or the session default, is for the edges alone.
+    """
     with dispatch.default_implementation(None):
         return fused_linear(h, kernel, bias)
 
 
 @jax.custom_vjp
-def _by_nodes(h: Array, kernel: Array, bias: Array | None) -> Array:
-    """As ``_by_nodes_with_edges``, where there may be others.
+def _masked_node_products(h: Array, kernel: Array, bias: Array | None) -> Array:
+    """The first layer's product for nodes, of which some may have no edges.
 
-    Those have no part in the gradients, also if they are not finite.
+    Nodes without edges have no part in the gradients, even if they are not finite.
     """
-    return _by_nodes_with_edges(h, kernel, bias)
+    return _node_products(h, kernel, bias)
 
 
-def _by_nodes_forward(*inputs):
-    return _by_nodes(*inputs), inputs
+def _masked_node_products_forward(*inputs):
+    return _masked_node_products(*inputs), inputs
 
 
-def _by_nodes_backward(inputs, dz):
+def _masked_node_products_backward(inputs, dz):
     h, *layer = inputs
     # The gradient of a node without edges is zero: zero times NaN would be NaN.
     h = jnp.where(jnp.any(dz != 0, axis=-1, keepdims=True), h, 0)
-    return jax.vjp(_by_nodes_with_edges, h, *layer)[1](dz)
+    return jax.vjp(_node_products, h, *layer)[1](dz)
 
 
-_by_nodes.defvjp(_by_nodes_forward, _by_nodes_backward)
+_masked_node_products.defvjp(_masked_node_products_forward, _masked_node_products_backward)
 
 
 def _one_batch_axis(x: Array, own_axes: int) -> Array:
-    """One leading axis in the place of any number, of size one in the place of none."""
+    """Merges all leading axes into one, of size one if there are none."""
     leading, own = x.shape[: x.ndim - own_axes], x.shape[x.ndim - own_axes :]
     return x.reshape(math.prod(leading), *own)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _of_one_batch(request, options, structure, operands):
+def _edge_reduce(request, options, structure, operands):
     return FORWARD(request, structure, operands, options=options)
 
 
@@ -266,11 +275,11 @@ def _edge_reduce_backward(request, options, residuals, dy):
     return None, BACKWARD(request, structure, operands, dy, options=options)
 
 
-_of_one_batch.defvjp(_edge_reduce_forward, _edge_reduce_backward)
-_of_any_batch = folded_by_vmap(_OP, _of_one_batch)
+_edge_reduce.defvjp(_edge_reduce_forward, _edge_reduce_backward)
+_edge_reduce_folded = folded_by_vmap(_OP, _edge_reduce)
 
 
 def _edge_reduce_op(request, options, structure, operands):
-    # What is verified runs as it is asked for, member by member.
-    run = _of_any_batch if request.verify.mode == "off" else _of_one_batch
+    # With verification each member of a batch runs by itself.
+    run = _edge_reduce_folded if request.verify.mode == "off" else _edge_reduce
     return run(request, options, structure, operands)

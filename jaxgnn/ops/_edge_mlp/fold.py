@@ -1,11 +1,10 @@
-"""``jax.vmap`` over nodes of a shared graph as more of the batch that layers of edges have.
+"""``jax.vmap`` over a shared graph as a larger batch axis of the layers of edges.
 
-By itself ``jax.vmap`` would map the program of an op, and a kernel on a GPU would have tiles of
-each member's own: half empty for a small graph. What is here is a primitive that, mapped over nodes
-or over numbers of edges, is the same primitive of a larger batch. Its gradients are those of that
-batch: of parameters that all members share there is one sum, as of leading axes. Where members have
-structures or parameters of their own, or each its own gradient of the parameters, there is nothing
-to fold, and JAX maps the program.
+By itself ``jax.vmap`` would map the program of an op, and a kernel on a GPU would have separate
+tiles for each member, half empty for a small graph. This module has a primitive that, mapped over
+features of nodes or of edges, is the same primitive with a larger batch. Its gradients to
+parameters that all members share are one sum. Where members have structures, parameters or
+gradients of parameters of their own, JAX maps the program as usual.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from jaxgnn.ops._edge_mlp.reference.edge_reduce import EdgeOperands
 
 
 def folded_by_vmap(name: str, function: Callable[..., Array]) -> Callable[..., Array]:
-    """``function``, which takes a batch, so that ``jax.vmap`` of it makes the batch larger.
+    """Makes ``jax.vmap`` of ``function``, which takes a batch, enlarge that batch.
 
     Args:
-      name: of the primitive.
+      name: name of the primitive.
       function: ``function(*static, structure, operands)`` with ``EdgeOperands``, two static
-        arguments and one array as its result, which has the batch axis of the nodes; differentiable
-        by a ``custom_vjp``, whose passes may call the result of this.
+        arguments and one array as its result, which has the batch axis of the nodes. It is
+        differentiable by a ``custom_vjp``, whose passes may call the function returned here.
     """
     primitive = Primitive(name)
     primitive.multiple_results = True
@@ -40,26 +39,26 @@ def folded_by_vmap(name: str, function: Callable[..., Array]) -> Callable[..., A
     def call(*arguments):
         *static, structure, operands = arguments
         leaves, tree = jax.tree.flatten((structure, operands))
-        run = partial(_of_leaves, partial(function, *static), tree)
+        run = partial(_run_on_leaves, partial(function, *static), tree)
         if runs_now() and is_concrete(*leaves):
             return run(*leaves)[0]
         jaxpr = jax.make_jaxpr(run)(*leaves)
         return primitive.bind(*leaves, jaxpr=jaxpr, run=run, again=partial(call, *static))[0]
 
-    primitive.def_abstract_eval(_result)
+    primitive.def_abstract_eval(_abstract_result)
     primitive.def_impl(_evaluate_now)
     mlir.register_lowering(primitive, mlir.lower_fun(_evaluate, multiple_results=True))
-    ad.primitive_jvps[primitive] = _push_forward
-    batching.primitive_batchers[primitive] = _map
+    ad.primitive_jvps[primitive] = _jvp_rule
+    batching.primitive_batchers[primitive] = _batching_rule
     return call
 
 
-def _of_leaves(function: Callable[..., Array], tree: Any, *leaves: Array) -> list[Array]:
+def _run_on_leaves(function: Callable[..., Array], tree: Any, *leaves: Array) -> list[Array]:
     return [function(*tree.unflatten(leaves))]
 
 
-def _result(*avals, jaxpr, **others):
-    # Only verification has effects, under which nothing is folded.
+def _abstract_result(*avals, jaxpr, **others):
+    # The result has no effects: only verification has some, and it does not use this primitive.
     del avals, others
     return jaxpr.out_avals
 
@@ -70,26 +69,26 @@ def _evaluate(*leaves, jaxpr, **others):
 
 
 def _evaluate_now(*leaves, run, **others):
-    # Not by the jaxpr, which is another one at each call, and so would be its programs.
+    # The jaxpr is new at each call, so running it would compile a new program each time.
     del others
     return run(*leaves)
 
 
-def _push_forward(leaves, tangents, *, run, **others):
-    """Of those that have a tangent."""
+def _jvp_rule(leaves, tangents, *, run, **others):
+    """The rule of ``jax.jvp``, which differentiates only by leaves that have a tangent."""
     del others
     varied = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
 
-    def of_varied(*values):
+    def run_on_varied(*values):
         given = list(leaves)
         for i, value in zip(varied, values, strict=True):
             given[i] = value
         return run(*given)
 
-    return jax.jvp(of_varied, [leaves[i] for i in varied], [tangents[i] for i in varied])
+    return jax.jvp(run_on_varied, [leaves[i] for i in varied], [tangents[i] for i in varied])
 
 
-def _map(leaves, axes, *, run, again, **others):
+def _batching_rule(leaves, axes, *, run, again, **others):
     """The rule of ``jax.vmap``."""
     del others
     mapped = [axis is not None for axis in axes]
@@ -105,12 +104,15 @@ def _map(leaves, axes, *, run, again, **others):
     if size == 0 or any(jax.tree.leaves((own_structure, own_parameters))):
         in_axes = [0 if is_own else None for is_own in mapped]
         return jax.vmap(run, in_axes)(*leaves), [0]
-    y = again(structure, _folded(size, operands, own))
+    y = again(structure, _merge_batches(size, operands, own))
     return [y.reshape(size, -1, *y.shape[1:])], [0]
 
 
-def _folded(size: int, operands: EdgeOperands, own: Any) -> EdgeOperands:
-    """With one batch for two; ``own``, in its form, tells what has a leading axis of ``size``."""
+def _merge_batches(size: int, operands: EdgeOperands, own: Any) -> EdgeOperands:
+    """Merges a leading axis of ``size`` into the batch axis.
+
+    ``own`` has the structure of ``operands`` and tells which of them have that leading axis.
+    """
     batch = operands.receivers.shape[1 if own.receivers else 0]
 
     def fold(x: Array, is_own: bool, batch: int) -> Array:
@@ -119,7 +121,7 @@ def _folded(size: int, operands: EdgeOperands, own: Any) -> EdgeOperands:
         return x.reshape(size * batch, *x.shape[2:])
 
     def fold_of_edges(x: Array | None, is_own: bool | None) -> Array | None:
-        """What is shared by all remains so."""
+        """Merges the axes, but leaves an array that all members share as it is."""
         if x is None or (not is_own and x.shape[0] == 1):
             return x
         return fold(x, bool(is_own), batch)

@@ -1,4 +1,4 @@
-"""Calls of the Mosaic GPU kernels of layers of edges, and what these take."""
+"""Calls of the Mosaic GPU kernels of layers of edges, and their limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxgnn.ops._edge_mlp.reference.edge_reduce import EdgeOperands, EdgeOptions
 from jaxgnn.ops._graph.pallas import pieces
 
 DTYPES = ("bfloat16", "float16")
-# Widths of layers that fit a multiprocessor, and of all others: multiples of these up to those.
+# (multiple, maximum) of the widths of layers that fit a multiprocessor, and of all others.
 _NARROW, _WIDE = (32, 128), (64, 256)
 _MOST_TIMED = 128
 # A group of 64 rows for half of the multiprocessors of an H200. An estimate: fewer were not timed.
@@ -28,11 +28,14 @@ _LEAST_ROWS = 4096
 def edge_reduce(
     structure: CSRGraph, operands: EdgeOperands, *, options: EdgeOptions
 ) -> Float[Array, "batch rows out"]:
-    """See ``jaxgnn.ops.reference._edge_reduce``; sums only."""
+    """Sums the results of the layers over the edges of each row."""
     from pallas_kernels.edge_mlp import edge_mlp_aggregate as kernels
 
     y = kernels.edge_reduce(
-        pieces(structure), _layers(operands), *_static(options), options.row_degree
+        pieces(structure),
+        _kernel_layers(operands),
+        *_activation_options(options),
+        options.row_degree,
     )
     return vary_like(operands.receivers, y)
 
@@ -48,16 +51,20 @@ def edge_reduce_backward(
     """Gradients of ``edge_reduce`` to all of its operands, in their layout."""
     from pallas_kernels.edge_mlp import edge_mlp_aggregate as kernels
 
-    if operands.features is not None:  # what is of every edge is projected again
+    if operands.features is not None:  # features of every edge are projected again
         operands, dy = behind_barrier(operands, dy)
     made = kernels.edge_reduce_backward(
-        pieces(structure), _layers(operands), dy, *_static(options), options.row_degree
+        pieces(structure),
+        _kernel_layers(operands),
+        dy,
+        *_activation_options(options),
+        options.row_degree,
     )
     made = jax.tree.map(partial(vary_like, dy), made)
     ends, of_features = (made.receivers, made.senders), (None, None)
     if operands.features is not None:
         features = operands.features, operands.feature_kernel
-        of_features = _through_projection(structure, *features, made.features, options)
+        of_features = _projection_gradients(structure, *features, made.features, options)
     return EdgeOperands(
         *ends,
         of_features[0],
@@ -68,8 +75,8 @@ def edge_reduce_backward(
     )
 
 
-def _layers(operands: EdgeOperands):
-    """As kernels take them: features of edges by the first layer's part of them."""
+def _kernel_layers(operands: EdgeOperands):
+    """The operands of the kernels, with ``feature_kernel`` applied to the features."""
     from pallas_kernels.edge_mlp.places import EdgeLayers
 
     features = None
@@ -80,10 +87,10 @@ def _layers(operands: EdgeOperands):
     return EdgeLayers(*ends, operands.weights, operands.kernels, operands.biases, features)
 
 
-def _through_projection(
+def _projection_gradients(
     structure: CSRGraph, features: Array, kernel, dz: Array, options: EdgeOptions
 ) -> tuple[Array, Array]:
-    """Gradients to features and to their part of the first layer."""
+    """Gradients to the features of edges and to ``feature_kernel``."""
     if options.row_degree is None:  # padding slots hold anything
         real = structure.receivers() < structure.num_rows
         features = jnp.where(real[:, None], features, 0)
@@ -92,7 +99,7 @@ def _through_projection(
     return dfeatures.astype(features.dtype), dkernel
 
 
-def _static(options: EdgeOptions) -> tuple[str | None, bool]:
+def _activation_options(options: EdgeOptions) -> tuple[str | None, bool]:
     return options.activation, options.activate_last
 
 
@@ -118,7 +125,7 @@ def limits(structure: CSRGraph, operands: EdgeOperands, *rest, options: EdgeOpti
 
 
 def _widths(operands: EdgeOperands) -> list[int]:
-    """Features of an edge in front of the layers, and behind each of them."""
+    """Widths of the input of the layers and of the result of each layer."""
     return [operands.receivers.shape[-1], *(k.shape[1] for k in operands.kernels)]
 
 
@@ -126,7 +133,7 @@ def _room(operands: EdgeOperands, options: EdgeOptions, *, backward: bool) -> st
     from pallas_kernels.edge_mlp import edge_mlp_aggregate as kernels
 
     fits = kernels.fits_backward if backward else kernels.fits_forward
-    if fits(jax.eval_shape(_layers, operands), *_static(options)):
+    if fits(jax.eval_shape(_kernel_layers, operands), *_activation_options(options)):
         return None
     found = f"the widths {_widths(operands)}"
     found += "" if operands.features is None else " and features"
@@ -136,7 +143,7 @@ def _room(operands: EdgeOperands, options: EdgeOptions, *, backward: bool) -> st
 def backward_limits(
     structure: CSRGraph, operands: EdgeOperands, dy: Array, *, options: EdgeOptions
 ) -> str | None:
-    """Why the kernel does not go back through these layers here, or None."""
+    """Why the backward kernel does not take these layers here, or None."""
     reason = limits(structure, operands, options=options)
     if reason is not None:
         return reason
@@ -148,9 +155,9 @@ def backward_limits(
 def not_worth(
     structure: CSRGraph, operands: EdgeOperands, *rest, options: EdgeOptions
 ) -> str | None:
-    """The reason if none was timed, or most multiprocessors would have nothing to do, or None.
+    """The reason if such layers were not timed or most multiprocessors would be idle, or None.
 
-    ``rest`` is the gradient to go back with, or nothing.
+    ``rest`` is the cotangent of the result in the backward pass, and empty in the forward pass.
     """
     from pallas_kernels.edge_mlp import edge_mlp_aggregate as kernels
 
@@ -161,9 +168,9 @@ def not_worth(
     widest = max(_widths(operands))
     if widest > _MOST_TIMED:
         return f"was timed up to {_MOST_TIMED} wide, got {widest}"
-    layers = jax.eval_shape(_layers, operands)
+    layers = jax.eval_shape(_kernel_layers, operands)
     if widest <= _NARROW[1] and kernels.streams_kernels(
-        layers, *_static(options), backward=bool(rest)
+        layers, *_activation_options(options), backward=bool(rest)
     ):
         return f"was timed with layers that fit a multiprocessor, got {_widths(operands)}"
     rows = operands.receivers.shape[0] * structure.num_rows

@@ -37,9 +37,9 @@ def edge_scores(
     columns: Float[Array, "*batch cols"],
     implementation: dispatch.Name | None,
 ) -> Float[Array, "*batch edges"]:
-    """The sum of each edge's row's and column's number; zero in padding slots.
+    """Adds the numbers of each edge's row and column; zero in padding slots.
 
-    By ``sddmm``, whose gradients sum by rows and in order, where those of a gather would scatter.
+    It uses ``sddmm``, whose gradients sum rows in order, where those of a gather would scatter.
     """
     batch = jnp.broadcast_shapes(rows.shape[:-1], columns.shape[:-1])
     rows = jnp.broadcast_to(rows, (*batch, rows.shape[-1]))
@@ -63,7 +63,7 @@ def weighted_sums(
     values: Float[Array, "*batch cols dim"],
     implementation: dispatch.Name | None,
 ) -> Float[Array, "*batch rows dim"]:
-    """``spmm`` with weights of its own for each member of the batch."""
+    """Runs ``spmm`` with separate weights for each member of the batch."""
 
     def one(weights, values):
         return spmm(graph.with_weights(weights), values, implementation=implementation)

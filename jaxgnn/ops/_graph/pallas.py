@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @compiled
 def spmm(graph: CSRGraph, x: Float[Array, "cols dim"]) -> Float[Array, "rows dim"]:
-    """The product of a sparse matrix and dense rows; arguments as ``jaxgnn.ops.spmm`` has them."""
+    """The product of a sparse matrix and dense rows: ``y_i = r_i Σ_j w_ij c_j x_j``."""
     from pallas_kernels.graph import spmm as kernels
 
     return vary_like(x, kernels.spmm(pieces(graph), x))
@@ -26,7 +26,7 @@ def spmm(graph: CSRGraph, x: Float[Array, "cols dim"]) -> Float[Array, "rows dim
 def sddmm(
     graph: CSRGraph, a: Float[Array, "rows dim"], b: Float[Array, "cols dim"]
 ) -> Float[Array, " edges"]:
-    """See ``jaxgnn.ops.sddmm``; the result is float32."""
+    """Inner products along edges in float32: ``e_ij = r_i c_j ⟨a_i, b_j⟩``."""
     from pallas_kernels.graph import spmm as kernels
 
     return vary_like(a, kernels.sddmm(pieces(graph.with_weights(None)), a, b))

@@ -43,14 +43,14 @@ def segment_softmax(
     """Normalises edge scores over the edges that enter each row.
 
     ``p_e = exp(l_e) / Σ_e' exp(l_e')`` with ``e'`` over the edges of the row of ``e``, shifted by
-    the row's maximum. As in ``jax.nn.softmax``, a row of only -inf is NaN, and a NaN or +inf
-    spreads over its row. Differentiable in ``logits``, twice too, by the probabilities as they were
-    rounded; the weights and scales of the graph play no part.
+    the row's maximum. A row of only -inf gives NaN, and a NaN or +inf spreads over its row, which
+    is what ``jax.nn.softmax`` does. Differentiable twice in ``logits``; gradients are computed from
+    the rounded probabilities. The weights and scales of the graph are ignored.
 
     Args:
       graph: rows are receivers.
       logits: one score for each edge slot, in the graph's edge order, and any further axes
-        (attention heads), which are normalised apart.
+        (attention heads), each normalised by itself.
       implementation: ``"xla"``, ``"ffi"`` on a CPU, ``"pallas"``, or None for what was measured to
         be fastest.
 
@@ -111,7 +111,7 @@ def _grad_logits_forward(request, structure, probabilities, dy):
 
 
 def _grad_logits_backward(request, residuals, slope):
-    # Second derivatives are rare enough for the formula as it stands.
+    # Second derivatives are rare enough to leave to JAX and the plain formula.
     structure, *arguments = residuals
     _, pull_back = jax.vjp(partial(reference.grad_logits, structure), *arguments)
     return None, *pull_back(slope)

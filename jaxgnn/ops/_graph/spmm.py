@@ -53,7 +53,7 @@ def spmm(
 
     Args:
       graph: rows are receivers, columns are senders.
-      x: features of the senders.
+      x: features of the senders, any leading axes.
       implementation: ``"xla"``, ``"ffi"``, ``"pallas"``, or None for what was measured to be
         fastest.
 
@@ -94,14 +94,15 @@ def sddmm(
 ) -> Float[Array, "*batch edges"]:
     """Inner products along edges: ``e_ij = r_i c_j ⟨a_i, b_j⟩``.
 
-    The weights of the graph play no part: this is the gradient of ``spmm`` to them, and a way to
-    score edges. Differentiable in ``a`` and ``b``.
+    The weights of the graph are ignored. This is the gradient of ``spmm`` to the weights, and a way
+    to score edges. Differentiable in ``a`` and ``b``.
 
     Args:
       graph: rows pair with ``a``, columns with ``b``.
       a: features of the receivers.
       b: features of the senders, same dtype and leading axes as ``a``.
-      implementation: as in ``spmm``.
+      implementation: ``"xla"``, ``"ffi"``, ``"pallas"``, or None for what was measured to be
+        fastest.
 
     Returns:
       One number for each edge slot, of the dtype of ``a``; zero in padding slots.

@@ -1,4 +1,4 @@
-"""What ``ops.hypergraph_conv`` asks of its arguments at trace time."""
+"""Checks of the arguments of ``ops.hypergraph_conv`` at trace time."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def check_arrays(arrays: Arrays) -> None:
 
 
 def check_finish(activation: Any, residual: Any, shape: tuple[int, ...], dtype: Any) -> None:
-    """Raises ValueError unless there is such an activation, and the residual is like the result."""
+    """Raises ValueError unless the activation is known and the residual has the result's shape."""
     check_choice(_OP, "activation", activation, *ACTIVATIONS)
     if residual is None:
         return
@@ -81,7 +81,7 @@ def check_rows_of(op: str, argument: str, array: Any, rows: int, what: str) -> N
 
 
 def check_weight(op: str, weight: Any, num_hyperedges: int) -> None:
-    """Raises ValueError unless there is one number for each hyperedge; if concrete, a finite."""
+    """Raises ValueError unless each hyperedge has one number, finite if it is concrete."""
     check_float(op, "weight", weight, 1, may_be_empty=True)
     if weight.shape != (num_hyperedges,):
         expected = f"of shape ({num_hyperedges},), one for each hyperedge"
@@ -108,7 +108,7 @@ def check_convention(convention: Convention, path: Any) -> None:
 
 
 def check_dropout(dropout: Any, attention: Any) -> None:
-    """Raises ValueError unless ``dropout`` is a probability below one, and of attention."""
+    """Raises ValueError unless ``dropout`` is a probability below one, and 0 without attention."""
     if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
         raise bad_input(_OP, "dropout", "in [0, 1)", repr(dropout))
     if dropout and attention is None:

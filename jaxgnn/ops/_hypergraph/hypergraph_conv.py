@@ -82,8 +82,8 @@ def hypergraph_conv(
 
     H is the incidence matrix, W the diagonal of the hyperedges' weights, ``B_e = Σ_v H_ve`` the
     hyperedges' sizes, ``D_v = Σ_e W_e H_ve`` the nodes' degrees. With one weight for all hyperedges
-    W cancels. An incidence that is repeated counts as often. A hyperedge without nodes gives
-    nothing, a node of degree zero gets b.
+    W cancels. A repeated incidence counts as often as it occurs. A hyperedge without nodes
+    contributes nothing, a node of degree zero gets b.
 
     With ``attention`` a, every incidence has a coefficient of its own in H, both times; D and B
     stay as they are. It is the softmax of ``leaky_relu(a · [x_v Θ; attributes_e Θ])`` over the
@@ -98,33 +98,38 @@ def hypergraph_conv(
     is held there once for each token before it is summed.
 
     Args:
-      x: features of the nodes.
-      incidence: the hypergraph.
-      weight: W, None for ones. It may be of another dtype than ``x``. Negative weights are allowed,
-        but let degrees come close to zero.
+      x: features of the nodes, any leading axes.
+      incidence: the hypergraph: pairs of a node and a hyperedge that contains it.
+      weight: W, one number for each hyperedge; None for ones. Its dtype may differ from ``x``.
+        Negative weights are allowed, but let degrees come close to zero.
       attributes: features of the hyperedges, for attention; with the leading axes of ``x`` or
         without.
-      kernel: Θ, of the dtype of ``x``; columns of the first head first. None for the identity.
-      bias: b.
-      attention: a, node part before hyperedge part: two times the width of a head. None for none.
+      kernel: Θ, of the dtype of ``x``, the columns of one head after another. None for the
+        identity.
+      bias: b, one number for each feature of the result; None for zeros.
+      attention: a for each head, the part for nodes before the part for hyperedges, so that it is
+        twice as wide as a head. None for no attention.
       weighting: ``"paper"``, or ``"pyg"`` for W in D alone, which is what torch-geometric computes.
-      normalization: ``"mean"``, or ``"sym"`` for ``D^-½ H W B⁻¹ Hᵀ D^-½`` as in HGNN
-        (https://arxiv.org/abs/1809.09401). It gives nodes of negative degree zero.
+      normalization: ``"mean"``, or ``"sym"`` for ``D^-½ H W B⁻¹ Hᵀ D^-½``, the formula of HGNN
+        (https://arxiv.org/abs/1809.09401). ``"sym"`` gives nodes of negative degree zero.
       attention_mode: softmax over the nodes of each hyperedge, ``"node"``, or over the hyperedges
         of each node, ``"edge"``.
-      concat: heads one after the other; False for their mean.
-      negative_slope: of leaky_relu.
+      concat: whether heads are concatenated; False for their mean.
+      negative_slope: slope of leaky_relu for negative numbers.
       dropout: probability of leaving an incidence out of attention, after the softmax; the others
         are scaled up. Nothing is left out without a ``key``.
       key: random key, for training.
-      activation: of the sums, a name as in ``fused_linear``; None for none.
-      residual: added behind the activation; of the shape and dtype of the result. Or None.
-      precision: of products with Θ, as in ``fused_linear``.
+      activation: function applied to the sums: ``"relu"``, ``"gelu"`` (by tanh), ``"gelu_exact"``
+        (by erf), ``"silu"``, ``"mish"``, ``"squared_relu"`` or None.
+      residual: added after the activation, of the shape and dtype of the result. None adds nothing.
+      precision: how float32 products with Θ are made: None for JAX's setting, by default TF32 on
+        recent NVIDIA GPUs and float32 on CPU; ``"highest"`` for float32; ``"tf32"`` or ``"bf16x3"``
+        (three products of bfloat16 parts), which on CPU are float32 as well.
       path: ``"sums"``, ``"mixing"``, or ``"auto"`` for the second where the hypergraph has at most
         128 nodes.
       implementation: ``"xla"`` for the reference, which takes neither path; ``"ffi"`` or
-        ``"pallas"`` for these kernels of ``spmm``, and with ``path="mixing"`` the latter for up to
-        8 nodes of a width that is a multiple of 32; None for what is taken to be fastest.
+        ``"pallas"`` for these kernels of ``spmm``; with ``path="mixing"`` ``"pallas"`` takes up to
+        8 nodes of a width that is a multiple of 32; None for what is expected to be fastest.
 
     Returns:
       Features of the nodes, of the dtype of ``x``.
@@ -167,7 +172,7 @@ def hypergraph_conv(
     if request.name == "xla":
         return HYPERGRAPH_CONV(request, *arrays, **convention._asdict())
     if path == "auto":
-        # The kernels that have names are those of the sums.
+        # Implementations given by name are kernels of the sums.
         small = MIXING_LIMITS.admit(incidence) and request.name is None
         path = "mixing" if small else "sums"
     return _PATHS[path](request, arrays, convention)
@@ -180,7 +185,7 @@ def _by_sums(request, arrays: Arrays, convention: Convention):
 
 def _by_mixing(request, arrays: Arrays, convention: Convention):
     run = partial(_mixed, request, convention)
-    if request.verify.mode != "off":  # spmm sees to itself; of this there is nothing else to check
+    if request.verify.mode != "off":  # spmm checks itself, the mixing does not
         name, options = (
             "hypergraph_conv[mixing]",
             convention._replace(precision="highest")._asdict(),
@@ -216,14 +221,14 @@ def _mix_forward(request, convention: Convention, x, matrix, kernel, bias, resid
     if _mixes_first(x, kernel):
         y = _behind_mixing(request, convention, x, *kept)[1]
         return reference.finish(y, activation, residual).astype(x.dtype), (x, None, *kept)
-    # Over the narrower rows; over those behind the product if they are as wide, since there the
-    # mixing of tokens is one pass with what follows.
+    # Mixes the narrower of x and x Θ; if both are as wide, mixes x Θ, because that and the bias,
+    # the activation and the residual are one pass.
     z = reference.project(x, kernel, 1, convention.precision)[..., 0, :].astype(x.dtype)
     return MIX(request, z, matrix, bias, residual, activation=activation), (x, z, *kept)
 
 
 def _mixes_first(x, kernel) -> bool:
-    """Whether the rows in front of the product are narrower, or those of a single token."""
+    """Whether rows are mixed before the product: they are narrower then, or there is one token."""
     return kernel.shape[1] > kernel.shape[0] or x.ndim == 2
 
 
@@ -248,7 +253,7 @@ def _mix_backward(request, convention: Convention, residuals, dy):
 
 
 def _mixed_first_backward(request, convention: Convention, x, matrix, kernel, bias, dy):
-    """Gradients to the arrays; what was mixed is mixed again."""
+    """Gradients to the arrays; mixes ``x`` again instead of keeping the result."""
     activation, da = convention.activation, dy
     if activation is not None:
         x, matrix, kernel, bias, dy = behind_barrier(x, matrix, kernel, bias, dy)
@@ -273,16 +278,16 @@ def _width(arrays: Arrays, concat: bool) -> int:
 
 
 def _dropout_factors(arrays: Arrays, dropout: float, key: jax.Array) -> Array:
-    """Zero for the incidences left out, else what makes up for these; for each token and head."""
+    """Zero for incidences left out, ``1 / (1 - dropout)`` for others, by token and head."""
     heads = 1 if arrays.attention is None else arrays.attention.shape[0]
     shape = (*arrays.x.shape[:-2], arrays.incidence.num_incidences, heads)
-    # Of a number with a dtype, so that the same key leaves out the same under every precision.
+    # The probability has a dtype, so that the same key leaves out the same under every precision.
     kept = jax.random.bernoulli(key, jnp.float32(1 - dropout), shape)
     return kept.astype(accumulation_dtype(arrays.x.dtype)) / (1 - dropout)
 
 
 def _with_an_empty_hyperedge(arrays: Arrays) -> Arrays:
-    """The same, for kernels that need one hyperedge at least."""
+    """Adds an empty hyperedge for kernels that need at least one."""
     weight, attributes = arrays.weight, arrays.attributes
     if attributes is not None:
         attributes = jnp.zeros((*attributes.shape[:-2], 1, attributes.shape[-1]), attributes.dtype)

@@ -1,4 +1,4 @@
-"""The tables of implementations of a small hypergraph's mixing, and what their GPU kernels take."""
+"""The tables of implementations of a small hypergraph's mixing, and limits of their kernels."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from jaxgnn.ops._core import dispatch
 _DTYPES = ("float32", "bfloat16", "float16")
 _MOST_NODES = 8
 _LEAST_WIDTH, _MOST_WIDTH = 32, 8192
-# An estimate. With 8 nodes, 256 wide, kernels were faster at 32,768 tokens, and with the backward
-# pass at 256, where launches count; between, nothing was timed without them.
+# An estimate. With 8 nodes of width 256, kernels were faster at 32,768 tokens, and with the
+# backward pass already at 256, where launches dominate. No token count between was timed without
+# launches.
 _LEAST_TOKENS = 1024
 
 
@@ -29,7 +30,7 @@ def kernel(name: str, reference: Callable[..., Any], mosaic: Callable[..., Any])
 
 
 def _limits(x: Any, *arrays: Any, **options: Any) -> str | None:
-    """Why kernels do not take ``x``, [..., nodes, width]."""
+    """Why kernels do not take ``x`` [..., nodes, width], or None."""
     del arrays, options
     nodes, width = x.shape[-2:]
     if nodes > _MOST_NODES:
@@ -41,7 +42,7 @@ def _limits(x: Any, *arrays: Any, **options: Any) -> str | None:
 
 
 def _not_worth(x: Any, *arrays: Any, **options: Any) -> str | None:
-    """The reason if launching kernels may take longer than what they do."""
+    """The reason if launching kernels may take longer than their work, or None."""
     del arrays, options
     tokens = math.prod(x.shape[:-2])
     if tokens >= _LEAST_TOKENS:

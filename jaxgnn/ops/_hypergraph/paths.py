@@ -17,7 +17,7 @@ from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.activations import Name as Activation
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 from jaxgnn.ops._core.eager import run_compiled
-from jaxgnn.ops._core.finite import any_not_finite, exact_matmul, product_of_what_is_there
+from jaxgnn.ops._core.finite import any_not_finite, exact_matmul, masked_product
 from jaxgnn.ops._dense.reference.fused_linear import Precision, behind_barrier
 from jaxgnn.ops._graph.attention import edge_scores, row_softmax, weighted_sums
 from jaxgnn.ops._graph.spmm import spmm
@@ -38,16 +38,16 @@ from jaxgnn.ops._hypergraph.reference.hypergraph_conv import (
 class MixingLimits:
     """How large a hypergraph may be that is applied as one matrix, nodes by nodes.
 
-    Up to the first number its products cost less than two sparse sums (on two CPU cores 2 to 100
-    times less where nodes are in many hyperedges, up to 4 times more where all are in a single
-    one). The second bounds the incidence matrix that it is made of.
+    Up to the first number of nodes its products cost less than two sparse sums (on two CPU cores 2
+    to 100 times less where nodes are in many hyperedges, up to 4 times more where all are in a
+    single one). The second bounds the incidence matrix from which that matrix is computed.
     """
 
     nodes: int = 128
     entries: int = 2**20
 
     def admit(self, incidence: Incidence) -> bool:
-        """Whether ``path="auto"`` takes the matrix; says the same for one token as for many."""
+        """Whether ``path="auto"`` takes the matrix, for any number of tokens."""
         entries = incidence.num_nodes * incidence.num_hyperedges
         return incidence.num_nodes <= self.nodes and entries <= self.entries
 
@@ -56,7 +56,7 @@ MIXING_LIMITS = MixingLimits()
 
 
 class Convention(NamedTuple):
-    """What ``ops.hypergraph_conv`` was asked for beside arrays."""
+    """The options of ``ops.hypergraph_conv`` that are not arrays."""
 
     weighting: Weighting
     normalization: Normalization
@@ -68,12 +68,12 @@ class Convention(NamedTuple):
 
     @property
     def scaling(self) -> dict[str, Any]:
-        """Those that ``scales`` takes."""
+        """The options that ``scales`` takes."""
         return {"weighting": self.weighting, "normalization": self.normalization}
 
 
 class Arrays(NamedTuple):
-    """What ``ops.hypergraph_conv`` was given, by its names; ``dropped`` has factors by slot."""
+    """The array arguments of ``ops.hypergraph_conv``; ``dropped`` has dropout factors by slot."""
 
     x: Float[Array, "*batch nodes in"]
     incidence: Incidence
@@ -103,7 +103,7 @@ def sparse_sums(
         y = project(y, kernel, 1, precision)[..., 0, :]
     y = y.astype(accumulation_dtype(y.dtype))
     y = y if arrays.bias is None else y + arrays.bias.astype(y.dtype)
-    return _finished(y, arrays, convention)
+    return _finish(y, arrays, convention)
 
 
 def _propagate(x, incidence, weight, convention, implementation):
@@ -143,7 +143,7 @@ def attended_sparse_sums(
 ) -> Float[Array, "*batch nodes out"]:
     """The convolution with attention by two weighted ``spmm`` a head."""
     x, incidence = arrays.x, arrays.incidence
-    z, of_nodes, of_hyperedges = _attended(arrays, convention)
+    z, of_nodes, of_hyperedges = _projection_and_scores(arrays, convention)
     scores = jnp.swapaxes(of_nodes, -1, -2), jnp.swapaxes(of_hyperedges, -1, -2)
     to_hyperedges, to_nodes = _sparse_attention(arrays, scores, convention, implementation)
     left, middle, right = _sparse_scales(x, incidence, arrays.weight, convention, implementation)
@@ -152,13 +152,13 @@ def attended_sparse_sums(
     hyperedges = _scaled(hyperedges, middle)
     sums = weighted_sums(incidence.by_node(), to_nodes, hyperedges, implementation)
     y = jnp.swapaxes(_scaled(sums, left), -2, -3).astype(accumulation_dtype(x.dtype))
-    return _finished(merge_heads(y, arrays.bias, convention.concat), arrays, convention)
+    return _finish(merge_heads(y, arrays.bias, convention.concat), arrays, convention)
 
 
 def _sparse_attention(arrays: Arrays, scores, convention, implementation):
     """Attention in the order of the edges of ``by_hyperedge`` and of ``by_node``.
 
-    ``scores`` are those of nodes and of hyperedges ``[*batch, heads, rows]``.
+    ``scores`` is a pair for nodes and for hyperedges, each ``[*batch, heads, rows]``.
     """
     plan, (of_nodes, of_hyperedges) = arrays.incidence.made_plan(), scores
     by_hyperedge = convention.attention_mode == "node"
@@ -169,19 +169,19 @@ def _sparse_attention(arrays: Arrays, scores, convention, implementation):
     logits = jax.nn.leaky_relu(logits, convention.negative_slope)
     alpha = row_softmax(first, logits, implementation)
     if arrays.dropped is not None:
-        slots = plan.slots if by_hyperedge else plan.slots[_order(plan.by_hyperedge)]
-        alpha = alpha * _picked(jnp.swapaxes(arrays.dropped, -1, -2), slots)
-    other = _picked(alpha, _order(first))
+        slots = plan.slots if by_hyperedge else plan.slots[_transpose_order(plan.by_hyperedge)]
+        alpha = alpha * _permuted(jnp.swapaxes(arrays.dropped, -1, -2), slots)
+    other = _permuted(alpha, _transpose_order(first))
     return (alpha, other) if by_hyperedge else (other, alpha)
 
 
-def _order(graph: CSRGraph):
-    """Which edge of the graph each edge of its transpose is."""
+def _transpose_order(graph: CSRGraph):
+    """The index in the graph of each edge of its transpose."""
     return graph.made_plan().permutation
 
 
-def _picked(values: Float[Array, "*batch edges"], permutation) -> Float[Array, "*batch edges"]:
-    """The values in another order; each is read once, so that the gradient needs no sums."""
+def _permuted(values: Float[Array, "*batch edges"], permutation) -> Float[Array, "*batch edges"]:
+    """Permutes the values; each is read once, so that the gradient needs no sums."""
     return values.at[..., permutation].get(unique_indices=True, mode="promise_in_bounds")
 
 
@@ -195,9 +195,9 @@ _FEW_TERMS = 1 << 14
 def mixing_matrix(
     incidence: Incidence, weight: Float[Array, " hyperedges"] | None, convention: Convention, dtype
 ) -> Float[Array, "nodes nodes"]:
-    """``L H R Hᵀ C`` as a matrix; +0 for nodes that share no hyperedge, and for no others.
+    """``L H R Hᵀ C`` as a matrix; +0 only for nodes that share no hyperedge.
 
-    A zero that weights have made is -0 (see ``reference.mix``).
+    An entry that is zero because of weights is -0: it counts as a term, which +0 does not.
     """
     return run_compiled(_mixing_matrix, (convention, jnp.dtype(dtype)), (incidence, weight))
 
@@ -213,9 +213,9 @@ def _mixing_matrix(static: tuple[Convention, Any], arguments: tuple[Incidence, A
 
 
 def _matrix_of_terms(convention: Convention, dense, weight) -> Float[Array, "nodes nodes"]:
-    """The matrix of a weighted hypergraph, term by term: of few nodes that is one small pass.
+    """The matrix of a weighted hypergraph, term by term, which for few nodes is one small pass.
 
-    What is not finite is then in no sum that does not contain it, nor in its gradients.
+    NaN and infinities then reach only the sums, and gradients of sums, that contain them.
     """
     there = dense > 0
     degrees = jnp.sum(jnp.where(there, dense * weight.astype(dense.dtype), 0), axis=1)
@@ -230,16 +230,16 @@ def _matrix_of_terms(convention: Convention, dense, weight) -> Float[Array, "nod
 
 @jax.custom_jvp
 def _negative_if_zero(matrix: Array) -> Array:
-    """The same numbers, with -0 for zeros."""
+    """Replaces zeros by -0."""
     return jnp.where(matrix == 0, -0.0, matrix)
 
 
 _negative_if_zero.defjvp(lambda primals, tangents: (_negative_if_zero(*primals), *tangents))
 
 
-def _zeros_for_nothing(a, b, there_a, there_b):
-    """A product in which what is not there is zero."""
-    del there_a, there_b
+def _plain_product(a, b, present_a, present_b):
+    """The product of two matrices whose absent entries are zeros."""
+    del present_a, present_b
     return exact_matmul(a, b)
 
 
@@ -260,13 +260,13 @@ def _weighted_matrix_forward(convention: Convention, dense, weight):
     matrix, pull_back = jax.vjp(make, jnp.where(known, weight, 0))
     shared = _shared(dense, jnp.where(known, weight, 0), matrix)
     # A weight that is not finite is part of the degrees of its nodes.
-    hurt = _through(convention, jnp.any((dense > 0) & ~known, axis=1))
+    hurt = _depends_on_degrees(convention, jnp.any((dense > 0) & ~known, axis=1))
     matrix = jnp.where(hurt, jnp.nan, jnp.where(matrix == 0, -0.0, matrix))
     return jnp.where(shared, matrix, 0), (dense, shared, hurt, pull_back)
 
 
 def _weighted_matrix_backward(convention: Convention, residuals, dmatrix):
-    """As of sums over incidences: what is not finite reaches the weights at the nodes it is at."""
+    """Like gradients of sums over incidences, NaN reaches only weights of the nodes it is at."""
     dense, shared, hurt, pull_back = residuals
     strange = shared & (hurt | ~jnp.isfinite(dmatrix))
     (dweight,) = pull_back(jnp.where(shared & ~strange, dmatrix, 0))
@@ -281,8 +281,8 @@ _weighted_matrix.defvjp(_weighted_matrix_forward, _weighted_matrix_backward)
 
 
 def _shared(dense, weight, matrix) -> Bool[Array, "nodes nodes"]:
-    """Which nodes share a hyperedge; if all weights are positive, the matrix tells."""
-    if dispatch.current_platform() == "cuda":  # which takes longer for a branch
+    """Which nodes share a hyperedge; with positive weights these are the nonzero entries."""
+    if dispatch.current_platform() == "cuda":  # where a branch takes longer
         return _product("ve,ue->vu", dense, dense) > 0
     return lax.cond(
         jnp.all(weight > 0),
@@ -291,13 +291,15 @@ def _shared(dense, weight, matrix) -> Bool[Array, "nodes nodes"]:
     )
 
 
-def _through(convention: Convention, nodes: Bool[Array, " nodes"]) -> Bool[Array, "nodes nodes|1"]:
-    """The entries of the matrix that the degrees of these nodes are part of."""
+def _depends_on_degrees(
+    convention: Convention, nodes: Bool[Array, " nodes"]
+) -> Bool[Array, "nodes nodes|1"]:
+    """The entries of the matrix that depend on the degrees of these nodes."""
     rows = nodes[:, None]
     return rows if convention.normalization == "mean" else rows | nodes
 
 
-def _dense_scales(dense, weight, convention, multiply=_zeros_for_nothing) -> Scales:
+def _dense_scales(dense, weight, convention, multiply=_plain_product) -> Scales:
     ones = jnp.ones(dense.shape[1], dense.dtype)
     weights = ones if weight is None else weight.astype(dense.dtype)
     degrees = multiply(dense, weights[:, None], dense > 0, None)[:, 0]
@@ -306,12 +308,12 @@ def _dense_scales(dense, weight, convention, multiply=_zeros_for_nothing) -> Sca
 
 def attended_mixing(arrays: Arrays, convention: Convention) -> Float[Array, "*batch nodes out"]:
     """The convolution with attention by one small matrix for each token and head."""
-    y = _attended_mixing(convention, arrays.incidence, _of_attention(arrays))
-    return _finished(merge_heads(y, arrays.bias, convention.concat), arrays, convention)
+    y = _attended_mixing(convention, arrays.incidence, _differentiated_arrays(arrays))
+    return _finish(merge_heads(y, arrays.bias, convention.concat), arrays, convention)
 
 
-def _of_attention(arrays: Arrays) -> Arrays:
-    """Those that the sums are made of, without the ids, which are not differentiated."""
+def _differentiated_arrays(arrays: Arrays) -> Arrays:
+    """The arrays that the sums depend on, without ids, which are not differentiated."""
     # pyrefly: ignore[bad-argument-type]
     return arrays._replace(incidence=None, bias=None, residual=None)
 
@@ -322,10 +324,8 @@ def _attended_mixing(convention: Convention, incidence: Incidence, arrays: Array
 
 
 def _attended_mixing_forward(convention: Convention, incidence: Incidence, arrays: Arrays):
-    y, pull_back = jax.vjp(
-        partial(_attended_sums, _zeros_for_nothing, convention, incidence), arrays
-    )
-    exactly = partial(_attended_sums, product_of_what_is_there, convention, incidence)
+    y, pull_back = jax.vjp(partial(_attended_sums, _plain_product, convention, incidence), arrays)
+    exactly = partial(_attended_sums, masked_product, convention, incidence)
     y = lax.cond(any_not_finite(y), exactly, lambda _: y, arrays)
     return y, (incidence, arrays, pull_back)
 
@@ -335,7 +335,7 @@ def _attended_mixing_backward(convention: Convention, residuals, dy):
     (gradients,) = pull_back(dy)
 
     def exactly(arrays):
-        sums = partial(_attended_sums, product_of_what_is_there, convention, incidence)
+        sums = partial(_attended_sums, masked_product, convention, incidence)
         return jax.vjp(sums, arrays)[1](dy)[0]
 
     strange = any_not_finite(*jax.tree.leaves(gradients))
@@ -348,9 +348,9 @@ _attended_mixing.defvjp(_attended_mixing_forward, _attended_mixing_backward)
 def _attended_sums(
     multiply, convention: Convention, incidence: Incidence, arrays: Arrays
 ) -> Float[Array, "*batch nodes heads out"]:
-    """The sums by head; ``multiply`` takes two matrices, and where they have entries."""
+    """The sums by head; ``multiply`` takes two matrices and the masks of their entries."""
     arrays = arrays._replace(incidence=incidence)
-    z, of_nodes, of_hyperedges = _attended(arrays, convention)
+    z, of_nodes, of_hyperedges = _projection_and_scores(arrays, convention)
     dense = incidence.todense(z.dtype)
     there = dense > 0
     logits = of_nodes[..., :, None, :] + of_hyperedges[..., None, :, :]
@@ -368,9 +368,9 @@ def _attended_sums(
 
 
 def _dense_softmax(logits, counts, axis: int):
-    """Softmax over an axis in which entries occur as often as counts say; zero where never."""
+    """Softmax over an axis in which each entry occurs ``counts`` times; zero for a count of 0."""
     there = counts > 0
-    # Shifting all entries alike leaves the result as it is, so it need not be differentiated.
+    # Shifting all entries does not change the result, so it need not be differentiated.
     peaks = jnp.max(lax.stop_gradient(logits), axis, keepdims=True, initial=-jnp.inf, where=there)
     peaks = jnp.where(peaks == -jnp.inf, 0, peaks)
     exponentials = jnp.where(there, jnp.exp(jnp.where(there, logits - peaks, 0)), 0)
@@ -379,7 +379,7 @@ def _dense_softmax(logits, counts, axis: int):
 
 
 def _multiplicities(arrays: Arrays, dense):
-    """How often each node is in each hyperedge, or the sum of the factors of dropout."""
+    """How often each node is in each hyperedge, or the sum of its dropout factors there."""
     if arrays.dropped is None:
         return dense[..., None]
     incidence, dropped = arrays.incidence, arrays.dropped.astype(dense.dtype)
@@ -390,7 +390,7 @@ def _multiplicities(arrays: Arrays, dense):
 
 
 def _product(subscripts: str, *operands: Array) -> Array:
-    """A small sum of products, which never has fewer bits than its operands."""
+    """A small sum of products in the full precision of its operands."""
     return run_compiled(_einsum, subscripts, operands)
 
 
@@ -401,7 +401,7 @@ def _einsum(subscripts: str, operands: tuple[Array, ...]) -> Array:
 # -- both ----------------------------------------------------------------------------------------
 
 
-def _finished(y: Array, arrays: Arrays, convention: Convention) -> Float[Array, "*batch nodes out"]:
+def _finish(y: Array, arrays: Arrays, convention: Convention) -> Float[Array, "*batch nodes out"]:
     """The activation and the residual, rounded; the backward pass keeps ``y`` alone."""
     if convention.activation is not None:
         y = _activated(convention.activation, y)
@@ -425,10 +425,10 @@ def _activated_backward(activation: Activation, y, dy):
 _activated.defvjp(_activated_forward, _activated_backward)
 
 
-def _attended(arrays: Arrays, convention: Convention):
-    """``x Θ`` by head, and the scores of nodes and of hyperedges ``[*batch, rows, heads]``."""
+def _projection_and_scores(arrays: Arrays, convention: Convention):
+    """``x Θ`` by head, and scores ``[*batch, rows, heads]`` of nodes and of hyperedges."""
     attention, attributes = arrays.attention, arrays.attributes
-    assert attention is not None and attributes is not None  # the op has seen to it
+    assert attention is not None and attributes is not None  # the op has checked it
     heads, precision = attention.shape[0], convention.precision
     z = project(arrays.x, arrays.kernel, heads, precision)
     edges = project(attributes, arrays.kernel, heads, precision)

@@ -21,7 +21,7 @@ from jaxgnn.ops._maxk.reference import maxk as reference
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
-# Entries of a row that a warp holds in registers.
+# The most entries of a row that a warp holds in registers.
 _MOST_COLUMNS_CUDA = 1024
 
 
@@ -34,7 +34,7 @@ def _cuda_limits(x, *, k, by, early_stop):
 
 
 def _compiled_is_faster(x, *, k, by, early_stop):
-    # As measured on an H200: by 1.04 to 1.45 where Pallas has one row for a warp, not eight.
+    # Measured on an H200: 1.04 to 1.45 times as fast where Pallas has one row a warp, not eight.
     if not pallas.has_eight_rows(x.shape[-1]) and _ffi.why_missing("cuda") is None:
         return f"the compiled kernel is faster with {x.shape[-1]} columns"
     return None
@@ -48,7 +48,7 @@ def _kernel(
 ) -> dispatch.Kernel:
     return dispatch.Kernel(
         name,
-        # Rows have distinct columns, so even the scatter of todense has one possible result.
+        # Columns of a row are distinct, so even the scatter of todense has only one result.
         {
             "xla": dispatch.xla(getattr(reference, name), scatters=False),
             "pallas": mosaic,
@@ -58,28 +58,31 @@ def _kernel(
     )
 
 
-def _same(run) -> dispatch.Implementation:
+def _ffi_on_both(run) -> dispatch.Implementation:
     return dispatch.ffi(dtypes=_DTYPES, cpu=run, cuda=run)
 
 
-def _mosaic(run, **limits) -> dispatch.Implementation:
+def _pallas(run, **limits) -> dispatch.Implementation:
     return dispatch.pallas(run, dtypes=_DTYPES, **limits)
 
 
 MAXK = _kernel(
     "maxk",
     dispatch.ffi(dtypes=_DTYPES, cpu=ffi.maxk, cuda=ffi.maxk_cuda, cuda_limits=_cuda_limits),
-    _mosaic(pallas.maxk, limits=_cuda_limits, not_worth=_compiled_is_faster),
+    _pallas(pallas.maxk, limits=_cuda_limits, not_worth=_compiled_is_faster),
     on_cuda=("pallas", "ffi", "xla"),
 )
-# On an H200 Pallas takes 0.25 to 0.9 of the time of the compiled one where rows have up to 4 KiB,
-# and as long where they have 16.
+# On an H200 Pallas takes 0.25 to 0.9 of the time of the compiled kernel where rows have up to 4
+# KiB, and the same time where they have 16.
 TODENSE = _kernel(
-    "todense", _same(ffi.todense), _mosaic(pallas.todense), on_cuda=("pallas", "ffi", "xla")
+    "todense", _ffi_on_both(ffi.todense), _pallas(pallas.todense), on_cuda=("pallas", "ffi", "xla")
 )
-# On an H200 XLA's gather takes 0.8 of the time of the compiled one.
+# On an H200 XLA's gather takes 0.8 of the time of the compiled kernel.
 GATHER_COLUMNS = _kernel(
-    "gather_columns", _same(ffi.gather_columns), _mosaic(pallas.gather_columns), on_cuda=("xla",)
+    "gather_columns",
+    _ffi_on_both(ffi.gather_columns),
+    _pallas(pallas.gather_columns),
+    on_cuda=("xla",),
 )
 
 
@@ -93,18 +96,19 @@ def maxk(
 ) -> CBSR:
     """Keeps the ``k`` largest entries of each row; the rest becomes zero.
 
-    The nonlinearity of MaxK-GNN (https://arxiv.org/abs/2312.08656). Exact for float32, bfloat16
-    and float16. Ties go to the lowest column, -0 equals +0, and NaN ranks with +inf, so that it
-    is kept and seen. The gradient passes through at the kept columns and is zero elsewhere.
+    The nonlinearity of MaxK-GNN (https://arxiv.org/abs/2312.08656). Exact for float32, bfloat16 and
+    float16. Ties go to the lowest column, -0 equals +0, and NaN ranks with +inf, so that it is kept
+    and stays visible. The gradient passes through at the kept columns and is zero elsewhere.
 
     Args:
       x: dense rows, any leading axes.
       k: entries kept per row, 1 to ``dim``.
       by: rank by signed ``"value"``, as the paper does, or by ``"magnitude"``.
-      early_stop: None for the exact result. A number of steps bisects that often, between the
-        smallest and the largest rank of a row, for a threshold which at least ``k`` entries
-        reach, and keeps the first ``k`` columns that do (RTop-K, https://arxiv.org/abs/2409.00822).
-        Infinities count as the largest finite number there, and make the range a wide one.
+      early_stop: None for the exact result, or a number of bisection steps. The steps look, between
+        the smallest and the largest rank of a row, for a threshold that at least ``k`` entries
+        reach; the first ``k`` columns that reach it are kept (RTop-K,
+        https://arxiv.org/abs/2409.00822). Infinities count as the largest finite number there, and
+        make the range a wide one.
       implementation: ``"xla"``, ``"ffi"``, ``"pallas"``, or None for what was measured to be
         fastest.
 
@@ -142,8 +146,9 @@ def todense(
     """Expands compressed rows. Differentiable in the values.
 
     Args:
-      cbsr: as ``maxk`` gives.
-      implementation: as in ``maxk``.
+      cbsr: kept values of each row and their columns, the result of ``maxk``.
+      implementation: ``"xla"``, ``"ffi"``, ``"pallas"``, or None for what was measured to be
+        fastest.
 
     Returns:
       The dense matrix, zeros where nothing was kept.

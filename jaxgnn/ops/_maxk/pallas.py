@@ -12,7 +12,7 @@ from jaxgnn.ops._core.pallas_call import batches_as_rows, compiled, vary_like
 
 @partial(compiled, static_argnames=("k", "by", "early_stop"))
 def maxk(x: Float[Array, "*batch dim"], *, k: int, by: str, early_stop: None) -> CBSR:
-    """See ``jaxgnn.ops.maxk``; exact only."""
+    """Keeps the ``k`` largest entries of each row; it has no early stop."""
     from pallas_kernels.maxk import maxk as kernels
 
     dim = x.shape[-1]
@@ -23,7 +23,7 @@ def maxk(x: Float[Array, "*batch dim"], *, k: int, by: str, early_stop: None) ->
 
 
 def has_eight_rows(dim: int) -> bool:
-    """Whether a warp of ``maxk`` takes eight rows of so many columns at a time."""
+    """Whether a warp of ``maxk`` takes eight rows of ``dim`` columns at a time."""
     from pallas_kernels.chip import Chip
     from pallas_kernels.maxk import maxk as kernels
 

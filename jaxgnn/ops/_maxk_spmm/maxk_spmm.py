@@ -69,8 +69,8 @@ def _compiled_is_faster(graph, cbsr, dy):
         return None
     if dispatch.is_deterministic():
         return "the compiled dense product takes its place"
-    # As measured on an H200: by up to 1.09 in a graph of 50 edges a row, not in one of 480; in one
-    # of 10 by 0.98 to 1.02 in float32, and by 0.92 to 0.97 in bfloat16.
+    # Speedups measured on an H200: up to 1.09 in a graph of 50 edges a row, none with 480 edges;
+    # with 10 edges 0.98 to 1.02 in float32, and 0.92 to 0.97 in bfloat16.
     blocks = edge_blocks(graph, cbsr.dim, dy.dtype)
     if blocks is None or blocks.shape.order != "degree":
         return "the compiled kernel is faster unless there are blocks by degree"
@@ -99,11 +99,11 @@ class BreakEven(NamedTuple):
     """Largest k / dim at which the k-sparse kernels beat todense + spmm, both ways together.
 
     Attributes:
-      dtype: of the features.
-      dim: least width.
-      mib: least size of the dense features.
-      degree: least edges a row, on average, of edges that are in blocks for the gradient.
-      ratio: k / dim.
+      dtype: dtype of the features.
+      dim: least width of the dense features.
+      mib: least size of the dense features, in MiB.
+      degree: least number of edges a row, on average, where the gradient walks edges by block.
+      ratio: the largest k / dim.
     """
 
     dtype: str
@@ -113,11 +113,12 @@ class BreakEven(NamedTuple):
     ratio: float
 
 
-# The first that fits counts; as `python -m experiments.benchmarks.maxk_spmm --break-even` measures.
-# On a CPU the features of one graph fitted the last cache of 32 MiB and those of the other did not.
-# On a GPU the widths were 64 and 256, the graphs one of 10 edges a row and three of 50 to 600.
-# Widths and degrees between get the lesser ratio, narrower rows that of 64; wider ones and edges
-# that are in no blocks, which were not measured, the least.
+# The first entry that fits counts; the ratios were measured by
+# `python -m experiments.benchmarks.maxk_spmm --break-even`. On a CPU the features of one graph
+# fitted the last cache of 32 MiB and those of the other did not. On a GPU the widths were 64 and
+# 256, the graphs one of 10 edges a row and three of 50 to 600. Widths and degrees between get the
+# lesser ratio, narrower rows the ratio of 64. Wider rows and edges without blocks, which were not
+# measured, get the least ratio.
 BREAK_EVEN: dict[dispatch.Platform, tuple[BreakEven, ...]] = {
     "cpu": (
         BreakEven("float32", dim=1, mib=32, degree=0, ratio=0.25),
@@ -146,11 +147,11 @@ def break_even(
     """Largest ``k / dim`` for which ``maxk_spmm`` takes k-sparse kernels when left to choose.
 
     Args:
-      platform: of the arrays.
-      dtype: of the features.
-      nodes: rows of the features.
-      dim: their width.
-      degree: see ``BreakEven``.
+      platform: platform that the arrays are on.
+      dtype: dtype of the features.
+      nodes: number of rows of the features.
+      dim: width of the expanded features.
+      degree: edges a row, on average, or 0 if the gradient does not walk the edges by block.
     """
     name, mib = jnp.dtype(dtype).name, nodes * dim * jnp.dtype(dtype).itemsize / 2**20
     for row in BREAK_EVEN[platform]:
@@ -171,7 +172,7 @@ def maxk_spmm(
 
     Args:
       graph: rows are receivers, columns are senders.
-      cbsr: compressed features of the senders, leading axes share the graph.
+      cbsr: compressed features of the senders; all leading axes share the graph.
       implementation: ``"xla"`` (expands and multiplies), ``"ffi"``, ``"pallas"``, or None, which
         takes the k-sparse kernels up to the measured break-even of ``k / dim`` and dense ``spmm``
         beyond.
@@ -214,7 +215,7 @@ def _is_worth_it(graph: CSRGraph, cbsr: CBSR) -> bool:
     if None not in _sparse_kernels(graph, cbsr).values():
         return False
     platform = dispatch.current_platform()
-    # A plan, which a CPU does not choose by, would be made to know this.
+    # The degree needs a plan; a CPU's choice does not depend on it, so none is made there.
     degree = _degree_in_blocks(graph, cbsr) if platform == "cuda" else 0.0
     ratio = break_even(platform, cbsr.dtype, graph.num_cols, cbsr.dim, degree)
     return cbsr.k <= ratio * cbsr.dim

@@ -1,4 +1,4 @@
-"""What the ops of hyper-connections ask of their arguments at trace time."""
+"""Checks of the arguments of the ops of hyper-connections at trace time."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def check_pre(op: str, x: Any, phi: Any, alpha: Any, bias: Any, gamma: Any) -> N
             raise bad_input(op, "gamma", "None if phi is None", "an array")
         check_coefficients(op, "bias", bias, *((r,) for r in rows))
         return
-    # Which of the two it is follows from phi; bias has to agree.
+    # The number of rows follows from phi; bias has to agree.
     check_coefficients(op, "phi", phi, *((r, n * dim) for r in rows))
     check_coefficients(op, "alpha", alpha, (3,))
     check_coefficients(op, "bias", bias, phi.shape[:1])
@@ -66,7 +66,7 @@ def check_post(op: str, x: Any, f: Any, h_post: Any, h_res: Any) -> None:
 
 
 def check_output(op: str, argument: str, f: Any, x: Any) -> None:
-    """Raises ValueError unless ``f`` is like one of the streams ``x``."""
+    """Raises ValueError unless ``f`` has the shape and dtype of one of the streams ``x``."""
     check_float(op, argument, f, 1)
     shape = *x.shape[:-2], x.shape[-1]
     if f.shape != shape or f.dtype != x.dtype:

@@ -1,4 +1,4 @@
-"""What published implementations of hyper-connections do differently, as data."""
+"""The constants in which published implementations of hyper-connections differ."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ Preset = Literal["paper", "seed", "tilekernels", "liger"]
 class MHCConvention:
     """The constants of a hyper-connection, as keyword arguments for the ops.
 
-    The defaults are the library's: those of ``mhc_pre``, ``sinkhorn`` and ``mhc_post``.
+    The defaults are the defaults of ``mhc_pre``, ``sinkhorn`` and ``mhc_post``.
 
     Attributes:
       norm_eps: added to the mean square of a token.
       pre_eps: added to the weights of the streams, the sigmoid ``h_pre``.
       post_scale: multiplies the sigmoid in ``h_post``.
-      iterations: of ``sinkhorn``.
-      eps: of ``sinkhorn``: added to its first division's result and to every later sum.
-      last: what ``sinkhorn`` normalises last, whose sums are exact: ``"rows"`` or ``"columns"``.
+      iterations: number of pairs of divisions in ``sinkhorn``.
+      eps: added to the result of the first division in ``sinkhorn`` and to every later sum.
+      last: what ``sinkhorn`` normalises last, so that its sums are exact: ``"rows"`` or
+        ``"columns"``.
       transposed: whether streams are mixed by ``h_resᵀ x`` instead of ``h_res x``.
 
     Raises:
@@ -73,7 +74,7 @@ class MHCConvention:
 
 
 class _Presets(Mapping[Preset, MHCConvention]):
-    """A mapping that no one can change, and that can be copied and pickled."""
+    """A read-only mapping that can be copied and pickled."""
 
     def __init__(self, conventions: dict[Preset, MHCConvention]):
         self._conventions = dict(conventions)

@@ -11,11 +11,11 @@ from pallas_kernels.mhc.arguments import MHCParams
 
 _STREAMS = (2, 4, 8)
 _LEAST_WIDTH, _MOST_WIDTH = 64, 8192
-# What was timed: layers and boundaries, forward and backward, against XLA
+# The sizes that were timed: layers and boundaries, forward and backward, against XLA
 # (``experiments/benchmarks/results``).
 _MEASURED_STREAMS, _LEAST_MEASURED_WIDTH = 4, 512
-# Not measured: the layer was timed with 8,192 and more. Under ``jax.vmap`` over tokens, which shows
-# one, each would have a block of its own.
+# An estimate: the layer was timed with 8,192 tokens and more. Under ``jax.vmap`` over tokens an op
+# sees one token, for which a kernel would have a block of its own.
 _LEAST_TOKENS = 1024
 
 
@@ -31,12 +31,12 @@ def kernel(
     """The reference and a Mosaic GPU kernel, which ``None`` takes where it was measured.
 
     Args:
-      name: as in error messages.
-      reference: in plain JAX.
-      mosaic: calls the kernel.
+      name: name of the kernel in error messages.
+      reference: the function in plain JAX.
+      mosaic: the function that calls the kernel.
       dtypes: names of the dtypes of features that it takes.
-      limits: the reason why it can not run these arguments, or None.
-      unmeasured: the reason why it is not known to be faster with these, or None.
+      limits: gives the reason why the kernel can not run these arguments, or None.
+      unmeasured: gives the reason why it is not known to be faster with them, or None.
     """
     return dispatch.Kernel(
         name,
@@ -49,7 +49,7 @@ def kernel(
 
 
 def unmeasured_streams(x: Any, *arrays: Any, **options: Any) -> str | None:
-    """Why the streams ``x`` are none that kernels were timed with."""
+    """Why kernels were not timed with streams like ``x``, or None."""
     del arrays, options
     n, dim = x.shape[-2:]
     if (n, x.dtype.name) == (_MEASURED_STREAMS, "bfloat16") and dim >= _LEAST_MEASURED_WIDTH:
@@ -59,7 +59,7 @@ def unmeasured_streams(x: Any, *arrays: Any, **options: Any) -> str | None:
 
 
 def unmeasured_matrices(logits: Any, *arrays: Any, **options: Any) -> str | None:
-    """Why the matrices are none that kernels were timed with."""
+    """Why kernels were not timed with matrices like ``logits``, or None."""
     del arrays, options
     n = logits.shape[-1]
     if n == _MEASURED_STREAMS:
@@ -77,7 +77,7 @@ def _few_tokens(x: Any) -> str | None:
 
 
 def stream_limits(x: Any, *arrays: Any, **options: Any) -> str | None:
-    """Why kernels do not take the streams ``x``, [..., n, dim]."""
+    """Why kernels do not take the streams ``x`` [..., n, dim], or None."""
     del arrays, options
     n, dim = x.shape[-2:]
     return count_limits(n) or width_limits(dim)
@@ -94,12 +94,12 @@ def projection_limits(x: Any, params: MHCParams, *arrays: Any, **options: Any) -
 
 
 def count_limits(n: int) -> str | None:
-    """Why kernels do not take ``n`` streams."""
+    """Why kernels do not take ``n`` streams, or None."""
     return None if n in _STREAMS else f"needs 2, 4 or 8 streams, got {n}"
 
 
 def width_limits(dim: int) -> str | None:
-    """Why kernels do not take streams of width ``dim``."""
+    """Why kernels do not take streams of width ``dim``, or None."""
     if dim % _LEAST_WIDTH == 0 and 0 < dim <= _MOST_WIDTH:
         return None
     return f"needs a width that is a multiple of {_LEAST_WIDTH} up to {_MOST_WIDTH}, got {dim}"

@@ -38,14 +38,14 @@ def mhc_expand(
 
     Args:
       x: features, any leading axes.
-      num_streams: copies, at least 1.
+      num_streams: number of copies, at least 1.
       implementation: ``"xla"``, or None for what was measured to be fastest.
 
     Returns:
       ``num_streams`` copies along a new axis in front of the last, of the dtype of ``x``.
 
     Raises:
-      ValueError: if ``x`` is not a floating array or ``num_streams`` no int of at least 1.
+      ValueError: if ``x`` is not a floating array or ``num_streams`` is no int of at least 1.
       NotImplementedError: if the named implementation can not run these arguments here.
 
     Example:
@@ -75,20 +75,21 @@ def mhc_head(
     pre_eps: float = 1e-6,
     implementation: dispatch.Name | None = None,
 ) -> Float[Array, "*batch dim"]:
-    """One stream out of n, behind the last layer with hyper-connections.
+    """Combines the n streams into one after the last layer with hyper-connections.
 
-    ``y = Σ_i w_i x_i`` with ``w = σ(alpha t + bias) + pre_eps`` and ``t`` as in ``mhc_pre``: the
-    part of it that makes a layer's input (https://arxiv.org/abs/2512.24880). Differentiable in
-    every array.
+    ``y = Σ_i w_i x_i`` with ``w = σ(alpha t + bias) + pre_eps``, where ``t`` is the projection by
+    ``phi`` of a token's normalised streams: ``((v gamma) phiᵀ) / √(mean(v²) + norm_eps)`` of the
+    flattened streams ``v``. It computes what ``mhc_pre`` gives to a layer as input
+    (https://arxiv.org/abs/2512.24880). Differentiable in every array.
 
     Args:
       x: the streams, any leading axes.
-      phi: float32 projection to the weights.
+      phi: float32 projection from the flattened streams to their n weights.
       alpha: float32 gain, a scalar.
       bias: float32, one for each stream.
       gamma: float32 scale of the normalised streams, None for ones.
-      norm_eps: added to the mean square.
-      pre_eps: added to the sigmoid.
+      norm_eps: added to the mean square of a token's streams.
+      pre_eps: added to the sigmoid in the weights.
       implementation: ``"xla"``, or None for what was measured to be fastest.
 
     Returns:

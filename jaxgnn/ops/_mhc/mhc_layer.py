@@ -1,4 +1,4 @@
-"""A layer between n streams as one op: what hyper-connections do in front of it and behind it."""
+"""A layer between n streams as one op, with its hyper-connections before and after it."""
 
 from __future__ import annotations
 
@@ -65,29 +65,30 @@ def mhc_layer(
         h_in, h_post, logits = mhc_pre(x, phi, alpha, bias, gamma)
         y                    = mhc_post(x, layer(h_in), h_post, sinkhorn(logits))
 
-    The value is that of the ops. Both of them read ``x``. Where this op has kernels for it, the
-    backward pass makes the gradient of ``x`` in one place, from that of ``y`` itself: the share of
-    ``mhc_post`` is never written to memory, and the sum is rounded once.
+    The value is the same as with the ops, both of which read ``x``. Where this op has kernels for
+    it, the backward pass computes the gradient of ``x`` in one place, from the gradient of ``y``:
+    the share of ``mhc_post`` is never written to memory, and the sum is rounded once.
 
-    Coefficients that are the same for every token, and the permutations of mHC-lite, are left to
-    ``mhc_pre``, ``permutation_mixture`` and ``mhc_post``.
+    This op has no coefficients that are the same for every token and no permutations (mHC-lite);
+    use ``mhc_pre``, ``permutation_mixture`` and ``mhc_post`` for them.
 
     Args:
       layer: called once, with ``h_in [..., dim]`` of the dtype of ``x``; returns an array of the
         same shape and dtype. It may close over parameters, which get their gradients.
       x: the streams, any leading axes.
-      phi: projection to the coefficients, [n² + 2n, n dim] float32, as in ``mhc_pre``.
-      alpha: as in ``mhc_pre``.
-      bias: as in ``mhc_pre``.
-      gamma: as in ``mhc_pre``.
-      transposed: as in ``mhc_post``.
-      norm_eps: as in ``mhc_pre``.
-      pre_eps: as in ``mhc_pre``.
-      post_scale: as in ``mhc_pre``.
-      iterations: as in ``sinkhorn``.
-      eps: as in ``sinkhorn``.
-      last: as in ``sinkhorn``.
-      gradient: as in ``sinkhorn``.
+      phi: float32 projection from the flattened streams to the coefficients, [n² + 2n, n dim].
+      alpha: float32 gains of the three parts of the coefficients: pre, post and res.
+      bias: float32 numbers added to the coefficients, one for each row of ``phi``.
+      gamma: float32 scale of the normalised streams, None for ones.
+      transposed: whether the streams are mixed by the transposed matrix ``h_resᵀ``.
+      norm_eps: added to the mean square of a token's streams.
+      pre_eps: added to the sigmoid ``h_pre``, the weights of the streams in ``h_in``.
+      post_scale: multiplies the sigmoid ``h_post``, the weights of the layer's output.
+      iterations: pairs of divisions in ``sinkhorn``, at least 1.
+      eps: added to the result of the first division in ``sinkhorn`` and to every later sum.
+      last: what an iteration of ``sinkhorn`` normalises last, ``"rows"`` or ``"columns"``.
+      gradient: ``"exact"`` differentiates the iterations of ``sinkhorn``; ``"implicit"`` solves for
+        the gradient at their limit.
       implementation: ``"xla"``; ``"pallas"`` on a GPU, for 2, 4 or 8 streams of a width that is a
         multiple of 64 up to 8192, float32 or bfloat16, with the exact gradient; or None for what
         was measured to be fastest.
@@ -96,8 +97,8 @@ def mhc_layer(
       The new streams, of the shape and dtype of ``x``.
 
     Raises:
-      ValueError: if shapes or dtypes do not match, those of the layer's result included, or another
-        argument is not as above.
+      ValueError: if shapes or dtypes of the arguments or of the layer's result do not match, or
+        another argument is not as above.
       NotImplementedError: if the named implementation can not run these arguments here.
 
     Example:
@@ -119,7 +120,7 @@ def mhc_layer(
     if gradient == "exact" and _is_linked(request, x):
         x, *arrays = dispatch.match_varying(x, phi, alpha, bias, gamma)
         options = _Options(transposed, constants, balance)
-        link, h_in, h_post, h_res = _before(request, options, x, MHCParams(*arrays))
+        link, h_in, h_post, h_res = _layer_input(request, options, x, MHCParams(*arrays))
     else:
         link = None
         x, h_in, h_post, logits = mhc_pre(
@@ -130,7 +131,7 @@ def mhc_layer(
     check_output("mhc_layer", "layer(h_in)", f, x)
     if link is None:
         return mhc_post(x, f, h_post, h_res, transposed=transposed, **named)
-    return _behind(request, transposed, *dispatch.match_varying(x, link, f, h_post, h_res))
+    return _layer_output(request, transposed, *dispatch.match_varying(x, link, f, h_post, h_res))
 
 
 def _check(x, phi, alpha, bias, gamma) -> None:
@@ -144,7 +145,7 @@ def _check(x, phi, alpha, bias, gamma) -> None:
 
 
 class _Options(NamedTuple):
-    """Static options of the front end of a layer: of both halves, and of ``sinkhorn``."""
+    """Static options of what precedes a layer: of ``mhc_pre``, ``mhc_post`` and ``sinkhorn``."""
 
     transposed: bool
     constants: MHCConstants
@@ -152,7 +153,7 @@ class _Options(NamedTuple):
 
 
 def _is_linked(request: dispatch.Request, x: Array) -> bool:
-    """Whether the backward passes of both ends go hand in hand, as below."""
+    """Whether the backward pass computes the gradient of ``x`` in one place."""
     if request.name == "xla" or MHC_PRE.unavailable("pallas", "cuda") is not None:
         return False
     if dispatch.unknown_size((x,)) is not None:
@@ -160,29 +161,29 @@ def _is_linked(request: dispatch.Request, x: Array) -> bool:
     return pallas.has_paired_backward(x)
 
 
-# The two ends of a layer. What _before returns first is a link to _behind, which goes there and
-# nowhere else: an array like the streams that is not read, so that a compiler does not make it.
-# Its only use is the way back. What _behind gives as its cotangent is not a gradient, but dy, the
-# cotangent of the layer's result; _before, which has h_res, makes the share of mhc_post in the
-# gradient of x from it. So _behind gives none to x itself.
+# The two ends of a layer. The first result of _layer_input is a link that only _layer_output takes:
+# an array shaped like the streams that is never read, so that a compiler does not compute it. It is
+# used only in the backward pass. The cotangent that _layer_output gives it is not a gradient, but
+# dy, the cotangent of the layer's result. From dy and h_res, _layer_input computes the share of
+# mhc_post in the gradient of x. So _layer_output gives no gradient to x itself.
 #
-# The link is made of what depends on every argument: where jax.vmap does not map an array it sums
-# its cotangents, and dy may be summed only where h_res is the same for all. The forward rules call
-# neither _before nor _behind: a second differentiation takes the rules as they are written, with
+# The link depends on every argument: jax.vmap sums the cotangents of an array that it does not map,
+# and dy may be summed only where h_res is the same for all members. The forward rules call neither
+# _layer_input nor _layer_output: a second differentiation takes the rules as they are written, with
 # the link as an array that nothing depends on.
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _before(request, options, x, params):
-    return _before_forward(request, options, x, params)[0]
+def _layer_input(request, options, x, params):
+    return _layer_input_forward(request, options, x, params)[0]
 
 
-def _before_forward(request, options, x, params):
+def _layer_input_forward(request, options, x, params):
     (h_in, h_post, logits), saved = MHC_PRE(request, x, params, constants=options.constants)
     h_res = SINKHORN(request, logits, **dict(options.balance))
     link = jnp.broadcast_to(h_post[..., None].astype(x.dtype), x.shape)
     return (link, h_in, h_post, h_res), ((x, params), saved, logits, h_post, h_res)
 
 
-def _before_backward(request, options, residuals, cotangents):
+def _layer_input_backward(request, options, residuals, cotangents):
     inputs, saved, logits, h_post, h_res = residuals
     dy, dh_in, dh_post, dh_res = cotangents
     dlogits = SINKHORN_BACKWARD(request, logits, dh_res, **dict(options.balance))
@@ -191,23 +192,23 @@ def _before_backward(request, options, residuals, cotangents):
     return PRE_BACKWARD(request, *inputs, saved, of_pre, of_post, dy, **named)
 
 
-_before.defvjp(_before_forward, _before_backward)
+_layer_input.defvjp(_layer_input_forward, _layer_input_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _behind(request, transposed, x, link, f, h_post, h_res):
-    return _behind_forward(request, transposed, x, link, f, h_post, h_res)[0]
+def _layer_output(request, transposed, x, link, f, h_post, h_res):
+    return _layer_output_forward(request, transposed, x, link, f, h_post, h_res)[0]
 
 
-def _behind_forward(request, transposed, x, link, *coefficients):
+def _layer_output_forward(request, transposed, x, link, *coefficients):
     del link
     inputs = (x, *coefficients)
     return MHC_POST(request, *inputs, transposed=transposed), inputs
 
 
-def _behind_backward(request, transposed, inputs, dy):
+def _layer_output_backward(request, transposed, inputs, dy):
     df, dh_post, dh_res = POST_BACKWARD(request, *inputs, dy, transposed=transposed)
     return None, dy, df, dh_post, dh_res
 
 
-_behind.defvjp(_behind_forward, _behind_backward)
+_layer_output.defvjp(_layer_output_forward, _layer_output_backward)

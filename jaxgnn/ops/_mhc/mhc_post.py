@@ -1,4 +1,4 @@
-"""What hyper-connections do behind a layer: mix the streams and add the layer's output."""
+"""The part of hyper-connections after a layer: mixes the streams and adds its output."""
 
 from __future__ import annotations
 
@@ -38,13 +38,14 @@ def mhc_post(
     every array.
 
     Args:
-      x: the streams, any leading axes; best those that ``mhc_pre`` returns.
+      x: the streams, any leading axes; best the streams that ``mhc_pre`` returns, whose gradient is
+        rounded once.
       f: output of the layer, of the dtype of ``x``.
       h_post: float32 weights of ``f``, one for each stream; without leading axes, the same for
         every token.
       h_res: float32 matrix that mixes the streams, doubly stochastic as ``sinkhorn`` gives it;
         without leading axes, the same for every token.
-      transposed: mix by the transposed matrix, ``Σ_i h_res[i, o] x_i``.
+      transposed: whether the streams are mixed by the transposed matrix, ``Σ_i h_res[i, o] x_i``.
       implementation: ``"xla"``; ``"pallas"`` on a GPU, for 2, 4 or 8 streams of a width that is a
         multiple of 64 up to 8192, float32 or bfloat16; or None for what was measured to be fastest.
 
@@ -74,7 +75,7 @@ def mhc_post(
 
 
 def for_each_token(x: Array, h_post: Array, h_res: Array) -> tuple[Array, Array]:
-    """The coefficients with the leading axes of ``x``, which static ones lack."""
+    """Gives the coefficients the leading axes of ``x``, which static coefficients lack."""
     batch, n = x.shape[:-2], x.shape[-2]
     return jnp.broadcast_to(h_post, (*batch, n)), jnp.broadcast_to(h_res, (*batch, n, n))
 

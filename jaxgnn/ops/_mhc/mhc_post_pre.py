@@ -69,29 +69,33 @@ def mhc_post_pre(
         y                     = mhc_post(x, f, h_post, h_res)
         h_in, h_post', h_res' = mhc_pre(y, phi, alpha, bias, gamma)
 
-    The value is that of the two ops. In the backward pass the two gradients that meet at ``y`` are
-    added in float32. Their sum is rounded at most once, to the dtype of ``y``, where it lies in
-    memory between kernels of ``"pallas"``.
+    The value is the same as with the two ops. In the backward pass the two gradients that meet at
+    ``y`` are added in float32. Their sum is rounded at most once, to the dtype of ``y``, where it
+    lies in memory between kernels of ``"pallas"``.
 
     Args:
-      x: the streams in front of the layer that gave ``f``.
-      f: its output.
-      h_post: its float32 weights, as in ``mhc_post``.
-      h_res: its float32 mixing matrix, as in ``mhc_post``.
-      phi: of the next layer, as in ``mhc_pre``; None for static coefficients.
-      alpha: of the next layer.
-      bias: of the next layer.
-      gamma: of the next layer.
-      transposed: as in ``mhc_post``.
-      norm_eps: as in ``mhc_pre``.
-      pre_eps: as in ``mhc_pre``.
-      post_scale: as in ``mhc_pre``.
+      x: the streams before the layer that gave ``f``, any leading axes.
+      f: the output of that layer, of the dtype of ``x``.
+      h_post: float32 weights of ``f``, one for each stream; without leading axes, the same for
+        every token.
+      h_res: float32 matrix that mixes the streams, doubly stochastic as ``sinkhorn`` gives it;
+        without leading axes, the same for every token.
+      phi: float32 projection from the flattened streams to the coefficients of the next layer,
+        [n² + 2n, n dim], or [n! + 2n, n dim] for logits of permutations. None for coefficients that
+        are the same for every token.
+      alpha: float32 gains of the next layer's coefficients pre, post and res; None if ``phi`` is.
+      bias: float32 numbers added to the next layer's coefficients, one for each of them.
+      gamma: float32 scale of the normalised streams in the next layer, None for ones.
+      transposed: whether the streams are mixed by the transposed matrix ``h_resᵀ``.
+      norm_eps: added to the mean square of a token's streams.
+      pre_eps: added to the sigmoid that weights the streams in ``h_in``.
+      post_scale: multiplies the sigmoid of the returned ``h_post``.
       implementation: ``"xla"``; ``"pallas"`` on a GPU, with ``phi`` of [n² + 2n, n dim], for 2, 4
         or 8 streams of a width that is a multiple of 64 up to 8192, float32 or bfloat16; or None
         for what was measured to be fastest.
 
     Returns:
-      ``(y, h_in, h_post, h_res)``, the latter three for the next layer.
+      ``(y, h_in, h_post, h_res)``, the last three for the next layer.
 
     Raises:
       ValueError: if shapes or dtypes do not match, or a constant is negative.

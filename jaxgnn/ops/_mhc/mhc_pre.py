@@ -1,4 +1,4 @@
-"""What hyper-connections do in front of a layer: coefficients, and the layer's input."""
+"""The part of hyper-connections before a layer: coefficients, and the layer's input."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def mhc_pre(
     return_streams: bool = False,
     implementation: dispatch.Name | None = None,
 ) -> tuple[Array, ...]:
-    """The input of a layer from its n streams, and how its output will go back to them.
+    """The input of a layer from its n streams, and the coefficients that return its output to them.
 
     The first half of a manifold-constrained hyper-connection (https://arxiv.org/abs/2512.24880).
     For each token, with ``x`` flattened to ``v [n dim]``::
@@ -73,30 +73,30 @@ def mhc_pre(
         t      = ((v γ) φᵀ) / √(mean(v²) + norm_eps)      rows pre [n] | post [n] | res [n²]
         h_pre  = σ(alpha_0 t_pre + bias_pre) + pre_eps
         h_post = post_scale σ(alpha_1 t_post + bias_post)
-        h_res  = alpha_2 t_res + bias_res                 logits: see sinkhorn
+        h_res  = alpha_2 t_res + bias_res                 logits, for ``sinkhorn``
         h_in   = Σ_i h_pre[i] x_i
 
-    The root mean square is that of ``x`` itself, without ``γ``. Sums are accumulated in float32
+    The root mean square is taken of ``x`` itself, without ``γ``. Sums are accumulated in float32
     (float64 for float64 input). Differentiable in every array; the backward pass keeps ``rows + 1``
     numbers a token beside the inputs.
 
-    ``mhc_post`` reads the streams too. Give it those that ``return_streams`` returns: their
-    gradient is then added in the backward pass of this op, in float32, and the sum is rounded once.
-    Gradients of two readers of ``x`` itself are each rounded before JAX adds them, between kernels
-    in a pass of its own.
+    ``mhc_post`` reads the streams too. Give it the streams that ``return_streams`` adds to the
+    results: their gradient is then added in the backward pass of this op, in float32, and the sum
+    is rounded once. If two ops read ``x`` itself, each gradient is rounded before JAX adds them,
+    which between kernels takes a pass of its own.
 
     Args:
       x: the streams, any leading axes.
       phi: projection to the coefficients, [n² + 2n, n dim] float32. With [n! + 2n, n dim] the last
         part of the rows are logits of permutations (mHC-lite), for ``permutation_mixture``. None
         for coefficients that are the same for every token: ``t`` is zero.
-      alpha: gains of the parts pre, post and res; None if ``phi`` is.
-      bias: one for each row of ``phi``.
-      gamma: scale of the normalised streams, None for ones.
-      norm_eps: added to the mean square.
+      alpha: float32 gains of the parts pre, post and res; None if ``phi`` is.
+      bias: float32 numbers added to the coefficients, one for each row of ``phi``.
+      gamma: float32 scale of the normalised streams, None for ones.
+      norm_eps: added to the mean square of a token's streams.
       pre_eps: added to the sigmoid of ``h_pre``.
       post_scale: multiplies the sigmoid of ``h_post``.
-      return_streams: return ``x`` as well, for whatever else reads the streams.
+      return_streams: whether to return ``x`` as well, for other ops that read the streams.
       implementation: ``"xla"``; ``"pallas"`` on a GPU, with ``phi`` of [n² + 2n, n dim], for 2, 4
         or 8 streams of a width that is a multiple of 64 up to 8192, float32 or bfloat16; or None
         for what was measured to be fastest.
@@ -104,8 +104,8 @@ def mhc_pre(
     Returns:
       ``(h_in, h_post, h_res)``: the layer's input [..., dim], of the dtype of ``x``; float32
       weights of its output [..., n]; float32 logits [..., n, n], or [..., n!] for mHC-lite. Without
-      ``phi`` the latter two have no leading axes. With ``return_streams``, as from
-      ``mhc_post_pre``, ``(x, h_in, h_post, h_res)``.
+      ``phi`` the last two have no leading axes. With ``return_streams`` the result is
+      ``(x, h_in, h_post, h_res)``.
 
     Raises:
       ValueError: if shapes or dtypes do not match, or a constant is negative.
@@ -156,7 +156,8 @@ def _mhc_pre_forward(request, return_streams, constants, x, params):
     outputs, saved = MHC_PRE(request, x, params, constants=constants)
     if not return_streams:
         return outputs, (x, params, saved)
-    # The streams go past the kernel, so that they stay one array with those that are kept.
+    # The returned streams do not pass through the kernel, so that they and the streams kept for the
+    # backward pass stay one array.
     x = dispatch.mapped_with(x, outputs[1][..., None])
     return (x, *outputs), (x, params, saved)
 

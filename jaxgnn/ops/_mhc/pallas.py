@@ -56,7 +56,7 @@ def mhc_post_backward(
 def sinkhorn(
     logits: Float[Array, "*batch n n"], *, iterations: int, eps: float, last: str
 ) -> Float[Array, "*batch n n"]:
-    """See ``jaxgnn.ops.sinkhorn``."""
+    """Brings ``exp(logits)`` near doubly stochastic matrices, one matrix a token."""
     from pallas_kernels.mhc import sinkhorn as kernels
 
     flat = flat_tokens(logits.ndim - 2, logits)
@@ -82,7 +82,7 @@ def sinkhorn_backward(
 
 
 def most_sinkhorn_iterations(n: int) -> int:
-    """Iterations that ``sinkhorn_backward`` can undo."""
+    """The largest number of iterations that ``sinkhorn_backward`` can undo."""
     from pallas_kernels.mhc import sinkhorn as kernels
 
     return kernels.most_iterations(n)
@@ -95,7 +95,7 @@ def mhc_pre(
     *,
     constants: MHCConstants,
 ) -> tuple[tuple[Array, Array, Array], Saved]:
-    """See ``jaxgnn.ops.mhc_pre``: ``(h_in, h_post, h_res)`` and what the backward pass needs."""
+    """``(h_in, h_post, h_res)`` of ``mhc_pre``, and the numbers that its backward pass needs."""
     from pallas_kernels.mhc import mhc_pre as kernels
 
     flat = flat_tokens(x.ndim - 2, x)
@@ -134,7 +134,7 @@ def mhc_pre_backward(
 def mhc_post_pre(
     inputs: PostInputs, params: MHCParams, *, transposed: bool, constants: MHCConstants
 ) -> tuple[tuple[Array, Array, Array, Array], Saved]:
-    """See ``jaxgnn.ops.mhc_post_pre``: its results, and what the backward pass needs."""
+    """``(y, h_in, h_post, h_res)``, and the numbers that the backward pass needs."""
     from pallas_kernels.mhc import mhc_post_pre as kernels
 
     x = inputs.x
@@ -159,7 +159,7 @@ def mhc_post_pre_backward(
     constants: MHCConstants,
     deterministic: bool,
 ) -> tuple[PostInputs, MHCParams]:
-    """Gradients to ``inputs`` and to ``params``; see ``pallas_kernels.mhc.mhc_post_pre``."""
+    """Gradients to ``inputs`` and to ``params``, repeatable to the bit if ``deterministic``."""
     from pallas_kernels.mhc import mhc_post_pre as kernels
 
     x = inputs.x

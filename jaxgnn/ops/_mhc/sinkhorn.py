@@ -68,18 +68,18 @@ def sinkhorn(
 ) -> Float[Array, "*batch n n"]:
     """Brings ``exp(logits)`` near a doubly stochastic matrix, by Sinkhorn and Knopp's iteration.
 
-    An iteration divides the columns by their sums, then the rows by theirs, as in
-    https://arxiv.org/abs/2512.24880. Rows then add up to 1, up to ``eps``, columns as far as it
-    has converged. The first division is a softmax, which can not overflow; ``eps`` is added
-    to its result and to every later sum. With ``eps=0`` everything is done in logarithms, so that
-    no entry underflows on the way.
+    An iteration divides the columns by their sums, then the rows by their sums
+    (https://arxiv.org/abs/2512.24880). Rows then add up to 1, up to ``eps``; columns add up to 1 as
+    far as the iteration has converged. The first division is a softmax, which can not overflow;
+    ``eps`` is added to its result and to every later sum. With ``eps=0`` everything is done in
+    logarithms, so that no entry underflows on the way.
 
     A token with a NaN or an infinity among its logits is NaN throughout; others are not touched.
 
     Args:
       logits: square matrices, any leading axes. Sums are accumulated in float32.
       iterations: pairs of divisions, at least 1.
-      eps: see above.
+      eps: added to the result of the first division and to every later sum.
       last: what an iteration normalises last: ``"rows"``, or ``"columns"`` after rows.
       gradient: ``"exact"`` differentiates the iterations, which the backward pass makes again.
         ``"implicit"`` solves for the gradient at the limit instead, from the result alone: inexact
@@ -133,7 +133,7 @@ def permutation_mixture(
 ) -> Float[Array, "*batch n n"]:
     """The doubly stochastic matrix ``Σ_k softmax(logits)_k P_k`` over all permutation matrices.
 
-    What mHC-lite (https://arxiv.org/abs/2601.05732) has in the place of ``sinkhorn``: exact, but it
+    mHC-lite (https://arxiv.org/abs/2601.05732) uses it in place of ``sinkhorn``: it is exact, but
     takes n! logits.
 
     Args:
@@ -205,7 +205,7 @@ def _implicit_by_jax(request, options, logits):
 
 @_implicit_by_jax.defjvp
 def _implicit_by_jax_along(request, options, logits, tangents):
-    # At the limit the derivative is a symmetric matrix: the gradient's map is that of tangents too.
+    # At the limit the derivative is a symmetric matrix, so one map takes gradients and tangents.
     h = _implicit_by_jax(request, options, *logits)
     return h, IMPLICIT_BACKWARD(request, h, *tangents).astype(h.dtype)
 

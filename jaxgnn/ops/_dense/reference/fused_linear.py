@@ -18,8 +18,8 @@ from jaxgnn.ops._maxk.reference.maxk import maxk
 Precision = Literal["highest", "tf32", "bf16x3"]
 """Products of float32 numbers in float32, in TF32, or as three products of bfloat16 parts."""
 
-# What JAX calls them. HIGH is its "tensorfloat32": unlike the algorithm of that name it is there
-# on every backend. The last is float32 where a backend has nothing faster, as on CPU.
+# JAX's names of the precisions. HIGH is its "tensorfloat32": unlike the algorithm of that name it
+# exists on every backend. The last is float32 where a backend has nothing faster, as on CPU.
 PRECISIONS: Mapping[Precision | None, lax.Precision | lax.DotAlgorithmPreset | None] = (
     MappingProxyType(
         {
@@ -41,7 +41,7 @@ def fused_linear(
     precision: Precision | None,
     round_products: bool = False,
 ) -> Float[Array, "*batch out"]:
-    """``activation(x @ kernel + bias)``, rounded once; also before if ``round_products``."""
+    """``activation(x @ kernel + bias)``, rounded; ``round_products`` also rounds the product."""
     z = preactivation(x, kernel, bias, precision, round_products)
     return ACTIVATIONS[activation].activate(z).astype(x.dtype)
 
@@ -59,7 +59,7 @@ def fused_linear_backward(
 ) -> tuple[Array, Array, Array | None]:
     """Gradients to ``x``, ``kernel`` and ``bias``.
 
-    The derivative is made of y if ``saves_output``, else of z, recomputed::
+    The derivative is computed from y if ``saves_output``, else from z, which is recomputed::
 
         dz = dy activation'(z),  dx = dz kernelᵀ,  dkernel = xᵀ dz,  dbias = Σ_rows dz
     """
@@ -106,10 +106,11 @@ def preactivation(
 def gradients(
     x, kernel, bias, dz, precision: Precision | None, round_products: bool = False
 ) -> tuple[Array, Array, Array | None]:
-    """Those of ``preactivation`` from ``dz``; ``dx`` is not yet rounded.
+    """Gradients of ``preactivation`` from ``dz``; ``dx`` is not yet rounded.
 
-    ``dz`` is rounded as an operand of the two products, which then run at the speed of the dtype
-    of ``x``; it is summed as it is, or rounded as well with ``round_products``: one array less.
+    ``dz`` is rounded as an operand of the two products, which then run at the speed of the dtype of
+    ``x``; for ``dbias`` it is summed unrounded, or rounded with ``round_products``, which saves an
+    array.
     """
     rows = tuple(range(x.ndim - 1))
     operand = dz.astype(x.dtype)
@@ -124,12 +125,12 @@ def gradients(
 def product(a, b, contracted, precision: Precision | None, round_products: bool = False) -> Array:
     """Sums products over the ``contracted`` axes of ``a`` and ``b`` in the accumulation dtype.
 
-    With ``round_products`` the sums are given in the dtype of ``a``: half of the bytes, where bias
-    and activation are a pass of their own over what a library's product has written; and the form
-    in which XLA finds that the library can add the bias.
+    With ``round_products`` the sums have the dtype of ``a``. This halves the bytes where bias and
+    activation are a separate pass over a library's product, and lets XLA recognise that the library
+    can add the bias.
     """
     dtype = accumulation_dtype(a.dtype)
-    # Products of 16-bit numbers are exact in float32, and float64 is not to become less.
+    # Products of 16-bit numbers are exact in float32, and float64 must not lose precision.
     how = PRECISIONS[precision] if a.dtype == jnp.float32 else None
     stored = a.dtype if round_products else dtype
     dimensions = contracted, ((), ())
@@ -137,9 +138,9 @@ def product(a, b, contracted, precision: Precision | None, round_products: bool 
 
 
 def behind_barrier(*trees):
-    """The same, but not seen to be: what is recomputed from it is not found in the forward pass.
+    """Returns its arguments behind an optimization barrier, so that recomputation stays separate.
 
-    The compiler would else merge the two, and keep what was not to be kept. As the gradient is
-    among the arguments, nothing is recomputed before it is there.
+    Otherwise the compiler would merge it with the forward pass and keep its results in memory. As
+    the gradient is among the arguments, recomputation starts only when the gradient is known.
     """
     return lax.optimization_barrier(trees)

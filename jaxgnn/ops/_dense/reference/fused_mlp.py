@@ -26,7 +26,7 @@ def fused_mlp(
     precision: Precision | None,
     round_products: bool = False,
 ) -> Float[Array, "*batch out"]:
-    """``fused_linear`` with the activation for each layer but the last, which has none."""
+    """Applies ``fused_linear`` for each layer, with the activation for all but the last."""
     inputs, _ = _hidden_layers(x, kernels, biases, activation, precision, round_products)
     options = {"precision": precision, "round_products": round_products}
     return fused_linear(inputs[-1], kernels[-1], biases[-1], activation=None, **options)
@@ -62,7 +62,10 @@ def fused_mlp_backward(
 
 
 def _hidden_layers(x, kernels, biases, activation, precision, round_products):
-    """What each layer reads; and what the derivative behind it is made of, None for the last."""
+    """The input of each layer, and the y or z from which the derivative after it is computed.
+
+    The latter is None for the last layer.
+    """
     layer, inputs, known = ACTIVATIONS[activation], [x], []
     for kernel, bias in zip(kernels[:-1], biases[:-1], strict=True):
         z = preactivation(inputs[-1], kernel, bias, precision, round_products)

@@ -34,7 +34,7 @@ def edge_mlp_aggregate(
     """``y_i = reduce_j w_ij mlp([receivers_i ; senders_j ; e_ij])``, zero where there is no j.
 
     The mean is ``Σ_j w_ij m_ij / Σ_j w_ij``, zero where that sum is not positive. The graph's own
-    weights and scales play no part.
+    weights and scales are ignored.
     """
     rows, num_rows = graph.receivers(), graph.num_rows
     real = rows < num_rows
@@ -62,5 +62,5 @@ def edge_mlp_aggregate(
 
 
 def _rows_of(x: Float[Array, "n d"], nodes: Array) -> Float[Array, "edges d"]:
-    """The row of each edge's node, zeros for a node that is none."""
+    """The row of each edge's node, zeros where the node is out of range."""
     return jnp.asarray(x).at[nodes].get(mode="fill", fill_value=0)

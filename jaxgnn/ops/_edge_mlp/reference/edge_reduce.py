@@ -1,8 +1,8 @@
 """The part of ``edge_mlp_aggregate`` that has to be done edge by edge, in plain JAX.
 
-Between the first layer, which is split into a part for each end of an edge and so belongs to the
-nodes, and the last, which a sum lets pass. Arrays have one leading axis of batch; it is of size one
-where an edge feature or a weight is shared, and a kernel never sees a tiled graph.
+This part lies between the first layer, whose products belong to the nodes at both ends of an edge,
+and the last layer, which can be applied after a sum. Arrays have one leading batch axis, of size
+one where an edge feature or a weight is shared. A kernel never sees a tiled graph.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from jaxgnn.ops._dense.reference.fused_linear import behind_barrier, gradients, 
 
 @dataclass(frozen=True)
 class EdgeOptions:
-    """What is static.
+    """The static options of ``edge_reduce``.
 
     Attributes:
-      activation: in front of each of ``EdgeOperands.kernels``.
-      activate_last: whether it also stands behind the last of them.
-      largest: take the largest of a row's edges, in each column, in the place of their sum.
-      row_degree: edges of every row, if it is known that all have as many, and none is padding.
-      column_degree: likewise of every column.
+      activation: name of the activation before each of ``EdgeOperands.kernels``.
+      activate_last: whether the activation is also applied after the last of them.
+      largest: whether the result is the largest value of a row's edges instead of their sum.
+      row_degree: number of edges of every row, if all rows are known to have the same number and no
+        edge is padding; else None.
+      column_degree: number of edges of every column, if all columns are known to have the same
+        number and no edge is padding; else None.
     """
 
     activation: Name | None
@@ -39,16 +41,18 @@ class EdgeOptions:
 
 
 class EdgeOperands(NamedTuple):
-    """What is differentiated, or its gradient.
+    """The differentiable arguments of ``edge_reduce``, or the gradients to them.
 
     Attributes:
-      receivers: the first layer's part of the receiving end, its bias included.
-      senders: its part of the sending end.
-      features: of edges, or None.
-      weights: of edges, in the accumulation dtype, or None for ones.
-      feature_kernel: the first layer's part of ``features``, or None without them.
-      kernels: of the layers behind the first.
-      biases: one for each kernel, or None.
+      receivers: the first layer's product with the receivers' features, plus its bias,
+        [batch, rows, width].
+      senders: the first layer's product with the senders' features, [batch, cols, width].
+      features: features of the edges, [batch or 1, edges, e], or None.
+      weights: weights of the edges in the accumulation dtype, [batch or 1, edges], or None for
+        ones.
+      feature_kernel: rows of the first layer's kernel for ``features``, or None without features.
+      kernels: weights of the layers after the first.
+      biases: the bias of each of ``kernels``, or None for zeros.
     """
 
     receivers: Float[Array, "batch rows first"]
@@ -66,13 +70,14 @@ def edge_reduce(
     """``y_i = Σ_j w_ij layers(receivers_i + senders_j + e_ij feature_kernel)``, or the largest.
 
     Args:
-      structure: a graph; its weights and scales play no part.
-      operands: see there. ``layers`` are ``activation(·) @ kernel + bias`` for each kernel, and one
-        more activation if ``options.activate_last``.
-      options: see there.
+      structure: a graph, whose weights and scales are ignored.
+      operands: the arrays of the formula. ``layers`` are ``activation(·) @ kernel + bias`` for each
+        kernel, and one more activation if ``options.activate_last``.
+      options: the activation, the reduction and known degrees.
 
     Returns:
-      Rounded once, to the dtype of ``operands.receivers``; zero for a row without edges.
+      The reduced values of each row, rounded once to the dtype of ``operands.receivers``; zero for
+      a row without edges.
     """
     ends = _Ends.of(structure, options)
     values = _Layers.run(operands, ends, options).values
@@ -90,12 +95,12 @@ def edge_reduce_backward(
     *,
     options: EdgeOptions,
 ) -> EdgeOperands:
-    """Gradients to ``operands``; recomputes what belongs to edges.
+    """Gradients to ``operands``; recomputes all values of edges.
 
-    With v the value of an edge in front of its weight, z the input of an activation and a its
+    With v the value of an edge before it is weighted, z the input of an activation and a its
     result::
 
-        dv = w dy_i,  dw = ⟨dy_i, v⟩              of the largest: shared evenly by those that are it
+        dv = w dy_i,  dw = ⟨dy_i, v⟩              of the largest: shared evenly by edges that tie
         dkernel = Σ aᵀ dz,  dbias = Σ dz,  da = dz kernelᵀ,  dz = da activation'(z)
         dreceivers_i = Σ_j dz_ij,  dsenders_j = Σ_i dz_ij,  de = dz feature_kernelᵀ
     """
@@ -141,29 +146,29 @@ class _Ends(NamedTuple):
 
     @classmethod
     def of(cls, structure: CSRGraph, options: EdgeOptions) -> _Ends:
-        """Without rows where all have one degree: the edges of each then are an axis."""
+        """Leaves rows out where all have one degree: then the edges of a row are an axis."""
         if options.row_degree is not None:
             return cls(structure, None, structure.indices, None, options)
         rows = structure.receivers()
         real = rows < structure.num_rows
-        # Padding slots hold anything: they read zeros.
+        # Padding slots may hold any index; here they read zeros.
         columns = jnp.where(real, structure.indices, structure.num_cols)
         return cls(structure, rows, columns, real, options)
 
     def at_rows(self, x: Float[Array, "batch rows d"]) -> Float[Array, "batch edges d"]:
-        """Each edge's entry of its row; zero in padding slots."""
+        """The row of ``x`` at each edge's receiver; zero in padding slots."""
         if self.options.row_degree is not None:
             return jnp.repeat(x, self.options.row_degree, axis=1)
         return x.at[:, self.rows].get(mode="fill", fill_value=0, indices_are_sorted=True)
 
     def at_columns(self, x: Float[Array, "batch cols d"]) -> Float[Array, "batch edges d"]:
-        """Each edge's entry of its column; zero in padding slots."""
+        """The row of ``x`` at each edge's sender; zero in padding slots."""
         if self.rows is not None:
             return x.at[:, self.columns].get(mode="fill", fill_value=0)
         return x.at[:, self.columns].get(mode="clip")
 
     def real_only(self, x: Float[Array, "batch edges *d"]) -> Float[Array, "batch edges *d"]:
-        """Zero in padding slots, which hold anything."""
+        """Sets padding slots, which may hold any value, to zero."""
         if self.real is None:
             return x
         return jnp.where(self.real.reshape(-1, *(1,) * (x.ndim - 2)), x, 0)
@@ -208,15 +213,15 @@ class _Layers(NamedTuple):
     """The layers of every edge, with what their derivatives need."""
 
     values: Float[Array, "batch edges out"]
-    inputs: list[Array]  # what each kernel is multiplied with
-    known: list[Array]  # of the activation in front of each kernel
-    last: Array | None  # of one behind the last kernel
+    inputs: list[Array]  # the input of each kernel
+    known: list[Array]  # y or z of the activation before each kernel, for its derivative
+    last: Array | None  # y or z of an activation after the last kernel
     operands: EdgeOperands
     activation: Name | None
 
     @classmethod
     def run(cls, operands: EdgeOperands, ends: _Ends, options: EdgeOptions) -> _Layers:
-        """Values stay in the accumulation dtype, what is multiplied is rounded to the operands'."""
+        """Runs the layers in the accumulation dtype; factors are rounded to the operands' dtype."""
         dtype = operands.receivers.dtype
         accumulator = accumulation_dtype(dtype)
         activation = ACTIVATIONS[options.activation]

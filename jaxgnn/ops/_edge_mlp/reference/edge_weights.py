@@ -1,4 +1,4 @@
-"""Weights of edges, and what is left of the last layer when a weighted sum has passed it."""
+"""Weights of edges, and the last layer, applied after a weighted sum."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxgnn.ops._dense.reference.fused_linear import gradients, product
 
 
 def structure(graph: CSRGraph) -> CSRGraph:
-    """The graph without numbers of its own."""
+    """The graph without its weights and scales."""
     return dataclasses.replace(
         graph, weights=None, row_scale=None, col_scale=None, normalization=None
     )
@@ -29,9 +29,9 @@ def of_edges(
     """``r_i w_ij c_j`` in the accumulation dtype; None for ones.
 
     Args:
-      graph: its weights take the place of None, its scales are constants.
-      weights: or None.
-      dtype: of features.
+      graph: the graph; its weights are used if ``weights`` is None, and its scales are constants.
+      weights: a number for each edge, or None for the weights of the graph.
+      dtype: dtype of the features.
     """
     accumulator = accumulation_dtype(dtype)
     weights = graph.weights if weights is None else weights
@@ -55,16 +55,16 @@ def of_sum(
     mean: bool,
     degree: int | None,
 ) -> tuple[Float[Array, "batch edges"] | None, Float[Array, "batch rows"]]:
-    """Weights with which a sum is what is asked for, and their sum at each row.
+    """Weights that turn the reduction into a sum, and the sum of the weights of each row.
 
     A mean is a sum with ``w_ij / Σ_j w_ij``, or with zeros where that sum is not positive.
 
     Args:
-      graph: of any weights.
-      weights: of edges, None for ones.
-      dtype: of features.
-      mean: whether a mean is asked for.
-      degree: edges of every row, if all are known to have as many.
+      graph: the graph; its weights are ignored.
+      weights: a number for each edge, or None for ones.
+      dtype: dtype of the features.
+      mean: whether the reduction is a mean.
+      degree: number of edges of every row if all rows are known to have the same number, else None.
     """
     accumulator = accumulation_dtype(dtype)
     if weights is None:
@@ -82,7 +82,7 @@ def of_sum(
 def _sum_rows(
     graph: CSRGraph, weights: Array, degree: int | None, *, exact: bool
 ) -> Float[Array, "batch rows"]:
-    """Sums of each row's weights; ``exact`` for those of which a hub's may not round more."""
+    """Sums the weights of each row; ``exact`` keeps long sums from losing precision."""
     batch = weights.shape[0]
     if degree is not None:
         return jnp.sum(weights.reshape(batch, graph.num_rows, degree), axis=2)
@@ -109,16 +109,16 @@ def last_layer(
     totals: Float[Array, "batch|1 rows"],
     real: Bool[Array, " rows"] | None,
 ) -> Float[Array, "batch rows out"]:
-    """``sums @ kernel + totals bias``, rounded once: the last layer behind a sum.
+    """``sums @ kernel + totals bias``, rounded once: the last layer, applied after a sum.
 
-    Its gradients round what they multiply, as those of ``fused_linear`` do.
+    Its gradients round the factors of their products to the dtype of the operands.
 
     Args:
-      sums: of the layer in front.
-      kernel: of this one.
-      bias: or None.
-      totals: of the weights of each row.
-      real: False for rows without edges; None if there is none.
+      sums: weighted sums, by row, of the results of the layer before.
+      kernel: weights of the last layer.
+      bias: bias of the last layer, or None for zeros.
+      totals: sum of the weights of each row.
+      real: False for rows without edges; None if all rows have edges.
     """
     y = product(sums, kernel, ((2,), (0,)), None)
     if bias is not None:

@@ -19,7 +19,7 @@ def segment_softmax(
     rows, num_rows = graph.receivers(), graph.num_rows
     real = (rows < num_rows)[:, None]
     values = logits.astype(accumulation_dtype(logits.dtype))
-    # The shift leaves the result as it is, so it need not be differentiated.
+    # The shift does not change the result, so it need not be differentiated.
     peaks = jax.ops.segment_max(lax.stop_gradient(values), rows, num_rows, indices_are_sorted=True)
     # A row of only -inf would give inf - inf: shifted by zero it is 0 / 0, as jax.nn.softmax has.
     peaks = jnp.where(peaks == -jnp.inf, 0, peaks)
@@ -40,5 +40,5 @@ def grad_logits(
 
 
 def _spread(per_row: Float[Array, "rows heads"], rows: Int[Array, " edges"], padding: float):
-    """Each edge's entry of its row. Rows ascend, which keeps the gradient a sorted sum."""
+    """The value of each edge's row. Rows ascend, so that the gradient is a sorted sum."""
     return per_row.at[rows].get(mode="fill", fill_value=padding, indices_are_sorted=True)

@@ -18,7 +18,7 @@ def spmm(graph: CSRGraph, x: Float[Array, "cols dim"]) -> Float[Array, "rows dim
     sources = x.astype(accumulator) * col_scale[:, None]
     messages = sources[graph.indices]
     if graph.weights is not None:
-        # Those of padding slots may be anything.
+        # Weights of padding slots may be anything.
         weights = jnp.where(graph.receivers() < graph.num_rows, graph.weights, 0)
         messages = messages * weights.astype(accumulator)[:, None]
     sums = sum_rows(messages, graph.indptr)
@@ -31,7 +31,7 @@ def sddmm(
     """``e_ij = r_i c_j ⟨a_i, b_j⟩`` for each edge; zero in padding slots. Weights are ignored.
 
     The result stays in the accumulation dtype: the gradient of float32 weights must not be rounded
-    to that of the features.
+    to the dtype of the features.
     """
     accumulator = accumulation_dtype(a.dtype)
     row_scale, col_scale = _scales(graph, accumulator)

@@ -16,7 +16,7 @@ from jaxgnn.ops._core.activations import ACTIVATIONS
 from jaxgnn.ops._core.activations import Name as Activation
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 from jaxgnn.ops._core.finite import (
-    add_the_rest,
+    add_nonfinite_terms,
     any_not_finite,
     exact_matmul,
     finite_part,
@@ -69,15 +69,15 @@ def hypergraph_conv(
         alpha = alpha[..., None]
     ones = jnp.ones(incidence.num_hyperedges, z.dtype) if weight is None else weight.astype(z.dtype)
     left, middle, right = scales(
-        sum_segments(_of(ones, ends.hyperedges), ends.nodes, incidence.num_nodes),
+        sum_segments(_rows_at(ones, ends.hyperedges), ends.nodes, incidence.num_nodes),
         sum_segments(ends.real.astype(z.dtype), ends.hyperedges, incidence.num_hyperedges),
         weight,
         weighting=weighting,
         normalization=normalization,
     )
-    sources = _of(_scaled(z, right), ends.nodes)
+    sources = _rows_at(_scaled(z, right), ends.nodes)
     hyperedges = sum_segments(alpha * sources, ends.hyperedges, incidence.num_hyperedges)
-    messages = alpha * _of(_scaled(hyperedges, middle), ends.hyperedges)
+    messages = alpha * _rows_at(_scaled(hyperedges, middle), ends.hyperedges)
     sums = sum_segments(messages, ends.nodes, incidence.num_nodes)
     y = jnp.moveaxis(_scaled(sums, left), 0, -3)
     return finish(merge_heads(y, bias, concat), activation, residual).astype(x.dtype)
@@ -101,14 +101,14 @@ def scales(
 ) -> Scales:
     """``D⁻¹, W B⁻¹, 1`` for ``"mean"`` and ``D^-½, W B⁻¹, D^-½`` for ``"sym"``.
 
-    Without W for the weighting ``"pyg"``. What has no inverse, or no root, gets zero.
+    The weighting ``"pyg"`` leaves W out. Numbers without an inverse or a root give zero.
 
     Args:
       degrees: D, sums of the weights of each node's incidences.
       sizes: B, numbers of incidences of the hyperedges.
       weight: W, None for ones.
-      weighting: see above.
-      normalization: see above.
+      weighting: ``"paper"`` to multiply B⁻¹ by W, ``"pyg"`` to leave W out.
+      normalization: ``"mean"`` to divide by D once, ``"sym"`` to divide by its root on both sides.
     """
     middle = _inverse(sizes)
     if weight is not None and weighting == "paper":
@@ -150,7 +150,7 @@ def project_backward(
 def merge_heads(
     y: Float[Array, "*batch nodes heads out"], bias: Float[Array, " out"] | None, concat: bool
 ) -> Float[Array, "*batch nodes out"]:
-    """Heads one after the other, or their mean, and the bias."""
+    """Concatenates the heads or takes their mean, and adds the bias."""
     width = y.shape[-2] * y.shape[-1]
     y = y.reshape(*y.shape[:-2], width) if concat else jnp.mean(y, axis=-2)
     return y if bias is None else y + bias.astype(y.dtype)
@@ -171,7 +171,7 @@ def pull_back(
     activation: Activation | None,
     dy: Float[Array, "*batch nodes out"],
 ) -> Float[Array, "*batch nodes out"]:
-    """The gradient to the y of ``finish``, in its dtype, from that to what it makes."""
+    """The gradient to the argument ``y`` of ``finish``, in its dtype, from that to the result."""
     function = ACTIVATIONS[activation]
     known = function.activate(y) if function.of_output else y
     return function.pull_back(known, dy.astype(y.dtype))
@@ -197,7 +197,8 @@ def mix(
 ) -> Float[Array, "*batch nodes width"]:
     """``residual + activation(M x + b)`` with one small matrix M for all leading axes.
 
-    An entry +0 of M is no term of a sum: what is not finite does not pass it. One of -0 is a term.
+    An entry +0 of M is no term of a sum, so that NaN and infinities do not pass it. An entry -0 is
+    a term.
     """
     y = finish(_preactivation(x, mixing, bias), activation, residual)
     return y.astype(x.dtype)
@@ -213,14 +214,15 @@ def mix_backward(
 ) -> tuple[Array, Array, Array | None]:
     """Gradients to ``x``, ``mixing`` and ``bias``, from the arguments of ``mix`` alone.
 
-    With ``da = dy activation'(M x + b)``: ``dx = Mᵀ da``, ``dM = Σ da xᵀ``, ``db = Σ da``. That to
-    the residual is ``dy``. ``dM`` has entries where M has none.
+    With ``da = dy activation'(M x + b)``: ``dx = Mᵀ da``, ``dM = Σ da xᵀ``, ``db = Σ da``. The
+    gradient to the residual is ``dy``. ``dM`` has entries where M has none.
     """
     da = dy
     if activation is not None:
         x, mixing, bias, dy = behind_barrier(x, mixing, bias, dy)
         da = pull_back(_preactivation(x, mixing, bias), activation, dy)
-    # Without the barrier XLA on a GPU makes da anew for each gradient, which takes twice as long.
+    # Without the barrier XLA on a GPU computes da again for each gradient, which takes twice as
+    # long.
     dx = _mixed(*behind_barrier(mixing.T, da)).astype(x.dtype)
     dmixing = _products_of_rows(da, x)
     return dx, dmixing.astype(mixing.dtype), bias_gradient(bias, da)
@@ -250,10 +252,10 @@ def _preactivation(x, mixing, bias) -> Array:
 def _mixed(
     mixing: Float[Array, "v u"], x: Float[Array, "*batch u f"]
 ) -> Float[Array, "*batch v f"]:
-    """``M x`` in the accumulation dtype: few products, never of fewer bits than it has."""
+    """``M x`` in the accumulation dtype and full precision."""
     dtype = accumulation_dtype(x.dtype)
     mixing, x = mixing.astype(dtype), x.astype(dtype)
-    if not _of_few_nodes(x):
+    if not _has_few_nodes(x):
         return _by_product(mixing, x)
     terms = is_term(mixing)
 
@@ -267,9 +269,9 @@ def _mixed(
 
 
 def _by_product(mixing: Array, x: Array) -> Array:
-    """One product over the nodes of all tokens, and what is not finite, if it is there.
+    """One product over the nodes of all tokens, plus the terms that are not finite.
 
-    A product has all of x in each sum, times zero where M has no term.
+    The product alone would multiply NaN and infinities by zero where M has no term.
     """
 
     def rows(x):
@@ -278,19 +280,20 @@ def _by_product(mixing: Array, x: Array) -> Array:
     def tokens(y):
         return y.reshape(x.mT.shape).mT
 
-    # With nodes as columns: what XLA makes of many tokens, which a branch passes on as it is.
+    # Nodes are columns, the layout that XLA chooses for many tokens, so that the branch copies
+    # nothing.
     finite = finite_part(x)
     y = exact_matmul(mixing, finite).mT if x.ndim == 2 else exact_matmul(rows(finite), mixing.T)
     y = lax.cond(
         any_not_finite(x),
-        lambda: rows(add_the_rest(tokens(y), mixing, x, is_term(mixing), None)),
+        lambda: rows(add_nonfinite_terms(tokens(y), mixing, x, is_term(mixing), None)),
         lambda: y,
     )
     return tokens(y)
 
 
-def _of_few_nodes(x: Float[Array, "*batch u f"]) -> bool:
-    """Whether there are few nodes and, as leading axes, tokens."""
+def _has_few_nodes(x: Float[Array, "*batch u f"]) -> bool:
+    """Whether there are few nodes, and leading axes of tokens."""
     return x.ndim > 2 and x.shape[-2] <= _FEW_NODES
 
 
@@ -301,7 +304,7 @@ def _products_of_rows(
     if a.dtype != b.dtype:
         wide = accumulation_dtype(a.dtype, b.dtype)
         a, b = a.astype(wide), b.astype(wide)
-    if not _of_few_nodes(a):
+    if not _has_few_nodes(a):
         rows = (*range(a.ndim - 2), a.ndim - 1)
         return product(a, b, (rows, rows), "highest")
     # One small matrix for each token and then their sum: a single product over tokens and features
@@ -317,7 +320,7 @@ def _products_of_rows(
 
 
 class _Ends(NamedTuple):
-    """Node and hyperedge of each incidence; those of padding are out of range."""
+    """Node and hyperedge of each incidence; ids of padding are out of range."""
 
     nodes: Int[Array, " incidences"]
     hyperedges: Int[Array, " incidences"]
@@ -334,25 +337,25 @@ def _ends(incidence: Incidence) -> _Ends:
 def _attention(of_nodes, of_hyperedges, ends: _Ends, mode: AttentionMode, negative_slope: float):
     """Softmax over the nodes of each hyperedge, or over the hyperedges of each node."""
     of_nodes, of_hyperedges = _same_batch(of_nodes, of_hyperedges)
-    logits = _of(of_nodes, ends.nodes) + _of(of_hyperedges, ends.hyperedges)
+    logits = _rows_at(of_nodes, ends.nodes) + _rows_at(of_hyperedges, ends.hyperedges)
     logits = jax.nn.leaky_relu(logits, negative_slope)
     over, groups = (ends.hyperedges, of_hyperedges) if mode == "node" else (ends.nodes, of_nodes)
     peaks = jax.ops.segment_max(lax.stop_gradient(logits), over, len(groups))
-    peaks = jnp.where(peaks == -jnp.inf, 0, peaks)  # of what has no incidence
+    peaks = jnp.where(peaks == -jnp.inf, 0, peaks)  # where there is no incidence
     real = ends.real.reshape(-1, *(1,) * (logits.ndim - 1))
-    exponentials = jnp.where(real, jnp.exp(logits - _of(peaks, over)), 0)
+    exponentials = jnp.where(real, jnp.exp(logits - _rows_at(peaks, over)), 0)
     sums = sum_segments(exponentials, over, len(groups))
-    return exponentials / jnp.where(real, _of(sums, over), 1)
+    return exponentials / jnp.where(real, _rows_at(sums, over), 1)
 
 
 def _same_batch(one: Float[Array, "*any"], other: Float[Array, "*any"]):
-    """Both with the batch axes, behind the first, of the one that has more."""
+    """Gives both arrays, after their first axis, the batch axes of the array that has more."""
     more = max(one.ndim, other.ndim)
     pad = (a.reshape(a.shape[0], *(1,) * (more - a.ndim), *a.shape[1:]) for a in (one, other))
     return tuple(pad)
 
 
-def _of(values: Float[Array, "n *rest"], ids: Int[Array, " m"]) -> Float[Array, "m *rest"]:
+def _rows_at(values: Float[Array, "n *rest"], ids: Int[Array, " m"]) -> Float[Array, "m *rest"]:
     """The entry of each id, zero where it is out of range."""
     return jnp.asarray(values).at[ids].get(mode="fill", fill_value=0)
 

@@ -25,7 +25,7 @@ def maxk(x: Float[Array, "*batch dim"], *, k: int, by: str, early_stop: int | No
 
 
 def ranks(x: Float[Array, "*batch dim"], by: str) -> Float[Array, "*batch dim"]:
-    """What entries are compared by: the value or its magnitude; NaN as +inf, -0 as +0."""
+    """The numbers by which entries are compared: values or magnitudes, NaN as +inf, -0 as +0."""
     x = lax.stop_gradient(x).astype(accumulation_dtype(x.dtype))
     x = jnp.abs(x) if by == "magnitude" else x
     return jnp.where(jnp.isnan(x), jnp.inf, jnp.where(x == 0, 0, x))
@@ -38,13 +38,13 @@ def _threshold(rank: Float[Array, "*batch dim"], k: int, steps: int) -> Float[Ar
 
     def halve(_, bounds):
         low, high = bounds
-        # Apart from each other: XLA would halve the sum, which may be infinite.
+        # Halved separately: XLA would halve the sum, which may be infinite.
         half_low, half_high = lax.optimization_barrier((0.5 * low, 0.5 * high))
         middle = half_low + half_high
         enough = jnp.sum(bounded >= middle[..., None], axis=-1) >= k
         return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
 
-    # One bound per row; x itself may be varying over a mesh, so both start from it.
+    # One bound per row. Both are computed from x, so that they vary over a mesh if x does.
     bounds = bounded.min(axis=-1), bounded.max(axis=-1)
     return lax.fori_loop(0, steps, halve, bounds)[0]
 

@@ -26,7 +26,7 @@ def mhc_expand(x: Float[Array, "*batch dim"], *, num_streams: int) -> Float[Arra
 
 
 def mhc_expand_backward(dy: Float[Array, "*batch n dim"]) -> Float[Array, "*batch dim"]:
-    """Sums the streams."""
+    """Sums the streams in the accumulation dtype and rounds once."""
     return jnp.sum(dy.astype(accumulation_dtype(dy.dtype)), axis=-2).astype(dy.dtype)
 
 
@@ -37,7 +37,7 @@ def mhc_head(
     norm_eps: float,
     pre_eps: float,
 ) -> tuple[Float[Array, "*batch dim"], Saved]:
-    """``Σ_i w_i x_i`` and what the backward pass needs: see ``jaxgnn.ops.mhc_head``."""
+    """``Σ_i w_i x_i``, ``w = σ(alpha t + bias) + pre_eps``, and what the backward pass needs."""
     v = widened(x, *params)
     saved = project(v, params, norm_eps)
     return aggregate(v, _sigmoid(saved, params)[0] + pre_eps).astype(x.dtype), saved
@@ -52,7 +52,7 @@ def mhc_head_backward(
     norm_eps: float,
     pre_eps: float,
 ) -> tuple[Array, MHCParams]:
-    """Gradients to ``x`` and ``params``: those of the part pre of ``mhc_pre``."""
+    """Gradients to ``x`` and ``params``, by the formulae for the part pre of ``mhc_pre``."""
     del norm_eps  # in saved.inv_rms
     s, normed = _sigmoid(saved, params)
     v, dy = x.astype(s.dtype), dy.astype(s.dtype)

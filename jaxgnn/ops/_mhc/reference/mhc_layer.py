@@ -1,4 +1,4 @@
-"""What the backward pass of a whole layer with hyper-connections runs, in plain JAX."""
+"""The backward pass of a whole layer with hyper-connections, in plain JAX."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def mhc_layer_post_backward(
     *,
     transposed: bool,
 ) -> tuple[Array, Array, Array]:
-    """Gradients of ``mhc_post`` to ``f``, ``h_post`` and ``h_res``; that to ``x`` comes later."""
+    """Gradients of ``mhc_post`` to all arguments but ``x``, whose gradient comes later."""
     _, *gradients = mhc_post_backward(x, f, h_post, h_res, dy, transposed=transposed)
     df, dh_post, dh_res = gradients
     return df, dh_post, dh_res

@@ -1,4 +1,4 @@
-"""What hyper-connections do behind a layer, in plain JAX."""
+"""The part of hyper-connections after a layer, in plain JAX."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ def mhc_post_pre(
     inputs: PostInputs, params: MHCParams, *, transposed: bool, constants: MHCConstants
 ) -> tuple[tuple[Array, ...], pre.Saved]:
     """``(y, h_in, h_post, h_res)`` of ``y = mhc_post(...)``, as stored, and ``mhc_pre(y, ...)``."""
-    # XLA for GPUs would leave out the rounding of what it need not read from memory.
+    # Without the barrier XLA for GPUs would leave out the rounding of y.
     y = lax.optimization_barrier(mhc_post(*inputs, transposed=transposed))
     return pre.mhc_pre(y, params, constants=constants, return_streams=True)
 

@@ -1,4 +1,4 @@
-"""What hyper-connections do in front of a layer, in plain JAX."""
+"""The part of hyper-connections before a layer, in plain JAX."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def mhc_pre(
     constants: MHCConstants,
     return_streams: bool = False,
 ) -> tuple[tuple[Array, ...], Saved]:
-    """``(h_in, h_post, h_res)`` and what the backward pass needs: see ``jaxgnn.ops.mhc_pre``."""
+    """``(h_in, h_post, h_res)`` of a layer, and the numbers that the backward pass needs."""
     v = widened(x, *params)
     saved = project(v, params, constants.norm_eps)
     normed, alphas, biases = _parts(saved, params, x.shape[-2])
@@ -83,7 +83,7 @@ def gradients(
         dlogits = (dh_pre s (1 - s), dh_post post_scale s (1 - s), dh_res),  dh_pre_i = ⟨dh_in, x_i⟩
         dalpha  = Σ dlogits t  over tokens and rows of a part,  dbias = Σ dlogits  over tokens
         dt      = alpha dlogits
-        dx_i    = h_pre_i dh_in + the gradient of the projection, see project_backward,
+        dx_i    = h_pre_i dh_in + dv of project_backward, the gradient of the projection,
                   + dx_streams_i
     """
     v, dh_in, dh_post, dh_res = (a.astype(saved.h_mix.dtype) for a in (x, *cotangents))
@@ -120,7 +120,7 @@ def project(v, params: MHCParams, norm_eps: float) -> Saved:
 
 
 def project_backward(v, params: MHCParams, saved: Saved, dt):
-    """Gradients to ``v``, ``phi`` and ``gamma`` from ``dt``, those to ``t = h_mix inv_rms``.
+    """Gradients to ``v``, ``phi`` and ``gamma`` from ``dt``, the gradient to ``t = h_mix inv_rms``.
 
     In formulae::
 
@@ -159,7 +159,7 @@ def sum_tokens(per_token):
 
 
 def _parts(saved: Saved, params: MHCParams, n: int):
-    """``t``, alpha and bias, each of the parts pre, post and res."""
+    """``t``, alpha and bias, each as a list of the parts pre, post and res."""
     normed = saved.h_mix * saved.inv_rms[..., None]
     return (
         split_rows(normed, n),
@@ -169,7 +169,7 @@ def _parts(saved: Saved, params: MHCParams, n: int):
 
 
 def _apply(v, logits, constants: MHCConstants):
-    """``h_in``, ``h_post`` and ``h_res`` from the logits of these parts."""
+    """``h_in``, ``h_post`` and ``h_res`` from the logits of the parts pre, post and res."""
     pre, post, res = logits
     n = v.shape[-2]
     h_pre = jax.nn.sigmoid(pre) + constants.pre_eps
@@ -180,9 +180,9 @@ def _apply(v, logits, constants: MHCConstants):
 
 
 def _stored(v, outputs, dtype, return_streams: bool) -> tuple[Array, ...]:
-    """The results as they are stored, the streams before them if they are wanted.
+    """Rounds ``h_in`` to ``dtype``, and puts the streams in front with ``return_streams``.
 
-    Streams made of the widened ones, so that their gradient is added before it is rounded.
+    The streams come from the widened ones, so that their gradient is added before it is rounded.
     """
     h_in, *coefficients = outputs
     streams = (v.astype(dtype),) if return_streams else ()

@@ -19,7 +19,7 @@ Last = Literal["rows", "columns"]
 # The axes that one iteration sums over: a row's sum is over axis -1.
 _AXES = {"rows": (-2, -1), "columns": (-1, -2)}
 
-# The n whose permutations these are, and mHC-lite's logits.
+# The number n of streams for each number n! of permutations, which is the number of logits.
 STREAMS = {math.factorial(n): n for n in range(1, 7)}
 
 # Weight of the identity in the equations of the implicit gradient, which a permutation matrix
@@ -48,7 +48,7 @@ def sinkhorn_backward(
     eps: float,
     last: Last,
 ) -> Float[Array, "*batch n n"]:
-    """The exact gradient: iterates are made again, only their sums are kept, and undone in turn.
+    """The exact gradient: runs the iterations again, keeps their sums, and undoes them in turn.
 
     With ``z = m ∂L/∂m``, the gradient to ``log m``, one division ``m' = m / (Σm + eps)`` takes
     ``z'`` to ``z = z' - m' Σz'``, whatever ``eps`` is; and ``m = m' (Σm + eps)``.
@@ -122,9 +122,9 @@ def permutation_matrices(n: int) -> np.ndarray:
 
 
 def _normalize(logits, iterations, eps, last):
-    """The matrix, and the sums that it was divided by; of the first iteration only the second.
+    """The matrix and the sums it was divided by, except for the first sum of the first iteration.
 
-    Without eps, entries may lie further apart than floats reach, so all of it is in logarithms.
+    Without eps, entries may differ by more than the range of floats, so logarithms are used.
     """
     first, second = _AXES[last]
     m = jax.nn.log_softmax(logits, first) if eps == 0 else jax.nn.softmax(logits, first) + eps
@@ -153,5 +153,5 @@ def _entries(m, eps):
 
 
 def _spread_nan(logits):
-    """NaN throughout for a matrix with a NaN or an infinity; other matrices as they are."""
+    """Fills a matrix that has a NaN or an infinity with NaN; returns other matrices unchanged."""
     return logits + jnp.sum(0 * logits, axis=(-2, -1), keepdims=True)
