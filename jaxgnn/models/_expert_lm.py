@@ -226,9 +226,9 @@ def expert_output_orthogonality(
 ) -> Float[Array, ""]:
     """How far the experts' mean outputs are from orthogonal, averaged over the layers.
 
-    With ``m_i`` the mean of expert i over batch and time: ``"gram"`` is the mean square of ``⟨m_i,
-    m_j⟩ - δ_ij`` over all i and j; ``"cosine"`` is the mean square of ``cos(m_i, m_j)`` over ``i ≠
-    j``, and zero for a single expert.
+    With ``m_i`` the mean of expert i over batch and time: ``"gram"`` is the mean square of
+    ``⟨m_i, m_j⟩ - δ_ij`` over all i and j; ``"cosine"`` is the mean square of ``cos(m_i, m_j)``
+    over ``i ≠ j``, and zero for a single expert.
 
     Raises:
       ValueError: if the form is unknown, or there are fewer than three axes.

@@ -118,9 +118,10 @@ class RecurrentRelationalNetwork(nnx.Module):
 
         Args:
           puzzles: digits, 0 where blank. Under ``jit``, where invalid boards cannot raise an error,
-          their logits are NaN. num_steps: number of steps; None for the model's. warm_up: number of
-          steps to run before these, without gradient. rngs: random streams with one named
-          ``dropout`` in training; None in evaluation.
+            their logits are NaN.
+          num_steps: number of steps; None for the model's.
+          warm_up: number of steps to run before these, without gradient.
+          rngs: random streams with one named ``dropout`` in training; None in evaluation.
 
         Raises:
           ValueError: if ``puzzles`` are not digits, of as many cells as the model was made for.
@@ -227,9 +228,10 @@ class EquivariantRelationalNetwork(nnx.Module):
 
         Args:
           puzzles: digits, 0 where blank, of a Sudoku of any box size. Under ``jit``, where invalid
-          boards cannot raise an error, their logits are NaN. num_steps: number of steps; None for
-          the model's. warm_up: number of steps to run before these, without gradient. rngs: random
-          streams with one named ``dropout`` in training; None in evaluation.
+            boards cannot raise an error, their logits are NaN.
+          num_steps: number of steps; None for the model's.
+          warm_up: number of steps to run before these, without gradient.
+          rngs: random streams with one named ``dropout`` in training; None in evaluation.
 
         Raises:
           ValueError: if ``puzzles`` are not digits, or not of as many cells as a Sudoku has.

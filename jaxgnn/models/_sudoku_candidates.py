@@ -111,9 +111,10 @@ class CandidateNetwork(nnx.Module):
 
         Args:
           puzzles: digits, 0 where blank, of a Sudoku of any box size. Under ``jit``, where invalid
-          boards cannot raise an error, their logits are NaN. num_steps: number of steps; None for
-          the model's. warm_up: number of steps to run before these, without gradient. rngs:
-          ignored, since nothing in this model is random.
+            boards cannot raise an error, their logits are NaN.
+          num_steps: number of steps; None for the model's.
+          warm_up: number of steps to run before these, without gradient.
+          rngs: ignored, since nothing in this model is random.
 
         Raises:
           ValueError: if ``puzzles`` are not digits, or not of as many cells as a Sudoku has.

@@ -117,10 +117,11 @@ class SudokuGNN(nnx.Module):
 
         Args:
           puzzles: digits, 0 where blank. Under ``jit``, where invalid boards cannot raise an error,
-          their logits are NaN. num_steps: number of steps; None for the model's. every_step:
-          whether to return the logits after every step, stacked along a first axis, without dropout
-          in the readout. rngs: random streams with one named ``dropout`` in training; None in
-          evaluation.
+            their logits are NaN.
+          num_steps: number of steps; None for the model's.
+          every_step: whether to return the logits after every step, stacked along a first axis,
+            without dropout in the readout.
+          rngs: random streams with one named ``dropout`` in training; None in evaluation.
 
         Raises:
           ValueError: if ``puzzles`` are not digits, of as many cells as the model was made for.

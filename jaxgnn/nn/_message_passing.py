@@ -181,10 +181,11 @@ class MessagePassing(nnx.Module):
     Args:
       messages: an ``EdgeMLP``, or a module that is called with the same arguments.
       update: an ``MLPUpdate``, ``GRUUpdate``, ``LSTMUpdate``, or another ``NodeUpdate``. Changes to
-      the state of these modules, such as statistics, are dropped, so they must draw random numbers
-      from the ``rngs`` of the call and not from streams that they hold. num_steps: number of steps,
-      unless a call gives another. recompute_every: number of steps between stored states,
-      ``"auto"``, or None to store everything.
+        the state of these modules, such as statistics, are dropped, so they must draw random
+        numbers from the ``rngs`` of the call and not from streams that they hold.
+      num_steps: number of steps, unless a call gives another.
+      recompute_every: number of steps between stored states, ``"auto"``, or None to store
+        everything.
 
     Raises:
       ValueError: if a number is not positive.
