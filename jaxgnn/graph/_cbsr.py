@@ -25,8 +25,8 @@ class CBSR(KeepsArrays):
     Training" (https://arxiv.org/abs/2312.08656).
 
     Attributes:
-      values: kept entries, [*batch, k].
-      indices: column of each kept entry, [*batch, k].
+      values: kept entries, [*batch, rows, k].
+      indices: column of each kept entry, [*batch, rows, k].
       dim: number of columns of the dense matrix.
     """
 

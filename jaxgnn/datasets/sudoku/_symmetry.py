@@ -99,5 +99,5 @@ def _inverse(permutation: Int[Array, "count"]) -> Int[Array, "count"]:
 
 
 def _lines(groups: Int[Array, "3"], inside: Int[Array, "3 3"]) -> Int[Array, "9"]:
-    """A random order of lines: rows by band and within bands, or columns by stack."""
+    """Order of nine lines, from the order of their groups and the order inside each group."""
     return (3 * groups[:, None] + inside).reshape(9)
