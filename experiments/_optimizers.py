@@ -10,7 +10,7 @@ import optax
 
 
 def matrices(params: Any) -> Any:
-    """Which parameters decay: scales, gates and biases have a value of their own to stay at."""
+    """Returns a mask of the parameters that decay: matrices, but no scales, gates or biases."""
     return jax.tree.map(lambda p: p.ndim > 1, params)
 
 
@@ -27,13 +27,13 @@ def warmed_adamw(
     """AdamW of clipped gradients, whose rate rises from zero and falls along a cosine.
 
     Args:
-      learning_rate: the highest.
-      steps: of the whole run.
-      warm_up: steps in which the rate rises.
-      last: the rate at the end, as a part of the highest.
-      b2: of AdamW.
-      weight_decay: likewise.
-      decayed: a mask of the parameters that decay.
+      learning_rate: the highest learning rate.
+      steps: number of steps of the whole run.
+      warm_up: number of steps in which the rate rises.
+      last: the rate at the end, as a fraction of the highest.
+      b2: decay of AdamW's average of squared gradients.
+      weight_decay: weight decay of AdamW.
+      decayed: function from the parameters to a mask of those that decay.
     """
     rate = optax.warmup_cosine_decay_schedule(
         init_value=0.0,

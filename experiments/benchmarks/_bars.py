@@ -1,4 +1,4 @@
-"""What we hold ourselves to: ratios to reach on a CPU, and what others take on a GPU."""
+"""Performance targets: speed-ups to reach on a CPU, and times of other libraries on a GPU."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Bar:
-    """How many times faster than ``baseline`` an implementation is to be.
+    """Target for how many times faster than ``baseline`` an implementation must be.
 
     Attributes:
       op: name of the op.
-      direction: as in the rows.
-      k: of the ops that have it.
-      implementation: whose time counts.
+      direction: ``"forward"``, ``"backward"`` or ``"forward+backward"``.
+      k: number of kept entries per row, for ops that have it; else None.
+      implementation: name of the implementation whose time counts.
       baseline: another implementation of the same run, ``BYTE_LIMIT``, or a fixed time.
-      factor: the least ratio of their times.
+      factor: the least ratio of the baseline's time to the implementation's.
       workloads: where it has to be reached. Elsewhere ``uniform-1M`` is what it was stated for:
         20,000 nodes and 10^6 uniformly random edges, width 256.
       platform: ``"cpu"`` or ``"gpu"``.
-      dtype: of the features.
+      dtype: dtype of the features.
     """
 
     op: str
@@ -46,7 +46,7 @@ _ON_GPU = {"platform": "gpu", "dtype": "bfloat16"}
 
 
 def _layer_bars() -> Iterator[Bar]:
-    """Of ``mhc_layer``: against the limit that the bytes set, and against others' layers."""
+    """Targets of ``mhc_layer``, against the limit of its bytes and other libraries' layers."""
     limits = (
         ("forward", 1.25, _NARROW),
         ("forward+backward", 1.35, _NARROW),
@@ -65,7 +65,7 @@ _TALL, _SQUARE = ("1000000x64", "1000000x128", "232965x256"), ("8192x4096",)
 
 
 def _linear_bars() -> Iterator[Bar]:
-    """Of ``fused_linear`` and ``fused_mlp``: against the copy of the rows, and plain JAX code."""
+    """Targets of ``fused_linear`` and ``fused_mlp``, against a copy of the rows and plain JAX."""
     tall = {"workloads": _TALL, **_ON_GPU}
     for op in ("fused_linear", "fused_mlp"):
         for direction, times in (("forward", 1.3), ("forward+backward", 1.6)):
@@ -91,7 +91,7 @@ _BOARDS = Bar(
 
 
 def _hypergraph_bars() -> Iterator[Bar]:
-    """Of ``hypergraph_conv``: against torch-geometric, and a step against the clock."""
+    """Targets of ``hypergraph_conv``, against torch-geometric, and of a step, as a fixed time."""
     both, gpu = "forward+backward", {"platform": "gpu"}
     for tokens, factor in ((4096, 10), (32768, 20)):
         where = {"workloads": (f"{tokens} tokens",), **gpu}
@@ -101,7 +101,7 @@ def _hypergraph_bars() -> Iterator[Bar]:
     yield Bar("expert_lm", "training step", None, "auto", "5 ms", 1, **step)
 
 
-# Baselines that are no measurement of the same run.
+# Baselines that are not measured in the same run.
 _FIXED_MS = {"5 ms": 5.0}
 
 _PAIR = ("mhc_post_pre", "forward+backward", None, "pallas", "pallas pair", 1 / 0.8)

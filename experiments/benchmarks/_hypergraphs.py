@@ -28,12 +28,12 @@ class Coupling:
     """Tokens of experts that share one hypergraph, all pairs of experts.
 
     Attributes:
-      name: as in the tables.
-      nodes: number of tokens; each has all experts.
-      dim: width.
-      experts: nodes of the hypergraph.
-      layers: convolutions.
-      dtypes: of the features.
+      name: name of the workload in the tables.
+      nodes: number of tokens; each token has all experts.
+      dim: width of the features.
+      experts: number of experts, which are the nodes of the hypergraph.
+      layers: number of convolutions.
+      dtypes: dtypes of the features.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Coupling:
 
     @cached_property
     def incidence(self) -> Incidence:
-        """The hypergraph."""
+        """The hypergraph of the experts, with all pairs as hyperedges."""
         pairs = itertools.combinations(range(self.experts), 2)
         return Incidence.from_hyperedges(pairs, self.experts)
 
@@ -55,12 +55,12 @@ class Hypergraph:
     """One large hypergraph of uniformly random incidences.
 
     Attributes:
-      name: as in the tables.
+      name: name of the workload in the tables.
       nodes: number of nodes.
       hyperedges: number of hyperedges.
-      incidences: drawn independently; repeats stay in.
-      dim: width.
-      dtypes: of the features.
+      incidences: number of incidences, drawn independently with repeats.
+      dim: width of the features.
+      dtypes: dtypes of the features.
     """
 
     name: str
@@ -81,14 +81,14 @@ class Step:
     """A training step of ``models.ExpertGraphLM``.
 
     Attributes:
-      name: as in the tables.
-      nodes: tokens in a step.
-      batch: texts in a step.
-      dim: width.
-      experts: of each layer.
-      layers: of the model, and hypergraph convolutions in each.
+      name: name of the workload in the tables.
+      nodes: number of tokens in a step.
+      batch: number of texts in a step.
+      dim: width of the features.
+      experts: number of experts in each layer.
+      layers: number of layers of the model, and of hypergraph convolutions in each of them.
       vocabulary: number of different tokens.
-      dtypes: of the computation.
+      dtypes: dtypes of the computation.
     """
 
     name: str
@@ -175,7 +175,7 @@ def coupling_bytes(workload: Coupling, direction: str, itemsize: int) -> int:
 
 
 def hypergraph_bytes(workload: Hypergraph, direction: str, itemsize: int) -> int:
-    """Of one way: a row gathered for each incidence, twice; ids; rows of both sides; the product.
+    """Bytes of one direction: two gathered rows per incidence, ids, rows of both sides, product.
 
     The backward goes the same way on the transposed structure, with two products.
 
@@ -278,7 +278,7 @@ def _unavailable() -> str | None:
 
 @cache
 def _say(text: str) -> None:
-    """Prints it, once a process."""
+    """Prints a message once per process."""
     print(text, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""What the benchmarks of linear layers share: bytes, inputs, and the layers without our ops."""
+"""Shared parts of the benchmarks of linear layers: bytes, inputs, and layers without our ops."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def flops(direction: str, *, rows: int, features: Sequence[int]) -> int:
     """Multiplications and additions of the products; what is recomputed does not count.
 
     Args:
-      direction: as in ``bytes_moved``.
+      direction: ``"forward"`` or ``"forward+backward"``.
       rows: number of rows.
       features: widths of the input, the hidden layers and the output.
     """
@@ -71,7 +71,7 @@ class Layers:
 
     Attributes:
       op: ``"fused_linear"`` or ``"fused_mlp"``.
-      activation: ``"relu"`` or ``"gelu"``, the one by tanh.
+      activation: ``"relu"``, or ``"gelu"`` in its tanh form.
     """
 
     op: str
@@ -99,7 +99,7 @@ class Layers:
         return [(None, *arrays) for arrays in input_sets(make)]
 
     def ours(self, implementation: ops.Name | None, precision: str | None = None) -> Differentiable:
-        """The op."""
+        """Runs the fused op of this library."""
         options: dict[str, Any] = {"activation": self.activation, "precision": precision}
         options["implementation"] = implementation
         if self.op == "fused_mlp":
@@ -112,7 +112,7 @@ class Layers:
         return linear
 
     def plain(self, _, arrays) -> tuple[jax.Array, None]:
-        """As one writes it in JAX: every result is rounded to the dtype of the features."""
+        """Runs plain JAX code, in which every result is rounded to the dtype of the features."""
         x, kernels, biases = arrays
         for place, (kernel, bias) in enumerate(zip(kernels, biases, strict=True)):
             x = x @ kernel + bias
@@ -125,7 +125,7 @@ class Layers:
         return self.op == "fused_linear" or place + 1 < count
 
     def torch(self, x, *parameters) -> Any:
-        """The same in torch: ``parameters`` are weights [out, in], as it has them, and biases."""
+        """Runs the same in torch: ``parameters`` are weights, [out, in] in torch, and biases."""
         functional = importlib.import_module("torch.nn.functional")
         activations = {
             "relu": functional.relu,
@@ -140,12 +140,12 @@ class Layers:
 
 
 def cases(layers: Layers, workload: Rows, count: int) -> Iterator[Case]:
-    """Every dtype and direction.
+    """Yields a case for every dtype and direction.
 
     Args:
-      layers: what is timed.
-      workload: rows and width.
-      count: layers, each as wide as the rows.
+      layers: the layers that are timed.
+      workload: number of rows, and width.
+      count: number of layers, each as wide as the rows.
     """
     features = (workload.dim,) * (count + 1)
     for dtype in workload.dtypes:
@@ -165,7 +165,7 @@ def cases(layers: Layers, workload: Rows, count: int) -> Iterator[Case]:
 
 
 def _named(workload: Rows, activation: str) -> Rows:
-    """Relu is what the rows are named without."""
+    """Returns the name of a row, which omits the activation relu."""
     suffix = "" if activation == "relu" else f" {activation}"
     return replace(workload, name=workload.name + suffix)
 
@@ -189,7 +189,7 @@ def candidates(layers: Layers, direction: str, inputs: list[tuple]) -> dict[str,
 
 
 def _copy(_, arrays, dy) -> jax.Array:
-    """Of the rows, by the device's own means."""
+    """Copies the rows by a copy operation of the device."""
     del dy
     return jnp.copy(arrays[0])
 
@@ -224,7 +224,7 @@ def _knows_cublaslt() -> bool:
 
 @contextlib.contextmanager
 def with_plain_layers() -> Iterator[None]:
-    """What is traced meanwhile has linear layers as one writes them in JAX."""
+    """Context manager in which traced linear layers are plain JAX code."""
 
     def fused_linear(x, kernel, bias=None, *, activation=None, **options):
         del options
@@ -246,7 +246,7 @@ def with_plain_layers() -> Iterator[None]:
 
 
 def traced_with(context: Callable, function: Callable) -> Callable:
-    """The function, traced within that context."""
+    """Returns the function, traced within a context manager."""
 
     @functools.wraps(function)
     def run(*arguments):
@@ -269,7 +269,7 @@ def torch_layers(layers: Layers, direction: str, inputs: list[tuple]) -> dict[st
 
 
 def torch_arrays(result: Any) -> list[np.ndarray]:
-    """What a candidate of ``torch_layers`` returned, as float32: y, then gradients as in JAX."""
+    """Converts the results of a ``torch_layers`` candidate to float32, in the order of ours."""
     y, (dx, *parameters) = result if isinstance(result, tuple) else (result, (None,))
     gradients = [dx, *(p.T if p.ndim == 2 else p for p in parameters)]
     return [array.float().cpu().numpy() for array in (y, *gradients) if array is not None]

@@ -1,4 +1,4 @@
-"""Messages of an MLP over both ends of edges, with and without our op; what they cost at least."""
+"""Messages of an MLP over both ends of edges, with and without our op, and their minimal cost."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def bytes_moved(workload: Messages, graph: CSRGraph, direction: str, itemsize: i
 
 
 def flops(workload: Messages, graph: CSRGraph, direction: str) -> int:
-    """Of the fewest products that do: the first layer and the last belong to nodes, not to edges.
+    """Counts the fewest products that suffice: first and last layer act on nodes, not edges.
 
     What is recomputed does not count.
     """
@@ -53,20 +53,20 @@ def flops(workload: Messages, graph: CSRGraph, direction: str) -> int:
 
 
 def step_flops(workload: Messages, graph: CSRGraph) -> int:
-    """Of a training step: messages, the MLP in front of the LSTM and the LSTM, of every step."""
+    """Counts those of a training step: messages, the MLP before the LSTM and the LSTM."""
     messages = flops(workload, graph, "forward+backward")
     update = (workload.layers + 1) * workload.dim**2 + 2 * workload.dim * 4 * workload.dim
     return workload.steps * (messages + 3 * 2 * workload.nodes * update)
 
 
 def step_bytes(workload: Messages, itemsize: int) -> int:
-    """Of a training step: h and the cell (float32) in and out, kept and read again, and back."""
+    """Bytes of a training step: h and float32 cell in and out, stored, read, and backward."""
     return workload.steps * 5 * workload.nodes * workload.dim * (itemsize + 4)
 
 
 @contextlib.contextmanager
 def without_kernels():
-    """What is traced meanwhile leaves the layers of edges to XLA, split as the op splits them."""
+    """Context manager in which traced layers of edges are left to XLA, split like in the op."""
     by_xla = {"cpu": ("xla",), "cuda": ("xla",)}
     left = {
         name: replace(getattr(edge_mlp_aggregate, name), preference=by_xla)
@@ -78,7 +78,7 @@ def without_kernels():
 
 @contextlib.contextmanager
 def with_plain_messages():
-    """What is traced meanwhile has messages as one writes them in JAX."""
+    """Context manager in which traced messages are plain JAX code."""
 
     def aggregate(graph, h, params, edge_features=None, *, reduce, activation, **options):
         assert (edge_features, reduce, activation) == (None, "sum", "relu")
@@ -90,7 +90,7 @@ def with_plain_messages():
 
 
 def plain_messages(graph: CSRGraph, h, kernels, biases) -> jax.Array:
-    """Both ends of each edge side by side, an MLP with relu, and a sum over each row."""
+    """Concatenates both ends of each edge, applies an MLP with relu, and sums each row."""
     rows = graph.receivers()
     x = jnp.concatenate([h[..., rows, :], h[..., graph.indices, :]], axis=-1)
     for place, (kernel, bias) in enumerate(zip(kernels, biases, strict=True)):
@@ -114,8 +114,8 @@ class MessageOp:
     """The op on a workload.
 
     Attributes:
-      workload: what it runs on.
-      graph: of a board.
+      workload: sizes of the graphs and layers.
+      graph: graph of one board.
     """
 
     workload: Messages
@@ -124,7 +124,7 @@ class MessageOp:
     def inputs(self, dtype: str) -> list[tuple]:
         """Random sets of ``(graph, (h, kernels, biases), dy)``, all of order one.
 
-        In the place of a regular graph there is None: as an argument it would not be known to be.
+        A regular graph is replaced by None: as an argument its degrees would be unknown.
         """
         load = self.workload
         context = None if self.graph.uniform_degrees()[0] is not None else self.graph
@@ -145,7 +145,7 @@ class MessageOp:
         return [(context, *arrays) for arrays in input_sets(make)]
 
     def ours(self, implementation: ops.Name | None) -> Differentiable:
-        """The op."""
+        """Runs the op of this library."""
 
         def run(graph, arrays):
             h, *layers = arrays
@@ -157,11 +157,11 @@ class MessageOp:
         return run
 
     def plain(self, graph, arrays) -> tuple[jax.Array, None]:
-        """As one writes it in JAX."""
+        """Runs plain JAX code for the messages."""
         return plain_messages(self.graph if graph is None else graph, *arrays), None
 
     def torch_layer(self) -> Callable:
-        """As one writes it in torch: both ends of each edge side by side."""
+        """Runs plain torch code, which concatenates both ends of each edge."""
         torch, functional = (importlib.import_module(m) for m in ("torch", "torch.nn.functional"))
         graph = self.graph
         rows, senders = (to_torch(ends).long() for ends in (graph.receivers(), graph.indices))

@@ -20,7 +20,7 @@ PICTURES = Path(__file__).parents[2] / "docs" / "images"
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """Where a run leaves what it measures.
+    """Folders to which a run writes its measurements.
 
     Attributes:
       out: folder of the JSONL files and pictures; left out, ``runs/benchmarks``.
@@ -51,10 +51,10 @@ class Column:
     """One column of a printed table.
 
     Attributes:
-      title: the heading.
-      key: of the row.
+      title: heading of the column.
+      key: key of the value in a row.
       width: characters; the text of the first columns is flush left.
-      format: of a number, as in ``format``.
+      format: format specification of a number, for Python's ``format``.
     """
 
     title: str

@@ -63,14 +63,14 @@ class Options(Output):
 
 @dataclass(frozen=True)
 class Session:
-    """What the rows of a run share.
+    """Settings and device that all rows of a run share.
 
     Attributes:
       workloads: what to run on, each a ``Workload``, ``Streams``, ``Rows`` or ``Messages``.
       out: folder of the JSONL files.
       timing: further arguments of ``measure`` and ``measure_in_turns``.
-      device: as ``device_description`` gives.
-      copy_gb_per_s: as ``copy_bandwidth`` gives.
+      device: description of the device and versions, by name.
+      copy_gb_per_s: measured speed of an element-wise pass over memory, in GB/s.
     """
 
     workloads: tuple[Any, ...]
@@ -106,7 +106,7 @@ class Session:
 
     @cached_property
     def cache_gb_per_s(self) -> float:
-        """As ``cache_bandwidth`` gives; measured when it is first asked for."""
+        """Speed of the last cache in GB/s, measured on first use."""
         return cache_bandwidth(**self.timing)  # pyrefly: ignore
 
     def time(self, candidate: Candidate) -> Timing | None:

@@ -1,4 +1,4 @@
-"""What the benchmarks of hyper-connections share: their bytes, inputs and cases."""
+"""Shared parts of the benchmarks of hyper-connections: bytes, inputs and cases."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Passes:
     backward: str
 
     def __add__(self, other: _Passes) -> _Passes:
-        """Both, one after the other."""
+        """Adds the passes of two ops that run one after the other."""
         return _Passes(f"{self.forward} {other.forward}", f"{self.backward} {other.backward}")
 
 
@@ -105,7 +105,7 @@ class Arrays:
 
         Args:
           workload: tokens, streams and width.
-          dtype: of the streams.
+          dtype: dtype of the streams.
         """
         shapes = _shapes(workload, dtype)
         names, structure = jax.tree.flatten((self.arguments, self.results))
@@ -152,14 +152,14 @@ def cases(
     *,
     dtypes: tuple[str, ...] | None = None,
 ) -> Iterator[Case]:
-    """Every dtype and direction.
+    """Yields a case for every dtype and direction.
 
     Args:
       op: name of the benchmark.
       workload: tokens, streams and width.
       arrays: what the op takes and returns.
-      candidates: direction, inputs -> ways to compute it, by name.
-      dtypes: those of the workload if None.
+      candidates: function of direction and inputs that returns the implementations by name.
+      dtypes: dtypes of the streams; None for the dtypes of the workload.
     """
     for dtype in dtypes or workload.dtypes:
         inputs = arrays.make(workload, dtype)

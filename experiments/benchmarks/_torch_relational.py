@@ -48,11 +48,11 @@ def training_step(
 
     Args:
       workload: boards, widths and steps.
-      graph: of a board.
-      dtype: torch's, of products.
-      form: what is made of a step of messages.
+      graph: graph of one board.
+      dtype: torch dtype of products.
+      form: transformation of a step of messages, such as compilation.
       puzzles: digits, 0 where blank, [boards, cells] int64.
-      solutions: digits.
+      solutions: digits of the solutions, [boards, cells] int64.
     """
     torch = importlib.import_module("torch")
     functional = torch.nn.functional
@@ -73,7 +73,7 @@ def training_step(
 
 
 def network(torch: Any, workload: Messages, graph: CSRGraph, form: Callable) -> Any:
-    """``models.RecurrentRelationalNetwork`` in torch; ``form`` as in ``training_step``."""
+    """Makes ``RecurrentRelationalNetwork`` in torch; ``form`` transforms a step of messages."""
     side, width, cells = workload.box**2, workload.dim, workload.box**4
     receivers, senders = (
         torch.from_numpy(np.array(ends)).long() for ends in (graph.receivers(), graph.indices)

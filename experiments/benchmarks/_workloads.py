@@ -1,4 +1,4 @@
-"""What benchmarks run on: tables of graphs, of tokens with streams, of rows, of messages."""
+"""Workloads of the benchmarks: tables of graphs, tokens with streams, rows, and messages."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ class Workload:
     """A graph and the features on it.
 
     Attributes:
-      name: as in the tables; the key of a scale of ``jaxgnn.datasets`` has that graph's size and
-        power law of degrees, any other graph is uniformly random.
+      name: name of the workload in the tables. A graph named by a scale of ``jaxgnn.datasets`` has
+        its size and power law of degrees; any other graph is uniformly random.
       nodes: number of nodes.
       edges: edges to draw; the power-law graphs meet it to 1 %.
       dim: width of the features.
-      ks: entries that MaxK keeps of each row.
-      dtypes: of the features.
-      heads: attention heads of segment_softmax.
-      directions: of the linear ops, whose backward can be timed apart from their forward.
+      ks: numbers of entries that MaxK keeps of each row.
+      dtypes: dtypes of the features.
+      heads: number of attention heads of segment_softmax.
+      directions: directions of the linear ops, whose backward can be timed separately.
     """
 
     name: str
@@ -94,10 +94,10 @@ class Streams:
     """Tokens with n streams of features, for hyper-connections.
 
     Attributes:
-      name: as in the tables.
+      name: name of the workload in the tables.
       nodes: number of tokens; in a graph every node is one.
       dim: width of a stream.
-      dtypes: of the streams.
+      dtypes: dtypes of the streams.
       n: number of streams.
       matrices: whether ``sinkhorn`` is timed on as many; it does not depend on the width.
     """
@@ -140,11 +140,11 @@ class Rows:
     """Rows of features, for linear layers as wide as they are.
 
     Attributes:
-      name: as in the tables.
+      name: name of the workload in the tables.
       nodes: number of rows; in a graph every node is one.
-      dim: width.
-      dtypes: of features and parameters.
-      activations: of the ops that are timed with several.
+      dim: width of the rows.
+      dtypes: dtypes of features and parameters.
+      activations: activations of the ops that are timed with several.
     """
 
     name: str
@@ -185,14 +185,16 @@ class Messages:
     """Graphs on which layers of edges pass messages.
 
     Attributes:
-      name: as in the tables.
-      nodes: of all graphs together.
-      edges: of a graph that is drawn; none for that of Sudoku, which all boards share.
+      name: name of the workload in the tables.
+      nodes: number of nodes of all graphs together.
+      edges: number of edges of a random graph; None for the graph of Sudoku, which all boards
+        share.
       dim: width of the nodes and of all layers.
-      layers: of the MLP of a message.
-      boards: graphs of ``nodes / boards`` nodes each.
-      steps: of a network that is trained; none if the op alone is timed.
-      dtypes: of features and parameters.
+      layers: number of layers of the message MLP.
+      boards: number of graphs, of ``nodes / boards`` nodes each.
+      steps: number of message-passing steps of a network that is trained; None if only the op is
+        timed.
+      dtypes: dtypes of features and parameters.
     """
 
     name: str
@@ -206,11 +208,11 @@ class Messages:
 
     @property
     def box(self) -> int:
-        """Cells on a side of a box of a Sudoku."""
+        """Number of cells on a side of a box of a Sudoku."""
         return round((self.nodes / self.boards) ** 0.25)
 
     def graph(self) -> CSRGraph:
-        """That of a board."""
+        """The graph of a board."""
         if self.edges == 0:
             return sudoku_graph(self.box)
         return _graph(f"{self.nodes} nodes, {self.edges} edges", self.nodes, self.edges)

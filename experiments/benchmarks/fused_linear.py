@@ -18,7 +18,7 @@ from experiments.benchmarks._workloads import ROWS, Rows
 
 
 def cases(workload: Rows) -> Iterator[Case]:
-    """Every dtype and direction."""
+    """Yields a case for every dtype and direction."""
     return _layers.cases(_layers.Layers("fused_linear", "relu"), workload, 1)
 
 

@@ -1,7 +1,8 @@
 """Times ``ops.fused_mlp``, two layers with relu and gelu, against plain JAX and torch.
 
-Run ``python -m experiments.benchmarks.fused_mlp``. The rest is as in ``fused_linear``. Bytes: those
-of the input and the output; what is between the layers need not leave the chip.
+Run ``python -m experiments.benchmarks.fused_mlp``. ``auto`` is ``implementation=None``, and
+``plain`` is the formula in JAX, on a GPU also compiled with cuBLASLt. Bytes: the input and the
+output; values between the layers need not leave the chip.
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ def _step(workload: Step, dtype: str, name: ops.Name | None) -> Candidate:
     def step(state, tokens):
         parameters, moments = state
         loss, gradient = jax.value_and_grad(loss_of)(parameters, tokens)
-        # Optax mixes dtypes, which a strict JAX would refuse.
+        # Optax mixes dtypes, which JAX refuses under strict promotion.
         with jax.numpy_dtype_promotion("standard"):
             updates, moments = optimizer.update(gradient, moments, parameters)
             return (optax.apply_updates(parameters, updates), moments), loss

@@ -38,7 +38,7 @@ class MaxkSpmmOptions(Options):
 
 
 def bytes_moved(graph: CSRGraph, dim: int, k: int, itemsize: int, direction: str) -> int:
-    """As the module says."""
+    """Bytes that must move if every gathered row is read from memory."""
     structure, column = spmm.structure_bytes(graph), column_dtype(dim).itemsize
     forward = structure + graph.num_edges * k * (itemsize + column)
     forward += graph.num_rows * dim * itemsize

@@ -2,11 +2,11 @@
 
 Run ``python -m experiments.benchmarks.mhc_layer``. What is wrapped is the identity, so that all
 time is that of the hyper-connection; gradients are those to x, phi, alpha and bias. Beside ours
-are the layers of Liger and TransformerEngine, and one in plain torch, where these are installed:
-see ``_mhc_peers``. Bytes: those of ``mhc_pre`` and ``mhc_post`` one after the other, as
-``_streams.bytes_moved`` counts, whose backward adds the two gradients of x without another pass.
-``mhc_layer`` moves one array of the streams less backward where its ends are linked; the count
-stays, so that a share of the limit means the same for it and for the ops apart.
+are the layers of Liger and TransformerEngine, and one in plain torch, where these are installed.
+Bytes: the sum of the bytes of ``mhc_pre`` and ``mhc_post``, in ``_streams.bytes_moved``, where the
+backward pass adds the two gradients of x without another pass. ``mhc_layer`` moves one array of the
+streams less backward where its ends are linked; the count stays, so that a share of the limit means
+the same for it and for the ops apart.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ARRAYS = _streams.Arrays(("x", "phi", "alpha", "bias"), "y")
 
 
 def cases(workload: Streams) -> Iterator[Case]:
-    """Every dtype and direction."""
+    """Yields a case for every dtype and direction."""
     return _streams.cases("mhc_layer", workload, _ARRAYS, _candidates)
 
 

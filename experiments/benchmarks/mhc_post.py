@@ -21,7 +21,7 @@ _ARRAYS = _streams.Arrays(("x", "f", "h_post", "h_res"), "y")
 
 
 def cases(workload: Streams) -> Iterator[Case]:
-    """Every dtype and direction."""
+    """Yields a case for every dtype and direction."""
     return _streams.cases("mhc_post", workload, _ARRAYS, partial(implementations, _build))
 
 

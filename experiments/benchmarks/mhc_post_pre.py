@@ -1,8 +1,8 @@
 """Times ``ops.mhc_post_pre`` against the pair of ops that it fuses, with all gradients.
 
 Run ``python -m experiments.benchmarks.mhc_post_pre``. A pair is ``mhc_post`` and the ``mhc_pre``
-of the next layer, in one compiled function, by the implementation before its name. Bytes: those of
-the fused op, for the pair as well, so that both are measured by one limit.
+of the next layer, in one compiled function, by the implementation before its name. Bytes: the bytes
+of the fused op, for the pair too, so that both have the same limit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ARRAYS = _streams.Arrays(
 
 
 def cases(workload: Streams) -> Iterator[Case]:
-    """Every dtype and direction."""
+    """Yields a case for every dtype and direction."""
     return _streams.cases("mhc_post_pre", workload, _ARRAYS, _candidates)
 
 

@@ -21,7 +21,7 @@ _ARRAYS = _streams.Arrays(("x", "phi", "alpha", "bias"), ("h_in", "h_post", "h_r
 
 
 def cases(workload: Streams) -> Iterator[Case]:
-    """Every dtype and direction."""
+    """Yields a case for every dtype and direction."""
     return _streams.cases("mhc_pre", workload, _ARRAYS, partial(implementations, _build))
 
 

@@ -44,7 +44,7 @@ def structure_bytes(graph: CSRGraph) -> int:
 
 
 def cases(workload: Workload) -> Iterator[Case]:
-    """Every dtype and direction."""
+    """Yields a case for every dtype and direction."""
     graph = workload.graph()
     for dtype in workload.dtypes:
         inputs = _products.dense_inputs(workload, dtype)

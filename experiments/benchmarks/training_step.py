@@ -46,11 +46,11 @@ class TrainingStepOptions(Output):
 
     Attributes:
       scale: a synthetic graph of ``jaxgnn.datasets``.
-      layers: convolutions.
-      kind: of network, see ``MaxKGNN``.
+      layers: number of convolutions.
+      kind: kind of network: ``"sage"``, ``"gcn"`` or ``"gin"``.
       hidden: width of the hidden layers.
       ks: entries that MaxK keeps of each row.
-      dtype: of the features and activations.
+      dtype: dtype of the features and activations.
       plain_layers: linear layers as one writes them in JAX.
     """
 
@@ -150,7 +150,7 @@ def make_step(options: TrainingStepOptions, data: Data, k: int | None) -> tuple[
     def step(state, data):
         params, other, optimizer_state, count = state
         loss, gradient = jax.value_and_grad(loss_of)(params, other, data, count)
-        # Optax mixes dtypes, which a strict JAX would refuse.
+        # Optax mixes dtypes, which JAX refuses under strict promotion.
         with jax.numpy_dtype_promotion("standard"):
             updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
             params = optax.apply_updates(params, updates)

@@ -20,20 +20,20 @@ class LMOptions:
     Attributes:
       strategy: hyperedges of the coupling hypergraph.
       coupler_layers: hypergraph convolutions, or rounds of messages, in each layer.
-      num_layers: layers of experts.
-      features: width.
-      num_heads: of each expert's attention.
+      num_layers: number of layers of experts.
+      features: width of the model.
+      num_heads: number of attention heads of each expert.
       context: bytes that a prediction may look back on.
-      batch_size: pieces of text in a step.
-      steps: of training.
+      batch_size: number of pieces of text in a step.
+      steps: number of training steps.
       learning_rate: the highest, after a tenth of the steps; it falls to a tenth along a cosine.
-      weight_decay: of AdamW, on matrices.
+      weight_decay: weight decay of AdamW, on matrices.
       output_orthogonality: strength of the loss on the experts' mean outputs, reached after a tenth
         of the steps.
       weight_orthogonality: the same of the loss on their weights.
-      dtype: of the computation; parameters are float32.
-      implementation: of the hypergraph convolution; left out, what is fastest.
-      seed: of parameters, batches and the split.
+      dtype: dtype of the computation; parameters are float32.
+      implementation: implementation of the hypergraph convolution; left out, the fastest.
+      seed: seed of parameters, batches and the split.
       eval_every: steps between evaluations on the whole validation text.
       checkpoint_every: steps between checkpoints; 0 for only the last.
       run: folder for the runs and the pictures.
@@ -68,7 +68,7 @@ class LMRun(LMOptions):
     """One run.
 
     Attributes:
-      experts: of each layer.
+      experts: number of experts in each layer.
       coupling: ``alone`` for hyperedges of one expert each, with as many matrices as the
         hypergraph; ``hypergraph``; ``pairwise`` for gated messages; ``mean`` for the combiner only.
     """
@@ -77,13 +77,13 @@ class LMRun(LMOptions):
     coupling: Coupling = "hypergraph"
 
     def label(self) -> str:
-        """Names the run in tables and pictures."""
+        """Name of the run in tables and pictures."""
         if self.experts == 1:
             return "1 expert"
         return f"{self.experts} experts, {coupling_name(self)}"
 
     def run_folder(self) -> Path:
-        """Where the run is kept."""
+        """Folder of the run."""
         kind = self.strategy if self.coupling == "hypergraph" else self.coupling
         return self.run / f"experts{self.experts}-{kind}-seed{self.seed}"
 
@@ -101,7 +101,7 @@ class LMConfig(LMOptions):
     couplings: tuple[Coupling, ...] = ("alone", "hypergraph")
 
     def check(self) -> None:
-        """Complains about what neither the model nor the loop would find.
+        """Raises for invalid options that neither the model nor the loop would find.
 
         Raises:
           ValueError: naming the option.
@@ -158,17 +158,17 @@ class NodesConfig:
         25 / 25 % of each class.
       first_id: of text: id of the first node.
       feature_noise: of text without features: make them of the labels and noise of this deviation.
-      model: convolution.
-      num_layers: convolutions.
-      hidden_features: width between them.
-      dropout: in front of them.
-      learning_rate: of Adam.
-      weight_decay: of all parameters, as an L2 loss.
-      epochs: full-batch steps.
+      model: kind of convolution.
+      num_layers: number of convolutions.
+      hidden_features: width between the convolutions.
+      dropout: probability of dropout before each convolution.
+      learning_rate: learning rate of Adam.
+      weight_decay: factor of the L2 loss of all parameters.
+      epochs: number of full-batch steps.
       self_loops: a hyperedge of its own for each node.
       normalize: divide the features of each node by their sum, as for bags of words.
-      implementation: of the layers; left out, what is fastest.
-      seed: of parameters, dropout and random splits.
+      implementation: implementation of the layers; left out, the fastest.
+      seed: seed of parameters, dropout and random splits.
       eval_every: epochs between evaluations.
       checkpoint_every: epochs between checkpoints; 0 for only the last.
       run: folder of the run; left out, a name made from the options below runs/hgnn.
@@ -200,7 +200,7 @@ class NodesConfig:
     progress: bool = True
 
     def run_folder(self) -> Path:
-        """Where the run is kept."""
+        """Folder of the run."""
         if self.run is not None:
             return self.run
         source = "" if self.data is None else f"-{self.data.name}"

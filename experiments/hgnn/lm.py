@@ -32,12 +32,12 @@ Batch = tuple[np.ndarray, np.float32]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run reached.
+    """Results of a run.
 
     Attributes:
-      run: its options.
+      run: the options of the run.
       validation: mean cross entropy on the validation text behind the last step, nats a byte.
-      parameters: trained numbers.
+      parameters: number of trained parameters.
       ms_per_step: mean time of a step; None if the run had been complete already.
       history: a row for each step.
     """
@@ -61,7 +61,7 @@ def lm(config: LMConfig, dataset: TextDataset | None = None) -> list[Outcome]:
     """Trains every number of experts with every coupling, on the same batches.
 
     Args:
-      config: the options.
+      config: the options of the run.
       dataset: the text, if it is read already.
 
     Raises:
@@ -102,7 +102,7 @@ def train(run: LMRun, dataset: TextDataset) -> Outcome:
     loss = _Loss(run)
     model = _make_model(run)
     nnx.eval_shape(lambda model: loss(model, batches(1), nnx.Rngs(0))[0], model)
-    # All options have been found good: only now is anything written, or thrown away.
+    # All options are valid: only now are files written or removed.
     if run.fresh:
         discard(run.run_folder())
     folder = RunFolder(run.run_folder(), run, may_change=_MAY_CHANGE)

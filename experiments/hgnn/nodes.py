@@ -52,12 +52,12 @@ class Batch:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run reached.
+    """Results of a run.
 
     Attributes:
       test: accuracy on the test nodes at the best validation epoch, or at the last epoch where
         there are no validation nodes.
-      epoch: that epoch.
+      epoch: the epoch of that evaluation.
       ms_per_epoch: mean time of a training step; None if the run had been complete already.
       history: a row for each epoch.
     """
@@ -92,7 +92,7 @@ def nodes(config: NodesConfig, dataset: HypergraphDataset | None = None) -> Outc
     """Trains one model and writes its curves, metrics and checkpoints to the run folder.
 
     Args:
-      config: the options.
+      config: the options of the run.
       dataset: the data, if it is loaded already.
 
     Raises:
@@ -119,7 +119,7 @@ def nodes(config: NodesConfig, dataset: HypergraphDataset | None = None) -> Outc
         rngs=nnx.Rngs(config.seed),
     )
     nnx.eval_shape(lambda model: _loss(model, batch, nnx.Rngs(dropout=0))[0], model)
-    # All options have been found good: only now is anything written, or thrown away.
+    # All options are valid: only now are files written or removed.
     folder = config.run_folder()
     if config.fresh:
         discard(folder)

@@ -15,7 +15,7 @@ Config = Annotated[TrainConfig, tyro.conf.arg(name="")]
 
 
 def train(config: Config) -> None:
-    """Train one model."""
+    """Train one model and draw its curves."""
     run_train(config)
 
 

@@ -20,7 +20,7 @@ def compare(config: TrainConfig, ks: tuple[int, ...]) -> list[Outcome]:
       ks: kept entries per row of the MaxK runs; empty for the recipe's.
 
     Raises:
-      ValueError: if the options give a schedule of k, or as ``train`` does.
+      ValueError: if the options give a schedule of k, or an option or a data file is at fault.
     """
     if config.k_schedule:
         raise bad_input("compare", "--k-schedule", "left out", config.k_schedule)

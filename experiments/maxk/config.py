@@ -22,24 +22,24 @@ class TrainConfig:
       activation: nonlinearity in front of the aggregation.
       k: kept entries per row: one number, or one for each layer.
       k_schedule: k from an epoch on, as EPOCH:K pairs, for example 1:64 50:32.
-      num_layers: convolutions.
-      hidden_features: width.
-      dropout: after the activation.
-      learning_rate: of Adam.
-      epochs: full-batch steps.
+      num_layers: number of convolutions.
+      hidden_features: width of the hidden layers.
+      dropout: probability of dropout after the activation.
+      learning_rate: learning rate of Adam.
+      epochs: number of full-batch steps.
       self_loops: edges added from each node to itself: 0, 1 (where missing), 2 (one more).
       norm: LayerNorm after each convolution.
       hyper_connections: streams of hyper-connections between the layers; left out, the published
         network, which has no residual connections.
       scan_layers: compile one layer and run it as often as there are layers; for deep networks.
-      dtype: of the computation; parameters are float32.
+      dtype: dtype of the computation; parameters are float32.
       kernel_mode: auto takes what is fastest, maxk insists on a k-sparse kernel, dense expands.
-      implementation: of the ops; left out, what is fastest.
+      implementation: implementation of the ops; left out, the fastest.
       validate_kernels: before the first step, compare the kernels with the reference on this graph.
       fallback_threshold: relative error beyond which validation falls back to dense XLA; left out,
         1e-3 for float32 and 2e-2, a few roundings, for bfloat16.
       profile_kernels: report the milliseconds an epoch spends in aggregation, forward and backward.
-      seed: of parameters, dropout and the synthetic graph.
+      seed: seed of parameters, dropout and the synthetic graph.
       eval_every: epochs between evaluations of the whole graph.
       checkpoint_every: epochs between checkpoints; 0 for only the last.
       run: folder of the run; left out, a name made from the options below runs/maxk.
@@ -141,7 +141,7 @@ class TrainConfig:
         return 1e-3 if self.dtype == "float32" else 2e-2
 
     def run_folder(self) -> Path:
-        """Where the run is kept."""
+        """Folder of the run."""
         if self.run is not None:
             return self.run
         ks = self.layer_ks()

@@ -62,10 +62,10 @@ def make_batch(
 
     Args:
       dataset: the data.
-      graph: of the dataset's edges, if it is made already.
-      normalization: as ``CSRGraph.normalized`` takes it.
+      graph: graph of the dataset's edges, if it is made already; else None.
+      normalization: kind of degree normalisation, ``"mean"`` or ``"sym"``.
       self_loops: 0, 1 (where missing) or 2 (one more).
-      dtype: of the features.
+      dtype: dtype of the features.
 
     Raises:
       ValueError: if ``self_loops`` is none of these.

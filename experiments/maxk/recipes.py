@@ -32,11 +32,11 @@ class Recipe:
     """Hyper-parameters of a run.
 
     Attributes:
-      num_layers: convolutions.
-      hidden_features: width.
-      dropout: after the activation.
-      learning_rate: of Adam.
-      epochs: full-batch steps.
+      num_layers: number of convolutions.
+      hidden_features: width of the hidden layers.
+      dropout: probability of dropout after the activation.
+      learning_rate: learning rate of Adam.
+      epochs: number of full-batch steps.
       self_loops: edges added from each node to itself: 0, 1 (where there is none yet), or 2 (one
         more on top, as the Flickr script does).
       metric: what validation selects by.

@@ -41,16 +41,16 @@ _MAY_CHANGE = ("epochs", "run", "fresh", "progress", "profile_kernels", "data", 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run reached.
+    """Results of a run.
 
     Attributes:
       label: names the run in tables and pictures.
       test: the metric on the test nodes at the best validation epoch.
       validation: the metric on the validation nodes there.
-      epoch: that epoch.
+      epoch: the epoch of that evaluation.
       ms_per_epoch: mean time of a training step; None if the run had been complete already.
       history: a row for each epoch.
-      curves: the picture.
+      curves: path of the picture.
       epoch_ms: of each epoch that was run now, but the last: the time from its start to that of
         the next, so with its evaluation, and with its checkpoint if it had one.
     """
@@ -71,7 +71,7 @@ def train(
     """Trains one model and writes its curves, metrics and checkpoints to the run folder.
 
     Args:
-      config: the options.
+      config: the options of the run.
       dataset: the data, if it is loaded already.
       graph: of the dataset's edges, without self loops and normalisation, if it is made already.
 
@@ -91,7 +91,7 @@ def train(
     )
     loop = _loop(config)
     _trace(config, _make_model(config, dataset, ks), batch)
-    # All options have been found good: only now is anything written, or thrown away.
+    # All options are valid: only now are files written or removed.
     folder = config.run_folder()
     if config.fresh:
         discard(folder)

@@ -26,7 +26,7 @@ def compare(config: TrainConfig, dataset: TextDataset | None = None) -> list[Out
       dataset: the text, if it is read already.
 
     Raises:
-      ValueError: if there are no streams to compare, or as ``train`` does.
+      ValueError: if there are no streams to compare, or an option is at fault.
     """
     config.check()
     if config.hyper_connections == 0:

@@ -15,19 +15,19 @@ class TrainConfig:
     """Options of one training run of the language model.
 
     Attributes:
-      hyper_connections: streams; 0 for plain residual connections.
-      num_layers: attentions, and as many MLPs.
-      features: width.
-      num_heads: of attention.
+      hyper_connections: number of streams; 0 for plain residual connections.
+      num_layers: number of attention blocks, and of MLPs.
+      features: width of the model.
+      num_heads: number of attention heads.
       context: bytes that a prediction may look back on.
-      batch_size: pieces of text in a step.
-      steps: of training.
+      batch_size: number of pieces of text in a step.
+      steps: number of training steps.
       learning_rate: the highest, after a tenth of the steps; it falls to a tenth along a cosine.
-      weight_decay: of AdamW, on matrices.
+      weight_decay: weight decay of AdamW, on matrices.
       recompute_every: branches between stored streams; left out, all are kept.
-      dtype: of the computation; parameters are float32.
-      implementation: of the ops; left out, what is fastest.
-      seed: of parameters, batches and the split.
+      dtype: dtype of the computation; parameters are float32.
+      implementation: implementation of the ops; left out, the fastest.
+      seed: seed of parameters, batches and the split.
       eval_every: steps between evaluations on the whole validation text.
       checkpoint_every: steps between checkpoints; 0 for only the last.
       run: folder of the run; left out, a name made from the options below runs/mhc.
@@ -55,12 +55,12 @@ class TrainConfig:
     progress: bool = True
 
     def label(self) -> str:
-        """Names the run in tables and pictures."""
+        """Name of the run in tables and pictures."""
         n = self.hyper_connections
         return f"mHC n = {n}" if n else "plain residuals"
 
     def run_folder(self) -> Path:
-        """Where the run is kept."""
+        """Folder of the run."""
         return Path("runs") / "mhc" / self.run_name() if self.run is None else self.run
 
     def run_name(self) -> str:
@@ -69,7 +69,7 @@ class TrainConfig:
         return f"lm-{kind}-seed{self.seed}"
 
     def check(self) -> None:
-        """Complains about what neither the model nor the loop would find.
+        """Raises for invalid options that neither the model nor the loop would find.
 
         Raises:
           ValueError: naming the option.
@@ -90,13 +90,13 @@ class DeepConfig:
       streams: of hyper-connections, one run for each; 0 for the published network, which has no
         residual connections, 1 for residual connections, with gates.
       model: architecture.
-      hidden_features: width.
+      hidden_features: width of the hidden layers.
       k: kept entries per row.
-      dropout: after the activation.
-      learning_rate: of Adam.
-      epochs: full-batch steps.
+      dropout: probability of dropout after the activation.
+      learning_rate: learning rate of Adam.
+      epochs: number of full-batch steps.
       eval_every: epochs between evaluations.
-      seed: of parameters and dropout.
+      seed: seed of parameters and dropout.
       run: folder for the runs and the picture.
       fresh: discard what the run folders hold, rather than resume from them.
       progress: show a progress bar.

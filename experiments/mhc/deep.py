@@ -20,7 +20,7 @@ def deep(config: DeepConfig) -> Outcomes:
     """Trains every depth with every number of streams, same seed and settings.
 
     Args:
-      config: the options.
+      config: the options of the run.
 
     Raises:
       ValueError: if an option is at fault.
@@ -73,7 +73,7 @@ def _print_table(outcomes: Outcomes) -> None:
         row = "".join(f"  {by_depth[depth].test:12.4f}" for by_depth in outcomes.values())
         print(f"{depth:>4} layers  {row}")
     for streams, by_depth in outcomes.items():
-        # NumPy's maximum of anything with a NaN is NaN, unlike Python's.
+        # Unlike Python's maximum, NumPy's is NaN if any value is NaN.
         best, deepest = np.max([o.test for o in by_depth.values()]), max(by_depth)
         lost = 100 * (best - by_depth[deepest].test)
         print(f"{_label(streams)}: {deepest} layers are {lost:.1f} points below its best")

@@ -29,16 +29,16 @@ _MAY_CHANGE = ("run", "fresh", "progress", "checkpoint_every")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run reached.
+    """Results of a run.
 
     Attributes:
       label: names the run in tables and pictures.
       validation: mean cross entropy on the validation text behind the last step, nats a byte.
       train: mean of the training loss over the last tenth of the steps.
-      parameters: trained numbers.
+      parameters: number of trained parameters.
       ms_per_step: mean time of a step; None if the run had been complete already.
       history: a row for each step.
-      curves: the picture.
+      curves: path of the picture.
     """
 
     label: str
@@ -54,7 +54,7 @@ def train(config: TrainConfig, dataset: TextDataset | None = None) -> Outcome:
     """Trains one model and writes its curves, metrics and checkpoints to the run folder.
 
     Args:
-      config: the options.
+      config: the options of the run.
       dataset: the text, if it is read already.
 
     Raises:
@@ -73,7 +73,7 @@ def train(config: TrainConfig, dataset: TextDataset | None = None) -> Outcome:
     )
     model = _make_model(config)
     nnx.eval_shape(lambda model: _loss(model, batches(1), nnx.Rngs(0))[0], model)
-    # All options have been found good: only now is anything written, or thrown away.
+    # All options are valid: only now are files written or removed.
     folder = config.run_folder()
     if config.fresh:
         discard(folder)

@@ -65,7 +65,7 @@ def bench(config: BenchConfig) -> list[Row]:
     """Prints a table for each dtype and direction, and draws the speed-ups.
 
     Args:
-      config: the options.
+      config: the options of the run.
 
     Returns:
       The rows, which are appended to ``bench.jsonl`` in the run folder as well.

@@ -22,9 +22,9 @@ class Network:
     Attributes:
       in_features: width of the input.
       hidden_features: width of the hidden layers.
-      num_hidden: how many of them.
+      num_hidden: number of hidden layers.
       out_features: width of the output.
-      batch_size: rows of the input.
+      batch_size: number of rows of the input.
     """
 
     in_features: int
@@ -74,9 +74,9 @@ class BenchConfig:
 
     Attributes:
       scale: full, or reduced: widths and batches divided by eight; left out, reduced on a CPU.
-      dtypes: of features and parameters.
+      dtypes: dtypes of features and parameters.
       directions: forward, and forward+backward, with the gradients to input and parameters.
-      implementation: of the op; left out, what is fastest.
+      implementation: implementation of the op; left out, the fastest.
       precision: of float32 products, of all three: left out, JAX's default, TF32 on recent GPUs;
         highest for float32.
       networks: numbers of the networks to time, from 1 to 9; left out, all.
@@ -97,13 +97,13 @@ class ValidateConfig:
     """Options of the check of a trained network.
 
     Attributes:
-      implementation: of the ops; left out, what is fastest.
+      implementation: implementation of the ops; left out, the fastest.
       tolerance: the largest difference of an entry, and in the strict mode relative to the largest
         entry of its array.
-      batch_size: images a step.
-      steps: of training.
-      learning_rate: of Adam.
-      seed: of parameters and batches.
+      batch_size: number of images in a step.
+      steps: number of training steps.
+      learning_rate: learning rate of Adam.
+      seed: seed of parameters and batches.
       progress: show a progress bar.
     """
 

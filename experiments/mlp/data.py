@@ -22,7 +22,7 @@ def enlarge(images: np.ndarray) -> np.ndarray:
     """Images of 8x8 pixels as 28x28: each pixel becomes three by three, inside a margin of two.
 
     Args:
-      images: [n, 64].
+      images: [n, 64] pixels.
 
     Returns:
       [n, 784].

@@ -16,7 +16,7 @@ def largest_difference(actual: Any, expected: Any) -> float:
       The largest absolute difference; infinite where something is not a number.
     """
     pairs = zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)
-    # NumPy's maximum of anything with a NaN is NaN, unlike Python's.
+    # Unlike Python's maximum, NumPy's is NaN if any value is NaN.
     differences = [np.abs(_wide(a) - _wide(e)).max() for a, e in pairs]
     largest = float(np.max(differences))
     return math.inf if math.isnan(largest) else largest

@@ -35,7 +35,7 @@ def validate(config: ValidateConfig) -> Differences:
     Then both run under ``jaxgnn.verify("strict")``.
 
     Args:
-      config: the options.
+      config: the options of the run.
 
     Returns:
       The largest absolute difference of logits and gradients in each comparison.
@@ -156,7 +156,7 @@ def _compare(fused: Mapping[str, Forward], layers, images, labels) -> Difference
 
 
 def _in_float64(layers, images, labels):
-    """What the plain network has for the same numbers, in NumPy arrays."""
+    """Returns the results of the plain network for the same numbers, as NumPy arrays."""
     numbers = jax.tree.map(lambda array: np.asarray(array, np.float64), (layers, images))
     labels = np.asarray(labels)
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):

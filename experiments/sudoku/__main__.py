@@ -40,7 +40,7 @@ def generate(config: Annotated[GenerateConfig, _UNNAMED]) -> None:
 
 
 def train(config: Annotated[TrainConfig, _UNNAMED]) -> None:
-    """Train one network."""
+    """Train one network and draw its curves."""
     run_train(config)
 
 

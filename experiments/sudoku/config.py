@@ -34,24 +34,24 @@ class TrainConfig:
     """Options of one training run; those left out come from the recipe.
 
     Attributes:
-      recipe: hyper-parameters, see ``experiments/sudoku/recipes.py``.
+      recipe: name of a set of hyper-parameters in ``experiments/sudoku/recipes.py``.
       data: folder that ``generate`` has written; left out, puzzles are made at the start.
       test: held-out puzzles of each level, where they are made.
       initial: a file of weights to begin with, as ``export`` writes it; their log is kept.
-      features: width.
-      num_steps: of message passing in training.
-      test_steps: in evaluation.
+      features: width of the model.
+      num_steps: number of steps of message passing in training.
+      test_steps: number of steps of message passing in evaluation.
       warm_up: most steps in front of those of training, without gradients.
-      batch_size: puzzles in a step.
+      batch_size: number of puzzles in a step.
       learning_rate: the highest.
       puzzles: to train on, where they are made.
       hard: exponent with which hard puzzles are drawn more often.
       fewest: lower bound of the givens that the curriculum ends with.
       curriculum: part of the training in which the lower bound falls.
-      ema_decay: of the average of parameters.
+      ema_decay: decay of the moving average of parameters.
       recompute_every: steps between stored states; 0 keeps all.
-      dtype: of the computation; parameters are float32.
-      steps: of the optimiser.
+      dtype: dtype of the computation; parameters are float32.
+      steps: number of steps of the optimiser.
       minutes: in the place of steps, time that these shall take, without compilation, evaluations
         and checkpoints: some steps are timed, and how many fit is kept in ``budget.json`` for
         when the run goes on.
@@ -60,8 +60,8 @@ class TrainConfig:
       checkpoint_minutes: between checkpoints, about.
       evaluations: during training.
       eval_puzzles: held-out ones that each of these looks at, of each kind.
-      implementation: of the ops; left out, what is fastest.
-      seed: of parameters, batches and puzzles.
+      implementation: implementation of the ops; left out, the fastest.
+      seed: seed of parameters, batches and puzzles.
       run: folder of the run; left out, a name made from the recipe below runs/sudoku.
       fresh: discard what the run folder holds, rather than resume from it.
       progress: show a progress bar.
@@ -122,7 +122,7 @@ class TrainConfig:
         return settings
 
     def check(self) -> None:
-        """Complains about what neither the model nor the loop would find.
+        """Raises for invalid options that neither the model nor the loop would find.
 
         Raises:
           ValueError: naming the option.
@@ -138,7 +138,7 @@ class TrainConfig:
             _require_at_least(name, 1, getattr(self, name))
 
     def run_folder(self) -> Path:
-        """Where the run is kept."""
+        """Folder of the run."""
         return Path("runs") / "sudoku" / self.recipe if self.run is None else self.run
 
 
@@ -153,8 +153,8 @@ class EvaluateConfig:
       puzzles: a file of puzzles in the place of these: lines of 81 characters, or with
         solutions as ``read_palm`` or ``read_kaggle`` read them.
       test: puzzles of each level, where they are made.
-      steps: of message passing; left out, those of the recipe.
-      batch_size: puzzles at a time.
+      steps: number of steps of message passing; left out, the number of the recipe.
+      batch_size: number of puzzles at a time.
       seed: of the puzzles that are made.
       out: folder for the table and the picture; left out, that of the run.
     """
@@ -179,7 +179,7 @@ class SolveConfig:
       run: folder of a trained network's run.
       weights: a file of weights; left out together with ``run``, those that come with the library,
         or those of runs/sudoku/tiny where there are none.
-      steps: of message passing.
+      steps: number of steps of message passing.
     """
 
     puzzle: str
@@ -207,12 +207,12 @@ class CostConfig:
     """Options of measuring memory and time of a training step.
 
     Attributes:
-      recipe: what to measure.
-      steps: of message passing.
+      recipe: name of the recipe to measure.
+      steps: number of steps of message passing.
       batches: puzzles in a step.
-      features: width; left out, that of the recipe.
-      dtype: of the computation; left out, that of the recipe.
-      repeats: timed steps.
+      features: width of the state; left out, that of the recipe.
+      dtype: dtype of the computation; left out, that of the recipe.
+      repeats: number of timed steps.
       out: folder for the table as JSON.
     """
 

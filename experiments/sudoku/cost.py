@@ -27,7 +27,7 @@ class Cost:
     Attributes:
       steps: of message passing, with gradients.
       warm_up: in front of these, without.
-      batch: puzzles.
+      batch: number of puzzles.
       recompute_every: None if all is kept.
       megabytes: of temporary arrays, as compiled.
       ms: of loss and gradients; None where only the memory was asked for.

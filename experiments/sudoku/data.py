@@ -40,10 +40,10 @@ def make_data(train: int, test: int, seed: int = 0, threads: int | None = None) 
     """Makes all puzzles.
 
     Args:
-      train: how many to train on, before those are dropped that have a held-out solution.
-      test: how many of each level to hold out.
-      seed: of all of them; training puzzles and held-out ones have different ones made of it.
-      threads: as ``datasets.sudoku.generate`` has it.
+      train: number of training puzzles, before those with a held-out solution are dropped.
+      test: number of held-out puzzles of each level.
+      seed: seed from which separate seeds for training and held-out puzzles are derived.
+      threads: number of threads; None for all CPUs that the process may use.
 
     Raises:
       ValueError: if a number is not positive.
@@ -108,7 +108,7 @@ class Pool:
 
     Attributes:
       puzzles: minimal ones, the hardest first.
-      solutions: of these.
+      solutions: solutions of the puzzles.
       fewest: lower bound of the givens at this step, a fraction included.
     """
 

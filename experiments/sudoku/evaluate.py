@@ -38,9 +38,9 @@ class Row:
     """A line of the table.
 
     Attributes:
-      kind: of puzzles.
+      kind: kind of the puzzles.
       level: their number of givens, or what it takes to solve them.
-      count: how many.
+      count: number of puzzles.
       solved: part of which the answer behind the last step is the solution.
       ever_solved: part of which that of some step is.
       cells: part of the blank cells that is right.

@@ -21,19 +21,19 @@ from jaxgnn.training import jit_apply
 class Measurement:
     """Answers to puzzles; each [count].
 
-    Cells count that are blank and have a digit in the solution. The parts of puzzles and cells are
-    NaN if a digit of some counted cell is not known at some step, for its logits are not finite, or
-    if the solution's is none of a Sudoku: as the scores of ``jaxgnn.training`` are.
+    Cells count that are blank and have a digit in the solution. The fractions of puzzles and cells
+    are NaN if the logits of some counted cell are not finite at some step, or if its solution is no
+    digit of a Sudoku.
 
     Attributes:
       solved: bool, whether the answer behind the last step is the solution.
-      ever_solved: bool, whether that of some step is. Who has no solution can tell, too: an answer
-        without conflicts is one.
+      ever_solved: bool, whether the answer after some step is the solution. This can be told
+        without the solution, too: an answer without conflicts is the solution.
       settled: int32, the first step from which on the answer is the solution; 0 where ``solved`` is
         False.
       wrong: int32, counted cells whose digit is wrong behind the last step.
       blank: int32, counted cells.
-      lost: bool, whether there is nothing to be said about some cell.
+      lost: bool, whether some counted cell has no valid answer or solution.
     """
 
     solved: np.ndarray
@@ -72,7 +72,7 @@ def measure(model: nnx.Module, puzzles: Puzzles, num_steps: int, batch_size: int
     Args:
       model: one of the networks of ``networks.py``.
       puzzles: with their solutions.
-      num_steps: of message passing.
+      num_steps: number of steps of message passing.
       batch_size: puzzles at a time, at most.
     """
     parts = []

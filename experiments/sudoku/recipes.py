@@ -25,26 +25,26 @@ class Recipe:
         ``RecurrentRelationalNetwork`` or ``SudokuGNN``.
       features: width of a state.
       num_steps: of message passing in training, all of which count in the loss but for ``gated``.
-      test_steps: in evaluation.
+      test_steps: number of steps of message passing in evaluation.
       warm_up: most steps in front of those of training, without gradients; half of the batches
         have none, the others any number up to this.
       dropout: of edges, and in ``gated`` of features.
       augment: whether puzzles are turned by random symmetries; an equivariant network has them
         built in.
-      batch_size: puzzles in a step.
+      batch_size: number of puzzles in a step.
       steps: of the optimiser, unless the options name a number of steps or of minutes.
       learning_rate: the highest, behind the warm-up; it falls to zero along a cosine.
-      weight_decay: of AdamW, on matrices.
+      weight_decay: weight decay of AdamW, on matrices.
       weight_penalty: of the published network, in the loss.
       ema_decay: of the average of parameters that is evaluated.
-      puzzles: to train on.
-      hard: exponent with which hard puzzles are drawn more often; 1 for all alike.
-      easiest: givens that training begins with.
+      puzzles: number of puzzles to train on.
+      hard: exponent with which hard puzzles are drawn more often; 1 draws all equally often.
+      easiest: number of givens with which training begins.
       fewest: lower bound of the givens that the curriculum ends with.
-      most: upper bound.
+      most: upper bound of the givens.
       curriculum: part of the training in which the lower bound falls.
       recompute_every: steps between stored states; None keeps all.
-      dtype: of the computation; parameters are float32.
+      dtype: dtype of the computation; parameters are float32.
     """
 
     network: Network

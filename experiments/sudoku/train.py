@@ -39,17 +39,17 @@ _SOLVED = " puzzles"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run reached.
+    """Results of a run.
 
     Attributes:
       finished: whether all of its steps are done.
       solved: part of the held-out puzzles of each kind that is solved at the last evaluation, NaN
         if its answers were not finite; empty in front of the first.
-      parameters: trained numbers.
-      steps: done so far.
+      parameters: number of trained parameters.
+      steps: number of steps done so far.
       ms_per_step: mean time of a step; None if there were none now.
       history: a row for each step.
-      curves: the picture.
+      curves: path of the picture.
     """
 
     finished: bool
@@ -65,7 +65,7 @@ def train(config: TrainConfig, data: Data | None = None) -> Outcome:
     """Trains one network and writes its curves, metrics and checkpoints to the run folder.
 
     Args:
-      config: the options.
+      config: the options of the run.
       data: the puzzles, if they are made already.
 
     Raises:
@@ -81,7 +81,7 @@ def train(config: TrainConfig, data: Data | None = None) -> Outcome:
         _begin_with(model, config.initial)
     loss_fn = functools.partial(training_loss, recipe=settings)
     nnx.eval_shape(lambda model: loss_fn(model, pool(1, 1), nnx.Rngs(0))[0], model)
-    # All options have been found good: only now is anything written, or thrown away.
+    # All options are valid: only now are files written or removed.
     folder = config.run_folder()
     if config.fresh:
         discard(folder)

@@ -1,4 +1,4 @@
-"""The embedded default: real images of digits, joined to their nearest neighbours."""
+"""The default data set: images of digits, joined to their nearest neighbours."""
 
 import numpy as np
 
@@ -48,12 +48,13 @@ def digits(neighbors: int = 8, *, seed: int = 0) -> NodeDataset:
 def digits_hypergraph(neighbors: int = 8, *, seed: int = 0) -> HypergraphDataset:
     """Handwritten digits as a hypergraph, without any download.
 
-    The images and the split of `digits`. Each image makes one hyperedge, of itself and its
-    `neighbors` nearest others; hyperedge i is that of image i.
+    Images and split are the same as in `digits`. Hyperedge i contains image i and its `neighbors`
+    nearest other images.
 
     Args:
-        neighbors: nearest images in a hyperedge beside its own, at least 1.
-        seed: of the split, as in `digits`.
+        neighbors: number of nearest images in a hyperedge in addition to its own, at least 1.
+        seed: seed of the split, which takes 60 / 20 / 20 % of each digit for training, validation
+          and test, rounded to whole images.
 
     Returns:
         The data set: 64 features in [0, 1], 10 classes.

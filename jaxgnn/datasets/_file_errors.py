@@ -1,4 +1,4 @@
-"""What readers say about files that are not what they should be, and how much a file may become."""
+"""Errors about invalid files, and limits on the memory that a file may unpack to."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ _LONGEST_QUOTE = 500
 
 
 class BadFileError(ValueError):
-    """A complaint that names its file already."""
+    """An error whose message already names the file."""
 
 
 def bad_file(path: Path, message: str) -> BadFileError:
@@ -23,7 +23,7 @@ def bad_file(path: Path, message: str) -> BadFileError:
 
 @contextmanager
 def naming(path: Path, kind: str) -> Generator[None]:
-    """Turns whatever reading may raise into one ValueError that starts with the file.
+    """Turns any error of reading into one ValueError whose message starts with the file.
 
     Args:
         path: the file.
@@ -53,12 +53,12 @@ def require_file(path: Path, contents: str) -> None:
 
 
 def most_bytes(path: Path) -> int:
-    """How many bytes the file may become, unpacked: enough for data, too few for a bomb."""
+    """Maximum size of the unpacked file, in bytes: enough for data, too little for a zip bomb."""
     return SLACK + GROWTH * path.stat().st_size
 
 
 def require_room(path: Path, size: int, what: str) -> None:
-    """Raises unless `what`, of `size` bytes, is no more than a file of this size may become."""
+    """Raises if `what`, of `size` bytes, exceeds the limit for a file of this size."""
     if size > most_bytes(path):
         raise bad_file(
             path,

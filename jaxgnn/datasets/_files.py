@@ -1,4 +1,4 @@
-"""Files -> numpy arrays, with errors that name the file. Knows formats, but no data set."""
+"""Reads files of common formats into numpy arrays, with errors that name the file."""
 
 import gzip
 import json
@@ -27,10 +27,10 @@ def read_json(path: Path, contents: str) -> dict[str, Any]:
 
 
 def parse_json(text: str) -> Any:
-    """Reads JSON as its standard has it: no key twice, and no NaN.
+    """Reads strictly standard JSON, without repeated keys or NaN.
 
     Raises:
-        ValueError: it is not that.
+        ValueError: the text is not standard JSON.
         RecursionError: it is nested too deeply.
     """
     return json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
@@ -41,7 +41,7 @@ def read_csv(path: Path, dtype: type, contents: str, columns: int | None = None)
 
     Args:
         path: the .csv.gz file; where it does not exist, the .csv file beside it is read.
-        dtype: of the result; every cell must be written as one.
+        dtype: dtype of the result; every cell must be a number of this dtype.
         contents: what the file should hold, for the message when it is missing.
         columns: how many columns there must be; None takes what the first line has.
 
@@ -98,7 +98,7 @@ def to_int32(values: np.ndarray, path: Path, what: str) -> np.ndarray:
         return values
     if values.dtype.kind not in "iuf":
         raise bad_file(path, f"expected {what} as integers, got dtype {values.dtype}")
-    # NaN compares false, so it is not good either.
+    # NaN compares false, so it is refused too.
     good = (values >= _INT32.min) & (values <= _INT32.max)
     if values.dtype.kind == "f":
         good &= values == np.floor(values)
@@ -162,7 +162,7 @@ def _no_constant(text: str) -> Never:
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
-    """What a file holds, unpacked if its name ends in .gz, a megabyte at a time."""
+    """Yields the content of a file a megabyte at a time, unpacked if its name ends in .gz."""
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rb") as file:
         while block := file.read(_BLOCK):
@@ -190,7 +190,7 @@ def _load_table(path: Path, dtype: type) -> np.ndarray:
 
 
 def _first_bad_line(path: Path, dtype: type, columns: int | None) -> str | None:
-    """Goes through the file again, line by line, for what the fast parser does not report."""
+    """Reads the file again by lines to find the fault that the fast parser does not report."""
     is_number = _cell_test(dtype)
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8") as lines:

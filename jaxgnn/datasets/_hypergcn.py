@@ -25,7 +25,7 @@ def read_hypergcn(
 ) -> HypergraphDataset:
     """Reads a hypergraph of papers as HyperGCN publishes it.
 
-    Pickles are read without running what they say, see `ValueError`.
+    Pickles are read without executing any code that they refer to.
 
     Args:
         path: folder with `hypergraph.pickle` (name -> node ids), `features.pickle` (a sparse or

@@ -17,14 +17,14 @@ class HypergraphDataset:
         name: what the data set is called.
         node_ids: [incidences] int32, node of each incidence.
         hyperedge_ids: [incidences] int32, hyperedge of each incidence.
-        num_hyperedges: hyperedges, those without nodes included.
+        num_hyperedges: number of hyperedges, including those without nodes.
         features: [nodes, features] float32.
         labels: [nodes] int32 class ids.
         train: [train nodes] int32, sorted node ids.
         validation: [validation nodes] int32, sorted node ids; empty where a published split has
             none.
         test: [test nodes] int32, sorted node ids.
-        num_classes: classes.
+        num_classes: number of classes.
     """
 
     name: str

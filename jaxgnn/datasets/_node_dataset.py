@@ -1,4 +1,4 @@
-"""The one record that every reader and generator returns."""
+"""The record of a graph data set that readers and generators return."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class NodeDataset:
         train: [train nodes] int32, sorted node ids.
         validation: [validation nodes] int32, sorted node ids.
         test: [test nodes] int32, sorted node ids.
-        num_classes: classes, or tasks when `multilabel`.
+        num_classes: number of classes, or of tasks when `multilabel`.
     """
 
     name: str
@@ -72,11 +72,11 @@ class NodeDataset:
 
 
 class DatasetCheck:
-    """One method a property; each raises through `_fail`, which words the message.
+    """Checks of a data set, one method per property, with common error messages.
 
     Args:
         data: a `NodeDataset` or `HypergraphDataset`.
-        files: as in their `validate`.
+        files: for a field's name, the file that it came from; errors then name the file.
     """
 
     def __init__(self, data: Any, files: Mapping[str, str | PathLike[str]]):

@@ -1,4 +1,4 @@
-"""Files that numpy saves -> arrays, without numpy's reader, which trusts what headers say."""
+"""Reads .npy and .npz files without numpy's reader, which trusts their headers."""
 
 import re
 import zipfile
@@ -45,9 +45,10 @@ def read_npz(
 
     Args:
         path: the file.
-        keys: which arrays; None for all. Others are not decompressed.
+        keys: names of the arrays to read; None for all. Others are not decompressed.
         contents: what the file should hold, for the message when it is missing.
-        short_floats: as in `plain_dtype`.
+        short_floats: whether floats of one or two bytes that numpy does not know are read too, as
+          bytes.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -73,7 +74,7 @@ def npz_names(path: Path, contents: str) -> frozenset[str]:
 
 
 class _SmallReads:
-    """A file from which nobody reads more at once than a megabyte.
+    """A file object that returns at most a megabyte per read.
 
     A zip file's list of members is read at once; what Python makes of it is many times as large.
     """
@@ -154,7 +155,7 @@ def _read_exactly(stream: IO[bytes], size: int) -> bytearray:
 
 
 def _parse_header(header: str) -> tuple[str, bool, tuple[int, ...]]:
-    """The entries descr, fortran_order and shape, as numpy writes them."""
+    """Parses the entries descr, fortran_order and shape of numpy's header."""
     text, entries, position = header.strip(" \n"), {}, 1
     while (found := _ENTRY.match(text, position)) is not None:
         key, position = found[1][1:-1], found.end()

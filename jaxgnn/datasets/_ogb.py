@@ -16,13 +16,13 @@ _SPLIT_FILES = {"train": "train", "validation": "valid", "test": "test"}
 
 @dataclass(frozen=True)
 class _Recipe:
-    """What the folder itself does not tell.
+    """Facts about a data set that its folder does not contain.
 
     Attributes:
         split: name of the folder that holds the official split.
         symmetric: the files list one direction of each edge, once; the other is to be added.
-        tasks: binary tasks, or None for a single class a node.
-        edge_features: nodes have none of their own and get those of their edges.
+        tasks: number of binary tasks, or None for a single class per node.
+        edge_features: whether nodes have no features and get those of their edges.
     """
 
     split: str

@@ -1,4 +1,4 @@
-"""What the names in a pickle of numbers stand for: our own code, which checks what it is given."""
+"""Safe replacements for the names in a pickle of numbers, which check their arguments."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -16,24 +16,24 @@ _CSR_FIELDS = ("_shape", "data", "indices", "indptr")
 
 
 class Budget:
-    """Bytes that the objects of a pickle may take."""
+    """Budget of bytes for the objects of a pickle."""
 
     def __init__(self, size: int):
         self.size = self._left = size
 
     def spend(self, size: int) -> None:
-        """Raises ValueError if nothing is left."""
+        """Takes bytes from the budget; raises ValueError if it is exceeded."""
         self._left -= size
         if self._left < 0:
             raise ValueError(f"its objects would take more than {self.size} bytes")
 
 
 class Refused(Exception):
-    """The name of something that no data file needs."""
+    """A name that no data file needs, so it is refused."""
 
 
 class Part:
-    """What a name stands for: a function of a tuple, or a mere name where nothing is called."""
+    """Replacement for a name: a function of a tuple, or only a name where nothing is called."""
 
     def __init__(self, name: str, call: Callable[[tuple[Any, ...], Budget], Any] | None = None):
         self.name = name
@@ -91,7 +91,7 @@ class StoredDtype:
         self._is_own = is_own
 
     def build(self, state: Any, budget: Budget) -> None:
-        """Takes a state that says no more than the name did, but for the byte order."""
+        """Sets the state, which may only add the byte order to the dtype."""
         if type(state) is not tuple or len(state) != _STATE_OF_DTYPE:
             raise ValueError("expected a state of a dtype, of eight entries")
         version, order, *parts, size, alignment, flags = state
@@ -114,7 +114,7 @@ class StoredDtype:
 
 
 class StoredCSR:
-    """What a pickle of scipy's `csr_matrix` holds of its numbers, not yet looked at."""
+    """The unchecked arrays of a pickled `csr_matrix` of scipy."""
 
     def __init__(self):
         self.fields: dict[str, Any] = {}
@@ -136,7 +136,7 @@ def _array(data: Any, dtype: Any, shape: Any, columns_first: bool, budget: Budge
 
 
 def _raw(data: Any, budget: Budget) -> bytes:
-    """Bytes; Python 2 has them as text, of which every character is one."""
+    """Returns bytes; Python 2 stores them as text with one byte per character."""
     if type(data) is str:
         budget.spend(len(data))
         return data.encode("latin1")
@@ -172,7 +172,7 @@ def _from_buffer(arguments: tuple[Any, ...], budget: Budget) -> StoredArray:
 def _scalar(arguments: tuple[Any, ...], budget: Budget) -> Any:
     dtype, data = arguments
     value = _array(data, dtype, (), False, budget).item()
-    # The array was there for a moment only.
+    # The array existed only for a moment.
     budget.spend(-_SIZE_OF_ARRAY + 40 + 4 * len(data))
     return value
 
@@ -188,14 +188,14 @@ def _set(arguments: tuple[Any, ...], budget: Budget) -> StoredSet:
 
 
 def _no_bytes(arguments: tuple[Any, ...], budget: Budget) -> bytes:
-    """How Python 3 writes no bytes for Python 2."""
+    """Empty bytes, in the form that Python 3 writes for Python 2."""
     if arguments:
         raise ValueError("expected bytes without arguments")
     return b""
 
 
 def _encode(arguments: tuple[Any, ...], budget: Budget) -> bytes:
-    """How Python 3 writes bytes for Python 2."""
+    """Bytes, in the form that Python 3 writes for Python 2."""
     text, encoding = arguments
     if encoding != "latin1":
         raise Refused(f"the codec {encoding!r}")
@@ -206,14 +206,14 @@ def _encode(arguments: tuple[Any, ...], budget: Budget) -> bytes:
 
 
 def new_csr(kind: Any, arguments: Any) -> StoredCSR:
-    """The one class of which a pickle may make an object."""
+    """Makes an object of the only class that a pickle may instantiate."""
     if not _is_part(kind, "csr_matrix") or arguments != ():
         raise ValueError("expected a csr_matrix to be filled")
     return StoredCSR()
 
 
 def _new_object(arguments: tuple[Any, ...], budget: Budget) -> StoredCSR:
-    """How protocols 0 and 1 make an object."""
+    """Makes an object in the way of protocols 0 and 1."""
     kind, base, state = arguments
     if not _is_part(base, "object") or state is not None:
         raise ValueError("expected a plain object to be filled")
@@ -231,7 +231,7 @@ def _everywhere(modules: Sequence[str], part: Part) -> dict[tuple[str, str], Par
 
 _BUILTINS = ("builtins", "__builtin__")
 
-# By the names that pickles have for them: modules have moved since the files were written.
+# Keys are the names in pickles: modules have moved since the files were written.
 PARTS: dict[tuple[str, str], Part] = {
     **_everywhere(("numpy",), Part("ndarray")),
     **_everywhere(("numpy",), Part("dtype", _dtype)),

@@ -28,7 +28,7 @@ def plain_dtype(text: Any, *, short_floats: bool = False) -> np.dtype:
             bytes.
 
     Raises:
-        ValueError: it is anything else.
+        ValueError: the dtype is of any other kind.
     """
     names = [_PLAIN, _SHORT_FLOAT] if short_floats else [_PLAIN]
     if not isinstance(text, str) or not any(name.fullmatch(text) for name in names):
@@ -58,9 +58,9 @@ def array_of(data: Any, dtype: np.dtype, shape: Any, *, columns_first: bool) -> 
 
     Args:
         data: bytes, which the array keeps if they are in this order already.
-        dtype: a plain one.
-        shape: of the array.
-        columns_first: whether the first axis varies fastest, as in Fortran.
+        dtype: a dtype without fields, objects or subarrays.
+        shape: shape of the array.
+        columns_first: whether the first axis varies fastest, in Fortran order.
 
     Raises:
         ValueError: the bytes are too many or too few, or no such values.
@@ -76,7 +76,7 @@ def array_of(data: Any, dtype: np.dtype, shape: Any, *, columns_first: bool) -> 
 
 
 def _require_values(values: np.ndarray) -> None:
-    """Raises if bytes are none of the values of their dtype, of which numpy takes them to be."""
+    """Raises if bytes are not valid values of their dtype, which numpy does not check."""
     kind, flat = values.dtype.kind, values.ravel(order="K")
     if kind == "b" and flat.view(np.uint8).max() > 1:
         raise ValueError("expected truth values 0 or 1")

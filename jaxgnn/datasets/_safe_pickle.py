@@ -1,4 +1,4 @@
-"""Pickles of numbers, read by a machine of our own, which has no way to run anything else."""
+"""A reader of pickles of numbers that cannot execute any other code."""
 
 import codecs
 import re
@@ -69,7 +69,7 @@ def read_numbers(path: Path, contents: str) -> Any:
 
 
 class _Machine:
-    """A stack, a memo, and what each instruction does to them."""
+    """A pickle machine: a stack, a memo, and a method for each instruction."""
 
     def __init__(self, data: bytes):
         self._data, self._position, self._end = data, 0, len(data)
@@ -107,22 +107,22 @@ class _Machine:
         return taken
 
     def _leave_frame(self, size: int) -> None:
-        """Goes on behind a frame that is at its end."""
+        """Continues after a frame that has ended."""
         if self._position >= self._end:
             self._end = len(self._data)
         if size < 0 or self._position + size > self._end:
             raise ValueError(f"it ends before {size} bytes from byte {self._position} on")
 
     def number(self, format: str) -> Any:
-        """A number of a fixed size."""
+        """Reads a number of a fixed size."""
         return struct.unpack(format, self._take(struct.calcsize(format)))[0]
 
     def counted(self, format: str) -> bytes:
-        """Bytes behind their number."""
+        """Reads bytes that follow their length."""
         return self._take(self.number(format))
 
     def line(self) -> bytes:
-        """Bytes up to the end of the line."""
+        """Reads bytes up to the end of the line."""
         end = self._data.find(b"\n", self._position)
         if end < 0 or end >= self._end > self._position:
             raise ValueError(f"it ends within a line at byte {self._position}")
@@ -147,11 +147,11 @@ class _Machine:
     # -- the stack --
 
     def push(self, value: Any) -> None:
-        """Puts what is there anyhow on the stack."""
+        """Pushes an object that exists already."""
         self._stack.append(value)
 
     def make(self, value: Any) -> None:
-        """Puts a new object on the stack."""
+        """Pushes a new object."""
         self._budget.spend(sys.getsizeof(value) + _HEADER)
         self._stack.append(value)
 
@@ -163,7 +163,7 @@ class _Machine:
             self.make(value)
 
     def short(self) -> None:
-        """Puts an integer of two bytes on the stack, of which there are few."""
+        """Pushes an integer of two bytes; equal integers share one object."""
         value = self.number("<H")
         if value not in self._integers:
             self._budget.spend(_ENTRY + 2 * _HEADER)
@@ -171,26 +171,26 @@ class _Machine:
         self._stack.append(self._integers[value])
 
     def pop(self) -> Any:
-        """Takes the uppermost object."""
+        """Removes and returns the top object."""
         if len(self._stack) <= self._bottom:
             raise ValueError("it takes an object that it has not made")
         return self._stack.pop()
 
     def top(self) -> Any:
-        """The uppermost object, which stays."""
+        """Returns the top object without removing it."""
         if len(self._stack) <= self._bottom:
             raise ValueError("it looks at an object that it has not made")
         return self._stack[-1]
 
     def discard(self) -> None:
-        """Takes away an object, or else a mark."""
+        """Discards the top object, or else the top mark."""
         if len(self._stack) > self._bottom:
             self._stack.pop()
         else:
             self.since_mark()
 
     def discard_mark(self) -> None:
-        """Takes away what lies above the last mark, and the mark."""
+        """Discards all objects above the last mark, and the mark."""
         self.since_mark()
 
     def mark(self) -> None:
@@ -202,7 +202,7 @@ class _Machine:
             self._deepest = len(self._marks)
 
     def since_mark(self) -> list[Any]:
-        """Takes what lies above the last mark, and the mark."""
+        """Removes and returns all objects above the last mark, and the mark."""
         if not self._marks:
             raise ValueError("it takes a mark that it has not made")
         count = len(self._stack) - self._bottom
@@ -215,7 +215,7 @@ class _Machine:
         return values
 
     def last(self, count: int) -> tuple[Any, ...]:
-        """Takes the uppermost objects."""
+        """Removes and returns a number of top objects."""
         if len(self._stack) - self._bottom < count:
             raise ValueError("it takes objects that it has not made")
         values = tuple(self._stack[-count:])
@@ -225,7 +225,7 @@ class _Machine:
     # -- the memo --
 
     def keep(self, index: int) -> None:
-        """Remembers the uppermost object."""
+        """Stores the top object in the memo."""
         # Pickles count what they remember, and there is an instruction for each.
         if index > self._position:
             raise ValueError(f"it remembers an object as number {index}")
@@ -236,11 +236,11 @@ class _Machine:
         self._memo[index] = self.top()
 
     def keep_next(self) -> None:
-        """Remembers the uppermost object behind all others."""
+        """Stores the top object in the memo under the next free index."""
         self.keep(len(self._memo))
 
     def recall(self, index: int) -> None:
-        """Puts what is remembered on the stack."""
+        """Pushes an object of the memo."""
         if index >= len(self._memo):
             raise ValueError(f"it asks for number {index} of {len(self._memo)} objects")
         self.push(self._memo[index])
@@ -293,7 +293,7 @@ class _Machine:
     # -- what names stand for --
 
     def name(self, module: Any, name: Any) -> None:
-        """Puts what a name stands for on the stack."""
+        """Pushes the replacement for a name."""
         if (type(module), type(name)) != (str, str):
             raise ValueError("a name that is no text")
         if (module, name) not in PARTS:
@@ -301,7 +301,7 @@ class _Machine:
         self.push(PARTS[module, name])
 
     def call(self) -> None:
-        """Calls what a name stands for."""
+        """Calls the replacement for a name."""
         part, arguments = self.last(2)
         if type(part) is not Part:
             raise ValueError(f"it calls a {type(part).__name__}")
@@ -321,7 +321,7 @@ class _Machine:
 
 
 def _with_plain_hash(key: Any) -> Any:
-    """The key, if its hash takes little stack and time: that of nested tuples ends the process."""
+    """Returns a key whose hash is cheap; deeply nested tuples would crash the process."""
     parts = key if type(key) is tuple else (key,)
     if not all(type(part) in (str, bytes, int, float, bool, type(None)) for part in parts):
         raise ValueError(f"a dict has a {type(key).__name__} of others as a key")

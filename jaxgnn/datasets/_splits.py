@@ -14,8 +14,8 @@ def stratified_split(
 
     Args:
         labels: [nodes] class ids.
-        fractions: of the three parts; they add up to one.
-        seed: of the choice.
+        fractions: fractions of training, validation and test nodes, which add up to one.
+        seed: seed of the random choice.
 
     Returns:
         Sorted int32 node ids by the name of the part.

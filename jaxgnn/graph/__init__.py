@@ -1,4 +1,4 @@
-"""Graphs and compressed features as pytrees."""
+"""Graphs, hypergraphs and compressed features as pytrees."""
 
 from jaxgnn.graph._arrays import is_concrete as is_concrete
 from jaxgnn.graph._cbsr import CBSR as CBSR

@@ -1,4 +1,4 @@
-"""Small questions about arrays that the graph structures ask."""
+"""Helper functions on arrays for the graph structures."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ MAX_INT32 = np.iinfo(np.int32).max
 
 
 def is_concrete(*arrays: Any) -> bool:
-    """True where every array has values that the host can read now (None counts as one)."""
+    """Whether the host can read the values of every array now; None counts as readable."""
     return not any(isinstance(a, jax.core.Tracer) for a in arrays)
 
 
 def ids_in_range(ids: Any, size: int) -> Any:
-    """Which ids are in ``[0, size)``, a number that their own dtype may be too narrow for."""
+    """Which ids are in ``[0, size)``; ``size`` may exceed the range of their dtype."""
     ids = ids.astype(np.int32) if ids.dtype.itemsize < 4 else ids
     return (ids >= 0) & (ids < size)
 
 
 def shown(array: Any) -> str:
-    """Dtype and shape, ``int32[3]``, or what stands in the place of an array."""
+    """Describes an array by dtype and shape, such as ``int32[3]``, and other objects by repr."""
     return f"{array.dtype}{list(array.shape)}" if hasattr(array, "shape") else repr(array)
 
 
 def take(array: Any, positions: Any) -> jax.Array:
-    """``array[positions]``; on the host if both are there, where no length needs compiling."""
+    """Returns ``array[positions]``; on the host if both are, so that no length is compiled."""
     if is_concrete(array, positions):
         return put_own(np.asarray(array)[np.asarray(positions)])
     return jnp.asarray(kept(array))[positions]
@@ -42,9 +42,9 @@ def take(array: Any, positions: Any) -> jax.Array:
 def match_varying(*trees: Any) -> tuple[Any, ...]:
     """Inside ``shard_map``, lets all arrays vary over the same mesh axes.
 
-    A kernel needs that of its operands, and a loop of what it carries on. Ops do it outside of
-    their ``custom_vjp``, so that differentiating the cast sums the gradients of shared operands
-    over the mesh.
+    Operands of a kernel and values carried by a loop must vary so. Ops cast outside of their
+    ``custom_vjp``, so that differentiating the cast sums the gradients of shared operands over the
+    mesh.
     """
     leaves, structure = jax.tree.flatten(trees)
     varying = [jax.typeof(leaf).mat.varying for leaf in leaves]
@@ -58,11 +58,11 @@ def match_varying(*trees: Any) -> tuple[Any, ...]:
 
 
 def empty_like(kind: Any, like: Any) -> jax.Array:
-    """An array without elements of the shape and dtype of ``kind``, made anew.
+    """Makes a new array without elements, of the shape and dtype of ``kind``.
 
-    Inside ``shard_map`` it varies as ``like`` does. XLA ends the process there where a constant,
-    or a result of another program, that has no elements is an operand of a custom call, of a
-    conditional or of a concatenation (jaxlib 0.11.2).
+    Inside ``shard_map`` it varies over the mesh axes of ``like``. There XLA aborts the process if
+    an array without elements that is a constant, or the result of another program, is an operand of
+    a custom call, a conditional or a concatenation (jaxlib 0.11.2).
     """
     empty = jnp.zeros(kind.shape, kind.dtype)
     varying = tuple(jax.typeof(like).mat.varying)
@@ -77,11 +77,11 @@ def offset_dtype(num_edges: int) -> type[np.signedinteger]:
 
 
 class KeepsArrays:
-    """Base of the pytrees of arrays: what a caller hands over is copied before it is kept.
+    """Base class of the pytrees of arrays: it copies the arrays of callers before storing them.
 
-    JAX on a CPU reads numpy arrays where they lie, and a plan is made of them once: neither may
-    notice that the caller fills his array anew. All other leaves are kept as they come, so that
-    anything can be put in their places, as JAX does.
+    JAX on a CPU reads numpy arrays in place, and a plan is made from them once, so later changes to
+    the caller's array must not reach either. All other leaves are stored unchanged, because JAX
+    puts other objects in their places.
     """
 
     def __post_init__(self):
@@ -93,11 +93,11 @@ class KeepsArrays:
 def of_one[Self, **Arguments, Result](
     method: Callable[Concatenate[Self, Arguments], Result],
 ) -> Callable[Concatenate[Self, Arguments], Result]:
-    """A method that computes on arrays of one axis each, as all graphs have but stacked ones.
+    """Decorates a method that needs arrays of one axis, so that it refuses stacked graphs.
 
-    Graphs may be stacked along a leading axis (``jax.vmap`` returns them so), of which methods know
-    nothing outside of ``jax.vmap``: they would take differences between graphs, or mix them.
-    Numbers of nodes and edges are read off the last axes, and can be told of stacked graphs too.
+    ``jax.vmap`` returns graphs stacked along a leading axis. Outside of ``jax.vmap`` methods do not
+    know about this axis, and would take differences between graphs, or mix them. Numbers of nodes
+    and edges are read from the last axes, so they are available for stacked graphs too.
     """
 
     @functools.wraps(method)
@@ -109,7 +109,7 @@ def of_one[Self, **Arguments, Result](
 
 
 def require_one(where: str, argument: str, graph: Any) -> None:
-    """Raises ValueError if graphs are stacked in ``graph``; see ``of_one``."""
+    """Raises ValueError if ``graph`` holds several graphs, stacked along a leading axis."""
     for name, value in vars(graph).items():
         if getattr(value, "ndim", 1) > 1:
             expected = "a single one, with arrays of one axis (map over several by jax.vmap)"
@@ -117,21 +117,21 @@ def require_one(where: str, argument: str, graph: Any) -> None:
 
 
 def kept(array: Any) -> Any:
-    """A numpy array that nobody writes to: a copy, unless it is one. Anything else as it is."""
+    """Returns a read-only copy of a writable numpy array, and anything else unchanged."""
     if not isinstance(array, np.ndarray) or _is_read_only(array):
         return array
     return own(np.array(array))
 
 
 def own(array: Any) -> Any:
-    """``array``, which our own code has just made: if of numpy, never to be written to again."""
+    """Makes a numpy array that the library has just created read-only, and returns it."""
     if isinstance(array, np.ndarray):
         array.flags.writeable = False
     return array
 
 
 def _is_read_only(array: Any) -> bool:
-    """Whether neither this numpy array nor what it is a view of can be written to."""
+    """Whether this numpy array and all arrays that it is a view of are read-only."""
     while isinstance(array, np.ndarray):
         if array.flags.writeable:
             return False
@@ -140,18 +140,18 @@ def _is_read_only(array: Any) -> bool:
 
 
 def put_copy(array: Any) -> jax.Array:
-    """Puts a caller's array on the default device, copied, without narrowing its dtype in silence.
+    """Copies a caller's array to the default device, without silently narrowing its dtype.
 
-    An array of JAX is nobody's to write to, and needs no copy.
+    JAX arrays are immutable and are not copied.
     """
     return put_own(kept(array))
 
 
 def put_own(array: Any) -> jax.Array:
-    """As ``put_copy``, of an array that our own code has just made: the result may alias it.
+    """Puts an array that the library has just created on the default device, without a copy.
 
-    Inside ``shard_map`` and outside of ``jit``, where all that JAX makes is traced, it stays on the
-    host, as a constant.
+    Inside ``shard_map`` and outside of ``jit``, where every new JAX array is traced, it stays on
+    the host as a constant.
     """
     if array.dtype == np.int64 and array.size and array.max() > MAX_INT32:
         require_x64()
@@ -177,7 +177,7 @@ def require_x64() -> None:
 def require_size(where: str, argument: str, size: Any) -> None:
     """Raises ValueError unless ``size`` is a number of nodes that int32 ids can name.
 
-    It may be one that is known only when an exported program is called.
+    It may be symbolic, and known only when an exported program is called.
     """
     if jax.export.is_symbolic_dim(size):
         return

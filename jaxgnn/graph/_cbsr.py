@@ -1,4 +1,4 @@
-"""CBSR: the compressed rows that MaxK leaves behind."""
+"""CBSR: compressed rows with a fixed number of entries, the output of MaxK."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class CBSR(KeepsArrays):
 
     Column ids are distinct and ascending within a row. They are stored in the smallest unsigned
     type that holds ``dim - 1``: uint8 up to 256 columns, uint16 up to 65,536, uint32 beyond.
-    Kernels trust them: of rows that no op has made, ``validate`` finds ids that are no columns.
-    See "MaxK-GNN: Extremely Fast GPU Kernel Design for Accelerating Graph Neural Networks
+    Kernels do not check the ids; ``validate`` finds invalid ids in rows that were not made by an
+    op. See "MaxK-GNN: Extremely Fast GPU Kernel Design for Accelerating Graph Neural Networks
     Training" (https://arxiv.org/abs/2312.08656).
 
     Attributes:
-      values: kept entries.
-      indices: column of each kept entry.
+      values: kept entries, [*batch, rows, k].
+      indices: column of each kept entry, [*batch, rows, k].
       dim: number of columns of the dense matrix.
     """
 
@@ -36,7 +36,7 @@ class CBSR(KeepsArrays):
 
     @property
     def k(self) -> int:
-        """Kept entries per row."""
+        """Number of kept entries per row."""
         return self.values.shape[-1]
 
     @property
@@ -64,7 +64,7 @@ class CBSR(KeepsArrays):
         return dense.reshape(self.shape)
 
     def validate(self) -> CBSR:
-        """Checks shapes, dtypes, and what they cannot show; call it outside ``jit``.
+        """Checks shapes, dtypes and values on the host; call it outside ``jit``.
 
         Returns:
           Itself.

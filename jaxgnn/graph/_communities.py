@@ -1,4 +1,4 @@
-"""Communities: receivers of edges from much the same senders, found by majorities."""
+"""Communities of receivers with mostly the same senders, found by label propagation."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from jaxtyping import Array, Int
 
 from jaxgnn.graph._arrays import is_concrete, offset_dtype
 
-# Ways in which the nodes are split in two. The sides of a node in all of them are its code, the
+# Number of two-way splits of the nodes. The sides of a node in all splits are the bits of the
 # number of its community.
 _SPLITS = 8
-# Rounds at most, fewer where at most one of so many senders still changes a side.
+# Maximum of rounds; they stop earlier where at most one in this many senders still changes its
+# side.
 _MOST_ROUNDS, _ONE_OF = 7, 1024
-# One of so many edges must stay within its community; else rows are better ordered without.
+# At least one in this many edges must stay within its community, or communities are not used.
 _LEAST_INSIDE = 4
 
-# From the sides of the nodes at the other ends, [others, _SPLITS] bool, how many of each node's
-# neighbours are on the one side, [nodes, _SPLITS] int32.
+# Maps the sides of the nodes at the other ends, [others, _SPLITS] bool, to the number of each
+# node's neighbours on the true side, [nodes, _SPLITS] int32.
 Count = Callable[[Any], Any]
 
 
@@ -32,20 +33,20 @@ def find_communities(
     receivers: Int[Array, " edges"] | np.ndarray,
     senders: Int[Array, " edges"] | np.ndarray,
 ) -> Any:
-    """A number for each receiver; those that have much the same senders mostly share it.
+    """Returns a community for each receiver; receivers with similar senders mostly share one.
 
-    Senders are split in two at random. Then, by turns, receivers and senders go to the side that is
-    more frequent among their neighbours than among the ends of all edges, which soon has whole
-    communities on one side. Several such splits tell communities apart: label propagation with two
-    labels each. A community may come out in two parts, and two as one. Where too few edges stay
-    within what is found, all receivers have one number. Linear time; the same numbers on the host
-    and traced.
+    Senders are split in two at random. Then receivers and senders alternately move to the side that
+    is more frequent among their neighbours than among the ends of all edges, which soon puts whole
+    communities on one side. This is label propagation with two labels; several such splits
+    distinguish the communities. A community may be split, and two may be merged. Where too few
+    edges stay within the communities found, all receivers get one number. Linear time; host and
+    traced results are equal.
 
     Args:
-      indptr: offsets of the receivers; there must be some, and senders.
-      transposed_indptr: offsets of the senders.
-      receivers: of each edge, in the order of their senders; any row where there is no edge.
-      senders: of each edge, ascending; behind the last edge one that does not exist.
+      indptr: row offsets of the receivers. There must be at least one receiver and one sender.
+      transposed_indptr: row offsets of the senders.
+      receivers: receiver of each edge, ordered by sender; any row for padding.
+      senders: sender of each edge, ascending; after the last edge a sender that does not exist.
 
     Returns:
       [rows] int32, from 0 up to 255; numpy from concrete input, traced otherwise.
@@ -76,7 +77,7 @@ def find_communities(
 
 
 def _repeat(is_host: bool, take_turns: Callable, col_sides: Any) -> tuple[Any, Any]:
-    """The sides of rows and columns once hardly any column changes one, or at the limit."""
+    """Repeats rounds until hardly any column changes its side, or up to the limit."""
 
     def take(before):
         row_sides, col_sides = take_turns(before)
@@ -98,7 +99,7 @@ def _repeat(is_host: bool, take_turns: Callable, col_sides: Any) -> tuple[Any, A
 
 
 def _split_at_random(xp, count: int) -> Any:
-    """[count, _SPLITS] bool, a hash of the numbers of nodes, so that equal graphs stay equal."""
+    """Random sides [count, _SPLITS] bool from a hash of node ids, equal for equal graphs."""
     bits = xp.arange(count, dtype=np.uint32) * np.uint32(0x9E3779B1)
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         bits = (bits ^ bits >> np.uint32(shift)) * np.uint32(factor)
@@ -107,10 +108,10 @@ def _split_at_random(xp, count: int) -> Any:
 
 
 def _join_majority(xp, counts: Any, degrees: Any) -> Any:
-    """Whether more of a node's neighbours are on the one side than of the ends of all edges.
+    """Whether the true side is more frequent among a node's neighbours than among all edge ends.
 
-    Whole numbers, each rounded to float32 once, are multiplied and compared: that is the same
-    everywhere, as quotients and fused sums are not.
+    Products of integers, each rounded to float32 once, are compared: unlike quotients and fused
+    sums these are equal on all devices.
     """
     dtype = degrees.dtype
     own, of_all = counts.astype(np.float32), counts.sum(0, dtype=dtype).astype(np.float32)
@@ -119,7 +120,7 @@ def _join_majority(xp, counts: Any, degrees: Any) -> Any:
 
 
 def _counts_on_host(transposed_indptr, receivers, num_rows) -> tuple[Count, Count]:
-    """How rows and columns count the sides of their neighbours."""
+    """Returns functions that count the sides of the neighbours of rows and columns, in numpy."""
     ones = np.ones(len(receivers), np.int32)
     edges = scipy.sparse.csr_array(
         (ones, receivers, transposed_indptr), shape=(len(transposed_indptr) - 1, num_rows)
@@ -135,14 +136,14 @@ def _counts_on_host(transposed_indptr, receivers, num_rows) -> tuple[Count, Coun
 
 
 def _counts_traced(num_rows, num_cols, receivers, senders) -> tuple[Count, Count]:
-    """As ``_counts_on_host``."""
+    """Returns functions that count the sides of the neighbours of rows and columns, traced."""
 
     def of_rows(col_sides):
         sides = col_sides.at[senders].get(mode="fill", fill_value=False).astype(jnp.int32)
         return jax.ops.segment_sum(sides, receivers, num_rows)
 
     def of_cols(row_sides):
-        # Senders that do not exist get no sum.
+        # Padding senders are dropped from the sums.
         sides = row_sides[receivers].astype(jnp.int32)
         return jax.ops.segment_sum(sides, senders, num_cols, indices_are_sorted=True)
 

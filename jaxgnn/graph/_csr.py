@@ -42,9 +42,9 @@ class CSRGraph(KeepsArrays):
     """A sparse adjacency in compressed sparse rows: ``y_i = r_i Σ_j w_ij c_j x_j``.
 
     Row ``i`` is the receiver, ``indices[indptr[i]:indptr[i + 1]]`` are its senders. Repeated
-    edges are allowed and count as often as they occur. Slots of ``indices`` behind
-    ``indptr[-1]`` are padding: nothing reads them, so graphs of different edge counts can share
-    one shape and one compilation.
+    edges are allowed and count as often as they occur. Slots of ``indices`` after ``indptr[-1]``
+    are padding and never read, so graphs of different edge counts can share one shape and one
+    compilation.
 
     An unweighted graph has ``weights=None`` and no weight array is read from memory. The scales
     hold a degree normalisation that the kernels apply (``normalized``); they are constants of
@@ -56,13 +56,13 @@ class CSRGraph(KeepsArrays):
 
     Attributes:
       indptr: row offsets, int32 (int64 beyond 2^31 - 1 edges).
-      indices: sender of each edge, int32.
+      indices: sender of each edge, int32 [edges].
       weights: edge weights, or None for ones.
       num_cols: number of senders; defaults to the number of rows.
       row_scale: ``r_i``, float32 (float64 under ``jax.enable_x64``), or None for ones.
-      col_scale: ``c_j``, likewise.
+      col_scale: ``c_j``, float32 (float64 under ``jax.enable_x64``), or None for ones.
       plan: transpose and work schedules, or None.
-      normalization: how ``normalized`` has normalised it, or None.
+      normalization: kind of normalisation that ``normalized`` has applied, or None.
     """
 
     indptr: Int[Array, " rows+1"]
@@ -80,7 +80,7 @@ class CSRGraph(KeepsArrays):
             object.__setattr__(self, "num_cols", self.indptr.shape[-1] - 1)
 
     def __repr__(self) -> str:
-        """Shapes in the place of arrays, and of the plan whether there is one."""
+        """Shows shapes instead of arrays, and only whether there is a plan."""
         names = ("indptr", "indices", "weights", "row_scale", "col_scale")
         arrays = ", ".join(f"{name}={shown(getattr(self, name))}" for name in names)
         plan = "None" if self.plan is None else "..."
@@ -102,9 +102,9 @@ class CSRGraph(KeepsArrays):
     ) -> CSRGraph:
         """Builds a graph from an edge list; edges of one receiver keep their order.
 
-        On concrete input the result is validated and has its plan, also under ``jit``. Of traced
-        edges it is an XLA sort, and nothing but shapes and dtypes is checked: edges of nodes that
-        are out of range are padding.
+        On concrete input the result is validated and has its plan, also under ``jit``. Traced edges
+        are sorted by XLA, and only shapes and dtypes are checked: edges with a node out of range
+        become padding.
 
         Args:
           senders: node that each edge leaves, integers [edges].
@@ -112,7 +112,8 @@ class CSRGraph(KeepsArrays):
           num_nodes: number of receivers, and of senders unless ``num_senders`` says otherwise.
           weights: edge weights; None for an unweighted graph.
           num_senders: number of senders of a bipartite graph.
-          edge_mask: False for padding edges, which are moved behind ``indptr[-1]``.
+          edge_mask: [edges] bool, False for padding edges, which are moved after ``indptr[-1]``;
+            None for no padding.
 
         Raises:
           ValueError: on indices out of range, NaN weights, mismatched lengths or wrong dtypes.
@@ -123,7 +124,7 @@ class CSRGraph(KeepsArrays):
         num_cols = num_nodes if num_senders is None else num_senders
         _check_edge_list(senders, receivers, weights, edge_mask, num_nodes, num_cols)
         if not is_concrete(senders, receivers, weights, edge_mask):
-            # What is traced now may read the others when it runs.
+            # A traced program may read the other arrays later, when it runs.
             arrays = senders, receivers, weights, edge_mask
             senders, receivers, weights, edge_mask = map(kept, arrays)
         if not is_concrete(senders, receivers):
@@ -141,7 +142,7 @@ class CSRGraph(KeepsArrays):
         )
         if is_concrete(*jax.tree.leaves(graph)):
             graph.validate()
-        # Weights may be traced where the structure is not.
+        # Weights may be traced even if the structure is concrete.
         return graph.prepared() if is_concrete(graph.indptr, graph.indices) else graph
 
     @classmethod
@@ -196,14 +197,14 @@ class CSRGraph(KeepsArrays):
         """Builds a graph from a jraph ``GraphsTuple``, batched or not. Works under ``jit``.
 
         Args:
-          graphs: the tuple; node ids run through the batch, so the graphs stay apart.
-          weights: edge weights in the tuple's edge order.
-          padded: True if the tuple went through ``jraph.pad_with_graphs``. The edges of the
-            padding graphs are then left out; without it they stay among the padding nodes.
+          graphs: the tuple; node ids are numbered through the batch, so its graphs stay separate.
+          weights: edge weights in the tuple's edge order; None for an unweighted graph.
+          padded: True if the tuple went through ``jraph.pad_with_graphs``. The edges of the padding
+          graphs are then dropped; otherwise they stay, between padding nodes.
 
         Raises:
-          ValueError: if the tuple lacks senders or receivers, is said to be padded and has fewer
-            than two graphs, of which jraph pads none, or as ``from_edges`` does.
+          ValueError: if the tuple lacks senders or receivers, is said to be padded but has fewer
+            than two graphs, or has invalid indices, lengths, dtypes or weights.
         """
         from jaxgnn.graph._jraph import edge_list
 
@@ -219,17 +220,17 @@ class CSRGraph(KeepsArrays):
 
     @property
     def num_edges(self) -> int:
-        """Edge slots, padding included."""
+        """Number of edge slots, including padding."""
         return self.indices.shape[-1]
 
     @property
     def shape(self) -> tuple[int, int]:
-        """``(num_rows, num_cols)``."""
+        """Shape of the adjacency, ``(num_rows, num_cols)``."""
         return self.num_rows, self.num_cols
 
     @property
     def is_normalized(self) -> bool:
-        """Whether degrees have been divided out already, by scales or in the weights."""
+        """Whether the graph is normalised already, by scales or in the weights."""
         has_scales = self.row_scale is not None or self.col_scale is not None
         return has_scales or self.normalization is not None
 
@@ -240,10 +241,11 @@ class CSRGraph(KeepsArrays):
 
     @of_one
     def uniform_degrees(self) -> tuple[int | None, int | None]:
-        """How many edges every row has, and every column, where the host can tell that all agree.
+        """Returns the common degree of all rows, and of all columns, as far as the host knows them.
 
-        None where they differ, and for a graph that is traced, has padding slots or no edge. The
-        number is static: with it, a sum over the edges of a row is one over an axis.
+        A degree is None where degrees differ, and for a graph that is traced, or has padding slots
+        or no edge. The number is static: with it, the sum over the edges of a row is a sum over an
+        axis.
 
         Example:
           >>> CSRGraph.from_edges([0, 1, 0, 2], [0, 0, 1, 1], 2, num_senders=3).uniform_degrees()
@@ -260,28 +262,28 @@ class CSRGraph(KeepsArrays):
 
     @of_one
     def with_known_degrees(self, degrees: tuple[int | None, int | None]) -> CSRGraph:
-        """The same graph, whose ``uniform_degrees`` the caller knows: it may be traced."""
+        """Returns the same, possibly traced, graph with ``uniform_degrees`` known to the caller."""
         graph = dataclasses.replace(self)
         graph.__dict__["_uniform_degrees"] = degrees
         return graph
 
     @of_one
     def receivers(self) -> Int[Array, " edges"]:
-        """Row of each edge; padding slots get ``num_rows``, which is no row."""
+        """Row of each edge; padding slots get ``num_rows``, which is out of range."""
         return row_ids(self.indptr, self.num_edges)
 
     # -- derived graphs ----------------------------------------------------------------------
 
     @of_one
     def prepared(self) -> CSRGraph:
-        """This graph with its plan; made on the host and kept if the graph is concrete.
+        """Returns this graph with its plan, made on the host and cached if the graph is concrete.
 
         Where the default device is a GPU the plan has ``edge_blocks``, with which the backward of
-        ``maxk_spmm`` is faster. On the host these take several times as long as all the rest, up to
-        6 s for ten million edges; inside ``jit`` they are made on the device.
+        ``maxk_spmm`` is faster. Making these on the host takes several times as long as the rest of
+        the plan, up to 6 s for ten million edges; inside ``jit`` they are made on the device.
 
         Raises:
-          ValueError: if a concrete graph has offsets or senders that ``validate`` refuses.
+          ValueError: if a concrete graph has invalid offsets or senders.
         """
         if self.plan is not None:
             return self
@@ -304,12 +306,12 @@ class CSRGraph(KeepsArrays):
 
     @of_one
     def made_plan(self) -> GraphPlan:
-        """The plan, made now if there is none, traced ones without ``edge_blocks``."""
+        """Returns the plan, made now if there is none; traced plans have no ``edge_blocks``."""
         return self._plan()
 
     @of_one
     def transpose(self) -> CSRGraph:
-        """The graph with senders and receivers exchanged."""
+        """Returns the graph with senders and receivers exchanged."""
         plan = self._plan()
         weights = None if self.weights is None else jnp.asarray(self.weights)[plan.permutation]
         return CSRGraph(
@@ -325,12 +327,12 @@ class CSRGraph(KeepsArrays):
 
     @of_one
     def with_weights(self, weights: npt.ArrayLike | None) -> CSRGraph:
-        """The same edges with other weights, in the graph's edge order."""
+        """Returns the same edges with other weights, given in the graph's edge order."""
         if weights is not None:
             where, weights = "CSRGraph.with_weights", _array(weights)
             require_length(where, "weights", weights, self.num_edges, "per edge slot")
             require_floats(where, "weights", weights)
-        # Other weights undo a normalisation that was folded into the old ones.
+        # New weights discard a normalisation that was folded into the old ones.
         has_scales = self.row_scale is not None or self.col_scale is not None
         kind = self.normalization if has_scales else None
         return dataclasses.replace(self, weights=weights, normalization=kind)
@@ -365,7 +367,7 @@ class CSRGraph(KeepsArrays):
         return dataclasses.replace(graph, normalization=kind)
 
     def _normalized_weights(self, kind: Normalization, weights: Any) -> Any:
-        """On the host where all is there, by sums in float64; else by sums of few roundings."""
+        """Computes normalised weights, on the host in float64 or traced with few roundings."""
         is_host = is_concrete(self.indptr, self.indices, weights)
         if is_host and self.plan is None:
             validate_structure(self)
@@ -392,8 +394,8 @@ class CSRGraph(KeepsArrays):
         """Adds an edge from each node to itself where there is none yet.
 
         Args:
-          weight: weight of the new edges; ignored on an unweighted graph.
-          duplicates: add the edge even where the node has one.
+          weight: weight of each new edge; ignored on an unweighted graph.
+          duplicates: whether to add the edge even where the node has a self loop already.
 
         Raises:
           ValueError: if the graph is not square, or is normalised already.
@@ -433,7 +435,7 @@ class CSRGraph(KeepsArrays):
 
     @of_one
     def validate(self) -> CSRGraph:
-        """Checks what shapes cannot show, on the host; call it outside ``jit``.
+        """Checks the values of all arrays on the host; call it outside ``jit``.
 
         On a validated graph no kernel reads out of bounds.
 
@@ -453,7 +455,7 @@ def _on_gpu() -> bool:
 
 
 def _array(values: Any, empty_dtype: Any = None) -> Any:
-    """An array; of no elements it gets ``empty_dtype``, because numpy makes floats of []."""
+    """Converts to an array, of dtype ``empty_dtype`` if empty, since numpy makes [] float."""
     array = values if hasattr(values, "dtype") else np.asarray(values)
     return array if array.size or empty_dtype is None else np.zeros(array.shape, empty_dtype)
 
@@ -494,7 +496,7 @@ def _check_range(where, name, ids, edge_mask, bound):
 
 
 def _unnamed(xp: Any, count: int, nodes: Any) -> Any:
-    """[count] bool: which nodes are not among ``nodes``, in which ``count`` names none."""
+    """Which nodes are not among ``nodes``, [count] bool; the id ``count`` is no node."""
     if xp is np:
         unnamed = np.ones(count + 1, bool)
         unnamed[nodes] = False

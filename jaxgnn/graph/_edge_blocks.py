@@ -1,4 +1,4 @@
-"""Edges grouped by block: how the backward of the k-sparse product walks a graph on a GPU."""
+"""Edges grouped by block, for the backward pass of the k-sparse product on a GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pallas_kernels.chip import Chip
 
 # Bits of an entry that name the row within its block; the others name the sender in its span.
 ROW_BITS = 9
-# Kernels take entries in fours or eights.
+# Kernels read four or eight entries at a time.
 _ENTRIES_ALIGNED = 8
 
 
@@ -28,16 +28,15 @@ class BlockShape:
     """How a graph is cut into blocks: every ``rows`` rows by every ``senders`` senders.
 
     Attributes:
-      rows: rows of a block, whose gradients a multiprocessor holds in shared memory; less than
-        2**ROW_BITS.
-      senders: senders of a span, as many as the bits of an entry can name.
-      edges_per_task: edges that one thread block takes of a block at most.
-      row_blocks: blocks side by side in one span.
-      spans: of senders, one after another.
-      tiles: into how many tiles of senders a span may be cut, fewest first; see ``tiles_for``.
-      order: of the rows. By ``"degree"`` those of many edges come first, and of those of about as
-        many the communities one after another; by ``"community"`` only these; ``"given"`` is the
-        order of their numbers.
+      rows: number of rows of a block, whose gradients a multiprocessor holds in shared memory; less
+        than 2**ROW_BITS.
+      senders: number of senders of a span, limited by the bits of an entry.
+      edges_per_task: maximum number of edges of a block that one thread block processes.
+      row_blocks: number of blocks in one span.
+      spans: number of spans, which are consecutive ranges of senders.
+      tiles: numbers of tiles of senders into which a span may be cut, in ascending order.
+      order: order of the rows: ``"degree"`` by descending degree, then by community;
+        ``"community"`` by community alone; ``"given"`` by row number.
     """
 
     rows: int
@@ -52,12 +51,12 @@ class BlockShape:
     def choices(
         cls, chip: Chip, num_rows: int, num_cols: int, num_edges: int
     ) -> tuple[BlockShape, ...]:
-        """The shapes in which a graph is cut: the larger its blocks, the narrower are its rows.
+        """Returns the shapes in which to cut a graph; larger blocks are for narrower rows.
 
-        The one heuristic. Many rows in a block have senders in common, whose sums
-        are then added once for all of them; that pays where rows have many edges, and the more
-        the larger the block. Otherwise a block only spares reading rows again, and small ones keep
-        more thread blocks in flight.
+        This heuristic is the only one. Many rows in a block share senders, whose sums are then
+        added once for all these rows. This pays where rows have many edges, and pays more in larger
+        blocks. Elsewhere a block only avoids reading rows again, and small blocks keep more thread
+        blocks in flight.
         """
         options, many_edges = _rows_of_blocks(num_rows, num_edges)
         few_senders = num_cols <= _few_senders(chip)
@@ -83,25 +82,25 @@ class BlockShape:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks in all; block ``span * row_blocks + rows`` comes after those before it."""
+        """Total number of blocks, which are numbered ``span * row_blocks + block of rows``."""
         return self.spans * self.row_blocks
 
     def senders_of(self, tiles: int) -> int:
-        """Senders of a tile, if a span is cut into so many."""
+        """Number of senders of a tile, if a span is cut into ``tiles`` tiles."""
         return -(-self.senders // tiles)
 
     def tiles_for(self, chip: Chip, k: int, itemsize: int) -> int:
-        """Into how many tiles a span is best cut, of the numbers in ``tiles``.
+        """Returns the number of tiles, among ``tiles``, into which a span is best cut.
 
-        As measured on an H200. Each tile reads the rows of a block again, which takes half the
-        time in bfloat16, so that smaller tiles pay. Where rows have many edges the sums of a tile
-        are to stay in a cache. Elsewhere the senders of rows that share a community are soon
-        there, and kernels prefetch the sums of tiles that are too large.
+        The choice was measured on an H200. Each tile reads the rows of a block again, which takes
+        half the time in bfloat16, so that smaller tiles pay. Where rows have many edges the sums of
+        a tile should stay in the cache. Elsewhere rows of one community soon bring their senders
+        into the cache, and kernels prefetch the sums of larger tiles.
 
         Args:
-          chip: the GPU, whose second-level cache is to hold the sums.
-          k: kept columns of a sender, whose sums are float32.
-          itemsize: bytes of an entry of a row.
+          chip: the GPU, whose second-level cache should hold the sums.
+          k: number of kept columns of a sender; their sums are float32.
+          itemsize: size of an entry of a row, in bytes.
         """
         if self.order == "degree":
             most = _bytes_of_sums(chip, itemsize) // (4 * k)
@@ -110,13 +109,13 @@ class BlockShape:
         return next((n for n in self.tiles if self.senders_of(n) <= most), self.tiles[-1])
 
     def can_hold(self, chip: Chip, row_bytes: int, passes: int) -> bool:
-        """Whether shared memory holds the rows of a block in so many passes."""
+        """Whether shared memory holds the rows of a block in a number of passes."""
         return self.rows * row_bytes <= passes * (chip.shared_bytes - _BYTES_OF_KERNELS)
 
 
-# Of the shared memory of a block, what kernels need beside its rows.
+# Bytes of shared memory that kernels need in addition to the rows of a block.
 _BYTES_OF_KERNELS = 2 * 1024
-# Wider rows are walked one by one.
+# Wider rows are processed one by one.
 _MOST_PASSES = 2
 # Blocks are large in graphs of so many rows, which leave 512 blocks and more, that have so many
 # edges each. What they leave of the memory of a multiprocessor is its first-level cache, which the
@@ -140,28 +139,28 @@ _SMALL_TILE = 1 << 17
 
 
 def _few_senders(chip: Chip) -> int:
-    """Senders whose sums a second-level cache holds, so that the order of rows matters little."""
+    """Number of senders whose sums fit the second-level cache, where row order matters little."""
     return chip.cache_bytes // _BYTES_OF_FEW_SUMS
 
 
 def _bytes_of_sums(chip: Chip, itemsize: int) -> int:
-    """The sums of a tile that are to stay in the second-level cache, in bytes."""
+    """Size of the sums of a tile that should stay in the second-level cache, in bytes."""
     return chip.cache_bytes * _CACHED_PARTS[itemsize] // _PARTS
 
 
 def _rows_of_blocks(num_rows: int, num_edges: int) -> tuple[tuple[int, ...], bool]:
-    """Rows of the blocks to choose from, fewest first, and whether rows have many edges."""
+    """Returns the possible numbers of rows of a block, ascending, and whether degrees are high."""
     if num_rows < _MANY_ROWS or num_edges < _MANY_EDGES * num_rows:
         return (_SMALL_BLOCKS,), False
     least, most = _LARGE_BLOCKS
     fewest = min(max(num_rows // _MANY_BLOCKS, least), most)
     most = min(2 * num_rows // _MANY_BLOCKS, _MOST_IN_BLOCK)
-    # Blocks that are hardly larger are not worth another list of the edges.
+    # Blocks that are only slightly larger do not justify another list of the edges.
     return ((fewest, most) if most >= fewest + fewest // 4 else (fewest,)), True
 
 
 def _tiles(senders: int, many_edges: bool) -> tuple[int, ...]:
-    """Into how many tiles a span of so many senders may be cut."""
+    """Returns the numbers of tiles into which a span of ``senders`` senders may be cut."""
     if not many_edges:
         return tuple(sorted({-(-senders // most) for most in _TILE_SENDERS.values()}))
     most = -(-senders // _SMALL_TILE)
@@ -171,16 +170,16 @@ def _tiles(senders: int, many_edges: bool) -> tuple[int, ...]:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class BlockTasks(KeepsArrays):
-    """The edges of all blocks shared out to thread blocks, one tile of senders after another.
+    """The edges of all blocks, distributed to thread blocks, one tile of senders after another.
 
-    Task ``t`` is entries ``begins[t]`` up to ``ends[t]``, which are of block ``blocks[t]``; unused
-    tasks at the end have no entries.
+    Task ``t`` covers the entries from ``begins[t]`` up to ``ends[t]``, all of block ``blocks[t]``;
+    unused tasks at the end have no entries.
 
     Attributes:
       blocks: block of each task, int32.
-      begins: its first entry.
-      ends: behind its last.
-      senders: of a tile at most.
+      begins: first entry of each task, int32.
+      ends: index after the last entry of each task, int32.
+      senders: maximum number of senders of a tile.
     """
 
     blocks: Int[Array, " tasks"]
@@ -192,16 +191,16 @@ class BlockTasks(KeepsArrays):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class EdgeBlocks(KeepsArrays):
-    """The edges of a graph by block, and by sender within a block; see ``BlockShape``.
+    """The edges of a graph ordered by block, and by sender within a block.
 
     Attributes:
       row_order: the rows in the order in which they are cut into blocks, int32, or None if that is
         the order of their numbers.
       entries: ``sender within the span << ROW_BITS | row within the block`` of each edge, then
         zeros up to a multiple of eight.
-      edges: position of each in the graph.
-      tasks: for each of the numbers of tiles in ``shape.tiles``.
-      shape: of the blocks.
+      edges: position of each entry's edge in the graph.
+      tasks: the tasks for each number of tiles in ``shape.tiles``.
+      shape: shape of the blocks.
     """
 
     row_order: Int[Array, " rows"] | None
@@ -211,17 +210,17 @@ class EdgeBlocks(KeepsArrays):
     shape: BlockShape = field(metadata={"static": True})
 
     def tasks_for(self, chip: Chip, k: int, itemsize: int) -> BlockTasks:
-        """The tasks by as many tiles as ``BlockShape.tiles_for`` says of these arguments."""
+        """Returns the tasks for the number of tiles that is best for these arguments."""
         return self.tasks[self.shape.tiles.index(self.shape.tiles_for(chip, k, itemsize))]
 
 
 def blocks_for(chip: Chip, options: Sequence[EdgeBlocks], row_bytes: int) -> EdgeBlocks | None:
-    """The largest blocks whose rows shared memory holds, or None.
+    """Returns the largest blocks whose rows fit shared memory, or None.
 
     Args:
-      chip: the GPU, whose shared memory is to hold them.
-      options: what ``make_edge_blocks`` returns.
-      row_bytes: of a row.
+      chip: the GPU, whose shared memory should hold the rows.
+      options: edge blocks of the same graph, in several shapes.
+      row_bytes: size of a row, in bytes.
     """
 
     def held_in(passes):
@@ -241,9 +240,9 @@ def make_edge_blocks(
     """Groups the edges of a transposed graph, which are in the order of their senders.
 
     Args:
-      indptr: offsets of the receivers.
-      transposed_indptr: offsets of the senders.
-      transposed_indices: receiver of each edge.
+      indptr: row offsets of the receivers.
+      transposed_indptr: row offsets of the senders.
+      transposed_indices: receiver of each edge, ordered by sender.
       permutation: position of each edge in the graph itself.
 
     Returns:
@@ -270,11 +269,11 @@ def make_edge_blocks(
 
 
 def _order_rows(xp, degrees, communities):
-    """Rows that have most senders in common are to share a block, and long blocks to come first.
+    """Orders rows so that rows with common senders share a block, and long blocks come first.
 
-    Those are rows of many edges, then those of one community. Degrees up to the next power of two
-    count as equal, and what is alike in both stays in the given order, so that what neighbours in
-    that order have in common is not lost.
+    Rows are sorted by descending degree, then by community. Degrees are compared by their next
+    power of two. The sort is stable, so that rows that are neighbours in the given order and share
+    senders stay close.
     """
     if degrees is None:
         return xp.argsort(communities, stable=True).astype(np.int32)
@@ -283,7 +282,7 @@ def _order_rows(xp, degrees, communities):
 
 
 def _cut(xp, shape, row_order, places, senders, num_cols, permutation) -> EdgeBlocks:
-    """The edges by block, given by the places of their rows in ``row_order`` and their senders."""
+    """Orders the edges by block, from the positions of their rows in ``row_order`` and senders."""
     num_edges = senders.shape[0]
     span, sender = senders // shape.senders, senders % shape.senders
     block = span * shape.row_blocks + places // shape.rows
@@ -301,7 +300,7 @@ def _cut(xp, shape, row_order, places, senders, num_cols, permutation) -> EdgeBl
 
 
 def _share_out(xp, shape, tiles, entries, offsets) -> BlockTasks:
-    """Tasks by so many tiles, of the entries of blocks that lie between ``offsets``."""
+    """Makes the tasks for a number of tiles; the entries of blocks lie between ``offsets``."""
     first_senders = shape.senders_of(tiles) * np.arange(1, tiles, dtype=np.int32)
     block_begins, block_ends = offsets[:-1, None], offsets[1:, None]
     inner = _search(xp, entries, block_begins, block_ends, first_senders)
@@ -311,11 +310,11 @@ def _share_out(xp, shape, tiles, entries, offsets) -> BlockTasks:
     begins, ends = bounds[:, :-1].reshape(-1), bounds[:, 1:].reshape(-1)
     blocks = np.arange(shape.num_blocks, dtype=np.int32).reshape(shape.spans, 1, -1)
     blocks = xp.asarray(np.repeat(blocks, tiles, axis=1).reshape(-1))
-    # As if the parts of blocks lay in that order.
+    # Offsets as if the parts of blocks were stored in that order.
     indptr = xp.concatenate([xp.zeros(1, offsets.dtype), xp.cumsum(ends - begins)])
     indptr = indptr.astype(offsets.dtype)
     part, cuts = cut_rows(indptr, entries.shape[0], shape.edges_per_task)
-    # Unused tasks look up a part behind the last.
+    # Unused tasks look up a part after the last one.
     shift = xp.concatenate([begins - indptr[:-1], xp.zeros(1, offsets.dtype)])[part]
     return BlockTasks(
         blocks=own(xp.concatenate([blocks, xp.zeros(1, np.int32)])[part]),
@@ -326,7 +325,7 @@ def _share_out(xp, shape, tiles, entries, offsets) -> BlockTasks:
 
 
 def _search(xp, entries, begins, ends, senders):
-    """Where in ranges of entries, each sorted by sender, those from ``senders`` on begin."""
+    """Finds, in ranges of entries sorted by sender, the first entry at or after ``senders``."""
     shape = np.broadcast_shapes(begins.shape, senders.shape)
     begins, ends = xp.broadcast_to(begins, shape), xp.broadcast_to(ends, shape)
     if 0 in (*shape, entries.shape[0]):

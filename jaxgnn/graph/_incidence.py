@@ -44,16 +44,17 @@ from jaxgnn.graph._incidence_validate import (
 class Incidence(KeepsArrays):
     """A hypergraph: which nodes are in which hyperedges, one entry for each incidence.
 
-    Both numbers are static, so hyperedges without nodes and nodes without hyperedges have their
-    place wherever they stand. A node may be in a hyperedge repeatedly; it then counts as often.
+    The numbers of nodes and hyperedges are static, so there may be hyperedges without nodes and
+    nodes without hyperedges. A node that is in a hyperedge repeatedly counts as often.
 
     A slot with ``node_ids == num_nodes`` and ``hyperedge_ids == num_hyperedges`` is padding: it is
     no incidence, so hypergraphs of different sizes can share one shape and one compilation
     (``padded``).
 
     The constructors (``from_hyperedges``, ``from_matrix``, ``from_hyperedge_index``, ``batch``)
-    check the ids and, on concrete input, make the ``plan``. One built directly gets it on demand:
-    once if concrete, inside every step if traced. Of traced ids those out of range are padding.
+    check the ids and, on concrete input, make the ``plan``. A hypergraph built directly gets its
+    plan on demand: once if concrete, inside every step if traced. Traced ids that are out of range
+    are treated as padding.
 
     Attributes:
       node_ids: node of each incidence, integers.
@@ -76,7 +77,7 @@ class Incidence(KeepsArrays):
     plan: IncidencePlan | None = None
 
     def __repr__(self) -> str:
-        """Shapes in the place of arrays, and of the plan whether there is one."""
+        """Shows shapes instead of arrays, and only whether there is a plan."""
         arrays = f"node_ids={shown(self.node_ids)}, hyperedge_ids={shown(self.hyperedge_ids)}"
         sizes = f"num_nodes={self.num_nodes}, num_hyperedges={self.num_hyperedges}"
         return f"Incidence({arrays}, {sizes}, plan={'None' if self.plan is None else '...'})"
@@ -88,8 +89,8 @@ class Incidence(KeepsArrays):
         """Builds a hypergraph from its hyperedges, each a set or a sequence of nodes.
 
         Args:
-          hyperedges: nodes of each hyperedge. Of sets they are taken in ascending order. Empty
-            ones are hyperedges too; what a sequence repeats is repeated.
+          hyperedges: nodes of each hyperedge. Nodes of a set are sorted in ascending order. Empty
+            hyperedges are kept, and so are repeated nodes of a sequence.
           num_nodes: number of nodes.
 
         Raises:
@@ -149,8 +150,8 @@ class Incidence(KeepsArrays):
         Args:
           hyperedge_index: integers ``[2, incidences]``: nodes above hyperedges.
           num_nodes: number of nodes.
-          num_hyperedges: number of hyperedges; None for one more than the largest id, as there.
-            Empty hyperedges at the end are then lost.
+          num_hyperedges: number of hyperedges; None for one more than the largest id, which drops
+            empty hyperedges at the end.
 
         Raises:
           ValueError: if it has another shape or dtype, an id is out of range, or the number of
@@ -171,10 +172,10 @@ class Incidence(KeepsArrays):
 
     @classmethod
     def batch(cls, hypergraphs: Sequence[Incidence]) -> Incidence:
-        """One hypergraph out of several that share nothing.
+        """Joins several hypergraphs into one, as disjoint parts.
 
-        The ids of nodes go on where those of the hypergraph before end, and so do, by an offset of
-        their own, the ids of hyperedges. Padding stays padding.
+        The ids of nodes continue after those of the previous hypergraph, and so do the ids of
+        hyperedges. Padding stays padding.
 
         Raises:
           ValueError: if there is no hypergraph.
@@ -198,17 +199,17 @@ class Incidence(KeepsArrays):
 
     @property
     def num_incidences(self) -> int:
-        """Incidence slots, padding included."""
+        """Number of incidence slots, including padding."""
         return self.node_ids.shape[-1]
 
     @property
     def shape(self) -> tuple[int, int]:
-        """``(num_nodes, num_hyperedges)``, that of the incidence matrix."""
+        """Shape of the incidence matrix, ``(num_nodes, num_hyperedges)``."""
         return self.num_nodes, self.num_hyperedges
 
     @of_one
     def mask(self) -> Bool[Array, " incidences"]:
-        """False for padding."""
+        """Which slots are incidences, [incidences] bool; False for padding."""
         return in_range(*self._ids(), *self.shape)
 
     @of_one
@@ -261,7 +262,7 @@ class Incidence(KeepsArrays):
         """The same hypergraph with more slots, and more nodes and hyperedges without incidences.
 
         Raises:
-          ValueError: if a number is less than what there is.
+          ValueError: if a number is less than the present one.
         """
         slots = self._at_least("num_incidences", num_incidences)
         sizes = (
@@ -274,7 +275,7 @@ class Incidence(KeepsArrays):
 
     @of_one
     def with_self_loops(self) -> Incidence:
-        """The same hypergraph and a hyperedge of one node for each node, behind the others."""
+        """Returns the hypergraph with one more hyperedge for each node, after the others."""
         nodes = np.arange(self.num_nodes, dtype=np.int32)
         sizes = self.num_nodes, self.num_hyperedges + self.num_nodes
         parts = self._moved(0, 0, sizes), (nodes, nodes + self.num_hyperedges)
@@ -282,16 +283,16 @@ class Incidence(KeepsArrays):
 
     @of_one
     def prepared(self) -> Incidence:
-        """This hypergraph with its plan; made on the host and kept if it is concrete.
+        """Returns this hypergraph with its plan, made on the host and cached if concrete.
 
         Raises:
-          ValueError: if it is concrete and ``validate`` refuses its ids.
+          ValueError: if it is concrete and its ids are out of range or of a wrong dtype or shape.
         """
         return self if self.plan is not None else dataclasses.replace(self, plan=self.made_plan())
 
     @of_one
     def made_plan(self) -> IncidencePlan:
-        """The plan, made now if there is none."""
+        """Returns the plan, made now if there is none."""
         if self.plan is not None:
             return self.plan
         if not is_concrete(self.node_ids, self.hyperedge_ids):
@@ -306,7 +307,7 @@ class Incidence(KeepsArrays):
 
     @of_one
     def validate(self) -> Incidence:
-        """Checks what shapes cannot show, on the host; call it outside ``jit``.
+        """Checks the values of all arrays on the host; call it outside ``jit``.
 
         On a validated hypergraph no kernel reads out of bounds.
 
@@ -333,7 +334,7 @@ class Incidence(KeepsArrays):
     def _moved(
         self, first_node: int, first_hyperedge: int, sizes: Sequence[int]
     ) -> tuple[Any, Any]:
-        """The ids counted on from others, padding that of a hypergraph of ``sizes``."""
+        """Adds an offset to the ids; padding gets the padding ids for a hypergraph of ``sizes``."""
         check_incidence_shapes("Incidence", self)
         xp: Any = jnp
         ids: tuple[Any, Any] = (self.node_ids, self.hyperedge_ids)
@@ -376,7 +377,7 @@ def _made(
 
 
 def _as_int32(ids: Any) -> jax.Array:
-    """Those of a hypergraph, which nobody writes to."""
+    """Returns ids as int32, read-only if of numpy."""
     if isinstance(ids, jax.Array) and (ids.dtype == jnp.int32 or not is_concrete(ids)):
         return ids.astype(jnp.int32)
     return put_own(np.asarray(ids, np.int32))

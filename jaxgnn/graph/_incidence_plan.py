@@ -20,12 +20,12 @@ from jaxgnn.graph._sorting import sort_edges
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class IncidencePlan(KeepsArrays):
-    """What kernels need of an incidence structure; made once, see ``Incidence.prepared``.
+    """The incidences as two graphs, by hyperedge and by node, which kernels need.
 
     Attributes:
-      by_hyperedge: rows are hyperedges, columns are nodes; has its own plan.
-      by_node: its transpose, likewise.
-      slots: edge ``e`` of ``by_hyperedge`` is incidence ``slots[e]``.
+      by_hyperedge: graph whose rows are hyperedges and whose columns are nodes, with its plan.
+      by_node: graph whose rows are nodes and whose columns are hyperedges, with its plan.
+      slots: int32 [edges]; edge ``e`` of ``by_hyperedge`` is incidence ``slots[e]``.
     """
 
     by_hyperedge: CSRGraph
@@ -39,16 +39,16 @@ def make_incidence_plan(
     num_nodes: int,
     num_hyperedges: int,
 ) -> IncidencePlan:
-    """The plan, in numpy if the ids are concrete, traced otherwise.
+    """Makes the plan, in numpy if the ids are concrete, traced otherwise.
 
-    Within a row incidences keep their order. Those out of range are left out, as padding.
+    Incidences keep their order within a row. Those out of range are dropped, like padding.
     """
     xp: Any = jnp
     if is_concrete(node_ids, hyperedge_ids):
         xp, node_ids, hyperedge_ids = np, np.asarray(node_ids), np.asarray(hyperedge_ids)
     real = in_range(node_ids, hyperedge_ids, num_nodes, num_hyperedges)
     indptr, slots = sort_edges(hyperedge_ids, num_hyperedges, real)
-    # Of padding nothing is read, but it must be readable.
+    # Padding slots are ignored, but their ids must be in range.
     nodes = xp.where(real, node_ids, 0).astype(np.int32)[slots]
     indptr, nodes = own(indptr), own(nodes)
     plan = make_plan(indptr, nodes, num_nodes)
@@ -63,11 +63,11 @@ def make_traced_incidence_plan(
     num_nodes: int,
     num_hyperedges: int,
 ) -> IncidencePlan:
-    """The plan of traced ids, as one program; see ``make_incidence_plan``."""
+    """Makes the plan of traced ids in one compiled program."""
     nodes, hyperedges = match_varying(node_ids, hyperedge_ids)
     return make_incidence_plan(nodes, hyperedges, num_nodes, num_hyperedges)
 
 
 def in_range(node_ids: Any, hyperedge_ids: Any, num_nodes: int, num_hyperedges: int) -> Any:
-    """Which incidences are between a node and a hyperedge that are there."""
+    """Returns which incidences have a node and a hyperedge in range, [incidences] bool."""
     return ids_in_range(node_ids, num_nodes) & ids_in_range(hyperedge_ids, num_hyperedges)

@@ -67,7 +67,7 @@ def check_incidence_ids(where: str, incidence: Incidence) -> None:
 
 
 def _check_plan(incidence: Incidence) -> None:
-    """A plan must be what would be made: another would mislead kernels, or gradients alone."""
+    """Raises unless the plan equals the one that would be made; another gives wrong results."""
     expected = make_incidence_plan(incidence.node_ids, incidence.hyperedge_ids, *incidence.shape)
     given, structure = jax.tree.flatten_with_path(incidence.plan)
     wanted = structure.flatten_up_to(expected)

@@ -18,7 +18,7 @@ def degree_scales(
 ) -> tuple[Float[Array, " rows"], Float[Array, " cols"] | None]:
     """The row and column scales of an unweighted graph; without column degrees, of its mean.
 
-    They are float64 where JAX has that, for features of it, and else float32.
+    They are float64 where JAX has float64 enabled, and else float32.
     """
     dtype = jax.dtypes.canonicalize_dtype(jnp.float64)
     degrees = row_degrees.astype(dtype)
@@ -45,10 +45,11 @@ def normalized_weights(
     """The weights divided by sums of weights: ``w_ij / R_i``, or ``w_ij / √(R_i C_j)``.
 
     Args:
-      kind: how.
-      edges: with weights of the dtype of the sums.
-      row_sums: R, of the edges that enter each row.
-      column_sums: C, of those that leave each column; not read for ``"mean"``.
+      kind: ``"mean"`` or ``"sym"``.
+      edges: the edges, with weights in the dtype of the sums.
+      row_sums: R, the sum of the weights of the edges that enter each row.
+      column_sums: C, the sum of the weights of the edges that leave each column; unused for
+        ``"mean"``.
     """
     if kind == "mean":
         return edges.weights * _of_ends(row_sums, -1.0, edges.rows)
@@ -57,7 +58,7 @@ def normalized_weights(
 
 
 def _of_ends(sums: Any, exponent: float, ends: Any) -> Any:
-    """The scale of each edge's end, zero for padding."""
+    """Returns the scale at the end of each edge, zero for padding."""
     xp: Any = np if isinstance(sums, np.ndarray) else jnp
     return xp.append(_power_or_zero(sums, exponent), xp.zeros(1, sums.dtype))[ends]
 

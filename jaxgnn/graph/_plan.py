@@ -1,4 +1,4 @@
-"""What kernels need beside the graph itself: its transpose and its work schedules."""
+"""The plan of a graph: its transpose and its work schedules, which kernels need."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from jaxgnn.graph._sorting import inverse_permutation, row_ids, row_ids_on_host,
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class GraphPlan(KeepsArrays):
-    """What kernels need beside the graph itself; made once, see ``CSRGraph.prepared``.
+    """Transpose and work schedules of a graph, made once for all kernels.
 
     Attributes:
       schedule: work units over the rows.
       transposed_indptr: row offsets of the transposed graph.
-      transposed_indices: its column indices.
+      transposed_indices: column indices of the transposed graph.
       permutation: edge ``e`` of the transposed graph is edge ``permutation[e]`` of the graph.
       transposed_schedule: work units over the rows of the transposed graph.
-      edge_blocks: the edges again by block, once in each of ``BlockShape.choices``, for the
-        backward of ``maxk_spmm`` on a GPU; or nothing.
+      edge_blocks: the edges grouped by block, once for each shape in ``BlockShape.choices``, for
+        the backward pass of ``maxk_spmm`` on a GPU; or empty.
     """
 
     schedule: RowSchedule
@@ -39,7 +39,7 @@ class GraphPlan(KeepsArrays):
     edge_blocks: tuple[EdgeBlocks, ...] = ()
 
     def transposed(self, indptr: Int[Array, " rows+1"], indices: Int[Array, " edges"]) -> GraphPlan:
-        """The plan of the transposed graph, of this graph's ``indptr`` and ``indices``."""
+        """Returns the plan of the transposed graph, from this ``indptr`` and ``indices``."""
         return GraphPlan(
             schedule=self.transposed_schedule,
             transposed_indptr=indptr,
@@ -49,7 +49,7 @@ class GraphPlan(KeepsArrays):
         )
 
 
-# One program, where each of its many steps would be compiled by itself outside of jit.
+# One program, since outside of jit each of its many steps would be compiled separately.
 @partial(jax.jit, static_argnames=("num_cols", "edge_blocks"), inline=True)
 def make_traced_plan(
     indptr: Int[Array, " rows+1"],
@@ -58,7 +58,7 @@ def make_traced_plan(
     *,
     edge_blocks: bool = False,
 ) -> GraphPlan:
-    """The plan of a traced graph; see ``make_plan``."""
+    """Makes the plan of a traced graph in one compiled program."""
     indptr, indices = match_varying(indptr, indices)
     return make_plan(indptr, indices, num_cols, edge_blocks=edge_blocks)
 
@@ -70,14 +70,14 @@ def make_plan(
     *,
     edge_blocks: bool = False,
 ) -> GraphPlan:
-    """The plan, in numpy if the graph is concrete, traced otherwise.
+    """Makes the plan, in numpy if the graph is concrete, traced otherwise.
 
     Args:
       indptr: row offsets.
       indices: sender of each edge.
-      num_cols: senders.
-      edge_blocks: whether to make those too, at the cost of up to three sorts more and, of large
-        graphs, of finding communities.
+      num_cols: number of senders.
+      edge_blocks: whether to group the edges by block too, which takes up to three more sorts and,
+        for large graphs, a search for communities.
     """
     num_rows, num_edges = indptr.shape[0] - 1, indices.shape[0]
     if is_concrete(indptr, indices):
@@ -86,7 +86,7 @@ def make_plan(
     else:
         slots = row_ids(jnp.asarray(indptr), num_edges)
     transposed_indptr, permutation = sort_edges(indices, num_cols, slots < num_rows)
-    # The slots of padding edges name no row; the transposed tail must stay readable.
+    # Padding slots have a row that is out of range; the transposed tail must be in range.
     rows = slots[permutation].clip(0, max(num_rows - 1, 0)).astype(np.int32)
     blocks = ()
     if edge_blocks:

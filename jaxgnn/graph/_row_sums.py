@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxgnn.graph._sorting import row_ids
 
-# Numbers that are added one after the other, as XLA does it on a CPU.
+# Number of terms that are added one after the other, which is what XLA does on a CPU.
 _MOST_IN_TURN = 32
 
 
@@ -23,16 +23,16 @@ def sum_rows(
     are few, are summed in the same way. So there are 32 roundings at most for each factor of 32.
 
     Args:
-      values: one for each edge slot, in the order of the rows, in the dtype to sum in. What padding
-        slots hold is not read.
+      values: one value for each edge slot, in the order of the rows, in the dtype to sum in. Values
+        of padding slots are ignored.
       indptr: row offsets.
     """
     num_rows, size = indptr.shape[0] - 1, values.shape[0]
     rows = row_ids(indptr, size)
-    # Sizes that are known only when an exported program runs are not looked at.
+    # Sizes that are known only when an exported program runs are not compared.
     if not isinstance(size, int) or size <= _MOST_IN_TURN:
         return jax.ops.segment_sum(values, rows, num_rows, indices_are_sorted=True)
-    # Behind the sums of the first parts come those of the others, row after row.
+    # The sums of the first parts are followed by the sums of the other parts, row after row.
     others = jnp.maximum(jnp.diff(indptr) - 1, 0) // _MOST_IN_TURN
     zero = jnp.zeros(1, indptr.dtype)
     offsets = jnp.concatenate([zero, jnp.cumsum(others, dtype=indptr.dtype)])
@@ -48,12 +48,13 @@ def sum_rows(
 def sum_segments(
     values: Float[Array, "entries *rest"], ids: Int[Array, " entries"], num_segments: int
 ) -> Float[Array, "segments *rest"]:
-    """The sum of the values of each id, as exact as that of ``sum_rows``.
+    """Sums the values of each id, with few roundings for sums of many values.
 
     Args:
-      values: in the dtype to sum in, in any order.
-      ids: of segments; values whose id is ``num_segments`` are in no sum, and no id is larger.
-      num_segments: how many sums there are.
+      values: values in any order, in the dtype to sum in.
+      ids: segment of each value; values with the id ``num_segments``, the largest allowed, are
+        dropped.
+      num_segments: number of sums.
     """
     order = jnp.argsort(ids)
     ends = jnp.arange(num_segments + 1, dtype=ids.dtype)

@@ -20,22 +20,22 @@ MAX_UNITS_PER_PIECE = 16
 
 
 def units_per_piece(num_edges: int) -> int:
-    """How many units a piece has at most: a warp walks it alone, so it must not take for ever."""
+    """Returns the maximum number of units of a piece, which one warp processes alone."""
     if jax.export.is_symbolic_dim(num_edges):  # no kernel takes those
         return 1
     return min(max(num_edges >> 20, 1), MAX_UNITS_PER_PIECE)
 
 
 def edges_per_piece(num_edges: int) -> int:
-    """How many edges a piece of a graph of this many edge slots has at most."""
+    """Returns the maximum number of edges of a piece, for a number of edge slots."""
     return units_per_piece(num_edges) * MAX_EDGES_PER_UNIT
 
 
 def long_piece(num_edges: int) -> int:
-    """From how many edges on a warp of a GPU takes a piece alone, rather than one of several.
+    """Returns the least number of edges for which a piece gets a GPU warp of its own.
 
-    Sharing a warp costs less for each piece; but the longest shared piece must be a small part of
-    what a warp has to do in all, which on a large GPU is about ``num_edges >> 14``.
+    Pieces that share a warp cost less each, but the longest shared piece must be a small part of
+    the total work of a warp, which on a large GPU is about ``num_edges >> 14``.
     """
     if jax.export.is_symbolic_dim(num_edges):  # no kernel takes those
         return 64
@@ -53,15 +53,15 @@ class RowSchedule(KeepsArrays):
     (rows + edges // MAX_EDGES_PER_UNIT), so graphs of equal shape share compiled code; unused
     units at the end have ``rows[u] == num_rows`` and no edges.
 
-    A GPU takes pieces of at most ``edges_per_piece(edges)`` edges of one row, longest first, so
+    A GPU processes pieces of at most ``edges_per_piece(edges)`` edges of one row, longest first, so
     that neighbouring warps have equal work.
 
     Attributes:
       rows: row of each unit, int32.
       offsets: first edge of each unit, and the end of the last.
-      pieces: first unit of each piece, int32; behind the last piece, units that begin none.
-      piece_counts: how many pieces have ``long_piece(edges)`` edges or more, and how many there
-        are, int32.
+      pieces: first unit of each piece, int32; the entries after the last piece are unused.
+      piece_counts: number of pieces with at least ``long_piece(edges)`` edges, and number of all
+        pieces, int32 [2].
     """
 
     rows: Int[Array, " units"]
@@ -78,15 +78,15 @@ def units(num_rows: int, num_edges: int, most: int = MAX_EDGES_PER_UNIT) -> int:
 def cut_rows(
     indptr: Int[Array, " rows+1"] | np.ndarray, num_edges: int, most: int
 ) -> tuple[Any, Any]:
-    """Cuts the rows of a CSR structure into units of at most ``most`` edges; see ``RowSchedule``.
+    """Cuts the rows of a CSR structure into work units of at most ``most`` edges.
 
     Args:
       indptr: row offsets; numpy on the host, or traced.
       num_edges: edge slots of the graph, padding included.
-      most: edges of a unit.
+      most: maximum number of edges of a unit.
 
     Returns:
-      ``(rows, offsets)`` of the units.
+      ``(rows, offsets)``: row of each unit, and first edge of each unit with the end of the last.
     """
     num_rows = indptr.shape[0] - 1
     num_units = units(num_rows, num_edges, most)
@@ -103,7 +103,7 @@ def cut_rows(
 
 
 def make_schedule(indptr: Int[Array, " rows+1"] | np.ndarray, num_edges: int) -> RowSchedule:
-    """The schedule of a CSR structure.
+    """Makes the schedule of a CSR structure.
 
     Args:
       indptr: row offsets; numpy on the host, or traced.

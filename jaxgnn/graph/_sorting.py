@@ -23,13 +23,13 @@ def sort_edges(
 ) -> tuple[Any, Any]:
     """Orders edges by receiver, keeping the given order among the edges of one receiver.
 
-    Linear time on the host; an XLA sort when traced. Masked edges go to the tail, behind
+    Linear time on the host; an XLA sort when traced. Masked edges move to the tail, after
     ``indptr[-1]``, where no kernel reads them.
 
     Args:
       receivers: row of each edge.
       num_rows: number of rows.
-      edge_mask: False for edges that do not exist (padding).
+      edge_mask: [edges] bool, False for padding edges; None for no padding.
 
     Returns:
       ``(indptr, permutation)``: row offsets [rows + 1], and for each sorted edge its position in
@@ -69,9 +69,9 @@ def _sort_on_host(receivers, num_rows, mask):
 
 @partial(jax.jit, static_argnums=1, inline=True)
 def _sort_traced(receivers, num_rows, mask):
-    # Narrower types could not hold num_rows.
+    # Narrower dtypes could not hold num_rows.
     keys = receivers.astype(jnp.int32)
-    # As large ones are, so that they are behind all rows.
+    # Negative ids are treated like too large ones, and sorted after all rows.
     keys = jnp.where(keys < 0, num_rows, keys)
     if mask is not None:
         keys = jnp.where(mask, keys, num_rows)
@@ -88,7 +88,7 @@ def _sort_traced(receivers, num_rows, mask):
 
 
 def inverse_permutation(permutation: Int[Array, " n"] | np.ndarray) -> Any:
-    """The permutation that undoes ``permutation``; in numpy if that is."""
+    """Returns the inverse of a permutation, in numpy if the permutation is."""
     if isinstance(permutation, np.ndarray):
         inverse = np.empty_like(permutation)
         inverse[permutation] = np.arange(len(permutation), dtype=permutation.dtype)
@@ -109,7 +109,7 @@ def row_ids(indptr: Int[Array, " rows+1"], num_edges: int) -> Int[Array, " edges
 
 
 def row_ids_on_host(indptr: Int[Array, " rows+1"] | np.ndarray, num_edges: int) -> np.ndarray:
-    """What ``row_ids`` gives, of concrete offsets and in numpy."""
+    """Row of each CSR edge slot, for concrete offsets, in numpy."""
     offsets = np.asarray(indptr)
     num_rows = len(offsets) - 1
     rows = np.full(num_edges, num_rows, np.int32)

@@ -117,7 +117,7 @@ def _check_finite(where, name, values):
 
 
 def _check_plan(graph, plan, indptr):
-    """A plan must belong to its graph: another would mislead kernels, or gradients alone."""
+    """Raises unless the plan belongs to its graph; another plan gives wrong results."""
     transposed, num_edges = np.asarray(plan.transposed_indptr), int(indptr[-1])
     _check_offsets("CSRGraph", "plan.transposed_indptr", transposed, graph.num_edges)
     if transposed[-1] != num_edges:
@@ -178,7 +178,7 @@ def _check_schedule(name, schedule, indptr, num_edges):
 
 
 def _check_equal(name, given, expected):
-    """What is made from the rest of a plan must be what would be made."""
+    """Raises unless the derived parts of a plan equal those that would be made."""
     wanted, got = jax.tree.structure(expected), jax.tree.structure(given)
     if wanted != got:
         raise bad_input("CSRGraph", name, f"of structure {wanted}", got)

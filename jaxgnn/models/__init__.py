@@ -1,4 +1,4 @@
-"""Whole networks."""
+"""Complete networks: node classifiers, language models and Sudoku solvers."""
 
 from jaxgnn.models._causal_lm import CausalLM as CausalLM
 from jaxgnn.models._expert_lm import ExpertGraphLM as ExpertGraphLM

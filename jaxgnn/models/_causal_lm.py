@@ -16,33 +16,35 @@ from jaxgnn.nn import HyperConnection, HyperHead, HyperStack, check_widths, xla_
 from jaxgnn.nn._options import checked_options, is_integer
 from jaxgnn.ops._core.eager import run_compiled
 
-# Slowest rotation of a pair of features, in tokens: far beyond any text that is seen in training.
+# Longest period of the rotary positions, in tokens: far longer than any training text.
 _ROTARY_BASE = 10_000.0
 
 
 class CausalLM(nnx.Module):
-    """Decoder-only transformer: what comes next, from what came before.
+    """Decoder-only transformer, which predicts each token from the tokens before it.
 
     Embedding, then ``num_layers`` times attention and a gated MLP, each behind an RMSNorm, then an
     RMSNorm and the transposed embedding. Positions are rotary (https://arxiv.org/abs/2104.09864),
-    so that any length will do. A branch is added to its input, or with ``hyper_connections=n``
-    wrapped in an ``nn.HyperConnection`` over n streams; all else is the same.
+    so that texts may have any length. Each branch is added to its input, or with
+    ``hyper_connections=n`` wrapped in an ``nn.HyperConnection`` over n streams; nothing else
+    differs.
 
     Args:
       vocabulary: number of different tokens; 256 for bytes.
-      features: width.
-      num_layers: attentions, and as many MLPs.
-      num_heads: of attention; ``features`` is divided by it, into even parts.
+      features: width of the model.
+      num_layers: number of attention blocks, and of MLPs.
+      num_heads: number of attention heads; must divide ``features`` into parts of even width.
       hidden_features: width inside the MLPs; None for ``8/3 features``, rounded up to 8.
-      hyper_connections: streams, or None for residual connections.
-      recompute_every: branches between stored streams, see ``nn.HyperStack``.
-      implementation: passed to the ops.
-      dtype: of the computation; None for that of the parameters.
-      param_dtype: of the parameters.
-      rngs: for the initial parameters.
+      hyper_connections: number of streams, or None for residual connections.
+      recompute_every: number of branches between streams that are stored for the backward pass,
+        ``"auto"`` for about the least memory, or None to store all.
+      implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
+      dtype: dtype of the computation; None for the dtype of the parameters.
+      param_dtype: dtype of the parameters.
+      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
-      ValueError: if an option is not as above.
+      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -80,7 +82,7 @@ class CausalLM(nnx.Module):
                 "CausalLM", "recompute_every", "None without hyper_connections", recompute_every
             )
         options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        # Logits of order one from a normalised state.
+        # Scaled so that a normalised state gives logits of order one.
         small = nnx.initializers.normal(features**-0.5)
         self.embedding = nnx.Embed(vocabulary, features, embedding_init=small, **options)
         branches: list[nnx.Module] = []
@@ -95,7 +97,7 @@ class CausalLM(nnx.Module):
         self.norm = nnx.RMSNorm(features, **options)
 
     def __call__(self, tokens: Int[Array, "*batch time"]) -> Float[Array, "*batch time vocabulary"]:
-        """Logits of the token behind each token, from those up to it."""
+        """Returns the logits of the token after each token, given all tokens up to it."""
         h = self.body(self.embedding(tokens))
         return self.embedding.attend(self.norm(h))
 
@@ -113,7 +115,7 @@ class _Residuals(nnx.Module):
 
 
 class _HyperConnections(nnx.Module):
-    """Each branch between streams, of which the head makes one again."""
+    """Wraps each branch in a hyper-connection; the head reduces the streams to one."""
 
     def __init__(
         self,
@@ -139,7 +141,7 @@ class _HyperConnections(nnx.Module):
 
 
 class _Attention(nnx.Module):
-    """Norm, then attention to the past."""
+    """Normalisation, then causal attention."""
 
     def __init__(self, features: int, num_heads: int, *, dtype, param_dtype, rngs: nnx.Rngs):
         options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
@@ -153,7 +155,7 @@ class _Attention(nnx.Module):
 
 
 class _GatedMLP(nnx.Module):
-    """Norm, then ``W_out (silu(W_gate h) * W_in h)``."""
+    """Normalisation, then ``W_out (silu(W_gate h) * W_in h)``."""
 
     def __init__(self, features: int, hidden: int, *, dtype, param_dtype, rngs: nnx.Rngs):
         options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
@@ -169,13 +171,13 @@ class _GatedMLP(nnx.Module):
 def causal_attention(
     query_key_value: Float[Array, "*batch time 3*d"], num_heads: int
 ) -> Float[Array, "*batch time d"]:
-    """Each token's attention to itself and what came before, in heads, with rotary positions."""
+    """Multi-head attention of each token to itself and earlier tokens, with rotary positions."""
     return run_compiled(_attend, num_heads, query_key_value)
 
 
 def _attend(num_heads: int, query_key_value: Array) -> Array:
     *batch, time, width = query_key_value.shape
-    # What jax.nn has takes one leading axis.
+    # The function of jax.nn accepts only one leading axis.
     shape = math.prod(batch), time, 3, num_heads, width // (3 * num_heads)
     split = query_key_value.reshape(shape)
     query, key, value = (split[:, :, i] for i in range(3))  # [batch, time, heads, width]
@@ -184,9 +186,10 @@ def _attend(num_heads: int, query_key_value: Array) -> Array:
 
 
 def rotate(x: Float[Array, "*batch time heads width"]) -> Float[Array, "*batch time heads width"]:
-    """Turns pairs of features by angles in proportion to the position, each pair at its own rate.
+    """Rotates each pair of features by an angle proportional to the position.
 
-    Inner products of rotated vectors depend on how far apart they are, not on where.
+    Each pair has its own rate. Inner products of rotated vectors depend on the distance of their
+    positions alone.
     """
     time, width = x.shape[-3], x.shape[-1]
     rates = _ROTARY_BASE ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width)

@@ -1,4 +1,4 @@
-"""Embeddings of a few values in many places."""
+"""Embeddings of few different values at many positions."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from jaxtyping import Array, Float, Int
 
 
 def embedded(table: nnx.Embed, values: Int[Array, "*shape"]) -> Float[Array, "*shape d"]:
-    """``table(values)`` as a choice among few rows.
+    """Looks up ``table(values)`` by selecting among few rows.
 
-    Its gradient is a sum for each of them. That of a gather adds up what comes from many places
-    into the same few rows, one after another.
+    The gradient is one sum for each row. The gradient of a gather would instead add the terms of
+    many positions into the same few rows, one after another.
     """
     (rows,) = promote_dtype((table.embedding[...],), dtype=table.dtype)
     chosen = jnp.broadcast_to(rows[0], (*values.shape, rows.shape[1]))

@@ -1,4 +1,4 @@
-"""A causal language model of dense, coupled experts, and losses that keep them apart."""
+"""A causal language model of dense, coupled experts, and losses that keep experts different."""
 
 from __future__ import annotations
 
@@ -23,45 +23,49 @@ WeightForm = Literal["frobenius", "spectral"]
 
 
 class ExpertStates(NamedTuple):
-    """What ``ExpertGraphLM`` returns with ``return_experts``."""
+    """The result of ``ExpertGraphLM`` with ``return_experts``."""
 
     logits: Float[Array, "*batch time vocabulary"]
     experts: Float[Array, "layers *batch time experts features"]
 
 
 class ExpertGraphLM(nnx.Module):
-    """Causal language model whose every layer is several transformer blocks and a coupler.
+    """Causal language model whose layers are several transformer blocks and a coupler.
 
     Embedding, ``num_layers`` layers, LayerNorm and the transposed embedding. In a layer every
-    expert, a pre-norm block of causal attention and an MLP, sees every token: there is no router.
-    The coupler makes one update of the experts' outputs, token by token, and that is added to the
-    input::
+    expert, a pre-norm block of causal attention and an MLP, processes every token: there is no
+    router. The coupler combines the experts' outputs, token by token, into one update that is added
+    to the input::
 
         x ← x + coupler([expert_1(x), …, expert_E(x)])
 
     Experts are one module with stacked parameters, run by ``nnx.vmap``. Positions are rotary, so
-    that any length will do.
+    that texts may have any length.
 
     Args:
       vocabulary: number of different tokens; 256 for bytes.
-      features: width.
-      num_layers: layers.
-      num_heads: of each expert's attention; ``features`` is divided by it, into even parts.
-      num_experts: of each layer.
+      features: width of the model.
+      num_layers: number of layers.
+      num_heads: number of attention heads of each expert; must divide ``features`` into parts of
+        even width.
+      num_experts: number of experts in each layer.
       hidden_features: width inside the experts' MLPs; None for ``4 features``.
       coupling: ``"hypergraph"`` for ``nn.ExpertCoupler``; ``"pairwise"`` for
         ``nn.PairwiseExpertCoupler``, gated messages between every two experts; ``"mean"`` for
         ``nn.ExpertCombiner`` alone.
-      strategy: hyperedges of the first, as there.
-      coupler_layers: of the first two.
-      path: of the first, as in ``ops.hypergraph_conv``.
-      implementation: as there.
-      dtype: of the computation; None for that of the parameters.
-      param_dtype: of the parameters.
-      rngs: for the initial parameters.
+      strategy: hyperedges of ``"hypergraph"`` coupling: ``"all_pairs"``, ``"all_triples"``,
+        ``"all"``, ``"alone"``, sets of experts, or a ``jaxgnn.Incidence``.
+      coupler_layers: number of layers of ``"hypergraph"`` or ``"pairwise"`` couplers.
+      path: of ``"hypergraph"`` coupling: ``"sums"`` over the incidences, ``"mixing"`` by one
+        matrix, or ``"auto"`` for the matrix where there are at most 128 experts.
+      implementation: name of the kernels of hypergraph couplers, such as ``"xla"``; None for the
+        default.
+      dtype: dtype of the computation; None for the dtype of the parameters.
+      param_dtype: dtype of the parameters.
+      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
-      ValueError: if an option is not as above.
+      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -113,7 +117,7 @@ class ExpertGraphLM(nnx.Module):
         if not isinstance(coupling, str) or coupling not in make_coupler:
             expected = " or ".join(map(repr, make_coupler))
             raise bad_input(name, "coupling", expected, repr(coupling))
-        # Logits of order one from a normalised state.
+        # Scaled so that a normalised state gives logits of order one.
         small = nnx.initializers.normal(features**-0.5)
         self.embedding = nnx.Embed(vocabulary, features, embedding_init=small, **options)
         self.layers = nnx.List(
@@ -137,12 +141,12 @@ class ExpertGraphLM(nnx.Module):
     def __call__(
         self, tokens: Int[Array, "*batch time"], *, return_experts: bool = False
     ) -> Float[Array, "*batch time vocabulary"] | ExpertStates:
-        """Logits of the token behind each token, from those up to it.
+        """Returns the logits of the token after each token, given all tokens up to it.
 
         Args:
-          tokens: any number of texts.
-          return_experts: return the outputs of every layer's experts too, for
-            ``expert_output_orthogonality``.
+          tokens: token ids of any number of texts, [*batch, length].
+          return_experts: whether to return the outputs of every layer's experts too, which
+            ``expert_output_orthogonality`` needs.
         """
         x, outputs = self.embedding(tokens), []
         for layer in self.layers:
@@ -179,15 +183,15 @@ class ExpertLayer(nnx.Module):
         self.coupler = coupler
 
     def experts_of(self, x: Float[Array, "*batch time d"]) -> Float[Array, "*batch time experts d"]:
-        """What every expert makes of every token."""
-        # nnx.vmap wants a module of the trace that it is in; the model may be a constant of it.
+        """Returns the output of every expert for every token."""
+        # nnx.vmap needs a module of the current trace, but the model may be a constant.
         graphdef, state = nnx.split(self.experts)
         return _run_experts(nnx.merge(graphdef, nnx.to_pure_dict(state)), x)
 
     def add_coupled(
         self, x: Float[Array, "*batch time d"], experts: Float[Array, "*batch time experts d"]
     ) -> Float[Array, "*batch time d"]:
-        """The input and what the coupler makes of the experts."""
+        """Returns the input plus the coupler's output for the experts."""
         return x + self.coupler(experts).astype(x.dtype)
 
 
@@ -223,11 +227,11 @@ def expert_output_orthogonality(
     """How far the experts' mean outputs are from orthogonal, averaged over the layers.
 
     With ``m_i`` the mean of expert i over batch and time: ``"gram"`` is the mean square of
-    ``⟨m_i, m_j⟩ - δ_ij`` over all i and j, ``"cosine"`` that of ``cos(m_i, m_j)`` over ``i ≠ j``,
-    zero for a single expert.
+    ``⟨m_i, m_j⟩ - δ_ij`` over all i and j; ``"cosine"`` is the mean square of ``cos(m_i, m_j)``
+    over ``i ≠ j``, and zero for a single expert.
 
     Raises:
-      ValueError: if there is no such form, or there are fewer than three axes.
+      ValueError: if the form is unknown, or there are fewer than three axes.
 
     Example:
       >>> import jax.numpy as jnp
@@ -253,12 +257,13 @@ def expert_weight_orthogonality(
 ) -> Float[Array, ""]:
     """How far the experts' weights are from orthogonal, averaged over layers and matrices.
 
-    Of each of the four matrices of a block, those of attention and of the MLP, the experts' copies
-    are vectors of unit length with Gram matrix G. ``"frobenius"`` is the mean square of G over
-    ``i ≠ j``; ``"spectral"`` the largest singular value of ``G - I``. Zero for a single expert.
+    For each of the four matrices of a block, of attention and MLP, the experts' copies are
+    normalised to vectors of unit length with Gram matrix G. ``"frobenius"`` is the mean square of G
+    over ``i ≠ j``; ``"spectral"`` the largest singular value of ``G - I``. Zero for a single
+    expert.
 
     Raises:
-      ValueError: if there is no such form.
+      ValueError: if the form is unknown.
 
     Example:
       >>> from flax import nnx
@@ -283,7 +288,7 @@ def expert_weight_orthogonality(
 
 
 def _widened(x: Float[Array, "*any"]) -> Float[Array, "*any"]:
-    """In float32 at least."""
+    """Converts an array to float32 at least."""
     return x if x.dtype == jnp.float64 else x.astype(jnp.float32)
 
 
@@ -297,7 +302,7 @@ def _gram(rows: Float[Array, "*batch n d"]) -> Float[Array, "*batch n n"]:
 
 
 def _unit(rows: Float[Array, "*batch n d"]) -> Float[Array, "*batch n d"]:
-    """Rows of length one; rows of zeros stay, with finite gradients."""
+    """Scales rows to length one; rows of zeros stay zero, with finite gradients."""
     squares = jnp.sum(jnp.square(rows), axis=-1, keepdims=True)
     return rows * jax.lax.rsqrt(jnp.where(squares > 0, squares, 1))
 
@@ -307,7 +312,7 @@ def _less_identity(gram: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n
 
 
 def _off_diagonal_squares(gram: Float[Array, "*batch n n"]) -> Float[Array, "*batch"]:
-    """Mean square of what is not on the diagonal; zero if all is."""
+    """Mean square of the entries off the diagonal; zero if there are none."""
     n = gram.shape[-1]
     others = jnp.where(jnp.eye(n, dtype=bool), 0, jnp.square(gram))
     return jnp.sum(others, axis=(-2, -1)) / max(n * (n - 1), 1)

@@ -43,7 +43,8 @@ _CONVOLUTIONS: dict[str, Callable[..., nnx.Module]] = {
     "allsettransformer": nn.AllSetTransformerConv,
     "hypergcn": nn.HyperGCNConv,
 }
-# Those that end in an MLP, whose hidden layers would be as narrow as there are classes.
+# Kinds that end in an MLP: as a last layer its hidden layers would only be as wide as the number of
+# classes.
 _ENDING_IN_AN_MLP = ("alldeepsets", "allsettransformer")
 
 
@@ -52,20 +53,21 @@ class HypergraphGNN(nnx.Module):
 
     Args:
       in_features: width of the node features.
-      hidden_features: width between the convolutions.
-      out_features: classes.
-      num_layers: convolutions.
-      kind: of which: ``"hgnn"`` and ``"hcha"`` are ``nn.HypergraphConv``, symmetric and with means;
-        the others are named as their layers. Sums are means in ``"unisage"`` and
-        ``"alldeepsets"``. AllSet's have a linear layer behind the last.
-      dropout: probability of zeroing an entry in front of a layer in training.
-      implementation: passed to the layers.
-      dtype: of the computation; None for what input and parameters promote to.
-      param_dtype: of the parameters.
-      rngs: for the initial parameters.
+      hidden_features: width of the features between the convolutions.
+      out_features: number of classes.
+      num_layers: number of convolutions.
+      kind: kind of convolution: ``"hgnn"`` and ``"hcha"`` are ``nn.HypergraphConv``, with symmetric
+        and with mean normalization; the others have the names of their layers. ``"unisage"`` and
+        ``"alldeepsets"`` aggregate by means. The AllSet kinds end in a linear layer after the last
+        convolution.
+      dropout: probability of zeroing an entry of a layer's input in training.
+      implementation: name of the kernels of the layers, such as ``"xla"``; None for the default.
+      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
+      param_dtype: dtype of the parameters.
+      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
-      ValueError: if an option is not as above.
+      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -112,12 +114,12 @@ class HypergraphGNN(nnx.Module):
         *,
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "*batch nodes classes"]:
-        """Class scores of each node.
+        """Returns the class scores of each node.
 
         Args:
           incidence: the hypergraph.
-          x: features of the nodes; leading axes share the hypergraph.
-          rngs: a ``dropout`` stream in training, None in evaluation.
+          x: features of the nodes; all leading axes share the hypergraph.
+          rngs: random streams with one named ``dropout`` in training; None in evaluation.
         """
         for number, layer in enumerate(self.layers):
             x = layer(incidence, self._prepared(x, number, rngs))
@@ -126,6 +128,6 @@ class HypergraphGNN(nnx.Module):
         return self.classifier(self._prepared(x, len(self.layers), rngs))
 
     def _prepared(self, x: Array, number: int, rngs: nnx.Rngs | None) -> Array:
-        """What layer ``number`` gets: relu, but of the features, and dropout."""
+        """Returns the input of layer ``number``: ReLU, except for the first layer, and dropout."""
         x = x if number == 0 else jax.nn.relu(x)
         return self.dropout(x, rngs)

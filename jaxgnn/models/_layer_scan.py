@@ -1,4 +1,4 @@
-"""Equal layers run by one ``lax.scan``, so that depth costs no compilation."""
+"""Layers of equal structure run by one ``lax.scan``, so compile time is independent of depth."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from jaxgnn.ops._core.eager import run_compiled
 
 
 class LayerScan[M: nnx.Module](nnx.Module):
-    """Runs ``h = layer(graph, h)`` over layers that differ in their arrays alone.
+    """Runs ``h = layer(graph, h)`` over layers that differ only in their arrays.
 
     Args:
-      layers: called as ``layer(graph, h, rngs=..., **options)``, with a result like ``h``. They may
-        change no state.
+      layers: modules called as ``layer(graph, h, rngs=..., **options)``, whose result has the shape
+        and dtype of ``h``. They must not change state.
 
     Raises:
-      ValueError: if there are none, or their structures differ.
+      ValueError: if there are no layers, or their structures differ.
 
     Example:
       >>> import jax.numpy as jnp
@@ -41,7 +41,7 @@ class LayerScan[M: nnx.Module](nnx.Module):
             expected = "one or more of one structure"
             raise bad_input("LayerScan", "layers", expected, f"{len(set(graphdefs))} structures")
         self.num_layers = len(layers)
-        # One module whose arrays have an axis of layers in front.
+        # One module whose arrays are stacked along a first axis of layers.
         stacked = jax.tree.map(lambda *arrays: jnp.stack(arrays), *states)
         self.layers = nnx.merge(graphdefs[0], stacked)
 
@@ -53,13 +53,14 @@ class LayerScan[M: nnx.Module](nnx.Module):
         rngs: nnx.Rngs | None = None,
         **options: Any,
     ) -> Float[Array, "*batch features"]:
-        """What the last layer returns.
+        """Returns the result of the last layer.
 
         Args:
-          graph: for every layer.
-          h: what the first layer gets.
-          rngs: a ``dropout`` stream in training, of which each layer gets a key of its own.
-          **options: for every layer.
+          graph: graph passed to every layer.
+          h: features passed to the first layer.
+          rngs: random streams with one named ``dropout`` in training, which gives each layer a
+            separate key.
+          **options: keyword arguments passed to every layer.
         """
         graphdef, state = nnx.split(self.layers)
         if rngs is not None:

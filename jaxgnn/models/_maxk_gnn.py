@@ -44,7 +44,7 @@ _NORMALIZATIONS: dict[str, Normalization | None] = {"sage": "mean", "gcn": "sym"
 
 
 class MaxKGNN(nnx.Module):
-    """Node classifier with MaxK or ReLU activations, as in https://arxiv.org/abs/2312.08656.
+    """Node classifier with MaxK or ReLU activations, from https://arxiv.org/abs/2312.08656.
 
     ``lin_in``, then ``num_layers`` times convolution and LayerNorm, then ``lin_out``:
 
@@ -52,31 +52,32 @@ class MaxKGNN(nnx.Module):
     - ``"gcn"``: linear, act, dropout, symmetric normalised sum, bias. ReLU after ``lin_in``.
     - ``"gin"``: linear, act, dropout, ``(1 + ε) h`` plus the sum. ReLU after ``lin_in``.
 
-    As published it has no residual connections, and deep ones lose what tells nodes apart. With
+    The published network has no residual connections, and deep ones oversmooth. With
     ``hyper_connections=n`` LayerNorm and convolution, in this order, are the branch of an
-    ``nn.HyperConnection`` over n streams (as in https://arxiv.org/abs/2601.02451); an
-    ``nn.HyperHead`` and one more LayerNorm stand in front of ``lin_out``. One stream is a residual
-    connection with a gate on either side of the branch.
+    ``nn.HyperConnection`` over n streams (https://arxiv.org/abs/2601.02451); an ``nn.HyperHead``
+    and one more LayerNorm precede ``lin_out``. With one stream this is a residual connection with a
+    gate before and after the branch.
 
     Args:
       in_features: width of the node features.
-      hidden_features: width of the layers.
-      out_features: classes, or tasks.
-      num_layers: convolutions.
-      kind: ``"sage"``, ``"gcn"`` or ``"gin"``.
+      hidden_features: width of the hidden layers.
+      out_features: number of classes, or of tasks.
+      num_layers: number of convolutions.
+      kind: kind of convolution: ``"sage"``, ``"gcn"`` or ``"gin"``.
       activation: ``"maxk"`` or ``"relu"``.
-      k: for ``"maxk"``: kept entries per row, one number or one for each layer.
+      k: kept entries per row for ``"maxk"``: one number, or one for each layer.
       dropout: probability of zeroing an activated entry in training.
-      norm: LayerNorm after each convolution, or in front of it with ``hyper_connections``.
-      hyper_connections: streams, or None for the published network.
-      scan_layers: run the layers by ``lax.scan``: compiled once however many there are, parameters
-        stacked, one ``k`` for all.
-      kernel_mode: ``"auto"``, ``"maxk"`` or ``"dense"``, see ``jaxgnn.nn.SAGEConv``.
-      implementation: of the sparse ops and of hyper-connections; linear layers take what is
-        fastest, but for ``"xla"``.
-      dtype: of the computation; None for what input and parameters promote to.
-      param_dtype: of the parameters.
-      rngs: for the initial parameters.
+      norm: whether LayerNorm follows each convolution, or precedes it with ``hyper_connections``.
+      hyper_connections: number of streams, or None for the published network.
+      scan_layers: whether to run the layers by ``lax.scan``: one compilation for any number of
+        layers, stacked parameters, and one ``k`` for all layers.
+      kernel_mode: ``"auto"``, ``"maxk"`` (insist on a k-sparse kernel) or ``"dense"`` (expand
+        compressed rows).
+      implementation: name of the kernels of the sparse ops and of hyper-connections; linear layers
+        run the fastest kernels unless it is ``"xla"``. None for the default.
+      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
+      param_dtype: dtype of the parameters.
+      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
       ValueError: if an option is not as above, or ``k`` has the wrong length.
@@ -150,7 +151,7 @@ class MaxKGNN(nnx.Module):
         ]
         norms = [
             nnx.LayerNorm(hidden_features, epsilon=1e-5, **dtypes, rngs=rngs)
-            # Branches begin with theirs, so that one more ends the network.
+            # Each branch begins with a norm, so one more norm ends the network.
             for _ in range(num_layers + (hyper_connections is not None) if norm else 0)
         ]
         if hyper_connections is None and not scan_layers:
@@ -173,13 +174,14 @@ class MaxKGNN(nnx.Module):
         rngs: nnx.Rngs | None = None,
         k: int | Sequence[int] | None = None,
     ) -> Float[Array, "*batch nodes out"]:
-        """Class scores of each node.
+        """Returns the class scores of each node.
 
         Args:
-          graph: not normalised yet, or normalised as the layers want it.
+          graph: graph without normalisation, or with the normalisation that the layers use.
           x: node features.
-          rngs: a ``dropout`` stream in training, None in evaluation.
-          k: overrides the layers' ``k``, one number or one for each, for schedules.
+          rngs: random streams with one named ``dropout`` in training; None in evaluation.
+          k: kept entries per row in the place of the layers' ``k``, one number or one for each
+            layer, for schedules.
         """
         if not graph.is_normalized:
             graph = graph.normalized(_NORMALIZATIONS[self.kind])
@@ -197,7 +199,7 @@ class MaxKGNN(nnx.Module):
 
 
 class _HyperBody(nnx.Module):
-    """Layers between streams, one stream out of them, and a norm."""
+    """Layers wrapped in hyper-connections, a head that reduces the streams to one, and a norm."""
 
     def __init__(
         self, layers: list[_Layer], norm: nnx.Module | None, scan: bool, options: dict[str, Any]
@@ -222,7 +224,7 @@ class _HyperBody(nnx.Module):
 
 
 class _Layer(nnx.Module):
-    """A convolution and its norm, before or behind it; takes its ``k`` from that of all layers."""
+    """A convolution with a norm before or after it; selects its ``k`` from those of all layers."""
 
     def __init__(
         self, convolution: nnx.Module, norm: nnx.Module | None, place: int, norm_first: bool
@@ -254,14 +256,14 @@ def _layers(
     norm_first: bool,
 ) -> list[_Layer]:
     return [
-        # Layers to be scanned may not know their place.
+        # Scanned layers must not depend on their position.
         _Layer(convolution, norms[i] if norms else None, 0 if scan else i, norm_first)
         for i, convolution in enumerate(convolutions)
     ]
 
 
 def layer_ks(k: int | Sequence[int] | None, num_layers: int) -> tuple[int | None, ...]:
-    """One ``k`` for each layer from a number, a sequence, or None.
+    """Returns one ``k`` for each layer, from a number, a sequence, or None.
 
     Raises:
       ValueError: if a sequence does not have one entry for each layer.

@@ -1,4 +1,4 @@
-"""Recurrent relational networks for Sudoku, as published and with equal digits."""
+"""Recurrent relational networks for Sudoku: the published one, and one equivariant to digits."""
 
 from __future__ import annotations
 
@@ -44,23 +44,25 @@ class RecurrentRelationalNetwork(nnx.Module):
     hidden layers with ReLU, as wide as the state. It is trained by ``sudoku_cross_entropy`` of all
     steps, published with 1e-4 ``weight_penalty()``, and may run more steps than in training.
 
-    Edges of the published code also have a feature, which is zero; it is left out with its weights.
+    In the published code edges also have a feature, which is always zero; it is omitted here, with
+    its weights.
 
     Args:
-      box: cells on a side of a box.
-      features: width of the state.
+      box: number of cells on a side of a box: 2 for 4×4, 3 for 9×9.
+      features: width of the state of a cell.
       embedding_features: width of each of the three embeddings.
-      num_steps: unless the call says otherwise.
-      edge_dropout: probability of leaving out an edge in training.
-      recompute_every: steps between stored states, see ``nn.MessagePassing``.
-      implementation: passed to the ops.
+      num_steps: number of steps, unless a call gives another.
+      edge_dropout: probability of dropping an edge in training.
+      recompute_every: number of steps between states that are stored for the backward pass,
+        ``"auto"`` to bound their number, or None to store everything.
+      implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
       dtype: of the computation; None for that of the parameters. The LSTM's memory is float32 at
         least.
-      param_dtype: of the parameters.
-      rngs: for the initial parameters.
+      param_dtype: dtype of the parameters.
+      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
-      ValueError: if an option is not as above.
+      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -112,14 +114,14 @@ class RecurrentRelationalNetwork(nnx.Module):
         warm_up: Int[Array, ""] | int | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "steps *batch cells classes"]:
-        """Logits behind every step: class k is digit k, and class 0, never right, none.
+        """Returns the logits after every step: class k is digit k; class 0 is unused.
 
         Args:
-          puzzles: digits, 0 where blank. Under ``jit`` a board with something else, which can not
-            be refused there, has NaN for logits.
-          num_steps: in the place of the model's.
-          warm_up: steps in front of these, see ``nn.MessagePassing``.
-          rngs: a ``dropout`` stream in training, None in evaluation.
+          puzzles: digits, 0 where blank. Under ``jit``, where invalid boards cannot raise an error,
+            their logits are NaN.
+          num_steps: number of steps; None for the model's.
+          warm_up: number of steps to run before these, without gradient.
+          rngs: random streams with one named ``dropout`` in training; None in evaluation.
 
         Raises:
           ValueError: if ``puzzles`` are not digits, of as many cells as the model was made for.
@@ -144,34 +146,35 @@ class RecurrentRelationalNetwork(nnx.Module):
 
 
 class EquivariantRelationalNetwork(nnx.Module):
-    """A recurrent relational network to which all digits are alike, and all cells.
+    """A recurrent relational network equivariant to the symmetries of digits and cells.
 
-    A state belongs to a cell and a digit, and all states have the same weights. Messages pass
-    between cells for each digit by itself; they know whether two cells share a line or a box, and
-    nothing of where these are. The digits of a cell see each other's mean and maximum::
+    A state belongs to a cell and a digit, and all states share the same weights. Messages between
+    cells are computed for each digit separately; their only position information is whether the two
+    cells share a line or a box. The digits of a cell read each other's mean and maximum::
 
         m_ik = Σ_j mlp([h_ik ; h_jk ; line_ij ; box_ij])
         h_ik = LSTM(mlp([m_ik ; mean_l h_il ; max_l h_il ; x_ik]))
 
-    where x tells blank cells from given ones, and for these this digit from others. So the answer
-    to a puzzle with its digits renamed, its rows or columns exchanged within a band, bands
-    exchanged, or the whole transposed, is the answer with the same done to it, without training on
-    any of that; and boards of all sizes have the same weights.
+    where x is the kind of the candidate: blank cell, given as this digit, or given as another
+    digit. Hence renaming the digits of a puzzle, exchanging rows or columns within a band,
+    exchanging bands, or transposing the board transforms the answer in the same way, without data
+    augmentation. Boards of all sizes share the same weights.
 
     Args:
-      features: width of a state.
-      num_layers: of the MLP of messages, and of that in front of the LSTM.
-      num_steps: unless the call says otherwise.
-      edge_dropout: probability of leaving out an edge, for one digit, in training.
-      recompute_every: steps between stored states, see ``nn.MessagePassing``.
-      implementation: passed to the ops.
+      features: width of the state of a candidate.
+      num_layers: number of layers of the message MLP, and of the MLP before the LSTM.
+      num_steps: number of steps, unless a call gives another.
+      edge_dropout: probability of dropping an edge, separately for each digit, in training.
+      recompute_every: number of steps between states that are stored for the backward pass,
+        ``"auto"`` to bound their number, or None to store everything.
+      implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
       dtype: of the computation; None for that of the parameters. The LSTM's memory is float32 at
         least.
-      param_dtype: of the parameters.
-      rngs: for the initial parameters.
+      param_dtype: dtype of the parameters.
+      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
-      ValueError: if an option is not as above.
+      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -221,14 +224,14 @@ class EquivariantRelationalNetwork(nnx.Module):
         warm_up: Int[Array, ""] | int | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "steps *batch cells digits"]:
-        """Logits of the digits behind every step.
+        """Returns the logits of the digits after every step.
 
         Args:
-          puzzles: digits, 0 where blank, of a Sudoku of any box size. Under ``jit`` a board with
-            something else, which can not be refused there, has NaN for logits.
-          num_steps: in the place of the model's.
-          warm_up: steps in front of these, see ``nn.MessagePassing``.
-          rngs: a ``dropout`` stream in training, None in evaluation.
+          puzzles: digits, 0 where blank, of a Sudoku of any box size. Under ``jit``, where invalid
+            boards cannot raise an error, their logits are NaN.
+          num_steps: number of steps; None for the model's.
+          warm_up: number of steps to run before these, without gradient.
+          rngs: random streams with one named ``dropout`` in training; None in evaluation.
 
         Raises:
           ValueError: if ``puzzles`` are not digits, or not of as many cells as a Sudoku has.
@@ -244,7 +247,7 @@ class EquivariantRelationalNetwork(nnx.Module):
 
 
 class _AmongDigits(NodeUpdate[LSTMState]):
-    """An update of states [*batch, digits, cells, d] that also reads what all digits have alike."""
+    """An update of states [*batch, digits, cells, d] that also reads statistics over all digits."""
 
     def __init__(self, update: LSTMUpdate):
         self.update = update

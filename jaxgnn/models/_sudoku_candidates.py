@@ -1,4 +1,4 @@
-"""A recurrent network over the candidates of a Sudoku, to which all digits are equal."""
+"""A recurrent network over the candidates of a Sudoku, equivariant to the digits."""
 
 from __future__ import annotations
 
@@ -34,31 +34,32 @@ class CandidateNetwork(nnx.Module):
 
     A candidate is a cell and a digit. It excludes the candidates of its digit in its row, its
     column and its box, and the other digits of its cell: these are its groups, each of which holds
-    exactly one candidate that is right. All candidates have the same weights, groups those of their
-    kind, where rows and columns are one::
+    exactly one candidate that is right. All candidates share the same weights, as do all groups of
+    one kind; rows and columns count as one kind::
 
         m_c = Σ_g relu(W h_c + W_g mean_{c' in g} h_c' + b_g)
         h_c = LSTM(mlp([m_c ; x_c]))
 
-    where x tells blank cells from given ones, and for these this digit from others. So it has the
-    symmetries of ``EquivariantRelationalNetwork``, digits, lines and bands, for boards of all
-    sizes. But where that has a message for each of 14,580 pairs of candidates, here 2,916
-    memberships need an addition each, and no product.
+    where x is the kind of the candidate: blank cell, given as this digit, or given as another
+    digit. The network is equivariant to permutations of digits, lines and bands, for boards of all
+    sizes. ``EquivariantRelationalNetwork`` has the same symmetries but computes a message for each
+    of 14,580 pairs of candidates; here each of 2,916 memberships takes one addition and no product.
 
     It is trained by ``sudoku_cross_entropy`` of all steps, and may run more steps than in training.
 
     Args:
-      features: width of a state.
-      num_steps: unless the call says otherwise.
-      recompute_every: steps between stored states, see ``nn.MessagePassing``.
-      implementation: passed to the ops.
+      features: width of the state of a candidate.
+      num_steps: number of steps, unless a call gives another.
+      recompute_every: number of steps between states that are stored for the backward pass,
+        ``"auto"`` to bound their number, or None to store everything.
+      implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
       dtype: of the computation; None for that of the parameters. The LSTM's memory is float32 at
         least.
-      param_dtype: of the parameters.
-      rngs: for the initial parameters.
+      param_dtype: dtype of the parameters.
+      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
-      ValueError: if an option is not as above.
+      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -106,14 +107,14 @@ class CandidateNetwork(nnx.Module):
         warm_up: Int[Array, ""] | int | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "steps *batch cells digits"]:
-        """Logits of the digits behind every step.
+        """Returns the logits of the digits after every step.
 
         Args:
-          puzzles: digits, 0 where blank, of a Sudoku of any box size. Under ``jit`` a board with
-            something else, which can not be refused there, has NaN for logits.
-          num_steps: in the place of the model's.
-          warm_up: steps in front of these, see ``nn.MessagePassing``.
-          rngs: as other models have it; nothing here is random.
+          puzzles: digits, 0 where blank, of a Sudoku of any box size. Under ``jit``, where invalid
+            boards cannot raise an error, their logits are NaN.
+          num_steps: number of steps; None for the model's.
+          warm_up: number of steps to run before these, without gradient.
+          rngs: ignored, since nothing in this model is random.
 
         Raises:
           ValueError: if ``puzzles`` are not digits, or not of as many cells as a Sudoku has.
@@ -130,7 +131,7 @@ class CandidateNetwork(nnx.Module):
 
 
 class _GroupMessages(nnx.Module):
-    """What a candidate hears from its groups: states are [*batch, digits, cells, d]."""
+    """Messages from the groups of each candidate; states are [*batch, digits, cells, d]."""
 
     def __init__(self, features: int, own: dict, options: dict):
         self.candidate = FusedLinear(features, features, use_bias=False, **options)
@@ -152,17 +153,18 @@ class _GroupMessages(nnx.Module):
         return heard.reshape(own.shape)
 
 
-# The backward pass adds again, and keeps no array for each group of each candidate.
+# The backward pass recomputes the sums and stores no array per group and candidate.
 @partial(jax.checkpoint, prevent_cse=False)
 def _heard(own: Array, *groups: Array) -> Array:
-    """``Σ_g relu(own + g)``, groups in the place of each of their members."""
+    """Computes ``Σ_g relu(own + g)``, with each group broadcast to its members."""
     return sum((jax.nn.relu(own + group) for group in groups), start=jnp.zeros((), own.dtype))
 
 
 def _means(grid: Float[Array, "*grid d"]) -> tuple[Array, ...]:
-    """Of rows, columns, boxes and cells, in the place of each of their members.
+    """Returns the means over rows, columns, boxes and cells, broadcast to their members.
 
-    Sums of neighbours in a row serve both rows and boxes, which then have none over two axes apart.
+    Sums of adjacent cells in a row are shared by rows and boxes, so that no sum is over two
+    separate axes.
     """
     side = grid.shape[-6]
     wide = jnp.float64 if grid.dtype == jnp.float64 else jnp.float32
@@ -177,6 +179,6 @@ def _means(grid: Float[Array, "*grid d"]) -> tuple[Array, ...]:
 
 
 def _as_grid(h: Float[Array, "*batch digits cells d"]) -> Array:
-    """[*batch, digits, band, row in it, stack, column in it, d]."""
+    """Reshapes states to [*batch, digits, band, row in band, stack, column in stack, d]."""
     box = round(h.shape[-2] ** 0.25)
     return h.reshape(*h.shape[:-2], box, box, box, box, h.shape[-1])

@@ -29,32 +29,33 @@ _CELL_FEATURES = 5
 
 
 class SudokuGNN(nnx.Module):
-    """Cells and constraints that send each other messages, for Sudoku.
+    """Sudoku network in which cells and constraints exchange messages.
 
-    The nodes are those of ``sudoku_constraint_graph``. A cell knows its digit and whether it is
-    given, its row, its column and its box, all as numbers from 0 to 1; a constraint begins with
+    The nodes are the cells, rows, columns and boxes. The input of a cell is its digit, whether it
+    is given, its row, its column and its box, all as numbers from 0 to 1; a constraint begins with
     zeros. At each step, with the same parameters::
 
         m = mean_j W_2 gelu(W_1 [h_i ; h_j] + b_1) + b_2,  c = [norm(h) ; m]
         h ← norm(h + σ(W_g c) mlp(c))
 
-    and behind the last (or each) step an MLP scores the digits of the cells. It is trained by
-    ``sudoku_focal_loss``. Dropout is inside of all MLPs and behind the encoder; that of messages
-    drops whole edges, so that nothing has to be kept for each number of a message.
+    and after the last (or each) step an MLP scores the digits of the cells. It is trained by
+    ``sudoku_focal_loss``. Dropout is applied inside all MLPs and after the encoder; in messages it
+    drops whole edges, so that no mask per entry has to be stored.
 
     Args:
-      box: cells on a side of a box.
-      features: width of the state.
-      num_steps: unless the call says otherwise.
-      dropout: probability; half of it in two places.
-      recompute_every: steps between stored states, see ``nn.MessagePassing``.
-      implementation: passed to the ops.
-      dtype: of the computation; None for that of the parameters.
-      param_dtype: of the parameters.
-      rngs: for the initial parameters.
+      box: number of cells on a side of a box: 2 for 4×4, 3 for 9×9.
+      features: width of the state of a node.
+      num_steps: number of steps, unless a call gives another.
+      dropout: probability of zeroing an entry in training; half of it is used in two places.
+      recompute_every: number of steps between states that are stored for the backward pass,
+        ``"auto"`` to bound their number, or None to store everything.
+      implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
+      dtype: dtype of the computation; None for the dtype of the parameters.
+      param_dtype: dtype of the parameters.
+      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
-      ValueError: if an option is not as above.
+      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -112,15 +113,15 @@ class SudokuGNN(nnx.Module):
         every_step: bool = False,
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "*batch cells digits"]:
-        """Logits of the digits.
+        """Returns the logits of the digits of each cell.
 
         Args:
-          puzzles: digits, 0 where blank. Under ``jit`` a board with something else, which can not
-            be refused there, has NaN for logits.
-          num_steps: in the place of the model's.
-          every_step: return them behind every step, stacked in front, without the dropout of the
-            readout.
-          rngs: a ``dropout`` stream in training, None in evaluation.
+          puzzles: digits, 0 where blank. Under ``jit``, where invalid boards cannot raise an error,
+            their logits are NaN.
+          num_steps: number of steps; None for the model's.
+          every_step: whether to return the logits after every step, stacked along a first axis,
+            without dropout in the readout.
+          rngs: random streams with one named ``dropout`` in training; None in evaluation.
 
         Raises:
           ValueError: if ``puzzles`` are not digits, of as many cells as the model was made for.

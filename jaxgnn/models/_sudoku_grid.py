@@ -1,4 +1,4 @@
-"""The cells of a Sudoku of any box size as graphs, with their positions."""
+"""Graphs and positions of the cells of a Sudoku of any box size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def sudoku_positions(box: int = 3) -> np.ndarray:
     """Row, column and box of each cell.
 
     Args:
-      box: cells on a side of a box: 2 for 4×4, 3 for 9×9, 4 for 16×16.
+      box: number of cells on a side of a box: 2 for 4×4, 3 for 9×9, 4 for 16×16.
 
     Returns:
       int32 [cells, 3], row by row, each from 0 to box² - 1.
@@ -44,12 +44,12 @@ def sudoku_positions(box: int = 3) -> np.ndarray:
 
 @functools.lru_cache(maxsize=8)
 def sudoku_graph(box: int = 3) -> CSRGraph:
-    """Cells, each of which receives from all others in its row, its column and its box.
+    """Graph of the cells, each with edges from all other cells in its row, column and box.
 
     81 cells and 1,620 edges for ``box=3``; every cell has ``3 side - 2 box - 1`` neighbours.
 
     Args:
-      box: as in ``sudoku_positions``.
+      box: number of cells on a side of a box: 2 for 4×4, 3 for 9×9, 4 for 16×16.
 
     Example:
       >>> from jaxgnn.models import sudoku_graph
@@ -62,9 +62,9 @@ def sudoku_graph(box: int = 3) -> CSRGraph:
 
 @functools.lru_cache(maxsize=8)
 def sudoku_relations(box: int = 3) -> np.ndarray:
-    """What each edge of ``sudoku_graph`` stands for, float32 [edges, 2]: one line, one box.
+    """Two flags for each edge of ``sudoku_graph``, float32 [edges, 2]: same line, same box.
 
-    A line is a row or a column, so that no symmetry of a Sudoku changes it.
+    A line is a row or a column, so that the flags are invariant to all symmetries of a Sudoku.
     """
     senders, receivers = _peers(box)
     same = (positions := sudoku_positions(box))[senders] == positions[receivers]
@@ -73,12 +73,12 @@ def sudoku_relations(box: int = 3) -> np.ndarray:
 
 @functools.lru_cache(maxsize=8)
 def sudoku_constraint_graph(box: int = 3) -> CSRGraph:
-    """Cells, then rows, columns and boxes as nodes; edges join a cell and its three, both ways.
+    """Graph of cells, rows, columns and boxes; edges join cells with their units, both ways.
 
     108 nodes and 486 directed edges for ``box=3``.
 
     Args:
-      box: as in ``sudoku_positions``.
+      box: number of cells on a side of a box: 2 for 4×4, 3 for 9×9, 4 for 16×16.
 
     Example:
       >>> from jaxgnn.models import sudoku_constraint_graph
@@ -96,14 +96,14 @@ def sudoku_constraint_graph(box: int = 3) -> CSRGraph:
 def candidate_kinds(
     cells: Int[Array, "*batch cells"], box: int
 ) -> Int[Array, "*batch digits cells"]:
-    """Of a cell, for a digit: 0 if it is blank, 1 if it is given as that digit, 2 as another."""
+    """Kind of each cell for each digit: 0 if blank, 1 if given as that digit, 2 if as another."""
     digits = np.arange(1, box * box + 1, dtype=np.int32)[:, None]
     cells = cells[..., None, :]
     return jnp.where(cells == 0, 0, jnp.where(cells == digits, 1, 2))
 
 
 def _peers(box: int) -> tuple[np.ndarray, np.ndarray]:
-    """Senders and receivers of ``sudoku_graph``, by receiver."""
+    """Returns the senders and receivers of ``sudoku_graph``, ordered by receiver."""
     positions = sudoku_positions(box)
     shared = (positions[:, None] == positions).any(axis=-1)
     np.fill_diagonal(shared, False)
@@ -112,7 +112,7 @@ def _peers(box: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def box_of(where: str, argument: str, boards: Any, box: int | None = None) -> int:
-    """The box size of boards [..., cells].
+    """Returns the box size of boards [..., cells].
 
     Raises:
       ValueError: unless they are integers, of as many cells as a Sudoku has: of ``box``, if given.
@@ -129,9 +129,9 @@ def box_of(where: str, argument: str, boards: Any, box: int | None = None) -> in
 
 
 def check_digits(where: str, argument: str, boards: Any, box: int, least: int = 0) -> None:
-    """Complains about what is no digit of boards [..., cells], where their values are known.
+    """Raises if boards [..., cells] with known values hold anything other than digits.
 
-    Under a transformation they are not: see ``nan_without_digits``.
+    Values are unknown under a transformation; ``nan_without_digits`` then marks the result.
 
     Raises:
       ValueError: if a cell is not in ``least .. box²``.
@@ -152,9 +152,9 @@ def nan_without_digits(
     box: int,
     least: int = 0,
 ) -> Float[Array, "*steps cells classes"]:
-    """The logits, NaN for boards with a cell that is not in ``least .. box²``.
+    """Replaces the logits by NaN for boards with a cell that is not in ``least .. box²``.
 
-    This is the answer to them where no error can be raised.
+    This replaces an error where none can be raised.
     """
     if is_concrete(boards):  # looked at by check_digits
         return logits

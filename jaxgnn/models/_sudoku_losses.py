@@ -1,8 +1,8 @@
-"""Losses and answers of Sudoku networks.
+"""Losses of Sudoku networks, and the digits that they predict.
 
 Logits are [*steps, *batch, cells, classes]: the last ``side`` classes are the digits from 1. Boards
 are [*batch, cells] of digits, 0 where a cell is blank; leading axes that boards lack are steps.
-What is no digit is refused where its value is known; under ``jit`` the loss is NaN.
+Invalid digits raise an error where values are known; under ``jit`` the loss is NaN.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from jaxgnn.models._sudoku_grid import box_of, check_digits, nan_without_digits
 
 
 def sudoku_digits(logits: Float[Array, "*batch cells classes"]) -> Int[Array, "*batch cells"]:
-    """The likeliest digit of each cell, from 1; a class for none of them is passed over.
+    """Returns the likeliest digit of each cell, from 1, ignoring a class for no digit.
 
-    0, which is no digit, where the largest of a cell's logits is NaN or infinite.
+    The result is 0, which is no digit, where the largest of a cell's logits is NaN or infinite.
 
     Raises:
       ValueError: if the cells are not those of a Sudoku, or the classes not its digits.
@@ -35,18 +35,18 @@ def sudoku_digits(logits: Float[Array, "*batch cells classes"]) -> Int[Array, "*
     side = _side("sudoku_digits", logits)
     digits = logits[..., -side:]
     likeliest = 1 + jnp.argmax(digits, axis=-1).astype(jnp.int32)
-    # The largest of anything with a NaN is NaN.
+    # The maximum of values that include a NaN is NaN.
     return jnp.where(jnp.isfinite(digits.max(axis=-1)), likeliest, 0)
 
 
 def sudoku_cross_entropy(
     logits: Float[Array, "*steps cells classes"], solutions: Int[Array, "*batch cells"]
 ) -> Float[Array, ""]:
-    """Mean over steps, boards and cells, given ones too: the loss of recurrent relational networks.
+    """Mean cross entropy over steps, boards and all cells, including given ones.
 
     Args:
-      logits: of every step, or of one.
-      solutions: digits from 1.
+      logits: logits of every step, or of one.
+      solutions: the right digits, from 1.
 
     Raises:
       ValueError: if shapes do not fit, or boards have something else than digits.
@@ -63,23 +63,24 @@ def sudoku_focal_loss(
     gamma: float = 2.0,
     constraint_weight: float = 0.5,
 ) -> Float[Array, ""]:
-    """``mean over blank cells of (1 - p)^gamma (-log p)``, p of the right digit, and constraints.
+    """Focal loss of blank cells, ``mean (1 - p)^gamma (-log p)``, plus a loss of constraints.
 
-    See https://arxiv.org/abs/1708.02002, and ``sudoku_constraint_loss``.
+    Here p is the probability of the right digit (https://arxiv.org/abs/1708.02002). The second term
+    is ``sudoku_constraint_loss``.
 
     Args:
-      logits: of every step, or of one.
-      solutions: digits from 1.
-      puzzles: 0 where blank.
-      gamma: how little easy cells count.
-      constraint_weight: of the constraints.
+      logits: logits of every step, or of one.
+      solutions: the right digits, from 1.
+      puzzles: digits, 0 where blank.
+      gamma: exponent; the larger it is, the less easy cells count.
+      constraint_weight: weight of the loss of constraints.
 
     Raises:
       ValueError: if shapes do not fit, or boards have something else than digits.
     """
     side = _side("sudoku_focal_loss", logits, solutions=solutions, puzzles=puzzles)
     log_p = _of_solution(jax.nn.log_softmax(_wide(logits)), solutions, side)
-    # Not zero, where a power below one has no derivative.
+    # Kept away from zero, where powers below one have no derivative.
     left = jnp.maximum(-jnp.expm1(log_p), jnp.finfo(log_p.dtype).tiny)
     focal = _mean_of_blanks(-(left**gamma) * log_p, puzzles)
     return focal + constraint_weight * sudoku_constraint_loss(logits, puzzles)
@@ -88,19 +89,19 @@ def sudoku_focal_loss(
 def sudoku_constraint_loss(
     logits: Float[Array, "*steps cells classes"], puzzles: Int[Array, "*batch cells"]
 ) -> Float[Array, ""]:
-    """How far rows, columns and boxes are from one of each digit, and blank cells from one digit.
+    """Penalises units without one of each digit, and blank cells without one clear digit.
 
-    With P the probabilities of a blank cell, and certainty for a given one, so that a digit that is
-    given is not asked for once more::
+    P are the probabilities of a blank cell, and one-hot for a given cell, so that a given digit is
+    not required a second time. With these the loss is a fifth of::
 
         mean over units of (Σ_cells P - 1)², of rows, of columns and of boxes, added up
         + 0.1 mean over blanks of the entropy + 0.1 mean over blanks of (1 - (p_first - p_second))
 
-    and a fifth of that. It is zero for a solution.
+    It is zero for a solution.
 
     Args:
-      logits: of every step, or of one.
-      puzzles: 0 where blank.
+      logits: logits of every step, or of one.
+      puzzles: digits, 0 where blank.
 
     Raises:
       ValueError: if shapes do not fit, or boards have something else than digits.
@@ -118,7 +119,7 @@ def sudoku_constraint_loss(
 
 
 def _unit_sums(p: Float[Array, "*steps cells digits"], side: int) -> list[Array]:
-    """Sums over the cells of each row, of each column and of each box."""
+    """Sums the cells of each row, of each column and of each box."""
     box = round(side**0.5)
     leading = p.shape[:-2]
     grid = p.reshape(*leading, box, box, box, box, side)
@@ -127,9 +128,9 @@ def _unit_sums(p: Float[Array, "*steps cells digits"], side: int) -> list[Array]
 
 
 def _of_solution(values: Array, solutions: Array, side: int) -> Array:
-    """The entry of each cell's right digit."""
+    """Selects the entry of each cell's right digit."""
     classes = solutions.astype(jnp.int32) + (values.shape[-1] - side - 1)
-    # A choice among a few, whose gradient is no scatter.
+    # A selection among few entries, whose gradient needs no scatter.
     right = classes[..., None] == jnp.arange(values.shape[-1])
     found = jnp.sum(jnp.where(right, values, 0), axis=-1, keepdims=True)
     return nan_without_digits(found, solutions, math.isqrt(side), least=1)[..., 0]
@@ -147,7 +148,7 @@ def _wide(logits: Array) -> Array:
 
 
 def _side(where: str, logits: Array, **boards: Array) -> int:
-    """How many digits there are.
+    """Returns the number of digits, after checking the shapes.
 
     Raises:
       ValueError: unless logits are of a Sudoku's cells and digits, and boards fit them, with

@@ -1,4 +1,4 @@
-"""Activations as functions and by the names that the ops have for some of them."""
+"""Activation functions, and the names by which the ops know some of them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from jaxgnn.ops._core.activations import ACTIVATIONS
 
 Function = Callable[[Array], Array]
 
-# Functions that an op has under a name, and does in one pass with what is around them. A name can
-# be pickled, which JAX's functions can not.
+# Functions that ops know by name and fuse with the computation around them. Names can be pickled;
+# JAX's functions cannot.
 _NAMED: tuple[tuple[Function, ops.Activation], ...] = (
     (jax.nn.gelu, "gelu"),
     (jax.nn.relu, "relu"),
@@ -23,12 +23,12 @@ _NAMED: tuple[tuple[Function, ops.Activation], ...] = (
 
 
 def name_of(activation: Function | ops.Activation | None) -> Function | ops.Activation | None:
-    """The ops' name of an activation, or the function if it has none."""
+    """Returns the name by which the ops know an activation, or the function if it has none."""
     return next((name for function, name in _NAMED if function is activation), activation)
 
 
 def function_of(activation: Function | ops.Activation | None) -> Function:
-    """What a layer without such an op applies."""
+    """Returns the activation as a function, for layers that do not fuse it into an op."""
     if callable(activation):
         return activation
     return ACTIVATIONS[activation].value

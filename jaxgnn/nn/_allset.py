@@ -1,4 +1,4 @@
-"""AllSet: two functions of sets, from nodes to hyperedges and back (arxiv.org/abs/2106.13264)."""
+"""AllSet: learnt set functions from nodes to hyperedges and back (arxiv.org/abs/2106.13264)."""
 
 from __future__ import annotations
 
@@ -30,22 +30,24 @@ from jaxgnn.ops._graph.attention import edge_scores, row_scores, row_softmax, we
 class AllDeepSetsConv(nnx.Module):
     """AllSet with deep sets: ``f(S) = mlp₂(Σ_s mlp₁(s))``, to the hyperedges and to the nodes.
 
-    Of the empty set it is ``mlp₂(0)``. The activation behind is the caller's.
+    For an empty set, f is ``mlp₂(0)``. No activation is applied to the output.
 
     Args:
       in_features: width of the input.
       out_features: width of the output, and of the hyperedges.
-      hidden_features: width of the hidden layer of each of the four mlp; that of the output by
+      hidden_features: width of the hidden layer of each of the four MLPs; ``out_features`` by
         default.
       aggregation: ``"sum"`` or ``"mean"``.
-      activation: inside the mlp, as in ``ops.fused_mlp``.
-      dtype: of the computation; None for what input and parameters promote to.
-      param_dtype: of the parameters.
-      implementation: of the sparse ops; mlp take what is fastest, but for ``"xla"``.
-      rngs: for the initial parameters.
+      activation: activation between the layers of each MLP, one of ``"relu"``, ``"gelu"``,
+        ``"gelu_exact"``, ``"silu"``, ``"mish"``, ``"squared_relu"``, or None for no activation.
+      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
+      param_dtype: dtype of the parameters.
+      implementation: name of the kernels of the sparse ops; MLPs run the fastest kernels unless it
+        is ``"xla"``. None for the default.
+      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
-      ValueError: if an option is not as above.
+      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -91,7 +93,7 @@ class AllDeepSetsConv(nnx.Module):
     def __call__(
         self, incidence: Incidence, x: Float[Array, "*batch nodes in"]
     ) -> Float[Array, "*batch nodes out"]:
-        """Convolves; leading axes share the hypergraph."""
+        """Applies the convolution; all leading axes of ``x`` share the hypergraph."""
         incidence = check_hypergraph(self, incidence, x, self.in_features)
         h = self._sums(incidence.by_hyperedge(), self._apply(self.of_nodes, x))
         h = self._apply(self.of_hyperedges, self._apply(self.to_hyperedges, h))
@@ -106,28 +108,30 @@ class AllDeepSetsConv(nnx.Module):
 
 
 class AllSetTransformerConv(nnx.Module):
-    """AllSet with attention, to the hyperedges and to the nodes, with parameters of their own.
+    """AllSet with attention; the two directions have separate parameters.
 
-    Of a set S with linear keys K and values V, and a learnt query θ, by heads::
+    For a set S with linear keys K and values V and a learnt query θ, each head computes::
 
         y = norm(θ + softmax(θ K(S)ᵀ) V(S))        f(S) = norm(y + mlp(y))
 
-    Of the empty set, attention gives zero. The activation behind is the caller's.
+    Attention over an empty set gives zero. No activation is applied to the output.
 
     Args:
       in_features: width of the input.
       out_features: width of the output, a multiple of ``heads``.
-      heads: of attention.
-      hidden_features: width of the hidden layer of the mlp; that of the output by default.
-      activation: inside the mlp, as in ``ops.fused_mlp``.
-      dropout: probability of leaving a coefficient out in training.
-      dtype: of the computation; None for what input and parameters promote to.
-      param_dtype: of the parameters.
-      implementation: of the sparse ops; the mlp takes what is fastest, but for ``"xla"``.
-      rngs: for the initial parameters.
+      heads: number of attention heads.
+      hidden_features: width of the hidden layer of each MLP; ``out_features`` by default.
+      activation: activation between the layers of each MLP, one of ``"relu"``, ``"gelu"``,
+        ``"gelu_exact"``, ``"silu"``, ``"mish"``, ``"squared_relu"``, or None for no activation.
+      dropout: probability of dropping an attention coefficient in training.
+      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
+      param_dtype: dtype of the parameters.
+      implementation: name of the kernels of the sparse ops; MLPs run the fastest kernels unless it
+        is ``"xla"``. None for the default.
+      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
-      ValueError: if an option is not as above.
+      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -175,12 +179,12 @@ class AllSetTransformerConv(nnx.Module):
         *,
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "*batch nodes out"]:
-        """Convolves; leading axes share the hypergraph.
+        """Applies the convolution; all leading axes of ``x`` share the hypergraph.
 
         Args:
           incidence: the hypergraph.
           x: features of the nodes.
-          rngs: a ``dropout`` stream in training, None in evaluation.
+          rngs: random streams with one named ``dropout`` in training; None in evaluation.
         """
         incidence = check_hypergraph(self, incidence, x, self.in_features)
         name, rate = type(self).__name__, self.dropout
@@ -191,7 +195,7 @@ class AllSetTransformerConv(nnx.Module):
 
 
 class _SetAttention(nnx.Module):
-    """The ``f`` of ``AllSetTransformerConv``, of the set of each row's columns."""
+    """The set function ``f`` of ``AllSetTransformerConv``, applied to the columns of each row."""
 
     def __init__(
         self,
@@ -211,7 +215,7 @@ class _SetAttention(nnx.Module):
         self.query = nnx.Param(initial(rngs.params(), shape, param_dtype))
         self.key = nnx.Linear(in_features, out_features, **options)
         self.value = nnx.Linear(in_features, out_features, **options)
-        # Norms are made of numbers of full length, and rounded behind.
+        # Norms are computed in full precision and rounded afterwards.
         norm = {"param_dtype": param_dtype, "rngs": rngs}
         self.norms = nnx.List([nnx.LayerNorm(out_features, **norm) for _ in range(2)])
         widths = [out_features, hidden_features, out_features]
@@ -225,7 +229,7 @@ class _SetAttention(nnx.Module):
         rngs: nnx.Rngs | None,
         implementation: ops.Name | None,
     ) -> Float[Array, "*batch rows out"]:
-        """One row for each set."""
+        """Returns one row of features for each set."""
         query = self.query[...]
         heads = query.shape[0]
         keys = row_scores(split_heads(self.key(x), heads), query)

@@ -25,7 +25,7 @@ _checked = checked_options()
 
 
 class _Convolution(nnx.Module):
-    """What the convolutions share: activation, dropout, and the choice of kernels."""
+    """Base class of the convolutions: activation, dropout, and the choice of kernels."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class _Convolution(nnx.Module):
             raise bad_input(name, "x", shape, f"shape {x.shape}")
 
     def _check_square(self, graph: CSRGraph) -> None:
-        """Raises ValueError unless the nodes that send are those that receive."""
+        """Raises ValueError unless the graph is square, with as many senders as receivers."""
         if graph.num_rows != graph.num_cols:
             expected = "square, since each node adds its own features"
             raise bad_input(type(self).__name__, "graph", expected, f"shape {graph.shape}")
@@ -79,14 +79,15 @@ class _Convolution(nnx.Module):
     def _apply_and_activate(
         self, layer: FusedLinear, x: Array, rngs: nnx.Rngs | None, k: int | None
     ) -> Features:
-        """``act(layer(x))`` as one op, and dropout; ``layer`` has the activation if it is dense."""
+        """Computes ``act(layer(x))`` as one op, then dropout; dense layers fuse the activation."""
         if self.maxk is None:
             activated = self._apply(layer, x)
         elif ops.requested_implementation(self.implementation) in (None, "xla"):
             epilogue = ops.MaxK(self.maxk.k if k is None else k)
             activated = apply_linear(layer, x, self.implementation, activation=epilogue)
         else:
-            # A name is that of the kernel of maxk, and not of one that multiplies first.
+            # An implementation name refers to the kernel of maxk, not to one fused with the
+            # product.
             activated = self.maxk(self._apply(layer, x), k)
         return self._drop(activated, rngs)
 
@@ -98,7 +99,7 @@ class _Convolution(nnx.Module):
 
 
 def _normalized(graph: CSRGraph, kind: Normalization) -> CSRGraph:
-    """Normalises unless the caller has done so, once for all layers."""
+    """Normalises the graph unless the caller has already done so for all layers."""
     return graph if graph.is_normalized else graph.normalized(kind)
 
 
@@ -114,14 +115,16 @@ class SAGEConv(_Convolution):
       activation: ``"maxk"``, ``"relu"`` or None, applied to the input.
       k: kept entries per row, for ``"maxk"``.
       dropout: probability of zeroing an activated entry in training.
-      kernel_mode: ``"auto"``, ``"maxk"`` (insist on a k-sparse kernel) or ``"dense"``.
-      implementation: of the sparse ops; linear layers take what is fastest, but for ``"xla"``.
-      dtype: of the computation; None for what input and parameters promote to.
-      param_dtype: of the parameters.
-      rngs: for the initial parameters.
+      kernel_mode: ``"auto"``, ``"maxk"`` (insist on a k-sparse kernel) or ``"dense"`` (expand
+        compressed rows).
+      implementation: name of the kernels of the sparse ops; linear layers run the fastest kernels
+        unless it is ``"xla"``. None for the default.
+      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
+      param_dtype: dtype of the parameters.
+      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
-      ValueError: if an option is not as above.
+      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -163,14 +166,15 @@ class SAGEConv(_Convolution):
         rngs: nnx.Rngs | None = None,
         k: int | None = None,
     ) -> Float[Array, "*batch nodes out"]:
-        """Convolves.
+        """Applies the convolution.
 
         Args:
-          graph: square; the mean is over the edges that enter a node, and weights make it a
-            weighted mean. A graph that is normalised already is used as it is.
+          graph: square graph; the mean is over the edges that enter a node, weighted if the graph
+            has weights. A graph that is already normalised is used unchanged.
           x: node features.
-          rngs: a ``dropout`` stream in training, None in evaluation.
-          k: overrides the layer's ``k``, for schedules.
+          rngs: random streams with one named ``dropout`` in training; None in evaluation.
+          k: number of kept entries in the place of the layer's ``k``, for schedules; None keeps the
+            layer's.
         """
         self._check(graph, x, self.self_linear)
         self._check_square(graph)
@@ -184,8 +188,8 @@ class SAGEConv(_Convolution):
 class GCNConv(_Convolution):
     """Graph convolution: ``y_i = Σ_j h_j / √(d_i d_j) + b``, ``h = act(W x)``.
 
-    See https://arxiv.org/abs/1609.02907. Self loops are the graph's business
-    (``graph.with_self_loops()``). With ``activation=None`` it is the layer of the paper.
+    See https://arxiv.org/abs/1609.02907. The layer adds no self loops: call
+    ``graph.with_self_loops()`` first. With ``activation=None`` it is the layer of the paper.
 
     Args:
       in_features: width of the input.
@@ -193,15 +197,17 @@ class GCNConv(_Convolution):
       activation: ``"maxk"``, ``"relu"`` or None, between the product and the aggregation.
       k: kept entries per row, for ``"maxk"``.
       dropout: probability of zeroing an activated entry in training.
-      use_linear_bias: a bias inside the activation as well, as MaxK-GNN's stack has it.
-      kernel_mode: ``"auto"``, ``"maxk"`` (insist on a k-sparse kernel) or ``"dense"``.
-      implementation: of the sparse ops; linear layers take what is fastest, but for ``"xla"``.
-      dtype: of the computation; None for what input and parameters promote to.
-      param_dtype: of the parameters.
-      rngs: for the initial parameters.
+      use_linear_bias: whether to add a bias before the activation as well, which MaxK-GNN does.
+      kernel_mode: ``"auto"``, ``"maxk"`` (insist on a k-sparse kernel) or ``"dense"`` (expand
+        compressed rows).
+      implementation: name of the kernels of the sparse ops; linear layers run the fastest kernels
+        unless it is ``"xla"``. None for the default.
+      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
+      param_dtype: dtype of the parameters.
+      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
-      ValueError: if an option is not as above.
+      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -251,7 +257,14 @@ class GCNConv(_Convolution):
         rngs: nnx.Rngs | None = None,
         k: int | None = None,
     ) -> Float[Array, "*batch nodes out"]:
-        """Convolves; arguments as in ``SAGEConv``."""
+        """Applies the convolution.
+
+        Args:
+          graph: square graph; one that is already normalised is used unchanged.
+          x: node features.
+          rngs: random streams with one named ``dropout`` in training; None in evaluation.
+          k: number of kept entries in the place of the layer's ``k``; None keeps the layer's.
+        """
         self._check(graph, x, self.linear)
         h = self._apply_and_activate(self.linear, x, rngs, k)
         aggregated = self._aggregate(_normalized(graph, "sym"), h)
@@ -269,15 +282,18 @@ class GINConv(_Convolution):
       activation: ``"maxk"``, ``"relu"`` or None, applied in front of the aggregation.
       k: kept entries per row, for ``"maxk"``.
       dropout: probability of zeroing an activated entry in training.
-      mlp: applied to the sum, as the paper has it; None leaves the sum, as MaxK-GNN has it.
-      kernel_mode: ``"auto"``, ``"maxk"`` (insist on a k-sparse kernel) or ``"dense"``.
-      implementation: of the sparse ops; linear layers take what is fastest, but for ``"xla"``.
-      dtype: of the computation; None for what input and parameters promote to.
-      param_dtype: of the parameters.
-      rngs: for the initial parameters.
+      mlp: module applied to the sum, which the paper describes; None returns the sum itself, which
+        MaxK-GNN does.
+      kernel_mode: ``"auto"``, ``"maxk"`` (insist on a k-sparse kernel) or ``"dense"`` (expand
+        compressed rows).
+      implementation: name of the kernels of the sparse ops; linear layers run the fastest kernels
+        unless it is ``"xla"``. None for the default.
+      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
+      param_dtype: dtype of the parameters.
+      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
-      ValueError: if an option is not as above.
+      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -327,9 +343,13 @@ class GINConv(_Convolution):
         rngs: nnx.Rngs | None = None,
         k: int | None = None,
     ) -> Float[Array, "*batch nodes out"]:
-        """Convolves; arguments as in ``SAGEConv``.
+        """Applies the convolution; the sum is not normalised by this layer.
 
-        The sum is not normalised here; a graph that is normalised is used as it is.
+        Args:
+          graph: square graph; one that is already normalised is used unchanged.
+          x: node features.
+          rngs: random streams with one named ``dropout`` in training; None in evaluation.
+          k: number of kept entries in the place of the layer's ``k``; None keeps the layer's.
         """
         self._check(graph, x, self.linear)
         self._check_square(graph)

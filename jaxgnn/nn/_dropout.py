@@ -1,4 +1,4 @@
-"""Dropout: of which numbers, in which mode, and by which stream of random numbers."""
+"""Dropout, its training and evaluation modes, and its random stream."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Features = Float[Array, "*batch nodes dim"] | CBSR
 class Dropout(nnx.Module):
     """Dropout inside of a larger module.
 
-    Layers with dropout have its attribute too, and mean the same by it.
+    Other layers with dropout have an attribute ``deterministic`` of the same meaning.
 
     Args:
-      rate: the probability of zeroing an entry.
-      where: what errors name.
+      rate: probability of zeroing an entry.
+      where: name of the layer or op in error messages.
 
     Attributes:
       deterministic: None to drop entries when a call has ``rngs``; False, which ``train()`` sets,
-        to want them; True, which ``eval()`` sets, to drop nothing.
+        to require them; True, which ``eval()`` sets, to drop nothing.
     """
 
     def __init__(self, rate: float, where: str):
@@ -35,20 +35,21 @@ class Dropout(nnx.Module):
         self.deterministic: bool | None = None
 
     def __call__(self, x: Array, rngs: nnx.Rngs | None) -> Array:
-        """``x``, some entries of it zero in training and the others scaled up."""
+        """Returns ``x``, in training with some entries zeroed and the others scaled up."""
         return dropout(x, self.rate, training_rngs(self.where, self.deterministic, self.rate, rngs))
 
 
 def training_rngs(
     where: str, deterministic: bool | None, rate: float, rngs: Any
 ) -> nnx.Rngs | None:
-    """The random numbers of a layer's dropout; None if it drops nothing.
+    """Returns the random streams for a layer's dropout, or None if it drops nothing.
 
     Args:
-      where: what errors name.
-      deterministic: the attribute of the layer, see ``Dropout``.
-      rate: of dropout.
-      rngs: of the call.
+      where: name of the layer or op in error messages.
+      deterministic: None to drop entries if ``rngs`` are given, False to require ``rngs``, True to
+        drop nothing.
+      rate: probability of zeroing an entry.
+      rngs: random streams that the layer was called with, or None.
 
     Raises:
       ValueError: if ``rngs`` are not an ``nnx.Rngs``, if they have no stream for dropout, or if
@@ -65,10 +66,10 @@ def training_rngs(
 
 
 def require_stream(where: str, rngs: Any, *, is_drawn_from: bool = True) -> nnx.Rngs:
-    """The ``rngs`` of a call.
+    """Returns ``rngs`` after checking that a layer can draw dropout from them.
 
     Raises:
-      ValueError: if they are something else, or are drawn from and have no stream for dropout.
+      ValueError: if ``rngs`` is no ``nnx.Rngs``, or has no stream for a dropout that draws from it.
     """
     if not isinstance(rngs, nnx.Rngs):
         expected = "None or an nnx.Rngs with a dropout stream, such as nnx.Rngs(dropout=key)"

@@ -1,4 +1,4 @@
-"""Experts that hear each other: couplers over hypergraphs, and over pairs."""
+"""Couplers that mix the outputs of experts, over a hypergraph or over pairs."""
 
 from __future__ import annotations
 
@@ -29,40 +29,43 @@ _SUBSETS = {"alone": 1, "all_pairs": 2, "all_triples": 3}
 
 
 class ExpertCoupler(nnx.Module):
-    """Couples experts over a hypergraph whose nodes they are, and makes one output of theirs.
+    """Mixes experts over a hypergraph whose nodes are the experts, and combines their outputs.
 
-    Of the experts' outputs ``h [..., experts, features]`` each layer makes, token by token::
+    Each layer maps the experts' outputs ``h [..., experts, features]``, token by token, to::
 
         h ← h + act(D⁻¹ H W B⁻¹ Hᵀ h Θ + b)
 
-    with weights W of its own, learnt and positive. The combiner makes ``[..., features]`` of it:
-    the mean over the experts, a linear map, gelu and LayerNorm. Without activation and residual
+    with its own learnt, positive weights W. The combiner then reduces h to ``[..., features]``: the
+    mean over the experts, a linear map, gelu and LayerNorm. Without activation and residual
     connection the layers would be one linear map of a fixed mean of the experts, and with equal
     weights the same for every strategy.
 
-    No token reads another, so that a coupler in a causal model leaks nothing.
+    Tokens do not read each other, so a coupler keeps a causal model causal.
 
     Args:
       features: width of the experts' outputs.
-      num_experts: how many there are.
-      strategy: hyperedges: ``"all_pairs"``, ``"all_triples"``, ``"all"`` for a single one,
-        ``"alone"`` for one of each expert alone, which couples nothing; or given as sets of
-        experts or a ``jaxgnn.Incidence``. Experts without a hyperedge stay by themselves, as all
-        do where there are fewer than the strategy needs.
-      layers: hypergraph convolutions.
-      activation: of each: a function, a name as in ``ops.fused_linear``, or None.
-      residual: add the input of a layer to its output.
-      combiner: makes ``[..., features]`` of ``[..., experts, features]``; None for the one above.
-      weighting: as in ``ops.hypergraph_conv``.
-      normalization: as there.
-      dtype: of the computation; None for what input and parameters promote to.
-      param_dtype: of the parameters.
-      path: as in the op.
-      implementation: passed to the op.
-      rngs: for the initial parameters.
+      num_experts: number of experts.
+      strategy: the hyperedges: ``"all_pairs"``, ``"all_triples"``, ``"all"`` for a single hyperedge
+        of all experts, ``"alone"`` for a hyperedge of each single expert, which couples nothing; or
+        sets of experts, or a ``jaxgnn.Incidence``. Experts without a hyperedge are not coupled;
+        neither is any expert where the strategy needs more experts than there are.
+      layers: number of hypergraph convolutions.
+      activation: activation of each convolution: a function, one of ``"relu"``, ``"gelu"``,
+        ``"gelu_exact"``, ``"silu"``, ``"mish"``, ``"squared_relu"``, or None for no activation.
+      residual: whether to add the input of a layer to its output.
+      combiner: maps ``[..., experts, features]`` to ``[..., features]``; None for the combiner
+        described above.
+      weighting: ``"paper"``, or ``"pyg"`` for W in D alone, which is what torch-geometric computes.
+      normalization: ``"mean"`` for the formula above, or ``"sym"`` for ``D^-½ H W B⁻¹ Hᵀ D^-½``.
+      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
+      param_dtype: dtype of the parameters.
+      path: ``"sums"`` over the incidences, ``"mixing"`` by one matrix, or ``"auto"`` for the matrix
+        where there are at most 128 experts.
+      implementation: name of the kernels of the op, such as ``"xla"``; None for the default.
+      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
-      ValueError: if an option is not as above.
+      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -123,13 +126,13 @@ class ExpertCoupler(nnx.Module):
 
     @property
     def incidence(self) -> Incidence:
-        """The hypergraph, a constant."""
+        """The coupling hypergraph, which is constant."""
         return _incidence(self.hyperedges, self.num_experts)
 
     def __call__(
         self, x: Float[Array, "*batch experts features"]
     ) -> Float[Array, "*batch features"]:
-        """One output for each token.
+        """Returns one combined output for each token.
 
         Raises:
           ValueError: if the last axes of ``x`` are not experts and features.
@@ -139,7 +142,7 @@ class ExpertCoupler(nnx.Module):
     def couple(
         self, x: Float[Array, "*batch experts features"]
     ) -> Float[Array, "*batch experts features"]:
-        """The experts' outputs behind the layers, in front of the combiner."""
+        """Returns the experts' outputs after the layers, before the combiner."""
         _check_experts(self, x, self.num_experts, self.features)
         h, incidence = x, self.incidence
         for layer in self.layers:
@@ -151,30 +154,32 @@ class ExpertCoupler(nnx.Module):
         return h
 
     def _activated(self, activation: Callable[[Array], Array], x: Array) -> Array:
-        # Plain JAX has forward-mode gradients too.
+        # Plain JAX also supports forward-mode differentiation.
         if ops.requested_implementation(self.implementation) == "xla":
             return activation(x)
         return _recomputed_behind(activation, x)
 
 
 class PairwiseExpertCoupler(nnx.Module):
-    """Couples experts by gated messages between every two of them, and makes one output of theirs.
+    """Mixes experts by gated messages between all pairs, and combines their outputs.
 
     Each layer, token by token::
 
         m_i = Σ_{j≠i} σ(A_ij) σ(a · x_i + c · x_j + g) x_j
         x_i ← x_i + gelu(W x_i + U m_i + b)
 
-    Then the combiner of ``ExpertCoupler``. The hypergraph's alternative, to compare with.
+    The combiner then averages the experts and applies a linear map, gelu and LayerNorm. This is a
+    baseline for ``ExpertCoupler``.
 
     Args:
       features: width of the experts' outputs.
-      num_experts: how many there are.
-      layers: rounds of messages.
-      combiner: as in ``ExpertCoupler``.
-      dtype: of the computation; None for what input and parameters promote to.
-      param_dtype: of the parameters.
-      rngs: for the initial parameters.
+      num_experts: number of experts.
+      layers: number of rounds of messages.
+      combiner: maps ``[..., experts, features]`` to ``[..., features]``; None for the combiner
+        described above.
+      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
+      param_dtype: dtype of the parameters.
+      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
       ValueError: if a size is not positive.
@@ -212,7 +217,7 @@ class PairwiseExpertCoupler(nnx.Module):
     def __call__(
         self, x: Float[Array, "*batch experts features"]
     ) -> Float[Array, "*batch features"]:
-        """One output for each token.
+        """Returns one combined output for each token.
 
         Raises:
           ValueError: if the last axes of ``x`` are not experts and features.
@@ -222,7 +227,7 @@ class PairwiseExpertCoupler(nnx.Module):
     def couple(
         self, x: Float[Array, "*batch experts features"]
     ) -> Float[Array, "*batch experts features"]:
-        """The experts' outputs behind the layers, in front of the combiner."""
+        """Returns the experts' outputs after the layers, before the combiner."""
         _check_experts(self, x, self.num_experts, self.features)
         for layer in self.layers:
             x = layer(x)
@@ -230,13 +235,13 @@ class PairwiseExpertCoupler(nnx.Module):
 
 
 class ExpertCombiner(nnx.Module):
-    """``norm(gelu(W mean_e x_e + b))``: one output of the experts'.
+    """Combines the outputs of all experts into one: ``norm(gelu(W mean_e x_e + b))``.
 
     Args:
       features: width of the experts' outputs.
-      dtype: of the computation; None for what input and parameters promote to.
-      param_dtype: of the parameters.
-      rngs: for the initial parameters.
+      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
+      param_dtype: dtype of the parameters.
+      rngs: random streams from which the initial parameters are drawn.
 
     Example:
       >>> import jax.numpy as jnp
@@ -259,20 +264,20 @@ class ExpertCombiner(nnx.Module):
         self.linear = nnx.Linear(
             features, features, dtype=dtype, param_dtype=param_dtype, rngs=rngs
         )
-        # The norm is made of numbers of full length, and rounded behind.
+        # The norm is computed in full precision and rounded afterwards.
         self.norm = nnx.LayerNorm(features, param_dtype=param_dtype, rngs=rngs)
 
     def __call__(
         self, x: Float[Array, "*batch experts features"]
     ) -> Float[Array, "*batch features"]:
-        """One output for each token."""
+        """Returns one combined output for each token."""
         z = jax.nn.gelu(self.linear(jnp.mean(x, axis=-2)))
         wide = jnp.float64 if z.dtype == jnp.float64 else jnp.float32
         return self.norm(z.astype(wide)).astype(z.dtype)
 
 
 class _GatedMessages(nnx.Module):
-    """A layer of ``PairwiseExpertCoupler``."""
+    """One round of messages of ``PairwiseExpertCoupler``."""
 
     def __init__(self, features: int, num_experts: int, *, dtype, param_dtype, rngs: nnx.Rngs):
         options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
@@ -285,7 +290,7 @@ class _GatedMessages(nnx.Module):
     def __call__(
         self, x: Float[Array, "*batch experts features"]
     ) -> Float[Array, "*batch experts features"]:
-        # The gate of a pair is linear in both, so that no pair is ever put together.
+        # The gate of a pair is a sum of two linear terms, so pairs are never concatenated.
         logits = self.gate_of_receiver(x) + jnp.swapaxes(self.gate_of_sender(x), -1, -2)
         gates = jax.nn.sigmoid(logits) * jax.nn.sigmoid(self.adjacency[...]).astype(logits.dtype)
         others = ~np.eye(gates.shape[-1], dtype=bool)
@@ -295,7 +300,7 @@ class _GatedMessages(nnx.Module):
 
 
 def _recomputed_behind(activation: Callable[[Array], Array], x: Array) -> Array:
-    """The activation, of which the backward pass keeps nothing but what it was applied to."""
+    """Applies the activation; the backward pass stores only its input."""
     function, constants = jax.closure_convert(activation, x)
     return _recomputed(function, x, *constants)
 
@@ -310,8 +315,8 @@ def _recomputed_forward(function, *inputs):
 
 
 def _recomputed_backward(function, inputs, dy):
-    # The barrier keeps XLA from storing what both passes compute. (That of jax.checkpoint would
-    # have the incoming gradient stored as well.)
+    # The barrier keeps XLA from storing results that both passes compute. (That of jax.checkpoint
+    # would have the incoming gradient stored as well.)
     x, *constants = inputs
     return jax.vjp(function, jax.lax.optimization_barrier(x), *constants)[1](dy)
 
@@ -322,10 +327,10 @@ _recomputed.defvjp(_recomputed_forward, _recomputed_backward)
 def expert_hyperedges(
     strategy: Strategy | Incidence | Iterable[Iterable[int]], num_experts: int
 ) -> tuple[tuple[int, ...], ...]:
-    """The experts of each hyperedge, for one of the strategies or as given.
+    """Returns the experts of each hyperedge, from a strategy's name or from explicit sets.
 
     Raises:
-      ValueError: if there is no such strategy, or experts are given that are not there.
+      ValueError: if the strategy is unknown, or an expert is out of range.
     """
     if isinstance(strategy, Incidence):
         if strategy.num_nodes != num_experts:
@@ -347,7 +352,7 @@ def expert_hyperedges(
 
 @functools.lru_cache(maxsize=64)
 def _incidence(hyperedges: tuple[tuple[int, ...], ...], num_experts: int) -> Incidence:
-    """Modules hold tuples, which are static; its arrays would be state."""
+    """Builds the hypergraph from tuples: modules store these as static, and arrays as state."""
     return Incidence.from_hyperedges(hyperedges, num_experts)
 
 

@@ -1,4 +1,4 @@
-"""HNHN: hyperedges are neurons of their own."""
+"""HNHN: a convolution with hidden features and an activation on the hyperedges."""
 
 from __future__ import annotations
 
@@ -32,24 +32,25 @@ class HNHNConv(nnx.Module):
         y_v = Σ_e |e|^α (W_2 h_e) / Σ_e |e|^α + b_2
 
     Sums are over the nodes of a hyperedge and the hyperedges of a node; ``d_v`` is the number of
-    hyperedges of a node, ``|e|`` the number of nodes of a hyperedge. Exponents of zero make means.
-    The activation behind ``y`` is the caller's.
+    hyperedges of a node, ``|e|`` the number of nodes of a hyperedge. With exponents of zero the
+    sums are plain means. No activation is applied to ``y``.
 
     Args:
       in_features: width of the input.
       out_features: width of the output.
-      hidden_features: width of the hyperedges; that of the output by default.
-      activation: of the hyperedges: a function, a name as in ``ops.fused_linear``, or None.
-      alpha: see above.
-      beta: see above.
-      use_bias: add the biases.
-      dtype: of the computation; None for what input and parameters promote to.
-      param_dtype: of the parameters.
-      implementation: passed to the ops.
-      rngs: for the initial parameters.
+      hidden_features: width of the hyperedge features; ``out_features`` by default.
+      activation: activation of the hyperedge features: a function, one of ``"relu"``, ``"gelu"``,
+        ``"gelu_exact"``, ``"silu"``, ``"mish"``, ``"squared_relu"``, or None for no activation.
+      alpha: exponent α of the sizes of hyperedges.
+      beta: exponent β of the degrees of nodes.
+      use_bias: whether to add the two biases.
+      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
+      param_dtype: dtype of the parameters.
+      implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
+      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
-      ValueError: if an option is not as above.
+      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -90,7 +91,7 @@ class HNHNConv(nnx.Module):
     def __call__(
         self, incidence: Incidence, x: Float[Array, "*batch nodes in"]
     ) -> Float[Array, "*batch nodes out"]:
-        """Convolves; leading axes share the hypergraph."""
+        """Applies the convolution; all leading axes of ``x`` share the hypergraph."""
         incidence = check_hypergraph(self, incidence, x, self.to_hyperedges.in_features)
         degrees = power_or_zero(incidence.node_degrees(), self.beta)
         sizes = power_or_zero(incidence.hyperedge_sizes(), self.alpha)
@@ -99,7 +100,7 @@ class HNHNConv(nnx.Module):
         return linear_around(self.to_nodes, self._means(incidence.by_node(), sizes), h)
 
     def _means(self, graph: CSRGraph, weights: Float[Array, " cols"]) -> Callable[[Array], Array]:
-        """Means over each row's columns, these weighted."""
+        """Computes the weighted mean over the columns of each row."""
         rows = power_or_zero(row_sums(graph, weights, self.implementation), -1)
 
         def means(x):

@@ -1,4 +1,4 @@
-"""Hyper-connections: a layer between n streams, in the place of a residual connection."""
+"""Hyper-connections: residual connections generalised to n parallel streams."""
 
 from __future__ import annotations
 
@@ -21,47 +21,50 @@ from jaxgnn.nn._options import checked_options, is_integer
 Mixing = Literal["sinkhorn", "permutations"]
 Convention = Literal["paper", "seed", "tilekernels", "liger"] | ops.MHCConvention
 
-# What jax.checkpoint calls the outputs of wrapped layers.
+# Name of the outputs of wrapped layers for jax.checkpoint policies.
 LAYER_OUTPUT = "hyper_connection_layer_output"
 
 
 class HyperConnection(nnx.Module):
     """A layer with a manifold-constrained hyper-connection (https://arxiv.org/abs/2512.24880).
 
-    In the place of ``x + layer(x)`` it keeps n streams ``x [..., n, features]``. The layer reads a
-    weighted sum of them; they are mixed by a doubly stochastic matrix, and the layer's output is
-    added to each with a weight of its own. Weights and matrix depend on the token::
+    Instead of ``x + layer(x)`` it keeps n streams ``x [..., n, features]``. The layer reads a
+    weighted sum of the streams; a doubly stochastic matrix mixes the streams, and the layer's
+    output is added to each stream with a separate weight. Weights and matrix depend on the token::
 
         h_in, h_post, logits = ops.mhc_pre(x, phi, alpha, bias, gamma)
         x'                   = ops.mhc_post(x, layer(h_in), h_post, ops.sinkhorn(logits))
 
-    These are one op, ``ops.mhc_layer``, unless coefficients are static or of mHC-lite.
+    These run as one op, ``ops.mhc_layer``, unless coefficients are static or those of mHC-lite.
 
-    It begins close to a plain residual connection: while the streams are equal, ``layer`` reads
-    what one of them holds, and each becomes ``x + layer(x)``, up to the size of ``alpha_init``.
+    At initialisation it is close to a plain residual connection: while the streams are equal,
+    ``layer`` reads the common value, and each stream becomes ``x + layer(x)``, up to the size of
+    ``alpha_init``.
 
     Args:
-      layer: called with ``h_in [..., features]`` and whatever other arguments the call has; its
-        result has the shape of ``h_in``. Dropout and other state stay its own business.
+      layer: module called with ``h_in [..., features]`` and the other arguments of the call; its
+        result has the shape of ``h_in``. The layer itself handles its dropout and other state.
       features: width of a stream.
       num_streams: n, at least 1.
-      convention: constants, from ``ops.MHC_PRESETS`` by name or as an ``ops.MHCConvention``.
+      convention: the constants of the op: a name in ``ops.MHC_PRESETS``, or an
+        ``ops.MHCConvention``.
       mixing: ``"sinkhorn"``, or ``"permutations"`` for the exactly doubly stochastic matrices of
         mHC-lite (https://arxiv.org/abs/2601.05732), with n! logits, n up to 6.
-      dynamic: False for learnt coefficients that are the same for every token.
-      layer_index: None to read all streams alike; a number to read mostly stream
-        ``layer_index % n``, so that successive layers begin with different ones.
-      identity: initial diagonal of the mixing matrix, between 1/n and 1.
-      alpha_init: initial gain of what depends on the token.
-      use_scale: learn a scale ``gamma`` of the normalised streams.
-      features_argument: which positional argument of the layer the features are: 1 for the
-        convolutions, ``connection(graph, x)``.
-      gradient: of ``ops.sinkhorn``, ``"exact"`` or ``"implicit"``.
-      implementation: passed to the ops.
-      rngs: for the initial parameters.
+      dynamic: whether coefficients depend on the token; False for learnt ones that are the same for
+        every token.
+      layer_index: None to begin with equal weights for all streams; a number to begin by reading
+        mostly stream ``layer_index % n``, so that successive layers begin with different streams.
+      identity: initial value on the diagonal of the mixing matrix, between 1/n and 1.
+      alpha_init: initial gain of the part of the coefficients that depends on the token.
+      use_scale: whether to learn a scale ``gamma`` of the normalised streams.
+      features_argument: position of the features among the arguments of the layer: 1 for the
+        convolutions, which are called as ``connection(graph, x)``.
+      gradient: gradient of the Sinkhorn iteration, ``"exact"`` or ``"implicit"``.
+      implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
+      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
-      ValueError: if an option is not as above.
+      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -130,8 +133,9 @@ class HyperConnection(nnx.Module):
         """The new streams.
 
         Args:
-          *args: for the layer, with the streams ``x [..., n, features]`` in the place of features.
-          **kwargs: for the layer.
+          *args: arguments of the layer, with the streams ``x [..., n, features]`` in the place of
+            the features.
+          **kwargs: keyword arguments of the layer.
         """
         x, (phi, alpha, bias, gamma) = self.streams(args), self._parameters()
         if phi is None or alpha is None or self.mixing != "sinkhorn":
@@ -151,10 +155,10 @@ class HyperConnection(nnx.Module):
         )
 
     def streams(self, args: tuple[Any, ...]) -> Float[Array, "*batch n features"]:
-        """The streams among the arguments of a call.
+        """Returns the streams from the arguments of a call.
 
         Raises:
-          ValueError: unless they are there and of the shape that the layer was made for.
+          ValueError: if they are missing or do not have the shape that the layer was made for.
         """
         name, at = type(self).__name__, self.features_argument
         if len(args) <= at:
@@ -175,7 +179,7 @@ class HyperConnection(nnx.Module):
         Float[Array, "*batch n"],
         Float[Array, "*batch n n"],
     ]:
-        """The streams for ``post``, input of the layer, weights of its output, mixing matrix."""
+        """Returns the streams for ``post``, the layer's input, output weights and mixing matrix."""
         x, h_in, h_post, logits = ops.mhc_pre(
             x,
             *self._parameters(),
@@ -188,7 +192,7 @@ class HyperConnection(nnx.Module):
     def apply(
         self, h_in: Float[Array, "*batch features"], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Float[Array, "*batch features"]:
-        """The layer's output for ``h_in``, in its dtype; ``args`` are those of a call."""
+        """Returns the layer's output for ``h_in`` and the call's other arguments, in that dtype."""
         at = self.features_argument
         f = self.layer(*args[:at], h_in, *args[at + 1 :], **kwargs)
         if jnp.shape(f) != h_in.shape:
@@ -197,7 +201,7 @@ class HyperConnection(nnx.Module):
         return checkpoint_name(f.astype(h_in.dtype), LAYER_OUTPUT)
 
     def post(self, x: Array, f: Array, h_post: Array, h_res: Array) -> Array:
-        """The new streams from the layer's output and what ``pre`` gave."""
+        """Returns the new streams from the layer's output and the results of ``pre``."""
         return ops.mhc_post(
             x, f, h_post, h_res, **self.convention.post, implementation=self.implementation
         )
@@ -205,7 +209,7 @@ class HyperConnection(nnx.Module):
     def post_pre(
         self, x: Array, f: Array, h_post: Array, h_res: Array, following: HyperConnection
     ) -> tuple[Array, Array, Array, Array]:
-        """The new streams and what ``following.pre`` gives for them, as one op."""
+        """Returns the new streams and the results of ``following.pre`` for them, as one op."""
         y, h_in, h_post, logits = ops.mhc_post_pre(
             x,
             f,
@@ -225,7 +229,7 @@ class HyperConnection(nnx.Module):
         return phi, alpha, self.bias[...], gamma
 
     def _mix(self, logits: Array) -> Array:
-        """The doubly stochastic matrix of these logits."""
+        """Returns the doubly stochastic matrix that the logits define."""
         if self.mixing == "sinkhorn":
             options = self.convention.sinkhorn | {"gradient": self.gradient}
             return ops.sinkhorn(logits, **options, implementation=self.implementation)
@@ -235,22 +239,23 @@ class HyperConnection(nnx.Module):
 
 
 class HyperHead(nnx.Module):
-    """One stream out of n behind the last hyper-connection: see ``ops.mhc_head``.
+    """Reduces n streams to one after the last hyper-connection, by a learnt weighted sum.
 
-    It begins as the mean of the streams, up to the size of ``alpha_init``.
+    At initialisation it is the mean of the streams, up to the size of ``alpha_init``.
 
     Args:
       features: width of a stream.
       num_streams: n, at least 1.
-      convention: as in ``HyperConnection``.
-      alpha_init: initial gain of what depends on the token.
-      use_scale: learn a scale ``gamma`` of the normalised streams.
-      implementation: ``"xla"`` for plain JAX; other names leave the op, which has no kernels, to
-        what is fastest.
-      rngs: for the initial parameters.
+      convention: the constants of the op: a name in ``ops.MHC_PRESETS``, or an
+        ``ops.MHCConvention``.
+      alpha_init: initial gain of the part of the coefficients that depends on the token.
+      use_scale: whether to learn a scale ``gamma`` of the normalised streams.
+      implementation: ``"xla"`` for plain JAX. The op has no other kernels, so other names choose
+        the fastest way as None does.
+      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
-      ValueError: if an option is not as above.
+      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -284,7 +289,7 @@ class HyperHead(nnx.Module):
         self.gamma = _parameter(use_scale, lambda: jnp.ones(shape, jnp.float32))
 
     def __call__(self, x: Float[Array, "*batch n features"]) -> Float[Array, "*batch features"]:
-        """The weighted sum of the streams."""
+        """Returns the weighted sum of the streams."""
         with xla_or_fastest(self.implementation):
             return ops.mhc_head(
                 x,
@@ -298,10 +303,10 @@ class HyperHead(nnx.Module):
 
 
 def convention_of(where: str, convention: Convention) -> ops.MHCConvention:
-    """The preset of this name, or the convention itself.
+    """Returns the preset with a name, or the convention itself.
 
     Raises:
-      ValueError: if there is no such preset.
+      ValueError: if the name is not that of a preset.
     """
     if isinstance(convention, ops.MHCConvention):
         return convention

@@ -1,4 +1,4 @@
-"""Biases with which a hyper-connection begins as a plain residual connection."""
+"""Initial biases that make a hyper-connection start as a plain residual connection."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import math
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-# A sigmoid reaches neither 0 nor 1, and close to them it hardly learns.
+# A sigmoid never reaches 0 or 1, and its gradient almost vanishes close to them.
 _CLOSEST = 1e-3
 
-# What a layer reads of the one stream that it mostly reads.
+# Initial weight of the stream that a layer with a ``layer_index`` mostly reads.
 _SHARE = 0.9
 
 
 def initial_bias(
     n: int, *, post_scale: float, permutations: bool, stream: int | None, identity: float
 ) -> Float[Array, " rows"]:
-    """The bias of ``ops.mhc_pre``, parts pre | post | res.
+    """Returns the initial bias of ``ops.mhc_pre``, concatenated from the parts pre | post | res.
 
     Weights pre add up to 1, weights post are 1, and the mixing matrix has ``identity`` on its
     diagonal, so equal streams each become ``x + layer(x)``.
 
     Args:
-      n: streams.
-      post_scale: of the convention.
-      permutations: whether the part res are logits of the n! permutations, or [n, n].
-      stream: the one that is mostly read, None to read all alike.
-      identity: see above.
+      n: number of streams.
+      post_scale: factor of the sigmoid in the output weights, from the convention.
+      permutations: whether the part res holds logits of the n! permutations, or an [n, n] matrix.
+      stream: the stream that is mostly read; None to read all with equal weights.
+      identity: value on the diagonal of the mixing matrix.
     """
     share = _SHARE if n > 1 else 1.0
     others = (1 - share) / max(n - 1, 1)
@@ -39,7 +39,7 @@ def initial_bias(
 
 
 def logit(p: float) -> float:
-    """The inverse of the sigmoid, ``p`` kept away from 0 and 1."""
+    """Inverse of the sigmoid, with ``p`` clipped away from 0 and 1."""
     p = min(max(p, _CLOSEST), 1 - _CLOSEST)
     return math.log(p / (1 - p))
 
@@ -51,9 +51,9 @@ def _matrix_logits(n: int, identity: float) -> list[float]:
 
 
 def _permutation_logits(n: int, identity: float) -> list[float]:
-    """The identity permutation, which comes first, with more weight than the others alike.
+    """Logits that favour the identity permutation, the first, and are equal for all others.
 
-    The others have ``(n! / n - 1) / (n! - 1)`` on their mean diagonal.
+    The mean diagonal of the other permutations is ``(n! / n - 1) / (n! - 1)``.
     """
     count = math.factorial(n)
     if n == 1:

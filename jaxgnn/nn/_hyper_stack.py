@@ -21,20 +21,20 @@ from jaxgnn.ops._core.eager import run_compiled
 class HyperStack(nnx.Module):
     """Runs hyper-connections one after the other, with ``ops.mhc_post_pre`` between them.
 
-    Streams are n times as wide as features, so that what the backward pass keeps of them is what
-    fills the memory. With ``recompute_every=k`` it keeps the streams in front of every k-th layer
-    and the layers' outputs; the backward pass makes the rest again, k layers at a time, what goes
-    on inside of the layers included.
+    Streams are n times as wide as features, so storing them for the backward pass dominates the
+    memory. With ``recompute_every=k`` only the streams before every k-th layer and the layers'
+    outputs are stored; the backward pass recomputes the rest, k layers at a time, including what
+    the layers compute inside.
 
     Args:
-      layers: all of the same features, streams and ``features_argument``.
-      recompute_every: None to keep everything, a number of layers, or ``"auto"`` for
-        ``recompute_interval``.
-      keep_outputs: whether layers' outputs are kept too, so that the streams are made again from
-        them, without running the layers first.
+      layers: hyper-connections with equal features, number of streams and ``features_argument``.
+      recompute_every: number of layers between stored streams, ``"auto"`` for the number that
+        ``recompute_interval`` returns, or None to store everything.
+      keep_outputs: whether to store the layers' outputs too, so that the streams can be recomputed
+        without running the layers again first.
 
     Raises:
-      ValueError: if an option is not as above.
+      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -73,7 +73,7 @@ class HyperStack(nnx.Module):
         self.keep_outputs = keep_outputs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Float[Array, "*batch n features"]:
-        """The streams behind the last layer; arguments as for each ``HyperConnection``."""
+        """Returns the streams after the last layer; all layers get the same other arguments."""
         x = self.layers[0].streams(args)
         layers = tuple(self.layers)
         if self.recompute_every is None:
@@ -85,14 +85,14 @@ class HyperStack(nnx.Module):
 
 
 def recompute_interval(num_layers: int, num_streams: int) -> int:
-    """About the number of layers between stored streams that keeps least at any time.
+    """Returns about the number of layers between stored streams that needs the least memory.
 
-    ``n ⌈L / k⌉`` stored arrays and ``(n + 2) k`` made again at a time: ``k ≈ √(n L / (n + 2))``
-    (https://arxiv.org/abs/2512.24880).
+    Memory holds ``n ⌈L / k⌉`` stored arrays and ``(n + 2) k`` recomputed ones at a time, which is
+    least for ``k ≈ √(n L / (n + 2))`` (https://arxiv.org/abs/2512.24880).
 
     Args:
-      num_layers: L.
-      num_streams: n.
+      num_layers: number of layers L.
+      num_streams: number of streams n.
 
     Example:
       >>> from jaxgnn import nn
@@ -113,7 +113,7 @@ def _run(layers: tuple[HyperConnection, ...], x: Array, args: tuple[Any, ...], k
 def _run_and_forget(
     layers: tuple[HyperConnection, ...], x: Array, args: tuple[Any, ...], kwargs, keep_outputs: bool
 ) -> Array:
-    """``_run`` that keeps ``x`` and perhaps the layers' outputs for its backward pass.
+    """Runs layers and stores only ``x``, and maybe the layers' outputs, for the backward pass.
 
     Modules and random streams among the arguments have state, so they go in and out with that of
     the layers. Anything else may not be an array, and is closed over. Only what has changed is
@@ -133,14 +133,14 @@ def _run_and_forget(
 
 
 class _Segment(NamedTuple):
-    """What is static of a segment of layers.
+    """Static description of a segment of layers.
 
     Attributes:
-      graphdef: of the layers, and of the modules among the arguments.
-      num_layers: how many of these are layers.
-      of_args: which positional arguments are modules.
-      of_kwargs: which keyword arguments are.
-      keep_outputs: whether the layers' outputs are kept.
+      graphdef: structure of the layers, and of the modules among the arguments.
+      num_layers: number of layers among these modules.
+      of_args: the positional arguments that are modules.
+      of_kwargs: the keyword arguments that are modules.
+      keep_outputs: whether the layers' outputs are stored.
     """
 
     graphdef: Any
@@ -151,7 +151,7 @@ class _Segment(NamedTuple):
 
 
 def _run_segment(segment: _Segment, arguments: tuple[Any, ...]) -> tuple[Array, nnx.State]:
-    """The streams behind the layers, and what has changed of the modules' state."""
+    """Returns the streams after the layers, and the changed part of the modules' state."""
     state, x, args, kwargs = arguments
 
     def run(state, x):

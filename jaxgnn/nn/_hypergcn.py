@@ -23,26 +23,27 @@ from jaxgnn.nn._options import checked_options
 class HyperGCNConv(nnx.Module):
     """A graph convolution on the hypergraph's cliques: ``D̃^-½ (A + I) D̃^-½ x Θ + b``.
 
-    In A every hyperedge joins every two of its nodes, with a weight of ``2 / (|e| (|e| - 1))``: one
-    in all. D̃ are the row sums of ``A + I``. Up to three nodes that is what HyperGCN with mediators
-    (https://arxiv.org/abs/1809.02589) makes of a hyperedge; from larger ones it picks two nodes by
-    their features, to join them with the others, which this form does not. A node that is
-    repeatedly in a hyperedge is joined with itself.
+    In A every hyperedge joins all pairs of its nodes, each with a weight of
+    ``2 / (|e| (|e| - 1))``, so that the weights add up to one. D̃ are the row sums of ``A + I``. Up
+    to three nodes that is what HyperGCN with mediators (https://arxiv.org/abs/1809.02589) makes of
+    a hyperedge; from larger ones it picks two nodes by their features, to join them with the
+    others, which this form does not. A node that is repeatedly in a hyperedge is joined with
+    itself.
 
-    A itself, of as many entries as there are pairs, is not made: its product is two sums over the
-    incidences.
+    A itself, which has an entry for each pair, is never formed: the product with it is computed by
+    two sums over the incidences.
 
     Args:
       in_features: width of the input.
       out_features: width of the output.
-      use_bias: add b.
-      dtype: of the computation; None for what input and parameters promote to.
-      param_dtype: of the parameters.
-      implementation: passed to the ops.
-      rngs: for the initial parameters.
+      use_bias: whether to add the bias b.
+      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
+      param_dtype: dtype of the parameters.
+      implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
+      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
-      ValueError: if an option is not as above.
+      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -73,12 +74,12 @@ class HyperGCNConv(nnx.Module):
     def __call__(
         self, incidence: Incidence, x: Float[Array, "*batch nodes in"]
     ) -> Float[Array, "*batch nodes out"]:
-        """Convolves; leading axes share the hypergraph."""
+        """Applies the convolution; all leading axes of ``x`` share the hypergraph."""
         incidence = check_hypergraph(self, incidence, x, self.linear.in_features)
         by_hyperedge, by_node = incidence.by_hyperedge(), incidence.by_node()
         sizes = incidence.hyperedge_sizes().astype(jnp.float32)  # pairs may overflow int32
         pair = 2 * power_or_zero(sizes * (sizes - 1), -1)
-        # Of the sum over a hyperedge, each incidence leaves itself out.
+        # Each incidence subtracts its own term from the sum over its hyperedge.
         own = row_sums(by_node, pair, self.implementation)
         joined = row_sums(by_node, pair * sizes.astype(pair.dtype), self.implementation) - own
         root = power_or_zero(1 + joined, -0.5)

@@ -1,4 +1,4 @@
-"""What the layers on hypergraphs share: checks, positive weights, means and sums."""
+"""Shared parts of the layers on hypergraphs: checks, positive weights, means and sums."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from jaxgnn.ops._hypergraph.checks import check_incidence
 class HyperedgeWeights(nnx.Module):
     """Learnt weights of hyperedges, positive: the softplus of a parameter.
 
-    Degrees are sums of weights and are divided by; weights of both signs let them come close to
-    zero, in training from random numbers on.
+    Layers divide by degrees, which are sums of weights; with weights of both signs degrees could
+    come close to zero.
 
     Args:
-      num_hyperedges: how many.
-      initial: the weight of each at first, positive.
+      num_hyperedges: number of hyperedges.
+      initial: initial weight of each hyperedge, positive.
       param_dtype: of the parameter.
 
     Raises:
@@ -52,12 +52,12 @@ class HyperedgeWeights(nnx.Module):
         self.logits = nnx.Param(jnp.full(num_hyperedges, inverse, param_dtype))
 
     def __call__(self) -> Float[Array, " hyperedges"]:
-        """The weights."""
+        """Returns the positive weights of all hyperedges, [hyperedges]."""
         return jax.nn.softplus(self.logits[...])
 
 
 def check_hypergraph(layer: nnx.Module, incidence: Any, x: Array, in_features: int) -> Incidence:
-    """The hypergraph with its plan if it is concrete, and with a hyperedge if it had none.
+    """Returns the hypergraph, with its plan if concrete, and with at least one hyperedge.
 
     Raises:
       ValueError: unless hypergraph and features fit each other and the layer, and concrete ids are
@@ -80,7 +80,7 @@ def scaled_sums(
     rows: Float[Array, " rows"] | None = None,
     columns: Float[Array, " cols"] | None = None,
 ) -> Float[Array, "*batch rows dim"]:
-    """Sums by row, with scales that are constants of the structure: the kernel applies them."""
+    """Computes sums by row, with constant scales that the kernel applies."""
     scaled = dataclasses.replace(graph, row_scale=rows, col_scale=columns)
     return ops.spmm(scaled, x, implementation=implementation)
 
@@ -88,7 +88,7 @@ def scaled_sums(
 def linear_around(
     linear: nnx.Linear, propagate: Callable[[Array], Array], x: Float[Array, "*batch nodes in"]
 ) -> Float[Array, "*batch rows out"]:
-    """``W propagate(x) + b`` for linear ``propagate``, over the narrower of x and W x."""
+    """Computes ``W propagate(x) + b`` for linear ``propagate``, on the narrower of x and W x."""
     if linear.out_features >= linear.in_features:
         return linear(propagate(x))
     bias = None if linear.bias is None else linear.bias[...]
@@ -98,7 +98,7 @@ def linear_around(
 
 
 def power_or_zero(numbers: Array, exponent: float) -> Float[Array, " n"]:
-    """``numbers ** exponent`` in float32, zero where there is none."""
+    """Returns ``numbers ** exponent`` in float32, and zero where a number is not positive."""
     values = numbers.astype(jnp.float32)
     positive = values > 0
     return jnp.where(positive, jnp.where(positive, values, 1) ** exponent, 0)
@@ -107,7 +107,7 @@ def power_or_zero(numbers: Array, exponent: float) -> Float[Array, " n"]:
 def hyperedge_means(
     incidence: Incidence, x: Float[Array, "*batch nodes dim"], implementation: ops.Name | None
 ) -> Float[Array, "*batch hyperedges dim"]:
-    """The mean of each hyperedge's nodes; zero of none."""
+    """Computes the mean of each hyperedge's nodes; zero for a hyperedge without nodes."""
     share = power_or_zero(incidence.hyperedge_sizes(), -1)
     return scaled_sums(incidence.by_hyperedge(), x, implementation, rows=share)
 
@@ -115,20 +115,20 @@ def hyperedge_means(
 def row_sums(
     graph: CSRGraph, values: Float[Array, " cols"], implementation: ops.Name | None
 ) -> Float[Array, " rows"]:
-    """The sum of each row's columns' numbers."""
+    """Sums, for each row, the numbers that belong to its columns."""
     return scaled_sums(graph, values[:, None], implementation)[:, 0]
 
 
 def split_heads(
     z: Float[Array, "*batch rows width"], heads: int
 ) -> Float[Array, "*batch heads rows out"]:
-    """Heads as an axis in front of the rows."""
+    """Moves the heads to an axis in front of the rows."""
     return jnp.swapaxes(z.reshape(*z.shape[:-1], heads, z.shape[-1] // heads), -2, -3)
 
 
 def join_heads(
     z: Float[Array, "*batch heads rows out"],
 ) -> Float[Array, "*batch rows width"]:
-    """Heads one after the other, in each row."""
+    """Concatenates the heads within each row."""
     z = jnp.swapaxes(z, -2, -3)
     return z.reshape(*z.shape[:-2], math.prod(z.shape[-2:]))

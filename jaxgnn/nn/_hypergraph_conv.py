@@ -28,33 +28,36 @@ _kernel_init = nnx.initializers.glorot_uniform()
 
 
 class HypergraphConv(nnx.Module):
-    """``D⁻¹ H W B⁻¹ Hᵀ x Θ + b``, with or without attention: see ``jaxgnn.ops.hypergraph_conv``.
+    """Hypergraph convolution ``D⁻¹ H W B⁻¹ Hᵀ x Θ + b``, with or without attention.
 
     Args:
       in_features: width of the input, and of the hyperedges' attributes.
-      out_features: width of the output, with attention of each head.
-      num_hyperedges: learn W for so many hyperedges, as ``nn.HyperedgeWeights``; None for weights
-        given to the call, or none.
-      weighting: ``"paper"``, or ``"pyg"`` for what torch-geometric computes.
+      out_features: width of the output; with attention, of each head.
+      num_hyperedges: number of hyperedges whose positive weights W are learnt; None to take weights
+        from the call, or ones.
+      weighting: ``"paper"``, or ``"pyg"`` for W in D alone, which is what torch-geometric computes.
       normalization: ``"mean"``, or ``"sym"`` for HGNN (https://arxiv.org/abs/1809.09401).
-      use_attention: give each incidence a coefficient of its own.
-      attention_mode: over the nodes of each hyperedge, ``"node"``, or the hyperedges of each node,
-        ``"edge"``.
-      heads: of attention.
-      concat: heads one after the other, or their mean.
-      negative_slope: of the scores' leaky relu.
-      dropout: probability of leaving an incidence out of attention in training.
-      use_bias: add b.
-      activation: a name as in ``ops.fused_linear``, or None.
-      dtype: of the computation; None for what input and parameters promote to.
-      param_dtype: of the parameters.
-      precision: of products of float32 numbers, see ``ops.fused_linear``.
-      path: as in the op.
-      implementation: passed to the op.
-      rngs: for the initial parameters.
+      use_attention: whether each incidence has an attention coefficient.
+      attention_mode: ``"node"`` for a softmax over the nodes of each hyperedge, ``"edge"`` for one
+        over the hyperedges of each node.
+      heads: number of attention heads.
+      concat: whether to concatenate the heads; False for their mean.
+      negative_slope: slope of the leaky ReLU of the attention scores below zero.
+      dropout: probability of dropping an incidence from attention in training.
+      use_bias: whether to add the bias b.
+      activation: one of ``"relu"``, ``"gelu"``, ``"gelu_exact"``, ``"silu"``, ``"mish"``,
+        ``"squared_relu"``, or None for no activation.
+      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
+      param_dtype: dtype of the parameters.
+      precision: products of float32 numbers in ``"highest"``, ``"tf32"`` or ``"bf16x3"`` precision;
+        None for the setting of JAX.
+      path: ``"sums"`` over the incidences, ``"mixing"`` by one matrix, or ``"auto"`` for the matrix
+        where the hypergraph has at most 128 nodes.
+      implementation: name of the kernels of the op, such as ``"xla"``; None for the default.
+      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
-      ValueError: if an option is not as above.
+      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -134,15 +137,15 @@ class HypergraphConv(nnx.Module):
         residual: Float[Array, "*batch nodes out"] | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "*batch nodes out"]:
-        """Convolves.
+        """Applies the convolution.
 
         Args:
           incidence: the hypergraph.
-          x: features of the nodes; leading axes share the hypergraph.
-          weight: weights of the hyperedges, for layers that have not learnt theirs.
+          x: features of the nodes; all leading axes share the hypergraph.
+          weight: weights of the hyperedges, for layers without learnt weights; None for ones.
           attributes: features of the hyperedges, for attention.
-          residual: added behind the activation; of the shape of the result.
-          rngs: a ``dropout`` stream in training, None in evaluation.
+          residual: array added after the activation, of the shape of the result; None for none.
+          rngs: random streams with one named ``dropout`` in training; None in evaluation.
 
         Raises:
           ValueError: if an argument does not fit the others or the layer.
@@ -194,21 +197,22 @@ class HypergraphConv(nnx.Module):
 class HGNNPlusConv(nnx.Module):
     """HGNN+: ``D⁻¹ H W B⁻¹ Hᵀ x Θ + b`` with one weight for each group of hyperedges.
 
-    See https://doi.org/10.1109/TPAMI.2022.3182052. Hyperedges of several kinds stand one kind after
-    the other; what a kind counts for is ``σ`` of a parameter.
+    See https://doi.org/10.1109/TPAMI.2022.3182052. Hyperedges are ordered by group; the weight of a
+    group is ``σ`` of a learnt parameter.
 
     Args:
       in_features: width of the input.
       out_features: width of the output.
-      group_sizes: hyperedges of each group; None for no groups, and weights given to the call.
-      use_bias: add b.
-      dtype: of the computation; None for what input and parameters promote to.
-      param_dtype: of the parameters.
-      implementation: passed to the op.
-      rngs: for the initial parameters.
+      group_sizes: number of hyperedges in each group; None for no groups, with weights given to the
+        call.
+      use_bias: whether to add the bias b.
+      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
+      param_dtype: dtype of the parameters.
+      implementation: name of the kernels of the op, such as ``"xla"``; None for the default.
+      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
-      ValueError: if an option is not as above.
+      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -254,7 +258,7 @@ class HGNNPlusConv(nnx.Module):
         x: Float[Array, "*batch nodes in"],
         weight: Float[Array, " hyperedges"] | None = None,
     ) -> Float[Array, "*batch nodes out"]:
-        """Convolves; ``weight`` is multiplied with that of the group."""
+        """Applies the convolution; ``weight`` is multiplied by the weight of the group."""
         check_hypergraph(self, incidence, x, self.conv.in_features)
         if self.group_sizes is not None:
             if sum(self.group_sizes) != incidence.num_hyperedges:
@@ -276,10 +280,10 @@ class HGNNPlusConv(nnx.Module):
 
 
 def _group_sizes(given: Sequence[int] | np.ndarray) -> tuple[int, ...]:
-    """The numbers of hyperedges of the groups, static.
+    """Returns the numbers of hyperedges of the groups as a static tuple.
 
     Raises:
-      ValueError: unless they are such numbers.
+      ValueError: if they are not such numbers.
     """
     is_listed = isinstance(given, Iterable)
     sizes = tuple(given) if is_listed else (given,)

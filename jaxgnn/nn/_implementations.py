@@ -1,4 +1,4 @@
-"""What the name that a layer was given means to those of its ops that have no such kernels."""
+"""Implementations for those ops of a layer that lack the kernels it asks for by name."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from jaxgnn import ops
 
 
 def xla_or_fastest(implementation: ops.Name | None):
-    """Context manager: the implementation of ops that a layer's names of kernels do not mean.
+    """Context manager that sets the implementation of ops without named kernels in a layer.
 
-    They have nothing to choose from, or are no sparse ops. ``"xla"`` is plain JAX for them as well,
-    which forward-mode differentiation needs; any other name leaves them to what is fastest.
+    These are ops with one implementation, or ops that are not sparse. ``"xla"`` selects plain JAX
+    for them too, which forward-mode differentiation needs; any other name selects the fastest.
 
     Args:
-      implementation: that of the layer; None for the session default.
+      implementation: name that the layer was given; None for the session default.
     """
     asked = ops.requested_implementation(implementation)
     return ops.default_implementation("xla" if asked == "xla" else None)

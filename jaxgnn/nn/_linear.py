@@ -30,7 +30,7 @@ _replaced = nnx.initializers.zeros_init()  # of parameters that others take the 
 
 
 class FusedLinear(nnx.Module):
-    """A linear layer and its activation as one op: see ``jaxgnn.ops.fused_linear``.
+    """A linear layer and its activation as one op, ``activation(x @ kernel + bias)``.
 
     Takes the place of ``nnx.Linear``: parameters ``kernel`` and ``bias`` of the same names, shapes
     and initial values for the same ``rngs``, so that checkpoints of one are read by the other.
@@ -38,16 +38,17 @@ class FusedLinear(nnx.Module):
     Args:
       in_features: width of the input.
       out_features: width of the output.
-      activation: one of the names that ``ops.fused_linear`` has; ``ops.MaxK(k)``, for compressed
-        rows; or None, as ``nnx.Linear`` is.
-      use_bias: add a bias.
-      dtype: of the computation; None for what input and parameters promote to.
-      param_dtype: of the parameters.
-      precision: of products of float32 numbers, see ``ops.fused_linear``.
+      activation: one of ``"relu"``, ``"gelu"``, ``"gelu_exact"``, ``"silu"``, ``"mish"``,
+        ``"squared_relu"``; ``ops.MaxK(k)`` for compressed rows; or None for no activation.
+      use_bias: whether to add a bias.
+      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
+      param_dtype: dtype of the parameters.
+      precision: products of float32 numbers in ``"highest"``, ``"tf32"`` or ``"bf16x3"`` precision;
+        None for the setting of JAX.
       kernel_init: initialiser of the kernel.
       bias_init: initialiser of the bias.
-      implementation: passed to the op.
-      rngs: for the initial parameters.
+      implementation: name of the kernels of the op, such as ``"xla"``; None for the default.
+      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
       ValueError: if a width is not positive, or an option not as above.
@@ -115,17 +116,20 @@ class FusedLinear(nnx.Module):
         precision: ops.Precision | None = None,
         implementation: ops.Name | None = None,
     ) -> FusedLinear:
-        """The same layer with an activation; it shares the parameters, which are not copied.
+        """Makes the same layer with an activation; it shares the parameters, without copies.
 
         Args:
-          linear: an ``nnx.Linear`` without ``precision``, ``preferred_element_type``,
-            ``dot_general`` and ``promote_dtype`` of its own.
-          activation: as of the class.
-          precision: as of the class.
-          implementation: as of the class.
+          linear: an ``nnx.Linear`` with the defaults of ``precision``, ``preferred_element_type``,
+            ``dot_general`` and ``promote_dtype``.
+          activation: one of ``"relu"``, ``"gelu"``, ``"gelu_exact"``, ``"silu"``, ``"mish"``,
+            ``"squared_relu"``; ``ops.MaxK(k)`` for compressed rows; or None for no activation.
+          precision: products of float32 numbers in ``"highest"``, ``"tf32"`` or ``"bf16x3"``
+            precision; None for the setting of JAX.
+          implementation: name of the kernels of the op, such as ``"xla"``; None for the default.
 
         Raises:
-          ValueError: if ``linear`` is anything else, a subclass too, or has one of these.
+          ValueError: if ``linear`` is anything else, including a subclass, or has one of these
+            options set.
         """
         check_linear(f"{cls.__name__}.from_linear", "linear", linear)
         layer = cls(
@@ -153,7 +157,7 @@ class FusedLinear(nnx.Module):
 
         Args:
           x: features.
-          activation: in place of that of the layer, for example with another ``k``.
+          activation: activation to use instead of the layer's, for example MaxK with another ``k``.
 
         Raises:
           ValueError: if the last axis of ``x`` is not ``in_features``, or an option is unknown.
@@ -168,22 +172,24 @@ class FusedLinear(nnx.Module):
 
 
 class FusedMLP(nnx.Module):
-    """A multilayer perceptron as one op: see ``jaxgnn.ops.fused_mlp``.
+    """A multilayer perceptron as one op, with an activation between its linear layers.
 
     Its parameters are those of a list ``layers`` of ``nnx.Linear``, so that checkpoints of a
     module with such a list are read by it, and the other way round.
 
     Args:
-      features: widths, of the input, the hidden layers and the output.
-      activation: between the layers, not behind the last; as in ``ops.fused_mlp``.
-      use_bias: add biases.
-      dtype: of the computation; None for what input and parameters promote to.
-      param_dtype: of the parameters.
-      precision: of products of float32 numbers, see ``ops.fused_linear``.
+      features: widths of the input, the hidden layers and the output.
+      activation: activation after each layer but the last, one of ``"relu"``, ``"gelu"``,
+        ``"gelu_exact"``, ``"silu"``, ``"mish"``, ``"squared_relu"``, or None for no activation.
+      use_bias: whether to add biases.
+      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
+      param_dtype: dtype of the parameters.
+      precision: products of float32 numbers in ``"highest"``, ``"tf32"`` or ``"bf16x3"`` precision;
+        None for the setting of JAX.
       kernel_init: initialiser of the kernels.
       bias_init: initialiser of the biases.
-      implementation: passed to the op.
-      rngs: for the initial parameters.
+      implementation: name of the kernels of the op, such as ``"xla"``; None for the default.
+      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
       ValueError: if there are fewer than two widths, one is not positive, or an option is not as
@@ -236,17 +242,20 @@ class FusedMLP(nnx.Module):
         precision: ops.Precision | None = None,
         implementation: ops.Name | None = None,
     ) -> FusedMLP:
-        """The same layers with an activation between them; parameters are shared, not copied.
+        """Makes an MLP of linear layers and an activation; parameters are shared, not copied.
 
         Args:
-          linears: layers as ``FusedLinear.from_linear`` takes them, all with the same ``dtype``.
-          activation: as of the class.
-          precision: as of the class.
-          implementation: as of the class.
+          linears: ``nnx.Linear`` layers with equal ``dtype``, and the defaults of ``precision``,
+            ``preferred_element_type``, ``dot_general`` and ``promote_dtype``.
+          activation: activation after each layer but the last, one of ``"relu"``, ``"gelu"``,
+            ``"gelu_exact"``, ``"silu"``, ``"mish"``, ``"squared_relu"``, or None for no activation.
+          precision: products of float32 numbers in ``"highest"``, ``"tf32"`` or ``"bf16x3"``
+            precision; None for the setting of JAX.
+          implementation: name of the kernels of the op, such as ``"xla"``; None for the default.
 
         Raises:
-          ValueError: if there is no layer, one is not as above, or its width is not that of the
-            output before it.
+          ValueError: if there is no layer, a layer is of another kind, or its input is not as wide
+            as the output of the layer before.
         """
         where = f"{cls.__name__}.from_linears"
         if not linears:
@@ -299,16 +308,15 @@ def apply_linear(
 ) -> Any:
     """A linear layer among sparse ops, whose ``implementation`` is not meant for products.
 
-    Names of kernels leave the product to what is fastest: there is no ``"ffi"`` of it, and
-    ``"pallas"`` takes few widths. ``"xla"`` is plain JAX for both. Compressed rows are expanded for
-    the product, and again backward: recomputing that is what keeps the dense activations out of
-    the saved residuals.
+    Names of kernels select the fastest product: it has no ``"ffi"`` kernels, and its ``"pallas"``
+    kernels support few widths. ``"xla"`` selects plain JAX for both. Compressed rows are expanded
+    for the product, and again in the backward pass, so that the dense activations are not saved.
 
     Args:
-      layer: with ``implementation=None``.
+      layer: linear layer made with ``implementation=None``.
       x: features, dense or compressed.
-      implementation: of the sparse ops.
-      activation: as the layer takes it when called.
+      implementation: name of the kernels of the sparse ops; None for the default.
+      activation: activation to use instead of the layer's.
     """
     asked = ops.requested_implementation(implementation)
     with xla_or_fastest(implementation):
@@ -319,7 +327,7 @@ def apply_linear(
 
 
 class _Product(NamedTuple):
-    """What is static of a linear layer of compressed rows."""
+    """Static description of a linear layer on compressed rows."""
 
     graphdef: Any
     implementation: ops.Name | None
@@ -327,7 +335,7 @@ class _Product(NamedTuple):
 
 
 def _expand_and_apply(product: _Product, arguments: tuple[Any, CBSR]) -> Any:
-    """The layer of the expanded rows, of which the backward pass keeps the compressed ones."""
+    """Applies the layer to expanded rows; the backward pass stores the compressed ones."""
 
     @jax.checkpoint
     def apply(state, kept):
@@ -338,19 +346,19 @@ def _expand_and_apply(product: _Product, arguments: tuple[Any, CBSR]) -> Any:
 
 
 def apply_mlp(mlp: Callable[[Array], Array], x: Array, implementation: ops.Name | None) -> Array:
-    """An MLP among sparse ops, as ``apply_linear`` has it for a linear layer."""
+    """Applies an MLP among sparse ops, whose ``implementation`` is not meant for products."""
     with xla_or_fastest(implementation):
         return mlp(x)
 
 
 def parameters(layer: nnx.Linear | FusedLinear) -> tuple[Array, Array | None]:
-    """Kernel and bias of a layer."""
+    """Returns the kernel and bias of a layer."""
     return layer.kernel[...], None if layer.bias is None else layer.bias[...]
 
 
 def check_linear(where: str, argument: str, linear: Any) -> None:
     """Raises ValueError unless ``linear`` computes what ``ops.fused_linear`` does."""
-    # What a subclass adds, adapters for one, would be lost.
+    # What a subclass adds, for example adapters, would be lost.
     if type(linear) is not nnx.Linear:
         raise bad_input(where, argument, "an nnx.Linear", type(linear).__name__)
     own = {

@@ -1,4 +1,4 @@
-"""MaxK as a layer, and what convolutions do with features that may be compressed."""
+"""MaxK as a layer, and shared functions of convolutions on compressed features."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ KernelMode = Literal["auto", "maxk", "dense"]
 
 
 class MaxK(nnx.Module):
-    """Keeps the ``k`` largest entries of each row, compressed: see ``jaxgnn.ops.maxk``.
+    """Keeps the ``k`` largest entries of each row, as a compressed ``jaxgnn.CBSR``.
 
     Args:
-      k: entries kept per row.
-      by: rank by ``"value"`` or ``"magnitude"``.
+      k: number of entries kept per row.
+      by: whether entries are ranked by ``"value"`` or ``"magnitude"``.
       early_stop: None for the exact result, or a number of bisection steps.
-      implementation: passed to the op.
+      implementation: name of the kernels of the op, such as ``"xla"``; None for the default.
 
     Raises:
-      ValueError: if ``k`` is not an int of at least 1, or another option not as above.
+      ValueError: if ``k`` is not an int of at least 1, or another option is invalid.
 
     Example:
       >>> import jax.numpy as jnp
@@ -55,7 +55,7 @@ class MaxK(nnx.Module):
         self.implementation = implementation
 
     def __call__(self, x: Float[Array, "*batch dim"], k: int | None = None) -> CBSR:
-        """Compresses the rows of ``x``; ``k`` overrides the layer's, for schedules.
+        """Compresses the rows of ``x``; ``k`` overrides the layer's ``k``, for schedules.
 
         Raises:
           ValueError: if ``k`` is not in 1..dim.
@@ -91,9 +91,9 @@ def make_activation(
     width: int,
     implementation: ops.Name | None,
 ) -> MaxK | None:
-    """The MaxK layer of a convolution, None for ReLU or no activation; checks both arguments.
+    """Makes a convolution's MaxK layer, None for ReLU or no activation; checks the arguments.
 
-    ``width`` is that of the rows that it is applied to.
+    ``width`` is the width of the rows that it is applied to.
     """
     if activation not in ("maxk", "relu", None):
         raise bad_input(where, "activation", "'maxk', 'relu' or None", repr(activation))
@@ -116,8 +116,8 @@ def aggregate(
 ) -> Float[Array, "*batch nodes dim"]:
     """Sums neighbours by the op that suits ``x``; ``kernel_mode`` decides for compressed rows.
 
-    ``"auto"`` leaves it to ``ops.maxk_spmm``, ``"maxk"`` insists on a k-sparse kernel, ``"dense"``
-    expands the rows.
+    ``"auto"`` lets ``ops.maxk_spmm`` choose, ``"maxk"`` insists on a k-sparse kernel, and
+    ``"dense"`` expands the rows.
 
     Raises:
       NotImplementedError: for ``"maxk"`` where no k-sparse kernel runs.

@@ -1,4 +1,4 @@
-"""Message passing, step after step."""
+"""Message passing: edge MLPs, and repeated steps with shared parameters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from jaxgnn.nn._options import activation as known_activation
 from jaxgnn.nn._options import anything, checked_options, is_integer
 from jaxgnn.ops._core.eager import run_compiled
 
-# That ``recompute_every="auto"`` keeps at a time: two levels for steps of Sudoku networks.
+# States that ``recompute_every="auto"`` stores at a time: two levels for Sudoku networks.
 _MOST_STATES = 24
 
 _kernel_init = nnx.initializers.lecun_normal()
@@ -33,26 +33,26 @@ _bias_init = nnx.initializers.zeros_init()
 
 
 class EdgeMLP(nnx.Module):
-    """Messages of an MLP over both ends of each edge: see ``jaxgnn.ops.edge_mlp_aggregate``.
+    """Messages of an MLP over both ends of each edge, aggregated at the receivers.
 
-    Parameters are those of a list ``layers`` of ``nnx.Linear`` that read ``[h_i ; h_j ; e_ij]``,
+    The parameters are a list ``layers`` of ``nnx.Linear`` whose input is ``[h_i ; h_j ; e_ij]``,
     receiver first.
 
     Args:
-      features: width of the nodes; a pair (receivers, senders) for bipartite graphs.
-      widths: of the layers, the last that of a message.
-      edge_features: width of the features of edges, zero if there are none.
-      reduce: ``"sum"``, ``"mean"`` or ``"max"``.
-      activation: between the layers, not behind the last.
-      edge_dropout: probability of leaving out an edge in training, the messages of others scaled
-        up; in a mean there is nothing to scale.
-      use_bias: add biases.
-      dtype: of the computation; None for what features and parameters promote to.
-      param_dtype: of the parameters.
+      features: width of the node features; a pair (receivers, senders) for bipartite graphs.
+      widths: widths of the layers; the last is the width of a message.
+      edge_features: width of the edge features, zero if there are none.
+      reduce: how messages are aggregated: ``"sum"``, ``"mean"`` or ``"max"``.
+      activation: activation after each layer but the last.
+      edge_dropout: probability of dropping an edge in training. The other messages are scaled up,
+        except for a mean.
+      use_bias: whether to add biases.
+      dtype: dtype of the computation; None for the promoted dtype of features and parameters.
+      param_dtype: dtype of the parameters.
       kernel_init: initialiser of the kernels.
       bias_init: initialiser of the biases.
-      implementation: passed to the op.
-      rngs: for the initial parameters.
+      implementation: name of the kernels of the op, such as ``"xla"``; None for the default.
+      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
       ValueError: if a width is not positive, or an option not as above.
@@ -115,14 +115,15 @@ class EdgeMLP(nnx.Module):
         weights: Float[Array, "*batch edges"] | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "*batch nodes m"]:
-        """What arrives at each node.
+        """Returns the aggregated messages of each node.
 
         Args:
-          graph: rows are receivers.
-          h: features of the nodes, or a pair of those of receivers and of senders.
-          edge_features: of each edge, shared by the leading axes of ``h`` or with them.
-          weights: of edges, likewise; None for those of the graph.
-          rngs: a ``dropout`` stream in training, None in evaluation.
+          graph: graph whose rows are the receivers.
+          h: features of the nodes, or a pair of the features of receivers and of senders.
+          edge_features: features of each edge, with the leading axes of ``h`` or shared by them.
+          weights: weight of each edge, with the leading axes of ``h`` or shared by them; None for
+            the weights of the graph.
+          rngs: random streams with one named ``dropout`` in training; None in evaluation.
 
         Raises:
           ValueError: if shapes do not fit each other or the layer.
@@ -161,7 +162,7 @@ class EdgeMLP(nnx.Module):
 
 
 def _update(value: Any) -> str | None:
-    """What has the methods of a ``NodeUpdate``."""
+    """Checks for an object with the methods of a ``NodeUpdate``."""
     methods = (getattr(value, name, None) for name in ("start", "features", "__call__"))
     return None if all(map(callable, methods)) else "a NodeUpdate"
 
@@ -169,21 +170,22 @@ def _update(value: Any) -> str | None:
 class MessagePassing(nnx.Module):
     """Steps of messages and updates with the same parameters: ``h ← update(h, messages(h))``.
 
-    The steps are one ``nnx.scan``, compiled once however many there are. Its backward pass keeps
-    for each step what the update needs, arrays of the size of nodes: what belongs to edges is made
-    again by the op. With ``recompute_every=1`` it keeps the state of each step alone, and
-    makes a step again; with ``recompute_every=k`` that of every k-th, and k states at a time,
-    while it makes k steps again and each of them once more. ``"auto"`` keeps at most 24 states at a
-    time, however many the steps, up to 6,561: it makes them again once up to 24 steps, twice up to
-    144, three times up to 512, in segments of segments.
+    The steps are one ``nnx.scan``, compiled once however many there are. For the backward pass each
+    step stores the node arrays that the update needs; arrays of edges are recomputed by the op.
+    With ``recompute_every=1`` only the state of each step is stored, and each step is recomputed.
+    With ``recompute_every=k`` the state of every k-th step is stored; the backward pass recomputes
+    k states at a time, and each of these steps once more. ``"auto"`` stores at most 24 states at a
+    time for up to 6,561 steps, in nested segments: it recomputes each step once for up to 24 steps,
+    twice for up to 144, and three times for up to 512.
 
     Args:
-      messages: an ``EdgeMLP``, or a module called alike.
-      update: an ``MLPUpdate``, ``GRUUpdate``, ``LSTMUpdate``, or another ``NodeUpdate``. What these
-        change in themselves, statistics for one, is dropped. So random numbers are to come from the
-        ``rngs`` of the call, not from a stream of their own.
-      num_steps: unless the call says otherwise.
-      recompute_every: None to keep everything, a number of steps, or ``"auto"``.
+      messages: an ``EdgeMLP``, or a module that is called with the same arguments.
+      update: an ``MLPUpdate``, ``GRUUpdate``, ``LSTMUpdate``, or another ``NodeUpdate``. Changes to
+        the state of these modules, such as statistics, are dropped, so they must draw random
+        numbers from the ``rngs`` of the call and not from streams that they hold.
+      num_steps: number of steps, unless a call gives another.
+      recompute_every: number of steps between stored states, ``"auto"``, or None to store
+        everything.
 
     Raises:
       ValueError: if a number is not positive.
@@ -241,34 +243,36 @@ class MessagePassing(nnx.Module):
         """Runs the steps.
 
         Args:
-          graph: shared by the leading axes of ``h``. As a constant of the program it may spare
-            scatters, see ``CSRGraph.uniform_degrees``.
+          graph: graph shared by the leading axes of ``h``. If it is a constant with uniform
+            degrees, sums need no scatters.
           h: features of the nodes, which keep their dtype.
-          edge_features: for the messages of every step.
-          inputs: for the updates of every step.
-          weights: of edges, for the messages of every step.
-          num_steps: in the place of the layer's.
-          warm_up: how many more steps to run in front of these, which may be a traced number. They
-            have no readout, and no gradient passes them: training then sees states as late as
-            those of a longer run, at the cost of their forward pass.
-          readout: a module or function of the features behind each step. Outside of ``jit`` a
-            function that is made anew for each call is compiled for each call.
-          rngs: a ``dropout`` stream in training, of which each step gets a key of its own.
+          edge_features: features of each edge, for the messages of every step.
+          inputs: inputs of each node, for the updates of every step.
+          weights: weight of each edge, for the messages of every step; None for the weights of the
+            graph.
+          num_steps: number of steps; None for the layer's.
+          warm_up: number of steps to run before these, which may be traced. They have no readout
+            and no gradient, so that training sees the late states of a longer run for the cost of
+            its forward pass.
+          readout: a module or function of the features after each step. Outside of ``jit``, a new
+            function object is compiled again at each call.
+          rngs: random streams with one named ``dropout`` in training, which gives each step a
+            separate key; None in evaluation.
 
         Returns:
-          Features behind the last step; with a ``readout`` a pair of them and of what it made of
-          each step, stacked in front.
+          The features after the last step; with a ``readout``, a pair of the features and the
+          readout's results for all steps, stacked along a new first axis.
 
         Raises:
           ValueError: if shapes do not fit each other or the layers, ``num_steps`` is not positive,
-            or a module draws from a random stream of its own.
+            or a module draws from a random stream that it holds.
         """
         steps = self.num_steps if num_steps is None else num_steps
         _require_positive(type(self).__name__, "num_steps", steps)
         if rngs is not None:
             require_stream(type(self).__name__, rngs)
-        # Inside of the scan they are copies, made of arrays alone: the modules and their variables
-        # may belong to an outer trace, which a step could not change.
+        # The scan works on copies made from arrays: the modules and their variables may belong to
+        # an outer trace, which a step could not change.
         graphdef, modules = nnx.split((self.messages, self.update, readout))
         arrays = nnx.to_pure_dict(modules), edge_features, inputs, weights
         draws = warm_up is not None and rngs is not None
@@ -284,7 +288,7 @@ class MessagePassing(nnx.Module):
 
 
 class _Steps(NamedTuple):
-    """What is static of the steps: their modules' structure, and how many there are."""
+    """Static description of the steps: the structure of the modules, and the number of steps."""
 
     graphdef: Any
     number: int
@@ -292,7 +296,7 @@ class _Steps(NamedTuple):
 
 
 def _run_steps(steps: _Steps, arguments: tuple[Any, ...]) -> tuple[Any, Any]:
-    """The state behind the last step, and what the readout made of each."""
+    """Returns the state after the last step, and the readout's result for each step."""
     graph, arrays, state, warm_up, warm_up_key, keys = arguments
 
     def run_step(arrays, state, key):
@@ -316,26 +320,26 @@ def _run_steps(steps: _Steps, arguments: tuple[Any, ...]) -> tuple[Any, Any]:
 
     if steps.recompute_every is None:
         return _scan(step, state, keys, steps.number)
-    # Nothing is merged across the steps of a scan, so nothing needs to be kept from it.
+    # XLA merges nothing across the steps of a scan, so no barrier is needed.
     step = nnx.remat(step, prevent_cse=False)
     spans = _spans(steps.number, steps.recompute_every)
     return _scan_segments(step, state, keys, steps.number, spans)
 
 
 def _drawn(modules: Any) -> list[Array]:
-    """How many numbers each random stream of the modules' own has given."""
+    """Returns how many numbers each random stream held by the modules has given."""
     return jax.tree.leaves(nnx.to_pure_dict(nnx.state(modules, nnx.RngCount)))
 
 
 def _require_same(drawn: list[Array], afterwards: list[Array]) -> None:
-    """Complains if a step drew numbers: as that is dropped, all steps would get the same."""
+    """Raises if a step drew from a held stream, which would give all steps the same numbers."""
     if any(a is not b for a, b in zip(drawn, afterwards, strict=True)):
         expected = "modules that draw random numbers from the rngs of the call"
         raise bad_input("MessagePassing", "modules", expected, "a random stream of their own")
 
 
 def _warmed_up(run_step: Callable, arrays: Any, state: Any, key: Any, steps: Any) -> Any:
-    """The state behind ``steps`` more steps; if there are any, a constant to differentiation."""
+    """Returns the state after ``steps`` more steps, without gradient if there are any."""
     constants, first = lax.stop_gradient((arrays, state))
 
     def body(i, state):
@@ -351,14 +355,14 @@ def _scan(step: Callable, state: Any, keys: Any, steps: int) -> tuple[Any, Any]:
 
 
 def _spans(steps: int, every: int | Literal["auto"]) -> list[int]:
-    """Steps of a segment, then of the segments that it is made of, and so on."""
+    """Returns the number of steps of a segment, of its sub-segments, and so on."""
     if every != "auto":
         return [every] if 1 < every < steps else []
 
     def parts(levels: int) -> int:
         return next(b for b in count(1) if b**levels >= steps)
 
-    # The fewest levels with so few states; each level makes all steps once more.
+    # The fewest levels within the limit of states; each level recomputes all steps once.
     held = {levels: levels * parts(levels) for levels in range(1, _MOST_STATES + 1)}
     levels = min(held, key=lambda levels: (max(held[levels], _MOST_STATES), levels))
     return [parts(levels) ** k for k in range(levels - 1, 0, -1)]
@@ -367,7 +371,7 @@ def _spans(steps: int, every: int | Literal["auto"]) -> list[int]:
 def _scan_segments(
     step: Callable, state: Any, keys: Any, steps: int, spans: Sequence[int]
 ) -> tuple[Any, Any]:
-    """``_scan`` whose backward pass keeps a state for each segment, and makes a segment again."""
+    """Runs ``_scan``, but stores one state per segment and recomputes segments backward."""
     spans = [span for span in spans if span < steps]
     if not spans:
         return _scan(step, state, keys, steps)

@@ -1,4 +1,4 @@
-"""How a node takes in what has arrived: by an MLP, or by a recurrent cell."""
+"""Updates of nodes from their messages: by an MLP, or by a recurrent cell."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jaxgnn.nn._options import checked_options
 
 
 class NodeUpdate[State](nnx.Module):
-    """What ``MessagePassing`` asks of an update: the base of those that are here, and of others.
+    """Interface that ``MessagePassing`` needs of an update: base class of all updates.
 
     Subclasses define ``start``, ``features`` and ``__call__``.
 
@@ -31,11 +31,11 @@ class NodeUpdate[State](nnx.Module):
     """
 
     def start(self, h: Float[Array, "*batch nodes d"]) -> State:
-        """The state in front of the first step."""
+        """Returns the state before the first step, from the features ``h``."""
         raise NotImplementedError(f"{type(self).__name__}: a NodeUpdate defines start")
 
     def features(self, state: State) -> Float[Array, "*batch nodes d"]:
-        """What messages are made of."""
+        """Returns the features from which messages are computed."""
         raise NotImplementedError(f"{type(self).__name__}: a NodeUpdate defines features")
 
     def __call__(
@@ -46,31 +46,31 @@ class NodeUpdate[State](nnx.Module):
         *,
         rngs: nnx.Rngs | None = None,
     ) -> State:
-        """The state behind a step.
+        """Returns the state after a step.
 
         Args:
-          state: in front of it.
-          messages: what arrived.
-          inputs: of the nodes, the same at every step.
-          rngs: a ``dropout`` stream in training, of the step's own.
+          state: state before the step.
+          messages: aggregated messages of each node.
+          inputs: inputs of each node, equal at every step.
+          rngs: random streams of this step, with one named ``dropout`` in training.
         """
         raise NotImplementedError(f"{type(self).__name__}: a NodeUpdate defines __call__")
 
 
 class MLPUpdate(NodeUpdate[Array]):
-    """``h' = mlp([h ; messages ; inputs])``, or ``h`` plus that.
+    """An MLP: ``h' = mlp([h ; messages ; inputs])``, with ``h`` added if ``residual``.
 
     Args:
-      features: width of h.
-      message_features: width of what arrives.
-      hidden_features: widths of the hidden layers.
+      features: width of the state h.
+      message_features: width of the messages.
+      hidden_features: widths of the hidden layers, a sequence.
       input_features: width of the inputs, zero if there are none.
-      residual: add h.
-      activation: between the layers.
-      dtype: of the computation; None for what state and parameters promote to.
-      param_dtype: of the parameters.
-      implementation: passed to the ops.
-      rngs: for the initial parameters.
+      residual: whether to add h.
+      activation: activation between the layers.
+      dtype: dtype of the computation; None for the promoted dtype of state and parameters.
+      param_dtype: dtype of the parameters.
+      implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
+      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
       ValueError: if a width is not positive, or an option not as above.
@@ -113,11 +113,11 @@ class MLPUpdate(NodeUpdate[Array]):
         )
 
     def start(self, h: Float[Array, "*batch nodes d"]) -> Array:
-        """``h`` itself."""
+        """Returns ``h`` itself, which is the initial state."""
         return h
 
     def features(self, state: Array) -> Float[Array, "*batch nodes d"]:
-        """The state itself."""
+        """Returns the state itself, which is the features."""
         return state
 
     def __call__(
@@ -128,21 +128,21 @@ class MLPUpdate(NodeUpdate[Array]):
         *,
         rngs: nnx.Rngs | None = None,
     ) -> Array:
-        """See ``NodeUpdate``; there is no dropout."""
+        """Returns the state after a step; ``rngs`` are unused, since there is no dropout."""
         _check_messages(self, messages)
         y = self.mlp(_side_by_side(self.dtype, state, messages, inputs)).astype(state.dtype)
         return state + y if self.residual else y
 
 
 def _check_messages(update: Any, messages: Array) -> None:
-    """Raises ValueError unless messages are as wide as the update was made for."""
+    """Raises ValueError unless messages have the width that the update was made for."""
     if messages.shape[-1] != update.message_features:
         expected = f"{update.message_features} wide, which is message_features"
         raise bad_input(type(update).__name__, "messages", expected, messages.shape[-1])
 
 
 class _CellUpdate[State](NodeUpdate[State]):
-    """A recurrent cell that reads ``[messages ; inputs]``, through an MLP if it has widths."""
+    """A recurrent cell on ``[messages ; inputs]``, or on an MLP of them if that has layers."""
 
     def __init__(
         self,
@@ -168,19 +168,19 @@ class _CellUpdate[State](NodeUpdate[State]):
 class GRUUpdate(_CellUpdate[Array]):
     """A gated recurrent unit: ``h' = GRU(h, mlp([messages ; inputs]))``.
 
-    The cell is ``nnx.GRUCell`` (https://arxiv.org/abs/1406.1078), as in gated graph networks
+    The cell is ``nnx.GRUCell`` (https://arxiv.org/abs/1406.1078), which gated graph networks use
     (https://arxiv.org/abs/1511.05493).
 
     Args:
-      features: width of h.
-      message_features: width of what arrives.
-      mlp_features: widths of the layers of an MLP in front of the cell; none for no MLP.
+      features: width of the state h.
+      message_features: width of the messages.
+      mlp_features: widths of the layers of an MLP before the cell; empty for no MLP.
       input_features: width of the inputs, zero if there are none.
-      activation: between the layers of the MLP.
-      dtype: of the computation; None for what state and parameters promote to.
-      param_dtype: of the parameters.
-      implementation: passed to the ops.
-      rngs: for the initial parameters.
+      activation: activation between the layers of the MLP.
+      dtype: dtype of the computation; None for the promoted dtype of state and parameters.
+      param_dtype: dtype of the parameters.
+      implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
+      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
       ValueError: if a width is not positive, or an option not as above.
@@ -215,11 +215,11 @@ class GRUUpdate(_CellUpdate[Array]):
         self.cell = nnx.GRUCell(self.cell_features, features, **functions, **own)
 
     def start(self, h: Float[Array, "*batch nodes d"]) -> Array:
-        """``h`` itself."""
+        """Returns ``h`` itself, which is the initial state."""
         return h
 
     def features(self, state: Array) -> Float[Array, "*batch nodes d"]:
-        """The state itself."""
+        """Returns the state itself, which is the features."""
         return state
 
     def __call__(
@@ -230,12 +230,12 @@ class GRUUpdate(_CellUpdate[Array]):
         *,
         rngs: nnx.Rngs | None = None,
     ) -> Array:
-        """See ``NodeUpdate``; there is no dropout."""
+        """Returns the state after a step; ``rngs`` are unused, since there is no dropout."""
         h, x = promote_dtype((state, self._read(messages, inputs)), dtype=self.dtype)
         return self.cell(h, x)[0].astype(state.dtype)
 
 
-# Of this module, by whose names they are pickled; JAX's own can not be.
+# Defined here so that they can be pickled by name; JAX's own functions cannot.
 def _gate(z: Array) -> Array:
     return jax.nn.sigmoid(z)
 
@@ -248,9 +248,9 @@ class LSTMState(NamedTuple):
     """State of an ``LSTMUpdate``.
 
     Attributes:
-      hidden: features.
-      cell: memory, in float32 at least: it adds up step by step.
-      is_first: whether no step was made yet, so that ``hidden`` is no output of the cell.
+      hidden: features of the nodes.
+      cell: memory, in float32 at least, because it accumulates over steps.
+      is_first: whether no step has been made, so that ``hidden`` is not an output of the cell.
     """
 
     hidden: Float[Array, "*batch nodes d"]
@@ -261,23 +261,24 @@ class LSTMState(NamedTuple):
 class LSTMUpdate(_CellUpdate[LSTMState]):
     """Long short-term memory: ``h', c' = LSTM(h, c, mlp([messages ; inputs]))``.
 
-    As in recurrent relational networks (https://arxiv.org/abs/1711.08028): messages of the first
-    step are made of the initial features, but the cell begins with zeros, its hidden state too::
+    Recurrent relational networks (https://arxiv.org/abs/1711.08028) use it. Messages of the first
+    step are computed from the initial features, but the cell's memory and hidden state begin at
+    zero::
 
         i, f, g, o = [x ; h] W + b
         c' = σ(f + 1) c + σ(i) tanh(g),  h' = σ(o) tanh(c')
 
     Args:
-      features: width of h.
-      message_features: width of what arrives.
-      mlp_features: widths of the layers of an MLP in front of the cell; none for no MLP.
+      features: width of the state h.
+      message_features: width of the messages.
+      mlp_features: widths of the layers of an MLP before the cell; empty for no MLP.
       input_features: width of the inputs, zero if there are none.
-      activation: between the layers of the MLP.
+      activation: activation between the layers of the MLP.
       dtype: of the computation; None for what state and parameters promote to. The memory is
         float32 at least.
-      param_dtype: of the parameters.
-      implementation: passed to the ops.
-      rngs: for the initial parameters.
+      param_dtype: dtype of the parameters.
+      implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
+      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
       ValueError: if a width is not positive, or an option not as above.
@@ -313,12 +314,12 @@ class LSTMUpdate(_CellUpdate[LSTMState]):
         self.gates = FusedLinear(self.cell_features + features, 4 * features, **own)
 
     def start(self, h: Float[Array, "*batch nodes d"]) -> LSTMState:
-        """Features ``h`` and an empty memory."""
+        """Returns the features ``h`` with a memory of zeros."""
         dtype = jnp.float64 if h.dtype == jnp.float64 else jnp.float32
         return LSTMState(h, jnp.zeros_like(h, dtype=dtype), jnp.array(True))
 
     def features(self, state: LSTMState) -> Float[Array, "*batch nodes d"]:
-        """The hidden state."""
+        """Returns the hidden state, which is the features."""
         return state.hidden
 
     def __call__(
@@ -329,23 +330,23 @@ class LSTMUpdate(_CellUpdate[LSTMState]):
         *,
         rngs: nnx.Rngs | None = None,
     ) -> LSTMState:
-        """See ``NodeUpdate``; there is no dropout."""
+        """Returns the state after a step; ``rngs`` are unused, since there is no dropout."""
         hidden = jnp.where(state.is_first, 0, state.hidden)
         z: Any = self.gates(_side_by_side(self.dtype, self._read(messages, inputs), hidden))
         h, cell = _lstm_cell(z, state.cell)
         return LSTMState(h.astype(hidden.dtype), cell, jnp.zeros_like(state.is_first))
 
 
-# The backward pass keeps what the gates read, not the six arrays that they are made of.
+# The backward pass stores the input of the gates, not the six arrays computed from it.
 @partial(jax.checkpoint, prevent_cse=False)
 def _lstm_cell(z: Array, cell: Array) -> tuple[Array, Array]:
-    """Hidden state and memory behind a step, from the gates ``z`` in front of their activations."""
+    """Computes the next hidden state and memory from the gates ``z`` before their activations."""
     i, f, g, o = jnp.split(z.astype(cell.dtype), 4, axis=-1)
     cell = jax.nn.sigmoid(f + 1) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
     return jax.nn.sigmoid(o) * jnp.tanh(cell), cell
 
 
 def _side_by_side(dtype: DTypeLike | None, *parts: Array | None) -> Array:
-    """One array of the features of all parts; in what they promote to if ``dtype`` is None."""
+    """Concatenates the features of all parts, in their promoted dtype if ``dtype`` is None."""
     arrays = promote_dtype(tuple(part for part in parts if part is not None), dtype=dtype)
     return jnp.concatenate(arrays, axis=-1)

@@ -1,4 +1,4 @@
-"""What layers ask of their options: when they are made, not when they are first called."""
+"""Checks of the options of layers, made when a layer is constructed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from jaxgnn._errors import bad_input
 from jaxgnn.ops._core.activations import ACTIVATIONS
 from jaxgnn.ops._dense.reference.fused_linear import PRECISIONS
 
-# Of a value: None if it will do, else what it should have been.
+# Returns None if a value is valid, and else a description of what was expected.
 type Check = Callable[[Any], str | None]
 
 
 def one_of(*choices: Any) -> Check:
-    """One of these; of other types than text only itself, so that 1 is not True."""
+    """Check for one of some values; the type must match too, so that 1 is not True."""
 
     def check(value: Any) -> str | None:
         known = any(value is c or (isinstance(c, str) and _equals(value, c)) for c in choices)
@@ -33,12 +33,12 @@ def one_of(*choices: Any) -> Check:
 
 
 def named_one_of(*names: str) -> Check:
-    """One of many names."""
+    """Check for one of many names."""
     return lambda value: None if one_of(*names)(value) is None else f"one of {', '.join(names)}"
 
 
 def or_none(check: Check) -> Check:
-    """None, or what another check wants."""
+    """Check for None, or a value that another check accepts."""
 
     def either(value: Any) -> str | None:
         expected = None if value is None else check(value)
@@ -48,7 +48,7 @@ def or_none(check: Check) -> Check:
 
 
 def either_of(*checks: Check) -> Check:
-    """What one of several checks wants."""
+    """Check for a value that one of several checks accepts."""
 
     def either(value: Any) -> str | None:
         expected = [check(value) for check in checks]
@@ -58,16 +58,16 @@ def either_of(*checks: Check) -> Check:
 
 
 def instance_of(kind: type, expected: str) -> Check:
-    """An object of a class."""
+    """Check for an object of a class."""
     return lambda value: None if isinstance(value, kind) else expected
 
 
 def anything(value: Any) -> None:
-    """Whatever it is: for what a layer checks by itself."""
+    """Accepts any value, for options that a layer checks itself."""
 
 
 def at_least(least: int) -> Check:
-    """A whole number from ``least`` on."""
+    """Check for a whole number of at least ``least``."""
 
     def check(value: Any) -> str | None:
         if not is_integer(value):
@@ -78,28 +78,28 @@ def at_least(least: int) -> Check:
 
 
 def is_integer(value: Any) -> bool:
-    """Whether it is a whole number, and not True or False."""
+    """Returns whether a value is a whole number, and not True or False."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def function(value: Any) -> str | None:
-    """Something to call."""
+    """Checks for a callable object."""
     return None if callable(value) else "a function or a module"
 
 
 def number(value: Any) -> str | None:
-    """A finite number."""
+    """Checks for a finite number."""
     is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
     return None if is_number and math.isfinite(value) else "a finite number"
 
 
 def rate(value: Any) -> str | None:
-    """A probability below one."""
+    """Checks for a probability below one."""
     return None if number(value) is None and 0 <= value < 1 else "in [0, 1)"
 
 
 def floating(value: Any) -> str | None:
-    """A floating dtype, or its name."""
+    """Checks for a floating dtype, or the name of one."""
     expected = "a floating dtype"
     try:
         return None if jnp.issubdtype(jnp.dtype(value), jnp.floating) else expected
@@ -111,7 +111,7 @@ flag = instance_of(bool | np.bool_, "True or False")
 activation = one_of(*ACTIVATIONS)
 any_activation = either_of(activation, function)
 
-# By the names that options have in every layer.
+# Checks by the name of the option, which means the same in every layer.
 _CHECKS: Mapping[str, Check] = {
     "aggregation": one_of("sum", "mean"),
     "alpha": number,
@@ -169,13 +169,14 @@ _CHECKS: Mapping[str, Check] = {
 def checked_options[M: nnx.Module, **P](
     **own: Check,
 ) -> Callable[[Callable[Concatenate[M, P], None]], Callable[Concatenate[M, P], None]]:
-    """Decorator of an ``__init__``: refuses options that are not as their names say.
+    """Decorates an ``__init__`` so that it refuses invalid options.
 
     Args:
-      **own: checks of this layer, of options that mean something else in others.
+      **own: checks that replace the common ones, by the name of the option.
 
     Raises:
-      ValueError: names the layer, the option, what was expected and what came.
+      ValueError: if an option is invalid; names the layer, the option, the expected and the given
+        value.
     """
     checks = {**_CHECKS, **own}
 

@@ -1,7 +1,7 @@
 """UniGNN's layers: graph networks over hyperedges (https://arxiv.org/abs/2105.00956).
 
-All begin with the mean of each hyperedge's nodes, ``h_e``. Hyperedges of one node, with which a
-node sees itself, are the hypergraph's business (``incidence.with_self_loops()``).
+All layers first compute ``h_e``, the mean of each hyperedge's nodes. They add no self loops: call
+``incidence.with_self_loops()`` to give each node a hyperedge of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from jaxgnn.ops._graph.attention import edge_scores, row_scores, row_softmax, we
 
 
 class _UniConv(nnx.Module):
-    """What the layers share: one linear map W with its bias."""
+    """Base class of the layers: one linear map W with its bias."""
 
     @checked_options()
     def __init__(
@@ -65,14 +65,14 @@ class UniGCNConv(_UniConv):
     Args:
       in_features: width of the input.
       out_features: width of the output.
-      use_bias: add b.
-      dtype: of the computation; None for what input and parameters promote to.
-      param_dtype: of the parameters.
-      implementation: passed to the ops.
-      rngs: for the initial parameters.
+      use_bias: whether to add the bias b.
+      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
+      param_dtype: dtype of the parameters.
+      implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
+      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
-      ValueError: if an option is not as above.
+      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -87,7 +87,7 @@ class UniGCNConv(_UniConv):
     def __call__(
         self, incidence: Incidence, x: Float[Array, "*batch nodes in"]
     ) -> Float[Array, "*batch nodes out"]:
-        """Convolves; leading axes share the hypergraph."""
+        """Applies the convolution; all leading axes of ``x`` share the hypergraph."""
         incidence = check_hypergraph(self, incidence, x, self.linear.in_features)
         by_hyperedge, by_node = incidence.by_hyperedge(), incidence.by_node()
         degrees = incidence.node_degrees().astype(jnp.float32)
@@ -110,14 +110,14 @@ class UniSAGEConv(_UniConv):
       in_features: width of the input.
       out_features: width of the output.
       aggregation: ``"sum"`` or ``"mean"``, over the hyperedges of a node.
-      use_bias: add b.
-      dtype: of the computation; None for what input and parameters promote to.
-      param_dtype: of the parameters.
-      implementation: passed to the ops.
-      rngs: for the initial parameters.
+      use_bias: whether to add the bias b.
+      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
+      param_dtype: dtype of the parameters.
+      implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
+      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
-      ValueError: if an option is not as above.
+      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -155,7 +155,7 @@ class UniSAGEConv(_UniConv):
     def __call__(
         self, incidence: Incidence, x: Float[Array, "*batch nodes in"]
     ) -> Float[Array, "*batch nodes out"]:
-        """Convolves; leading axes share the hypergraph."""
+        """Applies the convolution; all leading axes of ``x`` share the hypergraph."""
         incidence = check_hypergraph(self, incidence, x, self.linear.in_features)
         rows = None
         if self.aggregation == "mean":
@@ -174,14 +174,14 @@ class UniGINConv(_UniConv):
     Args:
       in_features: width of the input.
       out_features: width of the output.
-      use_bias: add b.
-      dtype: of the computation; None for what input and parameters promote to.
-      param_dtype: of the parameters.
-      implementation: passed to the ops.
-      rngs: for the initial parameters.
+      use_bias: whether to add the bias b.
+      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
+      param_dtype: dtype of the parameters.
+      implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
+      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
-      ValueError: if an option is not as above.
+      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -217,7 +217,7 @@ class UniGINConv(_UniConv):
     def __call__(
         self, incidence: Incidence, x: Float[Array, "*batch nodes in"]
     ) -> Float[Array, "*batch nodes out"]:
-        """Convolves; leading axes share the hypergraph."""
+        """Applies the convolution; all leading axes of ``x`` share the hypergraph."""
         incidence = check_hypergraph(self, incidence, x, self.linear.in_features)
 
         def propagate(x):
@@ -235,19 +235,19 @@ class UniGATConv(nnx.Module):
 
     Args:
       in_features: width of the input.
-      out_features: width of the output, of each head.
-      heads: of attention.
-      concat: heads one after the other, or their mean.
-      negative_slope: of the scores' leaky relu.
-      dropout: probability of leaving a coefficient out in training.
-      use_bias: add b.
-      dtype: of the computation; None for what input and parameters promote to.
-      param_dtype: of the parameters.
-      implementation: passed to the ops.
-      rngs: for the initial parameters.
+      out_features: width of the output of each head.
+      heads: number of attention heads.
+      concat: whether to concatenate the heads; False for their mean.
+      negative_slope: slope of the leaky ReLU of the attention scores below zero.
+      dropout: probability of dropping an attention coefficient in training.
+      use_bias: whether to add the bias b.
+      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
+      param_dtype: dtype of the parameters.
+      implementation: name of the kernels of the ops, such as ``"xla"``; None for the default.
+      rngs: random streams from which the initial parameters are drawn.
 
     Raises:
-      ValueError: if an option is not as above.
+      ValueError: if an option has a type or value other than described above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -298,12 +298,12 @@ class UniGATConv(nnx.Module):
         *,
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "*batch nodes out"]:
-        """Convolves; leading axes share the hypergraph.
+        """Applies the convolution; all leading axes of ``x`` share the hypergraph.
 
         Args:
           incidence: the hypergraph.
           x: features of the nodes.
-          rngs: a ``dropout`` stream in training, None in evaluation.
+          rngs: random streams with one named ``dropout`` in training; None in evaluation.
         """
         incidence = check_hypergraph(self, incidence, x, self.linear.in_features)
         z = self.linear(x)

@@ -1,4 +1,4 @@
-"""Trained weights that come with the library, and what they can do.
+"""Trained weights that come with the library, and solvers that use them.
 
 Experiments train and export them; here they are loaded and asked. The log of a training run lies
 beside its weights.

@@ -20,13 +20,13 @@ from jaxgnn.pretrained._weights import load_weights
 
 
 def sudoku_weights() -> Path:
-    """Where the weights are that come with the library: what ``sudoku_solver`` loads."""
+    """Returns the path of the weights in the library, which ``sudoku_solver`` loads by default."""
     return Path(__file__).parent / "sudoku.npz"
 
 
 @dataclass(frozen=True)
 class SudokuAnswer:
-    """What the network says about a puzzle.
+    """The network's answer to a puzzle.
 
     Attributes:
       puzzle: [81] int8, 0 where a cell is empty.
@@ -34,8 +34,8 @@ class SudokuAnswer:
         network says is NaN or infinite.
       settled: the first step from which on the answer is ``board``, counted from 1; None if
         ``board`` breaks the rules or is not full, so that it is no solution.
-      steps: of message passing.
-      conflicts: the rules that it breaks.
+      steps: number of steps of message passing.
+      conflicts: the conflicts of ``board`` with the rules.
     """
 
     puzzle: np.ndarray
@@ -78,7 +78,7 @@ class SudokuSolver:
         Args:
           puzzle: 81 cells, row by row, with '.' or '0' where empty; or the name of a file with
             them; or an array [81] with 0 where empty.
-          steps: of message passing.
+          steps: number of steps of message passing.
 
         Raises:
           ValueError: if ``puzzle`` has another number of cells, or something else than digits in
@@ -105,7 +105,7 @@ def sudoku_solver(weights: str | os.PathLike[str] | None = None) -> SudokuSolver
     """Loads a trained network.
 
     Args:
-      weights: a file of ``save_weights``; None for that which comes with the library.
+      weights: a file written by ``save_weights``; None for the file that comes with the library.
 
     Raises:
       FileNotFoundError: if there is no such file.

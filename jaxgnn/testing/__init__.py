@@ -1,4 +1,4 @@
-"""What tests and benchmarks share: workloads, tolerances, gradient checks, timing."""
+"""Tools for tests and benchmarks: workloads, tolerances, gradient checks and timing."""
 
 from jaxgnn.testing.cases import DIMS as DIMS
 from jaxgnn.testing.cases import DTYPES as DTYPES

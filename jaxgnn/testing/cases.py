@@ -18,8 +18,8 @@ class GraphCase:
     """A named graph.
 
     Attributes:
-      name: says what is special about it.
-      build: makes it, always the same.
+      name: describes what is special about the graph.
+      build: function that makes the graph, equal at each call.
     """
 
     name: str

@@ -18,11 +18,11 @@ def tolerances(
     """Relative error of a stored result, and of a float32 sum against the largest result.
 
     Args:
-      dtype: of the stored result.
+      dtype: dtype of the stored result.
       reduction_length: terms in the longest sum behind it.
       operands: dtype that the terms of the sum were rounded to on the way, if they were. Their
         errors add up as the terms do.
-      roundings: how often they were, one after the other.
+      roundings: how many times in succession the terms were rounded to ``operands``.
 
     Returns:
       ``(storage, accumulation)``: a result may differ by ``storage`` times itself plus

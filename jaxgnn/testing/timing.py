@@ -121,13 +121,13 @@ def measure_in_turns(
     """Times candidates that are to be compared, each as ``measure`` does.
 
     After all were compiled and warmed up, each has one batch, then each its second, and so on.
-    Clocks that still rise and whatever else drifts while this goes on meet all of them alike; one
-    after the other, they would be taken for a difference. Between its batches no result of a
+    Rising clocks and other drift then affect all candidates equally; if candidates were timed one
+    after the other, drift would look like a difference. Between its batches no result of a
     candidate is kept.
 
     Args:
-      candidates: by name.
-      repeats: batches of each.
+      candidates: candidates by name.
+      repeats: number of batches of each candidate.
       batch_ms: least duration of a batch, in milliseconds.
       budget_ms: once the batches of all candidates took this long together, three of each are
         enough.
@@ -281,7 +281,7 @@ def copy_bandwidth(nbytes: int | None = None, *, repeats: int = 7) -> float:
     Args:
       nbytes: size of the array; by default 256 MiB on a CPU and 2 GiB elsewhere, much larger
         than the caches.
-      repeats: batches to time, as in ``measure``.
+      repeats: number of batches to time.
 
     Returns:
       GB/s, 10^9 bytes a second.

@@ -1,4 +1,4 @@
-"""What every experiment shares: the training loop, run folders, checkpoints, metrics, plots.
+"""Tools for experiments: the training loop, run folders, checkpoints, metrics and plots.
 
 Generic over Flax NNX modules and pytrees: nothing here knows about graphs.
 """

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: whole on disk or not there at all, restored exactly as they were."""
+"""Checkpoints of a run, written atomically and restored exactly."""
 
 import os
 from pathlib import Path
@@ -64,7 +64,7 @@ class Checkpoints:
         """Writes a checkpoint and removes those that are too old.
 
         Args:
-            step: Its number.
+            step: Step number of the checkpoint.
             state: Arrays of the training state.
             best: Arrays of the best model so far.
             info: Anything JSON can hold.
@@ -76,7 +76,7 @@ class Checkpoints:
         items: dict[str, ocp.args.CheckpointArgs] = {
             item: ocp.args.StandardSave(named(tree)) for item, tree in trees.items()
         }
-        # What was saved, in our own words: a mismatch can then be named before orbax reads.
+        # Description of the saved arrays, so that a mismatch can be named before orbax reads.
         saved = {item: types(tree) for item, tree in trees.items()}
         items[_INFO] = ocp.args.JsonSave({"types": saved, "info": info})
         if not self._manager.save(step, args=ocp.args.Composite(**items)):
@@ -112,7 +112,7 @@ class Checkpoints:
         return Restored(state, found.get(_BEST), info)
 
     def restore_model(self, like: ModelState, item: str, step: int | None) -> ModelState:
-        """Reads the arrays of a model; arguments and errors as in `load_model`."""
+        """Reads the arrays of a model from the checkpoint of a step, or from the newest."""
         step, saved, _ = self._read_info(step)
         if item not in saved:
             raise ValueError(f"checkpoint {self.folder / str(step)} holds no {item} model")
@@ -123,7 +123,7 @@ class Checkpoints:
         return ModelState(rounded(params, like.params), other)
 
     def close(self) -> None:
-        """Releases orbax's threads."""
+        """Closes the folder and releases the threads of orbax."""
         self._manager.close()
 
     def __enter__(self) -> Self:
@@ -189,7 +189,7 @@ def load_model[M: nnx.Module](
         model: A model with the structure of the trained one; it is not changed.
         which: The model as it was at the checkpoint, the best one found up to there, or the one
             with the moving average of the parameters, of a run with `LoopConfig.ema_decay`.
-        step: The checkpoint; the newest if None.
+        step: Step of the checkpoint; None for the newest.
 
     Returns:
         A new model. Its arrays lie where those of `model` lie.

@@ -1,4 +1,4 @@
-"""Small files: a kill at any moment leaves the old or the new one, and what is broken is named."""
+"""Small files, replaced atomically, and read with errors that name the broken file."""
 
 import json
 import os
@@ -22,16 +22,16 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def parse_json[T](text: str, where: str, kind: type[T], what: str) -> T:
-    """What `text` says in JSON.
+    """Parses `text` as JSON.
 
     Args:
-        text: What to read.
+        text: The JSON text.
         where: The file, and the line if it has several values, for the error.
         kind: The type that the value must have.
-        what: That in words.
+        what: Description of the expected type, for the error.
 
     Raises:
-        ValueError: It is not JSON, or of another type.
+        ValueError: The text is not JSON, or its value is of another type.
     """
     try:
         value = json.loads(text)
@@ -43,7 +43,7 @@ def parse_json[T](text: str, where: str, kind: type[T], what: str) -> T:
 
 
 def read_json[T](path: Path, kind: type[T], what: str) -> T:
-    """Reads the file at `path`; arguments and errors as in `parse_json`."""
+    """Reads the JSON file at `path`; raises ValueError unless it holds a value of type `kind`."""
     return parse_json(path.read_text(encoding="utf-8", errors="replace"), str(path), kind, what)
 
 

@@ -29,7 +29,7 @@ from ._trees import PyTree, all_finite, copy_arrays, owned
 
 @dataclasses.dataclass(frozen=True)
 class LoopConfig:
-    """How long to train, and what to do when. Steps count from 1.
+    """Length of training and intervals of its actions. Steps count from 1.
 
     Attributes:
         steps: Updates in the whole run, those before a resume included.
@@ -48,7 +48,7 @@ class LoopConfig:
         max_seconds: When to stop early: behind the first read of the device after this many seconds
             of a call of `fit`, with a checkpoint. The same call then goes on. None never stops.
         examples_per_step: For the progress report, which then shows how many a second.
-        examples: What they are called there.
+        examples: Name of the examples in the progress report.
     """
 
     steps: int
@@ -95,7 +95,7 @@ class Best:
 
 @dataclasses.dataclass(frozen=True)
 class FitResult[M: nnx.Module]:
-    """What `fit` found.
+    """The result of `fit`.
 
     Attributes:
         model: The model after the last step.
@@ -103,7 +103,7 @@ class FitResult[M: nnx.Module]:
             `LoopConfig.ema_decay`.
         best_model: The model at the best evaluation; None without `LoopConfig.select`, or if no
             evaluation had a finite value for it.
-        best: That evaluation; None where `best_model` is.
+        best: The best evaluation; None if `best_model` is None.
         history: One row a step: `step`, `loss`, the metrics of `loss_fn`, and at evaluations
             those of `evaluate`. Equal to the run's `metrics.jsonl`.
         compile_seconds: Time of the first step and of each first step with a new static value,

@@ -28,8 +28,8 @@ def plot_curves(
     label.
 
     Args:
-        histories: Label -> rows, as in `FitResult.history` or from `RunFolder.read_metrics`. A
-            row without a field is left out of that curve.
+        histories: Rows by label of the run; each row is a dict of `step` and other numbers, such as
+          `FitResult.history`. A row without a field is left out of that curve.
         path: The PNG file.
         fields: What to draw; everything but `step` if None.
 

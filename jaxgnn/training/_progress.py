@@ -19,7 +19,7 @@ class Progress:
         done: Steps done before this start.
         total: Steps of the whole run.
         examples_per_step: To show examples a second in the place of milliseconds a step, or None.
-        examples: What they are called.
+        examples: Name of the examples.
         enabled: False shows nothing.
     """
 

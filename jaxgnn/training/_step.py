@@ -26,14 +26,15 @@ class ModelState(NamedTuple):
 
 
 class TrainState(NamedTuple):
-    """All that a step changes.
+    """All state that a training step changes.
 
     Attributes:
-        model: What is trained.
-        optimizer: Its state.
-        step: int32 [], the updates done.
+        model: Arrays of the model that is trained.
+        optimizer: State of the optimizer.
+        step: int32 [], number of updates done.
         average: A moving average of the parameters, in float32 where theirs is shorter; or None.
-        remainder: What is to be added to it, too little for its dtype: see `_moved_average`.
+        remainder: The rounding error of the average, which is too small for its dtype and is added
+          to it; None without an average.
     """
 
     model: ModelState
@@ -173,8 +174,8 @@ def _moved_average(
     It begins as the mean of all parameters so far, so that the initial ones leave no trace.
 
     With a decay near 1, what an update adds is soon less than the last digit of the average, which
-    then would stand still on its way, or be rounded as often as there are steps. So the average is
-    the sum of two numbers, whose second has what the first can not hold.
+    then would stop moving, or accumulate a rounding error at each step. So the average is the sum
+    of two numbers, of which the second holds the rounding error of the first.
     """
     share = jnp.maximum(1.0 - decay, 1.0 / number.astype(jnp.float32))
 

@@ -1,4 +1,4 @@
-"""What the loop asks of any pytree of arrays."""
+"""Helper functions of the training loop on pytrees of arrays."""
 
 from typing import Any
 

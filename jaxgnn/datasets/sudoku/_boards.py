@@ -1,4 +1,4 @@
-"""Boards as text and as arrays, and what is wrong with them at first sight."""
+"""Boards as text and as arrays, and conflicts between their digits."""
 
 import os
 from dataclasses import dataclass
@@ -78,8 +78,8 @@ def load(source: str | os.PathLike[str]) -> np.ndarray:
     """Reads a board from a file that holds it alone, or from the text itself.
 
     Args:
-        source: name of a file, which may be a pipe or a device such as `/dev/stdin`; or a board, as
-            in `parse`.
+        source: name of a file, which may be a pipe or a device such as `/dev/stdin`; or the text of
+          a board, 81 cells row by row with '.' or '0' where empty.
 
     Returns:
         [81] int8.

@@ -26,13 +26,13 @@ def read_palm(path: str | PathLike[str]) -> Puzzles:
             if its name ends in .gz.
 
     Returns:
-        The puzzles. Whether a solution is the only one is not looked at: see `solve`.
+        The puzzles. It is not checked whether each solution is unique.
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: the file and the number of the first line that is not what it should be: of
-            another length, with other characters, with a digit twice in a unit, or with a solution
-            that is none, or of another puzzle.
+            another length, with other characters, with a digit twice in a unit, or with an invalid
+            solution, or the solution of another puzzle.
     """
     file = Path(path)
     lines = _files.read_lines(file, "lines 'quiz,solution' of 81 digits each")
@@ -46,7 +46,7 @@ def read_kaggle(path: str | PathLike[str]) -> Puzzles:
         path: the csv file; compressed if its name ends in .gz.
 
     Returns:
-        The puzzles. Whether a solution is the only one is not looked at: see `solve`.
+        The puzzles. It is not checked whether each solution is unique.
 
     Raises:
         FileNotFoundError: there is no such file.

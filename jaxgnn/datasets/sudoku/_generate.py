@@ -41,12 +41,12 @@ def generate(
         count: how many puzzles.
         givens: 18 to 81, how many cells are given; or several numbers, such as `range(19, 35)`,
             that the puzzles take in turn; or None for minimal puzzles as they come. One with 18
-            takes a core a minute or two. Some with 17 exist, but are too rare to be found this
-            way: see `read_lines`.
+            takes a core a minute or two. Some with 17 exist, but are too rare to be found in this
+            way.
         minimal: whether puzzles must be minimal at their number of givens, 18 to 28; none are
             added then.
-        seed: of everything random.
-        threads: how many work on it; None takes all the process may use.
+        seed: seed of all random choices.
+        threads: number of threads; None for all CPUs that the process may use.
         progress: called now and then with the number of puzzles made so far.
 
     Returns:
@@ -88,7 +88,7 @@ def add_givens(data: Puzzles, givens: int | np.ndarray, *, seed: int = 0) -> Puz
     Args:
         data: puzzles with their solutions.
         givens: how many cells of each shall be given, one number or [count].
-        seed: of the choice of cells.
+        seed: seed of the choice of cells.
 
     Returns:
         The puzzles with their new givens.

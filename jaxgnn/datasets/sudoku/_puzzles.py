@@ -20,7 +20,7 @@ class Puzzles:
     solutions: np.ndarray
 
     def __post_init__(self) -> None:
-        """Checks the shapes."""
+        """Checks the shapes of both arrays."""
         shapes = self.puzzles.shape, self.solutions.shape
         if shapes[0] != shapes[1] or len(shapes[0]) != 2 or shapes[0][1] != CELLS:
             raise ValueError(
@@ -29,7 +29,7 @@ class Puzzles:
             )
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Returns the number of puzzles."""
         return self.puzzles.shape[0]
 
     def __getitem__(self, index: slice | np.ndarray) -> "Puzzles":

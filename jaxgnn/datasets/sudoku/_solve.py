@@ -36,7 +36,7 @@ def solve(
     Args:
         boards: [count, 81] integers, 0 where a cell is empty.
         limit: how many solutions of a board to look for, at least 1.
-        threads: how many work on it; None takes all the process may use.
+        threads: number of threads; None for all CPUs that the process may use.
 
     Returns:
         How many solutions each board has, [count] int32, at most `limit`; and the solutions,
@@ -104,10 +104,10 @@ def difficulty(boards: np.ndarray, *, threads: int | None = None) -> Difficulty:
 
     Args:
         boards: [count, 81] integers, 0 where a cell is empty.
-        threads: how many work on it; None takes all the process may use.
+        threads: number of threads; None for all CPUs that the process may use.
 
     Returns:
-        Counts that make comparable what is easy and what is hard.
+        Counts that rank boards from easy to hard.
 
     Raises:
         ValueError: `boards` are not digits of that shape.

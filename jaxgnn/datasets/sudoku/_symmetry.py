@@ -71,7 +71,7 @@ def augment(key: Array, *boards: Int[Array, "*batch 81"]) -> Any:
         *boards: each [..., 81].
 
     Returns:
-        The images, as many as there were boards, in a tuple.
+        The images of all boards, in a tuple.
 
     Example:
         >>> data = jnp.arange(81, dtype=jnp.int8) % 10
@@ -99,5 +99,5 @@ def _inverse(permutation: Int[Array, "count"]) -> Int[Array, "count"]:
 
 
 def _lines(groups: Int[Array, "3"], inside: Int[Array, "3 3"]) -> Int[Array, "9"]:
-    """Rows in the order of their bands and of the rows inside each band; columns alike."""
+    """Order of nine lines, from the order of their groups and the order inside each group."""
     return (3 * groups[:, None] + inside).reshape(9)
