@@ -371,11 +371,11 @@ MHC_KERNELS = (
         _kernels("mhc_slices", "test_every_tile_gives_the_gradients"),
     ),
     Fault(
-        "mhc_post_pre kernel of slices: the matrix of the streams is transposed",
+        "mhc_pre kernel of slices: the matrix of the mixing behind it is transposed",
         "pallas_kernels/mhc/slices/backward.py",
         "(old * n + new if self.transposed else new * n + old)",
         "(new * n + old if self.transposed else old * n + new)",
-        _kernels("mhc_slices", "test_every_tile_gives_the_gradients_through_post"),
+        _kernels("mhc_slices", "test_every_tile_gives_the_gradients"),
     ),
 )
 
