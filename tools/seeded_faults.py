@@ -1,0 +1,838 @@
+"""Seeds faults, one at a time, in copies of the sources, and asks whether the tests find them.
+
+The shortened suite, `make test`, runs a few cases of costly tests. This shows that they are enough:
+each fault of the table below is what somebody might get wrong (an index off by one, a missing
+mask, a sign, a scale, a race, a transpose, a rounding, a forgotten bias), and the tests that belong
+to its place must fail once it is there. ::
+
+    .venv/bin/python tools/seeded_faults.py --clean   # do these tests pass without a fault?
+    .venv/bin/python tools/seeded_faults.py           # and fail with one?
+
+Native C++ and CUDA sources are left out, since each fault there would be a build of its own. The
+exit status is 1 if a fault is missed, and 2 if the table is wrong: a text that is not there once,
+or tests that can not be collected.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+COPIED = ("jaxgnn", "pallas_kernels", "tests", "experiments", "pyproject.toml")
+PASSED, FAILED = 0, 1  # exit status of pytest
+LONGEST_SECONDS = 900
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault, and the tests that should find it.
+
+    Attributes:
+      name: what is wrong.
+      file: where, from the root of the sources.
+      old: the text that is replaced; it occurs once in the file.
+      new: what replaces it.
+      tests: arguments for pytest.
+      hole: why no test without a GPU finds it, where that is known; it does not count as missed.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+    hole: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What pytest did.
+
+    Attributes:
+      status: its exit status; None if it did not end in time.
+      seconds: how long it took.
+      failure: the first failing test and why.
+      output: all that it printed.
+    """
+
+    status: int | None
+    seconds: float
+    failure: str
+    output: str
+
+
+def _tests(module: str, *tests: str) -> tuple[str, ...]:
+    return tuple(f"tests/{module}.py::{test}" for test in tests)
+
+
+def _kernels(module: str, *tests: str) -> tuple[str, ...]:
+    return _tests(f"pallas_kernels/test_{module}", *tests)
+
+
+_PRODUCTS = _kernels("numerics", "test_spmm_and_sddmm")
+_SOFTMAX = _kernels("numerics", "test_segment_softmax_and_its_gradient")
+_MAXK = _kernels("numerics", "test_maxk_has_the_bits_of_the_reference")
+_MAXK_SPMM = _kernels("numerics", "test_maxk_spmm_and_its_gradients")
+_BLOCKS = _kernels("edge_blocks", "test_blocks_agree_with_the_reference")
+_LINEAR = _kernels("fused", "test_linear_and_its_gradients")
+_PARTS = _kernels("fused_float32", "test_three_products_of_parts_have_their_precision")
+_PARTS_GRADIENTS = _kernels(
+    "fused_float32", "test_gradients_have_the_precision_of_three_products_of_parts"
+)
+_EDGE_SUMS = _kernels("edge_mlp", "test_sums_of_layers")
+_POST = _kernels("mhc", "test_post_and_its_gradients")
+_SINKHORN = _kernels("mhc", "test_sinkhorn_and_its_gradient")
+_PRE = _kernels("mhc", "test_pre")
+_MIX = _kernels("hypergraph_conv", "test_value_and_gradients")
+
+GRAPH_KERNELS = (
+    Fault(
+        "spmm kernel: edges past the end of a row are added, since the mask is missing",
+        "pallas_kernels/graph/spmm.py",
+        "values = [warp.select(edge < end, value, 0.0) for value in values]",
+        "values = [*values]",
+        _PRODUCTS,
+    ),
+    Fault(
+        "spmm kernel: the last full step of a row is left out, off by one",
+        "pallas_kernels/graph/spmm.py",
+        "full_end = piece.end - (step - 1)",
+        "full_end = piece.end - step",
+        _PRODUCTS,
+    ),
+    Fault(
+        "sddmm kernel: the scale of the columns is dropped",
+        "pallas_kernels/graph/spmm.py",
+        "edges.store(edge, product if scale is None else scale * product)",
+        "edges.store(edge, product)",
+        _PRODUCTS,
+    ),
+    Fault(
+        "sddmm kernel: a row is read from shared memory before all lanes have written it, a race",
+        "pallas_kernels/graph/rows.py",
+        "    warp.strided(rows.shape[-1], copy)\n    warp.sync()\n",
+        "    warp.strided(rows.shape[-1], copy)\n",
+        _PRODUCTS,
+    ),
+    Fault(
+        "softmax kernel: sums of lanes are added without a common peak",
+        "pallas_kernels/graph/softmax_rules.py",
+        "        total = _shifted(warp, peak, total, _shift(warp, highest))\n",
+        "",
+        _SOFTMAX,
+    ),
+    Fault(
+        "softmax kernel: the gradient has a wrong sign",
+        "pallas_kernels/graph/softmax_rules.py",
+        "return probability * (slope - finished[0])",
+        "return probability * (slope + finished[0])",
+        _SOFTMAX,
+    ),
+)
+
+MAXK_KERNELS = (
+    Fault(
+        "maxk kernel: one entry too many of those that tie, off by one",
+        "pallas_kernels/maxk/one_row.py",
+        "(is_equal & (rank < wanted))",
+        "(is_equal & (rank <= wanted))",
+        _MAXK,
+    ),
+    Fault(
+        "maxk kernel: minus zero ranks below zero",
+        "pallas_kernels/maxk/one_row.py",
+        "else warp.select(magnitude == 0, magnitude, bits)",
+        "else bits",
+        _MAXK,
+    ),
+    Fault(
+        "maxk kernel: kept columns are read before all lanes have written them, a race",
+        "pallas_kernels/maxk/one_row.py",
+        "            warp.sync()\n            to_values, to_columns",
+        "            to_values, to_columns",
+        _MAXK,
+    ),
+    Fault(
+        "maxk kernel of eight rows: entries that look alike to 16 bits are taken for equal ones",
+        "pallas_kernels/maxk/eight_rows.py",
+        "are_equal = (equal == warp.sum_lanes(popcount_words(warp, alike), QUAD)) & ~odd",
+        "are_equal = (equal > 0) & ~odd",
+        _kernels("numerics", "test_eight_rows_are_exact_whatever_16_bits_can_tell"),
+    ),
+    Fault(
+        "selection of eight rows: kept columns are read before all lanes have listed them, a race",
+        "pallas_kernels/maxk/selection.py",
+        "first_column, to, kept)\n            warp.sync()\n",
+        "first_column, to, kept)\n",
+        _kernels("linear_maxk", "test_selection_has_the_bits_of_sorted_rows"),
+    ),
+)
+
+MAXK_SPMM_KERNELS = (
+    Fault(
+        "k-sparse kernel: the scale of the rows is dropped",
+        "pallas_kernels/maxk_spmm/maxk_spmm.py",
+        "self._store_row(y.row(piece.row), scale)",
+        "self._store_row(y.row(piece.row), None)",
+        _MAXK_SPMM,
+    ),
+    Fault(
+        "k-sparse kernel: sums are added to before all lanes have cleared them, a race",
+        "pallas_kernels/maxk_spmm/maxk_spmm.py",
+        "lambda i: self.sums.store(i, zero))\n        self.warp.sync()\n",
+        "lambda i: self.sums.store(i, zero))\n",
+        _MAXK_SPMM,
+    ),
+    Fault(
+        "gradient of the k-sparse kernel: a list is read before all lanes have written it, a race",
+        "pallas_kernels/maxk_spmm/backward.py",
+        "def add_listed(piece, listed):\n            warp.sync()\n",
+        "def add_listed(piece, listed):\n",
+        _MAXK_SPMM,
+    ),
+    Fault(
+        "gradient of the k-sparse kernel: weights of the edges of another row",
+        "pallas_kernels/maxk_spmm/backward.py",
+        "else graph.weights.load(piece.begin + list_edges.load(place))",
+        "else graph.weights.load(list_edges.load(place))",
+        _MAXK_SPMM,
+    ),
+    Fault(
+        "gradient by blocks: rows are read before all warps have loaded them, a race",
+        "pallas_kernels/maxk_spmm/edge_blocks.py",
+        "(0 if first is None else first), count)\n            warp.barrier()\n",
+        "(0 if first is None else first), count)\n",
+        _BLOCKS,
+    ),
+    Fault(
+        "gradient by blocks: rows are overwritten while other warps read them, a race",
+        "pallas_kernels/maxk_spmm/edge_blocks.py",
+        "            warp.barrier()\n            take(first)\n",
+        "            take(first)\n",
+        _BLOCKS,
+    ),
+)
+
+DENSE_KERNELS = (
+    Fault(
+        "dense kernel: the bias is forgotten",
+        "pallas_kernels/dense/forward.py",
+        "self._activate(layer, add_bias(z[:, columns], bias, columns), dy)",
+        "self._activate(layer, z[:, columns], dy)",
+        _LINEAR,
+    ),
+    Fault(
+        "dense kernel: rows of float32 lose their second part, a wrong rounding",
+        "pallas_kernels/dense/products.py",
+        "for part in (high, wide - high)]",
+        "for part in (high, 0 * high)]",
+        _PARTS,
+    ),
+    Fault(
+        "gradients of dense layers: a tile is read before all members have written it, a race",
+        "pallas_kernels/dense/tight.py",
+        '            self._split_input(inputs["x"], self.plan.stack.widths[0], held["zero"])\n'
+        "            tc.commit_smem()\n            self._meet()\n",
+        '            self._split_input(inputs["x"], self.plan.stack.widths[0], held["zero"])\n',
+        _PARTS_GRADIENTS,
+    ),
+    Fault(
+        "activations in kernels: a difference with a product has a wrong sign",
+        "pallas_kernels/dense/warp_activations.py",
+        "_Product(b.a * -1.0, b.b)",
+        "_Product(b.a, b.b)",
+        _MIX + _kernels("hypergraph_conv", "test_activations_of_large_and_small_numbers"),
+    ),
+    Fault(
+        "gradients of dense layers: the next tile overwrites the one that is still read",
+        "pallas_kernels/dense/tight.py",
+        "load(x_ring, n + 1, 1 - place)",
+        "load(x_ring, n + 1, place)",
+        _PARTS_GRADIENTS,
+    ),
+    Fault(
+        "pairs of blocks: a tile is sent before its slot is free, a race",
+        "pallas_kernels/tensor_cores/stores.py",
+        "        free.wait(step)\n",
+        "",
+        _kernels("fused_wide", "test_blocks_pass_tiles_on_that_wait_for_places"),
+    ),
+    Fault(
+        "activations in kernels: the slope of silu has a wrong sign",
+        "pallas_kernels/dense/activations.py",
+        "return y, s + y * rest",
+        "return y, s - y * rest",
+        _kernels("fused", "test_activations_are_those_of_the_reference"),
+    ),
+)
+
+EDGE_MLP_KERNELS = (
+    Fault(
+        "kernel of edges: a tile is used while it is being copied, a race",
+        "pallas_kernels/edge_mlp/forward.py",
+        "simt.inline(WaitForCopies(slots - 2), [], [])",
+        "simt.inline(WaitForCopies(slots - 1), [], [])",
+        _EDGE_SUMS,
+        hole="plain JAX stands in for SIMT copies, and has copied at once",
+    ),
+    Fault(
+        "kernel of edges: places without an edge count, since the mask is missing",
+        "pallas_kernels/edge_mlp/gather_scatter.py",
+        "factors.store(warp.thread, warp.select(real, warp.f32(1.0), 0.0))",
+        "factors.store(warp.thread, warp.f32(1.0))",
+        _kernels("edge_mlp", "test_tiles_are_gathered_and_scattered_as_the_tensor_cores_have_them"),
+        hole="ones in the place of weights are not emulated, but only stood in for",
+    ),
+    Fault(
+        "kernel of edges: sums of pieces are rounded to 16 bits",
+        "pallas_kernels/edge_mlp/gather_scatter.py",
+        "return [tile.unpack(words, i) + left.unpack(low, i) for i in",
+        "return [tile.unpack(words, i) + 0.0 * left.unpack(low, i) for i in",
+        _kernels("edge_mlp", "test_sums_are_written_by_rows_and_those_of_pieces_exactly"),
+    ),
+    Fault(
+        "wide kernel of edges: each member adds the bias of the first one",
+        "pallas_kernels/edge_mlp/wide.py",
+        "z = add_bias(z, bias, _columns(member, stack.widths[layer + 1]))",
+        "z = add_bias(z, bias, _columns(0 * member, stack.widths[layer + 1]))",
+        _kernels("edge_mlp_wide", "test_sums_of_layers"),
+    ),
+    Fault(
+        "gradients of layers of edges: walkers without a tile hand over the one before",
+        "pallas_kernels/edge_mlp/backward.py",
+        "self._dz(layer)[...] = self._full(self.needs.plan.stack.widths[layer + 1], 0.0)",
+        "pass",
+        _kernels("edge_mlp", "test_gradients_of_sums_of_layers"),
+    ),
+)
+
+MHC_KERNELS = (
+    Fault(
+        "mhc_post kernel: the matrix of the streams is transposed",
+        "pallas_kernels/mhc/mhc_post.py",
+        "matrix[i * n + o if self.transposed else o * n + i]",
+        "matrix[o * n + i if self.transposed else i * n + o]",
+        _POST,
+    ),
+    Fault(
+        "sinkhorn kernel: the gradient sums along the other axis",
+        "pallas_kernels/mhc/sinkhorn.py",
+        "negative = [s * -1.0 for s in self.reduce(z, by_rows)]",
+        "negative = [s * -1.0 for s in self.reduce(z, not by_rows)]",
+        _SINKHORN,
+    ),
+    Fault(
+        "mhc_pre kernel: sums of warps are added up before they are there, a race",
+        "pallas_kernels/mhc/mhc_pre.py",
+        "            warp.barrier()\n            self._add_up(",
+        "            self._add_up(",
+        _PRE,
+    ),
+    Fault(
+        "mhc_pre kernel of clusters: a buffer is said to be free while lanes read it, a race",
+        "pallas_kernels/mhc/cluster/sums.py",
+        "        self.warp.sync()  # all lanes have read, before one of them signals\n",
+        "",
+        _kernels("mhc_pre_clusters", "test_every_tile_gives_the_values"),
+    ),
+    Fault(
+        "mhc_post_pre kernel: gradients are overwritten while other warps read them, a race",
+        "pallas_kernels/mhc/tokens/backward.py",
+        "        warp.barrier()  # all warps have read the previous gradients\n",
+        "",
+        _kernels(
+            "mhc", "test_post_pre_and_its_gradients", "test_blocks_of_many_tokens_that_take_turns"
+        )
+        + _kernels("mhc_pre_clusters", "test_the_backward_pass_in_several_steps"),
+    ),
+    Fault(
+        "mhc_pre kernel: the gradient to a gain takes a row of the next one, off by one",
+        "pallas_kernels/mhc/slices/sums.py",
+        'part = (lane >= n).to("i32")',
+        'part = (lane > n).to("i32")',
+        _kernels("mhc_slices", "test_partial_sums_are_added_up"),
+    ),
+    Fault(
+        "mhc_pre kernel of slices: the gradient of the returned streams is dropped",
+        "pallas_kernels/mhc/slices/backward.py",
+        '(self.scratch["dh_in"].at[slot]) + added + scale * x',
+        '(self.scratch["dh_in"].at[slot]) + 0.0 * added + scale * x',
+        _kernels("mhc_slices", "test_every_tile_gives_the_gradients"),
+    ),
+    Fault(
+        "mhc_pre kernel of slices: the matrix of the mixing behind it is transposed",
+        "pallas_kernels/mhc/slices/backward.py",
+        "(old * n + new if self.transposed else new * n + old)",
+        "(new * n + old if self.transposed else old * n + new)",
+        _kernels("mhc_slices", "test_every_tile_gives_the_gradients"),
+    ),
+)
+
+HYPERGRAPH_KERNELS = (
+    Fault(
+        "kernel of small hypergraphs: the matrix is read while it is being copied, a race",
+        "pallas_kernels/hypergraph/hypergraph_conv.py",
+        "self.warp.threads, (), copy)\n        self.warp.barrier()\n",
+        "self.warp.threads, (), copy)\n",
+        _MIX,
+    ),
+    Fault(
+        "kernel of small hypergraphs: a token is used while it is being copied, a race",
+        "pallas_kernels/hypergraph/hypergraph_conv.py",
+        "warp.wait_for_copies(tile.ahead)",
+        "warp.wait_for_copies(tile.ahead + 1)",
+        _MIX,
+    ),
+    Fault(
+        "kernel of small hypergraphs: the features of a node take the place of its residual",
+        "pallas_kernels/hypergraph/hypergraph_conv.py",
+        "_add_columns(made, walk.node_columns(i, node + walk.nodes))",
+        "_add_columns(made, walk.node_columns(i, node))",
+        _MIX,
+    ),
+    Fault(
+        "kernel of small hypergraphs: lanes behind the last token add to the gradients, no mask",
+        "pallas_kernels/hypergraph/hypergraph_conv.py",
+        "da = [warp.select(walk.inside(token), d, zero) for d in da]\n                totals",
+        "da = [*da]\n                totals",
+        _MIX,
+    ),
+)
+
+REFERENCES = (
+    Fault(
+        "reference of spmm: the scale of the rows is dropped",
+        "jaxgnn/ops/_graph/reference/spmm.py",
+        "return (sums * row_scale[:, None]).astype(x.dtype)",
+        "return sums.astype(x.dtype)",
+        _tests("ops/test_spmm", "test_reference_is_the_dense_matrix_product"),
+    ),
+    Fault(
+        "reference of segment_softmax: the gradient has a wrong sign",
+        "jaxgnn/ops/_graph/reference/segment_softmax.py",
+        "return (weighted - probabilities.astype(accumulator)",
+        "return (weighted + probabilities.astype(accumulator)",
+        _tests("ops/test_segment_softmax", "test_it_can_be_differentiated_twice"),
+    ),
+    Fault(
+        "reference of maxk: a threshold that more than k entries reach, off by one",
+        "jaxgnn/ops/_maxk/reference/maxk.py",
+        "axis=-1) >= k\n",
+        "axis=-1) > k\n",
+        _tests("ops/test_maxk", "test_early_stop_is_the_documented_bisection"),
+    ),
+    Fault(
+        "reference of fused_linear: the gradient to the bias sums rounded numbers",
+        "jaxgnn/ops/_dense/reference/fused_linear.py",
+        "summed = operand if round_products else dz",
+        "summed = operand",
+        _tests("ops/test_fused_linear", "test_value_and_every_gradient_equal_float64"),
+    ),
+    Fault(
+        "reference of mhc_post: the gradient to the matrix is transposed",
+        "jaxgnn/ops/_mhc/reference/mhc_post.py",
+        "left, right = (v, dy) if transposed else (dy, v)",
+        "left, right = (dy, v) if transposed else (v, dy)",
+        _tests("ops/test_mhc_post", "test_value_and_every_gradient_equal_float64"),
+    ),
+    Fault(
+        "reference of sinkhorn: the first division is along the other axis",
+        "jaxgnn/ops/_mhc/reference/sinkhorn.py",
+        "p = jax.nn.softmax(values, first)\n    z = z if",
+        "p = jax.nn.softmax(values, second)\n    z = z if",
+        _tests("ops/test_sinkhorn", "test_value_and_gradient_equal_float64_whatever_the_options"),
+    ),
+    Fault(
+        "reference of hypergraph_conv: weights of hyperedges are dropped",
+        "jaxgnn/ops/_hypergraph/reference/hypergraph_conv.py",
+        "middle = weight.astype(middle.dtype) * middle",
+        "middle = 1.0 * middle",
+        _tests("ops/test_hypergraph_conv", "test_the_reference_is_the_formula"),
+    ),
+    Fault(
+        "reference of edge_mlp_aggregate: rows without edges are not masked",
+        "jaxgnn/ops/_edge_mlp/reference/edge_weights.py",
+        "dz = jnp.where(real[:, None], dz, 0)",
+        "dz = jnp.where(real[:, None], dz, dz)",
+        _tests(
+            "ops/test_not_finite",
+            "test_a_node_without_edges_has_no_part_in_the_gradients_of_the_layers",
+        ),
+    ),
+)
+
+GRADIENTS = (
+    Fault(
+        "gradient of spmm: the weights of the transposed graph are dropped",
+        "jaxgnn/ops/_graph/spmm.py",
+        "dx = _spmm(request, transposed.with_weights(None), transposed.weights, dy)",
+        "dx = _spmm(request, transposed.with_weights(None), None, dy)",
+        _tests(
+            "ops/test_spmm",
+            "test_spmm_value_and_gradients_equal_float64_on_every_graph",
+            "test_weights_of_padding_slots_may_be_anything",
+        ),
+    ),
+    Fault(
+        "gradient of sddmm: the graph is not transposed",
+        "jaxgnn/ops/_graph/spmm.py",
+        "db = _spmm(request, transposed.with_weights(None), transposed.weights, a)",
+        "db = _spmm(request, structure, de, a)",
+        _tests("ops/test_spmm", "test_sddmm_value_and_gradients_equal_float64"),
+    ),
+    Fault(
+        "gradient of maxk_spmm: the weights of the graph are dropped",
+        "jaxgnn/ops/_maxk_spmm/maxk_spmm.py",
+        "GRAD_VALUES(request, structure.with_weights(weights), cbsr, dy)",
+        "GRAD_VALUES(request, structure, cbsr, dy)",
+        _tests("ops/test_maxk_spmm", "test_value_and_gradients_equal_float64_at_every_k"),
+    ),
+    Fault(
+        "gradient of mhc_post: the matrix is transposed",
+        "jaxgnn/ops/_mhc/mhc_post.py",
+        "return BACKWARD(request, *inputs, dy, transposed=transposed)",
+        "return BACKWARD(request, *inputs, dy, transposed=not transposed)",
+        _tests("ops/test_mhc_post", "test_value_and_every_gradient_equal_float64"),
+    ),
+    Fault(
+        "gradient of edge_mlp_aggregate: nodes without edges are not masked",
+        "jaxgnn/ops/_edge_mlp/edge_mlp_aggregate.py",
+        "h = jnp.where(jnp.any(dz != 0, axis=-1, keepdims=True), h, 0)",
+        "h = jnp.where(jnp.any(dz != 0, axis=-1, keepdims=True), h, h)",
+        _tests(
+            "ops/test_not_finite",
+            "test_a_node_without_edges_has_no_part_in_the_gradients_of_the_layers",
+        ),
+    ),
+)
+
+GRAPHS = (
+    Fault(
+        "schedule: a row's last unit is left out, a wrong rounding",
+        "jaxgnn/graph/_schedule.py",
+        "-(-xp.diff(indptr) // most))",
+        "xp.diff(indptr) // most)",
+        _tests("graph/test_schedule", "test_pieces_cover_every_row_longest_first"),
+    ),
+    Fault(
+        "schedule: unused units begin pieces, since the mask is missing",
+        "jaxgnn/graph/_schedule.py",
+        "begins = (rows < num_rows) & (",
+        "begins = (rows <= num_rows) & (",
+        _tests("graph/test_schedule", "test_pieces_cover_every_row_longest_first"),
+    ),
+    Fault(
+        "normalisation: degrees of columns are not under a root",
+        "jaxgnn/graph/_normalization.py",
+        "return _power_or_zero(degrees, -0.5), _power_or_zero(columns, -0.5)",
+        "return _power_or_zero(degrees, -0.5), _power_or_zero(columns, -1.0)",
+        _tests(
+            "graph/test_normalization",
+            "test_counts_degrees_of_an_unweighted_graph_and_gives_it_no_weights",
+        ),
+    ),
+    Fault(
+        "compressed rows: ids of one byte for 257 columns, off by one",
+        "jaxgnn/graph/_cbsr.py",
+        "if dim <= 2**8:",
+        "if dim <= 2**8 + 1:",
+        ("tests/graph/test_cbsr.py",),
+    ),
+    Fault(
+        "sums of rows: parts of a long row are counted wrongly, off by one",
+        "jaxgnn/graph/_row_sums.py",
+        "later = num_rows - 1 + offsets[rows] + part",
+        "later = num_rows + offsets[rows] + part",
+        _tests("graph/test_normalization", "test_degrees_of_a_hub_are_as_exact_as_a_short_sum"),
+    ),
+)
+
+LAYERS = (
+    Fault(
+        "GCNConv: the bias is forgotten",
+        "jaxgnn/nn/_convolutions.py",
+        "return aggregated + self.bias[...].astype(aggregated.dtype)",
+        "return aggregated",
+        _tests("nn/test_convolutions", "test_gcn_is_its_formula"),
+    ),
+    Fault(
+        "GINConv: epsilon is dropped",
+        "jaxgnn/nn/_convolutions.py",
+        "total = (1 + self.epsilon[...].astype(neighbors.dtype)) * own + neighbors",
+        "total = own + neighbors",
+        _tests("nn/test_convolutions", "test_gin_is_its_formula_with_and_without_an_mlp"),
+    ),
+    Fault(
+        "MaxKGNN: all layers but the first have the norm of the layer before, off by one",
+        "jaxgnn/models/_maxk_gnn.py",
+        "h = self.norms[i](h)",
+        "h = self.norms[max(i - 1, 0)](h)",
+        _tests(
+            "models/test_maxk_gnn",
+            "test_every_parameter_gets_a_gradient_and_all_implementations_agree",
+            "test_the_network_is_the_published_sequence",
+        ),
+    ),
+)
+
+READERS = (
+    Fault(
+        "GraphSAINT reader: labels go to nodes in the order of the file",
+        "jaxgnn/datasets/_graphsaint.py",
+        "labels[ids] = values",
+        "labels[:] = values",
+        ("tests/datasets/test_readers.py",),
+    ),
+    Fault(
+        "GraphSAINT reader: features are standardised by all nodes, not those of training",
+        "jaxgnn/datasets/_graphsaint.py",
+        "seen = features[train].astype(np.float64)",
+        "seen = features.astype(np.float64)",
+        ("tests/datasets/test_readers.py",),
+    ),
+    Fault(
+        "OGB reader: a mean over edges counts receivers alone",
+        "jaxgnn/datasets/_ogb.py",
+        "        degree += np.bincount(senders, minlength=num_nodes)\n",
+        "",
+        ("tests/datasets/test_readers.py",),
+    ),
+    Fault(
+        "sparse matrices: rows and columns of a coo matrix are exchanged",
+        "jaxgnn/datasets/_adjacency.py",
+        'senders, receivers = arrays["row"], arrays["col"]',
+        'senders, receivers = arrays["col"], arrays["row"]',
+        ("tests/datasets/test_readers.py", "tests/datasets/test_hostile_files.py"),
+        hole="the graphs that tests write to files are undirected",
+    ),
+)
+
+TRAINING = (
+    Fault(
+        "training step: every step has the same random numbers",
+        "jaxgnn/training/_step.py",
+        "jax.random.fold_in(jax.random.key(seed), number)",
+        "jax.random.fold_in(jax.random.key(seed), 0 * number)",
+        _tests(
+            "training/test_fit", "test_dropout_differs_from_step_to_step_and_repeats_with_the_seed"
+        ),
+    ),
+    Fault(
+        "training step: the moving average keeps a share of the initial parameters, off by one",
+        "jaxgnn/training/_step.py",
+        "1.0 / number.astype(jnp.float32)",
+        "1.0 / (number + 1).astype(jnp.float32)",
+        _tests(
+            "training/test_average",
+            "test_the_average_is_that_of_its_formula_and_training_is_as_without_it",
+        ),
+    ),
+    Fault(
+        "training loop: the best is the smallest where the largest was asked for",
+        "jaxgnn/training/_loop.py",
+        'sign = 1 if self.config.select_mode == "max" else -1',
+        'sign = -1 if self.config.select_mode == "max" else 1',
+        _tests("training/test_fit", "test_best_model_is_that_of_the_best_evaluation"),
+    ),
+    Fault(
+        "training loop: a resumed run forgets the best model",
+        "jaxgnn/training/_loop.py",
+        'self.best = None if info["best"] is None else Best(**info["best"])',
+        "self.best = None",
+        _tests("training/test_resume", "test_resumed_run_equals_the_whole_one_bit_for_bit"),
+    ),
+)
+
+FAULTS: tuple[Fault, ...] = (
+    *GRAPH_KERNELS,
+    *MAXK_KERNELS,
+    *MAXK_SPMM_KERNELS,
+    *DENSE_KERNELS,
+    *EDGE_MLP_KERNELS,
+    *MHC_KERNELS,
+    *HYPERGRAPH_KERNELS,
+    *REFERENCES,
+    *GRADIENTS,
+    *GRAPHS,
+    *LAYERS,
+    *READERS,
+    *TRAINING,
+)
+
+# A development install finds the packages in the checkout, before any path is looked at.
+_RUN_IN_COPY = """
+import importlib.util, os, sys
+sys.meta_path = [f for f in sys.meta_path if type(f).__name__ != "ScikitBuildRedirectingFinder"]
+sys.path.insert(0, os.getcwd())
+for package in ("jaxgnn", "pallas_kernels"):
+    origin = importlib.util.find_spec(package).origin
+    if not os.path.realpath(origin).startswith(os.path.realpath(os.getcwd()) + os.sep):
+        sys.exit("seeded_faults: " + package + " comes from " + origin + ", not from the copy")
+import pytest
+sys.exit(int(pytest.main(sys.argv[1:])))
+"""
+
+
+def main() -> int:
+    """Runs what the command line asks for; returns the exit status."""
+    options = _options()
+    faults = [fault for fault in FAULTS if options.only in fault.name]
+    if not faults:
+        print(f"seeded_faults: no fault has {options.only!r} in its name")
+        return 2
+    problems = [problem for fault in faults if (problem := _problem(fault)) is not None]
+    if problems:
+        print("\n".join(problems))
+        return 2
+    begin = time.perf_counter()
+    status = _clean(faults, options) if options.clean else _seed(faults, options)
+    print(f"{time.perf_counter() - begin:.0f} s in all")
+    return status
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Do the tests find faults that are seeded?")
+    parser.add_argument("--only", default="", metavar="NAME-PART", help="faults with such a name")
+    parser.add_argument("--cases", choices=["some", "all"], default="some", help="as of the tests")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
+    parser.add_argument("--clean", action="store_true", help="the same tests without any fault")
+    return parser.parse_args()
+
+
+def _problem(fault: Fault) -> str | None:
+    """Why a fault can not be seeded; None if it can."""
+    count = (ROOT / fault.file).read_text().count(fault.old)
+    if count == 1:
+        return None
+    return f"seeded_faults: {fault.name}: expected its text once in {fault.file}, got {count} times"
+
+
+def _clean(faults: Iterable[Fault], options: argparse.Namespace) -> int:
+    """Runs each selection of tests without a fault; returns the exit status."""
+    selections = list(dict.fromkeys(fault.tests for fault in faults))
+
+    def run(tests: tuple[str, ...]) -> bool:
+        outcome = _outcome(None, tests, options.cases)
+        passes = outcome.status == PASSED
+        _say("passes" if passes else "FAILS", outcome, " ".join(tests))
+        if not passes:
+            print(outcome.output, flush=True)
+        return passes
+
+    passed = _for_each(run, selections, options.jobs)
+    print(f"{sum(passed)} of {len(passed)} selections of tests pass without a fault")
+    return 0 if all(passed) else 2
+
+
+def _seed(faults: list[Fault], options: argparse.Namespace) -> int:
+    """Seeds one fault after the other; returns the exit status."""
+
+    def run(fault: Fault) -> str:
+        outcome = _outcome(fault, fault.tests, options.cases)
+        missed = "hole" if fault.hole else "MISSED"
+        verdict = "found" if outcome.status == FAILED else missed
+        verdict = verdict if outcome.status in (FAILED, PASSED) else "ERROR"
+        _say(verdict, outcome, f"{fault.name} ({fault.hole})" if fault.hole else fault.name)
+        if verdict == "ERROR":
+            print(outcome.output, flush=True)
+        return verdict
+
+    verdicts = _for_each(run, faults, options.jobs)
+    counts = {each: verdicts.count(each) for each in ("found", "MISSED", "hole", "ERROR")}
+    print(
+        f"{counts['found']} found, {counts['MISSED']} missed, {counts['hole']} known holes, "
+        f"{counts['ERROR']} errors of the table"
+    )
+    return 2 if counts["ERROR"] else min(counts["MISSED"], 1)
+
+
+def _for_each[T, R](run: Callable[[T], R], items: Iterable[T], jobs: int) -> list[R]:
+    with ThreadPoolExecutor(max_workers=max(jobs, 1)) as pool:
+        return list(pool.map(run, items))
+
+
+def _say(verdict: str, outcome: Outcome, what: str) -> None:
+    by = f"\n       by {outcome.failure}" if outcome.failure and verdict == "found" else ""
+    print(f"{verdict:6} {outcome.seconds:4.0f} s  {what}{by}", flush=True)
+
+
+def _outcome(fault: Fault | None, tests: tuple[str, ...], cases: str) -> Outcome:
+    """Runs tests in a copy of the sources with a fault."""
+    with tempfile.TemporaryDirectory(prefix="seeded_faults_") as name:
+        copy = Path(name)
+        _copy_sources(copy)
+        if fault is not None:
+            path = copy / fault.file
+            path.write_text(path.read_text().replace(fault.old, fault.new))
+        return _pytest(copy, tests, cases)
+
+
+def _copy_sources(copy: Path) -> None:
+    """Copies what the tests need, and the compiled library next to the package that finds it."""
+    for part in COPIED:
+        source = ROOT / part
+        if source.is_dir():
+            shutil.copytree(source, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy2(source, copy / part)
+    library = _compiled_library()
+    if library is not None:
+        shutil.copy2(library, copy / "jaxgnn" / "_ffi")
+
+
+def _compiled_library() -> Path | None:
+    from jaxgnn._ffi._library import library_path
+
+    return library_path("cpu")
+
+
+def _pytest(copy: Path, tests: tuple[str, ...], cases: str) -> Outcome:
+    """Runs tests of a copy until the first one fails."""
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not gpu and not long"]
+    command = [sys.executable, "-c", _RUN_IN_COPY, *options, "--cases", cases, *tests]
+    begin = time.perf_counter()
+    try:
+        done = subprocess.run(
+            command,
+            cwd=copy,
+            env=_environment(copy),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=LONGEST_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return Outcome(None, time.perf_counter() - begin, "", "It did not end in time.")
+    seconds = time.perf_counter() - begin
+    return Outcome(done.returncode, seconds, _first_failure(done.stdout), done.stdout)
+
+
+def _environment(copy: Path) -> dict[str, str]:
+    return os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": str(copy),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        # As `make test` has it: what a CPU interprets compiles faster.
+        "XLA_FLAGS": "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters",
+    }
+
+
+def _first_failure(output: str) -> str:
+    """The first failing test and the first line of the reason, as the tests tell of it at once."""
+    found = re.search(r"^FAILED (.+?) at \w+: (.*)$", output, re.MULTILINE)
+    return "" if found is None else f"{found[1]}: {found[2][:100]}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
