@@ -292,7 +292,6 @@ EDGE_MLP_KERNELS = (
         "factors.store(warp.thread, warp.select(real, warp.f32(1.0), 0.0))",
         "factors.store(warp.thread, warp.f32(1.0))",
         _kernels("edge_mlp", "test_tiles_are_gathered_and_scattered_as_the_tensor_cores_have_them"),
-        hole="ones in the place of weights are not emulated, but only stood in for",
     ),
     Fault(
         "kernel of edges: sums of pieces are rounded to 16 bits",
@@ -614,7 +613,6 @@ READERS = (
         'senders, receivers = arrays["row"], arrays["col"]',
         'senders, receivers = arrays["col"], arrays["row"]',
         ("tests/datasets/test_readers.py", "tests/datasets/test_hostile_files.py"),
-        hole="the graphs that tests write to files are undirected",
     ),
 )
 

@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+import scipy.sparse
 
 from jaxgnn import datasets
+from jaxgnn.datasets._adjacency import read_adjacency
 
 from . import formats
 
@@ -29,6 +31,16 @@ def test_reading_gives_back_what_was_written(name, tmp_path):
     data = datasets.read(name, tmp_path)
     assert data.name == name
     assert_equal(data, formats.small_dataset())
+
+
+@pytest.mark.parametrize("layout", [scipy.sparse.coo_matrix, scipy.sparse.csr_matrix])
+def test_the_rows_of_a_directed_matrix_are_its_senders(layout, tmp_path):
+    rows, columns = np.array([0, 0, 2]), np.array([1, 3, 1])
+    file = tmp_path / "matrix.npz"
+    scipy.sparse.save_npz(file, layout((np.ones(3), (rows, columns)), (4, 4)))
+    senders, receivers, num_nodes = read_adjacency(file)
+    np.testing.assert_array_equal((senders, receivers), (rows, columns))
+    assert num_nodes == 4
 
 
 def test_every_format_has_a_reader():

@@ -136,26 +136,32 @@ def test_tables_list_every_edge_once_and_like_lengths_together(name):
 
 @pytest.mark.emulated
 @pytest.mark.parametrize("name", ["ring", "ragged", "hub"])
-@pytest.mark.parametrize("width, swizzle", [(64, 128), (96, 64)])
-def test_tiles_are_gathered_and_scattered_as_the_tensor_cores_have_them(name, width, swizzle):
+@pytest.mark.parametrize(
+    "width, swizzle, weighted", [(64, 128, True), (96, 64, True), (64, 128, False)]
+)
+def test_tiles_are_gathered_and_scattered_as_the_tensor_cores_have_them(
+    name, width, swizzle, weighted
+):
     """To shared memory and back by another way of counting; the group is the last of the batch."""
     graph, batch = GRAPHS[name](), 6
     places, tables = _dealt_out(graph, batch)
     layout, group, step = Layout(width, swizzle), places.groups - 1, 2
     operands = operands_of(graph, batch, (width,), weights=batch)
+    weights = operands.weights if weighted else jnp.ones_like(operands.weights)
     given = jax.tree.map(jnp.asarray, (_flat(operands.receivers), _flat(operands.senders)))
     features = random_array((2, batch, graph.num_edges, width), "bfloat16", seed=5)
-    arrays = (*given, operands.weights, features[0], features[1, :1], _listed(tables))
+    of_edges = (weights,) if weighted else ()
+    arrays = (*given, *of_edges, features[0], features[1, :1], _listed(tables))
 
     def kernel(warp, arrays, *results, receivers, senders, own, shared, factors):
-        receivers_in, senders_in, weights, own_in, shared_in, listed = arrays
+        receivers_in, senders_in, *weights_in, own_in, shared_in, listed = arrays
         *copies, found = results
         numbers = warp.i32(group), warp.i32(step), warp.i32(step + 1)
         GatherRows(places, layout)(warp, numbers[0], receivers_in, receivers, *listed)
         for is_own, source, tile in ((True, own_in, own), (False, shared_in, shared)):
             GatherFeatures(places, layout, is_own)(warp, *numbers, source, tile, *listed)
-        gather = GatherEdges(places, layout, True, True)
-        gather(warp, *numbers, senders_in, senders, factors, weights, *listed)
+        gather = GatherEdges(places, layout, True if weighted else None, True)
+        gather(warp, *numbers, senders_in, senders, factors, *weights_in, *listed)
         WaitForCopies(0)(warp)
         warp.barrier()
         for row, piece in layout.each(warp):
@@ -174,7 +180,7 @@ def test_tiles_are_gathered_and_scattered_as_the_tensor_cores_have_them(name, wi
         )
     assert_bit_equal(rows, _tile_of_rows(places, tables, group, _flat(operands.receivers)))
     expected = _tile_of_edges(
-        places, tables, group, step, _flat(operands.senders), np.asarray(operands.weights)
+        places, tables, group, step, _flat(operands.senders), np.asarray(weights)
     )
     assert_bit_equal((edges, factors), expected)
     for made, given in ((own, features[0]), (shared, features[1, :1])):

@@ -94,6 +94,7 @@ PARTS = BackwardTile(blocks=1, parts=2, teams=1, members=2, slots=2, brief_slots
 # None: by default. That of relu does not fit, which XLA then goes back through; a member that has
 # no chunk of the result; blocks that share columns; teams; and two layers at once.
 GRADIENTS = [
+    (203, (128, 128, 128), "relu", TightTile(blocks=1)),
     (1, (64, 64), "silu", ALONE),
     (203, (128, 128), "relu", None),
     (203, (64, 128), "gelu", MEMBERS),
@@ -102,7 +103,6 @@ GRADIENTS = [
     (72, (128, 128, 64), "mish", MEMBERS),
     (203, (64, 64, 64), "relu", ALONE),
     (203, (64, 64, 64), "silu", OVER),
-    (203, (128, 128, 128), "relu", TightTile(blocks=1)),
     (203, (128, 64, 128), "gelu", TightTile(blocks=2)),
     (72, (64, 128, 128), None, TightTile(blocks=2)),
 ]

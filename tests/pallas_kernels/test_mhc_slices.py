@@ -76,7 +76,7 @@ def _inputs(tokens, n, dim):
     return *arrays, weight, token
 
 
-@pytest.mark.costly
+@pytest.mark.costly(3)
 @pytest.mark.parametrize("shape, gradient, tile", CASES.values(), ids=CASES)
 def test_every_tile_gives_the_gradients(interpreted, shape, gradient, tile):
     x, dh_in, dy, weight, token = _inputs(*shape)
