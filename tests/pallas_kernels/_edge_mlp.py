@@ -278,7 +278,7 @@ def _exactly(structure, operands, options):
 
 def _edge_layers(operands):
     """As the kernels take them."""
-    return EdgeLayers(*pallas._layers(operands))
+    return EdgeLayers(*pallas._kernel_layers(operands))
 
 
 def run_sums(graph, operands, options, tile):
