@@ -54,7 +54,7 @@ def digits_hypergraph(neighbors: int = 8, *, seed: int = 0) -> HypergraphDataset
     Args:
         neighbors: number of nearest images in a hyperedge in addition to its own, at least 1.
         seed: seed of the split, which takes 60 / 20 / 20 % of each digit for training, validation
-          and test, rounded to whole images.
+            and test, rounded to whole images.
 
     Returns:
         The data set: 64 features in [0, 1], 10 classes.

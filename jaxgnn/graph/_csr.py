@@ -200,7 +200,7 @@ class CSRGraph(KeepsArrays):
           graphs: the tuple; node ids are numbered through the batch, so its graphs stay separate.
           weights: edge weights in the tuple's edge order; None for an unweighted graph.
           padded: True if the tuple went through ``jraph.pad_with_graphs``. The edges of the padding
-          graphs are then dropped; otherwise they stay, between padding nodes.
+            graphs are then dropped; otherwise they stay, between padding nodes.
 
         Raises:
           ValueError: if the tuple lacks senders or receivers, is said to be padded but has fewer

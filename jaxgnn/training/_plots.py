@@ -29,7 +29,7 @@ def plot_curves(
 
     Args:
         histories: Rows by label of the run; each row is a dict of `step` and other numbers, such as
-          `FitResult.history`. A row without a field is left out of that curve.
+            `FitResult.history`. A row without a field is left out of that curve.
         path: The PNG file.
         fields: What to draw; everything but `step` if None.
 

@@ -79,7 +79,7 @@ def load(source: str | os.PathLike[str]) -> np.ndarray:
 
     Args:
         source: name of a file, which may be a pipe or a device such as `/dev/stdin`; or the text of
-          a board, 81 cells row by row with '.' or '0' where empty.
+            a board, 81 cells row by row with '.' or '0' where empty.
 
     Returns:
         [81] int8.
