@@ -79,7 +79,7 @@ def _count(text: str) -> int:
 
 def _solve(puzzle: str, weights: str | None, steps: int) -> pretrained.SudokuAnswer:
     """Asks the network for its answer; ``weights`` names a file, None stands for those shipped."""
-    # Networks take a second to import, which `info` need not wait for.
+    # Networks take a second to import, which ``info`` need not wait for.
     from jaxgnn import pretrained
     from jaxgnn.datasets import sudoku
 

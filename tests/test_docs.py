@@ -1,5 +1,6 @@
 """Examples in docstrings, the README and the docs run as printed; the reference is complete."""
 
+import ast
 import doctest
 import importlib
 import inspect
@@ -122,3 +123,21 @@ def test_every_page_is_in_the_navigation(page):
     if page.name != "README.md":
         path = page.relative_to(ROOT / "docs").as_posix()
         assert re.search(rf"[ ]{re.escape(path)}$", (ROOT / "mkdocs.yml").read_text(), re.M)
+
+
+def _docstrings(path: Path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+            yield ast.get_docstring(node) or ""
+
+
+@pytest.mark.parametrize("folder", ["jaxgnn", "pallas_kernels", "experiments"])
+def test_docstrings_have_double_backticks_and_sections_of_two_spaces(folder):
+    single = re.compile(r"(?<!`)`[^`\n]+`(?!`)")
+    section = re.compile(r"^(?:Args|Returns|Raises|Attributes|Yields):\n( +)", re.M)
+    found = []
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for text in _docstrings(path):
+            if single.search(text) or {"  "} < {"  ", *section.findall(text)}:
+                found.append(f"{path.relative_to(ROOT)}: {text[:60]}")
+    assert found == []

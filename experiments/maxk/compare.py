@@ -26,7 +26,7 @@ def compare(config: TrainConfig, ks: tuple[int, ...]) -> list[Outcome]:
         raise bad_input("compare", "--k-schedule", "left out", config.k_schedule)
     ks = ks or (replace(config, activation="maxk").recipe().k,)
     dataset = load(config.dataset, config.data, scale=config.scale, seed=config.seed)
-    # Without --run each run has the name that `train` would give it.
+    # Without --run each run has the name that ``train`` would give it.
     base = Path("runs/maxk") if config.run is None else config.run
     variants = [replace(config, activation="relu", k=None)]
     variants += [replace(config, activation="maxk", k=(k,)) for k in ks]

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxgnn._errors import bad_input
 
-Batch = np.ndarray  # [pieces, context + 1] int32: a piece predicts its last `context` bytes
+Batch = np.ndarray  # [pieces, context + 1] int32: a piece predicts its last ``context`` bytes
 
 
 def random_pieces(text: np.ndarray, context: int, count: int, seed: int) -> Callable[[int], Batch]:

@@ -22,8 +22,8 @@ from jaxgnn.models import CausalLM
 from jaxgnn.training import FitResult, LoopConfig, RunFolder, fit, jit_apply, plot_curves
 
 _BYTES = 256
-# What may differ when a run is resumed: where, not what. Not `steps`: the learning rate's schedule
-# ends with them.
+# What may differ when a run is resumed: where, not what. Not ``steps``: the learning rate's
+# schedule ends with them.
 _MAY_CHANGE = ("run", "fresh", "progress", "checkpoint_every")
 
 

@@ -1,8 +1,8 @@
 """Data sets for node classification: readers of published files, embedded data, generators.
 
-Nothing is downloaded. Functions return a `NodeDataset` or a `HypergraphDataset` of numpy arrays;
-`synthetic` alone can leave its arrays on the device. `pydoc_text` is a text for language models;
-`sudoku` has puzzles.
+Nothing is downloaded. Functions return a ``NodeDataset`` or a ``HypergraphDataset`` of numpy
+arrays; ``synthetic`` alone can leave its arrays on the device. ``pydoc_text`` is a text for
+language models; ``sudoku`` has puzzles.
 """
 
 from jaxgnn.datasets import sudoku as sudoku

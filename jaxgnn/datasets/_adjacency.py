@@ -14,17 +14,17 @@ _CONTENTS = "a sparse adjacency matrix (csr or coo) as scipy.sparse.save_npz wri
 def read_adjacency(path: Path) -> tuple[np.ndarray, np.ndarray, int]:
     """Reads the pattern of a square sparse matrix; the stored values are not looked at.
 
-    The format of a matrix without `format`, which older files contain, follows from its arrays: csr
-    if there is `indptr`, coo if there is `row`.
+    The format of a matrix without ``format``, which older files contain, follows from its arrays:
+    csr if there is ``indptr``, coo if there is ``row``.
 
     Returns:
-        senders: [edges] int32, the row of each stored entry.
-        receivers: [edges] int32, its column.
-        num_nodes: number of rows, which equals the number of columns.
+      senders: [edges] int32, the row of each stored entry.
+      receivers: [edges] int32, its column.
+      num_nodes: number of rows, which equals the number of columns.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is no such matrix.
+      FileNotFoundError: there is no such file.
+      ValueError: the file is no such matrix.
     """
     names = npz_names(path, _CONTENTS)
     layout = _layout(path, names)

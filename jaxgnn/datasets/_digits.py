@@ -14,21 +14,21 @@ def digits(neighbors: int = 8, *, seed: int = 0) -> NodeDataset:
     """Handwritten digits as a graph, without any download.
 
     The 1,797 images of 8x8 pixels that scikit-learn ships (the test part of UCI's optical
-    recognition set). Each image is joined to its `neighbors` nearest others in Euclidean
+    recognition set). Each image is joined to its ``neighbors`` nearest others in Euclidean
     distance, ties to the lower node id, and every edge is there in both directions once. With
     the default, 96 % of the edges join equal digits.
 
     Args:
-        neighbors: nearest images that each image is joined to, at least 1.
-        seed: of the split, which takes 60 / 20 / 20 % of each digit for training, validation
-            and test, rounded to whole images.
+      neighbors: nearest images that each image is joined to, at least 1.
+      seed: of the split, which takes 60 / 20 / 20 % of each digit for training, validation
+        and test, rounded to whole images.
 
     Returns:
-        The data set: 64 features in [0, 1], 10 classes.
+      The data set: 64 features in [0, 1], 10 classes.
 
     Raises:
-        ImportError: scikit-learn is not installed.
-        ValueError: `neighbors` is less than 1 or not less than the number of images.
+      ImportError: scikit-learn is not installed.
+      ValueError: ``neighbors`` is less than 1 or not less than the number of images.
     """
     images, labels = _images_and_labels("digits")
     senders, receivers = _symmetric(_nearest("digits", images, neighbors))
@@ -48,20 +48,20 @@ def digits(neighbors: int = 8, *, seed: int = 0) -> NodeDataset:
 def digits_hypergraph(neighbors: int = 8, *, seed: int = 0) -> HypergraphDataset:
     """Handwritten digits as a hypergraph, without any download.
 
-    Images and split are the same as in `digits`. Hyperedge i contains image i and its `neighbors`
-    nearest other images.
+    Images and split are the same as in ``digits``. Hyperedge i contains image i and its
+    ``neighbors`` nearest other images.
 
     Args:
-        neighbors: number of nearest images in a hyperedge in addition to its own, at least 1.
-        seed: seed of the split, which takes 60 / 20 / 20 % of each digit for training, validation
-            and test, rounded to whole images.
+      neighbors: number of nearest images in a hyperedge in addition to its own, at least 1.
+      seed: seed of the split, which takes 60 / 20 / 20 % of each digit for training, validation
+        and test, rounded to whole images.
 
     Returns:
-        The data set: 64 features in [0, 1], 10 classes.
+      The data set: 64 features in [0, 1], 10 classes.
 
     Raises:
-        ImportError: scikit-learn is not installed.
-        ValueError: `neighbors` is less than 1 or not less than the number of images.
+      ImportError: scikit-learn is not installed.
+      ValueError: ``neighbors`` is less than 1 or not less than the number of images.
     """
     images, labels = _images_and_labels("digits_hypergraph")
     own = np.arange(len(images), dtype=np.int32)
@@ -93,7 +93,7 @@ def _images_and_labels(where: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _nearest(where: str, points: np.ndarray, count: int) -> np.ndarray:
-    """The `count` nearest others of each of [points, d]: [points, count]."""
+    """The ``count`` nearest others of each of [points, d]: [points, count]."""
     nodes = points.shape[0]
     if not 1 <= count < nodes:
         raise ValueError(f"datasets.{where}: neighbors: expected 1 to {nodes - 1}, got {count}")

@@ -26,8 +26,8 @@ def naming(path: Path, kind: str) -> Generator[None]:
     """Turns any error of reading into one ValueError whose message starts with the file.
 
     Args:
-        path: the file.
-        kind: what it should be, such as "an .npz archive".
+      path: the file.
+      kind: what it should be, such as "an .npz archive".
     """
     try:
         yield
@@ -41,13 +41,13 @@ def naming(path: Path, kind: str) -> Generator[None]:
 
 
 def require_folder(path: Path, contents: str) -> None:
-    """Raises FileNotFoundError unless `path` is a folder; `contents` says what it should hold."""
+    """Raises FileNotFoundError unless ``path`` is a folder; ``contents`` says what it holds."""
     if not path.is_dir():
         raise FileNotFoundError(f"no folder {path}: expected a folder with {contents}")
 
 
 def require_file(path: Path, contents: str) -> None:
-    """Raises FileNotFoundError unless `path` is a file; `contents` says what it should hold."""
+    """Raises FileNotFoundError unless ``path`` is a file; ``contents`` says what it should hold."""
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}: expected {contents}")
 
@@ -58,7 +58,7 @@ def most_bytes(path: Path) -> int:
 
 
 def require_room(path: Path, size: int, what: str) -> None:
-    """Raises if `what`, of `size` bytes, exceeds the limit for a file of this size."""
+    """Raises if ``what``, of ``size`` bytes, exceeds the limit for a file of this size."""
     if size > most_bytes(path):
         raise bad_file(
             path,

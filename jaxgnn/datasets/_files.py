@@ -30,8 +30,8 @@ def parse_json(text: str) -> Any:
     """Reads strictly standard JSON, without repeated keys or NaN.
 
     Raises:
-        ValueError: the text is not standard JSON.
-        RecursionError: it is nested too deeply.
+      ValueError: the text is not standard JSON.
+      RecursionError: it is nested too deeply.
     """
     return json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
 
@@ -40,17 +40,17 @@ def read_csv(path: Path, dtype: type, contents: str, columns: int | None = None)
     """Reads a headerless comma-separated table, compressed or not.
 
     Args:
-        path: the .csv.gz file; where it does not exist, the .csv file beside it is read.
-        dtype: dtype of the result; every cell must be a number of this dtype.
-        contents: what the file should hold, for the message when it is missing.
-        columns: how many columns there must be; None takes what the first line has.
+      path: the .csv.gz file; where it does not exist, the .csv file beside it is read.
+      dtype: dtype of the result; every cell must be a number of this dtype.
+      contents: what the file should hold, for the message when it is missing.
+      columns: how many columns there must be; None takes what the first line has.
 
     Returns:
-        [lines, columns] array of `dtype`.
+      [lines, columns] array of ``dtype``.
 
     Raises:
-        FileNotFoundError: neither file exists.
-        ValueError: file, line and cell of what cannot be read.
+      FileNotFoundError: neither file exists.
+      ValueError: file, line and cell of what cannot be read.
     """
     path = _csv_path(path, contents)
     with naming(path, "a csv table"):
@@ -70,8 +70,8 @@ def read_lines(path: Path, contents: str) -> list[bytes]:
     Empty lines at the end are left out.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file, if it is cut short or no .gz file.
+      FileNotFoundError: there is no such file.
+      ValueError: the file, if it is cut short or no .gz file.
     """
     require_file(path, contents)
     with naming(path, "lines of text"):
@@ -84,7 +84,7 @@ def read_lines(path: Path, contents: str) -> list[bytes]:
 
 
 def csv_path(path: Path) -> Path:
-    """The file that `read_csv` reads for `path`: the .csv.gz one if it exists, else the .csv."""
+    """The file that ``read_csv`` reads for ``path``: the .csv.gz if it exists, else the .csv."""
     return path if path.exists() else path.with_suffix("")
 
 
@@ -92,7 +92,7 @@ def to_int32(values: np.ndarray, path: Path, what: str) -> np.ndarray:
     """Converts integers, or floats that hold whole numbers, to int32.
 
     Raises:
-        ValueError: file, `what`, and the first value that is no int32.
+      ValueError: file, ``what``, and the first value that is no int32.
     """
     if values.dtype == np.int32:
         return values
@@ -113,8 +113,8 @@ def numbers_to_int32(values: list[Any] | tuple[Any, ...], path: Path, what: str)
     """Converts a list of Python's numbers to [n] int32.
 
     Raises:
-        ValueError: file, `what`, and the first value that is no number, or no int32; a truth value
-            is no number.
+      ValueError: file, ``what``, and the first value that is no number, or no int32; a truth value
+        is no number.
     """
     if not set(map(type, values)) <= {int, float}:
         _complain_of_kinds(values, path, what)
@@ -210,7 +210,7 @@ def _first_bad_line(path: Path, dtype: type, columns: int | None) -> str | None:
 
 
 def _cell_test(dtype: type) -> Callable[[str], bool]:
-    """Returns whether a text is written as a number of `dtype`; called for every cell."""
+    """Returns whether a text is written as a number of ``dtype``; called for every cell."""
     if np.issubdtype(dtype, np.integer):
         parse, low, high = whole_number, np.iinfo(dtype).min, np.iinfo(dtype).max
     else:

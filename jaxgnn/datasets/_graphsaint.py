@@ -30,20 +30,20 @@ def read_graphsaint(
     """Reads a data set in GraphSAINT's format.
 
     Args:
-        path: folder with `adj_full.npz` (a sparse matrix), `feats.npy`, `class_map.json` (node
-            id -> class id, or -> a list of zeros and ones) and `role.json` (node ids under the
-            keys tr, va, te).
-        name: what to call the data set, such as "flickr" or "yelp".
-        standardize: whether to bring each feature to mean 0 and deviation 1 over the training
-            nodes, as GraphSAINT's own code does. The default leaves the stored features alone,
-            as DGL does, on whose loaders the published MaxK-GNN accuracies rest.
+      path: folder with ``adj_full.npz`` (a sparse matrix), ``feats.npy``, ``class_map.json`` (node
+        id -> class id, or -> a list of zeros and ones) and ``role.json`` (node ids under the
+        keys tr, va, te).
+      name: what to call the data set, such as "flickr" or "yelp".
+      standardize: whether to bring each feature to mean 0 and deviation 1 over the training
+        nodes, as GraphSAINT's own code does. The default leaves the stored features alone,
+        as DGL does, on whose loaders the published MaxK-GNN accuracies rest.
 
     Returns:
-        The data set; classes are counted as the largest label plus one.
+      The data set; classes are counted as the largest label plus one.
 
     Raises:
-        FileNotFoundError: the folder or a file is missing.
-        ValueError: a file is not what it should be; the message names it.
+      FileNotFoundError: the folder or a file is missing.
+      ValueError: a file is not what it should be; the message names it.
     """
     folder = Path(path)
     require_folder(folder, ", ".join(_FILES.values()))

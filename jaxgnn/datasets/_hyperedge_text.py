@@ -27,24 +27,24 @@ def read_hyperedge_text(
     """Reads a hypergraph from lines of text.
 
     Args:
-        path: folder with `hyperedges*.txt` (a line for each hyperedge: its node ids),
-            `node-labels*.txt` (a line for each node: its class, a whole number), and maybe
-            `node-features*.txt` (a line for each node: numbers). Numbers stand apart by commas or
-            blanks.
-        name: what to call the data set; the folder's name if None.
-        first_id: id of the first node: 1 in the published files, or 0.
-        feature_noise: where there are no features, make them of the label, one-hot, and normal
-            noise of this deviation, as the published comparisons on these data sets do. The
-            features then know the label, in the test nodes too.
-        seed: of the noise, and of the split: 50 / 25 / 25 % of each class for training, validation
-            and test.
+      path: folder with ``hyperedges*.txt`` (a line for each hyperedge: its node ids),
+        ``node-labels*.txt`` (a line for each node: its class, a whole number), and maybe
+        ``node-features*.txt`` (a line for each node: numbers). Numbers stand apart by commas or
+        blanks.
+      name: what to call the data set; the folder's name if None.
+      first_id: id of the first node: 1 in the published files, or 0.
+      feature_noise: where there are no features, make them of the label, one-hot, and normal
+        noise of this deviation, as the published comparisons on these data sets do. The
+        features then know the label, in the test nodes too.
+      seed: of the noise, and of the split: 50 / 25 / 25 % of each class for training, validation
+        and test.
 
     Returns:
-        The data set; classes are the different labels, in ascending order.
+      The data set; classes are the different labels, in ascending order.
 
     Raises:
-        FileNotFoundError: the folder or a file is missing.
-        ValueError: a line is not what it should be; the message names file and line.
+      FileNotFoundError: the folder or a file is missing.
+      ValueError: a line is not what it should be; the message names file and line.
     """
     folder = Path(path)
     require_folder(folder, _CONTENTS)

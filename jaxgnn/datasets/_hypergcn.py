@@ -28,20 +28,20 @@ def read_hypergcn(
     Pickles are read without executing any code that they refer to.
 
     Args:
-        path: folder with `hypergraph.pickle` (name -> node ids), `features.pickle` (a sparse or
-            dense matrix, a row a node), `labels.pickle` (a class a node), and for published splits
-            `splits/1.pickle` and so on (train, test -> node ids).
-        name: what to call the data set; the folder's name if None.
-        split: number of a published split, which has no validation nodes; None for a random one,
-            50 / 25 / 25 % of each class for training, validation and test, as AllSet has it.
-        seed: of the random split.
+      path: folder with ``hypergraph.pickle`` (name -> node ids), ``features.pickle`` (a sparse or
+        dense matrix, a row a node), ``labels.pickle`` (a class a node), and for published splits
+        ``splits/1.pickle`` and so on (train, test -> node ids).
+      name: what to call the data set; the folder's name if None.
+      split: number of a published split, which has no validation nodes; None for a random one,
+        50 / 25 / 25 % of each class for training, validation and test, as AllSet has it.
+      seed: of the random split.
 
     Returns:
-        The data set; classes are the different labels, in ascending order.
+      The data set; classes are the different labels, in ascending order.
 
     Raises:
-        FileNotFoundError: the folder or a file is missing.
-        ValueError: a file is not what it should be, or refers to code; the message names it.
+      FileNotFoundError: the folder or a file is missing.
+      ValueError: a file is not what it should be, or refers to code; the message names it.
     """
     folder = Path(path)
     require_folder(folder, ", ".join(_FILES))

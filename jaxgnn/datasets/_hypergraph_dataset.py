@@ -14,17 +14,17 @@ class HypergraphDataset:
     """One hypergraph whose nodes are to be classified.
 
     Attributes:
-        name: what the data set is called.
-        node_ids: [incidences] int32, node of each incidence.
-        hyperedge_ids: [incidences] int32, hyperedge of each incidence.
-        num_hyperedges: number of hyperedges, including those without nodes.
-        features: [nodes, features] float32.
-        labels: [nodes] int32 class ids.
-        train: [train nodes] int32, sorted node ids.
-        validation: [validation nodes] int32, sorted node ids; empty where a published split has
-            none.
-        test: [test nodes] int32, sorted node ids.
-        num_classes: number of classes.
+      name: what the data set is called.
+      node_ids: [incidences] int32, node of each incidence.
+      hyperedge_ids: [incidences] int32, hyperedge of each incidence.
+      num_hyperedges: number of hyperedges, including those without nodes.
+      features: [nodes, features] float32.
+      labels: [nodes] int32 class ids.
+      train: [train nodes] int32, sorted node ids.
+      validation: [validation nodes] int32, sorted node ids; empty where a published split has
+        none.
+      test: [test nodes] int32, sorted node ids.
+      num_classes: number of classes.
     """
 
     name: str
@@ -57,11 +57,11 @@ class HypergraphDataset:
         """Checks that the arrays fit each other and hold what their fields promise.
 
         Args:
-            files: for a field's name, the file that it came from; errors then name the file.
+          files: for a field's name, the file that it came from; errors then name the file.
 
         Raises:
-            ValueError: for the first field at fault: data set, field, file, what was expected,
-                what came and at which position.
+          ValueError: for the first field at fault: data set, field, file, what was expected,
+            what came and at which position.
         """
         check = DatasetCheck(self, files or {})
         check.features()

@@ -15,16 +15,16 @@ class NodeDataset:
     """One graph whose nodes are to be classified, with its published split.
 
     Attributes:
-        name: what the data set is called.
-        senders: [edges] int32, node that each edge starts from.
-        receivers: [edges] int32, node that each edge points to. The list is directed; an
-            undirected graph lists both directions of each edge.
-        features: [nodes, features] float32.
-        labels: [nodes] int32 class ids, or [nodes, tasks] float32 zeros and ones.
-        train: [train nodes] int32, sorted node ids.
-        validation: [validation nodes] int32, sorted node ids.
-        test: [test nodes] int32, sorted node ids.
-        num_classes: number of classes, or of tasks when `multilabel`.
+      name: what the data set is called.
+      senders: [edges] int32, node that each edge starts from.
+      receivers: [edges] int32, node that each edge points to. The list is directed; an
+        undirected graph lists both directions of each edge.
+      features: [nodes, features] float32.
+      labels: [nodes] int32 class ids, or [nodes, tasks] float32 zeros and ones.
+      train: [train nodes] int32, sorted node ids.
+      validation: [validation nodes] int32, sorted node ids.
+      test: [test nodes] int32, sorted node ids.
+      num_classes: number of classes, or of tasks when ``multilabel``.
     """
 
     name: str
@@ -56,11 +56,11 @@ class NodeDataset:
         """Checks that the arrays fit each other and hold what their fields promise.
 
         Args:
-            files: for a field's name, the file that it came from; errors then name the file.
+          files: for a field's name, the file that it came from; errors then name the file.
 
         Raises:
-            ValueError: for the first field at fault: data set, field, file, what was expected,
-                what came and at which position.
+          ValueError: for the first field at fault: data set, field, file, what was expected,
+            what came and at which position.
         """
         check = DatasetCheck(self, files or {})
         check.features()
@@ -75,8 +75,8 @@ class DatasetCheck:
     """Checks of a data set, one method per property, with common error messages.
 
     Args:
-        data: a `NodeDataset` or `HypergraphDataset`.
-        files: for a field's name, the file that it came from; errors then name the file.
+      data: a ``NodeDataset`` or ``HypergraphDataset``.
+      files: for a field's name, the file that it came from; errors then name the file.
     """
 
     def __init__(self, data: Any, files: Mapping[str, str | PathLike[str]]):

@@ -30,8 +30,8 @@ def read_npy(path: Path, contents: str) -> np.ndarray:
     """Reads the one array of an .npy file: plain numbers or strings.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file, and what is wrong with it.
+      FileNotFoundError: there is no such file.
+      ValueError: the file, and what is wrong with it.
     """
     require_file(path, contents)
     with naming(path, "an .npy array"), open(path, "rb") as file:
@@ -44,15 +44,15 @@ def read_npz(
     """Reads arrays of an .npz archive.
 
     Args:
-        path: the file.
-        keys: names of the arrays to read; None for all. Others are not decompressed.
-        contents: what the file should hold, for the message when it is missing.
-        short_floats: whether floats of one or two bytes that numpy does not know are read too, as
-          bytes.
+      path: the file.
+      keys: names of the arrays to read; None for all. Others are not decompressed.
+      contents: what the file should hold, for the message when it is missing.
+      short_floats: whether floats of one or two bytes that numpy does not know are read too, as
+        bytes.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file, and what is wrong with it.
+      FileNotFoundError: there is no such file.
+      ValueError: the file, and what is wrong with it.
     """
     require_file(path, contents)
     with naming(path, "an .npz archive"), _opened(path) as archive:
@@ -123,7 +123,7 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, short_floats: 
 
 
 def _read_array(stream: IO[bytes], size: int, *, short_floats: bool = False) -> np.ndarray:
-    """Reads a stream of `size` bytes that is one array."""
+    """Reads a stream of ``size`` bytes that is one array."""
     start = bytes(_read_exactly(stream, 8))
     length_size = _HEADER_SIZES.get(start[6:])
     if start[:6] != _MAGIC or length_size is None:
@@ -144,7 +144,7 @@ def _read_array(stream: IO[bytes], size: int, *, short_floats: bool = False) -> 
 
 
 def _read_exactly(stream: IO[bytes], size: int) -> bytearray:
-    """Reads `size` bytes, and keeps no more than what has come so far."""
+    """Reads ``size`` bytes, and keeps no more than what has come so far."""
     data = bytearray()
     while len(data) < size:
         block = stream.read(min(_BLOCK, size - len(data)))

@@ -1,6 +1,6 @@
 """Numbers as they are written in files.
 
-Python's own parsers also take underscores (`1_0` is 10 to them) and the digits of other scripts.
+Python's own parsers also take underscores (``1_0`` is 10 to them) and the digits of other scripts.
 """
 
 import re
@@ -19,7 +19,7 @@ def whole_number(text: str) -> int:
 
 
 def real_number(text: str) -> float:
-    """The number that a text is, `nan` and `inf` among them; ValueError if it is none."""
+    """The number that a text is, ``nan`` and ``inf`` among them; ValueError if it is none."""
     if _REAL.fullmatch(text) is None:
         raise ValueError(f"expected a number, got {text[:80]!r}")
     return float(text)

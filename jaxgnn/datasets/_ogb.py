@@ -19,10 +19,10 @@ class _Recipe:
     """Facts about a data set that its folder does not contain.
 
     Attributes:
-        split: name of the folder that holds the official split.
-        symmetric: the files list one direction of each edge, once; the other is to be added.
-        tasks: number of binary tasks, or None for a single class per node.
-        edge_features: whether nodes have no features and get those of their edges.
+      split: name of the folder that holds the official split.
+      symmetric: the files list one direction of each edge, once; the other is to be added.
+      tasks: number of binary tasks, or None for a single class per node.
+      edge_features: whether nodes have no features and get those of their edges.
     """
 
     split: str
@@ -52,21 +52,21 @@ def read_ogb(
     only: a node gets the reduction over its incident edges. Its species are not read.
 
     Args:
-        path: folder with `raw/` and `split/`. Files may be .csv.gz or .csv.
-        name: one of the three names above.
-        undirected: for the citations of ogbn-arxiv, whether to add the reverse of each edge and
-            then drop repeats, as is usual in training; False keeps the directed graph that OGB
-            stores. The other two are undirected either way.
-        edge_reduction: for ogbn-proteins, "sum" as MaxK-GNN and OGB's leaderboards have it, or
-            "mean". A node without edges gets zeros.
+      path: folder with ``raw/`` and ``split/``. Files may be .csv.gz or .csv.
+      name: one of the three names above.
+      undirected: for the citations of ogbn-arxiv, whether to add the reverse of each edge and
+        then drop repeats, as is usual in training; False keeps the directed graph that OGB
+        stores. The other two are undirected either way.
+      edge_reduction: for ogbn-proteins, "sum" as MaxK-GNN and OGB's leaderboards have it, or
+        "mean". A node without edges gets zeros.
 
     Returns:
-        The data set; classes are counted as the largest label plus one.
+      The data set; classes are counted as the largest label plus one.
 
     Raises:
-        FileNotFoundError: a folder or file is missing.
-        ValueError: unknown name or reduction, or a file that is not what it should be; the
-            message names the file and, for a bad cell, its line.
+      FileNotFoundError: a folder or file is missing.
+      ValueError: unknown name or reduction, or a file that is not what it should be; the
+        message names the file and, for a bad cell, its line.
     """
     if name not in _RECIPES:
         raise ValueError(f"read_ogb: name: expected one of {sorted(_RECIPES)}, got {name!r}")
@@ -158,7 +158,7 @@ def _incident_edges(
 ) -> np.ndarray:
     """Sum or mean over the edges of each node, each edge counted at both of its ends.
 
-    `features` is [edges, d] for edges listed in one direction; returns [nodes, d] float32,
+    ``features`` is [edges, d] for edges listed in one direction; returns [nodes, d] float32,
     accumulated in float64.
     """
     sums = np.empty((num_nodes, features.shape[1]))

@@ -82,8 +82,8 @@ class StoredDtype:
     """A dtype of plain numbers or strings; its state is its byte order.
 
     Args:
-        value: the dtype.
-        is_own: whether it is made for this pickle; to others numpy gives no state.
+      value: the dtype.
+      is_own: whether it is made for this pickle; to others numpy gives no state.
     """
 
     def __init__(self, value: np.dtype, is_own: bool):
@@ -114,7 +114,7 @@ class StoredDtype:
 
 
 class StoredCSR:
-    """The unchecked arrays of a pickled `csr_matrix` of scipy."""
+    """The unchecked arrays of a pickled ``csr_matrix`` of scipy."""
 
     def __init__(self):
         self.fields: dict[str, Any] = {}

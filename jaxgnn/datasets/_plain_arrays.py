@@ -22,13 +22,13 @@ def plain_dtype(text: Any, *, short_floats: bool = False) -> np.dtype:
     """The dtype of a name such as "<f8".
 
     Args:
-        text: truth values, integers and floats of at most eight bytes, or strings, as numpy writes
-            them.
-        short_floats: whether floats of one or two bytes that numpy does not know are read too, as
-            bytes.
+      text: truth values, integers and floats of at most eight bytes, or strings, as numpy writes
+        them.
+      short_floats: whether floats of one or two bytes that numpy does not know are read too, as
+        bytes.
 
     Raises:
-        ValueError: the dtype is of any other kind.
+      ValueError: the dtype is of any other kind.
     """
     names = [_PLAIN, _SHORT_FLOAT] if short_floats else [_PLAIN]
     if not isinstance(text, str) or not any(name.fullmatch(text) for name in names):
@@ -40,7 +40,7 @@ def array_size(dtype: np.dtype, shape: Any) -> int:
     """How many bytes an array has.
 
     Raises:
-        ValueError: `shape` is not a tuple of sizes.
+      ValueError: ``shape`` is not a tuple of sizes.
     """
     sizes: tuple[Any, ...] = (None,)
     if isinstance(shape, tuple) and len(shape) <= _MOST_AXES:
@@ -54,16 +54,16 @@ def array_size(dtype: np.dtype, shape: Any) -> int:
 
 
 def array_of(data: Any, dtype: np.dtype, shape: Any, *, columns_first: bool) -> np.ndarray:
-    """The array of all of `data`, in the byte order of this machine.
+    """The array of all of ``data``, in the byte order of this machine.
 
     Args:
-        data: bytes, which the array keeps if they are in this order already.
-        dtype: a dtype without fields, objects or subarrays.
-        shape: shape of the array.
-        columns_first: whether the first axis varies fastest, in Fortran order.
+      data: bytes, which the array keeps if they are in this order already.
+      dtype: a dtype without fields, objects or subarrays.
+      shape: shape of the array.
+      columns_first: whether the first axis varies fastest, in Fortran order.
 
     Raises:
-        ValueError: the bytes are too many or too few, or no such values.
+      ValueError: the bytes are too many or too few, or no such values.
     """
     size = array_size(dtype, shape)
     if size != len(data):

@@ -10,9 +10,9 @@ class TextDataset:
     """Text as bytes, in two parts without a paragraph in common.
 
     Attributes:
-        name: what the data set is called.
-        train: [bytes] uint8.
-        validation: [bytes] uint8.
+      name: what the data set is called.
+      train: [bytes] uint8.
+      validation: [bytes] uint8.
     """
 
     name: str
@@ -21,21 +21,21 @@ class TextDataset:
 
 
 def pydoc_text(validation: float = 0.1, *, seed: int = 0) -> TextDataset:
-    """The language reference that `help("topics")` reads, split by topic, without any download.
+    """The language reference that ``help("topics")`` reads, split by topic, without any download.
 
     About 400 kB of English and code, in UTF-8. Topics quote each other: a paragraph that several
     have stays with the first by name, since the same one in both parts would be a test of memory.
     The text differs a little between versions of Python.
 
     Args:
-        validation: fraction of the topics' bytes that is kept from training, between 0 and 1.
-        seed: of the choice of topics.
+      validation: fraction of the topics' bytes that is kept from training, between 0 and 1.
+      seed: of the choice of topics.
 
     Returns:
-        The text. Each topic begins with its name.
+      The text. Each topic begins with its name.
 
     Raises:
-        ValueError: `validation` leaves no topic to one of the parts.
+      ValueError: ``validation`` leaves no topic to one of the parts.
     """
     from pydoc_data.topics import topics
 

@@ -18,23 +18,23 @@ READERS: dict[str, Callable[..., NodeDataset]] = {
     "ogbn-proteins": partial(read_ogb, name="ogbn-proteins"),
     "ogbn-arxiv": partial(read_ogb, name="ogbn-arxiv"),
 }
-"""The reader of each published data set, by the name that `read` takes."""
+"""The reader of each published data set, by the name that ``read`` takes."""
 
 
 def read(name: str, path: str | PathLike[str], **options: Any) -> NodeDataset:
     """Reads a published data set, in its published files, from a folder.
 
     Args:
-        name: a key of `READERS`.
-        path: the folder.
-        **options: passed to the reader, such as `standardize=True` for flickr.
+      name: a key of ``READERS``.
+      path: the folder.
+      **options: passed to the reader, such as ``standardize=True`` for flickr.
 
     Returns:
-        The validated data set.
+      The validated data set.
 
     Raises:
-        FileNotFoundError: the folder or a file in it is missing.
-        ValueError: unknown name, or a file that is not what it should be.
+      FileNotFoundError: the folder or a file in it is missing.
+      ValueError: unknown name, or a file that is not what it should be.
     """
     if name not in READERS:
         raise ValueError(f"datasets.read: name: expected one of {sorted(READERS)}, got {name!r}")

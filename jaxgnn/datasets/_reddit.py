@@ -21,15 +21,15 @@ def read_reddit(path: str | PathLike[str]) -> NodeDataset:
     Features are taken as stored. The graph is symmetric as published, so nothing is added.
 
     Args:
-        path: folder with `reddit_data.npz` (arrays feature, label and node_types, where 1, 2, 3
-            mean training, validation, test) and `reddit_graph.npz` (a sparse matrix).
+      path: folder with ``reddit_data.npz`` (arrays feature, label and node_types, where 1, 2, 3
+        mean training, validation, test) and ``reddit_graph.npz`` (a sparse matrix).
 
     Returns:
-        The data set; classes are counted as the largest label plus one.
+      The data set; classes are counted as the largest label plus one.
 
     Raises:
-        FileNotFoundError: the folder or a file is missing.
-        ValueError: a file is not what it should be; the message names it.
+      FileNotFoundError: the folder or a file is missing.
+      ValueError: a file is not what it should be; the message names it.
     """
     folder = Path(path)
     require_folder(folder, f"{_DATA} and {_GRAPH}")

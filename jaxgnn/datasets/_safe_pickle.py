@@ -45,16 +45,16 @@ def read_numbers(path: Path, contents: str) -> Any:
     eight times the file. Strings of Python 2 are read as latin-1.
 
     Args:
-        path: the file.
-        contents: what it should hold, for the message when it is missing.
+      path: the file.
+      contents: what it should hold, for the message when it is missing.
 
     Returns:
-        The object; arrays, sets and sparse matrices as `StoredArray`, `StoredSet` and `StoredCSR`,
-        numpy's numbers as Python's.
+      The object; arrays, sets and sparse matrices as ``StoredArray``, ``StoredSet`` and
+      ``StoredCSR``, numpy's numbers as Python's.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is no pickle, or refers to anything else; the message names it.
+      FileNotFoundError: there is no such file.
+      ValueError: the file is no pickle, or refers to anything else; the message names it.
     """
     require_file(path, contents)
     with naming(path, "a pickle"):

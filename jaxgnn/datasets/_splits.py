@@ -13,12 +13,12 @@ def stratified_split(
     """Training, validation and test nodes: fractions of each class, rounded to whole nodes.
 
     Args:
-        labels: [nodes] class ids.
-        fractions: fractions of training, validation and test nodes, which add up to one.
-        seed: seed of the random choice.
+      labels: [nodes] class ids.
+      fractions: fractions of training, validation and test nodes, which add up to one.
+      seed: seed of the random choice.
 
     Returns:
-        Sorted int32 node ids by the name of the part.
+      Sorted int32 node ids by the name of the part.
     """
     rng = np.random.default_rng(seed)
     bounds = np.cumsum(fractions)[:-1]

@@ -18,16 +18,16 @@ class SyntheticScale:
     """Size and shape of a synthetic graph.
 
     Attributes:
-        nodes: number of nodes.
-        edges: directed edges to aim for, both directions counted; met to 1 %, and on small graphs
-            to sampling error.
-        features: width of the features.
-        communities: planted communities, which are the classes unless there are tasks.
-        exponent: s in [0, 1); the node of rank r is drawn with weight (r + 1)^-s, and so has
-            about that share of the edges.
-        tasks: binary tasks, or None for one class a node.
-        train: fraction of the nodes in the training split.
-        validation: fraction in the validation split; the test split has the rest.
+      nodes: number of nodes.
+      edges: directed edges to aim for, both directions counted; met to 1 %, and on small graphs
+        to sampling error.
+      features: width of the features.
+      communities: planted communities, which are the classes unless there are tasks.
+      exponent: s in [0, 1); the node of rank r is drawn with weight (r + 1)^-s, and so has
+        about that share of the edges.
+      tasks: binary tasks, or None for one class a node.
+      train: fraction of the nodes in the training split.
+      validation: fraction in the validation split; the test split has the rest.
     """
 
     nodes: int
@@ -49,7 +49,7 @@ SCALES: dict[str, SyntheticScale] = {
         132_534, 78_500_000, 8, 64, 0.4, tasks=112, train=0.65, validation=0.16
     ),
 }
-"""Sizes that `synthetic` takes by name; all but "tiny" are near those of published graphs."""
+"""Sizes that ``synthetic`` takes by name; all but "tiny" are near those of published graphs."""
 
 
 def synthetic(
@@ -63,28 +63,28 @@ def synthetic(
     """Makes an undirected graph with planted communities and a power law of degrees.
 
     Both ends of an edge are drawn by rank, rank r with weight (r + 1)^-s. Rank r belongs to
-    community r mod C. With probability `homophily` the second end is moved to the nearest rank
+    community r mod C. With probability ``homophily`` the second end is moved to the nearest rank
     of the first end's community. Node ids are then shuffled, so that they carry no order.
     There are no self edges and no repeats; edges come sorted by receiver, then sender. What
     repeats is drawn again, which saturates the pairs of the heaviest nodes.
 
     Features are the community's centre plus standard normal noise. The centres are normal
-    vectors of expected squared length `signal`²: at the default, features alone tell a
+    vectors of expected squared length ``signal``²: at the default, features alone tell a
     community badly, their mean over the neighbours well. Labels are the communities; with
     tasks, each task's label is the sign of a random projection of the community membership.
 
     Args:
-        scale: a key of `SCALES`, or sizes of one's own.
-        seed: of everything random; equal seeds give equal data on one kind of device.
-        homophily: probability in [0, 1] of forcing an edge into one community.
-        signal: length of the centres, in deviations of the noise of one feature.
-        on_device: whether to return jax arrays where they were made, rather than numpy arrays.
+      scale: a key of ``SCALES``, or sizes of one's own.
+      seed: of everything random; equal seeds give equal data on one kind of device.
+      homophily: probability in [0, 1] of forcing an edge into one community.
+      signal: length of the centres, in deviations of the noise of one feature.
+      on_device: whether to return jax arrays where they were made, rather than numpy arrays.
 
     Returns:
-        The data set. Arrays have NodeDataset's dtypes and shapes, whichever kind they are.
+      The data set. Arrays have NodeDataset's dtypes and shapes, whichever kind they are.
 
     Raises:
-        ValueError: unknown or impossible scale, or `homophily` outside [0, 1].
+      ValueError: unknown or impossible scale, or ``homophily`` outside [0, 1].
     """
     name, sizes = _resolve(scale)
     if not 0 <= homophily <= 1:
@@ -161,7 +161,7 @@ def _draw_pairs(
 def _draw_ends(
     key: jax.Array, sizes: SyntheticScale, homophily: float, count: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Both ends of `count` independent pairs as (lower, higher) rank; they may be equal."""
+    """Both ends of ``count`` independent pairs as (lower, higher) rank; they may be equal."""
     first_key, second_key, coin_key = jax.random.split(key, 3)
     first = _draw_ranks(first_key, sizes, count)
     second = _draw_ranks(second_key, sizes, count)
@@ -176,7 +176,7 @@ def _draw_ranks(key: jax.Array, sizes: SyntheticScale, count: int) -> jax.Array:
     power = 1 - sizes.exponent
     uniform = jax.random.uniform(key, (count,), jnp.float32)
     ranks = (uniform * ((sizes.nodes + 1.0) ** power - 1) + 1) ** (1 / power) - 1
-    # float32 may round the last rank up to `nodes`.
+    # float32 may round the last rank up to ``nodes``.
     return jnp.clip(ranks.astype(jnp.int32), 0, sizes.nodes - 1)
 
 

@@ -21,7 +21,7 @@ _AVERAGE, _REMAINDER = "average", "average_remainder"
 
 
 class Restored(NamedTuple):
-    """The content of a checkpoint. `best` is None if no best model had been found yet."""
+    """The content of a checkpoint. ``best`` is None if no best model had been found yet."""
 
     state: TrainState
     best: ModelState | None
@@ -36,9 +36,9 @@ class Checkpoints:
     temporary folder, which the next start removes.
 
     Args:
-        folder: Absolute path, made if missing.
-        keep: How many of the newest checkpoints to keep; None opens the folder for reading alone,
-            which leaves another process that writes there undisturbed.
+      folder: Absolute path, made if missing.
+      keep: How many of the newest checkpoints to keep; None opens the folder for reading alone,
+        which leaves another process that writes there undisturbed.
     """
 
     def __init__(self, folder: Path, keep: int | None):
@@ -64,13 +64,13 @@ class Checkpoints:
         """Writes a checkpoint and removes those that are too old.
 
         Args:
-            step: Step number of the checkpoint.
-            state: Arrays of the training state.
-            best: Arrays of the best model so far.
-            info: Anything JSON can hold.
+          step: Step number of the checkpoint.
+          state: Arrays of the training state.
+          best: Arrays of the best model so far.
+          info: Anything JSON can hold.
 
         Raises:
-            RuntimeError: The checkpoint was not written.
+          RuntimeError: The checkpoint was not written.
         """
         trees = _items(state, best)
         items: dict[str, ocp.args.CheckpointArgs] = {
@@ -86,12 +86,12 @@ class Checkpoints:
         """Reads the newest checkpoint.
 
         Args:
-            like: A state with the structure, shapes, dtypes and placement to restore to, before its
-                first step.
+          like: A state with the structure, shapes, dtypes and placement to restore to, before its
+            first step.
 
         Raises:
-            ValueError: There is none, it cannot be read, or its arrays are not those of `like`;
-                the message names the folder and the first field.
+          ValueError: There is none, it cannot be read, or its arrays are not those of ``like``;
+            the message names the folder and the first field.
         """
         step, saved, info = self._read_info(None)
         best_like = like.model if _BEST in saved else None
@@ -102,7 +102,7 @@ class Checkpoints:
                 "parameters: it was written with another LoopConfig.ema_decay"
             )
         items = _items(like, best_like)
-        if _REMAINDER not in saved:  # as of before there was one: it begins with that of `like`
+        if _REMAINDER not in saved:  # as of before there was one: it begins with that of ``like``
             items.pop(_REMAINDER, None)
         found = self._read_arrays(step, items, saved)
         average = found[_AVERAGE].params if _AVERAGE in found else None
@@ -185,17 +185,17 @@ def load_model[M: nnx.Module](
     """Loads a trained model from a run's folder, without its optimizer.
 
     Args:
-        path: The run's folder, `RunFolder.path`.
-        model: A model with the structure of the trained one; it is not changed.
-        which: The model as it was at the checkpoint, the best one found up to there, or the one
-            with the moving average of the parameters, of a run with `LoopConfig.ema_decay`.
-        step: Step of the checkpoint; None for the newest.
+      path: The run's folder, ``RunFolder.path``.
+      model: A model with the structure of the trained one; it is not changed.
+      which: The model as it was at the checkpoint, the best one found up to there, or the one
+        with the moving average of the parameters, of a run with ``LoopConfig.ema_decay``.
+      step: Step of the checkpoint; None for the newest.
 
     Returns:
-        A new model. Its arrays lie where those of `model` lie.
+      A new model. Its arrays lie where those of ``model`` lie.
 
     Raises:
-        ValueError: There is no such checkpoint, or its arrays are not those of `model`.
+      ValueError: There is no such checkpoint, or its arrays are not those of ``model``.
     """
     items = {"last": _MODEL, "best": _BEST, "average": _AVERAGE}
     if which not in items:
@@ -234,7 +234,7 @@ def _abstract(array: jax.Array) -> jax.ShapeDtypeStruct:
 
 
 def _placed_like(array: jax.Array, like: jax.Array) -> jax.Array:
-    """Frees `array` from its device if `like` is free.
+    """Frees ``array`` from its device if ``like`` is free.
 
     Orbax ties every array to a device. JAX moves a free one to where the batch lies; a tied one
     beside a batch on several devices is an error that would come up only after a resume.

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replaces the file at `path` by `text` in one step."""
+    """Replaces the file at ``path`` by ``text`` in one step."""
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("w", encoding="utf-8") as file:
         file.write(text)
@@ -17,21 +17,21 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replaces the file at `path` by `value` as indented JSON, in one step."""
+    """Replaces the file at ``path`` by ``value`` as indented JSON, in one step."""
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
 def parse_json[T](text: str, where: str, kind: type[T], what: str) -> T:
-    """Parses `text` as JSON.
+    """Parses ``text`` as JSON.
 
     Args:
-        text: The JSON text.
-        where: The file, and the line if it has several values, for the error.
-        kind: The type that the value must have.
-        what: Description of the expected type, for the error.
+      text: The JSON text.
+      where: The file, and the line if it has several values, for the error.
+      kind: The type that the value must have.
+      what: Description of the expected type, for the error.
 
     Raises:
-        ValueError: The text is not JSON, or its value is of another type.
+      ValueError: The text is not JSON, or its value is of another type.
     """
     try:
         value = json.loads(text)
@@ -43,7 +43,7 @@ def parse_json[T](text: str, where: str, kind: type[T], what: str) -> T:
 
 
 def read_json[T](path: Path, kind: type[T], what: str) -> T:
-    """Reads the JSON file at `path`; raises ValueError unless it holds a value of type `kind`."""
+    """Reads the JSON file at ``path``; raises ValueError unless its value is of type ``kind``."""
     return parse_json(path.read_text(encoding="utf-8", errors="replace"), str(path), kind, what)
 
 

@@ -22,13 +22,13 @@ class FolderLock:
     """Keeps other processes out of a folder as long as this object lives, and its process.
 
     The lock is the operating system's (flock), on an open file: a kill at any moment releases it.
-    `lock_folder` makes them.
+    ``lock_folder`` makes them.
 
     Args:
-        file: The file to lock, made if missing.
+      file: The file to lock, made if missing.
 
     Raises:
-        ValueError: Another process has the lock; the message says which.
+      ValueError: Another process has the lock; the message says which.
     """
 
     def __init__(self, file: Path):
@@ -38,7 +38,7 @@ class FolderLock:
         self._identity = _identity(os.fstat(descriptor))
 
     def is_of(self, file: Path) -> bool:
-        """Whether `file` is locked by this: not let go of, and none made anew in its place."""
+        """Whether ``file`` is locked by this: not let go of, and none made anew in its place."""
         try:
             return self._close.alive and _identity(file.stat()) == self._identity
         except FileNotFoundError:
@@ -53,7 +53,7 @@ def lock_folder(folder: Path) -> FolderLock:
     """Locks a folder that exists for this process.
 
     Raises:
-        ValueError: Another process has it.
+      ValueError: Another process has it.
     """
     file = folder.resolve() / _NAME
     with _guard:
@@ -64,7 +64,7 @@ def lock_folder(folder: Path) -> FolderLock:
 
 
 def _locked(file: Path) -> int:
-    """The descriptor of `file`, open and locked, with a line of who holds it."""
+    """The descriptor of ``file``, open and locked, with a line of who holds it."""
     while True:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
         try:

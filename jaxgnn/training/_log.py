@@ -12,17 +12,17 @@ Row = dict[str, float]
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[Row]:
-    """Reads the rows of a JSONL file, such as a run's `metrics.jsonl`.
+    """Reads the rows of a JSONL file, such as a run's ``metrics.jsonl``.
 
     Args:
-        path: The file. A missing file has no rows.
+      path: The file. A missing file has no rows.
 
     Returns:
-        One dict a row, in order. `null` comes back as NaN, `1e999` as infinity. A last line
-        without its newline was being written when the process died, and is left out.
+      One dict a row, in order. ``null`` comes back as NaN, ``1e999`` as infinity. A last line
+      without its newline was being written when the process died, and is left out.
 
     Raises:
-        ValueError: A complete line is not a JSON object.
+      ValueError: A complete line is not a JSON object.
     """
     path = Path(path)
     if not path.exists():
@@ -33,10 +33,10 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
 
 
 def read_steps(path: str | os.PathLike[str]) -> list[Row]:
-    """Reads the rows of a run: `read_rows`, each of which has a step, and numbers alone.
+    """Reads the rows of a run: ``read_rows``, each of which has a step, and numbers alone.
 
     Raises:
-        ValueError: A row is not so.
+      ValueError: A row is not so.
     """
     rows = read_rows(path)
     for number, row in enumerate(rows, start=1):
@@ -48,10 +48,10 @@ class RowLog:
     """An append-only list of rows, kept in memory and, if it has a path, in a JSONL file.
 
     Args:
-        path: The file, or None to keep the rows in memory alone. Rows already there are read.
+      path: The file, or None to keep the rows in memory alone. Rows already there are read.
 
     Raises:
-        ValueError: A row that is there has no step, or something else than numbers.
+      ValueError: A row that is there has no step, or something else than numbers.
     """
 
     def __init__(self, path: Path | None):
@@ -67,7 +67,7 @@ class RowLog:
                 file.write("".join(map(format_row, rows)))
 
     def truncate(self, last_step: int) -> None:
-        """Drops the rows after `last_step`, and any half-written line, in one atomic step."""
+        """Drops the rows after ``last_step``, and any half-written line, in one atomic step."""
         self.rows = [row for row in self.rows if row["step"] <= last_step]
         if self.path is not None and self.path.exists():
             write_text(self.path, "".join(map(format_row, self.rows)))

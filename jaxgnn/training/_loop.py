@@ -32,23 +32,23 @@ class LoopConfig:
     """Length of training and intervals of its actions. Steps count from 1.
 
     Attributes:
-        steps: Updates in the whole run, those before a resume included.
-        eval_every: Steps between evaluations; 0 evaluates after the last step alone.
-        checkpoint_every: Steps between checkpoints; 0 saves after the last step alone.
-        log_every: Steps between reads of the device. Every step has its row in the log all the
-            same; a small value stalls the device, a large one delays progress and errors.
-        keep_checkpoints: How many of the newest checkpoints stay on disk.
-        seed: Of the random numbers that `loss_fn` gets.
-        select: The evaluation metric that finds the best model; None keeps no best model.
-        select_mode: Whether the best is the largest or the smallest value. The first of equals
-            wins, and what is NaN or infinite never does.
-        ema_decay: Of a moving average of the parameters, which `evaluate`, the best model and
-            `FitResult.averaged_model` then have in the place of the parameters; None for none. It
-            takes as much memory as two copies of them, so that nothing is lost with a decay near 1.
-        max_seconds: When to stop early: behind the first read of the device after this many seconds
-            of a call of `fit`, with a checkpoint. The same call then goes on. None never stops.
-        examples_per_step: For the progress report, which then shows how many a second.
-        examples: Name of the examples in the progress report.
+      steps: Updates in the whole run, those before a resume included.
+      eval_every: Steps between evaluations; 0 evaluates after the last step alone.
+      checkpoint_every: Steps between checkpoints; 0 saves after the last step alone.
+      log_every: Steps between reads of the device. Every step has its row in the log all the
+        same; a small value stalls the device, a large one delays progress and errors.
+      keep_checkpoints: How many of the newest checkpoints stay on disk.
+      seed: Of the random numbers that ``loss_fn`` gets.
+      select: The evaluation metric that finds the best model; None keeps no best model.
+      select_mode: Whether the best is the largest or the smallest value. The first of equals
+        wins, and what is NaN or infinite never does.
+      ema_decay: Of a moving average of the parameters, which ``evaluate``, the best model and
+        ``FitResult.averaged_model`` then have in the place of the parameters; None for none. It
+        takes as much memory as two copies of them, so that nothing is lost with a decay near 1.
+      max_seconds: When to stop early: behind the first read of the device after this many seconds
+        of a call of ``fit``, with a checkpoint. The same call then goes on. None never stops.
+      examples_per_step: For the progress report, which then shows how many a second.
+      examples: Name of the examples in the progress report.
     """
 
     steps: int
@@ -95,22 +95,22 @@ class Best:
 
 @dataclasses.dataclass(frozen=True)
 class FitResult[M: nnx.Module]:
-    """The result of `fit`.
+    """The result of ``fit``.
 
     Attributes:
-        model: The model after the last step.
-        averaged_model: The same with the average of its parameters; None without
-            `LoopConfig.ema_decay`.
-        best_model: The model at the best evaluation; None without `LoopConfig.select`, or if no
-            evaluation had a finite value for it.
-        best: The best evaluation; None if `best_model` is None.
-        history: One row a step: `step`, `loss`, the metrics of `loss_fn`, and at evaluations
-            those of `evaluate`. Equal to the run's `metrics.jsonl`.
-        compile_seconds: Time of the first step and of each first step with a new static value,
-            in this call of `fit`.
-        ms_per_step: Mean milliseconds of the other steps, batches included, evaluations and
-            checkpoints not; None if there were none.
-        finished: Whether all steps are done, and not only those up to `LoopConfig.max_seconds`.
+      model: The model after the last step.
+      averaged_model: The same with the average of its parameters; None without
+        ``LoopConfig.ema_decay``.
+      best_model: The model at the best evaluation; None without ``LoopConfig.select``, or if no
+        evaluation had a finite value for it.
+      best: The best evaluation; None if ``best_model`` is None.
+      history: One row a step: ``step``, ``loss``, the metrics of ``loss_fn``, and at evaluations
+        those of ``evaluate``. Equal to the run's ``metrics.jsonl``.
+      compile_seconds: Time of the first step and of each first step with a new static value,
+        in this call of ``fit``.
+      ms_per_step: Mean milliseconds of the other steps, batches included, evaluations and
+        checkpoints not; None if there were none.
+      finished: Whether all steps are done, and not only those up to ``LoopConfig.max_seconds``.
     """
 
     model: M
@@ -138,42 +138,42 @@ def fit[M: nnx.Module](
 ) -> FitResult[M]:
     """Trains a model.
 
-    A run is a function of its arguments: random numbers come from `config.seed` and the step,
+    A run is a function of its arguments: random numbers come from ``config.seed`` and the step,
     batches from the step. So a process killed at any moment and started again in the same folder
     goes on from its last checkpoint, and ends with the same parameters, bit for bit, and the same
-    `metrics.jsonl` as one that was left alone, if the device's arithmetic is deterministic.
+    ``metrics.jsonl`` as one that was left alone, if the device's arithmetic is deterministic.
 
     Args:
-        model: The model, in the mode to train in. It is not changed. All its `nnx.Param` are
-            trained; its other state (batch statistics, random streams) is carried along.
-        optimizer: Any optax transformation of the parameters, as nested dicts.
-        loss_fn: `loss_fn(model, batch, rngs) -> (loss, metrics)`: a scalar, and a dict of scalars
-            for the log. `rngs` is an `nnx.Rngs` of this step alone, for
-            `nnx.Dropout.__call__(..., rngs=rngs)`. It is traced: arrays it needs belong in the
-            batch, since those it captures are compiled in as constants.
-        batches: The batch of a step, a pytree of arrays. NumPy arrays are copied, so that they may
-            be refilled for the next step. Where it is always the same, return the same arrays on
-            the device, and nothing is copied. New shapes compile anew.
-        config: Lengths and intervals.
-        evaluate: `evaluate(model) -> {name: value}`; the model is in evaluation mode
-            (`model.eval()`), and its arrays are gone after the next step. `jit_apply` compiles
-            what it calls.
-        static: A hashable value for a step, such as a scheduled `k`. `loss_fn` and `evaluate`
-            then get it as one more argument; `loss_fn` is compiled once for each value, and may
-            set static attributes of its model from it, for that call alone.
-        run: The folder for checkpoints and logs; None writes nothing.
-        resume: Whether to go on from what `run` holds. False refuses a folder that holds a run.
-        progress: Whether to report on stderr.
+      model: The model, in the mode to train in. It is not changed. All its ``nnx.Param`` are
+        trained; its other state (batch statistics, random streams) is carried along.
+      optimizer: Any optax transformation of the parameters, as nested dicts.
+      loss_fn: ``loss_fn(model, batch, rngs) -> (loss, metrics)``: a scalar, and a dict of scalars
+        for the log. ``rngs`` is an ``nnx.Rngs`` of this step alone, for
+        ``nnx.Dropout.__call__(..., rngs=rngs)``. It is traced: arrays it needs belong in the
+        batch, since those it captures are compiled in as constants.
+      batches: The batch of a step, a pytree of arrays. NumPy arrays are copied, so that they may
+        be refilled for the next step. Where it is always the same, return the same arrays on
+        the device, and nothing is copied. New shapes compile anew.
+      config: Lengths and intervals.
+      evaluate: ``evaluate(model) -> {name: value}``; the model is in evaluation mode
+        (``model.eval()``), and its arrays are gone after the next step. ``jit_apply`` compiles
+        what it calls.
+      static: A hashable value for a step, such as a scheduled ``k``. ``loss_fn`` and ``evaluate``
+        then get it as one more argument; ``loss_fn`` is compiled once for each value, and may
+        set static attributes of its model from it, for that call alone.
+      run: The folder for checkpoints and logs; None writes nothing.
+      resume: Whether to go on from what ``run`` holds. False refuses a folder that holds a run.
+      progress: Whether to report on stderr.
 
     Returns:
-        The trained model, the best one, and the history.
+      The trained model, the best one, and the history.
 
     Raises:
-        ValueError: The run's checkpoint does not fit the model, the optimizer or `config.steps`;
-            there is something to resume but `resume` is False; `config.select` is not among the
-            metrics; names clash; or `loss_fn` changes the shape of the model's state.
-        FloatingPointError: A loss, or a parameter about to be saved or to be kept as the best
-            model's, is NaN or infinite. The message names the step and the last checkpoint.
+      ValueError: The run's checkpoint does not fit the model, the optimizer or ``config.steps``;
+        there is something to resume but ``resume`` is False; ``config.select`` is not among the
+        metrics; names clash; or ``loss_fn`` changes the shape of the model's state.
+      FloatingPointError: A loss, or a parameter about to be saved or to be kept as the best
+        model's, is NaN or infinite. The message names the step and the last checkpoint.
     """
     if config.select is not None and evaluate is None:
         raise ValueError(f"fit: config.select is {config.select!r}, but there is no evaluate")
@@ -214,7 +214,7 @@ def fit[M: nnx.Module](
 
 @dataclasses.dataclass
 class _Session:
-    """One call of `fit`: what it was given, and what changes from step to step."""
+    """One call of ``fit``: what it was given, and what changes from step to step."""
 
     config: LoopConfig
     graphdef: nnx.GraphDef
@@ -296,7 +296,7 @@ class _Session:
         bar.update(step, rows[-1], self.ms_per_step)
 
     def is_due(self, step: int, every: int) -> bool:
-        """Whether something done every so many steps, and at the end, is due after `step`."""
+        """Whether something done every so many steps, and at the end, is due after ``step``."""
         return step == self.config.steps or (every > 0 and step % every == 0)
 
     def collect(self, *, compiling: bool = False) -> list[Row]:
@@ -330,7 +330,7 @@ class _Session:
                 )
 
     def add_evaluation(self, row: Row, static: tuple[Hashable, ...]) -> None:
-        """Evaluates the model into `row`, and keeps it if it is the best so far."""
+        """Evaluates the model into ``row``, and keeps it if it is the best so far."""
         assert self.evaluate is not None
         model = merge_model(self.graphdef, self.state.averaged_model)
         model.eval()
@@ -346,7 +346,7 @@ class _Session:
             self.best, self.best_arrays = Best(step, metrics), copy_arrays(arrays)
 
     def is_best(self, metrics: Row) -> bool:
-        """Whether an evaluation is the best so far by `config.select`."""
+        """Whether an evaluation is the best so far by ``config.select``."""
         name = self.config.select
         assert name is not None
         if name not in metrics:

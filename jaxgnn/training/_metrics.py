@@ -4,7 +4,7 @@ All of them have one meaning of what can not be scored:
 
 - A label below zero, or NaN, says that there is none: it is left out of the count.
 - A label that is no class, beyond the last one or a fraction, can not be right: the score is NaN.
-- A prediction that is counted and is not finite makes the score NaN. In `accuracy` that is the
+- A prediction that is counted and is not finite makes the score NaN. In ``accuracy`` that is the
   largest logit of a row, so that classes may be ruled out by minus infinity.
 """
 
@@ -29,16 +29,16 @@ def accuracy(
     """Fraction of rows whose largest logit is at the label; ties go to the lowest class.
 
     Args:
-        logits: Scores of the classes; minus infinity rules a class out.
-        labels: The right classes; below zero or NaN where there is none, and the row not counted.
-        mask: Rows to count; all of them if None.
+      logits: Scores of the classes; minus infinity rules a class out.
+      labels: The right classes; below zero or NaN where there is none, and the row not counted.
+      mask: Rows to count; all of them if None.
 
     Returns:
-        A number in [0, 1]; NaN if a label that counts is no class, or the largest logit of its row
-        is NaN or infinite.
+      A number in [0, 1]; NaN if a label that counts is no class, or the largest logit of its row
+      is NaN or infinite.
 
     Raises:
-        ValueError: The shapes do not match, or no row is left to count.
+      ValueError: The shapes do not match, or no row is left to count.
     """
     logits, labels = np.asarray(logits), np.asarray(labels)
     if logits.ndim != 2 or labels.shape != logits.shape[:1]:
@@ -63,17 +63,17 @@ def micro_f1(
     """F1 of a multi-label classifier over all (row, task) pairs: 2 TP / (2 TP + FP + FN).
 
     Args:
-        logits: A task is predicted where its logit is above 0.
-        labels: 1 where the task is right, else 0; below zero or NaN where that is not known, and
-            the pair not counted.
-        mask: Rows to count; all of them if None.
+      logits: A task is predicted where its logit is above 0.
+      labels: 1 where the task is right, else 0; below zero or NaN where that is not known, and
+        the pair not counted.
+      mask: Rows to count; all of them if None.
 
     Returns:
-        A number in [0, 1]; 0 where nothing is predicted and nothing is right; NaN if a label that
-        counts is neither 0 nor 1, or its logit is NaN or infinite.
+      A number in [0, 1]; 0 where nothing is predicted and nothing is right; NaN if a label that
+      counts is neither 0 nor 1, or its logit is NaN or infinite.
 
     Raises:
-        ValueError: The shapes do not match, or no pair is left to count.
+      ValueError: The shapes do not match, or no pair is left to count.
     """
     logits, labels = _same_shape("micro_f1", logits, labels)
     logits, labels = _masked("micro_f1", logits, labels, mask)
@@ -98,17 +98,17 @@ def roc_auc(
     task whose rows are all positive or all negative has no area and is left out of the mean.
 
     Args:
-        scores: Larger means more likely positive. Only their order counts.
-        labels: 1 positive, 0 negative; below zero or NaN unlabelled: that row does not count in
-            that task.
-        mask: Rows to count; all of them if None.
+      scores: Larger means more likely positive. Only their order counts.
+      labels: 1 positive, 0 negative; below zero or NaN unlabelled: that row does not count in
+        that task.
+      mask: Rows to count; all of them if None.
 
     Returns:
-        A number in [0, 1]; NaN if a label is none of these, or a score that counts is NaN or
-        infinite.
+      A number in [0, 1]; NaN if a label is none of these, or a score that counts is NaN or
+      infinite.
 
     Raises:
-        ValueError: The shapes do not match, or no task has both classes.
+      ValueError: The shapes do not match, or no task has both classes.
     """
     scores, labels = _same_shape("roc_auc", scores, labels)
     scores, labels = _masked("roc_auc", scores, labels, mask)
@@ -141,7 +141,7 @@ def _labelled(name: str, labels: np.ndarray) -> np.ndarray:
     """Where there is a label, [*labels] bool.
 
     Raises:
-        ValueError: There is none.
+      ValueError: There is none.
     """
     labelled = labels >= 0  # which a NaN is not
     if not labelled.any():

@@ -22,19 +22,19 @@ def plot_curves(
 ) -> None:
     """Draws loss and metrics against the step, and writes a PNG.
 
-    Fields whose names end in the same word share a panel: `validation accuracy` and
-    `test accuracy`. A run keeps its colour in all panels, a field its line style; with a single
+    Fields whose names end in the same word share a panel: ``validation accuracy`` and
+    ``test accuracy``. A run keeps its colour in all panels, a field its line style; with a single
     run, each field has a colour. What is not finite is a gap in the curve, and counted in its
     label.
 
     Args:
-        histories: Rows by label of the run; each row is a dict of `step` and other numbers, such as
-            `FitResult.history`. A row without a field is left out of that curve.
-        path: The PNG file.
-        fields: What to draw; everything but `step` if None.
+      histories: Rows by label of the run; each row is a dict of ``step`` and other numbers, such as
+        ``FitResult.history``. A row without a field is left out of that curve.
+      path: The PNG file.
+      fields: What to draw; everything but ``step`` if None.
 
     Raises:
-        ValueError: There is nothing to draw, a field occurs in no history, or a row has no step.
+      ValueError: There is nothing to draw, a field occurs in no history, or a row has no step.
     """
     # Half a second of start-up that a run without a picture need not pay.
     from matplotlib.figure import Figure

@@ -16,11 +16,11 @@ class Progress:
     """Shows steps, loss, metrics and milliseconds a step; a context manager.
 
     Args:
-        done: Steps done before this start.
-        total: Steps of the whole run.
-        examples_per_step: To show examples a second in the place of milliseconds a step, or None.
-        examples: Name of the examples.
-        enabled: False shows nothing.
+      done: Steps done before this start.
+      total: Steps of the whole run.
+      examples_per_step: To show examples a second in the place of milliseconds a step, or None.
+      examples: Name of the examples.
+      enabled: False shows nothing.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Progress:
         self._last_line = 0.0
 
     def update(self, step: int, row: Row, ms_per_step: float | None) -> None:
-        """Reports that `step` is done, with its row of metrics."""
+        """Reports that ``step`` is done, with its row of metrics."""
         text = self._format(row, ms_per_step)
         if not self._bar.disable:
             self._bar.set_postfix_str(text, refresh=False)

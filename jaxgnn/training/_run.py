@@ -27,29 +27,29 @@ class RunFolder:
 
     | file | content |
     |---|---|
-    | `config.json` | the configuration the run was first started with, or last changed to |
-    | `versions.json` | a list: versions, devices, git commit and time of each start |
-    | `metrics.jsonl` | one row a training step; does not depend on where the run was interrupted |
-    | `timing.jsonl` | milliseconds a step and compile seconds, as they came |
-    | `checkpoints/` | one folder a checkpoint |
-    | `.lock` | which process has the folder open |
+    | ``config.json`` | the configuration the run was first started with, or last changed to |
+    | ``versions.json`` | a list: versions, devices, git commit and time of each start |
+    | ``metrics.jsonl`` | a row for each training step; does not depend on where the run stopped |
+    | ``timing.jsonl`` | milliseconds a step and compile seconds, as they came |
+    | ``checkpoints/`` | one folder a checkpoint |
+    | ``.lock`` | which process has the folder open |
 
     One process at a time has a folder open, as long as an object of this class lives there, or
-    until `close`. A killed one has it no longer. `load_model` and `read_rows`, which only read what
-    a run has written, do without.
+    until ``close``. A killed one has it no longer. ``load_model`` and ``read_rows``, which only
+    read what a run has written, do without.
 
     Args:
-        path: The folder, usually `runs/<name>`.
-        config: A dataclass; its fields are dataclasses, mappings, sequences, paths, enums,
-            strings, numbers, bools or None.
-        may_change: Fields that may differ when the run is resumed, as dotted names
-            (`"loop.steps"`); a name covers everything below it.
+      path: The folder, usually ``runs/<name>``.
+      config: A dataclass; its fields are dataclasses, mappings, sequences, paths, enums,
+        strings, numbers, bools or None.
+      may_change: Fields that may differ when the run is resumed, as dotted names
+        (``"loop.steps"``); a name covers everything below it.
 
     Raises:
-        ValueError: The folder belongs to a run with another configuration; the message names the
-            fields. Or it holds checkpoints but no configuration, or a file that is not what it
-            should be. Or another process has it open; the message says which.
-        TypeError: `config` is no dataclass, or has a field that JSON cannot hold.
+      ValueError: The folder belongs to a run with another configuration; the message names the
+        fields. Or it holds checkpoints but no configuration, or a file that is not what it
+        should be. Or another process has it open; the message says which.
+      TypeError: ``config`` is no dataclass, or has a field that JSON cannot hold.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class RunFolder:
         self._record_start()
 
     def write_json(self, name: str, value: Any) -> None:
-        """Writes `value` as JSON to the file `name` of this folder, in one atomic step."""
+        """Writes ``value`` as JSON to the file ``name`` of this folder, in one atomic step."""
         write_json(self.path / name, value)
 
     def read_metrics(self) -> list[Row]:
-        """The rows of `metrics.jsonl` so far.
+        """The rows of ``metrics.jsonl`` so far.
 
         Raises:
-            ValueError: A row is not one of a step; the message names it.
+          ValueError: A row is not one of a step; the message names it.
         """
         return read_steps(self.metrics_path)
 
@@ -115,7 +115,7 @@ def _config_to_json(config: Any) -> dict[str, Any]:
 
 
 def _to_json(value: Any, name: str) -> Any:
-    """Turns `value` into what the json module writes; `name` is its place, for the error."""
+    """Turns ``value`` into what the json module writes; ``name`` is its place, for the error."""
     # Before the plain types: an enum may also be a string or an integer.
     if isinstance(value, enum.Enum):
         return value.name
@@ -181,7 +181,7 @@ def _git_state() -> dict[str, Any] | None:
 def _git(*arguments: str) -> str | None:
     if shutil.which("git") is None:
         return None
-    # Without the option, `git status` takes a lock that gets in the way of the user's own git.
+    # Without the option, ``git status`` takes a lock that gets in the way of the user's own git.
     command = ["git", "--no-optional-locks", *arguments]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     return answer.stdout.strip() if answer.returncode == 0 else None

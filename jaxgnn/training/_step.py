@@ -17,7 +17,7 @@ LossFn = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
 class ModelState(NamedTuple):
     """The arrays of a model, as nested dicts: what is trained, and the rest.
 
-    Plain dicts and not `nnx.State`: JAX flattens them without calling Python, which small models
+    Plain dicts and not ``nnx.State``: JAX flattens them without calling Python, which small models
     notice at every step, and a checkpoint of them does not depend on Flax's classes.
     """
 
@@ -29,12 +29,12 @@ class TrainState(NamedTuple):
     """All state that a training step changes.
 
     Attributes:
-        model: Arrays of the model that is trained.
-        optimizer: State of the optimizer.
-        step: int32 [], number of updates done.
-        average: A moving average of the parameters, in float32 where theirs is shorter; or None.
-        remainder: The rounding error of the average, which is too small for its dtype and is added
-          to it; None without an average.
+      model: Arrays of the model that is trained.
+      optimizer: State of the optimizer.
+      step: int32 [], number of updates done.
+      average: A moving average of the parameters, in float32 where theirs is shorter; or None.
+      remainder: The rounding error of the average, which is too small for its dtype and is added
+        to it; None without an average.
     """
 
     model: ModelState
@@ -52,7 +52,7 @@ class TrainState(NamedTuple):
 
 
 def split_model[M: nnx.Module](model: M) -> tuple[nnx.GraphDef[M], ModelState]:
-    """Splits a model into its static structure and its arrays; `merge_model` is the inverse."""
+    """Splits a model into its static structure and its arrays; ``merge_model`` is the inverse."""
     graphdef, params, other = nnx.split(model, nnx.Param, ...)
     return graphdef, ModelState(nnx.to_pure_dict(params), nnx.to_pure_dict(other))
 
@@ -75,12 +75,12 @@ def start_state(
 
 
 def averages(params: PyTree) -> PyTree:
-    """`params` in the dtypes of their average: a short one would round away what a step adds."""
+    """``params`` in the dtypes of their average: a short one would round away what a step adds."""
     return jax.tree.map(lambda p: p.astype(p.dtype if p.dtype.itemsize >= 4 else "float32"), params)
 
 
 def rounded(average: PyTree, params: PyTree) -> PyTree:
-    """An average in the dtypes of `params`."""
+    """An average in the dtypes of ``params``."""
     return jax.tree.map(lambda a, p: a.astype(p.dtype), average, params)
 
 
@@ -91,11 +91,11 @@ def make_step(
     seed: int,
     ema_decay: float = 0.0,
 ) -> jax.stages.Wrapped:
-    """Compiles `step(state, batch, static) -> (state, values)`, which donates `state`.
+    """Compiles ``step(state, batch, static) -> (state, values)``, which donates ``state``.
 
-    `static` is a tuple of hashable values, handed on to `loss_fn`; each new one retraces.
-    `values` are the loss and the metrics of `loss_fn`, computed before the update. `ema_decay` is
-    that of the state's average, if it has one.
+    ``static`` is a tuple of hashable values, handed on to ``loss_fn``; each new one retraces.
+    ``values`` are the loss and the metrics of ``loss_fn``, computed before the update.
+    ``ema_decay`` is that of the state's average, if it has one.
     """
 
     def step(
@@ -130,23 +130,23 @@ def make_step(
 
 
 def jit_apply[T](fn: Callable[..., T]) -> Callable[..., T]:
-    """Compiles `fn(model, *arrays, **static)` once, for a model whose parameters change.
+    """Compiles ``fn(model, *arrays, **static)`` once, for a model whose parameters change.
 
     Args:
-        fn: A function of an NNX module, pytrees of arrays (positional, traced) and hashable
-            values (by keyword, static). It must not capture large arrays: pass them. NumPy arrays
-            are copied at each call; what is used again and again had better lie on the device.
+      fn: A function of an NNX module, pytrees of arrays (positional, traced) and hashable
+        values (by keyword, static). It must not capture large arrays: pass them. NumPy arrays
+        are copied at each call; what is used again and again had better lie on the device.
 
     Returns:
-        A function with the same arguments. It retraces when the model's structure changes
-        (`model.eval()` counts), when a shape or dtype changes, or with a new static value. What
-        `fn` changes in the model is dropped.
+      A function with the same arguments. It retraces when the model's structure changes
+      (``model.eval()`` counts), when a shape or dtype changes, or with a new static value. What
+      ``fn`` changes in the model is dropped.
 
     Example:
-        >>> predict = jit_apply(lambda model, x: model(x).argmax(-1))
-        >>> model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
-        >>> predict(model, jnp.ones((5, 3))).shape
-        (5,)
+      >>> predict = jit_apply(lambda model, x: model(x).argmax(-1))
+      >>> model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+      >>> predict(model, jnp.ones((5, 3))).shape
+      (5,)
     """
 
     @functools.partial(jax.jit, static_argnames=("graphdef", "static"))
@@ -169,7 +169,7 @@ def jit_apply[T](fn: Callable[..., T]) -> Callable[..., T]:
 def _moved_average(
     average: PyTree, remainder: PyTree, params: PyTree, number: jax.Array, decay: float
 ) -> tuple[PyTree, PyTree]:
-    """The average behind update `number`, counted from 1, and its remainder.
+    """The average behind update ``number``, counted from 1, and its remainder.
 
     It begins as the mean of all parameters so far, so that the initial ones leave no trace.
 
@@ -193,13 +193,13 @@ def _moved_average(
 
 
 def _strong_copy(array: jax.Array) -> jax.Array:
-    # Weakly typed parameters (`jnp.full((3,), 0.5)`) turn strong in the first update, and the
+    # Weakly typed parameters (``jnp.full((3,), 0.5)``) turn strong in the first update, and the
     # second step would be traced again.
     return jnp.copy(strong(jnp.asarray(array)))
 
 
 def _like(new: TrainState, old: TrainState) -> TrainState:
-    """Returns `new`, after checking that it has the structure, shapes and dtypes of `old`."""
+    """Returns ``new``, after checking that it has the structure, shapes and dtypes of ``old``."""
     difference = first_difference(types(new), types(old))
     if difference:
         name, found, expected = difference

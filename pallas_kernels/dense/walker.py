@@ -58,7 +58,7 @@ class Walker(GradientMaker):
                 tc.barrier_wait(summed)
                 load(self.ring, tile.slots, i - 1 + tile.slots)
 
-            if tile.overlay:  # `_make_dx_in_place_of_dz` has waited for the sums
+            if tile.overlay:  # ``_make_dx_in_place_of_dz`` has waited for the sums
                 tc.wait_smem_to_gmem(0, wait_read_only=True)
             else:
                 pl.when(i > 0)(wait)

@@ -80,7 +80,7 @@ class OneRow:
         mask = _mask(warp, [key >= low for key in keys])
 
         def drop_equals(_):
-            # Keeps the entries above `low`, and the first of those that are equal to it.
+            # Keeps the entries above ``low``, and the first of those that are equal to it.
             equals = [key == low for key in keys]
             rank, wanted = _bits_before(warp, _mask(warp, equals), len(keys)), self.k - above
             keep = []

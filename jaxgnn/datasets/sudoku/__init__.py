@@ -1,7 +1,7 @@
 """Sudoku puzzles: a generator, readers of published files, solving and rating, symmetries.
 
 Boards are arrays [..., 81] of the digits 1 to 9, row by row, with 0 where a cell is empty: int8 on
-the host. Only the symmetries and `reveal` run on the device.
+the host. Only the symmetries and ``reveal`` run on the device.
 """
 
 from jaxgnn.datasets.sudoku._boards import Conflict as Conflict

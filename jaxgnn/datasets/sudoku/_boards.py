@@ -30,9 +30,9 @@ class Conflict:
     """A digit that stands more than once in a row, column or box.
 
     Attributes:
-        unit: such as "row 3"; boxes are counted row by row. All numbers count from 1.
-        digit: the digit.
-        cells: where it stands, as (row, column).
+      unit: such as "row 3"; boxes are counted row by row. All numbers count from 1.
+      digit: the digit.
+      cells: where it stands, as (row, column).
     """
 
     unit: str
@@ -50,18 +50,18 @@ def parse(text: str) -> np.ndarray:
     """Reads a board from text.
 
     Args:
-        text: 81 cells, row by row: digits, and '.' or '0' where empty. White space and the lines
-            of a drawn grid ('|', '-', '+', '=') make no difference.
+      text: 81 cells, row by row: digits, and '.' or '0' where empty. White space and the lines
+        of a drawn grid ('|', '-', '+', '=') make no difference.
 
     Returns:
-        [81] int8.
+      [81] int8.
 
     Raises:
-        ValueError: another number of cells, or another character, which the message places.
+      ValueError: another number of cells, or another character, which the message places.
 
     Example:
-        >>> parse("53..7...." + "." * 72)[:5].tolist()
-        [5, 3, 0, 0, 7]
+      >>> parse("53..7...." + "." * 72)[:5].tolist()
+      [5, 3, 0, 0, 7]
     """
     where = "datasets.sudoku.parse: text"
     cells = text.translate(_DECORATION)
@@ -78,16 +78,16 @@ def load(source: str | os.PathLike[str]) -> np.ndarray:
     """Reads a board from a file that holds it alone, or from the text itself.
 
     Args:
-        source: name of a file, which may be a pipe or a device such as `/dev/stdin`; or the text of
-            a board, 81 cells row by row with '.' or '0' where empty.
+      source: name of a file, which may be a pipe or a device such as ``/dev/stdin``; or the text of
+        a board, 81 cells row by row with '.' or '0' where empty.
 
     Returns:
-        [81] int8.
+      [81] int8.
 
     Raises:
-        FileNotFoundError: `source` is a path, and there is no such file.
-        ValueError: the text is no board, or the file can not be read; the message names the file,
-            if it was one.
+      FileNotFoundError: ``source`` is a path, and there is no such file.
+      ValueError: the text is no board, or the file can not be read; the message names the file,
+        if it was one.
     """
     if os.path.exists(source) and not os.path.isdir(source):
         try:
@@ -123,15 +123,15 @@ def conflicts(board: np.ndarray) -> list[Conflict]:
     """Finds every digit that stands more than once in a unit: rows, then columns, then boxes.
 
     Args:
-        board: [81].
+      board: [81].
 
     Returns:
-        The conflicts; none if the board obeys the rules so far.
+      The conflicts; none if the board obeys the rules so far.
 
     Example:
-        >>> for conflict in conflicts(parse("5...5...." + "." * 72)):
-        ...     print(conflict)
-        5 stands twice in row 1, at r1c1, r1c5
+      >>> for conflict in conflicts(parse("5...5...." + "." * 72)):
+      ...     print(conflict)
+      5 stands twice in row 1, at r1c1, r1c5
     """
     board = _as_board(board, "conflicts")
     found = []
@@ -155,7 +155,7 @@ def have_conflicts(boards: np.ndarray) -> np.ndarray:
 
 
 def as_boards(boards: np.ndarray, where: str, argument: str = "boards") -> np.ndarray:
-    """Checks that `boards` are [count, 81] digits, and returns them as int8."""
+    """Checks that ``boards`` are [count, 81] digits, and returns them as int8."""
     boards = np.asarray(boards)
     if boards.ndim != 2 or boards.shape[1] != CELLS or boards.dtype.kind not in "iu":
         shape, kind = list(boards.shape), boards.dtype

@@ -22,17 +22,17 @@ def read_palm(path: str | PathLike[str]) -> Puzzles:
     """Reads lines of a quiz and its solution, as Palm et al. (2018) published them.
 
     Args:
-        path: a file of lines "quiz,solution", 81 digits each, 0 where a cell is empty; compressed
-            if its name ends in .gz.
+      path: a file of lines "quiz,solution", 81 digits each, 0 where a cell is empty; compressed
+        if its name ends in .gz.
 
     Returns:
-        The puzzles. It is not checked whether each solution is unique.
+      The puzzles. It is not checked whether each solution is unique.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file and the number of the first line that is not what it should be: of
-            another length, with other characters, with a digit twice in a unit, or with an invalid
-            solution, or the solution of another puzzle.
+      FileNotFoundError: there is no such file.
+      ValueError: the file and the number of the first line that is not what it should be: of
+        another length, with other characters, with a digit twice in a unit, or with an invalid
+        solution, or the solution of another puzzle.
     """
     file = Path(path)
     lines = _files.read_lines(file, "lines 'quiz,solution' of 81 digits each")
@@ -40,18 +40,18 @@ def read_palm(path: str | PathLike[str]) -> Puzzles:
 
 
 def read_kaggle(path: str | PathLike[str]) -> Puzzles:
-    """Reads Kaggle's million of puzzles: the lines of `read_palm` below "quizzes,solutions".
+    """Reads Kaggle's million of puzzles: the lines of ``read_palm`` below "quizzes,solutions".
 
     Args:
-        path: the csv file; compressed if its name ends in .gz.
+      path: the csv file; compressed if its name ends in .gz.
 
     Returns:
-        The puzzles. It is not checked whether each solution is unique.
+      The puzzles. It is not checked whether each solution is unique.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file and the number of the first line that is not what it should be, as for
-            `read_palm`; the header is line 1.
+      FileNotFoundError: there is no such file.
+      ValueError: the file and the number of the first line that is not what it should be, as for
+        ``read_palm``; the header is line 1.
     """
     file, header = Path(path), _KAGGLE_HEADER.decode()
     lines = _files.read_lines(file, f"a line {header!r} and lines of two times 81 digits")
@@ -65,17 +65,17 @@ def read_lines(path: str | PathLike[str]) -> Puzzles:
     """Reads and solves lines of 81 characters, such as Royle's list of puzzles with 17 givens.
 
     Args:
-        path: a file of lines of 81 digits, '.' or 0 where a cell is empty; compressed if its name
-            ends in .gz.
+      path: a file of lines of 81 digits, '.' or 0 where a cell is empty; compressed if its name
+        ends in .gz.
 
     Returns:
-        The puzzles and their solutions.
+      The puzzles and their solutions.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file and the number of the first line that is not what it should be: of
-            another length, with other characters, with a digit twice in a unit, or with no solution
-            or several.
+      FileNotFoundError: there is no such file.
+      ValueError: the file and the number of the first line that is not what it should be: of
+        another length, with other characters, with a digit twice in a unit, or with no solution
+        or several.
     """
     file = Path(path)
     lines = _files.read_lines(file, f"lines of {CELLS} digits")
@@ -91,7 +91,7 @@ def read_lines(path: str | PathLike[str]) -> Puzzles:
 
 
 def write_palm(path: str | PathLike[str], data: Puzzles) -> None:
-    """Writes lines "quiz,solution" that `read_palm` reads."""
+    """Writes lines "quiz,solution" that ``read_palm`` reads."""
     text = np.full((len(data), _PAIR + 1), ord("\n"), np.uint8)
     text[:, :CELLS] = data.puzzles + ord("0")
     text[:, CELLS] = ord(",")
@@ -150,13 +150,13 @@ def _blocks(
     """Yields positions and digits, [lines, width], of the lines up to the first that has no digits.
 
     Args:
-        file: named in errors.
-        lines: its lines, from line number `first` on.
-        width: characters of a line; the middle one of a pair is a comma, and 0 in the digits.
-        first: number of the first line.
+      file: named in errors.
+      lines: its lines, from line number ``first`` on.
+      width: characters of a line; the middle one of a pair is a comma, and 0 in the digits.
+      first: number of the first line.
 
     Raises:
-        ValueError: about that line, after all before it were yielded; or there are no lines.
+      ValueError: about that line, after all before it were yielded; or there are no lines.
     """
     if not lines:
         raise ValueError(f"{file}: it holds no puzzles")
@@ -175,7 +175,7 @@ def _blocks(
 
 
 def _as_digits(lines: list[bytes], width: int) -> tuple[np.ndarray, np.ndarray]:
-    """The digits of lines of `width` characters, and whether each is one, both [lines, width]."""
+    """The digits of lines of ``width`` characters, and whether each is one, both [lines, width]."""
     codes = np.frombuffer(b"".join(lines), np.uint8).reshape(len(lines), width)
     digits = np.where(codes == ord("."), ord("0"), codes) - np.int16(ord("0"))
     fits = (digits >= 0) & (digits <= 9)

@@ -38,27 +38,27 @@ def generate(
     the same grids: puzzles to be held out need another seed.
 
     Args:
-        count: how many puzzles.
-        givens: 18 to 81, how many cells are given; or several numbers, such as `range(19, 35)`,
-            that the puzzles take in turn; or None for minimal puzzles as they come. One with 18
-            takes a core a minute or two. Some with 17 exist, but are too rare to be found in this
-            way.
-        minimal: whether puzzles must be minimal at their number of givens, 18 to 28; none are
-            added then.
-        seed: seed of all random choices.
-        threads: number of threads; None for all CPUs that the process may use.
-        progress: called now and then with the number of puzzles made so far.
+      count: how many puzzles.
+      givens: 18 to 81, how many cells are given; or several numbers, such as ``range(19, 35)``,
+        that the puzzles take in turn; or None for minimal puzzles as they come. One with 18
+        takes a core a minute or two. Some with 17 exist, but are too rare to be found in this
+        way.
+      minimal: whether puzzles must be minimal at their number of givens, 18 to 28; none are
+        added then.
+      seed: seed of all random choices.
+      threads: number of threads; None for all CPUs that the process may use.
+      progress: called now and then with the number of puzzles made so far.
 
     Returns:
-        The puzzles and their solutions.
+      The puzzles and their solutions.
 
     Raises:
-        ValueError: no such number of puzzles, givens or threads, or a negative seed.
-        NotImplementedError: the compiled library is missing.
+      ValueError: no such number of puzzles, givens or threads, or a negative seed.
+      NotImplementedError: the compiled library is missing.
 
     Example:
-        >>> generate(4, givens=[22, 30], seed=1).givens.tolist()
-        [22, 30, 22, 30]
+      >>> generate(4, givens=[22, 30], seed=1).givens.tolist()
+      [22, 30, 22, 30]
     """
     _require("count", "at least 0", count, count >= 0)
     _require("seed", "at least 0", seed, seed >= 0)
@@ -86,15 +86,15 @@ def add_givens(data: Puzzles, givens: int | np.ndarray, *, seed: int = 0) -> Puz
     """Gives random further cells of the solution.
 
     Args:
-        data: puzzles with their solutions.
-        givens: how many cells of each shall be given, one number or [count].
-        seed: seed of the choice of cells.
+      data: puzzles with their solutions.
+      givens: how many cells of each shall be given, one number or [count].
+      seed: seed of the choice of cells.
 
     Returns:
-        The puzzles with their new givens.
+      The puzzles with their new givens.
 
     Raises:
-        ValueError: more than 81, or fewer than a puzzle has.
+      ValueError: more than 81, or fewer than a puzzle has.
     """
     wanted = np.broadcast_to(np.asarray(givens), (len(data),))
     bad = (wanted < data.givens) | (wanted > CELLS)

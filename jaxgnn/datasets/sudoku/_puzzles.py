@@ -12,8 +12,8 @@ class Puzzles:
     """Puzzles and their solutions, row by row.
 
     Attributes:
-        puzzles: [count, 81] int8, 0 where a cell is empty.
-        solutions: [count, 81] int8 of 1 to 9.
+      puzzles: [count, 81] int8, 0 where a cell is empty.
+      solutions: [count, 81] int8 of 1 to 9.
     """
 
     puzzles: np.ndarray

@@ -11,26 +11,26 @@ def reveal(
     solution: Int[Array, "81"],
     givens: Int[Array, ""] | int,
 ) -> Int[Array, "81"]:
-    """Gives random further cells of the solution: `add_givens` for one puzzle, on the device.
+    """Gives random further cells of the solution: ``add_givens`` for one puzzle, on the device.
 
     So minimal puzzles are data for all numbers of givens, and a curriculum chooses the number. A
     batch needs a key for each: `jax.vmap(reveal)(jax.random.split(key, count), puzzles, solutions,
     givens)`.
 
     Args:
-        key: of `jax.random`.
-        puzzle: 0 where a cell is empty.
-        solution: digits from 1.
-        givens: how many cells shall be given; a puzzle that has as many or more stays as it is.
+      key: of ``jax.random``.
+      puzzle: 0 where a cell is empty.
+      solution: digits from 1.
+      givens: how many cells shall be given; a puzzle that has as many or more stays as it is.
 
     Returns:
-        The puzzle with its new givens.
+      The puzzle with its new givens.
 
     Example:
-        >>> puzzle = jnp.zeros(81, jnp.int8).at[0].set(5)
-        >>> solution = jnp.full(81, 5, jnp.int8)
-        >>> int((reveal(jax.random.key(0), puzzle, solution, 30) > 0).sum())
-        30
+      >>> puzzle = jnp.zeros(81, jnp.int8).at[0].set(5)
+      >>> solution = jnp.full(81, 5, jnp.int8)
+      >>> int((reveal(jax.random.key(0), puzzle, solution, 30) > 0).sum())
+      30
     """
     blank = puzzle == 0
     numbers = jax.random.bits(key, puzzle.shape)

@@ -15,12 +15,12 @@ class Difficulty(NamedTuple):
     """How hard boards are for two solvers; each [count].
 
     Attributes:
-        rounds: int32, rounds in which every cell with one candidate, and every cell that is the
-            only place of a digit in a unit, is filled at once, until there are no more.
-        open: int32, cells still empty then; 0 means that singles solve the puzzle.
-        guesses: int64, guesses of a search that also knows what rows, columns and boxes that share
-            a digit rule out, until it has found the solution and that there is no other. It guesses
-            at the first of the cells with two candidates, or else three, or else more.
+      rounds: int32, rounds in which every cell with one candidate, and every cell that is the
+        only place of a digit in a unit, is filled at once, until there are no more.
+      open: int32, cells still empty then; 0 means that singles solve the puzzle.
+      guesses: int64, guesses of a search that also knows what rows, columns and boxes that share
+        a digit rule out, until it has found the solution and that there is no other. It guesses
+        at the first of the cells with two candidates, or else three, or else more.
     """
 
     rounds: np.ndarray
@@ -34,16 +34,16 @@ def solve(
     """Looks for solutions of boards.
 
     Args:
-        boards: [count, 81] integers, 0 where a cell is empty.
-        limit: how many solutions of a board to look for, at least 1.
-        threads: number of threads; None for all CPUs that the process may use.
+      boards: [count, 81] integers, 0 where a cell is empty.
+      limit: how many solutions of a board to look for, at least 1.
+      threads: number of threads; None for all CPUs that the process may use.
 
     Returns:
-        How many solutions each board has, [count] int32, at most `limit`; and the solutions,
-        [count, limit, 81] int8, zeros where there is none.
+      How many solutions each board has, [count] int32, at most ``limit``; and the solutions,
+      [count, limit, 81] int8, zeros where there is none.
 
     Raises:
-        ValueError: `boards` are not digits of that shape, or `limit` is less than 1.
+      ValueError: ``boards`` are not digits of that shape, or ``limit`` is less than 1.
     """
     boards = as_boards(boards, "solve")
     if limit < 1:
@@ -66,14 +66,14 @@ def check_unique(board: np.ndarray) -> np.ndarray:
     """Solves a board that has to have exactly one solution.
 
     Args:
-        board: [81] integers, 0 where a cell is empty.
+      board: [81] integers, 0 where a cell is empty.
 
     Returns:
-        The solution, [81] int8.
+      The solution, [81] int8.
 
     Raises:
-        ValueError: digits stand more than once in a unit, and where; or there is no solution, or
-            more than one, and a cell in which they differ.
+      ValueError: digits stand more than once in a unit, and where; or there is no solution, or
+        more than one, and a cell in which they differ.
     """
     where = "datasets.sudoku.check_unique: board"
     clashes = conflicts(board)
@@ -88,7 +88,7 @@ def check_unique(board: np.ndarray) -> np.ndarray:
 
 
 def describe_count(found: int, solutions: np.ndarray) -> str | None:
-    """What is wrong if a board has `found` of two solutions, [2, 81]; None if it has just one."""
+    """What is wrong if a board has ``found`` of two solutions, [2, 81]; None if it has just one."""
     if found == 0:
         return "it has no solution"
     if found == 1:
@@ -103,15 +103,15 @@ def difficulty(boards: np.ndarray, *, threads: int | None = None) -> Difficulty:
     """Rates boards by how they are solved.
 
     Args:
-        boards: [count, 81] integers, 0 where a cell is empty.
-        threads: number of threads; None for all CPUs that the process may use.
+      boards: [count, 81] integers, 0 where a cell is empty.
+      threads: number of threads; None for all CPUs that the process may use.
 
     Returns:
-        Counts that rank boards from easy to hard.
+      Counts that rank boards from easy to hard.
 
     Raises:
-        ValueError: `boards` are not digits of that shape.
-        NotImplementedError: the compiled library is missing.
+      ValueError: ``boards`` are not digits of that shape.
+      NotImplementedError: the compiled library is missing.
     """
     boards = as_boards(boards, "difficulty")
     reason = native.why_missing()

@@ -21,8 +21,8 @@ class Symmetry(NamedTuple):
     """A symmetry, as a pytree.
 
     Attributes:
-        cells: for each cell of the new board the cell of the old one that it is filled from.
-        digits: the new digit in place of each; 0 stays 0.
+      cells: for each cell of the new board the cell of the old one that it is filled from.
+      digits: the new digit in place of each; 0 stays 0.
     """
 
     cells: Int[Array, "81"]
@@ -33,10 +33,10 @@ def random_symmetry(key: Array) -> Symmetry:
     """Draws one of all symmetries, each as likely as another.
 
     Args:
-        key: of `jax.random`.
+      key: of ``jax.random``.
 
     Returns:
-        The symmetry. Works under `jit`; with many keys, under `vmap`.
+      The symmetry. Works under ``jit``; with many keys, under ``vmap``.
     """
     digit_key, order_key, transpose_key = jax.random.split(key, 3)
     digits = 1 + _random_order(digit_key, 9)
@@ -64,20 +64,20 @@ def augment(key: Array, *boards: Int[Array, "*batch 81"]) -> Any:
     """Applies one random symmetry to a puzzle and its solution, or to whatever boards there are.
 
     A batch needs a key for each puzzle, or all puzzles get the same symmetry:
-    `jax.vmap(augment)(jax.random.split(key, count), puzzles, solutions)`.
+    ``jax.vmap(augment)(jax.random.split(key, count), puzzles, solutions)``.
 
     Args:
-        key: of `jax.random`.
-        *boards: each [..., 81].
+      key: of ``jax.random``.
+      *boards: each [..., 81].
 
     Returns:
-        The images of all boards, in a tuple.
+      The images of all boards, in a tuple.
 
     Example:
-        >>> data = jnp.arange(81, dtype=jnp.int8) % 10
-        >>> puzzle, solution = jax.jit(augment)(jax.random.key(0), data, data)
-        >>> bool((puzzle == solution).all())
-        True
+      >>> data = jnp.arange(81, dtype=jnp.int8) % 10
+      >>> puzzle, solution = jax.jit(augment)(jax.random.key(0), data, data)
+      >>> bool((puzzle == solution).all())
+      True
     """
     symmetry = random_symmetry(key)
     return tuple(apply_symmetry(symmetry, board) for board in boards)

@@ -25,9 +25,9 @@ def _place(
     """Places the digit with the fewest ways left, in each of them, and the others around it.
 
     Args:
-        ways: of the digits that are left, the sets of nine cells that can hold each, [ways, 2].
-        board: [81], without those digits.
-        filled: its cells, [2].
+      ways: of the digits that are left, the sets of nine cells that can hold each, [ways, 2].
+      board: [81], without those digits.
+      filled: its cells, [2].
     """
     if not ways:
         yield board

@@ -114,7 +114,7 @@ class BreakEven(NamedTuple):
 
 
 # The first entry that fits counts; the ratios were measured by
-# `python -m experiments.benchmarks.maxk_spmm --break-even`. On a CPU the features of one graph
+# ``python -m experiments.benchmarks.maxk_spmm --break-even``. On a CPU the features of one graph
 # fitted the last cache of 32 MiB and those of the other did not. On a GPU the widths were 64 and
 # 256, the graphs one of 10 edges a row and three of 50 to 600. Widths and degrees between get the
 # lesser ratio, narrower rows the ratio of 64. Wider rows and edges without blocks, which were not
