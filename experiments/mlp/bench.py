@@ -164,7 +164,7 @@ def _measure(config: BenchConfig, network: Network, scale: str, dtype: str, dire
 
 
 def _kernel_times(candidates: dict[str, Candidate]) -> Row:
-    """Of kernels by themselves, and their ratios: launching small networks takes longer."""
+    """Times the kernels alone, with their ratios; launching small networks takes longer."""
     times = {name: kernel_time(made) for name, made in candidates.items() if name != "torch"}
     known = {name: ms for name, ms in times.items() if ms is not None}
     measured: Row = {f"{name}_kernel_ms": ms for name, ms in known.items()}

@@ -61,6 +61,12 @@ def length(batch, n, dim):
     return max(n * dim, tokens * dim, (n * n + 2 * n), 1)
 
 
+def rounded(a, dtype):
+    """``a`` at the precision of ``dtype``; compilers may leave out a conversion there and back."""
+    kept = jnp.finfo(dtype)
+    return jax.lax.reduce_precision(a, kept.nexp, kept.nmant)
+
+
 def exactly(function, *arguments, **options):
     """What a reference makes of these in float64, as arrays of the host.
 

@@ -6,19 +6,15 @@ import pytest
 from tests._settings import COMPILED_QUICKLY, jax_settings
 
 
-def _parameters(test):
-    return test.callspec.params if hasattr(test, "callspec") else {}
-
-
 @pytest.fixture
 def rounded_once(request):
-    """For tests of what is rounded to 16 bits once, or gradients of which a rounding decides.
+    """For tests of linear layers in 16 bits: the result is rounded once, and decides a gradient.
 
-    On a GPU plain JAX rounds in between too, as the libraries do that it calls.
+    On a GPU plain JAX rounds products before biases are added, as the libraries do that it calls.
     """
-    is_short = _parameters(request.node).get("dtype", "bfloat16") != "float32"
+    is_short = request.getfixturevalue("dtype") != "float32"
     if is_short and jax.default_backend() == "gpu":
-        pytest.skip("reason: plain JAX rounds to 16 bits in between on a GPU; see tests/gpu")
+        pytest.skip("reason: on a GPU plain JAX rounds products to 16 bits; see tests/gpu")
 
 
 @pytest.fixture
