@@ -54,7 +54,8 @@ PYTEST = JAX_PLATFORMS=cpu $(BIN)/python -m pytest -m '$(TESTS)' --numprocesses 
   --dist worksteal --cases $(CASES)
 # Most of the time of the tests is compilation, and loops fused in XLA's older way take a third less
 # of it. With FUSED=default, as in `make test-all`, all is compiled as for users but the kernels that
-# JAX interprets on a CPU, which no user does.
+# JAX interprets on a CPU, which no user does. XLA takes flags that begin with a space, and nothing else,
+# for the name of a file, and ends the process.
 FUSED ?= older
 FUSED_THE_OLDER_WAY := --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters
 
@@ -107,9 +108,9 @@ demo: $(VENV)/installed
 	JAX_PLATFORMS=cpu $(BIN)/python -m experiments.maxk train --run runs/demo --fresh
 
 test: $(VENV)/installed
-	XLA_FLAGS='$(XLA_FLAGS) $(if $(filter older,$(FUSED)),$(FUSED_THE_OLDER_WAY))' \
+	XLA_FLAGS='$(strip $(XLA_FLAGS) $(if $(filter older,$(FUSED)),$(FUSED_THE_OLDER_WAY)))' \
 	  $(PYTEST) --ignore tests/pallas_kernels
-	XLA_FLAGS='$(XLA_FLAGS) $(FUSED_THE_OLDER_WAY)' $(PYTEST) tests/pallas_kernels
+	XLA_FLAGS='$(strip $(XLA_FLAGS) $(FUSED_THE_OLDER_WAY))' $(PYTEST) tests/pallas_kernels
 
 test-all:
 	$(MAKE) test TESTS='not gpu' CASES=all FUSED=default
