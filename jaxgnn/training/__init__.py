@@ -9,6 +9,8 @@ from ._loop import Best as Best
 from ._loop import FitResult as FitResult
 from ._loop import LoopConfig as LoopConfig
 from ._loop import fit as fit
+from ._many import ManyResult as ManyResult
+from ._many import fit_many as fit_many
 from ._metrics import accuracy as accuracy
 from ._metrics import micro_f1 as micro_f1
 from ._metrics import roc_auc as roc_auc

@@ -97,12 +97,32 @@ def make_step(
     ``values`` are the loss and the metrics of ``loss_fn``, computed before the update.
     ``ema_decay`` is that of the state's average, if it has one.
     """
+    update = make_update(graphdef, optimizer, loss_fn, ema_decay)
 
     def step(
         state: TrainState, batch: PyTree, static: tuple[Hashable, ...]
     ) -> tuple[TrainState, dict[str, jax.Array]]:
+        return update(state, batch, jax.random.key(seed), static)
+
+    return jax.jit(step, static_argnames="static", donate_argnames="state")
+
+
+def make_update(
+    graphdef: nnx.GraphDef,
+    optimizer: optax.GradientTransformation,
+    loss_fn: LossFn,
+    ema_decay: float = 0.0,
+) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
+    """Returns ``update(state, batch, key, static) -> (state, values)``, not compiled.
+
+    ``key`` is the random key of the whole run, from which each step has one of its own.
+    """
+
+    def update(
+        state: TrainState, batch: PyTree, key: jax.Array, static: tuple[Hashable, ...]
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
         number = state.step + 1
-        key = jax.random.fold_in(jax.random.key(seed), number)
+        key = jax.random.fold_in(key, number)
 
         def loss_of(params: PyTree, other: PyTree) -> tuple[jax.Array, tuple[PyTree, PyTree]]:
             model = merge_model(graphdef, ModelState(params, other))
@@ -126,7 +146,7 @@ def make_step(
         new = TrainState(ModelState(params, other), optimizer_state, number, *average)
         return _like(new, state), values
 
-    return jax.jit(step, static_argnames="static", donate_argnames="state")
+    return update
 
 
 def jit_apply[T](fn: Callable[..., T]) -> Callable[..., T]:

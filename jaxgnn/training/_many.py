@@ -1,0 +1,224 @@
+"""Trains models of one structure side by side in one program, a run for each seed."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from ._log import Row
+from ._loop import Best, LoopConfig
+from ._progress import Progress
+from ._step import (
+    LossFn,
+    ModelState,
+    TrainState,
+    make_update,
+    merge_model,
+    split_model,
+    start_state,
+)
+from ._trees import PyTree, owned
+
+
+@dataclasses.dataclass(frozen=True)
+class ManyResult:
+    """The result of one of the runs of ``fit_many``.
+
+    Attributes:
+      history: One row a step: ``step``, ``loss``, the metrics of ``loss_fn``, and at evaluations
+        those of ``score``.
+      best: The best evaluation by ``LoopConfig.select``; None without it, or if no evaluation had
+        a finite value for it.
+      ms_per_step: Mean milliseconds of a step of this run without the first, evaluations
+        included: the time of all runs over their number. None if there was only one step.
+    """
+
+    history: list[Row]
+    best: Best | None
+    ms_per_step: float | None
+
+
+def fit_many(
+    models: Sequence[nnx.Module],
+    optimizer: optax.GradientTransformation,
+    loss_fn: LossFn,
+    shared: PyTree,
+    own: PyTree,
+    *,
+    seeds: Sequence[int],
+    config: LoopConfig,
+    predict: Callable[[Any, PyTree], jax.Array],
+    score: Callable[[int, np.ndarray], Mapping[str, float]],
+    progress: bool = True,
+) -> list[ManyResult]:
+    """Trains several models at once, vectorised by ``jax.vmap``: one compilation for all.
+
+    For small models and repeated experiments: the same data at every step, all of it at once. Each
+    run has its own parameters, random numbers and part of the data, and is the run that ``fit``
+    with the same seed makes, up to the rounding of sums. Nothing is written and nothing can be
+    resumed.
+
+    Args:
+      models: A model for each run, in the mode to train in, all of the same structure.
+      optimizer: Any optax transformation.
+      loss_fn: ``loss_fn(model, (shared, own), rngs) -> (loss, metrics)`` of one run.
+      shared: Pytree of arrays that all runs read, such as the graph and its features.
+      own: Pytree of arrays [runs, ...], of which each run reads its own, such as the nodes that
+        train.
+      seeds: Seed of the random numbers of each run.
+      config: Steps, ``eval_every``, ``log_every``, ``select`` and ``select_mode`` are read.
+      predict: ``predict(model, shared)`` of one model in evaluation mode, compiled: an array.
+      score: ``score(run, predictions) -> {name: value}`` from the predictions of the run with
+        that index, on the host.
+      progress: Whether to report on stderr.
+
+    Returns:
+      The result of each run.
+
+    Raises:
+      ValueError: The numbers of models, seeds and parts differ, the models differ in structure,
+        or ``config.select`` is not among the metrics.
+      FloatingPointError: A loss is NaN or infinite; the message names the seed and the step.
+    """
+    graphdef, states = _start(models, optimizer, own, seeds)
+    update = make_update(graphdef, optimizer, loss_fn)
+    state = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+    keys = jax.vmap(jax.random.key)(np.asarray(seeds, np.uint32))
+
+    def step(state, shared, own, keys):
+        def one(state, own, key):
+            return update(state, (shared, own), key, ())
+
+        return jax.vmap(one)(state, own, keys)
+
+    def evaluate(arrays: ModelState, shared):
+        def one(arrays):
+            model = merge_model(graphdef, arrays)
+            model.eval()
+            return predict(model, shared)
+
+        return jax.vmap(one)(arrays)
+
+    step, evaluate = jax.jit(step, donate_argnames="state"), jax.jit(evaluate)
+    shared, own = owned(shared), owned(own)
+    records = _Records(config, seeds, score)
+    with Progress(0, config.steps, enabled=progress) as bar:
+        for number in range(1, config.steps + 1):
+            state, values = step(state, shared, own, keys)
+            last = number == config.steps
+            due = last or (config.eval_every > 0 and number % config.eval_every == 0)
+            predictions = evaluate(state.model, shared) if due else None
+            records.add(number, values, predictions)
+            if last or number == 1 or number % config.log_every == 0:
+                records.read()
+                bar.update(number, records.mean_row(), records.ms_per_step)
+    return records.results()
+
+
+def _start(
+    models: Sequence[nnx.Module],
+    optimizer: optax.GradientTransformation,
+    own: PyTree,
+    seeds: Sequence[int],
+) -> tuple[nnx.GraphDef, list[TrainState]]:
+    """The common structure of the models, and the state of each before the first step."""
+    counts = {len(models), len(seeds), *(len(leaf) for leaf in jax.tree.leaves(own))}
+    if len(counts) != 1 or not models:
+        raise ValueError(
+            f"fit_many: own: expected a part for each of {len(seeds)} seeds and as many models, "
+            f"got {len(models)} models and parts of {sorted(counts)}"
+        )
+    parts = [split_model(model) for model in models]
+    graphdef = parts[0][0]
+    differing = [run for run, (other, _) in enumerate(parts) if other != graphdef]
+    if differing:
+        raise ValueError(
+            f"fit_many: models: expected one structure, but model {differing[0]} differs from "
+            "model 0"
+        )
+    return graphdef, [start_state(arrays, optimizer) for _, arrays in parts]
+
+
+class _Records:
+    """Rows, best evaluations and times of all runs."""
+
+    def __init__(
+        self,
+        config: LoopConfig,
+        seeds: Sequence[int],
+        score: Callable[[int, np.ndarray], Mapping[str, float]],
+    ):
+        self._config, self._seeds, self._score = config, seeds, score
+        self._histories: list[list[Row]] = [[] for _ in seeds]
+        self._best: list[Best | None] = [None] * len(seeds)
+        # Steps whose values are still on the device.
+        self._pending: list[tuple[int, dict[str, jax.Array], jax.Array | None]] = []
+        self._first: float | None = None
+        self._seconds = 0.0
+        self._timed = 0
+
+    def add(self, step: int, values: dict[str, jax.Array], predictions: jax.Array | None) -> None:
+        """Keeps what a step returned, without waiting for it."""
+        self._pending.append((step, values, predictions))
+
+    def read(self) -> None:
+        """Waits for the steps that were added, and makes their rows."""
+        for step, values, predictions in self._pending:
+            values, predictions = jax.device_get((values, predictions))
+            for run, history in enumerate(self._histories):
+                row = {"step": step, **{name: float(v[run]) for name, v in values.items()}}
+                if not math.isfinite(row["loss"]):
+                    raise FloatingPointError(
+                        f"fit_many: the loss of seed {self._seeds[run]} is {row['loss']} at step "
+                        f"{step}"
+                    )
+                if predictions is not None:
+                    self._evaluate(run, row, predictions[run])
+                history.append(row)
+        now = time.perf_counter()
+        if self._first is None:
+            self._first = now
+        else:
+            self._seconds = now - self._first
+            self._timed += len(self._pending)
+        self._pending.clear()
+
+    def _evaluate(self, run: int, row: Row, predictions: np.ndarray) -> None:
+        metrics = {name: float(value) for name, value in self._score(run, predictions).items()}
+        row |= metrics
+        select = self._config.select
+        if select is None:
+            return
+        if select not in metrics:
+            raise ValueError(f"fit_many: config.select is {select!r}, score gave {list(metrics)}")
+        sign = 1 if self._config.select_mode == "max" else -1
+        best = self._best[run]
+        better = best is None or sign * metrics[select] > sign * best.metrics[select]
+        if math.isfinite(metrics[select]) and better:
+            self._best[run] = Best(int(row["step"]), metrics)
+
+    @property
+    def ms_per_step(self) -> float | None:
+        """Mean milliseconds of a step of one run, the first step left out."""
+        if not self._timed:
+            return None
+        return 1e3 * self._seconds / self._timed / len(self._seeds)
+
+    def mean_row(self) -> Row:
+        """The mean over the runs of each number of their last rows."""
+        rows = [history[-1] for history in self._histories]
+        return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+
+    def results(self) -> list[ManyResult]:
+        """The result of each run."""
+        return [
+            ManyResult(history, best, self.ms_per_step)
+            for history, best in zip(self._histories, self._best, strict=True)
+        ]
