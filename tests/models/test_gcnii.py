@@ -1,0 +1,70 @@
+"""GCNII: its formula, its dropout, its depth, and bad options."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxgnn import ops
+from jaxgnn.models import GCNII
+from jaxgnn.testing import random_array
+from tests.ops._table import BUILT
+
+GRAPH = BUILT["unweighted"].with_self_loops()
+X = random_array((GRAPH.num_rows, 10), "float32", seed=0)
+
+
+def _model(**options) -> GCNII:
+    return GCNII(10, 16, 3, **({"num_layers": 3, "rngs": nnx.Rngs(0)} | options))
+
+
+def _in_float64(model: GCNII, x: np.ndarray, alpha: float, strength: float) -> np.ndarray:
+    """The formula of the paper on dense matrices."""
+    normalized, identity = GRAPH.normalized("sym"), jnp.eye(GRAPH.num_cols)
+    adjacency = np.asarray(ops.spmm(normalized, identity, implementation="xla"), np.float64)
+
+    def linear(layer, x):
+        bias = 0 if layer.bias is None else np.asarray(layer.bias[...], np.float64)
+        return x @ np.asarray(layer.kernel[...], np.float64) + bias
+
+    initial = h = np.maximum(linear(model.lin_in, np.asarray(x, np.float64)), 0)
+    kernels = np.asarray(model.body.layers.linear.kernel[...], np.float64)
+    for place, kernel in enumerate(kernels, start=1):
+        support = (1 - alpha) * adjacency @ h + alpha * initial
+        beta = np.log(strength / place + 1)
+        h = np.maximum((1 - beta) * support + beta * support @ kernel, 0)
+    return linear(model.lin_out, h)
+
+
+@pytest.mark.parametrize(("alpha", "strength"), [(0.1, 0.5), (0.4, 1.5)])
+def test_the_scores_are_those_of_the_published_formula(alpha, strength):
+    model = _model(alpha=alpha, strength=strength)
+    expected = _in_float64(model, X, alpha, strength)
+    np.testing.assert_allclose(model(GRAPH, X), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(model(GRAPH.normalized("sym"), X), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_dropout_draws_in_training_alone():
+    model = _model(dropout=0.5)
+    assert not np.array_equal(model(GRAPH, X, rngs=nnx.Rngs(1)), model(GRAPH, X))
+    model.eval()
+    np.testing.assert_array_equal(model(GRAPH, X, rngs=nnx.Rngs(1)), model(GRAPH, X))
+
+
+def test_gradients_reach_the_weights_of_64_layers():
+    model = _model(num_layers=64, dropout=0.0)
+    gradients = nnx.grad(lambda model: jnp.sum(model(GRAPH, X) ** 2))(model)
+    sizes = jax.tree.map(lambda g: float(jnp.abs(g).max()), jax.tree.leaves(gradients))
+    assert min(sizes) > 0 and np.isfinite(sizes).all()
+    kernels = np.asarray(gradients["body"]["layers"]["linear"]["kernel"][...])
+    assert kernels.shape == (64, 16, 16) and (np.abs(kernels).max(axis=(1, 2)) > 0).all()
+
+
+def test_options_that_make_no_network_are_refused():
+    with pytest.raises(ValueError, match="GCNII: num_layers must be at least 1"):
+        _model(num_layers=0)
+    with pytest.raises(ValueError, match="GCNII: alpha"):
+        _model(alpha=1.5)
+    with pytest.raises(ValueError, match="GCNII: the number of features must be at least 1"):
+        GCNII(10, 0, 3, rngs=nnx.Rngs(0))
