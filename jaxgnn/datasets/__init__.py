@@ -6,6 +6,7 @@ language models; ``sudoku`` has puzzles.
 """
 
 from jaxgnn.datasets import sudoku as sudoku
+from jaxgnn.datasets._cora import cora as cora
 from jaxgnn.datasets._digits import digits as digits
 from jaxgnn.datasets._digits import digits_hypergraph as digits_hypergraph
 from jaxgnn.datasets._graphsaint import read_graphsaint as read_graphsaint

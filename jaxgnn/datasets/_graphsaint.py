@@ -119,9 +119,9 @@ def _rectangular(path: Path, class_map: dict[str, Any]) -> np.ndarray:
     return numbers_to_int32(flat, path, "labels").reshape(-1, tasks)
 
 
-def _splits(path: Path) -> dict[str, np.ndarray]:
+def _splits(path: Path) -> dict[str, Any]:
     roles = read_json(path, "a JSON object: tr, va, te -> node ids")
-    splits = {}
+    splits: dict[str, Any] = {}
     with naming(path, "node ids"):
         for split, role in _ROLES.items():
             ids = roles.get(role)

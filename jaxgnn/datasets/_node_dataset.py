@@ -1,5 +1,6 @@
 """The record of a graph data set that readers and generators return."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
@@ -25,6 +26,9 @@ class NodeDataset:
       validation: [validation nodes] int32, sorted node ids.
       test: [test nodes] int32, sorted node ids.
       num_classes: number of classes, or of tasks when ``multilabel``.
+      class_names: name of each class, or of each task; None where the source has none.
+      node_names: [nodes] integers or strings, what the source calls the nodes; None where it calls
+        them by their ids.
     """
 
     name: str
@@ -36,6 +40,8 @@ class NodeDataset:
     validation: np.ndarray
     test: np.ndarray
     num_classes: int
+    class_names: tuple[str, ...] | None = None
+    node_names: np.ndarray | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -69,6 +75,7 @@ class NodeDataset:
         for split in SPLITS:
             check.split(split)
         check.splits_are_disjoint()
+        check.names()
 
 
 class DatasetCheck:
@@ -130,6 +137,17 @@ class DatasetCheck:
                 other = SPLITS[taken[first]]
                 self._fail(field, f"nodes outside {other}", f"node {ids[first]} at [{first}]")
             owner[ids] = number
+
+    def names(self) -> None:
+        for field, sizes in (("class_names", "num_classes"), ("node_names", "num_nodes")):
+            names, size = getattr(self._data, field), getattr(self._data, sizes)
+            if names is None:
+                continue
+            if len(names) != size:
+                self._fail(field, f"as many as {sizes} ({size})", f"{len(names)}")
+            if len(np.unique(names)) != size:
+                repeated = next(name for name, n in Counter(list(names)).items() if n > 1)
+                self._fail(field, "every name once", f"{repeated!s:.80} twice")
 
     def _pairs(self, field: str, other: str) -> None:
         self._array(field, ndim=1, dtype=np.int32)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -88,7 +88,7 @@ def read_ogb(
     elif undirected:
         senders, receivers = _without_repeats(*_both_directions(senders, receivers), num_nodes)
     split_paths = {field: split / f"{file}.csv.gz" for field, file in _SPLIT_FILES.items()}
-    splits = {field: _read_split(file) for field, file in split_paths.items()}
+    splits: dict[str, Any] = {field: _read_split(file) for field, file in split_paths.items()}
     dataset = NodeDataset(
         name=name,
         senders=senders,

@@ -2,6 +2,7 @@
 
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -61,7 +62,7 @@ def read_reddit(path: str | PathLike[str]) -> NodeDataset:
     return dataset
 
 
-def _splits(node_types: np.ndarray, path: Path) -> dict[str, np.ndarray]:
+def _splits(node_types: np.ndarray, path: Path) -> dict[str, Any]:
     with naming(path, "node_types"):
         if node_types.ndim != 1 or node_types.dtype.kind not in "iuf":
             got = f"{node_types.ndim}-d {node_types.dtype}"

@@ -1,15 +1,14 @@
-"""Random splits that have the same share of every class."""
+"""Random splits that have the same share, or the same number, of every class."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from jaxgnn.datasets._node_dataset import SPLITS
 
 
-def stratified_split(
-    labels: np.ndarray, fractions: Sequence[float], seed: int
-) -> dict[str, np.ndarray]:
+def stratified_split(labels: np.ndarray, fractions: Sequence[float], seed: int) -> dict[str, Any]:
     """Training, validation and test nodes: fractions of each class, rounded to whole nodes.
 
     Args:
@@ -20,13 +19,34 @@ def stratified_split(
     Returns:
       Sorted int32 node ids by the name of the part.
     """
-    rng = np.random.default_rng(seed)
     bounds = np.cumsum(fractions)[:-1]
+    return _split_classes(labels, lambda size: np.rint(bounds * size).astype(int), seed)
+
+
+def class_split(labels: np.ndarray, train: int, validation: int, seed: int) -> dict[str, Any]:
+    """Training, validation and test nodes: the same number of each class, and all others.
+
+    Args:
+      labels: [nodes] class ids, each class with more than ``train + validation`` nodes.
+      train: number of training nodes of each class.
+      validation: number of validation nodes of each class.
+      seed: seed of the random choice.
+
+    Returns:
+      Sorted int32 node ids by the name of the part.
+    """
+    return _split_classes(labels, lambda _: np.array([train, train + validation]), seed)
+
+
+def _split_classes(
+    labels: np.ndarray, cuts: Callable[[int], np.ndarray], seed: int
+) -> dict[str, Any]:
+    """Shuffles each class, and cuts it where ``cuts`` of its size says, into three parts."""
+    rng = np.random.default_rng(seed)
     parts: list[list[np.ndarray]] = [[] for _ in SPLITS]
     for label in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == label))
-        cuts = np.rint(bounds * members.size).astype(int)
-        for part, ids in zip(parts, np.split(members, cuts), strict=True):
+        for part, ids in zip(parts, np.split(members, cuts(members.size)), strict=True):
             part.append(ids)
     return {
         split: np.sort(np.concatenate(part)).astype(np.int32)

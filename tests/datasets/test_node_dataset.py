@@ -40,6 +40,10 @@ CASES = [
     ("validation", GOOD, ids(3, 12), "node ids in [0, 12), got 12 at [1]"),
     ("test", GOOD, ids(2, 1), "sorted node ids without repeats, got 1 at [1]"),
     ("test", GOOD, ids(2, 2), "sorted node ids without repeats, got 2 at [1]"),
+    ("class_names", GOOD, ("a", "b"), "as many as num_classes (4), got 2"),
+    ("class_names", GOOD, ("a", "b", "c", "b"), "every name once, got b twice"),
+    ("node_names", GOOD, np.arange(11), "as many as num_nodes (12), got 11"),
+    ("node_names", GOOD, np.arange(12) // 2, "every name once, got 0 twice"),
     ("test", GOOD, GOOD.validation, f"outside validation, got node {GOOD.validation[0]} at [0]"),
 ]
 
