@@ -4,6 +4,8 @@ Generic over Flax NNX modules and pytrees: nothing here knows about graphs.
 """
 
 from ._checkpoints import load_model as load_model
+from ._export import export_csv as export_csv
+from ._export import export_tensorboard as export_tensorboard
 from ._log import read_rows as read_rows
 from ._loop import Best as Best
 from ._loop import FitResult as FitResult
@@ -15,5 +17,9 @@ from ._metrics import accuracy as accuracy
 from ._metrics import micro_f1 as micro_f1
 from ._metrics import roc_auc as roc_auc
 from ._plots import plot_curves as plot_curves
+from ._progress import phase as phase
+from ._report import write_report as write_report
 from ._run import RunFolder as RunFolder
 from ._step import jit_apply as jit_apply
+from ._table import Confusion as Confusion
+from ._table import Table as Table

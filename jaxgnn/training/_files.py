@@ -7,10 +7,15 @@ from typing import Any
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replaces the file at ``path`` by ``text`` in one step."""
+    """Replaces the file at ``path`` by ``text`` in UTF-8, in one step."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replaces the file at ``path`` by ``data``, in one step."""
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
+    with temporary.open("wb") as file:
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)

@@ -13,7 +13,7 @@ from flax import nnx
 
 from ._checkpoints import Checkpoints
 from ._log import Row, RowLog
-from ._progress import Progress
+from ._progress import Progress, say
 from ._run import RunFolder
 from ._step import (
     LossFn,
@@ -135,6 +135,7 @@ def fit[M: nnx.Module](
     run: RunFolder | None = None,
     resume: bool = True,
     progress: bool = True,
+    on_row: Callable[[Row], None] | None = None,
 ) -> FitResult[M]:
     """Trains a model.
 
@@ -164,6 +165,11 @@ def fit[M: nnx.Module](
       run: The folder for checkpoints and logs; None writes nothing.
       resume: Whether to go on from what ``run`` holds. False refuses a folder that holds a run.
       progress: Whether to report on stderr.
+      on_row: Is called with a copy of each row of the log, in the order of the steps, once it is
+        written: ``step``, ``loss``, the metrics of ``loss_fn``, and where the model was evaluated
+        those of ``evaluate``. Rows come when the device is read, up to ``config.log_every`` at
+        once. A resumed run begins with the step after its checkpoint, so that those between the
+        checkpoint and a kill come again. What it raises ends the training.
 
     Returns:
       The trained model, the best one, and the history.
@@ -192,10 +198,15 @@ def fit[M: nnx.Module](
             evaluate=evaluate,
             static=static,
             checkpoints=checkpoints,
+            run=run,
+            on_row=on_row,
             log=RowLog(None if run is None else run.metrics_path),
             timing=RowLog(None if run is None else run.timing_path),
         )
         done = session.restore(resume)
+        if done:
+            what = "resuming from" if done < config.steps else "complete at"
+            say(f"{what} step {done}", progress=progress)
         bar = stack.enter_context(
             Progress(
                 done,
@@ -209,6 +220,7 @@ def fit[M: nnx.Module](
             session.advance(step, bar)
             if session.stopped:
                 break
+        session.summarize()
     return session.result()
 
 
@@ -224,6 +236,8 @@ class _Session:
     evaluate: Callable[..., Mapping[str, float]] | None
     static: Callable[[int], Hashable] | None
     checkpoints: Checkpoints | None
+    run: RunFolder | None
+    on_row: Callable[[Row], None] | None
     log: RowLog
     timing: RowLog
     best: Best | None = None
@@ -237,6 +251,7 @@ class _Session:
     timed_steps: int = 0
     opened: float = dataclasses.field(default_factory=time.monotonic)
     stopped: bool = False
+    evaluated: bool = False
 
     def restore(self, resume: bool) -> int:
         """Goes back to the last checkpoint, if there is one; returns the steps done."""
@@ -271,7 +286,9 @@ class _Session:
         static = () if self.static is None else (self.static(step),)
         compiling = static not in self.compiled
         if compiling and self.pending:
-            self.log.append(self.collect())
+            self.write(self.collect())
+        if compiling:
+            bar.begin("compiling")
         if not self.pending:
             self.started = time.perf_counter()
         self.state, values = self.update(self.state, owned(self.batches(step)), static)
@@ -285,15 +302,24 @@ class _Session:
             return
         rows = self.collect(compiling=compiling)
         # An evaluation may take long or fail: what came before it is written first.
-        self.log.append(rows[:-1])
+        self.write(rows[:-1])
         if evaluating:
+            if not self.evaluated:
+                bar.begin("compiling the evaluation")
             self.add_evaluation(rows[-1], static)
-        self.log.append(rows[-1:])
+        self.write(rows[-1:])
         limit = self.config.max_seconds
         self.stopped = limit is not None and time.monotonic() - self.opened >= limit
         if saving or (self.stopped and self.checkpoints is not None):
             self.save(step)
         bar.update(step, rows[-1], self.ms_per_step)
+
+    def write(self, rows: list[Row]) -> None:
+        """Adds rows to the log, and hands them to ``on_row``."""
+        self.log.append(rows)
+        if self.on_row is not None:
+            for row in rows:
+                self.on_row(dict(row))
 
     def is_due(self, step: int, every: int) -> bool:
         """Whether something done every so many steps, and at the end, is due after ``step``."""
@@ -324,7 +350,7 @@ class _Session:
         """Raises at the first loss that is not finite, after logging the rows before it."""
         for index, row in enumerate(rows):
             if not math.isfinite(row["loss"]):
-                self.log.append(rows[:index])
+                self.write(rows[:index])
                 raise FloatingPointError(
                     f"fit: the loss is {row['loss']} at step {row['step']}; {self.last_checkpoint}"
                 )
@@ -332,6 +358,7 @@ class _Session:
     def add_evaluation(self, row: Row, static: tuple[Hashable, ...]) -> None:
         """Evaluates the model into ``row``, and keeps it if it is the best so far."""
         assert self.evaluate is not None
+        self.evaluated = True
         model = merge_model(self.graphdef, self.state.averaged_model)
         model.eval()
         metrics = {name: float(value) for name, value in self.evaluate(model, *static).items()}
@@ -365,6 +392,18 @@ class _Session:
         self.check_parameters(step, self.state.model.params)
         best = None if self.best is None else dataclasses.asdict(self.best)
         self.checkpoints.save(step, self.state, self.best_arrays, {"best": best})
+        self.summarize()
+
+    def summarize(self) -> None:
+        """Writes what reports say of the run so far besides its rows."""
+        if self.run is None:
+            return
+        best = None
+        if self.best is not None:
+            # JSON has no NaN, which metrics other than the selected one may be.
+            metrics = {n: v if math.isfinite(v) else None for n, v in self.best.metrics.items()}
+            best = {"step": self.best.step, "metrics": metrics}
+        self.run.write_summary({"select": self.config.select, "best": best})
 
     def check_parameters(self, step: int, params: PyTree) -> None:
         """Raises if a parameter is not finite."""

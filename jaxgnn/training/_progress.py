@@ -1,7 +1,9 @@
-"""Progress of a loop on stderr: a bar on a terminal, now and then a line elsewhere."""
+"""Progress on stderr: a bar on a terminal, now and then a line elsewhere, and phases before it."""
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -10,6 +12,38 @@ from tqdm import tqdm
 from ._log import Row
 
 _SECONDS_BETWEEN_LINES = 30.0
+# A phase that took no longer needs no second line.
+_WORTH_TELLING_SECONDS = 1.0
+
+
+@contextmanager
+def phase(what: str, *, progress: bool = True) -> Iterator[None]:
+    """Says on stderr what begins now and, if it took more than a second, how long it took.
+
+    For what happens before and after training, so that nobody waits without knowing for what::
+
+        with phase("reading Reddit", progress=config.progress):
+            dataset = load(config)
+
+    Lines go above a progress bar that is shown at the same time.
+
+    Args:
+      what: What is being done, such as ``"reading Reddit"``.
+      progress: False says nothing.
+    """
+    say(f"{what} …", progress=progress)
+    started = time.monotonic()
+    yield
+    seconds = time.monotonic() - started
+    if seconds > _WORTH_TELLING_SECONDS:
+        say(f"{what}: {seconds:.1f} s", progress=progress)
+
+
+def say(text: str, *, progress: bool = True) -> None:
+    """Writes a line to stderr at once, above any progress bar; nothing if not ``progress``."""
+    if progress:
+        tqdm.write(text, file=sys.stderr)
+        sys.stderr.flush()
 
 
 class Progress:
@@ -39,6 +73,12 @@ class Progress:
         self._bar = tqdm(initial=done, total=total, disable=not on_terminal, dynamic_ncols=True)
         self._lines = enabled and not on_terminal
         self._last_line = 0.0
+
+    def begin(self, what: str) -> None:
+        """Says what is done now that may take long: in the bar, or in a line."""
+        if not self._bar.disable:
+            self._bar.set_postfix_str(what)
+        say(f"{what} …", progress=self._lines)
 
     def update(self, step: int, row: Row, ms_per_step: float | None) -> None:
         """Reports that ``step`` is done, with its row of metrics."""

@@ -18,6 +18,7 @@ import jax
 from ._files import read_json, write_json
 from ._lock import lock_folder
 from ._log import Row, read_steps
+from ._memory import largest, peak_memory
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "jaxgnn")
 
@@ -31,6 +32,7 @@ class RunFolder:
     | ``versions.json`` | a list: versions, devices, git commit and time of each start |
     | ``metrics.jsonl`` | a row for each training step; does not depend on where the run stopped |
     | ``timing.jsonl`` | milliseconds a step and compile seconds, as they came |
+    | ``summary.json`` | the best evaluation, and the most memory that a start needed, in bytes |
     | ``checkpoints/`` | one folder a checkpoint |
     | ``.lock`` | which process has the folder open |
 
@@ -71,6 +73,12 @@ class RunFolder:
         """Writes ``value`` as JSON to the file ``name`` of this folder, in one atomic step."""
         write_json(self.path / name, value)
 
+    def write_summary(self, values: Mapping[str, Any]) -> None:
+        """Writes ``summary.json``: the values, and the most memory that any start needed so far."""
+        file = self.path / "summary.json"
+        before = read_json(file, dict, "an object, the summary") if file.exists() else {}
+        self.write_json(file.name, {**values, **largest(before, peak_memory())})
+
     def read_metrics(self) -> list[Row]:
         """The rows of ``metrics.jsonl`` so far.
 
@@ -89,8 +97,8 @@ class RunFolder:
             if self.checkpoints_path.exists():
                 raise ValueError(f"{self.path} holds checkpoints but no config.json")
             return
-        before = _flatten(read_json(file, dict, "an object, the configuration of the run"))
-        now = _flatten(values)
+        before = flatten(read_json(file, dict, "an object, the configuration of the run"))
+        now = flatten(values)
         differing = [
             f"{name}: {_show(before, name)} before, {_show(now, name)} now"
             for name in sorted(before.keys() | now.keys())
@@ -132,13 +140,16 @@ def _to_json(value: Any, name: str) -> Any:
     raise TypeError(f"{name}: cannot write a {type(value).__name__} to config.json")
 
 
-def _flatten(value: Any, name: str = "") -> dict[str, Any]:
-    """Dotted name -> leaf. A list is a leaf: its length is part of its value."""
+def flatten(value: Any, name: str = "") -> dict[str, Any]:
+    """Dotted name -> leaf of what ``config.json`` holds.
+
+    A list is a leaf: its length is part of its value.
+    """
     if not isinstance(value, dict) or not value:
         return {name: value}
     flat: dict[str, Any] = {}
     for key, item in value.items():
-        flat |= _flatten(item, f"{name}.{key}" if name else key)
+        flat |= flatten(item, f"{name}.{key}" if name else key)
     return flat
 
 

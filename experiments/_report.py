@@ -1,0 +1,89 @@
+"""What every experiment does when it is done: a page about the run, and its rows for others."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from experiments._runs import shown
+from jaxgnn.training import Confusion, Table, export_csv, export_tensorboard, write_report
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """What is written besides ``report.html``.
+
+    Attributes:
+      csv: write the metrics of each step to metrics.csv in the run folder, too.
+      tensorboard: write them for TensorBoard to the folder tensorboard in the run folder, too.
+    """
+
+    csv: bool = False
+    tensorboard: bool = False
+
+
+# As the type of a field of a configuration, ``report: Reporting = ReportOptions()``, the command
+# line gets ``--csv`` and ``--tensorboard``. A resumed run may change them: ``may_change`` of its
+# ``RunFolder`` has ``"report"``.
+Reporting = Annotated[ReportOptions, tyro.conf.arg(name="")]
+
+
+def finish(
+    folder: Path,
+    options: ReportOptions,
+    *,
+    title: str,
+    command: str | None = None,
+    tables: Sequence[Table] = (),
+    pictures: Sequence[Path] = (),
+    confusion: Confusion | None = None,
+) -> Path:
+    """Writes what there is to see and to read about a run, and prints where it is.
+
+    Args:
+      folder: the folder of the run.
+      options: what is wanted besides the page.
+      title: data set, model and number of seeds.
+      command: the command line that repeats the run; left out, that of this process.
+      tables: results beside their baselines.
+      pictures: of the results; ``curves.png`` of the folder is shown anyway.
+      confusion: the test examples' labels and predictions.
+
+    Returns:
+      The path of the page.
+
+    Raises:
+      ValueError: if a file of the folder is damaged, or a picture is missing.
+    """
+    command = this_command() if command is None else command
+    page = write_report(
+        folder,
+        title=title,
+        command=command,
+        tables=tables,
+        pictures=pictures,
+        confusion=confusion,
+    )
+    print(f"report: {shown(page)}")
+    if options.csv:
+        print(f"csv: {shown(export_csv(folder, folder / 'metrics.csv'))}")
+    if options.tensorboard:
+        events = export_tensorboard(folder, folder / "tensorboard")
+        print(f"tensorboard --logdir {shlex.quote(str(shown(events.parent)))}")
+    return page
+
+
+def this_command() -> str:
+    """The command line of this process, as a shell takes it."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is None:  # a script, or an interactive session
+        start = ["python", sys.argv[0]]
+    else:
+        start = ["python", "-m", spec.name.removesuffix(".__main__")]
+    return shlex.join([*start, *sys.argv[1:]])

@@ -1,0 +1,70 @@
+"""Which colour a line or bar has: one for each implementation, the same in every picture."""
+
+import zlib
+from collections.abc import Iterable
+
+# Ten colours that differ in lightness as well as in hue, dark enough to be read on white.
+PALETTE = (
+    "#1f77b4",
+    "#ff7f0e",
+    "#2ca02c",
+    "#d62728",
+    "#9467bd",
+    "#8c564b",
+    "#e377c2",
+    "#7f7f7f",
+    "#bcbd22",
+    "#17becf",
+)
+
+_IMPLEMENTATIONS = {
+    # Ours.
+    "xla": PALETTE[0],
+    "pallas": PALETTE[1],
+    "ffi": PALETTE[2],
+    # Of others, in shades that the palette does not have.
+    "scipy": "#5b3a8c",
+    "numpy": "#a6a6a6",
+    "jraph": "#c49c00",
+    "jax": "#0b3c6f",
+    "torch": "#b0122b",
+    "torch compiled": "#f0696b",
+    "torch_geometric": "#7a0f4d",
+    "torch_sparse": "#e89ac7",
+    "cusparse": "#3d5c1e",
+    "dgl": "#00695c",
+    "equinox": "#4dd0e1",
+}
+
+
+def colour(label: str) -> str:
+    """The colour of an implementation or a peer, or of any other label.
+
+    Args:
+      label: The name, in which upper and lower case are one. What is not known by name has a
+        colour of the palette that depends on its text alone, so that two of them may have the
+        same; ``colours`` tells several apart.
+
+    Returns:
+      A colour as ``#rrggbb``.
+    """
+    known = _IMPLEMENTATIONS.get(label.lower())
+    return known or PALETTE[zlib.crc32(label.encode()) % len(PALETTE)]
+
+
+def colours(labels: Iterable[str]) -> dict[str, str]:
+    """A colour for each label of one picture.
+
+    Args:
+      labels: The labels in the order in which they are drawn. Those that ``colour`` knows by name
+        have their colour; the others take the palette's in turn, without those that are taken,
+        and again from its beginning after the last one.
+
+    Returns:
+      Label -> colour as ``#rrggbb``.
+    """
+    found = {label: _IMPLEMENTATIONS.get(label.lower()) for label in labels}
+    free = [shade for shade in PALETTE if shade not in found.values()] or list(PALETTE)
+    others = [label for label, shade in found.items() if shade is None]
+    turns = {label: free[place % len(free)] for place, label in enumerate(others)}
+    return {label: shade or turns[label] for label, shade in found.items()}

@@ -1,0 +1,156 @@
+"""Rows of a run for other programs: as CSV, and as the event files that TensorBoard shows."""
+
+import csv
+import io
+import os
+import struct
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+from ._files import write_bytes, write_text
+from ._log import Row
+from ._record import Record, read_record
+
+# One name for every export, so that a later one takes the place of an earlier one; TensorBoard
+# would show the rows of two files twice.
+_EVENT_FILE = "events.out.tfevents.0.jaxgnn"
+
+
+def export_csv(run: str | os.PathLike[str], path: str | os.PathLike[str]) -> Path:
+    """Writes the metrics of a run as comma-separated values, in the place of an earlier export.
+
+    Args:
+      run: The folder of the run. Another process may be training in it.
+      path: The file to write.
+
+    Returns:
+      The path. Its first line names the columns: ``step``, and every metric of any row. A row has
+      nothing where it has no such metric, ``nan`` and ``inf`` where that is the value.
+
+    Raises:
+      ValueError: There is no such folder, it has no rows, or a file in it is damaged.
+    """
+    rows = _record_with_rows("export_csv", run).rows
+    names = list({"step": None} | {name: None for row in rows for name in row})
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    path = Path(path)
+    write_text(path, text.getvalue())
+    return path
+
+
+def export_tensorboard(run: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Path:
+    """Writes the metrics of a run as scalars for ``tensorboard --logdir``.
+
+    The last word of a metric's name becomes its group: ``validation accuracy`` is shown as
+    ``accuracy/validation``. All events have the time of the run's first start.
+
+    Args:
+      run: The folder of the run. Another process may be training in it.
+      folder: Where to write; it is made if need be. An earlier export there is replaced.
+
+    Returns:
+      The path of the event file.
+
+    Raises:
+      ValueError: There is no such folder, it has no rows, or a file in it is damaged.
+    """
+    record = _record_with_rows("export_tensorboard", run)
+    path = Path(folder) / _EVENT_FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, b"".join(map(_framed, _events(record))))
+    return path
+
+
+def _record_with_rows(where: str, run: str | os.PathLike[str]) -> Record:
+    record = read_record(run)
+    if not record.rows:
+        raise ValueError(f"{where}: {record.folder} has no rows in metrics.jsonl")
+    return record
+
+
+def _events(record: Record) -> Iterator[bytes]:
+    """The messages of the file: its version, then one for each row."""
+    time = _start_time(record)
+    yield _event(time, 0, _bytes_field(3, b"brain.Event:2"))
+    for row in record.rows:
+        yield _event(time, int(row["step"]), _bytes_field(5, _summary(row)))
+
+
+def _start_time(record: Record) -> float:
+    """Seconds since 1970 of the first start; 0 if it is not recorded."""
+    if not record.starts:
+        return 0.0
+    return datetime.fromisoformat(str(record.starts[0]["time"])).timestamp()
+
+
+# The messages of TensorFlow's event.proto and summary.proto, in the wire format of protobuf:
+# each field is a key, which is its number and its wire type, and then its value.
+
+
+def _event(time: float, step: int, content: bytes) -> bytes:
+    """Event: wall_time is field 1, a double; step is field 2, a varint; then its content."""
+    return b"\x09" + struct.pack("<d", time) + b"\x10" + _varint(step) + content
+
+
+def _summary(row: Row) -> bytes:
+    """Summary: field 1 is repeated, a Value for each metric."""
+    return b"".join(
+        _bytes_field(1, _value(_tag(name), value)) for name, value in row.items() if name != "step"
+    )
+
+
+def _value(tag: str, value: float) -> bytes:
+    """Summary.Value: tag is field 1, simple_value is field 2, a float."""
+    return _bytes_field(1, tag.encode()) + b"\x15" + struct.pack("<f", value)
+
+
+def _tag(name: str) -> str:
+    first, _, last = name.rpartition(" ")
+    return f"{last}/{first}" if first else last
+
+
+def _bytes_field(number: int, content: bytes) -> bytes:
+    return _varint(number << 3 | 2) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    """Seven bits a byte, the lowest first; the high bit says that more follow."""
+    groups = []
+    while value >= 0x80:
+        groups.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*groups, value])
+
+
+def _framed(message: bytes) -> bytes:
+    """A record of a TFRecord file: length and message, each followed by its checksum."""
+    length = struct.pack("<Q", len(message))
+    return length + _checksum(length) + message + _checksum(message)
+
+
+def _checksum(data: bytes) -> bytes:
+    """CRC-32C, rotated and shifted by a constant, as TFRecord files have it."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    crc ^= 0xFFFFFFFF
+    rotated = (crc >> 15 | crc << 17) & 0xFFFFFFFF
+    return struct.pack("<I", (rotated + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def _crc_table() -> list[int]:
+    """What each byte does to a CRC of the Castagnoli polynomial, lowest bit first."""
+    table = []
+    for byte in range(256):
+        crc = byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+        table.append(crc)
+    return table
+
+
+_CRC_TABLE = _crc_table()

@@ -1,0 +1,132 @@
+"""What a run folder tells to those who only read it."""
+
+import dataclasses
+import math
+import os
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ._files import read_json
+from ._log import Row, read_steps
+from ._memory import DEVICE, HOST
+from ._run import flatten
+from ._table import Table
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """The files of a run; what the folder lacks is empty.
+
+    Attributes:
+      folder: The folder.
+      config: Dotted names of ``config.json`` and their values.
+      starts: One dict for each start of the run, from ``versions.json``.
+      rows: Of ``metrics.jsonl``.
+      timing: Of ``timing.jsonl``.
+      summary: Of ``summary.json``.
+      result: Of ``result.json``, which experiments write.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    starts: list[dict[str, Any]]
+    rows: list[Row]
+    timing: list[Row]
+    summary: dict[str, Any]
+    result: dict[str, Any]
+
+    @property
+    def best_step(self) -> int | None:
+        """The step of the best evaluation, if the run has one."""
+        best = self.summary.get("best")
+        return None if best is None else best["step"]
+
+    @property
+    def first_step_seconds(self) -> float | None:
+        """Seconds of the first step of the first start, compilation included."""
+        seconds = [row["compile_seconds"] for row in self.timing if "compile_seconds" in row]
+        return seconds[0] if seconds else None
+
+    def step_ms(self) -> np.ndarray:
+        """[steps] float64: milliseconds of each step without compilation.
+
+        Steps that were waited for together have their mean each.
+        """
+        times: list[float] = []
+        last = 0
+        for row in self.timing:
+            step = int(row["step"])
+            if "ms_per_step" in row:
+                times += [row["ms_per_step"]] * max(1, step - last)
+            last = step
+        return np.array(times)
+
+
+def read_record(folder: str | os.PathLike[str]) -> Record:
+    """Reads a run folder, which another process may be writing to.
+
+    Raises:
+      ValueError: There is no such folder, or a file is not what it should be; the message names it.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: no such folder")
+    starts = _read(folder / "versions.json", list, "a list, of the run's starts")
+    if not all(isinstance(start, dict) for start in starts):
+        raise ValueError(f"{folder / 'versions.json'}: expected a list of objects")
+    config = _read(folder / "config.json", dict, "an object, the configuration of the run")
+    summary = _read(folder / "summary.json", dict, "an object, the summary of the run")
+    best = summary.get("best")
+    if best is not None and not (isinstance(best, dict) and isinstance(best.get("step"), int)):
+        raise ValueError(f"{folder / 'summary.json'}: expected a best evaluation with a step")
+    return Record(
+        folder=folder,
+        config=flatten(config) if config else {},
+        starts=starts,
+        rows=read_steps(folder / "metrics.jsonl"),
+        timing=read_steps(folder / "timing.jsonl"),
+        summary=summary,
+        result=_read(folder / "result.json", dict, "an object, the results of the run"),
+    )
+
+
+def _read[T](path: Path, kind: type[T], what: str) -> T:
+    return read_json(path, kind, what) if path.exists() else kind()
+
+
+def metrics_table(record: Record) -> Table:
+    """The metrics of the last step and, if the run has one, of the best evaluation."""
+    last = record.rows[-1] if record.rows else {}
+    by_step = {int(row["step"]): row for row in record.rows}
+    best = by_step.get(record.best_step or 0)
+    columns = ["metric", *([] if best is None else [f"best, step {record.best_step}"])]
+    columns.append(f"last, step {int(last.get('step', 0))}")
+    shown = [best or {}, last] if best is not None else [last]
+    names = {name: None for row in shown for name in row if name != "step"}
+    select = record.summary.get("select")
+    return Table(
+        title="",
+        columns=tuple(columns),
+        rows=tuple((name, *(row.get(name, math.nan) for row in shown)) for name in names),
+        note="" if best is None else f"The best step is that of the best {select}.",
+    )
+
+
+def costs(record: Record) -> dict[str, str]:
+    """Time and memory of a run, in words; what was not recorded is left out."""
+    found = {}
+    if record.first_step_seconds is not None:
+        found["first step, with compilation"] = f"{record.first_step_seconds:.2f} s"
+    times = record.step_ms()
+    if times.size:
+        found["step, median"] = f"{statistics.median(times):.3g} ms"
+        low, high = np.percentile(times, [10, 90])
+        found["step, 10 % to 90 %"] = f"{low:.3g} to {high:.3g} ms"
+        found["steps that were timed"] = str(times.size)
+    for name, key in {"host": HOST, "device": DEVICE}.items():
+        if isinstance(record.summary.get(key), int):
+            found[f"peak memory, {name}"] = f"{record.summary[key] / 2**20:,.0f} MiB"
+    return found

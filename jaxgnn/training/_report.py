@@ -1,0 +1,129 @@
+"""A page about a run: what it reached, what was run and on what, and what it took."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import _html
+from ._files import write_text
+from ._record import Record, costs, metrics_table, read_record
+from ._table import Confusion, Table
+
+_COMMIT_LETTERS = 10
+
+
+def write_report(
+    folder: str | os.PathLike[str],
+    *,
+    title: str,
+    command: str,
+    tables: Sequence[Table] = (),
+    pictures: Sequence[str | os.PathLike[str]] = (),
+    confusion: Confusion | None = None,
+) -> Path:
+    """Writes ``report.html`` about a run, one file that needs no network.
+
+    The page has the command, the tables, the curves and pictures, the confusion matrix with the
+    scores of each class, the metrics, time and memory, the configuration, and the versions and
+    devices of each start. What the folder lacks is left out of the page.
+
+    Args:
+      folder: The folder of the run, or another one to which the tables and pictures belong. Its
+        ``config.json``, ``versions.json``, ``metrics.jsonl``, ``timing.jsonl``, ``summary.json``
+        and ``curves.png`` are read.
+      title: What was trained on what, the title of the page.
+      command: The command line that repeats the run.
+      tables: Results, above all beside baselines, in the order in which they are to be read.
+      pictures: PNG, JPEG, GIF, SVG or WebP files, which are copied into the page.
+      confusion: The predictions of the model that the results are of.
+
+    Returns:
+      The path of the page.
+
+    Raises:
+      ValueError: There is no such folder, a file of it is damaged, or a picture is missing or none.
+    """
+    record = read_record(folder)
+    drawn = [Path(picture) for picture in pictures]
+    curves = record.folder / "curves.png"
+    if curves.exists() and curves.resolve() not in {picture.resolve() for picture in drawn}:
+        drawn.insert(0, curves)
+    parts = [
+        _html.paragraph(_where_and_when(record)),
+        _html.command(command),
+        _html.section("Results", map(_html.table, tables)),
+        _html.section("Curves", map(_html.picture, drawn)),
+        _html.section("Classes", [] if confusion is None else [_html.confusion(confusion)]),
+        _html.section("Metrics", [_html.table(metrics_table(record))] if record.rows else []),
+        _html.section("Time and memory", [_html.pairs(costs(record))]),
+        _html.section("Configuration", _configuration(record.config)),
+        _html.section("Versions", [_html.table(starts_table(record))] if record.starts else []),
+    ]
+    path = record.folder / "report.html"
+    write_text(path, _html.page(title, filter(None, parts)))
+    return path
+
+
+def starts_table(record: Record) -> Table:
+    """When each start of a run was, with which versions, on which devices, from which commit."""
+    rows = [_start(start) for start in record.starts]
+    names = list({name: None for row in rows for name in row})
+    return Table(
+        title="Starts of the run",
+        columns=tuple(names),
+        rows=tuple(tuple(row.get(name, "–") for name in names) for row in rows),
+    )
+
+
+def _start(start: Mapping[str, Any]) -> dict[str, str]:
+    packages = start.get("packages") or {}
+    return {
+        "time": _time(start),
+        "devices": _devices(start),
+        "Python": str(start.get("python", "–")),
+        **{str(name): str(version or "–") for name, version in packages.items()},
+        "commit": _commit(start),
+    }
+
+
+def _time(start: Mapping[str, Any]) -> str:
+    """As it is recorded, in the notation of people: "2026-11-26 04:05:40 UTC"."""
+    return str(start.get("time", "–")).replace("T", " ").replace("+00:00", " UTC")
+
+
+def _devices(start: Mapping[str, Any]) -> str:
+    """Kinds of devices with their numbers: "2 × NVIDIA H100"."""
+    kinds = [str(device.get("kind")) for device in start.get("devices") or []]
+    counts = {kind: kinds.count(kind) for kind in kinds}
+    return ", ".join(kind if n == 1 else f"{n} × {kind}" for kind, n in counts.items()) or "–"
+
+
+def _commit(start: Mapping[str, Any]) -> str:
+    git = start.get("git")
+    if not git:
+        return "–"
+    return str(git["commit"])[:_COMMIT_LETTERS] + (", with changes" if git.get("dirty") else "")
+
+
+def _where_and_when(record: Record) -> str:
+    """One line below the title: when, on what, from which commit."""
+    if not record.starts:
+        return ""
+    first = record.starts[0]
+    words = [_time(first), _devices(first), f"commit {_commit(first)}"]
+    if len(record.starts) > 1:
+        words.append(f"started {len(record.starts)} times")
+    return " · ".join(words)
+
+
+def _configuration(config: Mapping[str, Any]) -> list[str]:
+    """The options that have a value, as a person writes them, and the names of the others."""
+    given = {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in config.items()
+        if value is not None
+    }
+    others = ", ".join(name for name in config if name not in given)
+    return [_html.pairs(given), _html.paragraph(f"Without a value: {others}." if others else "")]
