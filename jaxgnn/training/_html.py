@@ -29,8 +29,8 @@ h2 { font-size: 1.2rem; margin: 2.5rem 0 .75rem; padding-bottom: .25rem;
   border-bottom: 1px solid var(--line); }
 p { margin: .5rem 0; }
 .quiet { color: var(--quiet); font-size: .9rem; }
-pre { background: var(--box); border-radius: 6px; padding: .75rem 1rem; overflow-x: auto;
-  user-select: all; font-size: .9rem; margin: .5rem 0 1rem; }
+pre { background: var(--box); border-radius: 6px; padding: .75rem 1rem; white-space: pre-wrap;
+  overflow-wrap: anywhere; user-select: all; font-size: .9rem; margin: .5rem 0 1rem; }
 figure { margin: 1.25rem 0; }
 figcaption { font-weight: 600; margin-bottom: .4rem; }
 .scroll { overflow-x: auto; }
@@ -38,14 +38,15 @@ table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabul
 th, td { padding: .3rem .75rem; text-align: left; vertical-align: top;
   border-bottom: 1px solid var(--line); }
 th { font-weight: 600; }
-tbody th { font-weight: 400; }
+tbody th { font-weight: 400; position: sticky; left: 0; background: var(--page); }
 thead th { border-bottom-width: 2px; vertical-align: bottom; }
 .number { text-align: right; white-space: nowrap; }
-td.text { min-width: 4rem; max-width: 32rem; overflow-wrap: anywhere; }
+.text { min-width: 8rem; max-width: 32rem; overflow-wrap: break-word; }
 .matrix td { text-align: center; min-width: 2.6rem; }
 .matrix .zero { color: var(--quiet); opacity: .6; }
-.matrix thead th { text-align: center; }
-img { max-width: 100%; height: auto; background: #fff; border-radius: 6px; display: block; }
+.matrix thead th { text-align: center; white-space: nowrap; }
+img { display: block; max-width: 100%; min-width: 36rem; height: auto; background: #fff;
+  border-radius: 6px; }
 """
 
 
@@ -88,15 +89,15 @@ def table(content: Table) -> str:
         for name, kind in zip(content.columns, kinds, strict=True)
     )
     body = "\n".join(
-        "<tr>"
-        + "".join(
-            f'<td class="{kind}">{html.escape(cell)}</td>'
-            for cell, kind in zip(cells, kinds, strict=True)
-        )
-        + "</tr>"
+        "<tr>" + "".join(map(_cell, ["th", *["td"] * len(cells)], kinds, cells)) + "</tr>"
         for cells in content.cells()
     )
     return _scrolling(content.title, "", head, body) + paragraph(content.note)
+
+
+def _cell(element: str, kind: str, text: str) -> str:
+    scope = ' scope="row"' if element == "th" else ""
+    return f'<{element}{scope} class="{kind}">{html.escape(text)}</{element}>'
 
 
 def pairs(values: Mapping[str, str]) -> str:
@@ -104,15 +105,14 @@ def pairs(values: Mapping[str, str]) -> str:
     if not values:
         return ""
     body = "\n".join(
-        f'<tr><th scope="row">{html.escape(name)}</th>'
-        f'<td class="text">{html.escape(text)}</td></tr>'
+        f"<tr>{_cell('th', 'text', name)}{_cell('td', 'text', text)}</tr>"
         for name, text in values.items()
     )
     return _scrolling("", "", "", body)
 
 
 def confusion(content: Confusion) -> str:
-    """The matrix of a classifier, its cells shaded by their part of the row, and its scores."""
+    """The matrix of a classifier with shaded cells, its scores, and what it confuses most."""
     names, matrix = list(content.class_names), content.matrix
     parts = [table(content.table()), table(_most_confused(names, matrix))]
     if len(names) > _LARGEST_MATRIX:
@@ -130,10 +130,13 @@ def confusion(content: Confusion) -> str:
 
 
 def _shaded(index: int, row: np.ndarray) -> str:
-    """The cells of a row: what is right in one colour, what is wrong in another."""
+    """The cells of a row: what is right in one colour, what is wrong in another.
+
+    A shade grows with the root of the cell's part of the row, so that few examples are seen, too.
+    """
     cells = []
     for place, count in enumerate(row.tolist()):
-        part = 0.55 * count / max(int(row.sum()), 1)
+        part = 0.55 * (count / max(int(row.sum()), 1)) ** 0.5
         kind = "shade" if place == index else "wrong"
         shade = f'style="background: rgba(var(--{kind}), {part:.3f})"'
         cells.append(f"<td {shade if count else 'class="zero"'}>{count}</td>")
@@ -173,7 +176,8 @@ def picture(path: Path) -> str:
         raise bad_input("write_report", "pictures", "files that exist", path)
     data = base64.b64encode(path.read_bytes()).decode("ascii")
     name = html.escape(path.stem)
-    return f'<figure><img alt="{name}" src="data:{kind};base64,{data}"></figure>'
+    image = f'<img alt="{name}" src="data:{kind};base64,{data}">'
+    return f'<figure><div class="scroll">{image}</div></figure>'
 
 
 def _scrolling(title: str, kind: str, head: str, body: str) -> str:

@@ -1,5 +1,6 @@
 """Curves of one run, or of several beside each other, each with one seed or more."""
 
+import itertools
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +24,8 @@ History = Sequence[Row]
 _Style = Literal["-", "--", ":", "-."]
 _LINE_STYLES: tuple[_Style, ...] = ("-", "--", ":", "-.")
 _MOST_COLUMNS = 3
+# Widths of lines, from the first label's to the last's: a line below another one stays in sight.
+_WIDEST, _THINNEST = 2.6, 1.3
 # Legends above a panel have two columns if no text in them is longer.
 _LETTERS_OF_A_COLUMN = 28
 # A curve of fewer points shows them: a single one has no line.
@@ -71,22 +74,35 @@ def plot_curves(
     seeds = {label: _seeds(history) for label, history in histories.items()}
     panels = _panels(seeds, fields)
     dots = _best_steps(seeds, best or {})
-    curves = _curves(seeds, panels)
 
     columns = min(len(panels), _MOST_COLUMNS)
     rows_of_panels = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(5 * columns, 3.9 * rows_of_panels), dpi=120, layout="constrained")
     grid = figure.subplots(rows_of_panels, columns, squeeze=False).ravel()
+    names = {"step": "step"} | {word: word for word in panels} | dict(axis_labels or {})
     for axes, word in zip(grid, panels, strict=False):
-        inside = [curve for curve in curves if curve.panel == word]
+        inside = _curves(seeds, panels[word])
         _draw_panel(axes, inside, dots)
-        axes.set_ylabel((axis_labels or {}).get(word, word))
-        axes.set_xlabel((axis_labels or {}).get("step", "step"))
-        _add_legend(axes, inside, dots, several=len(seeds) > 1)
+        axes.set_ylabel(names[word])
+        axes.set_xlabel(names["step"])
+        entries = _of_several_labels(inside) if len(seeds) > 1 else _of_one_label(inside)
+        _add_legend(axes, [*entries, *_of_dots(inside, dots, names["step"])])
     for axes in grid[len(panels) :]:
         axes.remove()
-    _add_titles(figure, curves, title, several=len(seeds) > 1)
+    if title is not None:
+        figure.suptitle(title)
+    if len(seeds) > 1:
+        _add_labels(figure, seeds)
     figure.savefig(os.fspath(path), format="png")
+
+
+@dataclass(frozen=True)
+class _Look:
+    """A line's colour as ``#rrggbb``, its style in matplotlib's notation, its width in points."""
+
+    colour: str
+    style: _Style
+    width: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,30 +111,20 @@ class _Curve:
 
     Attributes:
       label: Of its histories.
-      field: Its name.
-      panel: The last word of the field.
-      colour: Of the line, as ``#rrggbb``.
-      style: Of the line, in matplotlib's notation.
+      field: Its name, whose last word is its panel.
+      look: Of the line.
       steps: [points] int64, where any of the seeds has the field.
       values: [seeds, points] float64; NaN where a seed has none.
-      missing: How many of the recorded values are not finite.
-      recorded: How many there are.
+      gaps: How many values have no place in the picture, which else would look like none at all;
+        empty if all have one.
     """
 
     label: str
     field: str
-    panel: str
-    colour: str
-    style: _Style
+    look: _Look
     steps: np.ndarray
     values: np.ndarray
-    missing: int
-    recorded: int
-
-    @property
-    def gaps(self) -> str:
-        """How many values have no place in the picture, which else would look like none at all."""
-        return f" ({self.missing} of {self.recorded} not finite)" if self.missing else ""
+    gaps: str
 
     def mean_and_deviation(self) -> tuple[np.ndarray, np.ndarray]:
         """[points] each, over the seeds that have a value; the deviation of a single one is 0."""
@@ -179,42 +185,53 @@ def _best_steps(
     return found
 
 
-def _curves(
-    seeds: Mapping[str, Sequence[History]], panels: Mapping[str, Sequence[str]]
-) -> list[_Curve]:
-    shades, single = colours(seeds), len(seeds) == 1
-    curves = []
-    for label, histories in seeds.items():
-        for panel, fields in panels.items():
-            for index, field in enumerate(fields):
-                points = [
-                    {int(row["step"]): row[field] for row in rows if field in row}
-                    for rows in histories
-                ]
-                steps = sorted(set().union(*points))
-                if not steps:
-                    continue
-                recorded = [value for seed in points for value in seed.values()]
-                curves.append(
-                    _Curve(
-                        label,
-                        field,
-                        panel,
-                        PALETTE[index % len(PALETTE)] if single else shades[label],
-                        "-" if single else _LINE_STYLES[index % len(_LINE_STYLES)],
-                        np.array(steps),
-                        np.array([[seed.get(step, math.nan) for step in steps] for seed in points]),
-                        sum(not math.isfinite(value) for value in recorded),
-                        len(recorded),
-                    )
-                )
-    return curves
+def _curves(seeds: Mapping[str, Sequence[History]], fields: Sequence[str]) -> list[_Curve]:
+    """The curves of a panel: of each label, those of the fields that it has."""
+    return [
+        _curve(label, field, look, seeds[label])
+        for (label, field), look in _looks(list(seeds), fields).items()
+        if any(field in row for rows in seeds[label] for row in rows)
+    ]
+
+
+def _looks(labels: Sequence[str], fields: Sequence[str]) -> dict[tuple[str, str], _Look]:
+    """By label and field. A label has a colour and a width, a field a style; or else a colour."""
+    if len(labels) == 1:
+        shades = itertools.cycle(PALETTE)
+        return {(labels[0], field): _Look(next(shades), "-", 1.4) for field in fields}
+    shades, widths = colours(labels), np.linspace(_WIDEST, _THINNEST, len(labels))
+    return {
+        (label, field): _Look(shades[label], style, float(width))
+        for label, width in zip(labels, widths, strict=True)
+        for field, style in zip(fields, itertools.cycle(_LINE_STYLES), strict=False)
+    }
+
+
+def _curve(label: str, field: str, look: _Look, histories: Sequence[History]) -> _Curve:
+    points = [{int(row["step"]): row[field] for row in rows if field in row} for rows in histories]
+    steps = sorted(set().union(*points))
+    recorded = [value for seed in points for value in seed.values()]
+    missing = sum(not math.isfinite(value) for value in recorded)
+    return _Curve(
+        label,
+        field,
+        look,
+        np.array(steps),
+        np.array([[seed.get(step, math.nan) for step in steps] for seed in points]),
+        f" ({missing} of {len(recorded)} not finite)" if missing else "",
+    )
+
+
+def _is_logarithmic(field: str, finite: np.ndarray) -> bool:
+    """Whether a panel of this field is one of losses that are positive and span a factor of ten."""
+    if field.split()[-1] != "loss" or finite.size == 0:
+        return False
+    return bool(0 < 10 * finite.min() < finite.max())
 
 
 def _draw_panel(axes: "Axes", curves: Sequence[_Curve], dots: Mapping[str, Sequence[int]]) -> None:
     finite = np.concatenate([curve.values[np.isfinite(curve.values)] for curve in curves])
-    is_loss = curves[0].panel == "loss" and finite.size > 0 and finite.min() > 0
-    if is_loss and finite.max() > 10 * finite.min():
+    if _is_logarithmic(curves[0].field, finite):
         axes.set_yscale("log")
     for curve in curves:
         mean, deviation = curve.mean_and_deviation()
@@ -222,9 +239,9 @@ def _draw_panel(axes: "Axes", curves: Sequence[_Curve], dots: Mapping[str, Seque
         axes.plot(
             curve.steps,
             mean,
-            color=curve.colour,
-            linestyle=curve.style,
-            linewidth=1.4,
+            color=curve.look.colour,
+            linestyle=curve.look.style,
+            linewidth=curve.look.width,
             marker=marker,
             markersize=3,
         )
@@ -234,7 +251,7 @@ def _draw_panel(axes: "Axes", curves: Sequence[_Curve], dots: Mapping[str, Seque
             if axes.get_yscale() == "log":
                 low = np.maximum(low, finite.min())
             axes.fill_between(
-                curve.steps, low, mean + deviation, color=curve.colour, alpha=0.18, linewidth=0
+                curve.steps, low, mean + deviation, color=curve.look.colour, alpha=0.18, linewidth=0
             )
         places = np.isin(curve.steps, dots.get(curve.label, ()))
         axes.plot(
@@ -243,7 +260,7 @@ def _draw_panel(axes: "Axes", curves: Sequence[_Curve], dots: Mapping[str, Seque
             linestyle="none",
             marker="o",
             markersize=6,
-            markerfacecolor=curve.colour,
+            markerfacecolor=curve.look.colour,
             markeredgecolor="white",
             zorder=5,
         )
@@ -251,17 +268,8 @@ def _draw_panel(axes: "Axes", curves: Sequence[_Curve], dots: Mapping[str, Seque
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _add_legend(
-    axes: "Axes", curves: Sequence[_Curve], dots: Mapping[str, Sequence[int]], *, several: bool
-) -> None:
-    """Says above a panel which field each line is, which values it lacks, and what the dots are."""
-    entries = _of_several_labels(curves) if several else _of_one_label(curves)
-    steps = [step for curve in curves for step in _drawn_dots(curve, dots)]
-    if steps:
-        text = f"best, step {steps[0]}" if len(set(steps)) == 1 else "best step"
-        dot = _key(text, "0.4", "-")
-        dot.set(marker="o", markersize=6, markeredgecolor="white", linestyle="none")
-        entries.append(dot)
+def _add_legend(axes: "Axes", entries: Sequence["Line2D"]) -> None:
+    """Puts a legend above a panel, if it has entries."""
     if entries:
         longest = max(len(str(entry.get_label())) for entry in entries)
         axes.legend(
@@ -275,23 +283,31 @@ def _add_legend(
 
 
 def _of_one_label(curves: Sequence[_Curve]) -> list["Line2D"]:
-    return [_key(curve.field + curve.gaps, curve.colour, curve.style) for curve in curves]
+    return [_key(curve.field + curve.gaps, curve.look.colour, curve.look.style) for curve in curves]
 
 
 def _of_several_labels(curves: Sequence[_Curve]) -> list["Line2D"]:
     """The styles of the fields, in grey: the legend of the picture tells whose each colour is."""
-    styles = {curve.field: curve.style for curve in curves}
+    styles = {curve.field: curve.look.style for curve in curves}
     fields = [_key(field, "0.4", style) for field, style in styles.items()]
     gaps = [
-        _key(f"{curve.label}: {curve.field}{curve.gaps}", curve.colour, curve.style)
+        _key(f"{curve.label}: {curve.field}{curve.gaps}", curve.look.colour, curve.look.style)
         for curve in curves
         if curve.gaps
     ]
     return (fields if len(fields) > 1 else []) + gaps
 
 
-def _drawn_dots(curve: _Curve, dots: Mapping[str, Sequence[int]]) -> list[int]:
-    return [step for step in dots.get(curve.label, ()) if step in curve.steps]
+def _of_dots(
+    curves: Sequence[_Curve], dots: Mapping[str, Sequence[int]], step: str
+) -> list["Line2D"]:
+    """Says what the dots are, and where, if all are at one step; nothing if none is drawn."""
+    drawn = {place for c in curves for place in dots.get(c.label, ()) if place in c.steps}
+    if not drawn:
+        return []
+    key = _key(f"best, {step} {min(drawn)}" if len(drawn) == 1 else f"best {step}", "0.4", "-")
+    key.set(marker="o", markersize=6, markeredgecolor="white", linestyle="none")
+    return [key]
 
 
 def _key(label: str, colour: str, style: _Style) -> "Line2D":
@@ -301,22 +317,11 @@ def _key(label: str, colour: str, style: _Style) -> "Line2D":
     return Line2D([], [], color=colour, linestyle=style, label=label)
 
 
-def _add_titles(
-    figure: "Figure", curves: Sequence[_Curve], title: str | None, *, several: bool
-) -> None:
-    """The title of the picture and, below the panels, which label each colour is."""
-    if title is not None:
-        figure.suptitle(title)
-    if several:
-        shades = {_with_seeds(curve): curve.colour for curve in curves}
-        figure.legend(
-            handles=[_key(label, shade, "-") for label, shade in shades.items()],
-            loc="outside lower center",
-            ncols=min(len(shades), 4),
-            frameon=False,
-        )
-
-
-def _with_seeds(curve: _Curve) -> str:
-    seeds = len(curve.values)
-    return f"{curve.label} ({seeds} seeds)" if seeds > 1 else curve.label
+def _add_labels(figure: "Figure", seeds: Mapping[str, Sequence[History]]) -> None:
+    """Says below the panels which label each colour is, and of how many seeds."""
+    counts = {label: len(histories) for label, histories in seeds.items()}
+    keys = [
+        _key(label if counts[label] == 1 else f"{label} ({counts[label]} seeds)", shade, "-")
+        for label, shade in colours(seeds).items()
+    ]
+    figure.legend(handles=keys, loc="outside lower center", ncols=min(len(keys), 4), frameon=False)

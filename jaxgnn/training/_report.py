@@ -58,7 +58,7 @@ def write_report(
         _html.section("Classes", [] if confusion is None else [_html.confusion(confusion)]),
         _html.section("Metrics", [_html.table(metrics_table(record))] if record.rows else []),
         _html.section("Time and memory", [_html.pairs(costs(record))]),
-        _html.section("Configuration", _configuration(record.config)),
+        _html.section("Configuration", configuration(record.config)),
         _html.section("Versions", [_html.table(starts_table(record))] if record.starts else []),
     ]
     path = record.folder / "report.html"
@@ -118,12 +118,20 @@ def _where_and_when(record: Record) -> str:
     return " · ".join(words)
 
 
-def _configuration(config: Mapping[str, Any]) -> list[str]:
-    """The options that have a value, as a person writes them, and the names of the others."""
-    given = {
-        name: value if isinstance(value, str) else json.dumps(value)
-        for name, value in config.items()
-        if value is not None
-    }
+def configuration(config: Mapping[str, Any]) -> list[str]:
+    """The options that have a value, and the names of the others, as parts of a page."""
+    given = {name: option_text(value) for name, value in config.items() if value is not None}
     others = ", ".join(name for name in config if name not in given)
     return [_html.pairs(given), _html.paragraph(f"Without a value: {others}." if others else "")]
+
+
+def option_text(value: Any) -> str:
+    """The value of an option as a person writes it: a text without quotes, a list without brackets.
+
+    Nothing at all is a dash.
+    """
+    if isinstance(value, list):
+        return " ".join(map(option_text, value)) or "–"
+    if value is None:
+        return "–"
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,39 @@
+"""Command line: ``python -m experiments report RUN…``, for runs of all experiments."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from experiments._report_runs import report as write_page
+from experiments._runs import shown
+
+
+def report(
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN…")],
+    out: Path = Path("runs/report.html"),
+) -> None:
+    """Put runs side by side: their options, curves, results and times, in one HTML file.
+
+    Args:
+      runs: folders of runs, of any experiments.
+      out: the file to write.
+    """
+    for table in write_page(runs, out):
+        print(f"{table.text()}\n")
+    print(f"report: {shown(out.absolute())}")
+
+
+def main() -> None:
+    """Runs a command; a folder that is no run ends it with one line."""
+    try:
+        tyro.extras.subcommand_cli_from_dict({"report": report}, prog="python -m experiments")
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""Several runs side by side: how they differ, what they reached and took, in one page."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from experiments._report import this_command
+from jaxgnn._errors import bad_input
+from jaxgnn.training import Table, plot_curves
+from jaxgnn.training import _html as page
+from jaxgnn.training._files import write_text
+from jaxgnn.training._record import Record, costs, read_record
+from jaxgnn.training._report import configuration, option_text
+from jaxgnn.training._run import flatten
+
+# Options that say where a run is and how it is watched, not what it is.
+_NOT_COMPARED = ("run", "fresh", "progress", "report")
+
+Cell = str | int | float
+
+
+def report(folders: Sequence[Path], out: Path) -> list[Table]:
+    """Writes a page about several runs, of any experiments.
+
+    Args:
+      folders: the folders of the runs.
+      out: the HTML file; its folder is made if need be.
+
+    Returns:
+      The tables of the page: results, metrics, time and memory, and options that differ.
+
+    Raises:
+      ValueError: if there is no folder, one is no run, is empty, damaged or given twice, or the
+        file has another ending than .html.
+    """
+    if out.suffix != ".html":
+        raise bad_input("report", "--out", "a file that ends in .html", out)
+    records = _read(folders)
+    tables = [
+        table
+        for table in (
+            _results(records),
+            _metrics(records),
+            _side_by_side("Time and memory", {name: costs(r) for name, r in records.items()}),
+            _differences(records),
+        )
+        if table.rows and len(table.columns) > 1
+    ]
+    with tempfile.TemporaryDirectory() as scratch:
+        curves = Path(scratch) / "curves.png"
+        _draw(records, curves)
+        parts = [
+            page.command(this_command()),
+            page.section("Side by side", map(page.table, tables)),
+            page.section("Curves", [page.picture(curves)]),
+            page.section("Options that all have in common", configuration(_common(records))),
+        ]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(out, page.page(f"{len(records)} runs: {', '.join(records)}", parts))
+    return tables
+
+
+def _read(folders: Sequence[Path]) -> dict[str, Record]:
+    """The runs by names that tell them apart, checked."""
+    if not folders:
+        raise bad_input("report", "RUN", "the folders of one run or more", "none")
+    places = [folder.resolve() for folder in folders]
+    for number, (folder, place) in enumerate(zip(folders, places, strict=True)):
+        if place in places[:number]:
+            raise bad_input("report", "RUN", "folders that differ", f"{folder} twice")
+        if not (folder / "config.json").is_file():
+            raise bad_input("report", "RUN", "a folder of a run, with its config.json", folder)
+    records = [read_record(folder) for folder in folders]
+    for record in records:
+        if not record.rows:
+            expected = "a run of at least one step, with its metrics.jsonl"
+            raise bad_input("report", "RUN", expected, record.folder)
+    return dict(zip(_names(places), records, strict=True))
+
+
+def _names(places: Sequence[Path]) -> list[str]:
+    """The ends of paths that are all different, as short as that allows."""
+    longest = max(len(place.parts) for place in places)
+    for length in range(1, longest + 1):
+        names = ["/".join(place.parts[-length:]) for place in places]
+        if len(set(names)) == len(names):
+            return names
+    raise AssertionError("different paths have different names")
+
+
+def _side_by_side(
+    title: str, runs: Mapping[str, Mapping[str, Cell]], note: str = "", *, named: str = "run"
+) -> Table:
+    """A row for each run, a column for all that any of them has."""
+    names = list({name: None for values in runs.values() for name in values})
+    return Table(
+        title,
+        (named, *names),
+        tuple((run, *(values.get(name, "–") for name in names)) for run, values in runs.items()),
+        note,
+    )
+
+
+def _results(records: Mapping[str, Record]) -> Table:
+    """What the experiments say that their runs reached."""
+    return _side_by_side(
+        "Results",
+        {
+            name: {
+                key: _cell(value)
+                for key, value in flatten(record.result).items()
+                if key and value is not None
+            }
+            for name, record in records.items()
+        },
+    )
+
+
+def _metrics(records: Mapping[str, Record]) -> Table:
+    """The metrics at the best evaluation of each run, or at the last step."""
+    found = {}
+    for name, record in records.items():
+        by_step = {int(row["step"]): row for row in record.rows}
+        step = record.best_step if record.best_step in by_step else int(record.rows[-1]["step"])
+        chosen = f"best {record.summary.get('select')}" if step == record.best_step else "the last"
+        found[name] = {"step": step, "which is": chosen, **by_step[step]}
+    return _side_by_side("Metrics at one step of each run", found)
+
+
+def _options(record: Record) -> dict[str, object]:
+    return {
+        name: value
+        for name, value in record.config.items()
+        if name.split(".")[0] not in _NOT_COMPARED
+    }
+
+
+def _differences(records: Mapping[str, Record]) -> Table:
+    """The options that are not the same in all runs."""
+    common = _common(records)
+    return _side_by_side(
+        "Options that differ",
+        {
+            name: {
+                key: option_text(value)
+                for key, value in _options(record).items()
+                if key not in common
+            }
+            for name, record in records.items()
+        },
+    )
+
+
+def _common(records: Mapping[str, Record]) -> dict[str, object]:
+    """The options that all runs have, with the same value."""
+    first, *others = [_options(record) for record in records.values()]
+    return {
+        name: value
+        for name, value in first.items()
+        if all(name in other and other[name] == value for other in others)
+    }
+
+
+def _cell(value: object) -> Cell:
+    """A value of ``result.json``: numbers stay what they are."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number else option_text(value)
+
+
+def _draw(records: Mapping[str, Record], path: Path) -> None:
+    best = {name: record.best_step for name, record in records.items()}
+    plot_curves(
+        {name: record.rows for name, record in records.items()},
+        path,
+        title=f"{len(records)} runs" if len(records) > 1 else next(iter(records)),
+        best={name: step for name, step in best.items() if step is not None},
+    )
