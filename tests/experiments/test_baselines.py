@@ -26,6 +26,11 @@ def papers():
     return cora(seed=0)
 
 
+@pytest.fixture(scope="module")
+def found_on_papers(papers):
+    return baselines(papers)
+
+
 def ids(*values):
     return np.array(values, np.int32)
 
@@ -50,21 +55,20 @@ def predictions(method, dataset):
     return {setting: found.argmax(axis=1).tolist() for setting, found in method(dataset)}
 
 
-def test_the_graph_of_cora_says_more_than_its_words_and_both_together_most(papers):
-    found = baselines(papers)
-    assert list(found) == NAMES[:4]
-    majority, propagated, words, smoothed = (found[name].test for name in NAMES[:4])
+def test_the_graph_of_cora_says_more_than_its_words_and_both_together_most(found_on_papers):
+    assert list(found_on_papers) == NAMES[:4]
+    majority, propagated, words, smoothed = (one.test for one in found_on_papers.values())
     assert majority < 0.2 < 0.5 < words < 0.68 < propagated < 0.78 < 0.8 < smoothed
 
 
-def test_labels_of_test_nodes_change_neither_setting_nor_validation(papers):
+def test_labels_of_test_nodes_change_neither_setting_nor_validation(papers, found_on_papers):
     labels = papers.labels.copy()
     labels[papers.test] = (labels[papers.test] + 1) % papers.num_classes
-    found, spoiled = baselines(papers), baselines(dataclasses.replace(papers, labels=labels))
-    for name, score in found.items():
+    spoiled = baselines(dataclasses.replace(papers, labels=labels))
+    for name, score in found_on_papers.items():
         assert spoiled[name].setting == score.setting
         assert spoiled[name].validation == score.validation
-    assert spoiled["label propagation"].test < 0.2 < found["label propagation"].test
+    assert spoiled["label propagation"].test < 0.2
 
 
 def test_majority_is_that_of_the_training_nodes():
@@ -73,12 +77,12 @@ def test_majority_is_that_of_the_training_nodes():
 
 
 def test_labels_spread_one_edge_a_step_and_training_nodes_keep_theirs():
-    data = path_graph(np.zeros(8), [1, 1, 1, 1, 0, 0, 0, 0], (0, 6, 7), (1, 2, 5), (3, 4))
+    data = path_graph(np.zeros(9), [1, 1, 1, 1, 0, 0, 0, 0, 0], (0, 7, 8), (1, 2, 5), (3, 4, 6))
     found = predictions(_baselines._label_propagation, data)
     # Two of three training nodes are of class 0, which stands where nothing has arrived yet.
-    assert found["1 steps"] == [1, 1, 0, 0, 0, 0, 0, 0]
-    assert found["4 steps"] == [1, 1, 1, 0, 0, 0, 0, 0]
-    assert found["128 steps"] == [1, 1, 1, 1, 0, 0, 0, 0]
+    assert found["1 steps"] == [1, 1, 0, 0, 0, 0, 0, 0, 0]
+    assert found["4 steps"] == [1, 1, 1, 0, 0, 0, 0, 0, 0]
+    assert found["128 steps"] == [1, 1, 1, 1, 0, 0, 0, 0, 0]
 
 
 def test_neighbours_vote_and_a_training_node_is_not_its_own():
