@@ -15,6 +15,7 @@ from jaxgnn.datasets._hypergcn import read_hypergcn as read_hypergcn
 from jaxgnn.datasets._hypergraph_dataset import HypergraphDataset as HypergraphDataset
 from jaxgnn.datasets._node_dataset import NodeDataset as NodeDataset
 from jaxgnn.datasets._ogb import read_ogb as read_ogb
+from jaxgnn.datasets._own_graph import read_graph as read_graph
 from jaxgnn.datasets._pydoc_text import TextDataset as TextDataset
 from jaxgnn.datasets._pydoc_text import pydoc_text as pydoc_text
 from jaxgnn.datasets._readers import READERS as READERS

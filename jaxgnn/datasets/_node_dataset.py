@@ -21,7 +21,8 @@ class NodeDataset:
       receivers: [edges] int32, node that each edge points to. The list is directed; an
         undirected graph lists both directions of each edge.
       features: [nodes, features] float32.
-      labels: [nodes] int32 class ids, or [nodes, tasks] float32 zeros and ones.
+      labels: [nodes] int32 class ids, or [nodes, tasks] float32 zeros and ones. A node in none of
+        the three parts may have -1, for a class that is not known.
       train: [train nodes] int32, sorted node ids.
       validation: [validation nodes] int32, sorted node ids.
       test: [test nodes] int32, sorted node ids.
@@ -71,10 +72,11 @@ class NodeDataset:
         check = DatasetCheck(self, files or {})
         check.features()
         check.edges()
-        check.labels()
+        check.labels(may_be_unknown=True)
         for split in SPLITS:
             check.split(split)
         check.splits_are_disjoint()
+        check.splits_are_labelled()
         check.names()
 
 
@@ -104,7 +106,7 @@ class DatasetCheck:
         self._in_range("node_ids", self._data.num_nodes, "node ids")
         self._in_range("hyperedge_ids", self._data.num_hyperedges, "hyperedge ids")
 
-    def labels(self) -> None:
+    def labels(self, *, may_be_unknown: bool = False) -> None:
         labels, nodes = self._data.labels, self._data.num_nodes
         if self._data.multilabel:
             self._array("labels", ndim=2, dtype=np.float32)
@@ -117,7 +119,9 @@ class DatasetCheck:
         if self._data.multilabel:
             self._every("labels", (labels == 0) | (labels == 1), "zeros and ones")
         else:
-            self._in_range("labels", self._data.num_classes, "class ids")
+            classes = self._data.num_classes
+            known = (labels >= -may_be_unknown) & (labels < classes)
+            self._every("labels", known, f"class ids in [0, {classes})")
 
     def split(self, field: str, *, may_be_empty: bool = False) -> None:
         self._array(field, ndim=1, dtype=np.int32)
@@ -137,6 +141,14 @@ class DatasetCheck:
                 other = SPLITS[taken[first]]
                 self._fail(field, f"nodes outside {other}", f"node {ids[first]} at [{first}]")
             owner[ids] = number
+
+    def splits_are_labelled(self) -> None:
+        if not self._data.multilabel:
+            known = np.ones(self._data.num_nodes, bool)
+            for field in SPLITS:
+                ids = getattr(self._data, field)
+                known[ids] = self._data.labels[ids] >= 0
+            self._every("labels", known, f"class ids in [0, {self._data.num_classes})")
 
     def names(self) -> None:
         for field, sizes in (("class_names", "num_classes"), ("node_names", "num_nodes")):
