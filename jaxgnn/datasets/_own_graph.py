@@ -27,6 +27,7 @@ _ENDS = ("source", "target", "src", "dst", "from", "to", "sender", "receiver", "
 _ENDS += ("receivers", "node1", "node2", "u", "v", "citing", "cited")
 # One-hot features of more nodes would take more than 256 MiB.
 _MOST_ONE_HOT = 8192
+_LARGEST = float(np.finfo(np.float32).max)
 
 File = str | PathLike[str]
 
@@ -358,12 +359,12 @@ def _order(table: TextTable, nodes: _Nodes) -> list[int]:
 
 
 def _finite(table: TextTable, row: int, column: int) -> float:
-    with np.errstate(over="ignore"):
-        try:
-            value = float(np.float32(real_number(table.rows[row][column])))
-        except ValueError:
-            value = np.nan
-    if not np.isfinite(value):
+    """The number in a cell, which float32 can hold."""
+    try:
+        value = real_number(table.rows[row][column])
+    except ValueError:
+        value = np.nan
+    if not abs(value) <= _LARGEST:
         raise table.fault(row, column, "a finite number")
     return value
 
