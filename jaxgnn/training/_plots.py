@@ -28,6 +28,8 @@ _MOST_COLUMNS = 3
 _WIDEST, _THINNEST = 2.6, 1.3
 # Legends above a panel have two columns if no text in them is longer.
 _LETTERS_OF_A_COLUMN = 28
+# How many letters fit below a panel, and how many the line beside a label and the gap take.
+_LETTERS_OF_A_PANEL, _LETTERS_OF_A_KEY = 60, 8
 # A curve of fewer points shows them: a single one has no line.
 _FEW_POINTS = 20
 
@@ -92,7 +94,7 @@ def plot_curves(
     if title is not None:
         figure.suptitle(title)
     if len(seeds) > 1:
-        _add_labels(figure, seeds)
+        _add_labels(figure, seeds, _LETTERS_OF_A_PANEL * columns)
     figure.savefig(os.fspath(path), format="png")
 
 
@@ -254,16 +256,17 @@ def _draw_panel(axes: "Axes", curves: Sequence[_Curve], dots: Mapping[str, Seque
                 curve.steps, low, mean + deviation, color=curve.look.colour, alpha=0.18, linewidth=0
             )
         places = np.isin(curve.steps, dots.get(curve.label, ()))
-        axes.plot(
-            curve.steps[places],
-            mean[places],
-            linestyle="none",
-            marker="o",
-            markersize=6,
-            markerfacecolor=curve.look.colour,
-            markeredgecolor="white",
-            zorder=5,
-        )
+        if places.any():
+            axes.plot(
+                curve.steps[places],
+                mean[places],
+                linestyle="none",
+                marker="o",
+                markersize=6,
+                markerfacecolor=curve.look.colour,
+                markeredgecolor="white",
+                zorder=5,
+            )
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -317,8 +320,8 @@ def _key(label: str, colour: str, style: _Style) -> "Line2D":
     return Line2D([], [], color=colour, linestyle=style, label=label)
 
 
-def _add_labels(figure: "Figure", seeds: Mapping[str, Sequence[History]]) -> None:
-    """Says below the panels which label each colour is, and of how many seeds."""
+def _add_labels(figure: "Figure", seeds: Mapping[str, Sequence[History]], letters: int) -> None:
+    """Says below the panels, in lines of so many letters, whose each colour is and of how many."""
     counts = {label: len(histories) for label, histories in seeds.items()}
     keys = [
         _key(label if counts[label] == 1 else f"{label} ({counts[label]} seeds)", shade, "-")
