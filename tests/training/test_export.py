@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import importlib.util
+import json
 import math
 import struct
 
@@ -18,7 +19,9 @@ from .tiny_run import LOOP, Config, train
 def run(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
-    (folder / "versions.json").write_text('[{"time": "2026-01-02T03:04:05+00:00"}]')
+    start = {"time": "2026-01-02T03:04:05+00:00", "python": "3.12.1", "packages": {}}
+    start |= {"devices": [], "git": None}
+    (folder / "versions.json").write_text(json.dumps([start]))
     (folder / "metrics.jsonl").write_text(
         '{"step": 1, "loss": 0.1}\n'
         '{"step": 2, "loss": 1e999, "a, \\"b\\" accuracy": 0.30000000000000004}\n'

@@ -183,6 +183,8 @@ def test_titles_and_axes_say_what_is_drawn_in_which_unit(draw):
 def test_an_implementation_has_one_colour_whatever_is_drawn_beside_it(draw):
     alone = colours(["a run", "xla", "pallas"])
     assert len(set(alone.values())) == 3
+    ours_and_others = ("xla", "pallas", "ffi", "scipy", "torch", "PyG", "liger")
+    assert len(set(map(colour, ours_and_others))) == len(ours_and_others)
     for label in ("xla", "pallas", "ffi", "scipy", "torch"):
         (axes,) = draw({"other": rows(0), label: rows(1)}, fields=["loss"]).axes
         assert axes.lines[1].get_color() == colour(label) == colour(label.upper())

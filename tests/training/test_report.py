@@ -20,6 +20,15 @@ from .tiny_run import LOOP, Classifier, Config, loss_fn, make_data
 HOSTILE = "<script>alert('x')</script>\"&<b>"
 
 
+START = {
+    "time": "2026-01-03T00:00:00+00:00",
+    "python": "3.13.0",
+    "packages": {},
+    "devices": [],
+    "git": None,
+}
+
+
 class Page(html.parser.HTMLParser):
     """The elements and the text of a page."""
 
@@ -59,7 +68,7 @@ def run(tmp_path):
                 "devices": [{"platform": "gpu", "kind": "GPU"}, {"platform": "gpu", "kind": "GPU"}],
                 "git": {"commit": "0123456789abcdef", "dirty": True},
             },
-            {"time": "2026-01-03T00:00:00+00:00", "devices": [], "git": None},
+            START,
         ],
         "summary.json": {
             "select": "validation accuracy",
@@ -101,7 +110,8 @@ def test_a_page_tells_all_that_the_folder_holds(run):
         "steps that were timed | 4",
         "peak memory, host | 3,072 MiB",
         "dataset | digits | k | 16 8 | loop.steps | 4 | Without a value: data.",
-        "3.12.1 | 0.11.2 | –",
+        "UTC | 2 × GPU | 3.12.1 | 0.11.2 | – | 0123456789, with changes",
+        "2026-01-03 00:00:00 UTC | – | 3.13.0 | – | – | –",
     ):
         assert words in text
 
@@ -116,7 +126,9 @@ def test_a_page_needs_no_network_and_runs_nothing(run):
 
 def test_hostile_strings_stay_text_wherever_they_stand(run):
     (run / "config.json").write_text(json.dumps({HOSTILE: HOSTILE}))
-    (run / "versions.json").write_text(json.dumps([{"time": HOSTILE, "packages": {HOSTILE: "1"}}]))
+    start = START | {"python": HOSTILE, "packages": {HOSTILE: HOSTILE}}
+    start["git"] = {"commit": HOSTILE[:10], "dirty": False}
+    (run / "versions.json").write_text(json.dumps([start]))
     (run / "metrics.jsonl").write_text(json.dumps({"step": 1, HOSTILE: 1.0}) + "\n")
     picture = run / "a<b>&\"'.png"
     picture.write_bytes(b"")
@@ -129,8 +141,9 @@ def test_hostile_strings_stay_text_wherever_they_stand(run):
     assert not {"script", "b"} & {name for name, _ in page.elements}
     assert page.attributes("img")[0]["alt"] == "a<b>&\"'"
     # Title twice, command, the table's four, the confusion's five, the metric, the option and its
-    # value, the package and the time.
-    assert page.text.count(HOSTILE) == 17
+    # value, the package, its version, and that of Python.
+    assert page.text.count(HOSTILE) == 18
+    assert HOSTILE[:10] in page.text
 
 
 def test_curves_and_pictures_are_inside_once_each(run):
@@ -175,7 +188,10 @@ def test_a_matrix_too_large_to_read_is_left_out_and_its_largest_errors_are_told(
 
 BAD_FILES = {
     "config.json": ("[]", r"config\.json: expected an object"),
-    "versions.json": ("[1]", r"versions\.json: expected a list of objects"),
+    "versions.json": (
+        '[{"time": "noon"}]',
+        r"versions\.json: expected a start of the run, got {'t",
+    ),
     "summary.json": ('{"best": {"step": "2"}}', r"summary\.json: expected a best evaluation"),
     "metrics.jsonl": ('{"loss": 1}\n', r"metrics\.jsonl, line 1: expected a 'step'"),
     "timing.jsonl": ("{\n", r"timing\.jsonl, line 1: not JSON"),
