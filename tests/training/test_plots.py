@@ -105,7 +105,9 @@ def test_what_is_not_finite_is_counted_in_the_legend(draw):
 
 
 def test_legends_are_outside_of_the_panels(draw):
-    for histories in ({"run": rows(0)}, {f"k = {k}": rows(k) for k in range(7)}):
+    many = {f"k = {k}": rows(k) for k in range(7)}
+    long = {f"model gcn, activation maxk, k {k}, hidden features 256": rows(k) for k in range(3)}
+    for histories in ({"run": [rows(0), rows(1)]}, many, long):
         figure = draw(histories)
         figure.draw_without_rendering()
         panels = [axes.get_window_extent() for axes in figure.axes]
@@ -134,7 +136,7 @@ def test_several_seeds_are_their_mean_in_a_band_of_one_standard_deviation(draw):
         for step, mean, deviation in zip((1.0, 2.0, 3.0), (2, 1.5, 8), spread, strict=True)
         for sign in (-1, 1)
     }
-    assert texts(figure.legends[0]) == ["three (3 seeds)", "one"]
+    assert texts(figure.legends[0]) == ["three (mean ± std of 3 seeds)", "one"]
     assert texts(axes.get_legend()) == ["three: score (1 of 8 not finite)"]
 
 
