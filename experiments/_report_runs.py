@@ -7,13 +7,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from experiments._report import this_command
+from experiments._seeds import summarize
 from jaxgnn._errors import bad_input
 from jaxgnn.training import Table, plot_curves
 from jaxgnn.training import _html as page
 from jaxgnn.training._files import write_text
+from jaxgnn.training._log import Row
 from jaxgnn.training._record import Record, costs, read_record
 from jaxgnn.training._report import configuration, option_text
 from jaxgnn.training._run import flatten
+
+# Runs that differ in nothing else are repetitions of one another.
+_SEED = "seed"
 
 # Options that say where a run is and how it is watched, not what it is.
 _NOT_COMPARED = ("run", "fresh", "progress", "report")
@@ -29,7 +34,8 @@ def report(folders: Sequence[Path], out: Path) -> list[Table]:
       out: the HTML file; its folder is made if need be.
 
     Returns:
-      The tables of the page: results, metrics, time and memory, and options that differ.
+      The tables of the page: results, metrics, their means over seeds if runs repeat each other,
+      time and memory, and options that differ.
 
     Raises:
       ValueError: if there is no folder, one is no run, is empty, damaged or given twice, or the
@@ -43,6 +49,7 @@ def report(folders: Sequence[Path], out: Path) -> list[Table]:
         for table in (
             _results(records),
             _metrics(records),
+            _means(records),
             _side_by_side("Time and memory", {name: costs(r) for name, r in records.items()}),
             _differences(records),
         )
@@ -122,11 +129,45 @@ def _metrics(records: Mapping[str, Record]) -> Table:
     """The metrics at the best evaluation of each run, or at the last step."""
     found = {}
     for name, record in records.items():
-        by_step = {int(row["step"]): row for row in record.rows}
-        step = record.best_step if record.best_step in by_step else int(record.rows[-1]["step"])
-        chosen = f"best {record.summary.get('select')}" if step == record.best_step else "the last"
-        found[name] = {"step": step, "which is": chosen, **by_step[step]}
+        row = _chosen_row(record)
+        is_best = row["step"] == record.best_step
+        why = f"best {record.summary.get('select')}" if is_best else "the last"
+        found[name] = {"step": int(row["step"]), "which is": why, **row}
     return _side_by_side("Metrics at one step of each run", found)
+
+
+def _chosen_row(record: Record) -> Row:
+    """The row of the best evaluation, or the last one."""
+    return next((row for row in record.rows if row["step"] == record.best_step), record.rows[-1])
+
+
+def _means(records: Mapping[str, Record]) -> Table:
+    """Mean and spread of metrics over runs that differ in their seed alone; empty if none do."""
+    found = {}
+    for label, group in _groups(records).items():
+        rows = [_chosen_row(record) for record in group]
+        shared = [n for n in rows[0] if n != "step" and all(n in row for row in rows)]
+        found[label] = {n: str(summarize([row[n] for row in rows], digits=4)) for n in shared}
+    note = "Mean, standard deviation and number of runs, each at the step above."
+    repeated = len(found) < len(records)
+    return _side_by_side("Metrics over seeds", found if repeated else {}, note, named="runs with")
+
+
+def _groups(records: Mapping[str, Record]) -> dict[str, list[Record]]:
+    """Runs that differ in their seed alone, by the options that set them apart from the others."""
+    common = _common(records)
+    found: dict[str, list[Record]] = {}
+    for record in records.values():
+        settings = [
+            f"{key} {option_text(value)}"
+            for key, value in _options(record).items()
+            if key not in common and key.split(".")[-1] != _SEED
+        ]
+        label = ", ".join(settings) or "the same options"
+        found.setdefault(label, []).append(record)
+    if len(found) == len(records):  # nothing is repeated, and the names of folders are shorter
+        return {name: [record] for name, record in records.items()}
+    return found
 
 
 def _options(record: Record) -> dict[str, object]:
@@ -170,10 +211,12 @@ def _cell(value: object) -> Cell:
 
 
 def _draw(records: Mapping[str, Record], path: Path) -> None:
-    best = {name: record.best_step for name, record in records.items()}
+    groups = _groups(records)
+    best = {label: [record.best_step for record in group] for label, group in groups.items()}
+    known = {label: [s for s in steps if s is not None] for label, steps in best.items()}
     plot_curves(
-        {name: record.rows for name, record in records.items()},
+        {label: [record.rows for record in group] for label, group in groups.items()},
         path,
         title=f"{len(records)} runs" if len(records) > 1 else next(iter(records)),
-        best={name: step for name, step in best.items() if step is not None},
+        best={label: steps for label, steps in known.items() if len(steps) == len(groups[label])},
     )

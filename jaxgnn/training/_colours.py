@@ -17,23 +17,25 @@ PALETTE = (
     "#17becf",
 )
 
+_GEOMETRIC = "#7a0f4d"
+
 _IMPLEMENTATIONS = {
     # Ours.
     "xla": PALETTE[0],
     "pallas": PALETTE[1],
     "ffi": PALETTE[2],
     # Of others, in shades that the palette does not have.
+    "numpy": "#b0b0b0",
     "scipy": "#5b3a8c",
-    "numpy": "#a6a6a6",
-    "jraph": "#c49c00",
     "jax": "#0b3c6f",
+    "jraph": "#c49c00",
     "torch": "#b0122b",
     "torch compiled": "#f0696b",
-    "torch_geometric": "#7a0f4d",
-    "torch_sparse": "#e89ac7",
-    "cusparse": "#3d5c1e",
-    "dgl": "#00695c",
-    "equinox": "#4dd0e1",
+    "torch_geometric": _GEOMETRIC,
+    "torch-geometric": _GEOMETRIC,
+    "pyg": _GEOMETRIC,
+    "pyg convs": "#e89ac7",
+    "liger": "#00695c",
 }
 
 

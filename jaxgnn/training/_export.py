@@ -5,7 +5,6 @@ import io
 import os
 import struct
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 
 from ._files import write_bytes, write_text
@@ -74,17 +73,11 @@ def _record_with_rows(where: str, run: str | os.PathLike[str]) -> Record:
 
 def _events(record: Record) -> Iterator[bytes]:
     """The messages of the file: its version, then one for each row."""
-    time = _start_time(record)
+    # Seconds since 1970, where that is recorded.
+    time = record.starts[0].time.timestamp() if record.starts else 0.0
     yield _event(time, 0, _bytes_field(3, b"brain.Event:2"))
     for row in record.rows:
         yield _event(time, int(row["step"]), _bytes_field(5, _summary(row)))
-
-
-def _start_time(record: Record) -> float:
-    """Seconds since 1970 of the first start; 0 if it is not recorded."""
-    if not record.starts:
-        return 0.0
-    return datetime.fromisoformat(str(record.starts[0]["time"])).timestamp()
 
 
 # The messages of TensorFlow's event.proto and summary.proto, in the wire format of protobuf:

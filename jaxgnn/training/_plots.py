@@ -28,6 +28,8 @@ _MOST_COLUMNS = 3
 _WIDEST, _THINNEST = 2.6, 1.3
 # Legends above a panel have two columns if no text in them is longer.
 _LETTERS_OF_A_COLUMN = 28
+# How many letters fit below a panel, and how many the line beside a label and the gap take.
+_LETTERS_OF_A_PANEL, _LETTERS_OF_A_KEY = 60, 8
 # A curve of fewer points shows them: a single one has no line.
 _FEW_POINTS = 20
 
@@ -92,7 +94,7 @@ def plot_curves(
     if title is not None:
         figure.suptitle(title)
     if len(seeds) > 1:
-        _add_labels(figure, seeds)
+        _add_labels(figure, seeds, _LETTERS_OF_A_PANEL * columns)
     figure.savefig(os.fspath(path), format="png")
 
 
@@ -177,7 +179,7 @@ def _best_steps(
     for label, steps in best.items():
         if label not in seeds:
             raise bad_input("plot_curves", "best", f"by labels among {list(seeds)}", repr(label))
-        several = [steps] if isinstance(steps, int) else list(steps)
+        several = [int(steps)] if isinstance(steps, int | np.integer) else list(steps)
         if len(several) != len(seeds[label]):
             expected = f"a step for each of the {len(seeds[label])} histories"
             raise bad_input("plot_curves", f"best[{label!r}]", expected, steps)
@@ -233,39 +235,41 @@ def _draw_panel(axes: "Axes", curves: Sequence[_Curve], dots: Mapping[str, Seque
     finite = np.concatenate([curve.values[np.isfinite(curve.values)] for curve in curves])
     if _is_logarithmic(curves[0].field, finite):
         axes.set_yscale("log")
+    # Below zero there is no logarithm: there a band ends at the smallest value of the panel.
+    lowest = finite.min() if axes.get_yscale() == "log" else -math.inf
     for curve in curves:
-        mean, deviation = curve.mean_and_deviation()
-        marker = "o" if len(mean) < _FEW_POINTS else None
-        axes.plot(
-            curve.steps,
-            mean,
-            color=curve.look.colour,
-            linestyle=curve.look.style,
-            linewidth=curve.look.width,
-            marker=marker,
-            markersize=3,
-        )
-        if len(curve.values) > 1:
-            # Below zero there is no logarithm: there the band ends at the smallest value.
-            low = mean - deviation
-            if axes.get_yscale() == "log":
-                low = np.maximum(low, finite.min())
-            axes.fill_between(
-                curve.steps, low, mean + deviation, color=curve.look.colour, alpha=0.18, linewidth=0
-            )
-        places = np.isin(curve.steps, dots.get(curve.label, ()))
+        _draw_curve(axes, curve, dots.get(curve.label, ()), lowest)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_curve(axes: "Axes", curve: _Curve, dots: Sequence[int], lowest: float) -> None:
+    """The line of the mean, the band around it, which ends at ``lowest``, and the dots on it."""
+    shade, (mean, deviation) = curve.look.colour, curve.mean_and_deviation()
+    axes.plot(
+        curve.steps,
+        mean,
+        color=shade,
+        linestyle=curve.look.style,
+        linewidth=curve.look.width,
+        marker="o" if len(mean) < _FEW_POINTS else None,
+        markersize=3,
+    )
+    if len(curve.values) > 1:
+        low, high = np.maximum(mean - deviation, lowest), mean + deviation
+        axes.fill_between(curve.steps, low, high, color=shade, alpha=0.18, linewidth=0)
+    places = np.isin(curve.steps, dots)
+    if places.any():
         axes.plot(
             curve.steps[places],
             mean[places],
             linestyle="none",
             marker="o",
             markersize=6,
-            markerfacecolor=curve.look.colour,
+            markerfacecolor=shade,
             markeredgecolor="white",
             zorder=5,
         )
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _add_legend(axes: "Axes", entries: Sequence["Line2D"]) -> None:
@@ -283,7 +287,11 @@ def _add_legend(axes: "Axes", entries: Sequence["Line2D"]) -> None:
 
 
 def _of_one_label(curves: Sequence[_Curve]) -> list["Line2D"]:
-    return [_key(curve.field + curve.gaps, curve.look.colour, curve.look.style) for curve in curves]
+    """The fields, each with its colour."""
+    return [
+        _key(_of_seeds(c.field, len(c.values)) + c.gaps, c.look.colour, c.look.style)
+        for c in curves
+    ]
 
 
 def _of_several_labels(curves: Sequence[_Curve]) -> list["Line2D"]:
@@ -317,11 +325,17 @@ def _key(label: str, colour: str, style: _Style) -> "Line2D":
     return Line2D([], [], color=colour, linestyle=style, label=label)
 
 
-def _add_labels(figure: "Figure", seeds: Mapping[str, Sequence[History]]) -> None:
-    """Says below the panels which label each colour is, and of how many seeds."""
-    counts = {label: len(histories) for label, histories in seeds.items()}
+def _of_seeds(name: str, seeds: int) -> str:
+    """Says what a line of several seeds is, and the band around it."""
+    return name if seeds == 1 else f"{name} (mean ± std of {seeds} seeds)"
+
+
+def _add_labels(figure: "Figure", seeds: Mapping[str, Sequence[History]], letters: int) -> None:
+    """Says below the panels, in lines of so many letters, whose each colour is."""
     keys = [
-        _key(label if counts[label] == 1 else f"{label} ({counts[label]} seeds)", shade, "-")
+        _key(_of_seeds(label, len(seeds[label])), shade, "-")
         for label, shade in colours(seeds).items()
     ]
-    figure.legend(handles=keys, loc="outside lower center", ncols=min(len(keys), 4), frameon=False)
+    longest = max(len(str(key.get_label())) for key in keys)
+    columns = min(len(keys), max(1, letters // (longest + _LETTERS_OF_A_KEY)))
+    figure.legend(handles=keys, loc="outside lower center", ncols=columns, frameon=False)

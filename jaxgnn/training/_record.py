@@ -4,6 +4,7 @@ import dataclasses
 import math
 import os
 import statistics
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,34 @@ from ._table import Table
 
 
 @dataclasses.dataclass(frozen=True)
+class Start:
+    """One start of a run, from ``versions.json``.
+
+    Attributes:
+      time: When it was.
+      python: Its version.
+      packages: Name -> version; None where a package is used from a checkout.
+      devices: The kind of each.
+      commit: Of the checkout it was started in; None outside of one.
+      changed: Whether the checkout had changes.
+    """
+
+    time: datetime
+    python: str
+    packages: dict[str, str | None]
+    devices: list[str]
+    commit: str | None
+    changed: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class Record:
     """The files of a run; what the folder lacks is empty.
 
     Attributes:
       folder: The folder.
       config: Dotted names of ``config.json`` and their values.
-      starts: One dict for each start of the run, from ``versions.json``.
+      starts: Each start of the run, from ``versions.json``.
       rows: Of ``metrics.jsonl``.
       timing: Of ``timing.jsonl``.
       summary: Of ``summary.json``.
@@ -32,7 +54,7 @@ class Record:
 
     folder: Path
     config: dict[str, Any]
-    starts: list[dict[str, Any]]
+    starts: list[Start]
     rows: list[Row]
     timing: list[Row]
     summary: dict[str, Any]
@@ -74,9 +96,7 @@ def read_record(folder: str | os.PathLike[str]) -> Record:
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder")
-    starts = _read(folder / "versions.json", list, "a list, of the run's starts")
-    if not all(isinstance(start, dict) for start in starts):
-        raise ValueError(f"{folder / 'versions.json'}: expected a list of objects")
+    versions = folder / "versions.json"
     config = _read(folder / "config.json", dict, "an object, the configuration of the run")
     summary = _read(folder / "summary.json", dict, "an object, the summary of the run")
     best = summary.get("best")
@@ -85,12 +105,27 @@ def read_record(folder: str | os.PathLike[str]) -> Record:
     return Record(
         folder=folder,
         config=flatten(config) if config else {},
-        starts=starts,
+        starts=[_start(versions, v) for v in _read(versions, list, "a list, of the run's starts")],
         rows=read_steps(folder / "metrics.jsonl"),
         timing=read_steps(folder / "timing.jsonl"),
         summary=summary,
         result=_read(folder / "result.json", dict, "an object, the results of the run"),
     )
+
+
+def _start(path: Path, value: Any) -> Start:
+    try:
+        git = value["git"] or {"commit": None, "dirty": False}
+        return Start(
+            time=datetime.fromisoformat(value["time"]),
+            python=str(value["python"]),
+            packages=dict(value["packages"]),
+            devices=[str(device["kind"]) for device in value["devices"]],
+            commit=git["commit"],
+            changed=git["dirty"],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: expected a start of the run, got {value!r:.80}") from error
 
 
 def _read[T](path: Path, kind: type[T], what: str) -> T:

@@ -3,12 +3,13 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
+from datetime import UTC
 from pathlib import Path
 from typing import Any
 
 from . import _html
 from ._files import write_text
-from ._record import Record, costs, metrics_table, read_record
+from ._record import Record, Start, costs, metrics_table, read_record
 from ._table import Confusion, Table
 
 _COMMIT_LETTERS = 10
@@ -59,52 +60,46 @@ def write_report(
         _html.section("Metrics", [_html.table(metrics_table(record))] if record.rows else []),
         _html.section("Time and memory", [_html.pairs(costs(record))]),
         _html.section("Configuration", configuration(record.config)),
-        _html.section("Versions", [_html.table(starts_table(record))] if record.starts else []),
+        _html.section("Versions", [_html.table(_starts_table(record))] if record.starts else []),
     ]
     path = record.folder / "report.html"
     write_text(path, _html.page(title, filter(None, parts)))
     return path
 
 
-def starts_table(record: Record) -> Table:
+def _starts_table(record: Record) -> Table:
     """When each start of a run was, with which versions, on which devices, from which commit."""
-    rows = [_start(start) for start in record.starts]
-    names = list({name: None for row in rows for name in row})
+    packages = list({name: None for start in record.starts for name in start.packages})
     return Table(
         title="Starts of the run",
-        columns=tuple(names),
-        rows=tuple(tuple(row.get(name, "–") for name in names) for row in rows),
+        columns=("time", "devices", "Python", *packages, "commit"),
+        rows=tuple(
+            (
+                _time(start),
+                _devices(start),
+                start.python,
+                *(str(start.packages.get(name) or "–") for name in packages),
+                _commit(start),
+            )
+            for start in record.starts
+        ),
     )
 
 
-def _start(start: Mapping[str, Any]) -> dict[str, str]:
-    packages = start.get("packages") or {}
-    return {
-        "time": _time(start),
-        "devices": _devices(start),
-        "Python": str(start.get("python", "–")),
-        **{str(name): str(version or "–") for name, version in packages.items()},
-        "commit": _commit(start),
-    }
+def _time(start: Start) -> str:
+    return f"{start.time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _time(start: Mapping[str, Any]) -> str:
-    """As it is recorded, in the notation of people: "2026-11-26 04:05:40 UTC"."""
-    return str(start.get("time", "–")).replace("T", " ").replace("+00:00", " UTC")
-
-
-def _devices(start: Mapping[str, Any]) -> str:
+def _devices(start: Start) -> str:
     """Kinds of devices with their numbers: "2 × NVIDIA H100"."""
-    kinds = [str(device.get("kind")) for device in start.get("devices") or []]
-    counts = {kind: kinds.count(kind) for kind in kinds}
+    counts = {kind: start.devices.count(kind) for kind in start.devices}
     return ", ".join(kind if n == 1 else f"{n} × {kind}" for kind, n in counts.items()) or "–"
 
 
-def _commit(start: Mapping[str, Any]) -> str:
-    git = start.get("git")
-    if not git:
+def _commit(start: Start) -> str:
+    if start.commit is None:
         return "–"
-    return str(git["commit"])[:_COMMIT_LETTERS] + (", with changes" if git.get("dirty") else "")
+    return start.commit[:_COMMIT_LETTERS] + (", with changes" if start.changed else "")
 
 
 def _where_and_when(record: Record) -> str:
@@ -112,7 +107,9 @@ def _where_and_when(record: Record) -> str:
     if not record.starts:
         return ""
     first = record.starts[0]
-    words = [_time(first), _devices(first), f"commit {_commit(first)}"]
+    words = [_time(first), _devices(first)]
+    if first.commit is not None:
+        words.append(f"commit {_commit(first)}")
     if len(record.starts) > 1:
         words.append(f"started {len(record.starts)} times")
     return " · ".join(words)

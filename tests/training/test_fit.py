@@ -1,6 +1,7 @@
 """The loop: it learns, compiles once, asks little of the device, and says what goes wrong."""
 
 import dataclasses
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -313,6 +314,49 @@ def test_timing_goes_to_its_own_file(tmp_path):
     assert all(row["ms_per_step"] > 0 for row in timing[1:])
     names = {name for row in run.read_metrics() for name in row}
     assert names == {"step", "loss", "accuracy", "validation accuracy", "test accuracy"}
+
+
+def test_each_row_of_the_log_is_handed_on_once_and_in_order(tmp_path):
+    run = RunFolder(tmp_path / "run", Config())
+    rows: list[dict[str, float]] = []
+
+    def on_row(row):
+        # It is in the file by then, and a callback that spoils its copy does no harm.
+        assert row in run.read_metrics()
+        rows.append(dict(row))
+        row.clear()
+
+    result = train(run, Config(), on_row=on_row)
+    assert rows == result.history == run.read_metrics()
+    assert train(run, Config(), on_row=pytest.fail).finished
+
+
+def test_rows_before_a_broken_loss_are_handed_on():
+    steps = []
+
+    def loss(model, step, rngs):
+        return model.weight[...] * jnp.where(step == 5, jnp.nan, 1.0), {}
+
+    with pytest.raises(FloatingPointError, match="at step 5"):
+        _fit_simple(loss, on_row=lambda row: steps.append(row["step"]))
+    assert steps == [1, 2, 3, 4]
+
+
+def test_the_summary_has_the_best_evaluation_and_the_most_memory_of_all_starts(tmp_path):
+    run = RunFolder(tmp_path / "run", Config())
+    result = train(run, Config())
+    assert result.best is not None
+    summary = json.loads((run.path / "summary.json").read_text())
+    assert summary["select"] == "validation accuracy"
+    assert summary["best"] == {"step": result.best.step, "metrics": result.best.metrics}
+    # This process has JAX in it, and is no larger than a machine.
+    assert 50 << 20 < summary["peak_host_bytes"] < 1 << 45
+    assert "peak_device_bytes" in summary
+    run.write_json("summary.json", summary | {"peak_host_bytes": 1 << 50})
+    train(run, Config())
+    assert json.loads((run.path / "summary.json").read_text()) == summary | {
+        "peak_host_bytes": 1 << 50
+    }
 
 
 def test_progress_off_a_terminal_is_a_few_plain_lines(capsys):
