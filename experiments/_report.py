@@ -28,7 +28,10 @@ class ReportOptions:
     tensorboard: bool = False
 
 
-# As the type of a field of a configuration, ``report: Reporting = ReportOptions()``, the command
+# What is written unless more is asked for.
+PAGE_ALONE = ReportOptions()
+
+# As the type of a field of a configuration, ``report: Reporting = PAGE_ALONE``, the command
 # line gets ``--csv`` and ``--tensorboard``. A resumed run may change them: ``may_change`` of its
 # ``RunFolder`` has ``"report"``.
 Reporting = Annotated[ReportOptions, tyro.conf.arg(name="")]

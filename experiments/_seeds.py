@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +20,33 @@ from jaxgnn._errors import bad_input
 # How often the interval of a paired difference contains the true one.
 _CONFIDENCE = 0.95
 
-SeedMode = Literal["sequential", "processes", "vmap"]
+
+@dataclass(frozen=True)
+class Repeats:
+    """Options of commands that repeat a run with several seeds.
+
+    Attributes:
+      seeds: one run for each, or one of each variant; a seed fixes the data split, the initial
+        parameters and what training draws, each by a random stream of its own.
+      processes: number of runs at the same time, each in a process.
+    """
+
+    seeds: tuple[int, ...] = (0,)
+    processes: int = 1
+
+    def check(self, command: str) -> None:
+        """Raises for options that are none.
+
+        Raises:
+          ValueError: naming the command and the option.
+        """
+        check_seeds(command, self.seeds)
+        if self.processes < 1:
+            raise bad_input(command, "--processes", "at least 1", self.processes)
+
+    def of[C](self, config: C) -> list[C]:
+        """The options of a run for each seed, from those that all have in common."""
+        return [replace(config, seed=seed) for seed in self.seeds]  # pyrefly: ignore
 
 
 @dataclass(frozen=True)
@@ -61,6 +87,10 @@ def check_seeds(command: str, seeds: Sequence[int], option: str = "--seeds") -> 
     repeated = [seed for i, seed in enumerate(seeds) if seed in seeds[:i]]
     if repeated:
         raise bad_input(command, option, "each seed once", f"{repeated[0]} twice")
+
+
+# What commands do unless they are told.
+ONE_SEED = Repeats()
 
 
 @dataclass(frozen=True)
@@ -163,12 +193,7 @@ def run_all(work: Callable[[Any], Any], variants: Sequence[Any], processes: int 
 
     Returns:
       The result of each, in the order of ``variants``.
-
-    Raises:
-      ValueError: ``processes`` is less than 1.
     """
-    if processes < 1:
-        raise bad_input("train", "--processes", "at least 1", processes)
     if min(processes, len(variants)) < 2:
         return [work(variant) for variant in variants]
     # Threads of XLA do not survive a fork.

@@ -7,31 +7,68 @@ from typing import Annotated
 
 import tyro
 
+from experiments._seeds import ONE_SEED, Repeats
 from experiments.maxk.compare import compare as run_compare
+from experiments.maxk.compare import sweep as run_sweep
 from experiments.maxk.config import TrainConfig
-from experiments.maxk.train import train as run_train
+from experiments.maxk.trainings import train_all
 
 Config = Annotated[TrainConfig, tyro.conf.arg(name="")]
+Seeds = Annotated[Repeats, tyro.conf.arg(name="")]
 
 
-def train(config: Config) -> None:
-    """Train one model and draw its curves."""
-    run_train(config)
+def train(
+    config: Config,
+    repeats: Seeds = ONE_SEED,
+    table_seeds: tuple[int, ...] = (),
+    vmap: bool = False,
+) -> None:
+    """Train a model with each seed, draw its curves and write a report.
+
+    Args:
+      config: options of the runs.
+      repeats: seeds, and how many runs at once.
+      table_seeds: before it, compare ReLU, MaxK and trivial methods over these seeds, each variant
+        in one program, and put the table into the report.
+      vmap: train all seeds in one program, which compiles once and writes no run folders.
+    """
+    train_all(config, repeats, table_seeds=table_seeds, vmap=vmap)
 
 
-def compare(config: Config) -> None:
-    """Train dense ReLU and MaxK with the same seed, and print both."""
-    run_compare(config, config.k or ())
-
-
-def sweep(config: Config, ks: tuple[int, ...] = (2, 4, 8, 16, 32, 64)) -> None:
-    """Train dense ReLU and MaxK with each of a list of k.
+def compare(
+    config: Config,
+    repeats: Seeds = ONE_SEED,
+    ks: tuple[int, ...] = (),
+    vmap: bool = False,
+) -> None:
+    """Train dense ReLU and MaxK with the same seeds, and print both beside trivial methods.
 
     Args:
       config: options shared by the runs.
-      ks: kept entries per row, one run for each.
+      repeats: seeds, and how many runs at once.
+      ks: kept entries per row, one variant for each; left out, ``--k`` or that of the recipe.
+      vmap: train all seeds of a variant in one program, which compiles once and writes no run
+        folders.
     """
-    run_compare(config, ks)
+    run_compare(config, ks, repeats, vmap=vmap)
+
+
+def sweep(
+    config: Config,
+    repeats: Seeds = ONE_SEED,
+    ks: tuple[int, ...] = (2, 4, 8, 16, 32, 64),
+    vmap: bool = False,
+) -> None:
+    """Compare ReLU with MaxK over a list of k, and draw the score against k.
+
+    Args:
+      config: options shared by the runs.
+      repeats: seeds, and how many runs at once.
+      ks: kept entries per row, one variant for each.
+      vmap: train all seeds of a variant in one program, which compiles once and writes no run
+        folders.
+    """
+    run_sweep(config, ks, repeats, vmap=vmap)
 
 
 def main() -> None:

@@ -1,51 +1,196 @@
-"""Runs side by side: ReLU against MaxK, and MaxK over a list of k."""
+"""Variants side by side: trivial methods, ReLU, and MaxK over a list of k."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
+from experiments._baselines import baselines
+from experiments._colours import colours
+from experiments._runs import shown
+from experiments._seeds import ONE_SEED, Repeats, paired, summarize
 from experiments.maxk.config import TrainConfig
 from experiments.maxk.data import load
-from experiments.maxk.train import Outcome, train
+from experiments.maxk.repeat import mean_of, repeated
+from experiments.maxk.setup import SCORES
+from experiments.maxk.train import Outcome
 from jaxgnn._errors import bad_input
-from jaxgnn.training import plot_curves
+from jaxgnn.training import Table, plot_curves
 
 
-def compare(config: TrainConfig, ks: tuple[int, ...]) -> list[Outcome]:
-    """Trains dense ReLU, then MaxK with each ``k``, same seed and settings.
+@dataclass(frozen=True)
+class Comparison:
+    """The outcomes of a comparison.
+
+    Attributes:
+      outcomes: for ReLU, then for MaxK with each k, the outcome of each seed.
+      trivial: name of a trivial method -> its test score for each seed.
+      table: means, deviations and paired differences.
+    """
+
+    outcomes: list[list[Outcome]]
+    trivial: dict[str, list[float]]
+    table: Table
+
+
+def compare(
+    config: TrainConfig, ks: tuple[int, ...], repeats: Repeats = ONE_SEED, *, vmap: bool = False
+) -> Comparison:
+    """Trains dense ReLU, then MaxK with each ``k``, with the same seeds and settings.
 
     Args:
-      config: the options the runs share; its activation and k are set here.
-      ks: kept entries per row of the MaxK runs; empty for the recipe's.
+      config: the options the runs share; its activation is set here.
+      ks: kept entries per row of the MaxK runs; empty for the options' or the recipe's.
+      repeats: seeds, and how many runs at once.
+      vmap: whether the seeds of a variant are trained in one program.
 
     Raises:
       ValueError: if the options give a schedule of k, or an option or a data file is at fault.
     """
+    variants = _variants(config, ks, repeats)
+    trivial = trivial_scores(config, repeats.seeds)
+    outcomes = repeated(variants, repeats, vmap=vmap)
+    metric = config.recipe().metric
+    table = _table(config, outcomes, trivial, metric)
+    base = _base(config)
+    picture = base / f"compare-{config.data_name()}-{config.model}.png"
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    curves = {runs[0].label: [run.history for run in runs] for runs in outcomes}
+    plot_curves(curves, picture, title=_title(config, repeats))
+    print(f"\n{table.text()}\ncurves: {shown(picture.absolute())}")
+    return Comparison(outcomes, trivial, table)
+
+
+def sweep(
+    config: TrainConfig, ks: tuple[int, ...], repeats: Repeats = ONE_SEED, *, vmap: bool = False
+) -> Comparison:
+    """Compares as ``compare`` does, and draws the score against k.
+
+    Raises:
+      ValueError: if there is no k or one is there twice, or as in ``compare``.
+    """
+    if not ks:
+        raise bad_input("sweep", "--ks", "at least one k", "none")
+    comparison = compare(config, ks, repeats, vmap=vmap)
+    picture = _base(config) / f"sweep-{config.data_name()}-{config.model}.png"
+    _draw_scores(config, ks, repeats, comparison, picture)
+    print(f"{config.recipe().metric} against k: {shown(picture.absolute())}")
+    return comparison
+
+
+def trivial_scores(config: TrainConfig, seeds: Sequence[int]) -> dict[str, list[float]]:
+    """What trivial methods reach on the test nodes of each seed, by name of the method."""
+    scores: dict[str, list[float]] = {}
+    metric = SCORES[config.recipe().metric]
+    for seed in seeds:
+        for name, score in baselines(load(replace(config, seed=seed)), metric).items():
+            scores.setdefault(name, []).append(score.test)
+    return scores
+
+
+def _variants(config: TrainConfig, ks: tuple[int, ...], repeats: Repeats) -> list[TrainConfig]:
+    repeats.check("compare")
     if config.k_schedule:
-        raise bad_input("compare", "--k-schedule", "left out", config.k_schedule)
-    ks = ks or (replace(config, activation="maxk").recipe().k,)
-    dataset = load(config.dataset, config.data, scale=config.scale, seed=config.seed)
-    # Without --run each run has the name that ``train`` would give it.
-    base = Path("runs/maxk") if config.run is None else config.run
+        raise bad_input("compare", "--k-schedule", "left out", " ".join(config.k_schedule))
+    if len(set(ks)) < len(ks):
+        raise bad_input("compare", "--ks", "each k once", " ".join(map(str, ks)))
+    maxk = replace(config, activation="maxk")
     variants = [replace(config, activation="relu", k=None)]
-    variants += [replace(config, activation="maxk", k=(k,)) for k in ks]
-    outcomes = []
+    variants += [replace(maxk, k=(k,)) for k in ks] or [maxk]
     for variant in variants:
-        name = replace(variant, run=None).run_folder().name
-        outcomes.append(train(replace(variant, run=base / name), dataset))
-    prefix = f"compare-{config.dataset}-{config.model}-seed{config.seed}"
-    picture = base / f"{prefix}.png"
-    plot_curves({outcome.label: outcome.history for outcome in outcomes}, picture)
-    _print_table(outcomes, config.recipe().metric)
-    print(f"curves: {picture}")
-    return outcomes
+        variant.check()
+    return variants
 
 
-def _print_table(outcomes: list[Outcome], metric: str) -> None:
-    baseline = outcomes[0]
-    print(f"\n{'run':>16}  {'test ' + metric:>14}  {'against ReLU':>12}  {'ms an epoch':>11}")
-    for outcome in outcomes:
-        difference = 100 * (outcome.test - baseline.test)
-        pace = "-" if outcome.ms_per_epoch is None else f"{outcome.ms_per_epoch:.1f}"
-        print(f"{outcome.label:>16}  {outcome.test:14.4f}  {difference:+8.2f} pts  {pace:>11}")
+def _base(config: TrainConfig) -> Path:
+    return Path("runs/maxk") if config.run is None else config.run
+
+
+def _title(config: TrainConfig, repeats: Repeats) -> str:
+    count = len(repeats.seeds)
+    seeds = "1 seed" if count == 1 else f"{count} seeds"
+    return f"{config.data_name()}, {config.model.upper()}, {seeds}"
+
+
+def _table(
+    config: TrainConfig,
+    outcomes: list[list[Outcome]],
+    trivial: dict[str, list[float]],
+    metric: str,
+) -> Table:
+    """A row for each trivial method and each variant; scores in per cent."""
+    relu = [100 * outcome.test for outcome in outcomes[0]]
+    rows: list[tuple[str | int | float, ...]] = [
+        (name, "-", str(summarize([100 * score for score in scores])), "-", "-")
+        for name, scores in trivial.items()
+    ]
+    for runs in outcomes:
+        scores = [100 * outcome.test for outcome in runs]
+        pace = mean_of([outcome.ms_per_epoch for outcome in runs])
+        rows.append(
+            (
+                f"{config.model.upper()} {runs[0].label}",
+                f"{runs[0].parameters:,}",
+                str(summarize(scores)),
+                "-" if runs is outcomes[0] else str(paired(scores, relu)),
+                "-" if math.isnan(pace) else f"{pace:.1f}",
+            )
+        )
+    return Table(
+        title=f"{config.data_name()}: test {metric}",
+        columns=(
+            "method",
+            "parameters",
+            f"test {metric}, %",
+            "against ReLU, points",
+            "ms an epoch",
+        ),
+        rows=tuple(rows),
+        note="mean ± standard deviation (seeds); difference [95 % interval of Student's t] of the "
+        "same seeds",
+    )
+
+
+def _draw_scores(
+    config: TrainConfig,
+    ks: tuple[int, ...],
+    repeats: Repeats,
+    comparison: Comparison,
+    path: Path,
+) -> None:
+    """Score against k with standard deviations; ReLU and the best trivial method as lines."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 3.6), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    relu, *maxk = ([100 * o.test for o in runs] for runs in comparison.outcomes)
+    several, shades = len(repeats.seeds) > 1, colours(["ReLU", "MaxK"])
+    axes.errorbar(
+        ks,
+        [np.mean(scores) for scores in maxk],
+        yerr=[np.std(scores, ddof=1) for scores in maxk] if several else None,
+        marker="o",
+        capsize=3,
+        color=shades["MaxK"],
+        label="MaxK",
+    )
+    axes.axhline(float(np.mean(relu)), color=shades["ReLU"], label="ReLU")
+    if several:
+        spread = float(np.std(relu, ddof=1))
+        middle = float(np.mean(relu))
+        axes.axhspan(middle - spread, middle + spread, color=shades["ReLU"], alpha=0.15)
+    name, scores = max(comparison.trivial.items(), key=lambda item: np.mean(item[1]))
+    axes.axhline(100 * float(np.mean(scores)), color="0.5", linestyle="--", label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ks, [str(k) for k in ks])
+    axes.set_xlabel(f"k, kept of {config.recipe().hidden_features} features of a row")
+    axes.set_ylabel(f"test {config.recipe().metric}, %")
+    axes.set_title(_title(config, repeats))
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.savefig(path, format="png")

@@ -6,8 +6,25 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
-from experiments.maxk.recipes import Activation, Dataset, Model, Recipe, recipe
+import tyro
+
+from experiments._options import check_options
+from experiments._report import PAGE_ALONE, Reporting
+from experiments.maxk.recipes import Activation, Model, Recipe, recipe
 from jaxgnn._errors import bad_input
+
+# The least that makes sense of each option that is a number.
+_LOWEST = {
+    "num_layers": 1,
+    "hidden_features": 1,
+    "epochs": 1,
+    "eval_every": 0,
+    "checkpoint_every": 0,
+    "learning_rate": 0,
+    "weight_decay": 0,
+    "hyper_connections": 1,
+    "k": 1,
+}
 
 
 @dataclass(frozen=True)
@@ -15,8 +32,14 @@ class TrainConfig:
     """Options of one training run; those left out come from the dataset's recipe.
 
     Attributes:
-      dataset: what to train on.
-      data: folder with the dataset's raw files; unused by digits and synthetic.
+      dataset: what to train on: cora, digits, synthetic, reddit, flickr, yelp, ogbn-arxiv,
+        ogbn-products, ogbn-proteins, or the path of a graph of your own, a folder or a file of
+        edges.
+      data: folder with the raw files of a published dataset; unused by the first three.
+      labels: file with the labels of your own graph, where its folder has none.
+      features: file with the features of your own graph, where its folder has none.
+      splits: folder with train.txt, validation.txt and test.txt for your own graph; left out, a
+        split of 60, 20 and 20 % of each class.
       scale: size of the synthetic graph: tiny, flickr, reddit, products or proteins.
       model: architecture.
       activation: nonlinearity in front of the aggregation.
@@ -25,7 +48,10 @@ class TrainConfig:
       num_layers: number of convolutions.
       hidden_features: width of the hidden layers.
       dropout: probability of dropout after the activation.
+      input_dropout: probability of dropout of the features.
       learning_rate: learning rate of Adam.
+      weight_decay: strength of the L2 penalty on all parameters.
+      normalize_features: divide the features of each node by their sum.
       epochs: number of full-batch steps.
       self_loops: edges added from each node to itself: 0, 1 (where missing), 2 (one more).
       norm: LayerNorm after each convolution.
@@ -39,16 +65,20 @@ class TrainConfig:
       fallback_threshold: relative error beyond which validation falls back to dense XLA; left out,
         1e-3 for float32 and 2e-2, a few roundings, for bfloat16.
       profile_kernels: report the milliseconds an epoch spends in aggregation, forward and backward.
-      seed: seed of parameters, dropout and the synthetic graph.
+      seed: what the random streams of this run come from; commands have ``--seeds``.
       eval_every: epochs between evaluations of the whole graph.
       checkpoint_every: epochs between checkpoints; 0 for only the last.
       run: folder of the run; left out, a name made from the options below runs/maxk.
       fresh: discard what the run folder holds, rather than resume from it.
       progress: show a progress bar.
+      report: what is written besides the report.
     """
 
-    dataset: Dataset = "digits"
+    dataset: str = "cora"
     data: Path | None = None
+    labels: Path | None = None
+    features: Path | None = None
+    splits: Path | None = None
     scale: str = "tiny"
     model: Model = "sage"
     activation: Activation = "maxk"
@@ -57,7 +87,10 @@ class TrainConfig:
     num_layers: int | None = None
     hidden_features: int | None = None
     dropout: float | None = None
+    input_dropout: float | None = None
     learning_rate: float | None = None
+    weight_decay: float | None = None
+    normalize_features: bool | None = None
     epochs: int | None = None
     self_loops: int | None = None
     norm: bool = True
@@ -69,12 +102,13 @@ class TrainConfig:
     validate_kernels: bool = False
     fallback_threshold: float | None = None
     profile_kernels: bool = False
-    seed: int = 97
+    seed: tyro.conf.Suppress[int] = 0
     eval_every: int = 1
     checkpoint_every: int = 50
     run: Path | None = None
     fresh: bool = False
     progress: bool = True
+    report: Reporting = PAGE_ALONE
 
     def recipe(self) -> Recipe:
         """The dataset's recipe with the options that were given."""
@@ -85,6 +119,34 @@ class TrainConfig:
             if field.name not in ("k", "metric") and getattr(self, field.name) is not None
         }
         return replace(base, **given)
+
+    def check(self) -> None:
+        """Raises for options that are none, before any data is read.
+
+        Raises:
+          ValueError: naming the option as it is typed.
+        """
+        check_options("train", self, _LOWEST)
+        for name in ("dropout", "input_dropout"):
+            rate = getattr(self, name)
+            if rate is not None and not 0 <= rate < 1:
+                option = "--" + name.replace("_", "-")
+                raise bad_input("train", option, "in [0, 1)", rate)
+        self.all_ks()
+
+    def settings(self) -> str:
+        """The hyper-parameters, those of the recipe too, as one would type them."""
+        parts = [f"--dataset {self.dataset} --model {self.model} --activation {self.activation}"]
+        for field in fields(Recipe):
+            value = getattr(self.recipe(), field.name)
+            if field.name in ("metric", "k"):
+                continue
+            name = field.name.replace("_", "-")
+            parts.append(f"--{name} {value}" if not isinstance(value, bool) else _flag(name, value))
+        ks = self.layer_ks()
+        if ks is not None:
+            parts.append(f"--k {' '.join(map(str, ks if len(set(ks)) > 1 else ks[:1]))}")
+        return " ".join(parts)
 
     def layer_ks(self) -> tuple[int, ...] | None:
         """``k`` of each layer; None for ReLU.
@@ -134,6 +196,10 @@ class TrainConfig:
         ks = () if self.scheduled_k(1) is not None else self.layer_ks() or ()
         return {*ks, *(k for _, k in pairs)}
 
+    def data_name(self) -> str:
+        """The name of the dataset, or of the file or folder of a graph of one's own."""
+        return Path(self.dataset).stem
+
     def threshold(self) -> float:
         """``fallback_threshold``, or what suits the dtype."""
         if self.fallback_threshold is not None:
@@ -141,14 +207,22 @@ class TrainConfig:
         return 1e-3 if self.dtype == "float32" else 2e-2
 
     def run_folder(self) -> Path:
-        """Folder of the run."""
+        """Folder of the run: ``run``, or if that is left out one named below runs/maxk."""
         if self.run is not None:
             return self.run
+        name = f"{self.data_name()}-{self.model}-{self.variant_name()}"
+        return Path("runs") / "maxk" / name
+
+    def variant_name(self) -> str:
+        """What tells a run from others of the same data and model, as the name of a folder."""
         ks = self.layer_ks()
         k = "" if ks is None else "-".join(map(str, sorted(set(ks), reverse=True)))
         n = "" if self.hyper_connections is None else f"-mhc{self.hyper_connections}"
-        name = f"{self.dataset}-{self.model}-{self.activation}{k}{n}-seed{self.seed}"
-        return Path("runs") / "maxk" / name
+        return f"{self.activation}{k}{n}-seed{self.seed}"
+
+
+def _flag(name: str, value: bool) -> str:
+    return f"--{name}" if value else f"--no-{name}"
 
 
 def _parse_pair(text: str) -> tuple[int, int]:

@@ -10,6 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments._seeds import streams
+from experiments.maxk.config import TrainConfig
+from experiments.maxk.recipes import DATASETS
 from jaxgnn import CSRGraph, datasets
 from jaxgnn._errors import bad_input
 from jaxgnn.datasets import NodeDataset
@@ -33,21 +36,42 @@ class Batch:
     train: jax.Array
 
 
-def load(name: str, path: Path | None, *, scale: str, seed: int) -> NodeDataset:
-    """Reads or makes a dataset.
+def load(config: TrainConfig) -> NodeDataset:
+    """Reads or makes the dataset that the options name, with the split of their seed.
 
     Raises:
       ValueError: if the dataset needs a folder and none was given, or a file is at fault.
     """
+    name, seed = config.dataset, streams(config.seed).split
+    if name not in DATASETS:
+        return _load_own(config, seed)
+    for option in ("labels", "features", "splits"):
+        if getattr(config, option) is not None:
+            expected = f"left out for {name}, which has its own"
+            raise bad_input("train", f"--{option}", expected, getattr(config, option))
+    if name == "cora":
+        return datasets.cora(seed=seed)
     if name == "digits":
-        return datasets.digits()
+        return datasets.digits(seed=seed)
     if name == "synthetic":
-        if scale not in datasets.SCALES:
-            raise bad_input("train", "--scale", f"one of {', '.join(datasets.SCALES)}", scale)
-        return datasets.synthetic(scale, seed=seed)
-    if path is None:
+        if config.scale not in datasets.SCALES:
+            expected = f"one of {', '.join(datasets.SCALES)}"
+            raise bad_input("train", "--scale", expected, config.scale)
+        return datasets.synthetic(config.scale, seed=seed)
+    if config.data is None:
         raise bad_input("train", "--data", f"the folder with the raw files of {name}", None)
-    return datasets.read(name, path)
+    return datasets.read(name, config.data)
+
+
+def _load_own(config: TrainConfig, seed: int) -> NodeDataset:
+    """Reads a graph of one's own."""
+    path = Path(config.dataset)
+    if not path.exists():
+        expected = f"one of {', '.join(DATASETS)}, or the path of a folder or a file of edges"
+        raise bad_input("train", "--dataset", expected, config.dataset)
+    return datasets.read_graph(
+        path, labels=config.labels, features=config.features, splits=config.splits, seed=seed
+    )
 
 
 def make_batch(
@@ -57,6 +81,7 @@ def make_batch(
     normalization: Any,
     self_loops: int,
     dtype: str,
+    normalize_features: bool = False,
 ) -> Batch:
     """Puts copies of a dataset on the device, its graph with self loops and normalised.
 
@@ -66,6 +91,7 @@ def make_batch(
       normalization: kind of degree normalisation, ``"mean"`` or ``"sym"``.
       self_loops: 0, 1 (where missing) or 2 (one more).
       dtype: dtype of the features.
+      normalize_features: whether the features of each node are divided by the sum of their sizes.
 
     Raises:
       ValueError: if ``self_loops`` is none of these.
@@ -78,12 +104,19 @@ def make_batch(
         graph = graph.with_self_loops()
     if self_loops == 2:
         graph = graph.with_self_loops(duplicates=True)
+    features = rows_to_one(dataset.features) if normalize_features else dataset.features
     return Batch(
         graph=graph.normalized(normalization),
-        features=jnp.array(dataset.features).astype(dtype),
+        features=jnp.array(features).astype(dtype),
         labels=jnp.array(dataset.labels),
         train=jnp.array(split_mask(dataset, dataset.train)),
     )
+
+
+def rows_to_one(features: np.ndarray) -> np.ndarray:
+    """Divides each row by the sum of its absolute values; a row of zeros stays."""
+    sums = np.abs(features).sum(axis=1, keepdims=True, dtype=np.float64)
+    return (features / np.where(sums > 0, sums, 1)).astype(features.dtype)
 
 
 def split_mask(dataset: NodeDataset, nodes: np.ndarray) -> np.ndarray:

@@ -12,16 +12,6 @@ from typing import Literal
 
 from jaxgnn._errors import bad_input
 
-Dataset = Literal[
-    "digits",
-    "synthetic",
-    "reddit",
-    "flickr",
-    "yelp",
-    "ogbn-arxiv",
-    "ogbn-products",
-    "ogbn-proteins",
-]
 Model = Literal["sage", "gcn", "gin"]
 Activation = Literal["maxk", "relu"]
 Metric = Literal["accuracy", "micro F1", "ROC-AUC"]
@@ -41,6 +31,9 @@ class Recipe:
         more on top, as the Flickr script does).
       metric: what validation selects by.
       k: kept entries per row; unused by ReLU.
+      weight_decay: strength of the L2 penalty on all parameters.
+      input_dropout: probability of dropout of the features.
+      normalize_features: whether the features of each node are divided by their sum.
     """
 
     num_layers: int
@@ -51,9 +44,18 @@ class Recipe:
     self_loops: int
     metric: Metric
     k: int
+    weight_decay: float = 0.0
+    input_dropout: float = 0.0
+    normalize_features: bool = False
 
 
-_PUBLISHED = {
+_RECIPES = {
+    # Ours: small enough for two CPU cores. That of Cora was chosen by the mean validation accuracy
+    # of ten splits, and is also that of graphs of one's own.
+    "cora": Recipe(2, 64, 0.8, 0.01, 100, 1, "accuracy", 16, 5e-3, 0.5),
+    "digits": Recipe(2, 128, 0.3, 0.01, 100, 0, "accuracy", 16),
+    "synthetic": Recipe(4, 256, 0.5, 0.01, 100, 0, "accuracy", 32),
+    # Published.
     "reddit": Recipe(4, 256, 0.5, 0.01, 3000, 1, "accuracy", 32),
     "flickr": Recipe(3, 256, 0.2, 0.001, 400, 2, "accuracy", 8),
     "yelp": Recipe(4, 384, 0.1, 0.001, 3000, 1, "micro F1", 96),
@@ -61,27 +63,30 @@ _PUBLISHED = {
     "ogbn-proteins": Recipe(3, 256, 0.5, 0.01, 1000, 0, "ROC-AUC", 32),
     # No published script: the settings of products on a graph of products' kind.
     "ogbn-arxiv": Recipe(3, 256, 0.5, 0.003, 500, 1, "accuracy", 32),
-    # Ours: small enough for two CPU cores.
-    "digits": Recipe(2, 128, 0.3, 0.01, 100, 0, "accuracy", 16),
-    "synthetic": Recipe(4, 256, 0.5, 0.01, 100, 0, "accuracy", 32),
 }
 
+DATASETS = tuple(_RECIPES)
 
-def recipe(dataset: Dataset, model: Model, activation: Activation) -> Recipe:
+
+def recipe(dataset: str, model: Model, activation: Activation) -> Recipe:
     """The hyper-parameters for a dataset, a model and an activation.
 
+    Args:
+      dataset: one of ``DATASETS``; another one is the path of a graph of one's own.
+      model: architecture.
+      activation: nonlinearity in front of the aggregation.
+
     Raises:
-      ValueError: if there is no such dataset, model or activation.
+      ValueError: if there is no such model or activation.
     """
     choices = (
-        ("dataset", dataset, tuple(_PUBLISHED)),
         ("model", model, ("sage", "gcn", "gin")),
         ("activation", activation, ("maxk", "relu")),
     )
     for name, value, allowed in choices:
         if value not in allowed:
             raise bad_input("recipe", name, f"one of {', '.join(allowed)}", repr(value))
-    base = _PUBLISHED[dataset]
+    base = _RECIPES.get(dataset, _RECIPES["cora"])
     if dataset == "ogbn-products" and model in ("gcn", "gin"):
         return replace(base, self_loops=1)
     if dataset in ("digits", "ogbn-arxiv") and model == "gcn":

@@ -7,26 +7,35 @@ from typing import Annotated
 
 import tyro
 
+from experiments._seeds import ONE_SEED, Repeats
 from experiments.mhc.compare import compare as run_compare
 from experiments.mhc.config import DeepConfig, TrainConfig
 from experiments.mhc.deep import deep as run_deep
-from experiments.mhc.train import train as run_train
+from experiments.mhc.train import train_all
 
 Config = Annotated[TrainConfig, tyro.conf.arg(name="")]
+Seeds = Annotated[Repeats, tyro.conf.arg(name="")]
 
 
-def train(config: Config) -> None:
-    """Train one language model on the text of Python's help."""
-    run_train(config)
+def train(config: Config, repeats: Seeds = ONE_SEED) -> None:
+    """Train a language model with each seed on the text of Python's help."""
+    train_all(config, repeats)
 
 
-def compare(config: Config) -> None:
-    """Train it with plain residuals and with hyper-connections on the same batches."""
-    run_compare(config)
+def compare(config: Config, repeats: Seeds = ONE_SEED, time_ratio: float = 1.7) -> None:
+    """Train it with plain residuals, also wider or longer, and with hyper-connections.
+
+    Args:
+      config: options of the run with hyper-connections.
+      repeats: seeds, and how many runs at once.
+      time_ratio: how long a step with hyper-connections takes against a plain one; the plain run
+        of equal time trains so much longer. The table has the seconds of both.
+    """
+    run_compare(config, repeats, time_ratio=time_ratio)
 
 
 def deep(config: Annotated[DeepConfig, tyro.conf.arg(name="")]) -> None:
-    """Train graph networks of growing depth with and without hyper-connections."""
+    """Train graph networks of growing depth, their layers joined in several ways."""
     run_deep(config)
 
 

@@ -1,53 +1,125 @@
-"""Plain residuals and hyper-connections side by side."""
+"""Plain residuals and hyper-connections side by side, also at equal parameters and equal time."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import jax
 import numpy as np
+from flax import nnx
 
 from experiments._runs import shown
+from experiments._seeds import ONE_SEED, Repeats, paired, run_all, streams, summarize
+from experiments._text import ngram_loss
 from experiments.mhc.config import TrainConfig
-from experiments.mhc.train import Outcome, train
+from experiments.mhc.train import Outcome, make_model, train
 from jaxgnn._errors import bad_input
 from jaxgnn.datasets import TextDataset, pydoc_text
-from jaxgnn.training import plot_curves
+from jaxgnn.training import Table, plot_curves
 
 # Steps whose mean loss is a point of the picture; single ones differ more than the runs do.
 _WINDOW = 10
+# Bytes of context of the counts that the networks are compared with.
+_ORDERS = (0, 1, 2, 3)
 
 
-def compare(config: TrainConfig, dataset: TextDataset | None = None) -> list[Outcome]:
-    """Trains with residuals, then with hyper-connections: same seed, batches and settings.
+@dataclass(frozen=True)
+class Comparison:
+    """The outcomes of a comparison.
+
+    Attributes:
+      outcomes: for each variant, that with streams last, the outcome of each seed.
+      table: losses, paired differences, parameters and time.
+    """
+
+    outcomes: list[list[Outcome]]
+    table: Table
+
+
+def compare(
+    config: TrainConfig,
+    repeats: Repeats = ONE_SEED,
+    *,
+    time_ratio: float = 1.7,
+    dataset: TextDataset | None = None,
+) -> Comparison:
+    """Trains with residuals, also wider or longer, then with hyper-connections.
+
+    Of one seed all runs have the same text and the same batches in the same order.
 
     Args:
-      config: the options the runs share.
-      dataset: the text, if it is read already.
+      config: the options of the run with hyper-connections.
+      repeats: seeds, and how many runs at once.
+      time_ratio: how long a step with hyper-connections takes against a plain one, which says by
+        how much longer the plain run of equal time trains.
+      dataset: the text, if it is read already; else its split is that of each seed.
 
     Raises:
       ValueError: if there are no streams to compare, or an option is at fault.
     """
     config.check()
+    repeats.check("compare")
     if config.hyper_connections == 0:
         raise bad_input("compare", "--hyper-connections", "at least 1", 0)
-    if dataset is None:
-        dataset = pydoc_text(seed=config.seed)
+    if not time_ratio > 0:
+        raise bad_input("compare", "--time-ratio", "above 0", time_ratio)
     base = Path("runs/mhc") if config.run is None else config.run
+    variants = variants_of(config, time_ratio)
+    runs = [
+        replace(run, run=base / run.run_name())
+        for variant in variants
+        for run in repeats.of(variant)
+    ]
+    if dataset is None:
+        found = run_all(train, runs, repeats.processes)
+    else:
+        found = [train(run, dataset) for run in runs]
+    count = len(repeats.seeds)
+    outcomes = [found[i : i + count] for i in range(0, len(found), count)]
+    texts = [dataset or pydoc_text(seed=streams(seed).split) for seed in repeats.seeds]
+    table = _table(variants, outcomes, texts)
+    picture = base / "compare-lm.png"
+    _draw(config, outcomes, repeats, picture)
+    print(f"\n{table.text()}\ncurves: {shown(picture.absolute())}")
+    return Comparison(outcomes, table)
+
+
+def variants_of(config: TrainConfig, time_ratio: float) -> list[TrainConfig]:
+    """Plain, with as many parameters, as long, and with streams; those that differ."""
     # Streams are all there is to recompute.
     plain = replace(config, hyper_connections=0, recompute_every=None)
-    outcomes = [
-        train(replace(variant, run=base / variant.run_name()), dataset)
-        for variant in (plain, config)
-    ]
-    picture = base / f"compare-lm-seed{config.seed}.png"
+    wide = replace(plain, features=_equal_width(config))
+    longer = replace(plain, steps=round(config.steps * time_ratio))
+    return list(dict.fromkeys([plain, wide, longer, config]))
+
+
+def _equal_width(config: TrainConfig) -> int:
+    """The width at which a plain model has nearest to as many parameters as one with streams."""
+    wanted = _num_parameters(config)
+    plain = replace(config, hyper_connections=0, recompute_every=None)
+    widths = range(config.features, 4 * config.features, config.num_heads)
+    counts = {width: _num_parameters(replace(plain, features=width)) for width in widths}
+    return min(counts, key=lambda width: abs(counts[width] - wanted))
+
+
+def _num_parameters(config: TrainConfig) -> int:
+    model = nnx.eval_shape(lambda: make_model(config))
+    return sum(math.prod(p.shape) for p in jax.tree.leaves(nnx.state(model, nnx.Param)))
+
+
+def _draw(
+    config: TrainConfig, outcomes: Sequence[list[Outcome]], repeats: Repeats, path: Path
+) -> None:
     # The first fall, the same in all runs, would leave their differences no room.
     first = config.steps // 8
-    curves = {outcome.label: _smooth(outcome.history)[first:] for outcome in outcomes}
-    plot_curves(curves, picture)
-    _print_table(outcomes)
-    print(f"curves: {shown(picture.absolute())}")
-    return outcomes
+    curves = {runs[0].label: [_smooth(run.history)[first:] for run in runs] for runs in outcomes}
+    count = len(repeats.seeds)
+    title = f"help of Python, language model, {count} seed{'s' * (count > 1)}"
+    labels = {"loss": "cross entropy, nats a byte"}
+    plot_curves(curves, path, title=title, axis_labels=labels)
 
 
 def _smooth(history: list[dict[str, float]]) -> list[dict[str, float]]:
@@ -63,16 +135,32 @@ def _smooth(history: list[dict[str, float]]) -> list[dict[str, float]]:
     return rows
 
 
-def _print_table(outcomes: list[Outcome]) -> None:
-    baseline = outcomes[0]
-    print(
-        f"\n{'run':>16}  {'parameters':>10}  {'training loss':>13}  {'validation loss':>15}"
-        f"  {'difference':>10}  {'ms a step':>9}"
-    )
-    for outcome in outcomes:
-        pace = "-" if outcome.ms_per_step is None else f"{outcome.ms_per_step:.0f}"
-        difference = outcome.validation - baseline.validation
-        print(
-            f"{outcome.label:>16}  {outcome.parameters:10,}  {outcome.train:13.4f}"
-            f"  {outcome.validation:15.4f}  {difference:+10.4f}  {pace:>9}"
+def _table(
+    variants: Sequence[TrainConfig],
+    outcomes: Sequence[list[Outcome]],
+    texts: Sequence[TextDataset],
+) -> Table:
+    """A row for each order of counts and each variant; losses in nats a byte."""
+    ours = [outcome.validation for outcome in outcomes[-1]]
+    rows: list[tuple[str, ...]] = []
+    for order in _ORDERS:
+        losses = [ngram_loss(text, order) for text in texts]
+        name = f"counts, {order} byte{'s' * (order != 1)} of context"
+        rows.append((name, "-", "-", "-", str(summarize(losses, digits=3)), "-"))
+    for variant, runs in zip(variants, outcomes, strict=True):
+        losses = [run.validation for run in runs]
+        times = [run.ms_per_step for run in runs if run.ms_per_step is not None]
+        seconds = f"{np.mean(times) * variant.steps / 1000:.0f}" if times else "-"
+        difference = "-" if runs is outcomes[-1] else str(paired(ours, losses, digits=3))
+        losses_text = str(summarize(losses, digits=3))
+        parameters = f"{runs[0].parameters:,}"
+        rows.append(
+            (runs[0].label, parameters, str(variant.steps), seconds, losses_text, difference)
         )
+    return Table(
+        title="Validation loss, nats a byte",
+        columns=("model", "parameters", "steps", "seconds", "loss", "mHC less this one"),
+        rows=tuple(rows),
+        note="mean ± standard deviation (seeds); difference [95 % interval of Student's t] of the "
+        "same seeds, below zero where mHC is better",
+    )

@@ -6,8 +6,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import tyro
+
+from experiments._options import check_options
+from experiments._report import PAGE_ALONE, Reporting
+from experiments._seeds import check_seeds
 from experiments.maxk.config import TrainConfig as GraphConfig
 from jaxgnn._errors import bad_input
+
+# The least that makes sense of each option that is a number.
+_LOWEST = {
+    "hyper_connections": 0,
+    "num_layers": 1,
+    "features": 1,
+    "num_heads": 1,
+    "context": 1,
+    "batch_size": 1,
+    "steps": 1,
+    "learning_rate": 0,
+    "weight_decay": 0,
+    "eval_every": 0,
+    "checkpoint_every": 0,
+}
 
 
 @dataclass(frozen=True)
@@ -27,12 +47,13 @@ class TrainConfig:
       recompute_every: branches between stored streams; left out, all are kept.
       dtype: dtype of the computation; parameters are float32.
       implementation: implementation of the ops; left out, the fastest.
-      seed: seed of parameters, batches and the split.
+      seed: what the random streams of this run come from; commands have ``--seeds``.
       eval_every: steps between evaluations on the whole validation text.
       checkpoint_every: steps between checkpoints; 0 for only the last.
       run: folder of the run; left out, a name made from the options below runs/mhc.
       fresh: discard what the run folder holds, rather than resume from it.
       progress: show a progress bar.
+      report: what is written besides the report.
     """
 
     hyper_connections: int = 4
@@ -47,17 +68,19 @@ class TrainConfig:
     recompute_every: int | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     implementation: Literal["xla", "pallas", "ffi"] | None = None
-    seed: int = 0
+    seed: tyro.conf.Suppress[int] = 0
     eval_every: int = 50
     checkpoint_every: int = 50
     run: Path | None = None
     fresh: bool = False
     progress: bool = True
+    report: Reporting = PAGE_ALONE
 
     def label(self) -> str:
         """Name of the run in tables and pictures."""
         n = self.hyper_connections
-        return f"mHC n = {n}" if n else "plain residuals"
+        kind = f"mHC n = {n}" if n else "plain residuals"
+        return f"{kind}, width {self.features}, {self.steps} steps"
 
     def run_folder(self) -> Path:
         """Folder of the run."""
@@ -66,7 +89,7 @@ class TrainConfig:
     def run_name(self) -> str:
         """The name that a run folder has by default."""
         kind = f"mhc{self.hyper_connections}" if self.hyper_connections else "plain"
-        return f"lm-{kind}-seed{self.seed}"
+        return f"lm-{kind}-width{self.features}-steps{self.steps}-seed{self.seed}"
 
     def check(self) -> None:
         """Raises for invalid options that neither the model nor the loop would find.
@@ -74,64 +97,107 @@ class TrainConfig:
         Raises:
           ValueError: naming the option.
         """
-        for name, lowest in (("hyper_connections", 0), ("context", 1), ("batch_size", 1)):
-            value = getattr(self, name)
-            if value < lowest:
-                option = "--" + name.replace("_", "-")
-                raise bad_input("train", option, f"at least {lowest}", value)
+        check_options("train", self, _LOWEST)
+
+
+Method = Literal["plain", "residuals", "mhc", "gcnii"]
 
 
 @dataclass(frozen=True)
 class DeepConfig:
-    """Options of the graph networks of growing depth, on the digits.
+    """Options of the graph networks of growing depth.
 
     Attributes:
-      depths: convolutions, one set of runs for each.
-      streams: of hyper-connections, one run for each; 0 for the published network, which has no
-        residual connections, 1 for residual connections, with gates.
-      model: architecture.
+      dataset: cora, digits, synthetic, or the path of a graph of your own.
+      depths: numbers of convolutions.
+      methods: how layers are joined: plain is the published network without residual connections,
+        residuals has gated ones, mhc hyper-connections of several streams, gcnii initial residuals.
+      seeds: a run of every depth and method for each; all seeds are trained in one program.
+      streams: number of streams of mhc.
+      model: architecture of all methods but gcnii, which is a GCN.
+      activation: nonlinearity of all methods but gcnii, which has ReLU.
+      k: kept entries per row, with MaxK.
       hidden_features: width of the hidden layers.
-      k: kept entries per row.
       dropout: probability of dropout after the activation.
+      input_dropout: probability of dropout of the features.
       learning_rate: learning rate of Adam.
+      weight_decay: strength of the L2 penalty on all parameters.
       epochs: number of full-batch steps.
       eval_every: epochs between evaluations.
-      seed: seed of parameters and dropout.
-      run: folder for the runs and the picture.
-      fresh: discard what the run folders hold, rather than resume from them.
+      run: folder of the outcomes, the picture and the report.
+      fresh: discard what the folder holds, rather than go on from it.
       progress: show a progress bar.
     """
 
-    depths: tuple[int, ...] = (2, 8, 32, 64)
-    streams: tuple[int, ...] = (0, 1, 4)
-    model: Literal["sage", "gcn", "gin"] = "sage"
-    hidden_features: int = 64
+    dataset: str = "cora"
+    depths: tuple[int, ...] = (2, 4, 8, 16, 32, 64)
+    methods: tuple[Method, ...] = ("plain", "residuals", "mhc", "gcnii")
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    streams: int = 4
+    model: Literal["sage", "gcn", "gin"] = "gcn"
+    activation: Literal["maxk", "relu"] = "relu"
     k: int = 16
-    dropout: float = 0.3
+    hidden_features: int = 64
+    dropout: float = 0.6
+    input_dropout: float = 0.5
     learning_rate: float = 0.01
-    epochs: int = 60
+    weight_decay: float = 5e-4
+    epochs: int = 100
     eval_every: int = 5
-    seed: int = 97
     run: Path = Path("runs/mhc/deep")
     fresh: bool = False
     progress: bool = True
 
-    def variant(self, depth: int, streams: int) -> GraphConfig:
-        """The options of one run."""
-        kind = f"mhc{streams}" if streams else "plain"
+    def check(self) -> None:
+        """Raises for options that are none.
+
+        Raises:
+          ValueError: naming the option as it is typed.
+        """
+        check_seeds("deep", self.seeds)
+        lowest = {
+            "depths": 1,
+            "streams": 1,
+            "epochs": 1,
+            "eval_every": 0,
+            "k": 1,
+            "hidden_features": 1,
+        }
+        check_options("deep", self, lowest)
+        for name, least in (("depths", 1), ("methods", None)):
+            values = getattr(self, name)
+            wrong = least is not None and any(value < least for value in values)
+            if not values or wrong or len(set(values)) < len(values):
+                expected = (
+                    "different ones" if least is None else f"different ones of at least {least}"
+                )
+                shown = " ".join(map(str, values)) or "none"
+                raise bad_input("deep", f"--{name}", expected, shown)
+
+    def variant(self, depth: int, method: Method) -> GraphConfig:
+        """The options of the runs of one depth and method."""
+        streams = {"residuals": 1, "mhc": self.streams}
         return GraphConfig(
-            model=self.model,
+            dataset=self.dataset,
+            # Initial residuals are a network of their own, which reads the other options.
+            model="gcn" if method == "gcnii" else self.model,
+            activation=self.activation,
             num_layers=depth,
             hidden_features=self.hidden_features,
-            k=(self.k,),
+            k=(self.k,) if self.activation == "maxk" else None,
             dropout=self.dropout,
+            input_dropout=self.input_dropout,
             learning_rate=self.learning_rate,
+            weight_decay=self.weight_decay,
             epochs=self.epochs,
-            hyper_connections=streams or None,
+            self_loops=1 if method == "gcnii" or self.model == "gcn" else 0,
+            hyper_connections=streams.get(method),
             scan_layers=True,
             eval_every=self.eval_every,
-            seed=self.seed,
-            run=self.run / f"{self.model}-{depth}-{kind}-seed{self.seed}",
-            fresh=self.fresh,
             progress=self.progress,
         )
+
+    def label(self, method: Method) -> str:
+        """Name of a method in tables and pictures."""
+        names = {"plain": "no residuals", "residuals": "residuals", "gcnii": "GCNII"}
+        return names.get(method, f"mHC n = {self.streams}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,28 @@ import optax
 from flax import nnx
 
 from experiments._optimizers import warmed_adamw
+from experiments._report import finish
 from experiments._runs import discard, shown
+from experiments._seeds import ONE_SEED, Repeats, run_all, streams, summarize
 from experiments.mhc.config import TrainConfig
 from experiments.mhc.data import Batch, all_pieces, random_pieces
 from jaxgnn.datasets import TextDataset, pydoc_text
 from jaxgnn.models import CausalLM
-from jaxgnn.training import FitResult, LoopConfig, RunFolder, fit, jit_apply, plot_curves
+from jaxgnn.training import (
+    FitResult,
+    LoopConfig,
+    RunFolder,
+    Table,
+    fit,
+    jit_apply,
+    phase,
+    plot_curves,
+)
 
 _BYTES = 256
 # What may differ when a run is resumed: where, not what. Not ``steps``: the learning rate's
 # schedule ends with them.
-_MAY_CHANGE = ("run", "fresh", "progress", "checkpoint_every")
+_MAY_CHANGE = ("run", "fresh", "progress", "checkpoint_every", "report")
 
 
 @dataclass(frozen=True)
@@ -61,17 +72,19 @@ def train(config: TrainConfig, dataset: TextDataset | None = None) -> Outcome:
       ValueError: if an option is at fault.
     """
     config.check()
+    seeds = streams(config.seed)
     if dataset is None:
-        dataset = pydoc_text(seed=config.seed)
-    batches = random_pieces(dataset.train, config.context, config.batch_size, config.seed)
+        with phase("reading the help of Python", progress=config.progress):
+            dataset = pydoc_text(seed=seeds.split)
+    batches = random_pieces(dataset.train, config.context, config.batch_size, seeds.training)
     validation = all_pieces(dataset.validation, config.context, config.batch_size)
     loop = LoopConfig(
         steps=config.steps,
         eval_every=config.eval_every,
         checkpoint_every=config.checkpoint_every,
-        seed=config.seed,
+        seed=seeds.training,
     )
-    model = _make_model(config)
+    model = make_model(config)
     nnx.eval_shape(lambda model: _loss(model, batches(1), nnx.Rngs(0))[0], model)
     # All options are valid: only now are files written or removed.
     folder = config.run_folder()
@@ -91,6 +104,24 @@ def train(config: TrainConfig, dataset: TextDataset | None = None) -> Outcome:
     return _report(config, result, run)
 
 
+def train_all(config: TrainConfig, repeats: Repeats = ONE_SEED) -> list[Outcome]:
+    """Trains a run for each seed, and prints their mean if there are several.
+
+    Raises:
+      ValueError: if an option is at fault.
+    """
+    repeats.check("train")
+    runs = repeats.of(config)
+    if len(runs) > 1 and config.run is not None:
+        runs = [replace(run, run=config.run / run.run_name()) for run in runs]
+    outcomes = run_all(train, runs, repeats.processes)
+    if len(runs) > 1:
+        losses = summarize([outcome.validation for outcome in outcomes], digits=4)
+        print(f"{outcomes[0].label}, seeds {' '.join(map(str, repeats.seeds))}")
+        print(f"validation loss: {losses} nats a byte")
+    return outcomes
+
+
 class _Evaluation:
     """Mean cross entropy over ``pieces [batches, batch, context + 1]``."""
 
@@ -103,7 +134,8 @@ class _Evaluation:
         return {"validation loss": float(np.mean(jax.device_get(losses), dtype=np.float64))}
 
 
-def _make_model(config: TrainConfig) -> CausalLM:
+def make_model(config: TrainConfig) -> CausalLM:
+    """The language model of the options, with the initial parameters of their seed."""
     return CausalLM(
         _BYTES,
         config.features,
@@ -113,7 +145,7 @@ def _make_model(config: TrainConfig) -> CausalLM:
         recompute_every=config.recompute_every,
         implementation=config.implementation,
         dtype=jnp.dtype(config.dtype),
-        rngs=nnx.Rngs(config.seed),
+        rngs=nnx.Rngs(streams(config.seed).parameters),
     )
 
 
@@ -135,7 +167,9 @@ def _optimizer(config: TrainConfig) -> optax.GradientTransformation:
 
 def _report(config: TrainConfig, result: FitResult[CausalLM], run: RunFolder) -> Outcome:
     curves = run.path / "curves.png"
-    plot_curves({config.label(): result.history}, curves)
+    title = f"help of Python, {config.label()}, seed {config.seed}"
+    labels = {"loss": "cross entropy, nats a byte"}
+    plot_curves({config.label(): result.history}, curves, title=title, axis_labels=labels)
     last = result.history[-max(1, config.steps // 10) :]
     outcome = Outcome(
         label=config.label(),
@@ -153,4 +187,11 @@ def _report(config: TrainConfig, result: FitResult[CausalLM], run: RunFolder) ->
     print(f"{outcome.label}: {outcome.parameters:,} parameters{pace}")
     print(f"validation loss: {outcome.validation:.4f} ({bits:.3f} bits a byte)")
     print(f"curves: {shown(curves)}")
+    own = Table(
+        title="This run",
+        columns=("text", "cross entropy, nats a byte"),
+        rows=(("training", outcome.train), ("validation", outcome.validation)),
+        note="training: mean of the last tenth of the steps",
+    )
+    finish(run.path, config.report, title=title, tables=[own])
     return outcome

@@ -5,16 +5,20 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
+from experiments._baselines import BaselineScore
+from experiments._seeds import Repeats, paired, summarize
 from experiments.maxk import __main__ as command_line
-from experiments.maxk import kernels
-from experiments.maxk.compare import compare
+from experiments.maxk import kernels, repeat, trainings
+from experiments.maxk.compare import compare, sweep
 from experiments.maxk.config import TrainConfig
 from experiments.maxk.recipes import recipe
+from experiments.maxk.repeat import train_in_one_program
 from experiments.maxk.train import train
 from jaxgnn import datasets
 from tests._settings import jax_settings
@@ -48,14 +52,69 @@ def test_digits_reach_96_per_cent_and_maxk_is_on_average_within_half_a_point_of_
     # Half a point is less than two of the 359 test images, and which of the last few a run gets
     # right hangs on roundings, so on the processor: seeds are averaged. Optimised, these trainings
     # take longer to compile, and less than they gain by it to run.
-    options = TrainConfig(run=tmp_path, progress=False)
+    options = TrainConfig(dataset="digits", run=tmp_path, progress=False)
     with jax_settings({"jax_disable_most_optimizations": False}):
-        runs = [compare(replace(options, seed=seed), ()) for seed in (97, 0, 1)]
-    relu, maxk = ([outcome.test for outcome in outcomes] for outcomes in zip(*runs, strict=True))
+        comparison = compare(options, (), Repeats((97, 0, 1)))
+    relu, maxk = ([outcome.test for outcome in runs] for runs in comparison.outcomes)
     assert min(maxk) >= 0.96
     assert np.mean(maxk) >= np.mean(relu) - 0.005
-    assert (tmp_path / "compare-digits-sage-seed97.png").stat().st_size > 5000
-    assert all(outcome.curves.exists() for outcomes in runs for outcome in outcomes)
+    assert (tmp_path / "compare-digits-sage.png").stat().st_size > 5000
+    folders = {f"{name}-seed{seed}" for name in ("relu", "maxk16") for seed in (97, 0, 1)}
+    assert {path.parent.name for path in tmp_path.glob("*/report.html")} == folders
+
+
+def test_a_comparison_has_trivial_methods_and_paired_differences_of_seeds(
+    tmp_path, monkeypatch, capsys
+):
+    scores = iter((0.25, 0.35))
+    fake = lambda *_: {"guess": BaselineScore(next(scores), 0.5, "")}  # noqa: E731
+    monkeypatch.setattr("experiments.maxk.compare.baselines", fake)
+    config = TrainConfig(
+        dataset="digits", run=tmp_path, hidden_features=16, epochs=4, progress=False
+    )
+    comparison = sweep(config, (4, 8), Repeats((0, 1)), vmap=True)
+    relu, *maxk = ([100 * outcome.test for outcome in runs] for runs in comparison.outcomes)
+    rows = {row[0]: row for row in comparison.table.rows}
+    assert rows["guess"][2] == "30.00 ± 7.07 (2)"
+    for k, scores in zip((4, 8), maxk, strict=True):
+        row = rows[f"SAGE MaxK k = {k}"]
+        assert row[2:4] == (str(summarize(scores)), str(paired(scores, relu)))
+    text = capsys.readouterr().out
+    assert comparison.table.text() in text
+    for name in ("compare-digits-sage.png", "sweep-digits-sage.png"):
+        assert name in text and (tmp_path / name).stat().st_size > 5000
+
+
+def test_a_run_of_several_in_one_program_is_the_run_of_its_seed_alone(tiny, tmp_path):
+    config = _config(tmp_path, epochs=4, weight_decay=5e-3, input_dropout=0.3)
+    alone = train(replace(config, seed=5), tiny)
+    _, together = train_in_one_program(config, (2, 5), datasets=[tiny, tiny])
+    assert [row.keys() for row in together.history] == [row.keys() for row in alone.history]
+    for row, expected in zip(together.history, alone.history, strict=True):
+        assert row["loss"] == pytest.approx(expected["loss"], rel=1e-3)
+    assert together.parameters == alone.parameters
+
+
+def test_every_seed_and_variant_has_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(repeat, "train", lambda config: config)
+    config = TrainConfig(run=tmp_path)
+    variants = [replace(config, activation="relu"), replace(config, k=(4,))]
+    runs = repeat.repeated(variants, Repeats((3, 1)), vmap=False)
+    names = [[run.run.relative_to(tmp_path).as_posix() for run in part] for part in runs]
+    assert names == [["relu-seed3", "relu-seed1"], ["maxk4-seed3", "maxk4-seed1"]]
+    named = repeat.repeated([TrainConfig(k=(4,))], Repeats((3,)), vmap=False)[0][0]
+    assert named.run_folder() == Path("runs/maxk/cora-sage-maxk4-seed3")
+
+
+def test_training_of_several_seeds_prints_their_mean(tmp_path, monkeypatch, capsys):
+    outcomes = {0: 0.5, 1: 0.7}
+
+    def fake(config):
+        return SimpleNamespace(test=outcomes[config.seed], label="MaxK k = 4")
+
+    monkeypatch.setattr(trainings, "_train_beside_trivial", fake)
+    trainings.train_all(TrainConfig(run=tmp_path, k=(4,)), Repeats((0, 1)))
+    assert "test accuracy: 60.00 ± 14.14 (2) %" in capsys.readouterr().out
 
 
 @pytest.mark.costly
@@ -207,7 +266,11 @@ BAD = {
     "schedule k": ({"k_schedule": ("2:99",)}, r"k must be in 1\.\.16"),
     "schedule zero": ({"k_schedule": ("1:0",)}, "--k-schedule must be pairs of positive numbers"),
     "self loops": ({"self_loops": 3}, "--self-loops must be 0, 1 or 2, got 3"),
-    "dropout": ({"dropout": 1.5}, r"dropout must be in \[0, 1\)"),
+    "dropout": ({"dropout": 1.5}, r"--dropout must be in \[0, 1\), got 1.5"),
+    "epochs": ({"epochs": 0}, "--epochs must be at least 1, got 0"),
+    "learning rate": ({"learning_rate": float("nan")}, "--learning-rate must be at least 0"),
+    "width": ({"hidden_features": -1}, "--hidden-features must be at least 1, got -1"),
+    "k": ({"k": (4, 0)}, "--k must be at least 1, got 4 0"),
 }
 
 
@@ -270,7 +333,34 @@ def test_the_command_line_ends_a_bad_folder_with_one_line(tmp_path, monkeypatch,
     code = _main(monkeypatch, "train", "--dataset", "reddit", "--data", folder)
     assert isinstance(code, str) and code.startswith("error: ")
     assert "nowhere" in code
-    assert capsys.readouterr().err == ""
+    assert "Traceback" not in capsys.readouterr().err
+
+
+BAD_COMMANDS = {
+    "data set": (["train", "--dataset", "coral"], "--dataset must be one of cora"),
+    "own data": (["train", "--labels", "a.csv"], "--labels must be left out for cora"),
+    "seeds": (["compare", "--seeds", "1", "1"], "compare: --seeds must be each seed once"),
+    "table seeds": (["train", "--table-seeds", "2", "2"], "--table-seeds must be each seed once"),
+    "ks": (["sweep", "--ks", "4", "4"], "--ks must be each k once, got 4 4"),
+    "no ks": (["sweep", "--ks"], "--ks must be at least one k"),
+    "processes": (["train", "--processes", "0"], "--processes must be at least 1"),
+    "schedule": (["compare", "--k-schedule", "1:4"], "--k-schedule must be left out"),
+    "one program": (
+        ["train", "--vmap", "--validate-kernels"],
+        "--validate-kernels must be left out with --vmap",
+    ),
+    "graphs": (
+        ["train", "--vmap", "--dataset", "synthetic", "--seeds", "0", "1"],
+        "--vmap must be left out where each seed has a graph of its own",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_COMMANDS)
+def test_the_command_line_names_a_bad_option_as_it_was_typed(name, tmp_path, monkeypatch):
+    arguments, message = BAD_COMMANDS[name]
+    monkeypatch.chdir(tmp_path)
+    assert message in str(_main(monkeypatch, *arguments))
 
 
 def test_the_command_line_asks_for_the_folder(tmp_path, monkeypatch):

@@ -6,19 +6,21 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from experiments._seeds import paired
+from experiments._text import ngram_loss
 from experiments.mhc import __main__ as command_line
+from experiments.mhc import deep as deep_module
 from experiments.mhc import train as train_module
-from experiments.mhc.compare import compare
+from experiments.mhc.compare import _num_parameters, compare, variants_of
 from experiments.mhc.config import DeepConfig, TrainConfig
 from experiments.mhc.data import all_pieces, random_pieces
-from experiments.mhc.deep import _print_table, deep
+from experiments.mhc.deep import deep
 from experiments.mhc.train import train
-from jaxgnn.datasets import TextDataset
+from jaxgnn.datasets import TextDataset, pydoc_text
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -69,25 +71,53 @@ def test_pieces_cover_the_text_and_batches_depend_on_the_step_alone():
 def compared(text, tmp_path_factory):
     """The folder and the outcomes of a comparison."""
     config = _config(tmp_path_factory.mktemp("compared"))
-    return config.run, compare(config, text)
+    return config.run, compare(config, time_ratio=1.5, dataset=text)
 
 
 @pytest.mark.long
-def test_compare_learns_and_draws_both_runs(compared):
-    folder, (plain, mhc) = compared
-    for outcome in (plain, mhc):
+def test_compare_learns_and_draws_all_runs(compared):
+    folder, comparison = compared
+    plain, wide, longer, mhc = (runs[0] for runs in comparison.outcomes)
+    for outcome in (plain, wide, longer, mhc):
         assert outcome.train < 0.7 * outcome.history[0]["loss"]
-        assert outcome.curves.exists()
-    assert (plain.label, mhc.label) == ("plain residuals", "mHC n = 2")
-    assert mhc.parameters > plain.parameters
-    assert (folder / "compare-lm-seed0.png").stat().st_size > 5000
-    result = json.loads((folder / "lm-mhc2-seed0/result.json").read_text())
+        assert outcome.curves.exists() and (outcome.curves.parent / "report.html").exists()
+    assert plain.label == "plain residuals, width 16, 40 steps"
+    assert mhc.label == "mHC n = 2, width 16, 40 steps"
+    assert plain.parameters < mhc.parameters
+    assert abs(wide.parameters - mhc.parameters) < abs(plain.parameters - mhc.parameters)
+    assert len(longer.history) == 60 and longer.parameters == plain.parameters
+    assert (folder / "compare-lm.png").stat().st_size > 5000
+    result = json.loads((folder / "lm-mhc2-width16-steps40-seed0/result.json").read_text())
     assert result["validation"] == mhc.validation
+    names = [row[0] for row in comparison.table.rows]
+    assert names[:4] == [f"counts, {n} byte{'s' * (n != 1)} of context" for n in range(4)]
+    assert names[4:] == [outcome.label for outcome in (plain, wide, longer, mhc)]
+
+
+def test_the_wide_plain_model_has_as_many_parameters_as_its_width_allows(tmp_path):
+    config = TrainConfig(run=tmp_path)
+    plain, wide, longer, mhc = map(_num_parameters, variants_of(config, 1.7))
+    assert plain == longer < mhc
+    # Widths are multiples of the number of heads, 4: the next ones differ by more.
+    step = _num_parameters(replace(config, hyper_connections=0, features=68)) - plain
+    assert abs(wide - mhc) <= step
+
+
+def test_counts_of_bytes_predict_as_their_formula_says():
+    train, validation = (np.frombuffer(text, np.uint8) for text in (b"aab", b"ab"))
+    dataset = TextDataset("letters", train, validation)
+    alone = [(count + 5 / 256) / (3 + 5) for count in (2, 1)]
+    assert ngram_loss(dataset, 0) == pytest.approx(-np.mean(np.log(alone)))
+    # "a" was seen twice with a byte behind it, once of them "b".
+    after = (1 + 5 * alone[1]) / (2 + 5)
+    assert ngram_loss(dataset, 1) == pytest.approx(-np.mean(np.log([alone[0], after])))
+    losses = [ngram_loss(pydoc_text(), order) for order in (0, 2)]
+    assert losses[1] < losses[0] < math.log(256)
 
 
 @pytest.mark.long
 def test_a_run_that_was_stopped_resumes_to_the_same_result(text, compared, tmp_path, monkeypatch):
-    whole = compared[1][1]
+    whole = compared[1].outcomes[-1][0]
 
     def stopping(*args):
         batch = random_pieces(*args)
@@ -119,7 +149,7 @@ BAD = {
     "validation": ({"batch_size": 10**4}, "--context times the batch size must be at most"),
     "batch size": ({"batch_size": 0}, "--batch-size must be at least 1, got 0"),
     "heads": ({"num_heads": 3}, "num_heads must be a divisor of 16"),
-    "steps": ({"steps": 0}, "steps: expected at least 1, got 0"),
+    "steps": ({"steps": 0}, "--steps must be at least 1, got 0"),
     "recompute": (
         {"hyper_connections": 0, "recompute_every": 2},
         "recompute_every must be None without hyper_connections, got 2",
@@ -137,42 +167,83 @@ def test_bad_options_are_named(name, text, tmp_path):
 
 def test_compare_needs_streams(text, tmp_path):
     with pytest.raises(ValueError, match="--hyper-connections must be at least 1, got 0"):
-        compare(_config(tmp_path, hyper_connections=0), text)
+        compare(_config(tmp_path, hyper_connections=0), dataset=text)
+    with pytest.raises(ValueError, match="--time-ratio must be above 0, got 0"):
+        compare(_config(tmp_path), time_ratio=0, dataset=text)
 
 
-@pytest.mark.long
-def test_deep_keeps_its_accuracy_with_streams_and_loses_it_without(tmp_path, capsys):
+@pytest.fixture
+def tiny_folder(tmp_path):
+    """A graph of 80 nodes in two groups, in the files of one's own graph."""
+    rng = np.random.default_rng(0)
+    group = np.arange(80) % 2
+    pairs = rng.integers(80, size=(600, 2))
+    pairs = pairs[(group[pairs[:, 0]] == group[pairs[:, 1]]) & (pairs[:, 0] != pairs[:, 1])]
+    folder = tmp_path / "groups"
+    folder.mkdir()
+    np.savetxt(folder / "edges.csv", np.concatenate([pairs, [[0, 2], [79, 1]]]), "%d", ",")
+    np.savetxt(folder / "labels.csv", group, "%d")
+    np.savetxt(folder / "features.csv", group[:, None] + rng.normal(size=(80, 4)), "%.4f", ",")
+    return folder
+
+
+def test_deep_compares_methods_seed_by_seed_and_goes_on_where_it_stopped(
+    tiny_folder, tmp_path, monkeypatch, capsys
+):
     config = DeepConfig(
-        depths=(12,),
-        streams=(0, 2),
-        hidden_features=16,
-        k=8,
-        dropout=0.0,
-        epochs=30,
-        eval_every=10,
-        run=tmp_path,
+        dataset=str(tiny_folder),
+        depths=(2, 3),
+        methods=("residuals", "mhc", "gcnii"),
+        seeds=(0, 1),
+        streams=2,
+        hidden_features=8,
+        epochs=3,
+        eval_every=1,
+        run=tmp_path / "deep",
         progress=False,
     )
     outcomes = deep(config)
-    assert outcomes[2][12].test > 0.85
-    assert outcomes[2][12].test > outcomes[0][12].test + 0.2
-    assert (tmp_path / "deep-digits-sage-seed97.png").stat().st_size > 5000
-    assert "12 layers" in capsys.readouterr().out
+    assert [(o.depth, o.method) for o in outcomes] == [
+        (depth, method) for depth in (2, 3) for method in config.methods
+    ]
+    assert all(len(o.test) == 2 and min(o.test) >= 0 for o in outcomes)
+    text = capsys.readouterr().out
+    ours, theirs = ([100 * t for t in outcomes[i].test] for i in (1, 2))
+    assert str(paired(ours, theirs)) in text and "mHC n = 2 − GCNII" in text
+    assert "majority class" in text
+    assert (tmp_path / "deep/depth.png").stat().st_size > 5000
+    # Of what was killed in the midst of a line, the rest is trained again.
+    log = tmp_path / "deep/outcomes.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(lines[:-1]) + lines[-1][:20])
+    trained = []
+    original = deep_module.train_in_one_program
+    monkeypatch.setattr(
+        deep_module,
+        "train_in_one_program",
+        lambda config, *args, **options: (
+            trained.append(config) or original(config, *args, **options)
+        ),
+    )
     again = deep(config)
-    assert again[2][12].history == outcomes[2][12].history
-    assert again[2][12].ms_per_epoch is None, "complete runs are not trained again"
+    assert [o.test for o in again] == [o.test for o in outcomes] and len(trained) == 1
 
 
-def test_a_depth_that_is_nan_does_not_count_for_less_than_the_others(capsys):
-    tests = {2: 0.9, 8: math.nan, 32: 0.8}
-    _print_table({0: {depth: SimpleNamespace(test=test) for depth, test in tests.items()}})
-    assert "no residuals: 32 layers are nan points below its best" in capsys.readouterr().out
+BAD_DEEP = {
+    "no depth": ({"depths": ()}, "--depths must be one or more, all different, got none"),
+    "depth": ({"depths": (2, 0)}, "--depths must be at least 1, got 2 0"),
+    "method": ({"methods": ("mhc", "mhc")}, "--methods must be one or more, all different"),
+    "streams": ({"streams": 0}, "--streams must be at least 1, got 0"),
+    "seeds": ({"seeds": (1, 1)}, "--seeds must be each seed once"),
+    "k": ({"activation": "maxk", "k": 65}, r"k must be in 1\.\.64"),
+}
 
 
-@pytest.mark.parametrize("options", [{"depths": ()}, {"depths": (0,)}, {"streams": (4, 4)}])
-def test_deep_names_bad_lists(options, tmp_path):
-    with pytest.raises(ValueError, match=r"deep: --(depths|streams) must be different numbers"):
-        deep(DeepConfig(run=tmp_path, **options))
+@pytest.mark.parametrize("name", BAD_DEEP)
+def test_deep_names_bad_options(name, tmp_path):
+    options, message = BAD_DEEP[name]
+    with pytest.raises(ValueError, match=message):
+        deep(DeepConfig(run=tmp_path / "deep", progress=False, **options))
 
 
 def test_the_command_line_trains_on_the_text_of_python(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments._seeds import check_seeds, paired, run_all, streams, summarize
+from experiments._seeds import Repeats, check_seeds, paired, run_all, streams, summarize
 
 
 def test_the_streams_of_seeds_are_all_different_and_fixed():
@@ -56,5 +56,5 @@ def test_lengths_that_differ_are_not_paired():
 def test_processes_return_the_same_results_in_the_same_order():
     values = [3.0, -1.0, 2.0]
     assert run_all(math.exp, values, processes=2) == run_all(math.exp, values)
-    with pytest.raises(ValueError, match="--processes"):
-        run_all(math.exp, values, processes=0)
+    with pytest.raises(ValueError, match="sweep: --processes must be at least 1"):
+        Repeats(processes=0).check("sweep")

@@ -1,0 +1,80 @@
+"""The command ``train``: one seed or several, beside what trivial methods reach."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from experiments._baselines import baselines
+from experiments._seeds import ONE_SEED, Repeats, check_seeds, run_all, summarize
+from experiments.maxk.compare import compare
+from experiments.maxk.config import TrainConfig
+from experiments.maxk.data import load
+from experiments.maxk.repeat import in_own_folder, train_in_one_program
+from experiments.maxk.setup import SCORES
+from experiments.maxk.train import Outcome, train
+from jaxgnn.datasets import NodeDataset
+from jaxgnn.training import Table, phase
+
+
+def train_all(
+    config: TrainConfig,
+    repeats: Repeats = ONE_SEED,
+    *,
+    table_seeds: Sequence[int] = (),
+    vmap: bool = False,
+) -> list[Outcome]:
+    """Trains a run for each seed, and prints their mean if there are several.
+
+    Args:
+      config: the options of the runs.
+      repeats: the seeds, and how many runs at once.
+      table_seeds: if there are any, ReLU, MaxK and trivial methods are compared over them first,
+        and the table of it is in the report of the run of a single seed.
+      vmap: whether all seeds are trained in one program.
+
+    Raises:
+      ValueError: if an option or a data file is at fault.
+    """
+    repeats.check("train")
+    config.check()
+    print(f"settings: {config.settings()}", flush=True)
+    tables = []
+    if table_seeds:
+        check_seeds("train", table_seeds, "--table-seeds")
+        tables.append(compare(config, (), Repeats(tuple(table_seeds)), vmap=True).table)
+    if vmap:
+        outcomes = train_in_one_program(config, repeats.seeds)
+    elif len(repeats.seeds) == 1:
+        run = replace(config, seed=repeats.seeds[0])
+        return [_train_beside_trivial(run, tables)]
+    else:
+        runs = [in_own_folder(run) for run in repeats.of(config)]
+        outcomes = run_all(_train_beside_trivial, runs, repeats.processes)
+    metric = config.recipe().metric
+    scores = summarize([100 * outcome.test for outcome in outcomes])
+    print(f"{outcomes[0].label}, seeds {' '.join(map(str, repeats.seeds))}")
+    print(f"test {metric}: {scores} %")
+    return outcomes
+
+
+def _train_beside_trivial(config: TrainConfig, tables: Sequence[Table] = ()) -> Outcome:
+    with phase(f"reading {config.data_name()}", progress=config.progress):
+        dataset = load(config)
+    with phase("trivial methods", progress=config.progress):
+        trivial = trivial_table(config, dataset)
+    return train(config, dataset, tables=[trivial, *tables])
+
+
+def trivial_table(config: TrainConfig, dataset: NodeDataset) -> Table:
+    """What trivial methods reach on a dataset."""
+    rows = [
+        (name, score.setting, 100 * score.validation, 100 * score.test)
+        for name, score in baselines(dataset, SCORES[config.recipe().metric]).items()
+    ]
+    metric = config.recipe().metric
+    return Table(
+        title="Trivial methods on the same split",
+        columns=("method", "chosen on validation", f"validation {metric}, %", f"test {metric}, %"),
+        rows=tuple((*names, f"{a:.2f}", f"{b:.2f}") for *names, a, b in rows),
+    )
