@@ -100,7 +100,8 @@ def _equal_width(config: TrainConfig) -> int:
     """The width at which a plain model has nearest to as many parameters as one with streams."""
     wanted = _num_parameters(config)
     plain = replace(config, hyper_connections=0, recompute_every=None)
-    widths = range(config.features, 4 * config.features, config.num_heads)
+    # Heads are of even width.
+    widths = range(config.features, 4 * config.features, 2 * config.num_heads)
     counts = {width: _num_parameters(replace(plain, features=width)) for width in widths}
     return min(counts, key=lambda width: abs(counts[width] - wanted))
 

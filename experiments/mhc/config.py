@@ -100,6 +100,15 @@ class TrainConfig:
         check_options("train", self, _LOWEST)
 
 
+_DEEP_LOWEST = {
+    "depths": 1,
+    "streams": 1,
+    "epochs": 1,
+    "eval_every": 0,
+    "k": 1,
+    "hidden_features": 1,
+}
+
 Method = Literal["plain", "residuals", "mhc", "gcnii"]
 
 
@@ -155,24 +164,12 @@ class DeepConfig:
           ValueError: naming the option as it is typed.
         """
         check_seeds("deep", self.seeds)
-        lowest = {
-            "depths": 1,
-            "streams": 1,
-            "epochs": 1,
-            "eval_every": 0,
-            "k": 1,
-            "hidden_features": 1,
-        }
-        check_options("deep", self, lowest)
-        for name, least in (("depths", 1), ("methods", None)):
+        check_options("deep", self, _DEEP_LOWEST)
+        for name in ("depths", "methods"):
             values = getattr(self, name)
-            wrong = least is not None and any(value < least for value in values)
-            if not values or wrong or len(set(values)) < len(values):
-                expected = (
-                    "different ones" if least is None else f"different ones of at least {least}"
-                )
+            if not values or len(set(values)) < len(values):
                 shown = " ".join(map(str, values)) or "none"
-                raise bad_input("deep", f"--{name}", expected, shown)
+                raise bad_input("deep", f"--{name}", "one or more, all different", shown)
 
     def variant(self, depth: int, method: Method) -> GraphConfig:
         """The options of the runs of one depth and method."""

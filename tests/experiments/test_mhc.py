@@ -98,8 +98,8 @@ def test_the_wide_plain_model_has_as_many_parameters_as_its_width_allows(tmp_pat
     config = TrainConfig(run=tmp_path)
     plain, wide, longer, mhc = map(_num_parameters, variants_of(config, 1.7))
     assert plain == longer < mhc
-    # Widths are multiples of the number of heads, 4: the next ones differ by more.
-    step = _num_parameters(replace(config, hyper_connections=0, features=68)) - plain
+    # Heads are of even width, so widths are multiples of 8 with four heads.
+    step = _num_parameters(replace(config, hyper_connections=0, features=72)) - plain
     assert abs(wide - mhc) <= step
 
 
@@ -192,8 +192,8 @@ def test_deep_compares_methods_seed_by_seed_and_goes_on_where_it_stopped(
 ):
     config = DeepConfig(
         dataset=str(tiny_folder),
-        depths=(2, 3),
-        methods=("residuals", "mhc", "gcnii"),
+        depths=(2,),
+        methods=("gcnii", "mhc"),
         seeds=(0, 1),
         streams=2,
         hidden_features=8,
@@ -203,12 +203,10 @@ def test_deep_compares_methods_seed_by_seed_and_goes_on_where_it_stopped(
         progress=False,
     )
     outcomes = deep(config)
-    assert [(o.depth, o.method) for o in outcomes] == [
-        (depth, method) for depth in (2, 3) for method in config.methods
-    ]
+    assert [(o.depth, o.method) for o in outcomes] == [(2, "gcnii"), (2, "mhc")]
     assert all(len(o.test) == 2 and min(o.test) >= 0 for o in outcomes)
     text = capsys.readouterr().out
-    ours, theirs = ([100 * t for t in outcomes[i].test] for i in (1, 2))
+    ours, theirs = ([100 * t for t in outcomes[i].test] for i in (1, 0))
     assert str(paired(ours, theirs)) in text and "mHC n = 2 − GCNII" in text
     assert "majority class" in text
     assert (tmp_path / "deep/depth.png").stat().st_size > 5000
