@@ -7,19 +7,24 @@ from typing import Annotated
 
 import tyro
 
+from experiments._seeds import ONE_SEED, Repeats
 from experiments.hgnn.config import LMConfig, NodesConfig
 from experiments.hgnn.lm import lm as run_lm
-from experiments.hgnn.nodes import nodes as run_nodes
+from experiments.hgnn.nodes import nodes_all
+
+Seeds = Annotated[Repeats, tyro.conf.arg(name="")]
 
 
-def lm(config: Annotated[LMConfig, tyro.conf.arg(name="")]) -> None:
+def lm(config: Annotated[LMConfig, tyro.conf.arg(name="")], repeats: Seeds = ONE_SEED) -> None:
     """Train language models of 1, 2, 4 and 8 experts, coupled and not, on Python's help."""
-    run_lm(config)
+    run_lm(config, repeats)
 
 
-def nodes(config: Annotated[NodesConfig, tyro.conf.arg(name="")]) -> None:
+def nodes(
+    config: Annotated[NodesConfig, tyro.conf.arg(name="")], repeats: Seeds = ONE_SEED
+) -> None:
     """Classify the nodes of a hypergraph: digits, or published cocitations and coauthorships."""
-    run_nodes(config)
+    nodes_all(config, repeats)
 
 
 def main() -> None:

@@ -6,10 +6,28 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+import tyro
+
+from experiments._options import check_options
+from experiments._report import PAGE_ALONE, Reporting
 from jaxgnn._errors import bad_input
 from jaxgnn.models import HypergraphKind
 
 Coupling = Literal["alone", "hypergraph", "pairwise", "mean"]
+# The least that makes sense of each option that is a number.
+_TRAINING_LOWEST = {"num_layers": 1, "learning_rate": 0, "weight_decay": 0, "eval_every": 0}
+_LM_LOWEST = _TRAINING_LOWEST | {
+    "features": 1,
+    "num_heads": 1,
+    "coupler_layers": 1,
+    "context": 1,
+    "batch_size": 1,
+    "steps": 1,
+    "checkpoint_every": 0,
+    "output_orthogonality": 0,
+    "weight_orthogonality": 0,
+}
+_NODES_LOWEST = _TRAINING_LOWEST | {"hidden_features": 1, "epochs": 1, "checkpoint_every": 0}
 _FEWEST_EXPERTS = {"all_pairs": 2, "all_triples": 3, "all": 2}
 
 
@@ -33,12 +51,13 @@ class LMOptions:
       weight_orthogonality: the same of the loss on their weights.
       dtype: dtype of the computation; parameters are float32.
       implementation: implementation of the hypergraph convolution; left out, the fastest.
-      seed: seed of parameters, batches and the split.
+      seed: what the random streams of this run come from; commands have ``--seeds``.
       eval_every: steps between evaluations on the whole validation text.
       checkpoint_every: steps between checkpoints; 0 for only the last.
       run: folder for the runs and the pictures.
       fresh: discard what the run folders hold, rather than resume from them.
       progress: show a progress bar.
+      report: what is written besides the report.
     """
 
     strategy: Literal["all_pairs", "all_triples", "all"] = "all_pairs"
@@ -55,12 +74,13 @@ class LMOptions:
     weight_orthogonality: float = 0.0
     dtype: Literal["float32", "bfloat16"] = "float32"
     implementation: Literal["xla", "pallas", "ffi"] | None = None
-    seed: int = 0
+    seed: tyro.conf.Suppress[int] = 0
     eval_every: int = 100
     checkpoint_every: int = 100
     run: Path = Path("runs/hgnn/lm")
     fresh: bool = False
     progress: bool = True
+    report: Reporting = PAGE_ALONE
 
 
 @dataclass(frozen=True)
@@ -110,23 +130,12 @@ class LMConfig(LMOptions):
             if not values or len(set(values)) < len(values):
                 raise bad_input("lm", f"--{name}", "one or more, all different", values)
         fewest = _FEWEST_EXPERTS[self.strategy]
-        if min(self.experts) < 1:
-            raise bad_input("lm", "--experts", "at least 1 each", self.experts)
+        check_options("lm", self, {"experts": 1})
         short = [count for count in self.experts if 1 < count < fewest]
         if short and "hypergraph" in self.couplings:
             expected = f"1, or at least {fewest} for --strategy {self.strategy}"
             raise bad_input("lm", "--experts", expected, short[0])
-        lowest = {
-            "context": 1,
-            "batch_size": 1,
-            "output_orthogonality": 0,
-            "weight_orthogonality": 0,
-        }
-        for name, low in lowest.items():
-            value = getattr(self, name)
-            if not value >= low:
-                option = "--" + name.replace("_", "-")
-                raise bad_input("lm", option, f"at least {low}", value)
+        check_options("lm", self, _LM_LOWEST)
 
     def variants(self) -> list[LMRun]:
         """The runs, by number of experts."""
@@ -168,12 +177,13 @@ class NodesConfig:
       self_loops: a hyperedge of its own for each node.
       normalize: divide the features of each node by their sum, as for bags of words.
       implementation: implementation of the layers; left out, the fastest.
-      seed: seed of parameters, dropout and random splits.
+      seed: what the random streams of this run come from; commands have ``--seeds``.
       eval_every: epochs between evaluations.
       checkpoint_every: epochs between checkpoints; 0 for only the last.
       run: folder of the run; left out, a name made from the options below runs/hgnn.
       fresh: discard what the run folder holds, rather than resume from it.
       progress: show a progress bar.
+      report: what is written besides the report.
     """
 
     dataset: Literal["digits", "hypergcn", "text"] = "digits"
@@ -192,12 +202,21 @@ class NodesConfig:
     self_loops: bool = True
     normalize: bool = False
     implementation: Literal["xla", "pallas", "ffi"] | None = None
-    seed: int = 0
+    seed: tyro.conf.Suppress[int] = 0
     eval_every: int = 5
     checkpoint_every: int = 50
     run: Path | None = None
     fresh: bool = False
     progress: bool = True
+    report: Reporting = PAGE_ALONE
+
+    def check(self) -> None:
+        """Raises for invalid options that neither the model nor a reader would find.
+
+        Raises:
+          ValueError: naming the option.
+        """
+        check_options("nodes", self, _NODES_LOWEST)
 
     def run_folder(self) -> Path:
         """Folder of the run."""

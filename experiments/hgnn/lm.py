@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,33 @@ import numpy as np
 import optax
 from flax import nnx
 
+from experiments._colours import colours
 from experiments._optimizers import warmed_adamw
+from experiments._report import finish
 from experiments._runs import discard, shown
+from experiments._seeds import ONE_SEED, Repeats, paired, run_all, streams, summarize
+from experiments._text import ngram_loss
 from experiments.hgnn.config import LMConfig, LMRun, coupling_name
 from experiments.mhc.data import all_pieces, random_pieces
 from jaxgnn.datasets import TextDataset, pydoc_text
 from jaxgnn.models import ExpertGraphLM, expert_output_orthogonality, expert_weight_orthogonality
-from jaxgnn.training import FitResult, LoopConfig, RunFolder, fit, jit_apply, plot_curves
+from jaxgnn.training import (
+    FitResult,
+    LoopConfig,
+    RunFolder,
+    Table,
+    fit,
+    jit_apply,
+    phase,
+    plot_curves,
+)
 
 _BYTES = 256
+# Bytes of context of the counts that the networks are compared with.
+_ORDERS = (0, 1, 2, 3)
 # What may differ when a run is resumed: where, not what. Not ``steps``: the learning rate's
 # schedule ends with them.
-_MAY_CHANGE = ("run", "fresh", "progress", "checkpoint_every")
+_MAY_CHANGE = ("run", "fresh", "progress", "checkpoint_every", "report")
 
 # Pieces of text, and how much of the strength of the losses of orthogonality counts.
 Batch = tuple[np.ndarray, np.float32]
@@ -51,42 +67,72 @@ class Outcome:
     @property
     def perplexity(self) -> float:
         """The perplexity of a byte of the validation text; infinite if too large for a float."""
-        try:
-            return math.exp(self.validation)
-        except OverflowError:
-            return math.inf
+        return _perplexity(self.validation)
 
 
-def lm(config: LMConfig, dataset: TextDataset | None = None) -> list[Outcome]:
-    """Trains every number of experts with every coupling, on the same batches.
+@dataclass(frozen=True)
+class Comparison:
+    """The outcomes of a comparison.
+
+    Attributes:
+      outcomes: for each number of experts and coupling the outcome of each seed.
+      table: losses, paired differences, parameters and time.
+    """
+
+    outcomes: list[list[Outcome]]
+    table: Table
+
+
+def lm(
+    config: LMConfig, repeats: Repeats = ONE_SEED, *, dataset: TextDataset | None = None
+) -> Comparison:
+    """Trains every number of experts with every coupling, of one seed on the same batches.
 
     Args:
-      config: the options of the run.
-      dataset: the text, if it is read already.
+      config: the options of the runs.
+      repeats: seeds, and how many runs at once.
+      dataset: the text, if it is read already; else its split is that of each seed.
 
     Raises:
       ValueError: if an option is at fault.
     """
     config.check()
+    repeats.check("lm")
+    runs = [run for variant in config.variants() for run in repeats.of(variant)]
     if dataset is None:
-        dataset = pydoc_text(seed=config.seed)
-    outcomes = [train(variant, dataset) for variant in config.variants()]
-    picture = config.run / f"perplexity-seed{config.seed}.png"
-    _plot(outcomes, picture)
-    curves = config.run / f"curves-seed{config.seed}.png"
-    plot_curves({o.run.label(): o.history for o in outcomes}, curves, fields=["validation loss"])
-    _print_table(outcomes)
-    print(f"pictures: {shown(picture.absolute())}, {shown(curves.absolute())}")
-    return outcomes
+        found = run_all(train, runs, repeats.processes)
+    else:
+        found = [train(run, dataset) for run in runs]
+    count = len(repeats.seeds)
+    outcomes = [found[i : i + count] for i in range(0, len(found), count)]
+    texts = [dataset or pydoc_text(seed=streams(seed).split) for seed in repeats.seeds]
+    table = _table(outcomes, texts)
+    picture, curves = config.run / "perplexity.png", config.run / "curves.png"
+    title = f"help of Python, language model, {count} seed{'s' * (count > 1)}"
+    _plot(outcomes, title, picture)
+    histories = {runs[0].run.label(): [run.history for run in runs] for runs in outcomes}
+    labels = {"loss": "cross entropy, nats a byte"}
+    fields = ["validation loss"]
+    plot_curves(histories, curves, fields=fields, title=title, axis_labels=labels)
+    print(f"\n{table.text()}\npictures: {shown(picture.absolute())}, {shown(curves.absolute())}")
+    return Comparison(outcomes, table)
 
 
-def train(run: LMRun, dataset: TextDataset) -> Outcome:
-    """Trains one model and writes its metrics and checkpoints to the run folder.
+def train(run: LMRun, dataset: TextDataset | None = None) -> Outcome:
+    """Trains one model and writes its report, metrics and checkpoints to the run folder.
+
+    Args:
+      run: the options of the run.
+      dataset: the text, if it is read already.
 
     Raises:
       ValueError: if an option is at fault.
     """
-    pieces = random_pieces(dataset.train, run.context, run.batch_size, run.seed)
+    seeds = streams(run.seed)
+    if dataset is None:
+        with phase("reading the help of Python", progress=run.progress):
+            dataset = pydoc_text(seed=seeds.split)
+    pieces = random_pieces(dataset.train, run.context, run.batch_size, seeds.training)
     validation = all_pieces(dataset.validation, run.context, run.batch_size)
     warm_up = max(1, run.steps // 10)
 
@@ -97,7 +143,7 @@ def train(run: LMRun, dataset: TextDataset) -> Outcome:
         steps=run.steps,
         eval_every=run.eval_every,
         checkpoint_every=run.checkpoint_every,
-        seed=run.seed,
+        seed=seeds.training,
     )
     loss = _Loss(run)
     model = _make_model(run)
@@ -144,7 +190,7 @@ def _make_model(run: LMRun) -> ExpertGraphLM:
         coupler_layers=run.coupler_layers,
         implementation=run.implementation,
         dtype=jnp.dtype(run.dtype),
-        rngs=nnx.Rngs(run.seed),
+        rngs=nnx.Rngs(streams(run.seed).parameters),
     )
 
 
@@ -202,44 +248,109 @@ def _report(run: LMRun, result: FitResult[ExpertGraphLM], folder: RunFolder) -> 
     )
     summary = {name: getattr(outcome, name) for name in ("validation", "perplexity", "parameters")}
     folder.write_json("result.json", {"metric": "cross entropy, nats a byte", **summary})
-    print(f"{run.label()}: validation perplexity {outcome.perplexity:.3f} a byte", flush=True)
+    name = f"{run.label()}, seed {run.seed}"
+    print(f"{name}: validation perplexity {outcome.perplexity:.3f} a byte", flush=True)
+    curves = folder.path / "curves.png"
+    labels = {"loss": "cross entropy, nats a byte"}
+    plot_curves(
+        {run.label(): result.history}, curves, title=f"help of Python, {name}", axis_labels=labels
+    )
+    own = Table(
+        title="This run",
+        columns=("validation loss, nats a byte", "perplexity of a byte", "parameters"),
+        rows=((outcome.validation, outcome.perplexity, outcome.parameters),),
+    )
+    finish(folder.path, run.report, title=f"help of Python: {name}", tables=[own])
     return outcome
 
 
-def _plot(outcomes: list[Outcome], path: Path) -> None:
+def _plot(outcomes: Sequence[list[Outcome]], title: str, path: Path) -> None:
+    """Perplexity against the number of experts, with the deviation of the seeds."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5.6, 3.6), dpi=120, layout="constrained")
+    figure = Figure(figsize=(6.8, 3.6), dpi=120, layout="constrained")
     axes = figure.subplots()
-    single = [o for o in outcomes if o.run.experts == 1]
-    for name in dict.fromkeys(coupling_name(o.run) for o in outcomes if o.run.experts > 1):
-        same = [o for o in outcomes if o.run.experts > 1 and coupling_name(o.run) == name]
-        points = [(o.run.experts, o.perplexity) for o in single + same]
-        axes.plot(*zip(*points, strict=True), marker="o", label=name)
-    if len(outcomes) == len(single):
-        axes.plot([1], [single[0].perplexity], "o", label="1 expert")
-    counts = sorted({o.run.experts for o in outcomes})
+    single = [runs for runs in outcomes if runs[0].run.experts == 1]
+    several = [runs for runs in outcomes if runs[0].run.experts > 1]
+    names = list(dict.fromkeys(coupling_name(runs[0].run) for runs in several)) or ["1 expert"]
+    shades = colours(names)
+    for name in names:
+        same = single + [runs for runs in several if coupling_name(runs[0].run) == name]
+        points = [[run.perplexity for run in runs] for runs in same]
+        axes.errorbar(
+            [runs[0].run.experts for runs in same],
+            [np.mean(p) for p in points],
+            yerr=[np.std(p, ddof=1) for p in points] if len(points[0]) > 1 else None,
+            marker="o",
+            capsize=3,
+            color=shades[name],
+            label=name,
+        )
+    counts = sorted({runs[0].run.experts for runs in outcomes})
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.set_xlabel("experts in a layer")
     axes.set_ylabel("validation perplexity of a byte")
-    run = outcomes[0].run
-    axes.set_title(f"{run.num_layers} layers, width {run.features}, {run.steps} steps")
+    run = outcomes[0][0].run
+    axes.set_title(f"{title}\n{run.num_layers} layers, width {run.features}, {run.steps} steps")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(path, format="png")
 
 
-def _print_table(outcomes: list[Outcome]) -> None:
-    print(
-        f"\n{'experts':>7}  {'coupling':<14}  {'parameters':>10}  {'validation loss':>15}"
-        f"  {'perplexity':>10}  {'ms a step':>9}"
-    )
-    for outcome in outcomes:
-        pace = "-" if outcome.ms_per_step is None else f"{outcome.ms_per_step:.0f}"
-        name = "-" if outcome.run.experts == 1 else coupling_name(outcome.run)
-        print(
-            f"{outcome.run.experts:>7}  {name:<14}  {outcome.parameters:10,}"
-            f"  {outcome.validation:15.4f}  {outcome.perplexity:10.3f}  {pace:>9}"
+def _table(outcomes: Sequence[list[Outcome]], texts: Sequence[TextDataset]) -> Table:
+    """A row for counts of bytes and for each number of experts and coupling."""
+    rows: list[tuple[str, ...]] = []
+    for order in _ORDERS:
+        losses = [ngram_loss(text, order) for text in texts]
+        name = f"counts, {order} byte{'s' * (order != 1)} before"
+        rows.append(("-", name, "-", *_loss_cells(losses), "-", "-"))
+    alone = {runs[0].run.experts: runs for runs in outcomes if runs[0].run.coupling == "alone"}
+    for runs in outcomes:
+        run, losses = runs[0].run, [outcome.validation for outcome in runs]
+        times = [o.ms_per_step for o in runs if o.ms_per_step is not None]
+        base = alone.get(run.experts)
+        difference = "-"
+        if base is not None and base is not runs:
+            difference = str(paired(losses, [o.validation for o in base], digits=3))
+        rows.append(
+            (
+                str(run.experts),
+                "-" if run.experts == 1 else coupling_name(run),
+                f"{runs[0].parameters:,}",
+                *_loss_cells(losses),
+                difference,
+                f"{np.mean(times):.0f}" if times else "-",
+            )
         )
+    return Table(
+        title="Validation loss, nats a byte",
+        columns=(
+            "experts",
+            "coupling",
+            "parameters",
+            "loss",
+            "perplexity",
+            "against not coupled",
+            "ms a step",
+        ),
+        rows=tuple(rows),
+        note="mean ± standard deviation (seeds); perplexity of the mean loss; difference of the "
+        "losses [95 % interval of Student's t] of the same seeds, below zero where coupling is "
+        "better",
+    )
+
+
+def _loss_cells(losses: Sequence[float]) -> tuple[str, str]:
+    """Mean loss with its deviation, and the perplexity of the mean."""
+    mean = float(np.mean(losses))
+    return str(summarize(losses, digits=3)), f"{_perplexity(mean):.2f}"
+
+
+def _perplexity(loss: float) -> float:
+    """exp(loss), infinite if that is too large for a float."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
@@ -12,24 +12,30 @@ import optax
 from flax import nnx
 
 from experiments._nodes import node_loss
+from experiments._report import finish
 from experiments._runs import discard, shown
+from experiments._seeds import ONE_SEED, Repeats, run_all, streams, summarize
 from experiments.hgnn.config import NodesConfig
+from experiments.hgnn.trivial import trivial_scores
 from jaxgnn import Incidence, datasets
 from jaxgnn._errors import bad_input
 from jaxgnn.datasets import HypergraphDataset
 from jaxgnn.models import HypergraphGNN
 from jaxgnn.training import (
+    Confusion,
     FitResult,
     LoopConfig,
     RunFolder,
+    Table,
     accuracy,
     fit,
     jit_apply,
+    phase,
     plot_curves,
 )
 
 # What may differ when a run is resumed: where and how far, not what.
-_MAY_CHANGE = ("epochs", "run", "fresh", "progress", "data", "checkpoint_every")
+_MAY_CHANGE = ("epochs", "run", "fresh", "progress", "data", "checkpoint_every", "report")
 
 
 @jax.tree_util.register_dataclass
@@ -74,17 +80,18 @@ def load(config: NodesConfig) -> HypergraphDataset:
     Raises:
       ValueError: if the data set needs a folder and none was given, or a file is at fault.
     """
+    seed = streams(config.seed).split
     if config.dataset == "digits":
-        return datasets.digits_hypergraph(config.neighbors, seed=config.seed)
+        return datasets.digits_hypergraph(config.neighbors, seed=seed)
     if config.data is None:
         raise bad_input("nodes", "--data", f"the folder with the files of {config.dataset}", None)
     if config.dataset == "hypergcn":
-        return datasets.read_hypergcn(config.data, split=config.split, seed=config.seed)
+        return datasets.read_hypergcn(config.data, split=config.split, seed=seed)
     return datasets.read_hyperedge_text(
         config.data,
         first_id=config.first_id,
         feature_noise=config.feature_noise,
-        seed=config.seed,
+        seed=seed,
     )
 
 
@@ -98,13 +105,16 @@ def nodes(config: NodesConfig, dataset: HypergraphDataset | None = None) -> Outc
     Raises:
       ValueError: if an option or a data file is at fault.
     """
-    dataset = load(config) if dataset is None else dataset
+    config.check()
+    if dataset is None:
+        with phase(f"reading {config.dataset}", progress=config.progress):
+            dataset = load(config)
     selects = dataset.validation.size > 0
     loop = LoopConfig(
         steps=config.epochs,
         eval_every=config.eval_every,
         checkpoint_every=config.checkpoint_every,
-        seed=config.seed,
+        seed=streams(config.seed).training,
         select="validation accuracy" if selects else None,
     )
     batch = make_batch(config, dataset)
@@ -116,7 +126,7 @@ def nodes(config: NodesConfig, dataset: HypergraphDataset | None = None) -> Outc
         kind=config.model,
         dropout=config.dropout,
         implementation=config.implementation,
-        rngs=nnx.Rngs(config.seed),
+        rngs=nnx.Rngs(streams(config.seed).parameters),
     )
     nnx.eval_shape(lambda model: _loss(model, batch, nnx.Rngs(dropout=0))[0], model)
     # All options are valid: only now are files written or removed.
@@ -136,7 +146,7 @@ def nodes(config: NodesConfig, dataset: HypergraphDataset | None = None) -> Outc
         run=run,
         progress=config.progress,
     )
-    return _report(config, dataset, result, run)
+    return _report(config, dataset, result, run, _confusion(result, dataset, batch))
 
 
 def make_batch(config: NodesConfig, dataset: HypergraphDataset) -> Batch:
@@ -187,11 +197,29 @@ class _Evaluation:
         }
 
 
+def _confusion(result: FitResult, dataset: HypergraphDataset, batch: Batch) -> Confusion:
+    """Labels and predictions of the test nodes by the best model, or else by the last."""
+    model = result.model if result.best_model is None else result.best_model
+    model.eval()
+    logits = jit_apply(lambda model, batch: model(batch.hypergraph, batch.features))(model, batch)
+    predicted = np.asarray(logits)[dataset.test].argmax(axis=1)
+    names = tuple(map(str, range(dataset.num_classes)))
+    return Confusion(dataset.labels[dataset.test], predicted, names)
+
+
 def _report(
-    config: NodesConfig, dataset: HypergraphDataset, result: FitResult, run: RunFolder
+    config: NodesConfig,
+    dataset: HypergraphDataset,
+    result: FitResult,
+    run: RunFolder,
+    confusion: Confusion,
 ) -> Outcome:
     curves: Path = run.path / "curves.png"
-    plot_curves({config.model: result.history}, curves)
+    title = f"{dataset.name}, {config.model}, seed {config.seed}"
+    marked: dict[str, int] = {}
+    if result.best is not None:
+        marked[config.model] = result.best.step
+    plot_curves({config.model: result.history}, curves, title=title, best=marked)
     best, epoch = (result.history[-1], config.epochs)
     if result.best is not None:
         best, epoch = result.best.metrics, result.best.step
@@ -207,6 +235,37 @@ def _report(
         f"{dataset.num_incidences:,} incidences"
     )
     print(f"{config.model}: {when} epoch {epoch}{pace}")
-    print(f"test accuracy: {outcome.test:.4f}")
     print(f"curves: {shown(curves)}")
+    print(f"test accuracy: {outcome.test:.4f}")
+    trivial = trivial_scores(dataset)
+    tables = [
+        Table(
+            title="Test accuracy on the same split",
+            columns=("method", "chosen on validation", "test accuracy, %"),
+            rows=(
+                *((name, s.setting, f"{100 * s.test:.2f}") for name, s in trivial.items()),
+                (config.model, f"epoch {epoch}", f"{100 * outcome.test:.2f}"),
+            ),
+        )
+    ]
+    print(tables[0].text())
+    finish(run.path, config.report, title=title, tables=tables, confusion=confusion)
     return outcome
+
+
+def nodes_all(config: NodesConfig, repeats: Repeats = ONE_SEED) -> list[Outcome]:
+    """Trains a run for each seed, and prints their mean if there are several.
+
+    Raises:
+      ValueError: if an option or a data file is at fault.
+    """
+    repeats.check("nodes")
+    runs = repeats.of(config)
+    if len(runs) > 1 and config.run is not None:
+        runs = [replace(run, run=config.run / f"seed{run.seed}") for run in runs]
+    outcomes = run_all(nodes, runs, repeats.processes)
+    if len(runs) > 1:
+        scores = summarize([100 * outcome.test for outcome in outcomes])
+        print(f"{config.model}, seeds {' '.join(map(str, repeats.seeds))}")
+        print(f"test accuracy: {scores} %")
+    return outcomes

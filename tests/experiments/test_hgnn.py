@@ -11,11 +11,14 @@ import optax
 import pytest
 from flax import nnx
 
+from experiments._seeds import Repeats, paired
 from experiments.hgnn import __main__ as command_line
 from experiments.hgnn import lm as lm_module
+from experiments.hgnn import nodes as nodes_module
 from experiments.hgnn.config import LMConfig, LMRun, NodesConfig
 from experiments.hgnn.lm import lm, train
 from experiments.hgnn.nodes import load, make_batch, nodes
+from experiments.hgnn.trivial import clique_expansion
 from jaxgnn.datasets import TextDataset
 from jaxgnn.models import HypergraphGNN
 from jaxgnn.models._hypergraph_gnn import _CONVOLUTIONS
@@ -54,12 +57,13 @@ def compared(text, tmp_path_factory):
     """The folder, the outcomes and what was printed of a comparison."""
     folder = tmp_path_factory.mktemp("lm")
     options = {"experts": (1, 2), "couplings": ("hypergraph",), "run": folder, **TINY}
-    return folder, lm(LMConfig(**options), text)
+    return folder, lm(LMConfig(**options), dataset=text)
 
 
 @pytest.mark.long
 def test_lm_learns_with_every_number_of_experts_and_draws_them(compared):
-    folder, outcomes = compared
+    folder, comparison = compared
+    outcomes = [runs[0] for runs in comparison.outcomes]
     labels = [outcome.run.label() for outcome in outcomes]
     assert labels == ["1 expert", "2 experts, all pairs"]
     for outcome in outcomes:
@@ -67,8 +71,27 @@ def test_lm_learns_with_every_number_of_experts_and_draws_them(compared):
         assert outcome.perplexity == pytest.approx(np.exp(outcome.validation))
         result = json.loads((outcome.run.run_folder() / "result.json").read_text())
         assert result["perplexity"] == outcome.perplexity
-    for name in ("perplexity-seed0.png", "curves-seed0.png"):
+    for name in ("perplexity.png", "curves.png"):
         assert (folder / name).stat().st_size > 5000
+
+
+def test_the_table_of_lm_pairs_couplings_with_none_seed_by_seed(text, tmp_path, monkeypatch):
+    losses = {"alone": {0: 2.0, 1: 2.2}, "hypergraph": {0: 1.9, 1: 2.3}}
+
+    def fake(run, dataset):
+        loss = 2.5 if run.experts == 1 else losses[run.coupling][run.seed]
+        row = {"step": 1, "loss": loss, "validation loss": loss}
+        return lm_module.Outcome(run, loss, 10 * run.experts, 4.0, [row])
+
+    monkeypatch.setattr(lm_module, "train", fake)
+    config = LMConfig(experts=(1, 2), run=tmp_path)
+    rows = {row[:2]: row for row in lm(config, Repeats((0, 1)), dataset=text).table.rows}
+    assert rows["1", "-"][3:6] == ("2.500 ± 0.000 (2)", "12.18", "-")
+    assert rows["2", "not coupled"][5] == "-"
+    difference = str(paired([1.9, 2.3], [2.0, 2.2], digits=3))
+    assert rows["2", "all pairs"][2:6] == ("20", "2.100 ± 0.283 (2)", "8.17", difference)
+    assert rows["-", "counts, 0 bytes before"][3].endswith("(2)")
+    assert (tmp_path / "perplexity.png").stat().st_size > 5000
 
 
 def test_runs_by_default_are_one_of_one_expert_and_two_of_more():
@@ -92,7 +115,7 @@ def test_coupled_and_not_differ_by_nothing_but_weights_of_hyperedges(experts):
 
 @pytest.mark.long
 def test_a_run_that_was_stopped_resumes_to_the_same_result(text, compared, tmp_path, monkeypatch):
-    whole = compared[1][1]
+    whole = compared[1].outcomes[1][0]
     run = replace(whole.run, run=tmp_path)
     original = lm_module.random_pieces
 
@@ -126,7 +149,7 @@ def test_losses_of_orthogonality_fall_when_they_are_asked_for(text, tmp_path):
 
 
 BAD = {
-    "experts": ({"experts": (0, 2)}, r"--experts must be at least 1 each, got \(0, 2\)"),
+    "experts": ({"experts": (0, 2)}, "--experts must be at least 1, got 0 2"),
     "no experts": ({"experts": ()}, r"--experts must be one or more, all different, got \(\)"),
     "couplings": (
         {"couplings": ("mean", "mean")},
@@ -142,7 +165,7 @@ BAD = {
     "strength": ({"output_orthogonality": -1.0}, "--output-orthogonality must be at least 0"),
     "strength NaN": ({"weight_orthogonality": float("nan")}, "--weight-orthogonality must be"),
     "heads": ({"num_heads": 3}, "num_heads must be a divisor of 8"),
-    "steps": ({"steps": 0}, "steps: expected at least 1, got 0"),
+    "steps": ({"steps": 0}, "--steps must be at least 1, got 0"),
 }
 
 
@@ -150,7 +173,7 @@ BAD = {
 def test_bad_options_of_lm_are_named(name, text, tmp_path):
     options, message = BAD[name]
     with pytest.raises(ValueError, match=message):
-        lm(LMConfig(run=tmp_path / "run", **(TINY | options)), text)
+        lm(LMConfig(run=tmp_path / "run", **(TINY | options)), dataset=text)
     assert not (tmp_path / "run").exists(), "a bad option must not leave a run folder"
 
 
@@ -171,8 +194,28 @@ def test_nodes_classifies_digits(tmp_path, capsys):
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert result == {"metric": "accuracy", "test": outcome.test, "epoch": outcome.epoch}
     assert "16,173 incidences" in capsys.readouterr().out
+    page = (tmp_path / "run/report.html").read_text()
+    assert "label propagation" in page and "Classes" in page
     again = nodes(config)
     assert again.history == outcome.history and again.ms_per_epoch is None
+
+
+def test_nodes_share_an_edge_of_the_expansion_if_they_share_a_hyperedge():
+    data = formats.small_hypergraph()
+    graph = clique_expansion(data)
+    members = [set(data.node_ids[data.hyperedge_ids == i]) for i in range(data.num_hyperedges)]
+    expected = {(a, b) for group in members for a in group for b in group if a != b}
+    edges = list(zip(graph.senders.tolist(), graph.receivers.tolist(), strict=True))
+    assert len(edges) == len(set(edges)) and set(edges) == expected
+
+
+def test_nodes_of_several_seeds_print_their_mean(tmp_path, monkeypatch, capsys):
+    tests = {0: 0.5, 1: 0.7}
+    monkeypatch.setattr(
+        nodes_module, "nodes", lambda config: nodes_module.Outcome(tests[config.seed], 1, None, [])
+    )
+    nodes_module.nodes_all(NodesConfig(run=tmp_path), Repeats((0, 1)))
+    assert "test accuracy: 60.00 ± 14.14 (2) %" in capsys.readouterr().out
 
 
 def test_a_run_whose_validations_are_all_nan_has_no_best_epoch(tmp_path, monkeypatch):
@@ -274,10 +317,10 @@ def test_nodes_reads_lines_of_text(tmp_path):
 BAD_NODES = {
     "data": ({"dataset": "hypergcn"}, "--data must be the folder with the files of hypergcn"),
     "neighbors": ({"neighbors": 0}, "neighbors: expected 1 to 1796, got 0"),
-    "layers": ({"num_layers": 0}, "num_layers must be at least 1, got 0"),
+    "layers": ({"num_layers": 0}, "--num-layers must be at least 1, got 0"),
     "dropout": ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
     "model": ({"model": "gcn"}, "kind must be one of hgnn, hcha, .*, got 'gcn'"),
-    "epochs": ({"epochs": 0}, "steps: expected at least 1, got 0"),
+    "epochs": ({"epochs": 0}, "--epochs must be at least 1, got 0"),
 }
 
 
@@ -307,4 +350,4 @@ def test_the_command_line_trains_on_the_text_of_python(tmp_path, monkeypatch, ca
             options += ["--" + name.replace("_", "-"), str(value)]
     monkeypatch.setattr(sys, "argv", ["hgnn", "lm", *options])
     command_line.main()
-    assert "2  all pairs" in capsys.readouterr().out
+    assert "all pairs" in capsys.readouterr().out
