@@ -25,7 +25,7 @@ _Style = Literal["-", "--", ":", "-."]
 _LINE_STYLES: tuple[_Style, ...] = ("-", "--", ":", "-.")
 _MOST_COLUMNS = 3
 # Widths of lines, from the first label's to the last's: a line below another one stays in sight.
-_WIDEST, _THINNEST = 2.6, 1.3
+_WIDEST, _THINNEST = 2.2, 1.3
 # Legends above a panel have two columns if no text in them is longer.
 _LETTERS_OF_A_COLUMN = 28
 # How many letters fit below a panel, and how many the line beside a label and the gap take.
