@@ -22,11 +22,12 @@ _SUFFIXES = (".csv", ".tsv", ".txt", ".npy")
 _UNKNOWN = ("", "-1")
 # Names of a column that say what it holds.
 _NODE_COLUMNS = ("node", "node_id", "id", "name")
-_LABEL_COLUMNS = ("label", "labels", "class", "y", "target", "subject", "category")
+_LABEL_COLUMNS = ("label", "labels", "class", "y", "target", "subject", "category", "group")
 _ENDS = ("source", "target", "src", "dst", "from", "to", "sender", "receiver", "senders")
 _ENDS += ("receivers", "node1", "node2", "u", "v", "citing", "cited")
 # One-hot features of more nodes would take more than 256 MiB.
 _MOST_ONE_HOT = 8192
+_LARGEST_ID = np.iinfo(np.int64).max
 _LARGEST = float(np.finfo(np.float32).max)
 
 File = str | PathLike[str]
@@ -210,12 +211,13 @@ def _read_labels(path: Path) -> tuple[_Nodes, list[str]]:
         values = read_npy(path, "the label of each node")
         if values.ndim != 1 or not values.size:
             raise bad_file(path, f"expected one label for each node, got shape {values.shape}")
-        if values.dtype.kind not in "US":
-            values = to_int32(values, path, "labels")
-        return _Nodes(path, values.size, None, {}, True), [str(value) for value in values.tolist()]
+        values = to_int32(values, path, "labels") if values.dtype.kind not in "SU" else values
+        values = values.astype(np.str_)
+        return _Nodes(path, values.size, None, {}, True), values.tolist()
     table = read_table(path, "a node and its label, or its label", _heads_labels, columns=(1, 2))
     texts = [row[-1] for row in table.rows]
     if table.columns == 1:
+        _check_blank(table, "a label, or -1 where it is not known")
         return _Nodes(path, len(texts), None, {}, True), texts
     nodes = _named_nodes(table)
     if nodes.ids:
@@ -226,16 +228,20 @@ def _read_labels(path: Path) -> tuple[_Nodes, list[str]]:
 
 def _heads_labels(first: list[str], rest: list[list[str]]) -> bool:
     """Whether the first row of labels names columns."""
-    if len(first) == 1:
-        return first[0].lower() in _LABEL_COLUMNS
-    if first[0].lower() in _NODE_COLUMNS:
+    if first[-1].lower() in _LABEL_COLUMNS or (first[1:] and first[0].lower() in _NODE_COLUMNS):
         return True
     return not _is_whole(first[0]) and bool(rest) and all(_is_whole(row[0]) for row in rest)
 
 
+def _check_blank(table: TextTable, expected: str) -> None:
+    """Raises if an empty line may stand for a node, whose label or feature is missing."""
+    if table.columns == 1 and table.blank is not None:
+        raise bad_file(table.path, f"line {table.blank}: expected {expected}, got an empty line")
+
+
 def _named_nodes(table: TextTable) -> _Nodes:
     """Nodes by the names in the first column."""
-    numbered = all(_is_whole(row[0]) for row in table.rows)
+    numbered = all(_is_whole(row[0]) and abs(int(row[0])) <= _LARGEST_ID for row in table.rows)
     ids: dict[int | str, int] = {}
     for row, cells in enumerate(table.rows):
         name = int(cells[0]) if numbered else cells[0]
@@ -334,6 +340,7 @@ def _read_features(path: Path | None, source: Path, nodes: _Nodes) -> np.ndarray
         return values
     table = read_table(path, "the features of a node", _heads_features)
     named = bool(table.header) and table.header[0] in _NODE_COLUMNS
+    _check_blank(table, "a number")
     _check_count(path, len(table.rows), nodes)
     features = np.empty((nodes.count, table.columns - named), np.float32)
     order = _order(table, nodes) if named else range(nodes.count)
