@@ -64,10 +64,8 @@ def read_csv(path: Path, dtype: type, contents: str, columns: int | None = None)
     return table
 
 
-def read_lines(path: Path, contents: str) -> list[bytes]:
-    """Reads lines of text, from a compressed file if its name ends in .gz.
-
-    Empty lines at the end are left out.
+def read_text(path: Path, contents: str) -> bytes:
+    """Reads a file of text, unpacked if its name ends in .gz.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -80,7 +78,19 @@ def read_lines(path: Path, contents: str) -> list[bytes]:
             size += len(block)
             require_room(path, size, "what it holds")
             blocks.append(block)
-        return b"".join(blocks).rstrip().splitlines()
+        return b"".join(blocks)
+
+
+def read_lines(path: Path, contents: str) -> list[bytes]:
+    """Reads lines of text, from a compressed file if its name ends in .gz.
+
+    Empty lines at the end are left out.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: the file, if it is cut short or no .gz file.
+    """
+    return read_text(path, contents).rstrip().splitlines()
 
 
 def csv_path(path: Path) -> Path:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxgnn.datasets._file_errors import BadFileError, bad_file, naming
-from jaxgnn.datasets._files import read_lines
+from jaxgnn.datasets._files import read_text
 
 _COMMENTS = ("#", "%")
 _SEPARATORS = (",", "\t", ";")
@@ -23,12 +23,14 @@ class TextTable:
       header: names of the columns, in lower case; empty if the first row has data already.
       rows: cells of each row, without blanks around them.
       numbers: number of the line of each row, counted from 1.
+      blank: number of the first empty line between rows; None if there is none.
     """
 
     path: Path
     header: tuple[str, ...]
     rows: list[list[str]]
     numbers: list[int]
+    blank: int | None
 
     @property
     def columns(self) -> int:
@@ -71,7 +73,7 @@ def read_table(
       ValueError: the file, and the line that is at fault.
     """
     with naming(path, "a table of text"):
-        texts = [line.decode("utf-8") for line in read_lines(path, contents)]
+        texts = [line.decode("utf-8") for line in read_text(path, contents).splitlines()]
     if texts:
         texts[0] = texts[0].removeprefix("\ufeff")  # with which some programs begin a file
     lines = [
@@ -95,7 +97,9 @@ def read_table(
         header, rows, numbers = tuple(cell.lower() for cell in rows[0]), rows[1:], numbers[1:]
     if not rows:
         raise bad_file(path, f"expected {contents}, but the file has only the names of columns")
-    return TextTable(path, header, rows, numbers)
+    between = range(numbers[0], numbers[-1])
+    blank = next((number for number in between if not texts[number - 1].strip()), None)
+    return TextTable(path, header, rows, numbers, blank)
 
 
 def _separator(path: Path, first: str) -> str | None:

@@ -145,12 +145,32 @@ def test_labels_are_numbered_in_order_and_unknown_ones_are_in_no_part(tmp_path, 
     assert sorted(used.tolist()) == [node for node in range(10) if ids[node] >= 0]
 
 
-def test_labels_of_an_array_and_parts_of_files_are_taken_as_they_are(tmp_path):
+def test_labels_that_are_empty_are_unknown_even_in_the_last_row(tmp_path):
+    rows = lines(enumerate([*LABELS[:9], ""]), "\t")
+    data = read_graph(folder(tmp_path, **{"labels.csv": None, "labels.tsv": rows}))
+    assert data.labels.tolist() == [0, 1] * 4 + [0, -1]
+
+
+@pytest.mark.parametrize("header", ["label", "kind"])
+def test_headers_of_labels_are_known_by_their_word_or_by_the_numbers_below(tmp_path, header):
+    text = f"{header}\n" + "0\n1\n" * 5
+    assert read_graph(folder(tmp_path, **{"labels.csv": text})).labels.tolist() == [0, 1] * 5
+
+
+def test_numbers_too_large_for_ids_are_names(tmp_path):
+    names = [10**30 + node for node in range(10)]
+    edges = lines((names[u], names[v]) for u, v in PAIRS)
+    labels = lines(zip(names, LABELS, strict=True))
+    data = read_graph(folder(tmp_path, **{"edges.csv": edges, "labels.csv": labels}))
+    assert data.node_names.tolist() == list(map(str, names))
+
+
+@pytest.mark.parametrize("array", [np.array([0, 1] * 5), np.array(LABELS), np.array(LABELS, "S")])
+def test_labels_of_an_array_and_parts_of_files_are_taken_as_they_are(tmp_path, array):
     files = {f"{part}.txt": text for part, text in PARTS.items()}
-    array = np.array([0, 1] * 5)
     folder(tmp_path, **{"labels.csv": None, "labels.npy": array, **files})
     data = read_graph(tmp_path)
-    assert data.labels.tolist() == array.tolist()
+    assert data.labels.tolist() == [0, 1] * 5
     parts = (data.train, data.validation, data.test)
     assert [part.tolist() for part in parts] == [[0, 1, 2, 3], [4, 5], [6, 7, 8]]
 
@@ -202,6 +222,8 @@ FAULTS = [
     ({"labels.csv": lines([(0, "a"), (0, "b")])}, r"labels.csv: line 2, .* each node once .* line"),
     ({"labels.csv": lines([(0, "a", 1)])}, r"labels.csv: line 1: expected 1 or 2 columns"),
     ({"labels.csv": lines([(0, "a"), (1,)])}, r"labels.csv: line 2: expected 2 columns .*, got 1"),
+    ({"labels.csv": "a\n\nb\n" * 5}, r"labels.csv: line 2: expected a label, or -1 .* empty line"),
+    ({"features.csv": "1\n\n2\n" * 5}, r"features.csv: line 2: expected a number, got an empty"),
     ({"labels.csv": "a\n" * 10}, r"labels.csv: .* at least two classes, got only the class 'a'"),
     ({"labels.csv": "-1\n" * 10}, r"labels.csv: .* at least two classes, got no label at all"),
     ({"labels.csv": "a\nb\n" + "-1\n" * 8}, r"labels.csv: .* got none for validation; give files"),
