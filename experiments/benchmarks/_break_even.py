@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import get_args
 
 from experiments.benchmarks import _products
-from experiments.benchmarks._cases import implementations
+from experiments.benchmarks._cases import Candidate, implementations
+from experiments.benchmarks._ratios import print_warnings
 from experiments.benchmarks._report import Column, Row, append_rows, header, line
 from experiments.benchmarks._session import Session
 from experiments.benchmarks._workloads import Workload
@@ -15,6 +16,7 @@ from jaxgnn import ops
 
 PARTS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32)
 DIMS = (64, 256)
+_SPARSE = "k-sparse"
 # Times the dense product's, beyond which no larger k is tried.
 _LOST = 1.5
 
@@ -50,6 +52,7 @@ def run(session: Session, *, dims: Sequence[int] = DIMS, parts: Sequence[int] = 
         print(f"{workload} {dtype} dim {dim}: break-even at k/dim = {break_even(same):g}")
     if rows:
         print(f"least of them: {least_break_even(rows):g}")
+    print_warnings(row["others"] for row in rows)
     return rows
 
 
@@ -98,8 +101,11 @@ def _sweep(session: Session, workload: Workload, dtype: str) -> list[Row]:
         except NotImplementedError as error:
             print(error)
             return rows
-        sparse_ms = _ms(session, _products.maxk_spmm, sparse_name, inputs)
-        dense = {n: _ms(session, _products.todense_and_spmm, n, inputs) for n in dense_names}
+        candidates = {_SPARSE: _usable(_products.maxk_spmm, inputs).get(sparse_name)}
+        usable = _usable(_products.todense_and_spmm, inputs)
+        candidates |= {name: usable.get(name) for name in dense_names}
+        times, others = _times(session, candidates)
+        sparse_ms, dense = times.pop(_SPARSE), times
         dense_name = min(dense, key=dense.__getitem__)
         # Which dense product is best hardly depends on k, so it is decided at the first.
         dense_names = (dense_name,)
@@ -109,6 +115,7 @@ def _sweep(session: Session, workload: Workload, dtype: str) -> list[Row]:
             "sparse_ms": sparse_ms,
             "dense": dense_name,
             "dense_ms": dense[dense_name],
+            "others": others,
             **session.device,
         }
         print(line(row, _COLUMNS), flush=True)
@@ -133,8 +140,19 @@ def _labels(workload: Workload, dtype: str, k: int) -> Row:
     }
 
 
-def _ms(session: Session, build: Callable, name: ops.Name, inputs: list[tuple]) -> float:
-    """Milliseconds of both directions; infinite where the implementation or memory is missing."""
-    usable = implementations(build, "forward+backward", inputs)
-    timing = session.time(usable[name]) if name in usable else None
-    return math.inf if timing is None else timing.median_ms
+def _usable(build: Callable, inputs: list[tuple]) -> dict[str, Candidate]:
+    """The implementations of an op that run here, both directions."""
+    return implementations(build, "forward+backward", inputs)
+
+
+def _times(
+    session: Session, candidates: Mapping[str, Candidate | None]
+) -> tuple[dict[str, float], float | None]:
+    """Milliseconds in turns, and the part of the cores that other processes used meanwhile.
+
+    A time is infinite where the implementation or memory is missing.
+    """
+    present = {name: made for name, made in candidates.items() if made is not None}
+    timings = {name: one for name, one in session.time_in_turns(present).items() if one is not None}
+    ms = {name: timings[name].median_ms if name in timings else math.inf for name in candidates}
+    return ms, next((one.others for one in timings.values()), None)

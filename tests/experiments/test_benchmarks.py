@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import importlib
+import itertools
 import json
 import math
 import os
@@ -35,7 +36,9 @@ from experiments.benchmarks import (
     training_step,
 )
 from experiments.benchmarks._cache import cache_bandwidth
+from experiments.benchmarks._command import command
 from experiments.benchmarks._hypergraphs import COUPLINGS, HYPERGRAPHS, STEPS, Coupling, Hypergraph
+from experiments.benchmarks._ratios import ratio_text
 from experiments.benchmarks._report import (
     PICTURES,
     RESULTS,
@@ -47,6 +50,7 @@ from experiments.benchmarks._report import (
     read_rows,
 )
 from experiments.benchmarks._session import Options, Session, run_op
+from experiments.benchmarks._shades import shade
 from experiments.benchmarks._workloads import (
     MESSAGES,
     ROWS,
@@ -58,8 +62,10 @@ from experiments.benchmarks._workloads import (
     input_sets,
     uniform_graph,
 )
+from jaxgnn.datasets import synthetic
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._core.registry import OPS
+from jaxgnn.testing import machine, timing
 from jaxgnn.testing.timing import Candidate
 from tests.testing.test_timing import DEVICE_KEYS, raise_else
 
@@ -85,14 +91,16 @@ def rows_of_all(tmp_path_factory):
 # -- where results go --------------------------------------------------------------------------
 
 COMMANDS = sorted(
-    path.stem for path in Path(maxk.__file__).parent.glob("*.py") if "tyro.cli(" in path.read_text()
+    path.stem
+    for path in Path(maxk.__file__).parent.glob("*.py")
+    if "__main__" in path.read_text() and "command(" in path.read_text()
 )
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_writes_below_runs_unless_it_is_told_to_add_to_what_is_kept(name):
     source = (Path(maxk.__file__).parent / f"{name}.py").read_text()
-    (options,) = re.findall(r"tyro\.cli\((\w+)", source)
+    (options,) = re.findall(r"command\(.*, (\w+), __doc__\)", source)
     options = getattr(importlib.import_module(f"experiments.benchmarks.{name}"), options)
     usual = tyro.cli(options, args=[])
     assert usual.rows == usual.pictures == Path("runs/benchmarks")
@@ -396,7 +404,6 @@ def test_too_little_memory_is_a_row_without_a_time(session):
         raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
     case = next(iter(spmm.cases(TINY[0])))
-    assert session.time(Candidate(fail, [(1,)], jit=False)) is None
     large = dataclasses.replace(
         case, candidates={"fails": Candidate(fail, [(1,)], jit=False), **case.candidates}
     )
@@ -405,7 +412,7 @@ def test_too_little_memory_is_a_row_without_a_time(session):
     assert times.keys() == case.candidates.keys()
     assert all(ms > 0 for ms in times.values())
     with pytest.raises(RuntimeError, match="else"):
-        session.time(Candidate(raise_else, [(1,)], jit=False))
+        session.time_in_turns({"": Candidate(raise_else, [(1,)], jit=False)})
 
 
 def test_the_candidates_of_a_case_take_turns(session):
@@ -413,7 +420,7 @@ def test_the_candidates_of_a_case_take_turns(session):
     case = next(iter(spmm.cases(TINY[0])))
     candidates = {name: Candidate(seen.append, [(name,)], jit=False) for name in ("xla", "ours")}
     session.run([dataclasses.replace(case, candidates=candidates)])
-    assert seen[-6:] == ["xla", "ours"] * 3
+    assert seen[-6:] == ["xla", "ours", "ours", "xla", "xla", "ours"]
 
 
 @pytest.mark.parametrize("wrong", [["--scale", "huge"], ["--dim", "64"]])
@@ -439,7 +446,109 @@ def test_hypergraphs_have_bars_against_torch_geometric_and_the_clock():
 
 
 def test_options_choose_workloads(tmp_path):
-    assert Session.start(Options("tiny", out=tmp_path, only=("nothing",))).workloads == ()
+    (workload,) = Session.start(
+        Options("tiny", out=tmp_path, only=("24x16",)), WORKLOADS, STREAMS
+    ).workloads
+    assert workload.name == "24x16"
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="reason: names those of a CPU")
+def test_a_workload_that_does_not_exist_is_refused_with_those_that_do(tmp_path):
+    message = "--only must be of uniform-tiny with --scale tiny on a cpu, got nothing"
+    with pytest.raises(ValueError, match=message):
+        Session.start(Options("tiny", out=tmp_path, only=("nothing",)))
+
+
+def test_a_command_ends_with_one_line(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["maxk", "--scale", "tiny", "--only", "nothing"])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=r"^error: benchmarks: --only must be "):
+        command(Session.start, Options, None)
+
+
+def test_ratios_are_told_apart_from_noise(session, monkeypatch, capsys):
+    def timed(low, median, high, program):
+        return timing.Timing(median, low, 7, 1, low, high, others=0.0, program=program)
+
+    times = {
+        "xla": timed(9.0, 10.0, 11.0, 20 * "a"),
+        "twin": timed(9.0, 10.0, 11.0, 20 * "a"),
+        "near": timed(8.0, 9.0, 9.5, 20 * "b"),
+        "fast": timed(4.0, 5.0, 6.0, None),
+    }
+    monkeypatch.setattr("experiments.benchmarks._session.measure_in_turns", lambda *_, **__: times)
+    rows = session.run([next(iter(spmm.cases(TINY[0])))])
+    assert read_rows(session.out / "spmm.jsonl") == rows
+    assert [row["same_program_as_xla"] for row in rows] == [True, True, False, False]
+    assert [row["program"] for row in rows] == [16 * "a", 16 * "a", 16 * "b", None]
+    assert rows[3]["speedup_over_xla"] == 2.0
+    ends = ("speedup_low_over_xla", "speedup_high_over_xla")
+    assert [rows[3][end] for end in ends] == [9 / 6, 11 / 4]
+    printed = capsys.readouterr().out.splitlines()[1:5]
+    for text, verdict in zip(printed, ("1", "same program", "≈ same", "2.00"), strict=True):
+        assert f"  {verdict}  " in text
+
+
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        ({"speedup_over_xla": None}, None),
+        ({"speedup_over_xla": 2.0, "implementation": "ffi"}, "2.00"),  # of an older release
+        ({"speedup_over_xla": 1.0, "implementation": "xla"}, "1"),
+        (
+            {
+                "speedup_over_xla": 1.1,
+                "speedup_low_over_xla": 0.9,
+                "speedup_high_over_xla": 1.3,
+            },
+            "≈ same",
+        ),
+    ],
+)
+def test_ratios_of_rows_as_they_are_printed(row, text):
+    assert ratio_text(row, "xla") == text
+
+
+def test_columns_without_a_value_are_left_out(session, capsys):
+    session.run([next(iter(spmm.cases(TINY[0])))])
+    of_spmm = capsys.readouterr().out.splitlines()[0].split()
+    on_cpu = {"kernels"} if session.device["platform"] == "cpu" else set()
+    for absent in {"TF/s", "peer", "limit"} | on_cpu:
+        assert absent not in of_spmm
+    on_h200 = dataclasses.replace(session, device={**session.device, "device": "NVIDIA H200"})
+    on_h200.run([next(iter(spmm.cases(TINY[0])))])
+    assert {"peer", "limit"} < set(capsys.readouterr().out.splitlines()[0].split())
+
+
+def test_every_op_that_is_quoted_has_a_column_for_it():
+    assert set(ALL_ROWS) >= _bars.PUBLISHED_OPS
+    row = {"k": 32, "dim": 256, "device": "NVIDIA H200"}
+    workloads = ("reddit", "16384x512", "8192x4096", "256 tokens")
+    quoted = {
+        op
+        for op, workload, direction, dtype in itertools.product(
+            ALL_ROWS, workloads, ("forward", "backward"), ("float32", "bfloat16")
+        )
+        if _bars.published(
+            {**row, "op": op, "workload": workload, "direction": direction, "dtype": dtype}
+        )
+    }
+    assert quoted == _bars.PUBLISHED_OPS
+
+
+def test_a_busy_machine_is_told_of_in_one_line(session, monkeypatch, capsys):
+    moments = itertools.count(0.0, 10.0)
+
+    def read():  # others use three of four core seconds
+        now = next(moments)
+        return machine.CpuReading(now, 0.5 * now, 2.0 * now, 2)
+
+    monkeypatch.setattr(timing, "read_cpu", read)
+    rows = session.run([next(iter(spmm.cases(TINY[0])))])
+    assert {row["others"] for row in rows} == {0.75}
+    (warning,) = [text for text in capsys.readouterr().out.splitlines() if "warning" in text]
+    assert f"in {len(rows)} of {len(rows)} measurements other processes" in warning
+    assert "75% at most" in warning
 
 
 def test_bars_are_printed_beside_the_ratios():
@@ -624,9 +733,42 @@ def test_training_says_why_torch_is_left_out(tmp_path, capsys, monkeypatch):
 
 
 def test_the_median_is_taken_after_a_warm_up():
-    assert training._steady_median([100.0] * 5 + [1.0, 2.0, 3.0]) == 2.0
-    assert training._steady_median([100.0, 2.0]) == 2.0
-    assert training._steady_median([]) is None
+    steady = training._steady([100.0] * 5 + [1.0, 2.0, 3.0])
+    assert (steady.low_ms, steady.median_ms, steady.high_ms) == (1.5, 2.0, 2.5)
+    assert training._steady([100.0, 2.0]).median_ms == 2.0
+    assert training._steady([]) is None
+
+
+def test_the_most_frequent_class_is_that_of_the_training_nodes():
+    data = synthetic("tiny")
+    labels = np.zeros_like(data.labels)
+    labels[data.train] = 1
+    labels[data.test[: len(data.test) // 4]] = 1
+    found = training._most_frequent(dataclasses.replace(data, labels=labels))
+    assert found == pytest.approx(len(data.test) // 4 / len(data.test))
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "message"),
+    [
+        (training, {"epochs": 0}, "--epochs must be at least 1, got 0"),
+        (training, {"ks": (0,)}, "--ks must be at least 1, got 0"),
+        (training_step, {"hidden": 8, "ks": (9,)}, r"--ks must be in 1\.\.8 \(--hidden\), got 9"),
+        (training_step, {"layers": 0}, "--layers must be at least 1, got 0"),
+        (scaling, {"max_edges": 1}, "--max-edges must be at least --min-edges, 10000, got 1"),
+        (scaling, {"min_edges": 0}, "--min-edges must be at least 1, got 0"),
+        (scaling, {"k": 300}, r"--k must be in 1\.\.256 \(--dim\), got 300"),
+    ],
+)
+def test_a_command_names_the_option_at_fault(command, options, message):
+    name = command.__name__.rpartition(".")[2]
+    of_command = {
+        "training": training.TrainingOptions,
+        "training_step": training_step.TrainingStepOptions,
+        "scaling": scaling.ScalingOptions,
+    }
+    with pytest.raises(ValueError, match=f"^{name}: {message}$"):
+        command.main(of_command[name](**options))
 
 
 def test_scaling_draws(session):
@@ -648,6 +790,51 @@ def test_report_draws_and_prints(rows_of_all, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "| op | direction | k | implementation |" in printed
     assert f"jax {jax.__version__}" in printed
+
+
+def test_report_draws_the_last_scaling_of_each_platform(tmp_path, monkeypatch):
+    def row(platform, date, ms):
+        return {"op": "spmm", "direction": "forward", "platform": platform, "date": date, "ms": ms}
+
+    rows = [row("cpu", "2", 1.0), row("cpu", "2", 2.0), row("gpu", "1", 3.0), row("cpu", "1", 4.0)]
+    append_rows(tmp_path / "scaling.jsonl", rows)
+    found = report.last_scaling(tmp_path)
+    assert found == {"cpu": rows[:2], "gpu": rows[2:3]}
+    assert report.last_scaling(tmp_path / "nowhere") == {}
+
+
+def test_pictures_are_drawn_of_rows_that_were_kept_before_they_had_quartiles(tmp_path):
+    report.main(report.ReportOptions(tmp_path, commit_results=True))
+    names = {"speed_cpu.png", "speed_gpu.png", "scaling_cpu.png", "scaling_gpu.png"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+
+
+def test_report_refuses_what_was_not_measured(rows_of_all, tmp_path):
+    folder, _ = rows_of_all
+    for wrong, message in (
+        ({"workload": "reddit"}, "--workload must be one that was measured: .*, got reddit"),
+        ({"k": 7}, r"--k must be one that was measured: .*4.*, got 7"),
+        ({"dtype": "int8"}, "--dtype must be one that was measured: float32, got int8"),
+    ):
+        with pytest.raises(ValueError, match=f"^report: {message}"):
+            report.main(report.ReportOptions(tmp_path, **wrong, out=folder))
+
+
+def test_what_is_asked_for_is_shown_of_the_platforms_that_have_it(capsys, tmp_path):
+    options = report.ReportOptions(tmp_path, "products", 16, commit_results=True)
+    first, *_ = report.main(options)
+    assert first.name == "speed_gpu.png"
+    assert "Ops on products" in capsys.readouterr().out
+
+
+def test_an_implementation_has_one_colour_that_no_other_of_a_picture_has():
+    rows = report.newest(report.read_all(RESULTS))
+    for platform in ("cpu", "gpu"):
+        of_platform = [row for row in rows if row["platform"] == platform]
+        shown = report.select(of_platform, report.ReportOptions())
+        for group in {(row["op"], row["direction"]) for row in shown}:
+            names = {r["implementation"] for r in shown if (r["op"], r["direction"]) == group}
+            assert len({shade(name) for name in names}) == len(names) > 1
 
 
 def test_report_takes_the_newest_of_equal_measurements(rows_of_all):
