@@ -57,7 +57,7 @@ def compare(
     metric = config.recipe().metric
     table = _table(config, outcomes, trivial, metric)
     base = _base(config)
-    picture = base / f"compare-{config.data_name()}-{config.model}.png"
+    picture = base / f"compare-{config.data_name()}-{config.kind()}.png"
     picture.parent.mkdir(parents=True, exist_ok=True)
     curves = {runs[0].label: [run.history for run in runs] for runs in outcomes}
     plot_curves(curves, picture, title=_title(config, repeats))
@@ -76,7 +76,7 @@ def sweep(
     if not ks:
         raise bad_input("sweep", "--ks", "at least one k", "none")
     comparison = compare(config, ks, repeats, vmap=vmap)
-    picture = _base(config) / f"sweep-{config.data_name()}-{config.model}.png"
+    picture = _base(config) / f"sweep-{config.data_name()}-{config.kind()}.png"
     _draw_scores(config, ks, repeats, comparison, picture)
     print(f"{config.recipe().metric} against k: {shown(picture.absolute())}")
     return comparison
@@ -113,7 +113,7 @@ def _base(config: TrainConfig) -> Path:
 def _title(config: TrainConfig, repeats: Repeats) -> str:
     count = len(repeats.seeds)
     seeds = "1 seed" if count == 1 else f"{count} seeds"
-    return f"{config.data_name()}, {config.model.upper()}, {seeds}"
+    return f"{config.data_name()}, {config.kind().upper()}, {seeds}"
 
 
 def _table(
@@ -133,7 +133,7 @@ def _table(
         pace = mean_of([outcome.ms_per_epoch for outcome in runs])
         rows.append(
             (
-                f"{config.model.upper()} {runs[0].label}",
+                f"{config.kind().upper()} {runs[0].label}",
                 f"{runs[0].parameters:,}",
                 str(summarize(scores)),
                 "-" if runs is outcomes[0] else str(paired(scores, relu)),

@@ -10,7 +10,7 @@ import tyro
 
 from experiments._options import check_options
 from experiments._report import PAGE_ALONE, Reporting
-from experiments.maxk.recipes import Activation, Model, Recipe, recipe
+from experiments.maxk.recipes import Activation, Model, Recipe, default_model, recipe
 from jaxgnn._errors import bad_input
 
 # The least that makes sense of each option that is a number.
@@ -41,7 +41,7 @@ class TrainConfig:
       splits: folder with train.txt, validation.txt and test.txt for your own graph; left out, a
         split of 60, 20 and 20 % of each class.
       scale: size of the synthetic graph: tiny, flickr, reddit, products or proteins.
-      model: architecture.
+      model: architecture; left out, gcnii for cora and graphs of your own, else sage.
       activation: nonlinearity in front of the aggregation.
       k: kept entries per row: one number, or one for each layer.
       k_schedule: k from an epoch on, as EPOCH:K pairs, for example 1:64 50:32.
@@ -80,7 +80,7 @@ class TrainConfig:
     features: Path | None = None
     splits: Path | None = None
     scale: str = "tiny"
-    model: Model = "sage"
+    model: Model | None = None
     activation: Activation = "maxk"
     k: tuple[int, ...] | None = None
     k_schedule: tuple[str, ...] = ()
@@ -110,9 +110,13 @@ class TrainConfig:
     progress: bool = True
     report: Reporting = PAGE_ALONE
 
+    def kind(self) -> Model:
+        """The architecture: that of the options, or else what suits the dataset."""
+        return self.model or default_model(self.dataset)
+
     def recipe(self) -> Recipe:
         """The dataset's recipe with the options that were given."""
-        base = recipe(self.dataset, self.model, self.activation)
+        base = recipe(self.dataset, self.kind(), self.activation)
         given = {
             field.name: getattr(self, field.name)
             for field in fields(Recipe)
@@ -132,11 +136,15 @@ class TrainConfig:
             if rate is not None and not 0 <= rate < 1:
                 option = "--" + name.replace("_", "-")
                 raise bad_input("train", option, "in [0, 1)", rate)
-        self.all_ks()
+        ks = self.all_ks()
+        if self.kind() == "gcnii" and len(ks) > 1 and not self.k_schedule:
+            raise bad_input(
+                "train", "--k", "one number for gcnii", " ".join(map(str, self.k or ()))
+            )
 
     def settings(self) -> str:
         """The hyper-parameters, those of the recipe too, as one would type them."""
-        parts = [f"--dataset {self.dataset} --model {self.model} --activation {self.activation}"]
+        parts = [f"--dataset {self.dataset} --model {self.kind()} --activation {self.activation}"]
         for field in fields(Recipe):
             value = getattr(self.recipe(), field.name)
             if field.name in ("metric", "k"):
@@ -210,7 +218,7 @@ class TrainConfig:
         """Folder of the run: ``run``, or if that is left out one named below runs/maxk."""
         if self.run is not None:
             return self.run
-        name = f"{self.data_name()}-{self.model}-{self.variant_name()}"
+        name = f"{self.data_name()}-{self.kind()}-{self.variant_name()}"
         return Path("runs") / "maxk" / name
 
     def variant_name(self) -> str:

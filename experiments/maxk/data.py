@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.sparse
 
 from experiments._seeds import streams
 from experiments.maxk.config import TrainConfig
@@ -16,6 +17,9 @@ from experiments.maxk.recipes import DATASETS
 from jaxgnn import CSRGraph, datasets
 from jaxgnn._errors import bad_input
 from jaxgnn.datasets import NodeDataset
+
+# Features of which a smaller part is not zero are kept as sparse matrices.
+_DENSE = 0.1
 
 
 @jax.tree_util.register_dataclass
@@ -25,13 +29,13 @@ class Batch:
 
     Attributes:
       graph: normalised for the model.
-      features: [nodes, features].
+      features: [nodes, features]; a sparse matrix if less than a tenth is not zero.
       labels: [nodes] class ids, or [nodes, tasks] of zeros and ones.
       train: [nodes] bool, the nodes whose labels count.
     """
 
     graph: CSRGraph
-    features: jax.Array
+    features: jax.Array | CSRGraph
     labels: jax.Array
     train: jax.Array
 
@@ -107,9 +111,19 @@ def make_batch(
     features = rows_to_one(dataset.features) if normalize_features else dataset.features
     return Batch(
         graph=graph.normalized(normalization),
-        features=jnp.array(features).astype(dtype),
+        features=_on_device(features, dtype),
         labels=jnp.array(dataset.labels),
         train=jnp.array(split_mask(dataset, dataset.train)),
+    )
+
+
+def _on_device(features: np.ndarray, dtype: str) -> jax.Array | CSRGraph:
+    """A copy on the device, without the zeros where nearly all are."""
+    if np.count_nonzero(features) >= _DENSE * features.size:
+        return jnp.array(features).astype(dtype)
+    matrix = scipy.sparse.csr_array(features)
+    return CSRGraph.from_scipy(matrix, weighted=True).with_weights(
+        jnp.array(matrix.data).astype(dtype)
     )
 
 

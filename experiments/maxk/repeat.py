@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from experiments._seeds import Repeats, run_all
 from experiments.maxk.config import TrainConfig
@@ -28,8 +27,6 @@ from experiments.maxk.train import Outcome, train
 from jaxgnn._errors import bad_input
 from jaxgnn.datasets import NodeDataset
 from jaxgnn.training import fit_many
-
-MakeModel = Callable[[TrainConfig, NodeDataset], nnx.Module]
 
 
 def repeated(
@@ -68,7 +65,6 @@ def train_in_one_program(
     seeds: Sequence[int],
     *,
     datasets: Sequence[NodeDataset] | None = None,
-    make_model: MakeModel = make_model,
     label: str | None = None,
 ) -> list[Outcome]:
     """Trains a run for each seed, all of them at once.
@@ -77,7 +73,6 @@ def train_in_one_program(
       config: the options that the runs share.
       seeds: a run for each.
       datasets: the data of each seed, if they are loaded already.
-      make_model: the network of a run, from its options and data.
       label: names the runs in tables; None for activation and k.
 
     Raises:

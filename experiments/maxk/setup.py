@@ -18,11 +18,12 @@ from experiments.maxk.config import TrainConfig
 from experiments.maxk.data import Batch, make_batch, split_mask
 from jaxgnn import CSRGraph
 from jaxgnn.datasets import NodeDataset
-from jaxgnn.models import MaxKGNN
+from jaxgnn.models import GCNII, MaxKGNN
+from jaxgnn.nn._dropout import dropout
 from jaxgnn.training import LoopConfig, accuracy, micro_f1, roc_auc
 
 SCORES = {"accuracy": accuracy, "micro F1": micro_f1, "ROC-AUC": roc_auc}
-_NORMALIZATIONS = {"sage": "mean", "gcn": "sym", "gin": None}
+_NORMALIZATIONS = {"sage": "mean", "gcn": "sym", "gin": None, "gcnii": "sym"}
 
 
 def batch_of(config: TrainConfig, dataset: NodeDataset, graph: CSRGraph | None = None) -> Batch:
@@ -31,32 +32,36 @@ def batch_of(config: TrainConfig, dataset: NodeDataset, graph: CSRGraph | None =
     return make_batch(
         dataset,
         graph,
-        normalization=_NORMALIZATIONS[config.model],
+        normalization=_NORMALIZATIONS[config.kind()],
         self_loops=settings.self_loops,
         dtype=config.dtype,
         normalize_features=settings.normalize_features,
     )
 
 
-def make_model(config: TrainConfig, dataset: NodeDataset) -> MaxKGNN:
+def make_model(config: TrainConfig, dataset: NodeDataset) -> MaxKGNN | GCNII:
     """The network of the options, with the initial parameters of their seed."""
-    settings = config.recipe()
+    settings, ks, kind = config.recipe(), config.layer_ks(), config.kind()
+    widths = dataset.features.shape[1], settings.hidden_features, dataset.num_classes
+    options: dict[str, Any] = {
+        "num_layers": settings.num_layers,
+        "activation": config.activation,
+        "dropout": settings.dropout,
+        "kernel_mode": config.kernel_mode,
+        "implementation": config.implementation,
+        "dtype": jnp.dtype(config.dtype),
+        "rngs": nnx.Rngs(streams(config.seed).parameters),
+    }
+    if kind == "gcnii":
+        return GCNII(*widths, k=None if ks is None else ks[0], **options)
     return MaxKGNN(
-        dataset.features.shape[1],
-        settings.hidden_features,
-        dataset.num_classes,
-        num_layers=settings.num_layers,
-        kind=config.model,
-        activation=config.activation,
-        k=config.layer_ks(),
-        dropout=settings.dropout,
+        *widths,
+        kind=kind,
+        k=ks,
         norm=config.norm,
         hyper_connections=config.hyper_connections,
         scan_layers=config.scan_layers,
-        kernel_mode=config.kernel_mode,
-        implementation=config.implementation,
-        dtype=jnp.dtype(config.dtype),
-        rngs=nnx.Rngs(streams(config.seed).parameters),
+        **options,
     )
 
 
@@ -71,7 +76,7 @@ class Loss:
     input_dropout: float
 
     def __call__(self, model: Any, batch: Batch, rngs: nnx.Rngs, k: int | None = None):
-        x = nnx.Dropout(self.input_dropout)(batch.features, rngs=rngs)
+        x = dropout(batch.features, self.input_dropout, rngs)
         logits = model(batch.graph, x, rngs=rngs, **_scheduled(k)).astype(jnp.float32)
         return node_loss(logits, batch.labels, batch.train), {}
 

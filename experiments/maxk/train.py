@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -31,7 +32,6 @@ from experiments.maxk.setup import (
 )
 from jaxgnn import CSRGraph
 from jaxgnn.datasets import NodeDataset
-from jaxgnn.models import MaxKGNN
 from jaxgnn.training import (
     Confusion,
     FitResult,
@@ -133,7 +133,7 @@ def train(
     return outcome
 
 
-def _trace(config: TrainConfig, model: MaxKGNN, batch: Batch) -> None:
+def _trace(config: TrainConfig, model: nnx.Module, batch: Batch) -> None:
     """Traces the loss with each scheduled ``k``, which finds what can not run."""
     graphdef, state = nnx.split(model)
     objective = Loss(config.recipe().input_dropout)
@@ -165,11 +165,11 @@ class _Epochs:
 def _fit(
     config: TrainConfig,
     loop: LoopConfig,
-    model: MaxKGNN,
+    model: nnx.Module,
     dataset: NodeDataset,
     epochs: _Epochs,
     run: RunFolder,
-) -> FitResult[MaxKGNN]:
+) -> FitResult[Any]:
     settings, batch = config.recipe(), epochs.batch
     scores, scored = Scores(dataset, settings.metric), jit_apply(predict)
     return fit(
@@ -191,7 +191,7 @@ def _outcome(
     label, best, curves = label_of(config), result.best, run.path / "curves.png"
     if best is None:
         raise FloatingPointError("train: every evaluation was NaN; no epoch is the best")
-    title = f"{config.data_name()}, {config.model.upper()} {label}, seed {config.seed}"
+    title = f"{config.data_name()}, {config.kind().upper()} {label}, seed {config.seed}"
     plot_curves({label: result.history}, curves, title=title, best={label: best.step})
     outcome = Outcome(
         label=label,
@@ -232,13 +232,13 @@ def _report(
     metric, pace = config.recipe().metric, ""
     if outcome.ms_per_epoch is not None:
         pace = f", {outcome.ms_per_epoch:.1f} ms an epoch"
-    name = f"{config.data_name()} {config.model} {outcome.label}, seed {config.seed}"
+    name = f"{config.data_name()} {config.kind()} {outcome.label}, seed {config.seed}"
     print(
         f"{name}: best validation {metric} {outcome.validation:.4f} at epoch {outcome.epoch}{pace}"
     )
     print(f"curves: {shown(run.path / 'curves.png')}")
     print(f"test {metric}: {outcome.test:.4f}")
-    title = f"{config.data_name()}: {config.model.upper()} {outcome.label}, seed {config.seed}"
+    title = f"{config.data_name()}: {config.kind().upper()} {outcome.label}, seed {config.seed}"
     own = Table(
         title="This run",
         columns=("nodes", metric),

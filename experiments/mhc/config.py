@@ -123,8 +123,8 @@ class DeepConfig:
         residuals has gated ones, mhc hyper-connections of several streams, gcnii initial residuals.
       seeds: a run of every depth and method for each; all seeds are trained in one program.
       streams: number of streams of mhc.
-      model: architecture of all methods but gcnii, which is a GCN.
-      activation: nonlinearity of all methods but gcnii, which has ReLU.
+      model: architecture of all methods but gcnii, which is one of its own.
+      activation: nonlinearity.
       k: kept entries per row, with MaxK.
       hidden_features: width of the hidden layers.
       dropout: probability of dropout after the activation.
@@ -176,8 +176,7 @@ class DeepConfig:
         streams = {"residuals": 1, "mhc": self.streams}
         return GraphConfig(
             dataset=self.dataset,
-            # Initial residuals are a network of their own, which reads the other options.
-            model="gcn" if method == "gcnii" else self.model,
+            model="gcnii" if method == "gcnii" else self.model,
             activation=self.activation,
             num_layers=depth,
             hidden_features=self.hidden_features,

@@ -8,20 +8,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from flax import nnx
 
 from experiments._baselines import baselines
 from experiments._colours import colours
 from experiments._report import PAGE_ALONE, finish
 from experiments._runs import discard, shown
-from experiments._seeds import paired, streams, summarize
-from experiments.maxk.config import TrainConfig as GraphConfig
+from experiments._seeds import paired, summarize
 from experiments.maxk.data import load
 from experiments.maxk.repeat import train_in_one_program
-from experiments.maxk.setup import SCORES, make_model
+from experiments.maxk.setup import SCORES
 from experiments.mhc.config import DeepConfig, Method
 from jaxgnn.datasets import NodeDataset
-from jaxgnn.models import GCNII
 from jaxgnn.training import RunFolder, Table, phase
 
 # The others are compared with it, seed by seed.
@@ -97,7 +94,6 @@ def _train(
         config.variant(depth, method),
         config.seeds,
         datasets=data,
-        make_model=make_gcnii if method == "gcnii" else make_model,
         label=config.label(method),
     )
     return DeepOutcome(
@@ -107,20 +103,6 @@ def _train(
         test=tuple(run.test for run in runs),
         validation=tuple(run.validation for run in runs),
         ms_per_epoch=runs[0].ms_per_epoch,
-    )
-
-
-def make_gcnii(config: GraphConfig, dataset: NodeDataset) -> nnx.Module:
-    """A network with initial residuals, with the published share and strength for Cora."""
-    settings = config.recipe()
-    return GCNII(
-        dataset.features.shape[1],
-        settings.hidden_features,
-        dataset.num_classes,
-        num_layers=settings.num_layers,
-        dropout=settings.dropout,
-        implementation=config.implementation,
-        rngs=nnx.Rngs(streams(config.seed).parameters),
     )
 
 

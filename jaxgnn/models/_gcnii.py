@@ -12,41 +12,58 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxgnn import ops
-from jaxgnn.graph import CSRGraph
+from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.models._layer_scan import LayerScan
-from jaxgnn.nn import FusedLinear, apply_linear, check_widths
+from jaxgnn.nn import (
+    Activation,
+    FusedLinear,
+    KernelMode,
+    MaxK,
+    aggregate,
+    apply_linear,
+    check_widths,
+)
 from jaxgnn.nn._dropout import Dropout
-from jaxgnn.nn._options import at_least, checked_options, number, rate
+from jaxgnn.nn._maxk import Features, check_kept, make_activation
+from jaxgnn.nn._options import at_least, checked_options, number, one_of, rate
 
 
 class GCNII(nnx.Module):
-    """Node classifier of many layers, from https://arxiv.org/abs/2007.02133.
+    """Node classifier of many layers, from https://arxiv.org/abs/2007.02133, with ReLU or MaxK.
 
     With the symmetrically normalised adjacency P, layer l of L computes
 
-        s = (1 - alpha) P h + alpha h0
-        h = relu((1 - beta) s + beta s W),    beta = log(strength / l + 1)
+        s = (1 - alpha) P act(z) + alpha h0
+        z = (1 - beta) s + beta s W,    beta = log(strength / l + 1)
 
-    from the features h0 behind the first linear layer. The share ``alpha`` of h0 keeps deep layers
-    from averaging all nodes away, and the falling ``beta`` keeps them near the identity. All layers
-    are run by one ``lax.scan``, so that compilation takes as long for any depth.
+    from z = ``lin_in x`` and h0 = act(z) before the first layer. The scores are those of
+    ``lin_out`` for act(z) of the last one. The share ``alpha`` of h0 keeps deep layers from
+    averaging all nodes away, and the falling ``beta`` keeps them near the identity. All layers are
+    run by one ``lax.scan``, so that compilation takes as long for any depth. The paper's activation
+    is ReLU. With MaxK, ``P act(z)`` reads ``k`` numbers of each neighbour.
 
     Args:
       in_features: width of the node features.
       hidden_features: width of the hidden layers.
       out_features: number of classes, or of tasks.
       num_layers: number of convolutions.
+      activation: ``"relu"`` or ``"maxk"``.
+      k: kept entries per row for ``"maxk"``.
       alpha: share of the initial features in each layer's input.
       strength: how far the layers are from the identity, λ in the paper.
-      dropout: probability of zeroing an entry of a layer's input in training.
-      implementation: name of the kernels of the sparse op; linear layers run the fastest kernels
+      dropout: probability of zeroing an entry in front of each convolution and of ``lin_out`` in
+        training.
+      kernel_mode: ``"auto"``, ``"maxk"`` (insist on a k-sparse kernel) or ``"dense"`` (expand
+        compressed rows).
+      implementation: name of the kernels of the sparse ops; linear layers run the fastest kernels
         unless it is ``"xla"``. None for the default.
       dtype: dtype of the computation; None for the promoted dtype of input and parameters.
       param_dtype: dtype of the parameters.
       rngs: random streams from which the initial parameters are drawn.
 
     Raises:
-      ValueError: if a width or the number of layers is not positive, or ``alpha`` is not in [0, 1).
+      ValueError: if a width or the number of layers is not positive, ``alpha`` is not in [0, 1), or
+        another option is not as above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -59,7 +76,9 @@ class GCNII(nnx.Module):
       (3, 5)
     """
 
-    @checked_options(num_layers=at_least(1), alpha=rate, strength=number)
+    @checked_options(
+        num_layers=at_least(1), alpha=rate, strength=number, activation=one_of("maxk", "relu")
+    )
     def __init__(
         self,
         in_features: int,
@@ -67,9 +86,12 @@ class GCNII(nnx.Module):
         out_features: int,
         *,
         num_layers: int = 8,
+        activation: Activation = "relu",
+        k: int | None = None,
         alpha: float = 0.1,
         strength: float = 0.5,
-        dropout: float = 0.6,
+        dropout: float = 0.5,
+        kernel_mode: KernelMode = "auto",
         implementation: ops.Name | None = None,
         dtype: DTypeLike | None = None,
         param_dtype: DTypeLike = jnp.float32,
@@ -77,16 +99,19 @@ class GCNII(nnx.Module):
     ):
         check_widths("GCNII", in_features, hidden_features, out_features)
         options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        self.maxk = make_activation("GCNII", activation, k, hidden_features, implementation)
         self.implementation = implementation
         self.dropout = Dropout(dropout, "GCNII")
-        self.lin_in = FusedLinear(in_features, hidden_features, activation="relu", **options)
+        self.lin_in = FusedLinear(in_features, hidden_features, **options)
         self.body = LayerScan(
             [
                 _Layer(
                     FusedLinear(hidden_features, hidden_features, use_bias=False, **options),
                     Dropout(dropout, "GCNII"),
+                    self.maxk,
                     alpha=alpha,
                     beta=math.log(strength / place + 1),
+                    kernel_mode=kernel_mode,
                     implementation=implementation,
                 )
                 for place in range(1, num_layers + 1)
@@ -97,53 +122,76 @@ class GCNII(nnx.Module):
     def __call__(
         self,
         graph: CSRGraph,
-        x: Float[Array, "*batch nodes in"],
+        x: Float[Array, "*batch nodes in"] | CSRGraph,
         *,
         rngs: nnx.Rngs | None = None,
+        k: int | None = None,
     ) -> Float[Array, "*batch nodes out"]:
         """Returns the class scores of each node.
 
         Args:
           graph: graph with self loops, symmetrically normalised or not normalised.
-          x: node features.
+          x: node features; for bags of words and other rows of mostly zeros also a sparse matrix,
+            ``CSRGraph.from_scipy(matrix)`` with a row for each node and a column for each feature.
           rngs: random streams with one named ``dropout`` in training; None in evaluation.
+          k: kept entries per row in the place of the layers' ``k``, for schedules.
         """
         if not graph.is_normalized:
             graph = graph.normalized("sym")
-        h = apply_linear(self.lin_in, self.dropout(x, rngs), self.implementation)
-        h = self.body(graph, h, rngs=rngs, initial=h)
-        return apply_linear(self.lin_out, self.dropout(h, rngs), self.implementation)
+        if k is not None:
+            check_kept("GCNII", k, self.lin_out.in_features)
+        z = apply_linear(self.lin_in, x, self.implementation)
+        initial = self._activated(z, k)
+        z = self.body(graph, z, rngs=rngs, initial=initial, k=k)
+        h = self.dropout(self._activated(z, k), rngs)
+        return apply_linear(self.lin_out, h, self.implementation)
+
+    def _activated(
+        self, z: Float[Array, "*batch nodes d"], k: int | None
+    ) -> Float[Array, "*batch nodes d"]:
+        h = _activate(self.maxk, z, k)
+        return ops.todense(h, implementation=self.implementation) if isinstance(h, CBSR) else h
 
 
 class _Layer(nnx.Module):
-    """One convolution with a share of the initial features."""
+    """One convolution with a share of the initial features, behind its activation."""
 
     def __init__(
         self,
         linear: FusedLinear,
         dropout: Dropout,
+        maxk: MaxK | None,
         *,
         alpha: float,
         beta: float,
+        kernel_mode: KernelMode,
         implementation: ops.Name | None,
     ):
         self.linear = linear
         self.dropout = dropout
+        self.maxk = maxk
         self.alpha = alpha
         # An array, so that the layers of a scan have one structure.
         self.beta = nnx.Variable(jnp.asarray(beta, jnp.float32))
+        self.kernel_mode: KernelMode = kernel_mode
         self.implementation = implementation
 
     def __call__(
         self,
         graph: CSRGraph,
-        h: Float[Array, "*batch nodes d"],
+        z: Float[Array, "*batch nodes d"],
         *,
         rngs: nnx.Rngs | None,
         initial: Float[Array, "*batch nodes d"],
+        k: int | None,
     ) -> Float[Array, "*batch nodes d"]:
-        neighbours = ops.spmm(graph, self.dropout(h, rngs), implementation=self.implementation)
-        support = (1 - self.alpha) * neighbours + self.alpha * initial
-        beta = self.beta[...].astype(h.dtype)
+        h = self.dropout(_activate(self.maxk, z, k), rngs)
+        options = {"kernel_mode": self.kernel_mode, "implementation": self.implementation}
+        support = (1 - self.alpha) * aggregate(graph, h, **options) + self.alpha * initial
+        beta = self.beta[...].astype(z.dtype)
         linear = apply_linear(self.linear, support, self.implementation)
-        return jax.nn.relu((1 - beta) * support + beta * linear)
+        return (1 - beta) * support + beta * linear
+
+
+def _activate(maxk: MaxK | None, z: Array, k: int | None) -> Features:
+    return jax.nn.relu(z) if maxk is None else maxk(z, k)

@@ -169,7 +169,7 @@ class MaxKGNN(nnx.Module):
     def __call__(
         self,
         graph: CSRGraph,
-        x: Float[Array, "*batch nodes in"],
+        x: Float[Array, "*batch nodes in"] | CSRGraph,
         *,
         rngs: nnx.Rngs | None = None,
         k: int | Sequence[int] | None = None,
@@ -178,7 +178,8 @@ class MaxKGNN(nnx.Module):
 
         Args:
           graph: graph without normalisation, or with the normalisation that the layers use.
-          x: node features.
+          x: node features; for bags of words and other rows of mostly zeros also a sparse matrix,
+            ``CSRGraph.from_scipy(matrix)`` with a row for each node and a column for each feature.
           rngs: random streams with one named ``dropout`` in training; None in evaluation.
           k: kept entries per row in the place of the layers' ``k``, one number or one for each
             layer, for schedules.

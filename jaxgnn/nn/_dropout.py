@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
-from jaxgnn.graph import CBSR
+from jaxgnn.graph import CBSR, CSRGraph
 
 Features = Float[Array, "*batch nodes dim"] | CBSR
 
@@ -34,7 +34,11 @@ class Dropout(nnx.Module):
         self.where = where
         self.deterministic: bool | None = None
 
-    def __call__(self, x: Array, rngs: nnx.Rngs | None) -> Array:
+    @overload
+    def __call__(self, x: Array, rngs: nnx.Rngs | None) -> Array: ...
+    @overload
+    def __call__(self, x: Features, rngs: nnx.Rngs | None) -> Features: ...
+    def __call__(self, x: Features, rngs: nnx.Rngs | None) -> Features:
         """Returns ``x``, in training with some entries zeroed and the others scaled up."""
         return dropout(x, self.rate, training_rngs(self.where, self.deterministic, self.rate, rngs))
 
@@ -84,17 +88,27 @@ def require_stream(where: str, rngs: Any, *, is_drawn_from: bool = True) -> nnx.
 def dropout(x: Array, rate: float, rngs: nnx.Rngs | None) -> Array: ...
 @overload
 def dropout(x: Features, rate: float, rngs: nnx.Rngs | None) -> Features: ...
-def dropout(x: Features, rate: float, rngs: nnx.Rngs | None) -> Features:
+@overload
+def dropout(x: CSRGraph, rate: float, rngs: nnx.Rngs | None) -> CSRGraph: ...
+def dropout(x: Any, rate: float, rngs: nnx.Rngs | None) -> Any:
     """Zeroes entries with probability ``rate`` and scales the rest up; off if ``rngs`` is None.
 
-    On compressed rows it works on the kept entries, so a row keeps at most ``k``.
+    On compressed rows it works on the kept entries, so a row keeps at most ``k``; on a sparse
+    matrix on its stored entries, since the others are zero anyway.
     """
     if rngs is None or rate == 0.0:
         return x
-    values = x.values if isinstance(x, CBSR) else x
+    if isinstance(x, CSRGraph):
+        weights = jnp.ones(x.num_edges, jnp.float32) if x.weights is None else x.weights
+        return x.with_weights(_dropped(weights, rate, rngs))
+    if isinstance(x, CBSR):
+        return CBSR(_dropped(x.values, rate, rngs), x.indices, x.dim)
+    return _dropped(x, rate, rngs)
+
+
+def _dropped(values: Array, rate: float, rngs: nnx.Rngs) -> Array:
     kept = jax.random.bernoulli(rngs.dropout(), 1.0 - rate, values.shape)
-    values = jnp.where(kept, values / (1.0 - rate), 0)
-    return CBSR(values, x.indices, x.dim) if isinstance(x, CBSR) else values
+    return jnp.where(kept, values / (1.0 - rate), 0)
 
 
 def _shown(rngs: Any) -> str:

@@ -16,11 +16,12 @@ from jaxtyping import Array, Float
 
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
-from jaxgnn.graph import CBSR
+from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.nn._implementations import xla_or_fastest
 from jaxgnn.nn._maxk import Features, check_kept, check_widths
 from jaxgnn.nn._options import activation as known_activation
 from jaxgnn.nn._options import checked_options, either_of, instance_of
+from jaxgnn.ops._core.activations import ACTIVATIONS
 from jaxgnn.ops._core.checks import check_choice
 from jaxgnn.ops._core.eager import run_compiled
 
@@ -301,7 +302,7 @@ class FusedMLP(nnx.Module):
 
 def apply_linear(
     layer: FusedLinear,
-    x: Features,
+    x: Features | CSRGraph,
     implementation: ops.Name | None,
     *,
     activation: ops.Activation | ops.MaxK | None = None,
@@ -311,19 +312,43 @@ def apply_linear(
     Names of kernels select the fastest product: it has no ``"ffi"`` kernels, and its ``"pallas"``
     kernels support few widths. ``"xla"`` selects plain JAX for both. Compressed rows are expanded
     for the product, and again in the backward pass, so that the dense activations are not saved.
+    Of a sparse matrix only the stored entries are multiplied.
 
     Args:
       layer: linear layer made with ``implementation=None``.
-      x: features, dense or compressed.
+      x: features, dense or compressed, or a sparse matrix of nodes and features.
       implementation: name of the kernels of the sparse ops; None for the default.
       activation: activation to use instead of the layer's.
+
+    Raises:
+      ValueError: if a sparse matrix does not have ``in_features`` columns.
     """
+    if isinstance(x, CSRGraph):
+        return _apply_to_sparse(layer, x, implementation, activation or layer.activation)
     asked = ops.requested_implementation(implementation)
     with xla_or_fastest(implementation):
         if not isinstance(x, CBSR):
             return layer(x, activation=activation)
         graphdef, state = nnx.split(layer)
         return run_compiled(_expand_and_apply, _Product(graphdef, asked, activation), (state, x))
+
+
+def _apply_to_sparse(
+    layer: FusedLinear,
+    x: CSRGraph,
+    implementation: ops.Name | None,
+    activation: ops.Activation | ops.MaxK | None,
+) -> Any:
+    """The layer on a sparse matrix: a sum of rows of the kernel for each row of it."""
+    if x.num_cols != layer.in_features:
+        expected = f"a sparse matrix of {layer.in_features} columns, the input's width"
+        raise bad_input(type(layer).__name__, "x", expected, f"{x.num_cols} columns")
+    kernel, bias = promote_dtype(parameters(layer), dtype=layer.dtype)
+    z = ops.spmm(x, kernel, implementation=implementation)
+    z = z if bias is None else z + bias
+    if isinstance(activation, ops.MaxK):
+        return ops.maxk(z, activation.k, by=activation.by, implementation=implementation)
+    return z if activation is None else ACTIVATIONS[activation].activate(z).astype(z.dtype)
 
 
 class _Product(NamedTuple):
