@@ -231,6 +231,18 @@ _COUPLINGS = {
 }
 
 
+# The ops that others' times are known of.
+PUBLISHED_OPS = {
+    "expert_coupling",
+    "fused_linear",
+    "fused_mlp",
+    "maxk",
+    "maxk_spmm",
+    "mhc_layer",
+    "spmm",
+}
+
+
 def published(row: Row) -> tuple[str, float] | None:
     """Who else did the same on an H200, and in how many ms; None if nobody or elsewhere."""
     workload, direction, k, dtype = (row[key] for key in ("workload", "direction", "k", "dtype"))

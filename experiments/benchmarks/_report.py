@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,15 +52,20 @@ class Column:
 
     Attributes:
       title: heading of the column.
-      key: key of the value in a row.
+      key: key of the value in a row, or a function that makes it from the row.
       width: characters; the text of the first columns is flush left.
       format: format specification of a number, for Python's ``format``.
     """
 
     title: str
-    key: str
+    key: str | Callable[[Row], Any]
     width: int
     format: str = ""
+
+    def text(self, row: Row) -> str:
+        """What stands in the column for a row; a dash for what the row lacks."""
+        value = self.key(row) if callable(self.key) else row.get(self.key)
+        return "-" if value is None else format(value, self.format)
 
 
 def header(columns: Sequence[Column]) -> str:
@@ -70,7 +75,7 @@ def header(columns: Sequence[Column]) -> str:
 
 def line(row: Row, columns: Sequence[Column]) -> str:
     """One row of a table; what the row lacks is a dash."""
-    return _line((_text(row.get(column.key), column.format) for column in columns), columns)
+    return _line((column.text(row) for column in columns), columns)
 
 
 def _line(texts: Iterable[str], columns: Sequence[Column]) -> str:
@@ -81,16 +86,12 @@ def _line(texts: Iterable[str], columns: Sequence[Column]) -> str:
     return "  ".join(cells).rstrip()
 
 
-def _text(value: Any, form: str) -> str:
-    return "-" if value is None else format(value, form)
-
-
 def markdown(rows: Iterable[Row], columns: Sequence[Column]) -> str:
     """The rows as a Markdown table, with the titles of the columns above."""
     lines = [
         [column.title for column in columns],
         ["---:" if column.format else "---" for column in columns],
-        *([_text(row.get(c.key), c.format) for c in columns] for row in rows),
+        *([column.text(row) for column in columns] for row in rows),
     ]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 

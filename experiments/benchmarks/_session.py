@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,15 @@ import jax
 from experiments.benchmarks import _bars
 from experiments.benchmarks._cache import cache_bandwidth
 from experiments.benchmarks._cases import Candidate, Case
+from experiments.benchmarks._ratios import (
+    print_warnings,
+    ratio_fields,
+    ratio_text,
+    timing_fields,
+)
 from experiments.benchmarks._report import Column, Output, Row, append_rows, header, line
 from experiments.benchmarks._workloads import WORKLOADS, Scale
+from jaxgnn._errors import bad_input
 from jaxgnn.testing.timing import (
     Timing,
     copy_bandwidth,
@@ -32,15 +39,13 @@ COLUMNS = (
     Column("k", "k", 3, "d"),
     Column("implementation", "implementation", 15),
     Column("ms", "ms", 9, ".3f"),
-    Column("least", "min_ms", 9, ".3f"),
+    Column("25 %", "low_ms", 9, ".3f"),
+    Column("75 %", "high_ms", 9, ".3f"),
     Column("kernels", "kernel_ms", 9, ".3f"),
-    Column("x xla", "speedup_over_xla", 6, ".2f"),
+    Column("x xla", partial(ratio_text, baseline="xla"), 12, "s"),
     Column("GB/s", "gb_per_s", 7, ".1f"),
     Column("of copy", "fraction_of_copy", 7, ".2f"),
     Column("TF/s", "tflop_per_s", 6, ".2f"),
-)
-# On a device whose memory speed is published, and others' times.
-PEER_COLUMNS = (
     Column("of limit", "fraction_of_limit", 8, ".2f"),
     Column("peer", "peer", 9),
     Column("its ms", "peer_ms", 7, ".3f"),
@@ -86,16 +91,13 @@ class Session:
         Args:
           options: the settings.
           *tables: workloads by platform and scale, ``WORKLOADS`` if none are given.
+
+        Raises:
+          ValueError: if ``--only`` names a workload that the tables do not have at this scale.
         """
         tiny = options.scale == "tiny"
-        platform = "cpu" if jax.default_backend() == "cpu" else "gpu"
-        of_scale = (table.get((platform, options.scale), ()) for table in tables or (WORKLOADS,))
         session = cls(
-            workloads=tuple(
-                workload
-                for workload in itertools.chain.from_iterable(of_scale)
-                if not options.only or workload.name in options.only
-            ),
+            workloads=_chosen(options, tables or (WORKLOADS,)),
             out=options.rows,
             timing={"repeats": 3, "batch_ms": 0.0} if tiny else {},
             copy_gb_per_s=copy_bandwidth(2**20 if tiny else None),
@@ -127,13 +129,14 @@ class Session:
         """
         rows: list[Row] = []
         xla: dict[tuple, Timing | None] = {}
-        columns = COLUMNS + PEER_COLUMNS if "H200" in str(self.device["device"]) else COLUMNS
-        print(header(columns), flush=True)
+        columns: tuple[Column, ...] = ()
         for case in cases:
             timings = self.time_in_turns(case.candidates)
             kind = case.op, case.workload, case.dtype, case.direction
             xla[kind] = timings.get("xla", xla.get(kind))
             new = [self.row(case, name, timing, xla[kind]) for name, timing in timings.items()]
+            if columns != (columns := self._columns(case)):
+                print(header(columns), flush=True)
             for row in new:
                 if case.kernels and row["ms"] is not None:
                     row["kernel_ms"] = kernel_time(case.candidates[row["implementation"]])
@@ -142,7 +145,22 @@ class Session:
             rows += new
         for text in _bars.compare_with_bars(rows):
             print(text)
+        print_warnings(row["others"] for row in rows)
         return rows
+
+    def _columns(self, case: Case) -> tuple[Column, ...]:
+        """The columns of an op's table; those that no row of it has a value for are left out."""
+        on_h200 = "H200" in str(self.device["device"])
+        absent: set[str] = set()
+        if self.device["platform"] == "cpu" or not case.kernels:
+            absent |= {"kernel_ms"}
+        if case.flops is None:
+            absent |= {"tflop_per_s"}
+        if not on_h200:
+            absent |= {"fraction_of_limit"}
+        if not on_h200 or case.op not in _bars.PUBLISHED_OPS:
+            absent |= {"peer", "peer_ms"}
+        return tuple(column for column in COLUMNS if column.key not in absent)
 
     def row(self, case: Case, name: str, timing: Timing | None, xla: Timing | None) -> Row:
         """One line of the JSONL file; times are None where memory ran out."""
@@ -158,11 +176,9 @@ class Session:
             "direction": case.direction,
             "k": case.k,
             "implementation": name,
-            "ms": ms,
-            "min_ms": None if timing is None else timing.min_ms,
+            **timing_fields(timing),
             "kernel_ms": None,
-            "repeats": None if timing is None else timing.repeats,
-            "speedup_over_xla": None if xla is None or ms is None else xla.median_ms / ms,
+            **ratio_fields("xla", xla, timing),
             "bytes": case.nbytes,
             "gb_per_s": rate,
             "fraction_of_copy": None if rate is None else rate / self.copy_gb_per_s,
@@ -175,6 +191,19 @@ class Session:
         limit = _bars.limit_ms(row)
         fraction = None if limit is None or ms is None else limit / ms
         return {**row, "fraction_of_limit": fraction, "peer": peer, "peer_ms": peer_ms}
+
+
+def _chosen(options: Options, tables: Iterable[Mapping[tuple, tuple[Any, ...]]]) -> tuple[Any, ...]:
+    """The workloads of the scale on this platform that ``--only`` names, or all."""
+    platform = "cpu" if jax.default_backend() == "cpu" else "gpu"
+    of_scale = (table.get((platform, options.scale), ()) for table in tables)
+    workloads = tuple(itertools.chain.from_iterable(of_scale))
+    names = [workload.name for workload in workloads]
+    for name in options.only:
+        if name not in names:
+            expected = f"of {', '.join(names)} with --scale {options.scale} on a {platform}"
+            raise bad_input("benchmarks", "--only", expected, name)
+    return tuple(w for w in workloads if not options.only or w.name in options.only)
 
 
 def run_op(cases: Callable[[Any], Iterable[Case]], session: Session) -> list[Row]:

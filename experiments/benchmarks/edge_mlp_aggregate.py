@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import jax.numpy as jnp
-import tyro
 
 from experiments.benchmarks import _messages
 from experiments.benchmarks._cases import Case
+from experiments.benchmarks._command import command
 from experiments.benchmarks._session import Options, Session, run_op
 from experiments.benchmarks._workloads import MESSAGES, Messages
 
@@ -71,4 +71,4 @@ def _announced(case: Case) -> Case:
 
 
 if __name__ == "__main__":
-    run_op(cases, Session.start(tyro.cli(Options, description=__doc__), MESSAGES))
+    command(lambda options: run_op(cases, Session.start(options, MESSAGES)), Options, __doc__)

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import tyro
-
 from experiments.benchmarks import _layers
 from experiments.benchmarks._cases import Case
+from experiments.benchmarks._command import command
 from experiments.benchmarks._session import Options, Session, run_op
 from experiments.benchmarks._workloads import ROWS, Rows
 
@@ -23,4 +22,4 @@ def cases(workload: Rows) -> Iterator[Case]:
 
 
 if __name__ == "__main__":
-    run_op(cases, Session.start(tyro.cli(Options, description=__doc__), ROWS))
+    command(lambda options: run_op(cases, Session.start(options, ROWS)), Options, __doc__)

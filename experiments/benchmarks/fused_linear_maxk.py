@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import jax.numpy as jnp
-import tyro
 
 from experiments.benchmarks import _layers
 from experiments.benchmarks._cases import (
@@ -21,6 +20,7 @@ from experiments.benchmarks._cases import (
     Differentiable,
     implementations,
 )
+from experiments.benchmarks._command import command
 from experiments.benchmarks._session import Options, Session, run_op
 from experiments.benchmarks._workloads import ROWS, Rows
 from jaxgnn import ops
@@ -93,4 +93,4 @@ def _two_ops(k: int) -> Differentiable:
 
 
 if __name__ == "__main__":
-    run_op(cases, Session.start(tyro.cli(Options, description=__doc__), ROWS))
+    command(lambda options: run_op(cases, Session.start(options, ROWS)), Options, __doc__)

@@ -22,11 +22,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import tyro
 from flax import nnx
 
 from experiments.benchmarks import _hypergraphs
 from experiments.benchmarks._cases import DIRECTIONS, Candidate, Case, implementations
+from experiments.benchmarks._command import command
 from experiments.benchmarks._hypergraphs import (
     COUPLINGS,
     HYPERGRAPHS,
@@ -222,4 +222,4 @@ def _make_model(workload: Step, dtype: str, name: ops.Name | None) -> ExpertGrap
 TABLES: tuple[Mapping, ...] = (COUPLINGS, HYPERGRAPHS, STEPS)
 
 if __name__ == "__main__":
-    run_op(cases, Session.start(tyro.cli(Options, description=__doc__), *TABLES))
+    command(lambda options: run_op(cases, Session.start(options, *TABLES)), Options, __doc__)

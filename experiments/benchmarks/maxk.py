@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
-import tyro
 from jax import lax
 
 from experiments.benchmarks._baselines import torch_top_k
 from experiments.benchmarks._cases import DIRECTIONS, Candidate, Case, implementations
+from experiments.benchmarks._command import command
 from experiments.benchmarks._session import Options, Session, run_op
 from experiments.benchmarks._workloads import Workload, input_sets
 from jaxgnn import ops
@@ -76,4 +76,4 @@ def _candidates(k: int, direction: str, inputs: list[tuple]) -> dict[str, Candid
 
 
 if __name__ == "__main__":
-    run_op(cases, Session.start(tyro.cli(Options, description=__doc__)))
+    command(lambda options: run_op(cases, Session.start(options)), Options, __doc__)

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import jax.numpy as jnp
-import tyro
 
 from experiments.benchmarks import _break_even, _products, spmm
 from experiments.benchmarks._cases import DIRECTIONS, Candidate, Case, implementations
+from experiments.benchmarks._command import command
 from experiments.benchmarks._session import Options, Session, run_op
 from experiments.benchmarks._workloads import BREAK_EVEN_TOO, WORKLOADS, Workload
 from jaxgnn import ops
@@ -106,4 +106,4 @@ def main(options: MaxkSpmmOptions) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(MaxkSpmmOptions, description=__doc__))
+    command(main, MaxkSpmmOptions, __doc__)

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-import tyro
-
 from experiments.benchmarks import _streams
 from experiments.benchmarks._cases import Case, implementations
+from experiments.benchmarks._command import command
 from experiments.benchmarks._session import Options, Session, run_op
 from experiments.benchmarks._workloads import STREAMS, Streams
 from jaxgnn import ops
@@ -30,4 +29,4 @@ def _build(name: ops.Name):
 
 
 if __name__ == "__main__":
-    run_op(cases, Session.start(tyro.cli(Options, description=__doc__), STREAMS))
+    command(lambda options: run_op(cases, Session.start(options, STREAMS)), Options, __doc__)

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from experiments.benchmarks._command import command
 from experiments.benchmarks._report import Column, Output, Row, markdown, read_rows
 from experiments.benchmarks._workloads import HEADLINE
 from jaxgnn.ops._core.registry import OPS
@@ -177,4 +177,4 @@ def _caption(row: Row) -> str:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(ReportOptions, description=__doc__))
+    command(main, ReportOptions, __doc__)

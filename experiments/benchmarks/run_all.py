@@ -6,9 +6,8 @@ import importlib
 from types import ModuleType
 from typing import Any, get_type_hints
 
-import tyro
-
 from experiments.benchmarks import hypergraph_conv
+from experiments.benchmarks._command import command
 from experiments.benchmarks._report import Row
 from experiments.benchmarks._session import Options, Session
 from experiments.benchmarks._workloads import MESSAGES, ROWS, STREAMS, WORKLOADS
@@ -39,4 +38,4 @@ def main(options: Options) -> list[Row]:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options, description=__doc__))
+    command(main, Options, __doc__)

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax.numpy as jnp
-import tyro
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from experiments.benchmarks import _products, maxk_spmm, spmm
 from experiments.benchmarks._cases import DIRECTIONS, Candidate
+from experiments.benchmarks._command import command
 from experiments.benchmarks._report import Column, Output, Row, append_rows, header, line
 from experiments.benchmarks._session import Session
 from experiments.benchmarks._workloads import Workload, forget_graphs
@@ -202,4 +202,4 @@ def _draw_series(axes: Axes, rows: Sequence[Row], label: str, color: str) -> Non
 
 
 if __name__ == "__main__":
-    main(tyro.cli(ScalingOptions, description=__doc__))
+    command(main, ScalingOptions, __doc__)

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
-import tyro
 
 from experiments.benchmarks._baselines import torch_segment_softmax
 from experiments.benchmarks._cases import Case, Differentiable, implementations
+from experiments.benchmarks._command import command
 from experiments.benchmarks._session import Options, Session, run_op
 from experiments.benchmarks._workloads import Workload, input_sets
 from jaxgnn import ops
@@ -65,4 +65,4 @@ def build(name: ops.Name) -> Differentiable:
 
 
 if __name__ == "__main__":
-    run_op(cases, Session.start(tyro.cli(Options, description=__doc__)))
+    command(lambda options: run_op(cases, Session.start(options)), Options, __doc__)

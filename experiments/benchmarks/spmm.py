@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import jax.numpy as jnp
-import tyro
 
 from experiments.benchmarks import _products
 from experiments.benchmarks._baselines import scipy_spmm, torch_spmm
 from experiments.benchmarks._cases import Case, implementations
+from experiments.benchmarks._command import command
 from experiments.benchmarks._session import Options, Session, run_op
 from experiments.benchmarks._workloads import Workload
 from jaxgnn.graph import CSRGraph
@@ -65,4 +65,4 @@ def cases(workload: Workload) -> Iterator[Case]:
 
 
 if __name__ == "__main__":
-    run_op(cases, Session.start(tyro.cli(Options, description=__doc__)))
+    command(lambda options: run_op(cases, Session.start(options)), Options, __doc__)

@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
-import tyro
 
+from experiments.benchmarks._command import command
 from experiments.benchmarks._report import (
     Column,
     Output,
@@ -254,4 +254,4 @@ def _torch_unavailable(device: str) -> str | None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(TrainingOptions, description=__doc__))
+    command(main, TrainingOptions, __doc__)

@@ -15,9 +15,9 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import optax
-import tyro
 from flax import nnx
 
+from experiments.benchmarks._command import command
 from experiments.benchmarks._layers import traced_with, with_plain_layers
 from experiments.benchmarks._report import Column, Output, Row, append_rows, header, line
 from experiments.benchmarks._session import Session
@@ -160,4 +160,4 @@ def make_step(options: TrainingStepOptions, data: Data, k: int | None) -> tuple[
 
 
 if __name__ == "__main__":
-    main(tyro.cli(TrainingStepOptions, description=__doc__))
+    command(main, TrainingStepOptions, __doc__)

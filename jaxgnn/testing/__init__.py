@@ -13,3 +13,5 @@ from jaxgnn.testing.numerics import assert_close as assert_close
 from jaxgnn.testing.numerics import random_array as random_array
 from jaxgnn.testing.numerics import to_float64 as to_float64
 from jaxgnn.testing.numerics import tolerances as tolerances
+from jaxgnn.testing.programs import program_fingerprint as program_fingerprint
+from jaxgnn.testing.programs import same_program as same_program

@@ -2,6 +2,7 @@
 
 A sample is the host's time for a batch of back-to-back calls, divided by their number; ``measure``
 says what that includes. What is to be compared takes turns, batch by batch: ``measure_in_turns``.
+``speed_ratio`` says by how much two differ, and whether the measurement can tell.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ import jax.numpy as jnp
 import jaxlib
 
 from jaxgnn._version import __version__
+from jaxgnn.testing.machine import CpuReading, read_cpu, share_of_others
+from jaxgnn.testing.programs import program_fingerprint
 
 _MAX_LAUNCHES = 10_000
 _LEAST_REPEATS = 3
@@ -40,12 +43,21 @@ class Timing:
       min_ms: least of the repeats, in milliseconds.
       repeats: batches that were timed.
       launches: calls in each batch.
+      low_ms: lower quartile over the repeats, in milliseconds.
+      high_ms: upper quartile over the repeats, in milliseconds.
+      others: part of this process's cores that other processes used meanwhile, from 0 to 1; None
+        where that is not known.
+      program: fingerprint of the compiled program; None where it was not compared.
     """
 
     median_ms: float
     min_ms: float
     repeats: int
     launches: int
+    low_ms: float
+    high_ms: float
+    others: float | None = None
+    program: str | None = None
 
 
 @dataclass(frozen=True)
@@ -107,8 +119,8 @@ def measure(
       ValueError: if ``repeats`` is not positive, or ``batch_ms`` is negative.
     """
     series = _Series(_batches(Candidate(fn, [args, *rotate], jit, wait)))
-    _take_turns([series], repeats, batch_ms, budget_ms)
-    return series.timing()
+    others = _take_turns([series], repeats, batch_ms, budget_ms)
+    return replace(series.timing(), others=others)
 
 
 def measure_in_turns(
@@ -125,6 +137,9 @@ def measure_in_turns(
     after the other, drift would look like a difference. Between its batches no result of a
     candidate is kept.
 
+    Candidates that JAX compiles to the same program, and that have the same inputs, are timed once,
+    and each has that time: see ``jaxgnn.testing.same_program``.
+
     Args:
       candidates: candidates by name.
       repeats: number of batches of each candidate.
@@ -139,12 +154,81 @@ def measure_in_turns(
     Raises:
       ValueError: if ``repeats`` is not positive, or ``batch_ms`` is negative.
     """
-    series = {
-        name: _Series(_batches(candidate), memory_may_run_out=True)
-        for name, candidate in candidates.items()
-    }
-    _take_turns(list(series.values()), repeats, batch_ms, budget_ms)
-    return {name: None if one.failed else one.timing() for name, one in series.items()}
+    programs = {name: _program(candidate) for name, candidate in candidates.items()}
+    series: dict[tuple, _Series] = {}
+    for name, candidate in candidates.items():
+        new = _Series(_batches(candidate), memory_may_run_out=True)
+        series.setdefault(_work(name, candidate, programs[name]), new)
+    others = _take_turns(list(series.values()), repeats, batch_ms, budget_ms)
+    timings = {}
+    for name, candidate in candidates.items():
+        one = series[_work(name, candidate, programs[name])]
+        made = None if one.failed else one.timing()
+        timings[name] = made and replace(made, others=others, program=programs[name])
+    return timings
+
+
+def _work(name: str, candidate: Candidate, program: str | None) -> tuple:
+    """What a candidate does: equal for those of which one time is that of all."""
+    if program is None:
+        return (name,)
+    return (program, *(id(leaf) for leaf in jax.tree.leaves(candidate.inputs)))
+
+
+def _program(candidate: Candidate) -> str | None:
+    """The fingerprint of the compiled candidate; None if JAX does not compile it.
+
+    The same compilation serves the calls that follow. One that runs out of memory has none: those
+    calls will say so.
+    """
+    run = jax.jit(candidate.run) if candidate.jit else candidate.run
+    try:
+        if isinstance(run, jax.stages.Compiled):
+            return program_fingerprint(run)
+        if hasattr(run, "lower"):
+            return program_fingerprint(run.lower(*candidate.inputs[0]).compile())
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+    return None
+
+
+@dataclass(frozen=True)
+class SpeedRatio:
+    """How many times faster one thing is than another.
+
+    Attributes:
+      ratio: of the medians.
+      low: of the quartiles, as the worst of them has it for the faster.
+      high: of the quartiles, as the best of them has it.
+      same_program: whether both are the same compiled program, so that the ratio is noise.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    same_program: bool = False
+
+    def __str__(self) -> str:
+        """``1.85``, or ``same program``, or ``≈ same`` where the quartiles of both overlap."""
+        if self.same_program:
+            return "same program"
+        return "≈ same" if self.low <= 1 <= self.high else f"{self.ratio:.2f}"
+
+
+def speed_ratio(baseline: Timing, timing: Timing) -> SpeedRatio:
+    """How many times faster ``timing`` is than ``baseline``, and whether that can be told.
+
+    Args:
+      baseline: what counts as one.
+      timing: what is compared with it.
+    """
+    return SpeedRatio(
+        baseline.median_ms / timing.median_ms,
+        baseline.low_ms / timing.high_ms,
+        baseline.high_ms / timing.low_ms,
+        same_program=timing.program is not None and timing.program == baseline.program,
+    )
 
 
 def kernel_time(candidate: Candidate, calls: int = 20) -> float | None:
@@ -237,21 +321,39 @@ class _Series:
 
     def timing(self) -> Timing:
         per_call = [sample / self.launches for sample in self.samples]
-        return Timing(statistics.median(per_call), min(per_call), len(per_call), self.launches)
+        low, median, high = quartiles(per_call)
+        return Timing(median, min(per_call), len(per_call), self.launches, low, high)
 
 
-def _take_turns(series: Sequence[_Series], repeats: int, batch_ms: float, budget_ms: float) -> None:
-    """Warms all up, and then takes one batch of each, ``repeats`` times or until it is enough."""
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """The lower quartile, the median and the upper quartile of at least one number."""
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, median, high
+
+
+def _take_turns(
+    series: Sequence[_Series], repeats: int, batch_ms: float, budget_ms: float
+) -> float | None:
+    """Warms all up, and then takes one batch of each, ``repeats`` times or until it is enough.
+
+    Returns:
+      The part of the cores that other processes used after the warm-up; None if it is not known.
+    """
     if repeats < 1 or batch_ms < 0:
         raise ValueError(
             f"timing.measure: expected repeats >= 1 and batch_ms >= 0, got {repeats}, {batch_ms}"
         )
+    before: CpuReading | None = None
     for turn in range(1 + repeats):
         for one in series:
             one.take_turn(batch_ms)
+        before = before or read_cpu()
         spent = sum(sum(one.samples) for one in series)
         if turn >= _LEAST_REPEATS and spent > budget_ms:
             break
+    return None if before is None else share_of_others(before, read_cpu())
 
 
 def _launches_for(run: Callable[[int], None], batch_ms: float) -> int:

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import importlib
+import itertools
 import json
 import math
 import os
@@ -35,7 +36,9 @@ from experiments.benchmarks import (
     training_step,
 )
 from experiments.benchmarks._cache import cache_bandwidth
+from experiments.benchmarks._command import command
 from experiments.benchmarks._hypergraphs import COUPLINGS, HYPERGRAPHS, STEPS, Coupling, Hypergraph
+from experiments.benchmarks._ratios import ratio_text
 from experiments.benchmarks._report import (
     PICTURES,
     RESULTS,
@@ -60,6 +63,7 @@ from experiments.benchmarks._workloads import (
 )
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._core.registry import OPS
+from jaxgnn.testing import machine, timing
 from jaxgnn.testing.timing import Candidate
 from tests.testing.test_timing import DEVICE_KEYS, raise_else
 
@@ -85,14 +89,16 @@ def rows_of_all(tmp_path_factory):
 # -- where results go --------------------------------------------------------------------------
 
 COMMANDS = sorted(
-    path.stem for path in Path(maxk.__file__).parent.glob("*.py") if "tyro.cli(" in path.read_text()
+    path.stem
+    for path in Path(maxk.__file__).parent.glob("*.py")
+    if "__main__" in path.read_text() and "command(" in path.read_text()
 )
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_writes_below_runs_unless_it_is_told_to_add_to_what_is_kept(name):
     source = (Path(maxk.__file__).parent / f"{name}.py").read_text()
-    (options,) = re.findall(r"tyro\.cli\((\w+)", source)
+    (options,) = re.findall(r"command\(.*, (\w+), __doc__\)", source)
     options = getattr(importlib.import_module(f"experiments.benchmarks.{name}"), options)
     usual = tyro.cli(options, args=[])
     assert usual.rows == usual.pictures == Path("runs/benchmarks")
@@ -439,7 +445,109 @@ def test_hypergraphs_have_bars_against_torch_geometric_and_the_clock():
 
 
 def test_options_choose_workloads(tmp_path):
-    assert Session.start(Options("tiny", out=tmp_path, only=("nothing",))).workloads == ()
+    (workload,) = Session.start(
+        Options("tiny", out=tmp_path, only=("24x16",)), WORKLOADS, STREAMS
+    ).workloads
+    assert workload.name == "24x16"
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="reason: names those of a CPU")
+def test_a_workload_that_does_not_exist_is_refused_with_those_that_do(tmp_path):
+    message = "--only must be of uniform-tiny with --scale tiny on a cpu, got nothing"
+    with pytest.raises(ValueError, match=message):
+        Session.start(Options("tiny", out=tmp_path, only=("nothing",)))
+
+
+def test_a_command_ends_with_one_line(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["maxk", "--scale", "tiny", "--only", "nothing"])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=r"^error: benchmarks: --only must be "):
+        command(Session.start, Options, None)
+
+
+def test_ratios_are_told_apart_from_noise(session, monkeypatch, capsys):
+    def timed(low, median, high, program):
+        return timing.Timing(median, low, 7, 1, low, high, others=0.0, program=program)
+
+    times = {
+        "xla": timed(9.0, 10.0, 11.0, 20 * "a"),
+        "twin": timed(9.0, 10.0, 11.0, 20 * "a"),
+        "near": timed(8.0, 9.0, 9.5, 20 * "b"),
+        "fast": timed(4.0, 5.0, 6.0, None),
+    }
+    monkeypatch.setattr("experiments.benchmarks._session.measure_in_turns", lambda *_, **__: times)
+    rows = session.run([next(iter(spmm.cases(TINY[0])))])
+    assert read_rows(session.out / "spmm.jsonl") == rows
+    assert [row["same_program_as_xla"] for row in rows] == [True, True, False, False]
+    assert [row["program"] for row in rows] == [16 * "a", 16 * "a", 16 * "b", None]
+    assert rows[3]["speedup_over_xla"] == 2.0
+    ends = ("speedup_low_over_xla", "speedup_high_over_xla")
+    assert [rows[3][end] for end in ends] == [9 / 6, 11 / 4]
+    printed = capsys.readouterr().out.splitlines()[1:5]
+    for text, verdict in zip(printed, ("1", "same program", "≈ same", "2.00"), strict=True):
+        assert f"  {verdict}  " in text
+
+
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        ({"speedup_over_xla": None}, None),
+        ({"speedup_over_xla": 2.0, "implementation": "ffi"}, "2.00"),  # of an older release
+        ({"speedup_over_xla": 1.0, "implementation": "xla"}, "1"),
+        (
+            {
+                "speedup_over_xla": 1.1,
+                "speedup_low_over_xla": 0.9,
+                "speedup_high_over_xla": 1.3,
+            },
+            "≈ same",
+        ),
+    ],
+)
+def test_ratios_of_rows_as_they_are_printed(row, text):
+    assert ratio_text(row, "xla") == text
+
+
+def test_columns_without_a_value_are_left_out(session, capsys):
+    session.run([next(iter(spmm.cases(TINY[0])))])
+    of_spmm = capsys.readouterr().out.splitlines()[0].split()
+    on_cpu = {"kernels"} if session.device["platform"] == "cpu" else set()
+    for absent in {"TF/s", "peer", "limit"} | on_cpu:
+        assert absent not in of_spmm
+    on_h200 = dataclasses.replace(session, device={**session.device, "device": "NVIDIA H200"})
+    on_h200.run([next(iter(spmm.cases(TINY[0])))])
+    assert {"peer", "limit"} < set(capsys.readouterr().out.splitlines()[0].split())
+
+
+def test_every_op_that_is_quoted_has_a_column_for_it():
+    assert set(ALL_ROWS) >= _bars.PUBLISHED_OPS
+    row = {"k": 32, "dim": 256, "device": "NVIDIA H200"}
+    workloads = ("reddit", "16384x512", "8192x4096", "256 tokens")
+    quoted = {
+        op
+        for op, workload, direction, dtype in itertools.product(
+            ALL_ROWS, workloads, ("forward", "backward"), ("float32", "bfloat16")
+        )
+        if _bars.published(
+            {**row, "op": op, "workload": workload, "direction": direction, "dtype": dtype}
+        )
+    }
+    assert quoted == _bars.PUBLISHED_OPS
+
+
+def test_a_busy_machine_is_told_of_in_one_line(session, monkeypatch, capsys):
+    moments = itertools.count(0.0, 10.0)
+
+    def read():  # others use three of four core seconds
+        now = next(moments)
+        return machine.CpuReading(now, 0.5 * now, 2.0 * now, 2)
+
+    monkeypatch.setattr(timing, "read_cpu", read)
+    rows = session.run([next(iter(spmm.cases(TINY[0])))])
+    assert {row["others"] for row in rows} == {0.75}
+    (warning,) = [text for text in capsys.readouterr().out.splitlines() if "warning" in text]
+    assert f"in {len(rows)} of {len(rows)} measurements other processes" in warning
+    assert "75% at most" in warning
 
 
 def test_bars_are_printed_beside_the_ratios():

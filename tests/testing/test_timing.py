@@ -135,6 +135,63 @@ def test_results_of_a_candidate_are_gone_when_another_has_its_turn():
     assert {one.repeats for one in times.values()} == {3}
 
 
+def test_a_timing_has_its_quartiles():
+    assert timing.quartiles([5.0]) == (5.0, 5.0, 5.0)
+    assert timing.quartiles([4.0, 1.0, 3.0, 2.0, 5.0]) == (2.0, 3.0, 4.0)
+    one = timing.measure(lambda: time.sleep(0.001), jit=False, repeats=5, batch_ms=0.0)
+    assert one.min_ms <= one.low_ms <= one.median_ms <= one.high_ms
+
+
+def test_equal_programs_of_equal_inputs_are_timed_once():
+    traced = []
+
+    def double(x):
+        traced.append("double")
+        return x + x
+
+    one, two = jnp.ones(8), jnp.ones(8)
+    candidates = {
+        "double": Candidate(double, [(one,)]),
+        "twin": Candidate(lambda renamed: renamed + renamed, [(one,)]),
+        "jitted twin": Candidate(jax.jit(lambda a: a + a), [(one,)], jit=False),
+        "compiled twin": Candidate(jax.jit(double).lower(one).compile(), [(one,)], jit=False),
+        "other inputs": Candidate(lambda x: x + x, [(two,)]),
+        "another": Candidate(lambda x: x * x, [(one,)]),
+        "python": Candidate(lambda x: x, [(one,)], jit=False),
+    }
+    traced.clear()
+    times = timing.measure_in_turns(candidates, repeats=3, batch_ms=0.0)
+    assert list(times) == list(candidates)
+    assert traced == []  # the twin that was compiled before has left its trace
+    twins = [times[name] for name in ("twin", "jitted twin", "compiled twin")]
+    assert all(twin == times["double"] for twin in twins)
+    assert times["other inputs"].program == times["double"].program
+    assert times["other inputs"].median_ms != times["double"].median_ms
+    assert times["another"].program not in (None, times["double"].program)
+    assert times["python"].program is None
+
+
+def _of(low, median, high, program=None):
+    return timing.Timing(median, low, 5, 1, low, high, program=program)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "ours", "text"),
+    [
+        (_of(9, 10, 11), _of(4, 5, 6), "2.00"),
+        (_of(4, 5, 6), _of(9, 10, 11), "0.50"),
+        (_of(9, 10, 11), _of(8, 9, 9.5), "≈ same"),
+        (_of(9, 10, 11, "a"), _of(4, 5, 6, "b"), "2.00"),
+        (_of(9, 10, 11, "a"), _of(4, 5, 6, "a"), "same program"),
+    ],
+)
+def test_a_ratio_says_whether_it_is_more_than_noise(baseline, ours, text):
+    ratio = timing.speed_ratio(baseline, ours)
+    assert str(ratio) == text
+    assert ratio.low <= ratio.ratio <= ratio.high
+    assert ratio.ratio == baseline.median_ms / ours.median_ms
+
+
 def test_copy_bandwidth_is_positive():
     assert 0 < timing.copy_bandwidth(2**16, repeats=3) < np.inf
 

@@ -1,0 +1,68 @@
+"""Times and ratios of a row: their spread, and what may be said of two times that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from experiments.benchmarks._report import Row
+from jaxgnn.testing.machine import busy_warning, gpu_warning
+from jaxgnn.testing.timing import SpeedRatio, Timing, speed_ratio
+
+_DIGITS = 16
+
+
+def timing_fields(timing: Timing | None) -> Row:
+    """What a row keeps of a measurement; all None where the device had too little memory."""
+    return {
+        "ms": timing and timing.median_ms,
+        "min_ms": timing and timing.min_ms,
+        "low_ms": timing and timing.low_ms,
+        "high_ms": timing and timing.high_ms,
+        "repeats": timing and timing.repeats,
+        "others": timing and timing.others,
+        "program": timing and timing.program and timing.program[:_DIGITS],
+    }
+
+
+def ratio_fields(baseline: str, theirs: Timing | None, ours: Timing | None) -> Row:
+    """What a row keeps of a comparison: the ratio, its ends, and whether it is one program.
+
+    Args:
+      baseline: a name, which ends the keys.
+      theirs: the time of the baseline; None where there is none.
+      ours: the time of the row.
+    """
+    ratio = None if theirs is None or ours is None else speed_ratio(theirs, ours)
+    return {
+        f"speedup_over_{baseline}": ratio and ratio.ratio,
+        f"speedup_low_over_{baseline}": ratio and ratio.low,
+        f"speedup_high_over_{baseline}": ratio and ratio.high,
+        f"same_program_as_{baseline}": ratio and ratio.same_program,
+    }
+
+
+def ratio_text(row: Row, baseline: str) -> str | None:
+    """A comparison that a row has kept, as ``SpeedRatio`` says it; None where there is none.
+
+    The row of the baseline itself has 1. Of rows that were written before ratios had ends, the
+    ratio stands alone.
+    """
+    ratio = row.get(f"speedup_over_{baseline}")
+    if ratio is None:
+        return None
+    if row.get("implementation") == baseline:
+        return "1"
+    low, high = (row.get(f"speedup_{end}_over_{baseline}") or ratio for end in ("low", "high"))
+    same = bool(row.get(f"same_program_as_{baseline}"))
+    return str(SpeedRatio(ratio, low, high, same_program=same))
+
+
+def print_warnings(shares: Iterable[float | None]) -> None:
+    """Says in a line each if others used the cores or the GPU while rows were measured.
+
+    Args:
+      shares: part of the cores that others used, of each measurement; None where not known.
+    """
+    for text in (busy_warning(shares), gpu_warning()):
+        if text is not None:
+            print(text, flush=True)

@@ -1,0 +1,129 @@
+"""Whether other processes use the machine while something is measured."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+# Clock ticks of a processor are 10 ms, so that less time than this tells little.
+_LEAST_SECONDS = 0.1
+# Parts of the cores; what ticks may feign in the shortest reading is less.
+_BUSY = 0.2
+_GPU_QUERY = ("--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader")
+
+
+@dataclass(frozen=True)
+class CpuReading:
+    """What processors have done up to a moment.
+
+    Attributes:
+      wall_s: the clock, in seconds.
+      own_s: processor time of this process, in seconds.
+      all_s: processor time of all processes on the cores of this one, in seconds; None where the
+        system does not tell.
+      cores: cores that this process may use.
+    """
+
+    wall_s: float
+    own_s: float
+    all_s: float | None
+    cores: int
+
+
+def read_cpu() -> CpuReading:
+    """Reads the processors now; other processes are told from this one on Linux only."""
+    if hasattr(os, "sched_getaffinity"):
+        cores: Collection[int] = os.sched_getaffinity(0)
+    else:
+        cores = range(os.cpu_count() or 1)
+    try:
+        stat = Path("/proc/stat").read_text(encoding="utf-8")
+        all_s = busy_ticks(stat, cores) / os.sysconf("SC_CLK_TCK")
+    except OSError:
+        all_s = None
+    return CpuReading(time.perf_counter(), time.process_time(), all_s, len(cores))
+
+
+def busy_ticks(stat: str, cores: Collection[int]) -> int:
+    """Clock ticks in which cores were not idle.
+
+    Args:
+      stat: the text of Linux's ``/proc/stat``.
+      cores: numbers of the cores that count.
+    """
+    lines = (line.split() for line in stat.splitlines())
+    of_cores = {f"cpu{core}" for core in cores}
+    # user, nice, system, idle, waiting for a disk, two kinds of interrupts, taken by other guests;
+    # what follows is part of user.
+    ticks = [[int(text) for text in words[1:9]] for words in lines if words[:1][0] in of_cores]
+    return sum(sum(one) - one[3] - one[4] for one in ticks)
+
+
+def share_of_others(before: CpuReading, after: CpuReading) -> float | None:
+    """The part of this process's cores that other processes used between two readings.
+
+    Returns:
+      From 0 to 1; None where it is not known, or the time between is too short to tell.
+    """
+    wall = after.wall_s - before.wall_s
+    if before.all_s is None or after.all_s is None or wall < _LEAST_SECONDS:
+        return None
+    others = after.all_s - before.all_s - (after.own_s - before.own_s)
+    return min(1.0, max(0.0, others / (wall * after.cores)))
+
+
+def busy_warning(shares: Iterable[float | None]) -> str | None:
+    """One line for the reader of a table, if others used the machine while it was measured.
+
+    Args:
+      shares: what ``share_of_others`` said of each measurement.
+
+    Returns:
+      None if no measurement had others use more than a fifth of the cores.
+    """
+    known = [share for share in shares if share is not None]
+    busy = [share for share in known if share > _BUSY]
+    if not busy:
+        return None
+    return (
+        f"warning: the machine was busy: in {len(busy)} of {len(known)} measurements other "
+        f"processes used more than {_BUSY:.0%} of the cores, {max(busy):.0%} at most; times are "
+        f"too long and ratios uncertain"
+    )
+
+
+def gpu_warning() -> str | None:
+    """One line if other processes compute on the GPU of this one, as ``nvidia-smi`` lists them.
+
+    Returns:
+      None if there are none, and where it can not be found out: without ``nvidia-smi``, or in a
+      container that does not show it this process.
+    """
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    listed = subprocess.run([program, *_GPU_QUERY], capture_output=True, text=True, timeout=60)
+    others = other_gpu_processes(listed.stdout, os.getpid()) if listed.returncode == 0 else 0
+    if not others:
+        return None
+    return f"warning: {others} other processes compute on this GPU; times are too long"
+
+
+def other_gpu_processes(listed: str, own: int) -> int:
+    """How many other processes compute on the GPUs of a process.
+
+    Args:
+      listed: lines of a GPU's name, a comma, and the number of a process on it.
+      own: the number of the process.
+
+    Returns:
+      0 also if the process itself is not listed.
+    """
+    pairs = {tuple(line.split(", ")) for line in listed.splitlines() if ", " in line}
+    gpus = {gpu for gpu, process in pairs if process.strip() == str(own)}
+    return len({process for gpu, process in pairs if gpu in gpus} - {str(own)})

@@ -1,0 +1,78 @@
+"""Whether two functions were compiled to the same program."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+import jax
+
+# What XLA leaves out of its text, so that equal texts would not mean equal programs: large
+# constants, and the Python function of a callback.
+_UNTOLD = re.compile(r"constant\(\{\.\.\.\}\)|custom_call_target=\"[^\"]*callback")
+# A quoted text, braces inside of it included, or one pair of braces without others in it.
+_METADATA = re.compile(r", metadata=\{(?:\"(?:[^\"\\]|\\.)*\"|[^{}\"])*\}")
+_NAME = re.compile(r"%[\w.-]+")
+_MODULE = re.compile(r"^HloModule [^,\s]+")
+# The parameters of a computation, as its heading lists them: each has a line of its own below.
+_PARAMETER = re.compile(r"(?<=[(\s])[\w.-]+: ")
+
+
+def program_fingerprint(compiled: jax.stages.Compiled) -> str | None:
+    """A number that programs have in common which XLA has compiled to the same instructions.
+
+    What is compared is the text after all optimisations: instructions with their shapes, layouts,
+    attributes and order. Names of functions, arguments and instructions, and where in the source
+    they come from, do not count.
+
+    Args:
+      compiled: what ``jax.jit(f).lower(...).compile()`` returns.
+
+    Returns:
+      64 hexadecimal digits; None where the text does not tell all of the program, because it has a
+      large constant or calls a Python function.
+    """
+    text = compiled.as_text() or ""
+    if not text or _UNTOLD.search(text):
+        return None
+    return hashlib.sha256(_normalised(text).encode()).hexdigest()
+
+
+def same_program(first: jax.stages.Compiled, second: jax.stages.Compiled) -> bool:
+    """Whether XLA has compiled two functions to the same instructions.
+
+    A difference of their times is then noise of the measurement. Two programs that do the same in
+    another order are not the same, and neither is one of which ``program_fingerprint`` is None.
+
+    Args:
+      first: what ``jax.jit(f).lower(...).compile()`` returns.
+      second: the same of another function.
+
+    Returns:
+      True only if all instructions, shapes and layouts are equal.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> x = jnp.ones(3)
+      >>> compiled = [
+      ...     jax.jit(f).lower(x).compile()
+      ...     for f in (lambda a: a * 2 + 1, lambda b: 1 + 2 * b, lambda c: c * 3 + 1)
+      ... ]
+      >>> same_program(compiled[0], compiled[1]), same_program(compiled[0], compiled[2])
+      (True, False)
+    """
+    fingerprint = program_fingerprint(first)
+    return fingerprint is not None and fingerprint == program_fingerprint(second)
+
+
+def _normalised(text: str) -> str:
+    """The text of a module without metadata, its names replaced by numbers in order."""
+    heading, *lines = text.splitlines()
+    # Between the heading and the first computation are tables of files and functions.
+    start = next(i for i, line in enumerate(lines) if line.startswith(("%", "ENTRY ")))
+    kept = [_MODULE.sub("HloModule", heading)]
+    for line in lines[start:]:
+        is_heading = line.endswith("{") and not line.startswith(" ")
+        kept.append(_PARAMETER.sub("", line) if is_heading else _METADATA.sub("", line))
+    numbers: dict[str, str] = {}
+    return _NAME.sub(lambda m: numbers.setdefault(m[0], f"%{len(numbers)}"), "\n".join(kept))
