@@ -205,14 +205,14 @@ def _with_parts(layers: Layers, direction: str, inputs: list[tuple]) -> dict[str
 
 def with_cublaslt(plain: Callable, inputs: list[tuple]) -> dict[str, Candidate]:
     """``cublaslt``: compiled so that products may take bias and activation along, on a GPU."""
-    if jax.default_backend() == "cpu" or not _knows_cublaslt():
+    if jax.default_backend() == "cpu" or not knows_cublaslt():
         return {}
     compiled = jax.jit(plain, compiler_options=_CUBLASLT)
     return {"cublaslt": Candidate(compiled, inputs, jit=False)}
 
 
 @cache
-def _knows_cublaslt() -> bool:
+def knows_cublaslt() -> bool:
     """Whether this release of XLA has the option; says so once if not."""
     try:
         jax.jit(jnp.negative, compiler_options=_CUBLASLT).lower(0.0).compile()

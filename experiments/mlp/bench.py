@@ -5,60 +5,77 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
 
+from experiments._colours import colour
 from experiments._runs import shown
+from experiments.benchmarks._baselines import torch_here
 from experiments.benchmarks._cases import DIRECTIONS, Candidate
 from experiments.benchmarks._layers import (
     Layers,
     flops,
+    knows_cublaslt,
     torch_arrays,
     torch_layers,
     with_cublaslt,
 )
+from experiments.benchmarks._ratios import print_warnings, ratio_fields, ratio_text
 from experiments.benchmarks._report import Column, Row, append_rows, header, line
 from experiments.mlp.config import NETWORKS, BenchConfig, Network
 from experiments.mlp.differences import largest_difference
-from jaxgnn._errors import bad_input
 from jaxgnn.testing.timing import device_description, kernel_time, measure_in_turns
 
-_COLUMNS = (
-    Column("network", "network", 16),
-    Column("batch", "batch_size", 5, "d"),
-    Column("GFLOP", "gflop", 8, ".3f"),
-    Column("torch ms", "torch_ms", 9, ".4f"),
-    Column("XLA ms", "xla_ms", 9, ".4f"),
-    Column("lt ms", "cublaslt_ms", 9, ".4f"),
-    Column("ours ms", "ours_ms", 9, ".4f"),
-    Column("kernels", "ours_kernel_ms", 9, ".4f"),
-    Column("x torch", "speedup_over_torch", 7, ".3f"),
-    Column("x XLA", "speedup_over_xla", 7, ".3f"),
-    Column("x lt", "speedup_over_cublaslt", 7, ".3f"),
-    Column("k x XLA", "kernel_speedup_over_xla", 7, ".3f"),
-    Column("k x lt", "kernel_speedup_over_cublaslt", 7, ".3f"),
-    Column("diff torch", "max_abs_diff_torch", 10, ".1e"),
-    Column("diff XLA", "max_abs_diff_xla", 10, ".1e"),
-)
+# The names of what ours is compared with, and how they are called in sentences and legends.
+_BASELINES = {"torch": "torch", "xla": "XLA", "cublaslt": "XLA with cublasLt"}
 _LAYERS = Layers("fused_mlp", "relu")
 # Differences of a few per cent are told: more batches than usual. A reduced network takes less than
 # a millisecond.
 _TIMING: dict[str, Any] = {"repeats": 15, "budget_ms": 5_000.0}
-_REDUCED_TIMING: dict[str, Any] = {"repeats": 15, "batch_ms": 2.0}
-_BASELINES = {
-    "speedup_over_xla": "XLA",
-    "speedup_over_cublaslt": "XLA with cublasLt",
-    "speedup_over_torch": "torch",
-}
-_KERNEL_BASELINES = {
-    f"kernel_{key}": f"{name}, by the time of the kernels"
-    for key, name in _BASELINES.items()
-    if name != "torch"
-}
+_REDUCED_TIMING: dict[str, Any] = {"repeats": 15, "batch_ms": 5.0}
+
+
+def _columns(platform: str) -> tuple[Column, ...]:
+    """The columns of a table; of torch, cublasLt and kernels only where these are here."""
+    on_gpu = platform != "cpu"
+    here = {"xla": True, "torch": torch_here() is not None, "cublaslt": on_gpu and knows_cublaslt()}
+    titles = {"torch": "torch", "xla": "XLA", "cublaslt": "lt"}
+    peers = [name for name in _BASELINES if here[name]]
+    compared = [name for name in peers if name != "cublaslt"]
+    by_kernels = [name for name in peers if on_gpu and name != "torch"]
+    return (
+        Column("network", "network", 16),
+        Column("batch", "batch_size", 5, "d"),
+        Column("GFLOP", "gflop", 8, ".3f"),
+        *(Column(f"{titles[n]} ms", partial(_time_text, name=n), 14, "s") for n in peers),
+        Column("ours ms", partial(_time_text, name="ours"), 14, "s"),
+        *([Column("kernels", "ours_kernel_ms", 9, ".4f")] if on_gpu else []),
+        *(Column(f"x {titles[n]}", partial(ratio_text, baseline=n), 12, "s") for n in peers),
+        *(Column(f"k x {titles[n]}", partial(_kernel_text, name=n), 12, "s") for n in by_kernels),
+        *(Column(f"diff {titles[n]}", f"max_abs_diff_{n}", 10, ".1e") for n in compared),
+    )
+
+
+def _time_text(row: Row, name: str) -> str | None:
+    """The median in milliseconds, and half the distance of its quartiles in per cent of it."""
+    ms = row.get(f"{name}_ms")
+    if ms is None:
+        return None
+    spread = (row[f"{name}_high_ms"] - row[f"{name}_low_ms"]) / 2 / ms
+    return f"{ms:.4f} ± {spread:.0%}"
+
+
+def _kernel_text(row: Row, name: str) -> str | None:
+    """The ratio of the times of the kernels alone."""
+    ratio = row.get(f"kernel_speedup_over_{name}")
+    if ratio is None:
+        return None
+    return "same program" if row.get(f"same_program_as_{name}") else f"{ratio:.2f}"
 
 
 def bench(config: BenchConfig) -> list[Row]:
@@ -74,9 +91,7 @@ def bench(config: BenchConfig) -> list[Row]:
       ValueError: if there is no network of a number that is asked for.
       NotImplementedError: if the named implementation runs none of the networks.
     """
-    for number in config.networks:
-        if not 1 <= number <= len(NETWORKS):
-            raise bad_input("bench", "--networks", f"in 1..{len(NETWORKS)}", number)
+    config.check()
     device = device_description()
     scale = config.scale or ("reduced" if device["platform"] == "cpu" else "full")
     numbers = config.networks or range(1, len(NETWORKS) + 1)
@@ -85,47 +100,69 @@ def bench(config: BenchConfig) -> list[Row]:
         networks = [network.reduced() for network in networks]
     print(", ".join(f"{key} {value}" for key, value in device.items()))
     print(f"{scale} sizes; diff: largest absolute difference of any entry of the results from ours")
+    columns = _columns(str(device["platform"]))
     rows: list[Row] = []
     with jax.default_matmul_precision(config.precision):
         for dtype in config.dtypes:
             for direction in config.directions:
-                rows += _table(config, networks, scale, {"dtype": dtype, "direction": direction})
+                kind = {"scale": scale, "dtype": dtype, "direction": direction}
+                rows += _table(config, networks, kind, columns)
+    print_warnings(row.get("others") for row in rows)
     append_rows(config.run / "bench.jsonl", [{**row, **device} for row in rows])
     picture = config.run / f"bench_{device['platform']}.png"
-    _draw(rows, f"{device['device']}, {scale} sizes, jax {device['jax']}", picture)
+    title = f"ops.fused_mlp, {device['device']}, {scale} sizes, jax {device['jax']}"
+    _draw(rows, title, picture)
     print(f"\npicture: {shown(picture.absolute())}")
     return rows
 
 
-def _table(config: BenchConfig, networks: list[Network], scale: str, kind: dict) -> list[Row]:
-    print(f"\n{kind['dtype']}, {kind['direction']}\n{header(_COLUMNS)}", flush=True)
+def _table(
+    config: BenchConfig, networks: list[Network], kind: dict[str, str], columns: tuple[Column, ...]
+) -> list[Row]:
+    """Prints the table of a scale, dtype and direction; returns a row for each network."""
+    print(f"\n{kind['dtype']}, {kind['direction']}\n{header(columns)}", flush=True)
     rows, reasons = [], {}
     for network in networks:
         row: Row = {
             "network": network.name(),
             "batch_size": network.batch_size,
-            "scale": scale,
             "implementation": config.implementation,
             "precision": config.precision,
             **kind,
         }
         try:
-            row |= _measure(config, network, scale, **kind)
+            row |= _measure(config, network, **kind)
         except NotImplementedError as error:
             reasons[network.name()] = error
-        print(line(row, _COLUMNS), flush=True)
+        print(line(row, columns), flush=True)
         rows.append(row)
     if len(reasons) == len(rows):
         raise next(iter(reasons.values()))
     for name, reason in reasons.items():
         print(f"{name}: {reason}")
-    for key, baseline in (_BASELINES | _KERNEL_BASELINES).items():
-        ratios = [row[key] for row in rows if row.get(key)]
-        if ratios:
-            mean = statistics.geometric_mean(ratios)
-            spread = f"from {min(ratios):.3f}x to {max(ratios):.3f}x"
-            print(f"speedup over {baseline}: {mean:.3f}x, the geometric mean, {spread}")
+    for name, baseline in _BASELINES.items():
+        for key, by in (("speedup_over", ""), ("kernel_speedup_over", ", by the kernels")):
+            text = _summary([row for row in rows if row.get(f"{key}_{name}")], key, name)
+            if text is not None:
+                print(f"speedup over {baseline}{by}: {text}")
     return rows
+
+
+def _summary(rows: list[Row], key: str, name: str) -> str | None:
+    """The geometric mean of the networks that are another program than the baseline's."""
+    if not rows:
+        return None
+    others = [row for row in rows if not row[f"same_program_as_{name}"]]
+    same = f"{len(rows) - len(others)} of {len(rows)} networks are the same program"
+    if not others:
+        return same
+    ratios = [row[f"{key}_{name}"] for row in others]
+    mean = statistics.geometric_mean(ratios)
+    text = f"{mean:.2f}x, the geometric mean, from {min(ratios):.2f}x to {max(ratios):.2f}x"
+    if key == "speedup_over":
+        untold = sum(ratio_text(row, name) == "≈ same" for row in others)
+        text += f"; {untold} of {len(others)} not told apart"
+    return text if len(others) == len(rows) else f"{text}; {same} and are left out"
 
 
 def _measure(config: BenchConfig, network: Network, scale: str, dtype: str, direction: str) -> Row:
@@ -149,13 +186,15 @@ def _measure(config: BenchConfig, network: Network, scale: str, dtype: str, dire
         result = candidate.run(*candidate.inputs[0])
         results[name] = torch_arrays(result) if name == "torch" else result
     timings = measure_in_turns(candidates, **(_REDUCED_TIMING if scale == "reduced" else _TIMING))
-    ms = {name: timing.median_ms for name, timing in timings.items() if timing}
     measured: Row = {"gflop": flops(direction, rows=rows, features=features) / 1e9}
-    measured |= {f"{name}_ms": value for name, value in ms.items()}
+    for name, timing in timings.items():
+        if timing is not None:
+            measured[f"{name}_ms"] = timing.median_ms
+            measured |= {f"{name}_low_ms": timing.low_ms, f"{name}_high_ms": timing.high_ms}
+            measured["others"] = timing.others
     measured |= _kernel_times(candidates)
     for name in results.keys() - {"ours"}:
-        if {"ours", name} <= ms.keys():
-            measured[f"speedup_over_{name}"] = ms[name] / ms["ours"]
+        measured |= ratio_fields(name, timings[name], timings["ours"])
         difference = largest_difference(results["ours"], results[name])
         if difference == math.inf:
             raise FloatingPointError(f"bench: {network.name()}: ours or {name} is not finite")
@@ -180,34 +219,57 @@ def _inputs(network: Network) -> list[tuple]:
 
 
 def _draw(rows: Sequence[Row], title: str, path: Path) -> None:
-    """A panel for each dtype and direction, with the speed-up of each network."""
+    """A panel for each dtype and direction: the speed-up of each network with its quartiles.
+
+    Where both are the same program there is no bar, and an equals sign in its place.
+    """
     from matplotlib.figure import Figure
 
     kinds = list(dict.fromkeys((row["dtype"], row["direction"]) for row in rows))
     columns = min(2, len(kinds))
     lines = -(-len(kinds) // columns)
-    figure = Figure(figsize=(5.5 * columns, 3.2 * lines + 0.4), dpi=120, layout="constrained")
+    figure = Figure(figsize=(5.5 * columns, 3.2 * lines + 0.9), dpi=120, layout="constrained")
     panels = figure.subplots(lines, columns, squeeze=False, sharey=True).ravel()
+    timed = [name for name in _BASELINES if any(row.get(f"speedup_over_{name}") for row in rows)]
+    width = 0.8 / max(len(timed), 1)
     for axes, kind in zip(panels, kinds, strict=False):
         same = [row for row in rows if (row["dtype"], row["direction"]) == kind]
-        timed = [(key, name) for key, name in _BASELINES.items() if any(key in r for r in same)]
-        width = 0.8 / max(len(timed), 1)
-        for place, (key, baseline) in enumerate(timed):
-            at = np.arange(len(same)) + width * (place - (len(timed) - 1) / 2)
-            over_one = np.array([row.get(key, math.nan) for row in same]) - 1
-            axes.bar(at, over_one, width, bottom=1, label=f"over {baseline}", color=f"C{place}")
+        for place, name in enumerate(timed):
+            _draw_bars(axes, same, name, width * (place - (len(timed) - 1) / 2), width)
         labels = [f"{row['network']}, {row['batch_size']}" for row in same]
         axes.set_xticks(range(len(same)), labels, rotation=40, ha="right", fontsize=7)
+        axes.set_xlim(-0.6, len(same) - 0.4)
         axes.set_yscale("log", base=2)
         axes.yaxis.set_major_formatter("{x:g}")
         axes.axhline(1, color="0.3", linewidth=1)
         axes.set_title(", ".join(kind), fontsize="medium")
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize="small")
     for axes in panels[::columns]:
-        axes.set_ylabel("speed-up")
+        axes.set_ylabel("speed-up (ratio of times)")
+    for axes in panels[len(kinds) - columns : len(kinds)]:
+        axes.set_xlabel("widths of the network, batch size")
     for axes in panels[len(kinds) :]:
         axes.remove()
     figure.suptitle(title, fontsize="medium")
+    handles = [Patch(color=colour(name), label=f"over {_BASELINES[name]}") for name in timed]
+    handles.append(Patch(fill=False, linewidth=0, label="=  the same program, no ratio"))
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize="small"
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, format="png")
+
+
+def _draw_bars(axes: Axes, rows: Sequence[Row], name: str, shift: float, width: float) -> None:
+    """The bars of one baseline in a panel, from one upwards or downwards."""
+    for place, row in enumerate(rows):
+        at, ratio = place + shift, row.get(f"speedup_over_{name}")
+        if ratio is None:
+            continue
+        if row[f"same_program_as_{name}"]:
+            axes.annotate("=", (at, 1), (0, 2), textcoords="offset points", ha="center")
+            continue
+        ends = [row[f"speedup_{end}_over_{name}"] for end in ("low", "high")]
+        error = [[ratio - ends[0]], [ends[1] - ratio]]
+        axes.bar(at, ratio - 1, width, bottom=1, color=colour(name))
+        axes.errorbar(at, ratio, yerr=error, color="0.25", elinewidth=0.8, capsize=1.5)

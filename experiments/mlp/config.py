@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from experiments._seeds import check_seeds
 from jaxgnn import ops
+from jaxgnn._errors import bad_input
 
 Direction = Literal["forward", "forward+backward"]
 Dtype = Literal["float32", "bfloat16"]
@@ -91,6 +93,15 @@ class BenchConfig:
     networks: tuple[int, ...] = ()
     run: Path = Path("runs/mlp")
 
+    def check(self) -> None:
+        """Raises ValueError for the first option at fault, by the name that is typed."""
+        for name, values in (("--dtypes", self.dtypes), ("--directions", self.directions)):
+            if not values:
+                raise bad_input("bench", name, "at least one", "none")
+        for number in self.networks:
+            if not 1 <= number <= len(NETWORKS):
+                raise bad_input("bench", "--networks", f"in 1..{len(NETWORKS)}", number)
+
 
 @dataclass(frozen=True)
 class ValidateConfig:
@@ -103,7 +114,7 @@ class ValidateConfig:
       batch_size: number of images in a step.
       steps: number of training steps.
       learning_rate: learning rate of Adam.
-      seed: seed of parameters and batches.
+      seeds: seeds of the runs; each fixes the split of the images, the parameters and the batches.
       progress: show a progress bar.
     """
 
@@ -112,5 +123,17 @@ class ValidateConfig:
     batch_size: int = 32
     steps: int = 200
     learning_rate: float = 1e-3
-    seed: int = 0
+    seeds: tuple[int, ...] = (0,)
     progress: bool = True
+
+    def check(self) -> None:
+        """Raises ValueError for the first option at fault, by the name that is typed."""
+        check_seeds("validate", self.seeds)
+        for name, value in (("--steps", self.steps), ("--batch-size", self.batch_size)):
+            if value < 1:
+                raise bad_input("validate", name, "at least 1", value)
+        positive = (("--learning-rate", self.learning_rate), ("--tolerance", self.tolerance))
+        for name, number in positive:
+            # A NaN is not more than anything.
+            if not number > 0:
+                raise bad_input("validate", name, "more than 0", number)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -12,11 +13,12 @@ import optax
 from flax import nnx
 
 import jaxgnn
+from experiments._seeds import streams, summarize
+from experiments.mlp.baselines import majority_accuracy, neighbour_accuracy
 from experiments.mlp.config import ValidateConfig
 from experiments.mlp.data import PIXELS, large_digits
 from experiments.mlp.differences import largest_difference
 from jaxgnn import nn, ops
-from jaxgnn.datasets import NodeDataset
 from jaxgnn.training import LoopConfig, accuracy, fit
 
 _FEATURES = (PIXELS, 256, 256, 10)
@@ -26,33 +28,47 @@ Forward = Callable[[list[tuple[jax.Array, jax.Array]], jax.Array], jax.Array]
 Differences = dict[str, dict[str, float]]
 
 
+@dataclass(frozen=True)
+class _Trained:
+    """A trained network and the images that it has not seen.
+
+    Attributes:
+      layers: kernel [in, out] and bias [out] of each layer.
+      images: [test, 784] float32.
+      labels: [test] integers.
+      scores: accuracy on them by name: of the network, and of what needs no training.
+    """
+
+    layers: list[tuple[jax.Array, jax.Array]]
+    images: jax.Array
+    labels: jax.Array
+    scores: dict[str, float]
+
+
 def validate(config: ValidateConfig) -> Differences:
     """Trains 784-256-256-10 on the digits, compares its layers, and runs it in the strict mode.
 
     The trained network, as one ``fused_mlp`` and as three ``fused_linear``, is run on the test
     images. Logits, and the gradients of the mean cross entropy to images and parameters, are
     compared with those of plain JAX code, which JAX differentiates, in float32 and in float64.
-    Then both run under ``jaxgnn.verify("strict")``.
+    Then both run under ``jaxgnn.verify("strict")``. All this is done for every seed.
 
     Args:
       config: the options of the run.
 
     Returns:
-      The largest absolute difference of logits and gradients in each comparison.
+      The largest absolute difference of logits and gradients in each comparison, over all seeds.
 
     Raises:
       ValueError: if an option is at fault.
       VerificationError: if a difference is larger than the tolerance.
     """
-    data = large_digits()
-    model = _train(config, data)
-    layers = [(layer.kernel[...], layer.bias[...]) for layer in model.layers]  # pyrefly: ignore
-    images, labels = jnp.asarray(data.features[data.test]), jnp.asarray(data.labels[data.test])
-    score = accuracy(model(images), data.labels[data.test])
-    print(f"{'-'.join(map(str, _FEATURES))} on the digits: test accuracy: {score:.4f}")
-
+    config.check()
+    trained = [_train(config, seed) for seed in config.seeds]
+    _print_scores([one.scores for one in trained])
     fused = _fused(config.implementation)
-    differences = _compare(fused, layers, images, labels)
+    differences = _largest([_compare(fused, one) for one in trained])
+    _print_differences(differences)
     largest = max(max(each.values()) for each in differences.values())
     print(f"max abs diff: {largest:.1e} (tolerance {config.tolerance:.0e})")
     # NaN compares false: it must not pass.
@@ -61,23 +77,36 @@ def validate(config: ValidateConfig) -> Differences:
             f"validate: the largest difference, {largest:.1e}, is more than {config.tolerance:.0e}"
         )
     for name, forward in fused.items():
-        checked = _run_strict(config, forward, layers, images, labels)
-        found = "agrees with its reference" if checked else "runs its reference: nothing to check"
+        checked = [_run_strict(config, forward, one) for one in trained]
+        found = "agrees with its reference" if all(checked) else _UNCHECKED
         print(f"STRICT, {name}: {found}")
     return differences
 
 
-def _train(config: ValidateConfig, data: NodeDataset) -> nn.FusedMLP:
+_UNCHECKED = "runs its reference: nothing to check"
+
+
+def _print_scores(scores: Sequence[Mapping[str, float]]) -> None:
+    """A line for the network and for each trivial method: mean and deviation over the seeds."""
+    print(f"\n{'test accuracy, %':<30}  mean ± deviation (seeds)")
+    for name in scores[0]:
+        print(f"{name:<30}  {summarize([100 * each[name] for each in scores])}")
+
+
+def _train(config: ValidateConfig, seed: int) -> _Trained:
+    """Trains with the split, the initial parameters and the batches of a seed."""
+    of = streams(seed)
+    data = large_digits(of.split)
     model = nn.FusedMLP(
         _FEATURES,
         activation="relu",
         precision="highest",
         implementation=config.implementation,
-        rngs=nnx.Rngs(config.seed),
+        rngs=nnx.Rngs(of.parameters),
     )
 
     def batch(step: int):
-        rng = np.random.default_rng((config.seed, step))
+        rng = np.random.default_rng((of.training, step))
         chosen = rng.choice(data.train, config.batch_size)
         return data.features[chosen], data.labels[chosen]
 
@@ -86,11 +115,18 @@ def _train(config: ValidateConfig, data: NodeDataset) -> nn.FusedMLP:
         optax.adam(config.learning_rate),
         lambda model, batch, _: (_cross_entropy(model(batch[0]), batch[1]), {}),
         batch,
-        config=LoopConfig(steps=config.steps, seed=config.seed),
+        config=LoopConfig(steps=config.steps, seed=of.training),
         progress=config.progress,
     )
-    print(f"{config.steps} steps, last loss: {result.history[-1]['loss']:.4f}")
-    return result.model
+    print(f"seed {seed}: {config.steps} steps, last loss: {result.history[-1]['loss']:.4f}")
+    images, labels = jnp.asarray(data.features[data.test]), jnp.asarray(data.labels[data.test])
+    scores = {
+        "-".join(map(str, _FEATURES)): accuracy(result.model(images), data.labels[data.test]),
+        "nearest training image": neighbour_accuracy(data),
+        "most frequent digit": majority_accuracy(data),
+    }
+    layers = [(layer.kernel[...], layer.bias[...]) for layer in result.model.layers]  # pyrefly: ignore
+    return _Trained(layers, images, labels, scores)
 
 
 def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
@@ -138,21 +174,34 @@ def _results(forward: Forward):
     return jax.jit(results)
 
 
-def _compare(fused: Mapping[str, Forward], layers, images, labels) -> Differences:
-    """Prints a line for each op and reference."""
+def _compare(fused: Mapping[str, Forward], trained: _Trained) -> Differences:
+    """The differences of each op from each reference."""
+    arguments = trained.layers, trained.images, trained.labels
     with jax.default_matmul_precision("highest"):
-        expected = {"plain JAX": _results(_plain)(layers, images, labels)}
-    expected["float64"] = _in_float64(layers, images, labels)
+        expected = {"plain JAX": _results(_plain)(*arguments)}
+    expected["float64"] = _in_float64(*arguments)
     differences: Differences = {}
-    print(f"\n{'max abs diff':<30}  {'logits':>8}  {'gradients':>9}")
     for op, forward in fused.items():
-        actual = _results(forward)(layers, images, labels)
+        actual = _results(forward)(*arguments)
         for reference, values in expected.items():
             logits, gradients = map(largest_difference, actual, values)
-            name = f"{op} from {reference}"
-            differences[name] = {"logits": logits, "gradients": gradients}
-            print(f"{name:<30}  {logits:8.1e}  {gradients:9.1e}")
+            differences[f"{op} from {reference}"] = {"logits": logits, "gradients": gradients}
     return differences
+
+
+def _largest(of_seeds: Sequence[Differences]) -> Differences:
+    """The largest of each difference over the seeds; infinite ones, which stand for NaN, win."""
+    return {
+        name: {kind: max(each[name][kind] for each in of_seeds) for kind in kinds}
+        for name, kinds in of_seeds[0].items()
+    }
+
+
+def _print_differences(differences: Differences) -> None:
+    """A line for each op and reference."""
+    print(f"\n{'max abs diff':<30}  {'logits':>8}  {'gradients':>9}")
+    for name, found in differences.items():
+        print(f"{name:<30}  {found['logits']:8.1e}  {found['gradients']:9.1e}")
 
 
 def _in_float64(layers, images, labels):
@@ -163,18 +212,18 @@ def _in_float64(layers, images, labels):
         return jax.tree.map(np.asarray, _results(_plain)(*numbers, labels))
 
 
-def _run_strict(config: ValidateConfig, forward: Forward, layers, images, labels) -> bool:
+def _run_strict(config: ValidateConfig, forward: Forward, trained: _Trained) -> bool:
     """Runs forward and backward in the strict mode; returns whether that compared anything.
 
     Raises:
       VerificationError: if an implementation and the reference differ.
     """
-    run = _results(forward)
+    run, arguments = _results(forward), (trained.layers, trained.images, trained.labels)
     with jaxgnn.verify("strict", tolerance=config.tolerance):
         # The verdicts are callbacks.
-        checked = "debug_callback" in str(jax.make_jaxpr(run)(layers, images, labels))
+        checked = "debug_callback" in str(jax.make_jaxpr(run)(*arguments))
         try:
-            jax.block_until_ready(run(layers, images, labels))
+            jax.block_until_ready(run(*arguments))
             jax.effects_barrier()
         except jax.errors.JaxRuntimeError as error:
             if "VerificationError" not in str(error):

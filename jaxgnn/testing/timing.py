@@ -132,10 +132,10 @@ def measure_in_turns(
 ) -> dict[str, Timing | None]:
     """Times candidates that are to be compared, each as ``measure`` does.
 
-    After all were compiled and warmed up, each has one batch, then each its second, and so on.
-    Rising clocks and other drift then affect all candidates equally; if candidates were timed one
-    after the other, drift would look like a difference. Between its batches no result of a
-    candidate is kept.
+    After all were compiled and warmed up, each has one batch, then each its second in the reverse
+    order, and so on to and fro, so that none always follows the same other. Rising clocks and other
+    drift then affect all candidates equally; if candidates were timed one after the other, drift
+    would look like a difference. Between its batches no result of a candidate is kept.
 
     Candidates that JAX compiles to the same program, and that have the same inputs, are timed once,
     and each has that time: see ``jaxgnn.testing.same_program``.
@@ -347,7 +347,8 @@ def _take_turns(
         )
     before: CpuReading | None = None
     for turn in range(1 + repeats):
-        for one in series:
+        # To and fro: in step with another process's turns, one would else always be the slower.
+        for one in series if turn % 2 else reversed(series):
             one.take_turn(batch_ms)
         before = before or read_cpu()
         spent = sum(sum(one.samples) for one in series)

@@ -1,20 +1,26 @@
 """The experiments with multilayer perceptrons, from the command line to the picture."""
 
+import dataclasses
 import json
+import re
 import sys
 
 import jax
 import numpy as np
 import pytest
 
+from experiments.benchmarks._report import header, line
 from experiments.mlp import __main__ as command_line
 from experiments.mlp import bench as bench_module
+from experiments.mlp import validate as validate_module
+from experiments.mlp.baselines import majority_accuracy, neighbour_accuracy
 from experiments.mlp.bench import bench
 from experiments.mlp.config import NETWORKS, BenchConfig, Network, ValidateConfig
 from experiments.mlp.data import enlarge
 from experiments.mlp.differences import largest_difference
 from experiments.mlp.validate import validate
 from jaxgnn import ops
+from jaxgnn.datasets import digits
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._dense import fused_mlp
 
@@ -62,14 +68,39 @@ def test_bench_times_every_dtype_and_direction_and_draws(benched):
     folder, rows = benched
     assert list(dict.fromkeys((row["dtype"], row["direction"]) for row in rows)) == KINDS
     for row in rows:
-        assert row["ours_ms"] > 0
+        assert 0 < row["ours_low_ms"] <= row["ours_ms"] <= row["ours_high_ms"]
         assert row["speedup_over_xla"] == pytest.approx(row["xla_ms"] / row["ours_ms"])
+        ends = [row[f"speedup_{end}_over_xla"] for end in ("low", "high")]
+        assert ends[0] <= row["speedup_over_xla"] <= ends[1]
     products = 98 * 32 + 32 * 32 + 32 * 10
     assert rows[0]["gflop"] == pytest.approx(2 * 8 * products / 1e9)
     assert (folder / f"bench_{jax.default_backend()}.png").stat().st_size > 5000
     written = [json.loads(text) for text in (folder / "bench.jsonl").read_text().splitlines()]
     assert [row["ours_ms"] for row in written] == [row["ours_ms"] for row in rows]
     assert all(row["device"] and row["jax"] == jax.__version__ for row in written)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="reason: a GPU has kernels of ours")
+def test_bench_names_equal_programs_and_leaves_them_out_of_the_mean(benched, tmp_path, capsys):
+    _, rows = benched
+    same = {(row["dtype"], row["direction"]) for row in rows if row["same_program_as_xla"]}
+    assert same == {("float32", "forward")}  # the gradient of relu is written in another way
+    table = bench_module._columns("cpu")
+    assert "same program" in line(rows[0], table)
+    assert "of torch" not in header(table) and "kernels" not in header(table)
+    assert bench_module._summary(rows[:2], "speedup_over", "xla") == (
+        "2 of 2 networks are the same program"
+    )
+    told = [{**rows[0], **_ratio(2.0, 1.5, 2.5)}, {**rows[0], **_ratio(0.5, 0.2, 1.1)}]
+    assert bench_module._summary([*told, rows[0]], "speedup_over", "xla") == (
+        "1.00x, the geometric mean, from 0.50x to 2.00x; 1 of 2 not told apart; "
+        "1 of 3 networks are the same program and are left out"
+    )
+
+
+def _ratio(ratio, low, high):
+    values = {"speedup": ratio, "speedup_low": low, "speedup_high": high, "same_program": False}
+    return {f"{k}_{'as' if k == 'same_program' else 'over'}_xla": v for k, v in values.items()}
 
 
 def test_bench_tells_how_far_results_are_apart(benched, monkeypatch, tmp_path, capsys):
@@ -101,6 +132,8 @@ def test_bench_says_why_an_implementation_does_not_run(tmp_path):
 def test_bench_names_a_bad_network(number, tmp_path):
     with pytest.raises(ValueError, match=rf"--networks must be in 1\.\.9, got {number}"):
         bench(BenchConfig(networks=(number,), run=tmp_path))
+    with pytest.raises(ValueError, match="bench: --dtypes must be at least one, got none"):
+        bench(BenchConfig(dtypes=(), run=tmp_path))
 
 
 def test_a_nan_anywhere_is_an_infinite_difference():
@@ -114,7 +147,7 @@ def test_a_nan_anywhere_is_an_infinite_difference():
 
 
 def test_validate_passes_and_prints_the_differences(capsys):
-    differences = validate(QUICK)
+    differences = validate(dataclasses.replace(QUICK, seeds=(0, 1)))
     assert set(differences) == {
         f"{op} from {reference}"
         for op in ("fused_mlp", "fused_linear")
@@ -125,6 +158,40 @@ def test_validate_passes_and_prints_the_differences(capsys):
     printed = capsys.readouterr().out
     assert f"max abs diff: {largest:.1e} (tolerance 1e-05)" in printed
     assert "STRICT, fused_linear: " in printed
+    for name in ("784-256-256-10", "nearest training image", "most frequent digit"):
+        assert re.search(rf"^{name} +[\d.]+ ± [\d.]+ \(2\)$", printed, re.M), printed
+
+
+def test_the_largest_difference_of_all_seeds_counts():
+    of_seeds = [{"a": {"x": 1.0, "y": 4.0}}, {"a": {"x": np.inf, "y": 2.0}}]
+    assert validate_module._largest(of_seeds) == {"a": {"x": np.inf, "y": 4.0}}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"seeds": ()}, "--seeds must be at least one seed, got none"),
+        ({"seeds": (1, 2, 1)}, "--seeds must be each seed once, got 1 twice"),
+        ({"steps": 0}, "--steps must be at least 1, got 0"),
+        ({"batch_size": 0}, "--batch-size must be at least 1, got 0"),
+        ({"learning_rate": 0.0}, r"--learning-rate must be more than 0, got 0\.0"),
+        ({"tolerance": float("nan")}, "--tolerance must be more than 0, got nan"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_validate_names_the_option_at_fault(wrong, message):
+    with pytest.raises(ValueError, match=f"^validate: {message}$"):
+        validate(dataclasses.replace(QUICK, **wrong))
+
+
+def test_trivial_accuracies_by_hand():
+    train, test = np.array([0, 1, 2, 3]), np.array([4, 5, 6])
+    points = np.array([[0.0], [1.0], [5.0], [6.0], [0.2], [4.0], [5.4]])
+    data = dataclasses.replace(
+        digits(), features=points, labels=np.array([7, 7, 7, 3, 7, 3, 7]), train=train, test=test
+    )
+    assert majority_accuracy(data) == pytest.approx(2 / 3)
+    assert neighbour_accuracy(data) == pytest.approx(2 / 3)
 
 
 def _install(monkeypatch, name: str, change):

@@ -63,9 +63,9 @@ def test_candidates_take_turns_batch_by_batch():
     }
     times = timing.measure_in_turns(candidates, repeats=4, batch_ms=0.0)
     warm_up, batches = seen[:6], seen[6:]
-    assert warm_up == ["a0", "a1", "b0", "b1", "c0", "c1"]
-    # Every candidate goes through its own inputs.
-    assert batches == ["a0", "b0", "c0", "a1", "b1", "c1"] * 2
+    assert warm_up == ["c0", "c1", "b0", "b1", "a0", "a1"]
+    # To and fro, and every candidate goes through its own inputs.
+    assert batches == ["a0", "b0", "c0", "c1", "b1", "a1"] * 2
     assert list(times) == ["a", "b", "c"]
     assert {one.repeats for one in times.values()} == {4}
 
