@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import get_args
 
 from experiments.benchmarks import _products
-from experiments.benchmarks._cases import implementations
+from experiments.benchmarks._cases import Candidate, implementations
 from experiments.benchmarks._report import Column, Row, append_rows, header, line
 from experiments.benchmarks._session import Session
 from experiments.benchmarks._workloads import Workload
@@ -15,6 +15,7 @@ from jaxgnn import ops
 
 PARTS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32)
 DIMS = (64, 256)
+_SPARSE = "k-sparse"
 # Times the dense product's, beyond which no larger k is tried.
 _LOST = 1.5
 
@@ -98,8 +99,11 @@ def _sweep(session: Session, workload: Workload, dtype: str) -> list[Row]:
         except NotImplementedError as error:
             print(error)
             return rows
-        sparse_ms = _ms(session, _products.maxk_spmm, sparse_name, inputs)
-        dense = {n: _ms(session, _products.todense_and_spmm, n, inputs) for n in dense_names}
+        candidates = {_SPARSE: _usable(_products.maxk_spmm, inputs).get(sparse_name)}
+        usable = _usable(_products.todense_and_spmm, inputs)
+        candidates |= {name: usable.get(name) for name in dense_names}
+        times = _times(session, candidates)
+        sparse_ms, dense = times.pop(_SPARSE), times
         dense_name = min(dense, key=dense.__getitem__)
         # Which dense product is best hardly depends on k, so it is decided at the first.
         dense_names = (dense_name,)
@@ -133,8 +137,14 @@ def _labels(workload: Workload, dtype: str, k: int) -> Row:
     }
 
 
-def _ms(session: Session, build: Callable, name: ops.Name, inputs: list[tuple]) -> float:
-    """Milliseconds of both directions; infinite where the implementation or memory is missing."""
-    usable = implementations(build, "forward+backward", inputs)
-    timing = session.time(usable[name]) if name in usable else None
-    return math.inf if timing is None else timing.median_ms
+def _usable(build: Callable, inputs: list[tuple]) -> dict[str, Candidate]:
+    """The implementations of an op that run here, both directions."""
+    return implementations(build, "forward+backward", inputs)
+
+
+def _times(session: Session, candidates: Mapping[str, Candidate | None]) -> dict[str, float]:
+    """Milliseconds in turns; infinite where the implementation or memory is missing."""
+    present = {name: made for name, made in candidates.items() if made is not None}
+    timings = session.time_in_turns(present)
+    found = {name: timings.get(name) for name in candidates}
+    return {name: math.inf if one is None else one.median_ms for name, one in found.items()}

@@ -50,7 +50,7 @@ def ratio_text(row: Row, baseline: str) -> str | None:
     ratio = row.get(f"speedup_over_{baseline}")
     if ratio is None:
         return None
-    if row.get("implementation") == baseline:
+    if baseline in (row.get("implementation"), row.get("activation")):
         return "1"
     low, high = (row.get(f"speedup_{end}_over_{baseline}") or ratio for end in ("low", "high"))
     same = bool(row.get(f"same_program_as_{baseline}"))

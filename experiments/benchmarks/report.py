@@ -3,26 +3,37 @@
 Run ``python -m experiments.benchmarks.report`` (``make bench-report``), with ``--commit-results``
 for the picture of the README, from the results that are kept with the code. Reads every JSONL file
 of the folder; of equal measurements on one device the newest run counts. Writes
-``speed_<platform>.png``, one a platform, from the device that was measured last.
+``speed_<platform>.png``, one a platform, from the device that was measured last, and
+``scaling_<platform>.png`` from the last run of ``experiments.benchmarks.scaling``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from experiments._runs import shown as as_shown
+from experiments.benchmarks import scaling
 from experiments.benchmarks._command import command
+from experiments.benchmarks._ratios import ratio_text
 from experiments.benchmarks._report import Column, Output, Row, markdown, read_rows
+from experiments.benchmarks._shades import shade
 from experiments.benchmarks._workloads import HEADLINE
+from jaxgnn._errors import bad_input
 from jaxgnn.ops._core.registry import OPS
 
 _K = 32
+_SCALING = "scaling.jsonl"
 _DTYPE = "float32"
 _BAR = 0.8
 _ORDER = [row for op in OPS for benchmark in op.benchmarks for row in benchmark.row_names]
@@ -33,7 +44,9 @@ _COLUMNS = (
     Column("k", "k", 0, "d"),
     Column("implementation", "implementation", 0),
     Column("ms", "ms", 0, ".3f"),
-    Column("× XLA", "speedup_over_xla", 0, ".1f"),
+    Column("25 %", "low_ms", 0, ".3f"),
+    Column("75 %", "high_ms", 0, ".3f"),
+    Column("× XLA", partial(ratio_text, baseline="xla"), 0, "s"),
     Column("GB/s", "gb_per_s", 0, ".0f"),
     Column("of copy speed", "fraction_of_copy", 0, ".2f"),
 )
@@ -45,14 +58,16 @@ class ReportOptions(Output):
 
     Attributes:
       images: folder of the pictures; left out, beside the rows, or that of the docs.
-      workload: name of the workload to show; the headline of the platform if None.
-      k: entries a row of the ops that have it.
+      workload: name of the workload to show; left out, the headline of the platform, or the largest
+        where that was not measured.
+      k: entries a row of the ops that have it; left out, 32, or the most where that was not
+        measured.
       dtype: of the features.
     """
 
     images: Path | None = None
     workload: str | None = None
-    k: int = _K
+    k: int | None = None
     dtype: str = _DTYPE
 
 
@@ -60,7 +75,7 @@ def main(options: ReportOptions) -> list[Path]:
     """Draws and prints; returns the pictures.
 
     Raises:
-      ValueError: if there is nothing to draw.
+      ValueError: if there is nothing to draw, or an option names what was not measured.
     """
     rows = newest(read_all(options.rows))
     if not rows:
@@ -73,8 +88,25 @@ def main(options: ReportOptions) -> list[Path]:
         path = (options.images or options.pictures) / f"speed_{platform}.png"
         draw(shown, path)
         pictures.append(path)
-        print(f"{_caption(shown[0])}\n\n{markdown(shown, _COLUMNS)}\n\n{path}\n")
+        columns = [column for column in _COLUMNS if any(column.text(r) != "-" for r in shown)]
+        print(
+            f"{_caption(shown[0])}\n\n{markdown(shown, columns)}\n\n{as_shown(path.absolute())}\n"
+        )
+    for platform, run in last_scaling(options.rows).items():
+        path = (options.images or options.pictures) / f"scaling_{platform}.png"
+        scaling.draw(run, path)
+        pictures.append(path)
+        print(as_shown(path.absolute()))
     return pictures
+
+
+def last_scaling(folder: Path) -> dict[str, list[Row]]:
+    """The rows of the last run of ``experiments.benchmarks.scaling`` on each platform."""
+    path = folder / _SCALING
+    runs: dict[str, dict[str, list[Row]]] = {}
+    for row in _by_date(read_rows(path) if path.exists() else []):
+        runs.setdefault(row["platform"], {}).setdefault(row["date"], []).append(row)
+    return {platform: list(of_dates.values())[-1] for platform, of_dates in runs.items()}
 
 
 def read_all(folder: Path) -> list[Row]:
@@ -97,20 +129,23 @@ def _by_date(rows: Iterable[Row]) -> list[Row]:
 def select(rows: Sequence[Row], options: ReportOptions) -> list[Row]:
     """What the picture shows of one platform: its last device, one workload, one k, one dtype.
 
-    Where the wished workload or k was not measured, the largest workload or k takes its place.
-    Of the linear ops both directions are shown apart, so not their sum.
+    Where the usual workload or k was not measured, the largest workload or k takes its place. Of
+    the linear ops both directions are shown apart, so not their sum.
+
+    Raises:
+      ValueError: if ``--workload`` or ``--k`` names what this device has not measured.
     """
     last = _by_date(rows)[-1]
     rows = [row for row in rows if (row["device"], row["cpus"]) == (last["device"], last["cpus"])]
     rows = [row for row in rows if row["dtype"] == options.dtype]
     if not rows:
         return []
-    wished = options.workload or HEADLINE[last["platform"]]
-    if wished not in {row["workload"] for row in rows}:
-        wished = max(rows, key=lambda row: row["edges"] or 0)["workload"]
+    largest = max(rows, key=lambda row: row["edges"] or 0)["workload"]
+    names = list(dict.fromkeys(row["workload"] for row in rows))
+    wished = _measured("--workload", options.workload, HEADLINE[last["platform"]], largest, names)
     rows = [row for row in rows if row["workload"] == wished and row["ms"] is not None]
     ks = {row["k"] for row in rows} - {None}
-    k = options.k if options.k in ks else max(ks, default=None)
+    k = _measured("--k", options.k, _K, max(ks, default=None), sorted(ks))
     apart = {row["op"] for row in rows if row["direction"] == "backward"}
     shown = [
         row
@@ -121,58 +156,102 @@ def select(rows: Sequence[Row], options: ReportOptions) -> list[Row]:
     return sorted(shown, key=lambda row: _ORDER.index(row["op"]))
 
 
+def _measured(option: str, asked: Any, usual: Any, largest: Any, measured: Sequence[Any]) -> Any:
+    """What was asked for, or the usual, or the largest where that was not measured.
+
+    Raises:
+      ValueError: if what was asked for was not measured.
+    """
+    if asked is None:
+        return usual if usual in measured else largest
+    if asked not in measured:
+        expected = f"one that was measured here: {', '.join(map(str, measured))}"
+        raise bad_input("report", option, expected, asked)
+    return asked
+
+
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Two panels of bars for each op and direction: ms, and the fraction of copy speed."""
+    """Two panels of bars for each op and direction: ms with quartiles, and fractions of a copy.
+
+    All bars are equally thick, so that the text beside each has its own line.
+    """
     groups = list(dict.fromkeys((row["op"], row["direction"]) for row in rows))
     names = list(dict.fromkeys(row["implementation"] for row in rows))
-    figure = Figure(figsize=(11, 1.4 + 0.62 * len(groups)), dpi=150, layout="constrained")
+    height = 1.6 + _INCHES * (len(rows) + _GAP * len(groups))
+    figure = Figure(figsize=(11, height), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     times, fractions = figure.subplots(1, 2, sharey=True)
-    for place, group in enumerate(groups):
+    at, middles = 0.0, []
+    for group in groups:
         bars = [row for row in rows if (row["op"], row["direction"]) == group]
-        thickness = _BAR / len(bars)
-        for number, row in enumerate(bars):
-            at = place - _BAR / 2 + (number + 0.5) * thickness
-            color = f"C{names.index(row['implementation']) % 10}"
-            times.barh(at, row["ms"], thickness, color=color)
-            fractions.barh(at, row["fraction_of_copy"], thickness, color=color)
-            times.annotate(_bar_text(row), (row["ms"], at), (3, 0), **_TEXT)
-    times.set_yticks(range(len(groups)), [f"{op}\n{direction}" for op, direction in groups])
+        middles.append(at + (len(bars) - 1) / 2)
+        for place, row in enumerate(bars):
+            _draw_bar(times, fractions, at + place, row)
+        at += len(bars) + _GAP
+    times.set_yticks(middles, [f"{op}\n{direction}" for op, direction in groups])
+    times.set_ylim(at - _GAP, -1)
     times.set_xscale("log")
-    times.set_xlabel("ms (and speed-up over XLA)")
-    times.margins(x=0.15)
-    times.invert_yaxis()
+    times.set_xlabel("time of a call (ms); in brackets the speed-up over xla")
+    times.margins(x=0.22)
     fractions.axvline(1, color="0.3", linestyle="--", linewidth=1)
-    fractions.set_xlabel("bytes of the op / time, as a fraction of an element-wise pass")
+    fractions.set_xlabel("speed in bytes, as a fraction of an element-wise pass")
     _finish(figure, (times, fractions), names, rows[0])
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 
 
+# Inches that a bar and its text need, and the space between groups in bars.
+_INCHES, _GAP = 0.19, 1.0
 _TEXT = {"textcoords": "offset points", "va": "center", "fontsize": 7}
 
 
+def _draw_bar(times: Axes, fractions: Axes, at: float, row: Row) -> None:
+    """One implementation of one op and direction, in both panels."""
+    color = shade(row["implementation"])
+    times.barh(at, row["ms"], 1, color=color, edgecolor="white", linewidth=0.5)
+    fractions.barh(at, row["fraction_of_copy"], 1, color=color, edgecolor="white", linewidth=0.5)
+    low, high = row.get("low_ms") or row["ms"], row.get("high_ms") or row["ms"]
+    if low < high:
+        error = [[row["ms"] - low], [high - row["ms"]]]
+        times.errorbar(row["ms"], at, xerr=error, color="0.2", elinewidth=0.8, capsize=1.5)
+    times.annotate(_bar_text(row), (high, at), (4, 0), **_TEXT)
+
+
 def _bar_text(row: Row) -> str:
-    speedup = row["speedup_over_xla"]
-    is_baseline = speedup is None or row["implementation"] == "xla"
-    return f"{row['ms']:.3g}" + ("" if is_baseline else f"  ({speedup:.1f}×)")
+    text = None if row["implementation"] == "xla" else ratio_text(row, "xla")
+    if text is None:
+        return f"{row['ms']:.3g}"
+    return f"{row['ms']:.3g}  ({text if text[-1].isalpha() else _short(text)})"
+
+
+def _short(text: str) -> str:
+    """A ratio with as many digits as help: ``27×``, ``3.3×``, ``0.09×``."""
+    return f"{float(text):.2g}×"
 
 
 def _finish(figure: Figure, panels: Sequence[Axes], names: Sequence[str], row: Row) -> None:
+    """Title, grid, and one legend for both panels below them."""
     for axes in panels:
         axes.grid(axis="x", alpha=0.25)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-    patches = [Patch(color=f"C{number % 10}", label=name) for number, name in enumerate(names)]
-    panels[1].legend(handles=patches, frameon=False, fontsize="small")
+    of_shades: dict[str, list[str]] = {}
+    for name in names:
+        of_shades.setdefault(shade(name), []).append(name)
+    patches = [Patch(color=color, label=", ".join(same)) for color, same in of_shades.items()]
+    dashes = Line2D([], [], color="0.3", linestyle="--", linewidth=1, label="element-wise pass")
+    handles: list[Artist] = [*patches, dashes]
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize="small"
+    )
     figure.suptitle(_caption(row), fontsize="medium")
 
 
 def _caption(row: Row) -> str:
-    cpus = f", {row['cpus']} cores" if row["platform"] == "cpu" else ""
+    cores = f", {row['cpus']} cores" if row["platform"] == "cpu" else ""
     return (
-        f"{row['device']}{cpus}, {row['workload']}: {row['nodes']:,} nodes, width {row['dim']}, "
-        f"{row['dtype']}; jax {row['jax']}, {row['date'][:10]}"
+        f"Ops on {row['workload']}: {row['nodes']:,} nodes, width {row['dim']}, {row['dtype']}; "
+        f"{row['device']}{cores}, jax {row['jax']}, {row['date'][:10]}"
     )
 
 

@@ -1,8 +1,9 @@
 """Shows that the sparse products cost the same for each edge, whatever the size of the graph.
 
 Run ``python -m experiments.benchmarks.scaling``, with ``--max-edges 1e8`` where memory allows.
-Times ``spmm`` and ``maxk_spmm``, as ``implementation=None`` picks them, on uniformly random graphs
-of one average degree, and draws ``scaling_<platform>.png``, beside the rows or for the docs.
+Times ``spmm`` and ``maxk_spmm``, as ``implementation=None`` picks them, in turns, on uniformly
+random graphs of one average degree, and draws ``scaling_<platform>.png``, beside the rows or for
+the docs. ``python -m experiments.benchmarks.report`` draws it again from the rows.
 
 Two limits stand beside each time, and are drawn in: every array once at the speed of an
 element-wise pass over memory; and what all edges request, a row of features or k values and
@@ -21,13 +22,18 @@ import jax.numpy as jnp
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from experiments.benchmarks import _products, maxk_spmm, spmm
 from experiments.benchmarks._cases import DIRECTIONS, Candidate
 from experiments.benchmarks._command import command
+from experiments.benchmarks._ratios import print_warnings, timing_fields
 from experiments.benchmarks._report import Column, Output, Row, append_rows, header, line
 from experiments.benchmarks._session import Session
+from experiments.benchmarks._shades import shade
 from experiments.benchmarks._workloads import Workload, forget_graphs
+from jaxgnn._errors import bad_input
+from jaxgnn.testing.timing import Timing
 
 _DEGREE = 50
 _POINTS_PER_DECADE = 2
@@ -39,6 +45,8 @@ _COLUMNS = (
     Column("direction", "direction", 16),
     Column("edges", "edges", 11, "d"),
     Column("ms", "ms", 10, ".3f"),
+    Column("25 %", "low_ms", 10, ".3f"),
+    Column("75 %", "high_ms", 10, ".3f"),
     Column("ns/edge", "ns_per_edge", 8, ".3f"),
     Column("at copy speed", "limit_ms", 13, ".3f"),
     Column("at cache speed", "cache_limit_ms", 14, ".3f"),
@@ -76,9 +84,26 @@ class ScalingOptions(Output):
     dim: int = 256
     k: int = 32
 
+    def check(self) -> None:
+        """Raises ValueError for the first option at fault, by the name that is typed."""
+        if not self.min_edges >= 1:
+            raise bad_input("scaling", "--min-edges", "at least 1", f"{self.min_edges:.0f}")
+        if not self.max_edges >= self.min_edges:
+            expected = f"at least --min-edges, {self.min_edges:.0f}"
+            raise bad_input("scaling", "--max-edges", expected, f"{self.max_edges:.0f}")
+        if self.dim < 1:
+            raise bad_input("scaling", "--dim", "at least 1", self.dim)
+        if not 1 <= self.k <= self.dim:
+            raise bad_input("scaling", "--k", f"in 1..{self.dim} (--dim)", self.k)
+
 
 def main(options: ScalingOptions, session: Session | None = None) -> list[Row]:
-    """Times, prints, appends to ``scaling.jsonl`` and draws."""
+    """Times, prints, appends to ``scaling.jsonl`` and draws.
+
+    Raises:
+      ValueError: if an option is at fault.
+    """
+    options.check()
     session = session or Session((), options.rows)
     rows: list[Row] = []
     print(f"memory {session.copy_gb_per_s:.1f} GB/s, last cache {session.cache_gb_per_s:.1f} GB/s")
@@ -90,17 +115,18 @@ def main(options: ScalingOptions, session: Session | None = None) -> list[Row]:
     path = options.pictures / f"scaling_{session.device['platform']}.png"
     draw(rows, path)
     print(path)
+    print_warnings(row["others"] for row in rows)
     return rows
 
 
 def _measure(session: Session, workload: Workload) -> list[Row]:
-    """The rows of one size; nothing of it stays on the device."""
-    rows = []
-    for case in _cases(workload):
-        row = _row(session, workload, case)
+    """The rows of one size, whose ops take turns; nothing of it stays on the device."""
+    cases = {f"{case.op} {case.direction}": case for case in _cases(workload)}
+    timings = session.time_in_turns({name: case.candidate for name, case in cases.items()})
+    rows = [_row(session, workload, cases[name], timing) for name, timing in timings.items()]
+    for row in rows:
         print(line(row, _COLUMNS), flush=True)
-        append_rows(session.out / "scaling.jsonl", [row])
-        rows.append(row)
+    append_rows(session.out / "scaling.jsonl", rows)
     return rows
 
 
@@ -145,8 +171,9 @@ def _cases(workload: Workload) -> Iterator[_Case]:
         yield _Case("maxk_spmm", way, requested, once, Candidate(DIRECTIONS[way](function), inputs))
 
 
-def _row(session: Session, workload: Workload, case: _Case) -> Row:
-    timing, edges = session.time(case.candidate), workload.graph().num_edges
+def _row(session: Session, workload: Workload, case: _Case, timing: Timing | None) -> Row:
+    """One line of the JSONL file; times are None where memory ran out."""
+    edges = workload.graph().num_edges
     ms = None if timing is None else timing.median_ms
     return {
         "op": case.op,
@@ -157,7 +184,7 @@ def _row(session: Session, workload: Workload, case: _Case) -> Row:
         "dim": workload.dim,
         "dtype": _DTYPE,
         "k": workload.ks[0] if case.op == "maxk_spmm" else None,
-        "ms": ms,
+        **timing_fields(timing),
         "ns_per_edge": None if ms is None else 1e6 * ms / edges,
         "bytes": case.requested,
         "bytes_once": case.once,
@@ -170,35 +197,60 @@ def _row(session: Session, workload: Workload, case: _Case) -> Row:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Time against edges on logarithmic axes, with both limits in the colour of their op."""
-    figure = Figure(figsize=(6.4, 4.4), dpi=150, layout="constrained")
+    """A panel for each direction: time against edges on logarithmic axes, with the limits.
+
+    Bands are the quartiles. Rows that were written before bytes were counted twice, with every
+    array once and as requested, have neither limit.
+    """
+    figure = Figure(figsize=(9, 4.8), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    series = dict.fromkeys((row["op"], row["direction"]) for row in rows)
-    for number, (op, direction) in enumerate(series):
-        same = [r for r in rows if (r["op"], r["direction"]) == (op, direction) and r["ms"]]
-        _draw_series(axes, same, f"{op}, {direction}", f"C{number}")
-    for limit in _LIMITS:
-        speed = f"{rows[0][limit.speed]:,.0f} GB/s"
-        axes.plot([], [], limit.style, color="0.5", label=f"{limit.label}, {speed}")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("edges")
-    axes.set_ylabel("ms")
-    axes.set_title(f"{rows[0]['device']}, {_DTYPE}, width {rows[0]['dim']}", fontsize="medium")
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize="small")
+    panels = figure.subplots(1, len(_WAYS), sharey=True, sharex=True)
+    ops = list(dict.fromkeys(row["op"] for row in rows))
+    limits = _LIMITS if all("bytes_once" in row for row in rows) else ()
+    for axes, direction in zip(panels, _WAYS, strict=True):
+        for op in ops:
+            same = [row for row in rows if (row["op"], row["direction"]) == (op, direction)]
+            _draw_series(axes, [row for row in same if row["ms"]], shade(op), limits)
+        axes.set_title(direction, fontsize="medium")
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlabel("edges of the graph")
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("time of a call (ms)")
+    lines = [Line2D([], [], color=shade(op), marker="o", markersize=3, label=op) for op in ops]
+    for limit in limits:
+        label = f"{limit.label}, {rows[0][limit.speed]:,.0f} GB/s"
+        lines.append(Line2D([], [], color="0.4", label=label, ls=limit.style))  # pyrefly: ignore
+    figure.legend(
+        handles=lines, loc="outside lower center", ncols=2, frameon=False, fontsize="small"
+    )
+    figure.suptitle(_title(rows), fontsize="medium")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 
 
-def _draw_series(axes: Axes, rows: Sequence[Row], label: str, color: str) -> None:
+def _title(rows: Sequence[Row]) -> str:
+    """Ops, sizes and device of the rows of one run."""
+    row = rows[0]
+    k = next((row["k"] for row in rows if row["k"] is not None), None)
+    cores = f", {row['cpus']} cores" if row["platform"] == "cpu" else ""
+    return (
+        f"Sparse products on random graphs: width {row['dim']}, k = {k}, {row['dtype']}; "
+        f"{row['device']}{cores}, jax {row['jax']}, {row['date'][:10]}"
+    )
+
+
+def _draw_series(axes: Axes, rows: Sequence[Row], color: str, limits: Sequence[_Limit]) -> None:
+    """The times of one op, and its limits, in the op's colour."""
     edges = [row["edges"] for row in rows]
-    axes.plot(edges, [row["ms"] for row in rows], "o-", color=color, markersize=3, label=label)
-    for limit in _LIMITS:
+    axes.plot(edges, [row["ms"] for row in rows], "o-", color=color, markersize=3)
+    if all(row.get("low_ms") for row in rows):
+        low, high = ([row[key] for row in rows] for key in ("low_ms", "high_ms"))
+        axes.fill_between(edges, low, high, color=color, alpha=0.2, linewidth=0)
+    for limit in limits:
         least = [row[limit.key] for row in rows]
-        axes.plot(edges, least, limit.style, color=color, linewidth=0.9, alpha=0.7)
+        axes.plot(edges, least, limit.style, color=color, linewidth=0.9, alpha=0.8)
 
 
 if __name__ == "__main__":

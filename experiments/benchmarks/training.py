@@ -4,34 +4,44 @@ Run ``python -m experiments.benchmarks.training``. MaxK-GraphSAGE by the recipe 
 ``experiments.maxk``, and the same network in torch-geometric, with ReLU and the recipe's k, where
 that is installed.
 
-- ms a step: forward, backward and Adam, until the host has the loss. Median after a warm-up.
+- ms a step: forward, backward and Adam, until the host has the loss. Median and quartiles after a
+  warm-up.
 - ms an epoch: that and the evaluation of the whole graph, until the host has the scores.
 - peak: most memory of the device in use at once, data, graph and evaluation included. Every row is
   trained in a process of its own, on a graph that another process has made, so that neither a
   larger run nor the sorting of the edges hides it. Not known on a CPU.
-- test: accuracy on the test nodes at the first best validation, and its epoch.
+- test: accuracy on the test nodes at the first best validation, of one seed, and its epoch. What
+  the most frequent class has is printed first.
+
+Processes do not take turns: a difference of paces may be drift of the machine.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.util
 import io
 import os
 import pickle
-import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
+import numpy as np
 
 from experiments.benchmarks._command import command
+from experiments.benchmarks._ratios import (
+    print_warnings,
+    ratio_fields,
+    ratio_text,
+    timing_fields,
+)
 from experiments.benchmarks._report import (
     Column,
     Output,
@@ -44,9 +54,11 @@ from experiments.benchmarks._report import (
 from experiments.benchmarks._workloads import build_graph
 from experiments.maxk.config import TrainConfig
 from experiments.maxk.train import train
+from jaxgnn._errors import bad_input
 from jaxgnn.datasets import NodeDataset, synthetic
 from jaxgnn.graph import CSRGraph
-from jaxgnn.testing.timing import device_description, is_out_of_memory
+from jaxgnn.testing.machine import read_cpu, share_of_others
+from jaxgnn.testing.timing import Timing, device_description, is_out_of_memory, quartiles
 
 _COLUMNS = (
     Column("graph", "workload", 8),
@@ -54,7 +66,9 @@ _COLUMNS = (
     Column("activation", "activation", 10),
     Column("k", "k", 3, "d"),
     Column("ms a step", "ms", 9, ".2f"),
-    Column("x relu", "speedup_over_relu", 6, ".2f"),
+    Column("25 %", "low_ms", 9, ".2f"),
+    Column("75 %", "high_ms", 9, ".2f"),
+    Column("x relu", partial(ratio_text, baseline="relu"), 8, "s"),
     Column("ms an epoch", "epoch_ms", 11, ".2f"),
     Column("peak MiB", "peak_mib", 9, ".0f"),
     Column("test", "test", 6, ".4f"),
@@ -82,13 +96,22 @@ class TrainingOptions(Output):
     learning_rate: float | None = None
     torch: bool = True
 
+    def check(self) -> None:
+        """Raises ValueError for the first option at fault, by the name that is typed."""
+        if self.epochs < 1:
+            raise bad_input("training", "--epochs", "at least 1", self.epochs)
+        if min(self.ks, default=1) < 1:
+            raise bad_input("training", "--ks", "at least 1", min(self.ks))
+
 
 def main(options: TrainingOptions) -> list[Row]:
     """Trains, prints, and appends to ``training.jsonl``.
 
     This process leaves the device alone, so that each of the others has it to itself.
     """
+    options.check()
     rows: list[Row] = []
+    relu: Timing | None = None
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data.pickle"
         configs = [_config(options, k, Path(folder)) for k in (None, *options.ks)]
@@ -98,11 +121,15 @@ def main(options: TrainingOptions) -> list[Row]:
         runs += _torch_runs(options, common["platform"], Path(folder))
         print(header(_COLUMNS), flush=True)
         for worker, config in runs:
-            row = _row(config, common, _in_new_process(worker, data, config))
-            row["speedup_over_relu"] = _ratio((rows or [row])[0]["ms"], row["ms"])
+            trained = _in_new_process(worker, data, config)
+            timing = _steady(trained.pop("step_ms"))
+            relu = relu if rows else timing
+            times = {**timing_fields(timing), **ratio_fields("relu", relu, timing)}
+            row = _row(config, common, {**times, "others": trained.pop("others", None), **trained})
             print(line(row, _COLUMNS), flush=True)
             append_rows(options.rows / "training.jsonl", [row])
             rows.append(row)
+    print_warnings(row["others"] for row in rows)
     return rows
 
 
@@ -134,7 +161,7 @@ def _torch_runs(
         print(f"no rows of torch-geometric: {reason}")
         return []
     relu = _config(options, None, folder)
-    worker = functools.partial(_train_torch, device=device)
+    worker = partial(_train_torch, device=device)
     return [(worker, relu), (worker, _config(options, relu.recipe().k, folder))]
 
 
@@ -154,7 +181,7 @@ def _k(config: TrainConfig) -> int | None:
 def _row(config: TrainConfig, common: Row, trained: Row) -> Row:
     """One line of the JSONL file, from what a process has measured."""
     settings, peak = config.recipe(), trained.pop("peak_bytes")
-    step_ms, epoch_ms = trained.pop("step_ms"), trained.pop("epoch_ms")
+    epochs = _steady(trained.pop("epoch_ms"))
     return {
         "op": "training",
         "workload": config.scale,
@@ -165,21 +192,20 @@ def _row(config: TrainConfig, common: Row, trained: Row) -> Row:
         "k": _k(config),
         "epochs": settings.epochs,
         "learning_rate": settings.learning_rate,
-        "ms": _steady_median(step_ms),
-        "epoch_ms": _steady_median(epoch_ms),
+        "epoch_ms": epochs and epochs.median_ms,
         "peak_mib": None if peak is None else peak / 2**20,
         **trained,
         **common,
     }
 
 
-def _steady_median(times: Sequence[float]) -> float | None:
-    """The median without the warm-up; of a short run, of what there is."""
-    return statistics.median(times[min(_WARM_UP, len(times) - 1) :]) if times else None
-
-
-def _ratio(reference: float | None, value: float | None) -> float | None:
-    return None if reference is None or value is None else reference / value
+def _steady(times: Sequence[float]) -> Timing | None:
+    """Milliseconds without the warm-up; of a short run, of what there is; None of nothing."""
+    steady = times[min(_WARM_UP, len(times) - 1) :]
+    if not steady:
+        return None
+    low, median, high = quartiles(steady)
+    return Timing(median, min(steady), len(steady), 1, low, high)
 
 
 # -- what runs in processes of their own -------------------------------------------------------
@@ -205,7 +231,19 @@ def _make_data(path: Path, config: TrainConfig) -> Row:
     dataset = NodeDataset(**jax.device_get(vars(dataset)))
     with path.open("wb") as file:
         pickle.dump((dataset, jax.device_get(graph)), file, protocol=5)
-    return {"nodes": graph.num_rows, "edges": graph.num_edges, **device_description()}
+    return {
+        "nodes": graph.num_rows,
+        "edges": graph.num_edges,
+        "most_frequent_class": _most_frequent(dataset),
+        **device_description(),
+    }
+
+
+def _most_frequent(dataset: NodeDataset) -> float:
+    """The part of the test nodes that have the most frequent class of the training nodes."""
+    labels = np.asarray(dataset.labels)
+    most = np.bincount(labels[np.asarray(dataset.train)]).argmax()
+    return float((labels[np.asarray(dataset.test)] == most).mean())
 
 
 def _read_data(path: Path) -> tuple[NodeDataset, CSRGraph]:
@@ -216,6 +254,7 @@ def _read_data(path: Path) -> tuple[NodeDataset, CSRGraph]:
 def _train_jaxgnn(path: Path, config: TrainConfig) -> Row:
     """Trains our network by the loop of ``experiments.maxk``, and returns what was measured."""
     dataset, graph = _read_data(path)
+    before = read_cpu()
     with contextlib.redirect_stdout(io.StringIO()):
         outcome = train(config, dataset, jax.device_put(graph))
     assert config.run is not None
@@ -223,6 +262,7 @@ def _train_jaxgnn(path: Path, config: TrainConfig) -> Row:
     memory = jax.local_devices()[0].memory_stats() or {}
     return {
         "library": "jaxgnn",
+        "others": share_of_others(before, read_cpu()),
         # Without the first step, which compiles.
         "step_ms": [row["ms_per_step"] for row in timing if "ms_per_step" in row],
         "epoch_ms": outcome.epoch_ms,

@@ -1,7 +1,8 @@
 """Times a whole training step: the same MaxK-GraphSAGE with ReLU, and with MaxK at every k.
 
 Run ``python -m experiments.benchmarks.training_step``. A step is forward, backward and Adam, on a
-synthetic graph of published size; kernels are those that ``implementation=None`` picks. With
+synthetic graph of published size; kernels are those that ``implementation=None`` picks. The steps
+take turns. With
 ``--plain-layers`` the linear layers are ``x @ kernel + bias``, and all else is the same. Memory is
 what XLA plans for the compiled step: its temporaries, arguments and results.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import jax
@@ -19,13 +21,20 @@ from flax import nnx
 
 from experiments.benchmarks._command import command
 from experiments.benchmarks._layers import traced_with, with_plain_layers
+from experiments.benchmarks._ratios import (
+    print_warnings,
+    ratio_fields,
+    ratio_text,
+    timing_fields,
+)
 from experiments.benchmarks._report import Column, Output, Row, append_rows, header, line
 from experiments.benchmarks._session import Session
 from experiments.benchmarks._workloads import build_graph
+from jaxgnn._errors import bad_input
 from jaxgnn.datasets import SCALES, synthetic
 from jaxgnn.graph import CSRGraph, Normalization
 from jaxgnn.models import MaxKGNN
-from jaxgnn.testing.timing import measure
+from jaxgnn.testing.timing import Candidate
 
 _COLUMNS = (
     Column("graph", "workload", 9),
@@ -33,7 +42,9 @@ _COLUMNS = (
     Column("activation", "activation", 10),
     Column("k", "k", 3, "d"),
     Column("ms", "ms", 10, ".2f"),
-    Column("x relu", "speedup_over_relu", 6, ".2f"),
+    Column("25 %", "low_ms", 10, ".2f"),
+    Column("75 %", "high_ms", 10, ".2f"),
+    Column("x relu", partial(ratio_text, baseline="relu"), 12, "s"),
     Column("MiB", "memory_mib", 9, ".0f"),
 )
 _NORMALIZATIONS: dict[str, Normalization] = {"sage": "mean", "gcn": "sym"}
@@ -54,13 +65,22 @@ class TrainingStepOptions(Output):
       plain_layers: linear layers as one writes them in JAX.
     """
 
-    scale: str = "reddit"
+    scale: Literal["tiny", "flickr", "reddit", "products"] = "reddit"
     kind: Literal["sage", "gcn"] = "sage"
     layers: int = 4
     hidden: int = 256
     ks: tuple[int, ...] = (16, 32, 64)
     dtype: str = "float32"
     plain_layers: bool = False
+
+    def check(self) -> None:
+        """Raises ValueError for the first option at fault, by the name that is typed."""
+        for name, value in (("--layers", self.layers), ("--hidden", self.hidden)):
+            if value < 1:
+                raise bad_input("training_step", name, "at least 1", value)
+        for k in self.ks:
+            if not 1 <= k <= self.hidden:
+                raise bad_input("training_step", "--ks", f"in 1..{self.hidden} (--hidden)", k)
 
 
 @jax.tree_util.register_dataclass
@@ -74,17 +94,32 @@ class Data:
 
 
 def main(options: TrainingStepOptions, session: Session | None = None) -> list[Row]:
-    """Times, prints, and appends to ``training_step.jsonl``."""
+    """Times, prints, and appends to ``training_step.jsonl``.
+
+    Raises:
+      ValueError: if an option is at fault.
+    """
+    options.check()
     session = session or Session((), options.rows)
     data = _load(options)
+    ks = (None, *options.ks)
+    steps = {}
+    for k in ks:
+        print(f"compiling {'relu' if k is None else f'maxk, k = {k}'}", flush=True)
+        steps[k] = _compile(options, data, k)
+    candidates = {str(k): Candidate(*steps[k], jit=False) for k in ks}
+    timings = session.time_in_turns(candidates)
     rows: list[Row] = []
-    print(header(_COLUMNS), flush=True)
-    for k in (None, *options.ks):
-        row = {**_measured(options, session, data, k), **session.device}
-        row["speedup_over_relu"] = (rows or [row])[0]["ms"] / row["ms"]
+    print(header(_COLUMNS))
+    for k in ks:
+        timing, relu = timings[str(k)], timings[str(None)]
+        times = {**timing_fields(timing), **ratio_fields("relu", relu, timing)}
+        memory = {"memory_mib": _planned_mib(steps[k][0])}
+        row = {**_labels(options, data, k), **times, **memory, **session.device}
         print(line(row, _COLUMNS), flush=True)
-        append_rows(session.out / "training_step.jsonl", [row])
         rows.append(row)
+    append_rows(session.out / "training_step.jsonl", rows)
+    print_warnings(row["others"] for row in rows)
     return rows
 
 
@@ -95,14 +130,24 @@ def _load(options: TrainingStepOptions) -> Data:
     return Data(graph.normalized(_NORMALIZATIONS[options.kind]), features, jnp.asarray(data.labels))
 
 
-def _measured(options: TrainingStepOptions, session: Session, data: Data, k: int | None) -> Row:
+def _compile(
+    options: TrainingStepOptions, data: Data, k: int | None
+) -> tuple[jax.stages.Compiled, list[tuple]]:
+    """A compiled step, and its arguments."""
     state, step = make_step(options, data, k)
     if options.plain_layers:
         step = traced_with(with_plain_layers, step)
-    compiled = jax.jit(step).lower(state, data).compile()
+    return jax.jit(step).lower(state, data).compile(), [(state, data)]
+
+
+def _planned_mib(compiled: jax.stages.Compiled) -> float | None:
+    """What XLA plans for a step: temporaries, arguments and results."""
     planned = compiled.memory_analysis()
-    nbytes = None if planned is None else sum(getattr(planned, name) for name in _MEMORY)
-    timing = measure(compiled, state, data, jit=False, **session.timing)  # pyrefly: ignore
+    return planned and sum(getattr(planned, name) for name in _MEMORY) / 2**20
+
+
+def _labels(options: TrainingStepOptions, data: Data, k: int | None) -> Row:
+    """What a row is about."""
     return {
         "op": "training_step",
         "workload": options.scale,
@@ -115,9 +160,6 @@ def _measured(options: TrainingStepOptions, session: Session, data: Data, k: int
         "linear": "plain" if options.plain_layers else "fused",
         "activation": "relu" if k is None else "maxk",
         "k": k,
-        "ms": timing.median_ms,
-        "min_ms": timing.min_ms,
-        "memory_mib": None if nbytes is None else nbytes / 2**20,
     }
 
 

@@ -50,6 +50,7 @@ from experiments.benchmarks._report import (
     read_rows,
 )
 from experiments.benchmarks._session import Options, Session, run_op
+from experiments.benchmarks._shades import shade
 from experiments.benchmarks._workloads import (
     MESSAGES,
     ROWS,
@@ -61,6 +62,7 @@ from experiments.benchmarks._workloads import (
     input_sets,
     uniform_graph,
 )
+from jaxgnn.datasets import synthetic
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._core.registry import OPS
 from jaxgnn.testing import machine, timing
@@ -732,9 +734,42 @@ def test_training_says_why_torch_is_left_out(tmp_path, capsys, monkeypatch):
 
 
 def test_the_median_is_taken_after_a_warm_up():
-    assert training._steady_median([100.0] * 5 + [1.0, 2.0, 3.0]) == 2.0
-    assert training._steady_median([100.0, 2.0]) == 2.0
-    assert training._steady_median([]) is None
+    steady = training._steady([100.0] * 5 + [1.0, 2.0, 3.0])
+    assert (steady.low_ms, steady.median_ms, steady.high_ms) == (1.5, 2.0, 2.5)
+    assert training._steady([100.0, 2.0]).median_ms == 2.0
+    assert training._steady([]) is None
+
+
+def test_the_most_frequent_class_is_that_of_the_training_nodes():
+    data = synthetic("tiny")
+    labels = np.zeros_like(data.labels)
+    labels[data.train] = 1
+    labels[data.test[: len(data.test) // 4]] = 1
+    found = training._most_frequent(dataclasses.replace(data, labels=labels))
+    assert found == pytest.approx(len(data.test) // 4 / len(data.test))
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "message"),
+    [
+        (training, {"epochs": 0}, "--epochs must be at least 1, got 0"),
+        (training, {"ks": (0,)}, "--ks must be at least 1, got 0"),
+        (training_step, {"hidden": 8, "ks": (9,)}, r"--ks must be in 1\.\.8 \(--hidden\), got 9"),
+        (training_step, {"layers": 0}, "--layers must be at least 1, got 0"),
+        (scaling, {"max_edges": 1}, "--max-edges must be at least --min-edges, 10000, got 1"),
+        (scaling, {"min_edges": 0}, "--min-edges must be at least 1, got 0"),
+        (scaling, {"k": 300}, r"--k must be in 1\.\.256 \(--dim\), got 300"),
+    ],
+)
+def test_a_command_names_the_option_at_fault(command, options, message):
+    name = command.__name__.rpartition(".")[2]
+    of_command = {
+        "training": training.TrainingOptions,
+        "training_step": training_step.TrainingStepOptions,
+        "scaling": scaling.ScalingOptions,
+    }
+    with pytest.raises(ValueError, match=f"^{name}: {message}$"):
+        command.main(of_command[name](**options))
 
 
 def test_scaling_draws(session):
@@ -756,6 +791,43 @@ def test_report_draws_and_prints(rows_of_all, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "| op | direction | k | implementation |" in printed
     assert f"jax {jax.__version__}" in printed
+
+
+def test_report_draws_the_last_scaling_of_each_platform(tmp_path, monkeypatch):
+    def row(platform, date, ms):
+        return {"op": "spmm", "direction": "forward", "platform": platform, "date": date, "ms": ms}
+
+    rows = [row("cpu", "2", 1.0), row("cpu", "2", 2.0), row("gpu", "1", 3.0), row("cpu", "1", 4.0)]
+    append_rows(tmp_path / "scaling.jsonl", rows)
+    found = report.last_scaling(tmp_path)
+    assert found == {"cpu": rows[:2], "gpu": rows[2:3]}
+    assert report.last_scaling(tmp_path / "nowhere") == {}
+
+
+def test_pictures_are_drawn_of_rows_that_were_kept_before_they_had_quartiles(tmp_path):
+    report.main(report.ReportOptions(tmp_path, commit_results=True))
+    names = {"speed_cpu.png", "speed_gpu.png", "scaling_cpu.png", "scaling_gpu.png"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+
+
+def test_report_refuses_what_was_not_measured(rows_of_all, tmp_path):
+    folder, _ = rows_of_all
+    for options, message in (
+        ({"workload": "reddit"}, "--workload must be one that was measured here: .*, got reddit"),
+        ({"k": 7}, "--k must be one that was measured here: 4, got 7"),
+    ):
+        with pytest.raises(ValueError, match=f"^report: {message}"):
+            report.main(report.ReportOptions(tmp_path, **options, out=folder))
+
+
+def test_an_implementation_has_one_colour_that_no_other_of_a_picture_has():
+    rows = report.newest(report.read_all(RESULTS))
+    for platform in ("cpu", "gpu"):
+        of_platform = [row for row in rows if row["platform"] == platform]
+        shown = report.select(of_platform, report.ReportOptions())
+        for group in {(row["op"], row["direction"]) for row in shown}:
+            names = {r["implementation"] for r in shown if (r["op"], r["direction"]) == group}
+            assert len({shade(name) for name in names}) == len(names) > 1
 
 
 def test_report_takes_the_newest_of_equal_measurements(rows_of_all):
