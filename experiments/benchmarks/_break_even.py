@@ -8,6 +8,7 @@ from typing import get_args
 
 from experiments.benchmarks import _products
 from experiments.benchmarks._cases import Candidate, implementations
+from experiments.benchmarks._ratios import print_warnings
 from experiments.benchmarks._report import Column, Row, append_rows, header, line
 from experiments.benchmarks._session import Session
 from experiments.benchmarks._workloads import Workload
@@ -51,6 +52,7 @@ def run(session: Session, *, dims: Sequence[int] = DIMS, parts: Sequence[int] = 
         print(f"{workload} {dtype} dim {dim}: break-even at k/dim = {break_even(same):g}")
     if rows:
         print(f"least of them: {least_break_even(rows):g}")
+    print_warnings(row["others"] for row in rows)
     return rows
 
 
@@ -102,7 +104,7 @@ def _sweep(session: Session, workload: Workload, dtype: str) -> list[Row]:
         candidates = {_SPARSE: _usable(_products.maxk_spmm, inputs).get(sparse_name)}
         usable = _usable(_products.todense_and_spmm, inputs)
         candidates |= {name: usable.get(name) for name in dense_names}
-        times = _times(session, candidates)
+        times, others = _times(session, candidates)
         sparse_ms, dense = times.pop(_SPARSE), times
         dense_name = min(dense, key=dense.__getitem__)
         # Which dense product is best hardly depends on k, so it is decided at the first.
@@ -113,6 +115,7 @@ def _sweep(session: Session, workload: Workload, dtype: str) -> list[Row]:
             "sparse_ms": sparse_ms,
             "dense": dense_name,
             "dense_ms": dense[dense_name],
+            "others": others,
             **session.device,
         }
         print(line(row, _COLUMNS), flush=True)
@@ -142,9 +145,14 @@ def _usable(build: Callable, inputs: list[tuple]) -> dict[str, Candidate]:
     return implementations(build, "forward+backward", inputs)
 
 
-def _times(session: Session, candidates: Mapping[str, Candidate | None]) -> dict[str, float]:
-    """Milliseconds in turns; infinite where the implementation or memory is missing."""
+def _times(
+    session: Session, candidates: Mapping[str, Candidate | None]
+) -> tuple[dict[str, float], float | None]:
+    """Milliseconds in turns, and the part of the cores that other processes used meanwhile.
+
+    A time is infinite where the implementation or memory is missing.
+    """
     present = {name: made for name, made in candidates.items() if made is not None}
-    timings = session.time_in_turns(present)
-    found = {name: timings.get(name) for name in candidates}
-    return {name: math.inf if one is None else one.median_ms for name, one in found.items()}
+    timings = {name: one for name, one in session.time_in_turns(present).items() if one is not None}
+    ms = {name: timings[name].median_ms if name in timings else math.inf for name in candidates}
+    return ms, next((one.others for one in timings.values()), None)

@@ -111,10 +111,6 @@ class Session:
         """Speed of the last cache in GB/s, measured on first use."""
         return cache_bandwidth(**self.timing)  # pyrefly: ignore
 
-    def time(self, candidate: Candidate) -> Timing | None:
-        """Times a candidate; None if the device has too little memory for it."""
-        return self.time_in_turns({"": candidate})[""]
-
     def time_in_turns(self, candidates: Mapping[str, Candidate]) -> dict[str, Timing | None]:
         """Times what is to be compared; None for what the device has too little memory for."""
         return measure_in_turns(candidates, **self.timing)  # pyrefly: ignore
