@@ -80,6 +80,7 @@ def main(options: ReportOptions) -> list[Path]:
     rows = newest(read_all(options.rows))
     if not rows:
         raise ValueError(f"report: no measurements in {options.rows}; run the benchmarks first")
+    check(rows, options)
     pictures = []
     for platform in dict.fromkeys(row["platform"] for row in rows):
         shown = select([row for row in rows if row["platform"] == platform], options)
@@ -126,26 +127,30 @@ def _by_date(rows: Iterable[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: row["date"])
 
 
+def check(rows: Sequence[Row], options: ReportOptions) -> None:
+    """Raises ValueError for an option that names what no row has."""
+    asked = (("workload", options.workload), ("k", options.k), ("dtype", options.dtype))
+    for name, value in asked:
+        measured = {row[name] for row in rows} - {None}
+        if value is not None and value not in measured:
+            expected = f"one that was measured: {', '.join(map(str, sorted(measured)))}"
+            raise bad_input("report", f"--{name}", expected, value)
+
+
 def select(rows: Sequence[Row], options: ReportOptions) -> list[Row]:
     """What the picture shows of one platform: its last device, one workload, one k, one dtype.
 
-    Where the usual workload or k was not measured, the largest workload or k takes its place. Of
-    the linear ops both directions are shown apart, so not their sum.
-
-    Raises:
-      ValueError: if ``--workload`` or ``--k`` names what this device has not measured.
+    Where the usual workload or k was not measured, the largest workload or k takes its place; what
+    is asked for has no substitute. Of the linear ops both directions are shown apart, so not their
+    sum.
     """
     last = _by_date(rows)[-1]
     rows = [row for row in rows if (row["device"], row["cpus"]) == (last["device"], last["cpus"])]
     rows = [row for row in rows if row["dtype"] == options.dtype]
-    if not rows:
-        return []
-    largest = max(rows, key=lambda row: row["edges"] or 0)["workload"]
-    names = list(dict.fromkeys(row["workload"] for row in rows))
-    wished = _measured("--workload", options.workload, HEADLINE[last["platform"]], largest, names)
+    by_size = [row["workload"] for row in sorted(rows, key=lambda row: row["edges"] or 0)]
+    wished = options.workload or _or_largest(HEADLINE[last["platform"]], by_size)
     rows = [row for row in rows if row["workload"] == wished and row["ms"] is not None]
-    ks = {row["k"] for row in rows} - {None}
-    k = _measured("--k", options.k, _K, max(ks, default=None), sorted(ks))
+    k = options.k or _or_largest(_K, sorted({row["k"] for row in rows} - {None}))
     apart = {row["op"] for row in rows if row["direction"] == "backward"}
     shown = [
         row
@@ -156,18 +161,9 @@ def select(rows: Sequence[Row], options: ReportOptions) -> list[Row]:
     return sorted(shown, key=lambda row: _ORDER.index(row["op"]))
 
 
-def _measured(option: str, asked: Any, usual: Any, largest: Any, measured: Sequence[Any]) -> Any:
-    """What was asked for, or the usual, or the largest where that was not measured.
-
-    Raises:
-      ValueError: if what was asked for was not measured.
-    """
-    if asked is None:
-        return usual if usual in measured else largest
-    if asked not in measured:
-        expected = f"one that was measured here: {', '.join(map(str, measured))}"
-        raise bad_input("report", option, expected, asked)
-    return asked
+def _or_largest(usual: Any, measured: Sequence[Any]) -> Any:
+    """The usual if it was measured, else the last of what was; None of nothing."""
+    return usual if usual in measured else next(reversed(measured), None)
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:

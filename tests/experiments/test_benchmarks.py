@@ -811,12 +811,20 @@ def test_pictures_are_drawn_of_rows_that_were_kept_before_they_had_quartiles(tmp
 
 def test_report_refuses_what_was_not_measured(rows_of_all, tmp_path):
     folder, _ = rows_of_all
-    for options, message in (
-        ({"workload": "reddit"}, "--workload must be one that was measured here: .*, got reddit"),
-        ({"k": 7}, "--k must be one that was measured here: 4, got 7"),
+    for wrong, message in (
+        ({"workload": "reddit"}, "--workload must be one that was measured: .*, got reddit"),
+        ({"k": 7}, r"--k must be one that was measured: .*4.*, got 7"),
+        ({"dtype": "int8"}, "--dtype must be one that was measured: float32, got int8"),
     ):
         with pytest.raises(ValueError, match=f"^report: {message}"):
-            report.main(report.ReportOptions(tmp_path, **options, out=folder))
+            report.main(report.ReportOptions(tmp_path, **wrong, out=folder))
+
+
+def test_what_is_asked_for_is_shown_of_the_platforms_that_have_it(capsys, tmp_path):
+    options = report.ReportOptions(tmp_path, "products", 16, commit_results=True)
+    first, *_ = report.main(options)
+    assert first.name == "speed_gpu.png"
+    assert "Ops on products" in capsys.readouterr().out
 
 
 def test_an_implementation_has_one_colour_that_no_other_of_a_picture_has():
