@@ -30,9 +30,11 @@ def ratio_fields(baseline: str, theirs: Timing | None, ours: Timing | None) -> R
     Args:
       baseline: a name, which ends the keys.
       theirs: the time of the baseline; None where there is none.
-      ours: the time of the row.
+      ours: the time of the row; the very same object in the row of the baseline.
     """
     ratio = None if theirs is None or ours is None else speed_ratio(theirs, ours)
+    if ratio is not None and theirs is ours:
+        ratio = SpeedRatio(1.0, 1.0, 1.0, same_program=True)
     return {
         f"speedup_over_{baseline}": ratio and ratio.ratio,
         f"speedup_low_over_{baseline}": ratio and ratio.low,
@@ -50,9 +52,9 @@ def ratio_text(row: Row, baseline: str) -> str | None:
     ratio = row.get(f"speedup_over_{baseline}")
     if ratio is None:
         return None
-    if baseline in (row.get("implementation"), row.get("activation")):
-        return "1"
     low, high = (row.get(f"speedup_{end}_over_{baseline}") or ratio for end in ("low", "high"))
+    if low == ratio == high == 1:
+        return "1"
     same = bool(row.get(f"same_program_as_{baseline}"))
     return str(SpeedRatio(ratio, low, high, same_program=same))
 

@@ -198,9 +198,9 @@ class SpeedRatio:
     """How many times faster one thing is than another.
 
     Attributes:
-      ratio: of the medians.
-      low: of the quartiles, as the worst of them has it for the faster.
-      high: of the quartiles, as the best of them has it.
+      ratio: the median time of the baseline over that of the other.
+      low: the lower quartile of the baseline over the upper one of the other.
+      high: the upper quartile of the baseline over the lower one of the other.
       same_program: whether both are the same compiled program, so that the ratio is noise.
     """
 

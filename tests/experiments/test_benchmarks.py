@@ -38,7 +38,7 @@ from experiments.benchmarks import (
 from experiments.benchmarks._cache import cache_bandwidth
 from experiments.benchmarks._command import command
 from experiments.benchmarks._hypergraphs import COUPLINGS, HYPERGRAPHS, STEPS, Coupling, Hypergraph
-from experiments.benchmarks._ratios import ratio_text
+from experiments.benchmarks._ratios import ratio_fields, ratio_text
 from experiments.benchmarks._report import (
     PICTURES,
     RESULTS,
@@ -489,12 +489,17 @@ def test_ratios_are_told_apart_from_noise(session, monkeypatch, capsys):
         assert f"  {verdict}  " in text
 
 
+TIMED = timing.Timing(10.0, 9.0, 7, 1, 9.0, 11.0, program="a")
+
+
 @pytest.mark.parametrize(
     ("row", "text"),
     [
         ({"speedup_over_xla": None}, None),
         ({"speedup_over_xla": 2.0, "implementation": "ffi"}, "2.00"),  # of an older release
         ({"speedup_over_xla": 1.0, "implementation": "xla"}, "1"),
+        (ratio_fields("xla", TIMED, TIMED), "1"),
+        (ratio_fields("xla", TIMED, dataclasses.replace(TIMED)), "same program"),
         (
             {
                 "speedup_over_xla": 1.1,
