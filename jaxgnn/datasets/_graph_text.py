@@ -59,8 +59,9 @@ def read_table(
     """Reads a table of text, compressed if its name ends in .gz.
 
     Cells are separated by commas, tabs or semicolons, whichever of them, in this order, the first
-    row has; by blanks if it has none of them, unless the file is named .csv or .tsv. Cells may be
-    quoted. Empty lines, and lines that begin with # or %, are left out.
+    row has; by blanks if it has none of them, unless the file is named .csv or .tsv, or there is
+    one column alone. Cells may be quoted. Empty lines, and lines that begin with # or %, are left
+    out.
 
     Args:
       path: the file.
@@ -83,7 +84,7 @@ def read_table(
     ]
     if not lines:
         raise bad_file(path, f"expected {contents}, but the file has none: it is empty")
-    separator = _separator(path, lines[0][1])
+    separator = _separator(path, lines[0][1], "" if columns == (1,) else None)
     rows = [_cells(path, number, text, separator) for number, text in lines]
     numbers = [number for number, _ in lines]
     expected = columns or (len(rows[0]),)
@@ -102,8 +103,15 @@ def read_table(
     return TextTable(path, header, rows, numbers, blank)
 
 
-def _separator(path: Path, first: str) -> str | None:
-    found = next((separator for separator in _SEPARATORS if separator in first), None)
+def _separator(path: Path, first: str, blanks: str | None) -> str | None:
+    """What is between cells: None for blanks, and empty for nothing, where a line is a cell.
+
+    Args:
+      path: the file.
+      first: its first row.
+      blanks: what it means that there is none of the separators.
+    """
+    found = next((separator for separator in _SEPARATORS if separator in first), blanks)
     return "," if found is None and text_suffix(path) in _SEPARATED else found
 
 
@@ -111,9 +119,10 @@ def _cells(path: Path, number: int, text: str, separator: str | None) -> list[st
     if separator is None:
         return text.split()
     if '"' not in text:
-        return [cell.strip() for cell in text.split(separator)]
+        cells = text.split(separator) if separator else [text]
+        return [cell.strip() for cell in cells]
     try:
-        (row,) = csv.reader([text], delimiter=separator, skipinitialspace=True, strict=True)
+        (row,) = csv.reader([text], delimiter=separator or ",", skipinitialspace=True, strict=True)
     except (csv.Error, ValueError) as error:
         raise bad_file(path, f"line {number}: cannot be read as quoted cells: {error}") from None
     return [cell.strip() for cell in row]

@@ -93,7 +93,7 @@ def test_nodes_with_names_have_ids_in_the_order_of_the_labels(tmp_path):
             "labels.csv": "node,label\n" + lines(zip(quoted, LABELS, strict=True)),
             "features.csv": "Node,width,height\n" + lines(features),
             "train.csv": lines(zip(quoted[:4])),
-            "validation.csv": lines(zip(quoted[4:6])),
+            "validation.txt": "# two\n" + lines(zip(quoted[4:6])),
             "test.csv": lines(zip(quoted[6:])),
         },
     )
@@ -102,6 +102,18 @@ def test_nodes_with_names_have_ids_in_the_order_of_the_labels(tmp_path):
     assert edge_set(data) == BOTH
     np.testing.assert_array_equal(data.features, [[node, -node / 2] for node in range(10)])
     assert (data.train.tolist(), data.test.tolist()) == ([0, 1, 2, 3], [6, 7, 8, 9])
+
+
+def test_names_in_files_of_parts_may_have_blanks(tmp_path):
+    names = [f"paper {node}" for node in range(10)]
+    parts = {
+        f"{part}.txt": "".join(f"paper {node}\n" for node in text.split())
+        for part, text in PARTS.items()
+    }
+    edges = lines((names[u], names[v]) for u, v in PAIRS)
+    labels = lines(zip(names, LABELS, strict=True))
+    data = read_graph(folder(tmp_path, **{"edges.csv": edges, "labels.csv": labels, **parts}))
+    assert data.test.tolist() == [6, 7, 8]
 
 
 def test_nodes_with_numbers_of_their_own_keep_them_as_names(tmp_path):
