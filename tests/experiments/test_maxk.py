@@ -103,7 +103,7 @@ def test_every_seed_and_variant_has_a_folder_of_its_own(tmp_path, monkeypatch):
     names = [[run.run.relative_to(tmp_path).as_posix() for run in part] for part in runs]
     assert names == [["relu-seed3", "relu-seed1"], ["maxk4-seed3", "maxk4-seed1"]]
     named = repeat.repeated([TrainConfig(k=(4,))], Repeats((3,)), vmap=False)[0][0]
-    assert named.run_folder() == Path("runs/maxk/cora-sage-maxk4-seed3")
+    assert named.run_folder() == Path("runs/maxk/cora-gcnii-maxk4-seed3")
 
 
 def test_training_of_several_seeds_prints_their_mean(tmp_path, monkeypatch, capsys):
