@@ -30,11 +30,13 @@ class Comparison:
       outcomes: for ReLU, then for MaxK with each k, the outcome of each seed.
       trivial: name of a trivial method -> its test score for each seed.
       table: means, deviations and paired differences.
+      picture: the curves of all variants.
     """
 
     outcomes: list[list[Outcome]]
     trivial: dict[str, list[float]]
     table: Table
+    picture: Path
 
 
 def compare(
@@ -62,7 +64,7 @@ def compare(
     curves = {runs[0].label: [run.history for run in runs] for runs in outcomes}
     plot_curves(curves, picture, title=_title(config, repeats))
     print(f"\n{table.text()}\ncurves: {shown(picture.absolute())}")
-    return Comparison(outcomes, trivial, table)
+    return Comparison(outcomes, trivial, table, picture)
 
 
 def sweep(

@@ -91,6 +91,7 @@ def train(
     graph: CSRGraph | None = None,
     *,
     tables: Sequence[Table] = (),
+    pictures: Sequence[Path] = (),
 ) -> Outcome:
     """Trains one model and writes its report, curves, metrics and checkpoints to the run folder.
 
@@ -99,6 +100,7 @@ def train(
       dataset: the data, if it is loaded already.
       graph: of the dataset's edges, without self loops and normalisation, if it is made already.
       tables: shown in the report, such as what trivial methods reach.
+      pictures: shown there behind the curves.
 
     Raises:
       ValueError: if an option or a data file is at fault.
@@ -129,7 +131,8 @@ def train(
         times = kernels.profile(running, batch.graph, settings.hidden_features)
         run.write_json("kernels.json", times)
         print("aggregation an epoch: " + ", ".join(f"{n} {t:.3f}" for n, t in times.items()))
-    _report(config, outcome, run, tables, _confusion(result, dataset, batch))
+    confusion = _confusion(result, dataset, batch)
+    _report(config, outcome, run, tables=tables, pictures=pictures, confusion=confusion)
     return outcome
 
 
@@ -225,10 +228,9 @@ def _report(
     config: TrainConfig,
     outcome: Outcome,
     run: RunFolder,
-    tables: Sequence[Table],
-    confusion: Confusion | None,
+    **parts: Any,
 ) -> None:
-    """Says where what was reached can be read, last of all the test score and the report."""
+    """Says what was reached, and writes it with further ``parts`` of the report, last of all."""
     metric, pace = config.recipe().metric, ""
     if outcome.ms_per_epoch is not None:
         pace = f", {outcome.ms_per_epoch:.1f} ms an epoch"
@@ -245,4 +247,5 @@ def _report(
         rows=(("validation", outcome.validation), ("test", outcome.test)),
         note=f"at the best validation {metric}, epoch {outcome.epoch}",
     )
-    finish(run.path, config.report, title=title, tables=[own, *tables], confusion=confusion)
+    parts["tables"] = [own, *parts["tables"]]
+    finish(run.path, config.report, title=title, **parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from experiments._baselines import baselines
 from experiments._seeds import ONE_SEED, Repeats, check_seeds, run_all, summarize
@@ -39,15 +40,20 @@ def train_all(
     repeats.check("train")
     config.check()
     print(f"settings: {config.settings()}", flush=True)
-    tables = []
+    tables, pictures = [], []
     if table_seeds:
         check_seeds("train", table_seeds, "--table-seeds")
-        tables.append(compare(config, (), Repeats(tuple(table_seeds)), vmap=True).table)
+        # Beside the folder of the run, which --fresh removes.
+        beside = config.run_folder().with_name(f"{config.run_folder().name}-table")
+        shared = replace(config, run=beside)
+        comparison = compare(shared, (), Repeats(tuple(table_seeds)), vmap=True)
+        tables.append(comparison.table)
+        pictures.append(comparison.picture)
     if vmap:
         outcomes = train_in_one_program(config, repeats.seeds)
     elif len(repeats.seeds) == 1:
         run = replace(config, seed=repeats.seeds[0])
-        return [_train_beside_trivial(run, tables)]
+        return [_train_beside_trivial(run, tables, pictures)]
     else:
         runs = [in_own_folder(run) for run in repeats.of(config)]
         outcomes = run_all(_train_beside_trivial, runs, repeats.processes)
@@ -58,12 +64,14 @@ def train_all(
     return outcomes
 
 
-def _train_beside_trivial(config: TrainConfig, tables: Sequence[Table] = ()) -> Outcome:
+def _train_beside_trivial(
+    config: TrainConfig, tables: Sequence[Table] = (), pictures: Sequence[Path] = ()
+) -> Outcome:
     with phase(f"reading {config.data_name()}", progress=config.progress):
         dataset = load(config)
     with phase("trivial methods", progress=config.progress):
         trivial = trivial_table(config, dataset)
-    return train(config, dataset, tables=[trivial, *tables])
+    return train(config, dataset, tables=[trivial, *tables], pictures=pictures)
 
 
 def trivial_table(config: TrainConfig, dataset: NodeDataset) -> Table:
