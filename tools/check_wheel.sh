@@ -29,7 +29,7 @@ files "$work"/pure/*.whl >"$work/pure.txt"
 files "$work"/compiled/*.whl >"$work/compiled.txt"
 test -s "$work/pure.txt"
 diff "$work/pure.txt" "$work/compiled.txt" # the tree's and the sdist's
-# The weights that come with the library, and their logs.
+# The weights that come with the library, and their logs; Cora is read below.
 shipped=$(cd "$root/jaxgnn/pretrained" && find . -name 'sudoku*.*' -exec basename {} \; | LC_ALL=C sort)
 for kind in pure compiled; do
   "$python" -m pip install --quiet --no-deps --target "$work/site-$kind" "$work/$kind"/*.whl
@@ -40,7 +40,7 @@ kind, site, packages, *shipped = sys.argv[1:]
 sys.path[:0] = [site, packages]
 import jax.numpy as jnp
 import jaxgnn
-from jaxgnn import CSRGraph, _ffi, ops, pretrained
+from jaxgnn import CSRGraph, _ffi, datasets, ops, pretrained
 assert jaxgnn.__file__.startswith(site), jaxgnn.__file__
 graph = CSRGraph.from_edges([0, 1], [1, 0], 2)
 expected = [[0.0, 1.0], [1.0, 0.0]]
@@ -57,6 +57,7 @@ else:
         raise AssertionError("compiled code ran from a wheel without it")
 weights = [path.name for path in pretrained.sudoku_weights().parent.glob("sudoku*.*")]
 assert sorted(weights) == shipped, (weights, shipped)
+assert datasets.cora().num_nodes == 2485
 print("ok:", jaxgnn.__version__, kind)
 ' "$kind" "$work/site-$kind" "$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" $shipped)
 done
