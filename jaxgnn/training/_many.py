@@ -110,6 +110,7 @@ def fit_many(
     shared, own = owned(shared), owned(own)
     records = _Records(config, seeds, score)
     with Progress(0, config.steps, enabled=progress) as bar:
+        bar.begin("compiling")
         for number in range(1, config.steps + 1):
             state, values = step(state, shared, own, keys)
             last = number == config.steps
