@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 
 from experiments.maxk.config import TrainConfig
 from jaxgnn import CSRGraph, nn, ops
-from jaxgnn.testing.timing import measure
+from jaxgnn.testing.timing import Candidate, Timing, measure_in_turns
 
 
 def aggregation(config: TrainConfig) -> Callable[[CSRGraph, jax.Array, int | None], jax.Array]:
@@ -89,7 +90,8 @@ def profile(config: TrainConfig, graph: CSRGraph, width: int) -> dict[str, float
     Measured apart from training, on random features, layer by layer.
 
     Returns:
-      ``forward ms`` and ``backward ms``; backward is forward-and-backward less forward.
+      ``forward ms`` and ``backward ms``; backward is forward-and-backward less forward. NaN where
+      the device has too little memory.
     """
     apply = aggregation(config)
     x = jax.random.normal(jax.random.key(config.seed), (graph.num_cols, width), config.dtype)
@@ -105,6 +107,14 @@ def profile(config: TrainConfig, graph: CSRGraph, width: int) -> dict[str, float
             value, pull_back = jax.vjp(lambda x: apply(graph, x, k), x)
             return pull_back(value)
 
-        forward += layers * measure(run, graph, x).median_ms
-        both += layers * measure(run_both, graph, x).median_ms
+        # In turns, so that a changing clock does not end up in the difference.
+        times = measure_in_turns(
+            {"forward": Candidate(run, [(graph, x)]), "both": Candidate(run_both, [(graph, x)])}
+        )
+        forward += layers * _median(times["forward"])
+        both += layers * _median(times["both"])
     return {"forward ms": forward, "backward ms": max(both - forward, 0.0)}
+
+
+def _median(timing: Timing | None) -> float:
+    return math.nan if timing is None else timing.median_ms
