@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jaxgnn import _info
+from jaxgnn._errors import bad_input
 
 if TYPE_CHECKING:
     from jaxgnn import pretrained
@@ -49,7 +50,7 @@ def _run(options: argparse.Namespace) -> int | str:
     except (ValueError, OSError) as error:
         return f"error: {error}"
     print(answer)
-    return 0 if answer.settled is not None else 1
+    return 0 if answer.solved else 1
 
 
 def _drop_output() -> None:
@@ -65,7 +66,8 @@ def _parser() -> argparse.ArgumentParser:
     sudoku = commands.add_parser("sudoku", help="solve a Sudoku with a trained network")
     cells = "81 cells, row by row, '.' or 0 where empty; or a file with them, - for standard input"
     sudoku.add_argument("puzzle", help=cells)
-    sudoku.add_argument("--steps", type=_count, default=64, help="of message passing")
+    steps = "most steps of message passing, of all attempts together (default: %(default)s)"
+    sudoku.add_argument("--steps", type=_count, default=2048, help=steps)
     sudoku.add_argument("--weights", help="a file of weights in the place of those that come along")
     return parser
 
@@ -83,14 +85,16 @@ def _solve(puzzle: str, weights: str | None, steps: int) -> pretrained.SudokuAns
     from jaxgnn import pretrained
     from jaxgnn.datasets import sudoku
 
-    solver = pretrained.sudoku_solver(weights)
+    if steps < 1:
+        raise bad_input("sudoku", "--steps", "at least 1", steps)
+    solver, effort = pretrained.sudoku_solver(weights), pretrained.SudokuEffort(steps)
     if puzzle != "-":
-        return solver.solve(puzzle, steps=steps)
+        return solver.solve(puzzle, effort)
     try:
         board = sudoku.parse("" if sys.stdin is None else sys.stdin.read(_LONGEST_BOARD))
     except ValueError as error:  # no text at all is one, too
         raise ValueError(f"standard input: {error}") from error
-    return solver.solve(board, steps=steps)
+    return solver.solve(board, effort)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from jaxgnn.datasets import sudoku
 from jaxgnn.pretrained import SudokuAnswer, _sudoku
 
 SOLUTION = "534678912672195348198342567859761423426853791713924856961537284287419635345286179"
-ANSWER = f"{sudoku.to_grid(sudoku.parse(SOLUTION))}\nsettled at step 1 of 64\n"
+ANSWER = f"{sudoku.to_grid(sudoku.parse(SOLUTION))}\nsolved at step 1 (0 restarts, 0.50 s)\n"
 
 
 @pytest.fixture(autouse=True)
@@ -21,9 +21,9 @@ def no_network(monkeypatch):
     """Boards are given back: a network is no part of what is tested here."""
 
     class Solver:
-        def solve(self, puzzle, *, steps):
+        def solve(self, puzzle, effort):
             board = sudoku.load(puzzle) if isinstance(puzzle, str) else puzzle
-            return SudokuAnswer(board, board, 1, steps, ())
+            return SudokuAnswer(board, board, True, 1, 0, 0.5, ())
 
     monkeypatch.setattr("jaxgnn.pretrained.sudoku_solver", lambda weights: Solver())
 
@@ -60,6 +60,9 @@ def test_a_board_is_read_from_a_pipe_and_no_device_is_read_without_end(capsys):
 def test_steps_are_digits(capsys):
     assert run("sudoku", SOLUTION, "--steps", "1_0") == 2
     assert "--steps: expected a whole number, got '1_0'" in capsys.readouterr().err
+    assert run("sudoku", SOLUTION, "--steps", "0") == (
+        "error: sudoku: --steps must be at least 1, got 0"
+    )
 
 
 class Unwritable(io.StringIO):

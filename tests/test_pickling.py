@@ -92,7 +92,11 @@ RECORDS = {
         nn.GCNConv(8, 4, rngs=nnx.Rngs(0)), None, None, None, [{"loss": 0.5}], 0.1, None, True
     ),
     training.LoopConfig: lambda: training.LoopConfig(steps=3),
-    pretrained.SudokuAnswer: lambda: pretrained.SudokuAnswer(_NODES, _NODES, 1, 2, ()),
+    pretrained.SudokuAnswer: lambda: pretrained.SudokuAnswer(_NODES, _NODES, True, 2, 0, 0.5, ()),
+    pretrained.SudokuEffort: lambda: pretrained.SudokuEffort(steps=3),
+    pretrained.SudokuSolutions: lambda: pretrained.SudokuSolutions(
+        _NODES, _NODES > 0, _NODES, _NODES, 0.5
+    ),
 }
 # A handle of what is elsewhere, and a base of other classes.
 NO_RECORDS = {training.RunFolder, nn.NodeUpdate}
@@ -154,5 +158,8 @@ def test_a_solver_is_pickled():
     model = MODELS["CandidateNetwork"].make(nnx.Rngs(0))
     solver = pickle.loads(pickle.dumps(pretrained.SudokuSolver(model)))
     puzzle = ".23456789456789123789123456214365897365897214897214365531642978642978531978531642"
-    answers = [s.solve(puzzle, steps=2) for s in (solver, pretrained.SudokuSolver(model))]
+    answers = [
+        s.solve(puzzle, pretrained.SudokuEffort(2))
+        for s in (solver, pretrained.SudokuSolver(model))
+    ]
     np.testing.assert_array_equal(answers[0].board, answers[1].board)

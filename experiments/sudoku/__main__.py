@@ -22,15 +22,18 @@ from experiments.sudoku.data import make_data, write
 from experiments.sudoku.evaluate import evaluate as run_evaluate
 from experiments.sudoku.solve import export as run_export
 from experiments.sudoku.solve import solve as run_solve
-from experiments.sudoku.train import train as run_train
+from experiments.sudoku.train import train_seeds as run_train_seeds
 
 _UNNAMED = tyro.conf.arg(name="")
 
 
 def generate(config: Annotated[GenerateConfig, _UNNAMED]) -> None:
     """Make puzzles to train on, and others to be held out."""
+    config.check()
     start = time.monotonic()
-    data = make_data(config.train, config.test, config.seed, config.threads)
+    data = make_data(
+        config.train, config.test, config.seed, config.threads, progress=config.progress
+    )
     write(data, config.out)
     for name in ("train", "minimal", "mixed"):
         puzzles = getattr(data, name)
@@ -40,8 +43,8 @@ def generate(config: Annotated[GenerateConfig, _UNNAMED]) -> None:
 
 
 def train(config: Annotated[TrainConfig, _UNNAMED]) -> None:
-    """Train one network and draw its curves."""
-    run_train(config)
+    """Train a network, or one for each of several seeds, and draw the curves."""
+    run_train_seeds(config)
 
 
 def evaluate(config: Annotated[EvaluateConfig, _UNNAMED]) -> None:
@@ -51,7 +54,7 @@ def evaluate(config: Annotated[EvaluateConfig, _UNNAMED]) -> None:
 
 def solve(config: Annotated[SolveConfig, _UNNAMED, tyro.conf.PositionalRequiredArgs]) -> None:
     """Ask a trained network for the solution of one puzzle."""
-    if run_solve(config).settled is None:
+    if not run_solve(config).solved:
         sys.exit(1)
 
 

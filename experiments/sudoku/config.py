@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal
 
+from experiments._report import Reporting, ReportOptions
+from experiments._seeds import check_seeds
 from experiments.sudoku.recipes import Name, Recipe, recipe
 from jaxgnn._errors import bad_input
+from jaxgnn.pretrained import SudokuEffort
+
+# Options of a recipe that are numbers, and the least of each.
+_LEAST = {
+    "features": 1,
+    "num_steps": 1,
+    "test_steps": 1,
+    "warm_up": 0,
+    "batch_size": 1,
+    "puzzles": 1,
+    "hard": 1,
+    "fewest": 0,
+    "steps": 1,
+}
 
 
 @dataclass(frozen=True)
@@ -20,6 +36,7 @@ class GenerateConfig:
       seed: of all of them.
       threads: how many work on it; left out, all there are.
       out: folder for ``train.csv``, ``minimal.csv`` and ``mixed.csv``.
+      progress: say on stderr how far it is.
     """
 
     train: int = 100_000
@@ -27,6 +44,18 @@ class GenerateConfig:
     seed: int = 0
     threads: int | None = None
     out: Path = Path("runs/sudoku/data")
+    progress: bool = True
+
+    def check(self) -> None:
+        """Raises for invalid options.
+
+        Raises:
+          ValueError: naming the option.
+        """
+        for name, least in {"train": 1, "test": 1, "seed": 0}.items():
+            require_at_least("generate", name, least, getattr(self, name))
+        if self.threads is not None:
+            require_at_least("generate", "threads", 1, self.threads)
 
 
 @dataclass(frozen=True)
@@ -62,9 +91,12 @@ class TrainConfig:
       eval_puzzles: held-out ones that each of these looks at, of each kind.
       implementation: implementation of the ops; left out, the fastest.
       seed: seed of parameters, batches and puzzles.
+      seeds: several seeds in the place of one: a run of each, in a folder ``seed-<seed>`` of the
+        folder of the run, and mean and deviation over them.
       run: folder of the run; left out, a name made from the recipe below runs/sudoku.
       fresh: discard what the run folder holds, rather than resume from it.
       progress: show a progress bar.
+      report: what is written besides ``report.html``.
     """
 
     recipe: Name = "tiny"
@@ -92,9 +124,11 @@ class TrainConfig:
     eval_puzzles: int = 300
     implementation: Literal["xla", "pallas", "ffi"] | None = None
     seed: int = 0
+    seeds: tuple[int, ...] = ()
     run: Path | None = None
     fresh: bool = False
     progress: bool = True
+    report: Reporting = field(default_factory=ReportOptions)
 
     def settings(self) -> Recipe:
         """The recipe with the options that were given.
@@ -103,18 +137,24 @@ class TrainConfig:
           ValueError: naming an option that is at fault.
         """
         given = {
-            field.name: getattr(self, field.name)
-            for field in fields(Recipe)
-            if getattr(self, field.name, None) is not None
+            option.name: getattr(self, option.name)
+            for option in fields(Recipe)
+            if getattr(self, option.name, None) is not None
         }
         if self.recompute_every == 0:
             given["recompute_every"] = None
         settings = replace(recipe(self.recipe), **given)
-        lowest = {"test_steps": 1, "warm_up": 0, "batch_size": 1, "puzzles": 1, "steps": 1}
-        for name, bound in lowest.items():
-            _require_at_least(name, bound, getattr(settings, name))
-        if settings.hard < 1:
-            raise bad_input("train", "--hard", "at least 1", settings.hard)
+        for name, bound in _LEAST.items():
+            require_at_least("train", name, bound, getattr(settings, name))
+        if settings.recompute_every not in (None, "auto"):
+            require_at_least("train", "recompute_every", 0, settings.recompute_every)
+        if not settings.learning_rate > 0:
+            raise bad_input("train", "--learning-rate", "positive", settings.learning_rate)
+        if not 0 <= settings.ema_decay < 1:
+            raise bad_input("train", "--ema-decay", "from 0 to below 1", settings.ema_decay)
+        if settings.fewest > settings.most:
+            expected = f"at most {settings.most}, the most givens of this recipe"
+            raise bad_input("train", "--fewest", expected, settings.fewest)
         if not 0 <= settings.curriculum <= 1:
             raise bad_input("train", "--curriculum", "from 0 to 1", settings.curriculum)
         if settings.warm_up and settings.network == "gated":
@@ -134,8 +174,10 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise bad_input("train", _option(name), "positive", value)
-        for name in ("test", "evaluations", "eval_puzzles"):
-            _require_at_least(name, 1, getattr(self, name))
+        for name, least in {"test": 1, "evaluations": 1, "eval_puzzles": 1, "seed": 0}.items():
+            require_at_least("train", name, least, getattr(self, name))
+        if self.seeds:
+            check_seeds("train", self.seeds)
 
     def run_folder(self) -> Path:
         """Folder of the run."""
@@ -147,16 +189,21 @@ class EvaluateConfig:
     """Options of measuring a trained network.
 
     Attributes:
-      run: folder of its run; left out together with ``weights``, runs/sudoku/tiny.
+      run: folder of its run; left out together with ``weights``, the weights that come with the
+        library, as for ``solve``.
       weights: a file of weights in the place of a run, as ``export`` writes it.
       data: folder that ``generate`` has written; left out, puzzles are made.
       puzzles: a file of puzzles in the place of these: lines of 81 characters, or with
         solutions as ``read_palm`` or ``read_kaggle`` read them.
       test: puzzles of each level, where they are made.
-      steps: number of steps of message passing; left out, the number of the recipe.
+      steps: most steps of message passing for a puzzle, of all attempts together.
+      attempt_steps: most steps of one attempt.
+      attempts: new attempts that are made at the same time.
       batch_size: number of puzzles at a time.
-      seed: of the puzzles that are made.
+      seeds: of the puzzles that are made, and of the noise in new attempts; several give mean and
+        deviation.
       out: folder for the table and the picture; left out, that of the run.
+      progress: say on stderr how far it is.
     """
 
     run: Path | None = None
@@ -164,10 +211,30 @@ class EvaluateConfig:
     data: Path | None = None
     puzzles: Path | None = None
     test: int = 20
-    steps: int | None = None
-    batch_size: int = 256
-    seed: int = 0
+    steps: int = SudokuEffort.steps
+    attempt_steps: int = SudokuEffort.attempt_steps
+    attempts: int = SudokuEffort.attempts
+    batch_size: int = 64
+    seeds: tuple[int, ...] = (0,)
     out: Path | None = None
+    progress: bool = True
+
+    def check(self) -> None:
+        """Raises for invalid options.
+
+        Raises:
+          ValueError: naming the option.
+        """
+        for name in ("test", "batch_size"):
+            require_at_least("evaluate", name, 1, getattr(self, name))
+        if self.data is not None and self.puzzles is not None:
+            raise bad_input("evaluate", "--puzzles", "left out where --data is given", self.puzzles)
+        check_seeds("evaluate", self.seeds)
+        effort_of("evaluate", self)
+
+    def effort(self, seed: int) -> SudokuEffort:
+        """How long the network may work on a puzzle."""
+        return replace(effort_of("evaluate", self), seed=seed)
 
 
 @dataclass(frozen=True)
@@ -179,13 +246,28 @@ class SolveConfig:
       run: folder of a trained network's run.
       weights: a file of weights; left out together with ``run``, those that come with the library,
         or those of runs/sudoku/tiny where there are none.
-      steps: number of steps of message passing.
+      steps: most steps of message passing, of all attempts together.
+      attempt_steps: most steps of one attempt.
+      attempts: new attempts that are made at the same time.
+      seed: of the noise in new attempts.
     """
 
     puzzle: str
     run: Path | None = None
     weights: Path | None = None
-    steps: int = 64
+    steps: int = SudokuEffort.steps
+    attempt_steps: int = SudokuEffort.attempt_steps
+    attempts: int = SudokuEffort.attempts
+    seed: int = 0
+
+    def effort(self) -> SudokuEffort:
+        """How long the network may work on the puzzle.
+
+        Raises:
+          ValueError: naming an option that is at fault.
+        """
+        require_at_least("solve", "seed", 0, self.seed)
+        return replace(effort_of("solve", self), seed=self.seed)
 
 
 @dataclass(frozen=True)
@@ -224,10 +306,42 @@ class CostConfig:
     repeats: int = 3
     out: Path = Path("runs/sudoku")
 
+    def check(self) -> None:
+        """Raises for invalid options.
 
-def _require_at_least(name: str, lowest: int, value: int) -> None:
-    if value < lowest:
-        raise bad_input("train", _option(name), f"at least {lowest}", value)
+        Raises:
+          ValueError: naming the option.
+        """
+        recipe(self.recipe)
+        for name in ("steps", "batches"):
+            values = getattr(self, name)
+            if not values or min(values) < 1:
+                expected = "at least one number, each at least 1"
+                raise bad_input("cost", _option(name), expected, " ".join(map(str, values)))
+        for name in ("repeats", "features"):
+            if getattr(self, name) is not None:
+                require_at_least("cost", name, 1, getattr(self, name))
+
+
+def effort_of(command: str, config: EvaluateConfig | SolveConfig) -> SudokuEffort:
+    """What the options of ``solve`` and ``evaluate`` say of the network's work on a puzzle.
+
+    Raises:
+      ValueError: naming an option that is at fault.
+    """
+    for name in ("steps", "attempt_steps", "attempts"):
+        require_at_least(command, name, 1, getattr(config, name))
+    return SudokuEffort(config.steps, config.attempt_steps, config.attempts)
+
+
+def require_at_least(command: str, name: str, least: int, value: int) -> None:
+    """Raises unless the value of the option of that field is large enough.
+
+    Raises:
+      ValueError: naming the command and the option.
+    """
+    if value < least:
+        raise bad_input(command, _option(name), f"at least {least}", value)
 
 
 def _option(name: str) -> str:

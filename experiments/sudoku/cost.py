@@ -47,6 +47,7 @@ def cost(config: CostConfig) -> list[Cost]:
     Raises:
       ValueError: if an option is at fault.
     """
+    config.check()
     base = recipe(config.recipe)
     given: dict[str, Any] = {"features": config.features, "dtype": config.dtype}
     base = replace(base, **{name: value for name, value in given.items() if value is not None})

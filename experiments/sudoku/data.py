@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from experiments.sudoku.progress import Counts
 from experiments.sudoku.recipes import Recipe
-from jaxgnn._errors import bad_input
 from jaxgnn.datasets import sudoku
 from jaxgnn.datasets.sudoku import Puzzles
+from jaxgnn.training import phase
 
 MINIMAL = (22, 23, 24)
 MIXED = tuple(range(20, 35))  # 17 to 19 can not be made in numbers
@@ -36,7 +38,9 @@ class Data:
     mixed: Puzzles
 
 
-def make_data(train: int, test: int, seed: int = 0, threads: int | None = None) -> Data:
+def make_data(
+    train: int, test: int, seed: int = 0, threads: int | None = None, *, progress: bool = False
+) -> Data:
     """Makes all puzzles.
 
     Args:
@@ -44,19 +48,30 @@ def make_data(train: int, test: int, seed: int = 0, threads: int | None = None) 
       test: number of held-out puzzles of each level.
       seed: seed from which separate seeds for training and held-out puzzles are derived.
       threads: number of threads; None for all CPUs that the process may use.
+      progress: whether to say on stderr how far it is.
 
     Raises:
       ValueError: if a number is not positive.
     """
-    for option, count in (("--train", train), ("--test", test)):
-        if count < 1:
-            raise bad_input("generate", option, "at least 1", count)
-    held_out = _HELD_OUT_SEED + 2 * seed
-    options = {"threads": threads}
-    minimal = sudoku.generate(test * len(MINIMAL), MINIMAL, minimal=True, seed=held_out, **options)
-    mixed = sudoku.generate(test * len(MIXED), MIXED, seed=held_out + 1, **options)
-    puzzles = sudoku.generate(train, seed=seed, **options)
-    return Data(hardest_first(without(puzzles, minimal, mixed)), minimal, mixed)
+    minimal, mixed = make_held_out(test, seed, threads, progress=progress)
+    count = Counts("training puzzles", train, progress=progress)
+    puzzles = sudoku.generate(train, seed=seed, threads=threads, progress=count)
+    with phase("rating the training puzzles", progress=progress):
+        puzzles = hardest_first(without(puzzles, minimal, mixed))
+    return Data(puzzles, minimal, mixed)
+
+
+def make_held_out(
+    test: int, seed: int = 0, threads: int | None = None, *, progress: bool = False
+) -> tuple[Puzzles, Puzzles]:
+    """Makes the minimal and the mixed held-out puzzles, ``test`` of each level."""
+    first = _HELD_OUT_SEED + 2 * seed
+    options: dict[str, Any] = {"threads": threads}
+    minimal, mixed = test * len(MINIMAL), test * len(MIXED)
+    options["progress"] = Counts("minimal puzzles", minimal, progress=progress)
+    held_out = sudoku.generate(minimal, MINIMAL, minimal=True, seed=first, **options)
+    options["progress"] = Counts("puzzles of all levels", mixed, progress=progress)
+    return held_out, sudoku.generate(mixed, MIXED, seed=first + 1, **options)
 
 
 def without(puzzles: Puzzles, *held_out: Puzzles) -> Puzzles:

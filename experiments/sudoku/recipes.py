@@ -12,7 +12,7 @@ from typing import Literal
 
 from jaxgnn._errors import bad_input
 
-Name = Literal["tiny", "candidate", "equivariant", "palm", "seed"]
+Name = Literal["tiny", "candidate", "harder", "equivariant", "palm", "seed"]
 Network = Literal["candidate", "equivariant", "relational", "gated"]
 
 
@@ -101,6 +101,22 @@ _RECIPES = {
         augment=False,
         weight_decay=0.01,
         hard=1.3,
+    ),
+    # To go on from trained weights: the hardest puzzles most often, and the states of long runs.
+    "harder": Recipe(
+        "candidate",
+        features=96,
+        num_steps=16,
+        test_steps=128,
+        warm_up=112,
+        batch_size=128,
+        steps=30_000,
+        learning_rate=8e-4,
+        augment=False,
+        weight_decay=0.01,
+        hard=4.0,
+        fewest=0,
+        curriculum=0.0,
     ),
     "equivariant": Recipe(
         "equivariant",

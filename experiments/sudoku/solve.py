@@ -3,81 +3,36 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from flax import nnx
-
 from experiments._runs import shown
-from experiments.sudoku.config import ExportConfig, SolveConfig, TrainConfig
-from experiments.sudoku.networks import make_network, network_options
-from experiments.sudoku.recipes import Recipe
+from experiments.sudoku.chosen import PATHS, chosen_network, load_run
+from experiments.sudoku.config import ExportConfig, SolveConfig
+from experiments.sudoku.networks import network_options
 from jaxgnn._errors import bad_input
-from jaxgnn.pretrained import (
-    SudokuAnswer,
-    SudokuSolver,
-    load_weights,
-    save_weights,
-    sudoku_solver,
-    sudoku_weights,
-)
-from jaxgnn.training import load_model
+from jaxgnn.pretrained import SudokuAnswer, SudokuSolver, load_weights, save_weights
 from jaxgnn.training._files import parse_json, read_json
 from jaxgnn.training._log import format_row, read_steps
 
-DEFAULT_RUN = TrainConfig().run_folder()
 # The log of the weights that a run began with, in its folder.
 EARLIER_LOG = "earlier.jsonl"
-# Options of a run that are paths, which JSON has as strings.
-_PATHS = ("data", "run", "initial")
 # Rows of the exported log between those of evaluations.
 _LOG_EVERY = 100
 
 
-def load_run(folder: Path) -> tuple[nnx.Module, Recipe]:
-    """The network of a run, with the average of its parameters, and its hyper-parameters.
-
-    Raises:
-      ValueError: if the folder has no run with a checkpoint.
-    """
-    file = folder / "config.json"
-    if not file.is_file():
-        raise bad_input("experiments.sudoku", "--run", "the folder of a run", folder)
-    values = read_json(file, dict, "an object, the configuration of the run")
-    unknown = values.keys() - {field.name for field in fields(TrainConfig)}
-    if unknown:
-        raise ValueError(f"{file}: not of a run of experiments.sudoku: {sorted(unknown)}")
-    values |= {name: Path(values[name]) for name in _PATHS if values.get(name) is not None}
-    config = TrainConfig(**values)
-    settings = config.settings()
-    model = make_network(settings, config.seed, config.implementation)
-    return load_model(folder, model, which="average"), settings
-
-
 def solve(config: SolveConfig) -> SudokuAnswer:
-    """Prints the network's answer to a puzzle, and returns it.
+    """Prints the network's answer to a puzzle and which network it was, and returns the answer.
 
     Raises:
       ValueError: if the puzzle has not exactly one solution, or is none.
     """
-    answer = _solver(config).solve(config.puzzle, steps=config.steps)
+    effort = config.effort()
+    chosen = chosen_network("solve", config.run, config.weights)
+    answer = SudokuSolver(chosen.model).solve(config.puzzle, effort)
     print(answer)
+    print(f"network: {chosen.name}")
     return answer
-
-
-def _solver(config: SolveConfig) -> SudokuSolver:
-    if config.weights is not None and config.run is not None:
-        raise bad_input("solve", "--weights", "left out where --run is given", config.weights)
-    if config.weights is not None or (config.run is None and sudoku_weights().exists()):
-        return sudoku_solver(config.weights)
-    folder = DEFAULT_RUN if config.run is None else config.run
-    if config.run is None and not folder.exists():
-        raise FileNotFoundError(
-            f"no weights in {sudoku_weights()} and no run in {folder}: train one, or name another "
-            "with --run"
-        )
-    return SudokuSolver(load_run(folder)[0])
 
 
 def export(config: ExportConfig) -> Path:
@@ -89,7 +44,7 @@ def export(config: ExportConfig) -> Path:
     Returns:
       The file of weights.
     """
-    model, settings = load_run(config.run)
+    model, settings = load_run(config.run, "export")
     out = config.run / "weights.npz" if config.out is None else config.out
     if out.suffix != ".npz":
         raise bad_input("export", "--out", "a file with the ending .npz", out)
@@ -130,7 +85,7 @@ def _about(run: Path) -> dict[str, Any]:
         for name, file in files.items()
         if file.exists()
     }
-    for name in _PATHS:  # where it was kept is of no interest
+    for name in PATHS:  # where it was kept is of no interest
         found["config"].pop(name, None)
     if (run / EARLIER_LOG).exists():
         lines = (run / EARLIER_LOG).read_text(encoding="utf-8").splitlines()

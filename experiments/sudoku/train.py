@@ -17,21 +17,25 @@ import optax
 from flax import nnx
 
 from experiments._optimizers import warmed_adamw
+from experiments._report import finish
 from experiments._runs import discard, shown
+from experiments._seeds import streams, summarize
 from experiments.sudoku.config import TrainConfig
 from experiments.sudoku.data import Data, Pool, fewest_givens, held_out, make_data, read
 from experiments.sudoku.measure import Measurement, measure
-from experiments.sudoku.networks import make_network, training_loss
+from experiments.sudoku.networks import make_network, network_name, training_loss
 from experiments.sudoku.recipes import Recipe
 from experiments.sudoku.solve import EARLIER_LOG, log_of
 from jaxgnn._errors import bad_input
+from jaxgnn.datasets import sudoku
 from jaxgnn.datasets.sudoku import Puzzles
 from jaxgnn.pretrained import load_weights
-from jaxgnn.training import FitResult, LoopConfig, RunFolder, fit, plot_curves
+from jaxgnn.training import FitResult, LoopConfig, RunFolder, Table, fit, phase, plot_curves
 from jaxgnn.training._files import read_json
+from jaxgnn.training._progress import say
 
 # What may differ when a run is resumed: where and how, not what.
-_MAY_CHANGE = ("run", "fresh", "progress", "data", "stop_after", "checkpoint_minutes")
+_MAY_CHANGE = ("run", "fresh", "progress", "data", "stop_after", "checkpoint_minutes", "report")
 _CALIBRATION_STEPS = 24
 _EVALUATED_AT_ONCE = 256
 _SOLVED = " puzzles"
@@ -50,6 +54,7 @@ class Outcome:
       ms_per_step: mean time of a step; None if there were none now.
       history: a row for each step.
       curves: path of the picture.
+      report: path of the page.
     """
 
     finished: bool
@@ -59,6 +64,34 @@ class Outcome:
     ms_per_step: float | None
     history: list[dict[str, float]]
     curves: Path
+    report: Path
+
+
+def train_seeds(config: TrainConfig) -> list[Outcome]:
+    """Trains a network, or one for each of ``config.seeds`` in a folder of its own.
+
+    Prints mean and deviation of the parts solved, where there are several.
+
+    Returns:
+      The outcomes, one for each seed.
+
+    Raises:
+      ValueError: if an option or a data file is at fault.
+    """
+    config.check()
+    if not config.seeds:
+        return [train(config)]
+    folder = config.run_folder()
+    outcomes = []
+    for seed in config.seeds:
+        print(f"seed {seed}")
+        run = folder / f"seed-{seed}"
+        outcomes.append(train(replace(config, seed=seed, seeds=(), run=run)))
+    kinds = [kind for kind in outcomes[0].solved if all(kind in o.solved for o in outcomes)]
+    rows = [(kind, str(summarize([100 * o.solved[kind] for o in outcomes]))) for kind in kinds]
+    columns = ("held-out puzzles", "solved %, mean ± deviation (seeds)")
+    print(Table("Over the seeds", columns, tuple(rows)).text())
+    return outcomes
 
 
 def train(config: TrainConfig, data: Data | None = None) -> Outcome:
@@ -72,11 +105,11 @@ def train(config: TrainConfig, data: Data | None = None) -> Outcome:
       ValueError: if an option or a data file is at fault.
     """
     config.check()
-    settings = config.settings()
+    settings, seeds = config.settings(), streams(config.seed)
     if data is None:
-        data = _data(config, settings)
+        data = _data(config, settings, seeds.split)
     pool = _Pool(data.train, settings)
-    model = make_network(settings, config.seed, config.implementation)
+    model = make_network(settings, seeds.parameters, config.implementation)
     if config.initial is not None:
         _begin_with(model, config.initial)
     loss_fn = functools.partial(training_loss, recipe=settings)
@@ -94,12 +127,12 @@ def train(config: TrainConfig, data: Data | None = None) -> Outcome:
         _optimizer(settings, steps),
         loss_fn,
         lambda step: pool(step, steps),
-        config=_loop(config, settings, steps, seconds),
+        config=_loop(config, settings, steps, seconds, seeds.training),
         evaluate=_Evaluation(data, config.eval_puzzles, settings),
         run=run,
         progress=config.progress,
     )
-    return _report(settings, result, run)
+    return _report(config, settings, result, run, data)
 
 
 def _begin_with(model: nnx.Module, weights: Path) -> None:
@@ -118,11 +151,12 @@ def _begin_with(model: nnx.Module, weights: Path) -> None:
     nnx.update(model, found)
 
 
-def _data(config: TrainConfig, settings: Recipe) -> Data:
+def _data(config: TrainConfig, settings: Recipe, seed: int) -> Data:
     if config.data is not None:
-        return read(config.data)
+        with phase(f"reading {config.data}", progress=config.progress):
+            return read(config.data)
     start = time.monotonic()
-    data = make_data(settings.puzzles, config.test, config.seed)
+    data = make_data(settings.puzzles, config.test, seed, progress=config.progress)
     print(f"made {len(data.train):,} puzzles in {time.monotonic() - start:.0f} s")
     return data
 
@@ -155,6 +189,7 @@ def _budget(config, settings, model, loss_fn, pool: _Pool, run: RunFolder) -> tu
         return settings.steps, math.nan
     file = run.path / "budget.json"
     if not file.exists():
+        say("compiling, and timing some steps …", progress=config.progress)
         loop = LoopConfig(steps=_CALIBRATION_STEPS + 1, log_every=_CALIBRATION_STEPS)
         options = {"config": replace(loop, ema_decay=settings.ema_decay), "progress": False}
         optimizer = _optimizer(settings, settings.steps)
@@ -171,7 +206,9 @@ def _budget(config, settings, model, loss_fn, pool: _Pool, run: RunFolder) -> tu
     return budget["steps"], budget["seconds_per_step"]
 
 
-def _loop(config: TrainConfig, settings: Recipe, steps: int, seconds: float) -> LoopConfig:
+def _loop(
+    config: TrainConfig, settings: Recipe, steps: int, seconds: float, seed: int
+) -> LoopConfig:
     every = max(1, steps // config.evaluations)
     # Where the time of a step is not known, checkpoints go with evaluations.
     minutes = config.checkpoint_minutes
@@ -180,7 +217,7 @@ def _loop(config: TrainConfig, settings: Recipe, steps: int, seconds: float) -> 
         steps=steps,
         eval_every=every,
         checkpoint_every=saving,
-        seed=config.seed,
+        seed=seed,
         ema_decay=settings.ema_decay,
         max_seconds=None if config.stop_after is None else 60 * config.stop_after,
         examples_per_step=settings.batch_size,
@@ -205,31 +242,64 @@ class _Evaluation:
         return cells | {name + _SOLVED: m.solved_part for name, m in found.items()}
 
 
-def _report(settings: Recipe, result: FitResult, run: RunFolder) -> Outcome:
+def _report(
+    config: TrainConfig, settings: Recipe, result: FitResult, run: RunFolder, data: Data
+) -> Outcome:
     curves = run.path / "curves.png"
     plot_curves({settings.network: result.history}, curves)
     evaluated = [row for row in result.history if any(name.endswith(_SOLVED) for name in row)]
     last = evaluated[-1] if evaluated else {}
     names = [name for name in last if name.endswith(_SOLVED)]
     solved = {name.removesuffix(_SOLVED): last[name] for name in names}
-    outcome = Outcome(
+    parameters = sum(p.size for p in jax.tree.leaves(nnx.state(result.model, nnx.Param)))
+    steps, ms_per_step = len(result.history), result.ms_per_step
+    numbers = {
+        "finished": result.finished,
+        "parameters": parameters,
+        "steps": steps,
+        "ms_per_step": ms_per_step,
+    }
+    run.write_json("result.json", numbers | last)
+    if ms_per_step is not None:
+        pace = 1e3 * settings.batch_size / ms_per_step
+        print(f"{ms_per_step:.1f} ms a step, {pace:,.0f} puzzles a second")
+    state = "finished" if result.finished else "not finished: the same command goes on"
+    print(f"{parameters:,} parameters, {steps:,} steps, {state}")
+    table = _held_out_table(config, settings, last, solved, data)
+    print(table.text())
+    print(f"curves: {shown(curves)}")
+    title = f"Sudoku, {network_name(settings)} ({config.recipe}), seed {config.seed}"
+    report = finish(run.path, config.report, title=title, tables=[table])
+    print(f"to measure it: python -m experiments.sudoku evaluate --run {shown(run.path)}")
+    return Outcome(
         finished=result.finished,
         solved=solved,
-        parameters=sum(p.size for p in jax.tree.leaves(nnx.state(result.model, nnx.Param))),
-        steps=len(result.history),
-        ms_per_step=result.ms_per_step,
+        parameters=parameters,
+        steps=steps,
+        ms_per_step=ms_per_step,
         history=result.history,
         curves=curves,
+        report=report,
     )
-    kept = ("finished", "parameters", "steps", "ms_per_step")
-    run.write_json("result.json", {name: getattr(outcome, name) for name in kept} | last)
-    if outcome.ms_per_step is not None:
-        pace = 1e3 * settings.batch_size / outcome.ms_per_step
-        print(f"{outcome.ms_per_step:.1f} ms a step, {pace:,.0f} puzzles a second")
-    state = "finished" if outcome.finished else "not finished: the same command goes on"
-    print(f"{outcome.parameters:,} parameters, {outcome.steps:,} steps, {state}")
-    for name, part in solved.items():
-        cells = last[f"{name} cells"]
-        print(f"held-out, {name}: {part:.4f} of the puzzles, {cells:.4f} of the cells")
-    print(f"curves: {shown(curves)}")
-    return outcome
+
+
+def _held_out_table(
+    config: TrainConfig,
+    settings: Recipe,
+    last: dict[str, float],
+    solved: dict[str, float],
+    data: Data,
+) -> Table:
+    """What the network solves of held-out puzzles, beside filling in singles and exact search."""
+    puzzles = held_out(data, settings)
+    rows = []
+    for kind, part in solved.items():
+        boards = puzzles[kind].puzzles[: config.eval_puzzles]
+        singles = np.mean(sudoku.difficulty(boards).open == 0)
+        search = np.mean(sudoku.solve(boards)[0] == 1)
+        cells = last[f"{kind} cells"]
+        parts = (f"{100 * value:.2f}" for value in (singles, part, search, cells))
+        rows.append((kind, len(boards), *parts))
+    columns = ("puzzles", "count", "singles %", "network %", "search %", "cells %")
+    note = f"The network after {settings.test_steps} steps, without new attempts."
+    return Table("Held-out puzzles, solved", columns, tuple(rows), note)

@@ -21,6 +21,7 @@ from jaxgnn.models._sudoku_grid import (
     sudoku_positions,
     sudoku_relations,
 )
+from jaxgnn.models._sudoku_recurrence import SudokuRecurrence
 from jaxgnn.nn import (
     EdgeMLP,
     FusedMLP,
@@ -126,6 +127,21 @@ class RecurrentRelationalNetwork(nnx.Module):
         Raises:
           ValueError: if ``puzzles`` are not digits, of as many cells as the model was made for.
         """
+        begin = self.recurrence(puzzles)
+        options: dict[str, Any] = {"num_steps": num_steps, "warm_up": warm_up}
+        options |= {"readout": self.readout, "rngs": rngs}
+        _, logits = self.steps(begin.graph, begin.features, inputs=begin.inputs, **options)
+        return nan_without_digits(logits, puzzles, self.box)
+
+    def recurrence(self, puzzles: Int[Array, "*batch cells"]) -> SudokuRecurrence:
+        """Returns the steps for these puzzles, which the caller makes one at a time.
+
+        Args:
+          puzzles: digits, 0 where blank. Under ``jit`` they are not looked at.
+
+        Raises:
+          ValueError: if ``puzzles`` are not digits, of as many cells as the model was made for.
+        """
         box_of("RecurrentRelationalNetwork", "puzzles", puzzles, self.box)
         check_digits("RecurrentRelationalNetwork", "puzzles", puzzles, self.box)
         rows, columns, _ = sudoku_positions(self.box).T
@@ -133,10 +149,7 @@ class RecurrentRelationalNetwork(nnx.Module):
         positions = jnp.concatenate([self.rows(rows), self.columns(columns)], axis=-1)
         positions = jnp.broadcast_to(positions, (*puzzles.shape, positions.shape[-1]))
         x = self.encoder(jnp.concatenate([digits, positions], axis=-1))
-        options: dict[str, Any] = {"num_steps": num_steps, "warm_up": warm_up}
-        options |= {"readout": self.readout, "rngs": rngs}
-        _, logits = self.steps(sudoku_graph(self.box), x, inputs=x, **options)
-        return nan_without_digits(logits, puzzles, self.box)
+        return SudokuRecurrence(self.steps, sudoku_graph(self.box), x, self.readout, inputs=x)
 
     def weight_penalty(self) -> Float[Array, ""]:
         """Half the sum of squares of the kernels of the three MLPs."""
@@ -236,14 +249,34 @@ class EquivariantRelationalNetwork(nnx.Module):
         Raises:
           ValueError: if ``puzzles`` are not digits, or not of as many cells as a Sudoku has.
         """
+        begin = self.recurrence(puzzles)
+        options: dict[str, Any] = {"num_steps": num_steps, "warm_up": warm_up, "rngs": rngs}
+        options |= {"readout": self.readout, "inputs": begin.inputs}
+        _, logits = self.steps(begin.graph, begin.features, begin.edge_features, **options)
+        box = box_of("EquivariantRelationalNetwork", "puzzles", puzzles)
+        return nan_without_digits(jnp.swapaxes(logits[..., 0], -1, -2), puzzles, box)
+
+    def recurrence(self, puzzles: Int[Array, "*batch cells"]) -> SudokuRecurrence:
+        """Returns the steps for these puzzles, which the caller makes one at a time.
+
+        Args:
+          puzzles: digits, 0 where blank, of a Sudoku of any box size. Under ``jit`` they are not
+            looked at.
+
+        Raises:
+          ValueError: if ``puzzles`` are not digits, or not of as many cells as a Sudoku has.
+        """
         box = box_of("EquivariantRelationalNetwork", "puzzles", puzzles)
         check_digits("EquivariantRelationalNetwork", "puzzles", puzzles, box)
         x = embedded(self.kinds, candidate_kinds(puzzles.astype(jnp.int32), box))
-        relations = jnp.asarray(sudoku_relations(box), x.dtype)
-        options: dict[str, Any] = {"num_steps": num_steps, "warm_up": warm_up}
-        options |= {"readout": self.readout, "rngs": rngs}
-        _, logits = self.steps(sudoku_graph(box), x, relations, inputs=x, **options)
-        return nan_without_digits(jnp.swapaxes(logits[..., 0], -1, -2), puzzles, box)
+        return SudokuRecurrence(
+            self.steps,
+            sudoku_graph(box),
+            x,
+            lambda h: jnp.swapaxes(self.readout(h)[..., 0], -1, -2),
+            inputs=x,
+            edge_features=jnp.asarray(sudoku_relations(box), x.dtype),
+        )
 
 
 class _AmongDigits(NodeUpdate[LSTMState]):

@@ -21,6 +21,7 @@ from jaxgnn.models._sudoku_grid import (
     nan_without_digits,
     sudoku_graph,
 )
+from jaxgnn.models._sudoku_recurrence import SudokuRecurrence
 from jaxgnn.nn import FusedLinear, LSTMUpdate, MessagePassing, check_widths
 from jaxgnn.nn._dropout import require_stream
 from jaxgnn.nn._options import checked_options
@@ -119,15 +120,35 @@ class CandidateNetwork(nnx.Module):
         Raises:
           ValueError: if ``puzzles`` are not digits, or not of as many cells as a Sudoku has.
         """
-        box = box_of("CandidateNetwork", "puzzles", puzzles)
-        check_digits("CandidateNetwork", "puzzles", puzzles, box)
         if rngs is not None:
             require_stream("CandidateNetwork", rngs, is_drawn_from=False)
+        begin = self.recurrence(puzzles)
+        options = {"num_steps": num_steps, "warm_up": warm_up, "readout": self.readout}
+        _, logits = self.steps(begin.graph, begin.features, inputs=begin.inputs, **options)
+        logits = jnp.swapaxes(logits[..., 0], -1, -2)
+        return nan_without_digits(logits, puzzles, box_of("CandidateNetwork", "puzzles", puzzles))
+
+    def recurrence(self, puzzles: Int[Array, "*batch cells"]) -> SudokuRecurrence:
+        """Returns the steps for these puzzles, which the caller makes one at a time.
+
+        Args:
+          puzzles: digits, 0 where blank, of a Sudoku of any box size. Under ``jit`` they are not
+            looked at.
+
+        Raises:
+          ValueError: if ``puzzles`` are not digits, or not of as many cells as a Sudoku has.
+        """
+        box = box_of("CandidateNetwork", "puzzles", puzzles)
+        check_digits("CandidateNetwork", "puzzles", puzzles, box)
         x = embedded(self.kinds, candidate_kinds(puzzles.astype(jnp.int32), box))
         h: Any = self.start(x)
-        options = {"num_steps": num_steps, "warm_up": warm_up, "readout": self.readout}
-        _, logits = self.steps(sudoku_graph(box), h, inputs=x, **options)
-        return nan_without_digits(jnp.swapaxes(logits[..., 0], -1, -2), puzzles, box)
+        return SudokuRecurrence(
+            self.steps,
+            sudoku_graph(box),
+            h,
+            lambda h: jnp.swapaxes(self.readout(h)[..., 0], -1, -2),
+            inputs=x,
+        )
 
 
 class _GroupMessages(nnx.Module):

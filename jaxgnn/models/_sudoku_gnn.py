@@ -20,6 +20,7 @@ from jaxgnn.models._sudoku_grid import (
     sudoku_constraint_graph,
     sudoku_positions,
 )
+from jaxgnn.models._sudoku_recurrence import SudokuRecurrence
 from jaxgnn.nn import EdgeMLP, FusedLinear, MessagePassing, NodeUpdate, check_widths
 from jaxgnn.nn._dropout import Dropout
 from jaxgnn.nn._options import checked_options
@@ -126,17 +127,36 @@ class SudokuGNN(nnx.Module):
         Raises:
           ValueError: if ``puzzles`` are not digits, of as many cells as the model was made for.
         """
-        box_of("SudokuGNN", "puzzles", puzzles, self.box)
-        check_digits("SudokuGNN", "puzzles", puzzles, self.box)
-        encoded = self.norm(self.encoder(self._inputs(puzzles), rngs))
-        encoded = self.dropout(encoded, rngs)
-        graph, options = sudoku_constraint_graph(self.box), {"num_steps": num_steps, "rngs": rngs}
+        begin = self.recurrence(puzzles, rngs=rngs)
+        graph, encoded = begin.graph, begin.features
+        options: dict[str, Any] = {"num_steps": num_steps, "rngs": rngs}
         if every_step:
             logits = self.steps(graph, encoded, readout=self.readout, **options)[1]
         else:
             h: Any = self.steps(graph, encoded, **options)
             logits = self.readout(h, rngs)
         return nan_without_digits(logits, puzzles, self.box)
+
+    def recurrence(
+        self, puzzles: Int[Array, "*batch cells"], *, rngs: nnx.Rngs | None = None
+    ) -> SudokuRecurrence:
+        """Returns the steps for these puzzles, which the caller makes one at a time.
+
+        The steps have no dropout.
+
+        Args:
+          puzzles: digits, 0 where blank. Under ``jit`` they are not looked at.
+          rngs: random streams for the dropout of the encoder; None in evaluation.
+
+        Raises:
+          ValueError: if ``puzzles`` are not digits, of as many cells as the model was made for.
+        """
+        box_of("SudokuGNN", "puzzles", puzzles, self.box)
+        check_digits("SudokuGNN", "puzzles", puzzles, self.box)
+        encoded = self.norm(self.encoder(self._inputs(puzzles), rngs))
+        encoded = self.dropout(encoded, rngs)
+        graph = sudoku_constraint_graph(self.box)
+        return SudokuRecurrence(self.steps, graph, encoded, self.readout)
 
     def _inputs(self, puzzles: Array) -> Float[Array, "*batch nodes 5"]:
         side = self.box * self.box

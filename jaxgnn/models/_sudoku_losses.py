@@ -12,7 +12,7 @@ import math
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxgnn._errors import bad_input
 from jaxgnn.models._sudoku_grid import box_of, check_digits, nan_without_digits
@@ -118,8 +118,20 @@ def sudoku_constraint_loss(
     return 0.2 * (units + 0.1 * _mean_of_blanks(entropy + 1 - (first - second), puzzles))
 
 
-def _unit_sums(p: Float[Array, "*steps cells digits"], side: int) -> list[Array]:
-    """Sums the cells of each row, of each column and of each box."""
+def fulfils_rules(boards: Int[Array, "*batch cells"]) -> Bool[Array, "*batch"]:
+    """Whether each row, column and box of boards has every digit once.
+
+    Args:
+      boards: digits, and anything else where a cell has none.
+    """
+    side = math.isqrt(boards.shape[-1])
+    found = jax.nn.one_hot(boards - 1, side, dtype=jnp.int32)
+    once = [(sums == 1).reshape(*boards.shape[:-1], -1) for sums in _unit_sums(found, side)]
+    return jnp.concatenate(once, axis=-1).all(axis=-1)
+
+
+def _unit_sums(p: Array, side: int) -> list[Array]:
+    """Sums [*steps, cells, digits] over the cells of each row, of each column and of each box."""
     box = round(side**0.5)
     leading = p.shape[:-2]
     grid = p.reshape(*leading, box, box, box, box, side)

@@ -4,6 +4,9 @@ Experiments train and export them; here they are loaded and asked. The log of a 
 beside its weights.
 """
 
+from jaxgnn.pretrained._solving import SudokuEffort as SudokuEffort
+from jaxgnn.pretrained._solving import SudokuSolutions as SudokuSolutions
+from jaxgnn.pretrained._solving import solve_sudokus as solve_sudokus
 from jaxgnn.pretrained._sudoku import SudokuAnswer as SudokuAnswer
 from jaxgnn.pretrained._sudoku import SudokuSolver as SudokuSolver
 from jaxgnn.pretrained._sudoku import sudoku_solver as sudoku_solver

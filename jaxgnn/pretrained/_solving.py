@@ -1,0 +1,288 @@
+"""Runs a Sudoku network until its answers are solutions, with new attempts where they are not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import lax
+from jaxtyping import Array, Bool, Int
+
+from jaxgnn._errors import bad_input
+from jaxgnn.models import sudoku_digits
+from jaxgnn.models._sudoku_losses import fulfils_rules
+from jaxgnn.models._sudoku_recurrence import perturbed
+
+_CELLS = 81
+# Standard deviation of what is added to the memory before a new attempt. With the weights that come
+# with the library, of 0.5, 0.7, 1 and 2 it is 1 with which most attempts at hard puzzles succeed.
+_NOISE = 1.0
+
+
+@dataclass(frozen=True)
+class SudokuEffort:
+    """How long a network may work on a puzzle.
+
+    Attributes:
+      steps: most steps of message passing for a puzzle, of all attempts together.
+      attempt_steps: most steps of one attempt.
+      attempts: new attempts that are made at the same time.
+      seed: seed of the noise with which new attempts begin.
+
+    Raises:
+      ValueError: if one of the first three is not at least 1, or the seed is negative.
+    """
+
+    steps: int = 2048
+    attempt_steps: int = 128
+    attempts: int = 8
+    seed: int = 0
+
+    def __post_init__(self):
+        for name, least in {"steps": 1, "attempt_steps": 1, "attempts": 1, "seed": 0}.items():
+            value = getattr(self, name)
+            if value < least:
+                raise bad_input("SudokuEffort", name, f"at least {least}", value)
+
+
+@dataclass(frozen=True)
+class SudokuSolutions:
+    """What a network has made of puzzles.
+
+    Attributes:
+      digits: [count, 81] int8, the solution where there is one, and elsewhere the answer of the
+        first attempt after its last step; givens are in their places, and 0 where what the network
+        says is NaN or infinite.
+      solved: [count] bool, whether ``digits`` has every digit once in each row, column and box.
+      steps: [count] int32, the step of its attempt after which the answer was the solution, counted
+        from 1; 0 where not solved.
+      restarts: [count] int32, attempts that were begun after the first.
+      seconds: time that the steps took, without compilation.
+    """
+
+    digits: np.ndarray
+    solved: np.ndarray
+    steps: np.ndarray
+    restarts: np.ndarray
+    seconds: float
+
+
+def solve_sudokus(
+    model: nnx.Module,
+    puzzles: np.ndarray,
+    effort: SudokuEffort | None = None,
+    *,
+    batch_size: int = 256,
+    progress: Callable[[int], None] | None = None,
+) -> SudokuSolutions:
+    """Runs a network on puzzles until each grid is complete and free of conflicts.
+
+    All puzzles have a first attempt, which ends at the solution or after
+    ``effort.attempt_steps``. Those without a solution then have new attempts, several at a time,
+    until one of them succeeds or ``effort.steps`` are used up. A new attempt begins with random
+    numbers in the memory of the network, and every other one takes a guess for given: a digit drawn
+    from what the network said in its first attempt, in a cell of which it was not sure. Turning the
+    puzzle by a symmetry would change nothing for ``CandidateNetwork`` and
+    ``EquivariantRelationalNetwork``, whose answers turn with it.
+
+    An answer is the network's, never that of a search: a grid that keeps the givens and obeys the
+    rules is the solution, if the puzzle has only one.
+
+    Args:
+      model: one of the Sudoku networks of ``jaxgnn.models``.
+      puzzles: [count, 81] integers, 0 where a cell is empty.
+      effort: how long it may work on each puzzle; None for the default, up to 2,048 steps.
+      batch_size: puzzles that have their first attempts at the same time.
+      progress: called now and then with the number of puzzles that are done.
+
+    Returns:
+      The solutions. The first attempts of other puzzles in the batch make no difference but for
+      roundings; the noise of new attempts depends on ``effort.seed`` and their number alone.
+
+    Raises:
+      ValueError: if ``puzzles`` are not digits of that shape, or ``batch_size`` is not positive.
+    """
+    effort = SudokuEffort() if effort is None else effort
+    if batch_size < 1:
+        raise bad_input("solve_sudokus", "batch_size", "at least 1", batch_size)
+    puzzles = _checked(puzzles)
+    run = _Run(model, effort)
+    found = SudokuSolutions(
+        digits=puzzles.copy(),
+        solved=np.zeros(len(puzzles), bool),
+        steps=np.zeros(len(puzzles), np.int32),
+        restarts=np.zeros(len(puzzles), np.int32),
+        seconds=0.0,
+    )
+    done = 0
+    for start in range(0, len(puzzles), batch_size):
+        part = np.arange(start, min(start + batch_size, len(puzzles)))
+        # One shape, one program: the last batch is filled up with its own first puzzles.
+        filled = np.resize(part, min(batch_size, len(puzzles)))
+        first = run.first_attempts(puzzles[filled])
+        found.digits[part] = first.digits[: len(part), 0]
+        found.steps[part] = first.solved_at[: len(part), 0]
+        left = part[found.steps[part] == 0]
+        done += len(part) - len(left)
+        _report(progress, done)
+        for i in left:
+            chances = first.chances[i - start, 0]
+            solution, found.steps[i], found.restarts[i] = run.new_attempts(puzzles[i], chances)
+            if solution is not None:
+                found.digits[i] = solution
+            done += 1
+            _report(progress, done)
+    found.solved[:] = found.steps > 0
+    return SudokuSolutions(found.digits, found.solved, found.steps, found.restarts, run.seconds)
+
+
+class _Run:
+    """A network at work, and the seconds that its steps have taken."""
+
+    def __init__(self, model: nnx.Module, effort: SudokuEffort):
+        self._graphdef, self._state = nnx.split(model)
+        self._effort = effort
+        self._key = jax.random.key(effort.seed)
+        self._compiled: set[tuple[int, ...]] = set()
+        self.seconds = 0.0
+
+    def first_attempts(self, puzzles: np.ndarray) -> _Progress:
+        """One attempt at each puzzle [count, 81], without noise or guesses."""
+        limit = min(self._effort.attempt_steps, self._effort.steps)
+        return self._attempt(puzzles[:, None], 0, 0.0, limit)
+
+    def new_attempts(
+        self, puzzle: np.ndarray, chances: np.ndarray
+    ) -> tuple[np.ndarray | None, int, int]:
+        """The solution [81] or None, the step at which it was found, and the attempts made."""
+        effort, restarts = self._effort, 0
+        left = effort.steps - effort.attempt_steps
+        while left >= effort.attempts:
+            limit = min(effort.attempt_steps, left // effort.attempts)
+            boards = self._with_guesses(puzzle, chances, restarts)
+            progress = self._attempt(boards[None], restarts + 1, _NOISE, limit)
+            restarts += effort.attempts
+            left -= limit * effort.attempts
+            steps = progress.solved_at[0]
+            if steps.any():
+                first = int(np.argmax(steps > 0))
+                return progress.digits[0, first], int(steps[first]), restarts
+        return None, 0, restarts
+
+    def _with_guesses(self, puzzle: np.ndarray, chances: np.ndarray, number: int) -> np.ndarray:
+        """The boards of attempts from ``number`` on, [attempts, 81]; every other has a guess.
+
+        The less sure the network is of a cell, the more often the cell is chosen; its digit is
+        drawn with the network's own probabilities.
+        """
+        boards = np.repeat(puzzle[None], self._effort.attempts, axis=0)
+        doubt = np.where(puzzle == 0, 1 - chances.max(axis=-1), 0).astype(np.float64)
+        if not np.isfinite(chances).all() or not doubt.any():  # nothing to draw from
+            return boards
+        draw = np.random.default_rng([self._effort.seed, number])
+        for board in boards[1::2]:
+            cell = draw.choice(_CELLS, p=doubt / doubt.sum())
+            digits = chances[cell].astype(np.float64)
+            board[cell] = 1 + draw.choice(len(digits), p=digits / digits.sum())
+        return boards
+
+    def _attempt(self, puzzles: np.ndarray, number: int, noise: float, limit: int) -> _Progress:
+        """Attempts at puzzles [count, attempts, 81], which end when each has a solution."""
+        program = partial(_attempts, self._graphdef, self._state, jnp.asarray(puzzles, jnp.int32))
+        key = jax.random.fold_in(self._key, number)
+        if puzzles.shape not in self._compiled:
+            jax.block_until_ready(program(key, noise, 0))
+            self._compiled.add(puzzles.shape)
+        start = time.perf_counter()
+        progress = jax.device_get(program(key, noise, limit))
+        self.seconds += time.perf_counter() - start
+        return progress
+
+
+class _Progress(NamedTuple):
+    """What attempts have reached, on the device or, when they are done, as NumPy arrays.
+
+    Attributes:
+      step: [] int32, steps made so far.
+      state: state of the network; None when they are done.
+      digits: [count, attempts, 81] int32, the answers: solutions, or those after the last step.
+      solved_at: [count, attempts] int32, steps after which the answers were solutions, 0 where they
+        are none.
+      chances: [count, attempts, 81, 9] float32, probabilities of the digits, the mean over all
+        steps.
+    """
+
+    step: Any
+    state: Any
+    digits: Any
+    solved_at: Any
+    chances: Any
+
+
+@partial(jax.jit, static_argnames="graphdef")
+def _attempts(
+    graphdef: nnx.GraphDef,
+    parameters: Any,
+    puzzles: Int[Array, "count attempts 81"],
+    key: Array,
+    noise: float,
+    limit: int,
+) -> _Progress:
+    """Runs until every puzzle has an attempt that is solved, or ``limit`` steps are made."""
+    model: Any = nnx.merge(graphdef, parameters)
+    recurrence = model.recurrence(puzzles)
+
+    def goes_on(progress: _Progress) -> Bool[Array, ""]:
+        every_puzzle = (progress.solved_at > 0).any(axis=1).all()
+        return (progress.step < limit) & ~every_puzzle
+
+    def step(progress: _Progress) -> _Progress:
+        state, logits = recurrence.step(progress.state)
+        open_before = progress.solved_at == 0
+        answers = jnp.where(puzzles > 0, puzzles, sudoku_digits(logits))
+        digits = jnp.where(open_before[..., None], answers, progress.digits)
+        number = progress.step + 1
+        solved_now = open_before & fulfils_rules(answers)
+        solved_at = jnp.where(solved_now, number, progress.solved_at)
+        now = jax.nn.softmax(logits[..., -9:].astype(jnp.float32))
+        chances = progress.chances + (now - progress.chances) / number
+        return _Progress(number, state, digits, solved_at, chances)
+
+    begin = _Progress(
+        step=jnp.int32(0),
+        state=perturbed(recurrence.start(), key, noise),
+        digits=jnp.zeros_like(puzzles),
+        solved_at=jnp.zeros(puzzles.shape[:2], jnp.int32),
+        chances=jnp.zeros((*puzzles.shape, 9), jnp.float32),
+    )
+    return lax.while_loop(goes_on, step, begin)._replace(state=None)
+
+
+def _checked(puzzles: np.ndarray) -> np.ndarray:
+    """A copy of the puzzles as int8.
+
+    Raises:
+      ValueError: if they are not digits [count, 81].
+    """
+    puzzles = np.asarray(puzzles)
+    if puzzles.ndim != 2 or puzzles.shape[1] != _CELLS or puzzles.dtype.kind not in "iu":
+        got = f"{puzzles.dtype} {list(puzzles.shape)}"
+        raise bad_input("solve_sudokus", "puzzles", f"integers [count, {_CELLS}]", got)
+    bad = np.argwhere((puzzles < 0) | (puzzles > 9))
+    if len(bad):
+        row, cell = bad[0].tolist()
+        got = f"{puzzles[row, cell]} at [{row}, {cell}]"
+        raise bad_input("solve_sudokus", "puzzles", "digits from 0 to 9", got)
+    return puzzles.astype(np.int8)
+
+
+def _report(progress: Callable[[int], None] | None, done: int) -> None:
+    if progress is not None:
+        progress(done)
