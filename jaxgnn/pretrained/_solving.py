@@ -252,7 +252,7 @@ def _attempts(
         solved_now = open_before & fulfils_rules(answers)
         solved_at = jnp.where(solved_now, number, progress.solved_at)
         now = jax.nn.softmax(logits[..., -9:].astype(jnp.float32))
-        chances = progress.chances + (now - progress.chances) / number
+        chances = progress.chances + (now - progress.chances) / number.astype(jnp.float32)
         return _Progress(number, state, digits, solved_at, chances)
 
     begin = _Progress(
