@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import pytest
 from flax import nnx
 
 from experiments.sudoku import __main__ as command_line
+from experiments.sudoku.chosen import chosen_network, load_run
 from experiments.sudoku.config import (
     CostConfig,
     EvaluateConfig,
@@ -28,12 +30,12 @@ from experiments.sudoku.data import (
     without,
     write,
 )
-from experiments.sudoku.evaluate import evaluate
+from experiments.sudoku.evaluate import evaluate, read_puzzles
 from experiments.sudoku.measure import measure
 from experiments.sudoku.networks import make_network, training_loss
 from experiments.sudoku.recipes import _RECIPES, recipe
-from experiments.sudoku.solve import export, load_run, solve
-from experiments.sudoku.train import train
+from experiments.sudoku.solve import export, solve
+from experiments.sudoku.train import train, train_seeds
 from jaxgnn.datasets import sudoku
 from jaxgnn.datasets.sudoku import Puzzles
 from jaxgnn.pretrained import load_weights
@@ -290,23 +292,77 @@ def test_measuring_in_batches_changes_nothing(trained, data):
         np.testing.assert_array_equal(getattr(whole, field.name), getattr(parts, field.name))
 
 
-def test_evaluation_has_rows_by_givens_and_by_difficulty(trained, data, tmp_path, capsys):
+# A few steps, since networks of these tests have hardly learnt anything.
+SHORT = {"steps": 12, "attempt_steps": 5, "attempts": 2, "progress": False}
+
+
+def test_evaluation_has_rows_by_givens_and_by_difficulty_beside_trivial_methods(
+    trained, data, tmp_path, capsys
+):
     config, _ = trained
     write(data, tmp_path / "data")
-    rows = evaluate(EvaluateConfig(run=config.run, data=tmp_path / "data", out=tmp_path / "out"))
+    options = {"run": config.run, "data": tmp_path / "data", "out": tmp_path / "out"}
+    rows = evaluate(EvaluateConfig(**options, **SHORT, seeds=(0, 3)))
     assert {row.kind for row in rows} == {"minimal", "mixed"}
     for kind, puzzles in (("minimal", data.minimal), ("mixed", data.mixed)):
         own = {row.level: row for row in rows if row.kind == kind}
         levels = {f"{givens} givens" for givens in puzzles.givens}
-        assert levels <= own.keys() and own["all"].count == len(puzzles)
+        assert levels <= own.keys() and own["all"].count == 2 * len(puzzles)
         for part in (levels, own.keys() - levels - {"all"}):
-            assert sum(own[level].count for level in part) == len(puzzles)
-        assert all(0 <= row.cells <= 1 and row.solved <= row.ever_solved for row in own.values())
+            assert sum(own[level].count for level in part) == 2 * len(puzzles)
+        assert all(row.first <= row.solved <= 1 and row.search == 1 for row in own.values())
+        assert own["all"].singles == np.mean(sudoku.difficulty(puzzles.puzzles).open == 0)
+        # 5 steps, then twice 3 of the 7 that are left
+        assert max(row.most_restarts for row in own.values()) == 2
     table = capsys.readouterr().out
-    assert "behind 5 steps" in table and "20 givens" in table and "singles" in table
+    assert f"CandidateNetwork of {config.run}" in table and "5 steps an attempt, 12 for" in table
+    assert "20 givens" in table and "singles" in table and "mean ± deviation" in table
     saved = json.loads((tmp_path / "out" / "evaluation.json").read_text())
-    assert saved["steps"] == 5 and len(saved["rows"]) == len(rows)
+    assert saved["seeds"] == [0, 3] and len(saved["rows"]) == len(rows)
     assert (tmp_path / "out" / "evaluation.png").stat().st_size > 10_000
+
+
+def test_published_puzzles_have_one_solution_and_the_givens_that_they_are_said_to_have():
+    folder = Path(command_line.__file__).parent / "known"
+    seventeen, hardest = (read_puzzles(folder / f"{n}.txt") for n in ("seventeen", "hardest"))
+    assert len(seventeen) == 100 and (seventeen.givens == 17).all()
+    assert len(np.unique(seventeen.puzzles, axis=0)) == 100
+    assert hardest.givens.tolist() == [23, 21, 21, 21, 23]
+    # No single can be found in most of them, and a search has to guess often.
+    assert sudoku.difficulty(hardest.puzzles).guesses.min() > 20
+
+
+def test_solve_and_evaluate_use_the_same_network_and_name_it(trained, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    run = trained[0].run
+    shipped = chosen_network("solve", None, None)
+    assert shipped.name == "CandidateNetwork, the weights that come with jaxgnn"
+    assert chosen_network("solve", run, None).name == f"CandidateNetwork of {run} (12 wide)"
+    monkeypatch.setattr("experiments.sudoku.chosen.sudoku_weights", lambda: tmp_path / "none.npz")
+    with pytest.raises(FileNotFoundError, match="and no run in runs/sudoku/tiny: train one"):
+        chosen_network("evaluate", None, None)
+    (tmp_path / "runs" / "sudoku").mkdir(parents=True)
+    (tmp_path / "runs" / "sudoku" / "tiny").symlink_to(run)
+    assert chosen_network("evaluate", None, None).name == (
+        "CandidateNetwork of runs/sudoku/tiny (12 wide)"
+    )
+
+
+def test_several_seeds_are_runs_of_their_own_with_mean_and_deviation(data, tmp_path, capsys):
+    config = _config(
+        tmp_path, features=2, num_steps=1, test_steps=1, steps=1, evaluations=1, eval_puzzles=2
+    )
+    folder = tmp_path / "data"
+    write(data, folder)
+    outcomes = train_seeds(dataclasses.replace(config, data=folder, seeds=(0, 5)))
+    first, second = (outcome.history[0]["loss"] for outcome in outcomes)
+    assert first != second and outcomes[1].report == config.run / "seed-5" / "report.html"
+    printed = capsys.readouterr().out
+    assert "0.00 ± 0.00 (2)" in printed and "singles %" in printed
+    page = outcomes[0].report.read_text()
+    assert "Sudoku, CandidateNetwork (tiny), seed 0" in page and "search %" in page
+    with pytest.raises(ValueError, match="train: --seeds must be each seed once, got 5 twice"):
+        train_seeds(dataclasses.replace(config, seeds=(5, 5)))
 
 
 @pytest.mark.long
@@ -332,7 +388,7 @@ def test_evaluation_reads_published_files(trained, data, tmp_path, kind):
         sudoku.write_palm(file, data.mixed[:4])
     else:
         file.write_text("\n".join(map(sudoku.to_line, data.mixed.puzzles[:4])))
-    config = EvaluateConfig(run=trained[0].run, puzzles=file, steps=2, out=tmp_path)
+    config = EvaluateConfig(run=trained[0].run, puzzles=file, out=tmp_path, **SHORT)
     rows = evaluate(config)
     assert rows[0].kind == "some.txt" and rows[0].count == 4
 
@@ -344,14 +400,15 @@ def test_a_saved_run_answers_and_is_exported_with_its_log(trained, data, tmp_pat
     capsys.readouterr()
     for given in (puzzle, solution):
         answers = [
-            solve(SolveConfig(sudoku.to_line(given), steps=6, **source))
+            solve(SolveConfig(sudoku.to_line(given), steps=6, attempt_steps=6, **source))
             for source in ({"run": config.run}, {"weights": file})
         ]
         np.testing.assert_array_equal(*(answer.board for answer in answers))
         right = np.array_equal(answers[0].board, solution)
-        assert [answer.settled is not None for answer in answers] == [right, right]
+        assert [answer.solved for answer in answers] == [right, right]
         printed = capsys.readouterr().out
-        assert printed.count("settled at step" if right else "not solved: behind step 6") == 2
+        assert printed.count("solved at step" if right else "not solved (0 restarts") == 2
+        assert printed.count("network: CandidateNetwork") == 2
         assert printed.count(sudoku.to_grid(answers[0].board)) == 2
     about, *rows = read_rows(tmp_path / "small_training.jsonl")
     assert about["config"]["features"] == 12 and "run" not in about["config"]
@@ -376,19 +433,34 @@ def test_memory_grows_with_steps_unless_states_are_made_again_or_no_gradient_pas
 BAD = {
     "steps and minutes": (
         ["train", "--steps", "3", "--minutes", "1"],
-        "--minutes must be left out",
+        "train: --minutes must be left out",
     ),
-    "hard": (["train", "--hard", "0.5"], "--hard must be at least 1"),
-    "warm-up": (["train", "--recipe", "seed", "--warm-up", "3"], "--warm-up must be 0"),
-    "curriculum": (["train", "--curriculum", "2"], "--curriculum must be from 0 to 1"),
-    "batch": (["train", "--batch-size", "0"], "--batch-size must be at least 1"),
-    "stop": (["train", "--stop-after", "0"], "--stop-after must be positive"),
+    "hard": (["train", "--hard", "0.5"], "train: --hard must be at least 1"),
+    "warm-up": (["train", "--recipe", "seed", "--warm-up", "3"], "train: --warm-up must be 0"),
+    "curriculum": (["train", "--curriculum", "2"], "train: --curriculum must be from 0 to 1"),
+    "batch": (["train", "--batch-size", "0"], "train: --batch-size must be at least 1"),
+    "features": (["train", "--features", "0"], "train: --features must be at least 1"),
+    "num steps": (["train", "--num-steps", "0"], "train: --num-steps must be at least 1"),
+    "average": (["train", "--ema-decay", "1"], "train: --ema-decay must be from 0 to below 1"),
+    "rate": (["train", "--learning-rate", "0"], "train: --learning-rate must be positive"),
+    "fewest": (["train", "--fewest", "60"], "train: --fewest must be at most 45"),
+    "seeds": (["train", "--seeds", "1", "1"], "train: --seeds must be each seed once"),
+    "stop": (["train", "--stop-after", "0"], "train: --stop-after must be positive"),
     "data": (["train", "--data", "missing"], "minimal.csv"),
-    "run": (["evaluate", "--run", "missing"], "--run must be the folder of a run"),
-    "both": (["solve", "1", "--run", "a", "--weights", "b"], "--weights must be left out"),
+    "run": (["evaluate", "--run", "missing"], "evaluate: --run must be the folder of a run"),
+    "both": (
+        ["solve", "1", "--run", "a", "--weights", "b"],
+        "solve: --weights must be left out where --run is given",
+    ),
     "weights": (["solve", "1", "--weights", "missing.npz"], "no file missing.npz"),
-    "count": (["generate", "--train", "0"], "--train must be at least 1"),
-    "evaluate": (["evaluate", "--steps", "0"], "--steps must be at least 1"),
+    "effort": (["solve", "1", "--attempts", "0"], "solve: --attempts must be at least 1"),
+    "export": (["export", "--run", "missing"], "export: --run must be the folder of a run"),
+    "count": (["generate", "--train", "0"], "generate: --train must be at least 1"),
+    "threads": (["generate", "--threads", "0"], "generate: --threads must be at least 1"),
+    "evaluate": (["evaluate", "--steps", "0"], "evaluate: --steps must be at least 1"),
+    "test": (["evaluate", "--test", "0"], "evaluate: --test must be at least 1"),
+    "same seeds": (["evaluate", "--seeds", "2", "2"], "evaluate: --seeds must be each seed once"),
+    "cost": (["cost", "--batches", "0"], "cost: --batches must be at least one number"),
 }
 
 
@@ -425,5 +497,7 @@ def test_generate_writes_what_train_reads(monkeypatch, tmp_path, capsys):
     arguments = ["generate", "--train", "30", "--test", "1", "--out", str(tmp_path / "made")]
     monkeypatch.setattr("sys.argv", ["sudoku", *arguments])
     command_line.main()
-    assert "minimal.csv: 3 puzzles, 22 to 24 givens" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "minimal.csv: 3 puzzles, 22 to 24 givens" in printed.out
+    assert "minimal puzzles: 0 of 3" in printed.err and "training puzzles: 30 of 30" in printed.err
     assert len(read(tmp_path / "made").train) == 30

@@ -18,6 +18,8 @@ from jaxgnn.models import (
     sudoku_digits,
     sudoku_focal_loss,
 )
+from jaxgnn.models._sudoku_losses import fulfils_rules
+from jaxgnn.models._sudoku_recurrence import perturbed
 from tests.ops._edges import QUICK
 
 _jit = functools.partial(jax.jit, compiler_options=QUICK)
@@ -269,6 +271,42 @@ def test_every_parameter_has_a_gradient_in_training_and_in_bfloat16(name):
         gradients = gradient(state)
     for path, leaf in nnx.to_flat_state(gradients):
         assert np.isfinite(leaf[...]).all() and np.abs(leaf[...]).max() > 0, path
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_steps_made_one_at_a_time_are_those_of_a_run_and_noise_changes_them(name):
+    model = NETWORKS[name](features=4, num_steps=3, rngs=nnx.Rngs(0))
+    every: dict = {"every_step": True} if name == "constraints" else {}
+
+    def one_at_a_time(puzzle, noise):
+        recurrence, logits = model.recurrence(puzzle), []
+        state = perturbed(recurrence.start(), jax.random.key(0), noise)
+        for _ in range(3):
+            state, now = recurrence.step(state)
+            logits.append(now)
+        return jnp.stack(logits)
+
+    run = _jit(lambda p, noise: (one_at_a_time(p, noise), model(p, **every)))
+    single, together = run(PUZZLES[2], 0.0)
+    np.testing.assert_allclose(single, together, rtol=1e-4, atol=1e-5)
+    noisy, _ = run(PUZZLES[2], 1.0)
+    assert np.isfinite(noisy).all() and np.abs(noisy - single).max() > 1e-3
+    with pytest.raises(ValueError, match=r"puzzles must be digits from 0 to 4, got 5 at \[0\]"):
+        model.recurrence(np.full(16, 5))
+
+
+@pytest.mark.parametrize("box", SOLUTIONS)
+def test_boards_fulfil_the_rules_if_each_unit_has_each_digit_once(box):
+    side, board = box * box, SOLUTIONS[box]
+    rows = board.reshape(side, side)
+    two_rows = rows[[1, 0, *range(2, side)]]  # of one band, so that nothing is broken
+    two_bands_mixed = rows[[box, *range(1, box), 0, *range(box + 1, side)]]
+    wrong = board % side + 1
+    boards = [board, two_rows, two_bands_mixed, np.where(np.arange(side**2) == 7, wrong, board)]
+    boards += [board * (np.arange(side**2) != 3), board + 1, wrong]
+    stacked = np.stack([np.reshape(b, -1) for b in boards])
+    expected = [True, True, False, False, False, False, True]
+    np.testing.assert_array_equal(fulfils_rules(stacked), expected)
 
 
 def test_the_gated_network_scores_every_step_as_if_it_were_the_last():
