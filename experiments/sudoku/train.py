@@ -32,7 +32,6 @@ from jaxgnn.datasets.sudoku import Puzzles
 from jaxgnn.pretrained import load_weights
 from jaxgnn.training import FitResult, LoopConfig, RunFolder, Table, fit, phase, plot_curves
 from jaxgnn.training._files import read_json
-from jaxgnn.training._progress import say
 
 # What may differ when a run is resumed: where and how, not what.
 _MAY_CHANGE = ("run", "fresh", "progress", "data", "stop_after", "checkpoint_minutes", "report")
@@ -189,11 +188,11 @@ def _budget(config, settings, model, loss_fn, pool: _Pool, run: RunFolder) -> tu
         return settings.steps, math.nan
     file = run.path / "budget.json"
     if not file.exists():
-        say("compiling, and timing some steps …", progress=config.progress)
         loop = LoopConfig(steps=_CALIBRATION_STEPS + 1, log_every=_CALIBRATION_STEPS)
         options = {"config": replace(loop, ema_decay=settings.ema_decay), "progress": False}
         optimizer = _optimizer(settings, settings.steps)
-        timed = fit(model, optimizer, loss_fn, lambda step: pool(step, 1), **options)
+        with phase("compiling, and timing some steps", progress=config.progress):
+            timed = fit(model, optimizer, loss_fn, lambda step: pool(step, 1), **options)
         assert timed.ms_per_step is not None
         seconds = timed.ms_per_step / 1e3
         steps = max(1, round(60 * config.minutes / seconds))

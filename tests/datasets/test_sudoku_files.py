@@ -169,3 +169,13 @@ def test_files_that_are_missing_or_broken_are_named(name, tmp_path):
     (tmp_path / "cut.csv.gz").write_bytes(whole[:-20])
     with pytest.raises(ValueError, match=r"cut\.csv\.gz: cannot be read"):
         read(tmp_path / "cut.csv.gz")
+
+
+@pytest.mark.parametrize("field", ["puzzles", "solutions"])
+def test_what_are_no_digits_is_not_written(tmp_path, field):
+    boards = {"puzzles": DATA.puzzles.copy(), "solutions": DATA.solutions.copy()}
+    boards[field][2, 7] = 10
+    message = rf"write_palm: {field}: expected 0 to 9, got 10 at \[2, 7\]"
+    with pytest.raises(ValueError, match=message):
+        sudoku.write_palm(tmp_path / "bad.csv", sudoku.Puzzles(**boards))
+    assert not (tmp_path / "bad.csv").exists()

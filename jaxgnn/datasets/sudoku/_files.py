@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxgnn.datasets import _files
-from jaxgnn.datasets.sudoku._boards import CELLS, conflicts, have_conflicts
+from jaxgnn.datasets.sudoku._boards import CELLS, as_boards, conflicts, have_conflicts
 from jaxgnn.datasets.sudoku._puzzles import Puzzles
 from jaxgnn.datasets.sudoku._solve import describe_count, solve
 
@@ -91,11 +91,15 @@ def read_lines(path: str | PathLike[str]) -> Puzzles:
 
 
 def write_palm(path: str | PathLike[str], data: Puzzles) -> None:
-    """Writes lines "quiz,solution" that ``read_palm`` reads."""
+    """Writes lines "quiz,solution" that ``read_palm`` reads.
+
+    Raises:
+      ValueError: the puzzles or the solutions are not digits.
+    """
     text = np.full((len(data), _PAIR + 1), ord("\n"), np.uint8)
-    text[:, :CELLS] = data.puzzles + ord("0")
+    text[:, :CELLS] = as_boards(data.puzzles, "write_palm", "puzzles") + ord("0")
     text[:, CELLS] = ord(",")
-    text[:, CELLS + 1 : _PAIR] = data.solutions + ord("0")
+    text[:, CELLS + 1 : _PAIR] = as_boards(data.solutions, "write_palm", "solutions") + ord("0")
     Path(path).write_bytes(text.tobytes())
 
 
