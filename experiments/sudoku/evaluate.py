@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import gzip
 import math
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,60 +14,16 @@ from experiments._seeds import summarize
 from experiments.sudoku.chosen import Chosen, chosen_network
 from experiments.sudoku.config import EvaluateConfig
 from experiments.sudoku.data import make_held_out, read
+from experiments.sudoku.outcome import DIFFICULTIES, Others, Outcome, Row, by_line, mean_row
 from experiments.sudoku.progress import Counts
 from jaxgnn.datasets import sudoku
 from jaxgnn.datasets.sudoku import Puzzles
-from jaxgnn.pretrained import SudokuEffort, SudokuSolutions, solve_sudokus
+from jaxgnn.pretrained import solve_sudokus
 from jaxgnn.training import Table, phase
 from jaxgnn.training._files import write_json
 
-# What it takes to solve a puzzle: guesses of a search from and to; those that need none are told
-# apart by whether singles suffice.
-_GUESSES = {
-    "no guess": (0, 0),
-    "1-2 guesses": (1, 2),
-    "3-5 guesses": (3, 5),
-    "6-10 guesses": (6, 10),
-    "11+ guesses": (11, 10**9),
-}
-_DIFFICULTIES = ("singles", *_GUESSES)
 # Puzzles of a file that are listed one by one.
 _LISTED = 10
-
-
-@dataclass(frozen=True)
-class Row:
-    """A line of the table: one kind and level of puzzles.
-
-    Parts are of all puzzles of the line, from 0 to 1.
-
-    Attributes:
-      kind: kind of the puzzles.
-      level: their number of givens, or what it takes to solve them.
-      count: number of puzzles.
-      singles: part that is solved by filling in cells with one candidate and only places of digits.
-      search: part of which an exact search finds the solution and that there is no other.
-      first: part that the first attempt of the network solves.
-      solved: part that some attempt of the network solves.
-      cells: part of the blank cells that is right in the end.
-      steps: median step of its attempt after which a solved puzzle was solved; NaN if none is.
-      restarts: mean number of new attempts.
-      most_restarts: the largest number of new attempts at a puzzle.
-      seconds: for all puzzles of the kind, steps of the network without compilation.
-    """
-
-    kind: str
-    level: str
-    count: int
-    singles: float
-    search: float
-    first: float
-    solved: float
-    cells: float
-    steps: float
-    restarts: float
-    most_restarts: int
-    seconds: float
 
 
 def evaluate(config: EvaluateConfig) -> list[Row]:
@@ -88,8 +43,11 @@ def evaluate(config: EvaluateConfig) -> list[Row]:
     with phase("reading the network", progress=config.progress):
         chosen = chosen_network("evaluate", config.run, config.weights)
     print(f"network: {chosen.name}")
-    by_seed = [_rows(config, chosen, seed) for seed in config.seeds]
-    rows = [_mean(same) for same in _by_line(by_seed)]
+    outcomes = [_outcomes(config, chosen, seed) for seed in config.seeds]
+    if config.puzzles is not None and len(outcomes[0][0].puzzles) <= _LISTED:
+        print(_listed([of_seed[0] for of_seed in outcomes]).text())
+    by_seed = [[row for o in of_seed for row in o.rows()] for of_seed in outcomes]
+    rows = [mean_row(same) for same in by_line(by_seed)]
     print(_table(rows, config).text())
     if len(config.seeds) > 1:
         print(_seeds_table(by_seed).text())
@@ -110,108 +68,40 @@ def evaluate(config: EvaluateConfig) -> list[Row]:
     return rows
 
 
-def _rows(config: EvaluateConfig, chosen: Chosen, seed: int) -> list[Row]:
-    rows = []
+def _outcomes(config: EvaluateConfig, chosen: Chosen, seed: int) -> list[Outcome]:
+    """What becomes of the puzzles of a seed, of each kind."""
+    outcomes = []
     for kind, puzzles in _puzzles(config, seed).items():
         with phase(f"solving {len(puzzles):,} by search, {kind}", progress=config.progress):
-            others = _Others(puzzles)
+            others = Others(puzzles)
         count = Counts(f"{kind}, compiling and solving", len(puzzles), progress=config.progress)
-        effort = config.effort(seed)
         found = solve_sudokus(
-            chosen.model, puzzles.puzzles, effort, batch_size=config.batch_size, progress=count
+            chosen.model,
+            puzzles.puzzles,
+            config.effort(seed),
+            batch_size=config.batch_size,
+            progress=count,
         )
-        outcome = _Outcome(puzzles, found, others)
-        if config.puzzles is not None and len(puzzles) <= _LISTED:
-            print(outcome.listed(kind, effort).text())
-        rows.append(outcome.row(kind, "all", np.ones(len(puzzles), bool)))
-        by_givens = {f"{g} givens": puzzles.givens == g for g in np.unique(puzzles.givens)}
-        for level, chosen_ones in (by_givens | others.by_difficulty()).items():
-            rows.append(outcome.row(kind, level, chosen_ones))
-    return rows
+        outcomes.append(Outcome(kind, puzzles, found, others))
+    return outcomes
 
 
-class _Others:
-    """What the trivial baseline and the exact search, the ceiling, make of the same puzzles."""
-
-    def __init__(self, puzzles: Puzzles):
-        self.rating = sudoku.difficulty(puzzles.puzzles)
-        self.singles = self.rating.open == 0
-        found, solutions = sudoku.solve(puzzles.puzzles)
-        self.solutions = solutions[:, 0]
-        self.search = found == 1
-
-    def by_difficulty(self) -> dict[str, np.ndarray]:
-        """Which puzzles take what: singles, no guess, or so many; without levels of none."""
-        levels = {"singles": self.singles}
-        for name, (low, high) in _GUESSES.items():
-            guesses = self.rating.guesses
-            levels[name] = ~self.singles & (guesses >= low) & (guesses <= high)
-        return {name: chosen for name, chosen in levels.items() if chosen.any()}
-
-
-class _Outcome:
-    """The network's answers to puzzles, checked against the exact search."""
-
-    def __init__(self, puzzles: Puzzles, found: SudokuSolutions, others: _Others):
-        self._puzzles, self._found, self._others = puzzles, found, others
-        # Of a puzzle with several solutions any of them counts.
-        agrees = (found.digits == others.solutions).all(axis=1) | ~others.search
-        kept = ((puzzles.puzzles == 0) | (puzzles.puzzles == found.digits)).all(axis=1)
-        without_conflict = [not sudoku.conflicts(board) for board in found.digits]
-        full = (found.digits > 0).all(axis=1)
-        self.solved = found.solved & agrees & kept & full & np.array(without_conflict, bool)
-
-    def row(self, kind: str, level: str, chosen: np.ndarray) -> Row:
-        """The line of the puzzles that are chosen, [count] bool."""
-        found, puzzles = self._found, self._puzzles[chosen]
-        solved, steps = self.solved[chosen], found.steps[chosen]
-        restarts = found.restarts[chosen]
-        blank = puzzles.puzzles == 0
-        right = (found.digits[chosen] == puzzles.solutions) & blank
-        return Row(
-            kind=kind,
-            level=level,
-            count=len(puzzles),
-            singles=float(self._others.singles[chosen].mean()),
-            search=float(self._others.search[chosen].mean()),
-            first=float((solved & (restarts == 0)).mean()),
-            solved=float(solved.mean()),
-            cells=float(right.sum() / max(1, blank.sum())),
-            steps=float(np.median(steps[solved])) if solved.any() else math.nan,
-            restarts=float(restarts.mean()),
-            most_restarts=int(restarts.max()),
-            seconds=found.seconds,
-        )
-
-    def listed(self, kind: str, effort: SudokuEffort) -> Table:
-        """Each puzzle by itself."""
-        found = self._found
-        rows = tuple(
-            (sudoku.to_line(puzzle), int(step) if solved else "not solved", int(restarts))
-            for puzzle, solved, step, restarts in zip(
-                self._puzzles.puzzles, self.solved, found.steps, found.restarts, strict=True
+def _listed(outcomes: list[Outcome]) -> Table:
+    """Each puzzle by itself, with what became of it under all seeds."""
+    rows = []
+    for place, puzzle in enumerate(outcomes[0].puzzles.puzzles):
+        steps = [int(o.found.steps[place]) for o in outcomes if o.solved[place]]
+        restarts = [int(o.found.restarts[place]) for o in outcomes]
+        rows.append(
+            (
+                sudoku.to_line(puzzle),
+                f"{len(steps)} of {len(outcomes)}",
+                f"{np.median(steps):.0f}" if steps else "–",
+                f"{np.mean(restarts):.1f}",
             )
         )
-        title = f"{kind}, seed {effort.seed}"
-        return Table(title, ("puzzle", "solved at step", "restarts"), rows)
-
-
-def _by_line(by_seed: list[list[Row]]) -> list[list[Row]]:
-    """The rows of each line of the table, one for each seed that has such puzzles."""
-    lines: dict[tuple[str, str], list[Row]] = {}
-    for row in (row for rows in by_seed for row in rows):
-        lines.setdefault((row.kind, row.level), []).append(row)
-    return list(lines.values())
-
-
-def _mean(rows: list[Row]) -> Row:
-    """One row in the place of those of several seeds; other puzzles may make other counts."""
-    numbers = [field.name for field in fields(Row) if field.type == "float"]
-    means: dict[str, Any] = {
-        name: float(np.mean([getattr(row, name) for row in rows])) for name in numbers
-    }
-    most = max(row.most_restarts for row in rows)
-    return replace(rows[0], **means, count=sum(row.count for row in rows), most_restarts=most)
+    columns = ("puzzle", "solved, seeds", "median step", "restarts, mean")
+    return Table(outcomes[0].kind, columns, tuple(rows))
 
 
 def _as_json(row: Row) -> dict:
@@ -220,6 +110,7 @@ def _as_json(row: Row) -> dict:
 
 def _table(rows: list[Row], config: EvaluateConfig) -> Table:
     seeds = len(config.seeds)
+    seconds = seeds * sum(row.seconds for row in rows if row.level == "all")
     columns = (
         "puzzles",
         "level",
@@ -249,7 +140,8 @@ def _table(rows: list[Row], config: EvaluateConfig) -> Table:
     note = (
         f"Up to {config.attempt_steps} steps an attempt, {config.steps:,} for a puzzle in all; "
         f"{seeds} seed{'s' if seeds > 1 else ''}. Singles: cells with one candidate and only "
-        "places of digits, filled in as long as there are any. Search: the library's exact solver."
+        "places of digits, filled in as long as there are any. Search: the library's exact solver. "
+        f"The network's steps took {seconds:.1f} s."
     )
     return Table("Solved puzzles", columns, lines, note)
 
@@ -257,7 +149,7 @@ def _table(rows: list[Row], config: EvaluateConfig) -> Table:
 def _seeds_table(by_seed: list[list[Row]]) -> Table:
     """Mean and deviation over the seeds, of each kind as a whole."""
     rows = []
-    for same in _by_line(by_seed):
+    for same in by_line(by_seed):
         if same[0].level == "all":
             parts = {name: [100 * getattr(row, name) for row in same] for name in _OVER_SEEDS}
             rows.append((same[0].kind, *(str(summarize(values)) for values in parts.values())))
@@ -311,9 +203,9 @@ def draw_rows(rows: list[Row], network: str, seeds: int, path: Path) -> None:
     for index, kind in enumerate(dict.fromkeys(row.kind for row in rows)):
         own = [row for row in rows if row.kind == kind]
         givens = [row for row in own if row.level.endswith("givens")]
-        others = [row for row in own if row.level in _DIFFICULTIES]
+        others = [row for row in own if row.level in DIFFICULTIES]
         numbers = [int(row.level.split()[0]) for row in givens]
-        places = [_DIFFICULTIES.index(row.level) for row in others]
+        places = [DIFFICULTIES.index(row.level) for row in others]
         for name, label, style in (
             ("solved", "all attempts", "-"),
             ("first", "one attempt", "--"),
@@ -326,7 +218,7 @@ def draw_rows(rows: list[Row], network: str, seeds: int, path: Path) -> None:
     left.set_xlabel("givens")
     left.set_ylabel("puzzles solved (%)")
     right.set_xlabel("what it takes")
-    names = [name.replace(" ", "\n") for name in _DIFFICULTIES]
+    names = [name.replace(" ", "\n") for name in DIFFICULTIES]
     right.set_xticks(range(len(names)), names, fontsize="small")
     for axes in (left, right):
         axes.grid(alpha=0.25)
