@@ -198,9 +198,12 @@ def draw_rows(rows: list[Row], network: str, seeds: int, path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.2), dpi=120, layout="constrained")
-    figure.suptitle(f"Puzzles solved by {network}, {seeds} seed{'s' if seeds > 1 else ''}")
+    count = sum(row.count for row in rows if row.level == "all")
+    what = f"{count:,} puzzles, {seeds} seed{'s' if seeds > 1 else ''}"
+    figure.suptitle(f"{network}: {what}")
     left, right = figure.subplots(1, 2, sharey=True)
-    for index, kind in enumerate(dict.fromkeys(row.kind for row in rows)):
+    kinds = list(dict.fromkeys(row.kind for row in rows))
+    for index, kind in enumerate(kinds):
         own = [row for row in rows if row.kind == kind]
         givens = [row for row in own if row.level.endswith("givens")]
         others = [row for row in own if row.level in DIFFICULTIES]
@@ -212,7 +215,9 @@ def draw_rows(rows: list[Row], network: str, seeds: int, path: Path) -> None:
             ("singles", "singles alone", ":"),
         ):
             options = {"label": f"{kind}, {label}", "color": f"C{index}", "linestyle": style}
-            options |= {"marker": "o", "markersize": 3}
+            # Lines of a kind are wider than those that may lie upon them.
+            wider = len(kinds) - 1 - index
+            options |= {"marker": "o", "markersize": 3 + 3 * wider, "linewidth": 1.5 + 2 * wider}
             left.plot(numbers, [100 * getattr(row, name) for row in givens], **options)
             right.plot(places, [100 * getattr(row, name) for row in others], **options)
     left.set_xlabel("givens")
