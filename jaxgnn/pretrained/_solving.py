@@ -21,7 +21,7 @@ from jaxgnn.models._sudoku_losses import fulfils_rules
 from jaxgnn.models._sudoku_recurrence import perturbed
 
 _CELLS = 81
-# Standard deviation of what is added to the memory before a new attempt: of 0.5, 0.7, 1 and 2 the one
+# Standard deviation of what is added to the memory before a new attempt: of 0.5, 0.7, 1 and 2 that
 # with which most of the attempts at five hard puzzles succeeded, with the weights of the library.
 _NOISE = 1.0
 
