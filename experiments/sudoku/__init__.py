@@ -2,9 +2,10 @@ r"""Sudoku: puzzles made, networks trained, measured and asked.
 
 On a CPU, in three minutes::
 
-    python -m experiments.sudoku train
-    python -m experiments.sudoku evaluate
     python -m experiments.sudoku solve puzzle.txt  # or its 81 characters
+    python -m experiments.sudoku evaluate  # the weights that come with the library, as above
+    python -m experiments.sudoku train
+    python -m experiments.sudoku evaluate --run runs/sudoku/tiny
 
 On a GPU, in calls of less than ten minutes::
 
@@ -18,9 +19,8 @@ On a GPU, in calls of less than ten minutes::
 
 Training that goes on from weights, on harder puzzles and with later states::
 
-    python -m experiments.sudoku train --recipe candidate --initial jaxgnn/pretrained/sudoku.npz \
-        --hard 2.5 --fewest 0 --curriculum 0 --warm-up 48 --learning-rate 1e-3 --minutes 15 \
-        --stop-after 7 --test 1000 --evaluations 20 --eval-puzzles 1500 --run runs/sudoku/longer
+    python -m experiments.sudoku train --recipe harder --initial jaxgnn/pretrained/sudoku.npz \
+        --minutes 25 --stop-after 8 --test 1000 --evaluations 20 --eval-puzzles 1500
 
 A million puzzles are made in seconds of 16 cores at the start of each call, always the same. The
 last command writes the file that comes with the library, and beside it the log of the run with the

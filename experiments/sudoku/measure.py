@@ -26,19 +26,14 @@ class Measurement:
     digit of a Sudoku.
 
     Attributes:
-      solved: bool, whether the answer behind the last step is the solution.
-      ever_solved: bool, whether the answer after some step is the solution. This can be told
-        without the solution, too: an answer without conflicts is the solution.
-      settled: int32, the first step from which on the answer is the solution; 0 where ``solved`` is
-        False.
+      solved: bool, whether the answer after some step is the solution. This can be told without
+        the solution, too: an answer without conflicts is the solution.
       wrong: int32, counted cells whose digit is wrong behind the last step.
       blank: int32, counted cells.
       lost: bool, whether some counted cell has no valid answer or solution.
     """
 
     solved: np.ndarray
-    ever_solved: np.ndarray
-    settled: np.ndarray
     wrong: np.ndarray
     blank: np.ndarray
     lost: np.ndarray
@@ -54,13 +49,8 @@ class Measurement:
 
     @property
     def solved_part(self) -> float:
-        """The part of all puzzles that is solved behind the last step."""
+        """The part of all puzzles that is solved after some step."""
         return self._known(self.solved.mean())
-
-    @property
-    def ever_solved_part(self) -> float:
-        """The part of all puzzles that is solved behind some step."""
-        return self._known(self.ever_solved.mean())
 
     def _known(self, part: float) -> float:
         return math.nan if self.lost.any() else float(part)
@@ -101,11 +91,8 @@ def _answers(
     counted, lost = counted_cells(answers, puzzles, solutions)
     wrong = jnp.sum((answers != solutions.astype(jnp.int32)) & counted, axis=-1)
     right = wrong == 0
-    # Steps at the end all of which are right.
-    held = jnp.sum(jnp.cumprod(right[::-1].astype(jnp.int32), axis=0), axis=0)
-    settled = jnp.where(right[-1], steps - held + 1, 0)
     blank = jnp.sum(counted, axis=-1)
-    columns = right[-1], right.any(axis=0), settled, wrong[-1], blank, lost.any(axis=0)
+    columns = right.any(axis=0), wrong[-1], blank, lost.any(axis=0)
     return tuple(c if c.dtype == bool else c.astype(jnp.int32) for c in columns)
 
 

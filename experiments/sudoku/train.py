@@ -238,8 +238,7 @@ class _Evaluation:
             for name, puzzles in self._puzzles.items()
         }
         cells = {f"{name} cells": m.cells for name, m in found.items()}
-        # Whoever solves a puzzle stops at the solution, which can be told without knowing it.
-        return cells | {name + _SOLVED: m.ever_solved_part for name, m in found.items()}
+        return cells | {name + _SOLVED: m.solved_part for name, m in found.items()}
 
 
 def _report(

@@ -218,19 +218,17 @@ class Scripted(nnx.Module):
         return (boards[..., None] == jnp.arange(1, 10)).astype(jnp.float32)
 
 
-def test_answers_are_counted_by_their_last_step_and_where_they_settled(data):
+def test_puzzles_are_counted_that_some_step_solves_and_cells_of_the_last_step(data):
     puzzles = data.mixed
     first = puzzles.solutions[:, 0]
     found = measure(Scripted(puzzles.solutions), puzzles, 6, len(puzzles))
     np.testing.assert_array_equal(found.solved, first <= 6)
-    np.testing.assert_array_equal(found.settled, np.where(first <= 6, np.maximum(first, 5), 0))
-    np.testing.assert_array_equal(found.ever_solved, first <= 6)
     blank = 81 - puzzles.givens
     np.testing.assert_array_equal(found.blank, blank)
     np.testing.assert_array_equal(found.wrong, np.where(first <= 6, 0, blank))
     at_four = measure(Scripted(puzzles.solutions), puzzles, 4, len(puzzles))
-    assert not at_four.solved.any()
-    np.testing.assert_array_equal(at_four.ever_solved, first <= 3)
+    assert (at_four.wrong == at_four.blank).all()
+    np.testing.assert_array_equal(at_four.solved, first <= 3)
 
 
 class Broken(nnx.Module):
@@ -251,21 +249,21 @@ def test_puzzles_have_no_score_where_the_network_is_nan_or_the_solution_is_none(
     others = np.arange(len(puzzles)) > 0
 
     def scores(found):
-        return found.cells, found.solved_part, found.ever_solved_part
+        return found.cells, found.solved_part
 
     def measured(cell, solutions=puzzles.solutions):
         model = Broken(puzzles.solutions, cell)
         return measure(model, Puzzles(puzzles.puzzles, solutions), 2, len(puzzles))
 
     found = measured(blank)
-    assert np.isnan(scores(found)).all() and scores(found[others]) == (1, 1, 1)
+    assert np.isnan(scores(found)).all() and scores(found[others]) == (1, 1)
     assert not found.solved[0] and found.lost[0] and not found.lost[others].any()
     # What a given cell says does not count, and neither does one without a known solution.
-    assert scores(measured(given)) == (1, 1, 1)
+    assert scores(measured(given)) == (1, 1)
     solutions = puzzles.solutions.copy()
     solutions[0, blank] = 0
     unknown = measured(blank, solutions)
-    assert scores(unknown) == (1, 1, 1) and unknown.blank[0] == found.blank[0] - 1
+    assert scores(unknown) == (1, 1) and unknown.blank[0] == found.blank[0] - 1
     solutions[0, blank] = 10
     assert np.isnan(scores(measured(given, solutions))).all()
 
