@@ -91,6 +91,9 @@ RECORDS = {
     training.FitResult: lambda: training.FitResult(
         nn.GCNConv(8, 4, rngs=nnx.Rngs(0)), None, None, None, [{"loss": 0.5}], 0.1, None, True
     ),
+    training.Confusion: lambda: training.Confusion(_NODES, _NODES, ("a", "b")),
+    training.ManyResult: lambda: training.ManyResult([{"loss": 0.5}], None, 2.0),
+    training.Table: lambda: training.Table("scores", ("method", "score"), (("best", 0.5),)),
     training.LoopConfig: lambda: training.LoopConfig(steps=3),
     pretrained.SudokuAnswer: lambda: pretrained.SudokuAnswer(_NODES, _NODES, True, 2, 0, 0.5, ()),
     pretrained.SudokuEffort: lambda: pretrained.SudokuEffort(steps=3),

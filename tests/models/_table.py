@@ -20,6 +20,9 @@ MODELS: dict[str, Case] = {
     "ExpertGraphLM": case(
         models.ExpertGraphLM, (9, 8), TOKENS, num_layers=1, num_heads=2, num_experts=3
     ),
+    "GCNII": case(
+        models.GCNII, (8, 6, 3), GRAPH, X, num_layers=2, activation="maxk", k=2, drops=True
+    ),
     "HypergraphGNN": case(models.HypergraphGNN, (8, 6, 3), HYPERGRAPH, X, drops=True),
     "MaxKGNN": case(models.MaxKGNN, (8, 6, 3), GRAPH, X, num_layers=2, k=2, drops=True),
     "RecurrentRelationalNetwork": case(
