@@ -77,6 +77,7 @@ BAD = {
     "residual": _NO_FLAGS,
     "rngs": [None, jax.random.key(0), 0],
     "scan_layers": _NO_FLAGS,
+    "strength": ["0.5", jnp.nan],
     "strategy": ["pairs", [{0, 99}]],
     "update": [None, jnp.tanh],
     "use_attention": _NO_FLAGS,
@@ -90,6 +91,7 @@ BAD = {
 }
 # Options that mean something else in one layer than in others.
 OWN = {
+    ("GCNII", "alpha"): [-0.1, 1.0, "0.1"],
     ("FusedMLP", "features"): [[8], [8, 0], 8, [8, "4"]],
     ("EdgeMLP", "features"): [0, 2.0, (8,), (8, 0), "8"],
     ("MLPUpdate", "hidden_features"): [[0], [2.5]],
