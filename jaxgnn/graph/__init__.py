@@ -1,6 +1,11 @@
 """Graphs, hypergraphs and compressed features as pytrees."""
 
 from jaxgnn.graph._arrays import is_concrete as is_concrete
+from jaxgnn.graph._batch import GraphBatch as GraphBatch
+from jaxgnn.graph._batch import unbatch as unbatch
+from jaxgnn.graph._batch_budget import dynamic_batches as dynamic_batches
+from jaxgnn.graph._batch_samples import GraphSample as GraphSample
+from jaxgnn.graph._batch_shape import PadTo as PadTo
 from jaxgnn.graph._cbsr import CBSR as CBSR
 from jaxgnn.graph._cbsr import column_dtype as column_dtype
 from jaxgnn.graph._csr import CSRGraph as CSRGraph
