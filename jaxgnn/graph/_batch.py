@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from jaxgnn._errors import bad_input
-from jaxgnn.graph._arrays import KeepsArrays, is_concrete, own, require_one, shown
+from jaxgnn.graph._arrays import KeepsArrays, is_concrete, own, require_one, require_size, shown
 from jaxgnn.graph._batch_features import joined, same_normalization
 from jaxgnn.graph._batch_layout import Layout, check_weights, layout_of, sorted_edges
 from jaxgnn.graph._batch_samples import (
@@ -20,10 +20,10 @@ from jaxgnn.graph._batch_samples import (
     Part,
     host_features,
     is_graphs_tuple,
-    parts_of_batched_tuple,
     read_part,
 )
 from jaxgnn.graph._batch_shape import BatchShape, PadTo, batch_shape
+from jaxgnn.graph._batch_tuple import parts_of_batched_tuple
 from jaxgnn.graph._csr import CSRGraph
 from jaxgnn.graph._plan import make_plan
 from jaxgnn.graph._sorting import row_ids_on_host
@@ -43,8 +43,8 @@ class GraphBatch(KeepsArrays):
 
     A batch is made on the host, and all of its arrays are numpy arrays. It is a pytree: pass it to
     a jitted function, which compiles once for each shape, or to ``jax.device_put``. ``graph`` has
-    its plan, without the blocks of edges that a GPU reads in the backward pass of ``maxk_spmm``:
-    these take longer to make on the host than they save in one step.
+    its plan, but without ``edge_blocks``, which take several times as long to make as the rest;
+    the backward pass of ``maxk_spmm`` on a GPU then runs without them.
 
     Attributes:
       graph: the graphs as one, [nodes, nodes] with ``edges`` slots.
@@ -104,7 +104,7 @@ class GraphBatch(KeepsArrays):
             or normalised, or in the structure, shape or dtype of features. The message names the
             graph by its place.
         """
-        where = "CSRGraph.batch"
+        where = "GraphBatch.from_graphs"
         if not isinstance(graphs, Sequence) or is_graphs_tuple(graphs):
             raise bad_input(where, "graphs", "a list of graphs", type(graphs).__name__)
         parts = [read_part(where, place, graph) for place, graph in enumerate(graphs)]
@@ -140,6 +140,7 @@ class GraphBatch(KeepsArrays):
 
     def edge_mask(self) -> Bool[Array, " edges"]:
         """False for padding edges, [edges] bool; works under ``jit``."""
+        require_one("GraphBatch.edge_mask", "self", self.graph)
         xp: Any = np if isinstance(self.graph.indptr, np.ndarray) else jnp
         return xp.arange(self.graph.num_edges) < self.graph.indptr[-1]
 
@@ -230,6 +231,8 @@ def batch_parts(where: str, parts: Sequence[Part], shape: BatchShape) -> GraphBa
     Raises:
       ValueError: names the graph with an id out of range, or which differs in kind.
     """
+    for what, size in zip(("nodes", "edges", "graphs"), shape, strict=True):
+        require_size(where, f"the number of {what} in the batch", size)
     normalization = same_normalization(where, parts)
     layout = layout_of(parts, shape)
     edges = sorted_edges(where, parts, layout)

@@ -17,7 +17,6 @@ from jaxgnn.graph._arrays import (
     require_size,
     shown,
 )
-from jaxgnn.graph._batch_shape import BatchShape
 from jaxgnn.graph._csr import CSRGraph
 from jaxgnn.graph._normalization import Normalization
 from jaxgnn.graph._sorting import row_ids_on_host
@@ -64,7 +63,7 @@ class GraphSample:
             ids = host_array("GraphSample", name, getattr(self, name))
             ids = ids if ids.size else np.zeros(ids.shape, np.int32)  # numpy makes [] float
             object.__setattr__(self, name, ids)
-        _check_ids("GraphSample", "", self.senders, self.receivers)
+        check_ids("GraphSample", "", self.senders, self.receivers)
         if self.weights is not None:
             weights = host_array("GraphSample", "weights", self.weights)
             require_length("GraphSample", "weights", weights, self.num_edges, "per edge")
@@ -203,7 +202,7 @@ def _part_of_tuple(where: str, place: int, graph: Any) -> Part:
         raise bad_input(where, f"{name}.senders and {name}.receivers", "arrays", None)
     senders = host_array(where, f"{name}.senders", graph.senders)
     receivers = host_array(where, f"{name}.receivers", graph.receivers)
-    _check_ids(where, f"{name}.", senders, receivers)
+    check_ids(where, f"{name}.", senders, receivers)
     return Part(
         place=place,
         num_nodes=int(count[0]),
@@ -223,70 +222,13 @@ def _first(tree: Any) -> Any:
     return jax.tree.map(operator.itemgetter(0), tree)
 
 
-def _check_ids(where: str, prefix: str, senders: np.ndarray, receivers: np.ndarray) -> None:
+def check_ids(where: str, prefix: str, senders: np.ndarray, receivers: np.ndarray) -> None:
     """Raises ValueError unless both are integers with one entry per edge."""
     for name, ids in (("senders", senders), ("receivers", receivers)):
         if ids.dtype.kind not in "iu":
             require_integers(where, f"{prefix}{name}", ids)
     require_length(where, f"{prefix}receivers", receivers, receivers.size, "per edge")
     require_length(where, f"{prefix}senders", senders, receivers.size, "per receiver")
-
-
-def parts_of_batched_tuple(
-    where: str, graphs: Any, *, padded: bool
-) -> tuple[list[Part], BatchShape]:
-    """Takes a batched ``jraph.GraphsTuple`` apart.
-
-    Returns:
-      Its graphs without the padding graphs, and the shape of the whole.
-
-    Raises:
-      ValueError: see ``GraphBatch.from_graphs_tuple``.
-    """
-    if not is_graphs_tuple(graphs):
-        raise bad_input(where, "graphs", "a jraph.GraphsTuple", type(graphs).__name__)
-    if graphs.senders is None or graphs.receivers is None:
-        raise bad_input(where, "graphs.senders and graphs.receivers", "arrays", None)
-    senders, receivers, num_nodes, num_edges = (
-        host_array(where, f"graphs.{name}", getattr(graphs, name))
-        for name in ("senders", "receivers", "n_node", "n_edge")
-    )
-    shape = BatchShape(int(num_nodes.sum()), int(num_edges.sum()), len(num_nodes))
-    _check_ids(where, "graphs.", senders, receivers)
-    require_length(where, "graphs.n_edge", num_edges, shape.graphs, "per entry of n_node")
-    require_length(where, "graphs.senders", senders, shape.edges, "per edge counted by n_edge")
-    features = {
-        name: host_features(where, f"graphs.{name}", getattr(graphs, name), size)
-        for name, size in zip(("nodes", "edges", "globals"), shape, strict=True)
-    }
-    num_real = shape.graphs - _num_padding_graphs(num_nodes) if padded else shape.graphs
-    if num_real < 1:
-        expected = "a tuple of at least one graph, padding graphs not counted"
-        raise bad_input(where, "graphs", expected, f"{shape.graphs} graphs and padded={padded}")
-    node_ends, edge_ends = np.cumsum(num_nodes), np.cumsum(num_edges)
-    parts = []
-    for at in range(num_real):
-        nodes = slice(node_ends[at] - num_nodes[at], node_ends[at])
-        edges = slice(edge_ends[at] - num_edges[at], edge_ends[at])
-        parts.append(
-            Part(
-                place=at,
-                num_nodes=int(num_nodes[at]),
-                num_edges=int(num_edges[at]),
-                senders=senders[edges].astype(np.int64) - nodes.start,
-                receivers=receivers[edges].astype(np.int64) - nodes.start,
-                nodes=jax.tree.map(operator.itemgetter(nodes), features["nodes"]),
-                edges=jax.tree.map(operator.itemgetter(edges), features["edges"]),
-                globals=jax.tree.map(operator.itemgetter(at), features["globals"]),
-            )
-        )
-    return parts, shape
-
-
-def _num_padding_graphs(num_nodes: np.ndarray) -> int:
-    """The last graph that has nodes is padding, and so are all behind it."""
-    behind = np.argmax(num_nodes[::-1] > 0) if num_nodes.any() else len(num_nodes) - 1
-    return int(behind) + 1
 
 
 def host_features(where: str, name: str, tree: Any, length: int) -> Any:

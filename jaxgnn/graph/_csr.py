@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,10 @@ from jaxgnn.graph._plan import GraphPlan, make_plan, make_traced_plan
 from jaxgnn.graph._row_sums import sum_rows
 from jaxgnn.graph._sorting import row_ids, row_ids_on_host, sort_edges
 from jaxgnn.graph._validate import validate_graph, validate_structure
+
+if TYPE_CHECKING:
+    from jaxgnn.graph._batch import GraphBatch
+    from jaxgnn.graph._batch_shape import PadTo
 
 
 @jax.tree_util.register_dataclass
@@ -210,6 +215,13 @@ class CSRGraph(KeepsArrays):
 
         senders, receivers, num_nodes, edge_mask = edge_list(graphs, padded=padded)
         return cls.from_edges(senders, receivers, num_nodes, weights, edge_mask=edge_mask)
+
+    @classmethod
+    def batch(cls, graphs: Sequence[Any], pad_to: PadTo = None) -> GraphBatch:
+        """Puts many graphs into one batch of a fixed shape; see ``GraphBatch.from_graphs``."""
+        from jaxgnn.graph._batch import GraphBatch
+
+        return GraphBatch.from_graphs(graphs, pad_to)
 
     # -- shape -------------------------------------------------------------------------------
 

@@ -72,7 +72,7 @@ class TestFromGraphs:
         graphs = [graph_of(item) for item in items]
         bare = [dataclasses.replace(s, nodes=None, edges=None, globals=None) for s in items]
         given = {"samples": items, "graphs": graphs, "both": [*bare[:2], *graphs[2:]]}[kind]
-        batch = GraphBatch.from_graphs(given, pad_to=SHAPE)
+        batch = CSRGraph.batch(given, pad_to=SHAPE)
         expected = block_diagonal([dense(graph) for graph in graphs], 20)
         np.testing.assert_array_equal(dense(batch.graph.validate()), expected)
         assert (batch.graph.shape, batch.graph.num_edges, batch.num_graphs) == ((20, 20), 40, 8)
@@ -207,7 +207,9 @@ def test_ops_of_a_batch_give_values_and_gradients_of_its_graphs(name, implementa
     y = unbatch(batch, y, of="edges" if name == "segment_softmax" else "nodes")
     together = y, unbatch(batch, of_x), unbatch(batch, of_e, of="edges")
     inputs = unbatch(batch, x), unbatch(batch, e, of="edges")
-    for item, operands, results in zip(items, zip(*inputs), zip(*together), strict=True):
+    for item, operands, results in zip(
+        items, zip(*inputs, strict=True), zip(*together, strict=True), strict=True
+    ):
         (_, alone), gradients = run(graph_of(item), *operands)
         for result, expected in zip(results, (alone, *gradients), strict=True):
             np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
@@ -313,7 +315,7 @@ WEIGHTED = PAIR.with_weights(np.ones(1, np.float32))
 FALLING = CSRGraph(np.array([0, 2, 1], np.int32), np.zeros(2, np.int32))
 make = GraphBatch.from_graphs
 WRONG = {
-    "an empty list": (lambda: make([]), ["CSRGraph.batch: graphs", "at least one graph"]),
+    "an empty list": (lambda: make([]), ["GraphBatch.from_graphs: graphs", "at least one graph"]),
     "one graph": (lambda: make(PAIR), ["graphs", "a list of graphs", "CSRGraph"]),
     "one tuple": (lambda: make(tuple_of(sample(2, 1))), ["a list of graphs", "GraphsTuple"]),
     "something else": (lambda: make([PAIR, 7]), ["graphs[1]", "CSRGraph", "int"]),
