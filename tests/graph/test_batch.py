@@ -124,6 +124,11 @@ class TestFromGraphs:
         items[0].nodes["x"][:] = 7
         np.testing.assert_array_equal(batch.nodes["x"], before)
 
+    def test_lists_without_edges_are_a_graph(self):
+        batch = GraphBatch.from_graphs([GraphSample([], [], 2, edges=np.zeros((0, 3)))])
+        assert batch.graph.validate().shape == (2, 2)
+        assert batch.edges.shape == (0, 3)
+
     def test_padding_slots_of_the_graphs_are_left_out(self):
         graphs = [random_edges(seed, 5, 5, 12).graph() for seed in range(3)]
         batch = GraphBatch.from_graphs(graphs)
@@ -166,6 +171,11 @@ class TestShape:
     def test_is_what_is_asked_for(self, pad_to, shape):
         batch = GraphBatch.from_graphs(samples(), pad_to)
         assert (batch.graph.num_rows, batch.graph.num_edges, batch.num_graphs) == shape
+
+    @pytest.mark.parametrize(("edges", "slots"), [(0, 1), (4, 4), (5, 8)])
+    def test_powers_of_two_are_the_least(self, edges, slots):
+        batch = GraphBatch.from_graphs([sample(7, edges)], "power_of_two")
+        assert (batch.graph.num_rows, batch.graph.num_edges, batch.num_graphs) == (8, slots, 2)
 
     def test_a_jitted_step_compiles_once_for_each_bucket(self):
         traces = []
@@ -358,6 +368,14 @@ WRONG = {
     "weights that are no numbers": (
         lambda: make([WEIGHTED, WEIGHTED.with_weights(np.array([np.nan], np.float32))]),
         ["graphs[1].weights[0]", "finite", "nan"],
+    ),
+    "weights of unsorted edges": (
+        lambda: make([GraphSample([0, 0], [1, 0], 2, weights=np.array([np.inf, 1.0]))]),
+        ["graphs[0].weights[0]", "finite", "inf"],
+    ),
+    "offsets that begin behind 0": (
+        lambda: make([PAIR, CSRGraph(np.array([1, 2], np.int32), np.zeros(2, np.int32))]),
+        ["graphs[1].indptr", "from 0", "1 to 2"],
     ),
     "pad_to too small": (
         lambda: make(samples(), (11, 99)),
