@@ -6,6 +6,7 @@ network; the test nodes have no part in it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -82,7 +83,7 @@ def baselines(dataset: NodeDataset, score: Score | None = None) -> dict[str, Bas
     for name, (candidates, too_large) in _METHODS.items():
         reason = too_large(dataset)
         if reason is not None:
-            print(f"{name} is left out on {dataset.name}: {reason}")
+            _say_once(f"{name} is left out on {dataset.name}: {reason}")
             continue
         scored = []
         # The products are too small for several threads, which take ten times as long to find that
@@ -93,6 +94,12 @@ def baselines(dataset: NodeDataset, score: Score | None = None) -> dict[str, Bas
                 scored.append(BaselineScore(test, validation, setting))
         found[name] = max(scored, key=lambda one: one.validation)
     return found
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    """Prints a line, but not again for each seed of a data set."""
+    print(text)
 
 
 def _majority(dataset: NodeDataset) -> Candidates:
