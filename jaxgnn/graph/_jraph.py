@@ -102,7 +102,8 @@ def _padded_tuple(graph, nodes, edges, globals):
     count = graph.indptr[-1]
 
     def with_zeros(leaf):
-        return jnp.concatenate([leaf, jnp.zeros((1, *leaf.shape[1:]), leaf.dtype)])
+        leaf = jnp.asarray(leaf)
+        return jnp.concatenate([leaf, jnp.zeros_like(leaf, shape=(1, *leaf.shape[1:]))])
 
     return jraph.GraphsTuple(
         nodes=jax.tree.map(with_zeros, nodes),
