@@ -34,7 +34,7 @@ def ordered_edge_data(
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = names.edge_data + jax.tree_util.keystr(path)
         require_leading(names.where, name, leaf, length, "edge")
-        _require_kept_integers(names.where, name, leaf)
+        require_kept_integers(names.where, name, leaf)
     return jax.tree.map(lambda leaf: take(leaf, permutation), tree)
 
 
@@ -50,7 +50,7 @@ def require_leading(where: str, argument: str, leaf: Any, length: int, of_what: 
         raise bad_input(where, argument, "of a numeric or boolean dtype", leaf.dtype)
 
 
-def _require_kept_integers(where: str, argument: str, leaf: Any) -> None:
+def require_kept_integers(where: str, argument: str, leaf: Any) -> None:
     """Raises ValueError if JAX would cut integers of 64 bits to 32, and lose their upper halves."""
     if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "iu" or not leaf.size:
         return

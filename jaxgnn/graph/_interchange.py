@@ -14,6 +14,7 @@ import scipy.sparse
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph._arrays import put_own, require_size
+from jaxgnn.graph._edge_data import require_kept_integers
 
 if TYPE_CHECKING:
     from jaxgnn.graph._csr import CSRGraph
@@ -82,7 +83,7 @@ class NetworkXEdges(NamedTuple):
       senders: row of ``u`` for each directed edge.
       receivers: row of ``v`` for each directed edge.
       positions: position in ``listed`` of each directed edge.
-      weights: weight of each directed edge, float32, or None.
+      weights: weight of each directed edge, of a floating dtype, or None.
     """
 
     source: Any
@@ -155,7 +156,7 @@ def _weights(listed: list[Any], name: str | None) -> np.ndarray | None:
     if values.ndim != 1:
         expected = f"one number per edge at {name!r}"
         raise bad_input(_NETWORKX, "weight", expected, f"shape {values.shape[1:]}")
-    return values.astype(np.float32)
+    return values if values.dtype.kind == "f" else values.astype(np.float32)
 
 
 def _column(argument: str, name: str, owners: Iterable[tuple[str, dict[str, Any]]]) -> np.ndarray:
@@ -176,4 +177,5 @@ def _column(argument: str, name: str, owners: Iterable[tuple[str, dict[str, Any]
         raise bad_input(_NETWORKX, argument, f"of one shape at {name!r}", str(error)) from error
     if column.dtype.kind not in "biuf":
         raise bad_input(_NETWORKX, argument, f"real numbers at {name!r}", column.dtype)
+    require_kept_integers(_NETWORKX, argument, column)
     return column

@@ -328,6 +328,10 @@ BAD = {
         lambda: networkx(edges=edge(id="a"), edge_attributes=["id"]),
         ["from_networkx: edge_attributes", "numbers at 'id'", "<U1"],
     ),
+    "integers that JAX would cut": (
+        lambda: networkx([("ann", {"born": 2**40})], [], node_attributes=["born"]),
+        ["from_networkx: node_attributes", "range of int32", "got 1099511627776"],
+    ),
     "to_scipy of a traced graph": (
         lambda: jax.jit(lambda graph: graph.to_scipy())(GRAPH),
         ["CSRGraph.to_scipy: self", "outside jit", "tracer"],
