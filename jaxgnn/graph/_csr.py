@@ -240,7 +240,7 @@ class CSRGraph(KeepsArrays):
           num_senders: number of senders of a bipartite graph.
           edge_mask: [edges] bool, False for padding edges; None for no padding.
           edge_data: a pytree of arrays [edges, ...] in the order of ``edge_index``, such as
-            ``data.edge_attr``.
+            ``data.edge_attr.numpy()``.
 
         Returns:
           The graph; or, if ``edge_data`` is given, the graph and this tree in the order of the

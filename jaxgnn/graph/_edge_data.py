@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Int, PyTree
 
 from jaxgnn._errors import bad_input
-from jaxgnn.graph._arrays import is_concrete, take
+from jaxgnn.graph._arrays import is_concrete, own, take
 from jaxgnn.graph._edge_list import EdgeNames
 
 
@@ -84,5 +84,5 @@ def reordered(order: Any, slots: Any) -> Any:
     if order is None:
         return None
     if is_concrete(order, slots):
-        return np.asarray(order)[np.asarray(slots)]
+        return own(np.asarray(order)[np.asarray(slots)])
     return order[slots]

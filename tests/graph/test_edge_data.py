@@ -3,6 +3,7 @@
 import copy
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import jraph
 import numpy as np
@@ -149,6 +150,23 @@ class TestInTheOrderOfTheGraph:
         step(0.0)
         assert isinstance(orders[0], np.ndarray)
 
+    def test_numbers_of_nodes_and_edges_may_be_symbolic_in_an_exported_program(self):
+        def ordered(senders, receivers, data):
+            nodes = senders.shape[0] + 1
+            graph, data = CSRGraph.from_edges(senders, receivers, nodes, edge_data={"x": data})
+            return graph.edge_order, data["x"]
+
+        (size,) = jax.export.symbolic_shape("e")
+        ids = jax.ShapeDtypeStruct((size,), jnp.int32)
+        data = jax.ShapeDtypeStruct((size, 2), jnp.float32)
+        exported = jax.export.export(jax.jit(ordered))(ids, ids, data)
+        edges = random_edges(0, 6, 6, 40)
+        x = np.arange(80, dtype=np.float32).reshape(40, 2)
+        ends = edges.senders.astype(np.int32), edges.receivers.astype(np.int32)
+        order, made = exported.call(*ends, x)
+        np.testing.assert_array_equal(order, np.argsort(edges.receivers, kind="stable"))
+        np.testing.assert_array_equal(made, x[np.asarray(order)])
+
 
 class TestOrderOfDerivedGraphs:
     @pytest.mark.parametrize("weighted", [False, True])
@@ -172,6 +190,7 @@ class TestOrderOfDerivedGraphs:
         graph, edges = known(nodes=nodes)
         transposed = graph.transpose()
         assert isinstance(transposed.edge_order, np.ndarray)
+        assert not transposed.edge_order.flags.writeable
         assert_order_names_the_edges(
             transposed, transposed.edge_order, edges.receivers, edges.senders
         )
