@@ -65,13 +65,13 @@ NODES = [
     (("c", 3), {"age": 8, "at": [4.0, 5.0]}),
     ("alone", {"age": 1, "at": [6.0, 7.0]}),
 ]
-# One edge in each direction, a repeated one, and a loop.
+# A loop, an edge in each direction, and a repeated one.
 EDGES = [
+    ("bob", "bob", {"weight": 8.0, "id": 14}),
     ("bob", "ann", {"weight": 2.5, "id": 10}),
     ("ann", "bob", {"weight": 0.5, "id": 11}),
     (("c", 3), "ann", {"weight": 4.0, "id": 12}),
     ("bob", "ann", {"weight": 1.0, "id": 13}),
-    ("bob", "bob", {"weight": 8.0, "id": 14}),
 ]
 
 
