@@ -16,6 +16,7 @@ from jaxgnn.graph._edge_blocks import blocks_for as blocks_for
 from jaxgnn.graph._incidence import Incidence as Incidence
 from jaxgnn.graph._incidence_plan import IncidencePlan as IncidencePlan
 from jaxgnn.graph._incidence_validate import check_incidence_shapes as check_incidence_shapes
+from jaxgnn.graph._interchange import NetworkXAttributes as NetworkXAttributes
 from jaxgnn.graph._normalization import Normalization as Normalization
 from jaxgnn.graph._plan import GraphPlan as GraphPlan
 from jaxgnn.graph._schedule import MAX_EDGES_PER_UNIT as MAX_EDGES_PER_UNIT

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph._arrays import (
@@ -22,13 +22,34 @@ from jaxgnn.graph._arrays import (
     kept,
     of_one,
     offset_dtype,
+    own,
     put_own,
     require_floats,
-    require_integers,
     require_length,
-    require_size,
+    require_one,
     shown,
     take,
+)
+from jaxgnn.graph._edge_data import (
+    keep_order,
+    known_order,
+    ordered_edge_data,
+    reordered,
+)
+from jaxgnn.graph._edge_list import (
+    EdgeList,
+    EdgeNames,
+    as_array,
+    as_arrays,
+    check_edge_list,
+    rows_of_edge_index,
+)
+from jaxgnn.graph._interchange import (
+    NetworkXAttributes,
+    attribute_data,
+    networkx_edges,
+    scipy_parts,
+    to_scipy,
 )
 from jaxgnn.graph._normalization import Edges, Normalization, degree_scales, normalized_weights
 from jaxgnn.graph._plan import GraphPlan, make_plan, make_traced_plan
@@ -55,9 +76,9 @@ class CSRGraph(KeepsArrays):
     hold a degree normalisation that the kernels apply (``normalized``); they are constants of
     the structure, and no gradient flows to them.
 
-    The constructors (``from_edges``, ``from_scipy``, ``from_graphs_tuple``) sort the edges and,
-    on concrete input, also make the ``plan``. A graph built directly gets its plan on demand:
-    once if concrete, inside every step if traced.
+    The constructors (``from_edges``, ``from_edge_index``, ``from_scipy``, ``from_networkx``,
+    ``from_graphs_tuple``) sort the edges and, on concrete input, also make the ``plan``. A graph
+    built directly gets its plan on demand: once if concrete, inside every step if traced.
 
     Attributes:
       indptr: row offsets, int32 (int64 beyond 2^31 - 1 edges).
@@ -94,6 +115,7 @@ class CSRGraph(KeepsArrays):
 
     # -- constructors ------------------------------------------------------------------------
 
+    @overload
     @classmethod
     def from_edges(
         cls,
@@ -104,7 +126,35 @@ class CSRGraph(KeepsArrays):
         *,
         num_senders: int | None = None,
         edge_mask: npt.ArrayLike | None = None,
-    ) -> CSRGraph:
+        edge_data: None = None,
+    ) -> CSRGraph: ...
+
+    @overload
+    @classmethod
+    def from_edges[Data: PyTree](
+        cls,
+        senders: npt.ArrayLike,
+        receivers: npt.ArrayLike,
+        num_nodes: int,
+        weights: npt.ArrayLike | None = None,
+        *,
+        num_senders: int | None = None,
+        edge_mask: npt.ArrayLike | None = None,
+        edge_data: Data,
+    ) -> tuple[CSRGraph, Data]: ...
+
+    @classmethod
+    def from_edges(
+        cls,
+        senders: npt.ArrayLike,
+        receivers: npt.ArrayLike,
+        num_nodes: int,
+        weights: npt.ArrayLike | None = None,
+        *,
+        num_senders: int | None = None,
+        edge_mask: npt.ArrayLike | None = None,
+        edge_data: PyTree = None,
+    ) -> Any:
         """Builds a graph from an edge list; edges of one receiver keep their order.
 
         On concrete input the result is validated and has its plan, also under ``jit``. Traced edges
@@ -119,25 +169,122 @@ class CSRGraph(KeepsArrays):
           num_senders: number of senders of a bipartite graph.
           edge_mask: [edges] bool, False for padding edges, which are moved after ``indptr[-1]``;
             None for no padding.
+          edge_data: a pytree of arrays [edges, ...] in the order of ``senders`` and ``receivers``,
+            such as features of the edges. With it the graph knows its ``edge_order``, so ``()``
+            asks for this alone.
+
+        Returns:
+          The graph; or, if ``edge_data`` is given, the graph and this tree in the order of the
+          graph's edge slots, as JAX arrays. Data of padding edges are last.
 
         Raises:
-          ValueError: on indices out of range, NaN weights, mismatched lengths or wrong dtypes.
+          ValueError: on indices out of range, NaN weights, mismatched lengths or wrong dtypes; of
+            ``edge_data`` the message names the path of the leaf.
+
+        Example:
+          >>> lengths = np.array([20.0, 0.5, 1.0])
+          >>> graph, lengths = CSRGraph.from_edges([2, 0, 1], [1, 0, 1], 3, edge_data=lengths)
+          >>> graph.senders.tolist(), graph.receivers().tolist(), lengths.tolist()
+          ([0, 2, 1], [0, 1, 1], [0.5, 20.0, 1.0])
+          >>> graph.edge_order.tolist()
+          [1, 0, 2]
         """
-        senders, receivers = _array(senders, np.int32), _array(receivers, np.int32)
-        weights = None if weights is None else _array(weights)
-        edge_mask = None if edge_mask is None else _array(edge_mask, np.bool)
+        names = EdgeNames()
+        edges = EdgeList(senders, receivers, weights, edge_mask)
+        graph, order = cls._sorted(names, edges, num_nodes, num_senders)
+        if edge_data is None:
+            return graph
+        return keep_order(graph, order), ordered_edge_data(names, edge_data, order)
+
+    @overload
+    @classmethod
+    def from_edge_index(
+        cls,
+        edge_index: npt.ArrayLike,
+        num_nodes: int,
+        weights: npt.ArrayLike | None = None,
+        *,
+        num_senders: int | None = None,
+        edge_mask: npt.ArrayLike | None = None,
+        edge_data: None = None,
+    ) -> CSRGraph: ...
+
+    @overload
+    @classmethod
+    def from_edge_index[Data: PyTree](
+        cls,
+        edge_index: npt.ArrayLike,
+        num_nodes: int,
+        weights: npt.ArrayLike | None = None,
+        *,
+        num_senders: int | None = None,
+        edge_mask: npt.ArrayLike | None = None,
+        edge_data: Data,
+    ) -> tuple[CSRGraph, Data]: ...
+
+    @classmethod
+    def from_edge_index(
+        cls,
+        edge_index: npt.ArrayLike,
+        num_nodes: int,
+        weights: npt.ArrayLike | None = None,
+        *,
+        num_senders: int | None = None,
+        edge_mask: npt.ArrayLike | None = None,
+        edge_data: PyTree = None,
+    ) -> Any:
+        """Builds a graph from an ``edge_index`` as PyTorch Geometric has it.
+
+        Args:
+          edge_index: integers [2, edges]: in row 0 the node that each edge leaves, in row 1 the
+            node that it enters, which is the row of the graph. Whatever numpy can read, a tensor
+            of PyTorch on the CPU too.
+          num_nodes: number of nodes, ``data.num_nodes`` in PyTorch Geometric.
+          weights: edge weights; None for an unweighted graph.
+          num_senders: number of senders of a bipartite graph.
+          edge_mask: [edges] bool, False for padding edges; None for no padding.
+          edge_data: a pytree of arrays [edges, ...] in the order of ``edge_index``, such as
+            ``data.edge_attr.numpy()``.
+
+        Returns:
+          The graph; or, if ``edge_data`` is given, the graph and this tree in the order of the
+          graph's edge slots.
+
+        Raises:
+          ValueError: if ``edge_index`` has another shape, such as [edges, 2], or no integer dtype;
+            and where ``from_edges`` does.
+        """
+        names = EdgeNames("CSRGraph.from_edge_index", "edge_index[0]", "edge_index[1]")
+        senders, receivers = rows_of_edge_index(names.where, edge_index)
+        edges = EdgeList(senders, receivers, weights, edge_mask)
+        graph, order = cls._sorted(names, edges, num_nodes, num_senders)
+        if edge_data is None:
+            return graph
+        return keep_order(graph, order), ordered_edge_data(names, edge_data, order)
+
+    @classmethod
+    def _sorted(
+        cls, names: EdgeNames, edges: EdgeList, num_nodes: int, num_senders: int | None = None
+    ) -> tuple[CSRGraph, Any]:
+        """Makes the graph of an edge list, and the input position of each of its edge slots.
+
+        The positions are in numpy if the list is concrete, and traced otherwise.
+        """
+        edges = as_arrays(edges)
         num_cols = num_nodes if num_senders is None else num_senders
-        _check_edge_list(senders, receivers, weights, edge_mask, num_nodes, num_cols)
-        if not is_concrete(senders, receivers, weights, edge_mask):
+        check_edge_list(names, edges, num_nodes, num_cols)
+        if not is_concrete(*edges):
             # A traced program may read the other arrays later, when it runs.
-            arrays = senders, receivers, weights, edge_mask
-            senders, receivers, weights, edge_mask = map(kept, arrays)
+            edges = EdgeList(*map(kept, edges))
+        senders, receivers, weights, edge_mask = edges
         if not is_concrete(senders, receivers):
             exists = ids_in_range(senders, num_cols) & ids_in_range(receivers, num_nodes)
             edge_mask = exists if edge_mask is None else edge_mask & exists
-        indptr, permutation = sort_edges(receivers, num_nodes, edge_mask)
+        indptr, order = sort_edges(receivers, num_nodes, edge_mask)
+        permutation = order
         if is_concrete(receivers, edge_mask):
-            indptr, permutation = put_own(np.asarray(indptr)), put_own(np.asarray(permutation))
+            order = own(np.asarray(order))
+            indptr, permutation = put_own(np.asarray(indptr)), put_own(order)
         ids = np.asarray(senders, np.int32) if is_concrete(senders) else senders.astype(np.int32)
         graph = cls(
             indptr=indptr,
@@ -148,7 +295,8 @@ class CSRGraph(KeepsArrays):
         if is_concrete(*jax.tree.leaves(graph)):
             graph.validate()
         # Weights may be traced even if the structure is concrete.
-        return graph.prepared() if is_concrete(graph.indptr, graph.indices) else graph
+        is_host = is_concrete(graph.indptr, graph.indices)
+        return graph.prepared() if is_host else graph, order
 
     @classmethod
     def from_scipy(cls, matrix: Any, *, weighted: bool | None = None) -> CSRGraph:
@@ -163,33 +311,100 @@ class CSRGraph(KeepsArrays):
         Raises:
           ValueError: if ``matrix`` is not two-dimensional, sparse and real, or holds a NaN.
         """
-        where = "CSRGraph.from_scipy"
-        if not scipy.sparse.issparse(matrix) or matrix.ndim != 2:
-            raise bad_input(
-                where,
-                "matrix",
-                "a two-dimensional scipy.sparse matrix or array",
-                type(matrix).__name__,
-            )
-        if not np.can_cast(matrix.dtype, np.float64):
-            expected = "of a boolean, integer or floating dtype up to 64 bits"
-            raise bad_input(where, "matrix", expected, matrix.dtype)
-        for axis, size in enumerate(matrix.shape):
-            require_size(where, f"matrix.shape[{axis}]", size)
-        csr = matrix.tocsr()
-        if weighted is None:
-            weighted = bool(np.any(csr.data != 1))
-        weights = None
-        if weighted:
-            dtype = csr.dtype if np.issubdtype(csr.dtype, np.floating) else np.float32
-            weights = put_own(csr.data.astype(dtype))
+        csr, values = scipy_parts(matrix, weighted)
         graph = cls(
             indptr=put_own(csr.indptr.astype(offset_dtype(csr.nnz))),
             indices=put_own(csr.indices.astype(np.int32)),
-            weights=weights,
+            weights=None if values is None else put_own(values),
             num_cols=csr.shape[1],
         )
         return graph.validate().prepared()
+
+    @overload
+    @classmethod
+    def from_networkx(
+        cls, graph: Any, *, weight: str | None = "weight"
+    ) -> tuple[CSRGraph, list[Any]]: ...
+
+    @overload
+    @classmethod
+    def from_networkx(
+        cls,
+        graph: Any,
+        *,
+        weight: str | None = "weight",
+        node_attributes: Sequence[str] = (),
+        edge_attributes: Sequence[str] = (),
+    ) -> tuple[CSRGraph, list[Any], NetworkXAttributes]: ...
+
+    @classmethod
+    def from_networkx(
+        cls,
+        graph: Any,
+        *,
+        weight: str | None = "weight",
+        node_attributes: Sequence[str] | None = None,
+        edge_attributes: Sequence[str] | None = None,
+    ) -> Any:
+        """Builds a graph from a graph of networkx, whose nodes may be strings or any objects.
+
+        An edge ``(u, v)`` of a directed graph goes from ``u`` to ``v``, so ``v`` is the row. An
+        undirected edge becomes two edges, one in each direction, and an undirected self loop one.
+        Parallel edges of a multigraph stay apart. ``edge_order`` says for each edge slot its
+        position in ``list(graph.edges)``, so it names an undirected edge twice.
+
+        Args:
+          graph: a ``networkx.Graph``, ``DiGraph``, ``MultiGraph`` or ``MultiDiGraph``, or another
+            object with ``nodes(data=)``, ``edges(data=)`` and ``is_directed()``. networkx itself
+            is not imported.
+          weight: edge attribute that holds the weights, or None for an unweighted graph. Edges
+            without it have the weight one, as in networkx. If no edge has an attribute
+            ``"weight"``, the graph is unweighted.
+          node_attributes: names of attributes that every node has, to return.
+          edge_attributes: names of attributes that every edge has, to return.
+
+        Returns:
+          The graph and the list of its nodes in the order of the rows: node ``nodes[i]`` is row
+          ``i``. If attributes were asked for, also ``NetworkXAttributes``: the dictionaries
+          ``nodes`` of arrays [rows, ...], and ``edges`` of arrays [edges, ...] in the order of the
+          edge slots.
+
+        Raises:
+          ValueError: if ``graph`` is something else, no edge has a ``weight`` of another name than
+            ``"weight"``, or an attribute is missing, no number, or of differing shapes.
+        """
+        names = EdgeNames("CSRGraph.from_networkx", "graph.edges", "graph.edges")
+        listed = networkx_edges(graph, weight)
+        edges = EdgeList(listed.senders, listed.receivers, listed.weights)
+        made, order = cls._sorted(names, edges, len(listed.nodes))
+        made = keep_order(made, own(listed.positions[order]))
+        if node_attributes is None and edge_attributes is None:
+            return made, listed.nodes
+        wanted = node_attributes or (), edge_attributes or ()
+        data = attribute_data(listed, *wanted, listed.positions[order])
+        return made, listed.nodes, data
+
+    @overload
+    @classmethod
+    def from_graphs_tuple(
+        cls,
+        graphs: Any,
+        weights: npt.ArrayLike | None = None,
+        *,
+        padded: bool = False,
+        return_edges: Literal[False] = False,
+    ) -> CSRGraph: ...
+
+    @overload
+    @classmethod
+    def from_graphs_tuple(
+        cls,
+        graphs: Any,
+        weights: npt.ArrayLike | None = None,
+        *,
+        padded: bool = False,
+        return_edges: Literal[True],
+    ) -> tuple[CSRGraph, PyTree]: ...
 
     @classmethod
     def from_graphs_tuple(
@@ -198,7 +413,8 @@ class CSRGraph(KeepsArrays):
         weights: npt.ArrayLike | None = None,
         *,
         padded: bool = False,
-    ) -> CSRGraph:
+        return_edges: bool = False,
+    ) -> Any:
         """Builds a graph from a jraph ``GraphsTuple``, batched or not. Works under ``jit``.
 
         Args:
@@ -206,6 +422,12 @@ class CSRGraph(KeepsArrays):
           weights: edge weights in the tuple's edge order; None for an unweighted graph.
           padded: True if the tuple went through ``jraph.pad_with_graphs``. The edges of the padding
             graphs are then dropped; otherwise they stay, between padding nodes.
+          return_edges: whether to return ``graphs.edges`` too.
+
+        Returns:
+          The graph; or with ``return_edges`` the graph and ``graphs.edges`` in the order of the
+          graph's edge slots, where those of padding edges are last. The graph then knows its
+          ``edge_order``.
 
         Raises:
           ValueError: if the tuple lacks senders or receivers, is said to be padded but has fewer
@@ -214,7 +436,72 @@ class CSRGraph(KeepsArrays):
         from jaxgnn.graph._jraph import edge_list
 
         senders, receivers, num_nodes, edge_mask = edge_list(graphs, padded=padded)
-        return cls.from_edges(senders, receivers, num_nodes, weights, edge_mask=edge_mask)
+        edges = EdgeList(senders, receivers, weights, edge_mask)
+        graph, order = cls._sorted(EdgeNames(), edges, num_nodes)
+        if not return_edges:
+            return graph
+        names = EdgeNames("CSRGraph.from_graphs_tuple", edge_data="graphs.edges")
+        return keep_order(graph, order), ordered_edge_data(names, graphs.edges, order)
+
+    # -- exports -----------------------------------------------------------------------------
+
+    @of_one
+    def to_scipy(self) -> scipy.sparse.csr_array:
+        """Returns the matrix that the graph multiplies features by, as a scipy CSR array.
+
+        ``graph.to_scipy() @ x`` is ``spmm(graph, x)``: row ``i`` is the receiver, and an entry is
+        ``r_i w_ij c_j``, so a normalisation is multiplied in. Padding is left out. Repeated edges
+        stay repeated entries, which scipy adds up where it multiplies. Entries are float32, or
+        float64 if the weights or scales are.
+
+        Raises:
+          ValueError: if the graph is traced, or has invalid offsets or senders.
+
+        Example:
+          >>> graph = CSRGraph.from_edges([0, 1], [1, 1], 2).normalized("mean")
+          >>> graph.to_scipy().toarray().tolist()
+          [[0.0, 0.0], [0.5, 0.5]]
+        """
+        if not is_concrete(*jax.tree.leaves(self)):
+            expected = "concrete; call it outside jit"
+            raise bad_input("CSRGraph.to_scipy", "self", expected, "a tracer")
+        validate_structure(self)
+        return to_scipy(self)
+
+    @of_one
+    def to_graphs_tuple(
+        self,
+        nodes: PyTree = None,
+        edges: PyTree = None,
+        globals: PyTree = None,
+        *,
+        padded: bool = False,
+    ) -> Any:
+        """Returns a jraph ``GraphsTuple`` of one graph, whose edges are in the order of the slots.
+
+        Weights and scales are not part of a ``GraphsTuple``; pass ``edges=graph.weights`` to take
+        the weights along.
+
+        Args:
+          nodes: a pytree of arrays [rows, ...], or None.
+          edges: a pytree of arrays [edge slots, ...] in the graph's order, or None.
+          globals: a pytree of arrays [1, ...], or None.
+          padded: False leaves padding slots out, with their ``edges``; their number has to be
+            known, so the graph must be concrete. True, which works under ``jit`` too, appends a
+            second graph, as ``jraph.pad_with_graphs`` does: it has one node, all padding slots as
+            its edges, and zeros for its node and globals.
+
+        Returns:
+          The tuple. ``from_graphs_tuple(made, padded=padded)`` gives the edges of this graph back;
+          with ``padded`` there is one more node.
+
+        Raises:
+          ValueError: if the graph is not square, if it is traced without ``padded``, or if a leaf
+            has another leading axis; the message names its path.
+        """
+        from jaxgnn.graph._jraph import graphs_tuple
+
+        return graphs_tuple(self, nodes, edges, globals, padded=padded)
 
     @classmethod
     def batch(cls, graphs: Sequence[Any], pad_to: PadTo = None) -> GraphBatch:
@@ -275,14 +562,46 @@ class CSRGraph(KeepsArrays):
     @of_one
     def with_known_degrees(self, degrees: tuple[int | None, int | None]) -> CSRGraph:
         """Returns the same, possibly traced, graph with ``uniform_degrees`` known to the caller."""
-        graph = dataclasses.replace(self)
+        graph = self._with_fields()
         graph.__dict__["_uniform_degrees"] = degrees
         return graph
+
+    @property
+    def senders(self) -> Int[Array, " edges"]:
+        """Sender of each edge slot: ``indices`` by another name."""
+        return self.indices
 
     @of_one
     def receivers(self) -> Int[Array, " edges"]:
         """Row of each edge; padding slots get ``num_rows``, which is out of range."""
         return row_ids(self.indptr, self.num_edges)
+
+    @property
+    def edge_order(self) -> Int[Array, " edges"] | np.ndarray:
+        """Position in the input of each edge slot, int32 [edges] (int64 beyond 2^31 - 1 edges).
+
+        ``features[graph.edge_order]`` brings edge features from input order into the graph's. A
+        loop that ``with_self_loops`` has added has no position in the input, and -1 here. Padding
+        edges are last. The order is an array of numpy, or traced inside of ``jit``.
+
+        Four bytes an edge are kept only on request: by ``from_edges`` and ``from_edge_index`` with
+        ``edge_data``, by ``from_graphs_tuple`` with ``return_edges``, and by ``from_networkx``.
+        ``with_weights``, ``normalized``, ``prepared``, ``with_self_loops`` and ``transpose`` keep
+        it. A pytree has no place for it, so graphs that were passed to or returned by ``jit``,
+        ``jax.tree.map`` or a checkpoint do not know it.
+
+        Raises:
+          ValueError: if the graph does not know its order.
+        """
+        require_one("CSRGraph.edge_order", "self", self)
+        order = known_order(self)
+        if order is None:
+            expected = (
+                "built with edge_data (() keeps the order alone), and not have passed through jit "
+                "or another function of pytrees"
+            )
+            raise bad_input("CSRGraph.edge_order", "self", expected, "a graph of unknown order")
+        return order
 
     # -- derived graphs ----------------------------------------------------------------------
 
@@ -299,7 +618,11 @@ class CSRGraph(KeepsArrays):
         """
         if self.plan is not None:
             return self
-        return dataclasses.replace(self, plan=self._plan(edge_blocks=_on_gpu()))
+        return self._with_fields(plan=self._plan(edge_blocks=_on_gpu()))
+
+    def _with_fields(self, **fields: Any) -> CSRGraph:
+        """Returns the same edges, in the same order, with other values of some fields."""
+        return keep_order(dataclasses.replace(self, **fields), known_order(self))
 
     def _plan(self, *, edge_blocks: bool = False) -> GraphPlan:
         if self.plan is not None:
@@ -326,7 +649,7 @@ class CSRGraph(KeepsArrays):
         """Returns the graph with senders and receivers exchanged."""
         plan = self._plan()
         weights = None if self.weights is None else jnp.asarray(self.weights)[plan.permutation]
-        return CSRGraph(
+        transposed = CSRGraph(
             indptr=plan.transposed_indptr,
             indices=plan.transposed_indices,
             weights=weights,
@@ -336,18 +659,19 @@ class CSRGraph(KeepsArrays):
             plan=plan.transposed(self.indptr, self.indices),
             normalization=self.normalization,
         )
+        return keep_order(transposed, reordered(known_order(self), plan.permutation))
 
     @of_one
     def with_weights(self, weights: npt.ArrayLike | None) -> CSRGraph:
         """Returns the same edges with other weights, given in the graph's edge order."""
         if weights is not None:
-            where, weights = "CSRGraph.with_weights", _array(weights)
+            where, weights = "CSRGraph.with_weights", as_array(weights)
             require_length(where, "weights", weights, self.num_edges, "per edge slot")
             require_floats(where, "weights", weights)
         # New weights discard a normalisation that was folded into the old ones.
         has_scales = self.row_scale is not None or self.col_scale is not None
         kind = self.normalization if has_scales else None
-        return dataclasses.replace(self, weights=weights, normalization=kind)
+        return self._with_fields(weights=weights, normalization=kind)
 
     @of_one
     def normalized(self, kind: Normalization | None) -> CSRGraph:
@@ -373,10 +697,10 @@ class CSRGraph(KeepsArrays):
         if self.weights is None:
             columns = _column_degrees(self) if kind == "sym" else None
             row_scale, col_scale = degree_scales(self.degrees(), columns)
-            graph = dataclasses.replace(self, row_scale=row_scale, col_scale=col_scale)
+            graph = self._with_fields(row_scale=row_scale, col_scale=col_scale)
         else:
             graph = self.with_weights(self._normalized_weights(kind, self.weights))
-        return dataclasses.replace(graph, normalization=kind)
+        return graph._with_fields(normalization=kind)
 
     def _normalized_weights(self, kind: Normalization, weights: Any) -> Any:
         """Computes normalised weights, on the host in float64 or traced with few roundings."""
@@ -439,11 +763,17 @@ class CSRGraph(KeepsArrays):
             wp: Any = np if is_concrete(self.weights, weight) else jnp
             new = wp.full(self.num_rows, weight, self.weights.dtype)
             weights = wp.concatenate([wp.asarray(self.weights), new])
+        order = known_order(self)
+        if order is not None:  # that of the edges, and -1 for each loop
+            order = xp.concatenate([order, xp.full(self.num_rows, -1, order.dtype)])
         if is_host:
             there = np.flatnonzero(mask)
             senders, receivers, mask = senders[there], receivers[there], None
             weights = None if weights is None else take(weights, there)
-        return CSRGraph.from_edges(senders, receivers, self.num_rows, weights, edge_mask=mask)
+            order = reordered(order, there)
+        edges = EdgeList(senders, receivers, weights, mask)
+        graph, slots = CSRGraph._sorted(EdgeNames(), edges, self.num_rows)
+        return keep_order(graph, reordered(order, slots))
 
     @of_one
     def validate(self) -> CSRGraph:
@@ -464,47 +794,6 @@ class CSRGraph(KeepsArrays):
 
 def _on_gpu() -> bool:
     return jax.default_backend() == "gpu"
-
-
-def _array(values: Any, empty_dtype: Any = None) -> Any:
-    """Converts to an array, of dtype ``empty_dtype`` if empty, since numpy makes [] float."""
-    array = values if hasattr(values, "dtype") else np.asarray(values)
-    return array if array.size or empty_dtype is None else np.zeros(array.shape, empty_dtype)
-
-
-def _check_edge_list(senders, receivers, weights, edge_mask, num_nodes, num_cols):
-    where = "CSRGraph.from_edges"
-    require_size(where, "num_nodes", num_nodes)
-    require_size(where, "num_senders", num_cols)
-    for name, row, ids in (("senders", 0, senders), ("receivers", 1, receivers)):
-        if ids.ndim == 2 and ids.shape[0] == 2:
-            size = senders.shape[-1]
-            expected = f"of shape ({size},); of an edge_index [2, edges] pass edge_index[{row}]"
-            raise bad_input(where, name, expected, f"shape {ids.shape}")
-    require_integers(where, "senders", senders)
-    require_integers(where, "receivers", receivers)
-    require_length(where, "receivers", receivers, receivers.size, "per edge")
-    require_length(where, "senders", senders, receivers.shape[0], "per receiver")
-    for name, values in (("weights", weights), ("edge_mask", edge_mask)):
-        if values is not None:
-            require_length(where, name, values, receivers.shape[0], "per edge")
-    if weights is not None:
-        require_floats(where, "weights", weights)
-    if edge_mask is not None and edge_mask.dtype != bool:
-        raise bad_input(where, "edge_mask", "of dtype bool", edge_mask.dtype)
-    for name, ids, bound in (("senders", senders, num_cols), ("receivers", receivers, num_nodes)):
-        if is_concrete(ids, edge_mask):
-            _check_range(where, name, ids, edge_mask, bound)
-
-
-def _check_range(where, name, ids, edge_mask, bound):
-    ids = np.asarray(ids)
-    outside = (ids < 0) | (ids >= bound)
-    if edge_mask is not None:
-        outside &= np.asarray(edge_mask)
-    if outside.any():
-        at = int(np.flatnonzero(outside)[0])
-        raise bad_input(where, f"{name}[{at}]", f"in [0, {bound})", int(ids[at]))
 
 
 def _unnamed(xp: Any, count: int, nodes: Any) -> Any:

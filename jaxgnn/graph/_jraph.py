@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import jraph
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Int, PyTree
 
 from jaxgnn._errors import bad_input
-from jaxgnn.graph._arrays import is_concrete
+from jaxgnn.graph._arrays import is_concrete, put_own
+from jaxgnn.graph._edge_data import require_leading
+from jaxgnn.graph._sorting import row_ids_on_host
+
+if TYPE_CHECKING:
+    from jaxgnn.graph._csr import CSRGraph
 
 
 def edge_list(
@@ -54,3 +60,57 @@ def _num_nodes(where: str, graphs: jraph.GraphsTuple) -> int:
     if not is_concrete(graphs.n_node):
         raise bad_input(where, "graphs.nodes", "given under jit, to tell the number of nodes", None)
     return int(np.asarray(graphs.n_node).sum())
+
+
+def graphs_tuple(
+    graph: CSRGraph, nodes: PyTree, edges: PyTree, globals: PyTree, *, padded: bool
+) -> jraph.GraphsTuple:
+    """Makes the ``GraphsTuple`` of a graph, with a second one for its padding if ``padded``."""
+    where = "CSRGraph.to_graphs_tuple"
+    if graph.num_rows != graph.num_cols:
+        raise bad_input(where, "self", "square", f"shape {graph.shape}")
+    lengths = (
+        ("nodes", nodes, graph.num_rows, "row"),
+        ("edges", edges, graph.num_edges, "edge slot"),
+        ("globals", globals, 1, "graph"),
+    )
+    for name, tree, length, of_what in lengths:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            path_name = name + jax.tree_util.keystr(path)
+            require_leading(where, path_name, leaf, length, of_what)
+    if padded:
+        return _padded_tuple(graph, nodes, edges, globals)
+    if not is_concrete(graph.indptr, graph.indices):
+        expected = "True for a traced graph, whose number of padding slots is not known"
+        raise bad_input(where, "padded", expected, "False")
+    count = int(np.asarray(graph.indptr)[-1])
+    return jraph.GraphsTuple(
+        nodes=nodes,
+        edges=edges if count == graph.num_edges else jax.tree.map(lambda leaf: leaf[:count], edges),
+        senders=put_own(np.array(graph.indices)[:count]),
+        receivers=put_own(row_ids_on_host(graph.indptr, count)),
+        n_node=put_own(np.array([graph.num_rows], np.int32)),
+        n_edge=put_own(np.array([count], np.int32)),
+        globals=globals,
+    )
+
+
+def _padded_tuple(graph, nodes, edges, globals):
+    # Padding slots have the row ``num_rows``, which is the node of the padding graph.
+    receivers = graph.receivers()
+    real = receivers < graph.num_rows
+    count = graph.indptr[-1]
+
+    def with_zeros(leaf):
+        leaf = jnp.asarray(leaf)
+        return jnp.concatenate([leaf, jnp.zeros_like(leaf, shape=(1, *leaf.shape[1:]))])
+
+    return jraph.GraphsTuple(
+        nodes=jax.tree.map(with_zeros, nodes),
+        edges=edges,
+        senders=jnp.where(real, graph.indices, graph.num_rows),
+        receivers=receivers,
+        n_node=jnp.array([graph.num_rows, 1], np.int32),
+        n_edge=jnp.stack([count, graph.num_edges - count]).astype(np.int32),
+        globals=jax.tree.map(with_zeros, globals),
+    )

@@ -1,0 +1,88 @@
+"""Edge data: trees of arrays with one entry for each edge, brought into the order of a graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array, Int, PyTree
+
+from jaxgnn._errors import bad_input
+from jaxgnn.graph._arrays import is_concrete, own, take
+from jaxgnn.graph._edge_list import EdgeNames
+
+
+def ordered_edge_data(
+    names: EdgeNames, tree: PyTree, permutation: Int[Array, " edges"] | np.ndarray
+) -> PyTree:
+    """Returns ``tree`` with the entries of each leaf in the order of the graph's edge slots.
+
+    Args:
+      names: the function and the argument that errors name.
+      tree: a pytree of arrays [edges, ...], one entry for each edge in input order.
+      permutation: position in the input of each edge slot [edges].
+
+    Returns:
+      The same tree of JAX arrays, on the default device.
+
+    Raises:
+      ValueError: names the path of the first leaf that is not an array of numbers with one entry
+        for each edge, or whose integers JAX would cut.
+    """
+    length = permutation.shape[0]
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = names.edge_data + jax.tree_util.keystr(path)
+        require_leading(names.where, name, leaf, length, "edge")
+        require_kept_integers(names.where, name, leaf)
+    return jax.tree.map(lambda leaf: take(leaf, permutation), tree)
+
+
+def require_leading(where: str, argument: str, leaf: Any, length: int, of_what: str) -> None:
+    """Raises ValueError unless ``leaf`` is an array of numbers whose first axis has ``length``."""
+    expected = f"an array of shape ({length}, ...), one entry per {of_what}"
+    if not isinstance(leaf, np.ndarray | jax.Array):
+        raise bad_input(where, argument, expected, type(leaf).__name__)
+    if leaf.ndim == 0 or leaf.shape[0] != length:
+        raise bad_input(where, argument, expected, f"shape {leaf.shape}")
+    # The other dtypes of numpy are strings, objects and times.
+    if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "OSUMm":
+        raise bad_input(where, argument, "of a numeric or boolean dtype", leaf.dtype)
+
+
+def require_kept_integers(where: str, argument: str, leaf: Any) -> None:
+    """Raises ValueError if JAX would cut integers of 64 bits to 32, and lose their upper halves."""
+    if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in "iu" or not leaf.size:
+        return
+    narrow = jax.dtypes.canonicalize_dtype(leaf.dtype)
+    bounds = np.iinfo(narrow)
+    for value in (leaf.min(), leaf.max()):
+        if not bounds.min <= value <= bounds.max:
+            expected = f"in the range of {narrow}, or used under jax_enable_x64"
+            raise bad_input(where, argument, expected, int(value))
+
+
+def known_order(graph: Any) -> Any:
+    """The input position of each edge slot of this graph, or None if it is not known.
+
+    It is no field, but lies beside the fields like the plan that a graph makes on demand: graphs
+    with and without it are the same pytree, share compilations and checkpoints, and ``jit``,
+    which takes graphs apart, forgets it.
+    """
+    return graph.__dict__.get("_edge_order")
+
+
+def keep_order[Graph](graph: Graph, order: Any) -> Graph:
+    """Lets ``graph``, which the library has just made, know the input position of each slot."""
+    if order is not None:
+        graph.__dict__["_edge_order"] = order
+    return graph
+
+
+def reordered(order: Any, slots: Any) -> Any:
+    """``order[slots]``, on the host if both are there; None if the order is not known."""
+    if order is None:
+        return None
+    if is_concrete(order, slots):
+        return own(np.asarray(order)[np.asarray(slots)])
+    return order[slots]
