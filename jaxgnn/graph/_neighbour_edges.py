@@ -89,9 +89,10 @@ class NeighbourEdges(KeepsArrays):
           ValueError: if the weights are not floating, or not as many as the edge slots.
         """
         self._require_one("NeighbourEdges.graph")
-        mask: Any = self.mask
-        if is_concrete(self.receivers):  # on the host, so that no length is compiled
-            mask = np.asarray(self.receivers) < self.num_points
+        # On the host if possible, so that no length is compiled.
+        is_host = is_concrete(self.receivers)
+        receivers: Any = np.asarray(self.receivers) if is_host else self.receivers
+        mask = receivers < self.num_points
         return CSRGraph.from_edges(
             self.senders, self.receivers, self.num_points, weights, edge_mask=mask
         )
@@ -207,7 +208,7 @@ def check_radius(where: str, r: Any, box: Any, dimensions: int, dtype: Any) -> t
         raise bad_input(where, "r", "finite and not negative", float(r))
     if box is None:
         return r, None
-    box = box if not is_concrete(box) else np.asarray(box)
+    box = np.asarray(box) if is_concrete(*jax.tree.leaves(box)) else jnp.asarray(box)
     if box.shape != (dimensions,):
         expected = f"of shape ({dimensions},), one side for each dimension"
         raise bad_input(where, "box", expected, f"shape {box.shape}")
@@ -224,4 +225,4 @@ def check_radius(where: str, r: Any, box: Any, dimensions: int, dtype: Any) -> t
 
 def distance_dtype(points: Any) -> Any:
     """The dtype in which distances are compared on a device: float32 for half precision."""
-    return jnp.promote_types(jax.dtypes.canonicalize_dtype(points.dtype), jnp.float32)
+    return np.promote_types(jax.dtypes.canonicalize_dtype(points.dtype), np.float32)

@@ -109,7 +109,7 @@ def radius_graph(
       [0.5, -1.0, -0.5, 1.0]
     """
     where = "radius_graph"
-    if not is_concrete(r, box):
+    if not is_concrete(r, *jax.tree.leaves(box)):
         raise _traced(where, "r and box")
     cloud = _Cloud(where, points, batch)
     if max_neighbours is not None:
