@@ -18,6 +18,8 @@ from jaxgnn.graph._incidence_plan import IncidencePlan as IncidencePlan
 from jaxgnn.graph._incidence_validate import check_incidence_shapes as check_incidence_shapes
 from jaxgnn.graph._interchange import NetworkXAttributes as NetworkXAttributes
 from jaxgnn.graph._merging import Reduce as Reduce
+from jaxgnn.graph._merging import coalesce as coalesce
+from jaxgnn.graph._merging import to_undirected as to_undirected
 from jaxgnn.graph._neighbour_edges import NeighbourEdges as NeighbourEdges
 from jaxgnn.graph._neighbours import knn_graph as knn_graph
 from jaxgnn.graph._neighbours import radius_graph as radius_graph
@@ -31,10 +33,8 @@ from jaxgnn.graph._schedule import edges_per_piece as edges_per_piece
 from jaxgnn.graph._sorting import sort_edges as sort_edges
 from jaxgnn.graph._transforms import Subgraph as Subgraph
 from jaxgnn.graph._transforms import add_self_loops as add_self_loops
-from jaxgnn.graph._transforms import coalesce as coalesce
 from jaxgnn.graph._transforms import largest_component as largest_component
 from jaxgnn.graph._transforms import permute as permute
 from jaxgnn.graph._transforms import remove_self_loops as remove_self_loops
 from jaxgnn.graph._transforms import subgraph as subgraph
-from jaxgnn.graph._transforms import to_undirected as to_undirected
 from jaxgnn.graph._validate import check_shapes as check_shapes

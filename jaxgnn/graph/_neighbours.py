@@ -18,6 +18,7 @@ from jaxgnn.graph._neighbour_edges import (
     check_points,
     check_radius,
 )
+from jaxgnn.graph._sorting import sort_edges
 
 # Candidates of neighbours that are in memory at a time.
 _MOST_CANDIDATES = 2**22
@@ -209,7 +210,9 @@ def _within(
     receivers = np.concatenate([other, one, loops])
     squares = cloud.squares(senders, receivers, box)
     near = squares <= r * r
-    return _sorted(senders[near], receivers[near], squares[near])
+    senders, receivers, squares = senders[near], receivers[near], squares[near]
+    order = np.lexsort((senders, squares, receivers))
+    return senders[order], receivers[order]
 
 
 def _nearest(cloud: _Cloud, k: int, *, loop: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -236,11 +239,13 @@ def _nearest(cloud: _Cloud, k: int, *, loop: bool) -> tuple[np.ndarray, np.ndarr
             again.append(places[is_tie])
             found.append(_chosen(cloud, places[~is_tie], candidates[~is_tie], k, loop=loop))
         pending, size = np.concatenate(again), 2 * size
-    return _sorted(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+    senders, receivers = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    _, order = sort_edges(receivers, cloud.num_points)  # keeps the order of each receiver's edges
+    return senders[order], receivers[order]
 
 
 def _chosen(cloud: _Cloud, places: np.ndarray, candidates: np.ndarray, k: int, *, loop: bool):
-    """The ``k`` nearest candidates of each point: senders, receivers and squared distances."""
+    """Senders and receivers of the ``k`` nearest candidates of each point, nearest first."""
     senders = cloud.ids[candidates]
     receivers = np.broadcast_to(cloud.ids[places][:, None], senders.shape)
     squares = cloud.squares(senders, receivers)
@@ -249,9 +254,4 @@ def _chosen(cloud: _Cloud, places: np.ndarray, candidates: np.ndarray, k: int, *
     order = np.lexsort((senders, squares), axis=-1)[:, :k]
     senders, squares = (np.take_along_axis(a, order, -1) for a in (senders, squares))
     is_edge = squares < np.inf
-    return senders[is_edge], receivers[:, : senders.shape[1]][is_edge], squares[is_edge]
-
-
-def _sorted(senders, receivers, squares) -> tuple[np.ndarray, np.ndarray]:
-    order = np.lexsort((senders, squares, receivers))
-    return senders[order], receivers[order]
+    return senders[is_edge], receivers[:, : senders.shape[1]][is_edge]

@@ -9,18 +9,16 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal, NamedTuple, overload
 
-import jax
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 from scipy.sparse.csgraph import connected_components
 
 from jaxgnn._errors import bad_input
-from jaxgnn.graph._arrays import is_concrete, own, require_one, take
+from jaxgnn.graph._arrays import own, take
 from jaxgnn.graph._csr import CSRGraph
-from jaxgnn.graph._merging import Merged, Reduce, check_reduce, merge_edges
-from jaxgnn.graph._sorting import inverse_permutation, row_ids_on_host, sort_edges
-from jaxgnn.graph._validate import validate_structure
+from jaxgnn.graph._sorting import inverse_permutation, sort_edges
+from jaxgnn.graph._transform_input import Edges, distinct_ids, edges_of
 
 
 class Subgraph(NamedTuple):
@@ -62,8 +60,8 @@ def subgraph(graph: CSRGraph, nodes: npt.ArrayLike) -> Subgraph:
       >>> part.node_ids.tolist(), part.edge_ids.tolist()
       ([2, 1], [2])
     """
-    edges = _edges_of("subgraph", graph)
-    return _part(graph, edges, _node_ids("subgraph", "nodes", nodes, graph.num_rows))
+    edges = edges_of("subgraph", graph)
+    return _part(graph, edges, distinct_ids("subgraph", "nodes", nodes, graph.num_rows))
 
 
 def largest_component(
@@ -90,7 +88,7 @@ def largest_component(
       [1, 2, 3]
     """
     where = "largest_component"
-    edges = _edges_of(where, graph)
+    edges = edges_of(where, graph)
     if connection not in ("weak", "strong"):
         raise bad_input(where, "connection", "'weak' or 'strong'", repr(connection))
     nodes = np.zeros(0, np.int32)
@@ -135,8 +133,8 @@ def permute(graph: CSRGraph, order: npt.ArrayLike, *, return_edges: bool = False
       >>> reverse.indices.tolist(), reverse.receivers().tolist(), edge_ids.tolist()
       ([1, 2], [0, 1], [1, 0])
     """
-    edges = _edges_of("permute", graph, allow_normalized=True)
-    order = _node_ids("permute", "order", order, graph.num_rows)
+    edges = edges_of("permute", graph, allow_normalized=True)
+    order = distinct_ids("permute", "order", order, graph.num_rows)
     if len(order) != graph.num_rows:
         expected = f"a permutation of the {graph.num_rows} nodes"
         raise bad_input("permute", "order", expected, f"{len(order)} ids")
@@ -175,7 +173,7 @@ def remove_self_loops(graph: CSRGraph, *, return_edges: bool = False) -> Any:
       >>> remove_self_loops(graph).indices.tolist()
       [0]
     """
-    edges = _edges_of("remove_self_loops", graph)
+    edges = edges_of("remove_self_loops", graph)
     slots = np.flatnonzero(edges.senders != edges.receivers)
     made = _selected(edges, slots, graph.num_rows)
     return (made, own(slots)) if return_edges else made
@@ -221,7 +219,7 @@ def add_self_loops(
       >>> made.indices.tolist(), edge_ids.tolist()
       ([0, 0, 1], [0, 1, -1])
     """
-    edges = _edges_of("add_self_loops", graph)
+    edges = edges_of("add_self_loops", graph)
     made = graph.with_self_loops(weight, duplicates=duplicates)
     if not return_edges:
         return made
@@ -232,152 +230,7 @@ def add_self_loops(
     return made, own(np.concatenate([edge_ids, padding]))
 
 
-@overload
-def coalesce(graph: CSRGraph, reduce: Reduce = "sum") -> CSRGraph: ...
-@overload
-def coalesce(
-    graph: CSRGraph, reduce: Reduce = "sum", *, return_slots: Literal[True]
-) -> tuple[CSRGraph, np.ndarray]: ...
-def coalesce(graph: CSRGraph, reduce: Reduce = "sum", *, return_slots: bool = False) -> Any:
-    """Makes one edge of all edges from one node to another.
-
-    An unweighted graph stays without weights, so an edge that occurred three times then counts
-    once. To keep the count, give the graph weights of one first.
-
-    Args:
-      graph: a graph that is not normalised; it may be bipartite.
-      reduce: how the weights of merged edges are combined, in float64: ``"sum"``, ``"mean"``,
-        ``"min"``, ``"max"`` or ``"mul"``.
-      return_slots: whether to return where the edges went.
-
-    Returns:
-      The graph, its edges sorted by receiver and then by sender. With ``return_slots`` also the new
-      slot of each old edge, int [edges], with which ``jax.ops.segment_sum`` combines edge features.
-
-    Raises:
-      ValueError: if the graph is traced or normalised, or ``reduce`` is unknown.
-
-    Example:
-      >>> from jaxgnn import CSRGraph
-      >>> graph = CSRGraph.from_edges([2, 0, 2], [1, 1, 1], 3, np.float32([1, 2, 3]))
-      >>> made, slots = coalesce(graph, return_slots=True)
-      >>> made.indices.tolist(), made.weights.tolist(), slots.tolist()
-      ([0, 2], [2.0, 4.0], [1, 0, 1])
-    """
-    edges = _edges_of("coalesce", graph, allow_bipartite=True)
-    check_reduce("coalesce", reduce)
-    merged = merge_edges(edges.senders, edges.receivers, edges.weights, reduce)
-    made = _merged_graph(merged, graph.shape)
-    return (made, own(merged.slots)) if return_slots else made
-
-
-@overload
-def to_undirected(graph: CSRGraph, reduce: Reduce = "sum") -> CSRGraph: ...
-@overload
-def to_undirected(
-    graph: CSRGraph, reduce: Reduce = "sum", *, return_slots: Literal[True]
-) -> tuple[CSRGraph, np.ndarray]: ...
-def to_undirected(graph: CSRGraph, reduce: Reduce = "sum", *, return_slots: bool = False) -> Any:
-    """Adds the reverse of every edge, and makes one edge of all edges between the same two nodes.
-
-    As in PyTorch Geometric, ``"sum"`` gives both directions the sum of the weights of both: a graph
-    that is undirected already gets twice its weights, and so does every self loop, which is its own
-    reverse. ``"mean"`` and ``"max"`` leave an undirected graph without repeated edges as it is.
-    An unweighted graph stays without weights.
-
-    Args:
-      graph: a square graph that is not normalised.
-      reduce: how the weights of merged edges are combined, in float64: ``"sum"``, ``"mean"``,
-        ``"min"``, ``"max"`` or ``"mul"``.
-      return_slots: whether to return where the edges went.
-
-    Returns:
-      The graph, its edges sorted by receiver and then by sender. With ``return_slots`` also the new
-      slots of each old edge, int [2, edges]: of the edge itself, and of its reverse.
-
-    Raises:
-      ValueError: if the graph is traced, not square or normalised, or ``reduce`` is unknown.
-
-    Example:
-      >>> from jaxgnn import CSRGraph
-      >>> path = CSRGraph.from_edges([0, 1], [1, 2], 3)
-      >>> made = to_undirected(path)
-      >>> made.indices.tolist(), made.receivers().tolist()
-      ([1, 0, 2, 1], [0, 1, 1, 2])
-    """
-    edges = _edges_of("to_undirected", graph)
-    check_reduce("to_undirected", reduce)
-    senders = np.concatenate([edges.senders, edges.receivers])
-    receivers = np.concatenate([edges.receivers, edges.senders])
-    weights = None if edges.weights is None else np.tile(edges.weights, 2)
-    merged = merge_edges(senders, receivers, weights, reduce)
-    made = _merged_graph(merged, graph.shape)
-    return (made, own(merged.slots.reshape(2, -1))) if return_slots else made
-
-
-class _Edges(NamedTuple):
-    """The edges of a graph without its padding, in numpy."""
-
-    senders: np.ndarray
-    receivers: np.ndarray
-    weights: np.ndarray | None
-
-
-def _edges_of(
-    where: str, graph: CSRGraph, *, allow_bipartite: bool = False, allow_normalized: bool = False
-) -> _Edges:
-    """Reads and checks the edges of a concrete graph."""
-    if not isinstance(graph, CSRGraph):
-        raise bad_input(where, "graph", "a CSRGraph", type(graph).__name__)
-    require_one(where, "graph", graph)
-    if not is_concrete(*jax.tree.leaves(graph)):
-        expected = "concrete, since its values tell the size of the result; call it outside jit"
-        raise bad_input(where, "graph", expected, "a tracer")
-    if not allow_bipartite and graph.num_rows != graph.num_cols:
-        raise bad_input(where, "graph", "square", f"shape {graph.shape}")
-    if not allow_normalized and graph.is_normalized:
-        expected = "not normalised, since its degrees change; normalise the result"
-        raise bad_input(where, "graph", expected, repr(graph.normalization))
-    if graph.plan is None:
-        validate_structure(graph)
-    indptr = np.asarray(graph.indptr)
-    real = slice(0, int(indptr[-1]))
-    weights = None if graph.weights is None else np.asarray(graph.weights)[real]
-    receivers = row_ids_on_host(indptr, int(indptr[-1]))
-    return _Edges(np.asarray(graph.indices)[real], receivers, weights)
-
-
-def _node_ids(where: str, name: str, nodes: npt.ArrayLike, num_nodes: int) -> np.ndarray:
-    """Reads distinct node ids, or a mask, as int32 ids."""
-    if not is_concrete(nodes):
-        raise bad_input(where, name, "concrete; call it outside jit", "a tracer")
-    ids = np.asarray(nodes)
-    if ids.size == 0:
-        ids = ids.astype(bool if ids.dtype == bool else np.int32)
-    if ids.ndim != 1:
-        raise bad_input(where, name, "of one axis", f"shape {ids.shape}")
-    if ids.dtype == bool:
-        if len(ids) != num_nodes:
-            expected = f"of shape ({num_nodes},), as a mask has it"
-            raise bad_input(where, name, expected, f"shape {ids.shape}")
-        return np.flatnonzero(ids).astype(np.int32)
-    if not np.issubdtype(ids.dtype, np.integer):
-        raise bad_input(where, name, "of an integer dtype, or bool", ids.dtype)
-    outside = np.flatnonzero((ids < 0) | (ids >= num_nodes))
-    if outside.size:
-        at = int(outside[0])
-        raise bad_input(where, f"{name}[{at}]", f"in [0, {num_nodes})", int(ids[at]))
-    by_id = np.argsort(ids, kind="stable")
-    again = by_id[1:][ids[by_id[1:]] == ids[by_id[:-1]]]
-    if again.size:
-        at = int(again.min())
-        first = int(np.flatnonzero(ids == ids[at])[0])
-        expected = f"an id that occurs once, since {name}[{first}] is the same"
-        raise bad_input(where, f"{name}[{at}]", expected, int(ids[at]))
-    return ids.astype(np.int32)
-
-
-def _part(graph: CSRGraph, edges: _Edges, nodes: np.ndarray) -> Subgraph:
+def _part(graph: CSRGraph, edges: Edges, nodes: np.ndarray) -> Subgraph:
     """The graph of these nodes, in this order."""
     if len(nodes) == graph.num_rows:
         new_ids = inverse_permutation(nodes)
@@ -393,14 +246,7 @@ def _part(graph: CSRGraph, edges: _Edges, nodes: np.ndarray) -> Subgraph:
     return Subgraph(made, own(nodes), own(slots))
 
 
-def _selected(edges: _Edges, slots: np.ndarray, num_nodes: int) -> CSRGraph:
+def _selected(edges: Edges, slots: np.ndarray, num_nodes: int) -> CSRGraph:
     """The graph of all nodes and of the edges of these slots, which ascend."""
     weights = None if edges.weights is None else edges.weights[slots]
     return CSRGraph.from_edges(edges.senders[slots], edges.receivers[slots], num_nodes, weights)
-
-
-def _merged_graph(merged: Merged, shape: tuple[int, int]) -> CSRGraph:
-    num_rows, num_cols = shape
-    return CSRGraph.from_edges(
-        merged.senders, merged.receivers, num_rows, merged.weights, num_senders=num_cols
-    )
