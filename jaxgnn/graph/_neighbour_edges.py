@@ -18,6 +18,8 @@ from jaxgnn.graph._csr import CSRGraph
 
 # Larger coordinates leave no room in float64 for the squared distances of a tree of clouds.
 _LARGEST = 1e100
+# The number of neighbours that stands for a radius of which images in a periodic box are missing.
+BEYOND_HALF_OF_THE_BOX = np.iinfo(np.int32).max
 
 
 @jax.tree_util.register_dataclass
@@ -33,9 +35,11 @@ class NeighbourEdges(KeepsArrays):
       senders: the neighbour, int32 [edges].
       receivers: the point, int32 [edges].
       shifts: in a periodic box, whole sides of the box that lead to the image of the sender nearest
-        to the receiver, in the unit of the points, [edges, dimensions]; None without a box.
+        to the receiver, in the unit of the points, [edges, dimensions]; None without a box. They
+        are constants: no gradient flows to the sides.
       most_neighbours: the largest number of neighbours that any point has, int32 scalar, whether or
-        not there was room for them.
+        not there was room for them; the largest int32 if a radius that was traced is more than half
+        of a side of the box.
       num_points: number of points.
       capacity: number of neighbours that a point has room for, or None if there is no limit.
     """
@@ -54,9 +58,10 @@ class NeighbourEdges(KeepsArrays):
 
     @property
     def overflow(self) -> Bool[Array, ""]:
-        """Whether a point has more neighbours than there was room for, of which some are missing.
+        """Whether neighbours are missing, as some point has more than there was room for.
 
-        It can be read under ``jit``, where no error can be raised; ``checked`` raises one outside.
+        Or as a traced radius is more than half of a side of the box. It can be read under ``jit``,
+        where no error can be raised; ``checked`` raises one outside.
         """
         if self.capacity is None:
             return jnp.zeros_like(self.most_neighbours, bool)
@@ -66,14 +71,17 @@ class NeighbourEdges(KeepsArrays):
         """Returns itself if no neighbour is missing; call it outside of ``jit``.
 
         Raises:
-          ValueError: if a point has more neighbours than there was room for; it says how many. Or
-            if the edges are traced.
+          ValueError: if a point has more neighbours than there was room for; it says how many. If
+            a radius that was traced is more than half of a side of the box. If the edges are
+            traced.
         """
         where = "NeighbourEdges.checked"
         self._require_one(where)
         if not is_concrete(self.most_neighbours):
             raise bad_input(where, "self", "concrete; call it outside jit", "a tracer")
         most = int(self.most_neighbours)
+        if most == BEYOND_HALF_OF_THE_BOX:
+            raise bad_input(where, "r", "at most half of the shortest side of the box", "more")
         if self.capacity is not None and most > self.capacity:
             expected = f"at least {most}, as many as a point has"
             raise bad_input(where, "max_neighbours", expected, self.capacity)
@@ -221,6 +229,11 @@ def check_radius(where: str, r: Any, box: Any, dimensions: int, dtype: Any) -> t
             expected = f"at most half of the shortest side of the box, {float(box.min()) / 2:g}"
             raise bad_input(where, "r", expected, f"{float(r):g}")
     return r, box
+
+
+def to_nearest_image(apart: Any, box: Any) -> Any:
+    """What to add to differences of points, in numpy or JAX, to make them the shortest ones."""
+    return -box * (apart / box).round()
 
 
 def distance_dtype(points: Any) -> Any:

@@ -17,6 +17,7 @@ from jaxgnn.graph._neighbour_edges import (
     check_k,
     check_points,
     check_radius,
+    to_nearest_image,
 )
 from jaxgnn.graph._sorting import sort_edges
 
@@ -156,7 +157,7 @@ class _Cloud:
         """Squared distances, and infinity between different clouds."""
         apart = self.points[senders] - self.points[receivers]
         if box is not None:
-            apart += _to_nearest_image(apart, box)
+            apart += to_nearest_image(apart, box)
         squares = np.square(apart).sum(-1)
         return np.where(self.batch[senders] == self.batch[receivers], squares, np.inf)
 
@@ -166,7 +167,7 @@ class _Cloud:
         shifts = None
         if box is not None:
             apart = self.points[senders] - self.points[receivers]
-            shifts = _to_nearest_image(apart, box.astype(np.float64))
+            shifts = to_nearest_image(apart, box.astype(np.float64))
             dtype = jax.dtypes.canonicalize_dtype(self.given.dtype)
             shifts = put_own(shifts.astype(dtype))
         most = np.bincount(receivers, minlength=1).max()
@@ -182,11 +183,6 @@ class _Cloud:
 def _traced(where: str, names: str) -> ValueError:
     expected = f"concrete; under jit call {where}_on_device"
     return bad_input(where, names, expected, "a tracer")
-
-
-def _to_nearest_image(apart, box):
-    """What to add to a difference of two points so that it is the shortest one."""
-    return -box * np.round(apart / box)
 
 
 def _within(

@@ -10,12 +10,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxgnn.graph._neighbour_edges import (
+    BEYOND_HALF_OF_THE_BOX,
     NeighbourEdges,
     check_count,
     check_k,
     check_points,
     check_radius,
     distance_dtype,
+    to_nearest_image,
 )
 
 # Distances that are in memory at a time, from a tile of receivers to all points: 16 MB of float32.
@@ -96,8 +98,8 @@ def radius_graph_on_device(
         are kept, and ``overflow`` of the result is True; ``checked`` raises then.
       loop: whether each point is a neighbour of itself.
       box: sides of a periodic box with right angles, floating [dimensions]; may be traced. The
-        distance is that of the nearest image, so ``r`` must be at most half of the shortest side,
-        which is checked if both are concrete: with a larger one further images would be missed.
+        distance is that of the nearest image, so ``r`` must be at most half of the shortest side:
+        with a larger one further images would be missed. A traced one then sets ``overflow``.
         Points may lie outside of the box. At exactly half a side two images are equally near, and
         one of them is a neighbour.
 
@@ -149,7 +151,7 @@ def _nearest(points, batch, r, box, capacity, loop, tile_entries):
     def of_one(receiver):
         apart = points - points[receiver]
         if box is not None:
-            apart = apart + _to_nearest_image(apart, box)
+            apart = apart + to_nearest_image(apart, box)
         squares = jnp.sum(jnp.square(apart), axis=-1)
         is_near = jnp.isfinite(squares)
         if r is not None:
@@ -173,13 +175,11 @@ def _nearest(points, batch, r, box, capacity, loop, tile_entries):
     shifts = None
     if box is not None:
         apart = points[senders] - points[receivers]  # of padding: of the last point and itself
-        shifts = _to_nearest_image(apart, box).astype(dtype)
+        shifts = to_nearest_image(apart, box).astype(dtype)
     most_neighbours = jnp.max(counts)
     if r is None:
         most_neighbours = jnp.minimum(most_neighbours, capacity)
+    elif box is not None:
+        fits = (2 * r <= box).all()
+        most_neighbours = jnp.where(fits, most_neighbours, BEYOND_HALF_OF_THE_BOX)
     return NeighbourEdges(senders, receivers, shifts, most_neighbours, num_points, capacity)
-
-
-def _to_nearest_image(apart, box):
-    """What to add to a difference of two points so that it is the shortest one."""
-    return -box * jnp.round(apart / box)

@@ -257,20 +257,18 @@ def test_distances_have_the_right_gradients(search, box):
     with jax.enable_x64(True):
         points = RNG.random((6, 2))
         points[1] = points[0] + 1e-3
+        found = graph.radius_graph(points, 0.45, box=box)
+        assert len(found.senders) > 4
 
-        def edges_of(points):
+        @jax.jit
+        def total(moved):
             if search == "host":
-                return graph.radius_graph(POINTS, 0.45, box=box)
-            return ON_DEVICE["radius"](points, 0.45, max_neighbours=4, box=box)
+                return jnp.sin(found.distances(moved)).sum()
+            edges = ON_DEVICE["radius"](moved, 0.45, max_neighbours=5, box=box)
+            return jnp.sin(edges.distances(moved)).sum()
 
-        POINTS = points  # those of the host's search are never traced
-        assert edges_of(points).mask.sum() > 4
-        check_grads(
-            jax.jit(lambda points: jnp.sin(edges_of(points).distances(points)).sum()),
-            (points,),
-            order=1,
-            eps=1e-7,
-        )
+        np.testing.assert_allclose(total(points), np.sin(found.distances(points)).sum())
+        check_grads(total, (points,), order=1, eps=1e-7)
 
 
 def test_gradients_are_zero_and_finite_where_points_coincide():
@@ -329,6 +327,16 @@ def test_the_radius_the_box_and_the_clouds_may_be_traced():
     assert list(map(sorted, found)) == list(map(sorted, expected))
     for radius in (-1.0, np.nan):
         assert not np.asarray(call(points, radius, max_neighbours=CROWD).mask).any()
+
+
+def test_a_traced_radius_beyond_half_of_a_traced_box_sets_the_flag():
+    points, _, batch, box = case("box of clouds", np.float32)
+    assert not ON_DEVICE["radius"](points, 0.375, batch, box=box).overflow
+    edges = ON_DEVICE["radius"](points, 0.4, batch, box=box)
+    assert edges.overflow
+    with pytest.raises(ValueError, match="half") as error:
+        edges.checked()
+    check_message(str(error.value), ["checked", "r", "half of the shortest side"])
 
 
 def test_points_in_bfloat16_are_compared_in_float32():
