@@ -125,7 +125,9 @@ class NeighbourEdges(KeepsArrays):
         if self.num_points == 0:
             return jnp.zeros((len(self.senders), points.shape[1]), points.dtype)
         apart = points[senders] - points[receivers]
-        return apart if self.shifts is None else apart + self.shifts.astype(points.dtype)
+        if self.shifts is not None:
+            apart = apart + self.shifts.astype(points.dtype)
+        return jnp.where(self.mask[:, None], apart, 0)
 
     def distances(self, points: Float[Array, "points dimensions"]) -> Float[Array, " edges"]:
         """Length of the displacement of each edge, zero in padding; differentiable.

@@ -121,11 +121,8 @@ def radius_graph(
     found = _within(cloud, r.astype(np.float64), box, loop=loop)
     edges = cloud.edges(found, box)
     if max_neighbours is not None and edges.most_neighbours > max_neighbours:
-        most, at = (
-            int(edges.most_neighbours),
-            int(np.bincount(np.asarray(edges.receivers)).argmax()),
-        )
-        expected = f"at least {most}, as many as point {at} has"
+        at = np.bincount(np.asarray(edges.receivers)).argmax()
+        expected = f"at least {int(edges.most_neighbours)}, as many as point {at} has"
         raise bad_input(where, "max_neighbours", expected, max_neighbours)
     return edges
 
@@ -230,8 +227,7 @@ def _nearest(cloud: _Cloud, k: int, *, loop: bool) -> tuple[np.ndarray, np.ndarr
             places = pending[start : start + step]
             distances, candidates = tree.query(tree.data[places], k=np.arange(1, size + 1))
             last = distances[:, min(needed, size) - 1]
-            is_tie = distances[:, -1] <= last + _SLACK * (last + np.abs(cloud.points).max())
-            is_tie &= size < len(cloud.ids)
+            is_tie = (distances[:, -1] <= last * (1 + _SLACK)) & (size < len(cloud.ids))
             again.append(places[is_tie])
             found.append(_chosen(cloud, places[~is_tie], candidates[~is_tie], k, loop=loop))
         pending, size = np.concatenate(again), 2 * size

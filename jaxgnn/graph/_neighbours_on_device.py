@@ -40,7 +40,8 @@ def knn_graph_on_device(
     differentiable distances.
 
     Args:
-      points: floating [points, dimensions]. Traced points that are not finite have no edges.
+      points: floating [points, dimensions]. Traced points that are not finite have no edges, and
+        two points have none whose squared distance is too large for the dtype.
       k: number of neighbours of each point, static.
       batch: the cloud of each point, in any order; only points of one cloud are neighbours, and
         points with a negative cloud have no edges, so that batches can be padded. None for a single
@@ -88,7 +89,8 @@ def radius_graph_on_device(
     differentiable distances.
 
     Args:
-      points: floating [points, dimensions]. Traced points that are not finite have no edges.
+      points: floating [points, dimensions]. Traced points that are not finite have no edges, and
+        two points have none whose squared distance is too large for the dtype.
       r: the largest distance of a neighbour, inclusive, in the unit of the points; may be traced.
         With a negative traced radius there are no edges.
       batch: the cloud of each point, in any order; only points of one cloud are neighbours, and
@@ -174,8 +176,9 @@ def _nearest(points, batch, r, box, capacity, loop, tile_entries):
     senders, receivers = (empty.at[slots].set(i, mode="drop") for i in (senders, receivers))
     shifts = None
     if box is not None:
-        apart = points[senders] - points[receivers]  # of padding: of the last point and itself
-        shifts = to_nearest_image(apart, box).astype(dtype)
+        apart = points[senders] - points[receivers]
+        is_edge = (receivers < num_points)[:, None]
+        shifts = jnp.where(is_edge, to_nearest_image(apart, box), 0).astype(dtype)
     most_neighbours = jnp.max(counts)
     if r is None:
         most_neighbours = jnp.minimum(most_neighbours, capacity)
