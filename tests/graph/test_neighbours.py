@@ -249,16 +249,19 @@ def test_memory_grows_with_points_and_edges_not_with_pairs(search):
 
 @pytest.mark.parametrize("search", ["knn", "radius"])
 def test_traced_points_that_are_not_finite_have_no_edges_and_change_no_others(search):
-    points, r, _, _ = case("random", np.float32)
+    points, r, _, box = case("box", np.float32)
     bad = [0, 5, 16]
     spoiled, batch = points.copy(), np.zeros(17, np.int32)
     spoiled[bad], batch[bad] = np.float32([[np.nan, 0, 0], [0, np.inf, 0], [0, 0, -np.inf]]), -1
-    call = functools.partial(
-        ON_DEVICE[search], **({} if search == "knn" else {"r": r, "max_neighbours": CROWD})
-    )
+    options = {} if search == "knn" else {"r": r, "box": box}
+    call = functools.partial(ON_DEVICE[search], **options)
     edges = call(spoiled)
     rows = rows_of(edges)
-    assert np.isfinite(distances(edges, spoiled)).all(), "of padding too"
+    padding = ~np.asarray(edges.mask)
+    assert padding.any()
+    assert not np.asarray(edges.displacements(spoiled))[padding].any()
+    assert edges.shifts is None or not np.asarray(edges.shifts)[padding].any()
+    assert np.isfinite(jax.grad(lambda points: distances(edges, points).sum())(spoiled)).all()
     assert rows == rows_of(call(points, batch=batch))
     assert [rows[i] for i in bad] == [[], [], []]
 
