@@ -19,7 +19,7 @@ def assert_costs_nothing_again(call: Callable[[], Any]) -> None:
     """Calls it 22 times: the last 20 must compile nothing, and the last 10 leave no objects."""
     for _ in range(_FIRST):
         jax.block_until_ready(call())
-    with _counted_compilations() as compiled, _no_objects_but_new_ones():
+    with counted_compilations() as compiled, _no_objects_but_new_ones():
         counts = []
         for _ in range(2):
             for _ in range(_HALF):
@@ -32,7 +32,8 @@ def assert_costs_nothing_again(call: Callable[[], Any]) -> None:
 
 
 @contextlib.contextmanager
-def _counted_compilations() -> Iterator[list[float]]:
+def counted_compilations() -> Iterator[list[float]]:
+    """Gives a list that grows by one entry with each compilation inside of the block."""
     seen: list[float] = []
 
     def listen(event: str, duration: float, **others: Any) -> None:
