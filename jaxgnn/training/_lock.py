@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import threading
+import time
 import warnings
 import weakref
 from datetime import UTC, datetime
@@ -16,6 +17,9 @@ _NAME = ".lock"
 # the same process shares the lock, which is let go of with the last of them.
 _held: weakref.WeakValueDictionary[Path, "FolderLock"] = weakref.WeakValueDictionary()
 _guard = threading.Lock()
+# A process that was killed may have forked a child, which has the lock for as long as it takes to run
+# its first instructions and let go.
+_SECONDS_FOR_CHILDREN = 2.0
 
 
 class FolderLock:
@@ -65,6 +69,7 @@ def lock_folder(folder: Path) -> FolderLock:
 
 def _locked(file: Path) -> int:
     """The descriptor of ``file``, open and locked, with a line of who holds it."""
+    deadline = time.monotonic() + _SECONDS_FOR_CHILDREN
     while True:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -75,6 +80,9 @@ def _locked(file: Path) -> int:
         except BlockingIOError as error:
             holder = os.pread(descriptor, 4096, 0)
             os.close(descriptor)
+            if _is_gone(holder) and time.monotonic() < deadline:
+                time.sleep(0.01)
+                continue
             raise ValueError(f"{file.parent} is in use by {_described(holder)}") from error
         except OSError as error:
             warnings.warn(
@@ -92,6 +100,20 @@ def _locked(file: Path) -> int:
 def _myself() -> dict[str, str | int]:
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return {"process": os.getpid(), "host": platform.node(), "since": now}
+
+
+def _is_gone(holder: bytes) -> bool:
+    """Whether the process that said it has the lock was one of this machine and has ended."""
+    try:
+        who = json.loads(holder)
+        if who["host"] != platform.node():
+            return False
+        os.kill(int(who["process"]), 0)
+    except ProcessLookupError:
+        return True
+    except (ValueError, KeyError, TypeError, OSError):  # unknown, or somebody else's process
+        return False
+    return False
 
 
 def _described(holder: bytes) -> str:

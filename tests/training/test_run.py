@@ -10,6 +10,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,32 @@ def test_a_second_process_is_refused_by_name_and_a_killed_one_has_let_go(tmp_pat
     RunFolder(folder, Config())
     discard(folder)
     assert not folder.exists()
+
+
+def test_the_child_of_a_killed_process_has_time_to_let_go(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    run = RunFolder(folder, Config())
+    file = folder / ".lock"
+    holder = json.loads(file.read_text())
+    # As in a child that has been forked and has not yet run, when its parent is killed.
+    kept = os.open(file, os.O_RDWR)
+    run.close()
+    fcntl.flock(kept, fcntl.LOCK_EX)
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait(60)
+    file.write_text(json.dumps(holder | {"process": dead.pid}))
+    later = threading.Timer(0.1, os.close, [kept])
+    later.start()
+    RunFolder(folder, Config())
+    later.join()
+    # One that never lets go is named after a while.
+    kept = os.open(file, os.O_RDWR)
+    monkeypatch.setattr("jaxgnn.training._lock._SECONDS_FOR_CHILDREN", 0.05)
+    fcntl.flock(kept, fcntl.LOCK_EX)
+    file.write_text(json.dumps(holder | {"process": dead.pid}))
+    with pytest.raises(ValueError, match=f"in use by process {dead.pid}"):
+        RunFolder(folder, Config())
+    os.close(kept)
 
 
 def test_a_process_opens_its_own_folder_as_often_as_it_likes(tmp_path):
