@@ -17,8 +17,8 @@ _NAME = ".lock"
 # the same process shares the lock, which is let go of with the last of them.
 _held: weakref.WeakValueDictionary[Path, "FolderLock"] = weakref.WeakValueDictionary()
 _guard = threading.Lock()
-# A process that was killed may have forked a child, which has the lock for as long as it takes to run
-# its first instructions and let go.
+# A process that was killed may have forked a child, which has the lock until it has run its first
+# instructions and let go.
 _SECONDS_FOR_CHILDREN = 2.0
 
 
