@@ -139,7 +139,7 @@ def _edge_array(path: Path, nodes: Nodes) -> np.ndarray:
 
 
 def _read_features(path: Path | None, source: Path, nodes: Nodes) -> np.ndarray:
-    """[nodes, features] float32."""
+    """Reads the features of the nodes, [nodes, features] float32; without a file, one of each."""
     if path is None:
         if nodes.count > _MOST_ONE_HOT:
             raise bad_file(

@@ -71,7 +71,7 @@ class GraphSample:
 
     @property
     def num_edges(self) -> int:
-        """Number of edges."""
+        """How many edges the graph has, each direction counted."""
         return self.senders.shape[0]
 
     @classmethod
