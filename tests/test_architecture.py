@@ -220,7 +220,7 @@ def test_an_op_has_one_name_in_every_layer(op):
     files = [
         f"jaxgnn/ops/_{op.family}/{op.name}.py",
         f"jaxgnn/ops/_{op.family}/reference/{op.name}.py",
-        f"tests/ops/test_{op.name}.py",
+        f"tests/ops/{op.family}/test_{op.name}.py",
         op.page,
         *(f"experiments/benchmarks/{benchmark.module}.py" for benchmark in op.benchmarks),
     ]

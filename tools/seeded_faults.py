@@ -77,24 +77,24 @@ def _tests(module: str, *tests: str) -> tuple[str, ...]:
 
 
 def _kernels(module: str, *tests: str) -> tuple[str, ...]:
-    return _tests(f"pallas_kernels/test_{module}", *tests)
+    return _tests(f"pallas_kernels/{module}", *tests)
 
 
-_PRODUCTS = _kernels("numerics", "test_spmm_and_sddmm")
-_SOFTMAX = _kernels("numerics", "test_segment_softmax_and_its_gradient")
-_MAXK = _kernels("numerics", "test_maxk_has_the_bits_of_the_reference")
-_MAXK_SPMM = _kernels("numerics", "test_maxk_spmm_and_its_gradients")
-_BLOCKS = _kernels("edge_blocks", "test_blocks_agree_with_the_reference")
-_LINEAR = _kernels("fused", "test_linear_and_its_gradients")
-_PARTS = _kernels("fused_float32", "test_three_products_of_parts_have_their_precision")
+_PRODUCTS = _kernels("test_numerics", "test_spmm_and_sddmm")
+_SOFTMAX = _kernels("test_numerics", "test_segment_softmax_and_its_gradient")
+_MAXK = _kernels("test_numerics", "test_maxk_has_the_bits_of_the_reference")
+_MAXK_SPMM = _kernels("test_numerics", "test_maxk_spmm_and_its_gradients")
+_BLOCKS = _kernels("maxk_spmm/test_edge_blocks", "test_blocks_agree_with_the_reference")
+_LINEAR = _kernels("dense/test_fused", "test_linear_and_its_gradients")
+_PARTS = _kernels("dense/test_fused_float32", "test_three_products_of_parts_have_their_precision")
 _PARTS_GRADIENTS = _kernels(
-    "fused_float32", "test_gradients_have_the_precision_of_three_products_of_parts"
+    "dense/test_fused_float32", "test_gradients_have_the_precision_of_three_products_of_parts"
 )
-_EDGE_SUMS = _kernels("edge_mlp", "test_sums_of_layers")
-_POST = _kernels("mhc", "test_post_and_its_gradients")
-_SINKHORN = _kernels("mhc", "test_sinkhorn_and_its_gradient")
-_PRE = _kernels("mhc", "test_pre")
-_MIX = _kernels("hypergraph_conv", "test_value_and_gradients")
+_EDGE_SUMS = _kernels("edge_mlp/test_edge_mlp", "test_sums_of_layers")
+_POST = _kernels("mhc/test_mhc", "test_post_and_its_gradients")
+_SINKHORN = _kernels("mhc/test_mhc", "test_sinkhorn_and_its_gradient")
+_PRE = _kernels("mhc/test_mhc", "test_pre")
+_MIX = _kernels("hypergraph/test_hypergraph_conv", "test_value_and_gradients")
 
 GRAPH_KERNELS = (
     Fault(
@@ -168,14 +168,14 @@ MAXK_KERNELS = (
         "pallas_kernels/maxk/eight_rows.py",
         "are_equal = (equal == warp.sum_lanes(popcount_words(warp, alike), QUAD)) & ~odd",
         "are_equal = (equal > 0) & ~odd",
-        _kernels("numerics", "test_eight_rows_are_exact_whatever_16_bits_can_tell"),
+        _kernels("test_numerics", "test_eight_rows_are_exact_whatever_16_bits_can_tell"),
     ),
     Fault(
         "selection of eight rows: kept columns are read before all lanes have listed them, a race",
         "pallas_kernels/maxk/selection.py",
         "first_column, to, kept)\n            warp.sync()\n",
         "first_column, to, kept)\n",
-        _kernels("linear_maxk", "test_selection_has_the_bits_of_sorted_rows"),
+        _kernels("maxk/test_linear_maxk", "test_selection_has_the_bits_of_sorted_rows"),
     ),
 )
 
@@ -252,7 +252,10 @@ DENSE_KERNELS = (
         "pallas_kernels/dense/warp_activations.py",
         "_Product(b.a * -1.0, b.b)",
         "_Product(b.a, b.b)",
-        _MIX + _kernels("hypergraph_conv", "test_activations_of_large_and_small_numbers"),
+        _MIX
+        + _kernels(
+            "hypergraph/test_hypergraph_conv", "test_activations_of_large_and_small_numbers"
+        ),
     ),
     Fault(
         "gradients of dense layers: the next tile overwrites the one that is still read",
@@ -266,14 +269,14 @@ DENSE_KERNELS = (
         "pallas_kernels/tensor_cores/stores.py",
         "        free.wait(step)\n",
         "",
-        _kernels("fused_wide", "test_blocks_pass_tiles_on_that_wait_for_places"),
+        _kernels("dense/test_fused_wide", "test_blocks_pass_tiles_on_that_wait_for_places"),
     ),
     Fault(
         "activations in kernels: the slope of silu has a wrong sign",
         "pallas_kernels/dense/activations.py",
         "return y, s + y * rest",
         "return y, s - y * rest",
-        _kernels("fused", "test_activations_are_those_of_the_reference"),
+        _kernels("dense/test_fused", "test_activations_are_those_of_the_reference"),
     ),
 )
 
@@ -291,28 +294,33 @@ EDGE_MLP_KERNELS = (
         "pallas_kernels/edge_mlp/gather_scatter.py",
         "factors.store(warp.thread, warp.select(real, warp.f32(1.0), 0.0))",
         "factors.store(warp.thread, warp.f32(1.0))",
-        _kernels("edge_mlp", "test_tiles_are_gathered_and_scattered_as_the_tensor_cores_have_them"),
+        _kernels(
+            "edge_mlp/test_edge_mlp",
+            "test_tiles_are_gathered_and_scattered_as_the_tensor_cores_have_them",
+        ),
     ),
     Fault(
         "kernel of edges: sums of pieces are rounded to 16 bits",
         "pallas_kernels/edge_mlp/gather_scatter.py",
         "return [tile.unpack(words, i) + left.unpack(low, i) for i in",
         "return [tile.unpack(words, i) + 0.0 * left.unpack(low, i) for i in",
-        _kernels("edge_mlp", "test_sums_are_written_by_rows_and_those_of_pieces_exactly"),
+        _kernels(
+            "edge_mlp/test_edge_mlp", "test_sums_are_written_by_rows_and_those_of_pieces_exactly"
+        ),
     ),
     Fault(
         "wide kernel of edges: each member adds the bias of the first one",
         "pallas_kernels/edge_mlp/wide.py",
         "z = add_bias(z, bias, _columns(member, stack.widths[layer + 1]))",
         "z = add_bias(z, bias, _columns(0 * member, stack.widths[layer + 1]))",
-        _kernels("edge_mlp_wide", "test_sums_of_layers"),
+        _kernels("edge_mlp/test_edge_mlp_wide", "test_sums_of_layers"),
     ),
     Fault(
         "gradients of layers of edges: walkers without a tile hand over the one before",
         "pallas_kernels/edge_mlp/backward.py",
         "self._dz(layer)[...] = self._full(self.needs.plan.stack.widths[layer + 1], 0.0)",
         "pass",
-        _kernels("edge_mlp", "test_gradients_of_sums_of_layers"),
+        _kernels("edge_mlp/test_edge_mlp", "test_gradients_of_sums_of_layers"),
     ),
 )
 
@@ -343,7 +351,7 @@ MHC_KERNELS = (
         "pallas_kernels/mhc/cluster/sums.py",
         "        self.warp.sync()  # all lanes have read, before one of them signals\n",
         "",
-        _kernels("mhc_pre_clusters", "test_every_tile_gives_the_values"),
+        _kernels("mhc/test_mhc_pre_clusters", "test_every_tile_gives_the_values"),
     ),
     Fault(
         "mhc_post_pre kernel: gradients are overwritten while other warps read them, a race",
@@ -351,30 +359,32 @@ MHC_KERNELS = (
         "        warp.barrier()  # all warps have read the previous gradients\n",
         "",
         _kernels(
-            "mhc", "test_post_pre_and_its_gradients", "test_blocks_of_many_tokens_that_take_turns"
+            "mhc/test_mhc",
+            "test_post_pre_and_its_gradients",
+            "test_blocks_of_many_tokens_that_take_turns",
         )
-        + _kernels("mhc_pre_clusters", "test_the_backward_pass_in_several_steps"),
+        + _kernels("mhc/test_mhc_pre_clusters", "test_the_backward_pass_in_several_steps"),
     ),
     Fault(
         "mhc_pre kernel: the gradient to a gain takes a row of the next one, off by one",
         "pallas_kernels/mhc/slices/sums.py",
         'part = (lane >= n).to("i32")',
         'part = (lane > n).to("i32")',
-        _kernels("mhc_slices", "test_partial_sums_are_added_up"),
+        _kernels("mhc/test_mhc_slices", "test_partial_sums_are_added_up"),
     ),
     Fault(
         "mhc_pre kernel of slices: the gradient of the returned streams is dropped",
         "pallas_kernels/mhc/slices/backward.py",
         '(self.scratch["dh_in"].at[slot]) + added + scale * x',
         '(self.scratch["dh_in"].at[slot]) + 0.0 * added + scale * x',
-        _kernels("mhc_slices", "test_every_tile_gives_the_gradients"),
+        _kernels("mhc/test_mhc_slices", "test_every_tile_gives_the_gradients"),
     ),
     Fault(
         "mhc_pre kernel of slices: the matrix of the mixing behind it is transposed",
         "pallas_kernels/mhc/slices/backward.py",
         "(old * n + new if self.transposed else new * n + old)",
         "(new * n + old if self.transposed else old * n + new)",
-        _kernels("mhc_slices", "test_every_tile_gives_the_gradients"),
+        _kernels("mhc/test_mhc_slices", "test_every_tile_gives_the_gradients"),
     ),
 )
 
@@ -415,49 +425,51 @@ REFERENCES = (
         "jaxgnn/ops/_graph/reference/spmm.py",
         "return (sums * row_scale[:, None]).astype(x.dtype)",
         "return sums.astype(x.dtype)",
-        _tests("ops/test_spmm", "test_reference_is_the_dense_matrix_product"),
+        _tests("ops/graph/test_spmm", "test_reference_is_the_dense_matrix_product"),
     ),
     Fault(
         "reference of segment_softmax: the gradient has a wrong sign",
         "jaxgnn/ops/_graph/reference/segment_softmax.py",
         "return (weighted - probabilities.astype(accumulator)",
         "return (weighted + probabilities.astype(accumulator)",
-        _tests("ops/test_segment_softmax", "test_it_can_be_differentiated_twice"),
+        _tests("ops/graph/test_segment_softmax", "test_it_can_be_differentiated_twice"),
     ),
     Fault(
         "reference of maxk: a threshold that more than k entries reach, off by one",
         "jaxgnn/ops/_maxk/reference/maxk.py",
         "axis=-1) >= k\n",
         "axis=-1) > k\n",
-        _tests("ops/test_maxk", "test_early_stop_is_the_documented_bisection"),
+        _tests("ops/maxk/test_maxk", "test_early_stop_is_the_documented_bisection"),
     ),
     Fault(
         "reference of fused_linear: the gradient to the bias sums rounded numbers",
         "jaxgnn/ops/_dense/reference/fused_linear.py",
         "summed = operand if round_products else dz",
         "summed = operand",
-        _tests("ops/test_fused_linear", "test_value_and_every_gradient_equal_float64"),
+        _tests("ops/dense/test_fused_linear", "test_value_and_every_gradient_equal_float64"),
     ),
     Fault(
         "reference of mhc_post: the gradient to the matrix is transposed",
         "jaxgnn/ops/_mhc/reference/mhc_post.py",
         "left, right = (v, dy) if transposed else (dy, v)",
         "left, right = (dy, v) if transposed else (v, dy)",
-        _tests("ops/test_mhc_post", "test_value_and_every_gradient_equal_float64"),
+        _tests("ops/mhc/test_mhc_post", "test_value_and_every_gradient_equal_float64"),
     ),
     Fault(
         "reference of sinkhorn: the first division is along the other axis",
         "jaxgnn/ops/_mhc/reference/sinkhorn.py",
         "p = jax.nn.softmax(values, first)\n    z = z if",
         "p = jax.nn.softmax(values, second)\n    z = z if",
-        _tests("ops/test_sinkhorn", "test_value_and_gradient_equal_float64_whatever_the_options"),
+        _tests(
+            "ops/mhc/test_sinkhorn", "test_value_and_gradient_equal_float64_whatever_the_options"
+        ),
     ),
     Fault(
         "reference of hypergraph_conv: weights of hyperedges are dropped",
         "jaxgnn/ops/_hypergraph/reference/hypergraph_conv.py",
         "middle = weight.astype(middle.dtype) * middle",
         "middle = 1.0 * middle",
-        _tests("ops/test_hypergraph_conv", "test_the_reference_is_the_formula"),
+        _tests("ops/hypergraph/test_hypergraph_conv", "test_the_reference_is_the_formula"),
     ),
     Fault(
         "reference of edge_mlp_aggregate: rows without edges are not masked",
@@ -478,7 +490,7 @@ GRADIENTS = (
         "dx = _spmm(request, transposed.with_weights(None), transposed.weights, dy)",
         "dx = _spmm(request, transposed.with_weights(None), None, dy)",
         _tests(
-            "ops/test_spmm",
+            "ops/graph/test_spmm",
             "test_spmm_value_and_gradients_equal_float64_on_every_graph",
             "test_weights_of_padding_slots_may_be_anything",
         ),
@@ -488,21 +500,21 @@ GRADIENTS = (
         "jaxgnn/ops/_graph/spmm.py",
         "db = _spmm(request, transposed.with_weights(None), transposed.weights, a)",
         "db = _spmm(request, structure, de, a)",
-        _tests("ops/test_spmm", "test_sddmm_value_and_gradients_equal_float64"),
+        _tests("ops/graph/test_spmm", "test_sddmm_value_and_gradients_equal_float64"),
     ),
     Fault(
         "gradient of maxk_spmm: the weights of the graph are dropped",
         "jaxgnn/ops/_maxk_spmm/maxk_spmm.py",
         "GRAD_VALUES(request, structure.with_weights(weights), cbsr, dy)",
         "GRAD_VALUES(request, structure, cbsr, dy)",
-        _tests("ops/test_maxk_spmm", "test_value_and_gradients_equal_float64_at_every_k"),
+        _tests("ops/maxk_spmm/test_maxk_spmm", "test_value_and_gradients_equal_float64_at_every_k"),
     ),
     Fault(
         "gradient of mhc_post: the matrix is transposed",
         "jaxgnn/ops/_mhc/mhc_post.py",
         "return BACKWARD(request, *inputs, dy, transposed=transposed)",
         "return BACKWARD(request, *inputs, dy, transposed=not transposed)",
-        _tests("ops/test_mhc_post", "test_value_and_every_gradient_equal_float64"),
+        _tests("ops/mhc/test_mhc_post", "test_value_and_every_gradient_equal_float64"),
     ),
     Fault(
         "gradient of edge_mlp_aggregate: nodes without edges are not masked",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxgnn.ops._dense.fused_linear import FUSED_LINEAR
-from tests.ops._linear import VALUES
+from tests.ops.dense._linear import VALUES
 
 PALLAS = {"implementation": "pallas"}
 # What the products of float32 numbers may err by, relative to the largest result.

@@ -31,7 +31,7 @@ from tests.gpu._fused import (
     needs_kernels,
     poison,
 )
-from tests.ops._linear import DTYPES, VALUES, check, features, layer, layers, linear, mlp
+from tests.ops.dense._linear import DTYPES, VALUES, check, features, layer, layers, linear, mlp
 
 pytestmark = [pytest.mark.gpu, pytest.mark.costly(4)]
 

@@ -19,7 +19,7 @@ from tests.gpu._fused import (
     needs_kernels,
     poison,
 )
-from tests.ops._linear import VALUES, features, layers, linear, mlp
+from tests.ops.dense._linear import VALUES, features, layers, linear, mlp
 
 pytestmark = [pytest.mark.gpu, pytest.mark.costly(4)]
 

@@ -20,7 +20,7 @@ from jaxgnn.models import (
 )
 from jaxgnn.models._sudoku_losses import fulfils_rules
 from jaxgnn.models._sudoku_recurrence import perturbed
-from tests.ops._edges import QUICK
+from tests.ops.edge_mlp._edges import QUICK
 
 _jit = functools.partial(jax.jit, compiler_options=QUICK)
 RNG = np.random.default_rng(0)

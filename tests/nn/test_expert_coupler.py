@@ -13,8 +13,8 @@ import jaxgnn
 from jaxgnn import Incidence, nn, ops
 from jaxgnn.ops._graph.spmm import SPMM
 from jaxgnn.testing import check_forward_mode, random_array
-from tests.ops._hypergraph import formula
 from tests.ops._table import usable
+from tests.ops.hypergraph._hypergraph import formula
 
 EXPERTS, FEATURES = 4, 6
 BATCH, TIME = 2, 5

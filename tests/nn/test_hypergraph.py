@@ -14,8 +14,8 @@ from jaxgnn import Incidence, nn
 from jaxgnn.ops._graph.segment_softmax import FORWARD as SEGMENT_SOFTMAX
 from jaxgnn.ops._graph.spmm import SPMM
 from jaxgnn.testing import check_forward_mode, random_array
-from tests.ops._hypergraph import FEATURES, HYPEREDGES, INCIDENCE, NODES, formula, power
 from tests.ops._table import usable
+from tests.ops.hypergraph._hypergraph import FEATURES, HYPEREDGES, INCIDENCE, NODES, formula, power
 
 X = random_array((NODES, FEATURES), "float32", seed=0)
 H = np.asarray(INCIDENCE.todense(), np.float64)

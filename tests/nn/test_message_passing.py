@@ -12,7 +12,7 @@ from flax import nnx
 from jaxgnn import CSRGraph, nn, ops
 from jaxgnn.nn import _message_passing
 from jaxgnn.testing import random_array
-from tests.ops._edges import QUICK, RING
+from tests.ops.edge_mlp._edges import QUICK, RING
 
 NODES, DIM, WIDTH = RING.num_rows, 6, 5
 H = random_array((NODES, DIM), "float32", seed=0)

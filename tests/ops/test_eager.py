@@ -14,9 +14,9 @@ from jaxgnn.ops._core.eager import run_compiled, runs_now
 from jaxgnn.ops._core.registry import OPS
 from jaxgnn.testing import random_array
 from tests._eager_costs import assert_costs_nothing_again
-from tests.ops import _mhc as mhc
-from tests.ops._hypergraph import INCIDENCE
-from tests.ops._hypergraph import arrays as hypergraph_arrays
+from tests.ops.hypergraph._hypergraph import INCIDENCE
+from tests.ops.hypergraph._hypergraph import arrays as hypergraph_arrays
+from tests.ops.mhc import _mhc as mhc
 
 GRAPH = CSRGraph.from_edges([0, 1, 2, 0, 3], [1, 2, 2, 3, 0], 4)
 RING = CSRGraph.from_edges([0, 1, 2, 3], [1, 2, 3, 0], 4)

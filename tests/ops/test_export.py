@@ -23,7 +23,7 @@ from jaxgnn.models import MaxKGNN
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.dispatch import current_platform
 from jaxgnn.testing import random_array
-from tests.ops import _mhc
+from tests.ops.mhc import _mhc
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 

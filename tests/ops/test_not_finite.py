@@ -23,7 +23,7 @@ from jaxgnn import CSRGraph, Incidence, nn, ops
 from jaxgnn.models import HypergraphGNN, MaxKGNN
 from jaxgnn.models._hypergraph_gnn import HypergraphKind
 from jaxgnn.testing import random_array
-from tests.ops import _mhc
+from tests.ops.mhc import _mhc
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
