@@ -34,7 +34,13 @@ def _weight(dim):
 
 
 def _layer(h_in, weight):
-    return jnp.tanh(h_in.astype(weight.dtype) @ weight).astype(h_in.dtype)
+    """A layer in float32, whose input and output are rounded to the dtype of the streams.
+
+    XLA may leave out a conversion to bfloat16 and back, and does so on a GPU; it never leaves out
+    ``reduce_precision``, which rounds the gradients in the same places.
+    """
+    inner = rounded(h_in.astype(weight.dtype), h_in.dtype)
+    return rounded(jnp.tanh(inner @ weight), h_in.dtype).astype(h_in.dtype)
 
 
 WEIGHT = _weight(DIM)
