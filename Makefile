@@ -137,9 +137,13 @@ gpu-installed:
 	$(GPU_PYTHON) -m pip install --quiet $(GPU_PIP) --editable .
 	$(GPU_PYTHON) -m jaxgnn._info
 
+# XLA compiles dozens of kernels for each product to find the fastest; tests of values need none of
+# them, and `make gpu-check` runs as users do.
+WITHOUT_TUNING = XLA_FLAGS='$(strip $(XLA_FLAGS) --xla_gpu_autotune_level=0)'
+
 gpu-test: gpu-installed
-	$(GPU_PYTEST) --cases some tests/gpu
-	$(GPU_PYTEST) --cases first -m 'not long' $(GPU_OTHERS)
+	$(WITHOUT_TUNING) $(GPU_PYTEST) --cases some tests/gpu
+	$(WITHOUT_TUNING) $(GPU_PYTEST) --cases first -m 'not long' $(GPU_OTHERS)
 
 gpu-check: gpu-installed
 	$(GPU_PYTEST) tests/gpu $(GPU_OTHERS)

@@ -1,5 +1,7 @@
 """Settings for every test."""
 
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
@@ -52,7 +54,8 @@ def four_devices():
 @pytest.fixture(autouse=True, scope="module")
 def compile_as_for_users_or_quickly(request):
     """Tests of ops, of which the rest is made, have the optimisations that users have."""
-    is_quick = request.path.parent.name != "ops" and jax.default_backend() == "cpu"
+    room = request.path.relative_to(Path(__file__).parent).parts[0]
+    is_quick = room != "ops" and jax.default_backend() == "cpu"
     with jax_settings(COMPILED_QUICKLY if is_quick else {}):
         yield
 
