@@ -194,6 +194,19 @@ def test_with_one_degree_for_all_nodes_there_is_no_scatter_forward_or_backward(r
     assert "scatter" in str(jax.make_jaxpr(traced)(RING, *arguments))
 
 
+@pytest.mark.parametrize("platform, is_stored", [("cpu", True), ("cuda", False)])
+def test_on_a_cpu_the_values_of_edges_are_stored_before_rows_of_one_degree_are_reduced(
+    platform, is_stored
+):
+    """Otherwise XLA computes them inside of the reduction, in a loop without vectors."""
+    ends, layers, *rest = inputs(RING, num_layers=2)
+    reduced = f"tensor<1x{RING.num_edges}x{layers.kernels[0].shape[1]}xf32>"
+    run = jax.jit(functools.partial(_value_and_gradients, RING))
+    lowered = run.trace(ends, layers, *rest).lower(lowering_platforms=(platform,)).as_text()
+    barriers = [line for line in lowered.splitlines() if "optimization_barrier" in line]
+    assert any(line.endswith(f": {reduced}") for line in barriers) == is_stored
+
+
 def test_vmap_over_whole_graphs():
     graphs = [BIPARTITE[name] for name in ("random", "padding", "isolated nodes")]
     arguments = inputs(graphs[0])
