@@ -12,7 +12,8 @@ import numpy as np
 from jax import Array
 
 from jaxgnn.graph import CSRGraph, EdgeBlocks, blocks_for, edges_per_piece
-from jaxgnn.graph._arrays import empty_like, is_concrete
+from jaxgnn.graph._arrays import empty_like
+from jaxgnn.graph._plan_on_demand import given_plan
 from pallas_kernels.chip import Chip
 
 Shape = tuple[int, ...]
@@ -73,13 +74,13 @@ def _result(shape, dtype, like) -> jax.ShapeDtypeStruct:
 
 def structure(graph: CSRGraph) -> tuple[Array, Array, Array]:
     """The operands that every sparse kernel starts with: unit rows, unit offsets, indices."""
-    schedule = graph.made_plan().schedule
+    schedule = graph.made_plan("schedule").schedule
     return schedule.rows, schedule.offsets, graph.indices
 
 
 def pieces(graph: CSRGraph) -> tuple[Array, ...]:
     """The first operands of sparse CUDA kernels: indptr, the schedule with its pieces, indices."""
-    schedule = graph.made_plan().schedule
+    schedule = graph.made_plan("schedule").schedule
     offsets = schedule.offsets
     return (
         graph.indptr.astype(offsets.dtype),
@@ -106,13 +107,14 @@ def partial_sums(graph: CSRGraph, dim: int) -> tuple[Shape, Any]:
 def edge_blocks(graph: CSRGraph, dim: int, dtype: Any) -> EdgeBlocks | None:
     """The edges by block, or None if they are not listed or ``dim`` is too wide.
 
-    Blocks of wider rows do not fit the shared memory of a GPU.
+    Blocks of wider rows do not fit the shared memory of a GPU. Blocks that were made for a graph
+    without weights do not say where the weight of an edge is.
     """
-    if graph.plan is None and not is_concrete(graph.indptr, graph.indices):
-        return None  # a plan made now would list none either
-    return blocks_for(
-        Chip.current(), graph.made_plan().edge_blocks, dim * jnp.dtype(dtype).itemsize
-    )
+    plan = given_plan(graph)
+    options = () if plan is None else plan.edge_blocks
+    if graph.weights is not None:
+        options = tuple(blocks for blocks in options if blocks.edges is not None)
+    return blocks_for(Chip.current(), options, dim * jnp.dtype(dtype).itemsize)
 
 
 def coefficients(graph: CSRGraph) -> tuple[Array | None, ...]:

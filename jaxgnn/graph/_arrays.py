@@ -27,6 +27,19 @@ def ids_in_range(ids: Any, size: int) -> Any:
     return (ids >= 0) & (ids < size)
 
 
+def first_outside(ids: np.ndarray, size: int, mask: np.ndarray | None = None) -> int | None:
+    """Position of the first id that is not in ``[0, size)``, of those that ``mask`` does not hide.
+
+    None if there is none. Two passes over good ids find that out, without arrays of their length.
+    """
+    if not ids.size or (ids.min() >= 0 and ids.max() < size):
+        return None
+    outside = ~ids_in_range(ids, size)
+    if mask is not None:
+        outside &= mask
+    return int(outside.argmax()) if outside.any() else None
+
+
 def shown(array: Any) -> str:
     """Describes an array by dtype and shape, such as ``int32[3]``, and other objects by repr."""
     return f"{array.dtype}{list(array.shape)}" if hasattr(array, "shape") else repr(array)

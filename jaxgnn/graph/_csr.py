@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast, overload
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +17,8 @@ from jaxtyping import Array, Float, Int, PyTree
 from jaxgnn._errors import bad_input
 from jaxgnn.graph._arrays import (
     KeepsArrays,
-    ids_in_range,
     is_concrete,
-    kept,
     of_one,
-    offset_dtype,
-    own,
     put_own,
     require_floats,
     require_length,
@@ -30,32 +26,19 @@ from jaxgnn.graph._arrays import (
     shown,
     take,
 )
-from jaxgnn.graph._edge_data import (
-    keep_order,
-    known_order,
-    ordered_edge_data,
-    reordered,
-)
-from jaxgnn.graph._edge_list import (
-    EdgeList,
-    EdgeNames,
-    as_array,
-    as_arrays,
-    check_edge_list,
-    rows_of_edge_index,
-)
-from jaxgnn.graph._interchange import (
-    NetworkXAttributes,
-    attribute_data,
-    networkx_edges,
-    scipy_parts,
-    to_scipy,
-)
+from jaxgnn.graph._constructors import GraphConstructors
+from jaxgnn.graph._device_sorting import is_for_device
+from jaxgnn.graph._edge_data import keep_order, known_order, reordered
+from jaxgnn.graph._edge_list import as_array
+from jaxgnn.graph._interchange import to_scipy
 from jaxgnn.graph._normalization import Edges, Normalization, degree_scales, normalized_weights
-from jaxgnn.graph._plan import GraphPlan, make_plan, make_traced_plan
+from jaxgnn.graph._parts import ALL_PARTS, OPS, ConcreteParts, available, parts_for, parts_of_leaves
+from jaxgnn.graph._plan import GraphPlan, Part, make_traced_plan
+from jaxgnn.graph._plan_on_demand import PlanOnDemand, given_plan, makes_plan, plan_on_demand
 from jaxgnn.graph._row_sums import sum_rows
-from jaxgnn.graph._sorting import row_ids, row_ids_on_host, sort_edges
-from jaxgnn.graph._validate import validate_graph, validate_structure
+from jaxgnn.graph._self_loops import with_self_loops
+from jaxgnn.graph._sorting import row_ids, row_ids_on_host
+from jaxgnn.graph._validate import arrays_of, validate_graph, validate_structure
 
 if TYPE_CHECKING:
     from jaxgnn.graph._batch import GraphBatch
@@ -64,7 +47,7 @@ if TYPE_CHECKING:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class CSRGraph(KeepsArrays):
+class CSRGraph(KeepsArrays, GraphConstructors):
     """A sparse adjacency in compressed sparse rows: ``y_i = r_i Σ_j w_ij c_j x_j``.
 
     Row ``i`` is the receiver, ``indices[indptr[i]:indptr[i + 1]]`` are its senders. Repeated
@@ -77,8 +60,11 @@ class CSRGraph(KeepsArrays):
     the structure, and no gradient flows to them.
 
     The constructors (``from_edges``, ``from_edge_index``, ``from_scipy``, ``from_networkx``,
-    ``from_graphs_tuple``) sort the edges and, on concrete input, also make the ``plan``. A graph
-    built directly gets its plan on demand: once if concrete, inside every step if traced.
+    ``from_graphs_tuple``) sort the edges. The other things that ops need, such as the transpose,
+    are the parts of a ``plan``. An op that gets a concrete graph makes the parts that it needs,
+    once, beside the graph, which stays the same pytree. As a pytree a concrete graph from a
+    constructor brings those that ``spmm`` and its gradients need, and ``prepared`` adds others. A
+    traced graph that lacks a part gets it inside of every step.
 
     Attributes:
       indptr: row offsets, int32 (int64 beyond 2^31 - 1 edges).
@@ -87,7 +73,8 @@ class CSRGraph(KeepsArrays):
       num_cols: number of senders; defaults to the number of rows.
       row_scale: ``r_i``, float32 (float64 under ``jax.enable_x64``), or None for ones.
       col_scale: ``c_j``, float32 (float64 under ``jax.enable_x64``), or None for ones.
-      plan: transpose and work schedules, or None.
+      plan: transpose and work schedules, or None. That of a graph from a constructor is made when
+        it is first read.
       normalization: kind of normalisation that ``normalized`` has applied, or None.
     """
 
@@ -106,342 +93,30 @@ class CSRGraph(KeepsArrays):
             object.__setattr__(self, "num_cols", self.indptr.shape[-1] - 1)
 
     def __repr__(self) -> str:
-        """Shows shapes instead of arrays, and only whether there is a plan."""
+        """Shows shapes instead of arrays, the parts that have been made, and the size of all."""
         names = ("indptr", "indices", "weights", "row_scale", "col_scale")
         arrays = ", ".join(f"{name}={shown(getattr(self, name))}" for name in names)
-        plan = "None" if self.plan is None else "..."
-        rest = f"num_cols={self.num_cols}, normalization={self.normalization!r}, plan={plan}"
-        return f"CSRGraph({arrays}, {rest})"
+        made = ", ".join(sorted(self._made()))
+        rest = f"num_cols={self.num_cols}, normalization={self.normalization!r}, made=[{made}]"
+        return f"CSRGraph({arrays}, {rest}, nbytes={self.nbytes})"
 
-    # -- constructors ------------------------------------------------------------------------
+    @property
+    def nbytes(self) -> int:
+        """Size of all arrays that there are now, with the parts that ops have made, in bytes.
 
-    @overload
-    @classmethod
-    def from_edges(
-        cls,
-        senders: npt.ArrayLike,
-        receivers: npt.ArrayLike,
-        num_nodes: int,
-        weights: npt.ArrayLike | None = None,
-        *,
-        num_senders: int | None = None,
-        edge_mask: npt.ArrayLike | None = None,
-        edge_data: None = None,
-    ) -> CSRGraph: ...
-
-    @overload
-    @classmethod
-    def from_edges[Data: PyTree](
-        cls,
-        senders: npt.ArrayLike,
-        receivers: npt.ArrayLike,
-        num_nodes: int,
-        weights: npt.ArrayLike | None = None,
-        *,
-        num_senders: int | None = None,
-        edge_mask: npt.ArrayLike | None = None,
-        edge_data: Data,
-    ) -> tuple[CSRGraph, Data]: ...
-
-    @classmethod
-    def from_edges(
-        cls,
-        senders: npt.ArrayLike,
-        receivers: npt.ArrayLike,
-        num_nodes: int,
-        weights: npt.ArrayLike | None = None,
-        *,
-        num_senders: int | None = None,
-        edge_mask: npt.ArrayLike | None = None,
-        edge_data: PyTree = None,
-    ) -> Any:
-        """Builds a graph from an edge list; edges of one receiver keep their order.
-
-        On concrete input the result is validated and has its plan, also under ``jit``. Traced edges
-        are sorted by XLA, and only shapes and dtypes are checked: edges with a node out of range
-        become padding.
-
-        Args:
-          senders: node that each edge leaves, integers [edges].
-          receivers: node that each edge enters, the row, integers [edges].
-          num_nodes: number of receivers, and of senders unless ``num_senders`` says otherwise.
-          weights: edge weights; None for an unweighted graph.
-          num_senders: number of senders of a bipartite graph.
-          edge_mask: [edges] bool, False for padding edges, which are moved after ``indptr[-1]``;
-            None for no padding.
-          edge_data: a pytree of arrays [edges, ...] in the order of ``senders`` and ``receivers``,
-            such as features of the edges. With it the graph knows its ``edge_order``, so ``()``
-            asks for this alone.
-
-        Returns:
-          The graph; or, if ``edge_data`` is given, the graph and this tree in the order of the
-          graph's edge slots, as JAX arrays. Data of padding edges are last.
-
-        Raises:
-          ValueError: on indices out of range, NaN weights, mismatched lengths or wrong dtypes; of
-            ``edge_data`` the message names the path of the leaf.
-
-        Example:
-          >>> lengths = np.array([20.0, 0.5, 1.0])
-          >>> graph, lengths = CSRGraph.from_edges([2, 0, 1], [1, 0, 1], 3, edge_data=lengths)
-          >>> graph.senders.tolist(), graph.receivers().tolist(), lengths.tolist()
-          ([0, 2, 1], [0, 1, 1], [0.5, 20.0, 1.0])
-          >>> graph.edge_order.tolist()
-          [1, 0, 2]
+        Arrays that the graph shares with another one, such as its transpose, count for both.
         """
-        names = EdgeNames()
-        edges = EdgeList(senders, receivers, weights, edge_mask)
-        graph, order = cls._sorted(names, edges, num_nodes, num_senders)
-        if edge_data is None:
-            return graph
-        return keep_order(graph, order), ordered_edge_data(names, edge_data, order)
+        arrays = jax.tree.leaves((arrays_of(self), self._made(), known_order(self)))
+        return sum({id(array): getattr(array, "nbytes", 0) for array in arrays}.values())
 
-    @overload
-    @classmethod
-    def from_edge_index(
-        cls,
-        edge_index: npt.ArrayLike,
-        num_nodes: int,
-        weights: npt.ArrayLike | None = None,
-        *,
-        num_senders: int | None = None,
-        edge_mask: npt.ArrayLike | None = None,
-        edge_data: None = None,
-    ) -> CSRGraph: ...
-
-    @overload
-    @classmethod
-    def from_edge_index[Data: PyTree](
-        cls,
-        edge_index: npt.ArrayLike,
-        num_nodes: int,
-        weights: npt.ArrayLike | None = None,
-        *,
-        num_senders: int | None = None,
-        edge_mask: npt.ArrayLike | None = None,
-        edge_data: Data,
-    ) -> tuple[CSRGraph, Data]: ...
-
-    @classmethod
-    def from_edge_index(
-        cls,
-        edge_index: npt.ArrayLike,
-        num_nodes: int,
-        weights: npt.ArrayLike | None = None,
-        *,
-        num_senders: int | None = None,
-        edge_mask: npt.ArrayLike | None = None,
-        edge_data: PyTree = None,
-    ) -> Any:
-        """Builds a graph from an ``edge_index`` as PyTorch Geometric has it.
-
-        Args:
-          edge_index: integers [2, edges]: in row 0 the node that each edge leaves, in row 1 the
-            node that it enters, which is the row of the graph. Whatever numpy can read, a tensor
-            of PyTorch on the CPU too.
-          num_nodes: number of nodes, ``data.num_nodes`` in PyTorch Geometric.
-          weights: edge weights; None for an unweighted graph.
-          num_senders: number of senders of a bipartite graph.
-          edge_mask: [edges] bool, False for padding edges; None for no padding.
-          edge_data: a pytree of arrays [edges, ...] in the order of ``edge_index``, such as
-            ``data.edge_attr.numpy()``.
-
-        Returns:
-          The graph; or, if ``edge_data`` is given, the graph and this tree in the order of the
-          graph's edge slots.
-
-        Raises:
-          ValueError: if ``edge_index`` has another shape, such as [edges, 2], or no integer dtype;
-            and where ``from_edges`` does.
-        """
-        names = EdgeNames("CSRGraph.from_edge_index", "edge_index[0]", "edge_index[1]")
-        senders, receivers = rows_of_edge_index(names.where, edge_index)
-        edges = EdgeList(senders, receivers, weights, edge_mask)
-        graph, order = cls._sorted(names, edges, num_nodes, num_senders)
-        if edge_data is None:
-            return graph
-        return keep_order(graph, order), ordered_edge_data(names, edge_data, order)
-
-    @classmethod
-    def _sorted(
-        cls, names: EdgeNames, edges: EdgeList, num_nodes: int, num_senders: int | None = None
-    ) -> tuple[CSRGraph, Any]:
-        """Makes the graph of an edge list, and the input position of each of its edge slots.
-
-        The positions are in numpy if the list is concrete, and traced otherwise.
-        """
-        edges = as_arrays(edges)
-        num_cols = num_nodes if num_senders is None else num_senders
-        check_edge_list(names, edges, num_nodes, num_cols)
-        if not is_concrete(*edges):
-            # A traced program may read the other arrays later, when it runs.
-            edges = EdgeList(*map(kept, edges))
-        senders, receivers, weights, edge_mask = edges
-        if not is_concrete(senders, receivers):
-            exists = ids_in_range(senders, num_cols) & ids_in_range(receivers, num_nodes)
-            edge_mask = exists if edge_mask is None else edge_mask & exists
-        indptr, order = sort_edges(receivers, num_nodes, edge_mask)
-        permutation = order
-        if is_concrete(receivers, edge_mask):
-            order = own(np.asarray(order))
-            indptr, permutation = put_own(np.asarray(indptr)), put_own(order)
-        ids = np.asarray(senders, np.int32) if is_concrete(senders) else senders.astype(np.int32)
-        graph = cls(
-            indptr=indptr,
-            indices=take(ids, permutation),
-            weights=None if weights is None else take(weights, permutation),
-            num_cols=num_cols,
-        )
-        if is_concrete(*jax.tree.leaves(graph)):
-            graph.validate()
-        # Weights may be traced even if the structure is concrete.
-        is_host = is_concrete(graph.indptr, graph.indices)
-        return graph.prepared() if is_host else graph, order
-
-    @classmethod
-    def from_scipy(cls, matrix: Any, *, weighted: bool | None = None) -> CSRGraph:
-        """Builds a graph from a scipy.sparse matrix or array: row i receives from column j.
-
-        Args:
-          matrix: any scipy.sparse format, boolean, integer or floating. Stored zeros count as
-            edges. Repeated entries of a CSR or CSC matrix are repeated edges; of a COO matrix
-            scipy adds them up.
-          weighted: keep the stored values as weights. None keeps them unless they are all one.
-
-        Raises:
-          ValueError: if ``matrix`` is not two-dimensional, sparse and real, or holds a NaN.
-        """
-        csr, values = scipy_parts(matrix, weighted)
-        graph = cls(
-            indptr=put_own(csr.indptr.astype(offset_dtype(csr.nnz))),
-            indices=put_own(csr.indices.astype(np.int32)),
-            weights=None if values is None else put_own(values),
-            num_cols=csr.shape[1],
-        )
-        return graph.validate().prepared()
-
-    @overload
-    @classmethod
-    def from_networkx(
-        cls, graph: Any, *, weight: str | None = "weight"
-    ) -> tuple[CSRGraph, list[Any]]: ...
-
-    @overload
-    @classmethod
-    def from_networkx(
-        cls,
-        graph: Any,
-        *,
-        weight: str | None = "weight",
-        node_attributes: Sequence[str] = (),
-        edge_attributes: Sequence[str] = (),
-    ) -> tuple[CSRGraph, list[Any], NetworkXAttributes]: ...
-
-    @classmethod
-    def from_networkx(
-        cls,
-        graph: Any,
-        *,
-        weight: str | None = "weight",
-        node_attributes: Sequence[str] | None = None,
-        edge_attributes: Sequence[str] | None = None,
-    ) -> Any:
-        """Builds a graph from a graph of networkx, whose nodes may be strings or any objects.
-
-        An edge ``(u, v)`` of a directed graph goes from ``u`` to ``v``, so ``v`` is the row. An
-        undirected edge becomes two edges, one in each direction, and an undirected self loop one.
-        Parallel edges of a multigraph stay apart. ``edge_order`` says for each edge slot its
-        position in ``list(graph.edges)``, so it names an undirected edge twice.
-
-        Args:
-          graph: a ``networkx.Graph``, ``DiGraph``, ``MultiGraph`` or ``MultiDiGraph``, or another
-            object with ``nodes(data=)``, ``edges(data=)`` and ``is_directed()``. networkx itself
-            is not imported.
-          weight: edge attribute that holds the weights, or None for an unweighted graph. Edges
-            without it have the weight one, as in networkx. If no edge has an attribute
-            ``"weight"``, the graph is unweighted.
-          node_attributes: names of attributes that every node has, to return.
-          edge_attributes: names of attributes that every edge has, to return.
-
-        Returns:
-          The graph and the list of its nodes in the order of the rows: node ``nodes[i]`` is row
-          ``i``. If attributes were asked for, also ``NetworkXAttributes``: the dictionaries
-          ``nodes`` of arrays [rows, ...], and ``edges`` of arrays [edges, ...] in the order of the
-          edge slots.
-
-        Raises:
-          ValueError: if ``graph`` is something else, no edge has a ``weight`` of another name than
-            ``"weight"``, or an attribute is missing, no number, or of differing shapes.
-        """
-        names = EdgeNames("CSRGraph.from_networkx", "graph.edges", "graph.edges")
-        listed = networkx_edges(graph, weight)
-        edges = EdgeList(listed.senders, listed.receivers, listed.weights)
-        made, order = cls._sorted(names, edges, len(listed.nodes))
-        made = keep_order(made, own(listed.positions[order]))
-        if node_attributes is None and edge_attributes is None:
-            return made, listed.nodes
-        wanted = node_attributes or (), edge_attributes or ()
-        data = attribute_data(listed, *wanted, listed.positions[order])
-        return made, listed.nodes, data
-
-    @overload
-    @classmethod
-    def from_graphs_tuple(
-        cls,
-        graphs: Any,
-        weights: npt.ArrayLike | None = None,
-        *,
-        padded: bool = False,
-        return_edges: Literal[False] = False,
-    ) -> CSRGraph: ...
-
-    @overload
-    @classmethod
-    def from_graphs_tuple(
-        cls,
-        graphs: Any,
-        weights: npt.ArrayLike | None = None,
-        *,
-        padded: bool = False,
-        return_edges: Literal[True],
-    ) -> tuple[CSRGraph, PyTree]: ...
-
-    @classmethod
-    def from_graphs_tuple(
-        cls,
-        graphs: Any,
-        weights: npt.ArrayLike | None = None,
-        *,
-        padded: bool = False,
-        return_edges: bool = False,
-    ) -> Any:
-        """Builds a graph from a jraph ``GraphsTuple``, batched or not. Works under ``jit``.
-
-        Args:
-          graphs: the tuple; node ids are numbered through the batch, so its graphs stay separate.
-          weights: edge weights in the tuple's edge order; None for an unweighted graph.
-          padded: True if the tuple went through ``jraph.pad_with_graphs``. The edges of the padding
-            graphs are then dropped; otherwise they stay, between padding nodes.
-          return_edges: whether to return ``graphs.edges`` too.
-
-        Returns:
-          The graph; or with ``return_edges`` the graph and ``graphs.edges`` in the order of the
-          graph's edge slots, where those of padding edges are last. The graph then knows its
-          ``edge_order``.
-
-        Raises:
-          ValueError: if the tuple lacks senders or receivers, is said to be padded but has fewer
-            than two graphs, or has invalid indices, lengths, dtypes or weights.
-        """
-        from jaxgnn.graph._jraph import edge_list
-
-        senders, receivers, num_nodes, edge_mask = edge_list(graphs, padded=padded)
-        edges = EdgeList(senders, receivers, weights, edge_mask)
-        graph, order = cls._sorted(EdgeNames(), edges, num_nodes)
-        if not return_edges:
-            return graph
-        names = EdgeNames("CSRGraph.from_graphs_tuple", edge_data="graphs.edges")
-        return keep_order(graph, order), ordered_edge_data(names, graphs.edges, order)
+    def _made(self) -> dict[str, Any]:
+        """What has been made of the structure, by the name of the part."""
+        plan, parts = given_plan(self), self.__dict__.get("_parts")
+        of_plan = {} if plan is None else {p: plan.arrays_of(p) for p in plan.parts}
+        if parts is None:
+            return of_plan
+        made = parts.made()
+        return made | {part: (arrays, made.get(part)) for part, arrays in of_plan.items()}
 
     # -- exports -----------------------------------------------------------------------------
 
@@ -462,7 +137,7 @@ class CSRGraph(KeepsArrays):
           >>> graph.to_scipy().toarray().tolist()
           [[0.0, 0.0], [0.5, 0.5]]
         """
-        if not is_concrete(*jax.tree.leaves(self)):
+        if not is_concrete(*arrays_of(self)):
             expected = "concrete; call it outside jit"
             raise bad_input("CSRGraph.to_scipy", "self", expected, "a tracer")
         validate_structure(self)
@@ -536,6 +211,8 @@ class CSRGraph(KeepsArrays):
     @of_one
     def degrees(self) -> Int[Array, " rows"]:
         """Number of edges that enter each row."""
+        if is_concrete(self.indptr):  # on the host, so that no length is compiled
+            return put_own(np.diff(np.asarray(self.indptr)))
         return self.indptr[1:] - self.indptr[:-1]
 
     @of_one
@@ -554,9 +231,7 @@ class CSRGraph(KeepsArrays):
         if known is None:
             if not is_concrete(self.indptr, self.indices):
                 return None, None
-            offsets = self.indptr, self._plan().transposed_indptr
-            rows, columns = (_uniform_degree(o, self.num_edges) for o in offsets)
-            known = self.__dict__["_uniform_degrees"] = rows, columns
+            known = self.__dict__["_uniform_degrees"] = self.concrete_parts().uniform_degrees
         return known
 
     @of_one
@@ -574,7 +249,9 @@ class CSRGraph(KeepsArrays):
     @of_one
     def receivers(self) -> Int[Array, " edges"]:
         """Row of each edge; padding slots get ``num_rows``, which is out of range."""
-        return row_ids(self.indptr, self.num_edges)
+        if is_concrete(self.indptr) and not is_for_device(self.num_edges):
+            return put_own(row_ids_on_host(self.indptr, self.num_edges))
+        return row_ids(jnp.asarray(self.indptr), self.num_edges)
 
     @property
     def edge_order(self) -> Int[Array, " edges"] | np.ndarray:
@@ -606,59 +283,134 @@ class CSRGraph(KeepsArrays):
     # -- derived graphs ----------------------------------------------------------------------
 
     @of_one
-    def prepared(self) -> CSRGraph:
-        """Returns this graph with its plan, made on the host and cached if the graph is concrete.
+    def prepared(self, *ops: str) -> CSRGraph:
+        """Returns this graph with the parts that ops need, made now, as a part of the pytree.
 
-        Where the default device is a GPU the plan has ``edge_blocks``, with which the backward of
-        ``maxk_spmm`` is faster. Making these on the host takes several times as long as the rest of
-        the plan, up to 6 s for ten million edges; inside ``jit`` they are made on the device.
+        The parts of a concrete graph are made once and kept, on the host, or on a GPU if there is
+        one and the graph is large. Asking ahead is for graphs that are passed to a jitted function,
+        which cannot keep what it makes: from then on the graph is another pytree, with more leaves,
+        for which such a function compiles once more.
+
+        The names are ``"spmm"``, ``"sddmm"``, ``"segment_softmax"``, ``"maxk_spmm"`` and
+        ``"edge_mlp_aggregate"``. Without weights ``"spmm"`` needs the least. On a GPU
+        ``"maxk_spmm"`` needs the edges by block, with which its backward pass is faster; they cost
+        up to twice the memory of ``indices``.
+
+        Args:
+          ops: names of ops of ``jaxgnn.ops``; without any, all parts are made.
 
         Raises:
-          ValueError: if a concrete graph has invalid offsets or senders.
+          ValueError: if an op is unknown, or a concrete graph has invalid offsets or senders.
+
+        Example:
+          >>> graph = CSRGraph.from_edges([0, 1], [1, 0], 2).prepared("sddmm")
+          >>> graph.plan
+          GraphPlan(permutation, schedule, transpose)
         """
-        if self.plan is not None:
+        for op in ops:
+            if op not in OPS:
+                raise bad_input("CSRGraph.prepared", "ops", f"among {', '.join(OPS)}", repr(op))
+        if not ops:
+            return self.with_parts(*available(ALL_PARTS))
+        weighted = self.weights is not None
+        parts = frozenset[Part]().union(*(parts_for(op, weighted=weighted) for op in ops))
+        if makes_plan(self):  # beside what it brings already
+            parts |= parts_of_leaves(weighted=weighted)
+        return self.with_parts(*parts)
+
+    @of_one
+    def prepared_for(self, op: str) -> CSRGraph:
+        """Returns this graph with the parts that an op needs; a traced one is returned unchanged.
+
+        Ops call this first. An op that is not known is given all parts but the edge blocks.
+        """
+        if not is_concrete(self.indptr, self.indices):
             return self
-        return self._with_fields(plan=self._plan(edge_blocks=_on_gpu()))
+        return self.with_parts(*parts_for(op, weighted=self.weights is not None))
+
+    @of_one
+    def with_parts(self, *parts: Part) -> CSRGraph:
+        """Returns this graph with some parts of a plan, made now if they are missing."""
+        plan = given_plan(self)
+        made = self.made_plan(*parts)
+        return self if made is plan else self._with_fields(plan=made)
 
     def _with_fields(self, **fields: Any) -> CSRGraph:
         """Returns the same edges, in the same order, with other values of some fields."""
-        return keep_order(dataclasses.replace(self, **fields), known_order(self))
-
-    def _plan(self, *, edge_blocks: bool = False) -> GraphPlan:
-        if self.plan is not None:
-            return self.plan
-        if not is_concrete(self.indptr, self.indices):
-            return make_traced_plan(
-                self.indptr, self.indices, num_cols=self.num_cols, edge_blocks=edge_blocks
-            )
-        plan = self.__dict__.get("_host_plan")
-        if plan is None:
-            validate_structure(self)
-            made = make_plan(self.indptr, self.indices, self.num_cols, edge_blocks=_on_gpu())
-            plan = jax.tree.map(put_own, made)
-            self.__dict__["_host_plan"] = plan
-        return plan
+        made = dataclasses.replace(self, **{"plan": given_plan(self), **fields})
+        if is_concrete(self.indptr, self.indices):
+            made.__dict__["_parts"] = self._shared_parts()
+        return plan_on_demand(keep_order(made, known_order(self)), like=self)
 
     @of_one
-    def made_plan(self) -> GraphPlan:
-        """Returns the plan, made now if there is none; traced plans have no ``edge_blocks``."""
-        return self._plan()
+    def concrete_parts(self) -> ConcreteParts:
+        """Returns what is made of this concrete graph, whose offsets and senders are checked first.
+
+        A graph that has a plan, or is from a constructor, has been checked.
+        """
+        parts = self._shared_parts()
+        if not parts.is_checked:
+            if given_plan(self) is None and not makes_plan(self):
+                validate_structure(self)
+            parts.is_checked = True
+        return parts
+
+    def _shared_parts(self) -> ConcreteParts:
+        """The same object for all graphs that have been derived with the same edges."""
+        parts = self.__dict__.get("_parts")
+        if parts is None:
+            plan = given_plan(self)
+            parts = ConcreteParts.of(self.indptr, self.indices, self.num_cols, plan)
+            self.__dict__["_parts"] = parts
+        return parts
+
+    @of_one
+    def made_plan(self, *parts: Part) -> GraphPlan:
+        """Returns a plan with some parts, made now if they are missing.
+
+        Args:
+          parts: the parts; without any, all but the edge blocks.
+        """
+        wanted = frozenset(parts or ("schedule", "transpose", "permutation"))
+        there = given_plan(self)
+        missing = wanted if there is None else wanted - there.parts
+        if there is not None and not missing:
+            return there
+        if is_concrete(self.indptr, self.indices):
+            made = self.concrete_parts().plan(wanted)
+        else:
+            blocks = "edge_blocks" in missing
+            ids = jnp.asarray(self.indptr), jnp.asarray(self.indices)
+            made = make_traced_plan(*ids, num_cols=self.num_cols, edge_blocks=blocks)
+            made = GraphPlan().with_parts_of(made, wanted)
+        return made if there is None else there.with_parts_of(made, missing)
 
     @of_one
     def transpose(self) -> CSRGraph:
         """Returns the graph with senders and receivers exchanged."""
-        plan = self._plan()
-        weights = None if self.weights is None else jnp.asarray(self.weights)[plan.permutation]
+        is_host = is_concrete(self.indptr, self.indices)
+        follows = self.weights is not None or known_order(self) is not None
+        parts: tuple[Part, ...] = ("schedule", "transpose", "permutation")
+        plan = self.made_plan(*parts[: 3 if follows else 2])
+        given = given_plan(self)
         transposed = CSRGraph(
             indptr=plan.transposed_indptr,
             indices=plan.transposed_indices,
-            weights=weights,
+            weights=None if self.weights is None else take(self.weights, plan.permutation),
             num_cols=self.num_rows,
             row_scale=self.col_scale,
             col_scale=self.row_scale,
-            plan=plan.transposed(self.indptr, self.indices),
+            plan=None if is_host else plan.transposed(self.indptr, self.indices),
             normalization=self.normalization,
         )
+        if is_host:
+            flipped = self.concrete_parts().flipped
+            transposed.__dict__["_parts"] = flipped
+            if given is None:
+                plan_on_demand(transposed, like=self)
+            else:
+                kept = given.parts - {"edge_blocks"} | {"schedule", "transpose"}
+                object.__setattr__(transposed, "plan", flipped.plan(kept))
         return keep_order(transposed, reordered(known_order(self), plan.permutation))
 
     @of_one
@@ -695,18 +447,25 @@ class CSRGraph(KeepsArrays):
                 "CSRGraph.normalized", "self", "not normalised yet", repr(self.normalization)
             )
         if self.weights is None:
-            columns = _column_degrees(self) if kind == "sym" else None
-            row_scale, col_scale = degree_scales(self.degrees(), columns)
-            graph = self._with_fields(row_scale=row_scale, col_scale=col_scale)
+            graph = self._with_fields(**self._scales(kind))
         else:
             graph = self.with_weights(self._normalized_weights(kind, self.weights))
         return graph._with_fields(normalization=kind)
 
+    def _scales(self, kind: Normalization) -> dict[str, Any]:
+        """The scales of an unweighted graph, on the host unless it is traced."""
+        is_host = is_concrete(self.indptr, self.indices)
+        degrees: list[Any] = [self.degrees(), _column_degrees(self) if kind == "sym" else None]
+        if is_host:
+            degrees = [None if d is None else np.asarray(d) for d in degrees]
+        scales = [s if s is None or not is_host else put_own(s) for s in degree_scales(*degrees)]
+        return dict(zip(("row_scale", "col_scale"), scales, strict=True))
+
     def _normalized_weights(self, kind: Normalization, weights: Any) -> Any:
         """Computes normalised weights, on the host in float64 or traced with few roundings."""
         is_host = is_concrete(self.indptr, self.indices, weights)
-        if is_host and self.plan is None:
-            validate_structure(self)
+        if is_host:
+            self.concrete_parts()  # which checks the structure
         xp: Any = np if is_host else jnp
         rows = (row_ids_on_host if is_host else row_ids)(self.indptr, self.num_edges)
         real = rows < self.num_rows
@@ -726,15 +485,28 @@ class CSRGraph(KeepsArrays):
         return put_own(made) if is_host else made
 
     @of_one
-    def with_self_loops(self, weight: float = 1.0, *, duplicates: bool = False) -> CSRGraph:
+    def with_self_loops(
+        self,
+        weight: float = 1.0,
+        *,
+        duplicates: bool = False,
+        num_real_nodes: int | Int[Array, ""] | None = None,
+    ) -> CSRGraph:
         """Adds an edge from each node to itself where there is none yet.
+
+        A graph without padding gets one slot for each loop. One with padding keeps padding: it gets
+        one slot for each node, so that graphs of one shape give graphs of one shape, and so does a
+        traced one, whatever its values are.
 
         Args:
           weight: weight of each new edge; ignored on an unweighted graph.
           duplicates: whether to add the edge even where the node has a self loop already.
+          num_real_nodes: number of nodes that are no padding, which come first; the others get no
+            loop. For a ``GraphBatch``, ``batch.node_mask.sum()``. None for all.
 
         Raises:
-          ValueError: if the graph is not square, or is normalised already.
+          ValueError: if the graph is not square, or is normalised already; or if ``num_real_nodes``
+            is no integer from 0 up to the number of nodes.
         """
         if self.num_rows != self.num_cols:
             raise bad_input("CSRGraph.with_self_loops", "self", "square", f"shape {self.shape}")
@@ -742,38 +514,9 @@ class CSRGraph(KeepsArrays):
             raise bad_input(
                 "CSRGraph.with_self_loops", "self", "not normalised yet", repr(self.normalization)
             )
-        is_host = is_concrete(self.indptr, self.indices)
-        if is_host and self.plan is None:
-            validate_structure(self)
-        xp: Any = np if is_host else jnp
-        indices = xp.asarray(self.indices)
-        receivers = (row_ids_on_host if is_host else row_ids)(self.indptr, self.num_edges)
-        nodes = xp.arange(self.num_rows, dtype=np.int32)
-        real = receivers < self.num_rows
-        missing = xp.ones(self.num_rows, bool)
-        if not duplicates:
-            missing = _unnamed(
-                xp, self.num_rows, xp.where(real & (indices == receivers), indices, self.num_rows)
-            )
-        mask: Any = xp.concatenate([real, missing])
-        senders = xp.concatenate([indices, nodes])
-        receivers = xp.concatenate([receivers, nodes])
-        weights: Any = None
-        if self.weights is not None:
-            wp: Any = np if is_concrete(self.weights, weight) else jnp
-            new = wp.full(self.num_rows, weight, self.weights.dtype)
-            weights = wp.concatenate([wp.asarray(self.weights), new])
-        order = known_order(self)
-        if order is not None:  # that of the edges, and -1 for each loop
-            order = xp.concatenate([order, xp.full(self.num_rows, -1, order.dtype)])
-        if is_host:
-            there = np.flatnonzero(mask)
-            senders, receivers, mask = senders[there], receivers[there], None
-            weights = None if weights is None else take(weights, there)
-            order = reordered(order, there)
-        edges = EdgeList(senders, receivers, weights, mask)
-        graph, slots = CSRGraph._sorted(EdgeNames(), edges, self.num_rows)
-        return keep_order(graph, reordered(order, slots))
+        if is_concrete(self.indptr, self.indices):
+            self.concrete_parts()  # which checks the structure
+        return with_self_loops(self, weight, duplicates=duplicates, num_real_nodes=num_real_nodes)
 
     @of_one
     def validate(self) -> CSRGraph:
@@ -792,29 +535,16 @@ class CSRGraph(KeepsArrays):
         return self
 
 
-def _on_gpu() -> bool:
-    return jax.default_backend() == "gpu"
+CSRGraph.plan = cast(Any, PlanOnDemand())
 
 
-def _unnamed(xp: Any, count: int, nodes: Any) -> Any:
-    """Which nodes are not among ``nodes``, [count] bool; the id ``count`` is no node."""
-    if xp is np:
-        unnamed = np.ones(count + 1, bool)
-        unnamed[nodes] = False
-        return unnamed[:count]
-    return jnp.ones(count, bool).at[nodes].set(False, mode="drop")
-
-
-def _uniform_degree(offsets: Int[Array, " rows+1"], num_edges: int) -> int | None:
-    degrees = np.diff(np.asarray(offsets))
-    if num_edges == 0 or (degrees != degrees[0]).any() or degrees.sum() != num_edges:
-        return None
-    return int(degrees[0])
-
-
-def _column_degrees(graph: CSRGraph) -> Int[Array, " cols"]:
-    if graph.plan is not None:
-        offsets = graph.plan.transposed_indptr
+def _column_degrees(graph: CSRGraph) -> Int[Array, " cols"] | np.ndarray:
+    plan = given_plan(graph)
+    if is_concrete(graph.indptr, graph.indices):
+        real = np.asarray(graph.indices)[: np.asarray(graph.indptr)[-1]]
+        return np.bincount(real, minlength=graph.num_cols)[: graph.num_cols]
+    if plan is not None and plan.transposed_indptr is not None:
+        offsets = plan.transposed_indptr
         return offsets[1:] - offsets[:-1]
     real = graph.receivers() < graph.num_rows
     columns = jnp.where(real, graph.indices, graph.num_cols)

@@ -198,14 +198,15 @@ class EdgeBlocks(KeepsArrays):
         the order of their numbers.
       entries: ``sender within the span << ROW_BITS | row within the block`` of each edge, then
         zeros up to a multiple of eight.
-      edges: position of each entry's edge in the graph.
+      edges: position of each entry's edge in the graph, which only graphs with weights need, or
+        None.
       tasks: the tasks for each number of tiles in ``shape.tiles``.
       shape: shape of the blocks.
     """
 
     row_order: Int[Array, " rows"] | None
     entries: UInt[Array, " entries"]
-    edges: Int[Array, " edges"]
+    edges: Int[Array, " edges"] | None
     tasks: tuple[BlockTasks, ...]
     shape: BlockShape = field(metadata={"static": True})
 
@@ -235,7 +236,7 @@ def make_edge_blocks(
     indptr: Int[Array, " rows+1"] | np.ndarray,
     transposed_indptr: Int[Array, " cols+1"] | np.ndarray,
     transposed_indices: Int[Array, " edges"] | np.ndarray,
-    permutation: Int[Array, " edges"] | np.ndarray,
+    permutation: Int[Array, " edges"] | np.ndarray | None,
 ) -> tuple[EdgeBlocks, ...]:
     """Groups the edges of a transposed graph, which are in the order of their senders.
 
@@ -243,7 +244,7 @@ def make_edge_blocks(
       indptr: row offsets of the receivers.
       transposed_indptr: row offsets of the senders.
       transposed_indices: receiver of each edge, ordered by sender.
-      permutation: position of each edge in the graph itself.
+      permutation: position of each edge in the graph itself; None leaves out ``edges``.
 
     Returns:
       One for each of ``BlockShape.choices``; numpy arrays from concrete input, traced arrays
@@ -293,7 +294,7 @@ def _cut(xp, shape, row_order, places, senders, num_cols, permutation) -> EdgeBl
     return EdgeBlocks(
         row_order=own(row_order),
         entries=own(xp.concatenate([entries, padding])),
-        edges=own(permutation[order]),
+        edges=None if permutation is None else own(permutation[order]),
         tasks=tuple(_share_out(xp, shape, tiles, entries, offsets) for tiles in shape.tiles),
         shape=shape,
     )

@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph._arrays import (
+    first_outside,
     is_concrete,
     require_floats,
     require_integers,
@@ -104,10 +105,7 @@ def check_edge_list(names: EdgeNames, edges: EdgeList, num_nodes: int, num_cols:
 
 
 def _check_range(where, name, ids, edge_mask, bound):
-    ids = np.asarray(ids)
-    outside = (ids < 0) | (ids >= bound)
-    if edge_mask is not None:
-        outside &= np.asarray(edge_mask)
-    if outside.any():
-        at = int(np.flatnonzero(outside)[0])
+    ids, mask = np.asarray(ids), None if edge_mask is None else np.asarray(edge_mask)
+    at = first_outside(ids, bound, mask)
+    if at is not None:
         raise bad_input(where, f"{name}[{at}]", f"in [0, {bound})", int(ids[at]))

@@ -13,7 +13,7 @@ import scipy.sparse
 from jaxtyping import Array, Bool, Int
 
 from jaxgnn._errors import bad_input
-from jaxgnn.graph._arrays import is_concrete, offset_dtype, require_x64
+from jaxgnn.graph._arrays import first_outside, is_concrete, offset_dtype, require_x64
 
 
 def sort_edges(
@@ -45,26 +45,78 @@ def sort_edges(
 
 
 def _sort_on_host(receivers, num_rows, mask):
-    outside = (receivers < 0) | (receivers >= num_rows)
-    if mask is not None:
-        outside &= mask
-    if outside.any():  # scipy would write past its arrays
-        at = int(np.flatnonzero(outside)[0])
-        expected = f"in [0, {num_rows})"
-        raise bad_input("sort_edges", f"receivers[{at}]", expected, int(receivers[at]))
-    keys = receivers.astype(np.int32)
+    check_rows_on_host(receivers, num_rows, mask)  # scipy would write past its arrays
+    keys = receivers.astype(np.int32, copy=False)
     if mask is not None:
         keys = np.where(mask, keys, np.int32(num_rows))
-    num_edges = len(keys)
-    dtype = offset_dtype(num_edges)
-    # One entry per sparse row and one sparse row per edge: converting that matrix to CSC is
-    # scipy's linear, stable counting sort, and the row index it returns is the permutation.
-    one_hot = scipy.sparse.csr_array(
-        (np.ones(num_edges, np.int8), keys.astype(dtype), np.arange(num_edges + 1, dtype=dtype)),
-        shape=(num_edges, num_rows + 1),
-    )
-    by_receiver = one_hot.tocsc()
-    return by_receiver.indptr[:-1].astype(dtype), by_receiver.indices.astype(dtype)
+    order = np.arange(len(keys), dtype=offset_dtype(len(keys)))
+    indptr, _, order = compress(keys, np.zeros(len(keys), np.int32), order, (num_rows + 1, 1))
+    return indptr[:-1], order
+
+
+def check_rows_on_host(receivers: np.ndarray, num_rows: int, mask: np.ndarray | None) -> None:
+    """Raises ValueError naming the first receiver that is out of range and not masked."""
+    at = first_outside(receivers, num_rows, mask)
+    if at is not None:
+        expected = f"in [0, {num_rows})"
+        raise bad_input("sort_edges", f"receivers[{at}]", expected, int(receivers[at]))
+
+
+def compress(
+    rows: np.ndarray, columns: np.ndarray, values: np.ndarray, shape: tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sorts entries by row, in linear time, keeping the order of the entries of a row.
+
+    This is scipy's counting sort. Repeated entries stay apart: scipy adds up those of a matrix
+    only unless it is told that there are none.
+
+    Args:
+      rows: row of each entry, int32 in range.
+      columns: column of each entry, int32 in range.
+      values: a number for each entry, of a dtype that scipy knows.
+      shape: number of rows and columns, at least one of each.
+
+    Returns:
+      ``(indptr, columns, values)``: row offsets, and the columns and values in the order of rows.
+    """
+    entries = scipy.sparse.coo_array((values, (rows, columns)), shape=shape)
+    entries.has_canonical_format = True
+    by_row = entries.tocsr()
+    dtype = offset_dtype(len(values))
+    return by_row.indptr.astype(dtype, copy=False), by_row.indices, by_row.data
+
+
+def transpose_on_host(
+    indptr: np.ndarray, indices: np.ndarray, num_cols: int, *, with_permutation: bool = True
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Sorts the edges of a graph by sender, in linear time, keeping the order of a sender's edges.
+
+    Args:
+      indptr: row offsets.
+      indices: sender of each edge slot; those behind ``indptr[-1]`` are padding, and may be any.
+      num_cols: number of senders.
+      with_permutation: whether to return the position of each edge too, for which scipy moves four
+        bytes an edge instead of one.
+
+    Returns:
+      ``(transposed_indptr, transposed_indices, permutation)``. Padding stays behind the edges; its
+      receivers are the last row.
+    """
+    num_rows, num_edges = len(indptr) - 1, len(indices)
+    dtype, real = offset_dtype(num_edges), int(indptr[-1])
+    order = np.arange(num_edges, dtype=dtype if with_permutation else np.int8)
+    offsets = indptr.astype(dtype, copy=False)
+    shape = num_rows, max(num_cols, 1)
+    if num_rows:
+        edges = scipy.sparse.csr_array((order[:real], indices[:real], offsets), shape=shape)
+        by_sender = edges.tocsc()
+    else:
+        by_sender = scipy.sparse.csc_array(shape, dtype=order.dtype)
+    transposed = np.full(num_edges, max(num_rows - 1, 0), np.int32)
+    transposed[:real] = by_sender.indices
+    order[:real] = by_sender.data
+    by_column = by_sender.indptr[: num_cols + 1].astype(dtype, copy=False)
+    return by_column, transposed, order if with_permutation else None
 
 
 @partial(jax.jit, static_argnums=1, inline=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
 import numpy as np
 import numpy.typing as npt
 
@@ -12,7 +11,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn.graph._arrays import is_concrete, require_one
 from jaxgnn.graph._csr import CSRGraph
 from jaxgnn.graph._sorting import row_ids_on_host
-from jaxgnn.graph._validate import validate_structure
+from jaxgnn.graph._validate import arrays_of
 
 
 class Edges(NamedTuple):
@@ -30,7 +29,7 @@ def edges_of(
     if not isinstance(graph, CSRGraph):
         raise bad_input(where, "graph", "a CSRGraph", type(graph).__name__)
     require_one(where, "graph", graph)
-    if not is_concrete(*jax.tree.leaves(graph)):
+    if not is_concrete(*arrays_of(graph)):
         expected = "concrete, since its values tell the size of the result; call it outside jit"
         raise bad_input(where, "graph", expected, "a tracer")
     if not allow_bipartite and graph.num_rows != graph.num_cols:
@@ -38,8 +37,7 @@ def edges_of(
     if not allow_normalized and graph.is_normalized:
         expected = "not normalised, since its degrees change; normalise the result"
         raise bad_input(where, "graph", expected, repr(graph.normalization))
-    if graph.plan is None:
-        validate_structure(graph)
+    graph.concrete_parts()  # which checks the structure
     indptr = np.asarray(graph.indptr)
     real = slice(0, int(indptr[-1]))
     weights = None if graph.weights is None else np.asarray(graph.weights)[real]

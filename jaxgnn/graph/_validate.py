@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,9 @@ import numpy as np
 from jaxgnn._errors import bad_input
 from jaxgnn.graph._arrays import is_concrete, require_floats, require_length, require_size
 from jaxgnn.graph._edge_blocks import make_edge_blocks
+from jaxgnn.graph._plan_on_demand import given_plan
 from jaxgnn.graph._schedule import MAX_EDGES_PER_UNIT, make_schedule, units
+from jaxgnn.graph._sorting import transpose_on_host
 
 if TYPE_CHECKING:
     from jaxgnn.graph._csr import CSRGraph
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 def validate_graph(graph: CSRGraph) -> None:
     """Raises ValueError naming the first entry that would mislead a kernel."""
-    if not is_concrete(*jax.tree.leaves(graph)):
+    if not is_concrete(*arrays_of(graph)):
         raise bad_input("CSRGraph.validate", "self", "concrete; call it outside jit", "a tracer")
     validate_structure(graph)
     indptr = np.asarray(graph.indptr)
@@ -27,9 +29,16 @@ def validate_graph(graph: CSRGraph) -> None:
         values = getattr(graph, name)
         if values is not None:
             values = np.asarray(values)
-            _check_finite("CSRGraph", name, values[: indptr[-1]] if name == "weights" else values)
-    if graph.plan is not None:
-        _check_plan(graph, graph.plan, indptr)
+            check_finite("CSRGraph", name, values[: indptr[-1]] if name == "weights" else values)
+    plan = given_plan(graph)
+    if plan is not None:
+        _check_plan(graph, plan, indptr)
+
+
+def arrays_of(graph: CSRGraph) -> list[Any]:
+    """The arrays of a graph and of the plan that it has already; none is made for this."""
+    fields = graph.indptr, graph.indices, graph.weights, graph.row_scale, graph.col_scale
+    return jax.tree.leaves((fields, given_plan(graph)))
 
 
 def validate_structure(graph: CSRGraph) -> None:
@@ -64,8 +73,9 @@ def check_shapes(where: str, graph: CSRGraph) -> None:
             continue
         require_length(where, f"graph.{name}", values, length, what)
         require_floats(where, f"graph.{name}", values)
-    if graph.plan is not None:
-        _check_plan_shapes(where, graph, graph.plan)
+    plan = given_plan(graph)
+    if plan is not None:
+        _check_plan_shapes(where, graph, plan)
 
 
 def _check_plan_shapes(where, graph, plan):
@@ -77,11 +87,15 @@ def _check_plan_shapes(where, graph, plan):
     ]
     for side, num_rows in (("schedule", graph.num_rows), ("transposed_schedule", graph.num_cols)):
         schedule, length = getattr(plan, side), units(num_rows, num_edges)
+        if schedule is None:
+            continue
         arrays.append((f"{side}.rows", schedule.rows, length, ids))
         arrays.append((f"{side}.offsets", schedule.offsets, length + 1, offsets))
         arrays.append((f"{side}.pieces", schedule.pieces, length, ids))
         arrays.append((f"{side}.piece_counts", schedule.piece_counts, 2, ids))
     for name, array, length, dtypes in arrays:
+        if array is None:  # a part that has not been made
+            continue
         if array.shape != (length,):
             expected = f"of shape ({length},), as this graph has it"
             raise bad_input(where, f"graph.plan.{name}", expected, array.shape)
@@ -109,8 +123,11 @@ def _check_ids(where, name, ids, bound):
         raise bad_input(where, f"{name}[{at}]", f"in [0, {bound})", int(ids[at]))
 
 
-def _check_finite(where, name, values):
-    bad = np.flatnonzero(~np.isfinite(values.astype(np.float64)))
+def check_finite(where: str, name: str, values: np.ndarray) -> None:
+    """Raises ValueError naming the first value that is not finite."""
+    if values.dtype not in (np.float32, np.float64):  # for others numpy has no test
+        values = values.astype(np.float32)
+    bad = np.flatnonzero(~np.isfinite(values))
     if bad.size:
         at = int(bad[0])
         raise bad_input(where, f"{name}[{at}]", "finite", float(values[at]))
@@ -118,14 +135,66 @@ def _check_finite(where, name, values):
 
 def _check_plan(graph, plan, indptr):
     """Raises unless the plan belongs to its graph; another plan gives wrong results."""
+    if plan.transposed_indptr is not None:
+        _check_transpose(graph, plan, indptr)
+    elif plan.permutation is not None:
+        made = transpose_on_host(indptr, np.asarray(graph.indices), graph.num_cols)
+        _check_equal("plan.permutation", np.asarray(plan.permutation), made[2])
+    if plan.schedule is not None:
+        _check_schedule("plan.schedule", plan.schedule, indptr, graph.num_edges)
+    if plan.transposed_schedule is not None:
+        offsets = np.asarray(plan.transposed_indptr)
+        _check_schedule(
+            "plan.transposed_schedule", plan.transposed_schedule, offsets, graph.num_edges
+        )
+    if plan.edge_blocks:
+        _check_edge_blocks(graph, plan, indptr)
+
+
+def _check_edge_blocks(graph, plan, indptr):
+    indices, is_weighted = np.asarray(graph.indices), plan.edge_blocks[0].edges is not None
+    transposed = transpose_on_host(indptr, indices, graph.num_cols, with_permutation=is_weighted)
+    expected = make_edge_blocks(indptr, *transposed)
+    wanted, got = ([blocks.shape for blocks in b] for b in (expected, plan.edge_blocks))
+    if wanted != got:
+        raise bad_input("CSRGraph", "plan.edge_blocks", f"of shapes {wanted}", got)
+    for at, (given, made) in enumerate(zip(plan.edge_blocks, expected, strict=True)):
+        _check_equal(f"plan.edge_blocks[{at}]", given, made)
+
+
+def _check_transpose(graph, plan, indptr):
     transposed, num_edges = np.asarray(plan.transposed_indptr), int(indptr[-1])
     _check_offsets("CSRGraph", "plan.transposed_indptr", transposed, graph.num_edges)
     if transposed[-1] != num_edges:
         name = f"plan.transposed_indptr[{graph.num_cols}]"
         raise bad_input("CSRGraph", name, f"the number of edges, {num_edges}", int(transposed[-1]))
+    _check_ids(
+        "CSRGraph",
+        "plan.transposed_indices",
+        np.asarray(plan.transposed_indices)[:num_edges],
+        graph.num_rows,
+    )
+    if plan.permutation is None:
+        _check_same_transpose(graph, plan, indptr)
+    else:
+        _check_permutation(graph, plan, indptr)
+
+
+def _check_same_transpose(graph, plan, indptr):
+    """Compares with the transpose that would be made, where no permutation tells which is which."""
+    made = transpose_on_host(
+        indptr, np.asarray(graph.indices), graph.num_cols, with_permutation=False
+    )
+    names = "transposed_indptr", "transposed_indices"
+    for name, expected in zip(names, made[:2], strict=True):
+        real = slice(0, None if name == "transposed_indptr" else int(indptr[-1]))
+        _check_equal(f"plan.{name}", np.asarray(getattr(plan, name))[real], expected[real])
+
+
+def _check_permutation(graph, plan, indptr):
+    transposed, num_edges = np.asarray(plan.transposed_indptr), int(indptr[-1])
     receivers = np.asarray(plan.transposed_indices)[:num_edges]
     permutation = np.asarray(plan.permutation)[:num_edges]
-    _check_ids("CSRGraph", "plan.transposed_indices", receivers, graph.num_rows)
     _check_ids("CSRGraph", "plan.permutation", permutation, num_edges)
     if num_edges and np.bincount(permutation).max() > 1:
         twice = int(np.bincount(permutation).argmax())
@@ -139,18 +208,6 @@ def _check_plan(graph, plan, indptr):
         expected = f"the position of an edge from {senders[at]} to {receivers[at]}"
         got = f"{permutation[at]}, an edge from {columns[at]} to {rows[at]}"
         raise bad_input("CSRGraph", f"plan.permutation[{at}]", expected, got)
-    _check_schedule("plan.schedule", plan.schedule, indptr, graph.num_edges)
-    _check_schedule(
-        "plan.transposed_schedule", plan.transposed_schedule, transposed, graph.num_edges
-    )
-    if plan.edge_blocks:
-        receivers, permutation = np.asarray(plan.transposed_indices), np.asarray(plan.permutation)
-        expected = make_edge_blocks(indptr, transposed, receivers, permutation)
-        wanted, got = ([blocks.shape for blocks in b] for b in (expected, plan.edge_blocks))
-        if wanted != got:
-            raise bad_input("CSRGraph", "plan.edge_blocks", f"of shapes {wanted}", got)
-        for at, (given, made) in enumerate(zip(plan.edge_blocks, expected, strict=True)):
-            _check_equal(f"plan.edge_blocks[{at}]", given, made)
 
 
 def _check_schedule(name, schedule, indptr, num_edges):

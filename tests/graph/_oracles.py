@@ -18,7 +18,7 @@ def edges_by_sender(graph: CSRGraph) -> tuple[np.ndarray, ...]:
 
     The sender of a padding slot does not exist.
     """
-    plan = graph.plan
+    plan = graph.made_plan()
     assert plan is not None
     indptr, by_sender = np.asarray(graph.indptr), np.asarray(plan.transposed_indptr)
     senders = np.full(graph.num_edges, graph.num_cols, np.int32)

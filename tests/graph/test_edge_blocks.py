@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxgnn import CSRGraph
-from jaxgnn.graph import BlockShape, EdgeBlocks, _csr, _edge_blocks
+from jaxgnn.graph import BlockShape, EdgeBlocks, _edge_blocks, _parts
 from jaxgnn.graph._communities import find_communities
 from jaxgnn.graph._edge_blocks import ROW_BITS, blocks_for, make_edge_blocks
 from jaxgnn.testing import GRAPHS
@@ -35,7 +35,7 @@ def _graphs():
 
 
 def _arrays(graph):
-    plan = graph.plan
+    plan = graph.made_plan()
     return graph.indptr, plan.transposed_indptr, plan.transposed_indices, plan.permutation
 
 
@@ -312,7 +312,7 @@ def test_a_search_finds_every_place_of_a_range_that_is_as_long_as_can_be(count, 
 
 
 def test_no_edges_of_many_senders_are_shared_out_under_jit_too(monkeypatch):
-    monkeypatch.setattr(_csr, "_on_gpu", lambda: True)
+    monkeypatch.setattr(_parts, "on_gpu", lambda: True)
     indptr, senders = np.zeros(5, np.int32), np.zeros(0, np.int32)
 
     def prepared(indptr, senders):

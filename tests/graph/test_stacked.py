@@ -1,5 +1,6 @@
 """Graphs stacked along a leading axis: methods take them inside of ``jax.vmap`` alone."""
 
+import dataclasses
 import inspect
 
 import jax
@@ -57,8 +58,7 @@ def test_every_method_refuses_a_stacked_graph_and_names_vmap(graphs, name, plann
 
 
 def test_only_weights_that_are_stacked_are_found_too():
-    graph = GRAPHS[0].with_weights(None)
-    graph = type(graph)(**{**vars(graph), "weights": jnp.ones((3, 40))})
+    graph = dataclasses.replace(GRAPHS[0], weights=jnp.ones((3, 40)))
     with pytest.raises(ValueError, match=r"jax\.vmap.* got weights float32\[3, 40\]"):
         graph.normalized("sym")
 

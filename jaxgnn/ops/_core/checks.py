@@ -9,23 +9,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgnn._errors import bad_input
-from jaxgnn.graph import CBSR, CSRGraph, check_shapes, column_dtype, is_concrete
+from jaxgnn.graph import CBSR, CSRGraph, check_shapes, column_dtype
 from jaxgnn.graph._arrays import put_copy
 
 
 def check_graph(op: str, graph: Any) -> CSRGraph:
-    """The graph, with its plan if it is concrete.
+    """The graph, if it is concrete with the parts of its plan that the op needs.
 
     Raises:
       ValueError: unless ``graph`` is a CSRGraph of sound shapes with at least one node. A concrete
-        graph without a plan gets one, kept for the next call, which checks its indices too.
+        graph keeps these parts for the next call; without any plan its indices are checked too.
     """
     if not isinstance(graph, CSRGraph):
         raise bad_input(op, "graph", "a jaxgnn.graph.CSRGraph", type(graph).__name__)
     check_shapes(op, graph)
     if 0 in graph.shape:
         raise bad_input(op, "graph", "of at least one node", f"shape {graph.shape}")
-    return graph.prepared() if is_concrete(graph.indptr, graph.indices) else graph
+    return graph.prepared_for(op)
 
 
 def from_numpy[*Trees](*trees: *Trees) -> tuple[*Trees]:

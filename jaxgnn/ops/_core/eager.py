@@ -136,6 +136,6 @@ def _is_array(leaf: Any) -> bool:
 def _prepared(leaf: Any) -> Any:
     if not _is_graph(leaf):
         return leaf
-    is_csr = isinstance(leaf, CSRGraph)
-    ids = (leaf.indptr, leaf.indices) if is_csr else (leaf.node_ids, leaf.hyperedge_ids)
-    return leaf.prepared() if is_concrete(*ids) else leaf
+    if isinstance(leaf, CSRGraph):
+        return leaf.prepared_for("whatever the program calls")
+    return leaf.prepared() if is_concrete(leaf.node_ids, leaf.hyperedge_ids) else leaf

@@ -148,6 +148,8 @@ def edge_mlp_aggregate(
     check_reduction(_OP, graph, reduce, activation, weights)
     request = dispatch.resolve(_OP, implementation)
     degrees = graph.uniform_degrees()
+    if None not in degrees:  # then edges are summed by column in the order of the transpose
+        graph = graph.with_parts("permutation")
     layers = EdgeMLPParams(tuple(params.kernels), tuple(params.biases))
     graph, receivers, senders, layers, edge_features, weights = dispatch.match_varying(
         graph, receivers, senders, layers, edge_features, weights

@@ -177,7 +177,7 @@ def _sparse_attention(arrays: Arrays, scores, convention, implementation):
 
 def _transpose_order(graph: CSRGraph):
     """The index in the graph of each edge of its transpose."""
-    return graph.made_plan().permutation
+    return graph.made_plan("permutation").permutation
 
 
 def _permuted(values: Float[Array, "*batch edges"], permutation) -> Float[Array, "*batch edges"]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxgnn import _ffi, deterministic, ops
-from jaxgnn.graph import CBSR, CSRGraph, _csr, _edge_blocks, column_dtype
+from jaxgnn.graph import CBSR, CSRGraph, _csr, _edge_blocks, _parts, column_dtype
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.dispatch import current_platform
 from jaxgnn.ops._maxk_spmm.maxk_spmm import (
@@ -209,7 +209,7 @@ def test_none_takes_the_gradient_that_was_faster_on_a_gpu(
     entry = dataclasses.replace(entry, missing=lambda platform: missing)
     monkeypatch.setitem(GRAD_VALUES.implementations, "ffi", entry)
     monkeypatch.setattr(_ffi, "why_missing", lambda platform: missing)
-    monkeypatch.setattr(_csr, "_on_gpu", lambda: True)
+    monkeypatch.setattr(_parts, "on_gpu", lambda: True)
     if many_edges:
         monkeypatch.setattr(_edge_blocks, "_rows_of_blocks", lambda *sizes: ((208, 416), True))
     graph = dataclasses.replace(BUILT["weighted"], plan=None).prepared()
@@ -222,7 +222,7 @@ def test_none_takes_the_gradient_that_was_faster_on_a_gpu(
 
 def test_a_traced_graph_is_not_planned_to_choose_its_gradient(monkeypatch):
     monkeypatch.setattr(_ffi, "why_missing", lambda platform: None)
-    monkeypatch.setattr(_csr, "make_plan", lambda *arrays, **options: pytest.fail("planned"))
+    monkeypatch.setattr(_csr, "make_traced_plan", lambda *arrays, **options: pytest.fail("planned"))
     not_worth = GRAD_VALUES.implementations["pallas"].not_worth
     graph, kept = BUILT["weighted"], _kept(BUILT["weighted"].num_cols, 128, 4, "float32")
 
@@ -288,7 +288,7 @@ def test_break_even_takes_the_first_row_that_fits_and_is_zero_for_unknown_dtypes
 def test_none_takes_larger_k_on_a_gpu_where_rows_have_many_edges_in_blocks(
     monkeypatch, dtype, degree, narrow, wide, otherwise
 ):
-    monkeypatch.setattr(_csr, "_on_gpu", lambda: True)
+    monkeypatch.setattr(_parts, "on_gpu", lambda: True)
     monkeypatch.setattr(dispatch, "current_platform", lambda: "cuda")
     nodes = 20
     senders = np.arange(nodes * degree) % nodes

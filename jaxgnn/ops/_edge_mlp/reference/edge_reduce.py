@@ -185,7 +185,8 @@ class _Ends(NamedTuple):
         """Adds up the edges of each column."""
         batch, _, dim = values.shape
         if self.rows is None and self.options.column_degree is not None:
-            by_column = _stored_on_cpu(values)[:, self.structure.made_plan().permutation]
+            by_sender = self.structure.made_plan("permutation").permutation
+            by_column = _stored_on_cpu(values)[:, by_sender]
             shape = batch, self.structure.num_cols, self.options.column_degree, dim
             return jnp.sum(by_column.reshape(shape), axis=2)
         zeros = jnp.zeros((batch, self.structure.num_cols, dim), values.dtype)

@@ -1,0 +1,123 @@
+"""Sorting the edges of large concrete graphs on a GPU, by programs that few sizes share.
+
+A host sorts a hundred million edges in seconds, a GPU in a tenth of one, but the program takes
+seconds to compile. So arrays are padded to one of few sizes, with which that program is compiled
+once. Results are cut to their own size again, and are those of the host, bit for bit.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Int
+
+from jaxgnn.graph._arrays import MAX_INT32, kept
+from jaxgnn.graph._sorting import row_ids
+
+# Fewer edges are sorted on the host in less time than it takes to compile anything.
+_LEAST_EDGES = 1 << 20
+# Each size is padded by less than one in so many.
+_PARTS = 4
+
+
+def on_gpu() -> bool:
+    """Whether arrays are placed on a GPU."""
+    return jax.default_backend() == "gpu"
+
+
+def is_for_device(num_edges: int) -> bool:
+    """Whether a concrete graph of so many edges is best prepared on the default device."""
+    return on_gpu() and num_edges >= _LEAST_EDGES and bucket(num_edges) <= MAX_INT32
+
+
+def bucket(size: int) -> int:
+    """The size to which ``size`` is padded: four in each factor of two."""
+    step = max(1, (1 << max(size - 1, 0).bit_length()) // (2 * _PARTS))
+    return -(-size // step) * step
+
+
+def sort_on_device(
+    receivers: Any, senders: Any, num_rows: int, mask: Any = None
+) -> tuple[Array, Array, Array]:
+    """Sorts edges by receiver, keeping the given order among the edges of one receiver.
+
+    Args:
+      receivers: row of each edge, in range unless masked; of numpy or of JAX, and concrete.
+      senders: sender of each edge.
+      num_rows: number of rows.
+      mask: [edges] bool, False for padding edges, which become the last; or None.
+
+    Returns:
+      ``(indptr, indices, order)``: row offsets, sender and input position of each sorted edge, all
+      int32 on the default device.
+    """
+    num_edges = receivers.shape[0]
+    sizes, edges = (bucket(num_edges),), (receivers, senders, mask)
+    with jax.ensure_compile_time_eval():
+        padded = _resized(jax.device_put(tuple(map(kept, edges))), sizes * 3)
+        made = _sort(*padded, np.int32(num_edges), bucket(num_rows))
+        return _resized(made, (num_rows + 1, num_edges, num_edges))
+
+
+def transpose_on_device(
+    indptr: Int[Array, " rows+1"], indices: Int[Array, " edges"], num_cols: int
+) -> tuple[Array, Array, Array]:
+    """Sorts the edges of a graph by sender; see ``transpose_on_host`` for the results."""
+    num_rows, num_edges = indptr.shape[0] - 1, indices.shape[0]
+    with jax.ensure_compile_time_eval():
+        arrays = jax.device_put((kept(indptr), kept(indices)))
+        padded = _resized(arrays, (bucket(num_rows) + 1, bucket(num_edges)))
+        made = _transpose(*padded, np.int32(num_rows), bucket(num_cols))
+        return _resized(made, (num_cols + 1, num_edges, num_edges))
+
+
+@jax.jit
+def smallest_and_largest(ids: Int[Array, " edges"]) -> tuple[Array, Array]:
+    """The range of ids, for checks that do not bring the ids to the host."""
+    return jnp.min(ids), jnp.max(ids)
+
+
+@partial(jax.jit, static_argnums=1)
+def _resized(arrays: Any, sizes: tuple[int, ...]) -> Any:
+    """Cuts each array to its size, or repeats its last entry; compiled in no time."""
+
+    def resized(array, size):
+        if array is None:
+            return None
+        return jnp.pad(array[:size], (0, max(size - array.shape[0], 0)), mode="edge")
+
+    return tuple(map(resized, arrays, sizes))
+
+
+@partial(jax.jit, static_argnums=4)
+def _sort(receivers, senders, mask, num_edges, num_rows):
+    real = jnp.arange(receivers.shape[0], dtype=jnp.int32) < num_edges
+    if mask is not None:
+        real &= mask
+    keys, order = _sorted(jnp.where(real, receivers.astype(jnp.int32), MAX_INT32))
+    return _offsets(keys, num_rows), senders.astype(jnp.int32)[order], order
+
+
+@partial(jax.jit, static_argnums=3)
+def _transpose(indptr, indices, num_rows, num_cols):
+    rows = row_ids(indptr, indices.shape[0])
+    real = rows < indptr.shape[0] - 1
+    keys, order = _sorted(jnp.where(real, indices, MAX_INT32))
+    receivers = jnp.clip(rows[order], 0, jnp.maximum(num_rows - 1, 0))
+    return _offsets(keys, num_cols), receivers, order
+
+
+def _sorted(keys):
+    """The sorted keys, and their positions; XLA has a radix sort for exactly two operands."""
+    positions = jnp.arange(keys.shape[0], dtype=jnp.int32)
+    return lax.sort((keys, positions), num_keys=1, is_stable=True)
+
+
+def _offsets(keys, count):
+    ids = jnp.arange(count + 1, dtype=jnp.int32)
+    return jnp.searchsorted(keys, ids, side="left").astype(jnp.int32)

@@ -1,0 +1,53 @@
+"""The field ``plan`` of graphs from constructors, which is filled when it is first read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxgnn.graph._parts import parts_of_leaves
+from jaxgnn.graph._plan import GraphPlan
+
+
+class PlanOnDemand:
+    """A descriptor of the field ``plan`` of ``CSRGraph``.
+
+    Inside of a jitted function nobody can keep what was made there. So a graph that is passed to
+    one should bring what its ops need, and all graphs from constructors should be the same pytree.
+    On the other hand an op that gets the concrete graph makes what it needs, which may be less.
+
+    Therefore the plan of a graph from a constructor is made when the field is first read, which
+    taking the graph apart does: with the schedules, the transpose, and if there are weights the
+    permutation. This is what ``spmm`` and its gradients need. Whatever else has been made of the
+    graph, and whether this field has been read before, changes nothing.
+    """
+
+    def __get__(self, graph: Any, owner: Any = None) -> GraphPlan | None:
+        if graph is None:
+            return None
+        if given_plan(graph) is None and makes_plan(graph):
+            parts = parts_of_leaves(weighted=graph.weights is not None)
+            return graph.concrete_parts().plan(parts)
+        return given_plan(graph)
+
+    def __set__(self, graph: Any, plan: GraphPlan | None) -> None:
+        graph.__dict__["plan"] = plan
+
+
+_MARK = "_makes_plan_on_demand"
+
+
+def plan_on_demand[Graph](graph: Graph, like: Any = None) -> Graph:
+    """Lets ``graph`` make its plan when it is first read; with ``like``, only if that one does."""
+    if like is None or makes_plan(like):
+        graph.__dict__[_MARK] = True
+    return graph
+
+
+def makes_plan(graph: Any) -> bool:
+    """Whether the graph is from a constructor, which has checked it."""
+    return _MARK in graph.__dict__
+
+
+def given_plan(graph: Any) -> GraphPlan | None:
+    """The plan that the graph was given, without making one; None if there is none."""
+    return graph.__dict__.get("plan")
