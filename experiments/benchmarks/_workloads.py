@@ -284,7 +284,7 @@ def uniform_graph(nodes: int, edges: int, seed: int = 0) -> CSRGraph:
 def build_graph(senders, receivers, nodes: int) -> CSRGraph:
     """Sorts on the device, without a way through the host, but for CPUs and for few edges."""
     if jax.default_backend() == "cpu" or len(senders) <= _EDGES_FOR_THE_HOST:
-        return CSRGraph.from_edges(senders, receivers, nodes)
+        return CSRGraph.from_edges(senders, receivers, nodes).prepared()
     return _build_on_device(senders, receivers, nodes)
 
 

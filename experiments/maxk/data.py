@@ -110,7 +110,7 @@ def make_batch(
         graph = graph.with_self_loops(duplicates=True)
     features = rows_to_one(dataset.features) if normalize_features else dataset.features
     return Batch(
-        graph=graph.normalized(normalization),
+        graph=graph.normalized(normalization).prepared("maxk_spmm"),
         features=_on_device(features, dtype),
         labels=jnp.array(dataset.labels),
         train=jnp.array(split_mask(dataset, dataset.train)),

@@ -112,7 +112,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
     def _made(self) -> dict[str, Any]:
         """What has been made of the structure, by the name of the part."""
         plan, parts = given_plan(self), self.__dict__.get("_parts")
-        of_plan = {} if plan is None else {p: plan.arrays_of(p) for p in plan.parts}
+        of_plan: dict[str, Any] = {} if plan is None else {p: plan.arrays_of(p) for p in plan.parts}
         if parts is None:
             return of_plan
         made = parts.made()
@@ -371,7 +371,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         Args:
           parts: the parts; without any, all but the edge blocks.
         """
-        wanted = frozenset(parts or ("schedule", "transpose", "permutation"))
+        wanted = frozenset[Part](parts or ("schedule", "transpose", "permutation"))
         there = given_plan(self)
         missing = wanted if there is None else wanted - there.parts
         if there is not None and not missing:
@@ -409,7 +409,8 @@ class CSRGraph(KeepsArrays, GraphConstructors):
             if given is None:
                 plan_on_demand(transposed, like=self)
             else:
-                kept = given.parts - {"edge_blocks"} | {"schedule", "transpose"}
+                always = frozenset[Part](("schedule", "transpose"))
+                kept = (given.parts & {"permutation"}) | always
                 object.__setattr__(transposed, "plan", flipped.plan(kept))
         return keep_order(transposed, reordered(known_order(self), plan.permutation))
 
@@ -535,7 +536,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         return self
 
 
-CSRGraph.plan = cast(Any, PlanOnDemand())
+type.__setattr__(CSRGraph, "plan", PlanOnDemand())
 
 
 def _column_degrees(graph: CSRGraph) -> Int[Array, " cols"] | np.ndarray:

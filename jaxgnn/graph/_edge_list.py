@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxgnn._errors import bad_input
@@ -15,6 +16,7 @@ from jaxgnn.graph._arrays import (
     require_length,
     require_size,
 )
+from jaxgnn.graph._device_sorting import is_for_device, smallest_and_largest
 
 
 class EdgeNames(NamedTuple):
@@ -105,6 +107,11 @@ def check_edge_list(names: EdgeNames, edges: EdgeList, num_nodes: int, num_cols:
 
 
 def _check_range(where, name, ids, edge_mask, bound):
+    if isinstance(ids, jax.Array) and is_for_device(ids.size):
+        with jax.ensure_compile_time_eval():
+            least, most = smallest_and_largest(ids)
+        if least >= 0 and most < bound:
+            return
     ids, mask = np.asarray(ids), None if edge_mask is None else np.asarray(edge_mask)
     at = first_outside(ids, bound, mask)
     if at is not None:

@@ -87,7 +87,7 @@ class ConcreteParts:
         made = cls(indptr, indices, num_cols)
         if plan is None:
             return made
-        known = {"schedule": plan.schedule, "permutation": plan.permutation}
+        known: dict[str, Any] = {"schedule": plan.schedule, "permutation": plan.permutation}
         if plan.transposed_schedule is not None:
             known["transpose"] = plan.transposed_indptr, plan.transposed_indices
             known["transposed_schedule"] = plan.transposed_schedule

@@ -129,7 +129,7 @@ def make_plan(
         indptr, indices = np.asarray(indptr), np.asarray(indices)
         transposed = transpose_on_host(indptr, indices, num_cols)
     else:
-        transposed = transpose_traced(jnp.asarray(indptr), indices, num_cols)
+        transposed = transpose_traced(jnp.asarray(indptr), jnp.asarray(indices), num_cols)
     transposed_indptr, transposed_indices, permutation = map(own, transposed)
     blocks = ()
     if edge_blocks:
