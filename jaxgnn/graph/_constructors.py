@@ -70,9 +70,9 @@ class GraphConstructors:
     ) -> Any:
         """Builds a graph from an edge list; edges of one receiver keep their order.
 
-        On concrete input the result is validated and has its plan, also under ``jit``. Traced edges
-        are sorted by XLA, and only shapes and dtypes are checked: edges with a node out of range
-        become padding.
+        Concrete edges are checked and sorted on the host, also under ``jit``; where arrays are
+        placed on a GPU, a million edges and more are sorted there. Traced edges are sorted by XLA,
+        and only shapes and dtypes are checked: edges with a node out of range become padding.
 
         Args:
           senders: node that each edge leaves, integers [edges].
@@ -95,6 +95,7 @@ class GraphConstructors:
             ``edge_data`` the message names the path of the leaf.
 
         Example:
+          >>> from jaxgnn.graph import CSRGraph
           >>> lengths = np.array([20.0, 0.5, 1.0])
           >>> graph, lengths = CSRGraph.from_edges([2, 0, 1], [1, 0, 1], 3, edge_data=lengths)
           >>> graph.senders.tolist(), graph.receivers().tolist(), lengths.tolist()

@@ -27,6 +27,7 @@ from experiments.benchmarks import (
     _streams,
     maxk,
     maxk_spmm,
+    preparation,
     report,
     run_all,
     scaling,
@@ -763,6 +764,8 @@ def test_the_most_frequent_class_is_that_of_the_training_nodes():
         (scaling, {"max_edges": 1}, "--max-edges must be at least --min-edges, 10000, got 1"),
         (scaling, {"min_edges": 0}, "--min-edges must be at least 1, got 0"),
         (scaling, {"k": 300}, r"--k must be in 1\.\.256 \(--dim\), got 300"),
+        (preparation, {"edges": 0}, r"--edges must be in \[1, 2\^31\), got 0"),
+        (preparation, {"only": ("pyg",)}, "--only must be among numpy, device, .*, got 'pyg'"),
     ],
 )
 def test_a_command_names_the_option_at_fault(command, options, message):
@@ -771,6 +774,7 @@ def test_a_command_names_the_option_at_fault(command, options, message):
         "training": training.TrainingOptions,
         "training_step": training_step.TrainingStepOptions,
         "scaling": scaling.ScalingOptions,
+        "preparation": preparation.PreparationOptions,
     }
     with pytest.raises(ValueError, match=f"^{name}: {message}$"):
         command.main(of_command[name](**options))
@@ -785,6 +789,16 @@ def test_scaling_draws(session):
         assert row["limit_ms"] == pytest.approx(row["bytes_once"] / 10.0 / 1e6)
         assert row["cache_limit_ms"] == pytest.approx(row["bytes"] / session.cache_gb_per_s / 1e6)
     assert _is_png(session.out / f"scaling_{jax.default_backend()}.png")
+
+
+def test_preparation_times_all_candidates_and_counts_bytes(tmp_path):
+    options = preparation.PreparationOptions(1000, 10, repeats=2, out=tmp_path)
+    rows = preparation.main(options)
+    assert read_rows(tmp_path / "preparation.jsonl") == rows
+    assert {"numpy", "device", "maxk_spmm", "scipy"} <= {row["candidate"] for row in rows}
+    for row in rows:
+        assert 0 < row["min_s"] <= row["median_s"] <= row["max_s"]
+        assert (row["of_edges"] or 2) >= 2
 
 
 def test_report_draws_and_prints(rows_of_all, tmp_path, capsys):
