@@ -319,10 +319,11 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         return self.with_parts(*parts)
 
     @of_one
-    def prepared_for(self, op: str) -> CSRGraph:
+    def prepared_for(self, op: str | None) -> CSRGraph:
         """Returns this graph with the parts that an op needs; a traced one is returned unchanged.
 
-        Ops call this first. An op that is not known is given all parts but the edge blocks.
+        Ops call this first. One that is not among those of ``prepared``, or None, is given all
+        parts but the edge blocks.
         """
         if not is_concrete(self.indptr, self.indices):
             return self

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Int
 
-from jaxgnn.graph._arrays import MAX_INT32, kept
+from jaxgnn.graph._arrays import MAX_INT32
 from jaxgnn.graph._sorting import row_ids
 
 # Fewer edges are sorted on the host in less time than it takes to compile anything.
@@ -26,8 +26,11 @@ _PARTS = 4
 
 
 def on_gpu() -> bool:
-    """Whether arrays are placed on a GPU."""
-    return jax.default_backend() == "gpu"
+    """Whether arrays are placed on a GPU, unless told otherwise."""
+    device = jax.config.jax_default_device
+    if device is None:
+        return jax.default_backend() == "gpu"
+    return (device if isinstance(device, str) else device.platform) in ("gpu", "cuda")
 
 
 def is_for_device(num_edges: int) -> bool:
@@ -57,11 +60,12 @@ def sort_on_device(
       int32 on the default device.
     """
     num_edges = receivers.shape[0]
-    sizes, edges = (bucket(num_edges),), (receivers, senders, mask)
+    sizes = (bucket(num_edges),) * 3
     with jax.ensure_compile_time_eval():
-        padded = _resized(jax.device_put(tuple(map(kept, edges))), sizes * 3)
+        padded = _resized(jax.device_put((receivers, senders, mask)), sizes)
         made = _sort(*padded, np.int32(num_edges), bucket(num_rows))
-        return _resized(made, (num_rows + 1, num_edges, num_edges))
+        # The caller may change its arrays from now on.
+        return jax.block_until_ready(_resized(made, (num_rows + 1, num_edges, num_edges)))
 
 
 def transpose_on_device(
@@ -70,8 +74,9 @@ def transpose_on_device(
     """Sorts the edges of a graph by sender; see ``transpose_on_host`` for the results."""
     num_rows, num_edges = indptr.shape[0] - 1, indices.shape[0]
     with jax.ensure_compile_time_eval():
-        arrays = jax.device_put((kept(indptr), kept(indices)))
-        padded = _resized(arrays, (bucket(num_rows) + 1, bucket(num_edges)))
+        padded = _resized(
+            jax.device_put((indptr, indices)), (bucket(num_rows) + 1, bucket(num_edges))
+        )
         made = _transpose(*padded, np.int32(num_rows), bucket(num_cols))
         return _resized(made, (num_cols + 1, num_edges, num_edges))
 

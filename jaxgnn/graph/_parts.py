@@ -33,9 +33,9 @@ OPS = tuple(_NEEDED)
 """The ops whose needs are known; of others it is assumed that they need all but the edge blocks."""
 
 
-def parts_for(op: str, *, weighted: bool) -> frozenset[Part]:
+def parts_for(op: str | None, *, weighted: bool) -> frozenset[Part]:
     """The parts that an op needs of a graph with or without weights, where arrays are placed."""
-    wanted = set(_NEEDED.get(op, ("schedule", "transpose", "permutation")))
+    wanted = set(_NEEDED.get(op or "", ("schedule", "transpose", "permutation")))
     if weighted and "transpose" in wanted:
         wanted.add("permutation")
     return available(wanted)

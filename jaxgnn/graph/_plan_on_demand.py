@@ -24,16 +24,17 @@ class PlanOnDemand:
     def __get__(self, graph: Any, owner: Any = None) -> GraphPlan | None:
         if graph is None:
             return None
-        if given_plan(graph) is None and makes_plan(graph):
+        plan = graph.__dict__.get("plan") or graph.__dict__.get(_LEAVES)
+        if plan is None and makes_plan(graph):
             parts = parts_of_leaves(weighted=graph.weights is not None)
-            return graph.concrete_parts().plan(parts)
-        return given_plan(graph)
+            plan = graph.__dict__[_LEAVES] = graph.concrete_parts().plan(parts)
+        return plan
 
     def __set__(self, graph: Any, plan: GraphPlan | None) -> None:
         graph.__dict__["plan"] = plan
 
 
-_MARK = "_makes_plan_on_demand"
+_MARK, _LEAVES = "_makes_plan_on_demand", "_plan_of_leaves"
 
 
 def plan_on_demand[Graph](graph: Graph, like: Any = None) -> Graph:

@@ -137,5 +137,5 @@ def _prepared(leaf: Any) -> Any:
     if not _is_graph(leaf):
         return leaf
     if isinstance(leaf, CSRGraph):
-        return leaf.prepared_for("whatever the program calls")
+        return leaf.prepared_for(None)  # whatever op the program calls
     return leaf.prepared() if is_concrete(leaf.node_ids, leaf.hyperedge_ids) else leaf
