@@ -107,7 +107,8 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         Arrays that the graph shares with another one, such as its transpose, count for both.
         """
         arrays = jax.tree.leaves((arrays_of(self), self._made(), known_order(self)))
-        return sum({id(array): getattr(array, "nbytes", 0) for array in arrays}.values())
+        distinct = {id(array): array for array in arrays if hasattr(array, "dtype")}
+        return sum(array.size * array.dtype.itemsize for array in distinct.values())
 
     def _made(self) -> dict[str, Any]:
         """What has been made of the structure, by the name of the part."""
@@ -249,7 +250,8 @@ class CSRGraph(KeepsArrays, GraphConstructors):
     @of_one
     def receivers(self) -> Int[Array, " edges"]:
         """Row of each edge; padding slots get ``num_rows``, which is out of range."""
-        if is_concrete(self.indptr) and not is_for_device(self.num_edges):
+        if is_concrete(self.indptr, self.indices) and not is_for_device(self.num_edges):
+            self.concrete_parts()  # which checks the structure
             return put_own(row_ids_on_host(self.indptr, self.num_edges))
         return row_ids(jnp.asarray(self.indptr), self.num_edges)
 
@@ -405,7 +407,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
             normalization=self.normalization,
         )
         if is_host:
-            flipped = self.concrete_parts().flipped
+            flipped = self.concrete_parts().flipped()
             transposed.__dict__["_parts"] = flipped
             if given is None:
                 plan_on_demand(transposed, like=self)
@@ -457,6 +459,8 @@ class CSRGraph(KeepsArrays, GraphConstructors):
     def _scales(self, kind: Normalization) -> dict[str, Any]:
         """The scales of an unweighted graph, on the host unless it is traced."""
         is_host = is_concrete(self.indptr, self.indices)
+        if is_host:
+            self.concrete_parts()  # which checks the structure
         degrees: list[Any] = [self.degrees(), _column_degrees(self) if kind == "sym" else None]
         if is_host:
             degrees = [None if d is None else np.asarray(d) for d in degrees]

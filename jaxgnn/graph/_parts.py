@@ -125,6 +125,8 @@ class ConcreteParts:
     @cached_property
     def schedule(self) -> RowSchedule:
         """Work units over the rows."""
+        if self._original is not None:
+            return self._original.transposed_schedule
         return _placed(make_schedule(np.asarray(self.indptr), self.indices.shape[0]))
 
     @cached_property
@@ -193,9 +195,11 @@ class ConcreteParts:
         columns = np.bincount(np.asarray(self.indices), minlength=self.num_cols)
         return row_degree, _common(columns, num_edges)
 
-    @cached_property
     def flipped(self) -> ConcreteParts:
-        """The parts of the transposed graph, for which nothing is sorted."""
+        """Returns the parts of the transposed graph, for which nothing is sorted.
+
+        They hold these, and not the other way round: arrays end with the last graph that has them.
+        """
         indptr, indices = self.transpose
         return ConcreteParts(indptr, indices, self.indptr.shape[0] - 1, original=self)
 
