@@ -1,5 +1,8 @@
 """Graph-neural-network layers for JAX that run at the hardware's limit."""
 
+from jaxgnn._exporting import ExportedFunction as ExportedFunction
+from jaxgnn._exporting import export as export
+from jaxgnn._exporting import load_exported as load_exported
 from jaxgnn._version import __version__ as __version__
 from jaxgnn.graph import CBSR as CBSR
 from jaxgnn.graph import CSRGraph as CSRGraph
