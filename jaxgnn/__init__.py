@@ -13,15 +13,18 @@ from jaxgnn.ops import verify as verify
 
 # Imported when they are first asked for: they take Flax and more with them.
 _MODULES = ("datasets", "models", "nn", "pretrained", "testing", "training")
+_FUNCTIONS = {"load_model": "pretrained", "save_model": "pretrained"}
 
 
 def __getattr__(name: str):
-    if name in _MODULES:
-        import importlib
+    import importlib
 
+    if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
+    if name in _FUNCTIONS:
+        return getattr(importlib.import_module(f"{__name__}.{_FUNCTIONS[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES})
+    return sorted({*globals(), *_MODULES, *_FUNCTIONS})

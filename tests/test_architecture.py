@@ -101,6 +101,7 @@ ALLOWED = {
     "jaxgnn.datasets": {"jaxgnn._errors", "jaxgnn._ffi", "jaxgnn.datasets"},
     "jaxgnn.pretrained": {
         "jaxgnn._errors",
+        "jaxgnn._version",
         "jaxgnn.datasets",
         "jaxgnn.models",
         "jaxgnn.pretrained",

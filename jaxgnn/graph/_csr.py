@@ -30,6 +30,7 @@ from jaxgnn.graph._arrays import (
     shown,
     take,
 )
+from jaxgnn.graph._bounds import bounded_graph
 from jaxgnn.graph._edge_data import (
     keep_order,
     known_order,
@@ -89,6 +90,9 @@ class CSRGraph(KeepsArrays):
       col_scale: ``c_j``, float32 (float64 under ``jax.enable_x64``), or None for ones.
       plan: transpose and work schedules, or None.
       normalization: kind of normalisation that ``normalized`` has applied, or None.
+      in_range: whether offsets and senders are known to be in range, because the host has checked
+        them or a constructor has seen to it. In a traced graph of which this is not known, ops
+        take a sender out of range for the nearest node, 0 or the last.
     """
 
     indptr: Int[Array, " rows+1"]
@@ -99,6 +103,7 @@ class CSRGraph(KeepsArrays):
     col_scale: Float[Array, " cols"] | None = None
     plan: GraphPlan | None = None
     normalization: Normalization | None = dataclasses.field(default=None, metadata={"static": True})
+    in_range: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def __post_init__(self):
         super().__post_init__()
@@ -291,6 +296,7 @@ class CSRGraph(KeepsArrays):
             indices=take(ids, permutation),
             weights=None if weights is None else take(weights, permutation),
             num_cols=num_cols,
+            in_range=True,  # those of a list that is traced are padding otherwise
         )
         if is_concrete(*jax.tree.leaves(graph)):
             graph.validate()
@@ -618,7 +624,9 @@ class CSRGraph(KeepsArrays):
         """
         if self.plan is not None:
             return self
-        return self._with_fields(plan=self._plan(edge_blocks=_on_gpu()))
+        is_host = is_concrete(self.indptr, self.indices)
+        graph = self if is_host else bounded_graph(self)
+        return graph._with_fields(plan=graph._plan(edge_blocks=_on_gpu()), in_range=True)
 
     def _with_fields(self, **fields: Any) -> CSRGraph:
         """Returns the same edges, in the same order, with other values of some fields."""
@@ -658,6 +666,7 @@ class CSRGraph(KeepsArrays):
             col_scale=self.row_scale,
             plan=plan.transposed(self.indptr, self.indices),
             normalization=self.normalization,
+            in_range=self.in_range,
         )
         return keep_order(transposed, reordered(known_order(self), plan.permutation))
 
@@ -789,6 +798,7 @@ class CSRGraph(KeepsArrays):
             sender out of range, a weight or scale that is not a number, a wrong dtype or length.
         """
         validate_graph(self)
+        object.__setattr__(self, "in_range", True)
         return self
 
 
