@@ -184,14 +184,17 @@ def _symbolic_graph(graph: CSRGraph, rows: Any, edges: Any) -> CSRGraph:
     lengths = {"indptr": rows + 1, "indices": edges, "weights": edges}
     lengths |= {"row_scale": rows, "col_scale": columns}
     arrays = {name: getattr(graph, name) for name in lengths}
-    specs = {n: None if a is None else _struct(a, (lengths[n],)) for n, a in arrays.items()}
+    specs: dict[str, Any] = {
+        name: None if array is None else _struct(array, (lengths[name],))
+        for name, array in arrays.items()
+    }
     return dataclasses.replace(graph, **specs, num_cols=columns, plan=None)
 
 
 def _sizes(shape: Any, like: tuple[int, ...], name: str, scope: Any) -> tuple[Any, ...]:
     try:
-        return jax.export.symbolic_shape(shape, scope=scope, like=like)
-    except (ValueError, TypeError, AttributeError) as error:
+        return tuple(jax.export.symbolic_shape(shape, scope=scope, like=like))
+    except (ValueError, TypeError, AttributeError, IndexError) as error:
         expected = f"{len(like)} sizes, such as {', '.join(['_'] * len(like))!r}"
         raise bad_input("export", name, expected, f"{shape!r}: {error}") from error
 

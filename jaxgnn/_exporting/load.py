@@ -73,7 +73,8 @@ class ExportedFunction:
         except ValueError as error:  # of sizes that are not the same where one name says so
             paths = [path for path, _ in named]
             text = re.sub(r"args\[(\d+)\]", lambda found: paths[int(found[1])], str(error))
-            raise ValueError(f"{self._where}: {text.partition(' Please see')[0]}") from error
+            found = text.partition(" Using the following")[0]
+            raise ValueError(f"{self._where}: {found}") from error
         return rebuilt(self._result, iter(results))
 
     def _check(self, path: str, leaf: Any, aval: Any) -> None:

@@ -54,12 +54,14 @@ def options_as_bytes(options: tuple[Any, ...]) -> bytes:
 
 def options_from_bytes(content: bytes) -> tuple[Any, ...]:
     """The options that ``options_as_bytes`` has written."""
-    return tuple(
-        BlockShape(**{**option, "tiles": tuple(option["tiles"])})
-        if isinstance(option, dict)
-        else option
-        for option in json.loads(content)
-    )
+    return tuple(_option(option) for option in json.loads(content))
+
+
+def _option(found: Any) -> Any:
+    if not isinstance(found, dict):
+        return found
+    sizes: dict[str, Any] = {**found, "tiles": tuple(found["tiles"])}
+    return BlockShape(**sizes)
 
 
 for _type in _TYPES:
