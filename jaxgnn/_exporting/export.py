@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
@@ -15,7 +14,7 @@ import numpy as np
 
 from jaxgnn import _ffi
 from jaxgnn._errors import bad_input
-from jaxgnn._exporting.file import Description, packed
+from jaxgnn._exporting.file import Description, custom_calls, packed
 from jaxgnn._exporting.trees import leaves_of, rebuilt, structure_of
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._core.dispatch import Platform, current_platform
@@ -30,7 +29,7 @@ def export(
     platforms: Sequence[str] | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """Compiles a function to a program that other processes can load, without its Python code.
+    """Lowers a function to a program that other processes can load, without its Python code.
 
     The program is that of ``jax.export``, with the kernels of this library in it, and parameters of
     a model that the function holds. ``jaxgnn.load_exported`` loads the bytes, from a file or
@@ -63,7 +62,7 @@ def export(
     Raises:
       ValueError: if an argument or a result is no such pytree, a shape can not be read, the
         function can not be traced with symbolic sizes, a platform is unknown, the function has
-        effects such as callbacks, or ``metadata`` is not JSON.
+        callbacks, or ``metadata`` is not JSON.
       NotImplementedError: if an implementation that was asked for by name can not run with these
         sizes, or on a platform.
 
@@ -90,9 +89,6 @@ def export(
         return [jnp.asarray(leaf) for _, leaf in leaves_of("export", "", results[0], result)]
 
     exported = _exported(flat, inputs, platforms)
-    if exported.ordered_effects or exported.unordered_effects:
-        effects = [*exported.ordered_effects, *exported.unordered_effects]
-        raise bad_input("export", "function", "without effects such as callbacks", effects)
     description = Description(
         platforms=list(exported.platforms),
         kernels=_kernels(exported),
@@ -117,11 +113,16 @@ def _exported(function: Any, inputs: list[Any], platforms: list[str]) -> jax.exp
     except jax.errors.InconclusiveDimensionOperation as error:
         expected = "sizes with which the function can be traced; name fewer of them"
         raise bad_input("export", "shapes", expected, str(error).strip()) from error
+    except NotImplementedError as error:
+        if "callback" not in str(error):  # but an implementation that can not run
+            raise
+        expected = "without callbacks into Python, which another process does not have"
+        raise bad_input("export", "function", expected, str(error)) from error
 
 
 def _kernels(exported: jax.export.Exported) -> list[str]:
     """Names of the custom calls of this library's kernels in a program."""
-    found = set(re.findall(r"custom_call @([\w.$]+)", exported.mlir_module()))
+    found = custom_calls(exported.mlir_module())
     return sorted(n for n in found if n in _ffi.TARGETS or n.startswith(_GPU_KERNELS))
 
 

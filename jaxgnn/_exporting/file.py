@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import zipfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -73,6 +74,11 @@ _TYPES = {
 }
 
 
+def custom_calls(module: str) -> set[str]:
+    """Names of the functions outside of the program that it calls, from its text."""
+    return set(re.findall(r"custom_call @([\w.$]+)", module))
+
+
 def packed(description: Description, program: bytes) -> bytes:
     """The bytes of a file."""
     file = io.BytesIO()
@@ -132,15 +138,20 @@ def _description(name: str, entries: Any) -> Description:
     return description
 
 
+def versions_of(name: str, entries: dict[str, Any]) -> str:
+    """Says which versions wrote the file and which read it."""
+    writer = f"jaxgnn {str(entries.get('jaxgnn'))[:80]} and jax {str(entries.get('jax'))[:80]}"
+    reader = f"jaxgnn {__version__} and jax {jax.__version__}"
+    return f"load_exported: {name} was written by {writer}, and this is {reader}"
+
+
 def check_versions(name: str, entries: dict[str, Any]) -> None:
     """Complains about a file that this version of the library, or of JAX, can not run.
 
     Raises:
       ValueError: says the version that wrote the file and the one that reads it.
     """
-    writer = f"jaxgnn {str(entries.get('jaxgnn'))[:80]} and jax {str(entries.get('jax'))[:80]}"
-    reader = f"jaxgnn {__version__} and jax {jax.__version__}"
-    versions = f"load_exported: {name} was written by {writer}, and this is {reader}"
+    versions = versions_of(name, entries)
     if entries["format"] != _FORMAT:
         raise ValueError(f"{versions}: expected format {_FORMAT}, got {entries['format']}")
     # What a kernel takes may change with each release; a program of plain JAX has none.

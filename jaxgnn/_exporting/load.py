@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxgnn import _ffi
 from jaxgnn._errors import bad_input
-from jaxgnn._exporting.file import Description, unpacked
+from jaxgnn._exporting.file import Description, custom_calls, unpacked, versions_of
 from jaxgnn._exporting.trees import leaves_of, rebuilt
 from jaxgnn.ops._core.dispatch import current_platform, no_mosaic_gpu
 
@@ -35,7 +35,7 @@ class ExportedFunction:
       jax_version: version of JAX that exported it.
     """
 
-    def __init__(self, source: str, description: Description, program: bytes):
+    def __init__(self, source: str, description: Description, exported: jax.export.Exported):
         self.platforms = tuple(description.platforms)
         self.kernels = tuple(description.kernels)
         self.inputs = tuple(f"{dtype}[{shape}]" for shape, dtype in description.inputs)
@@ -44,7 +44,7 @@ class ExportedFunction:
         self.jax_version = description.jax
         self._where = f"load_exported: {source}"
         self._arguments, self._result = description.arguments, description.result
-        self._exported = _rebuilt(description, program)
+        self._exported = exported
         # Without this each call would be traced and compiled anew.
         self._run = jax.jit(self._exported.call)
 
@@ -110,9 +110,24 @@ def load_exported(source: str | os.PathLike[str] | bytes) -> ExportedFunction:
     name, description, program = unpacked(source)
     _prepare(name, description)
     try:
-        return ExportedFunction(name, description, program)
+        exported = _rebuilt(description, program)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise ValueError(f"load_exported: {name} has a damaged description: {error}") from error
+    _check_program(name, description, exported)
+    return ExportedFunction(name, description, exported)
+
+
+def _check_program(name: str, description: Description, exported: jax.export.Exported) -> None:
+    """Complains about a program that JAX can not read, or that would call Python back."""
+    try:
+        found = custom_calls(exported.mlir_module())
+    except Exception as error:  # MLIR has errors of its own
+        versions = versions_of(name, dataclasses.asdict(description))
+        raise ValueError(f"{versions}: its program can not be read: {error}") from error
+    # A callback is an address of the process that exported it.
+    callbacks = sorted(call for call in found if "callback" in call)
+    if callbacks:
+        raise ValueError(f"load_exported: {name} must call no Python, got a call of {callbacks[0]}")
 
 
 def _prepare(name: str, description: Description) -> None:

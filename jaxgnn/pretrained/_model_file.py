@@ -69,7 +69,8 @@ def save_model(path: str | os.PathLike[str], model: nnx.Module) -> None:
     if network not in NETWORKS or type(model) is not getattr(models, network):
         expected = f"one of jaxgnn.models: {', '.join(NETWORKS)}"
         raise bad_input("save_model", "model", expected, network)
-    options = json.loads(getattr(model, "made_with"))  # noqa: B009
+    made: Any = model
+    options = json.loads(made.made_with)
     for name, value in options.items():
         if isinstance(value, dict):
             expected = "made of numbers and names, which a file can hold"

@@ -201,6 +201,8 @@ def test_what_can_not_be_exported_says_why():
     with pytest.raises(ValueError, match=r"shapes\[0\] must be None, .* for a GraphBatch"):
         batch = GraphBatch.from_graphs([GRAPH])
         jaxgnn.export(lambda batch: batch.graph_ids, batch, shapes=("n",))
+    with pytest.raises(ValueError, match="export: function must be without callbacks into Python"):
+        jaxgnn.export(lambda x: jax.pure_callback(np.sin, jax.typeof(x), x), X)
     needs = r"spmm\[ffi\]: needs sizes that are known when it is traced"
     with jaxgnn.default_implementation("ffi"), pytest.raises(NotImplementedError, match=needs):
         jaxgnn.export(_aggregate, GRAPH, X, **ANY_SIZE)
@@ -216,6 +218,24 @@ def _changed(file: bytes, **entries) -> bytes:
                 content = json.dumps({**json.loads(content), **entries})
             new.writestr(name, content)
     return made.getvalue()
+
+
+def _with_program(file: bytes, program: bytes) -> bytes:
+    """The file with another program."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(file)) as old, zipfile.ZipFile(made, "w") as new:
+        new.writestr("description.json", old.read("description.json"))
+        new.writestr("program.stablehlo", program)
+    return made.getvalue()
+
+
+def _calls_python(file: bytes) -> bytes:
+    """The file with a program that calls an address of a process, as callbacks do."""
+    name = "xla_ffi_python_cpu_callback"
+    call = jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(X.shape, X.dtype))
+    checks = [jax.export.DisabledSafetyCheck.custom_call(name)]
+    exported = jax.export.export(jax.jit(call), disabled_checks=checks)(X)
+    return _with_program(file, bytes(exported.mlir_module_serialized))
 
 
 def _flipped(file: bytes) -> bytes:
@@ -239,6 +259,11 @@ FILES = {
     "no list": (lambda f: _changed(f, inputs=3), "must have list as inputs, got 3"),
     "an entry too many": (lambda f: _changed(f, colour="red"), "another description: .*colour"),
     "shapes of something else": (lambda f: _changed(f, inputs=[["4,", "x"]]), "damaged"),
+    "no program": (
+        lambda f: _with_program(f, b"MLIR of another time"),
+        rf"{HERE}: its program can not be read",
+    ),
+    "a call of Python": (_calls_python, "must call no Python, got a call of xla_ffi_python"),
     "cut short": (lambda f: f[: len(f) // 2], "a whole file that jaxgnn.export has made"),
     "a flipped bit": (_flipped, "a whole file .*, got Bad CRC-32"),
     "text": (lambda f: b"graph", "a whole file .*, got File is not a zip file"),
