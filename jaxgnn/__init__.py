@@ -1,5 +1,8 @@
 """Graph-neural-network layers for JAX that run at the hardware's limit."""
 
+from jaxgnn._exporting import ExportedFunction as ExportedFunction
+from jaxgnn._exporting import export as export
+from jaxgnn._exporting import load_exported as load_exported
 from jaxgnn._version import __version__ as __version__
 from jaxgnn.graph import CBSR as CBSR
 from jaxgnn.graph import CSRGraph as CSRGraph
@@ -10,15 +13,18 @@ from jaxgnn.ops import verify as verify
 
 # Imported when they are first asked for: they take Flax and more with them.
 _MODULES = ("datasets", "models", "nn", "pretrained", "testing", "training")
+_FUNCTIONS = {"load_model": "pretrained", "save_model": "pretrained"}
 
 
 def __getattr__(name: str):
-    if name in _MODULES:
-        import importlib
+    import importlib
 
+    if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
+    if name in _FUNCTIONS:
+        return getattr(importlib.import_module(f"{__name__}.{_FUNCTIONS[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES})
+    return sorted({*globals(), *_MODULES, *_FUNCTIONS})

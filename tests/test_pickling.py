@@ -106,8 +106,8 @@ RECORDS = {
         _NODES, _NODES > 0, _NODES, _NODES, 0.5
     ),
 }
-# A handle of what is elsewhere, and a base of other classes.
-NO_RECORDS = {training.RunFolder, nn.NodeUpdate}
+# Handles of what is elsewhere, and a base of other classes.
+NO_RECORDS = {training.RunFolder, jaxgnn.ExportedFunction, nn.NodeUpdate}
 NO_RECORDS |= {pretrained.SudokuSolver}  # see below
 
 

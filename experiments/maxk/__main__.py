@@ -1,8 +1,9 @@
-"""Command line: ``python -m experiments.maxk train|compare|sweep``."""
+"""Command line: ``python -m experiments.maxk train|compare|sweep|predict``."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -11,6 +12,8 @@ from experiments._seeds import ONE_SEED, Repeats
 from experiments.maxk.compare import compare as run_compare
 from experiments.maxk.compare import sweep as run_sweep
 from experiments.maxk.config import TrainConfig
+from experiments.maxk.serving import PredictOptions
+from experiments.maxk.serving import predict as run_predict
 from experiments.maxk.trainings import train_all
 
 Config = Annotated[TrainConfig, tyro.conf.arg(name="")]
@@ -22,6 +25,7 @@ def train(
     repeats: Seeds = ONE_SEED,
     table_seeds: tuple[int, ...] = (),
     vmap: bool = False,
+    export: Path | None = None,
 ) -> None:
     """Train a model with each seed, draw its curves and write a report.
 
@@ -31,8 +35,10 @@ def train(
       table_seeds: before it, compare ReLU, MaxK and trivial methods over these seeds, each variant
         in one program, and put the table into the report.
       vmap: train all seeds in one program, which compiles once and writes no run folders.
+      export: file to write the best model to, for the command predict and for
+        jaxgnn.load_exported; of a run that is complete it is written without training again.
     """
-    train_all(config, repeats, table_seeds=table_seeds, vmap=vmap)
+    train_all(config, repeats, table_seeds=table_seeds, vmap=vmap, export=export)
 
 
 def compare(
@@ -71,9 +77,18 @@ def sweep(
     run_sweep(config, ks, repeats, vmap=vmap)
 
 
+def predict(options: Annotated[PredictOptions, tyro.conf.arg(name="")]) -> None:
+    """Predict the classes of a graph's nodes with a model that train --export has written.
+
+    Args:
+      options: the model, the graph and the table to write.
+    """
+    run_predict(options)
+
+
 def main() -> None:
     """Runs a command; a bad option or data file ends it with one line."""
-    commands = {"train": train, "compare": compare, "sweep": sweep}
+    commands = {"train": train, "compare": compare, "sweep": sweep, "predict": predict}
     try:
         tyro.extras.subcommand_cli_from_dict(commands, prog="python -m experiments.maxk")
     except (ValueError, FileNotFoundError, NotImplementedError, FloatingPointError) as error:

@@ -40,19 +40,23 @@ class Batch:
     train: jax.Array
 
 
-def load(config: TrainConfig) -> NodeDataset:
+def load(config: TrainConfig, command: str = "train") -> NodeDataset:
     """Reads or makes the dataset that the options name, with the split of their seed.
+
+    Args:
+      config: the options.
+      command: the command that errors name.
 
     Raises:
       ValueError: if the dataset needs a folder and none was given, or a file is at fault.
     """
     name, seed = config.dataset, streams(config.seed).split
     if name not in DATASETS:
-        return _load_own(config, seed)
+        return _load_own(config, seed, command)
     for option in ("labels", "features", "splits"):
         if getattr(config, option) is not None:
             expected = f"left out for {name}, which has its own"
-            raise bad_input("train", f"--{option}", expected, getattr(config, option))
+            raise bad_input(command, f"--{option}", expected, getattr(config, option))
     if name == "cora":
         return datasets.cora(seed=seed)
     if name == "digits":
@@ -60,19 +64,19 @@ def load(config: TrainConfig) -> NodeDataset:
     if name == "synthetic":
         if config.scale not in datasets.SCALES:
             expected = f"one of {', '.join(datasets.SCALES)}"
-            raise bad_input("train", "--scale", expected, config.scale)
+            raise bad_input(command, "--scale", expected, config.scale)
         return datasets.synthetic(config.scale, seed=seed)
     if config.data is None:
-        raise bad_input("train", "--data", f"the folder with the raw files of {name}", None)
+        raise bad_input(command, "--data", f"the folder with the raw files of {name}", None)
     return datasets.read(name, config.data)
 
 
-def _load_own(config: TrainConfig, seed: int) -> NodeDataset:
+def _load_own(config: TrainConfig, seed: int, command: str) -> NodeDataset:
     """Reads a graph of one's own."""
     path = Path(config.dataset)
     if not path.exists():
         expected = f"one of {', '.join(DATASETS)}, or the path of a folder or a file of edges"
-        raise bad_input("train", "--dataset", expected, config.dataset)
+        raise bad_input(command, "--dataset", expected, config.dataset)
     return datasets.read_graph(
         path, labels=config.labels, features=config.features, splits=config.splits, seed=seed
     )
@@ -100,6 +104,19 @@ def make_batch(
     Raises:
       ValueError: if ``self_loops`` is none of these.
     """
+    features = rows_to_one(dataset.features) if normalize_features else dataset.features
+    return Batch(
+        graph=make_graph(dataset, graph, normalization, self_loops),
+        features=_on_device(features, dtype),
+        labels=jnp.array(dataset.labels),
+        train=jnp.array(split_mask(dataset, dataset.train)),
+    )
+
+
+def make_graph(
+    dataset: NodeDataset, graph: CSRGraph | None, normalization: Any, self_loops: int
+) -> CSRGraph:
+    """The graph of a dataset with self loops and normalised, as ``make_batch`` says."""
     if graph is None:
         graph = CSRGraph.from_edges(dataset.senders, dataset.receivers, dataset.num_nodes)
     if self_loops not in (0, 1, 2):
@@ -108,13 +125,7 @@ def make_batch(
         graph = graph.with_self_loops()
     if self_loops == 2:
         graph = graph.with_self_loops(duplicates=True)
-    features = rows_to_one(dataset.features) if normalize_features else dataset.features
-    return Batch(
-        graph=graph.normalized(normalization).prepared("maxk_spmm"),
-        features=_on_device(features, dtype),
-        labels=jnp.array(dataset.labels),
-        train=jnp.array(split_mask(dataset, dataset.train)),
-    )
+    return graph.normalized(normalization).prepared("maxk_spmm")
 
 
 def _on_device(features: np.ndarray, dtype: str) -> jax.Array | CSRGraph:

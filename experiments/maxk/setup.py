@@ -23,7 +23,7 @@ from jaxgnn.nn._dropout import dropout
 from jaxgnn.training import LoopConfig, accuracy, micro_f1, roc_auc
 
 SCORES = {"accuracy": accuracy, "micro F1": micro_f1, "ROC-AUC": roc_auc}
-_NORMALIZATIONS = {"sage": "mean", "gcn": "sym", "gin": None, "gcnii": "sym"}
+NORMALIZATIONS = {"sage": "mean", "gcn": "sym", "gin": None, "gcnii": "sym"}
 
 
 def batch_of(config: TrainConfig, dataset: NodeDataset, graph: CSRGraph | None = None) -> Batch:
@@ -32,7 +32,7 @@ def batch_of(config: TrainConfig, dataset: NodeDataset, graph: CSRGraph | None =
     return make_batch(
         dataset,
         graph,
-        normalization=_NORMALIZATIONS[config.kind()],
+        normalization=NORMALIZATIONS[config.kind()],
         self_loops=settings.self_loops,
         dtype=config.dtype,
         normalize_features=settings.normalize_features,
@@ -77,7 +77,7 @@ class Loss:
 
     def __call__(self, model: Any, batch: Batch, rngs: nnx.Rngs, k: int | None = None):
         x = dropout(batch.features, self.input_dropout, rngs)
-        logits = model(batch.graph, x, rngs=rngs, **_scheduled(k)).astype(jnp.float32)
+        logits = model(batch.graph, x, rngs=rngs, **scheduled(k)).astype(jnp.float32)
         return node_loss(logits, batch.labels, batch.train), {}
 
 
@@ -92,10 +92,10 @@ def optimizer_of(config: TrainConfig) -> optax.GradientTransformation:
 
 def predict(model: Any, batch: Batch, *, k: int | None = None) -> jax.Array:
     """Scores of all nodes, [nodes, classes] float32."""
-    return model(batch.graph, batch.features, **_scheduled(k)).astype(jnp.float32)
+    return model(batch.graph, batch.features, **scheduled(k)).astype(jnp.float32)
 
 
-def _scheduled(k: int | None) -> dict[str, int]:
+def scheduled(k: int | None) -> dict[str, int]:
     """The argument of a model with a scheduled k, which other networks do not have."""
     return {} if k is None else {"k": k}
 

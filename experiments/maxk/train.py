@@ -19,6 +19,7 @@ from experiments._runs import discard, shown
 from experiments.maxk import kernels
 from experiments.maxk.config import TrainConfig
 from experiments.maxk.data import Batch, load
+from experiments.maxk.serving import export_model
 from experiments.maxk.setup import (
     Loss,
     Scores,
@@ -92,6 +93,7 @@ def train(
     *,
     tables: Sequence[Table] = (),
     pictures: Sequence[Path] = (),
+    export: Path | None = None,
 ) -> Outcome:
     """Trains one model and writes its report, curves, metrics and checkpoints to the run folder.
 
@@ -101,6 +103,7 @@ def train(
       graph: of the dataset's edges, without self loops and normalisation, if it is made already.
       tables: shown in the report, such as what trivial methods reach.
       pictures: shown there behind the curves.
+      export: file to which the best model is exported, or None.
 
     Raises:
       ValueError: if an option or a data file is at fault.
@@ -131,6 +134,10 @@ def train(
         times = kernels.profile(running, batch.graph, settings.hidden_features)
         run.write_json("kernels.json", times)
         print("aggregation an epoch: " + ", ".join(f"{n} {t:.3f}" for n, t in times.items()))
+    if export is not None and result.best is not None:
+        k = config.scheduled_k(result.best.step)
+        export_model(export, config, result.best_model, dataset, k)
+        print(f"exported: {shown(export)}")
     confusion = _confusion(result, dataset, batch)
     _report(config, outcome, run, tables=tables, pictures=pictures, confusion=confusion)
     return outcome

@@ -12,6 +12,7 @@ from experiments.maxk.compare import compare
 from experiments.maxk.config import TrainConfig
 from experiments.maxk.data import load
 from experiments.maxk.repeat import in_own_folder, train_in_one_program
+from experiments.maxk.serving import check_export
 from experiments.maxk.setup import SCORES
 from experiments.maxk.train import Outcome, train
 from jaxgnn.datasets import NodeDataset
@@ -24,6 +25,7 @@ def train_all(
     *,
     table_seeds: Sequence[int] = (),
     vmap: bool = False,
+    export: Path | None = None,
 ) -> list[Outcome]:
     """Trains a run for each seed, and prints their mean if there are several.
 
@@ -33,12 +35,15 @@ def train_all(
       table_seeds: if there are any, ReLU, MaxK and trivial methods are compared over them first,
         and the table of it is in the report of the run of a single seed.
       vmap: whether all seeds are trained in one program.
+      export: file to which the best model of the one run is exported, or None.
 
     Raises:
       ValueError: if an option or a data file is at fault.
     """
     repeats.check("train")
     config.check()
+    if export is not None:
+        check_export(config, export, is_one_run=len(repeats.seeds) == 1 and not vmap)
     print(f"settings: {config.settings()}", flush=True)
     tables, pictures = [], []
     if table_seeds:
@@ -53,7 +58,7 @@ def train_all(
         outcomes = train_in_one_program(config, repeats.seeds)
     elif len(repeats.seeds) == 1:
         run = replace(config, seed=repeats.seeds[0])
-        return [_train_beside_trivial(run, tables, pictures)]
+        return [_train_beside_trivial(run, tables, pictures, export)]
     else:
         runs = [in_own_folder(run) for run in repeats.of(config)]
         outcomes = run_all(_train_beside_trivial, runs, repeats.processes)
@@ -65,13 +70,16 @@ def train_all(
 
 
 def _train_beside_trivial(
-    config: TrainConfig, tables: Sequence[Table] = (), pictures: Sequence[Path] = ()
+    config: TrainConfig,
+    tables: Sequence[Table] = (),
+    pictures: Sequence[Path] = (),
+    export: Path | None = None,
 ) -> Outcome:
     with phase(f"reading {config.data_name()}", progress=config.progress):
         dataset = load(config)
     with phase("trivial methods", progress=config.progress):
         trivial = trivial_table(config, dataset)
-    return train(config, dataset, tables=[trivial, *tables], pictures=pictures)
+    return train(config, dataset, tables=[trivial, *tables], pictures=pictures, export=export)
 
 
 def trivial_table(config: TrainConfig, dataset: NodeDataset) -> Table:

@@ -40,6 +40,7 @@ def read_graph(
     splits: File | Mapping[str, File] | None = None,
     directed: bool = False,
     seed: int = 0,
+    labelled: bool = True,
 ) -> NodeDataset:
     """Reads a graph of one's own from tables of text or ``.npy`` files.
 
@@ -71,6 +72,8 @@ def read_graph(
       directed: whether an edge only leads from its first node to its second; if not, it leads in
         both directions. Edges that stand there more than once count once.
       seed: seed of the random parts.
+      labelled: whether labels are read. If not, as to predict them, the file of the labels only
+        says which nodes there are, all labels are -1, and there are no classes and no parts.
 
     Returns:
       The data set, called like the folder, or like the file if that is not called ``edges``.
@@ -85,13 +88,16 @@ def read_graph(
     """
     files = find_files(Path(path), labels, features, splits)
     nodes, named_labels = read_labels(files["labels"])
-    classes, label_ids = number_classes(files["labels"], named_labels)
+    classes, label_ids = (), np.full(nodes.count, -1, np.int32)
+    if labelled:
+        classes, label_ids = number_classes(files["labels"], named_labels)
     senders, receivers = _read_edges(files["edges"], nodes, directed=directed)
-    if "train" in files:
-        parts: dict[str, Any] = {part: _read_part(files[part], nodes) for part in SPLITS}
+    parts: dict[str, Any] = {part: np.zeros(0, np.int32) for part in SPLITS}
+    if labelled and "train" in files:
+        parts = {part: _read_part(files[part], nodes) for part in SPLITS}
         for part in SPLITS:
             _check_part(files, part, parts, nodes, label_ids)
-    else:
+    elif labelled:
         parts = _random_parts(files["labels"], label_ids, seed)
     dataset = NodeDataset(
         name=graph_name(Path(path)),
@@ -104,7 +110,8 @@ def read_graph(
         node_names=nodes.names,
         **parts,
     )
-    dataset.validate(files)
+    if labelled:
+        dataset.validate(files)
     return dataset
 
 

@@ -1,5 +1,6 @@
 """Graphs, hypergraphs and compressed features as pytrees."""
 
+from jaxgnn.graph import _serialization as _serialization
 from jaxgnn.graph._arrays import is_concrete as is_concrete
 from jaxgnn.graph._batch import GraphBatch as GraphBatch
 from jaxgnn.graph._batch import unbatch as unbatch

@@ -248,6 +248,7 @@ def batch_parts(where: str, parts: Sequence[Part], shape: BatchShape) -> GraphBa
         col_scale=joined(where, parts, "col_scale", shape.nodes),
         plan=make_plan(edges.indptr, edges.indices, shape.nodes),
         normalization=normalization,
+        in_range=True,
     )
     return _made(
         graph,

@@ -48,7 +48,9 @@ def sorted_graph(
     else:
         indptr, indices, order = _sort_traced(edges, num_nodes, num_cols)
     weights = None if edges.weights is None else _taken(edges.weights, order)
-    graph = cls(indptr=indptr, indices=indices, weights=weights, num_cols=num_cols)
+    # Edges out of range raise if the list is concrete, and are padding if it is traced.
+    parts = {"indptr": indptr, "indices": indices, "weights": weights}
+    graph = cls(**parts, num_cols=num_cols, in_range=True)
     if is_concrete(indptr, weights) and weights is not None:
         check_finite("CSRGraph", "weights", np.asarray(weights)[: np.asarray(indptr)[-1]])
     if not with_order:

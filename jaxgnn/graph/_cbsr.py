@@ -20,19 +20,23 @@ class CBSR(KeepsArrays):
 
     Column ids are distinct and ascending within a row. They are stored in the smallest unsigned
     type that holds ``dim - 1``: uint8 up to 256 columns, uint16 up to 65,536, uint32 beyond.
-    Kernels do not check the ids; ``validate`` finds invalid ids in rows that were not made by an
-    op. See "MaxK-GNN: Extremely Fast GPU Kernel Design for Accelerating Graph Neural Networks
-    Training" (https://arxiv.org/abs/2312.08656).
+    Ops leave out entries whose id is out of range, unless it is known that there are none;
+    ``validate`` finds them in rows that were not made by an op. See "MaxK-GNN: Extremely Fast
+    GPU Kernel Design for Accelerating Graph Neural Networks Training"
+    (https://arxiv.org/abs/2312.08656).
 
     Attributes:
       values: kept entries, [*batch, rows, k].
       indices: column of each kept entry, [*batch, rows, k].
       dim: number of columns of the dense matrix.
+      in_range: whether the ids are known to be below ``dim``: an op made them, or ``validate`` has
+        seen them.
     """
 
     values: Float[Array, "*batch rows k"]
     indices: UInt[Array, "*batch rows k"]
     dim: int = field(metadata={"static": True})
+    in_range: bool = field(default=False, metadata={"static": True})
 
     @property
     def k(self) -> int:
@@ -92,6 +96,7 @@ class CBSR(KeepsArrays):
             at = tuple(int(i) for i in np.argwhere(unordered)[0])
             row = columns[at[:-1]].tolist()
             raise bad_input("CBSR", f"indices{list(at[:-1])}", "strictly ascending", row)
+        object.__setattr__(self, "in_range", True)
         return self
 
     def _check_shapes(self, least_axes: int = 1) -> None:

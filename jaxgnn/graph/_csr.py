@@ -26,6 +26,7 @@ from jaxgnn.graph._arrays import (
     shown,
     take,
 )
+from jaxgnn.graph._bounds import bounded_graph
 from jaxgnn.graph._constructors import GraphConstructors
 from jaxgnn.graph._device_sorting import is_for_device
 from jaxgnn.graph._edge_data import keep_order, known_order, reordered
@@ -76,6 +77,9 @@ class CSRGraph(KeepsArrays, GraphConstructors):
       plan: transpose and work schedules, or None. That of a graph from a constructor is made when
         it is first read.
       normalization: kind of normalisation that ``normalized`` has applied, or None.
+      in_range: whether offsets and senders are known to be in range, because the host has checked
+        them or a constructor has seen to it. In a traced graph of which this is not known, ops
+        take a sender out of range for the nearest node, 0 or the last.
     """
 
     indptr: Int[Array, " rows+1"]
@@ -86,6 +90,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
     col_scale: Float[Array, " cols"] | None = None
     plan: GraphPlan | None = None
     normalization: Normalization | None = dataclasses.field(default=None, metadata={"static": True})
+    in_range: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def __post_init__(self):
         super().__post_init__()
@@ -333,10 +338,15 @@ class CSRGraph(KeepsArrays, GraphConstructors):
 
     @of_one
     def with_parts(self, *parts: Part) -> CSRGraph:
-        """Returns this graph with some parts of a plan, made now if they are missing."""
-        plan = given_plan(self)
-        made = self.made_plan(*parts)
-        return self if made is plan else self._with_fields(plan=made)
+        """Returns this graph with some parts of a plan, made now if they are missing.
+
+        Of a traced graph that nobody has validated, offsets and senders are brought into range.
+        """
+        graph = self if is_concrete(self.indptr, self.indices) else bounded_graph(self)
+        made = graph.made_plan(*parts)
+        if made is given_plan(graph):
+            return graph
+        return graph._with_fields(plan=made, in_range=True)
 
     def _with_fields(self, **fields: Any) -> CSRGraph:
         """Returns the same edges, in the same order, with other values of some fields."""
@@ -405,6 +415,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
             col_scale=self.row_scale,
             plan=None if is_host else plan.transposed(self.indptr, self.indices),
             normalization=self.normalization,
+            in_range=self.in_range,
         )
         if is_host:
             flipped = self.concrete_parts().flipped()
@@ -538,6 +549,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
             sender out of range, a weight or scale that is not a number, a wrong dtype or length.
         """
         validate_graph(self)
+        object.__setattr__(self, "in_range", True)
         return self
 
 

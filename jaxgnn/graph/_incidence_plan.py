@@ -52,7 +52,7 @@ def make_incidence_plan(
     nodes = xp.where(real, node_ids, 0).astype(np.int32)[slots]
     indptr, nodes = own(indptr), own(nodes)
     plan = make_plan(indptr, nodes, num_nodes)
-    by_hyperedge = CSRGraph(indptr, nodes, num_cols=num_nodes, plan=plan)
+    by_hyperedge = CSRGraph(indptr, nodes, num_cols=num_nodes, plan=plan, in_range=True)
     return IncidencePlan(by_hyperedge, by_hyperedge.transpose(), own(slots))
 
 

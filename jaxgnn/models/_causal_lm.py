@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
+from jaxgnn.models._saveable import saveable
 from jaxgnn.nn import HyperConnection, HyperHead, HyperStack, check_widths, xla_or_fastest
 from jaxgnn.nn._options import checked_options, is_integer
 from jaxgnn.ops._core.eager import run_compiled
@@ -20,6 +21,7 @@ from jaxgnn.ops._core.eager import run_compiled
 _ROTARY_BASE = 10_000.0
 
 
+@saveable
 class CausalLM(nnx.Module):
     """Decoder-only transformer, which predicts each token from the tokens before it.
 

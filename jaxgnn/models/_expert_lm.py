@@ -14,6 +14,7 @@ from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import Incidence
 from jaxgnn.models._causal_lm import causal_attention
+from jaxgnn.models._saveable import saveable
 from jaxgnn.nn import ExpertCombiner, ExpertCoupler, PairwiseExpertCoupler, Strategy, check_widths
 from jaxgnn.nn._options import checked_options, is_integer
 
@@ -29,6 +30,7 @@ class ExpertStates(NamedTuple):
     experts: Float[Array, "layers *batch time experts features"]
 
 
+@saveable
 class ExpertGraphLM(nnx.Module):
     """Causal language model whose layers are several transformer blocks and a coupler.
 

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.models._layer_scan import LayerScan
+from jaxgnn.models._saveable import saveable
 from jaxgnn.nn import (
     Activation,
     FusedLinear,
@@ -28,6 +29,7 @@ from jaxgnn.nn._maxk import Features, check_kept, make_activation
 from jaxgnn.nn._options import at_least, checked_options, number, one_of, rate
 
 
+@saveable
 class GCNII(nnx.Module):
     """Node classifier of many layers, from https://arxiv.org/abs/2007.02133, with ReLU or MaxK.
 

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 from jaxgnn import nn, ops
 from jaxgnn.graph import Incidence
+from jaxgnn.models._saveable import saveable
 from jaxgnn.nn._dropout import Dropout
 from jaxgnn.nn._options import checked_options, named_one_of
 
@@ -48,6 +49,7 @@ _CONVOLUTIONS: dict[str, Callable[..., nnx.Module]] = {
 _ENDING_IN_AN_MLP = ("alldeepsets", "allsettransformer")
 
 
+@saveable
 class HypergraphGNN(nnx.Module):
     """Convolutions over a hypergraph, with relu and dropout between them.
 

@@ -14,6 +14,7 @@ from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, Normalization
 from jaxgnn.models._layer_scan import LayerScan
+from jaxgnn.models._saveable import saveable
 from jaxgnn.nn import (
     Activation,
     FusedLinear,
@@ -43,6 +44,7 @@ _CONVOLUTIONS = {"sage": SAGEConv, "gcn": GCNConv, "gin": GINConv}
 _NORMALIZATIONS: dict[str, Normalization | None] = {"sage": "mean", "gcn": "sym", "gin": None}
 
 
+@saveable
 class MaxKGNN(nnx.Module):
     """Node classifier with MaxK or ReLU activations, from https://arxiv.org/abs/2312.08656.
 

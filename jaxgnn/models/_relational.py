@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxgnn import ops
 from jaxgnn.models._embedding import embedded
+from jaxgnn.models._saveable import saveable
 from jaxgnn.models._sudoku_grid import (
     KINDS,
     box_of,
@@ -36,6 +37,7 @@ from jaxgnn.nn._options import checked_options
 _MLP_LAYERS = 4
 
 
+@saveable
 class RecurrentRelationalNetwork(nnx.Module):
     """The network of https://arxiv.org/abs/1711.08028 for Sudoku.
 
@@ -158,6 +160,7 @@ class RecurrentRelationalNetwork(nnx.Module):
         return 0.5 * jnp.sum(jnp.stack([jnp.sum(jnp.square(kernel)) for kernel in kernels]))
 
 
+@saveable
 class EquivariantRelationalNetwork(nnx.Module):
     """A recurrent relational network equivariant to the symmetries of digits and cells.
 

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxgnn import ops
 from jaxgnn.models._embedding import embedded
+from jaxgnn.models._saveable import saveable
 from jaxgnn.models._sudoku_grid import (
     KINDS,
     box_of,
@@ -30,6 +31,7 @@ _INPUT_FEATURES = 16
 _GROUPS = 3  # line, box, cell
 
 
+@saveable
 class CandidateNetwork(nnx.Module):
     """A recurrent network over candidates and the four groups that each belongs to.
 

@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jaxgnn import ops
+from jaxgnn.models._saveable import saveable
 from jaxgnn.models._sudoku_grid import (
     box_of,
     check_digits,
@@ -29,6 +30,7 @@ _NAME = "SudokuGNN"
 _CELL_FEATURES = 5
 
 
+@saveable
 class SudokuGNN(nnx.Module):
     """Sudoku network in which cells and constraints exchange messages.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, overload
 
 import jax
@@ -102,7 +103,7 @@ def dropout(x: Any, rate: float, rngs: nnx.Rngs | None) -> Any:
         weights = jnp.ones(x.num_edges, jnp.float32) if x.weights is None else x.weights
         return x.with_weights(_dropped(weights, rate, rngs))
     if isinstance(x, CBSR):
-        return CBSR(_dropped(x.values, rate, rngs), x.indices, x.dim)
+        return dataclasses.replace(x, values=_dropped(x.values, rate, rngs))
     return _dropped(x, rate, rngs)
 
 

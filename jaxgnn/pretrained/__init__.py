@@ -4,6 +4,8 @@ Experiments train and export them; here they are loaded and asked. The log of a 
 beside its weights.
 """
 
+from jaxgnn.pretrained._model_file import load_model as load_model
+from jaxgnn.pretrained._model_file import save_model as save_model
 from jaxgnn.pretrained._solving import SudokuEffort as SudokuEffort
 from jaxgnn.pretrained._solving import SudokuSolutions as SudokuSolutions
 from jaxgnn.pretrained._solving import solve_sudokus as solve_sudokus

@@ -64,14 +64,14 @@ def test_a_name_without_an_implementation_says_what_it_needs():
 def test_without_mosaic_gpu_the_pallas_kernels_are_passed_over(monkeypatch):
     from jaxgnn.ops._maxk_spmm.maxk_spmm import FORWARD
 
-    dispatch._no_mosaic_gpu.cache_clear()
+    dispatch.no_mosaic_gpu.cache_clear()
     monkeypatch.setitem(sys.modules, "pallas_kernels.simt", None)
     try:
         assert "Mosaic GPU" in str(FORWARD.unavailable("pallas", "cuda"))
         assert FORWARD.choose("cuda", GRAPH, ops.maxk(X, 1)) != "pallas"
         assert ops.maxk_spmm(GRAPH, ops.maxk(X, 1)).shape == (GRAPH.num_rows, 8)
     finally:
-        dispatch._no_mosaic_gpu.cache_clear()
+        dispatch.no_mosaic_gpu.cache_clear()
 
 
 @pytest.mark.skipif(not ON_CPU, reason="reason: Pallas kernels run on a GPU")

@@ -54,9 +54,8 @@ def _graph(
         ]
     plan = GraphPlan(schedule, indptr, indices, indices, schedule, tuple(by_block))
     weights, scale = (array(n, jnp.float32) if factors else None for n in (edges, nodes))
-    return CSRGraph(
-        indptr, indices, weights, num_cols=nodes, row_scale=scale, col_scale=scale, plan=plan
-    )
+    scales = {"row_scale": scale, "col_scale": scale}
+    return CSRGraph(indptr, indices, weights, nodes, **scales, plan=plan, in_range=True)
 
 
 def _lower(function, *args) -> str:

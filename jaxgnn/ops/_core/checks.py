@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgnn._errors import bad_input
-from jaxgnn.graph import CBSR, CSRGraph, check_shapes, column_dtype
+from jaxgnn.graph import CBSR, CSRGraph, check_shapes, column_dtype, is_concrete
 from jaxgnn.graph._arrays import put_copy
+from jaxgnn.graph._bounds import bounded_graph, bounded_rows
 
 
 def check_graph(op: str, graph: Any) -> CSRGraph:
-    """The graph, if it is concrete with the parts of its plan that the op needs.
+    """The graph: if concrete with the parts of its plan that the op needs, else in range.
 
     Raises:
       ValueError: unless ``graph`` is a CSRGraph of sound shapes with at least one node. A concrete
@@ -25,7 +26,8 @@ def check_graph(op: str, graph: Any) -> CSRGraph:
     check_shapes(op, graph)
     if 0 in graph.shape:
         raise bad_input(op, "graph", "of at least one node", f"shape {graph.shape}")
-    return graph.prepared_for(op)
+    is_host = is_concrete(graph.indptr, graph.indices)
+    return graph.prepared_for(op) if is_host else bounded_graph(graph)
 
 
 def from_numpy[*Trees](*trees: *Trees) -> tuple[*Trees]:
@@ -60,8 +62,12 @@ def check_rows(op: str, argument: str, array: Any, rows: int, what: str) -> None
         raise bad_input(op, argument, expected, f"shape {array.shape}")
 
 
-def check_cbsr(op: str, cbsr: Any) -> None:
-    """Raises ValueError unless ``cbsr`` is a CBSR of sound shapes and dtypes."""
+def check_cbsr(op: str, cbsr: Any) -> CBSR:
+    """The compressed rows, with their columns in range.
+
+    Raises:
+      ValueError: unless ``cbsr`` is a CBSR of sound shapes and dtypes.
+    """
     if not isinstance(cbsr, CBSR):
         raise bad_input(op, "cbsr", "a jaxgnn.graph.CBSR, as ops.maxk gives", type(cbsr).__name__)
     check_float(op, "cbsr.values", cbsr.values, 2)
@@ -75,6 +81,7 @@ def check_cbsr(op: str, cbsr: Any) -> None:
     if cbsr.indices.dtype != column_dtype(cbsr.dim):
         expected = f"{column_dtype(cbsr.dim)} for dim = {cbsr.dim}"
         raise bad_input(op, "cbsr.indices", expected, cbsr.indices.dtype)
+    return bounded_rows(cbsr)
 
 
 def check_choice(op: str, argument: str, value: Any, *choices: str | bool | None) -> None:

@@ -184,7 +184,7 @@ def pallas(
 
     runs: dict[Platform, Callable[..., Any]] = {"cuda": run}
     return Implementation(
-        runs, unsupported, missing=_no_mosaic_gpu, not_worth=not_worth, tolerance=tolerance
+        runs, unsupported, missing=no_mosaic_gpu, not_worth=not_worth, tolerance=tolerance
     )
 
 
@@ -216,7 +216,7 @@ def unknown_size(args: Any, *, leading: bool = True) -> str | None:
 
 
 @functools.cache
-def _no_mosaic_gpu(platform: Platform) -> str | None:
+def no_mosaic_gpu(platform: Platform) -> str | None:
     """Why Mosaic GPU kernels do not run here; None if they do or if only a GPU is missing."""
     try:
         import pallas_kernels.simt  # noqa: F401

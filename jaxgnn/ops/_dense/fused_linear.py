@@ -175,7 +175,7 @@ def _keep_largest(request, epilogue: MaxK, precision, x, kernel, bias) -> CBSR:
     options = {"k": int(epilogue.k), "by": epilogue.by, "precision": precision}
     if _in_one_kernel(request, x, kernel, bias, options):
         values, indices = _linear_maxk(request, tuple(options.items()), x, kernel, bias)
-        return CBSR(values, indices, kernel.shape[1])
+        return CBSR(values, indices, kernel.shape[1], in_range=True)
     options = {"precision": precision, "implementation": request.name}
     z = fused_linear(x, kernel, bias, **options)
     return maxk(z, epilogue.k, by=epilogue.by, implementation=request.name)

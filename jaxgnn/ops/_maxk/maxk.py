@@ -135,9 +135,11 @@ def maxk(
     options = (("k", int(k)), ("by", by), ("early_stop", early_stop))
     request = dispatch.resolve("maxk", implementation)
     if request.name == "xla":
-        return MAXK(request, x, **dict(options))
-    values, indices = _maxk(request, options, x)
-    return CBSR(values, indices, x.shape[-1])
+        kept = MAXK(request, x, **dict(options))
+        values, indices = kept.values, kept.indices
+    else:
+        values, indices = _maxk(request, options, x)
+    return CBSR(values, indices, x.shape[-1], in_range=True)
 
 
 def todense(
@@ -163,7 +165,7 @@ def todense(
       >>> ops.todense(ops.maxk(jnp.array([[3.0, -5.0, 1.0, 2.0]]), k=2)).tolist()
       [[3.0, 0.0, 0.0, 2.0]]
     """
-    check_cbsr("todense", cbsr)
+    cbsr = check_cbsr("todense", cbsr)
     request = dispatch.resolve("todense", implementation)
     if request.name == "xla":
         return TODENSE(request, cbsr)

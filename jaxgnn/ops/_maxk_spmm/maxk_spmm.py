@@ -193,7 +193,7 @@ def maxk_spmm(
       [[0.0, 0.0], [4.0, 2.0]]
     """
     graph = check_graph("maxk_spmm", graph)
-    check_cbsr("maxk_spmm", cbsr)
+    cbsr = check_cbsr("maxk_spmm", cbsr)
     if cbsr.values.shape[-2] != graph.num_cols:
         expected = f"of {graph.num_cols} rows, one for each column of the graph"
         raise bad_input("maxk_spmm", "cbsr", expected, f"{cbsr.values.shape[-2]} rows")

@@ -1,0 +1,167 @@
+"""A trained model as a file, and predictions by it: no training code, and any graph."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+
+import jaxgnn
+from experiments._runs import shown
+from experiments.maxk.config import TrainConfig
+from experiments.maxk.data import load, make_graph, rows_to_one
+from experiments.maxk.recipes import DATASETS
+from experiments.maxk.setup import NORMALIZATIONS, scheduled
+from jaxgnn import CSRGraph, datasets
+from jaxgnn._errors import bad_input
+from jaxgnn.datasets import NodeDataset
+
+_PURPOSE = "probabilities of nodes"
+
+
+def check_export(config: TrainConfig, path: Path, *, is_one_run: bool) -> None:
+    """Raises, before anything is trained, if the model could not be exported afterwards.
+
+    Raises:
+      ValueError: naming the option as it is typed.
+    """
+    if not is_one_run:
+        raise bad_input("train", "--export", "left out with several --seeds and with --vmap", path)
+    if config.implementation not in (None, "xla"):
+        expected = "left out, or xla, with --export: these kernels have to know the size of a graph"
+        raise bad_input("train", "--implementation", expected, config.implementation)
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise bad_input("train", "--export", "a file in a folder that exists", path)
+
+
+def export_model(
+    path: Path, config: TrainConfig, model: Any, dataset: NodeDataset, k: int | None
+) -> None:
+    """Writes a program that maps any graph and its features to the probabilities of each node.
+
+    It takes the graph with self loops and normalised, and dense features [nodes, features]. Of
+    classes the probabilities of a node add up to one; tasks have one each.
+
+    Args:
+      path: the file.
+      config: options of the run, which say how the graph is prepared.
+      model: the trained network.
+      dataset: what it was trained on, of which widths and names are kept.
+      k: the scheduled ``k`` of the epoch that the model comes from, or None.
+    """
+    model.eval()
+    is_multilabel, settings = dataset.multilabel, config.recipe()
+
+    def probabilities(graph: CSRGraph, x: jax.Array) -> jax.Array:
+        logits = model(graph, x, **scheduled(k)).astype(jnp.float32)
+        return jax.nn.sigmoid(logits) if is_multilabel else jax.nn.softmax(logits)
+
+    normalization: Any = NORMALIZATIONS[config.kind()]
+    example = CSRGraph.from_edges([0, 1, 2], [1, 2, 0], 3).normalized(normalization)
+    features = jax.ShapeDtypeStruct((3, dataset.features.shape[1]), jnp.dtype(config.dtype))
+    names = dataset.class_names or tuple(map(str, range(dataset.num_classes)))
+    file = jaxgnn.export(
+        probabilities,
+        example,
+        features,
+        shapes=("nodes, edges", "nodes, _"),
+        platforms=("cpu", "cuda"),
+        metadata={
+            "purpose": _PURPOSE,
+            "classes": list(names),
+            "multilabel": is_multilabel,
+            "normalization": normalization,
+            "self_loops": settings.self_loops,
+            "normalize_features": settings.normalize_features,
+            "features": features.shape[1],
+            "dtype": config.dtype,
+        },
+    )
+    path.write_bytes(file)
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """What is predicted, and with what.
+
+    Attributes:
+      file: the model, which experiments.maxk train --export has written.
+      dataset: a graph of your own, a folder or a file of edges, of which no label has to be known;
+        or the name of a dataset as for train.
+      data: folder with the raw files of a published dataset.
+      labels: file that says which nodes there are, where the folder has none.
+      features: file with the features of the nodes, where the folder has none.
+      out: file for the table; left out, it is printed.
+    """
+
+    file: tyro.conf.Positional[Path]
+    dataset: str = "cora"
+    data: Path | None = None
+    labels: Path | None = None
+    features: Path | None = None
+    out: Path | None = None
+
+
+def predict(options: PredictOptions) -> None:
+    """Writes a row for each node: its name, its class and that class's probability.
+
+    Where labels are tasks, the row has the probability of each task.
+
+    Raises:
+      FileNotFoundError: if there is no such file.
+      ValueError: if an option, the file of the model or a file of the graph is at fault.
+    """
+    model = jaxgnn.load_exported(options.file)
+    made = model.metadata
+    if made.get("purpose") != _PURPOSE:
+        expected = "a model that experiments.maxk train --export has written"
+        raise bad_input("predict", "FILE", expected, f"another exported function, {options.file}")
+    dataset = _read(options)
+    width = dataset.features.shape[1]
+    if width != made["features"]:
+        expected = f"of {made['features']} numbers a node, as the model was trained"
+        raise bad_input("predict", "the features", expected, f"{width} in {options.dataset}")
+    graph = make_graph(dataset, None, made["normalization"], made["self_loops"])
+    x = rows_to_one(dataset.features) if made["normalize_features"] else dataset.features
+    probabilities = np.asarray(model(graph, jnp.array(x).astype(made["dtype"])))
+    table = _table(dataset, made, probabilities)
+    if options.out is None:
+        sys.stdout.write(table)
+        return
+    options.out.write_text(table)
+    print(f"{dataset.num_nodes} nodes: {shown(options.out)}")
+
+
+def _read(options: PredictOptions) -> NodeDataset:
+    if options.dataset not in DATASETS and Path(options.dataset).exists():
+        files = {"labels": options.labels, "features": options.features}
+        return datasets.read_graph(Path(options.dataset), **files, labelled=False)
+    given = {name: getattr(options, name) for name in ("dataset", "data", "labels", "features")}
+    return load(TrainConfig(**given), "predict")
+
+
+def _table(dataset: NodeDataset, made: Any, probabilities: np.ndarray) -> str:
+    """The rows as comma-separated values, below a header."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    names = range(dataset.num_nodes) if dataset.node_names is None else dataset.node_names
+    if made["multilabel"]:
+        writer.writerow(["node", *made["classes"]])
+        rows = ([f"{p:.6f}" for p in row] for row in probabilities)
+    else:
+        writer.writerow(["node", "class", "probability"])
+        best = probabilities.argmax(axis=1)
+        rows = (
+            (made["classes"][c], f"{row[c]:.6f}")
+            for c, row in zip(best, probabilities, strict=True)
+        )
+    writer.writerows([name, *row] for name, row in zip(names, rows, strict=True))
+    return text.getvalue()

@@ -1,0 +1,205 @@
+"""``jaxgnn.export``: a function of graphs and arrays as the bytes of a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgnn import _ffi
+from jaxgnn._errors import bad_input
+from jaxgnn._exporting.file import Description, custom_calls, packed
+from jaxgnn._exporting.trees import leaves_of, rebuilt, structure_of
+from jaxgnn.graph import CSRGraph
+from jaxgnn.ops._core.dispatch import Platform, current_platform
+
+_GPU_KERNELS = "mosaic_gpu"  # the custom calls of Pallas kernels begin with it
+
+
+def export(
+    function: Callable[..., Any],
+    *args: Any,
+    shapes: Sequence[str | None] | None = None,
+    platforms: Sequence[str] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> bytes:
+    """Lowers a function to a program that other processes can load, without its Python code.
+
+    The program is that of ``jax.export``, with the kernels of this library in it, and parameters of
+    a model that the function holds. ``jaxgnn.load_exported`` loads the bytes, from a file or
+    directly. Exported sizes are fixed unless ``shapes`` names them.
+
+    Of a graph among the arguments the edges, weights and scales are passed. Nobody validates them:
+    senders out of range are taken for the nearest node. What kernels need beside them (the plan) is
+    made by the program at each call; a graph that the function holds has its plan in the program.
+
+    Where sizes are symbolic, plain JAX takes the place of kernels that have to know them.
+
+    Args:
+      function: maps pytrees of arrays to a pytree of arrays: a model, say, or a function that calls
+        one. Pytrees may have tuples, lists, dicts, ``CSRGraph``, ``GraphBatch``, ``Incidence`` and
+        ``CBSR``.
+      *args: example arguments, which show structures, shapes and dtypes. ``jax.ShapeDtypeStruct``
+        objects may stand for arrays.
+      shapes: for each argument None, or the sizes as ``jax.export.symbolic_shape`` reads them: of
+        an array one for each axis, such as ``"nodes, _"``; of a ``CSRGraph`` those of nodes and
+        edges, such as ``"nodes, edges"``. ``_`` is the size of the example. If the example is
+        square, the graph has as many columns as rows; otherwise the number of columns is fixed.
+      platforms: ``"cpu"``, ``"cuda"`` or both; None for the present one. No GPU is needed to export
+        for one.
+      metadata: what ``load_exported`` is to find beside the program, as JSON can hold it, such as
+        names of classes.
+
+    Returns:
+      The bytes of the file.
+
+    Raises:
+      ValueError: if an argument or a result is no such pytree, a shape can not be read, the
+        function can not be traced with symbolic sizes, a platform is unknown, the function has
+        callbacks, or ``metadata`` is not JSON.
+      NotImplementedError: if an implementation that was asked for by name can not run with these
+        sizes, or on a platform.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxgnn
+      >>> from jaxgnn import CSRGraph, ops
+      >>> graph = CSRGraph.from_edges([0, 1, 2], [1, 2, 2], 3)
+      >>> x = jnp.array([[1.0], [2.0], [4.0]])
+      >>> file = jaxgnn.export(ops.spmm, graph, x, shapes=("nodes, edges", "nodes, _"))
+      >>> aggregate = jaxgnn.load_exported(file)
+      >>> aggregate(CSRGraph.from_edges([0, 1], [1, 0], 2), jnp.array([[3.0], [5.0]])).tolist()
+      [[5.0], [3.0]]
+    """
+    platforms = _checked_platforms(platforms)
+    _check_metadata(metadata)
+    arguments = structure_of("export", "args", args)
+    specs = _specs(args, shapes)
+    inputs = [spec for _, spec in leaves_of("export", "args", arguments, specs)]
+    results: list[Any] = []  # the structure of the result, once it is traced
+
+    def flat(*leaves):
+        result = function(*rebuilt(arguments, iter(leaves)))
+        results[:] = [structure_of("export", "the result", result)]
+        return [jnp.asarray(leaf) for _, leaf in leaves_of("export", "", results[0], result)]
+
+    exported = _exported(flat, inputs, platforms)
+    description = Description(
+        platforms=list(exported.platforms),
+        kernels=_kernels(exported),
+        arguments=arguments,
+        result=results[0],
+        inputs=[_named(aval) for aval in exported.in_avals],
+        outputs=[_named(aval) for aval in exported.out_avals],
+        kept=list(exported.module_kept_var_idx),
+        has_symbols=exported.uses_global_constants,
+        calling_convention=exported.calling_convention_version,
+        metadata=dict(metadata or {}),
+    )
+    return packed(description, bytes(exported.mlir_module_serialized))
+
+
+def _exported(function: Any, inputs: list[Any], platforms: list[str]) -> jax.export.Exported:
+    # The library writes its version into the file, and its reader compares it.
+    checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in _ffi.TARGETS]
+    make = jax.export.export(jax.jit(function), platforms=platforms, disabled_checks=checks)
+    try:
+        return make(*inputs)
+    except jax.errors.InconclusiveDimensionOperation as error:
+        expected = "sizes with which the function can be traced; name fewer of them"
+        raise bad_input("export", "shapes", expected, str(error).strip()) from error
+    except NotImplementedError as error:
+        if "callback" not in str(error):  # but an implementation that can not run
+            raise
+        expected = "without callbacks into Python, which another process does not have"
+        raise bad_input("export", "function", expected, str(error)) from error
+
+
+def _kernels(exported: jax.export.Exported) -> list[str]:
+    """Names of the custom calls of this library's kernels in a program."""
+    found = custom_calls(exported.mlir_module())
+    return sorted(n for n in found if n in _ffi.TARGETS or n.startswith(_GPU_KERNELS))
+
+
+def _named(aval: Any) -> list[str]:
+    """Shape and dtype of an array, as text."""
+    return [", ".join(map(str, aval.shape)), aval.dtype.name]
+
+
+def _checked_platforms(platforms: Sequence[str] | None) -> list[str]:
+    if platforms is None:
+        return [current_platform()]
+    known = get_args(Platform)
+    are_known = isinstance(platforms, list | tuple) and set(platforms) <= set(known)
+    if not are_known or not platforms or len(set(platforms)) < len(platforms):
+        raise bad_input("export", "platforms", f"some of {', '.join(known)}", repr(platforms))
+    return list(platforms)
+
+
+def _check_metadata(metadata: Mapping[str, Any] | None) -> None:
+    try:
+        is_kept = json.loads(json.dumps(dict(metadata or {}), allow_nan=False)) == (metadata or {})
+    except (TypeError, ValueError, RecursionError):
+        is_kept = False
+    if not is_kept:
+        expected = "a dict that JSON gives back as it was (strings, numbers, lists, dicts)"
+        raise bad_input("export", "metadata", expected, repr(metadata))
+
+
+# -- shapes and dtypes of the arguments ------------------------------------------------------------
+
+
+def _specs(args: tuple[Any, ...], shapes: Sequence[str | None] | None) -> tuple[Any, ...]:
+    """The arguments, with shapes and dtypes in the place of their arrays."""
+    if shapes is None:
+        shapes = (None,) * len(args)
+    if not isinstance(shapes, list | tuple) or len(shapes) != len(args):
+        expected = f"a tuple with a string or None for each of {len(args)} arguments"
+        raise bad_input("export", "shapes", expected, repr(shapes))
+    scope = jax.export.SymbolicScope()
+    made = zip(args, shapes, range(len(args)), strict=True)
+    return tuple(_spec(arg, shape, f"shapes[{i}]", scope) for arg, shape, i in made)
+
+
+def _spec(arg: Any, shape: str | None, name: str, scope: jax.export.SymbolicScope) -> Any:
+    if shape is None:
+        structure = structure_of("export", "args", arg)
+        leaves = [_struct(leaf) for _, leaf in leaves_of("export", "args", structure, arg)]
+        return rebuilt(structure, iter(leaves))
+    if isinstance(arg, CSRGraph):
+        rows, edges = _sizes(shape, (arg.num_rows, arg.num_edges), name, scope)
+        return _symbolic_graph(arg, rows, edges)
+    if not hasattr(arg, "shape"):
+        expected = "None, for the sizes of the example, unless the argument is an array or CSRGraph"
+        raise bad_input("export", name, expected, f"{shape!r} for a {type(arg).__name__}")
+    return _struct(arg, _sizes(shape, arg.shape, name, scope))
+
+
+def _symbolic_graph(graph: CSRGraph, rows: Any, edges: Any) -> CSRGraph:
+    columns = rows if graph.num_cols == graph.num_rows else graph.num_cols
+    lengths = {"indptr": rows + 1, "indices": edges, "weights": edges}
+    lengths |= {"row_scale": rows, "col_scale": columns}
+    arrays = {name: getattr(graph, name) for name in lengths}
+    specs: dict[str, Any] = {
+        name: None if array is None else _struct(array, (lengths[name],))
+        for name, array in arrays.items()
+    }
+    return dataclasses.replace(graph, **specs, num_cols=columns, plan=None)
+
+
+def _sizes(shape: Any, like: tuple[int, ...], name: str, scope: Any) -> tuple[Any, ...]:
+    try:
+        return tuple(jax.export.symbolic_shape(shape, scope=scope, like=like))
+    except (ValueError, TypeError, AttributeError, IndexError) as error:
+        expected = f"{len(like)} sizes, such as {', '.join(['_'] * len(like))!r}"
+        raise bad_input("export", name, expected, f"{shape!r}: {error}") from error
+
+
+def _struct(leaf: Any, shape: tuple[Any, ...] | None = None) -> jax.ShapeDtypeStruct:
+    dtype = jax.dtypes.canonicalize_dtype(getattr(leaf, "dtype", None) or np.result_type(leaf))
+    return jax.ShapeDtypeStruct(np.shape(leaf) if shape is None else shape, dtype)

@@ -1,0 +1,172 @@
+"""``jaxgnn.load_exported``: the function of a file, ready to be called."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgnn import _ffi
+from jaxgnn._errors import bad_input
+from jaxgnn._exporting.file import Description, custom_calls, unpacked, versions_of
+from jaxgnn._exporting.trees import leaves_of, rebuilt
+from jaxgnn.ops._core.dispatch import current_platform, no_mosaic_gpu
+
+
+class ExportedFunction:
+    """A function of a file that ``jaxgnn.export`` has made; ``load_exported`` makes these.
+
+    It is called like the function that was exported, eagerly or inside ``jax.jit``, and compiles
+    once for each combination of sizes. It has no gradient: to serve one, export it.
+
+    Attributes:
+      platforms: platforms that it can run on, ``"cpu"`` and ``"cuda"``.
+      kernels: names of the custom calls of this library's kernels in it.
+      inputs: shape and dtype of each array among the arguments, such as ``"float32[nodes, 8]"``.
+      metadata: what the caller of ``export`` has added.
+      jaxgnn_version: version of the library that exported it.
+      jax_version: version of JAX that exported it.
+    """
+
+    def __init__(self, source: str, description: Description, exported: jax.export.Exported):
+        self.platforms = tuple(description.platforms)
+        self.kernels = tuple(description.kernels)
+        self.inputs = tuple(f"{dtype}[{shape}]" for shape, dtype in description.inputs)
+        self.metadata: Mapping[str, Any] = description.metadata
+        self.jaxgnn_version = description.jaxgnn
+        self.jax_version = description.jax
+        self._where = f"load_exported: {source}"
+        self._arguments, self._result = description.arguments, description.result
+        self._exported = exported
+        # Without this each call would be traced and compiled anew.
+        self._run = jax.jit(self._exported.call)
+
+    def __repr__(self) -> str:
+        """Shows what it takes and where it runs."""
+        inputs, platforms = ", ".join(self.inputs), ", ".join(self.platforms)
+        return f"ExportedFunction({inputs}; platforms={platforms}, jaxgnn={self.jaxgnn_version})"
+
+    def __call__(self, *args: Any) -> Any:
+        """Runs the program.
+
+        Args:
+          *args: pytrees of the structure, dtypes and sizes of the example. Graphs need no plan.
+
+        Returns:
+          What the function returns: new pytrees of JAX arrays.
+
+        Raises:
+          ValueError: names the first argument of another structure, dtype or shape.
+        """
+        named = list(leaves_of(self._where, "args", self._arguments, args))
+        for (path, leaf), aval in zip(named, self._exported.in_avals, strict=True):
+            self._check(path, leaf, aval)
+        try:
+            results = self._run(*(leaf for _, leaf in named))
+        except ValueError as error:  # of sizes that are not the same where one name says so
+            paths = [path for path, _ in named]
+            text = re.sub(r"args\[(\d+)\]", lambda found: paths[int(found[1])], str(error))
+            found = text.partition(" Using the following")[0]
+            raise ValueError(f"{self._where}: {found}") from error
+        return rebuilt(self._result, iter(results))
+
+    def _check(self, path: str, leaf: Any, aval: Any) -> None:
+        shape = np.shape(leaf)
+        given = getattr(leaf, "dtype", None)
+        dtype = aval.dtype if given is None else jax.dtypes.canonicalize_dtype(given)
+        fits = len(shape) == len(aval.shape) and all(
+            jax.export.is_symbolic_dim(expected) or size == expected
+            for size, expected in zip(shape, aval.shape, strict=True)
+        )
+        if dtype != aval.dtype or not fits:
+            expected = f"{aval.dtype.name}[{', '.join(map(str, aval.shape))}]"
+            got = f"{dtype.name}[{', '.join(map(str, shape))}]"
+            raise bad_input(self._where, path, expected, got)
+
+
+def load_exported(source: str | os.PathLike[str] | bytes) -> ExportedFunction:
+    """Loads a function that ``jaxgnn.export`` has made, in any process that has this library.
+
+    Kernels that the program calls are registered with XLA. A file is data: no Python code is in it.
+    Its program runs with the rights of the process, as any model does that XLA compiles.
+
+    Args:
+      source: path of the file, or its bytes.
+
+    Raises:
+      FileNotFoundError: if there is no such file.
+      ValueError: if it is no such file, is cut short or damaged, was written by a version whose
+        format, kernels or program this version does not have (the message says both versions), or
+        is for another platform than the present one.
+      NotImplementedError: if it has kernels that can not run here, with the reason.
+    """
+    name, description, program = unpacked(source)
+    _prepare(name, description)
+    try:
+        exported = _rebuilt(description, program)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise ValueError(f"load_exported: {name} has a damaged description: {error}") from error
+    _check_program(name, description, exported)
+    return ExportedFunction(name, description, exported)
+
+
+def _check_program(name: str, description: Description, exported: jax.export.Exported) -> None:
+    """Complains about a program that JAX can not read, or that would call Python back."""
+    try:
+        found = custom_calls(exported.mlir_module())
+    except Exception as error:  # MLIR has errors of its own
+        versions = versions_of(name, dataclasses.asdict(description))
+        raise ValueError(f"{versions}: its program can not be read: {error}") from error
+    # A callback is an address of the process that exported it.
+    callbacks = sorted(call for call in found if "callback" in call)
+    if callbacks:
+        raise ValueError(f"load_exported: {name} must call no Python, got a call of {callbacks[0]}")
+
+
+def _prepare(name: str, description: Description) -> None:
+    """Registers what the program calls on this platform, or says why that is not possible."""
+    platform = current_platform()
+    if platform not in description.platforms:
+        expected = f"{name} on {' or '.join(description.platforms)}, for which it was exported"
+        raise ValueError(f"load_exported: must load {expected}, got {platform}")
+    compiled = any(platform in _ffi.TARGETS.get(kernel, ()) for kernel in description.kernels)
+    reasons = [_ffi.why_missing(platform) if compiled else None]
+    if platform == "cuda" and any(kernel not in _ffi.TARGETS for kernel in description.kernels):
+        reasons.append(no_mosaic_gpu(platform))
+    # With several platforms the kernels may be those of another one.
+    known = [reason for reason in reasons if reason is not None]
+    if known and len(description.platforms) == 1:
+        raise NotImplementedError(f"load_exported: {name}: {known[0]}")
+
+
+def _rebuilt(description: Description, program: bytes) -> jax.export.Exported:
+    """The ``jax.export.Exported`` of a program.
+
+    It is made from that of another function which takes and returns arrays of the same shapes, so
+    that JAX itself fills in what is not known of its fields.
+    """
+    scope = jax.export.SymbolicScope()
+    inputs, outputs = (
+        [jax.ShapeDtypeStruct(jax.export.symbolic_shape(s, scope=scope), d) for s, d in arrays]
+        for arrays in (description.inputs, description.outputs)
+    )
+
+    def same_shapes(*_):
+        return [jnp.zeros(output.shape, output.dtype) for output in outputs]
+
+    platforms = description.platforms
+    template = jax.export.export(jax.jit(same_shapes), platforms=platforms)(*inputs)
+    return dataclasses.replace(
+        template,
+        mlir_module_serialized=program,
+        module_kept_var_idx=tuple(description.kept),
+        uses_global_constants=description.has_symbols,
+        calling_convention_version=description.calling_convention,
+    )

@@ -1,0 +1,162 @@
+"""The structure of arguments and results as JSON: what is an array, and what holds the arrays.
+
+A structure is ``"*"`` for an array, None for None, and otherwise an object with one entry: the kind
+of container, and what it holds. Of a graph only its edges, weights and scales are kept; a plan is
+made again by the program that needs one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from jaxgnn._errors import bad_input
+from jaxgnn.graph import CBSR, CSRGraph, GraphBatch, Incidence
+
+ARRAY = "*"
+_SEQUENCES: dict[str, type] = {"tuple": tuple, "list": list}
+
+
+class _Kind(NamedTuple):
+    """A pytree of this library: its class, and the names of its arrays and of its options."""
+
+    cls: type
+    arrays: tuple[str, ...]
+    options: tuple[str, ...] = ()
+
+
+_KINDS = {
+    "CSRGraph": _Kind(
+        CSRGraph,
+        ("indptr", "indices", "weights", "row_scale", "col_scale"),
+        ("num_cols", "normalization"),
+    ),
+    "CBSR": _Kind(CBSR, ("values", "indices"), ("dim",)),
+    "Incidence": _Kind(Incidence, ("node_ids", "hyperedge_ids"), ("num_nodes", "num_hyperedges")),
+    "GraphBatch": _Kind(
+        GraphBatch,
+        (
+            "graph",
+            "graph_ids",
+            "num_nodes_of_each",
+            "num_edges_of_each",
+            "node_mask",
+            "graph_mask",
+            "nodes",
+            "edges",
+            "globals",
+        ),
+    ),
+}
+_HOLDS = f"arrays in tuples, lists, dicts and {', '.join(_KINDS)}"
+
+
+def structure_of(where: str, path: str, tree: Any) -> Any:
+    """The structure of a tree, which JSON can hold.
+
+    Args:
+      where: the function that complains, such as ``"export"``.
+      path: name of the tree in its errors, such as ``"args"``.
+      tree: arrays, or numbers, in containers.
+
+    Raises:
+      ValueError: names the path of something that is neither an array nor a known container.
+    """
+    if tree is None:
+        return None
+    for name, cls in _SEQUENCES.items():
+        if type(tree) is cls:
+            return {name: [structure_of(where, f"{path}[{i}]", t) for i, t in enumerate(tree)]}
+    if type(tree) is dict:
+        return {"dict": [_entry(where, path, key, value) for key, value in _sorted(tree)]}
+    for name, kind in _KINDS.items():
+        if isinstance(tree, kind.cls):
+            parts = {a: structure_of(where, f"{path}.{a}", getattr(tree, a)) for a in kind.arrays}
+            return {name: parts, "options": _options_of(tree)}
+    is_number = isinstance(tree, bool | int | float)
+    if is_number or (hasattr(tree, "shape") and hasattr(tree, "dtype")):
+        return ARRAY
+    raise bad_input(where, path, _HOLDS, type(tree).__name__)
+
+
+def leaves_of(where: str, path: str, structure: Any, tree: Any) -> Iterator[tuple[str, Any]]:
+    """The path and the value of each array of a tree that has this structure.
+
+    Raises:
+      ValueError: names the first path at which the tree has another structure.
+    """
+    if structure == ARRAY or structure is None:
+        if structure_of(where, path, tree) != structure:
+            expected = "None" if structure is None else "an array"
+            raise bad_input(where, path, expected, type(tree).__name__)
+        if structure is not None:
+            yield path, tree
+        return
+    name = next(iter(structure))
+    if name in _KINDS:
+        yield from _leaves_of_kind(where, path, structure, tree)
+        return
+    inside = structure[name]
+    if name == "dict":
+        keys = [key for key, _ in inside]
+        if type(tree) is not dict or [key for key, _ in _sorted(tree)] != keys:
+            got = f"{sorted(map(str, tree))}" if type(tree) is dict else type(tree).__name__
+            raise bad_input(where, path, f"a dict with the keys {keys}", got)
+        parts = [(f"{path}[{key!r}]", part, tree[key]) for key, part in inside]
+    else:
+        if type(tree) is not _SEQUENCES[name] or len(tree) != len(inside):
+            got = f"{type(tree).__name__}{f' of {len(tree)}' if hasattr(tree, '__len__') else ''}"
+            raise bad_input(where, path, f"a {name} of {len(inside)}", got)
+        parts = [(f"{path}[{i}]", part, tree[i]) for i, part in enumerate(inside)]
+    for part in parts:
+        yield from leaves_of(where, *part)
+
+
+def rebuilt(structure: Any, leaves: Iterator[Any]) -> Any:
+    """The tree of this structure with these arrays, in the order of ``leaves_of``."""
+    if structure is None:
+        return None
+    if structure == ARRAY:
+        return next(leaves)
+    name = next(iter(structure))
+    inside = structure[name]
+    if name in _KINDS:
+        parts = {array: rebuilt(part, leaves) for array, part in inside.items()}
+        return _KINDS[name].cls(**parts, **structure["options"])
+    if name == "dict":
+        return {key: rebuilt(part, leaves) for key, part in inside}
+    return _SEQUENCES[name](rebuilt(part, leaves) for part in inside)
+
+
+def _leaves_of_kind(where: str, path: str, structure: Any, tree: Any) -> Iterator[tuple[str, Any]]:
+    name = next(iter(structure))
+    kind = _KINDS[name]
+    if not isinstance(tree, kind.cls):
+        raise bad_input(where, path, f"a {name}", type(tree).__name__)
+    for option, expected in structure["options"].items():
+        if option == "num_cols" and expected is None:  # a square graph, of any size
+            expected = tree.num_rows
+        if getattr(tree, option) != expected:
+            raise bad_input(where, f"{path}.{option}", repr(expected), repr(getattr(tree, option)))
+    for array, part in structure[name].items():
+        yield from leaves_of(where, f"{path}.{array}", part, getattr(tree, array))
+
+
+def _options_of(tree: Any) -> dict[str, Any]:
+    """The static options of a pytree of this library; None as ``num_cols`` of a square graph."""
+    kind = next(kind for kind in _KINDS.values() if isinstance(tree, kind.cls))
+    options = {option: getattr(tree, option) for option in kind.options}
+    if isinstance(tree, CSRGraph) and tree.num_cols == tree.num_rows:
+        options["num_cols"] = None
+    return options
+
+
+def _entry(where: str, path: str, key: Any, value: Any) -> list[Any]:
+    if not isinstance(key, str | int) or isinstance(key, bool):
+        raise bad_input(where, path, "a dict whose keys are strings or integers", repr(key))
+    return [key, structure_of(where, f"{path}[{key!r}]", value)]
+
+
+def _sorted(tree: dict[Any, Any]) -> list[tuple[Any, Any]]:
+    """The entries of a dict in an order that does not depend on how it was made."""
+    return sorted(tree.items(), key=lambda entry: (type(entry[0]).__name__, str(entry[0])))

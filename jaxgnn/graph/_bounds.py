@@ -1,0 +1,59 @@
+"""Keeps kernels inside of their arrays for graphs and compressed rows that nobody has validated.
+
+Values of traced arrays are not known when a program is made. A kernel would follow an id out of
+range to other memory, so ops clamp ids unless it is known that they are in range.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxgnn.graph._arrays import match_varying
+
+if TYPE_CHECKING:
+    from jaxgnn.graph._cbsr import CBSR
+    from jaxgnn.graph._csr import CSRGraph
+
+
+def bounded_graph(graph: CSRGraph) -> CSRGraph:
+    """A traced graph with all senders and offsets in range, and the same graph if they are known.
+
+    A sender out of range becomes the nearest node, 0 or the last; an offset beyond the edges their
+    end, and one that falls the one before it. A plan of ids that are not known is left out.
+    """
+    if graph.in_range:
+        return graph
+    indptr, indices = match_varying(jnp.asarray(graph.indptr), jnp.asarray(graph.indices))
+    # Programs of symbolic sizes run no kernel that reads offsets.
+    if not jax.export.is_symbolic_dim(indptr.shape[-1]):
+        indptr = lax.cummax(jnp.clip(indptr.at[..., 0].set(0), 0, graph.num_edges), indptr.ndim - 1)
+    indices = jnp.clip(indices, 0, graph.num_cols - 1)
+    made = graph._with_fields(indptr=indptr, indices=indices, plan=None, in_range=True)
+    degrees = graph.__dict__.get("_uniform_degrees")
+    return made if degrees is None else made.with_known_degrees(degrees)
+
+
+def bounded_rows(cbsr: CBSR) -> CBSR:
+    """Compressed rows with all columns in range: entries out of range count as zeros.
+
+    They get a column that is free in their row. There is one, since fewer than ``dim`` are taken.
+    """
+    if cbsr.in_range:
+        return cbsr
+    columns = jnp.asarray(cbsr.indices)
+    if cbsr.dim <= np.iinfo(columns.dtype).max:
+        exists = columns < cbsr.dim
+        # As columns ascend, those up to the first free one are at the place of their number.
+        taken = lax.cumprod(
+            (columns == jnp.arange(cbsr.k, dtype=columns.dtype)).astype(jnp.int32), columns.ndim - 1
+        )
+        free = jnp.sum(taken, -1, keepdims=True).clip(0, cbsr.dim - 1).astype(columns.dtype)
+        values = jnp.where(exists, cbsr.values, 0)
+        cbsr = dataclasses.replace(cbsr, values=values, indices=jnp.where(exists, columns, free))
+    return dataclasses.replace(cbsr, in_range=True)

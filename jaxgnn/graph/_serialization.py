@@ -1,0 +1,73 @@
+"""Lets ``jax.export`` serialise programs whose arguments or results are pytrees of this library.
+
+Beside its arrays a pytree has static options. They are written as JSON: numbers, names, and the
+shape of edge blocks. Reading them runs no code that a file could bring.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import jax.export
+
+from jaxgnn.graph._batch import GraphBatch
+from jaxgnn.graph._cbsr import CBSR
+from jaxgnn.graph._csr import CSRGraph
+from jaxgnn.graph._edge_blocks import BlockShape, BlockTasks, EdgeBlocks
+from jaxgnn.graph._incidence import Incidence
+from jaxgnn.graph._incidence_plan import IncidencePlan
+from jaxgnn.graph._neighbour_edges import NeighbourEdges
+from jaxgnn.graph._plan import GraphPlan
+from jaxgnn.graph._schedule import RowSchedule
+
+_TYPES = (
+    CSRGraph,
+    CBSR,
+    Incidence,
+    GraphBatch,
+    GraphPlan,
+    IncidencePlan,
+    RowSchedule,
+    EdgeBlocks,
+    BlockTasks,
+    NeighbourEdges,
+)
+
+
+def options_as_bytes(options: tuple[Any, ...]) -> bytes:
+    """The static options of a pytree, in the order of its fields, as JSON.
+
+    Raises:
+      ValueError: if one of them is a symbolic size, which is known only when a program is called.
+    """
+    for option in options:
+        if jax.export.is_symbolic_dim(option):
+            raise ValueError(
+                f"jax.export: a graph must have a known number of columns, got {option}; "
+                "jaxgnn.export takes graphs of symbolic sizes"
+            )
+    plain = [dataclasses.asdict(o) if isinstance(o, BlockShape) else o for o in options]
+    return json.dumps(plain, default=int).encode()
+
+
+def options_from_bytes(content: bytes) -> tuple[Any, ...]:
+    """The options that ``options_as_bytes`` has written."""
+    return tuple(_option(option) for option in json.loads(content))
+
+
+def _option(found: Any) -> Any:
+    if not isinstance(found, dict):
+        return found
+    sizes: dict[str, Any] = {**found, "tiles": tuple(found["tiles"])}
+    return BlockShape(**sizes)
+
+
+for _type in _TYPES:
+    jax.export.register_pytree_node_serialization(
+        _type,
+        serialized_name=f"jaxgnn.{_type.__name__}",
+        serialize_auxdata=options_as_bytes,
+        deserialize_auxdata=options_from_bytes,
+    )

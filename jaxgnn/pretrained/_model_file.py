@@ -1,0 +1,255 @@
+"""A model in one file: numbers by name, and what it is made with. No code is stored or run."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jaxgnn import models
+from jaxgnn._errors import bad_input
+from jaxgnn._version import __version__
+from jaxgnn.datasets._file_errors import naming
+from jaxgnn.datasets._files import parse_json
+from jaxgnn.datasets._npy import read_npz
+from jaxgnn.models._saveable import UNSAVED
+
+NETWORKS = (
+    "CandidateNetwork",
+    "CausalLM",
+    "EquivariantRelationalNetwork",
+    "ExpertGraphLM",
+    "GCNII",
+    "HypergraphGNN",
+    "MaxKGNN",
+    "RecurrentRelationalNetwork",
+    "SudokuGNN",
+)
+"""The classes of ``jaxgnn.models`` that a file may name."""
+
+_DESCRIPTION = "description.json"
+_FORMAT = 1
+_PLAIN = str | int | float | None
+_LISTS = ("k", "strategy")  # options that may be sequences
+# What a network is made of is in its file. Its other sizes are tables that are made at once.
+_MOST = {"box": 16, "num_layers": 4096, "coupler_layers": 4096, "num_experts": 128}
+_DTYPES = ("float16", "bfloat16", "float32", "float64")
+_NO_SIZES = ("num_steps", "recompute_every")
+
+
+def save_model(path: str | os.PathLike[str], model: nnx.Module) -> None:
+    """Writes a network of ``jaxgnn.models`` to a file, from which ``load_model`` makes it again.
+
+    The file has the name of its class, the options that it was made with, and its arrays.
+
+    Args:
+      path: the file, an uncompressed ``.npz``.
+      model: the network, in training or in evaluation mode, which is not stored.
+
+    Raises:
+      ValueError: if the model is none of the networks of ``jaxgnn.models``, or was made with
+        something that is neither a number nor a name, such as an ``Incidence``.
+
+    Example:
+      >>> import os, tempfile, jaxgnn
+      >>> from flax import nnx
+      >>> from jaxgnn.models import MaxKGNN
+      >>> path = os.path.join(tempfile.mkdtemp(), "model.npz")
+      >>> jaxgnn.save_model(path, MaxKGNN(8, 32, 5, k=4, rngs=nnx.Rngs(0)))
+      >>> type(jaxgnn.load_model(path)).__name__
+      'MaxKGNN'
+    """
+    network = type(model).__name__
+    if network not in NETWORKS or type(model) is not getattr(models, network):
+        expected = f"one of jaxgnn.models: {', '.join(NETWORKS)}"
+        raise bad_input("save_model", "model", expected, network)
+    made: Any = model
+    options = json.loads(made.made_with)
+    for name, value in options.items():
+        if isinstance(value, dict):
+            expected = "made of numbers and names, which a file can hold"
+            raise bad_input("save_model", f"model: its option {name}", expected, value[UNSAVED])
+    write_model("save_model", path, model, options)
+
+
+def load_model(path: str | os.PathLike[str], **options: Any) -> nnx.Module:
+    """Makes the network of a file that ``save_model`` has written.
+
+    Nothing in the file is run. Its options can only be those of a class of ``jaxgnn.models``, and
+    its arrays must have the names, shapes and dtypes that the class has with these options.
+
+    Args:
+      path: the file.
+      **options: keyword arguments of the network's class in the place of those of the file, such as
+        ``dtype`` or ``implementation``.
+
+    Returns:
+      The network, in training mode like a new one; ``eval()`` sets the other.
+
+    Raises:
+      FileNotFoundError: if there is no such file.
+      ValueError: if it is not such a file, is cut short or of a newer format, names another class
+        or other options, or lacks an array or has one that does not fit. Names the file.
+    """
+    return read_model(Path(path), options, NETWORKS, "a model that save_model has written")
+
+
+def write_model(
+    where: str, path: str | os.PathLike[str], model: nnx.Module, options: Mapping[str, Any]
+) -> None:
+    """Writes a model that its class and these options make again.
+
+    Raises:
+      ValueError: if they do not, because shapes, dtypes or limits are others.
+    """
+    network = type(model).__name__
+    arrays = {name: np.asarray(leaf) for name, leaf in _named(model).items()}
+    _check_sizes(where, network, options, arrays)
+    _check(f"{where}: {network} with {dict(options)}", arrays, _make(network, options))
+    described = {"format": _FORMAT, "jaxgnn": __version__, "network": network}
+    description = json.dumps(described | {"options": dict(options)})
+    content: dict[str, Any] = {_DESCRIPTION: np.array(description)} | arrays
+    with open(path, "wb") as file:
+        np.savez(file, **content)
+
+
+def read_model(
+    path: Path, options: Mapping[str, Any], networks: tuple[str, ...], contents: str
+) -> nnx.Module:
+    """Makes the model of a file.
+
+    Args:
+      path: the file.
+      options: keyword arguments in the place of those of the file.
+      networks: names of the classes that it may be of.
+      contents: what the file should hold, for errors.
+    """
+    found = _read(path, contents)
+    network, saved = _described(path, found, networks, contents)
+    with naming(path, f"weights of a {network}"):
+        model = _make(network, saved)
+    if options:  # those of the caller, of which errors do not name the file
+        model = _make(network, {**saved, **options})
+    found = _with_short_floats(found, _named(model))
+    _check(str(path), found, model)
+    graphdef, state = nnx.split(model)
+    names, treedef = list(_named(model)), jax.tree.structure(state)
+    return nnx.merge(
+        graphdef, jax.tree.unflatten(treedef, [jax.numpy.asarray(found[n]) for n in names])
+    )
+
+
+def _read(path: Path, contents: str) -> dict[str, np.ndarray]:
+    try:
+        return read_npz(path, None, contents, short_floats=True)
+    except ValueError as error:
+        reason = str(error).removeprefix(f"{path}: ")
+        raise ValueError(f"{path}: expected an .npz file of arrays: {reason}") from error
+
+
+def _described(
+    path: Path, found: dict[str, np.ndarray], networks: tuple[str, ...], contents: str
+) -> tuple[str, dict[str, Any]]:
+    """The network's class, and the options that it was made with; takes them out of the arrays."""
+    try:
+        description = parse_json(str(found.pop(_DESCRIPTION)))
+        version, writer = description.get("format", 0), description.get("jaxgnn")
+        if isinstance(version, int) and version > _FORMAT:
+            raise _newer(path, version, writer)
+        network, saved = description["network"], description["options"]
+    except _NewerFormatError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
+        raise ValueError(f"{path}: expected {contents}") from None
+    if network not in networks:
+        raise ValueError(
+            f"{path}: expected one of {', '.join(networks)}, got {str(network)[:80]!r}"
+        )
+    if not isinstance(saved, dict) or not all(_is_plain(n, v) for n, v in saved.items()):
+        raise ValueError(f"{path}: expected options of {network} that are numbers or names")
+    _check_sizes(str(path), network, saved, found)
+    return network, saved
+
+
+class _NewerFormatError(ValueError):
+    """An error about a file of a later version of the library."""
+
+
+def _newer(path: Path, version: int, writer: Any) -> _NewerFormatError:
+    return _NewerFormatError(
+        f"{path}: expected a format up to {_FORMAT}, which jaxgnn {__version__} reads, got "
+        f"{version}, written by jaxgnn {str(writer)[:80]}"
+    )
+
+
+def _is_plain(name: str, value: Any) -> bool:
+    """Whether an option is a number or a name, or one of those that may be sequences of them."""
+    if isinstance(value, list) and name in _LISTS:
+        return all(_is_plain(name, part) for part in value)
+    return isinstance(value, _PLAIN)
+
+
+def _check_sizes(
+    where: str, network: str, options: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+) -> None:
+    """Complains about a size that the arrays of a network can not have."""
+    entries = sum(array.size for array in arrays.values())
+    for name, value in options.items():
+        limit = min(entries, _MOST.get(name, entries))
+        if isinstance(value, int | float) and name not in _NO_SIZES and value > max(limit, 1):
+            raise ValueError(
+                f"{where}: {name} of {network} is {str(value)[:80]}, expected at most {limit}"
+            )
+
+
+def _make(network: str, options: Mapping[str, Any]) -> nnx.Module:
+    """The model without numbers: shapes and dtypes alone."""
+    given = {name: _option(value) for name, value in options.items()}
+    return nnx.eval_shape(lambda: getattr(models, network)(**given, rngs=nnx.Rngs(0)))
+
+
+def _option(value: Any) -> Any:
+    """An option as it is written in Python: a tuple, or a dtype of JAX by its name."""
+    if isinstance(value, list):
+        return tuple(value)
+    is_dtype = isinstance(value, str) and value in _DTYPES
+    return getattr(jax.numpy, value) if is_dtype else value
+
+
+def _named(model: nnx.Module) -> dict[str, Any]:
+    """Dotted name -> array, or its shape and dtype."""
+    leaves = jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(nnx.state(model)))
+    return {jax.tree_util.keystr(p, simple=True, separator="."): leaf for p, leaf in leaves}
+
+
+def _with_short_floats(
+    arrays: dict[str, np.ndarray], expected: dict[str, Any]
+) -> dict[str, np.ndarray]:
+    """Names the dtypes that NumPy's files know by their size alone, such as bfloat16."""
+    named = {}
+    for name, array in arrays.items():
+        dtype = expected[name].dtype if name in expected else array.dtype
+        is_short_float = array.dtype.kind == dtype.kind == "V"
+        named[name] = array.view(dtype) if is_short_float else array
+    return named
+
+
+def _check(where: str, arrays: Mapping[str, np.ndarray], model: nnx.Module) -> None:
+    """Complains about the first array that is not that of the model."""
+    expected = {name: (leaf.dtype, leaf.shape) for name, leaf in _named(model).items()}
+    got = {name: (array.dtype, array.shape) for name, array in arrays.items()}
+    for name in sorted(expected.keys() | got.keys()):
+        if expected.get(name) != got.get(name):
+            raise ValueError(
+                f"{where}: {name} is {_type(got.get(name))}, expected {_type(expected.get(name))}"
+            )
+
+
+def _type(kind: tuple[Any, tuple[int, ...]] | None) -> str:
+    return "absent" if kind is None else f"{kind[0]}{list(kind[1])}"

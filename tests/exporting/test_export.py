@@ -1,0 +1,294 @@
+"""Functions of graphs in files: loaded in a fresh process, at other sizes, and refused."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import zipfile
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jaxgnn
+from jaxgnn import CBSR, CSRGraph, Incidence, ops
+from jaxgnn._exporting import load as loading
+from jaxgnn.graph import GraphBatch
+from jaxgnn.models import MaxKGNN
+from jaxgnn.testing import random_array
+
+GRAPH = CSRGraph.from_edges([0, 1, 2, 3, 3], [1, 2, 3, 0, 1], 4)
+LARGER = CSRGraph.from_edges([0, 1, 2, 3, 4, 5, 5], [1, 2, 3, 4, 5, 0, 2], 6)
+X, MORE = random_array((4, 8), "float32", seed=1), random_array((6, 8), "float32", seed=2)
+BOTH = {"platforms": ("cpu", "cuda")}
+ANY_SIZE = {"shapes": ("nodes, edges", "nodes, _")}
+
+# A fresh process that has imported the library alone; the file and its input are on the disk.
+LOADS = """
+import sys, numpy as np, jaxgnn
+folder = sys.argv[1]
+given = np.load(folder + "/given.npz")
+graph = jaxgnn.CSRGraph(given["indptr"], given["indices"])
+function = jaxgnn.load_exported(folder + "/model.jaxgnn")
+assert "flax" not in sys.modules
+np.save(folder + "/made.npy", function(graph, given["x"]))
+"""
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A trained network, as far as a test is concerned."""
+    made = MaxKGNN(8, 16, 3, num_layers=2, k=4, rngs=nnx.Rngs(0))
+    made.eval()
+    return made
+
+
+@pytest.fixture(scope="module")
+def file(model):
+    """A program of the network for both platforms, with its kernels."""
+    return jaxgnn.export(model, GRAPH, X, **BOTH, metadata={"classes": ["a", "b", "c"]})
+
+
+def _aggregate(graph, x):
+    return {"sum": ops.spmm(graph, x)}
+
+
+def test_a_fresh_process_gets_the_numbers_of_the_model_and_needs_no_flax(model, file, tmp_path):
+    (tmp_path / "model.jaxgnn").write_bytes(file)
+    np.savez(tmp_path / "given.npz", indptr=GRAPH.indptr, indices=GRAPH.indices, x=X)
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", LOADS, os.fspath(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    np.testing.assert_allclose(np.load(tmp_path / "made.npy"), model(GRAPH, X), atol=1e-6)
+
+
+def test_a_file_for_cpu_and_cuda_has_the_kernels_of_both(file):
+    loaded = jaxgnn.load_exported(file)
+    assert loaded.platforms == ("cpu", "cuda")
+    assert {"jaxgnn_maxk", "jaxgnn_spmm", "mosaic_gpu_v2"} <= set(loaded.kernels)
+    assert loaded.metadata == {"classes": ["a", "b", "c"]}
+    assert (loaded.jaxgnn_version, loaded.jax_version) == (jaxgnn.__version__, jax.__version__)
+    assert "float32[4, 8]; platforms=cpu, cuda" in repr(loaded)
+
+
+def test_symbolic_sizes_take_graphs_of_any_size(model):
+    loaded = jaxgnn.load_exported(jaxgnn.export(model, GRAPH, X, **ANY_SIZE))
+    assert loaded.inputs == ("int32[nodes + 1]", "int32[edges]", "float32[nodes, 8]")
+    assert "jaxgnn_spmm" not in loaded.kernels  # which has to know the sizes of a graph
+    for graph, x in ((GRAPH, X), (LARGER, MORE)):
+        np.testing.assert_allclose(loaded(graph, x), model(graph, x), atol=1e-5)
+
+
+def test_one_axis_may_be_symbolic_of_weights_and_scales_too():
+    graph = GRAPH.with_weights(jnp.arange(5.0)).normalized("sym")
+    file = jaxgnn.export(ops.spmm, graph, X, shapes=("_, edges", None))
+    fewer = CSRGraph.from_edges([0, 1], [1, 0], 4, weights=jnp.ones(2)).normalized("sym")
+    np.testing.assert_allclose(jaxgnn.load_exported(file)(fewer, X), ops.spmm(fewer, X), rtol=1e-6)
+
+
+def _rectangular(graph, x):
+    return ops.spmm(graph, x)
+
+
+def test_a_graph_of_fixed_columns_is_no_square_one():
+    bipartite = CSRGraph.from_edges([0, 1, 2], [0, 1, 1], 2, num_senders=4)
+    loaded = jaxgnn.load_exported(jaxgnn.export(_rectangular, bipartite, X, shapes=("n, _", None)))
+    other = CSRGraph.from_edges([0, 1, 2], [3, 1, 1], 4, num_senders=4)
+    np.testing.assert_allclose(loaded(other, X), ops.spmm(other, X), rtol=1e-6)
+    with pytest.raises(ValueError, match=r"args\[0\]\.num_cols must be 4, got 6"):
+        loaded(CSRGraph.from_edges([0, 1, 5], [3, 1, 1], 4, num_senders=6), X)
+
+
+def test_parameters_may_be_an_argument(model):
+    graphdef, state = nnx.split(model)
+    state = nnx.to_pure_dict(state)
+    run = lambda state, graph, x: nnx.merge(graphdef, state)(graph, x)  # noqa: E731
+    loaded = jaxgnn.load_exported(jaxgnn.export(run, state, GRAPH, X))
+    halved = jax.tree.map(lambda p: p / 2, state)
+    np.testing.assert_allclose(loaded(halved, GRAPH, X), run(halved, GRAPH, X), atol=1e-6)
+
+
+def test_every_pytree_of_the_library_passes_in_and_out():
+    def run(given):
+        batch, hypergraph, x, _ = given["all"]
+        kept = ops.maxk(x, 3)
+        return [ops.spmm(batch.graph, jnp.concatenate([x, x])), kept, (hypergraph, None), batch]
+
+    batch = GraphBatch.from_graphs([GRAPH, GRAPH])
+    hypergraph = Incidence.from_hyperedges([{0, 1}, {1, 2, 3}], 4)
+    given = {"all": (batch, hypergraph, X, None), 3: 2.0}
+    made, expected = jaxgnn.load_exported(jaxgnn.export(run, given))(given), run(given)
+    assert isinstance(made[1], CBSR) and isinstance(made[2][0], Incidence)
+    assert isinstance(made[3], GraphBatch) and made[3].graph.plan is None
+    np.testing.assert_allclose(made[0], expected[0], rtol=1e-6)
+    np.testing.assert_array_equal(made[1].todense(), expected[1].todense())
+    np.testing.assert_array_equal(made[3].graph_ids, batch.graph_ids)
+
+
+def test_a_gradient_is_exported_as_a_function():
+    slope = jax.grad(lambda x, graph: jnp.sum(ops.spmm(graph, ops.maxk(x, 3).todense()) ** 2))
+    loaded = jaxgnn.load_exported(jaxgnn.export(slope, X, GRAPH))
+    np.testing.assert_allclose(loaded(X, GRAPH), slope(X, GRAPH), rtol=1e-4, atol=1e-5)
+
+
+def test_ids_out_of_range_of_a_loaded_program_are_the_nearest_node():
+    loaded = jaxgnn.load_exported(jaxgnn.export(ops.spmm, GRAPH, X))
+    wild = CSRGraph(np.asarray(GRAPH.indptr), np.array([3, 10**6, -7, 1, 10**9], np.int32))
+    nearest = CSRGraph(np.asarray(GRAPH.indptr), np.array([3, 3, 0, 1, 3], np.int32))
+    np.testing.assert_allclose(loaded(wild, X), ops.spmm(nearest, X), rtol=1e-6)
+
+
+CALLS = {
+    "width": (lambda: (GRAPH, X[:, :7]), r"args\[1\] must be float32\[nodes, 8\], got float32\[4"),
+    "dtype": (lambda: (GRAPH, X > 0), r"args\[1\] must be float32\[nodes, 8\], got bool"),
+    "no graph": (lambda: (X, X), r"args\[0\] must be a CSRGraph, got \w*Array"),
+    "weights": (
+        lambda: (GRAPH.with_weights(jnp.ones(5)), X),
+        r"args\[0\]\.weights must be None, got \w*Array",
+    ),
+    "normalised": (
+        lambda: (GRAPH.normalized("mean"), X),
+        r"args\[0\]\.normalization must be None, got 'mean'",
+    ),
+    "one argument": (lambda: (GRAPH,), r"args must be a tuple of 2, got tuple of 1"),
+    "other nodes": (
+        lambda: (GRAPH, MORE),
+        r"args\[1\]\.shape\[0\] \(= 6\) and the specification 'nodes' \(= 4\)",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def any_size():
+    return jaxgnn.load_exported(jaxgnn.export(_aggregate, GRAPH, X, **ANY_SIZE))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_with_something_else_names_the_argument(name, any_size):
+    given, message = CALLS[name]
+    with pytest.raises(ValueError, match=f"load_exported: .*{message}"):
+        any_size(*given())
+
+
+EXPORTS = {
+    "platform": ({"platforms": ["tpu"]}, r"platforms must be some of cpu, cuda, got \['tpu'\]"),
+    "no platform": ({"platforms": []}, r"platforms must be some of cpu, cuda, got \[\]"),
+    "shapes": ({"shapes": ("n",)}, r"shapes must be a tuple with .* for each of 2 arguments"),
+    "sizes": ({"shapes": (None, "n, 8, 1")}, r"shapes\[1\] must be 2 sizes, such as '_, _'"),
+    "metadata": ({"metadata": {"x": {1, 2}}}, r"metadata must be a dict that JSON gives back"),
+}
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_bad_options_of_export_are_named(name):
+    options, message = EXPORTS[name]
+    with pytest.raises(ValueError, match=f"export: {message}"):
+        jaxgnn.export(_aggregate, GRAPH, X, **options)
+
+
+def test_what_can_not_be_exported_says_why():
+    with pytest.raises(ValueError, match=r"export: args\[0\] must be arrays in tuples.*, got set"):
+        jaxgnn.export(_aggregate, {1, 2}, X)
+    with pytest.raises(ValueError, match=r"export: the result must be arrays in .*, got str"):
+        jaxgnn.export(lambda x: "text", X)
+    with pytest.raises(ValueError, match="export: shapes must be sizes with which the function"):
+        jaxgnn.export(lambda x: x if x.shape[0] > 5 else -x, X, shapes=("n, _",))
+    with pytest.raises(ValueError, match=r"shapes\[0\] must be None, .* for a GraphBatch"):
+        batch = GraphBatch.from_graphs([GRAPH])
+        jaxgnn.export(lambda batch: batch.graph_ids, batch, shapes=("n",))
+    with pytest.raises(ValueError, match="export: function must be without callbacks into Python"):
+        jaxgnn.export(lambda x: jax.pure_callback(np.sin, jax.typeof(x), x), X)
+    needs = r"spmm\[ffi\]: needs sizes that are known when it is traced"
+    with jaxgnn.default_implementation("ffi"), pytest.raises(NotImplementedError, match=needs):
+        jaxgnn.export(_aggregate, GRAPH, X, **ANY_SIZE)
+
+
+def _changed(file: bytes, **entries) -> bytes:
+    """The file with other entries in its description."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(file)) as old, zipfile.ZipFile(made, "w") as new:
+        for name in old.namelist():
+            content = old.read(name)
+            if name == "description.json":
+                content = json.dumps({**json.loads(content), **entries})
+            new.writestr(name, content)
+    return made.getvalue()
+
+
+def _with_program(file: bytes, program: bytes) -> bytes:
+    """The file with another program."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(file)) as old, zipfile.ZipFile(made, "w") as new:
+        new.writestr("description.json", old.read("description.json"))
+        new.writestr("program.stablehlo", program)
+    return made.getvalue()
+
+
+def _calls_python(file: bytes) -> bytes:
+    """The file with a program that calls an address of a process, as callbacks do."""
+    name = "xla_ffi_python_cpu_callback"
+    call = jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(X.shape, X.dtype))
+    checks = [jax.export.DisabledSafetyCheck.custom_call(name)]
+    exported = jax.export.export(jax.jit(call), disabled_checks=checks)(X)
+    return _with_program(file, bytes(exported.mlir_module_serialized))
+
+
+def _flipped(file: bytes) -> bytes:
+    """The file with another byte in its program."""
+    place = file.index(b"StableHLO") + 200
+    return file[:place] + bytes([file[place] ^ 1]) + file[place + 1 :]
+
+
+HERE = rf"this is jaxgnn {jaxgnn.__version__} and jax {jax.__version__}".replace(".", r"\.")
+FILES = {
+    "a newer format": (
+        lambda f: _changed(f, format=2, jaxgnn="9.0"),
+        rf"jaxgnn 9\.0 .*, and {HERE}",
+    ),
+    "another release": (
+        lambda f: _changed(f, jaxgnn="0.1.0"),
+        rf"written by jaxgnn 0\.1\.0 .*, and {HERE}: its kernels need the version that wrote it",
+    ),
+    "another convention": (lambda f: _changed(f, calling_convention=99), rf"{HERE}: .*got 99"),
+    "another platform": (lambda f: _changed(f, platforms=["cuda"]), "on cuda, .*, got cpu"),
+    "no list": (lambda f: _changed(f, inputs=3), "must have list as inputs, got 3"),
+    "an entry too many": (lambda f: _changed(f, colour="red"), "another description: .*colour"),
+    "shapes of something else": (lambda f: _changed(f, inputs=[["4,", "x"]]), "damaged"),
+    "no program": (
+        lambda f: _with_program(f, b"MLIR of another time"),
+        rf"{HERE}: its program can not be read",
+    ),
+    "a call of Python": (_calls_python, "must call no Python, got a call of xla_ffi_python"),
+    "cut short": (lambda f: f[: len(f) // 2], "a whole file that jaxgnn.export has made"),
+    "a flipped bit": (_flipped, "a whole file .*, got Bad CRC-32"),
+    "text": (lambda f: b"graph", "a whole file .*, got File is not a zip file"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_can_not_be_run_here_says_what_it_is(name, file, tmp_path):
+    spoil, message = FILES[name]
+    path = tmp_path / "model.jaxgnn"
+    path.write_bytes(spoil(file))
+    with pytest.raises(ValueError, match=rf"load_exported: .*model\.jaxgnn.*{message}"):
+        jaxgnn.load_exported(path)
+
+
+def test_a_program_of_plain_jax_is_loaded_by_other_releases():
+    with jaxgnn.default_implementation("xla"):
+        file = _changed(jaxgnn.export(ops.spmm, GRAPH, X), jaxgnn="0.1.0")
+    np.testing.assert_allclose(jaxgnn.load_exported(file)(GRAPH, X), ops.spmm(GRAPH, X), rtol=1e-6)
+
+
+def test_missing_libraries_are_named_and_missing_files_too(monkeypatch, tmp_path):
+    file = jaxgnn.export(ops.spmm, GRAPH, X)
+    monkeypatch.setattr(loading._ffi, "why_missing", lambda platform: "needs a library")
+    with pytest.raises(NotImplementedError, match=r"load_exported: .* needs a library"):
+        jaxgnn.load_exported(file)
+    with pytest.raises(FileNotFoundError, match="missing"):
+        jaxgnn.load_exported(tmp_path / "missing")

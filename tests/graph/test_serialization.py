@@ -1,0 +1,45 @@
+"""Pytrees of the library among the arguments and results of ``jax.export`` itself."""
+
+import jax
+import jax.export
+import numpy as np
+import pytest
+
+from jaxgnn import CSRGraph, graph
+from jaxgnn.graph import BlockShape, _serialization
+from jaxgnn.graph._arrays import KeepsArrays
+from jaxgnn.graph._serialization import options_as_bytes, options_from_bytes
+
+SHAPE = BlockShape(8, 8, 64, 1, 1, (1, 2), "degree")
+
+
+@pytest.mark.parametrize("options", [(), (4, None, True), ("mean", 3), (SHAPE,)], ids=str)
+def test_static_options_come_back_from_json(options):
+    assert options_from_bytes(options_as_bytes(options)) == options
+    assert hash(options_from_bytes(options_as_bytes(options))) == hash(options)
+
+
+def test_every_pytree_is_registered_once():
+    classes = [value for value in vars(graph).values() if isinstance(value, type)]
+    pytrees = {cls for cls in classes if issubclass(cls, KeepsArrays)}
+    assert pytrees == set(_serialization._TYPES)
+    for cls in pytrees:
+        with pytest.raises(ValueError, match=f"Duplicate serialization .*{cls.__name__}"):
+            jax.export.register_pytree_node_serialization(
+                cls, serialized_name="twice", serialize_auxdata=bytes, deserialize_auxdata=tuple
+            )
+
+
+def test_a_symbolic_number_of_columns_is_refused():
+    (nodes,) = jax.export.symbolic_shape("nodes")
+    with pytest.raises(ValueError, match=r"known number of columns, got nodes; jaxgnn\.export"):
+        options_as_bytes((nodes, None))
+
+
+def test_an_exported_program_keeps_the_trees_of_graphs():
+    pytest.importorskip("flatbuffers", reason="reason: jax.export needs flatbuffers to serialise")
+    made = CSRGraph.from_edges([0, 1, 2], [1, 2, 2], 3).normalized("mean")
+    exported = jax.export.export(jax.jit(lambda graph: (graph, graph.indptr)))(made)
+    loaded = jax.export.deserialize(exported.serialize())
+    assert (loaded.in_tree, loaded.out_tree) == (exported.in_tree, exported.out_tree)
+    np.testing.assert_array_equal(loaded.call(made)[1], made.indptr)
