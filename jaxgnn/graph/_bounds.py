@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -24,16 +23,16 @@ if TYPE_CHECKING:
 def bounded_graph(graph: CSRGraph) -> CSRGraph:
     """A traced graph with all senders and offsets in range, and the same graph if they are known.
 
-    A sender out of range becomes the nearest node, 0 or the last; an offset beyond the edges their
-    end, and one that falls the one before it. A plan of ids that are not known is left out.
+    A sender out of range becomes the nearest node, 0 or the last, and an offset beyond the edges
+    their end. Where offsets fall, or do not begin at 0, the graph has no edges. A plan of ids that
+    are not known is left out.
     """
     if graph.in_range:
         return graph
     indptr, indices = match_varying(jnp.asarray(graph.indptr), jnp.asarray(graph.indices))
-    # Programs of symbolic sizes run no kernel that reads offsets.
-    if not jax.export.is_symbolic_dim(indptr.shape[-1]):
-        indptr = lax.cummax(jnp.clip(indptr.at[..., 0].set(0), 0, graph.num_edges), indptr.ndim - 1)
-    indices = jnp.clip(indices, 0, graph.num_cols - 1)
+    rises = jnp.all(indptr[..., 1:] >= indptr[..., :-1], -1, keepdims=True)
+    indptr = jnp.where(rises & (indptr[..., :1] == 0), indptr.clip(0, graph.num_edges), 0)
+    indices = indices.clip(0, graph.num_cols - 1)
     made = graph._with_fields(indptr=indptr, indices=indices, plan=None, in_range=True)
     degrees = graph.__dict__.get("_uniform_degrees")
     return made if degrees is None else made.with_known_degrees(degrees)

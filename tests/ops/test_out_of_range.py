@@ -77,12 +77,14 @@ def test_a_sender_out_of_range_is_the_nearest_node_in_every_op():
 @pytest.mark.parametrize(
     "wild, expected",
     [
-        ([0, 2, 10**6, 5, 7], [0, 2, 5, 5, 5]),
-        ([3, -1, 1, 4, 2], [0, 0, 1, 4, 4]),
+        ([0, 2, 5, 7, 10**6], [0, 2, 5, 5, 5]),
+        ([0, 3, 1, 4, 5], [0, 0, 0, 0, 0]),
+        ([1, 2, 3, 4, 5], [0, 0, 0, 0, 0]),
+        ([0, 1, 2, 3, -1], [0, 0, 0, 0, 0]),
     ],
-    ids=["beyond the edges", "falling"],
+    ids=["beyond the edges", "falling", "not from zero", "negative"],
 )
-def test_offsets_out_of_range_end_with_the_edges_and_never_fall(wild, expected):
+def test_offsets_end_with_the_edges_and_if_they_fall_there_are_none(wild, expected):
     wild, expected = np.array(wild, np.int32), np.array(expected, np.int32)
     for name, got in _results(wild, NEAREST).items():
         for a, e in zip(got, _results(expected, NEAREST)[name], strict=True):
