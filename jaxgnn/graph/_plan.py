@@ -66,7 +66,7 @@ class GraphPlan(KeepsArrays):
         return frozenset(part for part, made in there.items() if made is not None)
 
     def missing(self, wanted: frozenset[Part]) -> frozenset[Part]:
-        """Those of ``wanted`` that are not there; beside a permutation blocks must serve weights."""
+        """Those of ``wanted`` that are not there; with a permutation, blocks must serve weights."""
         there = self.parts
         if "permutation" in wanted and any(blocks.edges is None for blocks in self.edge_blocks):
             there -= {"edge_blocks"}
