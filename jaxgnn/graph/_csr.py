@@ -386,7 +386,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         """
         wanted = frozenset[Part](parts or ("schedule", "transpose", "permutation"))
         there = given_plan(self)
-        missing = wanted if there is None else wanted - there.parts
+        missing = wanted if there is None else there.missing(wanted)
         if there is not None and not missing:
             return there
         if is_concrete(self.indptr, self.indices):

@@ -65,6 +65,13 @@ class GraphPlan(KeepsArrays):
         }
         return frozenset(part for part, made in there.items() if made is not None)
 
+    def missing(self, wanted: frozenset[Part]) -> frozenset[Part]:
+        """Those of ``wanted`` that are not there; with a permutation, blocks must serve weights."""
+        there = self.parts
+        if "permutation" in wanted and any(blocks.edges is None for blocks in self.edge_blocks):
+            there -= {"edge_blocks"}
+        return wanted - there
+
     def arrays_of(self, part: Part) -> tuple[Any, ...]:
         """The fields of a part."""
         return tuple(getattr(self, name) for name in _FIELDS[part])

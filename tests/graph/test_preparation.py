@@ -102,8 +102,9 @@ class TestWhenAnOpFirstRuns:
         monkeypatch.setattr(_parts, "on_gpu", lambda: True)
         graph = graph_of()
         without = graph.prepared("maxk_spmm").plan.edge_blocks[0]
-        weighted = graph.with_weights(np.ones(40, np.float32)).prepared("maxk_spmm")
-        assert without.edges is None
+        weighted = graph.prepared("maxk_spmm").with_weights(np.ones(40, np.float32))
+        assert weighted.plan.edge_blocks[0].edges is without.edges is None
+        weighted = weighted.prepared("maxk_spmm")
         assert weighted.plan.edge_blocks[0].entries is without.entries
         assert_same_tree(np.sort(weighted.plan.edge_blocks[0].edges), np.arange(40, dtype=np.int32))
         weighted.validate()
