@@ -95,10 +95,17 @@ def _measure(scale: Scale, name: str) -> Row:
         cache = {"JAX_COMPILATION_CACHE_DIR": folder, **_EVERYTHING}
         first, another, common = in_new_process(_first_call, scale, name, environment=cache)
         cached = in_new_process(_cached_call, scale, name, environment=cache)
-    row = {"op": "first_step", "case": name, "what": CASES[scale][name].what, "scale": scale}
-    row |= {"launches": first.kernels} | _seconds(first, common["platform"] != "cpu", scale, name)
-    row |= {"another_s": None if another is None else another.total, "cached_s": cached.total}
-    return row | common
+    return {
+        "op": "first_step",
+        "case": name,
+        "what": CASES[scale][name].what,
+        "scale": scale,
+        "launches": first.kernels,
+        **_seconds(first, common["platform"] != "cpu", scale, name),
+        "another_s": None if another is None else another.total,
+        "cached_s": cached.total,
+        **common,
+    }
 
 
 def _seconds(first: Stages, is_gpu: bool, scale: Scale, name: str) -> Mapping[str, float | None]:

@@ -25,10 +25,10 @@ def name_module(name: str) -> None:
     """
     if any(variable.startswith("MOSAIC_GPU_DUMP") for variable in os.environ):
         return
-    operation = ir.InsertionPoint.current.block.owner
-    while operation.name != "builtin.module":
-        operation = operation.operation.parent
-    operation.operation.attributes[_ATTRIBUTE] = ir.StringAttr.get(name)
+    operation = ir.InsertionPoint.current.block.owner.operation
+    while (parent := operation.parent) is not None:
+        operation = parent.operation
+    operation.attributes[_ATTRIBUTE] = ir.StringAttr.get(name)
 
 
 def name_module_of_body(name: str) -> None:

@@ -1,5 +1,6 @@
 """The benchmark of first calls: its parts add up, and its rows are kept."""
 
+import os
 import time
 
 import jax.numpy as jnp
@@ -73,11 +74,9 @@ def test_each_stage_is_timed():
     assert stages.total == pytest.approx(sum(stages[:2]) + stages.compile + stages.run)
 
 
-def test_the_time_in_files_of_one_path_is_told_from_that_in_others(tmp_path):
+def test_the_time_in_files_of_one_path_is_told_from_that_in_others():
     def wait(file):
-        until = (
-            "import time\nend = time.perf_counter() + 0.1\nwhile time.perf_counter() < end: pass"
-        )
+        until = "from time import perf_counter as now\nend = now() + 0.1\nwhile now() < end: pass"
         exec(compile(until, file, "exec"), {})
 
     with _compilation._StackSamples("mosaic_gpu") as samples:
@@ -88,13 +87,7 @@ def test_the_time_in_files_of_one_path_is_told_from_that_in_others(tmp_path):
     assert 0 < samples.seconds < inside + 0.1
 
 
-def _environment(name):
-    import os
-
-    return os.environ.get(name)
-
-
 def test_a_new_process_has_the_variables_that_it_was_given():
-    value = in_new_process(_environment, "JAXGNN_TEST", environment={"JAXGNN_TEST": "7"})
+    value = in_new_process(os.getenv, "JAXGNN_TEST", environment={"JAXGNN_TEST": "7"})
     assert value == "7"
-    assert _environment("JAXGNN_TEST") is None
+    assert os.getenv("JAXGNN_TEST") is None
