@@ -73,11 +73,11 @@ def gcn_coefficients(graph: CSRGraph, *, add_self_loops: bool) -> GCNCoefficient
 
 
 def every_node_has_a_loop(graph: CSRGraph) -> bool:
-    """Whether each node of a square, concrete graph has a self loop; asked once of each graph."""
+    """Whether each node of a square graph, not traced, has a self loop; looked up once."""
     arrays = graph.indptr, graph.indices
 
     def ask() -> bool:
-        rows, indices = _ends(graph)
+        rows, indices = _ends_on_host(graph)
         return not _without_loop(rows, indices, graph.num_rows).any()
 
     return _HAVE_LOOPS.get(arrays, None, ask)
@@ -134,6 +134,11 @@ def _ends(graph: CSRGraph) -> tuple[Any, Any]:
     """The receiver and the sender of each edge slot, in numpy if nothing of the graph is traced."""
     if not is_concrete(graph.indptr, graph.indices, graph.weights):
         return row_ids(graph.indptr, graph.num_edges), jnp.asarray(graph.indices)
+    return _ends_on_host(graph)
+
+
+def _ends_on_host(graph: CSRGraph) -> tuple[np.ndarray, np.ndarray]:
+    """The receiver and the sender of each edge slot, of a graph whose structure is concrete."""
     if graph.plan is None:
         validate_structure(graph)
     return row_ids_on_host(graph.indptr, graph.num_edges), np.asarray(graph.indices)

@@ -169,6 +169,11 @@ def test_weights_get_the_gradient_of_the_formula():
         y = scales[:, None] * (matrix @ (scales[:, None] * h))
         return jnp.sum(jnp.sin(y + jnp.arange(4, dtype=weights.dtype)))
 
+    def by_layer_of_normalized(weights):
+        prepared = graph.with_self_loops().with_weights(weights).normalized("gcn")
+        return jnp.sum(_layer()(prepared, X))
+
+    assert jax.jit(jax.grad(by_layer_of_normalized))(graph.with_self_loops().weights).any()
     actual = jax.grad(by_layer)(graph.weights)
     with jax.enable_x64(True):
         expected = jax.grad(by_formula)(graph.weights.astype(jnp.float64))
