@@ -21,21 +21,19 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
-import os
 import pickle
 import tempfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import numpy as np
 
 from experiments.benchmarks._command import command
+from experiments.benchmarks._processes import in_new_process
 from experiments.benchmarks._ratios import (
     print_warnings,
     ratio_fields,
@@ -115,13 +113,13 @@ def main(options: TrainingOptions) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data.pickle"
         configs = [_config(options, k, Path(folder)) for k in (None, *options.ks)]
-        common = _in_new_process(_make_data, data, configs[0])
+        common = in_new_process(_make_data, data, configs[0])
         print(", ".join(f"{key} {value}" for key, value in common.items()))
         runs: list[tuple[Callable, TrainConfig]] = [(_train_jaxgnn, config) for config in configs]
         runs += _torch_runs(options, common["platform"], Path(folder))
         print(header(_COLUMNS), flush=True)
         for worker, config in runs:
-            trained = _in_new_process(worker, data, config)
+            trained = in_new_process(worker, data, config)
             timing = _steady(trained.pop("step_ms"))
             relu = relu if rows else timing
             times = {**timing_fields(timing), **ratio_fields("relu", relu, timing)}
@@ -169,7 +167,7 @@ def _why_no_torch(device: str) -> str | None:
     missing = [name for name in _TORCH_MODULES if importlib.util.find_spec(name) is None]
     if missing:
         return f"{' and '.join(missing)} not installed"
-    return _in_new_process(_torch_unavailable, device)
+    return in_new_process(_torch_unavailable, device)
 
 
 def _k(config: TrainConfig) -> int | None:
@@ -209,18 +207,6 @@ def _steady(times: Sequence[float]) -> Timing | None:
 
 
 # -- what runs in processes of their own -------------------------------------------------------
-
-
-def _in_new_process(function: Callable, *args: Any) -> Any:
-    """The result of a call in a fresh process, which hands the device back when it ends."""
-    spawn = get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=spawn, initializer=_allocate_on_demand) as pool:
-        return pool.submit(function, *args).result()
-
-
-def _allocate_on_demand() -> None:
-    # JAX would else reserve most of the device; it reads this when it first touches one.
-    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
 
 
 def _make_data(path: Path, config: TrainConfig) -> Row:

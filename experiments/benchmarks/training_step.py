@@ -101,7 +101,7 @@ def main(options: TrainingStepOptions, session: Session | None = None) -> list[R
     """
     options.check()
     session = session or Session((), options.rows)
-    data = _load(options)
+    data = load(options)
     ks = (None, *options.ks)
     steps = {}
     for k in ks:
@@ -123,7 +123,8 @@ def main(options: TrainingStepOptions, session: Session | None = None) -> list[R
     return rows
 
 
-def _load(options: TrainingStepOptions) -> Data:
+def load(options: TrainingStepOptions) -> Data:
+    """Makes the synthetic graph, prepared and normalised, with its features and labels."""
     data = synthetic(options.scale, on_device=jax.default_backend() != "cpu")
     graph = build_graph(data.senders, data.receivers, SCALES[options.scale].nodes)
     features = jnp.asarray(data.features).astype(options.dtype)

@@ -31,6 +31,7 @@ from jaxgnn.graph._constructors import GraphConstructors
 from jaxgnn.graph._device_sorting import is_for_device
 from jaxgnn.graph._edge_data import keep_order, known_order, reordered
 from jaxgnn.graph._edge_list import as_array
+from jaxgnn.graph._gcn import gcn_coefficients
 from jaxgnn.graph._interchange import to_scipy
 from jaxgnn.graph._normalization import Edges, Normalization, degree_scales, normalized_weights
 from jaxgnn.graph._parts import ALL_PARTS, OPS, ConcreteParts, available, parts_for, parts_of_leaves
@@ -445,23 +446,30 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         """Normalises by degree. Rows (and columns) without edges get scale zero.
 
         ``"mean"`` is D⁻¹ A. ``"sym"`` is D_r^-½ A D_c^-½ with the degrees of rows and of columns,
-        the two being equal on an undirected graph. An unweighted graph stays without weights and
-        carries the scales for the kernels to apply. On a weighted graph degrees are sums of
-        weights, and the result is folded into the weights, so gradients see it; nonpositive sums
-        count as no edges.
+        the two being equal on an undirected graph. ``"gcn"`` is D_r^-½ A D_r^-½ with the degrees of
+        rows at both ends, as in PyTorch Geometric's ``gcn_norm``; it adds no self loops. An
+        unweighted graph stays without weights and carries the scales for the kernels to apply. On a
+        weighted graph degrees are sums of weights, and the result is folded into the weights, so
+        gradients see it; nonpositive sums count as no edges.
 
         Raises:
-          ValueError: if ``kind`` is unknown or the graph is normalised already.
+          ValueError: if ``kind`` is unknown, the graph is normalised already, or it is not square
+            and ``kind`` is ``"gcn"``.
         """
         if kind is None:
             return self
-        if kind not in ("mean", "sym"):
-            raise bad_input("CSRGraph.normalized", "kind", "'mean', 'sym' or None", repr(kind))
+        if kind not in ("mean", "sym", "gcn"):
+            expected = "'mean', 'sym', 'gcn' or None"
+            raise bad_input("CSRGraph.normalized", "kind", expected, repr(kind))
         if self.is_normalized:
             raise bad_input(
                 "CSRGraph.normalized", "self", "not normalised yet", repr(self.normalization)
             )
-        if self.weights is None:
+        if kind == "gcn":
+            made = gcn_coefficients(self, add_self_loops=False)
+            graph = self if made.weights is None else self.with_weights(made.weights)
+            graph = graph._with_fields(row_scale=made.scale, col_scale=made.scale)
+        elif self.weights is None:
             graph = self._with_fields(**self._scales(kind))
         else:
             graph = self.with_weights(self._normalized_weights(kind, self.weights))

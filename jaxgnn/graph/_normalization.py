@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-Normalization = Literal["mean", "sym"]
-"""What degrees divide: ``"mean"`` is ``D⁻¹ A``, ``"sym"`` is ``D_r^-½ A D_c^-½``."""
+Normalization = Literal["mean", "sym", "gcn"]
+"""What degrees divide: ``"mean"`` is ``D⁻¹ A``, ``"sym"`` is ``D_r^-½ A D_c^-½``, with the degrees
+of rows and of columns, and ``"gcn"`` is ``D_r^-½ A D_r^-½``."""
 
 
 def degree_scales(
@@ -23,9 +24,9 @@ def degree_scales(
     dtype = jax.dtypes.canonicalize_dtype(jnp.float64)
     degrees = row_degrees.astype(dtype)
     if column_degrees is None:
-        return _power_or_zero(degrees, -1.0), None
+        return power_or_zero(degrees, -1.0), None
     columns = column_degrees.astype(dtype)
-    return _power_or_zero(degrees, -0.5), _power_or_zero(columns, -0.5)
+    return power_or_zero(degrees, -0.5), power_or_zero(columns, -0.5)
 
 
 class Edges(NamedTuple):
@@ -60,10 +61,10 @@ def normalized_weights(
 def _of_ends(sums: Any, exponent: float, ends: Any) -> Any:
     """Returns the scale at the end of each edge, zero for padding."""
     xp: Any = np if isinstance(sums, np.ndarray) else jnp
-    return xp.append(_power_or_zero(sums, exponent), xp.zeros(1, sums.dtype))[ends]
+    return xp.append(power_or_zero(sums, exponent), xp.zeros(1, sums.dtype))[ends]
 
 
-def _power_or_zero(degrees: Any, exponent: float) -> Any:
+def power_or_zero(degrees: Any, exponent: float) -> Any:
     """``degrees ** exponent`` where positive, else zero, with finite gradients in both cases."""
     xp: Any = np if isinstance(degrees, np.ndarray) else jnp
     positive = degrees > 0

@@ -42,6 +42,8 @@ Kind = Literal["sage", "gcn", "gin"]
 
 _CONVOLUTIONS = {"sage": SAGEConv, "gcn": GCNConv, "gin": GINConv}
 _NORMALIZATIONS: dict[str, Normalization | None] = {"sage": "mean", "gcn": "sym", "gin": None}
+# The published network leaves self loops to the data, and the model normalises for all layers.
+_OPTIONS = {"gcn": {"use_linear_bias": True, "add_self_loops": False}}
 
 
 @saveable
@@ -124,7 +126,7 @@ class MaxKGNN(nnx.Module):
         ks = layer_ks(k if activation == "maxk" else None, num_layers)
         _check_ks(ks, hidden_features, scan_layers)
         dtypes = {"dtype": dtype, "param_dtype": param_dtype}
-        extra: dict[str, Any] = {"use_linear_bias": True} if kind == "gcn" else {}
+        extra: dict[str, Any] = _OPTIONS.get(kind, {})
         self.kind = kind
         self.num_layers = num_layers
         self.scan_layers = scan_layers

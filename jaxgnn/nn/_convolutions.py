@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import warnings
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype
 from jaxtyping import Array, Float
 
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
-from jaxgnn.graph import CBSR, CSRGraph, Normalization
+from jaxgnn.graph import (
+    CBSR,
+    CSRGraph,
+    every_node_has_a_loop,
+    gcn_coefficients,
+    is_concrete,
+)
 from jaxgnn.nn._dropout import Features, dropout, training_rngs
 from jaxgnn.nn._linear import FusedLinear, apply_linear, apply_mlp
 from jaxgnn.nn._maxk import (
@@ -20,6 +31,7 @@ from jaxgnn.nn._maxk import (
     make_activation,
 )
 from jaxgnn.nn._options import checked_options
+from jaxgnn.ops._core.dtypes import accumulation_dtype
 
 _checked = checked_options()
 
@@ -44,22 +56,24 @@ class _Convolution(nnx.Module):
         self.kernel_mode: KernelMode = kernel_mode
         self.implementation = implementation
 
-    def _check(self, graph: CSRGraph, x: Array, layer: FusedLinear) -> None:
+    def _check(self, graph: CSRGraph, x: Array, in_features: int) -> None:
         """Raises ValueError unless graph and features fit each other and the layer."""
         name = type(self).__name__
         if not isinstance(graph, CSRGraph):
             raise bad_input(name, "graph", "a jaxgnn.graph.CSRGraph", type(graph).__name__)
         if not hasattr(x, "ndim"):
             raise bad_input(name, "x", "an array", type(x).__name__)
-        expected = (graph.num_cols, layer.in_features)
+        expected = (graph.num_cols, in_features)
         if x.ndim < 2 or x.shape[-2:] != expected:
             shape = f"of shape [..., {expected[0]}, {expected[1]}], nodes by features"
             raise bad_input(name, "x", shape, f"shape {x.shape}")
 
-    def _check_square(self, graph: CSRGraph) -> None:
+    def _check_square(
+        self, graph: CSRGraph, reason: str = "since each node adds its own features"
+    ) -> None:
         """Raises ValueError unless the graph is square, with as many senders as receivers."""
         if graph.num_rows != graph.num_cols:
-            expected = "square, since each node adds its own features"
+            expected = f"square, {reason}"
             raise bad_input(type(self).__name__, "graph", expected, f"shape {graph.shape}")
 
     def _activate(self, x: Array, rngs: nnx.Rngs | None, k: int | None) -> Features:
@@ -97,10 +111,8 @@ class _Convolution(nnx.Module):
     def _aggregate(self, graph: CSRGraph, x: Features) -> Array:
         return aggregate(graph, x, kernel_mode=self.kernel_mode, implementation=self.implementation)
 
-
-def _normalized(graph: CSRGraph, kind: Normalization) -> CSRGraph:
-    """Normalises the graph unless the caller has already done so for all layers."""
-    return graph if graph.is_normalized else graph.normalized(kind)
+    def _dense(self, x: Features) -> Array:
+        return ops.todense(x, implementation=self.implementation) if isinstance(x, CBSR) else x
 
 
 class SAGEConv(_Convolution):
@@ -176,20 +188,29 @@ class SAGEConv(_Convolution):
           k: number of kept entries in the place of the layer's ``k``, for schedules; None keeps the
             layer's.
         """
-        self._check(graph, x, self.self_linear)
+        self._check(graph, x, self.self_linear.in_features)
         self._check_square(graph)
         if not jnp.issubdtype(x.dtype, jnp.floating):
             x = x.astype(self.self_linear.param_dtype)
         h = self._activate(x, rngs, k)
-        neighbors = self._aggregate(_normalized(graph, "mean"), h)
+        mean = graph if graph.is_normalized else graph.normalized("mean")
+        neighbors = self._aggregate(mean, h)
         return self._apply(self.self_linear, h) + self._apply(self.neighbor_linear, neighbors)
 
 
 class GCNConv(_Convolution):
-    """Graph convolution: ``y_i = Σ_j h_j / √(d_i d_j) + b``, ``h = act(W x)``.
+    """Graph convolution: ``y_i = Σ_j w_ij h_j / √(d_i d_j) + b``, ``h = act(W x)``.
 
-    See https://arxiv.org/abs/1609.02907. The layer adds no self loops: call
-    ``graph.with_self_loops()`` first. With ``activation=None`` it is the layer of the paper.
+    See https://arxiv.org/abs/1609.02907. ``d_i`` is the sum of the weights of the edges that enter
+    node ``i``, self loops included; an unweighted graph has the weight one everywhere. Without an
+    ``activation`` the layer computes what PyTorch Geometric's ``GCNConv`` does, on directed and on
+    weighted graphs too: nodes without a self loop get one of weight one, and existing ones keep
+    their weight. (Of several loops of one node each counts here, and the last one there.)
+
+    A graph that is normalised already is used unchanged: prepare it once for all layers, by
+    ``graph.with_self_loops().normalized("gcn")``, when it is an argument of a jitted function. The
+    coefficients of other graphs are computed in every call if they are traced, and once if they
+    are concrete.
 
     Args:
       in_features: width of the input.
@@ -197,6 +218,10 @@ class GCNConv(_Convolution):
       activation: ``"maxk"``, ``"relu"`` or None, between the product and the aggregation.
       k: kept entries per row, for ``"maxk"``.
       dropout: probability of zeroing an activated entry in training.
+      add_self_loops: whether nodes without a self loop get one, of weight one; None for the value
+        of ``normalize``.
+      normalize: whether to divide by ``√(d_i d_j)``. Without it no self loops are added either, and
+        the sum is weighted by the weights of the graph alone.
       use_linear_bias: whether to add a bias before the activation as well, which MaxK-GNN does.
       kernel_mode: ``"auto"``, ``"maxk"`` (insist on a k-sparse kernel) or ``"dense"`` (expand
         compressed rows).
@@ -207,17 +232,18 @@ class GCNConv(_Convolution):
       rngs: random streams from which the initial parameters are drawn.
 
     Raises:
-      ValueError: if an option has a type or value other than described above.
+      ValueError: if an option has a type or value other than described above, or self loops are to
+        be added without ``normalize``.
 
     Example:
       >>> import jax.numpy as jnp
       >>> from flax import nnx
       >>> from jaxgnn import nn
       >>> from jaxgnn.graph import CSRGraph
-      >>> graph = CSRGraph.from_edges(senders=[0, 1], receivers=[1, 0], num_nodes=2)
+      >>> graph = CSRGraph.from_edges(senders=[0, 1], receivers=[1, 2], num_nodes=3)
       >>> layer = nn.GCNConv(8, 4, rngs=nnx.Rngs(0))
-      >>> layer(graph.with_self_loops(), jnp.ones((2, 8))).shape
-      (2, 4)
+      >>> layer(graph, jnp.ones((3, 8))).shape
+      (3, 4)
     """
 
     @_checked
@@ -229,6 +255,8 @@ class GCNConv(_Convolution):
         activation: Activation | None = None,
         k: int | None = None,
         dropout: float = 0.0,
+        add_self_loops: bool | None = None,
+        normalize: bool = True,
         use_linear_bias: bool = False,
         kernel_mode: KernelMode = "auto",
         implementation: ops.Name | None = None,
@@ -237,7 +265,12 @@ class GCNConv(_Convolution):
         rngs: nnx.Rngs,
     ):
         check_widths(type(self).__name__, in_features, out_features)
+        if add_self_loops and not normalize:
+            expected = "False or None with normalize=False, which uses the graph unchanged"
+            raise bad_input(type(self).__name__, "add_self_loops", expected, add_self_loops)
         super().__init__(activation, k, out_features, dropout, kernel_mode, implementation)
+        self.add_self_loops = normalize if add_self_loops is None else add_self_loops
+        self.normalize = normalize
         self.linear = FusedLinear(
             in_features,
             out_features,
@@ -260,28 +293,73 @@ class GCNConv(_Convolution):
         """Applies the convolution.
 
         Args:
-          graph: square graph; one that is already normalised is used unchanged.
+          graph: square graph; one that is already normalised is used unchanged, and may have
+            other numbers of senders and receivers.
           x: node features.
           rngs: random streams with one named ``dropout`` in training; None in evaluation.
           k: number of kept entries in the place of the layer's ``k``; None keeps the layer's.
+
+        Warns:
+          UserWarning: once, if self loops should be added to a graph that is already normalised,
+            and that is concrete and lacks some.
         """
-        self._check(graph, x, self.linear)
+        self._check(graph, x, self.linear.in_features)
         h = self._apply_and_activate(self.linear, x, rngs, k)
-        aggregated = self._aggregate(_normalized(graph, "sym"), h)
+        graph, loops = self._prepared(graph)
+        aggregated = self._aggregate(graph, h)
+        if loops is not None:
+            # Of half precision the sum is rounded once more, but not the product.
+            wide = accumulation_dtype(aggregated.dtype)
+            own = loops.astype(wide)[:, None] * self._dense(h).astype(wide)
+            aggregated = (aggregated.astype(wide) + own).astype(aggregated.dtype)
         return aggregated + self.bias[...].astype(aggregated.dtype)
+
+    def _prepared(self, graph: CSRGraph) -> tuple[CSRGraph, Float[Array, " nodes"] | None]:
+        """The graph to sum over, and the weight of the self loop to be added to each node's sum."""
+        if graph.is_normalized or not self.normalize:
+            if self.add_self_loops:
+                _warn_of_missing_loops(graph)
+            return graph, None
+        self._check_square(graph, "or normalised by the caller")
+        made = gcn_coefficients(graph, add_self_loops=self.add_self_loops)
+        if made.weights is not None:
+            graph = graph.with_weights(made.weights)
+        graph = dataclasses.replace(
+            graph, row_scale=made.scale, col_scale=made.scale, normalization="gcn"
+        )
+        return graph, made.loops
+
+
+def _warn_of_missing_loops(graph: CSRGraph) -> None:
+    """Warns, once in a process, of a concrete graph that was normalised without all self loops."""
+    is_square = graph.num_rows == graph.num_cols
+    if is_square and is_concrete(graph.indptr, graph.indices) and not every_node_has_a_loop(graph):
+        _warn_once(
+            "GCNConv: the graph is normalised already, so the self loops that it lacks are not "
+            "added: pass graph.with_self_loops().normalized('gcn'), or make the layer with "
+            "add_self_loops=False"
+        )
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, stacklevel=2)
 
 
 class GINConv(_Convolution):
     """Graph isomorphism convolution: ``y_i = mlp((1 + ε) h_i + Σ_j h_j)``, ``h = act(W x + b)``.
 
-    See https://arxiv.org/abs/1810.00826. ε is learnt, from zero.
+    See https://arxiv.org/abs/1810.00826. ε is learnt, from zero. The published layer, which PyTorch
+    Geometric has too, has neither W nor an activation in front of the sum: ``linear=False``.
 
     Args:
       in_features: width of the input.
-      out_features: width of the output.
+      out_features: width of what is summed up: without an ``mlp`` that of the output.
       activation: ``"maxk"``, ``"relu"`` or None, applied in front of the aggregation.
       k: kept entries per row, for ``"maxk"``.
       dropout: probability of zeroing an activated entry in training.
+      linear: whether the linear layer stands in front of the activation; without it
+        ``h = act(x)``, and ``out_features`` equals ``in_features``.
       mlp: module applied to the sum, which the paper describes; None returns the sum itself, which
         MaxK-GNN does.
       kernel_mode: ``"auto"``, ``"maxk"`` (insist on a k-sparse kernel) or ``"dense"`` (expand
@@ -301,7 +379,9 @@ class GINConv(_Convolution):
       >>> from jaxgnn import nn
       >>> from jaxgnn.graph import CSRGraph
       >>> graph = CSRGraph.from_edges(senders=[0, 1], receivers=[1, 0], num_nodes=2)
-      >>> layer = nn.GINConv(8, 4, activation="relu", rngs=nnx.Rngs(0))
+      >>> rngs = nnx.Rngs(0)
+      >>> mlp = nn.FusedMLP([8, 16, 4], activation="relu", rngs=rngs)
+      >>> layer = nn.GINConv(8, 8, linear=False, mlp=mlp, rngs=rngs)
       >>> layer(graph, jnp.ones((2, 8))).shape
       (2, 4)
     """
@@ -315,6 +395,7 @@ class GINConv(_Convolution):
         activation: Activation | None = None,
         k: int | None = None,
         dropout: float = 0.0,
+        linear: bool = True,
         mlp: nnx.Module | None = None,
         kernel_mode: KernelMode = "auto",
         implementation: ops.Name | None = None,
@@ -322,16 +403,17 @@ class GINConv(_Convolution):
         param_dtype: jnp.dtype = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        check_widths(type(self).__name__, in_features, out_features)
+        name = type(self).__name__
+        check_widths(name, in_features, out_features)
+        if not linear and in_features != out_features:
+            expected = f"in_features, {in_features}, with linear=False"
+            raise bad_input(name, "out_features", expected, out_features)
         super().__init__(activation, k, out_features, dropout, kernel_mode, implementation)
-        self.linear = FusedLinear(
-            in_features,
-            out_features,
-            activation=self._dense_activation(),
-            dtype=dtype,
-            param_dtype=param_dtype,
-            rngs=rngs,
-        )
+        self.in_features = in_features
+        self.dtype = dtype
+        dtypes = {"dtype": dtype, "param_dtype": param_dtype}
+        options = {"activation": self._dense_activation(), **dtypes, "rngs": rngs}
+        self.linear = FusedLinear(in_features, out_features, **options) if linear else None
         self.epsilon = nnx.Param(jnp.zeros((), param_dtype))
         self.mlp = mlp
 
@@ -351,12 +433,18 @@ class GINConv(_Convolution):
           rngs: random streams with one named ``dropout`` in training; None in evaluation.
           k: number of kept entries in the place of the layer's ``k``; None keeps the layer's.
         """
-        self._check(graph, x, self.linear)
+        self._check(graph, x, self.in_features)
         self._check_square(graph)
-        h = self._apply_and_activate(self.linear, x, rngs, k)
-        own = ops.todense(h, implementation=self.implementation) if isinstance(h, CBSR) else h
+        if self.linear is not None:
+            h = self._apply_and_activate(self.linear, x, rngs, k)
+        else:
+            h = self._activate(self._as_floats(x), rngs, k)
         neighbors = self._aggregate(graph, h)
-        total = (1 + self.epsilon[...].astype(neighbors.dtype)) * own + neighbors
+        total = (1 + self.epsilon[...].astype(neighbors.dtype)) * self._dense(h) + neighbors
         if self.mlp is None:
             return total
         return apply_mlp(self.mlp, total, self.implementation)
+
+    def _as_floats(self, x: Array) -> Array:
+        """The features in the dtype of the computation, as a linear layer would have them."""
+        return promote_dtype((x, self.epsilon[...]), dtype=self.dtype)[0]

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
-from jaxgnn.graph import Incidence, Normalization
+from jaxgnn.graph import Incidence
 from jaxgnn.nn._activations import name_of
 from jaxgnn.nn._hypergraph_conv import HypergraphConv
 from jaxgnn.nn._maxk import check_widths
@@ -90,7 +90,7 @@ class ExpertCoupler(nnx.Module):
         residual: bool = True,
         combiner: Callable[[Array], Array] | None = None,
         weighting: ops.Weighting = "paper",
-        normalization: Normalization = "mean",
+        normalization: Literal["mean", "sym"] = "mean",
         dtype: DTypeLike | None = None,
         param_dtype: DTypeLike = jnp.float32,
         path: ops.HypergraphPath = "auto",

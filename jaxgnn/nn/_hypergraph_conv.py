@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from jaxtyping import Array, Float
 
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
-from jaxgnn.graph import Incidence, Normalization
+from jaxgnn.graph import Incidence
 from jaxgnn.nn._dropout import training_rngs
 from jaxgnn.nn._hypergraph import (
     HyperedgeWeights,
@@ -77,7 +78,7 @@ class HypergraphConv(nnx.Module):
         *,
         num_hyperedges: int | None = None,
         weighting: ops.Weighting = "paper",
-        normalization: Normalization = "mean",
+        normalization: Literal["mean", "sym"] = "mean",
         use_attention: bool = False,
         attention_mode: ops.AttentionMode = "node",
         heads: int = 1,
@@ -115,7 +116,7 @@ class HypergraphConv(nnx.Module):
             weights = HyperedgeWeights(num_hyperedges, param_dtype=param_dtype)
         self.weights = weights
         self.weighting: ops.Weighting = weighting
-        self.normalization: Normalization = normalization
+        self.normalization: Literal["mean", "sym"] = normalization
         self.attention_mode: ops.AttentionMode = attention_mode
         self.concat = concat
         self.negative_slope = negative_slope

@@ -113,6 +113,7 @@ any_activation = either_of(activation, function)
 
 # Checks by the name of the option, which means the same in every layer.
 _CHECKS: Mapping[str, Check] = {
+    "add_self_loops": or_none(flag),
     "aggregation": one_of("sum", "mean"),
     "alpha": number,
     "alpha_init": number,
@@ -140,12 +141,14 @@ _CHECKS: Mapping[str, Check] = {
     "kernel_init": function,
     "kernel_mode": one_of("auto", "maxk", "dense"),
     "layer": function,
+    "linear": flag,
     "messages": function,
     "mixing": one_of("sinkhorn", "permutations"),
     "mlp": or_none(function),
     "negative_slope": number,
     "norm": flag,
     "normalization": one_of("mean", "sym"),
+    "normalize": flag,
     "num_experts": at_least(1),
     "num_hyperedges": or_none(at_least(0)),
     "num_layers": at_least(1),

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.simt.module_names import name_module
 from pallas_kernels.simt.mosaic_warp import (
     WARPS_PER_WARPGROUP,
     MosaicWarp,
@@ -85,6 +86,7 @@ def launch(
     scratch = _Scratch(grid, dict(shared or {}), dict(block_shared or {}))
 
     def record(_, cluster, rank, slice_number, memory, *buffers):
+        name_module(name)
         warp = MosaicWarp(grid, cluster, rank, slice_number)
         arrays = [
             Array(warp, pointer_of(buffer), *spec)

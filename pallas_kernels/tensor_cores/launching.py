@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.simt.module_names import name_module_of_body
+
 # Axes of the grid. The prefix keeps them apart from the axes of a user's mesh.
 BLOCK, PART, WARPGROUP = "jaxgnn.block", "jaxgnn.part", "jaxgnn.warpgroup"
 RANK = "jaxgnn.rank"  # number of a block in its cluster
@@ -31,6 +33,7 @@ def launch(
     """
 
     def kernel(*references, **scratch_references):
+        name_module_of_body(name)
         # Indices have 32 bits, even if the program enables 64 bits.
         with jax.enable_x64(False):
             body(scratch_references, *references)

@@ -694,7 +694,7 @@ def test_a_training_step_is_timed_with_relu_and_every_k_and_learns(session):
     ]
     assert rows[0]["speedup_over_relu"] == 1
     assert all(row["ms"] > 0 and row["memory_mib"] > 0 for row in rows)
-    data = training_step._load(options)
+    data = training_step.load(options)
     state, step = training_step.make_step(options, data, 4)
     losses = []
     for _ in range(20):
@@ -706,7 +706,7 @@ def test_a_training_step_is_timed_with_relu_and_every_k_and_learns(session):
 def test_plain_linear_layers_take_the_same_step(session):
     small = {"kind": "gcn", "layers": 1, "hidden": 16, "ks": ()}
     options = training_step.TrainingStepOptions("tiny", **small, out=session.out)
-    data = training_step._load(options)
+    data = training_step.load(options)
     state, step = training_step.make_step(options, data, 4)
     plain = _layers.traced_with(_layers.with_plain_layers, step)
     (ours, loss), (theirs, expected) = (jax.jit(f)(state, data) for f in (step, plain))

@@ -15,6 +15,7 @@ _NO_NAMES = ["none", 1]
 
 BAD = {
     "activation": ["rellu", 3],
+    "add_self_loops": ["yes", 1],
     "aggregation": _NO_NAMES,
     "alpha": ["0", jnp.nan],
     "alpha_init": ["0", jnp.inf],
@@ -55,6 +56,7 @@ BAD = {
     "layer": [None, 3],
     "layer_index": [1.5, "0"],
     "layers": _NO_NUMBERS,
+    "linear": _NO_FLAGS,
     "message_features": _NO_WIDTHS,
     "messages": [None, 3],
     "mixing": _NO_NAMES,
@@ -62,6 +64,7 @@ BAD = {
     "negative_slope": ["0.2", jnp.nan],
     "norm": _NO_FLAGS,
     "normalization": _NO_NAMES,
+    "normalize": _NO_FLAGS,
     "num_experts": _NO_NUMBERS,
     "num_heads": [0, 3, 2.0, "2"],
     "num_hyperedges": [-1, 1.5, "2"],

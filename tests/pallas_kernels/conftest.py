@@ -3,7 +3,8 @@
 import contextlib
 
 import pytest
-from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from tests.pallas_kernels._tensor_cores import interpreting
 
 
 @pytest.fixture
@@ -12,7 +13,7 @@ def interpreted(capfd):
 
     @contextlib.contextmanager
     def run():
-        with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
+        with interpreting(detect_races=True):
             yield
         assert "RACE" not in capfd.readouterr().out
 

@@ -282,3 +282,22 @@ def test_nothing_is_launched_for_no_edges_or_no_rows():
     assert _kernels(_lower(products, _graph(nodes=5, edges=0), x, kept)) == 0
     empty = struct((0, DIM), jnp.float32)
     assert _kernels(_lower(lambda x: ops.maxk(x, 3, implementation="pallas"), empty)) == 0
+
+
+def test_a_kernel_is_the_same_whatever_was_lowered_before_unless_its_dump_is_wanted(monkeypatch):
+    """Compiled kernels are found again by their text, in which dumps would be numbered."""
+
+    def lower():
+        x, kernel, bias = (struct(s, jnp.bfloat16) for s in ((4096, 64), (64, 64), (64,)))
+        options = {"activation": "relu", "implementation": "pallas"}
+        # New functions, since JAX knows what it has lowered by its function.
+        mlp = _lower(lambda *arrays: ops.fused_mlp(*arrays, **options), x, [kernel] * 2, [bias] * 2)
+        graph, features = _graph(1000, 9000, factors=False), struct((1000, 64), jnp.float32)
+        return mlp, _lower(lambda graph, x: _network(graph, x), graph, features)
+
+    first = lower()
+    assert lower() == first
+    monkeypatch.setenv("MOSAIC_GPU_DUMP_RESOURCES", "1")
+    dumped = lower()
+    assert dumped[0] != first[0]
+    assert dumped[1] != first[1]

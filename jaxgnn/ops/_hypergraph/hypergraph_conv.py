@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxgnn.graph import Incidence, Normalization
+from jaxgnn.graph import Incidence
 from jaxgnn.ops._core import dispatch, verify
 from jaxgnn.ops._core.activations import Name as Activation
 from jaxgnn.ops._core.checks import from_numpy
@@ -64,7 +64,7 @@ def hypergraph_conv(
     bias: Float[Array, " out"] | None = None,
     attention: Float[Array, "heads pair"] | None = None,
     weighting: Weighting = "paper",
-    normalization: Normalization = "mean",
+    normalization: Literal["mean", "sym"] = "mean",
     attention_mode: AttentionMode = "node",
     concat: bool = True,
     negative_slope: float = 0.2,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from jaxgnn.graph import CSRGraph, Incidence, Normalization
+from jaxgnn.graph import CSRGraph, Incidence
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.activations import Name as Activation
 from jaxgnn.ops._core.dtypes import accumulation_dtype
@@ -59,7 +59,7 @@ class Convention(NamedTuple):
     """The options of ``ops.hypergraph_conv`` that are not arrays."""
 
     weighting: Weighting
-    normalization: Normalization
+    normalization: Literal["mean", "sym"]
     attention_mode: AttentionMode
     concat: bool
     negative_slope: float

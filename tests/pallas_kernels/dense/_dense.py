@@ -10,7 +10,6 @@ import pytest
 from jax import lax
 from jax.experimental import io_callback
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import simt
 from pallas_kernels import tensor_cores as tc
@@ -23,7 +22,7 @@ from pallas_kernels.tensor_cores.stores import (
     WaitForSlot,
     WaitForTile,
 )
-from tests.pallas_kernels._tensor_cores import put_in_place
+from tests.pallas_kernels._tensor_cores import interpreting, put_in_place
 
 
 @contextlib.contextmanager
@@ -32,7 +31,7 @@ def interpreted():
 
     Nor does the interpreter take factors of tensor cores that are in registers, or ``simt``.
     """
-    with pytest.MonkeyPatch.context() as patch, plgpu.force_gpu_interpret_mode():
+    with pytest.MonkeyPatch.context() as patch, interpreting():
         put_in_place(
             patch,
             copied_tiles=tc.tiles,

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jaxgnn import CSRGraph, ops
 from jaxgnn.ops._edge_mlp import pallas
@@ -41,6 +40,7 @@ from pallas_kernels.edge_mlp.gather_scatter import (
 from pallas_kernels.edge_mlp.places import ROWS, EdgeLayers, Tables
 from pallas_kernels.edge_mlp.ring_forward import RingTile
 from tests.ops.edge_mlp._edges import RING
+from tests.pallas_kernels._tensor_cores import interpreting
 
 
 def _ragged(num_edges=80):
@@ -249,8 +249,7 @@ def _multiply(a, kernel):
 
 @contextlib.contextmanager
 def interpreted(*, detect_races=False):
-    parameters = plgpu.InterpretGPUParams(detect_races=detect_races)
-    with pytest.MonkeyPatch.context() as patch, plgpu.force_gpu_interpret_mode(parameters):
+    with pytest.MonkeyPatch.context() as patch, interpreting(detect_races=detect_races):
         patch.setattr(simt, "inline", _inline_stand_in)
         patch.setattr(edge_forward, "multiply", _multiply)
         patch.setattr(edge_mlp_aggregate, "add_pieces", _add_pieces)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxgnn.graph import Incidence, Normalization
+from jaxgnn.graph import Incidence
 from jaxgnn.graph._row_sums import sum_segments
 from jaxgnn.ops._core.activations import ACTIVATIONS
 from jaxgnn.ops._core.activations import Name as Activation
@@ -44,7 +44,7 @@ def hypergraph_conv(
     residual: Float[Array, "*batch nodes out"] | None,
     *,
     weighting: Weighting,
-    normalization: Normalization,
+    normalization: Literal["mean", "sym"],
     attention_mode: AttentionMode,
     concat: bool,
     negative_slope: float,
@@ -97,7 +97,7 @@ def scales(
     weight: Float[Array, " hyperedges"] | None,
     *,
     weighting: Weighting,
-    normalization: Normalization,
+    normalization: Literal["mean", "sym"],
 ) -> Scales:
     """``D⁻¹, W B⁻¹, 1`` for ``"mean"`` and ``D^-½, W B⁻¹, D^-½`` for ``"sym"``.
 
