@@ -45,12 +45,14 @@ class Passes:
         for name in ("edge_values", "edge_features"):
             if getattr(operands, name) is not None:
                 return f"{name} is None"
-        for array in (operands.rows, operands.columns, operands.summed):
+        ends = (operands.rows, operands.columns, operands.summed)
+        for array in ends:
             if array.dtype.name not in _DTYPES:
                 return f"arrays of {', '.join(_DTYPES)}, got {array.dtype}"
-        columns = operands.heads * max(operands.rows[0].size // operands.heads, _width(operands))
-        if columns > MOST_COLUMNS:
-            return f"at most {MOST_COLUMNS} columns of all heads, got {columns}"
+        width = max(array.shape[2] for array in ends if array.ndim == 3)
+        if operands.heads * width > MOST_COLUMNS:
+            got = f"{operands.heads} heads of {width}"
+            return f"at most {MOST_COLUMNS} columns of all heads together, got {got}"
         return None
 
     def forward(

@@ -21,12 +21,32 @@ def passes(op):
     return importlib.import_module(f"pallas_kernels.attention.{op}_attention").PASSES
 
 
-def operands_of(op, graph, heads, width, dtype, *, groups=None, out=None, logits=False, seed=None):
-    """Random operands; ``groups`` heads of keys and values, of ``out`` columns each."""
+def operands_of(op, graph, heads, width, dtype, **options) -> Operands:
+    """Random operands.
+
+    Options are ``groups``, the heads of keys and values, ``out``, columns of values, and whether
+    there are ``logits`` and ``dropout``.
+    """
 
     def array(number, *shape, dtype=dtype):
         return random_array(shape, dtype, seed=number)
 
+    return _operands(array, seed_words(), op, graph, heads, width, **options)
+
+
+def shapes_of(op, graph, heads, width, dtype, **options) -> Operands:
+    """The shapes of ``operands_of``."""
+
+    def array(number, *shape, dtype=dtype):
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    seed = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    return _operands(array, seed, op, graph, heads, width, **options)
+
+
+def _operands(
+    array, seed, op, graph, heads, width, groups=None, out=None, logits=False, dropout=False
+):
     ends = {"gat": ()}.get(op, (width,))
     groups, out = groups or heads, out or width
     return Operands(
@@ -35,7 +55,7 @@ def operands_of(op, graph, heads, width, dtype, *, groups=None, out=None, logits
         None if op == "gatv2" else array(2, graph.num_cols, groups, out),
         edge_logits=array(3, graph.num_edges, heads) if logits else None,
         attention=array(4, heads, width, dtype="float32") if op == "gatv2" else None,
-        seed=seed,
+        seed=seed if dropout else None,
     )
 
 
