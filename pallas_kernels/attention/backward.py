@@ -15,12 +15,11 @@ import jax.numpy as jnp
 
 from pallas_kernels import simt
 from pallas_kernels.attention.arguments import Operands
-from pallas_kernels.attention.forward import neighbours_of, vector_of
 from pallas_kernels.attention.lanes import NUMBER, Lanes, Rows
-from pallas_kernels.attention.neighbours import Edges, Neighbour, Neighbours, Plan, Stats
+from pallas_kernels.attention.neighbours import Edges, Neighbours, Plan, Stats
 from pallas_kernels.attention.scores import GatV2
 from pallas_kernels.graph.rows import Piece, add_pieces
-from pallas_kernels.simt.values import Array, Value
+from pallas_kernels.simt.values import Array
 from pallas_kernels.simt.warp import Warp
 
 
@@ -137,10 +136,10 @@ class _AlongRows:
         edges, operands, dy, stats = inputs
         plan, rule = self.plan, self.plan.rule
         partial = [*others]
-        to_logits = None if edges.logits is None else partial.pop(0)
-        to_attention = None if operands.attention is None else partial.pop(0)
         lanes = Lanes(warp, plan.tile, plan.heads)
-        neighbours = neighbours_of(lanes, plan, edges, operands)
+        of_logits = None if edges.logits is None else Rows(lanes, NUMBER, partial.pop(0))
+        to_attention = None if operands.attention is None else partial.pop(0)
+        neighbours = Neighbours.senders(lanes, plan, edges, operands)
         receivers, slopes = Rows(lanes, plan.ends, operands.rows), Rows(lanes, plan.values, dy)
 
         def take(piece, of_vector):
@@ -156,8 +155,8 @@ class _AlongRows:
                         activated = rule.activated(warp, own, neighbour.other)
                         pairs = zip(of_vector, activated, strict=True)
                         of_vector = [warp.fma(dtotal, x, s) for s, x in pairs]
-                    if to_logits is not None:
-                        _store_number(lanes, to_logits, neighbour, dtotal)
+                    if of_logits is not None:
+                        of_logits.store_edge(neighbour.slot, neighbour.real, dtotal)
                 return sums, of_vector
 
             start = (rule.start(warp, plan.ends.count), of_vector)
@@ -178,28 +177,8 @@ class _AlongRows:
         if to_attention is not None:
             sums, rows = lanes.sum_groups(of_vector), Rows(lanes, plan.ends, to_attention)
             warp.when(lanes.group == 0, lambda: rows.store(warp.number, sums))
-        if to_logits is not None:
-            _zero_padding(lanes, edges, to_logits)
-
-
-def _store_number(lanes: Lanes, array: Array, neighbour: Neighbour, number: Value) -> None:
-    """Stores the number of an edge and the lanes' heads, unless it is past the piece's end."""
-
-    def store():
-        Rows(lanes, NUMBER, array).store(neighbour.slot, [number])
-
-    if neighbour.real is None:
-        return store()
-    lanes.warp.when(neighbour.real, store)
-
-
-def _zero_padding(lanes: Lanes, edges: Edges, array: Array) -> None:
-    """Sets the numbers of the lanes' heads past the last edge to zero."""
-    warp, graph = lanes.warp, edges.graph
-    first = graph.indptr.load(graph.num_rows) + (warp.number * lanes.tile.groups + lanes.group)
-    rows, step = Rows(lanes, NUMBER, array), warp.count * lanes.tile.groups
-    zero = [warp.f32(0.0)]
-    warp.loop(first, graph.num_edges, step, (), lambda edge, _: rows.store(edge, zero))
+        if of_logits is not None:
+            of_logits.zero_padding(graph)
 
 
 @dataclass(frozen=True)
@@ -212,9 +191,7 @@ class _AlongColumns:
         edges, operands, dy, stats = inputs
         plan, rule = self.plan, self.plan.rule
         lanes = Lanes(warp, plan.tile, plan.heads)
-        vector = vector_of(lanes, plan, operands)
-        ends, slopes = Rows(lanes, plan.ends, operands.rows), Rows(lanes, plan.values, dy)
-        neighbours = Neighbours(lanes, plan, edges, ends, slopes, vector)
+        neighbours = Neighbours.receivers(lanes, plan, edges, operands, dy, stats)
         senders = Rows(lanes, plan.ends, operands.columns)
         of_ends_too = operands.values is None
         values = None if of_ends_too else Rows(lanes, plan.values, operands.values)
@@ -227,7 +204,8 @@ class _AlongColumns:
             def add(numbers, carry, end):
                 of_end, of_values = carry
                 for neighbour in neighbours.read(numbers, end):
-                    known = Stats.load(lanes, stats, neighbour.node)
+                    known = neighbour.stats
+                    assert known is not None
                     weight, dtotal = neighbours.gradients(own, given, known, neighbour)
                     of_end = rule.add(warp, of_end, dtotal, own, neighbour.other)
                     pairs = zip(of_values, neighbour.values, strict=True)
@@ -237,7 +215,7 @@ class _AlongColumns:
             zeros = [warp.f32(0.0) for _ in range(plan.values.count)]
             start = (rule.start(warp, plan.ends.count), zeros)
             of_end, of_values = lanes.walk(piece, start, add)
-            of_end = rule.finish(warp, lanes.sum_groups(of_end), vector)
+            of_end = rule.finish(warp, lanes.sum_groups(of_end), neighbours.vector)
             of_values = lanes.sum_groups(of_values)
             if of_ends_too:
                 sums = [a + b for a, b in zip(of_end, of_values, strict=True)]

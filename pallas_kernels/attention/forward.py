@@ -27,8 +27,11 @@ from pallas_kernels.attention.softmax import (
     shift_of,
 )
 from pallas_kernels.graph.rows import Piece, Pieces
-from pallas_kernels.simt.values import Array, Value
+from pallas_kernels.simt.values import Array, fold_in_pairs
 from pallas_kernels.simt.warp import LANES, Warp
+
+# Pieces of a long row that are combined in one step.
+_PIECES_AT_ONCE = 8
 
 
 def forward(plan: Plan, edges: Edges, operands: Operands, name: str) -> tuple[jax.Array, jax.Array]:
@@ -79,7 +82,7 @@ class _Forward:
         plan, rule = self.plan, self.plan.rule
         lanes = Lanes(warp, plan.tile, plan.heads)
         receivers = Rows(lanes, plan.ends, operands.rows)
-        neighbours = neighbours_of(lanes, plan, edges, operands)
+        neighbours = Neighbours.senders(lanes, plan, edges, operands)
 
         def write(array, columns, number, values):
             Rows(lanes, columns, array).store(number, values)
@@ -90,8 +93,7 @@ class _Forward:
             def add(numbers, carry, end):
                 peak, total, sums = carry
                 found = neighbours.read(numbers, end)
-                scores = [rule.score(warp, neighbours.total(own, n)) for n in found]
-                scores = [n.if_real(s, float("-inf")) for n, s in zip(found, scores, strict=True)]
+                scores = [neighbours.score(neighbours.total(own, n), n) for n in found]
                 peak, old = highest([peak, *scores]), peak
                 shift = shift_of(warp, peak)
                 factor = rescaling(warp, old, shift)
@@ -130,20 +132,6 @@ class _Forward:
         edges.graph.for_each(warp, take)
 
 
-def neighbours_of(lanes: Lanes, plan: Plan, edges: Edges, operands: Operands) -> Neighbours:
-    """Returns what reads the senders along the rows of the graph."""
-    senders = Rows(lanes, plan.ends, operands.columns)
-    values = None if operands.values is None else Rows(lanes, plan.values, operands.values)
-    return Neighbours(lanes, plan, edges, senders, values, vector_of(lanes, plan, operands))
-
-
-def vector_of(lanes: Lanes, plan: Plan, operands: Operands) -> list[Value]:
-    """Returns the lane's weights of GATv2's columns, or no numbers for other scores."""
-    if operands.attention is None:
-        return []
-    return Rows(lanes, plan.ends, operands.attention).load(lanes.warp.i32(0))
-
-
 def _combine_groups(lanes: Lanes, peak, total, sums):
     """Combines the numbers of all groups; all lanes get the result."""
     warp = lanes.warp
@@ -172,19 +160,34 @@ class _CombinePieces:
 
         def combine(row):
             begin, end = graph.indptr.load(row), graph.indptr.load(row + 1)
+            size = graph.edges_per_piece
+
+            def read(first):
+                # Past the end the row's first piece is read, as one without edges.
+                real = first < end
+                begins = warp.select(real, first, begin)
+                slot = graph.slot(warp, begins, end.at_most(begins + size))
+                arrays = ((peaks, head), (totals, head), (sums, column))
+                found = [array.row(slot).load(at) for array, at in arrays]
+                nothing = (float("-inf"), 0.0, 0.0)
+                return [warp.select(real, *pair) for pair in zip(found, nothing, strict=True)]
 
             def add(first, carry):
-                peak, total, value = carry
-                slot = graph.slot(warp, first, end.at_most(first + graph.edges_per_piece))
-                other = peaks.row(slot).load(head)
-                common = highest([peak, other])
+                found = [carry, *(read(first + i * size) for i in range(_PIECES_AT_ONCE))]
+                common = highest([peak for peak, _, _ in found])
                 shift = shift_of(warp, common)
-                own_factor, factor = (rescaling(warp, p, shift) for p in (peak, other))
-                total = total * own_factor + totals.row(slot).load(head) * factor
-                return common, total, value * own_factor + sums.row(slot).load(column) * factor
+                factors = [rescaling(warp, peak, shift) for peak, _, _ in found]
+                total, value = (
+                    fold_in_pairs(
+                        [part[i] * f for part, f in zip(found, factors, strict=True)],
+                        lambda a, b: a + b,
+                    )
+                    for i in (1, 2)
+                )
+                return common, total, value
 
             nothing = (warp.f32(float("-inf")), warp.f32(0.0), warp.f32(0.0))
-            peak, total, value = warp.loop(begin, end, graph.edges_per_piece, nothing, add)
+            peak, total, value = warp.loop(begin, end, _PIECES_AT_ONCE * size, nothing, add)
             factor = divisor(warp, total) * self.plan.form.kept_scale
             warp.when(has_column, lambda: y.row(row).store(column, value * factor))
             is_first = has_column & (column % width == 0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pallas_kernels.attention.tile import AttentionTile, entries_at_once
-from pallas_kernels.graph.rows import Piece
+from pallas_kernels.graph.rows import Piece, Pieces
 from pallas_kernels.simt.values import Array, Value
 from pallas_kernels.simt.warp import Warp
 
@@ -196,6 +196,19 @@ class Rows:
                     store_load(load)
 
         warp.when(self.lanes.writes(columns.lanes), store_all)
+
+    def store_edge(self, edge: Value, real: Value | None, number: Value) -> None:
+        """Stores the number of a group's edge and the lanes' heads, if it is ``real`` or None."""
+        if real is None:
+            return self.store(edge, [number])
+        self.lanes.warp.when(real, lambda: self.store(edge, [number]))
+
+    def zero_padding(self, graph: Pieces) -> None:
+        """Sets the numbers of the lanes' heads past the last edge of the graph to zero."""
+        warp, groups = self.lanes.warp, self.lanes.tile.groups
+        first = graph.indptr.load(graph.num_rows) + (warp.number * groups + self.lanes.group)
+        zero, step = [warp.f32(0.0)], warp.count * groups
+        warp.loop(first, graph.num_edges, step, (), lambda edge, _: self.store(edge, zero))
 
     @property
     def _most_at_once(self) -> int:

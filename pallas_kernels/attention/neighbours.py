@@ -74,24 +74,46 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class Stats:
+    """What the forward pass and the gradient tell of a receiver and the lane's head.
+
+    Attributes:
+      lse: logarithm of its sum of exponentials, zero if it attends to nothing.
+      delta: sum over its edges of weight times gradient of the weight.
+    """
+
+    lse: Value
+    delta: Value
+
+    @classmethod
+    def load(cls, lanes: Lanes, array: Array, node: Value) -> Stats:
+        """Loads both from an array [rows, 2 * heads], in which they are neighbours."""
+        row = array.row(node)
+        words = row.load_words(lanes.head * 2, 2)
+        return cls(row.unpack(words, 0), row.unpack(words, 1))
+
+
+@dataclass(frozen=True)
 class Neighbour:
     """What a lane has read of an edge and its other end.
 
     Attributes:
-      edge: number of the edge; that of the last edge of the piece if it is not ``real``.
-      slot: its number in the arrays of edges.
-      node: number of the other end.
-      real: whether it is before the end of the piece, or None if all are.
+      slot: number of the edge in the arrays of edges; of the last one of the piece if not ``real``.
+      real: whether the edge is before the end of the piece, or None if all are.
       other: numbers of the other end.
       values: what the other end gives to the sums, or the gradient to its sums.
+      logit: what the edge adds to the total of the lane's head, or None.
+      dweight: gradient to the weight of the lane's head, or None.
+      stats: what is known of the other end, if it is the receiver and that was asked for.
     """
 
-    edge: Value
     slot: Value
-    node: Value
     real: Value | None
     other: list[Value]
     values: list[Value]
+    logit: Value | None
+    dweight: Value | None
+    stats: Stats | None
 
     def if_real(self, value: Value, otherwise: float) -> Value:
         """Returns a number of this edge, another one past the end of the piece."""
@@ -112,6 +134,8 @@ class Neighbours:
       values: rows of what the other ends give to the sums, or of the gradients to their sums; None
         if that is ``ends``.
       vector: the lane's weights of GATv2's columns, or no numbers.
+      dropout: what decides which edges are left out, or None.
+      stats: ``Stats`` of the other ends where they are the receivers, or None.
     """
 
     lanes: Lanes
@@ -120,6 +144,24 @@ class Neighbours:
     ends: Rows
     values: Rows | None
     vector: Sequence[Value]
+    dropout: Dropout | None
+    stats: Array | None = None
+
+    @classmethod
+    def senders(cls, lanes: Lanes, plan: Plan, edges: Edges, operands: Operands) -> Neighbours:
+        """Returns what reads the senders along the rows of the graph."""
+        ends = Rows(lanes, plan.ends, operands.columns)
+        values = None if operands.values is None else Rows(lanes, plan.values, operands.values)
+        return cls(lanes, plan, edges, ends, values, *_constants(lanes, plan, edges, operands))
+
+    @classmethod
+    def receivers(
+        cls, lanes: Lanes, plan: Plan, edges: Edges, operands: Operands, dy: Array, stats: Array
+    ) -> Neighbours:
+        """Returns what reads the receivers, and their gradients, along the transposed graph."""
+        ends, slopes = Rows(lanes, plan.ends, operands.rows), Rows(lanes, plan.values, dy)
+        constants = _constants(lanes, plan, edges, operands)
+        return cls(lanes, plan, edges, ends, slopes, *constants, stats)
 
     @property
     def warp(self) -> Warp:
@@ -128,46 +170,46 @@ class Neighbours:
 
     def read(self, edges: list[Value], end: Value | None) -> list[Neighbour]:
         """Reads edges and their other ends; those at or past ``end`` have zeros."""
+        lanes, arrays = self.lanes, self.edges
         real = [None if end is None else edge < end for edge in edges]
         edges = [edge if end is None else edge.at_most(end - 1) for edge in edges]
-        nodes = [self.edges.graph.indices.load(edge) for edge in edges]
+        nodes = [arrays.graph.indices.load(edge) for edge in edges]
+        slots = edges if arrays.slots is None else [arrays.slots.load(edge) for edge in edges]
+        # All reads come first, so that they are under way together.
         ends = [self.ends.read(node) for node in nodes]
-        values = [self.values.read(node) for node in nodes] if self.values else ends
-        slots = [
-            edge if self.edges.slots is None else self.edges.slots.load(edge) for edge in edges
+        values = ends if self.values is None else [self.values.read(node) for node in nodes]
+        logits, dweights = (
+            [None if array is None else array.row(slot).load(lanes.head) for slot in slots]
+            for array in (arrays.logits, arrays.dweights)
+        )
+        stats = [
+            None if self.stats is None else Stats.load(lanes, self.stats, node) for node in nodes
         ]
-        found = []
-        for edge, slot, node, known, of_end, of_value in zip(
-            edges, slots, nodes, real, ends, values, strict=True
-        ):
-            other = self.ends.values(of_end, known)
-            value = self.values.values(of_value, known) if self.values else other
-            found.append(Neighbour(edge, slot, node, known, other, value))
-        return found
+
+        def neighbour(i):
+            other = self.ends.values(ends[i], real[i])
+            of_values = other if self.values is None else self.values.values(values[i], real[i])
+            return Neighbour(slots[i], real[i], other, of_values, logits[i], dweights[i], stats[i])
+
+        return [neighbour(i) for i in range(len(edges))]
 
     def total(self, own: Sequence[Value], neighbour: Neighbour) -> Value:
         """Returns the total of an edge, from which its score follows."""
         part = self.plan.rule.part(self.warp, own, neighbour.other, self.vector)
         total = self.warp.sum_lanes(part, self.plan.ends.lanes)
-        return total + self.of_edge(self.edges.logits, neighbour)
+        return total if neighbour.logit is None else total + neighbour.logit
 
-    def of_edge(self, array: Array | None, neighbour: Neighbour) -> Value:
-        """Returns the number that an array has for an edge and the lane's head; zero for None."""
-        if array is None:
-            return self.warp.f32(0.0)
-        return array.row(neighbour.slot).load(self.lanes.head)
+    def score(self, total: Value, neighbour: Neighbour) -> Value:
+        """Returns the score of an edge; -inf past the end of the piece."""
+        return neighbour.if_real(self.plan.rule.score(self.warp, total), float("-inf"))
+
+    def probability(self, total: Value, lse: Value, neighbour: Neighbour) -> Value:
+        """Returns the softmax of an edge; zero past the end of the piece."""
+        return power(self.warp, self.score(total, neighbour), lse)
 
     def kept(self, value: Value, neighbour: Neighbour) -> Value:
         """Returns a number, or zero where dropout leaves the edge out; it is not scaled up."""
-        if self.edges.seed is None:
-            return value
-        dropout = Dropout(self.lanes, self.edges.seed, self.plan.form.dropped)
-        return self.warp.select(dropout.keeps(neighbour.slot), value, 0.0)
-
-    def probability(self, total: Value, lse: Value, neighbour: Neighbour) -> Value:
-        """Returns the softmax, from the logarithm of the row's sum; zero past the piece's end."""
-        score = neighbour.if_real(self.plan.rule.score(self.warp, total), float("-inf"))
-        return power(self.warp, score, lse)
+        return value if self.dropout is None else self.dropout.kept(neighbour.slot, value)
 
     def gradients(
         self, own: Sequence[Value], given: Sequence[Value], stats: Stats, neighbour: Neighbour
@@ -185,30 +227,19 @@ class Neighbours:
         probability = self.probability(total, stats.lse, neighbour)
         product = inner_product(warp, given, neighbour.values)
         slope = warp.sum_lanes(product, plan.values.lanes)
-        slope = slope + self.of_edge(self.edges.dweights, neighbour)
-        weight = self.kept(probability, neighbour)
-        if self.edges.seed is not None:
-            weight = weight * plan.form.kept_scale
-        # p (m slope - delta), where the weight is p m.
-        dscore = warp.fma(weight, slope, probability * stats.delta * -1.0)
+        if neighbour.dweight is not None:
+            slope = slope + neighbour.dweight
+        if self.dropout is None:
+            weight, dscore = probability, probability * (slope - stats.delta)
+        else:
+            weight = self.kept(probability, neighbour) * plan.form.kept_scale
+            dscore = weight * slope - probability * stats.delta
         return weight, plan.rule.slope(warp, total, dscore)
 
 
-@dataclass(frozen=True)
-class Stats:
-    """What the forward pass and the gradient tell of a receiver and the lane's head.
-
-    Attributes:
-      lse: logarithm of its sum of exponentials, zero if it attends to nothing.
-      delta: sum over its edges of weight times gradient of the weight.
-    """
-
-    lse: Value
-    delta: Value
-
-    @classmethod
-    def load(cls, lanes: Lanes, array: Array, node: Value) -> Stats:
-        """Loads both from an array [rows, 2 * heads], in which they are neighbours."""
-        row = array.row(node)
-        words = row.load_words(lanes.head * 2, 2)
-        return cls(row.unpack(words, 0), row.unpack(words, 1))
+def _constants(lanes: Lanes, plan: Plan, edges: Edges, operands: Operands):
+    """Returns the lane's weights of GATv2's columns, or no numbers, and what decides of dropout."""
+    vector = []
+    if operands.attention is not None:
+        vector = Rows(lanes, plan.ends, operands.attention).load(lanes.warp.i32(0))
+    return vector, Dropout.load(lanes, edges.seed, plan.form)

@@ -21,6 +21,7 @@ from pallas_kernels.attention.arguments import (
 from pallas_kernels.attention.neighbours import Edges, Plan
 from pallas_kernels.attention.scores import Rule
 from pallas_kernels.attention.tile import AttentionTile, Work
+from pallas_kernels.attention.weights import weights
 from pallas_kernels.chip import Chip
 from pallas_kernels.graph.rows import Pieces
 
@@ -80,6 +81,32 @@ class Passes:
         y, lse = forward_kernels.forward(plan, edges, _flat(operands), self.name)
         return y.reshape(rows, heads, width), lse
 
+    def weights(
+        self,
+        graph: Pieces,
+        operands: Operands,
+        lse: jax.Array,
+        form: Form,
+        tile: AttentionTile | None = None,
+    ) -> jax.Array:
+        """Computes what the values are multiplied with, dropout included.
+
+        Args:
+          graph: rows are receivers, columns are senders; its weights and scales are not used.
+          operands: the arrays of the call.
+          lse: logarithms of the sums of exponentials, [rows, heads], from ``forward``.
+          form: the constants of the call.
+          tile: how the work is divided; chosen by the shapes if None.
+
+        Returns:
+          [edges, heads] float32, zero in padding slots.
+        """
+        if graph.num_rows == 0 or graph.num_edges == 0:
+            return jnp.zeros((graph.num_edges, operands.heads), jnp.float32)
+        plan = self._plan(graph, operands, form, tile, operands.summed.shape[0], 1)
+        arrays = _flat(operands).replace(values=None), _stats(lse, jnp.zeros_like(lse))
+        return weights(plan, _edges(graph, operands), *arrays, f"{self.name}_weights")
+
     def backward_rows(
         self,
         graph: Pieces,
@@ -109,7 +136,11 @@ class Passes:
         gathered = 1 if operands.values is None else 1 + (operands.columns.ndim == 3)
         plan = self._plan(graph, operands, form, tile, operands.summed.shape[0], gathered)
         edges = _edges(graph, operands, cotangents)
-        arrays = _flat(operands), _flat_array(cotangents.dy), _stats(cotangents)
+        arrays = (
+            _flat(operands),
+            _flat_array(cotangents.dy),
+            _stats(cotangents.lse, cotangents.delta),
+        )
         made = backward.along_rows(plan, edges, *arrays, f"{self.name}_backward_rows")
         return RowGradients(
             **{k: made[k].reshape(v.shape).astype(v.dtype) for k, v in given.items()}
@@ -144,7 +175,11 @@ class Passes:
         gathered = 1 + (operands.columns.ndim == 3)
         plan = self._plan(transposed, operands, form, tile, operands.rows.shape[0], gathered)
         edges = _edges(transposed, operands, cotangents, slots)
-        arrays = _flat(operands), _flat_array(cotangents.dy), _stats(cotangents)
+        arrays = (
+            _flat(operands),
+            _flat_array(cotangents.dy),
+            _stats(cotangents.lse, cotangents.delta),
+        )
         made = backward.along_columns(plan, edges, *arrays, f"{self.name}_backward_columns")
         return ColumnGradients(**{k: _of_groups(made[k], v) for k, v in given.items()})
 
@@ -191,11 +226,10 @@ def _flat_array(array: jax.Array) -> jax.Array:
     return array.reshape(array.shape[0], -1)
 
 
-def _stats(cotangents: Cotangents) -> jax.Array:
+def _stats(lse: jax.Array, delta: jax.Array) -> jax.Array:
     """Returns ``lse``, zero where it is -inf, and ``delta`` as neighbours, [rows, 2 * heads]."""
-    lse = jnp.where(cotangents.lse == -jnp.inf, 0.0, cotangents.lse)
-    pairs = jnp.stack([lse, cotangents.delta], axis=-1).astype(jnp.float32)
-    return _flat_array(pairs)
+    pairs = jnp.stack([jnp.where(lse == -jnp.inf, 0.0, lse), delta], axis=-1)
+    return _flat_array(pairs.astype(jnp.float32))
 
 
 def _of_groups(gradient: jax.Array, operand: jax.Array) -> jax.Array:

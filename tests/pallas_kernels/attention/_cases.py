@@ -73,7 +73,13 @@ def check(op, graph: CSRGraph, operands: Operands, form: Form, tile=None, dweigh
         if expected is None:
             assert actual is None
             return
-        # Scores differ by some roundings of their own size, and so do their exponentials.
+        assert actual.shape == expected.shape, name
+        # The gradient to a score is a difference, whose sum over a row may cancel: errors are
+        # measured against the largest term, which is appended to both sides. Scores differ by some
+        # roundings of their own size, and so do their exponentials.
+        scale = np.float32(exact.largest.get(name, 0.0))
+        actual = np.append(np.asarray(actual), scale.astype(actual.dtype))
+        expected = np.append(expected, float(scale.astype(actual.dtype)))
         assert_close(actual, expected, reduction_length=16 * terms, err_msg=f"{op} {name}")
 
     pieces = graph_calls.pieces(graph)
@@ -81,6 +87,9 @@ def check(op, graph: CSRGraph, operands: Operands, form: Form, tile=None, dweigh
     assert y.dtype == lse.dtype == jnp.float32
     compare("y", y, exact.y)
     compare("lse", lse, exact.lse)
+    weights = kernels.weights(pieces, operands, lse, form, tile)
+    compare("weights", weights, exact.weights)
+    assert not np.asarray(weights)[count:].any()
     cotangents = Cotangents(lse, jnp.asarray(exact.delta, jnp.float32), dy, dweight)
     of_rows = kernels.backward_rows(pieces, operands, cotangents, form, tile)
     for name in ("rows", "edge_logits", "attention"):

@@ -9,13 +9,18 @@ from pallas_kernels.attention.arguments import ColumnGradients, Form, Operands, 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """Everything that the passes compute, in float64."""
+    """Everything that the passes compute, in float64.
+
+    ``largest`` has the largest term of the sums that each gradient is, which may cancel.
+    """
 
     y: np.ndarray
     lse: np.ndarray
+    weights: np.ndarray
     delta: np.ndarray
     rows: RowGradients
     columns: ColumnGradients
+    largest: dict[str, float]
 
 
 def attention(op, graph, operands: Operands, form: Form, dy, dweights=None) -> Result:
@@ -51,6 +56,8 @@ def attention(op, graph, operands: Operands, form: Form, dy, dweights=None) -> R
         if operands.seed is not None:
             m = _draws(np.asarray(operands.seed), count, heads) >= form.dropped
             m = m * form.kept_scale
+        weights = np.zeros((slots, heads))
+        weights[:count] = p * m
         y = sum_rows((p * m)[..., None] * values)
         dweight = np.sum(dy * values, -1)
         if dweights is not None:
@@ -69,7 +76,9 @@ def attention(op, graph, operands: Operands, form: Form, dy, dweights=None) -> R
             sum_columns(dcolumn if own_values else dcolumn + dvalue, groups),
             sum_columns(dvalue, groups) if own_values else None,
         )
-    return Result(y, lse, delta, of_rows, of_columns)
+        terms = {"rows": drow, "columns": dcolumn if own_values else dcolumn + dvalue}
+        largest = {name: float(np.abs(term).max()) for name, term in terms.items()}
+    return Result(y, lse, weights, delta, of_rows, of_columns, largest)
 
 
 def _wide(array):

@@ -45,6 +45,7 @@ def _lower(op, graph, operands) -> str:
         cotangents = Cotangents(lse, lse, y.astype(operands.summed.dtype))
         transposed, slots = graph_calls.pieces(graph.transpose()), graph.plan.permutation
         return (
+            kernels.weights(pieces, operands, lse, form),
             kernels.backward_rows(pieces, operands, cotangents, form),
             kernels.backward_columns(transposed, slots, operands, cotangents, form),
         )
@@ -57,17 +58,18 @@ def _lower(op, graph, operands) -> str:
 def test_a_layer_of_the_benchmarks_lowers_with_its_gradient(op, dtype):
     graph = _graph(*REDDIT)
     text = _lower(op, graph, shapes_of(op, graph, 4, 64, dtype))
-    # There: pieces, long rows. Back along the rows, and along the columns with one or two results.
+    # There: pieces, long rows; weights. Back along rows, and along columns with one or two results.
     results = 1 if op == "gatv2" else 2
-    assert text.count("mosaic_gpu_v2") == 2 + 2 + 1 + results
+    assert text.count("mosaic_gpu_v2") == 2 + 1 + 2 + 1 + results
     edges, nodes = REDDIT[1], REDDIT[0]
-    assert f"tensor<{edges}x4x" not in text and f"tensor<{nodes}x4x64x" in text
+    assert f"tensor<{nodes}x4x64x" in text
+    assert f"tensor<{edges}x4x64x" not in text and f"tensor<{edges}x256x" not in text
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_a_small_graph_takes_one_kernel_for_each_pass(op):
     graph = _graph(300, 250)
-    assert _lower(op, graph, shapes_of(op, graph, 4, 16, "float32")).count("mosaic_gpu_v2") == 3
+    assert _lower(op, graph, shapes_of(op, graph, 4, 16, "float32")).count("mosaic_gpu_v2") == 4
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -56,8 +56,9 @@ def _graph(name) -> CSRGraph:
 
 
 def _masked(graph, logits):
-    """Logits of which some are -inf, in one row all, and NaN in padding slots."""
+    """Logits of which some are -inf, in one row all; far below zero for a head; padding is NaN."""
     values, first = np.array(logits, np.float32), np.asarray(graph.indptr)
+    values[:, 0] -= 6.0
     values[np.random.default_rng(1).random(values.shape) < 0.2] = -np.inf
     values[first[MASKED] : first[MASKED + 1]] = -np.inf
     values[first[-1] :] = np.nan
