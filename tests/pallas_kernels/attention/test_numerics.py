@@ -11,7 +11,7 @@ import pytest
 
 from jaxgnn import CSRGraph
 from jaxgnn.ops._graph import pallas as graph_calls
-from jaxgnn.testing import assert_bit_equal
+from jaxgnn.testing import assert_bit_equal, assert_close
 from pallas_kernels.attention.arguments import Cotangents
 from pallas_kernels.attention.tile import AttentionTile, Work
 from pallas_kernels.simt import blocks
@@ -25,6 +25,7 @@ from tests.pallas_kernels.attention._cases import (
     passes,
     shapes_of,
 )
+from tests.pallas_kernels.attention._formula import attention
 
 pytestmark = pytest.mark.emulated
 
@@ -45,13 +46,21 @@ def emulator():
 
 @functools.cache
 def _graph(name) -> CSRGraph:
-    """Empty rows, padding, a sender that has a third of the edges, and one that has none."""
+    """Empty rows, padding, a sender that has a third of the edges, and one that has none.
+
+    The scales of nodes must make no difference.
+    """
     rng = np.random.default_rng(0)
     indptr = np.concatenate([[0], np.cumsum(LENGTHS[name])])
     senders = rng.integers(0, COLS - 1, indptr[-1] + PADDING)
     senders[rng.random(len(senders)) < 1 / 3] = 2
+    scales = [jnp.asarray(rng.uniform(0.5, 2.0, n), jnp.float32) for n in (len(indptr) - 1, COLS)]
     return CSRGraph(
-        jnp.asarray(indptr, jnp.int32), jnp.asarray(senders, jnp.int32), num_cols=COLS
+        jnp.asarray(indptr, jnp.int32),
+        jnp.asarray(senders, jnp.int32),
+        num_cols=COLS,
+        row_scale=scales[0],
+        col_scale=scales[1],
     ).prepared()
 
 
@@ -177,6 +186,17 @@ def test_what_is_not_finite_stays_with_its_neighbours(op):
     np.testing.assert_array_equal(np.asarray(y)[finite], np.asarray(exact)[finite])
     alone = [j for j in range(COLS) if not any(j in n and reached & n for n in neighbours)]
     assert alone and np.isfinite(np.asarray(of_columns.columns)[alone]).all()
+
+
+def test_scores_far_below_zero_are_shifted_without_infinities():
+    graph = _graph("long rows")
+    operands = operands_of("dot", graph, 2, 4, "float32", logits=True)
+    # Whole numbers, so that scores are exact.
+    logits = jnp.round(operands.edge_logits) - 256.0
+    operands = operands.replace(rows=jnp.zeros_like(operands.rows), edge_logits=logits)
+    exact = attention("dot", graph, operands, FORM, jnp.zeros((graph.num_rows, 2, 4)))
+    y, _ = passes("dot").forward(graph_calls.pieces(graph), operands, FORM)
+    assert_close(y, exact.y, reduction_length=max(LENGTHS["long rows"]))
 
 
 def test_nothing_is_launched_without_edges():
