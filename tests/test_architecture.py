@@ -29,6 +29,7 @@ ROOMS = {
     "edge_mlp": ("chip", "simt", "tensor_cores", "graph", "dense"),
     "mhc": ("chip", "simt", "tensor_cores"),
     "hypergraph": ("chip", "simt", "dense"),
+    "attention": ("chip", "simt", "graph"),
 }
 
 

@@ -1,0 +1,245 @@
+"""What the lanes of a warp read of the edges of a piece, and the scores that they make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from pallas_kernels.attention.arguments import Form, Operands
+from pallas_kernels.attention.dropout import Dropout
+from pallas_kernels.attention.lanes import NUMBER, Columns, Lanes, Rows
+from pallas_kernels.attention.scores import Rule, inner_product
+from pallas_kernels.attention.softmax import power
+from pallas_kernels.attention.tile import AttentionTile
+from pallas_kernels.graph.rows import Pieces
+from pallas_kernels.simt.values import Array, Value
+from pallas_kernels.simt.warp import Warp
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """The arrays of the edges of a pass. In a kernel each array is an ``Array``.
+
+    Attributes:
+      graph: the edges by rows, or those of the transposed graph by its rows.
+      slots: number of each edge in the graph, by which the other arrays are read, [edges]; None if
+        that is its own number.
+      logits: what edges add to the totals, [edges, heads], or None.
+      dweights: gradient to the weights, [edges, heads], or None.
+      seed: two words that choose which edges dropout leaves out, or None.
+    """
+
+    graph: Pieces
+    slots: Any
+    logits: Any
+    dweights: Any
+    seed: Any
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is static in a kernel.
+
+    Attributes:
+      rule: how scores are made.
+      form: constants of the call.
+      tile: how the lanes share the work.
+      heads: how many heads there are.
+      ends: which columns of an end a lane has.
+      values: which columns of the values a lane has.
+    """
+
+    rule: Rule
+    form: Form
+    tile: AttentionTile
+    heads: int
+    ends: Columns
+    values: Columns
+
+    @classmethod
+    def of(cls, rule: Rule, form: Form, tile: AttentionTile, operands: Operands) -> Plan:
+        """Returns the plan for operands of these shapes."""
+
+        def columns(array):
+            if array.ndim == 2:
+                return NUMBER
+            return Columns.shared(array.shape[2], array.dtype.itemsize, tile.lanes)
+
+        ends, values = columns(operands.rows), columns(operands.summed)
+        return cls(rule, form, tile, operands.heads, ends, values)
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What the forward pass and the gradient tell of a receiver and the lane's head.
+
+    Attributes:
+      lse: logarithm of its sum of exponentials, zero if it attends to nothing.
+      delta: sum over its edges of weight times gradient of the weight.
+    """
+
+    lse: Value
+    delta: Value
+
+    @classmethod
+    def load(cls, lanes: Lanes, array: Array, node: Value) -> Stats:
+        """Loads both from an array [rows, 2 * heads], in which they are neighbours."""
+        row = array.row(node)
+        words = row.load_words(lanes.head * 2, 2)
+        return cls(row.unpack(words, 0), row.unpack(words, 1))
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """What a lane has read of an edge and its other end.
+
+    Attributes:
+      slot: number of the edge in the arrays of edges; of the last one of the piece if not ``real``.
+      real: whether the edge is before the end of the piece, or None if all are.
+      other: numbers of the other end.
+      values: what the other end gives to the sums, or the gradient to its sums.
+      logit: what the edge adds to the total of the lane's head, or None.
+      dweight: gradient to the weight of the lane's head, or None.
+      stats: what is known of the other end, if it is the receiver and that was asked for.
+    """
+
+    slot: Value
+    real: Value | None
+    other: list[Value]
+    values: list[Value]
+    logit: Value | None
+    dweight: Value | None
+    stats: Stats | None
+
+    def if_real(self, value: Value, otherwise: float) -> Value:
+        """Returns a number of this edge, another one past the end of the piece."""
+        if self.real is None:
+            return value
+        return value.warp.select(self.real, value, otherwise)
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Reads the edges of pieces, and computes with them.
+
+    Attributes:
+      lanes: places of the lanes.
+      plan: what is static.
+      edges: arrays of the edges.
+      ends: rows of the other ends.
+      values: rows of what the other ends give to the sums, or of the gradients to their sums; None
+        if that is ``ends``.
+      vector: the lane's weights of GATv2's columns, or no numbers.
+      dropout: what decides which edges are left out, or None.
+      stats: ``Stats`` of the other ends where they are the receivers, or None.
+    """
+
+    lanes: Lanes
+    plan: Plan
+    edges: Edges
+    ends: Rows
+    values: Rows | None
+    vector: Sequence[Value]
+    dropout: Dropout | None
+    stats: Array | None = None
+
+    @classmethod
+    def senders(cls, lanes: Lanes, plan: Plan, edges: Edges, operands: Operands) -> Neighbours:
+        """Returns what reads the senders along the rows of the graph."""
+        ends = Rows(lanes, plan.ends, operands.columns)
+        values = None if operands.values is None else Rows(lanes, plan.values, operands.values)
+        return cls(lanes, plan, edges, ends, values, *_constants(lanes, plan, edges, operands))
+
+    @classmethod
+    def receivers(
+        cls, lanes: Lanes, plan: Plan, edges: Edges, operands: Operands, dy: Array, stats: Array
+    ) -> Neighbours:
+        """Returns what reads the receivers, and their gradients, along the transposed graph."""
+        ends, slopes = Rows(lanes, plan.ends, operands.rows), Rows(lanes, plan.values, dy)
+        constants = _constants(lanes, plan, edges, operands)
+        return cls(lanes, plan, edges, ends, slopes, *constants, stats)
+
+    @property
+    def warp(self) -> Warp:
+        """The warp of the lanes."""
+        return self.lanes.warp
+
+    def read(self, edges: list[Value], end: Value | None) -> list[Neighbour]:
+        """Reads edges and their other ends; those at or past ``end`` have zeros."""
+        lanes, arrays = self.lanes, self.edges
+        real = [None if end is None else edge < end for edge in edges]
+        edges = [edge if end is None else edge.at_most(end - 1) for edge in edges]
+        nodes = [arrays.graph.indices.load(edge) for edge in edges]
+        slots = edges if arrays.slots is None else [arrays.slots.load(edge) for edge in edges]
+        # All reads come first, so that they are under way together.
+        ends = [self.ends.read(node) for node in nodes]
+        values = ends if self.values is None else [self.values.read(node) for node in nodes]
+        logits, dweights = (
+            [None if array is None else array.row(slot).load(lanes.head) for slot in slots]
+            for array in (arrays.logits, arrays.dweights)
+        )
+        stats = [
+            None if self.stats is None else Stats.load(lanes, self.stats, node) for node in nodes
+        ]
+
+        def neighbour(i):
+            other = self.ends.values(ends[i], real[i])
+            of_values = other if self.values is None else self.values.values(values[i], real[i])
+            return Neighbour(slots[i], real[i], other, of_values, logits[i], dweights[i], stats[i])
+
+        return [neighbour(i) for i in range(len(edges))]
+
+    def total(self, own: Sequence[Value], neighbour: Neighbour) -> Value:
+        """Returns the total of an edge, from which its score follows."""
+        part = self.plan.rule.part(self.warp, own, neighbour.other, self.vector)
+        total = self.warp.sum_lanes(part, self.plan.ends.lanes)
+        return total if neighbour.logit is None else total + neighbour.logit
+
+    def score(self, total: Value, neighbour: Neighbour) -> Value:
+        """Returns the score of an edge; -inf past the end of the piece."""
+        return neighbour.if_real(self.plan.rule.score(self.warp, total), float("-inf"))
+
+    def probability(self, total: Value, lse: Value, neighbour: Neighbour) -> Value:
+        """Returns the softmax of an edge; zero past the end of the piece."""
+        return power(self.warp, self.score(total, neighbour), lse)
+
+    def kept(self, value: Value, neighbour: Neighbour) -> Value:
+        """Returns a number, or zero where dropout leaves the edge out; it is not scaled up."""
+        return value if self.dropout is None else self.dropout.kept(neighbour.slot, value)
+
+    def gradients(
+        self, own: Sequence[Value], given: Sequence[Value], stats: Stats, neighbour: Neighbour
+    ) -> tuple[Value, Value]:
+        """Returns the weight of an edge and the gradient to its total.
+
+        Args:
+          own: numbers of the own end.
+          given: what the own end gives to the sums, or the gradient to its sums.
+          stats: what is known of the receiver.
+          neighbour: the edge and its other end.
+        """
+        warp, plan = self.warp, self.plan
+        total = self.total(own, neighbour)
+        probability = self.probability(total, stats.lse, neighbour)
+        product = inner_product(warp, given, neighbour.values)
+        slope = warp.sum_lanes(product, plan.values.lanes)
+        if neighbour.dweight is not None:
+            slope = slope + neighbour.dweight
+        if self.dropout is None:
+            weight, dscore = probability, probability * (slope - stats.delta)
+        else:
+            weight = self.kept(probability, neighbour) * plan.form.kept_scale
+            dscore = weight * slope - probability * stats.delta
+        return weight, plan.rule.slope(warp, total, dscore)
+
+
+def _constants(lanes: Lanes, plan: Plan, edges: Edges, operands: Operands):
+    """Returns the lane's weights of GATv2's columns, or no numbers, and what decides of dropout."""
+    vector = []
+    if operands.attention is not None:
+        vector = Rows(lanes, plan.ends, operands.attention).load(lanes.warp.i32(0))
+    return vector, Dropout.load(lanes, edges.seed, plan.form)

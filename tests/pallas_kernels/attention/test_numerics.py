@@ -1,0 +1,239 @@
+"""What the kernels of attention over neighbours compute, on the emulator."""
+
+import dataclasses
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxgnn import CSRGraph
+from jaxgnn.ops._graph import pallas as graph_calls
+from jaxgnn.testing import assert_bit_equal, assert_close
+from pallas_kernels.attention.arguments import Cotangents
+from pallas_kernels.attention.tile import AttentionTile, Work
+from pallas_kernels.simt import blocks
+from tests.pallas_kernels._chips import H100, on_a_chip
+from tests.pallas_kernels._emulator import emulated
+from tests.pallas_kernels.attention._cases import (
+    FORM,
+    OPS,
+    check,
+    operands_of,
+    passes,
+    shapes_of,
+)
+from tests.pallas_kernels.attention._formula import attention
+
+pytestmark = pytest.mark.emulated
+
+COLS, PADDING = 24, 5
+LENGTHS = {
+    # A row of just one full piece, one of three pieces, empty rows.
+    "long rows": [3, 0, 4, 256, 1, 520, 0, 2, 17],
+    "short rows": [3, 0, 4, 12, 1, 5, 0, 2, 11, 9, 6],
+}
+MASKED = 2  # the row of which no logit is more than -inf
+
+
+@pytest.fixture(autouse=True)
+def emulator():
+    with emulated():
+        yield
+
+
+@functools.cache
+def _graph(name) -> CSRGraph:
+    """Empty rows, padding, a sender that has a third of the edges, and one that has none.
+
+    The scales of nodes must make no difference.
+    """
+    rng = np.random.default_rng(0)
+    indptr = np.concatenate([[0], np.cumsum(LENGTHS[name])])
+    senders = rng.integers(0, COLS - 1, indptr[-1] + PADDING)
+    senders[rng.random(len(senders)) < 1 / 3] = 2
+    scales = [jnp.asarray(rng.uniform(0.5, 2.0, n), jnp.float32) for n in (len(indptr) - 1, COLS)]
+    return CSRGraph(
+        jnp.asarray(indptr, jnp.int32),
+        jnp.asarray(senders, jnp.int32),
+        num_cols=COLS,
+        row_scale=scales[0],
+        col_scale=scales[1],
+    ).prepared()
+
+
+def _masked(graph, logits):
+    """Logits of which some are -inf, in one row all; far below zero for a head; padding is NaN."""
+    values, first = np.array(logits, np.float32), np.asarray(graph.indptr)
+    values[:, 0] -= 6.0
+    values[np.random.default_rng(1).random(values.shape) < 0.2] = -np.inf
+    values[first[MASKED] : first[MASKED + 1]] = -np.inf
+    values[first[-1] :] = np.nan
+    return jnp.asarray(values).astype(logits.dtype)
+
+
+# Graph, heads, width, dtype, other options of the operands, and the tile, None if it is chosen.
+CASES = {
+    "as chosen": ("long rows", 4, 16, "float32", {"logits": True}, None),
+    "in slices": ("long rows", 5, 7, "float16", {"dropout": True}, AttentionTile(4, 2, 2)),
+    "of 16 bits": ("short rows", 4, 16, "bfloat16", {"logits": True}, None),
+    "of one column": ("short rows", 3, 1, "float32", {"logits": True}, None),
+    "idle lanes": (
+        "short rows", 3, 24, "float32", {"logits": True, "dropout": True}, AttentionTile(4, 4, 2),
+    ),
+    "a head a warp": ("short rows", 2, 136, "bfloat16", {}, AttentionTile(32, 1, 2)),
+    "32 groups": ("short rows", 1, 8, "float32", {"dropout": True}, AttentionTile(1, 1, 4)),
+}  # fmt: skip
+GROUPS = {
+    "two": ("long rows", 6, 4, "float32", {"groups": 2, "out": 12}, AttentionTile(2, 4, 2)),
+    "one": ("short rows", 4, 8, "bfloat16", {"groups": 1, "out": 2}, AttentionTile(2, 2, 1)),
+}
+
+
+def _check(op, case, **options):
+    name, heads, width, dtype, given, tile = case
+    graph = _graph(name)
+    operands = operands_of(op, graph, heads, width, dtype, **given)
+    if operands.edge_logits is not None:
+        operands = operands.replace(edge_logits=_masked(graph, operands.edge_logits))
+    form = FORM if operands.seed is None else dataclasses.replace(FORM, dropout=0.3)
+    check(op, graph, operands, form, tile, **options)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("op", OPS)
+def test_values_and_gradients_agree_with_float64(op, case):
+    _check(op, CASES[case], dweights=case == "idle lanes")
+
+
+@pytest.mark.parametrize("case", GROUPS)
+def test_heads_share_keys_and_values(case):
+    _check("dot", GROUPS[case])
+
+
+@pytest.mark.parametrize("slope", [0.0, -0.5, 1.5])
+def test_slopes_of_all_kinds(slope):
+    for op in ("gat", "gatv2"):
+        graph = _graph("short rows")
+        operands = operands_of(op, graph, 2, 3, "float32", logits=True)
+        operands = operands.replace(edge_logits=_masked(graph, operands.edge_logits))
+        check(op, graph, operands, dataclasses.replace(FORM, slope=slope))
+
+
+def test_one_block_of_warps_takes_all_pieces(monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCKS_PER_MULTIPROCESSOR", 1)
+    on_a_chip(monkeypatch, multiprocessors=1)
+    for op in ("gatv2", "dot"):
+        graph = _graph("short rows")
+        check(op, graph, operands_of(op, graph, 2, 4, "float32", logits=True), FORM)
+
+
+def _results(op, graph, operands):
+    kernels, pieces = passes(op), graph_calls.pieces(graph)
+    y, lse = kernels.forward(pieces, operands, FORM)
+    cotangents = Cotangents(lse, lse, y)
+    slots = graph.made_plan().permutation
+    transposed = graph_calls.pieces(graph.transpose())
+    return (
+        y,
+        lse,
+        kernels.backward_rows(pieces, operands, cotangents, FORM),
+        kernels.backward_columns(transposed, slots, operands, cotangents, FORM),
+    )
+
+
+def test_offsets_of_64_bits_give_the_same_bits():
+    graph = _graph("short rows")
+    operands = operands_of("gat", graph, 2, 4, "float32", logits=True, dropout=True)
+    with jax.enable_x64(True):
+        plan = graph.made_plan()
+        schedules = {
+            name: dataclasses.replace(
+                getattr(plan, name), offsets=getattr(plan, name).offsets.astype(jnp.int64)
+            )
+            for name in ("schedule", "transposed_schedule")
+        }
+        plan = dataclasses.replace(
+            plan, permutation=plan.permutation.astype(jnp.int64), **schedules
+        )
+        wide = dataclasses.replace(graph, indptr=graph.indptr.astype(jnp.int64), plan=plan)
+        jax.tree.map(
+            assert_bit_equal, _results("gat", wide, operands), _results("gat", graph, operands)
+        )
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_what_is_not_finite_stays_with_its_neighbours(op):
+    graph = _graph("short rows")
+    operands = operands_of(op, graph, 2, 4, "float32")
+    spoiled = {"columns": operands.columns.at[5].set(jnp.nan)}
+    if operands.values is not None:
+        spoiled["values"] = operands.values.at[7].set(jnp.inf)
+    y, lse, _, of_columns = _results(op, graph, operands.replace(**spoiled))
+    reached = {5, 7} if "values" in spoiled else {5}
+    indptr, indices = np.asarray(graph.indptr), np.asarray(graph.indices)
+    neighbours = [{*indices[a:b].tolist()} for a, b in itertools.pairwise(indptr)]
+    finite = [not reached & row for row in neighbours]
+    assert 0 < sum(finite) < len(finite)
+    np.testing.assert_array_equal(np.isfinite(y).all((1, 2)), finite)
+    empty = np.diff(indptr) == 0
+    np.testing.assert_array_equal(
+        np.isfinite(lse).all(1), [5 not in n for n in neighbours] & ~empty
+    )
+    exact, *_ = _results(op, graph, operands)
+    np.testing.assert_array_equal(np.asarray(y)[finite], np.asarray(exact)[finite])
+    alone = [j for j in range(COLS) if not any(j in n and reached & n for n in neighbours)]
+    assert alone and np.isfinite(np.asarray(of_columns.columns)[alone]).all()
+
+
+def test_scores_far_below_zero_are_shifted_without_infinities():
+    graph = _graph("long rows")
+    operands = operands_of("dot", graph, 2, 4, "float32", logits=True)
+    # Whole numbers, so that scores are exact.
+    logits = jnp.round(operands.edge_logits) - 256.0
+    operands = operands.replace(rows=jnp.zeros_like(operands.rows), edge_logits=logits)
+    exact = attention("dot", graph, operands, FORM, jnp.zeros((graph.num_rows, 2, 4)))
+    y, _ = passes("dot").forward(graph_calls.pieces(graph), operands, FORM)
+    assert_close(y, exact.y, reduction_length=max(LENGTHS["long rows"]))
+
+
+def test_nothing_is_launched_without_edges():
+    graph = CSRGraph(jnp.zeros(4, jnp.int32), jnp.zeros(0, jnp.int32), num_cols=2).prepared()
+    operands = operands_of("dot", graph, 2, 4, "bfloat16", logits=True)
+    y, lse, of_rows, of_columns = _results("dot", graph, operands)
+    assert not y.any() and y.shape == (3, 2, 4) and (lse == -jnp.inf).all()
+    assert not of_rows.rows.any() and of_rows.edge_logits.shape == (0, 2)
+    assert not of_columns.columns.any() and of_columns.values.dtype == jnp.bfloat16
+
+
+def test_a_lane_has_about_eight_columns_and_a_slice_fits_the_cache():
+    reddit, products = (232_965, 232_965, 111_400_000), (2_449_029, 2_449_029, 123_718_280)
+    small = (500, 500, 60_000)
+    tiles = {
+        (reddit, Work(4, 64, 1, 4)): (8, 1, 4),
+        (reddit, Work(4, 64, 1, 2)): (8, 1, 4),
+        (reddit, Work(4, 64, 2, 4)): (8, 1, 2),
+        (products, Work(4, 64, 1, 4)): (8, 4, 4),
+        (small, Work(4, 64, 1, 4)): (8, 4, 4),
+        (small, Work(8, 8, 1, 4)): (1, 8, 4),
+        (small, Work(1, 1024, 1, 4)): (32, 1, 1),
+        (small, Work(3, 7, 2, 2)): (4, 4, 4),
+        ((3_200, 3_200, 6_400), Work(4, 16, 2, 4)): (2, 4, 1),
+    }
+    for (shape, work), expected in tiles.items():
+        tile = AttentionTile.choose(H100, *shape, work)
+        assert (tile.lanes, tile.heads, tile.ahead) == expected, (shape, work)
+
+
+def test_what_the_kernels_do_not_take_is_told():
+    graph = _graph("short rows")
+    dot = shapes_of("dot", graph, 4, 8, "float32")
+    assert passes("dot").unsupported(dot) is None
+    extra = jax.ShapeDtypeStruct((graph.num_edges, 4, 8), jnp.float32)
+    assert passes("dot").unsupported(dot.replace(edge_values=extra)) == "edge_values is None"
+    wide = shapes_of("gatv2", graph, 9, 128, "float32")
+    told = "at most 1024 columns of all heads together, got 9 heads of 128"
+    assert passes("gatv2").unsupported(wide) == told
+    assert "got float64" in passes("gat").unsupported(shapes_of("gat", graph, 2, 8, "float64"))
