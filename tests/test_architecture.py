@@ -29,6 +29,7 @@ ROOMS = {
     "edge_mlp": ("chip", "simt", "tensor_cores", "graph", "dense"),
     "mhc": ("chip", "simt", "tensor_cores"),
     "hypergraph": ("chip", "simt", "dense"),
+    "attention": ("chip", "simt", "graph"),
 }
 
 
@@ -41,6 +42,7 @@ FAMILIES = {
     "edge_mlp": ("graph", "dense"),
     "mhc": (),
     "hypergraph": ("graph", "dense"),
+    "attention": ("graph", "maxk"),
 }
 
 
@@ -69,7 +71,12 @@ ALLOWED = {
     "jaxgnn._info": {"jaxgnn", "pallas_kernels.chip"},
     "jaxgnn._command_line": {"jaxgnn"},
     "jaxgnn.graph": {"jaxgnn._errors", "jaxgnn.graph", "pallas_kernels.chip"},
-    "jaxgnn._ffi": {"jaxgnn.graph", "jaxgnn._ffi", "pallas_kernels.chip"},
+    "jaxgnn._ffi": {
+        "jaxgnn.graph",
+        "jaxgnn._ffi",
+        "pallas_kernels.chip",
+        "pallas_kernels.attention.arguments",
+    },
     **{f"pallas_kernels.{room}": _rooms(room, *below) for room, below in ROOMS.items()},
     "pallas_kernels": set(),
     "jaxgnn.ops": {"jaxgnn.ops"},

@@ -1,0 +1,137 @@
+"""What the functions of attention over neighbours take together: arrays, constants, gradients.
+
+Graphs have N rows (receivers), M columns (senders) and E edge slots. H is the number of heads, and
+K divides it: the first H / K heads share the first head of keys and values, and so on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+
+
+@dataclass(frozen=True)
+class Form:
+    """The constants of a call, static in every function.
+
+    Attributes:
+      scale: multiplies the inner products of ``dot_attention``.
+      slope: slope below zero of the leaky ReLU of ``gat_attention`` and ``gatv2_attention``.
+      dropout: probability of leaving out an edge for a head.
+    """
+
+    scale: float = 1.0
+    slope: float = 1.0
+    dropout: float = 0.0
+
+    @property
+    def dropped(self) -> int:
+        """Of the 2^32 words that ``dropout`` draws from, how many leave an edge out."""
+        return min(round(self.dropout * 2**32), 2**32 - 1)
+
+    @property
+    def kept_scale(self) -> float:
+        """What the weights of the edges that are kept are multiplied with."""
+        return 1.0 / (1.0 - self.dropout)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Operands:
+    """The arrays of a call; what a call does not have is None.
+
+    ===========  ==================================  =================================
+    op           ``rows``, ``columns``               ``values``
+    ===========  ==================================  =================================
+    dot          q [N, H, D], k [M, K, D]            v [M, K, Dv]
+    gat          a_dst [N, H], a_src [M, H]          v [M, H, Dv]
+    gatv2        x_dst [N, H, D], x_src [M, H, D]    None: they are ``columns``
+    ===========  ==================================  =================================
+
+    Attributes:
+      rows: what receivers give to the scores.
+      columns: what senders give to the scores.
+      values: what senders give to the sums, or None if that is ``columns``.
+      edge_logits: what edges add to the scores, [E, H].
+      edge_values: what edges add to the values of their senders, [E, K, Dv].
+      edge_features: features of edges, [E, F], which ``edge_kernel`` turns into an addend of the
+        ends' sum.
+      edge_kernel: linear map of ``edge_features``, [F, H, D].
+      attention: the vectors that turn the ends' sum into scores, [H, D].
+      seed: two words of uint32 that choose which edges are left out, [2], or None without dropout.
+    """
+
+    rows: Any
+    columns: Any
+    values: Any = None
+    edge_logits: Any = None
+    edge_values: Any = None
+    edge_features: Any = None
+    edge_kernel: Any = None
+    attention: Any = None
+    seed: Any = None
+
+    @property
+    def summed(self) -> Any:
+        """What senders give to the sums."""
+        return self.columns if self.values is None else self.values
+
+    @property
+    def heads(self) -> int:
+        """Number of heads of the scores."""
+        return self.rows.shape[1]
+
+    def replace(self, **fields: Any) -> Operands:
+        """These arrays with some of them replaced."""
+        return dataclasses.replace(self, **fields)
+
+
+class Cotangents(NamedTuple):
+    """What kernels of the backward pass take beside the operands of the forward pass.
+
+    Attributes:
+      lse: logarithm of each row's sum of exponentials, [N, H]; -inf for rows that attend to nothing.
+      delta: sum over a row's edges of weight times gradient of the weight, [N, H].
+      dy: gradient of the result, [N, H, Dv].
+      dweights: gradient of the weights that the caller asked for, [E, H], or None.
+    """
+
+    lse: Any
+    delta: Any
+    dy: Any
+    dweights: Any = None
+
+
+class RowGradients(NamedTuple):
+    """Gradients that a pass along the rows gives; None for operands that the call does not have.
+
+    Attributes:
+      rows: gradient of ``Operands.rows``.
+      edge_logits: gradient of ``Operands.edge_logits``.
+      edge_values: gradient of ``Operands.edge_values``.
+      edge_features: gradient of ``Operands.edge_features``.
+      edge_kernel: gradient of ``Operands.edge_kernel``.
+      attention: gradient of ``Operands.attention``.
+    """
+
+    rows: Any
+    edge_logits: Any = None
+    edge_values: Any = None
+    edge_features: Any = None
+    edge_kernel: Any = None
+    attention: Any = None
+
+
+class ColumnGradients(NamedTuple):
+    """Gradients that a pass along the columns gives.
+
+    Attributes:
+      columns: gradient of ``Operands.columns``.
+      values: gradient of ``Operands.values``, or None if there are none.
+    """
+
+    columns: Any
+    values: Any = None
