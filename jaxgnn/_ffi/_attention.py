@@ -24,7 +24,7 @@ from pallas_kernels.attention.arguments import (
 )
 
 # The gradients of what all edges share are summed from those of so many runs of rows, at most.
-_MOST_PARTS = 64
+_MOST_PARTS = 256
 
 
 def forward(
@@ -34,7 +34,12 @@ def forward(
     shape = (graph.num_rows, operands.heads)
     results = [((*shape, operands.summed.shape[-1]), jnp.float32), (shape, jnp.float32)]
     y, lse = call_many(
-        f"jaxgnn_{op}", results, *structure(graph), *_arrays(operands), **_constants(form)
+        f"jaxgnn_{op}",
+        results,
+        *_along_rows(graph),
+        *_arrays(operands),
+        *_cotangents(None),
+        **_constants(form),
     )
     return y, lse
 
@@ -46,9 +51,9 @@ def weights(
     return call(
         f"jaxgnn_{op}_weights",
         ((graph.num_edges, operands.heads), jnp.float32),
-        *structure(graph),
+        *_along_rows(graph),
         *_arrays(operands),
-        lse,
+        *_cotangents(Cotangents(lse, None, None)),
         **_constants(form),
     )
 
@@ -57,8 +62,8 @@ def backward_rows(
     op: str, graph: CSRGraph, operands: Operands, cotangents: Cotangents, *, form: Form
 ) -> RowGradients:
     """The gradients of what receivers and edges give, and of what all edges share."""
-    units, offsets, indices = structure(graph)
-    parts = min(_MOST_PARTS, units.shape[0])
+    walk = _along_rows(graph)
+    parts = min(_MOST_PARTS, graph.made_plan().schedule.rows.shape[0])
     shapes = {
         "rows": operands.rows,
         "edge_logits": operands.edge_logits,
@@ -71,9 +76,7 @@ def backward_rows(
     made = call_many(
         f"jaxgnn_{op}_rows",
         results,
-        units,
-        offsets,
-        indices,
+        *walk,
         *_arrays(operands),
         *_cotangents(cotangents),
         **_constants(form),
@@ -90,16 +93,11 @@ def backward_columns(
     op: str, graph: CSRGraph, operands: Operands, cotangents: Cotangents, *, form: Form
 ) -> ColumnGradients:
     """The gradients of what senders give."""
-    plan = graph.made_plan()
-    schedule = plan.transposed_schedule
     results = [_gradient("columns", operands.columns), _gradient("values", operands.values)]
     made = call_many(
         f"jaxgnn_{op}_columns",
         results,
-        schedule.rows,
-        schedule.offsets,
-        plan.transposed_indices,
-        plan.permutation.astype(schedule.offsets.dtype),
+        *_along_columns(graph),
         *_arrays(operands),
         *_cotangents(cotangents),
         **_constants(form),
@@ -121,6 +119,19 @@ def _gradient(name: str, array: Array | None, parts: int = 0) -> tuple[tuple[int
     return shape, array.dtype if is_feature else jnp.float32
 
 
+def _along_rows(graph: CSRGraph) -> tuple[Array | None, ...]:
+    """The edges in the order of their slots."""
+    return (*structure(graph), None)
+
+
+def _along_columns(graph: CSRGraph) -> tuple[Array | None, ...]:
+    """The edges of the transposed graph, and the slot of each."""
+    plan = graph.made_plan()
+    schedule = plan.transposed_schedule
+    slots = plan.permutation.astype(schedule.offsets.dtype)
+    return schedule.rows, schedule.offsets, plan.transposed_indices, slots
+
+
 def _arrays(operands: Operands) -> tuple[Array | None, ...]:
     return (
         operands.seed,
@@ -140,7 +151,10 @@ def _features(array: Array) -> Array:
     return array if array.ndim == 3 else array.astype(jnp.float32)
 
 
-def _cotangents(cotangents: Cotangents) -> tuple[Array | None, ...]:
+def _cotangents(cotangents: Cotangents | None) -> tuple[Array | None, ...]:
+    """The last operands of every handler, None where a pass does not read them."""
+    if cotangents is None:
+        return None, None, None, None
     return cotangents.lse, cotangents.delta, cotangents.dy, as_float32(cotangents.dweights)
 
 
