@@ -60,7 +60,7 @@ def bytes_moved(op: str, graph: CSRGraph, heads: int, dim: int, itemsize: int, w
 
 
 def cases(op: str, workload: Workload) -> Iterator[Case]:
-    """Every dtype and direction of an op; the backward needs the forward's result, so is with it."""
+    """Every dtype and direction of an op; the backward pass needs the forward's result."""
     graph, dim = workload.graph(), workload.dim // workload.heads
     for dtype in workload.dtypes:
         inputs = _inputs(op, workload, dtype)

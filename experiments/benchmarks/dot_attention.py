@@ -1,6 +1,7 @@
 """Times ``ops.dot_attention`` against plain JAX.
 
-Run ``python -m experiments.benchmarks.dot_attention``. Bytes: two rows of all heads gathered for each edge forward, four backward.
+Run ``python -m experiments.benchmarks.dot_attention``. Bytes: two rows of all heads gathered for
+each edge forward, four backward.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Times ``ops.gat_attention`` against plain JAX.
 
-Run ``python -m experiments.benchmarks.gat_attention``. Bytes: a row of all heads gathered for each edge forward, two backward.
+Run ``python -m experiments.benchmarks.gat_attention``. Bytes: a row of all heads gathered for each
+edge forward, two backward.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Times ``ops.gatv2_attention`` against plain JAX.
 
-Run ``python -m experiments.benchmarks.gatv2_attention``. Bytes: a row of all heads gathered for each edge forward, three backward.
+Run ``python -m experiments.benchmarks.gatv2_attention``. Bytes: a row of all heads gathered for
+each edge forward, three backward.
 """
 
 from __future__ import annotations

@@ -93,7 +93,8 @@ class Cotangents(NamedTuple):
     """What kernels of the backward pass take beside the operands of the forward pass.
 
     Attributes:
-      lse: logarithm of each row's sum of exponentials, [N, H]; -inf for rows that attend to nothing.
+      lse: logarithm of each row's sum of exponentials, [N, H]; -inf for rows that attend to
+        nothing.
       delta: sum over a row's edges of weight times gradient of the weight, [N, H].
       dy: gradient of the result, [N, H, Dv].
       dweights: gradient of the weights that the caller asked for, [E, H], or None.

@@ -105,12 +105,17 @@ class Checker:
         check_float(self.op, argument, array, len(tail), may_be_empty=may_be_empty)
         fits = any(
             array.shape[: array.ndim - len(tail)] == batch
-            and all(want in (None, got) for want, got in zip(tail, array.shape[-len(tail) :]))
+            and all(
+                want in (None, got)
+                for want, got in zip(tail, array.shape[-len(tail) :], strict=True)
+            )
             for batch in batches
         )
         if not fits:
-            wanted = [[*batch, *("any" if size is None else size for size in tail)]
-                      for batch in dict.fromkeys(batches)]
+            wanted = [
+                [*batch, *("any" if size is None else size for size in tail)]
+                for batch in dict.fromkeys(batches)
+            ]
             shapes = " or ".join(f"[{', '.join(map(str, shape))}]" for shape in wanted)
             raise bad_input(self.op, argument, f"of shape {shapes}, {note}", f"shape {array.shape}")
 

@@ -101,11 +101,9 @@ def dot_attention(
     check.edges("edge_logits", edge_logits, heads)
     check.edges("edge_values", edge_values, groups, values.shape[-1])
     rate, seed = check.dropout(dropout, key)
-    form = Form(
-        scale=dim**-0.5 if scale is None else check.number("scale", scale), dropout=rate
-    )
+    form = Form(scale=dim**-0.5 if scale is None else check.number("scale", scale), dropout=rate)
     operands = Operands(q, k, values, edge_logits, edge_values, seed=seed)
     request = dispatch.resolve(_OP, implementation)
     call = Call(_KERNELS, reference.scores, request, form, return_weights)
     y, weights = attend(call, check.graph, operands, len(check.batch))
-    return (y, weights) if return_weights else y
+    return y if weights is None else (y, weights)

@@ -35,12 +35,13 @@ def gat_attention(
     Float[Array, "*batch rows heads dim"]
     | tuple[Float[Array, "*batch rows heads dim"], Float[Array, "*batch edges heads"]]
 ):
-    """Attends to neighbours: ``y_i = Σ_j p_ij v_j``, ``p_i = softmax_j(leaky_relu(a_i + c_j + b_ij))``.
+    """Attends to neighbours: ``y_i = Σ_j p_ij v_j``, scores ``leaky_relu(a_i + c_j + b_ij)``.
 
-    The softmax is over the edges of each row. ``a`` and ``c`` are the inner products of both ends
-    with the vectors of Graph Attention Networks (https://arxiv.org/abs/1710.10903). Rows without
-    edges, and rows whose scores are all -inf, are zero. Sums are accumulated in float32 (float64
-    for float64 input). Weights and scales of the graph are ignored.
+    ``p`` is the softmax of the scores over the edges of each row. ``a`` and ``c`` are the inner
+    products of both ends with the vectors of Graph Attention Networks
+    (https://arxiv.org/abs/1710.10903). Rows without edges, and rows whose scores are all -inf, are
+    zero. Sums are accumulated in float32 (float64 for float64 input). Weights and scales of the
+    graph are ignored.
 
     The kernels hold no array of edges times heads times width. They keep one number for each row
     and head for the backward pass, which makes the scores again.
@@ -98,4 +99,4 @@ def gat_attention(
     request = dispatch.resolve(_OP, implementation)
     call = Call(_KERNELS, reference.scores, request, form, return_weights)
     y, weights = attend(call, check.graph, operands, len(check.batch))
-    return (y, weights) if return_weights else y
+    return y if weights is None else (y, weights)

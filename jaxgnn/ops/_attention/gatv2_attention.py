@@ -38,12 +38,12 @@ def gatv2_attention(
     Float[Array, "*batch rows heads dim"]
     | tuple[Float[Array, "*batch rows heads dim"], Float[Array, "*batch edges heads"]]
 ):
-    """Attends to neighbours: ``y_i = Σ_j p_ij z_j``, ``p_i = softmax_j(⟨a, leaky_relu(t_ij)⟩ + b_ij)``.
+    """Attends to neighbours: ``y_i = Σ_j p_ij z_j``, scores ``⟨a, leaky_relu(t_ij)⟩ + b_ij``.
 
-    ``t_ij = x_i + z_j + W e_ij`` with x of the receivers, z of the senders and e of the edges. The
-    softmax is over the edges of each row (https://arxiv.org/abs/2105.14491). Rows without edges,
-    and rows whose scores are all -inf, are zero. Sums are accumulated in float32 (float64 for
-    float64 input). Weights and scales of the graph are ignored.
+    ``t_ij = x_i + z_j + W e_ij`` with x of the receivers, z of the senders and e of the edges. p is
+    the softmax of the scores over the edges of each row (https://arxiv.org/abs/2105.14491). Rows
+    without edges, and rows whose scores are all -inf, are zero. Sums are accumulated in float32
+    (float64 for float64 input). Weights and scales of the graph are ignored.
 
     The kernels hold no array of edges times heads times width. They keep one number for each row
     and head for the backward pass, which makes the scores again.
@@ -54,7 +54,8 @@ def gatv2_attention(
       graph: rows are receivers, columns are senders.
       x_dst: x, features of the receivers by heads; leading axes share the graph.
       x_src: z, features of the senders by heads, of the dtype and the leading axes of ``x_dst``; or
-        their k-sparse form, a ``CBSR`` whose values are [..., columns, heads, k], which is expanded.
+        their k-sparse form, a ``CBSR`` whose values are [..., columns, heads, k], which is
+        expanded.
       attention: a, one vector for each head, of the dtype of ``x_src`` or float32.
       negative_slope: static slope of leaky_relu for negative numbers.
       edge_features: e, features of each edge slot, of the dtype of ``x_src`` or float32, with the
@@ -120,4 +121,4 @@ def gatv2_attention(
     request = dispatch.resolve(_OP, implementation)
     call = Call(_KERNELS, reference.scores, request, form, return_weights)
     y, weights = attend(call, check.graph, operands, len(check.batch))
-    return (y, weights) if return_weights else y
+    return y if weights is None else (y, weights)

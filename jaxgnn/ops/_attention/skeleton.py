@@ -16,18 +16,18 @@ take the graph, the arrays of ``Operands`` without batch axes, and as static opt
 
 ``backward_rows(graph, operands, cotangents) -> RowGradients``
   A pass along the rows of the graph. It makes the scores again, and from them ``p = exp(s - lse)``
-  and ``ds = p (m (<dy_i, v_j + u_ij> + dweights) - delta)``, where ``m`` is dropout's factor. It returns
-  the gradients of what receivers give, of what edges give, and of what all edges share; each of the
-  dtype of its operand. The two that all edges share are sums over all edges: a kernel writes
-  partial sums of runs of rows, and adds them up in order, so that bits repeat.
+  and ``ds = p (m (<dy_i, v_j + u_ij> + dweights) - delta)``, where ``m`` is dropout's factor. It
+  returns the gradients of what receivers give, of what edges give, and of what all edges share;
+  each of the dtype of its operand. The two that all edges share are sums over all edges: a kernel
+  writes partial sums of runs of rows, and adds them up in order, so that bits repeat.
 
 ``backward_columns(graph, operands, cotangents) -> ColumnGradients``
   The same along the rows of the transposed graph, so that a sender's gradient is a sum over its
   edges in order, without atomic additions. Edge ``e`` of the transposed graph is slot
   ``permutation[e]`` of the graph; by the slot it finds the arrays of edges, and what dropout drew.
 
-``delta`` is made here from ``y`` and ``dy``. Both passes back take it and ``lse``, and neither waits
-for the other.
+``delta`` is made here from ``y`` and ``dy``. Both passes back take it and ``lse``, and neither
+waits for the other.
 """
 
 from __future__ import annotations
@@ -139,8 +139,7 @@ def _batched(operands: Operands, batch_dims: int) -> Operands:
     shared = [
         name
         for name, axes in _EDGE_AXES.items()
-        if getattr(operands, name) is not None
-        and getattr(operands, name).ndim != axes + batch_dims
+        if getattr(operands, name) is not None and getattr(operands, name).ndim != axes + batch_dims
     ]
     mapped = jax.tree.map(lambda _: 0, operands)
     return mapped.replace(**dict.fromkeys((*shared, *_SHARED)))

@@ -53,5 +53,3 @@ def check_formula(op, implementation):
         made = attention(graph, arrays, implementation=implementation, return_weights=True)
         for actual, wanted in zip(made, expected, strict=True):
             np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-5)
-
-

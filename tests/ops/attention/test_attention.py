@@ -231,7 +231,5 @@ def test_the_compiled_kernels_make_no_array_of_edges_times_width():
         return jnp.sum(ops.dot_attention(graph, q, k, v, implementation=COMPILED[0]) ** 2)
 
     program = jax.make_jaxpr(jax.grad(loss, argnums=(0, 1, 2)))(q, k, v)
-    largest = max(
-        int(np.prod(v.aval.shape)) for eqn in program.jaxpr.eqns for v in eqn.outvars
-    )
+    largest = max(int(np.prod(v.aval.shape)) for eqn in program.jaxpr.eqns for v in eqn.outvars)
     assert largest < graph.num_edges * HEADS

@@ -15,7 +15,9 @@ KEPT = ops.maxk(jnp.ones((4, 4, 5)), 2)
 
 def _call(op, full=True, **changes):
     arrays = TABLE[op].arrays(GRAPH, full=full)
-    options = {n: v for n, v in changes.items() if n in ("dropout", "key", "scale", "negative_slope")}
+    options = {
+        n: v for n, v in changes.items() if n in ("dropout", "key", "scale", "negative_slope")
+    }
     arrays |= {n: v for n, v in changes.items() if n not in options}
     return TABLE[op](GRAPH, {n: a for n, a in arrays.items() if a is not None}, **options)
 

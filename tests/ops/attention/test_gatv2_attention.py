@@ -57,9 +57,7 @@ def test_any_number_of_heads_and_any_width(heads, dim, implementation):
     graph = CSRGraph.from_edges([0, 1, 2], [1, 1, 1], 3)
     x, z = (random_array((3, heads, dim), "float32", seed=i) for i in range(2))
     vectors = random_array((heads, dim), "float32", seed=2)
-    y = ops.gatv2_attention(
-        graph, x, z, vectors, negative_slope=0.3, implementation=implementation
-    )
+    y = ops.gatv2_attention(graph, x, z, vectors, negative_slope=0.3, implementation=implementation)
     sums = np.asarray(x, np.float64)[1] + np.asarray(z, np.float64)
     scores = np.einsum("jhd,hd->jh", np.where(sums > 0, sums, 0.3 * sums), vectors)
     p = np.exp(scores - scores.max(0))

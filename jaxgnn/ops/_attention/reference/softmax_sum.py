@@ -22,7 +22,6 @@ from jaxgnn.ops._attention.reference.ends import (
     of_real_edges,
     repeat_groups,
 )
-from jaxgnn.ops._core.dtypes import accumulation_dtype
 from pallas_kernels.attention.arguments import (
     ColumnGradients,
     Cotangents,
@@ -37,10 +36,11 @@ Scores = Callable[[CSRGraph, Operands, Form], Float[Array, "edges heads"]]
 def forward(
     scores: Scores, graph: CSRGraph, operands: Operands, *, form: Form
 ) -> tuple[Float[Array, "rows heads dim"], Float[Array, "rows heads"]]:
-    """``y_i = Σ_j p_ij m_ij (v_j + u_ij)`` and ``lse_i = log Σ_j exp(s_ij)``, in the accumulation dtype.
+    """``y_i = Σ_j p_ij m_ij (v_j + u_ij)`` and ``lse_i = log Σ_j exp(s_ij)``.
 
     ``p`` is the softmax of the scores over the edges of a row and ``m`` what dropout multiplies
-    with. Rows without edges, and rows whose scores are all -inf, give ``y_i = 0``, ``lse_i = -inf``.
+    with. Rows without edges, and rows whose scores are all -inf, give ``y_i = 0`` and
+    ``lse_i = -inf``. Results are in the accumulation dtype.
     """
     rows, num_rows = graph.receivers(), graph.num_rows
     real = (rows < num_rows)[:, None]
@@ -91,7 +91,8 @@ def backward_columns(
 def _gradients(scores, graph, operands, cotangents, form, names):
     """Pulls ``ds`` back through the scores, and ``dy`` through the sums, whose weights are known.
 
-    With ``p`` the softmax and ``m`` dropout's factor, ``ds = p (m (⟨dy_i, v_j + u_ij⟩ + dw) - δ_i)``.
+    With ``p`` the softmax and ``m`` dropout's factor,
+    ``ds = p (m (⟨dy_i, v_j + u_ij⟩ + dw) - δ_i)``.
     """
     probabilities = _probabilities(graph, scores(graph, operands, form), cotangents.lse)
     dtype = probabilities.dtype
@@ -137,5 +138,3 @@ def _dropout_factors(graph, operands, form, dtype):
     slots = jnp.arange(graph.num_edges)
     kept = dropout.kept(operands.seed, slots, operands.heads, form.dropped)
     return jnp.where(kept, jnp.asarray(form.kept_scale, dtype), 0)
-
-
