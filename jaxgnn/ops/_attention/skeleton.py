@@ -121,9 +121,10 @@ def attend(
     structure, operands = dispatch.match_varying(structure, operands)
 
     def run(operands):
-        if call.request.name == "xla":
-            return _rounded(operands, *_plain(call, structure, operands))
-        return _attention(call, structure, operands)
+        compute = _computed if call.request.name == "xla" else _attention
+        y, _, weights = compute(call, structure, operands)
+        dtype = operands.summed.dtype
+        return y.astype(dtype), None if weights is None else weights.astype(dtype)
 
     batch = _batched(operands, batch_dims)
     return dispatch.vmap_leading(run, batch_dims, (batch,))(operands)
@@ -145,41 +146,36 @@ def _batched(operands: Operands, batch_dims: int) -> Operands:
     return mapped.replace(**dict.fromkeys((*shared, *_SHARED)))
 
 
-def _plain(call, graph, operands):
-    """The sums and the weights in the accumulation dtype, by kernels that JAX differentiates."""
+def _computed(call, graph, operands):
+    """The sums, the logarithms of the sums of exponentials, and the weights or None."""
     y, lse = call.kernels.forward(call.request, graph, operands, form=call.form)
     if not call.return_weights:
-        return y, None
-    return y, call.kernels.weights(call.request, graph, operands, lse, form=call.form)
-
-
-def _rounded(operands, y, weights):
-    dtype = operands.summed.dtype
-    return y.astype(dtype), None if weights is None else weights.astype(dtype)
+        return y, lse, None
+    return y, lse, call.kernels.weights(call.request, graph, operands, lse, form=call.form)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(call, graph, operands):
-    return _attention_forward(call, graph, operands)[0]
+    y, lse, weights = _computed(call, graph, operands)
+    # These do not depend on the values, which may be all that jax.vmap maps.
+    lse = dispatch.mapped_with(lse, y[:1, :1, 0])
+    return y, lse, None if weights is None else dispatch.mapped_with(weights, y[:1, :1, 0])
 
 
 def _attention_forward(call, graph, operands):
-    y, lse = call.kernels.forward(call.request, graph, operands, form=call.form)
-    weights = None
-    if call.return_weights:
-        weights = call.kernels.weights(call.request, graph, operands, lse, form=call.form)
-        weights = dispatch.mapped_with(weights, y[:1, :1, 0])
-    return _rounded(operands, y, weights), (graph, operands, y, lse, weights)
+    results = _attention(call, graph, operands)
+    return results, (graph, operands, *results)
 
 
 def _attention_backward(call, residuals, gradients):
     graph, operands, y, lse, weights = residuals
-    dy, dweights = gradients
-    dtype = accumulation_dtype(dy.dtype)
-    delta = jnp.sum(y * dy.astype(dtype), axis=-1)
+    dy, dlse, dweights = gradients
+    # The gradient of lse by a score is the probability, as that of the sums is by delta.
+    delta = jnp.sum(y * dy, axis=-1) - dlse
     if dweights is not None:
-        dweights = dweights.astype(dtype)
         delta = delta + sum_rows(weights * dweights, graph.indptr)
+    # Nothing is lost: the result was rounded to this dtype.
+    dy = dy.astype(operands.summed.dtype)
     return None, _gradients(call, graph, operands, Cotangents(lse, delta, dy, dweights))
 
 
