@@ -21,6 +21,7 @@ struct GatScore {
   JAXGNN_INLINE static inline void Scores(const Sizes& sizes, const Constants& constants,
                                           const Arrays& arrays, const Chunk& chunk,
                                           const float* own, float* scores) {
+    for (int64_t e = 0; e < chunk.count; ++e) arrays.Prefetch(chunk, e);
     Sums(sizes, arrays, chunk, own, scores);
     for (int64_t h = 0; h < sizes.heads; ++h) {
       float* of_head = scores + h * kChunk;
@@ -54,7 +55,6 @@ struct GatScore {
   JAXGNN_INLINE static inline void Sums(const Sizes& sizes, const Arrays& arrays,
                                         const Chunk& chunk, const float* own, float* sums) {
     for (int64_t e = 0; e < chunk.count; ++e) {
-      arrays.Prefetch(chunk, e);
       const float* other = arrays.other.Node(chunk.others[e]);
       for (int64_t h = 0; h < sizes.heads; ++h) sums[h * kChunk + e] = own[h] + other[h];
     }

@@ -47,26 +47,45 @@ struct GatV2Score {
       const float* base = OwnAndEdge(sizes, arrays, chunk.slots[e], own);
       const T* other = arrays.other.Node(chunk.others[e]);
       for (int64_t h = 0; h < sizes.heads; ++h) {
-        const float dscore = dscores[h * kChunk + e], low = dscore * constants.slope;
         const int64_t at = h * sizes.dim;
-        const float* vector = arrays.attention + at;
-        for (int64_t i = 0; i < sizes.dim; ++i) {
-          const float sum = base[at + i] + ToFloat(other[at + i]);
-          of_edge[at + i] = vector[i] * (sum > 0.0f ? dscore : low);
-        }
-        if (!shared) continue;
-        float* of_vector = shared->attention + at;
-        for (int64_t i = 0; i < sizes.dim; ++i) {
-          const float sum = base[at + i] + ToFloat(other[at + i]);
-          of_vector[i] += dscore * attention::LeakyRelu(sum, constants.slope);
+        const End end{sizes.dim, constants.slope, dscores[h * kChunk + e], base + at, other + at,
+                      arrays.attention + at};
+        AddToOwn(end, gradient + at);
+        if (shared) AddToVector(end, shared->attention + at);
+        if (shared && sizes.features) {
+          for (int64_t i = 0; i < sizes.dim; ++i) of_edge[at + i] = 0.0f;
+          AddToOwn(end, of_edge + at);
         }
       }
-      for (int64_t i = 0; i < size; ++i) gradient[i] += of_edge[i];
       if (shared && sizes.features) AddFeatures(sizes, arrays, chunk.slots[e], of_edge, *shared);
     }
   }
 
  private:
+  // An edge's ends and the gradient of its score, for a head.
+  struct End {
+    int64_t dim;
+    float slope, dscore;
+    const float* base;
+    const T* other;
+    const float* vector;
+  };
+
+  JAXGNN_INLINE static inline void AddToOwn(const End& end, float* __restrict gradient) {
+    const float high = end.dscore, low = end.dscore * end.slope;
+    for (int64_t i = 0; i < end.dim; ++i) {
+      const float sum = end.base[i] + ToFloat(end.other[i]);
+      gradient[i] += end.vector[i] * (sum > 0.0f ? high : low);
+    }
+  }
+
+  JAXGNN_INLINE static inline void AddToVector(const End& end, float* __restrict gradient) {
+    for (int64_t i = 0; i < end.dim; ++i) {
+      const float sum = end.base[i] + ToFloat(end.other[i]);
+      gradient[i] += end.dscore * attention::LeakyRelu(sum, end.slope);
+    }
+  }
+
   JAXGNN_INLINE static inline float Score(const float* vector, const float* base, const T* other,
                                           int64_t dim, float slope) {
     float lanes[kLanes] = {};

@@ -149,6 +149,9 @@ JAXGNN_INLINE inline void AddEdgeLogits(const Sizes& sizes, const Chunk& chunk,
   }
 }
 
+// What a row's scores are shifted by: those of a row of only -inf by nothing, so that they stay.
+JAXGNN_INLINE inline float Finite(float shift) { return shift == -kInfinity ? 0.0f : shift; }
+
 // -inf, which masks an edge, stays so whatever the slope.
 JAXGNN_INLINE inline float LeakyRelu(float x, float slope) {
   return x > 0.0f || x == -kInfinity ? x : slope * x;
@@ -305,16 +308,16 @@ struct Pass {
                                           const float* lse, bool lse_is_own, int64_t row,
                                           float* table) const {
     Score::Scores(sizes, constants, arrays, chunk, own, table);
-    for (int64_t e = 0; e < chunk.count; ++e) {
-      const float* shifts = lse + (lse_is_own ? row : chunk.others[e]) * sizes.heads;
-      for (int64_t h = 0; h < sizes.heads; ++h) {
-        const float shift = shifts[h] == -kInfinity ? 0.0f : shifts[h];
-        table[h * kChunk + e] -= shift;
+    if (!lse_is_own) {
+      for (int64_t e = 0; e < chunk.count; ++e) {
+        const float* shifts = lse + chunk.others[e] * sizes.heads;
+        for (int64_t h = 0; h < sizes.heads; ++h) table[h * kChunk + e] -= Finite(shifts[h]);
       }
     }
     for (int64_t h = 0; h < sizes.heads; ++h) {
       float* of_head = table + h * kChunk;
-      for (int64_t e = 0; e < chunk.count; ++e) of_head[e] = ExpOfNegative(of_head[e]);
+      const float shift = lse_is_own ? Finite(lse[row * sizes.heads + h]) : 0.0f;
+      for (int64_t e = 0; e < chunk.count; ++e) of_head[e] = ExpOfNegative(of_head[e] - shift);
     }
   }
 
@@ -372,7 +375,7 @@ struct ForwardPass : Pass<Score, Offset> {
         float peak = -kInfinity;
         for (int64_t e = 0; e < chunk.count; ++e) peak = scores[e] > peak ? scores[e] : peak;
         Raise(h, peak, state);
-        const float shift = state[h] == -kInfinity ? 0.0f : state[h];
+        const float shift = Finite(state[h]);
         for (int64_t e = 0; e < chunk.count; ++e) scores[e] = ExpOfNegative(scores[e] - shift);
         float sum = 0.0f;
         for (int64_t e = 0; e < chunk.count; ++e) sum += scores[e];
@@ -401,8 +404,7 @@ struct ForwardPass : Pass<Score, Offset> {
     for (int64_t h = 0; h < sizes.heads; ++h) {
       Raise(h, more[h], state);
       if (more[h] == -kInfinity && more[sizes.heads + h] == 0.0f) continue;
-      const float shift = state[h] == -kInfinity ? 0.0f : state[h];
-      const float factor = ExpOfNegative((more[h] == -kInfinity ? 0.0f : more[h]) - shift);
+      const float factor = ExpOfNegative(Finite(more[h]) - Finite(state[h]));
       state[sizes.heads + h] += factor * more[sizes.heads + h];
       const int64_t at = 2 * sizes.heads + h * sizes.width;
       for (int64_t i = 0; i < sizes.width; ++i) state[at + i] += factor * more[at + i];
@@ -469,6 +471,21 @@ struct MemberCotangents {
   const float* dweights;
 };
 
+// Of a head: from probabilities and gradients of the weights, the weights and the gradients of the
+// scores. `factors` are those of dropout, or null.
+JAXGNN_INLINE inline void GradientsOfScores(int64_t count, const float* __restrict factors,
+                                            const float* __restrict deltas,
+                                            float* __restrict weights, float* __restrict dscores) {
+  if (!factors) {
+    for (int64_t e = 0; e < count; ++e) dscores[e] = weights[e] * (dscores[e] - deltas[e]);
+    return;
+  }
+  for (int64_t e = 0; e < count; ++e) {
+    dscores[e] = weights[e] * (factors[e] * dscores[e] - deltas[e]);
+    weights[e] *= factors[e];
+  }
+}
+
 // Where the gradients of what edges give, and of what all share, are summed for one task.
 struct SharedGradients {
   float *edge_logits, *edge_values, *edge_features;  // of all edges
@@ -520,9 +537,10 @@ struct BackwardPass : Pass<Score, Offset> {
     const auto& arrays = members[piece.member];
     const auto& given = cotangents[piece.member];
     const float* own = Base::Own(arrays, piece.row);
-    float* weights = Scratch<float, 2>(3 * Base::table());
+    float* weights = Scratch<float, 2>(4 * Base::table());
     float* dscores = weights + Base::table();
     float* factors = dscores + Base::table();
+    float* deltas = factors + Base::table();
     const SharedGradients* to_share =
         kIsRow ? &shared[piece.member * tasks_each + piece.task] : nullptr;
     const int64_t heads = sizes.heads;
@@ -540,16 +558,13 @@ struct BackwardPass : Pass<Score, Offset> {
       }
       AddGradientsOfWeights(arrays, given, chunk, piece.row, dscores);
       if (arrays.seed) DropoutFactors(sizes, constants, chunk, arrays.seed, factors);
+      for (int64_t e = 0; e < chunk.count; ++e) {
+        const float* delta = given.delta + (kIsRow ? piece.row : chunk.others[e]) * heads;
+        for (int64_t h = 0; h < heads; ++h) deltas[h * kChunk + e] = delta[h];
+      }
       for (int64_t h = 0; h < heads; ++h) {
-        const float* delta = given.delta + h + (kIsRow ? piece.row * heads : 0);
-        for (int64_t e = 0; e < chunk.count; ++e) {
-          const int64_t at = h * kChunk + e;
-          const float factor = arrays.seed ? factors[at] : 1.0f;
-          const float shift = kIsRow ? *delta : delta[chunk.others[e] * heads];
-          const float probability = weights[at];
-          dscores[at] = probability * (factor * dscores[at] - shift);
-          weights[at] = probability * factor;
-        }
+        GradientsOfScores(chunk.count, arrays.seed ? factors + h * kChunk : nullptr,
+                          deltas + h * kChunk, weights + h * kChunk, dscores + h * kChunk);
       }
       Score::AddGradient(sizes, constants, arrays, chunk, own, dscores, state, to_share);
       if constexpr (kIsRow) {
