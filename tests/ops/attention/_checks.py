@@ -1,7 +1,9 @@
 """What the tests of each op of attention have in common."""
 
 import functools
+import math
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxgnn.testing import check_against_float64
@@ -10,38 +12,35 @@ from tests.ops.attention._attention import TABLE, by_hand
 
 
 def check_every_gradient(op, name, implementation, dtype="float32"):
-    """Values, weights and every gradient on a graph against the reference in float64."""
-    attention, graph = TABLE[op], BUILT[name]
-    arrays = attention.arrays(graph, dtype=dtype)
-    names = tuple(arrays)
+    """Values, weights and every gradient on a graph against the reference in float64.
 
-    def run(*given):
-        return attention(
-            graph,
-            dict(zip(names, given, strict=True)),
-            implementation=implementation,
-            return_weights=True,
-        )
-
-    # Every score is a sum itself, and its error is one of the exponential's argument.
-    length = 16 * longest_row(graph)
+    The arrays are parts of one vector, so that errors are compared with the largest of all
+    gradients: where every row has one edge, the gradients of scores are sums that cancel to zero.
+    """
+    graph = BUILT[name]
+    arrays = TABLE[op].arrays(graph, dtype=dtype)
+    length = 16 * longest_row(graph)  # every score is a sum itself
     check_against_float64(
-        run,
-        _reference(op, name, names),
-        *arrays.values(),
+        _of_vector(op, name, implementation),
+        _of_vector(op, name, "xla"),
+        jnp.concatenate([array.ravel() for array in arrays.values()]),
         reduction_length=length,
         gradient_length=max(length, graph.num_edges),
     )
 
 
 @functools.cache  # one function for each graph, so that it is compiled once
-def _reference(op, name, names):
-    return lambda *given: TABLE[op](
-        BUILT[name],
-        dict(zip(names, given, strict=True)),
-        implementation="xla",
-        return_weights=True,
-    )
+def _of_vector(op, name, implementation):
+    graph = BUILT[name]
+    shapes = {name: array.shape for name, array in TABLE[op].arrays(graph).items()}
+    ends = np.cumsum([math.prod(shape) for shape in shapes.values()])
+
+    def run(vector):
+        parts = jnp.split(vector, ends[:-1])
+        arrays = {n: p.reshape(s) for p, (n, s) in zip(parts, shapes.items(), strict=True)}
+        return TABLE[op](graph, arrays, implementation=implementation, return_weights=True)
+
+    return run
 
 
 def check_formula(op, implementation):
