@@ -48,8 +48,8 @@ struct GatV2Score {
       const T* other = arrays.other.Node(chunk.others[e]);
       for (int64_t h = 0; h < sizes.heads; ++h) {
         const int64_t at = h * sizes.dim;
-        const End end{sizes.dim, constants.slope, dscores[h * kChunk + e], base + at, other + at,
-                      arrays.attention + at};
+        const End end{sizes.dim, constants.slope, dscores[h * kChunk + e],
+                      base + at, other + at,      arrays.attention + at};
         AddToOwn(end, gradient + at);
         if (shared) AddToVector(end, shared->attention + at);
         if (shared && sizes.features) {

@@ -178,23 +178,23 @@ JAXGNN_INLINE inline void DropoutFactors(const Sizes& sizes, const Constants& co
 struct Given {
   explicit Given(const ffi::RemainingArgs& args) : buffers(Read(args)) {}
 
-  const Buffer &unit_rows() const { return buffers[0]; }
-  const Buffer &unit_offsets() const { return buffers[1]; }
-  const Buffer &indices() const { return buffers[2]; }
-  const Buffer &permutation() const { return buffers[3]; }
-  const Buffer &seed() const { return buffers[4]; }
-  const Buffer &rows() const { return buffers[5]; }
-  const Buffer &columns() const { return buffers[6]; }
-  const Buffer &values() const { return buffers[7]; }
-  const Buffer &edge_logits() const { return buffers[8]; }
-  const Buffer &edge_values() const { return buffers[9]; }
-  const Buffer &edge_features() const { return buffers[10]; }
-  const Buffer &edge_kernel() const { return buffers[11]; }
-  const Buffer &attention() const { return buffers[12]; }
-  const Buffer &lse() const { return buffers[13]; }
-  const Buffer &delta() const { return buffers[14]; }
-  const Buffer &dy() const { return buffers[15]; }
-  const Buffer &dweights() const { return buffers[16]; }
+  const Buffer& unit_rows() const { return buffers[0]; }
+  const Buffer& unit_offsets() const { return buffers[1]; }
+  const Buffer& indices() const { return buffers[2]; }
+  const Buffer& permutation() const { return buffers[3]; }
+  const Buffer& seed() const { return buffers[4]; }
+  const Buffer& rows() const { return buffers[5]; }
+  const Buffer& columns() const { return buffers[6]; }
+  const Buffer& values() const { return buffers[7]; }
+  const Buffer& edge_logits() const { return buffers[8]; }
+  const Buffer& edge_values() const { return buffers[9]; }
+  const Buffer& edge_features() const { return buffers[10]; }
+  const Buffer& edge_kernel() const { return buffers[11]; }
+  const Buffer& attention() const { return buffers[12]; }
+  const Buffer& lse() const { return buffers[13]; }
+  const Buffer& delta() const { return buffers[14]; }
+  const Buffer& dy() const { return buffers[15]; }
+  const Buffer& dweights() const { return buffers[16]; }
 
   const Buffer& summed() const { return values().element_count() ? values() : columns(); }
 
@@ -227,12 +227,9 @@ struct Problem {
     const auto summed = given.summed().dimensions();
     const int64_t heads = given.rows().dimensions()[rank + 1], groups = summed[rank + 1];
     const auto& features = given.edge_features();
-    sizes = {heads,
-             groups,
-             heads / groups,
-             Score::kHasVectors ? given.columns().dimensions().back() : 1,
-             summed.back(),
-             features.element_count() ? features.dimensions().back() : 0};
+    sizes = {heads,          groups,
+             heads / groups, Score::kHasVectors ? given.columns().dimensions().back() : 1,
+             summed.back(),  features.element_count() ? features.dimensions().back() : 0};
     for (int64_t member = 0; member < batch.size(); ++member) {
       const Ends<const Operand> rows{batch.Item<const Operand>(given.rows(), member), false, heads,
                                      sizes.dim};
@@ -245,12 +242,9 @@ struct Problem {
       const bool same = given.values().element_count() == 0;
       const Ends<const T> none{nullptr, true, 0, 0};
       members.push_back({graph.Indices(member),
-                         batch.Item<const Offset>(given.permutation(), member),
-                         graph.num_edges(),
-                         batch.Item<const uint32_t>(given.seed(), member),
-                         is_row ? rows : columns,
-                         is_row ? columns : rows,
-                         values,
+                         batch.Item<const Offset>(given.permutation(), member), graph.num_edges(),
+                         batch.Item<const uint32_t>(given.seed(), member), is_row ? rows : columns,
+                         is_row ? columns : rows, values,
                          batch.Item<const float>(given.edge_logits(), member),
                          batch.Item<const float>(given.edge_values(), member),
                          batch.Item<const float>(given.edge_features(), member),
@@ -304,9 +298,9 @@ struct Pass {
   int64_t table() const { return sizes.heads * kChunk; }
 
   // Sets scores and probabilities exp(s - lse).
-  JAXGNN_INLINE inline void Probabilities(const Member& arrays, const Chunk& chunk, const float* own,
-                                          const float* lse, bool lse_is_own, int64_t row,
-                                          float* table) const {
+  JAXGNN_INLINE inline void Probabilities(const Member& arrays, const Chunk& chunk,
+                                          const float* own, const float* lse, bool lse_is_own,
+                                          int64_t row, float* table) const {
     Score::Scores(sizes, constants, arrays, chunk, own, table);
     if (!lse_is_own) {
       for (int64_t e = 0; e < chunk.count; ++e) {
@@ -761,27 +755,26 @@ auto WithConstants(Binding&& binding) {
 }  // namespace jaxgnn
 
 // Defines the four handlers of an op whose scores are `Score<T>`.
-#define JAXGNN_DEFINE_ATTENTION(op, Score)                                             \
-  XLA_FFI_DEFINE_HANDLER_SYMBOL(op, jaxgnn::attention::Forward<Score>,                 \
-                                jaxgnn::attention::WithConstants(                      \
-                                    jaxgnn::attention::Bound()                         \
-                                        .Ret<xla::ffi::AnyBuffer>()    /* y */         \
-                                        .Ret<xla::ffi::AnyBuffer>())); /* lse */       \
-  XLA_FFI_DEFINE_HANDLER_SYMBOL(op##_weights, jaxgnn::attention::Weights<Score>,       \
-                                jaxgnn::attention::WithConstants(                      \
-                                    jaxgnn::attention::Bound()                         \
-                                        .Ret<xla::ffi::AnyBuffer>()));                 \
-  XLA_FFI_DEFINE_HANDLER_SYMBOL(op##_rows, jaxgnn::attention::BackwardRows<Score>,     \
-                                jaxgnn::attention::WithConstants(                      \
-                                    jaxgnn::attention::Bound()                         \
-                                        .Ret<xla::ffi::AnyBuffer>()    /* rows */      \
-                                        .Ret<xla::ffi::AnyBuffer>()    /* logits */    \
-                                        .Ret<xla::ffi::AnyBuffer>()    /* values */    \
-                                        .Ret<xla::ffi::AnyBuffer>()    /* features */  \
-                                        .Ret<xla::ffi::AnyBuffer>()    /* kernel */    \
-                                        .Ret<xla::ffi::AnyBuffer>())); /* attention */ \
-  XLA_FFI_DEFINE_HANDLER_SYMBOL(op##_columns, jaxgnn::attention::BackwardColumns<Score>, \
-                                jaxgnn::attention::WithConstants(                      \
-                                    jaxgnn::attention::Bound()                         \
-                                        .Ret<xla::ffi::AnyBuffer>()    /* columns */   \
-                                        .Ret<xla::ffi::AnyBuffer>())); /* values */
+#define JAXGNN_DEFINE_ATTENTION(op, Score)                                                      \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(                                                                \
+      op, jaxgnn::attention::Forward<Score>,                                                    \
+      jaxgnn::attention::WithConstants(jaxgnn::attention::Bound()                               \
+                                           .Ret<xla::ffi::AnyBuffer>()    /* y */               \
+                                           .Ret<xla::ffi::AnyBuffer>())); /* lse */             \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(                                                                \
+      op##_weights, jaxgnn::attention::Weights<Score>,                                          \
+      jaxgnn::attention::WithConstants(jaxgnn::attention::Bound().Ret<xla::ffi::AnyBuffer>())); \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(                                                                \
+      op##_rows, jaxgnn::attention::BackwardRows<Score>,                                        \
+      jaxgnn::attention::WithConstants(jaxgnn::attention::Bound()                               \
+                                           .Ret<xla::ffi::AnyBuffer>()    /* rows */            \
+                                           .Ret<xla::ffi::AnyBuffer>()    /* logits */          \
+                                           .Ret<xla::ffi::AnyBuffer>()    /* values */          \
+                                           .Ret<xla::ffi::AnyBuffer>()    /* features */        \
+                                           .Ret<xla::ffi::AnyBuffer>()    /* kernel */          \
+                                           .Ret<xla::ffi::AnyBuffer>())); /* attention */       \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(                                                                \
+      op##_columns, jaxgnn::attention::BackwardColumns<Score>,                                  \
+      jaxgnn::attention::WithConstants(jaxgnn::attention::Bound()                               \
+                                           .Ret<xla::ffi::AnyBuffer>()    /* columns */         \
+                                           .Ret<xla::ffi::AnyBuffer>())); /* values */

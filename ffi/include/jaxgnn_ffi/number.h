@@ -56,8 +56,8 @@ struct Float16 {
     // Adding 0.5 leaves a multiple of 2^-24 in the last bits of a float: the subnormal halves.
     const uint32_t subnormal = BitCast<uint32_t>(BitCast<float>(magnitude) + 0.5f) - 0x3f000000;
     uint32_t bits = magnitude < 0x38800000 ? subnormal : normal >> 13;
-    if (magnitude >= 0x477ff000) bits = 0x7c00;                // rounds to infinity
-    if (magnitude > 0x7f800000) bits = 0x7e00;                 // NaN
+    if (magnitude >= 0x477ff000) bits = 0x7c00;  // rounds to infinity
+    if (magnitude > 0x7f800000) bits = 0x7e00;   // NaN
     return {static_cast<uint16_t>(sign | bits)};
   }
 };

@@ -109,8 +109,8 @@ void AccumulateRows(xla::ffi::ThreadPool pool, int64_t members, const UnitsOf& u
         int64_t last = unit + 1;
         while (last < end && units.rows[last] == row) ++last;
         kernel.Start(state);
-        kernel.Accumulate({member, task % tasks_each, row, units.offsets[unit], units.offsets[last]},
-                          state);
+        kernel.Accumulate(
+            {member, task % tasks_each, row, units.offsets[unit], units.offsets[last]}, state);
         int64_t slot = kWhole;
         if (unit == begin) slot = head_slot[task];
         if (last == end && slot == kWhole) slot = tail_slot[task];
