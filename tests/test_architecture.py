@@ -42,6 +42,7 @@ FAMILIES = {
     "edge_mlp": ("graph", "dense"),
     "mhc": (),
     "hypergraph": ("graph", "dense"),
+    "attention": ("graph", "maxk"),
 }
 
 
@@ -78,7 +79,12 @@ ALLOWED = {
     "jaxgnn._info": {"jaxgnn", "pallas_kernels.chip"},
     "jaxgnn._command_line": {"jaxgnn"},
     "jaxgnn.graph": {"jaxgnn._errors", "jaxgnn.graph", "pallas_kernels.chip"},
-    "jaxgnn._ffi": {"jaxgnn.graph", "jaxgnn._ffi", "pallas_kernels.chip"},
+    "jaxgnn._ffi": {
+        "jaxgnn.graph",
+        "jaxgnn._ffi",
+        "pallas_kernels.chip",
+        "pallas_kernels.attention.arguments",
+    },
     **{f"pallas_kernels.{room}": _rooms(room, *below) for room, below in ROOMS.items()},
     "pallas_kernels": set(),
     "jaxgnn.ops": {"jaxgnn.ops"},

@@ -26,19 +26,19 @@ struct Args {
 
 // y_i = r_i Σ_j w_ij c_j x_j: each neighbour adds its k values at their columns.
 template <typename T, typename Column, typename Offset>
-struct ForwardKernel {
+struct ForwardKernel : RowSums {
   Args<T, Column, Offset> args;
   const ffi::AnyBuffer &values, &columns;
   ffi::Result<ffi::AnyBuffer> y;
 
-  JAXGNN_INLINE inline void Accumulate(int64_t member, int64_t, int64_t begin, int64_t end,
-                                       float* __restrict sums) const {
+  JAXGNN_INLINE inline void Accumulate(const Piece& piece, float* __restrict sums) const {
+    const int64_t member = piece.member, end = piece.end;
     const Coefficients<Offset> coefficients = args.Coefficient(member);
     const int32_t* indices = args.graph.Indices(member);
     const T* all_values = args.batch.template Item<const T>(values, member);
     const Column* all_columns = args.batch.template Item<const Column>(columns, member);
     const int64_t k = args.k;
-    for (int64_t edge = begin; edge < end; ++edge) {
+    for (int64_t edge = piece.begin; edge < end; ++edge) {
       const int64_t ahead = indices[std::min<int64_t>(edge + kPrefetchEdges, end - 1)];
       PrefetchBytes(all_values + ahead * k, k * sizeof(T));
       PrefetchBytes(all_columns + ahead * k, k * sizeof(Column));
@@ -83,12 +83,13 @@ ffi::Error Forward(ffi::ThreadPool pool, ffi::AnyBuffer unit_rows, ffi::AnyBuffe
         using Offset = typename decltype(offset)::type;
         const GraphArgs<Offset> graph(batch, num_rows, unit_rows, unit_offsets, indices);
         const ForwardKernel<T, Column, Offset> kernel{
+            {dim},
             {batch, graph, weights, row_scale, col_scale, values.dimensions().back(), dim},
             values,
             columns,
             y};
         AccumulateRows<Offset>(
-            pool, batch.size(), dim, [&](int64_t member) { return graph.UnitsOf(member); }, kernel);
+            pool, batch.size(), [&](int64_t member) { return graph.UnitsOf(member); }, kernel);
         return ffi::Error::Success();
       });
 }

@@ -24,24 +24,23 @@ JAXGNN_INLINE inline void AddRows4(const float* a, const T* const* x, int64_t di
 }
 
 template <typename T, typename Offset>
-struct SpmmKernel {
+struct SpmmKernel : RowSums {
   const Batch& batch;
   const GraphArgs<Offset>& graph;
   const ffi::AnyBuffer &weights, &row_scale, &col_scale, &x;
   ffi::Result<ffi::AnyBuffer> y;
-  int64_t dim;
 
   JAXGNN_INLINE inline Coefficients<Offset> Coefficient(int64_t member) const {
     return {batch.Item<const float>(weights, member), batch.Item<const float>(row_scale, member),
             batch.Item<const float>(col_scale, member)};
   }
 
-  JAXGNN_INLINE inline void Accumulate(int64_t member, int64_t, int64_t begin, int64_t end,
-                                       float* __restrict sums) const {
+  JAXGNN_INLINE inline void Accumulate(const Piece& piece, float* __restrict sums) const {
+    const int64_t member = piece.member, end = piece.end, dim = width;
     const Coefficients<Offset> coefficients = Coefficient(member);
     const int32_t* indices = graph.Indices(member);
     const T* features = batch.Item<const T>(x, member);
-    int64_t edge = begin;
+    int64_t edge = piece.begin;
     for (; edge + 4 <= end; edge += 4) {
       const T* rows[4];
       float factors[4];
@@ -63,8 +62,8 @@ struct SpmmKernel {
 
   JAXGNN_INLINE inline void Finish(int64_t member, int64_t row, const float* sums) const {
     const float scale = Coefficient(member).Row(row);
-    T* out = batch.Item<T>(*y, member) + row * dim;
-    for (int64_t i = 0; i < dim; ++i) out[i] = FromFloat<T>(scale * sums[i]);
+    T* out = batch.Item<T>(*y, member) + row * width;
+    for (int64_t i = 0; i < width; ++i) out[i] = FromFloat<T>(scale * sums[i]);
   }
 };
 
@@ -78,9 +77,9 @@ ffi::Error Spmm(ffi::ThreadPool pool, ffi::AnyBuffer unit_rows, ffi::AnyBuffer u
     const GraphArgs<Offset> graph(batch, num_rows, unit_rows, unit_offsets, indices);
     return SwitchFloat(x.element_type(), [&](auto type) {
       using T = typename decltype(type)::type;
-      const SpmmKernel<T, Offset> kernel{batch, graph, weights, row_scale, col_scale, x, y, dim};
+      const SpmmKernel<T, Offset> kernel{{dim}, batch, graph, weights, row_scale, col_scale, x, y};
       AccumulateRows<Offset>(
-          pool, batch.size(), dim, [&](int64_t member) { return graph.UnitsOf(member); }, kernel);
+          pool, batch.size(), [&](int64_t member) { return graph.UnitsOf(member); }, kernel);
       return ffi::Error::Success();
     });
   });

@@ -27,6 +27,18 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "jaxgnn_maxk_spmm_grad_weights": ("cpu", "cuda"),
     "jaxgnn_segment_softmax": ("cpu",),
     "jaxgnn_segment_softmax_grad": ("cpu",),
+    "jaxgnn_dot_attention": ("cpu",),
+    "jaxgnn_dot_attention_weights": ("cpu",),
+    "jaxgnn_dot_attention_rows": ("cpu",),
+    "jaxgnn_dot_attention_columns": ("cpu",),
+    "jaxgnn_gat_attention": ("cpu",),
+    "jaxgnn_gat_attention_weights": ("cpu",),
+    "jaxgnn_gat_attention_rows": ("cpu",),
+    "jaxgnn_gat_attention_columns": ("cpu",),
+    "jaxgnn_gatv2_attention": ("cpu",),
+    "jaxgnn_gatv2_attention_weights": ("cpu",),
+    "jaxgnn_gatv2_attention_rows": ("cpu",),
+    "jaxgnn_gatv2_attention_columns": ("cpu",),
 }
 
 _XLA_PLATFORM = {"cpu": "cpu", "cuda": "CUDA"}

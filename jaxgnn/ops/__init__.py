@@ -1,5 +1,8 @@
 """Functional ops: each with a reference in plain JAX and faster implementations beside it."""
 
+from jaxgnn.ops._attention.dot_attention import dot_attention as dot_attention
+from jaxgnn.ops._attention.gat_attention import gat_attention as gat_attention
+from jaxgnn.ops._attention.gatv2_attention import gatv2_attention as gatv2_attention
 from jaxgnn.ops._core.dispatch import Name as Name
 from jaxgnn.ops._core.dispatch import default_implementation as default_implementation
 from jaxgnn.ops._core.dispatch import deterministic as deterministic

@@ -20,6 +20,7 @@ import pytest
 import tyro
 
 from experiments.benchmarks import (
+    _attention,
     _bars,
     _break_even,
     _hypergraphs,
@@ -219,6 +220,23 @@ def test_bytes_of_segment_softmax(three_by_five):
     tensor = 7 * 2 * 4
     assert segment_softmax.bytes_moved(three_by_five, 2, 4, "forward") == 16 + 2 * tensor
     assert segment_softmax.bytes_moved(three_by_five, 2, 4, "forward+backward") == 32 + 5 * tensor
+
+
+def test_bytes_of_attention(three_by_five):
+    # Rows of 2 heads of 8 floats: 64 bytes. Two numbers a head are gathered backward: 16 bytes.
+    sizes = {"heads": 2, "dim": 8, "itemsize": 4}
+    nodes = {"dot_attention": 3 + 5 + 5, "gatv2_attention": 3 + 5, "gat_attention": 5}
+    numbers = {"dot_attention": 0, "gatv2_attention": 0, "gat_attention": (3 + 5) * 2 * 4}
+    for op, (ahead, back) in {
+        "dot_attention": (2, 4),
+        "gatv2_attention": (1, 3),
+        "gat_attention": (1, 2),
+    }.items():
+        forward = 44 + ahead * 7 * 64 + 3 * 64
+        assert _attention.bytes_moved(op, three_by_five, **sizes, way="forward") == forward
+        backward = 2 * 44 + back * 7 * 64 + 7 * 16 + nodes[op] * 64 + numbers[op]
+        both = _attention.bytes_moved(op, three_by_five, **sizes, way="forward+backward")
+        assert both == forward + backward
 
 
 # Bytes of n = 4 bfloat16 streams, for each token and feature: forward, and with the backward.

@@ -43,6 +43,32 @@ def _compressed(values):
 # Of each op: cases by name, each a function of one tree of arrays and of the implementation, and
 # the tree.
 CASES = {
+    "dot_attention": {
+        "": (
+            lambda a, i: ops.dot_attention(GRAPH, *a, implementation=i),
+            (X[:, :, None], X[:, :3, None], X[:, 3:, None]),
+        ),
+        "weights and dropout": (
+            lambda a, i: ops.dot_attention(
+                GRAPH,
+                *a,
+                dropout=0.5,
+                key=jax.random.key(0),
+                return_weights=True,
+                implementation=i,
+            ),
+            (BATCH[..., None], BATCH[..., None], BATCH[..., None]),
+        ),
+    },
+    "gat_attention": {
+        "": (lambda a, i: ops.gat_attention(GRAPH, *a, implementation=i), (X, X, X[:, :, None])),
+    },
+    "gatv2_attention": {
+        "": (
+            lambda a, i: ops.gatv2_attention(GRAPH, *a, implementation=i),
+            (X[:, :, None], X[:, :, None], X[0, :, None]),
+        ),
+    },
     "edge_mlp_aggregate": {
         **{
             reduce: (

@@ -32,7 +32,7 @@ struct BFloat16 {
   }
 };
 
-// IEEE half. Only maxk meets it, and only needs its value: nothing converts back.
+// IEEE half.
 struct Float16 {
   uint16_t bits;
 
@@ -47,6 +47,18 @@ struct Float16 {
       return BitCast<float>(sign | BitCast<uint32_t>(value));
     }
     return BitCast<float>(sign | ((magnitude << 13) + (uint32_t{112} << 23)));
+  }
+  // Rounded to nearest even.
+  JAXGNN_INLINE static inline Float16 FromFloat(float value) {
+    const uint32_t word = BitCast<uint32_t>(value);
+    const uint32_t sign = (word >> 16) & 0x8000, magnitude = word & 0x7fffffff;
+    const uint32_t normal = magnitude + 0xfff + ((magnitude >> 13) & 1) - (uint32_t{112} << 23);
+    // Adding 0.5 leaves a multiple of 2^-24 in the last bits of a float: the subnormal halves.
+    const uint32_t subnormal = BitCast<uint32_t>(BitCast<float>(magnitude) + 0.5f) - 0x3f000000;
+    uint32_t bits = magnitude < 0x38800000 ? subnormal : normal >> 13;
+    if (magnitude >= 0x477ff000) bits = 0x7c00;  // rounds to infinity
+    if (magnitude > 0x7f800000) bits = 0x7e00;   // NaN
+    return {static_cast<uint16_t>(sign | bits)};
   }
 };
 

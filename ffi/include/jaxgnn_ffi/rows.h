@@ -36,7 +36,8 @@ struct Coefficients {
   JAXGNN_INLINE inline float Row(int64_t row) const { return row_scale ? row_scale[row] : 1.0f; }
 };
 
-template <typename Number>
+// Memory of this thread; what is in use at the same time has different numbers `kUse`.
+template <typename Number, int kUse = 0>
 inline Number* Scratch(int64_t size) {
   static thread_local std::vector<Number> scratch;
   if (static_cast<int64_t>(scratch.size()) < size) scratch.resize(size);
@@ -46,16 +47,38 @@ inline Number* Scratch(int64_t size) {
 // Fixed, so that the order of summation depends neither on the machine nor on its load.
 constexpr int64_t kUnitsPerTask = 64;
 
-// Computes every row of every batch member: for a row's edges [begin, end), in one or more pieces,
-// `kernel.Accumulate(member, row, begin, end, sums)` adds to `width` floats that start at zero, and
-// `kernel.Finish(member, row, sums)` stores them. Rows whose units fall to one task are stored from
-// there; the others leave partial sums, added up in order afterwards. Each row is written once and
-// none needs zeroing.
+// Edges [begin, end) of a row, all of them or a piece.
+struct Piece {
+  int64_t member;
+  int64_t task;  // of its member; a task runs its pieces one after the other
+  int64_t row;
+  int64_t begin;
+  int64_t end;
+};
+
+// Base of kernels whose state of a row is a number of sums.
+struct RowSums {
+  int64_t width;
+
+  JAXGNN_INLINE inline void Start(float* sums) const {
+    for (int64_t i = 0; i < width; ++i) sums[i] = 0.0f;
+  }
+  JAXGNN_INLINE inline void Merge(float* sums, const float* more) const {
+    for (int64_t i = 0; i < width; ++i) sums[i] += more[i];
+  }
+};
+
+// Computes every row of every batch member. The state of a row is `kernel.width` floats:
+// `kernel.Start(state)` sets them for no edges, `kernel.Accumulate(piece, state)` adds edges, and
+// `kernel.Finish(member, row, state)` stores the row. Rows whose units fall to one task are stored
+// from there; the others leave states of their pieces, which `kernel.Merge(state, more)` puts
+// together afterwards, in order. Each row is written once and none needs zeroing.
 template <typename Offset, typename UnitsOf, typename Kernel>
-void AccumulateRows(xla::ffi::ThreadPool pool, int64_t members, int64_t width,
-                    const UnitsOf& units_of, const Kernel& kernel) {
+void AccumulateRows(xla::ffi::ThreadPool pool, int64_t members, const UnitsOf& units_of,
+                    const Kernel& kernel, int64_t units_per_task = kUnitsPerTask) {
+  const int64_t width = kernel.width;
   const int64_t units_each = units_of(0).count;
-  const int64_t tasks_each = (units_each + kUnitsPerTask - 1) / kUnitsPerTask;
+  const int64_t tasks_each = (units_each + units_per_task - 1) / units_per_task;
   const int64_t tasks = members * tasks_each;
 
   // A task may hold a piece of the row it begins with and of the row it ends with.
@@ -64,8 +87,8 @@ void AccumulateRows(xla::ffi::ThreadPool pool, int64_t members, int64_t width,
   int64_t slots = 0;
   for (int64_t task = 0; task < tasks; ++task) {
     const Units<Offset> units = units_of(task / tasks_each);
-    const int64_t begin = task % tasks_each * kUnitsPerTask;
-    const int64_t end = std::min(begin + kUnitsPerTask, units.count);
+    const int64_t begin = task % tasks_each * units_per_task;
+    const int64_t end = std::min(begin + units_per_task, units.count);
     const bool continued = units.Continues(begin);
     if (continued) head_slot[task] = slots++;
     const bool one_row = continued && units.rows[begin] == units.rows[end - 1];
@@ -76,24 +99,25 @@ void AccumulateRows(xla::ffi::ThreadPool pool, int64_t members, int64_t width,
   ParallelFor(pool, tasks, [&](int64_t task) {
     const int64_t member = task / tasks_each;
     const Units<Offset> units = units_of(member);
-    const int64_t begin = task % tasks_each * kUnitsPerTask;
-    const int64_t end = std::min(begin + kUnitsPerTask, units.count);
-    float* sums = Scratch<float>(width);
+    const int64_t begin = task % tasks_each * units_per_task;
+    const int64_t end = std::min(begin + units_per_task, units.count);
+    float* state = Scratch<float>(width);
     WithWidestIsa([&]() JAXGNN_INLINE {
       for (int64_t unit = begin; unit < end;) {
         const int32_t row = units.rows[unit];
         if (row >= units.num_rows) break;
         int64_t last = unit + 1;
         while (last < end && units.rows[last] == row) ++last;
-        for (int64_t i = 0; i < width; ++i) sums[i] = 0.0f;
-        kernel.Accumulate(member, row, units.offsets[unit], units.offsets[last], sums);
+        kernel.Start(state);
+        kernel.Accumulate(
+            {member, task % tasks_each, row, units.offsets[unit], units.offsets[last]}, state);
         int64_t slot = kWhole;
         if (unit == begin) slot = head_slot[task];
         if (last == end && slot == kWhole) slot = tail_slot[task];
         if (slot == kWhole) {
-          kernel.Finish(member, row, sums);
+          kernel.Finish(member, row, state);
         } else {
-          for (int64_t i = 0; i < width; ++i) partial[slot * width + i] = sums[i];
+          for (int64_t i = 0; i < width; ++i) partial[slot * width + i] = state[i];
         }
         unit = last;
       }
@@ -104,16 +128,15 @@ void AccumulateRows(xla::ffi::ThreadPool pool, int64_t members, int64_t width,
     if (tail_slot[task] == kWhole) continue;
     const int64_t member = task / tasks_each;
     const Units<Offset> units = units_of(member);
-    const int64_t end = (task % tasks_each + 1) * kUnitsPerTask;
+    const int64_t end = (task % tasks_each + 1) * units_per_task;
     const int32_t row = units.rows[end - 1];
-    float* sums = partial.data() + tail_slot[task] * width;
+    float* state = partial.data() + tail_slot[task] * width;
     for (int64_t next = task + 1; next < (member + 1) * tasks_each; ++next) {
-      const int64_t begin = next % tasks_each * kUnitsPerTask;
+      const int64_t begin = next % tasks_each * units_per_task;
       if (head_slot[next] == kWhole || units.rows[begin] != row) break;
-      const float* more = partial.data() + head_slot[next] * width;
-      for (int64_t i = 0; i < width; ++i) sums[i] += more[i];
+      kernel.Merge(state, partial.data() + head_slot[next] * width);
     }
-    kernel.Finish(member, row, sums);
+    kernel.Finish(member, row, state);
   }
 }
 

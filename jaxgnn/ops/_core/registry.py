@@ -81,10 +81,11 @@ def _timed(
     family: str,
     companions: tuple[str, ...] = (),
     *,
+    pallas: bool = True,
     native: tuple[Platform, ...] = (),
 ) -> Op:
-    """An op that has GPU kernels and a benchmark module of the same name."""
-    return Op(name, family, companions, native=native, benchmarks=(Benchmark(name),))
+    """An op that has kernels and a benchmark module of the same name."""
+    return Op(name, family, companions, pallas, native, benchmarks=(Benchmark(name),))
 
 
 OPS = (
@@ -92,6 +93,9 @@ OPS = (
     _timed("spmm", "graph", ("sddmm",), native=_EVERYWHERE),
     _timed("maxk_spmm", "maxk_spmm", native=_EVERYWHERE),
     _timed("segment_softmax", "graph", native=("cpu",)),
+    _timed("dot_attention", "attention", pallas=False, native=("cpu",)),
+    _timed("gat_attention", "attention", pallas=False, native=("cpu",)),
+    _timed("gatv2_attention", "attention", pallas=False, native=("cpu",)),
     _timed("mhc_pre", "mhc"),
     _timed("mhc_post", "mhc"),
     _timed("sinkhorn", "mhc", ("permutation_mixture",)),

@@ -1,0 +1,167 @@
+"""Typed calls of the kernels of attention, which take the same operands for every op.
+
+What the kernels compute is in the docstring of ``jaxgnn/ops/_attention/skeleton.py``. Features are
+passed as they are, of one dtype; whatever else is floating is passed in float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float
+
+from jaxgnn._ffi._call import as_float32, call, call_many, structure
+from jaxgnn.graph import CSRGraph
+from pallas_kernels.attention.arguments import (
+    ColumnGradients,
+    Cotangents,
+    Form,
+    Operands,
+    RowGradients,
+)
+
+# The gradients of what all edges share are summed from those of so many runs of rows, at most.
+_MOST_PARTS = 256
+
+
+def forward(
+    op: str, graph: CSRGraph, operands: Operands, *, form: Form
+) -> tuple[Float[Array, "rows heads dim"], Float[Array, "rows heads"]]:
+    """The weighted sums of each row and the logarithms of its sums of exponentials, in float32."""
+    shape = (graph.num_rows, operands.heads)
+    results = [((*shape, operands.summed.shape[-1]), jnp.float32), (shape, jnp.float32)]
+    y, lse = call_many(
+        f"jaxgnn_{op}",
+        results,
+        *_along_rows(graph),
+        *_arrays(operands),
+        *_cotangents(None),
+        **_constants(form),
+    )
+    return y, lse
+
+
+def weights(
+    op: str, graph: CSRGraph, operands: Operands, lse: Float[Array, "rows heads"], *, form: Form
+) -> Float[Array, "edges heads"]:
+    """What the values of each edge slot are multiplied with, in float32."""
+    return call(
+        f"jaxgnn_{op}_weights",
+        ((graph.num_edges, operands.heads), jnp.float32),
+        *_along_rows(graph),
+        *_arrays(operands),
+        *_cotangents(Cotangents(lse, None, None)),
+        **_constants(form),
+    )
+
+
+def backward_rows(
+    op: str, graph: CSRGraph, operands: Operands, cotangents: Cotangents, *, form: Form
+) -> RowGradients:
+    """The gradients of what receivers and edges give, and of what all edges share."""
+    walk = _along_rows(graph)
+    parts = min(_MOST_PARTS, graph.made_plan().schedule.rows.shape[0])
+    shapes = {
+        "rows": operands.rows,
+        "edge_logits": operands.edge_logits,
+        "edge_values": operands.edge_values,
+        "edge_features": operands.edge_features,
+        "edge_kernel": operands.edge_kernel,
+        "attention": operands.attention,
+    }
+    results = [_gradient(name, array, parts) for name, array in shapes.items()]
+    made = call_many(
+        f"jaxgnn_{op}_rows",
+        results,
+        *walk,
+        *_arrays(operands),
+        *_cotangents(cotangents),
+        **_constants(form),
+    )
+    gradients = {}
+    for (name, array), gradient in zip(shapes.items(), made, strict=True):
+        if array is not None:
+            total = jnp.sum(gradient, axis=0) if name in _SHARED else gradient
+            gradients[name] = total.astype(array.dtype)
+    return RowGradients(**gradients)
+
+
+def backward_columns(
+    op: str, graph: CSRGraph, operands: Operands, cotangents: Cotangents, *, form: Form
+) -> ColumnGradients:
+    """The gradients of what senders give."""
+    results = [_gradient("columns", operands.columns), _gradient("values", operands.values)]
+    made = call_many(
+        f"jaxgnn_{op}_columns",
+        results,
+        *_along_columns(graph),
+        *_arrays(operands),
+        *_cotangents(cotangents),
+        **_constants(form),
+    )
+    columns = made[0].astype(operands.columns.dtype)
+    return ColumnGradients(columns, None if operands.values is None else made[1])
+
+
+_SHARED = ("edge_kernel", "attention")
+_NODES = ("rows", "columns", "values")
+
+
+def _gradient(name: str, array: Array | None, parts: int = 0) -> tuple[tuple[int, ...], Any]:
+    """Shape and dtype of what a kernel writes for the gradient of an operand; empty for None."""
+    if array is None:
+        return (0,), jnp.float32
+    shape = (parts, *array.shape) if name in _SHARED else array.shape
+    is_feature = name in _NODES and array.ndim == 3
+    return shape, array.dtype if is_feature else jnp.float32
+
+
+def _along_rows(graph: CSRGraph) -> tuple[Array | None, ...]:
+    """The edges in the order of their slots."""
+    return (*structure(graph), None)
+
+
+def _along_columns(graph: CSRGraph) -> tuple[Array | None, ...]:
+    """The edges of the transposed graph, and the slot of each."""
+    plan = graph.made_plan()
+    schedule = plan.transposed_schedule
+    slots = plan.permutation.astype(schedule.offsets.dtype)
+    return schedule.rows, schedule.offsets, plan.transposed_indices, slots
+
+
+def _arrays(operands: Operands) -> tuple[Array | None, ...]:
+    return (
+        operands.seed,
+        _features(operands.rows),
+        _features(operands.columns),
+        operands.values,
+        as_float32(operands.edge_logits),
+        as_float32(operands.edge_values),
+        as_float32(operands.edge_features),
+        as_float32(operands.edge_kernel),
+        as_float32(operands.attention),
+    )
+
+
+def _features(array: Array) -> Array:
+    """Features [N, H, D] as they are, and numbers of nodes [N, H] in float32."""
+    return array if array.ndim == 3 else array.astype(jnp.float32)
+
+
+def _cotangents(cotangents: Cotangents | None) -> tuple[Array | None, ...]:
+    """The last operands of every handler, None where a pass does not read them."""
+    if cotangents is None:
+        return None, None, None, None
+    return cotangents.lse, cotangents.delta, cotangents.dy, as_float32(cotangents.dweights)
+
+
+def _constants(form: Form) -> dict[str, Any]:
+    return {
+        "scale": np.float32(form.scale),
+        "slope": np.float32(form.slope),
+        "dropped": np.uint32(form.dropped),
+        "kept_scale": np.float32(form.kept_scale),
+    }

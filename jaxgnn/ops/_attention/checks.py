@@ -1,0 +1,132 @@
+"""Checks of what the ops of attention take, and how their arrays become ``Operands``."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, UInt32
+
+from jaxgnn._errors import bad_input
+from jaxgnn.graph import CBSR, CSRGraph
+from jaxgnn.ops._core import dispatch
+from jaxgnn.ops._core.checks import check_cbsr, check_float, check_graph, from_numpy
+from jaxgnn.ops._maxk.maxk import todense
+
+
+@dataclass(frozen=True)
+class Checker:
+    """Reads the arguments of one call, and complains about them in the name of the op.
+
+    Attributes:
+      op: name of the op.
+      graph: checked graph.
+      batch: leading axes of all arrays of nodes; arrays of edges have these or none.
+      dtype: dtype of what is summed, which other arrays have too, if they are not float32.
+    """
+
+    op: str
+    graph: CSRGraph
+    batch: tuple[int, ...]
+    dtype: Any
+
+    @classmethod
+    def start(cls, op: str, graph: Any, argument: str, rows: Any, axes: int, dtype: Any) -> Checker:
+        """The checks of a call with this graph and this array of the receivers.
+
+        Args:
+          op: name of the op.
+          graph: graph as the caller gave it.
+          argument: name of ``rows``.
+          rows: what receivers give, [*batch, N, heads] and for ``axes`` 3 another axis.
+          axes: number of axes behind the batch axes.
+          dtype: dtype of what is summed.
+        """
+        graph = check_graph(op, graph)
+        check_float(op, argument, rows, axes)
+        return cls(op, graph, tuple(rows.shape[: rows.ndim - axes]), jnp.dtype(dtype))
+
+    def nodes(self, argument: str, array: Any, side: str, *tail: int | None) -> None:
+        """Raises ValueError unless ``array`` is [*batch, nodes, *tail]; None is any size."""
+        count = self.graph.num_rows if side == "row" else self.graph.num_cols
+        note = f"one row for each {side} of the graph"
+        self._shape(argument, array, (self.batch,), (count, *tail), note)
+
+    def edges(self, argument: str, array: Any, *tail: int | None) -> None:
+        """Raises ValueError unless ``array`` is None, [*batch, E, *tail] or [E, *tail]."""
+        if array is not None:
+            shape, note = (self.graph.num_edges, *tail), "one entry for each edge slot"
+            self._shape(argument, array, (self.batch, ()), shape, note, may_be_empty=True)
+            self.same_dtype(argument, array, or_float32=True)
+
+    def shared(self, argument: str, array: Any, *shape: int | None) -> None:
+        """Raises ValueError unless ``array`` is of this shape, without batch axes."""
+        self._shape(argument, array, ((),), shape, "shared by all edges")
+        self.same_dtype(argument, array, or_float32=True)
+
+    def same_dtype(self, argument: str, array: Any, *, or_float32: bool = False) -> None:
+        """Raises ValueError unless the dtype is that of what is summed."""
+        if array.dtype != self.dtype and not (or_float32 and array.dtype == jnp.float32):
+            other = " or float32" if or_float32 and self.dtype != jnp.float32 else ""
+            raise bad_input(self.op, argument, f"{self.dtype}{other}, as the values", array.dtype)
+
+    def dropout(
+        self, dropout: Any, key: jax.Array | None
+    ) -> tuple[float, UInt32[Array, "*batch 2"] | None]:
+        """The probability, and the two words of each member of the batch that choose the edges.
+
+        Raises:
+          ValueError: unless ``dropout`` is in [0, 1), with a key if and only if it is not zero.
+        """
+        self.number("dropout", dropout)
+        if not 0 <= dropout < 1:
+            raise bad_input(self.op, "dropout", "in [0, 1)", repr(dropout))
+        if dropout and key is None:
+            raise bad_input(self.op, "key", f"a random key for dropout = {dropout}", None)
+        if key is not None and not dropout:
+            raise bad_input(self.op, "key", "None where dropout is 0", type(key).__name__)
+        if key is None:
+            return 0.0, None
+        return float(dropout), jax.random.bits(key, (*self.batch, 2), jnp.uint32)
+
+    def number(self, argument: str, value: Any) -> float:
+        """The static real number ``value``, which must be finite."""
+        is_real = isinstance(value, numbers.Real | np.floating) and not isinstance(value, bool)
+        if not is_real or not math.isfinite(value):
+            raise bad_input(self.op, argument, "a finite number, static under jit", repr(value))
+        return float(value)
+
+    def _shape(self, argument, array, batches, tail, note, *, may_be_empty=False):
+        check_float(self.op, argument, array, len(tail), may_be_empty=may_be_empty)
+        fits = any(
+            array.shape[: array.ndim - len(tail)] == batch
+            and all(
+                want in (None, got)
+                for want, got in zip(tail, array.shape[-len(tail) :], strict=True)
+            )
+            for batch in batches
+        )
+        if not fits:
+            wanted = [
+                [*batch, *("any" if size is None else size for size in tail)]
+                for batch in dict.fromkeys(batches)
+            ]
+            shapes = " or ".join(f"[{', '.join(map(str, shape))}]" for shape in wanted)
+            raise bad_input(self.op, argument, f"of shape {shapes}, {note}", f"shape {array.shape}")
+
+
+def dense(op: str, argument: str, given: Any, implementation: dispatch.Name | None) -> Array:
+    """What senders give to the sums as a dense array; k-sparse rows are expanded."""
+    if not isinstance(given, CBSR):
+        (given,) = from_numpy(given)
+        check_float(op, argument, given, 3)
+        return given
+    check_cbsr(op, given)
+    check_float(op, f"{argument}.values", given.values, 3)
+    name = dispatch.requested_implementation(implementation)
+    return todense(given, implementation="xla" if name == "xla" else None)

@@ -1,0 +1,43 @@
+"""What an edge finds at its ends, in the accumulation dtype."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxgnn.graph import CSRGraph
+from jaxgnn.ops._core.dtypes import accumulation_dtype
+
+
+def at_rows(
+    graph: CSRGraph, values: Float[Array, "rows *rest"], padding: float = 0.0
+) -> Float[Array, "edges *rest"]:
+    """The values of each edge's receiver; ``padding`` in padding slots."""
+    # Rows ascend, so that the gradient is a sorted sum.
+    taken = values.astype(accumulation_dtype(values.dtype)).at[graph.receivers()]
+    return taken.get(mode="fill", fill_value=padding, indices_are_sorted=True)
+
+
+def at_columns(
+    graph: CSRGraph, values: Float[Array, "cols groups *rest"], heads: int
+) -> Float[Array, "edges heads *rest"]:
+    """The values of each edge's sender, those of a group once for each of its heads."""
+    found = values.astype(accumulation_dtype(values.dtype))[graph.indices]
+    return repeat_groups(found, heads)
+
+
+def repeat_groups(values: Float[Array, "edges groups *rest"], heads: int) -> Array:
+    """The values of a group once for each of its heads, [E, H, ...]."""
+    return jnp.repeat(values, heads // values.shape[1], axis=1)
+
+
+def of_real_edges(graph: CSRGraph, values: Float[Array, "edges *rest"]) -> Array:
+    """The values of edges, and zeros in padding slots, whose contents may be anything."""
+    real = graph.receivers() < graph.num_rows
+    found = values.astype(accumulation_dtype(values.dtype))
+    return jnp.where(real.reshape(-1, *[1] * (values.ndim - 1)), found, 0)
+
+
+def leaky_relu(x: Array, slope: float) -> Array:
+    """``x`` if positive, else ``slope x``; -inf, which masks an edge, whatever the slope."""
+    return jnp.where((x > 0) | (x == -jnp.inf), x, slope * x)

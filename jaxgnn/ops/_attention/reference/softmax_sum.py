@@ -1,0 +1,140 @@
+"""What all attention has in common, in plain JAX: softmax of scores over a row, weighted sum.
+
+``scores(graph, operands, form)`` gives one score for each edge slot and head, [E, H]; each op has
+its own. Everything else is here: the softmax, dropout, the weighted sum, and their gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from jaxgnn.graph import CSRGraph
+from jaxgnn.graph._row_sums import sum_rows
+from jaxgnn.ops._attention.reference import dropout
+from jaxgnn.ops._attention.reference.ends import (
+    at_columns,
+    at_rows,
+    of_real_edges,
+    repeat_groups,
+)
+from pallas_kernels.attention.arguments import (
+    ColumnGradients,
+    Cotangents,
+    Form,
+    Operands,
+    RowGradients,
+)
+
+Scores = Callable[[CSRGraph, Operands, Form], Float[Array, "edges heads"]]
+
+
+def forward(
+    scores: Scores, graph: CSRGraph, operands: Operands, *, form: Form
+) -> tuple[Float[Array, "rows heads dim"], Float[Array, "rows heads"]]:
+    """``y_i = Σ_j p_ij m_ij (v_j + u_ij)`` and ``lse_i = log Σ_j exp(s_ij)``.
+
+    ``p`` is the softmax of the scores over the edges of a row and ``m`` what dropout multiplies
+    with. Rows without edges, and rows whose scores are all -inf, give ``y_i = 0`` and
+    ``lse_i = -inf``. Results are in the accumulation dtype.
+    """
+    rows, num_rows = graph.receivers(), graph.num_rows
+    real = (rows < num_rows)[:, None]
+    values = jnp.where(real, scores(graph, operands, form), -jnp.inf)
+    # The shift does not change the result, so it need not be differentiated.
+    peaks = jax.ops.segment_max(lax.stop_gradient(values), rows, num_rows, indices_are_sorted=True)
+    peaks = jnp.where(peaks == -jnp.inf, 0, peaks)
+    exponentials = jnp.exp(values - at_rows(graph, peaks))
+    sums = sum_rows(exponentials, graph.indptr)
+    empty = sums == 0
+    divisors = jnp.where(empty, 1, sums)
+    probabilities = exponentials / at_rows(graph, divisors, padding=1)
+    factors = probabilities * _dropout_factors(graph, operands, form, probabilities.dtype)
+    messages = factors[:, :, None] * _edge_values(graph, operands)
+    lse = jnp.where(empty, -jnp.inf, peaks + jnp.log(divisors))
+    return sum_rows(messages, graph.indptr), lse
+
+
+def weights(
+    scores: Scores,
+    graph: CSRGraph,
+    operands: Operands,
+    lse: Float[Array, "rows heads"],
+    *,
+    form: Form,
+) -> Float[Array, "edges heads"]:
+    """``p_ij m_ij``, which the values of the senders are multiplied with; zero in padding slots."""
+    probabilities = _probabilities(graph, scores(graph, operands, form), lse)
+    return probabilities * _dropout_factors(graph, operands, form, probabilities.dtype)
+
+
+def backward_rows(
+    scores: Scores, graph: CSRGraph, operands: Operands, cotangents: Cotangents, *, form: Form
+) -> RowGradients:
+    """The gradients of what receivers and edges give, and of what all edges share."""
+    names = RowGradients._fields
+    return RowGradients(**_gradients(scores, graph, operands, cotangents, form, names))
+
+
+def backward_columns(
+    scores: Scores, graph: CSRGraph, operands: Operands, cotangents: Cotangents, *, form: Form
+) -> ColumnGradients:
+    """The gradients of what senders give."""
+    names = ColumnGradients._fields
+    return ColumnGradients(**_gradients(scores, graph, operands, cotangents, form, names))
+
+
+def _gradients(scores, graph, operands, cotangents, form, names):
+    """Pulls ``ds`` back through the scores, and ``dy`` through the sums, whose weights are known.
+
+    With ``p`` the softmax and ``m`` dropout's factor,
+    ``ds = p (m (⟨dy_i, v_j + u_ij⟩ + dw) - δ_i)``.
+    """
+    probabilities = _probabilities(graph, scores(graph, operands, form), cotangents.lse)
+    dtype = probabilities.dtype
+    factors = _dropout_factors(graph, operands, form, dtype)
+    dy = cotangents.dy.astype(dtype)
+    dweights = jnp.sum(at_rows(graph, dy) * _edge_values(graph, operands), axis=-1)
+    if cotangents.dweights is not None:
+        dweights = dweights + of_real_edges(graph, cotangents.dweights).astype(dtype)
+    dscores = probabilities * (factors * dweights - at_rows(graph, cotangents.delta.astype(dtype)))
+    dscores = of_real_edges(graph, dscores)
+    given = {name: getattr(operands, name) for name in names}
+
+    def scores_and_sums(arrays):
+        changed = operands.replace(**arrays)
+        messages = (probabilities * factors)[:, :, None] * _edge_values(graph, changed)
+        return scores(graph, changed, form), sum_rows(messages, graph.indptr)
+
+    _, pull_back = jax.vjp(scores_and_sums, given)
+    (gradients,) = pull_back((dscores, dy))
+    return gradients
+
+
+def _edge_values(graph, operands):
+    """What is summed: the values of the sender, and those that the edge adds, [E, H, Dv]."""
+    values = at_columns(graph, operands.summed, operands.heads)
+    if operands.edge_values is None:
+        return values
+    added = of_real_edges(graph, operands.edge_values)
+    return values + repeat_groups(added, operands.heads).astype(values.dtype)
+
+
+def _probabilities(graph, values, lse):
+    real = (graph.receivers() < graph.num_rows)[:, None]
+    # A row of only -inf has the logarithm -inf: shifted by zero it is exp(-inf) = 0.
+    shifts = at_rows(graph, jnp.where(lse == -jnp.inf, 0, lse).astype(values.dtype))
+    return jnp.exp(jnp.where(real, values, -jnp.inf) - shifts)
+
+
+def _dropout_factors(graph, operands, form, dtype):
+    """Zero where dropout leaves an edge out for a head, else what the others are scaled with."""
+    if operands.seed is None:
+        return jnp.ones((), dtype)
+    slots = jnp.arange(graph.num_edges)
+    kept = dropout.kept(operands.seed, slots, operands.heads, form.dropped)
+    return jnp.where(kept, jnp.asarray(form.kept_scale, dtype), 0)

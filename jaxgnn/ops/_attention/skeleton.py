@@ -1,0 +1,224 @@
+"""The part that all attention over neighbours shares: tables of kernels, the one custom_vjp.
+
+An op is a case of ``Computation``: four kernels, which an implementation has all or none of. They
+take the graph, the arrays of ``Operands`` without batch axes, and as static option ``form``, a
+``Form``. Sums are in float32 (float64 for float64 input), whatever the operands are.
+
+``forward(graph, operands) -> (y, lse)``
+  The sums [N, H, Dv] and the logarithms of the sums of exponentials [N, H], both in the
+  accumulation dtype. ``lse`` is -inf, and ``y`` zero, for rows that attend to nothing: those
+  without edges, and those whose scores are all -inf. The scores are not kept: beside the operands,
+  ``lse`` and ``y`` are all that the backward pass gets.
+
+``weights(graph, operands, lse) -> [E, H]``
+  What the values were multiplied with, dropout included, in the accumulation dtype; zero in padding
+  slots. Only called where the caller asked for weights.
+
+``backward_rows(graph, operands, cotangents) -> RowGradients``
+  A pass along the rows of the graph. It makes the scores again, and from them ``p = exp(s - lse)``
+  and ``ds = p (m (<dy_i, v_j + u_ij> + dweights) - delta)``, where ``m`` is dropout's factor. It
+  returns the gradients of what receivers give, of what edges give, and of what all edges share;
+  each of the dtype of its operand. The two that all edges share are sums over all edges: a kernel
+  writes partial sums of runs of rows, and adds them up in order, so that bits repeat.
+
+``backward_columns(graph, operands, cotangents) -> ColumnGradients``
+  The same along the rows of the transposed graph, so that a sender's gradient is a sum over its
+  edges in order, without atomic additions. Edge ``e`` of the transposed graph is slot
+  ``permutation[e]`` of the graph; by the slot it finds the arrays of edges, and what dropout drew.
+
+``delta`` is made here from ``y`` and ``dy``. Both passes back take it and ``lse``, and neither
+waits for the other.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxgnn.graph import CSRGraph
+from jaxgnn.graph._row_sums import sum_rows
+from jaxgnn.ops._attention.reference import softmax_sum
+from jaxgnn.ops._core import dispatch
+from jaxgnn.ops._core.dtypes import accumulation_dtype
+from pallas_kernels.attention.arguments import Cotangents, Form, Operands
+
+FFI_DTYPES = ("float32", "bfloat16", "float16")
+"""Names of the dtypes that the compiled kernels take."""
+
+
+class Computation(NamedTuple):
+    """The kernels of an op; the contract of each is in the docstring of this module.
+
+    Attributes:
+      forward: sums and logarithms of the sums of exponentials.
+      weights: weights of the values.
+      backward_rows: gradients of what receivers and edges give.
+      backward_columns: gradients of what senders give.
+    """
+
+    forward: dispatch.Kernel
+    weights: dispatch.Kernel
+    backward_rows: dispatch.Kernel
+    backward_columns: dispatch.Kernel
+
+
+def computation(op: str, scores: softmax_sum.Scores, compiled: Any) -> Computation:
+    """The tables of an op's kernels.
+
+    Args:
+      op: name of the op.
+      scores: its scores in plain JAX.
+      compiled: module of the typed calls of its compiled kernels.
+    """
+
+    def kernel(name: str) -> dispatch.Kernel:
+        return dispatch.Kernel(
+            op if name == "forward" else f"{op}.{name}",
+            {
+                "xla": dispatch.xla(partial(getattr(softmax_sum, name), scores)),
+                "ffi": dispatch.ffi(dtypes=FFI_DTYPES, cpu=getattr(compiled, name)),
+            },
+        )
+
+    return Computation(*map(kernel, Computation._fields))
+
+
+class Call(NamedTuple):
+    """The static part of a call.
+
+    Attributes:
+      kernels: the kernels of the op.
+      scores: its scores in plain JAX.
+      request: which implementation to run.
+      form: constants.
+      return_weights: whether the weights are wanted too.
+    """
+
+    kernels: Computation
+    scores: softmax_sum.Scores
+    request: dispatch.Request
+    form: Form
+    return_weights: bool
+
+
+def attend(
+    call: Call, graph: CSRGraph, operands: Operands, batch_dims: int
+) -> tuple[Float[Array, "*batch rows heads dim"], Float[Array, "*batch edges heads"] | None]:
+    """The weighted sums, of the dtype of what is summed, and the weights or None.
+
+    Args:
+      call: what is static.
+      graph: whose weights and scales are ignored.
+      operands: checked arrays; leading batch axes share the graph.
+      batch_dims: number of batch axes; of arrays of edges each has all of them or none.
+    """
+    # Attention makes its own weights.
+    structure = CSRGraph(graph.indptr, graph.indices, num_cols=graph.num_cols, plan=graph.plan)
+    structure, operands = dispatch.match_varying(structure, operands)
+
+    def run(operands):
+        compute = _computed if call.request.name == "xla" else _attention
+        y, _, weights = compute(call, structure, operands)
+        dtype = operands.summed.dtype
+        return y.astype(dtype), None if weights is None else weights.astype(dtype)
+
+    batch = _batched(operands, batch_dims)
+    return dispatch.vmap_leading(run, batch_dims, (batch,))(operands)
+
+
+# Axes of the arrays of one member of a batch.
+_EDGE_AXES = {"edge_logits": 2, "edge_values": 3, "edge_features": 2}
+_SHARED = ("edge_kernel", "attention")
+
+
+def _batched(operands: Operands, batch_dims: int) -> Operands:
+    """For each array the axis to map over: 0 if it has the batch axes, None if it is shared."""
+    shared = [
+        name
+        for name, axes in _EDGE_AXES.items()
+        if getattr(operands, name) is not None and getattr(operands, name).ndim != axes + batch_dims
+    ]
+    mapped = jax.tree.map(lambda _: 0, operands)
+    return mapped.replace(**dict.fromkeys((*shared, *_SHARED)))
+
+
+def _computed(call, graph, operands):
+    """The sums, the logarithms of the sums of exponentials, and the weights or None."""
+    y, lse = call.kernels.forward(call.request, graph, operands, form=call.form)
+    if not call.return_weights:
+        return y, lse, None
+    return y, lse, call.kernels.weights(call.request, graph, operands, lse, form=call.form)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(call, graph, operands):
+    y, lse, weights = _computed(call, graph, operands)
+    # These do not depend on the values, which may be all that jax.vmap maps.
+    lse = dispatch.mapped_with(lse, y[:1, :1, 0])
+    return y, lse, None if weights is None else dispatch.mapped_with(weights, y[:1, :1, 0])
+
+
+def _attention_forward(call, graph, operands):
+    results = _attention(call, graph, operands)
+    return results, (graph, operands, *results)
+
+
+def _attention_backward(call, residuals, gradients):
+    graph, operands, y, lse, weights = residuals
+    dy, dlse, dweights = gradients
+    # The gradient of lse by a score is the probability, as that of the sums is by delta.
+    delta = jnp.sum(y * dy, axis=-1) - dlse
+    if dweights is not None:
+        delta = delta + sum_rows(weights * dweights, graph.indptr)
+    # Nothing is lost: the result was rounded to this dtype.
+    dy = dy.astype(operands.summed.dtype)
+    return None, _gradients(call, graph, operands, Cotangents(lse, delta, dy, dweights))
+
+
+_attention.defvjp(_attention_forward, _attention_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _gradients(call, graph, operands, cotangents):
+    arguments = (call.request, graph, operands, cotangents)
+    of_rows = call.kernels.backward_rows(*arguments, form=call.form)
+    of_columns = call.kernels.backward_columns(*arguments, form=call.form)
+    return operands.replace(**of_rows._asdict(), **of_columns._asdict(), seed=None)
+
+
+def _gradients_forward(call, graph, operands, cotangents):
+    return _gradients(call, graph, operands, cotangents), (graph, operands, cotangents)
+
+
+def _gradients_backward(call, residuals, slopes):
+    """Second derivatives, which are rare enough to leave to JAX and the plain formula.
+
+    ``lse`` and ``delta`` are functions of the other arguments. The gradients of the reference are
+    the same function with both made from these, so its derivative is the whole of it.
+    """
+    graph, operands, cotangents = residuals
+    seed = operands.seed
+
+    def plain(operands, dy, dweights):
+        def result(operands):
+            whole = operands.replace(seed=seed)
+            y, lse = softmax_sum.forward(call.scores, graph, whole, form=call.form)
+            if dweights is None:
+                return y, None
+            return y, softmax_sum.weights(call.scores, graph, whole, lse, form=call.form)
+
+        _, pull_back = jax.vjp(result, operands)
+        wide = accumulation_dtype(dy.dtype)
+        return pull_back((dy.astype(wide), dweights))[0]
+
+    smooth = operands.replace(seed=None)
+    _, pull_back = jax.vjp(plain, smooth, cotangents.dy, cotangents.dweights)
+    doperands, ddy, ddweights = pull_back(slopes)
+    return None, doperands, Cotangents(None, None, ddy, ddweights)
+
+
+_gradients.defvjp(_gradients_forward, _gradients_backward)

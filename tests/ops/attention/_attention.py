@@ -1,0 +1,176 @@
+"""The ops of attention as a table: how each is called, and with which arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxgnn import ops
+from jaxgnn.ops._attention import dot_attention, gat_attention, gatv2_attention
+from jaxgnn.testing import random_array
+from tests.ops._table import usable
+
+HEADS, GROUPS, DIM, WIDTH, FEATURES = 4, 2, 5, 3, 2
+
+
+@dataclass(frozen=True)
+class Attention:
+    """An op.
+
+    Attributes:
+      name: of the op.
+      required: shapes of its arrays, by name, from the rows, columns and edges of a graph.
+      optional: shapes of the arrays that it can do without.
+      score: one edge's score for one head, in NumPy, from the arrays by name; the op's definition.
+      summed: the name of what is summed.
+    """
+
+    name: str
+    required: Callable[[int, int, int], dict[str, tuple[int, ...]]]
+    optional: Callable[[int, int, int], dict[str, tuple[int, ...]]]
+    score: Callable[..., float]
+    summed: str
+
+    def __call__(self, graph, arrays: dict[str, Any], **options):
+        return getattr(ops, self.name)(graph, **arrays, **options)
+
+    def arrays(self, graph, *, full=True, dtype="float32", batch=(), seed=1, scale=1.0):
+        """Random arrays by name; with ``full`` those that the op can do without as well."""
+        sizes = graph.num_rows, graph.num_cols, graph.num_edges
+        shapes = self.required(*sizes) | (self.optional(*sizes) if full else {})
+        shared = ("attention", "edge_kernel")
+        return {
+            name: random_array(
+                shape if name in shared else (*batch, *shape), dtype, seed=seed + i, scale=scale
+            )
+            for i, (name, shape) in enumerate(shapes.items())
+        }
+
+
+def _leaky_relu(x, slope=0.2):
+    return np.where(x > 0, x, slope * x)
+
+
+def _dot_score(a, i, j, e, h):
+    group = h // (a["q"].shape[1] // a["k"].shape[1])
+    return a["q"][i, h] @ a["k"][j, group] / np.sqrt(a["q"].shape[-1]) + _logit(a, e, h)
+
+
+def _gat_score(a, i, j, e, h):
+    return _leaky_relu(a["a_dst"][i, h] + a["a_src"][j, h] + _logit(a, e, h))
+
+
+def _gatv2_score(a, i, j, e, h):
+    total = a["x_dst"][i, h] + a["x_src"][j, h]
+    if "edge_features" in a:
+        total = total + a["edge_features"][e] @ a["edge_kernel"][:, h]
+    return a["attention"][h] @ _leaky_relu(total) + _logit(a, e, h)
+
+
+def _logit(a, e, h):
+    return a["edge_logits"][e, h] if "edge_logits" in a else 0.0
+
+
+TABLE = {
+    attention.name: attention
+    for attention in (
+        Attention(
+            "dot_attention",
+            lambda rows, cols, edges: {
+                "q": (rows, HEADS, DIM),
+                "k": (cols, GROUPS, DIM),
+                "v": (cols, GROUPS, WIDTH),
+            },
+            lambda rows, cols, edges: {
+                "edge_logits": (edges, HEADS),
+                "edge_values": (edges, GROUPS, WIDTH),
+            },
+            _dot_score,
+            "v",
+        ),
+        Attention(
+            "gat_attention",
+            lambda rows, cols, edges: {
+                "a_dst": (rows, HEADS),
+                "a_src": (cols, HEADS),
+                "v": (cols, HEADS, DIM),
+            },
+            lambda rows, cols, edges: {"edge_logits": (edges, HEADS)},
+            _gat_score,
+            "v",
+        ),
+        Attention(
+            "gatv2_attention",
+            lambda rows, cols, edges: {
+                "x_dst": (rows, HEADS, DIM),
+                "x_src": (cols, HEADS, DIM),
+                "attention": (HEADS, DIM),
+            },
+            lambda rows, cols, edges: {
+                "edge_logits": (edges, HEADS),
+                "edge_features": (edges, FEATURES),
+                "edge_kernel": (FEATURES, HEADS, DIM),
+            },
+            _gatv2_score,
+            "x_src",
+        ),
+    )
+}
+_MODULES = {
+    "dot_attention": dot_attention,
+    "gat_attention": gat_attention,
+    "gatv2_attention": gatv2_attention,
+}
+IMPLEMENTATIONS = usable(dot_attention.FORWARD)
+COMPILED = [name for name in IMPLEMENTATIONS if name != "xla"]
+
+
+def kernels(name: str):
+    """The tables of an op's kernels."""
+    module = _MODULES[name]
+    return module.FORWARD, module.WEIGHTS, module.BACKWARD_ROWS, module.BACKWARD_COLUMNS
+
+
+def by_hand(attention: Attention, graph, arrays) -> tuple[np.ndarray, np.ndarray]:
+    """The op in float64 with a loop over rows, heads and edges: sums and weights."""
+    given = {name: np.asarray(array, np.float64) for name, array in arrays.items()}
+    indptr, senders = np.asarray(graph.indptr), np.asarray(graph.indices)
+    values = given[attention.summed]
+    y = np.zeros((graph.num_rows, HEADS, values.shape[-1]))
+    weights = np.zeros((graph.num_edges, HEADS))
+    for row, head in np.ndindex(graph.num_rows, HEADS):
+        edges = range(indptr[row], indptr[row + 1])
+        scores = [attention.score(given, row, senders[e], e, head) for e in edges]
+        if not scores or max(scores) == -np.inf:
+            continue
+        exponentials = np.exp(np.array(scores) - max(scores))
+        group = head // (HEADS // values.shape[1])
+        for e, p in zip(edges, exponentials / exponentials.sum(), strict=True):
+            value = values[senders[e], group]
+            if "edge_values" in given:
+                value = value + given["edge_values"][e, group]
+            weights[e, head] = p
+            y[row, head] += p * value
+    return y, weights
+
+
+def value_and_gradients(attention, graph, arrays, implementation, **options):
+    """Sums, weights and every gradient, as one program."""
+
+    @jax.jit
+    def run(arrays):
+        made, pull_back = jax.vjp(
+            lambda a: attention(
+                graph, a, implementation=implementation, return_weights=True, **options
+            ),
+            arrays,
+        )
+        leaves, structure = jax.tree.flatten(made)
+        dy = [random_array(leaf.shape, leaf.dtype, seed=70 + i) for i, leaf in enumerate(leaves)]
+        return made, pull_back(jax.tree.unflatten(structure, dy))[0]
+
+    return run(arrays)
