@@ -69,6 +69,7 @@ RECORDS = {
     graph.CBSR: lambda: ops.maxk(X, 2),
     graph.CSRGraph: lambda: GRAPH.normalized("sym"),
     graph.EdgeBlocks: _edge_blocks,
+    graph.GCNCoefficients: lambda: graph.gcn_coefficients(GRAPH, add_self_loops=True),
     graph.GraphBatch: lambda: graph.GraphBatch.from_graphs([GRAPH, GRAPH], None),
     graph.GraphPlan: GRAPH.made_plan,
     graph.GraphSample: lambda: graph.GraphSample(_NODES, _NODES, 1),

@@ -221,15 +221,17 @@ def test_weights_and_scales_of_the_graph_are_ignored(op):
     graph = BUILT["sym_weighted"]
     arrays = TABLE[op].arrays(graph)
     bare = CSRGraph(graph.indptr, graph.indices, num_cols=graph.num_cols)
-    assert_bit_equal(TABLE[op](graph, arrays), TABLE[op](bare, arrays))
+    # Sums of XLA on a GPU have no fixed order, so that equal programs may differ in the last bits.
+    _close(TABLE[op](graph, arrays), TABLE[op](bare, arrays), rtol=1e-6)
 
 
-def test_the_compiled_kernels_make_no_array_of_edges_times_width():
+@every_compiled
+def test_the_compiled_kernels_make_no_array_of_edges_times_width(implementation):
     graph = BUILT["unweighted"]
     q, k, v = (random_array((50, HEADS, DIM), "float32", seed=i) for i in range(3))
 
     def loss(q, k, v):
-        return jnp.sum(ops.dot_attention(graph, q, k, v, implementation=COMPILED[0]) ** 2)
+        return jnp.sum(ops.dot_attention(graph, q, k, v, implementation=implementation) ** 2)
 
     program = jax.make_jaxpr(jax.grad(loss, argnums=(0, 1, 2)))(q, k, v)
     largest = max(int(np.prod(v.aval.shape)) for eqn in program.jaxpr.eqns for v in eqn.outvars)
