@@ -323,7 +323,7 @@ def test_streams_outgrow_the_cache_of_a_gpu():
 
 def test_a_graph_is_the_same_whether_sorted_on_the_host_or_on_the_device():
     ends = np.random.default_rng(0).integers(20, size=(2, 90), dtype=np.int32)
-    on_host = CSRGraph.from_edges(ends[0], ends[1], 20)
+    on_host = CSRGraph.from_edges(ends[0], ends[1], 20).prepared()
     on_device = _build_on_device(ends[0], ends[1], 20)
     assert jax.tree.structure(on_host) == jax.tree.structure(on_device)
     jax.tree.map(np.testing.assert_array_equal, on_host, on_device)

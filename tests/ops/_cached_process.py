@@ -54,7 +54,7 @@ def main(seed: int) -> None:
 
     dispatch.current_platform = lambda: "cuda"  # pyrefly: ignore
     chip._current = lambda: H100  # pyrefly: ignore
-    dispatch._no_mosaic_gpu.cache_clear()
+    dispatch.no_mosaic_gpu.cache_clear()
     jax.clear_caches()
     texts = {}
     for name in names:
