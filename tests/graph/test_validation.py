@@ -279,7 +279,7 @@ BAD_INPUT = {
     ),
     "unknown normalisation": (
         lambda: EDGES.normalized("row"),
-        ["CSRGraph.normalized: kind", "'mean', 'sym' or None", "'row'"],
+        ["CSRGraph.normalized: kind", "'mean', 'sym', 'gcn' or None", "'row'"],
     ),
     "normalised twice": (
         lambda: EDGES.normalized("mean").normalized("sym"),
