@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -19,40 +20,55 @@ _ON_A_GPU = Primitive("jaxgnn_on_a_gpu")
 _ON_A_GPU.multiple_results = True
 
 
+@dataclass(frozen=True, eq=False)
+class _Program:
+    """A traced program, as a parameter that JAX does not look into.
+
+    From 0.12 on some operations of JAX are primitives of a higher level. Those in a program that is
+    the parameter of a primitive of ours would have to be lowered by a rule, of which the interface
+    is not public. ``jax.jit`` lowers them.
+    """
+
+    jaxpr: Any
+
+    def __call__(self, *arrays: Any) -> list[Any]:
+        return jax.jit(jaxpr_as_fun(self.jaxpr))(*arrays)
+
+
 def on_a_gpu(run: Callable[..., Any]) -> Callable[..., Any]:
     """``run``, a function of pytrees of arrays, whose kernels are lowered for a GPU alone."""
 
     @functools.wraps(run)
     def whole(*args: Any) -> Any:
         jaxpr, shapes = jax.make_jaxpr(run, return_shape=True)(*args)
-        leaves = _ON_A_GPU.bind(*jax.tree.leaves(args), jaxpr=jaxpr)
+        leaves = _ON_A_GPU.bind(*jax.tree.leaves(args), program=_Program(jaxpr))
         return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
     return whole
 
 
 @_ON_A_GPU.def_impl
-def _(*arrays, jaxpr):
-    return jax.jit(jaxpr_as_fun(jaxpr))(*arrays)
+def _(*arrays, program):
+    return program(*arrays)
 
 
 @_ON_A_GPU.def_abstract_eval
-def _(*_, jaxpr):
-    return jaxpr.out_avals
+def _(*_, program):
+    return program.jaxpr.out_avals
 
 
-def _lower(context, *arrays, jaxpr):
+def _lower(context, *arrays, program):
     module = context.module_context
     if len(module.platforms) > 1:
         context = context.replace(module_context=module.replace(platforms=("cuda",)))
-    return mlir.lower_fun(jaxpr_as_fun(jaxpr), multiple_results=True)(context, *arrays)
+    return mlir.lower_fun(program, multiple_results=True)(context, *arrays)
 
 
 mlir.register_lowering(_ON_A_GPU, _lower)
 
 
-def _batch(arrays, axes, *, jaxpr):
-    made = on_a_gpu(jax.vmap(jaxpr_as_fun(jaxpr), in_axes=tuple(axes)))(*arrays)
+def _batch(arrays, axes, *, program):
+    made = on_a_gpu(jax.vmap(program, in_axes=tuple(axes)))(*arrays)
     return made, [0] * len(made)
 
 
