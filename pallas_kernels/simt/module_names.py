@@ -28,7 +28,11 @@ def name_module(name: str) -> None:
     operation = ir.InsertionPoint.current.block.owner.operation
     while (parent := operation.parent) is not None:
         operation = parent.operation
-    operation.attributes[_ATTRIBUTE] = ir.StringAttr.get(name)
+    _rename(operation, name)
+
+
+def _rename(module: ir.Operation, name: str) -> None:
+    module.attributes[_ATTRIBUTE] = ir.StringAttr.get(name)
 
 
 def name_module_of_body(name: str) -> None:
