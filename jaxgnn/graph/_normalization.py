@@ -19,14 +19,18 @@ def degree_scales(
 ) -> tuple[Float[Array, " rows"], Float[Array, " cols"] | None]:
     """The row and column scales of an unweighted graph; without column degrees, of its mean.
 
-    They are float64 where JAX has float64 enabled, and else float32.
+    They are float64 where JAX has float64 enabled, and else float32. Those of numpy's degrees are
+    computed in float64 and rounded once: numpy's powers of float32 are off by another rounding.
     """
     dtype = jax.dtypes.canonicalize_dtype(jnp.float64)
-    degrees = row_degrees.astype(dtype)
+    wide = np.float64 if isinstance(row_degrees, np.ndarray) else dtype
+
+    def scale(degrees: Any, exponent: float) -> Any:
+        return power_or_zero(degrees.astype(wide), exponent).astype(dtype)
+
     if column_degrees is None:
-        return power_or_zero(degrees, -1.0), None
-    columns = column_degrees.astype(dtype)
-    return power_or_zero(degrees, -0.5), power_or_zero(columns, -0.5)
+        return scale(row_degrees, -1.0), None
+    return scale(row_degrees, -0.5), scale(column_degrees, -0.5)
 
 
 class Edges(NamedTuple):

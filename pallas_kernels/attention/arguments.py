@@ -29,7 +29,7 @@ class Form:
 
     @property
     def dropped(self) -> int:
-        """Of the 2^32 words that ``dropout`` draws from, how many leave an edge out."""
+        """The number of random words, of 2^32, that leave an edge out."""
         return min(round(self.dropout * 2**32), 2**32 - 1)
 
     @property

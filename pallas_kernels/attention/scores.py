@@ -32,7 +32,7 @@ class Rule(abc.ABC):
         """Returns the lane's part of the total; ``vector`` has the weights of GATv2's columns."""
 
     def score(self, warp: Warp, total: Value) -> Value:
-        """Returns the score."""
+        """Returns the score of an edge and a head, from its total over the lanes."""
         del warp
         return total
 

@@ -182,6 +182,17 @@ def test_scales_are_constants_without_gradient():
     np.testing.assert_allclose(gradient[:, 0], dense(graph).sum(0), rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["mean", "sym", "gcn"])
+def test_scales_of_a_concrete_graph_are_rounded_once(kind):
+    degrees = np.arange(1, 400)
+    ends = np.repeat(np.arange(399), degrees)
+    graph = CSRGraph.from_edges(ends, ends, 399).normalized(kind)
+    exact = degrees ** (-1.0 if kind == "mean" else -0.5)
+    scales = [graph.row_scale] if kind == "mean" else [graph.row_scale, graph.col_scale]
+    for scale in scales:
+        np.testing.assert_array_equal(scale, exact.astype(np.float32))
+
+
 @pytest.mark.parametrize("kind", ["mean", "sym"])
 def test_scales_are_as_exact_as_features_of_float64(kind):
     with jax.enable_x64(True):

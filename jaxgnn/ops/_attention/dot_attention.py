@@ -10,14 +10,14 @@ from jaxgnn._ffi import dot_attention as ffi
 from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.ops._attention.checks import Checker, dense
 from jaxgnn.ops._attention.reference import dot_attention as reference
-from jaxgnn.ops._attention.skeleton import Call, Computation, attend, computation
+from jaxgnn.ops._attention.skeleton import Call, attend, computation
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import from_numpy
 from pallas_kernels.attention.arguments import Form, Operands
 
 _OP = "dot_attention"
-FORWARD, WEIGHTS, BACKWARD_ROWS, BACKWARD_COLUMNS = computation(_OP, reference.scores, ffi)
-_KERNELS = Computation(FORWARD, WEIGHTS, BACKWARD_ROWS, BACKWARD_COLUMNS)
+_KERNELS = computation(_OP, reference.scores, ffi)
+FORWARD, WEIGHTS, BACKWARD_ROWS, BACKWARD_COLUMNS = _KERNELS
 
 
 def dot_attention(
@@ -66,7 +66,7 @@ def dot_attention(
       key: random key of the dropout, which is the same in every implementation; None without.
       return_weights: whether to return also what the values were multiplied with, dropout
         included.
-      implementation: ``"xla"``, ``"ffi"`` on a CPU, or None for what was measured to be fastest.
+      implementation: ``"xla"``, ``"ffi"`` on a CPU, or None for compiled kernels, if any.
 
     Returns:
       Sums of the receivers, of the dtype of ``v``; with ``return_weights`` also the weight of each
