@@ -2,17 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from experiments.benchmarks._cases import Case, Differentiable, implementations
-from experiments.benchmarks._workloads import Workload, input_sets
+from experiments.benchmarks._report import Row
+from experiments.benchmarks._session import Options, Session, run_op
+from experiments.benchmarks._workloads import (
+    WORKLOADS,
+    Platform,
+    Scale,
+    Workload,
+    build_graph,
+    input_sets,
+    like,
+)
 from jaxgnn import ops
 from jaxgnn.graph import CSRGraph
+from jaxgnn.models import sudoku_graph
+
+
+@dataclass(frozen=True)
+class Molecules(Workload):
+    """Many rings of 25 nodes, linked both ways, as one graph; see ``Workload``."""
+
+    def graph(self) -> CSRGraph:
+        """The graph with its transpose and schedules."""
+        nodes = np.arange(self.nodes)
+        following = nodes - nodes % 25 + (nodes + 1) % 25
+        ends = np.concatenate([nodes, following]), np.concatenate([following, nodes])
+        return build_graph(*ends, self.nodes)
+
+
+@dataclass(frozen=True)
+class Sudoku(Workload):
+    """The graph of the cells of a Sudoku; see ``Workload``."""
+
+    def graph(self) -> CSRGraph:
+        """The graph with its transpose and schedules."""
+        return sudoku_graph().prepared()
+
+
+_FLOAT32 = {"dtypes": ("float32",)}
+
+# Below, the time of the kernels by themselves is shown too: it is less than that of launching them.
+_FEW_EDGES = 10_000
+
+# Beside the workloads of all ops: one head, and graphs so small that launches take the time.
+OF_ATTENTION: dict[tuple[Platform, Scale], tuple[Workload, ...]] = {
+    ("gpu", "full"): (
+        like("flickr", dim=128, heads=1, dtypes=("float16",), label="flickr 1x128"),
+        Molecules("molecules", 128 * 25, 2 * 128 * 25, 64, **_FLOAT32),
+        Sudoku("sudoku", 81, 1620, 64, **_FLOAT32),
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -74,7 +122,13 @@ def cases(op: str, workload: Workload) -> Iterator[Case]:
                 nbytes=bytes_moved(op, graph, workload.heads, dim, size, direction),
                 candidates=implementations(lambda name: build(op, name), direction, inputs),
                 edges=graph.num_edges,
+                kernels=graph.num_edges < _FEW_EDGES,
             )
+
+
+def run(cases: Callable[[Workload], Iterable[Case]], options: Options) -> list[Row]:
+    """Times an op of attention on the workloads of all ops and on those of attention."""
+    return run_op(cases, Session.start(options, WORKLOADS, OF_ATTENTION))
 
 
 def build(op: str, name: ops.Name) -> Differentiable:

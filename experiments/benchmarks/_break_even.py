@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import get_args
@@ -87,7 +88,7 @@ def _by_kind(rows: Iterable[Mapping]) -> dict[tuple, list[Mapping]]:
 
 def _of_width(workload: Workload, dim: int, parts: Sequence[int]) -> Workload:
     ks = tuple(dict.fromkeys(max(1, dim * part // 32) for part in parts))
-    return Workload(workload.name, workload.nodes, workload.edges, dim, ks, workload.dtypes)
+    return dataclasses.replace(workload, dim=dim, ks=ks)
 
 
 def _sweep(session: Session, workload: Workload, dtype: str) -> list[Row]:

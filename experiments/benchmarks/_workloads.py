@@ -38,8 +38,7 @@ class Workload:
     """A graph and the features on it.
 
     Attributes:
-      name: name of the workload in the tables. A graph named by a scale of ``jaxgnn.datasets`` has
-        its size and power law of degrees; any other graph is uniformly random.
+      name: name of the workload in the tables.
       nodes: number of nodes.
       edges: edges to draw; the power-law graphs meet it to 1 %.
       dim: width of the features.
@@ -47,6 +46,7 @@ class Workload:
       dtypes: dtypes of the features.
       heads: number of attention heads of segment_softmax.
       directions: directions of the linear ops, whose backward can be timed separately.
+      scale: the key of ``SCALES`` whose degrees it has; None for a uniformly random graph.
     """
 
     name: str
@@ -57,14 +57,17 @@ class Workload:
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
     heads: int = 4
     directions: tuple[str, ...] = ("forward", "backward", "forward+backward")
+    scale: str | None = None
 
     def graph(self) -> CSRGraph:
         """The unweighted graph with its transpose and schedules, made once a process."""
-        return _graph(self.name, self.nodes, self.edges)
+        return _graph(self.scale, self.nodes, self.edges)
 
 
-def _like(name: str, **options) -> Workload:
-    return Workload(name, SCALES[name].nodes, SCALES[name].edges, **options)
+def like(scale: str, label: str | None = None, **options) -> Workload:
+    """A graph of the size of a data set, by its name in ``SCALES``, called ``label`` in tables."""
+    sizes = SCALES[scale]
+    return Workload(label or scale, sizes.nodes, sizes.edges, scale=scale, **options)
 
 
 # Both directions together show nothing new once they were timed apart, and cost compilations.
@@ -76,10 +79,10 @@ WORKLOADS: dict[tuple[Platform, Scale], tuple[Workload, ...]] = {
     ("cpu", "small"): (Workload("uniform-200k", 20_000, 200_000, 256, (32,), ("float32",)),),
     ("cpu", "full"): (Workload("uniform-1M", 20_000, 1_000_000, 256, (1, 8, 16, 32, 64, 96, 128)),),
     ("gpu", "tiny"): (Workload("uniform-tiny", 64, 300, 16, (4,), ("float32",)),),
-    ("gpu", "small"): (_like("flickr", **_SMALL_ON_GPU), _like("reddit", **_SMALL_ON_GPU)),
+    ("gpu", "small"): (like("flickr", **_SMALL_ON_GPU), like("reddit", **_SMALL_ON_GPU)),
     ("gpu", "full"): (
-        _like("reddit"),
-        *(_like(name, directions=_APART) for name in ("products", "proteins", "flickr")),
+        like("reddit"),
+        *(like(name, directions=_APART) for name in ("products", "proteins", "flickr")),
     ),
 }
 
@@ -258,10 +261,10 @@ _MOST_INPUTS = 8
 
 
 @cache
-def _graph(name: str, nodes: int, edges: int) -> CSRGraph:
-    if name in SCALES:
+def _graph(scale: str | None, nodes: int, edges: int) -> CSRGraph:
+    if scale is not None:
         # Features of width one, since only the edges are wanted.
-        sizes = dataclasses.replace(SCALES[name], features=1, tasks=None)
+        sizes = dataclasses.replace(SCALES[scale], features=1, tasks=None)
         data = synthetic(sizes, on_device=jax.default_backend() != "cpu")
         return build_graph(data.senders, data.receivers, nodes)
     return uniform_graph(nodes, edges)

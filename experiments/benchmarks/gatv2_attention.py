@@ -7,11 +7,12 @@ each edge forward, three backward.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from experiments.benchmarks import _attention
 from experiments.benchmarks._cases import Case
 from experiments.benchmarks._command import command
-from experiments.benchmarks._session import Options, Session, run_op
+from experiments.benchmarks._session import Options
 from experiments.benchmarks._workloads import Workload
 
 
@@ -21,4 +22,4 @@ def cases(workload: Workload) -> Iterator[Case]:
 
 
 if __name__ == "__main__":
-    command(lambda options: run_op(cases, Session.start(options)), Options, __doc__)
+    command(partial(_attention.run, cases), Options, __doc__)

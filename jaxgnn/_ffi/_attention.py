@@ -15,13 +15,7 @@ from jaxtyping import Float
 
 from jaxgnn._ffi._call import as_float32, call, call_many, structure
 from jaxgnn.graph import CSRGraph
-from pallas_kernels.attention.arguments import (
-    ColumnGradients,
-    Cotangents,
-    Form,
-    Operands,
-    RowGradients,
-)
+from pallas_kernels.attention.arguments import Cotangents, Form, Operands
 
 # The gradients of what all edges share are summed from those of so many runs of rows, at most.
 _MOST_PARTS = 256
@@ -58,52 +52,35 @@ def weights(
     )
 
 
-def backward_rows(
+def backward(
     op: str, graph: CSRGraph, operands: Operands, cotangents: Cotangents, *, form: Form
-) -> RowGradients:
-    """The gradients of what receivers and edges give, and of what all edges share."""
-    walk = _along_rows(graph)
-    parts = min(_MOST_PARTS, graph.made_plan().schedule.rows.shape[0])
-    shapes = {
-        "rows": operands.rows,
-        "edge_logits": operands.edge_logits,
-        "edge_values": operands.edge_values,
-        "edge_features": operands.edge_features,
-        "edge_kernel": operands.edge_kernel,
-        "attention": operands.attention,
-    }
-    results = [_gradient(name, array, parts) for name, array in shapes.items()]
-    made = call_many(
-        f"jaxgnn_{op}_rows",
-        results,
-        *walk,
-        *_arrays(operands),
-        *_cotangents(cotangents),
-        **_constants(form),
+) -> Operands:
+    """The gradients, each of the dtype of its operand."""
+    arrays = *_arrays(operands), *_cotangents(cotangents)
+    of_rows = _of_rows(op, graph, operands, arrays, form)
+    results = [_gradient("columns", operands.columns), _gradient("values", operands.values)]
+    columns, values = call_many(
+        f"jaxgnn_{op}_columns", results, *_along_columns(graph), *arrays, **_constants(form)
     )
+    made = of_rows | {"columns": columns.astype(operands.columns.dtype)}
+    return Operands(**made, values=None if operands.values is None else values)
+
+
+def _of_rows(
+    op: str, graph: CSRGraph, operands: Operands, arrays: tuple[Array | None, ...], form: Form
+) -> dict[str, Array]:
+    """The gradients of what receivers and edges give, and of what all edges share, by name."""
+    parts = min(_MOST_PARTS, graph.made_plan().schedule.rows.shape[0])
+    names = ("rows", "edge_logits", "edge_values", "edge_features", "edge_kernel", "attention")
+    shapes = {name: getattr(operands, name) for name in names}
+    results = [_gradient(name, array, parts) for name, array in shapes.items()]
+    made = call_many(f"jaxgnn_{op}_rows", results, *_along_rows(graph), *arrays, **_constants(form))
     gradients = {}
     for (name, array), gradient in zip(shapes.items(), made, strict=True):
         if array is not None:
             total = jnp.sum(gradient, axis=0) if name in _SHARED else gradient
             gradients[name] = total.astype(array.dtype)
-    return RowGradients(**gradients)
-
-
-def backward_columns(
-    op: str, graph: CSRGraph, operands: Operands, cotangents: Cotangents, *, form: Form
-) -> ColumnGradients:
-    """The gradients of what senders give."""
-    results = [_gradient("columns", operands.columns), _gradient("values", operands.values)]
-    made = call_many(
-        f"jaxgnn_{op}_columns",
-        results,
-        *_along_columns(graph),
-        *_arrays(operands),
-        *_cotangents(cotangents),
-        **_constants(form),
-    )
-    columns = made[0].astype(operands.columns.dtype)
-    return ColumnGradients(columns, None if operands.values is None else made[1])
+    return gradients
 
 
 _SHARED = ("edge_kernel", "attention")

@@ -8,5 +8,4 @@ from jaxgnn._ffi import _attention
 
 forward = partial(_attention.forward, "dot_attention")
 weights = partial(_attention.weights, "dot_attention")
-backward_rows = partial(_attention.backward_rows, "dot_attention")
-backward_columns = partial(_attention.backward_columns, "dot_attention")
+backward = partial(_attention.backward, "dot_attention")

@@ -8,5 +8,4 @@ from jaxgnn._ffi import _attention
 
 forward = partial(_attention.forward, "gatv2_attention")
 weights = partial(_attention.weights, "gatv2_attention")
-backward_rows = partial(_attention.backward_rows, "gatv2_attention")
-backward_columns = partial(_attention.backward_columns, "gatv2_attention")
+backward = partial(_attention.backward, "gatv2_attention")

@@ -1,4 +1,4 @@
-"""What the functions of attention over neighbours take together: arrays, constants, gradients.
+"""What the functions of attention over neighbours take together: arrays, constants, cotangents.
 
 Graphs have N rows (receivers), M columns (senders) and E edge slots. H is the number of heads, and
 K divides it: the first H / K heads share the first head of keys and values, and so on.
@@ -104,35 +104,3 @@ class Cotangents(NamedTuple):
     delta: Any
     dy: Any
     dweights: Any = None
-
-
-class RowGradients(NamedTuple):
-    """Gradients that a pass along the rows gives; None for operands that the call does not have.
-
-    Attributes:
-      rows: gradient of ``Operands.rows``.
-      edge_logits: gradient of ``Operands.edge_logits``.
-      edge_values: gradient of ``Operands.edge_values``.
-      edge_features: gradient of ``Operands.edge_features``.
-      edge_kernel: gradient of ``Operands.edge_kernel``.
-      attention: gradient of ``Operands.attention``.
-    """
-
-    rows: Any
-    edge_logits: Any = None
-    edge_values: Any = None
-    edge_features: Any = None
-    edge_kernel: Any = None
-    attention: Any = None
-
-
-class ColumnGradients(NamedTuple):
-    """Gradients that a pass along the columns gives.
-
-    Attributes:
-      columns: gradient of ``Operands.columns``.
-      values: gradient of ``Operands.values``, or None if there are none.
-    """
-
-    columns: Any
-    values: Any = None

@@ -7,6 +7,7 @@ sums, which ``add_pieces`` adds up in order.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from pallas_kernels import simt
 from pallas_kernels.attention.arguments import Operands
 from pallas_kernels.attention.lanes import NUMBER, Lanes, Rows
 from pallas_kernels.attention.neighbours import Edges, Neighbours, Plan, Stats
-from pallas_kernels.attention.scores import GatV2
+from pallas_kernels.attention.scores import Values
 from pallas_kernels.graph.rows import Piece, add_pieces
 from pallas_kernels.simt.values import Array
 from pallas_kernels.simt.warp import Warp
@@ -38,21 +39,19 @@ def along_rows(
       name: name of the kernel.
 
     Returns:
-      By name of the operand: ``rows``; ``edge_logits`` [edges, heads] if there are any; and
-      ``attention`` [1, heads * width] float32 if there is one.
+      By name of the operand: ``rows``; ``edge_logits`` [edges, heads] if there are any, with
+      features of edges in any case, in float32, as the gradient to the totals; ``edge_values`` for
+      all heads, if there are any, in float32 if the operand has fewer heads; and the receivers'
+      part of ``attention`` [1, heads * width] float32 if there is one.
     """
-    tile, graph = plan.tile, edges.graph
-    grid = simt.Grid(graph.blocks(tile.warps), tile.warps, tile.slices(plan.heads))
     outputs = {"rows": jax.ShapeDtypeStruct(operands.rows.shape, operands.rows.dtype)}
-    if edges.logits is not None:
-        outputs["edge_logits"] = jax.ShapeDtypeStruct(edges.logits.shape, edges.logits.dtype)
-    if operands.attention is not None:
-        shape = (grid.blocks * grid.warps, operands.attention.size)
-        outputs["attention"] = jax.ShapeDtypeStruct(shape, jnp.float32)
-    made = _launch(_AlongRows(plan), (edges, operands, dy, stats), outputs, {"rows"}, name, grid)
-    if "attention" in made:
-        made["attention"] = jnp.sum(made["attention"], axis=0, keepdims=True)
-    return made
+    if edges.logits is not None or edges.features is not None:
+        dtype = edges.logits.dtype if edges.features is None else jnp.float32
+        shape = edges.graph.num_edges, plan.heads
+        outputs["edge_logits"] = jax.ShapeDtypeStruct(shape, dtype)
+    if edges.values is not None:
+        outputs["edge_values"] = _for_all_heads(edges.values, plan)
+    return _launch(_AlongRows(plan), (edges, operands, dy, stats), outputs, {"rows"}, name)
 
 
 def along_columns(
@@ -71,31 +70,46 @@ def along_columns(
 
     Returns:
       By name of the operand: ``columns`` and, if there are any, ``values``, for all heads; in
-      float32 if the operands have fewer heads.
+      float32 if the operands have fewer heads; and the senders' part of ``attention``
+      [1, heads * width] float32 if there is one.
     """
-    tile, graph = plan.tile, edges.graph
-    grid = simt.Grid(graph.blocks(tile.warps), tile.warps, tile.slices(plan.heads))
-    widths = {"columns": plan.ends.width, "values": plan.values.width}
-    outputs = {}
-    for operand, width in widths.items():
-        array, entries = getattr(operands, operand), plan.heads * width
-        if array is not None:
-            dtype = array.dtype if array.shape[1] == entries else jnp.float32
-            outputs[operand] = jax.ShapeDtypeStruct((graph.num_rows, entries), dtype)
+    outputs = {"columns": _for_all_heads(operands.columns, plan, plan.ends.width)}
+    if operands.values is not None:
+        outputs["values"] = _for_all_heads(operands.values, plan)
     inputs = (edges, operands, dy, stats)
-    return _launch(_AlongColumns(plan), inputs, outputs, {*outputs}, name, grid)
+    return _launch(_AlongColumns(plan), inputs, outputs, {*outputs}, name)
+
+
+def _for_all_heads(array: jax.Array, plan: Plan, width: int | None = None) -> jax.ShapeDtypeStruct:
+    """Returns the shape of the gradient to an array of nodes or edges, with all heads.
+
+    Args:
+      array: the operand, [count, heads * width]; it may have fewer heads.
+      plan: what is static.
+      width: columns of a head; those of the values if None.
+    """
+    entries = plan.heads * (plan.values.width if width is None else width)
+    dtype = array.dtype if array.shape[1] == entries else jnp.float32
+    return jax.ShapeDtypeStruct((array.shape[0], entries), dtype)
 
 
 def _launch(
-    kernel: Any,
+    kernel: _AlongRows | _AlongColumns,
     inputs: Any,
     outputs: dict[str, jax.ShapeDtypeStruct],
     by_piece: set[str],
     name: str,
-    grid: simt.Grid,
 ) -> dict[str, jax.Array]:
-    """Launches a kernel, and adds up the pieces of long rows of the outputs ``by_piece``."""
-    graph = inputs[0].graph
+    """Launches a kernel, and adds up the pieces of long rows of the outputs ``by_piece``.
+
+    Where operands have ``attention``, the first output of the kernel is what each warp adds to it.
+    """
+    (edges, operands, *_), plan = inputs, kernel.plan
+    graph, tile = edges.graph, plan.tile
+    grid = simt.Grid(graph.blocks(tile.warps), tile.warps, tile.slices(plan.heads))
+    if operands.attention is not None:
+        shape = (grid.blocks * grid.warps, operands.attention.size)
+        outputs = {"attention": jax.ShapeDtypeStruct(shape, jnp.float32)} | outputs
     partial = {
         key: spec
         for key, output in outputs.items()
@@ -108,6 +122,8 @@ def _launch(
     made = dict(zip(outputs, arrays[: len(outputs)], strict=True))
     for key, sums in zip(partial, arrays[len(outputs) :], strict=True):
         made[key] = add_pieces(graph, sums, made[key])
+    if "attention" in made:
+        made["attention"] = jnp.sum(made["attention"], axis=0, keepdims=True)
     return made
 
 
@@ -126,59 +142,84 @@ def _store(piece: Piece, results: list, outputs: list[Array], partial: list[Arra
     warp.when(first_group & (piece.slot >= 0), lambda: store(partial, piece.slot))
 
 
+def _walk_pieces(
+    lanes: Lanes,
+    neighbours: Neighbours,
+    to_vector: Array | None,
+    take: Callable[[Piece], tuple[Values, Values]],
+) -> None:
+    """Calls ``take`` for the pieces of a warp, and stores what they add to GATv2's vector.
+
+    Args:
+      lanes: places of the lanes.
+      neighbours: what reads the edges.
+      to_vector: where each warp has a row for its sums, or None without a vector.
+      take: takes a piece; returns the own end, and its gradient without the factor of the vector.
+    """
+    warp, graph = lanes.warp, neighbours.edges.graph
+
+    def add(number, sums):
+        own, gradient = take(graph.get(warp, number))
+        if to_vector is None:
+            return sums
+        return [warp.fma(x, g, s) for x, g, s in zip(own, gradient, sums, strict=True)]
+
+    sums = [warp.f32(0.0) for _ in neighbours.vector]
+    sums = warp.loop(warp.number, graph.counts.load(1), warp.count, sums, add)
+    if to_vector is not None:
+        rows = Rows(lanes, neighbours.plan.ends, to_vector)
+        warp.when(lanes.group == 0, lambda: rows.store(warp.number, sums))
+
+
+def _weighted(gradient: Values, vector: Values) -> Values:
+    """Returns the gradient to an end, which for GATv2 has the vector as a factor."""
+    return [g * a for g, a in zip(gradient, vector, strict=True)] if vector else gradient
+
+
 @dataclass(frozen=True)
 class _AlongRows:
     """Each warp has a receiver, and reads the senders of its edges."""
 
     plan: Plan
 
-    def __call__(self, warp: Warp, inputs, to_rows: Array, *others: Array) -> None:
+    def __call__(self, warp: Warp, inputs, *outputs: Array) -> None:
         edges, operands, dy, stats = inputs
         plan, rule = self.plan, self.plan.rule
-        partial = [*others]
+        rest = [*outputs]
         lanes = Lanes(warp, plan.tile, plan.heads)
-        of_logits = None if edges.logits is None else Rows(lanes, NUMBER, partial.pop(0))
-        to_attention = None if operands.attention is None else partial.pop(0)
+        to_vector = None if operands.attention is None else rest.pop(0)
+        to_rows = rest.pop(0)
+        has_totals = edges.logits is not None or edges.features is not None
+        of_totals = Rows(lanes, NUMBER, rest.pop(0)) if has_totals else None
+        of_values = None if edges.values is None else Rows(lanes, plan.values, rest.pop(0))
         neighbours = Neighbours.senders(lanes, plan, edges, operands)
-        receivers, slopes = Rows(lanes, plan.ends, operands.rows), Rows(lanes, plan.values, dy)
+        receivers, to_sums = Rows(lanes, plan.ends, operands.rows), Rows(lanes, plan.values, dy)
 
-        def take(piece, of_vector):
-            own, given = rule.own(warp, receivers.load(piece.row)), slopes.load(piece.row)
+        def take(piece):
+            own, given = rule.own(warp, receivers.load(piece.row)), to_sums.load(piece.row)
             known = Stats.load(lanes, stats, piece.row)
 
-            def add(numbers, carry, end):
-                sums, of_vector = carry
+            def add(numbers, sums, end):
                 for neighbour in neighbours.read(numbers, end):
-                    _, dtotal = neighbours.gradients(own, given, known, neighbour)
+                    weight, dtotal = neighbours.gradients(own, given, known, neighbour)
                     sums = rule.add(warp, sums, dtotal, own, neighbour.other)
-                    if isinstance(rule, GatV2):
-                        activated = rule.activated(warp, own, neighbour.other)
-                        pairs = zip(of_vector, activated, strict=True)
-                        of_vector = [warp.fma(dtotal, x, s) for s, x in pairs]
-                    if of_logits is not None:
-                        of_logits.store_edge(neighbour.slot, neighbour.real, dtotal)
-                return sums, of_vector
+                    if of_totals is not None:
+                        of_totals.store_edge(neighbour.slot, neighbour.real, dtotal)
+                    if of_values is not None:
+                        slopes = [weight * x for x in given]
+                        of_values.store_edge(neighbour.slot, neighbour.real, *slopes)
+                return sums
 
-            start = (rule.start(warp, plan.ends.count), of_vector)
-            sums, of_vector = lanes.walk(piece, start, add)
-            result = rule.finish(warp, lanes.sum_groups(sums), neighbours.vector)
-            _store(piece, [(plan.ends, result)], [to_rows], partial, lanes)
-            return of_vector
+            sums = lanes.walk(piece, rule.start(warp, plan.ends.count), add)
+            gradient = rule.finish(warp, lanes.sum_groups(sums))
+            results = [(plan.ends, _weighted(gradient, neighbours.vector))]
+            _store(piece, results, [to_rows], rest, lanes)
+            return own, gradient
 
-        of_vector = [warp.f32(0.0) for _ in neighbours.vector]
-        graph = edges.graph
-        of_vector = warp.loop(
-            warp.number,
-            graph.counts.load(1),
-            warp.count,
-            of_vector,
-            lambda number, sums: take(graph.get(warp, number), sums),
-        )
-        if to_attention is not None:
-            sums, rows = lanes.sum_groups(of_vector), Rows(lanes, plan.ends, to_attention)
-            warp.when(lanes.group == 0, lambda: rows.store(warp.number, sums))
-        if of_logits is not None:
-            of_logits.zero_padding(graph)
+        _walk_pieces(lanes, neighbours, to_vector, take)
+        for of_edges in (of_totals, of_values):
+            if of_edges is not None:
+                of_edges.zero_padding(edges.graph)
 
 
 @dataclass(frozen=True)
@@ -190,14 +231,16 @@ class _AlongColumns:
     def __call__(self, warp: Warp, inputs, *outputs: Array) -> None:
         edges, operands, dy, stats = inputs
         plan, rule = self.plan, self.plan.rule
+        rest = [*outputs]
         lanes = Lanes(warp, plan.tile, plan.heads)
+        to_vector = None if operands.attention is None else rest.pop(0)
         neighbours = Neighbours.receivers(lanes, plan, edges, operands, dy, stats)
         senders = Rows(lanes, plan.ends, operands.columns)
         of_ends_too = operands.values is None
         values = None if of_ends_too else Rows(lanes, plan.values, operands.values)
         count = 1 if of_ends_too else 2
 
-        def take(piece: Piece) -> None:
+        def take(piece):
             read = senders.load(piece.row)
             own, given = rule.own(warp, read), read if values is None else values.load(piece.row)
 
@@ -215,13 +258,14 @@ class _AlongColumns:
             zeros = [warp.f32(0.0) for _ in range(plan.values.count)]
             start = (rule.start(warp, plan.ends.count), zeros)
             of_end, of_values = lanes.walk(piece, start, add)
-            of_end = rule.finish(warp, lanes.sum_groups(of_end), neighbours.vector)
-            of_values = lanes.sum_groups(of_values)
+            gradient = rule.finish(warp, lanes.sum_groups(of_end))
+            of_end, of_values = _weighted(gradient, neighbours.vector), lanes.sum_groups(of_values)
             if of_ends_too:
                 sums = [a + b for a, b in zip(of_end, of_values, strict=True)]
                 results = [(plan.ends, sums)]
             else:
                 results = [(plan.ends, of_end), (plan.values, of_values)]
-            _store(piece, results, [*outputs[:count]], [*outputs[count:]], lanes)
+            _store(piece, results, rest[:count], rest[count:], lanes)
+            return own, gradient
 
-        edges.graph.for_each(warp, take)
+        _walk_pieces(lanes, neighbours, to_vector, take)

@@ -101,10 +101,8 @@ class _Forward:
                 for neighbour, score in zip(found, scores, strict=True):
                     exponential = power(warp, score, shift)
                     total = total + exponential
-                    weight = neighbours.kept(exponential, neighbour)
-                    sums = [
-                        warp.fma(weight, v, s) for v, s in zip(neighbour.values, sums, strict=True)
-                    ]
+                    weight, values = neighbours.kept(exponential, neighbour), neighbour.summed
+                    sums = [warp.fma(weight, v, s) for v, s in zip(values, sums, strict=True)]
                 return peak, total, sums
 
             zeros = [warp.f32(0.0) for _ in range(plan.values.count)]

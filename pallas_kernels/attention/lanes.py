@@ -197,17 +197,17 @@ class Rows:
 
         warp.when(self.lanes.writes(columns.lanes), store_all)
 
-    def store_edge(self, edge: Value, real: Value | None, number: Value) -> None:
-        """Stores the number of a group's edge and the lanes' heads, if it is ``real`` or None."""
+    def store_edge(self, edge: Value, real: Value | None, *values: Value) -> None:
+        """Stores the numbers of a group's edge and the lanes' heads, if it is ``real`` or None."""
         if real is None:
-            return self.store(edge, [number])
-        self.lanes.warp.when(real, lambda: self.store(edge, [number]))
+            return self.store(edge, values)
+        self.lanes.warp.when(real, lambda: self.store(edge, values))
 
     def zero_padding(self, graph: Pieces) -> None:
         """Sets the numbers of the lanes' heads past the last edge of the graph to zero."""
         warp, groups = self.lanes.warp, self.lanes.tile.groups
         first = graph.indptr.load(graph.num_rows) + (warp.number * groups + self.lanes.group)
-        zero, step = [warp.f32(0.0)], warp.count * groups
+        zero, step = [warp.f32(0.0)] * self.columns.count, warp.count * groups
         warp.loop(first, graph.num_edges, step, (), lambda edge, _: self.store(edge, zero))
 
     @property

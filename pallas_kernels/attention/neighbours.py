@@ -29,6 +29,8 @@ class Edges:
       slots: number of each edge in the graph, by which the other arrays are read, [edges]; None if
         that is its own number.
       logits: what edges add to the totals, [edges, heads], or None.
+      values: what edges add to the values, [edges, heads * width], or None.
+      features: features of edges, which a linear map adds to the ends, [edges, features], or None.
       dweights: gradient to the weights, [edges, heads], or None.
       seed: two words that choose which edges dropout leaves out, or None.
     """
@@ -36,6 +38,8 @@ class Edges:
     graph: Pieces
     slots: Any
     logits: Any
+    values: Any
+    features: Any
     dweights: Any
     seed: Any
 
@@ -100,8 +104,9 @@ class Neighbour:
     Attributes:
       slot: number of the edge in the arrays of edges; of the last one of the piece if not ``real``.
       real: whether the edge is before the end of the piece, or None if all are.
-      other: numbers of the other end.
+      other: numbers of the other end, and what the edge's features add to them.
       values: what the other end gives to the sums, or the gradient to its sums.
+      added: what the edge adds to the values of its sender, or None.
       logit: what the edge adds to the total of the lane's head, or None.
       dweight: gradient to the weight of the lane's head, or None.
       stats: what is known of the other end, if it is the receiver and that was asked for.
@@ -111,9 +116,15 @@ class Neighbour:
     real: Value | None
     other: list[Value]
     values: list[Value]
+    added: list[Value] | None
     logit: Value | None
     dweight: Value | None
     stats: Stats | None
+
+    @property
+    def summed(self) -> list[Value]:
+        """What is summed, if the other end is the sender: its values and what the edge adds."""
+        return self.values if self.added is None else _sum(self.values, self.added)
 
     def if_real(self, value: Value, otherwise: float) -> Value:
         """Returns a number of this edge, another one past the end of the piece."""
@@ -133,6 +144,8 @@ class Neighbours:
       ends: rows of the other ends.
       values: rows of what the other ends give to the sums, or of the gradients to their sums; None
         if that is ``ends``.
+      added: rows of what edges add to the values, or None.
+      kernel: rows of the linear map of the features of edges, or None.
       vector: the lane's weights of GATv2's columns, or no numbers.
       dropout: what decides which edges are left out, or None.
       stats: ``Stats`` of the other ends where they are the receivers, or None.
@@ -143,6 +156,8 @@ class Neighbours:
     edges: Edges
     ends: Rows
     values: Rows | None
+    added: Rows | None
+    kernel: Rows | None
     vector: Sequence[Value]
     dropout: Dropout | None
     stats: Array | None = None
@@ -152,7 +167,7 @@ class Neighbours:
         """Returns what reads the senders along the rows of the graph."""
         ends = Rows(lanes, plan.ends, operands.columns)
         values = None if operands.values is None else Rows(lanes, plan.values, operands.values)
-        return cls(lanes, plan, edges, ends, values, *_constants(lanes, plan, edges, operands))
+        return cls(lanes, plan, edges, ends, values, *_of_edges(lanes, plan, edges, operands))
 
     @classmethod
     def receivers(
@@ -160,8 +175,8 @@ class Neighbours:
     ) -> Neighbours:
         """Returns what reads the receivers, and their gradients, along the transposed graph."""
         ends, slopes = Rows(lanes, plan.ends, operands.rows), Rows(lanes, plan.values, dy)
-        constants = _constants(lanes, plan, edges, operands)
-        return cls(lanes, plan, edges, ends, slopes, *constants, stats)
+        of_edges = _of_edges(lanes, plan, edges, operands)
+        return cls(lanes, plan, edges, ends, slopes, *of_edges, stats)
 
     @property
     def warp(self) -> Warp:
@@ -178,6 +193,7 @@ class Neighbours:
         # All reads come first, so that they are under way together.
         ends = [self.ends.read(node) for node in nodes]
         values = ends if self.values is None else [self.values.read(node) for node in nodes]
+        added = None if self.added is None else [self.added.read(slot) for slot in slots]
         logits, dweights = (
             [None if array is None else array.row(slot).load(lanes.head) for slot in slots]
             for array in (arrays.logits, arrays.dweights)
@@ -185,13 +201,40 @@ class Neighbours:
         stats = [
             None if self.stats is None else Stats.load(lanes, self.stats, node) for node in nodes
         ]
+        terms = self._of_features(slots)
 
         def neighbour(i):
-            other = self.ends.values(ends[i], real[i])
-            of_values = other if self.values is None else self.values.values(values[i], real[i])
-            return Neighbour(slots[i], real[i], other, of_values, logits[i], dweights[i], stats[i])
+            end = self.ends.values(ends[i], real[i])
+            other = end if terms is None else _sum(end, terms[i])
+            of_values = end if self.values is None else self.values.values(values[i], real[i])
+            extra = None
+            if self.added is not None and added is not None:
+                extra = self.added.values(added[i], real[i])
+            rest = logits[i], dweights[i], stats[i]
+            return Neighbour(slots[i], real[i], other, of_values, extra, *rest)
 
         return [neighbour(i) for i in range(len(edges))]
+
+    def _of_features(self, slots: list[Value]) -> list[list[Value]] | None:
+        """Returns what the features of edges add to their ends, or None without features.
+
+        A row of the linear map is read once for all of these edges.
+        """
+        features, kernel = self.edges.features, self.kernel
+        if features is None or kernel is None:
+            return None
+        warp = self.warp
+
+        def add(number, terms):
+            row = kernel.load(number)
+            of_edges = [features.row(slot).load(number) for slot in slots]
+            return [
+                [warp.fma(feature, w, t) for w, t in zip(row, term, strict=True)]
+                for feature, term in zip(of_edges, terms, strict=True)
+            ]
+
+        zeros = [[warp.f32(0.0) for _ in range(kernel.columns.count)] for _ in slots]
+        return warp.loop(warp.i32(0), features.shape[-1], 1, zeros, add)
 
     def total(self, own: Sequence[Value], neighbour: Neighbour) -> Value:
         """Returns the total of an edge, from which its score follows."""
@@ -216,6 +259,9 @@ class Neighbours:
     ) -> tuple[Value, Value]:
         """Returns the weight of an edge and the gradient to its total.
 
+        What the edge adds to the values is added to those that the sender gives, whichever of the
+        two ends that is.
+
         Args:
           own: numbers of the own end.
           given: what the own end gives to the sums, or the gradient to its sums.
@@ -225,7 +271,11 @@ class Neighbours:
         warp, plan = self.warp, self.plan
         total = self.total(own, neighbour)
         probability = self.probability(total, stats.lse, neighbour)
-        product = inner_product(warp, given, neighbour.values)
+        if self.stats is None:  # the neighbour is the sender
+            product = inner_product(warp, given, neighbour.summed)
+        else:
+            summed = given if neighbour.added is None else _sum(given, neighbour.added)
+            product = inner_product(warp, summed, neighbour.values)
         slope = warp.sum_lanes(product, plan.values.lanes)
         if neighbour.dweight is not None:
             slope = slope + neighbour.dweight
@@ -237,9 +287,20 @@ class Neighbours:
         return weight, plan.rule.slope(warp, total, dscore)
 
 
-def _constants(lanes: Lanes, plan: Plan, edges: Edges, operands: Operands):
-    """Returns the lane's weights of GATv2's columns, or no numbers, and what decides of dropout."""
-    vector = []
+def _of_edges(lanes: Lanes, plan: Plan, edges: Edges, operands: Operands):
+    """Returns what reads the numbers of edges, and what is the same for all of them.
+
+    These are the rows of ``added`` and ``kernel``, the lane's weights of GATv2's columns or no
+    numbers, and what decides of dropout.
+    """
+    added = None if edges.values is None else Rows(lanes, plan.values, edges.values)
+    kernel, vector = None, []
+    if operands.edge_kernel is not None:
+        kernel = Rows(lanes, plan.ends, operands.edge_kernel)
     if operands.attention is not None:
         vector = Rows(lanes, plan.ends, operands.attention).load(lanes.warp.i32(0))
-    return vector, Dropout.load(lanes, edges.seed, plan.form)
+    return added, kernel, vector, Dropout.load(lanes, edges.seed, plan.form)
+
+
+def _sum(a: Sequence[Value], b: Sequence[Value]) -> list[Value]:
+    return [x + y for x, y in zip(a, b, strict=True)]

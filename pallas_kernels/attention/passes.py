@@ -11,13 +11,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.attention import backward
 from pallas_kernels.attention import forward as forward_kernels
-from pallas_kernels.attention.arguments import (
-    ColumnGradients,
-    Cotangents,
-    Form,
-    Operands,
-    RowGradients,
-)
+from pallas_kernels.attention.arguments import Cotangents, Form, Operands
 from pallas_kernels.attention.neighbours import Edges, Plan
 from pallas_kernels.attention.scores import Rule
 from pallas_kernels.attention.tile import AttentionTile, Work
@@ -43,9 +37,6 @@ class Passes:
 
     def unsupported(self, operands: Operands) -> str | None:
         """Returns what these kernels lack for the operands, or None if they take them."""
-        for name in ("edge_values", "edge_features"):
-            if getattr(operands, name) is not None:
-                return f"{name} is None"
         ends = (operands.rows, operands.columns, operands.summed)
         for array in ends:
             if array.dtype.name not in _DTYPES:
@@ -75,8 +66,7 @@ class Passes:
         if rows == 0 or graph.num_edges == 0:
             empty = jnp.full((rows, heads), -jnp.inf, jnp.float32)
             return jnp.zeros((rows, heads, width), jnp.float32), empty
-        gathered = 1 if operands.values is None else 1 + (operands.columns.ndim == 3)
-        plan = self._plan(graph, operands, form, tile, operands.summed.shape[0], gathered)
+        plan = self._plan(graph, operands, form, tile, _work_forward(operands))
         edges = _edges(graph, operands)
         y, lse = forward_kernels.forward(plan, edges, _flat(operands), self.name)
         return y.reshape(rows, heads, width), lse
@@ -103,61 +93,26 @@ class Passes:
         """
         if graph.num_rows == 0 or graph.num_edges == 0:
             return jnp.zeros((graph.num_edges, operands.heads), jnp.float32)
-        plan = self._plan(graph, operands, form, tile, operands.summed.shape[0], 1)
+        # The values have no part in the weights.
+        operands = operands.replace(edge_values=None)
+        plan = self._plan(graph, operands, form, tile, _work_forward(operands))
         arrays = _flat(operands).replace(values=None), _stats(lse, jnp.zeros_like(lse))
         return weights(plan, _edges(graph, operands), *arrays, f"{self.name}_weights")
 
-    def backward_rows(
+    def backward(
         self,
         graph: Pieces,
-        operands: Operands,
-        cotangents: Cotangents,
-        form: Form,
-        tile: AttentionTile | None = None,
-    ) -> RowGradients:
-        """Computes the gradients of what receivers, edges, and all edges together give.
-
-        Args:
-          graph: rows are receivers, columns are senders; its weights and scales are not used.
-          operands: the arrays of the call.
-          cotangents: what the backward pass takes beside them.
-          form: the constants of the call.
-          tile: how the work is divided; chosen by the shapes if None.
-
-        Returns:
-          The gradients, each of the dtype of its operand; that of logits is zero in padding slots.
-        """
-        given = {"rows": operands.rows, "edge_logits": operands.edge_logits}
-        given = {
-            k: v for k, v in (given | {"attention": operands.attention}).items() if v is not None
-        }
-        if graph.num_rows == 0 or graph.num_edges == 0:
-            return RowGradients(**{k: jnp.zeros_like(v) for k, v in given.items()})
-        gathered = 1 if operands.values is None else 1 + (operands.columns.ndim == 3)
-        plan = self._plan(graph, operands, form, tile, operands.summed.shape[0], gathered)
-        edges = _edges(graph, operands, cotangents)
-        arrays = (
-            _flat(operands),
-            _flat_array(cotangents.dy),
-            _stats(cotangents.lse, cotangents.delta),
-        )
-        made = backward.along_rows(plan, edges, *arrays, f"{self.name}_backward_rows")
-        return RowGradients(
-            **{k: made[k].reshape(v.shape).astype(v.dtype) for k, v in given.items()}
-        )
-
-    def backward_columns(
-        self,
         transposed: Pieces,
         slots: jax.Array,
         operands: Operands,
         cotangents: Cotangents,
         form: Form,
         tile: AttentionTile | None = None,
-    ) -> ColumnGradients:
-        """Computes the gradients of what senders give.
+    ) -> Operands:
+        """Computes the gradients, but for those of the features of edges and of their linear map.
 
         Args:
+          graph: rows are receivers, columns are senders; its weights and scales are not used.
           transposed: the transposed graph: rows are senders, columns are receivers.
           slots: the edge slot of the graph that each edge of the transposed graph is, [edges].
           operands: the arrays of the call.
@@ -166,30 +121,77 @@ class Passes:
           tile: how the work is divided; chosen by the shapes if None.
 
         Returns:
-          The gradients, each of the dtype of its operand.
+          The gradients, each of the dtype of its operand; those of arrays of edges are zero in
+          padding slots. If edges have features, ``edge_logits`` is there in any case, in float32,
+          as the gradient to what edges add to the scores, and ``attention`` lacks the part of the
+          features.
         """
-        given = {"columns": operands.columns, "values": operands.values}
-        given = {k: v for k, v in given.items() if v is not None}
-        if operands.rows.shape[0] == 0 or transposed.num_edges == 0:
-            return ColumnGradients(**{k: jnp.zeros_like(v) for k, v in given.items()})
-        gathered = 1 + (operands.columns.ndim == 3)
-        plan = self._plan(transposed, operands, form, tile, operands.rows.shape[0], gathered)
+        if graph.num_rows == 0 or graph.num_edges == 0:
+            return jax.tree.map(jnp.zeros_like, operands.replace(seed=None))
+        dy, stats = _flat_array(cotangents.dy), _stats(cotangents.lse, cotangents.delta)
+        arrays = _flat(operands), dy, stats
+        plan = self._plan(graph, operands, form, tile, _work_along_rows(operands))
+        edges = _edges(graph, operands, cotangents)
+        of_rows = backward.along_rows(plan, edges, *arrays, f"{self.name}_backward_rows")
+        plan = self._plan(transposed, operands, form, tile, _work_along_columns(operands))
         edges = _edges(transposed, operands, cotangents, slots)
-        arrays = (
-            _flat(operands),
-            _flat_array(cotangents.dy),
-            _stats(cotangents.lse, cotangents.delta),
-        )
-        made = backward.along_columns(plan, edges, *arrays, f"{self.name}_backward_columns")
-        return ColumnGradients(**{k: _of_groups(made[k], v) for k, v in given.items()})
+        of_columns = backward.along_columns(plan, edges, *arrays, f"{self.name}_backward_columns")
+        made = of_rows | of_columns
+        if operands.attention is not None:
+            made["attention"] = of_rows["attention"] + of_columns["attention"]
+        exact = "edge_logits" if operands.edge_features is not None else None
+        whole = {
+            name: gradient if name == exact else _of_groups(gradient, getattr(operands, name))
+            for name, gradient in made.items()
+        }
+        return Operands(**whole)
 
-    def _plan(self, graph, operands, form, tile, nodes, gathered) -> Plan:
+    def _plan(
+        self,
+        graph: Pieces,
+        operands: Operands,
+        form: Form,
+        tile: AttentionTile | None,
+        work: Work,
+    ) -> Plan:
         if tile is None:
-            summed = operands.summed
-            work = Work(operands.heads, summed.shape[2], gathered, summed.dtype.itemsize)
-            shape = graph.num_rows, nodes, graph.num_edges
+            rows, nodes = graph.num_rows, operands.rows.shape[0] + operands.columns.shape[0]
+            shape = rows, nodes - rows, graph.num_edges
             tile = AttentionTile.choose(Chip.current(), *shape, work)
         return Plan.of(self.rule(form), form, tile, operands)
+
+
+def _work_forward(operands: Operands) -> Work:
+    """What the forward pass reads of each sender; it keeps the receiver's numbers and the sums."""
+    wide, vector = operands.rows.ndim == 3, operands.attention is not None
+    arrays = (1 if operands.values is None else 1 + wide) + (operands.edge_values is not None)
+    return _work(operands, arrays, own=1 + wide + vector, loads=1)
+
+
+def _work_along_rows(operands: Operands) -> Work:
+    """What the pass back along the rows reads of each sender.
+
+    It keeps the receiver's numbers, the gradient to its sums, and the gradient to its numbers.
+    """
+    wide, vector = operands.rows.ndim == 3, operands.attention is not None
+    arrays = (1 if operands.values is None else 1 + wide) + (operands.edge_values is not None)
+    return _work(operands, arrays, own=1 + 2 * wide + vector, loads=2)
+
+
+def _work_along_columns(operands: Operands) -> Work:
+    """What the pass back along the columns reads of each receiver: its numbers and gradient.
+
+    It keeps the sender's numbers and values, and the gradients to both.
+    """
+    wide, vector = operands.rows.ndim == 3, operands.attention is not None
+    arrays = 1 + wide + (operands.edge_values is not None)
+    own = 2 * wide + 1 + (operands.values is not None) + vector
+    return _work(operands, arrays, own, loads=2)
+
+
+def _work(operands: Operands, arrays: int, own: int, loads: int) -> Work:
+    summed = operands.summed
+    return Work(operands.heads, summed.shape[2], summed.dtype.itemsize, arrays, own, loads)
 
 
 def _width(operands: Operands) -> int:
@@ -204,7 +206,14 @@ def _edges(
 ) -> Edges:
     """Returns the arrays of the edges that the call has, without what the kernels do not read."""
     dweights = None if cotangents is None else cotangents.dweights
-    indexed = (operands.edge_logits, dweights, operands.seed)
+    values, features = operands.edge_values, operands.edge_features
+    indexed = (
+        operands.edge_logits,
+        None if values is None else _flat_array(values),
+        features,
+        dweights,
+        operands.seed,
+    )
     if all(array is None for array in indexed):
         slots = None
     bare = dataclasses.replace(graph, weights=None, row_scale=None, col_scale=None)
@@ -212,13 +221,14 @@ def _edges(
 
 
 def _flat(operands: Operands) -> Operands:
-    """Returns the arrays of the ends with heads and columns in one axis, and no others."""
-    attention = operands.attention
+    """Returns the arrays of the ends and of all edges, with heads and columns in one axis."""
+    attention, kernel = operands.attention, operands.edge_kernel
     return Operands(
         _flat_array(operands.rows),
         _flat_array(operands.columns),
         None if operands.values is None else _flat_array(operands.values),
         attention=None if attention is None else attention.reshape(1, -1),
+        edge_kernel=None if kernel is None else _flat_array(kernel),
     )
 
 
@@ -233,8 +243,8 @@ def _stats(lse: jax.Array, delta: jax.Array) -> jax.Array:
 
 
 def _of_groups(gradient: jax.Array, operand: jax.Array) -> jax.Array:
-    """Sums the gradient over the heads that share a head of the operand."""
+    """Sums the gradient over the heads that share a head of the operand, in its shape and dtype."""
     if gradient.size == operand.size:
-        return gradient.reshape(operand.shape)
+        return gradient.reshape(operand.shape).astype(operand.dtype)
     nodes, groups, width = operand.shape
     return gradient.reshape(nodes, groups, -1, width).sum(axis=2).astype(operand.dtype)

@@ -52,8 +52,11 @@ class Rule(abc.ABC):
         """Adds an edge to the sums that the gradient to the own end is made of."""
 
     @abc.abstractmethod
-    def finish(self, warp: Warp, sums: Values, vector: Values) -> list[Value]:
-        """Returns the gradient to the own end; it is linear in the sums."""
+    def finish(self, warp: Warp, sums: Values) -> list[Value]:
+        """Returns the gradient to the own end, without the factor of ``vector`` in GATv2's.
+
+        It is linear in the sums.
+        """
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class Gat(Rule):
     def add(self, warp, sums, dtotal, own, other):
         return [sums[0] + dtotal]
 
-    def finish(self, warp, sums, vector):
+    def finish(self, warp, sums):
         return list(sums)
 
 
@@ -89,6 +92,11 @@ class GatV2(Rule):
     The gradient to an end is ``a_c Σ ds leaky_relu'(x_c + z_c)``. The sums are those of ``ds`` over
     the edges where the number is positive, one for each column, and over all edges.
 
+    The gradient to the vector needs no sums of its own, since ``leaky_relu(t) = leaky_relu'(t) t``:
+    ``Σ ds leaky_relu(x_c + z_c)`` over all edges is ``Σ x_c (Σ ds leaky_relu'(x_c + z_c))`` over
+    the receivers plus the same over the senders. What stands in brackets is the gradient to the end
+    without its factor ``a_c``.
+
     Attributes:
       negative_slope: slope of the leaky ReLU below zero.
     """
@@ -96,16 +104,9 @@ class GatV2(Rule):
     negative_slope: float
 
     def part(self, warp, own, other, vector):
-        activated = self.activated(warp, own, other)
-        parts = [a * x for a, x in zip(vector[:2], activated[:2], strict=True)]
-        for i in range(2, len(own)):
-            parts[i % 2] = warp.fma(vector[i], activated[i], parts[i % 2])
-        return fold_in_pairs(parts, lambda a, b: a + b)
-
-    def activated(self, warp: Warp, own: Values, other: Values) -> list[Value]:
-        """Returns the leaky ReLU of each column, which ``vector`` is multiplied with."""
         ends = zip(own, other, strict=True)
-        return [_leaky_relu(warp, x + z, self.negative_slope) for x, z in ends]
+        activated = [_leaky_relu(warp, x + z, self.negative_slope) for x, z in ends]
+        return inner_product(warp, vector, activated)
 
     def start(self, warp, count):
         return super().start(warp, count + 1)
@@ -115,10 +116,10 @@ class GatV2(Rule):
         ends = zip(positive, own, other, strict=True)
         return [*(s + warp.select(x + z > 0.0, dtotal, 0.0) for s, x, z in ends), whole + dtotal]
 
-    def finish(self, warp, sums, vector):
+    def finish(self, warp, sums):
         *positive, whole = sums
         low, rise = whole * self.negative_slope, warp.f32(1.0 - self.negative_slope)
-        return [a * warp.fma(rise, s, low) for a, s in zip(vector, positive, strict=True)]
+        return [warp.fma(rise, s, low) for s in positive]
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ class Dot(Rule):
     def add(self, warp, sums, dtotal, own, other):
         return [warp.fma(dtotal, x, s) for s, x in zip(sums, other, strict=True)]
 
-    def finish(self, warp, sums, vector):
+    def finish(self, warp, sums):
         return [s * self.scale for s in sums]
 
 

@@ -8,15 +8,19 @@ from pallas_kernels.chip import Chip
 from pallas_kernels.simt.warp import LANES
 
 _LOAD_BYTES = 16
-# A lane has so many columns, in at most so many loads, where a head is wide enough for all lanes.
-_COLUMNS, _LOADS = 8, 2
-# What edges gather in one slice should fit this part of the second-level cache, if rows have so
-# many edges that passing over them once more costs little.
-_CACHE_SHARE = 0.8
+# A lane has at most so many columns, where a head is wide enough for all lanes.
+_COLUMNS = 8
+# What edges gather of an array in one slice should be at most this multiple of the second-level
+# cache, if rows have so many edges that passing over them once more costs little. It is more than
+# one, since real graphs have a few nodes that most edges end at.
+_CACHE_SHARE = 1.5
 _MANY_EDGES = 64
-# Neighbours that a lane may read at once, most first, and the registers for them.
-_AHEAD = (4, 2)
-_REGISTERS = 32
+# How many neighbours a lane reads at once, most first, if its numbers take so many registers at
+# most, and the average row has edges for so many such steps.
+_AHEAD = ((4, 72), (2, 80))
+_STEPS = 2
+# Numbers of 16 bits take half a register as they are read, and one more when they are used.
+_REGISTERS = {2: 1.5, 4: 1.0}
 
 
 @dataclass(frozen=True)
@@ -51,41 +55,47 @@ class AttentionTile:
     def choose(cls, chip: Chip, rows: int, cols: int, edges: int, work: Work) -> AttentionTile:
         """The one heuristic, for a pass over ``edges`` edges of ``rows`` rows.
 
-        A lane has eight columns. A warp has all heads at once, or fewer where that keeps what is
-        gathered of the ``cols`` neighbours in the second-level cache.
+        A warp has all heads at once, or fewer where that keeps what is gathered of the ``cols``
+        neighbours in the second-level cache.
         """
         entries = entries_at_once(work.width, work.itemsize)
         loads = -(-work.width // entries)
-        each = max(1, min(_LOADS, _COLUMNS // entries))
+        each = max(1, min(work.loads, _COLUMNS // entries))
         lanes = min(LANES, _power_of_two(-(-loads // each)))
         heads = min(LANES // lanes, _power_of_two(work.heads))
-        node_bytes = work.arrays * work.width * work.itemsize
         if edges >= _MANY_EDGES * rows:
             cached = _CACHE_SHARE * chip.cache_bytes
-            while heads > 1 and cols * heads * node_bytes > cached:
+            while heads > 1 and cols * heads * work.width * work.itemsize > cached:
                 heads //= 2
-        columns = work.arrays * entries * -(-loads // lanes)
+        columns = entries * -(-loads // lanes)
         groups = LANES // (lanes * heads)
         average = edges // max(rows, 1) + 1
-        enough = (n for n in _AHEAD if average >= n * groups and n * columns <= _REGISTERS)
-        return cls(lanes, heads, next(enough, 1))
+        for ahead, most in _AHEAD:
+            registers = ahead * work.arrays * _REGISTERS[work.itemsize] + work.own
+            if registers * columns <= most and average >= _STEPS * ahead * groups:
+                return cls(lanes, heads, ahead)
+        return cls(lanes, heads, 1)
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a pass reads of each neighbour.
+    """What a pass reads of each neighbour, and what it keeps of the own end.
 
     Attributes:
       heads: how many heads there are.
       width: columns of a head.
-      arrays: arrays of so many columns that are gathered.
       itemsize: bytes of an entry.
+      arrays: arrays of so many columns that are gathered.
+      own: how many numbers a lane keeps for each of its columns, sums among them.
+      loads: how often a lane loads of a row of an array, at most.
     """
 
     heads: int
     width: int
-    arrays: int
     itemsize: int
+    arrays: int
+    own: int
+    loads: int
 
 
 def entries_at_once(width: int, itemsize: int) -> int:

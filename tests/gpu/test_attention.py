@@ -14,7 +14,14 @@ from jaxgnn.testing import assert_bit_equal
 from pallas_kernels.attention.arguments import Cotangents
 from pallas_kernels.attention.tile import AttentionTile
 from pallas_kernels.chip import Chip
-from tests.pallas_kernels.attention._cases import FORM, OPS, check, operands_of, passes
+from tests.pallas_kernels.attention._cases import (
+    FORM,
+    OPS,
+    check,
+    gradients_of,
+    operands_of,
+    passes,
+)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.costly(4)]
 
@@ -117,6 +124,13 @@ def test_every_tile_agrees_with_float64(op, lanes, heads, ahead):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_edges_add_to_values_and_scores_agrees_with_float64(dtype):
+    for name in ("flickr", "padded"):
+        _check("dot", name, 3, 16, dtype, added=True, logits=True, dropout=True)
+        _check("gatv2", name, 4, 16, dtype, features=7, logits=True)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_heads_that_share_keys_and_values_agree_with_float64(dtype):
     _check("dot", "reddit", 6, 16, dtype, groups=2, out=24)
 
@@ -125,8 +139,7 @@ def test_heads_that_share_keys_and_values_agree_with_float64(dtype):
 def test_results_repeat_to_the_bit(op):
     graph, kernels = _graph("reddit"), passes(op)
     operands = operands_of(op, graph, 4, 32, "float32", logits=True)
-    pieces, transposed = graph_calls.pieces(graph), graph_calls.pieces(graph.transpose())
-    slots = graph.made_plan().permutation
+    pieces = graph_calls.pieces(graph)
 
     @jax.jit
     def results():
@@ -135,8 +148,7 @@ def test_results_repeat_to_the_bit(op):
         return (
             y,
             lse,
-            kernels.backward_rows(pieces, operands, cotangents, FORM),
-            kernels.backward_columns(transposed, slots, operands, cotangents, FORM),
+            gradients_of(op, graph, operands, cotangents),
         )
 
     first = results()

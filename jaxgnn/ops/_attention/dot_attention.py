@@ -17,7 +17,7 @@ from pallas_kernels.attention.arguments import Form, Operands
 
 _OP = "dot_attention"
 _KERNELS = computation(_OP, reference.scores, ffi)
-FORWARD, WEIGHTS, BACKWARD_ROWS, BACKWARD_COLUMNS = _KERNELS
+FORWARD, WEIGHTS, BACKWARD = _KERNELS
 
 
 def dot_attention(

@@ -1,6 +1,6 @@
 """The part that all attention over neighbours shares: tables of kernels, the one custom_vjp.
 
-An op is a case of ``Computation``: four kernels, which an implementation has all or none of. They
+An op is a case of ``Computation``: three kernels, which an implementation has all or none of. They
 take the graph, the arrays of ``Operands`` without batch axes, and as static option ``form``, a
 ``Form``. Sums are in float32 (float64 for float64 input), whatever the operands are.
 
@@ -14,20 +14,17 @@ take the graph, the arrays of ``Operands`` without batch axes, and as static opt
   What the values were multiplied with, dropout included, in the accumulation dtype; zero in padding
   slots. Only called where the caller asked for weights.
 
-``backward_rows(graph, operands, cotangents) -> RowGradients``
-  A pass along the rows of the graph. It makes the scores again, and from them ``p = exp(s - lse)``
-  and ``ds = p (m (<dy_i, v_j + u_ij> + dweights) - delta)``, where ``m`` is dropout's factor. It
-  returns the gradients of what receivers give, of what edges give, and of what all edges share;
-  each of the dtype of its operand. The two that all edges share are sums over all edges: a kernel
-  writes partial sums of runs of rows, and adds them up in order, so that bits repeat.
+``backward(graph, operands, cotangents) -> Operands``
+  The gradients, each of the dtype of its operand, in the place of the operand. A kernel makes the
+  scores again, and from them ``p = exp(s - lse)`` and ``ds = p (m (<dy_i, v_j + u_ij> + dweights) -
+  delta)``, where ``m`` is dropout's factor. It takes two passes. One is along the rows of the
+  graph, for what receivers and edges give. The other is along the rows of the transposed graph, so
+  that a sender's gradient is a sum over its edges in order, without atomic additions. Edge ``e`` of
+  the transposed graph is slot ``permutation[e]`` of the graph; by the slot it finds the arrays of
+  edges, and what dropout drew. What all edges share gets a sum over all edges: a kernel writes
+  partial sums of runs of rows, and adds them up in order, so that bits repeat.
 
-``backward_columns(graph, operands, cotangents) -> ColumnGradients``
-  The same along the rows of the transposed graph, so that a sender's gradient is a sum over its
-  edges in order, without atomic additions. Edge ``e`` of the transposed graph is slot
-  ``permutation[e]`` of the graph; by the slot it finds the arrays of edges, and what dropout drew.
-
-``delta`` is made here from ``y`` and ``dy``. Both passes back take it and ``lse``, and neither
-waits for the other.
+``delta`` is made here from ``y`` and ``dy``.
 """
 
 from __future__ import annotations
@@ -41,13 +38,14 @@ from jaxtyping import Array, Float
 
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph._row_sums import sum_rows
+from jaxgnn.ops._attention.pallas import Calls
 from jaxgnn.ops._attention.reference import softmax_sum
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 from pallas_kernels.attention.arguments import Cotangents, Form, Operands
 
-FFI_DTYPES = ("float32", "bfloat16", "float16")
-"""Names of the dtypes that the compiled kernels take."""
+KERNEL_DTYPES = ("float32", "bfloat16", "float16")
+"""Names of the dtypes that the kernels take."""
 
 
 class Computation(NamedTuple):
@@ -56,14 +54,12 @@ class Computation(NamedTuple):
     Attributes:
       forward: sums and logarithms of the sums of exponentials.
       weights: weights of the values.
-      backward_rows: gradients of what receivers and edges give.
-      backward_columns: gradients of what senders give.
+      backward: gradients.
     """
 
     forward: dispatch.Kernel
     weights: dispatch.Kernel
-    backward_rows: dispatch.Kernel
-    backward_columns: dispatch.Kernel
+    backward: dispatch.Kernel
 
 
 def computation(op: str, scores: softmax_sum.Scores, compiled: Any) -> Computation:
@@ -74,13 +70,17 @@ def computation(op: str, scores: softmax_sum.Scores, compiled: Any) -> Computati
       scores: its scores in plain JAX.
       compiled: module of the typed calls of its compiled kernels.
     """
+    calls = Calls(op)
 
     def kernel(name: str) -> dispatch.Kernel:
         return dispatch.Kernel(
             op if name == "forward" else f"{op}.{name}",
             {
                 "xla": dispatch.xla(partial(getattr(softmax_sum, name), scores)),
-                "ffi": dispatch.ffi(dtypes=FFI_DTYPES, cpu=getattr(compiled, name)),
+                "pallas": dispatch.pallas(
+                    getattr(calls, name), dtypes=KERNEL_DTYPES, limits=calls.limits
+                ),
+                "ffi": dispatch.ffi(dtypes=KERNEL_DTYPES, cpu=getattr(compiled, name)),
             },
         )
 
@@ -116,9 +116,7 @@ def attend(
       operands: checked arrays; leading batch axes share the graph.
       batch_dims: number of batch axes; of arrays of edges each has all of them or none.
     """
-    # Attention makes its own weights.
-    structure = CSRGraph(graph.indptr, graph.indices, num_cols=graph.num_cols, plan=graph.plan)
-    structure, operands = dispatch.match_varying(structure, operands)
+    structure, operands = dispatch.match_varying(graph.with_weights(None), operands)
 
     def run(operands):
         compute = _computed if call.request.name == "xla" else _attention
@@ -184,10 +182,7 @@ _attention.defvjp(_attention_forward, _attention_backward)
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _gradients(call, graph, operands, cotangents):
-    arguments = (call.request, graph, operands, cotangents)
-    of_rows = call.kernels.backward_rows(*arguments, form=call.form)
-    of_columns = call.kernels.backward_columns(*arguments, form=call.form)
-    return operands.replace(**of_rows._asdict(), **of_columns._asdict(), seed=None)
+    return call.kernels.backward(call.request, graph, operands, cotangents, form=call.form)
 
 
 def _gradients_forward(call, graph, operands, cotangents):

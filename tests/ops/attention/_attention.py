@@ -132,7 +132,7 @@ COMPILED = [name for name in IMPLEMENTATIONS if name != "xla"]
 def kernels(name: str):
     """The tables of an op's kernels."""
     module = _MODULES[name]
-    return module.FORWARD, module.WEIGHTS, module.BACKWARD_ROWS, module.BACKWARD_COLUMNS
+    return module.FORWARD, module.WEIGHTS, module.BACKWARD
 
 
 def by_hand(attention: Attention, graph, arrays) -> tuple[np.ndarray, np.ndarray]:

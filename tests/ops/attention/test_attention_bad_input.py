@@ -115,10 +115,3 @@ def test_it_names_the_op_the_argument_what_was_expected_and_what_came(case):
 def test_dropout_has_a_key_and_a_key_has_dropout(op, options, part):
     with pytest.raises(ValueError, match=f"^{op}: {part}"):
         _call(op, **options)
-
-
-@pytest.mark.parametrize("op", TABLE)
-def test_there_is_no_pallas_kernel_and_the_name_says_so(op):
-    arrays = TABLE[op].arrays(GRAPH)
-    with pytest.raises(NotImplementedError, match=rf"{op}\[pallas\]: needs one of .* xla, ffi"):
-        TABLE[op](GRAPH, arrays, implementation="pallas")

@@ -1,5 +1,6 @@
 """Operands of attention over neighbours, and comparisons of the kernels with the formula."""
 
+import dataclasses
 import importlib
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgnn import CSRGraph
+from jaxgnn.ops._attention import edge_features
 from jaxgnn.ops._graph import pallas as graph_calls
 from jaxgnn.testing import assert_close, random_array
 from pallas_kernels.attention.arguments import Cotangents, Form, Operands
@@ -24,8 +26,8 @@ def passes(op):
 def operands_of(op, graph, heads, width, dtype, **options) -> Operands:
     """Random operands.
 
-    Options are ``groups``, the heads of keys and values, ``out``, columns of values, and whether
-    there are ``logits`` and ``dropout``.
+    Options are ``groups``, the heads of keys and values, ``out``, columns of values, ``features``
+    of edges, and whether there are ``logits``, ``added`` values of edges, and ``dropout``.
     """
 
     def array(number, *shape, dtype=dtype):
@@ -45,7 +47,18 @@ def shapes_of(op, graph, heads, width, dtype, **options) -> Operands:
 
 
 def _operands(
-    array, seed, op, graph, heads, width, groups=None, out=None, logits=False, dropout=False
+    array,
+    seed,
+    op,
+    graph,
+    heads,
+    width,
+    groups=None,
+    out=None,
+    logits=False,
+    added=False,
+    features=None,
+    dropout=False,
 ):
     ends = {"gat": ()}.get(op, (width,))
     groups, out = groups or heads, out or width
@@ -54,6 +67,9 @@ def _operands(
         array(1, graph.num_cols, groups, *ends),
         None if op == "gatv2" else array(2, graph.num_cols, groups, out),
         edge_logits=array(3, graph.num_edges, heads) if logits else None,
+        edge_values=array(5, graph.num_edges, groups, out) if added else None,
+        edge_features=array(6, graph.num_edges, features) if features else None,
+        edge_kernel=array(7, features, heads, width) if features else None,
         attention=array(4, heads, width, dtype="float32") if op == "gatv2" else None,
         seed=seed if dropout else None,
     )
@@ -91,20 +107,30 @@ def check(op, graph: CSRGraph, operands: Operands, form: Form, tile=None, dweigh
     compare("weights", weights, exact.weights)
     assert not np.asarray(weights)[count:].any()
     cotangents = Cotangents(lse, jnp.asarray(exact.delta, jnp.float32), dy, dweight)
-    of_rows = kernels.backward_rows(pieces, operands, cotangents, form, tile)
-    for name in ("rows", "edge_logits", "attention"):
-        terms = count if name == "attention" else length
-        compare(name, getattr(of_rows, name), getattr(exact.rows, name), terms)
+    gradients = gradients_of(op, graph, operands, cotangents, form, tile)
+    of_all_edges = ("attention", "edge_kernel")
+    for field in dataclasses.fields(Operands):
+        operand, gradient = getattr(operands, field.name), getattr(gradients, field.name)
+        compare(
+            field.name,
+            gradient,
+            getattr(exact.gradients, field.name),
+            count if field.name in of_all_edges else length,
+        )
+        assert gradient is None or gradient.dtype == operand.dtype
+        if field.name.startswith("edge_") and field.name not in of_all_edges:
+            assert gradient is None or not np.asarray(gradient)[count:].any()
+
+
+def gradients_of(op, graph, operands, cotangents, form=FORM, tile=None) -> Operands:
+    """The gradients by the kernels, and for the features of edges by what completes them."""
     transposed, slots = graph_calls.pieces(graph.transpose()), graph.made_plan().permutation
-    of_columns = kernels.backward_columns(transposed, slots, operands, cotangents, form, tile)
-    for name in ("columns", "values"):
-        compare(name, getattr(of_columns, name), getattr(exact.columns, name))
-    for given in (of_rows, of_columns):
-        for name, gradient in given._asdict().items():
-            operand = getattr(operands, name)
-            assert (gradient is None) or gradient.dtype == operand.dtype
-    if operands.edge_logits is not None:
-        assert not np.asarray(of_rows.edge_logits)[count:].any()
+    made = passes(op).backward(
+        graph_calls.pieces(graph), transposed, slots, operands, cotangents, form, tile
+    )
+    if operands.edge_features is None:
+        return made
+    return edge_features.completed(graph, operands, made, form)
 
 
 def seed_words(number=0) -> jax.Array:

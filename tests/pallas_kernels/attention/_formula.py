@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from pallas_kernels.attention.arguments import ColumnGradients, Form, Operands, RowGradients
+from pallas_kernels.attention.arguments import Form, Operands
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,8 +18,7 @@ class Result:
     lse: np.ndarray
     weights: np.ndarray
     delta: np.ndarray
-    rows: RowGradients
-    columns: ColumnGradients
+    gradients: Operands
     largest: dict[str, float]
 
 
@@ -45,7 +44,15 @@ def attention(op, graph, operands: Operands, form: Form, dy, dweights=None) -> R
             total = _add_at(graph.num_cols, senders, x)
             return total.reshape(graph.num_cols, groups, -1, *total.shape[2:]).sum(2)
 
-        score, pull_back = _scores(op, at_rows, at_columns, logits, operands.attention, form)
+        if operands.edge_values is not None:
+            added = _wide(operands.edge_values)[:count]
+            values = values + np.repeat(added, heads // groups, axis=1)
+        term, features = 0.0, None
+        if operands.edge_features is not None:
+            features, kernel = _wide(operands.edge_features)[:count], _wide(operands.edge_kernel)
+            term = np.einsum("ef,fhd->ehd", features, kernel)
+        ends = at_rows, at_columns + term
+        score, pull_back = _scores(op, *ends, logits, operands.attention, form)
         peak = np.full((graph.num_rows, heads), -np.inf)
         np.maximum.at(peak, receivers, score)
         powers = np.exp(score - np.where(peak == -np.inf, 0, peak)[receivers])
@@ -66,23 +73,34 @@ def attention(op, graph, operands: Operands, form: Form, dy, dweights=None) -> R
         dscore = p * (m * dweight - delta[receivers])
         drow, dcolumn, dlogit, dvector = pull_back(dscore)
         dvalue = (p * m)[..., None] * dy
-        dlogits = np.zeros((slots, heads))
-        dlogits[:count] = dlogit
-        has_logits, own_values = operands.edge_logits is not None, operands.values is not None
-        of_rows = RowGradients(
-            sum_rows(drow), edge_logits=dlogits if has_logits else None, attention=dvector
-        )
-        of_columns = ColumnGradients(
+        own_values = operands.values is not None
+        gradients = Operands(
+            sum_rows(drow),
             sum_columns(dcolumn if own_values else dcolumn + dvalue, groups),
             sum_columns(dvalue, groups) if own_values else None,
+            edge_logits=None if operands.edge_logits is None else _padded(dlogit, slots),
+            attention=dvector,
         )
+        if operands.edge_values is not None:
+            shared = dvalue.reshape(count, groups, -1, dvalue.shape[-1]).sum(2)
+            gradients = gradients.replace(edge_values=_padded(shared, slots))
+        if features is not None:
+            gradients = gradients.replace(
+                edge_features=_padded(np.einsum("ehd,fhd->ef", dcolumn, kernel), slots),
+                edge_kernel=np.einsum("ef,ehd->fhd", features, dcolumn),
+            )
         terms = {"rows": drow, "columns": dcolumn if own_values else dcolumn + dvalue}
         largest = {name: float(np.abs(term).max()) for name, term in terms.items()}
-    return Result(y, lse, weights, delta, of_rows, of_columns, largest)
+    return Result(y, lse, weights, delta, gradients, largest)
 
 
 def _wide(array):
     return np.asarray(array).astype(np.float64)
+
+
+def _padded(of_edges, slots):
+    """Zeros in padding slots, after the numbers of edges."""
+    return np.pad(of_edges, [(0, slots - len(of_edges))] + [(0, 0)] * (of_edges.ndim - 1))
 
 
 def _add_at(count, places, x):

@@ -46,8 +46,7 @@ def _lower(op, graph, operands) -> str:
         transposed, slots = graph_calls.pieces(graph.transpose()), graph.plan.permutation
         return (
             kernels.weights(pieces, operands, lse, form),
-            kernels.backward_rows(pieces, operands, cotangents, form),
-            kernels.backward_columns(transposed, slots, operands, cotangents, form),
+            kernels.backward(pieces, transposed, slots, operands, cotangents, form),
         )
 
     return jax.jit(both).trace(graph, operands).lower(lowering_platforms=("cuda",)).as_text()
@@ -76,6 +75,7 @@ def test_a_small_graph_takes_one_kernel_for_each_pass(op):
 def test_all_options_lower_with_offsets_of_64_bits(op):
     with jax.enable_x64(True):
         graph = _graph(*REDDIT, offsets=jnp.int64)
-        groups = {"groups": 1, "out": 9} if op == "dot" else {}
-        shape = shapes_of(op, graph, 3, 13, "float16", logits=True, dropout=True, **groups)
+        own = {"dot": {"groups": 1, "out": 9, "added": True}, "gatv2": {"features": 3}}
+        given = {"logits": True, "dropout": True} | own.get(op, {})
+        shape = shapes_of(op, graph, 3, 13, "float16", **given)
         assert _lower(op, graph, shape)

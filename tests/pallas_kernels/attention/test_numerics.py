@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jaxgnn import CSRGraph
+from jaxgnn.ops._attention import edge_features
 from jaxgnn.ops._graph import pallas as graph_calls
 from jaxgnn.testing import assert_bit_equal, assert_close
 from pallas_kernels.attention.arguments import Cotangents
@@ -21,6 +22,7 @@ from tests.pallas_kernels.attention._cases import (
     FORM,
     OPS,
     check,
+    gradients_of,
     operands_of,
     passes,
     shapes_of,
@@ -86,6 +88,20 @@ CASES = {
     "a head a warp": ("short rows", 2, 136, "bfloat16", {}, AttentionTile(32, 1, 2)),
     "32 groups": ("short rows", 1, 8, "float32", {"dropout": True}, AttentionTile(1, 1, 4)),
 }  # fmt: skip
+DOT_CASES = {
+    "values of edges": (
+        "short rows", 3, 8, "float32", {"added": True, "dropout": True}, AttentionTile(2, 4, 2),
+    ),
+    "and shared heads": (
+        "long rows", 4, 4, "bfloat16", {"added": True, "logits": True, "groups": 2}, None,
+    ),
+}  # fmt: skip
+GATV2_CASES = {
+    "features of edges": ("short rows", 3, 8, "float32", {"features": 5, "dropout": True}, None),
+    "and logits": (
+        "long rows", 2, 12, "bfloat16", {"features": 1, "logits": True}, AttentionTile(2, 2, 2),
+    ),
+}  # fmt: skip
 GROUPS = {
     "two": ("long rows", 6, 4, "float32", {"groups": 2, "out": 12}, AttentionTile(2, 4, 2)),
     "one": ("short rows", 4, 8, "bfloat16", {"groups": 1, "out": 2}, AttentionTile(2, 2, 1)),
@@ -106,6 +122,17 @@ def _check(op, case, **options):
 @pytest.mark.parametrize("op", OPS)
 def test_values_and_gradients_agree_with_float64(op, case):
     _check(op, CASES[case], dweights=case == "idle lanes")
+
+
+@pytest.mark.parametrize("case", DOT_CASES)
+def test_edges_add_to_values(case):
+    _check("dot", DOT_CASES[case])
+
+
+@pytest.mark.parametrize("case", GATV2_CASES)
+def test_features_of_edges_are_a_part_of_the_score(case, monkeypatch):
+    monkeypatch.setattr(edge_features, "_ENTRIES", 1000)
+    _check("gatv2", GATV2_CASES[case])
 
 
 @pytest.mark.parametrize("case", GROUPS)
@@ -134,14 +161,7 @@ def _results(op, graph, operands):
     kernels, pieces = passes(op), graph_calls.pieces(graph)
     y, lse = kernels.forward(pieces, operands, FORM)
     cotangents = Cotangents(lse, lse, y)
-    slots = graph.made_plan().permutation
-    transposed = graph_calls.pieces(graph.transpose())
-    return (
-        y,
-        lse,
-        kernels.backward_rows(pieces, operands, cotangents, FORM),
-        kernels.backward_columns(transposed, slots, operands, cotangents, FORM),
-    )
+    return y, lse, gradients_of(op, graph, operands, cotangents)
 
 
 def test_offsets_of_64_bits_give_the_same_bits():
@@ -171,7 +191,7 @@ def test_what_is_not_finite_stays_with_its_neighbours(op):
     spoiled = {"columns": operands.columns.at[5].set(jnp.nan)}
     if operands.values is not None:
         spoiled["values"] = operands.values.at[7].set(jnp.inf)
-    y, lse, _, of_columns = _results(op, graph, operands.replace(**spoiled))
+    y, lse, gradients = _results(op, graph, operands.replace(**spoiled))
     reached = {5, 7} if "values" in spoiled else {5}
     indptr, indices = np.asarray(graph.indptr), np.asarray(graph.indices)
     neighbours = [{*indices[a:b].tolist()} for a, b in itertools.pairwise(indptr)]
@@ -185,7 +205,7 @@ def test_what_is_not_finite_stays_with_its_neighbours(op):
     exact, *_ = _results(op, graph, operands)
     np.testing.assert_array_equal(np.asarray(y)[finite], np.asarray(exact)[finite])
     alone = [j for j in range(COLS) if not any(j in n and reached & n for n in neighbours)]
-    assert alone and np.isfinite(np.asarray(of_columns.columns)[alone]).all()
+    assert alone and np.isfinite(np.asarray(gradients.columns)[alone]).all()
 
 
 def test_scores_far_below_zero_are_shifted_without_infinities():
@@ -202,25 +222,27 @@ def test_scores_far_below_zero_are_shifted_without_infinities():
 def test_nothing_is_launched_without_edges():
     graph = CSRGraph(jnp.zeros(4, jnp.int32), jnp.zeros(0, jnp.int32), num_cols=2).prepared()
     operands = operands_of("dot", graph, 2, 4, "bfloat16", logits=True)
-    y, lse, of_rows, of_columns = _results("dot", graph, operands)
+    y, lse, gradients = _results("dot", graph, operands)
     assert not y.any() and y.shape == (3, 2, 4) and (lse == -jnp.inf).all()
-    assert not of_rows.rows.any() and of_rows.edge_logits.shape == (0, 2)
-    assert not of_columns.columns.any() and of_columns.values.dtype == jnp.bfloat16
+    assert not gradients.rows.any() and gradients.edge_logits.shape == (0, 2)
+    assert not gradients.columns.any() and gradients.values.dtype == jnp.bfloat16
 
 
-def test_a_lane_has_about_eight_columns_and_a_slice_fits_the_cache():
+def test_a_lane_has_at_most_eight_columns_and_a_slice_fits_the_cache():
     reddit, products = (232_965, 232_965, 111_400_000), (2_449_029, 2_449_029, 123_718_280)
-    small = (500, 500, 60_000)
+    small, flickr = (500, 500, 60_000), (89_250, 89_250, 899_756)
     tiles = {
-        (reddit, Work(4, 64, 1, 4)): (8, 1, 4),
-        (reddit, Work(4, 64, 1, 2)): (8, 1, 4),
-        (reddit, Work(4, 64, 2, 4)): (8, 1, 2),
-        (products, Work(4, 64, 1, 4)): (8, 4, 4),
-        (small, Work(4, 64, 1, 4)): (8, 4, 4),
-        (small, Work(8, 8, 1, 4)): (1, 8, 4),
-        (small, Work(1, 1024, 1, 4)): (32, 1, 1),
-        (small, Work(3, 7, 2, 2)): (4, 4, 4),
-        ((3_200, 3_200, 6_400), Work(4, 16, 2, 4)): (2, 4, 1),
+        (reddit, Work(4, 64, 4, 1, own=3, loads=1)): (16, 1, 4),
+        (reddit, Work(4, 64, 4, 1, own=4, loads=2)): (8, 1, 4),
+        (reddit, Work(4, 64, 2, 1, own=3, loads=1)): (8, 2, 4),
+        (reddit, Work(4, 64, 2, 1, own=4, loads=2)): (8, 2, 2),
+        (reddit, Work(4, 64, 4, 2, own=4, loads=2)): (8, 1, 2),
+        (products, Work(4, 64, 4, 1, own=1, loads=2)): (8, 4, 4),
+        (flickr, Work(1, 128, 2, 1, own=3, loads=1)): (16, 1, 2),
+        (small, Work(8, 8, 4, 1, own=1, loads=2)): (1, 8, 4),
+        (small, Work(1, 1024, 4, 1, own=1, loads=1)): (32, 1, 1),
+        (small, Work(3, 7, 2, 2, own=2, loads=2)): (4, 4, 4),
+        ((3_200, 3_200, 6_400), Work(4, 16, 4, 2, own=3, loads=2)): (2, 4, 1),
     }
     for (shape, work), expected in tiles.items():
         tile = AttentionTile.choose(H100, *shape, work)
@@ -231,8 +253,6 @@ def test_what_the_kernels_do_not_take_is_told():
     graph = _graph("short rows")
     dot = shapes_of("dot", graph, 4, 8, "float32")
     assert passes("dot").unsupported(dot) is None
-    extra = jax.ShapeDtypeStruct((graph.num_edges, 4, 8), jnp.float32)
-    assert passes("dot").unsupported(dot.replace(edge_values=extra)) == "edge_values is None"
     wide = shapes_of("gatv2", graph, 9, 128, "float32")
     told = "at most 1024 columns of all heads together, got 9 heads of 128"
     assert passes("gatv2").unsupported(wide) == told

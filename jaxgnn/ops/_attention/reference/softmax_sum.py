@@ -22,13 +22,7 @@ from jaxgnn.ops._attention.reference.ends import (
     of_real_edges,
     repeat_groups,
 )
-from pallas_kernels.attention.arguments import (
-    ColumnGradients,
-    Cotangents,
-    Form,
-    Operands,
-    RowGradients,
-)
+from pallas_kernels.attention.arguments import Cotangents, Form, Operands
 
 Scores = Callable[[CSRGraph, Operands, Form], Float[Array, "edges heads"]]
 
@@ -72,25 +66,12 @@ def weights(
     return probabilities * _dropout_factors(graph, operands, form, probabilities.dtype)
 
 
-def backward_rows(
+def backward(
     scores: Scores, graph: CSRGraph, operands: Operands, cotangents: Cotangents, *, form: Form
-) -> RowGradients:
-    """The gradients of what receivers and edges give, and of what all edges share."""
-    names = RowGradients._fields
-    return RowGradients(**_gradients(scores, graph, operands, cotangents, form, names))
+) -> Operands:
+    """The gradients of all operands.
 
-
-def backward_columns(
-    scores: Scores, graph: CSRGraph, operands: Operands, cotangents: Cotangents, *, form: Form
-) -> ColumnGradients:
-    """The gradients of what senders give."""
-    names = ColumnGradients._fields
-    return ColumnGradients(**_gradients(scores, graph, operands, cotangents, form, names))
-
-
-def _gradients(scores, graph, operands, cotangents, form, names):
-    """Pulls ``ds`` back through the scores, and ``dy`` through the sums, whose weights are known.
-
+    ``ds`` is pulled back through the scores, and ``dy`` through the sums, whose weights are known.
     With ``p`` the softmax and ``m`` dropout's factor,
     ``ds = p (m (⟨dy_i, v_j + u_ij⟩ + dw) - δ_i)``.
     """
@@ -103,14 +84,12 @@ def _gradients(scores, graph, operands, cotangents, form, names):
         dweights = dweights + of_real_edges(graph, cotangents.dweights).astype(dtype)
     dscores = probabilities * (factors * dweights - at_rows(graph, cotangents.delta.astype(dtype)))
     dscores = of_real_edges(graph, dscores)
-    given = {name: getattr(operands, name) for name in names}
 
-    def scores_and_sums(arrays):
-        changed = operands.replace(**arrays)
+    def scores_and_sums(changed):
         messages = (probabilities * factors)[:, :, None] * _edge_values(graph, changed)
         return scores(graph, changed, form), sum_rows(messages, graph.indptr)
 
-    _, pull_back = jax.vjp(scores_and_sums, given)
+    _, pull_back = jax.vjp(scores_and_sums, operands.replace(seed=None))
     (gradients,) = pull_back((dscores, dy))
     return gradients
 
