@@ -90,6 +90,17 @@ def _attention(scale: str, width: int) -> Program:
     return Program(jax.value_and_grad(loss), ((x, x, x), graph))
 
 
+def _gatv2_attention(scale: str, heads: int, width: int) -> Program:
+    data = synthetic(scale, on_device=jax.default_backend() != "cpu")  # pyrefly: ignore
+    graph = build_graph(data.senders, data.receivers, SCALES[scale].nodes)
+
+    def loss(inputs, graph):
+        return jnp.sum(ops.gatv2_attention(graph, *inputs) ** 2)
+
+    x = jnp.ones((graph.num_rows, heads, width))
+    return Program(jax.value_and_grad(loss), ((x, x, x[0]), graph))
+
+
 def _cases(
     *, scale: str, hidden: int, layers: int, stream: int, tokens: int, rows: int, width: int
 ) -> Mapping[str, FirstStep]:
@@ -118,6 +129,10 @@ def _cases(
         "attention": FirstStep(
             f"gradient of sddmm, segment_softmax and spmm, {min(width, 64)} wide, graph {scale}",
             partial(_attention, scale, min(width, 64)),
+        ),
+        "gatv2_attention": FirstStep(
+            f"gradient of gatv2_attention, 4 heads of {min(width, 64)}, graph {scale}",
+            partial(_gatv2_attention, scale, 4, min(width, 64)),
         ),
     }
 

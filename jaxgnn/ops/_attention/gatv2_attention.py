@@ -69,7 +69,8 @@ def gatv2_attention(
       key: random key of the dropout, which is the same in every implementation; None without.
       return_weights: whether to return also what the values were multiplied with, dropout
         included.
-      implementation: ``"xla"``, ``"ffi"`` on a CPU, or None for compiled kernels, if any.
+      implementation: ``"xla"``, ``"ffi"`` on a CPU, ``"pallas"`` on a GPU, or None for kernels, if
+        there are any here.
 
     Returns:
       Sums of the receivers, of the dtype of ``x_src``; with ``return_weights`` also the weight of
