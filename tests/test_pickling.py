@@ -75,6 +75,7 @@ RECORDS = {
     graph.GraphSample: lambda: graph.GraphSample(_NODES, _NODES, 1),
     graph.Incidence: lambda: HYPERGRAPH,
     graph.IncidencePlan: HYPERGRAPH.made_plan,
+    graph.LoopedGraph: lambda: graph.with_one_loop_each(GRAPH),
     graph.NeighbourEdges: lambda: graph.radius_graph(np.eye(3), 0.5, box=np.full(3, 2.0)),
     graph.NetworkXAttributes: lambda: graph.NetworkXAttributes({"x": _NODES}, {}),
     graph.RowSchedule: lambda: GRAPH.made_plan().schedule,

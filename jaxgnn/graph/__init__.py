@@ -21,6 +21,11 @@ from jaxgnn.graph._incidence import Incidence as Incidence
 from jaxgnn.graph._incidence_plan import IncidencePlan as IncidencePlan
 from jaxgnn.graph._incidence_validate import check_incidence_shapes as check_incidence_shapes
 from jaxgnn.graph._interchange import NetworkXAttributes as NetworkXAttributes
+from jaxgnn.graph._looped import FillValue as FillValue
+from jaxgnn.graph._looped import LoopedGraph as LoopedGraph
+from jaxgnn.graph._looped import LoopReduce as LoopReduce
+from jaxgnn.graph._looped import looped_features as looped_features
+from jaxgnn.graph._looped import with_one_loop_each as with_one_loop_each
 from jaxgnn.graph._merging import Reduce as Reduce
 from jaxgnn.graph._merging import coalesce as coalesce
 from jaxgnn.graph._merging import to_undirected as to_undirected

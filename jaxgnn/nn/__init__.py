@@ -9,6 +9,8 @@ from jaxgnn.nn._expert_coupler import ExpertCombiner as ExpertCombiner
 from jaxgnn.nn._expert_coupler import ExpertCoupler as ExpertCoupler
 from jaxgnn.nn._expert_coupler import PairwiseExpertCoupler as PairwiseExpertCoupler
 from jaxgnn.nn._expert_coupler import Strategy as Strategy
+from jaxgnn.nn._gat import GATConv as GATConv
+from jaxgnn.nn._gat import GATv2Conv as GATv2Conv
 from jaxgnn.nn._hnhn import HNHNConv as HNHNConv
 from jaxgnn.nn._hyper_connection import HyperConnection as HyperConnection
 from jaxgnn.nn._hyper_connection import HyperHead as HyperHead
@@ -34,6 +36,8 @@ from jaxgnn.nn._node_updates import LSTMState as LSTMState
 from jaxgnn.nn._node_updates import LSTMUpdate as LSTMUpdate
 from jaxgnn.nn._node_updates import MLPUpdate as MLPUpdate
 from jaxgnn.nn._node_updates import NodeUpdate as NodeUpdate
+from jaxgnn.nn._transformer_conv import AGNNConv as AGNNConv
+from jaxgnn.nn._transformer_conv import TransformerConv as TransformerConv
 from jaxgnn.nn._unignn import UniGATConv as UniGATConv
 from jaxgnn.nn._unignn import UniGCNConv as UniGCNConv
 from jaxgnn.nn._unignn import UniGINConv as UniGINConv

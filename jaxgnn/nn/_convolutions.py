@@ -9,7 +9,6 @@ import warnings
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.nnx.nn.dtypes import promote_dtype
 from jaxtyping import Array, Float
 
 from jaxgnn import ops
@@ -21,7 +20,8 @@ from jaxgnn.graph import (
     gcn_coefficients,
     is_concrete,
 )
-from jaxgnn.nn._dropout import Features, dropout, training_rngs
+from jaxgnn.nn._dropout import Features, dropout
+from jaxgnn.nn._graph_layer import GraphLayer, Settings
 from jaxgnn.nn._linear import FusedLinear, apply_linear, apply_mlp
 from jaxgnn.nn._maxk import (
     Activation,
@@ -36,45 +36,21 @@ from jaxgnn.ops._core.dtypes import accumulation_dtype
 _checked = checked_options()
 
 
-class _Convolution(nnx.Module):
-    """Base class of the convolutions: activation, dropout, and the choice of kernels."""
+class _Convolution(GraphLayer):
+    """Base class of the convolutions that activate their input, or what they aggregate."""
 
     def __init__(
         self,
         activation: Activation | None,
         k: int | None,
         width: int,
-        dropout: float,
         kernel_mode: KernelMode,
-        implementation: ops.Name | None,
+        settings: Settings,
     ):
-        name = type(self).__name__
+        super().__init__(settings)
         self.activation: Activation | None = activation
-        self.maxk = make_activation(name, activation, k, width, implementation)
-        self.dropout_rate = dropout
-        self.deterministic: bool | None = None
+        self.maxk = make_activation(self._name, activation, k, width, settings.implementation)
         self.kernel_mode: KernelMode = kernel_mode
-        self.implementation = implementation
-
-    def _check(self, graph: CSRGraph, x: Array, in_features: int) -> None:
-        """Raises ValueError unless graph and features fit each other and the layer."""
-        name = type(self).__name__
-        if not isinstance(graph, CSRGraph):
-            raise bad_input(name, "graph", "a jaxgnn.graph.CSRGraph", type(graph).__name__)
-        if not hasattr(x, "ndim"):
-            raise bad_input(name, "x", "an array", type(x).__name__)
-        expected = (graph.num_cols, in_features)
-        if x.ndim < 2 or x.shape[-2:] != expected:
-            shape = f"of shape [..., {expected[0]}, {expected[1]}], nodes by features"
-            raise bad_input(name, "x", shape, f"shape {x.shape}")
-
-    def _check_square(
-        self, graph: CSRGraph, reason: str = "since each node adds its own features"
-    ) -> None:
-        """Raises ValueError unless the graph is square, with as many senders as receivers."""
-        if graph.num_rows != graph.num_cols:
-            expected = f"square, {reason}"
-            raise bad_input(type(self).__name__, "graph", expected, f"shape {graph.shape}")
 
     def _activate(self, x: Array, rngs: nnx.Rngs | None, k: int | None) -> Features:
         if self.maxk is not None:
@@ -84,11 +60,7 @@ class _Convolution(nnx.Module):
         return self._drop(activated, rngs)
 
     def _drop(self, x: Features, rngs: nnx.Rngs | None) -> Features:
-        name, rate = type(self).__name__, self.dropout_rate
-        return dropout(x, rate, training_rngs(name, self.deterministic, rate, rngs))
-
-    def _apply(self, layer: FusedLinear, x: Features) -> Array:
-        return apply_linear(layer, x, self.implementation)
+        return dropout(x, self.dropout_rate, self._training_rngs(rngs))
 
     def _apply_and_activate(
         self, layer: FusedLinear, x: Array, rngs: nnx.Rngs | None, k: int | None
@@ -165,10 +137,10 @@ class SAGEConv(_Convolution):
         rngs: nnx.Rngs,
     ):
         check_widths(type(self).__name__, in_features, out_features)
-        super().__init__(activation, k, in_features, dropout, kernel_mode, implementation)
-        options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        self.self_linear = FusedLinear(in_features, out_features, **options)
-        self.neighbor_linear = FusedLinear(in_features, out_features, use_bias=False, **options)
+        settings = Settings(dropout, implementation, dtype, param_dtype)
+        super().__init__(activation, k, in_features, kernel_mode, settings)
+        self.self_linear = self._linear(in_features, out_features, rngs=rngs)
+        self.neighbor_linear = self._linear(in_features, out_features, use_bias=False, rngs=rngs)
 
     def __call__(
         self,
@@ -268,18 +240,12 @@ class GCNConv(_Convolution):
         if add_self_loops and not normalize:
             expected = "False or None with normalize=False, which uses the graph unchanged"
             raise bad_input(type(self).__name__, "add_self_loops", expected, add_self_loops)
-        super().__init__(activation, k, out_features, dropout, kernel_mode, implementation)
+        settings = Settings(dropout, implementation, dtype, param_dtype)
+        super().__init__(activation, k, out_features, kernel_mode, settings)
         self.add_self_loops = normalize if add_self_loops is None else add_self_loops
         self.normalize = normalize
-        self.linear = FusedLinear(
-            in_features,
-            out_features,
-            activation=self._dense_activation(),
-            use_bias=use_linear_bias,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            rngs=rngs,
-        )
+        options = {"activation": self._dense_activation(), "use_bias": use_linear_bias}
+        self.linear = self._linear(in_features, out_features, **options, rngs=rngs)
         self.bias = nnx.Param(jnp.zeros(out_features, param_dtype))
 
     def __call__(
@@ -408,12 +374,11 @@ class GINConv(_Convolution):
         if not linear and in_features != out_features:
             expected = f"in_features, {in_features}, with linear=False"
             raise bad_input(name, "out_features", expected, out_features)
-        super().__init__(activation, k, out_features, dropout, kernel_mode, implementation)
+        settings = Settings(dropout, implementation, dtype, param_dtype)
+        super().__init__(activation, k, out_features, kernel_mode, settings)
         self.in_features = in_features
-        self.dtype = dtype
-        dtypes = {"dtype": dtype, "param_dtype": param_dtype}
-        options = {"activation": self._dense_activation(), **dtypes, "rngs": rngs}
-        self.linear = FusedLinear(in_features, out_features, **options) if linear else None
+        options = {"activation": self._dense_activation(), "rngs": rngs}
+        self.linear = self._linear(in_features, out_features, **options) if linear else None
         self.epsilon = nnx.Param(jnp.zeros((), param_dtype))
         self.mlp = mlp
 
@@ -438,13 +403,10 @@ class GINConv(_Convolution):
         if self.linear is not None:
             h = self._apply_and_activate(self.linear, x, rngs, k)
         else:
-            h = self._activate(self._as_floats(x), rngs, k)
+            (floats,) = self._as_floats(x)
+            h = self._activate(floats, rngs, k)
         neighbors = self._aggregate(graph, h)
         total = (1 + self.epsilon[...].astype(neighbors.dtype)) * self._dense(h) + neighbors
         if self.mlp is None:
             return total
         return apply_mlp(self.mlp, total, self.implementation)
-
-    def _as_floats(self, x: Array) -> Array:
-        """The features in the dtype of the computation, as a linear layer would have them."""
-        return promote_dtype((x, self.epsilon[...]), dtype=self.dtype)[0]

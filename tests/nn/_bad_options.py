@@ -33,11 +33,13 @@ BAD = {
     "dtype": ["flot32", jnp.int32, 3],
     "dynamic": _NO_FLAGS,
     "early_stop": [-1, 1.5, "4"],
+    "edge_dim": _NO_NUMBERS,
     "edge_dropout": [-0.1, 1.0, "0.5"],
     "edge_features": [-1, 1.5, "2"],
     "embedding_features": _NO_WIDTHS,
     "features": _NO_WIDTHS,
     "features_argument": [-1, 0.0],
+    "fill_value": ["median", None, jnp.nan, [], ["1"], [0.0, jnp.inf], [1.0, 2.0]],
     "gradient": _NO_NAMES,
     "group_sizes": [[-1, 2], [1.5], 3],
     "heads": _NO_NUMBERS,
@@ -77,9 +79,12 @@ BAD = {
     "precision": ["tf", 3],
     "recompute_every": [0, "often", 1.5, True],
     "reduce": ["min", 1],
+    "requires_grad": _NO_FLAGS,
     "residual": _NO_FLAGS,
     "rngs": [None, jax.random.key(0), 0],
+    "root_weight": _NO_FLAGS,
     "scan_layers": _NO_FLAGS,
+    "share_weights": _NO_FLAGS,
     "strength": ["0.5", jnp.nan],
     "strategy": ["pairs", [{0, 99}]],
     "update": [None, jnp.tanh],
@@ -94,6 +99,11 @@ BAD = {
 }
 # Options that mean something else in one layer than in others.
 OWN = {
+    **{
+        (name, "in_features"): [*_NO_WIDTHS, (8,), (8, 0), (8, "8"), (8, 8, 8)]
+        for name in ("GATConv", "GATv2Conv", "TransformerConv")
+    },
+    ("TransformerConv", "beta"): _NO_FLAGS,
     ("GCNII", "alpha"): [-0.1, 1.0, "0.1"],
     ("FusedMLP", "features"): [[8], [8, 0], 8, [8, "4"]],
     ("EdgeMLP", "features"): [0, 2.0, (8,), (8, 0), "8"],

@@ -63,7 +63,10 @@ def _stack(rngs: nnx.Rngs, /, **options: Any) -> nn.HyperStack:
     return nn.HyperStack(**(given | options))
 
 
+EDGES = random_array((5, 3), "float32", seed=4)
+
 LAYERS: dict[str, Case] = {
+    "AGNNConv": case(nn.AGNNConv, (), GRAPH, X),
     "AllDeepSetsConv": case(nn.AllDeepSetsConv, (8, 6), HYPERGRAPH, X),
     "AllSetTransformerConv": case(
         nn.AllSetTransformerConv, (8, 6), HYPERGRAPH, X, heads=2, dropout=0.5, drops=True
@@ -73,6 +76,12 @@ LAYERS: dict[str, Case] = {
     "ExpertCoupler": case(nn.ExpertCoupler, (8, 4), EXPERTS),
     "FusedLinear": case(nn.FusedLinear, (8, 6), X),
     "FusedMLP": case(nn.FusedMLP, ([8, 6, 5],), X, activation="gelu"),
+    "GATConv": case(
+        nn.GATConv, (8, 6), GRAPH, X, EDGES, heads=2, edge_dim=3, dropout=0.5, drops=True
+    ),
+    "GATv2Conv": case(
+        nn.GATv2Conv, (8, 6), GRAPH, X, EDGES, heads=2, edge_dim=3, dropout=0.5, drops=True
+    ),
     "GCNConv": case(nn.GCNConv, (8, 6), GRAPH, X, activation="relu", dropout=0.5, drops=True),
     "GINConv": case(nn.GINConv, (8, 6), GRAPH, X, activation="maxk", k=2, dropout=0.5, drops=True),
     "GRUUpdate": case(nn.GRUUpdate, (8, 5), X, MESSAGES),
@@ -101,6 +110,9 @@ LAYERS: dict[str, Case] = {
     "PairwiseExpertCoupler": case(nn.PairwiseExpertCoupler, (8, 4), EXPERTS),
     "SAGEConv": case(
         nn.SAGEConv, (8, 6), GRAPH, X, activation="maxk", k=2, dropout=0.5, drops=True
+    ),
+    "TransformerConv": case(
+        nn.TransformerConv, (8, 6), GRAPH, X, EDGES, heads=2, edge_dim=3, dropout=0.5, drops=True
     ),
     "UniGATConv": case(nn.UniGATConv, (8, 6), HYPERGRAPH, X, heads=2, dropout=0.5, drops=True),
     "UniGCNConv": case(nn.UniGCNConv, (8, 6), HYPERGRAPH, X),

@@ -1,0 +1,255 @@
+"""What layers of attention over neighbours share: heads, self loops, features of edges, results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, get_args
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float
+
+from jaxgnn._errors import bad_input
+from jaxgnn.graph import CSRGraph, FillValue, LoopReduce, looped_features, with_one_loop_each
+from jaxgnn.nn._graph_layer import Ends, GraphLayer, Settings, widths_of_ends
+from jaxgnn.nn._linear import FusedLinear
+from jaxgnn.nn._options import at_least, checked_options, flag, number, or_none
+from jaxgnn.ops._core.dtypes import accumulation_dtype
+
+_glorot = nnx.initializers.glorot_uniform()
+
+Nodes = (
+    Float[Array, "*batch nodes in"]
+    | tuple[Float[Array, "*batch rows in_dst"], Float[Array, "*batch cols in_src"]]
+)
+Attended = (
+    Float[Array, "*batch rows out"]
+    | tuple[Float[Array, "*batch rows out"], tuple[CSRGraph, Float[Array, "*batch edges heads"]]]
+)
+
+
+class Heads(NamedTuple):
+    """The heads of a layer.
+
+    Attributes:
+      count: number of heads.
+      features: width of each.
+      concat: whether the result concatenates them; False for their mean.
+    """
+
+    count: int
+    features: int
+    concat: bool
+
+    @property
+    def width(self) -> int:
+        """Width of all heads together."""
+        return self.count * self.features
+
+    @property
+    def out_features(self) -> int:
+        """Width of the result."""
+        return self.width if self.concat else self.features
+
+
+class EdgeOptions(NamedTuple):
+    """What a layer does with edges.
+
+    Attributes:
+      add_self_loops: whether each node gets one self loop in the place of those that it has.
+      dim: width of the features of edges, or None if there are none.
+      fill_value: features of the self loops.
+    """
+
+    add_self_loops: bool = False
+    dim: int | None = None
+    fill_value: FillValue = "mean"
+
+
+def _fill_value(value: Any) -> str | None:
+    """Checks for a way to make features of self loops, a number, or numbers."""
+    names = get_args(LoopReduce)
+    if isinstance(value, str):
+        is_good = value in names
+    elif isinstance(value, Sequence | np.ndarray):
+        is_good = len(value) > 0 and all(number(v) is None for v in value)
+    else:
+        is_good = number(value) is None
+    return None if is_good else f"a number, numbers, or one of {', '.join(names)}"
+
+
+checked = checked_options(
+    add_self_loops=flag,
+    beta=flag,
+    edge_dim=or_none(at_least(1)),
+    fill_value=_fill_value,
+    requires_grad=flag,
+    root_weight=flag,
+    share_weights=flag,
+)
+
+
+class AttentionLayer(GraphLayer):
+    """Base class of layers that attend to neighbours with several heads.
+
+    A layer says by ``_attend`` which op it calls with what, and by ``_result`` what becomes of the
+    attended sums.
+    """
+
+    def __init__(self, in_features: Any, heads: Heads, edges: EdgeOptions, settings: Settings):
+        super().__init__(settings)
+        self.in_widths: Ends[int] = widths_of_ends(self._name, in_features)
+        widths_of_ends(self._name, heads.features)
+        self.heads = heads
+        fill = edges.fill_value
+        if not isinstance(fill, str) and isinstance(fill, Sequence | np.ndarray):
+            fill = tuple(map(float, fill))
+            if edges.dim is not None and len(fill) != edges.dim:
+                expected = f"a number, or {edges.dim} of them, as edge_dim says"
+                raise bad_input(self._name, "fill_value", expected, f"{len(fill)} numbers")
+        self.edges = edges._replace(fill_value=fill)
+
+    def __call__(
+        self,
+        graph: CSRGraph,
+        x: Nodes,
+        edge_features: Float[Array, "*#batch edges edge_dim"] | None = None,
+        *,
+        rngs: nnx.Rngs | None = None,
+        return_attention_weights: bool = False,
+    ) -> Attended:
+        """Applies the convolution.
+
+        Args:
+          graph: rows are receivers, columns are senders.
+          x: features of the nodes of a square graph, whose leading axes share the graph; or a pair
+            ``(x_dst, x_src)`` of those of the receivers and those of the senders.
+          edge_features: features of the edge slots, in the graph's order; with the leading axes of
+            ``x`` or without.
+          rngs: random streams with one named ``dropout`` in training; None in evaluation.
+          return_attention_weights: whether to return the weights too, dropout included.
+
+        Returns:
+          Features of the receivers; with ``return_attention_weights`` the pair of these and
+          ``(graph, weights)``: the graph that was attended over, with the self loops that the layer
+          has added, and the weight of each of its edge slots and heads.
+
+        Raises:
+          ValueError: if an argument does not fit the others or the layer.
+        """
+        ends = self._ends(graph, x, self.in_widths)
+        graph, edge_features = self._with_loops(graph, edge_features, ends)
+        options: dict[str, Any] = {"implementation": self.implementation}
+        rngs = self._training_rngs(rngs)
+        if rngs is not None:
+            options |= {"dropout": self.dropout_rate, "key": rngs.dropout()}
+        if not return_attention_weights:
+            return self._result(self._attend(graph, ends, edge_features, options), ends)
+        options["return_weights"] = True
+        y, weights = self._attend(graph, ends, edge_features, options)
+        return self._result(y, ends), (graph, weights)
+
+    def _attend(
+        self, graph: CSRGraph, ends: Ends[Array], edge_features: Array | None, options: Any
+    ) -> Any:
+        """Calls the op of attention with ``options``, and returns what it does."""
+        raise NotImplementedError
+
+    def _result(
+        self, y: Float[Array, "*batch rows heads dim"], ends: Ends[Array]
+    ) -> Float[Array, "*batch rows out"]:
+        """The layer's result from the attended sums and the features of both ends."""
+        raise NotImplementedError
+
+    # -- parameters --------------------------------------------------------------------------
+
+    def _glorot_linear(self, in_features: int, out_features: int, **options: Any) -> FusedLinear:
+        """A linear layer, without bias unless ``options`` say otherwise."""
+        options = {"use_bias": False, "kernel_init": _glorot} | options
+        return self._linear(in_features, out_features, **options)
+
+    def _vectors(self, rngs: nnx.Rngs) -> nnx.Param:
+        """A vector for each head, [heads, features]."""
+        shape = self.heads.count, self.heads.features
+        return nnx.Param(_glorot(rngs.params(), shape, self.param_dtype))
+
+    def _edge_linear(self, rngs: nnx.Rngs) -> FusedLinear | None:
+        if self.edges.dim is None:
+            return None
+        return self._glorot_linear(self.edges.dim, self.heads.width, rngs=rngs)
+
+    def _residual_linear(self, residual: bool, rngs: nnx.Rngs) -> FusedLinear | None:
+        if not residual:
+            return None
+        return self._glorot_linear(self.in_widths.dst, self.heads.out_features, rngs=rngs)
+
+    def _bias(self, use_bias: bool) -> nnx.Param | None:
+        if not use_bias:
+            return None
+        return nnx.Param(jnp.zeros(self.heads.out_features, self.param_dtype))
+
+    # -- steps of a call ---------------------------------------------------------------------
+
+    def _with_loops(
+        self, graph: CSRGraph, edge_features: Array | None, ends: Ends[Array]
+    ) -> tuple[CSRGraph, Array | None]:
+        """The graph to attend over, and the features of its edges, with zeros in padding slots.
+
+        Raises:
+          ValueError: if ``edge_features`` do not fit the graph or the layer.
+        """
+        edge_features = self._checked_edge_features(graph, edge_features, ends.dst)
+        if not self.edges.add_self_loops:
+            if edge_features is not None:  # what padding holds may be anything
+                real = (graph.receivers() < graph.num_rows)[:, None]
+                edge_features = jnp.where(real, edge_features, 0)
+            return graph, edge_features
+        looped = with_one_loop_each(graph)
+        if edge_features is not None:
+            edge_features = looped_features(graph, looped, edge_features, self.edges.fill_value)
+        return looped.graph, edge_features
+
+    def _checked_edge_features(
+        self, graph: CSRGraph, given: Any, x: Array
+    ) -> Float[Array, "*batch edges features"] | None:
+        """The features of edges in the dtype of ``x``, those of nodes; None if there are none."""
+        name, dim = "edge_features", self.edges.dim
+        if dim is None:
+            if given is not None:
+                expected = "None for a layer that was made without edge_dim"
+                raise bad_input(self._name, name, expected, f"shape {jnp.shape(given)}")
+            return None
+        expected = f"of shape [{graph.num_edges}, {dim}], edge slots by features"
+        if x.ndim > 2:
+            expected += f", or the same with the leading axes of x, {x.shape[:-2]}"
+        if given is None:
+            raise bad_input(self._name, name, expected, None)
+        features = jnp.asarray(given)
+        if dim == 1 and features.shape == (graph.num_edges,):
+            features = features[:, None]
+        fits = features.shape[-2:] == (graph.num_edges, dim)
+        if not fits or features.shape[:-2] not in ((), x.shape[:-2]):
+            raise bad_input(self._name, name, expected, f"shape {features.shape}")
+        return features.astype(x.dtype)
+
+    def _split(self, z: Float[Array, "*rest width"]) -> Float[Array, "*rest heads features"]:
+        return z.reshape(*z.shape[:-1], self.heads.count, self.heads.features)
+
+    def _projected(self, linear: FusedLinear, x: Array) -> Float[Array, "*batch nodes heads dim"]:
+        return self._split(self._apply(linear, x))
+
+    def _scores(
+        self, linear: FusedLinear, vectors: nnx.Param, x: Array
+    ) -> Float[Array, "*batch nodes heads"]:
+        """``⟨a_h, W_h x⟩`` for each head, by a matrix that has multiplied a and W already."""
+        wide = accumulation_dtype(x.dtype)
+        kernel = self._split(linear.kernel[...]).astype(wide)
+        folded = jnp.sum(kernel * vectors[...].astype(wide), axis=-1)
+        return jnp.matmul(x, folded.astype(x.dtype), preferred_element_type=wide)
+
+    def _joined(self, y: Float[Array, "*batch rows heads dim"]) -> Float[Array, "*batch rows out"]:
+        """The heads of each node side by side, or their mean."""
+        if not self.heads.concat:
+            return jnp.mean(y, axis=-2)
+        return y.reshape(*y.shape[:-2], self.heads.width)

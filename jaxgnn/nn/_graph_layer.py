@@ -1,0 +1,168 @@
+"""What layers on graphs share: widths, dtypes, checks of graph and features, dropout."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype
+from jax.typing import DTypeLike
+from jaxtyping import Array
+
+from jaxgnn import ops
+from jaxgnn._errors import bad_input
+from jaxgnn.graph import CSRGraph
+from jaxgnn.nn._dropout import training_rngs
+from jaxgnn.nn._linear import FusedLinear, apply_linear
+from jaxgnn.nn._maxk import check_widths
+
+
+class Ends[T](NamedTuple):
+    """Something of both ends of edges.
+
+    Attributes:
+      dst: of the receivers, which are the rows of the graph.
+      src: of the senders, which are the columns.
+    """
+
+    dst: T
+    src: T
+
+    @property
+    def are_one(self) -> bool:
+        """Whether both ends were given as one object."""
+        return self.dst is self.src
+
+
+class Settings(NamedTuple):
+    """The options that all layers on graphs have.
+
+    Attributes:
+      dropout: probability of dropping an entry in training.
+      implementation: name of the kernels of the sparse ops, or None.
+      dtype: dtype of the computation, or None for the promoted dtype of input and parameters.
+      param_dtype: dtype of the parameters.
+    """
+
+    dropout: float
+    implementation: ops.Name | None
+    dtype: DTypeLike | None
+    param_dtype: DTypeLike
+
+
+class GraphLayer(nnx.Module):
+    """Base class of layers that are called with a graph and the features of its nodes.
+
+    Attributes:
+      deterministic: None to drop entries when a call has ``rngs``; False, which ``train()`` sets,
+        to require them; True, which ``eval()`` sets, to drop nothing.
+    """
+
+    def __init__(self, settings: Settings):
+        self.dropout_rate = settings.dropout
+        self.deterministic: bool | None = None
+        self.implementation = settings.implementation
+        self.dtype = settings.dtype
+        self.param_dtype = settings.param_dtype
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+    def _linear(self, in_features: int, out_features: int, **options: Any) -> FusedLinear:
+        """A linear layer of the dtypes of this one."""
+        dtypes = {"dtype": self.dtype, "param_dtype": self.param_dtype}
+        return FusedLinear(in_features, out_features, **dtypes, **options)
+
+    def _apply(self, linear: FusedLinear, x: Any) -> Array:
+        return apply_linear(linear, x, self.implementation)
+
+    def _training_rngs(self, rngs: nnx.Rngs | None) -> nnx.Rngs | None:
+        """The random streams of dropout, or None if nothing is dropped."""
+        return training_rngs(self._name, self.deterministic, self.dropout_rate, rngs)
+
+    def _check(self, graph: CSRGraph, x: Array, in_features: int | None) -> None:
+        """Raises ValueError unless graph and features of the senders fit each other and the layer.
+
+        Any width fits a layer whose ``in_features`` are None.
+        """
+        self._check_graph(graph)
+        self._check_nodes("x", x, graph.num_cols, in_features, "nodes")
+
+    def _check_graph(self, graph: CSRGraph) -> None:
+        if not isinstance(graph, CSRGraph):
+            raise bad_input(self._name, "graph", "a jaxgnn.graph.CSRGraph", type(graph).__name__)
+
+    def _check_square(
+        self, graph: CSRGraph, reason: str = "since each node adds its own features"
+    ) -> None:
+        """Raises ValueError unless the graph is square, with as many senders as receivers."""
+        if graph.num_rows != graph.num_cols:
+            raise bad_input(self._name, "graph", f"square, {reason}", f"shape {graph.shape}")
+
+    def _check_nodes(self, argument: str, x: Any, count: Any, width: int | None, of: str) -> None:
+        if not hasattr(x, "ndim"):
+            raise bad_input(self._name, argument, "an array", type(x).__name__)
+        if x.ndim < 2 or x.shape[-2] != count or width not in (None, x.shape[-1]):
+            wanted = "features" if width is None else width
+            shape = f"of shape [..., {count}, {wanted}], {of} by features"
+            raise bad_input(self._name, argument, shape, f"shape {x.shape}")
+
+    def _ends(self, graph: CSRGraph, x: Any, widths: Ends[int] | None) -> Ends[Array]:
+        """The features of both ends, in the dtype of the computation.
+
+        Args:
+          graph: the graph.
+          x: features of the nodes of a square graph, or a pair of those of the receivers and those
+            of the senders.
+          widths: widths of both, or None for any.
+
+        Raises:
+          ValueError: unless graph, features and widths fit each other.
+        """
+        self._check_graph(graph)
+        if not isinstance(x, tuple | list):
+            self._check_square(graph, "or x a pair (x_dst, x_src)")
+            x = (x, x)
+        if len(x) != 2:
+            raise bad_input(
+                self._name, "x", "an array, or a pair (x_dst, x_src)", f"{len(x)} of them"
+            )
+        ends: Ends[Array] = Ends(*x)
+        names = ("x", "x") if ends.are_one else ("x[0]", "x[1]")
+        for name, array, count, width, of in zip(
+            names, ends, graph.shape, widths or (None, None), ("receivers", "senders"), strict=True
+        ):
+            self._check_nodes(name, array, count, width, of)
+        if ends.dst.shape[:-2] != ends.src.shape[:-2]:
+            expected = f"of leading axes {ends.dst.shape[:-2]}, as x[0]"
+            raise bad_input(self._name, "x[1]", expected, f"shape {ends.src.shape}")
+        if ends.are_one:
+            (one,) = self._as_floats(ends.dst)
+            return Ends(one, one)
+        return Ends(*self._as_floats(*ends))
+
+    def _as_floats(self, *arrays: Array) -> list[Array]:
+        """Arrays in the dtype of the computation, as a linear layer would have them."""
+        floats = [
+            x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(self.param_dtype)
+            for x in map(jnp.asarray, arrays)
+        ]
+        parameter = jnp.zeros((), self.param_dtype)
+        return list(promote_dtype((*floats, parameter), dtype=self.dtype)[:-1])
+
+
+def widths_of_ends(where: str, in_features: Any) -> Ends[int]:
+    """Reads one width for both ends, or a pair of those of the receivers and of the senders.
+
+    Raises:
+      ValueError: unless they are positive.
+    """
+    is_pair = isinstance(in_features, tuple | list)
+    pair = tuple(in_features) if is_pair else (in_features, in_features)
+    if len(pair) != 2:
+        expected = "one width, or a pair of those of the receivers and of the senders"
+        raise bad_input(where, "in_features", expected, in_features)
+    check_widths(where, *pair)
+    return Ends(*pair)
