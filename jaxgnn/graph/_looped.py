@@ -6,9 +6,9 @@ one is added to each node, as PyTorch Geometric's attention layers do.
 
 from __future__ import annotations
 
-import math
 import numbers
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import jax
@@ -205,8 +205,9 @@ def _loop_features(
         """The features, and a neutral number for edges that do not count."""
         return jnp.where(kept.reshape(-1, *[1] * (features.ndim - 1)), features, padding)
 
+    wide = jnp.float64 if features.dtype == jnp.float64 else jnp.float32
     if fill_value == "mul":
-        return _products(of_edges(1), rows, jnp.asarray(graph.indptr))
+        return _products(of_edges(1).astype(wide), rows, num_rows).astype(features.dtype)
     counts = sum_rows(jnp.asarray(kept).astype(jnp.int32), jnp.asarray(graph.indptr))
     counts = counts.reshape(-1, *[1] * (features.ndim - 1))
     if fill_value in ("min", "max"):
@@ -216,7 +217,6 @@ def _loop_features(
         }[fill_value]
         found = reduce(of_edges(neutral), rows, num_rows, indices_are_sorted=True)
         return jnp.where(counts > 0, found, 0)
-    wide = jnp.promote_types(features.dtype, jnp.float32)
     sums = sum_rows(of_edges(0).astype(wide), jnp.asarray(graph.indptr))
     if fill_value == "mean":
         sums = sums / jnp.maximum(counts, 1).astype(wide)
@@ -234,24 +234,26 @@ def _constant(where: str, num_rows: int, features: Array, given: Any) -> Array:
     return jnp.broadcast_to(row, (num_rows, *features.shape[1:]))
 
 
+@partial(jax.custom_jvp, nondiff_argnums=(2,))
 def _products(
-    values: Float[Array, "edges *rest"], rows: Int[Array, " edges"], indptr: Int[Array, " rows+1"]
+    values: Float[Array, "edges *rest"], rows: Int[Array, " edges"], num_rows: int
 ) -> Float[Array, "rows *rest"]:
     """The product of the values of each row's edges, one for a row without edges.
 
-    ``jax.ops.segment_prod`` has no gradient. This is a running product that begins anew with each
-    row, of which the last one of each row is taken.
+    ``jax.ops.segment_prod`` alone has no derivatives.
     """
-    if math.prod(values.shape) == 0:
-        return jnp.ones((indptr.shape[0] - 1, *values.shape[1:]), values.dtype)
-    begins = jnp.diff(rows, prepend=-1) != 0
+    return jax.ops.segment_prod(values, rows, num_rows, indices_are_sorted=True)
 
-    def combine(left, right):
-        (a, a_begins), (b, b_begins) = left, right
-        fresh = b_begins.reshape(-1, *[1] * (b.ndim - 1))
-        return jnp.where(fresh, b, a * b), a_begins | b_begins
 
-    running, _ = jax.lax.associative_scan(combine, (values, begins))
-    last = jnp.maximum(indptr[1:] - 1, 0)
-    has_edges = (jnp.diff(indptr) > 0).reshape(-1, *[1] * (values.ndim - 1))
-    return jnp.where(has_edges, running[last], 1)
+@_products.defjvp
+def _products_jvp(num_rows, primals, tangents):
+    values, rows = primals
+    zero = (values == 0).astype(jnp.int32)
+    others = jnp.where(zero, 1, values)
+    at_rows = {"mode": "clip", "indices_are_sorted": True}
+    product = _products(others, rows, num_rows).at[rows].get(**at_rows)  # without the zeros
+    zeros = jax.ops.segment_sum(zero, rows, num_rows, indices_are_sorted=True)
+    zeros_of_others = zeros.at[rows].get(**at_rows) - zero
+    slopes = jnp.where(zeros_of_others == 0, product / others, 0)
+    tangent = jax.ops.segment_sum(slopes * tangents[0], rows, num_rows, indices_are_sorted=True)
+    return _products(values, rows, num_rows), tangent

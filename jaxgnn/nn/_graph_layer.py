@@ -122,15 +122,14 @@ class GraphLayer(nnx.Module):
           ValueError: unless graph, features and widths fit each other.
         """
         self._check_graph(graph)
+        names = ("x[0]", "x[1]")
         if not isinstance(x, tuple | list):
             self._check_square(graph, "or x a pair (x_dst, x_src)")
-            x = (x, x)
+            x, names = (x, x), ("x", "x")
         if len(x) != 2:
-            raise bad_input(
-                self._name, "x", "an array, or a pair (x_dst, x_src)", f"{len(x)} of them"
-            )
+            expected = "an array, or a pair (x_dst, x_src)"
+            raise bad_input(self._name, "x", expected, f"{len(x)} of them")
         ends: Ends[Array] = Ends(*x)
-        names = ("x", "x") if ends.are_one else ("x[0]", "x[1]")
         for name, array, count, width, of in zip(
             names, ends, graph.shape, widths or (None, None), ("receivers", "senders"), strict=True
         ):
