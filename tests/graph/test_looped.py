@@ -67,8 +67,8 @@ def test_a_concrete_graph_is_made_once_also_when_it_was_taken_apart():
     assert with_one_loop_each(wider).graph.shape == (8, 20)
 
 
-@pytest.mark.costly(4)
-@pytest.mark.parametrize("fill_value", ["mean", "add", "min", "max", "mul", 0.5, (1.0, 2.0)])
+@pytest.mark.costly
+@pytest.mark.parametrize("fill_value", ["mul", "max", "mean", "add", "min", 0.5, (1.0, 2.0)])
 def test_features_of_loops_have_gradients_and_padding_none(fill_value):
     graph = GRAPHS["padded"]
     looped = with_one_loop_each(graph)
