@@ -530,6 +530,46 @@ GRADIENTS = (
 
 GRAPHS = (
     Fault(
+        "self loops of attention: those that the graph has are kept",
+        "jaxgnn/graph/_looped.py",
+        "kept = real & (rows != indices)",
+        "kept = real",
+        _tests(
+            "graph/test_looped", "test_each_row_keeps_its_edges_in_order_and_ends_with_its_loop"
+        ),
+    ),
+    Fault(
+        "self loops of attention: a zero among others is divided by",
+        "jaxgnn/graph/_looped.py",
+        "slopes = jnp.where(zeros_of_others == 0, product / others, 0)",
+        "slopes = product / others",
+        _tests("graph/test_looped", "test_a_product_with_a_zero_has_the_gradient_of_a_product"),
+    ),
+    Fault(
+        "self loops of attention: the mean divides by the edges that were removed too",
+        "jaxgnn/graph/_looped.py",
+        "sum_rows(jnp.asarray(kept).astype(jnp.int32)",
+        "sum_rows(jnp.ones_like(kept, jnp.int32)",
+        _tests("nn/test_attention_layers", "test_gradients_are_slopes_of_the_formula"),
+    ),
+    Fault(
+        "layers of attention: what padding holds is read",
+        "jaxgnn/nn/_attention_layer.py",
+        "edge_features = jnp.where(real, edge_features, 0)",
+        "edge_features = jnp.where(real, edge_features, edge_features)",
+        _tests("nn/test_attention_layers", "test_gradients_are_slopes_of_the_formula"),
+    ),
+    Fault(
+        "graph transformer: the gate is the other way round",
+        "jaxgnn/nn/_transformer_conv.py",
+        "return gate * root + (1 - gate) * y",
+        "return gate * y + (1 - gate) * root",
+        _tests(
+            "nn/test_attention_layers",
+            "test_a_layer_is_that_of_pytorch_geometric_also_on_a_padded_graph",
+        ),
+    ),
+    Fault(
         "schedule: a row's last unit is left out, a wrong rounding",
         "jaxgnn/graph/_schedule.py",
         "-(-xp.diff(indptr) // most))",

@@ -17,7 +17,14 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxgnn._errors import bad_input
-from jaxgnn.graph._arrays import is_concrete, offset_dtype, own, put_own
+from jaxgnn.graph._arrays import (
+    is_concrete,
+    offset_dtype,
+    own,
+    put_own,
+    require_floats,
+    require_one,
+)
 from jaxgnn.graph._by_identity import IdentityMemory
 from jaxgnn.graph._plan_on_demand import plan_on_demand
 from jaxgnn.graph._row_sums import sum_rows
@@ -67,7 +74,7 @@ def with_one_loop_each(graph: CSRGraph) -> LoopedGraph:
       graph: the graph, whose weights and scales are left out.
 
     Raises:
-      ValueError: if a concrete graph has invalid offsets or senders.
+      ValueError: if a concrete graph has invalid offsets or senders, or several graphs are stacked.
 
     Example:
       >>> from jaxgnn import CSRGraph
@@ -77,6 +84,7 @@ def with_one_loop_each(graph: CSRGraph) -> LoopedGraph:
       >>> made.sources.tolist(), made.kept.tolist()
       ([3, 1, 4, 2, 5], [False, True, True])
     """
+    require_one("with_one_loop_each", "graph", graph)
     arrays = graph.indptr, graph.indices
     if not is_concrete(*arrays):
         return _traced(graph)
@@ -165,8 +173,8 @@ def looped_features(
       edges are.
 
     Raises:
-      ValueError: if ``features`` do not have one entry for each edge slot, or ``fill_value`` is not
-        as above.
+      ValueError: if ``features`` are no floating numbers, or not as many as edge slots, or
+        ``fill_value`` is not as above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -180,6 +188,8 @@ def looped_features(
     if jnp.ndim(features) < 2 or features.shape[-2] != graph.num_edges:
         expected = f"of shape [..., {graph.num_edges}, features], one row for each edge slot"
         raise bad_input(where, "features", expected, f"shape {jnp.shape(features)}")
+    features = jnp.asarray(features)
+    require_floats(where, "features", features)
     loops = _loop_features(where, graph, looped.kept, jnp.moveaxis(features, -2, 0), fill_value)
     loops = jnp.moveaxis(loops[: _num_loops(graph)], 0, -2)
     # What padding holds may be anything.

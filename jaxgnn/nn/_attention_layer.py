@@ -194,7 +194,7 @@ class AttentionLayer(GraphLayer):
     def _with_loops(
         self, graph: CSRGraph, edge_features: Array | None, ends: Ends[Array]
     ) -> tuple[CSRGraph, Array | None]:
-        """The graph to attend over, and the features of its edges, with zeros in padding slots.
+        """The graph to attend over, and the features of its edges, which are numbers in padding.
 
         Raises:
           ValueError: if ``edge_features`` do not fit the graph or the layer.

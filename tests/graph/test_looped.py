@@ -103,6 +103,7 @@ def test_a_product_with_a_zero_has_the_gradient_of_a_product():
     [
         (jnp.ones(20), "mean", r"features must be of shape \[..., 20, features\].*\(20,\)"),
         (jnp.ones((19, 2)), "mean", r"features must be of shape \[..., 20, features\].*\(19, 2\)"),
+        (jnp.ones((20, 2), jnp.int32), "mean", "features must be of a floating dtype, got int32"),
         (jnp.ones((20, 2)), "median", "fill_value must be a number, numbers, or one of mean, add"),
         (jnp.ones((20, 2)), (1.0, 2.0, 3.0), "fill_value must be one finite number, or 2 of them"),
         (jnp.ones((20, 2)), np.nan, "fill_value must be one finite number, or 2 of them"),
@@ -112,3 +113,20 @@ def test_features_that_do_not_fit_are_named(features, fill_value, message):
     graph = GRAPHS["square"]
     with pytest.raises(ValueError, match=f"looped_features: {message}"):
         looped_features(graph, with_one_loop_each(graph), features, fill_value)
+
+
+def test_stacked_graphs_are_refused():
+    graph = GRAPHS["square"]
+    stacked = jax.tree.map(
+        lambda leaf: jnp.stack([leaf, leaf]), CSRGraph(graph.indptr, graph.indices)
+    )
+    with pytest.raises(ValueError, match="with_one_loop_each: graph must be a single one"):
+        with_one_loop_each(stacked)
+
+
+def test_leading_axes_of_features_share_the_graph():
+    graph = GRAPHS["padded"]
+    looped = with_one_loop_each(graph)
+    features = jnp.asarray(_rng.normal(size=(2, 20, 3)), jnp.float32)
+    made = looped_features(graph, looped, features, "max")
+    np.testing.assert_array_equal(made[1], looped_features(graph, looped, features[1], "max"))

@@ -172,30 +172,30 @@ X = random_array((ROWS, IN), "float32", seed=0)
 FILL_VALUES = ["mean", "add", "min", "max", "mul", 0.5, [1.0, -2.0, 3.0]]
 LAYERS = {"transformer": nn.TransformerConv, "gatv2": nn.GATv2Conv, "gat": nn.GATConv}
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    "gat": ("gat", {}),
-    "gat, mean of heads, residual": ("gat", {"heads": 3, "concat": False, "residual": True}),
-    "gat without loops or bias": (
+    "gat, loops by max, mean of heads, residual": (
         "gat",
-        {"heads": 2, "edge_dim": 3, "add_self_loops": False, "use_bias": False},
+        {"heads": 3, "concat": False, "residual": True, "edge_dim": 3, "fill_value": "max"},
     ),
-    "gatv2": ("gatv2", {}),
-    "gatv2, mean of heads, residual": (
+    "gatv2, shared weights, mean of heads, residual": (
         "gatv2",
         {"heads": 3, "concat": False, "residual": True, "share_weights": True},
+    ),
+    "transformer with features of edges, mean of heads, gate": (
+        "transformer",
+        {"heads": 3, "concat": False, "edge_dim": 3, "beta": True, "use_bias": False},
     ),
     "gatv2 without loops or bias": (
         "gatv2",
         {"heads": 2, "edge_dim": 3, "add_self_loops": False, "use_bias": False},
     ),
+    "gat without loops or bias": (
+        "gat",
+        {"heads": 2, "edge_dim": 3, "add_self_loops": False, "use_bias": False},
+    ),
+    "gat": ("gat", {}),
+    "gatv2": ("gatv2", {}),
     "transformer": ("transformer", {"heads": 3}),
-    "transformer, mean of heads, gate": (
-        "transformer",
-        {"heads": 3, "concat": False, "beta": True, "use_bias": False},
-    ),
-    "transformer with features of edges, gate": (
-        "transformer",
-        {"heads": 2, "edge_dim": 3, "beta": True},
-    ),
+    "transformer with a gate": ("transformer", {"heads": 2, "beta": True}),
     "transformer without root": ("transformer", {"root_weight": False, "beta": True}),
     **{
         f"{kind}, loops by {fill}": (kind, {"heads": 2, "edge_dim": 3, "fill_value": fill})
