@@ -114,8 +114,8 @@ GRAPH_KERNELS = (
     Fault(
         "sddmm kernel: the scale of the columns is dropped",
         "pallas_kernels/graph/spmm.py",
-        "edges.store(edge, product if scale is None else scale * product)",
-        "edges.store(edge, product)",
+        "value = product if scale is None else scale * product",
+        "value = product",
         _PRODUCTS,
     ),
     Fault(

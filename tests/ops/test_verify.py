@@ -11,6 +11,7 @@ import pytest
 
 import jaxgnn
 from jaxgnn import CSRGraph, ops
+from jaxgnn.ops._attention import gat_attention
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.registry import BY_NAME
 
@@ -55,6 +56,37 @@ def test_right_kernels_pass_with_their_gradients(dtype):
 
     value, gradient = jax.block_until_ready(checked(_features(dtype)))
     assert np.isfinite(value) and np.isfinite(np.asarray(gradient, np.float32)).all()
+
+
+def _attention(x):
+    h = x.reshape(3, 2, 4)
+    narrow, logits = jnp.sum(h, axis=-1), jnp.ones((4, 2), x.dtype)
+    y, weights = ops.gat_attention(GRAPH, narrow, narrow, h, return_weights=True)
+    y += ops.gatv2_attention(GRAPH, h, h, h[0], edge_logits=logits)
+    y += ops.dot_attention(GRAPH, h, h, h, dropout=0.3, key=jax.random.key(0))
+    return jnp.sum((y + ops.spmm(GRAPH.with_weights(weights), h)).astype(jnp.float32) ** 2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_right_kernels_of_attention_pass_with_their_gradients(dtype):
+    with jaxgnn.verify("strict"):
+        gradient = jax.block_until_ready(jax.jit(jax.grad(_attention))(_features(dtype)))
+    assert np.isfinite(np.asarray(gradient, np.float32)).all()
+
+
+@pytest.mark.parametrize("kernel", ["forward", "weights", "backward_rows", "backward_columns"])
+def test_a_wrong_kernel_of_attention_is_named(kernel, monkeypatch):
+    table = getattr(gat_attention, kernel.upper())
+    right = table.implementations["ffi"]
+
+    def wrong(*given, **options):
+        return jax.tree.map(lambda a: 1.01 * a, right.runs["cpu"](*given, **options))
+
+    spoilt = dispatch.Implementation(dict.fromkeys(("cpu", "cuda"), wrong))
+    monkeypatch.setitem(table.implementations, "ffi", spoilt)
+    name = "gat_attention" if kernel == "forward" else f"gat_attention.{kernel}"
+    with jaxgnn.verify("strict"), pytest.raises(Exception, match=rf"{name}\[ffi\]"):
+        jax.block_until_ready(jax.grad(_attention)(_features()))
 
 
 def test_strict_raises_and_names_the_worst_entry():

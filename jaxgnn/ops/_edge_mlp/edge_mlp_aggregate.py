@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
+from jaxgnn.graph._arrays import require_no_heads
 from jaxgnn.ops._core import dispatch, verify
 from jaxgnn.ops._core.activations import Name as Activation
 from jaxgnn.ops._core.checks import check_graph, from_numpy
@@ -139,6 +140,8 @@ def edge_mlp_aggregate(
       [[0.0], [1.0], [1.0]]
     """
     graph = check_graph(_OP, graph)
+    if weights is None:
+        require_no_heads(_OP, "graph", graph.weights)
     h, params, edge_features, weights = from_numpy(h, params, edge_features, weights)
     receivers, senders = both_ends(_OP, graph, h)
     check_edge_arrays(_OP, graph, receivers, edge_features, weights)
