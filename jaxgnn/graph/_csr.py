@@ -302,10 +302,11 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         which cannot keep what it makes: from then on the graph is another pytree, with more leaves,
         for which such a function compiles once more.
 
-        The names are ``"spmm"``, ``"sddmm"``, ``"segment_softmax"``, ``"maxk_spmm"`` and
-        ``"edge_mlp_aggregate"``. Without weights ``"spmm"`` needs the least. On a GPU
-        ``"maxk_spmm"`` needs the edges by block, with which its backward pass is faster; they cost
-        up to twice the memory of ``indices``.
+        The names are ``"spmm"``, ``"sddmm"``, ``"segment_softmax"``, ``"gat_attention"``,
+        ``"gatv2_attention"``, ``"dot_attention"``, ``"maxk_spmm"`` and ``"edge_mlp_aggregate"``.
+        Without weights ``"spmm"`` needs the least. On a GPU ``"maxk_spmm"`` needs the edges by
+        block, with which its backward pass is faster; they cost up to twice the memory of
+        ``indices``.
 
         Args:
           ops: names of ops of ``jaxgnn.ops``; without any, all parts are made.

@@ -26,6 +26,8 @@ class Attention:
       required: shapes of its arrays, by name, from the rows, columns and edges of a graph.
       optional: shapes of the arrays that it can do without.
       score: one edge's score for one head, in NumPy, from the arrays by name; the op's definition.
+      slopes: bounds of the derivative of a score by one number of each array, by name, from the
+        largest magnitudes in the arrays. An array without one has no part in the scores.
       summed: the name of what is summed.
     """
 
@@ -33,6 +35,7 @@ class Attention:
     required: Callable[[int, int, int], dict[str, tuple[int, ...]]]
     optional: Callable[[int, int, int], dict[str, tuple[int, ...]]]
     score: Callable[..., float]
+    slopes: Callable[[dict[str, float]], dict[str, float]]
     summed: str
 
     def __call__(self, graph, arrays: dict[str, Any], **options):
@@ -71,6 +74,28 @@ def _gatv2_score(a, i, j, e, h):
     return a["attention"][h] @ _leaky_relu(total) + _logit(a, e, h)
 
 
+def _dot_slopes(largest):
+    scale = DIM**-0.5
+    return {"q": scale * largest["k"], "k": scale * largest["q"], "edge_logits": 1.0}
+
+
+def _gat_slopes(largest):
+    return {"a_dst": 1.0, "a_src": 1.0, "edge_logits": 1.0}
+
+
+def _gatv2_slopes(largest):
+    vector, kernel = largest["attention"], largest["edge_kernel"]
+    added = FEATURES * largest["edge_features"] * kernel
+    return {
+        "x_dst": vector,
+        "x_src": vector,
+        "attention": largest["x_dst"] + largest["x_src"] + added,
+        "edge_logits": 1.0,
+        "edge_features": DIM * vector * kernel,
+        "edge_kernel": vector * largest["edge_features"],
+    }
+
+
 def _logit(a, e, h):
     return a["edge_logits"][e, h] if "edge_logits" in a else 0.0
 
@@ -90,6 +115,7 @@ TABLE = {
                 "edge_values": (edges, GROUPS, WIDTH),
             },
             _dot_score,
+            _dot_slopes,
             "v",
         ),
         Attention(
@@ -101,6 +127,7 @@ TABLE = {
             },
             lambda rows, cols, edges: {"edge_logits": (edges, HEADS)},
             _gat_score,
+            _gat_slopes,
             "v",
         ),
         Attention(
@@ -116,6 +143,7 @@ TABLE = {
                 "edge_kernel": (FEATURES, HEADS, DIM),
             },
             _gatv2_score,
+            _gatv2_slopes,
             "x_src",
         ),
     )
