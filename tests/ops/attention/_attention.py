@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -186,19 +187,20 @@ def by_hand(attention: Attention, graph, arrays) -> tuple[np.ndarray, np.ndarray
     return y, weights
 
 
-def value_and_gradients(attention, graph, arrays, implementation, **options):
-    """Sums, weights and every gradient, as one program."""
+def value_and_gradients(attention, graph, arrays, implementation, key=None, **options):
+    """Sums, weights and every gradient, as one program, which equal calls share."""
+    static = attention.name, implementation, tuple(options.items())
+    return _value_and_gradients(static, graph, arrays, key)
 
-    @jax.jit
-    def run(arrays):
-        made, pull_back = jax.vjp(
-            lambda a: attention(
-                graph, a, implementation=implementation, return_weights=True, **options
-            ),
-            arrays,
-        )
-        leaves, structure = jax.tree.flatten(made)
-        dy = [random_array(leaf.shape, leaf.dtype, seed=70 + i) for i, leaf in enumerate(leaves)]
-        return made, pull_back(jax.tree.unflatten(structure, dy))[0]
 
-    return run(arrays)
+@functools.partial(jax.jit, static_argnums=0)
+def _value_and_gradients(static, graph, arrays, key):
+    name, implementation, options = static
+    options = dict(options, implementation=implementation, key=key, return_weights=True)
+    made, pull_back = jax.vjp(functools.partial(TABLE[name], graph, **options), arrays)
+    return made, pull_back(cotangents_of(made))[0]
+
+
+def cotangents_of(made):
+    """The gradients to the sums and to the weights that ``value_and_gradients`` pulls back."""
+    return tuple(random_array(m.shape, m.dtype, seed=70 + i) for i, m in enumerate(made))
