@@ -154,9 +154,7 @@ class Pieces:
         factors = []
         if self.weights is not None:
             is_one = head is None
-            factors.append(
-                self.weights.load(edge) if is_one else self.weights.row(edge).load(head)
-            )
+            factors.append(self.weights.load(edge) if is_one else self.weights.row(edge).load(head))
         if self.col_scale is not None:
             factors.append(self.col_scale.load(node))
         return factors[0] * factors[1] if len(factors) == 2 else next(iter(factors), None)

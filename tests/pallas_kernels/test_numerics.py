@@ -101,7 +101,9 @@ def test_spmm_and_sddmm(name, dim, dtype):
 
 @pytest.mark.costly
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name, heads, dim", [("weighted", 3, 5), ("scaled", 2, 40), ("plain", 1, 8)])
+@pytest.mark.parametrize(
+    "name, heads, dim", [("weighted", 3, 5), ("scaled", 2, 40), ("plain", 1, 8)]
+)
 def test_products_of_heads(name, heads, dim, dtype):
     weights = random_array((EDGES + PADDING, heads), "float32", seed=2)
     graph = _graph(name).with_weights(weights)
