@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments.benchmarks._cases import Case, Differentiable, implementations
+from experiments.benchmarks._torch_attention import torch_attention
 from experiments.benchmarks._workloads import Workload, input_sets
 from jaxgnn import ops
 from jaxgnn.graph import CSRGraph
@@ -72,7 +73,10 @@ def cases(op: str, workload: Workload) -> Iterator[Case]:
                 direction=direction,
                 dtype=dtype,
                 nbytes=bytes_moved(op, graph, workload.heads, dim, size, direction),
-                candidates=implementations(lambda name: build(op, name), direction, inputs),
+                candidates={
+                    **implementations(lambda name: build(op, name), direction, inputs),
+                    **torch_attention(op, graph, inputs, direction),
+                },
                 edges=graph.num_edges,
             )
 
