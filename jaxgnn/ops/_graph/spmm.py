@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from functools import partial
 
 import jax
@@ -38,7 +39,10 @@ SDDMM = dispatch.Kernel(
 )
 
 # With heads the CUDA library runs one head after the other, and Pallas all of them at once.
-_OF_HEADS = {"cpu": ("ffi", "xla"), "cuda": ("pallas", "ffi", "xla")}
+_OF_HEADS: Mapping[dispatch.Platform, tuple[dispatch.Name, ...]] = {
+    "cpu": ("ffi", "xla"),
+    "cuda": ("pallas", "ffi", "xla"),
+}
 SPMM_OF_HEADS = dataclasses.replace(SPMM, preference=_OF_HEADS)
 SDDMM_OF_HEADS = dataclasses.replace(SDDMM, preference=_OF_HEADS)
 
