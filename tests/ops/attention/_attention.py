@@ -85,15 +85,16 @@ def _gat_slopes(largest):
 
 
 def _gatv2_slopes(largest):
-    vector, kernel = largest["attention"], largest["edge_kernel"]
-    added = FEATURES * largest["edge_features"] * kernel
+    vector, kernel = largest["attention"], largest.get("edge_kernel", 0.0)
+    features = largest.get("edge_features", 0.0)
+    added = FEATURES * features * kernel
     return {
         "x_dst": vector,
         "x_src": vector,
         "attention": largest["x_dst"] + largest["x_src"] + added,
         "edge_logits": 1.0,
         "edge_features": DIM * vector * kernel,
-        "edge_kernel": vector * largest["edge_features"],
+        "edge_kernel": vector * features,
     }
 
 
