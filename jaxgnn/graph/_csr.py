@@ -442,7 +442,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
             heads; None for an unweighted graph.
 
         Raises:
-          ValueError: if there is not one row of weights for each edge slot, or they do not float.
+          ValueError: if there is not one entry or row for each edge slot, of a floating dtype.
         """
         if weights is not None:
             where, weights = "CSRGraph.with_weights", as_array(weights)
