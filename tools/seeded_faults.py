@@ -114,8 +114,8 @@ GRAPH_KERNELS = (
     Fault(
         "sddmm kernel: the scale of the columns is dropped",
         "pallas_kernels/graph/spmm.py",
-        "edges.store(edge, product if scale is None else scale * product)",
-        "edges.store(edge, product)",
+        "value = product if scale is None else scale * product",
+        "value = product",
         _PRODUCTS,
     ),
     Fault(
@@ -138,6 +138,140 @@ GRAPH_KERNELS = (
         "return probability * (slope - finished[0])",
         "return probability * (slope + finished[0])",
         _SOFTMAX,
+    ),
+)
+
+_ATTENTION = _kernels("attention/test_numerics", "test_values_and_gradients_agree_with_float64")
+
+
+def _attention(op: str, *tests: str) -> tuple[str, ...]:
+    return _tests(f"ops/attention/test_{op}", *tests)
+
+
+ATTENTION_KERNELS = (
+    Fault(
+        "attention kernel: the gradient to a score has a wrong sign under dropout",
+        "pallas_kernels/attention/neighbours.py",
+        "dscore = weight * slope - probability * stats.delta",
+        "dscore = weight * slope + probability * stats.delta",
+        _ATTENTION,
+    ),
+    Fault(
+        "attention kernel: delta is left out of the gradient to a score",
+        "pallas_kernels/attention/neighbours.py",
+        "probability, probability * (slope - stats.delta)",
+        "probability, probability * slope",
+        _ATTENTION,
+    ),
+    Fault(
+        "attention kernel: edges past the end of a piece count, since the mask is missing",
+        "pallas_kernels/attention/neighbours.py",
+        'return neighbour.if_real(self.plan.rule.score(self.warp, total), float("-inf"))',
+        "return self.plan.rule.score(self.warp, total)",
+        _ATTENTION,
+    ),
+    Fault(
+        "attention kernel: along the columns edges are found by another slot",
+        "pallas_kernels/attention/neighbours.py",
+        "slots = edges if arrays.slots is None else [arrays.slots.load(edge) for edge in edges]",
+        "slots = edges",
+        _ATTENTION,
+    ),
+    Fault(
+        "attention kernel: dropout of the next head, off by one",
+        "pallas_kernels/attention/dropout.py",
+        'seed.load(1) + lanes.head.bits("u32") * _HEADS',
+        'seed.load(1) + (lanes.head + 1).bits("u32") * _HEADS',
+        _ATTENTION,
+    ),
+    Fault(
+        "attention kernel: the scale is dropped from the gradients to queries and keys",
+        "pallas_kernels/attention/scores.py",
+        "return [s * self.scale for s in sums]",
+        "return [*sums]",
+        _ATTENTION,
+    ),
+)
+
+ATTENTION = (
+    Fault(
+        "attention: delta is left out of the gradients",
+        "jaxgnn/ops/_attention/skeleton.py",
+        "delta = jnp.sum(y * dy, axis=-1) - dlse",
+        "delta = -dlse",
+        _attention(
+            "gat_attention",
+            "test_value_weights_and_every_gradient_equal_float64_on_every_graph",
+        ),
+    ),
+    Fault(
+        "attention: the gradient of the returned weights is left out of delta",
+        "jaxgnn/ops/_attention/skeleton.py",
+        "delta = delta + sum_rows(weights * dweights, graph.indptr)",
+        "pass",
+        _attention(
+            "gatv2_attention",
+            "test_value_weights_and_every_gradient_equal_float64_on_every_graph",
+        ),
+    ),
+    Fault(
+        "attention: the scale of the products is dropped",
+        "jaxgnn/ops/_attention/reference/dot_attention.py",
+        "products = form.scale * jnp.sum(queries * keys, axis=-1)",
+        "products = jnp.sum(queries * keys, axis=-1)",
+        _attention("dot_attention", "test_it_is_the_formula_written_with_loops"),
+    ),
+    Fault(
+        "attention: heads take the keys and values of another head",
+        "jaxgnn/ops/_attention/reference/ends.py",
+        "return jnp.repeat(values, heads // values.shape[1], axis=1)",
+        "return jnp.concatenate([values] * (heads // values.shape[1]), axis=1)",
+        _attention("dot_attention", "test_it_is_the_formula_written_with_loops"),
+    ),
+    Fault(
+        "attention: padding slots have weights, since the mask is missing",
+        "jaxgnn/ops/_attention/reference/softmax_sum.py",
+        "return jnp.exp(jnp.where(real, values, -jnp.inf) - shifts)",
+        "return jnp.exp(values - shifts)",
+        _attention("gat_attention", "test_it_is_the_formula_written_with_loops"),
+    ),
+    Fault(
+        "attention: dropout by the hash of another slot",
+        "jaxgnn/ops/_attention/reference/dropout.py",
+        "_mix(seed[0] ^ slots.astype(jnp.uint32))",
+        "_mix(seed[0] ^ (slots + 1).astype(jnp.uint32))",
+        _attention("attention", "test_dropout_leaves_out_the_same_edges_in_every_implementation"),
+    ),
+    Fault(
+        "attention: an edge that -inf masks counts where the slope is zero or negative",
+        "jaxgnn/ops/_attention/reference/ends.py",
+        "return jnp.where((x > 0) | (x == -jnp.inf), x, slope * x)",
+        "return jnp.where(x > 0, x, slope * x)",
+        _attention("gat_attention", "test_minus_infinity_masks_an_edge_whatever_the_slope"),
+    ),
+)
+
+HEADS = (
+    Fault(
+        "spmm of heads: the kernel reads the weight of another head",
+        "pallas_kernels/graph/spmm.py",
+        "head = None if heads is None else read_column // (dim // heads)",
+        "head = None if heads is None else read_column % heads",
+        _kernels("test_numerics", "test_products_of_heads"),
+    ),
+    Fault(
+        "sddmm of heads: the kernel adds up the columns of the first head",
+        "pallas_kernels/graph/spmm.py",
+        "(first + start, first + dim)",
+        "(start, dim)",
+        _kernels("test_numerics", "test_products_of_heads"),
+    ),
+    Fault(
+        "spmm of heads: weights of padding slots count, since the mask is missing",
+        "jaxgnn/ops/_graph/reference/spmm.py",
+        "weights = jnp.where(_of_real_edges(graph, graph.weights), graph.weights, 0)",
+        "weights = graph.weights",
+        _tests("ops/graph/test_spmm_heads", "test_weights_of_padding_slots_may_be_anything"),
     ),
 )
 
@@ -720,6 +854,9 @@ TRAINING = (
 
 FAULTS: tuple[Fault, ...] = (
     *GRAPH_KERNELS,
+    *ATTENTION_KERNELS,
+    *ATTENTION,
+    *HEADS,
     *MAXK_KERNELS,
     *MAXK_SPMM_KERNELS,
     *DENSE_KERNELS,

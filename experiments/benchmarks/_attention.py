@@ -13,6 +13,7 @@ import numpy as np
 from experiments.benchmarks._cases import Case, Differentiable, implementations
 from experiments.benchmarks._report import Row
 from experiments.benchmarks._session import Options, Session, run_op
+from experiments.benchmarks._torch_attention import torch_attention
 from experiments.benchmarks._workloads import (
     WORKLOADS,
     Platform,
@@ -120,7 +121,10 @@ def cases(op: str, workload: Workload) -> Iterator[Case]:
                 direction=direction,
                 dtype=dtype,
                 nbytes=bytes_moved(op, graph, workload.heads, dim, size, direction),
-                candidates=implementations(lambda name: build(op, name), direction, inputs),
+                candidates={
+                    **implementations(lambda name: build(op, name), direction, inputs),
+                    **torch_attention(op, graph, inputs, direction),
+                },
                 edges=graph.num_edges,
                 kernels=graph.num_edges < _FEW_EDGES,
             )

@@ -1,4 +1,4 @@
-"""Times ``ops.dot_attention`` against plain JAX.
+"""Times ``ops.dot_attention`` against plain JAX and ``TransformerConv`` of torch-geometric.
 
 Run ``python -m experiments.benchmarks.dot_attention``. Bytes: two rows of all heads gathered for
 each edge forward, four backward.

@@ -1,4 +1,4 @@
-"""Times ``ops.gat_attention`` against plain JAX.
+"""Times ``ops.gat_attention`` against plain JAX and ``GATConv`` of torch-geometric.
 
 Run ``python -m experiments.benchmarks.gat_attention``. Bytes: a row of all heads gathered for each
 edge forward, two backward.

@@ -1,4 +1,4 @@
-"""Times ``ops.gatv2_attention`` against plain JAX.
+"""Times ``ops.gatv2_attention`` against plain JAX and ``GATv2Conv`` of torch-geometric.
 
 Run ``python -m experiments.benchmarks.gatv2_attention``. Bytes: a row of all heads gathered for
 each edge forward, three backward.

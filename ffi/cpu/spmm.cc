@@ -1,4 +1,6 @@
-// spmm and sddmm with dense features; see jaxgnn/ops/reference/spmm.py for the maths.
+// spmm and sddmm with dense features; see jaxgnn/ops/_graph/reference/spmm.py for the maths.
+//
+// Features are [nodes, dim], and beside weights [edges, heads] they are [nodes, heads, dim].
 #include "jaxgnn_ffi/graph_args.h"
 
 namespace jaxgnn {
@@ -23,8 +25,19 @@ JAXGNN_INLINE inline void AddRows4(const float* a, const T* const* x, int64_t di
   }
 }
 
+// The number of axes of one member of the batch: `indices` has one beside the batch axes.
+inline size_t ItemRank(const Dimensions& operand, const ffi::AnyBuffer& indices) {
+  return operand.size() - (indices.dimensions().size() - 1);
+}
+
+// The number of heads of features [..., nodes, dim] or [..., nodes, heads, dim].
+inline int64_t Heads(const Dimensions& features, const ffi::AnyBuffer& indices) {
+  return ItemRank(features, indices) == 3 ? features[features.size() - 2] : 1;
+}
+
 template <typename T, typename Offset>
 struct SpmmKernel : RowSums {
+  int64_t heads;
   const Batch& batch;
   const GraphArgs<Offset>& graph;
   const ffi::AnyBuffer &weights, &row_scale, &col_scale, &x;
@@ -36,6 +49,14 @@ struct SpmmKernel : RowSums {
   }
 
   JAXGNN_INLINE inline void Accumulate(const Piece& piece, float* __restrict sums) const {
+    if (heads == 1) {
+      AccumulateOneHead(piece, sums);
+    } else {
+      AccumulateHeads(piece, sums);
+    }
+  }
+
+  JAXGNN_INLINE inline void AccumulateOneHead(const Piece& piece, float* __restrict sums) const {
     const int64_t member = piece.member, end = piece.end, dim = width;
     const Coefficients<Offset> coefficients = Coefficient(member);
     const int32_t* indices = graph.Indices(member);
@@ -60,6 +81,45 @@ struct SpmmKernel : RowSums {
     }
   }
 
+  JAXGNN_INLINE inline void AccumulateHeads(const Piece& piece, float* __restrict sums) const {
+    const int64_t member = piece.member, end = piece.end, dim = width / heads;
+    const float* weight_of_edges = batch.Item<const float>(weights, member);
+    const float* scale_of_columns = batch.Item<const float>(col_scale, member);
+    const int32_t* indices = graph.Indices(member);
+    const T* features = batch.Item<const T>(x, member);
+    int64_t edge = piece.begin;
+    for (; edge + 4 <= end; edge += 4) {
+      const T* rows[4];
+      float scales[4];
+      for (int i = 0; i < 4; ++i) {
+        const int32_t column = indices[edge + i];
+        rows[i] = features + static_cast<int64_t>(column) * width;
+        scales[i] = scale_of_columns ? scale_of_columns[column] : 1.0f;
+        const int64_t ahead = std::min<int64_t>(edge + i + kPrefetchEdges, end - 1);
+        PrefetchBytes(features + static_cast<int64_t>(indices[ahead]) * width, width * sizeof(T));
+      }
+      const float* own = weight_of_edges + edge * heads;
+      for (int64_t head = 0; head < heads; ++head) {
+        const T* of_head[4];
+        float factors[4];
+        for (int i = 0; i < 4; ++i) {
+          of_head[i] = rows[i] + head * dim;
+          factors[i] = own[i * heads + head] * scales[i];
+        }
+        AddRows4(factors, of_head, dim, sums + head * dim);
+      }
+    }
+    for (; edge < end; ++edge) {
+      const int32_t column = indices[edge];
+      const float scale = scale_of_columns ? scale_of_columns[column] : 1.0f;
+      for (int64_t head = 0; head < heads; ++head) {
+        AddRow(weight_of_edges[edge * heads + head] * scale,
+               features + static_cast<int64_t>(column) * width + head * dim, dim,
+               sums + head * dim);
+      }
+    }
+  }
+
   JAXGNN_INLINE inline void Finish(int64_t member, int64_t row, const float* sums) const {
     const float scale = Coefficient(member).Row(row);
     T* out = batch.Item<T>(*y, member) + row * width;
@@ -70,14 +130,16 @@ struct SpmmKernel : RowSums {
 ffi::Error Spmm(ffi::ThreadPool pool, ffi::AnyBuffer unit_rows, ffi::AnyBuffer unit_offsets,
                 ffi::AnyBuffer indices, ffi::AnyBuffer weights, ffi::AnyBuffer row_scale,
                 ffi::AnyBuffer col_scale, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> y) {
-  const Batch batch(y->dimensions(), 2);
-  const int64_t num_rows = y->dimensions()[batch.rank()], dim = y->dimensions().back();
+  const Batch batch(y->dimensions(), ItemRank(y->dimensions(), indices));
+  const int64_t num_rows = y->dimensions()[batch.rank()];
+  const int64_t heads = Heads(y->dimensions(), indices), width = heads * y->dimensions().back();
   return SwitchOffset(unit_offsets.element_type(), [&](auto offset) {
     using Offset = typename decltype(offset)::type;
     const GraphArgs<Offset> graph(batch, num_rows, unit_rows, unit_offsets, indices);
     return SwitchFloat(x.element_type(), [&](auto type) {
       using T = typename decltype(type)::type;
-      const SpmmKernel<T, Offset> kernel{{dim}, batch, graph, weights, row_scale, col_scale, x, y};
+      const SpmmKernel<T, Offset> kernel{{width},   heads,     batch, graph, weights,
+                                         row_scale, col_scale, x,     y};
       AccumulateRows<Offset>(
           pool, batch.size(), [&](int64_t member) { return graph.UnitsOf(member); }, kernel);
       return ffi::Error::Success();
@@ -106,8 +168,9 @@ JAXGNN_INLINE inline float Dot(const T* a, const T* b, int64_t dim) {
 ffi::Error Sddmm(ffi::ThreadPool pool, ffi::AnyBuffer unit_rows, ffi::AnyBuffer unit_offsets,
                  ffi::AnyBuffer indices, ffi::AnyBuffer row_scale, ffi::AnyBuffer col_scale,
                  ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::Result<ffi::AnyBuffer> edges) {
-  const Batch batch(edges->dimensions(), 1);
+  const Batch batch(edges->dimensions(), ItemRank(edges->dimensions(), indices));
   const int64_t num_rows = a.dimensions()[batch.rank()], dim = a.dimensions().back();
+  const int64_t heads = Heads(a.dimensions(), indices), width = heads * dim;
   return SwitchOffset(unit_offsets.element_type(), [&](auto offset) {
     using Offset = typename decltype(offset)::type;
     const GraphArgs<Offset> graph(batch, num_rows, unit_rows, unit_offsets, indices);
@@ -131,19 +194,22 @@ ffi::Error Sddmm(ffi::ThreadPool pool, ffi::AnyBuffer unit_rows, ffi::AnyBuffer 
                      for (int64_t edge = units.offsets[unit]; edge < last; ++edge) {
                        const int32_t column = columns[edge];
                        const int64_t ahead = std::min<int64_t>(edge + kPrefetchEdges, last - 1);
-                       PrefetchBytes(right + static_cast<int64_t>(columns[ahead]) * dim,
-                                     dim * sizeof(T));
-                       const float product =
-                           Dot(left + row * dim, right + static_cast<int64_t>(column) * dim, dim);
-                       out[edge] =
-                           coefficients.Row(row) * coefficients.Edge(edge, column) * product;
+                       PrefetchBytes(right + static_cast<int64_t>(columns[ahead]) * width,
+                                     width * sizeof(T));
+                       const T *from = left + row * width,
+                               *to = right + static_cast<int64_t>(column) * width;
+                       const float scale = coefficients.Row(row) * coefficients.Edge(edge, column);
+                       for (int64_t head = 0; head < heads; ++head) {
+                         const float product = Dot(from + head * dim, to + head * dim, dim);
+                         out[edge * heads + head] = scale * product;
+                       }
                      }
                    }
                  });
                });
       for (int64_t member = 0; member < batch.size(); ++member) {
         ZeroPaddingEdges(graph.UnitsOf(member), batch.Item<float>(*edges, member),
-                         graph.num_edges());
+                         graph.num_edges(), heads);
       }
       return ffi::Error::Success();
     });

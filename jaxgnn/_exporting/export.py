@@ -186,7 +186,7 @@ def _symbolic_graph(graph: CSRGraph, rows: Any, edges: Any) -> CSRGraph:
     lengths |= {"row_scale": rows, "col_scale": columns}
     arrays = {name: getattr(graph, name) for name in lengths}
     specs: dict[str, Any] = {
-        name: None if array is None else _struct(array, (lengths[name],))
+        name: None if array is None else _struct(array, (lengths[name], *array.shape[1:]))
         for name, array in arrays.items()
     }
     return dataclasses.replace(graph, **specs, num_cols=columns, plan=None)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -25,22 +29,27 @@ _LANES = (32, 16, 8)
 _FEW_EDGES = 64
 
 
-def spmm(graph: CSRGraph, x: Float[Array, "cols dim"]) -> Float[Array, "rows dim"]:
+def spmm(graph: CSRGraph, x: Float[Array, "cols *heads dim"]) -> Float[Array, "rows *heads dim"]:
     """The product of a sparse matrix and dense rows, on a CPU."""
-    shape = (graph.num_rows, x.shape[-1])
+    shape = (graph.num_rows, *x.shape[1:])
     return call("jaxgnn_spmm", (shape, x.dtype), *structure(graph), *coefficients(graph), x)
 
 
 def sddmm(
-    graph: CSRGraph, a: Float[Array, "rows dim"], b: Float[Array, "cols dim"]
-) -> Float[Array, " edges"]:
+    graph: CSRGraph, a: Float[Array, "rows *heads dim"], b: Float[Array, "cols *heads dim"]
+) -> Float[Array, "edges *heads"]:
     """The inner product of both ends of each edge in float32, on a CPU."""
-    shape = (graph.num_edges,)
+    shape = (graph.num_edges, *a.shape[1:-1])
     return call("jaxgnn_sddmm", (shape, jnp.float32), *structure(graph), *scales(graph), a, b)
 
 
-def spmm_cuda(graph: CSRGraph, x: Float[Array, "cols dim"]) -> Float[Array, "rows dim"]:
-    """The product of a sparse matrix and dense rows, on a GPU."""
+def spmm_cuda(
+    graph: CSRGraph, x: Float[Array, "cols *heads dim"]
+) -> Float[Array, "rows *heads dim"]:
+    """The product of a sparse matrix and dense rows, on a GPU; of one head after the other."""
+    if x.ndim == 3:
+        of_head = jax.vmap(lambda w, x: spmm_cuda(graph.with_weights(w), x), 1, 1)
+        return of_head(graph.weights, x)
     dim = x.shape[-1]
     return call_many(
         "jaxgnn_spmm",
@@ -66,16 +75,19 @@ def _lanes(graph: CSRGraph, row_bytes: int) -> int:
 
 
 def sddmm_limits(graph: CSRGraph, a: Array, b: Array) -> str | None:
-    """Why the CUDA kernel can not take these arguments, or None."""
-    if a.shape[-1] > MOST_COLUMNS_IN_SHARED:
-        return f"needs at most {MOST_COLUMNS_IN_SHARED} columns, got {a.shape[-1]}"
+    """Why kernels of a GPU, which keep a row of all heads, can not take these; or None."""
+    columns = math.prod(a.shape[1:])
+    if columns > MOST_COLUMNS_IN_SHARED:
+        return f"needs at most {MOST_COLUMNS_IN_SHARED} columns, got {columns}"
     return None
 
 
 def sddmm_cuda(
-    graph: CSRGraph, a: Float[Array, "rows dim"], b: Float[Array, "cols dim"]
-) -> Float[Array, " edges"]:
-    """The inner product of both ends of each edge in float32, on a GPU."""
+    graph: CSRGraph, a: Float[Array, "rows *heads dim"], b: Float[Array, "cols *heads dim"]
+) -> Float[Array, "edges *heads"]:
+    """The inner product of both ends of each edge in float32, on a GPU; of one head a time."""
+    if a.ndim == 3:
+        return jax.vmap(partial(sddmm_cuda, graph), 1, 1)(a, b)
     return call(
         "jaxgnn_sddmm",
         ((graph.num_edges,), jnp.float32),

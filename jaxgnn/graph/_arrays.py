@@ -124,7 +124,9 @@ def of_one[Self, **Arguments, Result](
 def require_one(where: str, argument: str, graph: Any) -> None:
     """Raises ValueError if ``graph`` holds several graphs, stacked along a leading axis."""
     for name, value in vars(graph).items():
-        if getattr(value, "ndim", 1) > 1:
+        # Weights of a single graph may have an axis for heads, [edges, heads].
+        by_edge = name == "weights" and value is not None and graph.indices.shape == value.shape[:1]
+        if getattr(value, "ndim", 1) > (2 if by_edge else 1):
             expected = "a single one, with arrays of one axis (map over several by jax.vmap)"
             raise bad_input(where, argument, expected, f"{name} {shown(value)}")
 
@@ -215,3 +217,18 @@ def require_length(where: str, argument: str, array: Any, length: int, what: str
     """Raises ValueError unless ``array`` is one-dimensional with ``length`` entries."""
     if array.ndim != 1 or array.shape[0] != length:
         raise bad_input(where, argument, f"of shape ({length},), one entry {what}", array.shape)
+
+
+def require_weights(where: str, argument: str, weights: Any, length: int, what: str) -> None:
+    """Raises ValueError unless ``weights`` are floating [length], or [length, heads]."""
+    if weights.ndim not in (1, 2) or weights.shape[0] != length:
+        expected = f"of shape ({length},), one entry {what}, or ({length}, heads)"
+        raise bad_input(where, argument, expected, weights.shape)
+    require_floats(where, argument, weights)
+
+
+def require_no_heads(where: str, argument: str, weights: Any) -> None:
+    """Raises ValueError if there are weights, and each edge has one for each of several heads."""
+    if weights is not None and weights.ndim > 1:
+        expected = "one number for each edge, since only ops.spmm takes heads"
+        raise bad_input(where, f"{argument}.weights", expected, f"shape {weights.shape}")

@@ -14,6 +14,7 @@ from jaxgnn.graph._arrays import (
     is_concrete,
     require_integers,
     require_length,
+    require_no_heads,
     require_size,
     shown,
 )
@@ -178,6 +179,7 @@ def _part_of_graph(where: str, place: int, graph: CSRGraph) -> Part:
         raise bad_input(where, f"graphs[{place}].indptr", expected, f"{indptr[0]} to {count}")
     weights = graph.weights
     if weights is not None:
+        require_no_heads(where, f"graphs[{place}]", weights)
         weights = host_array(where, f"graphs[{place}].weights", weights)[:count]
     return Part(
         place=place,

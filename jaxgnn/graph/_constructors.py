@@ -78,7 +78,7 @@ class GraphConstructors:
           senders: node that each edge leaves, integers [edges].
           receivers: node that each edge enters, the row, integers [edges].
           num_nodes: number of receivers, and of senders unless ``num_senders`` says otherwise.
-          weights: edge weights; None for an unweighted graph.
+          weights: edge weights, [edges] or [edges, heads]; None for an unweighted graph.
           num_senders: number of senders of a bipartite graph.
           edge_mask: [edges] bool, False for padding edges, which are moved after ``indptr[-1]``;
             None for no padding.

@@ -20,9 +20,9 @@ from jaxgnn.graph._arrays import (
     is_concrete,
     of_one,
     put_own,
-    require_floats,
-    require_length,
+    require_no_heads,
     require_one,
+    require_weights,
     shown,
     take,
 )
@@ -71,7 +71,8 @@ class CSRGraph(KeepsArrays, GraphConstructors):
     Attributes:
       indptr: row offsets, int32 (int64 beyond 2^31 - 1 edges).
       indices: sender of each edge, int32 [edges].
-      weights: edge weights, or None for ones.
+      weights: edge weights, [edges], or [edges, heads] for ``spmm`` of features with an axis of
+        heads; None for ones.
       num_cols: number of senders; defaults to the number of rows.
       row_scale: ``r_i``, float32 (float64 under ``jax.enable_x64``), or None for ones.
       col_scale: ``c_j``, float32 (float64 under ``jax.enable_x64``), or None for ones.
@@ -85,7 +86,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
 
     indptr: Int[Array, " rows+1"]
     indices: Int[Array, " edges"]
-    weights: Float[Array, " edges"] | None = None
+    weights: Float[Array, "edges *heads"] | None = None
     num_cols: int = dataclasses.field(default=cast(int, None), metadata={"static": True})
     row_scale: Float[Array, " rows"] | None = None
     col_scale: Float[Array, " cols"] | None = None
@@ -137,7 +138,8 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         float64 if the weights or scales are.
 
         Raises:
-          ValueError: if the graph is traced, or has invalid offsets or senders.
+          ValueError: if the graph is traced, has weights for several heads, or invalid offsets or
+            senders.
 
         Example:
           >>> graph = CSRGraph.from_edges([0, 1], [1, 1], 2).normalized("mean")
@@ -147,6 +149,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         if not is_concrete(*arrays_of(self)):
             expected = "concrete; call it outside jit"
             raise bad_input("CSRGraph.to_scipy", "self", expected, "a tracer")
+        require_no_heads("CSRGraph.to_scipy", "self", self.weights)
         validate_structure(self)
         return to_scipy(self)
 
@@ -299,10 +302,11 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         which cannot keep what it makes: from then on the graph is another pytree, with more leaves,
         for which such a function compiles once more.
 
-        The names are ``"spmm"``, ``"sddmm"``, ``"segment_softmax"``, ``"maxk_spmm"`` and
-        ``"edge_mlp_aggregate"``. Without weights ``"spmm"`` needs the least. On a GPU
-        ``"maxk_spmm"`` needs the edges by block, with which its backward pass is faster; they cost
-        up to twice the memory of ``indices``.
+        The names are ``"spmm"``, ``"sddmm"``, ``"segment_softmax"``, ``"gat_attention"``,
+        ``"gatv2_attention"``, ``"dot_attention"``, ``"maxk_spmm"`` and ``"edge_mlp_aggregate"``.
+        Without weights ``"spmm"`` needs the least. On a GPU ``"maxk_spmm"`` needs the edges by
+        block, with which its backward pass is faster; they cost up to twice the memory of
+        ``indices``.
 
         Args:
           ops: names of ops of ``jaxgnn.ops``; without any, all parts are made.
@@ -431,11 +435,18 @@ class CSRGraph(KeepsArrays, GraphConstructors):
 
     @of_one
     def with_weights(self, weights: npt.ArrayLike | None) -> CSRGraph:
-        """Returns the same edges with other weights, given in the graph's edge order."""
+        """Returns the same edges with other weights, given in the graph's edge order.
+
+        Args:
+          weights: floating [edges], or [edges, heads] for ``spmm`` of features with an axis of
+            heads; None for an unweighted graph.
+
+        Raises:
+          ValueError: if there is not one entry or row for each edge slot, of a floating dtype.
+        """
         if weights is not None:
             where, weights = "CSRGraph.with_weights", as_array(weights)
-            require_length(where, "weights", weights, self.num_edges, "per edge slot")
-            require_floats(where, "weights", weights)
+            require_weights(where, "weights", weights, self.num_edges, "per edge slot")
         # New weights discard a normalisation that was folded into the old ones.
         has_scales = self.row_scale is not None or self.col_scale is not None
         kind = self.normalization if has_scales else None
@@ -453,8 +464,8 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         gradients see it; nonpositive sums count as no edges.
 
         Raises:
-          ValueError: if ``kind`` is unknown, the graph is normalised already, or it is not square
-            and ``kind`` is ``"gcn"``.
+          ValueError: if ``kind`` is unknown, the graph is normalised already or has weights for
+            several heads, or it is not square and ``kind`` is ``"gcn"``.
         """
         if kind is None:
             return self
@@ -465,6 +476,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
             raise bad_input(
                 "CSRGraph.normalized", "self", "not normalised yet", repr(self.normalization)
             )
+        require_no_heads("CSRGraph.normalized", "self", self.weights)
         if kind == "gcn":
             made = gcn_coefficients(self, add_self_loops=False)
             graph = self if made.weights is None else self.with_weights(made.weights)

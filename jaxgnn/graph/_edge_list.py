@@ -11,10 +11,10 @@ from jaxgnn._errors import bad_input
 from jaxgnn.graph._arrays import (
     first_outside,
     is_concrete,
-    require_floats,
     require_integers,
     require_length,
     require_size,
+    require_weights,
 )
 from jaxgnn.graph._device_sorting import is_for_device, smallest_and_largest
 
@@ -34,7 +34,7 @@ class EdgeList(NamedTuple):
     Attributes:
       senders: node that each edge leaves.
       receivers: node that each edge enters.
-      weights: weight of each edge, or None.
+      weights: weight of each edge, [edges] or [edges, heads], or None.
       mask: False for padding edges, or None for no padding.
     """
 
@@ -93,11 +93,10 @@ def check_edge_list(names: EdgeNames, edges: EdgeList, num_nodes: int, num_cols:
     require_integers(where, names.receivers, receivers)
     require_length(where, names.receivers, receivers, receivers.size, "per edge")
     require_length(where, names.senders, senders, receivers.shape[0], "per receiver")
-    for name, values in (("weights", weights), ("edge_mask", edge_mask)):
-        if values is not None:
-            require_length(where, name, values, receivers.shape[0], "per edge")
+    if edge_mask is not None:
+        require_length(where, "edge_mask", edge_mask, receivers.shape[0], "per edge")
     if weights is not None:
-        require_floats(where, "weights", weights)
+        require_weights(where, "weights", weights, receivers.shape[0], "per edge")
     if edge_mask is not None and edge_mask.dtype != bool:
         raise bad_input(where, "edge_mask", "of dtype bool", edge_mask.dtype)
     sides = (names.senders, senders, num_cols), (names.receivers, receivers, num_nodes)

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from jaxgnn._errors import bad_input
-from jaxgnn.graph._arrays import is_concrete, put_own
+from jaxgnn.graph._arrays import is_concrete, put_own, require_no_heads
 from jaxgnn.graph._by_identity import IdentityMemory
 from jaxgnn.graph._normalization import Edges, normalized_weights, power_or_zero
 from jaxgnn.graph._row_sums import sum_rows
@@ -65,6 +65,7 @@ def gcn_coefficients(graph: CSRGraph, *, add_self_loops: bool) -> GCNCoefficient
     """
     if graph.num_rows != graph.num_cols:
         raise bad_input("CSRGraph.normalized('gcn')", "self", "square", f"shape {graph.shape}")
+    require_no_heads("CSRGraph.normalized('gcn')", "self", graph.weights)
     arrays = graph.indptr, graph.indices, graph.weights
     if not is_concrete(*arrays):
         return _computed(graph, add_self_loops)

@@ -103,7 +103,7 @@ def to_undirected(graph: CSRGraph, reduce: Reduce = "sum", *, return_slots: bool
     _check_reduce("to_undirected", reduce)
     senders = np.concatenate([edges.senders, edges.receivers])
     receivers = np.concatenate([edges.receivers, edges.senders])
-    weights = None if edges.weights is None else np.tile(edges.weights, 2)
+    weights = None if edges.weights is None else np.concatenate([edges.weights] * 2)
     merged = _merge(senders, receivers, weights, reduce, graph.shape)
     made = _merged_graph(merged, graph.shape)
     return (made, own(merged.slots.reshape(2, -1))) if return_slots else made
@@ -143,7 +143,8 @@ def _merge(
     Args:
       senders: int32 [edges].
       receivers: int32 [edges].
-      weights: floating [edges], combined in float64 and returned in their dtype; or None.
+      weights: floating [edges] or [edges, heads], combined in float64 and returned in their dtype;
+        or None.
       reduce: how weights are combined.
       shape: the numbers of receivers and of senders.
     """
@@ -162,7 +163,8 @@ def _merge(
         wide = weights[order].astype(np.float64)
         combined = _UFUNCS[reduce](wide, starts) if len(starts) else wide
         if reduce == "mean":
-            combined = combined / np.diff(starts, append=len(order))
+            counts = np.diff(starts, append=len(order))
+            combined = combined / counts.reshape(-1, *[1] * (weights.ndim - 1))
         weights = combined.astype(dtype)
     return _Merged(senders[starts], receivers[starts], weights, slots)
 

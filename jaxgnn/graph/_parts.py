@@ -26,6 +26,9 @@ _NEEDED: dict[str, tuple[Part, ...]] = {
     "spmm": ("schedule", "transpose"),
     "sddmm": ("schedule", "transpose", "permutation"),
     "segment_softmax": ("schedule",),
+    "gat_attention": ("schedule", "transpose", "permutation"),
+    "gatv2_attention": ("schedule", "transpose", "permutation"),
+    "dot_attention": ("schedule", "transpose", "permutation"),
     "maxk_spmm": ("schedule", "transpose", "edge_blocks"),
     "edge_mlp_aggregate": ("schedule",),
 }

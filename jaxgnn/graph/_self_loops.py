@@ -60,7 +60,7 @@ def _with_weights_of_loops(graph: Any, weight: Any) -> Any:
     if graph.weights is None:
         return None
     xp: Any = np if is_concrete(graph.weights, weight) else jnp
-    new = xp.full(graph.num_rows, weight, graph.weights.dtype)
+    new = xp.full((graph.num_rows, *graph.weights.shape[1:]), weight, graph.weights.dtype)
     return xp.concatenate([xp.asarray(graph.weights), new])
 
 

@@ -15,7 +15,7 @@ from jaxgnn.graph._validate import arrays_of
 
 
 class Edges(NamedTuple):
-    """The edges of a graph without its padding, in numpy."""
+    """The edges of a graph without its padding, in numpy; weights are [edges] or [edges, heads]."""
 
     senders: np.ndarray
     receivers: np.ndarray

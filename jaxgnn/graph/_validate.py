@@ -9,7 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgnn._errors import bad_input
-from jaxgnn.graph._arrays import is_concrete, require_floats, require_length, require_size
+from jaxgnn.graph._arrays import (
+    is_concrete,
+    require_floats,
+    require_length,
+    require_size,
+    require_weights,
+)
 from jaxgnn.graph._edge_blocks import make_edge_blocks
 from jaxgnn.graph._plan_on_demand import given_plan
 from jaxgnn.graph._schedule import MAX_EDGES_PER_UNIT, make_schedule, units
@@ -62,8 +68,9 @@ def check_shapes(where: str, graph: CSRGraph) -> None:
     require_length(where, "graph.indices", graph.indices, graph.indices.size, "per edge")
     if graph.indices.dtype != jnp.int32:
         raise bad_input(where, "graph.indices", "int32", graph.indices.dtype)
+    if graph.weights is not None:
+        require_weights(where, "graph.weights", graph.weights, graph.num_edges, "per edge slot")
     lengths = (
-        ("weights", graph.num_edges, "per edge slot"),
         ("row_scale", graph.num_rows, "per row"),
         ("col_scale", graph.num_cols, "per column"),
     )
@@ -127,10 +134,11 @@ def check_finite(where: str, name: str, values: np.ndarray) -> None:
     """Raises ValueError naming the first value that is not finite."""
     if values.dtype not in (np.float32, np.float64):  # for others numpy has no test
         values = values.astype(np.float32)
-    bad = np.flatnonzero(~np.isfinite(values))
+    bad = np.argwhere(~np.isfinite(values))
     if bad.size:
-        at = int(bad[0])
-        raise bad_input(where, f"{name}[{at}]", "finite", float(values[at]))
+        at = tuple(bad[0].tolist())
+        place = ", ".join(map(str, at))
+        raise bad_input(where, f"{name}[{place}]", "finite", float(values[at]))
 
 
 def _check_plan(graph, plan, indptr):

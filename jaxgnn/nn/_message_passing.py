@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
+from jaxgnn.graph._arrays import require_no_heads
 from jaxgnn.nn._dropout import require_stream, training_rngs
 from jaxgnn.nn._linear import parameters
 from jaxgnn.nn._maxk import check_widths
@@ -156,7 +157,9 @@ class EdgeMLP(nnx.Module):
     def _drop(self, graph: CSRGraph, weights: Array | None, leading, rngs: nnx.Rngs) -> Array:
         kept = 1.0 - self.edge_dropout
         mask = jax.random.bernoulli(rngs.dropout(), kept, (*leading, graph.num_edges))
-        weights = graph.weights if weights is None else weights
+        if weights is None:
+            require_no_heads(type(self).__name__, "graph", graph.weights)
+            weights = graph.weights
         weights = jnp.ones((), jnp.float32) if weights is None else weights
         return jnp.where(mask, weights / kept, 0)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ def check_against_float64(
     *args: Any,
     reduction_length: int,
     gradient_length: int | None = None,
+    largest_terms: Callable[..., Sequence[float]] | None = None,
 ) -> None:
     """Compares value and every gradient with plain autodiff of the reference in float64.
 
@@ -29,6 +30,9 @@ def check_against_float64(
       *args: floating arrays, all differentiated.
       reduction_length: terms in the longest sum of the value.
       gradient_length: terms in the longest sum of a gradient; default ``reduction_length``.
+      largest_terms: for gradients that are sums whose terms may cancel; gets the arguments, the
+        values and the gradients to the values, in float64, and returns for each argument the
+        largest magnitude among the terms of its gradient.
     """
     value, pull_back = jax.vjp(jax.jit(function), *args)
     leaves, structure = jax.tree.flatten(value)
@@ -37,13 +41,20 @@ def check_against_float64(
     with jax.enable_x64(True):
         wide_leaves, wide_gradients = _in_float64(reference)(args, cotangents)
         assert all(leaf.dtype == jnp.float64 for leaf in wide_leaves)
+    terms: Sequence[float] = [0.0] * len(args)
+    if largest_terms is not None:
+        wide = ([np.asarray(a, np.float64) for a in group] for group in (args, cotangents))
+        wide_args, wide_cotangents = wide
+        terms = largest_terms(wide_args, [np.asarray(v) for v in wide_leaves], wide_cotangents)
     for i, (actual, expected) in enumerate(zip(leaves, wide_leaves, strict=True)):
         err_msg = "value" if len(leaves) == 1 else f"value {i}"
         assert_close(actual, expected, reduction_length=reduction_length, err_msg=err_msg)
     length = reduction_length if gradient_length is None else gradient_length
-    for i, (actual, expected, arg) in enumerate(zip(gradients, wide_gradients, args, strict=True)):
+    pairs = zip(gradients, wide_gradients, args, terms, strict=True)
+    for i, (actual, expected, arg, largest_term) in enumerate(pairs):
         assert actual.dtype == arg.dtype, f"gradient {i} is {actual.dtype} for a {arg.dtype}"
-        assert_close(actual, expected, reduction_length=length, err_msg=f"gradient {i}")
+        options = {"reduction_length": length, "largest_term": largest_term}
+        assert_close(actual, expected, **options, err_msg=f"gradient {i}")
 
 
 @functools.lru_cache(maxsize=64)

@@ -44,18 +44,29 @@ def assert_close(
     reduction_length: int,
     operands: Any = None,
     roundings: int = 1,
+    largest_term: float = 0.0,
     err_msg: str = "",
 ) -> None:
     """Asserts that ``actual``, of its own dtype, is ``expected`` (float64) up to rounding.
 
-    NaN and infinities must be in the same places. The options are those of ``tolerances``.
+    NaN and infinities must be in the same places. The other options are those of ``tolerances``.
+
+    Args:
+      actual: array to test.
+      expected: what it should be.
+      reduction_length: see ``tolerances``.
+      operands: see ``tolerances``.
+      roundings: see ``tolerances``.
+      largest_term: magnitude of the largest term of the sums, where these may cancel: an error is
+        relative to this, if it is more than the largest result.
+      err_msg: what is compared, for the message.
     """
     storage, accumulation = tolerances(actual.dtype, reduction_length, operands, roundings)
     actual64 = np.asarray(actual).astype(np.float64)
     expected64 = np.asarray(expected).astype(np.float64)
     assert actual64.shape == expected64.shape, f"{actual64.shape} != {expected64.shape} {err_msg}"
     finite = np.abs(expected64[np.isfinite(expected64)])
-    largest = float(finite.max()) if finite.size else 0.0
+    largest = max(float(finite.max(initial=0.0)), largest_term)
     np.testing.assert_allclose(
         actual64, expected64, rtol=storage, atol=accumulation * largest, err_msg=err_msg
     )

@@ -34,7 +34,7 @@ class Pieces:
       pieces: the unit that each piece starts with, longest piece first, [units] int32.
       counts: how many pieces are long, and how many pieces there are, [2] int32.
       indices: column of each edge, [edges] int32.
-      weights: weight of each edge, [edges] float32, or None for ones.
+      weights: weight of each edge, [edges] or [edges, heads] float32, or None for ones.
       row_scale: factor of each row, [rows] float32, or None for ones.
       col_scale: factor of each column, [cols] float32, or None for ones.
       edges_per_piece: how many edges a full piece has, static.
@@ -60,6 +60,12 @@ class Pieces:
     def num_edges(self) -> int:
         """How many edge slots there are, padding included."""
         return self.indices.shape[-1]
+
+    @property
+    def weight_heads(self) -> int | None:
+        """How many heads the weights have; None for weights without an axis of heads."""
+        has_heads = self.weights is not None and len(self.weights.shape) == 2
+        return self.weights.shape[1] if has_heads else None
 
     @property
     def has_long_rows(self) -> bool:
@@ -140,13 +146,17 @@ class Pieces:
 
         warp.loop(warp.number, num_pieces, warp.count * LANES, (), take)
 
-    def factor(self, edge: Value, node: Value) -> Value | None:
-        """Returns the factor of an edge and its sender, without the row's scale; None for one."""
-        factors = [
-            array.load(at)
-            for array, at in ((self.weights, edge), (self.col_scale, node))
-            if array is not None
-        ]
+    def factor(self, edge: Value, node: Value, head: Value | None = None) -> Value | None:
+        """Returns the factor of an edge and its sender, without the row's scale; None for one.
+
+        Where there are weights for several heads, it is that of ``head``.
+        """
+        factors = []
+        if self.weights is not None:
+            is_one = head is None
+            factors.append(self.weights.load(edge) if is_one else self.weights.row(edge).load(head))
+        if self.col_scale is not None:
+            factors.append(self.col_scale.load(node))
         return factors[0] * factors[1] if len(factors) == 2 else next(iter(factors), None)
 
     def scaled(self, row: Value, value: Value) -> Value:
@@ -154,12 +164,17 @@ class Pieces:
         return value if self.row_scale is None else self.row_scale.load(row) * value
 
     def zero_padding(self, warp: Warp, edges: Array) -> None:
-        """Sets the entries past the last edge to zero."""
+        """Sets the entries past the last edge to zero; ``edges`` is [edges] or [edges, heads]."""
         first = self.indptr.load(self.num_rows) + (warp.number * LANES + warp.lane)
         zero = warp.f32(0.0)
-        warp.loop(
-            first, self.num_edges, warp.count * LANES, (), lambda edge, _: edges.store(edge, zero)
-        )
+
+        def clear(edge, _):
+            if len(edges.shape) == 1:
+                return edges.store(edge, zero)
+            of_heads, heads = edges.row(edge), edges.shape[1]
+            warp.loop(warp.i32(0), heads, 1, (), lambda head, _: of_heads.store(head, zero))
+
+        warp.loop(first, self.num_edges, warp.count * LANES, (), clear)
 
 
 class Piece(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import jax
@@ -40,11 +41,14 @@ class SpmmTile:
 
     @classmethod
     def choose(
-        cls, chip: Chip, rows: int, cols: int, edges: int, dim: int, itemsize: int
+        cls, chip: Chip, rows: int, cols: int, edges: int, dim: int, itemsize: int, heads: int = 1
     ) -> SpmmTile:
-        """The one heuristic: 16 bytes a lane, and the widest slice that stays in cache."""
+        """The one heuristic: 16 bytes a lane, and the widest slice that stays in cache.
+
+        The columns of a lane belong to one of the ``heads`` that ``dim`` columns are cut into.
+        """
         wide = 16 // itemsize
-        if dim % wide != 0:
+        if dim // heads % wide != 0:
             return cls(LANES, 1)
         if dim * itemsize <= 2 * _LANES[-1] * 16:
             return cls(_LANES[-1], wide)
@@ -71,7 +75,7 @@ class SddmmTile:
 
     @classmethod
     def choose(cls, chip: Chip, dim: int, itemsize: int) -> SddmmTile:
-        """The one heuristic: 16 bytes a lane."""
+        """The one heuristic: 16 bytes a lane; ``dim`` is the width of a head."""
         wide = 16 // itemsize
         return cls(8, wide if dim % wide == 0 else 1)
 
@@ -81,18 +85,20 @@ def spmm(graph: Pieces, x: jax.Array, tile: SpmmTile | None = None) -> jax.Array
 
     Args:
       graph: the sparse matrix of ``rows`` rows, with its weights and scales.
-      x: [cols, dim], float32 or bfloat16.
+      x: [cols, dim], float32 or bfloat16; or [cols, heads, dim] for weights [edges, heads].
       tile: how the work is divided; chosen by the shapes if None.
 
     Returns:
-      [rows, dim], of the dtype of ``x``.
+      [rows, dim] or [rows, heads, dim], of the dtype of ``x``.
     """
+    if x.ndim == 3:  # a row is the heads side by side, and each column has the weight of its head
+        y = spmm(graph, x.reshape(x.shape[0], math.prod(x.shape[1:])), tile)
+        return y.reshape(graph.num_rows, *x.shape[1:])
     (cols, dim), rows = x.shape, graph.num_rows
     if rows * dim == 0 or cols == 0 or graph.num_edges == 0:
         return jnp.zeros((rows, dim), x.dtype)
-    tile = tile or SpmmTile.choose(
-        Chip.current(), rows, cols, graph.num_edges, dim, x.dtype.itemsize
-    )
+    size, heads = x.dtype.itemsize, graph.weight_heads or 1
+    tile = tile or SpmmTile.choose(Chip.current(), rows, cols, graph.num_edges, dim, size, heads)
     slices = -(-dim // (tile.lanes * tile.entries))
     outputs = [jax.ShapeDtypeStruct((rows, dim), x.dtype), *graph.partial_sums(dim)]
     grid = simt.Grid(graph.blocks(tile.warps), tile.warps, slices)
@@ -117,13 +123,15 @@ class _Spmm:
         # Lanes past the last column read the first one, and store nothing.
         read_column = warp.select(inside, column, 0) if is_cut else column
         mine = warp.lane // tile.lanes
+        heads = graph.weight_heads
+        head = None if heads is None else read_column // (dim // heads)
 
         def add(edges, sums, end=None):
             """Adds edges to the sums; if ``end`` is given, only those before it."""
             inner = [e if end is None else e.at_most(end - 1) for e in edges]
             nodes = [graph.indices.load(edge) for edge in inner]
             words = [x.row(node).load_words(read_column, tile.entries) for node in nodes]
-            factors = [graph.factor(edge, node) for edge, node in zip(inner, nodes, strict=True)]
+            factors = [graph.factor(*ends, head) for ends in zip(inner, nodes, strict=True)]
             for edge, factor, read in zip(edges, factors, words, strict=True):
                 values = [x.unpack(read, i) for i in range(tile.entries)]
                 if end is not None:
@@ -176,41 +184,50 @@ def sddmm(graph: Pieces, a: jax.Array, b: jax.Array, tile: SddmmTile | None = No
 
     Args:
       graph: the sparse matrix of ``rows`` rows.
-      a: [rows, dim], float32 or bfloat16, dim at most ``graph.rows.MOST_COLUMNS``.
-      b: [cols, dim], of the dtype of ``a``.
+      a: [rows, dim], or [rows, heads, dim] for a product by head; float32 or bfloat16, at most
+        ``graph.rows.MOST_COLUMNS`` columns in all.
+      b: [cols, dim] or [cols, heads, dim], of the dtype of ``a``.
       tile: how the work is divided; chosen by the shapes if None.
 
     Returns:
-      [edges] float32, zero in padding slots.
+      [edges] or [edges, heads] float32, zero in padding slots.
     """
-    dim = a.shape[-1]
-    if graph.num_edges == 0 or a.size == 0 or b.size == 0:
-        return jnp.zeros((graph.num_edges,), jnp.float32)
+    dim, columns = a.shape[-1], math.prod(a.shape[1:])
+    shape = graph.num_edges, *a.shape[1:-1]
+    if math.prod(shape) == 0 or a.size == 0 or b.size == 0:
+        return jnp.zeros(shape, jnp.float32)
     tile = tile or SddmmTile.choose(Chip.current(), dim, a.dtype.itemsize)
-    warps = warps_with_rows(Chip.current(), 4 * dim, tile.warps)
+    warps = warps_with_rows(Chip.current(), 4 * columns, tile.warps)
     return simt.launch(
         _Sddmm(tile),
-        (graph, a, b),
-        [jax.ShapeDtypeStruct((graph.num_edges,), jnp.float32)],
+        (graph, a.reshape(-1, columns), b.reshape(-1, columns)),
+        [jax.ShapeDtypeStruct(shape, jnp.float32)],
         name="sddmm",
         grid=simt.Grid(graph.blocks(warps), warps),
-        shared={"row": ("f32", dim)},
+        shared={"row": ("f32", columns)},
     )[0]
 
 
 @dataclass(frozen=True)
 class _Sddmm:
-    """Each warp keeps the row of its piece in shared memory; each group takes a neighbour."""
+    """Each warp keeps the row of its piece in shared memory; each group takes a neighbour.
+
+    Where ``edges`` has heads, the columns of a head are summed by themselves, one head after the
+    other.
+    """
 
     tile: SddmmTile
 
     def __call__(self, warp: Warp, inputs, edges: Array, row: Shared) -> None:
         graph, a, b = inputs
-        lanes, entries, dim = self.tile.lanes, self.tile.entries, a.shape[-1]
+        lanes, entries = self.tile.lanes, self.tile.entries
+        is_plain = len(edges.shape) == 1
+        heads = 1 if is_plain else edges.shape[1]
+        dim = a.shape[-1] // heads
         mine = warp.lane // lanes
 
-        def inner_product(node):
-            features = b.row(node)
+        def inner_product(features, first):
+            """Of ``dim`` columns from the first on."""
 
             def add(at, total):
                 words = features.load_words(at, entries)
@@ -218,7 +235,9 @@ class _Sddmm:
                     total = warp.fma(row.load(at + i), features.unpack(words, i), total)
                 return total
 
-            return warp.loop(warp.lane % lanes * entries, dim, lanes * entries, warp.f32(0.0), add)
+            start = warp.lane % lanes * entries
+            begin, end = (start, dim) if heads == 1 else (first + start, first + dim)
+            return warp.loop(begin, end, lanes * entries, warp.f32(0.0), add)
 
         def take(piece):
             load_row(warp, graph, piece.row, a, row)
@@ -228,13 +247,23 @@ class _Sddmm:
                 # Groups past the end read the last edge again and store nothing.
                 read = edge.at_most(piece.end - 1)
                 node = graph.indices.load(read)
-                product = warp.sum_lanes(inner_product(node), lanes)
+                features = b.row(node)
 
-                def store():
-                    scale = None if graph.col_scale is None else graph.col_scale.load(node)
-                    edges.store(edge, product if scale is None else scale * product)
+                def take_head(head, _):
+                    product = warp.sum_lanes(inner_product(features, head * dim), lanes)
 
-                warp.when((edge < piece.end) & (warp.lane % lanes == 0), store)
+                    def store():
+                        scale = None if graph.col_scale is None else graph.col_scale.load(node)
+                        value = product if scale is None else scale * product
+                        to, at = (edges, edge) if is_plain else (edges.row(edge), head)
+                        to.store(at, value)
+
+                    warp.when((edge < piece.end) & (warp.lane % lanes == 0), store)
+
+                if heads == 1:
+                    take_head(warp.i32(0), ())
+                else:
+                    warp.loop(warp.i32(0), heads, 1, (), take_head)
 
             warp.loop(piece.begin, piece.end, LANES // lanes, (), take_neighbours)
 

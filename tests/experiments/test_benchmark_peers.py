@@ -1,6 +1,7 @@
 """What others are timed at is what ours do: the same results, or no rows of theirs."""
 
 import dataclasses
+import functools
 import importlib
 
 import jax
@@ -10,10 +11,12 @@ import pytest
 from flax import nnx
 
 from experiments.benchmarks import (
+    _attention,
     _hypergraphs,
     _layers,
     _messages,
     _mhc_peers,
+    _torch_attention,
     _torch_relational,
     hypergraph_conv,
     mhc_layer,
@@ -24,6 +27,7 @@ from experiments.benchmarks._cases import DIRECTIONS, Candidate
 from experiments.benchmarks._hypergraphs import STEPS, Coupling, Hypergraph
 from experiments.benchmarks._workloads import (
     MESSAGES,
+    WORKLOADS,
     Streams,
 )
 from experiments.maxk.recipes import recipe
@@ -31,6 +35,7 @@ from jaxgnn.datasets import synthetic
 from jaxgnn.graph import CSRGraph, Incidence
 from jaxgnn.models import MaxKGNN, RecurrentRelationalNetwork
 from jaxgnn.testing import random_array
+from jaxgnn.testing.timing import measure_in_turns
 
 _NEEDS = "reason: needs {}, which this project does not install"
 _NO_TORCH = _NEEDS.format("torch")
@@ -70,6 +75,37 @@ def test_torch_geometric_has_the_same_softmax(direction):
     ours = DIRECTIONS[direction](segment_softmax.build("xla"))(*inputs[0])
     for a, e in zip(made, jax.tree.leaves(ours), strict=True):
         np.testing.assert_allclose(jnp.from_dlpack(a), e, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("direction", ["forward", "forward+backward"])
+@pytest.mark.parametrize("op", _attention.ARRAYS)
+@pytest.mark.filterwarnings("ignore")  # torch's
+def test_torch_geometric_has_the_same_attention(op, direction):
+    pytest.importorskip("torch_geometric", reason=_NEEDS.format("torch-geometric"))
+    (workload,) = WORKLOADS["cpu", "tiny"]
+    inputs = _attention._inputs(op, workload, "float32")[:1]
+    (peer,) = _torch_attention.torch_attention(op, workload.graph(), inputs, direction).values()
+    made = jax.tree.leaves(peer.run(*peer.inputs[0]))
+    ours = jax.tree.leaves(DIRECTIONS[direction](_attention.build(op, "xla"))(*inputs[0]))
+    for a, e in zip(made, ours, strict=True):
+        np.testing.assert_allclose(jnp.from_dlpack(a), e, rtol=1e-4, atol=1e-5)
+
+
+def test_a_peer_that_runs_out_of_memory_frees_it_and_has_no_time():
+    freed = []
+
+    def call():
+        raise RuntimeError("CUDA out of memory. Tried to allocate 103 GiB")
+
+    run = functools.partial(_torch_attention.freeing_if_full, lambda: freed.append(1))
+    peer = Candidate(run, [(call,)], jit=False, wait=lambda result: None)
+    ours = Candidate(lambda x: x + 1, [(jnp.ones(3),)])
+    timings = measure_in_turns({"ours": ours, "peer": peer}, repeats=1, batch_ms=0.0)
+    assert timings["peer"] is None and timings["ours"] is not None and freed
+    assert run(lambda: 3) == 3
+    with pytest.raises(RuntimeError, match="another"):
+        run(lambda: (_ for _ in ()).throw(RuntimeError("another error")))
+    assert len(freed) == 1
 
 
 def test_plain_torch_has_the_same_layer():

@@ -91,6 +91,45 @@ def test_one_axis_may_be_symbolic_of_weights_and_scales_too():
     np.testing.assert_allclose(jaxgnn.load_exported(file)(fewer, X), ops.spmm(fewer, X), rtol=1e-6)
 
 
+def _attend(graph, q, k, v, logits):
+    """All ops of attention, and their parts, with gradients."""
+
+    def run(q, k, v, logits):
+        narrow = jnp.sum(q, axis=-1), jnp.sum(k, axis=-1)
+        sums = ops.dot_attention(graph, q, k, v, edge_logits=logits)
+        sums += ops.gat_attention(graph, *narrow, v, edge_logits=logits)
+        sums += ops.gatv2_attention(graph, q, k, q[0], edge_logits=logits)
+        weights = ops.segment_softmax(graph, logits)
+        return sums + ops.spmm(graph.with_weights(weights), v)
+
+    y, pull_back = jax.vjp(run, q, k, v, logits)
+    return y, pull_back(jnp.cos(y))
+
+
+@pytest.mark.parametrize("shapes", [None, ("n, e", "n, _, _", "n, _, _", "n, _, _", "e, _")])
+def test_attention_and_sums_of_heads_are_exported_with_their_gradients(shapes):
+    def arguments(graph):
+        rows = (graph.num_rows, 2, 3)
+        q, k, v = (random_array(rows, "float32", seed=i) for i in range(3))
+        return graph, q, k, v, random_array((graph.num_edges, 2), "float32", seed=3)
+
+    loaded = jaxgnn.load_exported(jaxgnn.export(_attend, *arguments(GRAPH), shapes=shapes))
+    calls = [name for name in loaded.kernels if "_attention" in name]
+    assert len(calls) == (9 if shapes is None else 0)  # forward, rows and columns of each
+    graph = GRAPH if shapes is None else LARGER
+    made, expected = (jax.tree.leaves(f(*arguments(graph))) for f in (loaded, _attend))
+    for a, e in zip(made, expected, strict=True):
+        np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-5)
+
+
+def test_weights_of_heads_are_a_part_of_the_graph():
+    graph = GRAPH.with_weights(jnp.ones((5, 2)))
+    x = random_array((4, 2, 3), "float32", seed=3)
+    loaded = jaxgnn.load_exported(jaxgnn.export(ops.spmm, graph, x, shapes=("n, e", "n, _, _")))
+    assert loaded.inputs == ("int32[n + 1]", "int32[e]", "float32[e, 2]", "float32[n, 2, 3]")
+    np.testing.assert_allclose(loaded(graph, x), ops.spmm(graph, x), rtol=1e-6)
+
+
 def _rectangular(graph, x):
     return ops.spmm(graph, x)
 

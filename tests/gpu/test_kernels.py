@@ -137,6 +137,36 @@ def test_gradients_to_weights_agree_with_float64(dtype, maxk_spmm, implementatio
         assert_close(pull_back(dy)[0], exact, reduction_length=dim)
 
 
+# Heads of whole words, of odd widths, and narrower than a lane reads at once.
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads, dim", [(4, 64), (3, 37), (1, 256), (16, 4), (40, 1)])
+@pytest.mark.parametrize("name", ["reddit", "flickr"])
+def test_sums_of_heads_and_their_gradients_agree_with_float64(
+    name, heads, dim, dtype, implementation
+):
+    graph = _graph(name)
+    rows, columns, scales = _edges(graph.with_weights(None))
+    weights = random_array((graph.num_edges, heads), "float32", seed=6)
+    x, dy = (random_array((graph.num_cols, heads, dim), dtype, seed=seed) for seed in (7, 8))
+
+    def run(weights, x):
+        return ops.spmm(graph.with_weights(weights), x, implementation=implementation)
+
+    _poison((x.shape, dtype))
+    y, pull_back = jax.vjp(run, weights, x)
+    dweights, dx = pull_back(dy)
+    for head in range(heads):
+        of_head = graph.with_weights(weights[:, head])
+        length = longest_row(graph)
+        assert_close(y[:, head], _aggregate(of_head, x[:, head]), reduction_length=length)
+        exact = _aggregate(of_head, dy[:, head], transposed=True)
+        assert_close(dx[:, head], exact, reduction_length=length)
+        ends = (np.asarray(a[:, head]).astype(np.float64) for a in (dy, x))
+        left, right = (a[ids] for a, ids in zip(ends, (rows, columns), strict=True))
+        exact = scales * np.sum(left * right, axis=1)
+        assert_close(dweights[:, head], exact, reduction_length=dim)
+
+
 # Of multiples of 32 up to 256, eight rows go together.
 @pytest.mark.parametrize("dtype", [*DTYPES, "float16"])
 @pytest.mark.parametrize("dim", [1, 7, 32, 64, 160, 192, 255, 256, 300, 600, 1001, 1024])

@@ -142,6 +142,8 @@ class TestAsAPytree:
         assert graph.prepared().plan is graph.prepared().plan
         bare = CSRGraph(graph.indptr, graph.indices)
         assert bare.prepared("segment_softmax").plan.parts == {"schedule"}
+        for op in ("gat_attention", "gatv2_attention", "dot_attention"):
+            assert bare.prepared(op).plan.parts == WHOLE
         assert jax.jit(lambda g: g.prepared("spmm"))(bare).plan.parts == WHOLE - {"permutation"}
 
     def test_an_unknown_op_is_refused(self):

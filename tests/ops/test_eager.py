@@ -202,6 +202,10 @@ CASES = {
             (WEIGHTED.weights, X),
         ),
         "batch": (lambda a, i: ops.spmm(GRAPH.normalized("sym"), a, implementation=i), BATCH),
+        "heads": (
+            lambda a, i: ops.spmm(WEIGHTED.with_weights(a[0]), a[1], implementation=i),
+            (jnp.ones((5, 2)), X.reshape(4, 2, 3)),
+        ),
     },
     "todense": {"": (lambda a, i: ops.todense(_compressed(a), implementation=i), KEPT.values)},
 }

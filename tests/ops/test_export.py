@@ -82,6 +82,11 @@ CASES = {
     "spmm with weights": _of_graph(
         lambda graph, weights, x: ops.spmm(graph.with_weights(weights), x), (EDGES,), (NODES, 8)
     ),
+    "spmm of heads": _of_graph(
+        lambda graph, weights, x: ops.spmm(graph.with_weights(weights), x),
+        (EDGES, 2),
+        (NODES, 2, 4),
+    ),
     "spmm of a mean": _of_graph(lambda g, x: ops.spmm(g.normalized("mean"), x), (NODES, 8)),
     "spmm, a batch": Case(lambda x: ops.spmm(GRAPH, x), ((TOKENS, 3, 8),)),
     "spmm, any width": Case(lambda x: ops.spmm(GRAPH, x), ((3, NODES),)),

@@ -41,16 +41,28 @@ def _network(graph, name, x):
     return y + jnp.sum(attention) + ops.todense(kept, implementation=name)
 
 
+def _attention(graph, name, x):
+    """All ops of attention, and the sum of heads, of two heads of four columns."""
+    h, options = x.reshape(4, 2, 4), {"implementation": name}
+    narrow, logits = jnp.sum(h, axis=-1), jnp.ones((graph.num_edges, 2)) * x[0, 0]
+    y, weights = ops.gat_attention(graph, narrow, narrow, h, return_weights=True, **options)
+    y += ops.gatv2_attention(graph, h, h, h[0], edge_logits=logits, **options)
+    key = jax.random.key(0)
+    y += ops.dot_attention(graph, h, h, h, edge_logits=logits, dropout=0.3, key=key, **options)
+    return (y + ops.spmm(graph.with_weights(weights), h, **options)).reshape(4, 8)
+
+
 @pytest.mark.costly
+@pytest.mark.parametrize("network", [_network, _attention])
 @pytest.mark.parametrize("name", SPARSE)
 @pytest.mark.parametrize("graph", [EDGES, NO_EDGES], ids=["edges", "no edges"])
 @modes
 @compiled
 def test_sparse_ops_and_gradients_of_a_member_are_those_of_the_member_alone(
-    name, graph, check_vma, wrap, four_devices
+    network, name, graph, check_vma, wrap, four_devices
 ):
     def both(x):
-        y, pull_back = jax.vjp(functools.partial(_network, graph, name), x)
+        y, pull_back = jax.vjp(functools.partial(network, graph, name), x)
         return jnp.concatenate([y, pull_back(jnp.cos(y))[0]])
 
     actual = wrap(_sharded(both, four_devices, check_vma))(BATCH)

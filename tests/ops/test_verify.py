@@ -11,6 +11,7 @@ import pytest
 
 import jaxgnn
 from jaxgnn import CSRGraph, ops
+from jaxgnn.ops._attention import gat_attention
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.registry import BY_NAME
 
@@ -55,6 +56,62 @@ def test_right_kernels_pass_with_their_gradients(dtype):
 
     value, gradient = jax.block_until_ready(checked(_features(dtype)))
     assert np.isfinite(value) and np.isfinite(np.asarray(gradient, np.float32)).all()
+
+
+def test_what_is_left_of_terms_that_cancel_may_differ_by_their_roundings_and_no_more():
+    x = jnp.array([1.0, 3.0, 0.7])
+
+    def table(error):
+        fast = dict.fromkeys(("cpu", "cuda"), lambda x, y: x - y + error)
+        entries = {"xla": dispatch.xla(jnp.subtract), "ffi": dispatch.Implementation(fast)}
+        return dispatch.Kernel("difference", entries)
+
+    def run(error, **options):
+        with jaxgnn.verify("strict", **options):
+            return table(error)(dispatch.resolve("difference", None), x, x)
+
+    run(1e-6)
+    for error, options in ((1e-4, {}), (1e-6, {"tolerance": 0.0})):
+        with pytest.raises(ops.VerificationError, match=r"difference\[ffi\]"):
+            run(error, **options)
+
+
+def _attention(x):
+    h = x.reshape(3, 2, 4)
+    narrow, logits = jnp.sum(h, axis=-1), jnp.ones((4, 2), x.dtype)
+    y, weights = ops.gat_attention(GRAPH, narrow, narrow, h, return_weights=True)
+    y += ops.gatv2_attention(GRAPH, h, h, h[0], edge_logits=logits)
+    y += ops.dot_attention(GRAPH, h, h, h, dropout=0.3, key=jax.random.key(0))
+    return jnp.sum((y + ops.spmm(GRAPH.with_weights(weights), h)).astype(jnp.float32) ** 2)
+
+
+def test_right_kernels_of_attention_pass_with_their_gradients():
+    """Of rows with one edge too, where the gradients of scores cancel."""
+    with jaxgnn.verify("strict"):
+        gradient = jax.block_until_ready(jax.jit(jax.grad(_attention))(_features()))
+    assert np.isfinite(gradient).all()
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("kernel", ["forward", "weights", "backward_rows", "backward_columns"])
+def test_a_wrong_kernel_of_attention_is_named(kernel, monkeypatch):
+    table = getattr(gat_attention, kernel.upper())
+    right = table.implementations["ffi"]
+
+    def wrong(*given, **options):
+        return jax.tree.map(lambda a: 1.01 * a, right.runs["cpu"](*given, **options))
+
+    spoilt = dispatch.Implementation(dict.fromkeys(("cpu", "cuda"), wrong))
+    monkeypatch.setitem(table.implementations, "ffi", spoilt)
+    name = "gat_attention" if kernel == "forward" else f"gat_attention.{kernel}"
+
+    def loss(h):
+        narrow = jnp.sum(h, axis=-1)
+        return jnp.sum(ops.gat_attention(GRAPH, narrow, narrow, h, return_weights=True)[0] ** 2)
+
+    found = pytest.raises(jax.errors.JaxRuntimeError, match=rf"{name}\[ffi\]")
+    with jaxgnn.verify("strict"), found:
+        jax.block_until_ready(jax.jit(jax.grad(loss))(_features().reshape(3, 2, 4)))
 
 
 def test_strict_raises_and_names_the_worst_entry():

@@ -105,6 +105,31 @@ def test_products_lower_with_their_gradients(name, dtype):
 
 
 @pytest.mark.costly
+@pytest.mark.parametrize("implementation", ["pallas", "ffi"])
+@pytest.mark.parametrize("heads, dim, dtype", [(4, 64, "float32"), (3, 37, "bfloat16")])
+def test_products_of_heads_lower_with_their_gradients(heads, dim, dtype, implementation):
+    graph = _graph()
+    weights, x = (
+        struct((EDGES, heads), jnp.float32),
+        struct((NODES, heads, dim), dtype),
+    )
+
+    def both(graph, weights, x, dy):
+        y, pull_back = jax.vjp(
+            lambda w, x: ops.spmm(graph.with_weights(w), x, implementation=implementation),
+            weights,
+            x,
+        )
+        return y, pull_back(dy)
+
+    text = _lower(both, graph, weights, x, x)
+    if implementation == "pallas":
+        assert _kernels(text) == 5  # forward, dx, each with long rows, dw
+    else:
+        assert text.count("@jaxgnn_spmm") == 2 and text.count("@jaxgnn_sddmm") == 1
+
+
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "dim, k", [(256, 16), (256, 64), (256, 5), (300, 31), (1024, 96), (4096, 40)]

@@ -101,6 +101,22 @@ def test_spmm_and_sddmm(name, dim, dtype):
 
 @pytest.mark.costly
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "name, heads, dim", [("weighted", 3, 5), ("scaled", 2, 40), ("plain", 1, 8)]
+)
+def test_products_of_heads(name, heads, dim, dtype):
+    weights = random_array((EDGES + PADDING, heads), "float32", seed=2)
+    graph = _graph(name).with_weights(weights)
+    a, b = (random_array((n, heads, dim), dtype, seed=n) for n in (ROWS, COLS))
+    assert_close(graph_calls.spmm(graph, b), spmm_reference.spmm(graph, b), reduction_length=EDGES)
+    exact = spmm_reference.sddmm(graph, a, b)
+    made = graph_calls.sddmm(graph, a, b)
+    assert made.shape == (EDGES + PADDING, heads) and not np.asarray(made)[EDGES:].any()
+    assert_close(made, exact, reduction_length=dim)
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads, kept", [(1, 0), (3, 1), (4, 0), (8, 9), (40, 2), (264, 0)])
 def test_segment_softmax_and_its_gradient(monkeypatch, heads, kept, dtype):
     # Of long rows a part stays in shared memory, all or nothing of them.

@@ -56,10 +56,13 @@ void ForUnits(xla::ffi::ThreadPool pool, int64_t members, int64_t units, const B
   });
 }
 
-// Sets the entries of padding slots, those behind the last unit's end, to zero.
+// Sets the entries of padding slots, those behind the last unit's end, to zero; `edges` has as many
+// numbers an edge as there are heads.
 template <typename Offset>
-void ZeroPaddingEdges(const Units<Offset>& units, float* edges, int64_t num_edges) {
-  for (int64_t edge = units.offsets[units.count]; edge < num_edges; ++edge) edges[edge] = 0.0f;
+void ZeroPaddingEdges(const Units<Offset>& units, float* edges, int64_t num_edges,
+                      int64_t heads = 1) {
+  const int64_t first = units.offsets[units.count];
+  std::fill(edges + first * heads, edges + num_edges * heads, 0.0f);
 }
 
 }  // namespace jaxgnn

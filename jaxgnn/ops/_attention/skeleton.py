@@ -37,11 +37,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgnn.graph import CSRGraph
-from jaxgnn.graph._row_sums import sum_rows
+from jaxgnn.graph._structure import structure
 from jaxgnn.ops._attention.pallas import Calls
 from jaxgnn.ops._attention.reference import softmax_sum
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.dtypes import accumulation_dtype
+from jaxgnn.ops._graph.spmm import spmm
 from pallas_kernels.attention.arguments import Cotangents, Form, Operands
 
 KERNEL_DTYPES = ("float32", "bfloat16", "float16")
@@ -116,11 +117,11 @@ def attend(
       operands: checked arrays; leading batch axes share the graph.
       batch_dims: number of batch axes; of arrays of edges each has all of them or none.
     """
-    structure, operands = dispatch.match_varying(graph.with_weights(None), operands)
+    edges, operands = dispatch.match_varying(structure(graph), operands)
 
     def run(operands):
         compute = _computed if call.request.name == "xla" else _attention
-        y, _, weights = compute(call, structure, operands)
+        y, _, weights = compute(call, edges, operands)
         dtype = operands.summed.dtype
         return y.astype(dtype), None if weights is None else weights.astype(dtype)
 
@@ -171,10 +172,18 @@ def _attention_backward(call, residuals, gradients):
     # The gradient of lse by a score is the probability, as that of the sums is by delta.
     delta = jnp.sum(y * dy, axis=-1) - dlse
     if dweights is not None:
-        delta = delta + sum_rows(weights * dweights, graph.indptr)
+        delta = delta + _sums_of_rows(call.request, graph, weights * dweights)
     # Nothing is lost: the result was rounded to this dtype.
     dy = dy.astype(operands.summed.dtype)
     return None, _gradients(call, graph, operands, Cotangents(lse, delta, dy, dweights))
+
+
+def _sums_of_rows(request, graph, of_edges):
+    """Sums numbers of edges and heads over the edges of each row, in a fixed order if asked for."""
+    ones = jnp.ones((graph.num_cols, of_edges.shape[1], 1), of_edges.dtype)
+    with dispatch.deterministic(request.deterministic):
+        sums = spmm(graph.with_weights(of_edges), ones, implementation=request.name)
+    return sums[:, :, 0]
 
 
 _attention.defvjp(_attention_forward, _attention_backward)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,6 +20,9 @@ Mode = Literal["off", "warn", "strict"]
 # How much sums in another order may differ, relative to the largest entry: half of the digits of a
 # dtype, or two roundings for 16-bit dtypes.
 _TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 2.0**-7, "float16": 2.0**-10}
+# How many roundings the arguments of the reference are changed by, to see what that does to results
+# whose terms cancel: of these no digit need be right.
+_NUDGE = 16
 
 
 class Setting(NamedTuple):
@@ -50,6 +54,10 @@ def verify(mode: Mode, *, tolerance: float | None = None) -> Iterator[None]:
     than the tolerance times the largest finite magnitude in the reference's array, and have its
     shape; NaN and infinities, of either sign, must be in the same places whatever the tolerance,
     and integers equal. References multiply matrices in full precision.
+
+    The terms of a sum may cancel, such as those of the gradient to the scores of attention where
+    each node has one neighbour, and then roundings are all that is left. So the reference runs once
+    more, on arguments that differ by 16 roundings, and results may differ by as much as its own do.
 
     Some ops consist of several kernels (``hypergraph_conv`` with ``path="mixing"``,
     ``edge_mlp_aggregate`` by products of nodes). At the kink of an activation two of their
@@ -127,13 +135,16 @@ def checked(
         # Ops that the reference calls are not checked themselves.
         with using(Setting()), jax.default_matmul_precision("highest"):
             expected = reference(*args)
+            changed = reference(*_nudged(args, tolerance))
         longest = longest_sum(*args) if tolerance is None else None
-        for path, a, e in _pairs(made, expected):
+        for (path, a, e), (_, _, c) in zip(
+            _pairs(made, expected), _pairs(made, changed), strict=True
+        ):
             if a.shape != e.shape:
                 shapes = f"is of shape {a.shape}, the reference's of {e.shape}"
                 _report(mode, f"{name}{path} {shapes}")
                 continue
-            difference = _worst(a, e, tolerance, longest)
+            difference = _worst(a, e, c, tolerance, longest)
             jax.debug.callback(partial(_judge, mode, f"{name}{path}"), *difference)
         return made
 
@@ -201,10 +212,34 @@ def _pairs(made: Any, expected: Any) -> Iterator[tuple[str, jax.Array, jax.Array
             yield jax.tree_util.keystr(path), a, e
 
 
+@partial(jax.jit, static_argnums=1, inline=True)
+def _nudged(args: Any, tolerance: float | None) -> Any:
+    """The arguments with each number changed by a few roundings, up or down at random."""
+    keys = itertools.count()
+
+    def nudge(leaf):
+        number = next(keys)
+        if not jnp.issubdtype(leaf.dtype, jnp.floating) or leaf.dtype.itemsize < 4:
+            return leaf
+        step = _NUDGE * float(jnp.finfo(leaf.dtype).eps)
+        step = step if tolerance is None else min(step, tolerance)
+        signs = jax.random.rademacher(jax.random.key(number), leaf.shape, leaf.dtype)
+        return leaf * (1 + step * signs)
+
+    return jax.tree.map(nudge, args)
+
+
 def _worst(
-    made: jax.Array, expected: jax.Array, tolerance: float | None, longest_sum: jax.Array | None
+    made: jax.Array,
+    expected: jax.Array,
+    changed: jax.Array,
+    tolerance: float | None,
+    longest_sum: jax.Array | None,
 ):
-    """The index of the largest difference, the difference, the allowed one, and both entries."""
+    """The index of the largest difference, the difference, the allowed one, and both entries.
+
+    ``changed`` is what the reference makes of arguments that differ by a few roundings.
+    """
     if not jnp.issubdtype(made.dtype, jnp.floating):
         cut = expected.astype(made.dtype), made.astype(expected.dtype)  # the dtypes may differ
         difference = ((made != cut[0]) | (cut[1] != expected)).astype(jnp.float32)
@@ -219,8 +254,10 @@ def _worst(
         # The difference is NaN where only one of the two is an infinity or NaN.
         difference = jnp.where(jnp.isnan(difference), jnp.inf, difference)
         largest = jnp.max(jnp.abs(e), initial=0, where=jnp.isfinite(e))
+        change = jnp.abs(changed.astype(wide) - e)
+        change = jnp.max(change, initial=0, where=jnp.isfinite(change))
         # No tolerance allows infinite differences.
-        allowed = jnp.minimum(tolerance * largest, jnp.finfo(wide).max)
+        allowed = jnp.minimum(jnp.maximum(tolerance * largest, change), jnp.finfo(wide).max)
     place = jnp.argmax(difference)
     entries = (array.reshape(-1)[place] for array in (made, expected))
     return _index(place, made.shape), difference.reshape(-1)[place], allowed, *entries

@@ -13,6 +13,8 @@ from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
+from jaxgnn.graph._arrays import require_no_heads
+from jaxgnn.graph._structure import structure
 from jaxgnn.ops._core import dispatch, verify
 from jaxgnn.ops._core.activations import Name as Activation
 from jaxgnn.ops._core.checks import check_graph, from_numpy
@@ -139,6 +141,8 @@ def edge_mlp_aggregate(
       [[0.0], [1.0], [1.0]]
     """
     graph = check_graph(_OP, graph)
+    if weights is None:
+        require_no_heads(_OP, "graph", graph.weights)
     h, params, edge_features, weights = from_numpy(h, params, edge_features, weights)
     receivers, senders = both_ends(_OP, graph, h)
     check_edge_arrays(_OP, graph, receivers, edge_features, weights)
@@ -155,7 +159,7 @@ def edge_mlp_aggregate(
         graph, receivers, senders, layers, edge_features, weights
     )
     weights = edge_weights.of_edges(graph, weights, receivers.dtype)
-    graph = edge_weights.structure(graph)
+    graph = structure(graph)
     arrays = graph, receivers, senders, layers, edge_features, weights
     if request.name == "xla":
         return _edge_by_edge(request, *arrays, reduce=reduce, activation=activation)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @compiled
-def spmm(graph: CSRGraph, x: Float[Array, "cols dim"]) -> Float[Array, "rows dim"]:
+def spmm(graph: CSRGraph, x: Float[Array, "cols *heads dim"]) -> Float[Array, "rows *heads dim"]:
     """The product of a sparse matrix and dense rows: ``y_i = r_i Σ_j w_ij c_j x_j``."""
     from pallas_kernels.graph import spmm as kernels
 
@@ -24,8 +24,8 @@ def spmm(graph: CSRGraph, x: Float[Array, "cols dim"]) -> Float[Array, "rows dim
 
 @compiled
 def sddmm(
-    graph: CSRGraph, a: Float[Array, "rows dim"], b: Float[Array, "cols dim"]
-) -> Float[Array, " edges"]:
+    graph: CSRGraph, a: Float[Array, "rows *heads dim"], b: Float[Array, "cols *heads dim"]
+) -> Float[Array, "edges *heads"]:
     """Inner products along edges in float32: ``e_ij = r_i c_j ⟨a_i, b_j⟩``."""
     from pallas_kernels.graph import spmm as kernels
 

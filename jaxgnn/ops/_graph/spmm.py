@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from functools import partial
 
 import jax
@@ -11,7 +13,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn._ffi import spmm as ffi
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._core import dispatch
-from jaxgnn.ops._core.checks import check_graph, check_rows, from_numpy
+from jaxgnn.ops._core.checks import check_float, check_graph, check_rows, from_numpy
 from jaxgnn.ops._graph import pallas
 from jaxgnn.ops._graph.reference import spmm as reference
 
@@ -36,24 +38,37 @@ SDDMM = dispatch.Kernel(
     },
 )
 
+# With heads the CUDA library runs one head after the other, and Pallas all of them at once.
+_OF_HEADS: Mapping[dispatch.Platform, tuple[dispatch.Name, ...]] = {
+    "cpu": ("ffi", "xla"),
+    "cuda": ("pallas", "ffi", "xla"),
+}
+SPMM_OF_HEADS = dataclasses.replace(SPMM, preference=_OF_HEADS)
+SDDMM_OF_HEADS = dataclasses.replace(SDDMM, preference=_OF_HEADS)
+
 
 def spmm(
     graph: CSRGraph,
-    x: Float[Array, "*batch cols dim"],
+    x: Float[Array, "*batch cols dim"] | Float[Array, "*batch cols heads dim"],
     *,
     implementation: dispatch.Name | None = None,
-) -> Float[Array, "*batch rows dim"]:
+) -> Float[Array, "*batch rows dim"] | Float[Array, "*batch rows heads dim"]:
     """Aggregates neighbours: ``y_i = r_i Σ_j w_ij c_j x_j``.
 
     ``w`` are the edge weights (ones if the graph has none), ``r`` and ``c`` the scales of a
     normalised graph. Sums are accumulated in float32 (float64 for float64 input) and rounded
     once. Rows without edges are zero. Leading axes of ``x`` share the graph, which is not copied.
 
-    Differentiable in ``x`` and in ``graph.weights``.
+    Weights may be given by head, ``graph.with_weights(w)`` with ``w`` [edges, heads]: then ``x`` is
+    [..., cols, heads, dim], and each head is summed with its own weights. With the probabilities of
+    ``segment_softmax`` as weights this is the sum of attention.
+
+    Differentiable in ``x`` and in ``graph.weights``, twice too. The kernels make no array of edges
+    times features.
 
     Args:
       graph: rows are receivers, columns are senders.
-      x: features of the senders, any leading axes.
+      x: features of the senders, any leading axes; with an axis of heads where weights have one.
       implementation: ``"xla"``, ``"ffi"``, ``"pallas"``, or None for what was measured to be
         fastest.
 
@@ -61,7 +76,8 @@ def spmm(
       Features of the receivers, of the dtype of ``x``.
 
     Raises:
-      ValueError: if ``x`` does not have one row for each column of the graph.
+      ValueError: if ``x`` does not have one row for each column of the graph, or not the heads of
+        the weights.
       NotImplementedError: if the named implementation can not run these arguments here.
 
     Example:
@@ -69,20 +85,40 @@ def spmm(
       >>> from jaxgnn import ops
       >>> from jaxgnn.graph import CSRGraph
       >>> graph = CSRGraph.from_edges(senders=[0, 1, 2], receivers=[1, 2, 2], num_nodes=3)
-      >>> ops.spmm(graph, jnp.array([[1.0], [2.0], [4.0]])).tolist()
+      >>> x = jnp.array([[1.0], [2.0], [4.0]])
+      >>> ops.spmm(graph, x).tolist()
       [[0.0], [1.0], [6.0]]
+      >>> two_heads = graph.with_weights(jnp.array([[1.0, 0.0], [1.0, 0.5], [1.0, 0.5]]))
+      >>> ops.spmm(two_heads, jnp.stack([x, x], axis=1))[..., 0].tolist()
+      [[0.0, 0.0], [1.0, 0.0], [6.0, 3.0]]
     """
     graph = check_graph("spmm", graph)
-    check_rows("spmm", "x", x, graph.num_cols, "column")
+    item_axes = _check_features(graph, x)
     request = dispatch.resolve("spmm", implementation)
     graph, x = dispatch.match_varying(graph, x)
 
     def run(features):
         if request.name == "xla":
-            return SPMM(request, graph, features)
+            return _table(SPMM, SPMM_OF_HEADS, features)(request, graph, features)
         return _spmm(request, graph.with_weights(None), graph.weights, features)
 
-    return dispatch.vmap_leading(run, x.ndim - 2, 0)(x)
+    return dispatch.vmap_leading(run, x.ndim - item_axes, 0)(x)
+
+
+def _check_features(graph: CSRGraph, x: Array) -> int:
+    """Checks the features of the senders; returns how many axes they have without leading ones."""
+    if graph.weights is None or graph.weights.ndim == 1:
+        check_rows("spmm", "x", x, graph.num_cols, "column")
+        return 2
+    check_float("spmm", "x", x, 3)
+    heads = graph.weights.shape[1]
+    if heads == 0 or x.shape[-3:-1] != (graph.num_cols, heads):
+        expected = (
+            f"of shape [..., {graph.num_cols}, {heads}, features], one row for each column of the "
+            "graph and head of its weights"
+        )
+        raise bad_input("spmm", "x", expected, f"shape {x.shape}")
+    return 3
 
 
 def sddmm(
@@ -138,12 +174,17 @@ def sddmm(
 
 
 # The structure is a graph without weights: the weights are an argument of their own, because they
-# have a gradient and the structure has none.
+# have a gradient and the structure has none. Features are [nodes, dim] beside weights [edges], and
+# [nodes, heads, dim] beside weights [edges, heads].
+
+
+def _table(plain: dispatch.Kernel, of_heads: dispatch.Kernel, features: Array) -> dispatch.Kernel:
+    return plain if features.ndim == 2 else of_heads
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _spmm(request, structure, weights, x):
-    return SPMM(request, structure.with_weights(weights), x)
+    return _table(SPMM, SPMM_OF_HEADS, x)(request, structure.with_weights(weights), x)
 
 
 def _spmm_forward(request, structure, weights, x):
@@ -165,7 +206,7 @@ _spmm.defvjp(_spmm_forward, _spmm_backward)
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _sddmm(request, structure, a, b):
-    return SDDMM(request, structure, a, b)
+    return _table(SDDMM, SDDMM_OF_HEADS, a)(request, structure, a, b)
 
 
 def _sddmm_forward(request, structure, a, b):

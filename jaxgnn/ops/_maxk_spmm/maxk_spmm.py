@@ -16,6 +16,7 @@ from jaxgnn._ffi import maxk_spmm as ffi
 from jaxgnn._ffi._call import edge_blocks
 from jaxgnn._ffi.spmm import spmm_cuda
 from jaxgnn.graph import CBSR, CSRGraph
+from jaxgnn.graph._arrays import require_no_heads
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import check_cbsr, check_graph
 from jaxgnn.ops._graph import pallas as graph_pallas
@@ -181,7 +182,8 @@ def maxk_spmm(
       Dense features of the receivers, of the dtype of the values.
 
     Raises:
-      ValueError: if ``cbsr`` does not have one row for each column of the graph.
+      ValueError: if ``cbsr`` does not have one row for each column of the graph, or the graph has
+        weights for several heads.
       NotImplementedError: if the named implementation can not run these arguments here.
 
     Example:
@@ -193,6 +195,7 @@ def maxk_spmm(
       [[0.0, 0.0], [4.0, 2.0]]
     """
     graph = check_graph("maxk_spmm", graph)
+    require_no_heads("maxk_spmm", "graph", graph.weights)
     cbsr = check_cbsr("maxk_spmm", cbsr)
     if cbsr.values.shape[-2] != graph.num_cols:
         expected = f"of {graph.num_cols} rows, one for each column of the graph"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,8 @@ class Attention:
       required: shapes of its arrays, by name, from the rows, columns and edges of a graph.
       optional: shapes of the arrays that it can do without.
       score: one edge's score for one head, in NumPy, from the arrays by name; the op's definition.
+      slopes: bounds of the derivative of a score by one number of each array, by name, from the
+        largest magnitudes in the arrays. An array without one has no part in the scores.
       summed: the name of what is summed.
     """
 
@@ -33,6 +36,7 @@ class Attention:
     required: Callable[[int, int, int], dict[str, tuple[int, ...]]]
     optional: Callable[[int, int, int], dict[str, tuple[int, ...]]]
     score: Callable[..., float]
+    slopes: Callable[[dict[str, float]], dict[str, float]]
     summed: str
 
     def __call__(self, graph, arrays: dict[str, Any], **options):
@@ -71,6 +75,29 @@ def _gatv2_score(a, i, j, e, h):
     return a["attention"][h] @ _leaky_relu(total) + _logit(a, e, h)
 
 
+def _dot_slopes(largest):
+    scale = DIM**-0.5
+    return {"q": scale * largest["k"], "k": scale * largest["q"], "edge_logits": 1.0}
+
+
+def _gat_slopes(largest):
+    return {"a_dst": 1.0, "a_src": 1.0, "edge_logits": 1.0}
+
+
+def _gatv2_slopes(largest):
+    vector, kernel = largest["attention"], largest.get("edge_kernel", 0.0)
+    features = largest.get("edge_features", 0.0)
+    added = FEATURES * features * kernel
+    return {
+        "x_dst": vector,
+        "x_src": vector,
+        "attention": largest["x_dst"] + largest["x_src"] + added,
+        "edge_logits": 1.0,
+        "edge_features": DIM * vector * kernel,
+        "edge_kernel": vector * features,
+    }
+
+
 def _logit(a, e, h):
     return a["edge_logits"][e, h] if "edge_logits" in a else 0.0
 
@@ -90,6 +117,7 @@ TABLE = {
                 "edge_values": (edges, GROUPS, WIDTH),
             },
             _dot_score,
+            _dot_slopes,
             "v",
         ),
         Attention(
@@ -101,6 +129,7 @@ TABLE = {
             },
             lambda rows, cols, edges: {"edge_logits": (edges, HEADS)},
             _gat_score,
+            _gat_slopes,
             "v",
         ),
         Attention(
@@ -116,6 +145,7 @@ TABLE = {
                 "edge_kernel": (FEATURES, HEADS, DIM),
             },
             _gatv2_score,
+            _gatv2_slopes,
             "x_src",
         ),
     )
@@ -158,19 +188,20 @@ def by_hand(attention: Attention, graph, arrays) -> tuple[np.ndarray, np.ndarray
     return y, weights
 
 
-def value_and_gradients(attention, graph, arrays, implementation, **options):
-    """Sums, weights and every gradient, as one program."""
+def value_and_gradients(attention, graph, arrays, implementation, key=None, **options):
+    """Sums, weights and every gradient, as one program, which equal calls share."""
+    static = attention.name, implementation, tuple(options.items())
+    return _value_and_gradients(static, graph, arrays, key)
 
-    @jax.jit
-    def run(arrays):
-        made, pull_back = jax.vjp(
-            lambda a: attention(
-                graph, a, implementation=implementation, return_weights=True, **options
-            ),
-            arrays,
-        )
-        leaves, structure = jax.tree.flatten(made)
-        dy = [random_array(leaf.shape, leaf.dtype, seed=70 + i) for i, leaf in enumerate(leaves)]
-        return made, pull_back(jax.tree.unflatten(structure, dy))[0]
 
-    return run(arrays)
+@functools.partial(jax.jit, static_argnums=0)
+def _value_and_gradients(static, graph, arrays, key):
+    name, implementation, options = static
+    options = dict(options, implementation=implementation, key=key, return_weights=True)
+    made, pull_back = jax.vjp(functools.partial(TABLE[name], graph, **options), arrays)
+    return made, pull_back(cotangents_of(made))[0]
+
+
+def cotangents_of(made):
+    """The gradients to the sums and to the weights that ``value_and_gradients`` pulls back."""
+    return tuple(random_array(m.shape, m.dtype, seed=70 + i) for i, m in enumerate(made))

@@ -1,9 +1,8 @@
 """What the tests of each op of attention have in common."""
 
 import functools
-import math
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 
 from jaxgnn.testing import check_against_float64
@@ -12,43 +11,71 @@ from tests.ops.attention._attention import TABLE, by_hand
 
 
 def check_every_gradient(op, name, implementation, dtype="float32"):
-    """Values, weights and every gradient on a graph against the reference in float64.
-
-    The arrays are parts of one vector, so that errors are compared with the largest of all
-    gradients: where every row has one edge, the gradients of scores are sums that cancel to zero.
-    """
+    """Values, weights and every gradient on a graph against the reference in float64."""
     graph = BUILT[name]
     arrays = TABLE[op].arrays(graph, dtype=dtype)
     length = 16 * longest_row(graph)  # every score is a sum itself
     check_against_float64(
-        _of_vector(op, name, implementation),
-        _of_vector(op, name, "xla"),
-        jnp.concatenate([array.ravel() for array in arrays.values()]),
+        _of_arrays(op, name, implementation),
+        _of_arrays(op, name, "xla"),
+        *arrays.values(),
         reduction_length=length,
         gradient_length=max(length, graph.num_edges),
+        largest_terms=functools.partial(largest_terms, TABLE[op], graph, tuple(arrays)),
     )
 
 
 @functools.cache  # one function for each graph, so that it is compiled once
-def _of_vector(op, name, implementation):
+def _of_arrays(op, name, implementation):
     graph = BUILT[name]
-    shapes = {name: array.shape for name, array in TABLE[op].arrays(graph).items()}
-    ends = np.cumsum([math.prod(shape) for shape in shapes.values()])
+    names = tuple(TABLE[op].arrays(graph))
 
-    def run(vector):
-        parts = jnp.split(vector, ends[:-1])
-        arrays = {n: p.reshape(s) for p, (n, s) in zip(parts, shapes.items(), strict=True)}
+    def run(*given):
+        arrays = dict(zip(names, given, strict=True))
         return TABLE[op](graph, arrays, implementation=implementation, return_weights=True)
 
     return run
 
 
+def largest_terms(attention, graph, names, given, values, cotangents) -> list[float]:
+    """The largest magnitude among the terms of each gradient, in NumPy.
+
+    The gradient to a score is a difference, ``p (dp - delta)``, of which nothing is left where a
+    row has one edge. So its terms are ``p |dp|`` and ``p |delta|``, times the derivative of the
+    score. The arrays that are summed have the terms of the sum, ``p dy``, as well.
+    """
+    arrays = dict(zip(names, given, strict=True))
+    (_, p), (dy, dp) = values, cotangents
+    count = int(graph.indptr[-1])
+    rows = np.repeat(np.arange(graph.num_rows), np.diff(np.asarray(graph.indptr)))
+    p, dp, dy = p[:count], dp[:count], dy[rows]
+    summed = arrays[attention.summed][np.asarray(graph.indices)[:count]]
+    if "edge_values" in arrays:
+        summed = summed + arrays["edge_values"][:count]
+    summed = np.repeat(summed, p.shape[1] // summed.shape[1], axis=1)
+    dp = dp + np.sum(dy * summed, axis=-1)
+    delta = np.zeros((graph.num_rows, p.shape[1]))
+    np.add.at(delta, rows, p * dp)
+    of_scores = np.max(p * np.maximum(np.abs(dp), np.abs(delta[rows])), initial=0.0)
+    of_sums = np.max(p[..., None] * np.abs(dy), initial=0.0)
+    largest = {name: np.abs(array).max(initial=0.0) for name, array in arrays.items()}
+    slopes = attention.slopes(largest)
+    in_sums = {attention.summed: 1.0, "edge_values": 1.0}
+    return [
+        max(slopes.get(name, 0.0) * of_scores, in_sums.get(name, 0.0) * of_sums) for name in names
+    ]
+
+
 def check_formula(op, implementation):
     """The sums and weights of a padded graph against a loop over rows, heads and edges."""
     attention, graph = TABLE[op], BUILT["padding_edges"]
-    for full in (False, True):
-        arrays = attention.arrays(graph, full=full)
-        expected = by_hand(attention, graph, arrays)
-        made = attention(graph, arrays, implementation=implementation, return_weights=True)
-        for actual, wanted in zip(made, expected, strict=True):
+    given = [attention.arrays(graph, full=full) for full in (False, True)]
+
+    @jax.jit
+    def run(given):
+        options = {"implementation": implementation, "return_weights": True}
+        return [attention(graph, arrays, **options) for arrays in given]
+
+    for arrays, made in zip(given, run(given), strict=True):
+        for actual, wanted in zip(made, by_hand(attention, graph, arrays), strict=True):
             np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-5)

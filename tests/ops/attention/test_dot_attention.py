@@ -27,6 +27,7 @@ def test_it_is_the_formula_written_with_loops(implementation):
     check_formula(OP, implementation)
 
 
+@pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_heads_of_a_group_share_a_head_of_keys_and_values(implementation):
     graph = BUILT["bipartite"]
@@ -37,6 +38,7 @@ def test_heads_of_a_group_share_a_head_of_keys_and_values(implementation):
     np.testing.assert_allclose(shared, own, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_scale_multiplies_the_products_alone(implementation):
     graph = BUILT["bipartite"]
@@ -48,6 +50,8 @@ def test_scale_multiplies_the_products_alone(implementation):
     np.testing.assert_allclose(scaled, by_q, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.costly
+@pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(("heads", "dim"), [(1, 1), (3, 1), (2, 37), (5, 64)])
 def test_any_number_of_heads_and_any_width(heads, dim, implementation):

@@ -27,6 +27,8 @@ def test_it_is_the_formula_written_with_loops(implementation):
     check_formula(OP, implementation)
 
 
+@pytest.mark.costly
+@pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("slope", [0.0, 1.0, -0.5])
 def test_minus_infinity_masks_an_edge_whatever_the_slope(slope, implementation):
@@ -49,6 +51,7 @@ def test_minus_infinity_masks_an_edge_whatever_the_slope(slope, implementation):
     assert not y[1].any()
 
 
+@pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_numbers_of_nodes_may_be_float32_beside_shorter_values(implementation):
     graph = BUILT["bipartite"]

@@ -27,6 +27,7 @@ def test_it_is_the_formula_written_with_loops(implementation):
     check_formula(OP, implementation)
 
 
+@pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_features_of_edges_are_equal_to_what_their_kernel_makes_of_senders(implementation):
     # Each sender has one edge, so its own features can take what the edge adds.
@@ -51,6 +52,8 @@ def test_features_of_edges_are_equal_to_what_their_kernel_makes_of_senders(imple
     np.testing.assert_allclose(weights, of_edges, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.costly
+@pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(("heads", "dim"), [(1, 1), (3, 1), (2, 37), (5, 64)])
 def test_any_number_of_heads_and_any_width(heads, dim, implementation):

@@ -14,6 +14,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxgnn.graph import CSRGraph
+from jaxgnn.graph._arrays import match_varying
 from jaxgnn.graph._row_sums import sum_rows
 from jaxgnn.ops._attention.reference import dropout
 from jaxgnn.ops._attention.reference.ends import (
@@ -83,11 +84,13 @@ def backward(
     if cotangents.dweights is not None:
         dweights = dweights + of_real_edges(graph, cotangents.dweights).astype(dtype)
     dscores = probabilities * (factors * dweights - at_rows(graph, cotangents.delta.astype(dtype)))
-    dscores = of_real_edges(graph, dscores)
+    dscores, dy = match_varying(of_real_edges(graph, dscores), dy)
 
     def scores_and_sums(changed):
         messages = (probabilities * factors)[:, :, None] * _edge_values(graph, changed)
-        return scores(graph, changed, form), sum_rows(messages, graph.indptr)
+        made = scores(graph, changed, form), sum_rows(messages, graph.indptr)
+        # Inside shard_map the sums over no edges would not vary over the mesh, as their gradients.
+        return match_varying(*made, dy)[:2]
 
     _, pull_back = jax.vjp(scores_and_sums, operands.replace(seed=None))
     (gradients,) = pull_back((dscores, dy))

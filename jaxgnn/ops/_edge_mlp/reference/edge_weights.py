@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -14,13 +12,6 @@ from jaxgnn.graph import CSRGraph
 from jaxgnn.graph._row_sums import sum_rows
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 from jaxgnn.ops._dense.reference.fused_linear import gradients, product
-
-
-def structure(graph: CSRGraph) -> CSRGraph:
-    """The graph without its weights and scales."""
-    return dataclasses.replace(
-        graph, weights=None, row_scale=None, col_scale=None, normalization=None
-    )
 
 
 def of_edges(

@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph._row_sums import sum_rows
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 
 
-def spmm(graph: CSRGraph, x: Float[Array, "cols dim"]) -> Float[Array, "rows dim"]:
-    """``y_i = r_i Σ_j w_ij c_j x_j``."""
+def spmm(graph: CSRGraph, x: Float[Array, "cols *heads dim"]) -> Float[Array, "rows *heads dim"]:
+    """``y_i = r_i Σ_j w_ij c_j x_j``, with the weights of a head for its features."""
     accumulator = accumulation_dtype(x.dtype)
     row_scale, col_scale = _scales(graph, accumulator)
-    sources = x.astype(accumulator) * col_scale[:, None]
-    messages = sources[graph.indices]
+    messages = _times(col_scale, x.astype(accumulator))[graph.indices]
     if graph.weights is not None:
         # Weights of padding slots may be anything.
-        weights = jnp.where(graph.receivers() < graph.num_rows, graph.weights, 0)
-        messages = messages * weights.astype(accumulator)[:, None]
-    sums = sum_rows(messages, graph.indptr)
-    return (sums * row_scale[:, None]).astype(x.dtype)
+        weights = jnp.where(_of_real_edges(graph, graph.weights), graph.weights, 0)
+        messages = _times(weights.astype(accumulator), messages)
+    return _times(row_scale, sum_rows(messages, graph.indptr)).astype(x.dtype)
 
 
 def sddmm(
-    graph: CSRGraph, a: Float[Array, "rows dim"], b: Float[Array, "cols dim"]
-) -> Float[Array, " edges"]:
+    graph: CSRGraph, a: Float[Array, "rows *heads dim"], b: Float[Array, "cols *heads dim"]
+) -> Float[Array, "edges *heads"]:
     """``e_ij = r_i c_j ⟨a_i, b_j⟩`` for each edge; zero in padding slots. Weights are ignored.
 
     The result stays in the accumulation dtype: the gradient of float32 weights must not be rounded
@@ -36,11 +34,22 @@ def sddmm(
     accumulator = accumulation_dtype(a.dtype)
     row_scale, col_scale = _scales(graph, accumulator)
     rows = graph.receivers()
-    scaled = a.astype(accumulator) * row_scale[:, None]
+    scaled = _times(row_scale, a.astype(accumulator))
     left = scaled.at[rows].get(mode="fill", fill_value=0, indices_are_sorted=True)
-    right = (b.astype(accumulator) * col_scale[:, None])[graph.indices]
+    right = _times(col_scale, b.astype(accumulator))[graph.indices]
     products = jnp.sum(left * right, axis=-1)
-    return jnp.where(rows < graph.num_rows, products, 0)
+    return jnp.where(_of_real_edges(graph, products), products, 0)
+
+
+def _times(factors: Float[Array, "*leading"], values: Float[Array, "*leading_and_more"]) -> Array:
+    """Multiplies with factors that have the first axes of the values."""
+    return values * factors.reshape(*factors.shape, *[1] * (values.ndim - factors.ndim))
+
+
+def _of_real_edges(graph: CSRGraph, values: Float[Array, "edges *heads"]) -> Bool[Array, "..."]:
+    """Which edge slots are no padding, with axes to broadcast against ``values``."""
+    real = graph.receivers() < graph.num_rows
+    return real.reshape(-1, *[1] * (values.ndim - 1))
 
 
 def _scales(graph: CSRGraph, dtype) -> tuple[Array, Array]:
