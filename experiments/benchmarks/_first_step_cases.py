@@ -90,12 +90,12 @@ def _attention(scale: str, width: int) -> Program:
     return Program(jax.value_and_grad(loss), ((x, x, x), graph))
 
 
-def _gatv2_attention(scale: str, heads: int, width: int) -> Program:
+def _neighbours(op: str, scale: str, heads: int, width: int) -> Program:
     data = synthetic(scale, on_device=jax.default_backend() != "cpu")  # pyrefly: ignore
     graph = build_graph(data.senders, data.receivers, SCALES[scale].nodes)
 
     def loss(inputs, graph):
-        return jnp.sum(ops.gatv2_attention(graph, *inputs) ** 2)
+        return jnp.sum(getattr(ops, op)(graph, *inputs) ** 2)
 
     x = jnp.ones((graph.num_rows, heads, width))
     return Program(jax.value_and_grad(loss), ((x, x, x[0]), graph))
@@ -132,7 +132,7 @@ def _cases(
         ),
         "gatv2_attention": FirstStep(
             f"gradient of gatv2_attention, 4 heads of {min(width, 64)}, graph {scale}",
-            partial(_gatv2_attention, scale, 4, min(width, 64)),
+            partial(_neighbours, "gatv2_attention", scale, 4, min(width, 64)),
         ),
     }
 

@@ -93,7 +93,7 @@ def test_right_kernels_of_attention_pass_with_their_gradients():
 
 
 @pytest.mark.costly
-@pytest.mark.parametrize("kernel", ["forward", "weights", "backward_rows", "backward_columns"])
+@pytest.mark.parametrize("kernel", ["forward", "weights", "backward"])
 def test_a_wrong_kernel_of_attention_is_named(kernel, monkeypatch):
     table = getattr(gat_attention, kernel.upper())
     right = table.implementations["ffi"]
