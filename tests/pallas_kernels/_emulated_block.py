@@ -111,23 +111,28 @@ class Signal:
       times: arrivals of a phase.
       missing: of this one.
       nbytes: that were announced and have not come, or have come and were not announced.
-      phase: how many are over.
+      over: clocks of those who arrived, for each phase that is over.
       clocks: of those who arrived in this phase.
-      last: of those of the last phase.
     """
 
     def __init__(self, maker, times, clocks):
         self.maker, self.times, self.missing = maker, times, times
-        self.nbytes = self.phase = 0
-        self.clocks, self.last = np.zeros((2, clocks), np.int32)
+        self.nbytes = 0
+        self.clocks, self.over = np.zeros(clocks, np.int32), []
+
+    @property
+    def phase(self):
+        """How many are over."""
+        return len(self.over)
 
     def change(self, arrivals, nbytes, clocks):
         assert arrivals <= self.missing, "given too often"
         self.missing, self.nbytes = self.missing - arrivals, self.nbytes + nbytes
         self.clocks = np.maximum(self.clocks, clocks)
         if not self.missing and not self.nbytes:
-            self.phase, self.missing = self.phase + 1, self.times
-            self.last, self.clocks = self.clocks, np.zeros_like(self.clocks)
+            self.missing = self.times
+            self.over.append(self.clocks)
+            self.clocks = np.zeros_like(self.clocks)
 
 
 class Schedule:

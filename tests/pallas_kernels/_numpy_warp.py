@@ -368,16 +368,22 @@ class NumpyWarp(Warp):
 
     def wait_for_signal(self, pointer, number, phase):
         signals, warps = self._signals(pointer, number)
-        waiting = [*zip(signals, phase.data[self.active].tolist(), strict=True)]
+        phases = phase.data[self.active].tolist()
+        waiting = {*zip(signals, phases, warps.tolist(), strict=True)}
 
         def come():
             # Of a phase only the lowest bit is known to the GPU.
-            assert all(signal.phase - phase in (0, 1) for signal, phase in waiting), "phase missed"
-            return all(signal.phase > phase for signal, phase in waiting)
+            assert all(signal.phase - phase in (0, 1) for signal, phase, _ in waiting), "missed"
+            return all(signal.phase > phase for signal, phase, _ in waiting)
 
+        for signal, phase, warp in waiting:
+            # Where the phase before is not over yet, the GPU takes the one before that for this.
+            assert phase <= signal.phase, "waits for the phase after the next"
+            known = phase == 0 or (self.clocks[warp] >= signal.over[phase - 1]).all()
+            assert known, "waits for a phase without knowing that the one before is over"
         self.schedule.wait(come)
-        for signal, warp in {*zip(signals, warps.tolist(), strict=True)}:
-            self.clocks[warp] = np.maximum(self.clocks[warp], signal.last)
+        for signal, phase, warp in waiting:
+            self.clocks[warp] = np.maximum(self.clocks[warp], signal.over[phase])
 
     def send(self, pointer, index, words, rank, signal, number):
         assert self.cluster > 1, "an H200 calls it illegal in a launch without clusters"

@@ -48,7 +48,7 @@ class MhcPreClusterTile:
       ahead: tiles that a team copies ahead of the one that it projects.
       behind: tiles that a team projects before it mixes the first of them.
       helpers: further warps of a block, which compute weights from sums and take the tiles in turn;
-        no more than a block has buffers of sums.
+        their number divides that of the buffers of sums.
       teams: teams of a block, which take its tiles in turn.
       buffers: buffers of a team for the sums of its warps.
     """
@@ -70,10 +70,14 @@ class MhcPreClusterTile:
             raise ValueError(
                 f"blocks send to each other in clusters of two or more, got {self.cluster}"
             )
-        # A helper would wait for the phase after the next of a barrier, and take the previous one
-        # for it.
-        if self.helpers > self.summed:
-            raise ValueError(f"{self.helpers} helpers would share {self.summed} buffers of sums")
+        # Of a phase of a barrier only the lowest bit is known. So a helper may wait for a tile only
+        # if the tile before it in the same buffer is over, of which it can be sure if it has taken
+        # that tile itself. Teams may be any number of tiles apart.
+        if self.summed % self.helpers:
+            raise ValueError(
+                f"{self.helpers} helpers would not always find the same of {self.summed} buffers "
+                "of sums"
+            )
 
     @classmethod
     def choose(cls, chip: Chip, tokens: int, n: int, dim: int, dtype: jnp.dtype) -> Self | None:
@@ -98,7 +102,7 @@ class MhcPreClusterTile:
         spare = min(_MOST_HELPERS, -(warps * teams) % _WARPGROUP or _WARPGROUP)
         clusters = min(_AT_ONCE[size], -(-tokens // TOKENS))
         for behind, ahead, buffers in cls.depths if warps <= _MOST_WARPS else ():
-            helpers = min(spare, buffers * teams)
+            helpers = max(h for h in range(1, spare + 1) if buffers * teams % h == 0)
             tile = cls(warps, size, clusters, ahead, behind, helpers, teams, buffers)
             if tile.shared_bytes(n) <= chip.shared_bytes:
                 return tile

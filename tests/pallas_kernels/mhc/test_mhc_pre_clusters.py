@@ -91,6 +91,16 @@ def test_the_emulator_finds_races(race, monkeypatch):
         _made("many tiles")
 
 
+@pytest.mark.emulated
+def test_the_emulator_finds_a_helper_that_does_not_know_of_the_turn_before(monkeypatch):
+    """Three helpers and two teams: one team may be behind when a helper waits for its next tile."""
+    monkeypatch.setattr(MhcPreClusterTile, "__post_init__", lambda tile: None)
+    tile = MhcPreClusterTile(warps=1, cluster=2, clusters=1, helpers=3, teams=2)
+    monkeypatch.setitem(CASES, "three helpers", ((200, 4, 64), tile))
+    with pytest.raises(AssertionError, match=r"without knowing|after the next|missed"):
+        _made("three helpers")
+
+
 BOUNDARIES = {
     "two clusters": ((100, 4, 64), (1, 2, 2)),
     "three blocks": ((100, 4, 192), (2, 3, 1)),
@@ -206,10 +216,12 @@ def test_what_registers_do_not_hold_or_is_not_exact_enough_is_left_to_the_other_
     assert MhcPreClusterTile.choose(H100, 4096, n, dim, dtype) is None
 
 
-def test_helpers_have_a_buffer_each():
+@pytest.mark.parametrize("helpers, teams, buffers", [(2, 1, 1), (3, 2, 2)])
+def test_a_helper_has_buffers_of_its_own(helpers, teams, buffers):
     """Else one would wait for a signal two turns ahead, and take the last turn's for it."""
-    with pytest.raises(ValueError, match="2 helpers would share 1 buffers"):
-        MhcPreClusterTile(warps=2, cluster=2, clusters=1, helpers=2, buffers=1)
+    told = f"{helpers} helpers would not always find the same of {teams * buffers} buffers"
+    with pytest.raises(ValueError, match=told):
+        MhcPreClusterTile(2, 2, clusters=1, helpers=helpers, teams=teams, buffers=buffers)
 
 
 def test_blocks_that_send_are_in_a_cluster():
