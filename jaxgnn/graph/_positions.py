@@ -7,7 +7,9 @@ they get in their graph alone.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import scipy.linalg
@@ -21,6 +23,8 @@ from jaxgnn.graph._transform_input import edges_of
 
 # Components of at most so many nodes are decomposed as dense matrices.
 _DENSE = 600
+# A sparse matrix; the types of scipy know little of what one can do with it.
+Matrix = Any
 # So many columns of the powers of a matrix are held at a time.
 _COLUMNS = 256
 
@@ -107,7 +111,7 @@ def random_walk_positions(graph: CSRGraph, num_steps: int) -> np.ndarray:
     return positions
 
 
-def _adjacency(where: str, graph: CSRGraph) -> scipy.sparse.csr_array:
+def _adjacency(where: str, graph: CSRGraph) -> Matrix:
     """The weights of the edges, or ones, [receivers, senders], without edges of weight zero."""
     edges = edges_of(where, graph)
     weights = np.ones(len(edges.senders)) if edges.weights is None else edges.weights
@@ -117,7 +121,9 @@ def _adjacency(where: str, graph: CSRGraph) -> scipy.sparse.csr_array:
         raise bad_input(where, f"graph.weights[{at}]", "finite and not negative", weights[at])
     shape = graph.shape
     entries = (weights.astype(np.float64), (edges.receivers, edges.senders))
-    matrix = scipy.sparse.coo_array(entries, shape=shape).tocsr()  # which adds up repeated edges
+    matrix: Matrix = scipy.sparse.coo_array(
+        entries, shape=shape
+    ).tocsr()  # which adds up repeated edges
     matrix.eliminate_zeros()
     return matrix
 
@@ -128,37 +134,34 @@ def _check_count(where: str, argument: str, count: int) -> None:
         raise bad_input(where, argument, "an int of at least 1", repr(count))
 
 
-def _components(
-    matrix: scipy.sparse.csr_array,
-) -> Iterator[tuple[np.ndarray, scipy.sparse.csr_array]]:
+def _components(matrix: Matrix) -> Iterator[tuple[np.ndarray, Matrix]]:
     """The nodes and the matrix of each connected component that has an edge."""
     _, labels = connected_components(matrix, connection="weak")
     order = np.argsort(labels, kind="stable")
     ordered = matrix[order][:, order]
     bounds = np.flatnonzero(np.diff(labels[order], prepend=-1, append=labels.size))
-    for begin, end in zip(bounds[:-1], bounds[1:], strict=True):
+    for begin, end in itertools.pairwise(bounds):
         part = ordered[begin:end, begin:end]
         if part.nnz:
             yield order[begin:end], part
 
 
-def _slowest_modes(part: scipy.sparse.csr_array, count: int) -> np.ndarray:
+def _slowest_modes(part: Matrix, count: int) -> np.ndarray:
     """Eigenvectors of a component, [nodes, count], without the constant mode."""
     if not count:
         return np.zeros((part.shape[0], 0))
     scale = scipy.sparse.diags_array(part.sum(axis=1) ** -0.5)
     # The largest eigenvalues of this matrix are the smallest ones of the Laplacian.
-    similar = scale @ part @ scale
+    similar: Matrix = scale @ part @ scale
     size = part.shape[0]
     if size <= _DENSE or count > size // 4:
         chosen = (size - count - 1, size - 1)
-        _, vectors = scipy.linalg.eigh(similar.toarray(), subset_by_index=chosen)
-        vectors = vectors[:, ::-1]
+        found: Any = scipy.linalg.eigh(similar.toarray(), subset_by_index=chosen)
     else:
         start = np.random.default_rng(0).normal(size=size)  # so that calls give the same
-        values, vectors = scipy.sparse.linalg.eigsh(similar, count + 1, which="LA", v0=start)
-        vectors = vectors[:, np.argsort(-values, kind="stable")]
-    vectors = vectors[:, 1:]
+        found = scipy.sparse.linalg.eigsh(similar, count + 1, which="LA", v0=start)
+    values, vectors = found
+    vectors = vectors[:, np.argsort(-values, kind="stable")[1:]]
     largest = np.abs(vectors).argmax(axis=0)
     signs = np.sign(vectors[largest, np.arange(count)])
     return vectors * signs * size**0.5
