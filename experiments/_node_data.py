@@ -134,6 +134,7 @@ def make_batch(
     self_loops: int,
     dtype: str,
     normalize_features: bool = False,
+    op: str = "maxk_spmm",
 ) -> Batch:
     """Puts copies of a dataset on the device, its graph with self loops and normalised.
 
@@ -144,13 +145,14 @@ def make_batch(
       self_loops: 0, 1 (where missing) or 2 (one more).
       dtype: dtype of the features.
       normalize_features: whether the features of each node are divided by the sum of their sizes.
+      op: what the graph is prepared for, an op that ``CSRGraph.prepared`` knows.
 
     Raises:
       ValueError: if ``self_loops`` is none of these.
     """
     features = rows_to_one(dataset.features) if normalize_features else dataset.features
     return Batch(
-        graph=make_graph(dataset, graph, normalization, self_loops),
+        graph=make_graph(dataset, graph, normalization, self_loops, op),
         features=_on_device(features, dtype),
         labels=jnp.array(dataset.labels),
         train=jnp.array(split_mask(dataset, dataset.train)),
@@ -158,7 +160,11 @@ def make_batch(
 
 
 def make_graph(
-    dataset: NodeDataset, graph: CSRGraph | None, normalization: Any, self_loops: int
+    dataset: NodeDataset,
+    graph: CSRGraph | None,
+    normalization: Any,
+    self_loops: int,
+    op: str = "maxk_spmm",
 ) -> CSRGraph:
     """The graph of a dataset with self loops and normalised, as ``make_batch`` says."""
     if graph is None:
@@ -169,7 +175,7 @@ def make_graph(
         graph = graph.with_self_loops()
     if self_loops == 2:
         graph = graph.with_self_loops(duplicates=True)
-    return graph.normalized(normalization).prepared("maxk_spmm")
+    return graph.normalized(normalization).prepared(op)
 
 
 def _on_device(features: np.ndarray, dtype: str) -> jax.Array | CSRGraph:

@@ -231,7 +231,10 @@ class GraphTransformer(nnx.Module):
         joined = None
         if sizes.virtual_nodes:
             joined = virtual_nodes(graph, sizes.virtual_nodes, node_mask)
-        features = None if edge_features is None else jnp.asarray(edge_features)
+        features = None
+        if edge_features is not None:  # of which padding slots may hold anything
+            real = (structure.receivers() < structure.num_rows)[:, None]
+            features = jnp.where(real, edge_features, 0)
         return _Surroundings(structure, features, joined)
 
 
