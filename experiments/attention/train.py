@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 from flax import nnx
@@ -79,8 +80,8 @@ def train(
     )
     caption = caption_of(config)
     outcome = outcome_of(result, run, epochs, caption)
-    parts = {"tables": tables, "pictures": pictures}
-    parts["confusion"] = confusion_of(result, dataset, batch)
+    confusion = confusion_of(result, dataset, batch)
+    parts: dict[str, Any] = {"tables": tables, "pictures": pictures, "confusion": confusion}
     report_outcome(outcome, run, caption, config.report, **parts)
     return outcome
 
