@@ -55,7 +55,7 @@ def laplacian_positions(graph: CSRGraph, num_features: int) -> np.ndarray:
     Example:
       >>> from jaxgnn import CSRGraph
       >>> path = CSRGraph.from_edges([0, 1], [1, 2], 3)
-      >>> abs(laplacian_positions(path, 1)).round(3).ravel().tolist()
+      >>> abs(laplacian_positions(path, 1)).ravel().astype(float).round(3).tolist()
       [1.225, 0.0, 1.225]
     """
     where = "laplacian_positions"
