@@ -231,7 +231,7 @@ def test_with_streams_every_parameter_gets_a_gradient():
         assert np.abs(gradient[...]).max() > 0, path
 
 
-def test_bfloat16_is_near_float32_with_parameters_of_either():
+def test_bfloat16_computation_and_parameters_are_near_float32():
     model = _model(**EVERYTHING)
     expected = _by_hand(model, GIVEN)
     given = jax.tree.map(lambda a: jnp.asarray(a, jnp.bfloat16), GIVEN)
@@ -240,8 +240,6 @@ def test_bfloat16_is_near_float32_with_parameters_of_either():
     y = _apply(short, GRAPH, given)
     assert y.dtype == jnp.bfloat16
     np.testing.assert_allclose(y.astype(jnp.float32), expected, atol=0.1)
-    mixed = nnx.eval_shape(lambda: _model(**EVERYTHING, dtype=jnp.bfloat16)(GRAPH, **given))
-    assert mixed.dtype == jnp.bfloat16
 
 
 def test_leading_axes_share_the_graph_and_features_may_be_a_sparse_matrix():
