@@ -45,7 +45,7 @@ def _config(folder: Path, model="transformer", **options) -> AttentionConfig:
 
 
 def test_a_transformer_with_positions_trains_and_goes_on_where_it_stopped(tiny, tmp_path, capsys):
-    config = _config(tmp_path, **POSITIONS, k=2, epochs=12, dropout=0.1)
+    config = _config(tmp_path, laplacian=3, k=2, epochs=12, dropout=0.1)
     outcome = train(config, tiny)
     assert outcome.history[-1]["loss"] < 0.8 * outcome.history[0]["loss"]
     result = json.loads((tmp_path / "run/result.json").read_text())
