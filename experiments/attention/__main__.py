@@ -37,7 +37,7 @@ def compare(
     """Train several networks with the same seeds, and print them beside trivial methods.
 
     Args:
-      config: options shared by the runs.
+      config: options shared by the runs; --models takes the place of --model.
       repeats: seeds, and how many runs at once.
       models: the networks; differences are to the first.
       vmap: train all seeds of a network in one program, which compiles once and writes no run

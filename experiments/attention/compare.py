@@ -8,9 +8,10 @@ from pathlib import Path
 
 from experiments._node_tables import comparison_table, trivial_scores
 from experiments._node_training import Outcome, train_in_one_program
+from experiments._options import option
 from experiments._runs import shown
 from experiments._seeds import ONE_SEED, Repeats, run_all
-from experiments.attention.config import AttentionConfig
+from experiments.attention.config import IDLE, AttentionConfig
 from experiments.attention.recipes import MODELS, NAMES, Model
 from experiments.attention.setup import PARTS
 from experiments.attention.train import in_own_folder, train
@@ -45,7 +46,8 @@ def compare(
     """Trains each network with the same seeds, each with its recipe for the dataset.
 
     Args:
-      config: the options that the runs share; those that say nothing to a network are left out.
+      config: the options that the runs share; those that say nothing to a network are left out
+        for it, and ``model`` is set here.
       models: the networks; the others are compared with the first.
       repeats: seeds, and how many runs at once.
       vmap: whether the seeds of a network are trained in one program.
@@ -56,6 +58,10 @@ def compare(
     repeats.check("compare")
     if not models or len(set(models)) < len(models):
         raise bad_input("compare", "--models", "one or more, each once", " ".join(models) or "none")
+    for name in set.intersection(*(set(IDLE[model]) for model in models)):
+        if getattr(config, name) is not None:
+            expected = f"left out for {', '.join(models)}, which have no use for it"
+            raise bad_input("compare", option(name), expected, getattr(config, name))
     variants = [config.used(model) for model in models]
     for variant in variants:
         variant.check()

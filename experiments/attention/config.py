@@ -30,13 +30,13 @@ _LOWEST = {
 }
 _RATES = ("dropout", "attention_dropout", "input_dropout")
 _OF_TRANSFORMER = ("laplacian", "walks", "virtual_nodes", "hyper_connections")
-# Options that say nothing to a network.
-_IDLE: dict[Model, tuple[str, ...]] = {
+IDLE: dict[Model, tuple[str, ...]] = {
     "sage": ("heads", "attention_dropout", *_OF_TRANSFORMER),
     "gat": ("k", *_OF_TRANSFORMER),
     "gatv2": ("k", *_OF_TRANSFORMER),
     "transformer": (),
 }
+"""Options that say nothing to a network."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class AttentionConfig(NodeDataOptions):
             rate = getattr(self, name)
             if rate is not None and not 0 <= rate < 1:
                 raise bad_input("train", option(name), "in [0, 1)", rate)
-        for name in _IDLE[self.model]:
+        for name in IDLE[self.model]:
             if getattr(self, name) is not None:
                 expected = f"left out for {self.model}, which has no use for it"
                 raise bad_input("train", option(name), expected, getattr(self, name))
@@ -129,14 +129,14 @@ class AttentionConfig(NodeDataOptions):
 
     def used(self, model: Model) -> AttentionConfig:
         """These options for a network, without those that say nothing to it."""
-        return replace(self, model=model, **dict.fromkeys(_IDLE[model]))
+        return replace(self, model=model, **dict.fromkeys(IDLE[model]))
 
     def settings(self) -> str:
         """The hyper-parameters, those of the recipe too, as one would type them."""
         parts = [f"--dataset {self.dataset} --model {self.model}"]
         for field in fields(Recipe):
             value = getattr(self.recipe(), field.name)
-            if field.name == "metric" or field.name in _IDLE[self.model]:
+            if field.name == "metric" or field.name in IDLE[self.model]:
                 continue
             name = option(field.name)
             if isinstance(value, bool):

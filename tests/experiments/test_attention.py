@@ -176,6 +176,7 @@ BAD_COMMANDS = {
     "data set": (["train", "--dataset", "coral"], "--dataset must be one of cora"),
     "data": (["train", "--dataset", "yelp"], "--data must be the folder with the raw files of"),
     "seeds": (["compare", "--seeds", "1", "1"], "compare: --seeds must be each seed once"),
+    "no use": (["compare", "--models", "gat", "--walks", "3"], "--walks must be left out for gat"),
     "models": (["compare", "--models", "gat", "gat"], "--models must be one or more, each once"),
 }
 
