@@ -1,10 +1,26 @@
-"""The loss of networks that classify nodes."""
+"""Loss, predictions and scores of networks that classify nodes."""
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
+from typing import Any, Literal
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from flax import nnx
+
+from experiments._node_data import Batch, split_mask
+from jaxgnn.datasets import NodeDataset
+from jaxgnn.nn._dropout import dropout
+from jaxgnn.training import accuracy, micro_f1, roc_auc
+
+Metric = Literal["accuracy", "micro F1", "ROC-AUC"]
+"""What validation selects by."""
+
+SCORES = {"accuracy": accuracy, "micro F1": micro_f1, "ROC-AUC": roc_auc}
 
 
 def node_loss(logits: jax.Array, labels: jax.Array, counted: jax.Array) -> jax.Array:
@@ -31,3 +47,53 @@ def node_loss(logits: jax.Array, labels: jax.Array, counted: jax.Array) -> jax.A
     losses = jnp.where(is_class, losses, jnp.nan)
     # The sum of the flags is one of integers, and exact.
     return jnp.sum(jnp.where(counted, losses, 0)) / jnp.sum(counted).astype(losses.dtype)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Cross entropy over the training nodes, binary where labels are tasks.
+
+    Attributes:
+      input_dropout: probability of dropout of the features.
+    """
+
+    input_dropout: float
+
+    def __call__(self, model: Any, batch: Batch, rngs: nnx.Rngs, k: int | None = None):
+        x = dropout(batch.features, self.input_dropout, rngs)
+        logits = model(batch.graph, x, rngs=rngs, **batch.given, **scheduled(k)).astype(jnp.float32)
+        return node_loss(logits, batch.labels, batch.train), {}
+
+
+def predict(model: Any, batch: Batch, *, k: int | None = None) -> jax.Array:
+    """Scores of all nodes, [nodes, classes] float32."""
+    return model(batch.graph, batch.features, **batch.given, **scheduled(k)).astype(jnp.float32)
+
+
+def scheduled(k: int | None) -> dict[str, int]:
+    """The argument of a model with a scheduled k, which other networks do not have."""
+    return {} if k is None else {"k": k}
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The metric of a dataset on its validation and its test nodes."""
+
+    dataset: NodeDataset
+    metric: str
+
+    def __call__(self, logits: jax.Array | np.ndarray) -> dict[str, float]:
+        return {
+            f"{name} {self.metric}": SCORES[self.metric](logits, self.dataset.labels, mask)
+            for name, mask in self._masks.items()
+        }
+
+    @functools.cached_property
+    def _masks(self) -> dict[str, np.ndarray]:
+        splits = {"validation": self.dataset.validation, "test": self.dataset.test}
+        return {name: split_mask(self.dataset, ids) for name, ids in splits.items()}
+
+
+def num_parameters(model: nnx.Module) -> int:
+    """How many parameters are trained."""
+    return sum(p.size for p in jax.tree.leaves(nnx.state(model, nnx.Param)))

@@ -783,6 +783,36 @@ LAYERS = (
             "test_the_network_is_the_published_sequence",
         ),
     ),
+    Fault(
+        "GraphTransformer: all graphs of a batch read the virtual nodes of the first",
+        "jaxgnn/models/_virtual_nodes.py",
+        "of_graphs = graph_ids(graph, xp)[:, None] * count",
+        "of_graphs = 0 * graph_ids(graph, xp)[:, None] * count",
+        _tests(
+            "models/test_graph_transformer",
+            "test_through_virtual_nodes_all_nodes_of_a_graph_reach_each_other_and_no_others",
+        ),
+    ),
+    Fault(
+        "GraphTransformer: nodes that are masked out are not sorted behind the others",
+        "jaxgnn/models/_virtual_nodes.py",
+        "indices = xp.argsort(~mask, stable=True).astype(np.int32)",
+        "indices = xp.arange(nodes, dtype=np.int32)",
+        _tests(
+            "models/test_graph_transformer",
+            "test_nodes_that_are_masked_out_change_nothing_wherever_they_are",
+        ),
+    ),
+    Fault(
+        "GraphTransformer: all graphs of a batch have the random signs of the first",
+        "jaxgnn/models/_graph_transformer.py",
+        "return positions * signs[graph_ids(graph)]",
+        "return positions * signs[0 * graph_ids(graph)]",
+        _tests(
+            "models/test_graph_transformer",
+            "test_in_training_each_eigenvector_of_each_graph_has_a_random_sign",
+        ),
+    ),
 )
 
 READERS = (

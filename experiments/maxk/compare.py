@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from experiments._baselines import baselines
 from experiments._colours import colours
+from experiments._node_tables import comparison_table, trivial_scores
+from experiments._node_training import Outcome
 from experiments._runs import shown
-from experiments._seeds import ONE_SEED, Repeats, paired, summarize
+from experiments._seeds import ONE_SEED, Repeats
 from experiments.maxk.config import TrainConfig
-from experiments.maxk.data import load
-from experiments.maxk.repeat import mean_of, repeated
-from experiments.maxk.setup import SCORES
-from experiments.maxk.train import Outcome
+from experiments.maxk.repeat import repeated
 from jaxgnn._errors import bad_input
 from jaxgnn.training import Table, plot_curves
 
@@ -54,10 +50,11 @@ def compare(
       ValueError: if the options give a schedule of k, or an option or a data file is at fault.
     """
     variants = _variants(config, ks, repeats)
-    trivial = trivial_scores(config, repeats.seeds)
-    outcomes = repeated(variants, repeats, vmap=vmap)
     metric = config.recipe().metric
-    table = _table(config, outcomes, trivial, metric)
+    trivial = trivial_scores(config, repeats.seeds, metric)
+    outcomes = repeated(variants, repeats, vmap=vmap)
+    named = {f"{config.kind().upper()} {runs[0].label}": runs for runs in outcomes}
+    table = comparison_table(config.data_name(), metric, named, trivial, baseline="ReLU")
     base = _base(config)
     picture = base / f"compare-{config.data_name()}-{config.kind()}.png"
     picture.parent.mkdir(parents=True, exist_ok=True)
@@ -84,16 +81,6 @@ def sweep(
     return comparison
 
 
-def trivial_scores(config: TrainConfig, seeds: Sequence[int]) -> dict[str, list[float]]:
-    """What trivial methods reach on the test nodes of each seed, by name of the method."""
-    scores: dict[str, list[float]] = {}
-    metric = SCORES[config.recipe().metric]
-    for seed in seeds:
-        for name, score in baselines(load(replace(config, seed=seed)), metric).items():
-            scores.setdefault(name, []).append(score.test)
-    return scores
-
-
 def _variants(config: TrainConfig, ks: tuple[int, ...], repeats: Repeats) -> list[TrainConfig]:
     repeats.check("compare")
     if config.k_schedule:
@@ -116,45 +103,6 @@ def _title(config: TrainConfig, repeats: Repeats) -> str:
     count = len(repeats.seeds)
     seeds = "1 seed" if count == 1 else f"{count} seeds"
     return f"{config.data_name()}, {config.kind().upper()}, {seeds}"
-
-
-def _table(
-    config: TrainConfig,
-    outcomes: list[list[Outcome]],
-    trivial: dict[str, list[float]],
-    metric: str,
-) -> Table:
-    """A row for each trivial method and each variant; scores in per cent."""
-    relu = [100 * outcome.test for outcome in outcomes[0]]
-    rows: list[tuple[str | int | float, ...]] = [
-        (name, "-", str(summarize([100 * score for score in scores])), "-", "-")
-        for name, scores in trivial.items()
-    ]
-    for runs in outcomes:
-        scores = [100 * outcome.test for outcome in runs]
-        pace = mean_of([outcome.ms_per_epoch for outcome in runs])
-        rows.append(
-            (
-                f"{config.kind().upper()} {runs[0].label}",
-                f"{runs[0].parameters:,}",
-                str(summarize(scores)),
-                "-" if runs is outcomes[0] else str(paired(scores, relu)),
-                "-" if math.isnan(pace) else f"{pace:.1f}",
-            )
-        )
-    return Table(
-        title=f"{config.data_name()}: test {metric}",
-        columns=(
-            "method",
-            "parameters",
-            f"test {metric}, %",
-            "against ReLU, points",
-            "ms an epoch",
-        ),
-        rows=tuple(rows),
-        note="mean ± standard deviation (seeds); difference [95 % interval of Student's t] of the "
-        "same seeds",
-    )
 
 
 def _draw_scores(

@@ -6,8 +6,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
-import tyro
-
+from experiments._node_data import NodeDataOptions
 from experiments._options import check_options
 from experiments._report import PAGE_ALONE, Reporting
 from experiments.maxk.recipes import Activation, Model, Recipe, default_model, recipe
@@ -28,19 +27,10 @@ _LOWEST = {
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(NodeDataOptions):
     """Options of one training run; those left out come from the dataset's recipe.
 
     Attributes:
-      dataset: what to train on: cora, digits, synthetic, reddit, flickr, yelp, ogbn-arxiv,
-        ogbn-products, ogbn-proteins, or the path of a graph of your own, a folder or a file of
-        edges.
-      data: folder with the raw files of a published dataset; unused by the first three.
-      labels: file with the labels of your own graph, where its folder has none.
-      features: file with the features of your own graph, where its folder has none.
-      splits: folder with train.txt, validation.txt and test.txt for your own graph; left out, a
-        split of 60, 20 and 20 % of each class.
-      scale: size of the synthetic graph: tiny, flickr, reddit, products or proteins.
       model: architecture; left out, gcnii for cora and graphs of your own, else sage.
       activation: nonlinearity in front of the aggregation.
       k: kept entries per row: one number, or one for each layer.
@@ -65,7 +55,6 @@ class TrainConfig:
       fallback_threshold: relative error beyond which validation falls back to dense XLA; left out,
         1e-3 for float32 and 2e-2, a few roundings, for bfloat16.
       profile_kernels: report the milliseconds an epoch spends in aggregation, forward and backward.
-      seed: what the random streams of this run come from; commands have ``--seeds``.
       eval_every: epochs between evaluations of the whole graph.
       checkpoint_every: epochs between checkpoints; 0 for only the last.
       run: folder of the run; left out, a name made from the options below runs/maxk.
@@ -74,12 +63,6 @@ class TrainConfig:
       report: what is written besides the report.
     """
 
-    dataset: str = "cora"
-    data: Path | None = None
-    labels: Path | None = None
-    features: Path | None = None
-    splits: Path | None = None
-    scale: str = "tiny"
     model: Model | None = None
     activation: Activation = "maxk"
     k: tuple[int, ...] | None = None
@@ -102,7 +85,6 @@ class TrainConfig:
     validate_kernels: bool = False
     fallback_threshold: float | None = None
     profile_kernels: bool = False
-    seed: tyro.conf.Suppress[int] = 0
     eval_every: int = 1
     checkpoint_every: int = 50
     run: Path | None = None
@@ -203,10 +185,6 @@ class TrainConfig:
             raise bad_input("train", "--k-schedule", expected, self.k_schedule)
         ks = () if self.scheduled_k(1) is not None else self.layer_ks() or ()
         return {*ks, *(k for _, k in pairs)}
-
-    def data_name(self) -> str:
-        """The name of the dataset, or of the file or folder of a graph of one's own."""
-        return Path(self.dataset).stem
 
     def threshold(self) -> float:
         """``fallback_threshold``, or what suits the dtype."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+from experiments._node_data import DATASETS
+from experiments._nodes import Metric
 from jaxgnn._errors import bad_input
 
 Model = Literal["sage", "gcn", "gin", "gcnii"]
 MODELS = get_args(Model)
 Activation = Literal["maxk", "relu"]
-Metric = Literal["accuracy", "micro F1", "ROC-AUC"]
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,6 @@ _RECIPES = {
     # No published script: the settings of products on a graph of products' kind.
     "ogbn-arxiv": Recipe(3, 256, 0.5, 0.003, 500, 1, "accuracy", 32),
 }
-
-DATASETS = tuple(_RECIPES)
 
 
 def default_model(dataset: str) -> Model:

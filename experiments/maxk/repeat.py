@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-import jax.numpy as jnp
-import numpy as np
-
+from experiments._node_training import Outcome
+from experiments._node_training import train_in_one_program as train_together
 from experiments._seeds import Repeats, run_all
 from experiments.maxk.config import TrainConfig
-from experiments.maxk.data import load, split_mask
-from experiments.maxk.setup import (
-    Loss,
-    Scores,
-    batch_of,
-    label_of,
-    loop_of,
-    make_model,
-    num_parameters,
-    optimizer_of,
-    predict,
-)
-from experiments.maxk.train import Outcome, train
+from experiments.maxk.setup import PARTS
+from experiments.maxk.train import train
 from jaxgnn._errors import bad_input
 from jaxgnn.datasets import NodeDataset
-from jaxgnn.training import fit_many
 
 
 def repeated(
@@ -85,60 +71,4 @@ def train_in_one_program(
         if getattr(config, name):
             option = "--" + name.replace("_", "-")
             raise bad_input("train", option, "left out with --vmap", getattr(config, name))
-    runs = [replace(config, seed=seed) for seed in seeds]
-    data = [load(run) for run in runs] if datasets is None else list(datasets)
-    _check_same_graph(data)
-    batch = batch_of(config, data[0])
-    models = [make_model(run, part) for run, part in zip(runs, data, strict=True)]
-    masks = jnp.array(np.stack([split_mask(part, part.train) for part in data]))
-    loss = Loss(config.recipe().input_dropout)
-    metric = config.recipe().metric
-    scores = [Scores(part, metric) for part in data]
-    results = fit_many(
-        models,
-        optimizer_of(config),
-        lambda model, batch, rngs: loss(model, replace(batch[0], train=batch[1]), rngs),
-        batch,
-        masks,
-        seeds=[loop_of(run).seed for run in runs],
-        config=loop_of(config),
-        predict=predict,
-        score=lambda run, logits: scores[run](logits),
-        progress=config.progress,
-    )
-    outcomes = []
-    for seed, result in zip(seeds, results, strict=True):
-        if result.best is None:
-            raise FloatingPointError(f"train: every evaluation of seed {seed} was NaN")
-        outcomes.append(
-            Outcome(
-                label=label or label_of(config),
-                parameters=num_parameters(models[0]),
-                test=result.best.metrics[f"test {metric}"],
-                validation=result.best.metrics[f"validation {metric}"],
-                epoch=result.best.step,
-                ms_per_epoch=result.ms_per_step,
-                history=result.history,
-                curves=None,
-            )
-        )
-    return outcomes
-
-
-def _check_same_graph(data: Sequence[NodeDataset]) -> None:
-    """Raises unless all have the same nodes and edges: one program has one graph."""
-    first = data[0]
-    for other in data[1:]:
-        same = all(
-            np.array_equal(getattr(first, name), getattr(other, name))
-            for name in ("senders", "receivers", "features", "labels")
-        )
-        if not same:
-            expected = "left out where each seed has a graph of its own"
-            raise bad_input("train", "--vmap", expected, f"the data of {first.name}")
-
-
-def mean_of(values: Sequence[float | None]) -> float:
-    """Mean of those that are numbers; NaN if there are none."""
-    numbers = [value for value in values if value is not None]
-    return float(np.mean(numbers)) if numbers else math.nan
+    return train_together(PARTS, config, seeds, datasets=datasets, label=label)

@@ -15,11 +15,11 @@ import numpy as np
 import tyro
 
 import jaxgnn
+from experiments._node_data import DATASETS, load, make_graph, rows_to_one
+from experiments._nodes import scheduled
 from experiments._runs import shown
 from experiments.maxk.config import TrainConfig
-from experiments.maxk.data import load, make_graph, rows_to_one
-from experiments.maxk.recipes import DATASETS
-from experiments.maxk.setup import NORMALIZATIONS, scheduled
+from experiments.maxk.setup import NORMALIZATIONS
 from jaxgnn import CSRGraph, datasets
 from jaxgnn._errors import bad_input
 from jaxgnn.datasets import NodeDataset

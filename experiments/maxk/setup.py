@@ -1,28 +1,20 @@
-"""What a run consists of: its data on the device, network, loss, optimiser and scores."""
+"""What a run consists of: its data on the device, its network, and its name."""
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
-import optax
 from flax import nnx
 
-from experiments._nodes import node_loss
+from experiments._node_data import Batch, make_batch
+from experiments._node_training import Caption, Parts
 from experiments._seeds import streams
 from experiments.maxk.config import TrainConfig
-from experiments.maxk.data import Batch, make_batch, split_mask
 from jaxgnn import CSRGraph
 from jaxgnn.datasets import NodeDataset
 from jaxgnn.models import GCNII, MaxKGNN
-from jaxgnn.nn._dropout import dropout
-from jaxgnn.training import LoopConfig, accuracy, micro_f1, roc_auc
 
-SCORES = {"accuracy": accuracy, "micro F1": micro_f1, "ROC-AUC": roc_auc}
 NORMALIZATIONS = {"sage": "mean", "gcn": "sym", "gin": None, "gcnii": "sym"}
 
 
@@ -65,78 +57,17 @@ def make_model(config: TrainConfig, dataset: NodeDataset) -> MaxKGNN | GCNII:
     )
 
 
-@dataclass(frozen=True)
-class Loss:
-    """Cross entropy over the training nodes, binary where labels are tasks.
-
-    Attributes:
-      input_dropout: probability of dropout of the features.
-    """
-
-    input_dropout: float
-
-    def __call__(self, model: Any, batch: Batch, rngs: nnx.Rngs, k: int | None = None):
-        x = dropout(batch.features, self.input_dropout, rngs)
-        logits = model(batch.graph, x, rngs=rngs, **scheduled(k)).astype(jnp.float32)
-        return node_loss(logits, batch.labels, batch.train), {}
-
-
-def optimizer_of(config: TrainConfig) -> optax.GradientTransformation:
-    """Adam, with an L2 penalty if the options have one."""
-    settings = config.recipe()
-    adam = optax.adam(settings.learning_rate)
-    if not settings.weight_decay:
-        return adam
-    return optax.chain(optax.add_decayed_weights(settings.weight_decay), adam)
-
-
-def predict(model: Any, batch: Batch, *, k: int | None = None) -> jax.Array:
-    """Scores of all nodes, [nodes, classes] float32."""
-    return model(batch.graph, batch.features, **scheduled(k)).astype(jnp.float32)
-
-
-def scheduled(k: int | None) -> dict[str, int]:
-    """The argument of a model with a scheduled k, which other networks do not have."""
-    return {} if k is None else {"k": k}
-
-
-@dataclass(frozen=True)
-class Scores:
-    """The metric of a dataset on its validation and its test nodes."""
-
-    dataset: NodeDataset
-    metric: str
-
-    def __call__(self, logits: jax.Array | np.ndarray) -> dict[str, float]:
-        return {
-            f"{name} {self.metric}": SCORES[self.metric](logits, self.dataset.labels, mask)
-            for name, mask in self._masks.items()
-        }
-
-    @functools.cached_property
-    def _masks(self) -> dict[str, np.ndarray]:
-        splits = {"validation": self.dataset.validation, "test": self.dataset.test}
-        return {name: split_mask(self.dataset, ids) for name, ids in splits.items()}
-
-
-def loop_of(config: TrainConfig) -> LoopConfig:
-    """Length of the training, and when it is evaluated and saved."""
-    settings = config.recipe()
-    return LoopConfig(
-        steps=settings.epochs,
-        eval_every=config.eval_every,
-        checkpoint_every=config.checkpoint_every,
-        seed=streams(config.seed).training,
-        select=f"validation {settings.metric}",
-    )
-
-
 def label_of(config: TrainConfig) -> str:
     """Name of a run in tables and pictures: its activation and k."""
     ks = config.layer_ks()
     return "ReLU" if ks is None else "MaxK k = " + ", ".join(map(str, sorted(set(ks))))
 
 
-def num_parameters(model: nnx.Module) -> int:
-    """How many parameters are trained."""
-    return sum(p.size for p in jax.tree.leaves(nnx.state(model, nnx.Param)))
+def caption_of(config: TrainConfig) -> Caption:
+    """What a run is called where it is reported."""
+    label = label_of(config)
+    network = f"{config.kind().upper()} {label}"
+    return Caption(config.data_name(), network, label, config.seed, config.recipe().metric)
+
+
+PARTS = Parts(batch_of, make_model, label_of)

@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from experiments._baselines import baselines
+from experiments._node_data import load
+from experiments._node_tables import trivial_table
+from experiments._node_training import Outcome
 from experiments._seeds import ONE_SEED, Repeats, check_seeds, run_all, summarize
 from experiments.maxk.compare import compare
 from experiments.maxk.config import TrainConfig
-from experiments.maxk.data import load
 from experiments.maxk.repeat import in_own_folder, train_in_one_program
 from experiments.maxk.serving import check_export
-from experiments.maxk.setup import SCORES
-from experiments.maxk.train import Outcome, train
-from jaxgnn.datasets import NodeDataset
+from experiments.maxk.train import train
 from jaxgnn.training import Table, phase
 
 
@@ -78,19 +77,5 @@ def _train_beside_trivial(
     with phase(f"reading {config.data_name()}", progress=config.progress):
         dataset = load(config)
     with phase("trivial methods", progress=config.progress):
-        trivial = trivial_table(config, dataset)
+        trivial = trivial_table(dataset, config.recipe().metric)
     return train(config, dataset, tables=[trivial, *tables], pictures=pictures, export=export)
-
-
-def trivial_table(config: TrainConfig, dataset: NodeDataset) -> Table:
-    """What trivial methods reach on a dataset."""
-    rows = [
-        (name, score.setting, 100 * score.validation, 100 * score.test)
-        for name, score in baselines(dataset, SCORES[config.recipe().metric]).items()
-    ]
-    metric = config.recipe().metric
-    return Table(
-        title="Trivial methods on the same split",
-        columns=("method", "chosen on validation", f"validation {metric}, %", f"test {metric}, %"),
-        rows=tuple((*names, f"{a:.2f}", f"{b:.2f}") for *names, a, b in rows),
-    )

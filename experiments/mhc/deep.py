@@ -11,12 +11,12 @@ import numpy as np
 
 from experiments._baselines import baselines
 from experiments._colours import colours
+from experiments._node_data import load
+from experiments._nodes import SCORES
 from experiments._report import PAGE_ALONE, finish
 from experiments._runs import discard, shown
 from experiments._seeds import paired, summarize
-from experiments.maxk.data import load
 from experiments.maxk.repeat import train_in_one_program
-from experiments.maxk.setup import SCORES
 from experiments.mhc.config import DeepConfig, Method
 from jaxgnn.datasets import NodeDataset
 from jaxgnn.training import RunFolder, Table, phase

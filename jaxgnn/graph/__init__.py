@@ -36,6 +36,8 @@ from jaxgnn.graph._neighbours_on_device import knn_graph_on_device as knn_graph_
 from jaxgnn.graph._neighbours_on_device import radius_graph_on_device as radius_graph_on_device
 from jaxgnn.graph._normalization import Normalization as Normalization
 from jaxgnn.graph._plan import GraphPlan as GraphPlan
+from jaxgnn.graph._positions import laplacian_positions as laplacian_positions
+from jaxgnn.graph._positions import random_walk_positions as random_walk_positions
 from jaxgnn.graph._schedule import MAX_EDGES_PER_UNIT as MAX_EDGES_PER_UNIT
 from jaxgnn.graph._schedule import RowSchedule as RowSchedule
 from jaxgnn.graph._schedule import edges_per_piece as edges_per_piece

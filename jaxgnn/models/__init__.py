@@ -5,6 +5,7 @@ from jaxgnn.models._expert_lm import ExpertGraphLM as ExpertGraphLM
 from jaxgnn.models._expert_lm import expert_output_orthogonality as expert_output_orthogonality
 from jaxgnn.models._expert_lm import expert_weight_orthogonality as expert_weight_orthogonality
 from jaxgnn.models._gcnii import GCNII as GCNII
+from jaxgnn.models._graph_transformer import GraphTransformer as GraphTransformer
 from jaxgnn.models._hypergraph_gnn import HypergraphGNN as HypergraphGNN
 from jaxgnn.models._hypergraph_gnn import HypergraphKind as HypergraphKind
 from jaxgnn.models._maxk_gnn import MaxKGNN as MaxKGNN

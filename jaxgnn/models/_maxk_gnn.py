@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, Normalization
+from jaxgnn.models._hyper_body import HyperBody
 from jaxgnn.models._layer_scan import LayerScan
 from jaxgnn.models._saveable import saveable
 from jaxgnn.nn import (
@@ -20,14 +21,10 @@ from jaxgnn.nn import (
     FusedLinear,
     GCNConv,
     GINConv,
-    HyperConnection,
-    HyperHead,
-    HyperStack,
     KernelMode,
     SAGEConv,
     apply_linear,
     check_widths,
-    xla_or_fastest,
 )
 from jaxgnn.nn._options import (
     at_least,
@@ -167,7 +164,7 @@ class MaxKGNN(nnx.Module):
             layers = _layers(convolutions, norms, scan=scan_layers, norm_first=True)
             options = {"num_streams": hyper_connections, "implementation": implementation}
             options |= {"features": hidden_features, "rngs": rngs}
-            self.body = _HyperBody(layers, norms[-1] if norm else None, scan_layers, options)
+            self.body = HyperBody(layers, norms[-1] if norm else None, scan_layers, options)
         self.lin_out = FusedLinear(hidden_features, out_features, **dtypes, rngs=rngs)
 
     def __call__(
@@ -201,31 +198,6 @@ class MaxKGNN(nnx.Module):
             if self.norms:
                 h = self.norms[i](h)
         return apply_linear(self.lin_out, h, self.implementation)
-
-
-class _HyperBody(nnx.Module):
-    """Layers wrapped in hyper-connections, a head that reduces the streams to one, and a norm."""
-
-    def __init__(
-        self, layers: list[_Layer], norm: nnx.Module | None, scan: bool, options: dict[str, Any]
-    ):
-        connections = [
-            HyperConnection(layer, layer_index=i, features_argument=1, **options)
-            for i, layer in enumerate(layers)
-        ]
-        self.num_streams = connections[0].num_streams
-        self.implementation = connections[0].implementation
-        self.stack = LayerScan(connections) if scan else HyperStack(connections)
-        self.head = HyperHead(**options)
-        self.norm = norm
-
-    def __call__(
-        self, graph: CSRGraph, h: Float[Array, "*batch nodes d"], **options: Any
-    ) -> Float[Array, "*batch nodes d"]:
-        with xla_or_fastest(self.implementation):
-            x = ops.mhc_expand(h, self.num_streams)
-        h = self.head(self.stack(graph, x, **options))
-        return h if self.norm is None else self.norm(h)
 
 
 class _Layer(nnx.Module):

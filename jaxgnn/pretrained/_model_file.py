@@ -26,6 +26,7 @@ NETWORKS = (
     "EquivariantRelationalNetwork",
     "ExpertGraphLM",
     "GCNII",
+    "GraphTransformer",
     "HypergraphGNN",
     "MaxKGNN",
     "RecurrentRelationalNetwork",

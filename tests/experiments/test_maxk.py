@@ -68,7 +68,7 @@ def test_a_comparison_has_trivial_methods_and_paired_differences_of_seeds(
 ):
     scores = iter((0.25, 0.35))
     fake = lambda *_: {"guess": BaselineScore(next(scores), 0.5, "")}  # noqa: E731
-    monkeypatch.setattr("experiments.maxk.compare.baselines", fake)
+    monkeypatch.setattr("experiments._node_tables.baselines", fake)
     config = TrainConfig(
         dataset="digits", run=tmp_path, hidden_features=16, epochs=4, progress=False
     )

@@ -23,6 +23,18 @@ MODELS: dict[str, Case] = {
     "GCNII": case(
         models.GCNII, (8, 6, 3), GRAPH, X, num_layers=2, activation="maxk", k=2, drops=True
     ),
+    "GraphTransformer": case(
+        models.GraphTransformer,
+        (8, 6, 3),
+        GRAPH,
+        X,
+        num_layers=1,
+        heads=2,
+        k=2,
+        virtual_nodes=2,
+        attention_dropout=0.5,
+        drops=True,
+    ),
     "HypergraphGNN": case(models.HypergraphGNN, (8, 6, 3), HYPERGRAPH, X, drops=True),
     "MaxKGNN": case(models.MaxKGNN, (8, 6, 3), GRAPH, X, num_layers=2, k=2, drops=True),
     "RecurrentRelationalNetwork": case(

@@ -27,6 +27,17 @@ CASES = {
         "dtype": jnp.bfloat16,
     },
     "GCNII": {"in_features": 4, "hidden_features": 8, "out_features": 3, "num_layers": 3},
+    "GraphTransformer": {
+        "in_features": 4,
+        "hidden_features": 8,
+        "out_features": 3,
+        "num_layers": 2,
+        "k": 1,
+        "edge_features": 2,
+        "laplacian_features": 3,
+        "virtual_nodes": 2,
+        "hyper_connections": 2,
+    },
     "HypergraphGNN": {
         "in_features": 4,
         "hidden_features": 8,

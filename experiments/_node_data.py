@@ -1,8 +1,8 @@
-"""From a dataset to what a full-batch training step reads."""
+"""Data sets of nodes: the options that name one, and what a full-batch training step reads."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +10,58 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
+import tyro
 
 from experiments._seeds import streams
-from experiments.maxk.config import TrainConfig
-from experiments.maxk.recipes import DATASETS
 from jaxgnn import CSRGraph, datasets
 from jaxgnn._errors import bad_input
 from jaxgnn.datasets import NodeDataset
 
+DATASETS = (
+    "cora",
+    "digits",
+    "synthetic",
+    "reddit",
+    "flickr",
+    "yelp",
+    "ogbn-products",
+    "ogbn-proteins",
+    "ogbn-arxiv",
+)
+"""Names of the data sets; another one is the path of a graph of one's own."""
+
 # Features of which a smaller part is not zero are kept as sparse matrices.
 _DENSE = 0.1
+
+
+@dataclass(frozen=True)
+class NodeDataOptions:
+    """Options that name a data set of nodes.
+
+    Attributes:
+      dataset: what to train on: cora, digits, synthetic, reddit, flickr, yelp, ogbn-arxiv,
+        ogbn-products, ogbn-proteins, or the path of a graph of your own, a folder or a file of
+        edges.
+      data: folder with the raw files of a published dataset; unused by the first three.
+      labels: file with the labels of your own graph, where its folder has none.
+      features: file with the features of your own graph, where its folder has none.
+      splits: folder with train.txt, validation.txt and test.txt for your own graph; left out, a
+        split of 60, 20 and 20 % of each class.
+      scale: size of the synthetic graph: tiny, flickr, reddit, products or proteins.
+      seed: what the random streams of this run come from; commands have ``--seeds``.
+    """
+
+    dataset: str = "cora"
+    data: Path | None = None
+    labels: Path | None = None
+    features: Path | None = None
+    splits: Path | None = None
+    scale: str = "tiny"
+    seed: tyro.conf.Suppress[int] = 0
+
+    def data_name(self) -> str:
+        """The name of the dataset, or of the file or folder of a graph of one's own."""
+        return Path(self.dataset).stem
 
 
 @jax.tree_util.register_dataclass
@@ -32,15 +74,17 @@ class Batch:
       features: [nodes, features]; a sparse matrix if less than a tenth is not zero.
       labels: [nodes] class ids, or [nodes, tasks] of zeros and ones.
       train: [nodes] bool, the nodes whose labels count.
+      given: what the network takes beside them, by the name of the argument.
     """
 
     graph: CSRGraph
     features: jax.Array | CSRGraph
     labels: jax.Array
     train: jax.Array
+    given: dict[str, jax.Array] = field(default_factory=dict)
 
 
-def load(config: TrainConfig, command: str = "train") -> NodeDataset:
+def load(config: NodeDataOptions, command: str = "train") -> NodeDataset:
     """Reads or makes the dataset that the options name, with the split of their seed.
 
     Args:
@@ -71,7 +115,7 @@ def load(config: TrainConfig, command: str = "train") -> NodeDataset:
     return datasets.read(name, config.data)
 
 
-def _load_own(config: TrainConfig, seed: int, command: str) -> NodeDataset:
+def _load_own(config: NodeDataOptions, seed: int, command: str) -> NodeDataset:
     """Reads a graph of one's own."""
     path = Path(config.dataset)
     if not path.exists():
@@ -90,6 +134,7 @@ def make_batch(
     self_loops: int,
     dtype: str,
     normalize_features: bool = False,
+    op: str = "maxk_spmm",
 ) -> Batch:
     """Puts copies of a dataset on the device, its graph with self loops and normalised.
 
@@ -100,13 +145,14 @@ def make_batch(
       self_loops: 0, 1 (where missing) or 2 (one more).
       dtype: dtype of the features.
       normalize_features: whether the features of each node are divided by the sum of their sizes.
+      op: what the graph is prepared for, an op that ``CSRGraph.prepared`` knows.
 
     Raises:
       ValueError: if ``self_loops`` is none of these.
     """
     features = rows_to_one(dataset.features) if normalize_features else dataset.features
     return Batch(
-        graph=make_graph(dataset, graph, normalization, self_loops),
+        graph=make_graph(dataset, graph, normalization, self_loops, op),
         features=_on_device(features, dtype),
         labels=jnp.array(dataset.labels),
         train=jnp.array(split_mask(dataset, dataset.train)),
@@ -114,7 +160,11 @@ def make_batch(
 
 
 def make_graph(
-    dataset: NodeDataset, graph: CSRGraph | None, normalization: Any, self_loops: int
+    dataset: NodeDataset,
+    graph: CSRGraph | None,
+    normalization: Any,
+    self_loops: int,
+    op: str = "maxk_spmm",
 ) -> CSRGraph:
     """The graph of a dataset with self loops and normalised, as ``make_batch`` says."""
     if graph is None:
@@ -125,7 +175,7 @@ def make_graph(
         graph = graph.with_self_loops()
     if self_loops == 2:
         graph = graph.with_self_loops(duplicates=True)
-    return graph.normalized(normalization).prepared("maxk_spmm")
+    return graph.normalized(normalization).prepared(op)
 
 
 def _on_device(features: np.ndarray, dtype: str) -> jax.Array | CSRGraph:

@@ -1,0 +1,88 @@
+"""Networks side by side, with the same seeds, beside trivial methods."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments._node_tables import comparison_table, trivial_scores
+from experiments._node_training import Outcome, train_in_one_program
+from experiments._options import option
+from experiments._runs import shown
+from experiments._seeds import ONE_SEED, Repeats, run_all
+from experiments.attention.config import IDLE, AttentionConfig
+from experiments.attention.recipes import MODELS, NAMES, Model
+from experiments.attention.setup import PARTS
+from experiments.attention.train import in_own_folder, train
+from jaxgnn._errors import bad_input
+from jaxgnn.training import Table, plot_curves
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The outcomes of a comparison.
+
+    Attributes:
+      outcomes: name of the network -> the outcome of each seed.
+      trivial: name of a trivial method -> its test score for each seed.
+      table: means, deviations and paired differences.
+      picture: the curves of all networks.
+    """
+
+    outcomes: dict[str, list[Outcome]]
+    trivial: dict[str, list[float]]
+    table: Table
+    picture: Path
+
+
+def compare(
+    config: AttentionConfig,
+    models: Sequence[Model] = MODELS,
+    repeats: Repeats = ONE_SEED,
+    *,
+    vmap: bool = False,
+) -> Comparison:
+    """Trains each network with the same seeds, each with its recipe for the dataset.
+
+    Args:
+      config: the options that the runs share; those that say nothing to a network are left out
+        for it, and ``model`` is set here.
+      models: the networks; the others are compared with the first.
+      repeats: seeds, and how many runs at once.
+      vmap: whether the seeds of a network are trained in one program.
+
+    Raises:
+      ValueError: if an option or a data file is at fault.
+    """
+    repeats.check("compare")
+    if not models or len(set(models)) < len(models):
+        raise bad_input("compare", "--models", "one or more, each once", " ".join(models) or "none")
+    for name in set.intersection(*(set(IDLE[model]) for model in models)):
+        if getattr(config, name) is not None:
+            expected = f"left out for {', '.join(models)}, which have no use for it"
+            raise bad_input("compare", option(name), expected, getattr(config, name))
+    variants = [config.used(model) for model in models]
+    for variant in variants:
+        variant.check()
+        print(f"settings: {variant.settings()}", flush=True)
+    metric = variants[0].recipe().metric
+    trivial = trivial_scores(config, repeats.seeds, metric)
+    if vmap:
+        trained = [train_in_one_program(PARTS, variant, repeats.seeds) for variant in variants]
+    else:
+        runs = [in_own_folder(run) for variant in variants for run in repeats.of(variant)]
+        flat, count = run_all(train, runs, repeats.processes), len(repeats.seeds)
+        trained = [flat[i : i + count] for i in range(0, len(flat), count)]
+    outcomes = {NAMES[model]: runs for model, runs in zip(models, trained, strict=True)}
+    first = next(iter(outcomes))
+    table = comparison_table(config.data_name(), metric, outcomes, trivial, baseline=first)
+    base = Path("runs/attention") if config.run is None else config.run
+    picture = base / f"compare-{config.data_name()}.png"
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    count = len(repeats.seeds)
+    title = f"{config.data_name()}, {count} seed{'s' * (count > 1)}"
+    curves = {name: [run.history for run in runs] for name, runs in outcomes.items()}
+    plot_curves(curves, picture, title=title)
+    print(f"\n{table.text()}\ncurves: {shown(picture.absolute())}")
+    return Comparison(outcomes, trivial, table, picture)

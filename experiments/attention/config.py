@@ -1,0 +1,162 @@
+"""Command-line options of the experiments with attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Literal
+
+from experiments._node_data import NodeDataOptions
+from experiments._options import check_options, option
+from experiments._report import PAGE_ALONE, Reporting
+from experiments.attention.recipes import NAMES, Model, Recipe, recipe
+from jaxgnn._errors import bad_input
+
+# The least that makes sense of each option that is a number.
+_LOWEST = {
+    "num_layers": 1,
+    "hidden_features": 1,
+    "heads": 1,
+    "epochs": 1,
+    "eval_every": 0,
+    "checkpoint_every": 0,
+    "learning_rate": 0,
+    "weight_decay": 0,
+    "hyper_connections": 1,
+    "k": 0,
+    "laplacian": 0,
+    "walks": 0,
+    "virtual_nodes": 0,
+}
+_RATES = ("dropout", "attention_dropout", "input_dropout")
+_OF_TRANSFORMER = ("laplacian", "walks", "virtual_nodes", "hyper_connections")
+IDLE: dict[Model, tuple[str, ...]] = {
+    "sage": ("heads", "attention_dropout", *_OF_TRANSFORMER),
+    "gat": ("k", *_OF_TRANSFORMER),
+    "gatv2": ("k", *_OF_TRANSFORMER),
+    "transformer": (),
+}
+"""Options that say nothing to a network."""
+
+
+@dataclass(frozen=True)
+class AttentionConfig(NodeDataOptions):
+    """Options of one training run; those left out come from the dataset's recipe.
+
+    Attributes:
+      model: the network.
+      num_layers: number of layers that read neighbours.
+      hidden_features: width of the hidden layers.
+      heads: number of attention heads, which share the width.
+      k: of sage, kept entries per row; of the transformer, kept entries of each head's values, 0
+        for all.
+      laplacian: of the transformer, number of Laplacian eigenvectors as positions.
+      walks: of the transformer, number of steps of random walks as positions.
+      virtual_nodes: of the transformer, number of virtual nodes for attention to all nodes.
+      hyper_connections: of the transformer, streams of hyper-connections between the branches.
+      dropout: probability of dropout inside the network.
+      attention_dropout: probability of leaving out a neighbour for a head.
+      input_dropout: probability of dropout of the features.
+      learning_rate: learning rate of Adam.
+      weight_decay: strength of the L2 penalty on all parameters.
+      normalize_features: divide the features of each node by their sum.
+      epochs: number of full-batch steps.
+      self_loops: edges added from each node to itself: 0, 1 (where missing), 2 (one more).
+      dtype: dtype of the computation; parameters are float32.
+      implementation: implementation of the ops; left out, the fastest.
+      eval_every: epochs between evaluations of the whole graph.
+      checkpoint_every: epochs between checkpoints; 0 for only the last.
+      run: folder of the run; left out, a name made from the options below runs/attention.
+      fresh: discard what the run folder holds, rather than resume from it.
+      progress: show a progress bar.
+      report: what is written besides the report.
+    """
+
+    model: Model = "transformer"
+    num_layers: int | None = None
+    hidden_features: int | None = None
+    heads: int | None = None
+    k: int | None = None
+    laplacian: int | None = None
+    walks: int | None = None
+    virtual_nodes: int | None = None
+    hyper_connections: int | None = None
+    dropout: float | None = None
+    attention_dropout: float | None = None
+    input_dropout: float | None = None
+    learning_rate: float | None = None
+    weight_decay: float | None = None
+    normalize_features: bool | None = None
+    epochs: int | None = None
+    self_loops: int | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    implementation: Literal["xla", "pallas", "ffi"] | None = None
+    eval_every: int = 1
+    checkpoint_every: int = 50
+    run: Path | None = None
+    fresh: bool = False
+    progress: bool = True
+    report: Reporting = PAGE_ALONE
+
+    def recipe(self) -> Recipe:
+        """The recipe of the dataset and the network, with the options that were given."""
+        names = {field.name for field in fields(Recipe)} - {"metric"}
+        given = {n: getattr(self, n) for n in names if getattr(self, n) is not None}
+        return replace(recipe(self.dataset, self.model), **given)
+
+    def check(self) -> None:
+        """Raises for options that are none, before any data is read.
+
+        Raises:
+          ValueError: naming the option as it is typed.
+        """
+        check_options("train", self, _LOWEST)
+        for name in _RATES:
+            rate = getattr(self, name)
+            if rate is not None and not 0 <= rate < 1:
+                raise bad_input("train", option(name), "in [0, 1)", rate)
+        for name in IDLE[self.model]:
+            if getattr(self, name) is not None:
+                expected = f"left out for {self.model}, which has no use for it"
+                raise bad_input("train", option(name), expected, getattr(self, name))
+        settings = self.recipe()
+        if self.model == "sage" and not 1 <= settings.k <= settings.hidden_features:
+            expected = f"in 1..{settings.hidden_features}, the width"
+            raise bad_input("train", "--k", expected, settings.k)
+        if self.model != "sage" and settings.hidden_features % settings.heads:
+            expected = f"a multiple of {settings.heads} heads"
+            raise bad_input("train", "--hidden-features", expected, settings.hidden_features)
+
+    def used(self, model: Model) -> AttentionConfig:
+        """These options for a network, without those that say nothing to it."""
+        return replace(self, model=model, **dict.fromkeys(IDLE[model]))
+
+    def settings(self) -> str:
+        """The hyper-parameters, those of the recipe too, as one would type them."""
+        parts = [f"--dataset {self.dataset} --model {self.model}"]
+        for field in fields(Recipe):
+            value = getattr(self.recipe(), field.name)
+            if field.name == "metric" or field.name in IDLE[self.model]:
+                continue
+            name = option(field.name)
+            if isinstance(value, bool):
+                parts.append(name if value else name.replace("--", "--no-", 1))
+            else:
+                parts.append(f"{name} {value}")
+        if self.hyper_connections is not None:
+            parts.append(f"--hyper-connections {self.hyper_connections}")
+        return " ".join(parts)
+
+    def label(self) -> str:
+        """Name of the run in tables and pictures: its network."""
+        return NAMES[self.model]
+
+    def run_folder(self) -> Path:
+        """Folder of the run: ``run``, or if that is left out one named below runs/attention."""
+        if self.run is not None:
+            return self.run
+        return Path("runs") / "attention" / f"{self.data_name()}-{self.variant_name()}"
+
+    def variant_name(self) -> str:
+        """What tells a run from others of the same data, as the name of a folder."""
+        return f"{self.model}-seed{self.seed}"

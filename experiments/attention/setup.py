@@ -1,0 +1,80 @@
+"""What a run consists of: its data on the device, its network, and its name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+
+from experiments._node_data import Batch, make_batch
+from experiments._node_training import Caption, Parts
+from experiments._seeds import streams
+from experiments.attention.config import AttentionConfig
+from experiments.attention.networks import AttentionGNN
+from jaxgnn import CSRGraph
+from jaxgnn.datasets import NodeDataset
+from jaxgnn.graph import laplacian_positions, random_walk_positions
+from jaxgnn.models import GraphTransformer, MaxKGNN
+
+_POSITIONS = {"laplacian": laplacian_positions, "walks": random_walk_positions}
+
+
+def batch_of(config: AttentionConfig, dataset: NodeDataset) -> Batch:
+    """The data as the options ask for, on the device, with positions of the nodes."""
+    settings, is_maxk = config.recipe(), config.model == "sage"
+    graph = CSRGraph.from_edges(dataset.senders, dataset.receivers, dataset.num_nodes)
+    batch = make_batch(
+        dataset,
+        graph,
+        normalization="mean" if is_maxk else None,
+        self_loops=settings.self_loops,
+        dtype=config.dtype,
+        normalize_features=settings.normalize_features,
+        # Attention needs the same parts of a graph as this op.
+        op="maxk_spmm" if is_maxk else "sddmm",
+    )
+    counts = {name: getattr(settings, name) for name in _POSITIONS}
+    given = {
+        name: jnp.asarray(_POSITIONS[name](graph, count), config.dtype)
+        for name, count in counts.items()
+        if count
+    }
+    return replace(batch, given=given)
+
+
+def make_model(config: AttentionConfig, dataset: NodeDataset) -> nnx.Module:
+    """The network of the options, with the initial parameters of their seed."""
+    settings = config.recipe()
+    widths = dataset.features.shape[1], settings.hidden_features, dataset.num_classes
+    options: dict[str, Any] = {
+        "num_layers": settings.num_layers,
+        "dropout": settings.dropout,
+        "implementation": config.implementation,
+        "dtype": jnp.dtype(config.dtype),
+        "rngs": nnx.Rngs(streams(config.seed).parameters),
+    }
+    if config.model == "sage":
+        return MaxKGNN(*widths, kind="sage", k=settings.k, **options)
+    options |= {"heads": settings.heads, "attention_dropout": settings.attention_dropout}
+    if config.model != "transformer":
+        return AttentionGNN(*widths, kind=config.model, **options)
+    return GraphTransformer(
+        *widths,
+        k=settings.k or None,
+        laplacian_features=settings.laplacian,
+        walk_features=settings.walks,
+        virtual_nodes=settings.virtual_nodes,
+        hyper_connections=config.hyper_connections,
+        **options,
+    )
+
+
+def caption_of(config: AttentionConfig) -> Caption:
+    """What a run is called where it is reported."""
+    label = config.label()
+    return Caption(config.data_name(), label, label, config.seed, config.recipe().metric)
+
+
+PARTS = Parts(batch_of, make_model, AttentionConfig.label)

@@ -1,0 +1,143 @@
+"""Training runs, from options to a picture of their curves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+from flax import nnx
+
+from experiments._node_data import Batch, load
+from experiments._node_tables import trivial_table
+from experiments._node_training import (
+    Epochs,
+    Outcome,
+    confusion_of,
+    loop_of,
+    optimizer_of,
+    outcome_of,
+    report_outcome,
+    train_in_one_program,
+)
+from experiments._nodes import Loss, Scores, predict
+from experiments._runs import discard
+from experiments._seeds import ONE_SEED, Repeats, run_all, summarize
+from experiments.attention.config import AttentionConfig
+from experiments.attention.setup import PARTS, batch_of, caption_of, make_model
+from jaxgnn.datasets import NodeDataset
+from jaxgnn.training import RunFolder, Table, fit, jit_apply, phase
+
+# What may differ when a run is resumed: where and how far, not what.
+_MAY_CHANGE = ("epochs", "run", "fresh", "progress", "data", "checkpoint_every", "report")
+
+
+def train(
+    config: AttentionConfig,
+    dataset: NodeDataset | None = None,
+    *,
+    tables: Sequence[Table] = (),
+    pictures: Sequence[Path] = (),
+) -> Outcome:
+    """Trains one network and writes its report, curves, metrics and checkpoints to the run folder.
+
+    Args:
+      config: the options of the run.
+      dataset: the data, if it is loaded already.
+      tables: shown in the report, such as what trivial methods reach.
+      pictures: shown there behind the curves.
+
+    Raises:
+      ValueError: if an option or a data file is at fault.
+    """
+    config.check()
+    settings = config.recipe()
+    if dataset is None:
+        with phase(f"reading {config.data_name()}", progress=config.progress):
+            dataset = load(config)
+    with phase("preparing the graph", progress=config.progress):
+        batch = batch_of(config, dataset)
+    loss, loop = Loss(settings.input_dropout), loop_of(config)
+    model = make_model(config, dataset)
+    _trace(loss, model, batch)
+    # All options are valid: only now are files written or removed.
+    folder = config.run_folder()
+    if config.fresh:
+        discard(folder)
+    run = RunFolder(folder, config, may_change=_MAY_CHANGE)
+    scores, scored, epochs = Scores(dataset, settings.metric), jit_apply(predict), Epochs(batch)
+    result = fit(
+        model,
+        optimizer_of(settings),
+        loss,
+        epochs,
+        config=loop,
+        evaluate=lambda model: scores(scored(model, batch)),
+        run=run,
+        progress=config.progress,
+    )
+    caption = caption_of(config)
+    outcome = outcome_of(result, run, epochs, caption)
+    confusion = confusion_of(result, dataset, batch)
+    parts: dict[str, Any] = {"tables": tables, "pictures": pictures, "confusion": confusion}
+    report_outcome(outcome, run, caption, config.report, **parts)
+    return outcome
+
+
+def _trace(loss: Loss, model: nnx.Module, batch: Batch) -> None:
+    """Traces the loss, which finds what can not run."""
+    graphdef, state = nnx.split(model)
+    jax.eval_shape(
+        lambda state, batch: loss(nnx.merge(graphdef, state), batch, nnx.Rngs(dropout=0))[0],
+        state,
+        batch,
+    )
+
+
+def train_all(
+    config: AttentionConfig, repeats: Repeats = ONE_SEED, *, vmap: bool = False
+) -> list[Outcome]:
+    """Trains a run for each seed, and prints their mean if there are several.
+
+    Args:
+      config: the options of the runs.
+      repeats: the seeds, and how many runs at once.
+      vmap: whether all seeds are trained in one program.
+
+    Raises:
+      ValueError: if an option or a data file is at fault.
+    """
+    repeats.check("train")
+    config.check()
+    print(f"settings: {config.settings()}", flush=True)
+    if vmap:
+        outcomes = train_in_one_program(PARTS, config, repeats.seeds)
+    elif len(repeats.seeds) == 1:
+        return [_train_beside_trivial(replace(config, seed=repeats.seeds[0]))]
+    else:
+        runs = [in_own_folder(run) for run in repeats.of(config)]
+        outcomes = run_all(_train_beside_trivial, runs, repeats.processes)
+    validation, test = (
+        summarize([100 * getattr(outcome, part) for outcome in outcomes])
+        for part in ("validation", "test")
+    )
+    metric = config.recipe().metric
+    print(f"{config.label()}, seeds {' '.join(map(str, repeats.seeds))}")
+    print(f"validation {metric}: {validation} %")
+    print(f"test {metric}: {test} %")
+    return outcomes
+
+
+def _train_beside_trivial(config: AttentionConfig) -> Outcome:
+    with phase(f"reading {config.data_name()}", progress=config.progress):
+        dataset = load(config)
+    with phase("trivial methods", progress=config.progress):
+        trivial = trivial_table(dataset, config.recipe().metric)
+    return train(config, dataset, tables=[trivial])
+
+
+def in_own_folder(run: AttentionConfig) -> AttentionConfig:
+    """A run in a folder of its own below the one that is given for several."""
+    return run if run.run is None else replace(run, run=run.run / run.variant_name())

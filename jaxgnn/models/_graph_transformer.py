@@ -1,0 +1,501 @@
+"""A transformer whose nodes attend to their neighbours, and through virtual nodes to all nodes."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float
+
+from jaxgnn import ops
+from jaxgnn._errors import bad_input
+from jaxgnn.graph import CSRGraph, GraphBatch
+from jaxgnn.models._hyper_body import HyperBody
+from jaxgnn.models._saveable import saveable
+from jaxgnn.models._virtual_nodes import VirtualNodes, graph_ids, num_graphs, virtual_nodes
+from jaxgnn.nn import FusedLinear, FusedMLP, apply_linear, check_widths
+from jaxgnn.nn._dropout import Dropout, training_rngs
+from jaxgnn.nn._linear import apply_mlp
+from jaxgnn.nn._maxk import check_kept
+from jaxgnn.nn._options import at_least, checked_options, flag, or_none, rate
+from jaxgnn.ops._core.dtypes import accumulation_dtype
+
+_NAME = "GraphTransformer"
+_EPSILON = 1e-5  # of LayerNorm
+
+
+@saveable
+class GraphTransformer(nnx.Module):
+    """Transformer on graphs: nodes attend to their neighbours, and to all nodes if asked for.
+
+    ``lin_in`` and the positions' linear map, then ``num_layers`` times these branches, then a
+    LayerNorm and ``lin_out``. Each branch begins with a LayerNorm and is added to its input:
+
+    - ``ops.dot_attention`` over the senders of each node, with ``heads`` heads;
+    - with ``virtual_nodes=n`` attention through n virtual nodes of each graph: they attend to all
+      nodes of their graph by learnt queries, and all nodes attend to them (the induced points of
+      https://arxiv.org/abs/1810.00825). This takes time and memory in proportion to the nodes;
+    - an MLP with one hidden layer of ``mlp_features`` and GELU.
+
+    A node attends to itself only in a graph with self loops; nodes without edges get nothing from
+    their neighbours. Weights and scales of the graph are ignored.
+
+    With ``k`` each head keeps the k largest of its values, as MaxK-GNN does in front of its
+    aggregation (https://arxiv.org/abs/2312.08656). With ``hyper_connections=n`` the branches are
+    those of ``nn.HyperConnection`` over n streams, and ``nn.HyperHead`` joins the streams.
+
+    Features of edges are mapped linearly to a number for each head, which is added to the score of
+    the edge; and, unless ``edge_values`` is False, to values that are added to those of its sender.
+    The latter is an array of edges times ``hidden_features`` in each layer.
+
+    Positions of nodes are features that tell where they lie, for example
+    ``graph.laplacian_positions`` and ``graph.random_walk_positions``. The sign of a Laplacian
+    eigenvector means nothing: in training, each eigenvector of each graph is multiplied with a
+    random sign in each step.
+
+    Args:
+      in_features: width of the node features.
+      hidden_features: width of the layers, a multiple of ``heads``.
+      out_features: number of classes, or of tasks.
+      num_layers: number of times that nodes attend.
+      heads: number of attention heads.
+      mlp_features: width inside the MLPs; None for twice ``hidden_features``.
+      k: kept entries of each head's values, at most ``hidden_features / heads``; None for all.
+      edge_features: width of the edges' features, zero if there are none.
+      edge_values: whether edges have values, beside scores; without edge features it says nothing.
+      laplacian_features: number of Laplacian eigenvectors, zero if there are none.
+      walk_features: width of other positions, zero if there are none.
+      virtual_nodes: number of virtual nodes of each graph, zero for attention to neighbours alone.
+      hyper_connections: number of streams, or None for residual connections.
+      dropout: probability of zeroing an entry of a branch's result in training.
+      attention_dropout: probability of leaving out a neighbour for a head in training.
+      implementation: name of the kernels of the sparse ops and of hyper-connections; linear layers
+        run the fastest kernels unless it is ``"xla"``. None for the default.
+      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
+      param_dtype: dtype of the parameters.
+      rngs: random streams from which the initial parameters are drawn.
+
+    Raises:
+      ValueError: if an option has a type or value other than described above.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn import CSRGraph
+      >>> from jaxgnn.graph import laplacian_positions
+      >>> from jaxgnn.models import GraphTransformer
+      >>> graph = CSRGraph.from_edges([0, 1, 2], [1, 2, 0], num_nodes=3).with_self_loops()
+      >>> options = {"num_layers": 2, "laplacian_features": 2, "virtual_nodes": 1}
+      >>> model = GraphTransformer(8, 16, 5, **options, rngs=nnx.Rngs(0))
+      >>> model(graph, jnp.ones((3, 8)), laplacian=laplacian_positions(graph, 2)).shape
+      (3, 5)
+    """
+
+    @checked_options(
+        k=or_none(at_least(1)),
+        edge_values=flag,
+        laplacian_features=at_least(0),
+        walk_features=at_least(0),
+        virtual_nodes=at_least(0),
+        hyper_connections=or_none(at_least(1)),
+        attention_dropout=rate,
+    )
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        out_features: int,
+        *,
+        num_layers: int = 4,
+        heads: int = 4,
+        mlp_features: int | None = None,
+        k: int | None = None,
+        edge_features: int = 0,
+        edge_values: bool = True,
+        laplacian_features: int = 0,
+        walk_features: int = 0,
+        virtual_nodes: int = 0,
+        hyper_connections: int | None = None,
+        dropout: float = 0.1,
+        attention_dropout: float = 0.0,
+        implementation: ops.Name | None = None,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        mlp = 2 * hidden_features if mlp_features is None else mlp_features
+        check_widths(_NAME, in_features, hidden_features, out_features, mlp)
+        if hidden_features % heads:
+            expected = f"a multiple of {heads} heads"
+            raise bad_input(_NAME, "hidden_features", expected, hidden_features)
+        if k is not None:
+            check_kept(_NAME, k, hidden_features // heads)
+        sizes = _Sizes(hidden_features, heads, k, edge_features, edge_values, virtual_nodes, mlp)
+        options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        self.sizes = sizes
+        self.laplacian_features = laplacian_features
+        self.walk_features = walk_features
+        self.implementation = implementation
+        self.lin_in = FusedLinear(in_features, hidden_features, **options)
+        positions = laplacian_features + walk_features
+        self.signs = _RandomSigns() if laplacian_features else None
+        self.lin_positions = (
+            FusedLinear(positions, hidden_features, use_bias=False, **options)
+            if positions
+            else None
+        )
+        rates = _Rates(dropout, attention_dropout)
+        branches = [
+            branch
+            for _ in range(num_layers)
+            for branch in _branches(sizes, rates, implementation, options)
+        ]
+        if hyper_connections is None:
+            self.body = _Residuals(branches)
+        else:
+            streams = {"num_streams": hyper_connections, "implementation": implementation}
+            streams |= {"features": hidden_features, "rngs": rngs}
+            self.body = HyperBody(branches, None, False, streams)
+        self.norm = _Norm(hidden_features, options)
+        self.lin_out = FusedLinear(hidden_features, out_features, **options)
+
+    def __call__(
+        self,
+        graph: CSRGraph | GraphBatch,
+        x: Float[Array, "*batch nodes in"] | CSRGraph,
+        *,
+        edge_features: Float[Array, "*#batch edges f"] | None = None,
+        laplacian: Float[Array, "*#batch nodes p"] | None = None,
+        walks: Float[Array, "*#batch nodes w"] | None = None,
+        node_mask: Bool[Array, " nodes"] | None = None,
+        rngs: nnx.Rngs | None = None,
+    ) -> Float[Array, "*batch nodes out"]:
+        """Returns the scores of each node; those of padding nodes mean nothing.
+
+        Args:
+          graph: one graph, or a batch of graphs, whose virtual nodes are not shared.
+          x: node features; for bags of words and other rows of mostly zeros also a sparse matrix,
+            ``CSRGraph.from_scipy(matrix)`` with a row for each node and a column for each feature.
+          edge_features: features of the edges in the order of the graph's slots.
+          laplacian: Laplacian eigenvectors, a column each.
+          walks: other positions of the nodes, such as return probabilities of random walks.
+          node_mask: of one graph that is padded, False for nodes that virtual nodes must not read.
+            A batch has its own mask.
+          rngs: random streams with one named ``dropout`` in training; None in evaluation.
+
+        Raises:
+          ValueError: if the graph is not square, shapes do not match the graph or the options, or
+            there is a ``node_mask`` beside a batch.
+        """
+        surroundings = self._surroundings(graph, edge_features, node_mask)
+        nodes = surroundings.graph.num_rows
+        rows = x.num_rows if isinstance(x, CSRGraph) else x.shape[-2]
+        if rows != nodes:
+            raise bad_input(_NAME, "x", f"of one row for each of {nodes} nodes", f"{rows} rows")
+        h = apply_linear(self.lin_in, x, self.implementation)
+        if self.signs is not None:
+            _check_given("laplacian", laplacian, (nodes, self.laplacian_features))
+            laplacian = self.signs(laplacian, graph, rngs)
+        else:
+            _check_given("laplacian", laplacian, (nodes, 0))
+        _check_given("walks", walks, (nodes, self.walk_features))
+        if self.lin_positions is not None:
+            parts = [jnp.asarray(p).astype(h.dtype) for p in (laplacian, walks) if p is not None]
+            positions = jnp.concatenate(parts, axis=-1)
+            h = h + apply_linear(self.lin_positions, positions, self.implementation).astype(h.dtype)
+        h = self.norm(self.body(surroundings, h, rngs=rngs))
+        return apply_linear(self.lin_out, h, self.implementation)
+
+    def _surroundings(
+        self,
+        graph: CSRGraph | GraphBatch,
+        edge_features: Array | None,
+        node_mask: Array | None,
+    ) -> _Surroundings:
+        """Checks what a node can read from, and joins it with virtual nodes."""
+        if not isinstance(graph, CSRGraph | GraphBatch):
+            raise bad_input(_NAME, "graph", "a CSRGraph or a GraphBatch", type(graph).__name__)
+        if isinstance(graph, GraphBatch) and node_mask is not None:
+            raise bad_input(_NAME, "node_mask", "None for a GraphBatch, which has its own", "one")
+        structure = graph.graph if isinstance(graph, GraphBatch) else graph
+        if structure.num_rows != structure.num_cols:
+            raise bad_input(_NAME, "graph", "square", f"shape {structure.shape}")
+        if node_mask is not None and node_mask.shape != (structure.num_rows,):
+            expected = f"of shape ({structure.num_rows},), one flag for each node"
+            raise bad_input(_NAME, "node_mask", expected, f"shape {node_mask.shape}")
+        sizes = self.sizes
+        _check_given("edge_features", edge_features, (structure.num_edges, sizes.edge_features))
+        joined = None
+        if sizes.virtual_nodes:
+            joined = virtual_nodes(graph, sizes.virtual_nodes, node_mask)
+        features = None
+        if edge_features is not None:  # of which padding slots may hold anything
+            real = (structure.receivers() < structure.num_rows)[:, None]
+            features = jnp.where(real, edge_features, 0)
+        return _Surroundings(structure, features, joined)
+
+
+class _Sizes(NamedTuple):
+    """Sizes of the branches, as ``GraphTransformer`` describes them."""
+
+    features: int
+    heads: int
+    k: int | None
+    edge_features: int
+    edge_values: bool
+    virtual_nodes: int
+    mlp_features: int
+
+
+class _Rates(NamedTuple):
+    """Probabilities of dropout: of a branch's result, and of the neighbours of a head."""
+
+    result: float
+    attention: float
+
+
+class _Surroundings(NamedTuple):
+    """What the branches read beside the features of the nodes.
+
+    Attributes:
+      graph: the edges.
+      edge_features: [*batch, edges, f], or None.
+      virtual: the edges to virtual nodes, or None.
+    """
+
+    graph: CSRGraph
+    edge_features: Array | None
+    virtual: VirtualNodes | None
+
+
+def _check_given(argument: str, array: Any, shape: tuple[int, int]) -> None:
+    """Raises ValueError unless the array ends in this shape, or is None if its width is zero."""
+    length, width = shape
+    if not width:
+        if array is not None:
+            expected = f"None, since the model was made with {_OPTIONS[argument]}=0"
+            raise bad_input(_NAME, argument, expected, f"shape {array.shape}")
+        return
+    expected = f"of shape [..., {length}, {width}], as {_OPTIONS[argument]}={width} says"
+    if array is None or array.ndim < 2 or array.shape[-2:] != shape:
+        got = None if array is None else f"shape {array.shape}"
+        raise bad_input(_NAME, argument, expected, got)
+
+
+# The option that says how wide an argument is.
+_OPTIONS = {
+    "edge_features": "edge_features",
+    "laplacian": "laplacian_features",
+    "walks": "walk_features",
+}
+
+
+def _branches(
+    sizes: _Sizes, rates: _Rates, implementation: ops.Name | None, options: dict[str, Any]
+) -> list[nnx.Module]:
+    """The branches of one layer."""
+    parts: list[nnx.Module] = [_NeighbourAttention(sizes, rates.attention, implementation, options)]
+    if sizes.virtual_nodes:
+        parts.append(_VirtualAttention(sizes, implementation, options))
+    parts.append(_MLP(sizes, implementation, options))
+    return [_Branch(part, rates.result, sizes.features, options) for part in parts]
+
+
+class _Branch(nnx.Module):
+    """A LayerNorm, a function of the nodes and what surrounds them, and dropout."""
+
+    def __init__(self, function: nnx.Module, dropout: float, features: int, options: Any):
+        self.norm = _Norm(features, options)
+        self.function = function
+        self.dropout = Dropout(dropout, _NAME)
+
+    def __call__(
+        self,
+        surroundings: _Surroundings,
+        h: Float[Array, "*batch nodes d"],
+        *,
+        rngs: nnx.Rngs | None,
+    ) -> Float[Array, "*batch nodes d"]:
+        return self.dropout(self.function(surroundings, self.norm(h), rngs=rngs), rngs)
+
+
+class _Residuals(nnx.Module):
+    """Adds each branch to its input."""
+
+    def __init__(self, branches: list[nnx.Module]):
+        self.branches = nnx.List(branches)
+
+    def __call__(
+        self,
+        surroundings: _Surroundings,
+        h: Float[Array, "*batch nodes d"],
+        *,
+        rngs: nnx.Rngs | None,
+    ) -> Float[Array, "*batch nodes d"]:
+        for branch in self.branches:
+            h = h + branch(surroundings, h, rngs=rngs).astype(h.dtype)
+        return h
+
+
+class _Norm(nnx.Module):
+    """LayerNorm, which is computed in the accumulation dtype and rounded afterwards."""
+
+    def __init__(self, features: int, options: dict[str, Any]):
+        self.scale = nnx.Param(jnp.ones(features, options["param_dtype"]))
+        self.bias = nnx.Param(jnp.zeros(features, options["param_dtype"]))
+
+    def __call__(self, h: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
+        wide = accumulation_dtype(h.dtype)
+        centred = h.astype(wide)
+        centred = centred - jnp.mean(centred, axis=-1, keepdims=True)
+        variance = jnp.mean(centred**2, axis=-1, keepdims=True)
+        y = centred * jax.lax.rsqrt(variance + _EPSILON) * self.scale[...].astype(wide)
+        return (y + self.bias[...].astype(wide)).astype(h.dtype)
+
+
+class _NeighbourAttention(nnx.Module):
+    """Attention of each node to its senders."""
+
+    def __init__(
+        self,
+        sizes: _Sizes,
+        dropout: float,
+        implementation: ops.Name | None,
+        options: dict[str, Any],
+    ):
+        d, edges = sizes.features, sizes.edge_features
+        self.heads, self.k = sizes.heads, sizes.k
+        self.rate = dropout
+        self.deterministic: bool | None = None
+        self.implementation = implementation
+        self.query_key_value = FusedLinear(d, 3 * d, **options)
+        self.edge_logits = FusedLinear(edges, sizes.heads, **options) if edges else None
+        has_values = edges > 0 and sizes.edge_values
+        self.edge_values = FusedLinear(edges, d, **options) if has_values else None
+        self.out = FusedLinear(d, d, **options)
+
+    def __call__(
+        self,
+        surroundings: _Surroundings,
+        h: Float[Array, "*batch nodes d"],
+        *,
+        rngs: nnx.Rngs | None,
+    ) -> Float[Array, "*batch nodes d"]:
+        rngs = training_rngs(_NAME, self.deterministic, self.rate, rngs)
+        q, k, v = _projected(self.query_key_value, h, self.heads, self.implementation)
+        kept: Any = v if self.k is None else ops.maxk(v, self.k, implementation=self.implementation)
+        y: Any = ops.dot_attention(
+            surroundings.graph,
+            q,
+            k,
+            kept,
+            edge_logits=self._of_edges(self.edge_logits, surroundings),
+            edge_values=_split(self._of_edges(self.edge_values, surroundings), self.heads),
+            dropout=0.0 if rngs is None else self.rate,
+            key=None if rngs is None else rngs.dropout(),
+            implementation=self.implementation,
+        )
+        return apply_linear(self.out, _joined(y), self.implementation)
+
+    def _of_edges(self, layer: FusedLinear | None, surroundings: _Surroundings) -> Any:
+        features = surroundings.edge_features
+        if layer is None or features is None:
+            return None
+        # The dtype of the nodes' values, or float32, as the op takes it.
+        return apply_linear(layer, features, self.implementation)
+
+
+class _VirtualAttention(nnx.Module):
+    """Attention of virtual nodes to all nodes of their graph, and of these to them."""
+
+    def __init__(self, sizes: _Sizes, implementation: ops.Name | None, options: dict[str, Any]):
+        d, rngs = sizes.features, options["rngs"]
+        self.heads, self.count = sizes.heads, sizes.virtual_nodes
+        self.implementation = implementation
+        shape = self.heads, self.count, d // self.heads
+        queries = jax.random.normal(rngs.params(), shape, jnp.float32)
+        self.queries = nnx.Param(queries.astype(options["param_dtype"]))
+        self.query_key_value = FusedLinear(d, 3 * d, **options)
+        self.norm = _Norm(d, options)
+        self.key_value = FusedLinear(d, 2 * d, **options)
+        self.out = FusedLinear(d, d, **options)
+
+    def __call__(
+        self,
+        surroundings: _Surroundings,
+        h: Float[Array, "*batch nodes d"],
+        *,
+        rngs: nnx.Rngs | None,
+    ) -> Float[Array, "*batch nodes d"]:
+        virtual = surroundings.virtual
+        assert virtual is not None, "the model makes them wherever it has this branch"
+        options = {"implementation": self.implementation}
+        q, k, v = _projected(self.query_key_value, h, self.heads, self.implementation)
+        # Consecutive queries share a head of the keys, so that no key is read more than once.
+        queries = self.queries[...].astype(q.dtype).reshape(self.heads * self.count, -1)
+        shape = *q.shape[:-3], virtual.members.num_rows, *queries.shape
+        queries = jnp.broadcast_to(queries, shape)
+        z: Any = ops.dot_attention(virtual.members, queries, k, v, **options)
+        z = z.reshape(*z.shape[:-2], self.heads, self.count, z.shape[-1])
+        z = self.norm(_joined(jnp.moveaxis(z, -2, -3)))  # [*batch, graphs, virtual nodes, d]
+        z = z.reshape(*z.shape[:-3], virtual.readers.num_cols, z.shape[-1])
+        k, v = _projected(self.key_value, z, self.heads, self.implementation)
+        y: Any = ops.dot_attention(virtual.readers, q, k, v, **options)
+        return apply_linear(self.out, _joined(y), self.implementation)
+
+
+class _MLP(nnx.Module):
+    """Two linear layers with GELU between them."""
+
+    def __init__(self, sizes: _Sizes, implementation: ops.Name | None, options: dict[str, Any]):
+        widths = [sizes.features, sizes.mlp_features, sizes.features]
+        self.implementation = implementation
+        self.mlp = FusedMLP(widths, activation="gelu", **options)
+
+    def __call__(
+        self,
+        surroundings: _Surroundings,
+        h: Float[Array, "*batch nodes d"],
+        *,
+        rngs: nnx.Rngs | None,
+    ) -> Float[Array, "*batch nodes d"]:
+        return apply_mlp(self.mlp, h, self.implementation)
+
+
+class _RandomSigns(nnx.Module):
+    """In training, multiplies each column of each graph with 1 or -1, by chance."""
+
+    def __init__(self):
+        self.deterministic: bool | None = None
+
+    def __call__(
+        self, positions: Any, graph: CSRGraph | GraphBatch, rngs: nnx.Rngs | None
+    ) -> Float[Array, "*batch nodes p"]:
+        rngs = training_rngs(_NAME, self.deterministic, 1.0, rngs)
+        if rngs is None:
+            return positions
+        positions = jnp.asarray(positions)
+        shape = num_graphs(graph), positions.shape[-1]
+        signs = jax.random.rademacher(rngs.dropout(), shape, positions.dtype)
+        return positions * signs[graph_ids(graph)]
+
+
+def _projected(
+    layer: FusedLinear, h: Array, heads: int, implementation: ops.Name | None
+) -> list[Float[Array, "*batch nodes heads dim"]]:
+    """The layer's result in as many parts as it is times as wide as its input, by heads."""
+    y = apply_linear(layer, h, implementation)
+    parts = jnp.split(y, layer.out_features // layer.in_features, axis=-1)
+    return [_split(part, heads) for part in parts]
+
+
+def _split(x: Any, heads: int) -> Any:
+    """[..., d] by heads, [..., heads, d / heads]; None stays None."""
+    return None if x is None else x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)
+
+
+def _joined(x: Float[Array, "*batch heads dim"]) -> Float[Array, "*batch d"]:
+    return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])
