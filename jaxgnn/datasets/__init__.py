@@ -9,6 +9,9 @@ from jaxgnn.datasets import sudoku as sudoku
 from jaxgnn.datasets._cora import cora as cora
 from jaxgnn.datasets._digits import digits as digits
 from jaxgnn.datasets._digits import digits_hypergraph as digits_hypergraph
+from jaxgnn.datasets._edge_split import EdgeSplit as EdgeSplit
+from jaxgnn.datasets._edge_split import LinkPart as LinkPart
+from jaxgnn.datasets._edge_split import split_edges as split_edges
 from jaxgnn.datasets._graphsaint import read_graphsaint as read_graphsaint
 from jaxgnn.datasets._hyperedge_text import read_hyperedge_text as read_hyperedge_text
 from jaxgnn.datasets._hypergcn import read_hypergcn as read_hypergcn
