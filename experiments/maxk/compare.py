@@ -11,10 +11,10 @@ import numpy as np
 
 from experiments._baselines import baselines
 from experiments._colours import colours
+from experiments._datasets import load
 from experiments._runs import shown
 from experiments._seeds import ONE_SEED, Repeats, paired, summarize
 from experiments.maxk.config import TrainConfig
-from experiments.maxk.data import load
 from experiments.maxk.repeat import mean_of, repeated
 from experiments.maxk.setup import SCORES
 from experiments.maxk.train import Outcome

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.sparse
 
-from experiments._seeds import streams
-from experiments.maxk.config import TrainConfig
-from experiments.maxk.recipes import DATASETS
-from jaxgnn import CSRGraph, datasets
+from experiments._datasets import on_device, rows_to_one
+from jaxgnn import CSRGraph
 from jaxgnn._errors import bad_input
 from jaxgnn.datasets import NodeDataset
-
-# Features of which a smaller part is not zero are kept as sparse matrices.
-_DENSE = 0.1
 
 
 @jax.tree_util.register_dataclass
@@ -38,48 +31,6 @@ class Batch:
     features: jax.Array | CSRGraph
     labels: jax.Array
     train: jax.Array
-
-
-def load(config: TrainConfig, command: str = "train") -> NodeDataset:
-    """Reads or makes the dataset that the options name, with the split of their seed.
-
-    Args:
-      config: the options.
-      command: the command that errors name.
-
-    Raises:
-      ValueError: if the dataset needs a folder and none was given, or a file is at fault.
-    """
-    name, seed = config.dataset, streams(config.seed).split
-    if name not in DATASETS:
-        return _load_own(config, seed, command)
-    for option in ("labels", "features", "splits"):
-        if getattr(config, option) is not None:
-            expected = f"left out for {name}, which has its own"
-            raise bad_input(command, f"--{option}", expected, getattr(config, option))
-    if name == "cora":
-        return datasets.cora(seed=seed)
-    if name == "digits":
-        return datasets.digits(seed=seed)
-    if name == "synthetic":
-        if config.scale not in datasets.SCALES:
-            expected = f"one of {', '.join(datasets.SCALES)}"
-            raise bad_input(command, "--scale", expected, config.scale)
-        return datasets.synthetic(config.scale, seed=seed)
-    if config.data is None:
-        raise bad_input(command, "--data", f"the folder with the raw files of {name}", None)
-    return datasets.read(name, config.data)
-
-
-def _load_own(config: TrainConfig, seed: int, command: str) -> NodeDataset:
-    """Reads a graph of one's own."""
-    path = Path(config.dataset)
-    if not path.exists():
-        expected = f"one of {', '.join(DATASETS)}, or the path of a folder or a file of edges"
-        raise bad_input(command, "--dataset", expected, config.dataset)
-    return datasets.read_graph(
-        path, labels=config.labels, features=config.features, splits=config.splits, seed=seed
-    )
 
 
 def make_batch(
@@ -107,7 +58,7 @@ def make_batch(
     features = rows_to_one(dataset.features) if normalize_features else dataset.features
     return Batch(
         graph=make_graph(dataset, graph, normalization, self_loops),
-        features=_on_device(features, dtype),
+        features=on_device(features, dtype),
         labels=jnp.array(dataset.labels),
         train=jnp.array(split_mask(dataset, dataset.train)),
     )
@@ -126,22 +77,6 @@ def make_graph(
     if self_loops == 2:
         graph = graph.with_self_loops(duplicates=True)
     return graph.normalized(normalization).prepared("maxk_spmm")
-
-
-def _on_device(features: np.ndarray, dtype: str) -> jax.Array | CSRGraph:
-    """A copy on the device, without the zeros where nearly all are."""
-    if np.count_nonzero(features) >= _DENSE * features.size:
-        return jnp.array(features).astype(dtype)
-    matrix = scipy.sparse.csr_array(features)
-    return CSRGraph.from_scipy(matrix, weighted=True).with_weights(
-        jnp.array(matrix.data).astype(dtype)
-    )
-
-
-def rows_to_one(features: np.ndarray) -> np.ndarray:
-    """Divides each row by the sum of its absolute values; a row of zeros stays."""
-    sums = np.abs(features).sum(axis=1, keepdims=True, dtype=np.float64)
-    return (features / np.where(sums > 0, sums, 1)).astype(features.dtype)
 
 
 def split_mask(dataset: NodeDataset, nodes: np.ndarray) -> np.ndarray:

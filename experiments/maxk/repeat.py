@@ -9,9 +9,10 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 
+from experiments._datasets import load
 from experiments._seeds import Repeats, run_all
 from experiments.maxk.config import TrainConfig
-from experiments.maxk.data import load, split_mask
+from experiments.maxk.data import split_mask
 from experiments.maxk.setup import (
     Loss,
     Scores,

@@ -15,9 +15,10 @@ import numpy as np
 import tyro
 
 import jaxgnn
+from experiments._datasets import load, rows_to_one
 from experiments._runs import shown
 from experiments.maxk.config import TrainConfig
-from experiments.maxk.data import load, make_graph, rows_to_one
+from experiments.maxk.data import make_graph
 from experiments.maxk.recipes import DATASETS
 from experiments.maxk.setup import NORMALIZATIONS, scheduled
 from jaxgnn import CSRGraph, datasets

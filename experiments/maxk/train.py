@@ -14,11 +14,12 @@ import jax
 import numpy as np
 from flax import nnx
 
+from experiments._datasets import load
 from experiments._report import finish
 from experiments._runs import discard, shown
 from experiments.maxk import kernels
 from experiments.maxk.config import TrainConfig
-from experiments.maxk.data import Batch, load
+from experiments.maxk.data import Batch
 from experiments.maxk.serving import export_model
 from experiments.maxk.setup import (
     Loss,

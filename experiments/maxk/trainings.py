@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from experiments._baselines import baselines
+from experiments._datasets import load
 from experiments._seeds import ONE_SEED, Repeats, check_seeds, run_all, summarize
 from experiments.maxk.compare import compare
 from experiments.maxk.config import TrainConfig
-from experiments.maxk.data import load
 from experiments.maxk.repeat import in_own_folder, train_in_one_program
 from experiments.maxk.serving import check_export
 from experiments.maxk.setup import SCORES

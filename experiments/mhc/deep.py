@@ -11,10 +11,10 @@ import numpy as np
 
 from experiments._baselines import baselines
 from experiments._colours import colours
+from experiments._datasets import load
 from experiments._report import PAGE_ALONE, finish
 from experiments._runs import discard, shown
 from experiments._seeds import paired, summarize
-from experiments.maxk.data import load
 from experiments.maxk.repeat import train_in_one_program
 from experiments.maxk.setup import SCORES
 from experiments.mhc.config import DeepConfig, Method
