@@ -65,8 +65,8 @@ def means(x: Float[Array, "nodes *rest"], batch: GraphBatch) -> Float[Array, "gr
 
 def variances(x: Float[Array, "nodes *rest"], batch: GraphBatch) -> Float[Array, "graphs *rest"]:
     """The variance over the nodes of each graph, with their number in the denominator."""
-    wide = x.astype(accumulation_dtype(x.dtype))
-    return means(jnp.square(wide - of_nodes(means(x, batch), batch)), batch)
+    wide = rows_where(jnp.asarray(batch.node_mask), x.astype(accumulation_dtype(x.dtype)))
+    return means(jnp.square(wide - of_nodes(means(wide, batch), batch)), batch)
 
 
 def extremes(

@@ -126,7 +126,9 @@ OWN = {
 
 def bad_options(name: str, module: type[nnx.Module]) -> Iterator:
     """A parameter for each option of a module: its name, and values that it must not have."""
-    for option in [o for o in inspect.signature(module.__init__).parameters if o != "self"]:
+    # Those of a module without options are the ``args`` and ``kwargs`` of any object.
+    given = inspect.signature(module.__init__).parameters
+    for option in [o for o in given if o not in ("self", "args", "kwargs")]:
         values = OWN.get((name, option)) or BAD[option]
         yield pytest.param(name, option, values, id=f"{name}-{option}")
 
