@@ -31,6 +31,7 @@ class Outcome:
       epoch: the epoch of that evaluation.
       ms_per_epoch: mean time of a training step; None if the run had been complete already.
       history: a row for each epoch.
+      trivial: the scores of the test of each method without a network, by its name.
     """
 
     test: dict[str, float]
@@ -38,6 +39,7 @@ class Outcome:
     epoch: int
     ms_per_epoch: float | None
     history: list[dict[str, float]]
+    trivial: dict[str, dict[str, float]]
 
 
 def train(config: TrainConfig, dataset: NodeDataset | None = None) -> Outcome:
@@ -79,8 +81,8 @@ def train(config: TrainConfig, dataset: NodeDataset | None = None) -> Outcome:
         run=run,
         progress=config.progress,
     )
-    outcome = _outcome(config, result, run)
-    _report(config, links, outcome, trivial, run)
+    outcome = _outcome(config, result, run, trivial)
+    _report(config, links, outcome, run)
     return outcome
 
 
@@ -97,11 +99,30 @@ def train_all(config: TrainConfig, repeats: Repeats = ONE_SEED) -> list[Outcome]
         runs = [replace(run, run=config.run / run.variant_name()) for run in runs]
     outcomes = run_all(train, runs, repeats.processes)
     if len(runs) > 1:
-        print(f"{config.label()}, seeds {' '.join(map(str, repeats.seeds))}")
-        for name in outcomes[0].test:
-            values = [100 * outcome.test[name] for outcome in outcomes]
-            print(f"test {name}: {summarize(values)} %")
+        seeds = f"seeds {' '.join(map(str, repeats.seeds))}"
+        note = f"mean ± standard deviation (number of seeds), {seeds}"
+        print(f"\n{_table(config, outcomes, note).text()}")
     return outcomes
+
+
+def _table(config: TrainConfig, outcomes: list[Outcome], note: str) -> Table:
+    """The scores of the network beside those of methods without one, over the seeds."""
+    found = {name: [outcome.trivial[name] for outcome in outcomes] for name in outcomes[0].trivial}
+    found[config.label()] = [outcome.test for outcome in outcomes]
+
+    def cell(scores: list[dict[str, float]], name: str) -> str:
+        summary = summarize([100 * score[name] for score in scores])
+        return str(summary) if summary.count > 1 else f"{summary.mean:.2f}"
+
+    names = tuple(outcomes[0].test)
+    return Table(
+        title="Test scores on the same split, %",
+        columns=("method", *names),
+        rows=tuple(
+            (method, *(cell(scores, name) for name in names)) for method, scores in found.items()
+        ),
+        note=note,
+    )
 
 
 def _trace(loss: Loss, model: LinkPredictor, links: Links) -> None:
@@ -109,7 +130,12 @@ def _trace(loss: Loss, model: LinkPredictor, links: Links) -> None:
     nnx.eval_shape(lambda model: loss(model, links.training, nnx.Rngs(0))[0], model)
 
 
-def _outcome(config: TrainConfig, result: FitResult, run: RunFolder) -> Outcome:
+def _outcome(
+    config: TrainConfig,
+    result: FitResult,
+    run: RunFolder,
+    trivial: dict[str, dict[str, float]],
+) -> Outcome:
     best = result.best
     if best is None:
         raise FloatingPointError("train: every evaluation was NaN; no epoch is the best")
@@ -126,17 +152,15 @@ def _outcome(config: TrainConfig, result: FitResult, run: RunFolder) -> Outcome:
     }
     run.write_json("result.json", {"metric": config.metric(), "epoch": best.step, **by_part})
     return Outcome(
-        **by_part, epoch=best.step, ms_per_epoch=result.ms_per_step, history=result.history
+        **by_part,
+        epoch=best.step,
+        ms_per_epoch=result.ms_per_step,
+        history=result.history,
+        trivial=trivial,
     )
 
 
-def _report(
-    config: TrainConfig,
-    links: Links,
-    outcome: Outcome,
-    trivial: dict[str, dict[str, float]],
-    run: RunFolder,
-) -> None:
+def _report(config: TrainConfig, links: Links, outcome: Outcome, run: RunFolder) -> None:
     """Says what was reached, and writes it to the report, last of all."""
     split, metric = links.split, config.metric()
     counts = [
@@ -151,16 +175,7 @@ def _report(
     pace = "" if outcome.ms_per_epoch is None else f", {outcome.ms_per_epoch:.1f} ms an epoch"
     best = f"best validation {metric} {outcome.validation[metric]:.4f} at epoch {outcome.epoch}"
     print(f"{config.label()}, seed {config.seed}: {best}{pace}")
-    rows = {**trivial, config.label(): outcome.test}
-    table = Table(
-        title="Test scores on the same split, %",
-        columns=("method", *outcome.test),
-        rows=tuple(
-            (method, *(f"{100 * scores[name]:.2f}" for name in outcome.test))
-            for method, scores in rows.items()
-        ),
-        note=f"{config.candidates} candidates for the MRR; {best}",
-    )
+    table = _table(config, [outcome], f"{config.candidates} candidates for the MRR; {best}")
     print(table.text())
     print(f"curves: {shown(run.path / 'curves.png')}")
     print(f"test {metric}: {outcome.test[metric]:.4f}")

@@ -41,6 +41,7 @@ def _ranks(positives, negatives):
     return 0.5 * (higher + at_least) + 1
 
 
+@pytest.mark.costly(4)
 @pytest.mark.parametrize("name", OF_SKLEARN)
 @pytest.mark.parametrize("size, decimals", [(2, 1), (997, 1), (200_000, 2)])
 def test_binary_scores_are_those_of_scikit_learn(name, size, decimals):
@@ -66,6 +67,7 @@ def test_a_batch_with_masks_and_unlabelled_examples_is_scored_list_by_list(name)
     np.testing.assert_array_equal(jax.vmap(score)(scores, labels, mask), found)
 
 
+@pytest.mark.costly(2)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.int32, jnp.uint8])
 def test_scores_may_be_integers_or_of_half_precision(dtype):
     scores = np.asarray(jnp.asarray(RNG.integers(0, 50, 200)).astype(dtype))
@@ -96,6 +98,7 @@ def test_mean_reciprocal_rank_is_that_of_ogb(candidates):
         np.testing.assert_allclose(hits, np.mean(_ranks(positives, negatives) <= k), **CLOSE)
 
 
+@pytest.mark.costly(2)
 @pytest.mark.parametrize("k", [1, 20, 101])
 def test_hits_with_shared_negatives_are_those_of_ogb(k):
     positives, negatives = _scores(80), _scores(100)

@@ -50,6 +50,7 @@ NORMS = {
 }
 
 
+@pytest.mark.costly(3)
 @pytest.mark.parametrize("name", NORMS)
 def test_a_norm_is_that_of_the_single_graphs(name):
     make, oracle = NORMS[name]

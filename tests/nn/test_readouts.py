@@ -76,6 +76,7 @@ def test_a_sum_of_many_nodes_keeps_its_digits():
     np.testing.assert_allclose(found[0, 0], x.astype(np.float64).sum(), rtol=3e-7)
 
 
+@pytest.mark.costly(1)
 @pytest.mark.parametrize("gates, values", [(1, None), (5, 5)])
 def test_attention_weighs_the_nodes_of_each_graph(gates, values):
     rngs, x = nnx.Rngs(0), features(3)
@@ -149,6 +150,7 @@ def test_a_virtual_node_hears_its_graph_and_is_heard():
     np.testing.assert_array_equal(at_first[: sum(SIZES)], x[: sum(SIZES)])
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("options", [{"ratio": 0.5}, {"k": 3}])
 def test_top_k_pooling_keeps_the_best_nodes_and_the_edges_between_them(options):
     x = features(3)

@@ -27,6 +27,7 @@ def _counts(pairs, shape):
     return counts
 
 
+@pytest.mark.costly(3)
 @pytest.mark.parametrize("weights", ["uniform", "degree"])
 @pytest.mark.parametrize("shape, self_loops", [((9, 9), False), ((9, 9), True), ((5, 12), False)])
 def test_pairs_have_the_chances_that_their_weights_give(weights, shape, self_loops):
