@@ -88,7 +88,7 @@ class TrainConfig:
     test: float = 0.1
     supervision: float = 0.0
     model: Literal["sage", "gcn", "gin"] = "gcn"
-    activation: Literal["maxk", "relu"] = "maxk"
+    activation: Literal["maxk", "relu"] = "relu"
     k: int = 32
     num_layers: int = 1
     hidden_features: int = 128

@@ -34,6 +34,7 @@ def _config(folder: Path, **options) -> TrainConfig:
         "dataset": "synthetic",
         "hidden_features": 16,
         "embedding_features": 8,
+        "activation": "maxk",
         "k": 4,
         "supervision": 0.3,
         "epochs": 12,
@@ -52,7 +53,7 @@ def _pairs(edges):
 
 @pytest.fixture(scope="module")
 def trained(tiny, tmp_path_factory):
-    config = _config(tmp_path_factory.mktemp("links"))
+    config = _config(tmp_path_factory.mktemp("links"), checkpoint_every=0)
     return config.run, train(config, tiny)
 
 
