@@ -37,7 +37,8 @@ class NegativeSampler:
     """Draws pairs of a graph's nodes that no edge joins; a pytree, to be passed to a jitted step.
 
     ``NegativeSampler.of(graph)`` makes it on the host, once for a graph, in linear time and 8 bytes
-    an edge. A draw takes some 30 reads of memory and holds no more than its result.
+    an edge. A draw is a binary search among all senders, one among the edges of its sender, and one
+    among all receivers where these are weighted.
 
     Attributes:
       offsets: where the receivers that each sender is not paired with begin, int32 [senders + 1].
@@ -80,41 +81,7 @@ class NegativeSampler:
           ValueError: if ``graph`` is no graph or is traced, ``weights`` has no such name, or there
             is no pair without an edge.
         """
-        where = "sampling.NegativeSampler"
-        edges = _edges_of(where, graph)
-        if weights not in get_args(PairWeights):
-            expected = f"one of {', '.join(get_args(PairWeights))}"
-            raise bad_input(where, "weights", expected, repr(weights))
-        shape = graph.num_cols, graph.num_rows
-        of_senders, of_receivers = (np.ones(size, np.int64) for size in shape)
-        if weights == "degree":
-            of_senders, of_receivers = (_degree_weights(edges.sum(axis)) for axis in (1, 0))
-        if not self_loops and graph.num_rows == graph.num_cols:
-            edges = edges + scipy.sparse.eye_array(graph.num_rows, dtype=edges.dtype, format="csr")
-        edges.sort_indices()
-        ends = np.cumsum(of_receivers)
-        starts = ends - of_receivers
-        lost = of_receivers[edges.indices]  # weights that a sender cannot draw
-        lost_before = np.cumsum(lost) - lost
-        lost_total = np.append(lost_before, lost.sum())[edges.indptr]
-        lost_before -= np.repeat(lost_total[:-1], np.diff(edges.indptr))
-        allowed = ends[-1] - np.diff(lost_total) if ends.size else np.zeros(0, np.int64)
-        chances = np.cumsum(allowed * of_senders.astype(np.float64))
-        if not chances.size or not chances[-1]:
-            expected = "with some pair of nodes that no edge joins"
-            raise bad_input(where, "graph", expected, f"{edges.nnz} edges of shape {shape}")
-        chances = np.floor(chances / chances[-1] * np.iinfo(np.uint32).max)
-        longest = int(np.diff(edges.indptr).max())
-        return cls(
-            offsets=jnp.asarray(edges.indptr.astype(np.int32)),
-            excluded=jnp.asarray(edges.indices.astype(np.int32)),
-            allowed_before=jnp.asarray((starts[edges.indices] - lost_before).astype(np.int32)),
-            allowed=jnp.asarray(allowed.astype(np.int32)),
-            ends=None if weights == "uniform" else jnp.asarray(ends.astype(np.int32)),
-            chances=jnp.asarray(chances.astype(np.uint32)),
-            num_receivers=graph.num_rows,
-            search_steps=longest.bit_length(),
-        )
+        return _made("sampling.NegativeSampler", graph, weights, self_loops)
 
     def sample(
         self, key: PRNGKeyArray, num: int, sources: Int[Array, " sources"] | None = None
@@ -133,12 +100,7 @@ class NegativeSampler:
         Raises:
           ValueError: if ``num`` is no positive integer, or ``sources`` are not a list of integers.
         """
-        where = "NegativeSampler.sample"
-        if isinstance(num, bool) or not hasattr(num, "__index__") or num < 1:
-            raise bad_input(where, "num", "an int of at least 1", repr(num))
-        if sources is not None:
-            sources = _as_sources(where, sources)
-        return _sample(self, key, sources, int(num))
+        return _drawn("NegativeSampler.sample", self, key, num, sources)
 
 
 def negative_edges(
@@ -180,13 +142,23 @@ def negative_edges(
       [(0, 2), (2, 0)]
     """
     where = "sampling.negative_edges"
-    _edges_of(where, graph)
-    sampler = NegativeSampler.of(graph, weights=weights, self_loops=self_loops)
+    sampler = _made(where, graph, weights, self_loops)
     if sources is not None:
         sources = _as_sources(where, sources)
         if is_concrete(sources):
             _check_sources(where, sampler, np.asarray(sources))
-    return sampler.sample(key, num, sources)
+    return _drawn(where, sampler, key, num, sources)
+
+
+def _drawn(
+    where: str, sampler: NegativeSampler, key: PRNGKeyArray, num: int, sources: Any
+) -> Int32[Array, "2 *shape"]:
+    """Pairs without an edge; ``where`` is the function that errors name."""
+    if isinstance(num, bool) or not hasattr(num, "__index__") or num < 1:
+        raise bad_input(where, "num", "an int of at least 1", repr(num))
+    if sources is not None:
+        sources = _as_sources(where, sources)
+    return _sample(sampler, key, sources, int(num))
 
 
 @partial(jax.jit, static_argnums=3)
@@ -248,6 +220,44 @@ def _receivers(sampler: NegativeSampler, senders: Array, drawn: Array) -> Array:
     if sampler.ends is None:
         return drawn
     return jnp.searchsorted(sampler.ends, drawn, side="right").astype(jnp.int32)
+
+
+def _made(where: str, graph: CSRGraph, weights: PairWeights, self_loops: bool) -> NegativeSampler:
+    """The sampler of a graph; ``where`` is the function that errors name."""
+    edges = _edges_of(where, graph)
+    if weights not in get_args(PairWeights):
+        expected = f"one of {', '.join(get_args(PairWeights))}"
+        raise bad_input(where, "weights", expected, repr(weights))
+    shape = graph.num_cols, graph.num_rows
+    of_senders, of_receivers = (np.ones(size, np.int64) for size in shape)
+    if weights == "degree":
+        of_senders, of_receivers = (_degree_weights(edges.sum(axis)) for axis in (1, 0))
+    if not self_loops and graph.num_rows == graph.num_cols:
+        edges = edges + scipy.sparse.eye_array(graph.num_rows, dtype=edges.dtype, format="csr")
+    edges.sort_indices()
+    ends = np.cumsum(of_receivers)
+    starts = ends - of_receivers
+    lost = of_receivers[edges.indices]  # weights that a sender cannot draw
+    lost_before = np.cumsum(lost) - lost
+    lost_total = np.append(lost_before, lost.sum())[edges.indptr]
+    lost_before -= np.repeat(lost_total[:-1], np.diff(edges.indptr))
+    allowed = ends[-1] - np.diff(lost_total) if ends.size else np.zeros(0, np.int64)
+    chances = np.cumsum(allowed * of_senders.astype(np.float64))
+    if not chances.size or not chances[-1]:
+        expected = "with some pair of nodes that no edge joins"
+        raise bad_input(where, "graph", expected, f"{edges.nnz} edges of shape {shape}")
+    chances = np.floor(chances / chances[-1] * np.iinfo(np.uint32).max)
+    longest = int(np.diff(edges.indptr).max())
+    return NegativeSampler(
+        offsets=jnp.asarray(edges.indptr.astype(np.int32)),
+        excluded=jnp.asarray(edges.indices.astype(np.int32)),
+        allowed_before=jnp.asarray((starts[edges.indices] - lost_before).astype(np.int32)),
+        allowed=jnp.asarray(allowed.astype(np.int32)),
+        ends=None if weights == "uniform" else jnp.asarray(ends.astype(np.int32)),
+        chances=jnp.asarray(chances.astype(np.uint32)),
+        num_receivers=graph.num_rows,
+        search_steps=longest.bit_length(),
+    )
 
 
 def _edges_of(where: str, graph: Any) -> scipy.sparse.csr_array:
