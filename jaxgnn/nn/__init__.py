@@ -47,13 +47,13 @@ from jaxgnn.nn._node_updates import LSTMState as LSTMState
 from jaxgnn.nn._node_updates import LSTMUpdate as LSTMUpdate
 from jaxgnn.nn._node_updates import MLPUpdate as MLPUpdate
 from jaxgnn.nn._node_updates import NodeUpdate as NodeUpdate
-from jaxgnn.nn._transformer_conv import AGNNConv as AGNNConv
-from jaxgnn.nn._transformer_conv import TransformerConv as TransformerConv
 from jaxgnn.nn._pool import PoolReduce as PoolReduce
 from jaxgnn.nn._pool import pool as pool
 from jaxgnn.nn._sort_pool import SortPool as SortPool
 from jaxgnn.nn._top_k_pooling import Pooled as Pooled
 from jaxgnn.nn._top_k_pooling import TopKPooling as TopKPooling
+from jaxgnn.nn._transformer_conv import AGNNConv as AGNNConv
+from jaxgnn.nn._transformer_conv import TransformerConv as TransformerConv
 from jaxgnn.nn._unignn import UniGATConv as UniGATConv
 from jaxgnn.nn._unignn import UniGCNConv as UniGCNConv
 from jaxgnn.nn._unignn import UniGINConv as UniGINConv

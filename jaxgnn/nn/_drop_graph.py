@@ -98,9 +98,11 @@ class DropEdge(nnx.Module):
             draws = jax.random.bits(key, receivers.shape, jnp.uint32)
         stays = (receivers < graph.num_rows) & (draws >= _threshold(self.rate))
         before = jnp.pad(jnp.cumsum(stays, dtype=indptr.dtype), (1, 0))
-        order = jnp.argsort(~stays, stable=True)
-        slots = jnp.arange(receivers.shape[0], dtype=indptr.dtype)
-        return order, slots < before[-1], before[indptr]
+        slots, total = jnp.arange(receivers.shape[0], dtype=indptr.dtype), before[-1]
+        # The new slot of each old one: edges that stay in their order, and the others behind them.
+        places = jnp.where(stays, before[:-1], total + slots - before[:-1])
+        order = jnp.zeros_like(slots).at[places].set(slots, unique_indices=True)
+        return order, slots < total, before[indptr]
 
 
 class DropNode(nnx.Module):

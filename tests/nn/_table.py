@@ -70,6 +70,8 @@ def _stack(rngs: nnx.Rngs, /, **options: Any) -> nn.HyperStack:
 
 
 EDGES = random_array((5, 3), "float32", seed=4)
+
+
 def _attention_pooling(rngs: nnx.Rngs, /, **options: Any) -> nn.AttentionPooling:
     return nn.AttentionPooling(**({"gate": nn.FusedLinear(8, 1, rngs=rngs)} | options))
 
