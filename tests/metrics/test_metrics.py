@@ -41,7 +41,7 @@ def _ranks(positives, negatives):
     return 0.5 * (higher + at_least) + 1
 
 
-@pytest.mark.costly(4)
+@pytest.mark.costly(2)
 @pytest.mark.parametrize("name", OF_SKLEARN)
 @pytest.mark.parametrize("size, decimals", [(2, 1), (997, 1), (200_000, 2)])
 def test_binary_scores_are_those_of_scikit_learn(name, size, decimals):
@@ -106,6 +106,7 @@ def test_hits_with_shared_negatives_are_those_of_ogb(k):
     np.testing.assert_allclose(metrics.hits_at_k(positives, negatives, k), expected, **CLOSE)
 
 
+@pytest.mark.costly(2)
 @pytest.mark.parametrize(
     "ties, dtype", [("optimistic", np.int32), ("mean", np.float32), ("pessimistic", np.float32)]
 )

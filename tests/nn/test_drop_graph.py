@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxgnn import CSRGraph, nn
+from jaxgnn import CSRGraph, nn, ops
 
 NODES = 80
 _RNG = np.random.default_rng(0)
@@ -58,9 +58,8 @@ def test_layers_see_the_graph_that_is_left():
     real = int(graph.indptr[-1])
     edges = np.asarray(graph.senders)[:real], np.asarray(graph.receivers())[:real]
     fresh = CSRGraph.from_edges(*edges, NODES)
-    layer = nn.SAGEConv(4, 3, rngs=nnx.Rngs(0))
-    found = jax.jit(layer)(graph, x)
-    np.testing.assert_allclose(found, jax.jit(layer)(fresh, x), rtol=1e-5, atol=1e-5)
+    mean = jax.jit(lambda graph, x: ops.spmm(graph.normalized("mean"), x))
+    np.testing.assert_allclose(mean(graph, x), mean(fresh, x), rtol=1e-5, atol=1e-5)
 
 
 def test_nothing_is_left_out_in_evaluation():
