@@ -44,7 +44,8 @@ class TopKPooling(nnx.Module):
 
     The new batch has a fixed shape, ``⌈ratio · nodes⌉ + graphs`` node slots or ``k · graphs``, and
     one more for padding, so that a jitted network compiles once. It has as many edge slots as the
-    old one. Slots that are left belong to the first padding graph.
+    old one. Slots that are left belong to the first padding graph; where all graphs are real, to
+    none: their id is the number of graphs.
 
     Args:
       in_features: width of the node features.
