@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,35 @@ DATASETS = (
 
 # Features of which a smaller part is not zero are kept as sparse matrices.
 _DENSE = 0.1
+
+
+class DataOptions(Protocol):
+    """What ``load`` reads of the options of a command: which data set it is, and where.
+
+    Attributes:
+      dataset: one of ``DATASETS``, or the path of a graph of one's own.
+      data: folder with the raw files of a published data set.
+      labels: file with the labels of one's own graph, where its folder has none.
+      features: file with the features of one's own graph, where its folder has none.
+      splits: folder with the split of one's own graph.
+      scale: size of the synthetic graph.
+      seed: what the split comes from.
+    """
+
+    @property
+    def dataset(self) -> str: ...
+    @property
+    def data(self) -> Path | None: ...
+    @property
+    def labels(self) -> Path | None: ...
+    @property
+    def features(self) -> Path | None: ...
+    @property
+    def splits(self) -> Path | None: ...
+    @property
+    def scale(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -84,7 +113,7 @@ class Batch:
     given: dict[str, jax.Array] = field(default_factory=dict)
 
 
-def load(config: NodeDataOptions, command: str = "train") -> NodeDataset:
+def load(config: DataOptions, command: str = "train") -> NodeDataset:
     """Reads or makes the dataset that the options name, with the split of their seed.
 
     Args:
@@ -115,7 +144,7 @@ def load(config: NodeDataOptions, command: str = "train") -> NodeDataset:
     return datasets.read(name, config.data)
 
 
-def _load_own(config: NodeDataOptions, seed: int, command: str) -> NodeDataset:
+def _load_own(config: DataOptions, seed: int, command: str) -> NodeDataset:
     """Reads a graph of one's own."""
     path = Path(config.dataset)
     if not path.exists():
@@ -153,7 +182,7 @@ def make_batch(
     features = rows_to_one(dataset.features) if normalize_features else dataset.features
     return Batch(
         graph=make_graph(dataset, graph, normalization, self_loops, op),
-        features=_on_device(features, dtype),
+        features=on_device(features, dtype),
         labels=jnp.array(dataset.labels),
         train=jnp.array(split_mask(dataset, dataset.train)),
     )
@@ -178,7 +207,7 @@ def make_graph(
     return graph.normalized(normalization).prepared(op)
 
 
-def _on_device(features: np.ndarray, dtype: str) -> jax.Array | CSRGraph:
+def on_device(features: np.ndarray, dtype: str) -> jax.Array | CSRGraph:
     """A copy on the device, without the zeros where nearly all are."""
     if np.count_nonzero(features) >= _DENSE * features.size:
         return jnp.array(features).astype(dtype)

@@ -12,7 +12,7 @@ from jaxgnn.ops import deterministic as deterministic
 from jaxgnn.ops import verify as verify
 
 # Imported when they are first asked for: they take Flax and more with them.
-_MODULES = ("datasets", "models", "nn", "pretrained", "testing", "training")
+_MODULES = ("datasets", "metrics", "models", "nn", "pretrained", "sampling", "testing", "training")
 _FUNCTIONS = {"load_model": "pretrained", "save_model": "pretrained"}
 
 

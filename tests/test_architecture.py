@@ -106,6 +106,8 @@ ALLOWED = {
         "jaxgnn.models",
     },
     "jaxgnn.datasets": {"jaxgnn._errors", "jaxgnn._ffi", "jaxgnn.datasets"},
+    "jaxgnn.metrics": {"jaxgnn._errors", "jaxgnn.metrics"},
+    "jaxgnn.sampling": {"jaxgnn._errors", "jaxgnn.graph", "jaxgnn.sampling"},
     "jaxgnn.pretrained": {
         "jaxgnn._errors",
         "jaxgnn._version",

@@ -12,14 +12,26 @@ import pytest
 from flax import nnx
 
 import jaxgnn
-from jaxgnn import datasets, graph, models, nn, ops, pretrained, training
+from jaxgnn import datasets, graph, metrics, models, nn, ops, pretrained, sampling, training
 from jaxgnn.datasets import sudoku
 from jaxgnn.graph._plan import make_plan
 from jaxgnn.ops._core.verify import Setting
 from tests.models._table import MODELS
 from tests.nn._table import GRAPH, HYPERGRAPH, LAYERS, X
 
-PACKAGES = (jaxgnn, graph, ops, nn, models, datasets, sudoku, training, pretrained)
+PACKAGES = (
+    jaxgnn,
+    graph,
+    ops,
+    nn,
+    models,
+    datasets,
+    metrics,
+    sampling,
+    sudoku,
+    training,
+    pretrained,
+)
 ROUTES = {"pickle": lambda value: pickle.loads(pickle.dumps(value)), "deepcopy": copy.deepcopy}
 
 
@@ -60,6 +72,11 @@ def _puzzles():
     return sudoku.Puzzles(np.zeros((2, 81), np.int8), np.ones((2, 81), np.int8))
 
 
+def _edge_split():
+    senders, receivers = np.triu_indices(8, 1)
+    return datasets.split_edges(senders, receivers, 8)
+
+
 _NODES = np.zeros(4, np.int32)
 
 # One of each record, by its class.
@@ -85,7 +102,14 @@ RECORDS = {
     ops.MaxK: lambda: ops.MaxK(3),
     ops.VerificationError: lambda: ops.VerificationError("differs"),
     Setting: lambda: Setting("strict", 0.1),
+    nn.Pooled: lambda: nn.Pooled(X, graph.GraphBatch.from_graphs([GRAPH], None), _NODES),
+    sampling.NegativeSampler: lambda: sampling.NegativeSampler.of(GRAPH),
     nn.LSTMState: lambda: nn.LSTMState(X, X, jnp.array(True)),
+    datasets.EdgeSplit: _edge_split,
+    datasets.GraphsDataset: lambda: datasets.GraphsDataset(
+        "rings", *np.ones((2, 4), np.int32), *np.full((2, 1), 4, np.int32), _NODES[:1], 1
+    ),
+    datasets.LinkPart: lambda: _edge_split().train,
     datasets.HypergraphDataset: datasets.digits_hypergraph,
     datasets.NodeDataset: lambda: datasets.synthetic("tiny"),
     datasets.SyntheticScale: lambda: next(iter(datasets.SCALES.values())),

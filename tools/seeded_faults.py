@@ -882,6 +882,78 @@ TRAINING = (
     ),
 )
 
+_LINKS = "metrics/test_metrics"
+_DRAWS = _tests(
+    "sampling/test_negative_edges", "test_pairs_have_the_chances_that_their_weights_give"
+)
+_READOUTS = "nn/test_readouts"
+
+LINKS = (
+    Fault(
+        "links: examples of equal scores are not one group of thresholds",
+        "jaxgnn/metrics/_binary.py",
+        "changes = (ordered[..., 1:] != ordered[..., :-1]) |",
+        "changes = (ordered[..., 1:] == ordered[..., 1:]) |",
+        _tests(_LINKS, "test_binary_scores_are_those_of_scikit_learn"),
+    ),
+    Fault(
+        "links: examples that the mask leaves out are counted",
+        "jaxgnn/metrics/_binary.py",
+        "(~counted, scores, counted & (labels > 0)), dimension=-1, num_keys=2",
+        "(~counted, scores, labels > 0), dimension=-1, num_keys=2",
+        _tests(_LINKS, "test_a_batch_with_masks_and_unlabelled_examples_is_scored_list_by_list"),
+    ),
+    Fault(
+        "links: a hit is one rank too far",
+        "jaxgnn/metrics/_ranking.py",
+        "hit = (halves <= 2 * k)",
+        "hit = (halves <= 2 * k + 2)",
+        _tests(_LINKS, "test_hits_with_shared_negatives_are_those_of_ogb"),
+    ),
+    Fault(
+        "links: of the receivers that a sender may draw, one beside an edge is the edge",
+        "jaxgnn/sampling/_negative_edges.py",
+        "before = (sampler.allowed_before[middle] <= drawn)",
+        "before = (sampler.allowed_before[middle] < drawn)",
+        _DRAWS,
+    ),
+    Fault(
+        "links: senders of few receivers are as likely as others",
+        "jaxgnn/sampling/_negative_edges.py",
+        "chances = np.cumsum(allowed * of_senders.astype(np.float64))",
+        "chances = np.cumsum((allowed > 0) * of_senders.astype(np.float64))",
+        _DRAWS,
+    ),
+    Fault(
+        "links: the two directions of a pair are split apart",
+        "jaxgnn/datasets/_edge_split.py",
+        "if undirected else ends",
+        "if not undirected else ends",
+        _tests("datasets/test_edge_split", "test_nothing_leaks_and_nothing_is_lost"),
+    ),
+    Fault(
+        "links: readouts: padding nodes are in the variance",
+        "jaxgnn/nn/_of_graphs.py",
+        "masked = rows_where(jnp.asarray(batch.node_mask), wide)\n    return sum_rows(masked,",
+        "return sum_rows(wide,",
+        _tests(_READOUTS, "test_each_reduction_is_that_of_the_single_graphs"),
+    ),
+    Fault(
+        "links: readouts: pooling keeps one node too few",
+        "jaxgnn/nn/_top_k_pooling.py",
+        "return order, within < of_nodes(wanted, batch)",
+        "return order, within + 1 < of_nodes(wanted, batch)",
+        _tests(_READOUTS, "test_top_k_pooling_keeps_the_best_nodes_and_the_edges_between_them"),
+    ),
+    Fault(
+        "links: readouts: GraphNorm takes away the whole mean",
+        "jaxgnn/nn/_graph_norms.py",
+        "centred = wide - mean(wide) * self.mean_scale[...].astype(wide.dtype)",
+        "centred = wide - mean(wide)",
+        _tests("nn/test_graph_norms", "test_a_norm_is_that_of_the_single_graphs"),
+    ),
+)
+
 FAULTS: tuple[Fault, ...] = (
     *GRAPH_KERNELS,
     *ATTENTION_KERNELS,
@@ -897,6 +969,7 @@ FAULTS: tuple[Fault, ...] = (
     *GRADIENTS,
     *GRAPHS,
     *LAYERS,
+    *LINKS,
     *READERS,
     *TRAINING,
 )

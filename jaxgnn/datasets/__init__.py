@@ -1,14 +1,19 @@
-"""Data sets for node classification: readers of published files, embedded data, generators.
+"""Data sets of nodes, links and graphs: readers of published files, embedded data, generators.
 
-Nothing is downloaded. Functions return a ``NodeDataset`` or a ``HypergraphDataset`` of numpy
-arrays; ``synthetic`` alone can leave its arrays on the device. ``pydoc_text`` is a text for
-language models; ``sudoku`` has puzzles.
+Nothing is downloaded. Functions return a ``NodeDataset``, a ``HypergraphDataset`` or a
+``GraphsDataset`` of numpy arrays; ``synthetic`` alone can leave its arrays on the device.
+``split_edges`` splits a graph for link prediction. ``pydoc_text`` is a text for language models;
+``sudoku`` has puzzles.
 """
 
 from jaxgnn.datasets import sudoku as sudoku
 from jaxgnn.datasets._cora import cora as cora
 from jaxgnn.datasets._digits import digits as digits
 from jaxgnn.datasets._digits import digits_hypergraph as digits_hypergraph
+from jaxgnn.datasets._edge_split import EdgeSplit as EdgeSplit
+from jaxgnn.datasets._edge_split import LinkPart as LinkPart
+from jaxgnn.datasets._edge_split import split_edges as split_edges
+from jaxgnn.datasets._graphs_dataset import GraphsDataset as GraphsDataset
 from jaxgnn.datasets._graphsaint import read_graphsaint as read_graphsaint
 from jaxgnn.datasets._hyperedge_text import read_hyperedge_text as read_hyperedge_text
 from jaxgnn.datasets._hypergcn import read_hypergcn as read_hypergcn
@@ -24,3 +29,4 @@ from jaxgnn.datasets._reddit import read_reddit as read_reddit
 from jaxgnn.datasets._synthetic import SCALES as SCALES
 from jaxgnn.datasets._synthetic import SyntheticScale as SyntheticScale
 from jaxgnn.datasets._synthetic import synthetic as synthetic
+from jaxgnn.datasets._tu import read_tu as read_tu

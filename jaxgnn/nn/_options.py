@@ -98,6 +98,16 @@ def rate(value: Any) -> str | None:
     return None if number(value) is None and 0 <= value < 1 else "in [0, 1)"
 
 
+def positive(value: Any) -> str | None:
+    """Checks for a finite number above zero."""
+    return None if number(value) is None and value > 0 else "a finite number above 0"
+
+
+def fraction(value: Any) -> str | None:
+    """Checks for a number between zero and one, with both."""
+    return None if number(value) is None and 0 <= value <= 1 else "in [0, 1]"
+
+
 def floating(value: Any) -> str | None:
     """Checks for a floating dtype, or the name of one."""
     expected = "a floating dtype"
@@ -130,6 +140,7 @@ _CHECKS: Mapping[str, Check] = {
     "early_stop": or_none(at_least(0)),
     "edge_dropout": rate,
     "edge_features": at_least(0),
+    "epsilon": positive,
     "features_argument": at_least(0),
     "gradient": one_of("exact", "implicit"),
     "heads": at_least(1),
@@ -161,6 +172,7 @@ _CHECKS: Mapping[str, Check] = {
     "residual": flag,
     "rngs": instance_of(nnx.Rngs, "an nnx.Rngs, such as nnx.Rngs(0)"),
     "scan_layers": flag,
+    "use_affine": flag,
     "use_attention": flag,
     "use_bias": flag,
     "use_linear_bias": flag,

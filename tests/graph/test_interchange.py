@@ -368,3 +368,25 @@ def test_bad_input_names_the_argument_and_the_value(call, fragments):
     with pytest.raises(ValueError) as error:
         call()
     check_message(str(error.value), fragments)
+
+
+@pytest.mark.parametrize("kind", ["graphml", "gml"])
+def test_files_that_networkx_writes_come_back_with_their_attributes(kind, tmp_path):
+    networkx = pytest.importorskip("networkx", reason="reason: networkx is not installed")
+    g = networkx.DiGraph()
+    for name, x in (("ann", 0.5), ("bob", 1.5), ("eve", 2.5)):
+        g.add_node(name, x=x)
+    g.add_edge("ann", "bob", weight=2.0, length=7)
+    g.add_edge("eve", "bob", weight=3.0, length=9)
+    getattr(networkx, f"write_{kind}")(g, tmp_path / "graph")
+    read = getattr(networkx, f"read_{kind}")(tmp_path / "graph")
+    graph, nodes, data = CSRGraph.from_networkx(
+        read, node_attributes=["x"], edge_attributes=["length"]
+    )
+    row = {name: at for at, name in enumerate(nodes)}
+    expected = np.zeros((3, 3))
+    expected[row["bob"], row["ann"]], expected[row["bob"], row["eve"]] = 2, 3
+    np.testing.assert_array_equal(graph.to_scipy().toarray(), expected)
+    assert data.nodes["x"][row["eve"]] == 2.5
+    lengths = {nodes[s]: int(v) for s, v in zip(graph.senders, data.edges["length"], strict=True)}
+    assert lengths == {"ann": 7, "eve": 9}

@@ -39,9 +39,11 @@ BAD = {
     "edge_features": [-1, 1.5, "2"],
     "edge_values": _NO_FLAGS,
     "embedding_features": _NO_WIDTHS,
+    "epsilon": [0, -1.0, "1", jnp.nan],
     "features": _NO_WIDTHS,
     "features_argument": [-1, 0.0],
     "fill_value": ["median", None, jnp.nan, [], ["1"], [0.0, jnp.inf], [1.0, 2.0]],
+    "gate": [None, 3],
     "gradient": _NO_NAMES,
     "group_sizes": [[-1, 2], [1.5], 3],
     "heads": _NO_NUMBERS,
@@ -49,6 +51,7 @@ BAD = {
     "hyper_connections": _NO_NUMBERS,
     "identity": [1.0, "0.9", jnp.nan],
     "implementation": ["cuda", 1],
+    "individually": _NO_FLAGS,
     "in_features": _NO_WIDTHS,
     "initial": [0.0, "1", jnp.nan],
     "input_features": [-1, 1.5],
@@ -66,6 +69,8 @@ BAD = {
     "messages": [None, 3],
     "mixing": _NO_NAMES,
     "mlp": ["relu"],
+    "mode": _NO_NAMES,
+    "momentum": [-0.1, 1.1, "0.9", None],
     "negative_slope": ["0.2", jnp.nan],
     "norm": _NO_FLAGS,
     "normalization": _NO_NAMES,
@@ -80,21 +85,27 @@ BAD = {
     "param_dtype": ["flot32", jnp.int32],
     "path": _NO_NAMES,
     "precision": ["tf", 3],
+    "rate": [-0.1, 1.0, "0.5", None],
+    "ratio": [0.0, 1.5, "0.5", jnp.nan],
     "recompute_every": [0, "often", 1.5, True],
     "reduce": ["min", 1],
     "requires_grad": _NO_FLAGS,
     "residual": _NO_FLAGS,
     "rngs": [None, jax.random.key(0), 0],
     "root_weight": _NO_FLAGS,
+    "scale": [0.0, -1, "1", None],
     "scan_layers": _NO_FLAGS,
     "share_weights": _NO_FLAGS,
     "strength": ["0.5", jnp.nan],
     "strategy": ["pairs", [{0, 99}]],
+    "undirected": _NO_FLAGS,
     "update": [None, jnp.tanh],
+    "use_affine": _NO_FLAGS,
     "use_attention": _NO_FLAGS,
     "use_bias": _NO_FLAGS,
     "use_linear_bias": _NO_FLAGS,
     "use_scale": _NO_FLAGS,
+    "value": [3, "x"],
     "virtual_nodes": [-1, 1.5],
     "vocabulary": _NO_WIDTHS,
     "walk_features": [-1, 1.5],
@@ -121,7 +132,9 @@ OWN = {
 
 def bad_options(name: str, module: type[nnx.Module]) -> Iterator:
     """A parameter for each option of a module: its name, and values that it must not have."""
-    for option in [o for o in inspect.signature(module.__init__).parameters if o != "self"]:
+    # Those of a module without options are the ``args`` and ``kwargs`` of any object.
+    given = inspect.signature(module.__init__).parameters
+    for option in [o for o in given if o not in ("self", "args", "kwargs")]:
         values = OWN.get((name, option)) or BAD[option]
         yield pytest.param(name, option, values, id=f"{name}-{option}")
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxgnn import CSRGraph, Incidence, nn
+from jaxgnn.graph import GraphBatch, GraphSample
 from jaxgnn.testing import random_array
 
 GRAPH = CSRGraph.from_edges([0, 1, 2, 0, 3], [1, 2, 2, 3, 0], 4)
@@ -17,6 +18,11 @@ X = random_array((4, 8), "float32", seed=0)
 EXPERTS = random_array((3, 4, 8), "float32", seed=1)
 STREAMS = random_array((3, 2, 8), "float32", seed=2)
 MESSAGES = random_array((4, 5), "float32", seed=3)
+PAIRS = jnp.array([[0, 1, 3], [2, 0, 3]])
+BATCH = GraphBatch.from_graphs(
+    [GraphSample([0, 1, 2], [1, 2, 0], 3), GraphSample([0], [1], 2)], pad_to=(8, 6)
+)
+OF_BATCH = random_array((8, 8), "float32", seed=4)
 
 
 class Case(NamedTuple):
@@ -65,12 +71,22 @@ def _stack(rngs: nnx.Rngs, /, **options: Any) -> nn.HyperStack:
 
 EDGES = random_array((5, 3), "float32", seed=4)
 
+
+def _attention_pooling(rngs: nnx.Rngs, /, **options: Any) -> nn.AttentionPooling:
+    return nn.AttentionPooling(**({"gate": nn.FusedLinear(8, 1, rngs=rngs)} | options))
+
+
 LAYERS: dict[str, Case] = {
     "AGNNConv": case(nn.AGNNConv, (), GRAPH, X),
     "AllDeepSetsConv": case(nn.AllDeepSetsConv, (8, 6), HYPERGRAPH, X),
     "AllSetTransformerConv": case(
         nn.AllSetTransformerConv, (8, 6), HYPERGRAPH, X, heads=2, dropout=0.5, drops=True
     ),
+    "AttentionPooling": Case(_attention_pooling, (OF_BATCH, BATCH)),
+    "BatchNorm": case(nn.BatchNorm, (8,), OF_BATCH, BATCH),
+    "DotDecoder": case(nn.DotDecoder, (), X, PAIRS),
+    "DropEdge": case(nn.DropEdge, (0.5,), GRAPH),
+    "DropNode": case(nn.DropNode, (0.5,), X, drops=True),
     "EdgeMLP": case(nn.EdgeMLP, (8, [6, 5]), GRAPH, X, edge_dropout=0.5, drops=True),
     "ExpertCombiner": case(nn.ExpertCombiner, (8,), EXPERTS),
     "ExpertCoupler": case(nn.ExpertCoupler, (8, 4), EXPERTS),
@@ -85,6 +101,7 @@ LAYERS: dict[str, Case] = {
     "GCNConv": case(nn.GCNConv, (8, 6), GRAPH, X, activation="relu", dropout=0.5, drops=True),
     "GINConv": case(nn.GINConv, (8, 6), GRAPH, X, activation="maxk", k=2, dropout=0.5, drops=True),
     "GRUUpdate": case(nn.GRUUpdate, (8, 5), X, MESSAGES),
+    "GraphNorm": case(nn.GraphNorm, (8,), OF_BATCH, BATCH),
     "HGNNPlusConv": case(nn.HGNNPlusConv, (8, 6), HYPERGRAPH, X, group_sizes=[1, 1]),
     "HNHNConv": case(nn.HNHNConv, (8, 6), HYPERGRAPH, X),
     "HyperConnection": Case(_connection, (STREAMS,)),
@@ -103,10 +120,14 @@ LAYERS: dict[str, Case] = {
         dropout=0.5,
         drops=True,
     ),
+    "JumpingKnowledge": case(nn.JumpingKnowledge, ("lstm",), [X, X], features=8, num_layers=2),
     "LSTMUpdate": case(nn.LSTMUpdate, (8, 5, [6]), nn.LSTMState(X, X, jnp.array(False)), MESSAGES),
+    "LayerNorm": case(nn.LayerNorm, (8,), OF_BATCH, BATCH, mode="graph"),
+    "MLPDecoder": case(nn.MLPDecoder, (8, 6), X, PAIRS),
     "MLPUpdate": case(nn.MLPUpdate, (8, 5, [6]), X, MESSAGES),
     "MaxK": case(nn.MaxK, (3,), X),
     "MessagePassing": Case(_message_passing, (GRAPH, X), drops=True),
+    "PairNorm": case(nn.PairNorm, (), OF_BATCH, BATCH),
     "PairwiseExpertCoupler": case(nn.PairwiseExpertCoupler, (8, 4), EXPERTS),
     "SAGEConv": case(
         nn.SAGEConv, (8, 6), GRAPH, X, activation="maxk", k=2, dropout=0.5, drops=True
@@ -114,10 +135,14 @@ LAYERS: dict[str, Case] = {
     "TransformerConv": case(
         nn.TransformerConv, (8, 6), GRAPH, X, EDGES, heads=2, edge_dim=3, dropout=0.5, drops=True
     ),
+    "Set2Set": case(nn.Set2Set, (8,), OF_BATCH, BATCH, num_steps=2),
+    "SortPool": case(nn.SortPool, (3,), OF_BATCH, BATCH),
+    "TopKPooling": case(nn.TopKPooling, (8,), OF_BATCH, BATCH, ratio=0.5),
     "UniGATConv": case(nn.UniGATConv, (8, 6), HYPERGRAPH, X, heads=2, dropout=0.5, drops=True),
     "UniGCNConv": case(nn.UniGCNConv, (8, 6), HYPERGRAPH, X),
     "UniGINConv": case(nn.UniGINConv, (8, 6), HYPERGRAPH, X),
     "UniSAGEConv": case(nn.UniSAGEConv, (8, 6), HYPERGRAPH, X),
+    "VirtualNode": case(nn.VirtualNode, (8,), OF_BATCH, BATCH),
 }
 
 

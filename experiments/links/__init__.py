@@ -1,0 +1,1 @@
+"""Link prediction: which nodes of a graph should be joined."""

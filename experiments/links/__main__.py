@@ -1,0 +1,37 @@
+"""Command line: ``python -m experiments.links train``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import tyro
+
+from experiments._seeds import ONE_SEED, Repeats
+from experiments.links.config import TrainConfig
+from experiments.links.train import train_all
+
+
+def train(
+    config: Annotated[TrainConfig, tyro.conf.arg(name="")],
+    repeats: Annotated[Repeats, tyro.conf.arg(name="")] = ONE_SEED,
+) -> None:
+    """Train a network with each seed to tell edges from other pairs of nodes, and score it.
+
+    Args:
+      config: options of the runs.
+      repeats: seeds, and how many runs at once.
+    """
+    train_all(config, repeats)
+
+
+def main() -> None:
+    """Runs a command; a bad option or data file ends it with one line."""
+    try:
+        tyro.extras.subcommand_cli_from_dict({"train": train}, prog="python -m experiments.links")
+    except (ValueError, FileNotFoundError, NotImplementedError, FloatingPointError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""From a data set to the edges that a network sees, and the pairs that it is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments._node_data import on_device
+from experiments._seeds import streams
+from experiments.links.config import TrainConfig
+from jaxgnn import CSRGraph
+from jaxgnn.datasets import EdgeSplit, LinkPart, NodeDataset, split_edges
+from jaxgnn.graph import Normalization, to_undirected
+from jaxgnn.sampling import NegativeSampler, PairWeights
+
+_NORMALIZATIONS: dict[str, Normalization | None] = {"sage": "mean", "gcn": "gcn", "gin": None}
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Training:
+    """What a step of the training reads, on the device.
+
+    Attributes:
+      graph: the edges that carry messages, normalised for the network.
+      features: [nodes, features]; a sparse matrix if less than a tenth is not zero.
+      positives: the pairs that an edge joins, int32 [2, pairs].
+      sampler: draws pairs that no training edge joins.
+    """
+
+    graph: CSRGraph
+    features: jax.Array | CSRGraph
+    positives: jax.Array
+    sampler: NegativeSampler
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Examination:
+    """What a network is validated or tested with, on the device.
+
+    Attributes:
+      graph: the edges that carry messages, normalised for the network.
+      features: [nodes, features]; a sparse matrix if less than a tenth is not zero.
+      positives: the pairs that an edge joins, int32 [2, pairs].
+      negatives: as many pairs that no edge of the whole graph joins, int32 [2, pairs].
+      candidates: for each positive its first node, and others that no edge joins it to; int32
+        [2, pairs, candidates], -1 where there are none.
+    """
+
+    graph: CSRGraph
+    features: jax.Array | CSRGraph
+    positives: jax.Array
+    negatives: jax.Array
+    candidates: jax.Array
+
+
+@dataclass(frozen=True)
+class Links:
+    """A data set split for link prediction.
+
+    Attributes:
+      split: the split of its edges, without directions.
+      training: what a step reads.
+      examinations: what validation and test read, by name.
+    """
+
+    split: EdgeSplit
+    training: Training
+    examinations: dict[str, Examination]
+
+
+def links_of(config: TrainConfig, dataset: NodeDataset) -> Links:
+    """Splits the edges of a data set, whose directions are dropped, and draws what tests ask.
+
+    Raises:
+      ValueError: if the data set has too few edges for the fractions of the options.
+    """
+    seeds = streams(config.seed)
+    whole = to_undirected(_graph(np.stack([dataset.senders, dataset.receivers]), dataset.num_nodes))
+    split = split_edges(
+        np.asarray(whole.senders),
+        np.asarray(whole.receivers()),
+        dataset.num_nodes,
+        validation=config.validation,
+        test=config.test,
+        supervision=config.supervision or None,
+        seed=seeds.split,
+    )
+    features = on_device(dataset.features, config.dtype)
+    weights: PairWeights = "degree" if config.negatives == "degree" else "uniform"
+    # The training knows its own edges alone: those are the messages of the validation.
+    known = _graph(split.validation.messages, split.num_nodes)
+    training = Training(
+        graph=_for_network(config, split.train, split.num_nodes),
+        features=features,
+        positives=jnp.array(split.train.supervision),
+        sampler=NegativeSampler.of(known, weights=weights),
+    )
+    sampler = NegativeSampler.of(whole)
+    keys = jax.random.split(jax.random.key(seeds.split), (2, 2))
+    parts = {"validation": split.validation, "test": split.test}
+    examinations = {
+        name: Examination(
+            graph=_for_network(config, part, split.num_nodes),
+            features=features,
+            positives=jnp.array(part.supervision),
+            negatives=sampler.sample(of_negatives, part.supervision.shape[1]),
+            candidates=sampler.sample(of_candidates, config.candidates, part.supervision[0]),
+        )
+        for (name, part), (of_negatives, of_candidates) in zip(parts.items(), keys, strict=True)
+    }
+    return Links(split, training, examinations)
+
+
+def _for_network(config: TrainConfig, part: LinkPart, num_nodes: int) -> CSRGraph:
+    """The messages of a part as the convolutions of the options want them."""
+    graph = _graph(part.messages, num_nodes)
+    if config.model == "gcn":
+        graph = graph.with_self_loops()
+    return graph.normalized(_NORMALIZATIONS[config.model]).prepared("maxk_spmm")
+
+
+def _graph(edges: np.ndarray, num_nodes: int) -> CSRGraph:
+    return CSRGraph.from_edges(edges[0], edges[1], num_nodes)

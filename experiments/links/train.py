@@ -1,0 +1,183 @@
+"""One training run or several, from options to a picture of their curves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from flax import nnx
+
+from experiments._node_data import load
+from experiments._report import finish
+from experiments._runs import discard, shown
+from experiments._seeds import ONE_SEED, Repeats, run_all, summarize
+from experiments.links.config import TrainConfig
+from experiments.links.data import Links, links_of
+from experiments.links.setup import LinkPredictor, Loss, Scores, loop_of, make_model, optimizer_of
+from experiments.links.trivial import trivial_scores
+from jaxgnn.datasets import NodeDataset
+from jaxgnn.training import FitResult, RunFolder, Table, fit, phase, plot_curves
+
+# What may differ when a run is resumed: where and how far, not what.
+_MAY_CHANGE = ("epochs", "run", "fresh", "progress", "data", "checkpoint_every", "report")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Results of a run.
+
+    Attributes:
+      test: the scores of the test at the best validation epoch, by name.
+      validation: those of the validation there.
+      epoch: the epoch of that evaluation.
+      ms_per_epoch: mean time of a training step; None if the run had been complete already.
+      history: a row for each epoch.
+      trivial: the scores of the test of each method without a network, by its name.
+    """
+
+    test: dict[str, float]
+    validation: dict[str, float]
+    epoch: int
+    ms_per_epoch: float | None
+    history: list[dict[str, float]]
+    trivial: dict[str, dict[str, float]]
+
+
+def train(config: TrainConfig, dataset: NodeDataset | None = None) -> Outcome:
+    """Trains one network and writes its report, curves, metrics and checkpoints to the run folder.
+
+    Args:
+      config: the options of the run.
+      dataset: the data, if it is loaded already.
+
+    Raises:
+      ValueError: if an option or a data file is at fault.
+      FloatingPointError: if no evaluation was finite.
+    """
+    config.check()
+    if dataset is None:
+        with phase(f"reading {config.data_name()}", progress=config.progress):
+            dataset = load(config)
+    with phase("splitting the edges", progress=config.progress):
+        links = links_of(config, dataset)
+    with phase("trivial methods", progress=config.progress):
+        trivial = trivial_scores(
+            dataset, links.split.test, links.examinations["test"], config.hits_k
+        )
+    loop, model = loop_of(config), make_model(config, dataset.features.shape[1])
+    loss = Loss(config.input_dropout, config.negatives_per_edge, config.negatives == "source")
+    _trace(loss, model, links)
+    # All options are valid: only now are files written or removed.
+    folder = config.run_folder()
+    if config.fresh:
+        discard(folder)
+    run = RunFolder(folder, config, may_change=_MAY_CHANGE)
+    result = fit(
+        model,
+        optimizer_of(config),
+        loss,
+        lambda _: links.training,
+        config=loop,
+        evaluate=Scores(links.examinations, config.hits_k),
+        run=run,
+        progress=config.progress,
+    )
+    outcome = _outcome(config, result, run, trivial)
+    _report(config, links, outcome, run)
+    return outcome
+
+
+def train_all(config: TrainConfig, repeats: Repeats = ONE_SEED) -> list[Outcome]:
+    """Trains a run for each seed, and prints their mean if there are several.
+
+    Raises:
+      ValueError: if an option or a data file is at fault.
+    """
+    repeats.check("train")
+    config.check()
+    runs = repeats.of(config)
+    if len(runs) > 1 and config.run is not None:
+        runs = [replace(run, run=config.run / run.variant_name()) for run in runs]
+    outcomes = run_all(train, runs, repeats.processes)
+    if len(runs) > 1:
+        seeds = f"seeds {' '.join(map(str, repeats.seeds))}"
+        note = f"mean ± standard deviation (number of seeds), {seeds}"
+        print(f"\n{_table(config, outcomes, note).text()}")
+    return outcomes
+
+
+def _table(config: TrainConfig, outcomes: list[Outcome], note: str) -> Table:
+    """The scores of the network beside those of methods without one, over the seeds."""
+    found = {name: [outcome.trivial[name] for outcome in outcomes] for name in outcomes[0].trivial}
+    found[config.label()] = [outcome.test for outcome in outcomes]
+
+    def cell(scores: list[dict[str, float]], name: str) -> str:
+        summary = summarize([100 * score[name] for score in scores])
+        return str(summary) if summary.count > 1 else f"{summary.mean:.2f}"
+
+    names = tuple(outcomes[0].test)
+    return Table(
+        title="Test scores on the same split, %",
+        columns=("method", *names),
+        rows=tuple(
+            (method, *(cell(scores, name) for name in names)) for method, scores in found.items()
+        ),
+        note=note,
+    )
+
+
+def _trace(loss: Loss, model: LinkPredictor, links: Links) -> None:
+    """Traces the loss, which finds what can not run."""
+    nnx.eval_shape(lambda model: loss(model, links.training, nnx.Rngs(0))[0], model)
+
+
+def _outcome(
+    config: TrainConfig,
+    result: FitResult,
+    run: RunFolder,
+    trivial: dict[str, dict[str, float]],
+) -> Outcome:
+    best = result.best
+    if best is None:
+        raise FloatingPointError("train: every evaluation was NaN; no epoch is the best")
+    title = f"{config.data_name()}, {config.label()}, seed {config.seed}"
+    curves = {config.label(): result.history}
+    plot_curves(curves, run.path / "curves.png", title=title, best={config.label(): best.step})
+    by_part = {
+        part: {
+            name.removeprefix(f"{part} "): value
+            for name, value in best.metrics.items()
+            if name.startswith(f"{part} ")
+        }
+        for part in ("test", "validation")
+    }
+    run.write_json("result.json", {"metric": config.metric(), "epoch": best.step, **by_part})
+    return Outcome(
+        **by_part,
+        epoch=best.step,
+        ms_per_epoch=result.ms_per_step,
+        history=result.history,
+        trivial=trivial,
+    )
+
+
+def _report(config: TrainConfig, links: Links, outcome: Outcome, run: RunFolder) -> None:
+    """Says what was reached, and writes it to the report, last of all."""
+    split, metric = links.split, config.metric()
+    counts = [
+        f"{part.supervision.shape[1]:,} {name}"
+        for name, part in (
+            ("to train on", split.train),
+            ("to validate by", split.validation),
+            ("to test with", split.test),
+        )
+    ]
+    print(f"{config.data_name()}: {split.num_nodes:,} nodes; pairs {', '.join(counts)}")
+    pace = "" if outcome.ms_per_epoch is None else f", {outcome.ms_per_epoch:.1f} ms an epoch"
+    best = f"best validation {metric} {outcome.validation[metric]:.4f} at epoch {outcome.epoch}"
+    print(f"{config.label()}, seed {config.seed}: {best}{pace}")
+    table = _table(config, [outcome], f"{config.candidates} candidates for the MRR; {best}")
+    print(table.text())
+    print(f"curves: {shown(run.path / 'curves.png')}")
+    print(f"test {metric}: {outcome.test[metric]:.4f}")
+    title = f"{config.data_name()}: {config.label()}, seed {config.seed}"
+    finish(run.path, config.report, title=title, tables=[table])

@@ -1,0 +1,87 @@
+"""A data set of many graphs, each with labels or numbers of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from jaxgnn._errors import bad_input
+
+
+@dataclass(frozen=True, eq=False)
+class GraphsDataset:
+    """Many graphs, for classification or regression of whole graphs, as numpy arrays.
+
+    The nodes of the first graph come first, then those of the second, and so on; so do the edges.
+    ``GraphSample(**dataset[i])`` is one graph, to be put into a ``GraphBatch``.
+
+    Attributes:
+      name: name of the data set.
+      senders: node that each edge leaves, counted from 0 in its graph, int32 [edges].
+      receivers: node that each edge enters, counted from 0 in its graph, int32 [edges].
+      num_nodes_of_each: number of nodes of each graph, int32 [graphs].
+      num_edges_of_each: number of edges of each graph, int32 [graphs].
+      labels: class of each graph, int32 [graphs]; or float32 [graphs, tasks], numbers to predict or
+        zeros and ones, NaN where there is none.
+      num_classes: number of classes; of tasks, where labels are float32.
+      node_features: float32 [nodes, features], or None.
+      edge_features: float32 [edges, features], or None.
+      class_names: what each class is called in the files, or None.
+      train: graphs to train on, int32, or None where the files have no split.
+      validation: graphs to validate by, int32, or None.
+      test: graphs to test with, int32, or None.
+    """
+
+    name: str
+    senders: np.ndarray
+    receivers: np.ndarray
+    num_nodes_of_each: np.ndarray
+    num_edges_of_each: np.ndarray
+    labels: np.ndarray
+    num_classes: int
+    node_features: np.ndarray | None = None
+    edge_features: np.ndarray | None = None
+    class_names: tuple[str, ...] | None = None
+    train: np.ndarray | None = None
+    validation: np.ndarray | None = None
+    test: np.ndarray | None = None
+
+    @property
+    def num_graphs(self) -> int:
+        """Number of graphs."""
+        return self.labels.shape[0]
+
+    def __len__(self) -> int:
+        return self.num_graphs
+
+    def __getitem__(self, at: int) -> dict[str, Any]:
+        """One graph, as the arguments of ``GraphSample``: views of the arrays, labels as globals.
+
+        Raises:
+          ValueError: there is no such graph.
+        """
+        if not -self.num_graphs <= at < self.num_graphs:
+            expected = f"a number of one of {self.num_graphs} graphs"
+            raise bad_input("GraphsDataset", "[graph]", expected, at)
+        nodes, edges = (
+            slice(ends[at % self.num_graphs], ends[at % self.num_graphs + 1]) for ends in self._ends
+        )
+        of_edges, of_nodes = self.edge_features, self.node_features
+        return {
+            "senders": self.senders[edges],
+            "receivers": self.receivers[edges],
+            "num_nodes": int(self.num_nodes_of_each[at]),
+            "nodes": None if of_nodes is None else of_nodes[nodes],
+            "edges": None if of_edges is None else of_edges[edges],
+            "globals": self.labels[at],
+        }
+
+    @cached_property
+    def _ends(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where the nodes and where the edges of each graph begin, and where the last ones end."""
+        counts = self.num_nodes_of_each, self.num_edges_of_each
+        nodes, edges = (np.append(0, np.cumsum(count, dtype=np.int64)) for count in counts)
+        return nodes, edges

@@ -1,0 +1,85 @@
+"""What the scores share: checks of their arguments, and means with few roundings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Num
+
+from jaxgnn._errors import bad_input
+
+# Number of terms that are added one after the other.
+_MOST_IN_TURN = 32
+
+
+def as_numbers(where: str, argument: str, values: Any) -> Num[Array, "*shape"]:
+    """The values as an array of the device.
+
+    Raises:
+      ValueError: if they are neither numbers nor flags, or have no axis.
+    """
+    values = values if hasattr(values, "dtype") else np.asarray(values)
+    kinds = (jnp.floating, jnp.integer, jnp.bool_)
+    if not any(jnp.issubdtype(values.dtype, kind) for kind in kinds):
+        raise bad_input(where, argument, "an array of real numbers", f"dtype {values.dtype}")
+    if values.ndim == 0:
+        raise bad_input(where, argument, "an array of at least one axis", "a single number")
+    return jnp.asarray(values)
+
+
+def as_mask(where: str, argument: str, mask: Any, shape: tuple[int, ...]) -> Bool[Array, "*shape"]:
+    """The mask as an array of this shape; None stands for all.
+
+    Raises:
+      ValueError: if it is not of dtype bool, or does not broadcast to the shape.
+    """
+    if mask is None:
+        return jnp.ones(shape, bool)
+    mask = mask if hasattr(mask, "dtype") else np.asarray(mask)
+    if mask.dtype != bool or not _broadcasts(mask.shape, shape):
+        expected = f"None, or of dtype bool and of a shape that broadcasts to {shape}"
+        raise bad_input(where, argument, expected, f"{mask.dtype} of shape {mask.shape}")
+    return jnp.broadcast_to(jnp.asarray(mask), shape)
+
+
+def mean_where(
+    values: Float[Array, "*batch n"], counted: Bool[Array, "*batch n"]
+) -> Float[Array, "*batch"]:
+    """The mean of the values that count; NaN where none does."""
+    return _sum(jnp.where(counted, values, 0)) / jnp.sum(counted, -1).astype(values.dtype)
+
+
+def all_finite(
+    values: Num[Array, "*batch n"], counted: Bool[Array, "*batch n"]
+) -> Bool[Array, "*batch"]:
+    """Whether all values that count are finite."""
+    return jnp.all(jnp.isfinite(values) | ~counted, -1)
+
+
+def result_dtype(*arrays: Array) -> Any:
+    """float64 for scores of float64, else float32."""
+    is_wide = jnp.result_type(*arrays) == jnp.float64
+    return jnp.float64 if is_wide else jnp.float32
+
+
+def _sum(values: Float[Array, "*batch n"]) -> Float[Array, "*batch"]:
+    """The sum over the last axis, of parts of 32: its error does not grow with their number.
+
+    A compiler for CPUs may add the terms of a sum one after the other, and lose three digits of a
+    million terms in float32.
+    """
+    while values.shape[-1] > _MOST_IN_TURN:
+        missing = -values.shape[-1] % _MOST_IN_TURN
+        padding = [(0, 0)] * (values.ndim - 1) + [(0, missing)]
+        parts = jnp.pad(values, padding).reshape(*values.shape[:-1], -1, _MOST_IN_TURN)
+        values = jnp.sum(parts, -1)
+    return jnp.sum(values, -1)
+
+
+def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    try:
+        return jnp.broadcast_shapes(shape, to) == to
+    except ValueError:
+        return False

@@ -1,0 +1,177 @@
+"""Scores of binary classifiers that look at the order of the examples alone."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, Num
+
+from jaxgnn._errors import bad_input
+from jaxgnn.metrics._arrays import all_finite, as_mask, as_numbers, mean_where, result_dtype
+
+
+def roc_auc(
+    scores: Num[Array, "*batch n"],
+    labels: Num[Array, "*batch n"] | Bool[Array, "*batch n"],
+    mask: Bool[Array, "*batch n"] | None = None,
+) -> Float[Array, "*batch"]:
+    """Area under the ROC curve: the chance that a positive scores above a negative.
+
+    ``1 / (P N) Σ_p Σ_n ([s_p > s_n] + ½ [s_p = s_n])`` over the P positives and N negatives, which
+    is what ``sklearn.metrics.roc_auc_score`` computes. Of several tasks the Open Graph Benchmark
+    takes the mean over those that have an area: ``jnp.nanmean(roc_auc(scores.T, labels.T))``.
+
+    Args:
+      scores: larger means more likely positive, [*batch, n]; only their order counts. float64
+        becomes float32 unless ``jax_enable_x64`` is set.
+      labels: 1 or True for positive, 0 or False for negative; an example whose label is NaN or
+        below zero has none and is left out.
+      mask: False for examples to be left out, such as padding; broadcast to the scores. None for
+        all.
+
+    Returns:
+      A number in [0, 1] for each list of the batch, float32 (float64 for scores of float64). NaN
+      where the examples that count have one class alone, a score that is not finite, or a label
+      that is neither 0 nor 1.
+
+    Raises:
+      ValueError: if scores and labels differ in shape or have no example, or the mask does not fit.
+
+    Example:
+      >>> scores, labels = jnp.array([0.1, 0.4, 0.35, 0.8]), jnp.array([0, 0, 1, 1])
+      >>> float(roc_auc(scores, labels))
+      0.75
+    """
+    return _roc_auc(*_checked("metrics.roc_auc", scores, labels, mask))
+
+
+def average_precision(
+    scores: Num[Array, "*batch n"],
+    labels: Num[Array, "*batch n"] | Bool[Array, "*batch n"],
+    mask: Bool[Array, "*batch n"] | None = None,
+) -> Float[Array, "*batch"]:
+    """Average precision: the mean over the positives of the precision where each is found.
+
+    ``1 / P Σ_p |{q positive: s_q ≥ s_p}| / |{e: s_e ≥ s_p}|``: what
+    ``sklearn.metrics.average_precision_score`` computes as the sum of the precisions at all
+    thresholds, weighted by the growth of the recall. Examples of equal scores are found together.
+    Of several tasks the Open Graph Benchmark takes the mean over those with both classes.
+
+    Args:
+      scores: larger means more likely positive, [*batch, n]; only their order counts. float64
+        becomes float32 unless ``jax_enable_x64`` is set.
+      labels: 1 or True for positive, 0 or False for negative; an example whose label is NaN or
+        below zero has none and is left out.
+      mask: False for examples to be left out, such as padding; broadcast to the scores. None for
+        all.
+
+    Returns:
+      A number in [0, 1] for each list of the batch, float32 (float64 for scores of float64). NaN
+      where the examples that count have no positive (scikit-learn warns and returns 0), a score
+      that is not finite, or a label that is neither 0 nor 1.
+
+    Raises:
+      ValueError: if scores and labels differ in shape or have no example, or the mask does not fit.
+
+    Example:
+      >>> scores, labels = jnp.array([0.1, 0.4, 0.35, 0.8]), jnp.array([0, 0, 1, 1])
+      >>> round(float(average_precision(scores, labels)), 4)
+      0.8333
+    """
+    return _average_precision(*_checked("metrics.average_precision", scores, labels, mask))
+
+
+class _Ranking(NamedTuple):
+    """Examples by score, the lowest first, and those that do not count behind them.
+
+    Attributes:
+      positive: whether each is a positive that counts.
+      below: how many that count have lower scores than each.
+      positives_below: how many of these are positives.
+      through: how many that count have at most the score of each.
+      positives_through: how many of these are positives.
+      num_counted: how many count, [*batch, 1].
+      num_positives: how many of these are positives, [*batch, 1].
+    """
+
+    positive: Bool[Array, "*batch n"]
+    below: Int[Array, "*batch n"]
+    positives_below: Int[Array, "*batch n"]
+    through: Int[Array, "*batch n"]
+    positives_through: Int[Array, "*batch n"]
+    num_counted: Int[Array, "*batch 1"]
+    num_positives: Int[Array, "*batch 1"]
+
+
+def _ranking(scores: Array, labels: Array, counted: Array) -> _Ranking:
+    left_out, ordered, positive = lax.sort(
+        (~counted, scores, counted & (labels > 0)), dimension=-1, num_keys=2
+    )
+    num_counted = jnp.sum(counted, -1, keepdims=True, dtype=jnp.int32)
+    # Groups of equal scores: where the group of each example begins, and where the next one does.
+    changes = (ordered[..., 1:] != ordered[..., :-1]) | (left_out[..., 1:] != left_out[..., :-1])
+    edge = jnp.ones((*scores.shape[:-1], 1), bool)
+    place = lax.broadcasted_iota(jnp.int32, scores.shape, scores.ndim - 1)
+    starts = jnp.where(jnp.concatenate([edge, changes], -1), place, 0)
+    ends = jnp.where(jnp.concatenate([changes, edge], -1), place + 1, scores.shape[-1])
+    first = lax.cummax(starts, axis=scores.ndim - 1)
+    last = lax.cummin(ends, axis=scores.ndim - 1, reverse=True)
+    positives = jnp.pad(
+        jnp.cumsum(positive, -1, dtype=jnp.int32), [(0, 0)] * (scores.ndim - 1) + [(1, 0)]
+    )
+    return _Ranking(
+        positive=positive,
+        below=first,
+        positives_below=jnp.take_along_axis(positives, first, -1),
+        through=last,
+        positives_through=jnp.take_along_axis(positives, last, -1),
+        num_counted=num_counted,
+        num_positives=positives[..., -1:],
+    )
+
+
+@jax.jit
+def _roc_auc(scores: Array, labels: Array, mask: Array) -> Array:
+    counted = mask & (labels >= 0)  # which a NaN is not
+    ranking, dtype = _ranking(scores, labels, counted), result_dtype(scores)
+    negatives_below = ranking.below - ranking.positives_below
+    negatives_through = ranking.through - ranking.positives_through
+    num_negatives = ranking.num_counted - ranking.num_positives
+    beaten = (negatives_below + negatives_through).astype(dtype) / (2 * num_negatives).astype(dtype)
+    area = mean_where(beaten, ranking.positive)
+    return jnp.where(
+        _are_valid(scores, labels, counted) & (num_negatives[..., 0] > 0), area, jnp.nan
+    )
+
+
+@jax.jit
+def _average_precision(scores: Array, labels: Array, mask: Array) -> Array:
+    counted = mask & (labels >= 0)  # which a NaN is not
+    ranking, dtype = _ranking(scores, labels, counted), result_dtype(scores)
+    found = ranking.num_counted - ranking.below
+    hits = ranking.num_positives - ranking.positives_below
+    precision = hits.astype(dtype) / found.astype(dtype)
+    return jnp.where(
+        _are_valid(scores, labels, counted), mean_where(precision, ranking.positive), jnp.nan
+    )
+
+
+def _are_valid(scores: Array, labels: Array, counted: Array) -> Bool[Array, "*batch"]:
+    """Whether all scores that count are finite, and all their labels zeros and ones."""
+    are_classes = jnp.all((labels == 0) | (labels == 1) | ~counted, -1)
+    return all_finite(scores, counted) & are_classes
+
+
+def _checked(where: str, scores: Any, labels: Any, mask: Any) -> tuple[Array, Array, Array]:
+    scores = as_numbers(where, "scores", scores)
+    labels = as_numbers(where, "labels", labels)
+    if scores.shape[-1] == 0:
+        raise bad_input(where, "scores", "of at least one example", f"shape {scores.shape}")
+    if labels.shape != scores.shape:
+        raise bad_input(where, "labels", f"of the scores' shape {scores.shape}", labels.shape)
+    if labels.dtype == bool:  # which no number is compared with
+        labels = labels.astype(jnp.int8)
+    return scores, labels, as_mask(where, "mask", mask, scores.shape)

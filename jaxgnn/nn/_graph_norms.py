@@ -1,0 +1,319 @@
+"""Norms over the nodes of a batch of graphs, in which padding has no part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float
+
+from jaxgnn._errors import bad_input
+from jaxgnn.graph import GraphBatch
+from jaxgnn.nn._maxk import check_widths
+from jaxgnn.nn._of_graphs import check_batch, check_features, means, of_nodes, rows_where
+from jaxgnn.nn._options import checked_options, flag, fraction, one_of, positive
+from jaxgnn.ops._core.dtypes import accumulation_dtype
+
+
+class _Norm(nnx.Module):
+    """Base class of norms with a scale and a shift of each feature."""
+
+    def __init__(self, features: int, epsilon: float, use_affine: bool, param_dtype: jnp.dtype):
+        check_widths(type(self).__name__, features)
+        self.features = features
+        self.epsilon = epsilon
+        self.scale = nnx.Param(jnp.ones(features, param_dtype)) if use_affine else None
+        self.bias = nnx.Param(jnp.zeros(features, param_dtype)) if use_affine else None
+
+    def _prepared(
+        self, x: Float[Array, "nodes features"], batch: GraphBatch | None
+    ) -> tuple[Float[Array, "nodes features"], _Mean, Bool[Array, " nodes"] | None]:
+        """``x`` in at least float32, its mean over the nodes of each graph, and the node mask."""
+        name = type(self).__name__
+        if batch is not None:
+            check_batch(name, x, batch)
+        check_features(name, x, self.features)
+        mask = None if batch is None else jnp.asarray(batch.node_mask)
+        wide = jnp.asarray(x).astype(accumulation_dtype(x.dtype))
+        wide = wide if mask is None else rows_where(mask, wide)
+        return wide, _mean_of_graphs(batch), mask
+
+    def _finished(
+        self, made: Array, mask: Bool[Array, " nodes"] | None, dtype: jnp.dtype
+    ) -> Float[Array, "nodes features"]:
+        """Applies scale and shift, and zeroes padding."""
+        if self.scale is not None and self.bias is not None:
+            made = made * self.scale[...].astype(made.dtype) + self.bias[...].astype(made.dtype)
+        return (made if mask is None else rows_where(mask, made)).astype(dtype)
+
+
+class GraphNorm(_Norm):
+    """Normalises each feature over the nodes of each graph.
+
+    ``y = γ (x - α μ_g) / √(var_g + ε) + β``, where ``μ_g`` is the mean over the nodes of the graph,
+    ``α`` is learnt, and ``var_g`` is the mean of ``(x - α μ_g)²``. See
+    https://arxiv.org/abs/2009.03294.
+
+    Args:
+      features: width of the node features.
+      epsilon: ``ε``.
+      param_dtype: dtype of the parameters.
+
+    Raises:
+      ValueError: if an option has a type or value other than described above.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxgnn import nn
+      >>> from jaxgnn.graph import GraphBatch, GraphSample
+      >>> pair = GraphSample(senders=[0], receivers=[1], num_nodes=2)
+      >>> batch = GraphBatch.from_graphs([pair, pair], pad_to=(8, 4))
+      >>> y = nn.GraphNorm(1)(jnp.arange(8.0)[:, None] ** 2, batch)
+      >>> jnp.round(y[:, 0], 3).tolist()
+      [-1.0, 1.0, -1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+    """
+
+    @checked_options()
+    def __init__(
+        self, features: int, *, epsilon: float = 1e-5, param_dtype: jnp.dtype = jnp.float32
+    ):
+        super().__init__(features, epsilon, True, param_dtype)
+        self.mean_scale = nnx.Param(jnp.ones(features, param_dtype))
+
+    def __call__(
+        self, x: Float[Array, "nodes features"], batch: GraphBatch | None = None
+    ) -> Float[Array, "nodes features"]:
+        """Normalises the features.
+
+        Args:
+          x: features of the nodes.
+          batch: the graphs of the nodes; None if all are of one graph, without padding.
+
+        Returns:
+          The normalised features in the dtype of ``x``, zeros for padding.
+
+        Raises:
+          ValueError: if ``x`` does not fit the batch or the layer.
+        """
+        wide, mean, mask = self._prepared(x, batch)
+        centred = wide - mean(wide) * self.mean_scale[...].astype(wide.dtype)
+        made = centred / jnp.sqrt(mean(jnp.square(centred)) + self.epsilon)
+        return self._finished(made, mask, x.dtype)
+
+
+class LayerNorm(_Norm):
+    """Normalises over the features of each node, or over all features and nodes of each graph.
+
+    ``y = γ (x - μ) / √(var + ε) + β``, see https://arxiv.org/abs/1607.06450. PyTorch Geometric
+    normalises whole graphs, which it calls ``mode="graph"``, and has ``ε`` beside the standard
+    deviation there: ``(x - μ) / (√var + ε)``.
+
+    Args:
+      features: width of the node features.
+      mode: ``"node"`` or ``"graph"``: over what mean and variance are taken.
+      epsilon: ``ε``.
+      use_affine: whether there are ``γ`` and ``β``.
+      param_dtype: dtype of the parameters.
+
+    Raises:
+      ValueError: if an option has a type or value other than described above.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxgnn import nn
+      >>> jnp.round(nn.LayerNorm(2)(jnp.array([[1.0, 3.0], [5.0, 5.0]])), 3).tolist()
+      [[-1.0, 1.0], [0.0, 0.0]]
+    """
+
+    @checked_options(mode=one_of("node", "graph"))
+    def __init__(
+        self,
+        features: int,
+        *,
+        mode: Literal["node", "graph"] = "node",
+        epsilon: float = 1e-5,
+        use_affine: bool = True,
+        param_dtype: jnp.dtype = jnp.float32,
+    ):
+        super().__init__(features, epsilon, use_affine, param_dtype)
+        self.mode = mode
+
+    def __call__(
+        self, x: Float[Array, "nodes features"], batch: GraphBatch | None = None
+    ) -> Float[Array, "nodes features"]:
+        """Normalises the features.
+
+        Args:
+          x: features of the nodes.
+          batch: the graphs of the nodes; None if all are of one graph, without padding.
+
+        Returns:
+          The normalised features in the dtype of ``x``, zeros for padding.
+
+        Raises:
+          ValueError: if ``x`` does not fit the batch or the layer.
+        """
+        wide, of_graphs, mask = self._prepared(x, batch)
+
+        def mean(values: Array) -> Array:
+            of_node = jnp.mean(values, axis=-1, keepdims=True)
+            return of_node if self.mode == "node" else of_graphs(of_node)
+
+        centred = wide - mean(wide)
+        made = centred / jnp.sqrt(mean(jnp.square(centred)) + self.epsilon)
+        return self._finished(made, mask, x.dtype)
+
+
+class PairNorm(nnx.Module):
+    """Keeps the distances between the nodes of a graph from shrinking with depth.
+
+    ``y_i = s x̃_i / √(ε + mean_j ‖x̃_j‖²)`` of the centred features ``x̃_i = x_i - μ_g``. With
+    ``individually`` each node is divided by its own length, ``y_i = s x̃_i / (ε + ‖x̃_i‖)``. See
+    https://arxiv.org/abs/1909.12223.
+
+    Args:
+      scale: ``s``.
+      individually: whether each node is scaled by its own length, the PairNorm-SI of the paper.
+      epsilon: ``ε``.
+
+    Raises:
+      ValueError: if an option has a type or value other than described above.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxgnn import nn
+      >>> jnp.round(nn.PairNorm()(jnp.array([[1.0, 1.0], [5.0, 1.0]])), 3).tolist()
+      [[-1.0, 0.0], [1.0, 0.0]]
+    """
+
+    @checked_options(scale=positive, individually=flag)
+    def __init__(self, *, scale: float = 1.0, individually: bool = False, epsilon: float = 1e-5):
+        self.scale = scale
+        self.individually = individually
+        self.epsilon = epsilon
+
+    def __call__(
+        self, x: Float[Array, "nodes features"], batch: GraphBatch | None = None
+    ) -> Float[Array, "nodes features"]:
+        """Centres and scales the features.
+
+        Args:
+          x: features of the nodes.
+          batch: the graphs of the nodes; None if all are of one graph, without padding.
+
+        Returns:
+          The normalised features in the dtype of ``x``, zeros for padding.
+
+        Raises:
+          ValueError: if ``x`` does not fit the batch.
+        """
+        if batch is not None:
+            check_batch("PairNorm", x, batch)
+            x = rows_where(jnp.asarray(batch.node_mask), jnp.asarray(x))
+        elif x.ndim != 2:
+            raise bad_input("PairNorm", "x", "of shape [nodes, features]", f"shape {x.shape}")
+        wide, mean = x.astype(accumulation_dtype(x.dtype)), _mean_of_graphs(batch)
+        centred = wide - mean(wide)
+        squares = jnp.sum(jnp.square(centred), axis=-1, keepdims=True)
+        if self.individually:
+            # The root has no gradient at zero, where the node is its graph's mean.
+            lengths = jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), 0)
+            made = self.scale * centred / (self.epsilon + lengths)
+        else:
+            made = self.scale * centred / jnp.sqrt(self.epsilon + mean(squares))
+        if batch is not None:
+            made = rows_where(jnp.asarray(batch.node_mask), made)
+        return made.astype(x.dtype)
+
+
+class BatchNorm(nnx.Module):
+    """Normalises each feature over all nodes of a batch but its padding.
+
+    ``y = γ (x - μ) / √(var + ε) + β``, see https://arxiv.org/abs/1502.03167. In training, which
+    ``train()`` sets, mean and variance are those of the batch, and running averages of them are
+    kept, which are used in evaluation, which ``eval()`` sets. This is ``nnx.BatchNorm`` with the
+    mask of the batch.
+
+    Args:
+      features: width of the node features.
+      momentum: what is kept of the running averages in a step; PyTorch counts the other part.
+      epsilon: ``ε``.
+      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
+      param_dtype: dtype of the parameters.
+      rngs: random streams, from which nothing is drawn; layers of Flax have them.
+
+    Raises:
+      ValueError: if an option has a type or value other than described above.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn import nn
+      >>> from jaxgnn.graph import GraphBatch, GraphSample
+      >>> pair = GraphSample(senders=[0], receivers=[1], num_nodes=2)
+      >>> batch = GraphBatch.from_graphs([pair], pad_to=(4, 4))
+      >>> layer = nn.BatchNorm(1, rngs=nnx.Rngs(0))
+      >>> jnp.round(layer(jnp.array([[1.0], [3.0], [9.0], [9.0]]), batch)[:, 0], 3).tolist()
+      [-1.0, 1.0, 0.0, 0.0]
+    """
+
+    @checked_options(momentum=fraction)
+    def __init__(
+        self,
+        features: int,
+        *,
+        momentum: float = 0.9,
+        epsilon: float = 1e-5,
+        dtype: jnp.dtype | None = None,
+        param_dtype: jnp.dtype = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        check_widths("BatchNorm", features)
+        self.features = features
+        self.norm = nnx.BatchNorm(
+            features,
+            momentum=momentum,
+            epsilon=epsilon,
+            dtype=dtype,
+            param_dtype=param_dtype,
+            # The variance as the mean of squares of differences, which loses no digits.
+            use_fast_variance=False,
+            rngs=rngs,
+        )
+
+    def __call__(
+        self, x: Float[Array, "nodes features"], batch: GraphBatch | None = None
+    ) -> Float[Array, "nodes features"]:
+        """Normalises the features.
+
+        Args:
+          x: features of the nodes.
+          batch: the graphs of the nodes; None if there is no padding.
+
+        Returns:
+          The normalised features, zeros for padding.
+
+        Raises:
+          ValueError: if ``x`` does not fit the batch or the layer.
+        """
+        if batch is not None:
+            check_batch("BatchNorm", x, batch)
+        check_features("BatchNorm", x, self.features)
+        if batch is None:
+            return self.norm(x)
+        mask = jnp.asarray(batch.node_mask)
+        x = rows_where(mask, jnp.asarray(x))
+        return rows_where(mask, self.norm(x, mask=mask[:, None]))
+
+
+type _Mean = Callable[[Array], Array]
+"""From values of the nodes to the mean of each node's graph, which broadcasts against them."""
+
+
+def _mean_of_graphs(batch: GraphBatch | None) -> _Mean:
+    """The mean over each graph of a batch, or over all nodes where there is no batch."""
+    if batch is None:
+        return lambda values: jnp.mean(values, axis=0, keepdims=True)
+    return lambda values: of_nodes(means(values, batch), batch)

@@ -1,0 +1,190 @@
+"""Pooling that keeps the best nodes of each graph, and the edges between them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from jaxgnn._errors import bad_input
+from jaxgnn.graph import CSRGraph, GraphBatch
+from jaxgnn.nn._maxk import check_widths
+from jaxgnn.nn._of_graphs import check_batch, check_features, num_real_nodes, of_nodes, rows_where
+from jaxgnn.nn._options import at_least, checked_options, number, or_none
+from jaxgnn.nn._sort_pool import by_score
+
+
+class Pooled(NamedTuple):
+    """What is left of a batch of graphs.
+
+    Attributes:
+      x: features of the nodes that are kept, [capacity, features], zeros for padding.
+      batch: their graphs.
+      node_ids: node of the batch before that each node was, int32 [capacity]; the number of its
+        nodes for padding. ``y.at[node_ids].set(x, mode="drop")`` puts features back.
+    """
+
+    x: Float[Array, "capacity features"]
+    batch: GraphBatch
+    node_ids: Int[Array, " capacity"]
+
+
+class TopKPooling(nnx.Module):
+    """Keeps the nodes of each graph with the best scores, and the edges between them.
+
+    ``s_i = tanh(p · x_i / ‖p‖)`` with a learnt ``p``. Of a graph of n nodes the ``⌈ratio · n⌉``
+    best are kept, or the ``k`` best, best first and of equal ones the first, with the features
+    ``s_i x_i``. See Graph U-Nets, https://arxiv.org/abs/1905.05178; PyTorch Geometric has it under
+    the same name.
+
+    The new batch has a fixed shape, ``⌈ratio · nodes⌉ + graphs`` node slots or ``k · graphs``, and
+    one more for padding, so that a jitted network compiles once. It has as many edge slots as the
+    old one. Slots that are left belong to the first padding graph; where all graphs are real, to
+    none: their id is the number of graphs.
+
+    Args:
+      in_features: width of the node features.
+      ratio: part of the nodes that is kept, in (0, 1]; None with ``k``.
+      k: number of nodes of each graph that are kept, or None.
+      param_dtype: dtype of the parameters.
+      rngs: random streams from which the initial parameters are drawn.
+
+    Raises:
+      ValueError: if an option has a type or value other than described above, or both ``ratio`` and
+        ``k`` are given, or neither.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn import nn
+      >>> from jaxgnn.graph import GraphBatch, GraphSample
+      >>> path = GraphSample(senders=[0, 1, 2], receivers=[1, 2, 3], num_nodes=4)
+      >>> batch = GraphBatch.from_graphs([path, path], pad_to=(12, 8))
+      >>> layer = nn.TopKPooling(5, ratio=0.5, rngs=nnx.Rngs(0))
+      >>> x, pooled, _ = layer(jnp.ones((12, 5)), batch)
+      >>> pooled.num_nodes_of_each.tolist(), pooled.graph.degrees()[:4].tolist()
+      ([2, 2, 6], [0, 1, 0, 1])
+    """
+
+    @checked_options(ratio=or_none(number), k=or_none(at_least(1)))
+    def __init__(
+        self,
+        in_features: int,
+        *,
+        ratio: float | None = None,
+        k: int | None = None,
+        param_dtype: jnp.dtype = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        check_widths("TopKPooling", in_features)
+        if (ratio is None) == (k is None):
+            expected = "given, or k in its place, and not both"
+            raise bad_input("TopKPooling", "ratio", expected, f"{ratio} and k={k}")
+        if ratio is not None and not 0 < ratio <= 1:
+            raise bad_input("TopKPooling", "ratio", "in (0, 1]", ratio)
+        self.ratio = ratio or 1.0
+        self.k = k
+        draws = jax.random.uniform(rngs.params(), (in_features,), jnp.float32, -1, 1)
+        self.direction = nnx.Param((draws / in_features**0.5).astype(param_dtype))
+
+    def __call__(self, x: Float[Array, "nodes features"], batch: GraphBatch) -> Pooled:
+        """Keeps the best nodes.
+
+        Args:
+          x: features of the nodes.
+          batch: the graphs of the nodes, not normalised. Its features of nodes and edges follow
+            their nodes and edges; those of the graphs stay.
+
+        Returns:
+          The features and graphs of the nodes that are kept, and which they are.
+
+        Raises:
+          ValueError: if ``x`` does not fit the batch or the layer, or the graph is normalised.
+        """
+        check_batch("TopKPooling", x, batch)
+        check_features("TopKPooling", x, self.direction[...].shape[0])
+        if batch.graph.is_normalized:
+            expected = "of a graph that is not normalised yet, since degrees change"
+            raise bad_input("TopKPooling", "batch", expected, repr(batch.graph.normalization))
+        x = rows_where(jnp.asarray(batch.node_mask), jnp.asarray(x))
+        direction = self.direction[...].astype(x.dtype)
+        scores = jnp.tanh(x @ direction / jnp.linalg.norm(direction))
+        order, is_kept = self._best(scores, batch)
+        slots = jnp.arange(self._capacity(batch), dtype=jnp.int32)
+        total = jnp.sum(is_kept, dtype=jnp.int32)
+        nodes = x.shape[0]
+        # The kept ones of ``order`` in their order, and behind them the number of nodes.
+        (at,) = jnp.nonzero(is_kept, size=slots.size, fill_value=nodes)
+        node_ids = jnp.pad(order, (0, 1), constant_values=nodes)[at]
+        real = slots < total
+
+        def taken(leaf: Array) -> Array:
+            return rows_where(real, jnp.asarray(leaf)[jnp.where(real, node_ids, 0)])
+
+        kept = taken(x) * taken(scores)[:, None]
+        return Pooled(kept, self._batch(batch, node_ids, real, taken), node_ids)
+
+    def _capacity(self, batch: GraphBatch) -> int:
+        nodes, graphs = batch.node_mask.shape[0], batch.num_graphs
+        most = math.ceil(self.ratio * nodes) + graphs if self.k is None else graphs * self.k
+        return min(most, nodes) + 1
+
+    def _best(self, scores: Array, batch: GraphBatch) -> tuple[Array, Array]:
+        """All nodes graph by graph, the best first, and which of these are kept."""
+        count = num_real_nodes(batch)
+        if self.k is not None:
+            wanted = jnp.minimum(count, self.k)
+        else:
+            wanted = jnp.ceil(self.ratio * count.astype(jnp.float32)).astype(count.dtype)
+        order, start = by_score(scores, batch)
+        place = jnp.arange(order.shape[0], dtype=start.dtype)
+        within = place - of_nodes(start, batch)  # nodes are in the order of their graphs
+        return order, within < of_nodes(wanted, batch)
+
+    def _batch(
+        self,
+        batch: GraphBatch,
+        node_ids: Array,
+        real: Array,
+        taken: Callable[[Array], Array],
+    ) -> GraphBatch:
+        """The batch of the kept nodes and of the edges between them."""
+        nodes, capacity = batch.node_mask.shape[0], node_ids.shape[0]
+        slot_of = jnp.full(nodes, capacity, jnp.int32)
+        slot_of = slot_of.at[node_ids].set(jnp.arange(capacity, dtype=jnp.int32), mode="drop")
+        old = batch.graph
+        rows = jnp.asarray(old.receivers())
+        receivers = jnp.where(rows < nodes, slot_of[jnp.minimum(rows, nodes - 1)], capacity)
+        senders = slot_of[jnp.asarray(old.indices)]
+        is_edge = (receivers < capacity) & (senders < capacity)
+        graph, (edges,) = CSRGraph.from_edges(
+            jnp.where(is_edge, senders, 0),
+            jnp.where(is_edge, receivers, 0),
+            capacity,
+            weights=None if old.weights is None else jnp.asarray(old.weights),
+            edge_mask=is_edge,
+            edge_data=(jax.tree.map(jnp.asarray, batch.edges),),
+        )
+        # The first graph that is padding; their number, which is none, where all are real.
+        padding = jnp.sum(jnp.asarray(batch.graph_mask), dtype=jnp.int32)
+        ids = jnp.where(real, jnp.asarray(batch.graph_ids)[jnp.where(real, node_ids, 0)], padding)
+        counts = jnp.zeros(batch.num_graphs, jnp.int32).at[ids].add(1, mode="drop")
+        of_edges = jnp.where(is_edge, ids[jnp.minimum(receivers, capacity - 1)], padding)
+        edge_counts = jnp.zeros(batch.num_graphs, jnp.int32).at[of_edges].add(1, mode="drop")
+        there = jnp.arange(graph.num_edges) < jnp.asarray(graph.indptr)[-1]
+        return GraphBatch(
+            graph=graph,
+            graph_ids=ids,
+            num_nodes_of_each=counts,
+            num_edges_of_each=edge_counts,
+            node_mask=real,
+            graph_mask=jnp.asarray(batch.graph_mask),
+            nodes=jax.tree.map(taken, batch.nodes),
+            edges=jax.tree.map(lambda leaf: rows_where(there, leaf), edges),
+            globals=batch.globals,
+        )

@@ -1,0 +1,5 @@
+"""What training draws of a graph at random, on the device."""
+
+from jaxgnn.sampling._negative_edges import NegativeSampler as NegativeSampler
+from jaxgnn.sampling._negative_edges import PairWeights as PairWeights
+from jaxgnn.sampling._negative_edges import negative_edges as negative_edges

@@ -1,0 +1,306 @@
+"""Pairs of nodes without an edge, drawn exactly: nothing is drawn that has to be rejected.
+
+The receivers that a sender is not joined to form a list, whose numbers are those of all receivers
+less the gaps that its edges leave. A number of this list is drawn, and the receiver that it stands
+for is found by a binary search among the edges of the sender. All counts are integers, so that no
+rounding can lead to an edge.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+from jax import lax
+from jaxtyping import Array, Int, Int32, PRNGKeyArray, UInt32
+
+from jaxgnn._errors import bad_input
+from jaxgnn.graph import CSRGraph, is_concrete
+
+PairWeights = Literal["uniform", "degree"]
+"""How likely a node is drawn: all alike, or by the 3/4 power of its number of edges."""
+
+# Weights of nodes become integers whose sum is about this.
+_TOTAL = 2**30
+_POWER = 0.75
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class NegativeSampler:
+    """Draws pairs of a graph's nodes that no edge joins; a pytree, to be passed to a jitted step.
+
+    ``NegativeSampler.of(graph)`` makes it on the host, once for a graph, in linear time and 8 bytes
+    an edge. A draw is a binary search among all senders, one among the edges of its sender, and one
+    among all receivers where these are weighted.
+
+    Attributes:
+      offsets: where the receivers that each sender is not paired with begin, int32 [senders + 1].
+      excluded: these receivers, ascending for each sender, int32 [entries].
+      allowed_before: the weight of the receivers before each of them that its sender may be paired
+        with, int32 [entries].
+      allowed: the weight of all receivers that each sender may be paired with, int32 [senders].
+      ends: for weighted receivers, the sum of the weights up to and with each, int32 [receivers];
+        None where all weigh one.
+      chances: chance of a sender up to and with each, as a part of 2^32 - 1, uint32 [senders].
+      num_receivers: number of receivers.
+      search_steps: steps of a binary search among the receivers of a sender.
+    """
+
+    offsets: Int32[Array, " senders+1"]
+    excluded: Int32[Array, " entries"]
+    allowed_before: Int32[Array, " entries"]
+    allowed: Int32[Array, " senders"]
+    ends: Int32[Array, " receivers"] | None
+    chances: UInt32[Array, " senders"]
+    num_receivers: int = dataclasses.field(metadata={"static": True})
+    search_steps: int = dataclasses.field(metadata={"static": True})
+
+    @classmethod
+    def of(
+        cls, graph: CSRGraph, *, weights: PairWeights = "uniform", self_loops: bool = False
+    ) -> NegativeSampler:
+        """Makes the sampler of a graph, on the host.
+
+        Args:
+          graph: the edges that are never drawn. Its edges have directions: a graph without
+            directions must have both of each pair.
+          weights: ``"uniform"`` draws all pairs without an edge alike. With ``"degree"`` the chance
+            of a pair grows with the number of edges that leave its sender and of those that enter
+            its receiver, each to the power 3/4 as word2vec has it
+            (https://arxiv.org/abs/1310.4546); a node without such edges is never drawn.
+          self_loops: whether a node without a self loop may be paired with itself.
+
+        Raises:
+          ValueError: if ``graph`` is no graph or is traced, ``weights`` has no such name, or there
+            is no pair without an edge.
+        """
+        return _made("sampling.NegativeSampler", graph, weights, self_loops)
+
+    def sample(
+        self, key: PRNGKeyArray, num: int, sources: Int[Array, " sources"] | None = None
+    ) -> Int32[Array, "2 *shape"]:
+        """Draws pairs without an edge, each independent of the others; works under ``jit``.
+
+        Args:
+          key: a random key.
+          num: number of pairs, or of pairs for each source.
+          sources: senders to find receivers for, or None to draw the senders too.
+
+        Returns:
+          Senders and receivers, [2, num], or [2, sources, num]. The receiver is -1 for a source
+          that is joined to all receivers, and both are -1 for one that is no node.
+
+        Raises:
+          ValueError: if ``num`` is no positive integer, or ``sources`` are not a list of integers.
+        """
+        return _drawn("NegativeSampler.sample", self, key, num, sources)
+
+
+def negative_edges(
+    graph: CSRGraph,
+    num: int,
+    key: PRNGKeyArray,
+    *,
+    sources: Int[Array, " sources"] | None = None,
+    weights: PairWeights = "uniform",
+    self_loops: bool = False,
+) -> Int32[Array, "2 *shape"]:
+    """Draws pairs of nodes that no edge of a graph joins.
+
+    This makes a ``NegativeSampler`` and draws from it once; training, which draws in each step,
+    keeps the sampler.
+
+    Args:
+      graph: the edges that are never drawn. Its edges have directions: a graph without directions
+        must have both of each pair.
+      num: number of pairs, or of pairs for each source; the same pair may be drawn again.
+      key: a random key.
+      sources: senders to find receivers for, or None to draw the senders too.
+      weights: ``"uniform"``, or ``"degree"`` to draw nodes by the 3/4 power of their number of
+        edges.
+      self_loops: whether a node without a self loop may be paired with itself.
+
+    Returns:
+      Senders and receivers, int32 [2, num], or [2, sources, num].
+
+    Raises:
+      ValueError: if ``graph`` is no graph or is traced, no pair is without an edge, ``num`` is no
+        positive integer, ``weights`` has no such name, or a source is no node or is joined to all
+        receivers that may be drawn.
+
+    Example:
+      >>> graph = CSRGraph.from_edges([0, 1, 1, 2], [1, 0, 2, 1], num_nodes=3)
+      >>> pairs = negative_edges(graph, 4, jax.random.key(0))
+      >>> sorted({tuple(pair) for pair in pairs.T.tolist()})
+      [(0, 2), (2, 0)]
+    """
+    where = "sampling.negative_edges"
+    sampler = _made(where, graph, weights, self_loops)
+    if sources is not None:
+        sources = _as_sources(where, sources)
+        if is_concrete(sources):
+            _check_sources(where, sampler, np.asarray(sources))
+    return _drawn(where, sampler, key, num, sources)
+
+
+def _drawn(
+    where: str, sampler: NegativeSampler, key: PRNGKeyArray, num: int, sources: Any
+) -> Int32[Array, "2 *shape"]:
+    """Pairs without an edge; ``where`` is the function that errors name."""
+    if isinstance(num, bool) or not hasattr(num, "__index__") or num < 1:
+        raise bad_input(where, "num", "an int of at least 1", repr(num))
+    if sources is not None:
+        sources = _as_sources(where, sources)
+    return _sample(sampler, key, sources, int(num))
+
+
+@partial(jax.jit, static_argnums=3)
+def _sample(
+    sampler: NegativeSampler, key: PRNGKeyArray, sources: Array | None, num: int
+) -> Int32[Array, "2 *shape"]:
+    of_senders, of_receivers = jax.random.split(key)
+    if sources is None:
+        drawn = jax.random.bits(of_senders, (num,), jnp.uint32)
+        # The largest number of 32 bits is beyond all chances, and so is taken for the one before.
+        drawn = jnp.minimum(drawn, np.uint32(2**32 - 2))
+        senders = jnp.searchsorted(sampler.chances, drawn, side="right").astype(jnp.int32)
+        is_node = jnp.ones(num, bool)
+    else:
+        senders = jnp.broadcast_to(sources[:, None], (sources.shape[0], num)).astype(jnp.int32)
+        is_node = (senders >= 0) & (senders < sampler.allowed.shape[0])
+        senders = jnp.where(is_node, senders, 0)
+    allowed = sampler.allowed[senders]
+    drawn = _below(allowed, jax.random.bits(of_receivers, senders.shape, jnp.uint32))
+    receivers = _receivers(sampler, senders, drawn)
+    senders = jnp.where(is_node, senders, -1)
+    return jnp.stack([senders, jnp.where(is_node & (allowed > 0), receivers, -1)])
+
+
+def _below(limits: Int32[Array, "*shape"], bits: UInt32[Array, "*shape"]) -> Array:
+    """``bits · limits / 2^32``, rounded down: even numbers below limits of up to 2^31, int32.
+
+    ``jax.random.randint`` takes the remainder of the bits, which for limits near 2^31 makes low
+    numbers half again as likely. The product of 64 bits is put together from parts of 16.
+    """
+    limits, half = limits.astype(jnp.uint32), np.uint32(16)
+    low = np.uint32(2**16 - 1)
+    (a_high, a_low), (b_high, b_low) = ((x >> half, x & low) for x in (bits, limits))
+    across, back = a_low * b_high, a_high * b_low
+    carried = (a_low * b_low >> half) + (across & low) + (back & low)
+    upper = a_high * b_high + (across >> half) + (back >> half) + (carried >> half)
+    return upper.astype(jnp.int32)
+
+
+def _receivers(sampler: NegativeSampler, senders: Array, drawn: Array) -> Array:
+    """The receiver at each place ``drawn`` of the weights that a sender may draw."""
+    begin = sampler.offsets[senders]
+
+    def halve(_, bounds):
+        low, high = bounds
+        middle = low + (high - low) // 2
+        before = (sampler.allowed_before[middle] <= drawn) & (low < high)
+        return jnp.where(before, middle + 1, low), jnp.where(before, high, middle)
+
+    if sampler.search_steps:
+        bounds = begin, sampler.offsets[senders + 1]
+        end, _ = lax.fori_loop(0, sampler.search_steps, halve, bounds)
+        # Of the last receiver that is left out before the drawn one: what its sender may draw
+        # before it, and the weight of all receivers up to and with it.
+        last = jnp.maximum(end - 1, 0)
+        receiver = sampler.excluded[last]
+        up_to = receiver + 1 if sampler.ends is None else sampler.ends[receiver]
+        drawn = drawn + jnp.where(end > begin, up_to - sampler.allowed_before[last], 0)
+    if sampler.ends is None:
+        return drawn
+    return jnp.searchsorted(sampler.ends, drawn, side="right").astype(jnp.int32)
+
+
+def _made(where: str, graph: CSRGraph, weights: PairWeights, self_loops: bool) -> NegativeSampler:
+    """The sampler of a graph; ``where`` is the function that errors name."""
+    edges = _edges_of(where, graph)
+    if weights not in get_args(PairWeights):
+        expected = f"one of {', '.join(get_args(PairWeights))}"
+        raise bad_input(where, "weights", expected, repr(weights))
+    shape = graph.num_cols, graph.num_rows
+    of_senders, of_receivers = (np.ones(size, np.int64) for size in shape)
+    if weights == "degree":
+        of_senders, of_receivers = (_degree_weights(edges.sum(axis)) for axis in (1, 0))
+    if not self_loops and graph.num_rows == graph.num_cols:
+        edges = edges + scipy.sparse.eye_array(graph.num_rows, dtype=edges.dtype, format="csr")
+    edges.sort_indices()
+    ends = np.cumsum(of_receivers)
+    starts = ends - of_receivers
+    lost = of_receivers[edges.indices]  # weights that a sender cannot draw
+    lost_before = np.cumsum(lost) - lost
+    lost_total = np.append(lost_before, lost.sum())[edges.indptr]
+    lost_before -= np.repeat(lost_total[:-1], np.diff(edges.indptr))
+    allowed = ends[-1] - np.diff(lost_total) if ends.size else np.zeros(0, np.int64)
+    chances = np.cumsum(allowed * of_senders.astype(np.float64))
+    if not chances.size or not chances[-1]:
+        expected = "with some pair of nodes that no edge joins"
+        raise bad_input(where, "graph", expected, f"{edges.nnz} edges of shape {shape}")
+    chances = np.floor(chances / chances[-1] * np.iinfo(np.uint32).max)
+    longest = int(np.diff(edges.indptr).max())
+    return NegativeSampler(
+        offsets=jnp.asarray(edges.indptr.astype(np.int32)),
+        excluded=jnp.asarray(edges.indices.astype(np.int32)),
+        allowed_before=jnp.asarray((starts[edges.indices] - lost_before).astype(np.int32)),
+        allowed=jnp.asarray(allowed.astype(np.int32)),
+        ends=None if weights == "uniform" else jnp.asarray(ends.astype(np.int32)),
+        chances=jnp.asarray(chances.astype(np.uint32)),
+        num_receivers=graph.num_rows,
+        search_steps=longest.bit_length(),
+    )
+
+
+def _edges_of(where: str, graph: Any) -> scipy.sparse.csr_array:
+    """Which sender has an edge to which receiver, as ones: [senders, receivers] int32."""
+    if not isinstance(graph, CSRGraph):
+        raise bad_input(where, "graph", "a jaxgnn.graph.CSRGraph", type(graph).__name__)
+    if not is_concrete(graph.indptr, graph.indices):
+        raise bad_input(where, "graph", "concrete; call it outside jit", "a tracer")
+    indptr = np.asarray(graph.indptr)
+    indices = np.asarray(graph.indices)[: indptr[-1]]
+    if indices.size + graph.num_rows > np.iinfo(np.int32).max:
+        expected = "of at most 2^31 - 1 edges and nodes"
+        raise bad_input(where, "graph", expected, f"{indices.size} edges")
+    ones = np.ones(indices.size, np.int32)
+    by_receiver = scipy.sparse.csr_array((ones, indices, indptr.astype(np.int32)), graph.shape)
+    by_sender = by_receiver.T.tocsr()
+    by_sender.sum_duplicates()
+    by_sender.data[:] = 1
+    return by_sender
+
+
+def _degree_weights(degrees: np.ndarray) -> np.ndarray:
+    """Powers of degrees as int64, whose sum is about ``_TOTAL``; zero for those without edges."""
+    powers = degrees.astype(np.float64) ** _POWER
+    scale = (_TOTAL - powers.size) / max(powers.sum(), 1)
+    return np.where(degrees > 0, np.maximum(np.rint(powers * scale), 1), 0).astype(np.int64)
+
+
+def _as_sources(where: str, sources: Any) -> Any:
+    sources = sources if hasattr(sources, "dtype") else np.asarray(sources)
+    if sources.ndim != 1 or not jnp.issubdtype(sources.dtype, jnp.integer):
+        got = f"{sources.dtype} of shape {sources.shape}"
+        raise bad_input(where, "sources", "integers of shape [sources]", got)
+    return sources
+
+
+def _check_sources(where: str, sampler: NegativeSampler, sources: np.ndarray) -> None:
+    allowed = np.asarray(sampler.allowed)
+    is_node = (sources >= 0) & (sources < allowed.size)
+    if not is_node.all():
+        at = int(np.argmin(is_node))
+        raise bad_input(where, f"sources[{at}]", f"in [0, {allowed.size})", int(sources[at]))
+    if not allowed[sources].all():
+        at = int(np.argmin(allowed[sources] > 0))
+        expected = "a node that is not joined to all receivers"
+        raise bad_input(where, f"sources[{at}]", expected, int(sources[at]))

@@ -1,0 +1,193 @@
+"""Link prediction, from the command line to the report."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments._seeds import Repeats
+from experiments.links import __main__ as command_line
+from experiments.links import train as train_module
+from experiments.links.config import TrainConfig
+from experiments.links.data import links_of
+from experiments.links.setup import scores_of
+from experiments.links.train import train, train_all
+from experiments.links.trivial import trivial_scores
+from jaxgnn import datasets
+
+TINY = datasets.SyntheticScale(
+    nodes=120, edges=900, features=8, communities=4, exponent=0.5, train=0.6, validation=0.2
+)
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return datasets.synthetic(TINY, seed=0)
+
+
+def _config(folder: Path, **options) -> TrainConfig:
+    defaults = {
+        "dataset": "synthetic",
+        "hidden_features": 16,
+        "embedding_features": 8,
+        "k": 4,
+        "supervision": 0.3,
+        "epochs": 12,
+        "eval_every": 4,
+        "checkpoint_every": 4,
+        "candidates": 10,
+        "run": folder / "run",
+        "progress": False,
+    }
+    return TrainConfig(**(defaults | options))
+
+
+def _pairs(edges):
+    return {tuple(sorted(pair)) for pair in np.asarray(edges).reshape(2, -1).T.tolist()}
+
+
+@pytest.fixture(scope="module")
+def trained(tiny, tmp_path_factory):
+    config = _config(tmp_path_factory.mktemp("links"), checkpoint_every=0)
+    return config.run, train(config, tiny)
+
+
+@pytest.mark.long
+def test_a_run_learns_and_writes_its_scores_curves_and_report(trained):
+    folder, outcome = trained
+    losses = [row["loss"] for row in outcome.history]
+    assert losses[-1] < losses[0] and outcome.validation["ROC-AUC"] > 0.5
+    assert set(outcome.test) == {"ROC-AUC", "AP", "MRR", "hits@20"}
+    result = json.loads((folder / "result.json").read_text())
+    assert result["test"] == outcome.test and result["metric"] == "ROC-AUC"
+    page = (folder / "report.html").read_text()
+    assert (folder / "curves.png").exists()
+    for name in ("common neighbours", "Adamic-Adar", "preferential attachment", "cosine"):
+        assert name in page
+
+
+@pytest.mark.long
+def test_a_run_that_was_stopped_resumes_to_the_same_result(tiny, trained, tmp_path, monkeypatch):
+    config, calls = _config(tmp_path), []
+
+    class Stopping(train_module.Scores):
+        def __call__(self, model):
+            calls.append(model)
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+            return super().__call__(model)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(train_module, "Scores", Stopping)
+        train(config, tiny)
+    resumed = train(config, tiny)
+    assert resumed.history == trained[1].history and resumed.test == trained[1].test
+
+
+def test_no_part_is_asked_for_what_it_has_seen(tiny, tmp_path):
+    config = _config(tmp_path, negatives="source", negatives_per_edge=3)
+    links = links_of(config, tiny)
+    every = _pairs([tiny.senders, tiny.receivers])
+    training = links.training
+    assert not _pairs(training.positives) & _pairs(links.split.train.messages)
+    for name, part in links.examinations.items():
+        messages = _pairs(getattr(links.split, name).messages)
+        assert not _pairs(part.positives) & messages
+        assert not _pairs(part.negatives) & every
+        np.testing.assert_array_equal(part.candidates[0][:, 0], part.positives[0])
+        assert not _pairs(np.asarray(part.candidates)) & every
+    # What the training draws avoids the training's own edges alone: others are not known to it.
+    drawn = training.sampler.sample(jax.random.key(0), 200, jnp.arange(120))
+    known = _pairs(links.split.validation.messages)
+    assert not _pairs(drawn) & known
+    assert _pairs(drawn) & _pairs(links.examinations["test"].positives)
+
+
+def test_methods_without_a_network_score_as_their_formulas_say(tiny, tmp_path):
+    links = links_of(_config(tmp_path), tiny)
+    part, asked = links.split.test, links.examinations["test"]
+    joined = np.zeros((120, 120))
+    joined[tuple(part.messages)] = 1
+    degrees = joined.sum(axis=1)
+    unit = tiny.features / np.linalg.norm(tiny.features, axis=1, keepdims=True)
+    expected = {
+        "common neighbours": joined @ joined.T,
+        "Adamic-Adar": joined @ np.diag(1 / np.log(np.maximum(degrees, 2))) @ joined.T,
+        "preferential attachment": np.outer(degrees, degrees),
+        "cosine of features": unit @ unit.T,
+    }
+    found = trivial_scores(tiny, part, asked, 20)
+    assert found.keys() == expected.keys()
+    for name, matrix in expected.items():
+        edges, others, ranked = (
+            jnp.asarray(matrix[tuple(np.asarray(ends))], jnp.float32)
+            for ends in (asked.positives, asked.negatives, asked.candidates)
+        )
+        scores = scores_of(edges, others, ranked, asked.candidates[1] >= 0, 20)
+        for score, value in scores.items():
+            np.testing.assert_allclose(found[name][score], value, atol=0.02, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"model": "sage", "activation": "relu", "decoder": "mlp", "negatives": "source"},
+        {
+            "model": "gin",
+            "activation": "maxk",
+            "negatives": "degree",
+            "select": "hits",
+            "dtype": "bfloat16",
+        },
+    ],
+)
+@pytest.mark.long
+def test_other_networks_decoders_and_negatives_run(options, tiny, tmp_path):
+    outcome = train(_config(tmp_path, epochs=2, eval_every=0, **options), tiny)
+    assert np.isfinite(list(outcome.test.values())).all()
+
+
+@pytest.mark.long
+def test_several_seeds_have_folders_of_their_own_and_a_table(tmp_path, monkeypatch, capsys, tiny):
+    monkeypatch.setattr(train_module, "load", lambda config: tiny)
+    config = _config(tmp_path, epochs=1, eval_every=0)
+    outcomes = train_all(config, Repeats((0, 1)))
+    assert {path.name for path in config.run.iterdir()} == {
+        f"gcn-relu-dot-seed{seed}" for seed in (0, 1)
+    }
+    assert outcomes[0].test != outcomes[1].test
+    assert "mean ± standard deviation (number of seeds), seeds 0 1" in capsys.readouterr().out
+
+
+BAD = {
+    "--test": ({"test": 1.0}, r"train: --test must be in \[0, 1\), got 1.0"),
+    "both": ({"validation": 0.5, "test": 0.5}, "--validation and --test must be below 1 together"),
+    "--validation": ({"validation": 0.0}, "--validation must be above 0, got 0.0"),
+    "--candidates": ({"candidates": 0}, "--candidates must be at least 1, got 0"),
+    "--k": ({"k": 99, "activation": "maxk"}, "--k must be at most --hidden-features, 16, got 99"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_options_are_named_as_they_are_typed_before_anything_is_written(name, tmp_path, tiny):
+    options, message = BAD[name]
+    with pytest.raises(ValueError, match=message):
+        train(_config(tmp_path, **options), tiny)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_line_takes_the_options_and_ends_with_one_line(monkeypatch, tmp_path):
+    given = []
+    monkeypatch.setattr(command_line, "train_all", lambda *options: given.append(options))
+    arguments = ["links", "train", "--model", "sage", "--seeds", "0", "1", "--run", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", arguments)
+    command_line.main()
+    assert given == [(replace(TrainConfig(), model="sage", run=tmp_path), Repeats((0, 1)))]
+    monkeypatch.undo()
+    monkeypatch.setattr("sys.argv", ["links", "train", "--dataset", "nowhere"])
+    with pytest.raises(SystemExit, match="error: train: --dataset must be one of cora, digits"):
+        command_line.main()
