@@ -30,6 +30,7 @@ ROOMS = {
     "mhc": ("chip", "simt", "tensor_cores"),
     "hypergraph": ("chip", "simt", "dense"),
     "attention": ("chip", "simt", "graph"),
+    "aggregate": ("chip", "simt", "graph"),
 }
 
 
@@ -43,6 +44,7 @@ FAMILIES = {
     "mhc": (),
     "hypergraph": ("graph", "dense"),
     "attention": ("graph", "maxk"),
+    "aggregate": ("graph",),
 }
 
 
@@ -84,6 +86,7 @@ ALLOWED = {
         "jaxgnn._ffi",
         "pallas_kernels.chip",
         "pallas_kernels.attention.arguments",
+        "pallas_kernels.aggregate.arguments",
     },
     **{f"pallas_kernels.{room}": _rooms(room, *below) for room, below in ROOMS.items()},
     "pallas_kernels": set(),

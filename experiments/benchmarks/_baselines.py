@@ -97,6 +97,31 @@ def torch_segment_softmax(
     return {"torch-geometric": run}
 
 
+def torch_aggregation(
+    graph: CSRGraph, inputs: Sequence[tuple], reductions: tuple[str, ...], direction: str
+) -> dict[str, Candidate]:
+    """``MultiAggregation`` of torch-geometric over gathered neighbours, or over messages.
+
+    Args:
+      graph: without padding.
+      inputs: sets of ``(graph, x, dy)``; x has a row for each sender, or for each edge.
+      reductions: names of the reductions.
+      direction: ``"forward"`` or ``"forward+backward"``.
+    """
+    if torch_here() is None or importlib.util.find_spec("torch_geometric") is None:
+        return {}
+    reduce = importlib.import_module("torch_geometric.nn.aggr").MultiAggregation(list(reductions))
+    rows, senders = (to_torch(ids).long() for ids in (graph.receivers(), graph.indices))
+    by_edge = inputs[0][1].shape[0] == graph.num_edges
+
+    def reduced(x):
+        return reduce(x if by_edge else x[senders], index=rows, dim_size=graph.num_rows)
+
+    calls = [(torch_call(direction, reduced, [to_torch(x)], to_torch(dy)),) for _, x, dy in inputs]
+    run = Candidate(lambda call: call(), calls, jit=False, wait=wait_for_torch)
+    return {"torch-geometric": run}
+
+
 def torch_call(direction: str, layer: Callable, leaves: Sequence[Any], dy: Any) -> Callable:
     """A call without arguments of a layer in torch.
 

@@ -1,5 +1,9 @@
 """Functional ops: each with a reference in plain JAX and faster implementations beside it."""
 
+from jaxgnn.ops._aggregate.aggregate import Aggregation as Aggregation
+from jaxgnn.ops._aggregate.aggregate import Ties as Ties
+from jaxgnn.ops._aggregate.aggregate import aggregate as aggregate
+from jaxgnn.ops._aggregate.aggregate import neighbour_reduce as neighbour_reduce
 from jaxgnn.ops._attention.dot_attention import dot_attention as dot_attention
 from jaxgnn.ops._attention.gat_attention import gat_attention as gat_attention
 from jaxgnn.ops._attention.gatv2_attention import gatv2_attention as gatv2_attention

@@ -43,6 +43,20 @@ def _compressed(values):
 # Of each op: cases by name, each a function of one tree of arrays and of the implementation, and
 # the tree.
 CASES = {
+    "aggregate": {
+        "": (
+            lambda a, i: ops.aggregate(GRAPH, a, ("max", "std"), implementation=i),
+            random_array((5, 3), "float32", seed=7),
+        ),
+    },
+    "neighbour_reduce": {
+        "": (
+            lambda a, i: ops.neighbour_reduce(
+                GRAPH, a[0], ("max", "softmax"), temperature=a[1], implementation=i
+            ),
+            (X, jnp.float32(0.5)),
+        ),
+    },
     "dot_attention": {
         "": (
             lambda a, i: ops.dot_attention(GRAPH, *a, implementation=i),

@@ -95,6 +95,12 @@ CASES = {
     "sddmm, a batch": Case(lambda x: ops.sddmm(GRAPH, x, x), ((TOKENS, 3, 8),)),
     "segment_softmax": _of_graph(ops.segment_softmax, (EDGES, 2)),
     "segment_softmax, any heads": Case(lambda x: ops.segment_softmax(GRAPH, x), ((4, TOKENS),)),
+    "aggregate": _of_graph(
+        lambda graph, x: ops.aggregate(graph, x, ("max", "std", "softmax")), (EDGES, 8)
+    ),
+    "neighbour_reduce": _of_graph(
+        lambda graph, x: ops.neighbour_reduce(graph, x, ("min", "mean"), ties="first"), (NODES, 8)
+    ),
     "edge_mlp_aggregate": _of_graph(_messages, (NODES, 8)),
     "edge_mlp_aggregate, a batch": Case(lambda x: _messages(GRAPH, x), ((TOKENS, 3, 8),)),
     "fused_linear": Case(

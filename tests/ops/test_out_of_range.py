@@ -29,6 +29,7 @@ OPS = {
     "spmm": ops.spmm,
     "sddmm": lambda graph, x: ops.sddmm(graph, x, x),
     "segment_softmax": lambda graph, x: ops.segment_softmax(graph, ops.sddmm(graph, x, x)),
+    "neighbour_reduce": lambda graph, x: ops.neighbour_reduce(graph, x, ("max", "softmax")),
     "maxk_spmm": lambda graph, x: ops.maxk_spmm(graph, ops.maxk(x, 3)),
     "edge_mlp_aggregate": lambda graph, x: ops.edge_mlp_aggregate(graph, x, LAYERS),
 }

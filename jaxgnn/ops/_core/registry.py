@@ -75,6 +75,8 @@ _EVERYWHERE: tuple[Platform, ...] = ("cpu", "cuda")
 _LINEAR = (Benchmark("fused_linear"), Benchmark("fused_linear_maxk"))
 _HYPERGRAPHS = Benchmark("hypergraph_conv", ("hypergraph_conv", "expert_coupling", "expert_lm"))
 
+_REDUCTIONS = Benchmark("aggregate", ("neighbour_max", "neighbour_pna", "message_max"))
+
 
 def _timed(
     name: str,
@@ -93,6 +95,7 @@ OPS = (
     _timed("spmm", "graph", ("sddmm",), native=_EVERYWHERE),
     _timed("maxk_spmm", "maxk_spmm", native=_EVERYWHERE),
     _timed("segment_softmax", "graph", native=("cpu",)),
+    Op("aggregate", "aggregate", ("neighbour_reduce",), native=("cpu",), benchmarks=(_REDUCTIONS,)),
     _timed("dot_attention", "attention", native=("cpu",)),
     _timed("gat_attention", "attention", native=("cpu",)),
     _timed("gatv2_attention", "attention", native=("cpu",)),

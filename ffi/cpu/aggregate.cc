@@ -1,0 +1,662 @@
+// Reductions over the edges of each row, several in one pass, and their gradients; see
+// jaxgnn/ops/_aggregate/reference/aggregate.py for the maths.
+#include <cmath>
+#include <limits>
+#include <string_view>
+
+#include "jaxgnn_ffi/exp.h"
+#include "jaxgnn_ffi/graph_args.h"
+
+namespace jaxgnn {
+namespace {
+
+namespace ffi = xla::ffi;
+using Buffer = ffi::AnyBuffer;
+using Result = ffi::Result<ffi::AnyBuffer>;
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// The results, by their place among the reductions; -1 where one is not wanted.
+struct Places {
+  int sum = -1, mean = -1, var = -1, std = -1, max = -1, min = -1, softmax = -1, logsumexp = -1;
+  int count = 0;
+
+  static bool Read(std::string_view names, Places* places) {
+    while (!names.empty()) {
+      const size_t comma = std::min(names.find(','), names.size());
+      int* place = places->Of(names.substr(0, comma));
+      if (place == nullptr) return false;
+      *place = places->count++;
+      names.remove_prefix(std::min(comma + 1, names.size()));
+    }
+    return true;
+  }
+
+  int* Of(std::string_view name) {
+    if (name == "sum") return &sum;
+    if (name == "mean") return &mean;
+    if (name == "var") return &var;
+    if (name == "std") return &std;
+    if (name == "max") return &max;
+    if (name == "min") return &min;
+    if (name == "softmax") return &softmax;
+    if (name == "logsumexp") return &logsumexp;
+    return nullptr;
+  }
+
+  bool HasMoments() const { return var >= 0 || std >= 0; }
+  bool HasSum() const { return !HasMoments() && (sum >= 0 || mean >= 0); }
+  bool HasExponentials() const { return softmax >= 0 || logsumexp >= 0; }
+};
+
+enum class Ties { kIgnored, kCounted, kFirst };
+
+// Where the parts of a row's state lie, each `dim` floats; -1 for those that there are not. The
+// first part has the number of edges in its first entry.
+struct Layout {
+  int64_t sum = -1, shift = -1, first = -1, second = -1;  // Σ x; x_0, Σ (x - x_0), Σ (x - x_0)²
+  int64_t highest = -1, highest_ties = -1, lowest = -1, lowest_ties = -1;
+  int64_t peak = -1, total = -1, weighted = -1;  // max x, Σ exp(x - peak), Σ exp(x - peak) x
+  int64_t width;
+
+  Layout(const Places& places, Ties ties, int64_t dim) : width(dim) {
+    const auto take = [&](int64_t& part) { part = width, width += dim; };
+    if (places.HasSum()) take(sum);
+    if (places.HasMoments()) take(shift), take(first), take(second);
+    if (places.max >= 0) take(highest);
+    if (places.min >= 0) take(lowest);
+    if (places.max >= 0 && ties != Ties::kIgnored) take(highest_ties);
+    if (places.min >= 0 && ties != Ties::kIgnored) take(lowest_ties);
+    if (places.HasExponentials()) take(peak), take(total);
+    if (places.softmax >= 0) take(weighted);
+  }
+};
+
+// The larger of two numbers, or the smaller; NaN if one of them is. Selections like these become
+// vector instructions, where logical operations on comparisons may not.
+template <bool kMin>
+JAXGNN_INLINE inline float Better(float x, float best) {
+  const float number = kMin ? (x < best ? x : best) : (x > best ? x : best);
+  return x != x ? x : number;
+}
+
+template <bool kMin, typename Number>
+JAXGNN_INLINE inline Number IfBeats(float x, float best, Number yes, Number no) {
+  return kMin ? (x < best ? yes : no) : (x > best ? yes : no);
+}
+
+// The functions below take `kRows` rows of numbers at once, to read and write the state once.
+
+template <int kRows, typename T>
+JAXGNN_INLINE inline void AddSum(const T* const* x, int64_t dim, float* __restrict sum) {
+  for (int64_t i = 0; i < dim; ++i) {
+    float more = ToFloat(x[0][i]);
+    for (int r = 1; r < kRows; ++r) more += ToFloat(x[r][i]);
+    sum[i] += more;
+  }
+}
+
+template <int kRows, typename T>
+JAXGNN_INLINE inline void AddMoments(const T* const* x, int64_t dim, const float* __restrict shift,
+                                     float* __restrict first, float* __restrict second) {
+  for (int64_t i = 0; i < dim; ++i) {
+    float more = 0.0f, squares = 0.0f;
+    for (int r = 0; r < kRows; ++r) {
+      const float d = ToFloat(x[r][i]) - shift[i];
+      more += d, squares += d * d;
+    }
+    first[i] += more, second[i] += squares;
+  }
+}
+
+template <bool kMin, int kRows, typename T>
+JAXGNN_INLINE inline void AddExtreme(const T* const* x, int64_t dim, float* __restrict best) {
+  for (int64_t i = 0; i < dim; ++i) {
+    float found = best[i];
+    for (int r = 0; r < kRows; ++r) found = Better<kMin>(ToFloat(x[r][i]), found);
+    best[i] = found;
+  }
+}
+
+template <bool kMin, int kRows, typename T>
+JAXGNN_INLINE inline void CountExtreme(const T* const* x, int64_t dim, float* __restrict best,
+                                       float* __restrict count) {
+  for (int64_t i = 0; i < dim; ++i) {
+    float found = best[i], number = count[i];
+    for (int r = 0; r < kRows; ++r) {
+      const float value = ToFloat(x[r][i]);
+      const float more = number + (value == found ? 1.0f : 0.0f);
+      number = IfBeats<kMin>(value, found, 1.0f, more);
+      found = Better<kMin>(value, found);
+    }
+    best[i] = found, count[i] = number;
+  }
+}
+
+// The slots are int32 in the place of floats.
+template <bool kMin, int kRows, typename T>
+JAXGNN_INLINE inline void FindExtreme(const T* const* x, int32_t slot, int64_t dim,
+                                      float* __restrict best, float* __restrict slots) {
+  for (int64_t i = 0; i < dim; ++i) {
+    float found = best[i];
+    int32_t at = BitCast<int32_t>(slots[i]);
+    for (int r = 0; r < kRows; ++r) {
+      const float value = ToFloat(x[r][i]);
+      at = IfBeats<kMin>(value, found, slot + r, at);
+      found = Better<kMin>(value, found);
+    }
+    best[i] = found, slots[i] = BitCast<float>(at);
+  }
+}
+
+// The shift of exponentials: a row of only -inf would give inf - inf.
+JAXGNN_INLINE inline float ShiftOf(float peak) { return peak == -kInfinity ? 0.0f : peak; }
+
+template <int kRows, bool kWeighted, typename T>
+JAXGNN_INLINE inline void AddExponentials(const T* const* x, int64_t dim, float* __restrict peak,
+                                          float* __restrict total, float* __restrict weighted) {
+  for (int64_t i = 0; i < dim; ++i) {
+    float highest = peak[i];
+    for (int r = 0; r < kRows; ++r) highest = Better<false>(ToFloat(x[r][i]), highest);
+    const float shift = ShiftOf(highest);
+    const float factor = ExpOfNegative(peak[i] - shift);
+    float more = 0.0f, products = 0.0f;
+    for (int r = 0; r < kRows; ++r) {
+      const float value = ToFloat(x[r][i]), exponential = ExpOfNegative(value - shift);
+      more += exponential;
+      if constexpr (kWeighted) products += exponential * value;
+    }
+    peak[i] = highest;
+    total[i] = total[i] * factor + more;
+    if constexpr (kWeighted) weighted[i] = weighted[i] * factor + products;
+  }
+}
+
+template <typename T, typename Offset>
+struct ForwardKernel {
+  int64_t width, dim;
+  Layout layout;
+  Places places;
+  Ties ties;
+  const Batch& batch;
+  const GraphArgs<Offset>& graph;
+  const Buffer& x;
+  Result y, mean, variance, highest, lowest, log_total, soft;
+
+  JAXGNN_INLINE inline void Start(float* state) const { state[0] = 0.0f; }
+
+  JAXGNN_INLINE inline void Accumulate(const Piece& piece, float* state) const {
+    if (piece.begin == piece.end) return;
+    const int32_t* indices = graph.Indices(piece.member);
+    const T* numbers = batch.Item<const T>(x, piece.member);
+    const auto row_of = [&](int64_t edge) JAXGNN_INLINE {
+      return numbers + (indices ? static_cast<int64_t>(indices[edge]) : edge) * dim;
+    };
+    Begin(row_of(piece.begin), piece, state);
+    int64_t edge = piece.begin;
+    for (; edge + 4 <= piece.end; edge += 4) {
+      const T* rows[4];
+      for (int r = 0; r < 4; ++r) {
+        rows[r] = row_of(edge + r);
+        const int64_t ahead = std::min<int64_t>(edge + r + kPrefetchEdges, piece.end - 1);
+        PrefetchBytes(row_of(ahead), dim * sizeof(T));
+      }
+      Add<4>(rows, edge, state);
+    }
+    for (; edge < piece.end; ++edge) {
+      const T* row = row_of(edge);
+      Add<1>(&row, edge, state);
+    }
+  }
+
+  // The state before the first edge, of which the shift and the extremes are known.
+  JAXGNN_INLINE inline void Begin(const T* row, const Piece& piece, float* state) const {
+    state[0] = static_cast<float>(piece.end - piece.begin);
+    const auto fill = [&](int64_t part, float value) JAXGNN_INLINE {
+      if (part < 0) return;
+      for (int64_t i = 0; i < dim; ++i) state[part + i] = value;
+    };
+    const auto copy = [&](int64_t part) JAXGNN_INLINE {
+      if (part < 0) return;
+      for (int64_t i = 0; i < dim; ++i) state[part + i] = ToFloat(row[i]);
+    };
+    for (int64_t part : {layout.sum, layout.first, layout.second, layout.total, layout.weighted}) {
+      fill(part, 0.0f);
+    }
+    fill(layout.peak, -kInfinity);
+    for (int64_t part : {layout.shift, layout.highest, layout.lowest}) copy(part);
+    const bool is_first = ties == Ties::kFirst;
+    const float nobody = is_first ? BitCast<float>(static_cast<int32_t>(piece.begin)) : 0.0f;
+    fill(layout.highest_ties, nobody), fill(layout.lowest_ties, nobody);
+  }
+
+  template <int kRows>
+  JAXGNN_INLINE inline void Add(const T* const* rows, int64_t edge, float* state) const {
+    const auto part = [&](int64_t at) JAXGNN_INLINE { return state + at; };
+    if (layout.sum >= 0) AddSum<kRows>(rows, dim, part(layout.sum));
+    if (layout.shift >= 0) {
+      AddMoments<kRows>(rows, dim, part(layout.shift), part(layout.first), part(layout.second));
+    }
+    if (layout.highest >= 0) {
+      AddOneExtreme<false, kRows>(rows, edge, part(layout.highest), part(layout.highest_ties));
+    }
+    if (layout.lowest >= 0) {
+      AddOneExtreme<true, kRows>(rows, edge, part(layout.lowest), part(layout.lowest_ties));
+    }
+    if (layout.weighted >= 0) {
+      AddExponentials<kRows, true>(rows, dim, part(layout.peak), part(layout.total),
+                                   part(layout.weighted));
+    } else if (layout.peak >= 0) {
+      AddExponentials<kRows, false>(rows, dim, part(layout.peak), part(layout.total), nullptr);
+    }
+  }
+
+  template <bool kMin, int kRows>
+  JAXGNN_INLINE inline void AddOneExtreme(const T* const* rows, int64_t edge, float* best,
+                                          float* tied) const {
+    if (ties == Ties::kIgnored) {
+      AddExtreme<kMin, kRows>(rows, dim, best);
+    } else if (ties == Ties::kCounted) {
+      CountExtreme<kMin, kRows>(rows, dim, best, tied);
+    } else {
+      FindExtreme<kMin, kRows>(rows, static_cast<int32_t>(edge), dim, best, tied);
+    }
+  }
+
+  JAXGNN_INLINE inline void Merge(float* state, const float* more) const {
+    const float edges = more[0];
+    if (edges == 0.0f) return;
+    state[0] += edges;
+    for (int64_t i = 0; i < dim; ++i) {
+      if (layout.sum >= 0) state[layout.sum + i] += more[layout.sum + i];
+      if (layout.shift >= 0) {
+        const float d = more[layout.shift + i] - state[layout.shift + i];
+        const float first = more[layout.first + i];
+        state[layout.first + i] += first + edges * d;
+        state[layout.second + i] += more[layout.second + i] + d * (2.0f * first + edges * d);
+      }
+      if (layout.highest >= 0) MergeExtreme<false>(layout.highest, layout.highest_ties, i, state, more);
+      if (layout.lowest >= 0) MergeExtreme<true>(layout.lowest, layout.lowest_ties, i, state, more);
+      if (layout.peak >= 0) {
+        float& peak = state[layout.peak + i];
+        const float highest = Better<false>(more[layout.peak + i], peak), shift = ShiftOf(highest);
+        const float ours = ExpOfNegative(peak - shift);
+        const float theirs = ExpOfNegative(more[layout.peak + i] - shift);
+        for (int64_t part : {layout.total, layout.weighted}) {
+          if (part >= 0) state[part + i] = state[part + i] * ours + more[part + i] * theirs;
+        }
+        peak = highest;
+      }
+    }
+  }
+
+  template <bool kMin>
+  JAXGNN_INLINE inline void MergeExtreme(int64_t best, int64_t tied, int64_t i, float* state,
+                                         const float* more) const {
+    const float value = more[best + i], found = state[best + i];
+    state[best + i] = Better<kMin>(value, found);
+    if (ties == Ties::kCounted && value == found) state[tied + i] += more[tied + i];
+    if (ties != Ties::kIgnored && IfBeats<kMin>(value, found, true, false)) {
+      state[tied + i] = more[tied + i];
+    }
+  }
+
+  JAXGNN_INLINE inline void Finish(int64_t member, int64_t row, const float* state) const {
+    const float edges = state[0];
+    T* out = batch.Item<T>(*y, member) + row * places.count * dim;
+    const auto kept = [&](const Result& array) JAXGNN_INLINE {
+      float* item = batch.Item<float>(*array, member);
+      return item ? item + row * dim : nullptr;
+    };
+    float* const arrays[] = {kept(mean),   kept(variance),  kept(highest),
+                             kept(lowest), kept(log_total), kept(soft)};
+    if (edges == 0.0f) {
+      for (int64_t i = 0; i < places.count * dim; ++i) out[i] = FromFloat<T>(0.0f);
+      for (float* array : arrays) {
+        for (int64_t i = 0; array && i < dim; ++i) array[i] = 0.0f;
+      }
+      return;
+    }
+    const auto write = [&](int place, float* also, const auto& value) JAXGNN_INLINE {
+      if (place >= 0) {
+        for (int64_t i = 0; i < dim; ++i) out[place * dim + i] = FromFloat<T>(value(i));
+      }
+      if (also) {
+        for (int64_t i = 0; i < dim; ++i) also[i] = value(i);
+      }
+    };
+    const auto part = [&](int64_t at) JAXGNN_INLINE {
+      return [state, at](int64_t i) JAXGNN_INLINE { return state[at + i]; };
+    };
+    if (layout.sum >= 0) {
+      const float* sum = state + layout.sum;
+      write(places.sum, nullptr, [=](int64_t i) JAXGNN_INLINE { return sum[i]; });
+      write(places.mean, nullptr, [=](int64_t i) JAXGNN_INLINE { return sum[i] / edges; });
+    }
+    if (layout.shift >= 0) {
+      const float *shift = state + layout.shift, *first = state + layout.first,
+                  *second = state + layout.second;
+      const auto spread = [=](int64_t i) JAXGNN_INLINE {
+        const float squares = (second[i] - first[i] * first[i] / edges) / edges;
+        return squares < 0.0f ? 0.0f : squares;
+      };
+      write(places.sum, nullptr,
+            [=](int64_t i) JAXGNN_INLINE { return shift[i] * edges + first[i]; });
+      write(places.mean, arrays[0],
+            [=](int64_t i) JAXGNN_INLINE { return shift[i] + first[i] / edges; });
+      write(places.var, arrays[1], spread);
+      write(places.std, nullptr, [=](int64_t i) JAXGNN_INLINE { return std::sqrt(spread(i)); });
+    }
+    if (layout.highest >= 0) write(places.max, nullptr, part(layout.highest));
+    if (layout.lowest >= 0) write(places.min, nullptr, part(layout.lowest));
+    if (arrays[2]) write(-1, arrays[2], part(layout.highest_ties));
+    if (arrays[3]) write(-1, arrays[3], part(layout.lowest_ties));
+    if (layout.peak >= 0) {
+      const float *peak = state + layout.peak, *total = state + layout.total,
+                  *weighted = state + layout.weighted;
+      write(places.logsumexp, arrays[4],
+            [=](int64_t i) JAXGNN_INLINE { return ShiftOf(peak[i]) + std::log(total[i]); });
+      write(places.softmax, arrays[5],
+            [=](int64_t i) JAXGNN_INLINE { return weighted[i] / total[i]; });
+    }
+  }
+};
+
+ffi::Error Aggregate(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_offsets, Buffer indices,
+                     Buffer x, Result y, Result mean, Result variance, Result highest,
+                     Result lowest, Result log_total, Result soft, std::string_view reductions,
+                     int64_t first) {
+  const Batch batch(y->dimensions(), 2);
+  const int64_t num_rows = y->dimensions()[batch.rank()], dim = x.dimensions().back();
+  Places places;
+  if (!Places::Read(reductions, &places)) {
+    return ffi::Error::InvalidArgument("jaxgnn_aggregate: unknown reduction");
+  }
+  const bool keeps = highest->element_count() > 0 || lowest->element_count() > 0;
+  const Ties ties = !keeps ? Ties::kIgnored : (first ? Ties::kFirst : Ties::kCounted);
+  const Layout layout(places, ties, dim);
+  return SwitchOffset(unit_offsets.element_type(), [&](auto offset) {
+    using Offset = typename decltype(offset)::type;
+    const GraphArgs<Offset> graph(batch, num_rows, unit_rows, unit_offsets, indices);
+    return SwitchAnyFloat(x.element_type(), [&](auto type) {
+      using T = typename decltype(type)::type;
+      const ForwardKernel<T, Offset> kernel{layout.width, dim,      layout, places,  ties,
+                                            batch,        graph,    x,      y,       mean,
+                                            variance,     highest,  lowest, log_total, soft};
+      AccumulateRows<Offset>(
+          pool, batch.size(), [&](int64_t member) { return graph.UnitsOf(member); }, kernel);
+      return ffi::Error::Success();
+    });
+  });
+}
+
+// The terms of a gradient; see pallas_kernels/aggregate/arguments.py. Null where there is none.
+struct TermBuffers {
+  const Buffer &constant, &linear, &top, &top_gradient, &bottom, &bottom_gradient, &log_total,
+      &exp_constant, &exp_linear;
+};
+
+template <typename T>
+struct Terms {
+  const float *constant, *linear;
+  const void *top, *bottom;  // of T, or slots
+  const float *top_gradient, *bottom_gradient, *log_total, *exp_constant, *exp_linear;
+  bool by_slot;
+
+  Terms(const Batch& batch, const TermBuffers& from, int64_t member)
+      : constant(batch.Item<const float>(from.constant, member)),
+        linear(batch.Item<const float>(from.linear, member)),
+        top(batch.Item<const T>(from.top, member)),
+        bottom(batch.Item<const T>(from.bottom, member)),
+        top_gradient(batch.Item<const float>(from.top_gradient, member)),
+        bottom_gradient(batch.Item<const float>(from.bottom_gradient, member)),
+        log_total(batch.Item<const float>(from.log_total, member)),
+        exp_constant(batch.Item<const float>(from.exp_constant, member)),
+        exp_linear(batch.Item<const float>(from.exp_linear, member)),
+        by_slot(IsSlots(from.top) || IsSlots(from.bottom)) {
+    // `Item` counts in entries of T.
+    if (IsSlots(from.top)) top = batch.Item<const int32_t>(from.top, member);
+    if (IsSlots(from.bottom)) bottom = batch.Item<const int32_t>(from.bottom, member);
+  }
+
+  static bool IsSlots(const Buffer& buffer) {
+    return buffer.element_count() > 0 && buffer.element_type() == ffi::S32;
+  }
+
+  // Adds the gradient of edges to one number, whose other ends are `kRows` rows.
+  template <int kRows>
+  JAXGNN_INLINE inline void Add(const int64_t* rows, const int64_t* slots, const T* x, int64_t dim,
+                                float* __restrict sums) const {
+    const auto at = [&](const float* array, int r) JAXGNN_INLINE { return array + rows[r] * dim; };
+    if (constant && linear) {
+      for (int r = 0; r < kRows; ++r) {
+        const float *a = at(constant, r), *b = at(linear, r);
+        for (int64_t i = 0; i < dim; ++i) sums[i] += a[i] + b[i] * ToFloat(x[i]);
+      }
+    } else if (constant) {
+      const float* a[kRows];
+      for (int r = 0; r < kRows; ++r) a[r] = at(constant, r);
+      for (int64_t i = 0; i < dim; ++i) {
+        float more = a[0][i];
+        for (int r = 1; r < kRows; ++r) more += a[r][i];
+        sums[i] += more;
+      }
+    }
+    AddExtreme<kRows>(rows, slots, x, dim, top, top_gradient, sums);
+    AddExtreme<kRows>(rows, slots, x, dim, bottom, bottom_gradient, sums);
+    if (!log_total) return;
+    for (int r = 0; r < kRows; ++r) {
+      const float *log = at(log_total, r), *a = at(exp_constant, r);
+      const float* b = exp_linear ? at(exp_linear, r) : nullptr;
+      for (int64_t i = 0; i < dim; ++i) {
+        const float value = ToFloat(x[i]), factor = b ? a[i] + b[i] * value : a[i];
+        // Rounding may leave a little more than zero.
+        const float below = value - log[i];
+        sums[i] += ExpOfNegative(below > 0.0f ? 0.0f : below) * factor;
+      }
+    }
+  }
+
+  template <int kRows>
+  JAXGNN_INLINE inline void AddExtreme(const int64_t* rows, const int64_t* slots, const T* x,
+                                       int64_t dim, const void* extreme, const float* gradient,
+                                       float* __restrict sums) const {
+    if (!extreme) return;
+    if (by_slot) {
+      for (int r = 0; r < kRows; ++r) {
+        const int32_t* found = static_cast<const int32_t*>(extreme) + rows[r] * dim;
+        const float* slope = gradient + rows[r] * dim;
+        const int32_t slot = static_cast<int32_t>(slots[r]);
+        for (int64_t i = 0; i < dim; ++i) sums[i] += found[i] == slot ? slope[i] : 0.0f;
+      }
+      return;
+    }
+    const T* found[kRows];
+    const float* slope[kRows];
+    for (int r = 0; r < kRows; ++r) {
+      found[r] = static_cast<const T*>(extreme) + rows[r] * dim;
+      slope[r] = gradient + rows[r] * dim;
+    }
+    for (int64_t i = 0; i < dim; ++i) {
+      const float value = ToFloat(x[i]);
+      float more = 0.0f;
+      for (int r = 0; r < kRows; ++r) {
+        more += ToFloat(found[r][i]) == value ? slope[r][i] : 0.0f;
+      }
+      sums[i] += more;
+    }
+  }
+
+  // Asks for what lies at a row.
+  JAXGNN_INLINE inline void Prefetch(int64_t row, int64_t dim) const {
+    for (const float* array : {constant, linear, top_gradient, bottom_gradient, log_total,
+                               exp_constant, exp_linear}) {
+      if (array) PrefetchBytes(array + row * dim, dim * sizeof(float));
+    }
+    const int64_t size = by_slot ? sizeof(int32_t) : sizeof(T);
+    for (const void* array : {top, bottom}) {
+      if (array) PrefetchBytes(static_cast<const char*>(array) + row * dim * size, dim * size);
+    }
+  }
+};
+
+// Sums of each sender over its edges: the rows are those of the transposed graph.
+template <typename T, typename Offset>
+struct ColumnsKernel : RowSums {
+  const Batch& batch;
+  const GraphArgs<Offset>& graph;
+  const Buffer &slots, &x;
+  const TermBuffers& terms;
+  Result dx;
+
+  JAXGNN_INLINE inline void Accumulate(const Piece& piece, float* sums) const {
+    const int64_t dim = width;
+    const int32_t* receivers = graph.Indices(piece.member);
+    const Offset* numbers = batch.Item<const Offset>(slots, piece.member);
+    const T* own = batch.Item<const T>(x, piece.member) + piece.row * dim;
+    const Terms<T> found(batch, terms, piece.member);
+    int64_t edge = piece.begin;
+    for (; edge + 4 <= piece.end; edge += 4) {
+      int64_t rows[4], slot[4];
+      for (int r = 0; r < 4; ++r) {
+        rows[r] = receivers[edge + r];
+        slot[r] = numbers ? numbers[edge + r] : 0;
+        found.Prefetch(receivers[std::min<int64_t>(edge + r + kPrefetchEdges, piece.end - 1)], dim);
+      }
+      found.template Add<4>(rows, slot, own, dim, sums);
+    }
+    for (; edge < piece.end; ++edge) {
+      const int64_t row = receivers[edge], slot = numbers ? numbers[edge] : 0;
+      found.template Add<1>(&row, &slot, own, dim, sums);
+    }
+  }
+
+  JAXGNN_INLINE inline void Finish(int64_t member, int64_t row, const float* sums) const {
+    T* out = batch.Item<T>(*dx, member) + row * width;
+    for (int64_t i = 0; i < width; ++i) out[i] = FromFloat<T>(sums[i]);
+  }
+};
+
+ffi::Error AggregateGradColumns(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_offsets,
+                                Buffer indices, Buffer slots, Buffer x, Buffer constant,
+                                Buffer linear, Buffer top, Buffer top_gradient, Buffer bottom,
+                                Buffer bottom_gradient, Buffer log_total, Buffer exp_constant,
+                                Buffer exp_linear, Result dx) {
+  const Batch batch(dx->dimensions(), 2);
+  const int64_t num_rows = dx->dimensions()[batch.rank()], dim = dx->dimensions().back();
+  const TermBuffers terms{constant,        linear,    top,          top_gradient, bottom,
+                          bottom_gradient, log_total, exp_constant, exp_linear};
+  return SwitchOffset(unit_offsets.element_type(), [&](auto offset) {
+    using Offset = typename decltype(offset)::type;
+    const GraphArgs<Offset> graph(batch, num_rows, unit_rows, unit_offsets, indices);
+    return SwitchAnyFloat(x.element_type(), [&](auto type) {
+      using T = typename decltype(type)::type;
+      const ColumnsKernel<T, Offset> kernel{{dim}, batch, graph, slots, x, terms, dx};
+      AccumulateRows<Offset>(
+          pool, batch.size(), [&](int64_t member) { return graph.UnitsOf(member); }, kernel);
+      return ffi::Error::Success();
+    });
+  });
+}
+
+ffi::Error AggregateGradEdges(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_offsets,
+                              Buffer x, Buffer constant, Buffer linear, Buffer top,
+                              Buffer top_gradient, Buffer bottom, Buffer bottom_gradient,
+                              Buffer log_total, Buffer exp_constant, Buffer exp_linear,
+                              Result dx) {
+  const Batch batch(dx->dimensions(), 2);
+  const int64_t num_edges = dx->dimensions()[batch.rank()], dim = dx->dimensions().back();
+  const TermBuffers buffers{constant,        linear,    top,          top_gradient, bottom,
+                            bottom_gradient, log_total, exp_constant, exp_linear};
+  return SwitchOffset(unit_offsets.element_type(), [&](auto offset) {
+    using Offset = typename decltype(offset)::type;
+    return SwitchAnyFloat(x.element_type(), [&](auto type) {
+      using T = typename decltype(type)::type;
+      const int64_t units_each = unit_rows.dimensions().back();
+      ForUnits(pool, batch.size(), units_each, [&](int64_t member, int64_t begin, int64_t end) {
+        const int32_t* rows = batch.Item<const int32_t>(unit_rows, member);
+        const Offset* offsets = batch.Item<const Offset>(unit_offsets, member);
+        const T* numbers = batch.Item<const T>(x, member);
+        T* out = batch.Item<T>(*dx, member);
+        const Terms<T> terms(batch, buffers, member);
+        float* sums = Scratch<float>(dim);
+        WithWidestIsa([&]() JAXGNN_INLINE {
+          for (int64_t unit = begin; unit < end; ++unit) {
+            const int64_t row = rows[unit];
+            for (int64_t edge = offsets[unit]; edge < offsets[unit + 1]; ++edge) {
+              for (int64_t i = 0; i < dim; ++i) sums[i] = 0.0f;
+              terms.template Add<1>(&row, &edge, numbers + edge * dim, dim, sums);
+              for (int64_t i = 0; i < dim; ++i) out[edge * dim + i] = FromFloat<T>(sums[i]);
+            }
+          }
+        });
+      });
+      for (int64_t member = 0; member < batch.size(); ++member) {
+        T* out = batch.Item<T>(*dx, member);
+        const Offset last = batch.Item<const Offset>(unit_offsets, member)[units_each];
+        for (int64_t i = last * dim; i < num_edges * dim; ++i) out[i] = FromFloat<T>(0.0f);
+      }
+      return ffi::Error::Success();
+    });
+  });
+}
+
+}  // namespace
+}  // namespace jaxgnn
+
+#pragma GCC visibility push(default)
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_aggregate, jaxgnn::Aggregate,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::AnyBuffer>()  // unit rows
+                                  .Arg<xla::ffi::AnyBuffer>()  // unit offsets
+                                  .Arg<xla::ffi::AnyBuffer>()  // indices, or empty: by edge
+                                  .Arg<xla::ffi::AnyBuffer>()  // x
+                                  .Ret<xla::ffi::AnyBuffer>()  // y
+                                  .Ret<xla::ffi::AnyBuffer>()  // mean, or empty, as all below
+                                  .Ret<xla::ffi::AnyBuffer>()  // variance
+                                  .Ret<xla::ffi::AnyBuffer>()  // highest
+                                  .Ret<xla::ffi::AnyBuffer>()  // lowest
+                                  .Ret<xla::ffi::AnyBuffer>()  // log total
+                                  .Ret<xla::ffi::AnyBuffer>()  // soft
+                                  .Attr<std::string_view>("reductions")
+                                  .Attr<int64_t>("first"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_aggregate_grad_columns, jaxgnn::AggregateGradColumns,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::AnyBuffer>()  // transposed unit rows
+                                  .Arg<xla::ffi::AnyBuffer>()  // transposed unit offsets
+                                  .Arg<xla::ffi::AnyBuffer>()  // transposed indices
+                                  .Arg<xla::ffi::AnyBuffer>()  // slots, or empty
+                                  .Arg<xla::ffi::AnyBuffer>()  // x
+                                  .Arg<xla::ffi::AnyBuffer>()  // constant, or empty, as all below
+                                  .Arg<xla::ffi::AnyBuffer>()  // linear
+                                  .Arg<xla::ffi::AnyBuffer>()  // top
+                                  .Arg<xla::ffi::AnyBuffer>()  // its gradient
+                                  .Arg<xla::ffi::AnyBuffer>()  // bottom
+                                  .Arg<xla::ffi::AnyBuffer>()  // its gradient
+                                  .Arg<xla::ffi::AnyBuffer>()  // log total
+                                  .Arg<xla::ffi::AnyBuffer>()  // factor of exponentials
+                                  .Arg<xla::ffi::AnyBuffer>()  // factor of x times exponentials
+                                  .Ret<xla::ffi::AnyBuffer>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_aggregate_grad_edges, jaxgnn::AggregateGradEdges,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::AnyBuffer>()  // unit rows
+                                  .Arg<xla::ffi::AnyBuffer>()  // unit offsets
+                                  .Arg<xla::ffi::AnyBuffer>()  // x
+                                  .Arg<xla::ffi::AnyBuffer>()  // constant, or empty, as all below
+                                  .Arg<xla::ffi::AnyBuffer>()  // linear
+                                  .Arg<xla::ffi::AnyBuffer>()  // top
+                                  .Arg<xla::ffi::AnyBuffer>()  // its gradient
+                                  .Arg<xla::ffi::AnyBuffer>()  // bottom
+                                  .Arg<xla::ffi::AnyBuffer>()  // its gradient
+                                  .Arg<xla::ffi::AnyBuffer>()  // log total
+                                  .Arg<xla::ffi::AnyBuffer>()  // factor of exponentials
+                                  .Arg<xla::ffi::AnyBuffer>()  // factor of x times exponentials
+                                  .Ret<xla::ffi::AnyBuffer>());
+
+#pragma GCC visibility pop

@@ -1,0 +1,75 @@
+"""Typed calls of the CPU kernels of reductions over the edges of each row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from jaxgnn._ffi._call import call, call_many, structure
+from jaxgnn.graph import CSRGraph
+from pallas_kernels.aggregate.arguments import Form, Statistics, Terms
+
+_KINDS = {"float": jnp.float32, "int": jnp.int32}
+
+
+def forward(
+    graph: CSRGraph, x: Float[Array, "numbers dim"], *, form: Form, keep: bool
+) -> tuple[Float[Array, "rows columns"], Statistics]:
+    """The reductions side by side, and with ``keep`` what their gradients need."""
+    rows, dim = graph.num_rows, x.shape[-1]
+    kept = form.kept() if keep else {}
+    results: list[tuple[tuple[int, ...], Any]] = [((rows, len(form.reductions) * dim), x.dtype)]
+    for field in Statistics.__dataclass_fields__:
+        shape = (rows, dim) if field in kept else (0,)
+        results.append((shape, _KINDS[kept.get(field, "float")]))
+    units, offsets, indices = structure(graph)
+    y, *made = call_many(
+        "jaxgnn_aggregate",
+        results,
+        units,
+        offsets,
+        None if form.by_edge else indices,
+        x,
+        reductions=",".join(form.reductions),
+        first=np.int64(form.ties == "first"),
+    )
+    found = zip(Statistics.__dataclass_fields__, made, strict=True)
+    return y, Statistics(**{field: array for field, array in found if field in kept})
+
+
+def grad_columns(
+    graph: CSRGraph, x: Float[Array, "cols dim"], terms: Terms
+) -> Float[Array, "cols dim"]:
+    """The gradient to the senders, in order along the rows of the transposed graph."""
+    by_slot = _by_slot(terms)
+    slots = graph.made_plan("permutation").permutation if by_slot else None
+    return call(
+        "jaxgnn_aggregate_grad_columns",
+        (x.shape, x.dtype),
+        *structure(graph.transpose()),
+        slots,
+        x,
+        *_arrays(terms),
+    )
+
+
+def grad_edges(
+    graph: CSRGraph, x: Float[Array, "edges dim"], terms: Terms
+) -> Float[Array, "edges dim"]:
+    """The gradient to the numbers of edges; zero in padding slots."""
+    units, offsets, _ = structure(graph)
+    shape = x.shape, x.dtype
+    return call("jaxgnn_aggregate_grad_edges", shape, units, offsets, x, *_arrays(terms))
+
+
+def _by_slot(terms: Terms) -> bool:
+    """Whether extremes are found by their slots."""
+    found = [array for array in (terms.top, terms.bottom) if array is not None]
+    return any(jnp.issubdtype(array.dtype, jnp.integer) for array in found)
+
+
+def _arrays(terms: Terms) -> list[Array | None]:
+    return [getattr(terms, field) for field in Terms.__dataclass_fields__]

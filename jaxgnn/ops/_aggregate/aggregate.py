@@ -1,0 +1,313 @@
+"""Reductions over the edges of each row: of messages, and of the neighbours themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxgnn._ffi import aggregate as ffi
+from jaxgnn.graph import CSRGraph
+from jaxgnn.ops._aggregate import pallas
+from jaxgnn.ops._aggregate.call import Call, Options
+from jaxgnn.ops._aggregate.reference import aggregate as reference
+from jaxgnn.ops._aggregate.terms import terms_of
+from jaxgnn.ops._core import dispatch
+from jaxgnn.ops._core.dtypes import accumulation_dtype
+from jaxgnn.ops._graph.spmm import spmm
+from pallas_kernels.aggregate.arguments import Aggregation as Aggregation
+from pallas_kernels.aggregate.arguments import Form
+from pallas_kernels.aggregate.arguments import Ties as Ties
+
+_DTYPES = ("float32", "bfloat16", "float16")
+_SOFT = ("softmax", "logsumexp")
+_LINEAR = ("sum", "mean")
+
+FORWARD = dispatch.Kernel(
+    "aggregate",
+    {
+        "xla": dispatch.xla(reference.forward),
+        "pallas": dispatch.pallas(pallas.forward, dtypes=_DTYPES),
+        "ffi": dispatch.ffi(dtypes=_DTYPES, cpu=ffi.forward),
+    },
+)
+GRAD_COLUMNS = dispatch.Kernel(
+    "aggregate.grad_columns",
+    {
+        "xla": dispatch.xla(reference.grad_columns),
+        "pallas": dispatch.pallas(pallas.grad_columns, dtypes=_DTYPES),
+        "ffi": dispatch.ffi(dtypes=_DTYPES, cpu=ffi.grad_columns),
+    },
+)
+GRAD_EDGES = dispatch.Kernel(
+    "aggregate.grad_edges",
+    {
+        "xla": dispatch.xla(reference.grad_edges, scatters=False),
+        # Each edge has its own gradient: XLA makes one kernel of it, which reads everything once.
+        "pallas": dispatch.pallas(reference.grad_edges, dtypes=_DTYPES),
+        "ffi": dispatch.ffi(dtypes=_DTYPES, cpu=ffi.grad_edges),
+    },
+)
+
+
+def aggregate(
+    graph: CSRGraph,
+    messages: Float[Array, "*batch edges *features"],
+    reduce: Aggregation | Sequence[Aggregation] = "sum",
+    *,
+    axis: int = -2,
+    temperature: float | Float[Array, ""] = 1.0,
+    ties: Ties = "share",
+    implementation: dispatch.Name | None = None,
+) -> Float[Array, "*batch rows *features"]:
+    """Reduces the messages of the edges that enter each row, column by column.
+
+    ``sum``, ``mean``, ``max``, ``min``; ``var``, the mean squared distance from the mean, and
+    ``std``, its root; ``softmax``, the mean weighted by the softmax of the numbers themselves,
+    ``Σ_e p_e m_e`` with ``p = softmax(m / T)``; ``logsumexp``, ``T log Σ_e exp(m_e / T)``. Rows
+    without edges are zero, whatever the reduction. Padding slots are ignored, and so are the
+    weights and scales of the graph: messages come as they are to be reduced.
+
+    Several reductions are computed in one pass over the edges, and their results stand side by side
+    in the last axis, as in the aggregation of Principal Neighbourhood Aggregation
+    (https://arxiv.org/abs/2004.05718) and in PyTorch Geometric's ``MultiAggregation``.
+
+    Numbers are accumulated in float32 (float64 for float64 input) and results are rounded once. A
+    NaN spreads to what its row gives in its column. Differentiable in ``messages`` and
+    ``temperature``, twice too.
+
+    Args:
+      graph: rows are receivers.
+      messages: one entry for each edge slot along ``axis``, in the graph's edge order.
+      reduce: a reduction, or several.
+      axis: the axis of the edges. Axes before it share the graph; axes after it are features.
+      temperature: T of ``softmax`` and ``logsumexp``, positive. As it falls, ``softmax`` goes from
+        the mean to the maximum. If other reductions are asked for too and T is not 1, these take a
+        second pass.
+      ties: what the gradient of ``max`` and ``min`` does where several edges have the extreme:
+        ``"share"`` divides it equally, which is what the gradients of ``jax.ops.segment_max`` and
+        ``jnp.max`` do; ``"first"`` gives it to the first of them in the graph's order.
+      implementation: ``"xla"``, ``"ffi"`` on a CPU, ``"pallas"``, or None for what was measured to
+        be fastest.
+
+    Returns:
+      The messages' dtype and shape, with the rows in the place of the edges. With several
+      reductions the last axis is as many times as long: all columns of the first reduction, then
+      all of the second, and so on.
+
+    Raises:
+      ValueError: if ``messages`` does not have one entry for each edge slot along ``axis``, a
+        reduction is unknown or named twice, several are asked for without an axis of features, or
+        ``temperature`` is no positive number.
+      NotImplementedError: if the named implementation can not run these arguments here.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxgnn import ops
+      >>> from jaxgnn.graph import CSRGraph
+      >>> graph = CSRGraph.from_edges(senders=[0, 1, 2], receivers=[1, 2, 2], num_nodes=3)
+      >>> messages = jnp.array([[5.0], [1.0], [2.0]])
+      >>> ops.aggregate(graph, messages, ("max", "mean")).tolist()
+      [[0.0, 0.0], [5.0, 5.0], [2.0, 1.5]]
+    """
+    options = Options(reduce, axis, temperature, ties, implementation)
+    return _reduced(Call.of("aggregate", graph, messages, options))
+
+
+def neighbour_reduce(
+    graph: CSRGraph,
+    x: Float[Array, "*batch cols *features"],
+    reduce: Aggregation | Sequence[Aggregation] = "sum",
+    *,
+    axis: int = -2,
+    temperature: float | Float[Array, ""] = 1.0,
+    ties: Ties = "share",
+    implementation: dispatch.Name | None = None,
+) -> Float[Array, "*batch rows *features"]:
+    """Reduces the features of the neighbours of each row, column by column.
+
+    The same as ``aggregate`` of ``x[graph.senders]``, without the array of all messages: the
+    reductions, empty rows, ties, several reductions and gradients are those of ``aggregate``.
+
+    ``sum`` and ``mean`` multiply each neighbour with the weight of its edge and the scales of a
+    normalised graph: ``sum`` is ``spmm``, and ``mean`` is that divided by the number of edges of
+    the row, not by the sum of their weights. They are differentiable in ``graph.weights``. The
+    other reductions ignore weights and scales.
+
+    Beside each other, all reductions of a graph without weights and scales read the neighbours
+    once; otherwise ``sum`` and ``mean`` each take a pass of their own.
+
+    Args:
+      graph: rows are receivers, columns are senders.
+      x: features of the senders along ``axis``.
+      reduce: a reduction, or several.
+      axis: the axis of the senders. Axes before it share the graph; axes after it are features.
+      temperature: T of ``softmax`` and ``logsumexp``, positive. If other reductions are asked for
+        too and T is not 1, these two take a second pass.
+      ties: which of several edges with the extreme get the gradient of ``max`` and ``min``:
+        ``"share"`` divides it equally, ``"first"`` gives it to the first in the graph's order.
+      implementation: ``"xla"``, ``"ffi"`` on a CPU, ``"pallas"``, or None for what was measured to
+        be fastest.
+
+    Returns:
+      The dtype and shape of ``x``, with the rows in the place of the senders. With several
+      reductions the last axis is as many times as long: all columns of the first reduction, then
+      all of the second, and so on.
+
+    Raises:
+      ValueError: if ``x`` does not have one row for each column of the graph along ``axis``, a
+        reduction is unknown or named twice, several are asked for without an axis of features, or
+        ``temperature`` is no positive number.
+      NotImplementedError: if the named implementation can not run these arguments here.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxgnn import ops
+      >>> from jaxgnn.graph import CSRGraph
+      >>> graph = CSRGraph.from_edges(senders=[0, 1, 2], receivers=[1, 2, 2], num_nodes=3)
+      >>> x = jnp.array([[1.0], [2.0], [4.0]])
+      >>> ops.neighbour_reduce(graph, x, ("min", "std")).tolist()
+      [[0.0, 0.0], [1.0, 0.0], [2.0, 1.0]]
+    """
+    options = Options(reduce, axis, temperature, ties, implementation)
+    return _reduced(Call.of("neighbour_reduce", graph, x, options))
+
+
+def _reduced(call: Call) -> Array:
+    """The results of all reductions, in the shape of the op's result."""
+    made: dict[Aggregation, Array] = {}
+    rest = list(call.reductions)
+    if call.temperature is not None:
+        made |= _soft(call, [name for name in rest if name in _SOFT])
+        rest = [name for name in rest if name not in _SOFT]
+    if not call.by_edge and _sums_by_themselves(call, rest):
+        for name in rest:
+            if name in _LINEAR:
+                made[name] = _linear(call, name)
+        rest = [name for name in rest if name not in _LINEAR]
+    if not made:
+        return call.shaped([_in_one_pass(call, call.x, rest)], len(rest))
+    made |= _apart(call, call.x, rest)
+    return call.shaped([made[name] for name in call.reductions], 1)
+
+
+def _sums_by_themselves(call: Call, names: Sequence[Aggregation]) -> bool:
+    """Whether sums are those of ``spmm``: they have factors, or there is just one of them."""
+    graph = call.graph
+    has_factors = any(a is not None for a in (graph.weights, graph.row_scale, graph.col_scale))
+    return has_factors or (len(names) == 1 and names[0] in _LINEAR)
+
+
+def _linear(call: Call, name: str) -> Array:
+    """The sum or the mean of weighted neighbours."""
+    graph = call.graph
+    if name == "mean":
+        count = jnp.diff(graph.indptr).astype(accumulation_dtype(call.x.dtype))
+        each = 1 / jnp.maximum(count, 1)
+        scale = each if graph.row_scale is None else each * graph.row_scale
+        graph = graph._with_fields(row_scale=scale)
+    return spmm(graph, call.x, implementation=call.request.name)
+
+
+def _soft(call: Call, names: Sequence[Aggregation]) -> dict[Aggregation, Array]:
+    """Reductions of ``x / T``, times T."""
+    wide = accumulation_dtype(call.x.dtype)
+    temperature = jnp.asarray(call.temperature, wide)
+    made = _apart(call, call.x.astype(wide) / temperature, names)
+    return {name: (y * temperature).astype(call.x.dtype) for name, y in made.items()}
+
+
+def _apart(call: Call, x: Array, names: Sequence[Aggregation]) -> dict[Aggregation, Array]:
+    """Each of these reductions, made in one pass."""
+    if not names:
+        return {}
+    y = _in_one_pass(call, x, names)
+    return dict(zip(names, jnp.split(y, len(names), axis=-1), strict=True))
+
+
+def _in_one_pass(call: Call, x: Array, names: Sequence[Aggregation]) -> Array:
+    """All these reductions, side by side."""
+    structure = call.graph._with_fields(weights=None, row_scale=None, col_scale=None)
+    structure, x = dispatch.match_varying(structure, x)
+    form = Form(tuple(names), call.by_edge, call.ties)
+
+    def run(x):
+        if call.request.name == "xla":
+            return FORWARD(call.request, structure, x, form=form, keep=False)[0]
+        return _aggregate(call.request, form, structure, x)
+
+    return dispatch.vmap_leading(run, x.ndim - 2, 0)(x)
+
+
+# The structure is a graph without weights and scales.
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _aggregate(request, form, structure, x):
+    return FORWARD(request, structure, x, form=form, keep=False)[0]
+
+
+def _aggregate_forward(request, form, structure, x):
+    y, statistics = _kept(request, form, structure, x)
+    return y, (structure, x, y, statistics)
+
+
+def _aggregate_backward(request, form, residuals, dy):
+    return None, _gradient(request, form, *residuals, dy)
+
+
+_aggregate.defvjp(_aggregate_forward, _aggregate_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _kept(request, form, structure, x):
+    """The result, and what its gradient needs, through which no gradient flows."""
+    return FORWARD(request, structure, x, form=form, keep=True)
+
+
+def _kept_forward(request, form, structure, x):
+    y, statistics = _kept(request, form, structure, x)
+    return (y, statistics), (structure, x, y, statistics)
+
+
+def _kept_backward(request, form, residuals, gradients):
+    return None, _gradient(request, form, *residuals, gradients[0])
+
+
+_kept.defvjp(_kept_forward, _kept_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _gradient(request, form, structure, x, y, statistics, dy):
+    terms = terms_of(form, structure, y, statistics, dy)
+    kernel = GRAD_EDGES if form.by_edge else GRAD_COLUMNS
+    return kernel(request, structure, x, terms).astype(x.dtype)
+
+
+def _gradient_forward(request, form, structure, x, y, statistics, dy):
+    return _gradient(request, form, structure, x, y, statistics, dy), (structure, x, dy)
+
+
+def _gradient_backward(request, form, residuals, slope):
+    """Second derivatives, which are rare enough to leave to JAX and the plain formula.
+
+    ``y`` and the statistics are functions of ``x``. The gradient of the reference is the same
+    function with these made from ``x``, so its derivative is the whole of it.
+    """
+    structure, x, dy = residuals
+
+    def plain(x, dy):
+        _, pull_back = jax.vjp(
+            lambda x: reference.forward(structure, x, form=form, keep=False)[0], x
+        )
+        return pull_back(dy)[0]
+
+    _, pull_back = jax.vjp(plain, x, dy)
+    dx, ddy = pull_back(slope)
+    return None, dx, None, None, ddy
+
+
+_gradient.defvjp(_gradient_forward, _gradient_backward)

@@ -1,0 +1,78 @@
+"""The gradient of a result, as arrays of each row from which the gradient of an edge is made."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxgnn.graph import CSRGraph
+from jaxgnn.ops._core.dtypes import accumulation_dtype
+from pallas_kernels.aggregate.arguments import Form, Statistics, Terms
+
+
+def terms_of(
+    form: Form,
+    graph: CSRGraph,
+    y: Float[Array, "rows columns"],
+    statistics: Statistics,
+    dy: Float[Array, "rows columns"],
+) -> Terms:
+    """The terms of the gradient to the number of an edge.
+
+    Args:
+      form: what is static.
+      graph: the graph, for the number of edges of each row.
+      y: the result, the reductions side by side.
+      statistics: what the forward pass kept.
+      dy: gradient of the result.
+    """
+    wide = accumulation_dtype(y.dtype)
+    count = jnp.maximum(jnp.diff(graph.indptr), 1)[:, None].astype(wide)
+    parts = zip(*(jnp.split(a, len(form.reductions), axis=-1) for a in (y, dy)), strict=True)
+    of = {name: (y, dy.astype(wide)) for name, (y, dy) in zip(form.reductions, parts, strict=True)}
+    constant, linear = [], []
+    if "sum" in of:
+        constant.append(of["sum"][1])
+    if "mean" in of:
+        constant.append(of["mean"][1] / count)
+    # The gradient of a variance by x is 2 (x - mean) / n, that of its root (x - mean) / (n root).
+    if "var" in of:
+        linear.append(2 * of["var"][1] / count)
+    if "std" in of:
+        is_some = statistics.variance > 0
+        root = jnp.sqrt(jnp.where(is_some, statistics.variance, 1))
+        linear.append(jnp.where(is_some, of["std"][1] / (count * root), 0))
+    if linear:
+        constant.append(-statistics.mean * sum(linear))
+    return Terms(
+        constant=sum(constant) if constant else None,
+        linear=sum(linear) if linear else None,
+        **_extremes(form, of, statistics),
+        **_exponentials(of, statistics, wide),
+    )
+
+
+def _extremes(form, of, statistics):
+    made = {}
+    for name, kept, field in (("max", "highest", "top"), ("min", "lowest", "bottom")):
+        if name in of:
+            y, dy = of[name]
+            found = getattr(statistics, kept)
+            shares = form.ties == "share"
+            made[field] = y if shares else found
+            made[f"{field}_gradient"] = dy / jnp.maximum(found, 1) if shares else dy
+    return made
+
+
+def _exponentials(of, statistics, wide):
+    if "softmax" not in of and "logsumexp" not in of:
+        return {}
+    made = {"log_total": statistics.log_total}
+    zero = jnp.zeros((), wide)
+    constant = of["logsumexp"][1] if "logsumexp" in of else zero
+    if "softmax" in of:
+        # With y = Σ p x, dy/dx = p (1 + x - y).
+        dy = of["softmax"][1]
+        constant = constant + dy * (1 - statistics.soft)
+        made["exp_linear"] = dy
+    return made | {"exp_constant": constant}

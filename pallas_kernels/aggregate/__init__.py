@@ -1,0 +1,1 @@
+"""Reductions of the neighbours of a node: sum, mean, extremes, deviations, softmax."""

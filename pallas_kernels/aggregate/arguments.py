@@ -1,0 +1,103 @@
+"""What the functions of aggregation take together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+
+Aggregation = Literal["sum", "mean", "max", "min", "std", "var", "softmax", "logsumexp"]
+"""Ways to reduce the numbers of a column over the edges of a row."""
+Ties = Literal["share", "first"]
+"""Which of several equal maxima or minima get the gradient: all in equal shares, or the first."""
+
+
+class Form(NamedTuple):
+    """The static part of an aggregation.
+
+    Attributes:
+      reductions: the reductions, in the order of their columns in the result.
+      by_edge: whether the numbers are those of edges, [edges, dim], or of senders, [cols, dim].
+      ties: which of several equal extremes get the gradient.
+    """
+
+    reductions: tuple[Aggregation, ...]
+    by_edge: bool
+    ties: Ties = "share"
+
+    def has(self, *names: Aggregation) -> bool:
+        """Whether any of these reductions is wanted."""
+        return any(name in self.reductions for name in names)
+
+    def kept(self) -> dict[str, str]:
+        """The fields of ``Statistics`` that gradients need, with the kind of their numbers."""
+        tie = "float" if self.ties == "share" else "int"
+        needs: dict[str, tuple[str, tuple[Aggregation, ...]]] = {
+            "mean": ("float", ("var", "std")),
+            "variance": ("float", ("std",)),
+            "highest": (tie, ("max",)),
+            "lowest": (tie, ("min",)),
+            "log_total": ("float", ("softmax", "logsumexp")),
+            "soft": ("float", ("softmax",)),
+        }
+        return {field: kind for field, (kind, names) in needs.items() if self.has(*names)}
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Statistics:
+    """What the backward pass needs of each row beside the result, [rows, dim] each or None.
+
+    Floats are of the accumulation dtype; rows without edges may have anything but NaN.
+
+    Attributes:
+      mean: the mean.
+      variance: the variance.
+      highest: how many edges have the maximum; or the slot of the first that has it, int32.
+      lowest: the same of the minimum.
+      log_total: logarithm of the sum of exponentials.
+      soft: the mean weighted by a softmax.
+    """
+
+    mean: Any = None
+    variance: Any = None
+    highest: Any = None
+    lowest: Any = None
+    log_total: Any = None
+    soft: Any = None
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Terms:
+    """The gradient to the number ``x`` of an edge, as a function of arrays [rows, dim] of its row.
+
+    The gradient is a sum of these terms, those of None left out::
+
+        constant + linear x
+        + top_gradient     where x == top,       or where the edge's slot is top
+        + bottom_gradient  where x == bottom,    or where the edge's slot is bottom
+        + exp(x - log_total) (exp_constant + exp_linear x)
+
+    Attributes:
+      constant: of the accumulation dtype, as all that are not mentioned.
+      linear: factor of the number.
+      top: the maximum, of the dtype of the numbers, or a slot, int32.
+      top_gradient: the gradient to those that are the maximum.
+      bottom: the minimum, or a slot.
+      bottom_gradient: the gradient to those that are the minimum.
+      log_total: logarithm of the sum of exponentials.
+      exp_constant: factor of the exponential.
+      exp_linear: factor of the number times the exponential.
+    """
+
+    constant: Any = None
+    linear: Any = None
+    top: Any = None
+    top_gradient: Any = None
+    bottom: Any = None
+    bottom_gradient: Any = None
+    log_total: Any = None
+    exp_constant: Any = None
+    exp_linear: Any = None

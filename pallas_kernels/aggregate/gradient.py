@@ -1,0 +1,168 @@
+"""The gradient of reductions to the numbers of the senders, summed along the transposed graph.
+
+A warp takes a piece of the edges that leave a sender, and gathers the terms of their rows. A number
+gets the gradient of a maximum by comparing it with the maximum. So nothing is scattered or atomic,
+and results repeat to the last bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import simt
+from pallas_kernels.aggregate.arguments import Terms
+from pallas_kernels.attention.softmax import power
+from pallas_kernels.chip import Chip
+from pallas_kernels.graph.rows import Piece, Pieces, add_pieces
+from pallas_kernels.graph.spmm import SpmmTile
+from pallas_kernels.simt.values import Array, Value, fold_in_pairs
+from pallas_kernels.simt.warp import LANES, Warp
+
+# A lane reads ahead as many neighbours as keep so many numbers in registers.
+_READ_AHEAD = 32
+
+
+def tile_for(chip: Chip, graph: Pieces, rows: int, dim: int, arrays: int) -> SpmmTile:
+    """Chooses how the warps share the work of a pass that gathers so many float32 arrays.
+
+    Args:
+      chip: the GPU.
+      graph: the transposed graph.
+      rows: how many rows the gathered arrays have.
+      dim: how many columns.
+      arrays: how many arrays there are.
+    """
+    tile = SpmmTile.choose(chip, graph.num_rows, rows * arrays, graph.num_edges, dim, 4)
+    fitting = (n for n in (4, 2) if n * arrays * tile.entries <= _READ_AHEAD)
+    return dataclasses.replace(tile, ahead=next(fitting, 1))
+
+
+def grad_columns(
+    graph: Pieces,
+    slots: jax.Array | None,
+    x: jax.Array,
+    terms: Terms,
+    tile: SpmmTile | None = None,
+) -> jax.Array:
+    """Sums the gradients of the edges that leave each sender.
+
+    Args:
+      graph: the transposed graph, whose rows are the senders.
+      slots: for each edge of it the slot of the graph, [edges]; None unless terms have slots.
+      x: numbers of the senders, [cols, dim], float32, bfloat16 or float16.
+      terms: arrays [rows, dim], the gradients among them float32.
+      tile: how the work is divided; chosen by the shapes if None.
+
+    Returns:
+      [cols, dim], of the dtype of ``x``.
+    """
+    cols, dim = x.shape
+    arrays = jax.tree.leaves(terms)
+    if cols * dim == 0 or graph.num_edges == 0 or arrays[0].size == 0:
+        return jnp.zeros_like(x)
+    if tile is None:
+        tile = tile_for(Chip.current(), graph, arrays[0].shape[0], dim, len(arrays))
+    slices = -(-dim // (tile.lanes * tile.entries))
+    dx, *partial = simt.launch(
+        _GradColumns(tile),
+        (graph, slots, x, terms),
+        [jax.ShapeDtypeStruct(x.shape, x.dtype), *graph.partial_sums(dim)],
+        name="aggregate_grad_columns",
+        grid=simt.Grid(graph.blocks(tile.warps), tile.warps, slices),
+    )
+    return add_pieces(graph, partial[0], dx) if partial else dx
+
+
+@dataclass(frozen=True)
+class _GradColumns:
+    """Each warp sums one piece at a time; its groups of lanes take turns at the edges."""
+
+    tile: SpmmTile
+
+    def __call__(self, warp: Warp, inputs, dx: Array, partial: Array | None = None) -> None:
+        graph, slots, x, terms = inputs
+        tile, dim = self.tile, x.shape[-1]
+        groups = LANES // tile.lanes
+        step = groups * tile.ahead
+        column = (warp.slice * tile.lanes + warp.lane % tile.lanes) * tile.entries
+        inside = column < dim
+        # Lanes past the last column read the first one, and store nothing.
+        read_column = warp.select(inside, column, 0)
+        mine = warp.lane // tile.lanes
+        there = {f.name: getattr(terms, f.name) for f in dataclasses.fields(terms)}
+        there = {name: array for name, array in there.items() if array is not None}
+
+        def add(edges, own, sums, end=None):
+            """Adds the gradients of edges; if ``end`` is given, only of those before it."""
+            inner = [e if end is None else e.at_most(end - 1) for e in edges]
+            rows = [graph.indices.load(edge) for edge in inner]
+            words = [
+                {
+                    name: array.row(row).load_words(read_column, tile.entries)
+                    for name, array in there.items()
+                }
+                for row in rows
+            ]
+            at = [None if slots is None else slots.load(edge).to("i32") for edge in inner]
+            for edge, read, slot in zip(edges, words, at, strict=True):
+                for i in range(tile.entries):
+                    of_edge = {name: there[name].unpack(w, i) for name, w in read.items()}
+                    more = _gradient(warp, own[i], slot, of_edge)
+                    if end is not None:
+                        more = warp.select(edge < end, more, 0.0)
+                    sums = [*sums[:i], sums[i] + more, *sums[i + 1 :]]
+            return sums
+
+        def edges_from(first):
+            return [first + (mine + s * groups) for s in range(tile.ahead)]
+
+        def sum_piece(piece: Piece) -> None:
+            read = x.row(piece.row).load_words(read_column, tile.entries)
+            own = [x.unpack(read, i) for i in range(tile.entries)]
+            sums = [warp.f32(0.0) for _ in range(tile.entries)]
+            full_end = piece.end - (step - 1)
+            sums = warp.loop(
+                piece.begin, full_end, step, sums, lambda e, s: add(edges_from(e), own, s)
+            )
+            # The rest is less than a step, so some of a lane's neighbours may be past the end.
+            rest = piece.end - (piece.end - piece.begin) % step
+            sums = warp.loop(
+                rest, piece.end, step, sums, lambda e, s: add(edges_from(e), own, s, piece.end)
+            )
+            sums = [warp.sum_groups(s, tile.lanes) for s in sums]
+            warp.when((mine == 0) & inside, lambda: store(piece, sums))
+
+        def store(piece: Piece, sums) -> None:
+            def store_row():
+                dx.row(piece.row).store(column, *sums)
+
+            if partial is None:
+                return store_row()
+            warp.when(piece.slot < 0, store_row)
+            warp.when(piece.slot >= 0, lambda: partial.row(piece.slot).store(column, *sums))
+
+        graph.for_each(warp, sum_piece)
+
+
+def _gradient(warp: Warp, x: Value, slot: Value | None, terms: dict[str, Any]) -> Value:
+    """The gradient of one edge to its number ``x``, by the formula of ``Terms``."""
+    parts = []
+    if "linear" in terms:
+        parts.append(warp.fma(terms["linear"], x, terms["constant"]))
+    elif "constant" in terms:
+        parts.append(terms["constant"])
+    for name in ("top", "bottom"):
+        if name in terms:
+            have_it = terms[name] == (x if terms[name].kind == "f32" else slot)
+            parts.append(warp.select(have_it, terms[f"{name}_gradient"], 0.0))
+    if "log_total" in terms:
+        factor = terms["exp_constant"]
+        if "exp_linear" in terms:
+            factor = warp.fma(terms["exp_linear"], x, factor)
+        parts.append(power(warp, x, terms["log_total"]) * factor)
+    return fold_in_pairs(parts, lambda a, b: a + b)

@@ -1,0 +1,252 @@
+"""What is known of some numbers of a column, and how it grows: the state of each reduction.
+
+A part holds a few numbers for one column. Parts of different edges are merged: those of the groups
+of lanes of a warp, and those of the pieces of a long row.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pallas_kernels.aggregate.arguments import Form, Ties
+from pallas_kernels.attention.softmax import log_sum, power, rescaling, shift_of
+from pallas_kernels.simt.values import Value, fold_in_pairs
+from pallas_kernels.simt.warp import Warp
+
+State = list[Value]
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number of an edge that a lane has read.
+
+    Attributes:
+      value: the number, f32.
+      slot: the slot of its edge, i32.
+      real: whether it counts, or None if it does. A number that does not is one of the same row
+        that another lane counts.
+    """
+
+    value: Value
+    slot: Value
+    real: Value | None
+
+    def or_zero(self, value: Value) -> Value:
+        """Returns a value, or zero if the number does not count."""
+        return value if self.real is None else value.warp.select(self.real, value, 0.0)
+
+
+class Part(abc.ABC):
+    """The state of some reductions."""
+
+    @property
+    @abc.abstractmethod
+    def kinds(self) -> tuple[str, ...]:
+        """The kind of each number of a state, f32 or i32."""
+
+    @abc.abstractmethod
+    def start(self, warp: Warp, first: Value | None, begin: Value) -> State:
+        """Returns the state of no edges.
+
+        Args:
+          warp: the warp.
+          first: the first number of the piece of a row, or None if no part needs it.
+          begin: the slot of the first edge, i32.
+        """
+
+    @abc.abstractmethod
+    def add(self, warp: Warp, state: State, numbers: Sequence[Number]) -> State:
+        """Returns the state with some edges more."""
+
+    @abc.abstractmethod
+    def merge(self, warp: Warp, state: State, other: State, edges: Value) -> State:
+        """Returns the state of the edges of both; the other one has so many edges, f32."""
+
+    @abc.abstractmethod
+    def results(self, warp: Warp, state: State, edges: Value) -> dict[str, Value]:
+        """Returns reductions and statistics by name, of so many edges, at least one, f32."""
+
+
+def _sum(values: Sequence[Value]) -> Value:
+    return fold_in_pairs(values, lambda a, b: a + b)
+
+
+@dataclass(frozen=True)
+class Sum(Part):
+    """The sum."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return ("f32",)
+
+    def start(self, warp, first, begin):
+        return [warp.f32(0.0)]
+
+    def add(self, warp, state, numbers):
+        return [state[0] + _sum([n.or_zero(n.value) for n in numbers])]
+
+    def merge(self, warp, state, other, edges):
+        return [state[0] + other[0]]
+
+    def results(self, warp, state, edges):
+        return {"sum": state[0], "mean": state[0] * warp.reciprocal(edges)}
+
+
+@dataclass(frozen=True)
+class Moments(Part):
+    """The first number, and the sums of distances from it and of their squares.
+
+    The first of n numbers is at most √(n - 1) standard deviations from the mean, so the variance
+    loses few digits where the mean is far from zero.
+    """
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return ("f32",) * 3
+
+    def start(self, warp, first, begin):
+        return [first, warp.f32(0.0), warp.f32(0.0)]
+
+    def add(self, warp, state, numbers):
+        shift, first, second = state
+        distances = [n.or_zero(n.value - shift) for n in numbers]
+        for d in distances:
+            second = warp.fma(d, d, second)
+        return [shift, first + _sum(distances), second]
+
+    def merge(self, warp, state, other, edges):
+        d = other[0] - state[0]
+        first = state[1] + warp.fma(edges, d, other[1])
+        moved = warp.fma(d, warp.fma(edges, d, other[1] * 2.0), other[2])
+        return [state[0], first, state[2] + moved]
+
+    def results(self, warp, state, edges):
+        shift, first, second = state
+        each = warp.reciprocal(edges)
+        mean = first * each
+        variance = warp.fma(mean * -1.0, first, second) * each
+        variance = warp.select(variance < 0.0, 0.0, variance)
+        root = variance * warp.rsqrt(variance)
+        return {
+            "sum": warp.fma(shift, edges, first),
+            "mean": shift + mean,
+            "var": variance,
+            "variance": variance,
+            "std": warp.select(variance == 0.0, 0.0, root),
+        }
+
+
+@dataclass(frozen=True)
+class Extreme(Part):
+    """The largest or the smallest number, and which edges have it.
+
+    Attributes:
+      name: ``"max"`` or ``"min"``.
+      ties: how many edges have it, the slot of the first, or None for neither.
+    """
+
+    name: str
+    ties: Ties | None
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        of_ties = {None: (), "share": ("f32",), "first": ("i32",)}
+        return ("f32", *of_ties[self.ties])
+
+    def start(self, warp, first, begin):
+        best = warp.f32(float("-inf") if self.name == "max" else float("inf"))
+        if self.ties is None:
+            return [best]
+        return [best, warp.f32(0.0) if self.ties == "share" else begin]
+
+    def add(self, warp, state, numbers):
+        if self.ties is None:
+            return [fold_in_pairs([state[0], *(n.value for n in numbers)], self._better)]
+        for n in numbers:
+            own = n.slot if self.ties == "first" else n.or_zero(warp.f32(1.0))
+            state = self._of_both(warp, state, [n.value, own])
+        return state
+
+    def merge(self, warp, state, other, edges):
+        return self._of_both(warp, state, other)
+
+    def _of_both(self, warp: Warp, state: State, other: State) -> State:
+        best = self._better(state[0], other[0])
+        if self.ties is None:
+            return [best]
+        beats = other[0] > state[0] if self.name == "max" else other[0] < state[0]
+        is_equal = other[0] == state[0]
+        if self.ties == "share":
+            tied = state[1] + warp.select(is_equal, other[1], 0.0)
+        else:
+            tied = warp.select(is_equal, state[1].at_most(other[1]), state[1])
+        return [best, warp.select(beats, other[1], tied)]
+
+    def _better(self, a: Value, b: Value) -> Value:
+        return a.warp.binary("maximum" if self.name == "max" else "minimum", a, b)
+
+    def results(self, warp, state, edges):
+        field = "highest" if self.name == "max" else "lowest"
+        return {self.name: state[0]} | ({} if self.ties is None else {field: state[1]})
+
+
+@dataclass(frozen=True)
+class Exponentials(Part):
+    """The peak, and the sum of exponentials, and of their products with the numbers.
+
+    Attributes:
+      weighted: whether the products are wanted.
+    """
+
+    weighted: bool
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return ("f32",) * (3 if self.weighted else 2)
+
+    def start(self, warp, first, begin):
+        return [warp.f32(float("-inf")), *[warp.f32(0.0)] * (len(self.kinds) - 1)]
+
+    def add(self, warp, state, numbers):
+        old, *sums = state
+        peak = fold_in_pairs(
+            [old, *(n.value for n in numbers)], lambda a, b: warp.binary("maximum", a, b)
+        )
+        shift = shift_of(warp, peak)
+        factor = rescaling(warp, old, shift)
+        exponentials = [n.or_zero(power(warp, n.value, shift)) for n in numbers]
+        more = [_sum(exponentials)]
+        if self.weighted:
+            pairs = zip(exponentials, numbers, strict=True)
+            more.append(_sum([e * n.or_zero(n.value) for e, n in pairs]))
+        return [peak, *(warp.fma(s, factor, m) for s, m in zip(sums, more, strict=True))]
+
+    def merge(self, warp, state, other, edges):
+        peak = warp.binary("maximum", state[0], other[0])
+        shift = shift_of(warp, peak)
+        ours, theirs = (rescaling(warp, own[0], shift) for own in (state, other))
+        pairs = zip(state[1:], other[1:], strict=True)
+        return [peak, *(warp.fma(a, ours, b * theirs) for a, b in pairs)]
+
+    def results(self, warp, state, edges):
+        log_total = log_sum(warp, state[0], state[1])
+        made = {"logsumexp": log_total, "log_total": log_total}
+        if self.weighted:
+            made["softmax"] = made["soft"] = state[2] * warp.reciprocal(state[1])
+        return made
+
+
+def parts_of(form: Form, keep: bool) -> list[Part]:
+    """Returns the parts that the reductions need, with what gradients need if ``keep``."""
+    ties = form.ties if keep else None
+    parts: list[Part] = []
+    if form.has("var", "std"):
+        parts.append(Moments())
+    elif form.has("sum", "mean"):
+        parts.append(Sum())
+    parts += [Extreme(name, ties) for name in ("max", "min") if form.has(name)]
+    if form.has("softmax", "logsumexp"):
+        parts.append(Exponentials(form.has("softmax")))
+    return parts

@@ -1,0 +1,269 @@
+"""aggregate and neighbour_reduce against NumPy, against float64, and their bad input."""
+
+import functools
+from typing import get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxgnn import ops
+from jaxgnn.graph import CSRGraph
+from jaxgnn.ops._aggregate.aggregate import FORWARD
+from jaxgnn.ops._aggregate.reference import aggregate as reference
+from jaxgnn.testing import assert_close, check_against_float64, random_array
+from pallas_kernels.aggregate.arguments import Form
+from tests.ops._table import BUILT, longest_row, usable
+
+IMPLEMENTATIONS = usable(FORWARD)
+ALL = get_args(ops.Aggregation)
+GIVEN = [n for n in IMPLEMENTATIONS if n != "xla"]
+
+
+def _log_sum(m, axis):
+    return np.logaddexp.reduce(m, axis=axis)
+
+
+def _soft(m, axis):
+    p = np.exp(m - m.max(axis=axis))
+    return (p / p.sum(axis=axis) * m).sum(axis=axis)
+
+
+NUMPY = {
+    "sum": np.sum,
+    "mean": np.mean,
+    "max": np.max,
+    "min": np.min,
+    "std": np.std,
+    "var": np.var,
+    "softmax": _soft,
+    "logsumexp": _log_sum,
+}
+
+
+def _by_rows(graph, messages, reductions):
+    """Row by row with NumPy in float64, zeros for rows without edges."""
+    messages, indptr = np.asarray(messages, np.float64), np.asarray(graph.indptr)
+    made = np.zeros((graph.num_rows, len(reductions) * messages.shape[1]))
+    for row in range(graph.num_rows):
+        of_row = messages[indptr[row] : indptr[row + 1]]
+        if len(of_row):
+            made[row] = np.concatenate([NUMPY[name](of_row, axis=0) for name in reductions])
+    return made
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("name", ["padding_edges", "hub_row_spans_tasks", "all_padding"])
+def test_all_reductions_are_numpys_over_the_rows(name, implementation):
+    graph = BUILT[name]
+    plain = graph._with_fields(weights=None, row_scale=None, col_scale=None)
+    messages = random_array((graph.num_edges, 5), "float32", seed=1) + 3
+    x = random_array((graph.num_cols, 5), "float32", seed=2) - 2
+    run = jax.jit(functools.partial(ops.aggregate, reduce=ALL, implementation=implementation))
+    made = run(graph, messages)
+    length = 16 * longest_row(graph)  # a variance has a few sums behind it
+    assert_close(made, _by_rows(graph, messages, ALL), reduction_length=length)
+    run = functools.partial(ops.neighbour_reduce, reduce=ALL, implementation=implementation)
+    gathered = np.asarray(x)[np.asarray(graph.indices)]
+    assert_close(jax.jit(run)(plain, x), _by_rows(graph, gathered, ALL), reduction_length=length)
+
+
+@functools.cache
+def _reference(name, form):
+    graph = BUILT[name]
+    return lambda x: reference.forward(graph, x, form=form, keep=False)[0]
+
+
+@pytest.mark.usefixtures("compiled_quickly")
+@pytest.mark.parametrize("implementation", GIVEN)
+@pytest.mark.parametrize("ties", get_args(ops.Ties))
+@pytest.mark.parametrize("by_edge", [False, True])
+@pytest.mark.parametrize("name", ["repeated_edges", "bipartite", "hub_sender_spans_tasks"])
+def test_values_and_gradients_equal_float64(name, by_edge, ties, implementation):
+    graph = BUILT[name]._with_fields(weights=None, row_scale=None, col_scale=None)
+    op = ops.aggregate if by_edge else ops.neighbour_reduce
+    # A few values, so that there are ties.
+    numbers = graph.num_edges if by_edge else graph.num_cols
+    x = jnp.round(random_array((numbers, 3), "float32", seed=3) * 2) / 2
+    check_against_float64(
+        lambda x: op(graph, x, ALL, ties=ties, implementation=implementation),
+        _reference(name, Form(ALL, by_edge, ties)),
+        x,
+        reduction_length=16 * longest_row(graph),
+    )
+
+
+@pytest.mark.parametrize("implementation", GIVEN)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_short_floats_are_rounded_once_and_have_gradients(dtype, implementation):
+    graph = BUILT["unweighted"]
+    x = random_array((graph.num_cols, 4), dtype, seed=4) + jnp.asarray(20, dtype)
+    check_against_float64(
+        lambda x: ops.neighbour_reduce(graph, x, ALL, implementation=implementation),
+        _reference("unweighted", Form(ALL, False)),
+        x,
+        reduction_length=64 * longest_row(graph),
+    )
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_equal_extremes_share_the_gradient_or_the_first_gets_it(implementation):
+    graph = CSRGraph.from_edges([0, 1, 2, 1], [0, 0, 0, 1], 3)
+    x = jnp.array([[4.0], [4.0], [1.0]])
+
+    def gradient(ties, reduce="max"):
+        def total(x):
+            y = ops.neighbour_reduce(graph, x, reduce, ties=ties, implementation=implementation)
+            return y[0, 0] * 2 + y[1, 0]
+
+        return jax.grad(total)(x).ravel().tolist()
+
+    assert gradient("share") == [1.0, 2.0, 0.0]
+    assert gradient("first") == [2.0, 1.0, 0.0]
+    assert gradient("share", "min") == gradient("first", "min") == [0.0, 1.0, 2.0]
+    of_jax = jax.grad(lambda x: jax.ops.segment_max(x[graph.senders], graph.receivers(), 3)[0, 0])
+    assert (2 * of_jax(x)).ravel().tolist() == [1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_nan_and_infinities_stay_in_their_row_and_column(implementation):
+    graph = CSRGraph.from_edges([0, 1, 2, 1, 2, 0], [0, 0, 1, 1, 2, 2], 3)
+    x = jnp.array([[jnp.nan, 1.0], [1.0, -jnp.inf], [2.0, -jnp.inf]])
+    reductions = ("max", "min", "logsumexp")
+    y = ops.neighbour_reduce(graph, x, reductions, implementation=implementation)
+    expected = [
+        [jnp.nan, 1.0, jnp.nan, -jnp.inf, jnp.nan, 1.0],
+        [2.0, -jnp.inf, 1.0, -jnp.inf, np.logaddexp(1, 2), -jnp.inf],
+        [jnp.nan, 1.0, jnp.nan, -jnp.inf, jnp.nan, 1.0],
+    ]
+    np.testing.assert_allclose(y, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_variance_far_from_zero_keeps_its_digits(implementation):
+    graph = CSRGraph.from_edges(np.arange(64), np.zeros(64, int), 1, num_senders=64)
+    x = np.float32(1e4) + random_array((64, 3), "float32", seed=5)
+    y = ops.neighbour_reduce(graph, x, ("var", "std"), implementation=implementation)
+    exact = np.asarray(x, np.float64)
+    expected = np.concatenate([exact.var(axis=0), exact.std(axis=0)])
+    np.testing.assert_allclose(y[0], expected, rtol=1e-5)
+    equal = jnp.full((64, 3), 0.1)
+    gradient = jax.grad(
+        lambda x: jnp.sum(ops.neighbour_reduce(graph, x, "std", implementation=implementation))
+    )
+    assert not np.asarray(gradient(equal)).any()
+
+
+def test_weights_and_scales_count_in_sums_and_means_alone():
+    graph = BUILT["weighted"].with_weights(jnp.abs(BUILT["weighted"].weights)).normalized("sym")
+    x = random_array((graph.num_cols, 4), "float32", seed=6)
+    reductions = ("max", "mean", "sum")
+    degrees = np.maximum(np.asarray(graph.degrees()), 1)[:, None]
+
+    def made(weights, reduce):
+        return ops.neighbour_reduce(graph.with_weights(weights), x, reduce)
+
+    highest, mean, total = jnp.split(made(graph.weights, reductions), 3, axis=-1)
+    expected = graph.to_scipy() @ np.asarray(x)
+    np.testing.assert_allclose(total, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(mean, expected / degrees, rtol=1e-5, atol=1e-6)
+    assert (highest == ops.neighbour_reduce(graph.with_weights(None), x, "max")).all()
+    slope = jax.grad(lambda w: jnp.sum(made(w, reductions) ** 2))(graph.weights)
+    alone = jax.grad(lambda w: jnp.sum(made(w, ("mean", "sum")) ** 2))(graph.weights)
+    np.testing.assert_allclose(slope, alone, rtol=1e-5)
+    assert np.asarray(slope).any()
+
+
+def test_a_temperature_scales_the_numbers_and_has_a_gradient():
+    graph = BUILT["unweighted"]
+    x = random_array((graph.num_cols, 2), "float32", seed=7)
+    messages = np.asarray(x)[np.asarray(graph.indices)]
+    reductions = ("logsumexp", "max", "softmax")
+
+    def run(temperature):
+        return ops.neighbour_reduce(graph, x, reductions, temperature=temperature)
+
+    scaled = _by_rows(graph, messages / 0.5, ("logsumexp", "softmax")) * 0.5
+    expected = [scaled[:, :2], _by_rows(graph, messages, ("max",)), scaled[:, 2:]]
+    np.testing.assert_allclose(run(0.5), np.concatenate(expected, 1), rtol=1e-5, atol=1e-6)
+    ahead, behind = (float(jnp.sum(run(t))) for t in (0.51, 0.49))
+    slope = jax.grad(lambda t: jnp.sum(run(t)))(jnp.float32(0.5))
+    np.testing.assert_allclose(slope, (ahead - behind) / 0.02, rtol=1e-2)
+
+
+@pytest.mark.parametrize("implementation", GIVEN)
+def test_batches_features_and_axes_share_the_graph(implementation):
+    graph = BUILT["unweighted"]
+    options = {"reduce": ("mean", "max"), "implementation": implementation}
+    x = random_array((3, graph.num_cols, 2, 4), "float32", seed=8)
+    together = ops.neighbour_reduce(graph, x, axis=1, **options)
+    assert together.shape == (3, graph.num_rows, 2, 8)
+    mapped = jax.vmap(lambda x: ops.neighbour_reduce(graph, x, axis=0, **options))(x)
+    assert (mapped == together).all()
+    for i in (0, 1):
+        alone = ops.neighbour_reduce(graph, x[:, :, i], **options)
+        assert (alone == together[:, :, i]).all()
+    scores = random_array((graph.num_edges,), "float32", seed=9)
+    highest = ops.aggregate(graph, scores, "max", axis=0, implementation=implementation)
+    assert_close(highest, _by_rows(graph, scores[:, None], ("max",))[:, 0], reduction_length=1)
+
+
+@pytest.mark.parametrize("implementation", GIVEN)
+def test_it_can_be_differentiated_twice(implementation):
+    graph = BUILT["repeated_edges"]
+    x = random_array((graph.num_cols, 2), "float32", seed=10)
+    reductions = ("max", "std", "softmax", "logsumexp")
+
+    def second(name):
+        def first(x):
+            run = functools.partial(ops.neighbour_reduce, graph, reduce=reductions)
+            return jnp.sum(jax.grad(lambda x: jnp.sum(run(x, implementation=name) ** 3))(x) ** 2)
+
+        return jax.jit(jax.grad(first))(x)
+
+    np.testing.assert_allclose(second(implementation), second("xla"), rtol=1e-3, atol=1e-5)
+
+
+GRAPH = BUILT["repeated_edges"]
+X, MESSAGES = jnp.ones((3, 2)), jnp.ones((12, 2))
+BAD = {
+    "aggregate: graph must be a jaxgnn.graph.CSRGraph": lambda: ops.aggregate(None, MESSAGES),
+    r"aggregate: messages must be of 12 entries along axis -2.*\(3, 2\)": lambda: ops.aggregate(
+        GRAPH, X
+    ),
+    r"neighbour_reduce: x must be of 3 entries along axis -2.*\(12, 2\)": (
+        lambda: ops.neighbour_reduce(GRAPH, MESSAGES)
+    ),
+    "aggregate: messages must be of a floating dtype, got int32": lambda: ops.aggregate(
+        GRAPH, MESSAGES.astype(int)
+    ),
+    "aggregate: reduce must be among sum, mean.*got 'median'": lambda: ops.aggregate(
+        GRAPH, MESSAGES, "median"
+    ),
+    r"aggregate: reduce must be one of sum.*got \(\)": lambda: ops.aggregate(GRAPH, MESSAGES, ()),
+    "aggregate: reduce must be of different reductions": lambda: ops.aggregate(
+        GRAPH, MESSAGES, ("max", "max")
+    ),
+    "aggregate: reduce must be one reduction for an array without": lambda: ops.aggregate(
+        GRAPH, MESSAGES[:, 0], ("max", "min"), axis=0
+    ),
+    "aggregate: axis must be an axis of messages.*got -2": lambda: ops.aggregate(
+        GRAPH, MESSAGES[:, 0]
+    ),
+    "aggregate: ties must be 'share' or 'first', got 'last'": lambda: ops.aggregate(
+        GRAPH, MESSAGES, "max", ties="last"
+    ),
+    "aggregate: temperature must be positive and finite, got 0": lambda: ops.aggregate(
+        GRAPH, MESSAGES, "softmax", temperature=0
+    ),
+    r"aggregate: temperature must be a positive number or a scalar array, got float32\[2\]": (
+        lambda: ops.aggregate(GRAPH, MESSAGES, "softmax", temperature=jnp.ones(2))
+    ),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_input_is_refused_by_name(message):
+    with pytest.raises(ValueError, match=message):
+        BAD[message]()
