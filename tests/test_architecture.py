@@ -30,7 +30,7 @@ ROOMS = {
     "mhc": ("chip", "simt", "tensor_cores"),
     "hypergraph": ("chip", "simt", "dense"),
     "attention": ("chip", "simt", "graph"),
-    "aggregate": ("chip", "simt", "graph"),
+    "aggregate": ("chip", "simt", "graph", "attention"),
 }
 
 

@@ -26,6 +26,7 @@ from experiments.benchmarks import (
     _hypergraphs,
     _layers,
     _streams,
+    aggregate,
     maxk,
     maxk_spmm,
     preparation,
@@ -214,6 +215,16 @@ def test_bytes_with_every_array_once(three_by_five):
     kept = 44 + 5 * 2 * (4 + 1) + 3 * 8 * 4
     assert maxk_spmm.bytes_once(three_by_five, 8, 2, 4, "forward") == kept
     assert maxk_spmm.bytes_once(three_by_five, 8, 2, 4, "forward+backward") == 2 * kept
+
+
+def test_bytes_of_reductions(three_by_five):
+    graph, size = three_by_five, three_by_five.num_rows * 2 * 4
+    gathered = graph.num_edges * 2 * 4
+    forward = 16 + 4 * graph.num_edges + gathered + size
+    assert aggregate.bytes_moved(graph, "neighbour_max", 2, 4, "forward") == forward
+    backward = 16 + 4 * graph.num_edges + 2 * gathered + 2 * graph.num_cols * 2 * 4
+    both = aggregate.bytes_moved(graph, "neighbour_max", 2, 4, "forward+backward")
+    assert both == forward + backward
 
 
 def test_bytes_of_segment_softmax(three_by_five):

@@ -26,29 +26,35 @@ _DTYPES = ("float32", "bfloat16", "float16")
 _SOFT = ("softmax", "logsumexp")
 _LINEAR = ("sum", "mean")
 
-FORWARD = dispatch.Kernel(
-    "aggregate",
-    {
-        "xla": dispatch.xla(reference.forward),
-        "pallas": dispatch.pallas(pallas.forward, dtypes=_DTYPES),
-        "ffi": dispatch.ffi(dtypes=_DTYPES, cpu=ffi.forward),
-    },
-)
-GRAD_COLUMNS = dispatch.Kernel(
-    "aggregate.grad_columns",
-    {
-        "xla": dispatch.xla(reference.grad_columns),
-        "pallas": dispatch.pallas(pallas.grad_columns, dtypes=_DTYPES),
-        "ffi": dispatch.ffi(dtypes=_DTYPES, cpu=ffi.grad_columns),
-    },
-)
-GRAD_EDGES = dispatch.Kernel(
-    "aggregate.grad_edges",
+
+def _forward(name: str) -> dispatch.Kernel:
+    return dispatch.Kernel(
+        name,
+        {
+            "xla": dispatch.xla(reference.forward),
+            "pallas": dispatch.pallas(pallas.forward, dtypes=_DTYPES),
+            "ffi": dispatch.ffi(dtypes=_DTYPES, cpu=ffi.forward),
+        },
+    )
+
+
+FORWARD = _forward("aggregate")
+FORWARD_OF_NEIGHBOURS = _forward("neighbour_reduce")
+BACKWARD = dispatch.Kernel(
+    "aggregate.backward",
     {
         "xla": dispatch.xla(reference.grad_edges, scatters=False),
         # Each edge has its own gradient: XLA makes one kernel of it, which reads everything once.
         "pallas": dispatch.pallas(reference.grad_edges, dtypes=_DTYPES),
         "ffi": dispatch.ffi(dtypes=_DTYPES, cpu=ffi.grad_edges),
+    },
+)
+BACKWARD_OF_NEIGHBOURS = dispatch.Kernel(
+    "neighbour_reduce.backward",
+    {
+        "xla": dispatch.xla(reference.grad_columns),
+        "pallas": dispatch.pallas(pallas.grad_columns, dtypes=_DTYPES),
+        "ffi": dispatch.ffi(dtypes=_DTYPES, cpu=ffi.grad_columns),
     },
 )
 
@@ -236,7 +242,7 @@ def _in_one_pass(call: Call, x: Array, names: Sequence[Aggregation]) -> Array:
 
     def run(x):
         if call.request.name == "xla":
-            return FORWARD(call.request, structure, x, form=form, keep=False)[0]
+            return _run(call.request, form, structure, x, keep=False)[0]
         return _aggregate(call.request, form, structure, x)
 
     return dispatch.vmap_leading(run, x.ndim - 2, 0)(x)
@@ -245,9 +251,14 @@ def _in_one_pass(call: Call, x: Array, names: Sequence[Aggregation]) -> Array:
 # The structure is a graph without weights and scales.
 
 
+def _run(request, form, structure, x, *, keep):
+    kernel = FORWARD if form.by_edge else FORWARD_OF_NEIGHBOURS
+    return kernel(request, structure, x, form=form, keep=keep)
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _aggregate(request, form, structure, x):
-    return FORWARD(request, structure, x, form=form, keep=False)[0]
+    return _run(request, form, structure, x, keep=False)[0]
 
 
 def _aggregate_forward(request, form, structure, x):
@@ -265,7 +276,7 @@ _aggregate.defvjp(_aggregate_forward, _aggregate_backward)
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _kept(request, form, structure, x):
     """The result, and what its gradient needs, through which no gradient flows."""
-    return FORWARD(request, structure, x, form=form, keep=True)
+    return _run(request, form, structure, x, keep=True)
 
 
 def _kept_forward(request, form, structure, x):
@@ -283,7 +294,7 @@ _kept.defvjp(_kept_forward, _kept_backward)
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _gradient(request, form, structure, x, y, statistics, dy):
     terms = terms_of(form, structure, y, statistics, dy)
-    kernel = GRAD_EDGES if form.by_edge else GRAD_COLUMNS
+    kernel = BACKWARD if form.by_edge else BACKWARD_OF_NEIGHBOURS
     return kernel(request, structure, x, terms).astype(x.dtype)
 
 

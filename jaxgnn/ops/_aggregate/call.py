@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
+from jaxgnn.graph._arrays import offset_dtype
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import check_choice, check_float, check_graph, from_numpy
 from pallas_kernels.aggregate.arguments import Aggregation, Ties
@@ -123,7 +124,7 @@ def _reductions(op: str, reduce: Any, features: tuple[int, ...]) -> tuple[Aggreg
 
 def _ties(op: str, ties: Any, graph: CSRGraph) -> Ties:
     check_choice(op, "ties", ties, *get_args(Ties))
-    if ties == "first" and graph.num_edges > np.iinfo(np.int32).max:
+    if ties == "first" and offset_dtype(graph.num_edges) is np.int64:
         expected = "'share' for a graph of more than 2^31 - 1 edge slots"
         raise bad_input(op, "ties", expected, repr(ties))
     return ties
