@@ -9,10 +9,31 @@ from jaxgnn.graph import CSRGraph as CSRGraph
 from jaxgnn.graph import Incidence as Incidence
 from jaxgnn.ops import default_implementation as default_implementation
 from jaxgnn.ops import deterministic as deterministic
+from jaxgnn.ops import segment_logsumexp as segment_logsumexp
+from jaxgnn.ops import segment_max as segment_max
+from jaxgnn.ops import segment_max_or_constant as segment_max_or_constant
+from jaxgnn.ops import segment_mean as segment_mean
+from jaxgnn.ops import segment_min as segment_min
+from jaxgnn.ops import segment_min_or_constant as segment_min_or_constant
+from jaxgnn.ops import segment_normalize as segment_normalize
+from jaxgnn.ops import segment_prod as segment_prod
+from jaxgnn.ops import segment_sum as segment_sum
+from jaxgnn.ops import segment_variance as segment_variance
 from jaxgnn.ops import verify as verify
+from jaxgnn.ops._aggregate.segments import segment_softmax as segment_softmax
 
 # Imported when they are first asked for: they take Flax and more with them.
-_MODULES = ("datasets", "metrics", "models", "nn", "pretrained", "sampling", "testing", "training")
+_MODULES = (
+    "datasets",
+    "interop",
+    "metrics",
+    "models",
+    "nn",
+    "pretrained",
+    "sampling",
+    "testing",
+    "training",
+)
 _FUNCTIONS = {"load_model": "pretrained", "save_model": "pretrained"}
 
 

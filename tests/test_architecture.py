@@ -118,6 +118,7 @@ ALLOWED = {
         "jaxgnn.models",
         "jaxgnn.pretrained",
     },
+    "jaxgnn.interop": {"jaxgnn.ops._aggregate.segments"},
     "jaxgnn.training": {"jaxgnn._errors", "jaxgnn.training"},
     "jaxgnn.testing": {"jaxgnn._version", "jaxgnn.graph", "jaxgnn.ops", "jaxgnn.testing"},
     "experiments": {"jaxgnn", "experiments"},
@@ -125,7 +126,7 @@ ALLOWED = {
 
 # Third-party packages with one home.
 HOMES = {
-    "jraph": {"jaxgnn.graph._jraph"},
+    "jraph": {"jaxgnn.graph._jraph", "jaxgnn.interop.jraph"},
     "flax": {"jaxgnn.nn", "jaxgnn.models", "jaxgnn.pretrained", "jaxgnn.training", "experiments"},
     "optax": {"jaxgnn.training", "experiments"},
     "orbax": {"jaxgnn.training"},

@@ -1,8 +1,10 @@
 // Reductions over the edges of each row, several in one pass, and their gradients; see
 // jaxgnn/ops/_aggregate/reference/aggregate.py for the maths.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string_view>
+#include <vector>
 
 #include "jaxgnn_ffi/exp.h"
 #include "jaxgnn_ffi/graph_args.h"
@@ -601,6 +603,28 @@ ffi::Error AggregateGradEdges(ffi::ThreadPool pool, Buffer unit_rows, Buffer uni
   });
 }
 
+// A stable counting sort: the numbers of segments in order, those out of range behind the others.
+ffi::Error SegmentOrder(Buffer ids, Result indptr, Result order) {
+  const Batch batch(order->dimensions(), 1);
+  const int64_t count = order->dimensions().back(), segments = indptr->dimensions().back() - 1;
+  if (ids.element_type() != ffi::S32) return UnsupportedType("segment ids", ids.element_type());
+  std::vector<int32_t> next(segments + 2);
+  for (int64_t member = 0; member < batch.size(); ++member) {
+    const int32_t* own = batch.Item<const int32_t>(ids, member);
+    int32_t* offsets = batch.Item<int32_t>(*indptr, member);
+    int32_t* sorted = batch.Item<int32_t>(*order, member);
+    const auto bin_of = [&](int64_t i) {
+      return own[i] >= 0 && own[i] < segments ? static_cast<int64_t>(own[i]) : segments;
+    };
+    std::fill(next.begin(), next.end(), 0);
+    for (int64_t i = 0; i < count; ++i) ++next[bin_of(i) + 1];
+    for (int64_t bin = 0; bin <= segments; ++bin) next[bin + 1] += next[bin];
+    std::copy(next.begin(), next.begin() + segments + 1, offsets);
+    for (int64_t i = 0; i < count; ++i) sorted[next[bin_of(i)]++] = static_cast<int32_t>(i);
+  }
+  return ffi::Error::Success();
+}
+
 }  // namespace
 }  // namespace jaxgnn
 
@@ -658,5 +682,11 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_aggregate_grad_edges, jaxgnn::AggregateGrad
                                   .Arg<xla::ffi::AnyBuffer>()  // factor of exponentials
                                   .Arg<xla::ffi::AnyBuffer>()  // factor of x times exponentials
                                   .Ret<xla::ffi::AnyBuffer>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_segment_order, jaxgnn::SegmentOrder,
+                              xla::ffi::Ffi::Bind()
+                                  .Arg<xla::ffi::AnyBuffer>()  // ids
+                                  .Ret<xla::ffi::AnyBuffer>()  // offsets
+                                  .Ret<xla::ffi::AnyBuffer>());  // order
 
 #pragma GCC visibility pop

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxgnn._ffi._call import call, call_many, structure
 from jaxgnn.graph import CSRGraph
@@ -63,6 +63,15 @@ def grad_edges(
     units, offsets, _ = structure(graph)
     shape = x.shape, x.dtype
     return call("jaxgnn_aggregate_grad_edges", shape, units, offsets, x, *_arrays(terms))
+
+
+def segment_order(
+    ids: Int[Array, " entries"], num_segments: int
+) -> tuple[Int[Array, " segments+1"], Int[Array, " entries"]]:
+    """Offsets of the segments, and the entries in their order; those out of range are last."""
+    results = [((num_segments + 1,), jnp.int32), (ids.shape, jnp.int32)]
+    indptr, order = call_many("jaxgnn_segment_order", results, ids)
+    return indptr, order
 
 
 def _by_slot(terms: Terms) -> bool:

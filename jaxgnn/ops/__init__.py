@@ -4,6 +4,16 @@ from jaxgnn.ops._aggregate.aggregate import Aggregation as Aggregation
 from jaxgnn.ops._aggregate.aggregate import Ties as Ties
 from jaxgnn.ops._aggregate.aggregate import aggregate as aggregate
 from jaxgnn.ops._aggregate.aggregate import neighbour_reduce as neighbour_reduce
+from jaxgnn.ops._aggregate.segments import segment_logsumexp as segment_logsumexp
+from jaxgnn.ops._aggregate.segments import segment_max as segment_max
+from jaxgnn.ops._aggregate.segments import segment_max_or_constant as segment_max_or_constant
+from jaxgnn.ops._aggregate.segments import segment_mean as segment_mean
+from jaxgnn.ops._aggregate.segments import segment_min as segment_min
+from jaxgnn.ops._aggregate.segments import segment_min_or_constant as segment_min_or_constant
+from jaxgnn.ops._aggregate.segments import segment_normalize as segment_normalize
+from jaxgnn.ops._aggregate.segments import segment_prod as segment_prod
+from jaxgnn.ops._aggregate.segments import segment_sum as segment_sum
+from jaxgnn.ops._aggregate.segments import segment_variance as segment_variance
 from jaxgnn.ops._attention.dot_attention import dot_attention as dot_attention
 from jaxgnn.ops._attention.gat_attention import gat_attention as gat_attention
 from jaxgnn.ops._attention.gatv2_attention import gatv2_attention as gatv2_attention

@@ -1,0 +1,93 @@
+"""All public names of jraph, whose segment functions and models run on this library's kernels.
+
+``from jaxgnn.interop import jraph`` in place of ``import jraph`` is the whole change. Segment
+functions are those of ``jaxgnn``, also where they are defaults of the models' arguments and inside
+of the models. ``GraphsTuple`` and other classes are jraph's own, so graphs are exchanged freely.
+What jraph's models do beside that is jraph's code.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+try:
+    import jraph as _jraph
+except ImportError as error:
+    raise ImportError("jaxgnn.interop.jraph needs jraph: pip install jraph") from error
+
+from jaxgnn.ops._aggregate import segments as _segments
+
+_OURS: dict[str, Any] = {
+    name: getattr(_segments, name)
+    for name in (
+        "segment_sum",
+        "segment_mean",
+        "segment_variance",
+        "segment_normalize",
+        "segment_max",
+        "segment_max_or_constant",
+        "segment_min",
+        "segment_min_or_constant",
+        "segment_softmax",
+    )
+}
+
+
+def _rebuilt(module: types.ModuleType, names: dict[str, Any]) -> dict[str, Any]:
+    """The names of a module, whose own functions look up other functions in ``names`` first.
+
+    Args:
+      module: a module of jraph.
+      names: what takes the place of names of that module, which may also be modules.
+    """
+    made: dict[str, Any] = {**vars(module), **names}
+    replaced = {id(old): names[name] for name, old in vars(module).items() if name in names}
+    replaced |= {id(getattr(_jraph, name)): ours for name, ours in _OURS.items()}
+
+    def of_default(value: Any) -> Any:
+        return replaced.get(id(value), value)
+
+    for name, value in vars(module).items():
+        is_own = isinstance(value, types.FunctionType) and value.__module__ == module.__name__
+        if not is_own or name in names:
+            continue
+        defaults = value.__defaults__ and tuple(map(of_default, value.__defaults__))
+        copy = types.FunctionType(value.__code__, made, name, defaults, value.__closure__)
+        copy.__kwdefaults__ = value.__kwdefaults__ and {
+            key: of_default(default) for key, default in value.__kwdefaults__.items()
+        }
+        copy.__doc__, copy.__annotations__ = value.__doc__, value.__annotations__
+        copy.__module__ = __name__
+        made[name] = copy
+    return made
+
+
+def _names() -> dict[str, Any]:
+    """The public names of jraph, with the functions that are rebuilt."""
+    utils = sys.modules[_jraph.segment_sum.__module__]
+    models = sys.modules[_jraph.GraphNetwork.__module__]
+    of_utils = _rebuilt(utils, _OURS)
+    namespace = types.SimpleNamespace(**of_utils)
+    by_module = {utils.__name__: of_utils, models.__name__: _rebuilt(models, {"utils": namespace})}
+
+    def public(name: str) -> Any:
+        value = getattr(_jraph, name)
+        return by_module.get(getattr(value, "__module__", ""), {}).get(name, value)
+
+    return {name: public(name) for name in dir(_jraph) if not name.startswith("_")}
+
+
+_NAMES = _names()
+__all__ = sorted(_NAMES)  # pyrefly: ignore
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NAMES:
+        return _NAMES[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

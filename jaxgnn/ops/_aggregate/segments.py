@@ -1,0 +1,434 @@
+"""Reductions of segments of an array, with the signatures of ``jax.ops`` and of jraph."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from jaxgnn._errors import bad_input
+from jaxgnn.graph import is_concrete
+from jaxgnn.ops._aggregate import segment_parts as parts
+from jaxgnn.ops._core import dispatch
+from jaxgnn.ops._core.dtypes import accumulation_dtype
+from jaxgnn.ops._core.eager import run_compiled
+
+_MODES = (None, "drop", "fill", "clip", "promise_in_bounds")
+
+
+def segment_sum(
+    data: Any,
+    segment_ids: Any,
+    num_segments: int | None = None,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    bucket_size: int | None = None,
+    mode: Any = None,
+) -> Array:
+    """Sums the entries of each segment, as ``jax.ops.segment_sum`` does.
+
+    Floats are accumulated in float32 (float64 for float64) and rounded once. Gradients of any order
+    are sums of segments and gathers. Integers and complex numbers are left to ``jax.ops``.
+
+    Args:
+      data: an array whose first axes are those of ``segment_ids``.
+      segment_ids: segment of each entry, integers. Entries of negative ids, and of ids beyond the
+        segments, are dropped.
+      num_segments: number of segments; None for one more than the largest id, which must be known,
+        so not under ``jit``.
+      indices_are_sorted: whether the ids ascend. Otherwise they are sorted in each call.
+      unique_indices: whether no id occurs twice; not needed, and not used.
+      bucket_size: of ``jax.ops``; not needed, and not used.
+      mode: ``"clip"`` moves ids out of range to the nearest segment; None, ``"drop"``, ``"fill"``
+        and ``"promise_in_bounds"`` drop their entries.
+
+    Returns:
+      An array [num_segments, ...] of the dtype of ``data``; zeros for segments without entries.
+
+    Raises:
+      ValueError: if ids are no integers, or of another shape than the first axes of the data, or if
+        the number of segments is negative, or None under ``jit``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxgnn
+      >>> jaxgnn.segment_sum(jnp.array([1.0, 2.0, 4.0]), jnp.array([0, 2, 0]), 3).tolist()
+      [5.0, 0.0, 2.0]
+    """
+    call = _Call("segment_sum", data, segment_ids, num_segments, indices_are_sorted, mode)
+    if call.is_left_to_jax:
+        return jax.ops.segment_sum(call.data, call.ids, call.count, indices_are_sorted)
+    return call.run(_sum)
+
+
+def segment_mean(
+    data: Any,
+    segment_ids: Any,
+    num_segments: int | None = None,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+) -> Array:
+    """Averages the entries of each segment, as ``jraph.segment_mean`` does.
+
+    Arguments, gradients and errors are those of ``segment_sum``; segments without entries are zero.
+    """
+    call = _Call("segment_mean", data, segment_ids, num_segments, indices_are_sorted)
+    return call.of_floats().run(_mean)
+
+
+def segment_max(
+    data: Any,
+    segment_ids: Any,
+    num_segments: int | None = None,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    bucket_size: int | None = None,
+    mode: Any = None,
+) -> Array:
+    """Finds the maximum of each segment, as ``jax.ops.segment_max`` does.
+
+    Segments without entries are -inf, or the least integer. Entries that are equal to the maximum
+    share its gradient. Arguments and errors are those of ``segment_sum``.
+    """
+    call = _Call("segment_max", data, segment_ids, num_segments, indices_are_sorted, mode)
+    if call.is_left_to_jax:
+        return jax.ops.segment_max(call.data, call.ids, call.count, indices_are_sorted)
+    return call.run(_max)
+
+
+def segment_min(
+    data: Any,
+    segment_ids: Any,
+    num_segments: int | None = None,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    bucket_size: int | None = None,
+    mode: Any = None,
+) -> Array:
+    """Finds the minimum of each segment, as ``jax.ops.segment_min`` does.
+
+    Segments without entries are inf, or the largest integer. Entries that are equal to the minimum
+    share its gradient. Arguments and errors are those of ``segment_sum``.
+    """
+    call = _Call("segment_min", data, segment_ids, num_segments, indices_are_sorted, mode)
+    if call.is_left_to_jax:
+        return jax.ops.segment_min(call.data, call.ids, call.count, indices_are_sorted)
+    return call.run(_min)
+
+
+def segment_max_or_constant(
+    data: Any,
+    segment_ids: Any,
+    num_segments: int | None = None,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    constant: float = 0.0,
+) -> Array:
+    """Finds the maximum of each segment, and ``constant`` for segments without entries, as jraph.
+
+    Other arguments, gradients and errors are those of ``segment_max``.
+    """
+    op = "segment_max_or_constant"
+    call = _Call(op, data, segment_ids, num_segments, indices_are_sorted)
+    if call.is_left_to_jax:
+        made = jax.ops.segment_max(call.data, call.ids, call.count, indices_are_sorted)
+        return call.filled(made, constant)
+    return call.run(_max, float(constant), empty=constant)
+
+
+def segment_min_or_constant(
+    data: Any,
+    segment_ids: Any,
+    num_segments: int | None = None,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    constant: float = 0.0,
+) -> Array:
+    """Finds the minimum of each segment, and ``constant`` for segments without entries, as jraph.
+
+    Other arguments, gradients and errors are those of ``segment_min``.
+    """
+    op = "segment_min_or_constant"
+    call = _Call(op, data, segment_ids, num_segments, indices_are_sorted)
+    if call.is_left_to_jax:
+        made = jax.ops.segment_min(call.data, call.ids, call.count, indices_are_sorted)
+        return call.filled(made, constant)
+    return call.run(_min, float(constant), empty=constant)
+
+
+def segment_prod(
+    data: Any,
+    segment_ids: Any,
+    num_segments: int | None = None,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    bucket_size: int | None = None,
+    mode: Any = None,
+) -> Array:
+    """Multiplies the entries of each segment, as ``jax.ops.segment_prod`` does.
+
+    The product itself is that of ``jax.ops``. Unlike there it has a gradient whether or not ids are
+    unique: the product of the other entries of the segment, also where entries are zero. Segments
+    without entries are one. Arguments and errors are those of ``segment_sum``.
+    """
+    call = _Call("segment_prod", data, segment_ids, num_segments, indices_are_sorted, mode)
+    if call.is_left_to_jax:
+        return jax.ops.segment_prod(call.data, call.ids, call.count, indices_are_sorted)
+    return call.run(_prod)
+
+
+def segment_logsumexp(
+    data: Any,
+    segment_ids: Any,
+    num_segments: int | None = None,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+) -> Array:
+    """Computes the logarithm of the sum of the exponentials of each segment.
+
+    Nothing overflows on the way. Segments without entries are -inf. Arguments, gradients and errors
+    are those of ``segment_sum``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxgnn
+      >>> jaxgnn.segment_logsumexp(jnp.array([1000.0, 2.0]), jnp.array([0, 1]), 2).tolist()
+      [1000.0, 2.0]
+    """
+    call = _Call("segment_logsumexp", data, segment_ids, num_segments, indices_are_sorted)
+    return call.of_floats().run(_logsumexp, empty=-jnp.inf)
+
+
+def segment_variance(
+    data: Any,
+    segment_ids: Any,
+    num_segments: int | None = None,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+) -> Array:
+    """Computes the mean squared distance from the mean of each segment, as jraph does.
+
+    Segments without entries are zero. Arguments, gradients and errors are those of ``segment_sum``.
+    """
+    call = _Call("segment_variance", data, segment_ids, num_segments, indices_are_sorted)
+    return call.of_floats().run(_variance)
+
+
+def segment_softmax(
+    logits: Any,
+    segment_ids: Any,
+    num_segments: int | None = None,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+) -> Array:
+    """Computes the softmax over the entries of each segment, as ``jraph.segment_softmax`` does.
+
+    Entries of ids out of range are zero. Arguments, gradients and errors are those of
+    ``segment_sum``.
+
+    Returns:
+      Probabilities of the shape and dtype of ``logits``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxgnn
+      >>> jaxgnn.segment_softmax(jnp.array([5.0, 1.0, 1.0]), jnp.array([0, 1, 1]), 2).tolist()
+      [1.0, 0.5, 0.5]
+    """
+    call = _Call("segment_softmax", logits, segment_ids, num_segments, indices_are_sorted)
+    return call.of_floats().run(_softmax, by_entry=True)
+
+
+def segment_normalize(
+    data: Any,
+    segment_ids: Any,
+    num_segments: int | None = None,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    eps: float = 1e-8,
+) -> Array:
+    """Subtracts the mean of its segment from each entry, and divides by the deviation, as jraph.
+
+    Variances are at least ``eps``. Entries of ids out of range are zero. Other arguments, gradients
+    and errors are those of ``segment_sum``.
+
+    Returns:
+      An array of the shape and dtype of ``data``.
+    """
+    call = _Call("segment_normalize", data, segment_ids, num_segments, indices_are_sorted)
+    return call.of_floats().run(_normalize, eps, by_entry=True)
+
+
+class _Call:
+    """The checked arguments of one call.
+
+    Attributes:
+      op: name of the function.
+      data: the entries, [entries, ...].
+      ids: segment of each, int32 [entries].
+      count: number of segments.
+      is_sorted: whether ids ascend.
+      shape: shape of the data as it came.
+    """
+
+    def __init__(self, op: str, data: Any, ids: Any, count: Any, is_sorted: bool, mode: Any = None):
+        data, ids = jnp.asarray(data), jnp.asarray(ids)
+        if not jnp.issubdtype(ids.dtype, jnp.integer):
+            raise bad_input(op, "segment_ids", "of an integer dtype", ids.dtype)
+        if data.shape[: ids.ndim] != ids.shape or not ids.ndim:
+            expected = "one id for each entry of the first axes of the data"
+            raise bad_input(
+                op, "segment_ids", expected, f"shape {ids.shape} for data of shape {data.shape}"
+            )
+        name = getattr(mode, "name", mode)
+        name = name.lower() if isinstance(name, str) else name
+        if (name or None) not in (*_MODES, "fill_or_drop"):
+            raise bad_input(op, "mode", "None, 'drop', 'fill' or 'clip'", repr(mode))
+        if count is None:
+            if not is_concrete(ids):
+                raise bad_input(op, "num_segments", "given under jit", None)
+            count = int(jnp.max(ids, initial=-1)) + 1
+        count = int(count)
+        if count < 0:
+            raise bad_input(op, "num_segments", "at least zero", count)
+        if name == "clip":
+            ids = jnp.clip(ids, 0, count - 1)
+        self.op, self.count, self.is_sorted, self.shape = op, count, bool(is_sorted), data.shape
+        self.data = data.reshape(ids.size, *data.shape[ids.ndim :])
+        self.ids = _as_int32(ids.reshape(-1), count)
+
+    @property
+    def is_left_to_jax(self) -> bool:
+        """Whether the data are no floats, or there is nothing to reduce."""
+        is_float = jnp.issubdtype(self.data.dtype, jnp.floating)
+        return not is_float or self.data.size == 0 or self.count == 0
+
+    def of_floats(self) -> _Call:
+        """Itself, with integers as float32."""
+        if not jnp.issubdtype(self.data.dtype, jnp.floating):
+            self.data = self.data.astype(jnp.float32)
+        return self
+
+    def filled(self, made: Array, constant: float) -> Array:
+        """The result of ``jax.ops`` with a constant for segments without entries."""
+        ones = jnp.ones(self.ids.shape, jnp.int32)
+        members = jax.ops.segment_sum(ones, self.ids, self.count, self.is_sorted)
+        has_some = members.reshape(-1, *[1] * (made.ndim - 1)) > 0
+        return jnp.where(has_some, made, jnp.asarray(constant, made.dtype))
+
+    def run(
+        self,
+        function: Callable[..., Array],
+        *options: Any,
+        by_entry: bool = False,
+        empty: float = 0.0,
+    ) -> Array:
+        """``function(segments, ids, x, *options)`` on a matrix, in the shape of the result.
+
+        Args:
+          function: a function of this module.
+          *options: its options, which have a hash.
+          by_entry: whether the result has the shape of the data, or a row for each segment.
+          empty: the result of segments without entries.
+        """
+        features = self.data.shape[1:]
+        shape = self.shape if by_entry else (self.count, *features)
+        if self.data.size == 0 or self.count == 0:
+            return jnp.full(shape, empty, self.data.dtype)
+        x = self.data.reshape(self.data.shape[0], math.prod(features))
+        request = dispatch.resolve(self.op, None)
+        segments = parts.Segments(request, self.count, self.is_sorted)
+        ids, x = dispatch.match_varying(self.ids, x)
+        made = run_compiled(_apply, (function, segments, options), (ids, x))
+        return made.reshape(shape)
+
+
+def _as_int32(ids: Array, count: int) -> Array:
+    """The ids, those beyond the range of int32 dropped as they would be."""
+    if ids.dtype.itemsize < 4:
+        return ids.astype(jnp.int32)
+    if ids.dtype == jnp.int32:
+        return ids
+    last = jnp.asarray(min(count, jnp.iinfo(jnp.int32).max), ids.dtype)
+    ids = jnp.minimum(ids, last)
+    if jnp.issubdtype(ids.dtype, jnp.signedinteger):
+        ids = jnp.maximum(ids, jnp.asarray(-1, ids.dtype))
+    return ids.astype(jnp.int32)
+
+
+def _apply(static, arrays):
+    function, segments, options = static
+    return function(segments, *arrays, *options)
+
+
+def _sum(segments, ids, x):
+    return parts.total(segments, ids, x)[0]
+
+
+def _mean(segments, ids, x):
+    total, members = parts.total(segments, ids, x.astype(accumulation_dtype(x.dtype)))
+    return (total / _at_least_one(members, total.dtype)).astype(x.dtype)
+
+
+def _at_least_one(members, dtype):
+    return jnp.maximum(members, 1)[:, None].astype(dtype)
+
+
+def _max(segments, ids, x, empty=-math.inf):
+    y, members = parts.extreme(segments, "max", ids, x)
+    return jnp.where(members[:, None] > 0, y, empty)
+
+
+def _min(segments, ids, x, empty=math.inf):
+    y, members = parts.extreme(segments, "min", ids, x)
+    return jnp.where(members[:, None] > 0, y, empty)
+
+
+def _logsumexp(segments, ids, x):
+    wide = x.astype(accumulation_dtype(x.dtype))
+    y, members = parts.log_total(segments, ids, wide)
+    return jnp.where(members[:, None] > 0, y, -jnp.inf).astype(x.dtype)
+
+
+def _softmax(segments, ids, x):
+    wide = x.astype(accumulation_dtype(x.dtype))
+    logarithm, _ = parts.log_total(segments, ids, wide)
+    return parts.probability(segments, ids, wide, logarithm).astype(x.dtype)
+
+
+def _moments(segments, ids, x):
+    """Distances of the entries from the means of their segments, and variances."""
+    wide = x.astype(accumulation_dtype(x.dtype))
+    total, members = parts.total(segments, ids, wide)
+    count = _at_least_one(members, wide.dtype)
+    distances = wide - parts.spread(segments, ids, total / count)
+    return distances, parts.total(segments, ids, distances**2)[0] / count
+
+
+def _variance(segments, ids, x):
+    return _moments(segments, ids, x)[1].astype(x.dtype)
+
+
+def _normalize(segments, ids, x, eps):
+    distances, variance = _moments(segments, ids, x)
+    # Entries out of range have a factor of zero.
+    factor = jax.lax.rsqrt(jnp.maximum(variance, jnp.asarray(eps, variance.dtype)))
+    return (distances * parts.spread(segments, ids, factor)).astype(x.dtype)
+
+
+def _prod(segments, ids, x):
+    """The product. Entries that are zero are kept apart: where there is just one, it is a factor.
+
+    So the gradient to this one is the product of the others.
+    """
+    wide = x.astype(accumulation_dtype(x.dtype))
+    is_zero = wide == 0
+    zeros, _ = parts.total(segments, ids, is_zero.astype(wide.dtype))
+    others = parts.product(segments, ids, jnp.where(is_zero, 1, wide))
+    alone, _ = parts.total(segments, ids, jnp.where(is_zero, wide, 0))
+    made = jnp.where(zeros == 0, others, jnp.where(zeros == 1, others * alone, 0))
+    return made.astype(x.dtype)
