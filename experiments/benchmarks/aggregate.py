@@ -21,9 +21,10 @@ from jaxgnn import ops
 from jaxgnn.graph import CSRGraph
 from jaxgnn.testing.timing import Candidate
 
-_MAX, _PNA = ("max",), ("mean", "max", "min", "std")
+_MAX: tuple[ops.Aggregation, ...] = ("max",)
+_PNA: tuple[ops.Aggregation, ...] = ("mean", "max", "min", "std")
 # Name of the row: reductions, and whether they are of messages.
-ROWS = {
+ROWS: dict[str, tuple[tuple[ops.Aggregation, ...], bool]] = {
     "neighbour_max": (_MAX, False),
     "neighbour_pna": (_PNA, False),
     "message_max": (_MAX, True),

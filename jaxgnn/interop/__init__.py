@@ -1,1 +1,1 @@
-"""Other libraries' names on the kernels of this one; a module needs the package it is named after."""
+"""Other libraries' names on the kernels of this one; a module needs the package of its name."""

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import jaxgnn
 from jaxgnn import ops
 from jaxgnn.ops._graph import pallas as graph_calls
 from jaxgnn.testing import assert_bit_equal, random_array
@@ -79,6 +80,26 @@ def test_results_repeat_to_the_bit():
     first = results()
     for _ in range(5):
         jax.tree.map(assert_bit_equal, results(), first)
+
+
+@pytest.mark.parametrize("is_sorted", [False, True])
+@pytest.mark.parametrize("name", ["segment_sum", "segment_max"])
+def test_segments_by_the_kernels_are_those_of_jax_ops(name, is_sorted):
+    ids = jax.random.randint(jax.random.key(0), (5_000,), -3, 203)
+    ids = jnp.sort(ids) if is_sorted else ids
+    x = random_array((5_000, 24), "float32", seed=4)
+
+    def run(function):
+        def total(x):
+            y = function(x, ids, 200, indices_are_sorted=is_sorted)
+            return jnp.sum(jnp.where(jnp.isfinite(y), y, 0) ** 2)
+
+        return jax.jit(jax.value_and_grad(total))(x)
+
+    with jaxgnn.default_implementation("pallas"):
+        made = run(getattr(jaxgnn, name))
+    for a, e in zip(made, run(getattr(jax.ops, name)), strict=True):
+        assert jnp.allclose(a, e, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("by_edge", [False, True])

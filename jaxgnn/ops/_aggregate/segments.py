@@ -35,7 +35,7 @@ def segment_sum(
     are sums of segments and gathers. Integers and complex numbers are left to ``jax.ops``.
 
     Args:
-      data: an array whose first axes are those of ``segment_ids``.
+      data: an array with an entry for each id along its first axis.
       segment_ids: segment of each entry, integers. Entries of negative ids, and of ids beyond the
         segments, are dropped.
       num_segments: number of segments; None for one more than the largest id, which must be known,
@@ -50,8 +50,8 @@ def segment_sum(
       An array [num_segments, ...] of the dtype of ``data``; zeros for segments without entries.
 
     Raises:
-      ValueError: if ids are no integers, or of another shape than the first axes of the data, or if
-        the number of segments is negative, or None under ``jit``.
+      ValueError: if ids are no integers, or not one for each entry of the data, or if the number of
+        segments is negative, or None under ``jit``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -279,8 +279,8 @@ class _Call:
         data, ids = jnp.asarray(data), jnp.asarray(ids)
         if not jnp.issubdtype(ids.dtype, jnp.integer):
             raise bad_input(op, "segment_ids", "of an integer dtype", ids.dtype)
-        if data.shape[: ids.ndim] != ids.shape or not ids.ndim:
-            expected = "one id for each entry of the first axes of the data"
+        if ids.ndim != 1 or data.shape[:1] != ids.shape:
+            expected = "one id for each entry of the first axis of the data"
             raise bad_input(
                 op, "segment_ids", expected, f"shape {ids.shape} for data of shape {data.shape}"
             )
@@ -298,8 +298,7 @@ class _Call:
         if name == "clip":
             ids = jnp.clip(ids, 0, count - 1)
         self.op, self.count, self.is_sorted, self.shape = op, count, bool(is_sorted), data.shape
-        self.data = data.reshape(ids.size, *data.shape[ids.ndim :])
-        self.ids = _as_int32(ids.reshape(-1), count)
+        self.data, self.ids = data, _as_int32(ids, count)
 
     @property
     def is_left_to_jax(self) -> bool:

@@ -1,0 +1,188 @@
+"""The segment functions against jax.ops and jraph: values, gradients, ids of all kinds."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import jraph
+import numpy as np
+import pytest
+
+import jaxgnn
+from jaxgnn._ffi.aggregate import segment_order
+from jaxgnn.ops._aggregate import segment_parts
+from jaxgnn.testing import random_array
+
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
+COUNT, SEGMENTS = 40, 7
+# Segment 3 is empty; some ids are out of range on either side.
+_DRAWN = np.random.default_rng(0).integers(-2, SEGMENTS + 2, COUNT)
+IDS = {
+    "any": np.where(_DRAWN == 3, 4, _DRAWN),
+    "sorted": np.sort(np.where(_DRAWN == 3, 4, _DRAWN)),
+    "in range": np.where(_DRAWN == 3, 4, _DRAWN).clip(0, SEGMENTS - 1),
+}
+OF_JAX = {
+    name: (getattr(jaxgnn, name), getattr(jax.ops, name))
+    for name in ("segment_sum", "segment_max", "segment_min", "segment_prod")
+}
+OF_JRAPH = {
+    name: (getattr(jaxgnn, name), getattr(jraph, name))
+    for name in (
+        "segment_mean",
+        "segment_variance",
+        "segment_normalize",
+        "segment_max_or_constant",
+        "segment_min_or_constant",
+        "segment_softmax",
+    )
+}
+
+
+def _data(seed, shape=(COUNT, 3)):
+    # Few values, so that there are ties.
+    return jnp.round(random_array(shape, "float32", seed=seed) * 2) / 2 + 0.25
+
+
+def _agree(ours, theirs, ids, is_sorted, differentiable=True):
+    """Compares values and gradients in one program."""
+    x, slope = _data(1), random_array((COUNT, 3), "float32", seed=2)
+
+    @jax.jit
+    def both(x, ids):
+        def of(function):
+            def run(x):
+                with jax.numpy_dtype_promotion("standard"):
+                    return function(x, ids, SEGMENTS, indices_are_sorted=is_sorted)
+
+            if not differentiable:
+                return (run(x),)
+            y, pull_back = jax.vjp(run, x)
+            return y, pull_back(slope[: y.shape[0]])[0]
+
+        return of(ours), (of(theirs) if differentiable or theirs else None)
+
+    made, expected = both(x, jnp.asarray(ids, jnp.int32))
+    for a, e in zip(made, expected, strict=True):
+        np.testing.assert_allclose(a, e, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["any", "sorted"])
+@pytest.mark.parametrize("name", OF_JAX)
+def test_values_and_gradients_are_those_of_jax_ops(name, kind):
+    # jax.ops has no gradient of a product.
+    _agree(*OF_JAX[name], IDS[kind], kind == "sorted", differentiable=name != "segment_prod")
+
+
+@pytest.mark.parametrize("name", OF_JRAPH)
+def test_values_and_gradients_are_those_of_jraph(name):
+    # What jraph gives entries of ids out of range depends on how indices wrap.
+    _agree(*OF_JRAPH[name], IDS["in range"], False)
+
+
+def test_logsumexp_and_the_gradient_of_a_product_are_those_of_rows():
+    ids = jnp.asarray([0, 0, 0, 2, 2, 5], jnp.int32)
+    x = jnp.array([[0.0], [3.0], [4.0], [0.0], [0.0], [1.0]])
+    made = jaxgnn.segment_logsumexp(x + 1000, ids, 3)
+    expected = [[1000 + np.log(1 + np.exp(3) + np.exp(4))], [-np.inf], [1000 + np.log(2)]]
+    np.testing.assert_allclose(made, expected, rtol=1e-6)
+    slope = jax.grad(lambda x: jnp.sum(jaxgnn.segment_prod(x, ids, 3)))(x)
+    # One zero gets the product of the others; with two zeros nobody has a gradient.
+    assert slope.ravel().tolist() == [12.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_entries_out_of_range_get_nothing():
+    ids = jnp.asarray([-1, 0, 9, 0], jnp.int32)
+    x = jnp.array([5.0, 1.0, 7.0, 1.0])
+    assert jaxgnn.segment_softmax(x, ids, 2).tolist() == [0.0, 0.5, 0.0, 0.5]
+    assert jaxgnn.segment_normalize(x, ids, 2).tolist() == [0.0] * 4
+    assert jaxgnn.segment_sum(x, ids, 2, mode="clip").tolist() == [7.0, 7.0]
+
+
+def test_other_shapes_dtypes_and_defaults_are_those_of_jax_ops():
+    x, ids = _data(3, (10, 2, 2)), jnp.asarray(IDS["in range"][:10])
+    made, expected = jaxgnn.segment_sum(x, ids), jax.ops.segment_sum(x, ids)
+    np.testing.assert_allclose(made, expected, rtol=1e-6)
+    whole = jnp.arange(4)
+    for name, (ours, theirs) in OF_JAX.items():
+        some = jnp.asarray([0, 2, 2, 0])
+        assert (ours(whole, some, 4) == theirs(whole, some, 4)).all(), name
+        empty = jnp.zeros((0, 3)), jnp.zeros(0, jnp.int32)
+        np.testing.assert_array_equal(ours(*empty, 2), theirs(*empty, 2))
+    for ids in (np.array([0, 1, 200], np.uint8), np.array([0, 1, -7], np.int8)):
+        assert jaxgnn.segment_sum(jnp.ones(3), ids, 2).tolist() == [1.0, 1.0]
+    short = jaxgnn.segment_sum(jnp.full((4096,), 1.25, jnp.bfloat16), jnp.zeros(4096, int), 1)
+    assert short.dtype == jnp.bfloat16 and short[0] == 5120  # where bfloat16 sums stop at 512
+
+
+def test_gradients_of_any_order_are_right_and_no_scatters():
+    ids, x = jnp.zeros(5, jnp.int32), random_array((5, 1), "float32", seed=4)
+
+    def second(function):
+        inner = jax.grad(lambda x: jnp.sum(function(x) ** 2))
+        return jax.jit(jax.grad(lambda x: jnp.sum(inner(x) ** 2)))
+
+    ours = second(lambda x: jaxgnn.segment_softmax(x, ids, 1))
+    np.testing.assert_allclose(
+        ours(x), second(lambda x: jax.nn.softmax(x, axis=0))(x), rtol=1e-4, atol=1e-6
+    )
+    for name in ("segment_sum", "segment_mean", "segment_max", "segment_softmax"):
+        function = getattr(jaxgnn, name)
+        gradient = jax.grad(lambda x, f=function: jnp.sum(f(x, ids, 1) ** 2))
+        compiled = jax.jit(gradient).lower(x).as_text(dialect="hlo")
+        # The offsets of the schedule of rows are counted by scatters of integers.
+        assert not re.search(r"= f32\S* scatter\(", compiled), name
+    of_jax = jax.grad(lambda x: jnp.sum(jax.ops.segment_max(x, ids, 1) ** 2))
+    compiled = jax.jit(of_jax).lower(x).as_text(dialect="hlo")
+    assert re.search(r"= f32\S* scatter\(", compiled)
+
+
+def test_all_ways_to_order_the_entries_agree():
+    ids = jnp.asarray(IDS["any"], jnp.int32)
+    indptr, order = segment_parts._sorted_order(ids, SEGMENTS)
+    for made in (
+        segment_order(ids, SEGMENTS),
+        # Ascending ids are in order already, but for those that are negative.
+        segment_parts._order_of_sorted(jnp.sort(ids), SEGMENTS),
+    ):
+        np.testing.assert_array_equal(made[0], indptr)
+    entries = np.asarray(order)[: int(indptr[-1])]
+    np.testing.assert_array_equal(np.asarray(made[1])[0], int(jnp.sum(ids < 0)))
+    np.testing.assert_array_equal(segment_order(ids, SEGMENTS)[1][: len(entries)], entries)
+    kept = np.asarray(ids)[entries]
+    assert (np.diff(kept) >= 0).all() and ((kept >= 0) & (kept < SEGMENTS)).all()
+
+
+def test_batches_of_ids_and_of_data_are_mapped():
+    x, ids = _data(5, (3, COUNT, 2)), jnp.stack([jnp.asarray(i, jnp.int32) for i in IDS.values()])
+    run = lambda x, i: jaxgnn.segment_max(x, i, SEGMENTS)  # noqa: E731
+    for made, own, i in zip(jax.vmap(run)(x, ids), x, ids, strict=True):
+        np.testing.assert_array_equal(made, jax.ops.segment_max(own, i, SEGMENTS))
+    shared = jax.vmap(run, in_axes=(0, None))(x, ids[0])
+    np.testing.assert_array_equal(shared[1], run(x[1], ids[0]))
+
+
+BAD = {
+    "segment_sum: segment_ids must be of an integer dtype, got float32": lambda: jaxgnn.segment_sum(
+        jnp.ones(3), jnp.ones(3), 1
+    ),
+    r"segment_max: segment_ids must be one id for each entry.*\(2,\) for data of shape \(3,\)": (
+        lambda: jaxgnn.segment_max(jnp.ones(3), jnp.ones(2, int), 1)
+    ),
+    "segment_mean: num_segments must be given under jit": lambda: jax.jit(jaxgnn.segment_mean)(
+        jnp.ones(3), jnp.ones(3, int)
+    ),
+    "segment_min: num_segments must be at least zero, got -1": lambda: jaxgnn.segment_min(
+        jnp.ones(3), jnp.ones(3, int), -1
+    ),
+    "segment_sum: mode must be None, 'drop'.*'wrap'": lambda: jaxgnn.segment_sum(
+        jnp.ones(3), jnp.ones(3, int), 2, mode="wrap"
+    ),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_input_is_refused_by_name(message):
+    with pytest.raises(ValueError, match=message):
+        BAD[message]()
