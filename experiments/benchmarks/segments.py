@@ -1,4 +1,4 @@
-"""Times ``jaxgnn.segment_*`` against ``jax.ops`` and jraph, for sorted ids and for ids in any order.
+"""Times ``jaxgnn.segment_*`` against ``jax.ops``, for sorted ids and for ids in any order.
 
 ``python -m experiments.benchmarks.segments`` prints the release of JAX and the device, and then a
 line for each function, order of ids and direction: milliseconds of both, and their ratio. Ids are

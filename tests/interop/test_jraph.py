@@ -72,6 +72,7 @@ NETWORKS = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", NETWORKS)
 def test_models_and_their_gradients_are_those_of_jraph(name):
     def run(module):
@@ -93,26 +94,30 @@ def test_models_and_their_gradients_are_those_of_jraph(name):
     )
 
 
-def test_jraphs_own_tests_of_segments_and_of_models_pass():
+# The others are of batches and padding, in which nothing is ours.
+JRAPHS_OWN = {"utils_test": ["*segment*", "*softmax*"], "models_test": None}
+
+
+@pytest.mark.costly(1)
+@pytest.mark.parametrize("name", JRAPHS_OWN)
+def test_jraphs_own_tests_of_segments_and_of_models_pass(name):
     folder = Path(sys.modules[jraph.segment_sum.__module__].__file__).parent
     if importlib.util.find_spec("absl") is None or not (folder / "utils_test.py").exists():
         pytest.skip("reason: needs absl-py, and the tests that wheels of jraph contain")
-    for name, patterns in (("utils_test", ["*segment*", "*softmax*"]), ("models_test", None)):
-        source = (folder / f"{name}.py").read_text()
-        # JAX has no such module any more; none of these tests uses it.
-        source = source.replace("from jax.lib import xla_bridge\n", "")
-        for module in ("utils", "models", "graph"):
-            source = source.replace(
-                f"from jraph._src import {module}\n",
-                f"from jaxgnn.interop import jraph as {module}\n",
-            )
-        module = types.ModuleType(name)
-        exec(compile(source, name, "exec"), vars(module))
-        loader = unittest.TestLoader()
-        loader.testNamePatterns = patterns
-        suite = loader.loadTestsFromModule(module)
-        result = unittest.TestResult()
-        with jax.numpy_dtype_promotion("standard"):
-            suite.run(result)
-        assert result.testsRun > 5
-        assert [*result.failures, *result.errors] == []
+    source = (folder / f"{name}.py").read_text()
+    # JAX has no such module any more; none of these tests uses it.
+    source = source.replace("from jax.lib import xla_bridge\n", "")
+    for module in ("utils", "models", "graph"):
+        source = source.replace(
+            f"from jraph._src import {module}\n",
+            f"from jaxgnn.interop import jraph as {module}\n",
+        )
+    module = types.ModuleType(name)
+    exec(compile(source, name, "exec"), vars(module))
+    loader = unittest.TestLoader()
+    loader.testNamePatterns = JRAPHS_OWN[name]
+    result = unittest.TestResult()
+    with jax.numpy_dtype_promotion("standard"):
+        loader.loadTestsFromModule(module).run(result)
+    assert result.testsRun > 5
+    assert [*result.failures, *result.errors] == []

@@ -181,15 +181,9 @@ def _log_total_forward(segments, ids, x):
 
 def _log_total_backward(segments, residuals, gradients):
     ids, x, y = residuals
-    return None, probability(segments, ids, x, y) * spread(segments, ids, gradients[0])
-
-
-def probability(
-    segments: Segments, ids: Array, x: Array, logarithm: Float[Array, "segments dim"]
-) -> Float[Array, "entries dim"]:
-    """``exp(x - logarithm)`` by the logarithm of each entry's segment; zero out of range."""
     real = ((ids >= 0) & (ids < segments.num_segments))[:, None]
-    return jnp.where(real, jnp.exp(jnp.where(real, x, 0) - spread(segments, ids, logarithm)), 0)
+    probability = jnp.exp(jnp.where(real, x - spread(segments, ids, y), 0))
+    return None, probability * spread(segments, ids, gradients[0])
 
 
 log_total.defvjp(_log_total_forward, _log_total_backward)

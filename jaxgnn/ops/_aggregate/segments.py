@@ -35,7 +35,7 @@ def segment_sum(
     are sums of segments and gathers. Integers and complex numbers are left to ``jax.ops``.
 
     Args:
-      data: an array with an entry for each id along its first axis.
+      data: an array with an entry for each id along its first axis, or a number for all of them.
       segment_ids: segment of each entry, integers. Entries of negative ids, and of ids beyond the
         segments, are dropped.
       num_segments: number of segments; None for one more than the largest id, which must be known,
@@ -279,6 +279,8 @@ class _Call:
         data, ids = jnp.asarray(data), jnp.asarray(ids)
         if not jnp.issubdtype(ids.dtype, jnp.integer):
             raise bad_input(op, "segment_ids", "of an integer dtype", ids.dtype)
+        if data.ndim == 0 and ids.ndim == 1:  # one number for all entries
+            data = jnp.broadcast_to(data, ids.shape)
         if ids.ndim != 1 or data.shape[:1] != ids.shape:
             expected = "one id for each entry of the first axis of the data"
             raise bad_input(
@@ -395,8 +397,14 @@ def _logsumexp(segments, ids, x):
 
 def _softmax(segments, ids, x):
     wide = x.astype(accumulation_dtype(x.dtype))
-    logarithm, _ = parts.log_total(segments, ids, wide)
-    return parts.probability(segments, ids, wide, logarithm).astype(x.dtype)
+    real = ((ids >= 0) & (ids < segments.num_segments))[:, None]
+    # The shift does not change the result, so it need not be differentiated.
+    peaks, _ = parts.extreme(segments, "max", ids, jax.lax.stop_gradient(wide))
+    shifted = jnp.where(real, wide - parts.spread(segments, ids, peaks), 0)
+    exponentials = jnp.exp(shifted)
+    sums, _ = parts.total(segments, ids, exponentials)
+    divisors = jnp.where(real, parts.spread(segments, ids, sums), 1)
+    return jnp.where(real, exponentials / divisors, 0).astype(x.dtype)
 
 
 def _moments(segments, ids, x):

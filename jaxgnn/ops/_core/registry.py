@@ -74,7 +74,6 @@ class Op:
 _EVERYWHERE: tuple[Platform, ...] = ("cpu", "cuda")
 _LINEAR = (Benchmark("fused_linear"), Benchmark("fused_linear_maxk"))
 _HYPERGRAPHS = Benchmark("hypergraph_conv", ("hypergraph_conv", "expert_coupling", "expert_lm"))
-
 _REDUCTIONS = Benchmark("aggregate", ("neighbour_max", "neighbour_pna", "message_max"))
 
 

@@ -53,6 +53,7 @@ def _by_rows(graph, messages, reductions):
     return made
 
 
+@pytest.mark.costly
 @pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize(
     "name, implementation",
@@ -81,6 +82,7 @@ def _reference(name, form):
     return lambda x: reference.forward(graph, x, form=form, keep=False)[0]
 
 
+@pytest.mark.costly
 @pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize("implementation", GIVEN)
 @pytest.mark.parametrize(
@@ -106,6 +108,7 @@ def test_values_and_gradients_equal_float64(name, by_edge, ties, implementation)
     )
 
 
+@pytest.mark.costly
 @pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize("implementation", GIVEN)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -120,6 +123,7 @@ def test_short_floats_are_rounded_once_and_have_gradients(dtype, implementation)
     )
 
 
+@pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_equal_extremes_share_the_gradient_or_the_first_gets_it(implementation):
     graph = CSRGraph.from_edges([0, 1, 2, 1], [0, 0, 0, 1], 3)

@@ -68,6 +68,7 @@ def _agree(ours, theirs, ids, is_sorted, differentiable=True):
         np.testing.assert_allclose(a, e, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", ["any", "sorted"])
 @pytest.mark.parametrize("name", OF_JAX)
 def test_values_and_gradients_are_those_of_jax_ops(name, kind):
@@ -75,6 +76,7 @@ def test_values_and_gradients_are_those_of_jax_ops(name, kind):
     _agree(*OF_JAX[name], IDS[kind], kind == "sorted", differentiable=name != "segment_prod")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", OF_JRAPH)
 def test_values_and_gradients_are_those_of_jraph(name):
     # What jraph gives entries of ids out of range depends on how indices wrap.

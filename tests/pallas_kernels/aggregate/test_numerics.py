@@ -55,6 +55,7 @@ CASES = {
 }
 
 
+@pytest.mark.costly(3)
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_gradients_agree_with_float64(case):
     name, *rest = CASES[case]
