@@ -17,7 +17,7 @@ try:
 except ImportError as error:
     raise ImportError("jaxgnn.interop.jraph needs jraph: pip install jraph") from error
 
-from jaxgnn.ops._aggregate import segments as _segments
+import jaxgnn.ops._aggregate.segments as _segments
 
 _OURS: dict[str, Any] = {
     name: getattr(_segments, name)

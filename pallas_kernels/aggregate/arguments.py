@@ -3,37 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
-
-Aggregation = Literal["sum", "mean", "max", "min", "std", "var", "softmax", "logsumexp"]
-"""Ways to reduce the numbers of a column over the edges of a row."""
-Ties = Literal["share", "first"]
-"""Which of several equal maxima or minima get the gradient: all in equal shares, or the first."""
 
 
 class Form(NamedTuple):
     """The static part of an aggregation.
 
     Attributes:
-      reductions: the reductions, in the order of their columns in the result.
+      reductions: ``"sum"``, ``"mean"``, ``"max"``, ``"min"``, ``"std"``, ``"var"``, ``"softmax"``,
+        ``"logsumexp"``, in the order of their columns in the result.
       by_edge: whether the numbers are those of edges, [edges, dim], or of senders, [cols, dim].
-      ties: which of several equal extremes get the gradient.
+      ties: which of several equal extremes get the gradient: all in equal parts, ``"share"``, or
+        the ``"first"``.
     """
 
-    reductions: tuple[Aggregation, ...]
+    reductions: tuple[str, ...]
     by_edge: bool
-    ties: Ties = "share"
+    ties: str = "share"
 
-    def has(self, *names: Aggregation) -> bool:
+    def has(self, *names: str) -> bool:
         """Whether any of these reductions is wanted."""
         return any(name in self.reductions for name in names)
 
     def kept(self) -> dict[str, str]:
         """The fields of ``Statistics`` that gradients need, with the kind of their numbers."""
         tie = "float" if self.ties == "share" else "int"
-        needs: dict[str, tuple[str, tuple[Aggregation, ...]]] = {
+        needs: dict[str, tuple[str, tuple[str, ...]]] = {
             "mean": ("float", ("var", "std")),
             "variance": ("float", ("std",)),
             "highest": (tie, ("max",)),

@@ -12,15 +12,13 @@ from jaxtyping import Array, Float
 from jaxgnn._ffi import aggregate as ffi
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._aggregate import pallas
-from jaxgnn.ops._aggregate.call import Call, Options
+from jaxgnn.ops._aggregate.call import Aggregation, Call, Options, Ties
 from jaxgnn.ops._aggregate.reference import aggregate as reference
 from jaxgnn.ops._aggregate.terms import terms_of
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 from jaxgnn.ops._graph.spmm import spmm
-from pallas_kernels.aggregate.arguments import Aggregation as Aggregation
 from pallas_kernels.aggregate.arguments import Form
-from pallas_kernels.aggregate.arguments import Ties as Ties
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _SOFT = ("softmax", "logsumexp")

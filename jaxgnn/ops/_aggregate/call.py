@@ -6,7 +6,7 @@ import math
 import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +17,11 @@ from jaxgnn.graph import CSRGraph
 from jaxgnn.graph._arrays import offset_dtype
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import check_choice, check_float, check_graph, from_numpy
-from pallas_kernels.aggregate.arguments import Aggregation, Ties
+
+Aggregation = Literal["sum", "mean", "max", "min", "std", "var", "softmax", "logsumexp"]
+"""Ways to reduce the numbers of a column over the edges of a row."""
+Ties = Literal["share", "first"]
+"""Which of several equal maxima or minima get the gradient: all in equal shares, or the first."""
 
 
 class Options(NamedTuple):

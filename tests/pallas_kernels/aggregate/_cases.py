@@ -7,16 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgnn import CSRGraph
+from jaxgnn import CSRGraph, ops
 from jaxgnn.ops._aggregate.reference import aggregate as reference
 from jaxgnn.ops._aggregate.terms import terms_of
 from jaxgnn.ops._graph import pallas as graph_calls
 from jaxgnn.testing import assert_bit_equal, assert_close, random_array
 from pallas_kernels.aggregate.aggregate import forward
-from pallas_kernels.aggregate.arguments import Aggregation, Form
+from pallas_kernels.aggregate.arguments import Form
 from pallas_kernels.aggregate.gradient import grad_columns
 
-ALL = get_args(Aggregation)
+ALL = get_args(ops.Aggregation)
 PNA = ("mean", "max", "min", "std")
 
 
