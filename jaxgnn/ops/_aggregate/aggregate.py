@@ -14,6 +14,7 @@ from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._aggregate import pallas
 from jaxgnn.ops._aggregate.call import Aggregation, Call, Options, Ties
 from jaxgnn.ops._aggregate.reference import aggregate as reference
+from jaxgnn.ops._aggregate.segment_parts import SEGMENTS as SEGMENTS  # for jaxgnn info
 from jaxgnn.ops._aggregate.terms import terms_of
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.dtypes import accumulation_dtype
@@ -199,10 +200,14 @@ def _reduced(call: Call) -> Array:
 
 
 def _sums_by_themselves(call: Call, names: Sequence[Aggregation]) -> bool:
-    """Whether sums are those of ``spmm``: they have factors, or there is just one of them."""
+    """Whether sums are those of ``spmm``: they have factors, or one is all that is wanted.
+
+    ``spmm`` has no kernels for float16.
+    """
     graph = call.graph
     has_factors = any(a is not None for a in (graph.weights, graph.row_scale, graph.col_scale))
-    return has_factors or (len(names) == 1 and names[0] in _LINEAR)
+    is_alone = len(names) == 1 and names[0] in _LINEAR
+    return has_factors or (is_alone and call.x.dtype != jnp.float16)
 
 
 def _linear(call: Call, name: str) -> Array:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxgnn
 from jaxgnn import ops
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._aggregate.aggregate import FORWARD
@@ -240,6 +241,29 @@ def test_it_can_be_differentiated_twice(implementation):
         return jax.jit(jax.grad(first))(x)
 
     np.testing.assert_allclose(second(implementation), second("xla"), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("ties", get_args(ops.Ties))
+def test_verification_finds_nothing_in_values_statistics_and_gradients(ties):
+    graph = BUILT["isolated_nodes"]
+    x = random_array((graph.num_cols, 3), "float32", seed=11)
+
+    @jaxgnn.verify("strict")
+    def checked(x):
+        run = functools.partial(ops.neighbour_reduce, graph, reduce=ALL, ties=ties)
+        return jax.grad(lambda x: jnp.sum(run(x) ** 2))(x)
+
+    assert np.isfinite(checked(x)).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_a_traced_graph_has_sums_and_means_alone_as_well(reduce, dtype):
+    graph = BUILT["unweighted"]
+    x = random_array((graph.num_cols, 3), dtype, seed=12)
+    made = jax.jit(functools.partial(ops.neighbour_reduce, reduce=reduce))(graph, x)
+    expected = _by_rows(graph, np.asarray(x)[np.asarray(graph.indices)], (reduce,))
+    assert_close(made, expected, reduction_length=longest_row(graph))
 
 
 GRAPH = BUILT["repeated_edges"]

@@ -105,11 +105,14 @@ class _Edges:
         return self.sum(have_it.astype(extreme.dtype))
 
     def _first(self, found: Bool[Array, "edges dim"]) -> Int[Array, "rows dim"]:
-        """The first slot where something is found; the number of slots if it is nowhere."""
+        """The first slot of each row where something is found, zero for rows without edges.
+
+        The number of slots if it is nowhere, which is so for a NaN.
+        """
         size = found.shape[0]
         numbers = jnp.where(found, jnp.arange(size, dtype=jnp.int32)[:, None], size)
         first = jax.ops.segment_min(numbers, self.rows, self.num_rows, indices_are_sorted=True)
-        return jnp.minimum(first, size)
+        return jnp.where(self.count > 0, jnp.minimum(first, size), 0)
 
     def _exponentials(self) -> tuple[Array, Array]:
         """Exponentials of the numbers of edges, zero in padding, and the shift of each row."""
