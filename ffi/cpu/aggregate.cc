@@ -277,7 +277,8 @@ struct ForwardKernel {
         state[layout.first + i] += first + edges * d;
         state[layout.second + i] += more[layout.second + i] + d * (2.0f * first + edges * d);
       }
-      if (layout.highest >= 0) MergeExtreme<false>(layout.highest, layout.highest_ties, i, state, more);
+      if (layout.highest >= 0)
+        MergeExtreme<false>(layout.highest, layout.highest_ties, i, state, more);
       if (layout.lowest >= 0) MergeExtreme<true>(layout.lowest, layout.lowest_ties, i, state, more);
       if (layout.peak >= 0) {
         float& peak = state[layout.peak + i];
@@ -382,9 +383,9 @@ ffi::Error Aggregate(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_offsets
     const GraphArgs<Offset> graph(batch, num_rows, unit_rows, unit_offsets, indices);
     return SwitchAnyFloat(x.element_type(), [&](auto type) {
       using T = typename decltype(type)::type;
-      const ForwardKernel<T, Offset> kernel{layout.width, dim,      layout, places,  ties,
-                                            batch,        graph,    x,      y,       mean,
-                                            variance,     highest,  lowest, log_total, soft};
+      const ForwardKernel<T, Offset> kernel{layout.width, dim,     layout, places,    ties,
+                                            batch,        graph,   x,      y,         mean,
+                                            variance,     highest, lowest, log_total, soft};
       AccumulateRows<Offset>(
           pool, batch.size(), [&](int64_t member) { return graph.UnitsOf(member); }, kernel);
       return ffi::Error::Success();
@@ -491,8 +492,8 @@ struct Terms {
 
   // Asks for what lies at a row.
   JAXGNN_INLINE inline void Prefetch(int64_t row, int64_t dim) const {
-    for (const float* array : {constant, linear, top_gradient, bottom_gradient, log_total,
-                               exp_constant, exp_linear}) {
+    for (const float* array :
+         {constant, linear, top_gradient, bottom_gradient, log_total, exp_constant, exp_linear}) {
       if (array) PrefetchBytes(array + row * dim, dim * sizeof(float));
     }
     const int64_t size = by_slot ? sizeof(int32_t) : sizeof(T);
@@ -561,11 +562,10 @@ ffi::Error AggregateGradColumns(ffi::ThreadPool pool, Buffer unit_rows, Buffer u
   });
 }
 
-ffi::Error AggregateGradEdges(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_offsets,
-                              Buffer x, Buffer constant, Buffer linear, Buffer top,
-                              Buffer top_gradient, Buffer bottom, Buffer bottom_gradient,
-                              Buffer log_total, Buffer exp_constant, Buffer exp_linear,
-                              Result dx) {
+ffi::Error AggregateGradEdges(ffi::ThreadPool pool, Buffer unit_rows, Buffer unit_offsets, Buffer x,
+                              Buffer constant, Buffer linear, Buffer top, Buffer top_gradient,
+                              Buffer bottom, Buffer bottom_gradient, Buffer log_total,
+                              Buffer exp_constant, Buffer exp_linear, Result dx) {
   const Batch batch(dx->dimensions(), 2);
   const int64_t num_edges = dx->dimensions()[batch.rank()], dim = dx->dimensions().back();
   const TermBuffers buffers{constant,        linear,    top,          top_gradient, bottom,
@@ -623,6 +623,64 @@ ffi::Error SegmentOrder(Buffer ids, Result indptr, Result order) {
     for (int64_t i = 0; i < count; ++i) sorted[next[bin_of(i)]++] = static_cast<int32_t>(i);
   }
   return ffi::Error::Success();
+}
+
+// Ranges of segments, fixed so that results do not depend on the machine. A task reads all ids, and
+// the entries of its range in the order in which they lie in memory.
+constexpr int64_t kSegmentRanges = 16;
+
+// The sum, maximum or minimum of segments whose ids are in any order: `combine(x, result)`.
+template <typename T, typename Combine>
+void ReduceRange(const int32_t* ids, const T* x, int64_t count, int64_t dim, int64_t begin,
+                 int64_t end, float start, T* out, int32_t* members, const Combine& combine) {
+  float* results = Scratch<float>((end - begin) * dim);
+  std::fill(results, results + (end - begin) * dim, start);
+  std::fill(members + begin, members + end, 0);
+  WithWidestIsa([&]() JAXGNN_INLINE {
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t id = ids[i];
+      if (id < begin || id >= end) continue;
+      ++members[id];
+      float* __restrict own = results + (id - begin) * dim;
+      const T* row = x + i * dim;
+      for (int64_t j = 0; j < dim; ++j) own[j] = combine(ToFloat(row[j]), own[j]);
+    }
+    for (int64_t id = begin; id < end; ++id) {
+      const float* own = results + (id - begin) * dim;
+      for (int64_t j = 0; j < dim; ++j) {
+        out[id * dim + j] = FromFloat<T>(members[id] ? own[j] : 0.0f);
+      }
+    }
+  });
+}
+
+ffi::Error SegmentReduce(ffi::ThreadPool pool, Buffer ids, Buffer x, Result y, Result members,
+                         std::string_view reduction) {
+  const Batch batch(y->dimensions(), 2);
+  const int64_t segments = y->dimensions()[batch.rank()], dim = y->dimensions().back();
+  const int64_t count = ids.dimensions().back();
+  if (ids.element_type() != ffi::S32) return UnsupportedType("segment ids", ids.element_type());
+  return SwitchAnyFloat(x.element_type(), [&](auto type) {
+    using T = typename decltype(type)::type;
+    ParallelFor(pool, batch.size() * kSegmentRanges, [&](int64_t task) {
+      const int64_t member = task / kSegmentRanges, range = task % kSegmentRanges;
+      const int64_t begin = segments * range / kSegmentRanges;
+      const int64_t end = segments * (range + 1) / kSegmentRanges;
+      const auto reduce = [&](float start, const auto& combine) {
+        ReduceRange(batch.Item<const int32_t>(ids, member), batch.Item<const T>(x, member), count,
+                    dim, begin, end, start, batch.Item<T>(*y, member),
+                    batch.Item<int32_t>(*members, member), combine);
+      };
+      if (reduction == "sum") {
+        reduce(0.0f, [](float a, float b) JAXGNN_INLINE { return a + b; });
+      } else if (reduction == "max") {
+        reduce(-kInfinity, [](float a, float b) JAXGNN_INLINE { return Better<false>(a, b); });
+      } else {
+        reduce(kInfinity, [](float a, float b) JAXGNN_INLINE { return Better<true>(a, b); });
+      }
+    });
+    return ffi::Error::Success();
+  });
 }
 
 }  // namespace
@@ -685,8 +743,17 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_aggregate_grad_edges, jaxgnn::AggregateGrad
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_segment_order, jaxgnn::SegmentOrder,
                               xla::ffi::Ffi::Bind()
-                                  .Arg<xla::ffi::AnyBuffer>()  // ids
-                                  .Ret<xla::ffi::AnyBuffer>()  // offsets
+                                  .Arg<xla::ffi::AnyBuffer>()    // ids
+                                  .Ret<xla::ffi::AnyBuffer>()    // offsets
                                   .Ret<xla::ffi::AnyBuffer>());  // order
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_segment_reduce, jaxgnn::SegmentReduce,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::AnyBuffer>()  // ids
+                                  .Arg<xla::ffi::AnyBuffer>()  // x
+                                  .Ret<xla::ffi::AnyBuffer>()  // y
+                                  .Ret<xla::ffi::AnyBuffer>()  // entries of each segment
+                                  .Attr<std::string_view>("reduction"));
 
 #pragma GCC visibility pop

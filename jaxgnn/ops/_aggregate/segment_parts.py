@@ -56,12 +56,23 @@ def _sorted_order(ids, num_segments):
     return jnp.searchsorted(keys, ends).astype(jnp.int32), entries
 
 
+_by_order = _by_rows(ffi.forward, ffi.segment_order)
+
+
+def _on_cpu(ids, x, *, reduction, num_segments, is_sorted, keep):
+    """On a CPU entries in any order are faster read as they lie than in the order of segments."""
+    how = {"reduction": reduction, "num_segments": num_segments}
+    if is_sorted or keep or reduction == "logsumexp":
+        return _by_order(ids, x, **how, is_sorted=is_sorted, keep=keep)
+    return *ffi.segment_reduce(ids, x, **how), None
+
+
 SEGMENTS = dispatch.Kernel(
     "aggregate.segments",
     {
         "xla": dispatch.xla(reference.reduce_segments),
         "pallas": dispatch.pallas(_by_rows(pallas.forward, _sorted_order), dtypes=_DTYPES),
-        "ffi": dispatch.ffi(dtypes=_DTYPES, cpu=_by_rows(ffi.forward, ffi.segment_order)),
+        "ffi": dispatch.ffi(dtypes=_DTYPES, cpu=_on_cpu),
     },
 )
 
