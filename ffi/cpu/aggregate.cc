@@ -625,64 +625,6 @@ ffi::Error SegmentOrder(Buffer ids, Result indptr, Result order) {
   return ffi::Error::Success();
 }
 
-// Ranges of segments, fixed so that results do not depend on the machine. A task reads all ids, and
-// the entries of its range in the order in which they lie in memory.
-constexpr int64_t kSegmentRanges = 16;
-
-// The sum, maximum or minimum of segments whose ids are in any order: `combine(x, result)`.
-template <typename T, typename Combine>
-void ReduceRange(const int32_t* ids, const T* x, int64_t count, int64_t dim, int64_t begin,
-                 int64_t end, float start, T* out, int32_t* members, const Combine& combine) {
-  float* results = Scratch<float>((end - begin) * dim);
-  std::fill(results, results + (end - begin) * dim, start);
-  std::fill(members + begin, members + end, 0);
-  WithWidestIsa([&]() JAXGNN_INLINE {
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t id = ids[i];
-      if (id < begin || id >= end) continue;
-      ++members[id];
-      float* __restrict own = results + (id - begin) * dim;
-      const T* row = x + i * dim;
-      for (int64_t j = 0; j < dim; ++j) own[j] = combine(ToFloat(row[j]), own[j]);
-    }
-    for (int64_t id = begin; id < end; ++id) {
-      const float* own = results + (id - begin) * dim;
-      for (int64_t j = 0; j < dim; ++j) {
-        out[id * dim + j] = FromFloat<T>(members[id] ? own[j] : 0.0f);
-      }
-    }
-  });
-}
-
-ffi::Error SegmentReduce(ffi::ThreadPool pool, Buffer ids, Buffer x, Result y, Result members,
-                         std::string_view reduction) {
-  const Batch batch(y->dimensions(), 2);
-  const int64_t segments = y->dimensions()[batch.rank()], dim = y->dimensions().back();
-  const int64_t count = ids.dimensions().back();
-  if (ids.element_type() != ffi::S32) return UnsupportedType("segment ids", ids.element_type());
-  return SwitchAnyFloat(x.element_type(), [&](auto type) {
-    using T = typename decltype(type)::type;
-    ParallelFor(pool, batch.size() * kSegmentRanges, [&](int64_t task) {
-      const int64_t member = task / kSegmentRanges, range = task % kSegmentRanges;
-      const int64_t begin = segments * range / kSegmentRanges;
-      const int64_t end = segments * (range + 1) / kSegmentRanges;
-      const auto reduce = [&](float start, const auto& combine) {
-        ReduceRange(batch.Item<const int32_t>(ids, member), batch.Item<const T>(x, member), count,
-                    dim, begin, end, start, batch.Item<T>(*y, member),
-                    batch.Item<int32_t>(*members, member), combine);
-      };
-      if (reduction == "sum") {
-        reduce(0.0f, [](float a, float b) JAXGNN_INLINE { return a + b; });
-      } else if (reduction == "max") {
-        reduce(-kInfinity, [](float a, float b) JAXGNN_INLINE { return Better<false>(a, b); });
-      } else {
-        reduce(kInfinity, [](float a, float b) JAXGNN_INLINE { return Better<true>(a, b); });
-      }
-    });
-    return ffi::Error::Success();
-  });
-}
-
 }  // namespace
 }  // namespace jaxgnn
 
@@ -746,14 +688,5 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_segment_order, jaxgnn::SegmentOrder,
                                   .Arg<xla::ffi::AnyBuffer>()    // ids
                                   .Ret<xla::ffi::AnyBuffer>()    // offsets
                                   .Ret<xla::ffi::AnyBuffer>());  // order
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxgnn_segment_reduce, jaxgnn::SegmentReduce,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<xla::ffi::AnyBuffer>()  // ids
-                                  .Arg<xla::ffi::AnyBuffer>()  // x
-                                  .Ret<xla::ffi::AnyBuffer>()  // y
-                                  .Ret<xla::ffi::AnyBuffer>()  // entries of each segment
-                                  .Attr<std::string_view>("reduction"));
 
 #pragma GCC visibility pop

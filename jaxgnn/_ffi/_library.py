@@ -31,7 +31,6 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "jaxgnn_aggregate_grad_columns": ("cpu",),
     "jaxgnn_aggregate_grad_edges": ("cpu",),
     "jaxgnn_segment_order": ("cpu",),
-    "jaxgnn_segment_reduce": ("cpu",),
     "jaxgnn_dot_attention": ("cpu",),
     "jaxgnn_dot_attention_weights": ("cpu",),
     "jaxgnn_dot_attention_rows": ("cpu",),

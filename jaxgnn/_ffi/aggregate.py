@@ -74,22 +74,6 @@ def segment_order(
     return indptr, order
 
 
-def segment_reduce(
-    ids: Int[Array, " entries"],
-    x: Float[Array, "entries dim"],
-    *,
-    reduction: str,
-    num_segments: int,
-) -> tuple[Float[Array, "segments dim"], Int[Array, " segments"]]:
-    """The sum, maximum or minimum of segments with ids in any order, and their entries' number.
-
-    Entries are read in the order in which they lie in memory. Empty segments are zero.
-    """
-    results = [((num_segments, x.shape[-1]), x.dtype), ((num_segments,), jnp.int32)]
-    y, members = call_many("jaxgnn_segment_reduce", results, ids, x, reduction=reduction)
-    return y, members
-
-
 def _by_slot(terms: Terms) -> bool:
     """Whether extremes are found by their slots."""
     found = [array for array in (terms.top, terms.bottom) if array is not None]

@@ -1,7 +1,8 @@
 """Sums, extremes and logarithms of sums of exponentials of segments, with their gradients.
 
 Each of these is the transpose of another, or is made of the others, so that gradients of any order
-are again reductions of segments and gathers, and none is a scatter.
+are again reductions of segments and gathers. Only sums and extremes of entries in any order are
+scatters, and these on a CPU alone.
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ _by_order = _by_rows(ffi.forward, ffi.segment_order)
 
 
 def _on_cpu(ids, x, *, reduction, num_segments, is_sorted, keep):
-    """On a CPU entries in any order are faster read as they lie than in the order of segments."""
-    how = {"reduction": reduction, "num_segments": num_segments}
+    """Entries in any order are read as they lie by XLA's scatters, which on a CPU is faster."""
+    how = {"num_segments": num_segments, "is_sorted": is_sorted, "keep": keep}
     if is_sorted or keep or reduction == "logsumexp":
-        return _by_order(ids, x, **how, is_sorted=is_sorted, keep=keep)
-    return *ffi.segment_reduce(ids, x, **how), None
+        return _by_order(ids, x, reduction=reduction, **how)
+    return reference.reduce_segments(ids, x, reduction=reduction, **how)
 
 
 SEGMENTS = dispatch.Kernel(

@@ -40,7 +40,7 @@ def segment_sum(
         segments, are dropped.
       num_segments: number of segments; None for one more than the largest id, which must be known,
         so not under ``jit``.
-      indices_are_sorted: whether the ids ascend. Otherwise they are sorted in each call.
+      indices_are_sorted: whether the ids ascend.
       unique_indices: whether no id occurs twice; not needed, and not used.
       bucket_size: of ``jax.ops``; not needed, and not used.
       mode: ``"clip"`` moves ids out of range to the nearest segment; None, ``"drop"``, ``"fill"``

@@ -131,7 +131,7 @@ def test_gradients_of_any_order_are_right_and_no_scatters():
     )
     for name in ("segment_sum", "segment_mean", "segment_max", "segment_softmax"):
         function = getattr(jaxgnn, name)
-        gradient = jax.grad(lambda x, f=function: jnp.sum(f(x, ids, 1) ** 2))
+        gradient = jax.grad(lambda x, f=function: jnp.sum(f(x, ids, 1, True) ** 2))
         compiled = jax.jit(gradient).lower(x).as_text(dialect="hlo")
         # The offsets of the schedule of rows are counted by scatters of integers.
         assert not re.search(r"= f32\S* scatter\(", compiled), name
