@@ -82,6 +82,11 @@ def _kernels(module: str, *tests: str) -> tuple[str, ...]:
 
 _PRODUCTS = _kernels("test_numerics", "test_spmm_and_sddmm")
 _SOFTMAX = _kernels("test_numerics", "test_segment_softmax_and_its_gradient")
+_AGGREGATE = _kernels(
+    "aggregate/test_numerics",
+    "test_values_and_gradients_agree_with_float64",
+    "test_padding_slots_may_hold_anything",
+)
 _MAXK = _kernels("test_numerics", "test_maxk_has_the_bits_of_the_reference")
 _MAXK_SPMM = _kernels("test_numerics", "test_maxk_spmm_and_its_gradients")
 _BLOCKS = _kernels("maxk_spmm/test_edge_blocks", "test_blocks_agree_with_the_reference")
@@ -272,6 +277,51 @@ HEADS = (
         "weights = jnp.where(_of_real_edges(graph, graph.weights), graph.weights, 0)",
         "weights = graph.weights",
         _tests("ops/graph/test_spmm_heads", "test_weights_of_padding_slots_may_be_anything"),
+    ),
+)
+
+AGGREGATE_KERNELS = (
+    Fault(
+        "aggregate kernel: ties of two groups of lanes are counted once",
+        "pallas_kernels/aggregate/parts.py",
+        "tied = state[1] + warp.select(is_equal, other[1], 0.0)",
+        "tied = state[1]",
+        _AGGREGATE,
+    ),
+    Fault(
+        "aggregate kernel: moments of pieces are added without moving them to one shift",
+        "pallas_kernels/aggregate/parts.py",
+        "d = other[0] - state[0]",
+        "d = warp.f32(0.0)",
+        _AGGREGATE,
+    ),
+    Fault(
+        "aggregate kernel: the exponentials of a piece are not rescaled",
+        "pallas_kernels/aggregate/parts.py",
+        "ours, theirs = (rescaling(warp, own[0], shift) for own in (state, other))",
+        "ours = theirs = warp.f32(1.0)",
+        _AGGREGATE,
+    ),
+    Fault(
+        "aggregate kernel: a lane past the end counts the last edge again",
+        "pallas_kernels/aggregate/aggregate.py",
+        "real = [None if end is None else e < end for e in edges]",
+        "real = [None for _ in edges]",
+        _AGGREGATE,
+    ),
+    Fault(
+        "aggregate kernel: padding past the end of an edge list is read as a node",
+        "pallas_kernels/aggregate/aggregate.py",
+        "read = words_of(edge, piece.begin < piece.end)",
+        "read = words_of(edge)",
+        _AGGREGATE,
+    ),
+    Fault(
+        "aggregate kernel: gradients past the end of a row are added",
+        "pallas_kernels/aggregate/gradient.py",
+        "more = warp.select(edge < end, more, 0.0)",
+        "more = more + 0.0",
+        _AGGREGATE,
     ),
 )
 
@@ -956,6 +1006,7 @@ LINKS = (
 
 FAULTS: tuple[Fault, ...] = (
     *GRAPH_KERNELS,
+    *AGGREGATE_KERNELS,
     *ATTENTION_KERNELS,
     *ATTENTION,
     *HEADS,

@@ -23,7 +23,8 @@ COLS, PADDING = 24, 5
 LENGTHS = {
     # A row of just one full piece, one of three pieces, empty rows.
     "long rows": [3, 0, 4, 256, 1, 520, 0, 2, 17],
-    "short rows": [3, 0, 4, 12, 1, 5, 0, 2, 11, 9, 6],
+    # The last row is empty: the slot where it begins is padding.
+    "short rows": [3, 0, 4, 12, 1, 5, 0, 2, 11, 9, 6, 0],
 }
 
 
