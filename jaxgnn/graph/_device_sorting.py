@@ -17,6 +17,7 @@ from jax import lax
 from jaxtyping import Array, Int
 
 from jaxgnn.graph._arrays import MAX_INT32
+from jaxgnn.graph._run_now import run_now
 from jaxgnn.graph._sorting import row_ids
 
 # Fewer edges are sorted on the host in less time than it takes to compile anything.
@@ -60,12 +61,14 @@ def sort_on_device(
       int32 on the default device.
     """
     num_edges = receivers.shape[0]
-    sizes = (bucket(num_edges),) * 3
     with jax.ensure_compile_time_eval():
-        padded = _resized(jax.device_put((receivers, senders, mask)), sizes)
-        made = _sort(*padded, np.int32(num_edges), bucket(num_rows))
-        # The caller may change its arrays from now on.
-        return jax.block_until_ready(_resized(made, (num_rows + 1, num_edges, num_edges)))
+        given = jax.device_put((receivers, senders, mask))
+    padded = run_now(_resized, given, sizes=(bucket(num_edges),) * 3)
+    made = run_now(_sort, *padded, np.int32(num_edges), num_rows=bucket(num_rows))
+    # The caller may change its arrays from now on.
+    return jax.block_until_ready(
+        run_now(_resized, made, sizes=(num_rows + 1, num_edges, num_edges))
+    )
 
 
 def transpose_on_device(
@@ -74,11 +77,10 @@ def transpose_on_device(
     """Sorts the edges of a graph by sender; see ``transpose_on_host`` for the results."""
     num_rows, num_edges = indptr.shape[0] - 1, indices.shape[0]
     with jax.ensure_compile_time_eval():
-        padded = _resized(
-            jax.device_put((indptr, indices)), (bucket(num_rows) + 1, bucket(num_edges))
-        )
-        made = _transpose(*padded, np.int32(num_rows), bucket(num_cols))
-        return _resized(made, (num_cols + 1, num_edges, num_edges))
+        given = jax.device_put((indptr, indices))
+    padded = run_now(_resized, given, sizes=(bucket(num_rows) + 1, bucket(num_edges)))
+    made = run_now(_transpose, *padded, np.int32(num_rows), num_cols=bucket(num_cols))
+    return run_now(_resized, made, sizes=(num_cols + 1, num_edges, num_edges))
 
 
 @jax.jit
@@ -87,7 +89,7 @@ def smallest_and_largest(ids: Int[Array, " edges"]) -> tuple[Array, Array]:
     return jnp.min(ids), jnp.max(ids)
 
 
-@partial(jax.jit, static_argnums=1)
+@partial(jax.jit, static_argnames="sizes")
 def _resized(arrays: Any, sizes: tuple[int, ...]) -> Any:
     """Cuts each array to its size, or repeats its last entry; compiled in no time."""
 
@@ -99,7 +101,7 @@ def _resized(arrays: Any, sizes: tuple[int, ...]) -> Any:
     return tuple(map(resized, arrays, sizes))
 
 
-@partial(jax.jit, static_argnums=4)
+@partial(jax.jit, static_argnames="num_rows")
 def _sort(receivers, senders, mask, num_edges, num_rows):
     real = jnp.arange(receivers.shape[0], dtype=jnp.int32) < num_edges
     if mask is not None:
@@ -108,7 +110,7 @@ def _sort(receivers, senders, mask, num_edges, num_rows):
     return _offsets(keys, num_rows), senders.astype(jnp.int32)[order], order
 
 
-@partial(jax.jit, static_argnums=3)
+@partial(jax.jit, static_argnames="num_cols")
 def _transpose(indptr, indices, num_rows, num_cols):
     rows = row_ids(indptr, indices.shape[0])
     real = rows < indptr.shape[0] - 1

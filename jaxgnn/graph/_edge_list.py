@@ -17,6 +17,7 @@ from jaxgnn.graph._arrays import (
     require_weights,
 )
 from jaxgnn.graph._device_sorting import is_for_device, smallest_and_largest
+from jaxgnn.graph._run_now import run_now
 
 
 class EdgeNames(NamedTuple):
@@ -107,8 +108,7 @@ def check_edge_list(names: EdgeNames, edges: EdgeList, num_nodes: int, num_cols:
 
 def _check_range(where, name, ids, edge_mask, bound):
     if isinstance(ids, jax.Array) and is_for_device(ids.size):
-        with jax.ensure_compile_time_eval():
-            least, most = smallest_and_largest(ids)
+        least, most = run_now(smallest_and_largest, ids)
         if least >= 0 and most < bound:
             return
     ids, mask = np.asarray(ids), None if edge_mask is None else np.asarray(edge_mask)

@@ -15,6 +15,7 @@ from jaxgnn.graph._arrays import put_own
 from jaxgnn.graph._device_sorting import is_for_device, on_gpu, transpose_on_device
 from jaxgnn.graph._edge_blocks import EdgeBlocks, make_edge_blocks
 from jaxgnn.graph._plan import GraphPlan, Part
+from jaxgnn.graph._run_now import run_now
 from jaxgnn.graph._schedule import RowSchedule, make_schedule
 from jaxgnn.graph._sorting import inverse_permutation, transpose_on_host
 
@@ -183,8 +184,7 @@ class ConcreteParts:
     def _make_edge_blocks(self, permutation: Any) -> tuple[EdgeBlocks, ...]:
         arrays = (self.indptr, *self.transpose, permutation)
         if is_for_device(self.indices.shape[0]):
-            with jax.ensure_compile_time_eval():
-                return _make_edge_blocks_on_device(*arrays)
+            return run_now(_make_edge_blocks_on_device, *arrays)
         return _placed(make_edge_blocks(*jax.tree.map(np.asarray, arrays)))
 
     @cached_property

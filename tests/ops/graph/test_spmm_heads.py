@@ -11,7 +11,7 @@ from jaxgnn import ops
 from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._graph.reference import spmm as reference
 from jaxgnn.ops._graph.spmm import SPMM_OF_HEADS
-from jaxgnn.testing import DTYPES, check_against_float64, random_array
+from jaxgnn.testing import DTYPES, assert_close, check_against_float64, random_array
 from tests.ops._table import BUILT, longest_row, usable
 
 IMPLEMENTATIONS = usable(SPMM_OF_HEADS)
@@ -79,7 +79,8 @@ def test_weights_of_padding_slots_may_be_anything(implementation):
         return jax.vjp(_apply("padding_edges", implementation), weights, x)[1](x[:33] + 1)
 
     dweights, dx = gradients(spoiled)
-    np.testing.assert_array_equal(dx, gradients(weights)[1])
+    expected = gradients(weights)[1]
+    assert_close(dx, expected, reduction_length=graph.num_edges)  # XLA scatters in any order
     assert not np.asarray(dweights)[int(graph.indptr[-1]) :].any()
 
 
