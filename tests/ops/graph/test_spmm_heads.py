@@ -124,10 +124,10 @@ def test_leading_axes_share_the_weights_and_vmap_maps_them_too(implementation):
 
 @every_implementation
 def test_it_is_the_sum_of_attention_over_the_softmax_of_scores(implementation):
-    graph, options = BUILT["isolated_nodes"], {"implementation": implementation}
+    graph = BUILT["isolated_nodes"]
     logits, v = _arrays(graph, 3, 4)
-    weights = ops.segment_softmax(graph, logits, **options)
-    made = ops.spmm(graph.with_weights(weights), v, **options)
+    weights = ops.segment_softmax(graph, logits)
+    made = ops.spmm(graph.with_weights(weights), v, implementation=implementation)
     zeros = jnp.zeros((graph.num_rows, 3))
     attended = ops.gat_attention(
         graph, zeros, zeros, v, edge_logits=logits, negative_slope=1.0, implementation="xla"

@@ -6,31 +6,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxgnn import CSRGraph
-from jaxgnn.graph import GraphPlan, RowSchedule
-from jaxgnn.graph._schedule import units
+from experiments.benchmarks.attention_memory import prepared_shapes
 from jaxgnn.ops._graph import pallas as graph_calls
 from pallas_kernels.attention.arguments import Cotangents, Form
 from tests.pallas_kernels.attention._cases import OPS, passes, shapes_of
 
-struct = jax.ShapeDtypeStruct
 REDDIT = (232_965, 111_400_000)
 MOLECULES = (3_200, 6_400)
-
-
-def _graph(nodes, edges, offsets=jnp.int32) -> CSRGraph:
-    """The shapes of a prepared square graph."""
-    pieces = units(nodes, edges)
-    schedule = RowSchedule(
-        struct((pieces,), jnp.int32),
-        struct((pieces + 1,), offsets),
-        struct((pieces,), jnp.int32),
-        struct((2,), jnp.int32),
-    )
-    indptr, indices = struct((nodes + 1,), offsets), struct((edges,), jnp.int32)
-    slots = struct((edges,), offsets)
-    plan = GraphPlan(schedule, indptr, indices, slots, schedule)
-    return CSRGraph(indptr, indices, num_cols=nodes, plan=plan)
 
 
 def _lower(op, graph, operands) -> str:
@@ -55,7 +37,7 @@ def _lower(op, graph, operands) -> str:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("op", OPS)
 def test_a_layer_of_the_benchmarks_lowers_with_its_gradient(op, dtype):
-    graph = _graph(*REDDIT)
+    graph = prepared_shapes(*REDDIT)
     text = _lower(op, graph, shapes_of(op, graph, 4, 64, dtype))
     # There: pieces, long rows; weights. Back along rows, and along columns with one or two results.
     results = 1 if op == "gatv2" else 2
@@ -67,14 +49,14 @@ def test_a_layer_of_the_benchmarks_lowers_with_its_gradient(op, dtype):
 
 @pytest.mark.parametrize("op", OPS)
 def test_a_small_graph_takes_one_kernel_for_each_pass(op):
-    graph = _graph(300, 250)
+    graph = prepared_shapes(300, 250)
     assert _lower(op, graph, shapes_of(op, graph, 4, 16, "float32")).count("mosaic_gpu_v2") == 4
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_all_options_lower_with_offsets_of_64_bits(op):
     with jax.enable_x64(True):
-        graph = _graph(*REDDIT, offsets=jnp.int64)
+        graph = prepared_shapes(*REDDIT, jnp.int64)
         own = {"dot": {"groups": 1, "out": 9, "added": True}, "gatv2": {"features": 3}}
         given = {"logits": True, "dropout": True} | own.get(op, {})
         shape = shapes_of(op, graph, 3, 13, "float16", **given)
