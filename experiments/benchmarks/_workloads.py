@@ -218,7 +218,7 @@ class Messages:
         """The graph of a board."""
         if self.edges == 0:
             return sudoku_graph(self.box)
-        return _graph(f"{self.nodes} nodes, {self.edges} edges", self.nodes, self.edges)
+        return _graph(None, self.nodes, self.edges)
 
 
 def _boards(count: int, box: int, dim: int, steps: int, **options) -> Messages:

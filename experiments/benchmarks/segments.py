@@ -17,13 +17,14 @@ import numpy as np
 
 import jaxgnn
 from experiments.benchmarks._command import command
+from experiments.benchmarks._report import Output, Row, append_rows
 from jaxgnn._errors import bad_input
 from jaxgnn.testing import random_array
 from jaxgnn.testing.timing import Candidate, device_description, measure_in_turns
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Output):
     """Sizes of the data.
 
     Attributes:
@@ -66,11 +67,13 @@ def _directions(function: Callable[..., Any], count: int, is_sorted: bool) -> di
 
 
 def main(options: Options) -> None:
-    """Prints the table."""
+    """Prints the table, and appends its rows to ``segments.jsonl``."""
     for field in ("entries", "segments", "dim", "repeats"):
         if getattr(options, field) < 1:
             raise bad_input("segments", f"--{field}", "at least one", getattr(options, field))
-    print(f"jax {jax.__version__}; {device_description()}")
+    rows: list[Row] = []
+    device = device_description()
+    print(f"jax {jax.__version__}; {device}")
     drawn = np.random.default_rng(0).integers(0, options.segments, options.entries, np.int32)
     data = random_array((options.entries, options.dim), "float32", seed=1)
     for order, ids in (("sorted", np.sort(drawn)), ("any order", drawn)):
@@ -86,10 +89,24 @@ def main(options: Options) -> None:
                 ours, theirs = made["jaxgnn"], made["jax.ops"]
                 if ours is None or theirs is None:
                     raise MemoryError(f"{name}, ids in {order}, {direction}")
+                rows.append(
+                    {
+                        "op": name,
+                        "order": order,
+                        "direction": direction,
+                        "entries": options.entries,
+                        "segments": options.segments,
+                        "dim": options.dim,
+                        "ms": ours.median_ms,
+                        "jax_ops_ms": theirs.median_ms,
+                        **device,
+                    }
+                )
                 print(
                     f"{name:16} {order:9} {direction:16} {ours.median_ms:9.2f} ms, jax.ops "
                     f"{theirs.median_ms:9.2f} ms, {theirs.median_ms / ours.median_ms:5.2f} times"
                 )
+    append_rows(options.rows / "segments.jsonl", rows)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def test_on_a_gpu_the_compilation_is_divided_by_two_without_autotuning(monkeypat
 
 def test_every_program_is_there_at_every_scale_and_has_another_size():
     for cases in _first_step_cases.CASES.values():
-        assert len(cases) == 5
+        assert len(cases) == 6
     program, other = (make() for make in _made("message_passing"))
     sizes = [p.args[2].num_edges for p in (program, other)]
     assert sizes[1] == sizes[0] + 400
