@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
+from jaxgnn.graph._arrays import is_concrete
 from jaxgnn.nn._linear import FusedMLP
 from jaxgnn.nn._maxk import check_widths
 from jaxgnn.nn._options import checked_options
@@ -41,7 +43,7 @@ class DotDecoder(nnx.Module):
           The logit of an edge for each pair, [*shape], float32 (float64 for embeddings of float64).
 
         Raises:
-          ValueError: if ``h`` or ``pairs`` have another shape.
+          ValueError: if ``h`` or ``pairs`` have another shape, or a known pair has no such node.
         """
         _check_pairs(type(self).__name__, h, pairs)
         wide = accumulation_dtype(h.dtype)
@@ -110,16 +112,25 @@ class MLPDecoder(nnx.Module):
           The logit of an edge for each pair, [*shape].
 
         Raises:
-          ValueError: if ``h`` or ``pairs`` have another shape.
+          ValueError: if ``h`` or ``pairs`` have another shape, or a known pair has no such node.
         """
         _check_pairs(type(self).__name__, h, pairs)
         return self.mlp(h[pairs[0]] * h[pairs[1]])[..., 0]
 
 
 def _check_pairs(where: str, h: Array, pairs: Array) -> None:
-    """Raises ValueError unless these are embeddings of nodes, and pairs of nodes."""
+    """Raises ValueError unless these are embeddings of nodes, and pairs of nodes.
+
+    Numbers of nodes are checked where they are known; traced ones are trusted.
+    """
     if h.ndim != 2:
         raise bad_input(where, "h", "of shape [nodes, features]", f"shape {h.shape}")
     if pairs.ndim < 2 or pairs.shape[0] != 2 or not jnp.issubdtype(pairs.dtype, jnp.integer):
         got = f"{pairs.dtype} of shape {pairs.shape}"
         raise bad_input(where, "pairs", "integers of shape [2, ...]", got)
+    if pairs.size and is_concrete(pairs):
+        ids = np.asarray(pairs)
+        outside = (ids < 0) | (ids >= h.shape[0])
+        if outside.any():
+            at = tuple(int(i) for i in np.argwhere(outside)[0])
+            raise bad_input(where, f"pairs{list(at)}", f"in [0, {h.shape[0]})", int(ids[at]))

@@ -91,7 +91,8 @@ def load_model(path: str | os.PathLike[str], **options: Any) -> nnx.Module:
         ``dtype`` or ``implementation``.
 
     Returns:
-      The network, in training mode like a new one; ``eval()`` sets the other.
+      The network, like a new one: the ``rngs`` of a call decide on dropout, until ``train()`` or
+      ``eval()`` is called.
 
     Raises:
       FileNotFoundError: if there is no such file.

@@ -122,9 +122,9 @@ class Passes:
 
         Returns:
           The gradients, each of the dtype of its operand; those of arrays of edges are zero in
-          padding slots. If edges have features, ``edge_logits`` is there in any case, in float32,
-          as the gradient to what edges add to the scores, and ``attention`` lacks the part of the
-          features.
+          padding slots. If edges have features, two are in float32: ``edge_logits``, which is there
+          in any case as the gradient to what edges add to the scores, and ``attention``, which
+          lacks the part of the features.
         """
         if graph.num_rows == 0 or graph.num_edges == 0:
             return jax.tree.map(jnp.zeros_like, operands.replace(seed=None))
@@ -137,11 +137,15 @@ class Passes:
         edges = _edges(transposed, operands, cotangents, slots)
         of_columns = backward.along_columns(plan, edges, *arrays, f"{self.name}_backward_columns")
         made = of_rows | of_columns
-        if operands.attention is not None:
-            made["attention"] = of_rows["attention"] + of_columns["attention"]
-        exact = "edge_logits" if operands.edge_features is not None else None
+        vector = operands.attention
+        if vector is not None:
+            made["attention"] = (of_rows["attention"] + of_columns["attention"]).reshape(
+                vector.shape
+            )
+        # Those that lack a part are not rounded yet.
+        exact = () if operands.edge_features is None else ("edge_logits", "attention")
         whole = {
-            name: gradient if name == exact else _of_groups(gradient, getattr(operands, name))
+            name: gradient if name in exact else _of_groups(gradient, getattr(operands, name))
             for name, gradient in made.items()
         }
         return Operands(**whole)
@@ -190,8 +194,10 @@ def _work_along_columns(operands: Operands) -> Work:
 
 
 def _work(operands: Operands, arrays: int, own: int, loads: int) -> Work:
-    summed = operands.summed
-    return Work(operands.heads, summed.shape[2], summed.dtype.itemsize, arrays, own, loads)
+    """The widest array decides about lanes, and its entries about registers."""
+    wide = [a for a in (operands.rows, operands.summed) if a.ndim == 3]
+    widest = max(wide, key=lambda array: array.shape[2])
+    return Work(operands.heads, widest.shape[2], widest.dtype.itemsize, arrays, own, loads)
 
 
 def _width(operands: Operands) -> int:

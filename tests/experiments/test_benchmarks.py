@@ -876,13 +876,16 @@ def test_what_is_asked_for_is_shown_of_the_platforms_that_have_it(capsys, tmp_pa
 
 
 def test_an_implementation_has_one_colour_that_no_other_of_a_picture_has():
+    compared = 0
     rows = report.newest(report.read_all(RESULTS))
     for platform in ("cpu", "gpu"):
         of_platform = [row for row in rows if row["platform"] == platform]
         shown = report.select(of_platform, report.ReportOptions())
         for group in {(row["op"], row["direction"]) for row in shown}:
             names = {r["implementation"] for r in shown if (r["op"], r["direction"]) == group}
-            assert len({shade(name) for name in names}) == len(names) > 1
+            assert len({shade(name) for name in names}) == len(names)
+            compared += len(names) > 1  # the others may have run out of memory
+    assert compared > 20
 
 
 def test_report_takes_the_newest_of_equal_measurements(rows_of_all):

@@ -6,10 +6,12 @@ first is cut into chunks, so that no array has both axes at full length.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Float, Int
 
 from jaxgnn.graph import CSRGraph
@@ -28,20 +30,27 @@ class _Chunk(NamedTuple):
     dtotals: Float[Array, "edges heads"]
 
 
-def completed(graph: CSRGraph, operands: Operands, gradients: Operands, form: Form) -> Operands:
+def completed(form: Form, graph: CSRGraph, operands: Operands, gradients: Operands) -> Operands:
     """Returns the gradients with those that features of edges have a part in.
 
     With ``t = x_i + z_j + W e`` and ``G = ds leaky_relu'(t)``, which has an entry for each edge,
     head and column, the gradient to ``e`` is ``W^T (a G)``, that to ``W`` is ``a Σ G e``, and the
     part of ``W e`` in that to ``a`` is ``Σ G W e``, since ``leaky_relu(t) = leaky_relu'(t) t``.
 
+    Members of a batch come one after the other.
+
     Args:
-      graph: the graph.
+      form: constants of the call.
+      graph: the graph, with edges.
       operands: the arrays of the call.
       gradients: those of the kernels. ``edge_logits`` is the gradient ``ds`` to what edges add to
-        the scores, in float32, which is zero in padding slots.
-      form: constants of the call.
+        the scores, in float32, which is zero in padding slots; ``attention`` is in float32 too.
     """
+    arrays = operands.replace(seed=None)
+    return sequential_vmap(partial(_completed, form))(graph, arrays, gradients)
+
+
+def _completed(form, graph, operands, gradients):
     dtotals, logits = gradients.edge_logits, operands.edge_logits
     assert dtotals is not None
     kernel = operands.edge_kernel.astype(jnp.float32)

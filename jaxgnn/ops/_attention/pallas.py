@@ -68,6 +68,7 @@ def _run(calls: Calls, name: str, graph: CSRGraph, operands: Operands, *arrays, 
     if name == "backward":
         edges = *edges, pieces(graph.transpose()), graph.made_plan().permutation
     made = kernel(*edges, operands, *arrays, form)
-    if name == "backward" and operands.edge_features is not None:
-        made = edge_features.completed(graph, operands, made, form)
+    has_features = operands.edge_features is not None
+    if name == "backward" and has_features and graph.num_rows * graph.num_edges:
+        made = edge_features.completed(form, graph, operands, made)
     return jax.tree.map(lambda result: vary_like(operands.summed, result), made)

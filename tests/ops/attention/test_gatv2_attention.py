@@ -1,5 +1,6 @@
 """gatv2_attention against its formula and against float64."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -67,3 +68,15 @@ def test_any_number_of_heads_and_any_width(heads, dim, implementation):
     p /= p.sum(0)
     np.testing.assert_allclose(y[1], np.einsum("jh,jhd->hd", p, z), rtol=1e-4, atol=1e-5)
     assert not y[0].any() and not y[2].any()
+
+
+def test_features_of_no_edges_have_a_gradient():
+    graph = CSRGraph.from_edges(np.zeros(0, np.int32), np.zeros(0, np.int32), 3)
+    x, kernel, vector = jnp.ones((3, 2, 4)), jnp.ones((5, 2, 4)), jnp.ones((2, 4))
+
+    def total(features, kernel):
+        arrays = {"edge_features": features, "edge_kernel": kernel}
+        return jnp.sum(ops.gatv2_attention(graph, x, x, vector, **arrays))
+
+    of_features, of_kernel = jax.grad(total, argnums=(0, 1))(jnp.ones((0, 5)), kernel)
+    assert of_features.shape == (0, 5) and of_kernel.shape == kernel.shape and not of_kernel.any()

@@ -130,7 +130,7 @@ def gradients_of(op, graph, operands, cotangents, form=FORM, tile=None) -> Opera
     )
     if operands.edge_features is None:
         return made
-    return edge_features.completed(graph, operands, made, form)
+    return edge_features.completed(form, graph, operands, made)
 
 
 def seed_words(number=0) -> jax.Array:

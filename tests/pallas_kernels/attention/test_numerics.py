@@ -13,6 +13,7 @@ from jaxgnn import CSRGraph
 from jaxgnn.ops._attention import edge_features
 from jaxgnn.ops._graph import pallas as graph_calls
 from jaxgnn.testing import assert_bit_equal, assert_close
+from pallas_kernels.attention import passes as passes_module
 from pallas_kernels.attention.arguments import Cotangents
 from pallas_kernels.attention.tile import AttentionTile, Work
 from pallas_kernels.simt import blocks
@@ -135,6 +136,21 @@ def test_features_of_edges_are_a_part_of_the_score(case, monkeypatch):
     _check("gatv2", GATV2_CASES[case])
 
 
+def test_members_of_a_batch_get_the_gradients_of_their_features_one_by_one():
+    graph, vector = _graph("short rows"), jnp.ones((2, 4))
+    made = [operands_of("gatv2", graph, 2, 4, "float32", features=3) for _ in range(2)]
+    members = [o.replace(rows=o.rows + i, attention=vector) for i, o in enumerate(made)]
+
+    def completed(operands):
+        dtotals = jnp.sin(operands.edge_features[:, :2])
+        given = operands.replace(edge_logits=dtotals)
+        return edge_features.completed(FORM, graph, operands, given).edge_kernel
+
+    batch = jax.tree.map(lambda *arrays: jnp.stack(arrays), *members)
+    together = jax.jit(jax.vmap(completed))(batch)
+    assert_close(together, jnp.stack([*map(completed, members)]), reduction_length=100)
+
+
 @pytest.mark.parametrize("case", GROUPS)
 def test_heads_share_keys_and_values(case):
     _check("dot", GROUPS[case])
@@ -247,6 +263,15 @@ def test_a_lane_has_at_most_eight_columns_and_a_slice_fits_the_cache():
     for (shape, work), expected in tiles.items():
         tile = AttentionTile.choose(H100, *shape, work)
         assert (tile.lanes, tile.heads, tile.ahead) == expected, (shape, work)
+
+
+def test_the_widest_array_decides_about_the_lanes():
+    graph = _graph("short rows")
+    operands = shapes_of("dot", graph, 2, 128, "float32", out=1)
+    work = passes_module._work_forward(operands)
+    assert (work.width, work.itemsize) == (128, 4)
+    tile = AttentionTile.choose(H100, graph.num_rows, COLS, graph.num_edges, work)
+    assert 128 // tile.lanes <= 8
 
 
 def test_what_the_kernels_do_not_take_is_told():
