@@ -212,7 +212,7 @@ ATTENTION = (
     Fault(
         "attention: the gradient of the returned weights is left out of delta",
         "jaxgnn/ops/_attention/skeleton.py",
-        "delta = delta + sum_rows(weights * dweights, graph.indptr)",
+        "delta = delta + _sums_of_rows(call.request, graph, weights * dweights)",
         "pass",
         _attention(
             "gatv2_attention",
@@ -607,8 +607,8 @@ REFERENCES = (
     Fault(
         "reference of spmm: the scale of the rows is dropped",
         "jaxgnn/ops/_graph/reference/spmm.py",
-        "return (sums * row_scale[:, None]).astype(x.dtype)",
-        "return sums.astype(x.dtype)",
+        "return _times(row_scale, sum_rows(messages, graph.indptr)).astype(x.dtype)",
+        "return sum_rows(messages, graph.indptr).astype(x.dtype)",
         _tests("ops/graph/test_spmm", "test_reference_is_the_dense_matrix_product"),
     ),
     Fault(
@@ -770,8 +770,8 @@ GRAPHS = (
     Fault(
         "normalisation: degrees of columns are not under a root",
         "jaxgnn/graph/_normalization.py",
-        "return _power_or_zero(degrees, -0.5), _power_or_zero(columns, -0.5)",
-        "return _power_or_zero(degrees, -0.5), _power_or_zero(columns, -1.0)",
+        "return scale(row_degrees, -0.5), scale(column_degrees, -0.5)",
+        "return scale(row_degrees, -0.5), scale(column_degrees, -1.0)",
         _tests(
             "graph/test_normalization",
             "test_counts_degrees_of_an_unweighted_graph_and_gives_it_no_weights",
@@ -900,8 +900,8 @@ TRAINING = (
     Fault(
         "training step: every step has the same random numbers",
         "jaxgnn/training/_step.py",
-        "jax.random.fold_in(jax.random.key(seed), number)",
-        "jax.random.fold_in(jax.random.key(seed), 0 * number)",
+        "key = jax.random.fold_in(key, number)",
+        "key = jax.random.fold_in(key, 0 * number)",
         _tests(
             "training/test_fit", "test_dropout_differs_from_step_to_step_and_repeats_with_the_seed"
         ),

@@ -51,7 +51,7 @@ class GraphsDataset:
 
     @property
     def num_graphs(self) -> int:
-        """Number of graphs."""
+        """How many graphs the data set has."""
         return self.labels.shape[0]
 
     def __len__(self) -> int:

@@ -158,7 +158,7 @@ class DropNode(nnx.Module):
 
 
 def _threshold(rate: float) -> UInt32[Array, ""]:
-    """Of 2^32 equally likely numbers a part ``rate`` is below this one."""
+    """The number below which a random number of 32 bits is with probability ``rate``."""
     return jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
 
 

@@ -75,7 +75,7 @@ def _sum(values: Sequence[Value]) -> Value:
 
 @dataclass(frozen=True)
 class Sum(Part):
-    """The sum."""
+    """Sums the values of a row's edges."""
 
     @property
     def kinds(self) -> tuple[str, ...]:

@@ -227,7 +227,7 @@ class _Sddmm:
         mine = warp.lane // lanes
 
         def inner_product(features, first):
-            """Of ``dim`` columns from the first on."""
+            """Returns the inner product of ``dim`` columns, from ``first`` on."""
 
             def add(at, total):
                 words = features.load_words(at, entries)
