@@ -4,13 +4,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from experiments.benchmarks.attention_memory import prepared_shapes
 from jaxgnn.ops._aggregate.terms import terms_of
 from jaxgnn.ops._graph import pallas as graph_calls
 from pallas_kernels.aggregate.aggregate import forward
 from pallas_kernels.aggregate.arguments import Form
 from pallas_kernels.aggregate.gradient import grad_columns
 from tests.pallas_kernels.aggregate._cases import ALL, PNA
-from tests.pallas_kernels.attention.test_lowering import MOLECULES, REDDIT, _graph
+from tests.pallas_kernels.attention.test_lowering import MOLECULES, REDDIT
 
 struct = jax.ShapeDtypeStruct
 
@@ -32,7 +33,7 @@ def _lower(graph, form, dim, dtype) -> str:
 
 @pytest.mark.parametrize("form", [Form(("max",), False), Form(PNA, False)], ids=["max", "PNA"])
 def test_reductions_of_a_large_graph_lower_with_their_gradients(form):
-    text = _lower(_graph(*REDDIT), form, 256, "float32")
+    text = _lower(prepared_shapes(*REDDIT), form, 256, "float32")
     # Pieces and long rows, forward and backward; no array of all messages.
     assert text.count("mosaic_gpu_v2") == 4
     assert f"tensor<{REDDIT[1]}x256x" not in text
@@ -44,11 +45,11 @@ def test_reductions_of_a_large_graph_lower_with_their_gradients(form):
     ids=["by sender", "by edge"],
 )
 def test_all_reductions_of_a_small_graph_lower(form, dtype, kernels):
-    text = _lower(_graph(300, 250), form, 33, dtype)
+    text = _lower(prepared_shapes(300, 250), form, 33, dtype)
     assert text.count("mosaic_gpu_v2") == kernels
 
 
 def test_offsets_of_64_bits_lower():
     with jax.enable_x64(True):
-        graph = _graph(*MOLECULES, offsets=jnp.int64)
+        graph = prepared_shapes(*MOLECULES, offsets=jnp.int64)
         assert _lower(graph, Form(ALL, False, "first"), 64, "float32")
