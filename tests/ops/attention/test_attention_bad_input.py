@@ -115,3 +115,13 @@ def test_it_names_the_op_the_argument_what_was_expected_and_what_came(case):
 def test_dropout_has_a_key_and_a_key_has_dropout(op, options, part):
     with pytest.raises(ValueError, match=f"^{op}: {part}"):
         _call(op, **options)
+
+
+@pytest.mark.parametrize("op", TABLE)
+def test_kernels_of_the_other_platform_can_not_be_named(op):
+    here, name = ("cpu", "pallas") if jax.default_backend() == "cpu" else ("cuda", "ffi")
+    arrays = TABLE[op].arrays(GRAPH)
+    with pytest.raises(
+        NotImplementedError, match=rf"{op}\[{name}\]: needs platform .*, got {here}"
+    ):
+        TABLE[op](GRAPH, arrays, implementation=name)

@@ -80,7 +80,10 @@ def test_weights_of_padding_slots_may_be_anything(implementation):
 
     dweights, dx = gradients(spoiled)
     expected = gradients(weights)[1]
-    assert_close(dx, expected, reduction_length=graph.num_edges)  # XLA scatters in any order
+    if implementation == "xla" and jax.default_backend() != "cpu":  # it scatters in any order
+        assert_close(dx, expected, reduction_length=graph.num_edges)
+    else:
+        np.testing.assert_array_equal(dx, expected)
     assert not np.asarray(dweights)[int(graph.indptr[-1]) :].any()
 
 
