@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import jaxgnn
+from jaxgnn import _ffi
 from jaxgnn._ffi.aggregate import segment_order
 from jaxgnn.ops._aggregate import segment_parts
 from jaxgnn.testing import random_array
@@ -140,6 +141,15 @@ def test_gradients_of_any_order_are_right_and_no_scatters():
     assert re.search(r"= f32\S* scatter\(", compiled)
 
 
+@pytest.fixture
+def on_the_cpu():
+    """Runs a test of native code for CPUs there, also where JAX has a GPU."""
+    assert _ffi.why_missing("cpu") is None  # and its targets are registered
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
+
+
+@pytest.mark.usefixtures("on_the_cpu")
 def test_all_ways_to_order_the_entries_agree():
     ids = jnp.asarray(IDS["any"], jnp.int32)
     indptr, order = segment_parts._sorted_order(ids, SEGMENTS)
