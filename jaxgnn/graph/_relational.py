@@ -25,9 +25,9 @@ from jaxgnn.graph._sorting import row_ids, row_ids_on_host
 class RelationalGraph(KeepsArrays):
     """Several relations between the same nodes, as one graph with a row for each pair of both.
 
-    Row ``i * num_relations + r`` of ``graph`` has the edges of relation ``r`` that enter node ``i``.
-    One ``ops.spmm`` so sums the neighbours of all nodes by relation, and
-    ``graph.normalized("mean")`` divides by their number in this relation. ``nn.RGCNConv`` does this.
+    Row ``i * num_relations + r`` of ``graph`` has the edges of relation ``r`` that enter node
+    ``i``. One ``ops.spmm`` so sums the neighbours of all nodes by relation, and
+    ``graph.normalized("mean")`` divides by their number in this relation: ``nn.RGCNConv``.
 
     Attributes:
       graph: the stacked relations, of shape [receivers * relations, senders].
@@ -101,7 +101,8 @@ class RelationalGraph(KeepsArrays):
             that of an edge is not in [0, num_relations). Traced edges of such types are left out.
 
         Example:
-          >>> graph, types = CSRGraph.from_edges([0, 1, 1], [1, 1, 0], 2, edge_data=np.array([0, 0, 1]))
+          >>> types = np.array([0, 0, 1])
+          >>> graph, types = CSRGraph.from_edges([0, 1, 1], [1, 1, 0], 2, edge_data=types)
           >>> RelationalGraph.from_edge_types(graph, types, 2).graph.receivers().tolist()
           [1, 2, 2]
         """
