@@ -164,7 +164,7 @@ class HGTConv(GraphLayer):
         if factors is not None:
             matrices = matrices * factors[..., None, None]
         parts = [
-            jnp.einsum("...hi,hio->...ho", x[sender], matrix.astype(x[sender].dtype))
+            (x[sender].swapaxes(-3, -2) @ matrix.astype(x[sender].dtype)).swapaxes(-3, -2)
             for matrix, (sender, _, _) in zip(matrices, self.edge_types, strict=True)
         ]
         return jnp.concatenate(parts, axis=-3)

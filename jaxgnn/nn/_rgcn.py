@@ -148,11 +148,13 @@ class RGCNConv(GraphLayer):
         sums = sums.reshape(*batch, graph.num_rows, self.num_relations, width)
         kernel = self.kernel[...].astype(sums.dtype)
         if self.coefficients is not None:
-            shares = self.coefficients[...].astype(sums.dtype)
-            sums = jnp.einsum("...rd,rb->...bd", sums, shares)
+            sums = self.coefficients[...].T.astype(sums.dtype) @ sums
         if self.num_blocks is None:
             joined = sums.reshape(*batch, graph.num_rows, kernel.shape[0] * width)
             return joined @ kernel.reshape(-1, kernel.shape[-1])
+        # A product for each block, over what all relations have of it.
         blocks = sums.reshape(*sums.shape[:-1], self.num_blocks, width // self.num_blocks)
-        y = jnp.einsum("...rki,rkio->...ko", blocks, kernel)
-        return y.reshape(*y.shape[:-2], -1)
+        blocks = jnp.moveaxis(blocks, -2, -4)
+        of_blocks = kernel.swapaxes(0, 1).reshape(self.num_blocks, -1, kernel.shape[-1])
+        y = blocks.reshape(*blocks.shape[:-2], -1) @ of_blocks
+        return jnp.moveaxis(y, -3, -2).reshape(*batch, graph.num_rows, -1)
