@@ -76,7 +76,7 @@ def _candidates(options: Options, count: int) -> dict[str, dict[str, Candidate]]
     """Both ways, by direction."""
     rng = np.random.default_rng(0)
     ends = rng.integers(0, options.nodes, (2, count, options.edges // count), np.int32)
-    graphs = [CSRGraph.from_edges(*ends[:, r], options.nodes) for r in range(count)]
+    graphs = [CSRGraph.from_edges(ends[0, r], ends[1, r], options.nodes) for r in range(count)]
     means = [graph.normalized("mean") for graph in graphs]
     layer = nn.RGCNConv(options.dim, options.dim, num_relations=count, rngs=nnx.Rngs(0))
     structure, state = nnx.split(layer)
@@ -85,7 +85,7 @@ def _candidates(options: Options, count: int) -> dict[str, dict[str, Candidate]]
         return nnx.merge(structure, state)(graph, x)
 
     def apart(graphs: list[CSRGraph], state: Any, x: jax.Array) -> jax.Array:
-        layer = nnx.merge(structure, state)
+        layer: Any = nnx.merge(structure, state)
         y = layer.root_linear(x) + layer.bias[...]
         for graph, matrix in zip(graphs, layer.kernel[...], strict=True):
             y = y + ops.spmm(graph, x) @ matrix
