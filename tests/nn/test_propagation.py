@@ -155,6 +155,7 @@ CASES = {
 _traced = jax.jit(lambda layer, graph, x, options: layer(graph, x, **options))
 
 
+@pytest.mark.costly(len(CASES))
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("name", CASES)
 def test_a_layer_computes_its_formula(name, graph):
@@ -165,6 +166,7 @@ def test_a_layer_computes_its_formula(name, graph):
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=2e-5)
 
 
+@pytest.mark.costly(len(CASES))
 @pytest.mark.parametrize("name", [name for name in CASES if name != "ChebConv, one term"])
 def test_under_jit_a_layer_reads_a_graph_that_is_an_argument_and_leading_axes(name):
     case, graph = CASES[name], GRAPHS["weighted, undirected and padded"]
@@ -189,6 +191,7 @@ def test_gradients_are_those_of_the_formula(name):
     check_grads(loss, arguments, order=1, modes=["rev"], rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", CASES)
 def test_half_precision_stays_half_precision(name):
     case = CASES[name]

@@ -95,6 +95,7 @@ def _rgcn_layer(options: dict, in_features=6) -> nn.RGCNConv:
     return layer
 
 
+@pytest.mark.costly(len(RGCN))
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("name", RGCN)
 def test_rgcn_computes_its_formula_from_graphs_and_from_edge_types(name, weighted):
