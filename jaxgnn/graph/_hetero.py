@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from jaxgnn._errors import bad_input
+from jaxgnn.graph._arrays import require_size
 from jaxgnn.graph._csr import CSRGraph
 from jaxgnn.graph._relational import RelationalGraph, Shift, shifted_union
 
@@ -156,9 +157,9 @@ class HeteroGraph(Mapping[EdgeType, CSRGraph]):
         """
         graphs = dict(self)
         for (sender, name, receiver), graph in self.items():
-            new = receiver, f"{prefix}{name}", sender
             if sender == receiver:
                 continue
+            new = receiver, f"{prefix}{name}", sender
             if new in graphs:
                 expected = f"such that {new!r} is a new relation"
                 raise bad_input("HeteroGraph.with_reverse", "prefix", expected, repr(prefix))
@@ -233,11 +234,12 @@ def _counted(graphs: Mapping[EdgeType, CSRGraph], given: Mapping[str, int]) -> d
     """The number of nodes of each type, sorted by type.
 
     Raises:
-      ValueError: if relations, or ``given``, disagree.
+      ValueError: if relations, or ``given``, disagree, or a number of nodes is none.
     """
-    found: dict[str, tuple[int, str]] = {
-        node_type: (count, "num_nodes") for node_type, count in given.items()
-    }
+    found: dict[str, tuple[int, str]] = {}
+    for node_type, count in given.items():
+        require_size("HeteroGraph", f"num_nodes[{node_type!r}]", count)
+        found[node_type] = count, "num_nodes"
     for edge_type, graph in graphs.items():
         for node_type, count in zip((edge_type[2], edge_type[0]), graph.shape, strict=True):
             known, where = found.setdefault(node_type, (count, repr(edge_type)))

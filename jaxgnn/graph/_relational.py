@@ -14,7 +14,13 @@ import numpy.typing as npt
 from jaxtyping import Array, Int
 
 from jaxgnn._errors import bad_input
-from jaxgnn.graph._arrays import KeepsArrays, is_concrete, require_integers, require_no_heads
+from jaxgnn.graph._arrays import (
+    KeepsArrays,
+    is_concrete,
+    kept,
+    require_integers,
+    require_no_heads,
+)
 from jaxgnn.graph._by_identity import IdentityMemory
 from jaxgnn.graph._csr import CSRGraph
 from jaxgnn.graph._sorting import row_ids, row_ids_on_host
@@ -111,7 +117,10 @@ class RelationalGraph(KeepsArrays):
         is_count = isinstance(num_relations, int | np.integer) and num_relations > 0
         if not is_count or isinstance(num_relations, bool):
             raise bad_input(where, "num_relations", "an int of at least 1", repr(num_relations))
-        types: Any = edge_types if isinstance(edge_types, jax.Array) else np.asarray(edge_types)
+        # What is made of an array is remembered, so that of a caller must not change.
+        types: Any = (
+            edge_types if isinstance(edge_types, jax.Array) else kept(np.asarray(edge_types))
+        )
         require_integers(where, "edge_types", types)
         if types.shape != (graph.num_edges,):
             expected = f"of shape ({graph.num_edges},), one for each edge slot"
@@ -162,7 +171,7 @@ def shifted_union(parts: Sequence[Shift], shape: tuple[int, int]) -> CSRGraph:
 
 def _union(xp: Any, parts: Sequence[Shift], shape: tuple[int, int]) -> CSRGraph:
     senders, receivers, weights, real = [], [], [], []
-    is_weighted = any(part.graph.weights is not None for part in parts)
+    dtypes: list[Any] = [p.graph.weights.dtype for p in parts if p.graph.weights is not None]
     for graph, first_row, factor, first_column in parts:
         if xp is np:
             graph.concrete_parts()  # which checks the structure
@@ -172,14 +181,16 @@ def _union(xp: Any, parts: Sequence[Shift], shape: tuple[int, int]) -> CSRGraph:
             real[-1] &= (first_row >= 0) & (first_row < factor)
         receivers.append(rows * factor + xp.asarray(first_row))
         senders.append(xp.asarray(graph.indices) + first_column)
-        given: Any = graph.weights
-        weights.append(xp.ones(graph.num_edges, xp.float32) if given is None else xp.asarray(given))
+        if dtypes:
+            given: Any = graph.weights
+            ones = xp.ones(graph.num_edges, dtypes[0])
+            weights.append(ones if given is None else xp.asarray(given))
     mask = xp.concatenate(real)
     return CSRGraph.from_edges(
         xp.concatenate(senders),
         xp.concatenate(receivers),
         shape[0],
-        xp.concatenate(weights) if is_weighted else None,
+        xp.concatenate(weights) if weights else None,
         num_senders=shape[1],
         edge_mask=None if xp is np and mask.all() else mask,
     )

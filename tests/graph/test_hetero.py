@@ -79,6 +79,13 @@ def test_relations_that_disagree_are_both_named(graphs, message):
         HeteroGraph(graphs, num_nodes={"venue": 2})
 
 
+def test_a_number_of_nodes_that_is_none_is_named():
+    with pytest.raises(
+        ValueError, match=r"HeteroGraph: num_nodes\['venue'\] must be an integer in"
+    ):
+        HeteroGraph({CITES: _graph(1, 5, 5)}, num_nodes={"venue": -1})
+
+
 def test_it_is_a_pytree_that_jit_takes_and_returns():
     graph = _hetero()
     x = random_array((5, 4), "float32", seed=0)
@@ -165,6 +172,15 @@ def test_edges_of_one_graph_are_sorted_by_relation(call):
     ends = np.asarray(graph.receivers())[:12], types[:12], np.asarray(graph.senders)[:12]
     np.add.at(expected, ends, np.asarray(graph.weights)[:12])
     np.testing.assert_allclose(_dense(made.graph), expected.reshape(15, 4), rtol=1e-6)
+
+
+def test_edge_types_that_the_caller_changes_are_read_again():
+    graph, types = _graph(1, 5, 4), np.zeros(12, np.int32)
+    first = RelationalGraph.from_edge_types(graph, types, 2).graph
+    types[:] = 1
+    second = RelationalGraph.from_edge_types(graph, types, 2).graph
+    np.testing.assert_array_equal(_dense(second)[1::2], _dense(first)[::2])
+    assert not _dense(second)[::2].any()
 
 
 def test_concrete_relations_are_stacked_once_and_forgotten_with_their_arrays():

@@ -166,7 +166,7 @@ def test_a_layer_computes_its_formula(name, graph):
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=2e-5)
 
 
-@pytest.mark.costly(len(CASES))
+@pytest.mark.costly(4)
 @pytest.mark.parametrize("name", [name for name in CASES if name != "ChebConv, one term"])
 def test_under_jit_a_layer_reads_a_graph_that_is_an_argument_and_leading_axes(name):
     case, graph = CASES[name], GRAPHS["weighted, undirected and padded"]
@@ -178,11 +178,12 @@ def test_under_jit_a_layer_reads_a_graph_that_is_an_argument_and_leading_axes(na
         np.testing.assert_allclose(part, expected, rtol=1e-5, atol=5e-5)
 
 
-@pytest.mark.parametrize("name", ["SGConv, narrower", "ChebConv, five terms, narrower", "LEConv"])
+@pytest.mark.parametrize("name", ["ChebConv, five terms, narrower", "LEConv"])
 def test_gradients_are_those_of_the_formula(name):
     case, graph = CASES[name], GRAPHS["weighted"]
     structure, state = nnx.split(case.make(), nnx.Param)
 
+    @jax.jit
     def loss(state, x, weights):
         y = nnx.merge(structure, state)(graph.with_weights(weights), x, **case.call)
         return jnp.sum(jnp.sin(y))
@@ -201,20 +202,21 @@ def test_half_precision_stays_half_precision(name):
     np.testing.assert_allclose(y.astype(jnp.float32), expected, rtol=5e-2, atol=1e-1)
 
 
-def test_dropout_of_personalised_propagation_keeps_the_mean_and_is_drawn_in_each_step():
+def test_dropout_of_personalised_propagation_is_drawn_anew_in_each_step():
     graph = GRAPHS["weighted"]
-    layer = nn.APPNP(num_steps=2, alpha=0.2, dropout=0.5)
-    draws = jax.vmap(lambda key: layer(graph, X, rngs=nnx.Rngs(dropout=key)))(
-        jax.random.split(jax.random.key(0), 500)
-    )
-    error = jnp.std(draws, axis=0) / 500**0.5
-    assert jnp.all(jnp.abs(draws.mean(0) - layer(graph, X)) < 5 * error + 1e-5)
     p = _gcn_sum.gcn_sum("APPNP", graph, normalize=True, add_self_loops=True)
-    dropped = p.dropped(0.5, jax.random.key(0))
-    kept = dropped.graph.weights != 0
-    np.testing.assert_allclose(dropped.graph.weights[kept], 2 * p.graph.weights[kept], rtol=1e-6)
-    assert 0 < kept.sum() < graph.num_edges
-    assert 0 < (dropped.loops != 0).sum() < (p.loops != 0).sum()
+    keys = nnx.Rngs(dropout=0)
+    steps = [p.dropped(0.5, keys.dropout()) for _ in range(2)]
+    z = X
+    for step in steps:
+        kept = step.graph.weights != 0
+        np.testing.assert_allclose(step.graph.weights[kept], 2 * p.graph.weights[kept], rtol=1e-6)
+        assert 0 < kept.sum() < graph.num_edges
+        assert 0 < (step.loops != 0).sum() < (p.loops != 0).sum()
+        z = 0.8 * step(z, None) + 0.2 * X
+    assert (steps[0].graph.weights != steps[1].graph.weights).any()
+    layer = nn.APPNP(num_steps=2, alpha=0.2, dropout=0.5)
+    np.testing.assert_allclose(layer(graph, X, rngs=nnx.Rngs(dropout=0)), z, rtol=1e-5, atol=1e-6)
 
 
 def test_a_normalised_graph_is_used_unchanged():
