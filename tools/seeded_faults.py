@@ -1058,14 +1058,14 @@ RELATIONS = (
         "jaxgnn/graph/_hetero.py",
         "columns += graph.num_cols",
         "columns += graph.num_rows",
-        _tests("nn/test_relations", "test_hgt_computes_its_formula_also_under_jit"),
+        _tests("nn/test_relations", "test_hgt_computes_its_formula_under_jit"),
     ),
     Fault(
         "relations: HGT forgets the numbers of relations and heads",
         "jaxgnn/nn/_hgt.py",
         "matrices = matrices * factors[..., None, None]",
         "matrices = matrices * 1",
-        _tests("nn/test_relations", "test_hgt_computes_its_formula_also_under_jit"),
+        _tests("nn/test_relations", "test_hgt_computes_its_formula_under_jit"),
     ),
     Fault(
         "relations: blocks of one relation are taken for relations of one block",
