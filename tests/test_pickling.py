@@ -17,7 +17,7 @@ from jaxgnn.datasets import sudoku
 from jaxgnn.graph._plan import make_plan
 from jaxgnn.ops._core.verify import Setting
 from tests.models._table import MODELS
-from tests.nn._table import GRAPH, HYPERGRAPH, LAYERS, X
+from tests.nn._table import GRAPH, HETERO, HYPERGRAPH, LAYERS, X
 
 PACKAGES = (
     jaxgnn,
@@ -86,6 +86,8 @@ RECORDS = {
     graph.CBSR: lambda: ops.maxk(X, 2),
     graph.CSRGraph: lambda: GRAPH.normalized("sym"),
     graph.EdgeBlocks: _edge_blocks,
+    graph.HeteroGraph: lambda: HETERO.prepared(),
+    graph.RelationalGraph: lambda: graph.RelationalGraph.from_graphs([GRAPH, GRAPH]),
     graph.GCNCoefficients: lambda: graph.gcn_coefficients(GRAPH, add_self_loops=True),
     graph.GraphBatch: lambda: graph.GraphBatch.from_graphs([GRAPH, GRAPH], None),
     graph.GraphPlan: GRAPH.made_plan,
@@ -147,6 +149,9 @@ def _assert_same(made, value):
     assert type(made) is type(value)
     if isinstance(value, Exception):
         assert str(made) == str(value)
+    elif isinstance(value, graph.HeteroGraph):
+        assert jax.tree.structure(made) == jax.tree.structure(value)
+        jax.tree.map(np.testing.assert_array_equal, made, value)
     elif isinstance(value, tuple) or dataclasses.is_dataclass(value):
         parts = [v if isinstance(v, tuple) else _fields(v) for v in (made, value)]
         leaves = [jax.tree.flatten(part) for part in parts]

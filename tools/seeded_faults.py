@@ -1004,6 +1004,92 @@ LINKS = (
     ),
 )
 
+_PROPAGATION = _tests(
+    "nn/test_propagation",
+    "test_a_layer_computes_its_formula",
+    "test_under_jit_a_layer_reads_a_graph_that_is_an_argument_and_leading_axes",
+)
+
+RELATIONS = (
+    Fault(
+        "propagation: APPNP does not take away the share of the node's own features",
+        "jaxgnn/nn/_propagation.py",
+        "z = (1 - self.alpha) * step(z, self.implementation)",
+        "z = step(z, self.implementation)",
+        _PROPAGATION,
+    ),
+    Fault(
+        "propagation: the last step of Clenshaw's algorithm is doubled like the others",
+        "jaxgnn/nn/_propagation.py",
+        "return terms[0] + laplacian(now) - after",
+        "return terms[0] + 2 * laplacian(now) - after",
+        _PROPAGATION,
+    ),
+    Fault(
+        "propagation: a traced graph keeps its self loops in the Laplacian",
+        "jaxgnn/nn/_propagation.py",
+        "jnp.where(is_loop, 0, weights)",
+        "weights",
+        _PROPAGATION,
+    ),
+    Fault(
+        "propagation: the second matrix of GCNII is applied to both terms",
+        "jaxgnn/nn/_gcnii.py",
+        "self._apply(self.initial_linear, own)",
+        "self._apply(self.initial_linear, support)",
+        _PROPAGATION,
+    ),
+    Fault(
+        "propagation: LEConv takes one receiver away for each node, and not for each edge",
+        "jaxgnn/nn/_le_conv.py",
+        "- totals * self._apply(",
+        "- self._apply(",
+        _PROPAGATION,
+    ),
+    Fault(
+        "relations: all edges of one graph go to its first relation",
+        "jaxgnn/graph/_hetero.py",
+        "first_row = at[receiver].start * count + place",
+        "first_row = at[receiver].start * count",
+        _tests("graph/test_hetero", "test_as_one_graph_each_relation_has_the_nodes_of_its_types"),
+    ),
+    Fault(
+        "relations: senders begin where the receivers of the relation before end",
+        "jaxgnn/graph/_hetero.py",
+        "columns += graph.num_cols",
+        "columns += graph.num_rows",
+        _tests("nn/test_relations", "test_hgt_computes_its_formula_under_jit"),
+    ),
+    Fault(
+        "relations: HGT forgets the numbers of relations and heads",
+        "jaxgnn/nn/_hgt.py",
+        "matrices = matrices * factors[..., None, None]",
+        "matrices = matrices * 1",
+        _tests("nn/test_relations", "test_hgt_computes_its_formula_under_jit"),
+    ),
+    Fault(
+        "relations: blocks of one relation are taken for relations of one block",
+        "jaxgnn/nn/_rgcn.py",
+        "kernel.swapaxes(0, 1).reshape(self.num_blocks",
+        "kernel.reshape(self.num_blocks",
+        _tests(
+            "nn/test_relations",
+            "test_rgcn_computes_its_formula_from_graphs_and_from_edge_types",
+            "test_rgcn_reads_relations_of_two_types_under_jit_and_leading_axes",
+        ),
+    ),
+    Fault(
+        "relations: padding edges of a graph belong to the next node",
+        "jaxgnn/graph/_relational.py",
+        "real.append(rows < graph.num_rows)",
+        "real.append(rows <= graph.num_rows)",
+        _tests(
+            "graph/test_hetero",
+            "test_joined_relations_have_all_receivers_and_the_senders_of_each_relation",
+        ),
+    ),
+)
+
 FAULTS: tuple[Fault, ...] = (
     *GRAPH_KERNELS,
     *AGGREGATE_KERNELS,
@@ -1021,6 +1107,7 @@ FAULTS: tuple[Fault, ...] = (
     *GRAPHS,
     *LAYERS,
     *LINKS,
+    *RELATIONS,
     *READERS,
     *TRAINING,
 )

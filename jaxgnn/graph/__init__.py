@@ -17,6 +17,8 @@ from jaxgnn.graph._edge_blocks import blocks_for as blocks_for
 from jaxgnn.graph._gcn import GCNCoefficients as GCNCoefficients
 from jaxgnn.graph._gcn import every_node_has_a_loop as every_node_has_a_loop
 from jaxgnn.graph._gcn import gcn_coefficients as gcn_coefficients
+from jaxgnn.graph._hetero import EdgeType as EdgeType
+from jaxgnn.graph._hetero import HeteroGraph as HeteroGraph
 from jaxgnn.graph._incidence import Incidence as Incidence
 from jaxgnn.graph._incidence_plan import IncidencePlan as IncidencePlan
 from jaxgnn.graph._incidence_validate import check_incidence_shapes as check_incidence_shapes
@@ -38,6 +40,7 @@ from jaxgnn.graph._normalization import Normalization as Normalization
 from jaxgnn.graph._plan import GraphPlan as GraphPlan
 from jaxgnn.graph._positions import laplacian_positions as laplacian_positions
 from jaxgnn.graph._positions import random_walk_positions as random_walk_positions
+from jaxgnn.graph._relational import RelationalGraph as RelationalGraph
 from jaxgnn.graph._schedule import MAX_EDGES_PER_UNIT as MAX_EDGES_PER_UNIT
 from jaxgnn.graph._schedule import RowSchedule as RowSchedule
 from jaxgnn.graph._schedule import edges_per_piece as edges_per_piece

@@ -1,7 +1,7 @@
 """Lets ``jax.export`` serialise programs whose arguments or results are pytrees of this library.
 
-Beside its arrays a pytree has static options. They are written as JSON: numbers, names, and the
-shape of edge blocks. Reading them runs no code that a file could bring.
+Beside its arrays a pytree has static options. They are written as JSON: numbers, names, tuples of
+these, and the shape of edge blocks. Reading them runs no code that a file could bring.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from jaxgnn.graph._batch import GraphBatch
 from jaxgnn.graph._cbsr import CBSR
 from jaxgnn.graph._csr import CSRGraph
 from jaxgnn.graph._edge_blocks import BlockShape, BlockTasks, EdgeBlocks
+from jaxgnn.graph._hetero import HeteroGraph
 from jaxgnn.graph._incidence import Incidence
 from jaxgnn.graph._incidence_plan import IncidencePlan
 from jaxgnn.graph._neighbour_edges import NeighbourEdges
 from jaxgnn.graph._plan import GraphPlan
+from jaxgnn.graph._relational import RelationalGraph
 from jaxgnn.graph._schedule import RowSchedule
 
 _TYPES = (
@@ -33,6 +35,8 @@ _TYPES = (
     EdgeBlocks,
     BlockTasks,
     NeighbourEdges,
+    RelationalGraph,
+    HeteroGraph,
 )
 
 
@@ -58,6 +62,8 @@ def options_from_bytes(content: bytes) -> tuple[Any, ...]:
 
 
 def _option(found: Any) -> Any:
+    if isinstance(found, list):
+        return tuple(map(_option, found))
     if not isinstance(found, dict):
         return found
     sizes: dict[str, Any] = {**found, "tiles": tuple(found["tiles"])}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
@@ -25,6 +24,7 @@ from jaxgnn.nn import (
     check_widths,
 )
 from jaxgnn.nn._dropout import Dropout
+from jaxgnn.nn._gcnii import identity_share, near_identity
 from jaxgnn.nn._maxk import Features, check_kept, make_activation
 from jaxgnn.nn._options import at_least, checked_options, number, one_of, rate
 
@@ -112,7 +112,7 @@ class GCNII(nnx.Module):
                     Dropout(dropout, "GCNII"),
                     self.maxk,
                     alpha=alpha,
-                    beta=math.log(strength / place + 1),
+                    beta=identity_share(strength, place),
                     kernel_mode=kernel_mode,
                     implementation=implementation,
                 )
@@ -192,7 +192,7 @@ class _Layer(nnx.Module):
         support = (1 - self.alpha) * aggregate(graph, h, **options) + self.alpha * initial
         beta = self.beta[...].astype(z.dtype)
         linear = apply_linear(self.linear, support, self.implementation)
-        return (1 - beta) * support + beta * linear
+        return near_identity(support, linear, beta)
 
 
 def _activate(maxk: MaxK | None, z: Array, k: int | None) -> Features:

@@ -15,10 +15,13 @@ from jaxgnn.nn._expert_coupler import PairwiseExpertCoupler as PairwiseExpertCou
 from jaxgnn.nn._expert_coupler import Strategy as Strategy
 from jaxgnn.nn._gat import GATConv as GATConv
 from jaxgnn.nn._gat import GATv2Conv as GATv2Conv
+from jaxgnn.nn._gcnii import GCNIIConv as GCNIIConv
 from jaxgnn.nn._graph_norms import BatchNorm as BatchNorm
 from jaxgnn.nn._graph_norms import GraphNorm as GraphNorm
 from jaxgnn.nn._graph_norms import LayerNorm as LayerNorm
 from jaxgnn.nn._graph_norms import PairNorm as PairNorm
+from jaxgnn.nn._hetero_conv import HeteroConv as HeteroConv
+from jaxgnn.nn._hgt import HGTConv as HGTConv
 from jaxgnn.nn._hnhn import HNHNConv as HNHNConv
 from jaxgnn.nn._hyper_connection import HyperConnection as HyperConnection
 from jaxgnn.nn._hyper_connection import HyperHead as HyperHead
@@ -30,6 +33,7 @@ from jaxgnn.nn._hypergraph_conv import HGNNPlusConv as HGNNPlusConv
 from jaxgnn.nn._hypergraph_conv import HypergraphConv as HypergraphConv
 from jaxgnn.nn._implementations import xla_or_fastest as xla_or_fastest
 from jaxgnn.nn._jumping_knowledge import JumpingKnowledge as JumpingKnowledge
+from jaxgnn.nn._le_conv import LEConv as LEConv
 from jaxgnn.nn._linear import FusedLinear as FusedLinear
 from jaxgnn.nn._linear import FusedMLP as FusedMLP
 from jaxgnn.nn._linear import apply_linear as apply_linear
@@ -49,6 +53,10 @@ from jaxgnn.nn._node_updates import MLPUpdate as MLPUpdate
 from jaxgnn.nn._node_updates import NodeUpdate as NodeUpdate
 from jaxgnn.nn._pool import PoolReduce as PoolReduce
 from jaxgnn.nn._pool import pool as pool
+from jaxgnn.nn._propagation import APPNP as APPNP
+from jaxgnn.nn._propagation import ChebConv as ChebConv
+from jaxgnn.nn._propagation import SGConv as SGConv
+from jaxgnn.nn._rgcn import RGCNConv as RGCNConv
 from jaxgnn.nn._sort_pool import SortPool as SortPool
 from jaxgnn.nn._top_k_pooling import Pooled as Pooled
 from jaxgnn.nn._top_k_pooling import TopKPooling as TopKPooling

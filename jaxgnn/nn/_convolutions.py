@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import warnings
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -13,14 +9,9 @@ from jaxtyping import Array, Float
 
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
-from jaxgnn.graph import (
-    CBSR,
-    CSRGraph,
-    every_node_has_a_loop,
-    gcn_coefficients,
-    is_concrete,
-)
+from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.nn._dropout import Features, dropout
+from jaxgnn.nn._gcn_sum import gcn_sum
 from jaxgnn.nn._graph_layer import GraphLayer, Settings
 from jaxgnn.nn._linear import FusedLinear, apply_linear, apply_mlp
 from jaxgnn.nn._maxk import (
@@ -31,7 +22,6 @@ from jaxgnn.nn._maxk import (
     make_activation,
 )
 from jaxgnn.nn._options import checked_options
-from jaxgnn.ops._core.dtypes import accumulation_dtype
 
 _checked = checked_options()
 
@@ -271,45 +261,12 @@ class GCNConv(_Convolution):
         """
         self._check(graph, x, self.linear.in_features)
         h = self._apply_and_activate(self.linear, x, rngs, k)
-        graph, loops = self._prepared(graph)
-        aggregated = self._aggregate(graph, h)
-        if loops is not None:
-            # Of half precision the sum is rounded once more, but not the product.
-            wide = accumulation_dtype(aggregated.dtype)
-            own = loops.astype(wide)[:, None] * self._dense(h).astype(wide)
-            aggregated = (aggregated.astype(wide) + own).astype(aggregated.dtype)
+        options = {"normalize": self.normalize, "add_self_loops": self.add_self_loops}
+        neighbors = gcn_sum(self._name, graph, **options)
+        aggregated = self._aggregate(neighbors.graph, h)
+        if neighbors.loops is not None:
+            aggregated = neighbors.with_own(aggregated, self._dense(h))
         return aggregated + self.bias[...].astype(aggregated.dtype)
-
-    def _prepared(self, graph: CSRGraph) -> tuple[CSRGraph, Float[Array, " nodes"] | None]:
-        """The graph to sum over, and the weight of the self loop to be added to each node's sum."""
-        if graph.is_normalized or not self.normalize:
-            if self.add_self_loops:
-                _warn_of_missing_loops(graph)
-            return graph, None
-        self._check_square(graph, "or normalised by the caller")
-        made = gcn_coefficients(graph, add_self_loops=self.add_self_loops)
-        if made.weights is not None:
-            graph = graph.with_weights(made.weights)
-        graph = dataclasses.replace(
-            graph, row_scale=made.scale, col_scale=made.scale, normalization="gcn"
-        )
-        return graph, made.loops
-
-
-def _warn_of_missing_loops(graph: CSRGraph) -> None:
-    """Warns, once in a process, of a concrete graph that was normalised without all self loops."""
-    is_square = graph.num_rows == graph.num_cols
-    if is_square and is_concrete(graph.indptr, graph.indices) and not every_node_has_a_loop(graph):
-        _warn_once(
-            "GCNConv: the graph is normalised already, so the self loops that it lacks are not "
-            "added: pass graph.with_self_loops().normalized('gcn'), or make the layer with "
-            "add_self_loops=False"
-        )
-
-
-@functools.cache
-def _warn_once(message: str) -> None:
-    warnings.warn(message, stacklevel=2)
 
 
 class GINConv(_Convolution):

@@ -13,7 +13,9 @@ from jaxgnn.graph._serialization import options_as_bytes, options_from_bytes
 SHAPE = BlockShape(8, 8, 64, 1, 1, (1, 2), "degree")
 
 
-@pytest.mark.parametrize("options", [(), (4, None, True), ("mean", 3), (SHAPE,)], ids=str)
+@pytest.mark.parametrize(
+    "options", [(), (4, None, True), ("mean", 3), (SHAPE,), ((("a", "b"),), ())], ids=str
+)
 def test_static_options_come_back_from_json(options):
     assert options_from_bytes(options_as_bytes(options)) == options
     assert hash(options_from_bytes(options_as_bytes(options))) == hash(options)
@@ -21,7 +23,7 @@ def test_static_options_come_back_from_json(options):
 
 def test_every_pytree_is_registered_once():
     classes = [value for value in vars(graph).values() if isinstance(value, type)]
-    pytrees = {cls for cls in classes if issubclass(cls, KeepsArrays)}
+    pytrees = {cls for cls in classes if issubclass(cls, KeepsArrays)} | {graph.HeteroGraph}
     assert pytrees == set(_serialization._TYPES)
     for cls in pytrees:
         with pytest.raises(ValueError, match=f"Duplicate serialization .*{cls.__name__}"):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxgnn import CSRGraph, Incidence, nn
-from jaxgnn.graph import GraphBatch, GraphSample
+from jaxgnn.graph import GraphBatch, GraphSample, HeteroGraph
 from jaxgnn.testing import random_array
 
 GRAPH = CSRGraph.from_edges([0, 1, 2, 0, 3], [1, 2, 2, 3, 0], 4)
@@ -70,6 +70,13 @@ def _stack(rngs: nnx.Rngs, /, **options: Any) -> nn.HyperStack:
 
 
 EDGES = random_array((5, 3), "float32", seed=4)
+RELATION = ("paper", "cites", "paper")
+HETERO = HeteroGraph({RELATION: GRAPH})
+
+
+def _hetero_conv(rngs: nnx.Rngs, /, **options: Any) -> nn.HeteroConv:
+    given = {"layers": {RELATION: nn.SAGEConv(8, 6, rngs=rngs)}}
+    return nn.HeteroConv(**(given | options))
 
 
 def _attention_pooling(rngs: nnx.Rngs, /, **options: Any) -> nn.AttentionPooling:
@@ -78,12 +85,14 @@ def _attention_pooling(rngs: nnx.Rngs, /, **options: Any) -> nn.AttentionPooling
 
 LAYERS: dict[str, Case] = {
     "AGNNConv": case(nn.AGNNConv, (), GRAPH, X),
+    "APPNP": case(nn.APPNP, (), GRAPH, X, num_steps=2, dropout=0.5, drops=True),
     "AllDeepSetsConv": case(nn.AllDeepSetsConv, (8, 6), HYPERGRAPH, X),
     "AllSetTransformerConv": case(
         nn.AllSetTransformerConv, (8, 6), HYPERGRAPH, X, heads=2, dropout=0.5, drops=True
     ),
     "AttentionPooling": Case(_attention_pooling, (OF_BATCH, BATCH)),
     "BatchNorm": case(nn.BatchNorm, (8,), OF_BATCH, BATCH),
+    "ChebConv": case(nn.ChebConv, (8, 6), GRAPH, X),
     "DotDecoder": case(nn.DotDecoder, (), X, PAIRS),
     "DropEdge": case(nn.DropEdge, (0.5,), GRAPH),
     "DropNode": case(nn.DropNode, (0.5,), X, drops=True),
@@ -99,11 +108,14 @@ LAYERS: dict[str, Case] = {
         nn.GATv2Conv, (8, 6), GRAPH, X, EDGES, heads=2, edge_dim=3, dropout=0.5, drops=True
     ),
     "GCNConv": case(nn.GCNConv, (8, 6), GRAPH, X, activation="relu", dropout=0.5, drops=True),
+    "GCNIIConv": case(nn.GCNIIConv, (8,), GRAPH, X, X, strength=0.5),
     "GINConv": case(nn.GINConv, (8, 6), GRAPH, X, activation="maxk", k=2, dropout=0.5, drops=True),
     "GRUUpdate": case(nn.GRUUpdate, (8, 5), X, MESSAGES),
     "GraphNorm": case(nn.GraphNorm, (8,), OF_BATCH, BATCH),
     "HGNNPlusConv": case(nn.HGNNPlusConv, (8, 6), HYPERGRAPH, X, group_sizes=[1, 1]),
+    "HGTConv": case(nn.HGTConv, (8, 6, HETERO.metadata), HETERO, {"paper": X}, heads=2),
     "HNHNConv": case(nn.HNHNConv, (8, 6), HYPERGRAPH, X),
+    "HeteroConv": Case(_hetero_conv, (HETERO, {"paper": X})),
     "HyperConnection": Case(_connection, (STREAMS,)),
     "HyperGCNConv": case(nn.HyperGCNConv, (8, 6), HYPERGRAPH, X),
     "HyperHead": case(nn.HyperHead, (8,), STREAMS, num_streams=2),
@@ -122,6 +134,7 @@ LAYERS: dict[str, Case] = {
     ),
     "JumpingKnowledge": case(nn.JumpingKnowledge, ("lstm",), [X, X], features=8, num_layers=2),
     "LSTMUpdate": case(nn.LSTMUpdate, (8, 5, [6]), nn.LSTMState(X, X, jnp.array(False)), MESSAGES),
+    "LEConv": case(nn.LEConv, (8, 6), GRAPH, X),
     "LayerNorm": case(nn.LayerNorm, (8,), OF_BATCH, BATCH, mode="graph"),
     "MLPDecoder": case(nn.MLPDecoder, (8, 6), X, PAIRS),
     "MLPUpdate": case(nn.MLPUpdate, (8, 5, [6]), X, MESSAGES),
@@ -129,9 +142,11 @@ LAYERS: dict[str, Case] = {
     "MessagePassing": Case(_message_passing, (GRAPH, X), drops=True),
     "PairNorm": case(nn.PairNorm, (), OF_BATCH, BATCH),
     "PairwiseExpertCoupler": case(nn.PairwiseExpertCoupler, (8, 4), EXPERTS),
+    "RGCNConv": case(nn.RGCNConv, (8, 6), [GRAPH, GRAPH], X, num_relations=2, num_bases=2),
     "SAGEConv": case(
         nn.SAGEConv, (8, 6), GRAPH, X, activation="maxk", k=2, dropout=0.5, drops=True
     ),
+    "SGConv": case(nn.SGConv, (8, 6), GRAPH, X, num_steps=2),
     "TransformerConv": case(
         nn.TransformerConv, (8, 6), GRAPH, X, EDGES, heads=2, edge_dim=3, dropout=0.5, drops=True
     ),

@@ -11,7 +11,7 @@ from flax import nnx
 
 from jaxgnn import CSRGraph, nn
 from jaxgnn.graph import GraphBatch, GraphSample, _gcn
-from jaxgnn.nn import _convolutions
+from jaxgnn.nn import _gcn_sum
 from jaxgnn.testing import random_array
 
 
@@ -209,13 +209,13 @@ def test_nothing_is_remembered_of_a_graph_that_is_gone():
 
 
 def test_a_normalised_graph_that_lacks_loops_is_named_unless_the_layer_adds_none():
-    _convolutions._warn_once.cache_clear()
+    _gcn_sum.warn_once.cache_clear()
     graph = EDGES["some loops"].graph().normalized("gcn")
     with pytest.warns(UserWarning, match=r"GCNConv: the graph is normalised already.*with_self_l"):
         once = _layer()(graph, X)
     np.testing.assert_array_equal(_layer()(graph, X), once)  # without another warning
     np.testing.assert_array_equal(_layer(add_self_loops=False)(graph, X), once)
-    _convolutions._warn_once.cache_clear()
+    _gcn_sum.warn_once.cache_clear()
     _layer()(EDGES["all loops"].graph().normalized("gcn"), X)
 
 

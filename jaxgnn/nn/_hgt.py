@@ -1,0 +1,203 @@
+"""The heterogeneous graph transformer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from jaxgnn import ops
+from jaxgnn._errors import bad_input
+from jaxgnn.graph import EdgeType, HeteroGraph
+from jaxgnn.graph._hetero import check_edge_type
+from jaxgnn.nn._graph_layer import GraphLayer, Settings
+from jaxgnn.nn._hetero_conv import check_features
+from jaxgnn.nn._linear import FusedLinear
+from jaxgnn.nn._maxk import check_widths
+from jaxgnn.nn._options import checked_options
+
+_glorot = nnx.initializers.glorot_uniform(batch_axis=0)
+
+
+class HGTConv(GraphLayer):
+    """Attention over all relations that enter a node: the heterogeneous graph transformer.
+
+    See https://arxiv.org/abs/2003.01332. With a linear map for queries, keys and values of each
+    type τ of nodes, and matrices ``A_r``, ``M_r`` and a number ``μ_r`` for each relation and head,
+
+        m_i = Σ_r Σ_j p_ij M_r v_j,    p_i = softmax_{r, j}(μ_r ⟨q_i, A_r k_j⟩ / √d)
+        y_i = σ(s_τ) W_τ gelu(m_i) + (1 - σ(s_τ)) x_i
+
+    where the softmax is over the edges of all relations that enter node i, and d is the width of a
+    head. The second term is there for types whose input is as wide as the output; others have
+    ``y_i = W_τ gelu(m_i)``. It computes what PyTorch Geometric's ``HGTConv`` does. All relations
+    are read by one launch of ``ops.dot_attention``. Weights of the graphs are ignored.
+
+    Args:
+      in_features: width of the input, or a dictionary of those of each type of nodes.
+      out_features: width of the output, all heads together.
+      metadata: the types of nodes and the relations: ``graph.metadata``.
+      heads: number of attention heads, which divides ``out_features``.
+      implementation: name of the kernels of the sparse op; linear layers run the fastest kernels
+        unless it is ``"xla"``. None for the default.
+      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
+      param_dtype: dtype of the parameters.
+      rngs: random streams from which the initial parameters are drawn.
+
+    Raises:
+      ValueError: if an option has a type or value other than described above.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn import nn
+      >>> from jaxgnn.graph import CSRGraph, HeteroGraph
+      >>> writes = CSRGraph.from_edges([0, 1], [2, 0], 3, num_senders=2)
+      >>> graph = HeteroGraph({("author", "writes", "paper"): writes}).with_reverse()
+      >>> layer = nn.HGTConv(8, 4, graph.metadata, heads=2, rngs=nnx.Rngs(0))
+      >>> y = layer(graph, {"author": jnp.ones((2, 8)), "paper": jnp.ones((3, 8))})
+      >>> y["author"].shape, y["paper"].shape
+      ((2, 4), (3, 4))
+    """
+
+    @checked_options()
+    def __init__(
+        self,
+        in_features: int | Mapping[str, int],
+        out_features: int,
+        metadata: tuple[Sequence[str], Sequence[EdgeType]],
+        *,
+        heads: int = 1,
+        implementation: ops.Name | None = None,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        super().__init__(Settings(0.0, implementation, dtype, param_dtype))
+        self.node_types, self.edge_types = _checked_metadata(self._name, metadata)
+        self.in_widths = _width_of_each(self._name, in_features, self.node_types)
+        check_widths(self._name, out_features)
+        if out_features % heads:
+            expected = f"a divisor of out_features, {out_features}"
+            raise bad_input(self._name, "heads", expected, heads)
+        self.heads, self.out_features = heads, out_features
+
+        def linears(width: int, of: Sequence[str]) -> nnx.List:
+            return nnx.List(self._linear(self.in_widths[t], width, rngs=rngs) for t in of)
+
+        self.qkv_linears = linears(3 * out_features, self.node_types)
+        dim = out_features // heads
+        shape = len(self.edge_types) * heads, dim, dim
+        self.key_kernel = nnx.Param(_glorot(rngs.params(), shape, param_dtype))
+        self.value_kernel = nnx.Param(_glorot(rngs.params(), shape, param_dtype))
+        self.priors = nnx.Param(jnp.ones((len(self.edge_types), heads), param_dtype))
+        self.out_linears = nnx.List(
+            self._linear(out_features, out_features, rngs=rngs) for _ in self.node_types
+        )
+        self.skips = nnx.Param(jnp.ones(len(self.node_types), param_dtype))
+
+    def __call__(
+        self, graph: HeteroGraph, x: Mapping[str, Float[Array, "*batch nodes in"]]
+    ) -> dict[str, Float[Array, "*batch nodes out"]]:
+        """Applies the layer.
+
+        Args:
+          graph: the relations. As an argument of a jitted function it should be
+            ``graph.prepared()``; otherwise the edges are sorted in each call.
+          x: features of each type of nodes; leading axes share the graph.
+
+        Returns:
+          Features of each type of nodes that receives in some relation.
+
+        Raises:
+          ValueError: if graph and features do not fit each other or the layer.
+        """
+        if not isinstance(graph, HeteroGraph):
+            raise bad_input(self._name, "graph", "a HeteroGraph", type(graph).__name__)
+        if graph.metadata != (self.node_types, self.edge_types):
+            expected = f"of the relations {list(self.edge_types)}"
+            raise bad_input(self._name, "graph", expected, list(graph.edge_types))
+        check_features(self._name, graph, x)
+        for node_type in self.node_types:
+            width, of = self.in_widths[node_type], f"{node_type} nodes"
+            argument = f"x[{node_type!r}]"
+            self._check_nodes(argument, x[node_type], graph.num_nodes[node_type], width, of)
+        floats = dict(
+            zip(self.node_types, self._as_floats(*(x[t] for t in self.node_types)), strict=True)
+        )
+        queries, keys, values = self._projected(floats)
+        attended: Any = ops.dot_attention(
+            graph.joined(),
+            jnp.concatenate([queries[t] for t in self.node_types], axis=-3),
+            self._of_relations(keys, self.key_kernel, self.priors[...]),
+            self._of_relations(values, self.value_kernel, None),
+            implementation=self.implementation,
+        )
+        messages = attended.reshape(*attended.shape[:-2], self.out_features)
+        receiving, slices = {edge_type[2] for edge_type in self.edge_types}, graph.node_slices()
+        return {
+            node_type: self._result(place, messages[..., slices[node_type], :], floats[node_type])
+            for place, node_type in enumerate(self.node_types)
+            if node_type in receiving
+        }
+
+    def _projected(self, x: Mapping[str, Array]) -> tuple[dict[str, Array], ...]:
+        """Queries, keys and values of each type of nodes, [..., nodes, heads, dim]."""
+        parts = {}
+        for linear, node_type in zip(self.qkv_linears, self.node_types, strict=True):
+            z = self._apply(linear, x[node_type])
+            z = z.reshape(*z.shape[:-1], 3, self.heads, self.out_features // self.heads)
+            parts[node_type] = z
+        return tuple({t: z[..., place, :, :] for t, z in parts.items()} for place in range(3))
+
+    def _of_relations(
+        self, x: Mapping[str, Array], kernel: nnx.Param, factors: Array | None
+    ) -> Float[Array, "*batch senders heads dim"]:
+        """What each relation makes of its senders, one relation behind the other."""
+        shape = len(self.edge_types), self.heads, *kernel.shape[1:]
+        matrices = kernel[...].reshape(shape)
+        if factors is not None:
+            matrices = matrices * factors[..., None, None]
+        parts = [
+            (x[sender].swapaxes(-3, -2) @ matrix.astype(x[sender].dtype)).swapaxes(-3, -2)
+            for matrix, (sender, _, _) in zip(matrices, self.edge_types, strict=True)
+        ]
+        return jnp.concatenate(parts, axis=-3)
+
+    def _result(self, place: int, messages: Array, x: Array) -> Array:
+        linear: FusedLinear = self.out_linears[place]
+        y = self._apply(linear, jax.nn.gelu(messages, approximate=False))
+        if x.shape[-1] != self.out_features:
+            return y
+        share = jax.nn.sigmoid(self.skips[...][place]).astype(y.dtype)
+        return share * y + (1 - share) * x
+
+
+def _checked_metadata(where: str, metadata: Any) -> tuple[tuple[str, ...], tuple[EdgeType, ...]]:
+    """The types of nodes and the relations, all of whose ends are among these types."""
+    if not isinstance(metadata, tuple | list) or len(metadata) != 2:
+        expected = "a pair of the types of nodes and the relations, graph.metadata"
+        raise bad_input(where, "metadata", expected, repr(metadata))
+    node_types, edge_types = map(tuple, metadata)
+    for edge_type in edge_types:
+        check_edge_type(where, "metadata", edge_type)
+        if not {edge_type[0], edge_type[2]} <= set(node_types):
+            expected = f"of relations between the types {list(node_types)}"
+            raise bad_input(where, "metadata", expected, repr(edge_type))
+    if not edge_types:
+        raise bad_input(where, "metadata", "of at least one relation", repr(metadata))
+    return node_types, edge_types
+
+
+def _width_of_each(where: str, given: Any, node_types: Sequence[str]) -> dict[str, int]:
+    widths = dict(given) if isinstance(given, Mapping) else dict.fromkeys(node_types, given)
+    if set(widths) != set(node_types):
+        expected = f"one width, or one for each of {list(node_types)}"
+        raise bad_input(where, "in_features", expected, given)
+    check_widths(where, *widths.values())
+    return widths

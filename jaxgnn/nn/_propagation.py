@@ -1,0 +1,304 @@
+"""Layers that carry features several steps along the edges: SGC, APPNP and Chebyshev filters."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from jaxgnn import ops
+from jaxgnn._errors import bad_input
+from jaxgnn.graph import CSRGraph, is_concrete, remove_self_loops
+from jaxgnn.graph._by_identity import IdentityMemory
+from jaxgnn.nn._gcn_sum import gcn_sum
+from jaxgnn.nn._graph_layer import GraphLayer, Settings
+from jaxgnn.nn._maxk import check_widths
+from jaxgnn.nn._options import at_least, checked_options, fraction
+
+
+class SGConv(GraphLayer):
+    """Simple graph convolution: ``y = P^K x W + b``.
+
+    See https://arxiv.org/abs/1902.07153. ``P`` is the normalised adjacency of ``nn.GCNConv``, with
+    self loops, and ``K`` the number of steps. It computes what PyTorch Geometric's ``SGConv`` does.
+    The steps are taken on the narrower side of ``W``.
+
+    Args:
+      in_features: width of the input.
+      out_features: width of the output.
+      num_steps: number of products with ``P``.
+      add_self_loops: whether nodes without a self loop get one, of weight one.
+      use_bias: whether to add a bias.
+      implementation: name of the kernels of the sparse op; linear layers run the fastest kernels
+        unless it is ``"xla"``. None for the default.
+      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
+      param_dtype: dtype of the parameters.
+      rngs: random streams from which the initial parameters are drawn.
+
+    Raises:
+      ValueError: if an option has a type or value other than described above.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn import nn
+      >>> from jaxgnn.graph import CSRGraph
+      >>> graph = CSRGraph.from_edges(senders=[0, 1], receivers=[1, 2], num_nodes=3)
+      >>> nn.SGConv(8, 4, num_steps=2, rngs=nnx.Rngs(0))(graph, jnp.ones((3, 8))).shape
+      (3, 4)
+    """
+
+    @checked_options()
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        num_steps: int = 1,
+        add_self_loops: bool = True,
+        use_bias: bool = True,
+        implementation: ops.Name | None = None,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        super().__init__(Settings(0.0, implementation, dtype, param_dtype))
+        check_widths(self._name, in_features, out_features)
+        self.num_steps = num_steps
+        self.add_self_loops = add_self_loops
+        self.linear = self._linear(in_features, out_features, use_bias=False, rngs=rngs)
+        self.bias = nnx.Param(jnp.zeros(out_features, param_dtype)) if use_bias else None
+
+    def __call__(
+        self, graph: CSRGraph, x: Float[Array, "*batch nodes in"]
+    ) -> Float[Array, "*batch nodes out"]:
+        """Applies the convolution.
+
+        Args:
+          graph: square graph; one that is already normalised is used unchanged.
+          x: features of the nodes; leading axes share the graph.
+
+        Raises:
+          ValueError: if graph and features do not fit each other or the layer.
+        """
+        self._check(graph, x, self.linear.in_features)
+        self._check_square(graph, "since the sum is taken several times")
+        p = gcn_sum(self._name, graph, normalize=True, add_self_loops=self.add_self_loops)
+        linear_first = self.linear.out_features < self.linear.in_features
+        (x,) = self._as_floats(x)
+        x = self._apply(self.linear, x) if linear_first else x
+        for _ in range(self.num_steps):
+            x = p(x, self.implementation)
+        x = x if linear_first else self._apply(self.linear, x)
+        return x if self.bias is None else x + self.bias[...].astype(x.dtype)
+
+
+class APPNP(GraphLayer):
+    """Personalised propagation: ``z_{k+1} = (1 - α) P z_k + α x`` for ``K`` steps from ``z_0 = x``.
+
+    See https://arxiv.org/abs/1810.05997. ``P`` is the normalised adjacency of ``nn.GCNConv``, with
+    self loops. The layer has no parameters: it follows a network that reads each node by itself. It
+    computes what PyTorch Geometric's ``APPNP`` does.
+
+    Args:
+      num_steps: number of steps ``K``.
+      alpha: share of the node's own features in each step, in [0, 1].
+      dropout: probability of leaving out an edge or self loop in training, drawn anew in each step.
+      add_self_loops: whether nodes without a self loop get one, of weight one; None for the value
+        of ``normalize``.
+      normalize: whether to divide by ``√(d_i d_j)``; without it the graph is used unchanged.
+      implementation: name of the kernels of the sparse op; None for the default.
+      dtype: dtype of the computation; None for that of the input.
+
+    Raises:
+      ValueError: if an option has a type or value other than described above.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxgnn import nn
+      >>> from jaxgnn.graph import CSRGraph
+      >>> graph = CSRGraph.from_edges(senders=[0], receivers=[1], num_nodes=2)
+      >>> layer = nn.APPNP(num_steps=1, alpha=0.5, add_self_loops=False, normalize=False)
+      >>> layer(graph, jnp.array([[2.0], [4.0]])).tolist()
+      [[1.0], [3.0]]
+    """
+
+    @checked_options(alpha=fraction)
+    def __init__(
+        self,
+        *,
+        num_steps: int = 10,
+        alpha: float = 0.1,
+        dropout: float = 0.0,
+        add_self_loops: bool | None = None,
+        normalize: bool = True,
+        implementation: ops.Name | None = None,
+        dtype: DTypeLike | None = None,
+    ):
+        super().__init__(Settings(dropout, implementation, dtype, jnp.float32))
+        self.num_steps = num_steps
+        self.alpha = alpha
+        self.normalize = normalize
+        self.add_self_loops = normalize if add_self_loops is None else add_self_loops
+
+    def __call__(
+        self,
+        graph: CSRGraph,
+        x: Float[Array, "*batch nodes d"],
+        *,
+        rngs: nnx.Rngs | None = None,
+    ) -> Float[Array, "*batch nodes d"]:
+        """Applies the layer.
+
+        Args:
+          graph: square graph; one that is already normalised is used unchanged.
+          x: features of the nodes; leading axes share the graph.
+          rngs: random streams with one named ``dropout`` in training; None in evaluation.
+
+        Raises:
+          ValueError: if graph and features do not fit each other, or ``rngs`` lack the stream.
+        """
+        self._check(graph, x, None)
+        self._check_square(graph, "since the sum is taken several times")
+        drawn_from = self._training_rngs(rngs)
+        x = jnp.asarray(x)
+        x = x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
+        x = z = x if self.dtype is None else x.astype(self.dtype)
+        options = {"normalize": self.normalize, "add_self_loops": self.add_self_loops}
+        p = gcn_sum(self._name, graph, **options)
+        for _ in range(self.num_steps):
+            step = p if drawn_from is None else p.dropped(self.dropout_rate, drawn_from.dropout())
+            z = (1 - self.alpha) * step(z, self.implementation) + self.alpha * x
+        return z
+
+
+class ChebConv(GraphLayer):
+    """Chebyshev filters of the Laplacian: ``y = Σ_{k<K} T_k(L̂) x W_k + b``.
+
+    See https://arxiv.org/abs/1606.09375. ``L̂ = 2 L / λ - 1`` with ``L = 1 - D^-½ A D^-½``, where λ
+    is the largest eigenvalue of ``L`` or a bound of it, and with ``T_0 = 1``, ``T_1(z) = z`` and
+    ``T_k(z) = 2 z T_{k-1}(z) - T_{k-2}(z)``. Self loops of the graph are left out of ``A``. On
+    undirected graphs it computes what PyTorch Geometric's ``ChebConv`` does with
+    ``normalization="sym"``; on directed ones ``D`` counts here the edges that enter a node, and
+    there those that leave it.
+
+    The recurrence runs on the narrower side of ``W_k``: on ``x``, or backwards on ``x W_k``
+    (Clenshaw's algorithm).
+
+    Args:
+      in_features: width of the input.
+      out_features: width of the output.
+      num_terms: number ``K`` of polynomials, so that ``y_i`` depends on nodes ``K - 1`` steps away.
+      use_bias: whether to add a bias.
+      implementation: name of the kernels of the sparse op; linear layers run the fastest kernels
+        unless it is ``"xla"``. None for the default.
+      dtype: dtype of the computation; None for the promoted dtype of input and parameters.
+      param_dtype: dtype of the parameters.
+      rngs: random streams from which the initial parameters are drawn.
+
+    Raises:
+      ValueError: if an option has a type or value other than described above.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from jaxgnn import nn
+      >>> from jaxgnn.graph import CSRGraph
+      >>> graph = CSRGraph.from_edges(senders=[0, 1], receivers=[1, 0], num_nodes=2)
+      >>> nn.ChebConv(8, 4, num_terms=3, rngs=nnx.Rngs(0))(graph, jnp.ones((2, 8))).shape
+      (2, 4)
+    """
+
+    @checked_options(num_terms=at_least(1))
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        num_terms: int = 3,
+        use_bias: bool = True,
+        implementation: ops.Name | None = None,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ):
+        super().__init__(Settings(0.0, implementation, dtype, param_dtype))
+        check_widths(self._name, in_features, out_features)
+        self.linears = nnx.List(
+            self._linear(in_features, out_features, use_bias=False, rngs=rngs)
+            for _ in range(num_terms)
+        )
+        self.bias = nnx.Param(jnp.zeros(out_features, param_dtype)) if use_bias else None
+
+    def __call__(
+        self,
+        graph: CSRGraph,
+        x: Float[Array, "*batch nodes in"],
+        *,
+        lambda_max: float | Float[Array, ""] = 2.0,
+    ) -> Float[Array, "*batch nodes out"]:
+        """Applies the convolution.
+
+        Args:
+          graph: square graph; one that is already normalised is used unchanged, as ``D^-½ A D^-½``.
+          x: features of the nodes; leading axes share the graph.
+          lambda_max: λ, the largest eigenvalue of the Laplacian, or a bound; 2 bounds all of them.
+
+        Raises:
+          ValueError: if graph and features do not fit each other or the layer, or ``lambda_max`` is
+            no positive number.
+        """
+        first = self.linears[0]
+        self._check(graph, x, first.in_features)
+        self._check_square(graph, "since the sum is taken several times")
+        if jnp.ndim(lambda_max) or (is_concrete(lambda_max) and not lambda_max > 0):
+            raise bad_input(self._name, "lambda_max", "a positive number", lambda_max)
+        (x,) = self._as_floats(x)
+        p = graph if graph.is_normalized else _without_loops(graph).normalized("gcn")
+
+        def laplacian(z: Array) -> Array:
+            share = jnp.asarray(2.0 / lambda_max, z.dtype)
+            return (share - 1) * z - share * ops.spmm(p, z, implementation=self.implementation)
+
+        run = self._backward if first.out_features < first.in_features else self._forward
+        y = run(laplacian, x)
+        return y if self.bias is None else y + self.bias[...].astype(y.dtype)
+
+    def _forward(self, laplacian, x: Array) -> Array:
+        before, now = x, x
+        y = self._apply(self.linears[0], x)
+        for place, linear in enumerate(self.linears[1:]):
+            before, now = now, laplacian(x) if place == 0 else 2 * laplacian(now) - before
+            y = y + self._apply(linear, now)
+        return y
+
+    def _backward(self, laplacian, x: Array) -> Array:
+        """Clenshaw's algorithm: ``b_k = x W_k + 2 L̂ b_{k+1} - b_{k+2}``, from the last term."""
+        terms = [self._apply(linear, x) for linear in self.linears]
+        if len(terms) == 1:
+            return terms[0]
+        now, after = terms[-1], jnp.zeros_like(terms[-1])
+        for term in terms[-2:0:-1]:
+            now, after = term + 2 * laplacian(now) - after, now
+        return terms[0] + laplacian(now) - after
+
+
+_LOOPLESS: IdentityMemory[CSRGraph | None] = IdentityMemory()
+
+
+def _without_loops(graph: CSRGraph) -> CSRGraph:
+    """The graph without its self loops; a traced one keeps them, with the weight zero."""
+    arrays = graph.indptr, graph.indices, graph.weights
+    if is_concrete(*arrays):
+        made = _LOOPLESS.get(arrays, graph.num_cols, lambda: _loopless_on_host(graph))
+        return graph if made is None else made
+    weights = jnp.ones(graph.num_edges) if graph.weights is None else jnp.asarray(graph.weights)
+    is_loop = jnp.asarray(graph.receivers()) == jnp.asarray(graph.indices)
+    return graph.with_weights(jnp.where(is_loop, 0, weights))
+
+
+def _loopless_on_host(graph: CSRGraph) -> CSRGraph | None:
+    """The graph without its self loops, or None if it has none: what is remembered is new."""
+    made = remove_self_loops(graph)
+    return None if made.num_edges == int(graph.indptr[-1]) else made
