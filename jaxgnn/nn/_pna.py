@@ -263,7 +263,7 @@ class PNAConv(GraphLayer):
         """The product of each tower's part of the features with its kernel."""
         if not self.divide_input:
             return _of_all(x, kernel)
-        return jnp.einsum("...nti,tio->...nto", self._by_tower(x), kernel)
+        return _of_each(self._by_tower(x), kernel)
 
     def _by_tower(self, x: Array) -> Float[Array, "*batch nodes towers each"]:
         return x.reshape(*x.shape[:-1], self.towers, -1)
@@ -291,10 +291,10 @@ class PNAConv(GraphLayer):
         by_tower = jnp.concatenate([self._by_tower(part) for part in reduced], axis=-1)
         of_scales = jnp.split(kernel[:, each:], len(self.scalers), axis=1)
         # One product for all scales, which are factors of its columns.
-        product = jnp.einsum("...nti,tio->...nto", by_tower, jnp.concatenate(of_scales, axis=-1))
+        product = _of_each(by_tower, jnp.concatenate(of_scales, axis=-1))
         product = product.reshape(*product.shape[:-1], len(self.scalers), out)
         scales = self._scales(graph).astype(product.dtype)
-        return _joined(y + jnp.einsum("...ntso,ns->...nto", product, scales))
+        return _joined(y + jnp.sum(product * scales[:, None, :, None], axis=-2))
 
     def _scales(self, graph: CSRGraph) -> Float[Array, "rows scalers"]:
         """The factor of each row and scale."""
@@ -316,6 +316,13 @@ def _of_all(x: Float[Array, "*batch nodes in"], kernel: Float[Array, "towers in 
     towers, width, out = kernel.shape
     flat = jnp.matmul(x, jnp.swapaxes(kernel, 0, 1).reshape(width, towers * out))
     return flat.reshape(*flat.shape[:-1], towers, out)
+
+
+def _of_each(
+    x: Float[Array, "*batch nodes towers in"], kernel: Float[Array, "towers in out"]
+) -> Float[Array, "*batch nodes towers out"]:
+    """The product of each tower's features with its kernel."""
+    return jnp.swapaxes(jnp.matmul(jnp.swapaxes(x, -2, -3), kernel), -2, -3)
 
 
 def _joined(x: Float[Array, "*batch nodes towers each"]) -> Float[Array, "*batch nodes width"]:

@@ -115,7 +115,7 @@ BAD = {
     "strategy": ["pairs", [{0, 99}]],
     "towers": _NO_NUMBERS,
     "undirected": _NO_FLAGS,
-    "update": [None, jnp.tanh],
+    "update": [None, 3],
     "use_affine": _NO_FLAGS,
     "use_attention": _NO_FLAGS,
     "use_bias": _NO_FLAGS,
@@ -153,6 +153,7 @@ OWN = {
         (name, "reduce"): ["median", 1, ("max", "min")]
         for name in ("EdgeConv", "GatedGraphConv", "SAGEConv")
     },
+    ("MessagePassing", "reduce"): ["median", 1, [], ["max", "median"]],
     ("EdgeConv", "mlp"): [None, "relu"],
     ("TransformerConv", "beta"): _NO_FLAGS,
     ("GCNII", "alpha"): [-0.1, 1.0, "0.1"],
