@@ -68,11 +68,14 @@ def linear(p: dict[str, Any], name: str, x: np.ndarray) -> np.ndarray:
     return x @ p[f"{name}.kernel"] + p.get(f"{name}.bias", 0)
 
 
-def mlp(p: dict[str, Any], x: np.ndarray) -> np.ndarray:
-    """An MLP ``mlp`` of linear layers with a ReLU between them; nothing if there is none."""
-    count = sum(name.startswith("mlp.layers.") and "kernel" in name for name in p)
-    for i in range(count):
-        x = linear(p, f"mlp.layers.{i}", np.maximum(x, 0) if i else x)
+def mlp(layer: Any, p: dict[str, Any], x: np.ndarray) -> np.ndarray:
+    """The layer's MLP, with the activation between its linear layers; nothing if it has none."""
+    if layer.mlp is None:
+        return x
+    activation = {"relu": lambda z: np.maximum(z, 0), "silu": lambda z: z * sigmoid(z)}
+    for i in range(len(layer.mlp.layers)):
+        x = activation[layer.mlp.activation](x) if i else x
+        x = linear(p, f"mlp.layers.{i}", x)
     return x
 
 
@@ -93,14 +96,14 @@ def gine(layer: nn.GINEConv, p: dict[str, Any], c: Case) -> np.ndarray:
     """``mlp((1 + ε) x_i + Σ_j relu(x_j + W e + b))``."""
     edges = c.edges if layer.edge_linear is None else linear(p, "edge_linear", c.edges)
     messages = np.maximum(c.src[c.senders] + edges, 0)
-    return mlp(p, (1 + p["epsilon"]) * c.dst + reduced(c, messages, "sum"))
+    return mlp(layer, p, (1 + p["epsilon"]) * c.dst + reduced(c, messages, "sum"))
 
 
 def edge_conv(layer: nn.EdgeConv, p: dict[str, Any], c: Case) -> np.ndarray:
     """``reduce_j mlp([x_i ; x_j - x_i])``."""
     own = c.dst[c.receivers]
     both = np.concatenate([own, c.src[c.senders] - own], axis=1)
-    return reduced(c, mlp(p, both), layer.reduce)
+    return reduced(c, mlp(layer, p, both), layer.reduce)
 
 
 def res_gated(layer: nn.ResGatedGraphConv, p: dict[str, Any], c: Case) -> np.ndarray:
@@ -160,6 +163,12 @@ def cfconv(layer: nn.CFConv, p: dict[str, Any], c: Case) -> np.ndarray:
     return linear(p, "linear", reduced(c, messages, "sum"))
 
 
+def schnet_block(layer: nn.SchNetInteraction, p: dict[str, Any], c: Case) -> np.ndarray:
+    """``W softplus(cfconv(x)) + b``."""
+    of_conv = {n.removeprefix("conv."): v for n, v in p.items() if n.startswith("conv.")}
+    return linear(p, "linear", softplus(cfconv(layer.conv, of_conv, c)))
+
+
 def gated(layer: nn.GatedGraphConv, p: dict[str, Any], c: Case) -> np.ndarray:
     """``h <- GRU(reduce_j W_t h_j, h)``, from x with zeros behind it."""
     h = np.pad(c.src, [(0, 0), (0, layer.out_features - IN)])
@@ -183,7 +192,7 @@ def gin(layer: nn.GINConv, p: dict[str, Any], c: Case) -> np.ndarray:
     ends = [c.dst, c.src]
     if layer.linear is not None:
         ends = [linear(p, "linear", x) for x in ends]
-    return mlp(p, (1 + p["epsilon"]) * ends[0] + reduced(c, ends[1][c.senders], "sum"))
+    return mlp(layer, p, (1 + p["epsilon"]) * ends[0] + reduced(c, ends[1][c.senders], "sum"))
 
 
 Formula = Callable[[Any, dict[str, Any], Case], np.ndarray]
