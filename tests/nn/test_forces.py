@@ -117,7 +117,7 @@ FINDERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.costly(4)
+@pytest.mark.costly(3)
 @pytest.mark.parametrize("finder", FINDERS)
 @pytest.mark.parametrize("name", ENERGIES)
 def test_the_gradient_of_a_loss_of_forces_is_that_of_the_formula(name, finder):
