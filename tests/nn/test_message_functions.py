@@ -96,6 +96,17 @@ def test_one_step_takes_a_pair_several_reductions_and_another_width_also_on_a_pa
     gradients = jax.grad(lambda ends: jnp.sum(run(ends) ** 2))((dst, src))
     assert all(jnp.isfinite(g).all() and jnp.any(g != 0) for g in gradients)
 
+    def of_parameter(scale):
+        scaled = nn.MessagePassing(
+            lambda x_dst, x_src, edges: scale * edges * (x_src - x_dst),
+            lambda x, aggregated: aggregated,
+            reduce="sum",
+        )
+        return jnp.sum(scaled(graph, (dst, src), edges) ** 2)
+
+    expected = 2 * np.sum(np.square([of_first.sum(), messages[2, 0]]))
+    np.testing.assert_allclose(jax.grad(of_parameter)(1.0), expected, rtol=1e-5)
+
 
 def test_functions_get_the_random_streams_of_each_step_in_training():
     seen = []
