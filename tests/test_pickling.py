@@ -108,6 +108,7 @@ RECORDS = {
     sampling.NegativeSampler: lambda: sampling.NegativeSampler.of(GRAPH),
     nn.LSTMState: lambda: nn.LSTMState(X, X, jnp.array(True)),
     datasets.EdgeSplit: _edge_split,
+    nn.DegreeAverages: lambda: nn.DegreeAverages.of(GRAPH),
     datasets.GraphsDataset: lambda: datasets.GraphsDataset(
         "rings", *np.ones((2, 4), np.int32), *np.full((2, 1), 4, np.int32), _NODES[:1], 1
     ),

@@ -738,9 +738,9 @@ GRAPHS = (
     ),
     Fault(
         "layers of attention: what padding holds is read",
-        "jaxgnn/nn/_attention_layer.py",
-        "edge_features = jnp.where(real, edge_features, 0)",
-        "edge_features = jnp.where(real, edge_features, edge_features)",
+        "jaxgnn/nn/_graph_layer.py",
+        "return without_padding(graph, features.astype(x.dtype))",
+        "return features.astype(x.dtype)",
         _tests("nn/test_attention_layers", "test_gradients_are_slopes_of_the_formula"),
     ),
     Fault(
@@ -793,7 +793,56 @@ GRAPHS = (
     ),
 )
 
+_EDGE_CONVOLUTIONS = _tests(
+    "nn/test_edge_convolutions",
+    "test_values_and_gradients_are_those_of_the_formula_for_a_pair_on_a_padded_graph",
+)
 LAYERS = (
+    Fault(
+        "messages of edges: the gradient of a sender is a sum over other edges than its own",
+        "jaxgnn/ops/_aggregate/edge_ends.py",
+        'of_edges = of_edges.at[..., order, :].get(mode="promise_in_bounds", unique_indices=True)',
+        "of_edges = of_edges * 1",
+        _EDGE_CONVOLUTIONS,
+    ),
+    Fault(
+        "messages of edges: EdgeConv's first layer reads the sender and not the difference",
+        "jaxgnn/nn/_edge_convolutions.py",
+        "jnp.concatenate([of_receivers - of_differences, of_differences])",
+        "jnp.concatenate([of_receivers, of_differences])",
+        _EDGE_CONVOLUTIONS,
+    ),
+    Fault(
+        "messages of edges: PNAConv adds the receiver's part to a sum once, not for each edge",
+        "jaxgnn/nn/_pna.py",
+        "part = part + degrees.astype(part.dtype) * shift",
+        "part = part + shift",
+        _EDGE_CONVOLUTIONS,
+    ),
+    Fault(
+        "messages of edges: CFConv counts edges beyond the cutoff",
+        "jaxgnn/nn/_schnet.py",
+        "return jnp.where(distances < cutoff, inside, 0)",
+        "return inside",
+        _EDGE_CONVOLUTIONS,
+    ),
+    Fault(
+        "messages of edges: GatedGraphConv's gate is the other way round",
+        "jaxgnn/nn/_gated_graph_conv.py",
+        "return (1 - update) * new + update * h",
+        "return update * new + (1 - update) * h",
+        _EDGE_CONVOLUTIONS,
+    ),
+    Fault(
+        "messages of edges: a function of messages is given what padding holds",
+        "jaxgnn/nn/_message_functions.py",
+        "jnp.where(real, features, 0)",
+        "jnp.where(real, features, features)",
+        _tests(
+            "nn/test_message_functions",
+            "test_one_step_takes_a_pair_several_reductions_and_another_width_also_on_a_padded_graph",
+        ),
+    ),
     Fault(
         "GCNConv: the bias is forgotten",
         "jaxgnn/nn/_convolutions.py",
@@ -818,8 +867,8 @@ LAYERS = (
     Fault(
         "GINConv: epsilon is dropped",
         "jaxgnn/nn/_convolutions.py",
-        "total = (1 + self.epsilon[...].astype(neighbors.dtype)) * self._dense(h) + neighbors",
-        "total = self._dense(h) + neighbors",
+        "total = (1 + self.epsilon[...].astype(neighbors.dtype)) * self._dense(h.dst) + neighbors",
+        "total = self._dense(h.dst) + neighbors",
         _tests("nn/test_convolutions", "test_gin_is_its_formula_with_and_without_an_mlp"),
     ),
     Fault(

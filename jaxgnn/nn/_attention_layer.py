@@ -12,17 +12,19 @@ from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, FillValue, LoopReduce, looped_features, with_one_loop_each
-from jaxgnn.nn._graph_layer import Ends, GraphLayer, Settings, widths_of_ends
+from jaxgnn.nn._graph_layer import (
+    Ends,
+    GraphLayer,
+    Nodes,
+    Settings,
+    widths_of_ends,
+)
 from jaxgnn.nn._linear import FusedLinear
 from jaxgnn.nn._options import at_least, checked_options, flag, number, or_none
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 
 _glorot = nnx.initializers.glorot_uniform()
 
-Nodes = (
-    Float[Array, "*batch nodes in"]
-    | tuple[Float[Array, "*batch rows in_dst"], Float[Array, "*batch cols in_src"]]
-)
 Attended = (
     Float[Array, "*batch rows out"]
     | tuple[Float[Array, "*batch rows out"], tuple[CSRGraph, Float[Array, "*batch edges heads"]]]
@@ -199,39 +201,13 @@ class AttentionLayer(GraphLayer):
         Raises:
           ValueError: if ``edge_features`` do not fit the graph or the layer.
         """
-        edge_features = self._checked_edge_features(graph, edge_features, ends.dst)
+        edge_features = self._edge_features(graph, edge_features, self.edges.dim, ends.dst)
         if not self.edges.add_self_loops:
-            if edge_features is not None:  # what padding holds may be anything
-                real = (graph.receivers() < graph.num_rows)[:, None]
-                edge_features = jnp.where(real, edge_features, 0)
             return graph, edge_features
         looped = with_one_loop_each(graph)
         if edge_features is not None:
             edge_features = looped_features(graph, looped, edge_features, self.edges.fill_value)
         return looped.graph, edge_features
-
-    def _checked_edge_features(
-        self, graph: CSRGraph, given: Any, x: Array
-    ) -> Float[Array, "*batch edges features"] | None:
-        """The features of edges in the dtype of ``x``, those of nodes; None if there are none."""
-        name, dim = "edge_features", self.edges.dim
-        if dim is None:
-            if given is not None:
-                expected = "None for a layer that was made without edge_dim"
-                raise bad_input(self._name, name, expected, f"shape {jnp.shape(given)}")
-            return None
-        expected = f"of shape [{graph.num_edges}, {dim}], edge slots by features"
-        if x.ndim > 2:
-            expected += f", or the same with the leading axes of x, {x.shape[:-2]}"
-        if given is None:
-            raise bad_input(self._name, name, expected, None)
-        features = jnp.asarray(given)
-        if dim == 1 and features.shape == (graph.num_edges,):
-            features = features[:, None]
-        fits = features.shape[-2:] == (graph.num_edges, dim)
-        if not fits or features.shape[:-2] not in ((), x.shape[:-2]):
-            raise bad_input(self._name, name, expected, f"shape {features.shape}")
-        return features.astype(x.dtype)
 
     def _split(self, z: Float[Array, "*rest width"]) -> Float[Array, "*rest heads features"]:
         return z.reshape(*z.shape[:-1], self.heads.count, self.heads.features)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, get_args
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -12,8 +15,8 @@ from jaxgnn._errors import bad_input
 from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.nn._dropout import Features, dropout
 from jaxgnn.nn._gcn_sum import gcn_sum
-from jaxgnn.nn._graph_layer import GraphLayer, Settings
-from jaxgnn.nn._linear import FusedLinear, apply_linear, apply_mlp
+from jaxgnn.nn._graph_layer import Ends, GraphLayer, Nodes, Settings, widths_of_ends
+from jaxgnn.nn._linear import FusedLinear, apply_linear
 from jaxgnn.nn._maxk import (
     Activation,
     KernelMode,
@@ -21,7 +24,7 @@ from jaxgnn.nn._maxk import (
     check_widths,
     make_activation,
 )
-from jaxgnn.nn._options import checked_options
+from jaxgnn.nn._options import checked_options, one_of
 
 _checked = checked_options()
 
@@ -70,6 +73,16 @@ class _Convolution(GraphLayer):
     def _dense_activation(self) -> ops.Activation | None:
         return "relu" if self.activation == "relu" else None
 
+    def _at_ends(
+        self, graph: CSRGraph, x: Any, widths: Ends[int], activated: Callable[[Array], Features]
+    ) -> Ends[Any]:
+        """``activated`` of the checked features of both ends, once where they are the same."""
+        ends = self._checked_ends(graph, x, widths)
+        if ends.are_one:
+            one = activated(ends.dst)
+            return Ends(one, one)
+        return Ends(*map(activated, ends))
+
     def _aggregate(self, graph: CSRGraph, x: Features) -> Array:
         return aggregate(graph, x, kernel_mode=self.kernel_mode, implementation=self.implementation)
 
@@ -78,14 +91,17 @@ class _Convolution(GraphLayer):
 
 
 class SAGEConv(_Convolution):
-    """GraphSAGE with mean aggregation: ``y = W_self h + b + W_neigh mean_j h_j``, ``h = act(x)``.
+    """GraphSAGE: ``y_i = W_self h_i + b + W_neigh mean_j h_j``, ``h = act(x)``.
 
     See https://arxiv.org/abs/1706.02216. With ``activation="maxk"`` the activated features exist
-    only compressed between MaxK and aggregation.
+    only compressed between MaxK and aggregation, if that is a mean or a sum.
 
     Args:
-      in_features: width of the input.
+      in_features: width of the input, or a pair of the widths of receivers and of senders.
       out_features: width of the output.
+      reduce: reduction of the neighbours in the place of the mean, one of those of
+        ``ops.neighbour_reduce``. The mean is weighted by the weights of the graph, the sum by its
+        weights and scales, and the others ignore both.
       activation: ``"maxk"``, ``"relu"`` or None, applied to the input.
       k: kept entries per row, for ``"maxk"``.
       dropout: probability of zeroing an activated entry in training.
@@ -111,12 +127,13 @@ class SAGEConv(_Convolution):
       (3, 4)
     """
 
-    @_checked
+    @checked_options(reduce=one_of(*get_args(ops.Aggregation)))
     def __init__(
         self,
-        in_features: int,
+        in_features: int | tuple[int, int],
         out_features: int,
         *,
+        reduce: ops.Aggregation = "mean",
         activation: Activation | None = None,
         k: int | None = None,
         dropout: float = 0.0,
@@ -126,38 +143,55 @@ class SAGEConv(_Convolution):
         param_dtype: jnp.dtype = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        check_widths(type(self).__name__, in_features, out_features)
+        of = widths_of_ends(self._name, in_features)
+        check_widths(self._name, out_features)
         settings = Settings(dropout, implementation, dtype, param_dtype)
-        super().__init__(activation, k, in_features, kernel_mode, settings)
-        self.self_linear = self._linear(in_features, out_features, rngs=rngs)
-        self.neighbor_linear = self._linear(in_features, out_features, use_bias=False, rngs=rngs)
+        super().__init__(activation, k, min(of), kernel_mode, settings)
+        self.in_widths: Ends[int] = of
+        self.reduce: ops.Aggregation = reduce
+        self.self_linear = self._linear(of.dst, out_features, rngs=rngs)
+        self.neighbor_linear = self._linear(of.src, out_features, use_bias=False, rngs=rngs)
 
     def __call__(
         self,
         graph: CSRGraph,
-        x: Float[Array, "*batch nodes in"],
+        x: Nodes,
         *,
         rngs: nnx.Rngs | None = None,
         k: int | None = None,
-    ) -> Float[Array, "*batch nodes out"]:
+    ) -> Float[Array, "*batch rows out"]:
         """Applies the convolution.
 
         Args:
-          graph: square graph; the mean is over the edges that enter a node, weighted if the graph
-            has weights. A graph that is already normalised is used unchanged.
-          x: node features.
+          graph: rows are receivers, columns are senders. The mean is over the edges that enter a
+            node, weighted if the graph has weights. A graph that is already normalised is used
+            unchanged.
+          x: features of the nodes of a square graph, whose leading axes share the graph; or a pair
+            ``(x_dst, x_src)`` of those of the receivers and those of the senders.
           rngs: random streams with one named ``dropout`` in training; None in evaluation.
           k: number of kept entries in the place of the layer's ``k``, for schedules; None keeps the
             layer's.
+
+        Raises:
+          ValueError: if an argument does not fit the others or the layer.
         """
-        self._check(graph, x, self.self_linear.in_features)
-        self._check_square(graph)
-        if not jnp.issubdtype(x.dtype, jnp.floating):
-            x = x.astype(self.self_linear.param_dtype)
-        h = self._activate(x, rngs, k)
-        mean = graph if graph.is_normalized else graph.normalized("mean")
-        neighbors = self._aggregate(mean, h)
-        return self._apply(self.self_linear, h) + self._apply(self.neighbor_linear, neighbors)
+
+        def activated(x: Array) -> Features:
+            is_floating = jnp.issubdtype(x.dtype, jnp.floating)
+            return self._activate(x if is_floating else x.astype(self.param_dtype), rngs, k)
+
+        h = self._at_ends(graph, x, self.in_widths, activated)
+        neighbors = self._reduced(graph, h.src)
+        return self._apply(self.self_linear, h.dst) + self._apply(self.neighbor_linear, neighbors)
+
+    def _reduced(self, graph: CSRGraph, h: Features) -> Array:
+        """The reduction of the neighbours of each row."""
+        if self.reduce == "mean":
+            return self._aggregate(graph if graph.is_normalized else graph.normalized("mean"), h)
+        if self.reduce == "sum":
+            return self._aggregate(graph, h)
+        options = {"implementation": self.implementation}
+        return ops.neighbour_reduce(graph, self._dense(h), self.reduce, **options)
 
 
 class GCNConv(_Convolution):
@@ -276,7 +310,7 @@ class GINConv(_Convolution):
     Geometric has too, has neither W nor an activation in front of the sum: ``linear=False``.
 
     Args:
-      in_features: width of the input.
+      in_features: width of the input, of both ends.
       out_features: width of what is summed up: without an ``mlp`` that of the output.
       activation: ``"maxk"``, ``"relu"`` or None, applied in front of the aggregation.
       k: kept entries per row, for ``"maxk"``.
@@ -342,28 +376,32 @@ class GINConv(_Convolution):
     def __call__(
         self,
         graph: CSRGraph,
-        x: Float[Array, "*batch nodes in"],
+        x: Nodes,
         *,
         rngs: nnx.Rngs | None = None,
         k: int | None = None,
-    ) -> Float[Array, "*batch nodes out"]:
+    ) -> Float[Array, "*batch rows out"]:
         """Applies the convolution; the sum is not normalised by this layer.
 
         Args:
-          graph: square graph; one that is already normalised is used unchanged.
-          x: node features.
+          graph: rows are receivers, columns are senders; one that is already normalised is used
+            unchanged.
+          x: features of the nodes of a square graph, whose leading axes share the graph; or a pair
+            ``(x_dst, x_src)`` of those of the receivers and those of the senders, of one width.
           rngs: random streams with one named ``dropout`` in training; None in evaluation.
           k: number of kept entries in the place of the layer's ``k``; None keeps the layer's.
+
+        Raises:
+          ValueError: if an argument does not fit the others or the layer.
         """
-        self._check(graph, x, self.in_features)
-        self._check_square(graph)
-        if self.linear is not None:
-            h = self._apply_and_activate(self.linear, x, rngs, k)
-        else:
+
+        def activated(x: Array) -> Features:
+            if self.linear is not None:
+                return self._apply_and_activate(self.linear, x, rngs, k)
             (floats,) = self._as_floats(x)
-            h = self._activate(floats, rngs, k)
-        neighbors = self._aggregate(graph, h)
-        total = (1 + self.epsilon[...].astype(neighbors.dtype)) * self._dense(h) + neighbors
-        if self.mlp is None:
-            return total
-        return apply_mlp(self.mlp, total, self.implementation)
+            return self._activate(floats, rngs, k)
+
+        h = self._at_ends(graph, x, Ends(self.in_features, self.in_features), activated)
+        neighbors = self._aggregate(graph, h.src)
+        total = (1 + self.epsilon[...].astype(neighbors.dtype)) * self._dense(h.dst) + neighbors
+        return total if self.mlp is None else self._apply_mlp(self.mlp, total)

@@ -8,14 +8,20 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
 from jax.typing import DTypeLike
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.nn._dropout import training_rngs
-from jaxgnn.nn._linear import FusedLinear, apply_linear
+from jaxgnn.nn._linear import FusedLinear, apply_linear, apply_mlp
 from jaxgnn.nn._maxk import check_widths
+from jaxgnn.ops._aggregate.edge_ends import at_ends
+
+Nodes = (
+    Float[Array, "*batch nodes in"]
+    | tuple[Float[Array, "*batch rows in_dst"], Float[Array, "*batch cols in_src"]]
+)
 
 
 class Ends[T](NamedTuple):
@@ -121,6 +127,14 @@ class GraphLayer(nnx.Module):
         Raises:
           ValueError: unless graph, features and widths fit each other.
         """
+        ends = self._checked_ends(graph, x, widths)
+        if ends.are_one:
+            (one,) = self._as_floats(ends.dst)
+            return Ends(one, one)
+        return Ends(*self._as_floats(*ends))
+
+    def _checked_ends(self, graph: CSRGraph, x: Any, widths: Ends[int] | None) -> Ends[Any]:
+        """The features of both ends as they came; ValueError unless all fit each other."""
         self._check_graph(graph)
         names = ("x[0]", "x[1]")
         if not isinstance(x, tuple | list):
@@ -129,7 +143,7 @@ class GraphLayer(nnx.Module):
         if len(x) != 2:
             expected = "an array, or a pair (x_dst, x_src)"
             raise bad_input(self._name, "x", expected, f"{len(x)} of them")
-        ends: Ends[Array] = Ends(*x)
+        ends: Ends[Any] = Ends(*x)
         for name, array, count, width, of in zip(
             names, ends, graph.shape, widths or (None, None), ("receivers", "senders"), strict=True
         ):
@@ -137,10 +151,57 @@ class GraphLayer(nnx.Module):
         if ends.dst.shape[:-2] != ends.src.shape[:-2]:
             expected = f"of leading axes {ends.dst.shape[:-2]}, as x[0]"
             raise bad_input(self._name, "x[1]", expected, f"shape {ends.src.shape}")
-        if ends.are_one:
-            (one,) = self._as_floats(ends.dst)
-            return Ends(one, one)
-        return Ends(*self._as_floats(*ends))
+        return ends
+
+    def _edge_features(
+        self, graph: CSRGraph, given: Any, dim: int | None, x: Array
+    ) -> Float[Array, "*batch edges features"] | None:
+        """The features of edges in the dtype of ``x``, zeros in padding; None if there are none.
+
+        Args:
+          graph: the graph.
+          given: what the caller passed.
+          dim: their width, or None for a layer that takes none.
+          x: features of nodes, whose leading axes they may have.
+
+        Raises:
+          ValueError: unless they fit the graph and the layer.
+        """
+        name = "edge_features"
+        if dim is None:
+            if given is not None:
+                expected = "None for a layer that was made without edge_dim"
+                raise bad_input(self._name, name, expected, f"shape {jnp.shape(given)}")
+            return None
+        expected = f"of shape [{graph.num_edges}, {dim}], edge slots by features"
+        if x.ndim > 2:
+            expected += f", or the same with the leading axes of x, {x.shape[:-2]}"
+        if given is None:
+            raise bad_input(self._name, name, expected, None)
+        features = jnp.asarray(given)
+        if dim == 1 and features.shape == (graph.num_edges,):
+            features = features[:, None]
+        fits = features.shape[-2:] == (graph.num_edges, dim)
+        if not fits or features.shape[:-2] not in ((), x.shape[:-2]):
+            raise bad_input(self._name, name, expected, f"shape {features.shape}")
+        return without_padding(graph, features.astype(x.dtype))
+
+    def _at_receivers(self, graph: CSRGraph, x: Array) -> Float[Array, "*batch edges dim"]:
+        """The features of each edge's receiver, with a gradient that is a sum by row."""
+        return at_ends("receivers", graph, x, implementation=self.implementation)
+
+    def _at_senders(self, graph: CSRGraph, x: Array) -> Float[Array, "*batch edges dim"]:
+        """The features of each edge's sender, with a gradient that is a sum by column."""
+        return at_ends("senders", graph, x, implementation=self.implementation)
+
+    def _aggregate_edges(
+        self, graph: CSRGraph, messages: Array, reduce: Any
+    ) -> Float[Array, "*batch rows out"]:
+        """The messages of edges, [*batch, edges, dim], reduced at their receivers."""
+        return ops.aggregate(graph, messages, reduce, implementation=self.implementation)
+
+    def _apply_mlp(self, mlp: Any, x: Array) -> Array:
+        return apply_mlp(mlp, x, self.implementation)
 
     def _as_floats(self, *arrays: Array) -> list[Array]:
         """Arrays in the dtype of the computation, as a linear layer would have them."""
@@ -165,3 +226,10 @@ def widths_of_ends(where: str, in_features: Any) -> Ends[int]:
         raise bad_input(where, "in_features", expected, in_features)
     check_widths(where, *pair)
     return Ends(*pair)
+
+
+def without_padding(
+    graph: CSRGraph, of_edges: Float[Array, "*batch edges dim"]
+) -> Float[Array, "*batch edges dim"]:
+    """Arrays of edges with zeros in padding slots, whose contents may be anything."""
+    return jnp.where((graph.receivers() < graph.num_rows)[:, None], of_edges, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import count, pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from jaxgnn.graph._arrays import require_no_heads
 from jaxgnn.nn._dropout import require_stream, training_rngs
 from jaxgnn.nn._linear import parameters
 from jaxgnn.nn._maxk import check_widths
+from jaxgnn.nn._message_functions import FunctionMessages, FunctionUpdate, plain_function
 from jaxgnn.nn._node_updates import NodeUpdate
 from jaxgnn.nn._options import activation as known_activation
 from jaxgnn.nn._options import anything, checked_options, is_integer
@@ -164,14 +165,42 @@ class EdgeMLP(nnx.Module):
         return jnp.where(mask, weights / kept, 0)
 
 
-def _update(value: Any) -> str | None:
-    """Checks for an object with the methods of a ``NodeUpdate``."""
+def _is_node_update(value: Any) -> bool:
+    """Whether an object has the methods of a ``NodeUpdate``."""
     methods = (getattr(value, name, None) for name in ("start", "features", "__call__"))
-    return None if all(map(callable, methods)) else "a NodeUpdate"
+    return all(map(callable, methods))
+
+
+def _update(value: Any) -> str | None:
+    """Checks for a ``NodeUpdate``, or a function."""
+    expected = None if _is_node_update(value) else plain_function(value)
+    return None if expected is None else f"a NodeUpdate, {expected}"
+
+
+def _reduce(value: Any) -> str | None:
+    """Checks for None, or one or several reductions."""
+    known = get_args(ops.Aggregation)
+    names = [value] if isinstance(value, str) else value
+    is_good = names is None or (
+        isinstance(names, Sequence) and len(names) > 0 and all(name in known for name in names)
+    )
+    return None if is_good else f"None, one of {', '.join(known)}, or several of them"
 
 
 class MessagePassing(nnx.Module):
     """Steps of messages and updates with the same parameters: ``h ← update(h, messages(h))``.
+
+    Messages and updates may be functions of one's own. With ``reduce``, a step is::
+
+        h_i ← update(h_i, reduce_j messages(h_i, h_j, e_ij))
+
+    where ``messages(x_dst, x_src, edges)`` is called once with the features at the receivers and at
+    the senders of all edges, [*batch, edges, d] each, and with the features of edges [*batch,
+    edges, e], or None; it returns [*batch, edges, m]. ``update(x, aggregated)``, in a call with
+    inputs ``update(x, aggregated, inputs)``, is called with all nodes. What has parameters is an
+    ``nnx.Module`` with such a ``__call__``. If a call has ``rngs``, both are called with ``rngs``
+    of the step too. The arrays of edges are stored for the backward pass unless steps are
+    recomputed.
 
     The steps are one ``nnx.scan``, compiled once however many there are. For the backward pass each
     step stores the node arrays that the update needs; arrays of edges are recomputed by the op.
@@ -182,16 +211,22 @@ class MessagePassing(nnx.Module):
     twice for up to 144, and three times for up to 512.
 
     Args:
-      messages: an ``EdgeMLP``, or a module that is called with the same arguments.
-      update: an ``MLPUpdate``, ``GRUUpdate``, ``LSTMUpdate``, or another ``NodeUpdate``. Changes to
-        the state of these modules, such as statistics, are dropped, so they must draw random
-        numbers from the ``rngs`` of the call and not from streams that they hold.
-      num_steps: number of steps, unless a call gives another.
+      messages: an ``EdgeMLP``, or a module that is called with the same arguments; with ``reduce``
+        a function or module of the arrays of each edge.
+      update: an ``MLPUpdate``, ``GRUUpdate``, ``LSTMUpdate``, or another ``NodeUpdate``; or a
+        function or module. Changes to the state of these modules, such as statistics, are dropped,
+        so they must draw random numbers from the ``rngs`` of the call and not from streams that
+        they hold.
+      reduce: None for messages that are aggregated already; or how those of each edge are, by a
+        reduction of ``ops.aggregate``, or by several, whose results stand side by side. Weights and
+        scales of the graph are ignored then.
+      num_steps: number of steps, unless a call gives another. If there is one, a function may
+        change the width of the features.
       recompute_every: number of steps between stored states, ``"auto"``, or None to store
         everything.
 
     Raises:
-      ValueError: if a number is not positive.
+      ValueError: if a number is not positive, or another option not as above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -210,31 +245,49 @@ class MessagePassing(nnx.Module):
       >>> h, logits = layer(graph, jnp.ones((2, 8)), num_steps=5, readout=readout)
       >>> logits.shape
       (5, 2, 3)
+
+      With functions of one's own:
+
+      >>> layer = nn.MessagePassing(
+      ...     lambda x_dst, x_src, edges: edges * (x_src - x_dst),
+      ...     lambda x, aggregated: x + aggregated,
+      ...     reduce="max",
+      ... )
+      >>> layer(graph, jnp.array([[1.0], [4.0]]), jnp.array([[2.0], [3.0]])).tolist()
+      [[7.0], [-5.0]]
     """
 
-    @checked_options(update=_update, num_steps=anything)
+    @checked_options(update=_update, reduce=_reduce, num_steps=anything)
     def __init__(
         self,
         messages: Callable[..., Array],
-        update: NodeUpdate,
+        update: NodeUpdate | Callable[..., Array],
         *,
-        num_steps: int,
+        reduce: ops.Aggregation | Sequence[ops.Aggregation] | None = None,
+        num_steps: int = 1,
         recompute_every: int | Literal["auto"] | None = None,
     ):
         name = type(self).__name__
         _require_positive(name, "num_steps", num_steps)
         if recompute_every is not None and recompute_every != "auto":
             _require_positive(name, "recompute_every", recompute_every)
+        if reduce is not None:
+            expected = plain_function(messages)
+            if expected is not None:
+                raise bad_input(name, "messages", expected, type(messages).__name__)
+            if isinstance(messages, EdgeMLP):
+                raise bad_input(name, "reduce", "None for an EdgeMLP, which has its own", reduce)
+            messages = FunctionMessages(messages, reduce)
         self.messages = messages
-        self.update = update
+        self.update: Any = update if _is_node_update(update) else FunctionUpdate(update)
         self.num_steps = num_steps
         self.recompute_every = recompute_every
 
     def __call__(
         self,
         graph: CSRGraph,
-        h: Float[Array, "*batch nodes d"],
-        edge_features: Float[Array, "*batch edges e"] | None = None,
+        h: Float[Array, "*batch nodes d"] | tuple[Array, Array],
+        edge_features: Float[Array, "*#batch edges e"] | None = None,
         *,
         inputs: Float[Array, "*batch nodes x"] | None = None,
         weights: Float[Array, "*batch edges"] | None = None,
@@ -248,11 +301,12 @@ class MessagePassing(nnx.Module):
         Args:
           graph: graph shared by the leading axes of ``h``. If it is a constant with uniform
             degrees, sums need no scatters.
-          h: features of the nodes, which keep their dtype.
+          h: features of the nodes, which keep their dtype; for one step of functions of one's own
+            also a pair ``(x_dst, x_src)`` of those of receivers and of senders.
           edge_features: features of each edge, for the messages of every step.
           inputs: inputs of each node, for the updates of every step.
           weights: weight of each edge, for the messages of every step; None for the weights of the
-            graph.
+            graph. A function of messages takes none.
           num_steps: number of steps; None for the layer's.
           warm_up: number of steps to run before these, which may be traced. They have no readout
             and no gradient, so that training sees the late states of a longer run for the cost of
@@ -286,8 +340,8 @@ class MessagePassing(nnx.Module):
             _Steps(graphdef, int(steps), self.recompute_every),
             (graph, arrays, self.update.start(h), warm_up, warm_up_key, keys),
         )
-        h = self.update.features(state)
-        return h if readout is None else (h, outputs)
+        made: Array = self.update.features(state)
+        return made if readout is None else (made, outputs)
 
 
 class _Steps(NamedTuple):
@@ -318,8 +372,14 @@ def _run_steps(steps: _Steps, arguments: tuple[Any, ...]) -> tuple[Any, Any]:
     if warm_up is not None:
         state = _warmed_up(run_step, arrays, state, warm_up_key, warm_up)
 
+    if steps.number == 1 and steps.recompute_every is None:
+        state, output = run_step(arrays, state, None if keys is None else keys[0])
+        return state, jax.tree.map(lambda y: y[None], output)
+
     def step(state, key):
-        return run_step(arrays, state, key)
+        new, output = run_step(arrays, state, key)
+        _require_kept(state, new)
+        return new, output
 
     if steps.recompute_every is None:
         return _scan(step, state, keys, steps.number)
@@ -341,12 +401,23 @@ def _require_same(drawn: list[Array], afterwards: list[Array]) -> None:
         raise bad_input("MessagePassing", "modules", expected, "a random stream of their own")
 
 
+def _require_kept(state: Any, new: Any) -> None:
+    """Raises unless a step keeps the shapes of the state, which the next one has to read."""
+    before, after = (jax.tree.map(jnp.shape, kept) for kept in (state, new))
+    if before != after:
+        expected = f"such that the features keep their shape, {before}, from step to step"
+        raise bad_input("MessagePassing", "update", expected, after)
+
+
 def _warmed_up(run_step: Callable, arrays: Any, state: Any, key: Any, steps: Any) -> Any:
     """Returns the state after ``steps`` more steps, without gradient if there are any."""
     constants, first = lax.stop_gradient((arrays, state))
 
     def body(i, state):
-        return run_step(constants, state, None if key is None else jax.random.fold_in(key, i))[0]
+        key_of_step = None if key is None else jax.random.fold_in(key, i)
+        new, _ = run_step(constants, state, key_of_step)
+        _require_kept(state, new)
+        return new
 
     later = lax.fori_loop(0, steps, body, first)
     return jax.tree.map(lambda new, old: jnp.where(steps > 0, new, old), later, state)

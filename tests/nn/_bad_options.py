@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
+from jaxgnn import nn
+
 _NO_WIDTHS = [0, -1, 2.0, "8", True]
 _NO_NUMBERS = [0, 1.5, "2", True]
 _NO_FLAGS = ["yes", 1, None]
@@ -17,10 +19,12 @@ BAD = {
     "activation": ["rellu", 3],
     "add_self_loops": ["yes", 1],
     "aggregation": _NO_NAMES,
+    "aggregators": [[], ["median"], ["max", "max"], "max", None],
     "alpha": ["0", jnp.nan],
     "alpha_init": ["0", jnp.inf],
     "attention_dropout": [-0.1, 1.0, "0.5"],
     "attention_mode": _NO_NAMES,
+    "average_degree": [None, 2.5, (2.5, 1.1), nn.DegreeAverages(0.0, 1.0)],
     "beta": [None, jnp.nan],
     "bias_init": ["zeros"],
     "box": [1, 3.0, "3"],
@@ -30,6 +34,8 @@ BAD = {
     "convention": ["peper", 3, []],
     "coupler_layers": _NO_NUMBERS,
     "coupling": [*_NO_NAMES, []],
+    "cutoff": [0, -1.0, "1", jnp.nan],
+    "divide_input": _NO_FLAGS,
     "dropout": [-0.1, 1.0, jnp.nan, "0.5", None],
     "dtype": ["flot32", jnp.int32, 3],
     "dynamic": _NO_FLAGS,
@@ -79,6 +85,8 @@ BAD = {
     "num_bases": _NO_NUMBERS,
     "num_blocks": [*_NO_NUMBERS, 3],
     "num_experts": _NO_NUMBERS,
+    "num_filters": _NO_NUMBERS,
+    "num_gaussians": [1, 2.5, "2"],
     "num_heads": [0, 3, 2.0, "2"],
     "num_hyperedges": [-1, 1.5, "2"],
     "num_layers": _NO_NUMBERS,
@@ -99,13 +107,15 @@ BAD = {
     "residual": _NO_FLAGS,
     "rngs": [None, jax.random.key(0), 0],
     "root_weight": _NO_FLAGS,
+    "scalers": [[], ["log"], "identity", ["linear", "linear"]],
     "scale": [0.0, -1, "1", None],
     "scan_layers": _NO_FLAGS,
     "share_weights": _NO_FLAGS,
     "strength": ["0.5", jnp.nan],
     "strategy": ["pairs", [{0, 99}]],
+    "towers": _NO_NUMBERS,
     "undirected": _NO_FLAGS,
-    "update": [None, jnp.tanh],
+    "update": [None, 3],
     "use_affine": _NO_FLAGS,
     "use_attention": _NO_FLAGS,
     "use_bias": _NO_FLAGS,
@@ -123,7 +133,15 @@ BAD = {
 OWN = {
     **{
         (name, "in_features"): [*_NO_WIDTHS, (8,), (8, 0), (8, "8"), (8, 8, 8)]
-        for name in ("GATConv", "GATv2Conv", "LEConv", "RGCNConv", "TransformerConv")
+        for name in (
+            "GATConv",
+            "GATv2Conv",
+            "LEConv",
+            "RGCNConv",
+            "ResGatedGraphConv",
+            "SAGEConv",
+            "TransformerConv",
+        )
     },
     ("APPNP", "alpha"): [-0.1, 1.1, "0.1"],
     ("GCNIIConv", "alpha"): [-0.1, 1.1, "0.1"],
@@ -131,6 +149,12 @@ OWN = {
     ("HeteroConv", "layers"): [{}, 3, {"cites": jnp.tanh}, {("a", "b", "c"): None}],
     ("HeteroConv", "reduce"): _NO_NAMES,
     ("HGTConv", "in_features"): [*_NO_WIDTHS, {"author": 8}, {"paper": 0}],
+    **{
+        (name, "reduce"): ["median", 1, ("max", "min")]
+        for name in ("EdgeConv", "GatedGraphConv", "SAGEConv")
+    },
+    ("MessagePassing", "reduce"): ["median", 1, [], ["max", "median"]],
+    ("EdgeConv", "mlp"): [None, "relu"],
     ("TransformerConv", "beta"): _NO_FLAGS,
     ("GCNII", "alpha"): [-0.1, 1.0, "0.1"],
     ("FusedMLP", "features"): [[8], [8, 0], 8, [8, "4"]],

@@ -83,6 +83,10 @@ def _attention_pooling(rngs: nnx.Rngs, /, **options: Any) -> nn.AttentionPooling
     return nn.AttentionPooling(**({"gate": nn.FusedLinear(8, 1, rngs=rngs)} | options))
 
 
+def _edge_conv(rngs: nnx.Rngs, /, **options: Any) -> nn.EdgeConv:
+    return nn.EdgeConv(**({"mlp": nn.FusedMLP([16, 6], activation="relu", rngs=rngs)} | options))
+
+
 LAYERS: dict[str, Case] = {
     "AGNNConv": case(nn.AGNNConv, (), GRAPH, X),
     "APPNP": case(nn.APPNP, (), GRAPH, X, num_steps=2, dropout=0.5, drops=True),
@@ -93,9 +97,11 @@ LAYERS: dict[str, Case] = {
     "AttentionPooling": Case(_attention_pooling, (OF_BATCH, BATCH)),
     "BatchNorm": case(nn.BatchNorm, (8,), OF_BATCH, BATCH),
     "ChebConv": case(nn.ChebConv, (8, 6), GRAPH, X),
+    "CFConv": case(nn.CFConv, (8, 6), GRAPH, X, EDGES[:, 0], num_filters=4, num_gaussians=5),
     "DotDecoder": case(nn.DotDecoder, (), X, PAIRS),
     "DropEdge": case(nn.DropEdge, (0.5,), GRAPH),
     "DropNode": case(nn.DropNode, (0.5,), X, drops=True),
+    "EdgeConv": Case(_edge_conv, (GRAPH, X)),
     "EdgeMLP": case(nn.EdgeMLP, (8, [6, 5]), GRAPH, X, edge_dropout=0.5, drops=True),
     "ExpertCombiner": case(nn.ExpertCombiner, (8,), EXPERTS),
     "ExpertCoupler": case(nn.ExpertCoupler, (8, 4), EXPERTS),
@@ -109,8 +115,10 @@ LAYERS: dict[str, Case] = {
     ),
     "GCNConv": case(nn.GCNConv, (8, 6), GRAPH, X, activation="relu", dropout=0.5, drops=True),
     "GCNIIConv": case(nn.GCNIIConv, (8,), GRAPH, X, X, strength=0.5),
+    "GINEConv": case(nn.GINEConv, (8,), GRAPH, X, EDGES, edge_dim=3),
     "GINConv": case(nn.GINConv, (8, 6), GRAPH, X, activation="maxk", k=2, dropout=0.5, drops=True),
     "GRUUpdate": case(nn.GRUUpdate, (8, 5), X, MESSAGES),
+    "GatedGraphConv": case(nn.GatedGraphConv, (8, 2), GRAPH, X),
     "GraphNorm": case(nn.GraphNorm, (8,), OF_BATCH, BATCH),
     "HGNNPlusConv": case(nn.HGNNPlusConv, (8, 6), HYPERGRAPH, X, group_sizes=[1, 1]),
     "HGTConv": case(nn.HGTConv, (8, 6, HETERO.metadata), HETERO, {"paper": X}, heads=2),
@@ -140,9 +148,14 @@ LAYERS: dict[str, Case] = {
     "MLPUpdate": case(nn.MLPUpdate, (8, 5, [6]), X, MESSAGES),
     "MaxK": case(nn.MaxK, (3,), X),
     "MessagePassing": Case(_message_passing, (GRAPH, X), drops=True),
+    "PNAConv": case(nn.PNAConv, (8, 6), GRAPH, X, average_degree=GRAPH),
     "PairNorm": case(nn.PairNorm, (), OF_BATCH, BATCH),
     "PairwiseExpertCoupler": case(nn.PairwiseExpertCoupler, (8, 4), EXPERTS),
     "RGCNConv": case(nn.RGCNConv, (8, 6), [GRAPH, GRAPH], X, num_relations=2, num_bases=2),
+    "ResGatedGraphConv": case(nn.ResGatedGraphConv, (8, 6), GRAPH, X, EDGES, edge_dim=3),
+    "SchNetInteraction": case(
+        nn.SchNetInteraction, (8,), GRAPH, X, EDGES[:, 0], num_filters=4, num_gaussians=5
+    ),
     "SAGEConv": case(
         nn.SAGEConv, (8, 6), GRAPH, X, activation="maxk", k=2, dropout=0.5, drops=True
     ),

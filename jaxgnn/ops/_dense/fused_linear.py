@@ -13,6 +13,7 @@ from jaxgnn.graph import CBSR
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.activations import Name as Activation
 from jaxgnn.ops._core.checks import check_choice, check_float, from_numpy
+from jaxgnn.ops._core.second_order import differentiable_again
 from jaxgnn.ops._dense import pallas
 from jaxgnn.ops._dense.checks import check_layer, check_options
 from jaxgnn.ops._dense.kernels import (
@@ -225,9 +226,22 @@ def _fused_linear_forward(request, activation, precision, *inputs):
 
 def _fused_linear_backward(request, activation, precision, residuals, dy):
     inputs, y = residuals
+    return _gradient((request, activation, precision), *inputs, y, dy)
+
+
+def _by_kernel(static, x, kernel, *arrays):
+    request, activation, precision = static
     options = {"activation": activation, "precision": precision}
-    request = gradient_request(request, inputs[0], inputs[1:2], **options)
-    return BACKWARD(request, *inputs, y, dy, **options)
+    request = gradient_request(request, x, (kernel,), **options)
+    return BACKWARD(request, x, kernel, *arrays, **options)
+
+
+def _by_formula(static, *arrays):
+    _, activation, precision = static
+    return reference.fused_linear_backward(*arrays, activation=activation, precision=precision)
+
+
+_gradient = differentiable_again(_by_kernel, _by_formula)
 
 
 _fused_linear.defvjp(_fused_linear_forward, _fused_linear_backward)

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.activations import Name as Activation
 from jaxgnn.ops._core.checks import check_float, from_numpy
+from jaxgnn.ops._core.second_order import differentiable_again
 from jaxgnn.ops._dense import pallas
 from jaxgnn.ops._dense.checks import check_layers, check_options
 from jaxgnn.ops._dense.fused_linear import fused_linear
@@ -137,9 +138,22 @@ def _fused_mlp_forward(request, activation, precision, *inputs):
 
 
 def _fused_mlp_backward(request, activation, precision, inputs, dy):
+    return _gradient((request, activation, precision), *inputs, dy)
+
+
+def _by_kernel(static, x, kernels, biases, dy):
+    request, activation, precision = static
     options = {"activation": activation, "precision": precision}
-    request = gradient_request(request, *inputs[:2], **options)
-    return BACKWARD(request, *inputs, dy, **options)
+    request = gradient_request(request, x, kernels, **options)
+    return BACKWARD(request, x, kernels, biases, dy, **options)
+
+
+def _by_formula(static, *arrays):
+    _, activation, precision = static
+    return reference.fused_mlp_backward(*arrays, activation=activation, precision=precision)
+
+
+_gradient = differentiable_again(_by_kernel, _by_formula)
 
 
 _fused_mlp.defvjp(_fused_mlp_forward, _fused_mlp_backward)

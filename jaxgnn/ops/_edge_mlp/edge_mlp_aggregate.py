@@ -18,6 +18,7 @@ from jaxgnn.graph._structure import structure
 from jaxgnn.ops._core import dispatch, verify
 from jaxgnn.ops._core.activations import Name as Activation
 from jaxgnn.ops._core.checks import check_graph, from_numpy
+from jaxgnn.ops._core.second_order import differentiable_again
 from jaxgnn.ops._dense.fused_linear import fused_linear
 from jaxgnn.ops._edge_mlp import pallas
 from jaxgnn.ops._edge_mlp.checks import (
@@ -277,10 +278,19 @@ def _edge_reduce_forward(request, options, structure, operands):
 
 
 def _edge_reduce_backward(request, options, residuals, dy):
-    structure, operands = residuals
-    return None, BACKWARD(request, structure, operands, dy, options=options)
+    return None, _gradient((request, options), *residuals, dy)
 
 
+def _by_kernel(static, structure, operands, dy):
+    request, options = static
+    return BACKWARD(request, structure, operands, dy, options=options)
+
+
+def _by_formula(static, structure, operands, dy):
+    return edge_reduce.edge_reduce_backward(structure, operands, dy, options=static[1])
+
+
+_gradient = differentiable_again(_by_kernel, _by_formula)
 _edge_reduce.defvjp(_edge_reduce_forward, _edge_reduce_backward)
 _edge_reduce_folded = folded_by_vmap(_OP, _edge_reduce)
 

@@ -1,0 +1,80 @@
+"""What edges find at their ends, with gradients that are sums by row and not scatters."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxgnn.graph import CSRGraph
+from jaxgnn.graph._structure import structure
+from jaxgnn.ops._aggregate.aggregate import aggregate
+from jaxgnn.ops._core import dispatch
+from jaxgnn.ops._core.checks import check_graph, check_rows
+
+End = Literal["receivers", "senders"]
+"""An end of an edge."""
+
+
+def at_ends(
+    end: End,
+    graph: CSRGraph,
+    x: Float[Array, "*batch nodes dim"],
+    *,
+    implementation: dispatch.Name | None = None,
+) -> Float[Array, "*batch edges dim"]:
+    """The features of the node at one end of each edge slot; zeros in padding slots.
+
+    The gradient of a node is the sum over its edges, by ``aggregate``: for receivers along the rows
+    of the graph, for senders along those of its transpose. It can be differentiated again.
+
+    Args:
+      end: ``"receivers"``, the rows of the graph, or ``"senders"``, its columns.
+      graph: the graph, whose weights and scales are ignored.
+      x: features of the nodes at that end. Axes before it share the graph.
+      implementation: of the sums of the gradient; ``"xla"`` for plain JAX, which also has
+        forward-mode derivatives.
+
+    Raises:
+      ValueError: if ``x`` does not have one row for each node of that end.
+    """
+    op = "aggregate"
+    graph = check_graph(op, graph)
+    count, what = (graph.num_rows, "row") if end == "receivers" else (graph.num_cols, "column")
+    check_rows(op, "x", x, count, what)
+    request = dispatch.resolve(op, implementation)
+    edges, x = dispatch.match_varying(structure(graph), x)
+    if request.name == "xla":
+        return _taken(end, edges, x)
+    return _at_ends(end, request.name, edges, x)
+
+
+def _taken(end: End, edges: CSRGraph, x: Array) -> Array:
+    places = edges.receivers()
+    if end == "senders":  # padding slots may name any sender
+        places = jnp.where(places < edges.num_rows, edges.senders, edges.num_cols)
+    is_sorted = end == "receivers"
+    return x.at[..., places, :].get(mode="fill", fill_value=0, indices_are_sorted=is_sorted)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _at_ends(end, name, edges, x):
+    return _taken(end, edges, x)
+
+
+def _at_ends_forward(end, name, edges, x):
+    return _at_ends(end, name, edges, x), edges
+
+
+def _at_ends_backward(end, name, edges, of_edges):
+    if end == "senders":
+        order = edges.made_plan("schedule", "transpose", "permutation").permutation
+        of_edges = of_edges.at[..., order, :].get(mode="promise_in_bounds", unique_indices=True)
+        edges = edges.transpose()
+    return None, aggregate(edges, of_edges, "sum", implementation=name)
+
+
+_at_ends.defvjp(_at_ends_forward, _at_ends_backward)

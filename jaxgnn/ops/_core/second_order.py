@@ -1,0 +1,39 @@
+"""Gradients that can be differentiated again, whatever kernels compute them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+
+
+def differentiable_again(
+    gradient: Callable[..., Any], plain: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Makes the derivative of a gradient that of its plain formula.
+
+    Second derivatives are rare enough to need no kernels of their own, and a compiled kernel has
+    none that JAX could find.
+
+    Args:
+      gradient: ``gradient(static, *arrays)``, the kernels, where ``static`` has a hash.
+      plain: the same function in plain JAX.
+
+    Returns:
+      ``gradient``, differentiable by the formula of ``plain``.
+    """
+
+    @partial(jax.custom_vjp, nondiff_argnums=(0,))
+    def run(static, *arrays):
+        return gradient(static, *arrays)
+
+    def forward(static, *arrays):
+        return run(static, *arrays), arrays
+
+    def backward(static, arrays, slopes):
+        return jax.vjp(partial(plain, static), *arrays)[1](slopes)
+
+    run.defvjp(forward, backward)
+    return run
