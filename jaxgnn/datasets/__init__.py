@@ -13,11 +13,13 @@ from jaxgnn.datasets._digits import digits_hypergraph as digits_hypergraph
 from jaxgnn.datasets._edge_split import EdgeSplit as EdgeSplit
 from jaxgnn.datasets._edge_split import LinkPart as LinkPart
 from jaxgnn.datasets._edge_split import split_edges as split_edges
+from jaxgnn.datasets._graph_splits import split_graphs as split_graphs
 from jaxgnn.datasets._graphs_dataset import GraphsDataset as GraphsDataset
 from jaxgnn.datasets._graphsaint import read_graphsaint as read_graphsaint
 from jaxgnn.datasets._hyperedge_text import read_hyperedge_text as read_hyperedge_text
 from jaxgnn.datasets._hypergcn import read_hypergcn as read_hypergcn
 from jaxgnn.datasets._hypergraph_dataset import HypergraphDataset as HypergraphDataset
+from jaxgnn.datasets._mutag import mutag as mutag
 from jaxgnn.datasets._node_dataset import NodeDataset as NodeDataset
 from jaxgnn.datasets._ogb import read_ogb as read_ogb
 from jaxgnn.datasets._own_graph import read_graph as read_graph
