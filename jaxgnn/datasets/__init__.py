@@ -32,3 +32,5 @@ from jaxgnn.datasets._synthetic import SCALES as SCALES
 from jaxgnn.datasets._synthetic import SyntheticScale as SyntheticScale
 from jaxgnn.datasets._synthetic import synthetic as synthetic
 from jaxgnn.datasets._tu import read_tu as read_tu
+
+GRAPH_READERS = {}
