@@ -14,6 +14,7 @@ from jaxgnn.datasets import GraphsDataset
 from jaxgnn.graph import GraphBatch, GraphSample
 
 _PARTS = ("validation", "test")
+_EMBEDDED = {"mutag": datasets.mutag, "digits": datasets.digit_graphs}
 
 
 def load(config: GraphsConfig) -> GraphsDataset:
@@ -24,8 +25,8 @@ def load(config: GraphsConfig) -> GraphsDataset:
     """
     name, seed = config.dataset, streams(config.seed).split
     fractions = (1 - config.validation - config.test, config.validation, config.test)
-    if name == "mutag":
-        return datasets.mutag(seed=seed, fractions=fractions)
+    if name in _EMBEDDED:
+        return _EMBEDDED[name](seed=seed, fractions=fractions)
     if name in datasets.GRAPH_READERS:
         if config.data is None:
             raise bad_input("train", "--data", f"the folder with the files of {name}", None)
@@ -33,7 +34,7 @@ def load(config: GraphsConfig) -> GraphsDataset:
     try:
         return datasets.split_graphs(datasets.read_tu(name), fractions, seed=seed)
     except FileNotFoundError as error:
-        known = ", ".join(("mutag", *datasets.GRAPH_READERS))
+        known = ", ".join((*_EMBEDDED, *datasets.GRAPH_READERS))
         expected = f"one of {known}, or the path of a folder of the TU format ({error})"
         raise bad_input("train", "--dataset", expected, name) from error
 

@@ -8,6 +8,7 @@ Nothing is downloaded. Functions return a ``NodeDataset``, a ``HypergraphDataset
 
 from jaxgnn.datasets import sudoku as sudoku
 from jaxgnn.datasets._cora import cora as cora
+from jaxgnn.datasets._digit_graphs import digit_graphs as digit_graphs
 from jaxgnn.datasets._digits import digits as digits
 from jaxgnn.datasets._digits import digits_hypergraph as digits_hypergraph
 from jaxgnn.datasets._edge_split import EdgeSplit as EdgeSplit
@@ -21,16 +22,21 @@ from jaxgnn.datasets._hypergcn import read_hypergcn as read_hypergcn
 from jaxgnn.datasets._hypergraph_dataset import HypergraphDataset as HypergraphDataset
 from jaxgnn.datasets._mutag import mutag as mutag
 from jaxgnn.datasets._node_dataset import NodeDataset as NodeDataset
+from jaxgnn.datasets._npz_graph import read_npz_graph as read_npz_graph
 from jaxgnn.datasets._ogb import read_ogb as read_ogb
+from jaxgnn.datasets._ogb_graphs import read_ogb_graphs as read_ogb_graphs
+from jaxgnn.datasets._ogb_mag import read_ogb_mag as read_ogb_mag
 from jaxgnn.datasets._own_graph import read_graph as read_graph
+from jaxgnn.datasets._planetoid import read_planetoid as read_planetoid
 from jaxgnn.datasets._pydoc_text import TextDataset as TextDataset
 from jaxgnn.datasets._pydoc_text import pydoc_text as pydoc_text
+from jaxgnn.datasets._readers import GRAPH_READERS as GRAPH_READERS
 from jaxgnn.datasets._readers import READERS as READERS
 from jaxgnn.datasets._readers import read as read
 from jaxgnn.datasets._reddit import read_reddit as read_reddit
+from jaxgnn.datasets._relations_dataset import RelationsDataset as RelationsDataset
 from jaxgnn.datasets._synthetic import SCALES as SCALES
 from jaxgnn.datasets._synthetic import SyntheticScale as SyntheticScale
 from jaxgnn.datasets._synthetic import synthetic as synthetic
 from jaxgnn.datasets._tu import read_tu as read_tu
-
-GRAPH_READERS = {}
+from jaxgnn.datasets._zinc import read_zinc as read_zinc
