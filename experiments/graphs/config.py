@@ -38,8 +38,8 @@ class GraphsConfig:
     """Options of one training run.
 
     Attributes:
-      dataset: whose graphs to classify: mutag, zinc, an OGB set of molecules such as ogbg-molhiv,
-        or the path of a folder in the format of the TU collection.
+      dataset: whose graphs to classify: digits, mutag, zinc, an OGB set of molecules such as
+        ogbg-molhiv, or the path of a folder in the format of the TU collection.
       data: folder with the files of zinc, or of the OGB set.
       validation: fraction of the graphs to choose the best epoch by, where the files have no split.
       test: fraction of the graphs to score with, where the files have no split.
@@ -67,22 +67,22 @@ class GraphsConfig:
       report: what is written besides the report.
     """
 
-    dataset: str = "mutag"
+    dataset: str = "digits"
     data: Path | None = None
-    validation: float = 0.1
-    test: float = 0.1
-    model: Model = "gin"
-    num_layers: int = 3
+    validation: float = 0.2
+    test: float = 0.2
+    model: Model = "transformer"
+    num_layers: int = 2
     hidden_features: int = 32
     heads: int = 4
-    readout: tuple[Readout, ...] = ("sum",)
+    readout: tuple[Readout, ...] = ("mean", "max")
     virtual_node: bool = False
     norm: Literal["batch", "graph", "none"] = "batch"
-    dropout: float = 0.5
-    learning_rate: float = 0.01
+    dropout: float = 0.0
+    learning_rate: float = 0.002
     weight_decay: float = 0.0
-    batch_size: int = 32
-    epochs: int = 100
+    batch_size: int = 64
+    epochs: int = 20
     metric: Metric | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     implementation: Literal["xla", "pallas", "ffi"] | None = None

@@ -14,7 +14,7 @@ from jaxgnn.datasets import GraphsDataset
 from jaxgnn.graph import GraphBatch, GraphSample
 
 _PARTS = ("validation", "test")
-_EMBEDDED = {"mutag": datasets.mutag, "digits": datasets.digit_graphs}
+_EMBEDDED = {"digits": datasets.digit_graphs, "mutag": datasets.mutag}
 
 
 def load(config: GraphsConfig) -> GraphsDataset:

@@ -38,10 +38,12 @@ class Features(nnx.Module):
         values = jnp.asarray(values)
         if self.categories is None:
             return values.astype(self.dtype)
-        columns = enumerate(self.categories)
-        return jnp.concatenate(
-            [jax.nn.one_hot(values[:, at], size, dtype=self.dtype) for at, size in columns], axis=1
-        )
+        kinds = values.astype(jnp.int32)
+        columns = [
+            jax.nn.one_hot(kinds[:, at], size, dtype=self.dtype)
+            for at, size in enumerate(self.categories)
+        ]
+        return jnp.concatenate(columns, axis=1)
 
 
 class Layer(nnx.Module):

@@ -63,7 +63,11 @@ BAD_MOLECULES = [
     ("raw/edge-feat.csv", "0,0\n0,0\n", "line 1: expected 3 columns, got 2"),
     ("raw/edge-feat.csv", "0,0,0\n5,0,0\n", "line 2, column 1: expected a whole number in [0, 5)"),
     ("raw/edge-feat.csv", "0,0,0\n0,0.5,0\n", "line 2, column 2: expected a whole number in"),
-    ("raw/edge-feat.csv", "0,0,nan\n0,0,0\n", "line 1, column 3: expected a finite number, got nan"),
+    (
+        "raw/edge-feat.csv",
+        "0,0,nan\n0,0,0\n",
+        "line 1, column 3: expected a finite number, got nan",
+    ),
     ("split/scaffold/valid.csv", "3\n", "expected numbers of graphs in [0, 3), got 3"),
     ("split/scaffold/valid.csv", "2\n", "expected each of the graphs in one part, got 2 again"),
     ("split/scaffold/train.csv", "2\n2\n", "expected each of the graphs in one part, got 2 again"),
@@ -83,7 +87,7 @@ def test_a_bad_file_of_molecules_is_named(file, text, message, molecules):
 
 
 def test_missing_files_and_names_of_molecules_are_named(molecules):
-    with pytest.raises(ValueError, match="name must be one of ogbg-molhiv.*got ogbg-ppa"):
+    with pytest.raises(ValueError, match=r"name must be one of ogbg-molhiv.*got ogbg-ppa"):
         read_ogb_graphs(molecules, "ogbg-ppa")
     with pytest.raises(FileNotFoundError, match="no folder"):
         read_ogb_graphs(molecules / "raw", "ogbg-molhiv")
@@ -143,13 +147,25 @@ WRITES = "raw/relations/author___writes___paper"
 BAD_MAG = [
     ("raw/num-node-dict.csv", "author,paper\n2\n", "a line of types, and a line of their numbers"),
     ("raw/num-node-dict.csv", "author,../x\n2,3\n", "line 1: expected names of types, got '../x'"),
-    ("raw/num-node-dict.csv", "author,paper\n2,-3\n", "line 2: expected numbers of nodes, got '-3'"),
+    (
+        "raw/num-node-dict.csv",
+        "author,paper\n2,-3\n",
+        "line 2: expected numbers of nodes, got '-3'",
+    ),
     ("raw/nodetype-has-label.csv", "author,paper\nTrue,True\n", "with labels of one of author"),
     ("raw/triplet-type-list.csv", "author,writes\n", "line 1: expected type, name, type"),
     ("raw/triplet-type-list.csv", "author,..,paper\n", "line 1: expected type, name, type"),
     ("raw/triplet-type-list.csv", "a,writes,paper\n", "with types of author, paper"),
-    (f"{WRITES}/edge.csv", "0,1\n2,0\n0,0\n", "line 2, column 1: expected node ids in [0, 2), got 2"),
-    (f"{WRITES}/edge.csv", "0,1\n1,3\n0,0\n", "line 2, column 2: expected node ids in [0, 3), got 3"),
+    (
+        f"{WRITES}/edge.csv",
+        "0,1\n2,0\n0,0\n",
+        "line 2, column 1: expected node ids in [0, 2), got 2",
+    ),
+    (
+        f"{WRITES}/edge.csv",
+        "0,1\n1,3\n0,0\n",
+        "line 2, column 2: expected node ids in [0, 3), got 3",
+    ),
     (f"{WRITES}/num-edge-list.csv", "4\n", "expected 4 lines, as num-edge-list says, got 3"),
     (f"{WRITES}/num-edge-list.csv", "1\n2\n", "expected 1 lines, as num-node-dict says, got 2"),
     ("raw/node-feat/paper/node-feat.csv", "1\n2\n", "expected 3 lines, as num-node-dict says"),
@@ -168,7 +184,13 @@ def test_a_bad_file_of_mag_is_named(file, text, message, mag):
 
 
 ZINC = {
-    "train": ("1\n1\n2\n2\n2\n", "1, 2\n2, 1\n4, 5\n", "0\n27\n3\n0\n1\n", "1\n1\n3\n", "0.5\n-2\n"),
+    "train": (
+        "1\n1\n2\n2\n2\n",
+        "1, 2\n2, 1\n4, 5\n",
+        "0\n27\n3\n0\n1\n",
+        "1\n1\n3\n",
+        "0.5\n-2\n",
+    ),
     "val": ("1\n1\n", "1, 2\n", "4\n5\n", "2\n", "1.5\n"),
     "test": ("1\n2\n", "1, 1\n", "6\n0\n", "1\n", "2.5\n3\n"),
 }
@@ -212,10 +234,10 @@ def test_zinc_of_the_small_benchmark_has_the_molecules_that_the_index_names(zinc
 
 def test_a_bad_file_of_zinc_is_named(zinc):
     (zinc / "ZINC_val/ZINC_val_edge_labels.txt").write_text("-2\n")
-    with pytest.raises(ValueError, match="line 1, column 1: expected a label in 0..999, got -2"):
+    with pytest.raises(ValueError, match=r"line 1, column 1: expected a label in 0\.\.999, got -2"):
         read_zinc(zinc)
     (zinc / "ZINC_val/ZINC_val_edge_labels.txt").unlink()
-    with pytest.raises(ValueError, match="ZINC_val: expected a file .*_edge_labels.txt"):
+    with pytest.raises(ValueError, match=r"ZINC_val: expected a file .*_edge_labels\.txt"):
         read_zinc(zinc)
 
 
@@ -245,7 +267,9 @@ def test_digits_are_graphs_of_neighbouring_pixels():
     steps = pixels[graph["receivers"]] - pixels[graph["senders"]]
     np.testing.assert_array_equal(graph["edges"], steps)
     close = np.abs(pixels[:, None] - pixels[None]).max(axis=2) == 1
-    assert close.sum() == graph["senders"].size and close[graph["senders"], graph["receivers"]].all()
+    assert (
+        close.sum() == graph["senders"].size and close[graph["senders"], graph["receivers"]].all()
+    )
 
 
 def test_graphs_are_split_class_by_class_and_again_by_another_seed():
