@@ -61,11 +61,11 @@ class Batches:
     @classmethod
     def of(cls, dataset: GraphsDataset, batch_size: int, epochs: int, seed: int) -> Batches:
         """Batches of about ``batch_size`` graphs for a number of epochs."""
-        train = _part(dataset, "train")
+        train = part_of(dataset, "train")
         per_epoch = -(-train.size // batch_size)
         unknown = cls(dataset, per_epoch, (0, 0, 0), seed)
         plans = [unknown.order(epoch) for epoch in range(epochs)]
-        plans += [_part(dataset, name) for name in _PARTS]
+        plans += [part_of(dataset, name) for name in _PARTS]
         counts = [max(1, -(-plan.size // batch_size)) for plan in plans]
         needed = [
             [_largest(sizes[plan], count) for plan, count in zip(plans, counts, strict=True)]
@@ -78,7 +78,7 @@ class Batches:
     def order(self, epoch: int) -> np.ndarray:
         """The training graphs in the order of an epoch."""
         rng = np.random.default_rng((self.seed, epoch))
-        return rng.permutation(_part(self.dataset, "train"))
+        return rng.permutation(part_of(self.dataset, "train"))
 
     def __call__(self, step: int) -> GraphBatch:
         """The batch of a step of the training, counted from 1."""
@@ -87,7 +87,7 @@ class Batches:
 
     def part(self, name: str) -> list[GraphBatch]:
         """The graphs of a part in batches, in their order."""
-        graphs = _part(self.dataset, name)
+        graphs = part_of(self.dataset, name)
         count = max(1, -(-graphs.size // (self.shape[2] - 1)))
         return [self._batch(piece) for piece in np.array_split(graphs, count)]
 
@@ -96,7 +96,7 @@ class Batches:
         return GraphBatch.from_graphs(samples, pad_to=self.shape)
 
 
-def _part(dataset: GraphsDataset, name: str) -> np.ndarray:
+def part_of(dataset: GraphsDataset, name: str) -> np.ndarray:
     """The graphs of a part; ValueError where there are none."""
     graphs = getattr(dataset, name)
     if graphs is None or not graphs.size:

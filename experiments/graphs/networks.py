@@ -73,9 +73,9 @@ class Layer(nnx.Module):
         """Features of the nodes and of the virtual nodes -> the same behind the layer."""
         if self.virtual is not None:
             h, state = self.virtual(h, batch, state)
-        h = self.conv(batch.graph, h)
-        h = h if self.norm is None else self.norm(h, batch)
-        return self.dropout(jax.nn.relu(h), rngs), state
+        out: Any = self.conv(batch.graph, h)
+        out = out if self.norm is None else self.norm(out, batch)
+        return self.dropout(jax.nn.relu(out), rngs), state
 
 
 class Convolutions(nnx.Module):

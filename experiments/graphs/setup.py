@@ -11,7 +11,7 @@ from flax import nnx
 
 from experiments._seeds import streams
 from experiments.graphs.config import GraphsConfig
-from experiments.graphs.data import Batches
+from experiments.graphs.data import Batches, part_of
 from experiments.graphs.networks import GraphNetwork
 from experiments.graphs.task import Task, loss_of, score_of
 from jaxgnn.datasets import GraphsDataset
@@ -88,6 +88,6 @@ def loop_of(config: GraphsConfig, batches: Batches, task: Task) -> LoopConfig:
         seed=streams(config.seed).training,
         select=f"validation {task.metric}",
         select_mode="min" if task.is_error else "max",
-        examples_per_step=-(-batches.dataset.train.size // batches.per_epoch),
+        examples_per_step=-(-part_of(batches.dataset, "train").size // batches.per_epoch),
         examples="graphs",
     )

@@ -15,6 +15,7 @@ from scipy.optimize import minimize
 from scipy.special import expit, log_softmax, softmax
 from threadpoolctl import threadpool_limits
 
+from experiments.graphs.data import part_of
 from experiments.graphs.task import Task, score_of
 from jaxgnn.datasets import GraphsDataset
 
@@ -37,7 +38,7 @@ def trivial_scores(dataset: GraphsDataset, task: Task) -> dict[str, float]:
             continue
         # Small products take longer with several threads.
         with threadpool_limits(limits=1, user_api="blas"):
-            found[name] = _linear(dataset, task, _standardised(x, dataset.train))
+            found[name] = _linear(dataset, task, _standardised(x, part_of(dataset, "train")))
     return found
 
 
@@ -56,7 +57,7 @@ def bag_of_edges(dataset: GraphsDataset) -> np.ndarray:
 def _bags(
     counts: np.ndarray, features: np.ndarray | None, categories: tuple[int, ...] | None
 ) -> np.ndarray:
-    columns = [counts.astype(np.float64)[:, None]]
+    columns: list[np.ndarray] = [counts.astype(np.float64)[:, None]]
     if features is not None:
         graphs = np.repeat(np.arange(counts.size), counts)
         for at, values in enumerate(features.T):

@@ -25,6 +25,8 @@ from jaxgnn.datasets._node_dataset import NodeDataset as NodeDataset
 from jaxgnn.datasets._npz_graph import read_npz_graph as read_npz_graph
 from jaxgnn.datasets._ogb import read_ogb as read_ogb
 from jaxgnn.datasets._ogb_graphs import read_ogb_graphs as read_ogb_graphs
+from jaxgnn.datasets._ogb_links import LinksDataset as LinksDataset
+from jaxgnn.datasets._ogb_links import read_ogb_links as read_ogb_links
 from jaxgnn.datasets._ogb_mag import read_ogb_mag as read_ogb_mag
 from jaxgnn.datasets._own_graph import read_graph as read_graph
 from jaxgnn.datasets._planetoid import read_planetoid as read_planetoid

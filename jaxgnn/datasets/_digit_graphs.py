@@ -69,7 +69,7 @@ def _edges(
         there = np.s_[:, down:, max(0, right) : _SIDE - max(0, -right)]
         both = inked[here] & inked[there]
         image, one, other = np.nonzero(both)[0], number[here][both], number[there][both]
-        step = np.tile(np.float32([down, right]), (image.size, 1))
+        step = np.tile(np.array([down, right], np.float32), (image.size, 1))
         parts += [(image, one, other, step), (image, other, one, -step)]
     image, senders, receivers, steps = (
         np.concatenate([part[at] for part in parts]) for at in range(4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -103,7 +104,7 @@ def read_labels_with_gaps(path: Path, rows: int, counted_in: str) -> np.ndarray:
     return labels
 
 
-def read_parts(folder: Path, count: int, what: str) -> dict[str, np.ndarray]:
+def read_parts(folder: Path, count: int, what: str) -> dict[str, Any]:
     """Reads the three parts of a split, sorted int32 ids, which no two parts share.
 
     Args:

@@ -2,6 +2,7 @@
 
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -44,15 +45,15 @@ def read_zinc(path: str | PathLike[str], *, subset: bool = False) -> GraphsDatas
         files = {part: folder / name for part, name in _SUBSET_FILES.items()}
         parts = {p: _chosen(data, _numbers(files[p], len(data))) for p, data in parts.items()}
     sizes = np.cumsum([0, *(len(data) for data in parts.values())])
-    arrays = {
+    arrays: dict[str, Any] = {
         field: np.concatenate([getattr(data, field) for data in parts.values()])
         for field in _FIELDS
     }
-    kinds = {
+    kinds: dict[str, Any] = {
         f"{of}_categories": (int(arrays[f"{of}_features"].max(initial=0)) + 1,)
         for of in ("node", "edge")
     }
-    split = {
+    split: dict[str, Any] = {
         part: np.arange(*sizes[place : place + 2], dtype=np.int32)
         for place, part in enumerate(parts)
     }
