@@ -91,7 +91,8 @@ class Convolutions(nnx.Module):
         self, batch: GraphBatch, x: jax.Array, edges: jax.Array, rngs: nnx.Rngs | None
     ) -> jax.Array:
         """Embeddings of the nodes, [nodes, out_features]; they read no edge features."""
-        h, state, outputs = self.lin_in(x), None, []
+        h: Any = self.lin_in(x)
+        state, outputs = None, []
         for layer in self.layers:
             h, state = layer(batch, h, state, rngs)
             outputs.append(h)

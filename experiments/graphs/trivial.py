@@ -115,7 +115,14 @@ def _targets(dataset: GraphsDataset, task: Task) -> tuple[np.ndarray, np.ndarray
     return values, known.astype(np.float64)
 
 
-def _logistic(task, x, targets, known, strength, start) -> np.ndarray:
+def _logistic(
+    task: Task,
+    x: np.ndarray,
+    targets: np.ndarray,
+    known: np.ndarray,
+    strength: float,
+    start: np.ndarray,
+) -> np.ndarray:
     """Minimises the mean cross entropy plus ``strength / 2`` times the squared weights."""
     count = np.maximum(known.sum(axis=0), 1)
     penalised = strength * np.append(np.ones(x.shape[1] - 1), 0)[:, None]  # but for the bias
@@ -136,7 +143,14 @@ def _logistic(task, x, targets, known, strength, start) -> np.ndarray:
     return found.x.reshape(start.shape)
 
 
-def _ridge(task, x, targets, known, strength, start) -> np.ndarray:
+def _ridge(
+    task: Task,
+    x: np.ndarray,
+    targets: np.ndarray,
+    known: np.ndarray,
+    strength: float,
+    start: np.ndarray,
+) -> np.ndarray:
     """Minimises the mean squared error plus ``strength`` times the squared weights."""
     penalty = strength * np.diag(np.append(np.ones(x.shape[1] - 1), 0))
     columns = []

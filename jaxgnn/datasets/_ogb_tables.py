@@ -80,28 +80,36 @@ def read_features(path: Path, rows: int, counted_in: str) -> np.ndarray | None:
 def read_labels_with_gaps(path: Path, rows: int, counted_in: str) -> np.ndarray:
     """Reads labels of which some are missing: empty cells or ``nan``; float32 [rows, tasks]."""
     found = csv_path(path)
-    text = read_text(found, "a line for each: its labels").decode("utf-8", "replace")
-    lines = text.splitlines()
+    lines = read_text(found, "a line for each: its labels").decode("utf-8", "replace").splitlines()
     require_rows(path, len(lines), rows, counted_in)
-    table = [line.split(",") for line in lines]
-    width = len(table[0]) if table else 0
-    labels = np.full((len(table), width), np.nan, np.float32)
-    for row, cells in enumerate(table):
+    width = lines[0].count(",") + 1 if lines else 0
+    labels = np.empty((len(lines), width), np.float32)
+    known: dict[str, float] = {}  # most of millions of cells are zeros, ones or empty
+    for row, line in enumerate(lines):
+        cells = line.split(",")
         if len(cells) != width:
             message = f"line {row + 1}: expected {width} columns, got {len(cells)}"
             raise bad_file(found, message)
-        for column, cell in enumerate(cells):
-            if not cell.strip():
-                continue
-            where = f"line {row + 1}, column {column + 1}"
-            try:
-                labels[row, column] = real_number(cell.strip())
-            except ValueError:
-                expected = "a number, or nothing where there is none"
-                raise bad_file(found, f"{where}: expected {expected}, got {cell[:80]!r}") from None
-            if np.isinf(labels[row, column]):
-                raise bad_file(found, f"{where}: expected a finite number, got {cell[:80]!r}")
+        try:
+            for cell in cells:
+                if cell not in known:
+                    known[cell] = _label(cell.strip())
+        except ValueError as error:
+            where = f"line {row + 1}, column {cells.index(cell) + 1}"
+            raise bad_file(found, f"{where}: {error}, got {cell[:80]!r}") from None
+        labels[row] = [known[cell] for cell in cells]
     return labels
+
+
+def _label(cell: str) -> float:
+    """The number in a cell, NaN where there is none; ValueError that says what was expected."""
+    try:
+        value = real_number(cell) if cell else np.nan
+    except ValueError:
+        raise ValueError("expected a number, or nothing where there is none") from None
+    if np.isinf(value):
+        raise ValueError("expected a finite number")
+    return value
 
 
 def read_parts(folder: Path, count: int, what: str) -> dict[str, Any]:
