@@ -1,9 +1,10 @@
 """Data sets of nodes, links and graphs: readers of published files, embedded data, generators.
 
-Nothing is downloaded. Functions return a ``NodeDataset``, a ``HypergraphDataset`` or a
-``GraphsDataset`` of numpy arrays; ``synthetic`` alone can leave its arrays on the device.
-``split_edges`` splits a graph for link prediction. ``pydoc_text`` is a text for language models;
-``sudoku`` has puzzles.
+Nothing is downloaded. Functions return a ``NodeDataset``, a ``HypergraphDataset``, a
+``GraphsDataset``, a ``LinksDataset`` or a ``RelationsDataset`` of numpy arrays; ``synthetic`` alone
+can leave its arrays on the device. ``split_edges`` splits a graph for link prediction, and
+``split_graphs`` a data set of graphs. ``pydoc_text`` is a text for language models; ``sudoku`` has
+puzzles.
 """
 
 from jaxgnn.datasets import sudoku as sudoku
