@@ -56,6 +56,9 @@ def shapes():
 def _config(folder: Path, **options) -> GraphsConfig:
     defaults = {
         "dataset": "paths",
+        "model": "gin",
+        "readout": ("sum",),
+        "learning_rate": 0.01,
         "hidden_features": 8,
         "num_layers": 2,
         "dropout": 0.0,
