@@ -90,13 +90,14 @@ def read_labels_with_gaps(path: Path, rows: int, counted_in: str) -> np.ndarray:
         if len(cells) != width:
             message = f"line {row + 1}: expected {width} columns, got {len(cells)}"
             raise bad_file(found, message)
-        try:
-            for cell in cells:
-                if cell not in known:
-                    known[cell] = _label(cell.strip())
-        except ValueError as error:
-            where = f"line {row + 1}, column {cells.index(cell) + 1}"
-            raise bad_file(found, f"{where}: {error}, got {cell[:80]!r}") from None
+        for column, cell in enumerate(cells):
+            if cell in known:
+                continue
+            try:
+                known[cell] = _label(cell.strip())
+            except ValueError as error:
+                where = f"line {row + 1}, column {column + 1}"
+                raise bad_file(found, f"{where}: {error}, got {cell[:80]!r}") from None
         labels[row] = [known[cell] for cell in cells]
     return labels
 

@@ -74,7 +74,7 @@ def _config(folder: Path, **options) -> GraphsConfig:
 
 @pytest.fixture(scope="module")
 def trained(shapes, tmp_path_factory):
-    config = _config(tmp_path_factory.mktemp("graphs"))
+    config = _config(tmp_path_factory.mktemp("graphs"), checkpoint_every=0)
     return config, train(config, shapes)
 
 
