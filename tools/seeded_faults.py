@@ -943,6 +943,33 @@ READERS = (
         'senders, receivers = arrays["col"], arrays["row"]',
         ("tests/datasets/test_readers.py", "tests/datasets/test_hostile_files.py"),
     ),
+    Fault(
+        "Planetoid reader: rows of the test nodes are taken in the order of their numbers",
+        "jaxgnn/datasets/_planetoid.py",
+        "features[test], labels[test] = tested, test_labels",
+        "features[np.sort(test)], labels[np.sort(test)] = tested, test_labels",
+        ("tests/datasets/test_planetoid.py",),
+    ),
+    Fault(
+        "whole graphs: labels that are not known count in the loss of tasks",
+        "experiments/graphs/task.py",
+        "known = there[:, None] & ~jnp.isnan(labels)",
+        "known = there[:, None] & jnp.ones(labels.shape, bool)",
+        _tests(
+            "experiments/test_graphs",
+            "test_tasks_are_scored_as_ogb_scores_them_and_unknown_labels_do_not_count",
+        ),
+    ),
+    Fault(
+        "whole graphs: an epoch has the order of the one before",
+        "experiments/graphs/data.py",
+        "rng = np.random.default_rng((self.seed, epoch))",
+        "rng = np.random.default_rng(self.seed)",
+        _tests(
+            "experiments/test_graphs",
+            "test_every_epoch_has_each_training_graph_once_in_batches_of_one_shape",
+        ),
+    ),
 )
 
 TRAINING = (

@@ -6,7 +6,7 @@ from jaxgnn.datasets._hypergraph_dataset import HypergraphDataset
 from jaxgnn.datasets._node_dataset import NodeDataset
 from jaxgnn.datasets._splits import stratified_split
 
-_MAX_PIXEL = 16
+MAX_PIXEL = 16
 _FRACTIONS = (0.6, 0.2, 0.2)
 
 
@@ -30,13 +30,13 @@ def digits(neighbors: int = 8, *, seed: int = 0) -> NodeDataset:
       ImportError: scikit-learn is not installed.
       ValueError: ``neighbors`` is less than 1 or not less than the number of images.
     """
-    images, labels = _images_and_labels("digits")
+    images, labels = images_and_labels("digits")
     senders, receivers = _symmetric(_nearest("digits", images, neighbors))
     dataset = NodeDataset(
         name="digits",
         senders=senders,
         receivers=receivers,
-        features=(images / _MAX_PIXEL).astype(np.float32),
+        features=(images / MAX_PIXEL).astype(np.float32),
         labels=labels,
         num_classes=10,
         **stratified_split(labels, _FRACTIONS, seed),
@@ -63,7 +63,7 @@ def digits_hypergraph(neighbors: int = 8, *, seed: int = 0) -> HypergraphDataset
       ImportError: scikit-learn is not installed.
       ValueError: ``neighbors`` is less than 1 or not less than the number of images.
     """
-    images, labels = _images_and_labels("digits_hypergraph")
+    images, labels = images_and_labels("digits_hypergraph")
     own = np.arange(len(images), dtype=np.int32)
     members = np.column_stack([own, _nearest("digits_hypergraph", images, neighbors)])
     dataset = HypergraphDataset(
@@ -71,7 +71,7 @@ def digits_hypergraph(neighbors: int = 8, *, seed: int = 0) -> HypergraphDataset
         node_ids=members.astype(np.int32).ravel(),
         hyperedge_ids=np.repeat(own, members.shape[1]),
         num_hyperedges=len(images),
-        features=(images / _MAX_PIXEL).astype(np.float32),
+        features=(images / MAX_PIXEL).astype(np.float32),
         labels=labels,
         num_classes=10,
         **stratified_split(labels, _FRACTIONS, seed),
@@ -80,7 +80,7 @@ def digits_hypergraph(neighbors: int = 8, *, seed: int = 0) -> HypergraphDataset
     return dataset
 
 
-def _images_and_labels(where: str) -> tuple[np.ndarray, np.ndarray]:
+def images_and_labels(where: str) -> tuple[np.ndarray, np.ndarray]:
     """Pixels [images, 64] float64, and classes [images] int32."""
     try:
         from sklearn.datasets import load_digits

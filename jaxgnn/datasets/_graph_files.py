@@ -30,7 +30,10 @@ def find_files(
     found = {"edges": _beside(path, "edges") if path.is_dir() else path}
     for field in ("labels", "features", *SPLITS):
         own = given.get(field)
-        file = Path(own) if own else _beside(parts_folder if field in SPLITS else folder, field)
+        where = parts_folder if field in SPLITS else folder
+        file = Path(own) if own else _beside(where, field)
+        if field == "labels" and file is None:
+            file = _beside(folder, "target")
         if file is not None:
             found[field] = file
     parts = [part for part in SPLITS if part in found]

@@ -30,6 +30,9 @@ class GraphsDataset:
       node_features: float32 [nodes, features], or None.
       edge_features: float32 [edges, features], or None.
       class_names: what each class is called in the files, or None.
+      node_categories: number of categories of each column of ``node_features``, whose entries are
+        then whole numbers from 0 on, such as kinds of atoms; None where features are quantities.
+      edge_categories: the same of ``edge_features``.
       train: graphs to train on, int32, or None where the files have no split.
       validation: graphs to validate by, int32, or None.
       test: graphs to test with, int32, or None.
@@ -45,6 +48,8 @@ class GraphsDataset:
     node_features: np.ndarray | None = None
     edge_features: np.ndarray | None = None
     class_names: tuple[str, ...] | None = None
+    node_categories: tuple[int, ...] | None = None
+    edge_categories: tuple[int, ...] | None = None
     train: np.ndarray | None = None
     validation: np.ndarray | None = None
     test: np.ndarray | None = None

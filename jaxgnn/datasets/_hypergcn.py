@@ -5,18 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.sparse
 
 from jaxgnn.datasets._file_errors import bad_file, naming, require_folder, require_room
-from jaxgnn.datasets._files import numbers_to_int32, to_float32, to_int32
+from jaxgnn.datasets._files import numbers_to_int32, to_int32
 from jaxgnn.datasets._hypergraph_dataset import HypergraphDataset
-from jaxgnn.datasets._pickle_parts import StoredArray, StoredCSR, StoredSet
+from jaxgnn.datasets._pickle_parts import StoredArray, StoredSet
 from jaxgnn.datasets._safe_pickle import read_numbers
 from jaxgnn.datasets._splits import stratified_split
+from jaxgnn.datasets._stored_matrix import length_of, read_matrix
 
 _FILES = ("hypergraph.pickle", "features.pickle", "labels.pickle")
-_KINDS_OF_NUMBERS = {bool, int, float, *"biuf"}
-_LAST_ID = np.iinfo(np.int32).max
 _FRACTIONS = (0.5, 0.25, 0.25)
 
 
@@ -48,7 +46,7 @@ def read_hypergcn(
     paths = dict(
         zip(("hypergraph", "features", "labels"), (folder / f for f in _FILES), strict=True)
     )
-    features = _features(paths["features"])
+    features = read_matrix(paths["features"], "features")
     labels, classes = _labels(paths["labels"])
     if len(labels) != len(features):
         raise bad_file(
@@ -83,7 +81,7 @@ def _incidences(path: Path) -> tuple[np.ndarray, np.ndarray, int]:
     with naming(path, expected):
         if not isinstance(hyperedges, dict):
             raise bad_file(path, f"expected {expected}, got a {type(hyperedges).__name__}")
-        most = sum(map(_length, hyperedges.values()))
+        most = sum(map(length_of, hyperedges.values()))
         # A pickle may name the same list many times.
         require_room(path, 2 * most * np.dtype(np.int32).itemsize, "its hyperedges")
         nodes, sizes = np.empty(most, np.int32), np.zeros(len(hyperedges), np.int64)
@@ -95,73 +93,6 @@ def _incidences(path: Path) -> tuple[np.ndarray, np.ndarray, int]:
             end += len(ids)
         hyperedge_ids = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
         return nodes[:end], hyperedge_ids, len(sizes)
-
-
-def _features(path: Path) -> np.ndarray:
-    """Reads the features of the nodes, float32 [nodes, features], from a pickle."""
-    stored = read_numbers(path, "a matrix of features, a row for each node")
-    with naming(path, "features"):
-        if isinstance(stored, StoredCSR):
-            return _dense(path, stored.fields)
-        if isinstance(stored, StoredArray):
-            return to_float32(stored.value, path, "features")
-        if not isinstance(stored, list | tuple):
-            got = type(stored).__name__
-            raise bad_file(path, f"expected features as a 2-d array of numbers, got a {got}")
-        return _rows(path, stored)
-
-
-def _rows(path: Path, rows: list[Any] | tuple[Any, ...]) -> np.ndarray:
-    """A list of rows, each a list or an array of numbers."""
-    if not all(isinstance(row, list | tuple | StoredArray) for row in rows):
-        raise bad_file(path, "expected features as a 2-d array of numbers, got a list of others")
-    widths = set(map(_length, rows))
-    if len(widths) > 1:
-        got = " and ".join(map(str, sorted(widths)[:2]))
-        raise bad_file(path, f"expected features as a matrix, got rows of {got}")
-    width = widths.pop() if widths else 0
-    require_room(path, len(rows) * width * np.dtype(np.float32).itemsize, "its features")
-    features = np.empty((len(rows), width), np.float32)
-    for number, row in enumerate(rows):
-        values = row.value if isinstance(row, StoredArray) else row
-        kinds = {values.dtype.kind} if isinstance(values, np.ndarray) else set(map(type, values))
-        if not kinds <= _KINDS_OF_NUMBERS:
-            raise bad_file(path, f"expected features as numbers, got others in row {number}")
-        with np.errstate(over="ignore"):  # what does not fit becomes inf, which validation reports
-            features[number] = np.asarray(values, None if isinstance(values, np.ndarray) else float)
-    return features
-
-
-def _dense(path: Path, fields: dict[str, Any]) -> np.ndarray:
-    """The sparse matrix, checked before it is trusted."""
-    shape, parts = fields.get("_shape"), []
-    for name in ("data", "indices", "indptr"):
-        part = fields.get(name)
-        if not isinstance(part, StoredArray) or part.value.ndim != 1:
-            raise bad_file(path, f"not a csr_matrix as scipy stores it: {name} is no 1-d array")
-        parts.append(part.value)
-    data, indices, indptr = parts
-    is_shape = type(shape) is tuple and len(shape) == 2
-    if not is_shape or not all(type(n) is int and 0 <= n <= _LAST_ID for n in shape):
-        raise bad_file(path, "not a csr_matrix as scipy stores it: expected a shape of two sizes")
-    rows, columns = shape
-    if data.dtype.kind not in "iufb" or not {indices.dtype.kind, indptr.dtype.kind} <= set("iu"):
-        kinds = f"{data.dtype}, {indices.dtype} and {indptr.dtype}"
-        raise bad_file(path, f"not a csr_matrix of numbers as scipy stores it, but of {kinds}")
-    if len(indptr) != rows + 1 or len(data) != len(indices):
-        sizes = f"{len(data)} values at {len(indices)} columns, and {len(indptr)} row offsets"
-        raise bad_file(path, f"not a csr_matrix of {rows} rows: {sizes}")
-    if indptr[0] != 0 or indptr[-1] != len(data) or (indptr[1:] < indptr[:-1]).any():
-        raise bad_file(path, f"not a csr_matrix: row offsets do not rise from 0 to {len(data)}")
-    if ((indices < 0) | (indices >= columns)).any():
-        raise bad_file(path, f"not a csr_matrix: a column is not in [0, {columns})")
-    require_room(path, rows * columns * np.dtype(np.float32).itemsize, "its dense matrix")
-    wide = data.astype(np.float64)  # in which repeated entries are added
-    own = (wide, indices.astype(np.int64), indptr.astype(np.int64))
-    matrix = scipy.sparse.csr_array(own, shape=(rows, columns))
-    matrix.sum_duplicates()
-    with np.errstate(over="ignore"):
-        return matrix.astype(np.float32).toarray()
 
 
 def _labels(path: Path) -> tuple[np.ndarray, int]:
@@ -183,14 +114,6 @@ def _published_split(path: Path) -> dict[str, np.ndarray]:
             for key in ("train", "test")
         }
         return {**parts, "validation": np.zeros(0, np.int32)}
-
-
-def _length(stored: Any) -> int:
-    """How many entries a list, a set or an array has; none if it is something else."""
-    if isinstance(stored, StoredArray):
-        return stored.value.shape[0] if stored.value.ndim else 0
-    members = stored.members if isinstance(stored, StoredSet) else stored
-    return len(members) if isinstance(members, list | tuple) else 0
 
 
 def _integers(path: Path, what: str, stored: Any) -> np.ndarray:

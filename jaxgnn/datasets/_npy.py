@@ -55,7 +55,7 @@ def read_npz(
       ValueError: the file, and what is wrong with it.
     """
     require_file(path, contents)
-    with naming(path, "an .npz archive"), _opened(path) as archive:
+    with naming(path, "an .npz archive"), opened_archive(path) as archive:
         members = _members(archive)
         wanted = tuple(members) if keys is None else keys
         missing = [key for key in wanted if key not in members]
@@ -69,7 +69,7 @@ def read_npz(
 def npz_names(path: Path, contents: str) -> frozenset[str]:
     """Names of the arrays in an .npz archive."""
     require_file(path, contents)
-    with naming(path, "an .npz archive"), _opened(path) as archive:
+    with naming(path, "an .npz archive"), opened_archive(path) as archive:
         return frozenset(_members(archive))
 
 
@@ -92,7 +92,8 @@ class _SmallReads:
 
 
 @contextmanager
-def _opened(path: Path) -> Generator[zipfile.ZipFile]:
+def opened_archive(path: Path) -> Generator[zipfile.ZipFile]:
+    """Opens a zip file whose list of members is not too long to be read at once."""
     with open(path, "rb") as file:
         start = file.read(len(_MAGIC))
         if start == _MAGIC:
@@ -124,26 +125,26 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, short_floats: 
 
 def _read_array(stream: IO[bytes], size: int, *, short_floats: bool = False) -> np.ndarray:
     """Reads a stream of ``size`` bytes that is one array."""
-    start = bytes(_read_exactly(stream, 8))
+    start = bytes(read_exactly(stream, 8))
     length_size = _HEADER_SIZES.get(start[6:])
     if start[:6] != _MAGIC or length_size is None:
         raise ValueError(f"it starts with {start!r}, as no array does")
-    length = int.from_bytes(_read_exactly(stream, length_size), "little")
+    length = int.from_bytes(read_exactly(stream, length_size), "little")
     if length > _LONGEST_HEADER:
         raise ValueError(f"expected a header of at most {_LONGEST_HEADER} bytes, got {length}")
-    header = _read_exactly(stream, length).decode("latin1")
+    header = read_exactly(stream, length).decode("latin1")
     descr, columns_first, shape = _parse_header(header)
     dtype = plain_dtype(descr, short_floats=short_floats)
     expected, got = array_size(dtype, shape), size - 8 - length_size - length
     if expected != got:
         raise ValueError(f"expected {expected} bytes for {dtype}{list(shape)}, got {got}")
-    data = _read_exactly(stream, expected)
+    data = read_exactly(stream, expected)
     if stream.read(1):  # a zip file's sum is compared at the end
         raise ValueError("expected nothing behind its array")
     return array_of(data, dtype, shape, columns_first=columns_first)
 
 
-def _read_exactly(stream: IO[bytes], size: int) -> bytearray:
+def read_exactly(stream: IO[bytes], size: int) -> bytearray:
     """Reads ``size`` bytes, and keeps no more than what has come so far."""
     data = bytearray()
     while len(data) < size:

@@ -10,8 +10,7 @@ import numpy as np
 from jaxgnn.datasets._file_errors import bad_file, require_folder
 from jaxgnn.datasets._files import csv_path, read_csv, to_int32
 from jaxgnn.datasets._node_dataset import NodeDataset
-
-_SPLIT_FILES = {"train": "train", "validation": "valid", "test": "test"}
+from jaxgnn.datasets._ogb_tables import SPLIT_FILES, read_ends, require_rows
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def read_ogb(
         senders, receivers = _both_directions(senders, receivers)
     elif undirected:
         senders, receivers = _without_repeats(*_both_directions(senders, receivers), num_nodes)
-    split_paths = {field: split / f"{file}.csv.gz" for field, file in _SPLIT_FILES.items()}
+    split_paths = {field: split / f"{file}.csv.gz" for field, file in SPLIT_FILES.items()}
     splits: dict[str, Any] = {field: _read_split(file) for field, file in split_paths.items()}
     dataset = NodeDataset(
         name=name,
@@ -115,19 +114,11 @@ def _read_count(path: Path, what: str) -> int:
 
 
 def _read_edges(raw: Path, num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    path = raw / "edge.csv.gz"
-    edges = read_csv(path, np.int32, "a line an edge: two node ids", columns=2)
+    path, nodes = raw / "edge.csv.gz", np.array([num_nodes])
+    senders, receivers = read_ends(path, (nodes, nodes))
     expected = _read_count(raw / "num-edge-list.csv.gz", "edges")
-    _require_rows(path, edges, expected, "num-edge-list")
-    good = (edges >= 0) & (edges < num_nodes)
-    if not good.all():
-        line, column = divmod(int(np.argmin(good)), 2)
-        raise bad_file(
-            csv_path(path),
-            f"line {line + 1}, column {column + 1}: expected node ids in [0, {num_nodes}), "
-            f"got {edges[line, column]}",
-        )
-    return np.ascontiguousarray(edges[:, 0]), np.ascontiguousarray(edges[:, 1])
+    require_rows(path, senders.size, expected, "num-edge-list")
+    return senders, receivers
 
 
 def _read_features(
@@ -141,11 +132,11 @@ def _read_features(
     if not recipe.edge_features:
         path = raw / "node-feat.csv.gz"
         features = read_csv(path, np.float32, "a line a node: its features")
-        _require_rows(path, features, num_nodes, "num-node-list")
+        require_rows(path, features.shape[0], num_nodes, "num-node-list")
         return features
     path = raw / "edge-feat.csv.gz"
     features = read_csv(path, np.float32, "a line an edge: its features")
-    _require_rows(path, features, senders.size, "num-edge-list")
+    require_rows(path, features.shape[0], senders.size, "num-edge-list")
     return _incident_edges(features, senders, receivers, num_nodes, reduction)
 
 
@@ -175,7 +166,7 @@ def _incident_edges(
 def _read_labels(path: Path, tasks: int | None, num_nodes: int) -> np.ndarray:
     # Read as floats, since OGB marks nodes without a label, where it has such, by nan.
     table = read_csv(path, np.float64, "a line a node: its label or labels", columns=tasks or 1)
-    _require_rows(path, table, num_nodes, "num-node-list")
+    require_rows(path, table.shape[0], num_nodes, "num-node-list")
     missing = np.isnan(table).any(axis=1)
     if missing.any():
         line = int(np.argmax(missing)) + 1
@@ -190,14 +181,6 @@ def _read_labels(path: Path, tasks: int | None, num_nodes: int) -> np.ndarray:
 
 def _read_split(path: Path) -> np.ndarray:
     return np.sort(read_csv(path, np.int32, "a line a node: its id", columns=1)[:, 0])
-
-
-def _require_rows(path: Path, table: np.ndarray, expected: int, counted_in: str) -> None:
-    if table.shape[0] != expected:
-        raise bad_file(
-            csv_path(path),
-            f"expected {expected} lines, as {counted_in} says, got {table.shape[0]}",
-        )
 
 
 def _both_directions(senders: np.ndarray, receivers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxgnn.datasets._coordinate_features import coordinate_features, has_coordinates
 from jaxgnn.datasets._file_errors import bad_file
 from jaxgnn.datasets._files import to_float32
 from jaxgnn.datasets._graph_files import File, find_files, graph_name
@@ -26,7 +27,8 @@ from jaxgnn.datasets._splits import stratified_split
 _FRACTIONS = (0.6, 0.2, 0.2)
 # Names of columns by which a header of edges is known.
 _ENDS = ("source", "target", "src", "dst", "from", "to", "sender", "receiver", "senders")
-_ENDS += ("receivers", "node1", "node2", "u", "v", "citing", "cited")
+_ENDS += ("receivers", "node1", "node2", "node_1", "node_2", "id_1", "id_2", "u", "v", "citing")
+_ENDS += ("cited",)
 # One-hot features of more nodes would take more than 256 MiB.
 _MOST_ONE_HOT = 8192
 _LARGEST = float(np.finfo(np.float32).max)
@@ -54,8 +56,9 @@ def read_graph(
       label, in any order. Or an ``.npy`` array ``[nodes]``. Labels are words or whole numbers; -1
       or an empty cell where a label is not known. This file says which nodes there are.
     - Features: a row a node, its numbers, in the order of the labels; or, if a header calls the
-      first column ``node``, in any order. Or an ``.npy`` array ``[nodes, features]``. Without
-      features each node has a feature of its own, one-hot.
+      first column ``node``, in any order. Or, below the header ``node_id,feature_id,value``, a row
+      for each number that is not zero. Or an ``.npy`` array ``[nodes, features]``. Without features
+      each node has a feature of its own, one-hot.
     - Parts: ``train``, ``validation`` and ``test``, each a node a row, or an ``.npy`` array of
       node ids. Without them 60, 20 and 20 % of the known labels of each class, at random.
 
@@ -63,7 +66,8 @@ def read_graph(
     order of the labels, and ``node_names`` tells which is which.
 
     Args:
-      path: a folder with files ``edges.*`` and ``labels.*``, and if there are any ``features.*``,
+      path: a folder with files ``edges.*`` and ``labels.*`` (or ``target.*``, as the sets of
+        karateclub call it), and if there are any ``features.*``,
         ``train.*``, ``validation.*`` and ``test.*``; or the file of the edges, beside which the
         others may lie.
       labels: the file of the labels, if it is elsewhere.
@@ -160,6 +164,8 @@ def _read_features(path: Path | None, source: Path, nodes: Nodes) -> np.ndarray:
         _check_count(path, len(values), nodes)
         return values
     table = read_table(path, "the features of a node", _heads_features)
+    if has_coordinates(table.header):
+        return coordinate_features(table, nodes)
     named = bool(table.header) and table.header[0] in NODE_COLUMNS
     check_blank(table, "a number")
     _check_count(path, len(table.rows), nodes)

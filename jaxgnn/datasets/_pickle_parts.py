@@ -187,6 +187,14 @@ def _set(arguments: tuple[Any, ...], budget: Budget) -> StoredSet:
     return StoredSet(list(members))
 
 
+def _default_dict(arguments: tuple[Any, ...], budget: Budget) -> dict[Any, Any]:
+    """An empty dict of lists; that missing keys would make new lists is left out."""
+    if len(arguments) > 1 or not all(_is_part(kind, "list") for kind in arguments):
+        raise ValueError("expected a defaultdict of lists")
+    budget.spend(_SIZE_OF_ARRAY)
+    return {}
+
+
 def _no_bytes(arguments: tuple[Any, ...], budget: Budget) -> bytes:
     """Empty bytes, in the form that Python 3 writes for Python 2."""
     if arguments:
@@ -243,6 +251,8 @@ PARTS: dict[tuple[str, str], Part] = {
     **_everywhere(("scipy.sparse.csr", "scipy.sparse._csr", "scipy.sparse"), Part("csr_matrix")),
     **_everywhere(("copyreg", "copy_reg"), Part("_reconstructor", _new_object)),
     **_everywhere(("_codecs",), Part("encode", _encode)),
+    **_everywhere(("collections",), Part("defaultdict", _default_dict)),
+    **_everywhere(_BUILTINS, Part("list")),
     **_everywhere(_BUILTINS, Part("object")),
     **_everywhere(_BUILTINS, Part("bytes", _no_bytes)),
     **_everywhere(_BUILTINS, Part("set", _set)),

@@ -5,10 +5,13 @@ from functools import partial
 from os import PathLike
 from typing import Any
 
+from jaxgnn.datasets._graphs_dataset import GraphsDataset
 from jaxgnn.datasets._graphsaint import read_graphsaint
 from jaxgnn.datasets._node_dataset import NodeDataset
 from jaxgnn.datasets._ogb import read_ogb
+from jaxgnn.datasets._ogb_graphs import OGB_GRAPHS, read_ogb_graphs
 from jaxgnn.datasets._reddit import read_reddit
+from jaxgnn.datasets._zinc import read_zinc
 
 READERS: dict[str, Callable[..., NodeDataset]] = {
     "reddit": read_reddit,
@@ -19,6 +22,12 @@ READERS: dict[str, Callable[..., NodeDataset]] = {
     "ogbn-arxiv": partial(read_ogb, name="ogbn-arxiv"),
 }
 """The reader of each published data set, by the name that ``read`` takes."""
+
+GRAPH_READERS: dict[str, Callable[..., GraphsDataset]] = {
+    "zinc": read_zinc,
+    **{name: partial(read_ogb_graphs, name=name) for name in OGB_GRAPHS},
+}
+"""The reader of each published data set of graphs, a function of its folder, by its name."""
 
 
 def read(name: str, path: str | PathLike[str], **options: Any) -> NodeDataset:

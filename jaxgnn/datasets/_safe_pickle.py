@@ -57,9 +57,27 @@ def read_numbers(path: Path, contents: str) -> Any:
       ValueError: the file is no pickle, or refers to anything else; the message names it.
     """
     require_file(path, contents)
+    return read_number_bytes(path, path.read_bytes())
+
+
+def read_number_bytes(path: Path, data: bytes, *, skipped: int = 0) -> Any:
+    """Reads the bytes of a pickle of numbers, as ``read_numbers`` does.
+
+    Args:
+      path: the file that they come from.
+      data: the bytes.
+      skipped: number of pickles in front of it, which are read too, but not returned.
+
+    Raises:
+      ValueError: the bytes are no pickle, or refer to anything else; the message names the file.
+    """
     with naming(path, "a pickle"):
         try:
-            return _Machine(path.read_bytes()).run()
+            for _ in range(skipped):
+                machine = _Machine(data)
+                machine.run()
+                data = data[machine.position :]
+            return _Machine(data).run()
         except Refused as error:
             raise bad_file(
                 path,
@@ -95,6 +113,11 @@ class _Machine:
                 self._budget.spend(_SLOT * (len(stack) - self._highest))
                 self._highest = len(stack)
         raise ValueError("it ends without its last instruction")
+
+    @property
+    def position(self) -> int:
+        """Where the machine stands: behind the pickle, once it has run."""
+        return self._position
 
     # -- the file --
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 
@@ -10,6 +11,10 @@ import numpy as np
 from jaxgnn.datasets._file_errors import bad_file, require_file, require_folder, require_room
 from jaxgnn.datasets._files import read_csv
 from jaxgnn.datasets._graphs_dataset import GraphsDataset
+
+LabelReader = Callable[[Path, str], np.ndarray]
+# One-hot features of more categories would be wider than any network.
+_MOST_CATEGORIES = 999
 
 
 def read_tu(path: str | PathLike[str]) -> GraphsDataset:
@@ -39,7 +44,16 @@ def read_tu(path: str | PathLike[str]) -> GraphsDataset:
         edge from one graph to another, another number of lines than nodes, edges or graphs, a
         feature that is no finite number.
     """
-    folder = Path(path)
+    return read_folder(Path(path), one_hot)
+
+
+def read_folder(folder: Path, read_labels: LabelReader) -> GraphsDataset:
+    """Reads a folder, and labels of nodes and edges in one of two ways.
+
+    Args:
+      folder: the folder, which has the files of one data set.
+      read_labels: ``one_hot`` or ``as_they_are``.
+    """
     require_folder(folder, "files like MUTAG_A.txt")
     prefix = _prefix(folder)
     graph_of_node = _graph_of_node(_file(prefix, "graph_indicator"))
@@ -48,8 +62,8 @@ def read_tu(path: str | PathLike[str]) -> GraphsDataset:
     if labels.shape[0] != num_graphs:
         raise bad_file(labels_path, f"expected {num_graphs} lines, a graph each, got {len(labels)}")
     ends = _edges(_file(prefix, "A"), graph_of_node)
-    nodes = _features(prefix, "node", graph_of_node.size)
-    edges = _features(prefix, "edge", ends.shape[1])
+    nodes = _features(prefix, "node", graph_of_node.size, read_labels)
+    edges = _features(prefix, "edge", ends.shape[1], read_labels)
     # Nodes and edges graph by graph, in the order of the files.
     order = np.argsort(graph_of_node, kind="stable")
     counts = np.bincount(graph_of_node, minlength=num_graphs)
@@ -133,10 +147,10 @@ def _labels(prefix: Path) -> tuple[Path, np.ndarray, tuple[str, ...] | None]:
     return path, labels.astype(np.int32), tuple(map(str, classes.tolist()))
 
 
-def _features(prefix: Path, of: str, count: int) -> np.ndarray | None:
-    """The attributes and one-hot labels of nodes or edges, float32 [count, features]; or None."""
+def _features(prefix: Path, of: str, count: int, read_labels: LabelReader) -> np.ndarray | None:
+    """The attributes and labels of nodes or edges, float32 [count, features]; or None."""
     found = []
-    for part, read in (("attributes", _finite), ("labels", _one_hot)):
+    for part, read in (("attributes", _finite), ("labels", read_labels)):
         path = _file(prefix, f"{of}_{part}")
         if path.exists():
             found.append(read(path, f"a line for each {of}: its {part}"))
@@ -156,7 +170,21 @@ def _finite(path: Path, contents: str) -> np.ndarray:
     return values
 
 
-def _one_hot(path: Path, contents: str) -> np.ndarray:
+def as_they_are(path: Path, contents: str) -> np.ndarray:
+    """Labels as numbers from 0 on, float32 [lines, labels]."""
+    values = _read(path, np.int32, contents)
+    bad = (values < 0) | (values > _MOST_CATEGORIES)
+    if bad.any():
+        line, column = divmod(int(np.argmax(bad)), values.shape[1])
+        where, expected = (
+            f"line {line + 1}, column {column + 1}",
+            f"a label in 0..{_MOST_CATEGORIES}",
+        )
+        raise bad_file(path, f"{where}: expected {expected}, got {values[line, column]}")
+    return values.astype(np.float32)
+
+
+def one_hot(path: Path, contents: str) -> np.ndarray:
     """A column of zeros and ones for each value of each column of labels."""
     values = _read(path, np.int64, contents)
     columns = [np.unique(column, return_inverse=True) for column in values.T]

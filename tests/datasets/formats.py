@@ -3,6 +3,7 @@
 import gzip
 import json
 import pickle
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -175,6 +176,61 @@ def write_hypergcn(
     write_pickle(folder / "labels.pickle", data.labels.tolist(), protocol)
     split = {"train": list(map(np.int64, data.train))[::-1], "test": data.test.tolist()}
     write_pickle(folder / "splits/3.pickle", split, protocol)
+
+
+def write_planetoid(folder: Path, *, protocol: int = 2, missing: int = 1) -> NodeDataset:
+    """Random papers as Planetoid has them; ``missing`` numbers of test nodes are left out."""
+    rng = np.random.default_rng(0)
+    train, known, test = 4, 510, 8
+    count = known + test + missing
+    features = (rng.random((count, FEATURES)) < 0.5).astype(np.float32)
+    labels = rng.permutation(np.arange(count) % CLASSES)
+    left_out = known + 2 + np.arange(missing)
+    features[left_out] = 0
+    index = rng.permutation(np.setdiff1d(np.arange(known, count), left_out))
+    one, other = rng.integers(0, count, (2, 900))
+    graph: dict[int, list[int]] = defaultdict(list)
+    for a, b in zip(one.tolist(), other.tolist(), strict=True):
+        graph[a].append(b)
+        graph[b].append(a)
+    hot = np.eye(CLASSES, dtype=np.int32)[labels]
+    sparse = scipy.sparse.csr_matrix(features)
+    parts = {
+        "allx": sparse[:known],
+        "ally": hot[:known],
+        "x": sparse[:train],
+        "y": hot[:train],
+        "tx": sparse[index],
+        "ty": hot[index],
+        "graph": graph,
+    }
+    for part, value in parts.items():
+        write_pickle(folder / f"ind.tiny.{part}", value, protocol)
+    (folder / "ind.tiny.test.index").write_text("".join(f"{node}\n" for node in index))
+    pairs = {(a, b) for a, others in graph.items() for b in others if a != b}
+    senders, receivers = np.array(sorted(pairs), np.int32).T
+    labels[left_out] = -1
+    return NodeDataset(
+        name="tiny",
+        senders=senders,
+        receivers=receivers,
+        features=features,
+        labels=labels.astype(np.int32),
+        train=np.arange(train, dtype=np.int32),
+        validation=np.arange(train, train + 500, dtype=np.int32),
+        test=np.sort(index).astype(np.int32),
+        num_classes=CLASSES,
+    )
+
+
+def write_npz_graph(path: Path, data: NodeDataset, *, beginning: str = "{}_") -> None:
+    """The data set as "Pitfalls of graph neural network evaluation" stores it, values and all."""
+    arrays: dict[str, np.ndarray] = {"labels": data.labels.astype(np.int64)}
+    matrices = {"adj": adjacency(data).tocsr(), "attr": scipy.sparse.csr_matrix(data.features)}
+    for name, matrix in matrices.items():
+        for part in ("data", "indices", "indptr", "shape"):
+            arrays[beginning.format(name) + part] = np.asarray(getattr(matrix, part))
+    np.savez(path, **arrays)
 
 
 def write_hyperedge_text(

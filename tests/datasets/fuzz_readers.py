@@ -92,9 +92,16 @@ def make_targets(root: Path) -> list[Target]:
     for name, write in (("reddit", formats.write_reddit), ("graphsaint", formats.write_graphsaint)):
         (root / name).mkdir()
         write(root / name, graph)
+    for protocol in (0, 2, 4):
+        formats.write_planetoid(root / f"planetoid{protocol}", protocol=protocol)
+        planetoid = tuple(f"ind.tiny.{part}" for part in ("allx", "ally", "tx", "ty", "y", "graph"))
+        add(f"planetoid{protocol}", planetoid, datasets.read_planetoid)
+    (root / "pitfalls").mkdir()
+    formats.write_npz_graph(root / "pitfalls/small.npz", graph)
     for _ in range(8):  # as often as there are pickles
         add("reddit", ("reddit_data.npz", "reddit_graph.npz"), datasets.read_reddit)
         add("graphsaint", ("adj_full.npz", "feats.npy"), _read_graphsaint)
+        add("pitfalls", ("small.npz",), _read_npz_graph)
         add("weights", (_write_weights(root / "weights"),), None)
     return targets
 
@@ -105,6 +112,15 @@ def _read_hypergcn(folder: Path) -> Any:
 
 def _read_graphsaint(folder: Path) -> Any:
     return datasets.read_graphsaint(folder, "small")
+
+
+def _read_npz_graph(folder: Path) -> Any:
+    return datasets.read_npz_graph(folder / "small.npz", per_class=(1, 1), directed=True)
+
+
+def kind_of(path: Path) -> str:
+    """What a file is, by its name: those of Planetoid are pickles."""
+    return ".pickle" if path.name.startswith("ind.") else path.suffix
 
 
 def _write_weights(folder: Path) -> str:
@@ -147,7 +163,7 @@ def check(target: Target) -> bool:
 
 def read_alone(path: Path) -> Any:
     """What the reader of a kind of file makes of it."""
-    if path.suffix == ".pickle":
+    if kind_of(path) == ".pickle":
         return read_numbers(path, "numbers")
     if path.suffix == ".npy":
         return read_npy(path, "an array")
@@ -172,7 +188,7 @@ class _Others(pickle.Unpickler):
 
 
 def _read_by_others(path: Path) -> Any:
-    if path.suffix == ".pickle":
+    if kind_of(path) == ".pickle":
         return _Others(io.BytesIO(path.read_bytes()), encoding="latin1").load()
     if path.suffix == ".npy":
         return np.load(path, allow_pickle=False)
@@ -229,7 +245,7 @@ def _holds(path: Path, array: np.ndarray) -> bool:
     if path.suffix == ".npz":
         with zipfile.ZipFile(path) as archive:
             pieces = [_unzipped(archive, info) for info in archive.infolist()]
-    elif path.suffix == ".pickle":  # bytes as text, in UTF-8 or in the escapes of protocol 0
+    elif kind_of(path) == ".pickle":  # bytes as text, in UTF-8 or in the escapes of protocol 0
         pieces += [_latin1(pieces[0]), _unescaped(pieces[0], "raw-unicode-escape")]
         pieces += [_unescaped(pieces[0], "unicode-escape")]
     swapped = array.byteswap() if array.dtype.kind in "iufU" else array
@@ -279,12 +295,53 @@ def _check_data(data: Any, target: Target, raw: Any) -> None:
         senders = _rows(raw["indptr"]) if is_csr else raw["row"].tolist()
         same = data.senders.tolist() == senders
         same = same and data.receivers.tolist() == raw["indices" if is_csr else "col"].tolist()
+    elif target.file.startswith("ind.tiny."):
+        same = _is_planetoid(data, target.file.removeprefix("ind.tiny."), raw)
+    elif target.file == "small.npz":
+        same = _is_npz_graph(data, raw)
     elif target.file == "adj_full.npz":
         same = data.senders.tolist() == _rows(raw["indptr"])
         same = same and data.receivers.tolist() == raw["indices"].tolist()
     else:
         same = np.array_equal(data.features, raw.astype(np.float32))
     _require(same, f"{target.file} does not say what was read")
+
+
+def _is_planetoid(data: Any, part: str, raw: Any) -> bool:
+    """Whether a data set says what a part of it says."""
+    if part == "graph":
+        pairs = {(int(a), int(b)) for a, others in raw.items() for b in _list(others)}
+        both = {pair for a, b in pairs if a != b for pair in ((a, b), (b, a))}
+        return sorted(both) == list(
+            zip(data.senders.tolist(), data.receivers.tolist(), strict=True)
+        )
+    dense = _dense(raw)
+    index = np.sort(data.test)
+    if part in ("allx", "tx"):
+        rows = data.features[: len(dense)] if part == "allx" else data.features[index]
+        return np.array_equal(np.sort(rows, axis=0), np.sort(dense, axis=0))
+    classes = np.where(dense.any(axis=1), dense.argmax(axis=1), -1)
+    if part == "y":
+        return data.train.size == len(dense)
+    found = data.labels[: len(dense)] if part == "ally" else data.labels[index]
+    return sorted(found.tolist()) == sorted(classes.tolist())
+
+
+def _is_npz_graph(data: Any, raw: Any) -> bool:
+    """Whether a data set says what the arrays of its file say."""
+    pairs = zip(_rows(raw["adj_indptr"]), raw["adj_indices"].tolist(), strict=True)
+    expected = sorted({(a, b) for a, b in pairs if a != b})
+    found = list(zip(data.senders.tolist(), data.receivers.tolist(), strict=True))
+    names = ("data", "indices", "indptr", "shape")
+    fields = {name.replace("shape", "_shape"): raw[f"attr_{name}"] for name in names}
+    dense = np.zeros(tuple(map(int, fields["_shape"])), np.float64)
+    for row, column, value in zip(
+        _rows(fields["indptr"]), fields["indices"], fields["data"], strict=True
+    ):
+        dense[row, column] += value
+    classes = np.unique(raw["labels"], return_inverse=True)[1]
+    same = np.array_equal(data.features, dense.astype(np.float32))
+    return same and found == expected and data.labels.tolist() == classes.tolist()
 
 
 def _list(stored: Any) -> list[Any]:
@@ -336,14 +393,14 @@ def work(seed: int, first: int, last: int) -> None:
         targets = make_targets(Path(root))
         contents: dict[str, list[bytes]] = {}
         for target in targets:
-            contents.setdefault(target.path.suffix, []).append(target.content)
+            contents.setdefault(kind_of(target.path), []).append(target.content)
         _limit_memory()
         tracemalloc.start()
         for number in range(first, last):
             _say({"begins": number})
             rng = random.Random(f"{seed}:{number}")
             target = rng.choice(targets)
-            kind = target.path.suffix
+            kind = kind_of(target.path)
             target.path.write_bytes(mutations.spoil(rng, kind, target.content, contents[kind]))
             _say({"number": number, "file": target.file} | _outcome(target))
             target.path.write_bytes(target.content)

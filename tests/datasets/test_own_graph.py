@@ -104,6 +104,40 @@ def test_nodes_with_names_have_ids_in_the_order_of_the_labels(tmp_path):
     assert (data.train.tolist(), data.test.tolist()) == ([0, 1, 2, 3], [6, 7, 8, 9])
 
 
+CLUB = {
+    "edges.csv": "id_1,id_2\n" + lines((f"n{u}", f"n{v}") for u, v in PAIRS),
+    "labels.csv": None,
+    "target.csv": "id,target\n" + lines((f"n{node}", node % 2) for node in range(10)),
+    "features.csv": "node_id,feature_id,value\nn3,4,0.5\nn0,0,2\nn3,1,-1\n",
+}
+
+
+def test_files_of_karateclub_are_a_graph_as_they_are(tmp_path):
+    data = read_graph(folder(tmp_path, **CLUB))
+    assert edge_set(data) == BOTH and data.labels.tolist() == [0, 1] * 5
+    expected = np.zeros((10, 5), np.float32)
+    expected[3, 4], expected[0, 0], expected[3, 1] = 0.5, 2, -1
+    np.testing.assert_array_equal(data.features, expected)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("n3,4,9", "line 5, column 2: expected each feature of a node once (n3 has it), got '4'"),
+        ("n99,0,1", "line 5, column 1: expected one of the 10 nodes of target.csv, got 'n99'"),
+        ("n1,-1,1", "line 5, column 2: expected the number of a feature in [0, 16777216)"),
+        ("n1,x,1", "line 5, column 2: expected the number of a feature"),
+        ("n1,0,nan", "line 5, column 3: expected a finite number, got 'nan'"),
+        ("n1,16000000,1", "its dense matrix would take 640000040 bytes"),
+    ],
+)
+def test_coordinates_of_features_that_are_none_are_named(tmp_path, row, message):
+    files = CLUB | {"features.csv": CLUB["features.csv"] + row + "\n"}
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        read_graph(folder(tmp_path, **files))
+    assert "features.csv" in str(caught.value)
+
+
 def test_names_in_files_of_parts_may_have_blanks(tmp_path):
     names = [f"paper {node}" for node in range(10)]
     parts = {

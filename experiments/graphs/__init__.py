@@ -1,0 +1,1 @@
+"""Classification and regression of whole graphs, such as molecules."""

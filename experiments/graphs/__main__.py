@@ -1,0 +1,51 @@
+"""Command line: ``python -m experiments.graphs train|compare``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import tyro
+
+from experiments._seeds import ONE_SEED, Repeats
+from experiments.graphs.compare import MODELS
+from experiments.graphs.compare import compare as run_compare
+from experiments.graphs.config import GraphsConfig, Model
+from experiments.graphs.train import train_all
+
+Config = Annotated[GraphsConfig, tyro.conf.arg(name="")]
+Seeds = Annotated[Repeats, tyro.conf.arg(name="")]
+
+
+def train(config: Config, repeats: Seeds = ONE_SEED) -> None:
+    """Train a network with each seed to classify whole graphs, or to predict numbers of them.
+
+    Args:
+      config: options of the runs.
+      repeats: seeds, and how many runs at once.
+    """
+    train_all(config, repeats)
+
+
+def compare(config: Config, repeats: Seeds = ONE_SEED, models: tuple[Model, ...] = MODELS) -> None:
+    """Train several networks with the same seeds, and print them beside trivial methods.
+
+    Args:
+      config: options shared by the runs; --models takes the place of --model.
+      repeats: seeds, and how many runs at once.
+      models: the networks.
+    """
+    run_compare(config, models, repeats)
+
+
+def main() -> None:
+    """Runs a command; a bad option or data file ends it with one line."""
+    commands = {"train": train, "compare": compare}
+    try:
+        tyro.extras.subcommand_cli_from_dict(commands, prog="python -m experiments.graphs")
+    except (ValueError, FileNotFoundError, NotImplementedError, FloatingPointError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Networks side by side, with the same seeds, beside trivial methods."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import get_args
+
+from experiments._runs import shown
+from experiments._seeds import ONE_SEED, Repeats, run_all
+from experiments.graphs.config import NAMES, GraphsConfig, Model
+from experiments.graphs.tables import scores_table
+from experiments.graphs.train import Outcome, in_own_folder, train
+from jaxgnn._errors import bad_input
+from jaxgnn.training import Table, plot_curves
+
+MODELS: tuple[Model, ...] = get_args(Model)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The outcomes of a comparison.
+
+    Attributes:
+      outcomes: name of the network -> the outcome of each seed.
+      table: means, deviations and margins.
+      picture: the curves of all networks.
+    """
+
+    outcomes: dict[str, list[Outcome]]
+    table: Table
+    picture: Path
+
+
+def compare(
+    config: GraphsConfig, models: Sequence[Model] = MODELS, repeats: Repeats = ONE_SEED
+) -> Comparison:
+    """Trains each network with the same seeds, and prints a table and the path of a picture.
+
+    Args:
+      config: the options that the runs share; ``model`` is set here.
+      models: the networks.
+      repeats: seeds, and how many runs at once.
+
+    Raises:
+      ValueError: if an option or a data file is at fault.
+    """
+    repeats.check("compare")
+    if not models or len(set(models)) < len(models):
+        raise bad_input("compare", "--models", "one or more, each once", " ".join(models) or "none")
+    variants = [replace(config, model=model) for model in models]
+    for variant in variants:
+        variant.check()
+    runs = [in_own_folder(run) for variant in variants for run in repeats.of(variant)]
+    flat, count = run_all(train, runs, repeats.processes), len(repeats.seeds)
+    outcomes = {
+        NAMES[model]: flat[place * count : (place + 1) * count]
+        for place, model in enumerate(models)
+    }
+    base = Path("runs/graphs") if config.run is None else config.run
+    picture = base / f"compare-{config.data_name()}.png"
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    title = f"{config.data_name()}, {count} seed{'s' * (count > 1)}"
+    curves = {name: [run.history for run in made] for name, made in outcomes.items()}
+    plot_curves(curves, picture, title=title)
+    table = scores_table(config.data_name(), outcomes)
+    print(f"\n{table.text()}\ncurves: {shown(picture.absolute())}")
+    return Comparison(outcomes, table, picture)

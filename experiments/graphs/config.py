@@ -1,0 +1,138 @@
+"""Command-line options of the experiments with whole graphs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from experiments._options import check_options, option
+from experiments._report import PAGE_ALONE, Reporting
+from jaxgnn._errors import bad_input
+
+Model = Literal["gin", "gcn", "transformer"]
+Readout = Literal["sum", "mean", "max"]
+Metric = Literal["accuracy", "ROC-AUC", "AP", "MAE", "RMSE"]
+NAMES: dict[Model, str] = {"gin": "GIN", "gcn": "GCN", "transformer": "transformer"}
+"""Names of the networks in tables and pictures."""
+
+# The least that makes sense of each option that is a number.
+_LOWEST = {
+    "num_layers": 1,
+    "hidden_features": 1,
+    "heads": 1,
+    "dropout": 0,
+    "learning_rate": 0,
+    "weight_decay": 0,
+    "batch_size": 1,
+    "epochs": 1,
+    "eval_every": 0,
+    "checkpoint_every": 0,
+}
+
+
+@dataclass(frozen=True)
+class GraphsConfig:
+    """Options of one training run.
+
+    Attributes:
+      dataset: whose graphs to classify: digits, mutag, zinc, an OGB set of molecules such as
+        ogbg-molhiv, or the path of a folder in the format of the TU collection.
+      data: folder with the files of zinc, or of the OGB set.
+      validation: fraction of the graphs to choose the best epoch by, where the files have no split.
+      test: fraction of the graphs to score with, where the files have no split.
+      model: the network: gin, gcn, or a transformer that attends to neighbours.
+      num_layers: number of layers that read neighbours.
+      hidden_features: width of the hidden layers.
+      heads: attention heads of the transformer, which share the width.
+      readout: how the nodes of a graph are joined: sum, mean, max or several of them.
+      virtual_node: a node of each graph that all its others hear, before each layer of gin and gcn.
+      norm: between the layers of gin and gcn: batch, graph or none.
+      dropout: probability of dropout behind each layer.
+      learning_rate: learning rate of Adam.
+      weight_decay: weight decay of AdamW.
+      batch_size: number of graphs in a batch, or one less.
+      epochs: number of times that each training graph is seen.
+      metric: the score by which validation chooses the best epoch; left out, that of the dataset.
+      dtype: dtype of the computation; parameters are float32.
+      implementation: implementation of the ops; left out, the fastest.
+      seed: what the random streams of this run come from; commands have ``--seeds``.
+      eval_every: epochs between evaluations.
+      checkpoint_every: epochs between checkpoints; 0 for only the last.
+      run: folder of the run; left out, a name made from the options below runs/graphs.
+      fresh: discard what the run folder holds, rather than resume from it.
+      progress: show a progress bar.
+      report: what is written besides the report.
+    """
+
+    dataset: str = "digits"
+    data: Path | None = None
+    validation: float = 0.2
+    test: float = 0.2
+    model: Model = "transformer"
+    num_layers: int = 2
+    hidden_features: int = 32
+    heads: int = 4
+    readout: tuple[Readout, ...] = ("mean", "max")
+    virtual_node: bool = False
+    norm: Literal["batch", "graph", "none"] = "batch"
+    dropout: float = 0.0
+    learning_rate: float = 0.002
+    weight_decay: float = 0.0
+    batch_size: int = 64
+    epochs: int = 20
+    metric: Metric | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    implementation: Literal["xla", "pallas", "ffi"] | None = None
+    seed: tyro.conf.Suppress[int] = 0
+    eval_every: int = 1
+    checkpoint_every: int = 50
+    run: Path | None = None
+    fresh: bool = False
+    progress: bool = True
+    report: Reporting = PAGE_ALONE
+
+    def check(self) -> None:
+        """Raises for options that are none, before any data is read.
+
+        Raises:
+          ValueError: naming the option as it is typed.
+        """
+        check_options("train", self, _LOWEST)
+        for name in ("dropout", "validation", "test"):
+            if not getattr(self, name) < 1:
+                raise bad_input("train", option(name), "in [0, 1)", getattr(self, name))
+        for name in ("validation", "test"):
+            if not getattr(self, name) > 0:
+                raise bad_input("train", option(name), "above 0", getattr(self, name))
+        if self.validation + self.test >= 1:
+            got = f"{self.validation} and {self.test}"
+            raise bad_input("train", "--validation and --test", "below 1 together", got)
+        if not self.readout or len(set(self.readout)) < len(self.readout):
+            got = " ".join(self.readout) or "none"
+            raise bad_input("train", "--readout", "one or more, each once", got)
+        if self.model == "transformer" and self.hidden_features % self.heads:
+            expected = f"a multiple of {self.heads} heads"
+            raise bad_input("train", "--hidden-features", expected, self.hidden_features)
+        if self.model == "transformer" and self.virtual_node:
+            raise bad_input("train", "--virtual-node", "left out for the transformer", "it")
+
+    def data_name(self) -> str:
+        """The name of the dataset, or of the folder of one's own graphs."""
+        return Path(self.dataset).name
+
+    def label(self) -> str:
+        """Name of the run in tables and pictures: its network."""
+        return NAMES[self.model]
+
+    def variant_name(self) -> str:
+        """What tells a run from others of the same data, as the name of a folder."""
+        return f"{self.model}-seed{self.seed}"
+
+    def run_folder(self) -> Path:
+        """Folder of the run: ``run``, or if that is left out one named below runs/graphs."""
+        if self.run is not None:
+            return self.run
+        return Path("runs") / "graphs" / f"{self.data_name()}-{self.variant_name()}"

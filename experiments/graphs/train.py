@@ -1,0 +1,171 @@
+"""One training run or several, from options to a picture of their curves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from flax import nnx
+
+from experiments._nodes import num_parameters
+from experiments._report import finish
+from experiments._runs import discard, shown
+from experiments._seeds import ONE_SEED, Repeats, run_all
+from experiments.graphs.config import GraphsConfig
+from experiments.graphs.data import Batches, load
+from experiments.graphs.networks import GraphNetwork
+from experiments.graphs.setup import Loss, Scores, loop_of, optimizer_of
+from experiments.graphs.tables import scores_table
+from experiments.graphs.task import Task, task_of
+from experiments.graphs.trivial import trivial_scores
+from jaxgnn.datasets import GraphsDataset
+from jaxgnn.training import FitResult, RunFolder, fit, phase, plot_curves
+
+# What may differ when a run is resumed: where, not what. The learning rate falls to zero at the
+# last epoch, so that another number of epochs is another run.
+_MAY_CHANGE = ("run", "fresh", "progress", "data", "checkpoint_every", "report")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Results of a run.
+
+    Attributes:
+      label: names the run in tables and pictures.
+      task: what was predicted, and how it is scored.
+      parameters: number of trained parameters.
+      test: the score of the test graphs at the best validation epoch.
+      validation: the score of the validation graphs there.
+      epoch: the epoch of that evaluation.
+      step: its step, of which an epoch has as many as batches.
+      ms_per_epoch: mean time of the training steps of an epoch; None if the run had been complete
+        already.
+      history: a row for each step.
+      trivial: the test score of each method without a network, by its name.
+    """
+
+    label: str
+    task: Task
+    parameters: int
+    test: float
+    validation: float
+    epoch: int
+    step: int
+    ms_per_epoch: float | None
+    history: list[dict[str, float]]
+    trivial: dict[str, float]
+
+
+def train(config: GraphsConfig, dataset: GraphsDataset | None = None) -> Outcome:
+    """Trains one network and writes its report, curves, metrics and checkpoints to the run folder.
+
+    Args:
+      config: the options of the run.
+      dataset: the data with its split, if it is loaded already.
+
+    Raises:
+      ValueError: if an option or a data file is at fault.
+      FloatingPointError: if no evaluation was finite.
+    """
+    config.check()
+    if dataset is None:
+        with phase(f"reading {config.data_name()}", progress=config.progress):
+            dataset = load(config)
+    task = task_of(dataset, config.metric)
+    with phase("trivial methods", progress=config.progress):
+        trivial = trivial_scores(dataset, task)
+    with phase("preparing batches", progress=config.progress):
+        batches = Batches.of(dataset, config.batch_size, config.epochs, config.seed)
+        scores = Scores(dataset, batches, task)
+    loss, model = Loss(task), GraphNetwork(config, dataset, task.outputs)
+    _trace(loss, model, batches)
+    # All options are valid: only now are files written or removed.
+    folder = config.run_folder()
+    if config.fresh:
+        discard(folder)
+    run = RunFolder(folder, config, may_change=_MAY_CHANGE)
+    result = fit(
+        model,
+        optimizer_of(config, batches),
+        loss,
+        batches,
+        config=loop_of(config, batches, task),
+        evaluate=scores,
+        run=run,
+        progress=config.progress,
+    )
+    outcome = _outcome(config, task, batches, result, trivial)
+    _report(config, dataset, outcome, run)
+    return outcome
+
+
+def train_all(config: GraphsConfig, repeats: Repeats = ONE_SEED) -> list[Outcome]:
+    """Trains a run for each seed, and prints their mean if there are several.
+
+    Raises:
+      ValueError: if an option or a data file is at fault.
+    """
+    repeats.check("train")
+    config.check()
+    runs = repeats.of(config)
+    if len(runs) > 1:
+        runs = [in_own_folder(run) for run in runs]
+    outcomes = run_all(train, runs, repeats.processes)
+    if len(runs) > 1:
+        table = scores_table(config.data_name(), {config.label(): outcomes})
+        print(f"\n{table.text()}")
+    return outcomes
+
+
+def in_own_folder(run: GraphsConfig) -> GraphsConfig:
+    """A run in a folder of its own below the one that is given for several."""
+    return run if run.run is None else replace(run, run=run.run / run.variant_name())
+
+
+def _trace(loss: Loss, model: GraphNetwork, batches: Batches) -> None:
+    """Traces the loss, which finds what can not run."""
+    batch = batches(1)
+    nnx.eval_shape(lambda model: loss(model, batch, nnx.Rngs(0))[0], model)
+
+
+def _outcome(
+    config: GraphsConfig,
+    task: Task,
+    batches: Batches,
+    result: FitResult,
+    trivial: dict[str, float],
+) -> Outcome:
+    best, pace = result.best, result.ms_per_step
+    if best is None:
+        raise FloatingPointError("train: every evaluation was NaN; no epoch is the best")
+    return Outcome(
+        label=config.label(),
+        task=task,
+        parameters=num_parameters(result.model),
+        test=best.metrics[f"test {task.metric}"],
+        validation=best.metrics[f"validation {task.metric}"],
+        epoch=best.step // batches.per_epoch,
+        step=best.step,
+        ms_per_epoch=None if pace is None else pace * batches.per_epoch,
+        history=result.history,
+        trivial=trivial,
+    )
+
+
+def _report(config: GraphsConfig, dataset: GraphsDataset, outcome: Outcome, run: RunFolder) -> None:
+    """Draws the curves, says what was reached, and writes it to the report, last of all."""
+    data, metric, label = config.data_name(), outcome.task.metric, config.label()
+    title = f"{data}: {label}, seed {config.seed}"
+    curves = run.path / "curves.png"
+    plot_curves({label: outcome.history}, curves, title=title, best={label: outcome.step})
+    numbers = {name: getattr(outcome, name) for name in ("test", "validation", "epoch")}
+    run.write_json("result.json", {"metric": metric, **numbers, "trivial": outcome.trivial})
+    parts = [f"{getattr(dataset, part).size:,} {part}" for part in ("train", "validation", "test")]
+    print(f"{data}: {dataset.num_graphs:,} graphs: {', '.join(parts)}")
+    pace = "" if outcome.ms_per_epoch is None else f", {outcome.ms_per_epoch:.1f} ms an epoch"
+    reached = f"best validation {metric} {outcome.validation:.4f} at epoch {outcome.epoch}"
+    print(f"{label}, seed {config.seed}: {reached}{pace}")
+    table = scores_table(data, {label: [outcome]})
+    print(table.text())
+    print(f"curves: {shown(curves)}")
+    print(f"test {metric}: {outcome.test:.4f}")
+    finish(run.path, config.report, title=title, tables=[table])

@@ -1,0 +1,53 @@
+"""Random splits of data sets of whole graphs."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from jaxgnn._errors import bad_input
+from jaxgnn.datasets._graphs_dataset import GraphsDataset
+from jaxgnn.datasets._node_dataset import SPLITS
+from jaxgnn.datasets._splits import stratified_split
+
+
+def split_graphs(
+    dataset: GraphsDataset,
+    fractions: tuple[float, float, float] = (0.8, 0.1, 0.1),
+    *,
+    seed: int = 0,
+) -> GraphsDataset:
+    """Splits the graphs of a data set at random into training, validation and test.
+
+    Where labels are classes, each part has its fraction of every class, rounded to whole graphs.
+    Labels that are numbers or tasks have no part in the split.
+
+    Args:
+      dataset: the graphs; the parts that it has already are replaced.
+      fractions: for training, validation and test; they add up to one.
+      seed: seed of the random choice.
+
+    Returns:
+      The data set with ``train``, ``validation`` and ``test``: sorted int32 numbers of graphs.
+
+    Raises:
+      ValueError: the fractions are not three that add up to one, or leave a part empty.
+
+    Example:
+      >>> from jaxgnn import datasets
+      >>> data = datasets.split_graphs(datasets.mutag(), (0.6, 0.2, 0.2), seed=3)
+      >>> data.train.size, data.validation.size, data.test.size
+      (113, 37, 38)
+    """
+    where = "datasets.split_graphs"
+    if len(fractions) != len(SPLITS) or not all(0 <= f <= 1 for f in fractions):
+        raise bad_input(where, "fractions", "three numbers in [0, 1]", fractions)
+    if abs(sum(fractions) - 1) > 1e-6:
+        raise bad_input(where, "fractions", "numbers that add up to one", fractions)
+    labels = dataset.labels
+    classes = labels if labels.ndim == 1 else np.zeros(dataset.num_graphs, np.int32)
+    parts = stratified_split(classes, fractions, seed)
+    for name, graphs in parts.items():
+        if not graphs.size:
+            expected = f"enough for a graph in each part of {dataset.num_graphs} graphs"
+            raise bad_input(where, "fractions", expected, f"{fractions}, with none for {name}")
+    return replace(dataset, **parts)

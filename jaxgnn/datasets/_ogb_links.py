@@ -1,0 +1,182 @@
+"""Link-prediction sets of the Open Graph Benchmark, from their raw folders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxgnn._errors import bad_input
+from jaxgnn.datasets._file_errors import bad_file, naming, require_folder
+from jaxgnn.datasets._files import to_int32
+from jaxgnn.datasets._ogb_tables import (
+    SPLIT_FILES,
+    read_counts,
+    read_ends,
+    read_features,
+    require_rows,
+)
+from jaxgnn.datasets._pickle_parts import StoredArray
+from jaxgnn.datasets._torch_file import read_torch_numbers
+
+
+@dataclass(frozen=True, eq=False)
+class LinksDataset:
+    """One graph with a published split of its edges, for link prediction, as numpy arrays.
+
+    Attributes:
+      name: name of the data set.
+      num_nodes: number of nodes.
+      messages: senders and receivers of the training edges, which carry messages, int32 [2, edges];
+        both directions of each where the graph has no directions.
+      features: float32 [nodes, features], or None.
+      train: the training pairs that a network is asked for, int32 [2, pairs].
+      validation: the pairs to validate by, int32 [2, pairs].
+      test: the pairs to test with, int32 [2, pairs].
+      validation_negatives: pairs without an edge, int32 [2, pairs], among which all pairs are
+        ranked; or candidates for the receiver of each pair, int32 [pairs, candidates].
+      test_negatives: the same for the test.
+    """
+
+    name: str
+    num_nodes: int
+    messages: np.ndarray
+    features: np.ndarray | None
+    train: np.ndarray
+    validation: np.ndarray
+    test: np.ndarray
+    validation_negatives: np.ndarray
+    test_negatives: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """What a folder does not say.
+
+    Attributes:
+      split: name of the folder of the split.
+      both: whether the files list one direction of each edge of a graph without directions.
+      candidates: whether negatives are candidates for the receiver of each pair.
+    """
+
+    split: str
+    both: bool = True
+    candidates: bool = False
+
+
+_RECIPES = {
+    "ogbl-ppa": _Recipe("throughput"),
+    "ogbl-collab": _Recipe("time"),
+    "ogbl-ddi": _Recipe("target"),
+    "ogbl-citation2": _Recipe("time", both=False, candidates=True),
+}
+
+
+def read_ogb_links(path: str | PathLike[str], name: str) -> LinksDataset:
+    """Reads ogbl-ppa, ogbl-collab, ogbl-ddi or ogbl-citation2 as unpacked from OGB's archive.
+
+    The parts of the split are files of torch, which are read without torch and without executing
+    any code that they refer to. Weights and years of edges are not read.
+
+    Args:
+      path: folder with ``raw/`` and ``split/``, whose files ``train.pt``, ``valid.pt`` and
+        ``test.pt`` hold the pairs. Tables may be .csv.gz or .csv.
+      name: one of the four names above.
+
+    Returns:
+      The data set, with OGB's split.
+
+    Raises:
+      FileNotFoundError: a folder or file is missing.
+      ValueError: unknown name, or a file that is not what it should be; the message names it.
+    """
+    if name not in _RECIPES:
+        raise bad_input("datasets.read_ogb_links", "name", f"one of {', '.join(_RECIPES)}", name)
+    recipe, folder = _RECIPES[name], Path(path)
+    raw, split = folder / "raw", folder / "split" / recipe.split
+    require_folder(raw, f"the csv files of {name}")
+    require_folder(split, "train.pt, valid.pt and test.pt")
+    counts = [read_counts(raw / f"num-{what}-list.csv.gz", f"{what}s") for what in ("node", "edge")]
+    for what, count in zip(("node", "edge"), counts, strict=True):
+        require_rows(raw / f"num-{what}-list.csv.gz", count.size, 1, "the format of a single graph")
+    num_nodes = int(counts[0][0])
+    edges = read_ends(raw / "edge.csv.gz", (counts[0], counts[0]))
+    require_rows(raw / "edge.csv.gz", edges.shape[1], int(counts[1][0]), "num-edge-list")
+    parts: dict[str, Any] = {}
+    for part, file in SPLIT_FILES.items():
+        stored = _Stored(split / f"{file}.pt", num_nodes, recipe.candidates)
+        parts[part] = stored.pairs()
+        if part != "train":
+            parts[f"{part}_negatives"] = stored.negatives(parts[part].shape[1])
+    return LinksDataset(
+        name=name,
+        num_nodes=num_nodes,
+        messages=np.concatenate([edges, edges[::-1]], axis=1) if recipe.both else edges,
+        features=read_features(raw / "node-feat.csv.gz", num_nodes, "num-node-list"),
+        **parts,
+    )
+
+
+class _Stored:
+    """The arrays of a part of a split.
+
+    Args:
+      path: its file.
+      num_nodes: number of nodes of the graph.
+      candidates: whether it has sources, targets and candidates instead of pairs.
+    """
+
+    def __init__(self, path: Path, num_nodes: int, candidates: bool):
+        self._path, self._num_nodes, self._candidates = path, num_nodes, candidates
+        stored = read_torch_numbers(path, "a dict of arrays: the pairs of a part")
+        if not isinstance(stored, dict):
+            raise bad_file(path, f"expected a dict of arrays, got a {type(stored).__name__}")
+        self._arrays: dict[Any, Any] = stored
+
+    def pairs(self) -> np.ndarray:
+        """The pairs that an edge joins, int32 [2, pairs]."""
+        if not self._candidates:
+            return self._of_pairs("edge")
+        ends = [self._nodes(key, 1) for key in ("source_node", "target_node")]
+        if ends[0].size != ends[1].size:
+            got = f"{ends[0].size} and {ends[1].size}"
+            message = f"expected as many source_node as target_node, got {got}"
+            raise bad_file(self._path, message)
+        return np.stack(ends)
+
+    def negatives(self, count: int) -> np.ndarray:
+        """Pairs without an edge, int32 [2, pairs], or candidates, int32 [pairs, candidates]."""
+        if not self._candidates:
+            return self._of_pairs("edge_neg")
+        found = self._nodes("target_node_neg", 2)
+        if found.shape[0] != count:
+            expected = f"target_node_neg of {count} rows, as many as pairs"
+            raise bad_file(self._path, f"expected {expected}, got {found.shape[0]}")
+        return found
+
+    def _of_pairs(self, key: str) -> np.ndarray:
+        pairs = self._nodes(key, 2)
+        if pairs.shape[1] != 2:
+            raise bad_file(self._path, f"expected {key} of shape [pairs, 2], got {pairs.shape}")
+        return np.ascontiguousarray(pairs.T)
+
+    def _nodes(self, key: str, axes: int) -> np.ndarray:
+        """An array of nodes, int32."""
+        stored = self._arrays.get(key)
+        if not isinstance(stored, StoredArray):
+            expected = f"an array {key!r} among {sorted(map(str, self._arrays))[:9]}"
+            raise bad_file(self._path, f"expected {expected}, got a {type(stored).__name__}")
+        with naming(self._path, "the pairs of a part"):
+            nodes = to_int32(stored.value, self._path, key)
+            if nodes.ndim != axes:
+                message = f"expected {key} of {axes} axes, got shape {nodes.shape}"
+                raise bad_file(self._path, message)
+            good = (nodes >= 0) & (nodes < self._num_nodes)
+            if not good.all():
+                bad = nodes.flat[int(np.argmin(good))]
+                expected = f"{key} of nodes in [0, {self._num_nodes})"
+                raise bad_file(self._path, f"expected {expected}, got {bad}")
+        return nodes

@@ -1,0 +1,141 @@
+"""Tables of OGB's raw folders that its sets of nodes, links and graphs share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxgnn.datasets._file_errors import bad_file, require_folder
+from jaxgnn.datasets._files import csv_path, read_csv, read_text
+from jaxgnn.datasets._number_text import real_number
+
+SPLIT_FILES = {"train": "train", "validation": "valid", "test": "test"}
+"""What OGB calls the file of each part."""
+
+
+def read_counts(path: Path, what: str) -> np.ndarray:
+    """Reads a number a line, none below zero: int64 [lines]."""
+    counts = read_csv(path, np.int64, f"a line for each: its number of {what}", columns=1)[:, 0]
+    if (counts < 0).any():
+        line = int(np.argmax(counts < 0))
+        raise bad_file(
+            csv_path(path), f"line {line + 1}: expected a number of {what}, got {counts[line]}"
+        )
+    return counts
+
+
+def read_ends(path: Path, limits: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+    """Reads the two nodes of each edge, int32 [2, edges].
+
+    Args:
+      path: the file, a line an edge.
+      limits: number of nodes that the first and the second end of each edge may be, each [edges]
+        or a single number in an array of one.
+
+    Raises:
+      ValueError: the file, line and column of a node that there is not.
+    """
+    edges = read_csv(path, np.int32, "a line an edge: two node ids", columns=2)
+    for limit in limits:
+        if limit.size != 1:
+            require_rows(path, edges.shape[0], limit.size, "num-edge-list")
+    for column, limit in enumerate(limits):
+        limit = np.broadcast_to(limit, edges.shape[:1])
+        good = (edges[:, column] >= 0) & (edges[:, column] < limit)
+        if not good.all():
+            line = int(np.argmin(good))
+            raise bad_file(
+                csv_path(path),
+                f"line {line + 1}, column {column + 1}: expected node ids in [0, {limit[line]}), "
+                f"got {edges[line, column]}",
+            )
+    return np.ascontiguousarray(edges.T)
+
+
+def require_rows(path: Path, rows: int, expected: int, counted_in: str) -> None:
+    """Raises unless a table has as many rows as another file says."""
+    if rows != expected:
+        raise bad_file(
+            csv_path(path), f"expected {expected} lines, as {counted_in} says, got {rows}"
+        )
+
+
+def read_features(path: Path, rows: int, counted_in: str) -> np.ndarray | None:
+    """Reads finite features, float32 [rows, features]; None where there is no such file."""
+    if not csv_path(path).is_file():
+        return None
+    features = read_csv(path, np.float32, "a line for each: its features")
+    require_rows(path, features.shape[0], rows, counted_in)
+    finite = np.isfinite(features)
+    if not finite.all():
+        line, column = divmod(int(np.argmin(finite)), features.shape[1])
+        where = f"line {line + 1}, column {column + 1}"
+        got = features[line, column]
+        raise bad_file(csv_path(path), f"{where}: expected a finite number, got {got}")
+    return features
+
+
+def read_labels_with_gaps(path: Path, rows: int, counted_in: str) -> np.ndarray:
+    """Reads labels of which some are missing: empty cells or ``nan``; float32 [rows, tasks]."""
+    found = csv_path(path)
+    lines = read_text(found, "a line for each: its labels").decode("utf-8", "replace").splitlines()
+    require_rows(path, len(lines), rows, counted_in)
+    width = lines[0].count(",") + 1 if lines else 0
+    labels = np.empty((len(lines), width), np.float32)
+    known: dict[str, float] = {}  # most of millions of cells are zeros, ones or empty
+    for row, line in enumerate(lines):
+        cells = line.split(",")
+        if len(cells) != width:
+            message = f"line {row + 1}: expected {width} columns, got {len(cells)}"
+            raise bad_file(found, message)
+        for column, cell in enumerate(cells):
+            if cell in known:
+                continue
+            try:
+                known[cell] = _label(cell.strip())
+            except ValueError as error:
+                where = f"line {row + 1}, column {column + 1}"
+                raise bad_file(found, f"{where}: {error}, got {cell[:80]!r}") from None
+        labels[row] = [known[cell] for cell in cells]
+    return labels
+
+
+def _label(cell: str) -> float:
+    """The number in a cell, NaN where there is none; ValueError that says what was expected."""
+    try:
+        value = real_number(cell) if cell else np.nan
+    except ValueError:
+        raise ValueError("expected a number, or nothing where there is none") from None
+    if np.isinf(value):
+        raise ValueError("expected a finite number")
+    return value
+
+
+def read_parts(folder: Path, count: int, what: str) -> dict[str, Any]:
+    """Reads the three parts of a split, sorted int32 ids, which no two parts share.
+
+    Args:
+      folder: the folder of the split.
+      count: number of what is split.
+      what: its name, such as "graphs".
+    """
+    require_folder(folder, "train, valid and test .csv.gz")
+    parts: dict[str, np.ndarray] = {}
+    owner = np.zeros(count, bool)
+    for name, file in SPLIT_FILES.items():
+        path = folder / f"{file}.csv.gz"
+        ids = read_csv(path, np.int32, f"a line for each of the {what}: its number", columns=1)
+        ids = np.sort(ids[:, 0])
+        bad = (ids < 0) | (ids >= count)
+        if bad.any():
+            expected = f"numbers of {what} in [0, {count})"
+            raise bad_file(csv_path(path), f"expected {expected}, got {ids[int(np.argmax(bad))]}")
+        repeated = owner[ids] | (np.diff(ids, prepend=-1) == 0)
+        if repeated.any():
+            got = f"{ids[int(np.argmax(repeated))]} again"
+            raise bad_file(csv_path(path), f"expected each of the {what} in one part, got {got}")
+        owner[ids] = True
+        parts[name] = ids
+    return parts
