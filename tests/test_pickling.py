@@ -157,7 +157,11 @@ def _assert_same(made, value):
         parts = [v if isinstance(v, tuple) else _fields(v) for v in (made, value)]
         leaves = [jax.tree.flatten(part) for part in parts]
         assert leaves[0][1] == leaves[1][1]
-        jax.tree.map(np.testing.assert_array_equal, leaves[0][0], leaves[1][0])
+        for one, other in zip(leaves[0][0], leaves[1][0], strict=True):
+            if dataclasses.is_dataclass(other):
+                _assert_same(one, other)
+            else:
+                np.testing.assert_array_equal(one, other)
     else:
         raise AssertionError(f"a comparison is missing: {value!r}")
 
@@ -166,7 +170,7 @@ def _fields(record):
     return {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
 
 
-@pytest.mark.costly
+@pytest.mark.costly(len(RECORDS))  # each of them by one of the routes
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
 def test_records_and_graphs_are_the_same_behind_it(record, route):
@@ -174,7 +178,7 @@ def test_records_and_graphs_are_the_same_behind_it(record, route):
     _assert_same(ROUTES[route](value), value)
 
 
-@pytest.mark.costly
+@pytest.mark.costly(len(LAYERS | MODELS))
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("name", [*LAYERS, *MODELS])
 def test_layers_and_models_are_the_same_behind_it(name, route):

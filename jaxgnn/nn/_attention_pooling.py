@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import GraphBatch
+from jaxgnn.nn._cell_functions import CELL_FUNCTIONS
 from jaxgnn.nn._maxk import check_widths
 from jaxgnn.nn._of_graphs import check_batch, check_features, of_nodes, rows_where, softmax, sums
 from jaxgnn.nn._options import checked_options, function, or_none
@@ -118,9 +119,8 @@ class Set2Set(nnx.Module):
         check_widths("Set2Set", in_features)
         self.in_features = in_features
         self.num_steps = num_steps
-        self.lstm = nnx.OptimizedLSTMCell(
-            2 * in_features, in_features, dtype=dtype, param_dtype=param_dtype, rngs=rngs
-        )
+        own = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        self.lstm = nnx.OptimizedLSTMCell(2 * in_features, in_features, **CELL_FUNCTIONS, **own)
 
     def __call__(
         self, x: Float[Array, "nodes features"], batch: GraphBatch

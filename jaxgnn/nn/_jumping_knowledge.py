@@ -11,6 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
+from jaxgnn.nn._cell_functions import CELL_FUNCTIONS
 from jaxgnn.nn._linear import FusedLinear, apply_linear
 from jaxgnn.nn._options import at_least, checked_options, instance_of, one_of, or_none
 
@@ -70,8 +71,8 @@ class JumpingKnowledge(nnx.Module):
             raise bad_input("JumpingKnowledge", name, "given for mode='lstm'", None)
         width = max(num_layers * features // 2, 1)
         options = {"param_dtype": param_dtype, "rngs": rngs}
-        self.forward = nnx.OptimizedLSTMCell(features, width, **options)
-        self.backward = nnx.OptimizedLSTMCell(features, width, **options)
+        self.forward = nnx.OptimizedLSTMCell(features, width, **CELL_FUNCTIONS, **options)
+        self.backward = nnx.OptimizedLSTMCell(features, width, **CELL_FUNCTIONS, **options)
         self.attention = FusedLinear(2 * width, 1, **options)
 
     def __call__(

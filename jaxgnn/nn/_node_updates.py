@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
+from jaxgnn.nn._cell_functions import CELL_FUNCTIONS
 from jaxgnn.nn._linear import FusedLinear, FusedMLP
 from jaxgnn.nn._maxk import check_widths
 from jaxgnn.nn._options import activation as known_activation
@@ -211,8 +212,7 @@ class GRUUpdate(_CellUpdate[Array]):
         own: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         options = own | {"activation": activation, "implementation": implementation}
         super().__init__(features, message_features, mlp_features, input_features, options)
-        functions = {"gate_fn": _gate, "activation_fn": _tanh}
-        self.cell = nnx.GRUCell(self.cell_features, features, **functions, **own)
+        self.cell = nnx.GRUCell(self.cell_features, features, **CELL_FUNCTIONS, **own)
 
     def start(self, h: Float[Array, "*batch nodes d"]) -> Array:
         """Returns ``h`` itself, which is the initial state."""
@@ -233,15 +233,6 @@ class GRUUpdate(_CellUpdate[Array]):
         """Returns the state after a step; ``rngs`` are unused, since there is no dropout."""
         h, x = promote_dtype((state, self._read(messages, inputs)), dtype=self.dtype)
         return self.cell(h, x)[0].astype(state.dtype)
-
-
-# Defined here so that they can be pickled by name; JAX's own functions cannot.
-def _gate(z: Array) -> Array:
-    return jax.nn.sigmoid(z)
-
-
-def _tanh(z: Array) -> Array:
-    return jnp.tanh(z)
 
 
 class LSTMState(NamedTuple):

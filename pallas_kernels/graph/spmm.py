@@ -21,9 +21,9 @@ from pallas_kernels.simt.warp import LANES, Warp
 _LANES = (32, 16, 8)
 _CACHE_SHARE = 0.8
 _FEW_EDGES = 64
-# Neighbours that a lane reads before it adds them, by the bytes of a number: of 2, 4, 6, 8 and 12 the
-# best on graphs of 10, 50 and 475 edges a row, measured on an H100. With 4 of float32 the first of
-# these took 1.4 times as long.
+# Neighbours that a lane reads before it adds them, by the bytes of a number: of 2, 4, 6, 8 and 12
+# the best on graphs of 10, 50 and 475 edges a row, measured on an H100. With 4 of float32 the first
+# of these took 1.4 times as long.
 _AHEAD = {4: 6, 2: 4}
 
 
