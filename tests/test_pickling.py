@@ -114,6 +114,12 @@ RECORDS = {
     ),
     datasets.LinkPart: lambda: _edge_split().train,
     datasets.HypergraphDataset: datasets.digits_hypergraph,
+    datasets.LinksDataset: lambda: datasets.LinksDataset(
+        "rings", 4, np.ones((2, 3), np.int32), None, *np.ones((5, 2, 1), np.int32)
+    ),
+    datasets.RelationsDataset: lambda: datasets.RelationsDataset(
+        "rings", {"a": 4}, {("a", "to", "a"): _NODES}, {}, "a", _NODES, 1, *[_NODES[:1]] * 3, {}
+    ),
     datasets.NodeDataset: lambda: datasets.synthetic("tiny"),
     datasets.SyntheticScale: lambda: next(iter(datasets.SCALES.values())),
     datasets.TextDataset: datasets.pydoc_text,
