@@ -234,7 +234,7 @@ def _row_of_attributes(module: nnx.Module) -> Row:
     if isinstance(module, nnx.List):
         children = {str(i): child for i, child in enumerate(module)}
     else:
-        children = {name: child for name, child in vars(module).items() if name[0] != "_"}
+        children = vars(module)
     parts = [Part(name, name) for name, child in children.items() if isinstance(child, nnx.Module)]
     own = [Match(name, name) for name, child in children.items() if isinstance(child, KINDS)]
     return [*parts, *own]
