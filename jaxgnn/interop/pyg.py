@@ -17,8 +17,8 @@ def from_pyg[M: nnx.Module](state_dict: Mapping[str, Any], layer: M, *, prefix: 
     """Sets the parameters of a layer or network from a state dict of PyTorch Geometric.
 
     The layer then computes what the one of PyTorch Geometric does, if its options mean the same:
-    "Coming from PyG" in the docs has a table of layers and of defaults that differ. It is made as
-    always, with the widths, heads and features of edges of the other.
+    "Coming from PyTorch Geometric" in the docs has a table of layers and of what differs. It is
+    made as always, with the widths, heads and features of edges of the other.
 
     - **Layers** with a row in that table are read by the names of release 2 of PyTorch Geometric.
     - **Networks** of your own are read by the names of their attributes: ``self.conv1`` here is
@@ -26,7 +26,8 @@ def from_pyg[M: nnx.Module](state_dict: Mapping[str, Any], layer: M, *, prefix: 
     - **``models.MaxKGNN``** reads checkpoints of the published MaxK-GNN of the same ``kind``,
       whose layers are DGL's: https://github.com/xiexi51/MaxK-GNN.
 
-    A bias that the state dict lacks becomes zero. Nothing is set unless everything fits.
+    What a layer there does without becomes zero: a bias, or the matrix of a ``SAGEConv`` with
+    ``root_weight=False``. Nothing is set unless everything fits.
 
     Args:
       state_dict: arrays by name, as ``{name: tensor.cpu().numpy() for name, tensor in
@@ -72,12 +73,12 @@ def from_pyg[M: nnx.Module](state_dict: Mapping[str, Any], layer: M, *, prefix: 
 def to_pyg(layer: nnx.Module) -> dict[str, np.ndarray]:
     """Makes the state dict of PyTorch Geometric from a layer or network.
 
-    The names are those that ``from_pyg`` reads, and all biases that the layer has are there. It is
-    loaded by ``module.load_state_dict({name: torch.from_numpy(array) for name, array in
+    The names are those that ``from_pyg`` reads, and all biases that the layer has are there. Torch
+    loads it by ``module.load_state_dict({name: torch.from_numpy(array) for name, array in
     state_dict.items()})``.
 
     Args:
-      layer: a layer with a row in the table of "Coming from PyG", or a network of such layers.
+      layer: a layer that ``from_pyg`` reads, or a network of such layers.
 
     Returns:
       Arrays by name, with the dtypes of the parameters.
@@ -158,7 +159,7 @@ class _Names:
         self, module: nnx.Module, entry: Part, ours: str, theirs: str, older: bool
     ) -> None:
         part = _at(module, entry.ours)
-        if part is not None:
+        if isinstance(part, nnx.Module):
             self._read(part, f"{ours}{entry.ours}.", theirs, older)
         elif entry.unused:
             self.ignored.append(theirs)
