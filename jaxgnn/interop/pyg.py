@@ -81,7 +81,7 @@ def to_pyg(layer: nnx.Module) -> dict[str, np.ndarray]:
       layer: a layer that ``from_pyg`` reads, or a network of such layers.
 
     Returns:
-      Arrays by name, with the dtypes of the parameters.
+      Copies of the arrays by name, with the dtypes of the parameters.
 
     Raises:
       ValueError: if the layer has a parameter that PyTorch Geometric lacks.
@@ -98,7 +98,7 @@ def to_pyg(layer: nnx.Module) -> dict[str, np.ndarray]:
     written = {name: place for name, place in names.places.items() if not place.older}
     _check_all_are_set("to_pyg", layer, names, {id(place.variable) for place in written.values()})
     return {
-        name: np.ascontiguousarray(place.form.there(np.asarray(place.variable[...])))
+        name: np.array(place.form.there(np.asarray(place.variable[...])), order="C")
         for name, place in written.items()
     }
 

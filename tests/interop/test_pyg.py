@@ -247,6 +247,7 @@ def test_a_layer_computes_the_formula_of_the_state_dict_that_it_was_given(name):
     assert {k: v.shape for k, v in back.items()} == case.shapes
     for key, array in back.items():
         np.testing.assert_array_equal(array, np.float32(state[key]))
+        assert array.flags.writeable and array.flags.c_contiguous  # as torch.from_numpy wants it
 
 
 # -- networks -----------------------------------------------------------------------------------
