@@ -138,6 +138,38 @@ _HYPERGRAPH = [
 ]
 
 
+_GIN = [Match("epsilon", "eps", ONE_MORE_AXIS), Part("mlp", "nn")]
+_LE = {"sender": "lin1", "receiver": "lin2", "self": "lin3"}
+_RGCN = [
+    Match("kernel", "weight"),
+    Match("coefficients", "comp"),
+    Match("root_linear.kernel", "root"),
+    _bias("bias", "bias"),
+]
+_GATED = [
+    *(Part(f"{part}_linear", f"lin_{part}") for part in ("key", "query", "value")),
+    Part("root_linear", "lin_skip"),
+    _bias("bias", "bias"),
+]
+_CF = [
+    Part("sender_linear", "lin1"),
+    Part("linear", "lin2"),
+    Part("filter_hidden", "nn.0"),
+    Part("filter_linear", "nn.2"),
+]
+_SCHNET = [
+    Part("conv", "conv"),
+    Part("conv.filter_hidden", "mlp.0"),  # which is conv.nn.0 there
+    Part("conv.filter_linear", "mlp.2"),
+    Part("linear", "lin"),
+]
+
+
+def _hetero(layer: nn.HeteroConv) -> Row:
+    keys = (f"<{'___'.join(edge_type)}>".replace(".", "#") for edge_type in layer.edge_types)
+    return [Part(f"layers.{i}", f"convs.{key}") for i, key in enumerate(keys)]
+
+
 def _gat(layer: nn.GATConv) -> Row:
     return _GAT if layer.dst_linear is None else _BIPARTITE_GAT
 
@@ -193,10 +225,21 @@ def _maxk_gnn(model: MaxKGNN) -> Row:
 ROWS: dict[type, Row | Callable[[Any], Row]] = {
     nn.SAGEConv: _SAGE,
     nn.GCNConv: [_kernel("linear", "lin"), _bias("bias", "bias")],
-    nn.GINConv: [Match("epsilon", "eps", ONE_MORE_AXIS), Part("mlp", "nn")],
+    nn.GINConv: _GIN,
     nn.GATConv: _gat,
     nn.GATv2Conv: _GATV2,
     nn.TransformerConv: _TRANSFORMER,
+    nn.ResGatedGraphConv: _GATED,
+    nn.GINEConv: [*_GIN, Part("edge_linear", "lin")],
+    nn.EdgeConv: [Part("mlp", "nn")],
+    nn.CFConv: _CF,
+    nn.SchNetInteraction: _SCHNET,
+    nn.SGConv: [_kernel("linear", "lin"), _bias("bias", "lin.bias")],
+    nn.ChebConv: [Part("linears", "lins"), _bias("bias", "bias")],
+    nn.LEConv: [Part(f"{ours}_linear", theirs) for ours, theirs in _LE.items()],
+    nn.GCNIIConv: [Match("linear.kernel", "weight1"), Match("initial_linear.kernel", "weight2")],
+    nn.RGCNConv: _RGCN,
+    nn.HeteroConv: _hetero,
     nn.AGNNConv: [Match("beta", "beta", ONE_MORE_AXIS)],
     nn.HypergraphConv: _HYPERGRAPH,
     nn.FusedLinear: _LINEAR,

@@ -23,6 +23,7 @@ RNGS = nnx.Rngs(0)
 NODES, IN, OUT, HEADS = 4, 3, 2, 2
 EDGES = np.array([[0, 1, 2, 3, 3, 0, 2], [1, 2, 2, 1, 0, 0, 3]])  # two of them are loops
 LOOPED = np.hstack([EDGES[:, EDGES[0] != EDGES[1]], np.array([range(NODES)] * 2)])
+RELATIONS = np.arange(EDGES.shape[1]) % 3  # of three kinds
 HYPEREDGES = np.array([[0, 1, 2, 2, 3], [0, 0, 0, 1, 1]])
 
 
@@ -61,11 +62,37 @@ def _sage(p: State) -> np.ndarray:
     return _linear(p, "lin_l", _sum(X[senders], receivers) / degrees) + _linear(p, "lin_r", X)
 
 
-def _gcn(p: State) -> np.ndarray:
+def _gcn_sum(h: np.ndarray) -> np.ndarray:
     senders, receivers = np.hstack([EDGES, [[1, 3], [1, 3]]])  # a loop for those that have none
     roots = np.sqrt(np.bincount(receivers, minlength=NODES))
-    shares = 1 / (roots[senders] * roots[receivers])
-    return _sum(shares[:, None] * _linear(p, "lin", X)[senders], receivers) + p["bias"]
+    return _sum(h[senders] / (roots[senders] * roots[receivers])[:, None], receivers)
+
+
+def _gcn(p: State) -> np.ndarray:
+    return _gcn_sum(_linear(p, "lin", X)) + p["bias"]
+
+
+def _sg(p: State) -> np.ndarray:
+    return _linear(p, "lin", _gcn_sum(_gcn_sum(X)))
+
+
+def _le(p: State) -> np.ndarray:
+    sent = _linear(p, "lin1", X)[EDGES[0]] - _linear(p, "lin2", X)[EDGES[1]]
+    return _sum(sent, EDGES[1]) + _linear(p, "lin3", X)
+
+
+def _rgcn(p: State) -> np.ndarray:
+    y, matrices = X @ p["root"] + p["bias"], np.einsum("rb,bio->rio", p["comp"], p["weight"])
+    for relation, matrix in enumerate(matrices):
+        senders, receivers = EDGES[:, relation == RELATIONS]
+        degrees = np.maximum(np.bincount(receivers, minlength=NODES), 1)[:, None]
+        y = y + _sum(X[senders], receivers) / degrees @ matrix
+    return y
+
+
+def _gine(p: State) -> np.ndarray:
+    messages = np.maximum(X[EDGES[0]] + _linear(p, "lin", OF_EDGES), 0)
+    return _linear(p, "nn", (1 + p["eps"]) * X + _sum(messages, EDGES[1]))
 
 
 def _gin(p: State) -> np.ndarray:
@@ -120,8 +147,14 @@ OF_HYPEREDGES = _numbers((2, IN), 0.2)
 def _on_graph(layer: Any, x: jax.Array) -> Any:
     """The layer on the graph; one with features of edges gets them."""
     graph, features = CSRGraph.from_edge_index(EDGES, NODES, edge_data=jnp.float32(OF_EDGES))
-    arrays: list[Any] = [x, features] if isinstance(layer, nn.TransformerConv) else [x]
+    has_features = isinstance(layer, nn.TransformerConv | nn.GINEConv)
+    arrays: list[Any] = [x, features] if has_features else [x]
     return layer(graph, *arrays)
+
+
+def _on_relations(layer: Any, x: jax.Array) -> jax.Array:
+    graphs = [EDGES[:, relation == RELATIONS] for relation in range(3)]
+    return layer([CSRGraph.from_edge_index(edges, NODES) for edges in graphs], x)
 
 
 def _on_hypergraph(layer: Any, x: jax.Array) -> jax.Array:
@@ -221,6 +254,43 @@ CASES = {
         },
         _transformer,
         [0.204319, 0.761606, -1.201248, 0.794455],
+    ),
+    "SGConv": Case(
+        lambda: nn.SGConv(IN, OUT, num_steps=2, rngs=RNGS),
+        {"lin.weight": (OUT, IN), "lin.bias": (OUT,)},
+        _sg,
+        [0.936014, -0.846178],
+    ),
+    "LEConv": Case(
+        lambda: nn.LEConv(IN, OUT, rngs=RNGS),
+        {
+            "lin1.weight": (OUT, IN),
+            "lin1.bias": (OUT,),
+            "lin2.weight": (OUT, IN),
+            "lin3.weight": (OUT, IN),
+            "lin3.bias": (OUT,),
+        },
+        _le,
+        [-2.894381, 0.301212],
+    ),
+    "GINEConv": Case(
+        lambda: nn.GINEConv(IN, edge_dim=2, mlp=nn.FusedLinear(IN, OUT, rngs=RNGS), rngs=RNGS),
+        {
+            "eps": (1,),
+            "nn.weight": (OUT, IN),
+            "nn.bias": (OUT,),
+            "lin.weight": (IN, 2),
+            "lin.bias": (IN,),
+        },
+        _gine,
+        [-1.737262, -3.068016],
+    ),
+    "RGCNConv": Case(
+        lambda: nn.RGCNConv(IN, OUT, num_relations=3, num_bases=2, rngs=RNGS),
+        {"weight": (2, IN, OUT), "comp": (3, 2), "root": (IN, OUT), "bias": (OUT,)},
+        _rgcn,
+        [1.941759, 2.155287],
+        _on_relations,
     ),
     "HypergraphConv": Case(
         lambda: nn.HypergraphConv(
@@ -409,6 +479,25 @@ def test_what_a_layer_there_does_without_is_zero_or_of_no_use_here():
     from_pyg(to_pyg(transformer) | skip, transformer)  # which PyG makes and does not use
 
 
+def test_layers_inside_of_others_are_read_by_the_names_there():
+    relations = {("a", "has.many", "b"): nn.SAGEConv((3, 5), 2, rngs=RNGS)}
+    assert to_pyg(nn.HeteroConv(relations))["convs.<a___has#many___b>.lin_l.weight"].shape == (2, 5)
+    mlp = nn.FusedMLP([6, 4, 2], activation="relu", rngs=RNGS)
+    assert to_pyg(nn.EdgeConv(mlp))["nn.2.weight"].shape == (2, 4)
+    block = nn.SchNetInteraction(3, num_filters=4, num_gaussians=5, rngs=RNGS)
+    state = to_pyg(block)  # mlp is conv.nn there, and a state dict has both
+    np.testing.assert_array_equal(state["conv.nn.0.weight"], state["mlp.0.weight"])
+    from_pyg(state, block)
+    assert set(to_pyg(nn.ChebConv(3, 2, num_terms=2, rngs=RNGS))) == {
+        "lins.0.weight",
+        "lins.1.weight",
+        "bias",
+    }
+    assert set(to_pyg(nn.GCNIIConv(3, share_weights=False, rngs=RNGS))) == {"weight1", "weight2"}
+    gated = to_pyg(nn.ResGatedGraphConv((3, 5), 2, rngs=RNGS))
+    assert gated["lin_key.weight"].shape == (2, 3) and gated["lin_value.weight"].shape == (2, 5)
+
+
 def test_parameters_keep_their_dtypes():
     layer = nn.GCNConv(3, 2, param_dtype=jnp.bfloat16, rngs=RNGS)
     from_pyg({"lin.weight": np.ones((2, 3)), "bias": np.ones(2)}, layer)
@@ -494,15 +583,34 @@ def test_nothing_is_set_unless_everything_fits():
 # -- where torch-geometric is installed ---------------------------------------------------------
 
 
-def _torch_mlp(torch: Any) -> Any:
-    return torch.nn.Sequential(torch.nn.Linear(IN, 5), torch.nn.ReLU(), torch.nn.Linear(5, OUT))
+def _networks(torch: Any, name: str) -> list[Any]:
+    """The network that a layer takes, if it does."""
+    linear = torch.nn.Linear
+    if name == "GINConv":
+        return [torch.nn.Sequential(linear(IN, 5), torch.nn.ReLU(), linear(5, OUT))]
+    return [linear(IN, OUT)] if name == "GINEConv" else []
 
 
-# The arguments of the layers there; what else they need is made of torch.
+def _inputs(torch: Any, name: str, options: dict[str, Any]) -> list[Any]:
+    """What the layer there is called with."""
+    x = torch.tensor(X).float()
+    if name == "HypergraphConv":
+        return [x, torch.tensor(HYPEREDGES), None, torch.tensor(OF_HYPEREDGES).float()]
+    if name == "RGCNConv":
+        return [x, torch.tensor(EDGES), torch.tensor(RELATIONS)]
+    of_edges = [torch.tensor(OF_EDGES).float()] if "edge_dim" in options else []
+    return [x, torch.tensor(EDGES), *of_edges]
+
+
+# The arguments of the layers there, but for the networks that they take.
 THEIRS: dict[str, tuple[tuple, dict[str, Any]]] = {
     "SAGEConv": ((IN, OUT), {}),
     "GCNConv": ((IN, OUT), {}),
     "GINConv": ((), {"train_eps": True}),
+    "GINEConv": ((), {"train_eps": True, "edge_dim": 2}),
+    "SGConv": ((IN, OUT), {"K": 2}),
+    "LEConv": ((IN, OUT), {}),
+    "RGCNConv": ((IN, OUT), {"num_relations": 3, "num_bases": 2}),
     "GATConv": ((IN, OUT), {"heads": HEADS, "residual": True}),
     "GATv2Conv": ((IN, OUT), {"heads": HEADS, "concat": False}),
     "TransformerConv": ((IN, OUT), {"heads": HEADS, "edge_dim": 2, "beta": True}),
@@ -517,19 +625,15 @@ def test_torch_geometric_has_the_same_layer_under_the_same_names(name):
     pytest.importorskip("torch_geometric", reason="reason: needs torch-geometric")
     layers = importlib.import_module("torch_geometric.nn")
     arguments, options = THEIRS[name]
-    if name == "GINConv":
-        arguments = (_torch_mlp(torch),)
-    theirs, again = (getattr(layers, name)(*arguments, **options).eval() for _ in "ab")
+    theirs, again = (
+        getattr(layers, name)(*_networks(torch, name), *arguments, **options).eval() for _ in "ab"
+    )
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.normal_()
     ours = from_pyg(theirs.state_dict(), CASES[name].make())
     again.load_state_dict({key: torch.from_numpy(a) for key, a in to_pyg(ours).items()})
-    x, of_edges = torch.tensor(X).float(), torch.tensor(OF_EDGES).float()
-    inputs = [x, torch.tensor(EDGES)] + ([of_edges] if "edge_dim" in options else [])
-    if name == "HypergraphConv":
-        of_hyperedges = torch.tensor(OF_HYPEREDGES).float()
-        inputs = [x, torch.tensor(HYPEREDGES), None, of_hyperedges]
+    inputs = _inputs(torch, name, options)
     y = jax.jit(CASES[name].run)(ours, jnp.float32(X))
     with torch.no_grad():
         np.testing.assert_allclose(y, theirs(*inputs).numpy(), rtol=1e-5, atol=1e-5)
