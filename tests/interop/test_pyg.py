@@ -192,6 +192,11 @@ def _gin_layer() -> nn.GINConv:
     return nn.GINConv(IN, IN, linear=False, mlp=mlp, rngs=RNGS)
 
 
+def _gine_layer() -> nn.GINEConv:
+    mlp: Any = nn.FusedLinear(IN, OUT, rngs=RNGS)
+    return nn.GINEConv(IN, edge_dim=2, mlp=mlp, rngs=RNGS)
+
+
 WIDE = HEADS * OUT
 _ATTENTION = (1, HEADS, OUT)
 CASES = {
@@ -274,7 +279,7 @@ CASES = {
         [-2.894381, 0.301212],
     ),
     "GINEConv": Case(
-        lambda: nn.GINEConv(IN, edge_dim=2, mlp=nn.FusedLinear(IN, OUT, rngs=RNGS), rngs=RNGS),
+        _gine_layer,
         {
             "eps": (1,),
             "nn.weight": (OUT, IN),
