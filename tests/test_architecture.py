@@ -118,7 +118,13 @@ ALLOWED = {
         "jaxgnn.models",
         "jaxgnn.pretrained",
     },
-    "jaxgnn.interop": {"jaxgnn.ops._aggregate.segments"},
+    "jaxgnn.interop": {
+        "jaxgnn._errors",
+        "jaxgnn.interop",
+        "jaxgnn.models",
+        "jaxgnn.nn",
+        "jaxgnn.ops._aggregate.segments",
+    },
     "jaxgnn.training": {"jaxgnn._errors", "jaxgnn.training"},
     "jaxgnn.testing": {"jaxgnn._version", "jaxgnn.graph", "jaxgnn.ops", "jaxgnn.testing"},
     "experiments": {"jaxgnn", "experiments"},
@@ -127,7 +133,14 @@ ALLOWED = {
 # Third-party packages with one home.
 HOMES = {
     "jraph": {"jaxgnn.graph._jraph", "jaxgnn.interop.jraph"},
-    "flax": {"jaxgnn.nn", "jaxgnn.models", "jaxgnn.pretrained", "jaxgnn.training", "experiments"},
+    "flax": {
+        "jaxgnn.nn",
+        "jaxgnn.models",
+        "jaxgnn.interop",
+        "jaxgnn.pretrained",
+        "jaxgnn.training",
+        "experiments",
+    },
     "optax": {"jaxgnn.training", "experiments"},
     "orbax": {"jaxgnn.training"},
     "sklearn": {"jaxgnn.datasets"},

@@ -8,6 +8,7 @@ import pkgutil
 import re
 from pathlib import Path
 
+import jax
 import pytest
 
 import jaxgnn
@@ -52,7 +53,9 @@ def _blocks(page: Path) -> str:
 )
 def test_python_blocks_of_a_page_run_from_top_to_bottom(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    exec(compile(_blocks(page), page.name, "exec"), {"__name__": "__main__"})
+    # Optimisers of optax and norms of Flax promote dtypes, as JAX does for users.
+    with jax.numpy_dtype_promotion("standard"):
+        exec(compile(_blocks(page), page.name, "exec"), {"__name__": "__main__"})
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -972,6 +972,38 @@ READERS = (
     ),
 )
 
+INTEROP = (
+    Fault(
+        "from_pyg: matrices are read in the order of their entries, and not transposed",
+        "jaxgnn/interop/_pyg_names.py",
+        "TRANSPOSED = Form(lambda a: a.T, ",
+        "TRANSPOSED = Form(lambda a: a.reshape(a.shape[::-1]), ",
+        _tests(
+            "interop/test_pyg",
+            "test_a_layer_computes_the_formula_of_the_state_dict_that_it_was_given",
+        ),
+    ),
+    Fault(
+        "from_pyg: a bias that the state dict lacks keeps what it was",
+        "jaxgnn/interop/pyg.py",
+        "arrays.get(id(variable), np.zeros(variable.shape))",
+        "arrays.get(id(variable), variable[...])",
+        _tests(
+            "interop/test_pyg", "test_what_a_layer_there_does_without_is_zero_or_of_no_use_here"
+        ),
+    ),
+    Fault(
+        "from_pyg: of two arrays for one parameter the last is taken, whatever the first",
+        "jaxgnn/interop/pyg.py",
+        "if key in arrays and not ",
+        "if key in arrays and key is None and not ",
+        _tests(
+            "interop/test_pyg",
+            "test_widths_of_both_ends_and_shared_weights_have_names_of_their_own",
+        ),
+    ),
+)
+
 TRAINING = (
     Fault(
         "training step: every step has the same random numbers",
@@ -1186,6 +1218,7 @@ FAULTS: tuple[Fault, ...] = (
     *RELATIONS,
     *READERS,
     *TRAINING,
+    *INTEROP,
 )
 
 # A development install finds the packages in the checkout, before any path is looked at.

@@ -1,1 +1,4 @@
-"""Other libraries' names on the kernels of this one; a module needs the package of its name."""
+"""Other libraries' names and weights; ``jaxgnn.interop.jraph`` needs the package jraph."""
+
+from jaxgnn.interop.pyg import from_pyg as from_pyg
+from jaxgnn.interop.pyg import to_pyg as to_pyg

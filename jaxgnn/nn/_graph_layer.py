@@ -98,7 +98,8 @@ class GraphLayer(nnx.Module):
 
     def _check_graph(self, graph: CSRGraph) -> None:
         if not isinstance(graph, CSRGraph):
-            raise bad_input(self._name, "graph", "a jaxgnn.graph.CSRGraph", type(graph).__name__)
+            expected = "a jaxgnn.graph.CSRGraph, which comes before the features"
+            raise bad_input(self._name, "graph", expected, type(graph).__name__)
 
     def _check_square(
         self, graph: CSRGraph, reason: str = "since each node adds its own features"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, get_args
 
 import jax.numpy as jnp
@@ -181,6 +182,25 @@ _CHECKS: Mapping[str, Check] = {
 }
 
 
+# What other libraries call an option: PyTorch Geometric, DGL, Flax and torch.
+_NAMES_ELSEWHERE: Mapping[str, Sequence[str]] = {
+    "K": ("num_steps", "num_terms"),
+    "act": ("activation",),
+    "aggr": ("reduce", "aggregation"),
+    "bias": ("use_bias",),
+    "dropout_rate": ("dropout",),
+    "edge_channels": ("edge_dim", "edge_features"),
+    "hidden_channels": ("hidden_features",),
+    "in_channels": ("in_features", "features"),
+    "in_feats": ("in_features", "features"),
+    "key": ("rngs",),
+    "nn": ("mlp",),
+    "num_heads": ("heads",),
+    "out_channels": ("out_features",),
+    "out_feats": ("out_features",),
+}
+
+
 def checked_options[M: nnx.Module, **P](
     **own: Check,
 ) -> Callable[[Callable[Concatenate[M, P], None]], Callable[Concatenate[M, P], None]]:
@@ -192,6 +212,8 @@ def checked_options[M: nnx.Module, **P](
     Raises:
       ValueError: if an option is invalid; names the layer, the option, the expected and the given
         value.
+      TypeError: if an option is missing, or none has its name; names the layer, and the option that
+        may be meant.
     """
     checks = {**_CHECKS, **own}
 
@@ -200,7 +222,7 @@ def checked_options[M: nnx.Module, **P](
 
         @functools.wraps(init)
         def checked(self, *args, **kwargs):
-            bound = signature.bind(self, *args, **kwargs)
+            bound = _bound(signature, type(self).__name__, self, *args, **kwargs)
             bound.apply_defaults()
             for argument, value in bound.arguments.items():
                 expected = checks[argument](value) if argument in checks else None
@@ -211,6 +233,29 @@ def checked_options[M: nnx.Module, **P](
         return checked
 
     return decorate
+
+
+def _bound(
+    signature: inspect.Signature, name: str, /, *args: Any, **kwargs: Any
+) -> inspect.BoundArguments:
+    """The arguments by name.
+
+    Raises:
+      TypeError: if one is missing or unknown.
+    """
+    options = [option for option in signature.parameters if option != "self"]
+    for option in kwargs:
+        if option not in options:
+            meant = [o for o in _NAMES_ELSEWHERE.get(option, ()) if o in options]
+            meant = meant or difflib.get_close_matches(option, options, n=1)
+            hint = f"; did you mean {meant[0]!r}?" if meant else "."
+            listed = ", ".join(options)
+            raise TypeError(f"{name}: no option is called {option!r}{hint} There are {listed}")
+    try:
+        return signature.bind(*args, **kwargs)
+    except TypeError as error:
+        example = ", such as rngs=nnx.Rngs(0)" if "'rngs'" in str(error) else ""
+        raise TypeError(f"{name}: {error}{example}") from None
 
 
 def _equals(value: Any, choice: str) -> bool:

@@ -405,7 +405,8 @@ GRAPH, EDGE_FEATURES = _edges(13).graph()
 BIPARTITE, _ = _edges(14, COLUMNS).graph(COLUMNS)
 PLAIN, WITH_EDGES = _made(nn.GATConv), _made(nn.GATv2Conv, edge_dim=3)
 BAD_CALLS = {
-    "no graph": (PLAIN, ("graph", X), "graph must be a jaxgnn.graph.CSRGraph, got str"),
+    "no graph": (PLAIN, ("graph", X), "graph must be a jaxgnn.graph.CSRGraph.*, got str"),
+    "features first": (PLAIN, (X, GRAPH), "graph.*which comes before the features, got ArrayImpl"),
     "a list": (PLAIN, (GRAPH, {1: 2}), r"x must be an array, got dict"),
     "another width": (PLAIN, (GRAPH, X[:, :5]), r"x must be of shape \[..., 11, 6\].*\(11, 5\)"),
     "fewer nodes": (PLAIN, (GRAPH, X[:7]), r"x must be of shape \[..., 11, 6\].*\(7, 6\)"),

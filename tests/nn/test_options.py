@@ -24,6 +24,25 @@ def test_the_options_of_the_tables_are_good(name):
     LAYERS[name].make(nnx.Rngs(0))
 
 
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"bias": False}, "^GATConv: no option is called 'bias'; did you mean 'use_bias'"),
+        ({"num_heads": 2}, "did you mean 'heads'"),
+        ({"droput": 0.1}, "did you mean 'dropout'"),
+        ({"colour": 1}, "called 'colour'. There are in_features, out_features, heads, "),
+        ({"rngs": None}, "^GATConv: missing a required argument: 'rngs', such as rngs=nnx.Rngs"),
+        ({"in_channels": 8}, "did you mean 'in_features'"),
+    ],
+)
+def test_an_option_that_a_layer_lacks_is_an_error_that_names_the_one_that_is_meant(
+    options, message
+):
+    given = {"in_features": 8, "out_features": 4, "rngs": nnx.Rngs(0)} | options
+    with pytest.raises(TypeError, match=message):
+        nn.GATConv(**{key: value for key, value in given.items() if value is not None})
+
+
 def test_numbers_of_numpy_and_names_of_dtypes_are_good_options():
     layer = nn.SAGEConv(
         np.int64(8),

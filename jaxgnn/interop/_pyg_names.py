@@ -1,0 +1,287 @@
+"""What the parameters of layers are called in PyTorch Geometric, and which shapes they have there.
+
+``ROWS`` has a row for each class of layer. A row is a list of parameters and of parts, which are
+modules inside of the layer with rows of their own. Networks need no row: what has none is taken
+apart by its attributes, whose names are those of the PyTorch module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from flax import nnx
+
+from jaxgnn import nn
+from jaxgnn._errors import bad_input
+from jaxgnn.models import MaxKGNN
+
+
+class Form(NamedTuple):
+    """How an array of PyTorch Geometric becomes one of this library, and back.
+
+    Attributes:
+      here: from an array there to one here.
+      there: from an array here to one there.
+    """
+
+    here: Callable[[np.ndarray], np.ndarray]
+    there: Callable[[np.ndarray], np.ndarray]
+
+
+SAME = Form(lambda a: a, lambda a: a)
+TRANSPOSED = Form(lambda a: a.T, lambda a: a.T)
+ONE_MORE_AXIS = Form(lambda a: a[0], lambda a: a[None])  # [1, ...] there, [...] here
+
+
+class Match(NamedTuple):
+    """A parameter here, and its name there.
+
+    Attributes:
+      ours: attributes that lead from the layer to the parameter, such as ``"src_linear.kernel"``.
+      theirs: name in the state dict, after the prefix of the layer.
+      form: how one array becomes the other.
+      zero: whether the parameter is zero where the state dict lacks it, as a bias is.
+      shared: parameter that must be equal where the layer lacks ``ours``, since it shares them.
+      older: whether this is the name in earlier releases, which is read and not written.
+    """
+
+    ours: str
+    theirs: str
+    form: Form = SAME
+    zero: bool = False
+    shared: str | None = None
+    older: bool = False
+
+
+class Part(NamedTuple):
+    """A module inside of a layer, and its prefix in the state dict.
+
+    Attributes:
+      ours: attributes that lead from the layer to the module, such as ``"convolutions.0"``.
+      theirs: prefix of the names of its parameters.
+      unused: whether the arrays there are of no use where the layer lacks the module.
+      older: whether this is the prefix in earlier releases, which is read and not written.
+    """
+
+    ours: str
+    theirs: str
+    unused: bool = False
+    older: bool = False
+
+
+class Ignored(NamedTuple):
+    """An array that is of no use here.
+
+    Attributes:
+      theirs: name in the state dict, after the prefix of the layer.
+    """
+
+    theirs: str
+
+
+KINDS = nnx.Param, nnx.BatchStat  # the variables that a state dict holds
+
+type Entry = Match | Part | Ignored
+type Row = Sequence[Entry]
+
+
+def _kernel(ours: str, theirs: str, **options: Any) -> Match:
+    """The matrix of a linear layer, [in, out] here and [out, in] there."""
+    return Match(f"{ours}.kernel", f"{theirs}.weight", TRANSPOSED, **options)
+
+
+def _bias(ours: str, theirs: str, **options: Any) -> Match:
+    return Match(ours, theirs, zero=True, **options)
+
+
+_LINEAR = [Match("kernel", "weight", TRANSPOSED), _bias("bias", "bias")]
+_NORM = [Match("scale", "weight"), Match("bias", "bias")]
+_BATCH_NORM = [
+    *_NORM,
+    Match("mean", "running_mean"),
+    Match("var", "running_var"),
+    Ignored("num_batches_tracked"),
+]
+_SAGE = [
+    _kernel("neighbor_linear", "lin_l"),
+    _kernel("self_linear", "lin_r", zero=True),  # root_weight=False
+    _bias("self_linear.bias", "lin_l.bias"),
+]
+_OF_EDGES = [Part("edge_linear", "lin_edge"), Part("residual_linear", "res"), _bias("bias", "bias")]
+_GAT = [
+    _kernel("src_linear", "lin"),
+    _kernel("src_linear", "lin_src", older=True),
+    _kernel("dst_linear", "lin_dst", shared="src_linear.kernel", older=True),
+    Match("src_attention", "att_src", ONE_MORE_AXIS),
+    Match("dst_attention", "att_dst", ONE_MORE_AXIS),
+    Match("edge_attention", "att_edge", ONE_MORE_AXIS),
+    *_OF_EDGES,
+]
+_BIPARTITE_GAT = [_kernel("src_linear", "lin_src"), _kernel("dst_linear", "lin_dst"), *_GAT[3:]]
+_GATV2 = [
+    Part("src_linear", "lin_l"),
+    _kernel("dst_linear", "lin_r", shared="src_linear.kernel"),
+    _bias("dst_linear.bias", "lin_r.bias", shared="src_linear.bias"),
+    Match("attention", "att", ONE_MORE_AXIS),
+    *_OF_EDGES,
+]
+_TRANSFORMER = [
+    *(Part(f"{part}_linear", f"lin_{part}") for part in ("query", "key", "value", "edge", "beta")),
+    Part("root_linear", "lin_skip", unused=True),  # there too with root_weight=False
+]
+_HYPERGRAPH = [
+    Match("kernel", "lin.weight", TRANSPOSED),
+    Match("attention", "att", ONE_MORE_AXIS),
+    _bias("bias", "bias"),
+]
+
+
+_GIN = [Match("epsilon", "eps", ONE_MORE_AXIS), Part("mlp", "nn")]
+_LE = {"sender": "lin1", "receiver": "lin2", "self": "lin3"}
+_RGCN = [
+    Match("kernel", "weight"),
+    Match("coefficients", "comp"),
+    Match("root_linear.kernel", "root"),
+    _bias("bias", "bias"),
+]
+_GATED = [
+    *(Part(f"{part}_linear", f"lin_{part}") for part in ("key", "query", "value")),
+    Part("root_linear", "lin_skip"),
+    _bias("bias", "bias"),
+]
+_CF = [
+    Part("sender_linear", "lin1"),
+    Part("linear", "lin2"),
+    Part("filter_hidden", "nn.0"),
+    Part("filter_linear", "nn.2"),
+]
+_SCHNET = [
+    Part("conv", "conv"),
+    Part("conv.filter_hidden", "mlp.0"),  # which is conv.nn.0 there
+    Part("conv.filter_linear", "mlp.2"),
+    Part("linear", "lin"),
+]
+
+
+def _hetero(layer: nn.HeteroConv) -> Row:
+    keys = (f"<{'___'.join(edge_type)}>".replace(".", "#") for edge_type in layer.edge_types)
+    return [Part(f"layers.{i}", f"convs.{key}") for i, key in enumerate(keys)]
+
+
+def _gat(layer: nn.GATConv) -> Row:
+    return _GAT if layer.dst_linear is None else _BIPARTITE_GAT
+
+
+def _mlp(mlp: nn.FusedMLP) -> Row:
+    """Linear layers at every other place of a ``Sequential``, or in the list of an ``MLP``."""
+    places = range(len(mlp.layers))
+    return [
+        *(Part(f"layers.{i}", f"{2 * i}") for i in places),
+        *(Part(f"layers.{i}", f"lins.{i}", older=True) for i in places),
+    ]
+
+
+def _sequential(network: nnx.Sequential) -> Row:
+    modules = [i for i, layer in enumerate(network.layers) if isinstance(layer, nnx.Module)]
+    return [Part(f"layers.{i}", f"{i}") for i in modules]
+
+
+# The layers of MaxK-GNN's published networks, which are made of DGL's; {i} is the layer's number.
+_MAXK: dict[str, list[Match | Part]] = {
+    "sage": [
+        _kernel("convolutions.{i}.self_linear", "layers.{i}.fc_self"),
+        _bias("convolutions.{i}.self_linear.bias", "layers.{i}.fc_self.bias"),
+        _bias("convolutions.{i}.self_linear.bias", "layers.{i}.bias", older=True),
+        _kernel("convolutions.{i}.neighbor_linear", "layers.{i}.fc_neigh"),
+        Part("norms.{i}", "layers.{i}.norm"),
+    ],
+    "gcn": [
+        Part("convolutions.{i}.linear", "linlayers.{i}"),
+        _bias("convolutions.{i}.bias", "gcnlayers.{i}.bias"),
+        Part("norms.{i}", "normlayers.{i}"),
+    ],
+    "gin": [
+        Part("convolutions.{i}.linear", "linlayers.{i}"),
+        Match("convolutions.{i}.epsilon", "gcnlayers.{i}.eps", ONE_MORE_AXIS),
+        Part("norms.{i}", "normlayers.{i}"),
+    ],
+}
+
+
+def _maxk_gnn(model: MaxKGNN) -> Row:
+    if model.body is not None:
+        expected = "made without hyper_connections and scan_layers, to have the published names"
+        raise bad_input("jaxgnn.interop", "layer", expected, "a MaxKGNN with one of them")
+    layers = [
+        entry._replace(ours=entry.ours.format(i=i), theirs=entry.theirs.format(i=i))
+        for i in range(model.num_layers)
+        for entry in _MAXK[model.kind]
+    ]
+    return [Part("lin_in", "lin_in"), *layers, Part("lin_out", "lin_out")]
+
+
+ROWS: dict[type, Row | Callable[[Any], Row]] = {
+    nn.SAGEConv: _SAGE,
+    nn.GCNConv: [_kernel("linear", "lin"), _bias("bias", "bias")],
+    nn.GINConv: _GIN,
+    nn.GATConv: _gat,
+    nn.GATv2Conv: _GATV2,
+    nn.TransformerConv: _TRANSFORMER,
+    nn.ResGatedGraphConv: _GATED,
+    nn.GINEConv: [*_GIN, Part("edge_linear", "lin")],
+    nn.EdgeConv: [Part("mlp", "nn")],
+    nn.CFConv: _CF,
+    nn.SchNetInteraction: _SCHNET,
+    nn.SGConv: [_kernel("linear", "lin"), _bias("bias", "lin.bias")],
+    nn.ChebConv: [Part("linears", "lins"), _bias("bias", "bias")],
+    nn.LEConv: [Part(f"{ours}_linear", theirs) for ours, theirs in _LE.items()],
+    nn.GCNIIConv: [Match("linear.kernel", "weight1"), Match("initial_linear.kernel", "weight2")],
+    nn.RGCNConv: _RGCN,
+    nn.HeteroConv: _hetero,
+    nn.AGNNConv: [Match("beta", "beta", ONE_MORE_AXIS)],
+    nn.HypergraphConv: _HYPERGRAPH,
+    nn.FusedLinear: _LINEAR,
+    nn.FusedMLP: _mlp,
+    nn.BatchNorm: [Part("norm", "module")],
+    nn.LayerNorm: _NORM,
+    nn.GraphNorm: [*_NORM, Match("mean_scale", "mean_scale")],
+    MaxKGNN: _maxk_gnn,
+    nnx.Linear: _LINEAR,
+    nnx.LayerNorm: _NORM,
+    nnx.BatchNorm: _BATCH_NORM,
+    nnx.Embed: [Match("embedding", "weight")],
+    nnx.Sequential: _sequential,
+}
+
+
+def row_of(module: nnx.Module) -> Row:
+    """The row of a module's class; for classes of a user, a row with the names of its attributes.
+
+    Raises:
+      ValueError: for layers of this library that have parameters and no row.
+    """
+    for kind in type(module).__mro__:
+        if kind in ROWS:
+            row = ROWS[kind]
+            return row(module) if callable(row) else row
+    if type(module).__module__.startswith("jaxgnn.") and _has_variables(module):
+        known = ", ".join(kind.__name__ for kind in ROWS if kind.__module__.startswith("jaxgnn."))
+        expected = f"of classes that PyTorch Geometric has too ({known})"
+        raise bad_input("jaxgnn.interop", "layer", expected, f"a {type(module).__name__}")
+    return _row_of_attributes(module)
+
+
+def _row_of_attributes(module: nnx.Module) -> Row:
+    if isinstance(module, nnx.List):
+        children = {str(i): child for i, child in enumerate(module)}
+    else:
+        children = vars(module)
+    parts = [Part(name, name) for name, child in children.items() if isinstance(child, nnx.Module)]
+    own = [Match(name, name) for name, child in children.items() if isinstance(child, KINDS)]
+    return [*parts, *own]
+
+
+def _has_variables(module: nnx.Module) -> bool:
+    return any(isinstance(node, KINDS) for _, node in nnx.iter_graph(module))
