@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -119,7 +120,7 @@ class Set2Set(nnx.Module):
         check_widths("Set2Set", in_features)
         self.in_features = in_features
         self.num_steps = num_steps
-        own = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        own: Any = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         self.lstm = nnx.OptimizedLSTMCell(2 * in_features, in_features, **CELL_FUNCTIONS, **own)
 
     def __call__(

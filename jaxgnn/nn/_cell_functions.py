@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ def _tanh(z: Array) -> Array:
     return jnp.tanh(z)
 
 
-CELL_FUNCTIONS: dict[str, Callable[[Array], Array]] = {
+CELL_FUNCTIONS: dict[str, Any] = {
     "gate_fn": _sigmoid,
     "activation_fn": _tanh,
 }
