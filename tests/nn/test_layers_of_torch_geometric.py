@@ -44,16 +44,17 @@ def _load_layer(theirs: Any, ours: nn.FusedLinear) -> Any:
     return _load_linear(theirs, ours.kernel[...], bias)
 
 
-def _network(mlp: nn.FusedMLP) -> Any:
-    """The same MLP of two layers in torch."""
+def _with_network(convolution: Any, mlp: nn.FusedMLP, **options: Any) -> Any:
+    """A convolution around the same MLP of two layers.
+
+    Parameters are copied after it is made: torch-geometric draws those of a network anew.
+    """
     torch = pytest.importorskip("torch", reason=_NEEDS)
-    first, second = mlp.layers
-    linear = torch.nn.Linear
-    return torch.nn.Sequential(
-        _load_layer(linear(first.in_features, first.out_features), first),
-        torch.nn.ReLU(),
-        _load_layer(linear(second.in_features, second.out_features), second),
-    )
+    first, second = (torch.nn.Linear(one.in_features, one.out_features) for one in mlp.layers)
+    theirs = convolution(torch.nn.Sequential(first, torch.nn.ReLU(), second), **options)
+    for linear, ours in zip((first, second), mlp.layers, strict=True):
+        _load_layer(linear, ours)
+    return theirs
 
 
 def _mlp(rngs: nnx.Rngs, width: int = IN) -> nn.FusedMLP:
@@ -63,7 +64,7 @@ def _mlp(rngs: nnx.Rngs, width: int = IN) -> nn.FusedMLP:
 def _gine(pyg: Any, rngs: nnx.Rngs) -> tuple[Any, Any]:
     ours = _biased(nn.GINEConv(IN, edge_dim=FEATURES, mlp=_mlp(rngs), rngs=rngs))
     ours.epsilon[...] = jnp.float32(0.25)
-    theirs = pyg.GINEConv(_network(ours.mlp), train_eps=True, edge_dim=FEATURES)
+    theirs = _with_network(pyg.GINEConv, ours.mlp, train_eps=True, edge_dim=FEATURES)
     _load(theirs.eps, 0.25)
     _load_layer(theirs.lin, ours.edge_linear)
     return ours, theirs
@@ -71,7 +72,7 @@ def _gine(pyg: Any, rngs: nnx.Rngs) -> tuple[Any, Any]:
 
 def _edge_conv(pyg: Any, rngs: nnx.Rngs) -> tuple[Any, Any]:
     ours = _biased(nn.EdgeConv(_mlp(rngs, 2 * IN)))
-    return ours, pyg.EdgeConv(_network(ours.mlp), aggr="max")
+    return ours, _with_network(pyg.EdgeConv, ours.mlp, aggr="max")
 
 
 def _res_gated(pyg: Any, rngs: nnx.Rngs) -> tuple[Any, Any]:
@@ -158,7 +159,7 @@ def _sage(pyg: Any, rngs: nnx.Rngs) -> tuple[Any, Any]:
 def _gin(pyg: Any, rngs: nnx.Rngs) -> tuple[Any, Any]:
     ours = _biased(nn.GINConv(IN, IN, linear=False, mlp=_mlp(rngs), rngs=rngs))
     ours.epsilon[...] = jnp.float32(-0.5)
-    theirs = pyg.GINConv(_network(ours.mlp), train_eps=True)
+    theirs = _with_network(pyg.GINConv, ours.mlp, train_eps=True)
     _load(theirs.eps, -0.5)
     return ours, theirs
 

@@ -13,10 +13,10 @@ from jaxgnn.testing import random_array
 
 _NEEDS = "reason: needs {}, which this project does not install"
 NODES = 9
-# Each edge in both directions, and two self loops.
+# Each edge as often in one direction as in the other, one of them twice, and two self loops.
 SENDERS = np.array([0, 1, 1, 2, 2, 3, 5, 0, 4, 4, 6, 2, 7, 7])
 RECEIVERS = np.array([1, 0, 2, 1, 3, 2, 0, 5, 4, 6, 4, 2, 3, 3])
-SENDERS, RECEIVERS = np.append(SENDERS, 3), np.append(RECEIVERS, 7)
+SENDERS, RECEIVERS = np.append(SENDERS, [3, 3]), np.append(RECEIVERS, [7, 7])
 GRAPH = CSRGraph.from_edges(SENDERS, RECEIVERS, NODES)
 X, INITIAL = (random_array((NODES, 6), "float32", seed=seed) for seed in (0, 1))
 
