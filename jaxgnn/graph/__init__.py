@@ -19,10 +19,13 @@ from jaxgnn.graph._gcn import every_node_has_a_loop as every_node_has_a_loop
 from jaxgnn.graph._gcn import gcn_coefficients as gcn_coefficients
 from jaxgnn.graph._hetero import EdgeType as EdgeType
 from jaxgnn.graph._hetero import HeteroGraph as HeteroGraph
+from jaxgnn.graph._halo import Halo as Halo
 from jaxgnn.graph._incidence import Incidence as Incidence
 from jaxgnn.graph._incidence_plan import IncidencePlan as IncidencePlan
 from jaxgnn.graph._incidence_validate import check_incidence_shapes as check_incidence_shapes
 from jaxgnn.graph._interchange import NetworkXAttributes as NetworkXAttributes
+from jaxgnn.graph._local_graph import LocalGraph as LocalGraph
+from jaxgnn.graph._local_graph import with_senders as with_senders
 from jaxgnn.graph._looped import FillValue as FillValue
 from jaxgnn.graph._looped import LoopedGraph as LoopedGraph
 from jaxgnn.graph._looped import LoopReduce as LoopReduce
