@@ -1,0 +1,86 @@
+"""Random masks of nodes that do not depend on how a graph is spread over devices.
+
+``jax.random`` numbers the entries of an array, and hashes these numbers with the key. So each
+device can draw for its own nodes what ``jax.random.bernoulli`` would draw for them in an array of
+all nodes, from their numbers in the whole graph.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.random import threefry_2x32
+from jaxtyping import Array, Bool, Int, UInt32
+
+from jaxgnn._errors import bad_input
+from jaxgnn.graph import Halo
+
+_HALF = np.uint32(16)
+_LOW = np.uint32(0xFFFF)
+
+
+class _Counters(NamedTuple):
+    """Unsigned integers of 64 bits, as two words of 32."""
+
+    high: UInt32[Array, "*shape"]
+    low: UInt32[Array, "*shape"]
+
+    @classmethod
+    def product(cls, numbers: UInt32[Array, "*shape"], factor: int) -> _Counters:
+        """Each number times ``factor``, which is at most 2^16."""
+        small = (numbers & _LOW) * np.uint32(factor)
+        large = (numbers >> _HALF) * np.uint32(factor) + (small >> _HALF)
+        return cls(large >> _HALF, (large << _HALF) | (small & _LOW))
+
+    def plus(self, high: UInt32[Array, "*other"], low: UInt32[Array, "*other"]) -> _Counters:
+        """Sums of the counters and others, which are broadcast against each other."""
+        total = self.low + low
+        return _Counters(self.high + high + (total < low).astype(jnp.uint32), total)
+
+
+def bernoulli_of_nodes(
+    where: str, key: jax.Array, probability: float, halo: Halo, shape: tuple[int, ...], axis: int
+) -> Bool[Array, "*shape"]:
+    """Draws for the own nodes of a device what one device would draw for the whole graph.
+
+    Args:
+      where: name of the layer in error messages.
+      key: a threefry key, the same on all devices.
+      probability: of True.
+      halo: whose ``ids`` are the numbers of the own nodes.
+      shape: shape of the mask.
+      axis: the axis of the nodes, not negative.
+
+    Raises:
+      ValueError: if the key is of another generator, or the axes behind that of the nodes have more
+        than 2^16 entries.
+    """
+    generator = str(jax.random.key_impl(key))
+    if generator != "threefry2x32":
+        expected = "keys of threefry2x32, whose draws do not depend on the number of devices"
+        raise bad_input(where, "rngs", expected, generator)
+    width = math.prod(shape[axis + 1 :])
+    if width > 1 << 16:
+        raise bad_input(where, "x", "of at most 2^16 features a node", width)
+    batch = math.prod(shape[:axis])
+    counters = _counters(halo.ids, halo.num_nodes, batch, width)
+    words = jnp.concatenate([counters.high.reshape(-1), counters.low.reshape(-1)])
+    first, second = jnp.split(threefry_2x32(jax.random.key_data(key), words), 2)
+    # A float of [1, 2) whose fraction is random, as jax.random.uniform makes it.
+    fraction = (first ^ second) >> np.uint32(9) | np.uint32(0x3F800000)
+    uniform = jax.lax.bitcast_convert_type(fraction, jnp.float32) - 1
+    return (uniform < np.float32(probability)).reshape(shape)
+
+
+def _counters(ids: Int[Array, " rows"], num_nodes: int, batch: int, width: int) -> _Counters:
+    """The numbers of the entries [batch, rows, width] in an array of all nodes."""
+    starts = np.arange(batch, dtype=np.uint64)[:, None, None] * np.uint64(num_nodes * width)
+    high = (starts >> np.uint64(32)).astype(np.uint32)
+    low = (starts & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+    rows = _Counters.product(ids.astype(jnp.uint32)[:, None], width)
+    entries = rows.plus(np.uint32(0), np.arange(width, dtype=np.uint32))
+    return entries.plus(high, low)
