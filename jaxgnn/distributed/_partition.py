@@ -136,9 +136,7 @@ def rows_of(part_of: np.ndarray, rows: np.ndarray) -> Iterator[np.ndarray]:
     return iter(np.split(order, np.cumsum(rows)[:-1]))
 
 
-def _boundaries(
-    graph: CSRGraph, part_of: np.ndarray, rows: np.ndarray
-) -> tuple[np.ndarray, int]:
+def _boundaries(graph: CSRGraph, part_of: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, int]:
     """The number of halo rows of each part, and of edges between parts."""
     indptr, indices = np.asarray(graph.indptr), np.asarray(graph.indices)
     halo_rows, cut = [], 0

@@ -24,7 +24,9 @@ def axis_of(where: str, mesh: Any, axis: str | None) -> str:
     if axis is None and len(names) == 1:
         return names[0]
     if axis is None:
-        raise bad_input(where, "axis", f"the name of one of several axes of the mesh, {names}", None)
+        raise bad_input(
+            where, "axis", f"the name of one of several axes of the mesh, {names}", None
+        )
     if axis not in names:
         raise bad_input(where, "axis", f"an axis of the mesh, {names}", repr(axis))
     return axis

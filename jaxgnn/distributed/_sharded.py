@@ -86,5 +86,7 @@ def _check(arguments: tuple[Any, ...], mesh: Mesh, axis: str, rows: Sequence[int
     for at in rows:
         for array in jax.tree.leaves(arguments[at] if at < len(arguments) else ()):
             if getattr(array, "ndim", 0) < 1 or array.shape[0] != count:
-                expected = f"of {count} rows, {graphs[0].rows} for each of {graphs[0].devices} devices"
+                expected = (
+                    f"of {count} rows, {graphs[0].rows} for each of {graphs[0].devices} devices"
+                )
                 raise bad_input("sharded", f"argument {at}", expected, f"shape {array.shape}")

@@ -154,7 +154,7 @@ class _Way(NamedTuple):
     wire: str
 
     def swap(self, x: Array) -> Array:
-        """Sends the d-th of ``devices`` equal parts to device d, and stacks what the others sent."""
+        """Sends the d-th of ``devices`` equal parts to device d, and stacks what arrives."""
         swapped = lax.all_to_all(x.astype(self.wire), self.axis, 0, 0, tiled=True)
         return swapped.astype(x.dtype)
 

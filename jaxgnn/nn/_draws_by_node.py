@@ -13,7 +13,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.random import threefry_2x32
 from jaxtyping import Array, Bool, Int, UInt32
 
 from jaxgnn._errors import bad_input
@@ -21,6 +20,10 @@ from jaxgnn.graph import Halo
 
 _HALF = np.uint32(16)
 _LOW = np.uint32(0xFFFF)
+# Of the hash Threefry-2x32, which mixes for 20 rounds: the rotations of four rounds, in turns, and
+# a constant of its key schedule.
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_PARITY = np.uint32(0x1BD11BDA)
 
 
 class _Counters(NamedTuple):
@@ -68,10 +71,9 @@ def bernoulli_of_nodes(
         raise bad_input(where, "x", "of at most 2^16 features a node", width)
     batch = math.prod(shape[:axis])
     counters = _counters(halo.ids, halo.num_nodes, batch, width)
-    words = jnp.concatenate([counters.high.reshape(-1), counters.low.reshape(-1)])
-    first, second = jnp.split(threefry_2x32(jax.random.key_data(key), words), 2)
+    bits = _threefry(jax.random.key_data(key), counters)
     # A float of [1, 2) whose fraction is random, as jax.random.uniform makes it.
-    fraction = (first ^ second) >> np.uint32(9) | np.uint32(0x3F800000)
+    fraction = bits >> np.uint32(9) | np.uint32(0x3F800000)
     uniform = jax.lax.bitcast_convert_type(fraction, jnp.float32) - 1
     return (uniform < np.float32(probability)).reshape(shape)
 
@@ -84,3 +86,21 @@ def _counters(ids: Int[Array, " rows"], num_nodes: int, batch: int, width: int) 
     rows = _Counters.product(ids.astype(jnp.uint32)[:, None], width)
     entries = rows.plus(np.uint32(0), np.arange(width, dtype=np.uint32))
     return entries.plus(high, low)
+
+
+def _threefry(key: UInt32[Array, "2"], counters: _Counters) -> UInt32[Array, "*shape"]:
+    """Both words of the hash of each counter, combined as ``jax.random.bits`` does.
+
+    From "Parallel Random Numbers: As Easy as 1, 2, 3" (https://doi.org/10.1145/2063384.2063405).
+    It is element-wise, so that XLA makes no array of the counters.
+    """
+    schedule = key[0], key[1], key[0] ^ key[1] ^ _PARITY
+    first, second = counters.high + schedule[0], counters.low + schedule[1]
+    for group in range(5):
+        for rotation in _ROTATIONS[group % 2]:
+            first = first + second
+            turned = second << np.uint32(rotation) | second >> np.uint32(32 - rotation)
+            second = first ^ turned
+        first = first + schedule[(group + 1) % 3]
+        second = second + schedule[(group + 2) % 3] + np.uint32(group + 1)
+    return first ^ second

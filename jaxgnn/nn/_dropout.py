@@ -37,9 +37,7 @@ class Dropout(nnx.Module):
         self.deterministic: bool | None = None
 
     @overload
-    def __call__(
-        self, x: Array, rngs: nnx.Rngs | None, graph: CSRGraph | None = None
-    ) -> Array: ...
+    def __call__(self, x: Array, rngs: nnx.Rngs | None, graph: CSRGraph | None = None) -> Array: ...
     @overload
     def __call__(
         self, x: Features, rngs: nnx.Rngs | None, graph: CSRGraph | None = None
