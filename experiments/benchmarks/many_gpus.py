@@ -260,7 +260,8 @@ def load(scale: str) -> Data:
     nodes = data.num_nodes
     ends = np.cumsum(np.bincount(data.receivers, minlength=nodes))
     indptr = np.concatenate([[0], ends]).astype(np.int32)
-    return Data(CSRGraph(indptr, data.senders, num_cols=nodes), data.features, data.labels)
+    arrays: Any = indptr, data.senders
+    return Data(CSRGraph(*arrays, num_cols=nodes), data.features, data.labels)
 
 
 def spread_out(options: ManyGPUsOptions, data: Data, count: int) -> Spread:
@@ -423,7 +424,7 @@ def _measured(
     k, devices = key
     least = k, min(options.counts())
     timing, exchange = timings[_name(key)], timings.get(_name(key, "exchange"))
-    counted = counted_bytes(step.run.as_text(), devices)
+    counted = counted_bytes(step.run.as_text() or "", devices)
     all_reduce = counted.pop("all-reduce", 0)
     planned = step.run.memory_analysis()
     return {

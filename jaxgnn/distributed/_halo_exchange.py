@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 from jaxtyping import Array, Float
 
@@ -10,6 +10,10 @@ from jaxgnn._errors import bad_input
 from jaxgnn.graph import CBSR, LocalGraph
 
 
+@overload
+def halo_exchange(graph: LocalGraph, x: Array) -> Array: ...
+@overload
+def halo_exchange(graph: LocalGraph, x: CBSR) -> CBSR: ...
 def halo_exchange(
     graph: LocalGraph, x: Float[Array, "rows *features"] | CBSR
 ) -> Float[Array, "table *features"] | CBSR:
@@ -22,6 +26,9 @@ def halo_exchange(
     Args:
       graph: the graph of the device, inside of ``sharded`` or ``jax.shard_map``.
       x: features of the own nodes, or compressed rows.
+
+    Returns:
+      One row for each entry of the table, of the kind and dtype of ``x``.
 
     Raises:
       ValueError: if the graph is no ``LocalGraph``, or ``x`` has not one row for each own node.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
@@ -79,7 +79,11 @@ class Halo(KeepsArrays):
         """The place in the table of the first own row."""
         return lax.axis_index(self.axis) * self.rows if self.send is None else 0
 
-    def exchange[Rows: (Array, CBSR)](self, x: Rows, row_axis: int = 0) -> Rows:
+    @overload
+    def exchange(self, x: Array, row_axis: int = 0) -> Array: ...
+    @overload
+    def exchange(self, x: CBSR, row_axis: int = 0) -> CBSR: ...
+    def exchange(self, x: Array | CBSR, row_axis: int = 0) -> Array | CBSR:
         """Returns the table of the rows that edges read.
 
         The gradient is the transpose: what a table entry gets is added at the owner of the row.

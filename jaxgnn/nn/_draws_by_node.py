@@ -29,8 +29,8 @@ _PARITY = np.uint32(0x1BD11BDA)
 class _Counters(NamedTuple):
     """Unsigned integers of 64 bits, as two words of 32."""
 
-    high: UInt32[Array, "*shape"]
-    low: UInt32[Array, "*shape"]
+    high: UInt32[Array, "*shape"] | np.ndarray
+    low: UInt32[Array, "*shape"] | np.ndarray
 
     @classmethod
     def product(cls, numbers: UInt32[Array, "*shape"], factor: int) -> _Counters:
@@ -39,10 +39,17 @@ class _Counters(NamedTuple):
         large = (numbers >> _HALF) * np.uint32(factor) + (small >> _HALF)
         return cls(large >> _HALF, (large << _HALF) | (small & _LOW))
 
-    def plus(self, high: UInt32[Array, "*other"], low: UInt32[Array, "*other"]) -> _Counters:
+    @classmethod
+    def of_host(cls, numbers: np.ndarray) -> _Counters:
+        """Numbers of numpy, uint64."""
+        low = (numbers & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+        return cls((numbers >> np.uint64(32)).astype(np.uint32), low)
+
+    def plus(self, others: _Counters) -> _Counters:
         """Sums of the counters and others, which are broadcast against each other."""
-        total = self.low + low
-        return _Counters(self.high + high + (total < low).astype(jnp.uint32), total)
+        low = self.low + others.low
+        carried = (low < others.low).astype(jnp.uint32)
+        return _Counters(self.high + others.high + carried, low)
 
 
 def bernoulli_of_nodes(
@@ -81,11 +88,9 @@ def bernoulli_of_nodes(
 def _counters(ids: Int[Array, " rows"], num_nodes: int, batch: int, width: int) -> _Counters:
     """The numbers of the entries [batch, rows, width] in an array of all nodes."""
     starts = np.arange(batch, dtype=np.uint64)[:, None, None] * np.uint64(num_nodes * width)
-    high = (starts >> np.uint64(32)).astype(np.uint32)
-    low = (starts & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+    within = np.arange(width, dtype=np.uint64)
     rows = _Counters.product(ids.astype(jnp.uint32)[:, None], width)
-    entries = rows.plus(np.uint32(0), np.arange(width, dtype=np.uint32))
-    return entries.plus(high, low)
+    return rows.plus(_Counters.of_host(starts + within))
 
 
 def _threefry(key: UInt32[Array, "2"], counters: _Counters) -> UInt32[Array, "*shape"]:
@@ -95,7 +100,8 @@ def _threefry(key: UInt32[Array, "2"], counters: _Counters) -> UInt32[Array, "*s
     It is element-wise, so that XLA makes no array of the counters.
     """
     schedule = key[0], key[1], key[0] ^ key[1] ^ _PARITY
-    first, second = counters.high + schedule[0], counters.low + schedule[1]
+    first = jnp.asarray(counters.high) + schedule[0]
+    second = jnp.asarray(counters.low) + schedule[1]
     for group in range(5):
         for rotation in _ROTATIONS[group % 2]:
             first = first + second

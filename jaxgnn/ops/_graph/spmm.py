@@ -92,8 +92,8 @@ def spmm(
       >>> ops.spmm(two_heads, jnp.stack([x, x], axis=1))[..., 0].tolist()
       [[0.0, 0.0], [1.0, 0.0], [6.0, 3.0]]
     """
-    by_head = getattr(graph, "weights", None) is not None and graph.weights.ndim == 2
-    graph, x = with_senders(graph, x, axes=(-3 if by_head else -2,))
+    weights = getattr(graph, "weights", None)
+    graph, x = with_senders(graph, x, axes=(-2 if weights is None else -1 - weights.ndim,))
     graph = check_graph("spmm", graph)
     item_axes = _check_features(graph, x)
     request = dispatch.resolve("spmm", implementation)
