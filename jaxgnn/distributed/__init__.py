@@ -1,7 +1,6 @@
 """One graph over the devices of a mesh: partitions, sharded graphs, the exchange of rows."""
 
 from jaxgnn.distributed._halo_exchange import halo_exchange as halo_exchange
-from jaxgnn.distributed._means import mean_over_nodes as mean_over_nodes
 from jaxgnn.distributed._partition import Method as Method
 from jaxgnn.distributed._partition import Partition as Partition
 from jaxgnn.distributed._partition import partition as partition
@@ -11,3 +10,4 @@ from jaxgnn.distributed._sharded_graph import ShardedGraph as ShardedGraph
 from jaxgnn.distributed._sharded_graph import shard as shard
 from jaxgnn.graph import Halo as Halo
 from jaxgnn.graph import LocalGraph as LocalGraph
+from jaxgnn.graph import mean_over_nodes as mean_over_nodes

@@ -25,6 +25,8 @@ from jaxgnn.graph._incidence_plan import IncidencePlan as IncidencePlan
 from jaxgnn.graph._incidence_validate import check_incidence_shapes as check_incidence_shapes
 from jaxgnn.graph._interchange import NetworkXAttributes as NetworkXAttributes
 from jaxgnn.graph._local_graph import LocalGraph as LocalGraph
+from jaxgnn.graph._local_graph import key_of_device as key_of_device
+from jaxgnn.graph._local_graph import require_whole as require_whole
 from jaxgnn.graph._local_graph import with_senders as with_senders
 from jaxgnn.graph._looped import FillValue as FillValue
 from jaxgnn.graph._looped import LoopedGraph as LoopedGraph
@@ -39,6 +41,7 @@ from jaxgnn.graph._neighbours import knn_graph as knn_graph
 from jaxgnn.graph._neighbours import radius_graph as radius_graph
 from jaxgnn.graph._neighbours_on_device import knn_graph_on_device as knn_graph_on_device
 from jaxgnn.graph._neighbours_on_device import radius_graph_on_device as radius_graph_on_device
+from jaxgnn.graph._node_means import mean_over_nodes as mean_over_nodes
 from jaxgnn.graph._normalization import Normalization as Normalization
 from jaxgnn.graph._plan import GraphPlan as GraphPlan
 from jaxgnn.graph._positions import laplacian_positions as laplacian_positions

@@ -16,6 +16,8 @@ from jaxgnn.graph._csr import CSRGraph
 from jaxgnn.graph._halo import Halo
 from jaxgnn.graph._normalization import Normalization, degree_scales
 
+_PART = "the rows of one device"
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
@@ -78,13 +80,13 @@ class LocalGraph(CSRGraph):
 
     def transpose(self) -> NoReturn:
         """Raises ValueError: the edges that leave own nodes are on other devices."""
-        expected = "a whole graph; shard graph.transpose() with the same partition"
-        raise bad_input("LocalGraph.transpose", "self", expected, "the rows of one device")
+        instead = "shard graph.transpose() with the same partition"
+        raise bad_input("LocalGraph.transpose", "self", f"a whole graph; {instead}", _PART)
 
     def with_self_loops(self, *args: Any, **options: Any) -> NoReturn:
         """Raises ValueError: the edges of a device are fixed when the graph is sharded."""
         expected = "a whole graph; shard graph.with_self_loops()"
-        raise bad_input("LocalGraph.with_self_loops", "self", expected, "the rows of one device")
+        raise bad_input("LocalGraph.with_self_loops", "self", expected, _PART)
 
 
 def with_senders(graph: Any, *of_senders: Any, axes: Sequence[int] = ()) -> tuple[Any, ...]:
@@ -105,3 +107,25 @@ def with_senders(graph: Any, *of_senders: Any, axes: Sequence[int] = ()) -> tupl
     axes = axes or (-2,) * len(of_senders)
     tables = (graph.halo.exchange(x, axis) for x, axis in zip(of_senders, axes, strict=True))
     return graph.bipartite(), *tables
+
+
+def require_whole(where: str, graph: Any, instead: str) -> None:
+    """Raises ValueError if the graph is one device's part; ``instead`` says what to do.
+
+    Args:
+      where: name of the layer or function in the message.
+      graph: the graph.
+      instead: what to shard, for example.
+    """
+    if isinstance(graph, LocalGraph):
+        raise bad_input(where, "graph", f"a whole graph; {instead}", _PART)
+
+
+def key_of_device(graph: Any, key: Any) -> Any:
+    """The key for draws of edges: another one on each device of a graph that is spread over some.
+
+    Edge slots are numbered by device, so these draws depend on the number of devices.
+    """
+    if key is None or not isinstance(graph, LocalGraph):
+        return key
+    return jax.random.fold_in(key, jax.lax.axis_index(graph.halo.axis))

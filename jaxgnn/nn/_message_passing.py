@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
-from jaxgnn.graph import CSRGraph
+from jaxgnn.graph import CSRGraph, key_of_device
 from jaxgnn.graph._arrays import require_no_heads
 from jaxgnn.nn._dropout import require_stream, training_rngs
 from jaxgnn.nn._linear import parameters
@@ -157,7 +157,8 @@ class EdgeMLP(nnx.Module):
 
     def _drop(self, graph: CSRGraph, weights: Array | None, leading, rngs: nnx.Rngs) -> Array:
         kept = 1.0 - self.edge_dropout
-        mask = jax.random.bernoulli(rngs.dropout(), kept, (*leading, graph.num_edges))
+        key = key_of_device(graph, rngs.dropout())
+        mask = jax.random.bernoulli(key, kept, (*leading, graph.num_edges))
         if weights is None:
             require_no_heads(type(self).__name__, "graph", graph.weights)
             weights = graph.weights

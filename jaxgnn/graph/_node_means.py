@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
-from jaxgnn.graph import CSRGraph, LocalGraph
+from jaxgnn.graph._csr import CSRGraph
+from jaxgnn.graph._local_graph import LocalGraph
 
 
 def mean_over_nodes(
