@@ -18,6 +18,7 @@ def sharded[Result](
     mesh: Mesh,
     *,
     rows: Sequence[int] = (1,),
+    edges: Sequence[int] = (),
     outputs: Literal["rows", "all"] = "rows",
     axis: str | None = None,
 ) -> Callable[..., Result]:
@@ -32,6 +33,7 @@ def sharded[Result](
       mesh: the mesh of the graphs.
       rows: positions of the arguments that are pytrees of arrays with a row for each node, as
         ``ShardedGraph.shard_rows`` gives them.
+      edges: positions of those with an entry for each edge slot, as ``shard_edges`` gives them.
       outputs: ``"rows"`` if the results have a row for each own node; ``"all"`` if they are the
         same on all devices, such as a mean by ``mean_over_nodes``.
       axis: name of the axis of the mesh; None for the only one.
@@ -52,15 +54,18 @@ def sharded[Result](
     axis = axis_of("sharded", mesh, axis)
     if outputs not in ("rows", "all"):
         raise bad_input("sharded", "outputs", "'rows' or 'all'", repr(outputs))
+    spread = {*rows, *edges}
     own, everywhere = PartitionSpec(axis), PartitionSpec()
 
     def on_device(*arguments: Any) -> Result:
         return function(*(a.local if isinstance(a, ShardedGraph) else a for a in arguments))
 
     def call(*arguments: Any) -> Result:
-        _check(arguments, mesh, axis, rows)
+        graph = _graph_among(arguments, mesh, axis)
+        _check(arguments, rows, graph.devices, graph.rows, "rows")
+        _check(arguments, edges, graph.devices, graph.layout.edges, "edge slots")
         specs = tuple(
-            own if isinstance(a, ShardedGraph) or at in rows else everywhere
+            own if isinstance(a, ShardedGraph) or at in spread else everywhere
             for at, a in enumerate(arguments)
         )
         out_specs = own if outputs == "rows" else everywhere
@@ -70,7 +75,8 @@ def sharded[Result](
     return call
 
 
-def _check(arguments: tuple[Any, ...], mesh: Mesh, axis: str, rows: Sequence[int]) -> None:
+def _graph_among(arguments: tuple[Any, ...], mesh: Mesh, axis: str) -> ShardedGraph:
+    """The first of the graphs, after checks of all."""
     graphs = [a for a in arguments if isinstance(a, ShardedGraph)]
     if not graphs:
         got = ", ".join(type(a).__name__ for a in arguments)
@@ -79,14 +85,15 @@ def _check(arguments: tuple[Any, ...], mesh: Mesh, axis: str, rows: Sequence[int
         if graph.mesh != mesh or graph.axis != axis:
             expected = f"a graph on axis {axis!r} of {mesh}"
             raise bad_input("sharded", "graph", expected, f"axis {graph.axis!r} of {graph.mesh}")
-    if len({(graph.devices, graph.rows) for graph in graphs}) > 1:
-        got = ", ".join(str(graph.rows) for graph in graphs)
-        raise bad_input("sharded", "graphs", "of the same number of rows of a device", got)
-    count = graphs[0].devices * graphs[0].rows
-    for at in rows:
+    return graphs[0]
+
+
+def _check(
+    arguments: tuple[Any, ...], places: Sequence[int], devices: int, each: int, what: str
+) -> None:
+    """Raises ValueError unless the arrays at these places have as many entries on each device."""
+    for at in places:
         for array in jax.tree.leaves(arguments[at] if at < len(arguments) else ()):
-            if getattr(array, "ndim", 0) < 1 or array.shape[0] != count:
-                expected = (
-                    f"of {count} rows, {graphs[0].rows} for each of {graphs[0].devices} devices"
-                )
+            if getattr(array, "ndim", 0) < 1 or array.shape[0] != devices * each:
+                expected = f"of {devices * each} {what}, {each} for each of {devices} devices"
                 raise bad_input("sharded", f"argument {at}", expected, f"shape {array.shape}")
