@@ -19,7 +19,10 @@ from jaxgnn.distributed._placement import axis_of, stacked
 from jaxgnn.graph import CSRGraph, Halo, LocalGraph
 
 Exchange = Literal["auto", "all_gather", "all_to_all"]
-"""How rows travel between devices; ``"auto"`` takes what receives fewer rows."""
+"""How rows travel between devices; ``"auto"`` takes lists where they are much shorter."""
+
+# Lists have to leave out a part of all rows to be worth packing and placing the others.
+_LISTED_PART = 0.75
 
 
 @jax.tree_util.register_dataclass
@@ -207,7 +210,8 @@ def shard(
       partition: which device gets which rows: a method of ``partition``, its result, or an array
         with the place along the axis for each row.
       exchange: ``"all_gather"`` brings all rows to all devices, ``"all_to_all"`` those that a
-        device reads, on lists padded to the longest; ``"auto"`` takes what receives fewer rows.
+        device reads, on lists padded to the longest; ``"auto"`` takes lists if a device receives
+        less than three quarters of the rows by them.
       wire_dtype: ``"bfloat16"`` or ``"float16"`` sends features in that dtype; None in their own.
       ops: what the plans of the blocks are made for, by the names that ``CSRGraph.prepared`` takes.
 
@@ -232,10 +236,7 @@ def shard(
         expected = "'bfloat16', 'float16', 'float32' or None"
         raise bad_input("shard", "wire_dtype", expected, repr(wire_dtype))
     layout = Layout.of(_partition_for(graph, mesh.shape[axis], partition))
-    lists = exchange == "all_to_all"
-    cutter = Cutter(graph, layout, lists=lists or exchange == "auto")
-    if exchange == "auto" and cutter.slots >= layout.rows:
-        cutter = Cutter(graph, layout, lists=False)
+    cutter = _cutter_for(graph, layout, exchange)
 
     def make(place: int) -> LocalGraph:
         block = cutter.cut(place)
@@ -267,6 +268,19 @@ def shard(
         )
 
     return ShardedGraph(stacked(mesh, axis, make), mesh, axis, layout)
+
+
+def _cutter_for(graph: CSRGraph, layout: Layout, exchange: Exchange) -> Cutter:
+    """Cuts blocks for the way in which rows are to travel."""
+    most = _LISTED_PART * layout.rows
+    # No list is shorter than the mean over the owners.
+    least = int(layout.partition.halo_rows.max()) / max(layout.devices - 1, 1)
+    if exchange == "all_gather" or (exchange == "auto" and (layout.devices == 1 or least >= most)):
+        return Cutter(graph, layout, lists=False)
+    listed = Cutter(graph, layout, lists=True)
+    if exchange == "auto" and listed.slots >= most:
+        return Cutter(graph, layout, lists=False)
+    return listed
 
 
 def _partition_for(

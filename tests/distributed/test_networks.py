@@ -80,7 +80,7 @@ def _loss_of(name):
     graphdef, *state = nnx.split(NETWORKS[name](), nnx.Param, ...)
 
     def loss(params, other, graph, x, targets):
-        model = nnx.merge(graphdef, params, other)
+        model = nnx.merge(graphdef, params, jax.tree.map(jnp.asarray, other))
         y = model(graph, x, rngs=nnx.Rngs(dropout=3))
         squares = jnp.sum((y - targets[:, : y.shape[1]]) ** 2, axis=-1)
         changed = nnx.state(model, nnx.BatchStat)
