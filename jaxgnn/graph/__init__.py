@@ -25,9 +25,6 @@ from jaxgnn.graph._incidence_plan import IncidencePlan as IncidencePlan
 from jaxgnn.graph._incidence_validate import check_incidence_shapes as check_incidence_shapes
 from jaxgnn.graph._interchange import NetworkXAttributes as NetworkXAttributes
 from jaxgnn.graph._local_graph import LocalGraph as LocalGraph
-from jaxgnn.graph._local_graph import key_of_device as key_of_device
-from jaxgnn.graph._local_graph import require_whole as require_whole
-from jaxgnn.graph._local_graph import with_senders as with_senders
 from jaxgnn.graph._looped import FillValue as FillValue
 from jaxgnn.graph._looped import LoopedGraph as LoopedGraph
 from jaxgnn.graph._looped import LoopReduce as LoopReduce

@@ -10,7 +10,8 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, PyTree, UInt32
 
 from jaxgnn._errors import bad_input
-from jaxgnn.graph import CSRGraph, require_whole
+from jaxgnn.graph import CSRGraph
+from jaxgnn.graph._local_graph import require_whole
 from jaxgnn.nn._dropout import training_rngs
 from jaxgnn.nn._options import checked_options, flag, rate
 

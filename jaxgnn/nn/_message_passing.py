@@ -16,8 +16,9 @@ from jaxtyping import Array, Float, Int
 
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
-from jaxgnn.graph import CSRGraph, key_of_device
+from jaxgnn.graph import CSRGraph
 from jaxgnn.graph._arrays import require_no_heads
+from jaxgnn.graph._local_graph import key_of_device
 from jaxgnn.nn._dropout import require_stream, training_rngs
 from jaxgnn.nn._linear import parameters
 from jaxgnn.nn._maxk import check_widths

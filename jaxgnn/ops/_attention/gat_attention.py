@@ -6,7 +6,8 @@ import jax
 from jaxtyping import Array, Float
 
 from jaxgnn._ffi import gat_attention as ffi
-from jaxgnn.graph import CBSR, CSRGraph, key_of_device, with_senders
+from jaxgnn.graph import CBSR, CSRGraph
+from jaxgnn.graph._local_graph import key_of_device, with_senders
 from jaxgnn.ops._attention.checks import Checker, dense
 from jaxgnn.ops._attention.reference import gat_attention as reference
 from jaxgnn.ops._attention.skeleton import Call, attend, computation

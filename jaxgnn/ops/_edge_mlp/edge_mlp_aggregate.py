@@ -12,8 +12,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
-from jaxgnn.graph import CSRGraph, LocalGraph, with_senders
+from jaxgnn.graph import CSRGraph, LocalGraph
 from jaxgnn.graph._arrays import require_no_heads
+from jaxgnn.graph._local_graph import with_senders
 from jaxgnn.graph._structure import structure
 from jaxgnn.ops._core import dispatch, verify
 from jaxgnn.ops._core.activations import Name as Activation

@@ -10,7 +10,8 @@ from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
 from jaxgnn._ffi import segment_softmax as ffi
-from jaxgnn.graph import CSRGraph, with_senders
+from jaxgnn.graph import CSRGraph
+from jaxgnn.graph._local_graph import with_senders
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import check_float, check_graph
 from jaxgnn.ops._graph import pallas
