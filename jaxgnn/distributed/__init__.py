@@ -11,3 +11,4 @@ from jaxgnn.distributed._sharded_graph import shard as shard
 from jaxgnn.graph import Halo as Halo
 from jaxgnn.graph import LocalGraph as LocalGraph
 from jaxgnn.graph import mean_over_nodes as mean_over_nodes
+from jaxgnn.graph import sum_over_devices as sum_over_devices

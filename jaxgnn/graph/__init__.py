@@ -39,6 +39,7 @@ from jaxgnn.graph._neighbours import radius_graph as radius_graph
 from jaxgnn.graph._neighbours_on_device import knn_graph_on_device as knn_graph_on_device
 from jaxgnn.graph._neighbours_on_device import radius_graph_on_device as radius_graph_on_device
 from jaxgnn.graph._node_means import mean_over_nodes as mean_over_nodes
+from jaxgnn.graph._node_means import sum_over_devices as sum_over_devices
 from jaxgnn.graph._normalization import Normalization as Normalization
 from jaxgnn.graph._plan import GraphPlan as GraphPlan
 from jaxgnn.graph._positions import laplacian_positions as laplacian_positions

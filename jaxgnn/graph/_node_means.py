@@ -1,4 +1,4 @@
-"""Means over the nodes of all devices, for losses and metrics."""
+"""Sums and means over the nodes of all devices, for losses and metrics."""
 
 from __future__ import annotations
 
@@ -41,6 +41,15 @@ def mean_over_nodes(
     # A padding row may have no finite value.
     total = jnp.sum(jnp.where(column != 0, values, 0) * column, axis=0)
     count = jnp.sum(counted)
-    if isinstance(graph, LocalGraph):
-        total, count = jax.lax.psum((total, count), graph.halo.axis)
+    total, count = sum_over_devices(graph, (total, count))
     return total / count
+
+
+def sum_over_devices[Tree](graph: CSRGraph, of_device: Tree) -> Tree:
+    """Adds up what each device has; of a whole graph on one device it is returned unchanged.
+
+    Args:
+      graph: the graph, or inside of ``sharded`` that of the device.
+      of_device: a pytree of arrays, such as a sum over the own nodes.
+    """
+    return jax.lax.psum(of_device, graph.halo.axis) if isinstance(graph, LocalGraph) else of_device
