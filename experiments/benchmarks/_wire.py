@@ -27,14 +27,22 @@ def predicted_bytes(graph: ShardedGraph, layers: int, width: int, k: int | None)
       graph: the graph, whose exchange receives a number of rows.
       layers: number of convolutions, each with one exchange forward and one back.
       width: width of the features, in float32.
+      k: entries kept of each row; None for dense rows.
+    """
+    return layers * graph.rows_received * bytes_of_row(width, k)
+
+
+def bytes_of_row(width: int, k: int | None) -> int:
+    """Bytes that a row of features in float32 takes in a layer, forward and back together.
+
+    Args:
+      width: width of the features.
       k: entries kept of each row, of which values and columns travel forward and values back; None
         for dense rows.
     """
     if k is None:
-        forward = back = 4 * width
-    else:
-        forward, back = (4 + column_dtype(width).itemsize) * k, 4 * k
-    return layers * graph.rows_received * (forward + back)
+        return 2 * 4 * width
+    return (4 + column_dtype(width).itemsize + 4) * k
 
 
 def counted_bytes(program: str, devices: int) -> dict[str, int]:

@@ -409,6 +409,7 @@ def _labels(options: ManyGPUsOptions, name: str, data: Data, step: Step) -> Row:
         "rows_of_device": graph.rows,
         "rows_received": graph.rows_received,
         "imbalance": graph.partition.imbalance,
+        "parameter_mb": sum(leaf.nbytes for leaf in jax.tree.leaves(step.arguments[3][0])) / 1e6,
         "xla_flags": os.environ.get("XLA_FLAGS"),
     }
 

@@ -1,10 +1,17 @@
 """The benchmark of many GPUs runs on CPU devices, with one's losses and the predicted bytes."""
 
+import dataclasses
+
+import numpy as np
 import pytest
 
-from experiments.benchmarks._report import read_rows
+from experiments.benchmarks._report import append_rows, read_rows
 from experiments.benchmarks._wire import counted_bytes
 from experiments.benchmarks.many_gpus import ManyGPUsOptions, main
+from experiments.benchmarks.scaling_model import Link, ScalingModelOptions, Step, rows_read, step_ms
+from experiments.benchmarks.scaling_model import main as scaling_model
+from jaxgnn import CSRGraph, distributed
+from jaxgnn.datasets import SCALES
 
 _SMALL = {"layers": 1, "hidden": 16, "ks": (4,), "steps": 1, "repeats": 1, "budget_s": 0.1}
 
@@ -50,3 +57,35 @@ BAD = {
 def test_an_option_at_fault_is_named_as_it_is_typed(message, four_devices):
     with pytest.raises(ValueError, match=f"many_gpus: {message}"):
         ManyGPUsOptions(**BAD[message]).check()
+
+
+def test_the_model_of_a_step_is_its_formula():
+    step = Step(ms=100.0, layers=4, row_bytes=288, collectives=3, parameter_bytes=1e6)
+    link = Link(gb_per_s=100.0, latency_us=10.0)
+    assert step_ms(step, 1, 0, link) == 100.0
+    wire = (4 * 5e5 * 288 + 2 * 0.75 * 1e6) / 100e9 * 1e3 + 13 * 0.01
+    assert step_ms(step, 4, 5e5, link, imbalance=1.1) == pytest.approx(27.5 + wire)
+
+
+def test_rows_read_are_those_of_a_random_partition():
+    sizes = dataclasses.replace(SCALES["tiny"], exponent=0.0)
+    ends = np.random.default_rng(0).integers(0, sizes.nodes, (2, sizes.edges))
+    made = distributed.partition(CSRGraph.from_edges(*ends, sizes.nodes), 16, "random")
+    assert rows_read(sizes, 16) == pytest.approx(made.halo_rows.mean(), rel=0.03)
+    assert rows_read(sizes, 1) == 0
+
+
+def test_predictions_stand_beside_what_was_measured(tmp_path, capsys):
+    row = {"workload": "products", "k": 32, "layers": 4, "dim": 256, "device": "x", "edges": 1e8}
+    row |= {"wire_dtype": None, "partition": "degree", "imbalance": 1.0, "parameter_mb": 1.0}
+    one = {**row, "devices": 1, "ms": 100.0, "rows_received": 0}
+    two = {**row, "devices": 2, "ms": 60.0, "rows_received": 1_000_000}
+    append_rows(tmp_path / "rows.jsonl", [one, two])
+    made = scaling_model(ScalingModelOptions(rows=tmp_path / "rows.jsonl", most=4))
+    assert [(r["workload"], r["devices"]) for r in made] == [
+        (name, devices) for name in ("products", "papers100M") for devices in (1, 2, 4)
+    ]
+    assert made[1]["ratio"] == made[1]["model_ms"] / 60 and made[2]["ratio"] is None
+    assert "papers100M" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="scaling_model: --rows must be a file that"):
+        ScalingModelOptions(rows=tmp_path / "none.jsonl").check()
