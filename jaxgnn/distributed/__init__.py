@@ -4,6 +4,8 @@ from jaxgnn.distributed._halo_exchange import halo_exchange as halo_exchange
 from jaxgnn.distributed._partition import Method as Method
 from jaxgnn.distributed._partition import Partition as Partition
 from jaxgnn.distributed._partition import partition as partition
+from jaxgnn.distributed._processes import check_same as check_same
+from jaxgnn.distributed._processes import initialize as initialize
 from jaxgnn.distributed._sharded import sharded as sharded
 from jaxgnn.distributed._sharded_graph import Exchange as Exchange
 from jaxgnn.distributed._sharded_graph import ShardedGraph as ShardedGraph
