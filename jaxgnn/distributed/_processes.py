@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import sys
+import threading
 from typing import Any
 
 import jax
@@ -28,28 +30,31 @@ def initialize(
       coordinator: address ``host:port`` at which the process 0 is found.
       num_processes: number of all processes.
       process_id: number of this process, from 0.
-      timeout_s: seconds to wait for the others.
+      timeout_s: seconds to wait for the others. Then standard error says for what was waited, and
+        JAX ends this process with an error.
 
     Raises:
       ValueError: if ``process_id`` is not in ``0..num_processes - 1``, or the address has no port.
-      TimeoutError: if not all processes came in time; it says for what was waited.
     """
     where = "distributed.initialize"
     if coordinator is not None and not coordinator.rpartition(":")[2].isdigit():
         raise bad_input(where, "coordinator", "an address host:port", repr(coordinator))
     if num_processes is not None and not 0 <= (process_id or 0) < num_processes:
         raise bad_input(where, "process_id", f"in 0..{num_processes - 1}", process_id)
+    waited = (
+        f"{where}: process {process_id} has waited {timeout_s} s at {coordinator} for all of "
+        f"{num_processes} processes"
+    )
+    told = threading.Timer(timeout_s, print, [waited], {"file": sys.stderr, "flush": True})
+    told.daemon = True
+    told.start()
     try:
+        # JAX ends the whole process at its own timeout, which shall come behind the message.
         jax.distributed.initialize(
-            coordinator, num_processes, process_id, initialization_timeout=timeout_s
+            coordinator, num_processes, process_id, initialization_timeout=timeout_s + 2
         )
-    except RuntimeError as error:
-        if "DEADLINE_EXCEEDED" not in str(error):
-            raise
-        raise TimeoutError(
-            f"{where}: process {process_id} waited {timeout_s} s at {coordinator} for all of "
-            f"{num_processes} processes"
-        ) from error
+    finally:
+        told.cancel()
 
 
 def check_same(what: str, value: Any) -> None:

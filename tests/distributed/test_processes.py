@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -16,11 +17,15 @@ from tests.distributed.two_processes import train
 ROOT = Path(__file__).parents[2]
 
 
-def _run(options):
-    """The standard output and error of each of two processes, and whether all ended well."""
+def _free_port():
     with socket.socket() as free:
         free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
+        return free.getsockname()[1]
+
+
+def _run(options):
+    """The standard output and error of each of two processes, and whether all ended well."""
+    address = f"localhost:{_free_port()}"
     command = [sys.executable, "-m", "tests.distributed.two_processes", address]
     processes = [
         subprocess.Popen(
@@ -56,6 +61,25 @@ def test_processes_with_other_options_all_end_and_name_the_process(four_devices)
     for _, error in texts:
         assert "the options must be the same on all processes, as on process 0" in error
         assert "others on processes [1]" in error
+
+
+@pytest.mark.long
+def test_a_process_whose_others_do_not_come_ends_and_says_for_what_it_waited():
+    code = (
+        "from jaxgnn import distributed; distributed.initialize('localhost:{}', 2, 0, timeout_s=1)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code.format(_free_port())],
+        cwd=ROOT,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert ended.returncode != 0
+    assert re.search(
+        r"process 0 has waited 1 s at localhost:\d+ for all of 2 processes", ended.stderr
+    )
 
 
 def test_one_process_has_nothing_to_compare():
