@@ -17,9 +17,9 @@ from jaxgnn.graph._edge_blocks import blocks_for as blocks_for
 from jaxgnn.graph._gcn import GCNCoefficients as GCNCoefficients
 from jaxgnn.graph._gcn import every_node_has_a_loop as every_node_has_a_loop
 from jaxgnn.graph._gcn import gcn_coefficients as gcn_coefficients
+from jaxgnn.graph._halo import Halo as Halo
 from jaxgnn.graph._hetero import EdgeType as EdgeType
 from jaxgnn.graph._hetero import HeteroGraph as HeteroGraph
-from jaxgnn.graph._halo import Halo as Halo
 from jaxgnn.graph._incidence import Incidence as Incidence
 from jaxgnn.graph._incidence_plan import IncidencePlan as IncidencePlan
 from jaxgnn.graph._incidence_validate import check_incidence_shapes as check_incidence_shapes

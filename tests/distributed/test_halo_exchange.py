@@ -138,5 +138,6 @@ def test_bad_input_is_named(four_devices):
     def short(local, x):
         return distributed.halo_exchange(local, x[1:])
 
-    with pytest.raises(ValueError, match="halo_exchange: x must be of 12 rows along axis 0"):
+    message = f"halo_exchange: x must be of {sharded.rows} rows along axis 0"
+    with pytest.raises(ValueError, match=message):
         _run(sharded, short, features())

@@ -12,6 +12,7 @@ import jaxgnn
 from jaxgnn import distributed, nn, ops
 from jaxgnn.graph import with_one_loop_each
 from jaxgnn.models import GCNII, MaxKGNN
+from jaxgnn.ops._aggregate.edge_ends import at_ends
 from tests.distributed._graphs import WIDTH, features, graph, mesh, sharded_graph
 
 DROPOUT = {"dropout": 0.4}
@@ -57,6 +58,7 @@ class _Norms(nnx.Module):
         of_graph = graph if isinstance(graph, distributed.LocalGraph) else None
         x = self.graph_norm(self.batch(x, of_graph), of_graph)
         x = x + ops.neighbour_reduce(graph, x, "max") + ops.neighbour_reduce(graph, x, "mean")
+        x = x + ops.aggregate(graph, at_ends("senders", graph, x), "min")
         logits = ops.sddmm(graph, x, x)[:, None]
         attended = ops.segment_softmax(graph, logits) * jnp.ones((1, WIDTH))
         return self.convolution(graph, x + ops.aggregate(graph, attended, "std"))
