@@ -99,14 +99,14 @@ class Batch:
     """The whole graph, on the device.
 
     Attributes:
-      graph: normalised for the model.
+      graph: normalised for the model; spread over devices, or one device's part of it.
       features: [nodes, features]; a sparse matrix if less than a tenth is not zero.
       labels: [nodes] class ids, or [nodes, tasks] of zeros and ones.
       train: [nodes] bool, the nodes whose labels count.
       given: what the network takes beside them, by the name of the argument.
     """
 
-    graph: CSRGraph
+    graph: Any
     features: jax.Array | CSRGraph
     labels: jax.Array
     train: jax.Array

@@ -20,6 +20,7 @@ from experiments._nodes import Loss, Scores, num_parameters, predict
 from experiments._report import ReportOptions, finish
 from experiments._runs import shown
 from experiments._seeds import streams
+from experiments._spread import on_host
 from jaxgnn._errors import bad_input
 from jaxgnn.datasets import NodeDataset
 from jaxgnn.training import (
@@ -194,7 +195,7 @@ def confusion_of(result: FitResult, dataset: NodeDataset, batch: Batch) -> Confu
         return None
     model, test = result.best_model, dataset.test
     model.eval()
-    predicted = np.asarray(jit_apply(predict)(model, batch))[test].argmax(axis=1)
+    predicted = on_host(batch, jit_apply(predict)(model, batch))[test].argmax(axis=1)
     names = dataset.class_names or tuple(map(str, range(dataset.num_classes)))
     return Confusion(dataset.labels[test], predicted, names)
 

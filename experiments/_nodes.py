@@ -13,6 +13,8 @@ import optax
 from flax import nnx
 
 from experiments._node_data import Batch, split_mask
+from experiments._spread import on_each_device
+from jaxgnn import CSRGraph, distributed
 from jaxgnn.datasets import NodeDataset
 from jaxgnn.nn._dropout import dropout
 from jaxgnn.training import accuracy, micro_f1, roc_auc
@@ -23,7 +25,9 @@ Metric = Literal["accuracy", "micro F1", "ROC-AUC"]
 SCORES = {"accuracy": accuracy, "micro F1": micro_f1, "ROC-AUC": roc_auc}
 
 
-def node_loss(logits: jax.Array, labels: jax.Array, counted: jax.Array) -> jax.Array:
+def node_loss(
+    logits: jax.Array, labels: jax.Array, counted: jax.Array, graph: CSRGraph | None = None
+) -> jax.Array:
     """Mean cross entropy of the nodes that count and have a label, binary where labels are tasks.
 
     Labels mean what they do in the scores of ``jaxgnn.training``: below zero, or NaN, a node (or
@@ -33,6 +37,8 @@ def node_loss(logits: jax.Array, labels: jax.Array, counted: jax.Array) -> jax.A
       logits: [nodes, classes] or [nodes, tasks].
       labels: [nodes] class ids, or [nodes, tasks] of zeros and ones.
       counted: [nodes] bool.
+      graph: the graph of the nodes, if it may be spread over devices: then the mean is over the
+        nodes of all.
     """
     labelled = labels >= 0  # which a NaN is not
     known = jnp.where(labelled, labels, 0)
@@ -46,7 +52,9 @@ def node_loss(logits: jax.Array, labels: jax.Array, counted: jax.Array) -> jax.A
         counted = counted & labelled
     losses = jnp.where(is_class, losses, jnp.nan)
     # The sum of the flags is one of integers, and exact.
-    return jnp.sum(jnp.where(counted, losses, 0)) / jnp.sum(counted).astype(losses.dtype)
+    sums = jnp.sum(jnp.where(counted, losses, 0)), jnp.sum(counted)
+    total, count = sums if graph is None else distributed.sum_over_devices(graph, sums)
+    return total / count.astype(losses.dtype)
 
 
 @dataclass(frozen=True)
@@ -60,13 +68,22 @@ class Loss:
     input_dropout: float
 
     def __call__(self, model: Any, batch: Batch, rngs: nnx.Rngs, k: int | None = None):
-        x = dropout(batch.features, self.input_dropout, rngs)
+        return on_each_device(self._of_nodes, "all", model, batch, rngs, k=k), {}
+
+    def _of_nodes(self, model: Any, batch: Batch, rngs: nnx.Rngs, k: int | None) -> jax.Array:
+        x: Any = batch.features
+        of_nodes = None if isinstance(x, CSRGraph) else batch.graph
+        x = dropout(x, self.input_dropout, rngs, of_nodes)
         logits = model(batch.graph, x, rngs=rngs, **batch.given, **scheduled(k)).astype(jnp.float32)
-        return node_loss(logits, batch.labels, batch.train), {}
+        return node_loss(logits, batch.labels, batch.train, batch.graph)
 
 
 def predict(model: Any, batch: Batch, *, k: int | None = None) -> jax.Array:
-    """Scores of all nodes, [nodes, classes] float32."""
+    """Scores of all nodes, [nodes, classes] float32; where they lie, of a batch that is spread."""
+    return on_each_device(_scores, "rows", model, batch, k=k)
+
+
+def _scores(model: Any, batch: Batch, rngs: None, k: int | None) -> jax.Array:
     return model(batch.graph, batch.features, **batch.given, **scheduled(k)).astype(jnp.float32)
 
 

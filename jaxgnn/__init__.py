@@ -25,6 +25,7 @@ from jaxgnn.ops._aggregate.segments import segment_softmax as segment_softmax
 # Imported when they are first asked for: they take Flax and more with them.
 _MODULES = (
     "datasets",
+    "distributed",
     "interop",
     "metrics",
     "models",

@@ -110,6 +110,7 @@ ALLOWED = {
     },
     "jaxgnn.datasets": {"jaxgnn._errors", "jaxgnn._ffi", "jaxgnn.datasets"},
     "jaxgnn.metrics": {"jaxgnn._errors", "jaxgnn.metrics"},
+    "jaxgnn.distributed": {"jaxgnn._errors", "jaxgnn.graph", "jaxgnn.distributed"},
     "jaxgnn.sampling": {"jaxgnn._errors", "jaxgnn.graph", "jaxgnn.sampling"},
     "jaxgnn.pretrained": {
         "jaxgnn._errors",

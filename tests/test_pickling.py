@@ -68,6 +68,10 @@ def _edge_blocks():
     return plan.edge_blocks[0]
 
 
+def _halo():
+    return graph.Halo(np.arange(4, dtype=np.int32), None, "nodes", 1, 4)
+
+
 def _puzzles():
     return sudoku.Puzzles(np.zeros((2, 81), np.int8), np.ones((2, 81), np.int8))
 
@@ -86,6 +90,8 @@ RECORDS = {
     graph.CBSR: lambda: ops.maxk(X, 2),
     graph.CSRGraph: lambda: GRAPH.normalized("sym"),
     graph.EdgeBlocks: _edge_blocks,
+    graph.Halo: _halo,
+    graph.LocalGraph: lambda: graph.LocalGraph(GRAPH.indptr, GRAPH.indices, halo=_halo()),
     graph.HeteroGraph: lambda: HETERO.prepared(),
     graph.RelationalGraph: lambda: graph.RelationalGraph.from_graphs([GRAPH, GRAPH]),
     graph.GCNCoefficients: lambda: graph.gcn_coefficients(GRAPH, add_self_loops=True),

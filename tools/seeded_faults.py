@@ -1198,6 +1198,37 @@ RELATIONS = (
     ),
 )
 
+DISTRIBUTED = (
+    Fault(
+        "halo exchange: a row that several devices read gets the gradient of the last one alone",
+        "jaxgnn/graph/_halo.py",
+        'total.at[rows].add(values, mode="drop")',
+        'total.at[rows].set(values, mode="drop")',
+        ("tests/distributed/test_halo_exchange.py",),
+    ),
+    Fault(
+        "blocks: lists of rows begin one place too early in the table",
+        "jaxgnn/distributed/_blocks.py",
+        "begin = layout.rows + owner * self.slots",
+        "begin = layout.rows + owner * self.slots - 1",
+        ("tests/distributed/test_halo_exchange.py",),
+    ),
+    Fault(
+        "means over nodes: padding rows count",
+        "jaxgnn/graph/_node_means.py",
+        "counted = jnp.where(graph.halo.is_real, counted, 0)",
+        "counted = jnp.where(graph.halo.is_real, counted, counted)",
+        ("tests/distributed/test_networks.py",),
+    ),
+    Fault(
+        "dropout: draws go by the row of the device and not by the node",
+        "jaxgnn/nn/_draws_by_node.py",
+        "counters = _counters(halo.ids,",
+        "counters = _counters(jnp.arange(halo.rows),",
+        ("tests/distributed/test_networks.py",),
+    ),
+)
+
 FAULTS: tuple[Fault, ...] = (
     *GRAPH_KERNELS,
     *AGGREGATE_KERNELS,
@@ -1213,6 +1244,7 @@ FAULTS: tuple[Fault, ...] = (
     *REFERENCES,
     *GRADIENTS,
     *GRAPHS,
+    *DISTRIBUTED,
     *LAYERS,
     *LINKS,
     *RELATIONS,

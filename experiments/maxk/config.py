@@ -23,6 +23,7 @@ _LOWEST = {
     "weight_decay": 0,
     "hyper_connections": 1,
     "k": 1,
+    "devices": 1,
 }
 
 
@@ -55,6 +56,7 @@ class TrainConfig(NodeDataOptions):
       fallback_threshold: relative error beyond which validation falls back to dense XLA; left out,
         1e-3 for float32 and 2e-2, a few roundings, for bfloat16.
       profile_kernels: report the milliseconds an epoch spends in aggregation, forward and backward.
+      devices: number of devices that the graph is spread over; a run may go on with another number.
       eval_every: epochs between evaluations of the whole graph.
       checkpoint_every: epochs between checkpoints; 0 for only the last.
       run: folder of the run; left out, a name made from the options below runs/maxk.
@@ -85,6 +87,7 @@ class TrainConfig(NodeDataOptions):
     validate_kernels: bool = False
     fallback_threshold: float | None = None
     profile_kernels: bool = False
+    devices: int = 1
     eval_every: int = 1
     checkpoint_every: int = 50
     run: Path | None = None
@@ -118,6 +121,10 @@ class TrainConfig(NodeDataOptions):
             if rate is not None and not 0 <= rate < 1:
                 option = "--" + name.replace("_", "-")
                 raise bad_input("train", option, "in [0, 1)", rate)
+        for name in ("validate_kernels", "profile_kernels"):
+            if self.devices > 1 and getattr(self, name):
+                option = "--" + name.replace("_", "-")
+                raise bad_input("train", option, f"left out with --devices {self.devices}", True)
         ks = self.all_ks()
         if self.kind() == "gcnii" and len(ks) > 1 and not self.k_schedule:
             raise bad_input(

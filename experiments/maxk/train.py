@@ -23,6 +23,7 @@ from experiments._node_training import (
 )
 from experiments._nodes import Loss, Scores, predict
 from experiments._runs import discard, shown
+from experiments._spread import check_devices, on_host, place, spread
 from experiments.maxk import kernels
 from experiments.maxk.config import TrainConfig
 from experiments.maxk.serving import export_model
@@ -41,6 +42,7 @@ _MAY_CHANGE = (
     "data",
     "checkpoint_every",
     "report",
+    "devices",
 )
 
 
@@ -67,12 +69,13 @@ def train(
       ValueError: if an option or a data file is at fault.
     """
     config.check()
+    check_devices("train", config.devices)
     settings, ks = config.recipe(), config.layer_ks()
     if dataset is None:
         with phase(f"reading {config.data_name()}", progress=config.progress):
             dataset = load(config)
     with phase("preparing the graph", progress=config.progress):
-        batch = batch_of(config, dataset, graph)
+        batch = spread(batch_of(config, dataset, graph), config.devices)
     loop = loop_of(config)
     _trace(config, make_model(config, dataset), batch)
     # All options are valid: only now are files written or removed.
@@ -85,6 +88,7 @@ def train(
     if config.validate_kernels:
         running = kernels.validated(config, batch.graph, settings.hidden_features)
     model = make_model(running, dataset)
+    place(model, batch)
     epochs = Epochs(batch)
     result = _fit(running, loop, model, dataset, epochs, run)
     caption = caption_of(running)
@@ -132,7 +136,7 @@ def _fit(
         Loss(settings.input_dropout),
         epochs,
         config=loop,
-        evaluate=lambda model, k: scores(scored(model, batch, k=k)),
+        evaluate=lambda model, k: scores(on_host(batch, scored(model, batch, k=k))),
         static=config.scheduled_k,
         run=run,
         progress=config.progress,

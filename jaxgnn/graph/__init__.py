@@ -17,12 +17,14 @@ from jaxgnn.graph._edge_blocks import blocks_for as blocks_for
 from jaxgnn.graph._gcn import GCNCoefficients as GCNCoefficients
 from jaxgnn.graph._gcn import every_node_has_a_loop as every_node_has_a_loop
 from jaxgnn.graph._gcn import gcn_coefficients as gcn_coefficients
+from jaxgnn.graph._halo import Halo as Halo
 from jaxgnn.graph._hetero import EdgeType as EdgeType
 from jaxgnn.graph._hetero import HeteroGraph as HeteroGraph
 from jaxgnn.graph._incidence import Incidence as Incidence
 from jaxgnn.graph._incidence_plan import IncidencePlan as IncidencePlan
 from jaxgnn.graph._incidence_validate import check_incidence_shapes as check_incidence_shapes
 from jaxgnn.graph._interchange import NetworkXAttributes as NetworkXAttributes
+from jaxgnn.graph._local_graph import LocalGraph as LocalGraph
 from jaxgnn.graph._looped import FillValue as FillValue
 from jaxgnn.graph._looped import LoopedGraph as LoopedGraph
 from jaxgnn.graph._looped import LoopReduce as LoopReduce
@@ -36,6 +38,8 @@ from jaxgnn.graph._neighbours import knn_graph as knn_graph
 from jaxgnn.graph._neighbours import radius_graph as radius_graph
 from jaxgnn.graph._neighbours_on_device import knn_graph_on_device as knn_graph_on_device
 from jaxgnn.graph._neighbours_on_device import radius_graph_on_device as radius_graph_on_device
+from jaxgnn.graph._node_means import mean_over_nodes as mean_over_nodes
+from jaxgnn.graph._node_means import sum_over_devices as sum_over_devices
 from jaxgnn.graph._normalization import Normalization as Normalization
 from jaxgnn.graph._plan import GraphPlan as GraphPlan
 from jaxgnn.graph._positions import laplacian_positions as laplacian_positions

@@ -256,6 +256,10 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         """Sender of each edge slot: ``indices`` by another name."""
         return self.indices
 
+    def senders_as_rows(self) -> Int[Array, " edges"]:
+        """The row that is the same node as the sender of each edge slot of a square graph."""
+        return jnp.asarray(self.indices)
+
     @of_one
     def receivers(self) -> Int[Array, " edges"]:
         """Row of each edge; padding slots get ``num_rows``, which is out of range."""

@@ -134,7 +134,7 @@ def _dtype_of_sums(xp: Any, weights: Any) -> Any:
 def _ends(graph: CSRGraph) -> tuple[Any, Any]:
     """The receiver and the sender of each edge slot, in numpy if nothing of the graph is traced."""
     if not is_concrete(graph.indptr, graph.indices, graph.weights):
-        return row_ids(graph.indptr, graph.num_edges), jnp.asarray(graph.indices)
+        return row_ids(graph.indptr, graph.num_edges), graph.senders_as_rows()
     return _ends_on_host(graph)
 
 

@@ -26,6 +26,7 @@ from jaxgnn.graph._arrays import (
     require_one,
 )
 from jaxgnn.graph._by_identity import IdentityMemory
+from jaxgnn.graph._local_graph import require_whole
 from jaxgnn.graph._plan_on_demand import plan_on_demand
 from jaxgnn.graph._row_sums import sum_rows
 from jaxgnn.graph._sorting import row_ids, row_ids_on_host
@@ -85,6 +86,8 @@ def with_one_loop_each(graph: CSRGraph) -> LoopedGraph:
       ([3, 1, 4, 2, 5], [False, True, True])
     """
     require_one("with_one_loop_each", "graph", graph)
+    instead = "shard with_one_loop_each(graph).graph, and make layers with add_self_loops=False"
+    require_whole("with_one_loop_each", graph, instead)
     arrays = graph.indptr, graph.indices
     if not is_concrete(*arrays):
         return _traced(graph)

@@ -145,7 +145,7 @@ class GCNII(nnx.Module):
         z = apply_linear(self.lin_in, x, self.implementation)
         initial = self._activated(z, k)
         z = self.body(graph, z, rngs=rngs, initial=initial, k=k)
-        h = self.dropout(self._activated(z, k), rngs)
+        h = self.dropout(self._activated(z, k), rngs, graph)
         return apply_linear(self.lin_out, h, self.implementation)
 
     def _activated(
@@ -187,7 +187,7 @@ class _Layer(nnx.Module):
         initial: Float[Array, "*batch nodes d"],
         k: int | None,
     ) -> Float[Array, "*batch nodes d"]:
-        h = self.dropout(_activate(self.maxk, z, k), rngs)
+        h = self.dropout(_activate(self.maxk, z, k), rngs, graph)
         options = {"kernel_mode": self.kernel_mode, "implementation": self.implementation}
         support = (1 - self.alpha) * aggregate(graph, h, **options) + self.alpha * initial
         beta = self.beta[...].astype(z.dtype)

@@ -45,18 +45,25 @@ class _Convolution(GraphLayer):
         self.maxk = make_activation(self._name, activation, k, width, settings.implementation)
         self.kernel_mode: KernelMode = kernel_mode
 
-    def _activate(self, x: Array, rngs: nnx.Rngs | None, k: int | None) -> Features:
+    def _activate(
+        self, graph: CSRGraph, x: Array, rngs: nnx.Rngs | None, k: int | None
+    ) -> Features:
         if self.maxk is not None:
             activated = self.maxk(x, k)
         else:
             activated = jax.nn.relu(x) if self.activation == "relu" else x
-        return self._drop(activated, rngs)
+        return self._drop(graph, activated, rngs)
 
-    def _drop(self, x: Features, rngs: nnx.Rngs | None) -> Features:
-        return dropout(x, self.dropout_rate, self._training_rngs(rngs))
+    def _drop(self, graph: CSRGraph, x: Features, rngs: nnx.Rngs | None) -> Features:
+        return dropout(x, self.dropout_rate, self._training_rngs(rngs), graph)
 
     def _apply_and_activate(
-        self, layer: FusedLinear, x: Array, rngs: nnx.Rngs | None, k: int | None
+        self,
+        graph: CSRGraph,
+        layer: FusedLinear,
+        x: Array,
+        rngs: nnx.Rngs | None,
+        k: int | None,
     ) -> Features:
         """Computes ``act(layer(x))`` as one op, then dropout; dense layers fuse the activation."""
         if self.maxk is None:
@@ -68,7 +75,7 @@ class _Convolution(GraphLayer):
             # An implementation name refers to the kernel of maxk, not to one fused with the
             # product.
             activated = self.maxk(self._apply(layer, x), k)
-        return self._drop(activated, rngs)
+        return self._drop(graph, activated, rngs)
 
     def _dense_activation(self) -> ops.Activation | None:
         return "relu" if self.activation == "relu" else None
@@ -178,7 +185,7 @@ class SAGEConv(_Convolution):
 
         def activated(x: Array) -> Features:
             is_floating = jnp.issubdtype(x.dtype, jnp.floating)
-            return self._activate(x if is_floating else x.astype(self.param_dtype), rngs, k)
+            return self._activate(graph, x if is_floating else x.astype(self.param_dtype), rngs, k)
 
         h = self._at_ends(graph, x, self.in_widths, activated)
         neighbors = self._reduced(graph, h.src)
@@ -294,7 +301,7 @@ class GCNConv(_Convolution):
             and that is concrete and lacks some.
         """
         self._check(graph, x, self.linear.in_features)
-        h = self._apply_and_activate(self.linear, x, rngs, k)
+        h = self._apply_and_activate(graph, self.linear, x, rngs, k)
         options = {"normalize": self.normalize, "add_self_loops": self.add_self_loops}
         neighbors = gcn_sum(self._name, graph, **options)
         aggregated = self._aggregate(neighbors.graph, h)
@@ -397,9 +404,9 @@ class GINConv(_Convolution):
 
         def activated(x: Array) -> Features:
             if self.linear is not None:
-                return self._apply_and_activate(self.linear, x, rngs, k)
+                return self._apply_and_activate(graph, self.linear, x, rngs, k)
             (floats,) = self._as_floats(x)
-            return self._activate(floats, rngs, k)
+            return self._activate(graph, floats, rngs, k)
 
         h = self._at_ends(graph, x, Ends(self.in_features, self.in_features), activated)
         neighbors = self._aggregate(graph, h.src)

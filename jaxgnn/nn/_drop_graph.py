@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, PyTree, UInt32
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
+from jaxgnn.graph._local_graph import require_whole
 from jaxgnn.nn._dropout import training_rngs
 from jaxgnn.nn._options import checked_options, flag, rate
 
@@ -71,6 +72,7 @@ class DropEdge(nnx.Module):
         """
         if not isinstance(graph, CSRGraph):
             raise bad_input("DropEdge", "graph", "a jaxgnn.CSRGraph", type(graph).__name__)
+        require_whole("DropEdge", graph, "shard a graph that has fewer edges")
         if graph.is_normalized:
             expected = "not normalised yet, since degrees change"
             raise bad_input("DropEdge", "graph", expected, repr(graph.normalization))

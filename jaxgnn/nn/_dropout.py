@@ -11,7 +11,8 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
-from jaxgnn.graph import CBSR, CSRGraph
+from jaxgnn.graph import CBSR, CSRGraph, LocalGraph
+from jaxgnn.nn._draws_by_node import bernoulli_of_nodes
 
 Features = Float[Array, "*batch nodes dim"] | CBSR
 
@@ -36,12 +37,23 @@ class Dropout(nnx.Module):
         self.deterministic: bool | None = None
 
     @overload
-    def __call__(self, x: Array, rngs: nnx.Rngs | None) -> Array: ...
+    def __call__(self, x: Array, rngs: nnx.Rngs | None, graph: CSRGraph | None = None) -> Array: ...
     @overload
-    def __call__(self, x: Features, rngs: nnx.Rngs | None) -> Features: ...
-    def __call__(self, x: Features, rngs: nnx.Rngs | None) -> Features:
-        """Returns ``x``, in training with some entries zeroed and the others scaled up."""
-        return dropout(x, self.rate, training_rngs(self.where, self.deterministic, self.rate, rngs))
+    def __call__(
+        self, x: Features, rngs: nnx.Rngs | None, graph: CSRGraph | None = None
+    ) -> Features: ...
+    def __call__(
+        self, x: Features, rngs: nnx.Rngs | None, graph: CSRGraph | None = None
+    ) -> Features:
+        """Returns ``x``, in training with some entries zeroed and the others scaled up.
+
+        Args:
+          x: features.
+          rngs: random streams, or None.
+          graph: the graph whose nodes the rows of ``x`` are; None if they are no nodes.
+        """
+        drawn_from = training_rngs(self.where, self.deterministic, self.rate, rngs)
+        return dropout(x, self.rate, drawn_from, graph)
 
 
 def training_rngs(
@@ -86,16 +98,23 @@ def require_stream(where: str, rngs: Any, *, is_drawn_from: bool = True) -> nnx.
 
 
 @overload
-def dropout(x: Array, rate: float, rngs: nnx.Rngs | None) -> Array: ...
+def dropout(
+    x: Array, rate: float, rngs: nnx.Rngs | None, graph: CSRGraph | None = None
+) -> Array: ...
 @overload
-def dropout(x: Features, rate: float, rngs: nnx.Rngs | None) -> Features: ...
+def dropout(
+    x: Features, rate: float, rngs: nnx.Rngs | None, graph: CSRGraph | None = None
+) -> Features: ...
 @overload
 def dropout(x: CSRGraph, rate: float, rngs: nnx.Rngs | None) -> CSRGraph: ...
-def dropout(x: Any, rate: float, rngs: nnx.Rngs | None) -> Any:
+def dropout(x: Any, rate: float, rngs: nnx.Rngs | None, graph: CSRGraph | None = None) -> Any:
     """Zeroes entries with probability ``rate`` and scales the rest up; off if ``rngs`` is None.
 
     On compressed rows it works on the kept entries, so a row keeps at most ``k``; on a sparse
     matrix on its stored entries, since the others are zero anyway.
+
+    If the rows of ``x`` are the nodes of a ``graph`` that is spread over devices, the draws are
+    those of the whole graph on one device.
     """
     if rngs is None or rate == 0.0:
         return x
@@ -103,12 +122,18 @@ def dropout(x: Any, rate: float, rngs: nnx.Rngs | None) -> Any:
         weights = jnp.ones(x.num_edges, jnp.float32) if x.weights is None else x.weights
         return x.with_weights(_dropped(weights, rate, rngs))
     if isinstance(x, CBSR):
-        return dataclasses.replace(x, values=_dropped(x.values, rate, rngs))
-    return _dropped(x, rate, rngs)
+        return dataclasses.replace(x, values=_dropped(x.values, rate, rngs, graph))
+    return _dropped(x, rate, rngs, graph)
 
 
-def _dropped(values: Array, rate: float, rngs: nnx.Rngs) -> Array:
-    kept = jax.random.bernoulli(rngs.dropout(), 1.0 - rate, values.shape)
+def _dropped(values: Array, rate: float, rngs: nnx.Rngs, graph: CSRGraph | None = None) -> Array:
+    key = rngs.dropout()
+    if isinstance(graph, LocalGraph):
+        kept = bernoulli_of_nodes(
+            "dropout", key, 1.0 - rate, graph.halo, values.shape, values.ndim - 2
+        )
+    else:
+        kept = jax.random.bernoulli(key, 1.0 - rate, values.shape)
     return jnp.where(kept, values / (1.0 - rate), 0)
 
 

@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float
 
 from jaxgnn._errors import bad_input
-from jaxgnn.graph import GraphBatch
+from jaxgnn.graph import GraphBatch, LocalGraph, mean_over_nodes
 from jaxgnn.nn._maxk import check_widths
 from jaxgnn.nn._of_graphs import check_batch, check_features, means, of_nodes, rows_where
 from jaxgnn.nn._options import checked_options, flag, fraction, one_of, positive
@@ -28,14 +28,12 @@ class _Norm(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(features, param_dtype)) if use_affine else None
 
     def _prepared(
-        self, x: Float[Array, "nodes features"], batch: GraphBatch | None
+        self, x: Float[Array, "nodes features"], batch: GraphBatch | LocalGraph | None
     ) -> tuple[Float[Array, "nodes features"], _Mean, Bool[Array, " nodes"] | None]:
         """``x`` in at least float32, its mean over the nodes of each graph, and the node mask."""
         name = type(self).__name__
-        if batch is not None:
-            check_batch(name, x, batch)
+        mask = _real_nodes(name, x, batch)
         check_features(name, x, self.features)
-        mask = None if batch is None else jnp.asarray(batch.node_mask)
         wide = jnp.asarray(x).astype(accumulation_dtype(x.dtype))
         wide = wide if mask is None else rows_where(mask, wide)
         return wide, _mean_of_graphs(batch), mask
@@ -83,13 +81,14 @@ class GraphNorm(_Norm):
         self.mean_scale = nnx.Param(jnp.ones(features, param_dtype))
 
     def __call__(
-        self, x: Float[Array, "nodes features"], batch: GraphBatch | None = None
+        self, x: Float[Array, "nodes features"], batch: GraphBatch | LocalGraph | None = None
     ) -> Float[Array, "nodes features"]:
         """Normalises the features.
 
         Args:
           x: features of the nodes.
-          batch: the graphs of the nodes; None if all are of one graph, without padding.
+          batch: the graphs of the nodes; None if all are of one graph, without padding; or the
+            device's part of a graph that is spread over devices, whose nodes all count.
 
         Returns:
           The normalised features in the dtype of ``x``, zeros for padding.
@@ -141,13 +140,14 @@ class LayerNorm(_Norm):
         self.mode = mode
 
     def __call__(
-        self, x: Float[Array, "nodes features"], batch: GraphBatch | None = None
+        self, x: Float[Array, "nodes features"], batch: GraphBatch | LocalGraph | None = None
     ) -> Float[Array, "nodes features"]:
         """Normalises the features.
 
         Args:
           x: features of the nodes.
-          batch: the graphs of the nodes; None if all are of one graph, without padding.
+          batch: the graphs of the nodes; None if all are of one graph, without padding; or the
+            device's part of a graph that is spread over devices, whose nodes all count.
 
         Returns:
           The normalised features in the dtype of ``x``, zeros for padding.
@@ -195,13 +195,14 @@ class PairNorm(nnx.Module):
         self.epsilon = epsilon
 
     def __call__(
-        self, x: Float[Array, "nodes features"], batch: GraphBatch | None = None
+        self, x: Float[Array, "nodes features"], batch: GraphBatch | LocalGraph | None = None
     ) -> Float[Array, "nodes features"]:
         """Centres and scales the features.
 
         Args:
           x: features of the nodes.
-          batch: the graphs of the nodes; None if all are of one graph, without padding.
+          batch: the graphs of the nodes; None if all are of one graph, without padding; or the
+            device's part of a graph that is spread over devices, whose nodes all count.
 
         Returns:
           The normalised features in the dtype of ``x``, zeros for padding.
@@ -209,9 +210,9 @@ class PairNorm(nnx.Module):
         Raises:
           ValueError: if ``x`` does not fit the batch.
         """
-        if batch is not None:
-            check_batch("PairNorm", x, batch)
-            x = rows_where(jnp.asarray(batch.node_mask), jnp.asarray(x))
+        mask = _real_nodes("PairNorm", x, batch)
+        if mask is not None:
+            x = rows_where(mask, jnp.asarray(x))
         elif x.ndim != 2:
             raise bad_input("PairNorm", "x", "of shape [nodes, features]", f"shape {x.shape}")
         wide, mean = x.astype(accumulation_dtype(x.dtype)), _mean_of_graphs(batch)
@@ -223,9 +224,7 @@ class PairNorm(nnx.Module):
             made = self.scale * centred / (self.epsilon + lengths)
         else:
             made = self.scale * centred / jnp.sqrt(self.epsilon + mean(squares))
-        if batch is not None:
-            made = rows_where(jnp.asarray(batch.node_mask), made)
-        return made.astype(x.dtype)
+        return (made if mask is None else rows_where(mask, made)).astype(x.dtype)
 
 
 class BatchNorm(nnx.Module):
@@ -284,13 +283,14 @@ class BatchNorm(nnx.Module):
         )
 
     def __call__(
-        self, x: Float[Array, "nodes features"], batch: GraphBatch | None = None
+        self, x: Float[Array, "nodes features"], batch: GraphBatch | LocalGraph | None = None
     ) -> Float[Array, "nodes features"]:
         """Normalises the features.
 
         Args:
           x: features of the nodes.
-          batch: the graphs of the nodes; None if there is no padding.
+          batch: the graphs of the nodes; None if there is no padding; or the device's part of a
+            graph that is spread over devices, whose nodes all count.
 
         Returns:
           The normalised features, zeros for padding.
@@ -298,22 +298,59 @@ class BatchNorm(nnx.Module):
         Raises:
           ValueError: if ``x`` does not fit the batch or the layer.
         """
-        if batch is not None:
-            check_batch("BatchNorm", x, batch)
+        mask = _real_nodes("BatchNorm", x, batch)
         check_features("BatchNorm", x, self.features)
-        if batch is None:
+        if mask is None:
             return self.norm(x)
-        mask = jnp.asarray(batch.node_mask)
         x = rows_where(mask, jnp.asarray(x))
+        if isinstance(batch, LocalGraph):
+            return rows_where(mask, self._over_devices(x, batch))
         return rows_where(mask, self.norm(x, mask=mask[:, None]))
+
+    def _over_devices(self, x: Float[Array, "nodes features"], graph: LocalGraph) -> Array:
+        """Normalises by the mean and variance over the nodes of all devices."""
+        norm = self.norm
+        if norm.use_running_average:
+            return norm(x)
+        wide = x.astype(accumulation_dtype(x.dtype))
+        mean = mean_over_nodes(graph, wide)
+        variance = mean_over_nodes(graph, jnp.square(wide - mean))
+        for running, new in ((norm.mean, mean), (norm.var, variance)):
+            kept = norm.momentum * running[...]
+            running[...] = kept + (1 - norm.momentum) * new.astype(running.dtype)
+        made = (wide - mean) / jnp.sqrt(variance + norm.epsilon)
+        assert norm.scale is not None and norm.bias is not None
+        scale, bias = norm.scale[...], norm.bias[...]
+        made = made * scale.astype(wide.dtype) + bias.astype(wide.dtype)
+        return made.astype(norm.dtype or jnp.promote_types(x.dtype, scale.dtype))
 
 
 type _Mean = Callable[[Array], Array]
 """From values of the nodes to the mean of each node's graph, which broadcasts against them."""
 
 
-def _mean_of_graphs(batch: GraphBatch | None) -> _Mean:
+def _real_nodes(
+    where: str, x: Array, batch: GraphBatch | LocalGraph | None
+) -> Bool[Array, " nodes"] | None:
+    """Which rows of ``x`` are nodes and no padding; None where all are.
+
+    Raises:
+      ValueError: if ``x`` has not a row for each of them.
+    """
+    if batch is None:
+        return None
+    if not isinstance(batch, LocalGraph):
+        return jnp.asarray(check_batch(where, x, batch).node_mask)
+    if x.ndim < 2 or x.shape[0] != batch.num_rows:
+        expected = f"of shape [{batch.num_rows}, ...], a row for each node of the device"
+        raise bad_input(where, "x", expected, f"shape {x.shape}")
+    return batch.halo.is_real
+
+
+def _mean_of_graphs(batch: GraphBatch | LocalGraph | None) -> _Mean:
     """The mean over each graph of a batch, or over all nodes where there is no batch."""
     if batch is None:
         return lambda values: jnp.mean(values, axis=0, keepdims=True)
+    if isinstance(batch, LocalGraph):
+        return lambda values: mean_over_nodes(batch, values)[None]
     return lambda values: of_nodes(means(values, batch), batch)

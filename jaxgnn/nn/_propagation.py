@@ -294,7 +294,7 @@ def _without_loops(graph: CSRGraph) -> CSRGraph:
         made = _LOOPLESS.get(arrays, graph.num_cols, lambda: _loopless_on_host(graph))
         return graph if made is None else made
     weights = jnp.ones(graph.num_edges) if graph.weights is None else jnp.asarray(graph.weights)
-    is_loop = jnp.asarray(graph.receivers()) == jnp.asarray(graph.indices)
+    is_loop = jnp.asarray(graph.receivers()) == graph.senders_as_rows()
     return graph.with_weights(jnp.where(is_loop, 0, weights))
 
 

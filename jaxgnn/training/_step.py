@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 
 from ._trees import PyTree, first_difference, owned, strong, types
 
@@ -71,7 +72,24 @@ def start_state(
     optimizer_state = jax.tree.map(_strong_copy, owned(optimizer.init(model.params)))
     average = jax.tree.map(jnp.copy, averages(model.params)) if averaged else None
     remainder = jax.tree.map(jnp.zeros_like, average)
-    return TrainState(model, optimizer_state, jnp.zeros((), jnp.int32), average, remainder)
+    step = jnp.zeros((), jnp.int32)
+    return _on_one_mesh(TrainState(model, optimizer_state, step, average, remainder))
+
+
+def _on_one_mesh(state: TrainState) -> TrainState:
+    """Puts the other arrays on all devices of the parameters, where a step would put them too.
+
+    Otherwise the second step would compile again, for arrays in other places.
+    """
+    shardings = [leaf.sharding for leaf in jax.tree.leaves(state.model.params)]
+    meshes = [sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding)]
+    if not meshes:
+        return state
+    everywhere = NamedSharding(meshes[0], PartitionSpec())
+    return jax.tree.map(
+        lambda a: a if isinstance(a.sharding, NamedSharding) else jax.device_put(a, everywhere),
+        state,
+    )
 
 
 def averages(params: PyTree) -> PyTree:

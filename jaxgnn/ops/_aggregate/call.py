@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph._arrays import offset_dtype
+from jaxgnn.graph._local_graph import with_senders
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import check_choice, check_float, check_graph, from_numpy
 
@@ -61,8 +62,12 @@ class Call:
     @classmethod
     def of(cls, op: str, graph: Any, x: Any, options: Options) -> Call:
         """Checks the arguments of ``"aggregate"`` or ``"neighbour_reduce"``."""
-        graph = check_graph(op, graph)
         by_edge = op == "aggregate"
+        if by_edge:
+            (graph,) = with_senders(graph)
+        else:
+            graph, x = with_senders(graph, x, axes=(options.axis,))
+        graph = check_graph(op, graph)
         argument, size, what = (
             ("messages", graph.num_edges, "edge slot")
             if by_edge

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgnn.graph import CSRGraph
+from jaxgnn.graph._local_graph import with_senders
 from jaxgnn.graph._structure import structure
 from jaxgnn.ops._aggregate.aggregate import aggregate
 from jaxgnn.ops._core import dispatch
@@ -42,6 +43,10 @@ def at_ends(
       ValueError: if ``x`` does not have one row for each node of that end.
     """
     op = "aggregate"
+    if end == "senders":
+        graph, x = with_senders(graph, x)
+    else:
+        (graph,) = with_senders(graph)
     graph = check_graph(op, graph)
     count, what = (graph.num_rows, "row") if end == "receivers" else (graph.num_cols, "column")
     check_rows(op, "x", x, count, what)

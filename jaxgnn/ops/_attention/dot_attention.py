@@ -8,6 +8,7 @@ from jaxtyping import Array, Float
 from jaxgnn._errors import bad_input
 from jaxgnn._ffi import dot_attention as ffi
 from jaxgnn.graph import CBSR, CSRGraph
+from jaxgnn.graph._local_graph import key_of_device, with_senders
 from jaxgnn.ops._attention.checks import Checker, dense
 from jaxgnn.ops._attention.reference import dot_attention as reference
 from jaxgnn.ops._attention.skeleton import Call, attend, computation
@@ -87,6 +88,8 @@ def dot_attention(
       >>> ops.dot_attention(graph, jnp.zeros((3, 1, 1)), x, x).ravel().tolist()
       [0.0, 1.0, 3.0]
     """
+    key = key_of_device(graph, key)
+    graph, k, v = with_senders(graph, k, v, axes=(-3, -3))
     values = dense(_OP, "v", v, implementation)
     q, k, edge_logits, edge_values = from_numpy(q, k, edge_logits, edge_values)
     check = Checker.start(_OP, graph, "q", q, 3, values.dtype)

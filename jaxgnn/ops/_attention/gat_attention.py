@@ -7,6 +7,7 @@ from jaxtyping import Array, Float
 
 from jaxgnn._ffi import gat_attention as ffi
 from jaxgnn.graph import CBSR, CSRGraph
+from jaxgnn.graph._local_graph import key_of_device, with_senders
 from jaxgnn.ops._attention.checks import Checker, dense
 from jaxgnn.ops._attention.reference import gat_attention as reference
 from jaxgnn.ops._attention.skeleton import Call, attend, computation
@@ -84,6 +85,8 @@ def gat_attention(
       >>> ops.gat_attention(graph, zeros, zeros, v).ravel().tolist()
       [0.0, 1.0, 3.0]
     """
+    key = key_of_device(graph, key)
+    graph, a_src, v = with_senders(graph, a_src, v, axes=(-2, -3))
     values = dense(_OP, "v", v, implementation)
     a_dst, a_src, edge_logits = from_numpy(a_dst, a_src, edge_logits)
     check = Checker.start(_OP, graph, "a_dst", a_dst, 2, values.dtype)

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
-from jaxgnn.graph import CSRGraph
+from jaxgnn.graph import CSRGraph, LocalGraph
 from jaxgnn.graph._arrays import require_no_heads
+from jaxgnn.graph._local_graph import with_senders
 from jaxgnn.graph._structure import structure
 from jaxgnn.ops._core import dispatch, verify
 from jaxgnn.ops._core.activations import Name as Activation
@@ -141,6 +142,10 @@ def edge_mlp_aggregate(
       >>> ops.edge_mlp_aggregate(graph, h, params, reduce="mean").tolist()
       [[0.0], [1.0], [1.0]]
     """
+    if isinstance(graph, LocalGraph):
+        receivers, senders = both_ends(_OP, graph, h)
+        graph, senders = with_senders(graph, senders)
+        h = receivers, senders
     graph = check_graph(_OP, graph)
     if weights is None:
         require_no_heads(_OP, "graph", graph.weights)

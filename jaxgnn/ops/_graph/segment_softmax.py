@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from jaxgnn._errors import bad_input
 from jaxgnn._ffi import segment_softmax as ffi
 from jaxgnn.graph import CSRGraph
+from jaxgnn.graph._local_graph import with_senders
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import check_float, check_graph
 from jaxgnn.ops._graph import pallas
@@ -69,6 +70,7 @@ def segment_softmax(
       >>> ops.segment_softmax(graph, jnp.array([5.0, 1.0, 1.0])).tolist()
       [1.0, 0.5, 0.5]
     """
+    (graph,) = with_senders(graph)
     graph = check_graph("segment_softmax", graph)
     check_float("segment_softmax", "logits", logits, 1, may_be_empty=True)
     if logits.shape[0] != graph.num_edges:

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 from jaxgnn._errors import bad_input
 from jaxgnn._ffi import spmm as ffi
 from jaxgnn.graph import CSRGraph
+from jaxgnn.graph._local_graph import with_senders
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import check_float, check_graph, check_rows, from_numpy
 from jaxgnn.ops._graph import pallas
@@ -92,6 +93,8 @@ def spmm(
       >>> ops.spmm(two_heads, jnp.stack([x, x], axis=1))[..., 0].tolist()
       [[0.0, 0.0], [1.0, 0.0], [6.0, 3.0]]
     """
+    weights = getattr(graph, "weights", None)
+    graph, x = with_senders(graph, x, axes=(-2 if weights is None else -1 - weights.ndim,))
     graph = check_graph("spmm", graph)
     item_axes = _check_features(graph, x)
     request = dispatch.resolve("spmm", implementation)
@@ -156,6 +159,7 @@ def sddmm(
       >>> ops.sddmm(graph, x, x).tolist()
       [2.0, 8.0, 16.0]
     """
+    graph, b = with_senders(graph, b)
     graph = check_graph("sddmm", graph)
     a, b = from_numpy(a, b)
     check_rows("sddmm", "a", a, graph.num_rows, "row")

@@ -17,6 +17,7 @@ from jaxgnn._ffi._call import edge_blocks
 from jaxgnn._ffi.spmm import spmm_cuda
 from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.graph._arrays import require_no_heads
+from jaxgnn.graph._local_graph import with_senders
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import check_cbsr, check_graph
 from jaxgnn.ops._graph import pallas as graph_pallas
@@ -194,6 +195,7 @@ def maxk_spmm(
       >>> ops.maxk_spmm(graph, ops.maxk(jnp.array([[1.0, 2.0], [4.0, 3.0]]), k=1)).tolist()
       [[0.0, 0.0], [4.0, 2.0]]
     """
+    graph, cbsr = with_senders(graph, cbsr)
     graph = check_graph("maxk_spmm", graph)
     require_no_heads("maxk_spmm", "graph", graph.weights)
     cbsr = check_cbsr("maxk_spmm", cbsr)

@@ -1,0 +1,452 @@
+"""Times the training step of one graph that is spread over several devices of this host.
+
+Run ``python -m experiments.benchmarks.many_gpus``. The network is MaxK-GraphSAGE, 4 layers of 256,
+dense (ReLU) and with MaxK at every k; a step is forward, backward and Adam. The graphs are
+synthetic ones of published sizes, made once and dealt out to 1, 2, 4 and 8 devices, as many as
+there are. The steps of all numbers of devices take turns, in one process.
+
+- ms: of a whole step, median over batches.
+- x least: how many times faster than on the least number of devices, in the same run.
+- exchange: ms of all exchanges of rows of a step, forward and back, when nothing else runs.
+- MB predicted and counted: what a device receives of rows in a step, by shapes and by the
+  collectives of the compiled program. The all-reduces, which sum the gradients of the parameters,
+  stand apart.
+- MiB: what XLA plans for a device: temporaries, arguments and results.
+- loss: largest relative difference of the losses of the first steps from those on the least number
+  of devices. Dropout draws the same on any number.
+
+On CPUs it shows numbers and bytes alone: times of virtual devices mean nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from experiments.benchmarks._command import command
+from experiments.benchmarks._ratios import (
+    print_warnings,
+    ratio_fields,
+    ratio_text,
+    timing_fields,
+)
+from experiments.benchmarks._report import Column, Output, Row, append_rows, header, line
+from experiments.benchmarks._wire import counted_bytes, predicted_bytes
+from jaxgnn import distributed
+from jaxgnn._errors import bad_input
+from jaxgnn.datasets import SCALES, NodeDataset, synthetic
+from jaxgnn.graph import CBSR, CSRGraph, column_dtype
+from jaxgnn.models import MaxKGNN
+from jaxgnn.testing.timing import (
+    Candidate,
+    Timing,
+    device_description,
+    is_out_of_memory,
+    measure_in_turns,
+)
+
+_AXIS = "nodes"
+_MEMORY = ("temp_size_in_bytes", "argument_size_in_bytes", "output_size_in_bytes")
+_COLUMNS = (
+    Column("graph", "workload", 9),
+    Column("activation", "activation", 10),
+    Column("k", "k", 3, "d"),
+    Column("devices", "devices", 7, "d"),
+    Column("ms", "ms", 9, ".2f"),
+    Column("25 %", "low_ms", 9, ".2f"),
+    Column("75 %", "high_ms", 9, ".2f"),
+    Column("x least", partial(ratio_text, baseline="least"), 10, "s"),
+    Column("exchange", "exchange_ms", 8, ".2f"),
+    Column("MB predicted", "predicted_mb", 12, ".1f"),
+    Column("counted", "counted_mb", 9, ".1f"),
+    Column("all-reduce", "all_reduce_mb", 10, ".1f"),
+    Column("MiB", "memory_mib", 8, ".0f"),
+    Column("loss", "loss_difference", 8, ".1e"),
+)
+
+
+@dataclass(frozen=True)
+class ManyGPUsOptions(Output):
+    """Settings of a run.
+
+    Attributes:
+      devices: numbers of devices; those of 1, 2, 4 and 8 that there are, if left out.
+      only: synthetic graphs of ``jaxgnn.datasets``; if left out ``reddit``, ``products`` and
+        ``proteins``, and on a CPU ``tiny``.
+      ks: entries that MaxK keeps of each row.
+      dense: time the dense network with ReLU too.
+      layers: number of convolutions.
+      hidden: width of the hidden layers.
+      partition: how rows are dealt out: ``degree``, ``contiguous``, ``random`` or ``metis``.
+      exchange: how rows travel: ``auto``, ``all_gather`` or ``all_to_all``.
+      wire_dtype: dtype in which features travel, such as ``bfloat16``; their own if left out.
+      steps: number of first steps whose losses are compared.
+      repeats: batches of each step that are timed.
+      budget_s: once the batches of a graph took so many seconds together, three of each are enough.
+    """
+
+    devices: tuple[int, ...] = ()
+    only: tuple[str, ...] = ()
+    ks: tuple[int, ...] = (16, 32, 64)
+    dense: bool = True
+    layers: int = 4
+    hidden: int = 256
+    partition: str = "degree"
+    exchange: distributed.Exchange = "auto"
+    wire_dtype: str | None = None
+    steps: int = 3
+    repeats: int = 7
+    budget_s: float = 10.0
+
+    def check(self) -> None:
+        """Raises ValueError for the first option at fault, by the name that is typed."""
+        there = jax.device_count()
+        for count in self.devices:
+            if not 1 <= count <= there:
+                expected = f"in 1..{there}, the devices that there are"
+                raise bad_input("many_gpus", "--devices", expected, count)
+        for name in self.only:
+            if name not in SCALES:
+                raise bad_input("many_gpus", "--only", f"of {', '.join(SCALES)}", name)
+        at_least_one = ("--layers", self.layers), ("--hidden", self.hidden), ("--steps", self.steps)
+        for name, value in (*at_least_one, ("--repeats", self.repeats)):
+            if value < 1:
+                raise bad_input("many_gpus", name, "at least 1", value)
+        for k in self.ks:
+            if not 1 <= k <= self.hidden:
+                raise bad_input("many_gpus", "--ks", f"in 1..{self.hidden} (--hidden)", k)
+
+    def counts(self) -> tuple[int, ...]:
+        """The numbers of devices, ascending."""
+        there = jax.device_count()
+        return tuple(sorted(self.devices)) or tuple(n for n in (1, 2, 4, 8) if n <= there)
+
+    def graphs(self) -> tuple[str, ...]:
+        """The names of the graphs."""
+        on_cpu = jax.default_backend() == "cpu"
+        return self.only or (("tiny",) if on_cpu else ("reddit", "products", "proteins"))
+
+    def all_ks(self) -> tuple[int | None, ...]:
+        """None for the dense network, and every k."""
+        return (*((None,) if self.dense else ()), *self.ks)
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """A graph on the host, without normalisation, with features and labels.
+
+    Attributes:
+      graph: the graph.
+      features: float32 [nodes, features].
+      labels: class of each node, int32 [nodes], or tasks of 0 and 1, float32 [nodes, tasks].
+    """
+
+    graph: CSRGraph
+    features: np.ndarray
+    labels: np.ndarray
+
+    @property
+    def outputs(self) -> int:
+        """Width of the network's result."""
+        return self.labels.shape[1] if self.labels.ndim == 2 else int(self.labels.max()) + 1
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """The data on some devices."""
+
+    graph: distributed.ShardedGraph
+    features: jax.Array
+    labels: jax.Array
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A compiled training step on some devices.
+
+    Attributes:
+      run: ``(graph, features, labels, state) -> (state, loss)``.
+      arguments: its arguments, with the first state.
+      k: entries kept of each row; None if dense.
+    """
+
+    run: jax.stages.Compiled
+    arguments: tuple[Any, ...]
+    k: int | None
+
+    @property
+    def graph(self) -> distributed.ShardedGraph:
+        """The graph of the step."""
+        return self.arguments[0]
+
+
+Key = tuple[int | None, int]
+"""A step of a graph: entries kept of each row, None if dense, and the number of devices."""
+
+
+def main(options: ManyGPUsOptions) -> list[Row]:
+    """Times, prints, and appends to ``many_gpus.jsonl``.
+
+    Raises:
+      ValueError: if an option is at fault.
+    """
+    options.check()
+    device = device_description()
+    print(", ".join(f"{key} {value}" for key, value in device.items()))
+    print(f"XLA_FLAGS {os.environ.get('XLA_FLAGS', 'not set')}", flush=True)
+    rows: list[Row] = []
+    for name in options.graphs():
+        rows += _of_graph(options, name, device)
+    print_warnings(row["others"] for row in rows)
+    return rows
+
+
+def _of_graph(options: ManyGPUsOptions, name: str, device: Row) -> list[Row]:
+    """The rows of one graph, of which nothing stays on the devices."""
+    with _told(f"{name}: making the graph"):
+        data = load(name)
+    spread = {}
+    for count in options.counts():
+        with _told(f"{name}: dealing it out to {count}"):
+            spread[count] = spread_out(options, data, count)
+            print(f"  {spread[count].graph.partition!r}")
+    with _told(f"{name}: compiling"):
+        steps = _compile(options, data, spread)
+    with _told(f"{name}: first steps"):
+        losses = {key: _first_losses(step, options.steps) for key, step in steps.items()}
+    with _told(f"{name}: timing"):
+        timings = _time(options, steps)
+    rows = [
+        {**_labels(options, name, data, step), **_measured(options, key, step, timings, losses)}
+        | device
+        for key, step in steps.items()
+    ]
+    print(header(_COLUMNS))
+    for row in rows:
+        print(line(row, _COLUMNS), flush=True)
+    append_rows(options.rows / "many_gpus.jsonl", rows)
+    return rows
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Says what is done, and afterwards how long it took."""
+    print(f"{what} ...", flush=True)
+    start = time.perf_counter()
+    yield
+    print(f"{what}: {time.perf_counter() - start:.1f} s", flush=True)
+
+
+def load(scale: str) -> Data:
+    """Makes a synthetic graph, on the device, and brings it to the host.
+
+    Its edges come sorted by receiver, so that offsets are all that is missing.
+    """
+    data = synthetic(scale, on_device=jax.default_backend() != "cpu")
+    data = NodeDataset(**jax.device_get(vars(data)))
+    nodes = data.num_nodes
+    ends = np.cumsum(np.bincount(data.receivers, minlength=nodes))
+    indptr = np.concatenate([[0], ends]).astype(np.int32)
+    arrays: Any = indptr, data.senders
+    return Data(CSRGraph(*arrays, num_cols=nodes), data.features, data.labels)
+
+
+def spread_out(options: ManyGPUsOptions, data: Data, count: int) -> Spread:
+    """Deals the data out to the first ``count`` devices."""
+    mesh = Mesh(np.array(jax.devices()[:count]), (_AXIS,))
+    graph = distributed.shard(
+        data.graph,
+        mesh,
+        partition=options.partition,
+        exchange=options.exchange,
+        wire_dtype=options.wire_dtype,
+        ops=("spmm", "maxk_spmm"),
+    )
+    return Spread(graph, graph.shard_rows(data.features), graph.shard_rows(data.labels))
+
+
+def _compile(options: ManyGPUsOptions, data: Data, spread: dict[int, Spread]) -> dict[Key, Step]:
+    """The steps of every k on every number of devices, compiled side by side."""
+    arguments, lowered = {}, {}
+    for k in options.all_ks():
+        state, step = make_step(options, data, k)
+        for count, there in spread.items():
+            mesh, key = there.graph.mesh, (k, count)
+            everywhere = NamedSharding(mesh, PartitionSpec())
+            placed = jax.device_put(state, everywhere)
+            arguments[key] = there.graph, there.features, there.labels, placed
+            run = distributed.sharded(step, mesh, rows=(1, 2), outputs="all")
+            lowered[key] = jax.jit(run).lower(*arguments[key])
+    with ThreadPoolExecutor() as pool:
+        running = {key: pool.submit(one.compile) for key, one in lowered.items()}
+    return {key: Step(run.result(), arguments[key], key[0]) for key, run in running.items()}
+
+
+def make_step(
+    options: ManyGPUsOptions, data: Data, k: int | None
+) -> tuple[tuple[Any, ...], Callable]:
+    """The first state, and the step ``(graph, features, labels, state) -> (state, loss)``."""
+    model = MaxKGNN(
+        data.features.shape[1],
+        options.hidden,
+        data.outputs,
+        num_layers=options.layers,
+        activation="relu" if k is None else "maxk",
+        k=k,
+        dropout=0.5,
+        rngs=nnx.Rngs(0),
+    )
+    graphdef, params, other = nnx.split(model, nnx.Param, ...)
+    optimizer = optax.adam(0.01)
+
+    def loss_of(params, other, graph, features, labels, count):
+        key = jax.random.fold_in(jax.random.key(0), count)
+        network = nnx.merge(graphdef, params, other)
+        logits = network(graph, features, rngs=nnx.Rngs(dropout=key))
+        if labels.ndim == 2:
+            losses = jnp.mean(optax.sigmoid_binary_cross_entropy(logits, labels), axis=-1)
+        else:
+            losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        return distributed.mean_over_nodes(graph, losses)
+
+    def step(graph, features, labels, state):
+        params, other, optimizer_state, count = state
+        graph = graph.normalized("mean")
+        loss, gradient = jax.value_and_grad(loss_of)(params, other, graph, features, labels, count)
+        # Optax mixes dtypes, which JAX refuses under strict promotion.
+        with jax.numpy_dtype_promotion("standard"):
+            updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
+            params = optax.apply_updates(params, updates)
+        return (params, other, optimizer_state, count + 1), loss
+
+    return (params, other, optimizer.init(params), jnp.zeros((), jnp.int32)), step
+
+
+def _first_losses(step: Step, number: int) -> list[float] | None:
+    """The losses of the first steps; None if memory ran out."""
+    *data, state = step.arguments
+    losses = []
+    try:
+        for _ in range(number):
+            state, loss = step.run(*data, state)
+            losses.append(float(loss))
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        return None
+    return losses
+
+
+def _time(options: ManyGPUsOptions, steps: dict[Key, Step]) -> dict[str, Timing | None]:
+    """The times of all steps and of their exchanges, which take turns."""
+    candidates = {
+        _name(key): Candidate(step.run, [step.arguments], jit=False) for key, step in steps.items()
+    }
+    for key, step in steps.items():
+        if step.graph.devices > 1:
+            candidates[_name(key, "exchange")] = _exchange(options, step)
+    return measure_in_turns(candidates, repeats=options.repeats, budget_ms=1e3 * options.budget_s)
+
+
+def _name(key: Key, what: str = "step") -> str:
+    return f"{what} {key[0]} {key[1]}"
+
+
+def _exchange(options: ManyGPUsOptions, step: Step) -> Candidate:
+    """The exchanges of rows of a step alone, forward and back."""
+    graph, width = step.graph, options.hidden
+    rows = graph.devices * graph.rows
+    x = jax.device_put(jnp.zeros((rows, width if step.k is None else step.k)), graph.row_sharding)
+
+    def all_layers(graph, x):
+        def one(values):
+            if step.k is None:
+                return distributed.halo_exchange(graph, values)
+            columns = jnp.zeros(values.shape, column_dtype(width)) + values.astype(
+                column_dtype(width)
+            )
+            made = distributed.halo_exchange(graph, CBSR(values, columns, width))
+            return made.values + made.indices.astype(values.dtype)
+
+        for _ in range(options.layers):
+            table, back = jax.vjp(one, x)
+            (x,) = back(table)
+        return x
+
+    return Candidate(distributed.sharded(all_layers, graph.mesh), [(graph, x)])
+
+
+def _labels(options: ManyGPUsOptions, name: str, data: Data, step: Step) -> Row:
+    """What a row is about."""
+    graph = step.graph
+    return {
+        "op": "many_gpus",
+        "workload": name,
+        "nodes": data.graph.num_rows,
+        "edges": data.graph.num_edges,
+        "layers": options.layers,
+        "dim": options.hidden,
+        "dtype": "float32",
+        "activation": "relu" if step.k is None else "maxk",
+        "k": step.k,
+        "devices": graph.devices,
+        "partition": options.partition,
+        "exchange": graph.exchange,
+        "wire_dtype": options.wire_dtype,
+        "rows_of_device": graph.rows,
+        "rows_received": graph.rows_received,
+        "imbalance": graph.partition.imbalance,
+        "parameter_mb": sum(leaf.nbytes for leaf in jax.tree.leaves(step.arguments[3][0])) / 1e6,
+        "xla_flags": os.environ.get("XLA_FLAGS"),
+    }
+
+
+def _measured(
+    options: ManyGPUsOptions,
+    key: Key,
+    step: Step,
+    timings: dict[str, Timing | None],
+    losses: dict[Key, list[float] | None],
+) -> Row:
+    """What was measured of a step; the baseline is the least number of devices."""
+    k, devices = key
+    least = k, min(options.counts())
+    timing, exchange = timings[_name(key)], timings.get(_name(key, "exchange"))
+    counted = counted_bytes(step.run.as_text() or "", devices)
+    all_reduce = counted.pop("all-reduce", 0)
+    planned = step.run.memory_analysis()
+    return {
+        **timing_fields(timing),
+        **ratio_fields("least", timings[_name(least)], timing),
+        "exchange_ms": exchange and exchange.median_ms,
+        "predicted_mb": predicted_bytes(step.graph, options.layers, options.hidden, k) / 1e6,
+        "counted_mb": sum(counted.values()) / 1e6,
+        "all_reduce_mb": all_reduce / 1e6,
+        "memory_mib": planned and sum(getattr(planned, name) for name in _MEMORY) / 2**20,
+        "losses": losses[key],
+        "loss_difference": _difference(losses[key], losses[least]),
+    }
+
+
+def _difference(losses: list[float] | None, others: list[float] | None) -> float | None:
+    """The largest relative difference of losses."""
+    if losses is None or others is None:
+        return None
+    return max(abs(a - b) / abs(b) for a, b in zip(losses, others, strict=True))
+
+
+if __name__ == "__main__":
+    command(main, ManyGPUsOptions, __doc__)

@@ -1,0 +1,213 @@
+"""Predicts training steps on up to 1,024 devices from those measured on one by ``many_gpus``.
+
+Run ``python -m experiments.benchmarks.scaling_model``. The model of a step on n devices is
+
+    ms(n) = ms(1) · imbalance / n + (row bytes + gradient bytes) / bandwidth + collectives · latency
+
+- Row bytes are what a device receives: in each layer the rows that its edges read of others,
+  forward and back. All rows of the others, N (1 - 1/n), travel if nearly all are read; else by
+  lists those that are. Of rows dealt out without regard to edges these are, for nodes j of d_j
+  receivers, (1 - 1/n) Σ_j (1 - (1 - 1/n)^d_j).
+- Gradient bytes are those of an all-reduce, 2 (1 - 1/n) of the parameters.
+- Up to 8 devices are one host. Beyond, all traffic is assumed to go through the network, at its
+  bandwidth for each device.
+
+Nothing overlaps in this model. Where a number of devices was measured, the difference stands beside
+the prediction. The time of ``papers100M`` on one device is that of the products-like graph by the
+number of edges: it fits no single device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from experiments.benchmarks._command import command
+from experiments.benchmarks._report import Column, Row, header, line, read_rows
+from experiments.benchmarks._wire import bytes_of_row
+from jaxgnn._errors import bad_input
+from jaxgnn.datasets import SCALES, SyntheticScale
+
+_DEVICES_OF_HOST = 8
+_SAMPLES = 100_000
+# Nodes and edges of ogbn-papers100M, with the degrees of the products-like graph.
+_PAPERS = SyntheticScale(111_059_956, 1_615_685_872, 128, 172, SCALES["products"].exponent)
+_COLUMNS = (
+    Column("graph", "workload", 10),
+    Column("k", "k", 3, "d"),
+    Column("devices", "devices", 7, "d"),
+    Column("ms", "model_ms", 9, ".2f"),
+    Column("x one", "speedup", 8, ".2f"),
+    Column("of it wire", "wire_part", 10, ".3f"),
+    Column("measured", "ms", 9, ".2f"),
+    Column("model by measured", "ratio", 17, ".3f"),
+)
+
+
+@dataclass(frozen=True)
+class ScalingModelOptions:
+    """What to predict from.
+
+    Attributes:
+      rows: file that ``many_gpus`` has written, with rows of one device.
+      most: largest number of devices.
+      host_gb_per_s: what a device receives from others of its host, in GB/s.
+      network_gb_per_s: what a device receives through the network, in GB/s.
+      latency_us: microseconds of a collective of no bytes.
+    """
+
+    rows: Path = Path("runs/benchmarks/many_gpus.jsonl")
+    most: int = 1024
+    host_gb_per_s: float = 225.0
+    network_gb_per_s: float = 50.0
+    latency_us: float = 20.0
+
+    def check(self) -> None:
+        """Raises ValueError for the first option at fault, by the name that is typed."""
+        for name in ("most", "host_gb_per_s", "network_gb_per_s"):
+            if not getattr(self, name) > 0:
+                option = "--" + name.replace("_", "-")
+                raise bad_input("scaling_model", option, "positive", getattr(self, name))
+        if not self.rows.exists():
+            expected = "a file that experiments.benchmarks.many_gpus has written"
+            raise bad_input("scaling_model", "--rows", expected, self.rows)
+
+
+@dataclass(frozen=True)
+class Link:
+    """What connects devices.
+
+    Attributes:
+      gb_per_s: what a device receives, in GB/s.
+      latency_us: microseconds of a collective of no bytes.
+    """
+
+    gb_per_s: float
+    latency_us: float
+
+    def ms(self, nbytes: float, collectives: int) -> float:
+        """Milliseconds of some collectives that bring so many bytes together."""
+        return nbytes / self.gb_per_s / 1e6 + collectives * self.latency_us / 1e3
+
+
+@dataclass(frozen=True)
+class Step:
+    """A training step on one device.
+
+    Attributes:
+      ms: its time, in milliseconds.
+      layers: number of convolutions.
+      row_bytes: bytes that a row takes on the wire in a layer, forward and back.
+      collectives: collectives of a layer, forward and back.
+      parameter_bytes: size of all parameters.
+    """
+
+    ms: float
+    layers: int
+    row_bytes: int
+    collectives: int
+    parameter_bytes: float
+
+
+def wire_ms(step: Step, devices: int, rows_received: float, link: Link) -> float:
+    """Milliseconds in which a device receives rows and gradients of a step."""
+    if devices == 1:
+        return 0.0
+    gradients = 2 * (1 - 1 / devices) * step.parameter_bytes
+    rows = step.layers * rows_received * step.row_bytes
+    return link.ms(rows + gradients, step.layers * step.collectives + 1)
+
+
+def step_ms(
+    step: Step, devices: int, rows_received: float, link: Link, imbalance: float = 1.0
+) -> float:
+    """Milliseconds of a step on so many devices."""
+    return step.ms * imbalance / devices + wire_ms(step, devices, rows_received, link)
+
+
+def rows_read(sizes: SyntheticScale, devices: int) -> float:
+    """Expected rows of others that a device reads, of a graph of such degrees dealt out evenly.
+
+    The degree of the node of rank r is in proportion to ``(r + 1)^-exponent``.
+    """
+    ranks = (np.arange(_SAMPLES) + 0.5) / _SAMPLES * sizes.nodes
+    weights = (ranks + 1) ** -sizes.exponent
+    degrees = weights / weights.mean() * (sizes.edges / sizes.nodes)
+    apart = 1 - 1 / devices
+    return float(apart * sizes.nodes * np.mean(1 - apart**degrees))
+
+
+def main(options: ScalingModelOptions) -> list[Row]:
+    """Prints the predictions beside what was measured.
+
+    Raises:
+      ValueError: if an option is at fault, or the file has no row of one device.
+    """
+    options.check()
+    measured = [row for row in read_rows(options.rows) if row["ms"] is not None]
+    alone = [row for row in measured if row["devices"] == 1 and row["workload"] in SCALES]
+    if not alone:
+        raise bad_input(
+            "scaling_model", "--rows", "of a file with rows of one device", options.rows
+        )
+    rows: list[Row] = []
+    print(header(_COLUMNS))
+    for one in alone:
+        rows += _curve(options, one, SCALES[one["workload"]], one["workload"], measured)
+        if one["workload"] == "products":
+            scale = _PAPERS.edges / one["edges"]
+            rows += _curve(options, {**one, "ms": one["ms"] * scale}, _PAPERS, "papers100M", ())
+    for row in rows:
+        print(line(row, _COLUMNS))
+    return rows
+
+
+def _curve(
+    options: ScalingModelOptions,
+    one: Row,
+    sizes: SyntheticScale,
+    name: str,
+    measured: Sequence[Row],
+) -> Iterator[Row]:
+    """The rows of a network on 1, 2, 4, … devices."""
+    k, width = one["k"], one["dim"]
+    step = Step(
+        ms=one["ms"],
+        layers=one["layers"],
+        row_bytes=bytes_of_row(width, k),
+        collectives=2 if k is None else 3,
+        parameter_bytes=1e6 * one["parameter_mb"],
+    )
+    same = {row["devices"]: row for row in measured if _is_same(row, one)}
+    devices = 1
+    while devices <= options.most:
+        within = devices <= _DEVICES_OF_HOST
+        bandwidth = options.host_gb_per_s if within else options.network_gb_per_s
+        link, real = Link(bandwidth, options.latency_us), same.get(devices)
+        received = rows_read(sizes, devices) if real is None else real["rows_received"]
+        imbalance = 1.0 if real is None else real["imbalance"]
+        ms = step_ms(step, devices, received, link, imbalance)
+        yield {
+            "workload": name,
+            "k": k,
+            "devices": devices,
+            "model_ms": ms,
+            "speedup": step.ms / ms,
+            "wire_part": wire_ms(step, devices, received, link) / ms,
+            "ms": None if real is None else real["ms"],
+            "ratio": None if real is None else ms / real["ms"],
+        }
+        devices *= 2
+
+
+def _is_same(row: Row, one: Row) -> bool:
+    """Whether a row is of the same network, graph and device as the one."""
+    keys = ("workload", "k", "layers", "dim", "device", "wire_dtype", "partition")
+    return all(row[key] == one[key] for key in keys)
+
+
+if __name__ == "__main__":
+    command(main, ScalingModelOptions, __doc__)

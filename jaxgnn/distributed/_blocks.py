@@ -1,0 +1,189 @@
+"""Cutting a graph on the host into one block for each device, all of equal shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from jaxgnn.distributed._partition import Partition, edges_of, rows_of
+from jaxgnn.graph import CSRGraph
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Where each node of a graph lies once its rows are on devices.
+
+    Attributes:
+      partition: which device gets which rows.
+      rows: rows of each block, padding included.
+      edges: edge slots of each block, padding included.
+    """
+
+    partition: Partition
+    rows: int
+    edges: int
+
+    @classmethod
+    def of(cls, partition: Partition) -> Layout:
+        """The smallest equal blocks."""
+        return cls(partition, int(partition.rows.max()), int(partition.edges.max()))
+
+    @property
+    def devices(self) -> int:
+        """Number of blocks."""
+        return self.partition.num_parts
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes of the graph."""
+        return len(self.partition.part_of)
+
+    @cached_property
+    def members(self) -> list[np.ndarray]:
+        """The nodes of each block in ascending order."""
+        return list(rows_of(self.partition.part_of, self.partition.rows))
+
+    @cached_property
+    def ids(self) -> np.ndarray:
+        """The node of each row of each block, int32 [devices, rows]; padding is ``num_nodes``."""
+        ids = np.full((self.devices, self.rows), self.num_nodes, np.int32)
+        for block, members in enumerate(self.members):
+            ids[block, : len(members)] = members
+        return ids
+
+    @cached_property
+    def row_of(self) -> np.ndarray:
+        """The row of each node within its block, int32 [nodes]."""
+        row_of = np.empty(self.num_nodes, np.int32)
+        for members in self.members:
+            row_of[members] = np.arange(len(members), dtype=np.int32)
+        return row_of
+
+    @cached_property
+    def place_of(self) -> np.ndarray:
+        """The place of each node among the rows of all blocks, int64 [nodes]."""
+        return self.partition.part_of.astype(np.int64) * self.rows + self.row_of
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """The rows of one device, in numpy.
+
+    Attributes:
+      indptr: row offsets, padding rows included.
+      indices: place in the table of each edge's sender; padding slots are zero.
+      weights: weight of each edge slot, or None.
+      row_scale: factor of each row, or None.
+      col_scale: factor of each entry of the table, or None.
+    """
+
+    indptr: np.ndarray
+    indices: np.ndarray
+    weights: np.ndarray | None
+    row_scale: np.ndarray | None
+    col_scale: np.ndarray | None
+
+
+class Cutter:
+    """Cuts the blocks out of a graph, one after the other.
+
+    Args:
+      graph: the graph, not traced.
+      layout: where its nodes go.
+      lists: whether rows travel by lists (``"all_to_all"``), or all of them to all devices.
+    """
+
+    def __init__(self, graph: CSRGraph, layout: Layout, *, lists: bool):
+        self.graph, self.layout = graph, layout
+        self.indptr, self.indices = np.asarray(graph.indptr), np.asarray(graph.indices)
+        self.needs = self._needs() if lists else None
+
+    @cached_property
+    def slots(self) -> int:
+        """Length of the longest list."""
+        assert self.needs is not None
+        return max((len(rows) for needs in self.needs for rows in needs), default=0)
+
+    def _needs(self) -> list[list[np.ndarray]]:
+        """For each block and each owner the nodes of the owner that the block reads, ascending."""
+        layout, needs = self.layout, []
+        for members in layout.members:
+            read = np.zeros(layout.num_nodes, bool)
+            read[self.indices[edges_of(self.indptr, members)]] = True
+            read[members] = False
+            nodes = np.flatnonzero(read)
+            owners = layout.partition.part_of[nodes]
+            nodes = nodes[np.argsort(owners, kind="stable")]
+            counts = np.bincount(owners, minlength=layout.devices)
+            needs.append(np.split(nodes, np.cumsum(counts)[:-1]))
+        return needs
+
+    def send(self, owner: int) -> np.ndarray | None:
+        """The lists of an owner: its rows that each block needs, int32 [devices, slots]."""
+        if self.needs is None:
+            return None
+        send = np.full((self.layout.devices, self.slots), self.layout.rows, np.int32)
+        for block, needs in enumerate(self.needs):
+            send[block, : len(needs[owner])] = self.layout.row_of[needs[owner]]
+        return send
+
+    def _table(self, block: int) -> np.ndarray:
+        """The place of each node in the table of a block, int32 [nodes]; -1 if it is not there."""
+        layout = self.layout
+        if self.needs is None:
+            return layout.place_of.astype(np.int32)
+        place_of = np.full(layout.num_nodes, -1, np.int32)
+        place_of[layout.members[block]] = layout.row_of[layout.members[block]]
+        for owner, nodes in enumerate(self.needs[block]):
+            begin = layout.rows + owner * self.slots
+            place_of[nodes] = np.arange(begin, begin + len(nodes), dtype=np.int32)
+        return place_of
+
+    @property
+    def table_rows(self) -> int:
+        """Number of entries of each table."""
+        layout = self.layout
+        if self.needs is None:
+            return layout.devices * layout.rows
+        return layout.rows + layout.devices * self.slots
+
+    def edges(self, block: int, of_edges: Any) -> np.ndarray:
+        """The entries of a block from an array with one for each edge slot; zeros for padding."""
+        positions = edges_of(self.indptr, self.layout.members[block])
+        return _padded(np.asarray(of_edges)[positions], self.layout.edges)
+
+    def cut(self, block: int) -> Block:
+        """Makes a block."""
+        layout, graph = self.layout, self.graph
+        members, place_of = layout.members[block], self._table(block)
+        ends = np.cumsum(np.diff(self.indptr)[members])
+        indptr = np.zeros(layout.rows + 1, self.indptr.dtype)
+        indptr[1 : len(ends) + 1] = ends
+        indptr[len(ends) + 1 :] = ends[-1]
+        positions = edges_of(self.indptr, members)
+        weights, row_scale, col_scale = (
+            None if a is None else np.asarray(a)
+            for a in (graph.weights, graph.row_scale, graph.col_scale)
+        )
+        in_table = np.flatnonzero(place_of >= 0)
+        if col_scale is not None:
+            of_nodes, col_scale = col_scale, np.zeros(self.table_rows, col_scale.dtype)
+            col_scale[place_of[in_table]] = of_nodes[in_table]
+        return Block(
+            indptr=indptr,
+            indices=_padded(place_of[self.indices[positions]], layout.edges),
+            weights=None if weights is None else _padded(weights[positions], layout.edges),
+            row_scale=None if row_scale is None else _padded(row_scale[members], layout.rows),
+            col_scale=col_scale,
+        )
+
+
+def _padded(array: np.ndarray, length: int) -> np.ndarray:
+    """The array with zeros behind it along the first axis."""
+    missing = length - len(array)
+    if not missing:
+        return array
+    return np.concatenate([array, np.zeros((missing, *array.shape[1:]), array.dtype)])

@@ -1,0 +1,220 @@
+"""Which device gets which rows of a graph."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxgnn._errors import bad_input
+from jaxgnn.graph import CSRGraph, is_concrete
+
+Method = Literal["contiguous", "random", "degree", "metis"]
+"""How rows are given to parts; see ``partition``."""
+
+# So many of the largest rows are given one by one to the part with the fewest edges so far. Those
+# behind them are much alike, and are dealt out there and back again.
+_ROWS_BY_LOAD = 1 << 16
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Which part each row of a graph belongs to, and what that costs.
+
+    Attributes:
+      part_of: part of each row, int32 [rows].
+      rows: number of rows of each part, int64 [parts].
+      edges: number of edges that enter the rows of each part, int64 [parts].
+      halo_rows: number of rows of other parts that the edges of each part read, int64 [parts].
+      cut_edges: number of edges whose ends are in different parts.
+    """
+
+    part_of: np.ndarray
+    rows: np.ndarray
+    edges: np.ndarray
+    halo_rows: np.ndarray
+    cut_edges: int
+
+    @property
+    def num_parts(self) -> int:
+        """Number of parts."""
+        return len(self.rows)
+
+    @property
+    def imbalance(self) -> float:
+        """Edges of the largest part by the mean over the parts; 1 is perfect."""
+        return float(self.edges.max() / self.edges.mean()) if self.edges.any() else 1.0
+
+    def __repr__(self) -> str:
+        """The sums that one compares partitions by, without the part of each row."""
+        return (
+            f"Partition(parts={self.num_parts}, rows={self.rows.tolist()}, "
+            f"edges={self.edges.tolist()}, halo_rows={self.halo_rows.tolist()}, "
+            f"cut_edges={self.cut_edges}, imbalance={self.imbalance:.3f})"
+        )
+
+
+def partition(
+    graph: CSRGraph, parts: int, method: Method | npt.ArrayLike = "degree", *, seed: int = 0
+) -> Partition:
+    """Gives each row of a square graph to one of ``parts`` parts.
+
+    - ``"degree"`` deals the rows out by falling degree, so that all parts have nearly as many edges
+      and as many rows. It ignores which rows are neighbours.
+    - ``"contiguous"`` cuts the rows in their order where the edges are equal.
+    - ``"random"`` deals rows out in random order.
+    - ``"metis"`` cuts few edges, and balances them; it needs the package ``pymetis`` and an
+      undirected graph.
+    - An array has the part of each row.
+
+    Args:
+      graph: the graph, not traced.
+      parts: number of parts.
+      method: one of the above.
+      seed: of ``"random"``.
+
+    Returns:
+      The part of each row, with counts of rows, edges and halo rows.
+
+    Raises:
+      ValueError: if the graph is traced or not square, there are fewer rows than parts, the method
+        is unknown, an array is not of integers from 0 to ``parts - 1``, one for each row, or a part
+        has no row.
+      ImportError: for ``"metis"`` without ``pymetis``.
+
+    Example:
+      >>> from jaxgnn import CSRGraph, distributed
+      >>> graph = CSRGraph.from_edges([0, 1, 2, 3], [1, 2, 3, 0], 4)
+      >>> distributed.partition(graph, 2, "contiguous")
+      Partition(parts=2, rows=[2, 2], edges=[2, 2], halo_rows=[1, 1], cut_edges=2, imbalance=1.000)
+    """
+    check_graph(graph)
+    if isinstance(parts, bool) or not isinstance(parts, int | np.integer) or parts < 1:
+        raise bad_input("partition", "parts", "an integer of at least 1", repr(parts))
+    if parts > graph.num_rows:
+        expected = f"at most one for each of {graph.num_rows} rows"
+        raise bad_input("partition", "parts", expected, parts)
+    indptr = np.asarray(graph.indptr)
+    if isinstance(method, str):
+        if method not in _METHODS:
+            expected = f"{', '.join(map(repr, _METHODS))} or an array"
+            raise bad_input("partition", "method", expected, repr(method))
+        part_of = _METHODS[method](graph, int(parts), seed)
+    else:
+        part_of = _checked_array(np.asarray(method), graph.num_rows, int(parts))
+    rows = np.bincount(part_of, minlength=parts)
+    if not rows.all():
+        expected = f"at least one row for each of {parts} parts"
+        raise bad_input("partition", "method", expected, f"none for part {int(rows.argmin())}")
+    degrees = np.diff(indptr)
+    edges = np.bincount(part_of, degrees, parts).astype(np.int64)
+    halo_rows, cut = _boundaries(graph, part_of, rows)
+    return Partition(part_of, rows, edges, halo_rows, cut)
+
+
+def check_graph(graph: Any) -> None:
+    """Raises ValueError unless ``graph`` is a square CSRGraph whose arrays the host can read."""
+    if not isinstance(graph, CSRGraph):
+        raise bad_input("partition", "graph", "a jaxgnn.graph.CSRGraph", type(graph).__name__)
+    if not is_concrete(graph.indptr, graph.indices, graph.weights):
+        raise bad_input("partition", "graph", "concrete; call it outside jit", "a tracer")
+    if graph.num_rows != graph.num_cols:
+        raise bad_input("partition", "graph", "square", f"shape {graph.shape}")
+
+
+def edges_of(indptr: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """The positions of the edges that enter some rows, one row after the other."""
+    degrees = np.diff(indptr)[rows]
+    ends = np.cumsum(degrees)
+    total = int(ends[-1]) if len(ends) else 0
+    starts = (indptr[rows] - (ends - degrees)).astype(indptr.dtype)
+    return np.repeat(starts, degrees) + np.arange(total, dtype=indptr.dtype)
+
+
+def rows_of(part_of: np.ndarray, rows: np.ndarray) -> Iterator[np.ndarray]:
+    """The rows of each part in ascending order, from the part of each row and the counts."""
+    order = np.argsort(part_of, kind="stable")
+    return iter(np.split(order, np.cumsum(rows)[:-1]))
+
+
+def _boundaries(graph: CSRGraph, part_of: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, int]:
+    """The number of halo rows of each part, and of edges between parts."""
+    indptr, indices = np.asarray(graph.indptr), np.asarray(graph.indices)
+    halo_rows, cut = [], 0
+    for part, own in enumerate(rows_of(part_of, rows)):
+        senders = indices[edges_of(indptr, own)]
+        cut += int(np.count_nonzero(part_of[senders] != part))
+        read = np.zeros(graph.num_rows, bool)
+        read[senders] = True
+        read[own] = False
+        halo_rows.append(np.count_nonzero(read))
+    return np.array(halo_rows, np.int64), cut
+
+
+def _by_degree(graph: CSRGraph, parts: int, seed: int) -> np.ndarray:
+    degrees = np.diff(np.asarray(graph.indptr))
+    order = np.argsort(-degrees, kind="stable")
+    part_of = np.empty(len(order), np.int32)
+    # A row counts as one edge more, so that rows without edges are shared out too.
+    load = [(0, part) for part in range(parts)]
+    for row in order[:_ROWS_BY_LOAD].tolist():
+        edges, part = load[0]
+        part_of[row] = part
+        heapq.heapreplace(load, (edges + int(degrees[row]) + 1, part))
+    there = [part for _, part in sorted(load)]
+    rest = order[_ROWS_BY_LOAD:]
+    part_of[rest] = np.resize(there + there[::-1], len(rest))
+    return part_of
+
+
+def _at_random(graph: CSRGraph, parts: int, seed: int) -> np.ndarray:
+    part_of = np.arange(graph.num_rows, dtype=np.int32) % parts
+    return np.random.default_rng(seed).permutation(part_of)
+
+
+def _contiguous(graph: CSRGraph, parts: int, seed: int) -> np.ndarray:
+    # A row counts as one edge more, so that rows without edges are shared out too.
+    ends = np.asarray(graph.indptr)[1:].astype(np.int64) + np.arange(1, graph.num_rows + 1)
+    part_of = np.minimum((ends - 1) * parts // ends[-1], parts - 1).astype(np.int32)
+    if np.bincount(part_of, minlength=parts).all():
+        return part_of
+    # A row of very many edges has left a part without any: as many rows for all.
+    return (np.arange(graph.num_rows) * parts // graph.num_rows).astype(np.int32)
+
+
+def _by_metis(graph: CSRGraph, parts: int, seed: int) -> np.ndarray:
+    try:
+        import pymetis  # pyrefly: ignore[missing-import]
+    except ImportError as error:
+        raise ImportError(
+            "partition: method='metis' needs the package pymetis, which is not installed; "
+            "'degree' balances edges without it"
+        ) from error
+    indptr, indices = np.asarray(graph.indptr), np.asarray(graph.indices)
+    weights = (np.diff(indptr) + 1).astype(np.int64)
+    adjacency = pymetis.CSRAdjacency(indptr, indices[: indptr[-1]])
+    _, part_of = pymetis.part_graph(parts, adjacency, vweights=weights)
+    return np.asarray(part_of, np.int32)
+
+
+_METHODS: dict[str, Callable[[CSRGraph, int, int], np.ndarray]] = {
+    "contiguous": _contiguous,
+    "random": _at_random,
+    "degree": _by_degree,
+    "metis": _by_metis,
+}
+
+
+def _checked_array(part_of: np.ndarray, num_rows: int, parts: int) -> np.ndarray:
+    if part_of.shape != (num_rows,) or not np.issubdtype(part_of.dtype, np.integer):
+        expected = f"integers of shape ({num_rows},), the part of each row"
+        got = f"{part_of.dtype} of shape {part_of.shape}"
+        raise bad_input("partition", "method", expected, got)
+    if part_of.size and (part_of.min() < 0 or part_of.max() >= parts):
+        expected = f"parts from 0 to {parts - 1}"
+        raise bad_input("partition", "method", expected, f"{part_of.min()} to {part_of.max()}")
+    return part_of.astype(np.int32)

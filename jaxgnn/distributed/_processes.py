@@ -1,0 +1,80 @@
+"""Programs of several processes: how they find each other, and whether they have the same input."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import threading
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from jaxgnn._errors import bad_input
+
+
+def initialize(
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    *,
+    timeout_s: int = 60,
+) -> None:
+    """Connects this process with the others, before JAX is used; see ``jax.distributed``.
+
+    Afterwards ``jax.devices()`` are those of all processes, and a mesh may have them all. Left out,
+    the arguments are those of the cluster, where JAX knows how to ask it.
+
+    Args:
+      coordinator: address ``host:port`` at which the process 0 is found.
+      num_processes: number of all processes.
+      process_id: number of this process, from 0.
+      timeout_s: seconds to wait for the others. Then standard error says for what was waited, and
+        JAX ends this process with an error.
+
+    Raises:
+      ValueError: if ``process_id`` is not in ``0..num_processes - 1``, or the address has no port.
+    """
+    where = "distributed.initialize"
+    if coordinator is not None and not coordinator.rpartition(":")[2].isdigit():
+        raise bad_input(where, "coordinator", "an address host:port", repr(coordinator))
+    if num_processes is not None and not 0 <= (process_id or 0) < num_processes:
+        raise bad_input(where, "process_id", f"in 0..{num_processes - 1}", process_id)
+    waited = (
+        f"{where}: process {process_id} has waited {timeout_s} s at {coordinator} for all of "
+        f"{num_processes} processes"
+    )
+    told = threading.Timer(timeout_s, print, [waited], {"file": sys.stderr, "flush": True})
+    told.daemon = True
+    told.start()
+    try:
+        # JAX ends the whole process at its own timeout, which shall come behind the message.
+        jax.distributed.initialize(
+            coordinator, num_processes, process_id, initialization_timeout=timeout_s + 2
+        )
+    finally:
+        told.cancel()
+
+
+def check_same(what: str, value: Any) -> None:
+    """Checks that all processes have the same options or data, by a hash; all of them call it.
+
+    Args:
+      what: names the value in the message, such as ``"the options"``.
+      value: an array, bytes, or something whose ``repr`` says all that counts.
+
+    Raises:
+      ValueError: on all processes, naming those whose value is not that of process 0.
+    """
+    if jax.process_count() == 1:
+        return
+    array = np.ascontiguousarray(value) if hasattr(value, "dtype") else None
+    data = repr(value).encode() if array is None else array.tobytes()
+    shape = "" if array is None else f"{array.dtype}{array.shape}"
+    digest = hashlib.sha256(shape.encode() + data).digest()
+    hashes = multihost_utils.process_allgather(np.frombuffer(digest, np.uint8))
+    others = [at for at, row in enumerate(hashes) if (row != hashes[0]).any()]
+    if others:
+        expected = "the same on all processes, as on process 0"
+        raise bad_input("distributed.check_same", what, expected, f"others on processes {others}")

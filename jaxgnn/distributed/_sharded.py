@@ -1,0 +1,99 @@
+"""Running functions of a sharded graph on all devices, outside of ``shard_map``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+from jax.sharding import Mesh, PartitionSpec
+
+from jaxgnn._errors import bad_input
+from jaxgnn.distributed._placement import axis_of
+from jaxgnn.distributed._sharded_graph import ShardedGraph
+
+
+def sharded[Result](
+    function: Callable[..., Result],
+    mesh: Mesh,
+    *,
+    rows: Sequence[int] = (1,),
+    edges: Sequence[int] = (),
+    outputs: Literal["rows", "all"] = "rows",
+    axis: str | None = None,
+) -> Callable[..., Result]:
+    """Makes a function of one device's nodes a function of all nodes.
+
+    ``function`` runs on each device, inside of ``jax.shard_map``. It gets for a ``ShardedGraph``
+    the device's ``LocalGraph``, which layers and ops take, for arrays of rows the own rows, and
+    everything else as it is. The made function can be jitted and differentiated.
+
+    Args:
+      function: from arguments by position to a pytree of arrays.
+      mesh: the mesh of the graphs.
+      rows: positions of the arguments that are pytrees of arrays with a row for each node, as
+        ``ShardedGraph.shard_rows`` gives them.
+      edges: positions of those with an entry for each edge slot, as ``shard_edges`` gives them.
+      outputs: ``"rows"`` if the results have a row for each own node; ``"all"`` if they are the
+        same on all devices, such as a mean by ``mean_over_nodes``.
+      axis: name of the axis of the mesh; None for the only one.
+
+    Raises:
+      ValueError: if the mesh has not the axis; when called, if a graph is on another mesh or axis,
+        there is none, or an array at one of the positions has another number of rows.
+
+    Example:
+      >>> import jax, numpy as np
+      >>> from jaxgnn import CSRGraph, distributed, ops
+      >>> mesh = jax.make_mesh((1,), ("nodes",), devices=jax.devices()[:1])
+      >>> graph = distributed.shard(CSRGraph.from_edges([0, 1, 2], [1, 2, 0], 3), mesh)
+      >>> x = graph.shard_rows(np.array([[1.0], [2.0], [4.0]], np.float32))
+      >>> graph.gather_rows(distributed.sharded(ops.spmm, mesh)(graph, x)).tolist()
+      [[4.0], [1.0], [2.0]]
+    """
+    axis = axis_of("sharded", mesh, axis)
+    if outputs not in ("rows", "all"):
+        raise bad_input("sharded", "outputs", "'rows' or 'all'", repr(outputs))
+    spread = {*rows, *edges}
+    own, everywhere = PartitionSpec(axis), PartitionSpec()
+
+    def on_device(*arguments: Any) -> Result:
+        return function(*(a.local if isinstance(a, ShardedGraph) else a for a in arguments))
+
+    def call(*arguments: Any) -> Result:
+        graph = _graph_among(arguments, mesh, axis)
+        _check(arguments, rows, graph.devices, graph.rows, "rows")
+        _check(arguments, edges, graph.devices, graph.layout.edges, "edge slots")
+        specs = tuple(
+            own if isinstance(a, ShardedGraph) or at in spread else everywhere
+            for at, a in enumerate(arguments)
+        )
+        out_specs = own if outputs == "rows" else everywhere
+        mapped = jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=out_specs)
+        return mapped(*arguments)
+
+    return call
+
+
+def _graph_among(arguments: tuple[Any, ...], mesh: Mesh, axis: str) -> ShardedGraph:
+    """The first of the graphs, after checks of all."""
+    graphs = [a for a in arguments if isinstance(a, ShardedGraph)]
+    if not graphs:
+        got = ", ".join(type(a).__name__ for a in arguments)
+        raise bad_input("sharded", "arguments", "a ShardedGraph among them", got)
+    for graph in graphs:
+        if graph.mesh != mesh or graph.axis != axis:
+            expected = f"a graph on axis {axis!r} of {mesh}"
+            raise bad_input("sharded", "graph", expected, f"axis {graph.axis!r} of {graph.mesh}")
+    return graphs[0]
+
+
+def _check(
+    arguments: tuple[Any, ...], places: Sequence[int], devices: int, each: int, what: str
+) -> None:
+    """Raises ValueError unless the arrays at these places have as many entries on each device."""
+    for at in places:
+        for array in jax.tree.leaves(arguments[at] if at < len(arguments) else ()):
+            if getattr(array, "ndim", 0) < 1 or array.shape[0] != devices * each:
+                expected = f"of {devices * each} {what}, {each} for each of {devices} devices"
+                raise bad_input("sharded", f"argument {at}", expected, f"shape {array.shape}")

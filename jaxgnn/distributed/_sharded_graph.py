@@ -1,0 +1,298 @@
+"""ShardedGraph: the rows of a graph spread over the devices of a mesh axis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxgnn._errors import bad_input
+from jaxgnn.distributed._blocks import Cutter, Layout
+from jaxgnn.distributed._partition import Method, Partition, check_graph, partition
+from jaxgnn.distributed._placement import axis_of, stacked
+from jaxgnn.graph import CSRGraph, Halo, LocalGraph
+
+Exchange = Literal["auto", "all_gather", "all_to_all"]
+"""How rows travel between devices; ``"auto"`` takes lists where they are much shorter."""
+
+# Lists have to leave out a part of all rows to be worth packing and placing the others.
+_LISTED_PART = 0.75
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class ShardedGraph:
+    """A square graph whose rows are spread over the devices along an axis of a mesh.
+
+    All devices have blocks of one shape, padded with rows and edges, and each block has its own
+    plan. It is a pytree whose arrays have a leading axis for the devices, sharded over the mesh
+    axis. Inside of ``jax.shard_map`` with ``jax.P(axis)`` for it, ``local`` is the block of
+    the device, which layers and ops take; ``sharded`` does that.
+
+    Attributes:
+      blocks: the blocks of all devices, with a leading axis.
+      mesh: the mesh.
+      axis: name of the axis.
+      layout: where each node lies.
+    """
+
+    blocks: LocalGraph
+    mesh: Mesh = field(metadata={"static": True})
+    axis: str = field(metadata={"static": True})
+    layout: Layout = field(metadata={"static": True})
+
+    def __repr__(self) -> str:
+        """Shows sizes and how rows travel."""
+        return (
+            f"ShardedGraph(nodes={self.num_nodes}, devices={self.devices}, "
+            f"rows={self.rows}, edges={self.layout.edges}, exchange={self.exchange!r})"
+        )
+
+    @property
+    def devices(self) -> int:
+        """Number of devices along the axis."""
+        return self.layout.devices
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes of the whole graph."""
+        return self.layout.num_nodes
+
+    @property
+    def rows(self) -> int:
+        """Rows of each device, padding included."""
+        return self.layout.rows
+
+    @property
+    def partition(self) -> Partition:
+        """Which device has which rows."""
+        return self.layout.partition
+
+    @property
+    def exchange(self) -> str:
+        """How rows travel: ``"all_gather"`` or ``"all_to_all"``."""
+        return self.blocks.halo.form
+
+    @property
+    def rows_received(self) -> int:
+        """Rows that each device receives in an exchange, padding included."""
+        return self.blocks.halo.rows_received
+
+    @property
+    def local(self) -> LocalGraph:
+        """The block of the device, inside of ``jax.shard_map``.
+
+        Raises:
+          ValueError: outside of it, where there are all blocks.
+        """
+        leading = self.blocks.indptr.shape[0]
+        if leading != 1 or (self.devices > 1 and not self._is_inside()):
+            expected = f"read inside of jax.shard_map with {PartitionSpec(self.axis)} for the graph"
+            raise bad_input("ShardedGraph.local", "self", expected, f"{leading} blocks")
+        return jax.tree.map(lambda array: array[0], self.blocks)
+
+    def _is_inside(self) -> bool:
+        return isinstance(self.blocks.indptr, jax.core.Tracer)
+
+    @property
+    def row_sharding(self) -> NamedSharding:
+        """The sharding of arrays with a row for each node."""
+        return NamedSharding(self.mesh, PartitionSpec(self.axis))
+
+    def shard_rows(self, x: npt.ArrayLike, fill: Any = 0) -> jax.Array:
+        """Spreads an array with a row for each node, in the order of the devices' rows.
+
+        Args:
+          x: array [nodes, ...] that the host can read.
+          fill: what padding rows have.
+
+        Returns:
+          [devices * rows, ...], of which each device has its own ``rows``.
+
+        Raises:
+          ValueError: if ``x`` has not one row for each node.
+        """
+        array: np.ndarray = np.asarray(x)
+        if array.ndim < 1 or array.shape[0] != self.num_nodes:
+            expected = f"of one row for each of {self.num_nodes} nodes"
+            raise bad_input("ShardedGraph.shard_rows", "x", expected, f"shape {array.shape}")
+        array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+        shape = (self.devices * self.rows, *array.shape[1:])
+
+        def rows_at(index: Any) -> np.ndarray:
+            block = (index[0].start or 0) // self.rows
+            made = np.full((self.rows, *array.shape[1:]), fill, array.dtype)
+            members = self.layout.members[block]
+            made[: len(members)] = array[members]
+            return made
+
+        return jax.make_array_from_callback(shape, self.row_sharding, rows_at)
+
+    def gather_rows(self, x: jax.Array) -> np.ndarray:
+        """Brings spread rows to the host, in the order of the graph's nodes.
+
+        Every process calls it, and gets all rows.
+
+        Args:
+          x: [devices * rows, ...], as ``shard_rows`` gives.
+
+        Returns:
+          [nodes, ...].
+
+        Raises:
+          ValueError: if ``x`` has another number of rows.
+        """
+        rows = self.devices * self.rows
+        if getattr(x, "ndim", 0) < 1 or x.shape[0] != rows:
+            expected = f"of {rows} rows, {self.rows} for each of {self.devices} devices"
+            raise bad_input("ShardedGraph.gather_rows", "x", expected, f"shape {np.shape(x)}")
+        if not x.is_fully_addressable:
+            x = multihost_utils.process_allgather(x, tiled=True)
+        return np.asarray(x)[self.layout.place_of]
+
+    def shard_edges(self, graph: CSRGraph, of_edges: npt.ArrayLike) -> jax.Array:
+        """Spreads an array with an entry for each edge slot of the graph.
+
+        Args:
+          graph: the whole graph that was sharded.
+          of_edges: array [edges, ...] in the graph's edge order, such as edge features.
+
+        Returns:
+          [devices * edges, ...], of which each device has the edges of its rows, and zeros for
+          padding.
+
+        Raises:
+          ValueError: if ``of_edges`` has not one entry for each edge slot of ``graph``, or the
+            graph has another number of nodes.
+        """
+        where, array = "ShardedGraph.shard_edges", np.asarray(of_edges)
+        if graph.num_rows != self.num_nodes:
+            expected = f"the graph of {self.num_nodes} nodes that was sharded"
+            raise bad_input(where, "graph", expected, f"{graph.num_rows} nodes")
+        if array.ndim < 1 or array.shape[0] != graph.num_edges:
+            expected = f"of one entry for each of {graph.num_edges} edge slots"
+            raise bad_input(where, "of_edges", expected, f"shape {array.shape}")
+        cutter = Cutter(graph, self.layout, lists=False)
+        edges = self.layout.edges
+        shape = (self.devices * edges, *array.shape[1:])
+
+        def edges_at(index: Any) -> np.ndarray:
+            return cutter.edges((index[0].start or 0) // max(edges, 1), array)
+
+        return jax.make_array_from_callback(shape, self.row_sharding, edges_at)
+
+
+def shard(
+    graph: CSRGraph,
+    mesh: Mesh,
+    *,
+    axis: str | None = None,
+    partition: Partition | Method | npt.ArrayLike = "degree",
+    exchange: Exchange = "auto",
+    wire_dtype: str | None = None,
+    ops: tuple[str, ...] = ("spmm",),
+) -> ShardedGraph:
+    """Spreads the rows of a graph over the devices along an axis of a mesh.
+
+    The graph keeps its weights and a normalisation by scales. In a program of several processes all
+    call it with the same graph, and each makes the blocks of its own devices.
+
+    Args:
+      graph: the graph, square and not traced.
+      mesh: the devices.
+      axis: name of the axis of the mesh; None for the only one.
+      partition: which device gets which rows: a method of ``partition``, its result, or an array
+        with the place along the axis for each row.
+      exchange: ``"all_gather"`` brings all rows to all devices, ``"all_to_all"`` those that a
+        device reads, on lists padded to the longest; ``"auto"`` takes lists if a device receives
+        less than three quarters of the rows by them.
+      wire_dtype: ``"bfloat16"`` or ``"float16"`` sends features in that dtype; None in their own.
+      ops: what the plans of the blocks are made for, by the names that ``CSRGraph.prepared`` takes.
+
+    Raises:
+      ValueError: if the graph is traced or not square, has fewer rows than there are devices, the
+        mesh has not the axis, the partition has another number of parts or leaves one empty, or
+        an option is not as above.
+
+    Example:
+      >>> import jax
+      >>> from jaxgnn import CSRGraph, distributed
+      >>> graph = CSRGraph.from_edges([0, 1, 2, 3], [1, 2, 3, 0], 4)
+      >>> distributed.shard(graph, jax.make_mesh((1,), ("nodes",), devices=jax.devices()[:1]))
+      ShardedGraph(nodes=4, devices=1, rows=4, edges=4, exchange='all_gather')
+    """
+    axis = axis_of("shard", mesh, axis)
+    check_graph(graph)
+    if exchange not in ("auto", "all_gather", "all_to_all"):
+        expected = "'auto', 'all_gather' or 'all_to_all'"
+        raise bad_input("shard", "exchange", expected, repr(exchange))
+    if wire_dtype not in (None, "bfloat16", "float16", "float32"):
+        expected = "'bfloat16', 'float16', 'float32' or None"
+        raise bad_input("shard", "wire_dtype", expected, repr(wire_dtype))
+    layout = Layout.of(_partition_for(graph, mesh.shape[axis], partition))
+    cutter = _cutter_for(graph, layout, exchange)
+
+    def make(place: int) -> LocalGraph:
+        block = cutter.cut(place)
+        send = cutter.send(place)
+        bipartite = CSRGraph(
+            indptr=jnp.asarray(block.indptr),
+            indices=jnp.asarray(block.indices),
+            weights=None if block.weights is None else jnp.asarray(block.weights),
+            num_cols=cutter.table_rows,
+        ).prepared(*ops)
+        return LocalGraph(
+            indptr=bipartite.indptr,
+            indices=bipartite.indices,
+            weights=bipartite.weights,
+            num_cols=layout.rows,
+            row_scale=None if block.row_scale is None else jnp.asarray(block.row_scale),
+            col_scale=None if block.col_scale is None else jnp.asarray(block.col_scale),
+            plan=bipartite.plan,
+            normalization=graph.normalization,
+            in_range=True,
+            halo=Halo(
+                ids=jnp.asarray(layout.ids[place]),
+                send=None if send is None else jnp.asarray(send),
+                axis=axis,
+                devices=layout.devices,
+                num_nodes=layout.num_nodes,
+                wire_dtype=wire_dtype,
+            ),
+        )
+
+    return ShardedGraph(stacked(mesh, axis, make), mesh, axis, layout)
+
+
+def _cutter_for(graph: CSRGraph, layout: Layout, exchange: Exchange) -> Cutter:
+    """Cuts blocks for the way in which rows are to travel."""
+    most = _LISTED_PART * layout.rows
+    # No list is shorter than the mean over the owners.
+    least = int(layout.partition.halo_rows.max()) / max(layout.devices - 1, 1)
+    if exchange == "all_gather" or (exchange == "auto" and (layout.devices == 1 or least >= most)):
+        return Cutter(graph, layout, lists=False)
+    listed = Cutter(graph, layout, lists=True)
+    if exchange == "auto" and listed.slots >= most:
+        return Cutter(graph, layout, lists=False)
+    return listed
+
+
+def _partition_for(
+    graph: CSRGraph, devices: int, given: Partition | Method | npt.ArrayLike
+) -> Partition:
+    """The given partition after checks, or one made by the given method."""
+    if graph.num_rows < devices:
+        expected = f"of at least one row for each of {devices} devices"
+        raise bad_input("shard", "graph", expected, f"{graph.num_rows} rows")
+    made = given if isinstance(given, Partition) else partition(graph, devices, given)
+    if made.num_parts != devices or len(made.part_of) != graph.num_rows:
+        expected = f"of {graph.num_rows} rows over {devices} devices"
+        got = f"{len(made.part_of)} rows over {made.num_parts} parts"
+        raise bad_input("shard", "partition", expected, got)
+    return made

@@ -1,0 +1,55 @@
+"""Sums and means over the nodes of all devices, for losses and metrics."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxgnn._errors import bad_input
+from jaxgnn.graph._csr import CSRGraph
+from jaxgnn.graph._local_graph import LocalGraph
+
+
+def mean_over_nodes(
+    graph: CSRGraph, values: Float[Array, "nodes *rest"], weight: Array | None = None
+) -> Float[Array, " *rest"]:
+    """The mean of the values of all nodes, those of other devices included.
+
+    The same call serves a whole graph on one device, whose mean it is.
+
+    Args:
+      graph: the graph of the nodes, or inside of ``sharded`` that of the device.
+      values: values of the own nodes; those of padding rows do not count.
+      weight: how much each node counts, bool or numbers [nodes]; None to count each once.
+
+    Returns:
+      ``Σ w_i v_i / Σ w_i``, the same on all devices.
+
+    Raises:
+      ValueError: if there is another number of values or weights than of nodes.
+    """
+    counted = jnp.ones(graph.num_rows, values.dtype) if weight is None else jnp.asarray(weight)
+    for name, array in (("values", values), ("weight", counted)):
+        if array.ndim < 1 or array.shape[0] != graph.num_rows:
+            expected = f"of one entry for each of {graph.num_rows} nodes"
+            raise bad_input("mean_over_nodes", name, expected, f"shape {array.shape}")
+    counted = counted.astype(values.dtype)
+    if isinstance(graph, LocalGraph):
+        counted = jnp.where(graph.halo.is_real, counted, 0)
+    column = counted.reshape(-1, *(1,) * (values.ndim - 1))
+    # A padding row may have no finite value.
+    total = jnp.sum(jnp.where(column != 0, values, 0) * column, axis=0)
+    count = jnp.sum(counted)
+    total, count = sum_over_devices(graph, (total, count))
+    return total / count
+
+
+def sum_over_devices[Tree](graph: CSRGraph, of_device: Tree) -> Tree:
+    """Adds up what each device has; of a whole graph on one device it is returned unchanged.
+
+    Args:
+      graph: the graph, or inside of ``sharded`` that of the device.
+      of_device: a pytree of arrays, such as a sum over the own nodes.
+    """
+    return jax.lax.psum(of_device, graph.halo.axis) if isinstance(graph, LocalGraph) else of_device

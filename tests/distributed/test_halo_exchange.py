@@ -1,0 +1,143 @@
+"""Rows arrive at the devices that read them, and gradients at the owners, added up."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxgnn import CSRGraph, distributed, ops
+from jaxgnn.graph import CBSR
+from tests.distributed._graphs import NODES, WIDTH, features, graph, mesh, sharded_graph
+
+FORMS = ("all_gather", "all_to_all")
+
+
+def _run(sharded, function, *rows, outputs="rows"):
+    over = distributed.sharded(
+        function, sharded.mesh, rows=range(1, 1 + len(rows)), outputs=outputs
+    )
+    return jax.jit(over)(sharded, *map(sharded.shard_rows, rows))
+
+
+def _read(local, x):
+    """The rows that the edges of the device read, added up with a factor for each edge slot."""
+    table = distributed.halo_exchange(local, x)
+    return ops.spmm(local.bipartite(), table)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+@pytest.mark.parametrize("form", FORMS)
+def test_edges_find_the_rows_of_their_senders_and_gradients_return_to_them(
+    form, devices, four_devices
+):
+    sharded, x = sharded_graph(devices, form), features()
+    assert sharded.exchange == form
+
+    def both(local, x):
+        y, pull_back = jax.vjp(functools.partial(_read, local), x)
+        return y, pull_back(jnp.cos(y))[0]
+
+    dense = graph().to_scipy().toarray()
+    expected = dense @ x
+    y, dx = map(sharded.gather_rows, _run(sharded, both, x))
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(dx, dense.T @ np.cos(expected), rtol=1e-5, atol=1e-5)
+
+
+def _moved(sharded, function, x):
+    """The results of all collectives of a function, such as ``u8[6,3]``."""
+    over = distributed.sharded(function, sharded.mesh)
+    text = str(jax.make_jaxpr(over)(sharded, sharded.shard_rows(x)))
+    kinds = "all_gather|all_to_all|reduce_scatter"
+    return re.findall(rf":(\w+\[[\d,]*\])\S* = (?:{kinds})\[", text)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_of_compressed_rows_values_and_columns_go_out_and_values_come_back(form, four_devices):
+    sharded, x = sharded_graph(4, form), features()
+
+    def both(local, x):
+        kept = ops.maxk(x, 3)
+
+        def aggregate(values):
+            return ops.maxk_spmm(local, CBSR(values, kept.indices, WIDTH, in_range=True))
+
+        y, pull_back = jax.vjp(aggregate, kept.values)
+        return y, pull_back(jnp.cos(y))[0]
+
+    def whole(x):
+        kept = ops.maxk(x, 3)
+        y, pull_back = jax.vjp(
+            lambda v: ops.maxk_spmm(graph(), CBSR(v, kept.indices, WIDTH, in_range=True)),
+            kept.values,
+        )
+        return y, pull_back(jnp.cos(y))[0]
+
+    for made, expected in zip(_run(sharded, both, x), whole(jnp.asarray(x)), strict=True):
+        np.testing.assert_allclose(sharded.gather_rows(made), expected, rtol=1e-5, atol=1e-5)
+    moved = [re.sub(r"\d+,", "rows,", result) for result in _moved(sharded, both, x)]
+    assert sorted(moved) == ["f32[rows,3]", "f32[rows,3]", "u8[rows,3]"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_travel_in_the_narrow_dtype_and_are_added_up_in_their_own(form, four_devices):
+    sharded, x = sharded_graph(4, form, wire_dtype="bfloat16"), features()
+
+    def both(local, x):
+        y, pull_back = jax.vjp(functools.partial(_read, local), x)
+        return y, pull_back(y)[0]
+
+    moved = _moved(sharded, both, x)
+    assert len(moved) == 2 and all(result.startswith("bf16") for result in moved)
+    dense = graph().to_scipy().toarray()
+    y, dx = map(sharded.gather_rows, _run(sharded, both, x))
+    assert y.dtype == dx.dtype == np.float32
+    np.testing.assert_allclose(y, dense @ x, rtol=0.02, atol=0.1)
+    np.testing.assert_allclose(dx, dense.T @ (dense @ x), rtol=0.02, atol=2)
+    assert (y != dense @ x).any()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_exchange_is_differentiated_twice(form, four_devices):
+    """The gradient of a square: its slope along a direction is twice the product of both."""
+    sharded, x, v = sharded_graph(2, form), features(2), features(2, seed=5)
+
+    def slope(local, x, v):
+        def energy(x):
+            table = distributed.halo_exchange(local, x)
+            return jax.lax.psum(jnp.sum(table**2 * jnp.arange(1.0, 3.0)), "nodes")
+
+        return jax.grad(lambda x: jax.lax.psum(jnp.sum(jax.grad(energy)(x) * v), "nodes"))(x)
+
+    def count(local, x, v):
+        return local.halo.add_at_owners(jnp.ones((local.halo.table_rows, 1))) + 0 * x
+
+    readers = sharded.gather_rows(_run(sharded, count, x, v))
+    actual = sharded.gather_rows(_run(sharded, slope, x, v))
+    np.testing.assert_allclose(actual, 2 * readers * v * np.array([1.0, 2.0]), rtol=1e-5)
+
+
+def test_auto_takes_what_receives_fewer_rows():
+    ring = np.arange(NODES)
+    local = CSRGraph.from_edges(ring, (ring + 1) % NODES, NODES)
+    near = distributed.shard(local, mesh(4), partition="contiguous")
+    assert near.exchange == "all_to_all" and near.rows_received == 3
+    everywhere = CSRGraph.from_edges(np.repeat(ring, NODES), np.tile(ring, NODES), NODES)
+    far = distributed.shard(everywhere, mesh(4))
+    assert far.exchange == "all_gather" and far.rows_received == 3 * far.rows
+
+
+def test_bad_input_is_named(four_devices):
+    with pytest.raises(ValueError, match="halo_exchange: graph must be a LocalGraph"):
+        distributed.halo_exchange(graph(), jnp.ones((NODES, 2)))
+    sharded = sharded_graph(2)
+
+    def short(local, x):
+        return distributed.halo_exchange(local, x[1:])
+
+    message = f"halo_exchange: x must be of {sharded.rows} rows along axis 0"
+    with pytest.raises(ValueError, match=message):
+        _run(sharded, short, features())

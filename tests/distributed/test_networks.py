@@ -1,0 +1,180 @@
+"""Networks on graphs that are spread over devices give the losses and gradients of one device."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jaxgnn
+from jaxgnn import distributed, nn, ops
+from jaxgnn.graph import with_one_loop_each
+from jaxgnn.models import GCNII, MaxKGNN
+from jaxgnn.ops._aggregate.edge_ends import at_ends
+from tests.distributed._graphs import WIDTH, features, graph, mesh, sharded_graph
+
+DROPOUT = {"dropout": 0.4}
+
+
+def _maxk(kind, **options):
+    options = {"k": 4, "num_layers": 2, **DROPOUT, **options}
+    return MaxKGNN(WIDTH, 16, 3, kind=kind, **options, rngs=nnx.Rngs(0))
+
+
+class _Messages(nnx.Module):
+    """Two steps of messages, whose scan is compiled apart."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        update = nn.GRUUpdate(WIDTH, 4, rngs=rngs)
+        self.steps = nn.MessagePassing(nn.EdgeMLP(WIDTH, [6, 4], rngs=rngs), update, num_steps=2)
+
+    def __call__(self, graph, x, rngs):
+        return self.steps(graph, x)
+
+
+class _Attention(nnx.Module):
+    """A layer of each kind of attention."""
+
+    def __init__(self):
+        options = {"heads": 2, "add_self_loops": False, "rngs": nnx.Rngs(0)}
+        self.first, self.second = nn.GATConv(WIDTH, 3, **options), nn.GATv2Conv(6, 3, **options)
+        self.third = nn.TransformerConv(6, 3, heads=2, rngs=nnx.Rngs(0))
+
+    def __call__(self, graph, x, rngs):
+        return self.third(graph, nnx.relu(self.second(graph, nnx.relu(self.first(graph, x)))))
+
+
+class _Norms(nnx.Module):
+    """Norms over nodes between reductions of neighbours, and a convolution with self loops."""
+
+    def __init__(self):
+        self.batch, self.graph_norm = nn.BatchNorm(WIDTH, rngs=nnx.Rngs(0)), nn.GraphNorm(WIDTH)
+        self.convolution = nn.GCNConv(WIDTH, 4, rngs=nnx.Rngs(0))
+
+    def __call__(self, graph, x, rngs):
+        of_graph = graph if isinstance(graph, distributed.LocalGraph) else None
+        x = self.graph_norm(self.batch(x, of_graph), of_graph)
+        x = x + ops.neighbour_reduce(graph, x, "max") + ops.neighbour_reduce(graph, x, "mean")
+        x = x + ops.aggregate(graph, at_ends("senders", graph, x), "min")
+        logits = ops.sddmm(graph, x, x)[:, None]
+        attended = ops.segment_softmax(graph, logits) * jnp.ones((1, WIDTH))
+        return self.convolution(graph, x + ops.aggregate(graph, attended, "std"))
+
+
+NETWORKS = {
+    "SAGE": functools.partial(_maxk, "sage"),
+    "SAGE with ReLU": functools.partial(_maxk, "sage", activation="relu", k=None),
+    "GCN": functools.partial(_maxk, "gcn"),
+    "GIN": functools.partial(_maxk, "gin"),
+    "GCNII": lambda: GCNII(WIDTH, 8, 3, num_layers=2, **DROPOUT, rngs=nnx.Rngs(0)),
+    "messages": _Messages,
+    "attention": _Attention,
+    "norms": _Norms,
+}
+
+
+@functools.cache
+def _loss_of(name):
+    """The state of a network, and its loss and gradients on a graph, with what it has changed."""
+    graphdef, *state = nnx.split(NETWORKS[name](), nnx.Param, ...)
+
+    def loss(params, other, graph, x, targets):
+        model = nnx.merge(graphdef, params, jax.tree.map(jnp.asarray, other))
+        y = model(graph, x, rngs=nnx.Rngs(dropout=3))
+        squares = jnp.sum((y - targets[:, : y.shape[1]]) ** 2, axis=-1)
+        changed = nnx.state(model, nnx.BatchStat)
+        return distributed.mean_over_nodes(graph, squares, targets[:, 0] > 0), changed
+
+    def run(graph, x, targets, state):
+        return jax.value_and_grad(loss, has_aux=True)(*state, graph, x, targets)
+
+    return state, run
+
+
+@functools.cache
+def _expected(name):
+    state, run = _loss_of(name)
+    return jax.jit(run)(graph(), jnp.asarray(features()), jnp.asarray(features(seed=2)), state)
+
+
+def _on_devices(name, sharded):
+    state, run = _loss_of(name)
+    over = distributed.sharded(run, sharded.mesh, rows=(1, 2), outputs="all")
+    rows = sharded.shard_rows(features()), sharded.shard_rows(features(seed=2))
+    return jax.jit(over)(sharded, *rows, state)
+
+
+@pytest.mark.costly(4)
+@pytest.mark.parametrize(
+    "name, devices, exchange",
+    [(name, 4, "all_gather") for name in NETWORKS]
+    + [("SAGE", 1, "all_gather"), ("GCN", 2, "all_to_all"), ("norms", 4, "all_to_all")],
+)
+def test_losses_and_gradients_are_those_of_one_device(name, devices, exchange, four_devices):
+    actual = _on_devices(name, sharded_graph(devices, exchange))
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-5), actual, _expected(name)
+    )
+
+
+def test_bits_repeat_on_a_fixed_number_of_devices(four_devices):
+    with jaxgnn.deterministic():
+        first, second = (_on_devices("SAGE", sharded_graph(4, "all_to_all")) for _ in range(2))
+    jax.tree.map(np.testing.assert_array_equal, first, second)
+
+
+@pytest.mark.parametrize("kind", ["mean", "sym", "gcn"])
+def test_normalising_a_part_is_normalising_the_whole(kind, four_devices):
+    sharded, x = sharded_graph(4), features()
+    before = distributed.shard(graph().normalized(kind), mesh(4))
+
+    def inside(local, x):
+        return ops.spmm(local.normalized(kind), x)
+
+    expected = ops.spmm(graph().normalized(kind), jnp.asarray(x))
+    for over, function in ((sharded, inside), (before, ops.spmm)):
+        y = jax.jit(distributed.sharded(function, over.mesh))(over, over.shard_rows(x))
+        np.testing.assert_allclose(over.gather_rows(y), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_weights_of_edges_and_their_gradients_follow_their_edges(four_devices):
+    draws = np.random.default_rng(4).uniform(0.5, 1.5, (2, graph().num_edges)).astype(np.float32)
+    weighted = graph().with_weights(draws[0])
+    sharded, x = distributed.shard(weighted, mesh(4)), features()
+    other = sharded.shard_edges(weighted, draws[1])
+
+    def loss(graph, x, weights):
+        y = ops.spmm(graph, x) + ops.spmm(graph.with_weights(weights).normalized("mean"), x)
+        return distributed.mean_over_nodes(graph, jnp.sum(y**2, axis=-1))
+
+    value = distributed.sharded(loss, mesh(4), rows=(1,), edges=(2,), outputs="all")
+    both = jax.jit(jax.value_and_grad(value, argnums=2))
+    actual, dweights = both(sharded, sharded.shard_rows(x), other)
+    expected, dexpected = jax.jit(jax.value_and_grad(loss, argnums=2))(
+        weighted, jnp.asarray(x), jnp.asarray(draws[1])
+    )
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
+    np.testing.assert_allclose(
+        dweights, sharded.shard_edges(weighted, dexpected), rtol=1e-4, atol=1e-6
+    )
+
+
+REFUSED = {
+    "shard graph.transpose": lambda g, x: ops.spmm(g.transpose(), x),
+    "shard graph.with_self_loops": lambda g, x: ops.spmm(g.with_self_loops(), x),
+    "shard with_one_loop_each": lambda g, x: ops.spmm(with_one_loop_each(g).graph, x),
+    "DropEdge: graph must be a whole graph": lambda g, x: ops.spmm(
+        nn.DropEdge(0.5)(g, rngs=nnx.Rngs(0)), x
+    ),
+    "halo_exchange: x must be of 8 rows": lambda g, x: ops.spmm(g, x[1:]),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_a_part_of_a_graph_can_not_do_is_refused(message, four_devices):
+    sharded = sharded_graph(4)
+    with pytest.raises(ValueError, match=message):
+        distributed.sharded(REFUSED[message], mesh(4))(sharded, sharded.shard_rows(features()))

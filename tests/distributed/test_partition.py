@@ -1,0 +1,119 @@
+"""Partitions give every row to a part, count what that costs, and refuse what can not be."""
+
+import sys
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from jaxgnn import CSRGraph, distributed
+from tests.distributed._graphs import NODES, graph
+
+METHODS = ("contiguous", "random", "degree")
+
+
+def _counts(graph, part_of, parts):
+    """Edges and halo rows of each part, and edges between parts, by loops over edges."""
+    edges, read, cut = np.zeros(parts, int), [set() for _ in range(parts)], 0
+    for row in range(graph.num_rows):
+        for sender in graph.indices[graph.indptr[row] : graph.indptr[row + 1]].tolist():
+            part = part_of[row]
+            edges[part] += 1
+            if part_of[sender] != part:
+                read[part].add(sender)
+                cut += 1
+    return edges.tolist(), [len(nodes) for nodes in read], cut
+
+
+@pytest.mark.parametrize("parts", [1, 3, 4])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_row_has_a_part_and_edges_and_halo_rows_are_counted(method, parts):
+    made = distributed.partition(graph(), parts, method)
+    edges, halo_rows, cut = _counts(graph(), made.part_of, parts)
+    assert made.rows.tolist() == np.bincount(made.part_of, minlength=parts).tolist()
+    assert made.rows.sum() == NODES and made.rows.all()
+    assert (made.edges.tolist(), made.halo_rows.tolist(), made.cut_edges) == (edges, halo_rows, cut)
+    assert made.imbalance == max(edges) / np.mean(edges)
+
+
+def test_dealing_by_degree_balances_edges_and_rows_of_a_power_law(monkeypatch):
+    draws = np.random.default_rng(0)
+    receivers = (4000 * draws.random(50_000) ** 2).astype(np.int32)  # the largest has a 63rd
+    power_law = CSRGraph.from_edges(draws.integers(0, 4000, 50_000), receivers, 4000)
+    monkeypatch.setattr("jaxgnn.distributed._partition._ROWS_BY_LOAD", 1000)
+    made = distributed.partition(power_law, 8, "degree")
+    assert made.imbalance < 1.01 and made.rows.max() < 1.05 * 500
+
+
+def test_a_contiguous_partition_keeps_the_order_and_cuts_where_edges_are_equal():
+    senders, receivers = np.arange(12) % 6, np.array([0] * 6 + [1, 2, 3, 4, 5, 5])
+    made = distributed.partition(CSRGraph.from_edges(senders, receivers, 6), 2, "contiguous")
+    assert made.part_of.tolist() == [0, 0, 1, 1, 1, 1] and made.edges.tolist() == [7, 5]
+
+
+def test_one_row_of_all_edges_leaves_no_contiguous_part_empty():
+    hub = CSRGraph.from_edges(np.zeros(100, int), np.full(100, 3), 4)
+    assert distributed.partition(hub, 4, "contiguous").part_of.tolist() == [0, 1, 2, 3]
+
+
+def test_random_partitions_repeat_with_their_seed():
+    first, same, other = (
+        distributed.partition(graph(), 2, "random", seed=seed).part_of for seed in (1, 1, 2)
+    )
+    assert (first == same).all() and (first != other).any()
+
+
+def test_metis_is_asked_for_a_balance_of_edges(monkeypatch):
+    asked = {}
+
+    def part_graph(parts, adjacency, vweights):
+        asked.update(parts=parts, adjacency=adjacency, weights=vweights)
+        return 0, [row % parts for row in range(NODES)]
+
+    fake = types.SimpleNamespace(part_graph=part_graph, CSRAdjacency=lambda *csr: csr)
+    monkeypatch.setitem(sys.modules, "pymetis", fake)
+    made = distributed.partition(graph(), 2, "metis")
+    assert made.part_of.tolist() == [row % 2 for row in range(NODES)]
+    assert asked["weights"].tolist() == (np.diff(graph().indptr) + 1).tolist()
+    assert asked["adjacency"][1].tolist() == graph().indices.tolist() and asked["parts"] == 2
+
+
+def test_metis_says_what_it_needs(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pymetis", None)
+    with pytest.raises(ImportError, match="needs the package pymetis"):
+        distributed.partition(graph(), 2, "metis")
+
+
+BAD = {
+    "parts must be at most one for each of 23 rows, got 24": (24, "degree"),
+    "parts must be an integer of at least 1, got 0": (0, "degree"),
+    "parts must be an integer of at least 1, got True": (True, "degree"),
+    "method must be 'contiguous', 'random', 'degree', 'metis' or an array, got 'best'": (
+        2,
+        "best",
+    ),
+    r"method must be integers of shape \(23,\)": (2, np.zeros(22, int)),
+    "the part of each row, got float": (2, np.zeros(NODES)),
+    "must be parts from 0 to 1, got 0 to 2": (2, np.arange(NODES) % 3),
+    "must be at least one row for each of 3 parts, got none for part 2": (
+        3,
+        np.arange(NODES) % 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_input_is_named_with_numbers(message):
+    parts, method = BAD[message]
+    with pytest.raises(ValueError, match=f"partition: .*{message}"):
+        distributed.partition(graph(), parts, method)
+
+
+def test_graphs_that_can_not_be_divided_are_refused():
+    with pytest.raises(ValueError, match=r"graph must be a .*CSRGraph, got list"):
+        distributed.partition([1], 2)
+    with pytest.raises(ValueError, match=r"graph must be square, got shape \(2, 3\)"):
+        distributed.partition(CSRGraph.from_edges([0], [0], 2, num_senders=3), 2)
+    with pytest.raises(ValueError, match="graph must be concrete; call it outside jit"):
+        jax.jit(lambda g: distributed.partition(g, 2).cut_edges)(graph())

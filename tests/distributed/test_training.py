@@ -1,0 +1,53 @@
+"""Trainings of one graph on several devices are those on one, and go on with another number."""
+
+import json
+
+import pytest
+
+from experiments.maxk.config import TrainConfig
+from experiments.maxk.train import train
+
+
+def _history(folder, devices, epochs):
+    """The log of a run that has gone on with so many devices up to an epoch."""
+    config = TrainConfig(
+        dataset="synthetic",
+        num_layers=1,
+        hidden_features=8,
+        k=(4,),
+        input_dropout=0.1,
+        epochs=epochs,
+        devices=devices,
+        run=folder,
+        progress=False,
+    )
+    train(config)
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.long
+def test_a_run_on_two_devices_goes_on_with_four_as_on_one(tmp_path, four_devices, capsys):
+    expected = _history(tmp_path / "one", 1, 4)
+    assert len(_history(tmp_path / "many", 2, 2)) == 2
+    actual = _history(tmp_path / "many", 4, 4)
+    assert actual[-1]["loss"] < actual[0]["loss"]
+    for row, wanted in zip(actual, expected, strict=True):
+        assert row == pytest.approx(wanted, rel=1e-5)
+
+
+BAD = {
+    r"--devices must be in 1\.\.\d+, the devices that there are, got 99": {"devices": 99},
+    "--devices must be at least 1, got 0": {"devices": 0},
+    "--validate-kernels must be left out with --devices 2": {
+        "devices": 2,
+        "validate_kernels": True,
+    },
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_an_option_at_fault_is_named_as_it_is_typed(message, tmp_path):
+    with pytest.raises(ValueError, match=f"train: {message}"):
+        train(TrainConfig(run=tmp_path / "run", **BAD[message]))
+    assert not (tmp_path / "run").exists()
