@@ -59,7 +59,7 @@ def counted_bytes(program: str, devices: int) -> dict[str, int]:
     for match in _COLLECTIVE.finditer(program):
         kind = match["kind"]
         sizes = [_nbytes(*array) for array in _ARRAY.findall(match["result"])]
-        if match["start"] and kind in ("all-gather", "collective-permute"):
+        if match["start"]:
             sizes = sizes[len(sizes) // 2 :]  # the operands stand before the results
         parts = {"reduce-scatter": devices, "all-reduce": 2}.get(kind, 1)
         counted[kind] = counted.get(kind, 0) + round(sum(sizes) * parts * others)

@@ -11,6 +11,12 @@ import numpy as np
 from jaxgnn.distributed._partition import Partition, edges_of, rows_of
 from jaxgnn.graph import CSRGraph
 
+# On a GPU XLA cuts the products of weight gradients, which sum over the rows, into equal parts, and
+# copies arrays whose rows do not divide evenly: that took 2.3 of 32 ms of a training step on a
+# graph of Reddit's size. So blocks with so many rows get a multiple of a round number.
+_LONG = 2**14
+_ROUND = 2**10
+
 
 @dataclass(frozen=True, eq=False)
 class Layout:
@@ -28,8 +34,11 @@ class Layout:
 
     @classmethod
     def of(cls, partition: Partition) -> Layout:
-        """The smallest equal blocks."""
-        return cls(partition, int(partition.rows.max()), int(partition.edges.max()))
+        """The smallest equal blocks; long ones have a round number of rows."""
+        rows = int(partition.rows.max())
+        if rows >= _LONG:
+            rows = -(-rows // _ROUND) * _ROUND
+        return cls(partition, rows, int(partition.edges.max()))
 
     @property
     def devices(self) -> int:

@@ -36,11 +36,13 @@ def test_bytes_are_counted_in_all_forms_that_xla_writes_collectives_in():
       ROOT %d = f32[2,4]{1,0} reduce-scatter(f32[8,4]{1,0} %z), dimensions={0}
       %e = (f32[16]{0}, f32[]) all-reduce(f32[16] %p, f32[] %q), to_apply=%add
       %f = bf16[8,4]{1,0} all-to-all(bf16[8,4]{1,0} %r), dimensions={0}
+      %g = ((f32[8,4]{1,0}), f32[2,4]{1,0}) reduce-scatter-start(%z), dimensions={0}
+      %h = ((f32[16]{0}), f32[16]{0}) all-reduce-start(%p), to_apply=%add
     """
     assert counted_bytes(program, 4) == {
         "all-gather": 3 * 2 * 4 * (4 + 1),
-        "reduce-scatter": 3 * 2 * 4 * 4,
-        "all-reduce": 2 * 3 * (16 + 1) * 4 // 4,
+        "reduce-scatter": 2 * 3 * 2 * 4 * 4,
+        "all-reduce": 2 * 3 * (16 + 1 + 16) * 4 // 4,
         "all-to-all": 3 * 2 * 4 * 2,
     }
 
