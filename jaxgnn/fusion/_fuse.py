@@ -16,9 +16,10 @@ import numpy as np
 
 from jaxgnn._errors import bad_input
 from jaxgnn.fusion._graphs import digest
+from jaxgnn.fusion._policy import ONLY_IF_FASTER, Policy
 from jaxgnn.fusion._program import Program
 from jaxgnn.fusion._report import Explanation
-from jaxgnn.fusion._rewrite import Findings
+from jaxgnn.fusion._rewrite import Findings, Rules
 from jaxgnn.fusion._rules import RULES
 from jaxgnn.fusion._transform import index_inputs, transformed
 from jaxgnn.graph import is_concrete
@@ -34,10 +35,12 @@ class Options:
       static_graph: the names of the arguments whose ids are known when they are concrete, or
         whether those of all arguments are.
       verify: how results are compared with those of the function as it is.
+      policy: which sound rewrites are done.
     """
 
     static_graph: bool | tuple[str, ...]
     verify: Verify
+    policy: Policy
 
 
 @dataclass(frozen=True)
@@ -199,7 +202,7 @@ class Fused:
 
     def _transformed(self, closed: Any, call: _Call) -> tuple[Program, Findings]:
         known = {i: np.asarray(ids) for i, ids in call.known.items()}
-        return transformed(closed, RULES, known)
+        return transformed(closed, Rules(RULES, self.options.policy), known)
 
     def _run(self, call: _Call, *arrays: Any) -> Any:
         """The results of the rewritten function."""
@@ -212,7 +215,7 @@ class Fused:
 
 
 def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array | np.ndarray | np.generic)
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
 
 
 def _holds_ids(array: Any) -> bool:
@@ -224,19 +227,100 @@ def fuse(
     *,
     static_graph: bool | str | Sequence[str] = False,
     verify: Verify = "off",
+    only_if_faster: bool = True,
 ) -> Callable[..., Any]:
-    """Rewrites graph code written in plain JAX to run on the ops of this library."""
-    return Fused(fn, options_of(fn, static_graph, verify))
+    """Makes a function that does what ``fn`` does, with its graph code on this library's ops.
+
+    ``fn`` is traced to a jaxpr, in which gathers, segment sums and their surroundings are replaced
+    by ops that give the same results up to rounding, and faster. That is done before the function
+    is differentiated, so gradients are those of the ops. Everything else stays as it was. The
+    conditions of each rule are checked; what does not meet them is left alone.
+
+    Edge lists have to be known for that: arrays that ``fn`` closes over, or arguments that
+    ``static_graph`` names. A graph is sorted once for each content of its lists, and kept.
+
+    The result can be called inside of ``jax.jit``, ``jax.grad``, ``jax.vmap`` and
+    ``jax.shard_map``, which see arguments as traced: known lists are closed over there. Called with
+    arrays, it compiles itself as ``jax.jit`` does, once for each combination of shapes, known
+    lists and arguments that are no arrays; numbers of Python are among these. What ``fn`` closes
+    over counts as unchanging, as under ``jax.jit``. A module of Flax NNX is an argument of itself,
+    so its parameters may change.
+
+    A function with side effects, such as ``jax.debug.print``, one that can not be traced, and a
+    module that changes its own state in the call run as they are, with a warning. Forward-mode
+    derivatives of what was rewritten do not exist, as those of the ops do not.
+
+    Args:
+      fn: a function of pytrees of arrays, or a module.
+      static_graph: the names of arguments whose integer arrays are edge lists that are known, or
+        True for all arguments. Only arrays that ids of gathers and segments depend on are looked
+        at. With another list the function is compiled again.
+      verify: ``"warn"`` compares outputs and gradients with those of ``fn`` at the first call with
+        arrays of each combination of shapes, and warns of a difference beyond rounding;
+        ``"strict"`` also runs ``fn`` as it is from then on. ``"off"`` compares nothing.
+      only_if_faster: leave out what is sound but too small to be faster on this platform.
+
+    Returns:
+      A function of the same arguments.
+
+    Raises:
+      ValueError: if ``fn`` can not be called, ``static_graph`` names no argument of it, or
+        ``verify`` is something else.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import jaxgnn
+      >>> senders, receivers = jnp.array([0, 1, 2]), jnp.array([1, 2, 2])
+      >>> def layer(x):
+      ...     return jax.ops.segment_sum(x[senders], receivers, 3)
+      >>> fused = jaxgnn.fuse(layer, only_if_faster=False)
+      >>> fused(jnp.array([[1.0], [2.0], [4.0]])).tolist()
+      [[0.0], [1.0], [6.0]]
+      >>> print(jaxgnn.fuse.explain(fused, jnp.ones((3, 1))))  # doctest: +ELLIPSIS
+      layer: 1 rewrites, 8 equations -> 1
+        neighbour_sum: sum over 3 edges of 1 features -> spmm
+      ...
+    """
+    policy = Policy(only_if_faster=bool(only_if_faster))
+    return Fused(fn, _options(fn, static_graph, verify, policy))
 
 
-def options_of(fn: Callable[..., Any], static_graph: Any, verify: Any) -> Options:
+def explain(
+    fn: Callable[..., Any],
+    *args: Any,
+    static_graph: bool | str | Sequence[str] = False,
+    **kwargs: Any,
+) -> Explanation:
+    """Says what ``fuse`` rewrites in a call of a function, and what it does not, and why.
+
+    Args:
+      fn: a function, or one that ``fuse`` has made, whose options are then used.
+      *args: arguments of the call; arrays may be ``jax.ShapeDtypeStruct``.
+      static_graph: an option of ``fuse``.
+      **kwargs: further arguments of the call.
+
+    Returns:
+      The explanation, to be printed.
+
+    Raises:
+      ValueError: where ``fuse`` does.
+    """
+    fused = (
+        fn
+        if isinstance(fn, Fused)
+        else Fused(fn, _options(fn, static_graph, "off", ONLY_IF_FASTER))
+    )
+    return fused.explanation(args, kwargs)
+
+
+def _options(fn: Callable[..., Any], static_graph: Any, verify: Any, policy: Policy) -> Options:
     """The options, after they have been checked."""
     if not callable(fn):
         raise bad_input("fuse", "fn", "a function of JAX arrays", type(fn).__name__)
     if verify not in get_args(Verify):
         expected = "one of " + ", ".join(map(repr, get_args(Verify)))
         raise bad_input("fuse", "verify", expected, repr(verify))
-    return Options(_static_names(fn, static_graph), verify)
+    return Options(_static_names(fn, static_graph), verify, policy)
 
 
 def _static_names(fn: Callable[..., Any], given: Any) -> bool | tuple[str, ...]:
@@ -249,17 +333,6 @@ def _static_names(fn: Callable[..., Any], given: Any) -> bool | tuple[str, ...]:
             expected = f"True, False or names among {', '.join(known) or 'none'}"
             raise bad_input("fuse", "static_graph", expected, repr(name))
     return names
-
-
-def explain(
-    fn: Callable[..., Any],
-    *args: Any,
-    static_graph: bool | str | Sequence[str] = False,
-    **kwargs: Any,
-) -> Explanation:
-    """Says what ``fuse`` rewrites in a call of a function, and what it does not, and why."""
-    fused = fn if isinstance(fn, Fused) else Fused(fn, options_of(fn, static_graph, "off"))
-    return fused.explanation(args, kwargs)
 
 
 fuse.explain = explain  # pyrefly: ignore

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxgnn.fusion._policy import Policy
 from jaxgnn.fusion._program import Atom, Equation, Program, traced
 from jaxgnn.fusion._view import View
 
@@ -24,6 +25,7 @@ class Rewrite:
       bytes_before: bytes that the replaced equations read and write.
       bytes_after: bytes that the new ones read and write.
       is_open: whether the new terms are for other rules to look into.
+      case: what is measured apart from the other rewrites of its rule; the rule's name if empty.
     """
 
     equation: Equation
@@ -33,6 +35,7 @@ class Rewrite:
     bytes_before: int
     bytes_after: int
     is_open: bool = False
+    case: str = ""
 
 
 @dataclass(frozen=True)
@@ -93,9 +96,27 @@ class Findings:
     untouched: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Rules:
+    """The rules, in the order in which they are tried, and which of their rewrites are done."""
+
+    all: Sequence[Rule]
+    policy: Policy
+
+    def propose(self, rule: Rule, view: View, equation: Equation) -> Rewrite | Refusal | None:
+        """What a rule says of an equation, after the policy has had its say."""
+        if equation.primitive.name not in rule.primitives:
+            return None
+        proposal = rule.propose(view, equation)
+        if not isinstance(proposal, Rewrite):
+            return proposal
+        reason = self.policy.refuses(proposal.case or rule.name, proposal.bytes_before)
+        return proposal if reason is None else Refusal(equation, reason)
+
+
 def rewritten(
     program: Program,
-    rules: Sequence[Rule],
+    rules: Rules,
     known: MutableMapping[Any, np.ndarray | None],
     findings: Findings,
     where: str = "",
@@ -107,27 +128,25 @@ def rewritten(
 
     Args:
       program: the program.
-      rules: earlier rules go first; later ones see what they have left.
+      rules: earlier ones go first; later ones see what they have left.
       known: values of variables that are known ahead.
       findings: to which what is found is added.
       where: the place of the program in the function, for ``explain``.
     """
     limit = 100 + 10 * len(program.equations)
-    for rule in rules:
+    for rule in rules.all:
         refusals: dict[str, str] = {}
         position = 0
         view = View(program, known)
         while position < len(view.program.equations):
             equation = view.program.equations[position]
             position += 1
-            if equation.primitive.name not in rule.primitives:
-                continue
-            proposal = rule.propose(view, equation)
+            proposal = rules.propose(rule, view, equation)
             if isinstance(proposal, Refusal):
                 refusals[_place(equation, where)] = proposal.reason
-            made = _applied(view, proposal) if isinstance(proposal, Rewrite) else None
-            if made is None or not isinstance(proposal, Rewrite):
+            if not isinstance(proposal, Rewrite):
                 continue
+            made = _applied(view, proposal)
             limit -= 1
             if limit < 0:
                 raise RuntimeError(f"jaxgnn.fuse: rule {rule.name!r} does not come to an end")
@@ -141,8 +160,8 @@ def rewritten(
     return program
 
 
-def _applied(view: View, rewrite: Rewrite) -> Program | None:
-    """The program after a rewrite; None if the new results are not of the types of the old ones."""
+def _applied(view: View, rewrite: Rewrite) -> Program:
+    """The program after a rewrite, whose results have to be of the types of the old ones."""
     added = traced(rewrite.function, rewrite.inputs, is_open=rewrite.is_open)
     old = rewrite.equation.outvars
     if [_type(o) for o in added.outputs] != [_type(o) for o in old]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,20 +11,20 @@ import numpy as np
 from jaxgnn.fusion._edges import row_gather, segment_reduction
 from jaxgnn.fusion._nested import Body, bodies_of
 from jaxgnn.fusion._program import Atom, Equation, Program, is_variable
-from jaxgnn.fusion._rewrite import Findings, Rule, rewritten
+from jaxgnn.fusion._rewrite import Findings, Rules, rewritten
 from jaxgnn.fusion._view import View
 
 Known = dict[Any, np.ndarray | None]
 
 
 def transformed(
-    closed: Any, rules: Sequence[Rule], known: Mapping[int, np.ndarray]
+    closed: Any, rules: Rules, known: Mapping[int, np.ndarray]
 ) -> tuple[Program, Findings]:
     """The program of a closed jaxpr, rewritten, and what has been done to it.
 
     Args:
       closed: the jaxpr. One with side effects is left as it is.
-      rules: the rules, in the order in which they are tried.
+      rules: the rules, and which of their rewrites are done.
       known: values of inputs that are known, by their position.
     """
     findings = Findings()
@@ -37,7 +37,7 @@ def transformed(
 
 
 def _rewritten_deep(
-    program: Program, rules: Sequence[Rule], known: Known, findings: Findings, where: str
+    program: Program, rules: Rules, known: Known, findings: Findings, where: str
 ) -> Program:
     program = rewritten(program, rules, known, findings, where)
     view = View(program, known)
@@ -50,7 +50,7 @@ def _rewritten_deep(
 
 
 def _with_new_bodies(
-    view: View, equation: Equation, rules: Sequence[Rule], findings: Findings, where: str
+    view: View, equation: Equation, rules: Rules, findings: Findings, where: str
 ) -> tuple[Equation, dict[Any, Any]]:
     """The equation, with its bodies rewritten if a rule has something to say about them."""
     constants: dict[Any, Any] = {}

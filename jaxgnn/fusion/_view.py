@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, MutableMapping
 from typing import Any
 
@@ -88,9 +89,22 @@ class View:
             if value is None:
                 return None
             reads.append(value)
-        made = dict(zip(equation.outvars, _evaluate(equation, reads), strict=True))
+        made = dict(zip(equation.outvars, self._evaluate(equation, reads), strict=True))
         self.known.update(made)
         return made[variable]
+
+    def _evaluate(self, equation: Equation, reads: list[np.ndarray]) -> list[np.ndarray]:
+        """What one equation makes of these arrays."""
+        inputs = tuple(jex.gensym()(a.aval) for a in equation.invars)
+        alone = dataclasses.replace(
+            self.program,
+            inputs=inputs,
+            outputs=tuple(equation.outvars),
+            equations=(equation.replace(invars=list(inputs)),),
+            constants={},
+        )
+        with jax.ensure_compile_time_eval():
+            return [np.asarray(v) for v in jex.jaxpr_as_fun(alone.closed())(*reads)]
 
     def roots(self, atom: Atom) -> Iterator[Any]:
         """The inputs of the program on which an atom depends."""
@@ -113,12 +127,3 @@ def _is_plain(value: Any) -> bool:
     if dtype is None:
         return isinstance(value, int | float | bool)
     return not jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
-
-
-def _evaluate(equation: Equation, reads: list[np.ndarray]) -> list[np.ndarray]:
-    """What one equation makes of these arrays."""
-    variables = [jex.gensym()(a.aval) for a in equation.invars]
-    jaxpr = jex.Jaxpr([], variables, list(equation.outvars), [equation.replace(invars=variables)])
-    with jax.ensure_compile_time_eval():
-        made = jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr, []))(*reads)
-        return [np.asarray(value) for value in made]

@@ -62,7 +62,8 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
     moved = 0 if graph.is_ordered else 2 * edges
     note = f"{reduction.kind} of {reduction.updates.aval.str_short()} -> aggregate"
     before, after = 3 * edges + nbytes(output), edges + moved + nbytes(output)
-    return Rewrite(equation, inputs, function, note, before, after)
+    case = "segments of sorted ids" if graph.is_ordered else "segments"
+    return Rewrite(equation, inputs, function, note, before, after, case=case)
 
 
 def _with_features(x):
@@ -92,7 +93,9 @@ def _counted(view: View, reduction: SegmentReduction, graph: StaticGraph | str) 
     note = f"a constant over {edges} entries -> the number of edges of each segment"
     before = 3 * nbytes(reduction.updates) + nbytes(output)
     inputs = [product.constants[0].atom]
-    return Rewrite(reduction.equation, inputs, function, note, before, nbytes(output), True)
+    return Rewrite(
+        reduction.equation, inputs, function, note, before, nbytes(output), True, "counts"
+    )
 
 
 def _largest_exact(dtype) -> int:
