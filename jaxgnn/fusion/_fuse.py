@@ -22,6 +22,7 @@ from jaxgnn.fusion._report import Explanation
 from jaxgnn.fusion._rewrite import Findings, Rules
 from jaxgnn.fusion._rules import RULES
 from jaxgnn.fusion._transform import index_inputs, transformed
+from jaxgnn.fusion._verify import difference
 from jaxgnn.graph import is_concrete
 
 Verify = Literal["off", "warn", "strict"]
@@ -87,6 +88,7 @@ class Fused:
         self._is_module = bool(leaves) and leaves[0] is not fn
         self._compiled = jax.jit(self._run, static_argnums=0)
         self._index_inputs: dict[Any, set[int]] = {}
+        self._trusted: dict[Any, bool] = {}
         functools.update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -95,6 +97,8 @@ class Fused:
             return self._left_as_it_is("an argument is no array and has no hash", args, kwargs)
         is_traced = any(isinstance(a, jax.core.Tracer) for a in arrays)
         try:
+            if self.options.verify != "off" and not self._is_trusted(call, arrays, is_traced):
+                return self._fn(*args, **kwargs)
             return (self._run if is_traced else self._compiled)(call, *arrays)
         except _LeftAsItIs as reason:
             return self._left_as_it_is(str(reason), args, kwargs)
@@ -118,13 +122,35 @@ class Fused:
     def _name(self) -> str:
         return getattr(self._fn, "__name__", type(self._fn).__name__)
 
+    def _is_trusted(self, call: _Call, arrays: list[Any], is_traced: bool) -> bool:
+        """Whether the rewritten function may run; compares it with the function as it is."""
+        key = call, tuple((a.shape, a.dtype) for a in arrays)
+        if key in self._trusted:
+            return self._trusted[key]
+        if is_traced:
+            self._warn("is not verified inside of a transformation: call it with arrays first")
+            return True
+        found = self._difference(call, arrays)
+        if found is not None:
+            self._warn(f"is not what it was: {found}")
+        self._trusted[key] = found is None or self.options.verify == "warn"
+        return self._trusted[key]
+
+    def _difference(self, call: _Call, arrays: list[Any]) -> str | None:
+        closed, _ = self._traced(call, arrays)
+        program, findings = self._transformed(closed, call)
+        if not findings.applied:
+            return None
+        sizes = [n for e in closed.jaxpr.eqns for v in e.outvars for n in v.aval.shape]
+        functions = jex.jaxpr_as_fun(closed), jex.jaxpr_as_fun(program.closed())
+        return difference(*functions, arrays, max(sizes, default=1))
+
     def _left_as_it_is(self, reason: str, args: Any, kwargs: Any) -> Any:
-        self._warn(reason)
+        self._warn(f"is left as it is: {reason}")
         return self._fn(*args, **kwargs)
 
-    def _warn(self, reason: str) -> None:
-        message = f"jaxgnn.fuse: {self._name} is left as it is: {reason}"
-        warnings.warn(message, stacklevel=4)
+    def _warn(self, what: str) -> None:
+        warnings.warn(f"jaxgnn.fuse: {self._name} {what}", stacklevel=4)
 
     def _call(self, args: Any, kwargs: Any) -> tuple[_Call | None, list[Any]]:
         """The static part of a call and its arrays; no static part if that has no hash."""
@@ -209,7 +235,7 @@ class Fused:
         closed, shape = self._traced(call, arrays)
         program, findings = self._transformed(closed, call)
         if findings.untouched and not findings.applied:
-            self._warn("; ".join(findings.untouched))
+            self._warn("is left as it is: " + "; ".join(findings.untouched))
         made = program.closed() if findings.applied else closed
         return jax.tree.unflatten(shape, jex.jaxpr_as_fun(made)(*arrays))
 

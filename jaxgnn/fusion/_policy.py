@@ -15,6 +15,8 @@ _MIB = 1 << 20
 _FASTER_FROM: Mapping[str, Mapping[str, float]] = {
     "cpu": {
         "neighbour_sum": 3 * _MIB,
+        "neighbour_sum of narrow weighted rows": math.inf,
+        "gat_attention of narrow rows": math.inf,
         "neighbour_extreme": 3 * _MIB,
         "segments": math.inf,
         "segments of sorted ids": 3 * _MIB,

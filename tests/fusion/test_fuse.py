@@ -35,7 +35,7 @@ def test_a_rewritten_function_is_the_same_under_jit_grad_and_vmap():
     assert_same(_layer, fuse(_layer), x)
     members = jnp.stack([x, 2 * x])
     for both in (jax.vmap, lambda f: jax.vmap(jax.grad(lambda x: f(x).sum()))):
-        np.testing.assert_allclose(both(fuse(_layer))(members), both(_layer)(members), rtol=1e-5)
+        np.testing.assert_allclose(both(fuse(_layer))(members), both(_layer)(members), atol=2e-5)
 
 
 def test_a_rewritten_function_is_the_same_under_shard_map():
@@ -72,10 +72,13 @@ def test_bodies_of_control_flow_are_rewritten(around):
 
 def test_a_while_loop_is_rewritten():
     def run(x):
-        return jax.lax.while_loop(lambda c: jnp.abs(c).max() > 0.1, lambda c: 0.3 * _layer(c), x)
+        def is_large(c):
+            return jnp.abs(_layer(c)).max() > 0.1
+
+        return jax.lax.while_loop(is_large, lambda c: 0.1 * _layer(0.01 * c), x)
 
     (x,) = arrays((NODES, 3))
-    assert applied(fuse(run), x) == ["spmm"]
+    assert applied(fuse(run), x) == ["spmm", "spmm"]  # of the condition and of the body
     np.testing.assert_allclose(fuse(run)(x), run(x), rtol=1e-5, atol=1e-6)
 
 
