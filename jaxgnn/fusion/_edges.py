@@ -82,7 +82,7 @@ def row_gather(view: View, atom: Atom) -> RowGather | None:
     is_batched = numbers.operand_batching_dims or numbers.start_indices_batching_dims
     if is_batched or len(axes) != 1 or tuple(numbers.start_index_map) != tuple(axes):
         return None
-    axis, shape = axes[0], table.aval.shape
+    axis, shape = int(axes[0]), table.aval.shape
     if places.aval.ndim != 2 or places.aval.shape[1] != 1 or sizes[axis] != 1:
         return None
     if any(size != shape[d] for d, size in enumerate(sizes) if d != axis):
@@ -103,7 +103,7 @@ def segment_reduction(equation: Equation) -> SegmentReduction | None:
     is_batched = numbers.operand_batching_dims or numbers.scatter_indices_batching_dims
     if is_batched or len(axes) != 1 or tuple(numbers.scatter_dims_to_operand_dims) != tuple(axes):
         return None
-    axis, shape = axes[0], base.aval.shape
+    axis, shape = int(axes[0]), base.aval.shape
     if places.aval.ndim != 2 or places.aval.shape[1] != 1:
         return None
     if tuple(numbers.update_window_dims) != tuple(d for d in range(len(shape)) if d != axis):

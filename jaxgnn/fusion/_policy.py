@@ -21,6 +21,7 @@ _FASTER_FROM: Mapping[str, Mapping[str, float]] = {
         "segments": math.inf,
         "segments of sorted ids": 3 * _MIB,
         "segment_softmax": math.inf,
+        "edge_mlp": _MIB,
         "edge_projection": _MIB,
     },
     "gpu": {
@@ -29,6 +30,7 @@ _FASTER_FROM: Mapping[str, Mapping[str, float]] = {
         "segments": 4 * _MIB,
         "segments of sorted ids": 4 * _MIB,
         "segment_softmax": 4 * _MIB,
+        "edge_mlp": 4 * _MIB,
         "edge_projection": 4 * _MIB,
     },
 }

@@ -146,7 +146,11 @@ def rewritten(
                 refusals[_place(equation, where)] = proposal.reason
             if not isinstance(proposal, Rewrite):
                 continue
-            made = _applied(view, proposal)
+            try:
+                made = _applied(view, proposal)
+            except (ValueError, NotImplementedError) as error:
+                refusals[_place(equation, where)] = f"the op refuses: {error}"
+                continue
             limit -= 1
             if limit < 0:
                 raise RuntimeError(f"jaxgnn.fuse: rule {rule.name!r} does not come to an end")

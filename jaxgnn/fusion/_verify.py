@@ -28,15 +28,16 @@ def difference(
       arrays: the arguments.
       longest: terms in the longest sum, for the tolerance of ``jaxgnn.testing``.
     """
-    outputs = [jax.jit(f)(*arrays) for f in (rewritten, original)]
-    found = _first_difference("output", *outputs, longest)
+    found = _first_difference(
+        "output", jax.jit(rewritten)(*arrays), jax.jit(original)(*arrays), longest
+    )
     floats = tuple(i for i, a in enumerate(arrays) if _is_float(a))
     if found is not None or not floats:
         return found
-    gradients = [
+    actual, expected = (
         jax.jit(jax.grad(_weighted_sum(f), argnums=floats))(*arrays) for f in (rewritten, original)
-    ]
-    return _first_difference("gradient", *gradients, longest)
+    )
+    return _first_difference("gradient", actual, expected, longest)
 
 
 def _first_difference(what: str, actual: Any, expected: Any, longest: int) -> str | None:

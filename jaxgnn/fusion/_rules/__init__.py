@@ -2,6 +2,7 @@
 
 from jaxgnn.fusion._rewrite import Rule
 from jaxgnn.fusion._rules import (
+    edge_mlp,
     edge_projection,
     neighbour_extreme,
     neighbour_sum,
@@ -10,6 +11,7 @@ from jaxgnn.fusion._rules import (
 )
 
 RULES: tuple[Rule, ...] = (
+    edge_mlp.RULE,
     edge_projection.RULE,
     neighbour_sum.RULE,
     neighbour_extreme.RULE,

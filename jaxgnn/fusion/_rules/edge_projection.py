@@ -97,7 +97,7 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
 def _parts(view: View, left: Atom) -> list[_Part] | str:
     """The parts of the left factor, or the reason why a gather among them stays where it is."""
     parts, start = [], 0
-    for atom in _columns(view, left):
+    for atom in columns_of(view, left):
         end = start + atom.aval.shape[-1]
         gather = row_gather(view, atom)
         if gather is None:
@@ -137,12 +137,12 @@ def _gathered(gather: RowGather, table: Any, places: Any) -> Any:
     return gather.equation.primitive.bind(table, places, **{**params, "slice_sizes": tuple(sizes)})
 
 
-def _columns(view: View, atom: Atom) -> list[Atom]:
+def columns_of(view: View, atom: Atom) -> list[Atom]:
     """The arrays that are concatenated along the last axis."""
     equation = view.made_by(atom, "concatenate")
     if equation is None or equation.params["dimension"] != atom.aval.ndim - 1:
         return [atom]
-    return [part for piece in equation.invars for part in _columns(view, piece)]
+    return [part for piece in equation.invars for part in columns_of(view, piece)]
 
 
 RULE = Rule("edge_projection", frozenset(("dot_general",)), _propose)
