@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
-import numpy as np
 
 from jaxgnn import ops
-from jaxgnn.fusion._program import Atom, Equation, Program, is_variable
+from jaxgnn.fusion._program import Atom, Program, is_variable
+from jaxgnn.fusion._templates import argument_of
 from jaxgnn.fusion._view import View
 
 # How the activations of this library's ops are written by those who do not use them.
@@ -78,9 +77,15 @@ def _product_of(view: View, atom: Atom, bias: Atom | None) -> Linear | None:
         return None
     if not x.aval.dtype == kernel.aval.dtype == atom.aval.dtype:
         return None
-    if equation.params.get("precision") is not None:  # ops use that of the session
+    if equation.params["precision"] != _session_precision():  # which ops use
         return None
     return Linear(x, kernel, bias, is_transposed=tuple(of_kernel) == (1,))
+
+
+def _session_precision() -> Any:
+    """The precision of a product of which the code does not say it."""
+    like = jax.ShapeDtypeStruct((1, 1), "float32")
+    return jax.make_jaxpr(jax.lax.dot)(like, like).jaxpr.eqns[0].params["precision"]
 
 
 def _row_of(view: View, atom: Atom, like: Any) -> Atom | None:
@@ -110,7 +115,7 @@ def activation_of(view: View, atom: Atom) -> tuple[Atom, ops.Activation] | None:
     if not jnp.issubdtype(atom.aval.dtype, jnp.floating):
         return None
     for name, template in _templates(tuple(atom.aval.shape), str(atom.aval.dtype)):
-        argument = _argument(view, atom, template)
+        argument = argument_of(view, atom, template)
         if argument is not None:
             return argument, name
     return None
@@ -125,67 +130,3 @@ def _templates(shape: tuple[int, ...], dtype: str) -> list[tuple[ops.Activation,
         for name, functions in _WRITTEN.items()
         for function in functions
     ]
-
-
-def _argument(view: View, atom: Atom, template: Program) -> Atom | None:
-    """What stands in the place of the template's input, if all the rest is the same, or None."""
-    makers = {v: e for e in template.equations for v in e.outvars}
-    found: dict[Any, Atom] = {}
-
-    def matches(pattern: Atom, actual: Atom) -> bool:
-        if not is_variable(pattern):
-            return not is_variable(actual) and _same_literal(pattern, actual)
-        if pattern in found:
-            return found[pattern] is actual
-        if not is_variable(actual):
-            return False
-        wanted, equation = makers.get(pattern), view.producer(actual)
-        found[pattern] = actual
-        if wanted is None:
-            return pattern.aval.shape == actual.aval.shape
-        return (
-            equation is not None
-            and equation.primitive is wanted.primitive
-            and len(equation.invars) == len(wanted.invars)
-            and _same_call(equation, wanted)
-            and all(map(matches, wanted.invars, equation.invars))
-        )
-
-    return found.get(template.inputs[0]) if matches(template.outputs[0], atom) else None
-
-
-def _same_literal(pattern: Atom, actual: Atom) -> bool:
-    same_type = pattern.aval.shape == actual.aval.shape and pattern.aval.dtype == actual.aval.dtype
-    return same_type and bool(np.asarray(pattern.val) == np.asarray(actual.val))
-
-
-def _same_call(left: Equation, right: Equation) -> bool:
-    """Whether two equations compute the same, and have the same derivative if that is given."""
-    if left.primitive.name == "custom_jvp_call":
-        return _derivative(left) == _derivative(right)
-    if left.params.keys() != right.params.keys():
-        return False
-    return all(_same(value, right.params[key]) for key, value in left.params.items())
-
-
-def _derivative(equation: Equation) -> str:
-    """The program of a function and of its forward derivative."""
-    types = [a.aval for a in equation.invars]
-
-    def both(*arrays):
-        half = len(arrays) // 2
-
-        def run(*arrays):
-            return equation.primitive.bind(
-                *arrays, **equation.primitive.get_bind_params(equation.params)
-            )
-
-        return jax.jvp(run, arrays[:half], arrays[half:])
-
-    return str(jax.make_jaxpr(both)(*types, *types))
-
-
-def _same(left: Any, right: Any) -> bool:
-    if isinstance(left, jex.Jaxpr | jex.ClosedJaxpr):
-        return str(left) == str(right)
-    return bool(left == right)

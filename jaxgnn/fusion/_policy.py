@@ -23,6 +23,7 @@ _FASTER_FROM: Mapping[str, Mapping[str, float]] = {
         "segment_softmax": math.inf,
         "edge_mlp": _MIB,
         "edge_projection": _MIB,
+        "maxk": 0.25 * _MIB,
     },
     "gpu": {
         "neighbour_sum": _MIB,
@@ -32,6 +33,7 @@ _FASTER_FROM: Mapping[str, Mapping[str, float]] = {
         "segment_softmax": 4 * _MIB,
         "edge_mlp": 4 * _MIB,
         "edge_projection": 4 * _MIB,
+        "maxk": _MIB,
     },
 }
 

@@ -68,6 +68,11 @@ class Product:
         return math.prod(self.shape[self.axis + 1 :])
 
     @property
+    def has_heads(self) -> bool:
+        """Whether a scalar differs between heads, the axis after that of the edges."""
+        return any(self.axis + 1 in factor.axes for factor in self.scalars)
+
+    @property
     def scalar_axes(self) -> frozenset[int]:
         """The axes along which a factor may vary that is a weight of edges."""
         if self.width == 1:

@@ -99,9 +99,11 @@ def traced(function: Callable[..., Any], inputs: Sequence[Atom], *, is_open: boo
     Args:
       function: takes an array for each input, and returns a list of arrays.
       inputs: variables and literals whose types are those of the arguments.
-      is_open: whether calls are expanded, so that rules see into them.
+      is_open: whether calls are expanded, so that rules see into them; otherwise the whole
+        function is one call.
     """
-    closed = jax.make_jaxpr(function)(*(a.aval for a in inputs))
+    called = function if is_open else jax.jit(function)
+    closed = jax.make_jaxpr(called)(*(a.aval for a in inputs))
     inlining = _Inlining(opens=is_open)
     outputs = inlining.expand(closed, tuple(inputs))
     equations = tuple(inlining.equations)

@@ -4,6 +4,7 @@ from jaxgnn.fusion._rewrite import Rule
 from jaxgnn.fusion._rules import (
     edge_mlp,
     edge_projection,
+    maxk,
     neighbour_extreme,
     neighbour_sum,
     segment_softmax,
@@ -16,6 +17,7 @@ RULES: tuple[Rule, ...] = (
     neighbour_sum.RULE,
     neighbour_extreme.RULE,
     segment_softmax.RULE,
+    maxk.RULE,
     segments.RULE,
 )
 """Every rule, in the order in which they are tried: the ones that see most go first."""

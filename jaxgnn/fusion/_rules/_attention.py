@@ -98,7 +98,12 @@ def leaky_relu_of(view: View, atom: Atom) -> tuple[Atom, float] | None:
 
 
 def _terms(view: View, atom: Atom) -> list[Atom]:
-    """The summands of an array of edges."""
+    """The summands of an array of edges, in which axes of size one do not matter."""
+    shape = [n for n in atom.aval.shape if n != 1]
+    while (unit := view.made_by(atom, "broadcast_in_dim", "reshape", "squeeze")) is not None:
+        if [n for n in unit.invars[0].aval.shape if n != 1] != shape:
+            break
+        atom = unit.invars[0]
     equation = view.made_by(atom, "add")
     if equation is None or any(a.aval.shape != atom.aval.shape for a in equation.invars):
         return [atom]

@@ -147,8 +147,8 @@ def _ends(view: View, reduction: SegmentReduction, first: Atom) -> _Ends | str:
         elif senders is None or (senders[1] == gather.size and (senders[0] == columns)[live].all()):
             senders = columns, gather.size
             parts["columns"].append((gather.table, span))
-        else:
-            return "rows are read by three lists of ids"
+        else:  # a third list of ids
+            parts["edges"].append((atom, span))
     if senders is None or not parts["rows"]:
         return "only one end of the edges is read"
     graph = static_graph(rows, senders[0], reduction.size, senders[1])

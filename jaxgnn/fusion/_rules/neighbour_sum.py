@@ -37,11 +37,13 @@ from jaxgnn.fusion._edges import (
 )
 from jaxgnn.fusion._graphs import StaticGraph
 from jaxgnn.fusion._products import Factor, Product, product_of, values_of
-from jaxgnn.fusion._program import Equation
+from jaxgnn.fusion._program import Atom, Equation
 from jaxgnn.fusion._rewrite import Refusal, Rewrite, Rule, nbytes
 from jaxgnn.fusion._rules._attention import GatLogits, gat_logits_of
 from jaxgnn.fusion._rules._softmax import SegmentSoftmax, segment_softmax_of
+from jaxgnn.fusion._rules.maxk import maxk_of
 from jaxgnn.fusion._view import View
+from jaxgnn.graph import CSRGraph
 
 
 @dataclass(frozen=True)
@@ -121,8 +123,9 @@ def _rewrite(view: View, graph: StaticGraph, parts: _Parts) -> Rewrite:
     starts_at_zero = is_filled_with(view, reduction.base, 0)
     gather = parts.table.gather
     assert gather is not None
-    weights = _weights(graph, parts, gat)
-    inputs = [gather.table, *weights.inputs]
+    rows = _rows_of(view, gather.table, product)
+    weights = _weights(graph, parts, gat, rows)
+    inputs = [gather.table if gat is not None else rows.table, *weights.inputs]
     inputs += [f.gather.table for f in parts.of_rows if f.gather is not None]
     inputs += [c.atom for c in product.constants]
     inputs += [] if starts_at_zero else [reduction.base]
@@ -174,21 +177,42 @@ def _case(weights: _Weights, width: int) -> str:
     return "neighbour_sum"
 
 
-def _weights(graph: StaticGraph, parts: _Parts, gat: GatLogits | None) -> _Weights:
+@dataclass(frozen=True)
+class _Rows:
+    """The rows that are summed, and the op that sums them.
+
+    Attributes:
+      op: name of the op.
+      table: the rows, or what they are the largest entries of.
+      sum: takes a graph and the table.
+    """
+
+    op: str
+    table: Atom
+    sum: Callable[[CSRGraph, Any], Any]
+
+
+def _rows_of(view: View, table: Atom, product: Product) -> _Rows:
+    found = maxk_of(view, table) if product.axis == 0 else None
+    if found is None or product.has_heads:
+        return _Rows("spmm", table, ops.spmm)
+    x, k = found
+    return _Rows("maxk_spmm", x, lambda graph, x: ops.maxk_spmm(graph, ops.maxk(x, k)))
+
+
+def _weights(graph: StaticGraph, parts: _Parts, gat: GatLogits | None, rows: _Rows) -> _Weights:
     product = parts.product
     axis, edges = product.axis, product.edges
     if gat is not None:
         return _Weights("gat_attention", gat.inputs, lambda x, v: gat.apply(graph, x, v))
     of_softmax = [] if parts.softmax is None else [parts.softmax[1].logits]
     inputs = [*of_softmax, *(s.atom for s in parts.scalars)]
-    factors = ([] if parts.softmax is None else [parts.softmax[0]]) + parts.scalars
-    has_heads = any(axis + 1 in f.axes for f in factors)
-    heads = product.shape[axis + 1] if has_heads else None
+    heads = product.shape[axis + 1] if product.has_heads else None
 
     def apply(table, values):
         leading = table.shape[:axis]
         if not inputs:
-            return ops.spmm(graph.graph, table.reshape(*leading, table.shape[axis], -1))
+            return rows.sum(graph.graph, table.reshape(*leading, table.shape[axis], -1))
         weights = []
         if parts.softmax is not None:
             logits = graph.to_slots(_by_head(values[0], heads, edges))
@@ -199,11 +223,11 @@ def _weights(graph: StaticGraph, parts: _Parts, gat: GatLogits | None) -> _Weigh
             weights.append(graph.to_slots(_by_head(made, heads, edges)))
         of_edges = weights[0] if len(weights) == 1 else weights[0] * weights[1]
         weighted = graph.graph.with_weights(of_edges)
-        if has_heads:
+        if heads is not None:
             return ops.spmm(weighted, table)
-        return ops.spmm(weighted, table.reshape(*leading, table.shape[axis], -1))
+        return rows.sum(weighted, table.reshape(*leading, table.shape[axis], -1))
 
-    name = "spmm" if parts.softmax is None else "segment_softmax and spmm"
+    name = rows.op if parts.softmax is None else f"segment_softmax and {rows.op}"
     return _Weights(name, inputs, apply)
 
 
