@@ -140,7 +140,7 @@ ALLOWED = {
 
 # Third-party packages with one home.
 HOMES = {
-    "jraph": {"jaxgnn.graph._jraph", "jaxgnn.interop.jraph"},
+    "jraph": {"jaxgnn.graph._jraph", "jaxgnn.interop.jraph", "experiments.benchmarks.fuse"},
     "flax": {
         "jaxgnn.nn",
         "jaxgnn.models",

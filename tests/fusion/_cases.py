@@ -42,30 +42,25 @@ def refused(fused: Callable[..., Any], *args: Any) -> str:
     return "; ".join(one.reason for one in explanation.findings.refused)
 
 
-def _loss(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A number on which every finite output has a slope of its own."""
+def _with_gradients(fn: Callable[..., Any], args: Any) -> Callable[..., Any]:
+    """The results, and the gradients of a number on which every finite result has its own slope."""
 
     def loss(*args):
-        total = jnp.float32(0)
-        for leaf in jax.tree.leaves(fn(*args)):
+        results, total = fn(*args), jnp.float32(0)
+        for leaf in jax.tree.leaves(results):
             if jnp.issubdtype(leaf.dtype, jnp.floating):
                 slopes = 1 + jnp.arange(leaf.size, dtype=leaf.dtype).reshape(leaf.shape) / leaf.size
                 finite = jnp.where(jnp.isfinite(leaf), leaf, 0)
                 total += jnp.sum(finite * slopes).astype(jnp.float32)
-        return total
+        return total, results
 
-    return loss
+    floats = tuple(i for i, a in enumerate(args) if jnp.issubdtype(a.dtype, jnp.floating))
+    return jax.jit(jax.grad(loss, argnums=floats, has_aux=True))
 
 
 def assert_same(fn: Callable[..., Any], fused: Callable[..., Any], *args: Any) -> None:
     """Asserts that two functions have the same results and gradients, up to rounding."""
-    _assert_trees_close(jax.jit(fused)(*args), jax.jit(fn)(*args))
-    floats = tuple(
-        i for i, a in enumerate(args) if jnp.issubdtype(jnp.asarray(a).dtype, jnp.floating)
-    )
-    if floats:
-        gradients = [jax.jit(jax.grad(_loss(f), argnums=floats))(*args) for f in (fused, fn)]
-        _assert_trees_close(*gradients)
+    _assert_trees_close(_with_gradients(fused, args)(*args), _with_gradients(fn, args)(*args))
 
 
 def _assert_trees_close(actual: Any, expected: Any) -> None:
