@@ -26,6 +26,7 @@ from jaxgnn.fusion._verify import difference
 from jaxgnn.graph import is_concrete
 
 Verify = Literal["off", "warn", "strict"]
+"""Whether results are compared with those of the function as it is, and what follows."""
 
 
 @dataclass(frozen=True)
