@@ -12,6 +12,8 @@ from jaxgnn.fusion._edges import RowGather, row_gather
 from jaxgnn.fusion._program import Atom
 from jaxgnn.fusion._view import View
 
+_MOST_STEPS = 100  # powers of powers have more factors than anybody means
+
 
 @dataclass(frozen=True)
 class Factor:
@@ -47,6 +49,7 @@ class Product:
       constants: factors that do not vary along edges or features.
       others: factors of any other kind.
       sign: 1 or -1.
+      steps: how many factors have been looked into.
     """
 
     shape: tuple[int, ...]
@@ -56,6 +59,7 @@ class Product:
     constants: list[Factor] = field(default_factory=list)
     others: list[Factor] = field(default_factory=list)
     sign: int = 1
+    steps: int = 0
 
     @property
     def edges(self) -> int:
@@ -112,7 +116,8 @@ def _take_apart(view: View, atom: Atom, found: Product, *, is_inverse: bool) -> 
         return
     equation = view.producer(factor.atom)
     name = "" if equation is None else equation.primitive.name
-    is_whole = factor.shape == tuple(factor.atom.aval.shape)
+    found.steps += 1
+    is_whole = factor.shape == tuple(factor.atom.aval.shape) and found.steps < _MOST_STEPS
     if equation is None or not is_whole:
         found.others.append(factor)
     elif name == "mul":

@@ -60,7 +60,7 @@ def gat_logits_of(view: View, logits: Atom, graph: StaticGraph) -> GatLogits | N
         return None
     inner, slope = found
     rows, columns, rest = [], [], []
-    for term in _terms(view, inner):
+    for term in _terms(view, inner, 3):
         gather = row_gather(view, term)
         ids = None if gather is None or gather.axis != 0 else known_ids(view, gather.places)
         if gather is None or ids is None:
@@ -97,7 +97,7 @@ def leaky_relu_of(view: View, atom: Atom) -> tuple[Atom, float] | None:
     return None
 
 
-def _terms(view: View, atom: Atom) -> list[Atom]:
+def _terms(view: View, atom: Atom, depth: int) -> list[Atom]:
     """The summands of an array of edges, in which axes of size one do not matter."""
     shape = [n for n in atom.aval.shape if n != 1]
     while (unit := view.made_by(atom, "broadcast_in_dim", "reshape", "squeeze")) is not None:
@@ -105,6 +105,10 @@ def _terms(view: View, atom: Atom) -> list[Atom]:
             break
         atom = unit.invars[0]
     equation = view.made_by(atom, "add")
-    if equation is None or any(a.aval.shape != atom.aval.shape for a in equation.invars):
+    if (
+        equation is None
+        or depth == 0
+        or any(a.aval.shape != atom.aval.shape for a in equation.invars)
+    ):
         return [atom]
-    return [term for part in equation.invars for term in _terms(view, part)]
+    return [term for part in equation.invars for term in _terms(view, part, depth - 1)]

@@ -89,13 +89,15 @@ def maxk_of(view: View, atom: Atom) -> tuple[Atom, int] | None:
 
 def _kept(view: View, atom: Atom, depth: int) -> int | None:
     """The ``k`` of a ``top_k`` not far behind an atom, or None."""
-    equation = view.producer(atom)
-    if equation is None or depth == 0:
-        return None
-    if equation.primitive.name == "top_k":
-        return int(equation.params["k"])
-    found = (_kept(view, a, depth - 1) for a in equation.invars)
-    return next((k for k in found if k is not None), None)
+    seen, layer = set(), [atom]
+    for _ in range(depth):
+        made = {id(e): e for a in layer if (e := view.producer(a)) is not None}
+        for equation in made.values():
+            if equation.primitive.name == "top_k":
+                return int(equation.params["k"])
+        layer = [a for key, e in made.items() if key not in seen for a in e.invars]
+        seen |= made.keys()
+    return None
 
 
 @functools.lru_cache(maxsize=256)
