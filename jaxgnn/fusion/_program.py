@@ -225,13 +225,15 @@ def _key_of_atom(atom: Atom) -> Any:
 
 
 def _key_of_param(value: Any) -> Any:
-    """A hash of a parameter by its value; jaxprs and functions count as equal only to themselves.
+    """A key of a parameter by its value; functions and most jaxprs are equal only to themselves.
 
-    The body of a reduction, such as the addition of a scatter, is equal to another one that reads
-    the same.
+    A jaxpr of plain equations, such as the addition of a scatter, is equal to one that reads the
+    same. Of others the text does not tell everything, such as the rules of a ``custom_vjp``.
     """
     if isinstance(value, jex.Jaxpr | jex.ClosedJaxpr):
-        return str(value) if not getattr(value, "consts", None) else ("id", id(value))
+        jaxpr = getattr(value, "jaxpr", value)
+        is_plain = not jaxpr.constvars and not any(e.params for e in jaxpr.eqns)
+        return str(value) if is_plain else ("id", id(value))
     if callable(value) and not isinstance(value, type):
         return "id", id(value)
     if isinstance(value, float):  # of which 0.0 and -0.0 are equal

@@ -226,6 +226,7 @@ NO_NETWORK = {
 }
 
 
+@pytest.mark.costly(3)
 @pytest.mark.parametrize("name", NO_NETWORK)
 def test_message_networks_of_another_form_are_none(name):
     fn = NO_NETWORK[name]
@@ -248,6 +249,7 @@ def test_reasons_are_named():
     assert "the reduction does not start at -inf" in refused(fuse(fn), *args)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["projections", "message network", "both ends", "maximum"])
 def test_what_no_edge_reads_may_be_nan(name):
     fn, (x, *rest), _ = APPLIES[name]

@@ -76,6 +76,8 @@ def _counted(view: View, reduction: SegmentReduction, graph: StaticGraph | str) 
     product = product_of(view, reduction.updates, reduction.axis)
     if product.tables or product.scalars or product.others or len(product.constants) != 1:
         return None
+    if product.constants[0].is_inverse:
+        return None
     if isinstance(graph, str) or not is_filled_with(view, reduction.base, 0):
         return None
     counts = np.diff(np.asarray(graph.graph.indptr))
