@@ -26,6 +26,7 @@ from jaxgnn.ops._aggregate.segments import segment_softmax as segment_softmax
 _MODULES = (
     "datasets",
     "distributed",
+    "fusion",
     "interop",
     "metrics",
     "models",
@@ -35,7 +36,7 @@ _MODULES = (
     "testing",
     "training",
 )
-_FUNCTIONS = {"load_model": "pretrained", "save_model": "pretrained"}
+_FUNCTIONS = {"fuse": "fusion", "load_model": "pretrained", "save_model": "pretrained"}
 
 
 def __getattr__(name: str):

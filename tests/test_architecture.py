@@ -101,6 +101,13 @@ ALLOWED = {
     },
     **{k: v for name, below in FAMILIES.items() for k, v in _family(name, *below).items()},
     "jaxgnn.nn": {"jaxgnn._errors", "jaxgnn.graph", "jaxgnn.ops", "jaxgnn.nn"},
+    "jaxgnn.fusion": {
+        "jaxgnn._errors",
+        "jaxgnn.fusion",
+        "jaxgnn.graph",
+        "jaxgnn.ops",
+        "jaxgnn.testing",
+    },
     "jaxgnn.models": {
         "jaxgnn._errors",
         "jaxgnn.graph",
@@ -133,7 +140,7 @@ ALLOWED = {
 
 # Third-party packages with one home.
 HOMES = {
-    "jraph": {"jaxgnn.graph._jraph", "jaxgnn.interop.jraph"},
+    "jraph": {"jaxgnn.graph._jraph", "jaxgnn.interop.jraph", "experiments.benchmarks.fuse"},
     "flax": {
         "jaxgnn.nn",
         "jaxgnn.models",

@@ -1,0 +1,6 @@
+"""Rewriting of graph code in plain JAX: ``jaxgnn.fuse``."""
+
+from jaxgnn.fusion._fuse import Verify as Verify
+from jaxgnn.fusion._fuse import explain as explain
+from jaxgnn.fusion._fuse import fuse as fuse
+from jaxgnn.fusion._report import Explanation as Explanation

@@ -1,0 +1,365 @@
+"""``jaxgnn.fuse``: a function of JAX with its graph code on this library's ops."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import jax
+import jax.extend.core as jex
+import numpy as np
+
+from jaxgnn._errors import bad_input
+from jaxgnn.fusion._graphs import digest
+from jaxgnn.fusion._policy import ONLY_IF_FASTER, Policy
+from jaxgnn.fusion._program import Program
+from jaxgnn.fusion._report import Explanation
+from jaxgnn.fusion._rewrite import Findings, Rules
+from jaxgnn.fusion._rules import RULES
+from jaxgnn.fusion._transform import index_inputs, transformed
+from jaxgnn.fusion._verify import difference
+from jaxgnn.graph import is_concrete
+
+Verify = Literal["off", "warn", "strict"]
+"""Whether results are compared with those of the function as it is, and what follows."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a function is rewritten.
+
+    Attributes:
+      static_graph: the names of the arguments whose ids are known when they are concrete, or
+        whether those of all arguments are.
+      verify: how results are compared with those of the function as it is.
+      policy: which sound rewrites are done.
+    """
+
+    static_graph: bool | tuple[str, ...]
+    verify: Verify
+    policy: Policy
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The part of a call that is not traced.
+
+    Attributes:
+      structure: the pytree of the arguments.
+      static: the leaves that are no arrays, by position.
+      digests: keys of the arrays in ``known``, by position among the arrays.
+      known: ids that are known, by position among the arrays.
+    """
+
+    structure: Any
+    static: tuple[tuple[int, Any], ...]
+    digests: tuple[tuple[int, bytes], ...] = ()
+    known: dict[int, Any] = field(default_factory=dict, compare=False)
+
+    def arguments(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of the function."""
+        leaves = dict(self.static)
+        rest = iter(arrays)
+        size = len(self.static) + len(arrays)
+        return jax.tree.unflatten(
+            self.structure, [leaves[i] if i in leaves else next(rest) for i in range(size)]
+        )
+
+
+class _LeftAsItIs(Exception):
+    """Why a function can not be rewritten."""
+
+
+class Fused:
+    """A function that is rewritten when it is called.
+
+    Attributes:
+      options: how it is rewritten.
+    """
+
+    def __init__(self, fn: Callable[..., Any], options: Options):
+        leaves = jax.tree.leaves(fn)
+        self.options = options
+        self._fn = fn
+        self._is_module = bool(leaves) and leaves[0] is not fn
+        self._compiled = jax.jit(self._run, static_argnums=0)
+        self._index_inputs: dict[Any, set[int]] = {}
+        self._trusted: dict[Any, bool] = {}
+        functools.update_wrapper(self, fn, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call, arrays = self._call(args, kwargs)
+        if call is None:
+            return self._left_as_it_is("an argument is no array and has no hash", args, kwargs)
+        is_traced = any(isinstance(a, jax.core.Tracer) for a in arrays)
+        try:
+            if self.options.verify != "off" and not self._is_trusted(call, arrays, is_traced):
+                return self._fn(*args, **kwargs)
+            return (self._run if is_traced else self._compiled)(call, *arrays)
+        except _LeftAsItIs as reason:
+            return self._left_as_it_is(str(reason), args, kwargs)
+
+    def explanation(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanation:
+        """What a call with these arguments rewrites."""
+        call, arrays = self._call(args, kwargs)
+        findings, before, after = Findings(), (), ()
+        try:
+            if call is None:
+                raise _LeftAsItIs("an argument is no array and has no hash")
+            closed, _ = self._traced(call, arrays)
+            before = Program.of(closed).equations
+            program, findings = self._transformed(closed, call)
+            after = program.equations
+        except _LeftAsItIs as reason:
+            findings.untouched.append(str(reason))
+        return Explanation(self._name, findings, len(before), len(after))
+
+    @property
+    def _name(self) -> str:
+        return getattr(self._fn, "__name__", type(self._fn).__name__)
+
+    def _is_trusted(self, call: _Call, arrays: list[Any], is_traced: bool) -> bool:
+        """Whether the rewritten function may run; compares it with the function as it is."""
+        key = call, tuple((a.shape, a.dtype) for a in arrays)
+        if key in self._trusted:
+            return self._trusted[key]
+        if is_traced:
+            self._warn("is not verified inside of a transformation: call it with arrays first")
+            return True
+        found = self._difference(call, arrays)
+        if found is not None:
+            self._warn(f"is not what it was: {found}")
+        self._trusted[key] = found is None or self.options.verify == "warn"
+        return self._trusted[key]
+
+    def _difference(self, call: _Call, arrays: list[Any]) -> str | None:
+        closed, _ = self._traced(call, arrays)
+        program, findings = self._transformed(closed, call)
+        if not findings.applied:
+            return None
+        sizes = [n for e in closed.jaxpr.eqns for v in e.outvars for n in v.aval.shape]
+        functions = jex.jaxpr_as_fun(closed), jex.jaxpr_as_fun(program.closed())
+        return difference(*functions, arrays, max(sizes, default=1))
+
+    def _left_as_it_is(self, reason: str, args: Any, kwargs: Any) -> Any:
+        self._warn(f"is left as it is: {reason}")
+        return self._fn(*args, **kwargs)
+
+    def _warn(self, what: str) -> None:
+        warnings.warn(f"jaxgnn.fuse: {self._name} {what}", stacklevel=4)
+
+    def _call(self, args: Any, kwargs: Any) -> tuple[_Call | None, list[Any]]:
+        """The static part of a call and its arrays; no static part if that has no hash."""
+        tree = ((self._fn if self._is_module else None, *args), kwargs)
+        leaves, structure = jax.tree.flatten(tree)
+        is_array = [_is_array(leaf) for leaf in leaves]
+        arrays = [leaf for leaf, traced in zip(leaves, is_array, strict=True) if traced]
+        static = tuple((i, x) for i, x in enumerate(leaves) if not is_array[i])
+        call = _Call(structure, static)
+        try:
+            hash(call)
+        except TypeError:
+            return None, arrays
+        return self._with_known_ids(call, arrays, args, kwargs), arrays
+
+    def _with_known_ids(self, call: _Call, arrays: list[Any], args: Any, kwargs: Any) -> _Call:
+        candidates = self._candidates(arrays, args, kwargs)
+        if not candidates:
+            return call
+        known = {i: arrays[i] for i in sorted(self._indices(call, arrays) & candidates)}
+        digests = tuple((i, digest(ids)) for i, ids in known.items())
+        return dataclasses.replace(call, digests=digests, known=known)
+
+    def _indices(self, call: _Call, arrays: list[Any]) -> set[int]:
+        """The positions of the arrays on which ids depend."""
+        key = call, tuple((a.shape, a.dtype) for a in arrays)
+        if key not in self._index_inputs:
+            try:
+                found = index_inputs(Program.of(self._traced(call, arrays)[0]))
+            except _LeftAsItIs:
+                found = set()  # the call says why
+            self._index_inputs[key] = found
+        return self._index_inputs[key]
+
+    def _candidates(self, arrays: list[Any], args: Any, kwargs: Any) -> set[int]:
+        """The positions of integer arrays that may be taken as known."""
+        names = self.options.static_graph
+        if names is False:
+            return set()
+        may_be = {i for i, a in enumerate(arrays) if _holds_ids(a)}
+        if names is True:
+            return may_be
+        bound = inspect.signature(self._fn).bind(*args, **kwargs).arguments
+        named = {id(leaf) for name in names for leaf in jax.tree.leaves(bound.get(name))}
+        return {i for i in may_be if id(arrays[i]) in named}
+
+    def _traced(self, call: _Call, arrays: Sequence[Any]) -> tuple[Any, Any]:
+        """The closed jaxpr of the function as it is, and the structure of its results."""
+        shape: Any = None
+
+        def flat(*arrays: Any) -> list[Any]:
+            nonlocal shape
+            leaves, shape = jax.tree.flatten(self._apply(*call.arguments(arrays)))
+            return leaves
+
+        try:
+            return jax.make_jaxpr(flat)(*arrays), shape
+        except _LeftAsItIs:
+            raise
+        except Exception as error:
+            reason = f"it can not be traced: {type(error).__name__}: {error}"
+            raise _LeftAsItIs(reason) from error
+
+    def _apply(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The function as it is, of the arguments as a pytree has them."""
+        module, *rest = args
+        if not self._is_module:
+            return self._fn(*rest, **kwargs)
+        before = jax.tree.leaves(module)
+        made = module(*rest, **kwargs)
+        after = jax.tree.leaves(module)
+        if len(before) != len(after) or any(a is not b for a, b in zip(before, after, strict=True)):
+            raise _LeftAsItIs("it changes its own state")
+        return made
+
+    def _transformed(self, closed: Any, call: _Call) -> tuple[Program, Findings]:
+        known = {i: np.asarray(ids) for i, ids in call.known.items()}
+        return transformed(closed, Rules(RULES, self.options.policy), known)
+
+    def _run(self, call: _Call, *arrays: Any) -> Any:
+        """The results of the rewritten function."""
+        closed, shape = self._traced(call, arrays)
+        program, findings = self._transformed(closed, call)
+        if findings.untouched and not findings.applied:
+            self._warn("is left as it is: " + "; ".join(findings.untouched))
+        made = program.closed() if findings.applied else closed
+        return jax.tree.unflatten(shape, jex.jaxpr_as_fun(made)(*arrays))
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
+
+
+def _holds_ids(array: Any) -> bool:
+    return is_concrete(array) and np.issubdtype(array.dtype, np.integer) and array.ndim > 0
+
+
+def fuse(
+    fn: Callable[..., Any],
+    *,
+    static_graph: bool | str | Sequence[str] = False,
+    verify: Verify = "off",
+    only_if_faster: bool = True,
+) -> Callable[..., Any]:
+    """Makes a function that does what ``fn`` does, with its graph code on this library's ops.
+
+    ``fn`` is traced to a jaxpr, in which gathers, segment sums and their surroundings are replaced
+    by ops that give the same results up to rounding, and faster. That is done before the function
+    is differentiated, so gradients are those of the ops. Everything else stays as it was. The
+    conditions of each rule are checked; what does not meet them is left alone.
+
+    Edge lists have to be known for that: arrays that ``fn`` closes over, or arguments that
+    ``static_graph`` names. A graph is sorted once for each content of its lists, and kept.
+
+    The result can be called inside of ``jax.jit``, ``jax.grad``, ``jax.vmap`` and
+    ``jax.shard_map``, which see arguments as traced: known lists are closed over there. Called with
+    arrays, it compiles itself as ``jax.jit`` does, once for each combination of shapes, known
+    lists and arguments that are no arrays; numbers of Python are among these. What ``fn`` closes
+    over counts as unchanging, as under ``jax.jit``. A module of Flax NNX is an argument of itself,
+    so its parameters may change.
+
+    A function with side effects, such as ``jax.debug.print``, one that can not be traced, and a
+    module that changes its own state in the call run as they are, with a warning. Forward-mode
+    derivatives of what was rewritten do not exist, as those of the ops do not.
+
+    Args:
+      fn: a function of pytrees of arrays, or a module.
+      static_graph: the names of arguments whose integer arrays are edge lists that are known, or
+        True for all arguments. Only arrays that ids of gathers and segments depend on are looked
+        at. With another list the function is compiled again.
+      verify: ``"warn"`` compares outputs and gradients with those of ``fn`` at the first call with
+        arrays of each combination of shapes, and warns of a difference beyond rounding;
+        ``"strict"`` also runs ``fn`` as it is from then on. ``"off"`` compares nothing.
+      only_if_faster: leave out what is sound but too small to be faster on this platform.
+
+    Returns:
+      A function of the same arguments.
+
+    Raises:
+      ValueError: if ``fn`` can not be called, ``static_graph`` names no argument of it, or
+        ``verify`` is something else.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import jaxgnn
+      >>> senders, receivers = jnp.array([0, 1, 2]), jnp.array([1, 2, 2])
+      >>> def layer(x):
+      ...     return jax.ops.segment_sum(x[senders], receivers, 3)
+      >>> fused = jaxgnn.fuse(layer, only_if_faster=False)
+      >>> fused(jnp.array([[1.0], [2.0], [4.0]])).tolist()
+      [[0.0], [1.0], [6.0]]
+      >>> print(jaxgnn.fuse.explain(fused, jnp.ones((3, 1))))  # doctest: +ELLIPSIS
+      layer: 1 rewrites, 8 equations -> 1
+        neighbour_sum: sum over 3 edges of 1 features -> spmm
+      ...
+    """
+    policy = Policy(only_if_faster=bool(only_if_faster))
+    return Fused(fn, _options(fn, static_graph, verify, policy))
+
+
+def explain(
+    fn: Callable[..., Any],
+    *args: Any,
+    static_graph: bool | str | Sequence[str] = False,
+    **kwargs: Any,
+) -> Explanation:
+    """Says what ``fuse`` rewrites in a call of a function, and what it does not, and why.
+
+    Args:
+      fn: a function, or one that ``fuse`` has made, whose options are then used.
+      *args: arguments of the call; arrays may be ``jax.ShapeDtypeStruct``.
+      static_graph: an option of ``fuse``.
+      **kwargs: further arguments of the call.
+
+    Returns:
+      The explanation, to be printed.
+
+    Raises:
+      ValueError: where ``fuse`` does.
+    """
+    fused = (
+        fn
+        if isinstance(fn, Fused)
+        else Fused(fn, _options(fn, static_graph, "off", ONLY_IF_FASTER))
+    )
+    return fused.explanation(args, kwargs)
+
+
+def _options(fn: Callable[..., Any], static_graph: Any, verify: Any, policy: Policy) -> Options:
+    """The options, after they have been checked."""
+    if not callable(fn):
+        raise bad_input("fuse", "fn", "a function of JAX arrays", type(fn).__name__)
+    if verify not in get_args(Verify):
+        expected = "one of " + ", ".join(map(repr, get_args(Verify)))
+        raise bad_input("fuse", "verify", expected, repr(verify))
+    return Options(_static_names(fn, static_graph), verify, policy)
+
+
+def _static_names(fn: Callable[..., Any], given: Any) -> bool | tuple[str, ...]:
+    if isinstance(given, bool):
+        return given
+    names = (given,) if isinstance(given, str) else tuple(given)
+    known = tuple(inspect.signature(fn).parameters)
+    for name in names:
+        if name not in known:
+            expected = f"True, False or names among {', '.join(known) or 'none'}"
+            raise bad_input("fuse", "static_graph", expected, repr(name))
+    return names
+
+
+fuse.explain = explain  # pyrefly: ignore

@@ -1,0 +1,80 @@
+"""Rewriting inside of loops, branches and checkpoints."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.extend.core as jex
+
+from jaxgnn.fusion._program import Atom, Equation, Program
+
+
+@dataclass(frozen=True)
+class Body:
+    """A function that an equation calls.
+
+    Attributes:
+      name: what the body is for, for ``explain``.
+      closed: its jaxpr.
+      fixed: what each of its first arguments is, whenever it is called.
+      with_program: takes the equation and a program to call instead; returns the equation that
+        does so, and constants that it reads.
+    """
+
+    name: str
+    closed: Any
+    fixed: Sequence[Atom | None]
+    with_program: Callable[[Equation, Program], tuple[Equation, dict[Any, Any]]]
+
+
+def bodies_of(equation: Equation) -> Iterator[Body]:
+    """The bodies of a loop, a conditional or a checkpoint, whose results are those of the equation.
+
+    Bodies of ``custom_jvp`` and ``custom_vjp`` are not among them: their derivatives are given, and
+    belong to the code as it is.
+    """
+    name, params, reads = equation.primitive.name, equation.params, list(equation.invars)
+    if name == "scan":
+        fixed = reads[: _constants_of_scan(params)]
+        yield _body(name, params, "jaxpr", fixed)
+    elif name == "while":
+        first, second = params["cond_nconsts"], params["body_nconsts"]
+        yield _body(f"{name} condition", params, "cond_jaxpr", reads[:first])
+        yield _body(f"{name} body", params, "body_jaxpr", reads[first : first + second])
+    elif name == "cond":
+        for i, branch in enumerate(params["branches"]):
+            yield Body(f"{name} branch {i}", branch, reads[1:], functools.partial(_with_branch, i))
+    elif name in ("remat", "remat2", "checkpoint"):
+        yield Body(name, jex.ClosedJaxpr(params["jaxpr"], []), reads, _with_operands)
+
+
+def _body(name: str, params: Any, key: str, fixed: Sequence[Atom]) -> Body:
+    def with_program(equation: Equation, program: Program) -> tuple[Equation, dict[Any, Any]]:
+        return equation.replace(params={**equation.params, key: program.closed()}), {}
+
+    return Body(name, params[key], fixed, with_program)
+
+
+def _with_branch(
+    index: int, equation: Equation, program: Program
+) -> tuple[Equation, dict[Any, Any]]:
+    branches = list(equation.params["branches"])
+    branches[index] = program.closed()
+    return equation.replace(params={**equation.params, "branches": tuple(branches)}), {}
+
+
+def _with_operands(equation: Equation, program: Program) -> tuple[Equation, dict[Any, Any]]:
+    """The body of a checkpoint has no constants: they become operands."""
+    constants = {jex.gensym()(v.aval): value for v, value in program.constants.items()}
+    params = {**equation.params, "jaxpr": program.opened()}
+    return equation.replace(invars=[*constants, *equation.invars], params=params), constants
+
+
+def _constants_of_scan(params: Any) -> int:
+    """How many of the operands of a scan are the same in all steps."""
+    if "num_consts" in params:
+        return params["num_consts"]
+    return len(list(params["ft_in"].unpack()[0].vals))

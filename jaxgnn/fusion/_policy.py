@@ -1,0 +1,68 @@
+"""Which sound rewrites are done: those of a size from which they were measured to be faster."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jax
+
+# Bytes that the replaced code reads and writes, from which a case was faster by platform; a case
+# that stands nowhere is always faster. The CPU's are from `python -m experiments.benchmarks.fuse
+# --sizes`; on a GPU ops are chosen by their own tables, and launches are what small sizes cost.
+_MIB = 1 << 20
+_FASTER_FROM: Mapping[str, Mapping[str, float]] = {
+    "cpu": {
+        "neighbour_sum": 3 * _MIB,
+        "neighbour_sum of narrow weighted rows": math.inf,
+        "gat_attention of narrow rows": math.inf,
+        "neighbour_extreme": 3 * _MIB,
+        "segments": math.inf,
+        "segments of sorted ids": 3 * _MIB,
+        "segment_softmax": math.inf,
+        "edge_mlp": _MIB,
+        "edge_projection": _MIB,
+        "maxk": 0.25 * _MIB,
+    },
+    "gpu": {
+        "neighbour_sum": _MIB,
+        "neighbour_extreme": _MIB,
+        "segments": 4 * _MIB,
+        "segments of sorted ids": 4 * _MIB,
+        "segment_softmax": 4 * _MIB,
+        "edge_mlp": 4 * _MIB,
+        "edge_projection": 4 * _MIB,
+        "maxk": _MIB,
+    },
+}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Which rewrites are done.
+
+    Attributes:
+      only_if_faster: whether those are left out that were not measured to be faster.
+    """
+
+    only_if_faster: bool = True
+
+    def refuses(self, case: str, num_bytes: int) -> str | None:
+        """The reason for leaving a rewrite out, or None.
+
+        Args:
+          case: the rule, or the case of it that was measured apart.
+          num_bytes: bytes that the replaced code reads and writes.
+        """
+        platform = jax.default_backend()
+        least = _FASTER_FROM.get(platform, {}).get(case, 0)
+        if not self.only_if_faster or num_bytes >= least:
+            return None
+        if least == math.inf:
+            return f"{case} was not measured to be faster on a {platform.upper()}"
+        return f"it is faster from {least / 1e6:.3g} MB on"
+
+
+ONLY_IF_FASTER = Policy()
+"""Leaves out what was not measured to be faster."""

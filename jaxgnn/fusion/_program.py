@@ -1,0 +1,252 @@
+"""A jaxpr as plain data: equations without nested calls, repeats or dead code."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import numpy as np
+
+Atom = Any  # a variable or a literal of a jaxpr
+Equation = Any
+
+_new_variable = jex.gensym()
+
+
+@dataclass(frozen=True)
+class Program:
+    """The equations of a function of arrays, in the order in which they run.
+
+    Attributes:
+      inputs: the variables of the arguments.
+      outputs: variables or literals.
+      equations: each reads only inputs, constants and what earlier equations have made.
+      constants: values of the variables that are neither inputs nor made by an equation.
+      source: the jaxpr from which the program was made, of which its names are kept.
+    """
+
+    inputs: tuple[Any, ...]
+    outputs: tuple[Atom, ...]
+    equations: tuple[Equation, ...]
+    constants: Mapping[Any, Any]
+    source: Any
+
+    @classmethod
+    def of(cls, closed: Any) -> Program:
+        """The program of a closed jaxpr, with calls that only give a name to code expanded."""
+        inlining = _Inlining()
+        inputs = tuple(map(inlining.fresh, closed.jaxpr.invars))
+        outputs = inlining.expand(closed, inputs)
+        made = cls(inputs, outputs, tuple(inlining.equations), inlining.constants, closed.jaxpr)
+        return made.tidy()
+
+    @property
+    def effects(self) -> frozenset[Any]:
+        """Side effects, such as prints and writes to references, of any equation."""
+        return frozenset().union(*(e.effects for e in self.equations))
+
+    def closed(self) -> Any:
+        """The program as a closed jaxpr, which ``jax.extend.core.jaxpr_as_fun`` runs."""
+        jaxpr = self._jaxpr(list(self.constants), list(self.inputs))
+        return jex.ClosedJaxpr(jaxpr, list(self.constants.values()))
+
+    def opened(self) -> Any:
+        """The program as a jaxpr whose first inputs are the constants."""
+        return self._jaxpr([], [*self.constants, *self.inputs])
+
+    def _jaxpr(self, constants: list[Any], inputs: list[Any]) -> Any:
+        return jex.Jaxpr(
+            constvars=constants,
+            invars=inputs,
+            outvars=list(self.outputs),
+            eqns=list(self.equations),
+            effects=self.effects,
+            debug_info=self.source.debug_info.with_unknown_names(),
+        )
+
+    def tidy(self) -> Program:
+        """Computes equal terms once, and drops what no output and no side effect needs."""
+        return _without_dead_code(_without_repeats(self))
+
+    def replace(self, made: Mapping[Any, Atom], before: Any, added: Program) -> Program:
+        """Puts the equations of another program in front of one equation.
+
+        Args:
+          made: what is read instead of each of these variables from now on.
+          before: the equation in front of which ``added`` goes.
+          added: a program whose inputs are variables of this one.
+        """
+        known = [i for i, e in enumerate(self.equations) if e is before]
+        if len(known) != 1:
+            raise ValueError("Program.replace: before must be an equation of this program")
+        head, tail = self.equations[: known[0]], self.equations[known[0] :]
+        tail = tuple(_reading(e, made) for e in tail)
+        return dataclasses.replace(
+            self,
+            equations=(*head, *added.equations, *tail),
+            outputs=tuple(_read(made, o) for o in self.outputs),
+            constants={**self.constants, **added.constants},
+        )
+
+
+def traced(function: Callable[..., Any], inputs: Sequence[Atom], *, is_open: bool) -> Program:
+    """The program of a function of atoms of another program.
+
+    Args:
+      function: takes an array for each input, and returns a list of arrays.
+      inputs: variables and literals whose types are those of the arguments.
+      is_open: whether calls are expanded, so that rules see into them; otherwise the whole
+        function is one call.
+    """
+    called = function if is_open else jax.jit(function)
+    closed = jax.make_jaxpr(called)(*(a.aval for a in inputs))
+    inlining = _Inlining(opens=is_open)
+    outputs = inlining.expand(closed, tuple(inputs))
+    equations = tuple(inlining.equations)
+    return Program(tuple(inputs), outputs, equations, inlining.constants, closed.jaxpr)
+
+
+def is_variable(atom: Atom) -> bool:
+    """Whether an atom is a variable, not a literal."""
+    return not isinstance(atom, jex.Literal)
+
+
+class _Inlining:
+    """Copies equations with fresh variables, and expands the calls among them."""
+
+    def __init__(self, *, opens: bool = True):
+        self.equations: list[Equation] = []
+        self.constants: dict[Any, Any] = {}
+        self.opens = opens
+        self._by_identity: dict[int, Any] = {}
+
+    @staticmethod
+    def fresh(variable: Any) -> Any:
+        return _new_variable(variable.aval)
+
+    def expand(self, closed: Any, arguments: Sequence[Atom]) -> tuple[Atom, ...]:
+        jaxpr = closed.jaxpr
+        known: dict[Any, Atom] = dict(zip(jaxpr.invars, arguments, strict=True))
+        for variable, value in zip(jaxpr.constvars, closed.consts, strict=True):
+            known[variable] = self._constant(variable, value)
+        for equation in jaxpr.eqns:
+            reads = [_read(known, a) for a in equation.invars]
+            body = _body_of_plain_call(equation) if self.opens else None
+            if body is not None:
+                made = self.expand(body, reads)
+            else:
+                made = [self.fresh(v) for v in equation.outvars]
+                self.equations.append(equation.replace(invars=reads, outvars=made))
+            known.update(zip(equation.outvars, made, strict=True))
+        return tuple(_read(known, o) for o in jaxpr.outvars)
+
+    def _constant(self, variable: Any, value: Any) -> Any:
+        """One variable for each array, however often it is closed over."""
+        if id(value) not in self._by_identity:
+            made = self.fresh(variable)
+            self._by_identity[id(value)] = made
+            self.constants[made] = value
+        return self._by_identity[id(value)]
+
+
+def _read(made: Mapping[Any, Atom], atom: Atom) -> Atom:
+    return made.get(atom, atom) if is_variable(atom) else atom
+
+
+def _reading(equation: Equation, made: Mapping[Any, Atom]) -> Equation:
+    if not any(is_variable(a) and a in made for a in equation.invars):
+        return equation
+    return equation.replace(invars=[_read(made, a) for a in equation.invars])
+
+
+def _body_of_plain_call(equation: Equation) -> Any:
+    """The jaxpr of a call that does nothing but to name code, or None.
+
+    A ``jit`` that names shardings, layouts or options of the compiler is kept as it is.
+    """
+    params = equation.params
+    if equation.primitive.name == "closed_call":
+        return params["call_jaxpr"]
+    if equation.primitive.name not in ("jit", "pjit"):
+        return None
+    shardings = (*params["in_shardings"], *params["out_shardings"])
+    layouts = (*params["in_layouts"], *params["out_layouts"])
+    is_plain = (
+        all(type(s).__name__ == "UnspecifiedValue" for s in shardings)
+        and all(layout is None for layout in layouts)
+        and not any(params["donated_invars"])
+        and not params["compiler_options_kvs"]
+        and not equation.effects
+    )
+    return params["jaxpr"] if is_plain else None
+
+
+def _without_repeats(program: Program) -> Program:
+    seen: dict[Any, Sequence[Any]] = {}
+    made: dict[Any, Atom] = {}
+    kept = []
+    for equation in program.equations:
+        equation = _reading(equation, made)
+        key = _key(equation)
+        if key is not None and key in seen:
+            made.update(zip(equation.outvars, seen[key], strict=True))
+            continue
+        if key is not None:
+            seen[key] = equation.outvars
+        kept.append(equation)
+    outputs = tuple(_read(made, o) for o in program.outputs)
+    return dataclasses.replace(program, equations=tuple(kept), outputs=outputs)
+
+
+def _key(equation: Equation) -> Any:
+    """What equal equations have in common; None where that can not be told."""
+    if equation.effects or equation.primitive.name == "rng_uniform":
+        return None
+    reads = tuple(map(_key_of_atom, equation.invars))
+    types = tuple(str(v.aval) for v in equation.outvars)
+    params = tuple(sorted((k, _key_of_param(v)) for k, v in equation.params.items()))
+    key = equation.primitive, reads, types, params
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _key_of_atom(atom: Atom) -> Any:
+    if is_variable(atom):
+        return id(atom)
+    value = np.asarray(atom.val)
+    return value.tobytes(), str(value.dtype), str(atom.aval)
+
+
+def _key_of_param(value: Any) -> Any:
+    """A key of a parameter by its value; functions and most jaxprs are equal only to themselves.
+
+    A jaxpr of plain equations, such as the addition of a scatter, is equal to one that reads the
+    same. Of others the text does not tell everything, such as the rules of a ``custom_vjp``.
+    """
+    if isinstance(value, jex.Jaxpr | jex.ClosedJaxpr):
+        jaxpr = getattr(value, "jaxpr", value)
+        is_plain = not jaxpr.constvars and not any(e.params for e in jaxpr.eqns)
+        return str(value) if is_plain else ("id", id(value))
+    if callable(value) and not isinstance(value, type):
+        return "id", id(value)
+    if isinstance(value, float):  # of which 0.0 and -0.0 are equal
+        return repr(value)
+    return type(value).__name__, value
+
+
+def _without_dead_code(program: Program) -> Program:
+    needed = {o for o in program.outputs if is_variable(o)}
+    kept = []
+    for equation in reversed(program.equations):
+        if equation.effects or any(v in needed for v in equation.outvars):
+            needed.update(a for a in equation.invars if is_variable(a))
+            kept.append(equation)
+    constants = {v: value for v, value in program.constants.items() if v in needed}
+    return dataclasses.replace(program, equations=tuple(reversed(kept)), constants=constants)

@@ -1,0 +1,193 @@
+"""Rules, what they propose, and the loop that applies them until none has anything to say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jaxgnn.fusion._policy import Policy
+from jaxgnn.fusion._program import Atom, Equation, Program, traced
+from jaxgnn.fusion._view import View
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """Equal terms for the results of one equation.
+
+    Attributes:
+      equation: the equation whose results are replaced.
+      inputs: the atoms that the new terms read, all made before that equation.
+      function: takes an array for each input, and returns an array for each result.
+      note: what is replaced and by what, for ``explain``.
+      bytes_before: bytes that the replaced equations read and write.
+      bytes_after: bytes that the new ones read and write.
+      is_open: whether the new terms are for other rules to look into.
+      case: what is measured apart from the other rewrites of its rule; the rule's name if empty.
+    """
+
+    equation: Equation
+    inputs: Sequence[Atom]
+    function: Callable[..., Sequence[Any]]
+    note: str
+    bytes_before: int
+    bytes_after: int
+    is_open: bool = False
+    case: str = ""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A place that looks like a rule's, and why the rule does not apply.
+
+    Attributes:
+      equation: the equation at the place.
+      reason: what is missing.
+    """
+
+    equation: Equation
+    reason: str
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A way to find equal terms that are cheaper.
+
+    Attributes:
+      name: what ``explain`` calls it.
+      primitives: names of the primitives at whose equations it looks.
+      propose: gets the view of a program and one of these equations; returns a ``Rewrite``, a
+        ``Refusal``, or None where the equation has nothing to do with the rule.
+    """
+
+    name: str
+    primitives: frozenset[str]
+    propose: Callable[[View, Equation], Rewrite | Refusal | None]
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A rule that has been applied."""
+
+    rule: str
+    where: str
+    note: str
+    bytes_before: int
+    bytes_after: int
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A rule that has not been applied at a place that looked like its own."""
+
+    rule: str
+    where: str
+    reason: str
+
+
+@dataclass
+class Findings:
+    """What rules have done to a program, in the order in which they did it."""
+
+    applied: list[Applied] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
+    untouched: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The rules, in the order in which they are tried, and which of their rewrites are done."""
+
+    all: Sequence[Rule]
+    policy: Policy
+
+    def propose(self, rule: Rule, view: View, equation: Equation) -> Rewrite | Refusal | None:
+        """What a rule says of an equation, after the policy has had its say."""
+        if equation.primitive.name not in rule.primitives:
+            return None
+        proposal = rule.propose(view, equation)
+        if not isinstance(proposal, Rewrite):
+            return proposal
+        reason = self.policy.refuses(proposal.case or rule.name, proposal.bytes_before)
+        return proposal if reason is None else Refusal(equation, reason)
+
+
+def rewritten(
+    program: Program,
+    rules: Rules,
+    known: MutableMapping[Any, np.ndarray | None],
+    findings: Findings,
+    where: str = "",
+) -> Program:
+    """The program with every rule applied wherever it can be, in the order of the rules.
+
+    Each rule makes the program smaller by its own measure, so the loop ends; the limit is for rules
+    that are wrong.
+
+    Args:
+      program: the program.
+      rules: earlier ones go first; later ones see what they have left.
+      known: values of variables that are known ahead.
+      findings: to which what is found is added.
+      where: the place of the program in the function, for ``explain``.
+    """
+    limit = 100 + 10 * len(program.equations)
+    for rule in rules.all:
+        refusals: dict[str, str] = {}
+        position = 0
+        view = View(program, known)
+        while position < len(view.program.equations):
+            equation = view.program.equations[position]
+            position += 1
+            proposal = rules.propose(rule, view, equation)
+            if isinstance(proposal, Refusal):
+                refusals[_place(equation, where)] = proposal.reason
+            if not isinstance(proposal, Rewrite):
+                continue
+            try:
+                made = _applied(view, proposal)
+            except (ValueError, NotImplementedError) as error:
+                refusals[_place(equation, where)] = f"the op refuses: {error}"
+                continue
+            limit -= 1
+            if limit < 0:
+                raise RuntimeError(f"jaxgnn.fuse: rule {rule.name!r} does not come to an end")
+            sizes = proposal.bytes_before, proposal.bytes_after
+            place = _place(equation, where)
+            findings.applied.append(Applied(rule.name, place, proposal.note, *sizes))
+            view = View(made, known)
+            position = 0
+        program = view.program
+        findings.refused += [Refused(rule.name, place, why) for place, why in refusals.items()]
+    return program
+
+
+def _applied(view: View, rewrite: Rewrite) -> Program:
+    """The program after a rewrite, whose results have to be of the types of the old ones."""
+    added = traced(rewrite.function, rewrite.inputs, is_open=rewrite.is_open)
+    old = rewrite.equation.outvars
+    if [_type(o) for o in added.outputs] != [_type(o) for o in old]:
+        raise TypeError(
+            f"jaxgnn.fuse: a rewrite of {rewrite.note} made {[_type(o) for o in added.outputs]} of "
+            f"{[_type(o) for o in old]}"
+        )
+    made = dict(zip(old, added.outputs, strict=True))
+    return view.program.replace(made, rewrite.equation, added).tidy()
+
+
+def _type(atom: Atom) -> tuple[Any, ...]:
+    return tuple(atom.aval.shape), str(atom.aval.dtype)
+
+
+def _place(equation: Equation, where: str) -> str:
+    """The equation for ``explain``: its primitive and the types of its results."""
+    made = ", ".join(v.aval.str_short() for v in equation.outvars)
+    name = f"{equation.primitive.name} -> {made}"
+    return f"{where}: {name}" if where else name
+
+
+def nbytes(*atoms: Atom) -> int:
+    """The bytes of some arrays."""
+    return sum(a.aval.size * a.aval.dtype.itemsize for a in atoms)

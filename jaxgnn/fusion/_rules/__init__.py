@@ -1,0 +1,23 @@
+"""The rules, each in a module of its own that says when it is sound."""
+
+from jaxgnn.fusion._rewrite import Rule
+from jaxgnn.fusion._rules import (
+    edge_mlp,
+    edge_projection,
+    maxk,
+    neighbour_extreme,
+    neighbour_sum,
+    segment_softmax,
+    segments,
+)
+
+RULES: tuple[Rule, ...] = (
+    edge_mlp.RULE,
+    edge_projection.RULE,
+    neighbour_sum.RULE,
+    neighbour_extreme.RULE,
+    segment_softmax.RULE,
+    maxk.RULE,
+    segments.RULE,
+)
+"""Every rule, in the order in which they are tried: the ones that see most go first."""

@@ -1,0 +1,114 @@
+"""The scores of graph attention networks, as they are written with gathers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxgnn import ops
+from jaxgnn.fusion._edges import known_ids, row_gather
+from jaxgnn.fusion._graphs import StaticGraph
+from jaxgnn.fusion._program import Atom
+from jaxgnn.fusion._view import View
+
+
+@dataclass(frozen=True)
+class GatLogits:
+    """``leaky_relu(a[receivers] + c[senders] + b)``.
+
+    Attributes:
+      of_rows: a, one number for each receiver and head.
+      of_columns: c, one number for each sender and head.
+      of_edges: b, or None.
+      slope: of negative numbers.
+    """
+
+    of_rows: Atom
+    of_columns: Atom
+    of_edges: Atom | None
+    slope: float
+
+    @property
+    def inputs(self) -> Sequence[Atom]:
+        """What ``apply`` takes the values of."""
+        first = [self.of_rows, self.of_columns]
+        return first if self.of_edges is None else [*first, self.of_edges]
+
+    def apply(self, graph: StaticGraph, table: Any, values: Sequence[Any]) -> Any:
+        """The sums of attention of ``table``, [columns, heads, features] or [columns, features]."""
+        heads = values[0].reshape(values[0].shape[0], -1).shape[1]
+        rows, columns = (v.reshape(v.shape[0], heads).astype(table.dtype) for v in values[:2])
+        bias = None
+        if self.of_edges is not None:
+            bias = graph.to_slots(values[2].reshape(-1, heads).astype(table.dtype))
+        v = table.reshape(table.shape[0], heads, -1)
+        options = {"negative_slope": self.slope, "edge_logits": bias}
+        return ops.gat_attention(graph.graph, rows, columns, v, **options)
+
+
+def gat_logits_of(view: View, logits: Atom, graph: StaticGraph) -> GatLogits | None:
+    """The parts of the scores, if they are those of ``ops.gat_attention`` on this graph, or None.
+
+    Args:
+      view: the view of the program.
+      logits: the scores before the softmax, [edges, heads] or with axes of size one.
+      graph: the graph over whose edges the softmax is taken.
+    """
+    found = leaky_relu_of(view, logits)
+    if found is None:
+        return None
+    inner, slope = found
+    rows, columns, rest = [], [], []
+    for term in _terms(view, inner, 3):
+        gather = row_gather(view, term)
+        ids = None if gather is None or gather.axis != 0 else known_ids(view, gather.places)
+        if gather is None or ids is None:
+            rest.append(term)
+            continue
+        slots = ids[graph.order][: graph.num_live]
+        if (slots == graph.live_columns).all() and gather.size == graph.graph.num_cols:
+            columns.append(gather.table)
+        elif (slots == graph.live_rows).all() and gather.size == graph.graph.num_rows:
+            rows.append(gather.table)
+        else:
+            rest.append(term)
+    if len(rows) != 1 or len(columns) != 1 or len(rest) > 1:
+        return None
+    return GatLogits(rows[0], columns[0], rest[0] if rest else None, slope)
+
+
+def leaky_relu_of(view: View, atom: Atom) -> tuple[Atom, float] | None:
+    """The argument and the slope of the leaky ReLU that makes an atom, or None."""
+    select = view.made_by(atom, "select_n")
+    if select is None or len(select.invars) != 3:
+        return None
+    test, negative, positive = select.invars
+    comparison = view.made_by(test, "ge", "gt")
+    scaled = view.made_by(negative, "mul")
+    if comparison is None or scaled is None or comparison.invars[0] is not positive:
+        return None
+    if (bound := view.value(comparison.invars[1])) is None or bound.any():
+        return None
+    for slope, of in (scaled.invars, reversed(scaled.invars)):
+        value = view.value(slope) if slope.aval.size == 1 else None
+        if of is positive and value is not None:
+            return positive, float(value.reshape(()))
+    return None
+
+
+def _terms(view: View, atom: Atom, depth: int) -> list[Atom]:
+    """The summands of an array of edges, in which axes of size one do not matter."""
+    shape = [n for n in atom.aval.shape if n != 1]
+    while (unit := view.made_by(atom, "broadcast_in_dim", "reshape", "squeeze")) is not None:
+        if [n for n in unit.invars[0].aval.shape if n != 1] != shape:
+            break
+        atom = unit.invars[0]
+    equation = view.made_by(atom, "add")
+    if (
+        equation is None
+        or depth == 0
+        or any(a.aval.shape != atom.aval.shape for a in equation.invars)
+    ):
+        return [atom]
+    return [term for part in equation.invars for term in _terms(view, part, depth - 1)]

@@ -1,0 +1,206 @@
+"""An MLP of both ends of each edge, summed where edges arrive, becomes ``ops.edge_mlp_aggregate``.
+
+``segment_sum(mlp(concatenate([h[receivers], h[senders], e], -1)) * w, receivers)``: the first layer
+is computed by nodes, and the last one after the sum, whose bias counts as often as there are edges.
+
+Sound where
+
+* the ids of both ends are known, and edges that count read rows that are there;
+* the first layer takes a concatenation along the last axis of rows that are read by the receiver,
+  of rows that are read by one other list of ids, and of features of edges, in any order: the rows
+  of its kernel are put in the order of the op;
+* between layers there is one activation, the same everywhere, which the op has. It is recognised by
+  its whole formula, and by that of its derivative where this is given (``jax.custom_jvp``);
+* weights ``w`` are one number for each edge, and nothing else stands between the last layer and the
+  sum: a dropout, a norm or a maximum does not commute with it.
+
+Rows of tables that no edge reads are set to zero first, so that a number in them that is not finite
+reaches neither results nor gradients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgnn import ops
+from jaxgnn.fusion._edges import (
+    SegmentReduction,
+    is_filled_with,
+    known_columns,
+    known_rows,
+    row_gather,
+    segment_reduction,
+)
+from jaxgnn.fusion._graphs import StaticGraph, static_graph
+from jaxgnn.fusion._layers import Linear, activation_of, linear_of
+from jaxgnn.fusion._products import Product, product_of, values_of
+from jaxgnn.fusion._program import Atom, Equation
+from jaxgnn.fusion._rewrite import Refusal, Rewrite, Rule, nbytes
+from jaxgnn.fusion._rules.edge_projection import columns_of
+from jaxgnn.fusion._view import View
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """The columns of what the first layer takes.
+
+    Attributes:
+      of_rows: tables that are read by the receiver, with the columns that they fill.
+      of_columns: tables that are read by the sender.
+      of_edges: features of edges.
+      graph: the edges.
+    """
+
+    of_rows: list[tuple[Atom, range]]
+    of_columns: list[tuple[Atom, range]]
+    of_edges: list[tuple[Atom, range]]
+    graph: StaticGraph
+
+    @property
+    def parts(self) -> list[tuple[Atom, range]]:
+        """All columns, in the order of the op."""
+        return [*self.of_rows, *self.of_columns, *self.of_edges]
+
+    def kernel(self, given: Any) -> Any:
+        """The kernel of the first layer, with its rows in the order of the op."""
+        spans = [span for _, span in self.parts]
+        if spans == sorted(spans, key=lambda span: span.start):
+            return given
+        return jnp.concatenate([given[span.start : span.stop] for span in spans])
+
+    def arrays(self, values: list[Any], axis: int) -> tuple[Any, Any, Any]:
+        """Features of receivers, senders and edge slots, from the values of ``parts``."""
+        first, second = len(self.of_rows), len(self.of_rows) + len(self.of_columns)
+        rows = jnp.concatenate(values[:first], -1)
+        columns = jnp.concatenate(values[first:second], -1)
+        edges = jnp.concatenate(values[second:], -1) if self.of_edges else None
+        rows = _where(self.graph.has_edges, rows)
+        columns = _where(self.graph.is_read, columns)
+        return rows, columns, None if edges is None else self.graph.to_slots(edges, axis)
+
+
+def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
+    reduction = segment_reduction(equation)
+    if reduction is None or reduction.kind != "sum" or reduction.updates.aval.ndim < 2:
+        return None
+    axis = reduction.axis
+    if axis != reduction.updates.aval.ndim - 2:
+        return None
+    product = product_of(view, reduction.updates, axis)
+    if product.tables or len(product.others) != 1 or product.others[0].is_inverse:
+        return None
+    layers, activation = _chain(view, product.others[0].atom)
+    if not layers:
+        return None
+    first = layers[0].x
+    if not any(row_gather(view, part) for part in columns_of(view, first)):
+        return None
+    if any(s.axes - {axis} for s in product.scalars):
+        return Refusal(equation, "a weight differs between features")
+    ends = _ends(view, reduction, first)
+    if isinstance(ends, str):
+        return Refusal(equation, ends)
+    return _rewrite(view, reduction, product, layers, activation, ends)
+
+
+def _chain(view: View, atom: Atom) -> tuple[list[Linear], ops.Activation | None]:
+    """The layers of an MLP, the first one first, and the activation between them."""
+    layers: list[Linear] = []
+    activation = None
+    while (layer := linear_of(view, atom)) is not None:
+        layers.insert(0, layer)
+        inner = activation_of(view, layer.x)
+        if inner is None or activation not in (None, inner[1]):
+            break
+        if linear_of(view, inner[0]) is None:
+            break
+        atom, activation = inner
+    return layers, activation
+
+
+def _ends(view: View, reduction: SegmentReduction, first: Atom) -> _Ends | str:
+    rows = known_rows(view, reduction)
+    if isinstance(rows, str):
+        return rows
+    if rows.size == 0:
+        return "there are no edges"
+    live = rows >= 0
+    parts: dict[str, list[tuple[Atom, range]]] = {"rows": [], "columns": [], "edges": []}
+    senders: tuple[np.ndarray, int] | None = None
+    start = 0
+    for atom in columns_of(view, first):
+        span = range(start, start + atom.aval.shape[-1])
+        start = span.stop
+        gather = row_gather(view, atom)
+        if gather is None or gather.axis != reduction.axis:
+            parts["edges"].append((atom, span))
+            continue
+        columns = known_columns(view, gather, rows)
+        if isinstance(columns, str):
+            return columns
+        if gather.size == reduction.size and (columns == rows)[live].all():
+            parts["rows"].append((gather.table, span))
+        elif senders is None or (senders[1] == gather.size and (senders[0] == columns)[live].all()):
+            senders = columns, gather.size
+            parts["columns"].append((gather.table, span))
+        else:  # a third list of ids
+            parts["edges"].append((atom, span))
+    if senders is None or not parts["rows"]:
+        return "only one end of the edges is read"
+    graph = static_graph(rows, senders[0], reduction.size, senders[1])
+    return _Ends(parts["rows"], parts["columns"], parts["edges"], graph)
+
+
+def _rewrite(
+    view: View,
+    reduction: SegmentReduction,
+    product: Product,
+    layers: list[Linear],
+    activation: ops.Activation | None,
+    ends: _Ends,
+) -> Rewrite:
+    axis, output = reduction.axis, reduction.equation.outvars[0]
+    tables = [atom for atom, _ in ends.parts]
+    parameters = [atom for layer in layers for atom in layer.inputs]
+    scalars, constants = product.scalars, product.constants
+    starts_at_zero = is_filled_with(view, reduction.base, 0)
+    inputs = [*tables, *parameters, *(f.atom for f in (*scalars, *constants))]
+    inputs += [] if starts_at_zero else [reduction.base]
+
+    def function(*values):
+        rest = list(values)
+        arrays = [rest.pop(0) for _ in tables]
+        made = [layer.parameters(rest) for layer in layers]
+        weights = values_of(scalars, [rest.pop(0) for _ in scalars])
+        scale = values_of(constants, [rest.pop(0) for _ in constants])
+        kernels = [ends.kernel(made[0][0]), *(kernel for kernel, _ in made[1:])]
+        rows, columns, edges = ends.arrays(arrays, axis)
+        if weights is not None:
+            weights = ends.graph.to_slots(weights.reshape(-1).astype(rows.dtype))
+        y = ops.edge_mlp_aggregate(
+            ends.graph.graph,
+            (rows, columns),
+            ops.EdgeMLPParams(kernels, [bias for _, bias in made]),
+            edges,
+            weights=weights,
+            activation=activation,
+        )
+        y = y if scale is None else y * scale.astype(y.dtype)
+        y = y if product.sign > 0 else -y
+        return [y if starts_at_zero else rest[0] + y]
+
+    before = nbytes(output, reduction.updates) + 2 * nbytes(*(layer.x for layer in layers))
+    after = nbytes(output, *tables, *parameters) + 2 * nbytes(layers[-1].x)
+    note = f"{len(layers)} layers on {product.edges} edges and their sum -> edge_mlp_aggregate"
+    return Rewrite(reduction.equation, inputs, function, note, before, after)
+
+
+def _where(is_there: np.ndarray, table: Any) -> Any:
+    return table if is_there.all() else jnp.where(is_there[:, None], table, 0)
+
+
+RULE = Rule("edge_mlp", frozenset(("scatter-add",)), _propose)

@@ -1,0 +1,148 @@
+"""Products of gathered rows with a matrix are computed by nodes instead of edges.
+
+``concatenate([h[receivers], h[senders], e], -1) @ W`` is
+``(h @ W_r)[receivers] + (h @ W_s)[senders] + e @ W_e``, where the rows of ``W`` are cut as the
+columns of the concatenation are. There are as many products as nodes, not edges, and no array of
+edges times the width of the concatenation. ``h[senders] @ W`` is a case of this with one part.
+
+Sound where ids are known and in range (or clipped), for any ids in any order. A row that no edge
+reads takes part in the product of nodes; where there is one, such rows are set to zero first, so
+that a number in them that is not finite reaches neither results nor gradients. Rounding differs:
+sums along the columns are added in another order.
+
+It pays where nodes are fewer than edges, which is a condition too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxgnn.fusion._edges import RowGather, known_ids, row_gather
+from jaxgnn.fusion._program import Atom, Equation
+from jaxgnn.fusion._rewrite import Refusal, Rewrite, Rule, nbytes
+from jaxgnn.fusion._view import View
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some columns of the left factor.
+
+    Attributes:
+      atom: the columns, or the table of which they are rows.
+      start: the first of them.
+      end: the one after the last of them.
+      gather: how they are read from the table, or None.
+      is_read: which rows of the table are read; None if all are, or there is no table.
+    """
+
+    atom: Atom
+    start: int
+    end: int
+    gather: RowGather | None = None
+    is_read: np.ndarray | None = None
+
+    def times(self, equation: Equation, array: Any, matrix: Any) -> Any:
+        """The product of these columns with their rows of the matrix."""
+        axis = equation.params["dimension_numbers"][0][1][0]
+        rows = lax.slice_in_dim(matrix, self.start, self.end, axis=axis)
+        if self.is_read is not None and self.gather is not None:
+            shape = [-1 if d == self.gather.axis else 1 for d in range(array.ndim)]
+            array = jnp.where(self.is_read.reshape(shape), array, 0)
+        return equation.primitive.bind(array, rows, **equation.params)
+
+
+def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
+    left, right = equation.invars
+    output = equation.outvars[0]
+    (contracted, of_right), batch = equation.params["dimension_numbers"]
+    last = left.aval.ndim - 1
+    if last < 1 or tuple(contracted) != (last,) or len(of_right) != 1 or any(batch):
+        return None
+    if not jnp.issubdtype(output.aval.dtype, jnp.floating) or right.aval.ndim > 2:
+        return None
+    parts = _parts(view, left)
+    if isinstance(parts, str):
+        return Refusal(equation, parts)
+    gathers = [p.gather for p in parts if p.gather is not None]
+    if not gathers or any(g.axis == last for g in gathers):
+        return None
+    rows_of_edges = sum(g.equation.outvars[0].aval.size for g in gathers)
+    rows_of_nodes = sum(g.table.aval.size for g in gathers)
+    if 2 * rows_of_nodes > rows_of_edges:
+        return Refusal(equation, "there are not twice as many edges as nodes")
+
+    def function(matrix, *arrays):
+        arrays, places = arrays[: len(parts)], list(arrays[len(parts) :])
+        made = None
+        for part, array in zip(parts, arrays, strict=True):
+            term = part.times(equation, array, matrix)
+            if part.gather is not None:
+                term = _gathered(part.gather, term, places.pop(0))
+            made = term if made is None else made + term
+        return [made]
+
+    inputs = [right, *(p.atom for p in parts), *(g.places for g in gathers)]
+    before = 2 * nbytes(left) + nbytes(right, output)
+    tables = nbytes(*(g.table for g in gathers))
+    after = nbytes(right, *(p.atom for p in parts)) + tables + (1 + len(gathers)) * nbytes(output)
+    note = f"{left.aval.str_short()} @ {right.aval.str_short()} -> {len(parts)} products"
+    return Rewrite(equation, inputs, function, note, before, after, is_open=True)
+
+
+def _parts(view: View, left: Atom) -> list[_Part] | str:
+    """The parts of the left factor, or the reason why a gather among them stays where it is."""
+    parts, start = [], 0
+    for atom in columns_of(view, left):
+        end = start + atom.aval.shape[-1]
+        gather = row_gather(view, atom)
+        if gather is None:
+            parts.append(_Part(atom, start, end))
+        else:
+            is_read = _is_read(view, gather)
+            if isinstance(is_read, str):
+                return is_read
+            mask = None if is_read.all() else is_read
+            parts.append(_Part(gather.table, start, end, gather, mask))
+        start = end
+    return parts
+
+
+def _is_read(view: View, gather: RowGather) -> np.ndarray | str:
+    """Which rows of the table are read, or the reason why that is not known."""
+    ids = known_ids(view, gather.places)
+    if ids is None:
+        return "the gathered ids are known only when it runs"
+    if gather.mode == "clip":
+        ids = np.clip(ids, 0, gather.size - 1)
+    if ((ids < 0) | (ids >= gather.size)).any():
+        return "a gathered id is out of range"
+    is_read = np.zeros(gather.size, bool)
+    is_read[ids] = True
+    return is_read
+
+
+def _gathered(gather: RowGather, table: Any, places: Any) -> Any:
+    """Rows of another table, read as a gather reads them."""
+    params = gather.equation.params
+    sizes = [1 if d == gather.axis else n for d, n in enumerate(table.shape)]
+    if len(sizes) < len(params["slice_sizes"]):  # a product with a vector
+        offsets = tuple(d for d in range(len(sizes)) if d != gather.axis)
+        numbers = params["dimension_numbers"]._replace(offset_dims=offsets)
+        params = {**params, "dimension_numbers": numbers}
+    return gather.equation.primitive.bind(table, places, **{**params, "slice_sizes": tuple(sizes)})
+
+
+def columns_of(view: View, atom: Atom) -> list[Atom]:
+    """The arrays that are concatenated along the last axis."""
+    equation = view.made_by(atom, "concatenate")
+    if equation is None or equation.params["dimension"] != atom.aval.ndim - 1:
+        return [atom]
+    return [part for piece in equation.invars for part in columns_of(view, piece)]
+
+
+RULE = Rule("edge_projection", frozenset(("dot_general",)), _propose)

@@ -1,0 +1,249 @@
+"""Sums of gathered rows become ``ops.spmm``, and those weighted by a softmax become attention.
+
+``segment_sum(x[senders] * w, receivers)`` is ``A x`` with the weights ``w`` as the entries of the
+sparse matrix ``A``. Degree normalisations are weights, or scales of nodes before and after.
+
+Sound where:
+
+* the ids of both ends are known, so that what is out of range is known: an edge whose receiver is
+  dropped becomes padding, and an edge that counts reads a row that is there, or the nearest one
+  under ``mode="clip"``;
+* what is summed is a product of rows of one table, numbers of edges (or of edges and heads), rows
+  of tables that are read by the receiver, and constants. The receiver's rows are the same for all
+  edges of a segment, and multiply the sum instead;
+* the sum starts at any array: it is added.
+
+Repeated edges and ids in any order are edges like others. Sums are accumulated in float32 by the op
+and rounded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgnn import ops
+from jaxgnn.fusion._edges import (
+    SegmentReduction,
+    graph_of,
+    is_filled_with,
+    known_columns,
+    known_rows,
+    segment_reduction,
+)
+from jaxgnn.fusion._graphs import StaticGraph
+from jaxgnn.fusion._products import Factor, Product, product_of, values_of
+from jaxgnn.fusion._program import Atom, Equation
+from jaxgnn.fusion._rewrite import Refusal, Rewrite, Rule, nbytes
+from jaxgnn.fusion._rules._attention import GatLogits, gat_logits_of
+from jaxgnn.fusion._rules._softmax import SegmentSoftmax, segment_softmax_of
+from jaxgnn.fusion._rules.maxk import maxk_of
+from jaxgnn.fusion._view import View
+from jaxgnn.graph import CSRGraph
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What a sum over neighbours is made of.
+
+    Attributes:
+      reduction: the sum.
+      product: what is summed.
+      table: the rows that are summed.
+      of_rows: factors that are read by the receiver.
+      softmax: the factor that is a softmax over the edges of each receiver, with its logits.
+      scalars: the other weights of edges.
+    """
+
+    reduction: SegmentReduction
+    product: Product
+    table: Factor
+    of_rows: list[Factor]
+    softmax: tuple[Factor, SegmentSoftmax] | None
+    scalars: list[Factor]
+
+
+def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
+    reduction = segment_reduction(equation)
+    if reduction is None or reduction.kind != "sum":
+        return None
+    if not jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.floating):
+        return None
+    product = product_of(view, reduction.updates, reduction.axis)
+    if not product.tables:
+        return None
+    if product.others:
+        return Refusal(equation, "a factor is neither read by row nor a number for each edge")
+    rows = known_rows(view, reduction)
+    if isinstance(rows, str):
+        return Refusal(equation, rows)
+    of_rows = [t for t in product.tables if _is_of_rows(view, reduction, t, rows)]
+    tables = [t for t in product.tables if t not in of_rows]
+    if not tables and of_rows:  # edges from nodes to themselves
+        tables.append(of_rows.pop())
+    if len(tables) != 1:
+        return Refusal(equation, "rows of two tables are multiplied, which no op does")
+    graph = graph_of(view, reduction, tables[0].gather)
+    if isinstance(graph, str):
+        return Refusal(equation, graph)
+    softmax = _softmax_among(view, product, rows)
+    scalars = [s for s in product.scalars if softmax is None or s is not softmax[0]]
+    parts = _Parts(reduction, product, tables[0], of_rows, softmax, scalars)
+    return _rewrite(view, graph, parts)
+
+
+def _is_of_rows(view: View, reduction: SegmentReduction, factor: Factor, rows: np.ndarray) -> bool:
+    """Whether each edge that counts reads the row of its own segment."""
+    gather = factor.gather
+    if gather is None or gather.size != reduction.size:
+        return False
+    columns = known_columns(view, gather, rows)
+    return not isinstance(columns, str) and bool((columns == rows)[rows >= 0].all())
+
+
+def _softmax_among(
+    view: View, product: Product, rows: np.ndarray
+) -> tuple[Factor, SegmentSoftmax] | None:
+    for factor in product.scalars:
+        found = None if factor.is_inverse else segment_softmax_of(view, factor.atom, rows)
+        if found is not None:
+            return factor, found
+    return None
+
+
+def _rewrite(view: View, graph: StaticGraph, parts: _Parts) -> Rewrite:
+    reduction, product = parts.reduction, parts.product
+    gat = None
+    if parts.softmax is not None and not parts.scalars:
+        gat = gat_logits_of(view, parts.softmax[1].logits, graph)
+    starts_at_zero = is_filled_with(view, reduction.base, 0)
+    gather = parts.table.gather
+    assert gather is not None
+    rows = _rows_of(view, gather.table, product)
+    weights = _weights(graph, parts, gat, rows)
+    inputs = [gather.table if gat is not None else rows.table, *weights.inputs]
+    inputs += [f.gather.table for f in parts.of_rows if f.gather is not None]
+    inputs += [c.atom for c in product.constants]
+    inputs += [] if starts_at_zero else [reduction.base]
+
+    def function(table, *rest):
+        table = table.astype(dtype)
+        of_weights, rest = rest[: len(weights.inputs)], rest[len(weights.inputs) :]
+        of_rows, rest = rest[: len(parts.of_rows)], rest[len(parts.of_rows) :]
+        constants, rest = rest[: len(product.constants)], rest[len(product.constants) :]
+        made = weights.apply(table, of_weights).reshape(shape)
+        for rows in of_rows:
+            made = made * _where_edges(graph, rows.astype(dtype), reduction.axis)
+        scale = values_of(product.constants, list(constants))
+        made = made if scale is None else made * scale.astype(dtype)
+        made = made if product.sign > 0 else -made
+        return [made if starts_at_zero else rest[0] + made]
+
+    output = reduction.equation.outvars[0]
+    dtype, shape = output.aval.dtype, output.aval.shape
+    edges = reduction.updates.aval.size * dtype.itemsize
+    after = nbytes(gather.table, output) + edges + 4 * product.edges
+    note = f"sum over {product.edges} edges of {product.width} features -> {weights.op}"
+    before = 3 * edges + nbytes(output)
+    case = _case(weights, product.width)
+    return Rewrite(reduction.equation, inputs, function, note, before, after, case=case)
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """The op that sums, and what it reads beside the table.
+
+    Attributes:
+      op: name of the op.
+      inputs: atoms of the weights.
+      apply: takes the table and the values of the inputs, returns the sums.
+    """
+
+    op: str
+    inputs: Sequence[Any]
+    apply: Callable[[Any, Sequence[Any]], Any]
+
+
+def _case(weights: _Weights, width: int) -> str:
+    """What of the rule is measured apart: narrow rows cost little beside their weights."""
+    if weights.op == "gat_attention" and width < 32:
+        return "gat_attention of narrow rows"
+    if weights.inputs and width < 8:
+        return "neighbour_sum of narrow weighted rows"
+    return "neighbour_sum"
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows that are summed, and the op that sums them.
+
+    Attributes:
+      op: name of the op.
+      table: the rows, or what they are the largest entries of.
+      sum: takes a graph and the table.
+    """
+
+    op: str
+    table: Atom
+    sum: Callable[[CSRGraph, Any], Any]
+
+
+def _rows_of(view: View, table: Atom, product: Product) -> _Rows:
+    found = maxk_of(view, table) if product.axis == 0 else None
+    if found is None or product.has_heads:
+        return _Rows("spmm", table, ops.spmm)
+    x, k = found
+    return _Rows("maxk_spmm", x, lambda graph, x: ops.maxk_spmm(graph, ops.maxk(x, k)))
+
+
+def _weights(graph: StaticGraph, parts: _Parts, gat: GatLogits | None, rows: _Rows) -> _Weights:
+    product = parts.product
+    axis, edges = product.axis, product.edges
+    if gat is not None:
+        return _Weights("gat_attention", gat.inputs, lambda x, v: gat.apply(graph, x, v))
+    of_softmax = [] if parts.softmax is None else [parts.softmax[1].logits]
+    inputs = [*of_softmax, *(s.atom for s in parts.scalars)]
+    heads = product.shape[axis + 1] if product.has_heads else None
+
+    def apply(table, values):
+        leading = table.shape[:axis]
+        if not inputs:
+            return rows.sum(graph.graph, table.reshape(*leading, table.shape[axis], -1))
+        weights = []
+        if parts.softmax is not None:
+            logits = graph.to_slots(_by_head(values[0], heads, edges))
+            weights.append(ops.segment_softmax(graph.graph, logits).astype(table.dtype))
+            values = values[1:]
+        if parts.scalars:
+            made = values_of(parts.scalars, list(values)).astype(table.dtype)
+            weights.append(graph.to_slots(_by_head(made, heads, edges)))
+        of_edges = weights[0] if len(weights) == 1 else weights[0] * weights[1]
+        weighted = graph.graph.with_weights(of_edges)
+        if heads is not None:
+            return ops.spmm(weighted, table)
+        return rows.sum(weighted, table.reshape(*leading, table.shape[axis], -1))
+
+    name = rows.op if parts.softmax is None else f"segment_softmax and {rows.op}"
+    return _Weights(name, inputs, apply)
+
+
+def _by_head(values: Any, heads: int | None, edges: int) -> Any:
+    """Numbers of edges as [edges], or as [edges, heads]."""
+    if heads is None:
+        return values.reshape(edges)
+    return jnp.broadcast_to(values.reshape(edges, -1), (edges, heads))
+
+
+def _where_edges(graph: StaticGraph, rows: Any, axis: int) -> Any:
+    """Rows of a table, with zeros for those that no edge reads, whatever stands there."""
+    if graph.has_edges.all():
+        return rows
+    mask = graph.has_edges.reshape(-1, *[1] * (rows.ndim - axis - 1))
+    return jnp.where(mask, rows, 0)
+
+
+RULE = Rule("neighbour_sum", frozenset(("scatter-add",)), _propose)

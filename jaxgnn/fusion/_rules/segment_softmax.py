@@ -1,0 +1,47 @@
+"""The maximum, the exponential, the sum and the quotient of segments become ``segment_softmax``.
+
+Sound where the ids are known, none is dropped, the shift is the maximum of the segment and the
+divisor the sum of the exponentials (``segment_softmax_of`` says what else may stand there). A shift
+does not change a softmax, so it has no gradient, whether or not it is stopped.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from jaxgnn import ops
+from jaxgnn.fusion._edges import known_rows
+from jaxgnn.fusion._graphs import static_graph
+from jaxgnn.fusion._program import Equation
+from jaxgnn.fusion._rewrite import Refusal, Rewrite, Rule, nbytes
+from jaxgnn.fusion._rules._softmax import segment_softmax_of, total_of
+from jaxgnn.fusion._view import View
+
+
+def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
+    total = total_of(view, equation)
+    output = equation.outvars[0]
+    if total is None or not jnp.issubdtype(output.aval.dtype, jnp.floating):
+        return None
+    rows = known_rows(view, total)
+    if isinstance(rows, str):
+        return Refusal(equation, rows)
+    if (rows < 0).any():
+        return Refusal(equation, "an edge is dropped, of which the quotient is arbitrary")
+    found = segment_softmax_of(view, output, rows)
+    if found is None:
+        return Refusal(equation, "the shift is not the maximum of the segment")
+    if rows.size == 0:
+        return Refusal(equation, "there are no edges")
+    graph = static_graph(rows, rows * 0, found.size, 1)
+
+    def function(logits):
+        made = ops.segment_softmax(graph.graph, graph.to_slots(logits))
+        return [graph.to_list(made).astype(output.aval.dtype)]
+
+    size = nbytes(output)
+    note = f"softmax of {output.aval.str_short()} -> segment_softmax"
+    return Rewrite(equation, [found.logits], function, note, 10 * size, 4 * size)
+
+
+RULE = Rule("segment_softmax", frozenset(("div",)), _propose)

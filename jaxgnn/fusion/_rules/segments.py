@@ -1,0 +1,110 @@
+"""Reductions of segments that no other rule has taken become ``ops.aggregate``.
+
+Sound where the segment ids are known: rows that are dropped become padding. A sum may start at any
+array, which is added; a maximum at -inf and a minimum at inf, which segments without rows keep.
+
+A sum of one constant is that constant times the number of edges of each segment, if this number is
+one that the dtype has exactly: counts of edges, such as the divisors of means, are known ahead.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxgnn import ops
+from jaxgnn.fusion._edges import (
+    SegmentReduction,
+    graph_of,
+    is_filled_with,
+    segment_reduction,
+)
+from jaxgnn.fusion._graphs import StaticGraph
+from jaxgnn.fusion._products import product_of
+from jaxgnn.fusion._program import Equation
+from jaxgnn.fusion._rewrite import Refusal, Rewrite, Rule, nbytes
+from jaxgnn.fusion._rules.neighbour_extreme import STARTS, with_start
+from jaxgnn.fusion._view import View
+
+
+def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
+    reduction = segment_reduction(equation)
+    output = equation.outvars[0]
+    if reduction is None:
+        return None
+    graph = graph_of(view, reduction)
+    if reduction.kind == "sum":
+        made = _counted(view, reduction, graph)
+        if made is not None:
+            return made
+    if not jnp.issubdtype(output.aval.dtype, jnp.floating):
+        return None
+    if isinstance(graph, str):
+        return Refusal(equation, graph)
+    start = STARTS.get(reduction.kind, 0)
+    starts_there = is_filled_with(view, reduction.base, start)
+    if reduction.kind != "sum" and not starts_there:
+        return Refusal(equation, f"the reduction does not start at {start}")
+    axis = reduction.axis
+
+    def function(updates, *base):
+        slots = graph.to_slots(updates, axis=axis)
+        y = ops.aggregate(graph.graph, _with_features(slots), reduction.kind, axis=axis)
+        y = y.reshape(output.aval.shape)
+        if reduction.kind != "sum":
+            y = with_start(y, graph.has_edges, start, axis)
+        return [base[0] + y if base else y]
+
+    inputs = [reduction.updates] if starts_there else [reduction.updates, reduction.base]
+    edges = nbytes(reduction.updates)
+    moved = 0 if graph.is_ordered else 2 * edges
+    note = f"{reduction.kind} of {reduction.updates.aval.str_short()} -> aggregate"
+    before, after = 3 * edges + nbytes(output), edges + moved + nbytes(output)
+    case = "segments of sorted ids" if graph.is_ordered else "segments"
+    return Rewrite(equation, inputs, function, note, before, after, case=case)
+
+
+def _with_features(x):
+    return x if x.ndim > 1 else x[:, None]
+
+
+def _counted(view: View, reduction: SegmentReduction, graph: StaticGraph | str) -> Rewrite | None:
+    """The sum of one constant row, as the number of edges of each segment times that row."""
+    output = reduction.equation.outvars[0]
+    product = product_of(view, reduction.updates, reduction.axis)
+    if product.tables or product.scalars or product.others or len(product.constants) != 1:
+        return None
+    if product.constants[0].is_inverse:
+        return None
+    if isinstance(graph, str) or not is_filled_with(view, reduction.base, 0):
+        return None
+    counts = np.diff(np.asarray(graph.graph.indptr))
+    dtype, axis = output.aval.dtype, reduction.axis
+    if not (counts <= _largest_exact(dtype)).all():
+        return None
+
+    def function(row):
+        shape = (1,) * axis + (-1,) + (1,) * (output.aval.ndim - axis - 1)
+        of_segments = jnp.asarray(counts.astype(dtype)).reshape(shape)
+        row = row.astype(dtype).reshape((1,) * output.aval.ndim)
+        return [jnp.broadcast_to(of_segments * product.sign * row, output.aval.shape)]
+
+    edges = math.prod(reduction.updates.aval.shape)
+    note = f"a constant over {edges} entries -> the number of edges of each segment"
+    before = 3 * nbytes(reduction.updates) + nbytes(output)
+    inputs = [product.constants[0].atom]
+    return Rewrite(
+        reduction.equation, inputs, function, note, before, nbytes(output), True, "counts"
+    )
+
+
+def _largest_exact(dtype) -> int:
+    """The largest number up to which all integers are numbers of this dtype."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        return 2 ** (jnp.finfo(dtype).nmant + 1)
+    return int(jnp.iinfo(dtype).max) if jnp.issubdtype(dtype, jnp.integer) else 0
+
+
+RULE = Rule("segments", frozenset(("scatter-add", "scatter-max", "scatter-min")), _propose)

@@ -1,0 +1,110 @@
+"""The rewriting of a whole program, with the bodies of its loops and branches."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxgnn.fusion._edges import row_gather, segment_reduction
+from jaxgnn.fusion._nested import Body, bodies_of
+from jaxgnn.fusion._program import Atom, Equation, Program, is_variable
+from jaxgnn.fusion._rewrite import Findings, Rules, rewritten
+from jaxgnn.fusion._view import View
+
+Known = dict[Any, np.ndarray | None]
+
+
+def transformed(
+    closed: Any, rules: Rules, known: Mapping[int, np.ndarray]
+) -> tuple[Program, Findings]:
+    """The program of a closed jaxpr, rewritten, and what has been done to it.
+
+    Args:
+      closed: the jaxpr. One with side effects is left as it is.
+      rules: the rules, and which of their rewrites are done.
+      known: values of inputs that are known, by their position.
+    """
+    findings = Findings()
+    program = Program.of(closed)
+    if closed.effects:
+        findings.untouched.append(f"it has side effects: {_names(closed.effects)}")
+        return program, findings
+    values: Known = {program.inputs[i]: value for i, value in known.items()}
+    return _rewritten_deep(program, rules, values, findings, ""), findings
+
+
+def _rewritten_deep(
+    program: Program, rules: Rules, known: Known, findings: Findings, where: str
+) -> Program:
+    program = rewritten(program, rules, known, findings, where)
+    view = View(program, known)
+    equations, constants = [], dict(program.constants)
+    for equation in program.equations:
+        made, added = _with_new_bodies(view, equation, rules, findings, where)
+        equations.append(made)
+        constants.update(added)
+    return dataclasses.replace(program, equations=tuple(equations), constants=constants)
+
+
+def _with_new_bodies(
+    view: View, equation: Equation, rules: Rules, findings: Findings, where: str
+) -> tuple[Equation, dict[Any, Any]]:
+    """The equation, with its bodies rewritten if a rule has something to say about them."""
+    constants: dict[Any, Any] = {}
+    made = equation
+    for body in bodies_of(equation):
+        inner = Program.of(body.closed)
+        if inner.effects:
+            findings.untouched.append(f"{body.name}: side effects: {_names(inner.effects)}")
+            continue
+        place = f"{where} / {body.name}" if where else body.name
+        before = len(findings.applied)
+        values = _fixed_values(view, inner, body)
+        inner = _rewritten_deep(inner, rules, values, findings, place)
+        if len(findings.applied) > before:
+            made, added = body.with_program(made, inner)
+            constants.update(added)
+    return made, constants
+
+
+def _fixed_values(view: View, inner: Program, body: Body) -> Known:
+    """What is known in a body of the arguments that are the same whenever it runs."""
+    known: Known = {}
+    for variable, atom in zip(inner.inputs, body.fixed, strict=False):
+        value = None if atom is None else view.value(atom)
+        if value is not None:
+            known[variable] = value
+    return known
+
+
+def index_inputs(program: Program) -> set[int]:
+    """The positions of the inputs that the ids of gathers of rows and of segments depend on."""
+    view = View(program, {})
+    positions = {v: i for i, v in enumerate(program.inputs)}
+    found: set[int] = set()
+    for atom in _places(view, program):
+        found |= {positions[v] for v in view.roots(atom)}
+    return found
+
+
+def _places(view: View, program: Program) -> list[Atom]:
+    places: list[Atom] = []
+    for equation in program.equations:
+        reduction = segment_reduction(equation)
+        if reduction is not None:
+            places.append(reduction.places)
+        gather = row_gather(view, equation.outvars[0]) if equation.outvars else None
+        if gather is not None:
+            places.append(gather.places)
+        for body in bodies_of(equation):
+            inner = Program.of(body.closed)
+            of_inner = index_inputs(inner)
+            places += [a for i, a in enumerate(body.fixed) if i in of_inner and is_variable(a)]
+    return places
+
+
+def _names(effects: Any) -> str:
+    return ", ".join(sorted({str(e) or type(e).__name__ for e in effects}))

@@ -1,0 +1,129 @@
+"""What makes each variable of a program, what reads it, and what it is if that is known."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, MutableMapping
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import numpy as np
+
+from jaxgnn.fusion._program import Atom, Equation, Program, is_variable
+from jaxgnn.graph import is_concrete
+
+# Cheap functions of arrays, which are evaluated ahead where all that they read is known.
+# fmt: off
+_EVALUATED = frozenset((
+    "add", "and", "argsort", "broadcast_in_dim", "clamp", "concatenate", "convert_element_type",
+    "copy", "cumsum", "div", "dynamic_slice", "eq", "gather", "ge", "gt", "iota", "le", "lt",
+    "max", "min", "mul", "ne", "neg", "not", "or", "pad", "reduce_max", "reduce_min",
+    "reduce_sum", "rem", "reshape", "rev", "rsqrt", "scatter", "scatter-add", "select_n", "sign",
+    "slice", "sort", "sqrt", "squeeze", "stop_gradient", "sub", "transpose", "xor",
+))
+# fmt: on
+_LARGEST_KNOWN = 1 << 28  # entries of an array that is evaluated ahead
+
+
+class View:
+    """Definitions and uses of the variables of one program.
+
+    Attributes:
+      program: the program.
+      known: values that have been found, by variable; shared by the views of a program's versions.
+    """
+
+    def __init__(self, program: Program, known: MutableMapping[Any, np.ndarray | None]):
+        self.program = program
+        self.known = known
+        self._producers = {v: e for e in program.equations for v in e.outvars}
+        self._users: dict[Any, list[Equation]] = {}
+        for equation in program.equations:
+            for atom in equation.invars:
+                if is_variable(atom):
+                    self._users.setdefault(atom, []).append(equation)
+        self._outputs = {o for o in program.outputs if is_variable(o)}
+
+    def producer(self, atom: Atom) -> Equation | None:
+        """The equation that makes a variable; None for inputs, constants and literals."""
+        return self._producers.get(atom) if is_variable(atom) else None
+
+    def made_by(self, atom: Atom, *names: str) -> Equation | None:
+        """The equation that makes a variable if it is of one of these primitives, or None."""
+        equation = self.producer(atom)
+        return equation if equation is not None and equation.primitive.name in names else None
+
+    def users(self, variable: Any) -> list[Equation]:
+        """The equations that read a variable."""
+        return self._users.get(variable, [])
+
+    def is_output(self, variable: Any) -> bool:
+        """Whether a variable is a result of the program."""
+        return variable in self._outputs
+
+    def is_read_once(self, variable: Any) -> bool:
+        """Whether one equation reads a variable, and nothing else."""
+        return len(self.users(variable)) == 1 and not self.is_output(variable)
+
+    def value(self, atom: Atom) -> np.ndarray | None:
+        """The array that an atom is whatever the arguments are, or None if that is not known."""
+        if not is_variable(atom):
+            return np.asarray(atom.val)
+        if atom not in self.known:
+            self.known[atom] = self._evaluated(atom)
+        return self.known[atom]
+
+    def _evaluated(self, variable: Any) -> np.ndarray | None:
+        if variable in self.program.constants:
+            value = self.program.constants[variable]
+            return np.asarray(value) if is_concrete(value) and _is_plain(value) else None
+        equation = self._producers.get(variable)
+        if equation is None or equation.primitive.name not in _EVALUATED:
+            return None
+        if any(v.aval.size > _LARGEST_KNOWN for v in equation.outvars):
+            return None
+        reads = []
+        for atom in equation.invars:
+            value = self.value(atom)
+            if value is None:
+                return None
+            reads.append(value)
+        made = dict(zip(equation.outvars, self._evaluate(equation, reads), strict=True))
+        self.known.update(made)
+        return made[variable]
+
+    def _evaluate(self, equation: Equation, reads: list[np.ndarray]) -> list[np.ndarray]:
+        """What one equation makes of these arrays."""
+        inputs = tuple(jex.gensym()(a.aval) for a in equation.invars)
+        alone = dataclasses.replace(
+            self.program,
+            inputs=inputs,
+            outputs=tuple(equation.outvars),
+            equations=(equation.replace(invars=list(inputs)),),
+            constants={},
+        )
+        with jax.ensure_compile_time_eval():
+            return [np.asarray(v) for v in jex.jaxpr_as_fun(alone.closed())(*reads)]
+
+    def roots(self, atom: Atom) -> Iterator[Any]:
+        """The inputs of the program on which an atom depends."""
+        seen, waiting = set(), [atom]
+        inputs = set(self.program.inputs)
+        while waiting:
+            this = waiting.pop()
+            if not is_variable(this) or this in seen:
+                continue
+            seen.add(this)
+            if this in inputs:
+                yield this
+            equation = self._producers.get(this)
+            waiting.extend(() if equation is None else equation.invars)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is an array of numbers: random keys and tokens have no value in numpy."""
+    dtype = getattr(value, "dtype", None)
+    if dtype is None:
+        return isinstance(value, int | float | bool)
+    return not jax.dtypes.issubdtype(dtype, jax.dtypes.extended)

@@ -1,0 +1,286 @@
+"""Each rule applies where it is sound, and not where it is not."""
+
+import jax
+import jax.numpy as jnp
+import jraph
+import numpy as np
+import pytest
+
+from tests.fusion._cases import (
+    EDGES,
+    NODES,
+    RECEIVERS,
+    SENDERS,
+    applied,
+    arrays,
+    assert_same,
+    fuse,
+    refused,
+)
+
+X, H = arrays((NODES, 4), (NODES, 4))
+W, E, HEADS = arrays((EDGES,), (EDGES, 3), (EDGES, 2, 1))
+KERNEL, BIAS, LAST, LAST_BIAS = arrays((11, 8), (8,), (8, 5), (5,), seed=1)
+# Some edges of every kind: no receiver, no sender, neither.
+DROPPED = jnp.where(jnp.arange(EDGES) % 5 == 0, NODES + 3, RECEIVERS)
+NEGATIVE = jnp.where(jnp.arange(EDGES) % 5 == 1, -1, RECEIVERS)
+OUT = jnp.where(jnp.arange(EDGES) % 5 == 0, NODES + 1, SENDERS)
+
+
+def _sum(data, ids=RECEIVERS):
+    return jax.ops.segment_sum(data, ids, NODES)
+
+
+def _max(data, ids=RECEIVERS):
+    return jax.ops.segment_max(data, ids, NODES)
+
+
+def _min(data, ids=RECEIVERS):
+    return jax.ops.segment_min(data, ids, NODES)
+
+
+def _shifted(w, shift, ids=RECEIVERS, eps=0.0):
+    powers = jnp.exp(w - jax.lax.stop_gradient(shift(w))[RECEIVERS])
+    return powers / (_sum(powers) + eps)[ids]
+
+
+def _mlp(columns, activation=jax.nn.relu):
+    return activation(columns @ KERNEL + BIAS) @ LAST + LAST_BIAS
+
+
+def _ends(x, e=E, order=(0, 1, 2)):
+    parts = x[RECEIVERS], x[SENDERS], e
+    return jnp.concatenate([parts[i] for i in order], axis=-1)
+
+
+def _softmax(logits, ids=RECEIVERS, count=NODES):
+    return jraph.segment_softmax(logits, ids, count)
+
+
+def _largest(x, k=2):
+    values, columns = jax.lax.top_k(x, k)
+    return jnp.zeros_like(x).at[jnp.arange(x.shape[0])[:, None], columns].set(values)
+
+
+APPLIES = {
+    # sums of rows
+    "rows": (lambda x: _sum(x[SENDERS]), (X,), ["spmm"]),
+    "a vector": (lambda x: _sum(x[SENDERS]), (X[:, 0],), ["spmm"]),
+    "three axes": (lambda x: _sum(x[SENDERS]), (X.reshape(NODES, 2, 2),), ["spmm"]),
+    "taken": (lambda x: _sum(jnp.take(x, SENDERS, axis=0)), (X,), ["spmm"]),
+    "added at": (lambda x, h: h.at[RECEIVERS].add(x[SENDERS]), (X, H), ["spmm"]),
+    "weights": (lambda x, w: _sum(x[SENDERS] * w[:, None]), (X, W), ["spmm"]),
+    "weights in front": (lambda x, w: -_sum(2.0 * w[:, None] * x[SENDERS]), (X, W), ["spmm"]),
+    "divided": (lambda x, w: _sum(x[SENDERS] / (1 + w[:, None] ** 2)), (X, W), ["spmm"]),
+    "heads": (lambda x, w: _sum(x.reshape(NODES, 2, 2)[SENDERS] * w), (X, HEADS), ["spmm"]),
+    "both ends": (lambda x, h: _sum(x[SENDERS] * h[RECEIVERS]), (X, H), ["spmm"]),
+    "scales of both ends": (
+        lambda x, s: _sum(x[SENDERS] * (s[SENDERS] * s[RECEIVERS])[:, None]),
+        (X, H[:, 0]),
+        ["spmm"],
+    ),
+    "mean": (lambda x: jraph.segment_mean(x[SENDERS], RECEIVERS, NODES), (X,), None),
+    "batch": (lambda x: jax.vmap(lambda x: _sum(x[SENDERS]))(x), (jnp.stack([X, H]),), ["spmm"]),
+    "dropped receivers": (lambda x: _sum(x[SENDERS], DROPPED), (X,), ["spmm"]),
+    "negative receivers": (lambda x: _sum(x[SENDERS], NEGATIVE), (X,), ["spmm"]),
+    "nobody reads what is not there": (
+        lambda x: _sum(x.at[OUT].get(mode="fill"), DROPPED),
+        (X,),
+        ["spmm"],
+    ),
+    "clipped": (lambda x: _sum(x.at[OUT].get(mode="clip"), RECEIVERS), (X,), ["spmm"]),
+    "negative ids": (lambda x: _sum(x[SENDERS - NODES]), (X,), ["spmm"]),
+    "two sums": (lambda x: _sum(x[SENDERS]) + _sum(x[RECEIVERS], SENDERS), (X,), ["spmm"] * 2),
+    # other reductions
+    "maximum": (
+        lambda x: jax.ops.segment_max(x[SENDERS], RECEIVERS, NODES),
+        (X,),
+        ["neighbour_reduce"],
+    ),
+    "minimum": (
+        lambda x: jax.ops.segment_min(x[SENDERS], DROPPED, NODES),
+        (X,),
+        ["neighbour_reduce"],
+    ),
+    "ties": (
+        lambda x: jax.ops.segment_max(jnp.round(x)[SENDERS], RECEIVERS, NODES),
+        (X,),
+        ["neighbour_reduce"],
+    ),
+    "sum of edges": (lambda e: _sum(jnp.sin(e)), (E,), ["aggregate"]),
+    "maximum of edges": (lambda e: _max(e, DROPPED), (E,), ["aggregate"]),
+    "sum of edges at": (lambda e, x: x.at[RECEIVERS].add(jnp.sin(e)), (E, X[:, :3]), ["aggregate"]),
+    "softmax": (lambda w: _softmax(w), (W,), ["segment_softmax"]),
+    "softmax with epsilon": (lambda w: _shifted(w, _max, eps=1e-16), (W,), ["segment_softmax"]),
+    # attention
+    "attention": (
+        lambda x, w: _sum(x.reshape(NODES, 2, 2)[SENDERS] * _softmax(w)),
+        (X, HEADS),
+        ["segment_softmax and spmm"],
+    ),
+    "graph attention": (
+        lambda x, a, b: _sum(
+            x[SENDERS] * _softmax(jax.nn.leaky_relu((a[RECEIVERS] + b[SENDERS])[:, None], 0.2))
+        ),
+        (X, H[:, 0], H[:, 1]),
+        ["gat_attention"],
+    ),
+    "graph attention with edges": (
+        lambda x, a, e: _sum(
+            x.reshape(NODES, 2, 2)[SENDERS]
+            * _softmax(jax.nn.leaky_relu(a[RECEIVERS] + a[SENDERS] + e))
+        ),
+        (X, H[:, :2, None], HEADS),
+        ["gat_attention"],
+    ),
+    # networks on edges
+    "projections": (lambda x: jnp.sin(_ends(x) @ KERNEL), (X,), None),
+    "message network": (lambda x, e: _sum(_mlp(_ends(x, e))), (X, E), ["edge_mlp_aggregate"]),
+    "message network in another order": (
+        lambda x: _sum(_mlp(_ends(x, order=(2, 1, 0)), jax.nn.silu)),
+        (X,),
+        ["edge_mlp_aggregate"],
+    ),
+    "weighted message network": (
+        lambda x, w: _sum(w[:, None] * _mlp(_ends(x)), DROPPED),
+        (X, W),
+        ["edge_mlp_aggregate"],
+    ),
+    "third ends are features of edges": (
+        lambda x: _sum(
+            _mlp(jnp.concatenate([x[RECEIVERS], x[SENDERS], x[SENDERS[::-1]][:, :3]], -1))
+        ),
+        (X,),
+        ["edge_mlp_aggregate"],
+    ),
+    "batch of message networks": (
+        lambda x: jax.vmap(lambda x: _sum(_mlp(_ends(x))))(x),
+        (jnp.stack([X, H]),),
+        None,
+    ),
+    # largest entries
+    "largest": (lambda x: _largest(x), (X,), ["maxk"]),
+    "sum of the largest": (lambda x: _sum(_largest(x)[SENDERS]), (X,), ["maxk_spmm"]),
+}
+
+
+@pytest.mark.parametrize("name", APPLIES)
+def test_a_rule_applies_and_gives_the_same(name):
+    fn, args, ops = APPLIES[name]
+    if ops is not None:
+        assert applied(fuse(fn), *args) == ops
+    assert_same(fn, fuse(fn), *args)
+
+
+@jax.custom_jvp
+def _relu_with_another_slope(x):
+    return jnp.maximum(x, 0)
+
+
+_relu_with_another_slope.defjvps(lambda t, _, x: t)
+
+
+def _threshold(x):
+    return jnp.where(x >= jax.lax.top_k(x, 2)[0][:, -1:], x, 0)
+
+
+DOES_NOT = {
+    "rows of two tables": (lambda x, h: _sum(x[SENDERS] * h[SENDERS[::-1]]), (X, H)),
+    "a row that is not there": (lambda x: _sum(x.at[OUT].get(mode="fill")), (X,)),
+    "a row that is not there, out of promise": (
+        lambda x: _sum(x.at[OUT].get(mode="promise_in_bounds")),
+        (X,),
+    ),
+    "ids made of numbers": (
+        lambda x: _sum(x[(x[:, 0] > 0).astype(jnp.int32)], RECEIVERS[:NODES]),
+        (X,),
+    ),
+    "a maximum from zero": (lambda x: jnp.zeros((NODES, 4)).at[RECEIVERS].max(x[SENDERS]), (X,)),
+    "integers": (lambda x: _sum(x.astype(jnp.int32)[SENDERS]), (X,)),
+    "columns": (lambda x: x[:, jnp.array([0, 0, 3])], (X,)),
+    "softmax of another shift": (lambda w: _shifted(w, _min), (W,)),
+    "softmax of other segments": (lambda w: _shifted(w, _max, SENDERS), (W,)),
+    "softmax with a large epsilon": (lambda w: _shifted(w, _max, eps=1e-3), (W,)),
+    "softmax of dropped edges": (
+        lambda w: jnp.where(DROPPED < NODES, _softmax(w, DROPPED), 0),
+        (W,),
+    ),
+}
+NO_OP = {"spmm", "neighbour_reduce", "segment_softmax", "maxk", "gat_attention"}
+
+
+@pytest.mark.parametrize("name", DOES_NOT)
+def test_a_rule_does_not_apply_where_it_would_be_wrong(name):
+    fn, args = DOES_NOT[name]
+    assert not NO_OP & set(applied(fuse(fn), *args))
+    assert_same(fn, fuse(fn), *args)
+
+
+NO_NETWORK = {
+    "another slope": lambda x: _sum(_mlp(_ends(x), _relu_with_another_slope)),
+    "tanh": lambda x: _sum(_mlp(_ends(x), jnp.tanh)),
+    "an activation behind": lambda x: _sum(jax.nn.relu(_mlp(_ends(x)))),
+    "a maximum": lambda x: jax.ops.segment_max(_mlp(_ends(x)), RECEIVERS, NODES),
+    "a norm before": lambda x: _sum(_mlp(_ends(x) / jnp.abs(_ends(x)).max(-1, keepdims=True))),
+    "a bias by edge": lambda x: _sum(jax.nn.relu(_ends(x) @ KERNEL + W[:, None]) @ LAST),
+}
+
+
+@pytest.mark.costly(3)
+@pytest.mark.parametrize("name", NO_NETWORK)
+def test_message_networks_of_another_form_are_none(name):
+    fn = NO_NETWORK[name]
+    assert "edge_mlp_aggregate" not in applied(fuse(fn), X)
+    assert_same(fn, fuse(fn), X)
+
+
+def test_a_threshold_that_keeps_ties_is_not_maxk():
+    x = jnp.round(X)
+    assert applied(fuse(_threshold), x) == []
+    assert_same(_threshold, fuse(_threshold), x)
+
+
+def test_reasons_are_named():
+    fn, args = DOES_NOT["a row that is not there"]
+    assert "a gathered id is out of range" in refused(fuse(fn), *args)
+    fn, args = DOES_NOT["rows of two tables"]
+    assert "rows of two tables are multiplied" in refused(fuse(fn), *args)
+    fn, args = DOES_NOT["a maximum from zero"]
+    assert "the reduction does not start at -inf" in refused(fuse(fn), *args)
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("name", ["projections", "message network", "both ends", "maximum"])
+def test_what_no_edge_reads_may_be_nan(name):
+    fn, (x, *rest), _ = APPLIES[name]
+    spoiled = x.at[NODES - 1].set(jnp.nan)  # which has no edges
+    fused = fuse(fn)
+    np.testing.assert_allclose(fused(spoiled, *rest), fn(spoiled, *rest), atol=1e-4)
+
+    def loss(f):
+        return lambda x: jnp.where(jnp.isfinite(y := f(x, *rest)), y, 0).sum()
+
+    np.testing.assert_allclose(
+        jax.grad(loss(fused))(spoiled), jax.grad(loss(fn))(spoiled), atol=1e-4
+    )
+
+
+def test_two_layers_keep_their_own_graphs_and_share_one():
+    def run(x):
+        x = jnp.tanh(_sum(x[SENDERS]))
+        x = jnp.tanh(_sum(x[SENDERS]))
+        return _sum(x[RECEIVERS], SENDERS)
+
+    assert applied(fuse(run), X) == ["spmm"] * 3
+    assert_same(run, fuse(run), X)
+
+
+def test_padding_does_not_reach_attention():
+    # Scores of dropped edges are arbitrary, and their gradients NaN in the function as it is.
+    def run(x, w):
+        return _sum(x[SENDERS] * _softmax(w[:, None], DROPPED), DROPPED)
+
+    fused = fuse(run)
+    assert applied(fused, X, W) == ["segment_softmax and spmm"]
+    np.testing.assert_allclose(fused(X, W), run(X, W), atol=1e-5)
+    assert np.isfinite(jax.grad(lambda w: fused(X, w).sum())(W)).all()
