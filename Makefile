@@ -8,6 +8,7 @@
 #   make bench         benchmark tables of this machine's CPU, small sizes
 #   make gpu-test      on a GPU box: build, and a few cases of each test, in minutes
 #   make gpu-check     on a GPU box: build, all tests, benchmark tables; no network needed
+#   make scaling       on a box with several GPUs: training steps on 1, 2, 4 and 8 of them
 #   make bench-report  draws a picture and prints a table of what these two have measured
 #   make release       the wheel and the sdist of this commit, checked, in dist/; uploads nothing
 #
@@ -46,7 +47,7 @@ JAX_REQUIREMENT := $(if $(filter latest,$(JAX)),--upgrade jax jaxlib,jax==$(JAX)
 SOURCES := pyproject.toml $(wildcard ffi/CMakeLists.txt ffi/*/*.cc ffi/*/*.cu ffi/include/*/*.h \
   pallas_kernels/*/__init__.py jaxgnn/ops/_*/__init__.py)
 
-.PHONY: demo test test-all lint docs bench bench-report gpu-installed gpu-test gpu-check \
+.PHONY: demo test test-all lint docs bench bench-report scaling gpu-installed gpu-test gpu-check \
   cuda-check wheel-check release release-ready clean
 .DELETE_ON_ERROR:
 
@@ -60,6 +61,7 @@ FUSED ?= older
 FUSED_THE_OLDER_WAY := --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters
 
 MEASURED = $(if $(COMMIT_RESULTS),--commit-results,--out $(RESULTS))
+MANY_GPUS = $(if $(COMMIT_RESULTS),experiments/benchmarks/results,$(RESULTS))/many_gpus.jsonl
 # Without a GPU all that needs one would be left out of the tests, and the rest pass.
 HAS_GPU = import sys, jax; found = jax.default_backend(); \
   sys.exit(None if found == "gpu" else f"gpu-check: JAX of {sys.executable} runs on a {found}, not on \
@@ -149,6 +151,12 @@ gpu-check: gpu-installed
 	$(GPU_PYTEST) tests/gpu $(GPU_OTHERS)
 	$(GPU_PYTHON) -m experiments.benchmarks --scale $(GPU_SCALE) $(MEASURED)
 	$(GPU_PYTHON) -m experiments.benchmarks.report $(MEASURED)
+
+# On CPUs, `JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES=8 python -m experiments.benchmarks.many_gpus` checks
+# numbers and bytes. Nothing here needs NVLink multicast.
+scaling: gpu-installed
+	NCCL_NVLS_ENABLE=0 $(GPU_PYTHON) -m experiments.benchmarks.many_gpus $(MEASURED)
+	$(GPU_PYTHON) -m experiments.benchmarks.scaling_model --rows $(MANY_GPUS)
 
 # The install compiles the CUDA library for every architecture where nvcc is; no GPU needed.
 cuda-check: $(VENV)/installed
