@@ -178,6 +178,12 @@ class ShardedGraph:
         if array.ndim < 1 or array.shape[0] != graph.num_edges:
             expected = f"of one entry for each of {graph.num_edges} edge slots"
             raise bad_input(where, "of_edges", expected, f"shape {array.shape}")
+        degrees = np.diff(np.asarray(graph.indptr))
+        of_parts = np.bincount(self.partition.part_of, degrees, self.devices).astype(np.int64)
+        if not np.array_equal(of_parts, self.partition.edges):
+            expected = f"the graph that was sharded, with {self.partition.edges.tolist()} edges"
+            got = f"{of_parts.tolist()} edges of the devices' rows"
+            raise bad_input(where, "graph", expected, got)
         cutter = Cutter(graph, self.layout, lists=False)
         edges = self.layout.edges
         shape = (self.devices * edges, *array.shape[1:])

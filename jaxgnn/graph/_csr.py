@@ -256,6 +256,7 @@ class CSRGraph(KeepsArrays, GraphConstructors):
         """Sender of each edge slot: ``indices`` by another name."""
         return self.indices
 
+    @of_one
     def senders_as_rows(self) -> Int[Array, " edges"]:
         """The row that is the same node as the sender of each edge slot of a square graph."""
         return jnp.asarray(self.indices)

@@ -24,17 +24,22 @@ def mean_over_nodes(
       weight: how much each node counts, bool or numbers [nodes]; None to count each once.
 
     Returns:
-      ``Σ w_i v_i / Σ w_i``, the same on all devices.
+      ``Σ w_i v_i / Σ w_i``, the same on all devices, of the wider floating dtype of values and
+      weights, and float32 if neither is floating. Sums are accumulated in float32 or wider.
 
     Raises:
       ValueError: if there is another number of values or weights than of nodes.
     """
-    counted = jnp.ones(graph.num_rows, values.dtype) if weight is None else jnp.asarray(weight)
+    values = jnp.asarray(values)
+    counted = jnp.ones(graph.num_rows, bool) if weight is None else jnp.asarray(weight)
     for name, array in (("values", values), ("weight", counted)):
         if array.ndim < 1 or array.shape[0] != graph.num_rows:
             expected = f"of one entry for each of {graph.num_rows} nodes"
             raise bad_input("mean_over_nodes", name, expected, f"shape {array.shape}")
-    counted = counted.astype(values.dtype)
+    floating = [a.dtype for a in (values, counted) if jnp.issubdtype(a.dtype, jnp.floating)]
+    dtype = max(floating, key=lambda one: one.itemsize, default=jnp.dtype(jnp.float32))
+    wide = max(dtype, jnp.dtype(jnp.float32), key=lambda one: one.itemsize)
+    counted, values = counted.astype(wide), values.astype(wide)
     if isinstance(graph, LocalGraph):
         counted = jnp.where(graph.halo.is_real, counted, 0)
     column = counted.reshape(-1, *(1,) * (values.ndim - 1))
@@ -42,7 +47,7 @@ def mean_over_nodes(
     total = jnp.sum(jnp.where(column != 0, values, 0) * column, axis=0)
     count = jnp.sum(counted)
     total, count = sum_over_devices(graph, (total, count))
-    return total / count
+    return (total / count).astype(dtype)
 
 
 def sum_over_devices[Tree](graph: CSRGraph, of_device: Tree) -> Tree:

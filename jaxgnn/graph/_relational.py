@@ -23,6 +23,7 @@ from jaxgnn.graph._arrays import (
 )
 from jaxgnn.graph._by_identity import IdentityMemory
 from jaxgnn.graph._csr import CSRGraph
+from jaxgnn.graph._local_graph import require_whole
 from jaxgnn.graph._sorting import row_ids, row_ids_on_host
 
 
@@ -161,6 +162,8 @@ def shifted_union(parts: Sequence[Shift], shape: tuple[int, int]) -> CSRGraph:
       shape: number of receivers and of senders of the result.
     """
     graphs = [part.graph for part in parts]
+    for graph in graphs:
+        require_whole("RelationalGraph", graph, "shard the relations one by one")
     rows = [p.first_row if hasattr(p.first_row, "dtype") else None for p in parts]
     arrays = *(a for g in graphs for a in (g.indptr, g.indices, g.weights)), *rows
     if not is_concrete(*arrays):

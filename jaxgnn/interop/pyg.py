@@ -66,7 +66,7 @@ def from_pyg[M: nnx.Module](state_dict: Mapping[str, Any], layer: M, *, prefix: 
     _check_all_are_set("from_pyg", layer, names, {*arrays, *zeros})
     for variable in _variables(layer).values():
         array = arrays.get(id(variable), np.zeros(variable.shape))
-        variable[...] = jnp.asarray(array, variable.dtype)
+        variable[...] = jnp.array(array, variable.dtype)  # a copy: the caller's may change
     return layer
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, UInt32
 
 from jaxgnn._errors import bad_input
-from jaxgnn.graph import Halo
+from jaxgnn.graph import CSRGraph, Halo, LocalGraph
 
 _HALF = np.uint32(16)
 _LOW = np.uint32(0xFFFF)
@@ -50,6 +50,32 @@ class _Counters(NamedTuple):
         low = self.low + others.low
         carried = (low < others.low).astype(jnp.uint32)
         return _Counters(self.high + others.high + carried, low)
+
+
+def bernoulli_of_rows(
+    where: str,
+    key: jax.Array,
+    probability: float,
+    graph: CSRGraph | None,
+    shape: tuple[int, ...],
+    axis: int,
+) -> Bool[Array, "*shape"]:
+    """Draws a mask of nodes, the same however many devices the graph is spread over.
+
+    Args:
+      where: name of the layer in error messages.
+      key: a random key, the same on all devices; of threefry if the graph is spread over some.
+      probability: of True.
+      graph: the graph of the nodes; None if it is not known, and on one device.
+      shape: shape of the mask.
+      axis: the axis of the nodes, not negative.
+
+    Raises:
+      ValueError: as ``bernoulli_of_nodes``.
+    """
+    if isinstance(graph, LocalGraph):
+        return bernoulli_of_nodes(where, key, probability, graph.halo, shape, axis)
+    return jax.random.bernoulli(key, probability, shape)
 
 
 def bernoulli_of_nodes(

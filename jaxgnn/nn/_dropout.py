@@ -11,8 +11,8 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
-from jaxgnn.graph import CBSR, CSRGraph, LocalGraph
-from jaxgnn.nn._draws_by_node import bernoulli_of_nodes
+from jaxgnn.graph import CBSR, CSRGraph
+from jaxgnn.nn._draws_by_node import bernoulli_of_rows
 
 Features = Float[Array, "*batch nodes dim"] | CBSR
 
@@ -127,13 +127,8 @@ def dropout(x: Any, rate: float, rngs: nnx.Rngs | None, graph: CSRGraph | None =
 
 
 def _dropped(values: Array, rate: float, rngs: nnx.Rngs, graph: CSRGraph | None = None) -> Array:
-    key = rngs.dropout()
-    if isinstance(graph, LocalGraph):
-        kept = bernoulli_of_nodes(
-            "dropout", key, 1.0 - rate, graph.halo, values.shape, values.ndim - 2
-        )
-    else:
-        kept = jax.random.bernoulli(key, 1.0 - rate, values.shape)
+    axis = values.ndim - 2
+    kept = bernoulli_of_rows("dropout", rngs.dropout(), 1.0 - rate, graph, values.shape, axis)
     return jnp.where(kept, values / (1.0 - rate), 0)
 
 

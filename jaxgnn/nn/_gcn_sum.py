@@ -14,6 +14,8 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, every_node_has_a_loop, gcn_coefficients, is_concrete
+from jaxgnn.graph._local_graph import key_of_device
+from jaxgnn.nn._draws_by_node import bernoulli_of_rows
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 
 
@@ -46,15 +48,14 @@ class GCNSum(NamedTuple):
     def dropped(self, rate: float, key: Array) -> GCNSum:
         """Leaves out each entry of ``P`` with a probability, and scales up the others."""
         of_edges, of_loops = jax.random.split(key)
-
-        def drop(weights: Array, key: Array) -> Array:
-            kept = jax.random.bernoulli(key, 1 - rate, weights.shape)
-            return jnp.where(kept, weights / (1 - rate), 0)
-
-        given = self.graph.weights
-        weights = jnp.ones(self.graph.num_edges) if given is None else jnp.asarray(given)
-        loops = None if self.loops is None else drop(self.loops, of_loops)
-        return GCNSum(self.graph.with_weights(drop(weights, of_edges)), loops)
+        given, graph = self.graph.weights, self.graph
+        weights = jnp.ones(graph.num_edges) if given is None else jnp.asarray(given)
+        kept = jax.random.bernoulli(key_of_device(graph, of_edges), 1 - rate, weights.shape)
+        graph = graph.with_weights(jnp.where(kept, weights / (1 - rate), 0))
+        if self.loops is None:
+            return GCNSum(graph, None)
+        kept = bernoulli_of_rows("dropout", of_loops, 1 - rate, graph, self.loops.shape, 0)
+        return GCNSum(graph, jnp.where(kept, self.loops / (1 - rate), 0))
 
 
 def gcn_sum(where: str, graph: CSRGraph, *, normalize: bool, add_self_loops: bool) -> GCNSum:

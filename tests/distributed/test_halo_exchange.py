@@ -141,3 +141,14 @@ def test_bad_input_is_named(four_devices):
     message = f"halo_exchange: x must be of {sharded.rows} rows along axis 0"
     with pytest.raises(ValueError, match=message):
         _run(sharded, short, features())
+
+
+def test_parts_without_a_common_edge_exchange_nothing(four_devices):
+    nodes = np.arange(8)
+    loops = CSRGraph.from_edges(nodes, nodes, 8)
+    whole = distributed.shard(loops, mesh(4), partition=nodes // 2, exchange="all_to_all")
+    x = np.arange(8, dtype=np.float32)[:, None]
+    sums = distributed.sharded(ops.spmm, whole.mesh)  # not jitted: XLA ended the process
+    np.testing.assert_array_equal(whole.gather_rows(sums(whole, whole.shard_rows(x))), x)
+    gradient = jax.grad(lambda rows: jnp.sum(sums(whole, rows) ** 2))(whole.shard_rows(x))
+    np.testing.assert_array_equal(whole.gather_rows(gradient), 2 * x)

@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax.sharding import Mesh
 
-from jaxgnn import CSRGraph, distributed, ops
+from jaxgnn import CSRGraph, distributed, nn, ops
 from jaxgnn.graph import Halo
 from jaxgnn.nn._draws_by_node import bernoulli_of_nodes
 from tests.distributed._graphs import NODES, features, graph, mesh, sharded_graph
@@ -65,6 +66,38 @@ def _other_mesh():
     return distributed.sharded(ops.spmm, mesh(4))(sharded_graph(2), jnp.ones((24, 2)))
 
 
+def test_self_loops_are_dropped_alike_on_any_number_of_devices(four_devices):
+    alone = CSRGraph.from_edges([], [], NODES)
+    layer = nn.APPNP(num_steps=1, alpha=0.0, dropout=0.5)
+    run = lambda graph, x: layer(graph, x, rngs=nnx.Rngs(dropout=0))  # noqa: E731
+    whole = distributed.shard(alone, mesh(4))
+    rows = distributed.sharded(run, whole.mesh)(whole, whole.shard_rows(features()))
+    expected = run(alone, jnp.asarray(features()))
+    assert 0 < np.sum(np.any(np.asarray(expected) != 0, axis=1)) < NODES
+    np.testing.assert_array_equal(whole.gather_rows(rows), expected)
+
+
+def _relational(graph, x):
+    layer = nn.RGCNConv(2, 2, num_relations=1, rngs=nnx.Rngs(0))
+    return layer([graph], x)
+
+
+@pytest.mark.parametrize(
+    ("values", "weight", "expected"),
+    [
+        ([True, False], [0.25, 0.75], 0.25),
+        ([1, 0], [0.25, 0.75], 0.25),
+        (np.float16([60000, 60000]), None, 60000),
+        ([True, True, False], [True, False, True], 0.5),
+    ],
+)
+def test_means_count_fractions_and_do_not_overflow(values, weight, expected):
+    whole = CSRGraph.from_edges([0], [1], len(values))
+    weight = None if weight is None else jnp.asarray(weight)
+    mean = distributed.mean_over_nodes(whole, jnp.asarray(values), weight)
+    assert jnp.issubdtype(mean.dtype, jnp.floating) and float(mean) == expected
+
+
 TWO_AXES = {"copies": 2, "nodes": 2}
 BAD = {
     "shard: graph must be of at least one row for each of 4 devices, got 2 rows": lambda: (
@@ -106,6 +139,12 @@ BAD = {
     "shard_edges: of_edges must be of one entry for each of 120 edge slots": lambda: sharded_graph(
         4
     ).shard_edges(graph(), np.ones(119)),
+    r"shard_edges: graph must be the graph that was sharded, with \[63": lambda: sharded_graph(
+        4
+    ).shard_edges(graph().transpose(), np.ones(120)),
+    "RelationalGraph: graph must be a whole graph; shard the relations one by one": lambda: (
+        distributed.sharded(_relational, mesh(4))(sharded_graph(4), jnp.ones((32, 2)))
+    ),
     "ShardedGraph.local: self must be read inside of jax.shard_map": lambda: sharded_graph(4).local,
     "mean_over_nodes: values must be of one entry for each of 23 nodes": lambda: (
         distributed.mean_over_nodes(graph(), jnp.ones(22))

@@ -24,8 +24,9 @@ def test_static_options_come_back_from_json(options):
 def test_every_pytree_is_registered_once():
     classes = [value for value in vars(graph).values() if isinstance(value, type)]
     pytrees = {cls for cls in classes if issubclass(cls, KeepsArrays)} | {graph.HeteroGraph}
-    assert pytrees == set(_serialization._TYPES)
-    for cls in pytrees:
+    # The part of one device exists inside of shard_map alone, so that no program takes it.
+    assert pytrees - {graph.Halo, graph.LocalGraph} == set(_serialization._TYPES)
+    for cls in _serialization._TYPES:
         with pytest.raises(ValueError, match=f"Duplicate serialization .*{cls.__name__}"):
             jax.export.register_pytree_node_serialization(
                 cls, serialized_name="twice", serialize_auxdata=bytes, deserialize_auxdata=tuple

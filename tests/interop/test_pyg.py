@@ -509,6 +509,13 @@ def test_parameters_keep_their_dtypes():
     assert {p.dtype for p in jax.tree.leaves(nnx.state(layer))} == {jnp.dtype(jnp.bfloat16)}
 
 
+def test_parameters_are_copies_of_the_arrays():
+    weight, bias = np.ones((64, 64), np.float32), np.ones(64, np.float32)
+    layer = from_pyg({"lin.weight": weight, "bias": bias}, nn.GCNConv(64, 64, rngs=RNGS))
+    weight[:], bias[:] = 7, 7
+    assert all(float(jnp.max(p)) == 1 for p in jax.tree.leaves(nnx.state(layer)))
+
+
 class _OnAnotherDevice:
     def __array__(self, *options: Any) -> np.ndarray:
         raise TypeError("cannot convert cuda:0 device type tensor to numpy")
