@@ -90,11 +90,11 @@ def _prefix(folder: Path, name: str | None) -> Path:
     """The folder with ``ind.`` and the name, with which the files of the data set begin."""
     require_folder(folder, "files like ind.cora.allx")
     if name is not None:
-        return folder / f"ind.{name}"
+        return folder / f"ind.{name.lower()}"
     found = sorted(folder.glob("ind.*.allx"))
     if len(found) != 1:
         expected = "the file ind.*.allx of one data set, or its name"
-        raise FileNotFoundError(f"{folder}: expected {expected}, got {len(found)} such files")
+        raise FileNotFoundError(f"{folder}: expected {expected}, got {len(found)} files ind.*.allx")
     return found[0].with_suffix("")
 
 

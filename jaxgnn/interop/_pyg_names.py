@@ -268,7 +268,7 @@ def row_of(module: nnx.Module) -> Row:
             return row(module) if callable(row) else row
     if type(module).__module__.startswith("jaxgnn.") and _has_variables(module):
         known = ", ".join(kind.__name__ for kind in ROWS if kind.__module__.startswith("jaxgnn."))
-        expected = f"of classes that PyTorch Geometric has too ({known})"
+        expected = f"of a class whose parameters are known ({known})"
         raise bad_input("jaxgnn.interop", "layer", expected, f"a {type(module).__name__}")
     return _row_of_attributes(module)
 

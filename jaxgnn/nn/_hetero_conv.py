@@ -153,7 +153,12 @@ def check_features(
     for node_type in graph.node_types if edge_types is None else of_relations:
         count = graph.num_nodes[node_type]
         if node_type not in x:
-            raise bad_input(where, "x", f"of a type {node_type!r} too", f"types {list(x)}")
+            raise bad_input(
+                where,
+                "x",
+                f"of a type {node_type!r} too (layers return only types that receive)",
+                f"types {list(x)}",
+            )
         shape = getattr(x[node_type], "shape", ())
         if len(shape) < 2 or shape[-2] != count:
             expected = f"of shape [..., {count}, features], as there are nodes of this type"

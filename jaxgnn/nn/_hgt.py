@@ -183,7 +183,10 @@ def _checked_metadata(where: str, metadata: Any) -> tuple[tuple[str, ...], tuple
     if not isinstance(metadata, tuple | list) or len(metadata) != 2:
         expected = "a pair of the types of nodes and the relations, graph.metadata"
         raise bad_input(where, "metadata", expected, repr(metadata))
-    node_types, edge_types = map(tuple, metadata)
+    node_types, edge_types = (
+        tuple(sorted(metadata[0])),
+        tuple(metadata[1]),
+    )  # as HeteroGraph has them
     for edge_type in edge_types:
         check_edge_type(where, "metadata", edge_type)
         if not {edge_type[0], edge_type[2]} <= set(node_types):
