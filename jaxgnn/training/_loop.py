@@ -13,6 +13,7 @@ from flax import nnx
 
 from ._checkpoints import Checkpoints
 from ._log import Row, RowLog
+from ._processes import as_first, writes_files
 from ._progress import Progress, say
 from ._run import RunFolder
 from ._step import (
@@ -183,6 +184,8 @@ def fit[M: nnx.Module](
     """
     if config.select is not None and evaluate is None:
         raise ValueError(f"fit: config.select is {config.select!r}, but there is no evaluate")
+    speaks = writes_files()
+    progress = progress and speaks
     graphdef, arrays = split_model(model)
     with ExitStack() as stack:
         checkpoints = None
@@ -200,8 +203,8 @@ def fit[M: nnx.Module](
             checkpoints=checkpoints,
             run=run,
             on_row=on_row,
-            log=RowLog(None if run is None else run.metrics_path),
-            timing=RowLog(None if run is None else run.timing_path),
+            log=RowLog(None if run is None else run.metrics_path, writes=speaks),
+            timing=RowLog(run.timing_path if run is not None and speaks else None),
         )
         done = session.restore(resume)
         if done:
@@ -309,7 +312,8 @@ class _Session:
             self.add_evaluation(rows[-1], static)
         self.write(rows[-1:])
         limit = self.config.max_seconds
-        self.stopped = limit is not None and time.monotonic() - self.opened >= limit
+        if limit is not None:
+            self.stopped = as_first(time.monotonic() - self.opened >= limit)
         if saving or (self.stopped and self.checkpoints is not None):
             self.save(step)
         bar.update(step, rows[-1], self.ms_per_step)
