@@ -22,9 +22,10 @@ from experiments._node_training import (
     report_outcome,
 )
 from experiments._nodes import Loss, Scores, predict
+from experiments._options import check_devices
 from experiments._processes import check_same_options
 from experiments._runs import discard, shown
-from experiments._spread import check_devices, on_host, place, spread
+from experiments._spread import on_host, place, spread
 from experiments.maxk import kernels
 from experiments.maxk.config import TrainConfig
 from experiments.maxk.serving import export_model
