@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from experiments._seeds import streams
 from experiments.graphs.config import GraphsConfig
@@ -52,7 +54,7 @@ class Parts:
     """
 
     graphs: GraphBatch
-    known_labels: np.ndarray
+    known_labels: Float[Array, ""]
 
     @property
     def own(self) -> GraphBatch:
@@ -124,7 +126,7 @@ class Batches:
         graphs = jax.tree.map(lambda *parts: np.stack(parts), *map(self._batch, pieces))
         labels = self.dataset.labels[np.concatenate(pieces)]
         known = np.count_nonzero(labels == labels)  # which a NaN is not
-        return Parts(graphs, np.float32(max(known, 1) / self.devices))
+        return Parts(graphs, jnp.float32(max(known, 1) / self.devices))
 
     def part(self, name: str) -> list[GraphBatch]:
         """The graphs of a part in batches, in their order."""
