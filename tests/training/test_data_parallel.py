@@ -100,14 +100,17 @@ def test_each_device_has_a_part_of_the_examples_and_draws_of_its_own(four_device
 
     def loss(model, batch, rngs):
         shapes.append(batch["x"].shape)
-        return model(batch["x"]).mean(), {"draw": jax.random.uniform(rngs(), ())}
+        draw = jax.random.uniform(rngs(), ())
+        return model(batch["x"]).mean(), {"draw": draw, "square": draw**2}
 
-    draws = [
-        _fit(devices, loss, config=LoopConfig(steps=1)).history[0]["draw"]
+    one, four = (
+        _fit(devices, loss, config=LoopConfig(steps=1)).history[0]
         for devices in (four_devices[:1], four_devices)
-    ]
+    )
     assert set(shapes) == {(8, 3), (2, 3)}
-    assert draws[0] != draws[1]
+    # The variance over the devices.
+    assert one["square"] - one["draw"] ** 2 == pytest.approx(0, abs=1e-6)
+    assert four["square"] - four["draw"] ** 2 > 1e-3
 
 
 def test_a_run_on_two_devices_goes_on_with_four(tmp_path, of_one_device, four_devices):
