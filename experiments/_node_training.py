@@ -171,7 +171,8 @@ def outcome_of(result: FitResult, run: RunFolder, epochs: Epochs, caption: Capti
         raise FloatingPointError("train: every evaluation was NaN; no epoch is the best")
     title = f"{caption.data}, {caption.network}, seed {caption.seed}"
     label = caption.label
-    plot_curves({label: result.history}, curves, title=title, best={label: best.step})
+    if run.writes:
+        plot_curves({label: result.history}, curves, title=title, best={label: best.step})
     outcome = Outcome(
         label=label,
         parameters=num_parameters(result.model),
@@ -210,6 +211,8 @@ def report_outcome(
     **parts: Any,
 ) -> None:
     """Says what was reached, and writes it with further ``parts`` of the report, last of all."""
+    if not run.writes:
+        return
     metric, pace = caption.metric, ""
     if outcome.ms_per_epoch is not None:
         pace = f", {outcome.ms_per_epoch:.1f} ms an epoch"

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
 
 from jaxgnn._errors import bad_input
 
@@ -31,3 +36,44 @@ def check_options(command: str, config: Any, lowest: Mapping[str, float]) -> Non
         if any(v is not None and not v >= bound for v in values):
             shown = " ".join(map(str, values))
             raise bad_input(command, option(name), f"at least {bound}", shown)
+
+
+def check_devices(command: str, devices: int) -> None:
+    """Raises ValueError unless there are as many devices, and all processes have some of them."""
+    there, processes = jax.device_count(), jax.process_count()
+    if processes > 1 and devices != there:
+        expected = f"{there}, the devices of all {processes} processes"
+        raise bad_input(command, "--devices", expected, devices)
+    if not 1 <= devices <= there:
+        raise bad_input(command, "--devices", f"in 1..{there}, the devices that there are", devices)
+
+
+@dataclass(frozen=True)
+class BatchDevices:
+    """Options of trainings in batches that devices may share.
+
+    Attributes:
+      devices: number of devices that the examples of a step are divided over; a run may go on with
+        another number.
+    """
+
+    devices: int = 1
+
+    def check_devices(self, command: str, batch_size: int) -> None:
+        """Raises unless there are as many devices, and each gets as many examples.
+
+        Raises:
+          ValueError: naming the command, the option and both numbers.
+        """
+        if self.devices == 1:  # and JAX need not begin for it
+            return
+        check_devices(command, self.devices)
+        if batch_size % self.devices:
+            expected = f"divisible by --devices {self.devices}"
+            raise bad_input(command, "--batch-size", expected, batch_size)
+
+    def mesh(self) -> Mesh | None:
+        """The devices for ``fit``; None for one."""
+        if self.devices == 1:
+            return None
+        return Mesh(np.array(jax.devices()[: self.devices]), ("batch",))

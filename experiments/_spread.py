@@ -12,17 +12,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from experiments._node_data import Batch
 from jaxgnn import CSRGraph, distributed
-from jaxgnn._errors import bad_input
 from jaxgnn.distributed import ShardedGraph
 
 _AXIS = "nodes"
-
-
-def check_devices(command: str, devices: int) -> None:
-    """Raises ValueError unless there are as many devices."""
-    there = jax.device_count()
-    if not 1 <= devices <= there:
-        raise bad_input(command, "--devices", f"in 1..{there}, the devices that there are", devices)
 
 
 def spread(batch: Batch, devices: int) -> Batch:

@@ -1038,6 +1038,27 @@ TRAINING = (
         "self.best = None",
         _tests("training/test_resume", "test_resumed_run_equals_the_whole_one_bit_for_bit"),
     ),
+    Fault(
+        "data parallelism: gradients and losses of the parts are added up",
+        "jaxgnn/training/_data_parallel.py",
+        "return jax.lax.pmean(leaf, self.axis)",
+        "return jax.lax.psum(leaf, self.axis)",
+        ("tests/training/test_data_parallel.py",),
+    ),
+    Fault(
+        "data parallelism: all parts draw the same",
+        "jaxgnn/training/_data_parallel.py",
+        "key = jax.random.fold_in(key, jax.lax.axis_index(self.axis))",
+        "key = jax.random.fold_in(key, 0)",
+        ("tests/training/test_data_parallel.py",),
+    ),
+    Fault(
+        "data parallelism: parts of a batch of graphs count by the known labels of all parts",
+        "experiments/graphs/data.py",
+        "max(known, 1) / self.devices",
+        "max(known, 1)",
+        ("tests/experiments/test_devices.py",),
+    ),
 )
 
 _LINKS = "metrics/test_metrics"

@@ -8,7 +8,7 @@ from typing import Literal
 
 import tyro
 
-from experiments._options import check_options, option
+from experiments._options import BatchDevices, check_options, option
 from experiments._report import PAGE_ALONE, Reporting
 from jaxgnn._errors import bad_input
 
@@ -34,7 +34,7 @@ _LOWEST = {
 
 
 @dataclass(frozen=True)
-class GraphsConfig:
+class GraphsConfig(BatchDevices):
     """Options of one training run.
 
     Attributes:
@@ -101,6 +101,7 @@ class GraphsConfig:
           ValueError: naming the option as it is typed.
         """
         check_options("train", self, _LOWEST)
+        self.check_devices("train", self.batch_size)
         for name in ("dropout", "validation", "test"):
             if not getattr(self, name) < 1:
                 raise bad_input("train", option(name), "in [0, 1)", getattr(self, name))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from experiments._seeds import streams
 from experiments.graphs.config import GraphsConfig
@@ -39,6 +42,26 @@ def load(config: GraphsConfig) -> GraphsDataset:
         raise bad_input("train", "--dataset", expected, name) from error
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Parts:
+    """A batch in parts of one shape, one for each device.
+
+    Attributes:
+      graphs: the parts, whose arrays have a leading axis for the devices.
+      known_labels: the mean number of known labels in a part, float32 []: the mean over the parts
+        of the sums of their losses, divided by it, is the mean over the labels of the batch.
+    """
+
+    graphs: GraphBatch
+    known_labels: Float[Array, ""]
+
+    @property
+    def own(self) -> GraphBatch:
+        """The first part, which on a device is its own."""
+        return jax.tree.map(lambda array: array[0], self.graphs)
+
+
 @dataclass(frozen=True)
 class Batches:
     """Batches of a data set, all of one shape, so that each function compiles once.
@@ -49,47 +72,66 @@ class Batches:
     Attributes:
       dataset: the graphs.
       per_epoch: number of batches in an epoch.
-      shape: nodes, edges and graphs of each batch, padding included.
+      shape: nodes, edges and graphs of each batch, or of each part, padding included.
       seed: seed of the orders.
+      devices: number of parts of a batch of the training.
     """
 
     dataset: GraphsDataset
     per_epoch: int
     shape: tuple[int, int, int]
     seed: int
+    devices: int = 1
 
     @classmethod
-    def of(cls, dataset: GraphsDataset, batch_size: int, epochs: int, seed: int) -> Batches:
-        """Batches of about ``batch_size`` graphs for a number of epochs."""
+    def of(
+        cls, dataset: GraphsDataset, batch_size: int, epochs: int, seed: int, devices: int = 1
+    ) -> Batches:
+        """Batches of about ``batch_size`` graphs for a number of epochs.
+
+        Raises:
+          ValueError: if a batch has fewer graphs than there are devices.
+        """
         train = part_of(dataset, "train")
-        per_epoch = -(-train.size // batch_size)
-        unknown = cls(dataset, per_epoch, (0, 0, 0), seed)
-        plans = [unknown.order(epoch) for epoch in range(epochs)]
-        plans += [part_of(dataset, name) for name in _PARTS]
-        counts = [max(1, -(-plan.size // batch_size)) for plan in plans]
-        needed = [
-            [_largest(sizes[plan], count) for plan, count in zip(plans, counts, strict=True)]
+        per_epoch, at_once = -(-train.size // batch_size), batch_size // devices
+        if train.size // per_epoch < devices:
+            expected = f"at most {train.size // per_epoch}, the graphs of a batch"
+            raise bad_input("train", "--devices", expected, devices)
+        unknown = cls(dataset, per_epoch, (0, 0, 0), seed, devices)
+        plans = [unknown.pieces(epoch) for epoch in range(epochs)]
+        plans += [_cut(part_of(dataset, name), at_once) for name in _PARTS]
+        nodes, edges = (
+            max(int(sizes[piece].sum()) for plan in plans for piece in plan)
             for sizes in (dataset.num_nodes_of_each, dataset.num_edges_of_each)
-        ]
+        )
         # One node and one graph of each batch are padding.
-        nodes, edges = (max(sizes) for sizes in needed)
-        return cls(dataset, per_epoch, (nodes + 1, edges, batch_size + 1), seed)
+        return cls(dataset, per_epoch, (nodes + 1, edges, at_once + 1), seed, devices)
 
     def order(self, epoch: int) -> np.ndarray:
         """The training graphs in the order of an epoch."""
         rng = np.random.default_rng((self.seed, epoch))
         return rng.permutation(part_of(self.dataset, "train"))
 
-    def __call__(self, step: int) -> GraphBatch:
-        """The batch of a step of the training, counted from 1."""
+    def pieces(self, epoch: int) -> list[np.ndarray]:
+        """The parts of the batches of an epoch, those of each batch in turn."""
+        batches = np.array_split(self.order(epoch), self.per_epoch)
+        return [part for batch in batches for part in np.array_split(batch, self.devices)]
+
+    def __call__(self, step: int) -> GraphBatch | Parts:
+        """The batch of a step of the training, counted from 1; in parts for several devices."""
         epoch, place = divmod(step - 1, self.per_epoch)
-        return self._batch(np.array_split(self.order(epoch), self.per_epoch)[place])
+        pieces = self.pieces(epoch)[place * self.devices : (place + 1) * self.devices]
+        if self.devices == 1:
+            return self._batch(pieces[0])
+        graphs = jax.tree.map(lambda *parts: np.stack(parts), *map(self._batch, pieces))
+        labels = self.dataset.labels[np.concatenate(pieces)]
+        known = np.count_nonzero(labels == labels)  # which a NaN is not
+        return Parts(graphs, jnp.float32(max(known, 1) / self.devices))
 
     def part(self, name: str) -> list[GraphBatch]:
         """The graphs of a part in batches, in their order."""
-        graphs = part_of(self.dataset, name)
-        count = max(1, -(-graphs.size // (self.shape[2] - 1)))
-        return [self._batch(piece) for piece in np.array_split(graphs, count)]
+        pieces = _cut(part_of(self.dataset, name), self.shape[2] - 1)
+        return [self._batch(piece) for piece in pieces]
 
     def _batch(self, graphs: np.ndarray) -> GraphBatch:
         samples = [GraphSample(**self.dataset[graph]) for graph in graphs.tolist()]
@@ -104,8 +146,6 @@ def part_of(dataset: GraphsDataset, name: str) -> np.ndarray:
     return graphs
 
 
-def _largest(sizes: np.ndarray, count: int) -> int:
-    """The largest sum of the pieces into which ``np.array_split`` cuts sizes."""
-    ends = np.append(0, np.cumsum(sizes, dtype=np.int64))
-    cuts = np.append(0, np.cumsum([piece.size for piece in np.array_split(sizes, count)]))
-    return int(np.diff(ends[cuts]).max())
+def _cut(graphs: np.ndarray, at_once: int) -> list[np.ndarray]:
+    """Pieces of at most so many graphs, whose lengths differ by at most one."""
+    return np.array_split(graphs, max(1, -(-graphs.size // at_once)))

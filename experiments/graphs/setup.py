@@ -11,7 +11,7 @@ from flax import nnx
 
 from experiments._seeds import streams
 from experiments.graphs.config import GraphsConfig
-from experiments.graphs.data import Batches, part_of
+from experiments.graphs.data import Batches, Parts, part_of
 from experiments.graphs.networks import GraphNetwork
 from experiments.graphs.task import Task, loss_of, score_of
 from jaxgnn.datasets import GraphsDataset
@@ -21,7 +21,7 @@ from jaxgnn.training import LoopConfig, jit_apply
 
 @dataclass(frozen=True)
 class Loss:
-    """The loss of a batch.
+    """The loss of a batch, or of the part of it that a device has.
 
     Attributes:
       task: what the network predicts.
@@ -29,8 +29,12 @@ class Loss:
 
     task: Task
 
-    def __call__(self, model: GraphNetwork, batch: GraphBatch, rngs: nnx.Rngs):
-        return loss_of(self.task, model(batch, rngs), batch.globals, batch.graph_mask), {}
+    def __call__(self, model: GraphNetwork, batch: GraphBatch | Parts, rngs: nnx.Rngs):
+        known_labels = None
+        if isinstance(batch, Parts):
+            batch, known_labels = batch.own, batch.known_labels
+        predicted = model(batch, rngs)
+        return loss_of(self.task, predicted, batch.globals, batch.graph_mask, known_labels), {}
 
 
 class Scores:

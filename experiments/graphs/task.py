@@ -101,7 +101,13 @@ def task_of(dataset: GraphsDataset, metric: Metric | None = None) -> Task:
     return Task(kind, outputs, chosen, tuple(mean.tolist()), tuple(scale.tolist()))
 
 
-def loss_of(task: Task, predicted: jax.Array, labels: jax.Array, there: jax.Array) -> jax.Array:
+def loss_of(
+    task: Task,
+    predicted: jax.Array,
+    labels: jax.Array,
+    there: jax.Array,
+    known_labels: jax.Array | None = None,
+) -> jax.Array:
     """The mean loss of the labels that are known.
 
     Args:
@@ -109,16 +115,18 @@ def loss_of(task: Task, predicted: jax.Array, labels: jax.Array, there: jax.Arra
       predicted: [graphs, outputs] float32: logits, or standardised numbers.
       labels: [graphs] classes, or [graphs, outputs] with NaN where a label is not known.
       there: [graphs] bool, False for padding.
+      known_labels: what the sum of the losses is divided by, float32 []; None for their number.
     """
     if task.kind == "classes":
         losses = optax.softmax_cross_entropy_with_integer_labels(predicted, labels)
-        return _mean(losses, there)
+        return _mean(losses, there, known_labels)
     known = there[:, None] & ~jnp.isnan(labels)
     labels = jnp.where(known, labels, 0)
     if task.kind == "tasks":
-        return _mean(optax.sigmoid_binary_cross_entropy(predicted, labels), known)
+        return _mean(optax.sigmoid_binary_cross_entropy(predicted, labels), known, known_labels)
     errors = predicted - (labels - jnp.array(task.mean)) / jnp.array(task.scale)
-    return _mean(jnp.abs(errors) if task.metric == "MAE" else jnp.square(errors), known)
+    losses = jnp.abs(errors) if task.metric == "MAE" else jnp.square(errors)
+    return _mean(losses, known, known_labels)
 
 
 def score_of(task: Task, predicted: Any, labels: Any) -> float:
@@ -141,7 +149,8 @@ _ERRORS: dict[str, Callable[[np.ndarray], float]] = {
 }
 
 
-def _mean(values: jax.Array, counted: jax.Array) -> jax.Array:
-    """The mean of the values that count; zero where none does."""
-    count = jnp.maximum(jnp.sum(counted), 1).astype(values.dtype)
+def _mean(values: jax.Array, counted: jax.Array, count: jax.Array | None = None) -> jax.Array:
+    """The mean of the values that count, or their sum over ``count``; zero where none does."""
+    if count is None:
+        count = jnp.maximum(jnp.sum(counted), 1).astype(values.dtype)
     return jnp.sum(jnp.where(counted, values, 0)) / count

@@ -22,7 +22,7 @@ from jaxgnn.training import FitResult, RunFolder, fit, phase, plot_curves
 
 # What may differ when a run is resumed: where, not what. The learning rate falls to zero at the
 # last epoch, so that another number of epochs is another run.
-_MAY_CHANGE = ("run", "fresh", "progress", "data", "checkpoint_every", "report")
+_MAY_CHANGE = ("run", "fresh", "progress", "data", "checkpoint_every", "report", "devices")
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,9 @@ def train(config: GraphsConfig, dataset: GraphsDataset | None = None) -> Outcome
     with phase("trivial methods", progress=config.progress):
         trivial = trivial_scores(dataset, task)
     with phase("preparing batches", progress=config.progress):
-        batches = Batches.of(dataset, config.batch_size, config.epochs, config.seed)
+        batches = Batches.of(
+            dataset, config.batch_size, config.epochs, config.seed, devices=config.devices
+        )
         scores = Scores(dataset, batches, task)
     loss, model = Loss(task), GraphNetwork(config, dataset, task.outputs)
     _trace(loss, model, batches)
@@ -92,6 +94,7 @@ def train(config: GraphsConfig, dataset: GraphsDataset | None = None) -> Outcome
         evaluate=scores,
         run=run,
         progress=config.progress,
+        mesh=config.mesh(),
     )
     outcome = _outcome(config, task, batches, result, trivial)
     _report(config, dataset, outcome, run)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import tyro
 
-from experiments._options import check_options
+from experiments._options import BatchDevices, check_options
 from experiments._report import PAGE_ALONE, Reporting
 from jaxgnn._errors import bad_input
 from jaxgnn.models import HypergraphKind
@@ -32,7 +32,7 @@ _FEWEST_EXPERTS = {"all_pairs": 2, "all_triples": 3, "all": 2}
 
 
 @dataclass(frozen=True)
-class LMOptions:
+class LMOptions(BatchDevices):
     """Options that all runs share.
 
     Attributes:
@@ -136,6 +136,11 @@ class LMConfig(LMOptions):
             expected = f"1, or at least {fewest} for --strategy {self.strategy}"
             raise bad_input("lm", "--experts", expected, short[0])
         check_options("lm", self, _LM_LOWEST)
+        self.check_devices("lm", self.batch_size)
+        if self.output_orthogonality and self.devices > 1:
+            # It is of the experts' means over a whole batch, which no device has.
+            expected = f"left out with --devices {self.devices}"
+            raise bad_input("lm", "--output-orthogonality", expected, self.output_orthogonality)
 
     def variants(self) -> list[LMRun]:
         """The runs, by number of experts."""

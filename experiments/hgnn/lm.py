@@ -40,7 +40,7 @@ _BYTES = 256
 _ORDERS = (0, 1, 2, 3)
 # What may differ when a run is resumed: where, not what. Not ``steps``: the learning rate's
 # schedule ends with them.
-_MAY_CHANGE = ("run", "fresh", "progress", "checkpoint_every", "report")
+_MAY_CHANGE = ("run", "fresh", "progress", "checkpoint_every", "report", "devices")
 
 # Pieces of text, and how much of the strength of the losses of orthogonality counts.
 Batch = tuple[np.ndarray, np.float32]
@@ -161,6 +161,7 @@ def train(run: LMRun, dataset: TextDataset | None = None) -> Outcome:
         evaluate=_Evaluation(validation),
         run=folder,
         progress=run.progress,
+        mesh=run.mesh(),
     )
     return _report(run, result, folder)
 

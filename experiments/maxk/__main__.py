@@ -8,6 +8,7 @@ from typing import Annotated
 
 import tyro
 
+from experiments._processes import ALONE, ProcessOptions, connected
 from experiments._seeds import ONE_SEED, Repeats
 from experiments.maxk.compare import compare as run_compare
 from experiments.maxk.compare import sweep as run_sweep
@@ -18,6 +19,7 @@ from experiments.maxk.trainings import train_all
 
 Config = Annotated[TrainConfig, tyro.conf.arg(name="")]
 Seeds = Annotated[Repeats, tyro.conf.arg(name="")]
+Processes = Annotated[ProcessOptions, tyro.conf.arg(name="")]
 
 
 def train(
@@ -26,6 +28,7 @@ def train(
     table_seeds: tuple[int, ...] = (),
     vmap: bool = False,
     export: Path | None = None,
+    processes: Processes = ALONE,
 ) -> None:
     """Train a model with each seed, draw its curves and write a report.
 
@@ -37,8 +40,10 @@ def train(
       vmap: train all seeds in one program, which compiles once and writes no run folders.
       export: file to write the best model to, for the command predict and for
         jaxgnn.load_exported; of a run that is complete it is written without training again.
+      processes: where the processes of a command that runs in several find each other.
     """
-    train_all(config, repeats, table_seeds=table_seeds, vmap=vmap, export=export)
+    with connected("train", processes):
+        train_all(config, repeats, table_seeds=table_seeds, vmap=vmap, export=export)
 
 
 def compare(

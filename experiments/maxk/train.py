@@ -22,13 +22,15 @@ from experiments._node_training import (
     report_outcome,
 )
 from experiments._nodes import Loss, Scores, predict
+from experiments._options import check_devices
+from experiments._processes import check_same_options
 from experiments._runs import discard, shown
-from experiments._spread import check_devices, on_host, place, spread
+from experiments._spread import on_host, place, spread
 from experiments.maxk import kernels
 from experiments.maxk.config import TrainConfig
 from experiments.maxk.serving import export_model
 from experiments.maxk.setup import batch_of, caption_of, make_model
-from jaxgnn import CSRGraph
+from jaxgnn import CSRGraph, distributed
 from jaxgnn.datasets import NodeDataset
 from jaxgnn.training import FitResult, LoopConfig, RunFolder, Table, fit, jit_apply, phase
 
@@ -74,6 +76,7 @@ def train(
     if dataset is None:
         with phase(f"reading {config.data_name()}", progress=config.progress):
             dataset = load(config)
+    _check_same(config, dataset)
     with phase("preparing the graph", progress=config.progress):
         batch = spread(batch_of(config, dataset, graph), config.devices)
     loop = loop_of(config)
@@ -105,6 +108,13 @@ def train(
     parts = {"tables": tables, "pictures": pictures, "confusion": confusion}
     report_outcome(outcome, run, caption, config.report, **parts)
     return outcome
+
+
+def _check_same(config: TrainConfig, dataset: NodeDataset) -> None:
+    """Raises unless all processes, if there are several, have the same options and data."""
+    check_same_options(config, besides=("progress", "data"))
+    for name in ("senders", "receivers", "features", "labels", "train", "validation", "test"):
+        distributed.check_same(f"the {name} of the data", getattr(dataset, name))
 
 
 def _trace(config: TrainConfig, model: nnx.Module, batch: Batch) -> None:

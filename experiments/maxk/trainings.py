@@ -15,6 +15,7 @@ from experiments.maxk.config import TrainConfig
 from experiments.maxk.repeat import in_own_folder, train_in_one_program
 from experiments.maxk.serving import check_export
 from experiments.maxk.train import train
+from jaxgnn._errors import bad_input
 from jaxgnn.training import Table, phase
 
 
@@ -41,6 +42,15 @@ def train_all(
     """
     repeats.check("train")
     config.check()
+    on_one = {
+        "--processes": repeats.processes > 1,
+        "--table-seeds": bool(table_seeds),
+        "--vmap": vmap,
+        "--export": export is not None,
+    }
+    for name, given in on_one.items():
+        if given and config.devices > 1:
+            raise bad_input("train", name, f"left out with --devices {config.devices}", "it")
     if export is not None:
         check_export(config, export, is_one_run=len(repeats.seeds) == 1 and not vmap)
     print(f"settings: {config.settings()}", flush=True)

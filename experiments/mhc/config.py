@@ -8,7 +8,7 @@ from typing import Literal
 
 import tyro
 
-from experiments._options import check_options
+from experiments._options import BatchDevices, check_options
 from experiments._report import PAGE_ALONE, Reporting
 from experiments._seeds import check_seeds
 from experiments.maxk.config import TrainConfig as GraphConfig
@@ -31,7 +31,7 @@ _LOWEST = {
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(BatchDevices):
     """Options of one training run of the language model.
 
     Attributes:
@@ -98,6 +98,7 @@ class TrainConfig:
           ValueError: naming the option.
         """
         check_options("train", self, _LOWEST)
+        self.check_devices("train", self.batch_size)
 
 
 _DEEP_LOWEST = {

@@ -35,7 +35,7 @@ from jaxgnn.training import (
 _BYTES = 256
 # What may differ when a run is resumed: where, not what. Not ``steps``: the learning rate's
 # schedule ends with them.
-_MAY_CHANGE = ("run", "fresh", "progress", "checkpoint_every", "report")
+_MAY_CHANGE = ("run", "fresh", "progress", "checkpoint_every", "report", "devices")
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,7 @@ def train(config: TrainConfig, dataset: TextDataset | None = None) -> Outcome:
         evaluate=_Evaluation(validation),
         run=run,
         progress=config.progress,
+        mesh=config.mesh(),
     )
     return _report(config, result, run)
 

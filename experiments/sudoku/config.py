@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal
 
+from experiments._options import BatchDevices
 from experiments._report import Reporting, ReportOptions
 from experiments._seeds import check_seeds
 from experiments.sudoku.recipes import Name, Recipe, recipe
@@ -59,7 +60,7 @@ class GenerateConfig:
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(BatchDevices):
     """Options of one training run; those left out come from the recipe.
 
     Attributes:
@@ -167,7 +168,7 @@ class TrainConfig:
         Raises:
           ValueError: naming the option.
         """
-        self.settings()
+        self.check_devices("train", self.settings().batch_size)
         if self.steps is not None and self.minutes is not None:
             raise bad_input("train", "--minutes", "left out where --steps is given", self.minutes)
         for name in ("minutes", "stop_after", "checkpoint_minutes"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -132,7 +132,19 @@ class Pool:
     fewest: Float[Array, ""]
 
 
-def draw(key: Array, pool: Pool, recipe: Recipe) -> tuple[Array, Array]:
+class Drawn(NamedTuple):
+    """The boards of a step, where they are drawn in front of it.
+
+    Attributes:
+      puzzles: 0 where blank.
+      solutions: their solutions.
+    """
+
+    puzzles: Int[Array, "batch 81"]
+    solutions: Int[Array, "batch 81"]
+
+
+def draw(key: Array, pool: Pool, recipe: Recipe) -> Drawn:
     """A batch: puzzles at random, with random further givens, turned at random.
 
     Returns:
@@ -152,7 +164,7 @@ def draw(key: Array, pool: Pool, recipe: Recipe) -> tuple[Array, Array]:
     if recipe.augment:
         keys = jax.random.split(turn_key, batch)
         puzzles, solutions = jax.vmap(sudoku.augment)(keys, puzzles, solutions)
-    return puzzles.astype(jnp.int32), solutions.astype(jnp.int32)
+    return Drawn(puzzles.astype(jnp.int32), solutions.astype(jnp.int32))
 
 
 def fewest_givens(recipe: Recipe, step: int, steps: int) -> float:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from experiments.sudoku.data import Pool, draw
+from experiments.sudoku.data import Drawn, Pool, draw
 from experiments.sudoku.recipes import Recipe
 from jaxgnn import models, ops
 from jaxgnn.models import sudoku_cross_entropy, sudoku_digits, sudoku_focal_loss
@@ -58,14 +58,15 @@ def logits_of(model: Any, puzzles: jax.Array, num_steps: int | None = None) -> j
     return model(puzzles, num_steps=num_steps, **every)
 
 
-def training_loss(model: Any, pool: Pool, rngs: nnx.Rngs, recipe: Recipe):
-    """The loss on a batch drawn from the pool, and accuracies behind the last step.
+def training_loss(model: Any, batch: Pool | Drawn, rngs: nnx.Rngs, recipe: Recipe):
+    """The loss on a batch, which may be yet to be drawn, and accuracies behind the last step.
 
     Returns:
       The loss, and the parts of blank cells and of whole puzzles that are right; these are NaN as
       those of ``Measurement`` are.
     """
-    puzzles, solutions = draw(rngs.batch(), pool, recipe)
+    drawn = batch if isinstance(batch, Drawn) else draw(rngs.batch(), batch, recipe)
+    puzzles, solutions = drawn
     if isinstance(model, models.SudokuGNN):
         last = model(puzzles, rngs=rngs)
         loss = sudoku_focal_loss(last, solutions, puzzles)

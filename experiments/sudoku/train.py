@@ -21,7 +21,16 @@ from experiments._report import finish
 from experiments._runs import discard, shown
 from experiments._seeds import streams, summarize
 from experiments.sudoku.config import TrainConfig
-from experiments.sudoku.data import Data, Pool, fewest_givens, held_out, make_data, read
+from experiments.sudoku.data import (
+    Data,
+    Drawn,
+    Pool,
+    draw,
+    fewest_givens,
+    held_out,
+    make_data,
+    read,
+)
 from experiments.sudoku.measure import Measurement, measure
 from experiments.sudoku.networks import make_network, network_name, training_loss
 from experiments.sudoku.recipes import Recipe
@@ -34,7 +43,16 @@ from jaxgnn.training import FitResult, LoopConfig, RunFolder, Table, fit, phase,
 from jaxgnn.training._files import read_json
 
 # What may differ when a run is resumed: where and how, not what.
-_MAY_CHANGE = ("run", "fresh", "progress", "data", "stop_after", "checkpoint_minutes", "report")
+_MAY_CHANGE = (
+    "run",
+    "fresh",
+    "progress",
+    "data",
+    "stop_after",
+    "checkpoint_minutes",
+    "report",
+    "devices",
+)
 _CALIBRATION_STEPS = 24
 _EVALUATED_AT_ONCE = 256
 _SOLVED = " puzzles"
@@ -107,7 +125,7 @@ def train(config: TrainConfig, data: Data | None = None) -> Outcome:
     settings, seeds = config.settings(), streams(config.seed)
     if data is None:
         data = _data(config, settings, seeds.split)
-    pool = _Pool(data.train, settings)
+    pool = _Pool(data.train, settings, None if config.devices == 1 else seeds.training)
     model = make_network(settings, seeds.parameters, config.implementation)
     if config.initial is not None:
         _begin_with(model, config.initial)
@@ -130,6 +148,7 @@ def train(config: TrainConfig, data: Data | None = None) -> Outcome:
         evaluate=_Evaluation(data, config.eval_puzzles, settings),
         run=run,
         progress=config.progress,
+        mesh=config.mesh(),
     )
     return _report(config, settings, result, run, data)
 
@@ -161,15 +180,31 @@ def _data(config: TrainConfig, settings: Recipe, seed: int) -> Data:
 
 
 class _Pool:
-    """The training puzzles on the device, with the curriculum's bound at each step."""
+    """The training puzzles on the device, with the curriculum's bound at each step.
 
-    def __init__(self, puzzles: Puzzles, settings: Recipe):
+    Args:
+      puzzles: all of them.
+      settings: the recipe.
+      drawn_by: None, and a step draws its boards from all puzzles; or the seed of the training, and
+        boards are drawn in front of a step, the same ones, which devices can then share.
+    """
+
+    def __init__(self, puzzles: Puzzles, settings: Recipe, drawn_by: int | None = None):
+        self._drawn_by = drawn_by
+        self._draw = jax.jit(functools.partial(_drawn, settings))
         self._boards = jnp.array(puzzles.puzzles), jnp.array(puzzles.solutions)
         self._settings = settings
 
-    def __call__(self, step: int, steps: int) -> Pool:
+    def __call__(self, step: int, steps: int) -> Pool | Drawn:
         fewest = np.float32(fewest_givens(self._settings, step, steps))
-        return Pool(*self._boards, jnp.asarray(fewest))
+        pool = Pool(*self._boards, jnp.asarray(fewest))
+        return pool if self._drawn_by is None else self._draw(pool, self._drawn_by, step)
+
+
+def _drawn(settings: Recipe, pool: Pool, seed: int, step: int) -> Drawn:
+    """The boards that ``training_loss`` would draw in a step of a training of this seed."""
+    key = jax.random.fold_in(jax.random.key(seed), step)
+    return draw(nnx.Rngs(key).batch(), pool, settings)
 
 
 def _optimizer(settings: Recipe, steps: int) -> optax.GradientTransformation:
@@ -189,7 +224,8 @@ def _budget(config, settings, model, loss_fn, pool: _Pool, run: RunFolder) -> tu
     file = run.path / "budget.json"
     if not file.exists():
         loop = LoopConfig(steps=_CALIBRATION_STEPS + 1, log_every=_CALIBRATION_STEPS)
-        options = {"config": replace(loop, ema_decay=settings.ema_decay), "progress": False}
+        loop = replace(loop, ema_decay=settings.ema_decay)
+        options = {"config": loop, "progress": False, "mesh": config.mesh()}
         optimizer = _optimizer(settings, settings.steps)
         with phase("compiling, and timing some steps", progress=config.progress):
             timed = fit(model, optimizer, loss_fn, lambda step: pool(step, 1), **options)

@@ -13,6 +13,9 @@ from jax.experimental import multihost_utils
 
 from jaxgnn._errors import bad_input
 
+# After so many seconds without a sign of life a process counts as gone.
+_SILENT_S = 30
+
 
 def initialize(
     coordinator: str | None = None,
@@ -24,7 +27,8 @@ def initialize(
     """Connects this process with the others, before JAX is used; see ``jax.distributed``.
 
     Afterwards ``jax.devices()`` are those of all processes, and a mesh may have them all. Left out,
-    the arguments are those of the cluster, where JAX knows how to ask it.
+    the arguments are those of the cluster, where JAX knows how to ask it. When a process ends
+    before the others, or does not answer for 30 s, JAX ends the others with an error that names it.
 
     Args:
       coordinator: address ``host:port`` at which the process 0 is found.
@@ -51,7 +55,11 @@ def initialize(
     try:
         # JAX ends the whole process at its own timeout, which shall come behind the message.
         jax.distributed.initialize(
-            coordinator, num_processes, process_id, initialization_timeout=timeout_s + 2
+            coordinator,
+            num_processes,
+            process_id,
+            initialization_timeout=timeout_s + 2,
+            heartbeat_timeout_seconds=_SILENT_S,
         )
     finally:
         told.cancel()

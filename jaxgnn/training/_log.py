@@ -49,28 +49,31 @@ class RowLog:
 
     Args:
       path: The file, or None to keep the rows in memory alone. Rows already there are read.
+      writes: Whether what is done to the rows is done to the file; not in a process that trains
+        with another one, which writes it.
 
     Raises:
       ValueError: A row that is there has no step, or something else than numbers.
     """
 
-    def __init__(self, path: Path | None):
+    def __init__(self, path: Path | None, *, writes: bool = True):
         self.path = path
+        self._file = path if writes else None
         self.rows: list[Row] = [] if path is None else read_steps(path)
 
     def append(self, rows: Iterable[Row]) -> None:
         """Adds rows and hands them to the operating system, so that a kill loses none of them."""
         rows = list(rows)
         self.rows += rows
-        if self.path is not None and rows:
-            with self.path.open("a", encoding="utf-8") as file:
+        if self._file is not None and rows:
+            with self._file.open("a", encoding="utf-8") as file:
                 file.write("".join(map(format_row, rows)))
 
     def truncate(self, last_step: int) -> None:
         """Drops the rows after ``last_step``, and any half-written line, in one atomic step."""
         self.rows = [row for row in self.rows if row["step"] <= last_step]
-        if self.path is not None and self.path.exists():
-            write_text(self.path, "".join(map(format_row, self.rows)))
+        if self._file is not None and self._file.exists():
+            write_text(self._file, "".join(map(format_row, self.rows)))
 
 
 def format_row(row: Mapping[str, float]) -> str:

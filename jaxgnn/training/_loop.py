@@ -12,7 +12,9 @@ import optax
 from flax import nnx
 
 from ._checkpoints import Checkpoints
+from ._data_parallel import DataParallel, on_one_device
 from ._log import Row, RowLog
+from ._processes import as_first, writes_files
 from ._progress import Progress, say
 from ._run import RunFolder
 from ._step import (
@@ -136,6 +138,7 @@ def fit[M: nnx.Module](
     resume: bool = True,
     progress: bool = True,
     on_row: Callable[[Row], None] | None = None,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> FitResult[M]:
     """Trains a model.
 
@@ -170,6 +173,12 @@ def fit[M: nnx.Module](
         those of ``evaluate``. Rows come when the device is read, up to ``config.log_every`` at
         once. A resumed run begins with the step after its checkpoint, so that those between the
         checkpoint and a kill come again. What it raises ends the training.
+      mesh: Devices that share each batch, a mesh of one axis: every array of the batch has the
+        examples along its leading axis, and each device gets as many of them; scalars go to all.
+        ``loss_fn`` runs on each device with its part. The loss, the metrics and changed state are
+        the means over the devices, which are those of the whole batch if they are means over the
+        examples; each part draws random numbers of its own. A run may go on with another mesh.
+        ``evaluate`` and the result have the model on one device.
 
     Returns:
       The trained model, the best one, and the history.
@@ -177,13 +186,19 @@ def fit[M: nnx.Module](
     Raises:
       ValueError: The run's checkpoint does not fit the model, the optimizer or ``config.steps``;
         there is something to resume but ``resume`` is False; ``config.select`` is not among the
-        metrics; names clash; or ``loss_fn`` changes the shape of the model's state.
+        metrics; names clash; ``loss_fn`` changes the shape of the model's state; or the mesh has
+        several axes, or the examples of a batch cannot be divided over it.
       FloatingPointError: A loss, or a parameter about to be saved or to be kept as the best
         model's, is NaN or infinite. The message names the step and the last checkpoint.
     """
     if config.select is not None and evaluate is None:
         raise ValueError(f"fit: config.select is {config.select!r}, but there is no evaluate")
+    speaks = writes_files()
+    progress = progress and speaks
+    parallel = None if mesh is None else DataParallel(mesh)
     graphdef, arrays = split_model(model)
+    if parallel is not None:
+        arrays = parallel.replicate(arrays)
     with ExitStack() as stack:
         checkpoints = None
         if run is not None:
@@ -193,15 +208,18 @@ def fit[M: nnx.Module](
             config=config,
             graphdef=graphdef,
             state=start_state(arrays, optimizer, averaged=config.ema_decay is not None),
-            update=make_step(graphdef, optimizer, loss_fn, config.seed, config.ema_decay or 0.0),
+            update=make_step(
+                graphdef, optimizer, loss_fn, config.seed, config.ema_decay or 0.0, parallel
+            ),
             batches=batches,
+            parallel=parallel,
             evaluate=evaluate,
             static=static,
             checkpoints=checkpoints,
             run=run,
             on_row=on_row,
-            log=RowLog(None if run is None else run.metrics_path),
-            timing=RowLog(None if run is None else run.timing_path),
+            log=RowLog(None if run is None else run.metrics_path, writes=speaks),
+            timing=RowLog(run.timing_path if run is not None and speaks else None),
         )
         done = session.restore(resume)
         if done:
@@ -233,6 +251,7 @@ class _Session:
     state: TrainState
     update: Callable[..., tuple[TrainState, dict[str, jax.Array]]]
     batches: Callable[[int], PyTree]
+    parallel: DataParallel | None
     evaluate: Callable[..., Mapping[str, float]] | None
     static: Callable[[int], Hashable] | None
     checkpoints: Checkpoints | None
@@ -291,7 +310,10 @@ class _Session:
             bar.begin("compiling")
         if not self.pending:
             self.started = time.perf_counter()
-        self.state, values = self.update(self.state, owned(self.batches(step)), static)
+        batch = owned(self.batches(step))
+        if self.parallel is not None:
+            batch = self.parallel.divide(batch)
+        self.state, values = self.update(self.state, batch, static)
         self.pending.append((step, values))
         self.compiled.add(static)
 
@@ -309,7 +331,8 @@ class _Session:
             self.add_evaluation(rows[-1], static)
         self.write(rows[-1:])
         limit = self.config.max_seconds
-        self.stopped = limit is not None and time.monotonic() - self.opened >= limit
+        if limit is not None:
+            self.stopped = as_first(time.monotonic() - self.opened >= limit)
         if saving or (self.stopped and self.checkpoints is not None):
             self.save(step)
         bar.update(step, rows[-1], self.ms_per_step)
@@ -359,7 +382,7 @@ class _Session:
         """Evaluates the model into ``row``, and keeps it if it is the best so far."""
         assert self.evaluate is not None
         self.evaluated = True
-        model = merge_model(self.graphdef, self.state.averaged_model)
+        model = self.merged(self.state.averaged_model)
         model.eval()
         metrics = {name: float(value) for name, value in self.evaluate(model, *static).items()}
         clash = row.keys() & metrics.keys()
@@ -412,6 +435,12 @@ class _Session:
                 f"fit: a parameter is NaN or infinite after step {step}; {self.last_checkpoint}"
             )
 
+    def merged(self, arrays: ModelState) -> Any:
+        """The model of some arrays; on one device, if several share the batches."""
+        if self.parallel is not None:
+            arrays = on_one_device(arrays)
+        return merge_model(self.graphdef, arrays)
+
     @property
     def last_checkpoint(self) -> str:
         """Where one can go back to, in words."""
@@ -429,9 +458,9 @@ class _Session:
         best, state = self.best_arrays, self.state
         averaged = None if state.average is None else state.averaged_model
         return FitResult(
-            model=merge_model(self.graphdef, state.model),
-            averaged_model=None if averaged is None else merge_model(self.graphdef, averaged),
-            best_model=None if best is None else merge_model(self.graphdef, best),
+            model=self.merged(state.model),
+            averaged_model=None if averaged is None else self.merged(averaged),
+            best_model=None if best is None else self.merged(best),
             best=self.best,
             history=self.log.rows,
             compile_seconds=self.compile_seconds,

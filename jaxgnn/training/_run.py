@@ -16,9 +16,10 @@ from typing import Any
 import jax
 
 from ._files import read_json, write_json
-from ._lock import lock_folder
+from ._lock import FolderLock, lock_folder
 from ._log import Row, read_steps
 from ._memory import largest, peak_memory
+from ._processes import wait_for_all, writes_files
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "jaxgnn")
 
@@ -39,6 +40,13 @@ class RunFolder:
     One process at a time has a folder open, as long as an object of this class lives there, or
     until ``close``. A killed one has it no longer. ``load_model`` and ``read_rows``, which only
     read what a run has written, do without.
+
+    In a program of several processes all open the folder, on a file system that they share. Process
+    0 has the lock and writes; the others read checkpoints and rows.
+
+    Attributes:
+      path: The folder.
+      writes: Whether this process writes to it.
 
     Args:
       path: The folder, usually ``runs/<name>``.
@@ -63,18 +71,28 @@ class RunFolder:
         self.timing_path = self.path / "timing.jsonl"
         self.checkpoints_path = self.path / "checkpoints"
         values = _config_to_json(config)
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = lock_folder(self.path)
-        self._check_config(values, tuple(may_change))
-        self.write_json("config.json", values)
-        self._record_start()
+        self.writes = writes_files()
+        self._lock: FolderLock | None = None
+        if self.writes:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = lock_folder(self.path)
+            self._check_config(values, tuple(may_change))
+            self.write_json("config.json", values)
+            self._record_start()
+        wait_for_all("the run's folder")
 
     def write_json(self, name: str, value: Any) -> None:
-        """Writes ``value`` as JSON to the file ``name`` of this folder, in one atomic step."""
-        write_json(self.path / name, value)
+        """Writes ``value`` as JSON to the file ``name`` of this folder, in one atomic step.
+
+        Only if ``writes``, which of several processes one does.
+        """
+        if self.writes:
+            write_json(self.path / name, value)
 
     def write_summary(self, values: Mapping[str, Any]) -> None:
         """Writes ``summary.json``: the values, and the most memory that any start needed so far."""
+        if not self.writes:
+            return
         file = self.path / "summary.json"
         before = read_json(file, dict, "an object, the summary") if file.exists() else {}
         self.write_json(file.name, {**values, **largest(before, peak_memory())})
@@ -89,7 +107,8 @@ class RunFolder:
 
     def close(self) -> None:
         """Lets other processes open the folder; nothing more is to be written there by this one."""
-        self._lock.release()
+        if self._lock is not None:
+            self._lock.release()
 
     def _check_config(self, values: dict[str, Any], may_change: tuple[str, ...]) -> None:
         file = self.path / "config.json"

@@ -10,6 +10,7 @@ import optax
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
+from ._data_parallel import DataParallel
 from ._trees import PyTree, first_difference, owned, strong, types
 
 LossFn = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
@@ -108,14 +109,16 @@ def make_step(
     loss_fn: LossFn,
     seed: int,
     ema_decay: float = 0.0,
+    parallel: DataParallel | None = None,
 ) -> jax.stages.Wrapped:
     """Compiles ``step(state, batch, static) -> (state, values)``, which donates ``state``.
 
     ``static`` is a tuple of hashable values, handed on to ``loss_fn``; each new one retraces.
     ``values`` are the loss and the metrics of ``loss_fn``, computed before the update.
-    ``ema_decay`` is that of the state's average, if it has one.
+    ``ema_decay`` is that of the state's average, if it has one; ``parallel`` has the devices that
+    share the batch.
     """
-    update = make_update(graphdef, optimizer, loss_fn, ema_decay)
+    update = make_update(graphdef, optimizer, loss_fn, ema_decay, parallel)
 
     def step(
         state: TrainState, batch: PyTree, static: tuple[Hashable, ...]
@@ -130,6 +133,7 @@ def make_update(
     optimizer: optax.GradientTransformation,
     loss_fn: LossFn,
     ema_decay: float = 0.0,
+    parallel: DataParallel | None = None,
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
     """Returns ``update(state, batch, key, static) -> (state, values)``, not compiled.
 
@@ -142,7 +146,9 @@ def make_update(
         number = state.step + 1
         key = jax.random.fold_in(key, number)
 
-        def loss_of(params: PyTree, other: PyTree) -> tuple[jax.Array, tuple[PyTree, PyTree]]:
+        def loss_of(
+            params: PyTree, other: PyTree, batch: PyTree, key: jax.Array
+        ) -> tuple[jax.Array, tuple[PyTree, PyTree]]:
             model = merge_model(graphdef, ModelState(params, other))
             returned = loss_fn(model, batch, nnx.Rngs(key), *static)
             if not isinstance(returned, tuple) or len(returned) != 2:
@@ -153,7 +159,9 @@ def make_update(
             return loss, (values, split_model(model)[1].other)
 
         gradient_of = jax.value_and_grad(loss_of, has_aux=True)
-        (_, (values, other)), grads = gradient_of(*state.model)
+        if parallel is not None:
+            gradient_of = functools.partial(parallel.on_each, gradient_of)
+        (_, (values, other)), grads = gradient_of(*state.model, batch, key)
         # Optax mixes dtypes (Adam's decay ** count), which a strict JAX would refuse.
         with jax.numpy_dtype_promotion("standard"):
             updates, optimizer_state = optimizer.update(grads, state.optimizer, state.model.params)

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
+from jax.experimental import multihost_utils
 
 from jaxgnn import distributed
 from tests.distributed.two_processes import train
@@ -80,6 +82,17 @@ def test_a_process_whose_others_do_not_come_ends_and_says_for_what_it_waited():
     assert re.search(
         r"process 0 has waited 1 s at localhost:\d+ for all of 2 processes", ended.stderr
     )
+
+
+def test_data_that_differ_on_a_process_are_named_with_the_process(monkeypatch):
+    def allgather(own):
+        return np.stack([own, own, ~own])
+
+    monkeypatch.setattr(jax, "process_count", lambda: 3)
+    monkeypatch.setattr(multihost_utils, "process_allgather", allgather)
+    message = r"the labels of the data must be the same on all .* got others on processes \[2\]"
+    with pytest.raises(ValueError, match=message):
+        distributed.check_same("the labels of the data", np.arange(3))
 
 
 def test_one_process_has_nothing_to_compare():

@@ -1,11 +1,16 @@
 """Trainings of one graph on several devices are those on one, and go on with another number."""
 
 import json
+from pathlib import Path
 
+import jax
 import pytest
 
+from experiments._options import check_devices
+from experiments._seeds import Repeats
 from experiments.maxk.config import TrainConfig
 from experiments.maxk.train import train
+from experiments.maxk.trainings import train_all
 
 
 def _history(folder, devices, epochs):
@@ -44,6 +49,31 @@ BAD = {
         "validate_kernels": True,
     },
 }
+
+
+ON_ONE_DEVICE = {
+    "--vmap": ({}, {"vmap": True}),
+    "--table-seeds": ({}, {"table_seeds": (0,)}),
+    "--export": ({}, {"export": Path("model.jaxgnn")}),
+    "--processes": ({"seeds": (0, 1), "processes": 2}, {}),
+}
+
+
+@pytest.mark.parametrize("name", ON_ONE_DEVICE)
+def test_what_runs_on_one_device_is_refused_with_several(name, tmp_path, four_devices):
+    repeats, options = ON_ONE_DEVICE[name]
+    config = TrainConfig(run=tmp_path / "run", devices=2)
+    with pytest.raises(ValueError, match=f"train: {name} must be left out with --devices 2"):
+        train_all(config, Repeats(**repeats), **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_several_processes_need_all_of_their_devices(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    there = jax.device_count()
+    message = f"--devices must be {there}, the devices of all 2 processes, got {there + 1}"
+    with pytest.raises(ValueError, match=message):
+        check_devices("train", there + 1)
 
 
 @pytest.mark.parametrize("message", BAD)

@@ -1,0 +1,132 @@
+"""Options and beginning of a command that several processes run together."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import jax
+
+from experiments._options import option
+from jaxgnn import distributed
+from jaxgnn._errors import bad_input
+
+# How long a process that fails waits for the others to fail too. JAX needs up to 30 s to notice
+# that a process is gone, and then names it.
+_SECONDS_TO_PART = 40.0
+_CLUSTER = "cluster"
+
+
+@dataclass(frozen=True)
+class ProcessOptions:
+    """Where the processes of one command find each other.
+
+    Attributes:
+      coordinator: HOST:PORT at which process 0 is found, to run the command in several processes;
+        cluster asks Slurm, Open MPI or Kubernetes for this and the following two.
+      process_id: number of this process, from 0.
+      num_processes: number of all processes.
+    """
+
+    coordinator: str | None = None
+    process_id: int | None = None
+    num_processes: int | None = None
+
+    def check(self, command: str) -> None:
+        """Raises for options that do not go together.
+
+        Raises:
+          ValueError: naming the command and the option.
+        """
+        alone = self.coordinator in (None, _CLUSTER)
+        for name in ("process_id", "num_processes"):
+            value = getattr(self, name)
+            if alone and value is not None:
+                expected = f"left out with --coordinator {self.coordinator}"
+                raise bad_input(command, option(name), expected, value)
+            if not alone and value is None:
+                raise bad_input(command, option(name), "given with --coordinator", None)
+        if alone:
+            return
+        host, _, port = str(self.coordinator).rpartition(":")
+        if not host or not port.isdigit():
+            raise bad_input(
+                command, "--coordinator", "an address HOST:PORT, or cluster", self.coordinator
+            )
+        assert self.num_processes is not None and self.process_id is not None
+        if self.num_processes < 1:
+            raise bad_input(command, "--num-processes", "at least 1", self.num_processes)
+        if not 0 <= self.process_id < self.num_processes:
+            expected = f"in 0..{self.num_processes - 1}"
+            raise bad_input(command, "--process-id", expected, self.process_id)
+
+
+# A command of one process.
+ALONE = ProcessOptions()
+
+
+@contextlib.contextmanager
+def connected(command: str, options: ProcessOptions) -> Iterator[None]:
+    """Connects this process with the others of the command; process 0 alone prints results.
+
+    An error in one process ends all: this one says what was wrong, gives the others time to do
+    that too, and exits with status 1, without waiting for their work.
+
+    Args:
+      command: the command, which messages begin with.
+      options: where the others are.
+
+    Raises:
+      ValueError: if the options do not go together.
+    """
+    options.check(command)
+    if options.coordinator is None:
+        yield
+        return
+    cluster = options.coordinator == _CLUSTER
+    coordinator = None if cluster else options.coordinator
+    distributed.initialize(coordinator, options.num_processes, options.process_id)
+    with contextlib.ExitStack() as stack:
+        if jax.process_index() > 0:
+            nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            stack.enter_context(contextlib.redirect_stdout(nowhere))
+        try:
+            yield
+        except BaseException as error:
+            _part(error)
+
+
+def _part(error: BaseException) -> None:
+    """Ends this process after an error, when the others know of it."""
+    known = (ValueError, FileNotFoundError, NotImplementedError, FloatingPointError)
+    if not isinstance(error, known):
+        traceback.print_exception(error)
+    print(f"error: process {jax.process_index()}: {error}", file=sys.stderr, flush=True)
+    # Where all have failed, they part at once. Otherwise JAX ends this process when it has noticed
+    # which one is gone, or it goes itself, and JAX tells the others.
+    parting = threading.Thread(target=jax.distributed.shutdown, daemon=True)
+    parting.start()
+    parting.join(_SECONDS_TO_PART)
+    os._exit(1)
+
+
+def check_same_options(config: Any, besides: Collection[str]) -> None:
+    """Checks that all processes have the same options.
+
+    Args:
+      config: a dataclass with a field for each option.
+      besides: the fields that may differ.
+
+    Raises:
+      ValueError: on all processes, naming the option, and the processes whose value is not that of
+        process 0.
+    """
+    for field in fields(config):
+        if field.name not in besides:
+            distributed.check_same(option(field.name), getattr(config, field.name))

@@ -1,0 +1,122 @@
+"""Data parallelism: the examples of a batch divided over the devices of a mesh."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxgnn._errors import bad_input
+
+from ._trees import PyTree, named
+
+_EVERYWHERE = PartitionSpec()
+
+
+@dataclasses.dataclass(frozen=True)
+class DataParallel:
+    """Which devices share the examples of a batch.
+
+    Attributes:
+      mesh: The devices, a mesh of one axis.
+
+    Raises:
+      ValueError: The mesh is none, or has several axes.
+    """
+
+    mesh: Mesh
+
+    def __post_init__(self):
+        if not isinstance(self.mesh, Mesh):
+            raise bad_input("fit", "mesh", "a jax.sharding.Mesh", type(self.mesh).__name__)
+        if len(self.mesh.axis_names) != 1:
+            raise bad_input("fit", "mesh", "a mesh of one axis", tuple(self.mesh.axis_names))
+
+    @property
+    def axis(self) -> str:
+        """Name of the axis."""
+        return self.mesh.axis_names[0]
+
+    @property
+    def devices(self) -> int:
+        """Number of devices."""
+        return self.mesh.size
+
+    def replicate[Tree](self, tree: Tree) -> Tree:
+        """Puts arrays on every device."""
+        return jax.device_put(tree, NamedSharding(self.mesh, _EVERYWHERE))
+
+    def divide(self, batch: PyTree) -> PyTree:
+        """Puts a part of the examples on each device, and scalars on all.
+
+        Raises:
+          ValueError: The examples of an array cannot be divided; the message names it.
+        """
+        for name, leaf in named(batch).items():
+            if np.ndim(leaf) and np.shape(leaf)[0] % self.devices:
+                expected = f"of a leading axis divisible by the {self.devices} devices of the mesh"
+                array = f"batch{'.' * bool(name)}{name}"
+                raise bad_input("fit", array, expected, f"shape {np.shape(leaf)}")
+        shardings = jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self._specs(batch))
+        return jax.device_put(batch, shardings)
+
+    def on_each(
+        self, gradient_of: Callable[..., Any], params: PyTree, other: PyTree, *of_batch: PyTree
+    ) -> Any:
+        """Gradient and values of a whole batch, from those of each device's part.
+
+        All parts have as many examples, so that the mean over them is that of all examples.
+
+        Args:
+          gradient_of: From parameters, other state, a batch and a key to
+            ``((loss, (values, other)), gradients)``, as ``jax.value_and_grad`` makes it.
+          params: Parameters, the same on all devices.
+          other: The rest of the model's state.
+          *of_batch: The batch, and the random key of the step.
+
+        Returns:
+          What ``gradient_of`` does, of the whole batch. Of state that differs between the devices,
+          such as batch statistics, it is the mean.
+        """
+
+        def of_part(params: PyTree, other: PyTree, batch: PyTree, key: jax.Array) -> Any:
+            if self.devices > 1:
+                # Each part has dropout of its own.
+                key = jax.random.fold_in(key, jax.lax.axis_index(self.axis))
+            # The gradient is that of the part alone, and its mean is taken once, at the end.
+            params = jax.lax.pcast(params, self.axis, to="varying")
+            return jax.tree.map(self._mean, gradient_of(params, other, batch, key))
+
+        batch, _ = of_batch
+        specs = (_EVERYWHERE, _EVERYWHERE, self._specs(batch), _EVERYWHERE)
+        mapped = jax.shard_map(of_part, mesh=self.mesh, in_specs=specs, out_specs=_EVERYWHERE)
+        return mapped(params, other, *of_batch)
+
+    def _specs(self, batch: PyTree) -> PyTree:
+        divided = PartitionSpec(self.axis)
+        return jax.tree.map(lambda leaf: divided if np.ndim(leaf) else _EVERYWHERE, batch)
+
+    def _mean(self, leaf: jax.Array) -> jax.Array:
+        """The mean over the devices of what differs between them."""
+        if self.axis not in jax.typeof(leaf).mat.varying:
+            return leaf
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            raise ValueError(
+                f"fit: loss_fn makes state of {leaf.dtype} from the examples of a part of the "
+                "batch, which has no mean over the devices of a mesh"
+            )
+        return jax.lax.pmean(leaf, self.axis)
+
+
+def on_one_device[Tree](tree: Tree) -> Tree:
+    """The arrays as they lie on the first device of this process, of those that are on several."""
+
+    def first(array: jax.Array) -> jax.Array:
+        return array.addressable_data(0) if len(array.sharding.device_set) > 1 else array
+
+    return jax.tree.map(first, tree)
