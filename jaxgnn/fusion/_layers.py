@@ -77,12 +77,12 @@ def _product_of(view: View, atom: Atom, bias: Atom | None) -> Linear | None:
         return None
     if not x.aval.dtype == kernel.aval.dtype == atom.aval.dtype:
         return None
-    if equation.params["precision"] != _session_precision():  # which ops use
+    if equation.params["precision"] != session_precision():  # which ops use
         return None
     return Linear(x, kernel, bias, is_transposed=tuple(of_kernel) == (1,))
 
 
-def _session_precision() -> Any:
+def session_precision() -> Any:
     """The precision of a product of which the code does not say it."""
     like = jax.ShapeDtypeStruct((1, 1), "float32")
     return jax.make_jaxpr(jax.lax.dot)(like, like).jaxpr.eqns[0].params["precision"]

@@ -57,6 +57,10 @@ def _softmax(logits, ids=RECEIVERS, count=NODES):
     return jraph.segment_softmax(logits, ids, count)
 
 
+def _products(q, k):
+    return jnp.einsum("ehd,ehd->eh", q, k)
+
+
 def _largest(x, k=2):
     values, columns = jax.lax.top_k(x, k)
     return jnp.zeros_like(x).at[jnp.arange(x.shape[0])[:, None], columns].set(values)
@@ -133,6 +137,79 @@ APPLIES = {
         (X, H[:, :2, None], HEADS),
         ["gat_attention"],
     ),
+    "attention of a batch as large as the graph": (
+        lambda x, a: jax.vmap(
+            lambda x: _sum(
+                x[SENDERS] * _softmax(jax.nn.leaky_relu(a[RECEIVERS] + a[SENDERS])[:, None])
+            )
+        )(x),
+        (jnp.stack([X] * NODES), H[:, 0]),
+        ["segment_softmax and spmm"],
+    ),
+    "dot-product attention": (
+        lambda q, k, v: _sum(
+            v[SENDERS] * _softmax((q[RECEIVERS] * k[SENDERS]).sum(-1) / 2.0)[:, None]
+        ),
+        (X, H, X[:, :3]),
+        ["dot_attention"],
+    ),
+    "dot-product attention with heads and features of edges": (
+        lambda q, k, e: _sum(
+            k.reshape(NODES, 2, 2)[SENDERS]
+            * _softmax(
+                _products(q.reshape(NODES, 2, 2)[RECEIVERS], k.reshape(NODES, 2, 2)[SENDERS])
+                * -e[0, 0]
+                + e[..., 0]
+            )[..., None]
+        ),
+        (X, H, HEADS),
+        ["dot_attention"],
+    ),
+    "dot-product attention in which keys ask": (
+        lambda q, k: _sum(
+            k[SENDERS] * _softmax((k[SENDERS] * q[RECEIVERS]).sum(-1, keepdims=True))
+        ),
+        (X, H),
+        ["dot_attention"],
+    ),
+    "scores of sums": (
+        lambda x, z, a: _sum(
+            z[SENDERS] * _softmax(jax.nn.leaky_relu(x[RECEIVERS] + z[SENDERS]) @ a)[:, None]
+        ),
+        (X, H, X[0]),
+        ["gatv2_attention"],
+    ),
+    "scores of sums by heads": (
+        lambda x, z, a: _sum(
+            z.reshape(NODES, 2, 2)[SENDERS]
+            * _softmax(
+                (
+                    a.reshape(1, 2, 2)
+                    * jax.nn.leaky_relu(
+                        x.reshape(NODES, 2, 2)[RECEIVERS] + z.reshape(NODES, 2, 2)[SENDERS], 0.1
+                    )
+                ).sum(-1)
+            )[..., None]
+        ),
+        (X, H, X[0]),
+        ["gatv2_attention"],
+    ),
+    "scores of sums by heads, as a product": (
+        lambda x, z, a: _sum(
+            z.reshape(NODES, 2, 2)[SENDERS]
+            * _softmax(
+                jnp.einsum(
+                    "ehd,hd->eh",
+                    jax.nn.leaky_relu(
+                        x.reshape(NODES, 2, 2)[RECEIVERS] + z.reshape(NODES, 2, 2)[SENDERS]
+                    ),
+                    a.reshape(2, 2),
+                )
+            )[..., None]
+        ),
+        (X, H, X[0]),
+        ["gatv2_attention"],
+    ),
     # networks on edges
     "projections": (lambda x: jnp.sin(_ends(x) @ KERNEL), (X,), None),
     "message network": (lambda x, e: _sum(_mlp(_ends(x, e))), (X, E), ["edge_mlp_aggregate"]),
@@ -201,6 +278,18 @@ DOES_NOT = {
     "softmax of another shift": (lambda w: _shifted(w, _min), (W,)),
     "softmax of other segments": (lambda w: _shifted(w, _max, SENDERS), (W,)),
     "softmax with a large epsilon": (lambda w: _shifted(w, _max, eps=1e-3), (W,)),
+    "scores of other neighbours": (
+        lambda q, k: _sum(
+            k[SENDERS] * _softmax((q[RECEIVERS] * k[SENDERS[::-1]]).sum(-1))[:, None]
+        ),
+        (X, H),
+    ),
+    "scores of sums, of other values": (
+        lambda x, z, a: _sum(
+            x[SENDERS] * _softmax(jax.nn.leaky_relu(x[RECEIVERS] + z[SENDERS]) @ a)[:, None]
+        ),
+        (X, H, X[0]),
+    ),
     "softmax of dropped edges": (
         lambda w: jnp.where(DROPPED < NODES, _softmax(w, DROPPED), 0),
         (W,),
