@@ -235,6 +235,27 @@ APPLIES = {
         (jnp.stack([X, H]),),
         None,
     ),
+    # layers of nodes
+    "a layer": (
+        lambda x, w, b: jnp.sin(jax.nn.silu(x @ w.T + b)),
+        (X, KERNEL.T[:, :4], BIAS),
+        ["fused_linear"],
+    ),
+    "layers": (
+        lambda x, w: jnp.sin(jax.nn.relu(jax.nn.relu(x @ w + BIAS) @ LAST + LAST_BIAS) @ LAST.T),
+        (X, KERNEL[:4]),
+        ["fused_mlp"],
+    ),
+    "layers of two activations": (
+        lambda x, w: jax.nn.gelu(jax.nn.relu(jax.nn.relu(x @ w) @ LAST + LAST_BIAS) @ LAST.T),
+        (X, KERNEL[:4]),
+        ["fused_mlp"],
+    ),
+    "a hidden layer that is read": (
+        lambda x, w: (h := jax.nn.relu(x @ w + BIAS), jax.nn.relu(h @ LAST) @ LAST.T),
+        (X, KERNEL[:4]),
+        ["fused_mlp", "fused_linear"],
+    ),
     # largest entries
     "largest": (lambda x: _largest(x), (X,), ["maxk"]),
     "sum of the largest": (lambda x: _sum(_largest(x)[SENDERS]), (X,), ["maxk_spmm"]),
@@ -307,6 +328,9 @@ def test_a_rule_does_not_apply_where_it_would_be_wrong(name):
 
 NO_NETWORK = {
     "another slope": lambda x: _sum(_mlp(_ends(x), _relu_with_another_slope)),
+    "a maximum with zero, of another slope there": lambda x: _sum(
+        _mlp(_ends(x), lambda z: jnp.maximum(z, 0))
+    ),
     "tanh": lambda x: _sum(_mlp(_ends(x), jnp.tanh)),
     "an activation behind": lambda x: _sum(jax.nn.relu(_mlp(_ends(x)))),
     "a maximum": lambda x: jax.ops.segment_max(_mlp(_ends(x)), RECEIVERS, NODES),

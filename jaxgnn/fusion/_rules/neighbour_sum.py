@@ -191,6 +191,8 @@ def _case(weights: _Weights, width: int) -> str:
     """What of the rule is measured apart: narrow rows cost little beside their weights."""
     if weights.op == "gat_attention" and width < 32:
         return "gat_attention of narrow rows"
+    if weights.op in (DotLogits.op, Gatv2Logits.op) and width < 32:
+        return "inner products of narrow rows"
     if weights.inputs and width < 8:
         return "neighbour_sum of narrow weighted rows"
     return "neighbour_sum"
