@@ -1250,6 +1250,60 @@ DISTRIBUTED = (
     ),
 )
 
+_APPLIES = "test_a_rule_applies_and_gives_the_same"
+_DOES_NOT = "test_a_rule_does_not_apply_where_it_would_be_wrong"
+FUSION = (
+    Fault(
+        "fusion: attention of one graph for a batch of its size",
+        "jaxgnn/fusion/_rules/neighbour_sum.py",
+        "or parts.scalars or parts.product.axis != 0:",
+        "or parts.scalars:",
+        _tests("fusion/test_rules", _APPLIES),
+    ),
+    Fault(
+        "fusion: values that are not those of the scores of GATv2",
+        "jaxgnn/fusion/_rules/_inner_products.py",
+        "if pair is None or pair[1] is not table:",
+        "if pair is None:",
+        _tests("fusion/test_rules", _DOES_NOT),
+    ),
+    Fault(
+        "fusion: keys of other neighbours than the values",
+        "jaxgnn/fusion/_rules/_attention.py",
+        "bool((ids[graph.order][: graph.num_live] == own).all())",
+        "ids.size >= own.size",
+        _tests("fusion/test_rules", _DOES_NOT),
+    ),
+    Fault(
+        "fusion: the maximum with zero is relu",
+        "jaxgnn/fusion/_layers.py",
+        '"relu": (jax.nn.relu,),',
+        '"relu": (jax.nn.relu, lambda x: jnp.maximum(x, 0)),',
+        _tests("fusion/test_rules", "test_message_networks_of_another_form_are_none"),
+    ),
+    Fault(
+        "fusion: a hidden layer that is read elsewhere is fused",
+        "jaxgnn/fusion/_rules/dense.py",
+        "if not view.is_read_once(layer.x) or linear_of(view, inner[0]) is None:",
+        "if linear_of(view, inner[0]) is None:",
+        _tests("fusion/test_rules", _APPLIES),
+    ),
+    Fault(
+        "fusion: the shift of a softmax is any reduction",
+        "jaxgnn/fusion/_rules/_softmax.py",
+        "if reduction is None or reduction.kind != kind or reduction.axis != 0:",
+        "if reduction is None or reduction.axis != 0:",
+        _tests("fusion/test_rules", _DOES_NOT),
+    ),
+    Fault(
+        "fusion: edges whose receiver is out of range count for the last one",
+        "jaxgnn/fusion/_edges.py",
+        "return np.where(is_inside, ids, -1)",
+        "return np.clip(ids, 0, reduction.size - 1)",
+        _tests("fusion/test_rules", _APPLIES),
+    ),
+)
+
 FAULTS: tuple[Fault, ...] = (
     *GRAPH_KERNELS,
     *AGGREGATE_KERNELS,
@@ -1272,6 +1326,7 @@ FAULTS: tuple[Fault, ...] = (
     *READERS,
     *TRAINING,
     *INTEROP,
+    *FUSION,
 )
 
 # A development install finds the packages in the checkout, before any path is looked at.

@@ -17,7 +17,7 @@ from jaxgnn.fusion._view import View
 
 # How the activations of this library's ops are written by those who do not use them.
 _WRITTEN: Mapping[ops.Activation, tuple[Callable[[Any], Any], ...]] = {
-    "relu": (jax.nn.relu, lambda x: jnp.maximum(x, 0), lambda x: jnp.maximum(0, x)),
+    "relu": (jax.nn.relu,),  # the derivative of jnp.maximum(x, 0) is another one at zero
     "gelu": (jax.nn.gelu,),
     "gelu_exact": (functools.partial(jax.nn.gelu, approximate=False),),
     "silu": (jax.nn.silu, lambda x: x * jax.nn.sigmoid(x)),
@@ -77,12 +77,12 @@ def _product_of(view: View, atom: Atom, bias: Atom | None) -> Linear | None:
         return None
     if not x.aval.dtype == kernel.aval.dtype == atom.aval.dtype:
         return None
-    if equation.params["precision"] != _session_precision():  # which ops use
+    if equation.params["precision"] != session_precision():  # which ops use
         return None
     return Linear(x, kernel, bias, is_transposed=tuple(of_kernel) == (1,))
 
 
-def _session_precision() -> Any:
+def session_precision() -> Any:
     """The precision of a product of which the code does not say it."""
     like = jax.ShapeDtypeStruct((1, 1), "float32")
     return jax.make_jaxpr(jax.lax.dot)(like, like).jaxpr.eqns[0].params["precision"]

@@ -26,6 +26,7 @@ class Rewrite:
       bytes_after: bytes that the new ones read and write.
       is_open: whether the new terms are for other rules to look into.
       case: what is measured apart from the other rewrites of its rule; the rule's name if empty.
+      is_what_runs: whether the op would choose here what the replaced code does anyway.
     """
 
     equation: Equation
@@ -36,6 +37,7 @@ class Rewrite:
     bytes_after: int
     is_open: bool = False
     case: str = ""
+    is_what_runs: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,10 @@ class Rules:
         proposal = rule.propose(view, equation)
         if not isinstance(proposal, Rewrite):
             return proposal
-        reason = self.policy.refuses(proposal.case or rule.name, proposal.bytes_before)
+        case = proposal.case or rule.name
+        reason = self.policy.refuses(
+            case, proposal.bytes_before, is_what_runs=proposal.is_what_runs
+        )
         return proposal if reason is None else Refusal(equation, reason)
 
 

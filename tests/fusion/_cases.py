@@ -31,9 +31,13 @@ def fuse(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
 
 
 def applied(fused: Callable[..., Any], *args: Any) -> list[str]:
-    """The ops of the rewrites of a call, in order: what stands behind the arrow of each note."""
-    explanation = jaxgnn.fuse.explain(fused, *args)
-    return [one.note.rpartition("-> ")[2] for one in explanation.findings.applied]
+    """The ops of the rewrites of a call, in order: what stands behind the arrow of each note.
+
+    An op that refuses what a rule hands it is a condition that the rule lacks.
+    """
+    findings = jaxgnn.fuse.explain(fused, *args).findings
+    assert not [one for one in findings.refused if one.reason.startswith("the op refuses")]
+    return [one.note.rpartition("-> ")[2] for one in findings.applied]
 
 
 def refused(fused: Callable[..., Any], *args: Any) -> str:

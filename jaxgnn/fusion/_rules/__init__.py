@@ -2,6 +2,7 @@
 
 from jaxgnn.fusion._rewrite import Rule
 from jaxgnn.fusion._rules import (
+    dense,
     edge_mlp,
     edge_projection,
     maxk,
@@ -19,5 +20,7 @@ RULES: tuple[Rule, ...] = (
     segment_softmax.RULE,
     maxk.RULE,
     segments.RULE,
+    dense.MLP,
+    dense.LINEAR,
 )
 """Every rule, in the order in which they are tried: the ones that see most go first."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from jaxgnn import ops
-from jaxgnn.fusion._edges import known_ids, row_gather
+from jaxgnn.fusion._edges import RowGather, known_ids, row_gather
 from jaxgnn.fusion._graphs import StaticGraph
 from jaxgnn.fusion._program import Atom
 from jaxgnn.fusion._view import View
@@ -24,6 +24,7 @@ class GatLogits:
       slope: of negative numbers.
     """
 
+    op: ClassVar[str] = "gat_attention"
     of_rows: Atom
     of_columns: Atom
     of_edges: Atom | None
@@ -60,22 +61,29 @@ def gat_logits_of(view: View, logits: Atom, graph: StaticGraph) -> GatLogits | N
         return None
     inner, slope = found
     rows, columns, rest = [], [], []
-    for term in _terms(view, inner, 3):
+    for term in terms_of(view, inner, 3):
         gather = row_gather(view, term)
-        ids = None if gather is None or gather.axis != 0 else known_ids(view, gather.places)
-        if gather is None or ids is None:
-            rest.append(term)
-            continue
-        slots = ids[graph.order][: graph.num_live]
-        if (slots == graph.live_columns).all() and gather.size == graph.graph.num_cols:
+        if gather is not None and end_of(view, gather, graph, "column"):
             columns.append(gather.table)
-        elif (slots == graph.live_rows).all() and gather.size == graph.graph.num_rows:
+        elif gather is not None and end_of(view, gather, graph, "row"):
             rows.append(gather.table)
         else:
             rest.append(term)
     if len(rows) != 1 or len(columns) != 1 or len(rest) > 1:
         return None
     return GatLogits(rows[0], columns[0], rest[0] if rest else None, slope)
+
+
+def end_of(
+    view: View, gather: RowGather, graph: StaticGraph, end: Literal["row", "column"]
+) -> bool:
+    """Whether each edge that counts reads the table by its own row, or by its own column."""
+    ids = known_ids(view, gather.places) if gather.axis == 0 else None
+    if ids is None:
+        return False
+    own = graph.live_rows if end == "row" else graph.live_columns
+    size = graph.graph.num_rows if end == "row" else graph.graph.num_cols
+    return gather.size == size and bool((ids[graph.order][: graph.num_live] == own).all())
 
 
 def leaky_relu_of(view: View, atom: Atom) -> tuple[Atom, float] | None:
@@ -97,7 +105,7 @@ def leaky_relu_of(view: View, atom: Atom) -> tuple[Atom, float] | None:
     return None
 
 
-def _terms(view: View, atom: Atom, depth: int) -> list[Atom]:
+def terms_of(view: View, atom: Atom, depth: int) -> list[Atom]:
     """The summands of an array of edges, in which axes of size one do not matter."""
     shape = [n for n in atom.aval.shape if n != 1]
     while (unit := view.made_by(atom, "broadcast_in_dim", "reshape", "squeeze")) is not None:
@@ -111,4 +119,4 @@ def _terms(view: View, atom: Atom, depth: int) -> list[Atom]:
         or any(a.aval.shape != atom.aval.shape for a in equation.invars)
     ):
         return [atom]
-    return [term for part in equation.invars for term in _terms(view, part, depth - 1)]
+    return [term for part in equation.invars for term in terms_of(view, part, depth - 1)]

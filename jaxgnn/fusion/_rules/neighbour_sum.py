@@ -40,6 +40,11 @@ from jaxgnn.fusion._products import Factor, Product, product_of, values_of
 from jaxgnn.fusion._program import Atom, Equation
 from jaxgnn.fusion._rewrite import Refusal, Rewrite, Rule, nbytes
 from jaxgnn.fusion._rules._attention import GatLogits, gat_logits_of
+from jaxgnn.fusion._rules._inner_products import (
+    DotLogits,
+    Gatv2Logits,
+    inner_product_logits_of,
+)
 from jaxgnn.fusion._rules._softmax import SegmentSoftmax, segment_softmax_of
 from jaxgnn.fusion._rules.maxk import maxk_of
 from jaxgnn.fusion._view import View
@@ -117,15 +122,13 @@ def _softmax_among(
 
 def _rewrite(view: View, graph: StaticGraph, parts: _Parts) -> Rewrite:
     reduction, product = parts.reduction, parts.product
-    gat = None
-    if parts.softmax is not None and not parts.scalars:
-        gat = gat_logits_of(view, parts.softmax[1].logits, graph)
     starts_at_zero = is_filled_with(view, reduction.base, 0)
     gather = parts.table.gather
     assert gather is not None
+    attention = _attention_of(view, graph, parts, gather.table)
     rows = _rows_of(view, gather.table, product)
-    weights = _weights(graph, parts, gat, rows)
-    inputs = [gather.table if gat is not None else rows.table, *weights.inputs]
+    weights = _weights(graph, parts, attention, rows)
+    inputs = [gather.table if attention is not None else rows.table, *weights.inputs]
     inputs += [f.gather.table for f in parts.of_rows if f.gather is not None]
     inputs += [c.atom for c in product.constants]
     inputs += [] if starts_at_zero else [reduction.base]
@@ -153,6 +156,22 @@ def _rewrite(view: View, graph: StaticGraph, parts: _Parts) -> Rewrite:
     return Rewrite(reduction.equation, inputs, function, note, before, after, case=case)
 
 
+def _attention_of(
+    view: View, graph: StaticGraph, parts: _Parts, table: Atom
+) -> GatLogits | DotLogits | Gatv2Logits | None:
+    """The scores of an op of attention that takes the softmax and the sum together, or None.
+
+    These ops are for one graph without leading axes, whose values have an axis of heads or none.
+    """
+    if parts.softmax is None or parts.scalars or parts.product.axis != 0:
+        return None
+    logits = parts.softmax[1].logits
+    found = gat_logits_of(view, logits, graph)
+    if found is not None or table.aval.ndim not in (2, 3):
+        return found
+    return inner_product_logits_of(view, logits, table, graph)
+
+
 @dataclass(frozen=True)
 class _Weights:
     """The op that sums, and what it reads beside the table.
@@ -172,6 +191,8 @@ def _case(weights: _Weights, width: int) -> str:
     """What of the rule is measured apart: narrow rows cost little beside their weights."""
     if weights.op == "gat_attention" and width < 32:
         return "gat_attention of narrow rows"
+    if weights.op in (DotLogits.op, Gatv2Logits.op) and width < 32:
+        return "inner products of narrow rows"
     if weights.inputs and width < 8:
         return "neighbour_sum of narrow weighted rows"
     return "neighbour_sum"
@@ -200,11 +221,17 @@ def _rows_of(view: View, table: Atom, product: Product) -> _Rows:
     return _Rows("maxk_spmm", x, lambda graph, x: ops.maxk_spmm(graph, ops.maxk(x, k)))
 
 
-def _weights(graph: StaticGraph, parts: _Parts, gat: GatLogits | None, rows: _Rows) -> _Weights:
+def _weights(
+    graph: StaticGraph,
+    parts: _Parts,
+    attention: GatLogits | DotLogits | Gatv2Logits | None,
+    rows: _Rows,
+) -> _Weights:
     product = parts.product
     axis, edges = product.axis, product.edges
-    if gat is not None:
-        return _Weights("gat_attention", gat.inputs, lambda x, v: gat.apply(graph, x, v))
+    if attention is not None:
+        inputs = attention.inputs
+        return _Weights(attention.op, inputs, lambda x, v: attention.apply(graph, x, v))
     of_softmax = [] if parts.softmax is None else [parts.softmax[1].logits]
     inputs = [*of_softmax, *(s.atom for s in parts.scalars)]
     heads = product.shape[axis + 1] if product.has_heads else None

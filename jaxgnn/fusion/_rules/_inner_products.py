@@ -1,0 +1,276 @@
+"""Scores that are inner products along the features of an edge: those of transformers and GATv2."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+
+from jaxgnn import ops
+from jaxgnn.fusion._edges import RowGather, row_gather
+from jaxgnn.fusion._graphs import StaticGraph
+from jaxgnn.fusion._layers import session_precision
+from jaxgnn.fusion._products import Factor, Product, product_of, values_of
+from jaxgnn.fusion._program import Atom
+from jaxgnn.fusion._rules._attention import end_of, leaky_relu_of, terms_of
+from jaxgnn.fusion._view import View
+
+
+@dataclass(frozen=True)
+class DotLogits:
+    """``scale * sum(q[receivers] * k[senders], -1) + b``.
+
+    Attributes:
+      queries: q, [rows, heads, dim] or [rows, dim].
+      keys: k, [columns, heads, dim] or [columns, dim].
+      scales: factors of one number each, whose product with ``sign`` is the scale.
+      sign: 1 or -1.
+      of_edges: b, one number for each edge and head, or None.
+    """
+
+    op: ClassVar[str] = "dot_attention"
+    queries: Atom
+    keys: Atom
+    scales: list[Factor]
+    sign: int
+    of_edges: Atom | None
+
+    @property
+    def inputs(self) -> Sequence[Atom]:
+        """What ``apply`` takes the values of."""
+        first = [self.queries, self.keys, *(s.atom for s in self.scales)]
+        return first if self.of_edges is None else [*first, self.of_edges]
+
+    def apply(self, graph: StaticGraph, table: Any, values: Sequence[Any]) -> Any:
+        """The sums of attention of ``table``, [columns, heads, features] or [columns, features]."""
+        q, k, *rest = values
+        q, k = _with_heads(q), _with_heads(k)
+        scale = values_of(self.scales, rest[: len(self.scales)])
+        q = q if scale is None else q * scale.reshape(()).astype(q.dtype)
+        q = q if self.sign > 0 else -q
+        heads = q.shape[1]
+        bias = None
+        if self.of_edges is not None:
+            bias = graph.to_slots(rest[-1].reshape(-1, heads).astype(table.dtype))
+        v = table.reshape(table.shape[0], heads, -1)
+        return ops.dot_attention(graph.graph, q, k, v, scale=1.0, edge_logits=bias)
+
+
+@dataclass(frozen=True)
+class Gatv2Logits:
+    """``sum(a * leaky_relu(x[receivers] + z[senders]), -1) + b``, where z are also the values.
+
+    Attributes:
+      of_rows: x, [rows, heads, dim] or [rows, dim].
+      factors: factors that are the same for all edges, whose product with ``sign`` is a.
+      sign: 1 or -1.
+      of_edges: b, one number for each edge and head, or None.
+      slope: of negative numbers.
+    """
+
+    op: ClassVar[str] = "gatv2_attention"
+    of_rows: Atom
+    factors: list[Factor]
+    sign: int
+    of_edges: Atom | None
+    slope: float
+
+    @property
+    def inputs(self) -> Sequence[Atom]:
+        """What ``apply`` takes the values of."""
+        first = [self.of_rows, *(f.atom for f in self.factors)]
+        return first if self.of_edges is None else [*first, self.of_edges]
+
+    def apply(self, graph: StaticGraph, table: Any, values: Sequence[Any]) -> Any:
+        """The sums of attention of ``table``, [columns, heads, features] or [columns, features]."""
+        x, *rest = values
+        x, z = _with_heads(x), _with_heads(table)
+        vectors = self.sign * values_of(self.factors, rest[: len(self.factors)])
+        vectors = jnp.broadcast_to(vectors, (1, *table.shape[1:])).reshape(x.shape[1:])
+        bias = None
+        if self.of_edges is not None:
+            bias = graph.to_slots(rest[-1].reshape(-1, x.shape[1]).astype(table.dtype))
+        options: dict[str, Any] = {"negative_slope": self.slope, "edge_logits": bias}
+        return ops.gatv2_attention(graph.graph, x, z, vectors.astype(table.dtype), **options)
+
+
+def inner_product_logits_of(
+    view: View, logits: Atom, table: Atom, graph: StaticGraph
+) -> DotLogits | Gatv2Logits | None:
+    """The parts of scores of ``ops.dot_attention`` or ``ops.gatv2_attention``, or None.
+
+    Args:
+      view: the view of the program.
+      logits: the scores before the softmax, [edges, heads] or with axes of size one.
+      table: the values, [columns, heads, features] or [columns, features].
+      graph: the graph over whose edges the softmax is taken.
+    """
+    terms = terms_of(view, logits, 1)
+    for term, *others in (terms, terms[::-1]):
+        made = _inner_product_of(view, term)
+        if made is None or made.product.scalars:
+            continue
+        bias = others[0] if others else None
+        found = _dot_of(view, made, bias, graph) or _gatv2_of(view, made, bias, table, graph)
+        if found is not None and _has_type_of(view, found, table):
+            return found
+    return None
+
+
+@dataclass(frozen=True)
+class _InnerProduct:
+    """A product of features of edges that is summed along them, and then scaled.
+
+    Attributes:
+      product: the product.
+      scales: factors of one number each.
+      sign: 1 or -1.
+    """
+
+    product: Product
+    scales: list[Factor]
+    sign: int
+
+
+def _inner_product_of(view: View, term: Atom) -> _InnerProduct | None:
+    scaled = product_of(view, term, 0)
+    if scaled.tables or scaled.scalars or len(scaled.others) != 1 or scaled.others[0].is_inverse:
+        return None
+    product = _summed_product_of(view, _unrounded(view, scaled.others[0].atom))
+    if product is None:
+        return None
+    scales = [*scaled.constants, *product.constants]
+    return _InnerProduct(product, scales, scaled.sign * product.sign)
+
+
+def _unrounded(view: View, atom: Atom) -> Atom:
+    """The sum in float32 that is rounded to the dtype of its terms, as ``jnp.sum`` does."""
+    rounded = view.made_by(atom, "convert_element_type")
+    return atom if rounded is None else rounded.invars[0]
+
+
+def _summed_product_of(view: View, atom: Atom) -> Product | None:
+    """The product of features, [edges, heads, dim] or [edges, dim], whose sum an atom is."""
+    summed = view.made_by(atom, "reduce_sum")
+    if summed is not None:
+        last = summed.invars[0].aval.ndim - 1
+        is_of_features = last >= 1 and tuple(summed.params["axes"]) == (last,)
+        return product_of(view, summed.invars[0], 0) if is_of_features else None
+    moved = view.made_by(atom, "transpose")  # a product by heads has them in front
+    if moved is not None and tuple(moved.params["permutation"]) == (1, 0):
+        atom = moved.invars[0]
+    dot = view.made_by(atom, "dot_general")
+    if dot is None or dot.params["precision"] != session_precision():
+        return None
+    left, right = dot.invars
+    if not left.aval.dtype == right.aval.dtype == atom.aval.dtype:
+        return None
+    numbers = tuple(tuple(map(tuple, of)) for of in dot.params["dimension_numbers"])
+    dims = left.aval.ndim
+    if moved is None and numbers == _PAIRS.get(dims) and left.aval.shape == right.aval.shape:
+        return _together(product_of(view, left, 0), product_of(view, right, 0))
+    for one, other, of_dot in ((left, right, numbers), (right, left, _swapped(numbers))):
+        shape = _vector_shape(one, other, of_dot, is_moved=moved is not None)
+        if shape is not None:
+            product = product_of(view, one, 0)
+            vector = Factor(other, shape)
+            product.others.append(vector)
+            return product
+    return None
+
+
+# Products of features of edges with others of the same edges, by the number of their axes.
+_PAIRS = {
+    2: (((1,), (1,)), ((0,), (0,))),
+    3: (((2,), (2,)), ((0, 1), (0, 1))),
+}
+
+
+def _swapped(numbers: Any) -> Any:
+    (contracted, batch) = numbers
+    return contracted[::-1], batch[::-1]
+
+
+def _vector_shape(
+    edges: Atom, vector: Atom, numbers: Any, *, is_moved: bool
+) -> tuple[int, ...] | None:
+    """The shape of a vector in the rank of the features of edges that it is multiplied with."""
+    (contracted, of_vector), (batch, batch_of_vector) = numbers
+    if edges.aval.ndim == 2 and contracted == (1,) and of_vector == (0,) and not batch:
+        return (1, edges.aval.shape[1]) if vector.aval.size == edges.aval.shape[1] else None
+    if edges.aval.ndim == 3 and contracted == (2,) and batch == (1,) and is_moved:
+        is_by_head = of_vector == (1,) and batch_of_vector == (0,) and vector.aval.ndim == 2
+        return (1, *vector.aval.shape) if is_by_head else None
+    return None
+
+
+def _together(left: Product, right: Product) -> Product:
+    """The product of two products of one shape."""
+    return Product(
+        left.shape,
+        left.axis,
+        left.tables + right.tables,
+        left.scalars + right.scalars,
+        left.constants + right.constants,
+        left.others + right.others,
+        left.sign * right.sign,
+    )
+
+
+def _dot_of(
+    view: View, made: _InnerProduct, bias: Atom | None, graph: StaticGraph
+) -> DotLogits | None:
+    product = made.product
+    if len(product.tables) != 2 or product.others:
+        return None
+    pair = _ends_of(view, [t.gather for t in product.tables if t.gather is not None], graph)
+    return None if pair is None else DotLogits(*pair, made.scales, made.sign, bias)
+
+
+def _gatv2_of(
+    view: View, made: _InnerProduct, bias: Atom | None, table: Atom, graph: StaticGraph
+) -> Gatv2Logits | None:
+    product = made.product
+    shared = [f for f in product.others if f.shape[0] == 1 and not f.is_inverse]
+    of_edges = [f for f in product.others if f not in shared]
+    if product.tables or len(of_edges) != 1 or of_edges[0].is_inverse or not shared:
+        return None
+    found = leaky_relu_of(view, of_edges[0].atom)
+    if found is None or of_edges[0].shape != product.shape or product.edges == 1:
+        return None
+    inner, slope = found
+    gathers = [row_gather(view, term) for term in terms_of(view, inner, 1)]
+    whole = [g for g in gathers if g is not None]
+    pair = _ends_of(view, whole, graph) if len(whole) == len(gathers) == 2 else None
+    if pair is None or pair[1] is not table:
+        return None
+    scales = [Factor(s.atom, (1,) * len(product.shape), s.is_inverse) for s in made.scales]
+    return Gatv2Logits(pair[0], [*shared, *scales], made.sign, bias, slope)
+
+
+def _ends_of(view: View, gathers: list[RowGather], graph: StaticGraph) -> tuple[Atom, Atom] | None:
+    """The tables that two gathers read by the receiver and by the sender, in this order, or None.
+
+    Where all edges lead from nodes to themselves both gathers read by either.
+    """
+    for rows, columns in (gathers, gathers[::-1]):
+        is_pair = end_of(view, rows, graph, "row") and end_of(view, columns, graph, "column")
+        if is_pair:
+            return rows.table, columns.table
+    return None
+
+
+def _has_type_of(view: View, found: DotLogits | Gatv2Logits, table: Atom) -> bool:
+    """Whether the arrays of nodes are of the dtype of the values, and have as many heads."""
+    arrays = [found.queries, found.keys] if isinstance(found, DotLogits) else [found.of_rows]
+    heads = {a.aval.shape[1] if a.aval.ndim == 3 else 1 for a in arrays}
+    return len(heads) == 1 and all(
+        a.aval.dtype == table.aval.dtype and a.aval.ndim in (2, 3) for a in arrays
+    )
+
+
+def _with_heads(of_nodes: Any) -> Any:
+    """[nodes, heads, dim] of what has one head and no axis for it."""
+    return of_nodes if of_nodes.ndim == 3 else of_nodes[:, None, :]
