@@ -61,7 +61,22 @@ def _same_call(left: Equation, right: Equation) -> bool:
 
 
 def _derivative(equation: Equation) -> str:
-    """The program of a function and of its forward derivative."""
+    """The program of a function and of its forward derivative, made once for each function."""
+    params = tuple(equation.params.values())
+    key = tuple(map(id, params))
+    if key not in _DERIVATIVES:
+        if len(_DERIVATIVES) >= _MOST_DERIVATIVES:
+            _DERIVATIVES.clear()
+        # The parameters are kept with it, so that no others get their ids.
+        _DERIVATIVES[key] = params, _traced_derivative(equation)
+    return _DERIVATIVES[key][1]
+
+
+_MOST_DERIVATIVES = 1024
+_DERIVATIVES: dict[tuple[int, ...], tuple[Any, str]] = {}
+
+
+def _traced_derivative(equation: Equation) -> str:
     types = [a.aval for a in equation.invars]
 
     def both(*arrays):

@@ -143,7 +143,7 @@ APPLIES = {
     "attention of a batch as large as the graph": (
         lambda x, a: jax.vmap(
             lambda x: _sum(
-                x[SENDERS] * _softmax(jax.nn.leaky_relu(a[RECEIVERS] + a[SENDERS])[:, None])
+                x[SENDERS] * _softmax(jax.nn.leaky_relu((a[RECEIVERS] + a[SENDERS])[:, None]))
             )
         )(x),
         (jnp.stack([X] * NODES), H[:, 0]),
