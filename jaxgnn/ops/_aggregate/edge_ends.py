@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -15,6 +14,7 @@ from jaxgnn.graph._structure import structure
 from jaxgnn.ops._aggregate.aggregate import aggregate
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import check_graph, check_rows
+from jaxgnn.ops._core.custom_gradient import custom_vjp
 
 End = Literal["receivers", "senders"]
 """An end of an edge."""
@@ -65,7 +65,7 @@ def _taken(end: End, edges: CSRGraph, x: Array) -> Array:
     return x.at[..., places, :].get(mode="fill", fill_value=0, indices_are_sorted=is_sorted)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(custom_vjp, nondiff_argnums=(0, 1))
 def _at_ends(end, name, edges, x):
     return _taken(end, edges, x)
 
