@@ -55,7 +55,8 @@ def _rooms(*names: str) -> set[str]:
 def _family(name: str, *below: str) -> dict[str, set[str]]:
     """What the ops of a family may import; its references, which are maths alone, much less."""
     families = {f"jaxgnn.ops._{family}" for family in (name, *below)}
-    core = {"jaxgnn.ops._core.activations", "jaxgnn.ops._core.dtypes", "jaxgnn.ops._core.finite"}
+    words = "activations", "custom_gradient", "dtypes", "finite"
+    core = {f"jaxgnn.ops._core.{word}" for word in words}
     references = {f"{family}.reference" for family in families}
     groups = {f"pallas_kernels.{name}.arguments"}  # what its functions take together
     below_ops = {"jaxgnn._errors", "jaxgnn.graph", "jaxgnn._ffi", "jaxgnn.ops._core"}

@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxgnn.graph import CSRGraph
+from jaxgnn.ops._core.custom_gradient import custom_vjp
 
 _MOST_GRAPHS = 16
 
@@ -152,7 +153,7 @@ def _make(rows, columns, num_rows, num_columns) -> StaticGraph:
     )
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@partial(custom_vjp, nondiff_argnums=(0,))
 def _moved(axis, places, back, values):
     """A permutation of an axis, whose gradient is the permutation back, not a scatter."""
     return jnp.take(values, places, axis=axis, unique_indices=True, mode="clip")

@@ -21,6 +21,7 @@ from jaxgnn.nn._activations import name_of
 from jaxgnn.nn._hypergraph_conv import HypergraphConv
 from jaxgnn.nn._maxk import check_widths
 from jaxgnn.nn._options import any_activation, at_least, checked_options
+from jaxgnn.ops._core.custom_gradient import custom_vjp
 
 Strategy = Literal["all_pairs", "all_triples", "all", "alone"]
 """Which experts share a hyperedge: every two, every three, all of them, or none."""
@@ -305,7 +306,7 @@ def _recomputed_behind(activation: Callable[[Array], Array], x: Array) -> Array:
     return _recomputed(function, x, *constants)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+@functools.partial(custom_vjp, nondiff_argnums=(0,))
 def _recomputed(function, x, *constants):
     return function(x, *constants)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import jax.numpy as jnp
@@ -23,7 +24,22 @@ def plain_function(value: Any) -> str | None:
     """Checks for a function, or a module, whose parameters are found in it."""
     if inspect.ismethod(value) and isinstance(value.__self__, nnx.Module):
         return "a function or a module: a method of one would hide its parameters"
+    if any(isinstance(held, nnx.Module) for held in _closed_over(value)):
+        return (
+            "a function or a module: a function that reads a module from around it would hide its "
+            "parameters, so make it the __call__ of a module that has the other one as an attribute"
+        )
     return None if callable(value) else "a function or a module"
+
+
+def _closed_over(function: Any) -> list[Any]:
+    """The values that a function reads from the functions around it, as far as they are set."""
+    cells = getattr(function, "__closure__", None) or ()
+    found = []
+    for cell in cells:
+        with suppress(ValueError):  # of a cell that is still empty
+            found.append(cell.cell_contents)
+    return found
 
 
 class FunctionMessages(nnx.Module):
@@ -142,12 +158,17 @@ def _checked_ends(graph: Any, h: Any) -> tuple[Array, Array]:
 
 
 def _checked_edges(graph: CSRGraph, features: Any, batch: tuple[int, ...]) -> Array | None:
-    """The features of edges with the leading axes of the nodes, and zeros in padding."""
+    """The features of edges, in padding those of the last one, with the nodes' leading axes."""
     if features is None:
         return None
     fits = getattr(features, "ndim", 0) >= 2 and features.shape[-2] == graph.num_edges
     if not fits or features.shape[:-2] not in ((), batch):
         expected = f"of shape [{graph.num_edges}, features], one row for each edge slot"
         raise bad_input(_WHERE, "edge_features", expected, f"shape {jnp.shape(features)}")
-    real = (graph.receivers() < graph.num_rows)[:, None]
-    return jnp.broadcast_to(jnp.where(real, features, 0), (*batch, *features.shape[-2:]))
+    features = jnp.asarray(features)
+    if graph.num_edges > 0:
+        count = graph.indptr[-1]
+        last = features[..., jnp.maximum(count - 1, 0), :][..., None, :]
+        is_real = (graph.receivers() < graph.num_rows)[:, None]
+        features = jnp.where(is_real, features, jnp.where(count > 0, last, 0))
+    return jnp.broadcast_to(features, (*batch, *features.shape[-2:]))

@@ -200,9 +200,10 @@ class MessagePassing(nnx.Module):
     the senders of all edges, [*batch, edges, d] each, and with the features of edges [*batch,
     edges, e], or None; it returns [*batch, edges, m]. ``update(x, aggregated)``, in a call with
     inputs ``update(x, aggregated, inputs)``, is called with all nodes. What has parameters is an
-    ``nnx.Module`` with such a ``__call__``. If a call has ``rngs``, both are called with ``rngs``
-    of the step too. The arrays of edges are stored for the backward pass unless steps are
-    recomputed.
+    ``nnx.Module`` with such a ``__call__``, and not a function that reads a module from around it.
+    If a call has ``rngs``, both are called with ``rngs`` of the step too. The arrays of edges are
+    stored for the backward pass unless steps are recomputed. In padding slots ``messages`` gets the
+    arrays of the last edge, and zeros if the graph has no edge.
 
     The steps are one ``nnx.scan``, compiled once however many there are. For the backward pass each
     step stores the node arrays that the update needs; arrays of edges are recomputed by the op.

@@ -44,6 +44,9 @@ class DegreeAverages(NamedTuple):
     def of(cls, *graphs: CSRGraph) -> DegreeAverages:
         """The averages over the nodes of graphs, such as all of a training set.
 
+        All rows are counted, those that pad a batch as well, as nodes of degree 0: give it the
+        graphs themselves and not padded batches of them.
+
         Args:
           *graphs: concrete graphs; the degree of a row is the number of its edges.
 
@@ -266,7 +269,7 @@ class PNAConv(GraphLayer):
         return _of_each(self._by_tower(x), kernel)
 
     def _by_tower(self, x: Array) -> Float[Array, "*batch nodes towers each"]:
-        return x.reshape(*x.shape[:-1], self.towers, -1)
+        return x.reshape(*x.shape[:-1], self.towers, x.shape[-1] // self.towers)
 
     def _shifted(self, graph: CSRGraph, reduced: Array, shift: Array) -> list[Array]:
         """The reductions of messages to which each row adds the same; zero without edges."""
@@ -326,4 +329,5 @@ def _of_each(
 
 
 def _joined(x: Float[Array, "*batch nodes towers each"]) -> Float[Array, "*batch nodes width"]:
-    return x.reshape(*x.shape[:-2], -1)
+    *nodes, towers, each = x.shape
+    return x.reshape(*nodes, towers * each)

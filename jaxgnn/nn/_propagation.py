@@ -11,6 +11,7 @@ from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, is_concrete, remove_self_loops
 from jaxgnn.graph._by_identity import IdentityMemory
+from jaxgnn.graph._local_graph import LocalGraph
 from jaxgnn.nn._gcn_sum import gcn_sum
 from jaxgnn.nn._graph_layer import GraphLayer, Settings
 from jaxgnn.nn._maxk import check_widths
@@ -242,18 +243,25 @@ class ChebConv(GraphLayer):
 
         Args:
           graph: square graph; one that is already normalised is used unchanged, as ``D^-½ A D^-½``.
+            One that is sharded over devices must be normalised before.
           x: features of the nodes; leading axes share the graph.
           lambda_max: λ, the largest eigenvalue of the Laplacian, or a bound; 2 bounds all of them.
 
         Raises:
-          ValueError: if graph and features do not fit each other or the layer, or ``lambda_max`` is
-            no positive number.
+          ValueError: if graph and features do not fit each other or the layer, ``lambda_max`` is
+            no positive number, or a sharded graph is not normalised.
         """
         first = self.linears[0]
         self._check(graph, x, first.in_features)
         self._check_square(graph, "since the sum is taken several times")
         if jnp.ndim(lambda_max) or (is_concrete(lambda_max) and not lambda_max > 0):
             raise bad_input(self._name, "lambda_max", "a positive number", lambda_max)
+        if isinstance(graph, LocalGraph) and not graph.is_normalized:
+            expected = (
+                "normalised before it is sharded over devices, as "
+                'remove_self_loops(graph).normalized("gcn")'
+            )
+            raise bad_input(self._name, "graph", expected, "one that is not")
         (x,) = self._as_floats(x)
         p = graph if graph.is_normalized else _without_loops(graph).normalized("gcn")
 

@@ -48,7 +48,8 @@ def gaussian_smearing(
       num_gaussians: number of centres, at least two.
 
     Returns:
-      The features, in a new last axis, in the dtype of the distances.
+      The features, in a new last axis, in the dtype of the distances, or JAX's default float dtype
+      if they are integers.
 
     Raises:
       ValueError: if ``cutoff`` is not positive, or ``num_gaussians`` no int of at least two.
@@ -65,6 +66,9 @@ def gaussian_smearing(
         expected = check(value)
         if expected is not None:
             raise bad_input(where, name, expected, repr(value))
+    distances = jnp.asarray(distances)
+    if not jnp.issubdtype(distances.dtype, jnp.floating):
+        distances = distances.astype(jnp.result_type(float))
     centres = jnp.asarray(np.linspace(0, cutoff, num_gaussians), distances.dtype)
     apart = (distances[..., None] - centres) * ((num_gaussians - 1) / cutoff)
     return jnp.exp(-0.5 * apart * apart)
@@ -87,8 +91,10 @@ def cosine_cutoff(distances: Float[Array, "*edges"], cutoff: float) -> Float[Arr
     expected = positive(cutoff)
     if expected is not None:
         raise bad_input("nn.cosine_cutoff", "cutoff", expected, repr(cutoff))
-    inside = 0.5 * (jnp.cos(distances * (math.pi / cutoff)) + 1)
-    return jnp.where(distances < cutoff, inside, 0)
+    is_inside = distances < cutoff
+    # The cosine of infinity is not a number, and neither is its gradient, even where it is unused.
+    angles = jnp.where(is_inside, distances, 0) * (math.pi / cutoff)
+    return jnp.where(is_inside, 0.5 * (jnp.cos(angles) + 1), 0)
 
 
 class CFConv(GraphLayer):

@@ -178,3 +178,10 @@ def test_what_a_part_of_a_graph_can_not_do_is_refused(message, four_devices):
     sharded = sharded_graph(4)
     with pytest.raises(ValueError, match=message):
         distributed.sharded(REFUSED[message], mesh(4))(sharded, sharded.shard_rows(features()))
+
+
+def test_a_filter_of_a_graph_that_is_not_normalised_says_what_to_do(four_devices):
+    layer, sharded = nn.ChebConv(WIDTH, 4, rngs=nnx.Rngs(0)), sharded_graph(4)
+    message = "ChebConv: graph must be normalised before it is sharded .*, got one that is not"
+    with pytest.raises(ValueError, match=message):
+        distributed.sharded(layer, sharded.mesh)(sharded, sharded.shard_rows(features()))

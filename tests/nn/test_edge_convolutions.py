@@ -269,6 +269,28 @@ def test_filters_are_those_of_the_paper():
     )
 
 
+def test_whole_distances_have_the_features_of_floats_and_infinite_ones_no_slope():
+    np.testing.assert_array_equal(
+        nn.gaussian_smearing(jnp.array([0, 1, 2]), 2.0, 5),
+        nn.gaussian_smearing(jnp.array([0.0, 1.0, 2.0]), 2.0, 5),
+    )
+    assert nn.gaussian_smearing(jnp.ones(2, jnp.bfloat16), 2.0, 5).dtype == jnp.bfloat16
+    value, slope = jax.value_and_grad(nn.cosine_cutoff)(jnp.inf, 1.0)
+    assert (value, slope) == (0, 0)
+
+
+@pytest.mark.parametrize("edge_dim", [None, FEATURES])
+def test_towers_take_a_graph_without_edges_and_name_one_without_nodes(edge_dim):
+    options = {"average_degree": AVERAGE, "towers": 2, "rngs": nnx.Rngs(0)}
+    layer = nn.PNAConv(IN, 4, divide_input=True, edge_dim=edge_dim, **options)
+    edges = None if edge_dim is None else jnp.ones((0, edge_dim))
+    y = layer(CSRGraph.from_edges([], [], 3), jnp.ones((3, IN)), edges)
+    assert y.shape == (3, 4)
+    assert np.isfinite(y).all()
+    with pytest.raises(ValueError, match="graph must be of at least one node"):
+        layer(CSRGraph.from_edges([], [], 0), jnp.ones((0, IN)), edges)
+
+
 GRAPH, EDGE_FEATURES = case(0).graph()
 X = random_array((ROWS, IN), "float32", seed=1)
 BIPARTITE, _ = case(0, columns=COLUMNS).graph()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxgnn import CSRGraph, nn
+from jaxgnn import CSRGraph, nn, ops
 from jaxgnn.testing import random_array
 from tests.ops.edge_mlp._edges import RING
 
@@ -108,6 +108,35 @@ def test_one_step_takes_a_pair_several_reductions_and_another_width_also_on_a_pa
     np.testing.assert_allclose(jax.grad(of_parameter)(1.0), expected, rtol=1e-5)
 
 
+class _Direction(nnx.Module):
+    """A message that is not finite where both ends, or the features of the edge, are zero."""
+
+    def __init__(self):
+        self.scale = nnx.Param(jnp.ones(()))
+
+    def __call__(self, x_dst, x_src, edges):
+        v = (x_src - x_dst) * edges
+        return self.scale[...] * v / jnp.linalg.norm(v, axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize("implementation", [None, "xla"])
+def test_padding_slots_leave_the_gradients_of_the_edges(implementation):
+    graph = CSRGraph(indptr=jnp.array([0, 1, 2]), indices=jnp.array([1, 0, 1, 1]))
+    features = jnp.array([[1.0], [2.0], [jnp.nan], [jnp.nan]])
+    layer = nn.MessagePassing(_Direction(), lambda x, arrived: arrived**2, reduce="sum")
+
+    def loss(layer, x, features):
+        with ops.default_implementation(implementation):
+            return jnp.sum(layer(graph, x, features))
+
+    arrays = layer, jnp.array([[0.0, 0.0], [3.0, 4.0]]), features
+    of_layer, of_nodes, of_edges = jax.grad(loss, argnums=(0, 1, 2))(*arrays)
+    # Both messages are unit vectors times the scale, whatever the lengths are.
+    np.testing.assert_allclose(of_layer.messages.function.scale[...], 4.0, rtol=1e-6)
+    np.testing.assert_allclose(of_nodes, 0, atol=1e-6)
+    np.testing.assert_allclose(of_edges, 0, atol=1e-6)
+
+
 def test_functions_get_the_random_streams_of_each_step_in_training():
     seen = []
 
@@ -139,6 +168,10 @@ def _layer(message=lambda a, b, e: b, update=_added, **options):
     return nn.MessagePassing(message, update, **({"reduce": "sum"} | options))
 
 
+def _around(module):
+    return lambda *arguments: module(*arguments)
+
+
 BAD = {
     "an EdgeMLP with a reduction": (
         lambda: _layer(_pair()[0]),
@@ -151,6 +184,14 @@ BAD = {
     "a method for an update": (
         lambda: _layer(update=_pair()[1].__call__),
         "MessagePassing: update must be a NodeUpdate, a function or a module: a method of one",
+    ),
+    "a function around a module": (
+        lambda: _layer(_around(_pair()[1])),
+        "MessagePassing: messages must be .*reads a module from around it would hide its",
+    ),
+    "an update around a module": (
+        lambda: _layer(update=_around(_pair()[1])),
+        "MessagePassing: update must be a NodeUpdate, .*make it the __call__ of a module",
     ),
     "an unknown reduction": (
         lambda: _layer(reduce="median"),

@@ -17,6 +17,7 @@ from jaxgnn.ops._aggregate.reference import aggregate as reference
 from jaxgnn.ops._aggregate.segment_parts import SEGMENTS as SEGMENTS  # for jaxgnn info
 from jaxgnn.ops._aggregate.terms import terms_of
 from jaxgnn.ops._core import dispatch
+from jaxgnn.ops._core.custom_gradient import custom_vjp
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 from jaxgnn.ops._graph.spmm import spmm
 from pallas_kernels.aggregate.arguments import Form
@@ -259,7 +260,7 @@ def _run(request, form, structure, x, *, keep):
     return kernel(request, structure, x, form=form, keep=keep)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(custom_vjp, nondiff_argnums=(0, 1))
 def _aggregate(request, form, structure, x):
     return _run(request, form, structure, x, keep=False)[0]
 
@@ -276,7 +277,7 @@ def _aggregate_backward(request, form, residuals, dy):
 _aggregate.defvjp(_aggregate_forward, _aggregate_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(custom_vjp, nondiff_argnums=(0, 1))
 def _kept(request, form, structure, x):
     """The result, and what its gradient needs, through which no gradient flows."""
     return _run(request, form, structure, x, keep=True)
@@ -294,7 +295,7 @@ def _kept_backward(request, form, residuals, gradients):
 _kept.defvjp(_kept_forward, _kept_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(custom_vjp, nondiff_argnums=(0, 1))
 def _gradient(request, form, structure, x, y, statistics, dy):
     terms = terms_of(form, structure, y, statistics, dy)
     kernel = BACKWARD if form.by_edge else BACKWARD_OF_NEIGHBOURS

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -15,6 +14,7 @@ from jaxgnn.graph._structure import structure
 from jaxgnn.ops._aggregate.aggregate import aggregate
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import check_graph, check_rows
+from jaxgnn.ops._core.custom_gradient import custom_vjp
 
 End = Literal["receivers", "senders"]
 """An end of an edge."""
@@ -27,7 +27,11 @@ def at_ends(
     *,
     implementation: dispatch.Name | None = None,
 ) -> Float[Array, "*batch edges dim"]:
-    """The features of the node at one end of each edge slot; zeros in padding slots.
+    """The features of the node at one end of each edge slot.
+
+    Padding slots have those of the last edge, so that a function of all slots is as finite in them
+    as it is for the edges; without any edge they have zeros. The gradient that comes back from a
+    padding slot must be zero, as it is from ``aggregate``.
 
     The gradient of a node is the sum over its edges, by ``aggregate``: for receivers along the rows
     of the graph, for senders along those of its transpose. It can be differentiated again.
@@ -59,13 +63,18 @@ def at_ends(
 
 def _taken(end: End, edges: CSRGraph, x: Array) -> Array:
     places = edges.receivers()
-    if end == "senders":  # padding slots may name any sender
-        places = jnp.where(places < edges.num_rows, edges.senders, edges.num_cols)
+    count = edges.num_rows if end == "receivers" else edges.num_cols
+    if edges.num_edges > 0:
+        is_real = places < edges.num_rows
+        nodes = places if end == "receivers" else edges.senders
+        # Padding slots may name any sender. Without edges all are out of range.
+        last = jnp.where(edges.indptr[-1] > 0, nodes[jnp.maximum(edges.indptr[-1] - 1, 0)], count)
+        places = jnp.where(is_real, nodes, last)
     is_sorted = end == "receivers"
     return x.at[..., places, :].get(mode="fill", fill_value=0, indices_are_sorted=is_sorted)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(custom_vjp, nondiff_argnums=(0, 1))
 def _at_ends(end, name, edges, x):
     return _taken(end, edges, x)
 

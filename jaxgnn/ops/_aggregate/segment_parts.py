@@ -20,6 +20,7 @@ from jaxgnn.graph import CSRGraph
 from jaxgnn.ops._aggregate import pallas
 from jaxgnn.ops._aggregate.reference import segments as reference
 from jaxgnn.ops._core import dispatch
+from jaxgnn.ops._core.custom_gradient import custom_vjp
 from pallas_kernels.aggregate.arguments import Form
 
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -100,7 +101,7 @@ class Segments(NamedTuple):
         return {"num_segments": self.num_segments, "is_sorted": self.is_sorted}
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@partial(custom_vjp, nondiff_argnums=(0,))
 def total(
     segments: Segments, ids: Int[Array, " entries"], x: Float[Array, "entries dim"]
 ) -> tuple[Float[Array, "segments dim"], Int[Array, " segments"]]:
@@ -116,7 +117,7 @@ def _total_backward(segments, ids, gradients):
     return None, spread(segments, ids, gradients[0])
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@partial(custom_vjp, nondiff_argnums=(0,))
 def spread(
     segments: Segments, ids: Int[Array, " entries"], per_segment: Float[Array, "segments dim"]
 ) -> Float[Array, "entries dim"]:
@@ -136,7 +137,7 @@ total.defvjp(_total_forward, _total_backward)
 spread.defvjp(_spread_forward, _spread_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(custom_vjp, nondiff_argnums=(0, 1))
 def extreme(
     segments: Segments,
     reduction: str,
@@ -165,7 +166,7 @@ def _extreme_backward(segments, reduction, residuals, gradients):
 extreme.defvjp(_extreme_forward, _extreme_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(custom_vjp, nondiff_argnums=(0, 1))
 def _extreme_and_ties(segments, reduction, ids, x):
     return segments.reduce(reduction, ids, x, keep=True)
 
@@ -178,7 +179,7 @@ def _extreme_and_ties_forward(segments, reduction, ids, x):
 _extreme_and_ties.defvjp(_extreme_and_ties_forward, _extreme_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@partial(custom_vjp, nondiff_argnums=(0,))
 def log_total(
     segments: Segments, ids: Int[Array, " entries"], x: Float[Array, "entries dim"]
 ) -> tuple[Float[Array, "segments dim"], Int[Array, " segments"]]:
@@ -201,7 +202,7 @@ def _log_total_backward(segments, residuals, gradients):
 log_total.defvjp(_log_total_forward, _log_total_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@partial(custom_vjp, nondiff_argnums=(0,))
 def product(
     segments: Segments, ids: Int[Array, " entries"], x: Float[Array, "entries dim"]
 ) -> Float[Array, "segments dim"]:

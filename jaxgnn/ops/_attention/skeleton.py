@@ -41,6 +41,7 @@ from jaxgnn.graph._structure import structure
 from jaxgnn.ops._attention.pallas import Calls
 from jaxgnn.ops._attention.reference import softmax_sum
 from jaxgnn.ops._core import dispatch
+from jaxgnn.ops._core.custom_gradient import custom_vjp
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 from jaxgnn.ops._graph.spmm import spmm
 from pallas_kernels.attention.arguments import Cotangents, Form, Operands
@@ -153,7 +154,7 @@ def _computed(call, graph, operands):
     return y, lse, call.kernels.weights(call.request, graph, operands, lse, form=call.form)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@partial(custom_vjp, nondiff_argnums=(0,))
 def _attention(call, graph, operands):
     y, lse, weights = _computed(call, graph, operands)
     # These do not depend on the values, which may be all that jax.vmap maps.
@@ -189,7 +190,7 @@ def _sums_of_rows(request, graph, of_edges):
 _attention.defvjp(_attention_forward, _attention_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@partial(custom_vjp, nondiff_argnums=(0,))
 def _gradients(call, graph, operands, cotangents):
     return call.kernels.backward(call.request, graph, operands, cotangents, form=call.form)
 

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
+from jaxgnn.ops._core.custom_gradient import custom_vjp
+
 
 def any_not_finite(*arrays: Float[Array, "*any"]) -> Bool[Array, ""]:
     """Whether an entry is infinite or NaN.
@@ -85,7 +87,7 @@ def _row(matrix: Array, k: Array) -> Array:
     return lax.dynamic_slice_in_dim(matrix, k, 1, matrix.ndim - 2)
 
 
-@jax.custom_vjp
+@custom_vjp
 def masked_product(a, b, present_a, present_b):
     """``a b`` and its gradients without the terms that ``present_a`` and ``present_b`` exclude.
 

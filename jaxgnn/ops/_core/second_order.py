@@ -8,6 +8,8 @@ from typing import Any
 
 import jax
 
+from jaxgnn.ops._core.custom_gradient import custom_vjp
+
 
 def differentiable_again(
     gradient: Callable[..., Any], plain: Callable[..., Any]
@@ -25,7 +27,7 @@ def differentiable_again(
       ``gradient``, differentiable by the formula of ``plain``.
     """
 
-    @partial(jax.custom_vjp, nondiff_argnums=(0,))
+    @partial(custom_vjp, nondiff_argnums=(0,))
     def run(static, *arrays):
         return gradient(static, *arrays)
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxgnn._errors import bad_input
+from jaxgnn.ops._core.custom_gradient import custom_vjp
 
 Mode = Literal["off", "warn", "strict"]
 
@@ -172,7 +173,7 @@ def contained(name: str, run: Callable[..., Any], reference: Callable[..., Any])
         with using(Setting()), jax.default_matmul_precision("highest"):
             return function()
 
-    @jax.custom_vjp
+    @custom_vjp
     def both(*args):
         return forward(*args)[0]
 

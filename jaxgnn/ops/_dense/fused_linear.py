@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, overload
 
-import jax
 from jaxtyping import Array, Float
 
 from jaxgnn.graph import CBSR
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.activations import Name as Activation
 from jaxgnn.ops._core.checks import check_choice, check_float, from_numpy
+from jaxgnn.ops._core.custom_gradient import custom_vjp
 from jaxgnn.ops._core.second_order import differentiable_again
 from jaxgnn.ops._dense import pallas
 from jaxgnn.ops._dense.checks import check_layer, check_options
@@ -192,7 +192,7 @@ def _in_one_kernel(request: dispatch.Request, x, kernel, bias, options: dict) ->
     return request.name == "pallas" or MAXK.choose(here, x, kernel, bias, **options) == "pallas"
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(custom_vjp, nondiff_argnums=(0, 1))
 def _linear_maxk(request, options, x, kernel, bias):
     kept = MAXK(request, x, kernel, bias, **dict(options))
     return kept.values, kept.indices
@@ -213,7 +213,7 @@ def _linear_maxk_backward(request, options, residuals, cotangents):
 _linear_maxk.defvjp(_linear_maxk_forward, _linear_maxk_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+@partial(custom_vjp, nondiff_argnums=(0, 1, 2))
 def _fused_linear(request, activation, precision, x, kernel, bias):
     options = {"activation": activation, "precision": precision}
     return FUSED_LINEAR(request, x, kernel, bias, **options)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, get_args
 
-import jax
 from jaxtyping import Array, Float
 
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.activations import Name as Activation
 from jaxgnn.ops._core.checks import check_float, from_numpy
+from jaxgnn.ops._core.custom_gradient import custom_vjp
 from jaxgnn.ops._core.second_order import differentiable_again
 from jaxgnn.ops._dense import pallas
 from jaxgnn.ops._dense.checks import check_layers, check_options
@@ -127,7 +127,7 @@ def _layer_by_layer(x, kernels, biases, activation, precision):
     return fused_linear(x, *last, precision=precision)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+@partial(custom_vjp, nondiff_argnums=(0, 1, 2))
 def _fused_mlp(request, activation, precision, x, kernels, biases):
     options = {"activation": activation, "precision": precision}
     return FUSED_MLP(request, x, kernels, biases, **options)

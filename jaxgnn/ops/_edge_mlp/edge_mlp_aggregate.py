@@ -19,6 +19,7 @@ from jaxgnn.graph._structure import structure
 from jaxgnn.ops._core import dispatch, verify
 from jaxgnn.ops._core.activations import Name as Activation
 from jaxgnn.ops._core.checks import check_graph, from_numpy
+from jaxgnn.ops._core.custom_gradient import custom_vjp
 from jaxgnn.ops._core.second_order import differentiable_again
 from jaxgnn.ops._dense.fused_linear import fused_linear
 from jaxgnn.ops._edge_mlp import pallas
@@ -244,7 +245,7 @@ def _node_products(h: Array, kernel: Array, bias: Array | None) -> Array:
         return fused_linear(h, kernel, bias)
 
 
-@jax.custom_vjp
+@custom_vjp
 def _masked_node_products(h: Array, kernel: Array, bias: Array | None) -> Array:
     """The first layer's product for nodes, of which some may have no edges.
 
@@ -273,7 +274,7 @@ def _one_batch_axis(x: Array, own_axes: int) -> Array:
     return x.reshape(math.prod(leading), *own)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(custom_vjp, nondiff_argnums=(0, 1))
 def _edge_reduce(request, options, structure, operands):
     return FORWARD(request, structure, operands, options=options)
 

@@ -14,6 +14,7 @@ from jaxgnn.graph import CSRGraph
 from jaxgnn.graph._local_graph import with_senders
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import check_float, check_graph
+from jaxgnn.ops._core.custom_gradient import custom_vjp
 from jaxgnn.ops._graph import pallas
 from jaxgnn.ops._graph.reference import segment_softmax as reference
 
@@ -84,7 +85,7 @@ def segment_softmax(
     return _segment_softmax(request, graph, heads).reshape(logits.shape)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@partial(custom_vjp, nondiff_argnums=(0,))
 def _segment_softmax(request, structure, logits):
     return FORWARD(request, structure, logits)
 
@@ -102,7 +103,7 @@ def _segment_softmax_backward(request, residuals, dy):
 _segment_softmax.defvjp(_segment_softmax_forward, _segment_softmax_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@partial(custom_vjp, nondiff_argnums=(0,))
 def _grad_logits(request, structure, probabilities, dy):
     return BACKWARD(request, structure, probabilities, dy)
 

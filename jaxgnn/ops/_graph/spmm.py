@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 from functools import partial
 
-import jax
 from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
@@ -15,6 +14,7 @@ from jaxgnn.graph import CSRGraph
 from jaxgnn.graph._local_graph import with_senders
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import check_float, check_graph, check_rows, from_numpy
+from jaxgnn.ops._core.custom_gradient import custom_vjp
 from jaxgnn.ops._graph import pallas
 from jaxgnn.ops._graph.reference import spmm as reference
 
@@ -186,7 +186,7 @@ def _table(plain: dispatch.Kernel, of_heads: dispatch.Kernel, features: Array) -
     return plain if features.ndim == 2 else of_heads
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@partial(custom_vjp, nondiff_argnums=(0,))
 def _spmm(request, structure, weights, x):
     return _table(SPMM, SPMM_OF_HEADS, x)(request, structure.with_weights(weights), x)
 
@@ -208,7 +208,7 @@ def _spmm_backward(request, residuals, dy):
 _spmm.defvjp(_spmm_forward, _spmm_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@partial(custom_vjp, nondiff_argnums=(0,))
 def _sddmm(request, structure, a, b):
     return _table(SDDMM, SDDMM_OF_HEADS, a)(request, structure, a, b)
 

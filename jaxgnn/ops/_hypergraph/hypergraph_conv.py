@@ -13,6 +13,7 @@ from jaxgnn.graph import Incidence
 from jaxgnn.ops._core import dispatch, verify
 from jaxgnn.ops._core.activations import Name as Activation
 from jaxgnn.ops._core.checks import from_numpy
+from jaxgnn.ops._core.custom_gradient import custom_vjp
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 from jaxgnn.ops._dense.kernels import product_tolerance
 from jaxgnn.ops._dense.reference.fused_linear import Precision, behind_barrier
@@ -208,7 +209,7 @@ def _mixed(request, convention: Convention, arrays: Arrays):
 _PATHS = {"sums": _by_sums, "mixing": _by_mixing}
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(custom_vjp, nondiff_argnums=(0, 1))
 def _mix(request, convention: Convention, x, matrix, kernel, bias, residual):
     return _mix_forward(request, convention, x, matrix, kernel, bias, residual)[0]
 

@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float
 from jaxgnn.graph import CSRGraph, Incidence
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.activations import Name as Activation
+from jaxgnn.ops._core.custom_gradient import custom_vjp
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 from jaxgnn.ops._core.eager import run_compiled
 from jaxgnn.ops._core.finite import any_not_finite, exact_matmul, masked_product
@@ -249,7 +250,7 @@ def _dense_matrix(convention: Convention, dense, weight) -> Float[Array, "nodes 
     return matrix if right is None else matrix * right
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@partial(custom_vjp, nondiff_argnums=(0,))
 def _weighted_matrix(convention: Convention, dense, weight):
     return _weighted_matrix_forward(convention, dense, weight)[0]
 
@@ -318,7 +319,7 @@ def _differentiated_arrays(arrays: Arrays) -> Arrays:
     return arrays._replace(incidence=None, bias=None, residual=None)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@partial(custom_vjp, nondiff_argnums=(0,))
 def _attended_mixing(convention: Convention, incidence: Incidence, arrays: Arrays):
     return _attended_mixing_forward(convention, incidence, arrays)[0]
 
@@ -408,7 +409,7 @@ def _finish(y: Array, arrays: Arrays, convention: Convention) -> Float[Array, "*
     return finish(y, None, arrays.residual).astype(arrays.x.dtype)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@partial(custom_vjp, nondiff_argnums=(0,))
 def _activated(activation: Activation, y):
     return finish(y, activation, None)
 

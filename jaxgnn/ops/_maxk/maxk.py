@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Literal
 
-import jax
 import numpy as np
 from jaxtyping import Array, Float
 
@@ -15,6 +14,7 @@ from jaxgnn._ffi import maxk as ffi
 from jaxgnn.graph import CBSR
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import check_cbsr, check_float
+from jaxgnn.ops._core.custom_gradient import custom_vjp
 from jaxgnn.ops._maxk import pallas
 from jaxgnn.ops._maxk.reference import maxk as reference
 
@@ -187,7 +187,7 @@ def check_k(op: str, argument: str, k: Any, dim: int) -> None:
         raise bad_input(op, argument, f"in 1..{dim}, the number of columns", k)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(custom_vjp, nondiff_argnums=(0, 1))
 def _maxk(request, options, x):
     kept = MAXK(request, x, **dict(options))
     return kept.values, kept.indices
@@ -206,7 +206,7 @@ def _maxk_backward(request, options, residuals, cotangents):
 _maxk.defvjp(_maxk_forward, _maxk_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(custom_vjp, nondiff_argnums=(0, 1))
 def _todense(request, dim, values, indices):
     return TODENSE(request, CBSR(values, indices, dim))
 
@@ -222,7 +222,7 @@ def _todense_backward(request, dim, indices, dy):
 _todense.defvjp(_todense_forward, _todense_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@partial(custom_vjp, nondiff_argnums=(0,))
 def _gather_columns(request, dense, indices):
     return GATHER_COLUMNS(request, dense, indices)
 

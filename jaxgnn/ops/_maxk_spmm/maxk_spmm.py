@@ -6,7 +6,6 @@ import dataclasses
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -20,6 +19,7 @@ from jaxgnn.graph._arrays import require_no_heads
 from jaxgnn.graph._local_graph import with_senders
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import check_cbsr, check_graph
+from jaxgnn.ops._core.custom_gradient import custom_vjp
 from jaxgnn.ops._graph import pallas as graph_pallas
 from jaxgnn.ops._graph.spmm import spmm
 from jaxgnn.ops._maxk import pallas as maxk_pallas
@@ -255,7 +255,7 @@ def sparse_implementation(graph: CSRGraph, cbsr: CBSR) -> dispatch.Name:
     raise NotImplementedError(f"maxk_spmm: no k-sparse kernel runs here: {reasons}")
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@partial(custom_vjp, nondiff_argnums=(0,))
 def _maxk_spmm(request, structure, weights, cbsr):
     return FORWARD(request, structure.with_weights(weights), cbsr)
 

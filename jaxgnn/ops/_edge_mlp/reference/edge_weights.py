@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
@@ -10,6 +9,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph._row_sums import sum_rows
+from jaxgnn.ops._core.custom_gradient import custom_vjp
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 from jaxgnn.ops._dense.reference.fused_linear import gradients, product
 
@@ -92,7 +92,7 @@ def _at_rows(graph: CSRGraph, scales: Array, degree: int | None) -> Float[Array,
     return scales.at[:, rows].get(mode="fill", fill_value=0, indices_are_sorted=True)
 
 
-@jax.custom_vjp
+@custom_vjp
 def last_layer(
     sums: Float[Array, "batch rows in"],
     kernel: Float[Array, "in out"],

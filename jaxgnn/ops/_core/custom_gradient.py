@@ -1,0 +1,52 @@
+"""Gradients of one's own that can be differentiated again inside of a ``lax.scan``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+class custom_vjp(jax.custom_vjp):
+    """``jax.custom_vjp`` whose residuals are never the arguments themselves.
+
+    JAX does not store a residual that is an argument: it notes the position of the argument. When
+    JAX takes out of the body of a ``lax.scan`` what is the same in each step, it puts constants
+    before the arguments of such a function and leaves the noted positions as they were. A second
+    derivative through the scan then reads other arrays in place of the residuals, for example a
+    scalar for the offsets of a graph. Here each argument among the residuals of a traced function
+    is copied, and nothing is left of the copy after compilation.
+    """
+
+    def defvjp(
+        self,
+        fwd: Callable[..., tuple[Any, Any]],
+        bwd: Callable[..., tuple[Any, ...]],
+        symbolic_zeros: bool = False,
+        optimize_remat: bool = False,
+    ) -> None:
+        """Sets the forward pass and the backward pass, as ``jax.custom_vjp.defvjp`` does.
+
+        Args:
+          fwd: returns the result and the residuals.
+          bwd: returns a gradient for each argument.
+          symbolic_zeros: whether ``bwd`` is told which gradients are zero.
+          optimize_remat: whether ``fwd`` is replaced by the function where residuals are unused.
+        """
+
+        @wraps(fwd)
+        def forward(*arguments):
+            result, residuals = fwd(*arguments)
+            given = {id(leaf) for leaf in jax.tree.leaves(arguments)}
+            return result, jax.tree.map(lambda kept: _apart(kept, given), residuals)
+
+        super().defvjp(forward, bwd, symbolic_zeros, optimize_remat)
+
+
+def _apart(kept: Any, given: set[int]) -> Any:
+    """A residual, copied if it is an argument and traced."""
+    is_argument = isinstance(kept, jax.core.Tracer) and id(kept) in given
+    return jnp.copy(kept) if is_argument else kept
