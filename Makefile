@@ -61,7 +61,6 @@ FUSED ?= older
 FUSED_THE_OLDER_WAY := --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters
 
 MEASURED = $(if $(COMMIT_RESULTS),--commit-results,--out $(RESULTS))
-MANY_GPUS = $(if $(COMMIT_RESULTS),experiments/benchmarks/results,$(RESULTS))/many_gpus.jsonl
 # Without a GPU all that needs one would be left out of the tests, and the rest pass.
 HAS_GPU = import sys, jax; found = jax.default_backend(); \
   sys.exit(None if found == "gpu" else f"gpu-check: JAX of {sys.executable} runs on a {found}, not on \
@@ -156,7 +155,7 @@ gpu-check: gpu-installed
 # numbers and bytes. Nothing here needs NVLink multicast.
 scaling: gpu-installed
 	NCCL_NVLS_ENABLE=0 $(GPU_PYTHON) -m experiments.benchmarks.many_gpus $(MEASURED)
-	$(GPU_PYTHON) -m experiments.benchmarks.scaling_model --rows $(MANY_GPUS)
+	$(GPU_PYTHON) -m experiments.benchmarks.scaling_model $(MEASURED)
 
 # The install compiles the CUDA library for every architecture where nvcc is; no GPU needed.
 cuda-check: $(VENV)/installed

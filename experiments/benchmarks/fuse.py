@@ -1,9 +1,10 @@
 """Times networks of plain JAX and jraph as they are, and rewritten by ``jaxgnn.fuse``.
 
 ``python -m experiments.benchmarks.fuse`` prints a line for each graph and network: milliseconds of
-the function and all its gradients, unfused and fused, the ratio, and the ops that took over. Each
-line is printed as soon as it is measured; ``oom`` is what did not fit into memory. Edge lists are
-constants of both programs. On the small graphs nothing may be slower.
+the function and all its gradients, unfused and fused, the ratio, and the ops that took over, and
+appends them to ``fuse.jsonl``. Each line is printed as soon as it is measured; ``oom`` is what did
+not fit into memory. Edge lists are constants of both programs. On the small graphs nothing may be
+slower.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import jraph
 import numpy as np
 
 from experiments.benchmarks._command import command
+from experiments.benchmarks._report import Output, Row, append_rows
 from experiments.benchmarks._workloads import Workload, like
 from jaxgnn.fusion import explain, fuse
 from jaxgnn.testing.timing import Candidate, device_description, measure_in_turns
@@ -32,7 +34,7 @@ GRAPHS: dict[str, Workload] = {
 
 
 @dataclass(frozen=True)
-class Options:
+class FuseOptions(Output):
     """What is timed.
 
     Attributes:
@@ -146,8 +148,8 @@ def _with_gradients(fn: Callable[..., Any], count: int) -> Callable[..., Any]:
     return jax.value_and_grad(total, argnums=tuple(range(count)))
 
 
-def lines(options: Options) -> Iterator[str]:
-    """Measures each network on each graph, and gives a line for each."""
+def rows_of(options: FuseOptions) -> Iterator[Row]:
+    """Measures each network on each graph, and gives a row for each."""
     is_gpu = jax.default_backend() != "cpu"
     default = ("tiny", "molecules", "flickr" if is_gpu else "uniform")
     for name in options.graphs or default:
@@ -159,10 +161,16 @@ def lines(options: Options) -> Iterator[str]:
         senders, receivers = (jnp.asarray(np.asarray(ids)[order]) for ids in ends)
         edges = Edges(senders, receivers, workload.nodes)
         for model in options.models or MODELS:
-            yield _line(f"{name:9} {model:24}", edges, model, workload.dim, options)
+            labels = {
+                "workload": name,
+                "edges": graph.num_edges,
+                "dim": workload.dim,
+                "model": model,
+            }
+            yield labels | _measured(edges, model, workload.dim, options)
 
 
-def _line(label: str, edges: Edges, model: str, dim: int, options: Options) -> str:
+def _measured(edges: Edges, model: str, dim: int, options: FuseOptions) -> Row:
     build, shapes = MODELS[model]
     keys = jax.random.split(jax.random.key(0), 5)
     x = jax.random.normal(keys[0], (edges.nodes, dim))
@@ -177,20 +185,27 @@ def _line(label: str, edges: Edges, model: str, dim: int, options: Options) -> s
         "fused": Candidate(_with_gradients(fuse(plain), len(arrays)), [arrays]),
     }
     made = measure_in_turns(candidates, repeats=9, budget_ms=options.budget)
-    before, after = made["plain"], made["fused"]
-    shown = " -> ".join("oom" if t is None else f"{t.median_ms:.3f}" for t in (before, after))
-    is_known = before is not None and after is not None
-    ratio = f"{before.median_ms / after.median_ms:.2f}x" if is_known else ""
-    named = ", ".join(dict.fromkeys(one.note.rpartition("-> ")[2] for one in ops)) or "left to XLA"
-    return f"{label} {shown} ms {ratio:8} {named}"
+    named = dict.fromkeys(one.note.rpartition("-> ")[2] for one in ops)
+    times = {f"{name}_ms": None if t is None else t.median_ms for name, t in made.items()}
+    return {**times, "ops": list(named)}
 
 
-def main(options: Options) -> None:
-    """Prints the lines."""
-    print(device_description(), flush=True)
-    for line in lines(options):
-        print(line, flush=True)
+def _line(row: Row) -> str:
+    before, after = row["plain_ms"], row["fused_ms"]
+    shown = " -> ".join("oom" if ms is None else f"{ms:.3f}" for ms in (before, after))
+    ratio = "" if before is None or after is None else f"{before / after:.2f}x"
+    named = ", ".join(row["ops"]) or "left to XLA"
+    return f"{row['workload']:9} {row['model']:24} {shown} ms {ratio:8} {named}"
+
+
+def main(options: FuseOptions) -> None:
+    """Prints and appends the rows."""
+    device = device_description()
+    print(device, flush=True)
+    for row in rows_of(options):
+        print(_line(row), flush=True)
+        append_rows(options.rows / "fuse.jsonl", [row | device])
 
 
 if __name__ == "__main__":
-    command(main, Options, __doc__)
+    command(main, FuseOptions, __doc__)

@@ -1,6 +1,7 @@
 """Predicts training steps on up to 1,024 devices from those measured on one by ``many_gpus``.
 
-Run ``python -m experiments.benchmarks.scaling_model``. The model of a step on n devices is
+Run ``python -m experiments.benchmarks.scaling_model``, with the options that say where
+``many_gpus`` has written its rows. The model of a step on n devices is
 
     ms(n) = ms(1) · imbalance / n + (row bytes + gradient bytes) / bandwidth + collectives · latency
 
@@ -26,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.benchmarks._command import command
-from experiments.benchmarks._report import Column, Row, header, line, read_rows
+from experiments.benchmarks._report import Column, Output, Row, header, line, read_rows
 from experiments.benchmarks._wire import bytes_of_row
 from jaxgnn._errors import bad_input
 from jaxgnn.datasets import SCALES, SyntheticScale
@@ -48,18 +49,16 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True)
-class ScalingModelOptions:
-    """What to predict from.
+class ScalingModelOptions(Output):
+    """What to predict from: the folder of the rows is that of ``many_gpus``.
 
     Attributes:
-      rows: file that ``many_gpus`` has written, with rows of one device.
       most: largest number of devices.
       host_gb_per_s: what a device receives from others of its host, in GB/s.
       network_gb_per_s: what a device receives through the network, in GB/s.
       latency_us: microseconds of a collective of no bytes.
     """
 
-    rows: Path = Path("runs/benchmarks/many_gpus.jsonl")
     most: int = 1024
     host_gb_per_s: float = 225.0
     network_gb_per_s: float = 50.0
@@ -71,9 +70,14 @@ class ScalingModelOptions:
             if not getattr(self, name) > 0:
                 option = "--" + name.replace("_", "-")
                 raise bad_input("scaling_model", option, "positive", getattr(self, name))
-        if not self.rows.exists():
-            expected = "a file that experiments.benchmarks.many_gpus has written"
-            raise bad_input("scaling_model", "--rows", expected, self.rows)
+        if not self.measured.exists():
+            expected = "a folder in which experiments.benchmarks.many_gpus has written rows"
+            raise bad_input("scaling_model", "--out", expected, self.rows)
+
+    @property
+    def measured(self) -> Path:
+        """The file of the rows."""
+        return self.rows / "many_gpus.jsonl"
 
 
 @dataclass(frozen=True)
@@ -147,11 +151,11 @@ def main(options: ScalingModelOptions) -> list[Row]:
       ValueError: if an option is at fault, or the file has no row of one device.
     """
     options.check()
-    measured = [row for row in read_rows(options.rows) if row["ms"] is not None]
+    measured = [row for row in read_rows(options.measured) if row["ms"] is not None]
     alone = [row for row in measured if row["devices"] == 1 and row["workload"] in SCALES]
     if not alone:
         raise bad_input(
-            "scaling_model", "--rows", "of a file with rows of one device", options.rows
+            "scaling_model", "--out", "a folder with rows of one device", options.measured
         )
     rows: list[Row] = []
     print(header(_COLUMNS))

@@ -82,12 +82,12 @@ def test_predictions_stand_beside_what_was_measured(tmp_path, capsys):
     row |= {"wire_dtype": None, "partition": "degree", "imbalance": 1.0, "parameter_mb": 1.0}
     one = {**row, "devices": 1, "ms": 100.0, "rows_received": 0}
     two = {**row, "devices": 2, "ms": 60.0, "rows_received": 1_000_000}
-    append_rows(tmp_path / "rows.jsonl", [one, two])
-    made = scaling_model(ScalingModelOptions(rows=tmp_path / "rows.jsonl", most=4))
+    append_rows(tmp_path / "many_gpus.jsonl", [one, two])
+    made = scaling_model(ScalingModelOptions(out=tmp_path, most=4))
     assert [(r["workload"], r["devices"]) for r in made] == [
         (name, devices) for name in ("products", "papers100M") for devices in (1, 2, 4)
     ]
     assert made[1]["ratio"] == made[1]["model_ms"] / 60 and made[2]["ratio"] is None
     assert "papers100M" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="scaling_model: --rows must be a file that"):
-        ScalingModelOptions(rows=tmp_path / "none.jsonl").check()
+    with pytest.raises(ValueError, match="scaling_model: --out must be a folder in"):
+        ScalingModelOptions(out=tmp_path / "none").check()
