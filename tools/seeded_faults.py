@@ -822,8 +822,8 @@ LAYERS = (
     Fault(
         "messages of edges: CFConv counts edges beyond the cutoff",
         "jaxgnn/nn/_schnet.py",
-        "return jnp.where(distances < cutoff, inside, 0)",
-        "return inside",
+        "is_inside = distances < cutoff",
+        "is_inside = distances < jnp.inf",
         _EDGE_CONVOLUTIONS,
     ),
     Fault(
@@ -836,8 +836,8 @@ LAYERS = (
     Fault(
         "messages of edges: a function of messages is given what padding holds",
         "jaxgnn/nn/_message_functions.py",
-        "jnp.where(real, features, 0)",
-        "jnp.where(real, features, features)",
+        "features = jnp.where(is_real, features, jnp.where(count > 0, last, 0))",
+        "features = jnp.where(is_real, features, features)",
         _tests(
             "nn/test_message_functions",
             "test_one_step_takes_a_pair_several_reductions_and_another_width_also_on_a_padded_graph",
