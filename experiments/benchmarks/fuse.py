@@ -72,7 +72,7 @@ def _linear(key: jax.Array, *shape: int) -> jax.Array:
 
 
 def convolution(edges: Edges, x: Any, kernel: Any) -> Any:
-    """``GraphConvolution`` of jraph."""
+    """Jraph's ``GraphConvolution`` with self edges, around one matrix."""
     layer = jraph.GraphConvolution(lambda x: x @ kernel, add_self_edges=True)
     return layer(edges.tuple(x)).nodes
 

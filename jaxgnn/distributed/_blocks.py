@@ -42,7 +42,7 @@ class Layout:
 
     @property
     def devices(self) -> int:
-        """Number of blocks."""
+        """Number of devices, each of which has one block."""
         return self.partition.num_parts
 
     @property
@@ -165,7 +165,7 @@ class Cutter:
         return _padded(np.asarray(of_edges)[positions], self.layout.edges)
 
     def cut(self, block: int) -> Block:
-        """Makes a block."""
+        """Makes the block of one device, padded to the shape of all."""
         layout, graph = self.layout, self.graph
         members, place_of = layout.members[block], self._table(block)
         ends = np.cumsum(np.diff(self.indptr)[members])

@@ -41,7 +41,7 @@ class Partition:
 
     @property
     def num_parts(self) -> int:
-        """Number of parts."""
+        """Number of parts that the rows are given to."""
         return len(self.rows)
 
     @property

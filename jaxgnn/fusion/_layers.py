@@ -44,7 +44,7 @@ class Linear:
 
     @property
     def inputs(self) -> list[Atom]:
-        """The parameters."""
+        """The kernel, and behind it the bias if there is one."""
         return [self.kernel] if self.bias is None else [self.kernel, self.bias]
 
     def parameters(self, values: list[Any]) -> tuple[Any, Any]:

@@ -49,7 +49,7 @@ class Halo(KeepsArrays):
 
     @property
     def form(self) -> Form:
-        """How rows travel."""
+        """How rows travel: all to all devices, or those on lists."""
         return "all_gather" if self.send is None else "all_to_all"
 
     @property

@@ -33,7 +33,7 @@ class GCNSum(NamedTuple):
     def __call__(
         self, x: Float[Array, "*batch nodes d"], implementation: ops.Name | None
     ) -> Float[Array, "*batch nodes d"]:
-        """Computes ``P x``."""
+        """Computes ``P x``, the sum over neighbours and the node itself."""
         return self.with_own(ops.spmm(self.graph, x, implementation=implementation), x)
 
     def with_own(self, aggregated: Array, x: Array) -> Array:

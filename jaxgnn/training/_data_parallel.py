@@ -44,7 +44,7 @@ class DataParallel:
 
     @property
     def devices(self) -> int:
-        """Number of devices."""
+        """Number of devices that a batch is divided over."""
         return self.mesh.size
 
     def replicate[Tree](self, tree: Tree) -> Tree:

@@ -18,7 +18,7 @@ class custom_vjp(jax.custom_vjp):
     before the arguments of such a function and leaves the noted positions as they were. A second
     derivative through the scan then reads other arrays in place of the residuals, for example a
     scalar for the offsets of a graph. Here each argument among the residuals of a traced function
-    is copied. Inside of one compiled program nothing is left of the copy; across two it is stored
+    is copied. Inside of one compiled program XLA can leave the copy out; across two it is stored
     beside the argument, for which reason the ops of mHC, whose arguments are large and whose second
     derivatives through a scan are right without this, have ``jax.custom_vjp``.
     """
