@@ -2,8 +2,9 @@
 
 ``from jaxgnn.interop import jraph`` in place of ``import jraph`` is the whole change. Segment
 functions are those of ``jaxgnn``, also where they are defaults of the models' arguments and inside
-of the models. ``GraphsTuple`` and other classes are jraph's own, so graphs are exchanged freely.
-What jraph's models do beside that is jraph's code.
+of the models. They drop the entries of negative ids, as jraph does, where ``jaxgnn`` refuses them.
+``GraphsTuple`` and other classes are jraph's own, so graphs are exchanged freely. What jraph's
+models do beside that is jraph's code.
 """
 
 from __future__ import annotations
@@ -19,8 +20,16 @@ except ImportError as error:
 
 import jaxgnn.ops._aggregate.segments as _segments
 
+
+def _dropping(name: str) -> Any:
+    """A segment function that drops entries of negative ids, as jraph does."""
+    made = _segments.dropping_negative_ids(getattr(_segments, name))
+    made.__module__ = __name__
+    return made
+
+
 _OURS: dict[str, Any] = {
-    name: getattr(_segments, name)
+    name: _dropping(name)
     for name in (
         "segment_sum",
         "segment_mean",

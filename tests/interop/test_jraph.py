@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import pickle
 import sys
 import types
 import unittest
@@ -24,11 +25,21 @@ def test_all_public_names_are_there_and_segment_functions_are_ours():
     assert ours.GraphsTuple is jraph.GraphsTuple
     for name in public:
         if name.startswith("segment_"):
-            assert getattr(ours, name) is getattr(jaxgnn, name)
-    assert ours.GraphNetwork.__defaults__[1] is jaxgnn.segment_sum
+            assert getattr(ours, name).__wrapped__ is getattr(jaxgnn, name)
+            assert pickle.loads(pickle.dumps(getattr(ours, name))) is getattr(ours, name)
+    assert ours.GraphNetwork.__defaults__[1] is ours.segment_sum
     assert jraph.GraphNetwork.__defaults__[1] is jraph.segment_sum  # which is as it was
     with pytest.raises(AttributeError, match="nonesuch"):
         _ = ours.nonesuch
+
+
+def test_negative_ids_are_dropped_as_in_jraph():
+    x, ids = jnp.array([5.0, 1.0, 7.0, 1.0]), np.array([-1, 0, 9, 0])
+    for name in ("segment_sum", "segment_mean", "segment_max_or_constant", "segment_variance"):
+        made, expected = (getattr(module, name)(x, ids, 2) for module in (ours, jraph))
+        np.testing.assert_array_equal(made, expected)
+    with pytest.raises(ValueError, match="got 1 negative, the first at 0: -1"):
+        jaxgnn.segment_sum(x, ids, 2)
 
 
 @functools.cache

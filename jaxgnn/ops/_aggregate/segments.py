@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 from jaxgnn._errors import bad_input
@@ -18,6 +21,8 @@ from jaxgnn.ops._core.dtypes import accumulation_dtype
 from jaxgnn.ops._core.eager import run_compiled
 
 _MODES = (None, "drop", "fill", "clip", "promise_in_bounds")
+
+_ARE_NEGATIVE_IDS_DROPPED = ContextVar("are_negative_ids_dropped", default=False)
 
 
 def segment_sum(
@@ -36,22 +41,24 @@ def segment_sum(
 
     Args:
       data: an array with an entry for each id along its first axis, or a number for all of them.
-      segment_ids: segment of each entry, integers. Entries of negative ids, and of ids beyond the
-        segments, are dropped.
+      segment_ids: segment of each entry, integers. Ids of ``num_segments`` and above are those of
+        padding, whose entries are dropped. Negative ids are an error where the host has them, in
+        arrays of numpy and of a CPU, and where it reads them since ``num_segments`` is None.
+        Elsewhere, under ``jit`` and in arrays of an accelerator, their entries are dropped.
       num_segments: number of segments; None for one more than the largest id, which must be known,
         so not under ``jit``.
       indices_are_sorted: whether the ids ascend.
       unique_indices: whether no id occurs twice; not needed, and not used.
       bucket_size: of ``jax.ops``; not needed, and not used.
-      mode: ``"clip"`` moves ids out of range to the nearest segment; None, ``"drop"``, ``"fill"``
-        and ``"promise_in_bounds"`` drop their entries.
+      mode: ``"clip"`` moves ids out of range to the nearest segment, negative ones too; None,
+        ``"drop"``, ``"fill"`` and ``"promise_in_bounds"`` drop the entries of those beyond.
 
     Returns:
       An array [num_segments, ...] of the dtype of ``data``; zeros for segments without entries.
 
     Raises:
-      ValueError: if ids are no integers, or not one for each entry of the data, or if the number of
-        segments is negative, or None under ``jit``.
+      ValueError: if ids are no integers, negative, or not one for each entry of the data, or if the
+        number of segments is negative, or None under ``jit``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -59,10 +66,7 @@ def segment_sum(
       >>> jaxgnn.segment_sum(jnp.array([1.0, 2.0, 4.0]), jnp.array([0, 2, 0]), 3).tolist()
       [5.0, 0.0, 2.0]
     """
-    call = _Call("segment_sum", data, segment_ids, num_segments, indices_are_sorted, mode)
-    if call.is_left_to_jax:
-        return jax.ops.segment_sum(call.data, call.ids, call.count, indices_are_sorted)
-    return call.run(_sum)
+    return _reduced("segment_sum", data, segment_ids, num_segments, indices_are_sorted, mode)
 
 
 def segment_mean(
@@ -76,8 +80,7 @@ def segment_mean(
 
     Arguments, gradients and errors are those of ``segment_sum``; segments without entries are zero.
     """
-    call = _Call("segment_mean", data, segment_ids, num_segments, indices_are_sorted)
-    return call.of_floats().run(_mean)
+    return _reduced("segment_mean", data, segment_ids, num_segments, indices_are_sorted)
 
 
 def segment_max(
@@ -94,10 +97,7 @@ def segment_max(
     Segments without entries are -inf, or the least integer. Entries that are equal to the maximum
     share its gradient. Arguments and errors are those of ``segment_sum``.
     """
-    call = _Call("segment_max", data, segment_ids, num_segments, indices_are_sorted, mode)
-    if call.is_left_to_jax:
-        return jax.ops.segment_max(call.data, call.ids, call.count, indices_are_sorted)
-    return call.run(_max)
+    return _reduced("segment_max", data, segment_ids, num_segments, indices_are_sorted, mode)
 
 
 def segment_min(
@@ -114,10 +114,7 @@ def segment_min(
     Segments without entries are inf, or the largest integer. Entries that are equal to the minimum
     share its gradient. Arguments and errors are those of ``segment_sum``.
     """
-    call = _Call("segment_min", data, segment_ids, num_segments, indices_are_sorted, mode)
-    if call.is_left_to_jax:
-        return jax.ops.segment_min(call.data, call.ids, call.count, indices_are_sorted)
-    return call.run(_min)
+    return _reduced("segment_min", data, segment_ids, num_segments, indices_are_sorted, mode)
 
 
 def segment_max_or_constant(
@@ -132,12 +129,8 @@ def segment_max_or_constant(
 
     Other arguments, gradients and errors are those of ``segment_max``.
     """
-    op = "segment_max_or_constant"
-    call = _Call(op, data, segment_ids, num_segments, indices_are_sorted)
-    if call.is_left_to_jax:
-        made = jax.ops.segment_max(call.data, call.ids, call.count, indices_are_sorted)
-        return call.filled(made, constant)
-    return call.run(_max, float(constant), empty=constant)
+    arguments = data, segment_ids, num_segments, indices_are_sorted
+    return _reduced("segment_max_or_constant", *arguments, option=constant)
 
 
 def segment_min_or_constant(
@@ -152,12 +145,8 @@ def segment_min_or_constant(
 
     Other arguments, gradients and errors are those of ``segment_min``.
     """
-    op = "segment_min_or_constant"
-    call = _Call(op, data, segment_ids, num_segments, indices_are_sorted)
-    if call.is_left_to_jax:
-        made = jax.ops.segment_min(call.data, call.ids, call.count, indices_are_sorted)
-        return call.filled(made, constant)
-    return call.run(_min, float(constant), empty=constant)
+    arguments = data, segment_ids, num_segments, indices_are_sorted
+    return _reduced("segment_min_or_constant", *arguments, option=constant)
 
 
 def segment_prod(
@@ -175,10 +164,7 @@ def segment_prod(
     unique: the product of the other entries of the segment, also where entries are zero. Segments
     without entries are one. Arguments and errors are those of ``segment_sum``.
     """
-    call = _Call("segment_prod", data, segment_ids, num_segments, indices_are_sorted, mode)
-    if call.is_left_to_jax:
-        return jax.ops.segment_prod(call.data, call.ids, call.count, indices_are_sorted)
-    return call.run(_prod)
+    return _reduced("segment_prod", data, segment_ids, num_segments, indices_are_sorted, mode)
 
 
 def segment_logsumexp(
@@ -199,8 +185,7 @@ def segment_logsumexp(
       >>> jaxgnn.segment_logsumexp(jnp.array([1000.0, 2.0]), jnp.array([0, 1]), 2).tolist()
       [1000.0, 2.0]
     """
-    call = _Call("segment_logsumexp", data, segment_ids, num_segments, indices_are_sorted)
-    return call.of_floats().run(_logsumexp, empty=-jnp.inf)
+    return _reduced("segment_logsumexp", data, segment_ids, num_segments, indices_are_sorted)
 
 
 def segment_variance(
@@ -214,8 +199,7 @@ def segment_variance(
 
     Segments without entries are zero. Arguments, gradients and errors are those of ``segment_sum``.
     """
-    call = _Call("segment_variance", data, segment_ids, num_segments, indices_are_sorted)
-    return call.of_floats().run(_variance)
+    return _reduced("segment_variance", data, segment_ids, num_segments, indices_are_sorted)
 
 
 def segment_softmax(
@@ -239,8 +223,7 @@ def segment_softmax(
       >>> jaxgnn.segment_softmax(jnp.array([5.0, 1.0, 1.0]), jnp.array([0, 1, 1]), 2).tolist()
       [1.0, 0.5, 0.5]
     """
-    call = _Call("segment_softmax", logits, segment_ids, num_segments, indices_are_sorted)
-    return call.of_floats().run(_softmax, by_entry=True)
+    return _reduced("segment_softmax", logits, segment_ids, num_segments, indices_are_sorted)
 
 
 def segment_normalize(
@@ -259,93 +242,157 @@ def segment_normalize(
     Returns:
       An array of the shape and dtype of ``data``.
     """
-    call = _Call("segment_normalize", data, segment_ids, num_segments, indices_are_sorted)
-    return call.of_floats().run(_normalize, eps, by_entry=True)
+    arguments = data, segment_ids, num_segments, indices_are_sorted
+    return _reduced("segment_normalize", *arguments, option=eps)
 
 
-class _Call:
+class _Entries(NamedTuple):
     """The checked arguments of one call.
 
     Attributes:
-      op: name of the function.
       data: the entries, [entries, ...].
       ids: segment of each, int32 [entries].
       count: number of segments.
       is_sorted: whether ids ascend.
-      shape: shape of the data as it came.
     """
 
-    def __init__(self, op: str, data: Any, ids: Any, count: Any, is_sorted: bool, mode: Any = None):
-        data, ids = jnp.asarray(data), jnp.asarray(ids)
-        if not jnp.issubdtype(ids.dtype, jnp.integer):
-            raise bad_input(op, "segment_ids", "of an integer dtype", ids.dtype)
-        if data.ndim == 0 and ids.ndim == 1:  # one number for all entries
-            data = jnp.broadcast_to(data, ids.shape)
-        if ids.ndim != 1 or data.shape[:1] != ids.shape:
-            expected = "one id for each entry of the first axis of the data"
-            raise bad_input(
-                op, "segment_ids", expected, f"shape {ids.shape} for data of shape {data.shape}"
-            )
-        name = getattr(mode, "name", mode)
-        name = name.lower() if isinstance(name, str) else name
-        if (name or None) not in (*_MODES, "fill_or_drop"):
-            raise bad_input(op, "mode", "None, 'drop', 'fill' or 'clip'", repr(mode))
-        if count is None:
-            if not is_concrete(ids):
-                raise bad_input(op, "num_segments", "given under jit", None)
-            count = int(jnp.max(ids, initial=-1)) + 1
-        count = int(count)
-        if count < 0:
-            raise bad_input(op, "num_segments", "at least zero", count)
-        if name == "clip":
-            ids = jnp.clip(ids, 0, count - 1)
-        self.op, self.count, self.is_sorted, self.shape = op, count, bool(is_sorted), data.shape
-        self.data, self.ids = data, _as_int32(ids, count)
+    data: Array
+    ids: Array
+    count: int
+    is_sorted: bool
 
     @property
-    def is_left_to_jax(self) -> bool:
-        """Whether the data are no floats, or there is nothing to reduce."""
-        is_float = jnp.issubdtype(self.data.dtype, jnp.floating)
-        return not is_float or self.data.size == 0 or self.count == 0
+    def has_floats(self) -> bool:
+        """Whether the data are floats."""
+        return jnp.issubdtype(self.data.dtype, jnp.floating)
 
-    def of_floats(self) -> _Call:
-        """Itself, with integers as float32."""
-        if not jnp.issubdtype(self.data.dtype, jnp.floating):
-            self.data = self.data.astype(jnp.float32)
-        return self
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to reduce."""
+        return self.data.size == 0 or self.count == 0
 
-    def filled(self, made: Array, constant: float) -> Array:
-        """The result of ``jax.ops`` with a constant for segments without entries."""
-        ones = jnp.ones(self.ids.shape, jnp.int32)
-        members = jax.ops.segment_sum(ones, self.ids, self.count, self.is_sorted)
-        has_some = members.reshape(-1, *[1] * (made.ndim - 1)) > 0
-        return jnp.where(has_some, made, jnp.asarray(constant, made.dtype))
 
-    def run(
-        self,
-        function: Callable[..., Array],
-        *options: Any,
-        by_entry: bool = False,
-        empty: float = 0.0,
-    ) -> Array:
-        """``function(segments, ids, x, *options)`` on a matrix, in the shape of the result.
+def _reduced(
+    op: str,
+    data: Any,
+    ids: Any,
+    count: Any,
+    is_sorted: Any,
+    mode: Any = None,
+    *,
+    option: Any = None,
+) -> Array:
+    """The result of a function of this module, which is described in ``_KINDS``.
 
-        Args:
-          function: a function of this module.
-          *options: its options, which have a hash.
-          by_entry: whether the result has the shape of the data, or a row for each segment.
-          empty: the result of segments without entries.
-        """
-        features = self.data.shape[1:]
-        shape = self.shape if by_entry else (self.count, *features)
-        if self.data.size == 0 or self.count == 0:
-            return jnp.full(shape, empty, self.data.dtype)
-        x = self.data.reshape(self.data.shape[0], math.prod(features))
-        request = dispatch.resolve(self.op, None)
-        segments = parts.Segments(request, self.count, self.is_sorted)
-        ids, x = dispatch.match_varying(self.ids, x)
-        made = run_compiled(_apply, (function, segments, options), (ids, x))
-        return made.reshape(shape)
+    Args:
+      op: name of the function.
+      data: its ``data`` or ``logits``.
+      ids: its ``segment_ids``.
+      count: its ``num_segments``.
+      is_sorted: its ``indices_are_sorted``.
+      mode: its ``mode``, if it has one.
+      option: its ``constant`` or ``eps``, if it has one.
+    """
+    kind = _KINDS[op]
+    entries = _checked(op, data, ids, count, is_sorted, mode)
+    options = () if option is None else (float(option),)
+    if kind.of_jax is None:
+        if not entries.has_floats:
+            entries = entries._replace(data=entries.data.astype(jnp.float32))
+    elif entries.is_empty or not entries.has_floats:
+        how = entries.count, entries.is_sorted
+        made = kind.of_jax(entries.data, entries.ids, *how)
+        return made if option is None else _filled(entries, made, option)
+    return _of_floats(op, kind, entries, options)
+
+
+def _checked(op: str, data: Any, ids: Any, count: Any, is_sorted: Any, mode: Any) -> _Entries:
+    """The arguments as arrays.
+
+    Raises:
+      ValueError: if they do not fit each other, or one of them is not as described.
+    """
+    given, data, ids = ids, jnp.asarray(data), jnp.asarray(ids)
+    if not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise bad_input(op, "segment_ids", "of an integer dtype", ids.dtype)
+    if data.ndim == 0 and ids.ndim == 1:  # one number for all entries
+        data = jnp.broadcast_to(data, ids.shape)
+    if ids.ndim != 1 or data.shape[:1] != ids.shape:
+        expected = "one id for each entry of the first axis of the data"
+        raise bad_input(
+            op, "segment_ids", expected, f"shape {ids.shape} for data of shape {data.shape}"
+        )
+    name = getattr(mode, "name", mode)
+    name = name.lower() if isinstance(name, str) else name
+    if (name or None) not in (*_MODES, "fill_or_drop"):
+        raise bad_input(op, "mode", "None, 'drop', 'fill' or 'clip'", repr(mode))
+    if count is None and not is_concrete(ids):
+        raise bad_input(op, "num_segments", "given under jit", None)
+    if name != "clip" and _is_read(given, count):
+        _check_not_negative(op, np.asarray(given))
+    count = int(jnp.max(ids, initial=-1)) + 1 if count is None else int(count)
+    if count < 0:
+        raise bad_input(op, "num_segments", "at least zero", count)
+    if name == "clip":
+        ids = jnp.clip(ids, 0, count - 1)
+    return _Entries(data, _as_int32(ids, count), count, bool(is_sorted))
+
+
+def dropping_negative_ids[**P](function: Callable[P, Array]) -> Callable[P, Array]:
+    """A function of this module that drops the entries of negative ids, as ``jax.ops`` does."""
+
+    @functools.wraps(function)
+    def dropping(*args: P.args, **kwargs: P.kwargs) -> Array:
+        token = _ARE_NEGATIVE_IDS_DROPPED.set(True)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _ARE_NEGATIVE_IDS_DROPPED.reset(token)
+
+    return dropping
+
+
+def _is_read(ids: Any, count: Any) -> bool:
+    """Whether the host reads the ids, or may do so without waiting for an accelerator."""
+    if not isinstance(ids, jax.Array):
+        return True
+    if not is_concrete(ids) or not ids.is_fully_addressable:
+        return False
+    return count is None or all(device.platform == "cpu" for device in ids.devices())
+
+
+def _check_not_negative(op: str, ids: np.ndarray) -> None:
+    """Raises ValueError if there is a negative id, unless such ids are dropped."""
+    if _ARE_NEGATIVE_IDS_DROPPED.get() or not ids.size or ids.min() >= 0:
+        return
+    is_negative = ids < 0
+    first = int(is_negative.argmax())
+    expected = "at least zero, and num_segments or more for padding"
+    got = f"{int(is_negative.sum())} negative, the first at {first}: {ids[first]}"
+    raise bad_input(op, "segment_ids", expected, got)
+
+
+def _filled(entries: _Entries, made: Array, constant: Any) -> Array:
+    """The result of ``jax.ops`` with a constant for segments without entries."""
+    ones = jnp.ones(entries.ids.shape, jnp.int32)
+    members = jax.ops.segment_sum(ones, entries.ids, entries.count, entries.is_sorted)
+    has_some = members.reshape(-1, *[1] * (made.ndim - 1)) > 0
+    return jnp.where(has_some, made, jnp.asarray(constant, made.dtype))
+
+
+def _of_floats(op: str, kind: _Kind, entries: _Entries, options: tuple[float, ...]) -> Array:
+    """The function of ``kind`` on the data as a matrix, in the shape of the result."""
+    data, count = entries.data, entries.count
+    features = data.shape[1:]
+    shape = data.shape if kind.by_entry else (count, *features)
+    if entries.is_empty:
+        return jnp.full(shape, kind.empty, data.dtype)
+    request = dispatch.resolve(op, None)
+    segments = parts.Segments(request, count, entries.is_sorted)
+    x = data.reshape(data.shape[0], math.prod(features))
+    arrays = dispatch.match_varying(entries.ids, x)
+    made = run_compiled(_apply, (kind.function, segments, options), arrays)
+    return made.reshape(shape)
 
 
 def _as_int32(ids: Array, count: int) -> Array:
@@ -439,3 +486,35 @@ def _prod(segments, ids, x):
     alone, _ = parts.total(segments, ids, jnp.where(is_zero, wide, 0))
     made = jnp.where(zeros == 0, others, jnp.where(zeros == 1, others * alone, 0))
     return made.astype(x.dtype)
+
+
+class _Kind(NamedTuple):
+    """What a function of this module computes.
+
+    Attributes:
+      function: ``function(segments, ids, x, *options)`` of a matrix of floats.
+      of_jax: what ``jax.ops`` has for data that are no floats, and where there is nothing to
+        reduce; None where integers become float32.
+      by_entry: whether the result has the shape of the data, or a row for each segment.
+      empty: the result of segments without entries where there is nothing to reduce.
+    """
+
+    function: Callable[..., Array]
+    of_jax: Callable[..., Array] | None = None
+    by_entry: bool = False
+    empty: float = 0.0
+
+
+_KINDS = {
+    "segment_sum": _Kind(_sum, jax.ops.segment_sum),
+    "segment_mean": _Kind(_mean),
+    "segment_max": _Kind(_max, jax.ops.segment_max),
+    "segment_min": _Kind(_min, jax.ops.segment_min),
+    "segment_max_or_constant": _Kind(_max, jax.ops.segment_max),
+    "segment_min_or_constant": _Kind(_min, jax.ops.segment_min),
+    "segment_prod": _Kind(_prod, jax.ops.segment_prod),
+    "segment_logsumexp": _Kind(_logsumexp, empty=-math.inf),
+    "segment_variance": _Kind(_variance),
+    "segment_softmax": _Kind(_softmax, by_entry=True),
+    "segment_normalize": _Kind(_normalize, by_entry=True),
+}

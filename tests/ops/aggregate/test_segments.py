@@ -1,5 +1,6 @@
 """The segment functions against jax.ops and jraph: values, gradients, ids of all kinds."""
 
+import functools
 import re
 
 import jax
@@ -98,9 +99,43 @@ def test_logsumexp_and_the_gradient_of_a_product_are_those_of_rows():
 def test_entries_out_of_range_get_nothing():
     ids = jnp.asarray([-1, 0, 9, 0], jnp.int32)
     x = jnp.array([5.0, 1.0, 7.0, 1.0])
-    assert jaxgnn.segment_softmax(x, ids, 2).tolist() == [0.0, 0.5, 0.0, 0.5]
-    assert jaxgnn.segment_normalize(x, ids, 2).tolist() == [0.0] * 4
+    run = lambda function: jax.jit(lambda x, ids: function(x, ids, 2))(x, ids).tolist()  # noqa: E731
+    assert run(jaxgnn.segment_softmax) == [0.0, 0.5, 0.0, 0.5]
+    assert run(jaxgnn.segment_normalize) == [0.0] * 4
     assert jaxgnn.segment_sum(x, ids, 2, mode="clip").tolist() == [7.0, 7.0]
+
+
+ALL = (*OF_JAX, *OF_JRAPH, "segment_logsumexp")
+NEGATIVE = {
+    "a list": [0, 4, -3, -1],
+    "numpy": np.array([0, 4, -3, -1]),
+    "int8": np.array([0, 4, -3, -1], np.int8),
+    "jax": jnp.array([0, 4, -3, -1]),
+}
+
+
+@pytest.mark.usefixtures("on_the_cpu")
+@pytest.mark.parametrize("name", ALL)
+def test_negative_ids_that_the_host_can_read_are_refused(name):
+    function = getattr(jaxgnn, name)
+    expected = f"{name}: segment_ids must be at least zero, and num_segments or more for padding, "
+    expected += "got 2 negative, the first at 2: -3"
+    for ids in NEGATIVE.values():
+        with pytest.raises(ValueError, match=re.escape(expected)):
+            function(jnp.ones(4), ids, 2)
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        function(jnp.ones(4), jnp.asarray(NEGATIVE["numpy"]))  # num_segments is read from them
+    with pytest.raises(ValueError, match=re.escape(expected)):  # constants of a traced function
+        jax.eval_shape(lambda x: function(x, NEGATIVE["numpy"], 2), jnp.ones(4))
+
+
+def test_negative_ids_that_nobody_reads_are_dropped_as_in_jax_ops():
+    ids = jax.ShapeDtypeStruct((4,), jnp.int32)
+    for name in ALL:
+        function = functools.partial(getattr(jaxgnn, name), num_segments=2)
+        assert jax.eval_shape(function, jax.ShapeDtypeStruct((4,), jnp.float32), ids)
+    made = jax.jit(lambda ids: jaxgnn.segment_sum(jnp.arange(4.0), ids, 2))(NEGATIVE["jax"])
+    assert made.tolist() == [0.0, 0.0]
 
 
 def test_other_shapes_dtypes_and_defaults_are_those_of_jax_ops():
@@ -113,8 +148,9 @@ def test_other_shapes_dtypes_and_defaults_are_those_of_jax_ops():
         assert (ours(whole, some, 4) == theirs(whole, some, 4)).all(), name
         empty = jnp.zeros((0, 3)), jnp.zeros(0, jnp.int32)
         np.testing.assert_array_equal(ours(*empty, 2), theirs(*empty, 2))
+    add = jax.jit(lambda ids: jaxgnn.segment_sum(jnp.ones(3), ids, 2))
     for ids in (np.array([0, 1, 200], np.uint8), np.array([0, 1, -7], np.int8)):
-        assert jaxgnn.segment_sum(jnp.ones(3), ids, 2).tolist() == [1.0, 1.0]
+        assert add(ids).tolist() == [1.0, 1.0]
     short = jaxgnn.segment_sum(jnp.full((4096,), 1.25, jnp.bfloat16), jnp.zeros(4096, int), 1)
     assert short.dtype == jnp.bfloat16 and short[0] == 5120  # where bfloat16 sums stop at 512
 
@@ -168,7 +204,7 @@ def test_all_ways_to_order_the_entries_agree():
 
 def test_batches_of_ids_and_of_data_are_mapped():
     x, ids = _data(5, (3, COUNT, 2)), jnp.stack([jnp.asarray(i, jnp.int32) for i in IDS.values()])
-    run = lambda x, i: jaxgnn.segment_max(x, i, SEGMENTS)  # noqa: E731
+    run = jax.jit(lambda x, i: jaxgnn.segment_max(x, i, SEGMENTS))
     for made, own, i in zip(jax.vmap(run)(x, ids), x, ids, strict=True):
         np.testing.assert_array_equal(made, jax.ops.segment_max(own, i, SEGMENTS))
     shared = jax.vmap(run, in_axes=(0, None))(x, ids[0])
