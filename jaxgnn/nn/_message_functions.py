@@ -32,6 +32,17 @@ def plain_function(value: Any) -> str | None:
     return None if callable(value) else "a function or a module"
 
 
+def takes_graph(messages: Any) -> bool:
+    """Whether messages can be called as an ``EdgeMLP`` is, with the graph and features of nodes."""
+    try:
+        inspect.signature(messages).bind(None, None, None, weights=None, rngs=None)
+    except TypeError:
+        return False
+    except ValueError:  # of a builtin without a signature
+        return True
+    return True
+
+
 def _closed_over(function: Any) -> list[Any]:
     """The values that a function reads from the functions around it, as far as they are set."""
     cells = getattr(function, "__closure__", None) or ()

@@ -22,7 +22,12 @@ from jaxgnn.graph._local_graph import key_of_device
 from jaxgnn.nn._dropout import require_stream, training_rngs
 from jaxgnn.nn._linear import parameters
 from jaxgnn.nn._maxk import check_widths
-from jaxgnn.nn._message_functions import FunctionMessages, FunctionUpdate, plain_function
+from jaxgnn.nn._message_functions import (
+    FunctionMessages,
+    FunctionUpdate,
+    plain_function,
+    takes_graph,
+)
 from jaxgnn.nn._node_updates import NodeUpdate
 from jaxgnn.nn._options import activation as known_activation
 from jaxgnn.nn._options import anything, checked_options, is_integer
@@ -281,6 +286,10 @@ class MessagePassing(nnx.Module):
             if isinstance(messages, EdgeMLP):
                 raise bad_input(name, "reduce", "None for an EdgeMLP, which has its own", reduce)
             messages = FunctionMessages(messages, reduce)
+        elif not takes_graph(messages):
+            expected = "one of those of ops.aggregate, such as 'sum', or several of them, for "
+            expected += "messages that are a function of x_dst, x_src and edges"
+            raise bad_input(name, "reduce", expected, None)
         self.messages = messages
         self.update: Any = update if _is_node_update(update) else FunctionUpdate(update)
         self.num_steps = num_steps

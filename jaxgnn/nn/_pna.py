@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax.numpy as jnp
@@ -18,9 +18,10 @@ from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, is_concrete
 from jaxgnn.graph._structure import structure
+from jaxgnn.nn._activations import function_of, name_of
 from jaxgnn.nn._graph_layer import Ends, GraphLayer, Nodes, Settings
 from jaxgnn.nn._maxk import check_widths
-from jaxgnn.nn._options import at_least, checked_options, flag, or_none
+from jaxgnn.nn._options import any_activation, at_least, checked_options, flag, or_none
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 
 Scaler = Literal["identity", "amplification", "attenuation", "linear", "inverse_linear"]
@@ -134,14 +135,15 @@ class PNAConv(GraphLayer):
     that enter node i, and each ``S`` scales them by the degree ``d_i``: ``identity`` by 1,
     ``amplification`` by ``log(d + 1) / δ``, ``attenuation`` by ``δ / log(d + 1)``, ``linear`` by
     ``d / mean d``, and ``inverse_linear`` by ``mean d / d``, where δ is the mean of ``log(d + 1)``,
-    and 1 stands for a degree of 0 where it would divide. ``pre`` and ``post`` are linear, with
-    biases, for each tower by itself; W joins the towers. See https://arxiv.org/abs/2004.05718. It
-    computes what PyTorch Geometric's ``PNAConv`` with one layer before and one behind does. (Its
+    and 1 stands for a degree of 0 where it would divide. ``pre`` and ``post`` are linear layers, or
+    MLPs, with biases, for each tower by itself; W joins the towers. See
+    https://arxiv.org/abs/2004.05718. It computes what PyTorch Geometric's ``PNAConv`` does. (Its
     ``std`` is never between zero and √1e-5.) Weights and scales of the graph are ignored.
 
-    A reduction of ``A x_i + B x_j`` is, by its shift, one of ``B x_j``: so without features of
-    edges all reductions are one pass of ``ops.neighbour_reduce`` over products of nodes, and there
-    are no arrays of edges. The scales are applied behind the product, of which they are factors.
+    A reduction of ``A x_i + B x_j`` is, by its shift, one of ``B x_j``: so if ``pre`` is one layer
+    and edges have no features all reductions are one pass of ``ops.neighbour_reduce`` over products
+    of nodes, and there are no arrays of edges. The scales are applied behind the product, of which
+    they are factors.
 
     Args:
       in_features: width of the input, of both ends.
@@ -152,6 +154,10 @@ class PNAConv(GraphLayer):
       scalers: the scales, different names among those above.
       edge_dim: width of the features of edges; None if there are none.
       towers: number of towers.
+      pre_layers: number of linear layers in ``pre``.
+      post_layers: number of linear layers in ``post``.
+      activation: activation between these layers: a function, or one of ``"relu"``, ``"gelu"``,
+        ``"gelu_exact"``, ``"silu"``, ``"mish"``, ``"squared_relu"``, or None for no activation.
       divide_input: whether the input is split among the towers, ``in_features / towers`` columns
         each; otherwise each tower gets all of it.
       implementation: name of the kernels of the sparse ops; linear layers run the fastest kernels
@@ -181,6 +187,9 @@ class PNAConv(GraphLayer):
         scalers=_names(Scaler),
         edge_dim=or_none(at_least(1)),
         towers=at_least(1),
+        pre_layers=at_least(1),
+        post_layers=at_least(1),
+        activation=any_activation,
         divide_input=flag,
     )
     def __init__(
@@ -193,6 +202,9 @@ class PNAConv(GraphLayer):
         scalers: Sequence[Scaler] = ("identity", "amplification", "attenuation"),
         edge_dim: int | None = None,
         towers: int = 1,
+        pre_layers: int = 1,
+        post_layers: int = 1,
+        activation: Callable[[Array], Array] | ops.Activation | None = "relu",
         divide_input: bool = False,
         implementation: ops.Name | None = None,
         dtype: DTypeLike | None = None,
@@ -216,9 +228,17 @@ class PNAConv(GraphLayer):
         edge_linear = None if edge_dim is None else self._linear(edge_dim, each, rngs=rngs)
         self.edge_linear = edge_linear
         inputs = 2 if edge_dim is None else 3
-        self.pre = _Towers(towers, (inputs * each, each), param_dtype, rngs)
         joined = (1 + len(self.aggregators) * len(self.scalers)) * each
-        self.post = _Towers(towers, (joined, out_features // towers), param_dtype, rngs)
+        self.activation = name_of(activation)
+
+        def networks(width: int, out: int, layers: int) -> tuple[_Towers, nnx.List]:
+            """The first layer of all towers, and the others."""
+            first = _Towers(towers, (width, out), param_dtype, rngs)
+            others = (_Towers(towers, (out, out), param_dtype, rngs) for _ in range(layers - 1))
+            return first, nnx.List(others)
+
+        self.pre, self.pre_others = networks(inputs * each, each, pre_layers)
+        self.post, self.post_others = networks(joined, out_features // towers, post_layers)
         self.linear = self._linear(out_features, out_features, rngs=rngs)
 
     def __call__(
@@ -244,17 +264,39 @@ class PNAConv(GraphLayer):
         dst, src, kernel, bias = self._cast(*ends, self.pre)
         of_dst, of_src, *of_edges = jnp.split(kernel, len(kernel[0]) // kernel.shape[-1], axis=1)
         senders = _joined(self._times(src, of_src))
-        if self.edge_linear is None:
+        shift = _joined(self._times(dst, of_dst) + bias)
+        if self.edge_linear is None and not self.pre_others:
             options = {"axis": -2, "implementation": self.implementation}
             reduced = ops.neighbour_reduce(structure(graph), senders, self.aggregators, **options)
-        else:
-            messages = self._at_senders(graph, senders)
+            return self._of_reduced(graph, dst, self._shifted(graph, reduced, shift))
+        messages = self._at_senders(graph, senders)
+        if self.edge_linear is not None:
             encoded = self._apply(self.edge_linear, edges).astype(messages.dtype)
             messages = messages + _joined(_of_all(encoded, of_edges[0]))
-            reduced = self._aggregate_edges(graph, messages, self.aggregators)
-        shift = _joined(self._times(dst, of_dst) + bias)
-        reduced = self._shifted(graph, reduced, shift)
-        return self._apply(self.linear, self._scaled(graph, dst, reduced))
+        if self.pre_others:
+            messages = messages + self._at_receivers(graph, shift)
+            messages = self._through(self.pre_others, self._by_tower(messages))
+            reduced = self._aggregate_edges(graph, _joined(messages), self.aggregators)
+            return self._of_reduced(graph, dst, jnp.split(reduced, len(self.aggregators), axis=-1))
+        reduced = self._aggregate_edges(graph, messages, self.aggregators)
+        return self._of_reduced(graph, dst, self._shifted(graph, reduced, shift))
+
+    def _of_reduced(
+        self, graph: CSRGraph, dst: Array, reduced: list[Array]
+    ) -> Float[Array, "*batch rows out"]:
+        """The result from the reductions of the messages."""
+        y = self._through(self.post_others, self._scaled(graph, dst, reduced))
+        return self._apply(self.linear, _joined(y))
+
+    def _through(
+        self, others: nnx.List, x: Float[Array, "*batch nodes towers each"]
+    ) -> Float[Array, "*batch nodes towers each"]:
+        """The layers behind the first one of each tower, each with an activation in front."""
+        for layer in others:
+            kernel, bias = layer.kernel[...], layer.bias[...]
+            x, kernel, bias = promote_dtype((x, kernel, bias), dtype=self.dtype)
+            x = _of_each(function_of(self.activation)(x), kernel) + bias
+        return x
 
     def _cast(self, dst: Array, src: Array, layer: _Towers) -> tuple[Array, Array, Array, Array]:
         """Features, kernel and bias in the dtype of the computation."""
@@ -285,8 +327,10 @@ class PNAConv(GraphLayer):
             made.append(jnp.where(degrees > 0, part, 0))
         return made
 
-    def _scaled(self, graph: CSRGraph, dst: Array, reduced: list[Array]) -> Array:
-        """``post`` of the node's own features and of all reductions with all scales."""
+    def _scaled(
+        self, graph: CSRGraph, dst: Array, reduced: list[Array]
+    ) -> Float[Array, "*batch rows towers out"]:
+        """The first layer of ``post``, of the node's own features and all scaled reductions."""
         kernel, bias = self.post.kernel[...], self.post.bias[...]
         dst, kernel, bias = promote_dtype((dst, kernel, bias), dtype=self.dtype)
         each, out = self.pre.bias.shape[-1], kernel.shape[-1]
@@ -297,7 +341,7 @@ class PNAConv(GraphLayer):
         product = _of_each(by_tower, jnp.concatenate(of_scales, axis=-1))
         product = product.reshape(*product.shape[:-1], len(self.scalers), out)
         scales = self._scales(graph).astype(product.dtype)
-        return _joined(y + jnp.sum(product * scales[:, None, :, None], axis=-2))
+        return y + jnp.sum(product * scales[:, None, :, None], axis=-2)
 
     def _scales(self, graph: CSRGraph) -> Float[Array, "rows scalers"]:
         """The factor of each row and scale."""

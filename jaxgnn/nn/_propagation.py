@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, Literal
+
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
@@ -15,7 +18,7 @@ from jaxgnn.graph._local_graph import LocalGraph
 from jaxgnn.nn._gcn_sum import gcn_sum
 from jaxgnn.nn._graph_layer import GraphLayer, Settings
 from jaxgnn.nn._maxk import check_widths
-from jaxgnn.nn._options import at_least, checked_options, fraction
+from jaxgnn.nn._options import at_least, checked_options, fraction, one_of
 
 
 class SGConv(GraphLayer):
@@ -177,12 +180,13 @@ class APPNP(GraphLayer):
 class ChebConv(GraphLayer):
     """Chebyshev filters of the Laplacian: ``y = Σ_{k<K} T_k(L̂) x W_k + b``.
 
-    See https://arxiv.org/abs/1606.09375. ``L̂ = 2 L / λ - 1`` with ``L = 1 - D^-½ A D^-½``, where λ
-    is the largest eigenvalue of ``L`` or a bound of it, and with ``T_0 = 1``, ``T_1(z) = z`` and
-    ``T_k(z) = 2 z T_{k-1}(z) - T_{k-2}(z)``. Self loops of the graph are left out of ``A``. On
-    undirected graphs it computes what PyTorch Geometric's ``ChebConv`` does with
-    ``normalization="sym"``; on directed ones ``D`` counts here the edges that enter a node, and
-    there those that leave it.
+    See https://arxiv.org/abs/1606.09375. ``L̂ = 2 L / λ - 1``, where λ is the largest eigenvalue of
+    the Laplacian ``L`` or a bound of it, and ``T_0 = 1``, ``T_1(z) = z`` and
+    ``T_k(z) = 2 z T_{k-1}(z) - T_{k-2}(z)``. By ``normalization``, ``L`` is ``1 - D^-½ A D^-½`` for
+    ``"sym"``, ``1 - A D^-1`` for ``"rw"``, a random walk, and ``D - A`` for None, where ``D`` are
+    the sums of the weights of the edges that enter each node. Self loops of the graph are left out
+    of ``A``. On undirected graphs it computes what PyTorch Geometric's ``ChebConv`` does; on
+    directed ones ``D`` counts there the edges that leave a node.
 
     The recurrence runs on the narrower side of ``W_k``: on ``x``, or backwards on ``x W_k``
     (Clenshaw's algorithm).
@@ -191,6 +195,7 @@ class ChebConv(GraphLayer):
       in_features: width of the input.
       out_features: width of the output.
       num_terms: number ``K`` of polynomials, so that ``y_i`` depends on nodes ``K - 1`` steps away.
+      normalization: ``"sym"``, ``"rw"`` or None, which choose the Laplacian.
       use_bias: whether to add a bias.
       implementation: name of the kernels of the sparse op; linear layers run the fastest kernels
         unless it is ``"xla"``. None for the default.
@@ -211,13 +216,14 @@ class ChebConv(GraphLayer):
       (2, 4)
     """
 
-    @checked_options(num_terms=at_least(1))
+    @checked_options(num_terms=at_least(1), normalization=one_of(None, "sym", "rw"))
     def __init__(
         self,
         in_features: int,
         out_features: int,
         *,
         num_terms: int = 3,
+        normalization: Literal["sym", "rw"] | None = "sym",
         use_bias: bool = True,
         implementation: ops.Name | None = None,
         dtype: DTypeLike | None = None,
@@ -226,6 +232,7 @@ class ChebConv(GraphLayer):
     ):
         super().__init__(Settings(0.0, implementation, dtype, param_dtype))
         check_widths(self._name, in_features, out_features)
+        self.normalization: Literal["sym", "rw"] | None = normalization
         self.linears = nnx.List(
             self._linear(in_features, out_features, use_bias=False, rngs=rngs)
             for _ in range(num_terms)
@@ -237,41 +244,77 @@ class ChebConv(GraphLayer):
         graph: CSRGraph,
         x: Float[Array, "*batch nodes in"],
         *,
-        lambda_max: float | Float[Array, ""] = 2.0,
+        lambda_max: float | Float[Array, ""] | None = None,
     ) -> Float[Array, "*batch nodes out"]:
         """Applies the convolution.
 
         Args:
-          graph: square graph; one that is already normalised is used unchanged, as ``D^-½ A D^-½``.
-            One that is sharded over devices must be normalised before.
+          graph: square graph; with ``normalization="sym"`` one that is already normalised is used
+            unchanged, as ``D^-½ A D^-½``, and one that is sharded over devices must be.
           x: features of the nodes; leading axes share the graph.
-          lambda_max: λ, the largest eigenvalue of the Laplacian, or a bound; 2 bounds all of them.
+          lambda_max: λ, the largest eigenvalue of the Laplacian, or a bound. None for one that
+            bounds all of them: 2, and for ``D - A`` twice the largest degree.
 
         Raises:
           ValueError: if graph and features do not fit each other or the layer, ``lambda_max`` is
-            no positive number, or a sharded graph is not normalised.
+            no positive number, or a graph is normalised or sharded where it may not be.
         """
         first = self.linears[0]
         self._check(graph, x, first.in_features)
         self._check_square(graph, "since the sum is taken several times")
-        if jnp.ndim(lambda_max) or (is_concrete(lambda_max) and not lambda_max > 0):
+        is_number = lambda_max is None or jnp.ndim(lambda_max) == 0
+        if not is_number or (
+            lambda_max is not None and is_concrete(lambda_max) and lambda_max <= 0
+        ):
             raise bad_input(self._name, "lambda_max", "a positive number", lambda_max)
-        if isinstance(graph, LocalGraph) and not graph.is_normalized:
+        self._check_normalization(graph)
+        (x,) = self._as_floats(x)
+        run = self._backward if first.out_features < first.in_features else self._forward
+        y = run(self._laplacian(graph, lambda_max), x)
+        return y if self.bias is None else y + self.bias[...].astype(y.dtype)
+
+    def _check_normalization(self, graph: CSRGraph) -> None:
+        """Raises ValueError unless the graph is normalised where it must be, and only there."""
+        is_sharded = isinstance(graph, LocalGraph)
+        if self.normalization == "sym":
             expected = (
                 "normalised before it is sharded over devices, as "
                 'remove_self_loops(graph).normalized("gcn")'
             )
-            raise bad_input(self._name, "graph", expected, "one that is not")
-        (x,) = self._as_floats(x)
-        p = graph if graph.is_normalized else _without_loops(graph).normalized("gcn")
+            if is_sharded and not graph.is_normalized:
+                raise bad_input(self._name, "graph", expected, "one that is not")
+        elif is_sharded or graph.is_normalized:
+            got = "one that is " + ("sharded over devices" if is_sharded else "normalised")
+            expected = f"not normalised and on one device, with {self.normalization!r} for it"
+            raise bad_input(self._name, "graph", expected, got)
+
+    def _laplacian(self, graph: CSRGraph, lambda_max: Any) -> Callable[[Array], Array]:
+        """The product of ``L̂`` with features [*batch, nodes, width]."""
+        symmetric, options = self.normalization == "sym", {"implementation": self.implementation}
+        p = graph if graph.is_normalized else _without_loops(graph)
+        wide = jnp.result_type(float)
+        own: Any = 1.0
+        of_senders = None
+        if symmetric:
+            p = p if p.is_normalized else p.normalized("gcn")
+        else:
+            degrees = ops.spmm(p, jnp.ones((p.num_cols, 1), wide), **options)
+            if self.normalization == "rw":
+                has_edges = degrees > 0
+                of_senders = jnp.where(has_edges, 1 / jnp.where(has_edges, degrees, 1), 0)
+            else:
+                own = degrees
+        if lambda_max is None:
+            bound = 2 * jnp.max(own)
+            lambda_max = jnp.where(bound > 0, bound, 2)
+        share = 2.0 / jnp.asarray(lambda_max, wide)
 
         def laplacian(z: Array) -> Array:
-            share = jnp.asarray(2.0 / lambda_max, z.dtype)
-            return (share - 1) * z - share * ops.spmm(p, z, implementation=self.implementation)
+            of_node, of_edge = (share * own - 1).astype(z.dtype), share.astype(z.dtype)
+            sent = z if of_senders is None else of_senders.astype(z.dtype) * z
+            return of_node * z - of_edge * ops.spmm(p, sent, **options)
 
-        run = self._backward if first.out_features < first.in_features else self._forward
-        y = run(laplacian, x)
-        return y if self.bias is None else y + self.bias[...].astype(y.dtype)
+        return laplacian
 
     def _forward(self, laplacian, x: Array) -> Array:
         before, now = x, x

@@ -98,6 +98,8 @@ BAD = {
     "param_dtype": ["flot32", jnp.int32],
     "path": _NO_NAMES,
     "place": _NO_NUMBERS,
+    "post_layers": _NO_NUMBERS,
+    "pre_layers": _NO_NUMBERS,
     "precision": ["tf", 3],
     "rate": [-0.1, 1.0, "0.5", None],
     "ratio": [0.0, 1.5, "0.5", jnp.nan],

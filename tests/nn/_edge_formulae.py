@@ -139,13 +139,20 @@ def pna(layer: nn.PNAConv, p: dict[str, Any], c: Case) -> np.ndarray:
         parts = [ends[0][c.receivers], ends[1][c.senders]]
         if layer.edge_dim is not None:
             parts.append(linear(p, "edge_linear", c.edges))
-        messages = np.concatenate(parts, axis=1) @ p["pre.kernel"][tower] + p["pre.bias"][tower]
+        messages = _of_tower(p, "pre", tower, np.concatenate(parts, axis=1))
         found = np.concatenate([reduced(c, messages, name) for name in layer.aggregators], axis=1)
         joined = [ends[0], *(scales[name][:, None] * found for name in layer.scalers)]
-        of_towers.append(
-            np.concatenate(joined, axis=1) @ p["post.kernel"][tower] + p["post.bias"][tower]
-        )
+        of_towers.append(_of_tower(p, "post", tower, np.concatenate(joined, axis=1)))
     return linear(p, "linear", np.concatenate(of_towers, axis=1))
+
+
+def _of_tower(p: dict[str, Any], name: str, tower: int, x: np.ndarray) -> np.ndarray:
+    """The layers ``pre`` or ``post`` of a tower, with ReLU between them."""
+    y = x @ p[f"{name}.kernel"][tower] + p[f"{name}.bias"][tower]
+    for i in range(sum(path.startswith(f"{name}_others.") for path in p) // 2):
+        others = f"{name}_others.{i}"
+        y = np.maximum(y, 0) @ p[f"{others}.kernel"][tower] + p[f"{others}.bias"][tower]
+    return y
 
 
 def softplus(x: np.ndarray) -> np.ndarray:

@@ -100,6 +100,27 @@ LAYERS = {
         formulae.pna,
         0,
     ),
+    "pna, several layers": Layer(
+        lambda r: nn.PNAConv(
+            IN, OUT, average_degree=AVERAGE, pre_layers=2, post_layers=3, towers=2, rngs=r
+        ),
+        formulae.pna,
+        0,
+    ),
+    "pna, several layers, edges": Layer(
+        lambda r: nn.PNAConv(
+            IN,
+            OUT,
+            average_degree=AVERAGE,
+            aggregators=("sum", "std", "min"),
+            edge_dim=FEATURES,
+            towers=2,
+            pre_layers=3,
+            divide_input=True,
+            rngs=r,
+        ),
+        formulae.pna,
+    ),
     "schnet": Layer(
         lambda r: nn.SchNetInteraction(IN, num_filters=5, num_gaussians=7, cutoff=0.8, rngs=r),
         formulae.schnet_block,

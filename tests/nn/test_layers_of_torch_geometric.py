@@ -102,8 +102,12 @@ def _pna(pyg: Any, rngs: nnx.Rngs, **options: Any) -> tuple[Any, Any]:
     ours = _biased(nn.PNAConv(IN, OUT, average_degree=averages, **names, **options, rngs=rngs))
     theirs = pyg.PNAConv(IN, OUT, **names, deg=torch.tensor(HISTOGRAM), **options)
     for tower in range(2):
-        for stacked, networks in ((ours.pre, theirs.pre_nns), (ours.post, theirs.post_nns)):
-            _load_linear(networks[tower][0], stacked.kernel[tower], stacked.bias[tower])
+        for stacked, networks in (
+            ([ours.pre, *ours.pre_others], theirs.pre_nns),
+            ([ours.post, *ours.post_others], theirs.post_nns),
+        ):
+            for i, layer in enumerate(stacked):  # with an activation behind each but the last
+                _load_linear(networks[tower][2 * i], layer.kernel[tower], layer.bias[tower])
     if ours.edge_linear is not None:
         _load_layer(theirs.edge_encoder, ours.edge_linear)
     _load_layer(theirs.lin, ours.linear)
@@ -112,6 +116,10 @@ def _pna(pyg: Any, rngs: nnx.Rngs, **options: Any) -> tuple[Any, Any]:
 
 def _pna_without_edges(pyg: Any, rngs: nnx.Rngs) -> tuple[Any, Any]:
     return _pna(pyg, rngs, edge_dim=None, divide_input=True)
+
+
+def _pna_of_several_layers(pyg: Any, rngs: nnx.Rngs) -> tuple[Any, Any]:
+    return _pna(pyg, rngs, pre_layers=2, post_layers=3)
 
 
 def _schnet(pyg: Any, rngs: nnx.Rngs) -> tuple[Any, Any]:
@@ -172,6 +180,7 @@ LAYERS = {
     "res gated": (_res_gated, FEATURES, True),
     "pna": (_pna, FEATURES, False),
     "pna without edges": (_pna_without_edges, 0, False),
+    "pna of several layers": (_pna_of_several_layers, FEATURES, False),
     "schnet": (_schnet, None, False),
     "gated": (_gated, 0, False),
     "sage": (_sage, 0, True),

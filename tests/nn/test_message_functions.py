@@ -197,6 +197,14 @@ BAD = {
         lambda: _layer(reduce="median"),
         "MessagePassing: reduce must be None, one of sum, mean, .*, got 'median'",
     ),
+    "a function without a reduction": (
+        lambda: nn.MessagePassing(lambda a, b, e: b, _added),
+        "MessagePassing: reduce must be one of those of ops.aggregate, such as 'sum', .* got None",
+    ),
+    "a module of the arrays of edges without a reduction": (
+        lambda: nn.MessagePassing(_Direction(), _added),
+        "MessagePassing: reduce must be one of those of ops.aggregate, such as 'sum', .* got None",
+    ),
     "no graph": (
         lambda: _layer()(H, H),
         "MessagePassing: graph must be a jaxgnn.graph.CSRGraph, got ",

@@ -80,7 +80,14 @@ def _appnp(layer: nn.APPNP, graph: CSRGraph, x: np.ndarray) -> np.ndarray:
 
 def _cheb(layer: nn.ChebConv, graph: CSRGraph, x: np.ndarray) -> np.ndarray:
     adjacency = _adjacency(graph)
-    laplacian = np.eye(NODES) - _symmetric(adjacency - np.diag(np.diag(adjacency)))
+    adjacency -= np.diag(np.diag(adjacency))
+    degrees = adjacency.sum(axis=1)
+    inverse = np.where(degrees > 0, 1 / np.maximum(degrees, 1e-30), 0)
+    laplacian = {
+        "sym": np.eye(NODES) - _symmetric(adjacency),
+        "rw": np.eye(NODES) - adjacency * inverse,
+        None: np.diag(degrees) - adjacency,
+    }[layer.normalization]
     scaled = 2 * laplacian / 1.7 - np.eye(NODES)
     polynomials = [np.eye(NODES), scaled]
     while len(polynomials) < len(layer.linears):
@@ -128,8 +135,9 @@ class Case(NamedTuple):
         return layer
 
 
-def _cheb_case(terms: int, width: int) -> Case:
-    return Case(nn.ChebConv, (6, width), {"num_terms": terms}, _cheb, {"lambda_max": 1.7})
+def _cheb_case(terms: int, width: int, **options: Any) -> Case:
+    options = {"num_terms": terms} | options
+    return Case(nn.ChebConv, (6, width), options, _cheb, {"lambda_max": 1.7})
 
 
 _NEAR_IDENTITY = {"alpha": 0.3, "strength": 0.5, "place": 3}
@@ -143,6 +151,8 @@ CASES = {
     "ChebConv, two terms, narrower": _cheb_case(2, 4),
     "ChebConv, five terms, wider": _cheb_case(5, 8),
     "ChebConv, five terms, narrower": _cheb_case(5, 4),
+    "ChebConv, random walk": _cheb_case(3, 8, normalization="rw"),
+    "ChebConv, not normalised": _cheb_case(2, 4, normalization=None),
     "GCNIIConv": Case(nn.GCNIIConv, (6,), _NEAR_IDENTITY, _gcnii, {"initial": INITIAL}),
     "GCNIIConv of two matrices": Case(
         nn.GCNIIConv, (6,), _NEAR_IDENTITY | {"share_weights": False}, _gcnii, {"initial": INITIAL}
@@ -178,7 +188,15 @@ def test_under_jit_a_layer_reads_a_graph_that_is_an_argument_and_leading_axes(na
         np.testing.assert_allclose(part, expected, rtol=1e-5, atol=5e-5)
 
 
-@pytest.mark.parametrize("name", ["ChebConv, five terms, narrower", "LEConv"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ChebConv, five terms, narrower",
+        "ChebConv, not normalised",
+        "ChebConv, random walk",
+        "LEConv",
+    ],
+)
 def test_gradients_are_those_of_the_formula(name):
     case, graph = CASES[name], GRAPHS["weighted"]
     structure, state = nnx.split(case.make(), nnx.Param)
@@ -229,6 +247,18 @@ def test_a_normalised_graph_is_used_unchanged():
     np.testing.assert_allclose(layer(graph, X), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("normalization", ["sym", "rw", None])
+def test_filters_take_a_bound_of_the_eigenvalues_unless_a_call_has_one(normalization):
+    graph = GRAPHS["weighted, undirected and padded"]
+    layer = nn.ChebConv(6, 4, num_terms=4, normalization=normalization, rngs=nnx.Rngs(0))
+    without_loops = _adjacency(graph) * (1 - np.eye(NODES))
+    bound = 2.0 if normalization else 2 * without_loops.sum(axis=1).max()
+    expected = layer(graph, X, lambda_max=bound)
+    np.testing.assert_allclose(layer(graph, X), expected, rtol=1e-5, atol=1e-5)
+    nothing = CSRGraph.from_edges([1], [1], NODES)  # whose only edge is left out
+    assert np.isfinite(layer(nothing, X)).all()
+
+
 def test_what_a_filter_remembers_of_a_graph_goes_with_it():
     before = len(_LOOPLESS)
     layer = nn.ChebConv(6, 4, rngs=nnx.Rngs(0))
@@ -263,5 +293,15 @@ def test_what_does_not_fit_is_named():
     for value in (0.0, -1, jnp.ones(2)):
         with pytest.raises(ValueError, match="ChebConv: lambda_max must be a positive number"):
             nn.ChebConv(6, 4, rngs=rngs)(graph, X, lambda_max=value)
+    for kind in ("rw", None):
+        layer = nn.ChebConv(6, 4, normalization=kind, rngs=rngs)
+        with pytest.raises(
+            ValueError, match=r"ChebConv: graph must be not normalised .* normalised$"
+        ):
+            layer(graph.normalized("gcn"), X)
+    with pytest.raises(
+        ValueError, match="ChebConv: normalization must be None, 'sym' or 'rw', got"
+    ):
+        nn.ChebConv(6, 4, normalization="mean", rngs=rngs)  # pyrefly: ignore
     with pytest.raises(ValueError, match=r"GCNIIConv: initial must be of shape \(9, 6\), as x"):
         nn.GCNIIConv(6, rngs=rngs)(graph, X, INITIAL[:3])

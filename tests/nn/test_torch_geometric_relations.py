@@ -69,6 +69,7 @@ class Case(NamedTuple):
     theirs: tuple[tuple, dict[str, Any]]
     pairs: Callable[[Any, Any], Pairs] = lambda theirs, ours: iter(())
     initial: bool = False
+    lambda_max: float | None = None
 
 
 def _gcnii_case(share: bool) -> Case:
@@ -83,6 +84,16 @@ def _gcnii_case(share: bool) -> Case:
     )
 
 
+def _cheb_case(normalization: Any) -> Case:
+    return Case(
+        lambda rngs: nn.ChebConv(6, 4, num_terms=4, normalization=normalization, rngs=rngs),
+        "ChebConv",
+        ((6, 4, 4), {"normalization": normalization}),
+        _cheb,
+        lambda_max=7.5,
+    )
+
+
 CASES = {
     "SGConv": Case(
         lambda rngs: nn.SGConv(6, 4, num_steps=3, rngs=rngs), "SGConv", ((6, 4), {"K": 3}), _sgc
@@ -93,6 +104,8 @@ CASES = {
     "ChebConv": Case(
         lambda rngs: nn.ChebConv(6, 4, num_terms=4, rngs=rngs), "ChebConv", ((6, 4, 4), {}), _cheb
     ),
+    "ChebConv, random walk": _cheb_case("rw"),
+    "ChebConv, not normalised": _cheb_case(None),
     "GCNIIConv": _gcnii_case(share=True),
     "GCNIIConv of two matrices": _gcnii_case(share=False),
     "LEConv": Case(lambda rngs: nn.LEConv(6, 4, rngs=rngs), "LEConv", ((6, 4), {}), _le),
@@ -137,8 +150,12 @@ def test_torch_geometric_has_the_same_propagation(name):
     _copy(torch, case.pairs(theirs, ours))
     edges = _tensor(torch, np.stack([SENDERS, RECEIVERS]))
     x, initial = (_tensor(torch, array) for array in (X, INITIAL))
-    expected = theirs(x, *((initial,) if case.initial else ()), edges)
-    actual = ours(GRAPH, X, *((INITIAL,) if case.initial else ()))
+    call, of_theirs = {}, {}
+    if case.lambda_max is not None:
+        call["lambda_max"] = case.lambda_max
+        of_theirs["lambda_max"] = torch.tensor(case.lambda_max)
+    expected = theirs(x, *((initial,) if case.initial else ()), edges, **of_theirs)
+    actual = ours(GRAPH, X, *((INITIAL,) if case.initial else ()), **call)
     np.testing.assert_allclose(actual, expected.detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
