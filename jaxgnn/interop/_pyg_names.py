@@ -40,11 +40,14 @@ class Match(NamedTuple):
 
     Attributes:
       ours: attributes that lead from the layer to the parameter, such as ``"src_linear.kernel"``.
+        ``*`` stands for all items of a list: the array there has them along its first axis.
       theirs: name in the state dict, after the prefix of the layer.
       form: how one array becomes the other.
       zero: whether the parameter is zero where the state dict lacks it, as a bias is.
       shared: parameter that must be equal where the layer lacks ``ours``, since it shares them.
       older: whether this is the name in earlier releases, which is read and not written.
+      at: place on the first axis of the parameter, of which the array there is this part; None for
+        all of it.
     """
 
     ours: str
@@ -53,6 +56,21 @@ class Match(NamedTuple):
     zero: bool = False
     shared: str | None = None
     older: bool = False
+    at: int | None = None
+
+
+class Number(NamedTuple):
+    """A number of the layer that is no parameter here, and an array [1] there.
+
+    A state dict may lack it; the layer then keeps its own.
+
+    Attributes:
+      ours: the attribute of the layer that is a record, and the field of it, with a dot between.
+      theirs: name in the state dict, after the prefix of the layer.
+    """
+
+    ours: str
+    theirs: str
 
 
 class Part(NamedTuple):
@@ -81,9 +99,21 @@ class Ignored(NamedTuple):
     theirs: str
 
 
+class InOrder(NamedTuple):
+    """Names that a state dict has in this order, by which other arrays are stacked.
+
+    Attributes:
+      theirs: the names, after the prefix of the layer.
+      what: what they are the names of, in words.
+    """
+
+    theirs: tuple[str, ...]
+    what: str
+
+
 KINDS = nnx.Param, nnx.BatchStat  # the variables that a state dict holds
 
-type Entry = Match | Part | Ignored
+type Entry = Match | Number | Part | Ignored | InOrder
 type Row = Sequence[Entry]
 
 
@@ -151,6 +181,17 @@ _GATED = [
     Part("root_linear", "lin_skip"),
     _bias("bias", "bias"),
 ]
+_GATED_GRAPH = [
+    Match("linears.*.kernel", "weight"),
+    *(
+        entry
+        for ours, theirs in {"message_gates": "ih", "state_gates": "hh"}.items()
+        for entry in (
+            Match(f"{ours}.kernel", f"rnn.weight_{theirs}", TRANSPOSED),
+            _bias(f"{ours}.bias", f"rnn.bias_{theirs}"),
+        )
+    ),
+]
 _CF = [
     Part("sender_linear", "lin1"),
     Part("linear", "lin2"),
@@ -163,6 +204,55 @@ _SCHNET = [
     Part("conv.filter_linear", "mlp.2"),
     Part("linear", "lin"),
 ]
+
+
+def _pna(layer: nn.PNAConv) -> Row:
+    """A tower is a ``Sequential`` there, and a place on the first axis of the parameters here."""
+    networks = {"pre": 1 + len(layer.pre_others), "post": 1 + len(layer.post_others)}
+    towers = [
+        Match(f"{path}.{ours}", f"{name}_nns.{tower}.{2 * i}.{theirs}", form, at=tower)
+        for name, count in networks.items()
+        for i in range(count)
+        for path in [f"{name}_others.{i - 1}" if i else name]
+        for tower in range(layer.towers)
+        for ours, theirs, form in (("kernel", "weight", TRANSPOSED), ("bias", "bias", SAME))
+    ]
+    averages = [
+        Number(f"average_degree.{ours}", f"aggr_module.avg_deg_{theirs}")
+        for ours, theirs in {"linear": "lin", "log": "log"}.items()
+    ]
+    return [Part("edge_linear", "edge_encoder"), *towers, Part("linear", "lin"), *averages]
+
+
+def _key_first(a: np.ndarray) -> np.ndarray:
+    """Queries, keys and values along the first axis as keys, queries and values, and back."""
+    first, second, third = np.split(a, 3)
+    return np.concatenate([second, first, third])
+
+
+def _hgt(layer: nn.HGTConv) -> Row:
+    """Matrices of relations are stacked there by head and then by relation, here the other way."""
+    counts = len(layer.edge_types), layer.heads
+
+    def transposed(a: np.ndarray, first: int, second: int) -> np.ndarray:
+        return a.reshape(first, second, *a.shape[1:]).swapaxes(0, 1).reshape(a.shape)
+
+    by_head = Form(lambda a: transposed(a, *counts[::-1]), lambda a: transposed(a, *counts))
+    linear = Form(lambda a: _key_first(a).T, lambda a: _key_first(a.T))
+    row: list[Entry] = []
+    for i, node_type in enumerate(layer.node_types):
+        name = node_type.replace(".", "#")
+        row += [
+            Match(f"qkv_linears.{i}.kernel", f"kqv_lin.lins.{name}.weight", linear),
+            Match(f"qkv_linears.{i}.bias", f"kqv_lin.lins.{name}.bias", Form(*[_key_first] * 2)),
+            Part(f"out_linears.{i}", f"out_lin.lins.{name}"),
+            Match("skips", f"skip.{name}", ONE_MORE_AXIS, at=i),
+        ]
+    priors = [f"p_rel.{'__'.join(t).replace('.', '#')}" for t in layer.edge_types]
+    row += [Match("priors", name, ONE_MORE_AXIS, at=i) for i, name in enumerate(priors)]
+    row += [Match("key_kernel", "k_rel.weight", by_head)]
+    row += [Match("value_kernel", "v_rel.weight", by_head)]
+    return [*row, InOrder(tuple(priors), "relations")]
 
 
 def _hetero(layer: nn.HeteroConv) -> Row:
@@ -230,6 +320,9 @@ ROWS: dict[type, Row | Callable[[Any], Row]] = {
     nn.GATv2Conv: _GATV2,
     nn.TransformerConv: _TRANSFORMER,
     nn.ResGatedGraphConv: _GATED,
+    nn.GatedGraphConv: _GATED_GRAPH,
+    nn.PNAConv: _pna,
+    nn.HGTConv: _hgt,
     nn.GINEConv: [*_GIN, Part("edge_linear", "lin")],
     nn.EdgeConv: [Part("mlp", "nn")],
     nn.CFConv: _CF,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -10,7 +10,18 @@ import numpy as np
 from flax import nnx
 
 from jaxgnn._errors import bad_input
-from jaxgnn.interop._pyg_names import KINDS, Form, Ignored, Match, Part, row_of
+from jaxgnn.interop._pyg_names import (
+    KINDS,
+    SAME,
+    Form,
+    Ignored,
+    InOrder,
+    Match,
+    Number,
+    Part,
+    row_of,
+)
+from jaxgnn.interop._pyg_views import View, field, part, stack, whole
 
 
 def from_pyg[M: nnx.Module](state_dict: Mapping[str, Any], layer: M, *, prefix: str = "") -> M:
@@ -62,11 +73,14 @@ def from_pyg[M: nnx.Module](state_dict: Mapping[str, Any], layer: M, *, prefix: 
     names = _Names(layer, prefix)
     _check_all_are_used(layer, names, given)
     arrays = _arrays(names, given)
-    zeros = {id(place.variable) for place in names.places.values() if place.zero}
+    zeros = {place.view.key for place in names.places.values() if place.zero}
     _check_all_are_set("from_pyg", layer, names, {*arrays, *zeros})
-    for variable in _variables(layer).values():
-        array = arrays.get(id(variable), np.zeros(variable.shape))
-        variable[...] = jnp.array(array, variable.dtype)  # a copy: the caller's may change
+    _check_orders(names, given)
+    for view in {place.view.key: place.view for place in names.places.values()}.values():
+        if view.key in arrays:
+            view.write(arrays[view.key])
+        elif view.key in zeros:
+            view.write(np.zeros(view.shape))
     return layer
 
 
@@ -96,9 +110,9 @@ def to_pyg(layer: nnx.Module) -> dict[str, np.ndarray]:
     _check_layer("to_pyg", layer)
     names = _Names(layer, "")
     written = {name: place for name, place in names.places.items() if not place.older}
-    _check_all_are_set("to_pyg", layer, names, {id(place.variable) for place in written.values()})
+    _check_all_are_set("to_pyg", layer, names, {place.view.key for place in written.values()})
     return {
-        name: np.array(place.form.there(np.asarray(place.variable[...])), order="C")
+        name: np.array(place.form.there(place.view.read()), order="C")
         for name, place in written.items()
     }
 
@@ -107,14 +121,14 @@ class _Place(NamedTuple):
     """Where an array of a state dict belongs.
 
     Attributes:
-      variable: the variable that it sets.
-      ours: the name of the variable.
+      view: what it sets.
+      ours: the name of that.
       form: how an array there becomes one here.
-      zero: whether the variable is zero where a state dict has none of its names.
+      zero: whether it is zero where a state dict has none of its names.
       older: whether the name is that of an earlier release.
     """
 
-    variable: nnx.Variable
+    view: View
     ours: str
     form: Form
     zero: bool
@@ -122,7 +136,7 @@ class _Place(NamedTuple):
 
     def shape_there(self) -> tuple[int, ...]:
         """The shape that the array has in a state dict."""
-        return self.form.there(np.broadcast_to(0, self.variable.shape)).shape
+        return self.form.there(np.broadcast_to(0, self.view.shape)).shape
 
 
 class _Names:
@@ -136,19 +150,28 @@ class _Names:
       places: where the array of a name belongs.
       ignored: names, and prefixes that end in a dot, of arrays that are of no use here.
       lacking: names and prefixes of what the layer lacks, with the names it would have here.
+      orders: names that a state dict has in an order, and what they are the names of.
     """
 
     def __init__(self, layer: nnx.Module, prefix: str):
         self.places: dict[str, _Place] = {}
         self.ignored: list[str] = []
         self.lacking: dict[str, str] = {}
+        self.orders: list[InOrder] = []
         self._read(layer, "", prefix, older=False)
 
     def _read(self, module: nnx.Module, ours: str, theirs: str, older: bool) -> None:
         """Adds the names of a module, to which the two paths lead."""
         for entry in row_of(module):
+            if isinstance(entry, InOrder):
+                named = tuple(theirs + name for name in entry.theirs)
+                self.orders.append(entry._replace(theirs=named))
+                continue
             name = theirs + entry.theirs
-            if isinstance(entry, Ignored):
+            if isinstance(entry, Number):
+                view = field(module, *entry.ours.split("."))
+                self.places[name] = _Place(view, ours + entry.ours, SAME, zero=False, older=older)
+            elif isinstance(entry, Ignored):
                 self.ignored.append(name)
             elif isinstance(entry, Part):
                 self._read_part(module, entry, ours, f"{name}.", older or entry.older)
@@ -170,9 +193,9 @@ class _Names:
         self, module: nnx.Module, entry: Match, ours: str, name: str, older: bool
     ) -> None:
         for path in filter(None, (entry.ours, entry.shared)):
-            variable = _at(module, path)
-            if variable is not None:
-                self.places[name] = _Place(variable, ours + path, entry.form, entry.zero, older)
+            view = _view(module, path, entry.at)
+            if view is not None:
+                self.places[name] = _Place(view, ours + path, entry.form, entry.zero, older)
                 return
         self.lacking[name] = ours + entry.ours
 
@@ -189,6 +212,17 @@ def _at(module: Any, path: str) -> Any:
     return module
 
 
+def _view(module: nnx.Module, path: str, at: int | None) -> View | None:
+    """What a path and a place on the first axis lead to; None where the layer lacks it."""
+    if "*" in path:
+        items, _, of_each = path.partition(".*.")
+        return stack([_at(item, of_each) for item in _at(module, items)])
+    variable = _at(module, path)
+    if variable is None:
+        return None
+    return whole(variable) if at is None else part(variable, at)
+
+
 def _covered(name: str, names: Iterable[str]) -> str | None:
     """The one of some names, or of prefixes that end in a dot, that a name is or begins with."""
     return next((n for n in names if name == n or (n.endswith(".") and name.startswith(n))), None)
@@ -203,21 +237,21 @@ def _variables(layer: nnx.Module) -> dict[str, nnx.Variable]:
     }
 
 
-def _arrays(names: _Names, given: Mapping[str, Any]) -> dict[int, np.ndarray]:
-    """The arrays that are given, in their forms here, by the identities of their variables.
+def _arrays(names: _Names, given: Mapping[str, Any]) -> dict[Hashable, np.ndarray]:
+    """The arrays that are given, in their forms here, by the keys of their views.
 
     Raises:
       ValueError: if an array has another shape, is not of numbers, or differs from another one of
-        the same variable.
+        the same view.
     """
-    arrays: dict[int, np.ndarray] = {}
-    sources: dict[int, str] = {}
+    arrays: dict[Hashable, np.ndarray] = {}
+    sources: dict[Hashable, str] = {}
     for name, value in given.items():
         if name not in names.places:
             continue
         place = names.places[name]
         array = place.form.here(_read_array(name, value, place))
-        key = id(place.variable)
+        key = place.view.key
         if key in arrays and not np.array_equal(arrays[key], array, equal_nan=True):
             expected = f"equal to {sources[key]!r}, as {place.ours} is both"
             raise bad_input("from_pyg", f"state_dict[{name!r}]", expected, "another array")
@@ -235,7 +269,7 @@ def _read_array(name: str, value: Any, place: _Place) -> np.ndarray:
         raise bad_input("from_pyg", where, expected, f"{type(value).__name__}: {error}") from error
     expected = place.shape_there()
     if array.shape != expected:
-        ours = f"of shape {expected}, for {place.ours} of shape {tuple(place.variable.shape)}"
+        ours = f"of shape {expected}, for {place.ours} of shape {tuple(place.view.shape)}"
         raise bad_input("from_pyg", where, ours, f"shape {array.shape}")
     if not (jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)):
         raise bad_input("from_pyg", where, "of real numbers", f"dtype {array.dtype}")
@@ -257,17 +291,42 @@ def _check_all_are_used(layer: nnx.Module, names: _Names, given: Mapping[str, An
     raise bad_input("from_pyg", "state_dict", expected, listed)
 
 
-def _check_all_are_set(where: str, layer: nnx.Module, names: _Names, found: set[int]) -> None:
-    """Raises ValueError if a variable of the layer has no array, or no name."""
+def _check_all_are_set(where: str, layer: nnx.Module, names: _Names, found: set[Hashable]) -> None:
+    """Raises ValueError if a variable of the layer, or a part of one, has no array, or no name.
+
+    Args:
+      where: name of the function in errors.
+      layer: the layer.
+      names: the names that its state dict may have.
+      found: keys of the views that are set.
+    """
+    pieces = {
+        piece for p in names.places.values() if p.view.key in found for piece in p.view.pieces
+    }
     for ours, variable in _variables(layer).items():
-        if id(variable) in found:
-            continue
-        theirs = [name for name, p in names.places.items() if p.variable is variable]
-        if not theirs:
+        of_variable = {
+            name: piece
+            for name, p in names.places.items()
+            for piece in p.view.pieces
+            if piece[0] == id(variable)
+        }
+        if not of_variable:
             expected = "without parameters that PyTorch Geometric lacks"
             raise bad_input(where, "layer", expected, f"{ours} of {type(layer).__name__}")
-        expected = f"with {' or '.join(map(repr, theirs))}, for {ours} of {type(layer).__name__}"
-        raise bad_input(where, "state_dict", expected, "no such name")
+        missing = next((piece for piece in of_variable.values() if piece not in pieces), None)
+        if missing is not None:
+            theirs = [repr(name) for name, piece in of_variable.items() if piece == missing]
+            expected = f"with {' or '.join(theirs)}, for {ours} of {type(layer).__name__}"
+            raise bad_input(where, "state_dict", expected, "no such name")
+
+
+def _check_orders(names: _Names, given: Mapping[str, Any]) -> None:
+    """Raises ValueError if names by whose order arrays are stacked come in another order."""
+    for order in names.orders:
+        found = [name for name in given if name in order.theirs]
+        if found != list(order.theirs):
+            expected = f"with the {order.what} in the order of the layer's, {list(order.theirs)}"
+            raise bad_input("from_pyg", "state_dict", expected, found)
 
 
 def _check_layer(where: str, layer: Any) -> None:

@@ -6,6 +6,7 @@ installed, its layers are asked themselves.
 
 import functools
 import importlib
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,11 +17,13 @@ import pytest
 from flax import nnx
 
 from jaxgnn import CSRGraph, Incidence, nn
+from jaxgnn.graph import HeteroGraph
 from jaxgnn.interop import from_pyg, to_pyg
 from jaxgnn.models import GCNII, MaxKGNN
 
 RNGS = nnx.Rngs(0)
 NODES, IN, OUT, HEADS = 4, 3, 2, 2
+WIDE = HEADS * OUT
 EDGES = np.array([[0, 1, 2, 3, 3, 0, 2], [1, 2, 2, 1, 0, 0, 3]])  # two of them are loops
 LOOPED = np.hstack([EDGES[:, EDGES[0] != EDGES[1]], np.array([range(NODES)] * 2)])
 RELATIONS = np.arange(EDGES.shape[1]) % 3  # of three kinds
@@ -144,10 +147,90 @@ def _hypergraph(p: State) -> np.ndarray:
 OF_HYPEREDGES = _numbers((2, IN), 0.2)
 
 
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def _gated_graph(p: State) -> np.ndarray:
+    h = np.pad(X, [(0, 0), (0, WIDE - IN)])
+    for matrix in p["weight"]:
+        m = _sum((h @ matrix)[EDGES[0]], EDGES[1])
+        read, kept = (
+            np.split(z @ p[f"rnn.weight_{name}"].T + p[f"rnn.bias_{name}"], 3, axis=1)
+            for name, z in (("ih", m), ("hh", h))
+        )
+        reset, update = (_sigmoid(a + b) for a, b in zip(read[:2], kept[:2], strict=True))
+        h = (1 - update) * np.tanh(read[2] + reset * kept[2]) + update * h
+    return h
+
+
+def _pna(p: State) -> np.ndarray:
+    senders, receivers = EDGES
+    ends = np.hstack([X[receivers], X[senders], _linear(p, "edge_encoder", OF_EDGES)])
+    degrees, towers = np.bincount(receivers, minlength=NODES)[:, None], []
+    log = p["aggr_module.avg_deg_log"]
+    for tower in range(2):
+        hidden = np.maximum(_linear(p, f"pre_nns.{tower}.0", ends), 0)
+        messages = _linear(p, f"pre_nns.{tower}.2", hidden)
+        found = np.hstack(
+            [
+                np.stack([getattr(messages[receivers == i], name)(axis=0) for i in range(NODES)])
+                for name in ("mean", "min", "max", "std")
+            ]
+        )
+        scales = 1, np.log(degrees + 1) / log, log / np.log(degrees + 1)
+        linear = degrees / p["aggr_module.avg_deg_lin"]
+        joined = np.hstack([X, *(scale * found for scale in (*scales, linear))])
+        towers.append(_linear(p, f"post_nns.{tower}.0", joined))
+    return _linear(p, "lin", np.hstack(towers))
+
+
+OF_TYPES = {"author": X, "paper": _numbers((NODES, WIDE), 0.3)}
+HETERO = {
+    ("author", "writes", "paper"): EDGES,
+    ("paper", "cites", "paper"): EDGES[::-1],
+    ("paper", "is of", "author"): EDGES[:, 2:],
+}
+
+
+def _hgt(p: State) -> np.ndarray:
+    of_types = {}
+    for node_type, x in OF_TYPES.items():
+        projected = _linear(p, f"kqv_lin.lins.{node_type}", x)
+        of_types[node_type] = [z.reshape(NODES, HEADS, OUT) for z in np.split(projected, 3, axis=1)]
+    results = []
+    for node_type, x in OF_TYPES.items():
+        scores, values, receivers = [], [], []
+        for r, (edge_type, (senders, to)) in enumerate(HETERO.items()):
+            if edge_type[2] != node_type:
+                continue
+            keys, _, found = of_types[edge_type[0]]
+            rows = [head * len(HETERO) + r for head in range(HEADS)]
+            keys = np.einsum("nhi,hio->nho", keys, p["k_rel.weight"][rows])
+            found = np.einsum("nhi,hio->nho", found, p["v_rel.weight"][rows])
+            prior = p[f"p_rel.{'__'.join(edge_type)}"]
+            products = np.sum(of_types[node_type][1][to] * keys[senders], axis=-1)
+            scores.append(products * prior / np.sqrt(OUT))
+            values.append(found[senders])
+            receivers.append(to)
+        to, found = np.concatenate(receivers), np.concatenate(values)
+        everyone = np.concatenate([to, np.arange(NODES)])  # some receive nothing
+        padded = np.concatenate([np.concatenate(scores), np.full((NODES, HEADS), -np.inf)])
+        with np.errstate(invalid="ignore"):
+            weights = _softmax(padded, everyone)[: len(to), :, None]
+        m = _sum(weights * found, to).reshape(NODES, -1)
+        y = _linear(
+            p, f"out_lin.lins.{node_type}", m * (1 + np.vectorize(math.erf)(m / 2**0.5)) / 2
+        )
+        share = _sigmoid(p[f"skip.{node_type}"])
+        results.append(share * y + (1 - share) * x if x.shape[1] == WIDE else y)
+    return np.concatenate(results)
+
+
 def _on_graph(layer: Any, x: jax.Array) -> Any:
     """The layer on the graph; one with features of edges gets them."""
     graph, features = CSRGraph.from_edge_index(EDGES, NODES, edge_data=jnp.float32(OF_EDGES))
-    has_features = isinstance(layer, nn.TransformerConv | nn.GINEConv)
+    has_features = isinstance(layer, nn.TransformerConv | nn.GINEConv | nn.PNAConv)
     arrays: list[Any] = [x, features] if has_features else [x]
     return layer(graph, *arrays)
 
@@ -155,6 +238,12 @@ def _on_graph(layer: Any, x: jax.Array) -> Any:
 def _on_relations(layer: Any, x: jax.Array) -> jax.Array:
     graphs = [EDGES[:, relation == RELATIONS] for relation in range(3)]
     return layer([CSRGraph.from_edge_index(edges, NODES) for edges in graphs], x)
+
+
+def _on_hetero(layer: Any, x: jax.Array) -> jax.Array:
+    graphs = {name: CSRGraph.from_edge_index(edges, NODES) for name, edges in HETERO.items()}
+    y = layer(HeteroGraph(graphs), {"author": x, "paper": jnp.float32(OF_TYPES["paper"])})
+    return jnp.concatenate([y["author"], y["paper"]])
 
 
 def _on_hypergraph(layer: Any, x: jax.Array) -> jax.Array:
@@ -187,6 +276,12 @@ class Case(NamedTuple):
         }
 
 
+def _pna_layer() -> nn.PNAConv:
+    averages = nn.DegreeAverages(5.0, 7.0)  # which those of the state dict replace
+    options = {"edge_dim": 2, "towers": 2, "pre_layers": 2, "scalers": _SCALERS}
+    return nn.PNAConv(IN, OUT, average_degree=averages, **options, rngs=RNGS)
+
+
 def _gin_layer() -> nn.GINConv:
     mlp = nn.FusedMLP([IN, 5, OUT], activation="relu", rngs=RNGS)
     return nn.GINConv(IN, IN, linear=False, mlp=mlp, rngs=RNGS)
@@ -197,8 +292,9 @@ def _gine_layer() -> nn.GINEConv:
     return nn.GINEConv(IN, edge_dim=2, mlp=mlp, rngs=RNGS)
 
 
-WIDE = HEADS * OUT
 _ATTENTION = (1, HEADS, OUT)
+_SCALERS = ("identity", "amplification", "attenuation", "linear")
+_METADATA = ["author", "paper"], list(HETERO)
 CASES = {
     "SAGEConv": Case(
         lambda: nn.SAGEConv(IN, OUT, rngs=RNGS),
@@ -296,6 +392,52 @@ CASES = {
         _rgcn,
         [1.941759, 2.155287],
         _on_relations,
+    ),
+    "GatedGraphConv": Case(
+        lambda: nn.GatedGraphConv(WIDE, 2, rngs=RNGS),
+        {
+            "weight": (2, WIDE, WIDE),
+            **{f"rnn.weight_{name}": (3 * WIDE, WIDE) for name in ("ih", "hh")},
+            **{f"rnn.bias_{name}": (3 * WIDE,) for name in ("ih", "hh")},
+        },
+        _gated_graph,
+        [0.935538, 0.833801, -0.006189, 0.041393],
+    ),
+    "PNAConv": Case(
+        _pna_layer,
+        {
+            "aggr_module.avg_deg_lin": (1,),
+            "aggr_module.avg_deg_log": (1,),
+            "edge_encoder.weight": (IN, 2),
+            "edge_encoder.bias": (IN,),
+            **{f"pre_nns.{t}.0.weight": (IN, 3 * IN) for t in range(2)},
+            **{f"pre_nns.{t}.2.weight": (IN, IN) for t in range(2)},
+            **{f"pre_nns.{t}.{i}.bias": (IN,) for t in range(2) for i in (0, 2)},
+            **{f"post_nns.{t}.0.weight": (1, 17 * IN) for t in range(2)},
+            **{f"post_nns.{t}.0.bias": (1,) for t in range(2)},
+            "lin.weight": (OUT, OUT),
+            "lin.bias": (OUT,),
+        },
+        _pna,
+        [-18.020258, 16.829732],
+    ),
+    "HGTConv": Case(
+        lambda: nn.HGTConv({"author": IN, "paper": WIDE}, WIDE, _METADATA, heads=HEADS, rngs=RNGS),
+        {
+            "kqv_lin.lins.author.weight": (3 * WIDE, IN),
+            "kqv_lin.lins.author.bias": (3 * WIDE,),
+            "kqv_lin.lins.paper.weight": (3 * WIDE, WIDE),
+            "kqv_lin.lins.paper.bias": (3 * WIDE,),
+            **{f"out_lin.lins.{name}.weight": (WIDE, WIDE) for name in ("author", "paper")},
+            **{f"out_lin.lins.{name}.bias": (WIDE,) for name in ("author", "paper")},
+            **{f"{name}_rel.weight": (3 * HEADS, OUT, OUT) for name in "kv"},
+            "skip.author": (1,),
+            "skip.paper": (1,),
+            **{f"p_rel.{'__'.join(t)}": (1, HEADS) for t in HETERO},
+        },
+        _hgt,
+        [0.148671, 1.031831, 1.08592, -0.972037],
+        _on_hetero,
     ),
     "HypergraphConv": Case(
         lambda: nn.HypergraphConv(
@@ -487,6 +629,8 @@ def test_what_a_layer_there_does_without_is_zero_or_of_no_use_here():
 def test_layers_inside_of_others_are_read_by_the_names_there():
     relations = {("a", "has.many", "b"): nn.SAGEConv((3, 5), 2, rngs=RNGS)}
     assert to_pyg(nn.HeteroConv(relations))["convs.<a___has#many___b>.lin_l.weight"].shape == (2, 5)
+    hgt = nn.HGTConv(2, 2, (["a", "b"], [("a", "is.of", "b")]), rngs=RNGS)
+    assert "p_rel.a__is#of__b" in to_pyg(hgt)
     mlp = nn.FusedMLP([6, 4, 2], activation="relu", rngs=RNGS)
     assert to_pyg(nn.EdgeConv(mlp))["nn.2.weight"].shape == (2, 4)
     block = nn.SchNetInteraction(3, num_filters=4, num_gaussians=5, rngs=RNGS)
@@ -501,6 +645,30 @@ def test_layers_inside_of_others_are_read_by_the_names_there():
     assert set(to_pyg(nn.GCNIIConv(3, share_weights=False, rngs=RNGS))) == {"weight1", "weight2"}
     gated = to_pyg(nn.ResGatedGraphConv((3, 5), 2, rngs=RNGS))
     assert gated["lin_key.weight"].shape == (2, 3) and gated["lin_value.weight"].shape == (2, 5)
+
+
+def test_relations_that_are_stacked_in_another_order_are_refused():
+    state = CASES["HGTConv"].state()
+    prior = next(name for name in state if name.startswith("p_rel."))
+    other = {name: array for name, array in state.items() if name != prior} | {prior: state[prior]}
+    layer = CASES["HGTConv"].make()
+    before = to_pyg(layer)
+    with pytest.raises(ValueError, match=r"relations in the order of the layer's, .*writes.*cites"):
+        from_pyg(other, layer)
+    np.testing.assert_array_equal(to_pyg(layer)["k_rel.weight"], before["k_rel.weight"])
+
+
+def test_a_tower_that_is_not_there_is_named_and_averages_of_degrees_may_lack():
+    state = CASES["PNAConv"].state()
+    averages = {name: state.pop(name) for name in list(state) if "avg_deg" in name}
+    assert from_pyg(state, _pna_layer()).average_degree == (5.0, 7.0)
+    read = from_pyg(state | averages, _pna_layer()).average_degree
+    np.testing.assert_allclose(np.concatenate(list(averages.values())), read, rtol=1e-6)
+    del state["pre_nns.1.2.weight"]
+    with pytest.raises(
+        ValueError, match=r"with 'pre_nns.1.2.weight', for pre_others.0.kernel of PNA"
+    ):
+        from_pyg(state, _pna_layer())
 
 
 def test_parameters_keep_their_dtypes():
@@ -606,6 +774,9 @@ def _networks(torch: Any, name: str) -> list[Any]:
 def _inputs(torch: Any, name: str, options: dict[str, Any]) -> list[Any]:
     """What the layer there is called with."""
     x = torch.tensor(X).float()
+    if name == "HGTConv":
+        of_types = {key: torch.tensor(value).float() for key, value in OF_TYPES.items()}
+        return [of_types, {key: torch.tensor(edges.copy()) for key, edges in HETERO.items()}]
     if name == "HypergraphConv":
         return [x, torch.tensor(HYPEREDGES), None, torch.tensor(OF_HYPEREDGES).float()]
     if name == "RGCNConv":
@@ -626,6 +797,12 @@ THEIRS: dict[str, tuple[tuple, dict[str, Any]]] = {
     "GATConv": ((IN, OUT), {"heads": HEADS, "residual": True}),
     "GATv2Conv": ((IN, OUT), {"heads": HEADS, "concat": False}),
     "TransformerConv": ((IN, OUT), {"heads": HEADS, "edge_dim": 2, "beta": True}),
+    "GatedGraphConv": ((WIDE, 2), {}),
+    "PNAConv": (
+        (IN, OUT, ["mean", "min", "max", "std"], list(_SCALERS), np.array([1, 2, 4, 1])),
+        {"edge_dim": 2, "towers": 2, "pre_layers": 2},
+    ),
+    "HGTConv": (({"author": IN, "paper": WIDE}, WIDE, _METADATA), {"heads": HEADS}),
     "HypergraphConv": ((IN, OUT), {"heads": HEADS, "use_attention": True}),
 }
 
@@ -637,6 +814,7 @@ def test_torch_geometric_has_the_same_layer_under_the_same_names(name):
     pytest.importorskip("torch_geometric", reason="reason: needs torch-geometric")
     layers = importlib.import_module("torch_geometric.nn")
     arguments, options = THEIRS[name]
+    arguments = [torch.tensor(a) if isinstance(a, np.ndarray) else a for a in arguments]
     theirs, again = (
         getattr(layers, name)(*_networks(torch, name), *arguments, **options).eval() for _ in "ab"
     )
@@ -647,6 +825,11 @@ def test_torch_geometric_has_the_same_layer_under_the_same_names(name):
     again.load_state_dict({key: torch.from_numpy(a) for key, a in to_pyg(ours).items()})
     inputs = _inputs(torch, name, options)
     y = jax.jit(CASES[name].run)(ours, jnp.float32(X))
-    with torch.no_grad():
-        np.testing.assert_allclose(y, theirs(*inputs).numpy(), rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(again(*inputs), theirs(*inputs), rtol=1e-6, atol=1e-6)
+
+    def result(layer: Any) -> np.ndarray:
+        with torch.no_grad():
+            y = layer(*inputs)
+        return (torch.cat([y[key] for key in OF_TYPES]) if isinstance(y, dict) else y).numpy()
+
+    np.testing.assert_allclose(y, result(theirs), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(result(again), result(theirs), rtol=1e-6, atol=1e-6)
