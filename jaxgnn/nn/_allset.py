@@ -12,14 +12,9 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, Incidence
-from jaxgnn.nn._dropout import dropout, training_rngs
-from jaxgnn.nn._hypergraph import (
-    check_hypergraph,
-    join_heads,
-    power_or_zero,
-    scaled_sums,
-    split_heads,
-)
+from jaxgnn.nn._dropout import dropout
+from jaxgnn.nn._hypergraph import HypergraphLayer, join_heads, power_or_zero, split_heads
+from jaxgnn.nn._layer import Settings
 from jaxgnn.nn._linear import FusedMLP, apply_mlp
 from jaxgnn.nn._maxk import check_widths
 from jaxgnn.nn._options import activation as known_activation
@@ -27,7 +22,7 @@ from jaxgnn.nn._options import checked_options
 from jaxgnn.ops._graph.attention import edge_scores, row_scores, row_softmax, weighted_sums
 
 
-class AllDeepSetsConv(nnx.Module):
+class AllDeepSetsConv(HypergraphLayer):
     """AllSet with deep sets: ``f(S) = mlp₂(Σ_s mlp₁(s))``, to the hyperedges and to the nodes.
 
     For an empty set, f is ``mlp₂(0)``. No activation is applied to the output.
@@ -72,42 +67,38 @@ class AllDeepSetsConv(nnx.Module):
         implementation: ops.Name | None = None,
         rngs: nnx.Rngs,
     ):
+        super().__init__(Settings(0.0, implementation, dtype, param_dtype))
         hidden = out_features if hidden_features is None else hidden_features
-        check_widths("AllDeepSetsConv", in_features, hidden, out_features)
+        check_widths(self._name, in_features, hidden, out_features)
 
         def mlp(width: int) -> FusedMLP:
-            return FusedMLP(
-                [width, hidden, out_features],
-                activation=activation,
-                dtype=dtype,
-                param_dtype=param_dtype,
-                rngs=rngs,
-            )
+            widths = [width, hidden, out_features]
+            return FusedMLP(widths, activation=activation, **self._dtypes, rngs=rngs)
 
         self.in_features = in_features
         self.of_nodes, self.to_hyperedges = mlp(in_features), mlp(out_features)
         self.of_hyperedges, self.to_nodes = mlp(out_features), mlp(out_features)
         self.aggregation: Literal["sum", "mean"] = aggregation
-        self.implementation = implementation
 
     def __call__(
         self, incidence: Incidence, x: Float[Array, "*batch nodes in"]
     ) -> Float[Array, "*batch nodes out"]:
         """Applies the convolution; all leading axes of ``x`` share the hypergraph."""
-        incidence = check_hypergraph(self, incidence, x, self.in_features)
-        h = self._sums(incidence.by_hyperedge(), self._apply(self.of_nodes, x))
+        incidence = self._check(incidence, x, self.in_features)
+        h = self._total(incidence.by_hyperedge(), self._apply(self.of_nodes, x))
         h = self._apply(self.of_hyperedges, self._apply(self.to_hyperedges, h))
-        return self._apply(self.to_nodes, self._sums(incidence.by_node(), h))
+        return self._apply(self.to_nodes, self._total(incidence.by_node(), h))
 
     def _apply(self, mlp: FusedMLP, x: Array) -> Array:
         return apply_mlp(mlp, x, self.implementation)
 
-    def _sums(self, graph: CSRGraph, x: Array) -> Array:
+    def _total(self, graph: CSRGraph, x: Array) -> Array:
+        """The sum or mean over the columns of each row."""
         rows = power_or_zero(graph.degrees(), -1) if self.aggregation == "mean" else None
-        return scaled_sums(graph, x, self.implementation, rows=rows)
+        return self._sums(graph, x, rows=rows)
 
 
-class AllSetTransformerConv(nnx.Module):
+class AllSetTransformerConv(HypergraphLayer):
     """AllSet with attention; the two directions have separate parameters.
 
     For a set S with linear keys K and values V and a learnt query θ, each head computes::
@@ -158,16 +149,14 @@ class AllSetTransformerConv(nnx.Module):
         implementation: ops.Name | None = None,
         rngs: nnx.Rngs,
     ):
-        name = "AllSetTransformerConv"
+        super().__init__(Settings(dropout, implementation, dtype, param_dtype))
         hidden = out_features if hidden_features is None else hidden_features
-        check_widths(name, in_features, hidden, out_features)
+        check_widths(self._name, in_features, hidden, out_features)
         if out_features % heads:
-            raise bad_input(name, "out_features", f"a multiple of {heads} heads", out_features)
+            expected = f"a multiple of {heads} heads"
+            raise bad_input(self._name, "out_features", expected, out_features)
         self.in_features = in_features
-        self.dropout = dropout
-        self.deterministic: bool | None = None
-        self.implementation = implementation
-        options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        options = self._dtypes | {"rngs": rngs}
         widths = hidden, out_features, heads, activation
         self.to_hyperedges = _SetAttention(in_features, *widths, **options)
         self.to_nodes = _SetAttention(out_features, *widths, **options)
@@ -186,10 +175,8 @@ class AllSetTransformerConv(nnx.Module):
           x: features of the nodes.
           rngs: random streams with one named ``dropout`` in training; None in evaluation.
         """
-        incidence = check_hypergraph(self, incidence, x, self.in_features)
-        name, rate = type(self).__name__, self.dropout
-        rngs = training_rngs(name, self.deterministic, rate, rngs)
-        options = rate, rngs, self.implementation
+        incidence = self._check(incidence, x, self.in_features)
+        options = self.dropout_rate, self._training_rngs(rngs), self.implementation
         h = self.to_hyperedges(incidence.by_hyperedge(), x, *options)
         return self.to_nodes(incidence.by_node(), h, *options)
 

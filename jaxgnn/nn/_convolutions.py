@@ -277,7 +277,7 @@ class GCNConv(_Convolution):
         self.normalize = normalize
         options = {"activation": self._dense_activation(), "use_bias": use_linear_bias}
         self.linear = self._linear(in_features, out_features, **options, rngs=rngs)
-        self.bias = nnx.Param(jnp.zeros(out_features, param_dtype))
+        self.bias = self._zeros(out_features)
 
     def __call__(
         self,
@@ -307,7 +307,7 @@ class GCNConv(_Convolution):
         aggregated = self._aggregate(neighbors.graph, h)
         if neighbors.loops is not None:
             aggregated = neighbors.with_own(aggregated, self._dense(h))
-        return aggregated + self.bias[...].astype(aggregated.dtype)
+        return self._biased(aggregated)
 
 
 class GINConv(_Convolution):

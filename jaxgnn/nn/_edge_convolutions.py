@@ -279,7 +279,7 @@ class ResGatedGraphConv(GraphLayer):
         self.edge_gate_linear = plain_linear(edge_dim)
         self.edge_value_linear = plain_linear(edge_dim)
         self.root_linear = plain_linear(of.dst if root_weight else None)
-        self.bias = nnx.Param(jnp.zeros(out_features, param_dtype)) if use_bias else None
+        self.bias = self._zeros(out_features, use_bias)
 
     def __call__(
         self,
@@ -311,4 +311,4 @@ class ResGatedGraphConv(GraphLayer):
         y = self._aggregate_edges(graph, jax.nn.sigmoid(gates) * values, "sum")
         if self.root_linear is not None:
             y = y + self._apply(self.root_linear, ends.dst)
-        return y if self.bias is None else y + self.bias[...].astype(y.dtype)
+        return self._biased(y)

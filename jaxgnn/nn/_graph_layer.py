@@ -1,19 +1,18 @@
-"""What layers on graphs share: widths, dtypes, checks of graph and features, dropout."""
+"""What layers on graphs share: widths, checks of graph and features, arrays of edges."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
-from jaxgnn.nn._dropout import training_rngs
+from jaxgnn.nn._layer import Layer
+from jaxgnn.nn._layer import Settings as Settings
 from jaxgnn.nn._linear import FusedLinear, apply_linear, apply_mlp
 from jaxgnn.nn._maxk import check_widths
 from jaxgnn.ops._aggregate.edge_ends import at_ends
@@ -41,52 +40,15 @@ class Ends[T](NamedTuple):
         return self.dst is self.src
 
 
-class Settings(NamedTuple):
-    """The options that all layers on graphs have.
-
-    Attributes:
-      dropout: probability of dropping an entry in training.
-      implementation: name of the kernels of the sparse ops, or None.
-      dtype: dtype of the computation, or None for the promoted dtype of input and parameters.
-      param_dtype: dtype of the parameters.
-    """
-
-    dropout: float
-    implementation: ops.Name | None
-    dtype: DTypeLike | None
-    param_dtype: DTypeLike
-
-
-class GraphLayer(nnx.Module):
-    """Base class of layers that are called with a graph and the features of its nodes.
-
-    Attributes:
-      deterministic: None to drop entries when a call has ``rngs``; False, which ``train()`` sets,
-        to require them; True, which ``eval()`` sets, to drop nothing.
-    """
-
-    def __init__(self, settings: Settings):
-        self.dropout_rate = settings.dropout
-        self.deterministic: bool | None = None
-        self.implementation = settings.implementation
-        self.dtype = settings.dtype
-        self.param_dtype = settings.param_dtype
-
-    @property
-    def _name(self) -> str:
-        return type(self).__name__
+class GraphLayer(Layer):
+    """Base class of layers that are called with a graph and the features of its nodes."""
 
     def _linear(self, in_features: int, out_features: int, **options: Any) -> FusedLinear:
         """A linear layer of the dtypes of this one."""
-        dtypes = {"dtype": self.dtype, "param_dtype": self.param_dtype}
-        return FusedLinear(in_features, out_features, **dtypes, **options)
+        return FusedLinear(in_features, out_features, **self._dtypes, **options)
 
     def _apply(self, linear: FusedLinear, x: Any) -> Array:
         return apply_linear(linear, x, self.implementation)
-
-    def _training_rngs(self, rngs: nnx.Rngs | None) -> nnx.Rngs | None:
-        """The random streams of dropout, or None if nothing is dropped."""
-        return training_rngs(self._name, self.deterministic, self.dropout_rate, rngs)
 
     def _check(self, graph: CSRGraph, x: Array, in_features: int | None) -> None:
         """Raises ValueError unless graph and features of the senders fit each other and the layer.

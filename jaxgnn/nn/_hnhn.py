@@ -12,18 +12,13 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn.graph import CSRGraph, Incidence
 from jaxgnn.nn._activations import function_of, name_of
-from jaxgnn.nn._hypergraph import (
-    check_hypergraph,
-    linear_around,
-    power_or_zero,
-    row_sums,
-    scaled_sums,
-)
+from jaxgnn.nn._hypergraph import HypergraphLayer, linear_around, power_or_zero
+from jaxgnn.nn._layer import Settings
 from jaxgnn.nn._maxk import check_widths
 from jaxgnn.nn._options import any_activation, checked_options
 
 
-class HNHNConv(nnx.Module):
+class HNHNConv(HypergraphLayer):
     """Nodes to hyperedges, an activation, and back, each with a linear map and a bias.
 
     See https://arxiv.org/abs/2006.12278::
@@ -79,20 +74,19 @@ class HNHNConv(nnx.Module):
         rngs: nnx.Rngs,
     ):
         hidden = out_features if hidden_features is None else hidden_features
-        check_widths("HNHNConv", in_features, hidden, out_features)
-        options = {"use_bias": use_bias, "dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        self.to_hyperedges = nnx.Linear(in_features, hidden, **options)
-        self.to_nodes = nnx.Linear(hidden, out_features, **options)
+        super().__init__(Settings(0.0, implementation, dtype, param_dtype))
+        check_widths(self._name, in_features, hidden, out_features)
+        self.to_hyperedges = self._linear(in_features, hidden, use_bias=use_bias, rngs=rngs)
+        self.to_nodes = self._linear(hidden, out_features, use_bias=use_bias, rngs=rngs)
         self.activation = name_of(activation)
         self.alpha = alpha
         self.beta = beta
-        self.implementation = implementation
 
     def __call__(
         self, incidence: Incidence, x: Float[Array, "*batch nodes in"]
     ) -> Float[Array, "*batch nodes out"]:
         """Applies the convolution; all leading axes of ``x`` share the hypergraph."""
-        incidence = check_hypergraph(self, incidence, x, self.to_hyperedges.in_features)
+        incidence = self._check(incidence, x, self.to_hyperedges.in_features)
         degrees = power_or_zero(incidence.node_degrees(), self.beta)
         sizes = power_or_zero(incidence.hyperedge_sizes(), self.alpha)
         means = self._means(incidence.by_hyperedge(), degrees)
@@ -101,9 +95,9 @@ class HNHNConv(nnx.Module):
 
     def _means(self, graph: CSRGraph, weights: Float[Array, " cols"]) -> Callable[[Array], Array]:
         """Computes the weighted mean over the columns of each row."""
-        rows = power_or_zero(row_sums(graph, weights, self.implementation), -1)
+        rows = power_or_zero(self._row_sums(graph, weights), -1)
 
         def means(x):
-            return scaled_sums(graph, x, self.implementation, rows=rows, columns=weights)
+            return self._sums(graph, x, rows=rows, columns=weights)
 
         return means

@@ -9,18 +9,13 @@ from jaxtyping import Array, Float
 
 from jaxgnn import ops
 from jaxgnn.graph import Incidence
-from jaxgnn.nn._hypergraph import (
-    check_hypergraph,
-    linear_around,
-    power_or_zero,
-    row_sums,
-    scaled_sums,
-)
+from jaxgnn.nn._hypergraph import HypergraphLayer, linear_around, power_or_zero
+from jaxgnn.nn._layer import Settings
 from jaxgnn.nn._maxk import check_widths
 from jaxgnn.nn._options import checked_options
 
 
-class HyperGCNConv(nnx.Module):
+class HyperGCNConv(HypergraphLayer):
     """A graph convolution on the hypergraph's cliques: ``D̃^-½ (A + I) D̃^-½ x Θ + b``.
 
     In A every hyperedge joins all pairs of its nodes, each with a weight of
@@ -66,28 +61,27 @@ class HyperGCNConv(nnx.Module):
         implementation: ops.Name | None = None,
         rngs: nnx.Rngs,
     ):
-        check_widths("HyperGCNConv", in_features, out_features)
-        options = {"use_bias": use_bias, "dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        self.linear = nnx.Linear(in_features, out_features, **options)
-        self.implementation = implementation
+        super().__init__(Settings(0.0, implementation, dtype, param_dtype))
+        check_widths(self._name, in_features, out_features)
+        self.linear = self._linear(in_features, out_features, use_bias=use_bias, rngs=rngs)
 
     def __call__(
         self, incidence: Incidence, x: Float[Array, "*batch nodes in"]
     ) -> Float[Array, "*batch nodes out"]:
         """Applies the convolution; all leading axes of ``x`` share the hypergraph."""
-        incidence = check_hypergraph(self, incidence, x, self.linear.in_features)
+        incidence = self._check(incidence, x, self.linear.in_features)
         by_hyperedge, by_node = incidence.by_hyperedge(), incidence.by_node()
         sizes = incidence.hyperedge_sizes().astype(jnp.float32)  # pairs may overflow int32
         pair = 2 * power_or_zero(sizes * (sizes - 1), -1)
         # Each incidence subtracts its own term from the sum over its hyperedge.
-        own = row_sums(by_node, pair, self.implementation)
-        joined = row_sums(by_node, pair * sizes.astype(pair.dtype), self.implementation) - own
+        own = self._row_sums(by_node, pair)
+        joined = self._row_sums(by_node, pair * sizes.astype(pair.dtype)) - own
         root = power_or_zero(1 + joined, -0.5)
         itself = root * root * (1 - own)
 
         def propagate(x):
-            h = scaled_sums(by_hyperedge, x, self.implementation, rows=pair, columns=root)
-            sums = scaled_sums(by_node, h, self.implementation, rows=root)
+            h = self._sums(by_hyperedge, x, rows=pair, columns=root)
+            sums = self._sums(by_node, h, rows=root)
             return sums + (x.astype(itself.dtype) * itself[:, None]).astype(x.dtype)
 
         return linear_around(self.linear, propagate, x)

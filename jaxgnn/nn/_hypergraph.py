@@ -1,4 +1,4 @@
-"""Shared parts of the layers on hypergraphs: checks, positive weights, means and sums."""
+"""What layers on hypergraphs share: checks, positive weights, means and sums."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, Incidence
+from jaxgnn.nn._layer import Layer
 from jaxgnn.nn._options import at_least, checked_options
 from jaxgnn.ops._hypergraph.checks import check_incidence
 
@@ -56,33 +57,49 @@ class HyperedgeWeights(nnx.Module):
         return jax.nn.softplus(self.logits[...])
 
 
-def check_hypergraph(layer: nnx.Module, incidence: Any, x: Array, in_features: int) -> Incidence:
-    """Returns the hypergraph, with its plan if concrete, and with at least one hyperedge.
+class HypergraphLayer(Layer):
+    """Base class of layers that are called with a hypergraph and the features of its nodes."""
 
-    Raises:
-      ValueError: unless hypergraph and features fit each other and the layer, and concrete ids are
-        in range.
-    """
-    name = type(layer).__name__
-    incidence = check_incidence(name, incidence)
-    expected = incidence.num_nodes, in_features
-    if jnp.ndim(x) < 2 or x.shape[-2:] != expected:
-        shape = f"of shape [..., {expected[0]}, {expected[1]}], nodes by features"
-        raise bad_input(name, "x", shape, f"shape {jnp.shape(x)}")
-    return incidence if incidence.num_hyperedges else incidence.padded(num_hyperedges=1)
+    def _linear(self, in_features: int, out_features: int, **options: Any) -> nnx.Linear:
+        """A linear layer of the dtypes of this one."""
+        return nnx.Linear(in_features, out_features, **self._dtypes, **options)
 
+    def _check(self, incidence: Any, x: Array, in_features: int) -> Incidence:
+        """Returns the hypergraph, with its plan if concrete, and with at least one hyperedge.
 
-def scaled_sums(
-    graph: CSRGraph,
-    x: Float[Array, "*batch cols dim"],
-    implementation: ops.Name | None,
-    *,
-    rows: Float[Array, " rows"] | None = None,
-    columns: Float[Array, " cols"] | None = None,
-) -> Float[Array, "*batch rows dim"]:
-    """Computes sums by row, with constant scales that the kernel applies."""
-    scaled = dataclasses.replace(graph, row_scale=rows, col_scale=columns)
-    return ops.spmm(scaled, x, implementation=implementation)
+        Raises:
+          ValueError: unless hypergraph and features fit each other and the layer, and concrete ids
+            are in range.
+        """
+        incidence = check_incidence(self._name, incidence)
+        expected = incidence.num_nodes, in_features
+        if jnp.ndim(x) < 2 or x.shape[-2:] != expected:
+            shape = f"of shape [..., {expected[0]}, {expected[1]}], nodes by features"
+            raise bad_input(self._name, "x", shape, f"shape {jnp.shape(x)}")
+        return incidence if incidence.num_hyperedges else incidence.padded(num_hyperedges=1)
+
+    def _sums(
+        self,
+        graph: CSRGraph,
+        x: Float[Array, "*batch cols dim"],
+        *,
+        rows: Float[Array, " rows"] | None = None,
+        columns: Float[Array, " cols"] | None = None,
+    ) -> Float[Array, "*batch rows dim"]:
+        """Computes sums by row, with constant scales that the kernel applies."""
+        scaled = dataclasses.replace(graph, row_scale=rows, col_scale=columns)
+        return ops.spmm(scaled, x, implementation=self.implementation)
+
+    def _row_sums(self, graph: CSRGraph, values: Float[Array, " cols"]) -> Float[Array, " rows"]:
+        """Sums, for each row, the numbers that belong to its columns."""
+        return self._sums(graph, values[:, None])[:, 0]
+
+    def _hyperedge_means(
+        self, incidence: Incidence, x: Float[Array, "*batch nodes dim"]
+    ) -> Float[Array, "*batch hyperedges dim"]:
+        """Computes the mean of each hyperedge's nodes; zero for a hyperedge without nodes."""
+        share = power_or_zero(incidence.hyperedge_sizes(), -1)
+        return self._sums(incidence.by_hyperedge(), x, rows=share)
 
 
 def linear_around(
@@ -102,21 +119,6 @@ def power_or_zero(numbers: Array, exponent: float) -> Float[Array, " n"]:
     values = numbers.astype(jnp.float32)
     positive = values > 0
     return jnp.where(positive, jnp.where(positive, values, 1) ** exponent, 0)
-
-
-def hyperedge_means(
-    incidence: Incidence, x: Float[Array, "*batch nodes dim"], implementation: ops.Name | None
-) -> Float[Array, "*batch hyperedges dim"]:
-    """Computes the mean of each hyperedge's nodes; zero for a hyperedge without nodes."""
-    share = power_or_zero(incidence.hyperedge_sizes(), -1)
-    return scaled_sums(incidence.by_hyperedge(), x, implementation, rows=share)
-
-
-def row_sums(
-    graph: CSRGraph, values: Float[Array, " cols"], implementation: ops.Name | None
-) -> Float[Array, " rows"]:
-    """Sums, for each row, the numbers that belong to its columns."""
-    return scaled_sums(graph, values[:, None], implementation)[:, 0]
 
 
 def split_heads(

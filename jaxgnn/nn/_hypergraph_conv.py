@@ -16,11 +16,8 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import Incidence
-from jaxgnn.nn._dropout import training_rngs
-from jaxgnn.nn._hypergraph import (
-    HyperedgeWeights,
-    check_hypergraph,
-)
+from jaxgnn.nn._hypergraph import HyperedgeWeights, HypergraphLayer
+from jaxgnn.nn._layer import Settings
 from jaxgnn.nn._maxk import check_widths
 from jaxgnn.nn._options import activation as known_activation
 from jaxgnn.nn._options import checked_options
@@ -28,7 +25,7 @@ from jaxgnn.nn._options import checked_options
 _kernel_init = nnx.initializers.glorot_uniform()
 
 
-class HypergraphConv(nnx.Module):
+class HypergraphConv(HypergraphLayer):
     """Hypergraph convolution ``D⁻¹ H W B⁻¹ Hᵀ x Θ + b``, with or without attention.
 
     Args:
@@ -94,18 +91,17 @@ class HypergraphConv(nnx.Module):
         implementation: ops.Name | None = None,
         rngs: nnx.Rngs,
     ):
-        name = type(self).__name__
-        check_widths(name, in_features, out_features)
+        super().__init__(Settings(dropout, implementation, dtype, param_dtype))
+        check_widths(self._name, in_features, out_features)
         if not use_attention:
             for option, value, default in (("heads", heads, 1), ("dropout", dropout, 0)):
                 if value != default:
-                    raise bad_input(name, option, f"{default} without attention", value)
+                    raise bad_input(self._name, option, f"{default} without attention", value)
         self.in_features = in_features
         self.out_features = out_features
         width = heads * out_features
         self.kernel = nnx.Param(_kernel_init(rngs.params(), (in_features, width), param_dtype))
-        shape = width if concat else out_features
-        self.bias = nnx.Param(jnp.zeros(shape, param_dtype)) if use_bias else None
+        self.bias = self._zeros(width if concat else out_features, use_bias)
         attention = None
         if use_attention:
             shape = heads, 2 * out_features
@@ -120,13 +116,9 @@ class HypergraphConv(nnx.Module):
         self.attention_mode: ops.AttentionMode = attention_mode
         self.concat = concat
         self.negative_slope = negative_slope
-        self.dropout = dropout
-        self.deterministic: bool | None = None
         self.activation: ops.Activation | None = activation
-        self.dtype = dtype
         self.precision: ops.Precision | None = precision
         self.path: ops.HypergraphPath = path
-        self.implementation = implementation
 
     def __call__(
         self,
@@ -151,9 +143,9 @@ class HypergraphConv(nnx.Module):
         Raises:
           ValueError: if an argument does not fit the others or the layer.
         """
-        check_hypergraph(self, incidence, x, self.in_features)
+        self._check(incidence, x, self.in_features)
         weight = self._weight(incidence, weight)
-        rngs = training_rngs(type(self).__name__, self.deterministic, self.dropout, rngs)
+        rngs = self._training_rngs(rngs)
         parameters = (
             None if p is None else p[...] for p in (self.kernel, self.bias, self.attention)
         )
@@ -173,7 +165,7 @@ class HypergraphConv(nnx.Module):
             attention_mode=self.attention_mode,
             concat=self.concat,
             negative_slope=self.negative_slope,
-            dropout=self.dropout,
+            dropout=self.dropout_rate,
             key=None if rngs is None else rngs.dropout(),
             activation=self.activation,
             residual=residual,
@@ -185,17 +177,17 @@ class HypergraphConv(nnx.Module):
     def _weight(self, incidence: Incidence, weight: Array | None) -> Array | None:
         if self.weights is None:
             return weight
-        name, learnt = type(self).__name__, self.weights.logits.shape[0]
+        learnt = self.weights.logits.shape[0]
         if weight is not None:
             expected = f"None, as the layer has learnt weights of {learnt} hyperedges"
-            raise bad_input(name, "weight", expected, f"shape {jnp.shape(weight)}")
+            raise bad_input(self._name, "weight", expected, f"shape {jnp.shape(weight)}")
         if learnt != incidence.num_hyperedges:
             expected = f"of {learnt} hyperedges, as num_hyperedges says"
-            raise bad_input(name, "incidence", expected, incidence.num_hyperedges)
+            raise bad_input(self._name, "incidence", expected, incidence.num_hyperedges)
         return self.weights()
 
 
-class HGNNPlusConv(nnx.Module):
+class HGNNPlusConv(HypergraphLayer):
     """HGNN+: ``D⁻¹ H W B⁻¹ Hᵀ x Θ + b`` with one weight for each group of hyperedges.
 
     See https://doi.org/10.1109/TPAMI.2022.3182052. Hyperedges are ordered by group; the weight of a
@@ -238,17 +230,10 @@ class HGNNPlusConv(nnx.Module):
         implementation: ops.Name | None = None,
         rngs: nnx.Rngs,
     ):
-        name = type(self).__name__
-        check_widths(name, in_features, out_features)
-        self.conv = HypergraphConv(
-            in_features,
-            out_features,
-            use_bias=use_bias,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            implementation=implementation,
-            rngs=rngs,
-        )
+        super().__init__(Settings(0.0, implementation, dtype, param_dtype))
+        check_widths(self._name, in_features, out_features)
+        options = {"use_bias": use_bias, "implementation": implementation, "rngs": rngs}
+        self.conv = HypergraphConv(in_features, out_features, **options, **self._dtypes)
         sizes = _group_sizes(() if group_sizes is None else group_sizes)
         self.group_sizes = sizes or None
         self.group_logits = nnx.Param(jnp.zeros(len(sizes), param_dtype)) if sizes else None
@@ -260,11 +245,11 @@ class HGNNPlusConv(nnx.Module):
         weight: Float[Array, " hyperedges"] | None = None,
     ) -> Float[Array, "*batch nodes out"]:
         """Applies the convolution; ``weight`` is multiplied by the weight of the group."""
-        check_hypergraph(self, incidence, x, self.conv.in_features)
+        self._check(incidence, x, self.conv.in_features)
         if self.group_sizes is not None:
             if sum(self.group_sizes) != incidence.num_hyperedges:
                 expected = f"of {sum(self.group_sizes)} hyperedges, as group_sizes says"
-                raise bad_input("HGNNPlusConv", "incidence", expected, incidence.num_hyperedges)
+                raise bad_input(self._name, "incidence", expected, incidence.num_hyperedges)
             weight = self._times_group(weight, incidence.num_hyperedges)
         return self.conv(incidence, x, weight)
 
@@ -276,7 +261,7 @@ class HGNNPlusConv(nnx.Module):
             return of_group
         if jnp.shape(weight) != (num_hyperedges,):
             expected = f"of shape ({num_hyperedges},), one for each hyperedge"
-            raise bad_input("HGNNPlusConv", "weight", expected, f"shape {jnp.shape(weight)}")
+            raise bad_input(self._name, "weight", expected, f"shape {jnp.shape(weight)}")
         return of_group * weight.astype(of_group.dtype)
 
 

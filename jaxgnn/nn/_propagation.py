@@ -72,7 +72,7 @@ class SGConv(GraphLayer):
         self.num_steps = num_steps
         self.add_self_loops = add_self_loops
         self.linear = self._linear(in_features, out_features, use_bias=False, rngs=rngs)
-        self.bias = nnx.Param(jnp.zeros(out_features, param_dtype)) if use_bias else None
+        self.bias = self._zeros(out_features, use_bias)
 
     def __call__(
         self, graph: CSRGraph, x: Float[Array, "*batch nodes in"]
@@ -95,7 +95,7 @@ class SGConv(GraphLayer):
         for _ in range(self.num_steps):
             x = p(x, self.implementation)
         x = x if linear_first else self._apply(self.linear, x)
-        return x if self.bias is None else x + self.bias[...].astype(x.dtype)
+        return self._biased(x)
 
 
 class APPNP(GraphLayer):
@@ -237,7 +237,7 @@ class ChebConv(GraphLayer):
             self._linear(in_features, out_features, use_bias=False, rngs=rngs)
             for _ in range(num_terms)
         )
-        self.bias = nnx.Param(jnp.zeros(out_features, param_dtype)) if use_bias else None
+        self.bias = self._zeros(out_features, use_bias)
 
     def __call__(
         self,
@@ -271,7 +271,7 @@ class ChebConv(GraphLayer):
         (x,) = self._as_floats(x)
         run = self._backward if first.out_features < first.in_features else self._forward
         y = run(self._laplacian(graph, lambda_max), x)
-        return y if self.bias is None else y + self.bias[...].astype(y.dtype)
+        return self._biased(y)
 
     def _check_normalization(self, graph: CSRGraph) -> None:
         """Raises ValueError unless the graph is normalised where it must be, and only there."""

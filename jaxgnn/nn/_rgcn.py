@@ -107,7 +107,7 @@ class RGCNConv(GraphLayer):
         self.root_linear = (
             self._linear(dst, out_features, use_bias=False, rngs=rngs) if root_weight else None
         )
-        self.bias = nnx.Param(jnp.zeros(out_features, param_dtype)) if use_bias else None
+        self.bias = self._zeros(out_features, use_bias)
 
     def __call__(
         self, graph: RelationalGraph | Sequence[CSRGraph], x: Nodes
@@ -136,7 +136,7 @@ class RGCNConv(GraphLayer):
         y = self._of_relations(graph, ends.src)
         if self.root_linear is not None:
             y = y + self._apply(self.root_linear, ends.dst)
-        return y if self.bias is None else y + self.bias[...].astype(y.dtype)
+        return self._biased(y)
 
     def _check_graph(self, graph: Any) -> None:
         """The graph has been made of relations that were checked."""

@@ -16,47 +16,27 @@ from jaxtyping import Array, Float
 
 from jaxgnn import ops
 from jaxgnn.graph import Incidence
-from jaxgnn.nn._dropout import dropout, training_rngs
+from jaxgnn.nn._dropout import dropout
 from jaxgnn.nn._hypergraph import (
-    check_hypergraph,
-    hyperedge_means,
+    HypergraphLayer,
     join_heads,
     linear_around,
     power_or_zero,
-    row_sums,
-    scaled_sums,
     split_heads,
 )
+from jaxgnn.nn._layer import Settings
 from jaxgnn.nn._maxk import check_widths
 from jaxgnn.nn._options import checked_options
 from jaxgnn.ops._graph.attention import edge_scores, row_scores, row_softmax, weighted_sums
 
 
-class _UniConv(nnx.Module):
-    """Base class of the layers: one linear map W with its bias."""
+class _UniConv(HypergraphLayer):
+    """Base class of the layers of one linear map W with its bias."""
 
-    @checked_options()
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        use_bias: bool = True,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        implementation: ops.Name | None = None,
-        rngs: nnx.Rngs,
-    ):
-        check_widths(type(self).__name__, in_features, out_features)
-        self.linear = nnx.Linear(
-            in_features,
-            out_features,
-            use_bias=use_bias,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            rngs=rngs,
-        )
-        self.implementation = implementation
+    def __init__(self, widths: tuple[int, int], use_bias: bool, settings: Settings, rngs: nnx.Rngs):
+        super().__init__(settings)
+        check_widths(self._name, *widths)
+        self.linear = self._linear(*widths, use_bias=use_bias, rngs=rngs)
 
 
 class UniGCNConv(_UniConv):
@@ -84,21 +64,36 @@ class UniGCNConv(_UniConv):
       (4, 16)
     """
 
+    @checked_options()
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        use_bias: bool = True,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        implementation: ops.Name | None = None,
+        rngs: nnx.Rngs,
+    ):
+        settings = Settings(0.0, implementation, dtype, param_dtype)
+        super().__init__((in_features, out_features), use_bias, settings, rngs)
+
     def __call__(
         self, incidence: Incidence, x: Float[Array, "*batch nodes in"]
     ) -> Float[Array, "*batch nodes out"]:
         """Applies the convolution; all leading axes of ``x`` share the hypergraph."""
-        incidence = check_hypergraph(self, incidence, x, self.linear.in_features)
+        incidence = self._check(incidence, x, self.linear.in_features)
         by_hyperedge, by_node = incidence.by_hyperedge(), incidence.by_node()
         degrees = incidence.node_degrees().astype(jnp.float32)
         share = power_or_zero(incidence.hyperedge_sizes(), -1)
-        of_hyperedge = share * row_sums(by_hyperedge, degrees, self.implementation)
+        of_hyperedge = share * self._row_sums(by_hyperedge, degrees)
         scale = share * power_or_zero(of_hyperedge, -0.5)
 
         def propagate(x):
-            h = scaled_sums(by_hyperedge, x, self.implementation, rows=scale)
+            h = self._sums(by_hyperedge, x, rows=scale)
             rows = power_or_zero(degrees, -0.5)
-            return scaled_sums(by_node, h, self.implementation, rows=rows)
+            return self._sums(by_node, h, rows=rows)
 
         return linear_around(self.linear, propagate, x)
 
@@ -141,29 +136,22 @@ class UniSAGEConv(_UniConv):
         implementation: ops.Name | None = None,
         rngs: nnx.Rngs,
     ):
-        super().__init__(
-            in_features,
-            out_features,
-            use_bias=use_bias,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            implementation=implementation,
-            rngs=rngs,
-        )
+        settings = Settings(0.0, implementation, dtype, param_dtype)
+        super().__init__((in_features, out_features), use_bias, settings, rngs)
         self.aggregation: Literal["sum", "mean"] = aggregation
 
     def __call__(
         self, incidence: Incidence, x: Float[Array, "*batch nodes in"]
     ) -> Float[Array, "*batch nodes out"]:
         """Applies the convolution; all leading axes of ``x`` share the hypergraph."""
-        incidence = check_hypergraph(self, incidence, x, self.linear.in_features)
+        incidence = self._check(incidence, x, self.linear.in_features)
         rows = None
         if self.aggregation == "mean":
             rows = power_or_zero(incidence.node_degrees(), -1)
 
         def propagate(x):
-            h = hyperedge_means(incidence, x, self.implementation)
-            return x + scaled_sums(incidence.by_node(), h, self.implementation, rows=rows)
+            h = self._hyperedge_means(incidence, x)
+            return x + self._sums(incidence.by_node(), h, rows=rows)
 
         return linear_around(self.linear, propagate, x)
 
@@ -192,6 +180,7 @@ class UniGINConv(_UniConv):
       (4, 16)
     """
 
+    @checked_options()
     def __init__(
         self,
         in_features: int,
@@ -203,32 +192,25 @@ class UniGINConv(_UniConv):
         implementation: ops.Name | None = None,
         rngs: nnx.Rngs,
     ):
-        super().__init__(
-            in_features,
-            out_features,
-            use_bias=use_bias,
-            dtype=dtype,
-            param_dtype=param_dtype,
-            implementation=implementation,
-            rngs=rngs,
-        )
+        settings = Settings(0.0, implementation, dtype, param_dtype)
+        super().__init__((in_features, out_features), use_bias, settings, rngs)
         self.epsilon = nnx.Param(jnp.zeros((), param_dtype))
 
     def __call__(
         self, incidence: Incidence, x: Float[Array, "*batch nodes in"]
     ) -> Float[Array, "*batch nodes out"]:
         """Applies the convolution; all leading axes of ``x`` share the hypergraph."""
-        incidence = check_hypergraph(self, incidence, x, self.linear.in_features)
+        incidence = self._check(incidence, x, self.linear.in_features)
 
         def propagate(x):
-            h = hyperedge_means(incidence, x, self.implementation)
-            sums = scaled_sums(incidence.by_node(), h, self.implementation)
+            h = self._hyperedge_means(incidence, x)
+            sums = self._sums(incidence.by_node(), h)
             return (1 + self.epsilon[...].astype(x.dtype)) * x + sums
 
         return linear_around(self.linear, propagate, x)
 
 
-class UniGATConv(nnx.Module):
+class UniGATConv(HypergraphLayer):
     """Attention of nodes to their hyperedges: ``y_i = Σ_e α_ie W h_e + b``.
 
     ``α_ie`` is the softmax over the hyperedges of the node of ``leaky_relu(a · [W x_i; W h_e])``.
@@ -275,21 +257,16 @@ class UniGATConv(nnx.Module):
         implementation: ops.Name | None = None,
         rngs: nnx.Rngs,
     ):
-        name = type(self).__name__
-        check_widths(name, in_features, out_features)
+        super().__init__(Settings(dropout, implementation, dtype, param_dtype))
+        check_widths(self._name, in_features, out_features)
         width = heads * out_features
-        options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        self.linear = nnx.Linear(in_features, width, use_bias=False, **options)
+        self.linear = self._linear(in_features, width, use_bias=False, rngs=rngs)
         initial = nnx.initializers.glorot_uniform()
         shape = heads, 2 * out_features
         self.attention = nnx.Param(initial(rngs.params(), shape, param_dtype))
-        bias = jnp.zeros(width if concat else out_features, param_dtype)
-        self.bias = nnx.Param(bias) if use_bias else None
+        self.bias = self._zeros(width if concat else out_features, use_bias)
         self.concat = concat
         self.negative_slope = negative_slope
-        self.dropout = dropout
-        self.deterministic: bool | None = None
-        self.implementation = implementation
 
     def __call__(
         self,
@@ -305,18 +282,18 @@ class UniGATConv(nnx.Module):
           x: features of the nodes.
           rngs: random streams with one named ``dropout`` in training; None in evaluation.
         """
-        incidence = check_hypergraph(self, incidence, x, self.linear.in_features)
+        incidence = self._check(incidence, x, self.linear.in_features)
         z = self.linear(x)
         heads = self.attention.shape[0]
         nodes = split_heads(z, heads)
-        hyperedges = split_heads(hyperedge_means(incidence, z, self.implementation), heads)
+        hyperedges = split_heads(self._hyperedge_means(incidence, z), heads)
         of_node, of_hyperedge = jnp.split(self.attention[...], 2, axis=-1)
         by_node = incidence.by_node()
         ends = row_scores(nodes, of_node), row_scores(hyperedges, of_hyperedge)
         scores = edge_scores(by_node, *ends, self.implementation)
         scores = jax.nn.leaky_relu(scores, self.negative_slope)
-        rngs = training_rngs(type(self).__name__, self.deterministic, self.dropout, rngs)
-        alpha = dropout(row_softmax(by_node, scores, self.implementation), self.dropout, rngs)
+        rngs = self._training_rngs(rngs)
+        alpha = row_softmax(by_node, scores, self.implementation)
+        alpha = dropout(alpha, self.dropout_rate, rngs)
         y = weighted_sums(by_node, alpha, hyperedges, self.implementation)
-        y = join_heads(y) if self.concat else jnp.mean(y, axis=-3)
-        return y if self.bias is None else y + self.bias[...].astype(y.dtype)
+        return self._biased(join_heads(y) if self.concat else jnp.mean(y, axis=-3))
