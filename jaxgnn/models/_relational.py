@@ -15,7 +15,6 @@ from jaxgnn.models._saveable import saveable
 from jaxgnn.models._sudoku_grid import (
     KINDS,
     box_of,
-    candidate_kinds,
     check_digits,
     nan_without_digits,
     sudoku_graph,
@@ -23,6 +22,7 @@ from jaxgnn.models._sudoku_grid import (
     sudoku_relations,
 )
 from jaxgnn.models._sudoku_recurrence import SudokuRecurrence
+from jaxgnn.models._sudoku_states import DigitStates
 from jaxgnn.nn import (
     EdgeMLP,
     FusedMLP,
@@ -161,7 +161,7 @@ class RecurrentRelationalNetwork(nnx.Module):
 
 
 @saveable
-class EquivariantRelationalNetwork(nnx.Module):
+class EquivariantRelationalNetwork(DigitStates):
     """A recurrent relational network equivariant to the symmetries of digits and cells.
 
     A state belongs to a cell and a digit, and all states share the same weights. Messages between
@@ -232,54 +232,8 @@ class EquivariantRelationalNetwork(nnx.Module):
         )
         self.readout = nnx.Linear(features, 1, **own)
 
-    def __call__(
-        self,
-        puzzles: Int[Array, "*batch cells"],
-        *,
-        num_steps: int | None = None,
-        warm_up: Int[Array, ""] | int | None = None,
-        rngs: nnx.Rngs | None = None,
-    ) -> Float[Array, "steps *batch cells digits"]:
-        """Returns the logits of the digits after every step.
-
-        Args:
-          puzzles: digits, 0 where blank, of a Sudoku of any box size. Under ``jit``, where invalid
-            boards cannot raise an error, their logits are NaN.
-          num_steps: number of steps; None for the model's.
-          warm_up: number of steps to run before these, without gradient.
-          rngs: random streams with one named ``dropout`` in training; None in evaluation.
-
-        Raises:
-          ValueError: if ``puzzles`` are not digits, or not of as many cells as a Sudoku has.
-        """
-        begin = self.recurrence(puzzles)
-        options: dict[str, Any] = {"num_steps": num_steps, "warm_up": warm_up, "rngs": rngs}
-        options |= {"readout": self.readout, "inputs": begin.inputs}
-        _, logits = self.steps(begin.graph, begin.features, begin.edge_features, **options)
-        box = box_of("EquivariantRelationalNetwork", "puzzles", puzzles)
-        return nan_without_digits(jnp.swapaxes(logits[..., 0], -1, -2), puzzles, box)
-
-    def recurrence(self, puzzles: Int[Array, "*batch cells"]) -> SudokuRecurrence:
-        """Returns the steps for these puzzles, which the caller makes one at a time.
-
-        Args:
-          puzzles: digits, 0 where blank, of a Sudoku of any box size. Under ``jit`` they are not
-            looked at.
-
-        Raises:
-          ValueError: if ``puzzles`` are not digits, or not of as many cells as a Sudoku has.
-        """
-        box = box_of("EquivariantRelationalNetwork", "puzzles", puzzles)
-        check_digits("EquivariantRelationalNetwork", "puzzles", puzzles, box)
-        x = embedded(self.kinds, candidate_kinds(puzzles.astype(jnp.int32), box))
-        return SudokuRecurrence(
-            self.steps,
-            sudoku_graph(box),
-            x,
-            lambda h: jnp.swapaxes(self.readout(h)[..., 0], -1, -2),
-            inputs=x,
-            edge_features=jnp.asarray(sudoku_relations(box), x.dtype),
-        )
+    def _edge_features(self, box: int, x: Array) -> Array:
+        return jnp.asarray(sudoku_relations(box), x.dtype)
 
 
 class _AmongDigits(NodeUpdate[LSTMState]):

@@ -9,20 +9,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jaxgnn import ops
-from jaxgnn.models._embedding import embedded
 from jaxgnn.models._saveable import saveable
-from jaxgnn.models._sudoku_grid import (
-    KINDS,
-    box_of,
-    candidate_kinds,
-    check_digits,
-    nan_without_digits,
-    sudoku_graph,
-)
-from jaxgnn.models._sudoku_recurrence import SudokuRecurrence
+from jaxgnn.models._sudoku_grid import KINDS
+from jaxgnn.models._sudoku_states import DigitStates
 from jaxgnn.nn import FusedLinear, LSTMUpdate, MessagePassing, check_widths
 from jaxgnn.nn._dropout import require_stream
 from jaxgnn.nn._options import checked_options
@@ -32,7 +24,7 @@ _GROUPS = 3  # line, box, cell
 
 
 @saveable
-class CandidateNetwork(nnx.Module):
+class CandidateNetwork(DigitStates):
     """A recurrent network over candidates and the four groups that each belongs to.
 
     A candidate is a cell and a digit. It excludes the candidates of its digit in its row, its
@@ -102,55 +94,14 @@ class CandidateNetwork(nnx.Module):
         )
         self.readout = nnx.Linear(features, 1, **own)
 
-    def __call__(
-        self,
-        puzzles: Int[Array, "*batch cells"],
-        *,
-        num_steps: int | None = None,
-        warm_up: Int[Array, ""] | int | None = None,
-        rngs: nnx.Rngs | None = None,
-    ) -> Float[Array, "steps *batch cells digits"]:
-        """Returns the logits of the digits after every step.
-
-        Args:
-          puzzles: digits, 0 where blank, of a Sudoku of any box size. Under ``jit``, where invalid
-            boards cannot raise an error, their logits are NaN.
-          num_steps: number of steps; None for the model's.
-          warm_up: number of steps to run before these, without gradient.
-          rngs: ignored, since nothing in this model is random.
-
-        Raises:
-          ValueError: if ``puzzles`` are not digits, or not of as many cells as a Sudoku has.
-        """
+    def _drawn_from(self, rngs: nnx.Rngs | None) -> None:
+        """None, since nothing in this network is random."""
         if rngs is not None:
-            require_stream("CandidateNetwork", rngs, is_drawn_from=False)
-        begin = self.recurrence(puzzles)
-        options = {"num_steps": num_steps, "warm_up": warm_up, "readout": self.readout}
-        _, logits = self.steps(begin.graph, begin.features, inputs=begin.inputs, **options)
-        logits = jnp.swapaxes(logits[..., 0], -1, -2)
-        return nan_without_digits(logits, puzzles, box_of("CandidateNetwork", "puzzles", puzzles))
+            require_stream(type(self).__name__, rngs, is_drawn_from=False)
 
-    def recurrence(self, puzzles: Int[Array, "*batch cells"]) -> SudokuRecurrence:
-        """Returns the steps for these puzzles, which the caller makes one at a time.
-
-        Args:
-          puzzles: digits, 0 where blank, of a Sudoku of any box size. Under ``jit`` they are not
-            looked at.
-
-        Raises:
-          ValueError: if ``puzzles`` are not digits, or not of as many cells as a Sudoku has.
-        """
-        box = box_of("CandidateNetwork", "puzzles", puzzles)
-        check_digits("CandidateNetwork", "puzzles", puzzles, box)
-        x = embedded(self.kinds, candidate_kinds(puzzles.astype(jnp.int32), box))
+    def _first_features(self, x: Array) -> Array:
         h: Any = self.start(x)
-        return SudokuRecurrence(
-            self.steps,
-            sudoku_graph(box),
-            h,
-            lambda h: jnp.swapaxes(self.readout(h)[..., 0], -1, -2),
-            inputs=x,
-        )
+        return h
 
 
 class _GroupMessages(nnx.Module):

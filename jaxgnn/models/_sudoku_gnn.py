@@ -22,8 +22,9 @@ from jaxgnn.models._sudoku_grid import (
     sudoku_positions,
 )
 from jaxgnn.models._sudoku_recurrence import SudokuRecurrence
-from jaxgnn.nn import EdgeMLP, FusedLinear, MessagePassing, NodeUpdate, check_widths
+from jaxgnn.nn import EdgeMLP, FusedLinear, MessagePassing, check_widths
 from jaxgnn.nn._dropout import Dropout
+from jaxgnn.nn._node_updates import PlainUpdate
 from jaxgnn.nn._options import checked_options
 
 _NAME = "SudokuGNN"
@@ -170,7 +171,7 @@ class SudokuGNN(nnx.Module):
         return jnp.pad(cells, [(0, 0)] * (cells.ndim - 2) + [(0, 3 * side), (0, 0)])
 
 
-class _GatedUpdate(NodeUpdate[Array]):
+class _GatedUpdate(PlainUpdate):
     """``h ← norm(h + σ(W_g c) mlp(c))`` with ``c = [norm(h) ; messages]``."""
 
     def __init__(self, features: int, dropout: float, own: dict, options: dict):
@@ -178,12 +179,6 @@ class _GatedUpdate(NodeUpdate[Array]):
         self.mlp = _DropoutMLP([2 * features, 2 * features, features], [dropout], options)
         self.gate = nnx.Linear(2 * features, features, **own)
         self.norm_out = _norm(features, own)
-
-    def start(self, h: Array) -> Array:
-        return h
-
-    def features(self, state: Array) -> Array:
-        return state
 
     def __call__(
         self,

@@ -29,7 +29,36 @@ Strategy = Literal["all_pairs", "all_triples", "all", "alone"]
 _SUBSETS = {"alone": 1, "all_pairs": 2, "all_triples": 3}
 
 
-class ExpertCoupler(nnx.Module):
+class _Coupler(nnx.Module):
+    """Base class of couplers: layers over the experts, and a combiner of their outputs."""
+
+    features: int
+    num_experts: int
+    combiner: Callable[[Array], Array]
+
+    def __call__(
+        self, x: Float[Array, "*batch experts features"]
+    ) -> Float[Array, "*batch features"]:
+        """Returns one combined output for each token.
+
+        Raises:
+          ValueError: if the last axes of ``x`` are not experts and features.
+        """
+        return self.combiner(self.couple(x))
+
+    def couple(
+        self, x: Float[Array, "*batch experts features"]
+    ) -> Float[Array, "*batch experts features"]:
+        """Returns the experts' outputs after the layers, before the combiner."""
+        _check_experts(self, x, self.num_experts, self.features)
+        return self._layered(x)
+
+    def _layered(self, x: Float[Array, "*batch experts features"]) -> Array:
+        """The experts' outputs after the layers."""
+        raise NotImplementedError
+
+
+class ExpertCoupler(_Coupler):
     """Mixes experts over a hypergraph whose nodes are the experts, and combines their outputs.
 
     Each layer maps the experts' outputs ``h [..., experts, features]``, token by token, to::
@@ -130,21 +159,7 @@ class ExpertCoupler(nnx.Module):
         """The coupling hypergraph, which is constant."""
         return _incidence(self.hyperedges, self.num_experts)
 
-    def __call__(
-        self, x: Float[Array, "*batch experts features"]
-    ) -> Float[Array, "*batch features"]:
-        """Returns one combined output for each token.
-
-        Raises:
-          ValueError: if the last axes of ``x`` are not experts and features.
-        """
-        return self.combiner(self.couple(x))
-
-    def couple(
-        self, x: Float[Array, "*batch experts features"]
-    ) -> Float[Array, "*batch experts features"]:
-        """Returns the experts' outputs after the layers, before the combiner."""
-        _check_experts(self, x, self.num_experts, self.features)
+    def _layered(self, x: Float[Array, "*batch experts features"]) -> Array:
         h, incidence = x, self.incidence
         for layer in self.layers:
             if callable(self.activation):
@@ -161,7 +176,7 @@ class ExpertCoupler(nnx.Module):
         return _recomputed_behind(activation, x)
 
 
-class PairwiseExpertCoupler(nnx.Module):
+class PairwiseExpertCoupler(_Coupler):
     """Mixes experts by gated messages between all pairs, and combines their outputs.
 
     Each layer, token by token::
@@ -215,21 +230,7 @@ class PairwiseExpertCoupler(nnx.Module):
         )
         self.combiner = ExpertCombiner(features, **options) if combiner is None else combiner
 
-    def __call__(
-        self, x: Float[Array, "*batch experts features"]
-    ) -> Float[Array, "*batch features"]:
-        """Returns one combined output for each token.
-
-        Raises:
-          ValueError: if the last axes of ``x`` are not experts and features.
-        """
-        return self.combiner(self.couple(x))
-
-    def couple(
-        self, x: Float[Array, "*batch experts features"]
-    ) -> Float[Array, "*batch experts features"]:
-        """Returns the experts' outputs after the layers, before the combiner."""
-        _check_experts(self, x, self.num_experts, self.features)
+    def _layered(self, x: Float[Array, "*batch experts features"]) -> Array:
         for layer in self.layers:
             x = layer(x)
         return x

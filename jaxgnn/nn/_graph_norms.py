@@ -27,24 +27,41 @@ class _Norm(nnx.Module):
         self.scale = nnx.Param(jnp.ones(features, param_dtype)) if use_affine else None
         self.bias = nnx.Param(jnp.zeros(features, param_dtype)) if use_affine else None
 
-    def _prepared(
-        self, x: Float[Array, "nodes features"], batch: GraphBatch | LocalGraph | None
-    ) -> tuple[Float[Array, "nodes features"], _Mean, Bool[Array, " nodes"] | None]:
-        """``x`` in at least float32, its mean over the nodes of each graph, and the node mask."""
+    def __call__(
+        self, x: Float[Array, "nodes features"], batch: GraphBatch | LocalGraph | None = None
+    ) -> Float[Array, "nodes features"]:
+        """Normalises the features.
+
+        Args:
+          x: features of the nodes.
+          batch: the graphs of the nodes; None if all are of one graph, without padding; or the
+            device's part of a graph that is spread over devices, whose nodes all count.
+
+        Returns:
+          The normalised features in the dtype of ``x``, zeros for padding.
+
+        Raises:
+          ValueError: if ``x`` does not fit the batch or the layer.
+        """
         name = type(self).__name__
         mask = _real_nodes(name, x, batch)
         check_features(name, x, self.features)
         wide = jnp.asarray(x).astype(accumulation_dtype(x.dtype))
         wide = wide if mask is None else rows_where(mask, wide)
-        return wide, _mean_of_graphs(batch), mask
-
-    def _finished(
-        self, made: Array, mask: Bool[Array, " nodes"] | None, dtype: jnp.dtype
-    ) -> Float[Array, "nodes features"]:
-        """Applies scale and shift, and zeroes padding."""
+        mean = self._mean(_mean_of_graphs(batch))
+        centred = self._centred(wide, mean)
+        made = centred / jnp.sqrt(mean(jnp.square(centred)) + self.epsilon)
         if self.scale is not None and self.bias is not None:
             made = made * self.scale[...].astype(made.dtype) + self.bias[...].astype(made.dtype)
-        return (made if mask is None else rows_where(mask, made)).astype(dtype)
+        return (made if mask is None else rows_where(mask, made)).astype(x.dtype)
+
+    def _mean(self, of_graphs: _Mean) -> _Mean:
+        """What the norm takes means over, from the means over the nodes of each graph."""
+        return of_graphs
+
+    def _centred(self, x: Array, mean: _Mean) -> Array:
+        """The features with their mean taken away."""
+        return x - mean(x)
 
 
 class GraphNorm(_Norm):
@@ -80,26 +97,8 @@ class GraphNorm(_Norm):
         super().__init__(features, epsilon, True, param_dtype)
         self.mean_scale = nnx.Param(jnp.ones(features, param_dtype))
 
-    def __call__(
-        self, x: Float[Array, "nodes features"], batch: GraphBatch | LocalGraph | None = None
-    ) -> Float[Array, "nodes features"]:
-        """Normalises the features.
-
-        Args:
-          x: features of the nodes.
-          batch: the graphs of the nodes; None if all are of one graph, without padding; or the
-            device's part of a graph that is spread over devices, whose nodes all count.
-
-        Returns:
-          The normalised features in the dtype of ``x``, zeros for padding.
-
-        Raises:
-          ValueError: if ``x`` does not fit the batch or the layer.
-        """
-        wide, mean, mask = self._prepared(x, batch)
-        centred = wide - mean(wide) * self.mean_scale[...].astype(wide.dtype)
-        made = centred / jnp.sqrt(mean(jnp.square(centred)) + self.epsilon)
-        return self._finished(made, mask, x.dtype)
+    def _centred(self, x: Array, mean: _Mean) -> Array:
+        return x - mean(x) * self.mean_scale[...].astype(x.dtype)
 
 
 class LayerNorm(_Norm):
@@ -139,31 +138,12 @@ class LayerNorm(_Norm):
         super().__init__(features, epsilon, use_affine, param_dtype)
         self.mode = mode
 
-    def __call__(
-        self, x: Float[Array, "nodes features"], batch: GraphBatch | LocalGraph | None = None
-    ) -> Float[Array, "nodes features"]:
-        """Normalises the features.
-
-        Args:
-          x: features of the nodes.
-          batch: the graphs of the nodes; None if all are of one graph, without padding; or the
-            device's part of a graph that is spread over devices, whose nodes all count.
-
-        Returns:
-          The normalised features in the dtype of ``x``, zeros for padding.
-
-        Raises:
-          ValueError: if ``x`` does not fit the batch or the layer.
-        """
-        wide, of_graphs, mask = self._prepared(x, batch)
-
+    def _mean(self, of_graphs: _Mean) -> _Mean:
         def mean(values: Array) -> Array:
             of_node = jnp.mean(values, axis=-1, keepdims=True)
             return of_node if self.mode == "node" else of_graphs(of_node)
 
-        centred = wide - mean(wide)
-        made = centred / jnp.sqrt(mean(jnp.square(centred)) + self.epsilon)
-        return self._finished(made, mask, x.dtype)
+        return mean
 
 
 class PairNorm(nnx.Module):

@@ -58,7 +58,19 @@ class NodeUpdate[State](nnx.Module):
         raise NotImplementedError(f"{type(self).__name__}: a NodeUpdate defines __call__")
 
 
-class MLPUpdate(NodeUpdate[Array]):
+class PlainUpdate(NodeUpdate[Array]):
+    """Base class of updates whose state is the features and nothing else."""
+
+    def start(self, h: Float[Array, "*batch nodes d"]) -> Array:
+        """Returns ``h`` itself, which is the initial state."""
+        return h
+
+    def features(self, state: Array) -> Float[Array, "*batch nodes d"]:
+        """Returns the state itself, which is the features."""
+        return state
+
+
+class MLPUpdate(PlainUpdate):
     """An MLP: ``h' = mlp([h ; messages ; inputs])``, with ``h`` added if ``residual``.
 
     Args:
@@ -113,14 +125,6 @@ class MLPUpdate(NodeUpdate[Array]):
             rngs=rngs,
         )
 
-    def start(self, h: Float[Array, "*batch nodes d"]) -> Array:
-        """Returns ``h`` itself, which is the initial state."""
-        return h
-
-    def features(self, state: Array) -> Float[Array, "*batch nodes d"]:
-        """Returns the state itself, which is the features."""
-        return state
-
     def __call__(
         self,
         state: Array,
@@ -166,7 +170,7 @@ class _CellUpdate[State](NodeUpdate[State]):
         return x if self.mlp is None else self.mlp(x)
 
 
-class GRUUpdate(_CellUpdate[Array]):
+class GRUUpdate(_CellUpdate[Array], PlainUpdate):
     """A gated recurrent unit: ``h' = GRU(h, mlp([messages ; inputs]))``.
 
     The cell is ``nnx.GRUCell`` (https://arxiv.org/abs/1406.1078), which gated graph networks use
@@ -213,14 +217,6 @@ class GRUUpdate(_CellUpdate[Array]):
         options = own | {"activation": activation, "implementation": implementation}
         super().__init__(features, message_features, mlp_features, input_features, options)
         self.cell = nnx.GRUCell(self.cell_features, features, **CELL_FUNCTIONS, **own)
-
-    def start(self, h: Float[Array, "*batch nodes d"]) -> Array:
-        """Returns ``h`` itself, which is the initial state."""
-        return h
-
-    def features(self, state: Array) -> Float[Array, "*batch nodes d"]:
-        """Returns the state itself, which is the features."""
-        return state
 
     def __call__(
         self,
