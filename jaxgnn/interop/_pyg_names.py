@@ -45,7 +45,8 @@ class Match(NamedTuple):
       form: how one array becomes the other.
       zero: whether the parameter is zero where the state dict lacks it, as a bias is.
       shared: parameter that must be equal where the layer lacks ``ours``, since it shares them.
-      older: whether this is the name in earlier releases, which is read and not written.
+      older: whether this is the name in earlier releases, or in another layer there that is the
+        same one here; it is read and not written.
       at: place on the first axis of the parameter, of which the array there is this part; None for
         all of it.
     """
@@ -138,6 +139,9 @@ _SAGE = [
     _kernel("neighbor_linear", "lin_l"),
     _kernel("self_linear", "lin_r", zero=True),  # root_weight=False
     _bias("self_linear.bias", "lin_l.bias"),
+    _kernel("neighbor_linear", "lin_rel", older=True),  # GraphConv, which is one of sums
+    _kernel("self_linear", "lin_root", zero=True, older=True),
+    _bias("self_linear.bias", "lin_rel.bias", older=True),
 ]
 _OF_EDGES = [Part("edge_linear", "lin_edge"), Part("residual_linear", "res"), _bias("bias", "bias")]
 _GAT = [

@@ -589,12 +589,19 @@ def test_a_checkpoint_of_maxk_gnn_makes_the_published_network(kind):
     assert {key: array.shape for key, array in to_pyg(model).items()} == shapes
 
 
-def test_earlier_names_are_read_too():
+_SAGE_STATE = CASES["SAGEConv"].state()
+
+
+def test_earlier_names_and_those_of_other_layers_are_read_too():
     state = CASES["GATConv"].state()
     weight = state.pop("lin.weight")
     earlier = state | {"lin_src.weight": weight, "lin_dst.weight": weight.copy()}
     layer: Any = from_pyg(earlier, CASES["GATConv"].make())
     np.testing.assert_array_equal(layer.src_linear.kernel[...], np.float32(weight.T))
+    state = {k.replace("_l.", "_rel.").replace("_r.", "_root."): a for k, a in _SAGE_STATE.items()}
+    of_sums: Any = from_pyg(state, nn.SAGEConv(3, 2, reduce="sum", rngs=RNGS))  # GraphConv
+    for name, array in to_pyg(of_sums).items():
+        np.testing.assert_array_equal(array, np.float32(_SAGE_STATE[name]))
     mlp: Any = nn.FusedMLP([3, 4], activation="relu", rngs=RNGS)
     from_pyg({"lins.0.weight": np.ones((4, 3)), "lins.0.bias": np.full(4, 2.0)}, mlp)
     assert mlp.layers[0].bias[...].tolist() == [2.0] * 4
