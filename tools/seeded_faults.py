@@ -612,6 +612,16 @@ REFERENCES = (
         _tests("ops/graph/test_spmm", "test_reference_is_the_dense_matrix_product"),
     ),
     Fault(
+        "segments: only the first of the ids is looked at for a negative one",
+        "jaxgnn/ops/_aggregate/segments.py",
+        "not ids.size or ids.min() >= 0",
+        "not ids.size or ids[0] >= 0",
+        _tests(
+            "ops/aggregate/test_segments",
+            "test_negative_ids_that_the_host_can_read_are_refused",
+        ),
+    ),
+    Fault(
         "reference of segment_softmax: the gradient has a wrong sign",
         "jaxgnn/ops/_graph/reference/segment_softmax.py",
         "return (weighted - probabilities.astype(accumulator)",
@@ -820,6 +830,13 @@ LAYERS = (
         _EDGE_CONVOLUTIONS,
     ),
     Fault(
+        "messages of edges: PNAConv has no activation between layers of a tower",
+        "jaxgnn/nn/_pna.py",
+        "_of_each(function_of(self.activation)(x), kernel)",
+        "_of_each(x, kernel)",
+        _EDGE_CONVOLUTIONS,
+    ),
+    Fault(
         "messages of edges: CFConv counts edges beyond the cutoff",
         "jaxgnn/nn/_schnet.py",
         "is_inside = distances < cutoff",
@@ -846,7 +863,7 @@ LAYERS = (
     Fault(
         "GCNConv: the bias is forgotten",
         "jaxgnn/nn/_convolutions.py",
-        "return aggregated + self.bias[...].astype(aggregated.dtype)",
+        "return self._biased(aggregated)",
         "return aggregated",
         _tests("nn/test_gcn", "test_gcn_is_that_of_pytorch_geometric"),
     ),
@@ -984,10 +1001,20 @@ INTEROP = (
         ),
     ),
     Fault(
+        "from_pyg: HGTConv's keys are read as queries",
+        "jaxgnn/interop/_pyg_names.py",
+        "return np.concatenate([second, first, third])",
+        "return np.concatenate([first, second, third])",
+        _tests(
+            "interop/test_pyg",
+            "test_a_layer_computes_the_formula_of_the_state_dict_that_it_was_given",
+        ),
+    ),
+    Fault(
         "from_pyg: a bias that the state dict lacks keeps what it was",
         "jaxgnn/interop/pyg.py",
-        "arrays.get(id(variable), np.zeros(variable.shape))",
-        "arrays.get(id(variable), variable[...])",
+        "view.write(np.zeros(view.shape))",
+        "view.write(view.read())",
         _tests(
             "interop/test_pyg", "test_what_a_layer_there_does_without_is_zero_or_of_no_use_here"
         ),
@@ -1127,8 +1154,8 @@ LINKS = (
     Fault(
         "links: readouts: GraphNorm takes away the whole mean",
         "jaxgnn/nn/_graph_norms.py",
-        "centred = wide - mean(wide) * self.mean_scale[...].astype(wide.dtype)",
-        "centred = wide - mean(wide)",
+        "return x - mean(x) * self.mean_scale[...].astype(x.dtype)",
+        "return x - mean(x) + 0 * self.mean_scale[...].astype(x.dtype)",
         _tests("nn/test_graph_norms", "test_a_norm_is_that_of_the_single_graphs"),
     ),
 )
@@ -1155,8 +1182,25 @@ RELATIONS = (
         _PROPAGATION,
     ),
     Fault(
+        "propagation: eigenvalues of a Laplacian that is not normalised are bounded by 2",
+        "jaxgnn/nn/_laplacian.py",
+        "bound = 2 * jnp.max(own)",
+        "bound = 2 * jnp.max(jnp.ones(()))",
+        _tests(
+            "nn/test_propagation",
+            "test_filters_take_a_bound_of_the_eigenvalues_unless_a_call_has_one",
+        ),
+    ),
+    Fault(
+        "propagation: a random walk is divided by the degrees of the receivers",
+        "jaxgnn/nn/_laplacian.py",
+        "return of_node * z - of_edge * ops.spmm(p, sent, **options)",
+        "return of_node * z - of_edge * ops.spmm(p, z, **options) * (sent / z)",
+        _PROPAGATION,
+    ),
+    Fault(
         "propagation: a traced graph keeps its self loops in the Laplacian",
-        "jaxgnn/nn/_propagation.py",
+        "jaxgnn/nn/_laplacian.py",
         "jnp.where(is_loop, 0, weights)",
         "weights",
         _PROPAGATION,

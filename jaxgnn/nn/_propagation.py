@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import get_args
 
 import jax.numpy as jnp
 from flax import nnx
@@ -11,12 +10,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxgnn import ops
-from jaxgnn._errors import bad_input
-from jaxgnn.graph import CSRGraph, is_concrete, remove_self_loops
-from jaxgnn.graph._by_identity import IdentityMemory
-from jaxgnn.graph._local_graph import LocalGraph
+from jaxgnn.graph import CSRGraph
 from jaxgnn.nn._gcn_sum import gcn_sum
 from jaxgnn.nn._graph_layer import GraphLayer, Settings
+from jaxgnn.nn._laplacian import LaplacianKind, scaled_laplacian
 from jaxgnn.nn._maxk import check_widths
 from jaxgnn.nn._options import at_least, checked_options, fraction, one_of
 
@@ -216,14 +213,14 @@ class ChebConv(GraphLayer):
       (2, 4)
     """
 
-    @checked_options(num_terms=at_least(1), normalization=one_of(None, "sym", "rw"))
+    @checked_options(num_terms=at_least(1), normalization=one_of(None, *get_args(LaplacianKind)))
     def __init__(
         self,
         in_features: int,
         out_features: int,
         *,
         num_terms: int = 3,
-        normalization: Literal["sym", "rw"] | None = "sym",
+        normalization: LaplacianKind | None = "sym",
         use_bias: bool = True,
         implementation: ops.Name | None = None,
         dtype: DTypeLike | None = None,
@@ -232,7 +229,7 @@ class ChebConv(GraphLayer):
     ):
         super().__init__(Settings(0.0, implementation, dtype, param_dtype))
         check_widths(self._name, in_features, out_features)
-        self.normalization: Literal["sym", "rw"] | None = normalization
+        self.normalization: LaplacianKind | None = normalization
         self.linears = nnx.List(
             self._linear(in_features, out_features, use_bias=False, rngs=rngs)
             for _ in range(num_terms)
@@ -262,59 +259,11 @@ class ChebConv(GraphLayer):
         first = self.linears[0]
         self._check(graph, x, first.in_features)
         self._check_square(graph, "since the sum is taken several times")
-        is_number = lambda_max is None or jnp.ndim(lambda_max) == 0
-        if not is_number or (
-            lambda_max is not None and is_concrete(lambda_max) and lambda_max <= 0
-        ):
-            raise bad_input(self._name, "lambda_max", "a positive number", lambda_max)
-        self._check_normalization(graph)
+        options = {"lambda_max": lambda_max, "implementation": self.implementation}
+        laplacian = scaled_laplacian(self._name, graph, self.normalization, **options)
         (x,) = self._as_floats(x)
         run = self._backward if first.out_features < first.in_features else self._forward
-        y = run(self._laplacian(graph, lambda_max), x)
-        return self._biased(y)
-
-    def _check_normalization(self, graph: CSRGraph) -> None:
-        """Raises ValueError unless the graph is normalised where it must be, and only there."""
-        is_sharded = isinstance(graph, LocalGraph)
-        if self.normalization == "sym":
-            expected = (
-                "normalised before it is sharded over devices, as "
-                'remove_self_loops(graph).normalized("gcn")'
-            )
-            if is_sharded and not graph.is_normalized:
-                raise bad_input(self._name, "graph", expected, "one that is not")
-        elif is_sharded or graph.is_normalized:
-            got = "one that is " + ("sharded over devices" if is_sharded else "normalised")
-            expected = f"not normalised and on one device, with {self.normalization!r} for it"
-            raise bad_input(self._name, "graph", expected, got)
-
-    def _laplacian(self, graph: CSRGraph, lambda_max: Any) -> Callable[[Array], Array]:
-        """The product of ``L̂`` with features [*batch, nodes, width]."""
-        symmetric, options = self.normalization == "sym", {"implementation": self.implementation}
-        p = graph if graph.is_normalized else _without_loops(graph)
-        wide = jnp.result_type(float)
-        own: Any = 1.0
-        of_senders = None
-        if symmetric:
-            p = p if p.is_normalized else p.normalized("gcn")
-        else:
-            degrees = ops.spmm(p, jnp.ones((p.num_cols, 1), wide), **options)
-            if self.normalization == "rw":
-                has_edges = degrees > 0
-                of_senders = jnp.where(has_edges, 1 / jnp.where(has_edges, degrees, 1), 0)
-            else:
-                own = degrees
-        if lambda_max is None:
-            bound = 2 * jnp.max(own)
-            lambda_max = jnp.where(bound > 0, bound, 2)
-        share = 2.0 / jnp.asarray(lambda_max, wide)
-
-        def laplacian(z: Array) -> Array:
-            of_node, of_edge = (share * own - 1).astype(z.dtype), share.astype(z.dtype)
-            sent = z if of_senders is None else of_senders.astype(z.dtype) * z
-            return of_node * z - of_edge * ops.spmm(p, sent, **options)
-
-        return laplacian
+        return self._biased(run(laplacian, x))
 
     def _forward(self, laplacian, x: Array) -> Array:
         before, now = x, x
@@ -333,23 +282,3 @@ class ChebConv(GraphLayer):
         for term in terms[-2:0:-1]:
             now, after = term + 2 * laplacian(now) - after, now
         return terms[0] + laplacian(now) - after
-
-
-_LOOPLESS: IdentityMemory[CSRGraph | None] = IdentityMemory()
-
-
-def _without_loops(graph: CSRGraph) -> CSRGraph:
-    """The graph without its self loops; a traced one keeps them, with the weight zero."""
-    arrays = graph.indptr, graph.indices, graph.weights
-    if is_concrete(*arrays):
-        made = _LOOPLESS.get(arrays, graph.num_cols, lambda: _loopless_on_host(graph))
-        return graph if made is None else made
-    weights = jnp.ones(graph.num_edges) if graph.weights is None else jnp.asarray(graph.weights)
-    is_loop = jnp.asarray(graph.receivers()) == graph.senders_as_rows()
-    return graph.with_weights(jnp.where(is_loop, 0, weights))
-
-
-def _loopless_on_host(graph: CSRGraph) -> CSRGraph | None:
-    """The graph without its self loops, or None if it has none: what is remembered is new."""
-    made = remove_self_loops(graph)
-    return None if made.num_edges == int(graph.indptr[-1]) else made

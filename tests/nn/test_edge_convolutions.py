@@ -61,6 +61,20 @@ LAYERS = {
         ),
         formulae.pna,
     ),
+    "pna, several layers, edges": Layer(
+        lambda r: nn.PNAConv(
+            IN,
+            OUT,
+            average_degree=AVERAGE,
+            aggregators=("sum", "std", "min"),
+            edge_dim=FEATURES,
+            towers=2,
+            pre_layers=3,
+            divide_input=True,
+            rngs=r,
+        ),
+        formulae.pna,
+    ),
     "cfconv": Layer(
         lambda r: nn.CFConv(IN, OUT, num_filters=5, num_gaussians=7, cutoff=0.8, rngs=r),
         formulae.cfconv,
@@ -106,20 +120,6 @@ LAYERS = {
         ),
         formulae.pna,
         0,
-    ),
-    "pna, several layers, edges": Layer(
-        lambda r: nn.PNAConv(
-            IN,
-            OUT,
-            average_degree=AVERAGE,
-            aggregators=("sum", "std", "min"),
-            edge_dim=FEATURES,
-            towers=2,
-            pre_layers=3,
-            divide_input=True,
-            rngs=r,
-        ),
-        formulae.pna,
     ),
     "schnet": Layer(
         lambda r: nn.SchNetInteraction(IN, num_filters=5, num_gaussians=7, cutoff=0.8, rngs=r),
@@ -174,7 +174,7 @@ def _values_and_gradients(layer, graph, x, edges, cotangent):
     return y, made
 
 
-@pytest.mark.costly(6)
+@pytest.mark.costly(7)
 @pytest.mark.parametrize("name", LAYERS)
 def test_values_and_gradients_are_those_of_the_formula_for_a_pair_on_a_padded_graph(name):
     layer, (_, formula, edge_dim, is_bipartite) = _made(name), LAYERS[name]

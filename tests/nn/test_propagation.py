@@ -13,7 +13,7 @@ from jax.test_util import check_grads
 
 from jaxgnn import CSRGraph, nn
 from jaxgnn.nn import _gcn_sum
-from jaxgnn.nn._propagation import _LOOPLESS
+from jaxgnn.nn._laplacian import _LOOPLESS
 from jaxgnn.testing import random_array
 
 NODES = 9
@@ -296,7 +296,7 @@ def test_what_does_not_fit_is_named():
     for kind in ("rw", None):
         layer = nn.ChebConv(6, 4, normalization=kind, rngs=rngs)
         with pytest.raises(
-            ValueError, match=r"ChebConv: graph must be not normalised .* normalised$"
+            ValueError, match=r"ChebConv: graph must be not normalised, .* normalised$"
         ):
             layer(graph.normalized("gcn"), X)
     with pytest.raises(
