@@ -52,8 +52,8 @@ def from_pyg[M: nnx.Module](state_dict: Mapping[str, Any], layer: M, *, prefix: 
 
     Raises:
       ValueError: if a name belongs to no parameter, a parameter finds no array, an array is of
-        another shape or not of numbers, or two arrays of one parameter differ. The error says which
-        names and shapes are meant.
+        another shape or not of numbers, two arrays of one parameter differ, or relations, by which
+        arrays are stacked, have another order. The error says which names and shapes are meant.
 
     Example:
       >>> import numpy as np

@@ -34,12 +34,11 @@ def plain_function(value: Any) -> str | None:
 
 def takes_graph(messages: Any) -> bool:
     """Whether messages can be called as an ``EdgeMLP`` is, with the graph and features of nodes."""
-    try:
-        inspect.signature(messages).bind(None, None, None, weights=None, rngs=None)
-    except TypeError:
-        return False
-    except ValueError:  # of a builtin without a signature
-        return True
+    with suppress(ValueError):  # of a builtin without a signature
+        try:
+            inspect.signature(messages).bind(None, None, None, weights=None, rngs=None)
+        except TypeError:
+            return False
     return True
 
 
