@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
-from flax import nnx
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from jaxgnn import ops
 from jaxgnn.graph import Incidence
-from jaxgnn.nn._hypergraph import HypergraphLayer, linear_around, power_or_zero
-from jaxgnn.nn._layer import Settings
-from jaxgnn.nn._maxk import check_widths
-from jaxgnn.nn._options import checked_options
+from jaxgnn.nn._hypergraph import HypergraphConvolution, linear_around, power_or_zero
 
 
-class HyperGCNConv(HypergraphLayer):
+class HyperGCNConv(HypergraphConvolution):
     """A graph convolution on the hypergraph's cliques: ``D̃^-½ (A + I) D̃^-½ x Θ + b``.
 
     In A every hyperedge joins all pairs of its nodes, each with a weight of
@@ -48,22 +42,6 @@ class HyperGCNConv(HypergraphLayer):
       >>> nn.HyperGCNConv(8, 16, rngs=nnx.Rngs(0))(hypergraph, jnp.ones((4, 8))).shape
       (4, 16)
     """
-
-    @checked_options()
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        use_bias: bool = True,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        implementation: ops.Name | None = None,
-        rngs: nnx.Rngs,
-    ):
-        super().__init__(Settings(0.0, implementation, dtype, param_dtype))
-        check_widths(self._name, in_features, out_features)
-        self.linear = self._linear(in_features, out_features, use_bias=use_bias, rngs=rngs)
 
     def __call__(
         self, incidence: Incidence, x: Float[Array, "*batch nodes in"]

@@ -12,12 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, Incidence
-from jaxgnn.nn._layer import Layer
+from jaxgnn.nn._layer import Layer, Settings
+from jaxgnn.nn._maxk import check_widths
 from jaxgnn.nn._options import at_least, checked_options
 from jaxgnn.ops._hypergraph.checks import check_incidence
 
@@ -100,6 +102,30 @@ class HypergraphLayer(Layer):
         """Computes the mean of each hyperedge's nodes; zero for a hyperedge without nodes."""
         share = power_or_zero(incidence.hyperedge_sizes(), -1)
         return self._sums(incidence.by_hyperedge(), x, rows=share)
+
+
+class HypergraphConvolution(HypergraphLayer):
+    """Base class of layers of one linear map W with its bias, and no other options."""
+
+    @checked_options()
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        use_bias: bool = True,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        implementation: ops.Name | None = None,
+        rngs: nnx.Rngs,
+    ):
+        super().__init__(Settings(0.0, implementation, dtype, param_dtype))
+        check_widths(self._name, in_features, out_features)
+        self.linear = self._linear(in_features, out_features, use_bias=use_bias, rngs=rngs)
+        self._make_parameters()
+
+    def _make_parameters(self) -> None:
+        """Makes the parameters that a layer has beside those of the linear map."""
 
 
 def linear_around(

@@ -6,7 +6,7 @@ All layers first compute ``h_e``, the mean of each hyperedge's nodes. They add n
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from jaxgnn import ops
 from jaxgnn.graph import Incidence
 from jaxgnn.nn._dropout import dropout
 from jaxgnn.nn._hypergraph import (
+    HypergraphConvolution,
     HypergraphLayer,
     join_heads,
     linear_around,
@@ -30,16 +31,7 @@ from jaxgnn.nn._options import checked_options
 from jaxgnn.ops._graph.attention import edge_scores, row_scores, row_softmax, weighted_sums
 
 
-class _UniConv(HypergraphLayer):
-    """Base class of the layers of one linear map W with its bias."""
-
-    def __init__(self, widths: tuple[int, int], use_bias: bool, settings: Settings, rngs: nnx.Rngs):
-        super().__init__(settings)
-        check_widths(self._name, *widths)
-        self.linear = self._linear(*widths, use_bias=use_bias, rngs=rngs)
-
-
-class UniGCNConv(_UniConv):
+class UniGCNConv(HypergraphConvolution):
     """``y_i = Σ_e W h_e / √(d_i d_e) + b`` with ``d_e`` the mean degree of the hyperedge's nodes.
 
     Args:
@@ -64,21 +56,6 @@ class UniGCNConv(_UniConv):
       (4, 16)
     """
 
-    @checked_options()
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        use_bias: bool = True,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        implementation: ops.Name | None = None,
-        rngs: nnx.Rngs,
-    ):
-        settings = Settings(0.0, implementation, dtype, param_dtype)
-        super().__init__((in_features, out_features), use_bias, settings, rngs)
-
     def __call__(
         self, incidence: Incidence, x: Float[Array, "*batch nodes in"]
     ) -> Float[Array, "*batch nodes out"]:
@@ -98,7 +75,7 @@ class UniGCNConv(_UniConv):
         return linear_around(self.linear, propagate, x)
 
 
-class UniSAGEConv(_UniConv):
+class UniSAGEConv(HypergraphConvolution):
     """``y_i = W (x_i + Σ_e h_e) + b``, or the mean of ``h_e`` in the place of their sum.
 
     Args:
@@ -136,8 +113,9 @@ class UniSAGEConv(_UniConv):
         implementation: ops.Name | None = None,
         rngs: nnx.Rngs,
     ):
-        settings = Settings(0.0, implementation, dtype, param_dtype)
-        super().__init__((in_features, out_features), use_bias, settings, rngs)
+        options: dict[str, Any] = {"use_bias": use_bias, "implementation": implementation}
+        options |= {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        super().__init__(in_features, out_features, **options)
         self.aggregation: Literal["sum", "mean"] = aggregation
 
     def __call__(
@@ -156,7 +134,7 @@ class UniSAGEConv(_UniConv):
         return linear_around(self.linear, propagate, x)
 
 
-class UniGINConv(_UniConv):
+class UniGINConv(HypergraphConvolution):
     """``y_i = W ((1 + ε) x_i + Σ_e h_e) + b``; ε is learnt, from zero.
 
     Args:
@@ -180,21 +158,8 @@ class UniGINConv(_UniConv):
       (4, 16)
     """
 
-    @checked_options()
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        use_bias: bool = True,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = jnp.float32,
-        implementation: ops.Name | None = None,
-        rngs: nnx.Rngs,
-    ):
-        settings = Settings(0.0, implementation, dtype, param_dtype)
-        super().__init__((in_features, out_features), use_bias, settings, rngs)
-        self.epsilon = nnx.Param(jnp.zeros((), param_dtype))
+    def _make_parameters(self) -> None:
+        self.epsilon = nnx.Param(jnp.zeros((), self.param_dtype))
 
     def __call__(
         self, incidence: Incidence, x: Float[Array, "*batch nodes in"]

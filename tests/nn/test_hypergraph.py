@@ -187,7 +187,7 @@ LAYERS = {
 }
 
 
-@pytest.mark.costly
+@pytest.mark.costly(len(LAYERS))
 @pytest.mark.parametrize("name", LAYERS)
 def test_is_its_formula_for_every_member_of_a_batch(name):
     make, expected = LAYERS[name]

@@ -210,7 +210,7 @@ def test_gradients_are_those_of_the_formula(name):
     check_grads(loss, arguments, order=1, modes=["rev"], rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.costly
+@pytest.mark.costly(len(CASES))
 @pytest.mark.parametrize("name", CASES)
 def test_half_precision_stays_half_precision(name):
     case = CASES[name]
