@@ -118,3 +118,13 @@ def test_the_op_runs_the_kernels_under_vmap_and_gradients(by_edge):
     (value, slope), (expected, plain) = run("pallas"), run("xla")
     assert jnp.allclose(value, expected, rtol=1e-5)
     assert jnp.allclose(slope, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_negative_ids_on_a_gpu_are_dropped_and_not_read():
+    x, ids = jnp.arange(4.0), jnp.array([-1, 0, 5, 0])
+    jaxgnn.segment_sum(x, ids, 2)  # what is compiled may read anything
+    with jax.transfer_guard_device_to_host("disallow"):
+        made = jaxgnn.segment_sum(x, ids, 2)
+    assert made.tolist() == [4.0, 0.0]
+    with pytest.raises(ValueError, match="got 1 negative, the first at 0: -1"):
+        jaxgnn.segment_sum(x, ids)  # the number of segments is read from them
