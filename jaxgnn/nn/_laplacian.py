@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 from jaxgnn import ops
@@ -107,4 +108,5 @@ def _without_loops(graph: CSRGraph) -> CSRGraph:
 def _loopless_on_host(graph: CSRGraph) -> CSRGraph | None:
     """The graph without its self loops, or None if it has none: what is remembered is new."""
     made = remove_self_loops(graph)
-    return None if made.num_edges == int(graph.indptr[-1]) else made
+    # Under jit an element of an array that is known would be traced.
+    return None if made.num_edges == np.asarray(graph.indptr)[-1] else made

@@ -188,6 +188,7 @@ _NAMES_ELSEWHERE: Mapping[str, Sequence[str]] = {
     "act": ("activation",),
     "aggr": ("reduce", "aggregation"),
     "bias": ("use_bias",),
+    "deg": ("average_degree",),
     "dropout_rate": ("dropout",),
     "edge_channels": ("edge_dim", "edge_features"),
     "hidden_channels": ("hidden_features",),

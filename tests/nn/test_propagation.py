@@ -259,6 +259,12 @@ def test_filters_take_a_bound_of_the_eigenvalues_unless_a_call_has_one(normaliza
     assert np.isfinite(layer(nothing, X)).all()
 
 
+def test_a_filter_reads_a_graph_that_a_jitted_function_closes_over():
+    layer, graph = nn.ChebConv(6, 4, rngs=nnx.Rngs(0)), _graph()
+    y = jax.jit(lambda x: layer(graph, x))(X)
+    np.testing.assert_allclose(y, layer(_graph(), X), rtol=1e-5, atol=1e-5)
+
+
 def test_what_a_filter_remembers_of_a_graph_goes_with_it():
     before = len(_LOOPLESS)
     layer = nn.ChebConv(6, 4, rngs=nnx.Rngs(0))
