@@ -56,6 +56,10 @@ class Linear:
 
 def linear_of(view: View, atom: Atom) -> Linear | None:
     """The product with a matrix, and the sum with a bias, that make an atom, or None."""
+    return view.remembered("linear", atom, lambda: _linear_of(view, atom))
+
+
+def _linear_of(view: View, atom: Atom) -> Linear | None:
     equation = view.made_by(atom, "add")
     if equation is None:
         return _product_of(view, atom, None)
@@ -84,6 +88,12 @@ def _product_of(view: View, atom: Atom, bias: Atom | None) -> Linear | None:
 
 def session_precision() -> Any:
     """The precision of a product of which the code does not say it."""
+    return _precision_under(jax.config.jax_default_matmul_precision)
+
+
+@functools.lru_cache(maxsize=16)
+def _precision_under(default: Any) -> Any:
+    """The precision that JAX writes into a product while its option has the value ``default``."""
     like = jax.ShapeDtypeStruct((1, 1), "float32")
     return jax.make_jaxpr(jax.lax.dot)(like, like).jaxpr.eqns[0].params["precision"]
 
@@ -112,6 +122,10 @@ def _row_of(view: View, atom: Atom, like: Any) -> Atom | None:
 
 def activation_of(view: View, atom: Atom) -> tuple[Atom, ops.Activation] | None:
     """The argument and the name of the activation that makes an atom, or None."""
+    return view.remembered("activation", atom, lambda: _activation_of(view, atom))
+
+
+def _activation_of(view: View, atom: Atom) -> tuple[Atom, ops.Activation] | None:
     if not jnp.issubdtype(atom.aval.dtype, jnp.floating):
         return None
     for name, template in _templates(tuple(atom.aval.shape), str(atom.aval.dtype)):

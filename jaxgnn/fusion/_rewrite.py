@@ -140,33 +140,82 @@ def rewritten(
     """
     limit = 100 + 10 * len(program.equations)
     for rule in rules.all:
-        refusals: dict[str, str] = {}
-        position = 0
-        view = View(program, known)
-        while position < len(view.program.equations):
-            equation = view.program.equations[position]
-            position += 1
-            proposal = rules.propose(rule, view, equation)
-            if isinstance(proposal, Refusal):
-                refusals[_place(equation, where)] = proposal.reason
-            if not isinstance(proposal, Rewrite):
-                continue
-            try:
-                made = _applied(view, proposal)
-            except (ValueError, NotImplementedError) as error:
-                refusals[_place(equation, where)] = f"the op refuses: {error}"
-                continue
-            limit -= 1
-            if limit < 0:
-                raise RuntimeError(f"jaxgnn.fuse: rule {rule.name!r} does not come to an end")
-            sizes = proposal.bytes_before, proposal.bytes_after
-            place = _place(equation, where)
-            findings.applied.append(Applied(rule.name, place, proposal.note, *sizes))
-            view = View(made, known)
-            position = 0
-        program = view.program
-        findings.refused += [Refused(rule.name, place, why) for place, why in refusals.items()]
+        one = _Rewriting(rule, rules, View(program, known), findings, where, limit)
+        while one.runs_through():
+            pass
+        findings.refused += [Refused(rule.name, place, why) for place, why in one.refusals.items()]
+        program, limit = one.view.program, one.limit
     return program
+
+
+@dataclass
+class _Rewriting:
+    """One rule at work on a program.
+
+    Attributes:
+      rule: the rule.
+      rules: all of them, with the policy.
+      view: the view of the program as it is by now.
+      findings: to which each rewrite is added.
+      where: the place of the program in the function.
+      limit: how many more rewrites there may be.
+      refusals: why the rule was not applied, by place.
+    """
+
+    rule: Rule
+    rules: Rules
+    view: View
+    findings: Findings
+    where: str
+    limit: int
+    refusals: dict[str, str] = field(default_factory=dict)
+
+    def runs_through(self) -> bool:
+        """Asks the rule about each equation once; returns whether it changed the program.
+
+        Then other equations may have become cases of the rule, such as those whose result is read
+        once by now: ask again until nothing changes.
+        """
+        asked: set[Any] = set()
+        has_changed = False
+        while self._rewrites_the_next(asked):
+            has_changed = True
+        return has_changed
+
+    def _rewrites_the_next(self, asked: set[Any]) -> bool:
+        """Asks about equations until one has been replaced; False if none was.
+
+        ``asked`` are the results of those about which the rule was asked already.
+        """
+        for equation in self.view.program.equations:
+            if equation.primitive.name in self.rule.primitives and asked.isdisjoint(
+                equation.outvars
+            ):
+                asked.update(equation.outvars)
+                if self._rewrites(equation):
+                    return True
+        return False
+
+    def _rewrites(self, equation: Equation) -> bool:
+        """Whether the rule has replaced an equation."""
+        place = _place(equation, self.where)
+        proposal = self.rules.propose(self.rule, self.view, equation)
+        if isinstance(proposal, Refusal):
+            self.refusals[place] = proposal.reason
+        if not isinstance(proposal, Rewrite):
+            return False
+        try:
+            made = _applied(self.view, proposal)
+        except (ValueError, NotImplementedError) as error:
+            self.refusals[place] = f"the op refuses: {error}"
+            return False
+        self.limit -= 1
+        if self.limit < 0:
+            raise RuntimeError(f"jaxgnn.fuse: rule {self.rule.name!r} does not come to an end")
+        sizes = proposal.bytes_before, proposal.bytes_after
+        self.findings.applied.append(Applied(self.rule.name, place, proposal.note, *sizes))
+        self.view = View(made, self.view.known)
+        return True
 
 
 def _applied(view: View, rewrite: Rewrite) -> Program:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
 import jax
@@ -44,6 +44,22 @@ class View:
                 if is_variable(atom):
                     self._users.setdefault(atom, []).append(equation)
         self._outputs = {o for o in program.outputs if is_variable(o)}
+        self._remembered: dict[tuple[str, Any], Any] = {}
+
+    def remembered(self, question: str, atom: Atom, answer: Callable[[], Any]) -> Any:
+        """The answer to a question about a variable, which is worked out once for each view.
+
+        Args:
+          question: names the question, and with it the function that answers it.
+          atom: what it is about; a literal is asked about anew.
+          answer: works the answer out.
+        """
+        if not is_variable(atom):
+            return answer()
+        key = question, atom
+        if key not in self._remembered:
+            self._remembered[key] = answer()
+        return self._remembered[key]
 
     def producer(self, atom: Atom) -> Equation | None:
         """The equation that makes a variable; None for inputs, constants and literals."""

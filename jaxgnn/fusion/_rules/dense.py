@@ -17,6 +17,8 @@ there already.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -24,7 +26,7 @@ import jax.numpy as jnp
 
 from jaxgnn import ops
 from jaxgnn.fusion._layers import Linear, activation_of, linear_of
-from jaxgnn.fusion._program import Atom, Equation
+from jaxgnn.fusion._program import Atom, Equation, is_variable
 from jaxgnn.fusion._rewrite import Refusal, Rewrite, Rule, nbytes
 from jaxgnn.fusion._view import View
 from jaxgnn.ops._core.dispatch import current_platform
@@ -36,9 +38,10 @@ def _propose_mlp(view: View, equation: Equation) -> Rewrite | Refusal | None:
     (output,) = equation.outvars
     if not jnp.issubdtype(output.aval.dtype, jnp.floating):
         return None
-    layers, activation = chain_of(view, output)
-    if len(layers) < 2 or _goes_on(view, output, activation):
+    joint = _joint_of(view, output)
+    if joint is None or _goes_on(view, output, joint.activation):
         return None
+    layers, activation = _chain_of(view, output), joint.activation
     kernels, biases = _types(layers)
     x = layers[0].x
 
@@ -80,37 +83,67 @@ def _propose_linear(view: View, equation: Equation) -> Rewrite | Refusal | None:
     return Rewrite(equation, inputs, function, note, before, after, is_what_runs=choice == "xla")
 
 
-def chain_of(view: View, atom: Atom) -> tuple[list[Linear], ops.Activation | None]:
-    """The layers that make an atom, the first one first, and the activation between them.
+@dataclass(frozen=True)
+class _Joint:
+    """Two layers with an activation between them that nothing else reads.
 
-    Layers end at an array that something else reads too.
+    Attributes:
+      layer: the second layer.
+      before: what the first layer makes, before the activation.
+      activation: the activation.
     """
+
+    layer: Linear
+    before: Atom
+    activation: ops.Activation
+
+
+def _joint_of(view: View, atom: Atom) -> _Joint | None:
+    """The last two layers that make an atom, or None if it is made by fewer."""
+    layer = linear_of(view, atom)
+    inner = None if layer is None else activation_of(view, layer.x)
+    if layer is None or inner is None or not view.is_read_once(layer.x):
+        return None
+    before, activation = inner
+    return None if linear_of(view, before) is None else _Joint(layer, before, activation)
+
+
+def _chain_of(view: View, atom: Atom) -> list[Linear]:
+    """The layers that make an atom, the first one first, with one activation between them all."""
     layers: list[Linear] = []
     activation = None
-    while (layer := linear_of(view, atom)) is not None:
-        layers.insert(0, layer)
-        inner = activation_of(view, layer.x)
-        if inner is None or activation not in (None, inner[1]):
-            break
-        if not view.is_read_once(layer.x) or linear_of(view, inner[0]) is None:
-            break
-        atom, activation = inner
-    return layers, activation
+    while (joint := _joint_of(view, atom)) and activation in (None, joint.activation):
+        layers.append(joint.layer)
+        atom, activation = joint.before, joint.activation
+    first = linear_of(view, atom)
+    assert first is not None  # what a joint has before its activation is made by a layer
+    return [first, *reversed(layers)]
 
 
-def _goes_on(view: View, output: Any, activation: ops.Activation | None) -> bool:
+def _goes_on(view: View, output: Any, activation: ops.Activation) -> bool:
     """Whether a longer chain has this one in it: one with the bias, or with the next layer."""
-    for user in view.users(output):
-        following = user.outvars[0] if user.primitive.name == "add" else None
-        if following is not None and len(chain_of(view, following)[0]) > 1:
-            return True
-    dots = (e for e in view.program.equations if e.primitive.name == "dot_general")
-    for dot in dots:
-        found = activation_of(view, dot.invars[0])
-        is_next = found is not None and found[0] is output and found[1] == activation
-        if is_next and view.is_read_once(dot.invars[0]):
-            return linear_of(view, dot.outvars[0]) is not None
-    return False
+    users = view.users(output)
+    if any(e.primitive.name == "add" and _joint_of(view, e.outvars[0]) for e in users):
+        return True
+    return any(
+        (joint := _joint_of(view, dot.outvars[0])) is not None and joint.activation == activation
+        for dot in _products_after(view).get(output, ())
+    )
+
+
+def _products_after(view: View) -> Mapping[Any, list[Equation]]:
+    """By what an activation takes: the products whose left factor the activation makes."""
+
+    def found() -> Mapping[Any, list[Equation]]:
+        made: dict[Any, list[Equation]] = {}
+        for equation in view.program.equations:
+            if equation.primitive.name == "dot_general":
+                inner = activation_of(view, equation.invars[0])
+                if inner is not None and is_variable(inner[0]):
+                    made.setdefault(inner[0], []).append(equation)
+        return made
+
+    return view.remembered("products after an activation", None, found)
 
 
 def _types(layers: list[Linear]) -> tuple[list[Any], list[Any]]:
