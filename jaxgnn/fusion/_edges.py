@@ -42,6 +42,24 @@ class RowGather:
         """The number of rows of the table."""
         return self.table.aval.shape[self.axis]
 
+    def read(self, table: Any, places: Any) -> Any:
+        """Rows of another table, read as this gather reads them.
+
+        Args:
+          table: an array with the same rows along ``axis``; other axes may have other sizes, and
+            those behind may be missing.
+          places: the value of ``places``.
+        """
+        params = self.equation.params
+        sizes = [1 if d == self.axis else n for d, n in enumerate(table.shape)]
+        if len(sizes) != len(params["slice_sizes"]):
+            offsets = tuple(d for d in range(len(sizes)) if d != self.axis)
+            numbers = params["dimension_numbers"]._replace(offset_dims=offsets)
+            params = {**params, "dimension_numbers": numbers}
+        return self.equation.primitive.bind(
+            table, places, **{**params, "slice_sizes": tuple(sizes)}
+        )
+
 
 @dataclass(frozen=True)
 class SegmentReduction:
@@ -154,14 +172,38 @@ def known_columns(view: View, gather: RowGather, rows: np.ndarray) -> np.ndarray
     return np.where(is_inside, ids, 0)
 
 
+def rows_that_are_read(view: View, gather: RowGather) -> np.ndarray | str:
+    """Which rows of its table a gather reads, bool [rows], or the reason why that is not known.
+
+    All ids have to be in range, or clipped to it.
+    """
+    ids = known_ids(view, gather.places)
+    if ids is None:
+        return "the gathered ids are known only when it runs"
+    if gather.mode == "clip":
+        ids = np.clip(ids, 0, gather.size - 1)
+    if ((ids < 0) | (ids >= gather.size)).any():
+        return "a gathered id is out of range"
+    is_read = np.zeros(gather.size, bool)
+    is_read[ids] = True
+    return is_read
+
+
 def graph_of(
-    view: View, reduction: SegmentReduction, gather: RowGather | None = None
+    view: View,
+    reduction: SegmentReduction,
+    gather: RowGather | None = None,
+    rows: np.ndarray | None = None,
 ) -> StaticGraph | str:
     """The graph of the known ids of a reduction and of a gather, or the reason for none.
 
-    Without a gather each edge has a column of its own.
+    Args:
+      view: the view of the program.
+      reduction: gives the row of each edge.
+      gather: gives the column of each edge; without it each edge has a column of its own.
+      rows: the row of each edge where more edges are dropped than the reduction drops, as -1.
     """
-    rows = known_rows(view, reduction)
+    rows = known_rows(view, reduction) if rows is None else rows
     if isinstance(rows, str):
         return rows
     if rows.size == 0:

@@ -93,11 +93,20 @@ def product_of(view: View, atom: Atom, axis: int) -> Product:
     wider floats are followed. A quotient is kept whole if it is a softmax, which
     rules of attention want to see.
 
+    A reshape that merges the axes of features, such as those of heads, is looked through: the
+    shape of the product is the one before it.
+
     Args:
       view: the view of the program.
       atom: the array.
       axis: its axis of edges.
     """
+    while (merged := view.made_by(atom, "reshape")) is not None:
+        inner = merged.invars[0]
+        kept = inner.aval.shape[: axis + 1] == atom.aval.shape[: axis + 1]
+        if not kept or inner.aval.ndim <= atom.aval.ndim:
+            break
+        atom = inner
     found = Product(tuple(atom.aval.shape), axis)
     _take_apart(view, atom, found, is_inverse=False)
     return found

@@ -37,8 +37,9 @@ def test_a_rewritten_function_is_the_same_under_jit_grad_and_vmap():
         np.testing.assert_allclose(both(fuse(_layer))(members), both(_layer)(members), atol=2e-5)
 
 
-def test_a_rewritten_function_is_the_same_under_shard_map():
-    mesh = jax.make_mesh((4,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
+def test_a_rewritten_function_is_the_same_under_shard_map(four_devices):
+    kinds = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((4,), ("batch",), axis_types=kinds, devices=four_devices)
     (x,) = arrays((4, NODES, 3))
 
     def sharded(layer):
@@ -244,7 +245,8 @@ def test_small_programs_are_left_to_xla():
     explanation = jaxgnn.fuse.explain(_layer, x)
     assert explanation.findings.applied == []
     assert "it is faster from" in str(explanation)
-    np.testing.assert_array_equal(jaxgnn.fuse(_layer)(x), jax.jit(_layer)(x))
+    assert explanation.equations_before == explanation.equations_after
+    np.testing.assert_allclose(jaxgnn.fuse(_layer)(x), jax.jit(_layer)(x), rtol=1e-6, atol=1e-6)
 
 
 def test_a_graph_may_have_no_edges():

@@ -412,10 +412,12 @@ def _bfloat16(rows, width):
 
 def test_layers_are_left_to_xla_where_the_op_would_choose_it(monkeypatch):
     fused = jaxgnn.fuse(_layer)
+    monkeypatch.setattr(dense, "current_platform", lambda: "cpu")
     assert applied(fused, *_bfloat16(2048, 128)) == []
     assert "no kernel" in refused(fused, *_bfloat16(2048, 128))
     if FUSED_LINEAR.unavailable("pallas", "cuda"):
         pytest.skip(f"reason: {FUSED_LINEAR.unavailable('pallas', 'cuda')}")
+    # As on a GPU, whatever this machine has.
     monkeypatch.setattr(dense, "current_platform", lambda: "cuda")
     assert applied(fused, *_bfloat16(2048, 128)) == ["fused_linear"]
     assert applied(fused, *_bfloat16(2047, 128)) == []  # as many were not timed

@@ -5,6 +5,7 @@ from jaxgnn.fusion._rules import (
     dense,
     edge_mlp,
     edge_projection,
+    edge_sum,
     maxk,
     neighbour_extreme,
     neighbour_sum,
@@ -15,6 +16,7 @@ from jaxgnn.fusion._rules import (
 RULES: tuple[Rule, ...] = (
     edge_mlp.RULE,
     edge_projection.RULE,
+    edge_sum.RULE,
     neighbour_sum.RULE,
     neighbour_extreme.RULE,
     segment_softmax.RULE,

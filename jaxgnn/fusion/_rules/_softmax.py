@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
+from jaxgnn import ops
 from jaxgnn.fusion._edges import (
     Kind,
     SegmentReduction,
@@ -17,6 +20,7 @@ from jaxgnn.fusion._edges import (
 )
 from jaxgnn.fusion._program import Atom, Equation
 from jaxgnn.fusion._view import View
+from jaxgnn.graph import CSRGraph
 
 
 @dataclass(frozen=True)
@@ -25,27 +29,45 @@ class SegmentSoftmax:
 
     Attributes:
       logits: one number for each edge, and any further axes.
-      reduction: the sum of the exponentials, whose ids are the segments.
+      size: the number of segments.
+      rows: the segment of each edge, -1 for edges that do not count or have the probability zero.
+      is_guarded: whether a segment of which all logits are -inf gives zeros, not NaN.
     """
 
     logits: Atom
-    places: Atom
     size: int
     rows: np.ndarray
+    is_guarded: bool
+
+    def probabilities(self, graph: CSRGraph, logits: Array) -> Array:
+        """The softmax of logits that are given in the order of the slots of the graph."""
+        if not self.is_guarded:
+            return ops.segment_softmax(graph, logits)
+        is_masked = logits == -jnp.inf
+        lowest = jnp.finfo(logits.dtype).min / 2  # whose exponential is zero beside other logits
+        made = ops.segment_softmax(graph, jnp.where(is_masked, lowest, logits))
+        return jnp.where(is_masked, 0, made)
 
 
-def segment_softmax_of(view: View, atom: Atom, rows: np.ndarray) -> SegmentSoftmax | None:
+def segment_softmax_of(
+    view: View, atom: Atom, rows: np.ndarray, *, may_drop: bool
+) -> SegmentSoftmax | None:
     """The softmax that makes an atom, over segments that are known, or None.
 
     It is the same as the op's where the shift is the maximum of the segment, the divisor is the sum
     of the exponentials, and each edge reads both of its own segment. Then every divisor is at
     least one, so that a constant added to it, which some libraries do, is lost in rounding if it is
-    half a unit of the last place or less.
+    half a unit of the last place or less. Guards for segments without edges and for those whose
+    logits are all -inf are seen through: those give zeros then, and NaN without.
+
+    Logits that are set to -inf for edges that are known ahead, have the probability zero, if there
+    are others in their segment.
 
     Args:
       view: the view of the program.
       atom: the probabilities.
       rows: the segment of each edge, -1 for edges that do not count.
+      may_drop: whether edges of the probability zero may be left out, and their logits be others.
     """
     quotient = view.made_by(atom, "div")
     if quotient is None:
@@ -55,7 +77,8 @@ def segment_softmax_of(view: View, atom: Atom, rows: np.ndarray) -> SegmentSoftm
     totals = _read_by_segment(view, divisors, rows)
     if exp is None or totals is None:
         return None
-    total = _segment_reduction_of(view, _without_epsilon(view, totals), "sum", rows)
+    sums = _without_guards(view, totals, rows, _is_total_guard)
+    total = _segment_reduction_of(view, _without_epsilon(view, sums), "sum", rows)
     if (
         total is None
         or total.updates is not exponentials
@@ -69,6 +92,7 @@ def segment_softmax_of(view: View, atom: Atom, rows: np.ndarray) -> SegmentSoftm
     highest = _read_by_segment(view, _through_stops(view, shifts), rows)
     if highest is None:
         return None
+    highest = _without_guards(view, _through_stops(view, highest), rows, _is_shift_guard)
     maximum = _segment_reduction_of(view, _through_stops(view, highest), "max", rows)
     if maximum is None or not is_filled_with(view, maximum.base, -np.inf):
         return None
@@ -76,7 +100,93 @@ def segment_softmax_of(view: View, atom: Atom, rows: np.ndarray) -> SegmentSoftm
         return None
     if maximum.size != total.size or logits.aval.ndim == 0:
         return None
-    return SegmentSoftmax(logits, total.places, total.size, rows)
+    logits = _without_ones(view, logits)
+    if may_drop:
+        logits, rows = _without_masked(view, logits, rows)
+    is_guarded = sums is not totals
+    return SegmentSoftmax(_without_ones(view, logits), total.size, rows, is_guarded)
+
+
+def _without_ones(view: View, atom: Atom) -> Atom:
+    """The atom before quotients and products with one, such as a temperature that is not used."""
+    while (equation := view.made_by(atom, "div", "mul")) is not None:
+        first, second = equation.invars
+        if second.aval.ndim == 0 and first.aval.ndim and is_filled_with(view, second, 1):
+            atom = first
+        else:
+            break
+    return atom
+
+
+def _without_masked(view: View, logits: Atom, rows: np.ndarray) -> tuple[Atom, np.ndarray]:
+    """The logits before some were set to -inf, and the segments of the edges that are left."""
+    select = view.made_by(logits, "select_n")
+    if select is None or len(select.invars) != 3:
+        return logits, rows
+    test, *cases = select.invars
+    mask = view.value(test)
+    masked = [is_filled_with(view, case, -np.inf) for case in cases]
+    if mask is None or mask.shape != tuple(logits.aval.shape) or masked[0] == masked[1]:
+        return logits, rows
+    is_masked = (mask == masked[1]).reshape(rows.size, -1)
+    if (is_masked != is_masked[:, :1]).any():  # heads of which each leaves out other edges
+        return logits, rows
+    left = np.where(is_masked[:, 0], -1, rows)
+    if set(np.unique(left[left >= 0])) != set(np.unique(rows[rows >= 0])):
+        return logits, rows
+    return cases[masked.index(False)], left
+
+
+def _without_guards(
+    view: View, table: Atom, rows: np.ndarray, is_guard: Callable[[View, Equation], Atom | None]
+) -> Atom:
+    """A table of segments before ``where`` put other numbers where there is nothing to guard.
+
+    Args:
+      view: the view of the program.
+      table: one row for each segment.
+      rows: the segment of each edge.
+      is_guard: takes a ``select_n``; returns the array that it guards, or None.
+    """
+    while (select := view.made_by(table, "select_n")) is not None and len(select.invars) == 3:
+        inner = _case_of_segments(view, select, rows)
+        inner = is_guard(view, select) if inner is None else inner
+        if inner is None:
+            break
+        table = inner
+    return table
+
+
+def _case_of_segments(view: View, select: Equation, rows: np.ndarray) -> Atom | None:
+    """The case that a test which is known ahead selects for all segments with edges, or None."""
+    test, *cases = select.invars
+    value = view.value(test) if test.aval.ndim else None
+    if value is None:
+        return None
+    of_segments = value[np.unique(rows[rows >= 0])]
+    if of_segments.size == 0 or (of_segments != of_segments.flat[0]).any():
+        return None
+    return cases[int(of_segments.flat[0])]
+
+
+def _is_total_guard(view: View, select: Equation) -> Atom | None:
+    """``sums`` of ``where(sums > 0, sums, 1)``; a sum of zero has only exponentials of zero."""
+    test, otherwise, sums = select.invars
+    comparison = view.made_by(test, "gt")
+    if comparison is None or comparison.invars[0] is not sums:
+        return None
+    is_one = is_filled_with(view, otherwise, 1)
+    return sums if is_one and is_filled_with(view, comparison.invars[1], 0) else None
+
+
+def _is_shift_guard(view: View, select: Equation) -> Atom | None:
+    """``highest`` of ``where(highest == -inf, 0, highest)``, whose exponentials are zero anyway."""
+    test, highest, otherwise = select.invars
+    comparison = view.made_by(test, "eq")
+    if comparison is None or comparison.invars[0] is not highest:
+        return None
+    is_zero = is_filled_with(view, otherwise, 0)
+    return highest if is_zero and is_filled_with(view, comparison.invars[1], -np.inf) else None
 
 
 def _segment_reduction_of(
@@ -135,7 +245,10 @@ def total_of(view: View, quotient: Equation) -> SegmentReduction | None:
     gather = row_gather(view, divisors)
     if gather is None or gather.axis != 0:
         return None
-    equation = view.producer(_without_epsilon(view, gather.table))
+    table = gather.table
+    while (select := view.made_by(table, "select_n")) and (sums := _is_total_guard(view, select)):
+        table = sums
+    equation = view.producer(_without_epsilon(view, table))
     reduction = None if equation is None else segment_reduction(equation)
     if reduction is None or reduction.kind != "sum" or reduction.axis != 0:
         return None

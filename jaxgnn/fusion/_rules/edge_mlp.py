@@ -14,6 +14,8 @@ Sound where
 * weights ``w`` are one number for each edge, and nothing else stands between the last layer and the
   sum: a dropout, a norm or a maximum does not commute with it.
 
+It pays where nothing but such sums reads the messages, which is a condition too.
+
 Rows of tables that no edge reads are set to zero first, so that a number in them that is not finite
 reaches neither results nor gradients.
 """
@@ -93,6 +95,8 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
     product = product_of(view, reduction.updates, axis)
     if product.tables or len(product.others) != 1 or product.others[0].is_inverse:
         return None
+    if product.shape != tuple(reduction.updates.aval.shape):
+        return None
     layers, activation = _chain(view, product.others[0].atom)
     if not layers:
         return None
@@ -101,6 +105,8 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
         return None
     if any(s.axes - {axis} for s in product.scalars):
         return Refusal(equation, "a weight differs between features")
+    if not all(_is_only_summed(view, a) for a in (product.others[0].atom, reduction.updates)):
+        return Refusal(equation, "the messages are needed for something else, too")
     ends = _ends(view, reduction, first)
     if isinstance(ends, str):
         return Refusal(equation, ends)
@@ -120,6 +126,18 @@ def _chain(view: View, atom: Atom) -> tuple[list[Linear], ops.Activation | None]
             break
         atom, activation = inner
     return layers, activation
+
+
+def _is_only_summed(view: View, messages: Atom) -> bool:
+    """Whether messages are read once, or by one sum where edges arrive and one where they leave.
+
+    The op does not give the messages, so they would be computed again for any other reader.
+    """
+    if view.is_read_once(messages):
+        return True
+    sums = [segment_reduction(e) for e in view.users(messages)]
+    is_summed = all(s is not None and s.kind == "sum" and s.size > 1 for s in sums)
+    return is_summed and len(sums) == 2 and not view.is_output(messages)
 
 
 def _ends(view: View, reduction: SegmentReduction, first: Atom) -> _Ends | str:

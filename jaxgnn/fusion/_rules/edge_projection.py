@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxgnn.fusion._edges import RowGather, known_ids, row_gather
+from jaxgnn.fusion._edges import RowGather, row_gather, rows_that_are_read
 from jaxgnn.fusion._program import Atom, Equation
 from jaxgnn.fusion._rewrite import Refusal, Rewrite, Rule, nbytes
 from jaxgnn.fusion._view import View
@@ -82,7 +82,7 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
         for part, array in zip(parts, arrays, strict=True):
             term = part.times(equation, array, matrix)
             if part.gather is not None:
-                term = _gathered(part.gather, term, places.pop(0))
+                term = part.gather.read(term, places.pop(0))
             made = term if made is None else made + term
         return [made]
 
@@ -103,38 +103,13 @@ def _parts(view: View, left: Atom) -> list[_Part] | str:
         if gather is None:
             parts.append(_Part(atom, start, end))
         else:
-            is_read = _is_read(view, gather)
+            is_read = rows_that_are_read(view, gather)
             if isinstance(is_read, str):
                 return is_read
             mask = None if is_read.all() else is_read
             parts.append(_Part(gather.table, start, end, gather, mask))
         start = end
     return parts
-
-
-def _is_read(view: View, gather: RowGather) -> np.ndarray | str:
-    """Which rows of the table are read, or the reason why that is not known."""
-    ids = known_ids(view, gather.places)
-    if ids is None:
-        return "the gathered ids are known only when it runs"
-    if gather.mode == "clip":
-        ids = np.clip(ids, 0, gather.size - 1)
-    if ((ids < 0) | (ids >= gather.size)).any():
-        return "a gathered id is out of range"
-    is_read = np.zeros(gather.size, bool)
-    is_read[ids] = True
-    return is_read
-
-
-def _gathered(gather: RowGather, table: Any, places: Any) -> Any:
-    """Rows of another table, read as a gather reads them."""
-    params = gather.equation.params
-    sizes = [1 if d == gather.axis else n for d, n in enumerate(table.shape)]
-    if len(sizes) < len(params["slice_sizes"]):  # a product with a vector
-        offsets = tuple(d for d in range(len(sizes)) if d != gather.axis)
-        numbers = params["dimension_numbers"]._replace(offset_dims=offsets)
-        params = {**params, "dimension_numbers": numbers}
-    return gather.equation.primitive.bind(table, places, **{**params, "slice_sizes": tuple(sizes)})
 
 
 def columns_of(view: View, atom: Atom) -> list[Atom]:

@@ -92,10 +92,11 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
         tables.append(of_rows.pop())
     if len(tables) != 1:
         return Refusal(equation, "rows of two tables are multiplied, which no op does")
-    graph = graph_of(view, reduction, tables[0].gather)
+    softmax = _softmax_among(view, product, rows)
+    counted = rows if softmax is None else softmax[1].rows
+    graph = graph_of(view, reduction, tables[0].gather, counted)
     if isinstance(graph, str):
         return Refusal(equation, graph)
-    softmax = _softmax_among(view, product, rows)
     scalars = [s for s in product.scalars if softmax is None or s is not softmax[0]]
     parts = _Parts(reduction, product, tables[0], of_rows, softmax, scalars)
     return _rewrite(view, graph, parts)
@@ -114,7 +115,11 @@ def _softmax_among(
     view: View, product: Product, rows: np.ndarray
 ) -> tuple[Factor, SegmentSoftmax] | None:
     for factor in product.scalars:
-        found = None if factor.is_inverse else segment_softmax_of(view, factor.atom, rows)
+        found = (
+            None
+            if factor.is_inverse
+            else segment_softmax_of(view, factor.atom, rows, may_drop=True)
+        )
         if found is not None:
             return factor, found
     return None
@@ -140,14 +145,15 @@ def _rewrite(view: View, graph: StaticGraph, parts: _Parts) -> Rewrite:
         constants, rest = rest[: len(product.constants)], rest[len(product.constants) :]
         made = weights.apply(table, of_weights).reshape(shape)
         for rows in of_rows:
-            made = made * _where_edges(graph, rows.astype(dtype), reduction.axis)
+            made = made * _where_edges(graph, rows.astype(dtype), axis)
         scale = values_of(product.constants, list(constants))
         made = made if scale is None else made * scale.astype(dtype)
-        made = made if product.sign > 0 else -made
+        made = (made if product.sign > 0 else -made).reshape(output.aval.shape)
         return [made if starts_at_zero else rest[0] + made]
 
-    output = reduction.equation.outvars[0]
-    dtype, shape = output.aval.dtype, output.aval.shape
+    output, axis = reduction.equation.outvars[0], reduction.axis
+    dtype = output.aval.dtype
+    shape = (*output.aval.shape[: axis + 1], *product.shape[axis + 1 :])
     edges = reduction.updates.aval.size * dtype.itemsize
     after = nbytes(gather.table, output) + edges + 4 * product.edges
     note = f"sum over {product.edges} edges of {product.width} features -> {weights.op}"
@@ -243,7 +249,8 @@ def _weights(
         weights = []
         if parts.softmax is not None:
             logits = graph.to_slots(_by_head(values[0], heads, edges))
-            weights.append(ops.segment_softmax(graph.graph, logits).astype(table.dtype))
+            probabilities = parts.softmax[1].probabilities(graph.graph, logits)
+            weights.append(probabilities.astype(table.dtype))
             values = values[1:]
         if parts.scalars:
             made = values_of(parts.scalars, list(values)).astype(table.dtype)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from jaxgnn import ops
 from jaxgnn.fusion._edges import known_rows
 from jaxgnn.fusion._graphs import static_graph
 from jaxgnn.fusion._program import Equation
@@ -28,7 +27,7 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
         return Refusal(equation, rows)
     if (rows < 0).any():
         return Refusal(equation, "an edge is dropped, of which the quotient is arbitrary")
-    found = segment_softmax_of(view, output, rows)
+    found = segment_softmax_of(view, output, rows, may_drop=False)
     if found is None:
         return Refusal(equation, "the shift is not the maximum of the segment")
     if rows.size == 0:
@@ -36,7 +35,7 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
     graph = static_graph(rows, rows * 0, found.size, 1)
 
     def function(logits):
-        made = ops.segment_softmax(graph.graph, graph.to_slots(logits))
+        made = found.probabilities(graph.graph, graph.to_slots(logits))
         return [graph.to_list(made).astype(output.aval.dtype)]
 
     size = nbytes(output)
