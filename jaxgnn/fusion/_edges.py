@@ -203,17 +203,17 @@ def graph_of(
       gather: gives the column of each edge; without it each edge has a column of its own.
       rows: the row of each edge where more edges are dropped than the reduction drops, as -1.
     """
-    rows = known_rows(view, reduction) if rows is None else rows
-    if isinstance(rows, str):
-        return rows
-    if rows.size == 0:
+    entered = known_rows(view, reduction) if rows is None else rows
+    if isinstance(entered, str):
+        return entered
+    if entered.size == 0:
         return "there are no edges"
     if gather is None:
-        return static_graph(rows, np.zeros_like(rows), reduction.size, 1)
-    columns = known_columns(view, gather, rows)
+        return static_graph(entered, np.zeros_like(entered), reduction.size, 1)
+    columns = known_columns(view, gather, entered)
     if isinstance(columns, str):
         return columns
-    return static_graph(rows, columns, reduction.size, gather.size)
+    return static_graph(entered, columns, reduction.size, gather.size)
 
 
 def is_filled_with(view: View, atom: Atom, value: Any) -> bool:

@@ -115,6 +115,11 @@ def is_variable(atom: Atom) -> bool:
     return not isinstance(atom, jex.Literal)
 
 
+def reads_the_same(one: Atom, other: Atom) -> bool:
+    """Whether two atoms are one variable, or literals of one value and type."""
+    return _key_of_atom(one) == _key_of_atom(other)
+
+
 class _Inlining:
     """Copies equations with fresh variables, and expands the calls among them."""
 
@@ -188,9 +193,10 @@ def _body_of_plain_call(equation: Equation) -> Any:
 def _without_repeats(program: Program) -> Program:
     seen: dict[Any, Sequence[Any]] = {}
     made: dict[Any, Atom] = {}
+    repeated: dict[Any, Atom] = {}
     kept = []
     for equation in program.equations:
-        equation = _reading(equation, made)
+        equation = _repeating_at_once(_reading(equation, made), repeated)
         key = _key(equation)
         if key is not None and key in seen:
             made.update(zip(equation.outvars, seen[key], strict=True))
@@ -202,13 +208,33 @@ def _without_repeats(program: Program) -> Program:
     return dataclasses.replace(program, equations=tuple(kept), outputs=outputs)
 
 
+def _repeating_at_once(equation: Equation, repeated: dict[Any, Atom]) -> Equation:
+    """The equation, or if it repeats an array that repeats a number, one that repeats the number.
+
+    ``repeated`` has the number of each such array so far, and is added to. Batches of code that
+    repeats numbers repeat them twice.
+    """
+    if equation.primitive.name != "broadcast_in_dim" or len(equation.invars) > 1:
+        return equation
+    (read,), (result,) = equation.invars, equation.outvars
+    number = repeated.get(read) if is_variable(read) else None
+    if number is not None:
+        params = {**equation.params, "broadcast_dimensions": ()}
+        equation = equation.replace(invars=[number], params=params)
+    elif read.aval.shape == ():
+        number = read
+    if number is not None:
+        repeated[result] = number
+    return equation
+
+
 def _key(equation: Equation) -> Any:
     """What equal equations have in common; None where that can not be told."""
     if equation.effects or equation.primitive.name == "rng_uniform":
         return None
     reads = tuple(map(_key_of_atom, equation.invars))
     types = tuple(str(v.aval) for v in equation.outvars)
-    params = tuple(sorted((k, _key_of_param(v)) for k, v in equation.params.items()))
+    params = tuple(sorted((k, key_of_param(v)) for k, v in equation.params.items()))
     key = equation.primitive, reads, types, params
     try:
         hash(key)
@@ -224,7 +250,7 @@ def _key_of_atom(atom: Atom) -> Any:
     return value.tobytes(), str(value.dtype), str(atom.aval)
 
 
-def _key_of_param(value: Any) -> Any:
+def key_of_param(value: Any) -> Any:
     """A key of a parameter by its value; functions and most jaxprs are equal only to themselves.
 
     A jaxpr of plain equations, such as the addition of a scatter, is equal to one that reads the

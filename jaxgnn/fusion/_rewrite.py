@@ -62,11 +62,13 @@ class Rule:
       primitives: names of the primitives at whose equations it looks.
       propose: gets the view of a program and one of these equations; returns a ``Rewrite``, a
         ``Refusal``, or None where the equation has nothing to do with the rule.
+      is_outermost_first: whether later equations are asked about before earlier ones.
     """
 
     name: str
     primitives: frozenset[str]
     propose: Callable[[View, Equation], Rewrite | Refusal | None]
+    is_outermost_first: bool = False
 
 
 @dataclass(frozen=True)
@@ -187,10 +189,10 @@ class _Rewriting:
 
         ``asked`` are the results of those about which the rule was asked already.
         """
-        for equation in self.view.program.equations:
-            if equation.primitive.name in self.rule.primitives and asked.isdisjoint(
-                equation.outvars
-            ):
+        equations = self.view.program.equations
+        for equation in reversed(equations) if self.rule.is_outermost_first else equations:
+            is_of_rule = equation.primitive.name in self.rule.primitives
+            if is_of_rule and asked.isdisjoint(equation.outvars):
                 asked.update(equation.outvars)
                 if self._rewrites(equation):
                     return True

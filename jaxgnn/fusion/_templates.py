@@ -8,7 +8,14 @@ import jax
 import jax.extend.core as jex
 import numpy as np
 
-from jaxgnn.fusion._program import Atom, Equation, Program, is_variable
+from jaxgnn.fusion._program import (
+    Atom,
+    Equation,
+    Program,
+    is_variable,
+    key_of_param,
+    reads_the_same,
+)
 from jaxgnn.fusion._view import View
 
 
@@ -44,6 +51,65 @@ def argument_of(view: View, atom: Atom, template: Program) -> Atom | None:
         )
 
     return found.get(template.inputs[0]) if matches(template.outputs[0], atom) else None
+
+
+def calls_the_same(one: Equation, other: Equation) -> bool:
+    """Whether two equations do the same with whatever they read, and make arrays of one type.
+
+    So do loops of which each has a body of its own, if all equations of the bodies do the same.
+    """
+    if one is other:
+        return True
+    if one.primitive is not other.primitive or one.params.keys() != other.params.keys():
+        return False
+    types = [[str(a.aval) for a in (*e.invars, *e.outvars)] for e in (one, other)]
+    if types[0] != types[1]:
+        return False
+    if one.primitive.name == "custom_jvp_call":  # each call of a function has its own parameters
+        return _derivative(one) == _derivative(other)
+    return all(_same_parameter(value, other.params[key]) for key, value in one.params.items())
+
+
+def _same_parameter(one: Any, other: Any) -> bool:
+    if isinstance(one, jex.Jaxpr | jex.ClosedJaxpr):
+        return type(one) is type(other) and _same_body(one, other)
+    if isinstance(one, tuple) and any(isinstance(v, jex.Jaxpr | jex.ClosedJaxpr) for v in one):
+        return len(one) == len(other) and all(map(_same_parameter, one, other))
+    keys = key_of_param(one), key_of_param(other)
+    try:
+        return hash(keys[0]) == hash(keys[1]) and keys[0] == keys[1]
+    except TypeError:  # an array, which may be large
+        return one is other
+
+
+def _same_body(one: Any, other: Any) -> bool:
+    """Whether two jaxprs have the same equations, in the same order, and the same constants."""
+    jaxprs = [getattr(body, "jaxpr", body) for body in (one, other)]
+    constants = [getattr(body, "consts", ()) for body in (one, other)]
+    first, second = jaxprs
+    if len(first.eqns) != len(second.eqns) or len(first.outvars) != len(second.outvars):
+        return False
+    if any(a is not b for a, b in zip(*constants, strict=False)):
+        return False
+    found: dict[Any, Any] = {}
+
+    def defined(left: list[Any], right: list[Any]) -> bool:
+        found.update(zip(left, right, strict=False))
+        return [str(v.aval) for v in left] == [str(v.aval) for v in right]
+
+    def read(left: Any, right: Any) -> bool:
+        if is_variable(left):
+            return found[left] is right
+        return reads_the_same(left, right)
+
+    is_same = defined(first.invars, second.invars) and defined(first.constvars, second.constvars)
+    for left, right in zip(first.eqns, second.eqns, strict=True):
+        is_same = is_same and not left.effects and len(left.invars) == len(right.invars)
+        is_same = is_same and all(map(read, left.invars, right.invars))
+        is_same = is_same and calls_the_same(left, right) and defined(left.outvars, right.outvars)
+        if not is_same:
+            return False
+    return is_same and all(map(read, first.outvars, second.outvars))
 
 
 def _same_literal(pattern: Atom, actual: Atom) -> bool:
@@ -89,7 +155,7 @@ def _traced_derivative(equation: Equation) -> str:
 
         return jax.jvp(run, arrays[:half], arrays[half:])
 
-    return str(jax.make_jaxpr(both)(*types, *types))
+    return str(Program.of(jax.make_jaxpr(both)(*types, *types)).closed())
 
 
 def _same(left: Any, right: Any) -> bool:

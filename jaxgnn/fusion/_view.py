@@ -19,9 +19,10 @@ _EVALUATED = frozenset((
     "add", "and", "argsort", "broadcast_in_dim", "clamp", "concatenate", "convert_element_type",
     "copy", "cumsum", "div", "dynamic_slice", "eq", "gather", "ge", "gt", "integer_pow", "iota",
     "is_finite", "le", "lt", "max", "min", "mul", "ne", "neg", "not", "or", "pad", "pow",
-    "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_sum", "rem", "reshape", "rev",
-    "rsqrt", "scatter", "scatter-add", "select_n", "sign", "slice", "sort", "split", "sqrt",
-    "square", "squeeze", "stack", "stop_gradient", "sub", "transpose", "unstack", "xor",
+    "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_sum", "rem", "reshape",
+    "rev", "rsqrt", "scatter", "scatter-add", "scatter-max", "scatter-min", "select_n", "sign",
+    "slice", "sort", "split", "sqrt", "square", "squeeze", "stack", "stop_gradient", "sub",
+    "transpose", "unstack", "xor",
 ))
 # fmt: on
 _LARGEST_KNOWN = 1 << 28  # entries of an array that is evaluated ahead

@@ -11,9 +11,11 @@ from jaxgnn.fusion._rules import (
     neighbour_sum,
     segment_softmax,
     segments,
+    unrolled_loop,
 )
 
 RULES: tuple[Rule, ...] = (
+    unrolled_loop.RULE,
     edge_mlp.RULE,
     edge_projection.RULE,
     edge_sum.RULE,

@@ -19,10 +19,13 @@ and rounded once.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -62,6 +65,7 @@ class _Parts:
       of_rows: factors that are read by the receiver.
       softmax: the factor that is a softmax over the edges of each receiver, with its logits.
       scalars: the other weights of edges.
+      known: the product of weights that are known ahead, [edges] or [edges, heads], or None.
     """
 
     reduction: SegmentReduction
@@ -70,6 +74,7 @@ class _Parts:
     of_rows: list[Factor]
     softmax: tuple[Factor, SegmentSoftmax] | None
     scalars: list[Factor]
+    known: np.ndarray | None
 
 
 def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
@@ -98,8 +103,21 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
     if isinstance(graph, str):
         return Refusal(equation, graph)
     scalars = [s for s in product.scalars if softmax is None or s is not softmax[0]]
-    parts = _Parts(reduction, product, tables[0], of_rows, softmax, scalars)
+    known = [s for s in scalars if view.value(s.atom) is not None]
+    weights = _known_weights(view, product, known)
+    scalars = [s for s in scalars if s not in known]
+    parts = _Parts(reduction, product, tables[0], of_rows, softmax, scalars, weights)
     return _rewrite(view, graph, parts)
+
+
+def _known_weights(view: View, product: Product, factors: list[Factor]) -> np.ndarray | None:
+    """The product of factors that are known ahead, such as norms of degrees."""
+    if not factors:
+        return None
+    heads = product.shape[product.axis + 1] if product.has_heads else None
+    with jax.ensure_compile_time_eval():
+        made = values_of(factors, [view.value(f.atom) for f in factors])
+        return np.asarray(_by_head(made, heads, product.edges))
 
 
 def _is_of_rows(view: View, reduction: SegmentReduction, factor: Factor, rows: np.ndarray) -> bool:
@@ -158,7 +176,7 @@ def _rewrite(view: View, graph: StaticGraph, parts: _Parts) -> Rewrite:
     after = nbytes(gather.table, output) + edges + 4 * product.edges
     note = f"sum over {product.edges} edges of {product.width} features -> {weights.op}"
     before = 3 * edges + nbytes(output)
-    case = _case(weights, product.width)
+    case = _case(weights, parts)
     return Rewrite(reduction.equation, inputs, function, note, before, after, case=case)
 
 
@@ -169,7 +187,8 @@ def _attention_of(
 
     These ops are for one graph without leading axes, whose values have an axis of heads or none.
     """
-    if parts.softmax is None or parts.scalars or parts.product.axis != 0:
+    has_weights = parts.scalars or parts.known is not None
+    if parts.softmax is None or has_weights or parts.product.axis != 0:
         return None
     logits = parts.softmax[1].logits
     found = gat_logits_of(view, logits, graph)
@@ -193,13 +212,14 @@ class _Weights:
     apply: Callable[[Any, Sequence[Any]], Any]
 
 
-def _case(weights: _Weights, width: int) -> str:
+def _case(weights: _Weights, parts: _Parts) -> str:
     """What of the rule is measured apart: narrow rows cost little beside their weights."""
+    width = parts.product.width
     if weights.op == "gat_attention" and width < 32:
         return "gat_attention of narrow rows"
     if weights.op in (DotLogits.op, Gatv2Logits.op) and width < 32:
         return "inner products of narrow rows"
-    if weights.inputs and width < 8:
+    if (weights.inputs or parts.known is not None) and width < 8:
         return "neighbour_sum of narrow weighted rows"
     return "neighbour_sum"
 
@@ -244,7 +264,7 @@ def _weights(
 
     def apply(table, values):
         leading = table.shape[:axis]
-        if not inputs:
+        if not inputs and parts.known is None:
             return rows.sum(graph.graph, table.reshape(*leading, table.shape[axis], -1))
         weights = []
         if parts.softmax is not None:
@@ -255,8 +275,9 @@ def _weights(
         if parts.scalars:
             made = values_of(parts.scalars, list(values)).astype(table.dtype)
             weights.append(graph.to_slots(_by_head(made, heads, edges)))
-        of_edges = weights[0] if len(weights) == 1 else weights[0] * weights[1]
-        weighted = graph.graph.with_weights(of_edges)
+        if parts.known is not None:
+            weights.append(jnp.asarray(parts.known[graph.order], table.dtype))
+        weighted = graph.graph.with_weights(functools.reduce(operator.mul, weights))
         if heads is not None:
             return ops.spmm(weighted, table)
         return rows.sum(weighted, table.reshape(*leading, table.shape[axis], -1))

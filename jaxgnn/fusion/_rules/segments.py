@@ -4,7 +4,8 @@ Sound where the segment ids are known: rows that are dropped become padding. A s
 array, which is added; a maximum at -inf and a minimum at inf, which segments without rows keep.
 
 A sum of one constant is that constant times the number of edges of each segment, if this number is
-one that the dtype has exactly: counts of edges, such as the divisors of means, are known ahead.
+one that the dtype has exactly: counts of edges, such as the divisors of means, are known ahead. So
+are reductions of one known number for each edge, such as degrees that self loops are counted in.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
         made = _counted(view, reduction, graph)
         if made is not None:
             return made
+    if (known := _known(view, reduction)) is not None:
+        return known
     if not jnp.issubdtype(output.aval.dtype, jnp.floating):
         return None
     if isinstance(graph, str):
@@ -64,6 +67,19 @@ def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
     before, after = 3 * edges + nbytes(output), edges + moved + nbytes(output)
     case = "segments of sorted ids" if graph.is_ordered else "segments"
     return Rewrite(equation, inputs, function, note, before, after, case=case)
+
+
+def _known(view: View, reduction: SegmentReduction) -> Rewrite | None:
+    """The reduction of one number for each edge, if all are known, as a constant."""
+    output, updates = reduction.equation.outvars[0], reduction.updates
+    edges = updates.aval.shape[reduction.axis]
+    if updates.aval.size != edges or (value := view.value(output)) is None:
+        return None
+    note = f"{reduction.kind} of {edges} known numbers -> a constant"
+    sizes = nbytes(updates, output), nbytes(output)
+    return Rewrite(
+        reduction.equation, [], lambda: [jnp.asarray(value)], note, *sizes, True, "counts"
+    )
 
 
 def _with_features(x):

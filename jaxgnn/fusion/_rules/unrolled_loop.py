@@ -1,0 +1,250 @@
+"""A loop of Python over the members of a batch becomes one call for all of them.
+
+``jnp.stack([f(x[i]) for i in range(len(x))])`` is ``jax.vmap(f)(x)``: a program with as many
+copies of ``f`` as there are members has one. So is a concatenation of ``f(x[i : i + 1])``. Other
+rules then see the one.
+
+Sound where
+
+* what is stacked is made by the same equations for each member: of the same primitives, parameters
+  and types, which read the same arrays in the same places. Where they read different ones, these
+  are members of one array, in their order and without gaps, or known whole numbers, such as ids to
+  which an offset was added;
+* no equation draws random numbers, of which a batch may be other ones, chooses a branch or ends a
+  loop by what it computes, of which a batch would compute both, or has a side effect.
+
+It pays where the copies are read by nothing else, and have a product, a gather, a reduction or the
+like among them, which are conditions too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxgnn.fusion._program import Atom, Equation, is_variable, reads_the_same
+from jaxgnn.fusion._rewrite import Refusal, Rewrite, Rule, nbytes
+from jaxgnn.fusion._templates import calls_the_same
+from jaxgnn.fusion._view import View
+
+Members = tuple[Atom, ...]
+
+_WORK = (
+    "dot_general",
+    "conv",
+    "gather",
+    "scatter",
+    "reduce",
+    "sort",
+    "top_k",
+    "scan",
+    "custom_vjp",
+)
+_OF_EACH_ITS_OWN = ("random_", "rng_", "threefry", "while", "cond", "pallas_call", "ffi_call")
+_LARGEST_CONSTANT = 1 << 26  # entries of known numbers that are put together
+
+
+@dataclass(frozen=True)
+class _Source:
+    """An array that has what the members read.
+
+    Attributes:
+      atom: the array, or None where what they read is ``known``.
+      batched: takes the value of the array; returns the members along a new first axis.
+    """
+
+    atom: Atom | None
+    batched: Callable[..., Any]
+
+
+@dataclass
+class _Copies:
+    """The equations of all members, side by side.
+
+    Attributes:
+      view: the view of the program.
+      of_first: what corresponds to each variable of the first member, in all of them.
+      sources: where the members of a batch come from, by the variable of the first member.
+      equations: the equations that make them, of all members.
+    """
+
+    view: View
+    of_first: dict[Any, Members] = field(default_factory=dict)
+    sources: dict[Any, _Source] = field(default_factory=dict)
+    equations: dict[int, Equation] = field(default_factory=dict)
+
+    def add(self, results: Members) -> str | None:
+        """Follows what makes the results; returns why the members differ, or None."""
+        waiting = [results]
+        while waiting:
+            members = waiting.pop()
+            first = members[0]
+            if not is_variable(first):
+                if not all(reads_the_same(first, other) for other in members):
+                    return "the members differ in a number"
+                continue
+            if first in self.of_first:
+                if any(a is not b for a, b in zip(self.of_first[first], members, strict=True)):
+                    return "the members read different arrays"
+                continue
+            self.of_first[first] = members
+            if all(other is first for other in members):
+                continue
+            source = _source_of(self.view, members)
+            if source is not None:
+                self.sources[first] = source
+                continue
+            made = _producers(self.view, members)
+            reason = "the members read different arrays"
+            reason = reason if made is None else _why_not_one(made, members)
+            if made is None or reason is not None:
+                return reason
+            self.equations.update({id(e): e for e in made})
+            waiting += zip(*(e.invars for e in made), strict=True)
+            waiting += zip(*(e.outvars for e in made), strict=True)
+        return None
+
+    def are_read_by(self, stack: Equation) -> bool:
+        """Whether nothing but these equations and ``stack`` reads what they make."""
+        made = [v for e in self.equations.values() for v in e.outvars]
+        return not any(
+            self.view.is_output(v)
+            or any(u is not stack and id(u) not in self.equations for u in self.view.users(v))
+            for v in made
+        )
+
+    def do_work(self) -> bool:
+        """Whether there is an equation that is worth to be one for all members."""
+        return any(e.primitive.name.startswith(_WORK) for e in self.equations.values())
+
+    def of_one(self, result: Any) -> tuple[list[Any], list[Any], Any]:
+        """The first member as a function of batched and of shared arrays, and these variables."""
+        firsts = {v for v in self.of_first if v not in self.sources}
+        equations = tuple(
+            e
+            for e in self.view.program.equations
+            if id(e) in self.equations and e.outvars[0] in firsts
+        )
+        made = {v for e in equations for v in e.outvars}
+        batched = list(self.sources)
+        shared = [v for v in firsts if v not in made]
+        one = dataclasses.replace(
+            self.view.program,
+            inputs=(*batched, *shared),
+            outputs=(result,),
+            equations=equations,
+            constants={},
+        )
+        return batched, shared, jex.jaxpr_as_fun(one.closed())
+
+
+def _producers(view: View, members: Members) -> list[Equation] | None:
+    """The equation that makes each member, or None if one is not made by an equation."""
+    made = [e for a in members if (e := view.producer(a)) is not None]
+    return made if len(made) == len(members) else None
+
+
+def _why_not_one(made: list[Equation], members: Members) -> str | None:
+    """Why equations can not be one for all members, or None."""
+    first = made[0]
+    if len({id(e) for e in made}) < len(made):
+        return "the members read results of one equation"
+    place = first.outvars.index(members[0])
+    is_same = all(
+        calls_the_same(first, e) and e.outvars[place] is a
+        for e, a in zip(made, members, strict=True)
+    )
+    if not is_same:
+        return "the members are made by different equations"
+    if first.effects or first.primitive.name.startswith(_OF_EACH_ITS_OWN):
+        return f"{first.primitive.name} of a batch may be another one"
+    return None
+
+
+def _source_of(view: View, members: Members) -> _Source | None:
+    """The array of which these are the members, along its first axis, or None."""
+    types = {(tuple(a.aval.shape), str(a.aval.dtype)) for a in members}
+    if len(types) > 1:
+        return None
+    values = _known_numbers(view, members)
+    if values is not None:
+        return _Source(None, lambda: jnp.asarray(values))
+    made = _producers(view, members)
+    if made is None or any(e.primitive.name not in ("slice", "unstack", "split") for e in made):
+        return None
+    if any(e.invars[0] is not made[0].invars[0] for e in made):
+        return None
+    if any(e.params.get("strides") is not None for e in made):
+        return None
+    array, count, shape = made[0].invars[0], len(members), members[0].aval.shape
+    spans = [_span(e, a) for e, a in zip(made, members, strict=True)]
+    (start, *begins), (stop, *ends) = spans[0]
+    rows = stop - start
+    whole = [((start + i * rows, *begins), (start + (i + 1) * rows, *ends)) for i in range(count)]
+    if spans != whole:
+        return None
+    first, last = spans[0][0], spans[-1][1]
+    return _Source(array, lambda x: lax.slice(x, first, last).reshape(count, *shape))
+
+
+def _known_numbers(view: View, members: Members) -> np.ndarray | None:
+    aval = members[0].aval
+    is_whole = jnp.issubdtype(aval.dtype, jnp.integer) or aval.dtype == bool
+    if not is_whole or aval.size * len(members) > _LARGEST_CONSTANT:
+        return None
+    values = [v for a in members if (v := view.value(a)) is not None]
+    return np.stack(values) if len(values) == len(members) else None
+
+
+def _span(equation: Equation, member: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Where a slice, or a part of an array that is taken apart, begins and ends in the array."""
+    params, shape = equation.params, equation.invars[0].aval.shape
+    if equation.primitive.name == "slice":
+        return tuple(params["start_indices"]), tuple(params["limit_indices"])
+    axis, place = params["axis"], equation.outvars.index(member)
+    sizes = [1] * shape[axis] if equation.primitive.name == "unstack" else params["sizes"]
+    start = int(sum(sizes[:place]))
+    begins = [start if d == axis else 0 for d in range(len(shape))]
+    ends = [start + int(sizes[place]) if d == axis else n for d, n in enumerate(shape)]
+    return tuple(begins), tuple(ends)
+
+
+def _propose(view: View, equation: Equation) -> Rewrite | Refusal | None:
+    members, output = tuple(equation.invars), equation.outvars[0]
+    axis = equation.params["axis" if equation.primitive.name == "stack" else "dimension"]
+    if axis != 0 or len(members) < 2 or len({str(a.aval) for a in members}) > 1:
+        return None
+    copies = _Copies(view)
+    reason = copies.add(members)
+    if reason is not None:
+        return Refusal(equation, reason) if copies.equations else None
+    if not copies.sources or not copies.do_work():
+        return None
+    if not copies.are_read_by(equation):
+        return Refusal(equation, "a member is read by something else, too")
+    batched, shared, one = copies.of_one(members[0])
+    sources = [copies.sources[v] for v in batched]
+    arrays = [s.atom for s in sources if s.atom is not None]
+
+    def function(*values):
+        rest = iter(values)
+        inputs = [s.batched() if s.atom is None else s.batched(next(rest)) for s in sources]
+        axes = [0] * len(inputs) + [None] * len(shared)
+        made = jax.vmap(lambda *a: one(*a)[0], in_axes=axes, out_axes=0)(*inputs, *rest)
+        return [made.reshape(output.aval.shape)]
+
+    size = nbytes(*(v for e in copies.equations.values() for v in e.outvars))
+    note = f"{len(members)} copies of {len(copies.equations) // len(members)} equations -> vmap"
+    inputs = [*arrays, *shared]
+    return Rewrite(equation, inputs, function, note, 2 * size, 2 * size, is_open=True)
+
+
+RULE = Rule("unrolled_loop", frozenset(("stack", "concatenate")), _propose, is_outermost_first=True)
