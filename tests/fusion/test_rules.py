@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 import jaxgnn
+from jaxgnn.fusion import _layers
 from jaxgnn.fusion._rules import dense
+from jaxgnn.fusion._templates import argument_of
 from jaxgnn.ops._dense.fused_linear import FUSED_LINEAR
 from tests.fusion._cases import (
     EDGES,
@@ -45,6 +47,22 @@ def _min(data, ids=RECEIVERS):
 def _shifted(w, shift, ids=RECEIVERS, eps=0.0):
     powers = jnp.exp(w - jax.lax.stop_gradient(shift(w))[RECEIVERS])
     return powers / (_sum(powers) + eps)[ids]
+
+
+def _guarded(w):
+    """A softmax that gives zeros where all of a segment is -inf, or nothing is there."""
+    counts = _sum(jnp.ones_like(RECEIVERS))
+    highest = jnp.where(counts > 0, _max(w), 0.0)
+    highest = jnp.where(jnp.isneginf(highest), 0.0, highest)
+    powers = jnp.exp(w - highest[RECEIVERS])
+    totals = _sum(powers)
+    return powers / jnp.where(totals > 0, totals, 1.0)[RECEIVERS]
+
+
+def _masked(w, mask):
+    return _sum(
+        X.reshape(NODES, 2, 2)[SENDERS] * _guarded(jnp.where(mask, w[..., 0], -jnp.inf))[..., None]
+    )
 
 
 def _mlp(columns, activation=jax.nn.relu):
@@ -119,7 +137,18 @@ APPLIES = {
     "sum of edges at": (lambda e, x: x.at[RECEIVERS].add(jnp.sin(e)), (E, X[:, :3]), ["aggregate"]),
     "softmax": (lambda w: _softmax(w), (W,), ["segment_softmax"]),
     "softmax with epsilon": (lambda w: _shifted(w, _max, eps=1e-16), (W,), ["segment_softmax"]),
+    "softmax with guards": (lambda w: _guarded(w / 1.0), (W,), ["segment_softmax"]),
+    "sums of gathered rows": (
+        lambda x, a: jnp.sin(-(a[0] * x[SENDERS]).sum(-1)),
+        (X, H),
+        ["sums by nodes"],
+    ),
     # attention
+    "attention without some edges": (
+        lambda w: _masked(w, (jnp.arange(EDGES) % 7 != 0)[:, None]),
+        (HEADS,),
+        ["segment_softmax and spmm"],
+    ),
     "attention": (
         lambda x, w: _sum(x.reshape(NODES, 2, 2)[SENDERS] * _softmax(w)),
         (X, HEADS),
@@ -314,12 +343,17 @@ DOES_NOT = {
         ),
         (X, H, X[0]),
     ),
+    "sums of rows that are not there": (
+        lambda x: jnp.nan_to_num(x.at[OUT].get(mode="fill").sum(-1)),
+        (X,),
+    ),
+    "sums of products of two ends": (lambda x: (x[SENDERS] * x[RECEIVERS]).sum(-1), (X,)),
     "softmax of dropped edges": (
         lambda w: jnp.where(DROPPED < NODES, _softmax(w, DROPPED), 0),
         (W,),
     ),
 }
-NO_OP = {"spmm", "neighbour_reduce", "segment_softmax", "maxk", "gat_attention"}
+NO_OP = {"sums by nodes", "spmm", "neighbour_reduce", "segment_softmax", "maxk", "gat_attention"}
 
 
 @pytest.mark.parametrize("name", DOES_NOT)
@@ -379,6 +413,74 @@ def test_what_no_edge_reads_may_be_nan(name):
     np.testing.assert_allclose(
         jax.grad(loss(fused))(spoiled), jax.grad(loss(fn))(spoiled), atol=1e-4
     )
+
+
+@pytest.mark.parametrize("of", ["softmax", "attention"])
+def test_segments_whose_logits_are_all_minus_infinity_give_zeros(of):
+    w = jnp.where((RECEIVERS == 2) | (jnp.arange(EDGES) % 7 == 0), -jnp.inf, W)
+    fn = {"softmax": _guarded, "attention": lambda w: _sum(X[SENDERS] * _guarded(w)[:, None])}[of]
+    assert applied(fuse(fn), w)
+    assert jnp.isfinite(fn(w)).all()
+    assert_same(fn, fuse(fn), w)
+
+
+@pytest.mark.parametrize("of", ["heads", "all of a segment"])
+def test_masks_of_another_form_stay_in_the_logits(of):
+    masks = {
+        "heads": jnp.stack([jnp.arange(EDGES) % 7 != 0, jnp.arange(EDGES) % 5 != 0], -1),
+        "all of a segment": (RECEIVERS != 2)[:, None],
+    }
+    assert applied(fuse(_masked), HEADS, masks[of]) == []  # whose masks are not known
+
+    def run(w):
+        return _masked(w, masks[of])
+
+    assert applied(fuse(run), HEADS) == ["segment_softmax and spmm"]
+    assert_same(run, fuse(run), HEADS)
+
+
+def test_messages_that_are_needed_are_not_computed_again():
+    def run(x):
+        messages = _mlp(_ends(x))
+        return _sum(messages), messages
+
+    assert "edge_mlp_aggregate" not in applied(fuse(run), X)
+    assert "needed for something else" in refused(fuse(run), X)
+    assert_same(run, fuse(run), X)
+
+
+def test_weights_that_are_known_are_put_in_order_ahead():
+    degrees = _sum(jnp.ones(EDGES))
+
+    def run(x):
+        norms = jnp.where(degrees > 0, degrees, 1.0) ** -0.5
+        return _sum(x[SENDERS] * (norms[SENDERS] * norms[RECEIVERS])[:, None])
+
+    explanation = jaxgnn.fuse.explain(fuse(run), X)
+    assert applied(fuse(run), X) == ["spmm"] and explanation.equations_after == 1
+    assert_same(run, fuse(run), X)
+
+
+def test_each_layer_of_a_chain_is_asked_about_as_often_in_a_longer_one(monkeypatch):
+    counts = []
+
+    def counted(view, atom, template):
+        counts.append(1)
+        return argument_of(view, atom, template)
+
+    monkeypatch.setattr(_layers, "argument_of", counted)
+
+    def calls(layers):
+        def run(x):
+            for _ in range(layers):
+                x = jax.nn.silu(x @ KERNEL[:8, :8] + BIAS)
+            return x @ LAST
+
+        counts.clear()
+        assert applied(fuse(run), KERNEL) == ["fused_mlp"]
+        return len(counts)
+
+    assert calls(20) - calls(10) == calls(30) - calls(20)
 
 
 def test_two_layers_keep_their_own_graphs_and_share_one():
