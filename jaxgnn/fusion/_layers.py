@@ -64,7 +64,7 @@ def _linear_of(view: View, atom: Atom) -> Linear | None:
     if equation is None:
         return _product_of(view, atom, None)
     for product, added in (equation.invars, equation.invars[::-1]):
-        bias = _row_of(view, added, atom.aval)
+        bias = row_of(view, added, atom.aval)
         made = None if bias is None else _product_of(view, product, bias)
         if made is not None:
             return made
@@ -98,7 +98,7 @@ def _precision_under(default: Any) -> Any:
     return jax.make_jaxpr(jax.lax.dot)(like, like).jaxpr.eqns[0].params["precision"]
 
 
-def _row_of(view: View, atom: Atom, like: Any) -> Atom | None:
+def row_of(view: View, atom: Atom, like: Any) -> Atom | None:
     """The row that an array repeats along all axes but the last, or None."""
     width = like.shape[-1]
     while is_variable(atom):

@@ -75,22 +75,44 @@ class Program:
     def replace(self, made: Mapping[Any, Atom], before: Any, added: Program) -> Program:
         """Puts the equations of another program in front of one equation.
 
+        Equations behind that one go in front of it too, if ``added`` reads what they make.
+
         Args:
           made: what is read instead of each of these variables from now on.
           before: the equation in front of which ``added`` goes.
           added: a program whose inputs are variables of this one.
+
+        Raises:
+          ValueError: if ``before`` is no equation of this program, or ``added`` reads what depends
+            on a variable that is replaced.
         """
         known = [i for i, e in enumerate(self.equations) if e is before]
         if len(known) != 1:
             raise ValueError("Program.replace: before must be an equation of this program")
         head, tail = self.equations[: known[0]], self.equations[known[0] :]
-        tail = tuple(_reading(e, made) for e in tail)
+        needed = _needed_of(tail, added.inputs)
+        if any(v in made for e in needed for v in (*e.outvars, *e.invars) if is_variable(v)):
+            raise ValueError("Program.replace: added reads what depends on a replaced variable")
+        head = (*head, *needed)
+        kept = {id(e) for e in needed}
+        tail = tuple(_reading(e, made) for e in tail if id(e) not in kept)
         return dataclasses.replace(
             self,
             equations=(*head, *added.equations, *tail),
             outputs=tuple(_read(made, o) for o in self.outputs),
             constants={**self.constants, **added.constants},
         )
+
+
+def _needed_of(equations: Sequence[Equation], atoms: Sequence[Atom]) -> list[Equation]:
+    """The equations on which atoms depend, in their order."""
+    waiting = {a for a in atoms if is_variable(a)}
+    found = []
+    for equation in reversed(equations):
+        if not waiting.isdisjoint(equation.outvars):
+            waiting.update(a for a in equation.invars if is_variable(a))
+            found.append(equation)
+    return found[::-1]
 
 
 def traced(function: Callable[..., Any], inputs: Sequence[Atom], *, is_open: bool) -> Program:

@@ -15,11 +15,11 @@ from jaxgnn.fusion._view import View
 
 @dataclass(frozen=True)
 class Rewrite:
-    """Equal terms for the results of one equation.
+    """Equal terms for the results of one equation, or for some variables that belong together.
 
     Attributes:
       equation: the equation whose results are replaced.
-      inputs: the atoms that the new terms read, all made before that equation.
+      inputs: the atoms that the new terms read, none of which depends on what is replaced.
       function: takes an array for each input, and returns an array for each result.
       note: what is replaced and by what, for ``explain``.
       bytes_before: bytes that the replaced equations read and write.
@@ -27,6 +27,7 @@ class Rewrite:
       is_open: whether the new terms are for other rules to look into.
       case: what is measured apart from the other rewrites of its rule; the rule's name if empty.
       is_what_runs: whether the op would choose here what the replaced code does anyway.
+      results: the variables that are replaced, if they are not the results of ``equation``.
     """
 
     equation: Equation
@@ -38,6 +39,7 @@ class Rewrite:
     is_open: bool = False
     case: str = ""
     is_what_runs: bool = False
+    results: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -223,14 +225,16 @@ class _Rewriting:
 def _applied(view: View, rewrite: Rewrite) -> Program:
     """The program after a rewrite, whose results have to be of the types of the old ones."""
     added = traced(rewrite.function, rewrite.inputs, is_open=rewrite.is_open)
-    old = rewrite.equation.outvars
+    old = rewrite.results or rewrite.equation.outvars
     if [_type(o) for o in added.outputs] != [_type(o) for o in old]:
         raise TypeError(
             f"jaxgnn.fuse: a rewrite of {rewrite.note} made {[_type(o) for o in added.outputs]} of "
             f"{[_type(o) for o in old]}"
         )
     made = dict(zip(old, added.outputs, strict=True))
-    return view.program.replace(made, rewrite.equation, added).tidy()
+    makers = [view.producer(variable) for variable in old]
+    first = next(e for e in view.program.equations if any(e is maker for maker in makers))
+    return view.program.replace(made, first, added).tidy()
 
 
 def _type(atom: Atom) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ from jaxgnn.fusion._rules import (
     edge_sum,
     linear_order,
     maxk,
+    mhc,
     neighbour_extreme,
     neighbour_sum,
     segment_softmax,
@@ -26,6 +27,8 @@ RULES: tuple[Rule, ...] = (
     segment_softmax.RULE,
     maxk.RULE,
     segments.RULE,
+    mhc.PRE,
+    mhc.POST,
     dense.MLP,
     dense.LINEAR,
 )
