@@ -192,7 +192,12 @@ def _source_of(view: View, members: Members) -> _Source | None:
     if spans != whole:
         return None
     first, last = spans[0][0], spans[-1][1]
-    return _Source(array, lambda x: lax.slice(x, first, last).reshape(count, *shape))
+    is_whole = not any(first) and last == tuple(array.aval.shape)
+
+    def batched(x):
+        return (x if is_whole else lax.slice(x, first, last)).reshape(count, *shape)
+
+    return _Source(array, batched)
 
 
 def _known_numbers(view: View, members: Members) -> np.ndarray | None:
