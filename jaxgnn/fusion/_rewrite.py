@@ -202,11 +202,12 @@ class _Rewriting:
 
     def _rewrites(self, equation: Equation) -> bool:
         """Whether the rule has replaced an equation."""
-        place = _place(equation, self.where)
         proposal = self.rules.propose(self.rule, self.view, equation)
+        if proposal is None:
+            return False
+        place = _place(equation, self.where)
         if isinstance(proposal, Refusal):
             self.refusals[place] = proposal.reason
-        if not isinstance(proposal, Rewrite):
             return False
         try:
             made = _applied(self.view, proposal)

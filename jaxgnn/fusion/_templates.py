@@ -126,8 +126,11 @@ def _same_call(left: Equation, right: Equation) -> bool:
     return all(_same(value, right.params[key]) for key, value in left.params.items())
 
 
-def _derivative(equation: Equation) -> str:
-    """The program of a function and of its forward derivative, made once for each function."""
+def _derivative(equation: Equation) -> tuple[str, tuple[int, ...]]:
+    """The program of a function and of its forward derivative, made once for each function.
+
+    Its text does not tell the constants that it reads, of which the ids stand beside it.
+    """
     params = tuple(equation.params.values())
     key = tuple(map(id, params))
     if key not in _DERIVATIVES:
@@ -139,10 +142,10 @@ def _derivative(equation: Equation) -> str:
 
 
 _MOST_DERIVATIVES = 1024
-_DERIVATIVES: dict[tuple[int, ...], tuple[Any, str]] = {}
+_DERIVATIVES: dict[tuple[int, ...], tuple[Any, tuple[str, tuple[int, ...]]]] = {}
 
 
-def _traced_derivative(equation: Equation) -> str:
+def _traced_derivative(equation: Equation) -> tuple[str, tuple[int, ...]]:
     types = [a.aval for a in equation.invars]
 
     def both(*arrays):
@@ -155,7 +158,8 @@ def _traced_derivative(equation: Equation) -> str:
 
         return jax.jvp(run, arrays[:half], arrays[half:])
 
-    return str(Program.of(jax.make_jaxpr(both)(*types, *types)).closed())
+    made = Program.of(jax.make_jaxpr(both)(*types, *types))
+    return str(made.closed()), tuple(map(id, made.constants.values()))
 
 
 def _same(left: Any, right: Any) -> bool:

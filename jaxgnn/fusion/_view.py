@@ -48,12 +48,12 @@ class View:
         self._outputs = {o for o in program.outputs if is_variable(o)}
         self._remembered: dict[tuple[str, Any], Any] = {}
 
-    def remembered(self, question: str, atom: Atom, answer: Callable[[], Any]) -> Any:
-        """The answer to a question about a variable, which is worked out once for each view.
+    def remembered(self, question: str, atom: Atom | None, answer: Callable[[], Any]) -> Any:
+        """The answer to a question about the program, which is worked out once for each view.
 
         Args:
           question: names the question, and with it the function that answers it.
-          atom: what it is about; a literal is asked about anew.
+          atom: the variable that it is about, or None; a literal is asked about anew.
           answer: works the answer out.
         """
         if not is_variable(atom):

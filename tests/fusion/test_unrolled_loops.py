@@ -20,6 +20,7 @@ BATCH, WIDTH = 3, 4
 (X,) = arrays((BATCH, NODES, WIDTH))
 FIRST, BIAS, LAST = arrays((2 * WIDTH, 6), (6,), (6, WIDTH), seed=1)
 (KERNEL,) = arrays((WIDTH, WIDTH), seed=2)
+SLOPES = np.asarray(X)
 
 
 def _keys():
@@ -97,6 +98,21 @@ def _random(key, x):
     return _dense(x) + jax.random.normal(key, x.shape)
 
 
+def _branch(x):
+    return jax.lax.cond(x[0, 0] > 0, _dense, jnp.tanh, x)
+
+
+def _sloped(i):
+    slope = SLOPES[i]
+
+    @jax.custom_jvp
+    def same(x):
+        return x + 0.0
+
+    same.defjvps(lambda t, _, x: t * slope)
+    return same
+
+
 COPIES = {
     "another order": (
         lambda x: jnp.stack([_dense(x[i]) for i in (2, 1, 0)]),
@@ -130,8 +146,18 @@ COPIES = {
         lambda x: jnp.stack([_random(k, m) for k, m in zip(_keys(), x, strict=True)]),
         "of a batch may be another one",
     ),
+    "a branch in a loop": (
+        lambda x: jnp.stack(
+            [jax.lax.fori_loop(0, 2, lambda _, c: _branch(c), m) @ KERNEL for m in x]
+        ),
+        "of a batch may be another one",
+    ),
+    "slopes of other arrays": (
+        lambda x: jnp.stack([_sloped(i)(x[i]) @ KERNEL for i in range(BATCH)]),
+        "made by different equations",
+    ),
     "a branch": (
-        lambda x: jnp.stack([jax.lax.cond(m[0, 0] > 0, _dense, jnp.tanh, m) @ KERNEL for m in x]),
+        lambda x: jnp.stack([_branch(m) @ KERNEL for m in x]),
         "of a batch may be another one",
     ),
 }

@@ -77,7 +77,7 @@ def segment_softmax_of(
     totals = _read_by_segment(view, divisors, rows)
     if exp is None or totals is None:
         return None
-    sums = _without_guards(view, totals, rows, _is_total_guard)
+    sums, guards_total = _without_guards(view, totals, rows, _guarded_total)
     total = _segment_reduction_of(view, _without_epsilon(view, sums), "sum", rows)
     if (
         total is None
@@ -92,7 +92,8 @@ def segment_softmax_of(
     highest = _read_by_segment(view, _through_stops(view, shifts), rows)
     if highest is None:
         return None
-    highest = _without_guards(view, _through_stops(view, highest), rows, _is_shift_guard)
+    highest = _through_stops(view, highest)
+    highest, guards_shift = _without_guards(view, highest, rows, _guarded_shift)
     maximum = _segment_reduction_of(view, _through_stops(view, highest), "max", rows)
     if maximum is None or not is_filled_with(view, maximum.base, -np.inf):
         return None
@@ -103,7 +104,7 @@ def segment_softmax_of(
     logits = _without_ones(view, logits)
     if may_drop:
         logits, rows = _without_masked(view, logits, rows)
-    is_guarded = sums is not totals
+    is_guarded = guards_total and guards_shift
     return SegmentSoftmax(_without_ones(view, logits), total.size, rows, is_guarded)
 
 
@@ -138,23 +139,28 @@ def _without_masked(view: View, logits: Atom, rows: np.ndarray) -> tuple[Atom, n
 
 
 def _without_guards(
-    view: View, table: Atom, rows: np.ndarray, is_guard: Callable[[View, Equation], Atom | None]
-) -> Atom:
+    view: View, table: Atom, rows: np.ndarray, guarded: Callable[[View, Equation], Atom | None]
+) -> tuple[Atom, bool]:
     """A table of segments before ``where`` put other numbers where there is nothing to guard.
 
     Args:
       view: the view of the program.
       table: one row for each segment.
       rows: the segment of each edge.
-      is_guard: takes a ``select_n``; returns the array that it guards, or None.
+      guarded: takes a ``select_n``; returns the array that it guards by what it computes, or None.
+
+    Returns:
+      The table, and whether it was guarded by what was computed.
     """
+    is_guarded = False
     while (select := view.made_by(table, "select_n")) is not None and len(select.invars) == 3:
         inner = _case_of_segments(view, select, rows)
-        inner = is_guard(view, select) if inner is None else inner
         if inner is None:
-            break
+            inner, is_guarded = guarded(view, select), True
+        if inner is None:
+            return table, False
         table = inner
-    return table
+    return table, is_guarded
 
 
 def _case_of_segments(view: View, select: Equation, rows: np.ndarray) -> Atom | None:
@@ -169,8 +175,10 @@ def _case_of_segments(view: View, select: Equation, rows: np.ndarray) -> Atom | 
     return cases[int(of_segments.flat[0])]
 
 
-def _is_total_guard(view: View, select: Equation) -> Atom | None:
+def _guarded_total(view: View, select: Equation) -> Atom | None:
     """``sums`` of ``where(sums > 0, sums, 1)``; a sum of zero has only exponentials of zero."""
+    if len(select.invars) != 3:
+        return None
     test, otherwise, sums = select.invars
     comparison = view.made_by(test, "gt")
     if comparison is None or comparison.invars[0] is not sums:
@@ -179,8 +187,10 @@ def _is_total_guard(view: View, select: Equation) -> Atom | None:
     return sums if is_one and is_filled_with(view, comparison.invars[1], 0) else None
 
 
-def _is_shift_guard(view: View, select: Equation) -> Atom | None:
+def _guarded_shift(view: View, select: Equation) -> Atom | None:
     """``highest`` of ``where(highest == -inf, 0, highest)``, whose exponentials are zero anyway."""
+    if len(select.invars) != 3:
+        return None
     test, highest, otherwise = select.invars
     comparison = view.made_by(test, "eq")
     if comparison is None or comparison.invars[0] is not highest:
@@ -246,7 +256,7 @@ def total_of(view: View, quotient: Equation) -> SegmentReduction | None:
     if gather is None or gather.axis != 0:
         return None
     table = gather.table
-    while (select := view.made_by(table, "select_n")) and (sums := _is_total_guard(view, select)):
+    while (select := view.made_by(table, "select_n")) and (sums := _guarded_total(view, select)):
         table = sums
     equation = view.producer(_without_epsilon(view, table))
     reduction = None if equation is None else segment_reduction(equation)

@@ -164,8 +164,22 @@ def _why_not_one(made: list[Equation], members: Members) -> str | None:
     )
     if not is_same:
         return "the members are made by different equations"
-    if first.effects or first.primitive.name.startswith(_OF_EACH_ITS_OWN):
-        return f"{first.primitive.name} of a batch may be another one"
+    own = _of_its_own(first)
+    return None if own is None else f"{own} of a batch may be another one"
+
+
+def _of_its_own(equation: Equation) -> str | None:
+    """The name of a primitive in an equation or its bodies that is run by itself, or None."""
+    name = equation.primitive.name
+    if equation.effects or name.startswith(_OF_EACH_ITS_OWN):
+        return name
+    for value in equation.params.values():
+        for body in value if isinstance(value, tuple) else (value,):
+            if isinstance(body, jex.Jaxpr | jex.ClosedJaxpr):
+                inner = getattr(body, "jaxpr", body).eqns
+                found = next((own for e in inner if (own := _of_its_own(e))), None)
+                if found is not None:
+                    return found
     return None
 
 
