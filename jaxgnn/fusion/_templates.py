@@ -8,6 +8,7 @@ import jax
 import jax.extend.core as jex
 import numpy as np
 
+from jaxgnn.fusion._graphs import digest
 from jaxgnn.fusion._program import (
     Atom,
     Equation,
@@ -16,7 +17,8 @@ from jaxgnn.fusion._program import (
     key_of_param,
     reads_the_same,
 )
-from jaxgnn.fusion._view import View
+from jaxgnn.fusion._view import View, is_plain
+from jaxgnn.graph import is_concrete
 
 
 def argument_of(view: View, atom: Atom, template: Program) -> Atom | None:
@@ -126,10 +128,10 @@ def _same_call(left: Equation, right: Equation) -> bool:
     return all(_same(value, right.params[key]) for key, value in left.params.items())
 
 
-def _derivative(equation: Equation) -> tuple[str, tuple[int, ...]]:
+def _derivative(equation: Equation) -> tuple[Any, ...]:
     """The program of a function and of its forward derivative, made once for each function.
 
-    Its text does not tell the constants that it reads, of which the ids stand beside it.
+    Its text does not tell the constants that it reads, of which keys stand beside it.
     """
     params = tuple(equation.params.values())
     key = tuple(map(id, params))
@@ -142,10 +144,10 @@ def _derivative(equation: Equation) -> tuple[str, tuple[int, ...]]:
 
 
 _MOST_DERIVATIVES = 1024
-_DERIVATIVES: dict[tuple[int, ...], tuple[Any, tuple[str, tuple[int, ...]]]] = {}
+_DERIVATIVES: dict[tuple[int, ...], tuple[Any, tuple[Any, ...]]] = {}
 
 
-def _traced_derivative(equation: Equation) -> tuple[str, tuple[int, ...]]:
+def _traced_derivative(equation: Equation) -> tuple[Any, ...]:
     types = [a.aval for a in equation.invars]
 
     def both(*arrays):
@@ -159,7 +161,9 @@ def _traced_derivative(equation: Equation) -> tuple[str, tuple[int, ...]]:
         return jax.jvp(run, arrays[:half], arrays[half:])
 
     made = Program.of(jax.make_jaxpr(both)(*types, *types))
-    return str(made.closed()), tuple(map(id, made.constants.values()))
+    values = made.constants.values()
+    keys = (digest(v) if is_concrete(v) and is_plain(v) else id(v) for v in values)
+    return str(made.closed()), *keys
 
 
 def _same(left: Any, right: Any) -> bool:

@@ -95,7 +95,7 @@ class View:
     def _evaluated(self, variable: Any) -> np.ndarray | None:
         if variable in self.program.constants:
             value = self.program.constants[variable]
-            return np.asarray(value) if is_concrete(value) and _is_plain(value) else None
+            return np.asarray(value) if is_concrete(value) and is_plain(value) else None
         equation = self._producers.get(variable)
         if equation is None or equation.primitive.name not in _EVALUATED:
             return None
@@ -139,7 +139,7 @@ class View:
             waiting.extend(() if equation is None else equation.invars)
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
     """Whether a value is an array of numbers: random keys and tokens have no value in numpy."""
     dtype = getattr(value, "dtype", None)
     if dtype is None:
