@@ -1300,8 +1300,8 @@ FUSION = (
     Fault(
         "fusion: attention of one graph for a batch of its size",
         "jaxgnn/fusion/_rules/neighbour_sum.py",
-        "or parts.scalars or parts.product.axis != 0:",
-        "or parts.scalars:",
+        "or has_weights or parts.product.axis != 0:",
+        "or has_weights:",
         _tests("fusion/test_rules", _APPLIES),
     ),
     Fault(
@@ -1331,6 +1331,20 @@ FUSION = (
         "return np.where(is_inside, ids, -1)",
         "return np.clip(ids, 0, reduction.size - 1)",
         _tests("fusion/test_rules", _APPLIES),
+    ),
+    Fault(
+        "fusion: a product before a sum multiplies rows that no edge reads",
+        "jaxgnn/fusion/_rules/linear_order.py",
+        "return table if self.is_read.all() else jnp.where(self.is_read.reshape(shape), table, 0)",
+        "return table",
+        _tests("fusion/test_linear_order", "test_rows_that_no_edge_reads_may_be_nan"),
+    ),
+    Fault(
+        "fusion: segments of which all logits are -inf are NaN",
+        "jaxgnn/fusion/_rules/_softmax.py",
+        "is_guarded = guards_total and guards_shift",
+        "is_guarded = False",
+        _tests("fusion/test_rules", "test_segments_whose_logits_are_all_minus_infinity_give_zeros"),
     ),
 )
 
