@@ -43,8 +43,7 @@ from jaxgnn.fusion._rules._contractions import Contraction, Factor, contraction_
 from jaxgnn.fusion._view import View
 from jaxgnn.ops._core.dispatch import current_platform
 from jaxgnn.ops._mhc.mhc_post import MHC_POST
-from jaxgnn.ops._mhc.mhc_pre import MHC_PRE
-from pallas_kernels.mhc.arguments import MHCConstants, MHCParams
+from jaxgnn.ops._mhc.mhc_pre import MHC_PRE, MHCConstants, MHCParams
 
 
 @dataclass(frozen=True)
