@@ -78,12 +78,28 @@ class Layout:
 
 
 @dataclass(frozen=True, eq=False)
+class Part:
+    """Some edges of the rows of one device, in numpy.
+
+    Attributes:
+      indptr: row offsets, padding rows included.
+      indices: column of each edge slot; padding slots are zero.
+      slots: edge slot of the device's block of each slot; padding slots are zero.
+    """
+
+    indptr: np.ndarray
+    indices: np.ndarray
+    slots: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
 class Block:
     """The rows of one device, in numpy.
 
     Attributes:
       indptr: row offsets, padding rows included.
       indices: place in the table of each edge's sender; padding slots are zero.
+      first: number in the whole graph of the first edge of each row, int64; zero for padding rows.
       weights: weight of each edge slot, or None.
       row_scale: factor of each row, or None.
       col_scale: factor of each entry of the table, or None.
@@ -91,6 +107,7 @@ class Block:
 
     indptr: np.ndarray
     indices: np.ndarray
+    first: np.ndarray
     weights: np.ndarray | None
     row_scale: np.ndarray | None
     col_scale: np.ndarray | None
@@ -101,12 +118,13 @@ class Cutter:
 
     Args:
       graph: the graph, not traced.
-      layout: where its nodes go.
+      layout: where its rows go.
+      columns: where its columns go, which are the same nodes if the graph is square.
       lists: whether rows travel by lists (``"all_to_all"``), or all of them to all devices.
     """
 
-    def __init__(self, graph: CSRGraph, layout: Layout, *, lists: bool):
-        self.graph, self.layout = graph, layout
+    def __init__(self, graph: CSRGraph, layout: Layout, columns: Layout, *, lists: bool):
+        self.graph, self.layout, self.columns = graph, layout, columns
         self.indptr, self.indices = np.asarray(graph.indptr), np.asarray(graph.indices)
         self.needs = self._needs() if lists else None
 
@@ -117,16 +135,16 @@ class Cutter:
         return max((len(rows) for needs in self.needs for rows in needs), default=0)
 
     def _needs(self) -> list[list[np.ndarray]]:
-        """For each block and each owner the nodes of the owner that the block reads, ascending."""
-        layout, needs = self.layout, []
-        for members in layout.members:
-            read = np.zeros(layout.num_nodes, bool)
+        """For each block and owner the columns of the owner that the block reads, ascending."""
+        columns, needs = self.columns, []
+        for members, own in zip(self.layout.members, columns.members, strict=True):
+            read = np.zeros(columns.num_nodes, bool)
             read[self.indices[edges_of(self.indptr, members)]] = True
-            read[members] = False
+            read[own] = False
             nodes = np.flatnonzero(read)
-            owners = layout.partition.part_of[nodes]
+            owners = columns.partition.part_of[nodes]
             nodes = nodes[np.argsort(owners, kind="stable")]
-            counts = np.bincount(owners, minlength=layout.devices)
+            counts = np.bincount(owners, minlength=columns.devices)
             needs.append(np.split(nodes, np.cumsum(counts)[:-1]))
         return needs
 
@@ -134,30 +152,31 @@ class Cutter:
         """The lists of an owner: its rows that each block needs, int32 [devices, slots]."""
         if self.needs is None:
             return None
-        send = np.full((self.layout.devices, self.slots), self.layout.rows, np.int32)
+        columns = self.columns
+        send = np.full((columns.devices, self.slots), columns.rows, np.int32)
         for block, needs in enumerate(self.needs):
-            send[block, : len(needs[owner])] = self.layout.row_of[needs[owner]]
+            send[block, : len(needs[owner])] = columns.row_of[needs[owner]]
         return send
 
     def _table(self, block: int) -> np.ndarray:
-        """The place of each node in the table of a block, int32 [nodes]; -1 if it is not there."""
-        layout = self.layout
+        """The place of each column in the table of a block, int32; -1 if it is not there."""
+        columns = self.columns
         if self.needs is None:
-            return layout.place_of.astype(np.int32)
-        place_of = np.full(layout.num_nodes, -1, np.int32)
-        place_of[layout.members[block]] = layout.row_of[layout.members[block]]
+            return columns.place_of.astype(np.int32)
+        place_of = np.full(columns.num_nodes, -1, np.int32)
+        place_of[columns.members[block]] = columns.row_of[columns.members[block]]
         for owner, nodes in enumerate(self.needs[block]):
-            begin = layout.rows + owner * self.slots
+            begin = columns.rows + owner * self.slots
             place_of[nodes] = np.arange(begin, begin + len(nodes), dtype=np.int32)
         return place_of
 
     @property
     def table_rows(self) -> int:
         """Number of entries of each table."""
-        layout = self.layout
+        columns = self.columns
         if self.needs is None:
-            return layout.devices * layout.rows
-        return layout.rows + layout.devices * self.slots
+            return columns.devices * columns.rows
+        return columns.rows + columns.devices * self.slots
 
     def edges(self, block: int, of_edges: Any) -> np.ndarray:
         """The entries of a block from an array with one for each edge slot; zeros for padding."""
@@ -168,10 +187,6 @@ class Cutter:
         """Makes the block of one device, padded to the shape of all."""
         layout, graph = self.layout, self.graph
         members, place_of = layout.members[block], self._table(block)
-        ends = np.cumsum(np.diff(self.indptr)[members])
-        indptr = np.zeros(layout.rows + 1, self.indptr.dtype)
-        indptr[1 : len(ends) + 1] = ends
-        indptr[len(ends) + 1 :] = ends[-1]
         positions = edges_of(self.indptr, members)
         weights, row_scale, col_scale = (
             None if a is None else np.asarray(a)
@@ -182,12 +197,51 @@ class Cutter:
             of_nodes, col_scale = col_scale, np.zeros(self.table_rows, col_scale.dtype)
             col_scale[place_of[in_table]] = of_nodes[in_table]
         return Block(
-            indptr=indptr,
+            indptr=self._offsets(np.diff(self.indptr)[members]),
             indices=_padded(place_of[self.indices[positions]], layout.edges),
+            first=_padded(self.indptr[members].astype(np.int64), layout.rows),
             weights=None if weights is None else _padded(weights[positions], layout.edges),
             row_scale=None if row_scale is None else _padded(row_scale[members], layout.rows),
             col_scale=col_scale,
         )
+
+    @cached_property
+    def near_edges(self) -> list[int]:
+        """Number of edges of each block whose sender is the device's own."""
+        return [int(np.count_nonzero(self._is_near(b))) for b in range(self.layout.devices)]
+
+    def split(self, block: int) -> tuple[Part, Part]:
+        """The edges of a device from own senders, by own columns, and the others, by the table."""
+        members, is_near = self.layout.members[block], self._is_near(block)
+        senders = self.indices[edges_of(self.indptr, members)]
+        degrees = np.diff(self.indptr)[members]
+        rows = np.repeat(np.arange(len(members), dtype=np.int32), degrees)
+        most = max(self.near_edges), int(max(self.layout.partition.edges - self.near_edges))
+        near, far = (
+            Part(
+                indptr=self._offsets(np.bincount(rows[chosen], minlength=len(members))),
+                indices=_padded(places[senders[chosen]].astype(np.int32), length),
+                slots=_padded(np.flatnonzero(chosen).astype(self.indptr.dtype), length),
+            )
+            for chosen, places, length in (
+                (is_near, self.columns.row_of, most[0]),
+                (~is_near, self._table(block), most[1]),
+            )
+        )
+        return near, far
+
+    def _is_near(self, block: int) -> np.ndarray:
+        """Which edges of a block come from a sender of the device."""
+        senders = self.indices[edges_of(self.indptr, self.layout.members[block])]
+        return self.columns.partition.part_of[senders] == block
+
+    def _offsets(self, degrees: np.ndarray) -> np.ndarray:
+        """Row offsets of rows of these degrees, and of padding rows behind them."""
+        offsets = np.zeros(self.layout.rows + 1, self.indptr.dtype)
+        ends = np.cumsum(degrees)
+        offsets[1 : len(ends) + 1] = ends
+        offsets[len(ends) + 1 :] = ends[-1]
+        return offsets
 
 
 def _padded(array: np.ndarray, length: int) -> np.ndarray:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import heapq
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import scipy.sparse
 
 from jaxgnn._errors import bad_input
+from jaxgnn.distributed._partition_cache import cached_parts
 from jaxgnn.graph import CSRGraph, is_concrete
 
 Method = Literal["contiguous", "random", "degree", "metis"]
@@ -29,7 +33,8 @@ class Partition:
       part_of: part of each row, int32 [rows].
       rows: number of rows of each part, int64 [parts].
       edges: number of edges that enter the rows of each part, int64 [parts].
-      halo_rows: number of rows of other parts that the edges of each part read, int64 [parts].
+      halo_rows: number of rows (columns, if the graph is not square) of other parts that the edges
+        of each part read, int64 [parts].
       cut_edges: number of edges whose ends are in different parts.
     """
 
@@ -59,31 +64,41 @@ class Partition:
 
 
 def partition(
-    graph: CSRGraph, parts: int, method: Method | npt.ArrayLike = "degree", *, seed: int = 0
+    graph: CSRGraph,
+    parts: int,
+    method: Method | npt.ArrayLike = "degree",
+    *,
+    columns: npt.ArrayLike | None = None,
+    seed: int = 0,
+    cache: str | os.PathLike[str] | None = None,
 ) -> Partition:
-    """Gives each row of a square graph to one of ``parts`` parts.
+    """Gives each row of a graph to one of ``parts`` parts.
 
     - ``"degree"`` deals the rows out by falling degree, so that all parts have nearly as many edges
       and as many rows. It ignores which rows are neighbours.
     - ``"contiguous"`` cuts the rows in their order where the edges are equal.
     - ``"random"`` deals rows out in random order.
-    - ``"metis"`` cuts few edges, and balances them; it needs the package ``pymetis`` and an
-      undirected graph.
+    - ``"metis"`` cuts few edges, in whichever direction, and balances them; it needs the package
+      ``pymetis`` and a square graph.
     - An array has the part of each row.
 
     Args:
       graph: the graph, not traced.
       parts: number of parts.
       method: one of the above.
+      columns: part of each column of a graph that is not square; None if columns are rows.
       seed: of ``"random"``.
+      cache: folder that keeps what the methods by name have made, by a hash of the graph and of the
+        other arguments; None keeps nothing. A file that cannot be read is made anew, with a
+        warning.
 
     Returns:
       The part of each row, with counts of rows, edges and halo rows.
 
     Raises:
-      ValueError: if the graph is traced or not square, there are fewer rows than parts, the method
-        is unknown, an array is not of integers from 0 to ``parts - 1``, one for each row, or a part
-        has no row.
+      ValueError: if the graph is traced, or not square without ``columns``; there are fewer rows
+        than parts; the method is unknown; an array is not of integers from 0 to ``parts - 1``, one
+        for each row; or a part has no row.
       ImportError: for ``"metis"`` without ``pymetis``.
 
     Example:
@@ -92,38 +107,59 @@ def partition(
       >>> distributed.partition(graph, 2, "contiguous")
       Partition(parts=2, rows=[2, 2], edges=[2, 2], halo_rows=[1, 1], cut_edges=2, imbalance=1.000)
     """
-    check_graph(graph)
+    check_graph(graph, square=columns is None)
     if isinstance(parts, bool) or not isinstance(parts, int | np.integer) or parts < 1:
         raise bad_input("partition", "parts", "an integer of at least 1", repr(parts))
     if parts > graph.num_rows:
         expected = f"at most one for each of {graph.num_rows} rows"
         raise bad_input("partition", "parts", expected, parts)
-    indptr = np.asarray(graph.indptr)
     if isinstance(method, str):
-        if method not in _METHODS:
-            expected = f"{', '.join(map(repr, _METHODS))} or an array"
-            raise bad_input("partition", "method", expected, repr(method))
-        part_of = _METHODS[method](graph, int(parts), seed)
+        part_of = _by_name(graph, int(parts), method, seed, cache)
     else:
-        part_of = _checked_array(np.asarray(method), graph.num_rows, int(parts))
+        part_of = _checked_array("method", np.asarray(method), graph.num_rows, int(parts))
+    of_columns = part_of
+    if columns is not None:
+        of_columns = _checked_array("columns", np.asarray(columns), graph.num_cols, int(parts))
+    return _counted(graph, part_of, of_columns, int(parts))
+
+
+def _by_name(
+    graph: CSRGraph, parts: int, method: str, seed: int, cache: str | os.PathLike[str] | None
+) -> np.ndarray:
+    """The part of each row, made by a method or read from the cache."""
+    if method not in _METHODS:
+        expected = f"{', '.join(map(repr, _METHODS))} or an array"
+        raise bad_input("partition", "method", expected, repr(method))
+
+    def make() -> np.ndarray:
+        return _METHODS[method](graph, parts, seed)
+
+    if cache is None:
+        return make()
+    return cached_parts(Path(cache), graph, (parts, method, seed), make)
+
+
+def _counted(graph: CSRGraph, part_of: np.ndarray, of_columns: np.ndarray, parts: int) -> Partition:
+    """The partition with its counts; no part may be without rows."""
     rows = np.bincount(part_of, minlength=parts)
     if not rows.all():
         expected = f"at least one row for each of {parts} parts"
         raise bad_input("partition", "method", expected, f"none for part {int(rows.argmin())}")
-    degrees = np.diff(indptr)
+    degrees = np.diff(np.asarray(graph.indptr))
     edges = np.bincount(part_of, degrees, parts).astype(np.int64)
-    halo_rows, cut = _boundaries(graph, part_of, rows)
+    halo_rows, cut = _boundaries(graph, part_of, rows, of_columns)
     return Partition(part_of, rows, edges, halo_rows, cut)
 
 
-def check_graph(graph: Any) -> None:
-    """Raises ValueError unless ``graph`` is a square CSRGraph whose arrays the host can read."""
+def check_graph(graph: Any, *, square: bool) -> None:
+    """Raises ValueError unless ``graph`` is a CSRGraph, square if asked, that the host can read."""
     if not isinstance(graph, CSRGraph):
         raise bad_input("partition", "graph", "a jaxgnn.graph.CSRGraph", type(graph).__name__)
     if not is_concrete(graph.indptr, graph.indices, graph.weights):
         raise bad_input("partition", "graph", "concrete; call it outside jit", "a tracer")
-    if graph.num_rows != graph.num_cols:
-        raise bad_input("partition", "graph", "square", f"shape {graph.shape}")
+    if square and graph.num_rows != graph.num_cols:
+        expected = "square, or the part of each column given"
+        raise bad_input("partition", "graph", expected, f"shape {graph.shape}")
 
 
 def edges_of(indptr: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -141,17 +177,18 @@ def rows_of(part_of: np.ndarray, rows: np.ndarray) -> Iterator[np.ndarray]:
     return iter(np.split(order, np.cumsum(rows)[:-1]))
 
 
-def _boundaries(graph: CSRGraph, part_of: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, int]:
+def _boundaries(
+    graph: CSRGraph, part_of: np.ndarray, rows: np.ndarray, of_columns: np.ndarray
+) -> tuple[np.ndarray, int]:
     """The number of halo rows of each part, and of edges between parts."""
     indptr, indices = np.asarray(graph.indptr), np.asarray(graph.indices)
     halo_rows, cut = [], 0
     for part, own in enumerate(rows_of(part_of, rows)):
         senders = indices[edges_of(indptr, own)]
-        cut += int(np.count_nonzero(part_of[senders] != part))
-        read = np.zeros(graph.num_rows, bool)
+        cut += int(np.count_nonzero(of_columns[senders] != part))
+        read = np.zeros(graph.num_cols, bool)
         read[senders] = True
-        read[own] = False
-        halo_rows.append(np.count_nonzero(read))
+        halo_rows.append(np.count_nonzero(read & (of_columns != part)))
     return np.array(halo_rows, np.int64), cut
 
 
@@ -194,11 +231,25 @@ def _by_metis(graph: CSRGraph, parts: int, seed: int) -> np.ndarray:
             "partition: method='metis' needs the package pymetis, which is not installed; "
             "'degree' balances edges without it"
         ) from error
-    indptr, indices = np.asarray(graph.indptr), np.asarray(graph.indices)
-    weights = (np.diff(indptr) + 1).astype(np.int64)
-    adjacency = pymetis.CSRAdjacency(indptr, indices[: indptr[-1]])
+    if graph.num_rows != graph.num_cols:
+        expected = "square for method='metis'"
+        raise bad_input("partition", "graph", expected, f"shape {graph.shape}")
+    weights = (np.diff(np.asarray(graph.indptr)) + 1).astype(np.int64)
+    adjacency = pymetis.CSRAdjacency(*_neighbours(graph))
     _, part_of = pymetis.part_graph(parts, adjacency, vweights=weights)
     return np.asarray(part_of, np.int32)
+
+
+def _neighbours(graph: CSRGraph) -> tuple[np.ndarray, np.ndarray]:
+    """Offsets and neighbours of each node in either direction, each once, without itself."""
+    indptr = np.asarray(graph.indptr)
+    indices = np.asarray(graph.indices)[: indptr[-1]]
+    ones = np.ones(len(indices), np.int8)
+    one_way = scipy.sparse.csr_array((ones, indices, indptr), shape=graph.shape).astype(bool)
+    both = scipy.sparse.csr_array(one_way + one_way.T)
+    both.setdiag(False)
+    both.eliminate_zeros()
+    return both.indptr, both.indices
 
 
 _METHODS: dict[str, Callable[[CSRGraph, int, int], np.ndarray]] = {
@@ -209,12 +260,12 @@ _METHODS: dict[str, Callable[[CSRGraph, int, int], np.ndarray]] = {
 }
 
 
-def _checked_array(part_of: np.ndarray, num_rows: int, parts: int) -> np.ndarray:
+def _checked_array(argument: str, part_of: np.ndarray, num_rows: int, parts: int) -> np.ndarray:
     if part_of.shape != (num_rows,) or not np.issubdtype(part_of.dtype, np.integer):
         expected = f"integers of shape ({num_rows},), the part of each row"
         got = f"{part_of.dtype} of shape {part_of.shape}"
-        raise bad_input("partition", "method", expected, got)
+        raise bad_input("partition", argument, expected, got)
     if part_of.size and (part_of.min() < 0 or part_of.max() >= parts):
         expected = f"parts from 0 to {parts - 1}"
-        raise bad_input("partition", "method", expected, f"{part_of.min()} to {part_of.max()}")
+        raise bad_input("partition", argument, expected, f"{part_of.min()} to {part_of.max()}")
     return part_of.astype(np.int32)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxgnn._errors import bad_input
@@ -62,8 +63,9 @@ def sharded[Result](
 
     def call(*arguments: Any) -> Result:
         graph = _graph_among(arguments, mesh, axis)
-        _check(arguments, rows, graph.devices, graph.rows, "rows")
-        _check(arguments, edges, graph.devices, graph.layout.edges, "edge slots")
+        of_sides = dict.fromkeys((graph.rows, graph.columns.rows))
+        _check(arguments, rows, graph.devices, tuple(of_sides), "rows")
+        _check(arguments, edges, graph.devices, (graph.layout.edges,), "edge slots")
         specs = tuple(
             own if isinstance(a, ShardedGraph) or at in spread else everywhere
             for at, a in enumerate(arguments)
@@ -85,15 +87,36 @@ def _graph_among(arguments: tuple[Any, ...], mesh: Mesh, axis: str) -> ShardedGr
         if graph.mesh != mesh or graph.axis != axis:
             expected = f"a graph on axis {axis!r} of {mesh}"
             raise bad_input("sharded", "graph", expected, f"axis {graph.axis!r} of {graph.mesh}")
+        _check_same_places(graphs[0], graph)
     return graphs[0]
 
 
+def _check_same_places(first: ShardedGraph, other: ShardedGraph) -> None:
+    """Raises ValueError if two square graphs of the same nodes have them on other devices."""
+    ours, theirs = (one.layout.partition.part_of for one in (first, other))
+    squares = first.is_square and other.is_square and len(ours) == len(theirs)
+    if ours is theirs or not squares:
+        return
+    moved = int(np.count_nonzero(ours != theirs))
+    if moved:
+        expected = "graphs of one partition, as rows belong to the graph that made them"
+        raise bad_input("sharded", "graph", expected, f"{moved} of {len(ours)} nodes elsewhere")
+
+
 def _check(
-    arguments: tuple[Any, ...], places: Sequence[int], devices: int, each: int, what: str
+    arguments: tuple[Any, ...],
+    places: Sequence[int],
+    devices: int,
+    each: tuple[int, ...],
+    what: str,
 ) -> None:
     """Raises ValueError unless the arrays at these places have as many entries on each device."""
     for at in places:
         for array in jax.tree.leaves(arguments[at] if at < len(arguments) else ()):
-            if getattr(array, "ndim", 0) < 1 or array.shape[0] != devices * each:
-                expected = f"of {devices * each} {what}, {each} for each of {devices} devices"
+            lengths = [devices * length for length in each]
+            if getattr(array, "ndim", 0) < 1 or array.shape[0] not in lengths:
+                expected = " or ".join(
+                    f"of {total} {what}, {length} for each of {devices} devices"
+                    for total, length in zip(lengths, each, strict=True)
+                )
                 raise bad_input("sharded", f"argument {at}", expected, f"shape {array.shape}")

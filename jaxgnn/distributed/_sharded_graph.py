@@ -17,9 +17,17 @@ from jaxgnn.distributed._blocks import Cutter, Layout
 from jaxgnn.distributed._partition import Method, Partition, check_graph, partition
 from jaxgnn.distributed._placement import axis_of, stacked
 from jaxgnn.graph import CSRGraph, Halo, LocalGraph
+from jaxgnn.graph._edge_numbers import EdgeNumbers, Words
+from jaxgnn.graph._local_graph import EdgesByOwner
+
+Side = Literal["rows", "columns"]
+"""The nodes of the rows of a graph, or those of its columns: the same if the graph is square."""
 
 Exchange = Literal["auto", "all_gather", "all_to_all"]
 """How rows travel between devices; ``"auto"`` takes lists where they are much shorter."""
+
+# What sums over edges from own senders before the rows of others arrive.
+_OVERLAPPING = ("spmm", "maxk_spmm")
 
 # Lists have to leave out a part of all rows to be worth packing and placing the others.
 _LISTED_PART = 0.75
@@ -28,7 +36,7 @@ _LISTED_PART = 0.75
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class ShardedGraph:
-    """A square graph whose rows are spread over the devices along an axis of a mesh.
+    """A graph whose rows and columns are spread over the devices along an axis of a mesh.
 
     All devices have blocks of one shape, padded with rows and edges, and each block has its own
     plan. It is a pytree whose arrays have a leading axis for the devices, sharded over the mesh
@@ -39,13 +47,15 @@ class ShardedGraph:
       blocks: the blocks of all devices, with a leading axis.
       mesh: the mesh.
       axis: name of the axis.
-      layout: where each node lies.
+      layout: where the node of each row lies.
+      columns: where the node of each column lies; ``layout`` itself if the graph is square.
     """
 
     blocks: LocalGraph
     mesh: Mesh = field(metadata={"static": True})
     axis: str = field(metadata={"static": True})
     layout: Layout = field(metadata={"static": True})
+    columns: Layout = field(metadata={"static": True})
 
     def __repr__(self) -> str:
         """Shows sizes and how rows travel."""
@@ -60,8 +70,13 @@ class ShardedGraph:
         return self.layout.devices
 
     @property
+    def is_square(self) -> bool:
+        """Whether rows and columns are the same nodes."""
+        return self.columns is self.layout
+
+    @property
     def num_nodes(self) -> int:
-        """Number of nodes of the whole graph."""
+        """Number of nodes of the whole graph; of its rows, if it is not square."""
         return self.layout.num_nodes
 
     @property
@@ -73,6 +88,11 @@ class ShardedGraph:
     def partition(self) -> Partition:
         """Which device has which rows."""
         return self.layout.partition
+
+    @property
+    def column_partition(self) -> Partition:
+        """Which device has which columns: that of the rows if the graph is square."""
+        return self.columns.partition
 
     @property
     def exchange(self) -> str:
@@ -105,56 +125,65 @@ class ShardedGraph:
         """The sharding of arrays with a row for each node."""
         return NamedSharding(self.mesh, PartitionSpec(self.axis))
 
-    def shard_rows(self, x: npt.ArrayLike, fill: Any = 0) -> jax.Array:
+    def shard_rows(self, x: npt.ArrayLike, fill: Any = 0, *, side: Side = "rows") -> jax.Array:
         """Spreads an array with a row for each node, in the order of the devices' rows.
 
         Args:
           x: array [nodes, ...] that the host can read.
           fill: what padding rows have.
+          side: whose nodes these are, if the graph is not square.
 
         Returns:
           [devices * rows, ...], of which each device has its own ``rows``.
 
         Raises:
-          ValueError: if ``x`` has not one row for each node.
+          ValueError: if ``x`` has not one row for each node, or there is no such side.
         """
         array: np.ndarray = np.asarray(x)
-        if array.ndim < 1 or array.shape[0] != self.num_nodes:
-            expected = f"of one row for each of {self.num_nodes} nodes"
+        layout = self._layout_of("shard_rows", side)
+        if array.ndim < 1 or array.shape[0] != layout.num_nodes:
+            expected = f"of one row for each of {layout.num_nodes} nodes"
             raise bad_input("ShardedGraph.shard_rows", "x", expected, f"shape {array.shape}")
         array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
-        shape = (self.devices * self.rows, *array.shape[1:])
+        shape = (self.devices * layout.rows, *array.shape[1:])
 
         def rows_at(index: Any) -> np.ndarray:
-            block = (index[0].start or 0) // self.rows
-            made = np.full((self.rows, *array.shape[1:]), fill, array.dtype)
-            members = self.layout.members[block]
+            block = (index[0].start or 0) // layout.rows
+            made = np.full((layout.rows, *array.shape[1:]), fill, array.dtype)
+            members = layout.members[block]
             made[: len(members)] = array[members]
             return made
 
         return jax.make_array_from_callback(shape, self.row_sharding, rows_at)
 
-    def gather_rows(self, x: jax.Array) -> np.ndarray:
+    def _layout_of(self, method: str, side: Side) -> Layout:
+        if side not in ("rows", "columns"):
+            raise bad_input(f"ShardedGraph.{method}", "side", "'rows' or 'columns'", repr(side))
+        return self.layout if side == "rows" else self.columns
+
+    def gather_rows(self, x: jax.Array, *, side: Side = "rows") -> np.ndarray:
         """Brings spread rows to the host, in the order of the graph's nodes.
 
         Every process calls it, and gets all rows.
 
         Args:
           x: [devices * rows, ...], as ``shard_rows`` gives.
+          side: whose nodes these are, if the graph is not square.
 
         Returns:
           [nodes, ...].
 
         Raises:
-          ValueError: if ``x`` has another number of rows.
+          ValueError: if ``x`` has another number of rows, or there is no such side.
         """
-        rows = self.devices * self.rows
+        layout = self._layout_of("gather_rows", side)
+        rows = self.devices * layout.rows
         if getattr(x, "ndim", 0) < 1 or x.shape[0] != rows:
-            expected = f"of {rows} rows, {self.rows} for each of {self.devices} devices"
+            expected = f"of {rows} rows, {layout.rows} for each of {self.devices} devices"
             raise bad_input("ShardedGraph.gather_rows", "x", expected, f"shape {np.shape(x)}")
         if not x.is_fully_addressable:
             x = multihost_utils.process_allgather(x, tiled=True)
-        return np.asarray(x)[self.layout.place_of]
+        return np.asarray(x)[layout.place_of]
 
     def shard_edges(self, graph: CSRGraph, of_edges: npt.ArrayLike) -> jax.Array:
         """Spreads an array with an entry for each edge slot of the graph.
@@ -172,19 +201,11 @@ class ShardedGraph:
             graph has another number of nodes.
         """
         where, array = "ShardedGraph.shard_edges", np.asarray(of_edges)
-        if graph.num_rows != self.num_nodes:
-            expected = f"the graph of {self.num_nodes} nodes that was sharded"
-            raise bad_input(where, "graph", expected, f"{graph.num_rows} nodes")
+        self._check_whole(where, graph)
         if array.ndim < 1 or array.shape[0] != graph.num_edges:
             expected = f"of one entry for each of {graph.num_edges} edge slots"
             raise bad_input(where, "of_edges", expected, f"shape {array.shape}")
-        degrees = np.diff(np.asarray(graph.indptr))
-        of_parts = np.bincount(self.partition.part_of, degrees, self.devices).astype(np.int64)
-        if not np.array_equal(of_parts, self.partition.edges):
-            expected = f"the graph that was sharded, with {self.partition.edges.tolist()} edges"
-            got = f"{of_parts.tolist()} edges of the devices' rows"
-            raise bad_input(where, "graph", expected, got)
-        cutter = Cutter(graph, self.layout, lists=False)
+        cutter = Cutter(graph, self.layout, self.columns, lists=False)
         edges = self.layout.edges
         shape = (self.devices * edges, *array.shape[1:])
 
@@ -193,6 +214,43 @@ class ShardedGraph:
 
         return jax.make_array_from_callback(shape, self.row_sharding, edges_at)
 
+    def transpose(self, graph: CSRGraph, *, ops: tuple[str, ...] = ("spmm",)) -> ShardedGraph:
+        """Spreads the transposed graph, its nodes on the devices that have them here.
+
+        So rows of features fit both: those of the columns are rows of the transposed graph.
+
+        Args:
+          graph: the whole graph that was sharded.
+          ops: what the plans of the blocks are made for.
+
+        Raises:
+          ValueError: if ``graph`` is not of the nodes and edges that were sharded.
+        """
+        self._check_whole("ShardedGraph.transpose", graph)
+        return shard(
+            graph.transpose(),
+            self.mesh,
+            axis=self.axis,
+            partition=self.columns.partition.part_of,
+            columns=None if self.is_square else self.layout.partition.part_of,
+            wire_dtype=self.blocks.halo.wire_dtype,
+            overlap=self.blocks.split is not None,
+            ops=ops,
+        )
+
+    def _check_whole(self, where: str, graph: CSRGraph) -> None:
+        """Raises ValueError if a graph is, by its numbers, not the one that was sharded."""
+        shape = self.num_nodes, self.columns.num_nodes
+        if graph.shape != shape:
+            expected = f"the graph of shape {shape} that was sharded"
+            raise bad_input(where, "graph", expected, f"shape {graph.shape}")
+        degrees = np.diff(np.asarray(graph.indptr))
+        of_parts = np.bincount(self.partition.part_of, degrees, self.devices).astype(np.int64)
+        if not np.array_equal(of_parts, self.partition.edges):
+            expected = f"the graph that was sharded, with {self.partition.edges.tolist()} edges"
+            got = f"{of_parts.tolist()} edges of the devices' rows"
+            raise bad_input(where, "graph", expected, got)
+
 
 def shard(
     graph: CSRGraph,
@@ -200,31 +258,38 @@ def shard(
     *,
     axis: str | None = None,
     partition: Partition | Method | npt.ArrayLike = "degree",
+    columns: Method | npt.ArrayLike | None = None,
     exchange: Exchange = "auto",
     wire_dtype: str | None = None,
+    overlap: bool = False,
     ops: tuple[str, ...] = ("spmm",),
 ) -> ShardedGraph:
-    """Spreads the rows of a graph over the devices along an axis of a mesh.
+    """Spreads the rows of a graph, and its columns, over the devices along an axis of a mesh.
 
     The graph keeps its weights and a normalisation by scales. In a program of several processes all
     call it with the same graph, and each makes the blocks of its own devices.
 
     Args:
-      graph: the graph, square and not traced.
+      graph: the graph, not traced. If it is square, rows and columns are the same nodes.
       mesh: the devices.
       axis: name of the axis of the mesh; None for the only one.
       partition: which device gets which rows: a method of ``partition``, its result, or an array
         with the place along the axis for each row.
+      columns: which device gets which columns of a graph between nodes of two kinds, by a method
+        other than ``"metis"`` or an array; None if the graph is square, whose columns are its rows.
       exchange: ``"all_gather"`` brings all rows to all devices, ``"all_to_all"`` those that a
         device reads, on lists padded to the longest; ``"auto"`` takes lists if a device receives
         less than three quarters of the rows by them.
       wire_dtype: ``"bfloat16"`` or ``"float16"`` sends features in that dtype; None in their own.
+      overlap: whether ``spmm`` and ``maxk_spmm`` sum over the edges from own senders while the rows
+        of others travel, and then over theirs. The edges are kept a second time for it, and half
+        precision is rounded once more.
       ops: what the plans of the blocks are made for, by the names that ``CSRGraph.prepared`` takes.
 
     Raises:
-      ValueError: if the graph is traced or not square, has fewer rows than there are devices, the
-        mesh has not the axis, the partition has another number of parts or leaves one empty, or
-        an option is not as above.
+      ValueError: if the graph is traced, or not square without ``columns``; it has fewer rows or
+        columns than there are devices; the mesh has not the axis; a partition has another number
+        of parts or leaves one empty; or an option is not as above.
 
     Example:
       >>> import jax
@@ -234,15 +299,16 @@ def shard(
       ShardedGraph(nodes=4, devices=1, rows=4, edges=4, exchange='all_gather')
     """
     axis = axis_of("shard", mesh, axis)
-    check_graph(graph)
+    check_graph(graph, square=columns is None)
     if exchange not in ("auto", "all_gather", "all_to_all"):
         expected = "'auto', 'all_gather' or 'all_to_all'"
         raise bad_input("shard", "exchange", expected, repr(exchange))
     if wire_dtype not in (None, "bfloat16", "float16", "float32"):
         expected = "'bfloat16', 'float16', 'float32' or None"
         raise bad_input("shard", "wire_dtype", expected, repr(wire_dtype))
-    layout = Layout.of(_partition_for(graph, mesh.shape[axis], partition))
-    cutter = _cutter_for(graph, layout, exchange)
+    layout, of_columns = _layouts_for(graph, mesh.shape[axis], partition, columns)
+    cutter = _cutter_for(graph, layout, of_columns, exchange)
+    num_edges = graph.num_edges
 
     def make(place: int) -> LocalGraph:
         block = cutter.cut(place)
@@ -252,51 +318,103 @@ def shard(
             indices=jnp.asarray(block.indices),
             weights=None if block.weights is None else jnp.asarray(block.weights),
             num_cols=cutter.table_rows,
-        ).prepared(*ops)
+        )
+        of_block = tuple(op for op in ops if not (overlap and op in _OVERLAPPING))
+        made = bipartite.prepared(*of_block) if of_block else None
+        first = Words.of_host(block.first)
         return LocalGraph(
             indptr=bipartite.indptr,
             indices=bipartite.indices,
             weights=bipartite.weights,
-            num_cols=layout.rows,
+            num_cols=of_columns.rows,
             row_scale=None if block.row_scale is None else jnp.asarray(block.row_scale),
             col_scale=None if block.col_scale is None else jnp.asarray(block.col_scale),
-            plan=bipartite.plan,
+            plan=None if made is None else made.plan,
             normalization=graph.normalization,
             in_range=True,
             halo=Halo(
-                ids=jnp.asarray(layout.ids[place]),
+                ids=jnp.asarray(of_columns.ids[place]),
                 send=None if send is None else jnp.asarray(send),
                 axis=axis,
                 devices=layout.devices,
-                num_nodes=layout.num_nodes,
+                num_nodes=of_columns.num_nodes,
                 wire_dtype=wire_dtype,
             ),
+            numbers=EdgeNumbers(jnp.stack([*map(jnp.asarray, first)], axis=1), num_edges),
+            split=_split(cutter, place, ops) if overlap else None,
+            row_ids=None if of_columns is layout else jnp.asarray(_row_ids(layout, place)),
         )
 
-    return ShardedGraph(stacked(mesh, axis, make), mesh, axis, layout)
+    return ShardedGraph(stacked(mesh, axis, make), mesh, axis, layout, of_columns)
 
 
-def _cutter_for(graph: CSRGraph, layout: Layout, exchange: Exchange) -> Cutter:
-    """Cuts blocks for the way in which rows are to travel."""
-    most = _LISTED_PART * layout.rows
+def _split(cutter: Cutter, place: int, ops: tuple[str, ...]) -> EdgesByOwner:
+    """The edges of a block from own senders and from others, with a plan of each."""
+    near, far = cutter.split(place)
+    graphs = [
+        CSRGraph(
+            indptr=jnp.asarray(part.indptr), indices=jnp.asarray(part.indices), num_cols=num_cols
+        ).prepared(*ops)
+        for part, num_cols in ((near, cutter.columns.rows), (far, cutter.table_rows))
+    ]
+    return EdgesByOwner(*graphs, jnp.asarray(near.slots), jnp.asarray(far.slots))
+
+
+def _row_ids(layout: Layout, place: int) -> np.ndarray:
+    """The node of each row of a block, -1 for padding rows."""
+    ids = layout.ids[place]
+    return np.where(ids < layout.num_nodes, ids, -1)
+
+
+def _cutter_for(graph: CSRGraph, layout: Layout, columns: Layout, exchange: Exchange) -> Cutter:
+    """Cuts blocks for the way in which rows are to travel.
+
+    A row has as many bytes either way, so that counting rows is counting bytes.
+    """
+    most = _LISTED_PART * columns.rows
     # No list is shorter than the mean over the owners.
     least = int(layout.partition.halo_rows.max()) / max(layout.devices - 1, 1)
     if exchange == "all_gather" or (exchange == "auto" and (layout.devices == 1 or least >= most)):
-        return Cutter(graph, layout, lists=False)
-    listed = Cutter(graph, layout, lists=True)
+        return Cutter(graph, layout, columns, lists=False)
+    listed = Cutter(graph, layout, columns, lists=True)
     if exchange == "auto" and listed.slots >= most:
-        return Cutter(graph, layout, lists=False)
+        return Cutter(graph, layout, columns, lists=False)
     return listed
 
 
+def _layouts_for(
+    graph: CSRGraph,
+    devices: int,
+    given: Partition | Method | npt.ArrayLike,
+    columns: Method | npt.ArrayLike | None,
+) -> tuple[Layout, Layout]:
+    """Where rows and columns lie: at the same places if the columns are the rows."""
+    for count, what in zip(graph.shape, ("row", "column"), strict=True):
+        if count < devices:
+            expected = f"of at least one {what} for each of {devices} devices"
+            raise bad_input("shard", "graph", expected, f"{count} {what}s")
+    if columns is None:
+        layout = Layout.of(_partition_for(graph, devices, given, None))
+        return layout, layout
+    back = graph.transpose()
+    # A method deals columns out by their own degrees, whatever the parts of the rows are.
+    anywhere = np.zeros(graph.num_rows, np.int32)
+    of_columns = partition(back, devices, columns, columns=anywhere).part_of
+    of_rows = _partition_for(graph, devices, given, of_columns)
+    of_columns = partition(back, devices, of_columns, columns=of_rows.part_of)
+    return Layout.of(of_rows), Layout.of(of_columns)
+
+
 def _partition_for(
-    graph: CSRGraph, devices: int, given: Partition | Method | npt.ArrayLike
+    graph: CSRGraph,
+    devices: int,
+    given: Partition | Method | npt.ArrayLike,
+    columns: np.ndarray | None,
 ) -> Partition:
     """The given partition after checks, or one made by the given method."""
-    if graph.num_rows < devices:
-        expected = f"of at least one row for each of {devices} devices"
-        raise bad_input("shard", "graph", expected, f"{graph.num_rows} rows")
-    made = given if isinstance(given, Partition) else partition(graph, devices, given)
+    made = given
+    if not isinstance(made, Partition):
+        made = partition(graph, devices, given, columns=columns)
     if made.num_parts != devices or len(made.part_of) != graph.num_rows:
         expected = f"of {graph.num_rows} rows over {devices} devices"
         got = f"{len(made.part_of)} rows over {made.num_parts} parts"

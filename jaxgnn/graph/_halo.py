@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, overload
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Int, UInt
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph._arrays import KeepsArrays, match_varying
@@ -90,22 +90,32 @@ class Halo(KeepsArrays):
         Of compressed rows it is that of the values, since the owner knows the columns.
 
         Args:
-          x: own rows, with ``rows`` entries along ``row_axis``; or compressed rows, whose values
-            and columns both travel.
+          x: own rows, with ``rows`` entries along ``row_axis``; or compressed rows, of each of
+            which values and columns travel as one record.
           row_axis: the axis of the rows.
 
         Raises:
           ValueError: if there is another number of rows.
         """
         if isinstance(x, CBSR):
-            values = self.exchange(x.values, row_axis)
-            columns = self.exchange(x.indices, row_axis)
-            return dataclasses.replace(x, values=values, indices=columns)
+            return self._exchange_compressed(x, row_axis)
         self._check_rows("x", x, self.rows, row_axis, "the own rows of a device")
         if self.devices == 1:
             return x
         has_gradient = jnp.issubdtype(x.dtype, jnp.inexact)
         return self._along(_gathered if has_gradient else _gather, x, row_axis)
+
+    def _exchange_compressed(self, x: CBSR, row_axis: int) -> CBSR:
+        self._check_rows("x", x.values, self.rows, row_axis, "the own rows of a device")
+        if self.devices == 1:
+            return x
+        _, send, values, columns = match_varying(
+            self.ids, self.send, jnp.asarray(x.values), jnp.asarray(x.indices)
+        )
+        move = partial(_records_gathered, self._way(values.dtype), send)
+        ends = (jnp.moveaxis(part, row_axis, 0) for part in (values, columns))
+        values, columns = (jnp.moveaxis(part, 0, row_axis) for part in move(*ends))
+        return dataclasses.replace(x, values=values, indices=columns)
 
     def add_at_owners(self, table: Array, row_axis: int = 0) -> Array:
         """Adds up, for each own row, what all devices have at its place in their tables.
@@ -126,8 +136,11 @@ class Halo(KeepsArrays):
     def _along(self, move, x: Array, row_axis: int) -> Array:
         """Applies a way of moving rows, which are made the first axis for it."""
         _, send, x = match_varying(self.ids, self.send, jnp.asarray(x))
-        way = _Way(self.axis, self.devices, self.rows, self._wire(x.dtype))
-        return jnp.moveaxis(move(way, send, jnp.moveaxis(x, row_axis, 0)), 0, row_axis)
+        moved = move(self._way(x.dtype), send, jnp.moveaxis(x, row_axis, 0))
+        return jnp.moveaxis(moved, 0, row_axis)
+
+    def _way(self, dtype: jnp.dtype) -> _Way:
+        return _Way(self.axis, self.devices, self.rows, self._wire(dtype))
 
     def _wire(self, dtype: jnp.dtype) -> str:
         """The name of the dtype in which numbers of ``dtype`` travel."""
@@ -207,6 +220,60 @@ def _gathered_backward(way, send, dtable):
 
 
 _gathered.defvjp(_gathered_forward, _gathered_backward)
+
+
+def _gather_records(way: _Way, send: Array | None, values: Array, columns: Array):
+    """The tables of values and of columns of compressed rows, by one collective.
+
+    A record has the bytes of a row's values, in the dtype of the wire, and then of its columns.
+    """
+    on_wire = values.astype(way.wire)
+    word = _common_word(on_wire, columns)
+    parts = [_as_words(part, word) for part in (on_wire, columns)]
+    width = parts[0].shape[-1]
+    records = _gather(way._replace(wire=word), send, jnp.concatenate(parts, axis=-1))
+    table = _from_words(records[..., :width], on_wire.dtype).astype(values.dtype)
+    return table, _from_words(records[..., width:], columns.dtype)
+
+
+def _common_word(*arrays: Array) -> str:
+    """The widest word in which the last axis of each array can be written."""
+    sizes = [array.shape[-1] * array.dtype.itemsize for array in arrays]
+    return next(f"uint{8 * n}" for n in (4, 2, 1) if not any(size % n for size in sizes))
+
+
+def _as_words(x: Array, word: str) -> UInt[Array, "*rows words"]:
+    """The bytes of the last axis as words."""
+    ratio = jnp.dtype(word).itemsize / x.dtype.itemsize
+    if ratio > 1:
+        x = x.reshape(*x.shape[:-1], -1, int(ratio))
+    words = lax.bitcast_convert_type(x, word)
+    return words.reshape(*words.shape[:-2], -1) if ratio < 1 else words
+
+
+def _from_words(words: UInt[Array, "*rows words"], dtype: jnp.dtype) -> Array:
+    """The array of this dtype whose last axis was written as words."""
+    ratio = dtype.itemsize / words.dtype.itemsize
+    if ratio > 1:
+        words = words.reshape(*words.shape[:-1], -1, int(ratio))
+    x = lax.bitcast_convert_type(words, dtype)
+    return x.reshape(*x.shape[:-2], -1) if ratio < 1 else x
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _records_gathered(way, send, values, columns):
+    return _gather_records(way, send, values, columns)
+
+
+def _records_gathered_forward(way, send, values, columns):
+    return _records_gathered(way, send, values, columns), send
+
+
+def _records_gathered_backward(way, send, tables):
+    return None, _returned(way, send, tables[0]), None
+
+
+_records_gathered.defvjp(_records_gathered_forward, _records_gathered_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

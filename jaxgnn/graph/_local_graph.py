@@ -3,20 +3,45 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jax import lax
+from jaxtyping import Array, Bool, Int, UInt32
 
 from jaxgnn._errors import bad_input
+from jaxgnn.graph._arrays import KeepsArrays
 from jaxgnn.graph._csr import CSRGraph
+from jaxgnn.graph._edge_numbers import EdgeNumbers, Words
 from jaxgnn.graph._halo import Halo
 from jaxgnn.graph._normalization import Normalization, degree_scales
 
 _PART = "the rows of one device"
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class EdgesByOwner(KeepsArrays):
+    """The edges of one device's rows in two graphs, without weights and scales.
+
+    Attributes:
+      near: the edges from own senders, whose columns are the own columns.
+      far: those from senders of other devices, whose columns are places in the table.
+      near_slots: edge slot of the device's block of each slot of ``near``; zero for padding.
+      far_slots: edge slot of the device's block of each slot of ``far``; zero for padding.
+    """
+
+    near: CSRGraph
+    far: CSRGraph
+    near_slots: Int[Array, " near"]
+    far_slots: Int[Array, " far"]
+
+
+def _at(weights: Array | None, slots: Int[Array, " edges"]) -> Array | None:
+    return None if weights is None else jnp.asarray(weights)[slots]
 
 
 @jax.tree_util.register_dataclass
@@ -32,15 +57,26 @@ class LocalGraph(CSRGraph):
     Attributes:
       col_scale: factor of each entry of the table; or of each own node, which ops then exchange.
       halo: how the devices give each other the rows that their edges read.
+      numbers: where the edges stand in the whole graph, by which dropout draws.
+      split: the same edges in two parts, own senders and others, for sums that begin before the
+        rows of others arrive; or None.
+      row_ids: number in the whole graph of each own row, int32, -1 for padding rows; None where
+        rows and columns are the same nodes, which ``halo.ids`` has.
     """
 
     halo: Halo = dataclasses.field(default=cast(Halo, None))
+    numbers: EdgeNumbers = dataclasses.field(default=cast(EdgeNumbers, None))
+    split: EdgesByOwner | None = None
+    row_ids: Int[Array, " rows"] | None = None
+
+    @property
+    def is_real_row(self) -> Bool[Array, " rows"]:
+        """Which rows are nodes of the graph, and no padding."""
+        return self.halo.is_real if self.row_ids is None else self.row_ids >= 0
 
     def bipartite(self) -> CSRGraph:
         """The own rows by the entries of the table, as a graph without a halo."""
-        scale = self.col_scale
-        if scale is not None and scale.shape[0] != self.halo.table_rows:
-            scale = self.halo.exchange(scale)
+        scale = self._table_scale()
         return CSRGraph(
             indptr=self.indptr,
             indices=self.indices,
@@ -52,6 +88,30 @@ class LocalGraph(CSRGraph):
             normalization=self.normalization,
             in_range=self.in_range,
         )
+
+    def _table_scale(self) -> Array | None:
+        """The factor of each entry of the table, or None."""
+        scale = self.col_scale
+        if scale is None or scale.shape[0] == self.halo.table_rows:
+            return scale
+        return self.halo.exchange(scale)
+
+    def near_and_far(self) -> tuple[CSRGraph, CSRGraph]:
+        """The own rows by own columns, and by the table: together the edges of ``bipartite()``."""
+        split, scale = self.split, self._table_scale()
+        assert split is not None
+        own = scale
+        if scale is not None:
+            begin = self.halo.first_own()
+            own = lax.dynamic_slice_in_dim(jnp.asarray(scale), begin, self.halo.rows)
+        rows = {"row_scale": self.row_scale, "normalization": self.normalization}
+        near = split.near.with_weights(_at(self.weights, split.near_slots))
+        far = split.far.with_weights(_at(self.weights, split.far_slots))
+        return near._with_fields(col_scale=own, **rows), far._with_fields(col_scale=scale, **rows)
+
+    def edge_numbers(self) -> Words:
+        """The number of each edge slot in the whole graph; anything for padding slots."""
+        return self.numbers.of_slots(jnp.asarray(self.indptr), self.receivers())
 
     def senders_as_rows(self) -> Int[Array, " edges"]:
         """The own row that is the sender of each edge slot, -1 for nodes of other devices."""
@@ -109,6 +169,27 @@ def with_senders(graph: Any, *of_senders: Any, axes: Sequence[int] = ()) -> tupl
     return graph.bipartite(), *tables
 
 
+def sum_of_parts(
+    graph: Any, x: Any, axis: int, product: Callable[[CSRGraph, Any], Array]
+) -> Array | None:
+    """Sums over the edges from own senders while the rows of others travel, and then over theirs.
+
+    Args:
+      graph: the graph that an op was called with.
+      x: array or compressed rows of the own nodes.
+      axis: the axis of the nodes.
+      product: the op, a sum over edges of a graph and the rows of its columns.
+
+    Returns:
+      The sum of both; None unless the graph is one device's and its edges are in two parts.
+    """
+    if not isinstance(graph, LocalGraph) or graph.split is None:
+        return None
+    near, far = graph.near_and_far()
+    table = graph.halo.exchange(x, axis)
+    return product(near, x) + product(far, table)
+
+
 def require_whole(where: str, graph: Any, instead: str) -> None:
     """Raises ValueError if the graph is one device's part; ``instead`` says what to do.
 
@@ -121,11 +202,9 @@ def require_whole(where: str, graph: Any, instead: str) -> None:
         raise bad_input(where, "graph", f"a whole graph; {instead}", _PART)
 
 
-def key_of_device(graph: Any, key: Any) -> Any:
-    """The key for draws of edges: another one on each device of a graph that is spread over some.
+def edge_words(graph: Any) -> UInt32[Array, " edges"] | None:
+    """The lower 32 bits of the number in the whole graph of each edge slot of a device.
 
-    Edge slots are numbered by device, so these draws depend on the number of devices.
+    None for a whole graph, whose edge slots are numbered as they stand.
     """
-    if key is None or not isinstance(graph, LocalGraph):
-        return key
-    return jax.random.fold_in(key, jax.lax.axis_index(graph.halo.axis))
+    return jnp.asarray(graph.edge_numbers().low) if isinstance(graph, LocalGraph) else None

@@ -41,7 +41,7 @@ def mean_over_nodes(
     wide = max(dtype, jnp.dtype(jnp.float32), key=lambda one: one.itemsize)
     counted, values = counted.astype(wide), values.astype(wide)
     if isinstance(graph, LocalGraph):
-        counted = jnp.where(graph.halo.is_real, counted, 0)
+        counted = jnp.where(graph.is_real_row, counted, 0)
     column = counted.reshape(-1, *(1,) * (values.ndim - 1))
     # A padding row may have no finite value.
     total = jnp.sum(jnp.where(column != 0, values, 0) * column, axis=0)

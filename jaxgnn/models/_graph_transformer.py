@@ -230,6 +230,7 @@ class GraphTransformer(nnx.Module):
         _check_given("edge_features", edge_features, (structure.num_edges, sizes.edge_features))
         joined = None
         if sizes.virtual_nodes:
+            require_whole(_NAME, graph, "virtual_nodes=0 works on a part")
             joined = virtual_nodes(graph, sizes.virtual_nodes, node_mask)
         features = None
         if edge_features is not None:  # of which padding slots may hold anything
@@ -319,7 +320,8 @@ class _Branch(nnx.Module):
         *,
         rngs: nnx.Rngs | None,
     ) -> Float[Array, "*batch nodes d"]:
-        return self.dropout(self.function(surroundings, self.norm(h), rngs=rngs), rngs)
+        result = self.function(surroundings, self.norm(h), rngs=rngs)
+        return self.dropout(result, rngs, surroundings.graph)
 
 
 class _Residuals(nnx.Module):

@@ -1,8 +1,8 @@
-"""Random masks of nodes that do not depend on how a graph is spread over devices.
+"""Random masks of nodes and edges that do not depend on how a graph is spread over devices.
 
 ``jax.random`` numbers the entries of an array, and hashes these numbers with the key. So each
-device can draw for its own nodes what ``jax.random.bernoulli`` would draw for them in an array of
-all nodes, from their numbers in the whole graph.
+device can draw for its own nodes and edges what ``jax.random.bernoulli`` would draw for them in an
+array of all, from their numbers in the whole graph.
 """
 
 from __future__ import annotations
@@ -13,43 +13,16 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, UInt32
+from jaxtyping import Array, Bool, UInt32
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, Halo, LocalGraph
+from jaxgnn.graph._edge_numbers import Words
 
-_HALF = np.uint32(16)
-_LOW = np.uint32(0xFFFF)
 # Of the hash Threefry-2x32, which mixes for 20 rounds: the rotations of four rounds, in turns, and
 # a constant of its key schedule.
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
-
-
-class _Counters(NamedTuple):
-    """Unsigned integers of 64 bits, as two words of 32."""
-
-    high: UInt32[Array, "*shape"] | np.ndarray
-    low: UInt32[Array, "*shape"] | np.ndarray
-
-    @classmethod
-    def product(cls, numbers: UInt32[Array, "*shape"], factor: int) -> _Counters:
-        """Each number times ``factor``, which is at most 2^16."""
-        small = (numbers & _LOW) * np.uint32(factor)
-        large = (numbers >> _HALF) * np.uint32(factor) + (small >> _HALF)
-        return cls(large >> _HALF, (large << _HALF) | (small & _LOW))
-
-    @classmethod
-    def of_host(cls, numbers: np.ndarray) -> _Counters:
-        """Numbers of numpy, uint64."""
-        low = (numbers & np.uint64(0xFFFFFFFF)).astype(np.uint32)
-        return cls((numbers >> np.uint64(32)).astype(np.uint32), low)
-
-    def plus(self, others: _Counters) -> _Counters:
-        """Sums of the counters and others, which are broadcast against each other."""
-        low = self.low + others.low
-        carried = (low < others.low).astype(jnp.uint32)
-        return _Counters(self.high + others.high + carried, low)
 
 
 def bernoulli_of_rows(
@@ -74,8 +47,38 @@ def bernoulli_of_rows(
       ValueError: as ``bernoulli_of_nodes``.
     """
     if isinstance(graph, LocalGraph):
+        if graph.row_ids is not None:
+            expected = "square, whose nodes are known by their number"
+            raise bad_input(where, "graph", expected, f"shape {graph.shape}")
         return bernoulli_of_nodes(where, key, probability, graph.halo, shape, axis)
     return jax.random.bernoulli(key, probability, shape)
+
+
+def bernoulli_of_edges(
+    where: str,
+    key: jax.Array,
+    probability: float,
+    graph: CSRGraph,
+    shape: tuple[int, ...],
+    axis: int,
+) -> Bool[Array, "*shape"]:
+    """Draws a mask of edge slots, the same however many devices the graph is spread over.
+
+    Args:
+      where: name of the layer in error messages.
+      key: a random key, the same on all devices; of threefry if the graph is spread over some.
+      probability: of True.
+      graph: the graph of the edges.
+      shape: shape of the mask.
+      axis: the axis of the edge slots, not negative.
+
+    Raises:
+      ValueError: as ``bernoulli_of_nodes``.
+    """
+    if not isinstance(graph, LocalGraph):
+        return jax.random.bernoulli(key, probability, shape)
+    drawn = _Entries(graph.edge_numbers(), graph.numbers.total, shape, axis)
+    return _bernoulli(where, key, probability, drawn)
 
 
 def bernoulli_of_nodes(
@@ -95,31 +98,58 @@ def bernoulli_of_nodes(
       ValueError: if the key is of another generator, or the axes behind that of the nodes have more
         than 2^16 entries.
     """
+    ids = halo.ids.astype(jnp.uint32)
+    drawn = _Entries(Words(jnp.zeros_like(ids), ids), halo.num_nodes, shape, axis)
+    return _bernoulli(where, key, probability, drawn)
+
+
+class _Entries(NamedTuple):
+    """Entries of an array, of which a device has some along one axis.
+
+    Attributes:
+      numbers: number of each place along the axis, among those of all devices.
+      total: number of places of all devices.
+      shape: shape of the device's part.
+      axis: the axis.
+    """
+
+    numbers: Words
+    total: int
+    shape: tuple[int, ...]
+    axis: int
+
+    @property
+    def width(self) -> int:
+        """Number of entries at each place."""
+        return math.prod(self.shape[self.axis + 1 :])
+
+    def counters(self) -> Words:
+        """The numbers of the entries [batch, places, width] in an array of all places."""
+        batch, width = math.prod(self.shape[: self.axis]), self.width
+        starts = np.arange(batch, dtype=np.uint64) * np.uint64(self.total * width)
+        within = np.arange(width, dtype=np.uint64)
+        places = Words(*(word[:, None] for word in self.numbers)).times(width)
+        return places.plus(Words.of_host(starts[:, None, None] + within))
+
+
+def _bernoulli(
+    where: str, key: jax.Array, probability: float, drawn: _Entries
+) -> Bool[Array, "*shape"]:
+    """What ``jax.random.bernoulli`` draws for these entries of an array of all places."""
     generator = str(jax.random.key_impl(key))
     if generator != "threefry2x32":
         expected = "keys of threefry2x32, whose draws do not depend on the number of devices"
         raise bad_input(where, "rngs", expected, generator)
-    width = math.prod(shape[axis + 1 :])
-    if width > 1 << 16:
-        raise bad_input(where, "x", "of at most 2^16 features a node", width)
-    batch = math.prod(shape[:axis])
-    counters = _counters(halo.ids, halo.num_nodes, batch, width)
-    bits = _threefry(jax.random.key_data(key), counters)
+    if drawn.width > 1 << 16:
+        raise bad_input(where, "x", "of at most 2^16 features a node", drawn.width)
+    bits = _threefry(jax.random.key_data(key), drawn.counters())
     # A float of [1, 2) whose fraction is random, as jax.random.uniform makes it.
     fraction = bits >> np.uint32(9) | np.uint32(0x3F800000)
     uniform = jax.lax.bitcast_convert_type(fraction, jnp.float32) - 1
-    return (uniform < np.float32(probability)).reshape(shape)
+    return (uniform < np.float32(probability)).reshape(drawn.shape)
 
 
-def _counters(ids: Int[Array, " rows"], num_nodes: int, batch: int, width: int) -> _Counters:
-    """The numbers of the entries [batch, rows, width] in an array of all nodes."""
-    starts = np.arange(batch, dtype=np.uint64)[:, None, None] * np.uint64(num_nodes * width)
-    within = np.arange(width, dtype=np.uint64)
-    rows = _Counters.product(ids.astype(jnp.uint32)[:, None], width)
-    return rows.plus(_Counters.of_host(starts + within))
-
-
-def _threefry(key: UInt32[Array, "2"], counters: _Counters) -> UInt32[Array, "*shape"]:
+def _threefry(key: UInt32[Array, "2"], counters: Words) -> UInt32[Array, "*shape"]:
     """Both words of the hash of each counter, combined as ``jax.random.bits`` does.
 
     From "Parallel Random Numbers: As Easy as 1, 2, 3" (https://doi.org/10.1145/2063384.2063405).

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, PyTree, UInt32
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph._local_graph import require_whole
+from jaxgnn.nn._draws_by_node import bernoulli_of_rows
 from jaxgnn.nn._dropout import training_rngs
 from jaxgnn.nn._options import checked_options, flag, rate
 
@@ -137,12 +138,18 @@ class DropNode(nnx.Module):
         self.deterministic: bool | None = None
 
     def __call__(
-        self, x: Float[Array, "*batch nodes features"], *, rngs: nnx.Rngs | None = None
+        self,
+        x: Float[Array, "*batch nodes features"],
+        graph: CSRGraph | None = None,
+        *,
+        rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "*batch nodes features"]:
         """Zeroes the features of some nodes.
 
         Args:
           x: features of the nodes.
+          graph: the graph of the nodes, which is needed where it is spread over devices: then the
+            same nodes are left out on any number of them.
           rngs: random streams with one named ``dropout`` in training; None in evaluation.
 
         Raises:
@@ -153,8 +160,9 @@ class DropNode(nnx.Module):
         drawn_from = training_rngs("DropNode", self.deterministic, self.rate, rngs)
         if drawn_from is None:
             return x
-        kept: Bool[Array, "*batch nodes 1"] = jax.random.bernoulli(
-            drawn_from.dropout(), 1 - self.rate, (*x.shape[:-1], 1)
+        key, shape = drawn_from.dropout(), (*x.shape[:-1], 1)
+        kept: Bool[Array, "*batch nodes 1"] = bernoulli_of_rows(
+            "DropNode", key, 1 - self.rate, graph, shape, x.ndim - 2
         )
         return jnp.where(kept, x / (1 - self.rate), 0)
 

@@ -14,8 +14,7 @@ from jaxtyping import Array, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, every_node_has_a_loop, gcn_coefficients, is_concrete
-from jaxgnn.graph._local_graph import key_of_device
-from jaxgnn.nn._draws_by_node import bernoulli_of_rows
+from jaxgnn.nn._draws_by_node import bernoulli_of_edges, bernoulli_of_rows
 from jaxgnn.ops._core.dtypes import accumulation_dtype
 
 
@@ -50,7 +49,7 @@ class GCNSum(NamedTuple):
         of_edges, of_loops = jax.random.split(key)
         given, graph = self.graph.weights, self.graph
         weights = jnp.ones(graph.num_edges) if given is None else jnp.asarray(given)
-        kept = jax.random.bernoulli(key_of_device(graph, of_edges), 1 - rate, weights.shape)
+        kept = bernoulli_of_edges("dropout", of_edges, 1 - rate, graph, weights.shape, 0)
         graph = graph.with_weights(jnp.where(kept, weights / (1 - rate), 0))
         if self.loops is None:
             return GCNSum(graph, None)

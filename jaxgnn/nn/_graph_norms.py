@@ -324,7 +324,7 @@ def _real_nodes(
     if x.ndim < 2 or x.shape[0] != batch.num_rows:
         expected = f"of shape [{batch.num_rows}, ...], a row for each node of the device"
         raise bad_input(where, "x", expected, f"shape {x.shape}")
-    return batch.halo.is_real
+    return batch.is_real_row
 
 
 def _mean_of_graphs(batch: GraphBatch | LocalGraph | None) -> _Mean:

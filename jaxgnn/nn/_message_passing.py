@@ -18,7 +18,7 @@ from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph
 from jaxgnn.graph._arrays import require_no_heads
-from jaxgnn.graph._local_graph import key_of_device
+from jaxgnn.nn._draws_by_node import bernoulli_of_edges
 from jaxgnn.nn._dropout import require_stream, training_rngs
 from jaxgnn.nn._linear import parameters
 from jaxgnn.nn._maxk import check_widths
@@ -163,8 +163,8 @@ class EdgeMLP(nnx.Module):
 
     def _drop(self, graph: CSRGraph, weights: Array | None, leading, rngs: nnx.Rngs) -> Array:
         kept = 1.0 - self.edge_dropout
-        key = key_of_device(graph, rngs.dropout())
-        mask = jax.random.bernoulli(key, kept, (*leading, graph.num_edges))
+        shape, key = (*leading, graph.num_edges), rngs.dropout()
+        mask = bernoulli_of_edges(type(self).__name__, key, kept, graph, shape, len(leading))
         if weights is None:
             require_no_heads(type(self).__name__, "graph", graph.weights)
             weights = graph.weights

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxgnn import CSRGraph, distributed, ops
-from jaxgnn.graph import CBSR
+from jaxgnn.graph import CBSR, column_dtype
 from tests.distributed._graphs import NODES, WIDTH, features, graph, mesh, sharded_graph
 
 FORMS = ("all_gather", "all_to_all")
@@ -56,7 +56,7 @@ def _moved(sharded, function, x):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_of_compressed_rows_values_and_columns_go_out_and_values_come_back(form, four_devices):
+def test_of_compressed_rows_one_record_goes_out_and_values_come_back(form, four_devices):
     sharded, x = sharded_graph(4, form), features()
 
     def both(local, x):
@@ -79,7 +79,41 @@ def test_of_compressed_rows_values_and_columns_go_out_and_values_come_back(form,
     for made, expected in zip(_run(sharded, both, x), whole(jnp.asarray(x)), strict=True):
         np.testing.assert_allclose(sharded.gather_rows(made), expected, rtol=1e-5, atol=1e-5)
     moved = [re.sub(r"\d+,", "rows,", result) for result in _moved(sharded, both, x)]
-    assert sorted(moved) == ["f32[rows,3]", "f32[rows,3]", "u8[rows,3]"]
+    assert sorted(moved) == ["f32[rows,3]", "u8[rows,15]"]
+
+
+@pytest.mark.parametrize(
+    "k, dim, wire, record",
+    [(4, 256, None, "u32[5]"), (4, 300, "bfloat16", "u32[4]"), (2, 300, None, "u32[3]"),
+     (3, 300, "bfloat16", "u16[6]"), (1, 70_000, None, "u32[2]")],
+)  # fmt: skip
+def test_records_have_the_bytes_of_values_and_columns_in_the_widest_words(
+    k, dim, wire, record, four_devices
+):
+    draws = np.random.default_rng(0)
+    values = draws.standard_normal((NODES, k)).astype(np.float32)
+    columns = np.sort(draws.integers(0, dim, (NODES, k)), axis=1).astype(column_dtype(dim))
+    sharded = sharded_graph(2, "all_to_all", wire_dtype=wire)
+
+    def tables(local, values, columns):
+        kept = CBSR(values, columns, dim, in_range=True)
+        made = distributed.halo_exchange(local, kept)
+        places = jnp.arange(local.halo.table_rows, dtype=jnp.float32)
+        ids = distributed.halo_exchange(local, local.halo.ids)
+        return made.values, made.indices, ids, places
+
+    rows = sharded.shard_rows(values), sharded.shard_rows(columns)
+    over = distributed.sharded(tables, sharded.mesh, rows=(1, 2))
+    made, made_columns, ids, _ = map(np.asarray, jax.jit(over)(sharded, *rows))
+    real = ids < NODES
+    sent = values if wire is None else np.asarray(jnp.asarray(values, wire), np.float32)
+    # Own rows do not travel, and keep all bits.
+    exact = (made[real] == sent[ids[real]]) | (made[real] == values[ids[real]])
+    assert exact.all()
+    np.testing.assert_array_equal(made_columns[real], columns[ids[real]])
+    text = str(jax.make_jaxpr(over)(sharded, *rows))
+    dtype, width = record[:-1].split("[")
+    assert re.search(rf":{dtype}\[\d+,{width}\]\S* = all_to_all\[", text)
 
 
 @pytest.mark.parametrize("form", FORMS)

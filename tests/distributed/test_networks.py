@@ -11,7 +11,7 @@ from flax import nnx
 import jaxgnn
 from jaxgnn import distributed, nn, ops
 from jaxgnn.graph import with_one_loop_each
-from jaxgnn.models import GCNII, MaxKGNN
+from jaxgnn.models import GCNII, GraphTransformer, MaxKGNN
 from jaxgnn.ops._aggregate.edge_ends import at_ends
 from tests.distributed._graphs import WIDTH, features, graph, mesh, sharded_graph
 
@@ -36,15 +36,34 @@ class _Messages(nnx.Module):
 
 
 class _Attention(nnx.Module):
-    """A layer of each kind of attention."""
+    """A layer of each kind of attention, which leaves out edges, and nodes before."""
 
-    def __init__(self):
-        options = {"heads": 2, "add_self_loops": False, "rngs": nnx.Rngs(0)}
-        self.first, self.second = nn.GATConv(WIDTH, 3, **options), nn.GATv2Conv(6, 3, **options)
-        self.third = nn.TransformerConv(6, 3, heads=2, rngs=nnx.Rngs(0))
+    def __init__(self, implementation=None):
+        options = {"heads": 2, "dropout": 0.4, "rngs": nnx.Rngs(0)}
+        options |= {"implementation": implementation}
+        alone = {"add_self_loops": False, **options}
+        self.nodes = nn.DropNode(0.2)
+        self.first, self.second = nn.GATConv(WIDTH, 3, **alone), nn.GATv2Conv(6, 3, **alone)
+        self.third = nn.TransformerConv(6, 3, **options)
 
     def __call__(self, graph, x, rngs):
-        return self.third(graph, nnx.relu(self.second(graph, nnx.relu(self.first(graph, x)))))
+        x = self.nodes(x, graph, rngs=rngs)
+        x = nnx.relu(self.first(graph, x, rngs=rngs))
+        x = nnx.relu(self.second(graph, x, rngs=rngs))
+        y, (_, weights) = self.third(graph, x, rngs=rngs, return_attention_weights=True)
+        return y + ops.aggregate(graph, weights, "sum")[:, :1]
+
+
+class _EdgeDropout(nnx.Module):
+    """Messages and a propagation that leave out edges, with features of a batch."""
+
+    def __init__(self):
+        self.messages = nn.EdgeMLP(WIDTH, [6, WIDTH], edge_dropout=0.4, rngs=nnx.Rngs(0))
+        self.propagation = nn.APPNP(num_steps=2, dropout=0.4)
+
+    def __call__(self, graph, x, rngs):
+        h = self.messages(graph, jnp.stack([x, 2 * x]), rngs=rngs)
+        return self.propagation(graph, h[0] + h[1], rngs=rngs)
 
 
 class _Norms(nnx.Module):
@@ -72,8 +91,16 @@ NETWORKS = {
     "GCNII": lambda: GCNII(WIDTH, 8, 3, num_layers=2, **DROPOUT, rngs=nnx.Rngs(0)),
     "messages": _Messages,
     "attention": _Attention,
+    "edge dropout": _EdgeDropout,
+    "plain attention": functools.partial(_Attention, "xla"),
+    "transformer": lambda: GraphTransformer(
+        WIDTH, 8, 3, num_layers=1, heads=2, dropout=0.3, attention_dropout=0.3, rngs=nnx.Rngs(0)
+    ),
     "norms": _Norms,
 }
+
+
+LISTS, OVERLAP = {"exchange": "all_to_all"}, {"overlap": True}
 
 
 @functools.cache
@@ -109,12 +136,14 @@ def _on_devices(name, sharded):
 
 @pytest.mark.costly(4)
 @pytest.mark.parametrize(
-    "name, devices, exchange",
-    [(name, 4, "all_gather") for name in NETWORKS]
-    + [("SAGE", 1, "all_gather"), ("GCN", 2, "all_to_all"), ("norms", 4, "all_to_all")],
+    "name, devices, options",
+    [(name, 4, {}) for name in NETWORKS]
+    + [("SAGE", 1, {}), ("GCN", 2, LISTS), ("norms", 4, LISTS)]
+    + [("SAGE", 4, OVERLAP), ("SAGE with ReLU", 2, {**LISTS, **OVERLAP})]
+    + [("GCN", 4, {**LISTS, **OVERLAP}), ("SAGE", 1, OVERLAP), ("attention", 4, OVERLAP)],
 )
-def test_losses_and_gradients_are_those_of_one_device(name, devices, exchange, four_devices):
-    actual = _on_devices(name, sharded_graph(devices, exchange))
+def test_losses_and_gradients_are_those_of_one_device(name, devices, options, four_devices):
+    actual = _on_devices(name, sharded_graph(devices, **options))
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-5), actual, _expected(name)
     )
@@ -124,6 +153,22 @@ def test_bits_repeat_on_a_fixed_number_of_devices(four_devices):
     with jaxgnn.deterministic():
         first, second = (_on_devices("SAGE", sharded_graph(4, "all_to_all")) for _ in range(2))
     jax.tree.map(np.testing.assert_array_equal, first, second)
+
+
+def test_attention_leaves_out_the_same_edges_on_any_number_of_devices(four_devices):
+    sharded, x, key = sharded_graph(4), features(2), jax.random.key(3)
+
+    def attend(graph, x):
+        options = {"dropout": 0.5, "key": key, "return_weights": True}
+        return ops.gat_attention(graph, x, x, x[:, :, None], **options)
+
+    y, weights = jax.jit(distributed.sharded(attend, mesh(4)))(sharded, sharded.shard_rows(x))
+    expected, of_edges = attend(graph(), jnp.asarray(x))
+    np.testing.assert_allclose(sharded.gather_rows(y), expected, rtol=1e-5, atol=1e-6)
+    of_edges = np.asarray(sharded.shard_edges(graph(), of_edges))
+    assert (of_edges == 0).any()
+    np.testing.assert_array_equal(np.asarray(weights) == 0, of_edges == 0)
+    np.testing.assert_allclose(weights, of_edges, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["mean", "sym", "gcn"])

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 from jaxgnn._errors import bad_input
 from jaxgnn._ffi import dot_attention as ffi
 from jaxgnn.graph import CBSR, CSRGraph
-from jaxgnn.graph._local_graph import key_of_device, with_senders
+from jaxgnn.graph._local_graph import edge_words, with_senders
 from jaxgnn.ops._attention.checks import Checker, dense
 from jaxgnn.ops._attention.reference import dot_attention as reference
 from jaxgnn.ops._attention.skeleton import Call, attend, computation
@@ -88,7 +88,7 @@ def dot_attention(
       >>> ops.dot_attention(graph, jnp.zeros((3, 1, 1)), x, x).ravel().tolist()
       [0.0, 1.0, 3.0]
     """
-    key = key_of_device(graph, key)
+    numbers = None if key is None else edge_words(graph)
     graph, k, v = with_senders(graph, k, v, axes=(-3, -3))
     values = dense(_OP, "v", v, implementation)
     q, k, edge_logits, edge_values = from_numpy(q, k, edge_logits, edge_values)
@@ -109,5 +109,5 @@ def dot_attention(
     operands = Operands(q, k, values, edge_logits, edge_values, seed=seed)
     request = dispatch.resolve(_OP, implementation)
     call = Call(_KERNELS, reference.scores, request, form, return_weights)
-    y, weights = attend(call, check.graph, operands, len(check.batch))
+    y, weights = attend(call, check.graph, operands, len(check.batch), numbers)
     return y if weights is None else (y, weights)

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 
 from jaxgnn._ffi import gat_attention as ffi
 from jaxgnn.graph import CBSR, CSRGraph
-from jaxgnn.graph._local_graph import key_of_device, with_senders
+from jaxgnn.graph._local_graph import edge_words, with_senders
 from jaxgnn.ops._attention.checks import Checker, dense
 from jaxgnn.ops._attention.reference import gat_attention as reference
 from jaxgnn.ops._attention.skeleton import Call, attend, computation
@@ -85,7 +85,7 @@ def gat_attention(
       >>> ops.gat_attention(graph, zeros, zeros, v).ravel().tolist()
       [0.0, 1.0, 3.0]
     """
-    key = key_of_device(graph, key)
+    numbers = None if key is None else edge_words(graph)
     graph, a_src, v = with_senders(graph, a_src, v, axes=(-2, -3))
     values = dense(_OP, "v", v, implementation)
     a_dst, a_src, edge_logits = from_numpy(a_dst, a_src, edge_logits)
@@ -102,5 +102,5 @@ def gat_attention(
     operands = Operands(a_dst, a_src, values, edge_logits, seed=seed)
     request = dispatch.resolve(_OP, implementation)
     call = Call(_KERNELS, reference.scores, request, form, return_weights)
-    y, weights = attend(call, check.graph, operands, len(check.batch))
+    y, weights = attend(call, check.graph, operands, len(check.batch), numbers)
     return y if weights is None else (y, weights)

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 from jaxgnn._errors import bad_input
 from jaxgnn._ffi import gatv2_attention as ffi
 from jaxgnn.graph import CBSR, CSRGraph
-from jaxgnn.graph._local_graph import key_of_device, with_senders
+from jaxgnn.graph._local_graph import edge_words, with_senders
 from jaxgnn.ops._attention.checks import Checker, dense
 from jaxgnn.ops._attention.reference import gatv2_attention as reference
 from jaxgnn.ops._attention.skeleton import Call, attend, computation
@@ -92,7 +92,7 @@ def gatv2_attention(
       >>> ops.gatv2_attention(graph, x, x, jnp.zeros((1, 1))).ravel().tolist()
       [0.0, 1.0, 3.0]
     """
-    key = key_of_device(graph, key)
+    numbers = None if key is None else edge_words(graph)
     graph, x_src = with_senders(graph, x_src, axes=(-3,))
     sources = dense(_OP, "x_src", x_src, implementation)
     x_dst, attention, edge_features, edge_kernel, edge_logits = from_numpy(
@@ -124,5 +124,5 @@ def gatv2_attention(
     )
     request = dispatch.resolve(_OP, implementation)
     call = Call(_KERNELS, reference.scores, request, form, return_weights)
-    y, weights = attend(call, check.graph, operands, len(check.batch))
+    y, weights = attend(call, check.graph, operands, len(check.batch), numbers)
     return y if weights is None else (y, weights)

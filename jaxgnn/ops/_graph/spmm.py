@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from jaxgnn._errors import bad_input
 from jaxgnn._ffi import spmm as ffi
 from jaxgnn.graph import CSRGraph
-from jaxgnn.graph._local_graph import with_senders
+from jaxgnn.graph._local_graph import sum_of_parts, with_senders
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import check_float, check_graph, check_rows, from_numpy
 from jaxgnn.ops._core.custom_gradient import custom_vjp
@@ -94,7 +94,11 @@ def spmm(
       [[0.0, 0.0], [1.0, 0.0], [6.0, 3.0]]
     """
     weights = getattr(graph, "weights", None)
-    graph, x = with_senders(graph, x, axes=(-2 if weights is None else -1 - weights.ndim,))
+    node_axis = -2 if weights is None else -1 - weights.ndim
+    summed = sum_of_parts(graph, x, node_axis, partial(spmm, implementation=implementation))
+    if summed is not None:
+        return summed
+    graph, x = with_senders(graph, x, axes=(node_axis,))
     graph = check_graph("spmm", graph)
     item_axes = _check_features(graph, x)
     request = dispatch.resolve("spmm", implementation)

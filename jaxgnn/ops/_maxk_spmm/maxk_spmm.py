@@ -16,7 +16,7 @@ from jaxgnn._ffi._call import edge_blocks
 from jaxgnn._ffi.spmm import spmm_cuda
 from jaxgnn.graph import CBSR, CSRGraph
 from jaxgnn.graph._arrays import require_no_heads
-from jaxgnn.graph._local_graph import with_senders
+from jaxgnn.graph._local_graph import sum_of_parts, with_senders
 from jaxgnn.ops._core import dispatch
 from jaxgnn.ops._core.checks import check_cbsr, check_graph
 from jaxgnn.ops._core.custom_gradient import custom_vjp
@@ -195,6 +195,9 @@ def maxk_spmm(
       >>> ops.maxk_spmm(graph, ops.maxk(jnp.array([[1.0, 2.0], [4.0, 3.0]]), k=1)).tolist()
       [[0.0, 0.0], [4.0, 2.0]]
     """
+    summed = sum_of_parts(graph, cbsr, -2, partial(maxk_spmm, implementation=implementation))
+    if summed is not None:
+        return summed
     graph, cbsr = with_senders(graph, cbsr)
     graph = check_graph("maxk_spmm", graph)
     require_no_heads("maxk_spmm", "graph", graph.weights)
