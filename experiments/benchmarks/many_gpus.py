@@ -12,8 +12,15 @@ there are. The steps of all numbers of devices take turns, in one process.
   collectives of the compiled program. The all-reduces, which sum the gradients of the parameters,
   stand apart.
 - MiB: what XLA plans for a device: temporaries, arguments and results.
-- loss: largest relative difference of the losses of the first steps from those on the least number
-  of devices. Dropout draws the same on any number.
+- loss and gradient: largest relative difference of the losses and gradients of the first steps from
+  those on the least number of devices, each step from the same parameters. Dropout draws the same
+  on any number. What each number of devices has made of its own parameters is not compared: Adam
+  divides a gradient by its size, and so makes steps of the rounding of the smallest ones.
+
+``--overlap`` sums over the edges of a device's own nodes while the rows of others travel.
+``--times 8`` takes a graph of eight times the nodes and edges, and ``--weak`` one that grows with
+the number of devices, so that 1 is the perfect ratio of times. Both have one number of devices
+after the other in memory, so that losses are not compared; where memory runs out, a row says so.
 
 On CPUs it shows numbers and bytes alone: times of virtual devices mean nothing.
 """
@@ -27,7 +34,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +45,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from experiments.benchmarks._command import command
+from experiments.benchmarks._many_graphs import Data, load
 from experiments.benchmarks._ratios import (
     print_warnings,
     ratio_fields,
@@ -47,8 +56,8 @@ from experiments.benchmarks._report import Column, Output, Row, append_rows, hea
 from experiments.benchmarks._wire import counted_bytes, predicted_bytes
 from jaxgnn import distributed
 from jaxgnn._errors import bad_input
-from jaxgnn.datasets import SCALES, NodeDataset, synthetic
-from jaxgnn.graph import CBSR, CSRGraph, column_dtype
+from jaxgnn.datasets import SCALES
+from jaxgnn.graph import CBSR, column_dtype
 from jaxgnn.models import MaxKGNN
 from jaxgnn.testing.timing import (
     Candidate,
@@ -60,12 +69,15 @@ from jaxgnn.testing.timing import (
 
 _AXIS = "nodes"
 _BATCH_MS = 300.0
+# The part of its mean of gradients that Adam keeps in a step.
+_MEAN_KEPT = 0.9
 _MEMORY = ("temp_size_in_bytes", "argument_size_in_bytes", "output_size_in_bytes")
 _COLUMNS = (
     Column("graph", "workload", 9),
     Column("activation", "activation", 10),
     Column("k", "k", 3, "d"),
     Column("devices", "devices", 7, "d"),
+    Column("overlap", "overlap", 7),
     Column("ms", "ms", 9, ".2f"),
     Column("25 %", "low_ms", 9, ".2f"),
     Column("75 %", "high_ms", 9, ".2f"),
@@ -76,6 +88,7 @@ _COLUMNS = (
     Column("all-reduce", "all_reduce_mb", 10, ".1f"),
     Column("MiB", "memory_mib", 8, ".0f"),
     Column("loss", "loss_difference", 8, ".1e"),
+    Column("gradient", "gradient_difference", 8, ".1e"),
 )
 
 
@@ -94,6 +107,10 @@ class ManyGPUsOptions(Output):
       partition: how rows are dealt out: ``degree``, ``contiguous``, ``random`` or ``metis``.
       exchange: how rows travel: ``auto``, ``all_gather`` or ``all_to_all``.
       wire_dtype: dtype in which features travel, such as ``bfloat16``; their own if left out.
+      overlap: sum over the edges of own nodes while the rows of others travel.
+      times: copies of the nodes, of which the graph is to be made.
+      weak: take a graph of as many copies as there are devices, times ``times``.
+      cache: folder that keeps partitions, of which ``metis`` takes long.
       steps: number of first steps whose losses are compared.
       repeats: batches of each step that are timed.
       budget_s: once the batches of a graph took so many seconds together, three of each are enough.
@@ -108,6 +125,10 @@ class ManyGPUsOptions(Output):
     partition: str = "degree"
     exchange: distributed.Exchange = "auto"
     wire_dtype: str | None = None
+    overlap: bool = False
+    times: int = 1
+    weak: bool = False
+    cache: Path | None = None
     steps: int = 3
     repeats: int = 7
     budget_s: float = 10.0
@@ -123,7 +144,7 @@ class ManyGPUsOptions(Output):
             if name not in SCALES:
                 raise bad_input("many_gpus", "--only", f"of {', '.join(SCALES)}", name)
         at_least_one = ("--layers", self.layers), ("--hidden", self.hidden), ("--steps", self.steps)
-        for name, value in (*at_least_one, ("--repeats", self.repeats)):
+        for name, value in (*at_least_one, ("--repeats", self.repeats), ("--times", self.times)):
             if value < 1:
                 raise bad_input("many_gpus", name, "at least 1", value)
         for k in self.ks:
@@ -135,6 +156,10 @@ class ManyGPUsOptions(Output):
         there = jax.device_count()
         return tuple(sorted(self.devices)) or tuple(n for n in (1, 2, 4, 8) if n <= there)
 
+    def together(self) -> bool:
+        """Whether all numbers of devices have the same graph, and place for it at once."""
+        return self.times == 1 and not self.weak
+
     def graphs(self) -> tuple[str, ...]:
         """The names of the graphs."""
         on_cpu = jax.default_backend() == "cpu"
@@ -143,26 +168,6 @@ class ManyGPUsOptions(Output):
     def all_ks(self) -> tuple[int | None, ...]:
         """None for the dense network, and every k."""
         return (*((None,) if self.dense else ()), *self.ks)
-
-
-@dataclass(frozen=True, eq=False)
-class Data:
-    """A graph on the host, without normalisation, with features and labels.
-
-    Attributes:
-      graph: the graph.
-      features: float32 [nodes, features].
-      labels: class of each node, int32 [nodes], or tasks of 0 and 1, float32 [nodes, tasks].
-    """
-
-    graph: CSRGraph
-    features: np.ndarray
-    labels: np.ndarray
-
-    @property
-    def outputs(self) -> int:
-        """Width of the network's result."""
-        return self.labels.shape[1] if self.labels.ndim == 2 else int(self.labels.max()) + 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,8 +199,41 @@ class Step:
         return self.arguments[0]
 
 
-Key = tuple[int | None, int]
-"""A step of a graph: entries kept of each row, None if dense, and the number of devices."""
+class Key(NamedTuple):
+    """A step of a graph.
+
+    Attributes:
+      k: entries kept of each row; None if dense.
+      devices: number of devices.
+    """
+
+    k: int | None
+    devices: int
+
+
+class FirstSteps(NamedTuple):
+    """The first steps of a network, each from the parameters of the least number of devices.
+
+    Attributes:
+      losses: their losses.
+      gradients: gradients of the parameters in each step, on the host.
+    """
+
+    losses: list[float]
+    gradients: list[list[np.ndarray]]
+
+    def differences(self, other: FirstSteps) -> dict[str, float]:
+        """The largest relative differences from other ones."""
+        of_losses = (abs(a - b) / abs(b) for a, b in zip(self.losses, other.losses, strict=True))
+        of_gradients = (
+            np.abs(a - b).max() / max(np.abs(b).max(), np.finfo(np.float32).tiny)
+            for ours, theirs in zip(self.gradients, other.gradients, strict=True)
+            for a, b in zip(ours, theirs, strict=True)
+        )
+        return {
+            "loss_difference": max(of_losses),
+            "gradient_difference": float(max(of_gradients)),
+        }
 
 
 def main(options: ManyGPUsOptions) -> list[Row]:
@@ -217,29 +255,41 @@ def main(options: ManyGPUsOptions) -> list[Row]:
 
 def _of_graph(options: ManyGPUsOptions, name: str, device: Row) -> list[Row]:
     """The rows of one graph, of which nothing stays on the devices."""
-    with _told(f"{name}: making the graph"):
-        data = load(name)
-    spread = {}
-    for count in options.counts():
-        with _told(f"{name}: dealing it out to {count}"):
-            spread[count] = spread_out(options, data, count)
-            print(f"  {spread[count].graph.partition!r}")
-    with _told(f"{name}: compiling"):
-        steps = _compile(options, data, spread)
-    with _told(f"{name}: first steps"):
-        losses = {key: _first_losses(step, options.steps) for key, step in steps.items()}
-    with _told(f"{name}: timing"):
-        timings = _time(options, steps)
-    rows = [
-        {**_labels(options, name, data, step), **_measured(options, key, step, timings, losses)}
-        | device
-        for key, step in steps.items()
-    ]
+    counts = options.counts()
+    groups = [counts] if options.together() else [(count,) for count in counts]
+    rows: list[Row] = []
+    alone: dict[int | None, Timing | None] = {}
+    for group in groups:
+        for key, (row, timing) in _of_counts(options, name, group).items():
+            ratio = ratio_fields("least", alone.setdefault(key.k, timing), timing)
+            rows.append({**row, **ratio, **device})
     print(header(_COLUMNS))
     for row in rows:
         print(line(row, _COLUMNS), flush=True)
     append_rows(options.rows / "many_gpus.jsonl", rows)
     return rows
+
+
+def _of_counts(
+    options: ManyGPUsOptions, name: str, counts: tuple[int, ...]
+) -> dict[Key, tuple[Row, Timing | None]]:
+    """What is measured of one graph on some numbers of devices, which are in memory together."""
+    times = options.times * (counts[0] if options.weak else 1)
+    with _told(f"{name}: making the graph" + f", {times} times" * (times > 1)):
+        data = load(name, times)
+    keys = [Key(k, count) for k in options.all_ks() for count in counts]
+    try:
+        measured = _measure(options, name, data, counts)
+    except RuntimeError as error:
+        if options.together() or not is_out_of_memory(error):
+            raise
+        print(f"{name}: no memory for it on {counts[0]} devices", flush=True)
+        measured = {}
+    made = {}
+    for key in keys:
+        row, timing = measured.get(key, ({}, None))
+        made[key] = {**_labels(options, name, data, key), **row}, timing
+    return made
 
 
 @contextlib.contextmanager
@@ -251,29 +301,17 @@ def _told(what: str) -> Iterator[None]:
     print(f"{what}: {time.perf_counter() - start:.1f} s", flush=True)
 
 
-def load(scale: str) -> Data:
-    """Makes a synthetic graph, on the device, and brings it to the host.
-
-    Its edges come sorted by receiver, so that offsets are all that is missing.
-    """
-    data = synthetic(scale, on_device=jax.default_backend() != "cpu")
-    data = NodeDataset(**jax.device_get(vars(data)))
-    nodes = data.num_nodes
-    ends = np.cumsum(np.bincount(data.receivers, minlength=nodes))
-    indptr = np.concatenate([[0], ends]).astype(np.int32)
-    arrays: Any = indptr, data.senders
-    return Data(CSRGraph(*arrays, num_cols=nodes), data.features, data.labels)
-
-
 def spread_out(options: ManyGPUsOptions, data: Data, count: int) -> Spread:
     """Deals the data out to the first ``count`` devices."""
     mesh = Mesh(np.array(jax.devices()[:count]), (_AXIS,))
+    partition: Any = options.partition
     graph = distributed.shard(
         data.graph,
         mesh,
-        partition=options.partition,
+        partition=distributed.partition(data.graph, count, partition, cache=options.cache),
         exchange=options.exchange,
         wire_dtype=options.wire_dtype,
+        overlap=options.overlap,
         ops=("spmm", "maxk_spmm"),
     )
     return Spread(graph, graph.shard_rows(data.features), graph.shard_rows(data.labels))
@@ -281,11 +319,12 @@ def spread_out(options: ManyGPUsOptions, data: Data, count: int) -> Spread:
 
 def _compile(options: ManyGPUsOptions, data: Data, spread: dict[int, Spread]) -> dict[Key, Step]:
     """The steps of every k on every number of devices, compiled side by side."""
-    arguments, lowered = {}, {}
+    arguments: dict[Key, tuple[Any, ...]] = {}
+    lowered = {}
     for k in options.all_ks():
         state, step = make_step(options, data, k)
         for count, there in spread.items():
-            mesh, key = there.graph.mesh, (k, count)
+            mesh, key = there.graph.mesh, Key(k, count)
             everywhere = NamedSharding(mesh, PartitionSpec())
             placed = jax.device_put(state, everywhere)
             arguments[key] = there.graph, there.features, there.labels, placed
@@ -293,7 +332,7 @@ def _compile(options: ManyGPUsOptions, data: Data, spread: dict[int, Spread]) ->
             lowered[key] = jax.jit(run).lower(*arguments[key])
     with ThreadPoolExecutor() as pool:
         running = {key: pool.submit(one.compile) for key, one in lowered.items()}
-    return {key: Step(run.result(), arguments[key], key[0]) for key, run in running.items()}
+    return {key: Step(run.result(), arguments[key], key.k) for key, run in running.items()}
 
 
 def make_step(
@@ -311,7 +350,7 @@ def make_step(
         rngs=nnx.Rngs(0),
     )
     graphdef, params, other = nnx.split(model, nnx.Param, ...)
-    optimizer = optax.adam(0.01)
+    optimizer = optax.adam(0.01, b1=_MEAN_KEPT)
 
     def loss_of(params, other, graph, features, labels, count):
         key = jax.random.fold_in(jax.random.key(0), count)
@@ -336,19 +375,42 @@ def make_step(
     return (params, other, optimizer.init(params), jnp.zeros((), jnp.int32)), step
 
 
-def _first_losses(step: Step, number: int) -> list[float] | None:
-    """The losses of the first steps; None if memory ran out."""
-    *data, state = step.arguments
-    losses = []
-    try:
-        for _ in range(number):
-            state, loss = step.run(*data, state)
-            losses.append(float(loss))
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        return None
-    return losses
+def _first_steps(steps: dict[Key, Step], number: int) -> dict[Key, FirstSteps | None]:
+    """The first steps of every network on every number of devices; None if memory ran out.
+
+    All numbers of devices begin each step with the parameters that the least number of them, whose
+    memory sufficed, has come to.
+    """
+    made: dict[Key, FirstSteps | None] = dict.fromkeys(steps)
+    for k in dict.fromkeys(key.k for key in steps):
+        same = {key: step for key, step in steps.items() if key.k == k}
+        state = next(iter(same.values())).arguments[3]
+        for turn in range(number):
+            after = None
+            for key, step in same.items():
+                if turn and made[key] is None:
+                    continue
+                there = jax.device_put(state, NamedSharding(step.graph.mesh, PartitionSpec()))
+                try:
+                    new, loss = step.run(*step.arguments[:3], there)
+                    loss = float(loss)
+                except RuntimeError as error:
+                    if not is_out_of_memory(error):
+                        raise
+                    made[key] = None
+                    continue
+                so_far = made[key] or FirstSteps([], [])
+                gradient = _gradient(there, new)
+                made[key] = FirstSteps([*so_far.losses, loss], [*so_far.gradients, gradient])
+                after = new if after is None else after
+            state = state if after is None else after
+    return made
+
+
+def _gradient(before: tuple[Any, ...], after: tuple[Any, ...]) -> list[np.ndarray]:
+    """The gradient of a step, from the means of gradients that Adam keeps before and after it."""
+    means = (jax.tree.leaves(jax.device_get(state[2][0].mu)) for state in (before, after))
+    return [(new - _MEAN_KEPT * old) / (1 - _MEAN_KEPT) for old, new in zip(*means, strict=True)]
 
 
 def _time(options: ManyGPUsOptions, steps: dict[Key, Step]) -> dict[str, Timing | None]:
@@ -364,7 +426,7 @@ def _time(options: ManyGPUsOptions, steps: dict[Key, Step]) -> dict[str, Timing 
 
 
 def _name(key: Key, what: str = "step") -> str:
-    return f"{what} {key[0]} {key[1]}"
+    return f"{what} {key.k} {key.devices}"
 
 
 def _exchange(options: ManyGPUsOptions, step: Step) -> Candidate:
@@ -391,63 +453,81 @@ def _exchange(options: ManyGPUsOptions, step: Step) -> Candidate:
     return Candidate(distributed.sharded(all_layers, graph.mesh), [(graph, x)])
 
 
-def _labels(options: ManyGPUsOptions, name: str, data: Data, step: Step) -> Row:
+def _labels(options: ManyGPUsOptions, name: str, data: Data, key: Key) -> Row:
     """What a row is about."""
-    graph = step.graph
     return {
         "op": "many_gpus",
         "workload": name,
+        "times": data.graph.num_rows // SCALES[name].nodes,
+        "weak": options.weak,
         "nodes": data.graph.num_rows,
         "edges": data.graph.num_edges,
         "layers": options.layers,
         "dim": options.hidden,
         "dtype": "float32",
-        "activation": "relu" if step.k is None else "maxk",
-        "k": step.k,
-        "devices": graph.devices,
+        "activation": "relu" if key.k is None else "maxk",
+        "k": key.k,
+        "devices": key.devices,
         "partition": options.partition,
-        "exchange": graph.exchange,
         "wire_dtype": options.wire_dtype,
-        "rows_of_device": graph.rows,
-        "rows_received": graph.rows_received,
-        "imbalance": graph.partition.imbalance,
-        "parameter_mb": sum(leaf.nbytes for leaf in jax.tree.leaves(step.arguments[3][0])) / 1e6,
+        "overlap": options.overlap,
         "xla_flags": os.environ.get("XLA_FLAGS"),
+        **timing_fields(None),
     }
 
 
-def _measured(
-    options: ManyGPUsOptions,
-    key: Key,
-    step: Step,
-    timings: dict[str, Timing | None],
-    losses: dict[Key, list[float] | None],
+def _measure(
+    options: ManyGPUsOptions, name: str, data: Data, counts: tuple[int, ...]
+) -> dict[Key, tuple[Row, Timing | None]]:
+    """What a row of each step has beside its labels, and the time of the step."""
+    spread = {}
+    for count in counts:
+        with _told(f"{name}: dealing it out to {count}"):
+            spread[count] = spread_out(options, data, count)
+            print(f"  {spread[count].graph.partition!r}")
+    with _told(f"{name}: compiling"):
+        steps = _compile(options, data, spread)
+    with _told(f"{name}: first steps"):
+        firsts = _first_steps(steps, options.steps)
+    with _told(f"{name}: timing"):
+        timings = _time(options, steps)
+    measured = {}
+    for key, step in steps.items():
+        first, least = firsts[key], firsts[Key(key.k, min(counts))]
+        comparable = options.together() and first is not None and least is not None
+        measured[key] = (
+            {
+                **_costs(options, key, step, timings),
+                "losses": first and first.losses,
+                **(first.differences(least) if comparable else {}),
+            },
+            timings[_name(key)],
+        )
+    return measured
+
+
+def _costs(
+    options: ManyGPUsOptions, key: Key, step: Step, timings: dict[str, Timing | None]
 ) -> Row:
-    """What was measured of a step; the baseline is the least number of devices."""
-    k, devices = key
-    least = k, min(options.counts())
-    timing, exchange = timings[_name(key)], timings.get(_name(key, "exchange"))
-    counted = counted_bytes(step.run.as_text() or "", devices)
+    """Times, bytes and memory of a step."""
+    graph, exchange = step.graph, timings.get(_name(key, "exchange"))
+    counted = counted_bytes(step.run.as_text() or "", key.devices)
     all_reduce = counted.pop("all-reduce", 0)
     planned = step.run.memory_analysis()
     return {
-        **timing_fields(timing),
-        **ratio_fields("least", timings[_name(least)], timing),
+        "exchange": graph.exchange,
+        "rows_of_device": graph.rows,
+        "rows_received": graph.rows_received,
+        "imbalance": graph.partition.imbalance,
+        "cut_edges": graph.partition.cut_edges,
+        "parameter_mb": sum(leaf.nbytes for leaf in jax.tree.leaves(step.arguments[3][0])) / 1e6,
+        **timing_fields(timings[_name(key)]),
         "exchange_ms": exchange and exchange.median_ms,
-        "predicted_mb": predicted_bytes(step.graph, options.layers, options.hidden, k) / 1e6,
+        "predicted_mb": predicted_bytes(graph, options.layers, options.hidden, key.k) / 1e6,
         "counted_mb": sum(counted.values()) / 1e6,
         "all_reduce_mb": all_reduce / 1e6,
         "memory_mib": planned and sum(getattr(planned, name) for name in _MEMORY) / 2**20,
-        "losses": losses[key],
-        "loss_difference": _difference(losses[key], losses[least]),
     }
-
-
-def _difference(losses: list[float] | None, others: list[float] | None) -> float | None:
-    """The largest relative difference of losses."""
-    if losses is None or others is None:
-        return None
-    return max(abs(a - b) / abs(b) for a, b in zip(losses, others, strict=True))
 
 
 if __name__ == "__main__":

@@ -152,6 +152,7 @@ def main(options: ScalingModelOptions) -> list[Row]:
     """
     options.check()
     measured = [row for row in read_rows(options.measured) if row["ms"] is not None]
+    measured = [row for row in measured if row.get("times", 1) == 1 and not row.get("weak")]
     alone = [row for row in measured if row["devices"] == 1 and row["workload"] in SCALES]
     if not alone:
         raise bad_input(
@@ -182,7 +183,7 @@ def _curve(
         ms=one["ms"],
         layers=one["layers"],
         row_bytes=bytes_of_row(width, k),
-        collectives=2 if k is None else 3,
+        collectives=2,
         parameter_bytes=1e6 * one["parameter_mb"],
     )
     same = {row["devices"]: row for row in measured if _is_same(row, one)}
@@ -210,7 +211,8 @@ def _curve(
 def _is_same(row: Row, one: Row) -> bool:
     """Whether a row is of the same network, graph and device as the one."""
     keys = ("workload", "k", "layers", "dim", "device", "wire_dtype", "partition")
-    return all(row[key] == one[key] for key in keys)
+    overlap = row.get("overlap", False) == one.get("overlap", False)
+    return overlap and all(row[key] == one[key] for key in keys)
 
 
 if __name__ == "__main__":

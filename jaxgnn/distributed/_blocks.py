@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxgnn.distributed._partition import Partition, edges_of, rows_of
 from jaxgnn.graph import CSRGraph
+from jaxgnn.graph._arrays import offset_dtype
 
 # On a GPU XLA cuts the products of weight gradients, which sum over the rows, into equal parts, and
 # copies arrays whose rows do not divide evenly: that took 2.3 of 32 ms of a training step on a
@@ -216,12 +217,13 @@ class Cutter:
         senders = self.indices[edges_of(self.indptr, members)]
         degrees = np.diff(self.indptr)[members]
         rows = np.repeat(np.arange(len(members), dtype=np.int32), degrees)
+        dtype = offset_dtype(self.layout.edges)
         most = max(self.near_edges), int(max(self.layout.partition.edges - self.near_edges))
         near, far = (
             Part(
                 indptr=self._offsets(np.bincount(rows[chosen], minlength=len(members))),
                 indices=_padded(places[senders[chosen]].astype(np.int32), length),
-                slots=_padded(np.flatnonzero(chosen).astype(self.indptr.dtype), length),
+                slots=_padded(np.flatnonzero(chosen).astype(dtype), length),
             )
             for chosen, places, length in (
                 (is_near, self.columns.row_of, most[0]),
@@ -237,7 +239,8 @@ class Cutter:
 
     def _offsets(self, degrees: np.ndarray) -> np.ndarray:
         """Row offsets of rows of these degrees, and of padding rows behind them."""
-        offsets = np.zeros(self.layout.rows + 1, self.indptr.dtype)
+        # Those of a block fit 32 bits long after those of the whole graph do not.
+        offsets = np.zeros(self.layout.rows + 1, offset_dtype(self.layout.edges))
         ends = np.cumsum(degrees)
         offsets[1 : len(ends) + 1] = ends
         offsets[len(ends) + 1 :] = ends[-1]

@@ -66,7 +66,7 @@ def fingerprint(graph: CSRGraph, arguments: tuple[Any, ...] = ()) -> str:
 
 
 def _read(path: Path, rows: int, parts: int) -> np.ndarray:
-    with np.load(path) as file:
+    with path.open("rb") as opened, np.load(opened) as file:
         part_of, digest = file["part_of"], file["digest"]
     if part_of.dtype != np.int32 or part_of.shape != (rows,):
         raise ValueError(f"it has {part_of.dtype} of shape {part_of.shape}, not int32 of ({rows},)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 import threading
 from typing import Any
@@ -13,6 +14,8 @@ from jax.experimental import multihost_utils
 
 from jaxgnn._errors import bad_input
 
+# So long the others may take to come to a comparison of data, which they may be reading.
+_READING_S = 1800
 # After so many seconds without a sign of life a process counts as gone.
 _SILENT_S = 30
 
@@ -72,6 +75,8 @@ def check_same(what: str, value: Any) -> None:
       what: names the value in the message, such as ``"the options"``.
       value: an array, bytes, or something whose ``repr`` says all that counts.
 
+    A process that has waited for half an hour says so, and ends with exit status 1.
+
     Raises:
       ValueError: on all processes, naming those whose value is not that of process 0.
     """
@@ -81,8 +86,24 @@ def check_same(what: str, value: Any) -> None:
     data = repr(value).encode() if array is None else array.tobytes()
     shape = "" if array is None else f"{array.dtype}{array.shape}"
     digest = hashlib.sha256(shape.encode() + data).digest()
-    hashes = multihost_utils.process_allgather(np.frombuffer(digest, np.uint8))
+    waited = (
+        f"distributed.check_same: process {jax.process_index()} has waited {_READING_S} s for the "
+        f"other {jax.process_count() - 1} processes to compare {what}"
+    )
+    ended = threading.Timer(_READING_S, _end, [waited])
+    ended.daemon = True
+    ended.start()
+    try:
+        hashes = multihost_utils.process_allgather(np.frombuffer(digest, np.uint8))
+    finally:
+        ended.cancel()
     others = [at for at, row in enumerate(hashes) if (row != hashes[0]).any()]
     if others:
         expected = "the same on all processes, as on process 0"
         raise bad_input("distributed.check_same", what, expected, f"others on processes {others}")
+
+
+def _end(message: str) -> None:
+    """Ends this process, whose main thread waits where nothing can be raised."""
+    print(message, file=sys.stderr, flush=True)
+    os._exit(1)

@@ -27,6 +27,7 @@ from ._step import (
     start_state,
 )
 from ._trees import PyTree, all_finite, copy_arrays, owned
+from ._watch import Watch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +50,10 @@ class LoopConfig:
         takes as much memory as two copies of them, so that nothing is lost with a decay near 1.
       max_seconds: When to stop early: behind the first read of the device after this many seconds
         of a call of ``fit``, with a checkpoint. The same call then goes on. None never stops.
+      longest_wait_s: Of several processes: how many seconds one may be at one place of the
+        training, such as a compilation, an evaluation or a checkpoint, before it ends with an error
+        that names the place and, where it can, the process that it has waited for. Where a process
+        only hands steps to its devices, the others wait for it for 40 seconds.
       examples_per_step: For the progress report, which then shows how many a second.
       examples: Name of the examples in the progress report.
     """
@@ -63,6 +68,7 @@ class LoopConfig:
     select_mode: Literal["max", "min"] = "max"
     ema_decay: float | None = None
     max_seconds: float | None = None
+    longest_wait_s: float = 3600.0
     examples_per_step: int | None = None
     examples: str = "examples"
 
@@ -79,6 +85,10 @@ class LoopConfig:
                 raise ValueError(
                     f"LoopConfig.{name}: expected at least {bound}, got {getattr(self, name)}"
                 )
+        if not self.longest_wait_s > 0:
+            raise ValueError(
+                f"LoopConfig.longest_wait_s: expected above 0, got {self.longest_wait_s}"
+            )
         if self.select_mode not in ("max", "min"):
             raise ValueError(
                 f"LoopConfig.select_mode: expected 'max' or 'min', got {self.select_mode!r}"
@@ -204,6 +214,8 @@ def fit[M: nnx.Module](
         if run is not None:
             checkpoints = Checkpoints(run.checkpoints_path, config.keep_checkpoints)
             stack.callback(checkpoints.close)
+        places = None if run is None else run.processes_path
+        watch = stack.enter_context(Watch(places, config.longest_wait_s))
         session = _Session(
             config=config,
             graphdef=graphdef,
@@ -213,6 +225,7 @@ def fit[M: nnx.Module](
             ),
             batches=batches,
             parallel=parallel,
+            watch=watch,
             evaluate=evaluate,
             static=static,
             checkpoints=checkpoints,
@@ -252,6 +265,7 @@ class _Session:
     update: Callable[..., tuple[TrainState, dict[str, jax.Array]]]
     batches: Callable[[int], PyTree]
     parallel: DataParallel | None
+    watch: Watch
     evaluate: Callable[..., Mapping[str, float]] | None
     static: Callable[[int], Hashable] | None
     checkpoints: Checkpoints | None
@@ -310,9 +324,11 @@ class _Session:
             bar.begin("compiling")
         if not self.pending:
             self.started = time.perf_counter()
+        self.watch.at(f"the batch of step {step}")
         batch = owned(self.batches(step))
         if self.parallel is not None:
             batch = self.parallel.divide(batch)
+        self.watch.at(f"step {step}", takes_long=compiling)
         self.state, values = self.update(self.state, batch, static)
         self.pending.append((step, values))
         self.compiled.add(static)
@@ -330,6 +346,7 @@ class _Session:
                 bar.begin("compiling the evaluation")
             self.add_evaluation(rows[-1], static)
         self.write(rows[-1:])
+        self.watch.at(f"what follows step {step}")
         limit = self.config.max_seconds
         if limit is not None:
             self.stopped = as_first(time.monotonic() - self.opened >= limit)
@@ -351,9 +368,11 @@ class _Session:
     def collect(self, *, compiling: bool = False) -> list[Row]:
         """Waits for the pending steps and returns their rows; keeps the time."""
         steps = [step for step, _ in self.pending]
+        self.watch.at(f"the losses up to step {steps[-1]}", takes_long=compiling)
         values = jax.device_get([values for _, values in self.pending])
         seconds = time.perf_counter() - self.started
         self.pending.clear()
+        self.watch.at(f"the log of step {steps[-1]}")
         if compiling:
             self.compile_seconds += seconds
             timing = {"compile_seconds": seconds}
@@ -382,6 +401,7 @@ class _Session:
         """Evaluates the model into ``row``, and keeps it if it is the best so far."""
         assert self.evaluate is not None
         self.evaluated = True
+        self.watch.at(f"the evaluation after step {row['step']}", takes_long=True)
         model = self.merged(self.state.averaged_model)
         model.eval()
         metrics = {name: float(value) for name, value in self.evaluate(model, *static).items()}
@@ -411,6 +431,7 @@ class _Session:
     def save(self, step: int) -> None:
         """Writes a checkpoint, unless the parameters are broken."""
         assert self.checkpoints is not None
+        self.watch.at(f"the checkpoint of step {step}", takes_long=True)
         # The loss of a step is computed before its update, and cannot vouch for the result.
         self.check_parameters(step, self.state.model.params)
         best = None if self.best is None else dataclasses.asdict(self.best)

@@ -70,6 +70,7 @@ class RunFolder:
         self.metrics_path = self.path / "metrics.jsonl"
         self.timing_path = self.path / "timing.jsonl"
         self.checkpoints_path = self.path / "checkpoints"
+        self.processes_path = self.path / "processes"  # where each one is, of several
         values = _config_to_json(config)
         self.writes = writes_files()
         self._lock: FolderLock | None = None

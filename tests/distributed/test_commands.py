@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 
 from experiments._processes import ProcessOptions
 from experiments.maxk.config import TrainConfig
 from experiments.maxk.train import train
-from tests.distributed._commands import run_two
+from tests.distributed._commands import run_beside_a_still_one, run_two
 
 CONFIG = TrainConfig(
     dataset="synthetic",
@@ -70,6 +71,30 @@ def test_when_process_1_is_killed_the_other_names_it_and_a_restart_ends_as_if_no
         assert row == pytest.approx(wanted, rel=1e-5)
     assert "test accuracy" in texts[0][0]
     assert "test accuracy" not in texts[1][0]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "module, message",
+    [
+        (None, "tasks are unhealthy \\(stopped sending heartbeats\\):\n1|for process 1, which has"),
+        (
+            "tests.distributed.still_process",
+            r"error: fit: process 0 has waited 4\d s at .* for process 1, which has not left the "
+            "batch of step 8",
+        ),
+    ],
+    ids=["stopped", "still in Python"],
+)
+def test_when_a_process_stands_still_the_other_ends_within_a_minute_and_names_it(
+    module, message, tmp_path
+):
+    folder = tmp_path / "run"
+    options = [*OPTIONS, "--run", str(folder)]
+    when = folder / "checkpoints" / "5"
+    error, code, seconds = run_beside_a_still_one(options, when, module)
+    assert code != 0 and re.search(message, error), error
+    assert seconds < 60
 
 
 @pytest.mark.long

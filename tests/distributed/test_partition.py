@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxgnn import CSRGraph, distributed
+from jaxgnn.distributed._partition import _METHODS
 from tests.distributed._graphs import NODES, graph
 
 METHODS = ("contiguous", "random", "degree")
@@ -76,13 +77,63 @@ def test_metis_is_asked_for_a_balance_of_edges(monkeypatch):
     made = distributed.partition(graph(), 2, "metis")
     assert made.part_of.tolist() == [row % 2 for row in range(NODES)]
     assert asked["weights"].tolist() == (np.diff(graph().indptr) + 1).tolist()
-    assert asked["adjacency"][1].tolist() == graph().indices.tolist() and asked["parts"] == 2
+    assert asked["parts"] == 2
+    pairs = {frozenset(pair) for pair in zip(*graph().to_scipy().nonzero(), strict=True)}
+    offsets, neighbours = asked["adjacency"]
+    rows = np.repeat(np.arange(NODES), np.diff(offsets))
+    both = list(zip(rows.tolist(), neighbours.tolist(), strict=True))
+    assert {frozenset(pair) for pair in both} == {pair for pair in pairs if len(pair) == 2}
+    assert len(both) == 2 * len({frozenset(pair) for pair in both})
 
 
 def test_metis_says_what_it_needs(monkeypatch):
     monkeypatch.setitem(sys.modules, "pymetis", None)
     with pytest.raises(ImportError, match="needs the package pymetis"):
         distributed.partition(graph(), 2, "metis")
+
+
+def _made_by(cache, monkeypatch, whole=None, parts=2, seed=0):
+    """A partition with this cache, and how often the method ran for it."""
+    calls, method = [], _METHODS["random"]
+    counted = lambda *given: calls.append(1) or method(*given)  # noqa: E731
+    monkeypatch.setitem(_METHODS, "random", counted)
+    made = distributed.partition(whole or graph(), parts, "random", seed=seed, cache=cache)
+    monkeypatch.setitem(_METHODS, "random", method)
+    return made, len(calls)
+
+
+def test_a_partition_is_made_once_for_the_same_graph_and_arguments(tmp_path, monkeypatch):
+    folder = tmp_path / "new" / "cache"
+    first, calls = _made_by(folder, monkeypatch)
+    assert calls == 1 and len(list(folder.iterdir())) == 1
+    again, calls = _made_by(folder, monkeypatch)
+    assert calls == 0 and (again.part_of == first.part_of).all()
+    assert repr(again) == repr(first)
+    weighted = graph().with_weights(np.ones(graph().num_edges, np.float32))
+    assert _made_by(folder, monkeypatch, weighted)[1] == 0
+    for other in ({"seed": 1}, {"parts": 3}, {"whole": graph().transpose()}):
+        assert _made_by(folder, monkeypatch, **other)[1] == 1
+    assert len(list(folder.iterdir())) == 4
+
+
+@pytest.mark.parametrize("fault", ["cut off", "other parts", "other rows", "no archive"])
+def test_a_partition_that_can_not_be_read_is_made_anew_with_a_warning(fault, tmp_path, monkeypatch):
+    first, _ = _made_by(tmp_path, monkeypatch)
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    if fault == "cut off":
+        path.write_bytes(whole[: len(whole) // 2])
+    elif fault == "no archive":
+        path.write_text("part_of")
+    else:
+        with np.load(path) as file:
+            part_of, digest = file["part_of"], file["digest"]
+        part_of = part_of[::-1] if fault == "other parts" else part_of[1:]
+        np.savez(path, part_of=part_of, digest=digest)
+    with pytest.warns(UserWarning, match="partition: .*npz is made anew: "):
+        made, calls = _made_by(tmp_path, monkeypatch)
+    assert calls == 1 and (made.part_of == first.part_of).all()
+    assert path.read_bytes() == whole and _made_by(tmp_path, monkeypatch)[1] == 0
 
 
 BAD = {
@@ -113,7 +164,9 @@ def test_bad_input_is_named_with_numbers(message):
 def test_graphs_that_can_not_be_divided_are_refused():
     with pytest.raises(ValueError, match=r"graph must be a .*CSRGraph, got list"):
         distributed.partition([1], 2)
-    with pytest.raises(ValueError, match=r"graph must be square, got shape \(2, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"graph must be square, or the part .* got shape \(2, 3\)"
+    ):
         distributed.partition(CSRGraph.from_edges([0], [0], 2, num_senders=3), 2)
     with pytest.raises(ValueError, match="graph must be concrete; call it outside jit"):
         jax.jit(lambda g: distributed.partition(g, 2).cut_edges)(graph())

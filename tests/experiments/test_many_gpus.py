@@ -2,15 +2,19 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
+from experiments.benchmarks import _many_graphs, many_gpus
+from experiments.benchmarks._many_graphs import load, repeated
 from experiments.benchmarks._report import append_rows, read_rows
 from experiments.benchmarks._wire import counted_bytes
 from experiments.benchmarks.many_gpus import ManyGPUsOptions, main
 from experiments.benchmarks.scaling_model import Link, ScalingModelOptions, Step, rows_read, step_ms
 from experiments.benchmarks.scaling_model import main as scaling_model
-from jaxgnn import CSRGraph, distributed
+from jaxgnn import CSRGraph, distributed, ops
 from jaxgnn.datasets import SCALES
 
 _SMALL = {"layers": 1, "hidden": 16, "ks": (4,), "steps": 1, "repeats": 1, "budget_s": 0.1}
@@ -24,8 +28,54 @@ def test_bytes_are_those_predicted_and_losses_those_of_one_device(tmp_path, four
     # A row sends 4 values and 4 columns of a byte, and gets 4 values back.
     received = 3 * four["rows_of_device"] * (4 * 4 + 4 + 4 * 4) / 1e6
     assert four["counted_mb"] == four["predicted_mb"] == received
-    assert four["loss_difference"] < 1e-6 and four["imbalance"] < 1.001
+    assert four["loss_difference"] < 1e-6 and four["gradient_difference"] < 1e-5
+    assert four["imbalance"] < 1.001 and four["cut_edges"] > one["cut_edges"] == 0
     assert "x least" in capsys.readouterr().out
+
+
+def test_weak_rows_are_of_graphs_that_grow_with_the_devices(tmp_path, four_devices, capsys):
+    options = {"dense": False, "weak": True, "overlap": True, "exchange": "all_to_all", **_SMALL}
+    main(ManyGPUsOptions(out=tmp_path, only=("tiny",), devices=(1, 2), **options))
+    one, two = read_rows(tmp_path / "many_gpus.jsonl")
+    assert (one["times"], two["times"]) == (1, 2)
+    assert two["edges"] == 2 * one["edges"] and two["nodes"] == 2 * one["nodes"]
+    assert two["overlap"] and two["speedup_over_least"] == one["ms"] / two["ms"]
+    assert "loss_difference" not in two and two["counted_mb"] == two["predicted_mb"] > 0
+
+
+def test_where_memory_runs_out_a_row_says_so(tmp_path, monkeypatch, capsys):
+    def too_large(*given):
+        raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    monkeypatch.setattr(many_gpus, "spread_out", too_large)
+    options = ManyGPUsOptions(out=tmp_path, only=("tiny",), devices=(1,), **_SMALL)
+    with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
+        main(options)
+    main(dataclasses.replace(options, times=2))
+    rows = read_rows(tmp_path / "many_gpus.jsonl")
+    assert [(row["k"], row["ms"], row["times"]) for row in rows] == [(None, None, 2), (4, None, 2)]
+    assert "no memory for it on 1 devices" in capsys.readouterr().out
+
+
+def test_a_graph_of_many_copies_keeps_degrees_and_takes_senders_of_all_copies(monkeypatch):
+    one = load("tiny")
+    monkeypatch.setattr(_many_graphs, "_MAX_INT32", 2 * one.graph.num_edges)
+    small, large = repeated(one, 2), repeated(one, 3)
+    assert (small.graph.indptr.dtype, large.graph.indptr.dtype) == (np.int32, np.int64)
+    nodes = one.graph.num_rows
+    of_one, of_large = (np.diff(np.asarray(data.graph.indptr)) for data in (one, large))
+    np.testing.assert_array_equal(of_large, np.tile(of_one, 3))
+    senders = np.asarray(large.graph.indices)
+    np.testing.assert_array_equal(senders % nodes, np.tile(one.graph.indices, 3))
+    of_copies = np.bincount(senders // nodes, minlength=3) / len(senders)
+    np.testing.assert_allclose(of_copies, 1 / 3, atol=0.01)
+    assert large.features.shape == (3 * nodes, one.features.shape[1])
+    # Blocks have short offsets, whatever those of the whole graph are.
+    x = np.ones((3 * nodes, 2), np.float32)
+    sharded = distributed.shard(large.graph, Mesh(np.array(jax.devices()[:1]), ("nodes",)))
+    sums = distributed.sharded(ops.spmm, sharded.mesh)(sharded, sharded.shard_rows(x))
+    assert sharded.blocks.indptr.dtype == np.int32
+    np.testing.assert_array_equal(sharded.gather_rows(sums)[:, 0], of_large)
 
 
 def test_bytes_are_counted_in_all_forms_that_xla_writes_collectives_in():

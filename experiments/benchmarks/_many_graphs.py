@@ -1,0 +1,92 @@
+"""Graphs for trainings on several devices, on the host: synthetic ones, and many times larger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxgnn.datasets import NodeDataset, synthetic
+from jaxgnn.graph import CSRGraph
+
+_MAX_INT32 = np.iinfo(np.int32).max
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """A graph on the host, without normalisation, with features and labels.
+
+    Attributes:
+      graph: the graph.
+      features: float32 [nodes, features].
+      labels: class of each node, int32 [nodes], or tasks of 0 and 1, float32 [nodes, tasks].
+    """
+
+    graph: CSRGraph
+    features: np.ndarray
+    labels: np.ndarray
+
+    @property
+    def outputs(self) -> int:
+        """Width of the network's result."""
+        return self.labels.shape[1] if self.labels.ndim == 2 else int(self.labels.max()) + 1
+
+
+def load(scale: str, times: int = 1) -> Data:
+    """Makes a synthetic graph, on the device if that is a GPU, and brings it to the host.
+
+    Its edges come sorted by receiver, so that offsets are all that is missing.
+
+    Args:
+      scale: a key of ``jaxgnn.datasets.SCALES``.
+      times: how many times as many nodes and edges it shall have.
+    """
+    data = synthetic(scale, on_device=jax.default_backend() != "cpu")
+    data = NodeDataset(**jax.device_get(vars(data)))
+    nodes = data.num_nodes
+    ends = np.cumsum(np.bincount(data.receivers, minlength=nodes))
+    indptr = np.concatenate([[0], ends]).astype(np.int32)
+    one = Data(_graph(indptr, data.senders, nodes), data.features, data.labels)
+    return one if times == 1 else repeated(one, times)
+
+
+def repeated(data: Data, times: int) -> Data:
+    """A graph of so many copies of the nodes, whose edges come from nodes of any copy.
+
+    Each copy of a row has as many edges as the row, from copies of the same senders, which are
+    drawn at random: the degrees are distributed as before, and any two copies have equally many
+    edges between them. The copies are made one after the other on the host. Offsets have 64 bits
+    if they need them.
+
+    Args:
+      data: the graph to repeat.
+      times: number of copies.
+    """
+    graph = data.graph
+    nodes, edges = graph.num_rows, graph.num_edges
+    offsets = np.int64 if times * edges > _MAX_INT32 else np.int32
+    indptr, senders = np.asarray(graph.indptr).astype(offsets), np.asarray(graph.indices)
+    starts = [indptr[:-1] + offsets(copy * edges) for copy in range(times)]
+    ends = np.array([times * edges], offsets)
+    indices = np.empty(times * edges, np.int32)
+    for copy, block in enumerate(_blocks(indices, edges)):
+        draws = np.random.default_rng(copy).integers(0, times, edges, dtype=np.uint8)
+        np.multiply(draws, nodes, out=block, casting="unsafe", dtype=np.int32)
+        block += senders
+    tiled = (np.concatenate([array] * times) for array in (data.features, data.labels))
+    return Data(_graph(np.concatenate([*starts, ends]), indices, times * nodes), *tiled)
+
+
+def _blocks(array: np.ndarray, length: int) -> Iterator[np.ndarray]:
+    """The parts of an array, so many entries each."""
+    return iter(array.reshape(-1, length))
+
+
+def _graph(indptr: np.ndarray, indices: np.ndarray, nodes: int) -> CSRGraph:
+    arrays: Any = indptr, indices
+    for array in arrays:  # a graph copies what others may write to
+        array.flags.writeable = False
+    return CSRGraph(*arrays, num_cols=nodes, in_range=True)

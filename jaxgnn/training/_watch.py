@@ -1,0 +1,154 @@
+"""Finding out that a process of a training stands still, and which one."""
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import jax
+
+from ._processes import wait_for_all
+
+# So long a process may stand at a place where it only hands work to its devices. One whose whole
+# process stands still is found by JAX, after as many seconds as ``distributed.initialize`` says.
+_PATIENCE_S = 40.0
+_INTERVAL_S = 1.0
+
+
+class Place(NamedTuple):
+    """Where a process is in the training.
+
+    Attributes:
+      number: how many places it was at before: all processes come by the same ones in turn.
+      name: what is done there.
+      takes_long: whether it may take long, such as a compilation.
+    """
+
+    number: int
+    name: str
+    takes_long: bool
+
+
+class Watch:
+    """Tells the other processes where this one is, and ends it if another one stands still.
+
+    All processes come by the same places in the same order. One that waits for others at a
+    collective operation cannot go on, and cannot raise an error either: so a thread looks
+    whether a process is behind and has not moved. It prints which one and where, and exits
+    with status 1, upon which JAX ends the others. Of one process it does nothing.
+
+    Args:
+      folder: a folder that all processes share, in which each writes its place; None if there is
+        none, so that only ``longest_s`` counts.
+      longest_s: seconds that any place may take.
+      patience_s: seconds that a process may be behind at a place that does not take long.
+    """
+
+    def __init__(self, folder: Path | None, longest_s: float, patience_s: float = _PATIENCE_S):
+        self.folder, self.longest_s, self.patience_s = folder, longest_s, patience_s
+        self.place = Place(0, "the beginning", True)
+        self._since = time.monotonic()
+        self._seen: dict[int, tuple[Place | None, float]] = {}
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        if jax.process_count() > 1:
+            if self.folder is not None:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._write(self.place)
+            with self.limited("all processes at the beginning of training"):
+                wait_for_all("the beginning of training")
+            self._thread = threading.Thread(target=self._look, daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def at(self, name: str, *, takes_long: bool = False) -> None:
+        """Says that this process has come to a place."""
+        self.place = Place(self.place.number + 1, name, takes_long)
+        self._since = time.monotonic()
+
+    @contextlib.contextmanager
+    def limited(self, what: str) -> Iterator[None]:
+        """Ends this process if what is waited for inside does not come within ``longest_s``."""
+        waited = f"process {jax.process_index()} has waited {self.longest_s:.0f} s for {what}"
+        timer = threading.Timer(self.longest_s, _end, [waited])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _look(self) -> None:
+        written = self.place
+        while not self._closed.wait(_INTERVAL_S):
+            place, since = self.place, self._since
+            if self.folder is not None and place != written:
+                self._write(place)
+                written = place
+            fault = self.fault(place, time.monotonic() - since)
+            if fault is not None and place == self.place:
+                _end(fault)
+
+    def fault(self, place: Place, seconds: float) -> str | None:
+        """What is wrong if this process has been at a place for so many seconds; None if nothing.
+
+        Args:
+          place: where this process is.
+          seconds: for how long.
+        """
+        here = f"process {jax.process_index()} has waited {seconds:.0f} s at {place.name}"
+        for process in range(jax.process_count() if self.folder is not None else 0):
+            other, still = self._observed(process)
+            if other is None or other.number >= place.number:
+                continue
+            if min(still, seconds) > (self.longest_s if other.takes_long else self.patience_s):
+                return f"{here} for process {process}, which has not left {other.name}"
+        if seconds > self.longest_s:
+            return f"{here}, where all other processes are too, or beyond"
+        return None
+
+    def _observed(self, process: int) -> tuple[Place | None, float]:
+        """The place of a process, and for how many seconds it has been seen there."""
+        now, place = time.monotonic(), _read(self._file(process))
+        before, since = self._seen.get(process, (None, now))
+        if place is None or place != before:
+            before, since = place or before, now
+        self._seen[process] = before, since
+        return before, now - since
+
+    def _file(self, process: int) -> Path:
+        assert self.folder is not None
+        return self.folder / f"process_{process}.json"
+
+    def _write(self, place: Place) -> None:
+        path = self._file(jax.process_index())
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(place), encoding="utf-8")
+        part.replace(path)
+
+
+def _read(path: Path) -> Place | None:
+    """The place that a process has written; None if there is none that can be read."""
+    try:
+        number, name, takes_long = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return Place(number, name, takes_long)
+
+
+def _end(fault: str) -> None:
+    """Ends this process, whose main thread waits where nothing can be raised."""
+    print(f"error: fit: {fault}", file=sys.stderr, flush=True)
+    os._exit(1)
