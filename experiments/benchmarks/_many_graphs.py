@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,8 +58,8 @@ def repeated(data: Data, times: int) -> Data:
 
     Each copy of a row has as many edges as the row, from copies of the same senders, which are
     drawn at random: the degrees are distributed as before, and any two copies have equally many
-    edges between them. The copies are made one after the other on the host. Offsets have 64 bits
-    if they need them.
+    edges between them. The copies are made on the host, in threads. Offsets have 64 bits if they
+    need them.
 
     Args:
       data: the graph to repeat.
@@ -72,17 +72,17 @@ def repeated(data: Data, times: int) -> Data:
     starts = [indptr[:-1] + offsets(copy * edges) for copy in range(times)]
     ends = np.array([times * edges], offsets)
     indices = np.empty(times * edges, np.int32)
-    for copy, block in enumerate(_blocks(indices, edges)):
+
+    def fill(copy: int) -> None:
+        block = indices[copy * edges : (copy + 1) * edges]
         draws = np.random.default_rng(copy).integers(0, times, edges, dtype=np.uint8)
         np.multiply(draws, nodes, out=block, casting="unsafe", dtype=np.int32)
         block += senders
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(fill, range(times)))
     tiled = (np.concatenate([array] * times) for array in (data.features, data.labels))
     return Data(_graph(np.concatenate([*starts, ends]), indices, times * nodes), *tiled)
-
-
-def _blocks(array: np.ndarray, length: int) -> Iterator[np.ndarray]:
-    """The parts of an array, so many entries each."""
-    return iter(array.reshape(-1, length))
 
 
 def _graph(indptr: np.ndarray, indices: np.ndarray, nodes: int) -> CSRGraph:

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, GraphBatch
+from jaxgnn.graph._local_graph import require_whole
 from jaxgnn.models._hyper_body import HyperBody
 from jaxgnn.models._saveable import saveable
 from jaxgnn.models._virtual_nodes import VirtualNodes, graph_ids, num_graphs, virtual_nodes
@@ -230,7 +231,7 @@ class GraphTransformer(nnx.Module):
         _check_given("edge_features", edge_features, (structure.num_edges, sizes.edge_features))
         joined = None
         if sizes.virtual_nodes:
-            require_whole(_NAME, graph, "virtual_nodes=0 works on a part")
+            require_whole(_NAME, graph, "without virtual_nodes it takes the rows of a device")
             joined = virtual_nodes(graph, sizes.virtual_nodes, node_mask)
         features = None
         if edge_features is not None:  # of which padding slots may hold anything

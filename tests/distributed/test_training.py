@@ -32,10 +32,11 @@ def _history(folder, devices, epochs):
 
 
 @pytest.mark.long
-def test_a_run_on_two_devices_goes_on_with_four_as_on_one(tmp_path, four_devices, capsys):
-    expected = _history(tmp_path / "one", 1, 4)
-    assert len(_history(tmp_path / "many", 2, 2)) == 2
-    actual = _history(tmp_path / "many", 4, 4)
+def test_a_run_on_one_device_goes_on_with_two_and_four_as_on_one(tmp_path, four_devices, capsys):
+    expected = _history(tmp_path / "one", 1, 6)
+    for devices, epochs in ((1, 2), (2, 4)):
+        assert len(_history(tmp_path / "many", devices, epochs)) == epochs
+    actual = _history(tmp_path / "many", 4, 6)
     assert actual[-1]["loss"] < actual[0]["loss"]
     for row, wanted in zip(actual, expected, strict=True):
         assert row == pytest.approx(wanted, rel=1e-5)
