@@ -18,7 +18,7 @@ _AXIS = "nodes"
 
 
 def spread(batch: Batch, devices: int) -> Batch:
-    """Deals the rows of a batch out to the first devices, with dense features.
+    """Deals the rows of a batch out to the first devices.
 
     Args:
       batch: a whole graph.
@@ -29,11 +29,10 @@ def spread(batch: Batch, devices: int) -> Batch:
     mesh = Mesh(np.array(jax.devices()[:devices]), (_AXIS,))
     graph = distributed.shard(batch.graph, mesh, ops=("spmm", "maxk_spmm"))
     features: Any = batch.features
-    if isinstance(features, CSRGraph):
-        features = features.to_scipy().toarray()
+    is_sparse = isinstance(features, CSRGraph)
     return Batch(
         graph=graph,
-        features=graph.shard_rows(features),
+        features=graph.shard_matrix(features) if is_sparse else graph.shard_rows(features),
         labels=graph.shard_rows(batch.labels),
         train=graph.shard_rows(batch.train),
     )

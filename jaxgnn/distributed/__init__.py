@@ -10,6 +10,7 @@ from jaxgnn.distributed._sharded import sharded as sharded
 from jaxgnn.distributed._sharded_graph import Exchange as Exchange
 from jaxgnn.distributed._sharded_graph import ShardedGraph as ShardedGraph
 from jaxgnn.distributed._sharded_graph import shard as shard
+from jaxgnn.distributed._sharded_matrix import ShardedMatrix as ShardedMatrix
 from jaxgnn.graph import Halo as Halo
 from jaxgnn.graph import LocalGraph as LocalGraph
 from jaxgnn.graph import mean_over_nodes as mean_over_nodes

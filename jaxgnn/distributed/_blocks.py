@@ -182,7 +182,7 @@ class Cutter:
     def edges(self, block: int, of_edges: Any) -> np.ndarray:
         """The entries of a block from an array with one for each edge slot; zeros for padding."""
         positions = edges_of(self.indptr, self.layout.members[block])
-        return _padded(np.asarray(of_edges)[positions], self.layout.edges)
+        return padded(np.asarray(of_edges)[positions], self.layout.edges)
 
     def cut(self, block: int) -> Block:
         """Makes the block of one device, padded to the shape of all."""
@@ -198,11 +198,11 @@ class Cutter:
             of_nodes, col_scale = col_scale, np.zeros(self.table_rows, col_scale.dtype)
             col_scale[place_of[in_table]] = of_nodes[in_table]
         return Block(
-            indptr=self._offsets(np.diff(self.indptr)[members]),
-            indices=_padded(place_of[self.indices[positions]], layout.edges),
-            first=_padded(self.indptr[members].astype(np.int64), layout.rows),
-            weights=None if weights is None else _padded(weights[positions], layout.edges),
-            row_scale=None if row_scale is None else _padded(row_scale[members], layout.rows),
+            indptr=offsets_of(np.diff(self.indptr)[members], layout.rows, layout.edges),
+            indices=padded(place_of[self.indices[positions]], layout.edges),
+            first=padded(self.indptr[members].astype(np.int64), layout.rows),
+            weights=None if weights is None else padded(weights[positions], layout.edges),
+            row_scale=None if row_scale is None else padded(row_scale[members], layout.rows),
             col_scale=col_scale,
         )
 
@@ -213,17 +213,20 @@ class Cutter:
 
     def split(self, block: int) -> tuple[Part, Part]:
         """The edges of a device from own senders, by own columns, and the others, by the table."""
-        members, is_near = self.layout.members[block], self._is_near(block)
+        layout = self.layout
+        members, is_near = layout.members[block], self._is_near(block)
         senders = self.indices[edges_of(self.indptr, members)]
         degrees = np.diff(self.indptr)[members]
         rows = np.repeat(np.arange(len(members), dtype=np.int32), degrees)
-        dtype = offset_dtype(self.layout.edges)
-        most = max(self.near_edges), int(max(self.layout.partition.edges - self.near_edges))
+        dtype = offset_dtype(layout.edges)
+        most = max(self.near_edges), int(max(layout.partition.edges - self.near_edges))
         near, far = (
             Part(
-                indptr=self._offsets(np.bincount(rows[chosen], minlength=len(members))),
-                indices=_padded(places[senders[chosen]].astype(np.int32), length),
-                slots=_padded(np.flatnonzero(chosen).astype(dtype), length),
+                indptr=offsets_of(
+                    np.bincount(rows[chosen], minlength=len(members)), layout.rows, layout.edges
+                ),
+                indices=padded(places[senders[chosen]].astype(np.int32), length),
+                slots=padded(np.flatnonzero(chosen).astype(dtype), length),
             )
             for chosen, places, length in (
                 (is_near, self.columns.row_of, most[0]),
@@ -237,17 +240,24 @@ class Cutter:
         senders = self.indices[edges_of(self.indptr, self.layout.members[block])]
         return self.columns.partition.part_of[senders] == block
 
-    def _offsets(self, degrees: np.ndarray) -> np.ndarray:
-        """Row offsets of rows of these degrees, and of padding rows behind them."""
-        # Those of a block fit 32 bits long after those of the whole graph do not.
-        offsets = np.zeros(self.layout.rows + 1, offset_dtype(self.layout.edges))
-        ends = np.cumsum(degrees)
-        offsets[1 : len(ends) + 1] = ends
-        offsets[len(ends) + 1 :] = ends[-1]
-        return offsets
+
+def offsets_of(degrees: np.ndarray, rows: int, edges: int) -> np.ndarray:
+    """Offsets of rows of these degrees, and of padding rows behind them up to ``rows``.
+
+    Args:
+      degrees: edges of each row.
+      rows: number of rows, padding included.
+      edges: number of edge slots. Those of a block fit 32 bits long after those of the whole graph
+        do not.
+    """
+    offsets = np.zeros(rows + 1, offset_dtype(edges))
+    ends = np.cumsum(degrees)
+    offsets[1 : len(ends) + 1] = ends
+    offsets[len(ends) + 1 :] = ends[-1]
+    return offsets
 
 
-def _padded(array: np.ndarray, length: int) -> np.ndarray:
+def padded(array: np.ndarray, length: int) -> np.ndarray:
     """The array with zeros behind it along the first axis."""
     missing = length - len(array)
     if not missing:

@@ -12,6 +12,9 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxgnn._errors import bad_input
 from jaxgnn.distributed._placement import axis_of
 from jaxgnn.distributed._sharded_graph import ShardedGraph
+from jaxgnn.distributed._sharded_matrix import ShardedMatrix
+
+_SHARDED = ShardedGraph, ShardedMatrix
 
 
 def sharded[Result](
@@ -26,8 +29,9 @@ def sharded[Result](
     """Makes a function of one device's nodes a function of all nodes.
 
     ``function`` runs on each device, inside of ``jax.shard_map``. It gets for a ``ShardedGraph``
-    the device's ``LocalGraph``, which layers and ops take, for arrays of rows the own rows, and
-    everything else as it is. The made function can be jitted and differentiated.
+    the device's ``LocalGraph``, which layers and ops take, for a ``ShardedMatrix`` and arrays of
+    rows the own rows, and everything else as it is. The made function can be jitted and
+    differentiated.
 
     Args:
       function: from arguments by position to a pytree of arrays.
@@ -59,7 +63,7 @@ def sharded[Result](
     own, everywhere = PartitionSpec(axis), PartitionSpec()
 
     def on_device(*arguments: Any) -> Result:
-        return function(*(a.local if isinstance(a, ShardedGraph) else a for a in arguments))
+        return function(*(a.local if isinstance(a, _SHARDED) else a for a in arguments))
 
     def call(*arguments: Any) -> Result:
         graph = _graph_among(arguments, mesh, axis)
@@ -67,7 +71,7 @@ def sharded[Result](
         _check(arguments, rows, graph.devices, tuple(of_sides), "rows")
         _check(arguments, edges, graph.devices, (graph.layout.edges,), "edge slots")
         specs = tuple(
-            own if isinstance(a, ShardedGraph) or at in spread else everywhere
+            own if isinstance(a, _SHARDED) or at in spread else everywhere
             for at, a in enumerate(arguments)
         )
         out_specs = own if outputs == "rows" else everywhere
@@ -112,7 +116,10 @@ def _check(
 ) -> None:
     """Raises ValueError unless the arrays at these places have as many entries on each device."""
     for at in places:
-        for array in jax.tree.leaves(arguments[at] if at < len(arguments) else ()):
+        given = arguments[at] if at < len(arguments) else ()
+        if isinstance(given, ShardedMatrix):
+            given = jax.ShapeDtypeStruct((devices * given.rows,), bool)
+        for array in jax.tree.leaves(given):
             lengths = [devices * length for length in each]
             if getattr(array, "ndim", 0) < 1 or array.shape[0] not in lengths:
                 expected = " or ".join(

@@ -16,6 +16,7 @@ from jaxgnn._errors import bad_input
 from jaxgnn.distributed._blocks import Cutter, Layout
 from jaxgnn.distributed._partition import Method, Partition, check_graph, partition
 from jaxgnn.distributed._placement import axis_of, stacked
+from jaxgnn.distributed._sharded_matrix import ShardedMatrix, shard_matrix
 from jaxgnn.graph import CSRGraph, Halo, LocalGraph
 from jaxgnn.graph._edge_numbers import EdgeNumbers, Words
 from jaxgnn.graph._local_graph import EdgesByOwner
@@ -184,6 +185,26 @@ class ShardedGraph:
         if not x.is_fully_addressable:
             x = multihost_utils.process_allgather(x, tiled=True)
         return np.asarray(x)[layout.place_of]
+
+    def shard_matrix(self, matrix: CSRGraph, *, side: Side = "rows") -> ShardedMatrix:
+        """Spreads sparse features, such as bags of words, which layers take as dense ones.
+
+        Args:
+          matrix: a row for each node and a column for each feature, ``CSRGraph.from_scipy(...)``.
+          side: whose nodes these are, if the graph is not square.
+
+        Raises:
+          ValueError: if ``matrix`` is no graph that the host can read, has scales or not one row
+            for each node, or there is no such side.
+        """
+        where, layout = "ShardedGraph.shard_matrix", self._layout_of("shard_matrix", side)
+        check_graph(matrix, square=False)
+        if matrix.num_rows != layout.num_nodes:
+            expected = f"of one row for each of {layout.num_nodes} nodes"
+            raise bad_input(where, "matrix", expected, f"shape {matrix.shape}")
+        if matrix.row_scale is not None or matrix.col_scale is not None:
+            raise bad_input(where, "matrix", "with weights alone", "scales of rows or columns")
+        return shard_matrix(matrix, layout, self.mesh, self.axis)
 
     def shard_edges(self, graph: CSRGraph, of_edges: npt.ArrayLike) -> jax.Array:
         """Spreads an array with an entry for each edge slot of the graph.

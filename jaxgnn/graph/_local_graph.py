@@ -149,6 +149,22 @@ class LocalGraph(CSRGraph):
         raise bad_input("LocalGraph.with_self_loops", "self", expected, _PART)
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class LocalMatrix(CSRGraph):
+    """The rows of one device of a sparse matrix, such as features, with all of its columns.
+
+    Attributes:
+      numbers: where the stored entries stand in the whole matrix, by which dropout draws.
+    """
+
+    numbers: EdgeNumbers = dataclasses.field(default=cast(EdgeNumbers, None))
+
+    def edge_numbers(self) -> Words:
+        """The number of each stored entry in the whole matrix; anything for padding slots."""
+        return self.numbers.of_slots(jnp.asarray(self.indptr), self.receivers())
+
+
 def with_senders(graph: Any, *of_senders: Any, axes: Sequence[int] = ()) -> tuple[Any, ...]:
     """Returns the graph that kernels take, and what its columns give.
 

@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, UInt32
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CSRGraph, Halo, LocalGraph
 from jaxgnn.graph._edge_numbers import Words
+from jaxgnn.graph._local_graph import LocalMatrix
 
 # Of the hash Threefry-2x32, which mixes for 20 rounds: the rotations of four rounds, in turns, and
 # a constant of its key schedule.
@@ -68,14 +69,14 @@ def bernoulli_of_edges(
       where: name of the layer in error messages.
       key: a random key, the same on all devices; of threefry if the graph is spread over some.
       probability: of True.
-      graph: the graph of the edges.
+      graph: the graph of the edges, or a sparse matrix of the stored entries.
       shape: shape of the mask.
       axis: the axis of the edge slots, not negative.
 
     Raises:
       ValueError: as ``bernoulli_of_nodes``.
     """
-    if not isinstance(graph, LocalGraph):
+    if not isinstance(graph, LocalGraph | LocalMatrix):
         return jax.random.bernoulli(key, probability, shape)
     drawn = _Entries(graph.edge_numbers(), graph.numbers.total, shape, axis)
     return _bernoulli(where, key, probability, drawn)

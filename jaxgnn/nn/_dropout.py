@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from jaxgnn._errors import bad_input
 from jaxgnn.graph import CBSR, CSRGraph
-from jaxgnn.nn._draws_by_node import bernoulli_of_rows
+from jaxgnn.nn._draws_by_node import bernoulli_of_edges, bernoulli_of_rows
 
 Features = Float[Array, "*batch nodes dim"] | CBSR
 
@@ -120,7 +120,8 @@ def dropout(x: Any, rate: float, rngs: nnx.Rngs | None, graph: CSRGraph | None =
         return x
     if isinstance(x, CSRGraph):
         weights = jnp.ones(x.num_edges, jnp.float32) if x.weights is None else x.weights
-        return x.with_weights(_dropped(weights, rate, rngs))
+        kept = bernoulli_of_edges("dropout", rngs.dropout(), 1.0 - rate, x, weights.shape, 0)
+        return x.with_weights(jnp.where(kept, weights / (1.0 - rate), 0))
     if isinstance(x, CBSR):
         return dataclasses.replace(x, values=_dropped(x.values, rate, rngs, graph))
     return _dropped(x, rate, rngs, graph)

@@ -7,14 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import scipy.sparse
 from flax import nnx
 
 import jaxgnn
-from jaxgnn import distributed, nn, ops
+from jaxgnn import CSRGraph, distributed, nn, ops
 from jaxgnn.graph import with_one_loop_each
 from jaxgnn.models import GCNII, GraphTransformer, MaxKGNN
+from jaxgnn.nn._dropout import dropout
 from jaxgnn.ops._aggregate.edge_ends import at_ends
-from tests.distributed._graphs import WIDTH, features, graph, mesh, sharded_graph
+from tests.distributed._graphs import NODES, WIDTH, features, graph, mesh, sharded_graph
 
 DROPOUT = {"dropout": 0.4}
 
@@ -198,6 +200,36 @@ def test_attention_leaves_out_the_same_edges_on_any_number_of_devices(four_devic
     np.testing.assert_allclose(weights, of_edges, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("weighted", [True, False])
+def test_sparse_features_are_multiplied_and_dropped_as_on_one_device(weighted, four_devices):
+    draws = np.random.default_rng(5)
+    words = scipy.sparse.random_array((NODES, 9), density=0.3, rng=draws, dtype=np.float32)
+    matrix = CSRGraph.from_scipy(words.tocsr())
+    matrix = matrix if weighted else matrix.with_weights(None)
+    sharded = sharded_graph(4)
+    layer = nn.FusedLinear(9, 4, rngs=nnx.Rngs(0))
+    graphdef, params = nnx.split(layer)
+
+    def loss(graph, x, params):
+        x = dropout(x, 0.4, nnx.Rngs(dropout=2))
+        y = ops.spmm(graph, nn.apply_linear(nnx.merge(graphdef, params), x, None))
+        return distributed.mean_over_nodes(graph, jnp.sum(y**2, axis=1))
+
+    run = jax.value_and_grad(loss, argnums=2)
+    over = jax.jit(distributed.sharded(run, sharded.mesh, rows=(1,), outputs="all"))
+    given = sharded.shard_matrix(matrix)
+    assert (
+        repr(given)
+        == f"ShardedMatrix(devices=4, rows=8, columns=9, stored={given.blocks.num_edges})"
+    )
+    expected = jax.jit(run)(graph(), matrix, params)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6),
+        over(sharded, given, params),
+        expected,
+    )
+
+
 @pytest.mark.parametrize("kind", ["mean", "sym", "gcn"])
 def test_normalising_a_part_is_normalising_the_whole(kind, four_devices):
     sharded, x = sharded_graph(4), features()
@@ -235,7 +267,7 @@ def test_weights_of_edges_and_their_gradients_follow_their_edges(four_devices):
 
 
 def _virtual_nodes(graph, x):
-    options = {"num_layers": 1, "heads": 2, "virtual_nodes": True, "rngs": nnx.Rngs(0)}
+    options = {"num_layers": 1, "heads": 2, "virtual_nodes": 2, "rngs": nnx.Rngs(0)}
     return GraphTransformer(WIDTH, 8, 3, **options)(graph, x)
 
 

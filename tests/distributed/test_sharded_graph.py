@@ -71,7 +71,7 @@ def test_self_loops_are_dropped_alike_on_any_number_of_devices(four_devices):
     layer = nn.APPNP(num_steps=1, alpha=0.0, dropout=0.5)
     run = lambda graph, x: layer(graph, x, rngs=nnx.Rngs(dropout=0))  # noqa: E731
     whole = distributed.shard(alone, mesh(4))
-    rows = distributed.sharded(run, whole.mesh)(whole, whole.shard_rows(features()))
+    rows = jax.jit(distributed.sharded(run, whole.mesh))(whole, whole.shard_rows(features()))
     expected = run(alone, jnp.asarray(features()))
     assert 0 < np.sum(np.any(np.asarray(expected) != 0, axis=1)) < NODES
     np.testing.assert_array_equal(whole.gather_rows(rows), expected)
@@ -96,6 +96,10 @@ def test_means_count_fractions_and_do_not_overflow(values, weight, expected):
     weight = None if weight is None else jnp.asarray(weight)
     mean = distributed.mean_over_nodes(whole, jnp.asarray(values), weight)
     assert jnp.issubdtype(mean.dtype, jnp.floating) and float(mean) == expected
+
+
+def _loops(nodes):
+    return CSRGraph.from_edges(np.arange(nodes), np.arange(nodes), nodes)
 
 
 TWO_AXES = {"copies": 2, "nodes": 2}
@@ -134,6 +138,20 @@ BAD = {
     ),
     "shard_rows: x must be of one row for each of 23 nodes": lambda: sharded_graph(4).shard_rows(
         np.ones(22)
+    ),
+    r"shard_matrix: matrix must be of one row for each of 23 nodes, got shape \(2, 5\)": lambda: (
+        sharded_graph(4).shard_matrix(CSRGraph.from_edges([0], [1], 2, num_senders=5))
+    ),
+    "shard_matrix: matrix must be with weights alone, got scales": lambda: sharded_graph(
+        4
+    ).shard_matrix(graph().normalized("mean")),
+    "ShardedMatrix.local: self must be read inside of jax.shard_map": lambda: (
+        sharded_graph(4).shard_matrix(graph()).local
+    ),
+    "sharded: argument 1 must be of 32 rows, 8 for each of 4 devices, got": lambda: (
+        distributed.sharded(ops.spmm, mesh(4))(
+            sharded_graph(4), distributed.shard(_loops(40), mesh(4)).shard_matrix(_loops(40))
+        )
     ),
     "gather_rows: x must be of 32 rows": lambda: sharded_graph(4).gather_rows(jnp.ones(23)),
     "shard_edges: of_edges must be of one entry for each of 120 edge slots": lambda: sharded_graph(

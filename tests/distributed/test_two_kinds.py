@@ -107,7 +107,7 @@ def test_features_of_edges_go_where_their_edges_are(four_devices):
     sharded = sharded_graph(4)
     over = distributed.sharded(layer, sharded.mesh, rows=(1,), edges=(2,))
     rows = sharded.shard_rows(x), sharded.shard_edges(graph(), of_edges)
-    y = over(sharded, *rows)
+    y = jax.jit(over)(sharded, *rows)
     expected = layer(graph(), jnp.asarray(x), jnp.asarray(of_edges))
     np.testing.assert_allclose(sharded.gather_rows(y), expected, rtol=1e-5, atol=1e-5)
 

@@ -1,0 +1,90 @@
+"""ShardedMatrix: sparse features of nodes, such as bags of words, on the devices of their nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+from jaxgnn._errors import bad_input
+from jaxgnn.distributed._blocks import Layout, offsets_of, padded
+from jaxgnn.distributed._partition import edges_of
+from jaxgnn.distributed._placement import stacked
+from jaxgnn.graph import CSRGraph
+from jaxgnn.graph._edge_numbers import EdgeNumbers, Words
+from jaxgnn.graph._local_graph import LocalMatrix
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class ShardedMatrix:
+    """A sparse matrix whose rows are spread over devices as the nodes of a ShardedGraph are.
+
+    All devices have all columns. Inside of ``sharded`` it is the matrix of the device's own rows,
+    which layers take in the place of dense features.
+
+    Attributes:
+      blocks: the rows of all devices, with a leading axis.
+      mesh: the mesh.
+      axis: name of the axis.
+      rows: rows of each device, padding included.
+    """
+
+    blocks: LocalMatrix
+    mesh: Mesh = field(metadata={"static": True})
+    axis: str = field(metadata={"static": True})
+    rows: int = field(metadata={"static": True})
+
+    def __repr__(self) -> str:
+        """Shows sizes."""
+        devices, stored = self.blocks.indices.shape
+        return (
+            f"ShardedMatrix(devices={devices}, rows={self.rows}, columns={self.blocks.num_cols}, "
+            f"stored={stored})"
+        )
+
+    @property
+    def local(self) -> LocalMatrix:
+        """The rows of the device, inside of ``jax.shard_map``.
+
+        Raises:
+          ValueError: outside of it, where there are the rows of all devices.
+        """
+        leading = self.blocks.indptr.shape[0]
+        if leading != 1 or not isinstance(self.blocks.indptr, jax.core.Tracer):
+            expected = f"read inside of jax.shard_map with {PartitionSpec(self.axis)} for it"
+            raise bad_input("ShardedMatrix.local", "self", expected, f"{leading} blocks")
+        return jax.tree.map(lambda array: array[0], self.blocks)
+
+
+def shard_matrix(matrix: CSRGraph, layout: Layout, mesh: Mesh, axis: str) -> ShardedMatrix:
+    """Spreads the rows of a sparse matrix; it has one for each node of the layout."""
+    indptr, indices = np.asarray(matrix.indptr), np.asarray(matrix.indices)
+    weights = None if matrix.weights is None else np.asarray(matrix.weights)
+    degrees = np.diff(indptr)
+    stored = int(max(degrees[members].sum() for members in layout.members))
+
+    def make(place: int) -> LocalMatrix:
+        members = layout.members[place]
+        positions = edges_of(indptr, members)
+        made = CSRGraph(
+            indptr=jnp.asarray(offsets_of(degrees[members], layout.rows, stored)),
+            indices=jnp.asarray(padded(indices[positions], stored)),
+            weights=None if weights is None else jnp.asarray(padded(weights[positions], stored)),
+            num_cols=matrix.num_cols,
+        ).prepared("spmm")
+        first = Words.of_host(padded(indptr[members].astype(np.int64), layout.rows))
+        return LocalMatrix(
+            indptr=made.indptr,
+            indices=made.indices,
+            weights=made.weights,
+            num_cols=matrix.num_cols,
+            plan=made.plan,
+            in_range=True,
+            numbers=EdgeNumbers(jnp.stack([*map(jnp.asarray, first)], axis=1), matrix.num_edges),
+        )
+
+    return ShardedMatrix(stacked(mesh, axis, make), mesh, axis, layout.rows)
