@@ -28,11 +28,11 @@ def spread(batch: Batch, devices: int) -> Batch:
         return batch
     mesh = Mesh(np.array(jax.devices()[:devices]), (_AXIS,))
     graph = distributed.shard(batch.graph, mesh, ops=("spmm", "maxk_spmm"))
-    features: Any = batch.features
-    is_sparse = isinstance(features, CSRGraph)
+    given: Any = batch.features
+    place: Any = graph.shard_matrix if isinstance(given, CSRGraph) else graph.shard_rows
     return Batch(
         graph=graph,
-        features=graph.shard_matrix(features) if is_sparse else graph.shard_rows(features),
+        features=place(given),
         labels=graph.shard_rows(batch.labels),
         train=graph.shard_rows(batch.train),
     )

@@ -5,11 +5,11 @@ network is MaxK-GraphSAGE on Cora, with dropout behind MaxK. It draws ``device_c
 prints, for each number of devices, the largest relative difference of the losses from those on one
 device, and the accuracy at the end.
 
-What differs is the order of sums over nodes. Adam divides gradients by their size, and so makes more
-of that where they are small, and MaxK decides between entries that are equal but for rounding. With
-dropout of the words there are such: a node that has lost all of its words has the bias of the first
-layer, whose entries are all the same behind Adam's first step, up to their sign. So the words are
-not dropped here.
+What differs is the order of sums over nodes. Adam divides gradients by their size, and so makes
+more of that where they are small, and MaxK decides between entries that are equal but for rounding.
+With dropout of the words there are such: a node that has lost all of its words has the bias of the
+first layer, whose entries are all the same behind Adam's first step, up to their sign. So the words
+are not dropped here.
 """
 
 from __future__ import annotations

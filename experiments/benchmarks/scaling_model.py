@@ -13,19 +13,24 @@ Run ``python -m experiments.benchmarks.scaling_model``, with the options that sa
 - Up to 8 devices are one host. Beyond, all traffic is assumed to go through the network, at its
   bandwidth for each device.
 
-Nothing overlaps in this model. Where a number of devices was measured, the difference stands beside
+It draws ``many_gpus.png``: the predicted speedups as lines, and what was measured as dots. Nothing
+overlaps in this model. Where a number of devices was measured, the difference stands beside
 the prediction. The time of ``papers100M`` on one device is that of the products-like graph by the
 number of edges: it fits no single device.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
+from experiments._colours import PALETTE
 from experiments.benchmarks._command import command
 from experiments.benchmarks._report import Column, Output, Row, header, line, read_rows
 from experiments.benchmarks._wire import bytes_of_row
@@ -167,7 +172,44 @@ def main(options: ScalingModelOptions) -> list[Row]:
             rows += _curve(options, {**one, "ms": one["ms"] * scale}, _PAPERS, "papers100M", ())
     for row in rows:
         print(line(row, _COLUMNS))
+    path = options.pictures / "many_gpus.png"
+    draw(rows, path, f"Training step of MaxK-GraphSAGE, from {alone[-1]['device']}")
+    print(path)
     return rows
+
+
+def draw(rows: Sequence[Row], path: Path, title: str) -> None:
+    """A panel for each graph: predicted speedups over one device, and dots for what was measured.
+
+    Args:
+      rows: as ``main`` returns them.
+      path: the PNG to write.
+      title: of the picture.
+    """
+    names = list(dict.fromkeys(row["workload"] for row in rows))
+    ks = list(dict.fromkeys(row["k"] for row in rows))
+    figure = Figure(figsize=(3.2 * len(names) + 1, 4), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
+    for axes, name in zip(panels, names, strict=True):
+        for k, colour in zip(ks, itertools.cycle(PALETTE), strict=False):
+            curve = [row for row in rows if (row["workload"], row["k"]) == (name, k)]
+            devices = [row["devices"] for row in curve]
+            label = "dense" if k is None else f"k = {k}"
+            axes.plot(devices, [row["speedup"] for row in curve], color=colour, label=label)
+            dots = [row for row in curve if row["ms"] is not None and curve[0]["ms"] is not None]
+            speedups = [curve[0]["ms"] / row["ms"] for row in dots]
+            axes.plot([row["devices"] for row in dots], speedups, "o", color=colour)
+        most = [row["devices"] for row in rows]
+        axes.plot([1, max(most)], [1, max(most)], ":", color="0.6", linewidth=0.9)
+        axes.set(xscale="log", yscale="log", title=name, xlabel="devices")
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("times as fast as one")
+    panels[0].legend(frameon=False, fontsize="small")
+    figure.suptitle(title, fontsize="medium")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
 
 
 def _curve(

@@ -372,13 +372,15 @@ def shard(
 def _split(cutter: Cutter, place: int, ops: tuple[str, ...]) -> EdgesByOwner:
     """The edges of a block from own senders and from others, with a plan of each."""
     near, far = cutter.split(place)
-    graphs = [
+    graphs = (
         CSRGraph(
             indptr=jnp.asarray(part.indptr), indices=jnp.asarray(part.indices), num_cols=num_cols
         ).prepared(*ops)
         for part, num_cols in ((near, cutter.columns.rows), (far, cutter.table_rows))
-    ]
-    return EdgesByOwner(*graphs, jnp.asarray(near.slots), jnp.asarray(far.slots))
+    )
+    of_near, of_far = graphs
+    slots = jnp.asarray(near.slots), jnp.asarray(far.slots)
+    return EdgesByOwner(of_near, of_far, *slots)
 
 
 def _row_ids(layout: Layout, place: int) -> np.ndarray:
@@ -433,8 +435,9 @@ def _partition_for(
     columns: np.ndarray | None,
 ) -> Partition:
     """The given partition after checks, or one made by the given method."""
-    made = given
-    if not isinstance(made, Partition):
+    if isinstance(given, Partition):
+        made = given
+    else:
         made = partition(graph, devices, given, columns=columns)
     if made.num_parts != devices or len(made.part_of) != graph.num_rows:
         expected = f"of {graph.num_rows} rows over {devices} devices"

@@ -139,5 +139,6 @@ def test_predictions_stand_beside_what_was_measured(tmp_path, capsys):
     ]
     assert made[1]["ratio"] == made[1]["model_ms"] / 60 and made[2]["ratio"] is None
     assert "papers100M" in capsys.readouterr().out
+    assert (tmp_path / "many_gpus.png").stat().st_size > 10_000
     with pytest.raises(ValueError, match="scaling_model: --out must be a folder in"):
         ScalingModelOptions(out=tmp_path / "none").check()
