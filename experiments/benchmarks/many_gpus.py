@@ -17,7 +17,8 @@ there are. The steps of all numbers of devices take turns, in one process.
   on any number. What each number of devices has made of its own parameters is not compared: Adam
   divides a gradient by its size, and so makes steps of the rounding of the smallest ones.
 
-``--overlap`` sums over the edges of a device's own nodes while the rows of others travel.
+``--overlap`` sums over the edges of a device's own nodes while the rows of others travel;
+``--records`` sends values and columns of a row by one collective in the place of two.
 ``--times 8`` takes a graph of eight times the nodes and edges, and ``--weak`` one that grows with
 the number of devices, so that 1 is the perfect ratio of times. Both have one number of devices
 after the other in memory, so that losses are not compared; where memory runs out, a row says so.
@@ -107,6 +108,7 @@ class ManyGPUsOptions(Output):
       partition: how rows are dealt out: ``degree``, ``contiguous``, ``random`` or ``metis``.
       exchange: how rows travel: ``auto``, ``all_gather`` or ``all_to_all``.
       wire_dtype: dtype in which features travel, such as ``bfloat16``; their own if left out.
+      records: send values and columns of MaxK's rows together, by one collective for two.
       overlap: sum over the edges of own nodes while the rows of others travel.
       times: copies of the nodes, of which the graph is to be made.
       weak: take a graph of as many copies as there are devices, times ``times``.
@@ -125,6 +127,7 @@ class ManyGPUsOptions(Output):
     partition: str = "degree"
     exchange: distributed.Exchange = "auto"
     wire_dtype: str | None = None
+    records: bool = False
     overlap: bool = False
     times: int = 1
     weak: bool = False
@@ -311,6 +314,7 @@ def spread_out(options: ManyGPUsOptions, data: Data, count: int) -> Spread:
         partition=distributed.partition(data.graph, count, partition, cache=options.cache),
         exchange=options.exchange,
         wire_dtype=options.wire_dtype,
+        records=options.records,
         overlap=options.overlap,
         ops=("spmm", "maxk_spmm"),
     )
@@ -470,6 +474,7 @@ def _labels(options: ManyGPUsOptions, name: str, data: Data, key: Key) -> Row:
         "devices": key.devices,
         "partition": options.partition,
         "wire_dtype": options.wire_dtype,
+        "records": options.records,
         "overlap": options.overlap,
         "xla_flags": os.environ.get("XLA_FLAGS"),
         **timing_fields(None),

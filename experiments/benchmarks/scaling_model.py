@@ -225,7 +225,7 @@ def _curve(
         ms=one["ms"],
         layers=one["layers"],
         row_bytes=bytes_of_row(width, k),
-        collectives=2,
+        collectives=2 if k is None or one.get("records") else 3,
         parameter_bytes=1e6 * one["parameter_mb"],
     )
     same = {row["devices"]: row for row in measured if _is_same(row, one)}
@@ -253,8 +253,8 @@ def _curve(
 def _is_same(row: Row, one: Row) -> bool:
     """Whether a row is of the same network, graph and device as the one."""
     keys = ("workload", "k", "layers", "dim", "device", "wire_dtype", "partition")
-    overlap = row.get("overlap", False) == one.get("overlap", False)
-    return overlap and all(row[key] == one[key] for key in keys)
+    options = all(row.get(key) == one.get(key) for key in ("overlap", "records"))
+    return options and all(row[key] == one[key] for key in keys)
 
 
 if __name__ == "__main__":

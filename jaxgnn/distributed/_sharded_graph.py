@@ -255,6 +255,7 @@ class ShardedGraph:
             partition=self.columns.partition.part_of,
             columns=None if self.is_square else self.layout.partition.part_of,
             wire_dtype=self.blocks.halo.wire_dtype,
+            records=self.blocks.halo.records,
             overlap=self.blocks.split is not None,
             ops=ops,
         )
@@ -282,6 +283,7 @@ def shard(
     columns: Method | npt.ArrayLike | None = None,
     exchange: Exchange = "auto",
     wire_dtype: str | None = None,
+    records: bool = False,
     overlap: bool = False,
     ops: tuple[str, ...] = ("spmm",),
 ) -> ShardedGraph:
@@ -302,6 +304,8 @@ def shard(
         device reads, on lists padded to the longest; ``"auto"`` takes lists if a device receives
         less than three quarters of the rows by them.
       wire_dtype: ``"bfloat16"`` or ``"float16"`` sends features in that dtype; None in their own.
+      records: whether values and columns of a compressed row travel together, by one collective in
+        the place of two. Packing and taking them apart is a copy of the rows.
       overlap: whether ``spmm`` and ``maxk_spmm`` sum over the edges from own senders while the rows
         of others travel, and then over theirs. The edges are kept a second time for it, and half
         precision is rounded once more.
@@ -360,6 +364,7 @@ def shard(
                 devices=layout.devices,
                 num_nodes=of_columns.num_nodes,
                 wire_dtype=wire_dtype,
+                records=records,
             ),
             numbers=EdgeNumbers(jnp.stack([*map(jnp.asarray, first)], axis=1), num_edges),
             split=_split(cutter, place, ops) if overlap else None,

@@ -38,6 +38,7 @@ class Halo(KeepsArrays):
       devices: number of devices along it.
       num_nodes: number of nodes of the whole graph.
       wire_dtype: name of the floating dtype in which wider numbers travel, or None for their own.
+      records: whether values and columns of a compressed row travel together, by one collective.
     """
 
     ids: Int[Array, " rows"]
@@ -46,6 +47,7 @@ class Halo(KeepsArrays):
     devices: int = field(metadata={"static": True})
     num_nodes: int = field(metadata={"static": True})
     wire_dtype: str | None = field(default=None, metadata={"static": True})
+    records: bool = field(default=False, metadata={"static": True})
 
     @property
     def form(self) -> Form:
@@ -90,22 +92,26 @@ class Halo(KeepsArrays):
         Of compressed rows it is that of the values, since the owner knows the columns.
 
         Args:
-          x: own rows, with ``rows`` entries along ``row_axis``; or compressed rows, of each of
-            which values and columns travel as one record.
+          x: own rows, with ``rows`` entries along ``row_axis``; or compressed rows, whose values
+            and columns both travel.
           row_axis: the axis of the rows.
 
         Raises:
           ValueError: if there is another number of rows.
         """
+        if isinstance(x, CBSR) and self.records:
+            return self._exchange_records(x, row_axis)
         if isinstance(x, CBSR):
-            return self._exchange_compressed(x, row_axis)
+            values = self.exchange(x.values, row_axis)
+            columns = self.exchange(x.indices, row_axis)
+            return dataclasses.replace(x, values=values, indices=columns)
         self._check_rows("x", x, self.rows, row_axis, "the own rows of a device")
         if self.devices == 1:
             return x
         has_gradient = jnp.issubdtype(x.dtype, jnp.inexact)
         return self._along(_gathered if has_gradient else _gather, x, row_axis)
 
-    def _exchange_compressed(self, x: CBSR, row_axis: int) -> CBSR:
+    def _exchange_records(self, x: CBSR, row_axis: int) -> CBSR:
         self._check_rows("x", x.values, self.rows, row_axis, "the own rows of a device")
         if self.devices == 1:
             return x

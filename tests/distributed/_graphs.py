@@ -34,9 +34,14 @@ def mesh(devices):
 
 @functools.cache
 def sharded_graph(
-    devices, exchange="all_gather", partition="degree", wire_dtype=None, overlap=False
+    devices,
+    exchange="all_gather",
+    partition="degree",
+    wire_dtype=None,
+    overlap=False,
+    records=False,
 ):
     """The graph on so many devices."""
     options = {"exchange": exchange, "partition": partition, "wire_dtype": wire_dtype}
-    options |= {"overlap": overlap, "ops": ("spmm", "maxk_spmm")}
+    options |= {"overlap": overlap, "records": records, "ops": ("spmm", "maxk_spmm")}
     return distributed.shard(graph(), mesh(devices), **options)

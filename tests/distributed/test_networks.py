@@ -142,7 +142,7 @@ def _on_devices(name, sharded):
     "name, devices, options",
     [(name, 4, {}) for name in NETWORKS]
     + [("SAGE", 1, {}), ("GCN", 2, LISTS), ("norms", 4, LISTS)]
-    + [("SAGE", 4, OVERLAP), ("SAGE with ReLU", 2, {**LISTS, **OVERLAP})]
+    + [("SAGE", 4, {**OVERLAP, "records": True}), ("SAGE with ReLU", 2, {**LISTS, **OVERLAP})]
     + [("GCN", 4, {**LISTS, **OVERLAP}), ("SAGE", 1, OVERLAP), ("attention", 4, OVERLAP)],
 )
 def test_losses_and_gradients_are_those_of_one_device(name, devices, options, four_devices):
