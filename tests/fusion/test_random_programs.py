@@ -1,6 +1,8 @@
 """Random functions of nodes and edges give the same after they are rewritten."""
 
+import functools
 import itertools
+from dataclasses import dataclass, field
 
 import jax
 import jax.extend.core as jex
@@ -10,147 +12,238 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+import jaxgnn
 from jaxgnn.fusion._policy import Policy
 from jaxgnn.fusion._rewrite import Rules
 from jaxgnn.fusion._rules import RULES
 from jaxgnn.fusion._transform import transformed
 from jaxgnn.testing import assert_close
+from tests.fusion._eager import one_by_one
 
-NODES, EDGES, WIDTH = 5, 14, 4
-_rng = np.random.default_rng(3)
-# Repeated, unsorted, and out of range at either side.
-IDS = {
-    "senders": jnp.asarray(_rng.integers(0, NODES - 1, EDGES), jnp.int32),
-    "receivers": jnp.asarray(_rng.integers(0, NODES, EDGES), jnp.int32),
-    "sorted": jnp.asarray(np.sort(_rng.integers(0, NODES, EDGES)), jnp.int32),
-    "padded": jnp.asarray(_rng.integers(0, NODES + 2, EDGES), jnp.int32),
-    "negative": jnp.asarray(_rng.integers(-2, NODES, EDGES), jnp.int32),
-}
+PROGRAMS, BLOCKS = 1_000, 20
 MODES = ("clip", "fill")
+GIVEN = (jnp.float32, jnp.float32, jnp.bfloat16, jnp.float16)  # dtypes of the features of nodes
+IDS = ("senders", "receivers", "sorted", "padded", "negative", "itself")
+IN_RANGE = ("senders", "receivers", "sorted", "itself")
 
 
-def _of_nodes(pick, nodes, edges):
-    """A new array of nodes [NODES, WIDTH], made of the arrays that there are."""
-    x, y = pick(nodes), pick(nodes)
-    e = pick(edges)
-    ids = IDS[pick(tuple(IDS))]
-    kind = pick(range(9))
-    if kind == 0:
-        return jax.ops.segment_sum(e, ids, NODES)
-    if kind == 1:
-        top = jax.ops.segment_max(e, ids, NODES)
-        return jnp.where(jnp.isfinite(top), top, 0)
-    if kind == 2:
-        low = jax.ops.segment_min(e, ids, NODES)
-        return jnp.where(jnp.isfinite(low), low, 0)
-    if kind == 3:
-        counts = jax.ops.segment_sum(jnp.ones_like(e), ids, NODES)
-        return jax.ops.segment_sum(e, ids, NODES) / jnp.maximum(counts, 1)
-    if kind == 4:
-        return x.at[ids].add(e)
-    if kind == 5:
-        values, columns = jax.lax.top_k(x, 2)
-        return jnp.zeros_like(x).at[jnp.arange(NODES)[:, None], columns].set(values)
-    if kind == 6:
-        return jnp.tanh(x) * 0.5 + y
-    if kind == 7:
-        return jnp.where(y > 0, x, -0.5 * y)
-    return (x.T @ y / NODES)[None].repeat(NODES, 0).mean(1) + x
+@dataclass(frozen=True)
+class _Graph:
+    """Sizes, and lists of ids: repeated, in any order, sorted, and out of range at either side."""
+
+    nodes: int
+    edges: int
+    width: int
+    ids: dict[str, jax.Array] = field(repr=False)
+
+    @classmethod
+    def of(cls, nodes, edges, width):
+        rng = np.random.default_rng(nodes)
+        made = {
+            "senders": rng.integers(0, nodes - 1, edges),  # one node has no edges
+            "receivers": rng.integers(0, nodes, edges),
+            "sorted": np.sort(rng.integers(0, nodes, edges)),
+            "padded": rng.integers(0, nodes + 2, edges),
+            "negative": rng.integers(-2, nodes, edges),
+            "itself": np.arange(edges) % nodes,
+        }
+        ids = {name: jnp.asarray(of_name, jnp.int32) for name, of_name in made.items()}
+        return cls(nodes, edges, width, ids)
+
+    def arguments(self, seed, dtype):
+        """Features of nodes, features of edges, and a matrix."""
+        rng = np.random.default_rng(seed)
+        n, e, w = self.nodes, self.edges, self.width
+        x, of_edges, matrix = (
+            jnp.asarray(rng.normal(size=shape) / 2, jnp.float32)
+            for shape in ((n, w), (e, w), (3 * w, w))
+        )
+        return x.astype(dtype), of_edges, matrix
+
+    def sum(self, e, ids):
+        return jax.ops.segment_sum(e, ids, self.nodes)
 
 
-def _of_edges(pick, nodes, edges, matrix):
-    """A new array of edges [EDGES, WIDTH], made of the arrays that there are."""
-    x, e = pick(nodes), pick(edges)
-    f = pick(edges)
-    ids = IDS[pick(tuple(IDS))]
-    kind = pick(range(9))
-    if kind == 0:
-        return x[IDS[pick(("senders", "receivers", "sorted"))]]
-    if kind == 1:
-        return jnp.nan_to_num(x.at[ids].get(mode=pick(MODES)))
-    if kind == 2:
-        return e * f[:, :1]
-    if kind == 3:
-        return -e / (1 + f[:, 1:2] ** 2)
-    if kind == 4:
-        return e + 0.5 * f
-    if kind == 5:
-        return e * x[IDS["receivers"]]
-    if kind == 6:
-        top = jax.ops.segment_max(e, IDS["receivers"], NODES)
-        powers = jnp.exp(e - top[IDS["receivers"]])
-        return powers / jax.ops.segment_sum(powers, IDS["receivers"], NODES)[IDS["receivers"]]
-    if kind == 7:
-        ends = x[IDS["receivers"]], x[IDS["senders"]], e
-        return jax.nn.relu(jnp.concatenate(ends, -1) @ matrix) @ matrix[:WIDTH]
-    return jnp.concatenate([x[IDS["senders"]], e[:, :2]], -1) @ matrix[: WIDTH + 2]
+GRAPHS = (_Graph.of(5, 14, 4), _Graph.of(7, 3, 2), _Graph.of(2, 9, 3))
+
+
+def _finite(x):
+    return jnp.where(jnp.isfinite(x), x, 0)
+
+
+def _mean(g, e, ids):
+    return g.sum(e, ids) / jnp.maximum(g.sum(jnp.ones_like(e), ids), 1)
+
+
+def _largest(x):
+    values, columns = jax.lax.top_k(x, 2)
+    return jnp.zeros_like(x).at[jnp.arange(x.shape[0])[:, None], columns].set(values)
+
+
+def _where_often(g, x, y, ids):
+    """A branch on integers: nodes of which a list has more than one."""
+    counts = g.sum(jnp.ones(ids.shape, jnp.int32), ids)
+    return jnp.where(counts[:, None] > 1, x, 0.5 * y)
+
+
+def _where_any(g, x, y, e, ids):
+    """A branch on truth values: nodes at which an edge arrives that is positive."""
+    is_positive = jax.ops.segment_max((e[:, 0] > 0).astype(jnp.int32), ids, g.nodes) > 0
+    return jnp.where(is_positive[:, None], x, y)
+
+
+# A new array of nodes [nodes, width], of two arrays of nodes, one of edges, and ids.
+OF_NODES = (
+    lambda g, x, y, e, ids: g.sum(e, ids),
+    lambda g, x, y, e, ids: _finite(jax.ops.segment_max(e, ids, g.nodes)),
+    lambda g, x, y, e, ids: _finite(jax.ops.segment_min(e, ids, g.nodes)),
+    lambda g, x, y, e, ids: _mean(g, e, ids),
+    lambda g, x, y, e, ids: x.at[ids].add(e),
+    lambda g, x, y, e, ids: _largest(x),
+    lambda g, x, y, e, ids: jnp.tanh(x) * 0.5 + y,
+    lambda g, x, y, e, ids: jnp.where(y > 0, x, -0.5 * y),
+    lambda g, x, y, e, ids: (x.T @ y / g.nodes)[None].repeat(g.nodes, 0).mean(1) + x,
+    lambda g, x, y, e, ids: _where_often(g, x, y, ids),
+    lambda g, x, y, e, ids: _where_any(g, x, y, e, ids),
+    lambda g, x, y, e, ids: jax.vmap(lambda column: g.sum(column, ids), 1, 1)(e) + y,
+    lambda g, x, y, e, ids: x[jnp.argsort(y[:, 0])],
+)
+
+
+def _softmax(g, e):
+    ids = g.ids["receivers"]
+    powers = jnp.exp(e - jax.ops.segment_max(e, ids, g.nodes)[ids])
+    return powers / g.sum(powers, ids)[ids]
+
+
+def _network(g, x, e, matrix):
+    ends = x[g.ids["receivers"]], x[g.ids["senders"]], e
+    return jax.nn.relu(jnp.concatenate(ends, -1) @ matrix) @ matrix[: g.width]
+
+
+# A new array of edges [edges, width], of one array of nodes, two of edges, ids and a matrix.
+OF_EDGES = (
+    lambda g, x, e, f, pick, matrix: x[g.ids[pick(IN_RANGE)]],
+    lambda g, x, e, f, pick, matrix: jnp.nan_to_num(x.at[g.ids[pick(IDS)]].get(mode=pick(MODES))),
+    lambda g, x, e, f, pick, matrix: e * f[:, :1],
+    lambda g, x, e, f, pick, matrix: -e / (1 + f[:, 1:2] ** 2),
+    lambda g, x, e, f, pick, matrix: e + 0.5 * f,
+    lambda g, x, e, f, pick, matrix: e * x[g.ids["receivers"]],
+    lambda g, x, e, f, pick, matrix: _softmax(g, e),
+    lambda g, x, e, f, pick, matrix: _network(g, x, e, matrix),
+    lambda g, x, e, f, pick, matrix: (
+        jnp.concatenate([x[g.ids["senders"]], e[:, :2]], -1) @ matrix[: g.width + 2]
+    ),
+    lambda g, x, e, f, pick, matrix: jnp.where(g.ids[pick(IDS)][:, None] > 0, e, f),
+)
 
 
 class _Function:
     """A function of nodes, edges and a matrix, whose steps are chosen by a list of numbers."""
 
-    def __init__(self, steps: list[bool], numbers: list[int]):
-        self.steps, self.numbers = steps, numbers
+    def __init__(self, graph: _Graph, steps: list[bool], numbers: list[int]):
+        self.graph, self.steps, self.numbers = graph, steps, numbers
 
     def __repr__(self) -> str:
-        return f"_Function({self.steps}, {self.numbers})"
+        return f"_Function({self.graph}, {self.steps}, {self.numbers})"
 
     def __call__(self, x, e, matrix):
-        numbers = itertools.cycle(self.numbers)  # the same choices in every trace
+        g, numbers = self.graph, itertools.cycle(self.numbers)  # the same choices in every trace
 
         def pick(options):
             return options[next(numbers) % len(options)]
 
-        nodes, edges = [x], [e]
+        # Features of a shorter dtype become longer before or behind the gather.
+        nodes, edges = [x.astype(jnp.float32)], [e, x[g.ids["senders"]].astype(jnp.float32)]
         for is_edge in self.steps:
+            x, y, e, f = (pick(of[-3:]) for of in (nodes, nodes, edges, edges))
             if is_edge:
-                edges.append(_of_edges(pick, nodes[-3:], edges[-3:], matrix))
+                edges.append(pick(OF_EDGES)(g, x, e, f, pick, matrix))
             else:
-                nodes.append(_of_nodes(pick, nodes[-3:], edges[-3:]))
-        nodes.append(jax.ops.segment_sum(edges[-1], IDS["receivers"], NODES))
-        return nodes[-1], nodes[-2], edges[-1]
+                nodes.append(pick(OF_NODES)(g, x, y, e, g.ids[pick(IDS)]))
+        return g.sum(edges[-1], g.ids["receivers"]), nodes[-1], edges[-1]
 
 
 _functions = st.builds(
     _Function,
-    st.lists(st.booleans(), min_size=3, max_size=8),
-    st.lists(st.integers(0, 10_000), min_size=60, max_size=60),
+    st.sampled_from(GRAPHS),
+    st.lists(st.booleans(), min_size=1, max_size=6),
+    st.lists(st.integers(0, 10_000), min_size=12, max_size=12),
 )
 
 
-def _loss_of(function):
-    def loss(*args):
-        outputs = function(*args)
-        slopes = (1 + jnp.arange(y.size).reshape(y.shape) / 7 for y in outputs)
-        return sum(jnp.sum(jnp.sin(y) * s) for y, s in zip(outputs, slopes, strict=True)), outputs
+def _both(run, args):
+    """The program as it is and rewritten, and the names of the rules that were applied."""
+    closed = jax.make_jaxpr(run)(*args)
+    program, findings = transformed(closed, Rules(RULES, Policy(only_if_faster=False)), {})
+    assert findings.applied  # the last sum at least
+    return closed, program.closed(), {one.rule for one in findings.applied}
 
-    return loss
+
+def _slopes(y):
+    """What a gradient begins with, another number for each entry."""
+    return (1 + jnp.arange(y.size, dtype=y.dtype).reshape(y.shape) / 7) * jnp.cos(y)
+
+
+def _assert_close(actual, expected):
+    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == e.dtype
+        short = {} if a.dtype == jnp.float32 else {"operands": a.dtype, "roundings": 8}
+        assert_close(a, e, reduction_length=4000, largest_term=1.0, **short)
+
+
+def _random_programs(count, block):
+    def decorate(check):
+        options = settings(
+            max_examples=count,
+            deadline=None,
+            database=None,
+            phases=(Phase.generate,),
+            suppress_health_check=HealthCheck,
+        )
+        return seed(block)(options(given(_functions, st.sampled_from(GIVEN))(check)))
+
+    return decorate
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_a_thousand_random_programs_have_the_same_results_and_gradients(block):
+    seen, count = set(), 0
+
+    @_random_programs(PROGRAMS // BLOCKS, block)
+    def check(run, dtype):
+        nonlocal count
+        args = run.graph.arguments(block, dtype)
+        closed, rewritten, rules = _both(run, args)
+        (expected, back), (actual, back_of_rewritten) = (
+            jax.vjp(one_by_one(c), *args) for c in (closed, rewritten)
+        )
+        slopes = list(map(_slopes, expected))
+        _assert_close(actual, expected)
+        _assert_close(back_of_rewritten(slopes), back(slopes))
+        seen.update(rules)
+        count += 1
+
+    with jaxgnn.default_implementation("xla"):
+        check()
+    assert count == PROGRAMS // BLOCKS
+    assert len(seen) >= 5  # rules that were tried together in this block
 
 
 @pytest.mark.costly
-@pytest.mark.parametrize("block", range(50))
-def test_rewritten_programs_have_the_same_results_and_gradients(block):
-    @seed(block)
-    @settings(
-        max_examples=4,
-        deadline=None,
-        database=None,
-        phases=(Phase.generate,),
-        suppress_health_check=HealthCheck,
-    )
-    @given(run=_functions)
-    def check(run):
-        rng = np.random.default_rng(block)
-        shapes = (NODES, WIDTH), (EDGES, WIDTH), (3 * WIDTH, WIDTH)
-        args = [jnp.asarray(rng.normal(size=s) / 2, jnp.float32) for s in shapes]
-        closed = jax.make_jaxpr(run)(*args)
-        program, findings = transformed(closed, Rules(RULES, Policy(only_if_faster=False)), {})
-        assert findings.applied  # the last sum at least
-        expected, actual = (
-            jax.jit(jax.grad(_loss_of(f), argnums=(0, 1, 2), has_aux=True))(*args)
-            for f in (jex.jaxpr_as_fun(closed), jex.jaxpr_as_fun(program.closed()))
+@pytest.mark.parametrize("block", range(10))
+def test_random_programs_are_the_same_under_jit_with_the_ops_own_choice(block):
+    @_random_programs(4, 1_000 + block)
+    def check(run, dtype):
+        args = run.graph.arguments(block, dtype)
+        closed, rewritten, _ = _both(run, args)
+
+        def with_gradients(of):
+            results, back = jax.vjp(jex.jaxpr_as_fun(of), *args)
+            return results, back(list(map(_slopes, results)))
+
+        _assert_close(
+            *(jax.jit(functools.partial(with_gradients, c))() for c in (rewritten, closed))
         )
-        for e, a in zip(jax.tree.leaves(expected), jax.tree.leaves(actual), strict=True):
-            assert_close(a, e, reduction_length=4000, largest_term=1.0)
 
     check()
