@@ -74,7 +74,8 @@ def _is_caught(rule, fn, x, monkeypatch):
     fused = fuse(fn, verify="strict")
     with pytest.warns(UserWarning, match="is not what it was: (output|gradient)"):
         y = fused(x)
-    np.testing.assert_array_equal(y, fn(x))
+    # The function as it is; a GPU adds the terms of a scatter in another order each time.
+    np.testing.assert_allclose(y, fn(x), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", SIMPLER)

@@ -22,7 +22,7 @@ from tests.fusion._eager import one_by_one
 
 PROGRAMS, BLOCKS = 1_000, 20
 MODES = ("clip", "fill")
-GIVEN = (jnp.float32, jnp.float32, jnp.bfloat16, jnp.float16)  # dtypes of the features of nodes
+GIVEN = (jnp.float32, jnp.float32, jnp.bfloat16)  # dtypes of the features of nodes
 IDS = ("senders", "receivers", "sorted", "padded", "negative", "itself")
 IN_RANGE = ("senders", "receivers", "sorted", "itself")
 
@@ -64,7 +64,7 @@ class _Graph:
         return jax.ops.segment_sum(e, ids, self.nodes)
 
 
-GRAPHS = (_Graph.of(5, 14, 4), _Graph.of(7, 3, 2), _Graph.of(2, 9, 3))
+GRAPHS = (_Graph.of(5, 14, 4), _Graph.of(7, 3, 2))
 
 
 def _finite(x):
@@ -167,7 +167,7 @@ class _Function:
 _functions = st.builds(
     _Function,
     st.sampled_from(GRAPHS),
-    st.lists(st.booleans(), min_size=1, max_size=6),
+    st.lists(st.booleans(), min_size=1, max_size=5),
     st.lists(st.integers(0, 10_000), min_size=12, max_size=12),
 )
 
