@@ -15,15 +15,18 @@ import jax.extend.core as jex
 import numpy as np
 
 from jaxgnn._errors import bad_input
+from jaxgnn.fusion._cost import measured_speeds
 from jaxgnn.fusion._graphs import digest
 from jaxgnn.fusion._policy import ONLY_IF_FASTER, Policy
 from jaxgnn.fusion._program import Program
-from jaxgnn.fusion._report import Explanation
+from jaxgnn.fusion._report import Explanation, Measured
 from jaxgnn.fusion._rewrite import Findings, Rules
 from jaxgnn.fusion._rules import RULES
+from jaxgnn.fusion._search import Search, check_search
 from jaxgnn.fusion._transform import index_inputs, transformed
 from jaxgnn.fusion._verify import difference
 from jaxgnn.graph import is_concrete
+from jaxgnn.testing.timing import Candidate, measure_in_turns
 
 Verify = Literal["off", "warn", "strict"]
 """Whether results are compared with those of the function as it is, and what follows."""
@@ -38,11 +41,13 @@ class Options:
         whether those of all arguments are.
       verify: how results are compared with those of the function as it is.
       policy: which sound rewrites are done.
+      search: how rewrites are chosen that exclude each other.
     """
 
     static_graph: bool | tuple[str, ...]
     verify: Verify
     policy: Policy
+    search: Search
 
 
 @dataclass(frozen=True)
@@ -104,20 +109,30 @@ class Fused:
         except _LeftAsItIs as reason:
             return self._left_as_it_is(str(reason), args, kwargs)
 
-    def explanation(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanation:
-        """What a call with these arguments rewrites."""
+    def explanation(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, measure: bool
+    ) -> Explanation:
+        """What a call with these arguments rewrites, and if wanted how long both take."""
         call, arrays = self._call(args, kwargs)
-        findings, before, after = Findings(), (), ()
+        findings = Findings()
         try:
             if call is None:
                 raise _LeftAsItIs("an argument is no array and has no hash")
             closed, _ = self._traced(call, arrays)
-            before = Program.of(closed).equations
             program, findings = self._transformed(closed, call)
-            after = program.equations
         except _LeftAsItIs as reason:
             findings.untouched.append(str(reason))
-        return Explanation(self._name, findings, len(before), len(after))
+            return Explanation(self._name, findings, 0, 0)
+        before = Program.of(closed)
+        return Explanation(
+            self._name,
+            findings,
+            len(before.equations),
+            len(program.equations),
+            speeds=measured_speeds() if findings.applied else None,
+            measured=_times(closed, program.closed(), arrays) if measure else None,
+            _programs=(before, program),
+        )
 
     @property
     def _name(self) -> str:
@@ -229,7 +244,8 @@ class Fused:
 
     def _transformed(self, closed: Any, call: _Call) -> tuple[Program, Findings]:
         known = {i: np.asarray(ids) for i, ids in call.known.items()}
-        return transformed(closed, Rules(RULES, self.options.policy), known)
+        rules = Rules(RULES, self.options.policy)
+        return transformed(closed, rules, known, self.options.search)
 
     def _run(self, call: _Call, *arrays: Any) -> Any:
         """The results of the rewritten function."""
@@ -239,6 +255,18 @@ class Fused:
             self._warn("is left as it is: " + "; ".join(findings.untouched))
         made = program.closed() if findings.applied else closed
         return jax.tree.unflatten(shape, jex.jaxpr_as_fun(made)(*arrays))
+
+
+def _times(before: Any, after: Any, arrays: Sequence[Any]) -> Measured:
+    """How long two closed jaxprs take on the same arrays."""
+    candidates = {
+        name: Candidate(jex.jaxpr_as_fun(closed), [tuple(arrays)])
+        for name, closed in (("before", before), ("after", after))
+    }
+    made = measure_in_turns(candidates, budget_ms=1_000.0)
+    return Measured(
+        **{f"{name}_ms": None if t is None else t.median_ms for name, t in made.items()}
+    )
 
 
 def _is_array(leaf: Any) -> bool:
@@ -255,6 +283,7 @@ def fuse(
     static_graph: bool | str | Sequence[str] = False,
     verify: Verify = "off",
     only_if_faster: bool = True,
+    search: Search = "auto",
 ) -> Callable[..., Any]:
     """Makes a function that does what ``fn`` does, with its graph code on this library's ops.
 
@@ -286,13 +315,17 @@ def fuse(
         arrays of each combination of shapes, and warns of a difference beyond rounding;
         ``"strict"`` also runs ``fn`` as it is from then on. ``"off"`` compares nothing.
       only_if_faster: leave out what is sound but too small to be faster on this platform.
+      search: how rewrites are chosen that exclude each other. ``"matcher"`` takes the first one in
+        the order of the rules. ``"egglog"`` takes those whose sum costs least, which the package of
+        that name extracts from an e-graph; speeds of the device are measured for it once in a
+        process. ``"auto"`` is ``"egglog"`` where it is installed, and where only one process runs.
 
     Returns:
       A function of the same arguments.
 
     Raises:
       ValueError: if ``fn`` can not be called, ``static_graph`` names no argument of it, or
-        ``verify`` is something else.
+        ``verify`` or ``search`` is something else.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -309,13 +342,15 @@ def fuse(
       ...
     """
     policy = Policy(only_if_faster=bool(only_if_faster))
-    return Fused(fn, _options(fn, static_graph, verify, policy))
+    return Fused(fn, _options(fn, static_graph, verify, policy, search))
 
 
 def explain(
     fn: Callable[..., Any],
     *args: Any,
     static_graph: bool | str | Sequence[str] = False,
+    search: Search = "auto",
+    measure: bool = False,
     **kwargs: Any,
 ) -> Explanation:
     """Says what ``fuse`` rewrites in a call of a function, and what it does not, and why.
@@ -324,30 +359,40 @@ def explain(
       fn: a function, or one that ``fuse`` has made, whose options are then used.
       *args: arguments of the call; arrays may be ``jax.ShapeDtypeStruct``.
       static_graph: an option of ``fuse``.
+      search: an option of ``fuse``.
+      measure: whether to run the function as it is and rewritten, and tell how long they take.
       **kwargs: further arguments of the call.
 
     Returns:
-      The explanation, to be printed.
+      The explanation, to be printed; its ``save_html`` draws both programs.
 
     Raises:
-      ValueError: where ``fuse`` does.
+      ValueError: where ``fuse`` does, and where something is to be measured whose arrays are
+        ``jax.ShapeDtypeStruct``.
     """
     fused = (
         fn
         if isinstance(fn, Fused)
-        else Fused(fn, _options(fn, static_graph, "off", ONLY_IF_FASTER))
+        else Fused(fn, _options(fn, static_graph, "off", ONLY_IF_FASTER, search))
     )
-    return fused.explanation(args, kwargs)
+    if measure and any(
+        isinstance(a, jax.ShapeDtypeStruct) for a in jax.tree.leaves((args, kwargs))
+    ):
+        raise bad_input("explain", "args", "arrays, which measure=True runs", "ShapeDtypeStruct")
+    return fused.explanation(args, kwargs, measure=measure)
 
 
-def _options(fn: Callable[..., Any], static_graph: Any, verify: Any, policy: Policy) -> Options:
+def _options(
+    fn: Callable[..., Any], static_graph: Any, verify: Any, policy: Policy, search: Any
+) -> Options:
     """The options, after they have been checked."""
     if not callable(fn):
         raise bad_input("fuse", "fn", "a function of JAX arrays", type(fn).__name__)
     if verify not in get_args(Verify):
         expected = "one of " + ", ".join(map(repr, get_args(Verify)))
         raise bad_input("fuse", "verify", expected, repr(verify))
-    return Options(_static_names(fn, static_graph), verify, policy)
+    check_search(search)
+    return Options(_static_names(fn, static_graph), verify, policy, search)
 
 
 def _static_names(fn: Callable[..., Any], given: Any) -> bool | tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,14 @@ from jaxgnn.fusion._edges import row_gather, segment_reduction
 from jaxgnn.fusion._nested import Body, bodies_of
 from jaxgnn.fusion._program import Atom, Equation, Program, is_variable
 from jaxgnn.fusion._rewrite import Findings, Rules, rewritten
+from jaxgnn.fusion._search import Search, chosen
 from jaxgnn.fusion._view import View
 
 Known = dict[Any, np.ndarray | None]
 
 
 def transformed(
-    closed: Any, rules: Rules, known: Mapping[int, np.ndarray]
+    closed: Any, rules: Rules, known: Mapping[int, np.ndarray], search: Search = "matcher"
 ) -> tuple[Program, Findings]:
     """The program of a closed jaxpr, rewritten, and what has been done to it.
 
@@ -26,6 +28,7 @@ def transformed(
       closed: the jaxpr. One with side effects is left as it is.
       rules: the rules, and which of their rewrites are done.
       known: values of inputs that are known, by their position.
+      search: how rewrites are chosen that exclude each other.
     """
     findings = Findings()
     program = Program.of(closed)
@@ -33,41 +36,55 @@ def transformed(
         findings.untouched.append(f"it has side effects: {_names(closed.effects)}")
         return program, findings
     values: Known = {program.inputs[i]: value for i, value in known.items()}
-    return _rewritten_deep(program, rules, values, findings, ""), findings
+    rewriting = _Rewriting(rules, search, findings)
+    return rewriting.of(program, values, ""), findings
 
 
-def _rewritten_deep(
-    program: Program, rules: Rules, known: Known, findings: Findings, where: str
-) -> Program:
-    program = rewritten(program, rules, known, findings, where)
-    view = View(program, known)
-    equations, constants = [], dict(program.constants)
-    for equation in program.equations:
-        made, added = _with_new_bodies(view, equation, rules, findings, where)
-        equations.append(made)
-        constants.update(added)
-    return dataclasses.replace(program, equations=tuple(equations), constants=constants)
+@dataclass(frozen=True)
+class _Rewriting:
+    """How a program and the bodies in it are rewritten.
 
+    Attributes:
+      rules: the rules, and which of their rewrites are done.
+      search: how rewrites are chosen that exclude each other.
+      findings: to which what is found is added.
+    """
 
-def _with_new_bodies(
-    view: View, equation: Equation, rules: Rules, findings: Findings, where: str
-) -> tuple[Equation, dict[Any, Any]]:
-    """The equation, with its bodies rewritten if a rule has something to say about them."""
-    constants: dict[Any, Any] = {}
-    made = equation
-    for body in bodies_of(equation):
-        inner = Program.of(body.closed)
-        if inner.effects:
-            findings.untouched.append(f"{body.name}: side effects: {_names(inner.effects)}")
-            continue
-        place = f"{where} / {body.name}" if where else body.name
-        before = len(findings.applied)
-        values = _fixed_values(view, inner, body)
-        inner = _rewritten_deep(inner, rules, values, findings, place)
-        if len(findings.applied) > before:
-            made, added = body.with_program(made, inner)
+    rules: Rules
+    search: Search
+    findings: Findings
+
+    def of(self, program: Program, known: Known, where: str) -> Program:
+        """A program, rewritten with the bodies of its loops and branches."""
+        rules = chosen(program, self.rules, known, self.search)
+        program = rewritten(program, rules, known, self.findings, where)
+        view = View(program, known)
+        equations, constants = [], dict(program.constants)
+        for equation in program.equations:
+            made, added = self._with_new_bodies(view, equation, where)
+            equations.append(made)
             constants.update(added)
-    return made, constants
+        return dataclasses.replace(program, equations=tuple(equations), constants=constants)
+
+    def _with_new_bodies(
+        self, view: View, equation: Equation, where: str
+    ) -> tuple[Equation, dict[Any, Any]]:
+        """The equation, with its bodies rewritten if a rule has something to say about them."""
+        constants: dict[Any, Any] = {}
+        made, findings = equation, self.findings
+        for body in bodies_of(equation):
+            inner = Program.of(body.closed)
+            if inner.effects:
+                reason = f"{body.name}: side effects: {_names(inner.effects)}"
+                findings.untouched.append(reason)
+                continue
+            place = f"{where} / {body.name}" if where else body.name
+            before = len(findings.applied)
+            inner = self.of(inner, _fixed_values(view, inner, body), place)
+            if len(findings.applied) > before:
+                made, added = body.with_program(made, inner)
+                constants.update(added)
+        return made, constants
 
 
 def _fixed_values(view: View, inner: Program, body: Body) -> Known:

@@ -1,0 +1,185 @@
+"""A picture of a program as it is beside the rewritten one, as SVG."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxgnn.fusion._program import Equation, Program, is_variable
+from jaxgnn.fusion._rewrite import Applied
+
+_ROW, _BOX, _GAP, _WIDTH = 24, 18, 150, 330  # pixels
+_TOP, _SIDE = 40, 70
+_MOST = 200  # equations that are drawn of each program
+# Okabe and Ito's colours, which differ for all eyes; rewrites take turns.
+_COLOURS = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#cc79a7", "#d55e00", "#0072b2")
+_KEPT, _DROPPED = "#eeeeee", "#bbbbbb"
+
+
+@dataclass(frozen=True)
+class _Group:
+    """What one rewrite has replaced.
+
+    Attributes:
+      before: positions of the equations that are gone.
+      after: the position of the equation that calls the op; None where a rewrite has made several.
+      label: the op.
+    """
+
+    before: frozenset[int]
+    after: int | None
+    label: str
+
+
+def colour_of(number: int) -> str:
+    """The colour of a rewrite, by its number among those that were done."""
+    return _COLOURS[number % len(_COLOURS)]
+
+
+def svg_of(before: Program, after: Program, applied: Sequence[Applied]) -> str:
+    """Both programs, an equation in a line, in the order in which they run.
+
+    What a rewrite has replaced has its colour on the left, and what stands there instead on the
+    right. Curves lead from what makes an array to what reads it. Rewrites inside of loops and
+    branches are not drawn.
+    """
+    groups = _groups(before, after, applied)
+    old, new = before.equations[:_MOST], after.equations[:_MOST]
+    height = _TOP + _ROW * (max(len(old), len(new), 1) + 1)
+    right = _SIDE + _WIDTH + _GAP
+    total = right + _WIDTH + _SIDE
+    fills = {i: colour_of(g) for g, one in groups.items() for i in one.before}
+    made = {v for e in after.equations for v in e.outvars}
+    gone = [i for i, e in enumerate(old) if not any(v in made for v in e.outvars)]
+    of_old = {i: _DROPPED for i in gone} | fills
+    of_new = {one.after: colour_of(g) for g, one in groups.items() if one.after is not None}
+    labels = {one.after: one.label for one in groups.values() if one.after is not None}
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total} {height}" '
+        f'width="{total}" height="{height}" font-family="monospace" font-size="11">',
+        *_title(_SIDE, f"as it is: {len(before.equations)} equations"),
+        *_title(right, f"rewritten: {len(after.equations)} equations"),
+        *_bands(groups, right),
+        *_arcs(old, _SIDE, -1),
+        *_arcs(new, right + _WIDTH, 1),
+        *_boxes(old, _SIDE, of_old, {}),
+        *_boxes(new, right, of_new, labels),
+        "</svg>",
+    ]
+    return "\n".join(parts)
+
+
+def _groups(before: Program, after: Program, applied: Sequence[Applied]) -> dict[int, _Group]:
+    """What each rewrite has replaced, by its number; those in bodies are not among them."""
+    made = {v for e in after.equations for v in e.outvars}
+    known = {v for e in before.equations for v in e.outvars}
+    gone = {i for i, e in enumerate(before.equations) if not any(v in made for v in e.outvars)}
+    new = [i for i, e in enumerate(after.equations) if not any(v in known for v in e.outvars)]
+    positions = {v: i for i, e in enumerate(before.equations) for v in e.outvars}
+    claimed: set[int] = set()
+    groups = {}
+    for number, one in enumerate(applied):
+        roots = [i for i in sorted(gone - claimed) if _text(before.equations[i]) == one.where]
+        if not roots:
+            continue
+        root = roots[0]
+        region = _region(before, positions, root, gone - claimed)
+        claimed |= region
+        call = next((i for i in new if _is_call_like(after.equations[i], before, root)), None)
+        if call is not None:
+            new.remove(call)
+        groups[number] = _Group(frozenset(region), call, one.note.rpartition("-> ")[2])
+    return groups
+
+
+def _region(before: Program, positions: Mapping[Any, int], root: int, gone: set[int]) -> set[int]:
+    """The equations that are gone from which a result was made, that result's among them."""
+    found: set[int] = set()
+    waiting = [root]
+    while waiting:
+        this = waiting.pop()
+        if this in found or this not in gone:
+            continue
+        found.add(this)
+        reads = before.equations[this].invars
+        waiting.extend(positions[a] for a in reads if is_variable(a) and a in positions)
+    return found
+
+
+def _is_call_like(equation: Equation, before: Program, root: int) -> bool:
+    """Whether an equation is a call with the results of one that is gone."""
+    wanted = before.equations[root].outvars
+    return equation.primitive.name in ("jit", "pjit") and [_type(v) for v in wanted] == [
+        _type(v) for v in equation.outvars
+    ]
+
+
+def _type(variable: Any) -> str:
+    return variable.aval.str_short()
+
+
+def _text(equation: Equation, name: str = "") -> str:
+    """An equation as the places of findings tell it."""
+    results = ", ".join(map(_type, equation.outvars))
+    return f"{name or equation.primitive.name} -> {results}"
+
+
+def _title(x: int, text: str) -> list[str]:
+    return [f'<text x="{x}" y="24" font-size="13" font-weight="bold">{text}</text>']
+
+
+def _middle(row: int) -> float:
+    return _TOP + _ROW * row + _BOX / 2
+
+
+def _boxes(
+    equations: Sequence[Equation], x: int, fills: Mapping[int, str], labels: Mapping[int, str]
+) -> list[str]:
+    parts = []
+    for i, equation in enumerate(equations):
+        text = _text(equation, labels.get(i, ""))
+        shown = html.escape(text if len(text) <= 50 else text[:49] + "…")
+        y = _TOP + _ROW * i
+        parts += [
+            f'<g><title>{html.escape(text)}</title><rect x="{x}" y="{y}" width="{_WIDTH}" '
+            f'height="{_BOX}" rx="3" fill="{fills.get(i, _KEPT)}" stroke="#666666"/>',
+            f'<text x="{x + 6}" y="{y + 13}">{shown}</text></g>',
+        ]
+    return parts
+
+
+def _arcs(equations: Sequence[Equation], x: int, side: int) -> list[str]:
+    """Curves beside a column, from what makes an array to what reads it."""
+    makers = {v: i for i, e in enumerate(equations) for v in e.outvars}
+    pairs = {
+        (makers[a], i)
+        for i, e in enumerate(equations)
+        for a in e.invars
+        if is_variable(a) and a in makers
+    }
+    parts = []
+    for start, end in sorted(pairs):
+        bulge = x + side * min(10 + 4 * (end - start), _SIDE - 8)
+        parts.append(
+            f'<path d="M{x} {_middle(start)} C{bulge} {_middle(start)} {bulge} {_middle(end)} '
+            f'{x} {_middle(end)}" fill="none" stroke="#999999"/>'
+        )
+    return parts
+
+
+def _bands(groups: Mapping[int, _Group], right: int) -> list[str]:
+    """From the equations that a rewrite has replaced to the call that stands there instead."""
+    parts, start = [], _SIDE + _WIDTH
+    for number, one in groups.items():
+        if one.after is None or one.after >= _MOST:
+            continue
+        for i in sorted(j for j in one.before if j < _MOST):
+            middle = (start + right) / 2
+            parts.append(
+                f'<path d="M{start} {_middle(i)} C{middle} {_middle(i)} {middle} '
+                f'{_middle(one.after)} {right} {_middle(one.after)}" fill="none" '
+                f'stroke="{colour_of(number)}" stroke-width="2"/>'
+            )
+    return parts

@@ -1,0 +1,242 @@
+"""The choice among rewrites that exclude each other: extraction from an e-graph.
+
+Rules are tried in a fixed order, and the first one that applies takes its place: that is the plain
+matcher. With the package ``egglog`` all rewrites that rules propose of a program are weighed
+against each other first. An e-graph holds the equations of the program, each as a function of what
+it reads, and beside the equation that a rewrite replaces the rewrite, as another function of its
+own inputs, which is equal to it. What costs least as a whole is extracted, where terms that are
+used twice count once; rewrites that are not in it are left out. Costs are times, of bytes and
+products at the speeds of the device (``_cost.py``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+from collections.abc import Iterator, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from jaxgnn._errors import bad_input
+from jaxgnn.fusion._cost import (
+    Speeds,
+    flops_of,
+    measured_speeds,
+    seconds_of,
+    seconds_of_program,
+)
+from jaxgnn.fusion._program import Atom, Equation, Program, is_variable, traced
+from jaxgnn.fusion._rewrite import Findings, Refusal, Rewrite, Rule, Rules, rewritten
+from jaxgnn.fusion._view import View
+
+Search = Literal["auto", "matcher", "egglog"]
+"""How rewrites are chosen that exclude each other."""
+
+Known = MutableMapping[Any, np.ndarray | None]
+
+
+def check_search(search: Any) -> None:
+    """Raises ValueError for an unknown way to search, and for one whose package is not there."""
+    if search not in ("auto", "matcher", "egglog"):
+        raise bad_input("fuse", "search", "one of 'auto', 'matcher', 'egglog'", repr(search))
+    if search == "egglog" and not has_egglog():
+        expected = "'auto' or 'matcher' where the package egglog is not installed"
+        raise bad_input("fuse", "search", expected, repr(search))
+
+
+@functools.cache
+def has_egglog() -> bool:
+    """Whether the package ``egglog`` is installed."""
+    return importlib.util.find_spec("egglog") is not None
+
+
+@dataclass(frozen=True)
+class ChosenRules(Rules):
+    """Rules of which some rewrites are left out, since others of the same terms cost less.
+
+    Attributes:
+      left_out: the rule's name, the variable that is replaced, and the note of each.
+    """
+
+    left_out: frozenset[tuple[str, Any, str]] = field(default=frozenset())
+
+    def propose(self, rule: Rule, view: View, equation: Equation) -> Rewrite | Refusal | None:
+        """What a rule says of an equation, if the search has not left it out."""
+        made = super().propose(rule, view, equation)
+        if isinstance(made, Rewrite) and _key(rule, made) in self.left_out:
+            return Refusal(equation, "other rewrites of the same terms cost less")
+        return made
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A rewrite that a rule proposes.
+
+    Attributes:
+      rule: the rule.
+      rewrite: what it proposes.
+      region: positions of the equations between its inputs and what it replaces, that among them.
+    """
+
+    rule: Rule
+    rewrite: Rewrite
+    region: frozenset[int]
+
+
+def chosen(program: Program, rules: Rules, known: Known, search: Search) -> Rules:
+    """The rules, without those rewrites of a program that the search leaves out.
+
+    Args:
+      program: the program, before any rewrite.
+      rules: all rules, and the policy.
+      known: values of variables that are known ahead.
+      search: ``"auto"`` weighs rewrites against each other where egglog is installed and several
+        exclude each other; never where several processes run one program, since each has measured
+        its own device and all have to choose alike.
+    """
+    is_off = search == "auto" and (not has_egglog() or jax.process_count() > 1)
+    if search == "matcher" or is_off:
+        return rules
+    candidates = list(_candidates(program, rules, known))
+    if not _exclude_each_other(program, candidates):
+        return rules
+    graph = _Graph(program, measured_speeds())
+    for candidate in candidates:
+        graph.add(candidate, _seconds_of(candidate, program, rules, known, graph.speeds))
+    taken = graph.cheapest()
+    left_out = [c for i, c in enumerate(candidates) if i not in taken]
+    keys = frozenset(_key(c.rule, c.rewrite) for c in left_out)
+    return ChosenRules(rules.all, rules.policy, keys)
+
+
+def _key(rule: Rule, rewrite: Rewrite) -> tuple[str, Any, str]:
+    return rule.name, rewrite.equation.outvars[0], rewrite.note
+
+
+def _candidates(program: Program, rules: Rules, known: Known) -> Iterator[_Candidate]:
+    view = View(program, known)
+    positions = {v: i for i, e in enumerate(program.equations) for v in e.outvars}
+    for rule in rules.all:
+        for equation in program.equations:
+            made = rules.propose(rule, view, equation)
+            if isinstance(made, Rewrite):
+                yield _Candidate(rule, made, _region(program, positions, made))
+
+
+def _region(program: Program, positions: dict[Any, int], rewrite: Rewrite) -> frozenset[int]:
+    ends = {a for a in rewrite.inputs if is_variable(a)}
+    found: set[int] = set()
+    waiting = [positions[rewrite.equation.outvars[0]]]
+    while waiting:
+        this = waiting.pop()
+        if this in found:
+            continue
+        found.add(this)
+        reads = program.equations[this].invars
+        inner = [a for a in reads if is_variable(a) and a not in ends and a in positions]
+        waiting.extend(positions[a] for a in inner)
+    return frozenset(found)
+
+
+def _exclude_each_other(program: Program, candidates: list[_Candidate]) -> bool:
+    """Whether a rewrite replaces, among others, what another one would replace."""
+    positions = {id(e): i for i, e in enumerate(program.equations)}
+    ends = [positions[id(c.rewrite.equation)] for c in candidates]
+    return any(
+        end in c.region for i, c in enumerate(candidates) for j, end in enumerate(ends) if i != j
+    )
+
+
+def _seconds_of(
+    candidate: _Candidate, program: Program, rules: Rules, known: Known, speeds: Speeds
+) -> float:
+    """The time of the new terms.
+
+    An op computes the products that it replaces, at the bytes that its rule tells. Terms that are
+    open for other rules cost what these make of them.
+    """
+    rewrite = candidate.rewrite
+    if not rewrite.is_open:
+        flops = sum(flops_of(program.equations[i]) for i in candidate.region)
+        return speeds.seconds(rewrite.bytes_after, flops)
+    added = traced(rewrite.function, rewrite.inputs, is_open=True)
+    constants = {**program.constants, **added.constants}
+    alone = dataclasses.replace(added, constants=constants).tidy()
+    return seconds_of_program(rewritten(alone, rules, known, Findings()), speeds)
+
+
+class _Graph:
+    """An e-graph of a program and of rewrites, in the language of egglog.
+
+    Each equation and each rewrite is a function of its own, whose cost is its time in nanoseconds.
+    """
+
+    def __init__(self, program: Program, speeds: Speeds):
+        self.speeds = speeds
+        self._names: dict[Any, str] = {}
+        self._lines = ["(sort Term)"]
+        self._count = 0
+        for variable in (*program.inputs, *program.constants):
+            self._define(variable, "given", (), 0.0)
+        for equation in program.equations:
+            seconds = seconds_of(equation, speeds)
+            name = equation.primitive.name.replace("-", "_")
+            whole = self._define(None, name, equation.invars, seconds)
+            for variable in equation.outvars:
+                self._define(variable, "result", (whole,), 0.0)
+        self._root = self._define(None, "results", program.outputs, 0.0)
+
+    def add(self, candidate: _Candidate, seconds: float) -> None:
+        """Makes a rewrite equal to what it replaces."""
+        rewrite = candidate.rewrite
+        whole = self._define(None, f"rewrite{self._count}", rewrite.inputs, seconds)
+        self._count += 1
+        for i, variable in enumerate(rewrite.equation.outvars):
+            made = self._define(None, f"result{i}", (whole,), 0.0)
+            self._lines.append(f"(union {self._names[variable]} {made})")
+
+    def cheapest(self) -> set[int]:
+        """The rewrites in the cheapest term for all results, by the order in which they came."""
+        from egglog.bindings import EGraph, ExtractBest, TermApp
+
+        graph = EGraph()
+        self._lines.append(f"(extract {self._root} :extractor greedy-dag)")
+        found = graph.run_program(*graph.parse_program("\n".join(self._lines)))[-1]
+        assert isinstance(found, ExtractBest)
+        taken, seen, waiting = set(), set(), [found.term]
+        while waiting:
+            this = waiting.pop()
+            if this in seen:
+                continue
+            seen.add(this)
+            term = found.termdag.get(this)
+            if isinstance(term, TermApp):
+                kind = term.name.partition("_of_")[0]
+                if kind.startswith("rewrite"):
+                    taken.add(int(kind.removeprefix("rewrite")))
+                waiting.extend(term.args)
+        return taken
+
+    def _define(self, variable: Any, kind: str, reads: Any, seconds: float) -> str:
+        """Names a function of some terms, and its value, which may stand for a variable."""
+        place = len(self._lines)
+        operands = [self._operand(a) for a in reads]
+        operands = [o for o in operands if o is not None]
+        function, name = f"{kind}_of_{place}", f"$term{place}"
+        types = " ".join(["Term"] * len(operands))
+        cost = round(1e9 * seconds)
+        self._lines.append(f"(constructor {function} ({types}) Term :cost {cost})")
+        self._lines.append(f"(let {name} ({function} {' '.join(operands)}))")
+        if variable is not None:
+            self._names[variable] = name
+        return name
+
+    def _operand(self, atom: Atom | str) -> str | None:
+        """The name of a term; None for a literal, which costs nothing."""
+        if isinstance(atom, str):
+            return atom
+        return self._names[atom] if is_variable(atom) else None
