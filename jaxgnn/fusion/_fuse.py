@@ -399,12 +399,20 @@ def _static_names(fn: Callable[..., Any], given: Any) -> bool | tuple[str, ...]:
     if isinstance(given, bool):
         return given
     names = (given,) if isinstance(given, str) else tuple(given)
-    known = tuple(inspect.signature(fn).parameters)
+    known = _parameters(fn)
     for name in names:
         if name not in known:
             expected = f"True, False or names among {', '.join(known) or 'none'}"
             raise bad_input("fuse", "static_graph", expected, repr(name))
     return names
+
+
+def _parameters(fn: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of the arguments; none where Python knows none, as of some builtins."""
+    try:
+        return tuple(inspect.signature(fn).parameters)
+    except (TypeError, ValueError):
+        return ()
 
 
 fuse.explain = explain  # pyrefly: ignore

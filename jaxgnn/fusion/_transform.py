@@ -124,4 +124,10 @@ def _places(view: View, program: Program) -> list[Atom]:
 
 
 def _names(effects: Any) -> str:
-    return ", ".join(sorted({str(e) or type(e).__name__ for e in effects}))
+    return ", ".join(sorted({_name(e) for e in effects}))
+
+
+def _name(effect: Any) -> str:
+    """What an effect says it is; its class if it says nothing."""
+    says_something = type(effect).__repr__ is not object.__repr__
+    return (says_something and str(effect)) or type(effect).__name__

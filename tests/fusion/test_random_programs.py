@@ -165,7 +165,7 @@ class _Function:
 _functions = st.builds(
     _Function,
     st.sampled_from(GRAPHS),
-    st.lists(st.booleans(), min_size=2, max_size=5),
+    st.lists(st.booleans(), min_size=1, max_size=4),
     st.integers(0, 2**32 - 1),
 )
 

@@ -1,0 +1,162 @@
+"""The choice among rewrites that exclude each other, with egglog and without."""
+
+import jax
+import jax.numpy as jnp
+import jraph
+import numpy as np
+import pytest
+
+import jaxgnn
+from jaxgnn.fusion import _cost, _search
+from jaxgnn.fusion._cost import Speeds, flops_of, seconds_of
+from jaxgnn.fusion._policy import Policy
+from jaxgnn.fusion._program import Program
+from jaxgnn.fusion._rewrite import Rewrite, Rule, Rules
+from jaxgnn.fusion._rules import RULES
+from jaxgnn.fusion._transform import transformed
+from tests.fusion._cases import NODES, RECEIVERS, SENDERS, arrays
+from tests.fusion.test_rules import APPLIES, DOES_NOT
+
+SPEEDS = Speeds(bytes_per_second=1e9, flops_per_second=1e10, launch_seconds=1e-5)
+X, KERNEL, VECTOR = arrays((NODES, 4), (4, 4), (8, 1))
+
+
+@pytest.fixture(autouse=True)
+def one_device_for_all_machines(monkeypatch):
+    monkeypatch.setattr(_search, "measured_speeds", lambda: SPEEDS)
+
+
+def _tuple(x):
+    counts = jnp.array([NODES]), jnp.array([SENDERS.size])
+    return jraph.GraphsTuple(x, None, RECEIVERS, SENDERS, None, *counts)
+
+
+def _gat(x):
+    def logits(sent, received, _):
+        return jax.nn.leaky_relu(jnp.concatenate([sent, received], axis=-1) @ VECTOR)
+
+    return jraph.GAT(lambda x: x @ KERNEL, logits)(_tuple(x)).nodes
+
+
+def _chain(x, depth=9):
+    for i in range(depth):
+        x = jax.nn.relu(x @ (KERNEL + i) + KERNEL[0])
+    return x @ KERNEL
+
+
+def _hypergraph(x):
+    of_edges = jax.ops.segment_sum(x[SENDERS], RECEIVERS, NODES)
+    return jax.ops.segment_sum(of_edges[RECEIVERS], SENDERS, NODES)
+
+
+TARGETS = {
+    "jraph.GraphConvolution": lambda x: (
+        jraph.GraphConvolution(lambda x: x @ KERNEL, symmetric_normalization=False)(_tuple(x)).nodes
+    ),
+    "jraph.GAT": _gat,
+    "a chain of ten layers": _chain,
+    "hypergraph convolution": _hypergraph,
+    **{name: case[0] for name, case in {**APPLIES, **DOES_NOT}.items()},
+}
+
+
+def _arguments(name):
+    case = APPLIES.get(name) or DOES_NOT.get(name)
+    return (X,) if case is None else case[1]
+
+
+def _applied(closed, search, rules=RULES):
+    found = transformed(closed, Rules(rules, Policy(only_if_faster=False)), {}, search)[1]
+    return [(one.rule, one.where, one.note) for one in found.applied]
+
+
+@pytest.mark.costly(25)
+@pytest.mark.parametrize("name", TARGETS)
+def test_both_searches_rewrite_the_targets_alike(name):
+    closed = jax.make_jaxpr(TARGETS[name])(*_arguments(name))
+    assert _applied(closed, "egglog") == _applied(closed, "matcher")
+
+
+def _rule(name, primitive, function, after):
+    """A rule that makes what stands there of the first thing that a primitive reads."""
+
+    def propose(view, equation):
+        inputs = [view.program.inputs[0]]
+        return Rewrite(equation, inputs, function, name, 10 * after, after)
+
+    return Rule(name, frozenset((primitive,)), propose)
+
+
+def test_the_cheapest_of_rewrites_that_exclude_each_other_is_taken():
+    def run(x):
+        return jnp.tanh(x @ x.T) + 1
+
+    closed = jax.make_jaxpr(run)(X)
+    outer = _rule("outer", "tanh", lambda x: [jnp.tanh(x @ x.T)], 10**9)
+    inner = _rule("inner", "dot_general", lambda x: [x @ x.T], 10)
+    rules = (outer, inner)  # the first one leaves nothing to the second one
+    assert [rule for rule, *_ in _applied(closed, "matcher", rules)] == ["outer"]
+    assert [rule for rule, *_ in _applied(closed, "egglog", rules)] == ["inner"]
+    findings = transformed(closed, Rules(rules, Policy(False)), {}, "egglog")[1]
+    assert "other rewrites of the same terms cost less" in {one.reason for one in findings.refused}
+
+
+def test_a_term_that_is_used_twice_costs_once():
+    # Twice the shared inner term costs more than the outer rewrite, which would do without it.
+    def run(x):
+        shared = x @ x.T
+        return jnp.tanh(shared) + 1, jnp.exp(shared)
+
+    closed = jax.make_jaxpr(run)(X)
+    shared = seconds_of(Program.of(closed).equations[1], SPEEDS)
+    assert shared > 0
+    added = round(0.6 * shared * SPEEDS.bytes_per_second)
+    outer = _rule("outer", "tanh", lambda x: [jnp.tanh(x @ x.T)], added)
+    other = _rule("other", "dot_general", lambda x: [x @ x.T], 10**9)
+    # The product is needed for the other result anyway: the outer rewrite saves nothing.
+    assert _applied(closed, "egglog", (outer, other)) == []
+
+
+def test_the_matcher_is_taken_where_egglog_is_not_installed(monkeypatch):
+    fn, args, _ = APPLIES["message network"]
+    monkeypatch.setattr(_search, "has_egglog", lambda: False)
+    monkeypatch.setattr(_search, "_candidates", pytest.fail)
+    fused = jaxgnn.fuse(fn, only_if_faster=False)
+    np.testing.assert_allclose(fused(*args), fn(*args), rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match="fuse: search must be 'auto' or 'matcher' where the pack"):
+        jaxgnn.fuse(fn, search="egglog")
+
+
+def test_several_processes_choose_alike_as_nothing_is_measured(monkeypatch):
+    fn, args, _ = APPLIES["message network"]
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(_search, "_candidates", pytest.fail)
+    assert jaxgnn.fuse.explain(jaxgnn.fuse(fn, only_if_faster=False), *args).findings.applied
+
+
+def test_an_unknown_search_is_named():
+    with pytest.raises(ValueError, match="fuse: search must be one of 'auto', 'matcher', 'egglog'"):
+        jaxgnn.fuse(_gat, search="all")
+
+
+def test_costs_are_bytes_products_and_launches():
+    def run(x, y):
+        return jnp.tanh(x @ y)
+
+    like = jax.ShapeDtypeStruct((1000, 100), "float32"), jax.ShapeDtypeStruct((100, 10), "float32")
+    dot, tanh = jax.make_jaxpr(run)(*like).jaxpr.eqns
+    assert flops_of(dot) == 2 * 1000 * 100 * 10
+    of_bytes = 4 * (1000 * 100 + 100 * 10 + 1000 * 10) / SPEEDS.bytes_per_second
+    assert seconds_of(dot, SPEEDS) == pytest.approx(of_bytes + SPEEDS.launch_seconds)
+    assert seconds_of(tanh, SPEEDS) == pytest.approx(4 * 1000 * 10 / SPEEDS.bytes_per_second)
+
+
+def test_the_speeds_of_this_device_are_measured_once(monkeypatch):
+    monkeypatch.setitem(_cost._COPIED, "cpu", 1 << 20)
+    monkeypatch.setitem(_cost._ROWS, "cpu", 64)
+    _cost._measured.cache_clear()
+    first = _cost.measured_speeds()
+    assert min(first.bytes_per_second, first.flops_per_second, first.launch_seconds) > 0
+    assert _cost.measured_speeds() is first
+    assert jax.jit(lambda x: x * _cost.measured_speeds().launch_seconds)(1.0) >= 0  # while traced
+    _cost._measured.cache_clear()
