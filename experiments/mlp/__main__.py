@@ -1,4 +1,4 @@
-"""Command line: ``python -m experiments.mlp bench|validate``."""
+"""Command line: ``python -m experiments.mlp bench|validate|fuse``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Annotated
 import tyro
 
 from experiments.mlp.bench import bench as run_bench
-from experiments.mlp.config import BenchConfig, ValidateConfig
+from experiments.mlp.config import BenchConfig, FuseConfig, ValidateConfig
+from experiments.mlp.fuse import explain_models
 from experiments.mlp.validate import validate as run_validate
 
 
@@ -22,9 +23,14 @@ def validate(config: Annotated[ValidateConfig, tyro.conf.arg(name="")]) -> None:
     run_validate(config)
 
 
+def fuse(config: Annotated[FuseConfig, tyro.conf.arg(name="")]) -> None:
+    """Show what jaxgnn.fuse makes of networks of plain JAX: a table, and a page for each."""
+    explain_models(config)
+
+
 def main() -> None:
     """Runs a command; a bad option, or a difference that is too large, ends it with one line."""
-    commands = {"bench": bench, "validate": validate}
+    commands = {"bench": bench, "validate": validate, "fuse": fuse}
     try:
         tyro.extras.subcommand_cli_from_dict(commands, prog="python -m experiments.mlp")
     except (ValueError, NotImplementedError, ArithmeticError) as error:

@@ -9,6 +9,7 @@ from typing import Literal
 from experiments._seeds import check_seeds
 from jaxgnn import ops
 from jaxgnn._errors import bad_input
+from jaxgnn.fusion import Search
 
 Direction = Literal["forward", "forward+backward"]
 Dtype = Literal["float32", "bfloat16"]
@@ -137,3 +138,35 @@ class ValidateConfig:
             # A NaN is not more than anything.
             if not number > 0:
                 raise bad_input("validate", name, "more than 0", number)
+
+
+@dataclass(frozen=True)
+class FuseConfig:
+    """Options of the tour of networks that are rewritten.
+
+    Attributes:
+      model: names of networks, such as ``784-256x2-10@64`` or ``jraph.GAT``; left out, all.
+      nodes: nodes of the random graph of those that need one.
+      edges: edges of that graph.
+      dim: width of those networks.
+      all_rewrites: do what is sound, also where it was not measured to be faster.
+      search: how rewrites are chosen that exclude each other.
+      measure: run each network as it is and rewritten, and tell how long both take.
+      run: folder for the pages.
+    """
+
+    model: tuple[str, ...] = ()
+    nodes: int = 2_000
+    edges: int = 40_000
+    dim: int = 64
+    all_rewrites: bool = False
+    search: Search = "auto"
+    measure: bool = True
+    run: Path = Path("runs/mlp")
+
+    def check(self) -> None:
+        """Raises ValueError for the first option at fault, by the name that is typed."""
+        least = (("--nodes", self.nodes, 2), ("--edges", self.edges, 0), ("--dim", self.dim, 1))
+        for name, value, smallest in least:
+            if value < smallest:
+                raise bad_input("fuse", name, f"at least {smallest}", value)

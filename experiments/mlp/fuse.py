@@ -1,0 +1,114 @@
+"""What ``jaxgnn.fuse`` makes of networks of plain JAX: a table, and a page for each network."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments._plain_networks import NAMES, Edges, PlainNetwork, available, plain_network
+from experiments._runs import shown
+from experiments.mlp.config import NETWORKS, FuseConfig, Network
+from jaxgnn._errors import bad_input
+from jaxgnn.fusion import Explanation, explain, fuse
+from jaxgnn.testing.timing import device_description
+
+
+def model_names() -> dict[str, Network | None]:
+    """Every network that can be asked for: the nine of the benchmark, and those on graphs.
+
+    A network of the benchmark stands there with its sizes, and its batch size behind its name.
+    """
+    nine = {f"{network.name()}@{network.batch_size}": network for network in NETWORKS}
+    return {**nine, **dict.fromkeys(NAMES)}
+
+
+def explain_models(config: FuseConfig) -> dict[str, Explanation]:
+    """Prints what is rewritten of each network and a table, and writes a page for each.
+
+    Args:
+      config: the options of the run.
+
+    Returns:
+      The explanations by network.
+
+    Raises:
+      ValueError: if there is no network of a name that is asked for, or its package is not there.
+    """
+    config.check()
+    known = model_names()
+    here = [name for name in known if known[name] is not None or name in available()]
+    for name in config.model:
+        if name not in known:
+            raise bad_input("fuse", "--model", f"among {', '.join(known)}", repr(name))
+        if name not in here:
+            expected = f"a network whose package is installed: {name.partition('.')[0]} is not"
+            raise bad_input("fuse", "--model", expected, repr(name))
+    found = {}
+    device = device_description()
+    print(", ".join(f"{key} {value}" for key, value in device.items()))
+    for name in config.model or here:
+        found[name] = _explained(name, known[name], config)
+        page = config.run / f"fuse_{name.replace(' ', '_')}.html"
+        found[name].save_html(page)
+        print(f"\n{name}\n{found[name]}\n  page: {shown(page.absolute())}", flush=True)
+    print(f"\n{_table(found)}")
+    return found
+
+
+def _explained(name: str, network: Network | None, config: FuseConfig) -> Explanation:
+    made = _on_a_graph(name, config) if network is None else _multilayer(network)
+    fused = fuse(made.run, only_if_faster=not config.all_rewrites, search=config.search)
+    return explain(fused, *made.arrays, measure=config.measure)
+
+
+def _on_a_graph(name: str, config: FuseConfig) -> PlainNetwork:
+    rng = np.random.default_rng(0)
+    senders, receivers = (
+        jnp.asarray(rng.integers(0, config.nodes, config.edges), jnp.int32) for _ in range(2)
+    )
+    return plain_network(name, Edges(senders, receivers, config.nodes), config.dim)
+
+
+def _multilayer(network: Network) -> PlainNetwork:
+    """Linear layers with relu between them; a CPU gets an eighth of the widths and of the batch."""
+    network = network.reduced() if jax.default_backend() == "cpu" else network
+    widths = network.features()
+    keys = jax.random.split(jax.random.key(0), len(widths))
+    kernels = [
+        jax.random.normal(key, (a, b)) / a**0.5
+        for key, a, b in zip(keys[1:], widths[:-1], widths[1:], strict=True)
+    ]
+    biases = [jnp.zeros(width) for width in widths[1:]]
+    x = jax.random.normal(keys[0], (network.batch_size, widths[0]))
+    return PlainNetwork(partial(_layers, len(kernels)), (x, *kernels, *biases))
+
+
+def _layers(count: int, x: Any, *parameters: Any) -> Any:
+    kernels, biases = parameters[:count], parameters[count:]
+    for kernel, bias in zip(kernels[:-1], biases[:-1], strict=True):
+        x = jax.nn.relu(x @ kernel + bias)
+    return x @ kernels[-1] + biases[-1]
+
+
+def _table(found: dict[str, Explanation]) -> str:
+    titles = "network", "rewrites", "equations", "predicted ms", "measured ms", "refused"
+    rows = [titles, *(_cells(name, one) for name, one in found.items())]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(titles))]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)) for r in rows)
+
+
+def _cells(name: str, one: Explanation) -> tuple[str, ...]:
+    times = [one.predicted_ms(rewrite) for rewrite in one.findings.applied]
+    sums = [sum(column) for column in zip(*times, strict=True)]
+    return (
+        name,
+        str(len(one.findings.applied)),
+        f"{one.equations_before} -> {one.equations_after}",
+        " -> ".join(f"{ms:.3g}" for ms in sums) or "-",
+        "-" if one.measured is None else str(one.measured).replace(" ms", "").partition(",")[0],
+        str(len(one.findings.refused)),
+    )
