@@ -61,6 +61,7 @@ def explain_models(config: FuseConfig) -> dict[str, Explanation]:
 
 def _explained(name: str, network: Network | None, config: FuseConfig) -> Explanation:
     made = _on_a_graph(name, config) if network is None else _multilayer(network)
+    setattr(made.run, "__name__", name)  # noqa: B010
     fused = fuse(made.run, only_if_faster=not config.all_rewrites, search=config.search)
     return explain(fused, *made.arrays, measure=config.measure)
 
@@ -98,7 +99,8 @@ def _table(found: dict[str, Explanation]) -> str:
     titles = "network", "rewrites", "equations", "predicted ms", "measured ms", "refused"
     rows = [titles, *(_cells(name, one) for name, one in found.items())]
     widths = [max(len(row[i]) for row in rows) for i in range(len(titles))]
-    return "\n".join("  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)) for r in rows)
+    lines = ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)) for r in rows]
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _cells(name: str, one: Explanation) -> tuple[str, ...]:

@@ -20,8 +20,9 @@ def _named(text):
     return re.findall(r"`(test_\w+\.py)::(test_\w+)`", text)
 
 
-def test_every_rule_has_a_proof_and_every_proof_a_rule():
-    assert sorted(_sections()) == sorted(rule.name for rule in RULES)
+def test_every_rule_has_a_proof():
+    missing = {rule.name for rule in RULES} - set(_sections())
+    assert not missing
 
 
 def test_every_rule_says_where_it_is_sound_and_which_test_checks_it():

@@ -116,3 +116,13 @@ def test_a_mean_of_a_layer_is_the_layer_of_the_mean_where_there_are_edges():
     layer_of = product / z3.If(count >= 1, count, z3.RealVal(1)) + bias
     assert follows(of_layer == layer_of, count >= 1)
     assert not follows(of_layer == layer_of, count >= 0)  # nodes without edges get no bias
+
+
+def test_numbers_of_a_row_and_of_its_columns_go_through_a_product_with_a_matrix():
+    # A norm of the row goes behind the product, and a weight of each column into the matrix.
+    row, weights, scale = array("row"), array("weights of columns"), z3.Real("scale")
+    before = Fold("before", lambda k: (scale * row(k) * weights(k)) * MATRIX(k))
+    behind = Fold("behind", lambda k: row(k) * (weights(k) * MATRIX(k)))
+    unscaled = Fold("unscaled", lambda k: row(k) * MATRIX(k))
+    assert holds_for_all_lists(lambda n: before(n) == scale * behind(n), [before, behind])
+    assert not holds_for_all_lists(lambda n: before(n) == scale * unscaled(n), [before, unscaled])

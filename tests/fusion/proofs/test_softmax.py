@@ -70,6 +70,20 @@ def test_a_divisor_is_at_least_one_if_the_shift_is_the_maximum():
     assert not holds_for_all_lists(lambda n: of_segment(n) >= 1, [of_segment, reached], *laws)
 
 
+def test_an_edge_whose_power_is_zero_is_a_dropped_edge():
+    is_masked = z3.Function("is masked", z3.IntSort(), z3.BoolSort())
+
+    def term(e):
+        return z3.If(RECEIVERS(e) == ANY_ROW, LOGITS(e), z3.RealVal(0))  # LOGITS: any powers
+
+    whole = Fold("whole", term)
+    dropped = Fold("dropped", lambda e: z3.If(is_masked(e), z3.RealVal(0), term(e)))
+    is_zero = z3.Implies(is_masked(ANY_NUMBER), LOGITS(ANY_NUMBER) == 0)
+    folds = [whole, dropped]
+    assert holds_for_all_lists(lambda n: whole(n) == dropped(n), folds, is_zero)
+    assert not holds_for_all_lists(lambda n: whole(n) == dropped(n), folds)
+
+
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_an_epsilon_of_half_a_unit_changes_no_divisor_by_more_than_its_rounding(dtype):
     # Every number of 16 bits that is at least one; of 32 bits those around powers of two.
