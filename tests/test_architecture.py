@@ -141,7 +141,9 @@ ALLOWED = {
 
 # Third-party packages with one home.
 HOMES = {
-    "jraph": {"jaxgnn.graph._jraph", "jaxgnn.interop.jraph", "experiments.benchmarks.fuse"},
+    "jraph": {"jaxgnn.graph._jraph", "jaxgnn.interop.jraph", "experiments._plain_networks"},
+    "jraphx": {"experiments._plain_networks"},
+    "egglog": {"jaxgnn.fusion._search"},
     "flax": {
         "jaxgnn.nn",
         "jaxgnn.models",
