@@ -318,7 +318,8 @@ def fuse(
       search: how rewrites are chosen that exclude each other. ``"matcher"`` takes the first one in
         the order of the rules. ``"egglog"`` takes those whose sum costs least, which the package of
         that name extracts from an e-graph; speeds of the device are measured for it once in a
-        process. ``"auto"`` is ``"egglog"`` where it is installed, and where only one process runs.
+        process. ``"auto"`` is ``"egglog"`` where it is installed, only one process runs, and
+        ``only_if_faster`` is not False.
 
     Returns:
       A function of the same arguments.

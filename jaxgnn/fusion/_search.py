@@ -36,6 +36,7 @@ from jaxgnn.fusion._view import View
 Search = Literal["auto", "matcher", "egglog"]
 """How rewrites are chosen that exclude each other."""
 
+_NEVER = 1e4  # seconds: more than any program takes
 Known = MutableMapping[Any, np.ndarray | None]
 
 
@@ -95,16 +96,18 @@ def chosen(program: Program, rules: Rules, known: Known, search: Search) -> Rule
       rules: all rules, and the policy.
       known: values of variables that are known ahead.
       search: ``"auto"`` weighs rewrites against each other where egglog is installed and several
-        exclude each other; never where several processes run one program, since each has measured
-        its own device and all have to choose alike.
+        exclude each other. It does not where all sound rewrites are wanted, whatever they cost, and
+        where several processes run one program, since each has measured its own device and all
+        have to choose alike.
     """
-    is_off = search == "auto" and (not has_egglog() or jax.process_count() > 1)
-    if search == "matcher" or is_off:
+    is_weighed = has_egglog() and rules.policy.only_if_faster and jax.process_count() == 1
+    if search == "matcher" or (search == "auto" and not is_weighed):
         return rules
     candidates = list(_candidates(program, rules, known))
     if not _exclude_each_other(program, candidates):
         return rules
-    graph = _Graph(program, measured_speeds())
+    replaced = {v for c in candidates for v in c.rewrite.equation.outvars}
+    graph = _Graph(program, measured_speeds(), replaced)
     for candidate in candidates:
         graph.add(candidate, _seconds_of(candidate, program, rules, known, graph.speeds))
     taken = graph.cheapest()
@@ -173,9 +176,11 @@ class _Graph:
     """An e-graph of a program and of rewrites, in the language of egglog.
 
     Each equation and each rewrite is a function of its own, whose cost is its time in nanoseconds.
+    Whether a rewrite is faster than what it replaces was measured, which the policy knows: rewrites
+    compete with each other, and what could be replaced costs more than any of them.
     """
 
-    def __init__(self, program: Program, speeds: Speeds):
+    def __init__(self, program: Program, speeds: Speeds, replaced: set[Any]):
         self.speeds = speeds
         self._names: dict[Any, str] = {}
         self._lines = ["(sort Term)"]
@@ -183,7 +188,8 @@ class _Graph:
         for variable in (*program.inputs, *program.constants):
             self._define(variable, "given", (), 0.0)
         for equation in program.equations:
-            seconds = seconds_of(equation, speeds)
+            is_replaced = not replaced.isdisjoint(equation.outvars)
+            seconds = _NEVER if is_replaced else seconds_of(equation, speeds)
             name = equation.primitive.name.replace("-", "_")
             whole = self._define(None, name, equation.invars, seconds)
             for variable in equation.outvars:
