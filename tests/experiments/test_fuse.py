@@ -14,7 +14,7 @@ from experiments.mlp import __main__ as command_line
 from experiments.mlp import fuse as fuse_module
 from experiments.mlp.config import NETWORKS, FuseConfig
 from experiments.mlp.fuse import explain_models, model_names
-from jaxgnn.fusion import fuse
+from jaxgnn.fusion import explain, fuse
 
 _rng = np.random.default_rng(0)
 EDGES = Edges(*(jnp.asarray(_rng.integers(0, 11, 40), jnp.int32) for _ in range(2)), 11)
@@ -38,6 +38,20 @@ def test_a_plain_network_is_the_same_rewritten_and_by_hand(name):
     for other in (fuse(network.run, only_if_faster=False), network.by_hand):
         if other is not None:
             np.testing.assert_allclose(other(*network.arrays), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.costly(6)
+@pytest.mark.parametrize("name", NAMES)
+def test_both_searches_rewrite_a_network_alike_where_that_pays(name):
+    if name not in available():
+        pytest.skip("reason: jraphx is not installed")
+    ids = (jnp.asarray(_rng.integers(0, 2000, 60_000), jnp.int32) for _ in range(2))
+    network = plain_network(name, Edges(*ids, 2000), 64)
+    by_matcher, by_egglog = (
+        explain(network.run, *network.arrays, search=search).findings.applied
+        for search in ("matcher", "egglog")
+    )
+    assert by_egglog == by_matcher
 
 
 def test_every_network_and_the_nine_of_the_benchmark_can_be_asked_for():
